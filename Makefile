@@ -1,0 +1,44 @@
+# One command runs all static checks, and CI runs the same.
+BIN ?= .venv/bin
+
+.PHONY: help check format test conformance coverage bench faults
+
+help:
+	@echo 'make check        formatting, lint, types, import contracts, dead code, spelling: seconds'
+	@echo 'make test         the tests of nsq_compat itself'
+	@echo 'make conformance  NSQ clients against nsqd (NSQD="/path/to/nsqd" for another one)'
+	@echo 'make coverage     the tests with branch coverage'
+	@echo 'make format       format and sort imports in place'
+	@echo 'make bench        benchmarks'
+	@echo 'make faults       the tests that break things on purpose, at length'
+	@echo 'scripts/test      everything, from a clean clone'
+
+check:
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/vulture --min-confidence 80 nsq_compat conformance tests
+	$(BIN)/codespell
+
+format:
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix-only .
+
+test:
+	$(BIN)/pytest -n auto tests
+
+conformance:
+	$(BIN)/pytest -n auto conformance $(if $(NSQD),--nsqd '$(NSQD)')
+
+coverage:
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest tests
+	$(BIN)/coverage combine
+	$(BIN)/coverage report
+
+bench:
+	$(BIN)/pytest --benchmark-only benchmarks
+
+faults:
+	$(BIN)/pytest tests/faults
