@@ -1,0 +1,27 @@
+"""nsq_compat: NSQ, the realtime message queue, wire-compatible, in Python on gevent.
+
+The folders are floors of one house; a module imports from its own folder or from a lower floor:
+
+    nsqd                      the program: options, wiring, a shutdown order
+    cli                       flags, config file, log lines
+    web                       HTTP applications
+    net                       sockets and greenlets
+    session                   conversations: bytes in, bytes out, no I/O
+    queue                     the heart of nsqd: topics, channels, messages in flight
+    protocol                  bytes <-> values
+
+Read ``protocol/__init__.py`` first, then ``queue/__init__.py``.
+"""
+
+import platform
+
+__version__ = "0.1.0"
+"""The version of this project."""
+
+NSQ_VERSION = "1.3.0"
+"""The version of NSQ whose behaviour we have, and which we announce to clients, in /info and to nsqlookupd."""
+
+
+def version_line(program: str) -> str:
+    """What ``<program> --version`` prints, in the form operators parse: ``nsqd v1.3.0 (built w/python3.11.7)``."""
+    return f"{program} v{NSQ_VERSION} (built w/python{platform.python_version()})"

@@ -1,0 +1,20 @@
+"""Bytes to values and back: everything NSQ's wire formats say, and nothing about sockets, queues or clocks.
+
+It imports the standard library, ``construct`` (only this folder does) and ``snappy``; nothing else of the project.
+
+Read ``schema`` first: it declares every byte layout. Then, from the outside in:
+
+- ``layout`` derives fast codecs from the fixed-size declarations.
+- ``frames`` and ``message`` build what nsqd sends; ``frame_reader`` cuts it apart again on the client's side.
+- ``commands`` are the values a client's commands become, ``command_table`` the grammar as data, and
+  ``command_reader`` the server side that cuts received bytes into commands.
+- ``identify`` decodes the IDENTIFY body and encodes the answer, on top of ``go_json``, which is JSON the way Go reads
+  and writes it.
+- ``lookup_commands`` is the other protocol: nsqd talking to nsqlookupd, both ends.
+- ``compression`` is deflate and snappy, bytes to bytes, below all of the above once a client has asked for it.
+- ``names`` and ``quoting`` say which names are legal and how an illegal one is printed.
+- ``errors`` are the exceptions that become error frames.
+
+Everything that reads is incremental and bounded: any way of cutting the input gives the same result, and any bytes
+lead to values or to the exceptions a module declares, never to another.
+"""

@@ -1,0 +1,293 @@
+"""The server's side of the V2 protocol: bytes in any cut, commands out.
+
+How it works. Bytes that cannot be used yet wait as the chunks they came in; `_needed` says how many must be there
+before another look is worth it, so a body of a megabyte is joined once, not once per read. From there a loop takes, at
+the current position: a body that is awaited, else a run of FINs, else one line.
+
+Invariants:
+
+- *Any cut of the input gives the same commands*, runs taken apart, and the same error at the same place.
+- A line is judged (`admit`) when it is complete and before its body is awaited; a size is judged when its four bytes
+  are there and before memory is taken for what it announces.
+- The reader is lazy: when a command raises or its effects change what the following bytes mean, nothing behind it has
+  been looked at, and `hand_back` returns it.
+"""
+
+import re
+import struct
+from collections.abc import Callable, Iterator, Sequence
+
+from nsq_compat.protocol.command_table import PUB, BodySpec, CommandSpec
+from nsq_compat.protocol.commands import Command, Finish, Line, Publish
+from nsq_compat.protocol.errors import E_BAD_BODY, E_BAD_MESSAGE, FatalClientError, SilentClose
+
+MAX_LINE = 16384
+"""nsqd: its read buffer; the longest line with its newline. A longer one ends the connection without a word."""
+
+SIZE_OF_SIZE = 4
+
+_FIN_RUN = re.compile(rb"(?:FIN [^\n\r ]{16}\n)+")
+_FIN_FIRST_BYTE = ord("F")
+_read_size = struct.Struct(">i").unpack_from
+
+
+class CommandReader:
+    """Reads one connection's commands, from behind the magic.
+
+    `admit` is called with the tokens of each complete line (except in runs of FINs, which are well-formed as they
+    are, and for the second and later of a run of equal PUB lines). It returns the command's spec or raises what is to
+    be answered. Sizes are in bytes.
+    """
+
+    def __init__(
+        self, admit: Callable[[Sequence[bytes]], CommandSpec], *, max_msg_size: int, max_body_size: int
+    ) -> None:
+        self._admit = admit
+        self._max_msg_size = max_msg_size
+        self._max_body_size = max_body_size
+        self._chunks: list[bytes] = []
+        self._available = 0
+        self._needed = 1
+        self._buffer = b""
+        self._position = 0
+        self._body: _SizedBody | _MultipleBody | None = None
+
+    def receive_data(self, data: bytes) -> Iterator[Command]:
+        """Take what the socket gave; yield the commands that are complete.
+
+        Raises ``FatalClientError`` for what NSQ refuses, ``SilentClose`` for an over-long line, and whatever `admit`
+        raises. After an error the reader is not to be fed again.
+        """
+        self._chunks.append(data)
+        self._available += len(data)
+        if self._available < self._needed:
+            return
+        self._buffer = data if len(self._chunks) == 1 else b"".join(self._chunks)
+        self._position = 0
+        self._needed = 1
+        end = len(self._buffer)
+        try:
+            while self._position < end:
+                command = self._next_command(end)
+                if command is None:
+                    break
+                yield command
+        finally:
+            rest = self._buffer[self._position :]
+            self._buffer = b""
+            self._chunks = [rest] if rest else []
+            self._available = len(rest)
+
+    def hand_back(self) -> bytes:
+        """The bytes behind the last command, taken out of the reader: they belong to another protocol now."""
+        rest = b"".join(self._chunks)
+        self._chunks = []
+        self._available = 0
+        return rest
+
+    def end_of_input(self) -> None:
+        """Say what an end of input, or a deadline, means at this point: always raises.
+
+        Between commands and inside a line ``SilentClose``, inside a body a ``FatalClientError`` that names the part
+        which could not be read (nsqd: the same for both causes).
+        """
+        if self._body is None:
+            raise SilentClose("end of input")
+        raise self._body.unreadable()
+
+    def _next_command(self, end: int) -> Command | None:
+        if self._body is not None:
+            return self._read_body(self._body, end)
+        buffer, position = self._buffer, self._position
+        if buffer[position] == _FIN_FIRST_BYTE:
+            run = _FIN_RUN.match(buffer, position)
+            if run is not None:
+                # Hot: one match and one split for hundreds of FINs. An id cannot hold what separates them.
+                self._position = run.end()
+                return Finish(buffer[position + 4 : run.end() - 1].split(b"\nFIN "))
+        newline = buffer.find(b"\n", position, position + MAX_LINE)
+        if newline < 0:
+            if end - position >= MAX_LINE:
+                raise SilentClose("line too long")
+            self._needed = end - position + 1
+            return None
+        tokens = buffer[position : newline - 1 if buffer[newline - 1 : newline] == b"\r" else newline].split(b" ")
+        self._position = newline + 1
+        spec = self._admit(tokens)
+        if spec.body is None:
+            return Line(spec, tokens, b"")
+        if spec is PUB:
+            command = self._read_publish_run(spec, tokens, buffer[position : newline + 1], end)
+            if command is not None:
+                return command
+        self._body = self._expect_body(spec, tokens, spec.body)
+        return self._read_body(self._body, end)
+
+    def _read_publish_run(self, spec: CommandSpec, tokens: Sequence[bytes], line: bytes, end: int) -> Publish | None:
+        """As many PUBs with the same line as are complete and in order; None when not even the first is."""
+        # Hot: the whole of a pipelined PUB. Whatever is irregular is left to the careful way, `_read_body`.
+        buffer, position, max_msg_size = self._buffer, self._position, self._max_msg_size
+        bodies: list[bytes] = []
+        while position + SIZE_OF_SIZE <= end:
+            size = _read_size(buffer, position)[0]
+            stop = position + SIZE_OF_SIZE + size
+            if not 0 < size <= max_msg_size or stop > end:
+                break
+            bodies.append(buffer[position + SIZE_OF_SIZE : stop])
+            if not buffer.startswith(line, stop):
+                self._position = stop
+                return Publish(spec, tokens, bodies)
+            position = stop + len(line)
+        if not bodies:
+            return None
+        # The line of the next PUB has been taken already; its body is incomplete or wrong.
+        self._position = position
+        assert spec.body is not None, "PUB has a body"
+        self._body = self._expect_body(spec, tokens, spec.body)
+        return Publish(spec, tokens, bodies)
+
+    def _expect_body(self, spec: CommandSpec, tokens: Sequence[bytes], body: BodySpec) -> "_SizedBody | _MultipleBody":
+        if body.multiple:
+            return _MultipleBody(spec, tokens, self._max_msg_size, self._max_body_size)
+        return _SizedBody(spec, tokens, body, self._max_msg_size if body.is_message else self._max_body_size)
+
+    def _read_body(self, body: "_SizedBody | _MultipleBody", end: int) -> Command | None:
+        command, self._position = body.read(self._buffer, self._position, end)
+        if command is None:
+            self._needed = body.needed
+            return None
+        self._body = None
+        return command
+
+
+class _SizedBody:
+    """A body that is awaited: first its size, then as many bytes."""
+
+    def __init__(self, spec: CommandSpec, tokens: Sequence[bytes], body: BodySpec, limit: int) -> None:
+        self._spec = spec
+        self._tokens = tokens
+        self._wording = body
+        self._limit = limit
+        self._size: int | None = None
+        self.needed = SIZE_OF_SIZE
+
+    def read(self, buffer: bytes, position: int, end: int) -> tuple[Command | None, int]:
+        """The command, if its body is complete in the buffer, and where reading stopped."""
+        if self._size is None:
+            if end - position < SIZE_OF_SIZE:
+                return None, position
+            self._size = self._judged(_read_size(buffer, position)[0])
+            self.needed = self._size
+            position += SIZE_OF_SIZE
+        stop = position + self._size
+        if stop > end:
+            return None, position
+        body = buffer[position:stop]
+        if self._wording.is_message and self._spec is PUB:
+            return Publish(self._spec, self._tokens, [body]), stop
+        return Line(self._spec, self._tokens, body), stop
+
+    def _judged(self, size: int) -> int:
+        if size <= 0:
+            raise self._refusal(f"invalid {self._wording.noun} size {size}")
+        if size > self._limit:
+            raise self._refusal(f"{self._wording.whole} too big {size} > {self._limit}")
+        return size
+
+    def unreadable(self) -> FatalClientError:
+        part = " size" if self._size is None else ""
+        return self._refusal(f"failed to read {self._wording.noun}{part}")
+
+    def _refusal(self, text: str) -> FatalClientError:
+        return FatalClientError(self._wording.code, f"{self._spec.name} {text}")
+
+
+class _MultipleBody:
+    """The body of an MPUB: a size, a count, then so many sized messages.
+
+    nsqd: the size is checked and then forgotten; the count decides where the command ends. Here the size limit also
+    bounds what the messages take together (docs/differences.md: mpub-total).
+    """
+
+    def __init__(self, spec: CommandSpec, tokens: Sequence[bytes], max_msg_size: int, max_body_size: int) -> None:
+        self._spec = spec
+        self._tokens = tokens
+        self._max_msg_size = max_msg_size
+        self._max_body_size = max_body_size
+        self._size: int | None = None
+        self._count: int | None = None
+        self._taken = SIZE_OF_SIZE  # bytes of the body so far, the count included
+        self._bodies: list[bytes] = []
+        self._in_message = False
+        self.needed = SIZE_OF_SIZE
+
+    def read(self, buffer: bytes, position: int, end: int) -> tuple[Command | None, int]:
+        """The command, if its last message is complete in the buffer, and where reading stopped."""
+        if self._size is None:
+            if end - position < SIZE_OF_SIZE:
+                return None, position
+            self._size = self._judged_size(_read_size(buffer, position)[0])
+            position += SIZE_OF_SIZE
+        if self._count is None:
+            if end - position < SIZE_OF_SIZE:
+                return None, position
+            self._count = self._judged_count(_read_size(buffer, position)[0])
+            position += SIZE_OF_SIZE
+        position = self._read_messages(buffer, position, end, self._count)
+        if len(self._bodies) < self._count:
+            return None, position
+        return Publish(self._spec, self._tokens, self._bodies), position
+
+    def _read_messages(self, buffer: bytes, position: int, end: int, count: int) -> int:
+        # Hot: runs for every message of an MPUB.
+        begin, append, max_msg_size = position, self._bodies.append, self._max_msg_size
+        last_allowed = begin + self._max_body_size - self._taken
+        self._in_message = False
+        self.needed = SIZE_OF_SIZE
+        for _ in range(count - len(self._bodies)):
+            if position + SIZE_OF_SIZE > end:
+                break
+            size = _read_size(buffer, position)[0]
+            stop = position + SIZE_OF_SIZE + size
+            if not 0 < size <= max_msg_size or stop > last_allowed:
+                raise self._wrong_message(size, stop - last_allowed)
+            if stop > end:
+                self._in_message = True
+                self.needed = SIZE_OF_SIZE + size
+                break
+            append(buffer[position + SIZE_OF_SIZE : stop])
+            position = stop
+        self._taken += position - begin
+        return position
+
+    def _judged_size(self, size: int) -> int:
+        if size <= 0:
+            raise self._refusal(f"invalid body size {size}")
+        if size > self._max_body_size:
+            raise self._refusal(f"body too big {size} > {self._max_body_size}")
+        return size
+
+    def _judged_count(self, count: int) -> int:
+        # nsqd: a message takes at least a size and one byte.
+        if not 0 < count <= (self._max_body_size - SIZE_OF_SIZE) // (SIZE_OF_SIZE + 1):
+            raise self._refusal(f"invalid message count {count}")
+        return count
+
+    def _wrong_message(self, size: int, excess: int) -> FatalClientError:
+        if size <= 0:
+            return self._refusal(f"invalid message({len(self._bodies)}) body size {size}", E_BAD_MESSAGE)
+        if size > self._max_msg_size:
+            return self._refusal(f"message too big {size} > {self._max_msg_size}", E_BAD_MESSAGE)
+        return self._refusal(f"body too big {self._max_body_size + excess} > {self._max_body_size}")
+
+    def unreadable(self) -> FatalClientError:
+        if self._size is None:
+            return self._refusal("failed to read body size")
+        if self._count is None:
+            return self._refusal("failed to read message count")
+        if self._in_message:
+            return self._refusal("failed to read message body", E_BAD_MESSAGE)
+        return self._refusal(f"failed to read message({len(self._bodies)}) body size", E_BAD_MESSAGE)
+
+    def _refusal(self, text: str, code: str = E_BAD_BODY) -> FatalClientError:
+        return FatalClientError(code, f"{self._spec.name} {text}")

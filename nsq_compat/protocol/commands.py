@@ -1,0 +1,35 @@
+"""Commands as values: what the command reader makes of a client's bytes.
+
+Commands that come in runs are one value for the whole run: a consumer sends hundreds of FINs between two reads, and a
+producer may pipeline as many PUBs. Named tuples rather than dataclasses, because one is made for every synchronous PUB.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from nsq_compat.protocol.command_table import CommandSpec
+
+
+class Finish(NamedTuple):
+    """A run of well-formed ``FIN <id>`` lines; `ids` are the 16 ASCII bytes each."""
+
+    ids: Sequence[bytes]
+
+
+class Publish(NamedTuple):
+    """A run of PUBs to one topic, each of which is owed its own reply; or one MPUB, which is owed a single one."""
+
+    spec: CommandSpec
+    tokens: Sequence[bytes]
+    bodies: Sequence[bytes]
+
+
+class Line(NamedTuple):
+    """Any other command: its line cut at the spaces, and the sized body behind it where the command has one."""
+
+    spec: CommandSpec
+    tokens: Sequence[bytes]
+    body: bytes
+
+
+Command = Finish | Publish | Line
