@@ -1,0 +1,82 @@
+"""Frames that wait: a queue of batches.
+
+A batch goes in as it is, the very list every channel of the topic was given, so a fan-out to twenty channels costs
+twenty appends however many messages it has. Batches are never changed; a part that was taken is skipped by an offset.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+NOTHING: Sequence[bytes] = ()
+
+
+class Backlog:
+    """First in, first out. Knows no limit: whoever puts frames in decides what does not fit."""
+
+    def __init__(self) -> None:
+        self._batches: deque[Sequence[bytes]] = deque()
+        self._offset = 0  # frames of the first batch that are gone
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def extend(self, frames: Sequence[bytes]) -> None:
+        """Append a batch, which must not be changed afterwards."""
+        if frames:
+            self._batches.append(frames)
+            self._length += len(frames)
+
+    def take(self, limit: int, max_bytes: int) -> Sequence[bytes]:
+        """At most `limit` frames and, from the second one on, at most `max_bytes` bytes."""
+        frames = self._take(limit)
+        if len(frames) > 1 and sum(map(len, frames)) > max_bytes:
+            kept = _how_many_fit(frames, max_bytes)
+            self._put_back(frames[kept:])
+            frames = frames[:kept]
+        return frames
+
+    def empty(self) -> int:
+        """Forget everything; return how many frames that was."""
+        dropped = self._length
+        self._batches.clear()
+        self._offset = self._length = 0
+        return dropped
+
+    def _take(self, limit: int) -> Sequence[bytes]:
+        wanted = min(limit, self._length)
+        if wanted <= 0:
+            return NOTHING
+        self._length -= wanted
+        frames = self._take_from_first(wanted)
+        if len(frames) == wanted:
+            return frames
+        gathered = list(frames)
+        while len(gathered) < wanted:
+            gathered += self._take_from_first(wanted - len(gathered))
+        return gathered
+
+    def _take_from_first(self, limit: int) -> Sequence[bytes]:
+        batch, begin = self._batches[0], self._offset
+        if len(batch) - begin > limit:
+            self._offset = begin + limit
+            return batch[begin : self._offset]
+        self._batches.popleft()
+        self._offset = 0
+        return batch[begin:] if begin else batch
+
+    def _put_back(self, frames: Sequence[bytes]) -> None:
+        if self._offset:
+            self._batches[0] = self._batches[0][self._offset :]
+            self._offset = 0
+        self._batches.appendleft(frames)
+        self._length += len(frames)
+
+
+def _how_many_fit(frames: Sequence[bytes], max_bytes: int) -> int:
+    total = 0
+    for count, frame in enumerate(frames):
+        total += len(frame)
+        if count and total > max_bytes:
+            return count
+    return len(frames)

@@ -1,0 +1,294 @@
+"""A channel: one copy of a topic's stream, shared out among its consumers.
+
+Invariants:
+
+- *Conservation.* Every frame that was put is in exactly one place: the backlog, one in-flight set (a consumer's, or one
+  that a consumer left behind), deferred, or finished; what is dropped is counted.
+- *Attempts.* A queued frame carries the attempt number it will be delivered with, a frame in flight the number it was
+  delivered with.
+- *Fair waking.* A put wakes at most as many waiting consumers as there are frames, in turn, and what one of them takes
+  is capped by its share of the depth.
+"""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from nsq_compat.protocol.message import next_attempt, next_attempts
+from nsq_compat.protocol.names import is_ephemeral
+from nsq_compat.queue.backlog import NOTHING, Backlog
+from nsq_compat.queue.deferred import Deferred
+from nsq_compat.queue.exiting import Exiting
+from nsq_compat.queue.in_flight import NEVER, InFlight
+from nsq_compat.queue.limits import QueueLimits
+from nsq_compat.queue.schedule import Schedule
+from nsq_compat.queue.stats import ClientStats
+
+log = logging.getLogger(__name__)
+
+MAX_BATCH = 256
+"""Frames one consumer takes at once, so that a fast one does not hold up a turn of the event loop."""
+MAX_BATCH_BYTES = 256 * 1024
+
+NOT_IN_FLIGHT = "ID not in flight"
+NOT_OWNER = "client does not own message"
+
+
+class NotInFlight(Exception):
+    """The message a consumer names is not its own; the text is the reason in NSQ's words."""
+
+
+class TooManyConsumers(Exception):
+    """The channel has as many consumers as it may."""
+
+
+class Consumer(Protocol):
+    """Whoever takes frames: it can be woken, and it holds what it has not answered."""
+
+    in_flight: InFlight
+
+    def wake(self) -> None:
+        """Frames may be there to take. Must not take them at once: it is called from within `put`."""
+
+    def close(self) -> None:
+        """The channel is gone, and with it the consumer's purpose."""
+
+    def stats(self) -> ClientStats:
+        """What /stats shows of it."""
+
+
+class Channel:
+    """`now` is monotonic seconds everywhere. Made by a topic; `exiting` once it is deleted or the daemon stops.
+
+    `on_abandoned` is called when the last consumer has left an ephemeral channel.
+    """
+
+    def __init__(
+        self,
+        topic_name: str,
+        name: str,
+        limits: QueueLimits,
+        schedule: Schedule,
+        on_abandoned: Callable[["Channel"], None],
+    ) -> None:
+        self.topic_name = topic_name
+        self.name = name
+        self.ephemeral = is_ephemeral(name)
+        self.paused = False
+        self.exiting = False
+        self.message_count = 0
+        self.requeue_count = 0
+        self.timeout_count = 0
+        self.dropped_count = 0
+        self.consumers: dict[Consumer, None] = {}
+        self.alarm = NEVER
+        self._limits = limits
+        self._schedule = schedule
+        self._on_abandoned = on_abandoned
+        self._backlog = Backlog()
+        self._deferred = Deferred()
+        self._left_behind: list[InFlight] = []
+        self._waiting: OrderedDict[Consumer, None] = OrderedDict()  # asked and found nothing; woken in this order
+        self._woken: set[Consumer] = set()  # woken and has not asked since
+
+    # --- What it holds ------------------------------------------------------------------------------------------------
+
+    @property
+    def depth(self) -> int:
+        """Frames that could be delivered now; what is in flight or deferred is not counted."""
+        return len(self._backlog)
+
+    @property
+    def backend_depth(self) -> int:
+        """The part of the depth that is not in memory."""
+        return 0
+
+    @property
+    def deferred_count(self) -> int:
+        return len(self._deferred)
+
+    @property
+    def in_flight_count(self) -> int:
+        return sum(len(each) for each in self._all_in_flight())
+
+    # --- Frames in ----------------------------------------------------------------------------------------------------
+
+    def put(self, frames: Sequence[bytes]) -> None:
+        """Take a batch from the topic: the same list for every channel, never to be changed."""
+        self.message_count += len(frames)
+        room = self._limits.mem_queue_size - len(self._backlog)
+        if len(frames) > room:
+            self._drop(len(frames) - max(room, 0))
+            frames = frames[: max(room, 0)]
+        self._add(frames)
+
+    def defer(self, frames: Sequence[bytes], due: float) -> None:
+        """Take a batch that may not be delivered before `due`."""
+        self.message_count += len(frames)
+        self._put_off(frames, due)
+
+    def adopt(self, deferred: Deferred) -> None:
+        """Take over what waited in the topic for its time."""
+        self.message_count += len(deferred)
+        deferred.move_to(self._deferred)
+        self._schedule.at(self._deferred.next_due(), self)
+
+    # --- Frames out ---------------------------------------------------------------------------------------------------
+
+    def take(self, consumer: Consumer, room: int, now: float, timeout: float) -> Sequence[bytes]:
+        """Deliver at most `room` frames to a consumer, one batch of them: they are in flight until `now + timeout`.
+
+        A consumer that empties the backlog and has room left is woken when there is something again.
+        """
+        self._woken.discard(consumer)
+        if self.paused or not self._backlog:
+            self._waiting[consumer] = None
+            return NOTHING
+        # Those woken and yet to come count too; the first to come must not take it all.
+        share = -(-len(self._backlog) // (len(self._woken) + 1))
+        frames = self._backlog.take(min(room, share, MAX_BATCH), MAX_BATCH_BYTES)
+        consumer.in_flight.add(frames, now, timeout)
+        if now + timeout < self.alarm:
+            self._schedule.at(now + timeout, self)
+        if not self._backlog:
+            if len(frames) < room:
+                self._waiting[consumer] = None
+        elif self._waiting:
+            self._wake(len(self._backlog))
+        return frames
+
+    def stand_back(self, consumer: Consumer) -> None:
+        """The consumer takes nothing for now; if it was woken, another is."""
+        self._waiting.pop(consumer, None)
+        if consumer in self._woken:
+            self._woken.remove(consumer)
+            if not self.paused:
+                self._wake(len(self._backlog))
+
+    # --- Answers ------------------------------------------------------------------------------------------------------
+
+    def finish(self, consumer: Consumer, ids: Sequence[bytes]) -> list[bytes]:
+        """Forget messages for good; return the ids that were not in flight at this consumer."""
+        return consumer.in_flight.finish(ids)
+
+    def requeue(self, consumer: Consumer, message_id: bytes, now: float, delay: float) -> None:
+        """Put a message back, to be delivered again after `delay` seconds. Raises ``NotInFlight``."""
+        frame = consumer.in_flight.take(message_id)
+        if frame is None:
+            raise NotInFlight(self.why_not(message_id))
+        self.requeue_count += 1
+        again = [next_attempt(frame)]
+        if delay > 0:
+            self._put_off(again, now + delay)
+        else:
+            self._add(again)
+
+    def touch(self, consumer: Consumer, message_id: bytes, now: float, timeout: float) -> None:
+        """Give a consumer more time for a message, up to max-msg-timeout in all. Raises ``NotInFlight``."""
+        if not consumer.in_flight.touch(message_id, now + timeout, self._limits.max_msg_timeout):
+            raise NotInFlight(self.why_not(message_id))
+        self._schedule.at(consumer.in_flight.next_deadline(), self)
+
+    def why_not(self, message_id: bytes) -> str:
+        """The reason, in NSQ's words, why a consumer cannot answer a message that is not in its own set."""
+        elsewhere = any(message_id in in_flight.frames for in_flight in self._all_in_flight())
+        return NOT_OWNER if elsewhere else NOT_IN_FLIGHT
+
+    # --- Consumers ----------------------------------------------------------------------------------------------------
+
+    def add_consumer(self, consumer: Consumer) -> None:
+        """Raises ``TooManyConsumers`` and ``Exiting``."""
+        if self.exiting:
+            raise Exiting
+        limit = self._limits.max_channel_consumers
+        if limit and len(self.consumers) >= limit:
+            raise TooManyConsumers(f"consumers for {self.topic_name}:{self.name} exceeds limit of {limit}")
+        self.consumers[consumer] = None
+
+    def remove_consumer(self, consumer: Consumer) -> None:
+        """A consumer is gone.
+
+        nsqd: what it has in flight is not put back now but when its time is over, so a consumer that dies of a message
+        does not take its fellows along in a second.
+        """
+        if self.consumers.pop(consumer, self) is self:
+            return
+        self.stand_back(consumer)
+        if len(consumer.in_flight):
+            self._left_behind.append(consumer.in_flight)
+        if self.ephemeral and not self.consumers and not self.exiting:
+            self._on_abandoned(self)
+
+    # --- Control ------------------------------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Deliver nothing; timeouts and deferred messages go on."""
+        self.paused = True
+
+    def unpause(self) -> None:
+        self.paused = False
+        self._wake(len(self._backlog))
+
+    def empty(self) -> None:
+        """Drop everything: waiting, deferred and in flight."""
+        self._backlog.empty()
+        self._deferred.empty()
+        for in_flight in self._all_in_flight():
+            in_flight.clear()
+        self._left_behind.clear()
+        for consumer in self.consumers:
+            consumer.wake()  # it has room again
+
+    def close(self) -> None:
+        """The channel ends, with its consumers."""
+        self.exiting = True
+        self._schedule.cancel(self)
+        for consumer in list(self.consumers):
+            consumer.close()
+
+    def on_alarm(self, now: float) -> float:
+        """Put back what timed out and what is due."""
+        for in_flight, consumer in self._in_flight_with_consumers():
+            expired = in_flight.expire(now)
+            if expired:
+                self.timeout_count += len(expired)
+                self._add(next_attempts(expired))
+                if consumer is not None:
+                    consumer.wake()  # it has room again
+        self._left_behind = [in_flight for in_flight in self._left_behind if in_flight]
+        self._add(self._deferred.release(now))
+        deadlines = [in_flight.next_deadline() for in_flight in self._all_in_flight()]
+        return min([self._deferred.next_due(), *deadlines])
+
+    # --- Inside -------------------------------------------------------------------------------------------------------
+
+    def _add(self, frames: Sequence[bytes]) -> None:
+        self._backlog.extend(frames)
+        if self._waiting and frames and not self.paused:
+            self._wake(len(frames))
+
+    def _put_off(self, frames: Sequence[bytes], due: float) -> None:
+        self._deferred.add(frames, due)
+        self._schedule.at(due, self)
+
+    def _wake(self, count: int) -> None:
+        for _ in range(min(count, len(self._waiting))):
+            consumer, _ = self._waiting.popitem(last=False)
+            self._woken.add(consumer)
+            consumer.wake()
+
+    def _drop(self, count: int) -> None:
+        if not self.dropped_count:
+            log.warning(
+                "CHANNEL(%s): more than %d messages wait, dropping what comes now (see dropped_count in /stats)",
+                self.name, self._limits.mem_queue_size,
+            )  # fmt: skip
+        self.dropped_count += count
+
+    def _all_in_flight(self) -> list[InFlight]:
+        return [*(consumer.in_flight for consumer in self.consumers), *self._left_behind]
+
+    def _in_flight_with_consumers(self) -> list[tuple[InFlight, Consumer | None]]:
+        own: list[tuple[InFlight, Consumer | None]] = [(consumer.in_flight, consumer) for consumer in self.consumers]
+        return own + [(in_flight, None) for in_flight in self._left_behind]

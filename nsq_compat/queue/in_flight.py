@@ -1,0 +1,137 @@
+"""What one consumer has been sent and has not answered.
+
+How it works. A consumer's timeout is fixed when it subscribes, so batches expire in the order they were sent: a deque
+of (deadline, ids) and no heap. A finished id is taken from the dict only; its place in the deque is skipped when it
+comes up, and once more than half of the deque is such places it is written anew. Two kinds of ids have a deadline
+that differs from their place in the deque, and are kept in `_exceptions`: those that were touched, and those that were
+given back and then sent to the same consumer again.
+
+Invariant: every id in `frames` has exactly one deadline, in `_exceptions` if it is there, else in the deque.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from nsq_compat.protocol.message import message_ids
+
+NEVER = float("inf")
+_SPARE_PLACES = 1024
+
+
+class _Exception(NamedTuple):
+    deadline: float
+    delivered: float
+
+
+class InFlight:
+    """Frames by id; deadlines and `now` are monotonic seconds."""
+
+    def __init__(self) -> None:
+        self.frames: dict[bytes, bytes] = {}
+        self._batches: deque[tuple[float, float, list[bytes]]] = deque()  # deadline, delivered, ids
+        self._places = 0
+        self._exceptions: dict[bytes, _Exception] = {}
+        self._returned: set[bytes] = set()  # given back while their place in the deque remains
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+    def add(self, frames: Sequence[bytes], now: float, timeout: float) -> None:
+        """Note a delivery; `timeout` in seconds must not shrink from call to call."""
+        ids = message_ids(frames)
+        self.frames.update(zip(ids, frames, strict=True))
+        deadline = now + timeout
+        if self._returned and not self._returned.isdisjoint(ids):
+            again = [message_id for message_id in ids if message_id in self._returned]
+            self._exceptions.update((message_id, _Exception(deadline, now)) for message_id in again)
+            ids = [message_id for message_id in ids if message_id not in self._returned]
+        self._batches.append((deadline, now, ids))
+        self._places += len(ids)
+        if self._places > 2 * len(self.frames) + _SPARE_PLACES:
+            self._forget_finished_places()
+
+    def finish(self, ids: Sequence[bytes]) -> list[bytes]:
+        """Forget these; return the ids that are not in flight here, in their order."""
+        # Hot: one pop per id.
+        pop = self.frames.pop
+        missing = [message_id for message_id in ids if pop(message_id, None) is None]
+        if self._exceptions:
+            for message_id in ids:
+                self._exceptions.pop(message_id, None)
+        return missing
+
+    def take(self, message_id: bytes) -> bytes | None:
+        """Hand back one frame, which may be delivered again; None when it is not in flight here."""
+        frame = self.frames.pop(message_id, None)
+        if frame is not None and self._exceptions.pop(message_id, None) is None:
+            self._returned.add(message_id)
+        return frame
+
+    def touch(self, message_id: bytes, deadline: float, max_lifetime: float) -> bool:
+        """Move one deadline, at most to `max_lifetime` seconds after the delivery. False when it is not here."""
+        if message_id not in self.frames:
+            return False
+        exception = self._exceptions.get(message_id)
+        delivered = self._delivered(message_id) if exception is None else exception.delivered
+        self._exceptions[message_id] = _Exception(min(deadline, delivered + max_lifetime), delivered)
+        if exception is None:
+            self._returned.add(message_id)
+        return True
+
+    def expire(self, now: float) -> list[bytes]:
+        """Take out the frames whose deadline has come, oldest delivery first."""
+        expired: list[bytes] = []
+        while self._batches and self._batches[0][0] <= now:
+            ids = self._batches.popleft()[2]
+            self._places -= len(ids)
+            for message_id in ids:
+                if message_id in self._returned:
+                    self._returned.discard(message_id)
+                else:
+                    self._take_if_there(message_id, expired)
+        due = [message_id for message_id, exception in self._exceptions.items() if exception.deadline <= now]
+        for message_id in due:
+            del self._exceptions[message_id]
+            self._take_if_there(message_id, expired)
+        return expired
+
+    def clear(self) -> int:
+        """Forget everything; return how many frames that was."""
+        count = len(self.frames)
+        self.frames.clear()
+        self._batches.clear()
+        self._exceptions.clear()
+        self._returned.clear()
+        self._places = 0
+        return count
+
+    def next_deadline(self) -> float:
+        """When `expire` may have something to do; never later than the next deadline, perhaps earlier."""
+        if not self.frames:
+            return NEVER
+        earliest = self._batches[0][0] if self._batches else NEVER
+        if self._exceptions:
+            earliest = min(earliest, min(exception.deadline for exception in self._exceptions.values()))
+        return earliest
+
+    def _take_if_there(self, message_id: bytes, expired: list[bytes]) -> None:
+        frame = self.frames.pop(message_id, None)
+        if frame is not None:
+            expired.append(frame)
+
+    def _delivered(self, message_id: bytes) -> float:
+        for _, delivered, ids in self._batches:
+            if message_id in ids:
+                return delivered
+        raise AssertionError("a message in flight has a place among the batches or the exceptions")
+
+    def _forget_finished_places(self) -> None:
+        frames, returned = self.frames, self._returned
+        self._batches = deque(
+            (deadline, delivered, alive)
+            for deadline, delivered, ids in self._batches
+            if (alive := [message_id for message_id in ids if message_id in frames and message_id not in returned])
+        )
+        self._places = sum(len(ids) for _, _, ids in self._batches)
+        returned.clear()

@@ -1,0 +1,140 @@
+"""Snapshots of the queue: what /stats shows. Field names, their order and their meaning are NSQ's;
+`dropped_count` is ours.
+
+A snapshot is made of plain values at one moment, so whoever renders it may take its time.
+"""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nsq_compat.queue.broker import Broker
+    from nsq_compat.queue.channel import Channel
+    from nsq_compat.queue.topic import Topic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyStats:
+    """Time from publish to FIN; `percentiles` are (quantile, nanoseconds), None where none are configured."""
+
+    count: int = 0
+    percentiles: tuple[tuple[float, float], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientStats:
+    """One connection, as a consumer of a channel or as a producer."""
+
+    client_id: str
+    hostname: str
+    version: str
+    remote_address: str
+    state: int
+    ready_count: int
+    in_flight_count: int
+    message_count: int
+    zone_local_msg_count: int = 0
+    region_local_msg_count: int = 0
+    global_msg_count: int = 0
+    finish_count: int
+    requeue_count: int
+    connect_ts: int
+    sample_rate: int = 0
+    deflate: bool = False
+    snappy: bool = False
+    user_agent: str = ""
+    authed: bool = False
+    auth_identity: str = ""
+    auth_identity_url: str = ""
+    topology_zone: str = ""
+    topology_region: str = ""
+    pub_counts: tuple[tuple[str, int], ...] = ()
+    tls: bool = False
+    tls_cipher_suite: str = ""
+    tls_version: str = ""
+    tls_negotiated_protocol: str = ""
+    tls_negotiated_protocol_is_mutual: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelStats:
+    """One channel; `clients` is None when they were not asked for."""
+
+    channel_name: str
+    depth: int
+    backend_depth: int
+    in_flight_count: int
+    deferred_count: int
+    message_count: int
+    zone_local_msg_count: int = 0
+    region_local_msg_count: int = 0
+    global_msg_count: int = 0
+    requeue_count: int
+    timeout_count: int
+    client_count: int
+    clients: tuple[ClientStats, ...] | None
+    paused: bool
+    e2e_processing_latency: LatencyStats = field(default_factory=LatencyStats)
+    dropped_count: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicStats:
+    """One topic; `depth` counts what no channel has got yet."""
+
+    topic_name: str
+    channels: tuple[ChannelStats, ...]
+    depth: int
+    backend_depth: int
+    message_count: int
+    message_bytes: int
+    paused: bool
+    e2e_processing_latency: LatencyStats = field(default_factory=LatencyStats)
+    dropped_count: int = 0
+
+
+def snapshot(
+    broker: "Broker", topic: str = "", channel: str = "", include_clients: bool = True
+) -> tuple[TopicStats, ...]:
+    """Topics and their channels sorted by name; a filter left empty lets everything through.
+
+    nsqd: with a channel filter, topics that lack the channel are left out.
+    """
+    topics = [broker.topics[name] for name in sorted(broker.topics) if topic in ("", name)]
+    return tuple(
+        _topic_stats(each, channel, include_clients) for each in topics if not channel or channel in each.channels
+    )
+
+
+def _topic_stats(topic: "Topic", channel: str, include_clients: bool) -> TopicStats:
+    return TopicStats(
+        topic_name=topic.name,
+        channels=tuple(
+            _channel_stats(topic.channels[name], include_clients)
+            for name in sorted(topic.channels)
+            if channel in ("", name)
+        ),
+        depth=topic.depth,
+        backend_depth=topic.backend_depth,
+        message_count=topic.message_count,
+        message_bytes=topic.message_bytes,
+        paused=topic.paused,
+        dropped_count=topic.dropped_count,
+    )
+
+
+def _channel_stats(channel: "Channel", include_clients: bool) -> ChannelStats:
+    return ChannelStats(
+        channel_name=channel.name,
+        depth=channel.depth,
+        backend_depth=channel.backend_depth,
+        in_flight_count=channel.in_flight_count,
+        deferred_count=channel.deferred_count,
+        message_count=channel.message_count,
+        requeue_count=channel.requeue_count,
+        timeout_count=channel.timeout_count,
+        client_count=len(channel.consumers),
+        clients=tuple(consumer.stats() for consumer in channel.consumers) if include_clients else None,
+        paused=channel.paused,
+        dropped_count=channel.dropped_count,
+    )
