@@ -1,0 +1,129 @@
+"""Listening sockets from NSQ's addresses: ``host:port``, or the path of a unix socket."""
+
+import contextlib
+import errno
+import os
+import socket
+import stat
+
+_BACKLOG = 1024
+_IPV4_MAPPED = "::ffff:"
+_KEEPALIVE_SECONDS = 15
+
+
+class ListenError(Exception):
+    """The address cannot be listened on; the text says which and why."""
+
+
+def listen(address: str) -> socket.socket:
+    """A non-blocking listening socket. Raises ``ListenError``.
+
+    nsqd: an IPv4 wildcard (``0.0.0.0:4150``, ``:4150``) also accepts IPv6. Port 0 takes a free one. Whatever is not
+    ``host:port`` is a unix socket's path; a socket file that nobody listens on any more is taken over.
+    """
+    try:
+        host_and_port = split_host_port(address)
+        listener = _listen_unix(address) if host_and_port is None else _listen_tcp(*host_and_port)
+    except (OSError, ValueError, OverflowError) as error:
+        raise ListenError(f"listen ({address}) failed - {_reason(error)}") from error
+    listener.setblocking(False)
+    return listener
+
+
+def split_host_port(address: str) -> tuple[str, str] | None:
+    """``("host", "port")``, brackets removed; None when it has not that form."""
+    host, colon, port = address.rpartition(":")
+    if not colon:
+        return None
+    if host.startswith("[") and host.endswith("]"):
+        return host[1:-1], port
+    return None if ":" in host else (host, port)
+
+
+def address_of(listener: socket.socket) -> str:
+    """What the ``listening on`` log line says: the real address and port."""
+    name = listener.getsockname()
+    return peer_of(name)[0] if isinstance(name, tuple) else str(name)
+
+
+def port_of(listener: socket.socket) -> int:
+    """The real port; -1 for a unix socket (nsqd)."""
+    name = listener.getsockname()
+    return int(name[1]) if isinstance(name, tuple) else -1
+
+
+def peer_of(name: object) -> tuple[str, str]:
+    """A socket name as (``host:port``, ``host``): ``127.0.0.1:5000``, ``[::1]:5000``; ("@", "") for a unix socket.
+
+    An IPv4 client of a dual-stack listener is shown with its IPv4 address.
+    """
+    if not isinstance(name, tuple):
+        return "@", ""
+    host = str(name[0]).removeprefix(_IPV4_MAPPED)
+    return (f"[{host}]:{name[1]}" if ":" in host else f"{host}:{name[1]}"), host
+
+
+def prepare_client(client: socket.socket) -> None:
+    """What every accepted socket gets: non-blocking, no delay, keep-alive after 15 seconds (nsqd)."""
+    client.setblocking(False)
+    if client.family != socket.AF_UNIX:
+        with contextlib.suppress(OSError):  # it may be gone already; reading will tell
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_SECONDS)
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_SECONDS)
+
+
+def _listen_tcp(host: str, port: str) -> socket.socket:
+    if host in ("", "0.0.0.0") and socket.has_dualstack_ipv6():
+        return _bound(socket.AF_INET6, ("::", int(port)), dual_stack=True)
+    family, _, _, _, name = socket.getaddrinfo(
+        host or "0.0.0.0", port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    return _bound(family, name, dual_stack=False)
+
+
+def _bound(family: int, name: object, *, dual_stack: bool) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if dual_stack else 1)
+        listener.bind(name)  # type: ignore[arg-type]
+        listener.listen(_BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _listen_unix(path: str) -> socket.socket:
+    _remove_if_dead(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(path)
+        listener.listen(_BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _remove_if_dead(path: str) -> None:
+    """A socket file without a listener was left by a killed process (docs/differences.md: unix-leftover)."""
+    try:
+        if not stat.S_ISSOCK(os.stat(path).st_mode):
+            return
+    except OSError:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except OSError as error:
+            if error.errno == errno.ECONNREFUSED:
+                os.unlink(path)
+
+
+def _reason(error: Exception) -> str:
+    strerror = getattr(error, "strerror", None)
+    return str(strerror).lower() if strerror else str(error)

@@ -1,0 +1,133 @@
+"""What a client may ask for, and what it gets: IDENTIFY's fields against the daemon's limits.
+
+Durations that appear in IDENTIFY are integer milliseconds here as they are there.
+"""
+
+from dataclasses import dataclass, replace
+
+from nsq_compat import NSQ_VERSION
+from nsq_compat.protocol.errors import E_BAD_BODY, FatalClientError
+from nsq_compat.protocol.identify import IdentifyRequest, IdentifyResponse
+
+_MIN_HEARTBEAT_MS = 1000
+_MIN_MSG_TIMEOUT_MS = 1000
+_MIN_OUTPUT_BUFFER_SIZE = 64
+_MAX_SAMPLE_RATE = 99
+_DEFAULT_DEFLATE_LEVEL = 6
+_OFF = -1
+
+
+@dataclass(frozen=True, slots=True)
+class NsqdLimits:
+    """The daemon's options, as far as a conversation depends on them. Sizes in bytes."""
+
+    max_rdy_count: int = 2500
+    max_msg_size: int = 1 << 20
+    max_body_size: int = 5 << 20
+    msg_timeout_ms: int = 60_000
+    max_msg_timeout_ms: int = 900_000
+    max_req_timeout_ms: int = 3_600_000
+    client_timeout_ms: int = 60_000
+    max_heartbeat_interval_ms: int = 60_000
+    max_output_buffer_size: int = 1 << 16
+    min_output_buffer_timeout_ms: int = 25
+    max_output_buffer_timeout_ms: int = 30_000
+    output_buffer_timeout_ms: int = 250
+    max_deflate_level: int = 6
+    topology_region: str = ""
+    topology_zone: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """What is in force for one connection. A `heartbeat_ms` of 0 means none, and no deadlines either."""
+
+    client_id: str
+    hostname: str
+    heartbeat_ms: int
+    msg_timeout_ms: int
+    output_buffer_timeout_ms: int
+    output_buffer_size: int = 16384
+    sample_rate: int = 0
+    user_agent: str = ""
+    topology_region: str = ""
+    topology_zone: str = ""
+
+
+def settings_before_identify(host: str, limits: NsqdLimits) -> ClientSettings:
+    """What holds for a client that has said nothing of itself; `host` is its address without the port."""
+    return ClientSettings(
+        client_id=host,
+        hostname=host,
+        heartbeat_ms=limits.client_timeout_ms // 2,
+        msg_timeout_ms=limits.msg_timeout_ms,
+        output_buffer_timeout_ms=limits.output_buffer_timeout_ms,
+    )
+
+
+def negotiate(request: IdentifyRequest, current: ClientSettings, limits: NsqdLimits) -> ClientSettings:
+    """The settings after an IDENTIFY. Raises ``FatalClientError``, the first wrong field in nsqd's order."""
+    heartbeat_ms = _checked(
+        request.heartbeat_interval, current.heartbeat_ms, (_MIN_HEARTBEAT_MS, limits.max_heartbeat_interval_ms),
+        "heartbeat interval", off=0,
+    )  # fmt: skip
+    buffer_timeout_ms = _checked(
+        request.output_buffer_timeout, current.output_buffer_timeout_ms,
+        (limits.min_output_buffer_timeout_ms, limits.max_output_buffer_timeout_ms), "output buffer timeout", off=0,
+    )  # fmt: skip
+    buffer_size = _checked(
+        request.output_buffer_size, current.output_buffer_size,
+        (_MIN_OUTPUT_BUFFER_SIZE, limits.max_output_buffer_size), "output buffer size", off=1,
+    )  # fmt: skip
+    if request.output_buffer_size == _OFF:
+        buffer_timeout_ms = 0
+    sample_rate = _checked(request.sample_rate, 0, (0, _MAX_SAMPLE_RATE), "sample rate")
+    msg_timeout_ms = _checked(
+        request.msg_timeout, current.msg_timeout_ms, (_MIN_MSG_TIMEOUT_MS, limits.max_msg_timeout_ms), "msg timeout"
+    )
+    return replace(
+        current,
+        client_id=request.client_id,
+        hostname=request.hostname,
+        heartbeat_ms=heartbeat_ms,
+        msg_timeout_ms=msg_timeout_ms,
+        output_buffer_timeout_ms=buffer_timeout_ms,
+        output_buffer_size=buffer_size,
+        sample_rate=sample_rate,
+        user_agent=request.user_agent,
+        topology_region=request.topology_region,
+        topology_zone=request.topology_zone,
+    )
+
+
+def identify_response(settings: ClientSettings, limits: NsqdLimits) -> IdentifyResponse:
+    """What a client that negotiates is told."""
+    return IdentifyResponse(
+        max_rdy_count=limits.max_rdy_count,
+        version=NSQ_VERSION,
+        max_msg_timeout=limits.max_msg_timeout_ms,
+        msg_timeout=settings.msg_timeout_ms,
+        tls_v1=False,
+        deflate=False,
+        deflate_level=min(_DEFAULT_DEFLATE_LEVEL, limits.max_deflate_level),
+        max_deflate_level=limits.max_deflate_level,
+        snappy=False,
+        sample_rate=settings.sample_rate,
+        auth_required=False,
+        output_buffer_size=settings.output_buffer_size,
+        output_buffer_timeout=settings.output_buffer_timeout_ms,
+        topology_region=limits.topology_region,
+        topology_zone=limits.topology_zone,
+    )
+
+
+def _checked(asked: int, current: int, allowed: tuple[int, int], name: str, off: int | None = None) -> int:
+    """The value in force: 0 keeps the current one, -1 means `off` where there is such a thing."""
+    if asked == 0:
+        return current
+    if asked == _OFF and off is not None:
+        return off
+    low, high = allowed
+    if not low <= asked <= high:
+        raise FatalClientError(E_BAD_BODY, f"IDENTIFY {name} ({asked}) is invalid")
+    return asked
