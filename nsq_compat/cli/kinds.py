@@ -1,0 +1,254 @@
+"""Kinds of option values: how each is read from the command line, converted from TOML and printed in the usage text.
+
+Values are plain Python: durations are integer nanoseconds, lists are tuples, names (log levels, TLS versions) are
+NSQ's numbers.
+
+The config file is read a little more strictly than by NSQ, where its leniency only ever hid a mistake: see "Config
+file" in docs/differences.md. Quoted integers and booleans are accepted as NSQ does.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
+
+from nsq_compat.cli import literals
+from nsq_compat.cli.durations import MILLISECOND, format_duration, parse_duration
+from nsq_compat.cli.errors import OptionError
+from nsq_compat.cli.logs import LEVEL_NAMES, parse_log_level
+from nsq_compat.protocol.quoting import quote
+
+T = TypeVar("T")
+Strings = tuple[str, ...]
+Floats = tuple[float, ...]
+
+TLS_NOT_REQUIRED: Final = 0
+TLS_REQUIRED: Final = 1
+TLS_REQUIRED_EXCEPT_HTTP: Final = 2
+
+TLS_VERSIONS: Final = {"tls1.0": 0x0301, "tls1.1": 0x0302, "tls1.2": 0x0303, "tls1.3": 0x0304}
+"""The versions an operator may ask for, and their numbers on the wire."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind(Generic[T]):
+    """How values of one type are written. `parse` and `convert` raise ValueError with the reason."""
+
+    type_name: str
+    """What the usage text prints behind the flag; empty for flags that need no value."""
+    parse: Callable[[str, T], T]
+    """Text of the flag, and what the default or earlier occurrences of the flag left, to the new value."""
+    convert: Callable[[Any], T]
+    """A value as tomllib gives it."""
+    show: Callable[[T], str]
+    """A default in the usage text."""
+    unset: str
+    """What `show` gives for the type's empty value: such a default is not mentioned."""
+    takes_value: bool = True
+    """False: the flag alone means true, and a value must be joined to it with `=`."""
+    named: bool = False
+    """The value is one of a few names. NSQ checks these in the config file even when a flag overrides them."""
+
+
+def quoted(text: str) -> str:
+    """A word of the command line, which may hold any bytes, between quotes for an error text."""
+    return quote(text.encode("utf-8", "surrogateescape"))
+
+
+def toml_text(value: object) -> str:
+    """A value from a config file, on one line, for an error text."""
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _from_toml(expected: str, readers: dict[type, Callable[[Any], T]]) -> Callable[[Any], T]:
+    """A `Kind.convert` that picks its reader by the exact type: True is not an integer, 1 not a boolean."""
+
+    def convert(value: Any) -> T:
+        reader = readers.get(type(value))
+        if reader is None:
+            raise ValueError(f"expected {expected}, got {toml_text(value)}")
+        try:
+            return reader(value)
+        except ValueError as error:
+            raise ValueError(f"expected {expected}, got {toml_text(value)}: {error}") from None
+
+    return convert
+
+
+def _last(read: Callable[[str], T]) -> Callable[[str, T], T]:
+    """A `Kind.parse` for scalars: the last occurrence of the flag wins."""
+    return lambda text, _so_far: read(text)
+
+
+def _show_bool(value: bool) -> str:
+    return "true" if value else "false"
+
+
+STRING: Final[Kind[str]] = Kind(
+    type_name="string",
+    parse=_last(str),
+    convert=_from_toml("a string", {str: str}),
+    show=quoted,
+    unset='""',
+)
+
+INTEGER: Final[Kind[int]] = Kind(
+    type_name="int",
+    parse=_last(literals.parse_int),
+    convert=_from_toml("an integer", {int: literals.in_int64, str: literals.parse_decimal}),
+    show=str,
+    unset="0",
+)
+
+BOOLEAN: Final[Kind[bool]] = Kind(
+    type_name="",
+    parse=_last(literals.parse_bool),
+    convert=_from_toml("true or false", {bool: bool, str: literals.parse_bool}),
+    show=_show_bool,
+    unset="false",
+    takes_value=False,
+)
+
+
+# --- durations ------------------------------------------------------------------------------------------------------
+
+
+def _duration_flag(text: str) -> int:
+    try:
+        return parse_duration(text)
+    except ValueError:
+        raise ValueError(literals.SYNTAX_ERROR) from None
+
+
+DURATION: Final[Kind[int]] = Kind(
+    type_name="duration",
+    parse=_last(_duration_flag),
+    convert=_from_toml(
+        'a duration such as "1m30s" or an integer of milliseconds',
+        {str: parse_duration, int: lambda ms: literals.in_int64(ms * MILLISECOND)},
+    ),
+    show=format_duration,
+    unset="0s",
+)
+
+
+# --- lists ----------------------------------------------------------------------------------------------------------
+
+
+def _strings_from_array(values: list[Any]) -> Strings:
+    for value in values:
+        if type(value) is not str:
+            raise ValueError(f"{toml_text(value)} is not a string")
+    return tuple(values)
+
+
+def _floats_from_array(values: list[Any]) -> Floats:
+    return tuple(map(_float_from_array, values))
+
+
+def _float_from_array(value: Any) -> float:
+    if type(value) is int:
+        return float(literals.in_int64(value))
+    if type(value) is not float:
+        raise ValueError(f"{toml_text(value)} is not a number")
+    return value
+
+
+def _floats_from_text(text: str) -> Floats:
+    return tuple(literals.parse_float(element.strip()) for element in text.split(","))
+
+
+def _floats_flag(text: str, so_far: Floats) -> Floats:
+    return tuple(sorted(so_far + tuple(map(_float_element, text.split(","))), reverse=True))
+
+
+def _float_element(text: str) -> float:
+    try:
+        return literals.parse_float(text)
+    except ValueError:
+        # nsqd: this one mistake on the command line ends with exit code 1 and without the usage text.
+        raise OptionError(f"Could not parse: {text}") from None
+
+
+STRINGS: Final[Kind[Strings]] = Kind(
+    type_name="value",
+    parse=lambda text, so_far: (*so_far, text),  # nsqd: a flag's value is one element, commas and all
+    convert=_from_toml(
+        "an array of strings or one comma-separated string",
+        {list: _strings_from_array, str: lambda text: tuple(text.split(","))},
+    ),
+    show=",".join,
+    unset="",
+)
+
+FLOATS: Final[Kind[Floats]] = Kind(
+    type_name="value",
+    parse=_floats_flag,
+    convert=_from_toml(
+        "an array of numbers or one comma-separated string",
+        {list: _floats_from_array, str: _floats_from_text},
+    ),
+    show=lambda values: ",".join(f"{value:f}" for value in values),
+    unset="",
+)
+
+
+# --- names ----------------------------------------------------------------------------------------------------------
+
+
+def _tls_required(text: str) -> int:
+    text = text.lower()
+    if text == "tcp-https":
+        return TLS_REQUIRED_EXCEPT_HTTP
+    try:
+        return TLS_REQUIRED if literals.parse_bool(text) else TLS_NOT_REQUIRED
+    except ValueError:
+        raise ValueError(f"strconv.ParseBool: parsing {quoted(text)}: invalid syntax") from None
+
+
+def _tls_min_version(text: str, so_far: int) -> int:
+    name = text.lower()
+    if name and name not in TLS_VERSIONS:
+        raise ValueError(f"unknown tlsVersionOption {quoted(name)}")
+    return TLS_VERSIONS.get(name, so_far)
+
+
+def _show_tls_version(number: int) -> str:
+    return next((name for name, version in TLS_VERSIONS.items() if version == number), str(number))
+
+
+LOG_LEVEL: Final[Kind[int]] = Kind(
+    type_name="value",
+    parse=_last(parse_log_level),
+    convert=_from_toml("a log level", {str: parse_log_level}),
+    show=LEVEL_NAMES.__getitem__,
+    unset="invalid",
+    named=True,
+)
+
+TLS_REQUIREMENT: Final[Kind[int]] = Kind(
+    type_name="",
+    parse=_last(_tls_required),
+    convert=_from_toml(
+        "true, false or tcp-https",
+        {
+            str: _tls_required,
+            bool: lambda value: _tls_required(_show_bool(value)),
+            int: lambda value: _tls_required(str(value)),
+        },
+    ),
+    show=str,
+    unset="0",
+    takes_value=False,
+    named=True,
+)
+
+TLS_MIN_VERSION: Final[Kind[int]] = Kind(
+    type_name="value",
+    parse=_tls_min_version,
+    # nsqd: an empty name means the default, which is the lowest version.
+    convert=_from_toml("a TLS version", {str: lambda text: _tls_min_version(text, TLS_VERSIONS["tls1.0"])}),
+    show=_show_tls_version,
+    unset="0",
+    named=True,
+)

@@ -1,0 +1,194 @@
+"""Log lines in NSQ's form on stderr, through the standard library's logging: `[nsqd] 2024/01/31 12:00:00.000000 INFO:
+text`.
+
+Modules log to `logging.getLogger(__name__)` as usual; the program calls `configure` once, and one handler on the root
+logger writes everything. Three promises:
+
+- One record is one line. Control characters in a message are escaped, so that nobody forges a line by putting a
+  newline into a topic name; a traceback follows its line, indented.
+- Logging never raises: with stderr closed or its reader gone, lines are lost and the program lives on.
+- Logging never waits for a slow reader. What a pipe or socket does not take at once is kept, up to a bound, and
+  offered again with the next line; what exceeds the bound is counted, and the count is logged when the reader is
+  back.
+"""
+
+import _socket  # not socket: gevent may have replaced that, and a log call must never switch greenlets
+import logging
+import os
+import stat
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Final, NamedTuple
+
+DEBUG: Final = 1
+INFO: Final = 2
+WARN: Final = 3
+ERROR: Final = 4
+FATAL: Final = 5
+
+LEVEL_NAMES: Final = {DEBUG: "DEBUG", INFO: "INFO", WARN: "WARNING", ERROR: "ERROR", FATAL: "FATAL"}
+"""NSQ's levels, as options hold them, and how lines show them. The standard library's numbers are ten times these."""
+
+STDERR: Final = 2
+LARGEST_BACKLOG: Final = 1024 * 1024
+"""Bytes of log lines kept for a reader that does not keep up."""
+LONGEST_FLUSH: Final = 1.0
+"""Seconds a program that ends waits for such a reader."""
+
+_LEVELS = {"debug": DEBUG, "info": INFO, "warn": WARN, "error": ERROR, "fatal": FATAL}
+
+
+def parse_log_level(text: str) -> int:
+    """The level of a name, in any case. Raises ValueError with NSQ's text."""
+    try:
+        return _LEVELS[text.lower()]
+    except KeyError:
+        raise ValueError(f"invalid log level '{text}' (debug, info, warn, error, fatal)") from None
+
+
+def configure(prefix: str, level: int, fd: int = STDERR) -> None:
+    """Send all logging of this process to `fd`, from `level` (1 to 5) upwards. Replaces any earlier configuration."""
+    root = logging.getLogger()
+    for handler in root.handlers[:]:
+        root.removeHandler(handler)
+        handler.close()
+    root.addHandler(LineHandler(prefix, fd))
+    set_level(level)
+    # What these collect for every record is not shown, and under gevent to ask for the thread is to make one.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+
+
+def set_level(level: int) -> None:
+    """Log from this level (1 to 5) upwards, from now on."""
+    logging.getLogger().setLevel(level * 10)
+
+
+def log_fatal(prefix: str, text: str, fd: int = STDERR) -> None:
+    """Write one FATAL line, whether or not logging is configured."""
+    handler = LineHandler(prefix, fd)
+    handler.write(handler.line(time.time(), FATAL, text))
+    handler.close()
+
+
+def one_line(text: str) -> str:
+    """Text with everything that is not printable escaped, such as `\\n` and `\\x1b`. Fast for the usual case."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+class Output(NamedTuple):
+    """A descriptor of our own. `write` writes what can be written at once; when that is nothing, BlockingIOError."""
+
+    write: Callable[[bytearray], int]
+    close: Callable[[], None]
+
+
+NOWHERE: Final = Output(write=len, close=lambda: None)
+"""Takes everything and keeps nothing."""
+
+
+class LineHandler(logging.Handler):
+    """Formats records and writes them to a file descriptor of its own, a copy of `fd`."""
+
+    def __init__(self, prefix: str, fd: int = STDERR) -> None:
+        super().__init__()
+        self._prefix = prefix
+        self._output = open_output(fd)
+        self._backlog = bytearray()
+        self._lost = 0
+        self._second = -1
+        self._stamp = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = self.format(record)
+        except Exception as error:  # a wrong argument in a log call must not stop its caller
+            text = self.line(record.created, ERROR, f"a log call failed ({error!r}): {record.msg!r}")
+        self.write(text)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record's line, and the lines of its traceback or stack if it has one, each ending in a newline."""
+        line = self.line(record.created, min(max(record.levelno // 10, DEBUG), FATAL), record.getMessage())
+        if record.exc_info:
+            line += _indented("".join(traceback.format_exception(*record.exc_info)))
+        if record.stack_info:
+            line += _indented(record.stack_info)
+        return line
+
+    def line(self, created: float, level: int, text: str) -> str:
+        """One line in NSQ's form, local time."""
+        second = int(created)
+        if second != self._second:
+            self._second = second
+            self._stamp = time.strftime("%Y/%m/%d %H:%M:%S", time.localtime(second))
+        micros = int((created - second) * 1e6)
+        return f"{self._prefix}{self._stamp}.{micros:06d} {LEVEL_NAMES[level]}: {one_line(text)}\n"
+
+    def write(self, text: str) -> None:
+        """Write lines, or keep them until the next call, or count them as lost. Neither raises nor waits."""
+        data = text.encode("utf-8", "backslashreplace")
+        if len(self._backlog) + len(data) <= LARGEST_BACKLOG:
+            self._backlog += data
+        else:
+            self._lost += 1
+        if self._drain() and self._lost:
+            notice, self._lost = f"{self._lost} log lines were lost: nobody read them in time", 0
+            self._backlog += self.line(time.time(), WARN, notice).encode("utf-8", "backslashreplace")
+            self._drain()
+
+    def _drain(self) -> bool:
+        try:
+            while self._backlog:
+                del self._backlog[: self._output.write(self._backlog)]
+        except BlockingIOError:
+            return False
+        except OSError:
+            self._lost += self._backlog.count(b"\n")
+            self._backlog.clear()
+            return False
+        return True
+
+    def flush(self) -> None:
+        """Give a slow reader some time to take the rest. Called when the program ends."""
+        deadline = time.monotonic() + LONGEST_FLUSH
+        while not self._drain() and self._backlog and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        self.flush()
+        self._output.close()
+        self._output = NOWHERE
+        super().close()
+
+
+def _indented(text: str) -> str:
+    """Lines that belong to the one before: no log line begins with a blank."""
+    return "".join(f"    {one_line(line)}\n" for line in text.splitlines())
+
+
+def open_output(fd: int) -> Output:
+    """A second way to the file behind `fd` that never waits, as far as the system allows.
+
+    The file is shared with other processes, which is why it is not simply made non-blocking.
+    """
+    try:
+        mode = os.fstat(fd).st_mode
+    except OSError:
+        return NOWHERE  # closed, and tomorrow the number may be a client's socket
+    if stat.S_ISFIFO(mode):
+        # Opening a pipe anew gives us flags of our own. It fails when nobody reads, and without /proc.
+        with suppress(OSError):
+            return _file(os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK))
+    own = os.dup(fd)
+    if stat.S_ISSOCK(mode):
+        connection = _socket.socket(fileno=own)
+        return Output(lambda data: connection.send(data, _socket.MSG_DONTWAIT), connection.close)
+    return _file(own)
+
+
+def _file(fd: int) -> Output:
+    return Output(partial(os.write, fd), partial(os.close, fd))

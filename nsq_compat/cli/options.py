@@ -1,0 +1,68 @@
+"""Options, declared once: a program's dataclass of options *is* its table.
+
+A field made with `option()` carries the flag, the kind of value and the help text beside its type and default, and
+the field's name is the key in the config file. `table_of()` reads the rows back; the command line, the usage text,
+the config file and the values shown at run time all come from them, so they cannot drift apart.
+
+    @dataclass(slots=True, kw_only=True)
+    class Options:
+        msg_timeout: int = option("msg-timeout", DURATION, MINUTE, "how long a consumer may keep a message")
+"""
+
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, Generic, TypeVar
+
+from nsq_compat.cli.kinds import Kind
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Option(Generic[T]):
+    """One row of a program's table."""
+
+    flag: str
+    key: str
+    """The key in the config file, and the attribute of the options object."""
+    kind: Kind[T]
+    default: T
+    help: str
+    """For the usage text; a word in back quotes replaces the type name there."""
+    in_file: bool
+    """False: only a flag, unknown to the config file and not shown at run time."""
+
+
+Table = tuple[Option[Any], ...]
+
+
+def option(flag: str, kind: Kind[T], default: T | Callable[[], T], help: str, *, in_file: bool = True) -> T:
+    """The dataclass field of one option, typed as its value. A callable default is asked whenever options are made."""
+    row = {"flag": flag, "kind": kind, "help": help, "in_file": in_file}
+    if callable(default):
+        return field(default_factory=default, metadata=row)
+    return field(default=default, metadata=row)
+
+
+def table_of(options_type: type[Any]) -> Table:
+    """The rows of a dataclass of options, in the order of declaration. Fields without a flag are no rows."""
+    return tuple(
+        Option(
+            key=column.name,
+            default=column.default if column.default_factory is MISSING else column.default_factory(),
+            **column.metadata,
+        )
+        for column in fields(options_type)
+        if column.metadata
+    )
+
+
+def option_value(options: Any, key: str) -> Any:
+    """An option's value by its config key, as GET /config/<key> shows it: durations in nanoseconds, tuples as lists.
+
+    Raises KeyError for a key the config file does not know.
+    """
+    if not any(row.key == key and row.in_file for row in table_of(type(options))):
+        raise KeyError(key)
+    value = getattr(options, key)
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,103 @@
+"""One nsqd: its queue, its listeners, and the order in which they start and stop."""
+
+import logging
+
+from nsq_compat import version_line
+from nsq_compat.cli.durations import MILLISECOND, SECOND
+from nsq_compat.net.connection import Connection
+from nsq_compat.net.http_server import HttpServer
+from nsq_compat.net.listeners import listen, port_of
+from nsq_compat.net.tcp_server import TcpServer
+from nsq_compat.net.timers import AlarmClock
+from nsq_compat.nsqd.options import PROGRAM, NsqdOptions, settle
+from nsq_compat.nsqd.service import Service
+from nsq_compat.queue.broker import Broker
+from nsq_compat.queue.limits import QueueLimits
+from nsq_compat.session.nsqd_limits import NsqdLimits
+from nsq_compat.session.nsqd_session import NsqdSession
+from nsq_compat.web.nsqd_api import NsqdApi
+
+log = logging.getLogger(__name__)
+
+STOP_SECONDS = 5.0
+"""How long a stop waits for connections to end."""
+
+
+def queue_limits(options: NsqdOptions) -> QueueLimits:
+    """What bounds the queue."""
+    return QueueLimits(
+        mem_queue_size=options.mem_queue_size,
+        max_msg_timeout=options.max_msg_timeout / SECOND,
+        max_channel_consumers=options.max_channel_consumers,
+        node_id=options.id,
+    )
+
+
+def session_limits(options: NsqdOptions) -> NsqdLimits:
+    """What clients may ask for."""
+    return NsqdLimits(
+        max_rdy_count=options.max_rdy_count,
+        max_msg_size=options.max_msg_size,
+        max_body_size=options.max_body_size,
+        msg_timeout_ms=options.msg_timeout // MILLISECOND,
+        max_msg_timeout_ms=options.max_msg_timeout // MILLISECOND,
+        max_req_timeout_ms=options.max_req_timeout // MILLISECOND,
+        client_timeout_ms=options.client_timeout // MILLISECOND,
+        max_heartbeat_interval_ms=options.max_heartbeat_interval // MILLISECOND,
+        max_output_buffer_size=options.max_output_buffer_size,
+        min_output_buffer_timeout_ms=options.min_output_buffer_timeout // MILLISECOND,
+        max_output_buffer_timeout_ms=options.max_output_buffer_timeout // MILLISECOND,
+        output_buffer_timeout_ms=options.output_buffer_timeout // MILLISECOND,
+        max_deflate_level=options.max_deflate_level,
+        topology_region=options.topology_region,
+        topology_zone=options.topology_zone,
+    )
+
+
+class Daemon:
+    """Listens from the moment it is made; serves between `start` and `stop`. Raises ``ListenError``."""
+
+    def __init__(self, options: NsqdOptions) -> None:
+        log.info("%s", version_line(PROGRAM))
+        log.info("ID: %d", options.id)
+        self._limits = session_limits(options)
+        self._broker = Broker(queue_limits(options))
+        self._alarms = AlarmClock(self._broker.schedule)
+        tcp_listener = listen(options.tcp_address)
+        http_listener = listen(options.http_address) if options.http_address else None
+        tcp_port = port_of(tcp_listener)
+        http_port = port_of(http_listener) if http_listener else 0
+        settle(options, max(tcp_port, 0), max(http_port, 0))
+        self._tcp = TcpServer(tcp_listener, self._make_session)
+        service = Service(options, self._broker, self._tcp, tcp_port=tcp_port, http_port=http_port)
+        self._http = HttpServer(http_listener, NsqdApi(service)) if http_listener else None
+
+    def start(self) -> None:
+        """Begin to serve; who connected while the daemon got ready has waited in the kernel."""
+        self._alarms.start()
+        self._tcp.start()
+        if self._http is not None:
+            self._http.start()
+
+    def stop(self) -> None:
+        """End every connection and then the queue, so that nothing is taken any more that could not be kept."""
+        self._tcp.stop(STOP_SECONDS)
+        if self._http is not None:
+            self._http.stop(STOP_SECONDS)
+        log.info("NSQ: closing topics")
+        self._broker.close()
+        log.info("NSQ: stopping subsystems")
+        self._alarms.stop()
+        log.info("NSQ: bye")
+
+    def _make_session(self, connection: Connection, host: str, now: float, now_ns: int) -> NsqdSession:
+        return NsqdSession(
+            self._broker,
+            self._limits,
+            peer=connection.peer,
+            host=host,
+            wake=connection.wake,
+            drop=connection.abort,
+            now=now,
+            now_ns=now_ns,
+        )

@@ -1,0 +1,296 @@
+"""nsqd's options: names, types and defaults are NSQ's, so that its command lines and config files keep working.
+
+The dataclass is the table (see `nsq_compat.cli.options`): an attribute is named as its config key, durations are
+integer nanoseconds, lists are tuples. `log_level` and `nsqlookupd_tcp_addresses` may be changed while the daemon
+runs; the two broadcast ports and `statsd_prefix` are completed once, by `settle`, when the listeners are bound.
+Everything else stays as it was parsed.
+"""
+
+import hashlib
+import os
+import zlib
+from dataclasses import dataclass
+from typing import Final
+
+from nsq_compat.cli.durations import HOUR, MILLISECOND, MINUTE, SECOND
+from nsq_compat.cli.errors import OptionError
+from nsq_compat.cli.kinds import (
+    BOOLEAN,
+    DURATION,
+    FLOATS,
+    INTEGER,
+    LOG_LEVEL,
+    STRING,
+    STRINGS,
+    TLS_MIN_VERSION,
+    TLS_NOT_REQUIRED,
+    TLS_REQUIRED,
+    TLS_REQUIREMENT,
+    TLS_VERSIONS,
+)
+from nsq_compat.cli.logs import INFO
+from nsq_compat.cli.options import option
+
+PROGRAM: Final = "nsqd"
+TOPOLOGY_AWARE_CONSUMPTION: Final = "topology-aware-consumption"
+
+
+def hostname() -> str:
+    """The name of this machine, the default of --broadcast-address."""
+    return os.uname().nodename
+
+
+def node_id(host: str) -> int:
+    """The default of --node-id: a number in [0,1024) that stays the same for a host name."""
+    return zlib.crc32(hashlib.md5(os.fsencode(host), usedforsecurity=False).digest()) % 1024
+
+
+@dataclass(slots=True, kw_only=True)
+class NsqdOptions:
+    """What one nsqd was told to do. `NsqdOptions()` holds the defaults; keyword arguments are config keys."""
+
+    version: bool = option("version", BOOLEAN, False, "print the version and exit", in_file=False)
+    config: str = option("config", STRING, "", "TOML file with more options; flags override it", in_file=False)
+
+    # Identity and logging.
+    id: int = option(
+        "node-id",
+        INTEGER,
+        lambda: node_id(hostname()),
+        "number that makes message ids unique among nodes, in [0,1024); derived from the host name unless given",
+    )
+    log_level: int = option(
+        "log-level", LOG_LEVEL, INFO, "least severe messages to log: debug, info, warn, error or fatal"
+    )
+    log_prefix: str = option("log-prefix", STRING, "[nsqd] ", "text at the start of every log line")
+    verbose: bool = option("verbose", BOOLEAN, False, "deprecated and ignored: use --log-level", in_file=False)
+    worker_id: bool = option("worker-id", BOOLEAN, False, "deprecated and ignored: use --node-id", in_file=False)
+
+    # Where to listen, and what to tell others about it.
+    tcp_address: str = option(
+        "tcp-address", STRING, "0.0.0.0:4150", "where TCP clients connect: host:port, or the path of a unix socket"
+    )
+    http_address: str = option(
+        "http-address",
+        STRING,
+        "0.0.0.0:4151",
+        "where HTTP clients connect: host:port, the path of a unix socket, or empty for no HTTP",
+    )
+    https_address: str = option(
+        "https-address",
+        STRING,
+        "0.0.0.0:4152",
+        "where HTTPS clients connect: host:port; needs --tls-cert and --tls-key",
+    )
+    broadcast_address: str = option(
+        "broadcast-address",
+        STRING,
+        hostname,
+        "host that nsqlookupd and /info give to clients; the host name unless given",
+    )
+    broadcast_tcp_port: int = option(
+        "broadcast-tcp-port",
+        INTEGER,
+        0,
+        "TCP port that nsqlookupd and /info give to clients; the bound one unless given",
+    )
+    broadcast_http_port: int = option(
+        "broadcast-http-port",
+        INTEGER,
+        0,
+        "HTTP port that nsqlookupd and /info give to clients; the bound one unless given",
+    )
+
+    # Other services.
+    nsqlookupd_tcp_addresses: tuple[str, ...] = option(
+        "lookupd-tcp-address", STRINGS, (), "host:port of an nsqlookupd to register with (repeat for several)"
+    )
+    auth_http_addresses: tuple[str, ...] = option(
+        "auth-http-address", STRINGS, (), "host:port or URL of a server that authorizes clients (repeat for several)"
+    )
+    auth_http_request_method: str = option(
+        "auth-http-request-method", STRING, "get", "how to ask the auth server: get or post"
+    )
+    http_client_connect_timeout: int = option(
+        "http-client-connect-timeout",
+        DURATION,
+        2 * SECOND,
+        "time for connecting to auth servers and to nsqlookupd's HTTP",
+    )
+    http_client_request_timeout: int = option(
+        "http-client-request-timeout",
+        DURATION,
+        5 * SECOND,
+        "time for a whole request to auth servers and nsqlookupd's HTTP",
+    )
+    topology_region: str = option(
+        "topology-region", STRING, "", "region this node runs in; a region holds one or more zones"
+    )
+    topology_zone: str = option(
+        "topology-zone", STRING, "", "zone this node runs in; consumers nearby can be preferred"
+    )
+
+    # Queues in memory and on disk.
+    data_path: str = option(
+        "data-path", STRING, "", "existing directory for messages and metadata; the current one unless given"
+    )
+    mem_queue_size: int = option(
+        "mem-queue-size", INTEGER, 10000, "messages each topic and each channel keeps in memory"
+    )
+    max_bytes_per_file: int = option(
+        "max-bytes-per-file", INTEGER, 100 * 1024 * 1024, "size in bytes at which a new data file begins"
+    )
+    sync_every: int = option("sync-every", INTEGER, 2500, "messages written between two syncs to disk")
+    sync_timeout: int = option("sync-timeout", DURATION, 2 * SECOND, "longest time between two syncs to disk")
+    queue_scan_worker_pool_max: int = option(
+        "queue-scan-worker-pool-max", INTEGER, 4, "workers looking for messages that timed out or came due"
+    )
+    queue_scan_selection_count: int = option(
+        "queue-scan-selection-count",
+        INTEGER,
+        20,
+        "channels looked at in one scan for messages that timed out or came due",
+    )
+
+    # Messages and commands.
+    msg_timeout: int = option(
+        "msg-timeout", DURATION, MINUTE, "how long a consumer may keep a message before it is requeued"
+    )
+    max_msg_timeout: int = option(
+        "max-msg-timeout", DURATION, 15 * MINUTE, "upper limit of a message's timeout, touches included"
+    )
+    max_msg_size: int = option("max-msg-size", INTEGER, 1024 * 1024, "largest message in bytes")
+    max_req_timeout: int = option("max-req-timeout", DURATION, HOUR, "longest delay of a requeued or deferred message")
+    max_body_size: int = option("max-body-size", INTEGER, 5 * 1024 * 1024, "largest body of one command in bytes")
+    client_timeout: int = MINUTE
+    """Not a flag: twice the heartbeat interval of a client that asks for none."""
+
+    # Limits for what clients may ask for.
+    max_heartbeat_interval: int = option(
+        "max-heartbeat-interval", DURATION, MINUTE, "longest heartbeat interval a client may ask for"
+    )
+    max_rdy_count: int = option("max-rdy-count", INTEGER, 2500, "highest RDY count a client may ask for")
+    max_output_buffer_size: int = option(
+        "max-output-buffer-size", INTEGER, 64 * 1024, "largest output buffer in bytes a client may ask for"
+    )
+    max_output_buffer_timeout: int = option(
+        "max-output-buffer-timeout", DURATION, 30 * SECOND, "longest output buffering a client may ask for"
+    )
+    min_output_buffer_timeout: int = option(
+        "min-output-buffer-timeout", DURATION, 25 * MILLISECOND, "shortest output buffering a client may ask for"
+    )
+    output_buffer_timeout: int = option(
+        "output-buffer-timeout", DURATION, 250 * MILLISECOND, "longest output buffering for clients that ask for none"
+    )
+    max_channel_consumers: int = option(
+        "max-channel-consumers", INTEGER, 0, "most consumers of one channel; unlimited unless given"
+    )
+
+    # statsd.
+    statsd_address: str = option("statsd-address", STRING, "", "host:port (UDP) of a statsd to push statistics to")
+    statsd_prefix: str = option(
+        "statsd-prefix", STRING, "nsq.%s", "start of every statsd key; %s becomes host and port of this node"
+    )
+    statsd_interval: int = option("statsd-interval", DURATION, MINUTE, "time between two pushes to statsd")
+    statsd_mem_stats: bool = option("statsd-mem-stats", BOOLEAN, True, "also push figures about memory to statsd")
+    statsd_udp_packet_size: int = option(
+        "statsd-udp-packet-size", INTEGER, 508, "largest packet in bytes sent to statsd"
+    )
+    statsd_exclude_ephemeral: bool = option(
+        "statsd-exclude-ephemeral", BOOLEAN, False, "push nothing about ephemeral topics and channels to statsd"
+    )
+
+    # End-to-end latency.
+    e2e_processing_latency_percentiles: tuple[float, ...] = option(
+        "e2e-processing-latency-percentile",
+        FLOATS,
+        (),
+        "percentiles of processing time to track, each in (0,1], such as 0.99 (repeat, or separate by commas)",
+    )
+    e2e_processing_latency_window_time: int = option(
+        "e2e-processing-latency-window-time", DURATION, 10 * MINUTE, "how far back these percentiles look"
+    )
+
+    # TLS.
+    tls_cert: str = option("tls-cert", STRING, "", "PEM file with the certificate")
+    tls_key: str = option("tls-key", STRING, "", "PEM file with the certificate's key")
+    tls_client_auth_policy: str = option(
+        "tls-client-auth-policy",
+        STRING,
+        "",
+        "ask clients for a certificate: 'require', or 'require-verify' to check it too",
+    )
+    tls_root_ca_file: str = option(
+        "tls-root-ca-file", STRING, "", "PEM file with the authorities that sign client certificates"
+    )
+    tls_required: int = option(
+        "tls-required",
+        TLS_REQUIREMENT,
+        TLS_NOT_REQUIRED,
+        "refuse clients without TLS: true, false, or tcp-https to let HTTP pass",
+    )
+    tls_min_version: int = option(
+        "tls-min-version",
+        TLS_MIN_VERSION,
+        TLS_VERSIONS["tls1.0"],
+        "oldest TLS version to accept: " + ", ".join(TLS_VERSIONS),
+    )
+
+    # Compression.
+    deflate: bool = option("deflate", BOOLEAN, True, "let clients ask for deflate compression")
+    max_deflate_level: int = option(
+        "max-deflate-level", INTEGER, 6, "highest deflate level a client may ask for, 1 to 9"
+    )
+    snappy: bool = option("snappy", BOOLEAN, True, "let clients ask for snappy compression")
+
+    enable_experiment: tuple[str, ...] = option(
+        "enable-experiment",
+        STRINGS,
+        (),
+        f"experiment to take part in: {TOPOLOGY_AWARE_CONSUMPTION} (repeat for several)",
+    )
+
+    def __post_init__(self) -> None:
+        # nsqd: any client policy, even an unknown one, makes TLS mandatory.
+        if self.tls_client_auth_policy and self.tls_required == TLS_NOT_REQUIRED:
+            self.tls_required = TLS_REQUIRED
+
+    def has_experiment(self, name: str) -> bool:
+        """Whether --enable-experiment named it."""
+        return name in self.enable_experiment
+
+
+def validate(options: NsqdOptions) -> None:
+    """Refuse what nsqd cannot run with. Raises OptionError with NSQ's text, in NSQ's order; does no I/O."""
+    if not 1 <= options.max_deflate_level <= 9:
+        raise OptionError("--max-deflate-level must be [1,9]")
+    if not 0 <= options.id < 1024:
+        raise OptionError("--node-id must be [0,1024)")
+    if options.tls_required != TLS_NOT_REQUIRED and not (options.tls_cert or options.tls_key):
+        raise OptionError("cannot require TLS client connections without TLS key and cert")
+    if options.auth_http_request_method not in ("get", "post"):
+        raise OptionError("--auth-http-request-method must be post or get")
+    for percentile in options.e2e_processing_latency_percentiles:
+        if not 0 < percentile <= 1:  # also refuses nan
+            raise OptionError(f"invalid E2E processing latency percentile: {str(percentile).removesuffix('.0')}")
+    # NSQ starts with a negative size and falls over at its first topic.
+    if options.mem_queue_size < 0:
+        raise OptionError("--mem-queue-size must not be negative")
+
+
+def settle(options: NsqdOptions, tcp_port: int, http_port: int) -> None:
+    """Complete what depends on the bound listeners. A port is 0 where there is none (unix socket, listener off)."""
+    options.broadcast_tcp_port = options.broadcast_tcp_port or tcp_port
+    options.broadcast_http_port = options.broadcast_http_port or http_port
+    options.statsd_prefix = expand_statsd_prefix(
+        options.statsd_prefix, options.broadcast_address, options.broadcast_http_port
+    )
+
+
+def expand_statsd_prefix(prefix: str, broadcast_address: str, broadcast_http_port: int) -> str:
+    """`nsq.%s` to `nsq.10_0_0_1_4151.`: host and port filled in, a dot at the end. Empty stays empty."""
+    if not prefix:
+        return ""
+    host = f"[{broadcast_address}]" if ":" in broadcast_address or "%" in broadcast_address else broadcast_address
+    expanded = prefix.replace("%s", f"{host}:{broadcast_http_port}".replace(".", "_").replace(":", "_"))
+    return expanded if expanded.endswith(".") else expanded + "."

@@ -1,0 +1,69 @@
+"""The daemon as its HTTP API sees it (`web.nsqd_service.NsqdService`)."""
+
+import io
+import logging
+import os
+import time
+from collections.abc import Sequence
+
+import gevent
+from gevent.util import print_run_info
+
+import nsq_compat
+from nsq_compat.cli.logs import parse_log_level, set_level
+from nsq_compat.cli.options import option_value
+from nsq_compat.net.tcp_server import TcpServer
+from nsq_compat.nsqd.memory import MemoryFigures
+from nsq_compat.nsqd.options import PROGRAM, NsqdOptions
+from nsq_compat.queue.broker import Broker
+from nsq_compat.queue.stats import ClientStats
+
+log = logging.getLogger(__name__)
+
+
+class Service:
+    """`tcp_port` and `http_port` are the bound ones: -1 for a unix socket, 0 where there is no listener."""
+
+    def __init__(self, options: NsqdOptions, broker: Broker, tcp: TcpServer, *, tcp_port: int, http_port: int) -> None:
+        self.options = options
+        self.broker = broker
+        self.tcp_port = tcp_port
+        self.http_port = http_port
+        self.version = nsq_compat.NSQ_VERSION
+        self.version_line = nsq_compat.version_line(PROGRAM)
+        self.hostname = os.uname().nodename
+        self.started_at = time.time()
+        self.now = time.monotonic
+        self.now_ns = time.time_ns
+        self._tcp = tcp
+        self._memory = MemoryFigures()
+
+    def health(self) -> str:
+        return "OK"
+
+    def producers(self) -> Sequence[ClientStats]:
+        return [session.stats() for session in self._tcp.sessions if session.has_published]
+
+    def memory(self) -> dict[str, int]:
+        return self._memory.figures()
+
+    def config_value(self, name: str) -> object:
+        return option_value(self.options, name)
+
+    def set_log_level(self, text: str) -> None:
+        self.options.log_level = parse_log_level(text)
+        set_level(self.options.log_level)
+
+    def set_lookupd_addresses(self, addresses: Sequence[str] | None) -> None:
+        self.options.nsqlookupd_tcp_addresses = tuple(addresses or ())
+
+    def save_metadata(self) -> None:
+        pass
+
+    def sleep(self, seconds: float) -> None:
+        gevent.sleep(seconds)
+
+    def greenlet_stacks(self) -> str:
+        text = io.StringIO()
+        print_run_info(file=text)
+        return text.getvalue()

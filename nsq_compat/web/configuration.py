@@ -1,0 +1,58 @@
+"""GET and PUT /config/:opt: options looked at and, two of them, changed while the daemon runs."""
+
+import json
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from nsq_compat.net.http_message import Admission, Request, Response
+from nsq_compat.web import responses
+from nsq_compat.web.nsqd_service import NsqdService
+from nsq_compat.web.responses import ApiError, error
+
+
+class Configuration:
+    def __init__(self, service: NsqdService) -> None:
+        self._service = service
+        self.admission = Admission(service.options.max_msg_size, error(413, "INVALID_VALUE"))
+        self._writable: Mapping[str, Callable[[bytes], None]] = MappingProxyType(
+            {"nsqlookupd_tcp_addresses": self._set_lookupd_addresses, "log_level": self._set_log_level}
+        )
+
+    def show(self, request: Request) -> Response:
+        return self._value(_name_of(request))
+
+    def change(self, request: Request) -> Response:
+        name = _name_of(request)
+        if not request.body:
+            raise ApiError(413, "INVALID_VALUE")
+        if name not in self._writable:
+            raise ApiError(400, "INVALID_OPTION")
+        try:
+            self._writable[name](request.body)
+        except ValueError:
+            raise ApiError(400, "INVALID_VALUE") from None
+        return self._value(name)
+
+    def _value(self, name: str) -> Response:
+        try:
+            value = self._service.config_value(name)
+        except KeyError:
+            raise ApiError(400, "INVALID_OPTION") from None
+        # nsqd: strings come raw, everything else as JSON.
+        return responses.text(value.encode("utf-8")) if isinstance(value, str) else responses.json(value)
+
+    def _set_lookupd_addresses(self, body: bytes) -> None:
+        addresses = json.loads(body.decode("utf-8"))
+        if addresses is not None:
+            if not isinstance(addresses, list):
+                raise ValueError("not a list")
+            if not all(isinstance(address, str) for address in addresses):
+                raise ValueError("not a list of strings")
+        self._service.set_lookupd_addresses(addresses)
+
+    def _set_log_level(self, body: bytes) -> None:
+        self._service.set_log_level(body.decode("utf-8"))
+
+
+def _name_of(request: Request) -> str:
+    return request.path.rpartition("/")[2]

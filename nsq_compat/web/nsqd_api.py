@@ -1,0 +1,64 @@
+"""nsqd's HTTP API: the table of its routes. What they do lies in the module each comes from."""
+
+from nsq_compat.web.administration import Administration
+from nsq_compat.web.application import Application, TlsRequired
+from nsq_compat.web.configuration import Configuration
+from nsq_compat.web.nsqd_service import NsqdOptions, NsqdService
+from nsq_compat.web.profiling import Profiling
+from nsq_compat.web.publishing import Publishing
+from nsq_compat.web.routing import Route, Routes
+from nsq_compat.web.statistics import Statistics
+
+__all__ = ["NsqdApi", "NsqdOptions", "NsqdService", "TlsRequired"]
+
+
+class NsqdApi(Application):
+    """The handler behind nsqd's HTTP and HTTPS ports. Wrap the plain port in `TlsRequired` when TLS is required."""
+
+    def __init__(self, service: NsqdService) -> None:
+        super().__init__(_routes(service))
+
+
+def _routes(service: NsqdService) -> Routes:
+    publishing = Publishing(service)
+    administration = Administration(service)
+    statistics = Statistics(service)
+    configuration = Configuration(service)
+    profiling = Profiling(service)
+    pub = Route(publishing.publish, publishing.message_admission, logged=False)
+    mpub = Route(publishing.publish_many, publishing.batch_admission, logged=False)
+    symbol = Route(profiling.symbol, logged=False)
+    return {
+        "/ping": {"GET": Route(statistics.ping)},
+        "/info": {"GET": Route(statistics.info)},
+        "/stats": {"GET": Route(statistics.stats)},
+        "/pub": {"POST": pub},
+        "/mpub": {"POST": mpub},
+        # Names of NSQ before 0.3 (docs/differences.md: http-put).
+        "/put": {"POST": pub},
+        "/mput": {"POST": mpub},
+        "/topic/create": {"POST": Route(administration.create_topic)},
+        "/topic/delete": {"POST": Route(administration.delete_topic)},
+        "/topic/empty": {"POST": Route(administration.empty_topic)},
+        "/topic/pause": {"POST": Route(administration.pause_topic)},
+        "/topic/unpause": {"POST": Route(administration.unpause_topic)},
+        "/channel/create": {"POST": Route(administration.create_channel)},
+        "/channel/delete": {"POST": Route(administration.delete_channel)},
+        "/channel/empty": {"POST": Route(administration.empty_channel)},
+        "/channel/pause": {"POST": Route(administration.pause_channel)},
+        "/channel/unpause": {"POST": Route(administration.unpause_channel)},
+        "/config/:opt": {
+            "GET": Route(configuration.show),
+            "PUT": Route(configuration.change, configuration.admission),
+        },
+        "/debug/pprof/": {"GET": Route(profiling.index, logged=False)},
+        "/debug/pprof/cmdline": {"GET": Route(profiling.command_line, logged=False)},
+        "/debug/pprof/symbol": {"GET": symbol, "POST": symbol},
+        "/debug/pprof/profile": {"GET": Route(profiling.profile, logged=False)},
+        "/debug/pprof/heap": {"GET": Route(profiling.heap, logged=False)},
+        "/debug/pprof/goroutine": {"GET": Route(profiling.greenlets, logged=False)},
+        "/debug/pprof/block": {"GET": Route(profiling.block, logged=False)},
+        "/debug/pprof/threadcreate": {"GET": Route(profiling.threads, logged=False)},
+        "/debug/setblockrate": {"PUT": Route(profiling.set_block_rate)},
+        "/debug/freememory": {"POST": Route(profiling.free_memory)},
+    }

@@ -1,0 +1,101 @@
+"""What nsqd's HTTP API asks of the daemon."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from nsq_compat.queue.broker import Broker
+from nsq_compat.queue.stats import ClientStats
+
+
+class NsqdOptions(Protocol):
+    """The options the API reads by itself, spelled like their config keys. Durations are integer nanoseconds."""
+
+    @property
+    def broadcast_address(self) -> str: ...
+    @property
+    def max_msg_size(self) -> int: ...
+    @property
+    def max_body_size(self) -> int: ...
+    @property
+    def max_req_timeout(self) -> int: ...
+    @property
+    def max_heartbeat_interval(self) -> int: ...
+    @property
+    def max_output_buffer_size(self) -> int: ...
+    @property
+    def max_output_buffer_timeout(self) -> int: ...
+    @property
+    def max_deflate_level(self) -> int: ...
+    @property
+    def topology_zone(self) -> str: ...
+    @property
+    def topology_region(self) -> str: ...
+
+
+class NsqdService(Protocol):
+    """The daemon, as its HTTP API sees it."""
+
+    @property
+    def broker(self) -> Broker: ...
+
+    @property
+    def options(self) -> NsqdOptions: ...
+
+    @property
+    def version(self) -> str:
+        """What is announced, ``1.3.0``."""
+
+    @property
+    def version_line(self) -> str:
+        """``nsqd v1.3.0 (built w/...)``: how the text form of /stats begins."""
+
+    @property
+    def hostname(self) -> str: ...
+
+    @property
+    def tcp_port(self) -> int:
+        """The port really bound; -1 for a unix socket."""
+
+    @property
+    def http_port(self) -> int:
+        """As `tcp_port`; 0 when HTTP is off."""
+
+    @property
+    def started_at(self) -> float:
+        """Unix seconds."""
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+
+    def now_ns(self) -> int:
+        """Wall clock, nanoseconds."""
+
+    def health(self) -> str:
+        """``OK``, or ``NOK - <error>`` after a failed write."""
+
+    def producers(self) -> Sequence[ClientStats]:
+        """The TCP clients that have published, with every topic in `pub_counts`."""
+
+    def memory(self) -> Mapping[str, int]:
+        """The nine figures of /stats, by their JSON names and in NSQ's order."""
+
+    def config_value(self, name: str) -> object:
+        """The present value of an option that has a flag, by its config key. Raises ``KeyError``.
+
+        bool, int (durations in nanoseconds; log levels, TLS settings as NSQ numbers them), str, float, or a sequence.
+        """
+
+    def set_log_level(self, text: str) -> None:
+        """``debug`` to ``fatal`` in any case. Raises ``ValueError``."""
+
+    def set_lookupd_addresses(self, addresses: Sequence[str] | None) -> None:
+        """The nsqlookupds to be registered with from now on; None (JSON's null) for none."""
+
+    def save_metadata(self) -> None:
+        """Write the names and paused states of topics and channels; failures are the daemon's to log."""
+
+    def sleep(self, seconds: float) -> None:
+        """Wait while others run."""
+
+    def greenlet_stacks(self) -> str:
+        """Every greenlet's and thread's stack, as text."""

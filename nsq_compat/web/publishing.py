@@ -1,0 +1,132 @@
+"""POST /pub and /mpub: messages over HTTP."""
+
+import logging
+import re
+import struct
+from collections.abc import Mapping
+from typing import Final
+
+from nsq_compat.net.http_message import Admission, Request, Response
+from nsq_compat.protocol.names import is_valid_name
+from nsq_compat.queue.exiting import Exiting
+from nsq_compat.queue.topic import Topic
+from nsq_compat.web.nsqd_service import NsqdService
+from nsq_compat.web.query import parse_boolean, parse_query
+from nsq_compat.web.responses import OK, ApiError, error
+
+log = logging.getLogger(__name__)
+
+_read_size = struct.Struct(">i").unpack_from
+_SIZE_OF_SIZE: Final = 4
+# Few enough digits for int() to be harmless.
+_is_integer = re.compile(r"[+-]?0{0,64}[0-9]{1,19}").fullmatch
+_NS_PER_MS: Final = 1_000_000
+
+
+class Publishing:
+    def __init__(self, service: NsqdService) -> None:
+        options = service.options
+        self._service = service
+        self._max_msg_size = options.max_msg_size
+        self._max_body_size = options.max_body_size
+        self._max_defer_ms = options.max_req_timeout // _NS_PER_MS
+        self.message_admission = Admission(self._max_msg_size, error(413, "MSG_TOO_BIG"))
+        self.batch_admission = Admission(self._max_body_size, error(413, "BODY_TOO_BIG"))
+
+    def publish(self, request: Request) -> Response:
+        if not request.body:
+            raise ApiError(400, "MSG_EMPTY")
+        parameters = parse_query(request.query)
+        topic = topic_of(self._service, parameters)
+        defer = self._defer_of(parameters) if "defer" in parameters else 0.0
+        return self._put(topic, [request.body], defer)
+
+    def publish_many(self, request: Request) -> Response:
+        # nsqd: `defer` is not looked at.
+        parameters = parse_query(request.query)
+        topic = topic_of(self._service, parameters)
+        if _is_binary(parameters):
+            bodies = split_binary(request.body, self._max_msg_size, self._max_body_size)
+        else:
+            bodies = split_text(request.body, self._max_msg_size)
+        return self._put(topic, bodies) if bodies else OK
+
+    def _put(self, topic: Topic, bodies: list[bytes], defer: float = 0.0) -> Response:
+        try:
+            topic.publish(bodies, self._service.now(), self._service.now_ns(), defer)
+        except Exiting:
+            raise ApiError(503, "EXITING") from None
+        except OSError as failure:
+            # nsqd: a disk that refuses is reported as a daemon that stops; either way the message was not taken.
+            log.error("TOPIC(%s): publish over HTTP failed - %s", topic.name, failure)
+            raise ApiError(503, "EXITING") from None
+        return OK
+
+    def _defer_of(self, parameters: Mapping[str, str]) -> float:
+        """Seconds. nsqd: looked at only once the topic exists."""
+        text = parameters["defer"]
+        if not _is_integer(text) or not 0 <= (defer_ms := int(text)) <= self._max_defer_ms:
+            raise ApiError(400, "INVALID_DEFER")
+        return defer_ms / 1000
+
+
+def topic_of(service: NsqdService, parameters: Mapping[str, str]) -> Topic:
+    """The topic the query names, made if need be."""
+    name = parameters.get("topic")
+    if name is None:
+        raise ApiError(400, "MISSING_ARG_TOPIC")
+    topic = service.broker.topics.get(name)
+    if topic is not None:  # its name was valid when it was made
+        return topic
+    if not is_valid_name(name):
+        raise ApiError(400, "INVALID_TOPIC")
+    try:
+        return service.broker.topic(name)
+    except Exiting:
+        raise ApiError(503, "EXITING") from None
+
+
+def split_text(body: bytes, max_msg_size: int) -> list[bytes]:
+    """One message a line, empty lines dropped; all or nothing."""
+    bodies = [line for line in body.split(b"\n") if line]
+    if len(body) > max_msg_size and any(len(line) > max_msg_size for line in bodies):
+        raise ApiError(413, "MSG_TOO_BIG")
+    return bodies
+
+
+def split_binary(body: bytes, max_msg_size: int, max_body_size: int) -> list[bytes]:
+    """A count, then so many sized messages (`schema.HTTP_MPUB_BODY`); what follows the last is ignored.
+
+    nsqd: whatever is wrong has status 413.
+    """
+    end = len(body)
+    if end < _SIZE_OF_SIZE:
+        raise ApiError(413, "BAD_BODY")
+    count = _read_size(body, 0)[0]
+    # nsqd: a message takes at least a size and one byte.
+    if not 0 < count <= (max_body_size - _SIZE_OF_SIZE) // (_SIZE_OF_SIZE + 1):
+        raise ApiError(413, "BAD_BODY")
+    bodies: list[bytes] = []
+    position = _SIZE_OF_SIZE
+    # Hot: runs for every message. A count that lies ends at the first message that is not there.
+    for _ in range(count):
+        begin = position + _SIZE_OF_SIZE
+        if begin > end:
+            raise ApiError(413, "BAD_MESSAGE")
+        size = _read_size(body, position)[0]
+        position = begin + size
+        if not 0 < size <= max_msg_size or position > end:
+            raise ApiError(413, "BAD_MESSAGE")
+        bodies.append(body[begin:position])
+    return bodies
+
+
+def _is_binary(parameters: Mapping[str, str]) -> bool:
+    value = parameters.get("binary")
+    if value is None:
+        return False
+    binary = parse_boolean(value)
+    if binary is None:
+        log.warning("deprecated value '%s' used for /mpub binary param", value)
+        return True
+    return binary

@@ -1,0 +1,54 @@
+"""Query strings, read as Go's url.ParseQuery reads them, whose refusals are part of the API."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Final
+from urllib.parse import unquote_to_bytes
+
+from nsq_compat.web.responses import ApiError
+
+_REMEMBERED_LENGTH: Final = 256
+
+
+def parse_query(query: bytes) -> Mapping[str, str]:
+    """The first value of every parameter; not to be changed. Raises ``ApiError`` for a malformed query.
+
+    Bytes that are not UTF-8 come out as surrogates: no name has them.
+    """
+    # A publisher sends the same short query with every message.
+    return _parse_remembered(query) if len(query) <= _REMEMBERED_LENGTH else _parse(query)
+
+
+def _parse(query: bytes) -> Mapping[str, str]:
+    parameters: dict[str, str] = {}
+    for pair in query.split(b"&"):
+        if not pair:
+            continue
+        if b";" in pair:
+            raise ApiError(400, "INVALID_REQUEST")
+        name, _, value = pair.partition(b"=")
+        parameters.setdefault(_unescape(name), _unescape(value))
+    return parameters
+
+
+_parse_remembered = lru_cache(maxsize=1024)(_parse)
+
+_HEX: Final = frozenset(b"0123456789abcdefABCDEF")
+
+
+def _unescape(text: bytes) -> str:
+    if b"%" in text:
+        for escape in text.split(b"%")[1:]:
+            if len(escape) < 2 or escape[0] not in _HEX or escape[1] not in _HEX:
+                raise ApiError(400, "INVALID_REQUEST")
+    if b"+" in text:
+        text = text.replace(b"+", b" ")
+    return unquote_to_bytes(text).decode("utf-8", errors="surrogateescape")
+
+
+_BOOLEANS: Final = {"true": True, "1": True, "false": False, "0": False}
+
+
+def parse_boolean(value: str) -> bool | None:
+    """None for anything but NSQ's four spellings: each route has its own idea what that means."""
+    return _BOOLEANS.get(value)
