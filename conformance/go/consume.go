@@ -1,0 +1,185 @@
+package main
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"math"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/nsqio/go-nsq"
+)
+
+type consumeOptions struct {
+	tcp, topic, channel, out, firstAttempt string
+	count, readers, maxInFlight            int
+	msgTimeout, requeue, hold, touch       time.Duration
+	timeout                                time.Duration
+}
+
+type consumeReport struct {
+	Finished   int         `json:"finished"`
+	Requeued   int         `json:"requeued"`
+	Attempts   map[int]int `json:"attempts"`
+	ByReader   []int       `json:"by_reader"`
+	YoungestMs float64     `json:"youngest_ms"`
+	Seconds    float64     `json:"seconds"`
+}
+
+// consumption is what several readers have received; its handlers run side by side.
+type consumption struct {
+	options         consumeOptions
+	complete        chan struct{}
+	mutex           sync.Mutex
+	firstDeliveries map[nsq.MessageID]*nsq.Message
+	bodies          [][]byte
+	firstAt, lastAt time.Time
+	report          consumeReport
+}
+
+func parseConsumeOptions(arguments []string) consumeOptions {
+	var o consumeOptions
+	flags := flag.NewFlagSet("consume", flag.ExitOnError)
+	flags.StringVar(&o.tcp, "tcp", "", "host:port of nsqd")
+	flags.StringVar(&o.topic, "topic", "", "")
+	flags.StringVar(&o.channel, "channel", "", "")
+	flags.StringVar(&o.out, "out", "", "file for the bodies finished")
+	flags.StringVar(&o.firstAttempt, "first-attempt", "finish", "finish, requeue or late")
+	flags.IntVar(&o.count, "count", 0, "messages to finish")
+	flags.IntVar(&o.readers, "readers", 1, "connections")
+	flags.IntVar(&o.maxInFlight, "max-in-flight", 200, "RDY of each connection")
+	milliseconds := map[*time.Duration]*int{
+		&o.msgTimeout: flags.Int("msg-timeout-ms", 0, "asked for in IDENTIFY; 0: nsqd's default"),
+		&o.requeue:    flags.Int("requeue-ms", 0, "delay of a requeue"),
+		&o.hold:       flags.Int("hold-ms", 0, "work on each message for so long"),
+		&o.touch:      flags.Int("touch-ms", 200, "how often a held message is touched"),
+	}
+	seconds := flags.Float64("timeout", 40, "give up after so many seconds")
+	_ = flags.Parse(arguments)
+	for duration, value := range milliseconds {
+		*duration = time.Duration(*value) * time.Millisecond
+	}
+	o.timeout = time.Duration(*seconds * float64(time.Second))
+	return o
+}
+
+func consume(arguments []string) (any, error) {
+	options := parseConsumeOptions(arguments)
+	c := &consumption{
+		options:         options,
+		complete:        make(chan struct{}),
+		firstDeliveries: map[nsq.MessageID]*nsq.Message{},
+		report:          consumeReport{Attempts: map[int]int{}, ByReader: make([]int, options.readers), YoungestMs: math.Inf(1)},
+	}
+	consumers := make([]*nsq.Consumer, options.readers)
+	for number := range consumers {
+		consumer, err := c.connect(number)
+		if err != nil {
+			return nil, err
+		}
+		consumers[number] = consumer
+	}
+
+	var tooLate error
+	select {
+	case <-c.complete:
+	case <-time.After(options.timeout):
+		tooLate = fmt.Errorf("only %d of %d messages within %v", len(c.finished()), options.count, options.timeout)
+	}
+	if err := os.WriteFile(options.out, bytes.Join(append(c.finished(), nil), []byte("\n")), 0o644); err != nil {
+		return nil, err
+	}
+	if tooLate != nil {
+		return nil, tooLate
+	}
+	// CLS, answered with CLOSE_WAIT: everything we finished has been read by then.
+	for _, consumer := range consumers {
+		consumer.Stop()
+	}
+	for _, consumer := range consumers {
+		<-consumer.StopChan
+	}
+	c.report.Finished = len(c.bodies)
+	c.report.Seconds = c.lastAt.Sub(c.firstAt).Seconds()
+	return c.report, nil
+}
+
+func (c *consumption) connect(number int) (*nsq.Consumer, error) {
+	config := nsq.NewConfig()
+	config.MaxAttempts = 0
+	config.MaxInFlight = c.options.maxInFlight
+	config.MsgTimeout = c.options.msgTimeout
+	consumer, err := nsq.NewConsumer(c.options.topic, c.options.channel, config)
+	if err != nil {
+		return nil, err
+	}
+	consumer.SetLogger(quiet, nsq.LogLevelError)
+	handle := nsq.HandlerFunc(func(message *nsq.Message) error { return c.handle(number, message) })
+	consumer.AddConcurrentHandlers(handle, c.options.maxInFlight)
+	if err := consumer.ConnectToNSQD(c.options.tcp); err != nil {
+		return nil, fmt.Errorf("no connection to nsqd at %s: %w", c.options.tcp, err)
+	}
+	return consumer, nil
+}
+
+func (c *consumption) handle(number int, message *nsq.Message) error {
+	message.DisableAutoResponse()
+	c.noteAge(message)
+	if message.Attempts == 1 && c.options.firstAttempt != "finish" {
+		c.putOff(message)
+		return nil
+	}
+	for end := time.Now().Add(c.options.hold); c.options.hold > 0 && time.Now().Before(end); {
+		time.Sleep(min(time.Until(end), c.options.touch))
+		message.Touch()
+	}
+	c.finish(number, message)
+	return nil
+}
+
+func (c *consumption) noteAge(message *nsq.Message) {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	age := float64(time.Now().UnixNano()-message.Timestamp) / 1e6
+	c.report.YoungestMs = math.Min(c.report.YoungestMs, age)
+}
+
+func (c *consumption) putOff(message *nsq.Message) {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	if c.options.firstAttempt == "requeue" {
+		c.report.Requeued++
+		message.RequeueWithoutBackoff(c.options.requeue)
+	} else {
+		c.firstDeliveries[message.ID] = message
+	}
+}
+
+func (c *consumption) finish(number int, message *nsq.Message) {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	message.Finish()
+	// A late answer to a delivery that has timed out: nsqd must refuse it and go on.
+	if late := c.firstDeliveries[message.ID]; late != nil {
+		delete(c.firstDeliveries, message.ID)
+		late.Finish()
+	}
+	c.lastAt = time.Now()
+	if len(c.bodies) == 0 {
+		c.firstAt = c.lastAt
+	}
+	c.bodies = append(c.bodies, message.Body)
+	c.report.Attempts[int(message.Attempts)]++
+	c.report.ByReader[number]++
+	if len(c.bodies) == c.options.count {
+		close(c.complete)
+	}
+}
+
+func (c *consumption) finished() [][]byte {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	return c.bodies[:len(c.bodies):len(c.bodies)]
+}

@@ -1,0 +1,249 @@
+"""The official Python client, pynsq, as a program: ``publish`` a file line by line, ``consume`` it into another file.
+
+``conformance/go`` is the same program with the official Go client: the same options, the same report (one JSON object
+on stdout), so that one set of tests drives both.
+
+A body is ``<line number>TAB<the line>``: NSQ refuses empty bodies, files do have empty lines, and a line that comes
+twice or not at all can then be named. A consumer writes the bodies it has finished, a line each, in that order.
+"""
+
+import argparse
+import asyncio
+import json
+import logging
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import nsq
+
+_ANSWER_SECONDS = 10.0
+
+
+def numbered_lines(file: Path) -> list[bytes]:
+    """The bodies that stand for a file, one for each line; a last line without a newline counts too."""
+    lines = file.read_bytes().split(b"\n")
+    if not lines[-1]:
+        lines.pop()
+    return [b"%d\t%s" % (number, line) for number, line in enumerate(lines, start=1)]
+
+
+class Failed(Exception):
+    """The conversation with nsqd did not go as it should; the text is for the person who reads stderr."""
+
+
+async def _until(condition: Callable[[], object], seconds: float, complaint: str) -> None:
+    """Return as soon as the condition holds. pynsq offers no future for what is waited on here."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise Failed(complaint)
+        await asyncio.sleep(0.005)
+
+
+class Publication:
+    """Publishes bodies with at most ``window`` commands unanswered, and keeps the first refusal."""
+
+    def __init__(self, writer: nsq.Writer, options: argparse.Namespace) -> None:
+        self._writer = writer
+        self._options = options
+        self._room = asyncio.Semaphore(options.window)
+        self._refusal: object = None
+
+    async def publish(self, bodies: list[bytes]) -> None:
+        """Return when nsqd has answered every command. Raises Failed when it has refused one."""
+        for send in self._commands(bodies):
+            await self._room.acquire()
+            if self._refusal is not None:
+                break
+            send()
+        for _ in range(self._options.window):
+            await self._room.acquire()
+            if self._refusal is not None:
+                raise Failed(f"nsqd refused to publish: {self._refusal}")
+
+    def _commands(self, bodies: list[bytes]) -> Iterator[Callable[[], object]]:
+        """One call to pynsq for each command to send."""
+        writer, topic, options = self._writer, self._options.topic, self._options
+        if options.command == "mpub":
+            for start in range(0, len(bodies), options.batch):
+                batch = bodies[start : start + options.batch]
+                yield lambda batch=batch: writer.mpub(topic, batch, self._answered)  # type: ignore[misc]
+        elif options.command == "dpub":
+            for body in bodies:
+                yield lambda body=body: writer.dpub(topic, options.defer_ms, body, self._answered)  # type: ignore[misc]
+        else:
+            for body in bodies:
+                yield lambda body=body: writer.pub(topic, body, self._answered)  # type: ignore[misc]
+
+    def _answered(self, _connection: object, answer: object) -> None:
+        if answer != b"OK" and self._refusal is None:
+            self._refusal = answer
+        self._room.release()
+
+
+async def publish(options: argparse.Namespace) -> dict[str, Any]:
+    """Send a file; the report says how many messages were acknowledged and how long that took."""
+    bodies = numbered_lines(options.file)
+    writer = nsq.Writer([options.tcp])
+    await _until(lambda: writer.conns, _ANSWER_SECONDS, f"no connection to nsqd at {options.tcp}")
+    started = time.monotonic()
+    await Publication(writer, options).publish(bodies)
+    return {"published": len(bodies), "seconds": time.monotonic() - started}
+
+
+class Consumption:
+    """What several readers have received, until ``count`` messages are finished."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._first_deliveries: dict[bytes, nsq.Message] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.bodies: list[bytes] = []
+        self.attempts: Counter[int] = Counter()
+        self.by_reader: Counter[int] = Counter()
+        self.requeued = 0
+        self.youngest_ms = float("inf")
+        self.first_at = self.last_at = time.monotonic()
+        self.complete = asyncio.Event()
+
+    def handler(self, reader_number: int) -> Callable[[nsq.Message], None]:
+        """The message handler of one reader; pynsq is told that the answer comes from us."""
+
+        def handle(message: nsq.Message) -> None:
+            message.enable_async()
+            age_ms = (time.time_ns() - message.timestamp) / 1e6
+            self.youngest_ms = min(self.youngest_ms, age_ms)
+            if message.attempts == 1 and self._options.first_attempt != "finish":
+                self._put_off(message)
+            elif self._options.hold_ms:
+                task = asyncio.ensure_future(self._hold(message, reader_number))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            else:
+                self._finish(message, reader_number)
+
+        return handle
+
+    def _put_off(self, message: nsq.Message) -> None:
+        if self._options.first_attempt == "requeue":
+            self.requeued += 1
+            message.requeue(backoff=False, time_ms=self._options.requeue_ms)
+        else:
+            self._first_deliveries[message.id] = message
+
+    async def _hold(self, message: nsq.Message, reader_number: int) -> None:
+        """Work on a message for ``hold_ms``, asking nsqd for more time every ``touch_ms``."""
+        end = time.monotonic() + self._options.hold_ms / 1000
+        while (left := end - time.monotonic()) > 0:
+            await asyncio.sleep(min(left, self._options.touch_ms / 1000))
+            message.touch()
+        self._finish(message, reader_number)
+
+    def _finish(self, message: nsq.Message, reader_number: int) -> None:
+        message.finish()
+        # A late answer to a delivery that has timed out: nsqd must refuse it and go on.
+        if late := self._first_deliveries.pop(message.id, None):
+            late.finish()
+        if not self.bodies:
+            self.first_at = time.monotonic()
+        self.last_at = time.monotonic()
+        self.bodies.append(message.body)
+        self.attempts[message.attempts] += 1
+        self.by_reader[reader_number] += 1
+        if len(self.bodies) == self._options.count:
+            self.complete.set()
+
+
+async def consume(options: argparse.Namespace) -> dict[str, Any]:
+    """Finish ``count`` messages; the report says how they came."""
+    consumption = Consumption(options)
+    readers = [
+        nsq.Reader(
+            options.topic,
+            options.channel,
+            consumption.handler(number),
+            nsqd_tcp_addresses=[options.tcp],
+            max_in_flight=options.max_in_flight,
+            max_tries=0,
+            msg_timeout=options.msg_timeout_ms / 1000 if options.msg_timeout_ms else None,
+        )
+        for number in range(options.readers)
+    ]
+    try:
+        await asyncio.wait_for(consumption.complete.wait(), options.timeout)
+    except TimeoutError:
+        missing = f"{len(consumption.bodies)} of {options.count} messages within {options.timeout:g} s"
+        raise Failed(f"only {missing}") from None
+    finally:
+        options.out.write_bytes(b"".join(body + b"\n" for body in consumption.bodies))
+    for connection in [connection for reader in readers for connection in reader.conns.values()]:
+        await _close(connection)
+    return {
+        "finished": len(consumption.bodies),
+        "requeued": consumption.requeued,
+        "attempts": {str(number): count for number, count in sorted(consumption.attempts.items())},
+        "by_reader": [consumption.by_reader[number] for number in range(options.readers)],
+        "youngest_ms": consumption.youngest_ms,
+        "seconds": consumption.last_at - consumption.first_at,
+    }
+
+
+async def _close(connection: nsq.AsyncConn) -> None:
+    """CLS, answered with CLOSE_WAIT: by then nsqd has read everything we finished."""
+    answers: list[bytes] = []
+    connection.on("response", lambda data, **_: answers.append(data))
+    connection.send(b"CLS\n")
+    await _until(lambda: b"CLOSE_WAIT" in answers, _ANSWER_SECONDS, "nsqd does not answer CLS with CLOSE_WAIT")
+    connection.close()
+
+
+def parse_arguments(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="pynsq_client", description=__doc__.splitlines()[0] if __doc__ else None)
+    programs = parser.add_subparsers(required=True)
+
+    publishing = programs.add_parser("publish", help="send a file, one message for each line")
+    publishing.set_defaults(program=publish)
+    publishing.add_argument("--file", type=Path, required=True)
+    publishing.add_argument("--command", choices=("pub", "mpub", "dpub"), default="pub")
+    publishing.add_argument("--batch", type=int, default=100, help="messages in one MPUB")
+    publishing.add_argument("--defer-ms", type=int, default=0, help="how long DPUB defers")
+    publishing.add_argument("--window", type=int, default=200, help="commands sent and not yet answered")
+
+    consuming = programs.add_parser("consume", help="finish a number of messages and write them to a file")
+    consuming.set_defaults(program=consume)
+    consuming.add_argument("--channel", required=True)
+    consuming.add_argument("--out", type=Path, required=True)
+    consuming.add_argument("--count", type=int, required=True)
+    consuming.add_argument("--readers", type=int, default=1, help="connections")
+    consuming.add_argument("--max-in-flight", type=int, default=200, help="RDY of each connection")
+    consuming.add_argument("--msg-timeout-ms", type=int, default=0, help="asked for in IDENTIFY; 0: nsqd's default")
+    consuming.add_argument("--first-attempt", choices=("finish", "requeue", "late"), default="finish")
+    consuming.add_argument("--requeue-ms", type=int, default=0, help="delay of a requeue")
+    consuming.add_argument("--hold-ms", type=int, default=0, help="work on each message for so long")
+    consuming.add_argument("--touch-ms", type=int, default=200, help="how often a held message is touched")
+    consuming.add_argument("--timeout", type=float, default=40.0, help="give up after so many seconds")
+
+    for program in (publishing, consuming):
+        program.add_argument("--tcp", required=True, help="host:port of nsqd")
+        program.add_argument("--topic", required=True)
+    return parser.parse_args(arguments)
+
+
+def main() -> int:
+    options = parse_arguments(sys.argv[1:])
+    logging.basicConfig(level=logging.ERROR, format="%(name)s %(levelname)s %(message)s")
+    try:
+        report = asyncio.run(options.program(options))
+    except Failed as failure:
+        print(f"pynsq_client: {failure}", file=sys.stderr)
+        return 1
+    print(json.dumps(report))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+from dataclasses import dataclass
+
+import pytest
+
+from nsq_compat.cli.durations import MINUTE
+from nsq_compat.cli.kinds import BOOLEAN, DURATION, STRING, STRINGS
+from nsq_compat.cli.options import Option, option, option_value, table_of
+
+
+@dataclass(slots=True, kw_only=True)
+class Options:
+    version: bool = option("version", BOOLEAN, False, "print the version", in_file=False)
+    msg_timeout: int = option("msg-timeout", DURATION, MINUTE, "how long to wait")
+    peers: tuple[str, ...] = option("peer", STRINGS, (), "others")
+    host: str = option("host", STRING, lambda: "here", "where")
+    not_an_option: int = 3
+
+
+def test_a_row_is_made_of_the_field_and_what_was_said_about_it():
+    assert table_of(Options)[1] == Option(
+        flag="msg-timeout", key="msg_timeout", kind=DURATION, default=MINUTE, help="how long to wait", in_file=True
+    )
+
+
+def test_rows_keep_the_order_of_declaration_and_plain_fields_are_none():
+    assert [row.key for row in table_of(Options)] == ["version", "msg_timeout", "peers", "host"]
+
+
+def test_options_made_without_arguments_hold_the_defaults_of_the_table():
+    options = Options()
+    assert all(getattr(options, row.key) == row.default for row in table_of(Options))
+
+
+def test_a_default_may_be_found_out_when_options_are_made():
+    assert Options().host == "here"
+    assert table_of(Options)[3].default == "here"
+
+
+def test_an_option_can_be_looked_up_by_its_config_key():
+    options = Options(peers=("a", "b"))
+    assert option_value(options, "msg_timeout") == MINUTE
+    assert option_value(options, "peers") == ["a", "b"]
+
+
+@pytest.mark.parametrize("key", ["version", "peer", "msg-timeout", "not_an_option", "", "__class__"])
+def test_what_the_config_file_does_not_know_cannot_be_looked_up(key):
+    with pytest.raises(KeyError):
+        option_value(Options(), key)
