@@ -1,10 +1,23 @@
-"""How hypothesis searches: quickly while one works (`dev`), longer where nobody waits (`ci`, chosen when CI is set)."""
+"""What holds for every test: how long hypothesis searches, and that a report can carry any text.
+
+The profile `dev` is quick, for while one works; `ci` searches longer and is chosen when CI is set.
+"""
 
 import os
+from collections.abc import Generator
 
+import pytest
 from hypothesis import settings
 
 # No deadline: on a busy machine the time of one example says nothing. The blob lets a failure be replayed anywhere.
 settings.register_profile("dev", deadline=None, print_blob=True)
 settings.register_profile("ci", settings.get_profile("dev"), max_examples=300, derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Escape lone surrogates in captured logs: xdist cannot send them, and clients' raw bytes bring them about."""
+    report = yield
+    report.sections = [(name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections]
+    return report

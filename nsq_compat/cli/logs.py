@@ -107,7 +107,8 @@ class LineHandler(logging.Handler):
         try:
             text = self.format(record)
         except Exception as error:  # a wrong argument in a log call must not stop its caller
-            text = self.line(record.created, ERROR, f"a log call failed ({error!r}): {record.msg!r}")
+            what = record.msg if type(record.msg) is str else type(record.msg).__name__
+            text = self.line(record.created, ERROR, f"a log call failed ({type(error).__name__}): {what}")
         self.write(text)
 
     def format(self, record: logging.LogRecord) -> str:

@@ -20,7 +20,6 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import gevent
-import greenlet
 from gevent.hub import get_hub
 
 from nsq_compat.net.http_message import (
@@ -32,7 +31,7 @@ from nsq_compat.net.http_message import (
     http_date,
 )
 from nsq_compat.net.http_reader import Phase, RequestReader
-from nsq_compat.net.listeners import address_of, peer_of, prepare_client
+from nsq_compat.net.listeners import address_of, close_listener, peer_of, prepare_client
 
 log = logging.getLogger(__name__)
 
@@ -98,11 +97,13 @@ class HttpServer:
         log.info("%s: closing %s", self._name, self._address)
         if self._acceptor is not None:
             self._acceptor.kill()
-        self._listener.close()
+        close_listener(self._listener)
         for connection in list(self._connections):
             connection.finish()
         gevent.joinall(list(self._connections.values()), timeout=timeout)
         gevent.killall(list(self._connections.values()))
+        for connection in list(self._connections):
+            self._forget(connection)
 
     def _accept_loop(self) -> None:
         hub = get_hub()
@@ -148,7 +149,7 @@ class HttpServer:
         greenlet.link(lambda _: self._forget(connection))
 
     def _forget(self, connection: "_Connection") -> None:
-        del self._connections[connection]
+        self._connections.pop(connection, None)
         connection.close()
 
 
@@ -178,7 +179,6 @@ class _Connection:
 
     def run(self) -> None:
         """Serve until either side has had enough. Raises nothing."""
-        self._resume = greenlet.getcurrent().switch
         try:
             self._open()
             while self._serve_one_read():
@@ -283,13 +283,8 @@ class _Connection:
 
     def _receive(self, size: int) -> bytes:
         """What is there, waiting for it; b"" at the end. Raises OSError."""
-        readable = self._readable
         while True:
-            readable.start(self._resume)
-            try:
-                self._hub.switch()
-            finally:
-                readable.stop()
+            self._hub.wait(self._readable)
             try:
                 return self._socket.recv(size)
             except BlockingIOError:

@@ -9,6 +9,7 @@ import stat
 _BACKLOG = 1024
 _IPV4_MAPPED = "::ffff:"
 _KEEPALIVE_SECONDS = 15
+_MAX_PORT = 65535
 
 
 class ListenError(Exception):
@@ -38,6 +39,15 @@ def split_host_port(address: str) -> tuple[str, str] | None:
     if host.startswith("[") and host.endswith("]"):
         return host[1:-1], port
     return None if ":" in host else (host, port)
+
+
+def close_listener(listener: socket.socket) -> None:
+    """Listen no more; a unix socket's file goes too (nsqd)."""
+    name = listener.getsockname()
+    listener.close()
+    if isinstance(name, str):
+        with contextlib.suppress(OSError):
+            os.unlink(name)
 
 
 def address_of(listener: socket.socket) -> str:
@@ -75,12 +85,14 @@ def prepare_client(client: socket.socket) -> None:
 
 
 def _listen_tcp(host: str, port: str) -> socket.socket:
-    if host in ("", "0.0.0.0") and socket.has_dualstack_ipv6():
-        return _bound(socket.AF_INET6, ("::", int(port)), dual_stack=True)
-    family, _, _, _, name = socket.getaddrinfo(
-        host or "0.0.0.0", port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    return _bound(family, name, dual_stack=False)
+    if port.isdigit() and int(port) > _MAX_PORT:
+        raise ValueError("invalid port")  # the resolver would take it modulo 65536
+    dual_stack = host in ("", "0.0.0.0") and socket.has_dualstack_ipv6()
+    found = socket.getaddrinfo(
+        "::" if dual_stack else host or "0.0.0.0", port or "0", type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    family, _, _, _, name = found[0]
+    return _bound(family, name, dual_stack=dual_stack)
 
 
 def _bound(family: int, name: object, *, dual_stack: bool) -> socket.socket:

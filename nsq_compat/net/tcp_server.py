@@ -8,7 +8,7 @@ from collections.abc import Callable
 import gevent
 
 from nsq_compat.net.connection import Connection
-from nsq_compat.net.listeners import address_of, peer_of, prepare_client
+from nsq_compat.net.listeners import address_of, close_listener, peer_of, prepare_client
 from nsq_compat.session.nsqd_session import NsqdSession
 
 log = logging.getLogger(__name__)
@@ -43,8 +43,9 @@ class TcpServer:
         """Close the listener; who is connected stays."""
         if self._accepting is not None:
             self._accepting.kill()
+            self._accepting = None
             log.info("TCP: closing %s", address_of(self._listener))
-        self._listener.close()
+            close_listener(self._listener)
 
     def stop(self, timeout: float) -> None:
         """Close the listener and every client, also those who never said a word; wait `timeout` seconds for them."""

@@ -11,6 +11,7 @@ Read ``schema`` first: it declares every byte layout. Then, from the outside in:
 - ``identify`` decodes the IDENTIFY body and encodes the answer, on top of ``go_json``, which is JSON the way Go reads
   and writes it.
 - ``lookup_commands`` is the other protocol: nsqd talking to nsqlookupd, both ends.
+- ``receive_buffer`` holds received bytes until a reader can go on; all readers but the busiest one stand on it.
 - ``compression`` is deflate and snappy, bytes to bytes, below all of the above once a client has asked for it.
 - ``names`` and ``quoting`` say which names are legal and how an illegal one is printed.
 - ``errors`` are the exceptions that become error frames.

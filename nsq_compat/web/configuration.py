@@ -29,7 +29,7 @@ class Configuration:
             raise ApiError(400, "INVALID_OPTION")
         try:
             self._writable[name](request.body)
-        except ValueError:
+        except (ValueError, RecursionError):  # the latter from deeply nested JSON
             raise ApiError(400, "INVALID_VALUE") from None
         return self._value(name)
 

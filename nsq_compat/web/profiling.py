@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Final
 
 from nsq_compat.net.http_message import TEXT, Request, Response
+from nsq_compat.protocol.quoting import quote
 from nsq_compat.web.nsqd_service import NsqdService
 from nsq_compat.web.query import parse_query
 from nsq_compat.web.responses import HTML, plain
@@ -113,7 +114,8 @@ class Profiling:
         """Checked and otherwise without effect: there is no block profile (docs/differences.md: debug)."""
         rate = parse_query(request.query).get("rate", "")
         if not _is_integer(rate):
-            return plain(f'invalid block rate : strconv.Atoi: parsing "{rate}": invalid syntax', 400)
+            quoted = quote(rate.encode("utf-8", errors="surrogateescape"))
+            return plain(f"invalid block rate : strconv.Atoi: parsing {quoted}: invalid syntax", 400)
         return plain("")
 
     def free_memory(self, request: Request) -> Response:

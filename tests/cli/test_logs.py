@@ -155,8 +155,18 @@ def test_a_log_call_that_is_wrong_shows_itself_and_stops_nobody(pipe, handler_on
     wrong = {"levelno": logging.INFO, "msg": "%d messages", "args": ("many",)}
     handler_on(pipe[1]).handle(logging.makeLogRecord(wrong))
     line = read_all(pipe[0]).decode()
-    assert "ERROR: a log call failed (TypeError(" in line
-    assert line.endswith("'%d messages'\n")
+    assert line.endswith(" ERROR: a log call failed (TypeError): %d messages\n")
+
+
+def test_a_message_that_cannot_be_printed_at_all_stops_nobody_either(pipe, handler_on):
+    class Unprintable:
+        def __str__(self):
+            raise RuntimeError("no")
+
+        __repr__ = __str__
+
+    handler_on(pipe[1]).handle(logging.makeLogRecord({"levelno": logging.INFO, "msg": Unprintable()}))
+    assert read_all(pipe[0]).endswith(b" ERROR: a log call failed (RuntimeError): Unprintable\n")
 
 
 def test_text_that_is_no_unicode_is_escaped(log_file):

@@ -1,0 +1,33 @@
+"""Options of NSQ's that are understood and whose feature is not there yet.
+
+What guards a door stops the daemon, because running without it would leave the door open; what merely goes missing is
+said in the log.
+"""
+
+import logging
+
+from nsq_compat.cli.errors import OptionError
+from nsq_compat.cli.kinds import TLS_NOT_REQUIRED
+from nsq_compat.nsqd.options import NsqdOptions
+
+log = logging.getLogger(__name__)
+
+
+def refuse_open_doors(options: NsqdOptions) -> None:
+    """Raises ``OptionError`` for options that ask for protection this version cannot give."""
+    if options.auth_http_addresses:
+        raise OptionError("--auth-http-address is not supported yet")
+    if options.tls_cert or options.tls_key or options.tls_required != TLS_NOT_REQUIRED:
+        raise OptionError("--tls-cert, --tls-key and --tls-required are not supported yet")
+
+
+def warn_of_gaps(options: NsqdOptions) -> None:
+    """Log each option that has no effect in this version."""
+    for flag, given in (
+        ("--lookupd-tcp-address", options.nsqlookupd_tcp_addresses),
+        ("--statsd-address", options.statsd_address),
+        ("--e2e-processing-latency-percentile", options.e2e_processing_latency_percentiles),
+        ("--enable-experiment", options.enable_experiment),
+    ):
+        if given:
+            log.warning("%s has no effect yet", flag)

@@ -1,0 +1,173 @@
+"""A connection over real sockets: what it sends when, whom it waits for, and how it ends."""
+
+import gc
+import struct
+import weakref
+from dataclasses import replace
+
+import gevent
+import pytest
+
+from nsq_compat.net.connection import Connection
+
+IDENTIFY_1S = b'{"heartbeat_interval":1000}'
+
+
+def identify(document: bytes) -> bytes:
+    return b"IDENTIFY\n" + struct.pack(">i", len(document)) + document
+
+
+def test_a_message_goes_from_one_client_to_another(connect):
+    consumer = connect().subscribes(b"t", b"c", ready=1)
+    connect().publishes(b"t", b"hello")
+    frame = consumer.frame()
+    assert frame.type == 2
+    assert frame.data.endswith(b"hello")
+
+
+def test_messages_leave_at_the_end_of_a_turn_though_the_client_allows_buffering(connect):
+    # nsqd holds them back up to output_buffer_timeout, a minute here; the test's patience is less.
+    consumer = connect().says(identify(b'{"output_buffer_timeout":30000,"output_buffer_size":65536}'))
+    assert consumer.frame().data == b"OK"
+    consumer.subscribes(b"t", b"c", ready=10)
+    producer = connect()
+    for body in (b"one", b"two", b"three"):
+        producer.publishes(b"t", body)
+        assert consumer.frame().data.endswith(body)
+
+
+def test_replies_to_pipelined_commands_come_in_order(connect):
+    client = connect()
+    client.says(b"".join(b"PUB t%d\n\0\0\0\1x" % (number % 3) for number in range(1000)) + b"BAD\n")
+    assert {frame.data for frame in client.frames(1000)} == {b"OK"}
+    assert client.frame().data == b"E_INVALID invalid command BAD"
+    with pytest.raises(EOFError):
+        client.frame()
+
+
+def test_bytes_may_come_one_by_one(connect):
+    client = connect(magic=b"")
+    for byte in b"  V2PUB t\n\0\0\0\3abcNOP\nPUB t\n\0\0\0\1z":
+        client.says(bytes([byte]))
+        gevent.sleep(0)
+    assert [frame.data for frame in client.frames(2)] == [b"OK", b"OK"]
+
+
+def test_a_client_that_closes_its_side_still_gets_its_replies(connect):
+    client = connect().says(b"PUB t\n\0\0\0\1xPUB t\n\0\0\0\1y")
+    client.socket.shutdown(1)
+    assert [frame.data for frame in client.frames(2)] == [b"OK", b"OK"]
+    assert client.rest() == b""
+
+
+def test_a_large_message_arrives_whole(server, connect):
+    body = bytes(range(256)) * 4096
+    consumer = connect(receive_buffer=8192).subscribes(b"t", b"c", ready=5)
+    connect().publishes(b"t", body, body, body)
+    for _ in range(3):
+        assert consumer.frame().data[26:] == body
+
+
+def test_a_consumer_that_does_not_read_holds_up_nobody_and_is_closed(server, connect, eventually):
+    body = b"x" * 100_000
+    deaf = connect(receive_buffer=4096).says(identify(IDENTIFY_1S))
+    deaf.subscribes(b"t", b"c", ready=2500)
+    producer = connect()
+    producer.publishes(b"t", *([body] * 200))
+    channel = server.broker.topics["t"].channels["c"]
+    eventually(lambda: channel.in_flight_count > 0)
+    # It stopped taking, so most of it still waits, and another consumer gets that.
+    waiting = channel.depth
+    assert waiting > 100
+    other = connect().subscribes(b"t", b"c", ready=2500)
+    assert all(frame.data[26:] == body for frame in other.frames(waiting))
+    # Its write deadline is its heartbeat interval.
+    eventually(lambda: len(channel.consumers) == 1)
+
+
+def test_a_client_that_does_not_read_its_replies_is_read_from_no_more(server, connect):
+    client = connect(receive_buffer=4096)
+    client.socket.settimeout(0.5)
+    sent = 0
+    command = b"NOP\n" * 100 + b"PUB t\n\0\0\0\1x" * 1000
+    with pytest.raises(TimeoutError):
+        while sent < 500_000_000:
+            sent += client.socket.send(command)
+    # What is kept for it is one read's replies; the rest waits on its side of the wire.
+    assert server.broker.topics["t"].message_count < 10_000_000
+    connect().publishes(b"t", b"others are served")
+
+
+def test_heartbeats_come_and_silence_ends_the_connection(connect):
+    client = connect().says(identify(IDENTIFY_1S))
+    assert client.frame().data == b"OK"
+    assert client.frame().data == b"_heartbeat_"
+    assert b"_heartbeat_".replace(b"_", b"") not in client.rest().replace(b"_heartbeat_", b"")
+
+
+def test_a_client_that_is_gone_leaves_its_channel(server, connect, eventually):
+    client = connect().subscribes(b"t", b"c", ready=1)
+    channel = server.broker.topics["t"].channels["c"]
+    assert len(channel.consumers) == 1
+    client.socket.close()
+    eventually(lambda: not channel.consumers)
+
+
+def test_deleting_a_channel_closes_its_consumers_without_a_frame(server, connect):
+    consumer = connect().subscribes(b"t", b"c", ready=1)
+    server.broker.topics["t"].delete_channel("c")
+    assert consumer.rest() == b""
+
+
+def test_an_error_inside_ends_one_connection_and_is_logged(server, connect, caplog, monkeypatch):
+    other = connect().publishes(b"t", b"x")
+
+    def fail(*_):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(server.broker.topics["t"], "publish", fail)
+    client = connect().says(b"PUB t\n\0\0\0\1x")
+    assert client.rest() == b""
+    assert "internal error" in caplog.text
+    assert "a bug" in caplog.text
+    monkeypatch.undo()
+    other.publishes(b"t", b"goes on")
+
+
+def test_an_error_while_sending_ends_the_connection_too(server, connect, caplog, monkeypatch):
+    consumer = connect().subscribes(b"t", b"c", ready=1)
+    session = next(iter(server.broker.topics["t"].channels["c"].consumers))
+
+    def fail(_):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(session, "data_to_send", fail)
+    connect().publishes(b"t", b"x")
+    assert consumer.rest() == b""
+    assert "a bug" in caplog.text
+
+
+def test_hostile_sizes_are_refused_before_memory_is_taken(server, connect):
+    server.limits = replace(server.limits, max_msg_size=100)
+    client = connect().says(b"PUB t\n" + struct.pack(">i", 0x7FFFFFFF))
+    assert client.frame().data == b"E_BAD_MESSAGE PUB message too big 2147483647 > 100"
+    assert client.rest() == b""
+
+
+def test_nothing_of_a_connection_is_left_behind(server, connect, eventually, caplog):
+    seen: list[weakref.ref[Connection]] = []
+    for number in range(20):
+        client = connect()
+        client.subscribes(b"t", b"c", ready=1)
+        seen += [weakref.ref(session.wake.__self__) for session in server.tcp.sessions]
+        if number % 2:
+            client.says(b"garbage\n")
+        client.socket.close()
+    eventually(lambda: not server.tcp.sessions)
+
+    def all_gone() -> bool:
+        caplog.clear()  # records hold errors, errors hold frames
+        gc.collect()
+        return not any(each() for each in seen)
+
+    eventually(all_gone)

@@ -1,0 +1,100 @@
+"""Bytes to requests, without a socket: however the input is cut, and whatever it is."""
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsq_compat.net.http_message import Admission, HttpLimits, Request, Response
+from nsq_compat.net.http_reader import RequestReader
+
+LIMIT = 300
+TOO_BIG = Response(413, b"too big", close=True)
+
+
+def reader() -> RequestReader:
+    return RequestReader(lambda method, path: Admission(LIMIT, TOO_BIG), HttpLimits(max_head_bytes=2000), "peer")
+
+
+def read_all(pieces: list[bytes]) -> list[Request | Response]:
+    one = reader()
+    return [item for piece in pieces for item in one.receive_data(piece)]
+
+
+def cut(data: bytes, seed: int) -> list[bytes]:
+    rng = random.Random(seed)
+    marks = sorted(rng.randrange(len(data) + 1) for _ in range(rng.randrange(12)))
+    return [data[begin:end] for begin, end in zip([0, *marks], [*marks, len(data)], strict=True) if begin < end]
+
+
+REQUESTS = [
+    b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"POST /pub?topic=t HTTP/1.1\r\nHost: x:1\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\nhello",
+    b"POST /pub HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n1\r\nd\r\n0\r\nT: r\r\n\r\n",
+    b"POST /pub HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 3\r\n\r\nabc",
+    b"POST /up HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b"2\r\nhi\r\n0\r\n\r\n",
+    b"GET /u HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n",
+    b"GET http://host/absolute%20path?q HTTP/1.1\r\nHost: x\r\nA: 1\r\na: 2\r\n\r\n",
+    b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"CONNECT host:80 HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET /close HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+    b"POST /big HTTP/1.1\r\nHost: x\r\nContent-Length: 301\r\n\r\n",
+    b"nonsense\r\n\r\n",
+]
+
+
+@given(st.lists(st.sampled_from(REQUESTS), max_size=8), st.integers())
+def test_how_the_input_is_cut_changes_nothing(requests: list[bytes], seed: int) -> None:
+    data = b"".join(requests)
+    assert read_all(cut(data, seed)) == read_all([data])
+
+
+@given(st.lists(st.binary(max_size=80) | st.sampled_from(REQUESTS), max_size=8))
+def test_any_bytes_lead_to_requests_or_a_refusal_at_the_end(pieces: list[bytes]) -> None:
+    one = reader()
+    items = [item for piece in pieces for item in one.receive_data(piece)]
+    assert all(isinstance(item, Request) for item in items[:-1])
+    if items and isinstance(items[-1], Response):
+        assert items[-1].close
+        assert one.finished
+    assert one.body_size <= LIMIT + 80
+
+
+def test_a_body_behind_an_upgrade_that_is_ignored_is_read() -> None:
+    upgrade, _, end = REQUESTS[3:6]
+    first, second = read_all([upgrade + end])
+    assert isinstance(first, Request)
+    assert (first.method, first.path, first.body) == ("POST", "/pub", b"abc")
+    assert isinstance(second, Request)
+    assert second.path == "/u"
+
+
+def test_what_a_request_says_is_taken_apart() -> None:
+    (request,) = read_all([REQUESTS[6]])
+    assert isinstance(request, Request)
+    assert (request.method, request.path, request.query) == ("GET", "/absolute path", b"q")
+    assert request.headers == {b"host": b"x", b"a": b"1, 2"}
+    assert (request.remote_address, request.keep_alive, request.version) == ("peer", True, "1.1")
+
+
+def test_continue_is_owed_only_before_the_body() -> None:
+    one = reader()
+    head, body = REQUESTS[1][:-5], REQUESTS[1][-5:]
+    assert one.receive_data(head) == []
+    assert one.owes_continue
+    one.continue_sent()
+    assert not one.owes_continue
+    assert len(one.receive_data(body)) == 1
+
+
+def test_many_small_chunks_are_held_as_one_body() -> None:
+    chunks = b"".join(b"1\r\nx\r\n" for _ in range(LIMIT))
+    (request,) = read_all([b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n", chunks, b"0\r\n\r\n"])
+    assert isinstance(request, Request)
+    assert request.body == b"x" * LIMIT
+
+
+def test_nothing_is_read_behind_a_refusal() -> None:
+    (refusal,) = read_all([REQUESTS[10] + REQUESTS[0], REQUESTS[0]])
+    assert refusal is TOO_BIG

@@ -1,0 +1,537 @@
+"""The HTTP server on real sockets: what a client sees, and what it may not do to others."""
+
+import contextlib
+import resource
+import socket
+import ssl
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import gevent
+import pytest
+from gevent import socket as gevent_socket
+from gevent.event import Event
+
+from nsq_compat.net.http_message import Admission, HttpLimits, Request, Response
+from nsq_compat.net.http_server import HttpServer
+
+BODY_LIMIT = 1000
+TOO_BIG = Response(413, b"too big")
+PING = b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n"
+PROMPT = 5.0
+"""Longer than anything here takes; only a failure waits for it."""
+
+
+class Echo:
+    """Answers with method, path and body; some paths misbehave, /wait waits for `go`."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self.go = Event()
+        self.waiting = Event()
+
+    def admit(self, method: str, path: str) -> Admission:
+        if path == "/admit-fails":
+            raise RuntimeError("admit")
+        return Admission(10_000_000 if path == "/large" else BODY_LIMIT, TOO_BIG)
+
+    def respond(self, request: Request) -> Response:
+        self.requests.append(request)
+        if request.path == "/fails":
+            raise RuntimeError("respond")
+        if request.path == "/bad-header":
+            return Response(200, headers=(("X-Bad", "a\r\nb"),))
+        if request.path == "/huge":
+            return Response(200, b"x" * 8_000_000)
+        if request.path == "/wait":
+            self.waiting.set()
+            self.go.wait()
+        return Response(200, f"{request.method} {request.path} ".encode() + request.body)
+
+
+class Client:
+    """A socket that talks HTTP by hand."""
+
+    def __init__(self, address: object) -> None:
+        family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
+        self.socket = gevent_socket.socket(family)
+        self.socket.settimeout(PROMPT)
+        self.received = b""
+        try:
+            self.socket.connect(address)
+        except OSError:
+            self.socket.close()
+            raise
+
+    def says(self, data: bytes) -> "Client":
+        self.socket.sendall(data)
+        return self
+
+    def hears_reply(self, *, bodiless: bool = False) -> "Reply":
+        while b"\r\n\r\n" not in self.received:
+            self._receive()
+        head, self.received = self.received.split(b"\r\n\r\n", 1)
+        lines = head.decode().split("\r\n")
+        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:])}
+        length = 0 if bodiless else int(headers.get("content-length", "0"))
+        while len(self.received) < length:
+            self._receive()
+        body, self.received = self.received[:length], self.received[length:]
+        return Reply(lines[0], headers, body)
+
+    def hears_end(self) -> None:
+        assert self.received + self._read() == b""
+
+    def hears_all(self) -> bytes:
+        while data := self._read():
+            self.received += data
+        return self.received
+
+    def _receive(self) -> None:
+        data = self._read()
+        assert data, f"the server closed after {self.received!r}"
+        self.received += data
+
+    def _read(self) -> bytes:
+        data: bytes = self.socket.recv(65536)
+        return data
+
+
+class Reply(NamedTuple):
+    status_line: str
+    headers: dict[str, str]
+    body: bytes
+
+
+Connect = Callable[[], Client]
+Open = Callable[[object], Client]
+Serve = Callable[..., Connect]
+
+
+@pytest.fixture
+def echo() -> Iterator[Echo]:
+    echo = Echo()
+    yield echo
+    echo.go.set()
+
+
+@pytest.fixture
+def servers() -> Iterator[list[HttpServer]]:
+    servers: list[HttpServer] = []
+    yield servers
+    for server in servers:
+        server.stop(0.1)
+
+
+@pytest.fixture
+def open_client() -> Iterator[Open]:
+    clients: list[Client] = []
+
+    def connect(address: object) -> Client:
+        clients.append(Client(address))
+        return clients[-1]
+
+    yield connect
+    for client in clients:
+        client.socket.close()
+
+
+@pytest.fixture
+def serve(echo: Echo, servers: list[HttpServer], open_client: Open) -> Serve:
+    def start(**limits: float) -> Connect:
+        listener = socket.create_server(("127.0.0.1", 0))
+        address = listener.getsockname()
+        server = HttpServer(listener, echo, HttpLimits(**limits))  # type: ignore[arg-type]
+        server.start()
+        servers.append(server)
+        return lambda: open_client(address)
+
+    return start
+
+
+@pytest.fixture
+def connect(serve: Serve) -> Connect:
+    return serve()
+
+
+# --- Requests and replies -----------------------------------------------------------------------------------------
+
+
+def test_a_request_is_answered_and_the_connection_stays(connect: Connect) -> None:
+    client = connect()
+    for _ in range(3):
+        reply = client.says(b"POST /pub?topic=t HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello").hears_reply()
+        assert reply.status_line == "HTTP/1.1 200 OK"
+        assert reply.body == b"POST /pub hello"
+        assert "connection" not in reply.headers
+        assert reply.headers["date"].endswith("GMT")
+
+
+def test_a_request_that_arrives_byte_by_byte_is_the_same_request(connect: Connect) -> None:
+    client = connect()
+    for byte in b"POST /pub HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello":
+        client.says(bytes([byte]))
+    assert client.hears_reply().body == b"POST /pub hello"
+
+
+def test_pipelined_requests_are_answered_in_order_and_in_one_piece(connect: Connect) -> None:
+    client = connect()
+    client.says(b"".join(b"GET /%d HTTP/1.1\r\nHost: x\r\n\r\n" % number for number in range(100)))
+    assert [client.hears_reply().body for _ in range(100)] == [b"GET /%d " % number for number in range(100)]
+
+
+def test_a_chunked_body_is_put_together(connect: Connect) -> None:
+    head = b"POST /pub HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    client = connect().says(head + b"3\r\nabc\r\n2;x=y\r\nde\r\n0\r\nTrailer: t\r\n\r\n" + PING)
+    assert client.hears_reply().body == b"POST /pub abcde"
+    assert client.hears_reply().body == b"GET /ping "
+
+
+def test_continue_is_sent_when_the_client_waits_for_it(connect: Connect) -> None:
+    client = connect()
+    client.says(b"POST /pub HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n")
+    assert client.hears_reply().status_line == "HTTP/1.1 100 Continue"
+    assert client.says(b"abc").hears_reply().body == b"POST /pub abc"
+
+
+def test_continue_is_not_sent_for_a_body_that_will_not_be_read(connect: Connect) -> None:
+    client = connect()
+    client.says(b"POST /pub HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 3000\r\n\r\n")
+    assert client.hears_reply().body == b"too big"
+    client.hears_end()
+
+
+def test_http_1_0_closes_unless_asked_to_stay(connect: Connect) -> None:
+    client = connect()
+    reply = client.says(b"GET /a HTTP/1.0\r\nConnection: keep-alive\r\n\r\n").hears_reply()
+    assert (reply.status_line, reply.headers["connection"]) == ("HTTP/1.0 200 OK", "keep-alive")
+    reply = client.says(b"GET /b HTTP/1.0\r\n\r\n").hears_reply()
+    assert (reply.status_line, reply.body) == ("HTTP/1.0 200 OK", b"GET /b ")
+    client.hears_end()
+
+
+def test_connection_close_is_confirmed_and_done(connect: Connect, echo: Echo) -> None:
+    client = connect().says(b"GET /a HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" + PING)
+    assert client.hears_reply().headers["connection"] == "close"
+    client.hears_end()
+    assert [request.path for request in echo.requests] == ["/a"]
+
+
+def test_head_has_the_length_but_not_the_body(connect: Connect) -> None:
+    client = connect().says(b"HEAD /a HTTP/1.1\r\nHost: x\r\n\r\n" + PING)
+    assert client.hears_reply(bodiless=True).headers["content-length"] == "8"
+    assert client.hears_reply().body == b"GET /ping "
+
+
+def test_a_half_closed_client_still_gets_its_replies(connect: Connect) -> None:
+    client = connect().says(PING * 3)
+    client.socket.shutdown(socket.SHUT_WR)
+    assert client.hears_all().count(b"GET /ping ") == 3
+
+
+def test_a_reply_of_many_megabytes_arrives_whole(connect: Connect) -> None:
+    client = connect().says(b"GET /huge HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert len(client.hears_reply().body) == 8_000_000
+
+
+def test_a_body_of_many_megabytes_arrives_whole(connect: Connect, echo: Echo) -> None:
+    client = connect()
+    client.says(b"POST /large HTTP/1.1\r\nHost: x\r\nContent-Length: 5000000\r\n\r\n" + b"y" * 5_000_000)
+    assert len(client.hears_reply().body) == len(b"POST /large ") + 5_000_000
+
+
+def test_the_application_sees_where_a_request_came_from(connect: Connect, echo: Echo) -> None:
+    client = connect()
+    client.says(PING).hears_reply()
+    host, port = client.socket.getsockname()
+    assert echo.requests[0].remote_address == f"{host}:{port}"
+
+
+def test_a_unix_socket_is_served_and_its_clients_are_at_sign(
+    tmp_path: Path, echo: Echo, servers: list[HttpServer], open_client: Open
+) -> None:
+    path = str(tmp_path / "http.sock")
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen()
+    servers.append(HttpServer(listener, echo))
+    servers[0].start()
+    assert open_client(path).says(PING).hears_reply().body == b"GET /ping "
+    assert echo.requests[0].remote_address == "@"
+
+
+def test_https_is_http_over_tls(tmp_path: Path, echo: Echo, servers: list[HttpServer]) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+            *("-keyout", key, "-out", certificate, "-subj", "/CN=localhost"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = listener.getsockname()
+    servers.append(HttpServer(listener, echo, name="HTTPS", tls=context))
+    servers[0].start()
+    trusting = ssl.create_default_context(cafile=str(certificate))
+    trusting.check_hostname = False
+
+    def talk() -> bytes:
+        with socket.create_connection(address, PROMPT) as plain, trusting.wrap_socket(plain) as client:
+            client.sendall(b"POST /large HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n" + b"z" * 100_000)
+            client.sendall(b"GET /huge HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            received = b""
+            while data := client.recv(65536):
+                received += data
+            return received
+
+    received = gevent.get_hub().threadpool.apply(talk)
+    assert b"POST /large " + b"z" * 100_000 in received
+    assert received.count(b"x") >= 8_000_000
+
+
+# --- What is refused ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"GARBAGE\r\n\r\n", "400 Bad Request"),
+        (b"GET / HTTP/1.1\r\n\r\n", "400 Bad Request: missing required Host header"),
+        (b"GET / HTTP/1.1\r\nHost: a b\r\n\r\n", "400 Bad Request: malformed Host header"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n", "400 Bad Request"),
+        (b"GET /%zz HTTP/1.1\r\nHost: x\r\n\r\n", "400 Bad Request"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nno colon\r\n\r\n", "400 Bad Request"),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", "400 Bad Request"),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "400 Bad Request"),
+        (
+            b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+            "400 Bad Request",
+        ),
+        (b"GET / HTTP/2.0\r\nHost: x\r\n\r\n", "505 HTTP Version Not Supported: unsupported protocol version"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\nBig: " + b"x" * 70_000 + b"\r\n\r\n", "431 Request Header Fields Too Large"),
+        (b"GET /" + b"x" * 200_000, "431 Request Header Fields Too Large"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n" + b"A: b\r\n" * 200, "431 Request Header Fields Too Large"),
+        (
+            b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nT: " + b"x" * 200_000,
+            "431 Request Header Fields Too Large",
+        ),
+    ],
+)
+def test_a_malformed_request_hears_a_plain_refusal_and_the_end(connect: Connect, data: bytes, text: str) -> None:
+    client = connect().says(data)
+    reply = client.hears_reply()
+    assert reply.status_line == f"HTTP/1.1 {text}"
+    assert reply.body == text.encode()
+    assert reply.headers["content-type"] == "text/plain; charset=utf-8"
+    assert reply.headers["connection"] == "close"
+    client.hears_end()
+
+
+def test_requests_before_a_malformed_one_are_answered(connect: Connect) -> None:
+    client = connect().says(PING + b"GARBAGE\r\n\r\n")
+    assert client.hears_reply().body == b"GET /ping "
+    assert client.hears_reply().body == b"400 Bad Request"
+    client.hears_end()
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"Transfer-Encoding: gzip\r\n", "501 Not Implemented"),
+        (b"Expect: x\r\nContent-Length: 1\r\n", "417 Expectation Failed"),
+    ],
+)
+def test_what_we_cannot_do_is_said(connect: Connect, head: bytes, status: str) -> None:
+    client = connect().says(b"POST / HTTP/1.1\r\nHost: x\r\n" + head + b"\r\n")
+    assert client.hears_reply().status_line == f"HTTP/1.1 {status}"
+    client.hears_end()
+
+
+def test_a_content_length_above_the_limit_is_refused_before_the_body(connect: Connect, echo: Echo) -> None:
+    client = connect().says(b"POST /pub HTTP/1.1\r\nHost: x\r\nContent-Length: 1001\r\n\r\n")
+    reply = client.hears_reply()
+    assert (reply.status_line, reply.body) == ("HTTP/1.1 413 Request Entity Too Large", b"too big")
+    assert reply.headers["connection"] == "close"
+    client.hears_end()
+    assert echo.requests == []
+
+
+def test_a_client_that_sends_its_large_body_anyway_still_reads_the_refusal(connect: Connect) -> None:
+    client = connect().says(b"POST /pub HTTP/1.1\r\nHost: x\r\nContent-Length: 3000000\r\n\r\n" + b"x" * 3_000_000)
+    assert client.hears_reply().body == b"too big"
+
+
+def test_chunks_are_counted_as_they_arrive(connect: Connect, echo: Echo) -> None:
+    client = connect().says(b"POST /pub HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+    client.says(b"1f4\r\n" + b"x" * 500 + b"\r\n").says(b"1f5\r\n" + b"x" * 501)
+    assert client.hears_reply().body == b"too big"
+    client.hears_end()
+    assert echo.requests == []
+
+
+def test_a_body_of_exactly_the_limit_is_taken(connect: Connect) -> None:
+    client = connect().says(b"POST /pub HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n" + b"x" * BODY_LIMIT)
+    assert client.hears_reply().status_line == "HTTP/1.1 200 OK"
+
+
+# --- When the application fails -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [b"/fails", b"/bad-header", b"/admit-fails"])
+def test_an_exception_is_a_500_with_a_traceback_in_the_log(
+    connect: Connect, path: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    reply = connect().says(b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx" % path).hears_reply()
+    assert reply.status_line == "HTTP/1.1 500 Internal Server Error"
+    assert reply.body == b'{"message":"INTERNAL_ERROR"}'
+    assert any(record.exc_info for record in caplog.records)
+    assert connect().says(PING).hears_reply().body == b"GET /ping "
+
+
+# --- Slow clients -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "beginning",
+    [
+        b"",
+        b"GET /pi",
+        b"GET /ping HTTP/1.1\r\nHost: x\r\n",
+        b"POST /pub HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhalf",
+        b"POST /pub HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nha",
+        PING + b"GET /pi",
+    ],
+)
+def test_a_request_that_never_comes_to_its_end_is_closed(serve: Serve, beginning: bytes) -> None:
+    client = serve(head_seconds=0.05, body_seconds=0.05)().says(beginning)
+    client.hears_all()  # returns at the end
+
+
+def test_a_byte_now_and_then_does_not_keep_a_connection(serve: Serve) -> None:
+    client = serve(head_seconds=0.1, linger_seconds=0.1)()
+
+    def drip() -> None:
+        client.says(b"GET /")
+        with contextlib.suppress(OSError):
+            while True:
+                client.says(b"x")
+                gevent.sleep(0.01)
+
+    dripping = gevent.spawn(drip)
+    try:
+        with contextlib.suppress(ConnectionResetError):
+            client.hears_all()
+    finally:
+        dripping.kill()
+
+
+def test_a_body_that_moves_fast_enough_is_given_time(serve: Serve) -> None:
+    client = serve(body_seconds=0.05, slowest_rate=100.0)()
+    client.says(b"POST /pub HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n")
+    for _ in range(10):
+        client.says(b"x" * 10)
+        gevent.sleep(0.02)
+    assert client.hears_reply().body == b"POST /pub " + b"x" * 100
+
+
+def test_an_idle_connection_is_closed_after_the_idle_time_only(serve: Serve) -> None:
+    client = serve(head_seconds=0.02, idle_seconds=0.1)()
+    client.says(PING).hears_reply()
+    gevent.sleep(0.05)
+    client.says(PING).hears_reply()
+    client.hears_end()
+
+
+def test_time_the_application_takes_is_not_the_clients(serve: Serve, echo: Echo) -> None:
+    client = serve(head_seconds=0.02, body_seconds=0.02, idle_seconds=0.02)()
+    client.says(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
+    gevent.sleep(0.1)
+    echo.go.set()
+    assert client.hears_reply().body == b"GET /wait "
+
+
+def test_a_client_that_does_not_read_is_closed(serve: Serve, servers: list[HttpServer]) -> None:
+    client = serve(write_seconds=0.05, slowest_rate=1e9)()
+    client.says(b"GET /huge HTTP/1.1\r\nHost: x\r\n\r\n")
+    with gevent.Timeout(PROMPT):
+        while not servers[0].connection_count:
+            gevent.sleep(0.005)
+        while servers[0].connection_count:
+            gevent.sleep(0.005)
+    assert len(client.received) == 0
+
+
+def test_slow_clients_do_not_slow_others(connect: Connect, echo: Echo) -> None:
+    stuck = [connect().says(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n"), connect().says(b"GET /hu"), connect()]
+    stuck.append(connect().says(b"GET /huge HTTP/1.1\r\nHost: x\r\n\r\n" * 3))
+    client = connect()
+    for _ in range(10):
+        assert client.says(PING).hears_reply().body == b"GET /ping "
+    echo.go.set()
+    assert stuck[0].hears_reply().body == b"GET /wait "
+
+
+# --- Accepting and stopping ---------------------------------------------------------------------------------------
+
+
+def test_running_out_of_descriptors_is_survived(
+    connect: Connect, servers: list[HttpServer], caplog: pytest.LogCaptureFixture
+) -> None:
+    connect().says(PING).hears_reply()
+    waiting = connect()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (waiting.socket.fileno() + 1, hard))
+    try:
+        with gevent.Timeout(PROMPT):
+            while not failures_to_accept(caplog):
+                gevent.sleep(0.005)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert waiting.says(PING).hears_reply().body == b"GET /ping "
+    assert failures_to_accept(caplog) < 5
+
+
+def failures_to_accept(caplog: pytest.LogCaptureFixture) -> int:
+    return sum("Accept() failure" in record.getMessage() for record in caplog.records)
+
+
+def test_stop_closes_idle_connections_at_once(connect: Connect, servers: list[HttpServer]) -> None:
+    idle = [connect(), connect().says(PING), connect().says(b"GET /pi")]
+    idle[1].hears_reply()
+    with gevent.Timeout(PROMPT / 2):
+        servers[0].stop(PROMPT)
+    for client in idle:
+        client.hears_end()
+    assert servers[0].connection_count == 0
+
+
+def test_stop_lets_a_request_under_way_finish(connect: Connect, servers: list[HttpServer], echo: Echo) -> None:
+    client = connect().says(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
+    echo.waiting.wait(PROMPT)
+    stopping = gevent.spawn(servers[0].stop, PROMPT)
+    gevent.idle()
+    echo.go.set()
+    reply = client.hears_reply()
+    assert (reply.body, reply.headers["connection"]) == (b"GET /wait ", "close")
+    client.socket.close()
+    stopping.get(timeout=PROMPT)
+
+
+def test_stop_ends_what_does_not_finish_in_time(connect: Connect, servers: list[HttpServer], echo: Echo) -> None:
+    client = connect().says(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
+    echo.waiting.wait(PROMPT)
+    servers[0].stop(0.01)
+    client.hears_end()
+    assert servers[0].connection_count == 0
+
+
+def test_a_stopped_server_does_not_accept(connect: Connect, servers: list[HttpServer]) -> None:
+    servers[0].stop(0.1)
+    with pytest.raises(OSError, match="refused|descriptor"):
+        connect()

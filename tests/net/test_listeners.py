@@ -1,0 +1,110 @@
+"""Listening sockets: NSQ's address forms, and what is said of the sockets behind them."""
+
+import os
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+from nsq_compat.net.listeners import ListenError, address_of, listen, peer_of, port_of, prepare_client, split_host_port
+
+
+@pytest.mark.parametrize(
+    ("address", "parts"),
+    [
+        ("127.0.0.1:4150", ("127.0.0.1", "4150")),
+        (":4150", ("", "4150")),
+        ("[::1]:80", ("::1", "80")),
+        ("localhost:http", ("localhost", "http")),
+        ("/run/nsqd.sock", None),
+        ("nsqd.sock", None),
+        ("::1", None),
+        ("", None),
+    ],
+)
+def test_an_address_is_host_and_port_or_a_path(address, parts):
+    assert split_host_port(address) == parts
+
+
+def test_port_0_takes_a_free_one_and_says_which():
+    with listen("127.0.0.1:0") as listener:
+        assert port_of(listener) > 0
+        assert address_of(listener) == f"127.0.0.1:{port_of(listener)}"
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:0", ":0"])
+def test_an_ipv4_wildcard_accepts_both_families_and_shows_ipv4_clients_as_such(address):
+    with listen(address) as listener:
+        for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+            with socket.socket(family, socket.SOCK_STREAM) as client:
+                client.connect((host, port_of(listener)))
+                accepted, name = listener.accept()
+                accepted.close()
+            assert peer_of(name)[1] == host
+
+
+def test_a_named_address_accepts_only_its_own_family():
+    with listen("127.0.0.1:0") as listener, socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as client:
+        with pytest.raises(ConnectionRefusedError):
+            client.connect(("::1", port_of(listener)))
+
+
+def test_an_ipv6_peer_is_shown_in_brackets():
+    assert peer_of(("::1", 5000, 0, 0)) == ("[::1]:5000", "::1")
+    assert peer_of(("::ffff:10.0.0.1", 5000, 0, 0)) == ("10.0.0.1:5000", "10.0.0.1")
+
+
+def test_a_unix_socket_has_no_port_and_its_clients_no_address(tmp_path: Path):
+    path = str(tmp_path / "nsqd.sock")
+    with listen(path) as listener, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.connect(path)
+        accepted, name = listener.accept()
+        accepted.close()
+        assert port_of(listener) == -1
+        assert address_of(listener) == path
+        assert peer_of(name) == ("@", "")
+
+
+def test_a_socket_file_left_by_a_killed_process_is_taken_over(tmp_path: Path):
+    path = str(tmp_path / "nsqd.sock")
+    listen(path).close()
+    assert stat.S_ISSOCK(os.stat(path).st_mode)
+    with listen(path) as listener:
+        assert address_of(listener) == path
+
+
+def test_a_socket_file_somebody_listens_on_is_refused(tmp_path: Path):
+    path = str(tmp_path / "nsqd.sock")
+    with listen(path), pytest.raises(ListenError, match="address already in use"):
+        listen(path)
+
+
+def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path):
+    path = tmp_path / "precious"
+    path.write_text("data")
+    with pytest.raises(ListenError):
+        listen(str(path))
+    assert path.read_text() == "data"
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:99999", "127.0.0.1:port", "256.0.0.1:0", "no.such.host.invalid:0"])
+def test_an_address_that_cannot_be_is_refused_with_its_name(address):
+    with pytest.raises(ListenError, match=r"listen \(.*\) failed - ."):
+        listen(address)
+
+
+def test_a_port_that_is_taken_is_refused():
+    with listen("127.0.0.1:0") as listener, pytest.raises(ListenError, match="address already in use"):
+        listen(address_of(listener))
+
+
+def test_an_accepted_client_does_not_wait_and_is_kept_alive():
+    with listen("127.0.0.1:0") as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            prepare_client(accepted)
+            assert not accepted.getblocking()
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 15

@@ -1,0 +1,70 @@
+"""The server around the connections: it knows all of them and ends all of them."""
+
+import errno
+import socket
+
+import gevent
+import pytest
+
+from nsq_compat.net.listeners import listen
+from nsq_compat.net.tcp_server import TcpServer
+
+
+def test_a_wrong_magic_is_answered_and_closed(connect):
+    client = connect(magic=b"  V1")
+    assert client.rest() == b"\0\0\0\x12\0\0\0\1E_BAD_PROTOCOL"
+
+
+def test_stop_ends_clients_in_every_state(server, connect, eventually):
+    silent = connect(magic=b"")
+    half = connect(magic=b" ")
+    idle = connect()
+    consumer = connect().subscribes(b"t", b"c", ready=1)
+    publishing = connect().says(b"PUB t\n\0\0\0\5ab")
+    eventually(lambda: len(server.tcp.sessions) == 5)
+    server.tcp.stop(20)
+    assert server.tcp.sessions == []
+    for client in (silent, half, idle, consumer, publishing):
+        assert client.rest() == b""
+    with pytest.raises(ConnectionRefusedError):
+        connect()
+
+
+def test_a_thousand_clients_come_and_go(server, connect, eventually):
+    clients = [connect() for _ in range(300)]
+    eventually(lambda: len(server.tcp.sessions) == 300)
+    for client in clients:
+        client.publishes(b"t", b"x")
+        client.socket.close()
+    eventually(lambda: not server.tcp.sessions)
+    assert server.broker.topics["t"].message_count == 300
+
+
+class ShortOfDescriptors(socket.socket):
+    """A listening socket whose accept fails for want of descriptors a few times."""
+
+    def __init__(self, listener: socket.socket, failures: int) -> None:
+        super().__init__(fileno=listener.detach())
+        self.setblocking(False)
+        self.failures = failures
+        self.asked = 0
+
+    def accept(self):
+        self.asked += 1
+        if self.failures:
+            self.failures -= 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return super().accept()
+
+
+def test_want_of_descriptors_makes_accept_wait_and_not_spin(server):
+    listener = ShortOfDescriptors(listen("127.0.0.1:0"), failures=3)
+    tcp = TcpServer(listener, server._make_session)
+    tcp.start()
+    with gevent.socket.create_connection(listener.getsockname()) as client:
+        client.settimeout(20)
+        client.sendall(b"  V2PUB t\n\0\0\0\1x")
+        assert client.recv(100)[8:] == b"OK"
+    assert listener.failures == 0
+    assert listener.asked < 20
+    tcp.stop(20)

@@ -1,0 +1,173 @@
+"""nsqd as a process: how it starts, refuses to start, and stops."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+from conformance.nsqd_process import NsqdProcess, installed_nsqd
+
+NSQD = [sys.executable, "-m", "nsq_compat.nsqd.main"]
+OK = b"\0\0\0\6\0\0\0\0OK"
+PUB = b"PUB t\n\0\0\0\1x"
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*NSQD, *arguments], capture_output=True, text=True, timeout=50)
+
+
+@pytest.fixture
+def nsqd(tmp_path: Path) -> Iterator[NsqdProcess]:
+    with NsqdProcess(installed_nsqd(), tmp_path) as process:
+        yield process
+
+
+def connect(process: NsqdProcess) -> socket.socket:
+    host, _, port = process.tcp_address.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=20)
+
+
+def hears(client: socket.socket) -> bytes:
+    received = b""
+    while len(received) < len(OK):
+        data = client.recv(len(OK) - len(received))
+        if not data:
+            break
+        received += data
+    return received
+
+
+def test_the_version_is_printed_in_nsqs_form():
+    result = run("--version")
+    assert result.returncode == 0
+    assert result.stdout.startswith("nsqd v1.3.0 (built w/python3.")
+    assert result.stderr == ""
+
+
+def test_an_unknown_flag_exits_as_gos_do():
+    result = run("-bogus")
+    assert result.returncode == 2
+    assert result.stderr.startswith("flag provided but not defined: -bogus\nUsage of nsqd:\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--max-deflate-level=10"], "--max-deflate-level must be [1,9]"),
+        (["--node-id=1024"], "--node-id must be [0,1024)"),
+        (["--tcp-address=127.0.0.1:99999"], "listen (127.0.0.1:99999) failed - invalid port"),
+        (["--tls-cert=a.pem", "--tls-key=b.pem"], "--tls-cert, --tls-key and --tls-required are not supported yet"),
+        (["--tls-required"], "cannot require TLS client connections without TLS key and cert"),
+        (["--auth-http-address=127.0.0.1:1"], "--auth-http-address is not supported yet"),
+    ],
+)
+def test_what_cannot_be_is_one_fatal_line_and_exit_code_1(arguments, reason, tmp_path):
+    result = run("--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", f"--data-path={tmp_path}", *arguments)
+    assert result.returncode == 1
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("[nsqd] ")
+    assert last.endswith(f"FATAL: failed to instantiate nsqd - {reason}")
+
+
+def test_a_second_daemon_on_the_same_port_is_refused(nsqd):
+    result = run(f"--tcp-address={nsqd.tcp_address}", "--http-address=127.0.0.1:0")
+    assert result.returncode == 1
+    assert "address already in use" in result.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_stops_cleanly_with_clients_in_every_state(nsqd, number):
+    silent, publishing, half = connect(nsqd), connect(nsqd), connect(nsqd)
+    publishing.sendall(b"  V2" + PUB)
+    assert hears(publishing) == OK
+    half.sendall(b"  V2PUB t\n\0\0")
+    keep_alive = socket.create_connection(nsqd.http_address.split(":"), timeout=20)
+    keep_alive.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert b"OK" in keep_alive.recv(1000)
+    nsqd._process.send_signal(number)
+    nsqd._process.send_signal(number)
+    assert nsqd._process.wait(20) == 0
+    for client in (silent, publishing, half, keep_alive):
+        with client:
+            assert client.recv(100) == b""
+    nsqd._reader.join()
+    assert "NSQ: bye" in nsqd._last_lines[-1]
+
+
+def test_an_ipv4_wildcard_serves_both_families(tmp_path):
+    process = NsqdProcess(installed_nsqd(), tmp_path, options=["--tcp-address=0.0.0.0:0"])
+    with process:
+        port = int(process.tcp_address.rpartition(":")[2])
+        for host in ("127.0.0.1", "::1"):
+            with socket.create_connection((host, port), timeout=20) as client:
+                client.sendall(b"  V2" + PUB)
+                assert hears(client) == OK
+
+
+def test_unix_sockets_serve_both_protocols_and_are_gone_after_a_clean_stop(tmp_path):
+    tcp, http = tmp_path / "tcp.sock", tmp_path / "http.sock"
+    process = subprocess.Popen(
+        [*NSQD, f"--tcp-address={tcp}", f"--http-address={http}", f"--data-path={tmp_path}"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "HTTP: listening on" in line:
+            break
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(20)
+        client.connect(str(tcp))
+        client.sendall(b"  V2" + PUB)
+        assert hears(client) == OK
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(20)
+        client.connect(str(http))
+        client.sendall(b"GET /info HTTP/1.0\r\n\r\n")
+        answer = b"".join(iter(lambda: client.recv(65536), b""))
+    assert b'"http_port":-1,"tcp_port":-1' in answer
+    process.terminate()
+    process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert not tcp.exists()
+    assert not http.exists()
+
+
+def test_info_and_stats_show_the_real_ports_and_clients(nsqd):
+    with connect(nsqd) as client, urlopen(f"http://{nsqd.http_address}/info", timeout=20) as info:
+        assert f'"tcp_port":{nsqd.tcp_address.rpartition(":")[2]}' in info.read().decode()
+        client.sendall(b"  V2" + PUB)
+        assert hears(client) == OK
+        with urlopen(f"http://{nsqd.http_address}/stats?format=json", timeout=20) as stats:
+            text = stats.read().decode()
+    assert '"producers":[{' in text
+    assert '"pub_counts":[{"topic":"t","count":1}]' in text
+
+
+def test_want_of_descriptors_is_survived_without_burning_the_cpu(tmp_path):
+    script = f'ulimit -n 64; exec {installed_nsqd()} "$@"'
+    with NsqdProcess(f"bash -c '{script}' nsqd", tmp_path) as nsqd, ExitStack() as stack:
+        clients = [stack.enter_context(connect(nsqd)) for _ in range(100)]
+        before = _cpu_seconds(nsqd)
+        served = clients[0]
+        served.sendall(b"  V2" + PUB * 1000)
+        for _ in range(1000):
+            assert hears(served) == OK
+        for client in clients[:-1]:
+            client.close()
+        last = clients[-1]
+        last.sendall(b"  V2" + PUB)
+        assert hears(last) == OK
+        assert _cpu_seconds(nsqd) - before < 5
+
+
+def _cpu_seconds(process: NsqdProcess) -> float:
+    fields = Path(f"/proc/{process._process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,285 @@
+"""A daemon without sockets: the real queue and real sessions, a clock that a test moves, and clients that say and hear.
+
+`says` and `hears` make the two columns of a conversation. `hears` names everything that came since the last time, in
+order: a response by its data, an error by its data, a message by its body.
+"""
+
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any, NamedTuple
+
+import pytest
+
+from nsq_compat.queue.broker import Broker
+from nsq_compat.queue.limits import QueueLimits
+from nsq_compat.queue.stats import ClientStats
+from nsq_compat.session.nsqd_limits import NsqdLimits
+from nsq_compat.session.nsqd_session import NsqdSession
+
+RESPONSE, ERROR, MESSAGE = 0, 1, 2
+TURNS_AT_MOST = 10_000
+
+
+class Frame(NamedTuple):
+    """What a client received; `text` is how a test names it."""
+
+    type: int
+    text: bytes
+
+
+class Received(NamedTuple):
+    """A message as a consumer sees it."""
+
+    id: bytes
+    attempts: int
+    timestamp_ns: int
+    body: bytes
+
+
+class Nsqd:
+    """Serves sessions as net/connection does: asks a session that was woken, or whose time has come, for its bytes.
+
+    Options are the fields of ``NsqdLimits`` and ``QueueLimits``. `now` is monotonic seconds and moves in `waits`.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        of_the_queue = {field.name for field in fields(QueueLimits)} & set(options)
+        self.broker = Broker(QueueLimits(**{name: options.pop(name) for name in of_the_queue}))
+        self.limits = NsqdLimits(**options)
+        self.now = 1000.0
+        self.clients: list[Client] = []
+
+    @property
+    def now_ns(self) -> int:
+        return 1_700_000_000_000_000_000 + int(self.now * 1e9)
+
+    def connect(self, opening: bytes = b"  V2", host: str = "127.0.0.1") -> "Client":
+        """A new client, which has said its magic unless told otherwise."""
+        client = Client(self, host)
+        self.clients.append(client)
+        return client.says(opening)
+
+    def waits(self, seconds: float) -> None:
+        """Time passes; what is due on the way happens at its time."""
+        end = self.now + seconds
+        while True:
+            at = min([self.broker.schedule.run(self.now), *(each.next_wakeup() for each in self.clients)])
+            if at > end:
+                break
+            self.now = max(self.now, at)
+            self.broker.schedule.run(self.now)
+            for client in self.clients:
+                client.woken = client.woken or client.next_wakeup() <= self.now
+            self.turns()
+        self.now = end
+        self.turns()
+
+    def turns(self) -> None:
+        """Let everyone who was woken send, in turn, until all is quiet."""
+        for _ in range(TURNS_AT_MOST):
+            woken = [client for client in self.clients if client.woken]
+            if not woken:
+                return
+            for client in woken:
+                client.flush()
+        raise AssertionError("the daemon does not come to rest")
+
+
+class Client:
+    """One connection, seen from the other end."""
+
+    def __init__(self, nsqd: Nsqd, host: str) -> None:
+        self.woken = False
+        self.is_open = True
+        self.reads = True
+        self.received: list[Received] = []
+        self.bytes_heard = b""
+        self._nsqd = nsqd
+        self._unparsed = b""
+        self._unheard: list[Frame] = []
+        self.session = NsqdSession(
+            nsqd.broker,
+            nsqd.limits,
+            peer=f"{host}:5000",
+            host=host,
+            wake=self._wake,
+            drop=self._close,
+            now=nsqd.now,
+            now_ns=nsqd.now_ns,
+        )
+
+    # --- What the client does -----------------------------------------------------------------------------------------
+
+    def says(self, data: bytes, *more: bytes) -> "Client":
+        """Send bytes; each argument arrives by itself, and is answered before the next."""
+        for piece in (data, *more):
+            if self.is_open:
+                self.session.receive_data(piece, self._nsqd.now, self._nsqd.now_ns)
+                self.woken = True
+                self._nsqd.turns()
+        return self
+
+    def identifies(self, **wishes: Any) -> "Client":
+        return self.says_with_body(b"IDENTIFY", json.dumps(wishes).encode("utf-8"))
+
+    def publishes(self, *bodies: bytes, topic: bytes = b"t") -> "Client":
+        """One PUB each, all of them answered with OK."""
+        for body in bodies:
+            self.says_with_body(b"PUB " + topic, body)
+        return self.hears(*[b"OK"] * len(bodies))
+
+    def subscribes(self, topic: bytes = b"t", channel: bytes = b"c", ready: int = 0) -> "Client":
+        """SUB, and RDY if asked for."""
+        self.says(b"SUB %b %b\n" % (topic, channel)).hears(b"OK")
+        return self.says(b"RDY %d\n" % ready) if ready else self
+
+    def says_with_body(self, line: bytes, body: bytes) -> "Client":
+        return self.says(line + b"\n" + struct.pack(">i", len(body)) + body)
+
+    def stops_sending(self) -> "Client":
+        """Close its half of the connection."""
+        if self.is_open:
+            self.session.end_of_input()
+            self.woken = True
+            self._nsqd.turns()
+        return self
+
+    def disconnects(self) -> "Client":
+        """Be gone, without a word."""
+        self._close()
+        self._nsqd.turns()
+        return self
+
+    def stops_reading(self) -> "Client":
+        """Its socket is full: nothing more is asked of its session until it reads again."""
+        self.reads = False
+        self.session.stalled()
+        self._nsqd.turns()
+        return self
+
+    # --- What the client notices --------------------------------------------------------------------------------------
+
+    def hears(self, *texts: bytes) -> "Client":
+        """Exactly these frames came since the last time: an error looks like one, a response like one."""
+        expected = [Frame(_type_of(text), text) for text in texts]
+        heard, self._unheard = self._unheard, []
+        assert heard == expected
+        return self
+
+    def hears_anything(self) -> list[Frame]:
+        """The frames that came since the last time, whatever they are."""
+        heard, self._unheard = self._unheard, []
+        return heard
+
+    def and_is_closed(self) -> "Client":
+        assert not self.is_open, "the connection should be closed by now"
+        return self
+
+    def and_stays(self) -> "Client":
+        assert self.is_open, "the connection should still be open"
+        return self
+
+    def id_of(self, body: bytes) -> bytes:
+        """The id of a message it has got."""
+        return next(message.id for message in reversed(self.received) if message.body == body)
+
+    def bodies(self) -> list[bytes]:
+        """Of every message it ever got, in order."""
+        return [message.body for message in self.received]
+
+    @property
+    def stats(self) -> ClientStats:
+        return self.session.stats()
+
+    # --- The shell ----------------------------------------------------------------------------------------------------
+
+    def next_wakeup(self) -> float:
+        return self.session.next_wakeup() if self.is_open else float("inf")
+
+    def flush(self) -> None:
+        self.woken = False
+        if not self.is_open or not self.reads:
+            return
+        self._receive(self.session.data_to_send(self._nsqd.now))
+        if self.session.closing:
+            self._close()
+        elif self.session.has_more:
+            self.woken = True
+
+    def _wake(self) -> None:
+        self.woken = True
+
+    def _close(self) -> None:
+        if self.is_open:
+            self.is_open = False
+            self.session.closed()
+
+    def _receive(self, data: bytes) -> None:
+        self.bytes_heard += data
+        self._unparsed += data
+        while len(self._unparsed) >= 8:
+            size, frame_type = struct.unpack_from(">ii", self._unparsed)
+            assert size >= 4
+            assert len(self._unparsed) >= 4 + size, "a frame is always sent whole"
+            data, self._unparsed = self._unparsed[8 : 4 + size], self._unparsed[4 + size :]
+            if frame_type == MESSAGE:
+                timestamp_ns, attempts, message_id = struct.unpack_from(">qH16s", data)
+                data = data[26:]
+                self.received.append(Received(message_id, attempts, timestamp_ns, data))
+            self._unheard.append(Frame(frame_type, data))
+
+
+def _type_of(text: bytes) -> int:
+    if text.startswith(b"E_"):
+        return ERROR
+    return RESPONSE if text in (b"OK", b"CLOSE_WAIT", b"_heartbeat_") or text.startswith(b"{") else MESSAGE
+
+
+class Building:
+    """Bytes that a test would not want to spell out."""
+
+    @staticmethod
+    def sized(body: bytes) -> bytes:
+        """A body behind its size."""
+        return struct.pack(">i", len(body)) + body
+
+    @classmethod
+    def mpub(cls, bodies: Sequence[bytes], topic: bytes = b"t") -> bytes:
+        """A whole MPUB."""
+        content = struct.pack(">i", len(bodies)) + b"".join(map(cls.sized, bodies))
+        return b"MPUB " + topic + b"\n" + cls.sized(content)
+
+
+@pytest.fixture(scope="session")
+def make_nsqd() -> type[Nsqd]:
+    """For a test that wants its own limits, or one daemon per example."""
+    return Nsqd
+
+
+@pytest.fixture(scope="session")
+def build() -> type[Building]:
+    return Building
+
+
+@pytest.fixture
+def nsqd() -> Nsqd:
+    return Nsqd()
+
+
+@pytest.fixture
+def client(nsqd: Nsqd) -> Client:
+    """Connected, and past the magic."""
+    return nsqd.connect()
+
+
+@pytest.fixture
+def producer(nsqd: Nsqd) -> Client:
+    return nsqd.connect()
+
+
+@pytest.fixture
+def consumer(nsqd: Nsqd) -> Client:
+    """Subscribed to channel c of topic t, and not ready for anything yet."""
+    return nsqd.connect().subscribes()

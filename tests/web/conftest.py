@@ -1,0 +1,144 @@
+"""A daemon for the API to talk about: a real queue, and everything else under the test's hand."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from nsq_compat.net.http_message import Request, Response
+from nsq_compat.queue.broker import Broker
+from nsq_compat.queue.in_flight import InFlight
+from nsq_compat.queue.limits import QueueLimits
+from nsq_compat.queue.stats import ClientStats
+from nsq_compat.queue.topic import Topic
+from nsq_compat.web.nsqd_api import NsqdApi
+
+SECOND = 1_000_000_000
+MEMORY = (
+    *("heap_objects", "heap_idle_bytes", "heap_in_use_bytes", "heap_released_bytes"),
+    *("gc_pause_usec_100", "gc_pause_usec_99", "gc_pause_usec_95", "next_gc_bytes", "gc_total_runs"),
+)
+
+
+@dataclass
+class Options:
+    broadcast_address: str = "node1"
+    max_msg_size: int = 100
+    max_body_size: int = 500
+    max_req_timeout: int = 3600 * SECOND
+    max_heartbeat_interval: int = 60 * SECOND
+    max_output_buffer_size: int = 65536
+    max_output_buffer_timeout: int = 30 * SECOND
+    max_deflate_level: int = 6
+    topology_zone: str = ""
+    topology_region: str = ""
+
+
+@dataclass
+class Daemon:
+    """Satisfies `NsqdService`."""
+
+    broker: Broker = field(default_factory=lambda: Broker(QueueLimits()))
+    options: Options = field(default_factory=Options)
+    version: str = "1.3.0"
+    version_line: str = "nsqd v1.3.0 (built w/python3)"
+    hostname: str = "host1"
+    tcp_port: int = 4150
+    http_port: int = 4151
+    started_at: float = 1000.0
+    wall_ns: int = 1127 * SECOND + 687_255_628
+    health_text: str = "OK"
+    connected_producers: tuple[ClientStats, ...] = ()
+    config: dict[str, object] = field(default_factory=dict)
+    saves: int = 0
+
+    def now(self) -> float:
+        return 50.0
+
+    def now_ns(self) -> int:
+        return self.wall_ns
+
+    def health(self) -> str:
+        return self.health_text
+
+    def producers(self) -> Sequence[ClientStats]:
+        return self.connected_producers
+
+    def memory(self) -> Mapping[str, int]:
+        return {name: number for number, name in enumerate(MEMORY)}
+
+    def config_value(self, name: str) -> object:
+        return self.config[name]
+
+    def set_log_level(self, text: str) -> None:
+        self.config["log_level"] = 1 + ["debug", "info", "warn", "error", "fatal"].index(text.lower())
+
+    def set_lookupd_addresses(self, addresses: Sequence[str] | None) -> None:
+        self.config["nsqlookupd_tcp_addresses"] = addresses
+
+    def save_metadata(self) -> None:
+        self.saves += 1
+
+    def sleep(self, seconds: float) -> None:
+        """Time does not pass here; some CPU time does."""
+        sum(number * number for number in range(2_000_000))
+
+    def greenlet_stacks(self) -> str:
+        return "greenlet 1\n"
+
+
+class Caller:
+    """Calls an API the way the server does, without one."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.api = NsqdApi(daemon)
+
+    def __call__(self, method: str, target: str, body: bytes = b"") -> Response:
+        path, _, query = target.partition("?")
+        raw = target.encode()
+        return self.api.respond(Request(method, raw, path, query.encode(), {}, body, "127.0.0.1:50000"))
+
+    def get(self, target: str) -> Response:
+        return self("GET", target)
+
+    def post(self, target: str, body: bytes = b"") -> Response:
+        return self("POST", target, body)
+
+    def put(self, target: str, body: bytes = b"") -> Response:
+        return self("PUT", target, body)
+
+
+@pytest.fixture
+def daemon() -> Daemon:
+    return Daemon()
+
+
+@pytest.fixture
+def call(daemon: Daemon) -> Caller:
+    return Caller(daemon)
+
+
+class Drain:
+    """A consumer that takes everything a topic has, and shows the bodies."""
+
+    def __init__(self) -> None:
+        self.in_flight = InFlight()
+
+    def wake(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def stats(self) -> ClientStats:
+        raise NotImplementedError
+
+    def __call__(self, topic: Topic) -> list[bytes]:
+        channel = topic.channel("drain")
+        channel.add_consumer(self)
+        return [frame[34:] for frame in channel.take(self, 10_000, 50.0, 60.0)]
+
+
+@pytest.fixture
+def drain() -> Drain:
+    return Drain()

@@ -1,0 +1,69 @@
+"""/config/:opt: how values look, and the two that may be changed."""
+
+import pytest
+
+
+def code(response):
+    return response.status, response.body.decode()
+
+
+def refused(status, name):
+    return status, f'{{"message":"{name}"}}'
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("raw <text>", "raw <text>"),
+        ("", ""),
+        (True, "true"),
+        (60_000_000_000, "60000000000"),
+        ((), "[]"),
+        (("a:1", "<"), '["a:1","\\u003c"]'),
+        ((1.0, 0.99), "[1,0.99]"),
+        (None, "null"),
+    ],
+)
+def test_values_are_raw_text_or_json(call, daemon, value, text):
+    daemon.config["opt"] = value
+    response = call.get("/config/opt")
+    assert code(response) == (200, text)
+    types = [header for name, header in response.headers if name == "Content-Type"]
+    expected = "text/plain" if isinstance(value, str) else "application/json"
+    assert types == ([f"{expected}; charset=utf-8"] if text else [])
+
+
+def test_an_unknown_option_is_invalid(call):
+    assert code(call.get("/config/nope")) == refused(400, "INVALID_OPTION")
+    assert code(call.put("/config/nope", b"x")) == refused(400, "INVALID_OPTION")
+
+
+def test_the_log_level_is_set_by_name_and_shown_as_a_number(call):
+    assert code(call.put("/config/log_level", b"DEBUG")) == (200, "1")
+    assert code(call.get("/config/log_level")) == (200, "1")
+
+
+@pytest.mark.parametrize("body", [b"warning", b"2", b" info", b"\xff"])
+def test_a_level_that_is_none_is_invalid(call, body):
+    assert code(call.put("/config/log_level", body)) == refused(400, "INVALID_VALUE")
+
+
+@pytest.mark.parametrize(("body", "text"), [(b'["a:1", "b:2"]', '["a:1","b:2"]'), (b"[]", "[]"), (b"null", "null")])
+def test_nsqlookupds_are_replaced(call, body, text):
+    assert code(call.put("/config/nsqlookupd_tcp_addresses", body)) == (200, text)
+
+
+@pytest.mark.parametrize("body", [b"{}", b"[1]", b"[null", b"a:1", b'"a:1"', b"\xff", b"[" * 10_000])
+def test_addresses_that_are_no_list_of_strings_are_invalid(call, body):
+    assert code(call.put("/config/nsqlookupd_tcp_addresses", body)) == refused(400, "INVALID_VALUE")
+
+
+def test_only_two_options_are_writable(call, daemon):
+    daemon.config["snappy"] = True
+    assert code(call.put("/config/snappy", b"false")) == refused(400, "INVALID_OPTION")
+
+
+def test_empty_and_large_values_are_413(call, daemon):
+    assert code(call.put("/config/log_level")) == refused(413, "INVALID_VALUE")
+    limit, refusal = call.api.admit("PUT", "/config/log_level")
+    assert (limit, code(refusal)) == (daemon.options.max_msg_size, refused(413, "INVALID_VALUE"))

@@ -1,0 +1,189 @@
+"""/pub and /mpub: what is taken, what is refused, and in which order things are looked at."""
+
+import contextlib
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsq_compat.protocol import schema
+from nsq_compat.web.publishing import split_binary, split_text
+from nsq_compat.web.responses import ApiError
+
+
+def batch(*bodies, count=None):
+    sized = b"".join(struct.pack(">i", len(body)) + body for body in bodies)
+    return struct.pack(">i", len(bodies) if count is None else count) + sized
+
+
+def code(response):
+    return response.status, response.body.decode()
+
+
+def refused(status, name):
+    return status, f'{{"message":"{name}"}}'
+
+
+# --- /pub -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("route", ["/pub", "/put"])
+def test_pub_publishes_the_body_as_it_is(call, daemon, drain, route):
+    response = call.post(f"{route}?topic=t", b"one\n\0two")
+    assert (response.status, response.body) == (200, b"OK")
+    assert ("Content-Type", "text/plain; charset=utf-8") in response.headers
+    assert drain(daemon.broker.topics["t"]) == [b"one\n\0two"]
+
+
+@pytest.mark.parametrize(
+    ("query", "body", "answer"),
+    [
+        ("?topic=%zz", b"", refused(400, "MSG_EMPTY")),
+        ("?topic=%zz", b"x", refused(400, "INVALID_REQUEST")),
+        ("?topic=t;x", b"x", refused(400, "INVALID_REQUEST")),
+        ("", b"x", refused(400, "MISSING_ARG_TOPIC")),
+        ("?topic=", b"x", refused(400, "INVALID_TOPIC")),
+        ("?topic=a%23b", b"x", refused(400, "INVALID_TOPIC")),
+        ("?topic=t%0a", b"x", refused(400, "INVALID_TOPIC")),
+        ("?topic=" + "t" * 65, b"x", refused(400, "INVALID_TOPIC")),
+        ("?topic=t&defer=", b"x", refused(400, "INVALID_DEFER")),
+        ("?topic=t&defer=1.5", b"x", refused(400, "INVALID_DEFER")),
+        ("?topic=t&defer=-1", b"x", refused(400, "INVALID_DEFER")),
+        ("?topic=t&defer=3600001", b"x", refused(400, "INVALID_DEFER")),
+        ("?topic=t&defer=" + "9" * 5000, b"x", refused(400, "INVALID_DEFER")),
+        ("?topic=t&defer=3600000", b"x", (200, "OK")),
+        ("?topic=t&defer=%2B5", b"x", (200, "OK")),
+        ("?topic=t&defer=0", b"x", (200, "OK")),
+        ("?topic=t%23ephemeral", b"x", (200, "OK")),
+    ],
+)
+def test_pub_checks_in_nsqds_order(call, query, body, answer):
+    assert code(call.post("/pub" + query, body)) == answer
+
+
+def test_a_topic_exists_even_if_the_defer_is_refused(call, daemon):
+    call.post("/pub?topic=made&defer=x", b"x")
+    call.post("/pub?topic=not-made", b"")
+    assert list(daemon.broker.topics) == ["made"]
+
+
+def test_a_deferred_message_waits(call, daemon):
+    call.post("/channel/create?topic=t")
+    call.post("/topic/create?topic=t")
+    call.post("/channel/create?topic=t&channel=c")
+    call.post("/pub?topic=t&defer=1500", b"later")
+    assert daemon.broker.topics["t"].channels["c"].deferred_count == 1
+
+
+def test_a_broker_that_stops_says_exiting(call, daemon):
+    call.post("/topic/create?topic=old")
+    daemon.broker.close()
+    for topic in ("old", "new"):
+        assert code(call.post(f"/pub?topic={topic}", b"x")) == refused(503, "EXITING")
+        assert code(call.post(f"/mpub?topic={topic}", b"x")) == refused(503, "EXITING")
+
+
+def test_a_disk_that_refuses_is_exiting_too(call, daemon, monkeypatch):
+    def refuse(*args):
+        raise OSError(28, "No space left on device")
+
+    call.post("/topic/create?topic=t")
+    monkeypatch.setattr(type(daemon.broker.topics["t"]), "publish", refuse)
+    assert code(call.post("/pub?topic=t", b"x")) == refused(503, "EXITING")
+
+
+def test_a_body_may_be_as_large_as_a_message(call, daemon):
+    limit, refusal = call.api.admit("POST", "/pub")
+    assert (limit, code(refusal)) == (daemon.options.max_msg_size, refused(413, "MSG_TOO_BIG"))
+    limit, refusal = call.api.admit("POST", "/mpub")
+    assert (limit, code(refusal)) == (daemon.options.max_body_size, refused(413, "BODY_TOO_BIG"))
+
+
+# --- /mpub, text ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("route", ["/mpub?", "/mput?", "/mpub?binary=false&", "/mpub?binary=0&", "/mpub?defer=x&"])
+def test_mpub_publishes_a_message_a_line(call, daemon, drain, route):
+    assert code(call.post(f"{route}topic=t", b"\none\n\ntwo\r\nthree")) == (200, "OK")
+    assert drain(daemon.broker.topics["t"]) == [b"one", b"two\r", b"three"]
+
+
+@pytest.mark.parametrize("body", [b"", b"\n", b"\n\n\n"])
+def test_mpub_of_nothing_is_fine_and_makes_the_topic(call, daemon, body):
+    assert code(call.post("/mpub?topic=t", body)) == (200, "OK")
+    assert daemon.broker.topics["t"].message_count == 0
+
+
+def test_a_line_too_long_publishes_nothing(call, daemon):
+    assert code(call.post("/mpub?topic=t", b"fine\n" + b"x" * 101)) == refused(413, "MSG_TOO_BIG")
+    assert daemon.broker.topics["t"].message_count == 0
+
+
+@pytest.mark.parametrize(
+    ("query", "answer"),
+    [
+        ("", refused(400, "MISSING_ARG_TOPIC")),
+        ("?topic=a+b", refused(400, "INVALID_TOPIC")),
+        ("?topic=%", refused(400, "INVALID_REQUEST")),
+    ],
+)
+def test_mpub_looks_at_the_query_before_the_body(call, query, answer):
+    assert code(call.post("/mpub" + query, b"x" * 200)) == answer
+
+
+@given(st.lists(st.binary(max_size=12)))
+def test_text_lines_are_split_as_they_were_joined(lines):
+    pieces = [line.replace(b"\n", b"") for line in lines]
+    assert split_text(b"\n".join(pieces), 100) == [piece for piece in pieces if piece]
+
+
+# --- /mpub, binary ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", ["true", "1", "", "TRUE", "yes"])
+def test_binary_mpub_publishes_what_is_counted(call, daemon, drain, value):
+    response = call.post(f"/mpub?topic=t&binary={value}", batch(b"one\n", b"\0") + b"ignored")
+    assert code(response) == (200, "OK")
+    assert drain(daemon.broker.topics["t"]) == [b"one\n", b"\0"]
+
+
+def test_an_odd_binary_parameter_is_warned_about(call, caplog):
+    call.post("/mpub?topic=t&binary=yes", batch(b"x"))
+    assert caplog.messages == ["deprecated value 'yes' used for /mpub binary param"]
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        (b"", "BAD_BODY"),
+        (b"\0\0\0", "BAD_BODY"),
+        (batch(), "BAD_BODY"),
+        (batch(count=-1), "BAD_BODY"),
+        (batch(count=100), "BAD_BODY"),
+        (batch(count=99), "BAD_MESSAGE"),
+        (batch(count=1) + b"\0\0", "BAD_MESSAGE"),
+        (batch(b""), "BAD_MESSAGE"),
+        (batch(b"a", b""), "BAD_MESSAGE"),
+        (batch(b"a", count=2), "BAD_MESSAGE"),
+        (batch(b"x" * 101), "BAD_MESSAGE"),
+        (batch(b"abc")[:-1], "BAD_MESSAGE"),
+        (struct.pack(">ii", 1, -5), "BAD_MESSAGE"),
+        (struct.pack(">ii", 1, 2**31 - 1), "BAD_MESSAGE"),
+    ],
+)
+def test_a_bad_batch_is_refused_whole_and_always_413(call, daemon, body, name):
+    assert code(call.post("/mpub?topic=t&binary=true", body)) == refused(413, name)
+    assert daemon.broker.topics["t"].message_count == 0
+
+
+@given(st.lists(st.binary(min_size=1, max_size=20), min_size=1, max_size=10))
+def test_batches_are_read_as_the_schema_declares_them(bodies):
+    assert split_binary(schema.HTTP_MPUB_BODY.build({"bodies": bodies}), 100, 1000) == bodies
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_a_batch_or_a_refusal(body):
+    with contextlib.suppress(ApiError):
+        bodies = split_binary(body, 100, 1000)
+        assert body.startswith(schema.HTTP_MPUB_BODY.build({"bodies": bodies}))
