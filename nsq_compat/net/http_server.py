@@ -92,12 +92,18 @@ class HttpServer:
         log.info("%s: listening on %s", self._name, self._address)
         self._acceptor = gevent.spawn(self._accept_loop)
 
-    def stop(self, timeout: float = 5.0) -> None:
-        """Accept no more, close idle connections, wait up to `timeout` seconds for requests under way, end the rest."""
+    def stop_accepting(self) -> None:
+        """Close the listener; who is connected stays."""
+        if self._listener.fileno() < 0:
+            return
         log.info("%s: closing %s", self._name, self._address)
         if self._acceptor is not None:
             self._acceptor.kill()
         close_listener(self._listener)
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """Accept no more, close idle connections, wait up to `timeout` seconds for requests under way, end the rest."""
+        self.stop_accepting()
         for connection in list(self._connections):
             connection.finish()
         gevent.joinall(list(self._connections.values()), timeout=timeout)

@@ -183,7 +183,7 @@ class _SizedBody:
         if stop > end:
             return None, position
         body = buffer[position:stop]
-        if self._wording.is_message and self._spec is PUB:
+        if self._spec is PUB:
             return Publish(self._spec, self._tokens, [body]), stop
         return Line(self._spec, self._tokens, body), stop
 

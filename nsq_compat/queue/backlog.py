@@ -66,11 +66,12 @@ class Backlog:
         return batch[begin:] if begin else batch
 
     def _put_back(self, frames: Sequence[bytes]) -> None:
-        if self._offset:
-            self._batches[0] = self._batches[0][self._offset :]
-            self._offset = 0
-        self._batches.appendleft(frames)
+        """What was taken last and is not wanted after all."""
         self._length += len(frames)
+        in_first = min(len(frames), self._offset)  # these are there still
+        self._offset -= in_first
+        if in_first < len(frames):
+            self._batches.appendleft(frames[: len(frames) - in_first])
 
 
 def _how_many_fit(frames: Sequence[bytes], max_bytes: int) -> int:

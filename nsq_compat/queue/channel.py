@@ -6,8 +6,8 @@ Invariants:
   that a consumer left behind), deferred, or finished; what is dropped is counted.
 - *Attempts.* A queued frame carries the attempt number it will be delivered with, a frame in flight the number it was
   delivered with.
-- *Fair waking.* A put wakes at most as many waiting consumers as there are frames, in turn, and what one of them takes
-  is capped by its share of the depth.
+- *Fair waking.* Never are more consumers awake than there are frames, they are woken in turn, and what one of them takes
+  is capped by its share of the depth. While frames wait, either enough consumers are awake or none is waiting.
 """
 
 import logging
@@ -131,7 +131,7 @@ class Channel:
     def adopt(self, deferred: Deferred) -> None:
         """Take over what waited in the topic for its time."""
         self.message_count += len(deferred)
-        deferred.move_to(self._deferred)
+        deferred.share_with(self._deferred)
         self._schedule.at(self._deferred.next_due(), self)
 
     # --- Frames out ---------------------------------------------------------------------------------------------------
@@ -139,11 +139,12 @@ class Channel:
     def take(self, consumer: Consumer, room: int, now: float, timeout: float) -> Sequence[bytes]:
         """Deliver at most `room` frames to a consumer, one batch of them: they are in flight until `now + timeout`.
 
-        A consumer that empties the backlog and has room left is woken when there is something again.
+        A consumer that empties the backlog and has room left is woken when there is something again. One that has room
+        left and does not empty it has to come again by itself.
         """
         self._woken.discard(consumer)
         if self.paused or not self._backlog:
-            self._waiting[consumer] = None
+            self._waiting.setdefault(consumer)  # asking again does not cost its place in the line
             return NOTHING
         # Those woken and yet to come count too; the first to come must not take it all.
         share = -(-len(self._backlog) // (len(self._woken) + 1))
@@ -151,11 +152,11 @@ class Channel:
         consumer.in_flight.add(frames, now, timeout)
         if now + timeout < self.alarm:
             self._schedule.at(now + timeout, self)
-        if not self._backlog:
-            if len(frames) < room:
-                self._waiting[consumer] = None
-        elif self._waiting:
-            self._wake(len(self._backlog))
+        if self._waiting:
+            self._waiting.pop(consumer, None)
+            self._wake()
+        if not self._backlog and len(frames) < room:
+            self._waiting[consumer] = None
         return frames
 
     def stand_back(self, consumer: Consumer) -> None:
@@ -163,8 +164,7 @@ class Channel:
         self._waiting.pop(consumer, None)
         if consumer in self._woken:
             self._woken.remove(consumer)
-            if not self.paused:
-                self._wake(len(self._backlog))
+            self._wake()
 
     # --- Answers ------------------------------------------------------------------------------------------------------
 
@@ -186,9 +186,10 @@ class Channel:
 
     def touch(self, consumer: Consumer, message_id: bytes, now: float, timeout: float) -> None:
         """Give a consumer more time for a message, up to max-msg-timeout in all. Raises ``NotInFlight``."""
-        if not consumer.in_flight.touch(message_id, now + timeout, self._limits.max_msg_timeout):
+        deadline = consumer.in_flight.touch(message_id, now + timeout, self._limits.max_msg_timeout)
+        if deadline is None:
             raise NotInFlight(self.why_not(message_id))
-        self._schedule.at(consumer.in_flight.next_deadline(), self)
+        self._schedule.at(deadline, self)
 
     def why_not(self, message_id: bytes) -> str:
         """The reason, in NSQ's words, why a consumer cannot answer a message that is not in its own set."""
@@ -228,7 +229,7 @@ class Channel:
 
     def unpause(self) -> None:
         self.paused = False
-        self._wake(len(self._backlog))
+        self._wake()
 
     def empty(self) -> None:
         """Drop everything: waiting, deferred and in flight."""
@@ -265,15 +266,15 @@ class Channel:
 
     def _add(self, frames: Sequence[bytes]) -> None:
         self._backlog.extend(frames)
-        if self._waiting and frames and not self.paused:
-            self._wake(len(frames))
+        if self._waiting:
+            self._wake()
 
     def _put_off(self, frames: Sequence[bytes], due: float) -> None:
         self._deferred.add(frames, due)
         self._schedule.at(due, self)
 
-    def _wake(self, count: int) -> None:
-        for _ in range(min(count, len(self._waiting))):
+    def _wake(self) -> None:
+        while self._waiting and len(self._woken) < len(self._backlog) and not self.paused:
             consumer, _ = self._waiting.popitem(last=False)
             self._woken.add(consumer)
             consumer.wake()

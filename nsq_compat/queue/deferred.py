@@ -31,11 +31,10 @@ class Deferred:
         self._length -= len(released)
         return released
 
-    def move_to(self, other: "Deferred") -> None:
-        """Hand everything over, each batch with its due time."""
+    def share_with(self, other: "Deferred") -> None:
+        """Give another every batch with its due time: the same batches, as a fan-out does."""
         for due, _, frames in sorted(self._batches):
             other.add(frames, due)
-        self.empty()
 
     def empty(self) -> int:
         """Forget everything; return how many frames that was."""

@@ -3,7 +3,7 @@
 An id is a 64-bit number, written as 16 hex digits: ticks of 2**20 ns since an epoch of its own, 10 bits of node id, 12
 bits of sequence. Ids of one factory only grow. nsqd sleeps when a tick's 4096 numbers are used up or the clock goes
 back; here the next id is the greater of "one more than the last" and "now", so neither ever blocks a publisher: the ids
-run ahead of the clock until it catches up.
+run ahead of the clock until it catches up. A clock beyond the year 2085, which an id has no bits for, is not believed.
 """
 
 import struct
@@ -13,6 +13,7 @@ EPOCH_TICK = 1288834974288
 NODE_ID_BITS = 10
 SEQUENCE_BITS = 12
 _SEQUENCE_SIZE = 1 << SEQUENCE_BITS
+_LAST_BELIEVED = 1 << (41 + SEQUENCE_BITS)  # leaves the ids that run ahead as much room again
 _ID_LENGTH = 16
 
 
@@ -25,7 +26,8 @@ class GuidFactory:
 
     def take(self, count: int, now_ns: int) -> list[bytes]:
         """The next `count` ids, growing, each as 16 ASCII hex digits."""
-        first = max(self._next, ((now_ns >> TICK_SHIFT) - EPOCH_TICK) << SEQUENCE_BITS)
+        clock = ((now_ns >> TICK_SHIFT) - EPOCH_TICK) << SEQUENCE_BITS
+        first = clock if self._next < clock < _LAST_BELIEVED else self._next
         self._next = end = first + count
         if count == 1:
             return [b"%016x" % self._id(first)]
@@ -36,7 +38,7 @@ class GuidFactory:
             numbers.extend(range(low, low + tick_end - first))
             first = tick_end
         # Hot: one pack and one hex for the batch, then slices.
-        digits = struct.pack(f">{count}q", *numbers).hex().encode("ascii")
+        digits = struct.pack(f">{count}Q", *numbers).hex().encode("ascii")
         return [digits[start : start + _ID_LENGTH] for start in range(0, count * _ID_LENGTH, _ID_LENGTH)]
 
     def _id(self, number: int) -> int:

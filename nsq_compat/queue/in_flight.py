@@ -46,6 +46,8 @@ class InFlight:
             again = [message_id for message_id in ids if message_id in self._returned]
             self._exceptions.update((message_id, _Exception(deadline, now)) for message_id in again)
             ids = [message_id for message_id in ids if message_id not in self._returned]
+            if not ids:
+                return
         self._batches.append((deadline, now, ids))
         self._places += len(ids)
         if self._places > 2 * len(self.frames) + _SPARE_PLACES:
@@ -68,16 +70,20 @@ class InFlight:
             self._returned.add(message_id)
         return frame
 
-    def touch(self, message_id: bytes, deadline: float, max_lifetime: float) -> bool:
-        """Move one deadline, at most to `max_lifetime` seconds after the delivery. False when it is not here."""
+    def touch(self, message_id: bytes, deadline: float, max_lifetime: float) -> float | None:
+        """Move one deadline, at most to `max_lifetime` seconds after the delivery; return it as it is now.
+
+        None when the message is not in flight here.
+        """
         if message_id not in self.frames:
-            return False
+            return None
         exception = self._exceptions.get(message_id)
         delivered = self._delivered(message_id) if exception is None else exception.delivered
-        self._exceptions[message_id] = _Exception(min(deadline, delivered + max_lifetime), delivered)
         if exception is None:
             self._returned.add(message_id)
-        return True
+        deadline = min(deadline, delivered + max_lifetime)
+        self._exceptions[message_id] = _Exception(deadline, delivered)
+        return deadline
 
     def expire(self, now: float) -> list[bytes]:
         """Take out the frames whose deadline has come, oldest delivery first."""

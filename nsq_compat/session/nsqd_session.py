@@ -103,7 +103,6 @@ class NsqdSession:
         self._ready_count = 0
         self._heartbeat_due = NEVER
         self._deadline = NEVER
-        self._restart_heartbeat()
         self._renew_deadline()
         self._message_count = 0
         self._finish_count = 0
@@ -215,6 +214,7 @@ class NsqdSession:
         log.info("CLIENT(%s): desired protocol magic '%s'", self.peer, magic.decode())
         self._opened = True
         self._opening = b""
+        self._restart_heartbeat()  # who has not said what it speaks is not spoken to
         self._renew_deadline()
         return rest
 
@@ -413,7 +413,7 @@ class NsqdSession:
             self.closing = True
 
     def _refuse(self, error: NsqError) -> None:
-        log.error("[%s] - %s", self.peer, error)
+        log.error("[%s] - %s", self.peer, str(error))  # whoever keeps a record must not keep the error's frames
         self._replies.append(error_frame(error.data))
 
 

@@ -84,7 +84,7 @@ def test_continue_is_owed_only_before_the_body() -> None:
     assert one.receive_data(head) == []
     assert one.owes_continue
     one.continue_sent()
-    assert not one.owes_continue
+    assert one.receive_data(b"") == []
     assert len(one.receive_data(body)) == 1
 
 

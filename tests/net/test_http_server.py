@@ -54,7 +54,7 @@ class Echo:
 class Client:
     """A socket that talks HTTP by hand."""
 
-    def __init__(self, address: object) -> None:
+    def __init__(self, address: tuple[str, int] | str) -> None:
         family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
         self.socket = gevent_socket.socket(family)
         self.socket.settimeout(PROMPT)
@@ -106,7 +106,7 @@ class Reply(NamedTuple):
 
 
 Connect = Callable[[], Client]
-Open = Callable[[object], Client]
+Open = Callable[[tuple[str, int] | str], Client]
 Serve = Callable[..., Connect]
 
 
@@ -129,7 +129,7 @@ def servers() -> Iterator[list[HttpServer]]:
 def open_client() -> Iterator[Open]:
     clients: list[Client] = []
 
-    def connect(address: object) -> Client:
+    def connect(address: tuple[str, int] | str) -> Client:
         clients.append(Client(address))
         return clients[-1]
 

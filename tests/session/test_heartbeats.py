@@ -51,10 +51,10 @@ def test_any_complete_command_is_a_sign_of_life(nsqd, client):
 
 
 def test_parts_of_a_command_are_none(nsqd, client):
-    for piece in (b"PUB ", b"t\n\0\0", b"\0\x09", b"abcd"):
-        nsqd.waits(0.4)
+    for piece in (b"PUB ", b"t\n\0\0", b"\0\x09abcd"):
+        nsqd.waits(0.5)
         client.says(piece)
-    nsqd.waits(0.4)
+    nsqd.waits(0.5)
     client.hears(BEAT, b"E_BAD_MESSAGE PUB failed to read message body").and_is_closed()
 
 

@@ -6,6 +6,8 @@ import threading
 
 import pytest
 
+from nsq_compat.net.http_message import Response
+
 
 @pytest.mark.parametrize(
     ("path", "beginning"),
@@ -41,14 +43,14 @@ def test_the_cpu_profile_shows_where_time_went_and_leaves_no_trace(call):
 
 
 def test_a_second_cpu_profile_is_refused(call, daemon):
-    answers = []
+    answers: list[Response] = []
     daemon.sleep = lambda seconds: answers.append(call.get("/debug/pprof/profile"))
     call.get("/debug/pprof/profile")
     assert (answers[0].status, b"already in use" in answers[0].body) == (500, True)
 
 
 def test_outside_the_main_thread_the_cpu_profile_is_refused(call):
-    answers = []
+    answers: list[Response] = []
     thread = threading.Thread(target=lambda: answers.append(call.get("/debug/pprof/profile?seconds=0.01")))
     thread.start()
     thread.join()
@@ -57,7 +59,7 @@ def test_outside_the_main_thread_the_cpu_profile_is_refused(call):
 
 @pytest.mark.parametrize("text", ["x", "-1", "nan", ""])
 def test_seconds_that_are_none_mean_thirty(call, daemon, text):
-    slept = []
+    slept: list[float] = []
     daemon.sleep = slept.append
     call.get(f"/debug/pprof/profile?seconds={text}")
     assert slept == [30.0]

@@ -139,7 +139,8 @@ def test_clients_have_nsqds_keys_in_nsqds_order(call, daemon):
         "client_id hostname version remote_address state ready_count in_flight_count message_count "
         "zone_local_msg_count region_local_msg_count global_msg_count finish_count requeue_count connect_ts "
         "sample_rate deflate snappy user_agent authed auth_identity auth_identity_url topology_zone "
-        "topology_region pub_counts tls tls_cipher_suite tls_version tls_negotiated_protocol tls_negotiated_protocol_is_mutual"
+        "topology_region pub_counts tls tls_cipher_suite tls_version tls_negotiated_protocol "
+        "tls_negotiated_protocol_is_mutual"
     )
 
 

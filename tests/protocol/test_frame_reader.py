@@ -1,0 +1,82 @@
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsq_compat.protocol import schema
+from nsq_compat.protocol.frame_reader import Frame, FrameError, FrameReader, Message, parse_message
+from nsq_compat.protocol.frames import HEARTBEAT, OK, error_frame, response_frame
+
+FRAMES = st.lists(st.builds(Frame, st.integers(-3, 3), st.binary(max_size=40)), max_size=8)
+
+
+def cut(data, points):
+    """`data` in pieces, some of them empty, at the given places."""
+    places = [0, *sorted(min(point, len(data)) for point in points), len(data)]
+    return [data[begin:end] for begin, end in pairwise(places)]
+
+
+def read(pieces, max_frame_size=1000):
+    """Everything a reader makes of the pieces: frames, and the error it ends with, if any."""
+    reader = FrameReader(max_frame_size)
+    frames = []
+    try:
+        for piece in pieces:
+            frames.extend(reader.receive_data(piece))
+    except FrameError as error:
+        return frames, str(error)
+    return frames, reader.hand_back()
+
+
+@given(FRAMES, st.binary(max_size=7), st.lists(st.integers(0, 400)))
+def test_frames_come_out_however_the_bytes_were_cut(frames, rest, points):
+    wire = b"".join(schema.FRAME.build({"type": frame.type, "data": frame.data}) for frame in frames) + rest
+    assert read(cut(wire, points)) == (frames, rest)
+
+
+@given(st.binary(max_size=60) | st.binary(max_size=20).map(lambda data: OK + b"\0\0\0" + data))
+def test_any_bytes_lead_to_frames_or_a_frame_error_the_same_in_any_cut(data):
+    assert read([data]) == read([data[index : index + 1] for index in range(len(data))])
+
+
+@pytest.mark.parametrize("size", [-(1 << 31), -1, 0, 3, 1001, (1 << 31) - 1])
+def test_a_lying_size_is_refused_after_the_frames_before_it(size):
+    reader = FrameReader(max_frame_size=1000)
+    frames = reader.receive_data(OK + schema.FRAME_HEADER.build({"size": size, "type": 0}))
+    assert next(frames) == (0, b"OK")
+    with pytest.raises(FrameError):
+        next(frames)
+    with pytest.raises(FrameError):
+        list(reader.receive_data(b"more"))
+
+
+def test_the_largest_allowed_frame_is_read():
+    data = bytes(996)
+    assert read([response_frame(data)], max_frame_size=1000)[0] == [(0, data)]
+
+
+def test_what_lies_behind_the_last_frame_taken_can_be_handed_back():
+    reader = FrameReader()
+    for frame in reader.receive_data(OK + HEARTBEAT + b"\x16\x03\x01"):
+        assert frame.data == b"OK"
+        assert reader.hand_back() == HEARTBEAT + b"\x16\x03\x01"
+        break
+
+
+def test_frames_not_iterated_over_come_with_the_next_bytes():
+    reader = FrameReader()
+    assert next(reader.receive_data(OK + HEARTBEAT)).data == b"OK"
+    assert [frame.data for frame in reader.receive_data(error_frame(b"E_X"))] == [b"_heartbeat_", b"E_X"]
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(0, 65535), st.binary(min_size=16, max_size=16), st.binary())
+def test_a_message_is_parsed_as_declared(timestamp_ns, attempts, message_id, body):
+    values = {"timestamp_ns": timestamp_ns, "attempts": attempts, "id": message_id, "body": body}
+    assert parse_message(schema.MESSAGE.build(values)) == Message(**values)
+
+
+@given(st.binary(max_size=25))
+def test_a_message_shorter_than_its_header_is_refused(data):
+    with pytest.raises(FrameError):
+        parse_message(data)

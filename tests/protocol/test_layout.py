@@ -1,0 +1,119 @@
+"""Every fixed-size declaration against the codec derived from it, in both directions."""
+
+import struct
+
+import construct
+import pytest
+from construct import Bytes, Const, Int8ub, Int16ub, Int24ub, Int32sb, Int32ub, Int32ul, Int64sb, Int64ub, Struct, this
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsq_compat.protocol import schema
+from nsq_compat.protocol.layout import derive
+
+WITH_CONSTANTS = Struct(
+    "mark" / Const(b"LOG1"),
+    "count" / Int32ub,
+    "version" / Const(3, Int16ub),
+    "flags" / Int8ub,
+    "offset" / Int64ub,
+    "digest" / Bytes(5),
+)
+FIXED = {
+    "FRAME_HEADER": schema.FRAME_HEADER,
+    "MESSAGE_HEADER": schema.MESSAGE_HEADER,
+    "MESSAGE_FRAME_HEADER": schema.MESSAGE_FRAME_HEADER,
+    "LOOKUPD_REPLY_HEADER": schema.LOOKUPD_REPLY_HEADER,
+    "with constants": WITH_CONSTANTS,
+}
+INTEGERS = {
+    "b": (-(1 << 7), (1 << 7) - 1),
+    "B": (0, (1 << 8) - 1),
+    "H": (0, (1 << 16) - 1),
+    "l": (-(1 << 31), (1 << 31) - 1),
+    "L": (0, (1 << 32) - 1),
+    "q": (-(1 << 63), (1 << 63) - 1),
+    "Q": (0, (1 << 64) - 1),
+}
+
+
+def values_of(declaration):
+    """Values for the fields of a declaration that are not constants, by name."""
+    fields = {}
+    for member in declaration.subcons:
+        if isinstance(member.subcon, construct.Bytes):
+            fields[member.name] = st.binary(min_size=member.subcon.length, max_size=member.subcon.length)
+        elif isinstance(member.subcon, construct.FormatField):
+            fields[member.name] = st.integers(*INTEGERS[member.subcon.fmtstr[1:]])
+    return st.fixed_dictionaries(fields)
+
+
+@pytest.mark.parametrize("name", FIXED)
+@given(data=st.data())
+def test_a_derived_codec_packs_what_the_declaration_builds(name, data):
+    declaration = FIXED[name]
+    values = data.draw(values_of(declaration))
+    assert derive(declaration).pack(*values.values()) == declaration.build(values)
+
+
+@pytest.mark.parametrize("name", FIXED)
+@given(data=st.data())
+def test_a_derived_codec_unpacks_what_the_declaration_parses_at_any_offset(name, data):
+    declaration = FIXED[name]
+    wire = declaration.build(data.draw(values_of(declaration)))
+    before = data.draw(st.binary(max_size=9))
+    parsed = declaration.parse(wire)
+    names = [member.name for member in declaration.subcons if not isinstance(member.subcon, Const)]
+    assert derive(declaration).unpack_from(before + wire + b"more", len(before)) == tuple(
+        parsed[each] for each in names
+    )
+
+
+@pytest.mark.parametrize("name", FIXED)
+@given(data=st.data())
+def test_slices_and_offsets_are_where_the_declaration_puts_its_fields(name, data):
+    declaration = FIXED[name]
+    layout = derive(declaration)
+    wire = declaration.build(data.draw(values_of(declaration)))
+    parsed = declaration.parse(wire)
+    for member in declaration.subcons:
+        part = wire[layout.slices[member.name]]
+        assert part == member.build(parsed[member.name])
+        assert wire.startswith(part, layout.offset(member.name))
+    assert layout.size == declaration.sizeof() == len(wire)
+
+
+def test_constants_are_checked():
+    layout = derive(WITH_CONSTANTS)
+    wire = bytearray(layout.pack(1, 2, 3, b"abcde"))
+    wire[0:4] = b"LOG2"
+    with pytest.raises(ValueError, match="LOG1"):
+        layout.unpack_from(bytes(wire))
+
+
+def test_a_short_buffer_and_a_number_that_does_not_fit_are_errors_of_struct():
+    layout = derive(schema.FRAME_HEADER)
+    with pytest.raises(struct.error):
+        layout.unpack_from(b"\0\0\0")
+    with pytest.raises(struct.error):
+        layout.pack(1 << 31, 0)
+
+
+@pytest.mark.parametrize(
+    ("declaration", "complaint"),
+    [
+        (Int32sb, "construct.Struct"),
+        (Struct(Int32sb), "without a name"),
+        (Struct("little" / Int32ul), "'little'"),
+        (Struct("odd" / Int24ub), "'odd'"),
+        (Struct("size" / Int32sb, "data" / Bytes(this.size)), "'data'"),
+        (Struct("inner" / Struct("a" / Int64sb)), "'inner'"),
+        (Struct("rest" / construct.GreedyBytes), "'rest'"),
+        (Struct("mark" / Const(b"abc", Bytes(2))), "'mark'"),
+        (schema.MPUB_BODY, "'size'"),
+        (schema.SNAPPY_CHUNK_HEADER, "'length'"),
+    ],
+)
+def test_what_cannot_be_derived_is_named(declaration, complaint):
+    with pytest.raises(TypeError, match=complaint):
+        derive(declaration)

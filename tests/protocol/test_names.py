@@ -1,0 +1,61 @@
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsq_compat.protocol.names import is_ephemeral, is_valid_name
+
+ALLOWED = string.ascii_letters + string.digits + "._-"
+
+
+@pytest.mark.parametrize(
+    "name", ["a", "A.b_c-9", ".", "..", "-", "a" * 64, "a#ephemeral", "x" * 54 + "#ephemeral", ".#ephemeral"]
+)
+def test_these_names_are_legal(name):
+    assert is_valid_name(name)
+    assert is_valid_name(name.encode())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "a" * 65,
+        "x" * 55 + "#ephemeral",
+        "#ephemeral",
+        "a#ephemeralb",
+        "a#ephemeral#ephemeral",
+        "a#Ephemeral",
+        "a#",
+        "a b",
+        "a\n",
+        "a#ephemeral\n",
+        "\na",
+        "a\0",
+        "a/b",
+        "caf\u00e9",
+        "\u0661",  # a digit, but not one of ours
+        "\uff21",
+    ],
+)
+def test_these_names_are_not(name):
+    assert not is_valid_name(name)
+    assert not is_valid_name(name.encode())
+
+
+def test_bytes_that_are_no_text_are_no_name():
+    assert not is_valid_name(b"a\xff")
+
+
+@given(st.text(max_size=70) | st.text(ALLOWED, max_size=70), st.sampled_from(["", "#ephemeral"]))
+def test_a_name_is_legal_by_the_rule_spelled_out(stem, suffix):
+    name = stem + suffix
+    expected = bool(stem) and set(stem) <= set(ALLOWED) and len(name) <= 64
+    assert is_valid_name(name) == expected
+    assert is_valid_name(name.encode("utf-8")) == expected
+
+
+def test_only_the_suffix_makes_a_name_ephemeral():
+    assert is_ephemeral("t#ephemeral")
+    assert not is_ephemeral("ephemeral")

@@ -1,0 +1,159 @@
+"""PUB, MPUB and DPUB: who may, what is answered, what arrives."""
+
+import pytest
+
+
+def test_every_pub_of_a_run_has_its_own_answer(nsqd, producer, consumer):
+    consumer.says(b"RDY 10\n")
+    producer.says(b"PUB t\n\0\0\0\3one" b"PUB t\n\0\0\0\3two" b"PUB t\n\0\0\0\5three").hears(b"OK", b"OK", b"OK")
+    consumer.hears(b"one", b"two", b"three")
+
+
+def test_pubs_to_several_topics_keep_their_order(nsqd, producer):
+    producer.says(b"PUB a\n\0\0\0\1x" b"PUB b\n\0\0\0\1y" b"PUB a\n\0\0\0\1z").hears(b"OK", b"OK", b"OK")
+    assert nsqd.broker.topics["a"].message_count == 2
+    assert nsqd.broker.topics["b"].message_count == 1
+
+
+def test_a_body_may_hold_any_bytes(producer, consumer, build):
+    body = bytes(range(256)) + b"\nPUB t\n\0\0\0\1x"
+    consumer.says(b"RDY 10\n")
+    producer.publishes(body)
+    consumer.hears(body)
+
+
+def test_an_mpub_has_one_answer_and_many_messages(producer, consumer, build):
+    consumer.says(b"RDY 10\n")
+    producer.says(build.mpub([b"one", b"two", b"three"])).hears(b"OK")
+    consumer.hears(b"one", b"two", b"three")
+
+
+def test_the_count_of_an_mpub_decides_where_it_ends_whatever_its_size_says(producer, consumer, build):
+    consumer.says(b"RDY 10\n")
+    messages = b"\0\0\0\2" + build.sized(b"one") + build.sized(b"two")
+    producer.says(b"MPUB t\n\0\0\0\1" + messages + b"NOP\n" + b"MPUB t\n\0\1\0\0" + messages + b"NOP\n").hears(b"OK", b"OK")
+    consumer.hears(b"one", b"two", b"one", b"two")
+
+
+def test_messages_of_the_greatest_size_pass(make_nsqd, build):
+    nsqd = make_nsqd(max_msg_size=10, max_body_size=4 + 2 * (4 + 10))
+    producer, consumer = nsqd.connect(), nsqd.connect().subscribes(ready=10)
+    producer.publishes(b"x" * 10)
+    producer.says(build.mpub([b"y" * 10, b"z" * 10])).hears(b"OK")
+    producer.says_with_body(b"DPUB t 0", b"w" * 10).hears(b"OK")
+    consumer.hears(b"x" * 10, b"y" * 10, b"z" * 10, b"w" * 10)
+
+
+def test_an_mpub_that_holds_more_than_its_limit_whatever_it_says_is_refused(make_nsqd, build):
+    # A deliberate difference: nsqd forgets the size once it is checked and takes count times max-msg-size.
+    producer = make_nsqd(max_msg_size=10, max_body_size=40).connect()
+    messages = b"".join([build.sized(b"x" * 10)] * 3)
+    producer.says(b"MPUB t\n\0\0\0\1\0\0\0\3" + messages).hears(b"E_BAD_BODY MPUB body too big 46 > 40").and_is_closed()
+
+
+def test_an_mpub_with_a_mistake_in_its_last_message_publishes_none(nsqd, producer, consumer):
+    consumer.says(b"RDY 10\n")
+    producer.says(b"MPUB t\n\0\0\0\x20\0\0\0\2\0\0\0\1a\0\0\0\0").hears(
+        b"E_BAD_MESSAGE MPUB invalid message(1) body size 0"
+    )
+    consumer.hears()
+    assert nsqd.broker.topics["t"].message_count == 0
+
+
+def test_an_mpub_makes_its_topic_before_its_body_is_looked_at(nsqd, producer):
+    producer.says(b"MPUB early\n")
+    assert "early" in nsqd.broker.topics
+
+
+@pytest.mark.parametrize("line", [b"PUB late\n", b"DPUB late 1\n"])
+def test_a_pub_makes_its_topic_when_its_body_is_there(nsqd, producer, line):
+    producer.says(line + b"\0\0\0\2a")
+    assert "late" not in nsqd.broker.topics
+    producer.says(b"b").hears(b"OK")
+    assert "late" in nsqd.broker.topics
+
+
+@pytest.mark.parametrize("name", [b".", b"..", b"-", b"_", b"a.b-c_D9", b"n" * 64, b"x#ephemeral", b"n" * 54 + b"#ephemeral"])
+def test_names_may_be_odd_within_the_rule(producer, name):
+    producer.publishes(b"x", topic=name)
+
+
+# --- Later ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_deferred_message_comes_when_its_time_has_come(nsqd, producer, consumer):
+    consumer.says(b"RDY 10\n")
+    producer.says(b"DPUB t 1500\n\0\0\0\5later").hears(b"OK")
+    nsqd.waits(1.499)
+    consumer.hears()
+    nsqd.waits(0.002)
+    consumer.hears(b"later")
+    assert consumer.received[0].attempts == 1
+
+
+@pytest.mark.parametrize("delay", [b"0", b"", b"000"])
+def test_a_message_deferred_by_nothing_comes_at_once(producer, consumer, delay):
+    consumer.says(b"RDY 10\n")
+    producer.says(b"DPUB t %b\n\0\0\0\3now" % delay).hears(b"OK")
+    consumer.hears(b"now")
+
+
+def test_the_longest_delay_is_the_limit_itself(make_nsqd):
+    nsqd = make_nsqd(max_req_timeout_ms=2000)
+    consumer, producer = nsqd.connect().subscribes(ready=1), nsqd.connect()
+    producer.says(b"DPUB t 2000\n\0\0\0\1a").hears(b"OK")
+    producer.says(b"DPUB t 2001\n\0\0\0\1a").hears(b"E_INVALID DPUB timeout 2001 out of range 0-2000").and_is_closed()
+    nsqd.waits(2)
+    consumer.hears(b"a")
+
+
+def test_deferred_messages_come_in_the_order_of_their_times(nsqd, producer, consumer):
+    consumer.says(b"RDY 10\n")
+    producer.says(b"DPUB t 300\n\0\0\0\1c" b"DPUB t 100\n\0\0\0\1a" b"DPUB t 200\n\0\0\0\1b").hears(b"OK", b"OK", b"OK")
+    nsqd.waits(1)
+    consumer.hears(b"a", b"b", b"c")
+
+
+# --- In any state -----------------------------------------------------------------------------------------------------
+
+
+def test_a_consumer_may_publish_and_get_its_own_message(client):
+    client.subscribes(ready=10)
+    client.says(b"PUB t\n\0\0\0\3one").hears(b"OK", b"one")
+
+
+def test_a_closing_consumer_may_publish(client):
+    client.subscribes().says(b"CLS\n").hears(b"CLOSE_WAIT").publishes(b"one")
+    client.says(b"DPUB t 1\n\0\0\0\1a").hears(b"OK")
+
+
+def test_what_a_client_has_published_is_counted_by_topic(producer, build):
+    assert not producer.session.has_published
+    producer.publishes(b"1", b"2", topic=b"b")
+    producer.says(build.mpub([b"3", b"4", b"5"], b"a")).hears(b"OK")
+    producer.says(b"DPUB b 1\n\0\0\0\1a").hears(b"OK")
+    assert producer.session.has_published
+    assert producer.stats.pub_counts == (("a", 3), ("b", 3))
+
+
+def test_what_was_refused_is_not_counted(producer):
+    producer.says(b"PUB t\n\0\0\0\0")
+    assert not producer.session.has_published
+
+
+def test_messages_without_a_channel_wait_for_the_first_one(nsqd, producer):
+    producer.publishes(b"one", b"two")
+    nsqd.connect().subscribes(channel=b"first", ready=10).hears(b"one", b"two")
+    nsqd.connect().subscribes(channel=b"second", ready=10).hears()
+
+
+def test_a_message_says_when_it_was_published_and_has_one_id_in_every_channel(nsqd, producer):
+    first = nsqd.connect().subscribes(channel=b"first", ready=10)
+    second = nsqd.connect().subscribes(channel=b"second", ready=10)
+    published_ns = nsqd.now_ns
+    producer.publishes(b"one")
+    assert first.received == second.received
+    (message,) = first.received
+    assert message.timestamp_ns == published_ns
+    assert len(message.id) == 16
+    assert int(message.id, 16) >= 0
