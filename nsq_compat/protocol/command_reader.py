@@ -63,6 +63,7 @@ class CommandReader:
         if self._available < self._needed:
             return
         self._buffer = data if len(self._chunks) == 1 else b"".join(self._chunks)
+        self._chunks.clear()
         self._position = 0
         self._needed = 1
         end = len(self._buffer)
@@ -75,13 +76,19 @@ class CommandReader:
         finally:
             rest = self._buffer[self._position :]
             self._buffer = b""
-            self._chunks = [rest] if rest else []
+            self._position = 0
+            if rest:
+                self._chunks.append(rest)
             self._available = len(rest)
 
     def hand_back(self) -> bytes:
-        """The bytes behind the last command, taken out of the reader: they belong to another protocol now."""
-        rest = b"".join(self._chunks)
-        self._chunks = []
+        """The bytes behind the last command, taken out of the reader: they belong to another protocol now.
+
+        May be called as soon as that command was yielded; the iterator then has no more.
+        """
+        rest = self._buffer[self._position :] + b"".join(self._chunks)
+        self._position = len(self._buffer)
+        self._chunks.clear()
         self._available = 0
         return rest
 

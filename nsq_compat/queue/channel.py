@@ -242,11 +242,14 @@ class Channel:
             consumer.wake()  # it has room again
 
     def close(self) -> None:
-        """The channel ends, with its consumers."""
+        """The channel ends, with its consumers and all it holds."""
         self.exiting = True
         self._schedule.cancel(self)
         for consumer in list(self.consumers):
             consumer.close()
+        self._backlog.empty()
+        self._deferred.empty()
+        self._left_behind.clear()
 
     def on_alarm(self, now: float) -> float:
         """Put back what timed out and what is due."""

@@ -1,6 +1,9 @@
 """When which channel wants attention: one heap for the whole daemon, so that ten thousand idle channels cost nothing.
 
 nsqd looks at random channels ten times a second and finds out; here each channel says when its next deadline is.
+
+An alarm that is set earlier or cancelled leaves its old entry in the heap, to be skipped when it comes up. Invariant:
+such entries are never many more than half of the heap, however far away they are.
 """
 
 import heapq
@@ -8,6 +11,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from nsq_compat.queue.in_flight import NEVER
+
+_SPARE_ENTRIES = 64
 
 
 class Scheduled(Protocol):
@@ -27,14 +32,17 @@ class Schedule:
         self.wake_at = wake_at
         self._heap: list[tuple[float, int, Scheduled]] = []
         self._serial = 0
+        self._alarms = 0  # entries that are not to be skipped
 
     def at(self, when: float, what: Scheduled) -> None:
         """Set an alarm, unless an earlier one is set already."""
         if when >= what.alarm:
             return
+        self._alarms += what.alarm == NEVER
         what.alarm = when
         self._serial += 1
         heapq.heappush(self._heap, (when, self._serial, what))
+        self._forget_skipped_entries()
         if self._heap[0][2] is what:
             self.wake_at(when)
 
@@ -44,10 +52,17 @@ class Schedule:
             when, _, what = heapq.heappop(self._heap)
             if what.alarm != when:
                 continue  # replaced by an earlier one
-            what.alarm = NEVER
+            self.cancel(what)
             self.at(what.on_alarm(now), what)
         return self._heap[0][0] if self._heap else NEVER
 
     def cancel(self, what: Scheduled) -> None:
-        """Forget the alarm of what is gone."""
+        """Forget the alarm, if there is one."""
+        self._alarms -= what.alarm != NEVER
         what.alarm = NEVER
+
+    def _forget_skipped_entries(self) -> None:
+        if len(self._heap) > 2 * self._alarms + _SPARE_ENTRIES:
+            current = {id(what): (when, serial, what) for when, serial, what in self._heap if when == what.alarm}
+            self._heap = list(current.values())
+            heapq.heapify(self._heap)

@@ -148,6 +148,11 @@ class NsqdSession:
         """How long, in seconds, the client may take nothing of what is sent; None without heartbeats (nsqd)."""
         return self._settings.heartbeat_ms / 1000 or None
 
+    @property
+    def owed_replies(self) -> int:
+        """Bytes of replies that wait to be sent."""
+        return sum(map(len, self._replies))
+
     def stalled(self) -> None:
         """The socket takes no more for now: messages go to other consumers meanwhile."""
         if self._channel is not None:
@@ -389,7 +394,8 @@ class NsqdSession:
         frames = channel.take(self, room, now, self._delivery.msg_timeout_ms / 1000)
         self.has_more = len(frames) < room and channel.depth > 0 and not channel.paused
         if self._delivery.sample_rate:
-            frames = self._sample(channel, frames)
+            taken, frames = len(frames), self._sample(channel, frames)
+            self.has_more |= len(frames) < taken  # what was not drawn has left room for as many
         self._message_count += len(frames)
         return frames
 

@@ -98,6 +98,33 @@ def test_a_client_that_does_not_read_its_replies_is_read_from_no_more(server, co
     connect().publishes(b"t", b"others are served")
 
 
+def test_a_client_may_send_without_reading_while_messages_wait_for_it(server, connect, eventually):
+    # Else a client busy sending FINs and a server busy sending messages would wait for each other.
+    client = connect(receive_buffer=4096).subscribes(b"t", b"c", ready=2500)
+    body = b"x" * 100_000
+    connect().publishes(b"t", *([body] * 100))
+    channel = server.broker.topics["t"].channels["c"]
+    eventually(lambda: channel.in_flight_count > 0)
+    client.says(b"NOP\n" * 5_000_000)
+    assert all(frame.data[26:] == body for frame in client.frames(100))
+
+
+def test_the_error_frame_reaches_a_client_that_goes_on_sending(server, connect):
+    server.limits = replace(server.limits, max_msg_size=100)
+    for _ in range(20):
+        client = connect()
+        client.socket.sendall(b"PUB t\n" + struct.pack(">i", 2_000_000) + b"x" * 2_000_000)
+        assert client.frame().data == b"E_BAD_MESSAGE PUB message too big 2000000 > 100"
+        with pytest.raises(EOFError):
+            client.frame()
+
+
+def test_a_client_that_was_refused_and_stays_is_closed_all_the_same(server, connect, eventually):
+    connect().says(b"garbage\n")
+    eventually(lambda: len(server.tcp.sessions) == 1)
+    eventually(lambda: not server.tcp.sessions)
+
+
 def test_heartbeats_come_and_silence_ends_the_connection(connect):
     client = connect().says(identify(IDENTIFY_1S))
     assert client.frame().data == b"OK"

@@ -97,7 +97,7 @@ class Client:
         self.received: list[Received] = []
         self.bytes_heard = b""
         self._nsqd = nsqd
-        self._unparsed = b""
+        self.unparsed = b""
         self._unheard: list[Frame] = []
         self.session = NsqdSession(
             nsqd.broker,
@@ -218,12 +218,12 @@ class Client:
 
     def _receive(self, data: bytes) -> None:
         self.bytes_heard += data
-        self._unparsed += data
-        while len(self._unparsed) >= 8:
-            size, frame_type = struct.unpack_from(">ii", self._unparsed)
+        self.unparsed += data
+        while len(self.unparsed) >= 8:
+            size, frame_type = struct.unpack_from(">ii", self.unparsed)
             assert size >= 4
-            assert len(self._unparsed) >= 4 + size, "a frame is always sent whole"
-            data, self._unparsed = self._unparsed[8 : 4 + size], self._unparsed[4 + size :]
+            assert len(self.unparsed) >= 4 + size, "a frame is always sent whole"
+            data, self.unparsed = self.unparsed[8 : 4 + size], self.unparsed[4 + size :]
             if frame_type == MESSAGE:
                 timestamp_ns, attempts, message_id = struct.unpack_from(">qH16s", data)
                 data = data[26:]

@@ -1,0 +1,332 @@
+"""One HTTP client, from accept to close: its greenlet, its socket, its deadlines.
+
+What keeps it fast, and one client from another:
+
+- It waits until there is something to read, then reads once; the replies to all requests of that read leave in one
+  send. (Reading first would cost a failed system call and an exception per request.)
+- Only its own greenlet reads, answers and sends. A client that does not take its reply is waited for there, and nothing
+  more is read from it meanwhile.
+- Deadlines are plain numbers. One timer per connection looks at them when the earliest one might be due, and ends an
+  overdue connection by shutting its socket down, which wakes the greenlet on its usual paths.
+"""
+
+import contextlib
+import logging
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import gevent
+import greenlet
+from gevent.hub import get_hub
+
+from nsq_compat.net.http_message import (
+    HttpHandler,
+    HttpLimits,
+    Request,
+    Response,
+    encode_response,
+    http_date,
+)
+from nsq_compat.net.http_reader import Phase, RequestReader
+
+log = logging.getLogger(__name__)
+
+INTERNAL_ERROR: Final = Response(
+    500,
+    b'{"message":"INTERNAL_ERROR"}',
+    (("Content-Type", "application/json; charset=utf-8"), ("X-Nsq-Content-Type", "nsq; version=1.0")),
+)
+
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_NEVER: Final = float("inf")
+_READABLE: Final = 1
+_WRITABLE: Final = 2
+
+# One read. Small, because a buffer of this size is allocated for every request; large bodies get the large one.
+_READ_SIZE: Final = 32 * 1024
+_BODY_READ_SIZE: Final = 256 * 1024
+# Replies to pipelined requests are gathered up to this size.
+_GATHERED_SIZE: Final = 64 * 1024
+
+
+class HttpConnection:
+    """One client, from accept to close."""
+
+    def __init__(self, client: socket.socket, remote_address: str, handler: HttpHandler, limits: HttpLimits) -> None:
+        self._socket = client
+        self._remote_address = remote_address
+        self._handler = handler
+        self._limits = limits
+        self._reader = RequestReader(handler.admit, limits, remote_address)
+        self._finishing = False
+        self._answering = False
+        self._client_left = False
+        self._greenlet: greenlet.greenlet | None = None
+        self._wants_to_read = False
+        self._hub = get_hub()
+        self._readable: Any = self._hub.loop.io(client.fileno(), _READABLE)
+        self._writable: Any = None
+        self._phase = Phase.IDLE
+        self._body_began = 0.0
+        self._closed = False
+        # What is overdue when, and when the timer looks next.
+        self._deadline = time.monotonic() + limits.head_seconds
+        self._timer: Any = None
+        self._next_look = _NEVER
+        self._look_at(self._deadline)
+
+    def run(self) -> None:
+        """Serve until either side has had enough. Raises nothing."""
+        self._greenlet = gevent.getcurrent()
+        try:
+            self._open()
+            while self._serve_one_read():
+                pass
+            if not self._client_left:
+                self._linger()
+        except OSError:
+            pass  # the client has gone, or was too slow
+        except Exception:
+            log.exception("[%s] - connection failed", self._remote_address)
+        finally:
+            self.close()
+
+    def finish(self) -> None:
+        """The server stops: the request under way is the last one."""
+        self._finishing = True
+        if not self._answering and self._reader.phase is not Phase.BODY:
+            # Reading only: a request that is already here is still answered.
+            self._shut_down(socket.SHUT_RD)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._cancel_timer()
+        for watcher in (self._readable, self._writable):
+            if watcher is not None:
+                watcher.stop()
+                watcher.close()
+        self._reader.close()
+        self._socket.close()
+
+    # --- Requests -----------------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        """Nothing to do before the first byte; TLS shakes hands here."""
+
+    def _serve_one_read(self) -> bool:
+        """Answer everything one read brings; False when the connection ends here."""
+        reader = self._reader
+        data = self._receive(_READ_SIZE if reader.body_size < _READ_SIZE else _BODY_READ_SIZE)
+        if not data:
+            self._client_left = True
+            return False
+        requests = self._read_requests(data)
+        if requests:
+            self._deadline = _NEVER  # our time from here on, not the client's
+            self._answering = True
+            self._answer_all(requests)
+            self._answering = False
+            if reader.finished or self._finishing:
+                return False
+        if reader.owes_continue:
+            self._send(_CONTINUE)
+            reader.continue_sent()
+        self._move_deadline(bool(requests))
+        return True
+
+    def _read_requests(self, data: bytes) -> list[Request | Response]:
+        try:
+            return self._reader.receive_data(data)
+        except Exception:
+            log.exception("panic in HTTP handler")
+            self._finishing = True
+            return [INTERNAL_ERROR]
+
+    def _answer_all(self, requests: list[Request | Response]) -> None:
+        gathered: list[bytes] = []
+        size = 0
+        last = len(requests) - 1
+        for position, request in enumerate(requests):
+            reply, goes_on = self._answer(request, position == last)
+            gathered.append(reply)
+            size += len(reply)
+            if not goes_on:
+                self._finishing = True
+                break
+            if size >= _GATHERED_SIZE:
+                self._send(b"".join(gathered))
+                gathered.clear()
+                size = 0
+        if gathered:
+            self._send(gathered[0] if len(gathered) == 1 else b"".join(gathered))
+
+    def _answer(self, request: Request | Response, is_last: bool) -> tuple[bytes, bool]:
+        """The reply's bytes, and whether the connection goes on after it."""
+        date = http_date(int(time.time()))
+        if isinstance(request, Response):
+            return encode_response(request, date, version="1.1", keep_alive=False), False
+        try:
+            response = self._handler.respond(request)
+            keep_alive = request.keep_alive and not response.close and not (self._finishing and is_last)
+            reply = encode_response(
+                response, date, version=request.version, keep_alive=keep_alive, bodiless=request.method == "HEAD"
+            )
+        except Exception:
+            log.exception("panic in HTTP handler - %s %r", request.method, request.target)
+            return encode_response(INTERNAL_ERROR, date, version=request.version, keep_alive=False), False
+        return reply, keep_alive
+
+    # --- The socket ---------------------------------------------------------------------------------------------------
+
+    def _receive(self, size: int) -> bytes:
+        """What is there, waiting for it; b"" at the end. Raises OSError."""
+        while True:
+            # Hot: a watcher that stays started saves two calls a request, and hub.wait's waiter a third. It is
+            # level-triggered: when it fires while the greenlet waits for something else, it stops itself.
+            self._wants_to_read = True
+            if not self._readable.active:
+                self._readable.start(self._on_readable)
+            self._hub.switch()
+            try:
+                return self._socket.recv(size)
+            except BlockingIOError:
+                continue
+
+    def _on_readable(self) -> None:
+        """Runs in the hub."""
+        if self._wants_to_read and self._greenlet is not None:
+            self._wants_to_read = False
+            self._greenlet.switch()
+        else:
+            self._readable.stop()
+
+    def _try_send(self, data: bytes | memoryview) -> int:
+        """How many bytes left at once."""
+        try:
+            return self._socket.send(data)
+        except BlockingIOError:
+            return 0
+
+    def _send(self, data: bytes) -> None:
+        """All of it, waiting for the client no longer than the limits say. Raises OSError."""
+        sent = self._try_send(data)
+        if sent == len(data):
+            return
+        began = time.monotonic()
+        before = self._deadline
+        rest = memoryview(data)
+        while sent < len(data):
+            self._set_deadline(began + self._limits.write_seconds + sent / self._limits.slowest_rate)
+            self._wait_writable()
+            sent += self._try_send(rest[sent:])
+        self._deadline = before
+
+    def _wait_writable(self) -> None:
+        if self._writable is None:
+            self._writable = self._hub.loop.io(self._socket.fileno(), _WRITABLE)
+        self._hub.wait(self._writable)
+
+    def _linger(self) -> None:
+        """Drop what the client still sends, for a moment: closing on unread bytes would destroy our last reply."""
+        self._shut_down(socket.SHUT_WR)
+        self._set_deadline(time.monotonic() + self._limits.linger_seconds)
+        while self._receive(_BODY_READ_SIZE):
+            pass
+
+    def _shut_down(self, how: int) -> None:
+        with contextlib.suppress(OSError):  # the client was quicker
+            self._socket.shutdown(how)
+
+    # --- Deadlines ----------------------------------------------------------------------------------------------------
+
+    def _move_deadline(self, answered: bool) -> None:
+        """After a read: how long the client may take with what it does now."""
+        phase = self._reader.phase
+        now = time.monotonic()
+        if phase is Phase.BODY:
+            if answered or phase is not self._phase:
+                self._body_began = now
+            allowed = self._limits.body_seconds + self._reader.body_size / self._limits.slowest_rate
+            self._set_deadline(self._body_began + allowed)
+        elif answered or phase is not self._phase:
+            self._set_deadline(now + (self._limits.idle_seconds if phase is Phase.IDLE else self._limits.head_seconds))
+        self._phase = phase
+
+    def _set_deadline(self, deadline: float) -> None:
+        self._deadline = deadline
+        if deadline < self._next_look:
+            self._look_at(deadline)
+
+    def _look_at(self, moment: float) -> None:
+        self._cancel_timer()
+        self._next_look = moment
+        self._timer = self._hub.loop.timer(max(0.0, moment - time.monotonic()))
+        self._timer.start(self._look)
+
+    def _look(self) -> None:
+        """Runs in the hub: must not block."""
+        now = time.monotonic()
+        if now >= self._deadline:
+            self._next_look = _NEVER
+            log.debug("[%s] - deadline passed (%s)", self._remote_address, self._phase.name)
+            self._shut_down(socket.SHUT_RDWR)
+        else:
+            self._look_at(min(self._deadline, now + self._limits.head_seconds))
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.stop()
+            self._timer.close()
+            self._timer = None
+
+
+class TlsHttpConnection(HttpConnection):
+    """The same over TLS: a socket that may want to read in order to write, and may hold bytes the kernel has not."""
+
+    _socket: ssl.SSLSocket
+
+    def __init__(
+        self,
+        client: socket.socket,
+        remote_address: str,
+        handler: HttpHandler,
+        limits: HttpLimits,
+        context: ssl.SSLContext,
+    ) -> None:
+        wrapped = context.wrap_socket(
+            client, server_side=True, do_handshake_on_connect=False, suppress_ragged_eofs=True
+        )
+        super().__init__(wrapped, remote_address, handler, limits)
+
+    def _open(self) -> None:
+        self._patiently(self._socket.do_handshake)
+
+    def _receive(self, size: int) -> bytes:
+        if not self._socket.pending():
+            self._hub.wait(self._readable)
+        data: bytes = self._patiently(lambda: self._socket.recv(size))
+        return data
+
+    def _try_send(self, data: bytes | memoryview) -> int:
+        try:
+            return self._socket.send(data)
+        except ssl.SSLWantWriteError:
+            return 0
+        except ssl.SSLWantReadError:  # a handshake in the middle of the connection
+            self._set_deadline(time.monotonic() + self._limits.write_seconds)
+            self._hub.wait(self._readable)
+            return 0
+
+    def _patiently(self, operation: Callable[[], Any]) -> Any:
+        while True:
+            try:
+                return operation()
+            except ssl.SSLWantReadError:
+                self._hub.wait(self._readable)
+            except ssl.SSLWantWriteError:
+                self._wait_writable()

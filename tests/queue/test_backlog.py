@@ -1,0 +1,142 @@
+from collections.abc import Sequence
+from typing import SupportsIndex
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from nsq_compat.queue.backlog import Backlog
+
+PLENTY = 1 << 40
+
+
+class Watched(list[bytes]):
+    """A batch that notes how much of it was copied."""
+
+    copied = 0
+
+    def __getitem__(self, index: SupportsIndex | slice) -> list[bytes]:  # type: ignore[override]
+        part = super().__getitem__(index)
+        assert isinstance(part, list), "a backlog takes batches apart by slices"
+        self.copied += len(part)
+        return part
+
+
+@pytest.fixture
+def backlog() -> Backlog:
+    return Backlog()
+
+
+def test_frames_come_out_in_the_order_they_went_in_whatever_their_batches(backlog):
+    backlog.extend([b"a", b"b", b"c"])
+    backlog.extend((b"d",))
+    backlog.extend([b"e", b"f"])
+    assert list(backlog.take(2, PLENTY)) == [b"a", b"b"]
+    assert list(backlog.take(3, PLENTY)) == [b"c", b"d", b"e"]
+    assert list(backlog.take(3, PLENTY)) == [b"f"]
+
+
+def test_a_batch_that_is_wanted_whole_is_handed_on_as_it_is(backlog):
+    batch = [b"a", b"b"]
+    backlog.extend(batch)
+    assert backlog.take(2, PLENTY) is batch
+
+
+def test_a_shared_batch_is_never_changed(backlog):
+    batch = [b"a", b"b", b"c"]
+    backlog.extend(batch)
+    backlog.extend([b"d"])
+    backlog.take(2, PLENTY)
+    backlog.take(2, PLENTY)
+    assert batch == [b"a", b"b", b"c"]
+
+
+def test_nothing_is_taken_from_nothing(backlog):
+    assert list(backlog.take(5, PLENTY)) == []
+    backlog.extend([])
+    assert len(backlog) == 0
+    assert list(backlog.take(5, PLENTY)) == []
+
+
+def test_who_wants_nothing_gets_nothing(backlog):
+    backlog.extend([b"a"])
+    assert list(backlog.take(0, PLENTY)) == []
+    assert len(backlog) == 1
+
+
+def test_one_frame_is_given_however_big_it_is(backlog):
+    backlog.extend([b"12345", b"67890"])
+    assert list(backlog.take(2, 3)) == [b"12345"]
+    assert len(backlog) == 1
+
+
+def test_what_exceeds_the_bytes_stays_first_in_the_line(backlog):
+    backlog.extend([b"aa"])
+    backlog.extend([b"bb", b"cc", b"dd"])
+    backlog.extend([b"ee"])
+    assert list(backlog.take(5, 6)) == [b"aa", b"bb", b"cc"]
+    assert list(backlog.take(5, PLENTY)) == [b"dd", b"ee"]
+
+
+def test_taking_a_little_of_a_big_batch_copies_a_little(backlog):
+    batch = Watched([b"x" * 10] * 1000)
+    backlog.extend([b"first"])
+    backlog.extend(batch)
+    backlog.take(1, PLENTY)
+    for _ in range(100):
+        assert len(backlog.take(8, 40)) == 4
+    assert batch.copied == 100 * 8
+
+
+def test_emptying_forgets_the_rest_and_says_how_much_it_was(backlog):
+    backlog.extend([b"a", b"b", b"c"])
+    backlog.take(1, PLENTY)
+    assert backlog.empty() == 2
+    assert len(backlog) == 0
+    backlog.extend([b"d", b"e"])
+    assert list(backlog.take(5, PLENTY)) == [b"d", b"e"]
+
+
+def first_that_fit(frames: list[bytes], limit: int, max_bytes: int) -> list[bytes]:
+    """The plain meaning of `take`."""
+    taken: list[bytes] = []
+    for frame in frames[: max(limit, 0)]:
+        if taken and sum(map(len, taken)) + len(frame) > max_bytes:
+            break
+        taken.append(frame)
+    return taken
+
+
+class BacklogIsAQueue(RuleBasedStateMachine):
+    """Batches in, parts of them out: never told from one plain list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backlog = Backlog()
+        self.model: list[bytes] = []
+        self.serial = 0
+
+    @rule(sizes=st.lists(st.integers(0, 20), max_size=12), kind=st.sampled_from([list, tuple]))
+    def extend(self, sizes: list[int], kind: type[list[bytes]] | type[tuple[bytes, ...]]) -> None:
+        batch = [b"%d:" % (self.serial + number) + b"x" * size for number, size in enumerate(sizes)]
+        self.serial += len(batch)
+        self.backlog.extend(kind(batch))
+        self.model += batch
+
+    @rule(limit=st.integers(-1, 30), max_bytes=st.integers(0, 200))
+    def take(self, limit: int, max_bytes: int) -> None:
+        taken: Sequence[bytes] = self.backlog.take(limit, max_bytes)
+        assert list(taken) == first_that_fit(self.model, limit, max_bytes)
+        del self.model[: len(taken)]
+
+    @rule()
+    def empty(self) -> None:
+        assert self.backlog.empty() == len(self.model)
+        self.model.clear()
+
+    @invariant()
+    def they_have_the_same_length(self) -> None:
+        assert len(self.backlog) == len(self.model)
+
+
+TestBacklogIsAQueue = BacklogIsAQueue.TestCase

@@ -1,0 +1,176 @@
+"""What holds for any bytes in any cut.
+
+*Any bytes lead to frames, to an error frame, or to a fatal error frame and a close; never to another exception*, and the
+cut they come in changes nothing.
+"""
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsq_compat.queue.guid import GuidFactory
+
+SMALL = {"max_msg_size": 50, "max_body_size": 200, "max_rdy_count": 20}
+MOST_BYTES_PER_BYTE = 64
+"""No input may earn more reply than this: a client that is not read from must not make nsqd hold ever more."""
+
+FRAMES_THAT_CLOSE = (b"E_INVALID", b"E_BAD_", b"E_SUB_FAILED", b"E_AUTH", b"E_PUB", b"E_MPUB", b"E_DPUB", b"E_IDENTIFY")
+
+numbers = st.sampled_from([b"", b"0", b"1", b"5", b"20", b"21", b"-1", b"x", b"3600000", b"3600001", b"9" * 30])
+names = st.sampled_from([b"t", b"u", b"c", b"", b"a b", b"bad!", b"x#ephemeral", b"n" * 64, b"n" * 65, b"\xff"])
+sizes = st.sampled_from([-(1 << 31), -1, 0, 1, 49, 50, 51, 200, 201, (1 << 31) - 1])
+bodies = st.binary(max_size=12)
+
+
+def sized(body, size=None):
+    return (len(body) if size is None else size).to_bytes(4, "big", signed=True) + body
+
+
+@st.composite
+def documents(draw):
+    keys = st.sampled_from(
+        ["heartbeat_interval", "msg_timeout", "sample_rate", "output_buffer_size", "feature_negotiation", "client_id"]
+    )
+    values = st.sampled_from([0, -1, 1, 50, 1000, 60_000, True, False, None, "me", [], 1.5])
+    return json.dumps(draw(st.dictionaries(keys, values, max_size=3))).encode()
+
+
+@st.composite
+def message_ids(draw):
+    """Some of these are the ids of the first messages of a topic."""
+    return draw(st.sampled_from([*first_ids(), b"0123456789abcdef", b"short", b"", b"with a space it i"]))
+
+
+def first_ids():
+    return GuidFactory(0).take(4, 1_700_001_000_000_000_000)
+
+
+@st.composite
+def mpubs(draw):
+    messages = draw(st.lists(bodies, max_size=4))
+    count = draw(st.sampled_from([len(messages)] * 5 + [-1, 0, 1, 39, 40]))
+    content = sized(b"", count)[:4] + b"".join(map(sized, messages))
+    return b"MPUB %b\n%b" % (draw(names), draw(st.sampled_from([sized(content), sized(content, 1), sized(content, 201)])))
+
+
+commands = st.one_of(
+    st.builds(lambda name, body: b"PUB %b\n%b" % (name, sized(body)), names, bodies),
+    st.builds(lambda body: b"PUB t\n" + sized(body), st.binary(min_size=1, max_size=5)),
+    st.builds(lambda body, size: b"PUB t\n%b" % sized(body, size), bodies, sizes),
+    st.builds(lambda name, delay, body: b"DPUB %b %b\n%b" % (name, delay, sized(body)), names, numbers, bodies),
+    mpubs(),
+    st.builds(lambda topic, channel: b"SUB %b %b\n" % (topic, channel), names, names),
+    st.just(b"SUB t c\n"),
+    st.builds(lambda count: b"RDY %b\n" % count, numbers),
+    st.builds(lambda each: b"FIN %b\n" % each, message_ids()),
+    st.builds(lambda each, delay: b"REQ %b %b\n" % (each, delay), message_ids(), numbers),
+    st.builds(lambda each: b"TOUCH %b\r\n" % each, message_ids()),
+    st.builds(lambda document: b"IDENTIFY\n" + sized(document), documents()),
+    st.builds(lambda body: b"AUTH\n" + sized(body), bodies),
+    st.sampled_from([b"NOP\n", b"CLS\n", b"RDY\n", b"\n", b"\r\n", b"nop\n", b"NOP\r\r\n"]),
+    st.binary(max_size=8),
+)
+commands_on_t = commands.filter(lambda data: data == b"SUB t c\n" or not data.startswith((b"SUB", b"IDENTIFY")))
+conversations = st.lists(commands, max_size=12).map(b"".join)
+
+
+def cut(data, positions):
+    """The data in pieces, cut at each position that lies within it."""
+    edges = [0, *sorted({position for position in positions if position < len(data)}), len(data)]
+    return [data[begin:end] for begin, end in zip(edges, edges[1:], strict=False)]
+
+
+cuts = st.lists(st.integers(1, 150), max_size=8)
+
+
+@given(conversations, cuts, st.booleans())
+def test_any_bytes_lead_to_frames_or_to_an_error_frame_and_a_close(make_nsqd, data, positions, half_close):
+    nsqd = make_nsqd(**SMALL)
+    client = nsqd.connect().says(b"", *cut(data, positions))
+    if half_close:
+        client.stops_sending().and_is_closed()
+    else:
+        nsqd.waits(30)
+    frames = client.hears_anything()
+    assert client.unparsed == b""
+    assert len(client.bytes_heard) <= MOST_BYTES_PER_BYTE * (len(data) + 1) + 1000
+    for frame in frames[:-1]:
+        assert not frame.text.startswith(FRAMES_THAT_CLOSE) or frame.type != 1
+    if frames and frames[-1].type == 1 and frames[-1].text.startswith(FRAMES_THAT_CLOSE):
+        client.and_is_closed()
+
+
+@given(st.binary(max_size=300), cuts)
+def test_noise_behind_the_magic_is_harmless(make_nsqd, data, positions):
+    nsqd = make_nsqd(**SMALL)
+    nsqd.connect().says(b"", *cut(data, positions)).stops_sending().and_is_closed()
+
+
+@given(st.binary(max_size=40), cuts)
+def test_noise_in_place_of_the_magic_is_harmless(make_nsqd, data, positions):
+    nsqd = make_nsqd(**SMALL)
+    client = nsqd.connect(b"").says(b"", *cut(data, positions))
+    assert client.is_open == (len(data) < 4 or data.startswith(b"  V2"))
+    client.stops_sending().and_is_closed()
+
+
+@given(conversations, cuts)
+def test_the_same_bytes_in_any_cut_get_the_same_replies(make_nsqd, data, positions):
+    """Each piece is answered before the next comes; messages come when there is a chance, so they are left out."""
+    whole, pieces = (make_nsqd(**SMALL).connect() for _ in range(2))
+    # Nobody is ready for messages, so that none of them can be answered in one conversation and not in the other.
+    data = data.replace(b"RDY", b"NOP")
+    whole.says(data)
+    pieces.says(b"", *cut(data, positions))
+    assert pieces.hears_anything() == whole.hears_anything()
+    assert pieces.is_open == whole.is_open
+    assert pieces.stats == whole.stats
+
+
+@given(conversations, conversations, cuts, cuts)
+def test_the_same_bytes_in_any_cut_get_the_same_bytes(make_nsqd, first, second, cuts_of_first, cuts_of_second):
+    """With everything that is to be sent asked for at the same two moments, whatever the cuts: equal to the byte."""
+    prologue = b"SUB t c\nRDY 3\n" + b"".join(b"PUB t\n" + sized(b"%d" % number) for number in range(4))
+    said = [prologue + first, second]
+    whole = converse(make_nsqd(**SMALL), [[each] for each in said])
+    pieces = converse(make_nsqd(**SMALL), [cut(said[0], cuts_of_first), cut(said[1], cuts_of_second)])
+    assert pieces.bytes_heard == whole.bytes_heard
+    assert pieces.is_open == whole.is_open
+    assert pieces.stats == whole.stats
+
+
+def converse(nsqd, turns):
+    client = nsqd.connect()
+    for pieces in turns:
+        for piece in pieces:
+            client.session.receive_data(piece, nsqd.now, nsqd.now_ns)
+        client.woken = True
+        nsqd.turns()
+    return client
+
+
+@given(conversations, cuts)
+def test_a_consumer_is_never_given_more_than_it_is_ready_for(make_nsqd, data, positions):
+    nsqd = make_nsqd(**SMALL)
+    producer, consumer = nsqd.connect(), nsqd.connect().subscribes()
+    producer.publishes(*[b"%d" % number for number in range(30)])
+    before = 0
+    for piece in cut(data, positions):
+        stats = consumer.says(piece).stats
+        assert stats.in_flight_count <= max(before, stats.ready_count)
+        before = stats.in_flight_count
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), commands_on_t), max_size=25), st.booleans())
+def test_every_message_is_somewhere_whatever_three_clients_do(make_nsqd, steps, time_passes):
+    """Conservation: what was published and not finished is waiting, in flight or deferred."""
+    nsqd = make_nsqd(**SMALL)
+    clients = [nsqd.connect().subscribes().says(b"RDY 5\n"), nsqd.connect().subscribes(), nsqd.connect()]
+    for number, data in steps:
+        clients[number].says(data)
+        if time_passes:
+            nsqd.waits(7)
+    channel = nsqd.broker.topics["t"].channels["c"]
+    held = channel.depth + channel.in_flight_count + channel.deferred_count
+    assert held + sum(client.stats.finish_count for client in clients) == channel.message_count
