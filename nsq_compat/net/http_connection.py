@@ -288,8 +288,6 @@ class HttpConnection:
 class TlsHttpConnection(HttpConnection):
     """The same over TLS: a socket that may want to read in order to write, and may hold bytes the kernel has not."""
 
-    _socket: ssl.SSLSocket
-
     def __init__(
         self,
         client: socket.socket,
@@ -298,23 +296,25 @@ class TlsHttpConnection(HttpConnection):
         limits: HttpLimits,
         context: ssl.SSLContext,
     ) -> None:
-        wrapped = context.wrap_socket(
-            client, server_side=True, do_handshake_on_connect=False, suppress_ragged_eofs=True
-        )
-        super().__init__(wrapped, remote_address, handler, limits)
+        super().__init__(client, remote_address, handler, limits)
+        self._context = context
 
     def _open(self) -> None:
-        self._patiently(self._socket.do_handshake)
+        # Here and not when it was accepted: wrapping fails for a client that has gone, and that is its affair alone.
+        self._socket = self._tls = self._context.wrap_socket(
+            self._socket, server_side=True, do_handshake_on_connect=False
+        )
+        self._patiently(self._tls.do_handshake)
 
     def _receive(self, size: int) -> bytes:
-        if not self._socket.pending():
+        if not self._tls.pending():
             self._hub.wait(self._readable)
-        data: bytes = self._patiently(lambda: self._socket.recv(size))
+        data: bytes = self._patiently(lambda: self._tls.recv(size))
         return data
 
     def _try_send(self, data: bytes | memoryview) -> int:
         try:
-            return self._socket.send(data)
+            return self._tls.send(data)
         except ssl.SSLWantWriteError:
             return 0
         except ssl.SSLWantReadError:  # a handshake in the middle of the connection

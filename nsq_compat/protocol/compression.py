@@ -1,9 +1,9 @@
 """Deflate and snappy, bytes to bytes: what lies between a socket and everything else once a client has asked for it.
 
 A codec serves both directions of one connection. What it compresses is complete for the peer at once (flushed). What
-it decompresses comes out in pieces, so that a few hostile bytes cannot fill the memory; the pieces are the same bytes
-however the input was cut. Once the input is corrupt it raises ``CompressionError``: plain bytes shortly before the
-corruption may be lost with it, those behind it are never made up.
+it decompresses comes out in pieces, so that a few hostile bytes cannot fill the memory; together they are the same
+bytes however the input was cut. Where the input is corrupt ``CompressionError`` is raised; snappy gives everything
+before that place, of deflate the last plain bytes may be lost with what follows.
 
 Both are as nsqd has them: deflate without a header, snappy in its framing format, where each direction begins with
 the stream identifier and each chunk carries a checksum.
@@ -115,15 +115,27 @@ class Snappy:
     def decompress(self, data: bytes, limit: int = MAX_PIECE) -> Iterator[bytes]:
         if not self._buffer.append(data):
             return
+        for batch in self._batches(limit):
+            yield from _decode(batch)
+
+    def _batches(self, limit: int) -> Iterator[list[bytes]]:
+        """The complete chunks that hold data, in runs whose plain bytes make one piece."""
         batch: list[bytes] = []
         batch_size = 0
-        for chunk, size in self._chunks():
-            if batch_size + size > limit:
-                yield from _decode(batch)
-                batch, batch_size = [], 0
-            batch.append(chunk)
-            batch_size += size
-        yield from _decode(batch)
+        refusal: CompressionError | None = None
+        try:
+            for chunk, size in self._chunks():
+                if batch and batch_size + size > limit:
+                    yield batch
+                    batch, batch_size = [], 0
+                batch.append(chunk)
+                batch_size += size
+        except CompressionError as error:
+            refusal = error
+        if batch:
+            yield batch
+        if refusal is not None:
+            raise refusal
 
     def _chunks(self) -> Iterator[tuple[bytes, int]]:
         """The complete chunks that hold data, each with the plain size it claims."""
@@ -184,13 +196,15 @@ def _block_size(prefix: bytes) -> int:
 
 
 def _decode(chunks: list[bytes]) -> Iterator[bytes]:
-    """The plain bytes of a batch of chunks as one piece, or none if there are none."""
-    if not chunks:
-        return
+    """The plain bytes of a batch of chunks as one piece, or none if they hold none."""
     try:
         plain: bytes = snappy.StreamDecompressor().decompress(b"".join([_STREAM_IDENTIFIER, *chunks]))
     except OSError as error:
-        # What the library raises for a block that is corrupt and for a wrong checksum.
-        raise CompressionError(str(error)) from None
+        # What the library raises for a block that is corrupt and for a wrong checksum, without giving what came before.
+        if len(chunks) == 1:
+            raise CompressionError(str(error)) from None
+        for chunk in chunks:
+            yield from _decode([chunk])
+        return
     if plain:
         yield plain

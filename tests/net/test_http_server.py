@@ -4,6 +4,7 @@ import contextlib
 import resource
 import socket
 import ssl
+import struct
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -262,7 +263,26 @@ def test_a_unix_socket_is_served_and_its_clients_are_at_sign(
     assert echo.requests[0].remote_address == "@"
 
 
-def test_https_is_http_over_tls(tmp_path: Path, echo: Echo, servers: list[HttpServer]) -> None:
+class Https(NamedTuple):
+    address: tuple[str, int]
+    client_context: ssl.SSLContext
+
+    def in_thread(self, conversation: Callable[[ssl.SSLSocket], bytes]) -> bytes:
+        """Blocking TLS belongs in a thread: the server runs in this one."""
+
+        def talk() -> bytes:
+            with (
+                socket.create_connection(self.address, PROMPT) as plain,
+                self.client_context.wrap_socket(plain) as client,
+            ):
+                return conversation(client)
+
+        result: bytes = gevent.get_hub().threadpool.apply(talk)
+        return result
+
+
+@pytest.fixture
+def https(tmp_path: Path, echo: Echo, servers: list[HttpServer]) -> Https:
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
     subprocess.run(
         [
@@ -276,23 +296,43 @@ def test_https_is_http_over_tls(tmp_path: Path, echo: Echo, servers: list[HttpSe
     context.load_cert_chain(certificate, key)
     listener = socket.create_server(("127.0.0.1", 0))
     address = listener.getsockname()
-    servers.append(HttpServer(listener, echo, name="HTTPS", tls=context))
+    servers.append(HttpServer(listener, echo, HttpLimits(head_seconds=0.5), name="HTTPS", tls=context))
     servers[0].start()
     trusting = ssl.create_default_context(cafile=str(certificate))
     trusting.check_hostname = False
+    return Https(address, trusting)
 
-    def talk() -> bytes:
-        with socket.create_connection(address, PROMPT) as plain, trusting.wrap_socket(plain) as client:
-            client.sendall(b"POST /large HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n" + b"z" * 100_000)
-            client.sendall(b"GET /huge HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-            received = b""
-            while data := client.recv(65536):
-                received += data
-            return received
 
-    received = gevent.get_hub().threadpool.apply(talk)
+def test_https_is_http_over_tls(https: Https) -> None:
+    def conversation(client: ssl.SSLSocket) -> bytes:
+        client.sendall(b"POST /large HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n" + b"z" * 100_000)
+        client.sendall(b"GET /huge HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        received = b""
+        while data := client.recv(65536):
+            received += data
+        return received
+
+    received = https.in_thread(conversation)
     assert b"POST /large " + b"z" * 100_000 in received
     assert received.count(b"x") >= 8_000_000
+
+
+def test_a_failed_or_missing_handshake_costs_only_its_own_connection(https: Https, open_client: Open) -> None:
+    silent = open_client(https.address)
+    plain = open_client(https.address).says(PING)
+    for _ in range(3):
+        gone = open_client(https.address).says(b"\x16\x03")
+        gone.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        gone.socket.close()  # with a reset
+
+    def conversation(client: ssl.SSLSocket) -> bytes:
+        client.sendall(PING)
+        return client.recv(1000)
+
+    assert https.in_thread(conversation).endswith(b"GET /ping ")
+    with contextlib.suppress(ConnectionResetError):
+        plain.hears_all()
+    silent.hears_end()
 
 
 # --- What is refused ----------------------------------------------------------------------------------------------

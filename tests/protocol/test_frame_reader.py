@@ -20,7 +20,7 @@ def cut(data, points):
 def read(pieces, max_frame_size=1000):
     """Everything a reader makes of the pieces: frames, and the error it ends with, if any."""
     reader = FrameReader(max_frame_size)
-    frames = []
+    frames: list[Frame] = []
     try:
         for piece in pieces:
             frames.extend(reader.receive_data(piece))

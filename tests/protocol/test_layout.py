@@ -1,6 +1,7 @@
 """Every fixed-size declaration against the codec derived from it, in both directions."""
 
 import struct
+from typing import Any
 
 import construct
 import pytest
@@ -37,9 +38,14 @@ INTEGERS = {
 }
 
 
+def names_of(declaration):
+    """The fields a codec takes and gives, in order: constants are not among them."""
+    return [member.name for member in declaration.subcons if not isinstance(member.subcon, Const)]
+
+
 def values_of(declaration):
     """Values for the fields of a declaration that are not constants, by name."""
-    fields = {}
+    fields: dict[str, st.SearchStrategy[Any]] = {}
     for member in declaration.subcons:
         if isinstance(member.subcon, construct.Bytes):
             fields[member.name] = st.binary(min_size=member.subcon.length, max_size=member.subcon.length)
@@ -53,7 +59,7 @@ def values_of(declaration):
 def test_a_derived_codec_packs_what_the_declaration_builds(name, data):
     declaration = FIXED[name]
     values = data.draw(values_of(declaration))
-    assert derive(declaration).pack(*values.values()) == declaration.build(values)
+    assert derive(declaration).pack(*[values[each] for each in names_of(declaration)]) == declaration.build(values)
 
 
 @pytest.mark.parametrize("name", FIXED)

@@ -1,5 +1,7 @@
 """Declarations against bytes written out by hand: whoever breaks one of these breaks the wire."""
 
+from typing import Any
+
 import pytest
 from construct import ConstructError, Container
 
@@ -7,7 +9,7 @@ from nsq_compat.protocol import schema
 
 ID = b"0123456789abcdef"
 
-LAYOUTS = {
+LAYOUTS: dict[str, tuple[Any, bytes]] = {
     "MAGIC_V1": (None, b"  V1"),
     "MAGIC_V2": (None, b"  V2"),
     "SIZED_BODY": (b"abc", b"\0\0\0\3abc"),

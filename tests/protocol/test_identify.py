@@ -1,0 +1,87 @@
+import contextlib
+import json
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsq_compat.protocol.errors import FatalClientError
+from nsq_compat.protocol.identify import REQUEST_FIELDS, IdentifyRequest, IdentifyResponse, decode_identify
+
+RESPONSE = IdentifyResponse(
+    max_rdy_count=2500,
+    version="1.3.0",
+    max_msg_timeout=900_000,
+    msg_timeout=60_000,
+    tls_v1=False,
+    deflate=True,
+    deflate_level=6,
+    max_deflate_level=6,
+    snappy=False,
+    sample_rate=0,
+    auth_required=False,
+    output_buffer_size=16384,
+    output_buffer_timeout=250,
+    topology_region="<r>",
+    topology_zone="",
+)
+
+
+def test_a_request_has_exactly_the_fields_that_are_read():
+    assert [field.name for field in fields(IdentifyRequest)] == list(REQUEST_FIELDS)
+
+
+def test_what_a_client_says_is_read():
+    said: dict[str, Any] = {
+        "client_id": "c",
+        "hostname": "h",
+        "heartbeat_interval": 1000,
+        "output_buffer_size": -1,
+        "output_buffer_timeout": 25,
+        "feature_negotiation": True,
+        "tls_v1": True,
+        "deflate": True,
+        "deflate_level": 9,
+        "snappy": True,
+        "sample_rate": 99,
+        "user_agent": "u/1",
+        "msg_timeout": 2000,
+        "topology_region": "r",
+        "topology_zone": "z",
+    }
+    assert decode_identify(json.dumps(said).encode()) == IdentifyRequest(**said)
+
+
+@pytest.mark.parametrize("body", [b"{}", b"null", b'{"client_id":null}', b'{"short_id":"ignored"}'])
+def test_what_is_not_said_is_zero(body):
+    assert decode_identify(body) == IdentifyRequest()
+
+
+def test_values_out_of_range_are_left_to_whoever_negotiates():
+    assert decode_identify(b'{"heartbeat_interval":-7}').heartbeat_interval == -7
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"[]", b'{"client_id":1}', b'{"heartbeat_interval":1000.0}', b'{"sample_rate":2147483648}', b'{"snappy":1}'],
+)
+def test_a_body_that_is_not_such_an_object_is_fatal(body):
+    with pytest.raises(FatalClientError) as caught:
+        decode_identify(body)
+    assert caught.value.data == b"E_BAD_BODY IDENTIFY failed to decode JSON body"
+
+
+@given(st.binary())
+def test_any_bytes_are_a_request_or_a_fatal_error(body):
+    with contextlib.suppress(FatalClientError):
+        assert isinstance(decode_identify(body), IdentifyRequest)
+
+
+def test_the_response_is_compact_and_in_nsqds_order():
+    assert RESPONSE.encode() == (
+        b'{"max_rdy_count":2500,"version":"1.3.0","max_msg_timeout":900000,"msg_timeout":60000,"tls_v1":false,'
+        b'"deflate":true,"deflate_level":6,"max_deflate_level":6,"snappy":false,"sample_rate":0,"auth_required":false,'
+        b'"output_buffer_size":16384,"output_buffer_timeout":250,"topology_region":"\\u003cr\\u003e","topology_zone":""}'
+    )

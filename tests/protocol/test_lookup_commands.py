@@ -1,0 +1,264 @@
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsq_compat.protocol import lookup_commands as lookup
+from nsq_compat.protocol import schema
+from nsq_compat.protocol.errors import E_INVALID, FatalClientError, NsqError, SilentClose
+from nsq_compat.protocol.lookup_commands import (
+    LookupCommandReader,
+    LookupdInfo,
+    LookupReplyError,
+    PeerInfo,
+    ReplyReader,
+)
+
+INFO = PeerInfo(broadcast_address="b", hostname="h", http_port=4151, tcp_port=4150, version="1.3.0")
+IDENTIFY = b"IDENTIFY\n\0\0\0\2{}"
+
+COMMANDS = st.sampled_from(
+    [lookup.PING, IDENTIFY, lookup.register("t"), lookup.unregister("t", "c"), b"PING\r\n", b" \tREGISTER  x \n"]
+)
+
+
+def cut(data, points):
+    """`data` in pieces, some of them empty, at the given places."""
+    places = [0, *sorted(min(point, len(data)) for point in points), len(data)]
+    return [data[begin:end] for begin, end in pairwise(places)]
+
+
+def commands(*pieces, admit=lambda tokens: None, **limits):
+    """Everything nsqlookupd's end makes of the pieces and the end of input: commands, then how it ends."""
+    reader = LookupCommandReader(admit, **limits)
+    result: list[tuple[tuple[bytes, ...], bytes]] = []
+    try:
+        for piece in pieces:
+            result.extend((tuple(command.tokens), command.body) for command in reader.receive_data(piece))
+        reader.end_of_input()
+    except NsqError as error:
+        return result, error.data
+    except SilentClose:
+        return result, None
+
+
+def replies(*pieces, max_size=1000):
+    """Everything nsqd's end makes of the pieces: the data of replies, then whether that was an error."""
+    reader = ReplyReader(max_size)
+    result: list[bytes] = []
+    try:
+        for piece in pieces:
+            result.extend(reader.receive_data(piece))
+    except LookupReplyError:
+        return result, True
+    return result, False
+
+
+# --- nsqd's end -------------------------------------------------------------------------------------------------------
+
+
+def test_identify_has_its_keys_in_alphabetical_order():
+    body = (
+        b'{"broadcast_address":"b","hostname":"h","http_port":4151,"tcp_port":4150,'
+        b'"topology_region":"","topology_zone":"","version":"1.3.0"}'
+    )
+    assert lookup.identify(INFO) == b"IDENTIFY\n" + len(body).to_bytes(4, "big") + body
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        (lookup.register("t"), b"REGISTER t\n"),
+        (lookup.register("t", "c#ephemeral"), b"REGISTER t c#ephemeral\n"),
+        (lookup.unregister("t"), b"UNREGISTER t\n"),
+        (lookup.unregister("t", "c"), b"UNREGISTER t c\n"),
+        (lookup.PING, b"PING\n"),
+        (lookup.MAGIC, b"  V1"),
+    ],
+)
+def test_commands_are_lines(command, line):
+    assert command == line
+
+
+@given(st.lists(st.binary(max_size=40), max_size=6), st.binary(max_size=3), st.lists(st.integers(0, 300)))
+def test_replies_come_out_however_the_bytes_were_cut(bodies, rest, points):
+    wire = b"".join(map(lookup.reply, bodies)) + rest
+    assert wire == b"".join(map(schema.LOOKUPD_REPLY.build, bodies)) + rest
+    assert replies(*cut(wire, points)) == (bodies, False)
+
+
+@pytest.mark.parametrize("size", [-(1 << 31), -1, 1001, (1 << 31) - 1])
+def test_a_reply_that_lies_about_its_size_is_refused_after_those_before_it(size):
+    wire = lookup.reply(b"OK") + schema.LOOKUPD_REPLY_HEADER.build({"size": size})
+    assert replies(wire + bytes(2000)) == ([b"OK"], True)
+    assert replies(wire) == ([b"OK"], True)
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_lead_to_replies_or_a_reply_error_the_same_in_any_cut(data):
+    assert replies(data) == replies(*[data[index : index + 1] for index in range(len(data))])
+
+
+def test_the_answer_to_identify_is_read_without_looking_at_the_hostname():
+    data = b'{"broadcast_address":"x","hostname":5,"http_port":4161,"tcp_port":4160,"version":"1.3.0"}'
+    assert lookup.decode_lookupd_info(data) == LookupdInfo("x", "", 4161, 4160, "1.3.0")
+
+
+def test_an_empty_answer_to_identify_is_one():
+    assert lookup.decode_lookupd_info(b"{}") == LookupdInfo()
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"OK", b"E_INVALID", b"E_BAD_BODY IDENTIFY missing fields", b'{"tcp_port":""}', b"\xff"]
+)
+def test_anything_else_is_no_answer_to_identify(data):
+    with pytest.raises(LookupReplyError):
+        lookup.decode_lookupd_info(data)
+
+
+# --- nsqlookupd's end -------------------------------------------------------------------------------------------------
+
+
+def test_the_answer_to_identify_has_its_keys_in_alphabetical_order():
+    assert lookup.encode_lookupd_info(LookupdInfo("x", "h", 4161, 4160, "1.3.0")) == (
+        b'{"broadcast_address":"x","hostname":"h","http_port":4161,"tcp_port":4160,"version":"1.3.0"}'
+    )
+
+
+def test_what_one_end_says_the_other_understands():
+    ((tokens, body),) = commands(lookup.identify(INFO))[0]
+    assert tokens == (b"IDENTIFY",)
+    assert lookup.decode_peer_info(body) == INFO
+
+
+@pytest.mark.parametrize(
+    ("line", "tokens"),
+    [
+        (b"PING\n", (b"PING",)),
+        (b"PING\r\r\n", (b"PING",)),
+        (b" \t\x0bPING\xc2\xa0\xe2\x80\x89\n", (b"PING",)),
+        (b"PING  x\n", (b"PING", b"", b"x")),
+        (b"REGISTER t c extra\n", (b"REGISTER", b"t", b"c", b"extra")),
+        (b"REGISTER \xff\n", (b"REGISTER", b"\xff")),
+    ],
+)
+def test_a_line_is_trimmed_and_cut_at_single_spaces(line, tokens):
+    assert commands(line) == ([(tokens, b"")], None)
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (b"\n", b"E_INVALID invalid command "),
+        (b"ping\n", b"E_INVALID invalid command ping"),
+        (b"\x1cPING\n", b"E_INVALID invalid command \x1cPING"),
+        (b"\xff\xfe x\n", b"E_INVALID invalid command \xff\xfe"),
+        (b"IDENTIFY\n\0\0", b"E_BAD_BODY IDENTIFY failed to read body size"),
+        (b"IDENTIFY\n", b"E_BAD_BODY IDENTIFY failed to read body size"),
+        (b"IDENTIFY\n\0\0\0\5a", b"E_BAD_BODY IDENTIFY failed to read body"),
+        (b"IDENTIFY\n\xff\xff\xff\xff", b"E_BAD_BODY IDENTIFY invalid body size -1"),
+        (b"IDENTIFY\n\x7f\xff\xff\xff", b"E_BAD_BODY IDENTIFY body too big 2147483647 > 1048576"),
+        (b"", None),
+        (b"PIN", None),
+    ],
+)
+def test_what_cannot_go_on_ends_as_nsqlookupd_ends_it(data, error):
+    assert commands(lookup.PING + data) == ([((b"PING",), b"")], error)
+
+
+def test_an_empty_body_is_a_body():
+    assert commands(b"IDENTIFY x\n\0\0\0\0") == ([((b"IDENTIFY", b"x"), b"")], None)
+
+
+def test_a_command_may_be_refused_before_its_body_is_awaited():
+    def admit(tokens):
+        raise FatalClientError(E_INVALID, "cannot IDENTIFY again")
+
+    assert commands(b"IDENTIFY\n", admit=admit) == ([], b"E_INVALID cannot IDENTIFY again")
+
+
+def test_the_longest_line_is_read_and_a_longer_one_is_not_awaited():
+    line = b"REGISTER " + b"x" * (lookup.MAX_LINE - 10)
+    assert commands(line + b"\n")[0][0][0][1] == line[9:]
+    reader = LookupCommandReader(lambda tokens: None)
+    with pytest.raises(SilentClose):
+        list(reader.receive_data(line + b"x"))
+
+
+@given(st.lists(COMMANDS, max_size=8), st.lists(st.integers(0, 200)))
+def test_commands_come_out_however_the_bytes_were_cut(lines, points):
+    wire = b"".join(lines)
+    whole = commands(wire)
+    assert len(whole[0]) == len(lines)
+    assert commands(*cut(wire, points)) == whole
+
+
+@given(st.binary(max_size=60) | st.binary(max_size=30).map(lambda data: b"PING\nIDENTIFY\n\0\0\0" + data))
+def test_any_bytes_lead_to_commands_or_an_end_the_same_in_any_cut(data):
+    whole = commands(data, max_body_size=20)
+    assert commands(*[data[index : index + 1] for index in range(len(data))], max_body_size=20) == whole
+
+
+def test_what_follows_a_long_body_is_not_kept_waiting():
+    reader = LookupCommandReader(lambda tokens: None)
+    assert list(reader.receive_data(b"IDENTIFY\n\0\0\1\0" + bytes(100))) == []
+    assert len(list(reader.receive_data(bytes(156)))) == 1
+    assert len(list(reader.receive_data(b"PING\n"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        ({"broadcast_address": ""}, "missing fields"),
+        ({"tcp_port": 0}, "missing fields"),
+        ({"http_port": 0}, "missing fields"),
+        ({"version": None}, "missing fields"),
+        ({"tcp_port": "4150"}, "failed to decode JSON body"),
+        ({"hostname": 5}, "failed to decode JSON body"),
+        ({"remote_address": 5}, "failed to decode JSON body"),
+    ],
+)
+def test_an_identify_that_lacks_something_is_fatal(body, error):
+    said = {"broadcast_address": "b", "tcp_port": 1, "http_port": 2, "version": "v"}
+    assert lookup.decode_peer_info(json.dumps(said).encode()).version == "v"
+    with pytest.raises(FatalClientError) as caught:
+        lookup.decode_peer_info(json.dumps({**said, **body}).encode())
+    assert caught.value.data == f"E_BAD_BODY IDENTIFY {error}".encode()
+
+
+@given(st.binary())
+def test_any_identify_body_is_understood_or_fatal(body):
+    with pytest.raises(FatalClientError):
+        lookup.decode_peer_info(body)
+
+
+@pytest.mark.parametrize(
+    ("line", "topic", "channel"),
+    [
+        (b"REGISTER t", "t", ""),
+        (b"REGISTER t c", "t", "c"),
+        (b"REGISTER t ", "t", ""),
+        (b"REGISTER t  x", "t", ""),
+        (b"UNREGISTER t#ephemeral c extra", "t#ephemeral", "c"),
+    ],
+)
+def test_a_registration_names_a_topic_and_perhaps_a_channel(line, topic, channel):
+    assert lookup.registration(line.split(b" ")) == (topic, channel)
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        (b"REGISTER", b"E_INVALID REGISTER insufficient number of params"),
+        (b"UNREGISTER", b"E_INVALID UNREGISTER insufficient number of params"),
+        (b"REGISTER ", b"E_BAD_TOPIC REGISTER topic name '' is not valid"),
+        (b"REGISTER a\xff'", b"E_BAD_TOPIC REGISTER topic name 'a\xff'' is not valid"),
+        (b"UNREGISTER t a!", b"E_BAD_CHANNEL UNREGISTER channel name 'a!' is not valid"),
+    ],
+)
+def test_a_registration_with_a_wrong_name_is_fatal(line, error):
+    with pytest.raises(FatalClientError) as caught:
+        lookup.registration(line.split(b" "))
+    assert caught.value.data == error

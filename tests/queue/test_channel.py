@@ -1,0 +1,643 @@
+import logging
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsq_compat.protocol import message
+from nsq_compat.queue.broker import Broker
+from nsq_compat.queue.channel import MAX_BATCH, MAX_BATCH_BYTES, Channel, NotInFlight, TooManyConsumers
+from nsq_compat.queue.exiting import Exiting
+from nsq_compat.queue.in_flight import NEVER, InFlight
+from nsq_compat.queue.limits import QueueLimits
+from nsq_compat.queue.stats import ClientStats
+
+# --- A message and its consumer ---------------------------------------------------------------------------------------
+
+
+def test_a_consumer_gets_messages_in_the_order_they_were_published(daemon):
+    consumer = daemon.consumer()
+    daemon.publishes(b"a", b"b")
+    daemon.publishes(b"c")
+    assert consumer.takes() == [b"a", b"b", b"c"]
+
+
+def test_a_consumer_gets_no_more_than_it_has_room_for(daemon, channel):
+    consumer = daemon.consumer()
+    daemon.publishes(b"a", b"b", b"c")
+    assert consumer.takes(room=2) == [b"a", b"b"]
+    assert (channel.depth, channel.in_flight_count) == (1, 2)
+
+
+def test_a_finished_message_is_gone_for_good(daemon, channel):
+    consumer = daemon.consumer()
+    daemon.publishes(b"a")
+    consumer.takes()
+    assert consumer.finishes(b"a") == []
+    daemon.waits(3600)
+    assert consumer.takes() == []
+    assert (channel.depth, channel.in_flight_count) == (0, 0)
+
+
+def test_a_message_can_be_finished_once(daemon):
+    consumer = daemon.consumer()
+    daemon.publishes(b"a", b"b")
+    consumer.takes()
+    consumer.finishes(b"a")
+    assert consumer.finishes(b"b", b"a") == [b"a"]
+
+
+def test_a_requeued_message_comes_back_at_the_end_with_one_more_attempt(daemon, channel):
+    consumer = daemon.consumer()
+    daemon.publishes(b"a", b"b")
+    consumer.takes(room=1)
+    assert consumer.attempts(b"a") == 1
+    consumer.requeues(b"a")
+    assert consumer.takes() == [b"b", b"a"]
+    assert (consumer.attempts(b"a"), consumer.attempts(b"b")) == (2, 1)
+    assert channel.requeue_count == 1
+
+
+def test_a_message_requeued_with_a_delay_comes_back_after_it(daemon, channel):
+    consumer = daemon.consumer()
+    daemon.publishes(b"a")
+    consumer.takes()
+    consumer.requeues(b"a", delay=5.0)
+    assert (channel.depth, channel.in_flight_count, channel.deferred_count) == (0, 0, 1)
+    daemon.waits(4.9)
+    assert consumer.takes() == []
+    daemon.waits(0.1)
+    assert consumer.takes() == [b"a"]
+    assert consumer.attempts(b"a") == 2
+
+
+def test_a_message_that_is_not_answered_in_time_comes_back(daemon, channel):
+    consumer = daemon.consumer(timeout=60.0)
+    daemon.publishes(b"a")
+    consumer.takes()
+    daemon.waits(59.9)
+    assert channel.in_flight_count == 1
+    daemon.waits(0.1)
+    assert (channel.depth, channel.in_flight_count, channel.timeout_count) == (1, 0, 1)
+    assert consumer.takes() == [b"a"]
+    assert consumer.attempts(b"a") == 2
+
+
+def test_each_consumer_has_its_own_timeout(daemon):
+    slow, fast = daemon.consumer(timeout=60.0), daemon.consumer(timeout=10.0)
+    daemon.publishes(b"a", b"b")
+    slow.takes(room=1)
+    fast.takes(room=1)
+    daemon.waits(10)
+    assert slow.takes(room=1) == [b"b"]
+
+
+def test_touching_gives_more_time_but_not_for_ever(start):
+    daemon = start(max_msg_timeout=100.0)
+    consumer = daemon.consumer(timeout=60.0)
+    daemon.publishes(b"a")
+    consumer.takes()
+    daemon.waits(50)
+    consumer.touches(b"a")  # until 100, not 110
+    daemon.waits(49.9)
+    assert daemon.channel().in_flight_count == 1
+    daemon.waits(0.1)
+    assert daemon.channel().in_flight_count == 0
+
+
+def test_touching_may_also_shorten_what_the_configuration_made_too_long(start):
+    daemon = start(max_msg_timeout=30.0)
+    consumer = daemon.consumer(timeout=60.0)
+    daemon.publishes(b"a")
+    consumer.takes()
+    consumer.touches(b"a")
+    assert daemon.channel().alarm == daemon.now + 30.0
+    daemon.waits(30)
+    assert daemon.channel().depth == 1
+
+
+def test_a_late_answer_for_a_message_that_came_again_to_the_same_consumer_counts(daemon, channel):
+    consumer = daemon.consumer()
+    daemon.publishes(b"a")
+    consumer.takes()
+    daemon.waits(60)
+    assert consumer.takes() == [b"a"]
+    assert consumer.finishes(b"a") == []
+    assert channel.in_flight_count == 0
+
+
+# --- Attempts ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_delivery_hands_out_the_very_frame_that_was_published(daemon):
+    archive, metrics = daemon.consumer("archive"), daemon.consumer("metrics")
+    daemon.publishes(b"a")
+    archive.takes()
+    metrics.takes()
+    assert archive.frames[b"a"] is metrics.frames[b"a"]
+
+
+def test_a_redelivery_is_a_frame_of_its_own_which_other_channels_do_not_see(daemon):
+    archive, metrics = daemon.consumer("archive"), daemon.consumer("metrics")
+    daemon.publishes(b"a")
+    archive.takes()
+    published = archive.frames[b"a"]
+    archive.requeues(b"a")
+    archive.takes()
+    metrics.takes()
+    assert archive.attempts(b"a") == 2
+    assert metrics.frames[b"a"] is published
+    assert message.attempts(published) == 1
+    assert message.timestamp_ns(archive.frames[b"a"]) == message.timestamp_ns(published)
+    assert archive.id_of(b"a") == metrics.id_of(b"a")
+
+
+@given(st.lists(st.sampled_from(["requeue", "defer", "time out", "leave"]), max_size=12))
+def test_the_attempts_count_every_delivery_however_it_ended(endings):
+    channel = Broker(QueueLimits()).topic("orders").channel("archive")
+    channel.put(message.make_frames([b"0123456789abcdef"], 0, [b"a"]))
+    now = 0.0
+    for number, ending in enumerate([*endings, "finish"], 1):
+        consumer = Idle()
+        channel.add_consumer(consumer)
+        (frame,) = channel.take(consumer, 1, now, 60.0)
+        assert message.attempts(frame) == number
+        if ending == "requeue":
+            channel.requeue(consumer, message.message_id(frame), now, 0.0)
+        elif ending == "defer":
+            channel.requeue(consumer, message.message_id(frame), now, 5.0)
+        elif ending == "finish":
+            assert channel.finish(consumer, message.message_ids([frame])) == []
+        if ending != "time out":
+            channel.remove_consumer(consumer)
+        now += 60.0
+        channel.on_alarm(now)
+        if ending == "time out":
+            channel.remove_consumer(consumer)
+    assert (channel.depth, channel.deferred_count, channel.in_flight_count) == (0, 0, 0)
+
+
+# --- Whose message it is ----------------------------------------------------------------------------------------------
+
+
+def refused(answer, *args, **kwargs):
+    with pytest.raises(NotInFlight) as reason:
+        answer(*args, **kwargs)
+    return str(reason.value)
+
+
+def test_a_message_that_is_nowhere_in_flight_cannot_be_answered(daemon, channel):
+    consumer = daemon.consumer()
+    daemon.publishes(b"a")
+    consumer.takes()
+    daemon.waits(60)
+    assert refused(consumer.requeues, b"a") == "ID not in flight"
+    assert refused(consumer.touches, b"a") == "ID not in flight"
+    assert consumer.finishes(b"a") == [b"a"]
+    assert channel.why_not(consumer.id_of(b"a")) == "ID not in flight"
+    assert (channel.depth, channel.requeue_count) == (1, 0)
+
+
+def test_a_message_in_flight_elsewhere_cannot_be_answered(daemon, channel):
+    owner, thief = daemon.consumer(), daemon.consumer()
+    daemon.publishes(b"a")
+    owner.takes()
+    thief.frames = owner.frames
+    assert refused(thief.requeues, b"a") == "client does not own message"
+    assert refused(thief.touches, b"a") == "client does not own message"
+    assert thief.finishes(b"a") == [b"a"]
+    assert channel.why_not(owner.id_of(b"a")) == "client does not own message"
+    assert owner.finishes(b"a") == []
+
+
+def test_a_message_that_timed_out_and_went_to_another_belongs_to_the_other(daemon):
+    before, after = daemon.consumer(), daemon.consumer()
+    daemon.publishes(b"a")
+    before.takes()
+    daemon.waits(60)
+    after.takes()
+    assert refused(before.requeues, b"a") == "client does not own message"
+
+
+def test_who_comes_back_cannot_answer_for_the_connection_it_had(daemon):
+    gone = daemon.consumer()
+    daemon.publishes(b"a")
+    gone.takes()
+    gone.leaves()
+    again = daemon.consumer()
+    again.frames = gone.frames
+    assert refused(again.requeues, b"a") == "client does not own message"
+
+
+def test_one_channel_does_not_answer_for_another(daemon):
+    archive, metrics = daemon.consumer("archive"), daemon.consumer("metrics")
+    daemon.publishes(b"a")
+    archive.takes()
+    metrics.frames = archive.frames
+    assert refused(metrics.requeues, b"a") == "ID not in flight"
+    assert archive.finishes(b"a") == []
+
+
+# --- Fair waking ------------------------------------------------------------------------------------------------------
+
+
+class Idle:
+    """A consumer nobody looks at."""
+
+    def __init__(self) -> None:
+        self.in_flight = InFlight()
+        self.wakes = 0
+
+    def wake(self) -> None:
+        self.wakes += 1
+
+    def close(self) -> None:
+        pass
+
+    def stats(self) -> ClientStats:
+        raise AssertionError("nobody asks")
+
+
+def test_two_hundred_messages_are_shared_out_evenly(daemon):
+    consumers = daemon.waiting_consumers(3)
+    daemon.publishes(*[b"%d" % number for number in range(200)])
+    assert [len(consumer.takes()) for consumer in consumers] == [67, 67, 66]
+
+
+def test_two_hundred_messages_one_by_one_are_shared_out_evenly(daemon):
+    consumers = daemon.waiting_consumers(3)
+    for number in range(200):
+        daemon.publishes(b"%d" % number)
+    assert [len(consumer.takes()) for consumer in consumers] == [67, 67, 66]
+
+
+def test_messages_that_come_one_at_a_time_go_round(daemon):
+    consumers = daemon.waiting_consumers(3)
+    served = []
+    for number in range(7):
+        daemon.publishes(b"%d" % number)
+        (awake,) = [consumer for consumer in consumers if consumer.awake]
+        assert awake.takes() == [b"%d" % number]
+        served.append(consumers.index(awake))
+    assert served == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_no_more_consumers_are_woken_than_there_are_messages(daemon):
+    consumers = daemon.waiting_consumers(5)
+    daemon.publishes(b"a", b"b", b"c")
+    assert [consumer.awake for consumer in consumers] == [True, True, True, False, False]
+    for consumer in consumers[:3]:
+        assert len(consumer.takes()) == 1
+    assert [consumer.wakes for consumer in consumers] == [1, 1, 1, 0, 0]
+
+
+def test_who_asks_without_being_woken_does_not_lose_its_place_in_the_line(daemon):
+    first, second = daemon.waiting_consumers(2)
+    assert first.takes() == []
+    daemon.publishes(b"a")
+    assert (first.awake, second.awake) == (True, False)
+
+
+def test_who_got_something_goes_to_the_end_of_the_line_woken_or_not(daemon):
+    first, second, third = daemon.waiting_consumers(3)
+    daemon.publishes(b"a")  # wakes the first
+    assert second.takes() == [b"a"]  # which is too slow
+    assert first.takes() == []
+    daemon.publishes(b"b", b"c")
+    assert (first.awake, second.awake, third.awake) == (True, False, True)
+
+
+def test_who_has_room_for_less_than_its_share_leaves_the_rest_to_others(daemon):
+    small, waiting = daemon.waiting_consumers(2)
+    daemon.publishes(b"a")
+    daemon.publishes(b"b", b"c")
+    assert waiting.takes(room=1) == [b"a"]
+    assert small.takes(room=5) == [b"b", b"c"]
+
+
+def test_a_consumer_that_was_woken_in_vain_passes_it_on(daemon):
+    full, next_one = daemon.waiting_consumers(2)
+    daemon.publishes(b"a")
+    assert not next_one.awake
+    full.stands_back()
+    assert next_one.takes() == [b"a"]
+
+
+def test_a_consumer_that_is_woken_and_leaves_passes_it_on(daemon):
+    leaving, next_one = daemon.waiting_consumers(2)
+    daemon.publishes(b"a")
+    leaving.leaves()
+    assert next_one.awake
+
+
+def test_a_consumer_that_stands_back_is_not_woken(daemon):
+    resting, waiting = daemon.waiting_consumers(2)
+    resting.stands_back()
+    daemon.publishes(b"a", b"b")
+    assert (resting.awake, waiting.awake) == (False, True)
+
+
+def test_a_consumer_that_was_satisfied_is_not_woken(daemon):
+    (consumer,) = daemon.waiting_consumers(1)
+    daemon.publishes(b"a")
+    assert consumer.takes(room=1) == [b"a"]
+    daemon.publishes(b"b")
+    assert not consumer.awake
+
+
+def test_who_takes_a_part_wakes_those_who_wait_for_the_rest(daemon, channel):
+    channel.pause()
+    first, second = daemon.waiting_consumers(2)
+    daemon.publishes(b"a", b"b", b"c")
+    channel.paused = False  # as if the wake-ups of `unpause` had been used up
+    assert first.takes(room=1) == [b"a"]
+    assert second.awake
+
+
+def test_one_batch_is_neither_too_many_messages_nor_too_many_bytes(daemon):
+    consumer = daemon.consumer()
+    daemon.publishes(*[b"x"] * (MAX_BATCH + 1))
+    assert len(consumer.takes(room=2500)) == MAX_BATCH
+    assert len(consumer.takes(room=2500)) == 1
+    daemon.publishes(*[b"x" * (MAX_BATCH_BYTES // 2)] * 3)
+    assert [len(consumer.takes(room=2500)) for _ in range(4)] == [1, 1, 1, 0]
+
+
+def test_a_consumer_whose_messages_timed_out_is_woken_for_it_has_room_again(daemon):
+    consumer = daemon.consumer()
+    daemon.publishes(b"a")
+    consumer.takes(room=1)
+    daemon.waits(60)
+    assert consumer.takes(room=1) == [b"a"]
+
+
+def test_what_others_requeue_wakes_who_waits(daemon):
+    owner, waiting = daemon.consumer(), daemon.consumer()
+    daemon.publishes(b"a")
+    owner.takes(room=1)
+    assert waiting.takes() == []
+    owner.requeues(b"a")
+    assert waiting.awake
+
+
+@given(
+    rooms=st.lists(st.integers(1, 40), min_size=1, max_size=8),
+    batches=st.lists(st.integers(1, 60), min_size=1, max_size=6),
+)
+def test_everything_is_taken_with_no_more_wakes_than_messages_and_nobody_starves(rooms, batches):
+    channel = Broker(QueueLimits()).topic("orders").channel("archive")
+    consumers = [Idle() for _ in rooms]
+    free = dict(zip(consumers, rooms, strict=True))
+    for consumer in consumers:
+        channel.add_consumer(consumer)
+        channel.take(consumer, free[consumer], 0.0, 60.0)
+    asked = dict.fromkeys(consumers, 0)
+    total = serial = 0
+    for size in batches:
+        ids = [b"%016x" % (serial + number) for number in range(size)]
+        serial += size
+        wakes = sum(consumer.wakes for consumer in consumers)
+        channel.put(message.make_frames(ids, 0, [b""] * size))
+        assert sum(consumer.wakes for consumer in consumers) - wakes <= size
+        while any(consumer.wakes > asked[consumer] for consumer in consumers):
+            for consumer in consumers:
+                if consumer.wakes > asked[consumer]:
+                    asked[consumer] = consumer.wakes
+                    while free[consumer]:
+                        taken = len(channel.take(consumer, free[consumer], 0.0, 60.0))
+                        free[consumer] -= taken
+                        total += taken
+                        if not taken:
+                            break
+                    else:
+                        channel.stand_back(consumer)
+        assert channel.depth == max(0, serial - sum(rooms))
+        assert total + channel.depth == serial
+
+
+@given(st.integers(1, 10), st.integers(1, 200))
+def test_shares_of_those_who_wait_differ_by_one_at_most(consumers, messages):
+    channel = Broker(QueueLimits()).topic("orders").channel("archive")
+    waiting = [Idle() for _ in range(consumers)]
+    for each in waiting:
+        channel.add_consumer(each)
+        channel.take(each, 1000, 0.0, 60.0)
+    channel.put(message.make_frames([b"%016x" % number for number in range(messages)], 0, [b""] * messages))
+    taken = [len(channel.take(each, 1000, 0.0, 60.0)) for each in waiting if each.wakes]
+    assert len(taken) == min(consumers, messages)
+    assert sum(taken) == messages
+    assert max(taken) - min(taken) <= 1
+    assert all(before >= after for before, after in pairwise(taken))
+
+
+# --- Deferred messages ------------------------------------------------------------------------------------------------
+
+
+def test_a_deferred_message_comes_when_it_is_due_and_wakes_who_waits(daemon, channel):
+    (consumer,) = daemon.waiting_consumers(1)
+    daemon.publishes(b"a", defer=5.0)
+    assert (channel.depth, channel.deferred_count, channel.message_count) == (0, 1, 1)
+    daemon.waits(4.9)
+    assert not consumer.awake
+    daemon.waits(0.1)
+    assert consumer.awake
+    assert consumer.takes() == [b"a"]
+    assert consumer.attempts(b"a") == 1
+
+
+def test_the_alarm_is_set_to_whatever_comes_first(daemon, channel):
+    assert channel.alarm == NEVER
+    daemon.publishes(b"late", defer=500.0)
+    assert channel.alarm == daemon.now + 500.0
+    consumer = daemon.consumer(timeout=60.0)
+    daemon.publishes(b"a")
+    consumer.takes()
+    assert channel.alarm == daemon.now + 60.0
+    daemon.publishes(b"soon", defer=5.0)
+    assert channel.alarm == daemon.now + 5.0
+    daemon.waits(5)
+    assert channel.alarm == daemon.now + 55.0
+
+
+# --- Consumers come and go --------------------------------------------------------------------------------------------
+
+
+def test_what_a_consumer_leaves_behind_comes_back_when_its_time_is_over_and_no_sooner(daemon, channel):
+    leaving = daemon.consumer(timeout=60.0)
+    daemon.publishes(b"a")
+    leaving.takes()
+    leaving.leaves()
+    staying = daemon.consumer()
+    assert (channel.in_flight_count, staying.takes()) == (1, [])
+    daemon.waits(59.9)
+    assert not staying.awake
+    daemon.waits(0.1)
+    assert staying.takes() == [b"a"]
+    assert staying.attempts(b"a") == 2
+    assert (channel.timeout_count, leaving.wakes) == (1, 0)
+
+
+def test_leaving_twice_is_leaving_once(daemon, channel):
+    leaving = daemon.consumer()
+    daemon.publishes(b"a")
+    leaving.takes()
+    leaving.leaves()
+    leaving.leaves()
+    assert channel.in_flight_count == 1
+    daemon.waits(60)
+    assert channel.depth == 1
+
+
+def test_a_channel_takes_no_more_consumers_than_it_may(start):
+    daemon = start(max_channel_consumers=2)
+    first = daemon.consumer()
+    daemon.consumer()
+    with pytest.raises(TooManyConsumers, match="^consumers for orders:archive exceeds limit of 2$"):
+        daemon.consumer()
+    first.leaves()
+    daemon.consumer()
+
+
+def test_the_last_consumer_to_leave_ends_an_ephemeral_channel(daemon):
+    first, second = (daemon.consumer("tail#ephemeral") for _ in range(2))
+    first.leaves()
+    assert "tail#ephemeral" in daemon.topic().channels
+    second.leaves()
+    assert daemon.topic().channels == {}
+
+
+def test_an_ephemeral_channel_that_nobody_ever_consumed_lives_on(daemon):
+    channel = daemon.channel("tail#ephemeral")
+    channel.pause()
+    daemon.waits(3600)
+    assert daemon.topic().channels == {"tail#ephemeral": channel}
+
+
+def test_any_other_channel_outlives_its_consumers(daemon, channel):
+    daemon.consumer().leaves()
+    assert daemon.topic().channels == {"archive": channel}
+
+
+# --- Bounds -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_does_not_fit_is_dropped_and_counted_the_newest_first(start, caplog):
+    daemon = start(mem_queue_size=3)
+    channel = daemon.channel()
+    consumer = daemon.consumer()
+    with caplog.at_level(logging.WARNING):
+        daemon.publishes(b"a", b"b")
+        daemon.publishes(b"c", b"d", b"e")
+        daemon.publishes(b"f")
+    assert consumer.takes() == [b"a", b"b", b"c"]
+    assert (channel.message_count, channel.dropped_count) == (6, 3)
+    assert [record.message for record in caplog.records] == [
+        "CHANNEL(archive): more than 3 messages wait, dropping what comes now (see dropped_count in /stats)"
+    ]
+
+
+def test_one_full_channel_costs_another_nothing(start):
+    daemon = start(mem_queue_size=2)
+    daemon.channel("full")
+    consumer = daemon.consumer("drained")
+    for body in (b"a", b"b", b"c"):
+        daemon.publishes(body)
+        assert consumer.takes() == [body]
+    assert (daemon.channel("full").dropped_count, daemon.channel("drained").dropped_count) == (1, 0)
+
+
+def test_what_comes_back_is_never_dropped(start):
+    daemon = start(mem_queue_size=2)
+    channel, consumer = daemon.channel(), daemon.consumer()
+    daemon.publishes(b"a", b"b")
+    consumer.takes()
+    daemon.publishes(b"c", b"d")
+    consumer.requeues(b"a")
+    daemon.waits(60)
+    assert sorted(consumer.takes()) == [b"a", b"b", b"c", b"d"]
+    assert channel.dropped_count == 0
+
+
+# --- Control ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_paused_channel_delivers_nothing_but_goes_on_filling(daemon, channel):
+    (consumer,) = daemon.waiting_consumers(1)
+    channel.pause()
+    daemon.publishes(b"a")
+    assert not consumer.awake
+    assert consumer.takes() == []
+    assert channel.depth == 1
+    channel.unpause()
+    assert consumer.awake
+    assert consumer.takes() == [b"a"]
+
+
+def test_in_a_paused_channel_timeouts_and_deferred_messages_go_on(daemon, channel):
+    consumer = daemon.consumer()
+    daemon.publishes(b"a")
+    consumer.takes()
+    daemon.publishes(b"b", defer=10.0)
+    channel.pause()
+    daemon.waits(60)
+    assert (channel.depth, channel.in_flight_count, channel.deferred_count) == (2, 0, 0)
+
+
+def test_a_consumer_woken_before_the_pause_passes_nothing_on_during_it(daemon, channel):
+    woken, waiting = daemon.waiting_consumers(2)
+    daemon.publishes(b"a")
+    channel.pause()
+    woken.stands_back()
+    assert not waiting.awake
+    channel.unpause()
+    assert waiting.awake
+
+
+def test_unpausing_wakes_no_more_than_there_are_messages(daemon, channel):
+    channel.pause()
+    consumers = daemon.waiting_consumers(3)
+    daemon.publishes(b"a", b"b")
+    channel.unpause()
+    channel.unpause()
+    assert [consumer.wakes for consumer in consumers] == [1, 1, 0]
+
+
+def test_emptying_drops_what_waits_what_is_deferred_and_what_is_in_flight(daemon, channel):
+    consumer, gone = daemon.consumer(), daemon.consumer()
+    daemon.publishes(b"a", b"b", b"c")
+    consumer.takes(room=1)
+    gone.takes(room=1)
+    gone.leaves()
+    daemon.publishes(b"d", defer=5.0)
+    channel.empty()
+    assert (channel.depth, channel.in_flight_count, channel.deferred_count) == (0, 0, 0)
+    assert consumer.awake  # it has room again
+    assert consumer.finishes(b"a") == [b"a"]
+    daemon.waits(3600)
+    assert channel.depth == 0
+    daemon.publishes(b"e")
+    assert consumer.takes() == [b"e"]
+
+
+def test_a_channel_that_ends_closes_its_consumers_and_lets_go_of_what_it_held(daemon, channel):
+    consumer, gone = daemon.consumer(), daemon.consumer()
+    daemon.publishes(b"a", b"b", b"c")
+    consumer.takes(room=1)
+    gone.takes(room=1)
+    gone.leaves()
+    daemon.publishes(b"d", defer=5.0)
+    channel.close()
+    assert consumer.closed
+    consumer.leaves()
+    assert (channel.depth, channel.in_flight_count, channel.deferred_count) == (0, 0, 1 - 1)
+    assert channel.alarm == NEVER
+    with pytest.raises(Exiting):
+        channel.add_consumer(consumer)
+
+
+def test_a_channel_knows_its_name_and_starts_with_nothing(channel):
+    assert isinstance(channel, Channel)
+    assert (channel.topic_name, channel.name, channel.ephemeral, channel.paused) == ("orders", "archive", False, False)
+    assert (channel.depth, channel.backend_depth, channel.in_flight_count, channel.deferred_count) == (0, 0, 0, 0)
+    assert (channel.message_count, channel.requeue_count, channel.timeout_count, channel.dropped_count) == (0, 0, 0, 0)

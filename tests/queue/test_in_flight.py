@@ -1,0 +1,274 @@
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from nsq_compat.protocol.message import make_frames, message_id
+from nsq_compat.queue.in_flight import NEVER, InFlight
+
+MAX_LIFETIME = 900.0
+
+
+def ids_of(frames):
+    return [message_id(frame) for frame in frames]
+
+
+@pytest.fixture
+def in_flight() -> InFlight:
+    return InFlight()
+
+
+def test_what_was_sent_expires_when_its_time_is_over(in_flight, make_frames):
+    frames = make_frames(b"a", b"b")
+    in_flight.add(frames, now=100.0, timeout=60.0)
+    assert in_flight.next_deadline() == 160.0
+    assert in_flight.expire(159.9) == []
+    assert in_flight.expire(160.0) == list(frames)
+    assert len(in_flight) == 0
+    assert in_flight.next_deadline() == NEVER
+
+
+def test_what_expires_comes_in_the_order_of_its_delivery(in_flight, make_frames):
+    first, second = make_frames(b"a", b"b"), make_frames(b"c", first=10)
+    in_flight.add(first, now=100.0, timeout=60.0)
+    in_flight.add(second, now=101.0, timeout=60.0)
+    assert in_flight.expire(200.0) == [*first, *second]
+
+
+def test_what_was_finished_does_not_expire(in_flight, make_frames):
+    a, b = frames = make_frames(b"a", b"b")
+    in_flight.add(frames, now=100.0, timeout=60.0)
+    assert in_flight.finish([message_id(a)]) == []
+    assert in_flight.expire(160.0) == [b]
+
+
+def test_ids_that_are_not_here_are_named_in_their_order(in_flight, make_frames):
+    a, b = ids_of(make_frames(b"a", b"b"))
+    in_flight.add(make_frames(b"a"), now=100.0, timeout=60.0)
+    assert in_flight.finish([b"x" * 16, a, b, a]) == [b"x" * 16, b, a]
+
+
+def test_taking_a_frame_back_hands_it_out_once(in_flight, make_frames):
+    (frame,) = make_frames(b"a")
+    in_flight.add([frame], now=100.0, timeout=60.0)
+    assert in_flight.take(message_id(frame)) is frame
+    assert in_flight.take(message_id(frame)) is None
+    assert in_flight.expire(160.0) == []
+
+
+def test_a_frame_that_was_taken_back_and_sent_again_has_its_new_deadline(in_flight, make_frames):
+    (frame,) = make_frames(b"a")
+    in_flight.add([frame], now=100.0, timeout=60.0)
+    in_flight.take(message_id(frame))
+    in_flight.add([frame], now=130.0, timeout=60.0)
+    assert in_flight.expire(160.0) == []
+    assert in_flight.expire(190.0) == [frame]
+
+
+def test_touching_moves_one_deadline(in_flight, make_frames):
+    a, b = frames = make_frames(b"a", b"b")
+    in_flight.add(frames, now=100.0, timeout=60.0)
+    assert in_flight.touch(message_id(a), 190.0, MAX_LIFETIME) == 190.0
+    assert in_flight.expire(160.0) == [b]
+    assert in_flight.next_deadline() == 190.0
+    assert in_flight.expire(190.0) == [a]
+
+
+def test_touching_never_gives_more_than_the_longest_life_from_the_delivery_on(in_flight, make_frames):
+    (frame,) = make_frames(b"a")
+    in_flight.add([frame], now=100.0, timeout=60.0)
+    assert in_flight.touch(message_id(frame), 200.0, 150.0) == 200.0
+    assert in_flight.touch(message_id(frame), 251.0, 150.0) == 250.0
+    assert in_flight.expire(250.0) == [frame]
+
+
+def test_a_redelivery_begins_a_new_life(in_flight, make_frames):
+    (frame,) = make_frames(b"a")
+    in_flight.add([frame], now=100.0, timeout=60.0)
+    in_flight.touch(message_id(frame), 240.0, 150.0)
+    in_flight.take(message_id(frame))
+    in_flight.add([frame], now=200.0, timeout=60.0)
+    assert in_flight.touch(message_id(frame), 999.0, 150.0) == 350.0
+
+
+def test_what_is_not_here_cannot_be_touched(in_flight):
+    assert in_flight.touch(b"x" * 16, 190.0, MAX_LIFETIME) is None
+
+
+def test_a_touched_message_can_be_finished(in_flight, make_frames):
+    (frame,) = make_frames(b"a")
+    in_flight.add([frame], now=100.0, timeout=60.0)
+    in_flight.touch(message_id(frame), 190.0, MAX_LIFETIME)
+    assert in_flight.finish(ids_of([frame])) == []
+    assert in_flight.next_deadline() == NEVER
+    assert in_flight.expire(190.0) == []
+
+
+def test_clearing_forgets_everything_and_says_how_much_it_was(in_flight, make_frames):
+    frames = make_frames(b"a", b"b", b"c")
+    in_flight.add(frames, now=100.0, timeout=60.0)
+    in_flight.touch(message_id(frames[0]), 190.0, MAX_LIFETIME)
+    in_flight.take(message_id(frames[1]))
+    assert in_flight.clear() == 2
+    assert in_flight.next_deadline() == NEVER
+    assert in_flight.expire(500.0) == []
+
+
+def places(in_flight: InFlight) -> int:
+    """What is kept beside the frames themselves: batches and the ids in them."""
+    return sum(1 + len(ids) for _, _, ids in in_flight._batches) + len(in_flight._returned) + len(in_flight._exceptions)
+
+
+def test_what_was_finished_long_before_its_deadline_takes_no_memory(in_flight, make_frames):
+    for number in range(10_000):
+        frames = make_frames(b"a", first=number)
+        in_flight.add(frames, now=100.0 + number / 1000, timeout=900.0)
+        in_flight.finish(ids_of(frames))
+    assert places(in_flight) < 3000
+
+
+def test_a_message_given_back_and_sent_again_for_ever_takes_no_memory(in_flight, make_frames):
+    (frame,) = make_frames(b"a")
+    for number in range(10_000):
+        in_flight.add([frame], now=100.0 + number / 1000, timeout=900.0)
+        in_flight.take(message_id(frame))
+    assert places(in_flight) < 3000
+
+
+def test_forgetting_finished_places_keeps_every_deadline(in_flight, make_frames):
+    plain, touched, again, finished = frames = make_frames(b"plain", b"touched", b"again", b"finished")
+    in_flight.add(frames, now=100.0, timeout=900.0)
+    in_flight.touch(message_id(touched), 1100.0, 1e9)
+    in_flight.take(message_id(again))
+    in_flight.add([again], now=150.0, timeout=900.0)
+    in_flight.finish(ids_of([finished]))
+    many = make_frames(*[b"x"] * 2000, first=100)
+    in_flight.add(many, now=200.0, timeout=900.0)
+    in_flight.finish(ids_of(many))
+    in_flight.add(make_frames(b"last", first=5000), now=201.0, timeout=900.0)
+    assert places(in_flight) < 10
+    assert in_flight.expire(1000.0) == [plain]
+    assert in_flight.expire(1050.0) == [again]
+    assert in_flight.expire(1100.0) == [touched]
+
+
+@dataclass
+class Delivery:
+    """What the naive model knows of a frame in flight."""
+
+    frame: bytes
+    delivered: float
+    deadline: float
+
+
+class InFlightIsADictOfDeadlines(RuleBasedStateMachine):
+    """The deque with its exceptions against a dict that is searched from end to end.
+
+    `TIMEOUT` is one for all, as it is for a consumer. Frames that left may be sent again, to the same consumer.
+    """
+
+    TIMEOUT = 10.0
+    MAX_LIFETIME = 25.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.serial = 0
+        self.in_flight = InFlight()
+        self.model: dict[bytes, Delivery] = {}
+        self.gone: list[bytes] = []  # frames that may be sent again
+
+    def send(self, frames: list[bytes]) -> None:
+        self.in_flight.add(frames, self.now, self.TIMEOUT)
+        for frame in frames:
+            self.model[message_id(frame)] = Delivery(frame, self.now, self.now + self.TIMEOUT)
+
+    def some(self, choice: int) -> bytes:
+        """An id, mostly one that is in flight."""
+        ids = [*self.model, b"unknown"]
+        return ids[choice % len(ids)]
+
+    def new_frames(self, count: int) -> list[bytes]:
+        ids = [b"%016x" % (self.serial + number) for number in range(count)]
+        self.serial += count
+        return list(make_frames(ids, 0, [b"body"] * count))
+
+    @rule(count=st.integers(1, 5), again=st.integers(0, 3))
+    def add(self, count: int, again: int) -> None:
+        frames = [*self.gone[:again], *self.new_frames(count)]
+        del self.gone[:again]
+        self.send(frames)
+
+    @rule(again=st.integers(1, 3))
+    def send_again_alone(self, again: int) -> None:
+        frames = self.gone[:again]
+        del self.gone[:again]
+        self.send(frames)
+
+    @rule(count=st.integers(400, 700))
+    def add_many_and_finish_most(self, count: int) -> None:
+        frames = self.new_frames(count)
+        self.send(frames)
+        ids = ids_of(frames)[2:]
+        assert self.in_flight.finish(ids) == []
+        for each in ids:
+            del self.model[each]
+
+    @rule(choices=st.lists(st.integers(0, 50), max_size=4))
+    def finish(self, choices: list[int]) -> None:
+        ids = [self.some(choice) for choice in choices]
+        missing = [each for each in ids if self.model.pop(each, None) is None]
+        assert self.in_flight.finish(ids) == missing
+
+    @rule(choice=st.integers(0, 50))
+    def take(self, choice: int) -> None:
+        wanted = self.some(choice)
+        frame = self.in_flight.take(wanted)
+        delivery = self.model.pop(wanted, None)
+        assert frame == (delivery.frame if delivery else None)
+        if frame is not None:
+            self.gone.append(frame)
+
+    @rule(choice=st.integers(0, 50), more=st.integers(1, 20))
+    def touch(self, choice: int, more: int) -> None:
+        wanted = self.some(choice)
+        deadline = self.in_flight.touch(wanted, self.now + more, self.MAX_LIFETIME)
+        delivery = self.model.get(wanted)
+        if delivery is None:
+            assert deadline is None
+        else:
+            delivery.deadline = min(self.now + more, delivery.delivered + self.MAX_LIFETIME)
+            assert deadline == delivery.deadline
+
+    @rule(seconds=st.integers(0, 8))
+    def time_passes(self, seconds: int) -> None:
+        self.now += seconds
+        due = [each for each, delivery in self.model.items() if delivery.deadline <= self.now]
+        expired = self.in_flight.expire(self.now)
+        assert sorted(ids_of(expired)) == sorted(due)
+        assert {message_id(frame): frame for frame in expired} == {each: self.model[each].frame for each in due}
+        for each in due:
+            self.gone.append(self.model.pop(each).frame)
+
+    @rule()
+    def clear(self) -> None:
+        assert self.in_flight.clear() == len(self.model)
+        self.model.clear()
+
+    @invariant()
+    def the_same_frames_are_in_flight(self) -> None:
+        assert len(self.in_flight) == len(self.model)
+        assert self.in_flight.frames == {each: delivery.frame for each, delivery in self.model.items()}
+
+    @invariant()
+    def nobody_comes_too_late_or_for_nothing_at_once(self) -> None:
+        earliest = min((delivery.deadline for delivery in self.model.values()), default=NEVER)
+        assert self.now < self.in_flight.next_deadline() <= earliest
+
+    @invariant()
+    def what_is_kept_is_bounded(self) -> None:
+        assert places(self.in_flight) <= 3 * (2 * len(self.model) + 1024 + 700)
+
+
+TestInFlightIsADictOfDeadlines = InFlightIsADictOfDeadlines.TestCase
