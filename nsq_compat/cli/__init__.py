@@ -4,7 +4,7 @@ It imports the standard library and `protocol.quoting`; nothing here knows geven
 
 Read `options` first: a program's dataclass of options is its table. Then:
 
-- `kinds` says how each type of value is read, converted and printed, on top of `durations` and `literals`.
+- `kinds` says how each type of value is read, converted and printed, on top of `literals`.
 - `flags` reads the command line and prints the usage text, `config_file` reads TOML; both go by the table.
 - `lifecycle` joins them into the first step of a daemon: options, or an exit code.
 - `logs` writes NSQ's log lines and never gets in the way.

@@ -3,7 +3,6 @@
 import logging
 
 from nsq_compat import version_line
-from nsq_compat.cli.durations import MILLISECOND, SECOND
 from nsq_compat.net.connection import Connection
 from nsq_compat.net.http_server import HttpServer
 from nsq_compat.net.listeners import listen, port_of
@@ -11,6 +10,7 @@ from nsq_compat.net.tcp_server import TcpServer
 from nsq_compat.net.timers import AlarmClock
 from nsq_compat.nsqd.options import PROGRAM, NsqdOptions, settle
 from nsq_compat.nsqd.service import Service
+from nsq_compat.protocol.durations import MILLISECOND, SECOND
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.session.nsqd_limits import NsqdLimits

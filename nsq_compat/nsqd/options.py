@@ -12,7 +12,6 @@ import zlib
 from dataclasses import dataclass
 from typing import Final
 
-from nsq_compat.cli.durations import HOUR, MILLISECOND, MINUTE, SECOND
 from nsq_compat.cli.errors import OptionError
 from nsq_compat.cli.kinds import (
     BOOLEAN,
@@ -30,6 +29,7 @@ from nsq_compat.cli.kinds import (
 )
 from nsq_compat.cli.logs import INFO
 from nsq_compat.cli.options import option
+from nsq_compat.protocol.durations import HOUR, MILLISECOND, MINUTE, SECOND
 
 PROGRAM: Final = "nsqd"
 TOPOLOGY_AWARE_CONSUMPTION: Final = "topology-aware-consumption"

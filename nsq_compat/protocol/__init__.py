@@ -13,7 +13,7 @@ Read ``schema`` first: it declares every byte layout. Then, from the outside in:
 - ``lookup_commands`` is the other protocol: nsqd talking to nsqlookupd, both ends.
 - ``receive_buffer`` holds received bytes until a reader can go on; all readers but the busiest one stand on it.
 - ``compression`` is deflate and snappy, bytes to bytes, below all of the above once a client has asked for it.
-- ``names`` and ``quoting`` say which names are legal and how an illegal one is printed.
+- ``names`` and ``quoting`` say which names are legal and how an illegal one is printed; ``durations`` are Go's.
 - ``errors`` are the exceptions that become error frames.
 
 Everything that reads is incremental and bounded: any way of cutting the input gives the same result, and any bytes

@@ -7,7 +7,8 @@ Invariants:
 - *Attempts.* A queued frame carries the attempt number it will be delivered with, a frame in flight the number it was
   delivered with.
 - *Fair waking.* Never are more consumers awake than there are frames, they are woken in turn, and what one of them takes
-  is capped by its share of the depth. While frames wait, either enough consumers are awake or none is waiting.
+  is capped by its share of the depth. Unless paused, as many consumers are awake as there are frames, or none waits: who
+  was woken and asks, or stands back, keeps it so.
 """
 
 import logging
@@ -139,22 +140,22 @@ class Channel:
     def take(self, consumer: Consumer, room: int, now: float, timeout: float) -> Sequence[bytes]:
         """Deliver at most `room` frames to a consumer, one batch of them: they are in flight until `now + timeout`.
 
-        A consumer that empties the backlog and has room left is woken when there is something again. One that has room
-        left and does not empty it has to come again by itself.
+        A consumer that gets nothing, or empties the backlog and has room left, is woken when there is something for it.
+        One that gets something, has room left and does not empty the backlog has to come again by itself.
         """
+        claims = consumer in self._woken
         self._woken.discard(consumer)
-        if self.paused or not self._backlog:
+        # Those woken and yet to come have their share too, the first to come must not take it all; and what is left
+        # over by an even division is for the woken (nsqd: who waits is served before who comes by).
+        others = len(self._woken)
+        share = (len(self._backlog) + (others if claims else 0)) // (others + 1)
+        if self.paused or not share:
             self._waiting.setdefault(consumer)  # asking again does not cost its place in the line
             return NOTHING
-        # Those woken and yet to come count too; the first to come must not take it all.
-        share = -(-len(self._backlog) // (len(self._woken) + 1))
         frames = self._backlog.take(min(room, share, MAX_BATCH), MAX_BATCH_BYTES)
         consumer.in_flight.add(frames, now, timeout)
         if now + timeout < self.alarm:
             self._schedule.at(now + timeout, self)
-        if self._waiting:
-            self._waiting.pop(consumer, None)
-            self._wake()
         if not self._backlog and len(frames) < room:
             self._waiting[consumer] = None
         return frames

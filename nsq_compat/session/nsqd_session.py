@@ -392,7 +392,7 @@ class NsqdSession:
             channel.stand_back(self)
             return ()
         frames = channel.take(self, room, now, self._delivery.msg_timeout_ms / 1000)
-        self.has_more = len(frames) < room and channel.depth > 0 and not channel.paused
+        self.has_more = 0 < len(frames) < room and channel.depth > 0 and not channel.paused
         if self._delivery.sample_rate:
             taken, frames = len(frames), self._sample(channel, frames)
             self.has_more |= len(frames) < taken  # what was not drawn has left room for as many

@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from nsq_compat.protocol.durations import format_duration
 from nsq_compat.queue.stats import ChannelStats, ClientStats, LatencyStats, TopicStats
-from nsq_compat.web.go_time import format_duration, format_moment
+from nsq_compat.web.go_time import format_moment
 
 _SECOND_NS = 1_000_000_000
 

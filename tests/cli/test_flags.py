@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq_compat.cli.durations import MINUTE, SECOND
 from nsq_compat.cli.errors import OptionError
 from nsq_compat.cli.flags import Arguments, FlagError, HelpRequested, parse, parse_arguments, usage
 from nsq_compat.cli.kinds import BOOLEAN, DURATION, FLOATS, INTEGER, LOG_LEVEL, STRING, STRINGS, TLS_REQUIREMENT
 from nsq_compat.cli.options import option, table_of
+from nsq_compat.protocol.durations import MINUTE, SECOND
 
 
 @dataclass(slots=True, kw_only=True)

@@ -3,8 +3,8 @@ import math
 import pytest
 
 from nsq_compat.cli import kinds
-from nsq_compat.cli.durations import MILLISECOND, MINUTE, SECOND
 from nsq_compat.cli.errors import OptionError
+from nsq_compat.protocol.durations import MILLISECOND, MINUTE, SECOND
 
 
 @pytest.mark.parametrize(

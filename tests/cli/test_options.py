@@ -2,9 +2,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from nsq_compat.cli.durations import MINUTE
 from nsq_compat.cli.kinds import BOOLEAN, DURATION, STRING, STRINGS
 from nsq_compat.cli.options import Option, option, option_value, table_of
+from nsq_compat.protocol.durations import MINUTE
 
 
 @dataclass(slots=True, kw_only=True)

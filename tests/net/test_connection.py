@@ -3,6 +3,7 @@
 import gc
 import struct
 import weakref
+from contextlib import suppress
 from dataclasses import replace
 
 import gevent
@@ -90,9 +91,10 @@ def test_a_client_that_does_not_read_its_replies_is_read_from_no_more(server, co
     client.socket.settimeout(0.5)
     sent = 0
     command = b"NOP\n" * 100 + b"PUB t\n\0\0\0\1x" * 1000
-    with pytest.raises(TimeoutError):
+    with suppress(TimeoutError):
         while sent < 500_000_000:
             sent += client.socket.send(command)
+    assert sent < 500_000_000
     # What is kept for it is one read's replies; the rest waits on its side of the wire.
     assert server.broker.topics["t"].message_count < 10_000_000
     connect().publishes(b"t", b"others are served")

@@ -45,9 +45,12 @@ def test_an_ipv4_wildcard_accepts_both_families_and_shows_ipv4_clients_as_such(a
 
 
 def test_a_named_address_accepts_only_its_own_family():
-    with listen("127.0.0.1:0") as listener, socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as client:
-        with pytest.raises(ConnectionRefusedError):
-            client.connect(("::1", port_of(listener)))
+    with (
+        listen("127.0.0.1:0") as listener,
+        socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as client,
+        pytest.raises(ConnectionRefusedError),
+    ):
+        client.connect(("::1", port_of(listener)))
 
 
 def test_an_ipv6_peer_is_shown_in_brackets():

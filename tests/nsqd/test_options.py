@@ -2,7 +2,6 @@ import os
 
 import pytest
 
-from nsq_compat.cli.durations import HOUR, MILLISECOND, MINUTE, SECOND
 from nsq_compat.cli.errors import OptionError
 from nsq_compat.cli.flags import parse, usage
 from nsq_compat.cli.options import option_value, table_of
@@ -14,6 +13,7 @@ from nsq_compat.nsqd.options import (
     settle,
     validate,
 )
+from nsq_compat.protocol.durations import HOUR, MILLISECOND, MINUTE, SECOND
 
 HOST = os.uname().nodename
 

@@ -214,7 +214,7 @@ def test_a_message_in_flight_elsewhere_cannot_be_answered(daemon, channel):
 def test_a_message_that_timed_out_and_went_to_another_belongs_to_the_other(daemon):
     before, after = daemon.consumer(), daemon.consumer()
     daemon.publishes(b"a")
-    before.takes()
+    before.takes(room=1)
     daemon.waits(60)
     after.takes()
     assert refused(before.requeues, b"a") == "client does not own message"
@@ -299,21 +299,37 @@ def test_who_asks_without_being_woken_does_not_lose_its_place_in_the_line(daemon
     assert (first.awake, second.awake) == (True, False)
 
 
-def test_who_got_something_goes_to_the_end_of_the_line_woken_or_not(daemon):
-    first, second, third = daemon.waiting_consumers(3)
-    daemon.publishes(b"a")  # wakes the first
-    assert second.takes() == [b"a"]  # which is too slow
-    assert first.takes() == []
-    daemon.publishes(b"b", b"c")
-    assert (first.awake, second.awake, third.awake) == (True, False, True)
+def test_who_was_woken_is_served_before_who_comes_by(daemon):
+    woken, passing = daemon.waiting_consumers(2)
+    daemon.publishes(b"a")
+    assert passing.takes() == []
+    assert woken.takes() == [b"a"]
+    daemon.publishes(b"b")
+    assert (woken.awake, passing.awake) == (False, True)
+
+
+def test_who_comes_by_gets_what_an_even_share_leaves_it(daemon):
+    woken, passing = daemon.consumer(), daemon.consumer()
+    assert woken.takes() == []
+    daemon.publishes(b"a", b"b", b"c")
+    assert passing.takes() == [b"a"]
+    assert woken.takes() == [b"b", b"c"]
+
+
+def test_who_got_nothing_because_others_come_first_is_woken_when_they_do_not(daemon):
+    woken, passing = daemon.waiting_consumers(2)
+    daemon.publishes(b"a")
+    assert passing.takes() == []
+    woken.stands_back()
+    assert passing.awake
+    assert passing.takes() == [b"a"]
 
 
 def test_who_has_room_for_less_than_its_share_leaves_the_rest_to_others(daemon):
-    small, waiting = daemon.waiting_consumers(2)
-    daemon.publishes(b"a")
-    daemon.publishes(b"b", b"c")
-    assert waiting.takes(room=1) == [b"a"]
-    assert small.takes(room=5) == [b"b", b"c"]
+    small, big = daemon.waiting_consumers(2)
+    daemon.publishes(b"a", b"b", b"c", b"d", b"e")
+    assert small.takes(room=1) == [b"a"]
+    assert big.takes() == [b"b", b"c", b"d", b"e"]
 
 
 def test_a_consumer_that_was_woken_in_vain_passes_it_on(daemon):
@@ -344,15 +360,6 @@ def test_a_consumer_that_was_satisfied_is_not_woken(daemon):
     assert consumer.takes(room=1) == [b"a"]
     daemon.publishes(b"b")
     assert not consumer.awake
-
-
-def test_who_takes_a_part_wakes_those_who_wait_for_the_rest(daemon, channel):
-    channel.pause()
-    first, second = daemon.waiting_consumers(2)
-    daemon.publishes(b"a", b"b", b"c")
-    channel.paused = False  # as if the wake-ups of `unpause` had been used up
-    assert first.takes(room=1) == [b"a"]
-    assert second.awake
 
 
 def test_one_batch_is_neither_too_many_messages_nor_too_many_bytes(daemon):
@@ -629,8 +636,8 @@ def test_a_channel_that_ends_closes_its_consumers_and_lets_go_of_what_it_held(da
     daemon.publishes(b"d", defer=5.0)
     channel.close()
     assert consumer.closed
-    consumer.leaves()
-    assert (channel.depth, channel.in_flight_count, channel.deferred_count) == (0, 0, 1 - 1)
+    assert (channel.depth, channel.deferred_count) == (0, 0)
+    assert channel.in_flight_count == 1  # the consumer's, which goes with it
     assert channel.alarm == NEVER
     with pytest.raises(Exiting):
         channel.add_consumer(consumer)

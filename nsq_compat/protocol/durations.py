@@ -1,8 +1,8 @@
 """Durations as operators write them (`1h30m`, `250ms`) and as the options hold them: integer nanoseconds.
 
 Syntax, rounding and error texts are those of Go's `time.ParseDuration` and `Duration.String`, because flags, config
-files and usage texts are written in them. Inside the servers a duration is float seconds: `seconds()` is the only
-bridge.
+files, usage texts and log lines are written in them. Inside the servers a duration is float seconds: `seconds()` is
+the only bridge.
 """
 
 import re

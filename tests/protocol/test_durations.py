@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq_compat.cli.durations import HOUR, MILLISECOND, MINUTE, SECOND, format_duration, parse_duration, seconds
+from nsq_compat.protocol.durations import HOUR, MILLISECOND, MINUTE, SECOND, format_duration, parse_duration, seconds
 
 LARGEST = 2**63 - 1
 
