@@ -2,7 +2,8 @@
 
 It imports the standard library, ``construct`` (only this folder does) and ``snappy``; nothing else of the project.
 
-Read ``schema`` first: it declares every byte layout. Then, from the outside in:
+Read ``schema`` first: it declares every byte layout of the wire; ``storage_schema``, ``checkpoint_schema`` and
+``go_schema`` those of files. Then, from the outside in:
 
 - ``layout`` derives fast codecs from the fixed-size declarations.
 - ``frames`` and ``message`` build what nsqd sends; ``frame_reader`` cuts it apart again on the client's side.

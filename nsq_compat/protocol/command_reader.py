@@ -116,7 +116,6 @@ class CommandReader:
         if newline < 0:
             if end - position >= MAX_LINE:
                 raise SilentClose("line too long")
-            self._needed = end - position + 1
             return None
         tokens = buffer[position : newline - 1 if buffer[newline - 1 : newline] == b"\r" else newline].split(b" ")
         self._position = newline + 1

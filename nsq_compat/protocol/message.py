@@ -21,12 +21,14 @@ _MAX_ATTEMPTS = 0xFFFF
 _uint16 = struct.Struct(">H")
 
 
-def make_frames(ids: Iterable[bytes], timestamp_ns: int, bodies: Iterable[bytes]) -> tuple[bytes, ...]:
+def make_frames(ids: Sequence[bytes], timestamp_ns: int, bodies: Sequence[bytes]) -> tuple[bytes, ...]:
     """One frame per body, ready for its first delivery (attempts = 1), all with the same timestamp."""
     # Hot: runs for every message published. The locals save lookups. A tuple, because the garbage collector soon stops
     # looking into a tuple of bytes, and a backlog of a million frames is a lot to look into.
     pack = HEADER.pack
     extra = HEADER_SIZE - _UNCOUNTED
+    if len(bodies) == len(ids) == 1:  # a synchronous PUB: a third of the cost of the general way
+        return (pack(extra + len(bodies[0]), FRAME_TYPE_MESSAGE, timestamp_ns, 1, ids[0]) + bodies[0],)
     return tuple(
         [
             pack(extra + len(body), FRAME_TYPE_MESSAGE, timestamp_ns, 1, message_id) + body
@@ -66,7 +68,11 @@ def body(frame: bytes) -> bytes:
 def next_attempt(frame: bytes) -> bytes:
     """The frame of the next delivery of a message that was delivered and not finished."""
     # nsqd: the number is 16 bits wide and wraps around.
-    number = (attempts(frame) + 1) & _MAX_ATTEMPTS
+    return with_attempts(frame, (attempts(frame) + 1) & _MAX_ATTEMPTS)
+
+
+def with_attempts(frame: bytes, number: int) -> bytes:
+    """The frame for the delivery of this number."""
     return frame[: _ATTEMPTS.start] + _uint16.pack(number) + frame[_ATTEMPTS.stop :]
 
 

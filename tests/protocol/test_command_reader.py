@@ -1,0 +1,720 @@
+"""The reader against a naive one that has the whole input before it, and word for word against what nsqd answers."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from nsq_compat.protocol import schema
+from nsq_compat.protocol.command_reader import MAX_LINE, CommandReader
+from nsq_compat.protocol.command_table import COMMANDS, CommandSpec
+from nsq_compat.protocol.commands import Command, Finish, Line, Publish
+from nsq_compat.protocol.errors import E_INVALID, FatalClientError, SilentClose
+
+MAX_MSG_SIZE = 20
+MAX_BODY_SIZE = 60
+ID = b"0123456789abcdef"
+
+# --- Saying it short --------------------------------------------------------------------------------------------------
+
+
+def sized(body: bytes) -> bytes:
+    encoded: bytes = schema.SIZED_BODY.build(body)
+    return encoded
+
+
+def number(value: int) -> bytes:
+    return value.to_bytes(4, "big", signed=True)
+
+
+def pub(body: bytes, line: bytes = b"PUB t\n") -> bytes:
+    return line + sized(body)
+
+
+def mpub(*bodies: bytes) -> bytes:
+    encoded: bytes = schema.MPUB_BODY.build({"bodies": bodies})
+    return b"MPUB t\n" + encoded
+
+
+def admit(tokens: Sequence[bytes]) -> CommandSpec:
+    """Everything nsqd knows, whenever it comes."""
+    if tokens[0] not in COMMANDS:
+        raise FatalClientError(E_INVALID, b"invalid command " + tokens[0])
+    return COMMANDS[tokens[0]]
+
+
+def new_reader(max_msg_size: int = MAX_MSG_SIZE, max_body_size: int = MAX_BODY_SIZE) -> CommandReader:
+    return CommandReader(admit, max_msg_size=max_msg_size, max_body_size=max_body_size)
+
+
+@pytest.fixture
+def reader() -> CommandReader:
+    return new_reader()
+
+
+@pytest.fixture
+def admitted() -> list[Sequence[bytes]]:
+    """The lines that `noting_reader` was asked to admit."""
+    return []
+
+
+@pytest.fixture
+def noting_reader(admitted) -> CommandReader:
+    def note(tokens: Sequence[bytes]) -> CommandSpec:
+        admitted.append(tokens)
+        return admit(tokens)
+
+    return CommandReader(note, max_msg_size=MAX_MSG_SIZE, max_body_size=MAX_BODY_SIZE)
+
+
+Event = tuple[object, ...]
+
+
+def flat(commands: Iterable[Command]) -> Iterator[Event]:
+    """One event for each command as it was sent, runs taken apart."""
+    for command in commands:
+        if isinstance(command, Finish):
+            yield from ((b"FIN", message_id) for message_id in command.ids)
+        elif isinstance(command, Publish) and command.spec.name == "PUB":
+            yield from ((*command.tokens, body) for body in command.bodies)
+        elif isinstance(command, Publish):
+            yield (*command.tokens, *command.bodies)
+        elif command.spec.name == "FIN" and len(command.tokens) > 1:
+            yield (b"FIN", command.tokens[1])
+        else:
+            yield (*command.tokens, command.body)
+
+
+class Heard(NamedTuple):
+    """The commands of an input and what ended it: an error frame's data, or None for a close without one."""
+
+    events: list[Event]
+    error: bytes | None
+
+
+def hear(reader: CommandReader, pieces: Iterable[bytes]) -> Heard:
+    """Feed all of it, then end the input."""
+    events: list[Event] = []
+    try:
+        for piece in pieces:
+            for command in reader.receive_data(piece):
+                events += flat([command])
+        reader.end_of_input()
+    except FatalClientError as error:
+        return Heard(events, error.data)
+    except SilentClose:
+        return Heard(events, None)
+    raise AssertionError("the end of the input is always an error")
+
+
+def cut(data: bytes, places: Iterable[int]) -> list[bytes]:
+    bounds = [0, *sorted(place % (len(data) + 1) for place in places), len(data)]
+    return [data[begin:end] for begin, end in pairwise(bounds)]
+
+
+def single(reader: CommandReader, data: bytes) -> Command:
+    (command,) = reader.receive_data(data)
+    return command
+
+
+# --- Lines ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "tokens"),
+    [
+        (b"NOP\n", [b"NOP"]),
+        (b"NOP\r\n", [b"NOP"]),
+        (b"NOP and more\n", [b"NOP", b"and", b"more"]),
+        (b"NOP \n", [b"NOP", b""]),
+        (b"SUB  c\n", [b"SUB", b"", b"c"]),
+        (b"SUB t c\r\n", [b"SUB", b"t", b"c"]),
+        (b"SUB t c\r\r\n", [b"SUB", b"t", b"c\r"]),
+        (b"SUB t\tc\n", [b"SUB", b"t\tc"]),
+        (b"RDY 5\n", [b"RDY", b"5"]),
+        (b"CLS\n", [b"CLS"]),
+        (b"REQ " + ID + b" 0\n", [b"REQ", ID, b"0"]),
+        (b"TOUCH " + ID + b"\r\n", [b"TOUCH", ID]),
+        (b"RDY \xff\x00\n", [b"RDY", b"\xff\x00"]),
+    ],
+)
+def test_a_line_is_cut_at_single_spaces_and_may_end_with_one_carriage_return(reader, line, tokens):
+    assert single(reader, line) == Line(COMMANDS[tokens[0]], tokens, b"")
+
+
+@pytest.mark.parametrize(
+    ("line", "token"),
+    [
+        (b"\n", b""),
+        (b"\r\n", b""),
+        (b" \n", b""),
+        (b"nop\n", b"nop"),
+        (b"NOP\r\r\n", b"NOP\r"),
+        (b"PUB\tt\n", b"PUB\tt"),
+        (b"FINAL x\n", b"FINAL"),
+        (b"\x00\xff\n", b"\x00\xff"),
+    ],
+)
+def test_the_first_token_is_taken_as_it_is(reader, line, token):
+    assert hear(reader, [line]) == Heard([], b"E_INVALID invalid command " + token)
+
+
+def test_a_carriage_return_before_an_empty_line_belongs_to_what_it_ends(reader):
+    assert hear(reader, [pub(b"body\r") + b"\n"]) == Heard([(b"PUB", b"t", b"body\r")], b"E_INVALID invalid command ")
+
+
+def line_of(length: int) -> bytes:
+    return b"NOP " + b"x" * (length - 5) + b"\n"
+
+
+def test_the_longest_line_has_16384_bytes_with_its_newline(reader):
+    assert MAX_LINE == 16384
+    assert hear(reader, [line_of(16384)]) == Heard([(b"NOP", b"x" * 16379, b"")], None)
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 17])
+def test_a_longer_line_ends_the_connection_without_a_word(pieces):
+    data = b"NOP\n" + line_of(16385) + b"NOP\n"
+    places = range(0, len(data), len(data) // pieces)
+    assert hear(new_reader(), cut(data, places)) == Heard([(b"NOP", b"")], None)
+
+
+def test_a_line_without_an_end_is_given_up_as_soon_as_it_is_too_long(reader):
+    assert list(reader.receive_data(b"x" * 16383)) == []
+    with pytest.raises(SilentClose, match="line too long"):
+        list(reader.receive_data(b"x"))
+
+
+def test_a_body_may_be_longer_than_any_line():
+    body = b"x" * 50_000
+    assert hear(new_reader(max_msg_size=50_000), [pub(body)]) == Heard([(b"PUB", b"t", body)], None)
+
+
+def test_an_id_is_taken_as_long_as_it_is_for_whoever_admits_to_refuse(noting_reader, admitted):
+    for message_id in (ID[:15], ID + b"0", ID * 100, b""):
+        assert single(noting_reader, b"FIN " + message_id + b"\n") == Line(COMMANDS[b"FIN"], [b"FIN", message_id], b"")
+    assert [tokens[1] for tokens in admitted] == [ID[:15], ID + b"0", ID * 100, b""]
+
+
+# --- Runs of FIN ------------------------------------------------------------------------------------------------------
+
+
+def test_many_fins_are_one_command(reader):
+    ids = [b"%016x" % each for each in range(20_000)]
+    run = single(reader, b"".join(b"FIN " + each + b"\n" for each in ids))
+    assert run == Finish(ids)
+
+
+def test_a_run_of_fins_ends_where_something_else_begins(reader):
+    ids = [b"%016x" % each for each in range(4)]
+    first, second, third, fourth = (b"FIN " + each + b"\n" for each in ids)
+    assert list(reader.receive_data(first + second + b"NOP\n" + third + fourth)) == [
+        Finish(ids[:2]),
+        Line(COMMANDS[b"NOP"], [b"NOP"], b""),
+        Finish(ids[2:]),
+    ]
+
+
+@pytest.mark.parametrize("ending", [b"\r\n", b" extra\n", b" \n", b" extra\r\n"])
+def test_a_fin_with_an_unusual_ending_is_a_fin_all_the_same(reader, ending):
+    usual = b"FIN " + ID + b"\n"
+    unusual = b"FIN " + ID + ending
+    assert hear(reader, [usual + unusual + usual]) == Heard([(b"FIN", ID)] * 3, None)
+
+
+@pytest.mark.parametrize("message_id", [b"01234567 9abcdef", b"01234567\r9abcdef", b"\x00" * 16, b"\xff" * 16])
+def test_an_id_of_any_bytes_means_the_same_in_a_run_and_alone(message_id):
+    usual = b"FIN " + ID + b"\n"
+    unusual = b"FIN " + message_id + b"\n"
+    alone = hear(new_reader(), [usual, unusual, usual])
+    assert hear(new_reader(), [usual + unusual + usual]) == alone
+    assert alone.events[1] == (b"FIN", message_id.split(b" ")[0])
+
+
+def test_an_id_does_not_reach_over_the_end_of_its_line(reader):
+    heard = hear(reader, [b"FIN 012345678901234\nFIN " + ID + b"\n"])
+    assert heard.events == [(b"FIN", b"012345678901234"), (b"FIN", ID)]
+
+
+def test_a_newline_is_no_part_of_an_id_even_where_sixteen_bytes_would_fit(reader):
+    heard = hear(reader, [b"FIN 0123456789abcd\nX\nFIN " + ID + b"\n"])
+    assert heard == Heard([(b"FIN", b"0123456789abcd")], b"E_INVALID invalid command X")
+
+
+# --- Runs of PUB ------------------------------------------------------------------------------------------------------
+
+
+def test_pubs_to_one_topic_are_one_command_and_admitted_once(noting_reader, admitted):
+    run = single(noting_reader, pub(b"one") + pub(b"two") + pub(b"three"))
+    assert run == Publish(COMMANDS[b"PUB"], [b"PUB", b"t"], [b"one", b"two", b"three"])
+    assert admitted == [[b"PUB", b"t"]]
+
+
+@pytest.mark.parametrize("line", [b"PUB u\n", b"PUB t extra\n", b"PUB t\r\n", b"PUB t \n"])
+def test_a_pub_with_another_line_begins_another_run(reader, line):
+    commands = list(reader.receive_data(pub(b"one") + pub(b"two") + pub(b"three", line) + pub(b"four", line)))
+    assert [command.bodies for command in commands] == [[b"one", b"two"], [b"three", b"four"]]
+    assert commands[1].tokens == line[:-1].removesuffix(b"\r").split(b" ")
+
+
+@pytest.mark.parametrize(
+    ("tail", "error"),
+    [
+        (b"", None),
+        (b"PUB", None),
+        (b"PUB t\n", b"E_BAD_MESSAGE PUB failed to read message body size"),
+        (b"PUB t\n\0\0", b"E_BAD_MESSAGE PUB failed to read message body size"),
+        (b"PUB t\n\0\0\0\3", b"E_BAD_MESSAGE PUB failed to read message body"),
+        (b"PUB t\n\0\0\0\3th", b"E_BAD_MESSAGE PUB failed to read message body"),
+        (b"PUB t\n\0\0\0\0", b"E_BAD_MESSAGE PUB invalid message body size 0"),
+        (b"PUB t\n\xff\xff\xff\xff", b"E_BAD_MESSAGE PUB invalid message body size -1"),
+        (b"PUB t\n\0\0\0\x15", b"E_BAD_MESSAGE PUB message too big 21 > 20"),
+        (b"WHAT\n", b"E_INVALID invalid command WHAT"),
+    ],
+)
+def test_a_run_of_pubs_gives_what_is_complete_however_it_ends(reader, tail, error):
+    assert hear(reader, [pub(b"one") + pub(b"two") + tail]) == Heard(
+        [(b"PUB", b"t", b"one"), (b"PUB", b"t", b"two")], error
+    )
+
+
+def test_a_pub_is_refused_by_its_line_before_its_body_has_come():
+    def refuse(tokens: Sequence[bytes]) -> CommandSpec:
+        raise FatalClientError("E_BAD_TOPIC", "no")
+
+    reader = CommandReader(refuse, max_msg_size=MAX_MSG_SIZE, max_body_size=MAX_BODY_SIZE)
+    with pytest.raises(FatalClientError, match="E_BAD_TOPIC"):
+        list(reader.receive_data(b"PUB bad!\n"))
+
+
+# --- Bodies -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [b"IDENTIFY", b"AUTH"])
+def test_a_document_may_be_as_big_as_a_body(reader, name):
+    body = b"x" * MAX_BODY_SIZE
+    assert single(reader, name + b"\n" + sized(body)) == Line(COMMANDS[name], [name], body)
+
+
+def test_a_deferred_message_comes_with_its_line(reader):
+    assert single(reader, b"DPUB t 100\n" + sized(b"body")) == Line(COMMANDS[b"DPUB"], [b"DPUB", b"t", b"100"], b"body")
+
+
+def test_a_body_may_hold_anything(reader):
+    body = b"NOP\nFIN \r\n\0\xff"
+    assert hear(reader, [pub(body) + b"NOP\n"]) == Heard([(b"PUB", b"t", body), (b"NOP", b"")], None)
+
+
+SIZE_ERRORS = [
+    (name, value, f"{code} {name} invalid {noun} size {value}")
+    for name, code, noun in (
+        ("IDENTIFY", "E_BAD_BODY", "body"),
+        ("AUTH", "E_BAD_BODY", "body"),
+        ("PUB", "E_BAD_MESSAGE", "message body"),
+        ("DPUB", "E_BAD_MESSAGE", "message body"),
+        ("MPUB", "E_BAD_BODY", "body"),
+    )
+    for value in (0, -1, -(1 << 31))
+] + [
+    (name, value, f"{code} {name} {whole} too big {value} > {limit}")
+    for name, code, whole, limit in (
+        ("IDENTIFY", "E_BAD_BODY", "body", MAX_BODY_SIZE),
+        ("AUTH", "E_BAD_BODY", "body", MAX_BODY_SIZE),
+        ("PUB", "E_BAD_MESSAGE", "message", MAX_MSG_SIZE),
+        ("DPUB", "E_BAD_MESSAGE", "message", MAX_MSG_SIZE),
+        ("MPUB", "E_BAD_BODY", "body", MAX_BODY_SIZE),
+    )
+    for value in (limit + 1, (1 << 31) - 1)
+]
+LINES = {"IDENTIFY": b"IDENTIFY\n", "AUTH": b"AUTH\n", "PUB": b"PUB t\n", "DPUB": b"DPUB t 0\n", "MPUB": b"MPUB t\n"}
+
+
+@pytest.mark.parametrize(("name", "size", "error"), SIZE_ERRORS)
+def test_a_wrong_size_is_refused_as_soon_as_it_is_read(reader, name, size, error):
+    with pytest.raises(FatalClientError) as refusal:
+        list(reader.receive_data(LINES[name] + number(size)))
+    assert refusal.value.data == error.encode("ascii")
+
+
+@pytest.mark.parametrize("name", ["PUB", "DPUB"])
+def test_the_biggest_message_is_taken(reader, name):
+    (event,) = flat(reader.receive_data(LINES[name] + sized(b"x" * MAX_MSG_SIZE)))
+    assert event[-1] == b"x" * MAX_MSG_SIZE
+
+
+# --- MPUB -------------------------------------------------------------------------------------------------------------
+
+
+def test_an_mpub_is_one_command_with_its_bodies(reader):
+    assert single(reader, mpub(b"one", b"two")) == Publish(COMMANDS[b"MPUB"], [b"MPUB", b"t"], [b"one", b"two"])
+
+
+@pytest.mark.parametrize("size", [1, 15, MAX_BODY_SIZE])
+def test_the_size_of_an_mpub_may_lie_for_the_count_says_where_it_ends(reader, size):
+    data = b"MPUB t\n" + number(size) + number(2) + sized(b"one") + sized(b"two") + b"NOP\n"
+    assert hear(reader, [data]) == Heard([(b"MPUB", b"t", b"one", b"two"), (b"NOP", b"")], None)
+
+
+@pytest.mark.parametrize("count", [0, -1, 12, (1 << 31) - 1, -(1 << 31)])
+def test_a_count_that_cannot_be_is_refused_as_soon_as_it_is_read(reader, count):
+    with pytest.raises(FatalClientError) as refusal:
+        list(reader.receive_data(b"MPUB t\n" + number(40) + number(count)))
+    assert refusal.value.data == b"E_BAD_BODY MPUB invalid message count %d" % count
+
+
+def test_the_highest_count_is_that_of_the_smallest_messages(reader):
+    bodies = [b"x"] * ((MAX_BODY_SIZE - 4) // 5)
+    assert hear(reader, [mpub(*bodies)]) == Heard([(b"MPUB", b"t", *bodies)], None)
+
+
+@pytest.mark.parametrize(
+    ("size", "error"),
+    [
+        (0, b"E_BAD_MESSAGE MPUB invalid message(1) body size 0"),
+        (-5, b"E_BAD_MESSAGE MPUB invalid message(1) body size -5"),
+        (21, b"E_BAD_MESSAGE MPUB message too big 21 > 20"),
+        ((1 << 31) - 1, b"E_BAD_MESSAGE MPUB message too big 2147483647 > 20"),
+    ],
+)
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_a_message_of_a_wrong_size_is_refused_with_its_number(pieces, size, error):
+    data = b"MPUB t\n" + number(40) + number(3) + sized(b"one") + number(size)
+    assert hear(new_reader(), cut(data, [len(data) - 4][: pieces - 1])) == Heard([], error)
+
+
+def test_the_biggest_message_of_an_mpub_is_taken(reader):
+    body = b"x" * MAX_MSG_SIZE
+    assert hear(reader, [mpub(body, body)]) == Heard([(b"MPUB", b"t", body, body)], None)
+
+
+@pytest.mark.parametrize("places", [[], [40], [7, 11, 15, 20, 39, 40, 63]])
+def test_messages_may_not_be_more_together_than_a_body(places):
+    bodies = [b"x" * MAX_MSG_SIZE] * 3
+    data = b"MPUB t\n" + number(10) + number(3) + b"".join(map(sized, bodies))
+    assert hear(new_reader(), cut(data, places)) == Heard([], b"E_BAD_BODY MPUB body too big 76 > 60")
+
+
+def test_messages_may_be_exactly_a_body_together(reader):
+    bodies = [b"x" * 20, b"x" * 20, b"x" * 4]
+    assert hear(reader, [mpub(*bodies)]) == Heard([(b"MPUB", b"t", *bodies)], None)
+
+
+def test_no_message_of_an_mpub_that_is_refused_is_published(reader):
+    data = b"MPUB t\n" + number(40) + number(3) + sized(b"one") + sized(b"two") + number(0)
+    assert hear(reader, [b"NOP\n" + data]).events == [(b"NOP", b"")]
+
+
+def test_a_count_takes_no_memory_before_its_messages_come():
+    reader = new_reader(max_msg_size=1 << 30, max_body_size=1 << 30)
+    assert list(reader.receive_data(b"MPUB t\n" + number(1 << 30) + number(200_000_000))) == []
+    assert list(reader.receive_data(number(1 << 29) + b"begin")) == []
+    assert list(reader.receive_data(b"of much")) == []
+
+
+# --- The end of input -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("said", [b"", b"NOP\n", b"NO", b"NOP\nPUB t", b"PUB t\r", pub(b"body"), mpub(b"a") + b"M"])
+def test_an_end_between_commands_or_inside_a_line_is_silent(reader, said):
+    assert hear(reader, [said]).error is None
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        (b"IDENTIFY\n", b"E_BAD_BODY IDENTIFY failed to read body size"),
+        (b"IDENTIFY\n\0\0\0", b"E_BAD_BODY IDENTIFY failed to read body size"),
+        (b"IDENTIFY\n\0\0\0\2", b"E_BAD_BODY IDENTIFY failed to read body"),
+        (b"IDENTIFY\n\0\0\0\2{", b"E_BAD_BODY IDENTIFY failed to read body"),
+        (b"AUTH\n", b"E_BAD_BODY AUTH failed to read body size"),
+        (b"AUTH\n\0\0\0\2x", b"E_BAD_BODY AUTH failed to read body"),
+        (b"PUB t\n", b"E_BAD_MESSAGE PUB failed to read message body size"),
+        (b"PUB t\n\0\0\0\2x", b"E_BAD_MESSAGE PUB failed to read message body"),
+        (b"DPUB t 0\n\0", b"E_BAD_MESSAGE DPUB failed to read message body size"),
+        (b"DPUB t 0\n\0\0\0\2", b"E_BAD_MESSAGE DPUB failed to read message body"),
+        (b"MPUB t\n", b"E_BAD_BODY MPUB failed to read body size"),
+        (b"MPUB t\n\0\0\0", b"E_BAD_BODY MPUB failed to read body size"),
+        (b"MPUB t\n\0\0\0\x28", b"E_BAD_BODY MPUB failed to read message count"),
+        (b"MPUB t\n\0\0\0\x28\0\0\0", b"E_BAD_BODY MPUB failed to read message count"),
+        (b"MPUB t\n\0\0\0\x28\0\0\0\2", b"E_BAD_MESSAGE MPUB failed to read message(0) body size"),
+        (b"MPUB t\n\0\0\0\x28\0\0\0\2\0\0", b"E_BAD_MESSAGE MPUB failed to read message(0) body size"),
+        (b"MPUB t\n\0\0\0\x28\0\0\0\2\0\0\0\1", b"E_BAD_MESSAGE MPUB failed to read message body"),
+        (b"MPUB t\n\0\0\0\x28\0\0\0\2\0\0\0\1x", b"E_BAD_MESSAGE MPUB failed to read message(1) body size"),
+        (b"MPUB t\n\0\0\0\x28\0\0\0\2\0\0\0\1x\0\0\0\2y", b"E_BAD_MESSAGE MPUB failed to read message body"),
+    ],
+)
+def test_an_end_inside_a_body_names_the_part_that_is_missing(said, error):
+    data = b"NOP\n" + said
+    for places in (range(0), range(len(data))):
+        assert hear(new_reader(), cut(data, places)) == Heard([(b"NOP", b"")], error)
+
+
+# --- One command at a time --------------------------------------------------------------------------------------------
+
+
+def test_an_error_does_not_undo_what_came_before_it(reader):
+    heard = hear(reader, [b"NOP\nRDY 1\nWHAT\nCLS\n"])
+    assert heard == Heard([(b"NOP", b""), (b"RDY", b"1", b"")], b"E_INVALID invalid command WHAT")
+
+
+def test_nothing_behind_a_command_is_looked_at_before_its_turn(noting_reader, admitted):
+    commands = noting_reader.receive_data(b"NOP\nRDY 1\nWHAT\n")
+    assert admitted == []
+    next(commands)
+    assert admitted == [[b"NOP"]]
+    next(commands)
+    assert admitted == [[b"NOP"], [b"RDY", b"1"]]
+    with pytest.raises(FatalClientError):
+        next(commands)
+
+
+BEHIND = b"\x16\x03\x01 not NSQ at all\n"
+
+
+def test_what_is_behind_a_command_can_be_handed_back_while_it_is_carried_out(reader):
+    rest = b""
+    for command in reader.receive_data(b"NOP\nIDENTIFY\n" + sized(b"{}") + BEHIND):
+        if command.spec.name == "IDENTIFY":
+            rest = reader.hand_back()
+    assert rest == BEHIND
+
+
+def test_what_is_behind_a_command_can_be_handed_back_afterwards(reader):
+    for command in reader.receive_data(b"NOP\nIDENTIFY\n" + sized(b"{}") + BEHIND):
+        if command.spec.name == "IDENTIFY":
+            break
+    assert reader.hand_back() == BEHIND
+
+
+def test_what_was_handed_back_is_gone_and_the_reader_begins_anew(reader):
+    for _ in reader.receive_data(b"NOP\n" + BEHIND):
+        assert reader.hand_back() == BEHIND
+        assert reader.hand_back() == b""
+    assert reader.hand_back() == b""
+    assert single(reader, b"RDY 1\n") == Line(COMMANDS[b"RDY"], [b"RDY", b"1"], b"")
+
+
+def test_what_came_in_several_pieces_is_handed_back_in_one(reader):
+    for piece in (b"RD", b"Y 1\r", b"\nsome", b"thing"):
+        list(reader.receive_data(piece))
+    assert reader.hand_back() == b"something"
+
+
+def test_nothing_is_handed_back_when_nothing_is_left(reader):
+    assert reader.hand_back() == b""
+    list(reader.receive_data(b"NOP\n"))
+    assert reader.hand_back() == b""
+
+
+# --- Any cut, any bytes -----------------------------------------------------------------------------------------------
+
+
+class Naive:
+    """What nsqd does, for an input that is there from the first byte to the last."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.position = 0
+
+    def hear(self) -> Heard:
+        events: list[Event] = []
+        try:
+            while True:
+                events.append(self.command(self.line()))
+        except FatalClientError as error:
+            return Heard(events, error.data)
+        except SilentClose:
+            return Heard(events, None)
+
+    def line(self) -> list[bytes]:
+        newline = self.data.find(b"\n", self.position)
+        if newline < 0 or newline - self.position >= MAX_LINE:
+            raise SilentClose
+        line = self.data[self.position : newline]
+        self.position = newline + 1
+        return line.removesuffix(b"\r").split(b" ")
+
+    def command(self, tokens: list[bytes]) -> Event:
+        name = admit(tokens).name
+        if name in ("IDENTIFY", "AUTH"):
+            return (*tokens, self.body("E_BAD_BODY", f"{name} %s body%s", f"{name} body too big", MAX_BODY_SIZE))
+        if name in ("PUB", "DPUB"):
+            words = f"{name} %s message body%s"
+            return (*tokens, self.body("E_BAD_MESSAGE", words, f"{name} message too big", MAX_MSG_SIZE))
+        if name == "MPUB":
+            return (*tokens, *self.messages())
+        return (b"FIN", tokens[1]) if name == "FIN" and len(tokens) > 1 else (*tokens, b"")
+
+    def messages(self) -> list[bytes]:
+        size = self.number("E_BAD_BODY", "MPUB failed to read body size")
+        self.check(size, "E_BAD_BODY", "MPUB invalid body size", "MPUB body too big", MAX_BODY_SIZE)
+        count = self.number("E_BAD_BODY", "MPUB failed to read message count")
+        if not 0 < count <= (MAX_BODY_SIZE - 4) // 5:
+            raise FatalClientError("E_BAD_BODY", f"MPUB invalid message count {count}")
+        bodies: list[bytes] = []
+        total = 4
+        for index in range(count):
+            size = self.number("E_BAD_MESSAGE", f"MPUB failed to read message({index}) body size")
+            invalid = f"MPUB invalid message({index}) body size"
+            self.check(size, "E_BAD_MESSAGE", invalid, "MPUB message too big", MAX_MSG_SIZE)
+            total += 4 + size
+            self.check(total, "E_BAD_BODY", "", "MPUB body too big", MAX_BODY_SIZE)
+            bodies.append(self.bytes(size, "E_BAD_MESSAGE", "MPUB failed to read message body"))
+        return bodies
+
+    def body(self, code: str, words: str, too_big: str, limit: int) -> bytes:
+        size = self.number(code, words % ("failed to read", " size"))
+        self.check(size, code, words % ("invalid", " size"), too_big, limit)
+        return self.bytes(size, code, words % ("failed to read", ""))
+
+    def check(self, size: int, code: str, invalid: str, too_big: str, limit: int) -> None:
+        if size <= 0:
+            raise FatalClientError(code, f"{invalid} {size}")
+        if size > limit:
+            raise FatalClientError(code, f"{too_big} {size} > {limit}")
+
+    def number(self, code: str, failure: str) -> int:
+        return int.from_bytes(self.bytes(4, code, failure), "big", signed=True)
+
+    def bytes(self, count: int, code: str, failure: str) -> bytes:
+        taken = self.data[self.position : self.position + count]
+        if len(taken) < count:
+            raise FatalClientError(code, failure)
+        self.position += count
+        return taken
+
+
+bodies = st.binary(max_size=MAX_MSG_SIZE + 1)
+sizes = st.sampled_from([0, 1, 3, MAX_MSG_SIZE, MAX_MSG_SIZE + 1, MAX_BODY_SIZE, MAX_BODY_SIZE + 1, -1, 1 << 30])
+endings = st.sampled_from([b"\n", b"\n", b"\n", b"\r\n", b" extra\n", b" \n", b"\r\r\n", b""])
+ids = st.one_of(
+    st.just(ID),
+    st.just(ID),
+    st.binary(min_size=14, max_size=18),
+    st.text("0\r\n F", min_size=16, max_size=16).map(str.encode),
+    st.text("0\n", min_size=16, max_size=16).map(str.encode),
+)
+fragments = st.one_of(
+    st.builds(lambda message_id, ending: b"FIN " + message_id + ending, ids, endings),
+    st.integers(1, 5).map(lambda count: (b"FIN " + ID + b"\n") * count),
+    st.builds(pub, st.binary(min_size=1, max_size=5)),
+    st.builds(lambda count, body: pub(body) * count, st.integers(1, 4), st.binary(min_size=1, max_size=3)),
+    st.builds(
+        lambda line, ending, body: pub(body, line + ending), st.sampled_from([b"PUB t", b"PUB"]), endings, bodies
+    ),
+    st.builds(lambda body: b"DPUB t 5\n" + sized(body), bodies),
+    st.builds(lambda name, body: name + sized(body), st.sampled_from([b"IDENTIFY\n", b"AUTH\r\n"]), bodies),
+    st.builds(lambda contents: mpub(*contents), st.lists(st.binary(min_size=1, max_size=9), min_size=1, max_size=5)),
+    st.builds(lambda contents: mpub(*contents), st.lists(bodies, max_size=4)),
+    st.builds(
+        lambda size, count, contents: b"MPUB t\n" + number(size) + number(count) + b"".join(map(sized, contents)),
+        sizes,
+        st.integers(-1, 12),
+        st.lists(st.binary(min_size=1, max_size=9), max_size=4),
+    ),
+    st.builds(lambda line, size: line + number(size), st.sampled_from(list(LINES.values())), sizes),
+    st.builds(
+        lambda line, ending: line + ending, st.sampled_from([b"NOP", b"RDY 5", b"CLS", b"SUB a b", b"F"]), endings
+    ),
+    st.sampled_from([line_of(16383), line_of(16384), line_of(16385), b"x" * 16384]),
+    st.binary(max_size=6),
+)
+inputs = st.lists(fragments, max_size=8).map(b"".join)
+places = st.lists(st.integers(0, 1 << 20), max_size=12)
+
+
+@given(inputs, places)
+@example(b"FIN 0123456789abcd\nX\nFIN " + ID + b"\n", [19])
+@example(pub(b"a") + pub(b"b"), [11, 17])
+def test_any_cut_of_any_input_is_read_as_the_whole_would_be(data, places):
+    expected = Naive(data).hear()
+    assert hear(new_reader(), [data]) == expected
+    assert hear(new_reader(), cut(data, places)) == expected
+
+
+CONVERSATION = b"".join(
+    [
+        *(b"IDENTIFY\n", sized(b"{}"), b"SUB t c\r\n", b"RDY 2\n"),
+        *(b"FIN " + ID + b"\n" for _ in range(3)),
+        *(b"FIN " + ID + b"\r\n", b"REQ " + ID + b" 0\n", b"TOUCH " + ID + b"\n"),
+        *(pub(b"one"), pub(b"two"), pub(b"a\nb"), pub(b"x", b"PUB u\n")),
+        *(mpub(b"a", b"PUB t\n", b"c"), b"DPUB t 5\n", sized(b"later"), b"NOP\n", b"CLS\n", b"WHAT is this\n"),
+    ]
+)
+
+
+def test_a_conversation_may_come_byte_by_byte():
+    expected = Naive(CONVERSATION).hear()
+    assert len(expected.events) == 17
+    assert hear(new_reader(), cut(CONVERSATION, range(len(CONVERSATION)))) == expected
+
+
+def test_a_conversation_may_be_cut_anywhere_twice():
+    expected = Naive(CONVERSATION).hear()
+    for first in range(0, len(CONVERSATION), 3):
+        for second in range(first, len(CONVERSATION), 5):
+            assert hear(new_reader(), cut(CONVERSATION, [first, second])) == expected
+
+
+@given(st.lists(st.binary(max_size=40)))
+def test_any_bytes_lead_to_commands_an_error_or_a_close(pieces):
+    assert hear(new_reader(), pieces) == Naive(b"".join(pieces)).hear()
+
+
+# --- Cost -------------------------------------------------------------------------------------------------------------
+
+
+class Watched(CommandReader):
+    """Counts the bytes of every buffer it looks at: what it joined, or was given in one piece."""
+
+    looked_at = 0
+    _last = b""
+
+    def _next_command(self, end: int) -> Command | None:
+        if self._buffer is not self._last:
+            self._last = self._buffer
+            self.looked_at += end
+        return super()._next_command(end)
+
+
+MEGABYTE = 1 << 20
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(pub(b"x" * MEGABYTE), id="one big message"),
+        pytest.param(b"IDENTIFY\n" + sized(b"x" * MEGABYTE), id="one big document"),
+        pytest.param(mpub(b"x" * MEGABYTE), id="one big message in an MPUB"),
+        pytest.param(mpub(*[b"x" * 100_000] * 10), id="some big messages in an MPUB"),
+        pytest.param(mpub(*[b"x" * 100] * 10_000), id="many small messages in an MPUB"),
+        pytest.param(pub(b"x" * 100_000) * 10, id="some big PUBs"),
+        pytest.param(pub(b"x" * 100) * 10_000, id="many small PUBs"),
+        pytest.param((b"FIN " + ID + b"\n") * 50_000, id="many FINs"),
+    ],
+)
+def test_what_comes_in_small_pieces_is_looked_at_about_once(data):
+    reader = Watched(admit, max_msg_size=MEGABYTE, max_body_size=2 * MEGABYTE)
+    events = 0
+    for start in range(0, len(data), 1024):
+        events += len(list(flat(reader.receive_data(data[start : start + 1024]))))
+    assert events == len(list(flat(new_reader(MEGABYTE, 2 * MEGABYTE).receive_data(data))))
+    assert reader.looked_at < 1.5 * len(data)
+
+
+def test_a_body_that_is_awaited_is_kept_in_the_pieces_it_came_in():
+    reader = new_reader(max_msg_size=MEGABYTE)
+    pieces = [b"x" * 1024 for _ in range(1000)]
+    list(reader.receive_data(b"PUB t\n" + number(MEGABYTE)))
+    for piece in pieces:
+        assert list(reader.receive_data(piece)) == []
+    assert all(kept is piece for kept, piece in zip(reader._chunks, pieces, strict=True))
+
+
+def test_what_was_read_is_not_kept(reader):
+    list(reader.receive_data(pub(b"x" * 20) * 1000 + b"NO"))
+    assert reader._buffer == b""
+    assert reader._chunks == [b"NO"]

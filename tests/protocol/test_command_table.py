@@ -1,0 +1,99 @@
+"""The table against what nsqd does: which command may come when, and what it has to bring along."""
+
+import pytest
+
+from nsq_compat.protocol.command_table import CLOSING, COMMANDS, INIT, PUB, SUBSCRIBED
+
+ALWAYS = {INIT, SUBSCRIBED, CLOSING}
+PARAMETERS = "insufficient number of parameters"
+PARAMS = "insufficient number of params"
+
+
+def test_states_have_the_numbers_that_stats_show():
+    assert (INIT, SUBSCRIBED, CLOSING) == (0, 3, 4)
+
+
+def test_commands_are_found_by_their_exact_name():
+    assert {name.decode("ascii") for name in COMMANDS} == {spec.name for spec in COMMANDS.values()}
+    assert COMMANDS[b"PUB"] is PUB
+    assert COMMANDS.get(b"pub") is None
+    assert COMMANDS.get(b"") is None
+    assert len(COMMANDS) == 12
+
+
+@pytest.mark.parametrize(
+    ("name", "states"),
+    [
+        (b"IDENTIFY", {INIT}),
+        (b"AUTH", {INIT}),
+        (b"SUB", {INIT}),
+        (b"RDY", {SUBSCRIBED, CLOSING}),
+        (b"FIN", {SUBSCRIBED, CLOSING}),
+        (b"REQ", {SUBSCRIBED, CLOSING}),
+        (b"TOUCH", {SUBSCRIBED, CLOSING}),
+        (b"CLS", {SUBSCRIBED}),
+        (b"NOP", ALWAYS),
+        (b"PUB", ALWAYS),
+        (b"MPUB", ALWAYS),
+        (b"DPUB", ALWAYS),
+    ],
+)
+def test_a_command_has_its_place_in_the_conversation(name, states):
+    assert COMMANDS[name].states == states
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "shortage"),
+    [
+        (b"SUB", 3, PARAMETERS),
+        (b"PUB", 2, PARAMETERS),
+        (b"MPUB", 2, PARAMETERS),
+        (b"DPUB", 3, PARAMETERS),
+        (b"FIN", 2, PARAMS),
+        (b"REQ", 3, PARAMS),
+        (b"TOUCH", 2, PARAMS),
+    ],
+)
+def test_a_command_that_lacks_parameters_is_refused_in_words_of_its_own(name, tokens, shortage):
+    spec = COMMANDS[name]
+    assert (spec.tokens, spec.shortage) == (tokens, shortage)
+
+
+@pytest.mark.parametrize("name", [b"IDENTIFY", b"AUTH", b"RDY", b"CLS", b"NOP"])
+def test_other_commands_need_no_parameter(name):
+    assert COMMANDS[name].tokens == 1
+
+
+def test_names_and_ids_stand_where_nsqd_looks_for_them():
+    assert {name for name, spec in COMMANDS.items() if spec.has_topic} == {b"SUB", b"PUB", b"MPUB", b"DPUB"}
+    assert {name for name, spec in COMMANDS.items() if spec.has_channel} == {b"SUB"}
+    assert {name for name, spec in COMMANDS.items() if spec.has_message_id} == {b"FIN", b"REQ", b"TOUCH"}
+
+
+@pytest.mark.parametrize("spec", COMMANDS.values(), ids=lambda spec: spec.name)
+def test_what_a_command_must_have_is_counted(spec):
+    named = [spec.has_topic or spec.has_message_id, spec.has_channel]
+    assert spec.tokens >= 1 + sum(named)
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "noun", "whole"),
+    [
+        (b"IDENTIFY", "E_BAD_BODY", "body", "body"),
+        (b"AUTH", "E_BAD_BODY", "body", "body"),
+        (b"MPUB", "E_BAD_BODY", "body", "body"),
+        (b"PUB", "E_BAD_MESSAGE", "message body", "message"),
+        (b"DPUB", "E_BAD_MESSAGE", "message body", "message"),
+    ],
+)
+def test_a_body_has_the_words_of_its_errors(name, code, noun, whole):
+    body = COMMANDS[name].body
+    assert body is not None
+    assert (body.code, body.noun, body.whole) == (code, noun, whole)
+
+
+def test_five_commands_have_a_body_and_one_has_many_messages_in_it():
+    assert {name for name, spec in COMMANDS.items() if spec.body} == {b"IDENTIFY", b"AUTH", b"PUB", b"MPUB", b"DPUB"}
+    bodies = {name: spec.body for name, spec in COMMANDS.items() if spec.body}
+    assert {name for name, body in bodies.items() if body.multiple} == {b"MPUB"}
+    assert {name for name, body in bodies.items() if body.is_message} == {b"PUB", b"DPUB"}

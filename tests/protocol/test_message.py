@@ -1,0 +1,91 @@
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsq_compat.protocol import message, schema
+
+ID = b"0123456789abcdef"
+FRAME = b"\0\0\0\x23\0\0\0\2\0\0\0\0\0\0\x01\0\0\1" + ID + b"hello"
+
+ids = st.binary(min_size=16, max_size=16)
+timestamps = st.integers(-(1 << 63), (1 << 63) - 1)
+bodies = st.binary(max_size=40)
+attempts = st.integers(0, 0xFFFF)
+
+
+def test_a_frame_is_what_goes_over_the_wire():
+    assert message.make_frames([ID], 256, [b"hello"]) == (FRAME,)
+
+
+def test_a_frame_can_be_asked_what_it_holds():
+    assert message.message_id(FRAME) == ID
+    assert message.attempts(FRAME) == 1
+    assert message.timestamp_ns(FRAME) == 256
+    assert message.body(FRAME) == b"hello"
+
+
+@given(timestamps, st.lists(st.tuples(ids, bodies)))
+def test_every_frame_is_what_the_declaration_says(timestamp_ns, contents):
+    frames = message.make_frames([each for each, _ in contents], timestamp_ns, [body for _, body in contents])
+    assert len(frames) == len(contents)
+    for frame, (message_id, body) in zip(frames, contents, strict=True):
+        declared = {"type": 2, "timestamp_ns": timestamp_ns, "attempts": 1, "id": message_id, "body": body}
+        assert frame == schema.MESSAGE_FRAME.build(declared)
+
+
+@given(timestamps, attempts, ids, bodies)
+def test_what_a_frame_says_is_what_the_declaration_reads(timestamp_ns, number, message_id, body):
+    frame = schema.MESSAGE_FRAME.build(
+        {"type": 2, "timestamp_ns": timestamp_ns, "attempts": number, "id": message_id, "body": body}
+    )
+    parsed = schema.MESSAGE_FRAME.parse(frame)
+    assert message.timestamp_ns(frame) == parsed.timestamp_ns
+    assert message.attempts(frame) == parsed.attempts
+    assert message.message_id(frame) == parsed.id
+    assert message.message_ids([frame, frame]) == [parsed.id, parsed.id]
+    assert message.body(frame) == parsed.body
+
+
+@given(timestamps, attempts, ids, bodies)
+def test_the_next_attempt_differs_in_its_number_alone(timestamp_ns, number, message_id, body):
+    fields = {"type": 2, "timestamp_ns": timestamp_ns, "id": message_id, "body": body}
+    frame = schema.MESSAGE_FRAME.build({**fields, "attempts": number})
+    again = schema.MESSAGE_FRAME.build({**fields, "attempts": (number + 1) % 65536})
+    assert message.next_attempt(frame) == again
+    assert message.next_attempts([frame, again]) == [again, message.next_attempt(again)]
+
+
+def test_the_number_of_attempts_wraps_around():
+    frame = FRAME
+    for _ in range(65535):
+        frame = message.next_attempt(frame)
+    assert message.attempts(frame) == 0
+    assert message.next_attempt(frame) == FRAME
+
+
+def test_the_next_attempt_leaves_the_frame_that_others_share_alone():
+    shared = bytes(FRAME)
+    assert message.attempts(message.next_attempt(shared)) == 2
+    assert shared == FRAME
+
+
+def test_a_frame_for_a_delivery_of_any_number_can_be_made():
+    assert message.attempts(message.with_attempts(FRAME, 7)) == 7
+    assert message.with_attempts(message.with_attempts(FRAME, 7), 1) == FRAME
+
+
+def test_nothing_published_is_nothing_made():
+    assert message.make_frames([], 0, []) == ()
+    assert message.message_ids([]) == message.next_attempts([]) == []
+
+
+def test_each_body_needs_its_own_id():
+    with pytest.raises(ValueError, match="shorter"):
+        message.make_frames([ID, ID], 0, [b"one"])
+
+
+def test_a_timestamp_beyond_64_bits_is_refused():
+    with pytest.raises(struct.error):
+        message.make_frames([ID], 1 << 63, [b"body"])
