@@ -1,0 +1,147 @@
+"""The seam between the queue and the file system: everything the queue does to files goes through ``Files``.
+
+Tests put a disk in its place whose calls fail, write short, or lose what was not synced when the power is cut.
+"""
+
+import errno
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Protocol
+
+_TEMPORARY = ".tmp"
+
+
+class Files(Protocol):
+    """System calls, one each. All raise ``OSError``; none retries, none is atomic unless the system makes it so."""
+
+    def open(self, path: str, flags: int, mode: int = 0o600) -> int: ...
+
+    def close(self, fd: int) -> None: ...
+
+    def pread(self, fd: int, size: int, offset: int) -> bytes:
+        """At most `size` bytes; fewer at the end of the file."""
+
+    def pwrite(self, fd: int, data: bytes, offset: int) -> int:
+        """How many bytes were written, which may be fewer than given."""
+
+    def fallocate(self, fd: int, offset: int, size: int) -> None:
+        """Reserve blocks of zeros; the file grows to at least `offset` + `size`."""
+
+    def ftruncate(self, fd: int, size: int) -> None: ...
+
+    def fdatasync(self, fd: int) -> None: ...
+
+    def fsync(self, fd: int) -> None: ...
+
+    def fsync_folder(self, path: str) -> None:
+        """Make the names in a folder durable."""
+
+    def size(self, path: str) -> int: ...
+
+    def rename(self, old: str, new: str) -> None: ...
+
+    def unlink(self, path: str) -> None: ...
+
+    def mkdir(self, path: str, mode: int = 0o700) -> None: ...
+
+    def rmdir(self, path: str) -> None: ...
+
+    def listdir(self, path: str) -> Sequence[str]: ...
+
+
+class OsFiles:
+    """The real thing."""
+
+    close = staticmethod(os.close)
+    pread = staticmethod(os.pread)
+    pwrite = staticmethod(os.pwrite)
+    fallocate = staticmethod(os.posix_fallocate)
+    ftruncate = staticmethod(os.ftruncate)
+    fdatasync = staticmethod(os.fdatasync)
+    fsync = staticmethod(os.fsync)
+    size = staticmethod(os.path.getsize)
+    rename = staticmethod(os.rename)
+    unlink = staticmethod(os.unlink)
+    rmdir = staticmethod(os.rmdir)
+    listdir = staticmethod(os.listdir)
+
+    @staticmethod
+    def open(path: str, flags: int, mode: int = 0o600) -> int:
+        return os.open(path, flags, mode)  # whose own default lets everybody in
+
+    @staticmethod
+    def mkdir(path: str, mode: int = 0o700) -> None:
+        os.mkdir(path, mode)
+
+    @staticmethod
+    def fsync_folder(path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def write_all(files: Files, fd: int, data: bytes, offset: int) -> None:
+    """Write until everything is written. Raises ``OSError``; a part may have been written then."""
+    written = files.pwrite(fd, data, offset)
+    while written < len(data):
+        more = files.pwrite(fd, data[written:], offset + written)
+        if more <= 0:
+            raise OSError(errno.EIO, "nothing could be written")
+        written += more
+
+
+def read_file(files: Files, path: str) -> bytes:
+    """The whole of a small file. Raises ``FileNotFoundError`` and other ``OSError``."""
+    fd = files.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        pieces: list[bytes] = []
+        offset = 0
+        while piece := files.pread(fd, 1 << 20, offset):
+            pieces.append(piece)
+            offset += len(piece)
+        return b"".join(pieces)
+    finally:
+        files.close(fd)
+
+
+def replace_file(files: Files, path: str, data: bytes, *, sync: bool) -> None:
+    """Give a file a new content at once: whoever opens it finds the old or the new one, never a mixture.
+
+    With `sync` the new content also survives a power cut from when this returns. Raises ``OSError``, and the old
+    content stays then.
+    """
+    write_temporary(files, path, data, sync=sync)
+    adopt_temporary(files, path)
+    if sync:
+        files.fsync_folder(os.path.dirname(path))
+
+
+def write_temporary(files: Files, path: str, data: bytes, *, sync: bool) -> None:
+    """The first half of ``replace_file``, which may take its time: the new content, under a name of its own."""
+    temporary = path + _TEMPORARY
+    try:
+        fd = files.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
+        try:
+            write_all(files, fd, data, 0)
+            if sync:
+                files.fsync(fd)
+        finally:
+            files.close(fd)
+    except OSError:
+        with suppress(OSError):
+            files.unlink(temporary)
+        raise
+
+
+def adopt_temporary(files: Files, path: str) -> None:
+    """The second half, at once: what was written becomes the file."""
+    temporary = path + _TEMPORARY
+    try:
+        files.rename(temporary, path)
+    except OSError:
+        with suppress(OSError):
+            files.unlink(temporary)
+        raise

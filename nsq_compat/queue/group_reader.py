@@ -1,0 +1,250 @@
+"""Walks the groups of one segment, past whatever damage there is.
+
+A place where no sound header stands is either the end or damage. It is damage if a sound header or trailer follows
+anywhere in the file: a header is found by its magic bytes and a checksum that only fits where it was written. What
+cannot be told from a write that never finished (a group that the file is too short for, or that has a sector of zeros)
+is not counted as damage when nothing follows it: nobody was told that it was written.
+"""
+
+from typing import Final, NamedTuple
+
+from google_crc32c import value as crc32c
+
+from nsq_compat.protocol.message import HEADER as MESSAGE_HEADER
+from nsq_compat.protocol.message import message_id
+from nsq_compat.protocol.storage_schema import DEFERRED, GROUP_MAGIC, MAGIC_PREFIX, MESSAGES
+from nsq_compat.queue.damage import Damage
+from nsq_compat.queue.group import (
+    CHECKSUM_SIZE,
+    HEADER_SIZE,
+    LOW_32,
+    MARK_SIZE,
+    Group,
+    GroupHeader,
+    cut_frames,
+    decode_header,
+    decode_trailer,
+    is_hole,
+    salvage,
+    unpack_header,
+)
+from nsq_compat.queue.segment import FIRST_GROUP, Index, Place, Segment
+
+BLOCK_SIZE: Final = 1 << 18
+
+HAS_IDS: Final = (MESSAGES, DEFERRED)
+"""Groups whose frames are messages."""
+
+_FEW: Final = 1 << 12
+
+_SECTOR: Final = 512
+_MESSAGE_ID: Final = MESSAGE_HEADER.slices["id"]
+
+
+class _Hit(NamedTuple):
+    """What a search found: a group, and where to go on behind it if its header is damaged (it has a trailer)."""
+
+    header: GroupHeader
+    is_trailer: bool
+
+
+class GroupReader:
+    """Begins at the offset of a group. May be asked again at the end, when more was appended.
+
+    `offset` is where the next group begins, `next_seq` the number behind the last message passed (0 before the first),
+    whether it could be read or not. `tail` is where an end was found that was not the end of the file, or None.
+    `unplaced` is what was counted as lost since then without a number, so that a gap is not counted again.
+    """
+
+    def __init__(self, segment: Segment, damage: Damage, offset: int = FIRST_GROUP) -> None:
+        self.offset = offset
+        self.next_seq = 0
+        self.tail: int | None = None
+        self.unplaced = 0
+        self._segment = segment
+        self._damage = damage
+
+    def read(self, max_bytes: int = BLOCK_SIZE) -> list[Group]:
+        """The next groups, about as many as fit into `max_bytes`; nothing at the end. Raises ``OSError``."""
+        groups: list[Group] = []
+        while not groups and self.offset < self._segment.end:
+            groups = self._read_block(max_bytes) or self._read_one()
+        return groups
+
+    def _read_block(self, max_bytes: int) -> list[Group]:
+        """Sound groups that are wholly in the next block."""
+        # Hot: runs for everything that is read back, so the header's checks are written out here once more.
+        base = self.offset
+        block = self._segment.pread(min(max_bytes, self._segment.end - base), base)
+        groups: list[Group] = []
+        at, last = 0, len(block) - HEADER_SIZE
+        while at <= last:
+            magic, header_crc, payload_crc, first_seq, due_ns, size, count, kind = unpack_header(block, at)
+            begin = at + HEADER_SIZE
+            if magic != GROUP_MAGIC or crc32c(block[at + MARK_SIZE : begin]) != header_crc ^ ((base + at) & LOW_32):
+                break
+            if count == 1:
+                stop = begin + size
+                frame = block[begin:stop]
+                if stop > len(block) or crc32c(frame) != payload_crc:
+                    break
+                frames = [frame]
+            else:
+                frames_begin = begin + count * CHECKSUM_SIZE
+                end = frames_begin + size
+                stop = end + HEADER_SIZE
+                if stop > len(block) or crc32c(block[begin:end]) != payload_crc:
+                    break
+                frames = cut_frames(block, frames_begin, end)
+            groups.append(Group(kind, first_seq, due_ns, frames))
+            if kind == MESSAGES:
+                self.next_seq = first_seq + count
+                self.unplaced = 0
+            at = stop
+        self.offset = base + at
+        return groups
+
+    def _read_one(self) -> list[Group]:
+        """The next group if it is too large for a block, or what is left of it, or nothing and a step forward."""
+        if self.offset >= self._segment.end:
+            return []
+        header = decode_header(self._segment.pread(HEADER_SIZE, self.offset), 0, self.offset)
+        if header is None:
+            return self._find_next()
+        if header.end > self._segment.end:
+            return self._finish(self.offset)
+        return self._read_group(header)
+
+    def _read_group(self, header: GroupHeader) -> list[Group]:
+        data = self._segment.pread(header.end - header.offset, header.offset)
+        if len(data) < header.end - header.offset:
+            return self._finish(header.offset)
+        begin, end = header.payload_begin - header.offset, header.payload_end - header.offset
+        if crc32c(data[begin:end]) == header.payload_crc:
+            frames = cut_frames(data, header.frames_begin - header.offset, end)
+            self._pass(header)
+            return [Group(header.kind, header.first_seq, header.due_ns, frames)]
+        groups = salvage(header, data)
+        if groups is None and not self._search(header.end, header.end):
+            return self._finish(header.offset)
+        found = sum(len(group.frames) for group in groups or ())
+        self._damage.report(self._segment.path, header.offset, header.record_count - found)
+        self._pass(header)
+        return groups or []
+
+    def _pass(self, header: GroupHeader) -> None:
+        self.offset = header.end
+        if header.kind == MESSAGES:
+            self.next_seq = header.first_seq + header.record_count
+            self.unplaced = 0
+
+    def _find_next(self) -> list[Group]:
+        """No header where one should be."""
+        offset = self.offset
+        hit = self._search(offset + 1, offset)
+        if hit is None:
+            return self._finish(offset)
+        if hit.header.offset > offset:
+            numbered = hit.header.kind == MESSAGES and self.next_seq
+            lost = max(hit.header.first_seq - self.next_seq - self.unplaced, 1) if numbered else 1
+            self._damage.report(self._segment.path, offset, lost)
+            self.unplaced += lost
+        self.offset = hit.header.offset
+        return self._read_group(hit.header) if hit.is_trailer else []
+
+    def _finish(self, offset: int) -> list[Group]:
+        """Nothing follows: the end, or something torn, or damage."""
+        self.offset = self._segment.end
+        if self._is_end(offset):
+            self.tail = offset
+        else:
+            self._damage.report(self._segment.path, offset, 1)
+            self.unplaced += 1
+        return []
+
+    def _is_end(self, offset: int) -> bool:
+        data = self._segment.pread(_SECTOR, offset)
+        if is_hole(data, offset) or decode_header(data, 0, offset):
+            return True
+        # A write may end within a header.
+        start = data[: len(GROUP_MAGIC)].rstrip(b"\0")
+        return GROUP_MAGIC.startswith(start) and not any(data[HEADER_SIZE - 1 :])
+
+    def _search(self, position: int, lowest: int) -> _Hit | None:
+        """The next group from a position on whose header or trailer is sound and that begins at `lowest` or later."""
+        end = self._segment.end
+        while end - position >= HEADER_SIZE:
+            block = self._segment.pread(BLOCK_SIZE, position)[: end - position]
+            at = block.find(MAGIC_PREFIX)
+            while 0 <= at <= len(block) - HEADER_SIZE:
+                if header := decode_header(block, at, position + at):
+                    return _Hit(header, is_trailer=False)
+                header = decode_trailer(block, at, position + at)
+                if header and header.offset >= lowest:
+                    return _Hit(header, is_trailer=True)
+                at = block.find(MAGIC_PREFIX, at + 1)
+            if len(block) < HEADER_SIZE:
+                break
+            position += len(block) - HEADER_SIZE + 1
+        return None
+
+
+def index_of(segment: Segment, damage: Damage) -> Index:
+    """The segment's index, made now if an earlier run wrote the segment. Raises ``OSError``."""
+    if segment.index is None:
+        segment.index = _build_index(segment, damage)
+    return segment.index
+
+
+def first_id_of(segment: Segment, damage: Damage) -> bytes | None:
+    """The smallest id in a segment, None if there is no message. Raises ``OSError``."""
+    if segment.index is not None:
+        return segment.index.first_id
+    reader = GroupReader(segment, damage)
+    while segment.first_id is None and (groups := reader.read(_FEW)):
+        segment.first_id = next((message_id(each.frames[0]) for each in groups if each.kind in HAS_IDS), None)
+    return segment.first_id
+
+
+def _build_index(segment: Segment, damage: Damage) -> Index:
+    index = Index()
+    seq = segment.first_seq
+    offset = FIRST_GROUP
+    while offset < segment.end:
+        base, block = offset, segment.pread(BLOCK_SIZE, offset)
+        header = decode_header(block, 0, base)
+        if header is None:
+            offset = _step_over(segment, damage, index, base)
+            continue
+        while header is not None:
+            offset = header.end
+            if header.kind == MESSAGES:
+                seq = header.first_seq
+            if header.kind in HAS_IDS:
+                index.count += header.record_count
+                if header.offset >= index.next_offset and (first_id := _first_id(segment, header)):
+                    index.add(Place(seq, first_id, header.offset))
+            if header.kind == MESSAGES:
+                seq += header.record_count
+            header = decode_header(block, offset - base, offset) if offset - base < len(block) else None
+    return index
+
+
+def _first_id(segment: Segment, header: GroupHeader) -> bytes | None:
+    """The id of a group's first message; None if the group is damaged: a wrong id would mislead every search."""
+    payload = segment.pread(header.payload_end - header.payload_begin, header.payload_begin)
+    if crc32c(payload) != header.payload_crc:
+        return None
+    begin = header.frames_begin - header.payload_begin
+    return payload[begin + _MESSAGE_ID.start : begin + _MESSAGE_ID.stop]
+
+
+def _step_over(segment: Segment, damage: Damage, index: Index, offset: int) -> int:
+    """Past the damage at `offset`; what is left of a group there is found by that very offset again."""
+    reader = GroupReader(segment, damage, offset)
+    for group in reader._find_next():
+        if group.kind in HAS_IDS:
+            if offset >= index.next_offset:
+                index.add(Place(group.first_seq, message_id(group.frames[0]), offset))
+            index.count += len(group.frames)
+    return reader.offset

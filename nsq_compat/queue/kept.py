@@ -1,0 +1,181 @@
+"""Messages that outlive the segment they were logged in: copied forward, so that the segment can be deleted.
+
+They are not sorted and have no numbers; they are found by id. A file is written by one run only, as a segment is. Each
+group is sorted by id, and what is remembered of it is the range.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from nsq_compat.protocol.message import message_id, message_ids
+from nsq_compat.protocol.storage_schema import MESSAGES
+from nsq_compat.queue.damage import Damage
+from nsq_compat.queue.descriptors import Descriptors
+from nsq_compat.queue.group import encode_group
+from nsq_compat.queue.group_reader import GroupReader
+from nsq_compat.queue.segment import FIRST_GROUP, Segment
+
+_GROUP_SIZE: Final = 1 << 16
+"""Bytes of frames in a group, about: a single message is read back with all of its group."""
+
+
+class Run(NamedTuple):
+    """A group in a kept file: its ids are in this range, both ends included."""
+
+    first_id: bytes
+    last_id: bytes
+    offset: int
+    record_count: int
+
+
+class KeptFile:
+    """A file of kept messages."""
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+        self._runs: list[Run] | None = None
+
+    def runs(self, damage: Damage) -> list[Run]:
+        """What is where. Reads the file the first time. Raises ``OSError``."""
+        if self._runs is None:
+            self._runs = [] if self.segment.index else list(_read_runs(self.segment, damage))
+        return self._runs
+
+
+class Kept:
+    """The kept files of one log. Everything raises ``OSError``, and nothing is half done then."""
+
+    def __init__(
+        self, descriptors: Descriptors, path_of: Callable[[int], str], segment_size: int, damage: Damage
+    ) -> None:
+        self._descriptors = descriptors
+        self._path_of = path_of
+        self._segment_size = segment_size
+        self._damage = damage
+        self._files: list[KeptFile] = []
+        self._active: KeptFile | None = None
+        self._last_number = 0
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    @property
+    def segments(self) -> Iterator[Segment]:
+        """The files, as files."""
+        return (file.segment for file in self._files)
+
+    def found(self, number: int, size: int) -> None:
+        """A file of an earlier run; in the order of the numbers."""
+        self._files.append(KeptFile(Segment(self._descriptors, self._path_of(number), number, 0, size)))
+        self._last_number = number
+
+    def add(self, frames: Iterable[bytes]) -> None:
+        """Write frames; those of one call are wholly written or an error is raised, but some may be found again."""
+        for group in _cut(sorted(frames, key=message_id)):
+            self._append(group)
+
+    def fetch(self, ids: Sequence[bytes]) -> dict[bytes, bytes]:
+        """Those of the (sorted) ids that are here, with their frames."""
+        found: dict[bytes, bytes] = {}
+        wanted = set(ids)
+        for file in self._files:
+            for run in file.runs(self._damage):
+                if _between(ids, run):
+                    for frame in self._read_run(file, run):
+                        if (found_id := message_id(frame)) in wanted:
+                            found[found_id] = frame
+        return found
+
+    def frames(self) -> Iterator[bytes]:
+        """Everything that is here, in no order; some perhaps more than once."""
+        for file in self._files:
+            for run in file.runs(self._damage):
+                yield from self._read_run(file, run)
+
+    def release(self, unfinished: Sequence[bytes], sync: Callable[[], None]) -> None:
+        """Delete the files of which nothing is among the (sorted) unfinished ids, compact those that are mostly dead.
+
+        `sync` makes what was written durable; it is called before anything that was copied is deleted.
+        """
+        for file in list(self._files):
+            runs = file.runs(self._damage)
+            alive = sum(_between(unfinished, run) for run in runs)
+            if alive and alive * 2 >= sum(run.record_count for run in runs):
+                continue
+            if file is self._active:
+                self._active = None
+            if alive and not self._copy(file, unfinished, sync):
+                continue
+            file.segment.remove()
+            self._files.remove(file)
+
+    def close(self) -> None:
+        """Close every file."""
+        for file in self._files:
+            file.segment.close()
+        self._active = None
+
+    def _append(self, frames: Sequence[bytes]) -> None:
+        active = self._active
+        if active is None or active.segment.abandoned or active.segment.end >= self._segment_size:
+            active = self._begin()
+        offset = active.segment.end
+        active.segment.append(encode_group(MESSAGES, 0, 0, frames, offset), self._segment_size)
+        active.runs(self._damage).append(Run(message_id(frames[0]), message_id(frames[-1]), offset, len(frames)))
+
+    def _begin(self) -> KeptFile:
+        if self._active:
+            self._active.segment.close()
+            self._active = None
+        self._last_number += 1
+        path = self._path_of(self._last_number)
+        segment = Segment.create(self._descriptors, path, self._last_number, 0, self._segment_size)
+        self._active = KeptFile(segment)
+        self._files.append(self._active)
+        return self._active
+
+    def _copy(self, file: KeptFile, unfinished: Sequence[bytes], sync: Callable[[], None]) -> bool:
+        """Whether all of the file could be read: else it is left for another try."""
+        wanted = set(unfinished)
+        damaged = self._damage.records
+        for run in file.runs(self._damage):
+            if _between(unfinished, run):
+                self.add(frame for frame in self._read_run(file, run) if message_id(frame) in wanted)
+        sync()
+        return damaged == self._damage.records
+
+    def _read_run(self, file: KeptFile, run: Run) -> list[bytes]:
+        reader = GroupReader(file.segment, self._damage, run.offset)
+        frames: list[bytes] = []
+        while len(frames) < run.record_count and (groups := reader.read(_GROUP_SIZE)):
+            frames += [frame for group in groups for frame in group.frames]
+        return frames
+
+
+def _between(ids: Sequence[bytes], run: Run) -> int:
+    """How many of the sorted ids are in a run's range."""
+    return bisect_right(ids, run.last_id) - bisect_left(ids, run.first_id)
+
+
+def _cut(frames: Iterable[bytes]) -> Iterator[list[bytes]]:
+    group: list[bytes] = []
+    size = 0
+    for frame in frames:
+        if size + len(frame) > _GROUP_SIZE and group:
+            yield group
+            group, size = [], 0
+        group.append(frame)
+        size += len(frame)
+    if group:
+        yield group
+
+
+def _read_runs(segment: Segment, damage: Damage) -> Iterator[Run]:
+    reader = GroupReader(segment, damage, FIRST_GROUP)
+    offset = reader.offset
+    # Smaller than any group, so that each is read by itself and its offset is known.
+    while groups := reader.read(1):
+        ids = [found for group in groups for found in message_ids(group.frames)]
+        yield Run(ids[0], ids[-1], offset, len(ids))
+        offset = reader.offset

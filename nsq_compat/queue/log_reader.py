@@ -1,0 +1,135 @@
+"""Reading a log from one segment to the next: everything, or the immediate messages by their numbers."""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from nsq_compat.queue.damage import Damage
+from nsq_compat.queue.group import MESSAGES, Group
+from nsq_compat.queue.group_reader import BLOCK_SIZE, GroupReader, index_of
+from nsq_compat.queue.segment import FIRST_GROUP, Segment
+
+
+class LogEnd(NamedTuple):
+    """A place between two groups: a segment's number (0: before the first), an offset, the next message's number."""
+
+    segment: int
+    offset: int
+    seq: int
+
+
+class LogWalk:
+    """Through the groups of a log from one segment to the next, as far as they were ever acknowledged."""
+
+    def __init__(self, segments: Sequence[Segment], damage: Damage) -> None:
+        self._segments = segments  # the log's own, which changes
+        self._damage = damage
+        self._segment: Segment | None = None
+        self._reader: GroupReader | None = None
+        self._seq = 0  # behind what was passed
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the segment it was in is no more, or it never began."""
+        return self._segment is None or self._segment.removed
+
+    def begin_at(self, start: LogEnd | None) -> None:
+        """At that place, or at the oldest group."""
+        segments = self._segments
+        if start is None:
+            if segments:
+                self._enter(segments[0], FIRST_GROUP)
+                self._seq = segments[0].first_seq
+            return
+        self._seq = start.seq
+        for segment in segments:
+            if segment.number >= start.segment:
+                self._enter(segment, start.offset if segment.number == start.segment else FIRST_GROUP)
+                break
+        if start.offset and (self._segment is None or self._segment.number > start.segment):
+            found = self._segment.first_seq if self._segment else 0
+            self._damage.report(f"segment {start.segment}", "missing", max(found - start.seq, 1))
+
+    def begin_with(self, seq: int) -> None:
+        """Where the message of that number is, or before."""
+        segments = self._segments
+        if segments:
+            place = max(bisect_right(segments, seq, key=lambda segment: segment.first_seq) - 1, 0)
+            segment = segments[place]
+            self._enter(segment, index_of(segment, self._damage).offset_of_seq(seq))
+            self._seq = max(seq, segment.first_seq)
+
+    def read(self, max_bytes: int) -> list[Group]:
+        """The next groups; nothing at the end, which may move."""
+        while self._segment and self._reader:
+            following = self._following()
+            groups = self._reader.read(max_bytes)
+            if following:
+                groups = [each for each in groups if each.kind != MESSAGES or each.first_seq < following.first_seq]
+            self._seq = max(self._seq, self._reader.next_seq)
+            if groups:
+                return groups
+            if self._reader.offset < self._segment.end:
+                continue
+            if following is None:
+                return []
+            self._cross(following)
+        return []
+
+    def _following(self) -> Segment | None:
+        assert self._segment
+        segments = self._segments
+        if segments and segments[-1] is self._segment:
+            return None
+        place = bisect_right(segments, self._segment.number, key=lambda segment: segment.number)
+        return segments[place] if place < len(segments) else None
+
+    def _cross(self, following: Segment) -> None:
+        assert self._segment is not None
+        assert self._reader is not None
+        lost = following.first_seq - self._seq - self._reader.unplaced
+        if lost > 0 and not self._segment.released:  # a file is missing, or the end of one
+            self._damage.report(following.path, "before", lost)
+        self._seq = following.first_seq
+        self._enter(following, FIRST_GROUP)
+
+    def _enter(self, segment: Segment, offset: int) -> None:
+        self._segment = segment
+        self._reader = GroupReader(segment, self._damage, offset)
+
+
+class LogReader:
+    """Reads the immediate messages of a log, from a number on. `seq` is the number of the next one to come."""
+
+    def __init__(self, walk: LogWalk, seq: int) -> None:
+        self.seq = seq
+        self._walk = walk
+
+    def read(self, max_bytes: int = BLOCK_SIZE) -> list[Group]:
+        """The next messages, about `max_bytes` of them; nothing at the end, for the time being.
+
+        Publishes that follow one another are one group here. Numbers may be left out: what was never logged, and what
+        is damaged.
+        """
+        if self._walk.is_lost:
+            self._walk.begin_with(self.seq)
+        merged: list[Group] = []
+        while not merged and (groups := self._walk.read(max_bytes)):
+            self._merge(groups, merged)
+        return merged
+
+    def _merge(self, groups: Iterable[Group], merged: list[Group]) -> None:
+        tail: list[bytes] = []
+        for kind, first_seq, _, frames in groups:
+            end = first_seq + len(frames)
+            if kind != MESSAGES or end <= self.seq:
+                continue
+            if first_seq < self.seq:
+                frames = frames[self.seq - first_seq :]
+                first_seq = self.seq
+            if merged and first_seq == self.seq:
+                tail += frames
+            else:
+                tail = list(frames)
+                merged.append(Group(MESSAGES, first_seq, 0, tail))
+            self.seq = end

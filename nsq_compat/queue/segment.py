@@ -1,0 +1,240 @@
+"""One file of a log: groups are only ever appended, in the run that made it; a later run only reads it.
+
+Blocks are reserved ahead of the writing, in growing steps, because appending to a file that has to grow costs several
+times as much as writing into what is reserved. What is reserved and not written is zeros.
+"""
+
+import errno
+import logging
+from bisect import bisect_right
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+from google_crc32c import value as crc32c
+
+from nsq_compat.protocol import storage_schema
+from nsq_compat.protocol.layout import derive
+from nsq_compat.queue.descriptors import Descriptors, File
+from nsq_compat.queue.files import write_all
+
+log = logging.getLogger(__name__)
+
+_HEADER = derive(storage_schema.SEGMENT_HEADER)
+FIRST_GROUP: Final = _HEADER.size
+"""Where the first group begins."""
+
+_MAGICS: Final = (storage_schema.SEGMENT_MAGIC, storage_schema.RELEASED_MAGIC)
+
+INDEX_STEP: Final = 1 << 16
+"""Bytes between two entries of the sparse index, at least."""
+
+_FIRST_STEP: Final = 1 << 16
+_LAST_STEP: Final = 1 << 24
+_PAGE: Final = 1 << 12
+_FAR: Final = 1 << 62
+
+
+class Place(NamedTuple):
+    """A group in a segment: the number of its first message or the next one's, its first message's id, its offset."""
+
+    seq: int
+    first_id: bytes
+    offset: int
+
+
+class Index:
+    """Some of the groups of a segment, in order, about one in every INDEX_STEP bytes. Control groups are not in it."""
+
+    def __init__(self) -> None:
+        self.next_offset = 0  # a group from here on gets an entry
+        self.count = 0  # messages in the segment, deferred ones included
+        self._seqs: list[int] = []
+        self._ids: list[bytes] = []
+        self._offsets: list[int] = []
+
+    @property
+    def first_id(self) -> bytes | None:
+        """The smallest id; None if there is no message."""
+        return self._ids[0] if self._ids else None
+
+    def add(self, place: Place) -> None:
+        """The next group; `next_offset` says when."""
+        self._seqs.append(place.seq)
+        self._ids.append(place.first_id)
+        self._offsets.append(place.offset)
+        self.next_offset = place.offset + INDEX_STEP
+
+    def offset_of_seq(self, seq: int) -> int:
+        """Where to begin reading to find a message by its number."""
+        entry = bisect_right(self._seqs, seq) - 1
+        return self._offsets[entry] if entry >= 0 else FIRST_GROUP
+
+    def span_of_id(self, message_id: bytes) -> tuple[int, int]:
+        """The message is in a group that begins in this range of offsets, if it is in the segment."""
+        following = bisect_right(self._ids, message_id)
+        begin = self._offsets[following - 1] if following else FIRST_GROUP
+        return begin, self._offsets[following] if following < len(self._offsets) else _FAR
+
+
+class Segment:
+    """A file by its number. `end` is where the next group goes, or the size of the file if an earlier run made it.
+
+    `abandoned`: nothing more may be appended, because a failed write could not be undone or a sync failed. `poisoned`:
+    what is not synced yet never will be. `released`: there is nothing in it any more, and that is no loss. `removed`:
+    the file is gone.
+    """
+
+    def __init__(self, descriptors: Descriptors, path: str, number: int, first_seq: int, end: int) -> None:
+        self.number = number
+        self.path = path
+        self.file = File(path)
+        self.first_seq = first_seq
+        self.end = end
+        self.index: Index | None = None  # made when it is needed for a segment that was found
+        self.first_id: bytes | None = None  # remembered once it was looked for
+        self.abandoned = False
+        self.poisoned = False
+        self.released = False
+        self.removed = False
+        self.synced = 0
+        self.refused = 0  # up to here it was said that syncing failed
+        self._descriptors = descriptors
+        self._files = descriptors.files
+        self._reserved = end
+        self._step = _FIRST_STEP
+
+    @classmethod
+    def create(cls, descriptors: Descriptors, path: str, number: int, first_seq: int, max_size: int) -> "Segment":
+        """A new, empty file. Raises ``OSError``, and leaves nothing then if the system lets it."""
+        segment = cls(descriptors, path, number, first_seq, 0)
+        segment.index = Index()
+        descriptors.create(segment.file)
+        try:
+            segment.append(encode_segment_header(first_seq), max_size)
+        except OSError:
+            with suppress(OSError):
+                segment.remove()
+            raise
+        return segment
+
+    @property
+    def needs_sync(self) -> bool:
+        """Whether something was appended that a sync has neither secured nor given up."""
+        return self.end > self.synced and self.end > self.refused
+
+    def append(self, data: bytes, max_size: int) -> None:
+        """Write all or nothing. Raises ``OSError``; if not even nothing was possible the segment is abandoned."""
+        # Hot: runs for every publish.
+        end = self.end
+        stop = end + len(data)
+        fd = self._descriptors.use(self.file)
+        if stop > self._reserved:
+            self._reserve(fd, stop, max_size)
+        try:
+            written = self._files.pwrite(fd, data, end)
+            if written != len(data):
+                write_all(self._files, fd, data[written:], end + written)
+        except OSError:
+            self._cut(fd)
+            raise
+        self.end = stop
+
+    def pread(self, size: int, offset: int) -> bytes:
+        """Up to `size` bytes. What the disk cannot give reads as zeros. Raises ``OSError`` when the system refuses."""
+        fd = self._descriptors.use(self.file)
+        try:
+            return self._files.pread(fd, size, offset)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+        return self._pread_pages(fd, size, offset)
+
+    def close(self) -> None:
+        """Give back what was reserved, and the descriptor."""
+        if self._reserved > self.end and not self.abandoned:
+            with suppress(OSError):
+                self._files.ftruncate(self._descriptors.use(self.file), self.end)
+                self._reserved = self.end
+        self._descriptors.close(self.file)
+
+    def truncate(self, end: int) -> None:
+        """Forget what an earlier run reserved or did not finish. Raises ``OSError``."""
+        self._files.ftruncate(self._descriptors.use(self.file), end)
+        self.end = self._reserved = end
+
+    def release(self) -> None:
+        """Give back all but the header, which says so. Raises ``OSError``."""
+        fd = self._descriptors.use(self.file)
+        write_all(self._files, fd, encode_segment_header(self.first_seq, storage_schema.RELEASED_MAGIC), 0)
+        self.note_released()
+        self._files.ftruncate(fd, FIRST_GROUP)
+
+    def note_released(self) -> None:
+        """The file has a header that says so."""
+        self.released = True
+        self.index = Index()
+        self.end = self._reserved = FIRST_GROUP
+
+    def remove(self) -> None:
+        """Delete the file. Raises ``OSError``."""
+        self._descriptors.close(self.file)
+        self._files.unlink(self.path)
+        self.removed = True
+
+    def _reserve(self, fd: int, stop: int, max_size: int) -> None:
+        wanted = max(stop, min(self._reserved + self._step, max_size))
+        # Without room for the step there may be room for the group. Either way the next attempt is a step away.
+        with suppress(OSError):
+            self._files.fallocate(fd, self.end, wanted - self.end)
+        self._reserved = wanted
+        self._step = min(self._step * 2, _LAST_STEP)
+
+    def _cut(self, fd: int) -> None:
+        """Undo what a failed write may have left."""
+        try:
+            self._files.ftruncate(fd, self.end)
+            self._reserved = self.end
+            self._step = _FIRST_STEP
+        except OSError as error:
+            log.error("LOG(%s): a failed write cannot be undone, going on in a new file - %s", self.path, error)
+            self.abandoned = True
+
+    def _pread_pages(self, fd: int, size: int, offset: int) -> bytes:
+        pieces: list[bytes] = []
+        while size > 0:
+            wanted = min(size, _PAGE - offset % _PAGE)
+            try:
+                piece = self._files.pread(fd, wanted, offset)
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                piece = bytes(wanted)
+            pieces.append(piece)
+            if len(piece) < wanted:
+                break
+            size -= wanted
+            offset += wanted
+        return b"".join(pieces)
+
+
+class SegmentHeader(NamedTuple):
+    """What a file begins with."""
+
+    first_seq: int
+    released: bool
+
+
+def encode_segment_header(first_seq: int, magic: bytes = storage_schema.SEGMENT_MAGIC) -> bytes:
+    """What a file begins with."""
+    unsigned = _HEADER.pack(magic, first_seq, 0)[: _HEADER.offset("crc")]
+    return _HEADER.pack(magic, first_seq, crc32c(unsigned))
+
+
+def decode_segment_header(data: bytes) -> SegmentHeader | None:
+    """None if the header is damaged or of another version."""
+    if len(data) < FIRST_GROUP:
+        return None
+    magic, first_seq, _ = _HEADER.unpack_from(data)
+    if magic not in _MAGICS or data[:FIRST_GROUP] != encode_segment_header(first_seq, magic):
+        return None
+    return SegmentHeader(first_seq, magic == storage_schema.RELEASED_MAGIC)

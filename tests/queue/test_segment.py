@@ -1,0 +1,226 @@
+import errno
+from typing import cast
+
+import pytest
+
+from nsq_compat.protocol.message import make_frames
+from nsq_compat.protocol.storage_schema import CHANNEL_CREATED, DEFERRED, MESSAGES, RELEASED_MAGIC
+from nsq_compat.queue.damage import Damage
+from nsq_compat.queue.descriptors import Descriptors
+from nsq_compat.queue.files import Files
+from nsq_compat.queue.group import encode_group
+from nsq_compat.queue.group_reader import GroupReader, first_id_of, index_of
+from nsq_compat.queue.segment import (
+    FIRST_GROUP,
+    INDEX_STEP,
+    Segment,
+    decode_segment_header,
+    encode_segment_header,
+)
+from tests.faults.disk import SimulatedDisk
+
+PATH = "/log"
+NOW_NS = 1_700_000_000_000_000_000
+MIB = 1 << 20
+
+
+class CountingDisk(SimulatedDisk):
+    """Counts calls, and lets those in `failing` fail."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls: list[str] = []
+        self.failing: dict[str, int] = {}
+
+    def fail(self, name):
+        self.calls.append(name)
+        if name in self.failing:
+            raise OSError(self.failing[name], f"{name} fails")
+
+    def pwrite(self, fd, data, offset):
+        if "pwrite" in self.failing:
+            super().pwrite(fd, data[:5], offset)
+        self.fail("pwrite")
+        return super().pwrite(fd, data, offset)
+
+    def fallocate(self, fd, offset, size):
+        self.fail("fallocate")
+        super().fallocate(fd, offset, size)
+
+    def ftruncate(self, fd, size):
+        self.fail("ftruncate")
+        super().ftruncate(fd, size)
+
+    def pread(self, fd, size, offset):
+        if "pread" in self.failing and offset <= 5000 < offset + size:
+            self.fail("pread")
+        return super().pread(fd, size, offset)
+
+
+@pytest.fixture
+def disk() -> CountingDisk:
+    return CountingDisk()
+
+
+@pytest.fixture
+def segment(disk: CountingDisk) -> Segment:
+    return Segment.create(Descriptors(cast("Files", disk), reserve=0), PATH, 1, 7, 100 * MIB)
+
+
+def found(disk: SimulatedDisk, first_seq: int = 0) -> Segment:
+    """The same file in the next run."""
+    return Segment(Descriptors(cast("Files", disk), reserve=0), PATH, 1, first_seq, disk.size(PATH))
+
+
+def frames_of(first: int, count: int, size: int = 100) -> tuple[bytes, ...]:
+    return make_frames([b"%016x" % each for each in range(first, first + count)], NOW_NS, [bytes(size)] * count)
+
+
+def test_a_new_file_says_where_the_numbers_stand(disk, segment):
+    header = decode_segment_header(disk.content(PATH))
+    assert header is not None
+    assert header == (7, False)
+    assert segment.end == FIRST_GROUP
+
+
+def test_a_damaged_header_is_none():
+    wire = encode_segment_header(7)
+    for offset in range(len(wire)):
+        damaged = bytearray(wire)
+        damaged[offset] ^= 4
+        assert decode_segment_header(bytes(damaged)) is None
+        assert decode_segment_header(wire[:offset]) is None
+
+
+def test_space_is_reserved_in_growing_steps_and_given_back(disk, segment):
+    for _ in range(300):
+        segment.append(bytes(1000), 100 * MIB)
+    assert disk.calls.count("fallocate") == 3
+    assert len(disk.content(PATH)) > 300_000 + FIRST_GROUP == segment.end
+    segment.close()
+    assert len(disk.content(PATH)) == segment.end
+
+
+def test_nothing_is_reserved_beyond_the_size_of_a_segment_but_what_is_needed(disk, segment):
+    segment.append(bytes(70_000), 75_000)
+    assert len(disk.content(PATH)) <= 75_000
+    segment.append(bytes(70_000), 75_000)
+    assert len(disk.content(PATH)) == segment.end
+
+
+def test_without_room_for_a_step_there_may_be_room_for_the_data(disk, segment):
+    disk.failing["fallocate"] = errno.ENOSPC
+    for _ in range(50):
+        segment.append(b"x" * 5000, 100 * MIB)
+    assert disk.content(PATH)[FIRST_GROUP:] == b"x" * 250_000
+    assert disk.calls.count("fallocate") < 5, "it is not tried for every group"
+
+
+def test_a_failed_write_is_undone(disk, segment):
+    segment.append(b"before", MIB)
+    disk.failing["pwrite"] = errno.ENOSPC
+    with pytest.raises(OSError, match="pwrite"):
+        segment.append(b"half of it", MIB)
+    assert disk.content(PATH)[FIRST_GROUP:] == b"before"
+    disk.failing.clear()
+    segment.append(b" behind", MIB)
+    assert disk.content(PATH)[FIRST_GROUP : segment.end] == b"before behind"
+
+
+def test_a_failed_write_that_cannot_be_undone_ends_the_segment(disk, segment):
+    disk.failing.update(pwrite=errno.EIO, ftruncate=errno.EIO)
+    with pytest.raises(OSError, match="pwrite"):
+        segment.append(b"half of it", MIB)
+    assert segment.abandoned
+    assert segment.end == FIRST_GROUP
+
+
+def test_a_file_that_cannot_be_begun_is_not_left_behind(disk):
+    disk.failing["pwrite"] = errno.ENOSPC
+    with pytest.raises(OSError, match="pwrite"):
+        Segment.create(Descriptors(cast("Files", disk), reserve=0), PATH, 1, 7, MIB)
+    assert disk.listdir("/") == []
+
+
+def test_a_page_the_disk_cannot_read_is_zeros(disk, segment):
+    segment.append(b"x" * 20_000, MIB)
+    disk.failing["pread"] = errno.EIO
+    data = segment.pread(20_000, 100)
+    assert data == b"x" * 3996 + bytes(4096) + b"x" * (20_000 - 3996 - 4096 - (100 - FIRST_GROUP)) + bytes(
+        len(data) - 20_000 + 100 - FIRST_GROUP
+    )
+    disk.failing["pread"] = errno.EACCES
+    with pytest.raises(OSError, match="pread"):
+        segment.pread(20_000, 100)
+
+
+def test_a_released_file_keeps_its_header_and_nothing_else(disk, segment):
+    segment.append(b"x" * 20_000, MIB)
+    segment.release()
+    assert disk.content(PATH) == encode_segment_header(7, RELEASED_MAGIC)
+    assert decode_segment_header(disk.content(PATH)) == (7, True)
+
+
+def publish(segment: Segment, counts, size: int = 100) -> None:
+    seq = number = 0
+    for position, count in enumerate(counts):
+        kind = (MESSAGES, CHANNEL_CREATED, DEFERRED)[position % 3]
+        frames = [b"archive"] if kind == CHANNEL_CREATED else frames_of(number, count, size)
+        segment.append(encode_group(kind, seq, 0, frames, segment.end), 100 * MIB)
+        number += len(frames)
+        seq += count if kind == MESSAGES else 0
+
+
+def test_the_index_made_later_leads_to_every_message(disk, segment):
+    publish(segment, [1, 1, 300, 900, 1, 20] * 20)
+    segment.close()
+    later = found(disk)
+    assert first_id_of(later, Damage()) == b"%016x" % 0
+    index = index_of(later, Damage())
+    everything = {}
+    reader = GroupReader(later, Damage())
+    while True:
+        offset = reader.offset
+        groups = reader.read(1)
+        if not groups:
+            break
+        if groups[0].kind != CHANNEL_CREATED:
+            everything.update({frame[18:34]: offset for frame in groups[0].frames})
+    assert index.count == len(everything)
+    spans = {index.span_of_id(message_id) for message_id in everything}
+    for message_id, offset in everything.items():
+        begin, end = index.span_of_id(message_id)
+        assert begin <= offset < end
+    assert len(spans) > segment.end // INDEX_STEP // 4
+
+
+def test_the_index_leads_to_every_number(disk, segment):
+    publish(segment, [1, 1, 300, 900, 1, 20] * 20)
+    segment.close()
+    later = found(disk)
+    index = index_of(later, Damage())
+    reader = GroupReader(later, Damage())
+    while True:
+        offset = reader.offset
+        groups = reader.read(1)
+        if not groups:
+            break
+        if groups[0].kind == MESSAGES:
+            first = groups[0].first_seq
+            assert index.offset_of_seq(first) <= offset
+            assert offset - index.offset_of_seq(first) < 3 * INDEX_STEP
+            assert index.offset_of_seq(first + len(groups[0].frames) - 1) <= offset
+
+
+def test_an_index_is_not_misled_by_a_damaged_id(disk, segment):
+    publish(segment, [200, 1, 1] * 40)
+    segment.close()
+    content = bytearray(disk.content(PATH))
+    place = content.index(b"%016x" % 0)
+    content[place] = ord("f")
+    disk.put(PATH, bytes(content))
+    later = found(disk)
+    message_id = b"%016x" % 5000
+    begin, end = index_of(later, Damage()).span_of_id(message_id)
+    assert begin <= content.index(message_id) <= end + INDEX_STEP
+    assert end - begin < 4 * INDEX_STEP
