@@ -1,17 +1,36 @@
-"""The heart of nsqd: topics, channels, and what is in flight between them and their consumers. Knows no network.
+"""The heart of nsqd: topics, channels, what is in flight between them and their consumers, and what of it is on disk.
 
-Frames move in batches (see ``protocol.message``): published once into a topic, shared by all its channels, kept in
-flight at one consumer of each, finished or put back.
+Frames move in batches (see ``protocol.message``): published once into a topic, written once to its log, shared by all
+its channels, kept in flight at one consumer of each, finished or put back.
+
+What moves:
 
     broker        all topics                    guid        message ids by the batch
     topic         bodies in, frames to channels stats       snapshots for /stats
     channel       frames shared out             limits      what bounds all of it
-    backlog       frames that wait              exiting     the refusal when something ends
-    in_flight     frames that were sent         schedule    who wants attention when
+    pending       what a channel could deliver  exiting     the refusal when something ends
+    cursor        a place in a topic's stream   schedule    who wants attention when
+    backlog       frames in memory              in_flight   frames that were sent
     deferred      frames before their time
 
-May import: ``protocol``. A clock value comes as a parameter: `now` in monotonic seconds, `now_ns` in nanoseconds since
-1970. Whoever is above gives ``Schedule.wake_at``, consumers (``channel.Consumer``) and observers.
+What stays:
 
-Read ``channel`` first.
+    storage       all topics on disk            topic_log   segments, recovery, release
+    checkpoint    where each channel stands     segment     one file of a log
+    recovery      from both to where it was     group       the frames of one publish, with checksums
+    files         the seam to the file system   kept        old messages beside the log
+    descriptors   open files, with a reserve    group_reader, log_reader, sync_job, damage
+    reserve       disk space for checkpoints
+
+What Go's nsqd left, and what it gets back:
+
+    data_path     the folder and its lock       go_data, go_queue_reader, go_queue_writer   its queue files
+    metadata      nsqd.dat                      go_import, go_takeover                      theirs become ours
+    stored_topic  a topic without a daemon      go_export                                   ours become theirs
+
+May import: ``protocol``. It knows no network, and no clock: `now` in monotonic seconds and `now_ns` in nanoseconds
+since 1970 come as parameters. Whoever is above gives ``Schedule.wake_at``, consumers (``channel.Consumer``), observers,
+and ``Storage.commit``, which may wait.
+
+Read ``channel`` first, then ``cursor`` and ``topic_log``.
 """

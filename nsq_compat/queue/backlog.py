@@ -4,8 +4,10 @@ A batch goes in as it is, the very list every channel of the topic was given, so
 twenty appends however many messages it has. Batches are never changed; a part that was taken is skipped by an offset.
 """
 
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 NOTHING: Sequence[bytes] = ()
 
@@ -43,6 +45,11 @@ class Backlog:
         self._offset = self._length = 0
         return dropped
 
+    def batches(self) -> Iterator[Sequence[bytes]]:
+        """What waits, oldest first; not to be changed meanwhile."""
+        for number, batch in enumerate(self._batches):
+            yield batch if number else batch[self._offset :]
+
     def _take(self, limit: int) -> Sequence[bytes]:
         wanted = min(limit, self._length)
         if wanted <= 0:
@@ -75,9 +82,4 @@ class Backlog:
 
 
 def _how_many_fit(frames: Sequence[bytes], max_bytes: int) -> int:
-    total = 0
-    for count, frame in enumerate(frames):
-        total += len(frame)
-        if count and total > max_bytes:
-            return count
-    return len(frames)
+    return max(1, bisect_right(list(accumulate(map(len, frames))), max_bytes))

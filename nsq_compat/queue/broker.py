@@ -1,52 +1,75 @@
-"""All topics of one daemon: get or create, delete, close."""
+"""All topics of one daemon: get or create, delete, bring back after a restart, close."""
 
 import logging
+from collections.abc import Iterable
 from typing import Protocol
 
+from nsq_compat.protocol.names import is_ephemeral
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.exiting import Exiting
 from nsq_compat.queue.limits import QueueLimits
+from nsq_compat.queue.recovery import recover
 from nsq_compat.queue.schedule import Schedule
-from nsq_compat.queue.topic import Topic, TopicObserver
+from nsq_compat.queue.storage import Storage
+from nsq_compat.queue.topic import Topic
 
 log = logging.getLogger(__name__)
 
 
-class BrokerObserver(TopicObserver, Protocol):
+class BrokerObserver(Protocol):
     """Is told after the fact, with the maps as they are now."""
 
     def topic_created(self, topic: Topic) -> None: ...
 
     def topic_deleted(self, topic: Topic) -> None: ...
 
+    def channel_created(self, topic: Topic, channel: Channel) -> None: ...
+
+    def channel_deleted(self, topic: Topic, channel: Channel) -> None: ...
+
 
 class Broker:
-    """The heart of nsqd: knows no network, no disk and no clock."""
+    """The heart of nsqd: knows no network and no clock, and the disk only as a storage. Without one it is forgetful."""
 
-    def __init__(self, limits: QueueLimits) -> None:
+    def __init__(self, limits: QueueLimits, storage: Storage | None = None) -> None:
         self.limits = limits
         self.schedule = Schedule()
         self.topics: dict[str, Topic] = {}
         self.observers: list[BrokerObserver] = []
+        self._storage = storage
+        self._changed: dict[Topic, None] = {}
         self._exiting = False
 
     def topic(self, name: str) -> Topic:
-        """The topic of that (valid) name, made if need be. Raises ``Exiting``."""
+        """The topic of that (valid) name, made if need be. Raises ``Exiting`` and ``OSError``."""
         topic = self.topics.get(name)
         if topic is None:
             if self._exiting:
                 raise Exiting
-            topic = self.topics[name] = Topic(name, self.limits, self.schedule, self)
+            store = None
+            if self._storage is not None and not is_ephemeral(name):
+                store = self._storage.create(name)
+            topic = self.topics[name] = Topic(name, self.limits, self.schedule, self, store)
             log.info("TOPIC(%s): created", name)
             for observer in self.observers:
                 observer.topic_created(topic)
+        return topic
+
+    def restore(self, name: str, channels: Iterable[str], now: float, now_ns: int) -> Topic:
+        """Bring a topic back from the storage, with the channels it had and those named. Raises ``OSError``."""
+        assert self._storage is not None, "only a storage remembers"
+        store, last = self._storage.open(name)
+        topic = Topic(name, self.limits, self.schedule, self, store)
+        topic.restore(recover(last, store.log), channels, now, now_ns)
+        self.topics[name] = topic
         return topic
 
     def delete_topic(self, name: str) -> None:
         """End a topic with its channels and all they hold. Raises ``KeyError``."""
         topic = self.topics.pop(name)
         log.info("TOPIC(%s): deleting", name)
-        topic.close()
+        self._changed.pop(topic, None)
+        topic.delete()
         for observer in self.observers:
             observer.topic_deleted(topic)
 
@@ -55,6 +78,14 @@ class Broker:
         self._exiting = True
         for topic in self.topics.values():
             topic.close()
+
+    def take_changed(self) -> list[Topic]:
+        """Those topics whose checkpoint is out of date; from here on they announce changes anew."""
+        changed, self._changed = list(self._changed), {}
+        return changed
+
+    def changed(self, topic: Topic) -> None:
+        self._changed[topic] = None
 
     def channel_created(self, topic: Topic, channel: Channel) -> None:
         for observer in self.observers:

@@ -6,23 +6,26 @@ Invariants:
   that a consumer left behind), deferred, or finished; what is dropped is counted.
 - *Attempts.* A queued frame carries the attempt number it will be delivered with, a frame in flight the number it was
   delivered with.
-- *Fair waking.* Never are more consumers awake than there are frames, they are woken in turn, and what one of them takes
-  is capped by its share of the depth. Unless paused, as many consumers are awake as there are frames, or none waits: who
-  was woken and asks, or stands back, keeps it so.
+- *Fair waking.* No more consumers are woken than there are frames, they are woken in turn, and what one of them takes
+  is capped by its share of the depth. Unless paused, as many consumers are awake as there are frames, or none waits;
+  when one that was woken asks or stands back, that stays true.
 """
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from nsq_compat.protocol.message import next_attempt, next_attempts
+from nsq_compat.protocol.message import attempts, message_id, next_attempt, next_attempts
 from nsq_compat.protocol.names import is_ephemeral
-from nsq_compat.queue.backlog import NOTHING, Backlog
-from nsq_compat.queue.deferred import Deferred
+from nsq_compat.queue.backlog import NOTHING
+from nsq_compat.queue.checkpoint import Place, entries_at_once
+from nsq_compat.queue.cursor import Cursor
+from nsq_compat.queue.deferred import Deferred, Fetch
 from nsq_compat.queue.exiting import Exiting
 from nsq_compat.queue.in_flight import NEVER, InFlight
 from nsq_compat.queue.limits import QueueLimits
+from nsq_compat.queue.pending import Pending
 from nsq_compat.queue.schedule import Schedule
 from nsq_compat.queue.stats import ClientStats
 
@@ -31,6 +34,8 @@ log = logging.getLogger(__name__)
 MAX_BATCH = 256
 """Frames one consumer takes at once, so that a fast one does not hold up a turn of the event loop."""
 MAX_BATCH_BYTES = 256 * 1024
+RETRY_SECONDS = 0.1
+"""Between two attempts at what the disk refused, or there was no room for."""
 
 NOT_IN_FLIGHT = "ID not in flight"
 NOT_OWNER = "client does not own message"
@@ -62,7 +67,8 @@ class Consumer(Protocol):
 class Channel:
     """`now` is monotonic seconds everywhere. Made by a topic; `exiting` once it is deleted or the daemon stops.
 
-    `on_abandoned` is called when the last consumer has left an ephemeral channel.
+    `on_abandoned` is called when the last consumer has left an ephemeral channel, `on_change` whenever `place` has
+    something new to say.
     """
 
     def __init__(
@@ -71,7 +77,11 @@ class Channel:
         name: str,
         limits: QueueLimits,
         schedule: Schedule,
+        *,
+        cursor: Cursor,
+        deferred: Deferred,
         on_abandoned: Callable[["Channel"], None],
+        on_change: Callable[[], None],
     ) -> None:
         self.topic_name = topic_name
         self.name = name
@@ -87,8 +97,10 @@ class Channel:
         self._limits = limits
         self._schedule = schedule
         self._on_abandoned = on_abandoned
-        self._backlog = Backlog()
-        self._deferred = Deferred()
+        self._on_change = on_change
+        self._cursor = cursor
+        self._pending = Pending(cursor, limits.mem_queue_size)
+        self.deferred = deferred
         self._left_behind: list[InFlight] = []
         self._waiting: OrderedDict[Consumer, None] = OrderedDict()  # asked and found nothing; woken in this order
         self._woken: set[Consumer] = set()  # woken and has not asked since
@@ -98,16 +110,16 @@ class Channel:
     @property
     def depth(self) -> int:
         """Frames that could be delivered now; what is in flight or deferred is not counted."""
-        return len(self._backlog)
+        return len(self._pending)
 
     @property
     def backend_depth(self) -> int:
         """The part of the depth that is not in memory."""
-        return 0
+        return self._cursor.behind
 
     @property
     def deferred_count(self) -> int:
-        return len(self._deferred)
+        return len(self.deferred)
 
     @property
     def in_flight_count(self) -> int:
@@ -115,25 +127,34 @@ class Channel:
 
     # --- Frames in ----------------------------------------------------------------------------------------------------
 
+    def spills(self, count: int) -> bool:
+        """Whether so many more messages would not fit into memory, and have to be in the log."""
+        return self._cursor.spills(count)
+
     def put(self, frames: Sequence[bytes]) -> None:
-        """Take a batch from the topic: the same list for every channel, never to be changed."""
+        """Take a batch from the topic: the same frames for every channel, never to be changed."""
         self.message_count += len(frames)
-        room = self._limits.mem_queue_size - len(self._backlog)
-        if len(frames) > room:
-            self._drop(len(frames) - max(room, 0))
-            frames = frames[: max(room, 0)]
-        self._add(frames)
+        self._drop(self._cursor.extend(frames))
+        if self._waiting:
+            self._wake()
 
-    def defer(self, frames: Sequence[bytes], due: float) -> None:
-        """Take a batch that may not be delivered before `due`."""
+    def defer(self, frames: Sequence[bytes], due: float, logged: bool) -> None:
+        """Take a batch that may not be delivered before `due`; `logged` says that it is in the log."""
         self.message_count += len(frames)
-        self._put_off(frames, due)
+        fitting = self.deferred.fitting(frames)
+        self._drop(len(frames) - len(fitting))
+        self._put_off(fitting, due, logged)
 
-    def adopt(self, deferred: Deferred) -> None:
-        """Take over what waited in the topic for its time."""
-        self.message_count += len(deferred)
-        deferred.share_with(self._deferred)
-        self._schedule.at(self._deferred.next_due(), self)
+    def follow(self, held: Cursor, deferred: Deferred) -> None:
+        """Take over what waited in the topic."""
+        self.message_count += len(held) + len(deferred)
+        self._drop(self._cursor.follow(held) + deferred.share_with(self.deferred))
+        self._schedule.at(self.deferred.next_due(), self)
+        self._wake()
+
+    def pass_over(self, position: int) -> None:
+        """What the topic held back up to there in the stream it has dropped, or names one by one."""
+        self._cursor.pass_over(position)
 
     # --- Frames out ---------------------------------------------------------------------------------------------------
 
@@ -141,23 +162,34 @@ class Channel:
         """Deliver at most `room` frames to a consumer, one batch of them: they are in flight until `now + timeout`.
 
         A consumer that gets nothing, or empties the backlog and has room left, is woken when there is something for it.
-        One that gets something, has room left and does not empty the backlog has to come again by itself.
+        One that gets something, has room left and does not empty the backlog has to come again by itself. A log that
+        cannot be read is tried again a little later.
         """
         claims = consumer in self._woken
         self._woken.discard(consumer)
         # Those woken and yet to come have their share too, the first to come must not take it all; and what is left
         # over by an even division is for the woken (nsqd: who waits is served before who comes by).
         others = len(self._woken)
-        share = (len(self._backlog) + (others if claims else 0)) // (others + 1)
+        share = (len(self._pending) + (others if claims else 0)) // (others + 1)
         if self.paused or not share:
             self._waiting.setdefault(consumer)  # asking again does not cost its place in the line
             return NOTHING
-        frames = self._backlog.take(min(room, share, MAX_BATCH), MAX_BATCH_BYTES)
+        try:
+            frames = self._pending.take(min(room, share, MAX_BATCH), MAX_BATCH_BYTES)
+        except OSError as error:
+            log.error("CHANNEL(%s): cannot read messages - %s", self.name, error)
+            self._waiting[consumer] = None
+            self._schedule.at(now + RETRY_SECONDS, self)
+            return NOTHING
         consumer.in_flight.add(frames, now, timeout)
         if now + timeout < self.alarm:
             self._schedule.at(now + timeout, self)
-        if not self._backlog and len(frames) < room:
+        if not self._pending:
+            if len(frames) < room:
+                self._waiting[consumer] = None
+        elif not frames:  # they were damaged, and there is more behind them
             self._waiting[consumer] = None
+            self._wake()
         return frames
 
     def stand_back(self, consumer: Consumer) -> None:
@@ -171,6 +203,7 @@ class Channel:
 
     def finish(self, consumer: Consumer, ids: Sequence[bytes]) -> list[bytes]:
         """Forget messages for good; return the ids that were not in flight at this consumer."""
+        self._on_change()
         return consumer.in_flight.finish(ids)
 
     def requeue(self, consumer: Consumer, message_id: bytes, now: float, delay: float) -> None:
@@ -179,9 +212,10 @@ class Channel:
         if frame is None:
             raise NotInFlight(self.why_not(message_id))
         self.requeue_count += 1
+        self._on_change()
         again = [next_attempt(frame)]
         if delay > 0:
-            self._put_off(again, now + delay)
+            self._put_off(again, now + delay, logged=False)
         else:
             self._add(again)
 
@@ -234,23 +268,21 @@ class Channel:
 
     def empty(self) -> None:
         """Drop everything: waiting, deferred and in flight."""
-        self._backlog.empty()
-        self._deferred.empty()
-        for in_flight in self._all_in_flight():
-            in_flight.clear()
-        self._left_behind.clear()
+        self._forget_all()
         for consumer in self.consumers:
             consumer.wake()  # it has room again
 
     def close(self) -> None:
-        """The channel ends, with its consumers and all it holds."""
+        """The channel ends, with its consumers; what it holds can still be asked for."""
         self.exiting = True
         self._schedule.cancel(self)
         for consumer in list(self.consumers):
             consumer.close()
-        self._backlog.empty()
-        self._deferred.empty()
-        self._left_behind.clear()
+
+    def delete(self) -> None:
+        """The channel ends, with its consumers and all it holds."""
+        self.close()
+        self._forget_all()
 
     def on_alarm(self, now: float) -> float:
         """Put back what timed out and what is due."""
@@ -258,33 +290,90 @@ class Channel:
             expired = in_flight.expire(now)
             if expired:
                 self.timeout_count += len(expired)
+                self._on_change()
                 self._add(next_attempts(expired))
                 if consumer is not None:
                     consumer.wake()  # it has room again
         self._left_behind = [in_flight for in_flight in self._left_behind if in_flight]
-        self._add(self._deferred.release(now))
-        deadlines = [in_flight.next_deadline() for in_flight in self._all_in_flight()]
-        return min([self._deferred.next_due(), *deadlines])
+        next_release = self._release_deferred(now)
+        return min([next_release, *(in_flight.next_deadline() for in_flight in self._all_in_flight())])
+
+    # --- What must survive --------------------------------------------------------------------------------------------
+
+    def place(self) -> Place:
+        """Where the channel stands in the stream, and what it has taken from it and not finished."""
+        unfinished = [
+            (number, (attempts(frame) + 1) & 0xFFFF)
+            for in_flight in self._all_in_flight()
+            for number, frame in in_flight.frames.items()
+        ]
+        unfinished += [(message_id(frame), attempts(frame)) for frame in self._pending.returned()]
+        unfinished += self._pending.restored()
+        unfinished.sort()  # ids are in the order of publishing
+        entries = [*entries_at_once(unfinished), *self.deferred.keys()]
+        return Place(self._cursor.position, entries, list(self._cursor.gaps))
+
+    def restore(self, place: Place, end: int, shift: float, fetch: Fetch) -> None:
+        """Go on from a place, in a stream that ends at `end`; `shift` makes due times of today's clock."""
+        self._cursor.move(place.position, end, place.gaps)
+        self.restore_messages(place.at_once(), fetch)
+        self.deferred.restore(place.deferred(), shift)
+        self._schedule.at(self.deferred.next_due(), self)
+
+    def restore_messages(self, messages: Sequence[tuple[bytes, int]], fetch: Fetch) -> None:
+        """Deliver these (id, number of the next delivery) before all others."""
+        self._pending.restore(messages, fetch)
+        self._wake()
+
+    def frames_in_memory(self) -> Iterator[bytes]:
+        """All frames it holds, for when memory ends."""
+        for batch in self._cursor.in_memory():
+            yield from batch
+        yield from self._pending.returned()
+        yield from self.deferred.frames().values()
+        for in_flight in self._all_in_flight():
+            yield from in_flight.frames.values()
+
+    def surrender_memory(self) -> None:
+        """Make `place` name what waits in memory one by one: it is not in the log at its place in the stream."""
+        self._pending.put_back(self._cursor.take_memory())
 
     # --- Inside -------------------------------------------------------------------------------------------------------
 
     def _add(self, frames: Sequence[bytes]) -> None:
-        self._backlog.extend(frames)
+        self._pending.put_back(frames)
         if self._waiting:
             self._wake()
 
-    def _put_off(self, frames: Sequence[bytes], due: float) -> None:
-        self._deferred.add(frames, due)
+    def _put_off(self, frames: Sequence[bytes], due: float, logged: bool) -> None:
+        self.deferred.add(frames, due, logged)
         self._schedule.at(due, self)
 
+    def _release_deferred(self, now: float) -> float:
+        """Put back what is due, as far as there is room in memory; returns when to go on."""
+        room = max(self._limits.mem_queue_size, MAX_BATCH) - self._pending.returned_count
+        try:
+            self._add(self.deferred.release(now, max(0, room)))
+        except OSError as error:
+            log.error("CHANNEL(%s): cannot read deferred messages - %s", self.name, error)
+            return now + RETRY_SECONDS
+        return max(self.deferred.next_due(), now + (0 if room > 0 else RETRY_SECONDS))
+
+    def _forget_all(self) -> None:
+        self._pending.empty()
+        self.deferred.empty()
+        for in_flight in self._all_in_flight():
+            in_flight.clear()
+        self._left_behind.clear()
+
     def _wake(self) -> None:
-        while self._waiting and len(self._woken) < len(self._backlog) and not self.paused:
+        while self._waiting and len(self._woken) < len(self._pending) and not self.paused:
             consumer, _ = self._waiting.popitem(last=False)
             self._woken.add(consumer)
             consumer.wake()
 
     def _drop(self, count: int) -> None:
-        if not self.dropped_count:
+        if count and not self.dropped_count:
             log.warning(
                 "CHANNEL(%s): more than %d messages wait, dropping what comes now (see dropped_count in /stats)",
                 self.name, self._limits.mem_queue_size,

@@ -41,6 +41,20 @@ class GuidFactory:
         digits = struct.pack(f">{count}Q", *numbers).hex().encode("ascii")
         return [digits[start : start + _ID_LENGTH] for start in range(0, count * _ID_LENGTH, _ID_LENGTH)]
 
+    @property
+    def last(self) -> bytes:
+        """The greatest id given out, or one below all there can be."""
+        return b"%016x" % (self._id(self._next - 1) if self._next else 0)
+
+    def start_after(self, last: bytes) -> None:
+        """Give out only greater ids than this one, whatever the clock says."""
+        number = int(last, 16)
+        tick, sequence = number >> (NODE_ID_BITS + SEQUENCE_BITS), number & (_SEQUENCE_SIZE - 1)
+        following = (tick << SEQUENCE_BITS | sequence) + 1
+        if self._id(following) <= number:  # made by a node of a higher id, which this daemon may have had before
+            following = (tick + 1) << SEQUENCE_BITS
+        self._next = max(self._next, following)
+
     def _id(self, number: int) -> int:
         tick, sequence = number >> SEQUENCE_BITS, number & (_SEQUENCE_SIZE - 1)
         return tick << (NODE_ID_BITS + SEQUENCE_BITS) | self._node | sequence

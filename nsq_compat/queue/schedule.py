@@ -22,7 +22,7 @@ class Scheduled(Protocol):
     """When it is to be woken, monotonic seconds; written by the schedule alone."""
 
     def on_alarm(self, now: float) -> float:
-        """Do what is due and return when the next alarm is wanted, after `now` (``NEVER`` for none)."""
+        """Do what is due and return when the next alarm is wanted: ``NEVER`` for none, `now` for at once."""
 
 
 class Schedule:

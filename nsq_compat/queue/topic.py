@@ -1,26 +1,43 @@
-"""A topic: makes messages of bodies and hands the same frames to each of its channels.
+"""A topic: makes messages of bodies, writes them down, and hands the same frames to each of its channels.
 
 While there is no channel, or the topic is paused, messages wait here; the first channel gets all of them, a later one
 only what comes after it.
+
+Invariants:
+
+- Messages are numbered in the order of publishing; a channel's cursor and the log mean the same by a number.
+- What is to be logged is in the log before a channel or a producer hears of it, so a failed write changes nothing.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-from nsq_compat.protocol.message import make_frames
+from nsq_compat.protocol.message import attempts, make_frames, message_id
 from nsq_compat.protocol.names import is_ephemeral
-from nsq_compat.queue.backlog import Backlog
 from nsq_compat.queue.channel import Channel
+from nsq_compat.queue.checkpoint import HELD_BY_TOPIC, Checkpoint, Place, entries_at_once
+from nsq_compat.queue.cursor import Cursor
 from nsq_compat.queue.deferred import Deferred
 from nsq_compat.queue.exiting import Exiting
+from nsq_compat.queue.group import (
+    CHANNEL_CREATED,
+    CHANNEL_DELETED,
+    CHANNEL_EMPTIED,
+    DEFERRED,
+    TOPIC_EMPTIED,
+    TOPIC_PAUSED,
+    TOPIC_UNPAUSED,
+)
 from nsq_compat.queue.guid import GuidFactory
 from nsq_compat.queue.limits import QueueLimits
+from nsq_compat.queue.recovery import Recovered
 from nsq_compat.queue.schedule import Schedule
+from nsq_compat.queue.storage import TopicStore
 
 log = logging.getLogger(__name__)
 
-_EVERYTHING = 1 << 62
+_NS_PER_SECOND = 1_000_000_000
 
 
 class TopicObserver(Protocol):
@@ -30,11 +47,21 @@ class TopicObserver(Protocol):
 
     def channel_deleted(self, topic: "Topic", channel: Channel) -> None: ...
 
+    def changed(self, topic: "Topic") -> None:
+        """There is something a checkpoint should know; said once until the next one."""
+
 
 class Topic:
-    """Made by a broker; `exiting` once it is deleted or the daemon stops."""
+    """Made by a broker; `exiting` once it is deleted or the daemon stops. Without a store it lives in memory alone."""
 
-    def __init__(self, name: str, limits: QueueLimits, schedule: Schedule, observer: TopicObserver) -> None:
+    def __init__(
+        self,
+        name: str,
+        limits: QueueLimits,
+        schedule: Schedule,
+        observer: TopicObserver,
+        store: TopicStore | None = None,
+    ) -> None:
         self.name = name
         self.ephemeral = is_ephemeral(name)
         self.paused = False
@@ -46,104 +73,308 @@ class Topic:
         self._limits = limits
         self._schedule = schedule
         self._observer = observer
+        self.store = store
         self._ids = GuidFactory(limits.node_id)
-        self._backlog = Backlog()
-        self._deferred = Deferred()
+        self._seq = 0
+        self._changed = False
+        self._held, self._held_deferred = self._hold_from_here()
+        self._held_restored: list[tuple[bytes, int]] = []  # id, number of the next delivery: they come first
 
     @property
     def depth(self) -> int:
         """Messages no channel has got yet."""
-        return len(self._backlog) + len(self._deferred)
+        return len(self._held) + len(self._held_deferred) + len(self._held_restored)
 
     @property
     def backend_depth(self) -> int:
         """The part of the depth that is not in memory."""
-        return 0
+        return self._held.behind
+
+    # --- Publishing ---------------------------------------------------------------------------------------------------
 
     def publish(self, bodies: Sequence[bytes], now: float, now_ns: int, defer: float = 0.0) -> None:
-        """Make messages, all of them or none. `defer` in seconds. Raises ``Exiting``."""
+        """Make messages, all of them or none. `defer` in seconds. Raises ``Exiting`` and ``OSError``."""
         if self.exiting:
             raise Exiting
         frames = make_frames(self._ids.take(len(bodies), now_ns), now_ns, bodies)
+        if defer > 0:
+            self._defer(frames, now + defer, now_ns + int(defer * _NS_PER_SECOND))
+        else:
+            self._deliver(frames)
         self.message_count += len(bodies)
         self.message_bytes += sum(map(len, bodies))
-        if self.paused or not self.channels:
-            self._keep(frames, now + defer if defer > 0 else 0)
-        elif defer > 0:
-            for channel in self.channels.values():
-                channel.defer(frames, now + defer)
+        if self.store is not None:
+            self.store.commit()
+
+    def _deliver(self, frames: Sequence[bytes]) -> None:
+        # Hot: once for every publish.
+        store, channels, holding = self.store, self.channels.values(), self._holding
+        if store is not None and (store.always or self._spills(len(frames))):
+            store.append(frames, self._seq)
+        self._seq += len(frames)
+        if holding:
+            self._drop(self._held.extend(frames))
         else:
-            for channel in self.channels.values():
+            for channel in channels:
                 channel.put(frames)
 
+    def _spills(self, count: int) -> bool:
+        if self._holding:  # a channel that is behind its log goes on reading there when the pause is over
+            return self._held.spills(count) or any(channel.backend_depth for channel in self.channels.values())
+        return any(channel.spills(count) for channel in self.channels.values())
+
+    def _defer(self, frames: Sequence[bytes], due: float, due_ns: int) -> None:
+        targets = [self._held_deferred] if self._holding else [each.deferred for each in self.channels.values()]
+        logged = self.store is not None and (self.store.always or any(each.spills(len(frames)) for each in targets))
+        if self.store is not None and logged:
+            self.store.append(frames, self._seq, due_ns, DEFERRED)
+        if self._holding:
+            fitting = self._held_deferred.fitting(frames)
+            self._drop(len(frames) - len(fitting))
+            self._held_deferred.add(fitting, due, logged)
+        else:
+            for channel in self.channels.values():
+                channel.defer(frames, due, logged)
+        self._note_change()
+
+    # --- Channels -----------------------------------------------------------------------------------------------------
+
     def channel(self, name: str) -> Channel:
-        """The channel of that (valid) name, made if need be. Raises ``Exiting``."""
+        """The channel of that (valid) name, made if need be. Raises ``Exiting`` and ``OSError``."""
         channel = self.channels.get(name)
         if channel is None:
             if self.exiting:
                 raise Exiting
-            channel = Channel(self.name, name, self._limits, self._schedule, self._delete)
-            self.channels[name] = channel
+            was_holding = self._holding
+            position = self._held.position if was_holding else self._seq
+            if self.store is not None and not is_ephemeral(name):
+                self._note_creation(name, position)
+            channel = self._make_channel(name, position)
             log.info("TOPIC(%s): new channel(%s)", self.name, name)
-            self._fan_out()
+            if was_holding:  # else what is held is empty, and of a time before what was published since
+                self._hand_over()
+            self._note_ephemeral()
+            self._note_change()
             self._observer.channel_created(self, channel)
+            if self.store is not None:
+                self.store.commit()  # last, because others run meanwhile
         return channel
 
     def delete_channel(self, name: str) -> None:
         """End a channel with all it holds. Raises ``KeyError``."""
         self._delete(self.channels[name])
 
+    def _make_channel(self, name: str, position: int) -> Channel:
+        store = None if is_ephemeral(name) else self.store
+        topic_log = store.log if store is not None else None
+        channel = Channel(
+            self.name,
+            name,
+            self._limits,
+            self._schedule,
+            cursor=Cursor(topic_log, self._limits.mem_queue_size, position, position),
+            deferred=self._make_deferred(store),
+            on_abandoned=self._delete,
+            on_change=self._note_change,
+        )
+        self.channels[name] = channel
+        return channel
+
+    def _delete(self, channel: Channel) -> None:
+        log.info("TOPIC(%s): deleting channel %s", self.name, channel.name)
+        del self.channels[channel.name]
+        channel.delete()
+        if not self.channels and not self.paused:
+            self._held, self._held_deferred = self._hold_from_here()
+        if not channel.ephemeral or self._holding:
+            self._note(CHANNEL_DELETED, channel.name)
+        self._note_ephemeral()
+        self._note_change()
+        self._observer.channel_deleted(self, channel)
+
+    # --- Control ------------------------------------------------------------------------------------------------------
+
     def pause(self) -> None:
         """Keep what is published; the channels go on with what they have."""
-        self.paused = True
+        if not self.paused:
+            if not self._holding:
+                self._held, self._held_deferred = self._hold_from_here()
+            self.paused = True
+            self._note(TOPIC_PAUSED, "")
+            self._note_change()
 
     def unpause(self) -> None:
         """Give the channels what was kept."""
-        self.paused = False
-        self._fan_out()
+        if self.paused:
+            self.paused = False
+            self._note(TOPIC_UNPAUSED, "")
+            self._hand_over()
+            self._note_ephemeral()
+            self._note_change()
 
     def empty(self) -> None:
         """Drop what no channel has got yet; the channels keep what they have (nsqd)."""
-        self._backlog.empty()
-        self._deferred.empty()
+        self._held.skip_to_end()
+        self._held_deferred.empty()
+        self._held_restored.clear()
+        self._pass_over()
+        self._note(TOPIC_EMPTIED, "")
+        self._note_change()
+
+    def empty_channel(self, name: str) -> None:
+        """Drop everything a channel has: waiting, deferred and in flight. Raises ``KeyError``."""
+        self.channels[name].empty()
+        self._note(CHANNEL_EMPTIED, name)
+        self._note_change()
 
     def close(self) -> None:
-        """The topic ends, with its channels."""
+        """The daemon stops: nothing is taken or given any more. What is held stays where it is kept."""
         self.exiting = True
         for channel in self.channels.values():
             channel.close()
 
-    def _fan_out(self) -> None:
-        if self.paused or not self.channels:
+    def surrender_memory(self) -> None:
+        """Memory ends: what is only there is written beside the log, so that a checkpoint can name it one by one."""
+        if self.store is None or self.store.always:
             return
-        frames = self._backlog.take(_EVERYTHING, _EVERYTHING)
-        deferred, self._deferred = self._deferred, Deferred()
-        for channel in self.channels.values():
-            if frames:
-                channel.put(frames)
-            if deferred:
-                channel.adopt(deferred)
+        channels = [channel for channel in self.channels.values() if not channel.ephemeral]
+        frames = {message_id(frame): frame for channel in channels for frame in channel.frames_in_memory()}
+        frames.update((message_id(frame), frame) for batch in self._held.in_memory() for frame in batch)
+        frames.update(self._held_deferred.frames())
+        self.store.keep([frames[number] for number in sorted(frames)])
+        for channel in channels:
+            channel.surrender_memory()
+        self._held_restored += [(message_id(frame), attempts(frame)) for frame in self._held.take_memory()]
+        self._pass_over()
+        self._note_change()
 
-    def _keep(self, frames: Sequence[bytes], due: float) -> None:
-        room = self._limits.mem_queue_size - self.depth
-        if len(frames) > room:
-            self._drop(len(frames) - max(room, 0))
-            frames = frames[: max(room, 0)]
-        if due:
-            self._deferred.add(frames, due)
-        else:
-            self._backlog.extend(frames)
+    def delete(self) -> None:
+        """The topic ends, with its channels and all they hold."""
+        self.exiting = True
+        for channel in self.channels.values():
+            channel.delete()
+        if self.store is not None:
+            self.store.delete()
+
+    # --- What must survive --------------------------------------------------------------------------------------------
+
+    def checkpoint(self, now: float, now_ns: int) -> Checkpoint:
+        """Where every channel stands, as of now; changes are announced anew from here on."""
+        assert self.store is not None, "what lives in memory alone has no checkpoint"
+        self._changed = False
+        places = {name: each.place() for name, each in self.channels.items() if not each.ephemeral}
+        if self._holding:
+            entries = [*entries_at_once(self._held_restored), *self._held_deferred.keys()]
+            places[HELD_BY_TOPIC] = Place(self._held.position, entries)
+        offset = now_ns / _NS_PER_SECOND - now
+        return Checkpoint(self.store.log.end._replace(seq=self._seq), offset, self._ids.last, places, self.paused)
+
+    def release(self, saved: Checkpoint) -> None:
+        """Delete what is not needed any more now that this checkpoint is saved."""
+        assert self.store is not None, "what lives in memory alone has no checkpoint"
+        self.store.release(saved, self._kept_since)
+
+    def restore(self, before: Recovered, channels: Iterable[str], now: float, now_ns: int) -> None:
+        """Be as before; channels that are named and were not there begin here, unless nobody knows which there were."""
+        assert self.store is not None, "only a store remembers"
+        shift = before.clock_offset - (now_ns / _NS_PER_SECOND - now)
+        self._seq = before.end
+        self._ids.start_after(before.last_id)
+        self.paused = before.paused
+        held = before.held
+        stands = before.end if held is None else held.position
+        for name, place in before.channels.items():
+            self._make_channel(name, 0).restore(place, stands, shift, self.store.log.fetch)
+        if not self.store.log.disk_bytes:  # the log begins later than the topic: with what there is
+            for name in self.channels:
+                self._note(CHANNEL_CREATED, name, stands)
+            if self.paused:
+                self._note(TOPIC_PAUSED, "", stands)
+        place = Place(stands) if held is not None or before.everything is None else before.everything
+        for name in channels:
+            if name not in self.channels and name not in before.gone and not is_ephemeral(name):
+                self._make_channel(name, 0).restore(place, stands, shift, self.store.log.fetch)
+                self._note(CHANNEL_CREATED, name, stands)
+        self._held, self._held_deferred = self._hold_from_here()
+        if held is not None:
+            self._held.move(held.position, before.end)
+            self._held_deferred.restore(held.deferred(), shift)
+            self._held_restored = held.at_once()
+            self._hand_over()
+        elif not self.channels:
+            self._note(CHANNEL_DELETED, "")  # the ephemeral ones, which ended with the process: the topic holds again
+        self._note_change()
+
+    # --- Inside -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _holding(self) -> bool:
+        return self.paused or not self.channels
+
+    def _hold_from_here(self) -> tuple[Cursor, Deferred]:
+        topic_log = self.store.log if self.store is not None else None
+        cursor = Cursor(topic_log, self._limits.mem_queue_size, self._seq, self._seq)
+        return cursor, self._make_deferred(self.store)
+
+    def _make_deferred(self, store: TopicStore | None) -> Deferred:
+        if store is None:
+            return Deferred(None, self._limits.mem_queue_size)
+        return Deferred(store.log.fetch, self._limits.mem_queue_size, None if store.always else store.keep)
+
+    def _hand_over(self) -> None:
+        """What was held goes to every channel, unless it has to be held on."""
+        if self._holding:
+            return
+        held, deferred = self._held, self._held_deferred
+        self._held, self._held_deferred = self._hold_from_here()
+        restored, self._held_restored = self._held_restored, []
+        for channel in self.channels.values():
+            if self.store is not None and restored:
+                channel.restore_messages(restored, self.store.log.fetch)
+            channel.follow(held, deferred)
+
+    def _pass_over(self) -> None:
+        """What was held and is not any more is not for the channels of a paused topic to read in the log."""
+        for channel in self.channels.values():
+            if self._holding:
+                channel.pass_over(self._held.position)
+
+    def _kept_since(self) -> Iterator[bytes]:
+        """Ids that a checkpoint made a while ago need not name, and whose frames are beside the log."""
+        if self.store is not None and not self.store.always:
+            for deferred in [self._held_deferred, *(each.deferred for each in self.channels.values())]:
+                yield from deferred.ids_on_disk()
 
     def _drop(self, count: int) -> None:
-        if not self.dropped_count:
+        if count and not self.dropped_count:
             log.warning(
                 "TOPIC(%s): more than %d messages wait, dropping what comes now (see dropped_count in /stats)",
                 self.name, self._limits.mem_queue_size,
             )  # fmt: skip
         self.dropped_count += count
 
-    def _delete(self, channel: Channel) -> None:
-        log.info("TOPIC(%s): deleting channel %s", self.name, channel.name)
-        del self.channels[channel.name]
-        channel.close()
-        self._observer.channel_deleted(self, channel)
+    def _note(self, kind: int, name: str, seq: int | None = None) -> None:
+        """Write a change down; if that fails, the next checkpoint knows."""
+        if self.store is not None:
+            try:
+                self.store.note(kind, name, self._seq if seq is None else seq)
+            except OSError as error:
+                log.error("TOPIC(%s): cannot write to the log - %s", self.name, error)
+
+    def _note_creation(self, name: str, position: int) -> None:
+        """Raises ``OSError`` if a channel must not be there without being written down."""
+        assert self.store is not None, "what lives in memory alone is not written down"
+        if self.store.always:
+            self.store.note(CHANNEL_CREATED, name, position)
+        else:
+            self._note(CHANNEL_CREATED, name, position)
+
+    def _note_ephemeral(self) -> None:
+        """All goes to channels that end with the process: the log has to say that the topic does not hold it."""
+        if not self._holding and all(channel.ephemeral for channel in self.channels.values()):
+            self._note(CHANNEL_CREATED, next(iter(self.channels)))
+
+    def _note_change(self) -> None:
+        if not self._changed and self.store is not None:
+            self._changed = True
+            self._observer.changed(self)

@@ -3,17 +3,25 @@
 A message is named by its body here: `publishes(b"a", b"b")` is followed by `takes(2) == [b"a", b"b"]`.
 """
 
-from collections.abc import Callable, Sequence
+import errno
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
 from nsq_compat.protocol import message
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel
+from nsq_compat.queue.checkpoint import Checkpoint
+from nsq_compat.queue.data_path import make_our_folder, topic_folder
+from nsq_compat.queue.files import Files, OsFiles
 from nsq_compat.queue.in_flight import InFlight
 from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.stats import ClientStats
+from nsq_compat.queue.storage import Durability, Storage
 from nsq_compat.queue.topic import Topic
+from nsq_compat.queue.topic_log import TopicLog
 
 NOW_NS = 1_700_000_000_000_000_000
 
@@ -80,9 +88,14 @@ class Consumer:
 class Daemon:
     """A broker and its clock."""
 
-    def __init__(self, limits: QueueLimits) -> None:
+    def __init__(self, limits: QueueLimits, storage: Storage | None = None) -> None:
         self.now = 1000.0
-        self.broker = Broker(limits)
+        self.clock = NOW_NS / 1e9
+        self.broker = Broker(limits, storage)
+
+    @property
+    def now_ns(self) -> int:
+        return int((self.clock + self.now) * 1e9)
 
     def topic(self, name: str = "orders") -> Topic:
         return self.broker.topic(name)
@@ -91,7 +104,7 @@ class Daemon:
         return self.topic(topic).channel(name)
 
     def publishes(self, *bodies: bytes, topic: str = "orders", defer: float = 0.0) -> None:
-        self.topic(topic).publish(bodies, self.now, NOW_NS + int(self.now * 1e9), defer)
+        self.topic(topic).publish(bodies, self.now, self.now_ns, defer)
 
     def consumer(self, channel: str = "archive", topic: str = "orders", timeout: float = 60.0) -> Consumer:
         """A consumer of that channel that has not asked for anything yet."""
@@ -142,3 +155,102 @@ def make_frames() -> Callable[..., Sequence[bytes]]:
         return message.make_frames([b"%016x" % (first + number) for number in range(len(bodies))], NOW_NS, bodies)
 
     return make
+
+
+class Disk(OsFiles):
+    """The real file system, which refuses to be read while `unreadable` is set; bad sectors would be damage instead."""
+
+    def __init__(self) -> None:
+        self.unreadable = False
+        self.pread = self._pread
+
+    def _pread(self, fd: int, size: int, offset: int, /) -> bytes:
+        if self.unreadable:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        return os.pread(fd, size, offset)
+
+
+class DataPath:
+    """A folder on which one daemon after the other runs; `clock`: how far the wall clock is ahead of the monotonic."""
+
+    def __init__(self, files: Files, path: str) -> None:
+        self.files = files
+        self.path = path
+        self.clock = NOW_NS / 1e9
+        self.now = 1000.0
+        self._daemons: list[Daemon] = []
+
+    def start(self, durability: Durability = Durability.OS, named: Sequence[str] = (), **limits: int) -> Daemon:
+        """Start with what the logs know; `named` are the channels that nsqd.dat names, of every topic."""
+        storage = Storage(
+            self.files, self.path, durability=durability, segment_size=self.segment_size, commit=TopicLog.sync
+        )
+        daemon = Daemon(QueueLimits(**{"mem_queue_size": 2, **limits}), storage)
+        daemon.now = self.now
+        daemon.clock = self.clock
+        self._daemons.append(daemon)
+        for name in storage.names():
+            daemon.broker.restore(name, named, daemon.now, daemon.now_ns)
+        daemon.waits(0)
+        return daemon
+
+    segment_size = 1 << 20
+
+    def kill(self, daemon: Daemon) -> None:
+        """Nothing is closed properly; what the disk holds stays."""
+        self.now = daemon.now
+
+    def stop(self, daemon: Daemon) -> None:
+        """A clean stop."""
+        self.kill(daemon)
+        daemon.broker.close()
+        for topic in daemon.broker.topics.values():
+            if topic.store is not None:
+                topic.surrender_memory()
+                self._write(daemon, topic)
+                topic.store.log.close()
+
+    def checkpoint(self, daemon: Daemon, topic: str = "orders") -> None:
+        target = daemon.topic(topic)
+        target.release(self._write(daemon, target))
+
+    def _write(self, daemon: Daemon, topic: Topic) -> Checkpoint:
+        assert topic.store is not None
+        checkpoint = topic.checkpoint(daemon.now, daemon.now_ns)
+        topic.store.write_checkpoint(checkpoint.encode())
+        topic.store.adopt_checkpoint()
+        return checkpoint
+
+    def folder(self, topic: str = "orders") -> str:
+        return topic_folder(self.path, topic)
+
+    def close(self) -> None:
+        for daemon in self._daemons:
+            for topic in daemon.broker.topics.values():
+                if topic.store is not None:
+                    topic.store.log.close()
+
+
+@pytest.fixture
+def data_path(disk: Disk, tmp_path: Path) -> Iterator[DataPath]:
+    make_our_folder(disk, str(tmp_path))
+    data_path = DataPath(disk, str(tmp_path))
+    yield data_path
+    data_path.close()
+
+
+@pytest.fixture
+def disk() -> Disk:
+    return Disk()
+
+
+@pytest.fixture
+def logging_daemon(disk: Disk, tmp_path: Path) -> Iterator[Daemon]:
+    """A daemon that writes everything down and holds two messages of a channel in memory."""
+    make_our_folder(disk, str(tmp_path))
+    storage = Storage(disk, str(tmp_path), durability=Durability.OS, segment_size=1 << 20, commit=lambda _: None)
+    daemon = Daemon(QueueLimits(mem_queue_size=2), storage)
+    yield daemon
+    for topic in daemon.broker.topics.values():
+        if topic.store is not None:
+            topic.store.log.close()

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from nsq_compat.protocol import message
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import MAX_BATCH, MAX_BATCH_BYTES, Channel, NotInFlight, TooManyConsumers
+from nsq_compat.queue.checkpoint import ENTRY
 from nsq_compat.queue.exiting import Exiting
 from nsq_compat.queue.in_flight import NEVER, InFlight
 from nsq_compat.queue.limits import QueueLimits
@@ -376,6 +377,7 @@ def test_a_consumer_whose_messages_timed_out_is_woken_for_it_has_room_again(daem
     daemon.publishes(b"a")
     consumer.takes(room=1)
     daemon.waits(60)
+    assert consumer.awake
     assert consumer.takes(room=1) == [b"a"]
 
 
@@ -485,6 +487,16 @@ def test_what_a_consumer_leaves_behind_comes_back_when_its_time_is_over_and_no_s
     assert (channel.timeout_count, leaving.wakes) == (1, 0)
 
 
+def test_what_was_left_behind_and_came_back_is_not_looked_at_for_ever(daemon, channel):
+    for _ in range(10):
+        daemon.publishes(b"a")
+        leaving = daemon.consumer()
+        leaving.takes(room=1)
+        leaving.leaves()
+        daemon.waits(60)
+    assert len(channel._left_behind) <= 1
+
+
 def test_leaving_twice_is_leaving_once(daemon, channel):
     leaving = daemon.consumer()
     daemon.publishes(b"a")
@@ -562,8 +574,74 @@ def test_what_comes_back_is_never_dropped(start):
     daemon.publishes(b"c", b"d")
     consumer.requeues(b"a")
     daemon.waits(60)
+    assert (channel.depth, channel.dropped_count) == (4, 0)
+    daemon.publishes(b"e")
+    assert channel.dropped_count == 1
     assert sorted(consumer.takes()) == [b"a", b"b", b"c", b"d"]
-    assert channel.dropped_count == 0
+
+
+# --- More than memory holds -------------------------------------------------------------------------------------------
+
+
+def channel_log(daemon):
+    return daemon.topic().store.log
+
+
+def test_what_memory_does_not_hold_comes_from_the_log(logging_daemon):
+    consumer = logging_daemon.consumer()
+    logging_daemon.publishes(b"a", b"b", b"c")
+    logging_daemon.publishes(b"d")
+    assert logging_daemon.channel().backend_depth == 4
+    assert consumer.takes() == [b"a", b"b", b"c", b"d"]
+    assert logging_daemon.channel().dropped_count == 0
+
+
+def test_a_log_that_cannot_be_read_is_tried_again_and_costs_neither_messages_nor_consumers(logging_daemon, disk):
+    channel = logging_daemon.channel()
+    first, second = logging_daemon.consumer(), logging_daemon.consumer()
+    assert first.takes() == second.takes() == []
+    logging_daemon.publishes(b"a", b"b", b"c", b"d")
+    disk.unreadable = True
+    assert first.takes() == second.takes() == []
+    assert (channel.depth, channel.in_flight_count) == (4, 0)
+    disk.unreadable = False
+    assert not first.awake
+    logging_daemon.waits(0.1)
+    assert first.awake
+    assert second.awake
+    assert first.takes() == [b"a", b"b"]
+    assert second.takes() == [b"c", b"d"]
+
+
+def test_what_came_back_is_not_lost_when_the_log_cannot_be_read_right_after_it(logging_daemon, disk):
+    consumer = logging_daemon.consumer()
+    logging_daemon.publishes(b"first", b"second")
+    consumer.takes()
+    consumer.requeues(b"first")
+    logging_daemon.publishes(b"a", b"b", b"c")
+    consumer.requeues(b"second")
+    disk.unreadable = True
+    assert consumer.takes() == [b"first"]
+    disk.unreadable = False
+    assert consumer.takes() + consumer.takes() == [b"a", b"b", b"second", b"c"]
+    assert (consumer.attempts(b"first"), consumer.attempts(b"second")) == (2, 2)
+
+
+def test_damage_that_leaves_a_consumer_with_nothing_does_not_put_it_to_sleep(logging_daemon):
+    """More than one block of messages was unfinished when the daemon ended, and the first block cannot be found."""
+    channel = logging_daemon.channel()
+    logging_daemon.publishes(b"a")
+    (kept,) = [frame for group in channel_log(logging_daemon).reader(0).read() for frame in group.frames]
+    lost = [(b"%016x" % number, 2) for number in range(300)]
+    consumer = logging_daemon.consumer()
+    channel.empty()
+    channel.restore_messages([*lost, (message.message_id(kept), 2)], channel_log(logging_daemon).fetch)
+    taken: list[bytes] = []
+    consumer.awake = True
+    while consumer.awake:
+        taken += consumer.takes()
+    assert taken == [b"a"]
+    assert channel.depth == 0
 
 
 # --- Control ----------------------------------------------------------------------------------------------------------
@@ -627,20 +705,30 @@ def test_emptying_drops_what_waits_what_is_deferred_and_what_is_in_flight(daemon
     assert consumer.takes() == [b"e"]
 
 
-def test_a_channel_that_ends_closes_its_consumers_and_lets_go_of_what_it_held(daemon, channel):
+def test_a_channel_that_is_deleted_closes_its_consumers_and_lets_go_of_what_it_held(daemon, channel):
     consumer, gone = daemon.consumer(), daemon.consumer()
     daemon.publishes(b"a", b"b", b"c")
     consumer.takes(room=1)
     gone.takes(room=1)
     gone.leaves()
     daemon.publishes(b"d", defer=5.0)
-    channel.close()
+    channel.delete()
     assert consumer.closed
-    assert (channel.depth, channel.deferred_count) == (0, 0)
-    assert channel.in_flight_count == 1  # the consumer's, which goes with it
+    assert (channel.depth, channel.in_flight_count, channel.deferred_count) == (0, 0, 0)
     assert channel.alarm == NEVER
     with pytest.raises(Exiting):
         channel.add_consumer(consumer)
+
+
+def test_a_channel_that_closes_can_still_be_asked_what_it_holds(daemon, channel):
+    consumer = daemon.consumer()
+    daemon.publishes(b"a", b"b")
+    consumer.takes(room=1)
+    daemon.publishes(b"c", defer=5.0)
+    channel.close()
+    assert consumer.closed
+    assert (channel.depth, channel.in_flight_count, channel.deferred_count) == (1, 1, 1)
+    assert channel.alarm == NEVER
 
 
 def test_a_channel_knows_its_name_and_starts_with_nothing(channel):
@@ -648,3 +736,64 @@ def test_a_channel_knows_its_name_and_starts_with_nothing(channel):
     assert (channel.topic_name, channel.name, channel.ephemeral, channel.paused) == ("orders", "archive", False, False)
     assert (channel.depth, channel.backend_depth, channel.in_flight_count, channel.deferred_count) == (0, 0, 0, 0)
     assert (channel.message_count, channel.requeue_count, channel.timeout_count, channel.dropped_count) == (0, 0, 0, 0)
+
+
+# --- What must survive ------------------------------------------------------------------------------------------------
+
+
+def test_deferred_messages_that_cannot_be_read_are_tried_again(logging_daemon, disk):
+    consumer = logging_daemon.consumer()
+    logging_daemon.publishes(b"a", b"b", b"c", defer=5.0)
+    disk.unreadable = True
+    logging_daemon.waits(5)
+    assert (logging_daemon.channel().depth, logging_daemon.channel().deferred_count) == (0, 3)
+    disk.unreadable = False
+    logging_daemon.waits(0.1)
+    assert consumer.takes() == [b"a", b"b", b"c"]
+
+
+def test_no_more_deferred_messages_come_back_at_once_than_there_is_room_for(logging_daemon):
+    consumer = logging_daemon.consumer()
+    bodies = [b"%03d" % number for number in range(MAX_BATCH + 10)]
+    logging_daemon.publishes(*bodies, defer=5.0)
+    logging_daemon.waits(5)
+    channel = logging_daemon.channel()
+    assert (channel.depth, channel.deferred_count) == (MAX_BATCH, 10)
+    assert consumer.takes(1000) == bodies[:MAX_BATCH]
+    logging_daemon.waits(0.1)
+    assert consumer.takes(1000) == bodies[MAX_BATCH:]
+
+
+def test_a_place_names_what_was_taken_and_not_finished(logging_daemon):
+    consumer, gone = logging_daemon.consumer(), logging_daemon.consumer()
+    logging_daemon.publishes(*[b"%d" % number for number in range(7)])
+    gone.takes(1)
+    gone.leaves()
+    taken = [body for _ in range(4) for body in consumer.takes(1)]
+    consumer.finishes(taken[0])
+    consumer.requeues(taken[1])
+    consumer.requeues(taken[2], delay=9.0)
+    place = logging_daemon.channel().place()
+    assert place.position == 5
+    assert place.at_once() == [
+        (gone.id_of(b"0"), 2),
+        (consumer.id_of(taken[1]), 2),
+        (consumer.id_of(taken[3]), 2),
+    ]
+    assert [(number, due) for due, _, number, _ in map(ENTRY.unpack_from, place.deferred())] == [
+        (consumer.id_of(taken[2]), logging_daemon.now + 9.0)
+    ]
+
+
+def test_a_restored_channel_wakes_who_waits(logging_daemon):
+    consumer = logging_daemon.consumer()
+    logging_daemon.publishes(b"a")
+    consumer.takes()
+    place = logging_daemon.channel().place()
+    other = logging_daemon.topic("orders").channel("other")
+    waiting = logging_daemon.consumer("other")
+    assert waiting.takes() == []
+    other.restore(place, 1, 0.0, channel_log(logging_daemon).fetch)
+    assert waiting.awake
+    assert waiting.takes() == [b"a"]
+    assert waiting.attempts(b"a") == 2

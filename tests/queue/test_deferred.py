@@ -2,8 +2,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsq_compat.protocol.message import body, message_id, with_attempts
 from nsq_compat.queue.deferred import Deferred
 from nsq_compat.queue.in_flight import NEVER
+
+PLENTY = 1000
+
+
+class Log(dict[bytes, bytes]):
+    """Frames by id, as a topic's log gives them; what it was asked for is noted."""
+
+    def __init__(self, *frames: bytes) -> None:
+        super().__init__((message_id(frame), frame) for frame in frames)
+        self.asked: list[list[bytes]] = []
+        self.failing = False
+
+    def fetch(self, ids):
+        self.asked.append(list(ids))
+        if self.failing:
+            raise OSError("cannot read")
+        return {number: self[number] for number in ids if number in self}
+
+
+def bodies(frames):
+    return [body(frame) for frame in frames]
 
 
 @pytest.fixture
@@ -11,79 +33,194 @@ def deferred() -> Deferred:
     return Deferred()
 
 
-def test_a_frame_is_kept_until_its_time_and_not_a_moment_less(deferred):
-    deferred.add([b"a"], due=10.0)
-    assert deferred.release(9.999) == []
-    assert deferred.release(10.0) == [b"a"]
-    assert deferred.release(10.0) == []
+def test_a_frame_is_kept_until_its_time_and_not_a_moment_less(deferred, make_frames):
+    frames = make_frames(b"a")
+    deferred.add(frames, due=10.0)
+    assert deferred.release(9.999, PLENTY) == []
+    assert deferred.release(10.0, PLENTY) == list(frames)
+    assert deferred.release(10.0, PLENTY) == []
 
 
-def test_the_sooner_comes_first_whenever_it_was_put_in(deferred):
-    deferred.add([b"late"], due=20.0)
-    deferred.add([b"soon"], due=10.0)
+def test_the_sooner_comes_first_whenever_it_was_put_in(deferred, make_frames):
+    late, soon = make_frames(b"late", b"soon")
+    deferred.add([late], due=20.0)
+    deferred.add([soon], due=10.0)
     assert deferred.next_due() == 10.0
-    assert deferred.release(30.0) == [b"soon", b"late"]
+    assert bodies(deferred.release(30.0, PLENTY)) == [b"soon", b"late"]
 
 
-def test_what_is_due_at_one_time_comes_in_the_order_it_went_in(deferred):
-    deferred.add([b"a", b"b"], due=10.0)
-    deferred.add([b"c"], due=10.0)
-    deferred.add([b"d"], due=10.0)
-    assert deferred.release(10.0) == [b"a", b"b", b"c", b"d"]
+def test_what_is_due_at_one_time_comes_in_the_order_it_went_in(deferred, make_frames):
+    d, c, b, a = make_frames(b"d", b"c", b"b", b"a")
+    deferred.add([a, b], due=10.0)
+    deferred.add([c], due=10.0)
+    deferred.add([d], due=10.0)
+    assert bodies(deferred.release(10.0, PLENTY)) == [b"a", b"b", b"c", b"d"]
 
 
-def test_nothing_is_due_when_nothing_is_deferred(deferred):
+def test_no_more_is_released_than_there_is_room_for_and_the_rest_stays_due(deferred, make_frames):
+    deferred.add(make_frames(b"a", b"b", b"c"), due=10.0)
+    assert deferred.release(20.0, 0) == []
+    assert bodies(deferred.release(20.0, 2)) == [b"a", b"b"]
+    assert (len(deferred), deferred.next_due()) == (1, 10.0)
+    assert bodies(deferred.release(20.0, 2)) == [b"c"]
+
+
+def test_nothing_is_due_when_nothing_is_deferred(deferred, make_frames):
     assert deferred.next_due() == NEVER
-    deferred.add([b"a"], due=10.0)
-    deferred.release(10.0)
+    deferred.add(make_frames(b"a"), due=10.0)
+    deferred.release(10.0, PLENTY)
     assert deferred.next_due() == NEVER
 
 
-def test_sharing_gives_another_the_same_frames_and_keeps_them(deferred):
-    batch = [b"a", b"b"]
-    deferred.add(batch, due=10.0)
-    deferred.add([b"c"], due=5.0)
+def test_the_number_of_the_next_delivery_is_kept(deferred, make_frames):
+    (frame,) = make_frames(b"a")
+    again = with_attempts(frame, 7)
+    deferred.add([again], due=10.0)
+    assert deferred.release(10.0, PLENTY) == [again]
+
+
+def test_sharing_gives_another_the_same_messages_and_keeps_them(deferred, make_frames):
+    a, b, c = make_frames(b"a", b"b", b"c")
+    deferred.add([a, b], due=10.0)
+    deferred.add([c], due=5.0)
     others = [Deferred(), Deferred()]
     for other in others:
         deferred.share_with(other)
     for each in (deferred, *others):
         assert len(each) == 3
-        assert each.release(5.0) == [b"c"]
-        assert each.release(10.0) == [b"a", b"b"]
-    assert batch == [b"a", b"b"]
+        assert each.release(5.0, PLENTY) == [c]
+        assert each.release(10.0, PLENTY) == [a, b]
 
 
-def test_what_was_shared_at_one_time_keeps_its_order(deferred):
-    for body in (b"a", b"b", b"c"):
-        deferred.add([body], due=10.0)
+def test_what_was_shared_at_one_time_keeps_its_order(deferred, make_frames):
+    before, *rest = make_frames(b"before", b"c", b"b", b"a")
+    for frame in reversed(rest):
+        deferred.add([frame], due=10.0)
     other = Deferred()
-    other.add([b"before"], due=10.0)
+    other.add([before], due=10.0)
     deferred.share_with(other)
-    assert other.release(10.0) == [b"before", b"a", b"b", b"c"]
+    assert bodies(other.release(10.0, PLENTY)) == [b"before", b"a", b"b", b"c"]
 
 
-def test_emptying_says_how_much_it_was(deferred):
-    deferred.add([b"a", b"b"], due=10.0)
+def test_emptying_says_how_much_it_was(deferred, make_frames):
+    deferred.add(make_frames(b"a", b"b"), due=10.0)
     assert deferred.empty() == 2
-    assert len(deferred) == 0
-    assert deferred.next_due() == NEVER
-    assert deferred.release(99.0) == []
+    assert (len(deferred), deferred.next_due(), dict(deferred.frames())) == (0, NEVER, {})
+    assert deferred.release(99.0, PLENTY) == []
+
+
+# --- With a log -------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_log_everything_stays_in_memory(deferred, make_frames):
+    assert not deferred.spills(PLENTY)
+    deferred.add(make_frames(*[b"x"] * PLENTY), due=10.0)
+    assert len(deferred.frames()) == PLENTY
+
+
+def test_with_a_log_no_more_frames_than_agreed_stay_in_memory(make_frames):
+    a, b, c = make_frames(b"a", b"b", b"c")
+    log = Log(a, b, c)
+    deferred = Deferred(log.fetch, memory=2)
+    assert not deferred.spills(2)
+    assert deferred.spills(3)
+    deferred.add([a, b], due=10.0)
+    assert deferred.spills(1)
+    deferred.add([c], due=5.0)
+    assert (len(deferred), len(deferred.frames())) == (3, 2)
+    assert deferred.release(10.0, PLENTY) == [c, a, b]
+    assert log.asked == [[message_id(c)]]
+
+
+def test_what_is_all_in_memory_asks_the_log_nothing(make_frames):
+    frames = make_frames(b"a", b"b")
+    log = Log(*frames)
+    deferred = Deferred(log.fetch, memory=2)
+    deferred.add(frames, due=10.0)
+    assert deferred.release(10.0, PLENTY) == list(frames)
+    assert log.asked == []
+
+
+def test_a_frame_from_the_log_gets_the_number_of_its_next_delivery(make_frames):
+    (frame,) = make_frames(b"a")
+    deferred = Deferred(Log(frame).fetch, memory=0)
+    deferred.add([with_attempts(frame, 7)], due=10.0)
+    assert deferred.release(10.0, PLENTY) == [with_attempts(frame, 7)]
+
+
+def test_a_log_that_cannot_be_read_costs_nothing(make_frames):
+    frames = make_frames(b"a", b"b", b"c")
+    log = Log(*frames)
+    deferred = Deferred(log.fetch, memory=2)
+    deferred.add(frames[:2], due=10.0)
+    deferred.add(frames[2:], due=10.0)
+    log.failing = True
+    with pytest.raises(OSError, match="cannot read"):
+        deferred.release(10.0, PLENTY)
+    assert (len(deferred), deferred.next_due()) == (3, 10.0)
+    log.failing = False
+    assert deferred.release(10.0, PLENTY) == list(frames)
+
+
+def test_what_the_log_has_lost_is_counted_and_left_out(make_frames):
+    a, b = make_frames(b"a", b"b")
+    deferred = Deferred(Log(b).fetch, memory=0)
+    deferred.add([a, b], due=10.0)
+    assert deferred.release(10.0, PLENTY) == [b]
+    assert (deferred.damaged_count, len(deferred)) == (1, 0)
+
+
+def test_what_is_shared_with_one_that_keeps_less_in_memory_is_in_the_log(make_frames):
+    frames = make_frames(b"a", b"b", b"c")
+    roomy = Deferred(Log(*frames).fetch, memory=3)
+    roomy.add(frames, due=10.0)
+    tight = Deferred(Log(*frames).fetch, memory=1)
+    roomy.share_with(tight)
+    assert (len(tight), len(tight.frames())) == (3, 1)
+    assert tight.release(10.0, PLENTY) == list(frames)
+
+
+def test_keys_bring_everything_back_with_times_of_another_clock(make_frames):
+    frames = [with_attempts(frame, 3) for frame in make_frames(b"a", b"b", b"c")]
+    before = Deferred()
+    before.add(frames[:2], due=1010.0)
+    before.add(frames[2:], due=1005.0)
+    after = Deferred(Log(*frames).fetch, memory=PLENTY)
+    after.restore(before.keys(), shift=-1000.0)
+    assert after.next_due() == 5.0
+    assert after.release(5.0, PLENTY) == frames[2:]
+    assert after.release(10.0, PLENTY) == frames[:2]
+
+
+def test_what_became_due_while_nobody_was_there_is_due_at_once(make_frames):
+    frames = make_frames(b"a")
+    before = Deferred()
+    before.add(frames, due=10.0)
+    after = Deferred(Log(*frames).fetch, memory=0)
+    after.restore(before.keys(), shift=-1000.0)
+    assert after.release(0.0, PLENTY) == list(frames)
 
 
 dues = st.integers(0, 20)
 
 
-@given(st.lists(st.tuples(dues, st.integers(0, 3))), st.lists(dues).map(sorted))
-def test_everything_comes_out_once_at_the_first_release_that_may_have_it(batches, releases):
-    deferred = Deferred()
+@given(st.lists(st.tuples(dues, st.integers(0, 3))), st.lists(st.tuples(dues, st.integers(0, 9))).map(sorted), dues)
+def test_everything_comes_out_once_at_the_first_release_that_may_have_it(batches, releases, memory):
+    log = Log()
+    deferred = Deferred(log.fetch, memory)
     waiting: list[tuple[int, bytes]] = []
-    for number, (due, size) in enumerate(batches):
-        frames = [b"%d.%d" % (number, index) for index in range(size)]
+    number = 0
+    for due, size in batches:
+        frames = [b"\0" * 18 + b"%016x" % (number + index) for index in range(size)]
+        number += size
+        log.update((message_id(frame), frame) for frame in frames)
         deferred.add(frames, float(due))
         waiting += [(due, frame) for frame in frames]
     waiting.sort(key=lambda each: each[0])  # stable, so equal times keep their order
-    for now in releases:
-        assert deferred.release(float(now)) == [frame for due, frame in waiting if due <= now]
-        waiting = [(due, frame) for due, frame in waiting if due > now]
+    for now, limit in releases:
+        due_now = [frame for due, frame in waiting if due <= now][:limit]
+        assert deferred.release(float(now), limit) == due_now
+        del waiting[: len(due_now)]
         assert len(deferred) == len(waiting)
-        assert deferred.next_due() > now
+        assert deferred.next_due() == (waiting[0][0] if waiting else NEVER)
+        assert len(deferred.frames()) <= memory

@@ -1,4 +1,5 @@
 import struct
+from itertools import pairwise
 
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -74,7 +75,7 @@ def test_ids_strictly_grow_whatever_the_clock_does(node_id, takes):
     factory = GuidFactory(node_id)
     ids = [message_id for now_ns, count in takes for message_id in factory.take(count, now_ns)]
     assert len(ids) == sum(count for _, count in takes)
-    assert all(before < after for before, after in zip(ids, ids[1:], strict=False))
+    assert all(before < after for before, after in pairwise(ids))
     assert all(len(each) == 16 and set(each) <= set(b"0123456789abcdef") for each in ids)
     assert {parts(each)[1] for each in ids} <= {node_id}
 
@@ -83,3 +84,13 @@ def test_ids_strictly_grow_whatever_the_clock_does(node_id, takes):
 def test_a_batch_of_ids_is_the_ids_taken_one_by_one(node_id, now_ns, count):
     batch, single = GuidFactory(node_id), GuidFactory(node_id)
     assert batch.take(count, now_ns) == [single.take(1, now_ns)[0] for _ in range(count)]
+
+
+@given(node_ids, node_ids, clocks, clocks, st.integers(1, 5000))
+def test_ids_go_on_growing_after_a_restart_whatever_clock_and_node_are_now(before, after, then_ns, now_ns, count):
+    old = GuidFactory(before)
+    ids = old.take(count, then_ns)
+    assert old.last >= ids[-1]
+    new = GuidFactory(after)
+    new.start_after(old.last)
+    assert new.take(1, now_ns)[0] > ids[-1]

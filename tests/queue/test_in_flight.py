@@ -136,6 +136,23 @@ def test_a_message_given_back_and_sent_again_for_ever_takes_no_memory(in_flight,
     assert places(in_flight) < 3000
 
 
+def test_messages_given_back_that_go_elsewhere_take_no_memory(in_flight, make_frames):
+    for number in range(10_000):
+        (frame,) = make_frames(b"a", first=number)
+        in_flight.add([frame], now=100.0 + number / 1000, timeout=900.0)
+        in_flight.take(message_id(frame))
+    assert places(in_flight) < 3000
+
+
+def test_messages_that_were_touched_before_they_were_finished_take_no_memory(in_flight, make_frames):
+    for number in range(5000):
+        frames = make_frames(b"a", first=number)
+        in_flight.add(frames, now=100.0, timeout=900.0)
+        in_flight.touch(message_id(frames[0]), 1100.0, 1e9)
+        in_flight.finish(ids_of(frames))
+    assert places(in_flight) < 3000
+
+
 def test_forgetting_finished_places_keeps_every_deadline(in_flight, make_frames):
     plain, touched, again, finished = frames = make_frames(b"plain", b"touched", b"again", b"finished")
     in_flight.add(frames, now=100.0, timeout=900.0)

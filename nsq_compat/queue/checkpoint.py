@@ -1,0 +1,125 @@
+"""A topic's checkpoint: where each channel stands in the stream, and what it has taken from it and not finished.
+
+Read again after a crash, it makes every channel go on from where it stood: messages behind `position` come from the
+log, the unfinished ones by their ids. What was finished after the checkpoint was written comes again; nothing else.
+"""
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import google_crc32c
+
+from nsq_compat.protocol import checkpoint_schema
+from nsq_compat.protocol.layout import derive
+from nsq_compat.queue.topic_log import LogEnd
+
+HEADER = derive(checkpoint_schema.CHECKPOINT_HEADER)
+CHANNEL = derive(checkpoint_schema.CHECKPOINT_CHANNEL)
+GAP = derive(checkpoint_schema.CHECKPOINT_GAP)
+ENTRY = derive(checkpoint_schema.CHECKPOINT_ENTRY)
+_ENTRY_ID = ENTRY.slices["id"]
+_CHECKED = HEADER.slices["crc"].stop
+
+_AT_ONCE = bytes(8)  # a due time of 0
+
+HELD_BY_TOPIC = ""
+"""The name under which a topic keeps what no channel has got."""
+
+
+class BadCheckpoint(Exception):
+    """The bytes are not a whole checkpoint."""
+
+
+@dataclass(slots=True)
+class Place:
+    """One channel's place. `entries` are keys as ``deferred`` holds them, `gaps` what it passes over in the stream."""
+
+    position: int
+    entries: list[bytes] = field(default_factory=list)
+    gaps: list[tuple[int, int]] = field(default_factory=list)
+
+    def pass_over(self, begin: int, end: int) -> None:
+        """What lies there in the stream, behind everything it has, is not for it."""
+        if self.position == begin:
+            self.position = end
+        elif begin < end:
+            self.gaps.append((begin, end))
+
+    def at_once(self) -> list[tuple[bytes, int]]:
+        """Those to be delivered as soon as possible, in order: id and number of the next delivery."""
+        return [
+            (number, attempt) for due, _, number, attempt in map(ENTRY.unpack_from, sorted(self.entries)) if not due
+        ]
+
+    def deferred(self) -> list[bytes]:
+        """The keys of the others."""
+        return [key for key in self.entries if not is_at_once(key)]
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """All of a topic: `end` is where its log ended, `clock_offset` plus a due time is seconds since 1970."""
+
+    end: LogEnd
+    clock_offset: float
+    last_id: bytes
+    places: dict[str, Place]
+    paused: bool = False
+
+    def encode(self) -> bytes:
+        """The file's content."""
+        parts: list[bytes] = []
+        for name, place in self.places.items():
+            raw = name.encode("ascii")
+            parts += (CHANNEL.pack(len(raw), place.position, len(place.gaps), len(place.entries)), raw)
+            parts += (GAP.pack(*gap) for gap in place.gaps)
+            parts += place.entries
+        rest = b"".join(parts)
+        header = HEADER.pack(0, *self.end, self.clock_offset, self.last_id, self.paused, len(self.places))
+        crc = google_crc32c.extend(google_crc32c.value(header[_CHECKED:]), rest)
+        return header[: _CHECKED - 4] + struct.pack(">I", crc) + header[_CHECKED:] + rest
+
+
+def decode(data: bytes) -> Checkpoint:
+    """The checkpoint of a file's content. Raises ``BadCheckpoint``."""
+    try:
+        crc, segment, offset, seq, clock_offset, last_id, paused, count = HEADER.unpack_from(data)
+        if google_crc32c.value(data[_CHECKED:]) != crc:
+            raise BadCheckpoint("checksum does not match")
+        places: dict[str, Place] = {}
+        position = HEADER.size
+        for _ in range(count):
+            length, place, gaps, entries = CHANNEL.unpack_from(data, position)
+            name_end = position + CHANNEL.size + length
+            name = data[position + CHANNEL.size : name_end].decode("ascii")
+            gaps_end = name_end + gaps * GAP.size
+            position = gaps_end + entries * ENTRY.size
+            passed_over = [
+                (begin, end) for begin, end in map(GAP.unpack_from, _cut(data, name_end, gaps_end, GAP.size))
+            ]
+            places[name] = Place(place, _cut(data, gaps_end, position, ENTRY.size), passed_over)
+    except (struct.error, ValueError) as error:
+        raise BadCheckpoint(str(error)) from None
+    return Checkpoint(LogEnd(segment, offset, seq), clock_offset, last_id, places, bool(paused))
+
+
+def entries_at_once(messages: Iterable[tuple[bytes, int]]) -> list[bytes]:
+    """Keys of messages (id, number of the next delivery) to be delivered as soon as possible, in this order."""
+    return [ENTRY.pack(0.0, serial, number, attempt) for serial, (number, attempt) in enumerate(messages)]
+
+
+def is_at_once(key: bytes) -> bool:
+    """Whether an entry's message is to be delivered as soon as possible."""
+    return key.startswith(_AT_ONCE)
+
+
+def entry_id(key: bytes) -> bytes:
+    """The id of the message an entry is about."""
+    return key[_ENTRY_ID]
+
+
+def _cut(data: bytes, begin: int, end: int, size: int) -> list[bytes]:
+    if end > len(data):
+        raise ValueError("cut short")
+    return [data[at : at + size] for at in range(begin, end, size)]

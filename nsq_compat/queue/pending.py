@@ -1,0 +1,117 @@
+"""What a channel could deliver now: its place in the topic's stream, and what came back from consumers.
+
+What it had taken from the stream and not finished when the daemon ended comes first; until it is its turn, only the ids
+are in memory.
+
+What comes back goes to the end of the line, as it stands then, but never behind more than `memory` messages, so that a
+long backlog in the log does not put it off for hours.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+
+from nsq_compat.protocol.message import with_attempts
+from nsq_compat.queue.backlog import Backlog
+from nsq_compat.queue.cursor import Cursor
+from nsq_compat.queue.deferred import Fetch
+
+_FETCHED_AT_ONCE = 256
+
+
+class Pending:
+    """A queue of frames; `cursor` is the part that follows the stream."""
+
+    def __init__(self, cursor: Cursor, memory: int) -> None:
+        self.cursor = cursor
+        self._memory = memory
+        self._returned = Backlog()
+        self._turns: deque[tuple[int, int]] = deque()  # of what came back: after which position, how many
+        self._passed = 0  # taken from the stream so far
+        self._restored: deque[tuple[bytes, int]] = deque()  # id, number of the next delivery
+        self._before_next_restored = 0  # of what came back: to be taken until the next of them are read
+        self._fetch: Fetch | None = None
+        self.damaged_count = 0
+
+    def __len__(self) -> int:
+        return len(self.cursor) + len(self._returned) + len(self._restored)
+
+    @property
+    def returned_count(self) -> int:
+        return len(self._returned)
+
+    def put_back(self, frames: Sequence[bytes]) -> None:
+        """Frames that were delivered before, or deferred; they carry the number of their next delivery."""
+        if frames:
+            self._returned.extend(frames)
+            self._turns.append((self._passed + min(len(self.cursor), self._memory), len(frames)))
+
+    def restore(self, messages: Iterable[tuple[bytes, int]], fetch: Fetch) -> None:
+        """Messages (id, number of the next delivery) that come before all others; `fetch` finds their frames."""
+        self._restored.extend(messages)
+        self._fetch = fetch
+
+    def take(self, limit: int, max_bytes: int) -> Sequence[bytes]:
+        """At most `limit` frames and about `max_bytes` bytes.
+
+        Raises ``OSError`` when the log cannot be read, having taken nothing.
+        """
+        if self._restored and self._before_next_restored <= 0:
+            self._read_restored()
+        frames = self._take_run(limit, max_bytes)
+        while self._turns and len(frames) < limit and (size := sum(map(len, frames))) < max_bytes:
+            try:
+                more = self._take_run(limit - len(frames), max_bytes - size)
+            except OSError:
+                break  # what was taken goes out; who asks again is told
+            if not more:
+                break
+            frames = [*frames, *more]
+        return frames
+
+    def _take_run(self, limit: int, max_bytes: int) -> Sequence[bytes]:
+        """From the stream up to the turn of what came back, or from that."""
+        if self._turns:
+            turn, count = self._turns[0]
+            if turn <= self._passed or not len(self.cursor):
+                return self._take_returned(min(limit, count), max_bytes)
+            limit = min(limit, turn - self._passed)
+        frames = self.cursor.take(limit, max_bytes)
+        self._passed += len(frames)
+        return frames
+
+    def empty(self) -> None:
+        """Forget everything."""
+        self.cursor.skip_to_end()
+        self._returned.empty()
+        self._turns.clear()
+        self._restored.clear()
+        self._before_next_restored = 0
+
+    def restored(self) -> Iterable[tuple[bytes, int]]:
+        """What is left of ``restore``."""
+        return self._restored
+
+    def returned(self) -> Iterator[bytes]:
+        """What came back and waits, oldest first."""
+        for batch in self._returned.batches():
+            yield from batch
+
+    def _read_restored(self) -> None:
+        assert self._fetch is not None, "given with the ids"
+        some = list(islice(self._restored, _FETCHED_AT_ONCE))
+        frames = self._fetch([number for number, _ in some])
+        for _ in some:
+            self._restored.popleft()
+        self.damaged_count += len(some) - len(frames)
+        self._returned.extend([with_attempts(frames[number], attempt) for number, attempt in some if number in frames])
+        self._turns.append((0, len(frames)))
+        self._before_next_restored = len(self._returned)
+
+    def _take_returned(self, limit: int, max_bytes: int) -> Sequence[bytes]:
+        turn, count = self._turns.popleft()
+        frames = self._returned.take(min(limit, count), max_bytes)
+        self._before_next_restored -= len(frames)
+        if len(frames) < count:
+            self._turns.appendleft((turn, count - len(frames)))
+        return frames

@@ -1,0 +1,170 @@
+"""From a checkpoint and the log behind it to where every channel stood when the process ended.
+
+The checkpoint is a moment some time before the end; what the log holds behind it is replayed over it: messages only
+move the end of the stream, deferred ones are entered wherever they went at the time, and what came, went, was emptied
+or paused is done again.
+
+Without a checkpoint all of the log is replayed. If the log is not whole either, since what was finished is deleted, it
+does not tell who had what any more: every channel gets all there is.
+"""
+
+from dataclasses import dataclass, field
+
+from nsq_compat.protocol.message import attempts, message_id, message_ids
+from nsq_compat.protocol.names import is_ephemeral
+from nsq_compat.queue.checkpoint import ENTRY, HELD_BY_TOPIC, Checkpoint, Place, entries_at_once
+from nsq_compat.queue.group import (
+    CHANNEL_CREATED,
+    CHANNEL_DELETED,
+    CHANNEL_EMPTIED,
+    DEFERRED,
+    MESSAGES,
+    TOPIC_EMPTIED,
+    TOPIC_PAUSED,
+    TOPIC_UNPAUSED,
+    Group,
+)
+from nsq_compat.queue.group_reader import HAS_IDS
+from nsq_compat.queue.topic_log import TopicLog
+
+_NS_PER_SECOND = 1_000_000_000
+_NO_ID = b"0" * 16
+
+
+@dataclass(slots=True)
+class Recovered:
+    """A topic as it was. Due times are of the checkpoint's clock; `clock_offset` makes seconds since 1970 of them."""
+
+    end: int = 0
+    clock_offset: float = 0.0
+    last_id: bytes = _NO_ID
+    paused: bool = False
+    channels: dict[str, Place] = field(default_factory=dict)
+    held: Place | None = None
+    """What no channel has got, if any is held back."""
+    gone: set[str] = field(default_factory=set)
+    """Channels that were deleted, whoever still names them."""
+    everything: Place | None = None
+    """All there is, for channels that nobody knows more of; None if there was a checkpoint."""
+
+    @property
+    def places(self) -> list[Place]:
+        """All there are."""
+        return [*self.channels.values(), *(each for each in (self.held, self.everything) if each is not None)]
+
+
+def recover(last: Checkpoint | None, log: TopicLog) -> Recovered:
+    """Replay the log behind the checkpoint, or all of it if there is none. Raises ``OSError``."""
+    if last is None:
+        topic = Recovered(log.oldest, held=Place(log.oldest), everything=Place(log.oldest))
+    else:
+        topic = Recovered(last.end.seq, last.clock_offset, last.last_id, channels=dict(last.places))
+        topic.held = topic.channels.pop(HELD_BY_TOPIC, None)
+        topic.paused = last.paused or (topic.held is not None and bool(topic.channels))
+    kept = {message_id(frame): attempts(frame) for frame in log.kept_frames()} if last is None else {}
+    for group in log.recovered():
+        topic.end = max(topic.end, group.first_seq)  # numbers are used up without a message in the log, at level memory
+        _REPLAY[group.kind](topic, group)
+        if kept and group.kind in HAS_IDS:
+            for number in message_ids(group.frames):
+                kept.pop(number, None)
+    topic.end = max(topic.end, log.end.seq)
+    if topic.everything is not None and not log.is_whole:
+        _give_everything_to_everybody(topic, topic.everything, kept)
+    return topic
+
+
+def _give_everything_to_everybody(topic: Recovered, everything: Place, kept: dict[bytes, int]) -> None:
+    everything.entries += entries_at_once(sorted(kept.items()))
+    topic.last_id = max(topic.last_id, max(kept, default=_NO_ID))
+    topic.channels = {name: Place(everything.position, list(everything.entries)) for name in topic.channels}
+    topic.held = None if topic.channels else everything
+    topic.paused = False
+
+
+def _messages(topic: Recovered, group: Group) -> None:
+    topic.end = group.first_seq + len(group.frames)
+    topic.last_id = max(topic.last_id, message_id(group.frames[-1]))
+
+
+def _deferred(topic: Recovered, group: Group) -> None:
+    if group.due_ns / _NS_PER_SECOND < topic.clock_offset:
+        _count_from_1970(topic)
+    due = group.due_ns / _NS_PER_SECOND - topic.clock_offset
+    places = [topic.held] if topic.held is not None else list(topic.channels.values())
+    if topic.everything is not None:
+        places.append(topic.everything)
+    for number in message_ids(group.frames):
+        topic.last_id = max(topic.last_id, number)
+        for place in places:
+            place.entries.append(ENTRY.pack(due, len(place.entries), number, 1))
+
+
+def _count_from_1970(topic: Recovered) -> None:
+    """The wall clock was set back so far that there is a due time before the monotonic clock began."""
+    for place in topic.places:
+        entries = map(ENTRY.unpack_from, place.entries)
+        place.entries = [ENTRY.pack(due + topic.clock_offset if due else 0.0, *rest) for due, *rest in entries]
+    topic.clock_offset = 0.0
+
+
+def _channel_created(topic: Recovered, group: Group) -> None:
+    name = _name(group)
+    if name in topic.channels:
+        return
+    place = Place(group.first_seq)
+    if topic.held is not None and not topic.paused:
+        place, topic.held = topic.held, None  # the first channel takes what the topic held
+    if not is_ephemeral(name):  # which would have ended with the process, and what it took with it
+        topic.channels[name] = place
+        topic.gone.discard(name)
+
+
+def _channel_deleted(topic: Recovered, group: Group) -> None:
+    topic.channels.pop(_name(group), None)
+    topic.gone.add(_name(group))
+    if not topic.channels and topic.held is None:
+        topic.held = Place(group.first_seq)
+
+
+def _channel_emptied(topic: Recovered, group: Group) -> None:
+    if _name(group) in topic.channels:
+        stands = topic.held.position if topic.held is not None else group.first_seq
+        topic.channels[_name(group)] = Place(stands)
+
+
+def _topic_emptied(topic: Recovered, group: Group) -> None:
+    if topic.held is not None:
+        for place in topic.channels.values():
+            place.pass_over(topic.held.position, group.first_seq)
+        topic.held = Place(group.first_seq)
+
+
+def _topic_paused(topic: Recovered, group: Group) -> None:
+    topic.paused = True
+    if topic.held is None:
+        topic.held = Place(group.first_seq)
+
+
+def _topic_unpaused(topic: Recovered, group: Group) -> None:
+    topic.paused = False
+    if topic.held is not None and topic.channels:
+        for place in topic.channels.values():
+            place.entries += topic.held.entries
+        topic.held = None
+
+
+def _name(group: Group) -> str:
+    return group.frames[0].decode("ascii")
+
+
+_REPLAY = {
+    MESSAGES: _messages,
+    DEFERRED: _deferred,
+    CHANNEL_CREATED: _channel_created,
+    CHANNEL_DELETED: _channel_deleted,
+    CHANNEL_EMPTIED: _channel_emptied,
+    TOPIC_EMPTIED: _topic_emptied,
+    TOPIC_PAUSED: _topic_paused,
+    TOPIC_UNPAUSED: _topic_unpaused,
+}

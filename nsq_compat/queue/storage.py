@@ -1,0 +1,217 @@
+"""Where topics keep what must not be forgotten: one folder with a log and a checkpoint for each topic.
+
+How much is kept follows the durability level. A ``TopicStore`` is what a topic sees of it; whether the disk is well is
+known here for all of them.
+"""
+
+import errno
+import logging
+import os
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+
+from nsq_compat.queue import checkpoint
+from nsq_compat.queue.checkpoint import BadCheckpoint, Checkpoint, entry_id
+from nsq_compat.queue.data_path import our_folder, reason, topic_folder, topics_in
+from nsq_compat.queue.descriptors import DEFAULT_LIMIT, Descriptors
+from nsq_compat.queue.files import Files, adopt_temporary, read_file, replace_file, write_temporary
+from nsq_compat.queue.group import MESSAGES
+from nsq_compat.queue.reserve import Reserve
+from nsq_compat.queue.topic_log import TopicLog, remove_leftovers
+
+log = logging.getLogger(__name__)
+
+CHECKPOINT = "checkpoint"
+_RESERVE = "reserve"
+_PROBE = "probe"
+_PROBE_SIZE = 128 * 1024  # more than a log asks for when it goes on
+
+
+class Durability(Enum):
+    """What an acknowledged message survives."""
+
+    MEMORY = "memory"
+    """A clean stop: the log takes what memory does not hold."""
+    OS = "os"
+    """The end of the process, however sudden: written before OK."""
+    FSYNC = "fsync"
+    """The loss of power: on the disk before OK."""
+
+
+class Storage:
+    """All topics of one data path.
+
+    `commit` is called at level ``fsync`` after every append and returns when it is on the disk, or raises ``OSError``.
+    `open_files` is how many files all logs together keep open.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        data_path: str,
+        *,
+        durability: Durability,
+        segment_size: int,
+        commit: Callable[[TopicLog], None],
+        open_files: int = DEFAULT_LIMIT,
+    ) -> None:
+        self.files = files
+        self.data_path = data_path
+        self.durability = durability
+        self.commit = commit
+        self.error: str | None = None
+        self.segment_size = segment_size
+        self.reserve = Reserve(files, os.path.join(our_folder(data_path), _RESERVE))
+        self._descriptors = Descriptors(files, open_files)
+
+    def names(self) -> list[str]:
+        """The topics there are, sorted. Finishes deletions that were interrupted."""
+        remove_leftovers(self.files, our_folder(self.data_path))
+        return topics_in(self.files, self.data_path)
+
+    def open(self, name: str) -> tuple["TopicStore", Checkpoint | None]:
+        """A topic's store and its last checkpoint. Damage is logged and counted; raises ``OSError`` all the same."""
+        folder = topic_folder(self.data_path, name)
+        last = self._last_checkpoint(folder)
+        topic_log = TopicLog.open(
+            self.files,
+            folder,
+            segment_size=self.segment_size,
+            start=last.end if last is not None else None,
+            descriptors=self._descriptors,
+        )
+        return TopicStore(self, folder, topic_log), last
+
+    def create(self, name: str) -> "TopicStore":
+        """The store of a topic that is new. Raises ``OSError``."""
+        store, last = self.open(name)
+        if last is not None or store.log.disk_bytes:
+            store.delete()  # of a topic that was deleted: its folder could not be moved out of the way then
+            store, last = self.open(name)
+            if last is not None or store.log.disk_bytes:
+                raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+        return store
+
+    def probe(self) -> None:
+        """While the disk takes nothing, find out whether it does again: nobody may be publishing any more."""
+        if self.error is not None or not self.reserve.held:
+            path = os.path.join(our_folder(self.data_path), _PROBE)
+            try:
+                self.reserve.take()
+                replace_file(self.files, path, bytes(_PROBE_SIZE), sync=False)
+                self.files.unlink(path)
+            except OSError as error:
+                self.failed(error)
+            else:
+                self.succeeded()
+
+    def failed(self, error: OSError) -> None:
+        """A write failed: not well until one succeeds."""
+        if self.error is None:
+            log.error("the data path takes nothing: %s", reason(error))
+        self.error = reason(error)
+
+    def succeeded(self) -> None:
+        """A write succeeded."""
+        if self.error is not None:
+            log.info("the data path takes data again")
+            self.error = None
+
+    def _last_checkpoint(self, folder: str) -> Checkpoint | None:
+        path = os.path.join(folder, CHECKPOINT)
+        try:
+            return checkpoint.decode(read_file(self.files, path))
+        except FileNotFoundError:
+            return None
+        except BadCheckpoint as error:
+            log.error("checkpoint %s is damaged (%s): what is in the log comes again", path, error)
+            return None
+
+
+class TopicStore:
+    """One topic's folder."""
+
+    def __init__(self, storage: Storage, folder: str, topic_log: TopicLog) -> None:
+        self.log = topic_log
+        self.always = storage.durability is not Durability.MEMORY
+        self._storage = storage
+        self._checkpoint_path = os.path.join(folder, CHECKPOINT)
+        self._commits = storage.durability is Durability.FSYNC
+
+    @property
+    def is_used(self) -> bool:
+        """Whether anything is there a checkpoint could speak of."""
+        return self.always or self.log.disk_bytes > 0
+
+    def append(self, frames: Sequence[bytes], first_seq: int, due_ns: int = 0, kind: int = MESSAGES) -> None:
+        """Write a group. Raises ``OSError``: then nothing of it is kept."""
+        try:
+            if self._storage.reserve.given_up:  # what room there is belongs to checkpoints
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self.log.append(frames, first_seq, due_ns, kind)
+        except OSError as error:
+            self._storage.failed(error)
+            raise
+        if self._storage.error is not None:
+            self._storage.succeeded()
+
+    def commit(self) -> None:
+        """At level ``fsync`` wait until what was appended is on the disk. Raises ``OSError``: it may not be kept."""
+        if not self._commits:
+            return
+        try:
+            self._storage.commit(self.log)
+        except OSError as error:
+            self._storage.failed(error)
+            raise
+
+    def note(self, kind: int, name: str, seq: int) -> None:
+        """Write down that something other than a message came or went, if the log is to know. Raises ``OSError``."""
+        if self.always or self.log.disk_bytes:
+            self.append([name.encode("ascii")], seq, kind=kind)
+
+    def keep(self, frames: Sequence[bytes]) -> None:
+        """Write frames beside the log, to be found by their ids. Raises ``OSError``."""
+        if frames:
+            self.log.keep(frames)
+
+    def write_checkpoint(self, content: bytes) -> None:
+        """Write the next checkpoint, which counts once ``adopt_checkpoint`` was called. Raises ``OSError``.
+
+        May run in a thread of its own. At level ``fsync`` what it speaks of has to be on the disk before.
+        """
+        files, reserve = self._storage.files, self._storage.reserve
+        try:
+            write_temporary(files, self._checkpoint_path, content, sync=self._commits)
+        except OSError as error:
+            if error.errno != errno.ENOSPC or not reserve.held:
+                raise
+            reserve.give_up()
+            write_temporary(files, self._checkpoint_path, content, sync=self._commits)
+
+    def adopt_checkpoint(self) -> None:
+        """Make what was written the checkpoint. Raises ``OSError``.
+
+        Not in a thread: while one was writing, the topic may have been deleted and another of its name been made.
+        """
+        adopt_temporary(self._storage.files, self._checkpoint_path)
+
+    def release(self, saved: Checkpoint, needed: Callable[[], Iterable[bytes]]) -> None:
+        """Delete what neither this checkpoint, which is saved, nor anybody after it needs.
+
+        `needed` tells what was written beside the log after the checkpoint was made.
+        """
+        places = saved.places.values()
+        seq = min((place.position for place in places), default=saved.end.seq)
+
+        def unfinished() -> Iterable[bytes]:
+            return {entry_id(key) for place in places for key in place.entries}.union(needed())
+
+        self.log.release(seq, unfinished, saved.end)
+
+    def delete(self) -> None:
+        """Remove all of it; what cannot be removed now is removed at the next start."""
+        try:
+            self.log.delete()
+        except OSError as error:
+            self._storage.failed(error)

@@ -1,0 +1,373 @@
+"""A place in a stream: what is in memory, what is in the log, and what is passed over."""
+
+from collections import deque
+from typing import cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsq_compat.protocol.message import body, make_frames
+from nsq_compat.queue.cursor import Cursor
+from nsq_compat.queue.files import OsFiles
+from nsq_compat.queue.group import Group
+from nsq_compat.queue.topic_log import TopicLog
+
+PLENTY = 1 << 30
+
+
+class Stream:
+    """Messages named by their numbers, published to cursors and, if one of them needs it, to the log."""
+
+    def __init__(self, log, always=True):
+        self.log = log
+        self.end = 0
+        self.always = always
+        self.cursors = []
+
+    def cursor(self, memory, position=None):
+        position = self.end if position is None else position
+        self.cursors.append(Cursor(self.log, memory, position, position))
+        return self.cursors[-1]
+
+    def publish(self, count, size=0):
+        numbers = range(self.end, self.end + count)
+        frames = make_frames([b"%016x" % number for number in numbers], 0, [b"%d" % n + b"." * size for n in numbers])
+        if self.always or any(cursor.spills(count) for cursor in self.cursors):
+            self.log.append(frames, self.end)
+        self.end += count
+        for cursor in self.cursors:
+            assert cursor.extend(frames) == 0
+
+
+def taken(cursor, limit=PLENTY, max_bytes=PLENTY):
+    return [int(body(frame).rstrip(b".")) for frame in cursor.take(limit, max_bytes)]
+
+
+def all_of(cursor, limit=PLENTY):
+    numbers = []
+    while some := taken(cursor, limit):
+        numbers += some
+    return numbers
+
+
+@pytest.fixture
+def log(tmp_path):
+    opened = TopicLog.open(OsFiles(), str(tmp_path / "t.topic"), segment_size=4000)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def stream(log):
+    return Stream(log)
+
+
+def test_what_fits_stays_in_memory_and_the_log_is_not_asked(stream):
+    cursor = Cursor(stream.log, 3)
+    stream.cursors.append(cursor)
+    stream.always = False
+    stream.publish(2)
+    stream.publish(1)
+    assert (len(cursor), cursor.behind, stream.log.disk_bytes) == (3, 0, 0)
+    assert taken(cursor, 2) == [0, 1]
+    assert (cursor.position, cursor.end) == (2, 3)
+
+
+def test_what_does_not_fit_is_read_from_the_log(stream):
+    cursor = stream.cursor(memory=2)
+    stream.publish(2)
+    stream.publish(3)
+    assert (len(cursor), cursor.behind) == (5, 3)
+    assert all_of(cursor, 1) == [0, 1, 2, 3, 4]
+    assert (len(cursor), cursor.behind) == (0, 0)
+
+
+def test_once_it_is_behind_all_that_follows_goes_to_the_log_until_it_has_caught_up(stream):
+    stream.always = False
+    cursor = stream.cursor(memory=2)
+    stream.publish(3)
+    assert cursor.spills(1)
+    stream.publish(1)
+    assert cursor.behind == 4
+    assert all_of(cursor) == [0, 1, 2, 3]
+    assert not cursor.spills(2)
+    stream.publish(2)
+    assert cursor.behind == 0
+    assert all_of(cursor) == [4, 5]
+
+
+def test_many_segments_are_read_one_after_the_other(stream):
+    cursor = stream.cursor(memory=0)
+    for _ in range(50):
+        stream.publish(3, size=100)
+    assert len(stream.log._segments) > 3
+    assert all_of(cursor, 7) == list(range(150))
+
+
+def test_reading_goes_on_with_what_was_logged_meanwhile(stream):
+    cursor = stream.cursor(memory=0)
+    stream.publish(2)
+    assert taken(cursor, 1) == [0]
+    stream.publish(2)
+    assert all_of(cursor) == [1, 2, 3]
+    stream.publish(1)
+    assert all_of(cursor) == [4]
+
+
+def test_without_a_log_what_does_not_fit_is_dropped_and_has_no_number(make_frames):
+    cursor = Cursor(None, 2)
+    assert cursor.extend(make_frames(b"0", b"1", b"2")) == 1
+    assert not cursor.spills(5)
+    assert cursor.extend(make_frames(b"3")) == 1
+    assert taken(cursor) == [0, 1]
+    assert (cursor.position, cursor.end) == (2, 2)
+    assert cursor.extend(make_frames(b"4")) == 0
+    assert taken(cursor) == [4]
+
+
+def test_no_more_bytes_are_taken_than_wanted_but_for_one_message(stream):
+    cursor = stream.cursor(memory=10)
+    stream.publish(4, size=100)
+    assert taken(cursor, PLENTY, 300) == [0, 1]
+    assert taken(cursor, PLENTY, 1) == [2]
+
+
+def test_a_log_that_cannot_be_read_costs_nothing(stream, monkeypatch):
+    cursor = stream.cursor(memory=0)
+    stream.publish(2)
+
+    def refuse(seq):
+        raise OSError("cannot read")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stream.log, "reader", refuse)
+        with pytest.raises(OSError, match="cannot read"):
+            cursor.take(1, PLENTY)
+    assert all_of(cursor) == [0, 1]
+
+
+# --- Damage -----------------------------------------------------------------------------------------------------------
+
+
+class HoledLog:
+    """Gives these groups, a few at a time."""
+
+    def __init__(self, *groups):
+        self.groups = deque(groups)
+        self.read_all = False
+
+    def reader(self, seq):
+        return self
+
+    def read(self):
+        if self.read_all:
+            return list(self.groups)
+        return [self.groups.popleft()] if self.groups else []
+
+
+def group(first, *numbers):
+    frames = make_frames([b"%016x" % number for number in numbers], 0, [b"%d" % number for number in numbers])
+    return Group(1, first, 0, frames)
+
+
+def test_damaged_messages_are_counted_and_what_is_around_them_is_delivered():
+    cursor = Cursor(cast(TopicLog, HoledLog(group(0, 0, 1), group(4, 4))), 0, 0, 7)
+    assert taken(cursor) == [0, 1]
+    assert taken(cursor) == [4]
+    assert (cursor.damaged_count, len(cursor)) == (2, 2)
+    assert taken(cursor) == []
+    assert (cursor.damaged_count, len(cursor), cursor.position) == (4, 0, 7)
+
+
+def test_groups_behind_a_hole_wait_until_the_position_is_there():
+    log = HoledLog()
+    log.groups = deque([group(0, 0), group(3, 3)])
+    log.read_all = True
+    cursor = Cursor(cast(TopicLog, log), 0, 0, 4)
+    assert taken(cursor) == [0]
+    assert (cursor.position, cursor.damaged_count) == (1, 0)
+    assert taken(cursor) == [3]
+    assert (cursor.position, cursor.damaged_count) == (4, 2)
+
+
+# --- A pause ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_cursor_goes_on_with_what_another_has_held(stream):
+    channel = stream.cursor(memory=5)
+    stream.publish(2)
+    stream.cursors = []
+    held = stream.cursor(memory=5)
+    stream.publish(2)
+    assert channel.follow(held) == 0
+    assert all_of(channel) == [0, 1, 2, 3]
+
+
+def test_a_cursor_that_is_behind_reads_what_another_held_in_the_log(stream):
+    channel = stream.cursor(memory=1)
+    stream.publish(4)
+    stream.cursors = []
+    held = stream.cursor(memory=5)
+    stream.publish(2)
+    channel.follow(held)
+    assert channel.behind == 6
+    assert all_of(channel) == [0, 1, 2, 3, 4, 5]
+
+
+def test_what_is_held_back_in_the_log_is_not_read_ahead(stream):
+    channel = stream.cursor(memory=0)
+    stream.publish(3)
+    stream.cursors = []
+    stream.publish(3)
+    assert taken(channel, 1) == [0]
+    assert (len(channel), channel.behind) == (2, 0)
+    assert all_of(channel) == [1, 2]
+
+
+def test_what_was_held_back_and_dropped_is_passed_over_by_who_is_behind(stream):
+    channel = stream.cursor(memory=1)
+    stream.publish(3)
+    stream.cursors = []
+    stream.publish(4)
+    channel.pass_over(7)
+    held = stream.cursor(memory=1)
+    stream.publish(2)
+    channel.follow(held)
+    stream.cursors = [channel]
+    stream.publish(1)
+    assert (len(channel), list(channel.gaps)) == (6, [(3, 7)])
+    assert all_of(channel, 2) == [0, 1, 2, 7, 8, 9]
+    assert (channel.position, channel.damaged_count, list(channel.gaps)) == (10, 0, [])
+
+
+def test_what_was_held_back_and_dropped_is_passed_over_by_who_has_the_rest_in_memory(stream):
+    channel = stream.cursor(memory=10)
+    stream.publish(2)
+    stream.cursors = []
+    stream.publish(3)
+    channel.pass_over(5)
+    held = stream.cursor(memory=10)
+    stream.publish(2)
+    channel.follow(held)
+    assert taken(channel, 3) == [0, 1, 5]
+    assert (channel.position, len(channel)) == (6, 1)
+    assert taken(channel) == [6]
+    assert channel.position == 7
+
+
+def test_who_has_everything_simply_stands_behind_what_is_passed_over(stream):
+    cursor = stream.cursor(memory=1)
+    stream.publish(1)
+    taken(cursor)
+    cursor.pass_over(9)
+    assert (cursor.position, cursor.end, list(cursor.gaps), len(cursor)) == (9, 9, [], 0)
+    cursor.pass_over(9)
+    assert list(cursor.gaps) == []
+
+
+def test_numbers_mean_nothing_to_a_cursor_without_a_log(make_frames):
+    cursor = Cursor(None, 2)
+    cursor.extend(make_frames(b"0"))
+    cursor.pass_over(9)
+    assert (len(cursor), taken(cursor)) == (1, [0])
+
+
+def test_without_a_log_what_another_held_beyond_memory_is_dropped(stream, make_frames):
+    ephemeral = Cursor(None, 2)
+    ephemeral.extend(make_frames(b"90"))
+    held = stream.cursor(memory=1)
+    stream.publish(1)
+    stream.publish(3)
+    assert ephemeral.follow(held) == 3
+    assert taken(ephemeral) == [90, 0]
+
+
+# --- Leaving out and coming back --------------------------------------------------------------------------------------
+
+
+def test_skipping_to_the_end_forgets_memory_log_and_gaps(stream):
+    cursor = stream.cursor(memory=2)
+    stream.publish(2)
+    stream.publish(3)
+    cursor.pass_over(8)
+    taken(cursor, 1)
+    cursor.skip_to_end()
+    assert (len(cursor), cursor.behind, cursor.position, list(cursor.gaps)) == (0, 0, 8, [])
+    assert taken(cursor) == []
+
+
+def test_a_cursor_that_is_moved_reads_everything_from_the_log(stream):
+    stream.publish(6)
+    cursor = Cursor(stream.log, 10)
+    cursor.move(1, 6, [(2, 4)])
+    assert (len(cursor), cursor.behind) == (3, 3)
+    assert all_of(cursor) == [1, 4, 5]
+
+
+def test_a_position_behind_the_end_is_the_end(stream):
+    cursor = Cursor(stream.log, 10)
+    cursor.move(9, 4)
+    assert (len(cursor), cursor.position, taken(cursor)) == (0, 4, [])
+
+
+def test_taking_memory_leaves_what_is_in_the_log(stream):
+    cursor = stream.cursor(memory=2)
+    stream.publish(2)
+    stream.publish(2)
+    assert [list(map(body, batch)) for batch in cursor.in_memory()] == [[b"0", b"1"]]
+    assert list(map(body, cursor.take_memory())) == [b"0", b"1"]
+    assert (cursor.position, len(cursor), cursor.behind) == (2, 2, 2)
+    assert all_of(cursor) == [2, 3]
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("publish"), st.integers(1, 6)),
+        st.tuples(st.just("take"), st.integers(1, 6)),
+        st.tuples(st.just("hold"), st.integers(0, 6)),
+        st.tuples(st.just("hold and drop"), st.integers(1, 6)),
+        st.tuples(st.just("begin again"), st.just(0)),
+    ),
+    max_size=25,
+)
+
+
+@given(steps=steps, memory=st.integers(0, 5))
+def test_whatever_happens_a_cursor_gives_what_was_not_dropped_in_order(tmp_path_factory, steps, memory):
+    folder = tmp_path_factory.mktemp("log") / "t.topic"
+    log = TopicLog.open(OsFiles(), str(folder), segment_size=500)
+    stream = Stream(log)
+    channel = stream.cursor(memory)
+    expected: list[int] = []
+    for step, count in steps:
+        before = stream.end
+        if step == "publish":
+            stream.publish(count)
+            expected += range(before, stream.end)
+        elif step == "take":
+            some = taken(channel, count)
+            assert some == expected[: len(some)]
+            assert some or not expected
+            del expected[: len(some)]
+        elif step == "begin again":
+            place = (channel.position, channel.end, list(channel.gaps))
+            channel = Cursor(log, memory)
+            channel.move(*place)
+            stream.cursors = [channel]
+        else:
+            stream.cursors = []
+            held = stream.cursor(memory)
+            stream.publish(count)
+            if step == "hold":
+                channel.follow(held)
+                expected += range(before, stream.end)
+            else:
+                held.skip_to_end()
+                channel.pass_over(held.position)
+            stream.cursors = [channel]
+        assert len(channel) == len(expected)
+        assert 0 <= channel.behind <= len(expected)
+    assert all_of(channel) == expected
+    assert (channel.position, channel.damaged_count) == (stream.end, 0)
+    log.close()

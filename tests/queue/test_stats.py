@@ -1,0 +1,108 @@
+from dataclasses import FrozenInstanceError, fields
+
+import pytest
+
+from nsq_compat.queue.stats import ChannelStats, ClientStats, LatencyStats, TopicStats, snapshot
+
+
+def names(kind: type) -> list[str]:
+    return [field.name for field in fields(kind)]
+
+
+def test_a_topic_has_the_figures_of_nsqd_in_its_order():
+    assert names(TopicStats) == [
+        "topic_name", "channels", "depth", "backend_depth", "message_count", "message_bytes", "paused",
+        "e2e_processing_latency", "dropped_count",
+    ]  # fmt: skip
+
+
+def test_a_channel_has_the_figures_of_nsqd_in_its_order():
+    assert names(ChannelStats) == [
+        "channel_name", "depth", "backend_depth", "in_flight_count", "deferred_count", "message_count",
+        "zone_local_msg_count", "region_local_msg_count", "global_msg_count", "requeue_count", "timeout_count",
+        "client_count", "clients", "paused", "e2e_processing_latency", "dropped_count",
+    ]  # fmt: skip
+
+
+def test_a_client_has_the_figures_of_nsqd_in_its_order():
+    assert names(ClientStats) == [
+        "client_id", "hostname", "version", "remote_address", "state", "ready_count", "in_flight_count",
+        "message_count", "zone_local_msg_count", "region_local_msg_count", "global_msg_count", "finish_count",
+        "requeue_count", "connect_ts", "sample_rate", "deflate", "snappy", "user_agent", "authed", "auth_identity",
+        "auth_identity_url", "topology_zone", "topology_region", "pub_counts", "tls", "tls_cipher_suite",
+        "tls_version", "tls_negotiated_protocol", "tls_negotiated_protocol_is_mutual",
+    ]  # fmt: skip
+
+
+def test_nothing_is_known_of_an_empty_daemon(daemon):
+    assert snapshot(daemon.broker) == ()
+
+
+def test_topics_and_channels_are_sorted_by_name(daemon):
+    for topic in ("b", "a", "B"):
+        for channel in ("y", "x"):
+            daemon.channel(channel, topic)
+    seen = [
+        (topic.topic_name, [channel.channel_name for channel in topic.channels]) for topic in snapshot(daemon.broker)
+    ]
+    assert seen == [("B", ["x", "y"]), ("a", ["x", "y"]), ("b", ["x", "y"])]
+
+
+def test_a_snapshot_tells_where_messages_are(start):
+    daemon = start(mem_queue_size=5)
+    consumer = daemon.consumer(timeout=60.0)
+    daemon.publishes(b"a", b"bb", b"c", b"d", b"e", b"f", b"g")  # two too many
+    assert consumer.takes(room=3) == [b"a", b"bb", b"c"]
+    daemon.waits(60)
+    consumer.takes(room=2)
+    consumer.requeues(b"d", delay=5.0)
+    daemon.channel().pause()
+    daemon.topic().pause()
+    daemon.publishes(b"kept")
+    (topic,) = snapshot(daemon.broker)
+    (channel,) = topic.channels
+    assert (topic.topic_name, topic.depth, topic.backend_depth, topic.paused) == ("orders", 1, 0, True)
+    assert (topic.message_count, topic.message_bytes, topic.dropped_count) == (8, 12, 0)
+    assert (channel.depth, channel.backend_depth, channel.in_flight_count, channel.deferred_count) == (3, 0, 1, 1)
+    assert (channel.message_count, channel.requeue_count, channel.timeout_count) == (7, 1, 3)
+    assert (channel.client_count, channel.paused, channel.dropped_count) == (1, True, 2)
+    assert channel.e2e_processing_latency == topic.e2e_processing_latency == LatencyStats(count=0, percentiles=None)
+
+
+def test_clients_are_shown_when_they_are_asked_for(daemon):
+    consumer = daemon.consumer()
+    daemon.consumer()
+    daemon.publishes(b"a")
+    consumer.takes()
+    (with_clients,) = snapshot(daemon.broker)
+    (without,) = snapshot(daemon.broker, include_clients=False)
+    clients = with_clients.channels[0].clients
+    assert clients is not None
+    assert [client.in_flight_count for client in clients] == [1, 0]
+    assert (without.channels[0].clients, without.channels[0].client_count) == (None, 2)
+
+
+def test_one_topic_can_be_asked_for(daemon):
+    for topic in ("a", "b"):
+        daemon.channel("x", topic)
+    assert [topic.topic_name for topic in snapshot(daemon.broker, topic="b")] == ["b"]
+    assert snapshot(daemon.broker, topic="nowhere") == ()
+
+
+def test_with_one_channel_asked_for_topics_without_it_are_left_out(daemon):
+    daemon.channel("x", "both")
+    daemon.channel("y", "both")
+    daemon.channel("y", "other")
+    (topic,) = snapshot(daemon.broker, channel="x")
+    assert topic.topic_name == "both"
+    assert [channel.channel_name for channel in topic.channels] == ["x"]
+    assert snapshot(daemon.broker, topic="other", channel="x") == ()
+
+
+def test_a_snapshot_does_not_change_afterwards(daemon):
+    daemon.channel()
+    (before,) = snapshot(daemon.broker)
+    daemon.publishes(b"a")
+    assert before.channels[0].depth == 0
+    with pytest.raises(FrozenInstanceError):
+        before.depth = 5  # type: ignore[misc]

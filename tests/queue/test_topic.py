@@ -1,0 +1,313 @@
+import errno
+import logging
+
+import pytest
+
+from nsq_compat.protocol import message
+from nsq_compat.queue.exiting import Exiting
+
+NOW_NS = 1_700_000_000_000_000_000
+
+# --- From bodies to channels ------------------------------------------------------------------------------------------
+
+
+def test_every_channel_gets_every_message(daemon):
+    archive, metrics = daemon.consumer("archive"), daemon.consumer("metrics")
+    daemon.publishes(b"a", b"b")
+    assert archive.takes() == metrics.takes() == [b"a", b"b"]
+
+
+def test_a_message_is_stamped_when_it_is_published(daemon):
+    consumer = daemon.consumer()
+    daemon.topic().publish([b"a", b"b"], daemon.now, NOW_NS)
+    consumer.takes()
+    first, second = consumer.frames[b"a"], consumer.frames[b"b"]
+    assert message.timestamp_ns(first) == message.timestamp_ns(second) == NOW_NS
+    assert message.message_id(first) == b"%016x" % (((NOW_NS >> 20) - 1288834974288) << 22)
+    assert int(message.message_id(second), 16) == int(message.message_id(first), 16) + 1
+    assert (consumer.attempts(b"a"), consumer.attempts(b"b")) == (1, 1)
+
+
+def test_the_node_id_is_in_every_id(start):
+    daemon = start(node_id=617)
+    consumer = daemon.consumer()
+    daemon.publishes(b"a")
+    consumer.takes()
+    assert int(consumer.id_of(b"a"), 16) >> 12 & 1023 == 617
+
+
+def test_messages_and_their_bytes_are_counted(daemon):
+    daemon.publishes(b"a", b"four")
+    daemon.publishes(b"deferred", defer=5.0)
+    assert (daemon.topic().message_count, daemon.topic().message_bytes) == (3, 13)
+
+
+def test_a_deferred_message_is_deferred_in_every_channel(daemon):
+    archive, metrics = daemon.consumer("archive"), daemon.consumer("metrics")
+    daemon.publishes(b"a", defer=5.0)
+    daemon.waits(4.9)
+    assert archive.takes() == metrics.takes() == []
+    daemon.waits(0.1)
+    assert archive.takes() == metrics.takes() == [b"a"]
+
+
+def test_no_delay_is_no_deferral(daemon):
+    consumer = daemon.consumer()
+    daemon.publishes(b"a", defer=0.0)
+    assert consumer.takes() == [b"a"]
+
+
+# --- Without a channel ------------------------------------------------------------------------------------------------
+
+
+def test_without_a_channel_messages_wait_and_the_first_channel_gets_them_all(daemon):
+    daemon.publishes(b"a")
+    daemon.publishes(b"b", b"c")
+    assert daemon.topic().depth == 3
+    assert daemon.consumer("first").takes() == [b"a", b"b", b"c"]
+    assert daemon.topic().depth == 0
+
+
+def test_a_later_channel_gets_only_what_comes_after_it(daemon):
+    daemon.publishes(b"a")
+    daemon.channel("first")
+    late = daemon.consumer("late")
+    daemon.publishes(b"b")
+    assert late.takes() == [b"b"]
+
+
+def test_once_the_last_channel_is_gone_messages_wait_again(daemon, channel):
+    daemon.topic().delete_channel("archive")
+    daemon.publishes(b"a")
+    assert daemon.topic().depth == 1
+    assert daemon.consumer().takes() == [b"a"]
+
+
+def test_a_deferred_message_keeps_its_time_while_it_waits_for_a_channel(daemon):
+    daemon.publishes(b"soon", defer=5.0)
+    daemon.publishes(b"late", defer=50.0)
+    assert daemon.topic().depth == 2
+    daemon.waits(20)
+    consumer = daemon.consumer()
+    channel = daemon.channel()
+    assert (channel.message_count, channel.deferred_count, daemon.topic().depth) == (2, 2, 0)
+    daemon.waits(0)
+    assert consumer.takes() == [b"soon"]
+    daemon.waits(30)
+    assert consumer.takes() == [b"late"]
+
+
+def test_what_does_not_fit_is_dropped_and_counted_the_newest_first(start, caplog):
+    daemon = start(mem_queue_size=3)
+    with caplog.at_level(logging.WARNING):
+        daemon.publishes(b"a")
+        daemon.publishes(b"b", defer=5.0)
+        daemon.publishes(b"c", b"d", b"e")
+        daemon.publishes(b"f", defer=5.0)
+    topic = daemon.topic()
+    assert (topic.depth, topic.dropped_count, topic.message_count) == (5, 1, 6)
+    assert daemon.consumer().takes() == [b"a", b"c", b"d"]
+    assert [record.message for record in caplog.records] == [
+        "TOPIC(orders): more than 3 messages wait, dropping what comes now (see dropped_count in /stats)"
+    ]
+
+
+# --- Pause and empty --------------------------------------------------------------------------------------------------
+
+
+def test_a_paused_topic_keeps_what_is_published_and_its_channels_go_on_with_what_they_have(daemon):
+    consumer = daemon.consumer()
+    daemon.publishes(b"a")
+    daemon.topic().pause()
+    daemon.publishes(b"b")
+    assert consumer.takes() == [b"a"]
+    assert (daemon.topic().depth, daemon.channel().depth) == (1, 0)
+    daemon.topic().unpause()
+    assert consumer.awake
+    assert consumer.takes() == [b"b"]
+
+
+def test_what_a_pause_kept_goes_to_every_channel(daemon):
+    daemon.topic().pause()
+    archive, metrics = daemon.consumer("archive"), daemon.consumer("metrics")
+    daemon.publishes(b"a")
+    daemon.publishes(b"later", defer=5.0)
+    daemon.topic().unpause()
+    assert archive.takes() == metrics.takes() == [b"a"]
+    daemon.waits(5)
+    assert archive.takes() == metrics.takes() == [b"later"]
+    assert archive.frames[b"later"] == metrics.frames[b"later"]
+
+
+def test_a_channel_made_during_a_pause_gets_what_was_kept_when_it_is_over(daemon):
+    daemon.topic().pause()
+    daemon.publishes(b"a")
+    consumer = daemon.consumer()
+    assert consumer.takes() == []
+    daemon.topic().unpause()
+    assert consumer.takes() == [b"a"]
+
+
+def test_unpausing_without_a_channel_keeps_what_waits(daemon):
+    daemon.publishes(b"a")
+    daemon.topic().pause()
+    daemon.topic().unpause()
+    assert daemon.topic().depth == 1
+    assert daemon.consumer().takes() == [b"a"]
+
+
+def test_what_was_deferred_into_a_pause_longer_than_its_time_comes_right_after_it(daemon):
+    consumer = daemon.consumer()
+    daemon.topic().pause()
+    daemon.publishes(b"a", defer=5.0)
+    daemon.waits(60)
+    daemon.topic().unpause()
+    daemon.waits(0)
+    assert consumer.takes() == [b"a"]
+
+
+def test_emptying_drops_what_no_channel_has_got_yet_and_nothing_else(daemon):
+    consumer = daemon.consumer()
+    daemon.publishes(b"a")
+    daemon.topic().pause()
+    daemon.publishes(b"b")
+    daemon.publishes(b"c", defer=5.0)
+    daemon.topic().empty()
+    daemon.topic().unpause()
+    daemon.waits(5)
+    assert daemon.topic().depth == 0
+    assert consumer.takes() == [b"a"]
+
+
+# --- Channels come and go ---------------------------------------------------------------------------------------------
+
+
+def test_a_channel_is_made_once(daemon, caplog):
+    with caplog.at_level(logging.INFO):
+        channel = daemon.topic().channel("archive")
+        assert daemon.topic().channel("archive") is channel
+    assert [record.message for record in caplog.records if "channel" in record.message] == [
+        "TOPIC(orders): new channel(archive)"
+    ]
+
+
+def test_deleting_a_channel_ends_it_with_its_consumers_and_all_it_holds(daemon, caplog):
+    consumer = daemon.consumer()
+    channel = daemon.channel()
+    daemon.publishes(b"a")
+    with caplog.at_level(logging.INFO):
+        daemon.topic().delete_channel("archive")
+    assert [record.message for record in caplog.records] == ["TOPIC(orders): deleting channel archive"]
+    assert consumer.closed
+    assert channel.exiting
+    assert channel.depth == 0
+    assert daemon.topic().channels == {}
+    assert daemon.consumer().takes() == []
+
+
+def test_deleting_a_channel_that_is_not_there_is_an_error(daemon):
+    with pytest.raises(KeyError):
+        daemon.topic().delete_channel("nowhere")
+
+
+def test_deleting_one_channel_costs_another_nothing(daemon):
+    archive, metrics = daemon.consumer("archive"), daemon.consumer("metrics")
+    daemon.publishes(b"a")
+    archive.takes()
+    daemon.topic().delete_channel("archive")
+    assert metrics.takes() == [b"a"]
+
+
+def test_nothing_is_published_into_a_topic_that_ends(daemon, channel):
+    topic = daemon.topic()
+    topic.close()
+    with pytest.raises(Exiting):
+        topic.publish([b"a"], daemon.now, NOW_NS)
+    with pytest.raises(Exiting):
+        topic.channel("new")
+    assert (topic.message_count, topic.depth, channel.exiting) == (0, 0, True)
+
+
+def test_a_topic_knows_its_name_and_starts_with_nothing(daemon):
+    topic = daemon.topic()
+    assert (topic.name, topic.ephemeral, topic.paused, topic.exiting) == ("orders", False, False, False)
+    assert (topic.depth, topic.backend_depth, topic.message_count, topic.message_bytes) == (0, 0, 0, 0)
+    assert daemon.topic("orders#ephemeral").ephemeral
+
+
+# --- With a log -------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_held_beyond_memory_is_in_the_log(logging_daemon):
+    logging_daemon.publishes(b"a", b"b")
+    assert logging_daemon.topic().backend_depth == 0
+    logging_daemon.publishes(b"c", b"d")
+    assert (logging_daemon.topic().depth, logging_daemon.topic().backend_depth) == (4, 2)
+    assert logging_daemon.topic().dropped_count == 0
+    consumer = logging_daemon.consumer()
+    assert consumer.takes() + consumer.takes() == [b"a", b"b", b"c", b"d"]
+
+
+def test_a_full_disk_refuses_a_publish_before_anybody_hears_of_it(logging_daemon, disk, monkeypatch):
+    consumer = logging_daemon.consumer()
+    assert consumer.takes() == []
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "pwrite", full, raising=False)
+        for defer in (0.0, 5.0):
+            with pytest.raises(OSError, match="no room"):
+                logging_daemon.publishes(b"a", b"b", defer=defer)
+    topic = logging_daemon.topic()
+    assert (topic.message_count, logging_daemon.channel().depth, logging_daemon.channel().deferred_count) == (0, 0, 0)
+    assert not consumer.awake
+
+
+def test_what_happens_while_a_channel_is_being_written_down_misses_nobody(logging_daemon):
+    """At level fsync a commit lets others run."""
+    topic = logging_daemon.topic()
+    logging_daemon.channel("before")
+    storage = logging_daemon.broker._storage
+    others = [
+        lambda: logging_daemon.publishes(b"meanwhile"),
+        lambda: logging_daemon.publishes(b"later", defer=5.0),
+        lambda: topic.pause(),
+        lambda: logging_daemon.publishes(b"held"),
+        lambda: topic.unpause(),
+        lambda: topic.channel("new"),
+    ]
+
+    def commit(topic_log):
+        if others:
+            others.pop(0)()
+
+    storage.commit = commit
+    topic.store._commits = True
+    made = topic.channel("new")
+    for other in others:
+        other()
+    assert topic.channels["new"] is made
+    logging_daemon.waits(5)
+    for name in ("before", "new"):
+        assert sorted(logging_daemon.consumer(name).takes()) == [b"held", b"later", b"meanwhile"]
+
+
+def test_a_channel_is_deleted_once_however_many_ask_for_it(logging_daemon):
+    logging_daemon.channel()
+    logging_daemon.topic().delete_channel("archive")
+    with pytest.raises(KeyError):
+        logging_daemon.topic().delete_channel("archive")
+
+
+def test_a_topic_emptied_during_a_pause_gives_none_of_it_to_its_channels(logging_daemon):
+    consumer = logging_daemon.consumer()
+    logging_daemon.publishes(b"a", b"b", b"c")
+    logging_daemon.topic().pause()
+    logging_daemon.publishes(b"x", b"y")
+    logging_daemon.topic().empty()
+    logging_daemon.publishes(b"d")
+    logging_daemon.topic().unpause()
+    assert logging_daemon.channel().depth == 4
+    assert consumer.takes() + consumer.takes() == [b"a", b"b", b"c", b"d"]
