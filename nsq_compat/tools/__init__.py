@@ -1,0 +1,7 @@
+"""Programs for operators, each a module with a `main`.
+
+    nsq_data        what a data path holds: check it, export it to Go's nsqd, salvage what was given up
+    data_check      what `nsq_data check` finds out, and how it says so
+
+May import everything below; nothing imports it.
+"""

@@ -1,0 +1,317 @@
+"""The subcommands, on data paths written by hand."""
+
+import base64
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from nsq_compat.protocol import message
+from nsq_compat.queue.data_path import DataPathLock, make_our_folder, topic_folder
+from nsq_compat.queue.files import OsFiles
+from nsq_compat.queue.go_data import GoMessage
+from nsq_compat.queue.go_queue_reader import read_queue
+from nsq_compat.queue.go_queue_writer import write_queue
+from nsq_compat.queue.go_takeover import take_over
+from nsq_compat.queue.guid import GuidFactory
+from nsq_compat.queue.metadata import ChannelMetadata, TopicMetadata, load_metadata, save_metadata
+from nsq_compat.queue.topic_log import TopicLog
+from nsq_compat.tools.nsq_data import run
+
+NOW_NS = 1_700_000_000_000_000_000
+IDS = GuidFactory(1).take(10, NOW_NS)
+TOPICS = (TopicMetadata("t", False, (ChannelMetadata("c", True),)), TopicMetadata("idle", True))
+
+
+def stored(body):
+    return GoMessage(NOW_NS, 0, IDS[int(body)], body)
+
+
+def go_has(folder, queue, *bodies):
+    write_queue(OsFiles(), str(folder), queue, map(stored, bodies), 1 << 20)
+
+
+def bodies_of(folder, queue):
+    return [each.body for each in read_queue(OsFiles(), str(folder), queue)]
+
+
+@pytest.fixture
+def nsq_data(tmp_path, capsys):
+    """Runs a subcommand on `tmp_path`: exit code, lines of stdout, stderr."""
+
+    def run_it(name, *flags, folder=tmp_path):
+        code = run([name, f"--data-path={folder}", *flags], OsFiles())
+        captured = capsys.readouterr()
+        return code, captured.out.splitlines(), captured.err
+
+    return run_it
+
+
+@pytest.fixture
+def go_path(tmp_path):
+    """A data path of Go's with two queues and an nsqd.dat."""
+    go_has(tmp_path, "t:c", b"1", b"2")
+    go_has(tmp_path, "t", b"3")
+    save_metadata(OsFiles(), str(tmp_path), TOPICS)
+    return tmp_path
+
+
+@pytest.fixture
+def our_path(go_path):
+    """The same, imported."""
+    make_our_folder(OsFiles(), str(go_path))
+    take_over(OsFiles(), str(go_path), 1 << 20)
+    return go_path
+
+
+def snapshot(folder):
+    return {
+        os.path.join(where, name): os.stat(os.path.join(where, name)).st_mtime_ns
+        for where, _, names in os.walk(folder)
+        for name in names
+    }
+
+
+# --- Any subcommand ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [[], ["unknown"], ["--json"]])
+def test_an_unknown_subcommand_is_wrong_usage(words, capsys):
+    assert run(words, OsFiles()) == 2
+    assert "check|export|salvage" in capsys.readouterr().err
+
+
+def test_the_version_is_told(capsys):
+    assert run(["--version"], OsFiles()) == 0
+    assert capsys.readouterr().out.startswith("nsq_data v1.3.0")
+
+
+@pytest.mark.parametrize("name", ["check", "export", "salvage"])
+def test_an_unknown_flag_is_wrong_usage(name, capfd):
+    with pytest.raises(SystemExit) as caught:
+        run([name, "--bogus"], OsFiles())
+    assert caught.value.code == 2
+    assert f"Usage of nsq_data {name}:" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["check", "export", "salvage"])
+def test_words_behind_the_flags_are_wrong_usage(name, nsq_data):
+    assert nsq_data(name, "what")[0] == 2
+
+
+@pytest.mark.parametrize("name", ["check", "export", "salvage"])
+def test_a_data_path_in_use_is_refused(name, nsq_data, tmp_path):
+    with DataPathLock(str(tmp_path)):
+        code, _, complaint = nsq_data(name)
+    assert code == 2
+    assert "possibly in use by another instance of nsqd" in complaint
+
+
+def test_a_missing_data_path_is_refused(nsq_data, tmp_path):
+    code, _, complaint = nsq_data("check", folder=tmp_path / "no")
+    assert code == 2
+    assert "no such file or directory" in complaint
+
+
+def test_it_is_a_program_of_its_own(go_path):
+    command = [sys.executable, "-m", "nsq_compat.tools.nsq_data", "check", f"--data-path={go_path}"]
+    done = subprocess.run(command, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.endswith(b"clean\n")
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path):
+    write_queue(OsFiles(), str(tmp_path), "t", [stored(b"1")] * 20_000, 1 << 30)
+    os.rename(tmp_path / "t.diskqueue.000000.dat", tmp_path / "t.diskqueue.000000.dat.bad")
+    command = f"{sys.executable} -m nsq_compat.tools.nsq_data salvage --data-path={tmp_path} | head -n 1"
+    done = subprocess.run(command, shell=True, capture_output=True, check=False)
+    assert done.stderr == b""
+    assert done.stdout.count(b"\n") == 1
+
+
+# --- check ------------------------------------------------------------------------------------------------------------
+
+
+def test_gos_queues_are_counted(go_path, nsq_data):
+    code, lines, _ = nsq_data("check")
+    assert code == 0
+    assert lines == [
+        f"data path {go_path}",
+        "nsqd.dat: 2 topics, 1 channel",
+        "Go's queue t: 1 message of 1 byte",
+        "Go's queue t:c: 2 messages of 2 bytes",
+        "clean",
+    ]
+
+
+def test_our_topics_are_counted(our_path, nsq_data):
+    code, lines, _ = nsq_data("check")
+    assert code == 0
+    assert "  c: depth 3" in lines
+    assert lines[-1] == "clean"
+
+
+def test_checking_changes_nothing(our_path, nsq_data):
+    go_has(our_path, "u", b"4")
+    with open(os.path.join(topic_folder(str(our_path), "t"), "log.00000000000000000001"), "ab") as file:
+        file.write(bytes(100))  # as if it had not been closed
+    before = snapshot(our_path)
+    assert nsq_data("check")[0] == 0
+    assert snapshot(our_path) == before
+
+
+def test_damage_in_gos_files_is_found(go_path, nsq_data):
+    with open(go_path / "t.diskqueue.000000.dat", "ab") as file:
+        file.write(b"\xff" * 50)
+    (go_path / "t.diskqueue.000007.dat.bad").touch()
+    code, lines, _ = nsq_data("check")
+    assert code == 1
+    assert "  damaged: t.diskqueue.000000.dat at 31, 50 bytes: no message begins here" in lines
+    assert "  ignored: t.diskqueue.000007.dat.bad" in lines
+    assert lines[-1] == "damaged"
+
+
+def test_damage_in_our_files_is_found(our_path, nsq_data):
+    path = os.path.join(topic_folder(str(our_path), "t"), "log.00000000000000000001")
+    with open(path, "r+b") as file:
+        file.seek(-10, os.SEEK_END)
+        file.write(b"??????????")
+    code, lines, _ = nsq_data("check")
+    assert code == 1
+    assert any(line.startswith("  damaged:") for line in lines)
+
+
+def test_a_damaged_checkpoint_is_found(our_path, nsq_data):
+    with open(os.path.join(topic_folder(str(our_path), "t"), "checkpoint"), "r+b") as file:
+        file.write(b"garbage")
+    code, lines, _ = nsq_data("check")
+    assert code == 1
+    assert any("checkpoint is damaged" in line for line in lines)
+
+
+def test_a_damaged_nsqd_dat_is_found(go_path, nsq_data):
+    (go_path / "nsqd.dat").write_bytes(b"")
+    code, lines, _ = nsq_data("check")
+    assert code == 1
+    assert "unexpected end of JSON input" in lines[1]
+
+
+def test_everything_is_there_as_json(our_path, nsq_data):
+    go_has(our_path, "u", b"4")
+    code, (line,), _ = nsq_data("check", "--json")
+    found = json.loads(line)
+    assert (code, found["damaged"], found["metadata_error"]) == (0, False, None)
+    assert found["metadata"][0] == {"name": "t", "paused": False, "channels": [{"name": "c", "paused": True}]}
+    assert found["go_queues"][0]["name"] == "u"
+    assert found["go_queues"][0]["messages"] == found["go_queues"][0]["claimed_depth"] == 1
+    assert found["topics"][0]["depths"] == {"c": 3}
+
+
+# --- export -----------------------------------------------------------------------------------------------------------
+
+
+def test_exporting_hands_the_data_path_to_go(our_path, nsq_data):
+    code, lines, _ = nsq_data("export")
+    assert (code, lines) == (0, ["t:c: 3", f"3 messages written to {our_path}"])
+    assert bodies_of(our_path, "t:c") == [b"1", b"2", b"3"]
+    assert load_metadata(OsFiles(), str(our_path)) == TOPICS
+    assert "nsq_compat" not in os.listdir(our_path)
+
+
+def test_an_export_can_be_imported_again(our_path, nsq_data):
+    nsq_data("export")
+    make_our_folder(OsFiles(), str(our_path))
+    take_over(OsFiles(), str(our_path), 1 << 20)
+    nsq_data("export")
+    assert bodies_of(our_path, "t:c") == [b"1", b"2", b"3"]
+
+
+def test_exporting_elsewhere_leaves_ours(our_path, nsq_data, tmp_path_factory):
+    target = tmp_path_factory.mktemp("target")
+    code, lines, _ = nsq_data("export", f"--to={target}")
+    assert (code, lines[-1]) == (0, f"3 messages written to {target}")
+    assert bodies_of(target, "t:c") == [b"1", b"2", b"3"]
+    assert "nsq_compat" in os.listdir(our_path)
+
+
+def test_attempts_are_those_of_the_deliveries_so_far(tmp_path, nsq_data):
+    make_our_folder(OsFiles(), str(tmp_path))
+    log = TopicLog.open(OsFiles(), topic_folder(str(tmp_path), "t"))
+    (frame,) = message.make_frames([b"%016x" % 1], NOW_NS, [b"1"])
+    log.append([message.with_attempts(frame, 3)], 0)
+    log.close()
+    assert nsq_data("export")[0] == 0
+    (found,) = read_queue(OsFiles(), str(tmp_path), "t")
+    assert found == GoMessage(NOW_NS, 2, b"%016x" % 1, b"1")
+    assert load_metadata(OsFiles(), str(tmp_path)) == (TopicMetadata("t"),)
+
+
+def test_a_data_path_of_gos_has_nothing_to_export(go_path, nsq_data):
+    code, _, complaint = nsq_data("export")
+    assert code == 2
+    assert "queue files of Go's already" in complaint
+
+
+def test_damage_shows_in_the_exit_code_of_an_export(our_path, nsq_data):
+    with open(os.path.join(topic_folder(str(our_path), "t"), "checkpoint"), "r+b") as file:
+        file.write(b"garbage")
+    code, lines, _ = nsq_data("export")
+    assert code == 1
+    assert any("checkpoint is damaged" in line for line in lines)
+
+
+# --- salvage ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bad_path(tmp_path):
+    """Two bad files, one of them with garbage in the middle."""
+    for queue, bodies in (("t", [b"1", b"2"]), ("u:c", [b"3"])):
+        go_has(tmp_path, queue, *bodies)
+        os.unlink(tmp_path / f"{queue}.diskqueue.meta.dat")
+        os.rename(tmp_path / f"{queue}.diskqueue.000000.dat", tmp_path / f"{queue}.diskqueue.000004.dat.bad")
+    path = tmp_path / "t.diskqueue.000004.dat.bad"
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2] + b"\xff" * 9 + data[len(data) // 2 :])
+    return tmp_path
+
+
+def test_what_is_in_bad_files_is_listed(bad_path, nsq_data):
+    code, lines, said = nsq_data("salvage")
+    assert code == 1
+    assert lines[0] == f"t.diskqueue.000004.dat.bad {IDS[1].decode()} {NOW_NS} attempts=0 size=1"
+    assert len(lines) == 3
+    assert "2 files, 3 messages, 1 damaged parts" in said
+
+
+def test_bodies_are_listed_as_json(bad_path, nsq_data):
+    code, lines, _ = nsq_data("salvage", "--json", "--queue=u:c")
+    (found,) = map(json.loads, lines)
+    assert (code, base64.b64decode(found["body_base64"])) == (0, b"3")
+
+
+def test_salvaging_into_a_queue_leaves_nothing_to_salvage_twice(bad_path, nsq_data):
+    nsq_data("salvage", "--into=rescued")
+    assert bodies_of(bad_path, "rescued") == [b"1", b"2", b"3"]
+    assert nsq_data("salvage")[1] == []
+    assert (bad_path / "u:c.diskqueue.000004.dat.bad.salvaged").exists()
+
+
+def test_salvaging_into_a_queue_that_exists_is_refused(bad_path, nsq_data):
+    go_has(bad_path, "t", b"9")
+    code, _, complaint = nsq_data("salvage", "--into=t")
+    assert code == 2
+    assert "exists already" in complaint
+    assert bodies_of(bad_path, "t") == [b"9"]
+
+
+@pytest.mark.parametrize("name", ["a b", "t:", "t:c:d", "../x"])
+def test_a_name_that_is_not_legal_is_refused(name, bad_path, nsq_data):
+    assert nsq_data("salvage", f"--into={name}")[0] == 2
+
+
+def test_without_bad_files_there_is_nothing_to_do(tmp_path, nsq_data):
+    assert nsq_data("salvage", "--into=t")[0] == 0
+    assert os.listdir(tmp_path) == []
