@@ -27,6 +27,7 @@ class NsqdLimits:
     msg_timeout_ms: int = 60_000
     max_msg_timeout_ms: int = 900_000
     max_req_timeout_ms: int = 3_600_000
+    max_defer_timeout_ms: int = 3_600_000
     client_timeout_ms: int = 60_000
     max_heartbeat_interval_ms: int = 60_000
     max_output_buffer_size: int = 1 << 16

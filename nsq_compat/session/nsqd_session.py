@@ -27,7 +27,6 @@ from nsq_compat.protocol.errors import (
     E_FIN_FAILED,
     E_INVALID,
     E_REQ_FAILED,
-    E_SUB_FAILED,
     E_TOUCH_FAILED,
     ClientError,
     FatalClientError,
@@ -42,6 +41,7 @@ from nsq_compat.protocol.quoting import quote
 from nsq_compat.protocol.schema import MAGIC_V2, MESSAGE_ID_LENGTH
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel, NotInFlight, TooManyConsumers
+from nsq_compat.queue.data_path import reason
 from nsq_compat.queue.exiting import Exiting
 from nsq_compat.queue.in_flight import NEVER, InFlight
 from nsq_compat.queue.stats import ClientStats
@@ -263,8 +263,8 @@ class NsqdSession:
         delay_ms = _number(tokens[2])
         if delay_ms is None:
             raise FatalClientError(E_INVALID, b"DPUB could not parse timeout " + tokens[2])
-        if delay_ms > self._limits.max_req_timeout_ms:
-            limit = self._limits.max_req_timeout_ms
+        limit = self._limits.max_defer_timeout_ms
+        if delay_ms > limit:
             raise FatalClientError(E_INVALID, f"DPUB timeout {delay_ms} out of range 0-{limit}")
         return delay_ms / 1000
 
@@ -272,7 +272,7 @@ class NsqdSession:
         # nsqd: MPUB makes its topic before it looks at the body.
         try:
             self._broker.topic(tokens[1].decode("ascii"))
-        except Exiting as error:
+        except (Exiting, OSError) as error:
             raise _failed(table.MPUB, error) from None
 
     # --- Commands -----------------------------------------------------------------------------------------------------
@@ -320,8 +320,8 @@ class NsqdSession:
             delay_ms = self._limits.max_req_timeout_ms
         try:
             channel.requeue(self, message_id, self._now, delay_ms / 1000)
-        except NotInFlight as reason:
-            self._refuse(_not_in_flight(E_REQ_FAILED, "REQ", message_id, str(reason)))
+        except NotInFlight as error:
+            self._refuse(_not_in_flight(E_REQ_FAILED, "REQ", message_id, str(error)))
         else:
             self._requeue_count += 1
 
@@ -330,16 +330,16 @@ class NsqdSession:
         message_id = command.tokens[1]
         try:
             channel.touch(self, message_id, self._now, self._settings.msg_timeout_ms / 1000)
-        except NotInFlight as reason:
-            self._refuse(_not_in_flight(E_TOUCH_FAILED, "TOUCH", message_id, str(reason)))
+        except NotInFlight as error:
+            self._refuse(_not_in_flight(E_TOUCH_FAILED, "TOUCH", message_id, str(error)))
 
     def _subscribe(self, command: Line) -> None:
         topic, channel = (name.decode("ascii") for name in command.tokens[1:3])
         try:
             target = self._broker.topic(topic).channel(channel)
             target.add_consumer(self)
-        except (Exiting, TooManyConsumers) as error:
-            raise FatalClientError(E_SUB_FAILED, f"SUB failed {error}") from None
+        except (Exiting, TooManyConsumers, OSError) as error:
+            raise _failed(command.spec, error) from None
         self._channel = target
         self.state = SUBSCRIBED
         self._replies.append(OK)
@@ -447,7 +447,9 @@ def _bad_name(spec: CommandSpec, code: str, noun: str, name: bytes) -> FatalClie
 
 
 def _failed(spec: CommandSpec, error: Exception) -> FatalClientError:
-    return FatalClientError(f"E_{spec.name}_FAILED", f"{spec.name} failed {error}")
+    # Of what the system refused the reason alone: clients need not know paths.
+    text = reason(error) if isinstance(error, OSError) else str(error)
+    return FatalClientError(f"E_{spec.name}_FAILED", f"{spec.name} failed {text}")
 
 
 def _not_in_flight(code: str, name: str, message_id: bytes, reason: str) -> ClientError:

@@ -159,6 +159,13 @@ class Client:
         self._nsqd.turns()
         return self
 
+    def reads_on(self) -> "Client":
+        """Its socket takes bytes again."""
+        self.reads = True
+        self.woken = True
+        self._nsqd.turns()
+        return self
+
     # --- What the client notices --------------------------------------------------------------------------------------
 
     def hears(self, *texts: bytes) -> "Client":
@@ -196,7 +203,7 @@ class Client:
     # --- The shell ----------------------------------------------------------------------------------------------------
 
     def next_wakeup(self) -> float:
-        return self.session.next_wakeup() if self.is_open else float("inf")
+        return self.session.next_wakeup() if self.is_open and self.reads else float("inf")
 
     def flush(self) -> None:
         self.woken = False

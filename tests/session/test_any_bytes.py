@@ -1,10 +1,12 @@
 """What holds for any bytes in any cut.
 
-*Any bytes lead to frames, to an error frame, or to a fatal error frame and a close; never to another exception*, and the
-cut they come in changes nothing.
+*Any bytes lead to frames, to an error frame, or to a fatal error frame and a close; never to another exception*, and
+the cut they come in changes nothing.
 """
 
 import json
+from itertools import pairwise
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,7 +34,7 @@ def documents(draw):
     keys = st.sampled_from(
         ["heartbeat_interval", "msg_timeout", "sample_rate", "output_buffer_size", "feature_negotiation", "client_id"]
     )
-    values = st.sampled_from([0, -1, 1, 50, 1000, 60_000, True, False, None, "me", [], 1.5])
+    values: st.SearchStrategy[Any] = st.sampled_from([0, -1, 1, 50, 1000, 60_000, True, False, None, "me", [], 1.5])
     return json.dumps(draw(st.dictionaries(keys, values, max_size=3))).encode()
 
 
@@ -51,7 +53,10 @@ def mpubs(draw):
     messages = draw(st.lists(bodies, max_size=4))
     count = draw(st.sampled_from([len(messages)] * 5 + [-1, 0, 1, 39, 40]))
     content = sized(b"", count)[:4] + b"".join(map(sized, messages))
-    return b"MPUB %b\n%b" % (draw(names), draw(st.sampled_from([sized(content), sized(content, 1), sized(content, 201)])))
+    return b"MPUB %b\n%b" % (
+        draw(names),
+        draw(st.sampled_from([sized(content), sized(content, 1), sized(content, 201)])),
+    )
 
 
 commands = st.one_of(
@@ -78,7 +83,7 @@ conversations = st.lists(commands, max_size=12).map(b"".join)
 def cut(data, positions):
     """The data in pieces, cut at each position that lies within it."""
     edges = [0, *sorted({position for position in positions if position < len(data)}), len(data)]
-    return [data[begin:end] for begin, end in zip(edges, edges[1:], strict=False)]
+    return [data[begin:end] for begin, end in pairwise(edges)]
 
 
 cuts = st.lists(st.integers(1, 150), max_size=8)
@@ -174,3 +179,48 @@ def test_every_message_is_somewhere_whatever_three_clients_do(make_nsqd, steps, 
     channel = nsqd.broker.topics["t"].channels["c"]
     held = channel.depth + channel.in_flight_count + channel.deferred_count
     assert held + sum(client.stats.finish_count for client in clients) == channel.message_count
+
+
+events = st.one_of(
+    st.tuples(st.just("says"), st.integers(0, 2), commands_on_t),
+    st.tuples(st.just("answers"), st.integers(0, 2), st.sampled_from([b"FIN", b"REQ", b"TOUCH"])),
+    st.tuples(
+        st.sampled_from(["pause", "unpause", "empty", "reads", "stops_reading", "disconnects"]), st.integers(0, 2)
+    ),
+    st.tuples(st.just("waits"), st.sampled_from([0.5, 3, 20])),
+)
+
+
+@given(st.lists(events, max_size=40), st.sampled_from([0, 0, 50]))
+def test_nobody_who_is_ready_is_left_waiting_while_there_is_something(make_nsqd, steps, sample_rate):
+    nsqd = make_nsqd(max_rdy_count=20)
+    clients = [nsqd.connect().identifies(sample_rate=sample_rate, msg_timeout=5000).hears(b"OK") for _ in range(3)]
+    for client in clients:
+        client.subscribes(ready=2)
+    channel = nsqd.broker.topics["t"].channels["c"]
+    producer = nsqd.connect()
+    producer.publishes(*[b"%d" % number for number in range(20)])
+    for name, *details in steps:
+        play(nsqd, clients, channel, name, *details)
+        for client in clients:
+            stats = client.stats
+            if client.session in channel.consumers and client.reads and not channel.paused:
+                assert not channel.depth or stats.in_flight_count >= stats.ready_count
+
+
+def play(nsqd, clients, channel, name, which, what=None):
+    """One event of the above."""
+    if name == "waits":
+        nsqd.waits(which)
+    elif name == "says":
+        clients[which].says(what)
+    elif name == "answers":
+        for message_id in list(clients[which].session.in_flight.frames)[:2]:
+            clients[which].says(b"%b %b%b\n" % (what, message_id, b" 0" if what == b"REQ" else b""))
+    elif name == "reads":
+        clients[which].reads_on()
+    elif name in ("pause", "unpause", "empty"):
+        getattr(channel, name)()
+    else:
+        getattr(clients[which], name)()
+    nsqd.turns()

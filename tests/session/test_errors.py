@@ -92,6 +92,8 @@ WRONG_WHEN_SUBSCRIBED = [
     (b"FIN\n", b"E_INVALID FIN insufficient number of params"),
     (b"FIN \n", b"E_INVALID invalid message ID"),
     (b"FIN 0123456789abcde\n", b"E_INVALID invalid message ID"),
+    (b"FIN 0123456789abcde\r\n", b"E_INVALID invalid message ID"),
+    (b"FIN 01234567 9abcdef\n", b"E_INVALID invalid message ID"),
     (b"FIN 0123456789abcdef0\n", b"E_INVALID invalid message ID"),
     (b"REQ 0123456789abcdef\n", b"E_INVALID REQ insufficient number of params"),
     (b"REQ short x\n", b"E_INVALID invalid message ID"),

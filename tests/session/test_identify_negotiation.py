@@ -90,7 +90,8 @@ def test_a_wish_beyond_the_limits_ends_the_connection(nsqd, field, name, wrong):
 
 def test_the_first_wrong_field_in_the_order_of_nsqd_is_named(nsqd):
     wrong = {
-        "heartbeat_interval": 1, "output_buffer_timeout": 1, "output_buffer_size": 1, "sample_rate": 100, "msg_timeout": 1,
+        "heartbeat_interval": 1, "output_buffer_timeout": 1, "output_buffer_size": 1, "sample_rate": 100,
+        "msg_timeout": 1,
     }  # fmt: skip
     for name in (
         b"heartbeat interval",

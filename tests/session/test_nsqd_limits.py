@@ -84,21 +84,21 @@ def test_a_wrong_buffer_timeout_is_wrong_even_without_a_buffer():
         negotiate(asking(output_buffer_size=-1, output_buffer_timeout=1), BEFORE, LIMITS)
 
 
-@given(
-    st.builds(
-        IdentifyRequest,
-        heartbeat_interval=st.integers(-2, 70_000),
-        output_buffer_timeout=st.integers(-2, 40_000),
-        output_buffer_size=st.integers(-2, 70_000),
-        sample_rate=st.integers(-2, 120),
-        msg_timeout=st.integers(-2, 1_000_000),
-    )
+requests = st.builds(
+    IdentifyRequest,
+    heartbeat_interval=st.integers(-2, 70_000),
+    output_buffer_timeout=st.integers(-2, 40_000),
+    output_buffer_size=st.integers(-2, 70_000),
+    sample_rate=st.integers(-2, 120),
+    msg_timeout=st.integers(-2, 1_000_000),
 )
-def test_what_is_settled_is_always_within_the_limits(request_):
+
+
+@given(requests)
+def test_what_is_settled_is_always_within_the_limits(wishes):
     try:
-        settings = negotiate(request_, BEFORE, LIMITS)
-    except FatalClientError as error:
-        assert error.code == "E_BAD_BODY"
+        settings = negotiate(wishes, BEFORE, LIMITS)
+    except FatalClientError:
         return
     for _, settled, low, high, off in RANGES:
         value = getattr(settings, settled)

@@ -5,12 +5,12 @@ import pytest
 
 def test_every_pub_of_a_run_has_its_own_answer(nsqd, producer, consumer):
     consumer.says(b"RDY 10\n")
-    producer.says(b"PUB t\n\0\0\0\3one" b"PUB t\n\0\0\0\3two" b"PUB t\n\0\0\0\5three").hears(b"OK", b"OK", b"OK")
+    producer.says(b"PUB t\n\0\0\0\3onePUB t\n\0\0\0\3twoPUB t\n\0\0\0\5three").hears(b"OK", b"OK", b"OK")
     consumer.hears(b"one", b"two", b"three")
 
 
 def test_pubs_to_several_topics_keep_their_order(nsqd, producer):
-    producer.says(b"PUB a\n\0\0\0\1x" b"PUB b\n\0\0\0\1y" b"PUB a\n\0\0\0\1z").hears(b"OK", b"OK", b"OK")
+    producer.says(b"PUB a\n\0\0\0\1xPUB b\n\0\0\0\1yPUB a\n\0\0\0\1z").hears(b"OK", b"OK", b"OK")
     assert nsqd.broker.topics["a"].message_count == 2
     assert nsqd.broker.topics["b"].message_count == 1
 
@@ -31,7 +31,9 @@ def test_an_mpub_has_one_answer_and_many_messages(producer, consumer, build):
 def test_the_count_of_an_mpub_decides_where_it_ends_whatever_its_size_says(producer, consumer, build):
     consumer.says(b"RDY 10\n")
     messages = b"\0\0\0\2" + build.sized(b"one") + build.sized(b"two")
-    producer.says(b"MPUB t\n\0\0\0\1" + messages + b"NOP\n" + b"MPUB t\n\0\1\0\0" + messages + b"NOP\n").hears(b"OK", b"OK")
+    producer.says(b"MPUB t\n\0\0\0\1" + messages + b"NOP\n" + b"MPUB t\n\0\1\0\0" + messages + b"NOP\n").hears(
+        b"OK", b"OK"
+    )
     consumer.hears(b"one", b"two", b"one", b"two")
 
 
@@ -73,7 +75,9 @@ def test_a_pub_makes_its_topic_when_its_body_is_there(nsqd, producer, line):
     assert "late" in nsqd.broker.topics
 
 
-@pytest.mark.parametrize("name", [b".", b"..", b"-", b"_", b"a.b-c_D9", b"n" * 64, b"x#ephemeral", b"n" * 54 + b"#ephemeral"])
+@pytest.mark.parametrize(
+    "name", [b".", b"..", b"-", b"_", b"a.b-c_D9", b"n" * 64, b"x#ephemeral", b"n" * 54 + b"#ephemeral"]
+)
 def test_names_may_be_odd_within_the_rule(producer, name):
     producer.publishes(b"x", topic=name)
 
@@ -99,7 +103,7 @@ def test_a_message_deferred_by_nothing_comes_at_once(producer, consumer, delay):
 
 
 def test_the_longest_delay_is_the_limit_itself(make_nsqd):
-    nsqd = make_nsqd(max_req_timeout_ms=2000)
+    nsqd = make_nsqd(max_defer_timeout_ms=2000)
     consumer, producer = nsqd.connect().subscribes(ready=1), nsqd.connect()
     producer.says(b"DPUB t 2000\n\0\0\0\1a").hears(b"OK")
     producer.says(b"DPUB t 2001\n\0\0\0\1a").hears(b"E_INVALID DPUB timeout 2001 out of range 0-2000").and_is_closed()
@@ -109,7 +113,7 @@ def test_the_longest_delay_is_the_limit_itself(make_nsqd):
 
 def test_deferred_messages_come_in_the_order_of_their_times(nsqd, producer, consumer):
     consumer.says(b"RDY 10\n")
-    producer.says(b"DPUB t 300\n\0\0\0\1c" b"DPUB t 100\n\0\0\0\1a" b"DPUB t 200\n\0\0\0\1b").hears(b"OK", b"OK", b"OK")
+    producer.says(b"DPUB t 300\n\0\0\0\1cDPUB t 100\n\0\0\0\1aDPUB t 200\n\0\0\0\1b").hears(b"OK", b"OK", b"OK")
     nsqd.waits(1)
     consumer.hears(b"a", b"b", b"c")
 

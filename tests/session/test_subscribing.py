@@ -29,7 +29,9 @@ def test_a_message_that_leaves_by_any_door_makes_room(nsqd, producer, consumer):
     assert consumer.bodies() == [b"one", b"two", b"one"]
 
 
-@pytest.mark.parametrize(("said", "count"), [(b"RDY", 1), (b"RDY ", 0), (b"RDY 0", 0), (b"RDY 007", 7), (b"RDY 2500", 2500)])
+@pytest.mark.parametrize(
+    ("said", "count"), [(b"RDY", 1), (b"RDY ", 0), (b"RDY 0", 0), (b"RDY 007", 7), (b"RDY 2500", 2500)]
+)
 def test_how_ready_a_consumer_is_can_be_said_in_several_ways(consumer, said, count):
     consumer.says(b"RDY 3\n").says(said + b"\n").hears().and_stays()
     assert consumer.stats.ready_count == count
@@ -48,7 +50,7 @@ def test_every_channel_gets_every_message_and_each_consumer_of_one_a_share(nsqd,
     bodies = [b"%d" % number for number in range(60)]
     producer.publishes(*bodies)
     assert alone.bodies() == bodies
-    assert sorted(sum((each.bodies() for each in shared), [])) == sorted(bodies)
+    assert sorted(body for each in shared for body in each.bodies()) == sorted(bodies)
     assert min(len(each.bodies()) for each in shared) >= 15
 
 
@@ -64,6 +66,21 @@ def test_a_consumer_that_does_not_read_leaves_the_messages_to_others(nsqd, produ
     producer.publishes(b"one", b"two", b"three")
     other.hears(b"one", b"two", b"three")
     assert stuck.bodies() == []
+
+
+def test_a_consumer_that_stalls_when_it_is_woken_passes_the_message_on(nsqd, producer):
+    first, second = nsqd.connect().subscribes(ready=100), nsqd.connect().subscribes(ready=100)
+    nsqd.broker.topics["t"].publish([b"one"], nsqd.now, nsqd.now_ns)
+    first.session.stalled()
+    second.flush()
+    second.hears(b"one")
+
+
+def test_a_consumer_gets_all_it_is_ready_for_however_many_batches_that_takes(producer, consumer, build):
+    bodies = [b"%d" % number for number in range(2000)]
+    producer.says(build.mpub(bodies)).hears(b"OK")
+    consumer.says(b"RDY 1500\n")
+    assert consumer.bodies() == bodies[:1500]
 
 
 def test_consumers_beyond_the_limit_are_refused(make_nsqd):
@@ -238,6 +255,15 @@ def test_emptying_a_channel_takes_away_what_is_in_flight_too(nsqd, producer, con
     assert consumer.stats.in_flight_count == 0
     producer.publishes(b"four", b"five", b"six")
     consumer.hears(b"four", b"five")
+
+
+def test_emptying_a_channel_makes_room_at_once(nsqd, producer, consumer):
+    producer.publishes(b"one", b"two")
+    consumer.says(b"RDY 2\n").hears(b"one", b"two")
+    nsqd.broker.topics["t"].channels["c"].empty()
+    nsqd.turns()
+    producer.publishes(b"three", b"four")
+    consumer.hears(b"three", b"four")
 
 
 def test_deleting_a_channel_drops_its_consumers_without_a_word(nsqd, producer, consumer):
