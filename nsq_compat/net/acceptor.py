@@ -8,6 +8,7 @@ from typing import Final
 
 import gevent
 
+from nsq_compat.net.descriptor_limit import ClientDescriptors
 from nsq_compat.net.listeners import address_of, close_listener, prepare_client
 
 log = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ class Acceptor:
         self._name = name
         self._address = address_of(listener)
         self._serve = serve
+        self._descriptors = ClientDescriptors(listener.fileno())
         self._greenlet: gevent.Greenlet[[], None] | None = None
 
     def start(self) -> None:
@@ -70,6 +72,7 @@ class Acceptor:
     def _accept_waiting(self) -> None:
         """Take what waits, but not for ever: others want to run."""
         for _ in range(_BURST):
+            self._descriptors.check()
             try:
                 client, name = self._listener.accept()
             except BlockingIOError:

@@ -9,7 +9,8 @@ that lives as long as something is owed.
 Invariants:
 
 - *One writer at a time.* While the write loop owes bytes, nobody else sends.
-- Only the write loop waits for a socket to take bytes, and never longer than the session's write timeout.
+- Only the write loop waits for a socket to take bytes, and never longer than the session's write
+  timeout, plus what the slowest link we put up with takes.
 - The read loop goes on while messages are owed, because a client may be busy sending FINs and not read until they are
   out; it pauses when more than `MAX_OWED_REPLIES` bytes of replies wait, because such a client does not read them.
 - What a client is told last it gets to read: after a fatal error only our side is shut, and what the client still sends
@@ -33,6 +34,8 @@ RECEIVE_SIZE = 64 * 1024
 """From 128 KiB on, the buffer made for every read costs more than the read (measured: 16.7 us against 2.6 us)."""
 MAX_OWED_REPLIES = 64 * 1024
 LINGER_SECONDS = 1.0
+SLOWEST_RATE = 1024.0
+"""Bytes per second; slower clients use up their write timeout."""
 _READ, _WRITE = 1, 2
 
 
@@ -169,13 +172,16 @@ class Connection:
 
     def _write_loop(self, owed: memoryview) -> None:
         self.session.stalled()
+        began, sent = time.monotonic(), 0
         writable = self._hub.loop.io(self._socket.fileno(), _WRITE)
         try:
-            with gevent.Timeout(self.session.write_timeout, TimeoutError("write timeout")):
-                while owed:
+            while owed:
+                with gevent.Timeout(self._patience(began, sent), TimeoutError("write timeout")):
                     self._hub.wait(writable)
-                    with contextlib.suppress(BlockingIOError):
-                        owed = owed[self._socket.send(owed) :]
+                with contextlib.suppress(BlockingIOError):
+                    accepted = self._socket.send(owed)
+                    owed = owed[accepted:]
+                    sent += accepted
         except OSError as error:
             self._lose(error)
         finally:
@@ -184,6 +190,13 @@ class Connection:
             self._writer = None
         self._flush_when_due()
         self._hub.loop.run_callback(self._resume_reader)
+
+    def _patience(self, began: float, sent: int) -> float | None:
+        """How long to wait for the socket once more: a slow link is no dead one, a byte now and then is."""
+        timeout = self.session.write_timeout
+        if timeout is None:
+            return None
+        return max(0.0, began + timeout + sent / SLOWEST_RATE - time.monotonic())
 
     # --- Time ---------------------------------------------------------------------------------------------------------
 
