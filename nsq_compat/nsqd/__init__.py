@@ -2,7 +2,10 @@
 
     main        command line in, exit code out      service     the daemon as its HTTP API sees it
     options     the table of its options            memory      the memory figures of /stats
-    daemon      queue, listeners, start and stop
+    daemon      queue, listeners, start and stop    restoring   what the data path holds, brought back
+    checkpoints where channels stand, written       committer   one disk sync for many publishers
+    metadata    nsqd.dat, kept up to date           not_yet     options whose feature is not there yet
+    waiting     for the disk, in a thread
 
 May import everything below. What is worth testing by itself sits on a lower floor; this one is tested as a process.
 

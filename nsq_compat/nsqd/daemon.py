@@ -4,15 +4,25 @@ import logging
 
 from nsq_compat import version_line
 from nsq_compat.net.connection import Connection
+from nsq_compat.net.descriptor_limit import descriptors_left_by_clients
 from nsq_compat.net.http_server import HttpServer
 from nsq_compat.net.listeners import listen, port_of
 from nsq_compat.net.tcp_server import TcpServer
 from nsq_compat.net.timers import AlarmClock
+from nsq_compat.nsqd.checkpoints import Checkpoints
+from nsq_compat.nsqd.committer import Committer
+from nsq_compat.nsqd.metadata import MetadataFile
 from nsq_compat.nsqd.options import PROGRAM, NsqdOptions, settle
+from nsq_compat.nsqd.restoring import restore
 from nsq_compat.nsqd.service import Service
 from nsq_compat.protocol.durations import MILLISECOND, SECOND
+from nsq_compat.queue import go_export
 from nsq_compat.queue.broker import Broker
+from nsq_compat.queue.data_path import DataPathLock, make_our_folder, resolved
+from nsq_compat.queue.descriptors import DEFAULT_LIMIT
+from nsq_compat.queue.files import OsFiles
 from nsq_compat.queue.limits import QueueLimits
+from nsq_compat.queue.storage import Durability, Storage
 from nsq_compat.session.nsqd_limits import NsqdLimits
 from nsq_compat.session.nsqd_session import NsqdSession
 from nsq_compat.web.nsqd_api import NsqdApi
@@ -42,6 +52,7 @@ def session_limits(options: NsqdOptions) -> NsqdLimits:
         msg_timeout_ms=options.msg_timeout // MILLISECOND,
         max_msg_timeout_ms=options.max_msg_timeout // MILLISECOND,
         max_req_timeout_ms=options.max_req_timeout // MILLISECOND,
+        max_defer_timeout_ms=options.max_defer_timeout // MILLISECOND,
         client_timeout_ms=options.client_timeout // MILLISECOND,
         max_heartbeat_interval_ms=options.max_heartbeat_interval // MILLISECOND,
         max_output_buffer_size=options.max_output_buffer_size,
@@ -55,13 +66,31 @@ def session_limits(options: NsqdOptions) -> NsqdLimits:
 
 
 class Daemon:
-    """Listens from the moment it is made; serves between `start` and `stop`. Raises ``ListenError``."""
+    """Owns its data path and listens from the moment it is made; serves between `start` and `stop`.
+
+    Raises ``DataPathError`` and ``ListenError`` when made, ``MetadataError`` and ``OSError`` when started.
+    """
 
     def __init__(self, options: NsqdOptions) -> None:
+        data_path = resolved(options.data_path)
+        self._lock = DataPathLock(data_path)
+        files = OsFiles()
+        go_export.recover(files, data_path)
+        make_our_folder(files, data_path)
         log.info("%s", version_line(PROGRAM))
         log.info("ID: %d", options.id)
         self._limits = session_limits(options)
-        self._broker = Broker(queue_limits(options))
+        self._storage = Storage(
+            files,
+            data_path,
+            durability=Durability(options.durability),
+            segment_size=options.max_bytes_per_file,
+            commit=Committer().commit,
+            open_files=min(DEFAULT_LIMIT, descriptors_left_by_clients() // 2),
+        )
+        self._broker = Broker(queue_limits(options), self._storage)
+        self._metadata = MetadataFile(files, data_path, self._broker)
+        self._checkpoints = Checkpoints(self._broker, self._storage, options.sync_timeout / SECOND)
         self._alarms = AlarmClock(self._broker.schedule)
         tcp_listener = listen(options.tcp_address)
         http_listener = listen(options.http_address) if options.http_address else None
@@ -69,11 +98,17 @@ class Daemon:
         http_port = port_of(http_listener) if http_listener else 0
         settle(options, max(tcp_port, 0), max(http_port, 0))
         self._tcp = TcpServer(tcp_listener, self._make_session)
-        service = Service(options, self._broker, self._tcp, tcp_port=tcp_port, http_port=http_port)
+        service = Service(
+            options, self._broker, self._storage, self._metadata, self._tcp, tcp_port=tcp_port, http_port=http_port
+        )
         self._http = HttpServer(http_listener, NsqdApi(service)) if http_listener else None
 
     def start(self) -> None:
-        """Begin to serve; who connected while the daemon got ready has waited in the kernel."""
+        """Bring back what the data path holds, then serve; who connected meanwhile has waited in the kernel."""
+        restore(self._broker, self._storage)
+        self._metadata.start()
+        self._metadata.save()
+        self._checkpoints.start()
         self._alarms.start()
         self._tcp.start()
         if self._http is not None:
@@ -84,10 +119,14 @@ class Daemon:
         self._tcp.stop(STOP_SECONDS)
         if self._http is not None:
             self._http.stop(STOP_SECONDS)
+        self._metadata.stop()
         log.info("NSQ: closing topics")
-        self._broker.close()
-        log.info("NSQ: stopping subsystems")
         self._alarms.stop()
+        self._checkpoints.stop()
+        self._broker.close()
+        self._checkpoints.write_last()
+        log.info("NSQ: stopping subsystems")
+        self._lock.release()
         log.info("NSQ: bye")
 
     def _make_session(self, connection: Connection, host: str, now: float, now_ns: int) -> NsqdSession:

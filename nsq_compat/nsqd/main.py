@@ -11,21 +11,25 @@ from nsq_compat import version_line
 from nsq_compat.cli.errors import OptionError
 from nsq_compat.cli.lifecycle import exit_fatal, read_options
 from nsq_compat.cli.logs import configure
+from nsq_compat.net.descriptor_limit import raise_descriptor_limit
 from nsq_compat.net.listeners import ListenError
 from nsq_compat.nsqd.daemon import Daemon
 from nsq_compat.nsqd.not_yet import refuse_open_doors, warn_of_gaps
 from nsq_compat.nsqd.options import PROGRAM, NsqdOptions, validate
+from nsq_compat.queue.data_path import DataPathError
+from nsq_compat.queue.metadata import MetadataError
 
 
 def main() -> None:
     """Run nsqd until SIGTERM or SIGINT."""
     options = read_options(PROGRAM, NsqdOptions, sys.argv[1:], version_line(PROGRAM))
     configure(options.log_prefix, options.log_level)
+    raise_descriptor_limit()
     try:
         validate(options)
         refuse_open_doors(options)
         daemon = Daemon(options)
-    except (OptionError, ListenError) as error:
+    except (OptionError, DataPathError, ListenError) as error:
         exit_fatal(PROGRAM, f"failed to instantiate nsqd - {error}")
     warn_of_gaps(options)
     spare_the_collector()
@@ -33,7 +37,10 @@ def main() -> None:
     # nsqd: both stop it cleanly; while it stops, more of them change nothing.
     for number in (signal.SIGTERM, signal.SIGINT):
         gevent.signal_handler(number, stop.set)
-    daemon.start()
+    try:
+        daemon.start()
+    except (MetadataError, OSError) as error:
+        exit_fatal(PROGRAM, f"failed to load metadata - {error}")
     stop.wait()
     daemon.stop()
 

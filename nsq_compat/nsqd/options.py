@@ -26,10 +26,12 @@ from nsq_compat.cli.kinds import (
     TLS_REQUIRED,
     TLS_REQUIREMENT,
     TLS_VERSIONS,
+    choice,
 )
 from nsq_compat.cli.logs import INFO
 from nsq_compat.cli.options import option
 from nsq_compat.protocol.durations import HOUR, MILLISECOND, MINUTE, SECOND
+from nsq_compat.queue.storage import Durability
 
 PROGRAM: Final = "nsqd"
 TOPOLOGY_AWARE_CONSUMPTION: Final = "topology-aware-consumption"
@@ -140,6 +142,12 @@ class NsqdOptions:
     max_bytes_per_file: int = option(
         "max-bytes-per-file", INTEGER, 100 * 1024 * 1024, "size in bytes at which a new data file begins"
     )
+    durability: str = option(
+        "durability",
+        choice(*(level.value for level in Durability)),
+        Durability.OS.value,
+        "what an acknowledged message survives: a clean stop (memory), a crash of nsqd (os), a power cut (fsync)",
+    )
     sync_every: int = option("sync-every", INTEGER, 2500, "messages written between two syncs to disk")
     sync_timeout: int = option("sync-timeout", DURATION, 2 * SECOND, "longest time between two syncs to disk")
     queue_scan_worker_pool_max: int = option(
@@ -160,7 +168,13 @@ class NsqdOptions:
         "max-msg-timeout", DURATION, 15 * MINUTE, "upper limit of a message's timeout, touches included"
     )
     max_msg_size: int = option("max-msg-size", INTEGER, 1024 * 1024, "largest message in bytes")
-    max_req_timeout: int = option("max-req-timeout", DURATION, HOUR, "longest delay of a requeued or deferred message")
+    max_req_timeout: int = option("max-req-timeout", DURATION, HOUR, "longest delay of a requeued message")
+    max_defer_timeout: int = option(
+        "max-defer-timeout",
+        DURATION,
+        0,
+        "longest delay of a message published deferred; --max-req-timeout unless given",
+    )
     max_body_size: int = option("max-body-size", INTEGER, 5 * 1024 * 1024, "largest body of one command in bytes")
     client_timeout: int = MINUTE
     """Not a flag: twice the heartbeat interval of a client that asks for none."""
@@ -251,6 +265,7 @@ class NsqdOptions:
     )
 
     def __post_init__(self) -> None:
+        self.max_defer_timeout = self.max_defer_timeout or self.max_req_timeout
         # nsqd: any client policy, even an unknown one, makes TLS mandatory.
         if self.tls_client_auth_policy and self.tls_required == TLS_NOT_REQUIRED:
             self.tls_required = TLS_REQUIRED

@@ -14,9 +14,11 @@ from nsq_compat.cli.logs import parse_log_level, set_level
 from nsq_compat.cli.options import option_value
 from nsq_compat.net.tcp_server import TcpServer
 from nsq_compat.nsqd.memory import MemoryFigures
+from nsq_compat.nsqd.metadata import MetadataFile
 from nsq_compat.nsqd.options import PROGRAM, NsqdOptions
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.stats import ClientStats
+from nsq_compat.queue.storage import Storage
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +26,17 @@ log = logging.getLogger(__name__)
 class Service:
     """`tcp_port` and `http_port` are the bound ones: -1 for a unix socket, 0 where there is no listener."""
 
-    def __init__(self, options: NsqdOptions, broker: Broker, tcp: TcpServer, *, tcp_port: int, http_port: int) -> None:
+    def __init__(
+        self,
+        options: NsqdOptions,
+        broker: Broker,
+        storage: Storage,
+        metadata: MetadataFile,
+        tcp: TcpServer,
+        *,
+        tcp_port: int,
+        http_port: int,
+    ) -> None:
         self.options = options
         self.broker = broker
         self.tcp_port = tcp_port
@@ -36,10 +48,12 @@ class Service:
         self.now = time.monotonic
         self.now_ns = time.time_ns
         self._tcp = tcp
+        self._storage = storage
+        self._metadata = metadata
         self._memory = MemoryFigures()
 
     def health(self) -> str:
-        return "OK"
+        return "OK" if self._storage.error is None else f"NOK - {self._storage.error}"
 
     def producers(self) -> Sequence[ClientStats]:
         return [session.stats() for session in self._tcp.sessions if session.has_published]
@@ -58,7 +72,7 @@ class Service:
         self.options.nsqlookupd_tcp_addresses = tuple(addresses or ())
 
     def save_metadata(self) -> None:
-        pass
+        self._metadata.save()
 
     def sleep(self, seconds: float) -> None:
         gevent.sleep(seconds)

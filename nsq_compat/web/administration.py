@@ -59,7 +59,7 @@ class Administration:
         topic, name = self._topic_and_channel_name(request)
         try:
             topic.channel(name)
-        except Exiting:
+        except (Exiting, OSError):
             raise ApiError(503, "EXITING") from None
         return EMPTY
 
@@ -72,7 +72,11 @@ class Administration:
         return EMPTY
 
     def empty_channel(self, request: Request) -> Response:
-        self._channel(request).empty()
+        topic, name = self._topic_and_channel_name(request)
+        try:
+            topic.empty_channel(name)
+        except KeyError:
+            raise ApiError(404, "CHANNEL_NOT_FOUND") from None
         return EMPTY
 
     def pause_channel(self, request: Request) -> Response:

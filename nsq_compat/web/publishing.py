@@ -29,7 +29,7 @@ class Publishing:
         self._service = service
         self._max_msg_size = options.max_msg_size
         self._max_body_size = options.max_body_size
-        self._max_defer_ms = options.max_req_timeout // _NS_PER_MS
+        self._max_defer_ms = options.max_defer_timeout // _NS_PER_MS
         self.message_admission = Admission(self._max_msg_size, error(413, "MSG_TOO_BIG"))
         self.batch_admission = Admission(self._max_body_size, error(413, "BODY_TOO_BIG"))
 
@@ -82,7 +82,7 @@ def topic_of(service: NsqdService, parameters: Mapping[str, str]) -> Topic:
         raise ApiError(400, "INVALID_TOPIC")
     try:
         return service.broker.topic(name)
-    except Exiting:
+    except (Exiting, OSError):
         raise ApiError(503, "EXITING") from None
 
 

@@ -79,7 +79,7 @@ NSQ_FLAGS = {
 }
 """Every flag of NSQ 1.3.0's nsqd."""
 
-OUR_OWN_FLAGS: set[str] = set()
+OUR_OWN_FLAGS = {"durability", "max-defer-timeout"}
 """Flags NSQ does not have."""
 
 CONFIG_KEYS = {
@@ -110,6 +110,7 @@ DEFAULTS_SHOWN_AT_RUN_TIME = {
     "data_path": "",
     "mem_queue_size": 10000,
     "max_bytes_per_file": 104857600,
+    "durability": "os",
     "sync_every": 2500,
     "sync_timeout": 2 * SECOND,
     "queue_scan_selection_count": 20,
@@ -119,6 +120,7 @@ DEFAULTS_SHOWN_AT_RUN_TIME = {
     "max_msg_size": 1048576,
     "max_body_size": 5242880,
     "max_req_timeout": HOUR,
+    "max_defer_timeout": HOUR,
     "max_heartbeat_interval": MINUTE,
     "max_rdy_count": 2500,
     "max_output_buffer_size": 65536,

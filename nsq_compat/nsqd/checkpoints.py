@@ -1,0 +1,84 @@
+"""Writes the checkpoints of topics that changed, again and again; what they no longer need of their logs goes.
+
+The interval bounds what comes again after a crash. It is the greater of --sync-timeout and twenty times what the last
+round took, so that a million deferred messages do not make the daemon write checkpoints all day.
+"""
+
+import logging
+import time
+
+import gevent
+
+from nsq_compat.nsqd.waiting import in_thread
+from nsq_compat.queue.broker import Broker
+from nsq_compat.queue.data_path import reason
+from nsq_compat.queue.storage import Storage
+from nsq_compat.queue.topic import Topic
+
+log = logging.getLogger(__name__)
+
+_SHARE_OF_TIME = 20
+
+
+class Checkpoints:
+    """`interval` in seconds."""
+
+    def __init__(self, broker: Broker, storage: Storage, interval: float) -> None:
+        self._broker = broker
+        self._storage = storage
+        self._interval = interval
+        self._writing: gevent.Greenlet[[], None] | None = None
+
+    def start(self) -> None:
+        self._writing = gevent.spawn(self._write_for_ever)
+
+    def stop(self) -> None:
+        """Stop writing; a round under way is abandoned between two topics, whole or not at all."""
+        if self._writing is not None:
+            self._writing.kill()
+
+    def write_all(self) -> None:
+        """Write what has changed, now. A topic whose checkpoint cannot be written stays changed."""
+        self._storage.probe()
+        for topic in self._broker.take_changed():
+            try:
+                self._write(topic)
+            except OSError as error:
+                if not topic.exiting:
+                    self._storage.failed(error)
+                    self._broker.changed(topic)
+            gevent.sleep(0)
+
+    def write_last(self) -> None:
+        """The daemon stops and nothing moves any more: write all there is to know, and let go of the logs."""
+        for topic in self._broker.topics.values():
+            if topic.store is None:
+                continue
+            try:
+                topic.surrender_memory()
+                topic.store.log.sync()
+                topic.store.write_checkpoint(topic.checkpoint(time.monotonic(), time.time_ns()).encode())
+                topic.store.adopt_checkpoint()
+                topic.store.log.close()
+            except OSError as error:
+                log.error("TOPIC(%s): cannot be closed properly - %s", topic.name, reason(error))
+
+    def _write_for_ever(self) -> None:
+        while True:
+            began = time.monotonic()
+            try:
+                self.write_all()
+            except Exception:  # the top of a greenlet that must not end
+                log.exception("checkpoints failed")
+            gevent.sleep(max(self._interval, _SHARE_OF_TIME * (time.monotonic() - began)))
+
+    def _write(self, topic: Topic) -> None:
+        store = topic.store
+        if store is None or topic.exiting or not store.is_used:
+            return
+        checkpoint = topic.checkpoint(time.monotonic(), time.time_ns())
+        store.commit()
+        in_thread(store.write_checkpoint, checkpoint.encode())
+        if not topic.exiting:
+            store.adopt_checkpoint()
+            topic.release(checkpoint)

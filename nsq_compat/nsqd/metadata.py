@@ -1,0 +1,91 @@
+"""Keeps nsqd.dat as the broker is: saved after whatever comes or goes, and at once when something is paused.
+
+It is for Go's nsqd, for tools, and for what the logs do not know: which channels are paused. That a topic or channel
+exists is in the topic's own log before anybody is told so.
+"""
+
+import logging
+import time
+
+import gevent
+from gevent.event import Event
+from gevent.lock import Semaphore
+
+from nsq_compat.nsqd.waiting import in_thread
+from nsq_compat.queue.broker import Broker
+from nsq_compat.queue.channel import Channel
+from nsq_compat.queue.data_path import reason
+from nsq_compat.queue.files import Files
+from nsq_compat.queue.metadata import ChannelMetadata, TopicMetadata, save_metadata
+from nsq_compat.queue.topic import Topic
+
+log = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 1.0
+_SHARE_OF_TIME = 20  # so that ten thousand topics that come one by one do not have the file written all day
+
+
+class MetadataFile:
+    """An observer of the broker. Saving waits for the disk in a thread; several changes may share one."""
+
+    def __init__(self, files: Files, data_path: str, broker: Broker) -> None:
+        self._files = files
+        self._data_path = data_path
+        self._broker = broker
+        self._wanted = Event()
+        self._turn = Semaphore()
+        self._saving: gevent.Greenlet[[], None] | None = None
+
+    def start(self) -> None:
+        self._broker.observers.append(self)
+        self._saving = gevent.spawn(self._save_when_wanted)
+
+    def stop(self) -> None:
+        """Save a last time."""
+        if self._saving is not None:
+            self._saving.kill()
+        self.save()
+
+    def save(self) -> bool:
+        """Save as it is now; a failure is logged."""
+        with self._turn:  # one after the other: they write under the same name
+            return self._save()
+
+    def _save(self) -> bool:
+        log.info("NSQ: persisting topic/channel metadata to %s", self._data_path)
+        topics = [
+            TopicMetadata(
+                topic.name,
+                topic.paused,
+                tuple(ChannelMetadata(channel.name, channel.paused) for channel in topic.channels.values()),
+            )
+            for topic in self._broker.topics.values()
+        ]
+        try:
+            in_thread(save_metadata, self._files, self._data_path, topics)
+        except OSError as error:
+            log.error("failed to persist metadata - %s", reason(error))
+            return False
+        return True
+
+    def topic_created(self, topic: Topic) -> None:
+        self._wanted.set()
+
+    def topic_deleted(self, topic: Topic) -> None:
+        self._wanted.set()
+
+    def channel_created(self, topic: Topic, channel: Channel) -> None:
+        self._wanted.set()
+
+    def channel_deleted(self, topic: Topic, channel: Channel) -> None:
+        self._wanted.set()
+
+    def _save_when_wanted(self) -> None:
+        while True:
+            self._wanted.wait()
+            self._wanted.clear()
+            began = time.monotonic()
+            if not self.save():
+                self._wanted.set()
+                gevent.sleep(_RETRY_SECONDS)
+            gevent.sleep(_SHARE_OF_TIME * (time.monotonic() - began))
