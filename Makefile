@@ -9,8 +9,8 @@ help:
 	@echo 'make conformance  NSQ clients against nsqd (NSQD="/path/to/nsqd" for another one)'
 	@echo 'make coverage     the tests with branch coverage'
 	@echo 'make format       format and sort imports in place'
-	@echo 'make bench        benchmarks'
-	@echo 'make faults       the tests that break things on purpose, at length'
+	@echo 'make bench        nsqd under load, figures to benchmarks/RESULTS.md (PEER="/path/to/nsqd" beside another one)'
+	@echo 'make faults       the tests that break things on purpose, at length (ROUNDS=50 SEED=7: fewer, or the same again)'
 	@echo 'scripts/test      everything, from a clean clone'
 
 check:
@@ -18,7 +18,7 @@ check:
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/vulture --min-confidence 80 nsq_compat conformance tests
+	$(BIN)/vulture --min-confidence 80 nsq_compat benchmarks conformance tests
 	$(BIN)/codespell
 
 format:
@@ -38,7 +38,7 @@ coverage:
 	$(BIN)/coverage report
 
 bench:
-	$(BIN)/pytest --benchmark-only benchmarks
+	benchmarks/run $(if $(PEER),--peer '$(PEER)')
 
 faults:
-	$(BIN)/pytest tests/faults
+	FAULT_ROUNDS=$(ROUNDS) FAULT_SEED=$(SEED) $(BIN)/pytest -m '' -rP tests/faults

@@ -1,0 +1,41 @@
+"""What the fault tests on live processes stand on: a seed that is printed, an nsqd on a data path of its own.
+
+FAULT_SEED repeats a run, FAULT_ROUNDS sets how many rounds the long forms take (``make faults SEED=... ROUNDS=...``).
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.faults.daemon import Daemon
+
+StartDaemon = Callable[..., Daemon]
+
+
+@pytest.fixture
+def seed() -> int:
+    """Printed, so that a failure can be had again with FAULT_SEED."""
+    number = int(os.environ.get("FAULT_SEED") or Random().getrandbits(32))
+    print(f"FAULT_SEED={number}")
+    return number
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[StartDaemon]:
+    """Start nsqd with options, on the test's own data path unless told otherwise; its log may show no bug."""
+    daemons: list[Daemon] = []
+
+    def start_daemon(*options: str, data_path: Path = tmp_path, command: str | None = None) -> Daemon:
+        daemon = Daemon(data_path, options, command)
+        daemons.append(daemon)
+        daemon.start()
+        return daemon
+
+    yield start_daemon
+    for daemon in daemons:
+        daemon.end()
+    for daemon in daemons:
+        assert "Traceback" not in daemon.log, daemon.log[daemon.log.index("Traceback") - 500 :][:5000]

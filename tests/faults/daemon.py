@@ -1,0 +1,121 @@
+"""A live nsqd that the fault tests start, hurt, watch and end."""
+
+import json
+import os
+import signal
+import socket
+import urllib.error
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+from urllib.request import Request, urlopen
+
+from conformance.nsqd_process import NsqdProcess, installed_nsqd
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_TICKS = os.sysconf("SC_CLK_TCK")
+_REMEMBERED_LINES = 20_000
+
+
+class Daemon(NsqdProcess):
+    """One nsqd on `data_path`; `command` is a command line that ends by running it (``bash -c 'ulimit ...'``)."""
+
+    def __init__(self, data_path: Path, options: Sequence[str] = (), command: str | None = None) -> None:
+        super().__init__(command or installed_nsqd(), data_path, options=options)
+        self.data_path = data_path
+        self._last_lines = deque(maxlen=_REMEMBERED_LINES)
+
+    # --- The process --------------------------------------------------------------------------------------------------
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def wait_for_end(self, timeout: float = 30.0) -> int:
+        """The exit status; the log is complete then. Raises ``subprocess.TimeoutExpired``."""
+        status = self._process.wait(timeout)
+        self._reader.join()
+        return status
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        self.signal(signal.SIGKILL)
+        self.wait_for_end()
+
+    def end(self) -> None:
+        """Whatever became of it, it is gone after this."""
+        if hasattr(self, "_process") and self._process.poll() is None:
+            self.kill()
+
+    @property
+    def log(self) -> str:
+        """Its last log lines."""
+        return "".join(self._last_lines)
+
+    @property
+    def resident_mb(self) -> float:
+        return int(Path(f"/proc/{self.pid}/statm").read_text("ascii").split()[1]) * _PAGE / 1e6
+
+    @property
+    def cpu_seconds(self) -> float:
+        """User and system time it has used."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text("ascii").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS
+
+    # --- What it says -------------------------------------------------------------------------------------------------
+
+    def address(self, protocol: str = "TCP") -> tuple[str, int]:
+        host, _, port = self._addresses[protocol].rpartition(":")
+        return host, int(port)
+
+    def http(self, path: str, body: bytes | None = None, **query: object) -> tuple[int, bytes]:
+        """Status and body of a request, POST if there is a `body`."""
+        url = f"http://{self.http_address}/{path}?{urlencode(query)}"
+        try:
+            with urlopen(Request(url, data=body), timeout=30) as response:
+                return response.status, response.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read()
+
+    def control(self, act: str, topic: str, channel: str | None = None) -> None:
+        """``pause``, ``unpause``, ``empty``, ``delete`` a topic or a channel. Raises ``OSError`` when nsqd is gone."""
+        names = {"topic": topic} if channel is None else {"topic": topic, "channel": channel}
+        status, answer = self.http(f"{'topic' if channel is None else 'channel'}/{act}", b"", **names)
+        assert status == 200, answer
+
+    def ping(self) -> str:
+        return self.http("ping")[1].decode()
+
+    def stats(self, topic: str = "") -> list[dict[str, Any]]:
+        """The topics of ``/stats``, without clients."""
+        _, body = self.http("stats", format="json", include_mem="false", include_clients="false", topic=topic)
+        topics: list[dict[str, Any]] = json.loads(body)["topics"]
+        return topics
+
+    def channels(self, topic: str) -> Iterator[dict[str, Any]]:
+        for each in self.stats(topic):
+            yield from each["channels"]
+
+    def unfinished(self, topic: str) -> dict[str, int]:
+        """By channel, how many messages are waiting, in flight or deferred."""
+        return {
+            each["channel_name"]: each["depth"] + each["in_flight_count"] + each["deferred_count"]
+            for each in self.channels(topic)
+        }
+
+    def checkpoint_written_at(self, topic: str) -> float:
+        """Wall clock of the topic's last checkpoint, 0.0 before the first."""
+        try:
+            return (self.data_path / "nsq_compat" / f"{topic}.topic" / "checkpoint").stat().st_mtime
+        except FileNotFoundError:
+            return 0.0
+
+    def connect(self) -> socket.socket:
+        """A TCP connection on which nothing was said yet."""
+        return socket.create_connection(self.address(), timeout=30)

@@ -1,0 +1,128 @@
+"""F7: the wall clock of a live process jumps by an hour, either way; nobody waits, nothing comes early or late."""
+
+import glob
+import os
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from conformance.nsqd_process import installed_nsqd
+from tests.faults.client import Client
+from tests.faults.conftest import StartDaemon
+from tests.faults.daemon import Daemon
+
+LATE = 1.5
+"""Seconds; a busy machine may need some, an hour it does not."""
+
+
+class FalseClock:
+    """libfaketime reads the offset of the wall clock from a file at every call; the monotonic clock stays true."""
+
+    def __init__(self, folder: Path) -> None:
+        libraries = glob.glob("/usr/lib/*/faketime/libfaketimeMT.so.1")
+        if not libraries:
+            pytest.fail("this test needs libfaketime to move a process's clock: apt-get install faketime")
+        self._file = folder / "offset"
+        self.jump("+0")
+        environment = {
+            "LD_PRELOAD": libraries[0],
+            "FAKETIME_TIMESTAMP_FILE": str(self._file),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
+        self.command = f"env {' '.join(f'{name}={value}' for name, value in environment.items())} {installed_nsqd()}"
+
+    def jump(self, offset: str) -> None:
+        other = self._file.with_suffix(".new")
+        other.write_text(offset)
+        os.replace(other, self._file)
+
+
+@pytest.fixture
+def clock(tmp_path: Path) -> FalseClock:
+    folder = tmp_path / "clock"
+    folder.mkdir()
+    return FalseClock(folder)
+
+
+def log_hour(daemon: Daemon) -> int:
+    """The hour of its last log line."""
+    daemon.ping()
+    time.sleep(0.1)
+    return int(daemon.log.splitlines()[-1].split()[2][:2])
+
+
+@pytest.mark.parametrize("offset", ["-1h", "+1h"])
+@pytest.mark.parametrize("level", ["memory", "os"])
+def test_a_jump_blocks_no_publisher_and_moves_no_deadline(start: StartDaemon, clock, tmp_path, offset, level):
+    daemon = start(f"--durability={level}", "--sync-timeout=100ms", command=clock.command)
+    daemon.create_channel("t", "c")
+    with (
+        Client(daemon.address()) as producer,
+        Client(daemon.address(), msg_timeout=2000, heartbeat_interval=1000) as consumer,
+    ):
+        consumer.subscribe("t", "c", 100)
+        began = time.monotonic()
+        producer.publish("t", b"times out")
+        producer.publish_deferred("t", b"deferred", 2500)
+        (unanswered,) = consumer.take(1)
+        before = log_hour(daemon)
+        clock.jump(offset)
+        assert log_hour(daemon) == (before + (1 if offset == "+1h" else -1)) % 24, "the clock did not move"
+
+        published = time.monotonic()
+        bodies = [b"%d" % number for number in range(500)]
+        producer.publish("t", *bodies)
+        assert time.monotonic() - published < LATE
+        messages = consumer.take(100)
+        while len(messages) < 500:
+            consumer.finish(message.id for message in messages[-100:])
+            messages += consumer.take(100)
+        consumer.finish(message.id for message in messages[-100:])
+        assert [message.body for message in messages] == bodies
+        assert all(earlier.id < later.id for earlier, later in pairwise(messages))
+        assert messages[0].id > unanswered.id
+
+        (again,) = consumer.take(1)
+        assert (again.body, again.attempts) == (b"times out", 2)
+        assert 2.0 <= time.monotonic() - began < 2.0 + LATE
+        (deferred,) = consumer.take(1)
+        assert deferred.body == b"deferred"
+        assert 2.5 <= time.monotonic() - began < 2.5 + LATE
+        consumer.finish([again.id, deferred.id])
+        time.sleep(0.2)
+        assert daemon.unfinished("t") == {"c": 0}
+
+
+def test_a_deferred_message_keeps_its_due_time_by_the_wall_clock_across_a_restart(start: StartDaemon, clock):
+    daemon = start("--durability=os", command=clock.command)
+    daemon.create_channel("t", "c")
+    with Client(daemon.address()) as producer:
+        producer.publish_deferred("t", b"in an hour and two seconds", 3_000_000)
+        producer.publish_deferred("t", b"in two hours", 3_600_000)
+    daemon.kill()
+    clock.jump("+2999s")
+    daemon = start("--durability=os", command=clock.command)
+    with Client(daemon.address()) as consumer:
+        consumer.subscribe("t", "c", 100)
+        (message,) = consumer.take(1, within=10)
+        assert message.body == b"in an hour and two seconds"
+        assert daemon.unfinished("t") == {"c": 2}
+
+
+def test_ids_grow_on_when_a_restart_finds_an_earlier_clock(start: StartDaemon, clock):
+    daemon = start("--durability=os", command=clock.command)
+    daemon.create_channel("t", "c")
+    with Client(daemon.address()) as producer:
+        producer.publish("t", b"first")
+    daemon.kill()
+    clock.jump("-1h")
+    daemon = start("--durability=os", command=clock.command)
+    with Client(daemon.address()) as client, Client(daemon.address()) as consumer:
+        client.publish("t", b"second")
+        consumer.subscribe("t", "c", 2)
+        first, second = consumer.take(2)
+        assert (first.body, second.body) == (b"first", b"second")
+        assert first.id < second.id

@@ -1,0 +1,170 @@
+"""F4: the disk is full, and some time later it is not: publishing is refused before OK, the rest goes on."""
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.faults.client import Client, Refused
+from tests.faults.conftest import StartDaemon
+from tests.faults.daemon import Daemon
+
+DISK_MB = 6
+BODY = b"%04d " + b"x" * 400
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, small."""
+    if os.geteuid():
+        pytest.fail("this test mounts a small tmpfs to fill it, which only root may: run it as root")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", folder], check=True)
+    yield folder
+    # Lazily: nsqd is stopped by its own fixture, perhaps later.
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """Somebody else takes all that is left."""
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(b"\0" * 4096):
+            pass
+    return filler
+
+
+def wait_until(condition: Callable[[], bool], within: float = 10.0) -> None:
+    deadline = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def publish_until_refused(daemon: Daemon, topic: str, first: int) -> tuple[list[bytes], str]:
+    """What was acknowledged, and the refusal."""
+    acknowledged: list[bytes] = []
+    with Client(daemon.address()) as producer:
+        while True:
+            body = BODY % (first + len(acknowledged))
+            try:
+                producer.publish(topic, body)
+            except Refused as refusal:
+                return acknowledged, str(refusal)
+            acknowledged.append(body)
+
+
+def drain(daemon: Daemon, expected: set[bytes], channel: str) -> None:
+    with Client(daemon.address(), msg_timeout=2000) as consumer:
+        consumer.subscribe("t", channel, 200)
+        missing = set(expected)
+        deadline = time.monotonic() + 20
+        while missing and time.monotonic() < deadline:
+            messages = consumer.messages(1.0)
+            consumer.finish([message.id for message in messages])
+            missing -= {message.body for message in messages}
+        assert not missing, f"{len(missing)} lost"
+        wait_until(lambda: not any(count for name, count in daemon.unfinished("t").items() if name == channel))
+
+
+@pytest.mark.parametrize("level", ["os", "fsync"])
+def test_a_full_disk_refuses_publishers_and_nobody_else(start: StartDaemon, disk, level):
+    daemon = start(f"--durability={level}", "--mem-queue-size=50", data_path=disk)
+    for channel in ("live", "late"):
+        daemon.create_channel("t", channel)
+    with Client(daemon.address(), msg_timeout=1000) as consumer, Client(daemon.address()) as bystander:
+        before = [BODY % number for number in range(1000)]
+        bystander.publish("t", *before)
+        due = time.monotonic() + 2.5
+        bystander.publish_deferred("t", b"deferred", 2500)
+        filler = fill(disk)
+
+        # Publishing is refused before OK; what fits into space the log has already may still be taken.
+        acknowledged, refusal = publish_until_refused(daemon, "t", 2000)
+        assert refusal == "E_PUB_FAILED PUB failed no space left on device"
+        big = [b"x" * 100_000] * 5
+        with Client(daemon.address()) as producer, pytest.raises(Refused, match="E_MPUB_FAILED MPUB failed no space"):
+            producer.publish_together("t", big)
+        with Client(daemon.address()) as producer, pytest.raises(Refused, match="E_DPUB_FAILED DPUB failed no space"):
+            producer.publish_deferred("t", big[0], 60_000)
+        assert daemon.http("pub", big[0], topic="t")[0] == 503
+        assert daemon.http("mpub", b"\n".join(big), topic="t")[0] == 503
+        assert daemon.http("pub", big[0], topic="new")[0] == 503
+        assert daemon.http("ping") == (500, b"NOK - no space left on device")
+
+        # Who consumes goes on consuming: answers, requeues, timeouts and what is due need no disk.
+        consumer.subscribe("t", "live", 100)
+        first = consumer.take(100)
+        consumer.requeue(first[0].id, 0)
+        consumer.finish(message.id for message in first[2:])
+        bodies: list[bytes] = []
+        again: set[bytes] = set()
+        while len(again) < 3 or len(bodies) < 898 + len(acknowledged):
+            messages = consumer.messages(10)
+            assert messages
+            again |= {
+                m.body for m in messages if m.attempts == 2 or (m.body == b"deferred" and time.monotonic() >= due)
+            }
+            bodies += [message.body for message in messages]
+            consumer.finish(message.id for message in messages)
+        assert again == {b"deferred", first[0].body, first[1].body}
+        assert set(before) | set(acknowledged) | {b"deferred"} == set(bodies) | {m.body for m in first[2:]}
+        assert daemon.ping().startswith("NOK")
+
+        # When there is room again, it is well by itself.
+        filler.unlink()
+        wait_until(lambda: daemon.ping() == "OK")
+        bystander.publish("t", b"after")
+        daemon.kill()
+
+    everything = {*before, *acknowledged, b"deferred", b"after"}
+    daemon = start(f"--durability={level}", data_path=disk)
+    drain(daemon, everything, "late")
+    drain(daemon, {b"after"}, "live")
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_filled_by_its_own_messages_it_goes_on_when_they_are_consumed(start: StartDaemon, disk, killed):
+    options = ("--max-bytes-per-file=500000", "--sync-timeout=100ms")
+    daemon = start(*options, data_path=disk)
+    daemon.create_channel("t", "c")
+    acknowledged, refusal = publish_until_refused(daemon, "t", 0)
+    assert "no space left" in refusal
+    assert len(acknowledged) * len(BODY) > DISK_MB * 500_000
+    if killed:
+        daemon.kill()
+        daemon = start(*options, data_path=disk)
+    drain(daemon, set(acknowledged), "c")
+    wait_until(lambda: daemon.ping() == "OK")
+    with Client(daemon.address()) as producer:
+        producer.publish("t", b"after")
+
+
+def test_killed_while_the_disk_is_full_it_starts_again_and_has_everything(start: StartDaemon, disk):
+    daemon = start("--sync-timeout=50ms", data_path=disk)
+    daemon.create_channel("t", "c")
+    fill(disk)
+    acknowledged, _ = publish_until_refused(daemon, "t", 0)
+    daemon.kill()
+    daemon = start(data_path=disk)
+    with Client(daemon.address()) as producer, pytest.raises(Refused):
+        producer.publish("t", *[b"x" * 100_000] * 10)
+    drain(daemon, set(acknowledged), "c")
+
+
+def test_at_level_memory_a_full_disk_is_met_when_memory_is_used_up(start: StartDaemon, disk):
+    daemon = start("--durability=memory", "--mem-queue-size=100", data_path=disk)
+    daemon.create_channel("t", "c")
+    filler = fill(disk)
+    acknowledged, refusal = publish_until_refused(daemon, "t", 0)
+    assert refusal == "E_PUB_FAILED PUB failed no space left on device"
+    assert len(acknowledged) >= 100
+    assert daemon.ping().startswith("NOK")
+    drain(daemon, set(acknowledged), "c")
+    filler.unlink()
+    wait_until(lambda: daemon.ping() == "OK")

@@ -1,0 +1,111 @@
+"""The power is cut while Go's queues are taken over: afterwards every message is there once."""
+
+import os
+from contextlib import suppress
+from random import Random
+
+import pytest
+
+from nsq_compat.protocol import message
+from nsq_compat.queue.data_path import our_folder, topic_folder
+from nsq_compat.queue.go_data import GoMessage, queue_name
+from nsq_compat.queue.go_queue_writer import write_queue
+from nsq_compat.queue.go_takeover import take_over
+from nsq_compat.queue.guid import GuidFactory
+from nsq_compat.queue.stored_topic import StoredTopic
+from tests.faults.disk import SimulatedDisk
+
+NOW_NS = 1_700_000_000_000_000_000
+IDS = GuidFactory(7).take(100, NOW_NS)
+CHANGING = ("open", "pwrite", "fsync", "fdatasync", "fsync_folder", "rename", "unlink", "mkdir", "rmdir")
+EXPECTED = {"a": [1, 2, 7, 8], "b": [1, 7, 8]}
+
+
+class PowerCut(BaseException):
+    """Nothing runs any more."""
+
+
+class Disk(SimulatedDisk):
+    """Also moves files between folders, where each folder's part of it may be lost without the other's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = 1 << 60
+
+    def __getattribute__(self, name):
+        if name in CHANGING:
+            self.left -= 1
+            if self.left <= 0:
+                raise PowerCut
+        return super().__getattribute__(name)
+
+    def rename(self, old, new):
+        (folder, old_name), (new_folder, new_name) = os.path.split(old), os.path.split(new)
+        if old in self.folders or folder == new_folder:
+            super().rename(old, new)
+            return
+        inode = self._inode(old)
+        self._change(new_folder, lambda names: names.__setitem__(new_name, inode))
+        self._change(folder, lambda names: names.pop(old_name, None))
+
+    def after_power_cut(self, random):
+        found = self.power_cut(random)
+        disk = Disk()
+        disk.folders, disk.journal, disk.durable_names = found.folders, found.journal, found.durable_names
+        return disk
+
+
+def go_has(disk, channel, *numbers):
+    messages = [GoMessage(NOW_NS, 0, IDS[number], b"%d" % number) for number in numbers]
+    write_queue(disk, "/data", queue_name("t", channel), messages, 80)
+
+
+def a_data_path_of_gos():
+    disk = Disk()
+    disk.mkdir("/data")
+    go_has(disk, None, 7, 8)
+    go_has(disk, "a", 1, 2)
+    go_has(disk, "b", 1)
+    return disk
+
+
+def taken_over(disk):
+    with suppress(FileExistsError):
+        disk.mkdir(our_folder("/data"))
+    take_over(disk, "/data", 1 << 20)
+
+
+def ours(disk):
+    with StoredTopic(disk, topic_folder("/data", "t")) as topic:
+        return {name: [int(message.body(each)) for each in frames] for name, frames in topic.backlogs()}
+
+
+def steps():
+    disk = a_data_path_of_gos()
+    before = disk.left
+    taken_over(disk)
+    assert ours(disk) == EXPECTED
+    return before - disk.left
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_every_message_is_there_once(seed):
+    random = Random(seed)
+    for number in range(2, steps() + 1):
+        disk = a_data_path_of_gos()
+        disk.left = number
+        try:
+            taken_over(disk)
+        except PowerCut:
+            disk.left = 1 << 60
+        disk = disk.after_power_cut(random)
+        if random.random() < 0.5:  # and once more, while it recovers
+            disk.left = random.randrange(2, 40)
+            try:
+                taken_over(disk)
+            except PowerCut:
+                disk.left = 1 << 60
+            disk = disk.after_power_cut(random)
+        disk.left = 1 << 60
+        taken_over(disk)
+        assert ours(disk) == EXPECTED, (seed, number)

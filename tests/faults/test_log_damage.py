@@ -1,0 +1,223 @@
+"""F6 for the log by itself: whatever happens to the files, opening and reading go on, and only what is hit is lost."""
+
+from collections.abc import Iterable
+from random import Random
+from typing import NamedTuple, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nsq_compat.protocol.message import make_frames, message_id
+from nsq_compat.queue.files import Files
+from nsq_compat.queue.group import CHANNEL_CREATED, DEFERRED, HEADER_SIZE, MESSAGES
+from nsq_compat.queue.segment import FIRST_GROUP
+from nsq_compat.queue.topic_log import LogEnd, TopicLog
+from tests.faults.disk import SimulatedDisk
+
+FOLDER = "/orders.topic"
+NOW_NS = 1_700_000_000_000_000_000
+
+
+class GivesUp(TopicLog):
+    """Reads up to the first damage."""
+
+    def recovered(self):
+        for group in super().recovered():
+            if self.damaged_records:
+                return
+            yield group
+
+
+class Store(NamedTuple):
+    """A small log: where each record lies, and which belong to one publish."""
+
+    disk: SimulatedDisk
+    records: dict[bytes, tuple[str, int, int]]  # id -> file, begin, end
+    publishes: list[list[bytes]]
+    end: LogEnd
+
+    def files(self) -> Iterable[tuple[str, bytes]]:
+        for name in sorted(self.disk.listdir(FOLDER)):
+            yield f"{FOLDER}/{name}", self.disk.content(f"{FOLDER}/{name}")
+
+    def with_file(self, path: str, content: bytes | None) -> SimulatedDisk:
+        damaged = self.disk.copy()
+        if content is None:
+            damaged.unlink(path)
+        else:
+            damaged.put(path, content)
+        return damaged
+
+
+def build(segment_size: int, body_size: int, counts: Iterable[int]) -> Store:
+    random = Random(7)
+    disk = SimulatedDisk()
+    log = TopicLog.open(cast("Files", disk), FOLDER, segment_size=segment_size)
+    records: dict[bytes, tuple[str, int, int]] = {}
+    publishes: list[list[bytes]] = []
+    frames_of: dict[bytes, bytes] = {}
+    next_id = 0
+    for number, count in enumerate(counts):
+        ids = [b"%016x" % each for each in range(next_id, next_id + count)]
+        next_id += count
+        frames = make_frames(ids, NOW_NS, [random.randbytes(random.randint(1, body_size)) for _ in ids])
+        frames_of |= zip(ids, frames, strict=True)
+        if number % 4 == 3:
+            log.append(frames, 0, NOW_NS, DEFERRED)
+        else:
+            log.append(frames, log.end.seq)
+        if number % 4 == 1:
+            log.append([b"archive"], log.end.seq, kind=CHANNEL_CREATED)
+        publishes.append(ids)
+    end = log.end
+    log.close()
+    store = Store(disk, records, publishes, end)
+    for path, content in store.files():
+        for each, frame in frames_of.items():
+            if (begin := content.find(frame)) >= 0:
+                records[each] = (path, begin, begin + len(frame))
+    assert len(records) == next_id, "every message is in a file"
+    return store
+
+
+SMALL = build(1000, 40, [1, 3, 1, 2, 5, 1, 1, 4, 1, 1])
+LARGE = build(20_000, 300, [1, 60, 1, 20, 1, 1, 40, 1, 1, 30, 1, 1])
+
+
+def read_all(disk: SimulatedDisk, log_class: type[TopicLog] = TopicLog) -> tuple[set[bytes], TopicLog]:
+    """Everything there is by all ways of reading, which agree."""
+    log = log_class.open(cast("Files", disk), FOLDER, segment_size=1000)
+    groups = list(log.recovered())
+    found = [message_id(frame) for group in groups for frame in group.frames if group.kind in (MESSAGES, DEFERRED)]
+    assert len(found) == len(set(found))
+    count = log.damaged_records
+    reader = log.reader(0)
+    read: list[bytes] = []
+    while some := reader.read(700):
+        read += [message_id(frame) for group in some for frame in group.frames]
+    assert read == [message_id(frame) for group in groups if group.kind == MESSAGES for frame in group.frames]
+    assert log.damaged_records == count, "damage is counted once"
+    return set(found), log
+
+
+def is_alive(log: TopicLog) -> None:
+    """It takes a message, and has it after the next start."""
+    seq = log.end.seq
+    log.append(make_frames([b"f" * 16], NOW_NS, [b"new"]), seq)
+    reader = log.reader(seq)
+    assert [message_id(frame) for group in reader.read() for frame in group.frames] == [b"f" * 16]
+
+
+def hit(store: Store, path: str, begin: int, end: int) -> set[bytes]:
+    """The records that lie in a part of a file."""
+    return {each for each, (file, low, high) in store.records.items() if file == path and low < end and begin < high}
+
+
+def test_undamaged_everything_is_found():
+    for store in (SMALL, LARGE):
+        found, log = read_all(store.disk.copy())
+        assert found == set(store.records) == set(log.fetch(found))
+        assert log.damaged_records == 0
+        assert log.end.seq == store.end.seq
+
+
+def flip_every_byte(log_class: type[TopicLog] = TopicLog) -> None:
+    for path, content in SMALL.files():
+        for offset in range(len(content)):
+            damaged = bytearray(content)
+            damaged[offset] ^= 1 << (offset * 5 % 8)
+            found, log = read_all(SMALL.with_file(path, bytes(damaged)), log_class)
+            assert found == set(log.fetch(found))
+            lost = set(SMALL.records) - found
+            allowed = hit(SMALL, path, offset, offset + 1) or hit(SMALL, path, offset, offset + HEADER_SIZE)
+            in_checksums = len(lost) == 1 and not hit(SMALL, path, offset, offset + 1)
+            assert lost <= allowed or in_checksums, (path, offset)
+            assert log.damaged_records >= len(lost), "what is lost is counted"
+            assert log.damaged_records <= 1
+            is_alive(log)
+
+
+def test_a_flipped_bit_costs_the_record_it_is_in_and_is_counted():
+    flip_every_byte()
+
+
+def test_a_log_that_gives_up_at_the_first_damage_is_found_out():
+    with pytest.raises(AssertionError):
+        flip_every_byte(GivesUp)
+
+
+def test_a_file_that_was_cut_has_what_was_before_the_cut():
+    first, *_, last = (path for path, _ in SMALL.files())
+    for path, content in SMALL.files():
+        for size in range(len(content)):
+            found, log = read_all(SMALL.with_file(path, content[:size]))
+            lost = set(SMALL.records) - found
+            behind = hit(SMALL, path, size, len(content))
+            for ids in SMALL.publishes:
+                if SMALL.records[ids[0]][0] == path and SMALL.records[ids[-1]][2] + HEADER_SIZE > size:
+                    behind |= set(ids)  # its trailer may be cut off
+            assert lost <= behind, (path, size)
+            numbered = [each for n, ids in enumerate(SMALL.publishes) if n % 4 != 3 for each in ids]
+            if path != last and (path != first or size >= FIRST_GROUP):  # nothing says that anything was there
+                assert log.damaged_records >= len(lost & set(numbered)), "what is lost is counted"
+            assert found == set(log.fetch(found))
+            is_alive(log)
+
+
+def test_a_page_of_zeros_costs_the_publishes_that_reach_into_it():
+    for path, content in LARGE.files():
+        for begin in range(0, len(content), 4096):
+            end = min(begin + 4096, len(content))
+            found, log = read_all(LARGE.with_file(path, content[:begin] + bytes(end - begin) + content[end:]))
+            lost = set(LARGE.records) - found
+            hit_directly = hit(LARGE, path, begin - HEADER_SIZE, end + HEADER_SIZE)
+            touched = {each for ids in LARGE.publishes if set(ids) & hit_directly for each in ids}
+            assert lost <= touched, (path, begin)
+            for ids in LARGE.publishes:
+                assert len(set(ids) & lost) in (0, len(ids)), "all or nothing: it may never have been written"
+            if lost and end < len(content):
+                assert log.damaged_records > 0, "what is lost is counted"
+            is_alive(log)
+
+
+def test_a_file_that_is_gone_costs_what_was_in_it():
+    paths = [path for path, _ in SMALL.files()]
+    for path in paths:
+        found, log = read_all(SMALL.with_file(path, None))
+        assert set(SMALL.records) - found == hit(SMALL, path, 0, 1 << 30)
+        if path != paths[-1] and path != paths[0]:
+            assert log.damaged_records > 0, "what is lost is counted"
+        is_alive(log)
+
+
+def test_a_file_that_is_gone_is_missed_by_who_was_in_it():
+    path = max(path for path, _ in SMALL.files())
+    log = TopicLog.open(
+        cast("Files", SMALL.with_file(path, None)), FOLDER, segment_size=1000, start=SMALL.end._replace(offset=200)
+    )
+    assert list(log.recovered()) == []
+    assert log.damaged_records == 1
+    assert log.end.seq == SMALL.end.seq
+    is_alive(log)
+
+
+def test_what_cannot_be_fetched_is_counted_once():
+    log = TopicLog.open(cast("Files", SMALL.disk.copy()), FOLDER, segment_size=1000)
+    for _ in range(2):
+        assert log.fetch([b"%016x" % 0, b"%016x" % 999]).keys() == {b"%016x" % 0}
+    assert log.damaged_records == 1
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_whatever_is_in_the_files_they_are_opened_and_read(data):
+    paths = [path for path, _ in SMALL.files()]
+    disk = SMALL.disk.copy()
+    for path in data.draw(st.lists(st.sampled_from(paths), min_size=1, max_size=3, unique=True)):
+        content = disk.content(path)
+        begin, end = sorted([data.draw(st.integers(0, len(content))), data.draw(st.integers(0, len(content)))])
+        middle = data.draw(st.one_of(st.binary(max_size=300), st.just(content[begin:end] * 2), st.just(content[:end])))
+        disk.put(path, content[:begin] + middle + content[end:])
+    _, log = read_all(disk)
+    is_alive(log)

@@ -1,0 +1,812 @@
+"""F19: the real broker, topics, channels and logs on a fake clock and a disk in memory, against a model of a hundred
+lines. What may happen to a daemon are the rules: messages come and go, the disk is full, checkpoints are written, the
+process is killed, the power is cut, the clock jumps, the daemon is stopped and started with another memory size.
+
+The model is kept twice: `live` is what the daemon must have now, `durable` what it must have if it died now. What is
+logged happens to both; what consumers do happens to `live` alone, until a checkpoint makes a copy of it durable. So
+after a crash everything has to be exactly as in `durable`: nothing lost, nothing that was never there, nothing finished
+before the last checkpoint, no attempt uncounted, nothing deferred early.
+"""
+
+import errno
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, cast
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from nsq_compat.protocol import message
+from nsq_compat.protocol.names import is_ephemeral
+from nsq_compat.queue import recovery
+from nsq_compat.queue.broker import Broker
+from nsq_compat.queue.channel import Channel
+from nsq_compat.queue.checkpoint import Checkpoint, Place
+from nsq_compat.queue.cursor import Cursor
+from nsq_compat.queue.data_path import our_folder
+from nsq_compat.queue.deferred import Deferred
+from nsq_compat.queue.files import Files
+from nsq_compat.queue.group import DEFERRED
+from nsq_compat.queue.guid import GuidFactory
+from nsq_compat.queue.in_flight import InFlight
+from nsq_compat.queue.limits import QueueLimits
+from nsq_compat.queue.stats import ClientStats
+from nsq_compat.queue.storage import CHECKPOINT, Durability, Storage, TopicStore
+from nsq_compat.queue.topic import Topic
+from nsq_compat.queue.topic_log import TopicLog
+from tests.faults.disk import SECTOR, SimulatedDisk
+
+DATA_PATH = "/data"
+SEGMENT_SIZE = 1000
+EPHEMERAL = "tail#ephemeral"
+MSG_TIMEOUT = 60.0
+A_YEAR = 31_536_000.0
+PLENTY = 1000
+
+Body = bytes
+
+
+class Disk(SimulatedDisk):
+    """A disk that can be full. Who finds it so has written half of what it wanted, in whole sectors."""
+
+    full = False
+
+    def pwrite(self, fd: int, data: bytes, offset: int) -> int:
+        if not self.full:
+            return super().pwrite(fd, data, offset)
+        half = (offset + len(data) // 2) // SECTOR * SECTOR
+        if half > offset:
+            super().pwrite(fd, data[: half - offset], offset)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def power_cut(self, random: Random) -> "Disk":
+        return self._of_this_kind(super().power_cut(random))
+
+    def copy(self) -> "Disk":
+        return self._of_this_kind(super().copy())
+
+    def _of_this_kind(self, disk: SimulatedDisk) -> "Disk":
+        disk.__class__ = Disk
+        return cast("Disk", disk)
+
+
+class Client:
+    """A consumer that asks when a rule says so."""
+
+    def __init__(self) -> None:
+        self.in_flight = InFlight()
+
+    def wake(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def stats(self) -> ClientStats:
+        raise AssertionError("nobody asks")
+
+
+# --- The model --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Sent:
+    """A delivery that was not answered yet."""
+
+    owner: Client
+    attempts: int
+    delivered: float
+    deadline: float
+
+
+@dataclass
+class Messages:
+    """What a channel has, or a topic that holds it back. Numbers are those of the next delivery."""
+
+    waiting: dict[Body, int] = field(default_factory=dict)
+    deferred: dict[Body, tuple[float, int]] = field(default_factory=dict)
+    in_flight: dict[Body, Sent] = field(default_factory=dict)
+
+    def add(self, bodies: Sequence[Body], due: float | None) -> None:
+        if due is None:
+            self.waiting.update(dict.fromkeys(bodies, 1))
+        else:
+            self.deferred.update(dict.fromkeys(bodies, (due, 1)))
+
+    def add_all(self, other: "Messages") -> None:
+        self.waiting |= other.waiting
+        self.deferred |= other.deferred
+
+    def serve(self, now: float) -> None:
+        for body, sent in list(self.in_flight.items()):
+            if sent.deadline <= now:
+                self.waiting[body] = self.in_flight.pop(body).attempts + 1
+        for body, (due, attempts) in list(self.deferred.items()):
+            if due <= now:
+                self.waiting[body] = attempts
+                del self.deferred[body]
+
+    def copy(self, shift: float) -> "Messages":
+        """As a restart finds them."""
+        again = {body: sent.attempts + 1 for body, sent in self.in_flight.items()}
+        later = {body: (due + shift, attempts) for body, (due, attempts) in self.deferred.items()}
+        return Messages(self.waiting | again, later)
+
+
+@dataclass
+class Model:
+    """One topic."""
+
+    paused: bool = False
+    held: Messages = field(default_factory=Messages)
+    channels: dict[str, Messages] = field(default_factory=dict)
+
+    @property
+    def lasting(self) -> list[str]:
+        """The channels that are not ephemeral."""
+        return [name for name in self.channels if not is_ephemeral(name)]
+
+    @property
+    def holding(self) -> bool:
+        return self.paused or not self.channels
+
+    def publish(self, bodies: Sequence[Body], due: float | None) -> None:
+        for each in [self.held] if self.holding else self.channels.values():
+            each.add(bodies, due)
+
+    def create(self, name: str) -> None:
+        self.channels[name] = Messages()
+        self._hand_over()
+
+    def pause(self) -> None:
+        self.paused = True
+
+    def unpause(self) -> None:
+        self.paused = False
+        self._hand_over()
+
+    def empty(self) -> None:
+        self.held = Messages()
+
+    def empty_channel(self, name: str) -> None:
+        self.channels[name] = Messages()
+
+    def copy(self, shift: float) -> "Model":
+        """`shift` makes due times those of the other clock."""
+        return Model(
+            self.paused, self.held.copy(shift), {name: each.copy(shift) for name, each in self.channels.items()}
+        )
+
+    def after_end(self, shift: float) -> "Model":
+        """As a restart finds it."""
+        found = self.copy(shift)
+        found.channels = {name: found.channels[name] for name in self.lasting}
+        return found
+
+    def _hand_over(self) -> None:
+        if not self.holding:
+            for each in self.channels.values():
+                each.add_all(self.held)
+            self.held = Messages()
+
+
+@dataclass
+class Known:
+    """What the machine knows of a topic; due times are monotonic in `live`, wall clock in the others."""
+
+    live: Model
+    durable: Model
+    paused_channels: set[str] = field(default_factory=set)
+    saved: Checkpoint | None = None
+    to_be_durable: Model | None = None
+    """What `saved` makes durable once it is written."""
+
+    @property
+    def all(self) -> list[Model]:
+        return [self.live, self.durable, *([self.to_be_durable] if self.to_be_durable else [])]
+
+
+# --- The machine ------------------------------------------------------------------------------------------------------
+
+pick = st.integers(0, 999)
+topics = st.sampled_from(["orders", "orders", "orders", "returns"])
+channels = st.sampled_from(["archive", "archive", "metrics"])
+delays = st.sampled_from([0, 0, 0, 5, 500])
+durabilities = st.sampled_from([Durability.OS, Durability.FSYNC, Durability.OS, Durability.FSYNC, Durability.MEMORY])
+memories = st.sampled_from([0, 2, 5])
+
+has_channels = precondition(lambda self: any(known.live.lasting for known in self.topics.values()))
+
+
+class QueueOnDisk(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.disk = Disk()
+        self.disk.mkdir(DATA_PATH)
+        self.disk.mkdir(our_folder(DATA_PATH))
+        self.now = 5000.0
+        self.wall = 1_700_000_000.0
+        self.serial = 0
+        self.topics: dict[str, Known] = {}
+        self.clients: dict[Channel, dict[int, Client]] = {}
+        self.frames: dict[Body, bytes] = {}
+        self.durability = Durability.OS
+        self.broker = Broker(QueueLimits())
+
+    @initialize(durability=durabilities, memory=memories)
+    def begin(self, durability: Durability, memory: int) -> None:
+        self.start(durability, memory)
+
+    # --- Start and stop -----------------------------------------------------------------------------------------------
+
+    @property
+    def offset(self) -> float:
+        """What makes wall clock seconds of monotonic ones."""
+        return self.wall - self.now
+
+    @property
+    def now_ns(self) -> int:
+        return int(self.wall) * 10**9
+
+    def open(self, durability: Durability, memory: int) -> None:
+        if durability is Durability.FSYNC and self.durability is not Durability.FSYNC:
+            self.disk = self.disk.copy()  # what was not synced in the other mode the system has written by now
+        self.durability = durability
+        self.storage = Storage(
+            cast("Files", self.disk), DATA_PATH, durability=durability, segment_size=SEGMENT_SIZE, commit=TopicLog.sync
+        )
+        self.broker = Broker(QueueLimits(mem_queue_size=memory), self.storage)
+        self.clients = {}
+
+    def start(self, durability: Durability, memory: int, knows_metadata: bool = True) -> None:
+        """Start a daemon, which must be as `live` says. nsqd.dat may be missing."""
+        self.open(durability, memory)
+        for name in self.storage.names():
+            known = self.topics[name]
+            real = self.broker.restore(name, known.live.lasting if knows_metadata else (), self.now, self.now_ns)
+            known.paused_channels &= set(known.live.lasting if knows_metadata else ())
+            for channel in known.paused_channels:
+                real.channels[channel].pause()
+        assert self.broker.topics.keys() == self.topics.keys()
+        self.serve()
+
+    def start_after_crash(self, durability: Durability, memory: int, knows_metadata: bool) -> None:
+        if self.durability is Durability.MEMORY:
+            self.start_anew(durability, memory, promised=lambda model, channel: set())
+            return
+        for known in self.topics.values():
+            known.live = known.durable.after_end(-self.offset)
+            known.durable = known.live.copy(self.offset)
+            known.saved = known.to_be_durable = None
+        self.start(durability, memory, knows_metadata)
+
+    def start_anew(self, durability: Durability, memory: int, promised: Callable[[Model, str], set[Body]]) -> None:
+        """More may come again than the model can tell, but once to a channel; then all topics are deleted."""
+        self.open(self.durability, memory)
+        everything = {b"%d" % number for number in range(self.serial)}
+        for name in self.storage.names():
+            model = self.topics[name].durable.after_end(0)
+            real = self.broker.restore(name, model.lasting, self.now, self.now_ns)
+            real.unpause()
+            real.channel("archive")
+            self.broker.schedule.run(self.now + A_YEAR)
+            for channel in real.channels.values():
+                client = Client()
+                channel.add_consumer(client)
+                found = [message.body(frame) for frame in self.everything(channel, client)]
+                assert len(set(found)) == len(found)
+                assert {body.rstrip(b".") for body in found} <= everything
+                assert promised(model, channel.name) <= set(found)
+        for name in self.storage.names():
+            self.broker.delete_topic(name)
+        self.topics = {}
+        self.frames = {}
+        self.start(durability, memory)
+
+    def everything(self, channel: Channel, client: Client) -> Iterator[bytes]:
+        for _ in range(PLENTY):
+            frames = channel.take(client, PLENTY, self.now, MSG_TIMEOUT)
+            yield from frames
+            if not frames and not channel.depth:
+                return
+        raise AssertionError("there is no end to it")
+
+    def serve(self) -> None:
+        self.broker.schedule.run(self.now)
+        for known in self.topics.values():
+            for each in known.live.channels.values():
+                each.serve(self.now)
+
+    # --- Looking things up --------------------------------------------------------------------------------------------
+
+    def topic(self, name: str) -> tuple[Topic, Known]:
+        real = self.broker.topic(name)
+        return real, self.topics.setdefault(name, Known(Model(), Model()))
+
+    def new_channel(self, topic: str, name: str) -> None:
+        real, known = self.topic(topic)
+        if name not in known.live.channels:
+            real.channel(name)
+            for each in known.all:
+                each.create(name)
+            self.serve()
+
+    def channel(self, which: int) -> tuple[Channel, Messages]:
+        """One there is."""
+        there = [(name, channel) for name, known in self.topics.items() for channel in known.live.lasting]
+        topic, channel = there[which % len(there)]
+        return self.broker.topics[topic].channels[channel], self.topics[topic].live.channels[channel]
+
+    def client(self, channel: Channel, which: int) -> Client:
+        clients = self.clients.setdefault(channel, {})
+        if which not in clients:
+            clients[which] = Client()
+            channel.add_consumer(clients[which])
+        return clients[which]
+
+    def in_flight(self, channel: Channel, messages: Messages) -> list[tuple[Body, Sent]]:
+        """What may be answered: whose consumer is still there."""
+        there = self.clients.get(channel, {}).values()
+        return [(body, sent) for body, sent in messages.in_flight.items() if sent.owner in there]
+
+    def id_of(self, body: Body) -> bytes:
+        return message.message_id(self.frames[body])
+
+    # --- Producers ----------------------------------------------------------------------------------------------------
+
+    @rule(topic=topics, count=st.integers(1, 7), size=st.sampled_from([0, 0, 50, 400]), delay=delays)
+    def publish(self, topic: str, count: int, size: int, delay: int) -> None:
+        real, known = self.topic(topic)
+        bodies = self.bodies(count, size)
+        real.publish(bodies, self.now, self.now_ns, float(delay))
+        self.note_published(known, bodies, delay)
+
+    @rule(topic=topics, count=st.integers(1, 7), size=st.sampled_from([0, 400]), delay=delays)
+    def publish_to_a_full_disk(self, topic: str, count: int, size: int, delay: int) -> None:
+        real, known = self.topic(topic)
+        bodies = self.bodies(count, size)
+        self.disk.full = True
+        try:
+            real.publish(bodies, self.now, self.now_ns, float(delay))
+        except OSError:
+            pass
+        else:
+            assert self.durability is Durability.MEMORY
+            self.note_published(known, bodies, delay)
+        finally:
+            self.disk.full = False
+
+    def bodies(self, count: int, size: int) -> list[Body]:
+        self.serial += count
+        return [b"%d" % number + b"." * size for number in range(self.serial - count, self.serial)]
+
+    def note_published(self, known: Known, bodies: list[Body], delay: int) -> None:
+        for each in known.all:
+            clock = self.now if each is known.live else self.wall
+            each.publish(bodies, clock + delay if delay else None)
+
+    # --- Consumers ----------------------------------------------------------------------------------------------------
+
+    @has_channels
+    @rule(channel=pick, which=st.integers(0, 1), room=st.sampled_from([1, 2, 4, 100]))
+    def take(self, channel: int, which: int, room: int) -> None:
+        real, messages = self.channel(channel)
+        client = self.client(real, which)
+        frames = real.take(client, room, self.now, MSG_TIMEOUT)
+        assert len(frames) <= room
+        assert not (frames and real.paused)
+        for frame in frames:
+            self.note_delivered(messages, client, frame)
+
+    def note_delivered(self, messages: Messages, client: Client, frame: bytes) -> None:
+        body, attempts = message.body(frame), message.attempts(frame)
+        assert messages.waiting.pop(body, None) == attempts
+        assert message.message_id(self.frames.setdefault(body, frame)) == message.message_id(frame)
+        messages.in_flight[body] = Sent(client, attempts, self.now, self.now + MSG_TIMEOUT)
+
+    @has_channels
+    @rule(channel=pick, share=st.sampled_from([1, 2, 5]), first=pick)
+    def finish(self, channel: int, share: int, first: int) -> None:
+        """All but some, or some."""
+        real, messages = self.channel(channel)
+        for number, (body, sent) in enumerate(self.in_flight(real, messages), first):
+            if share == 1 or (number % share == 0) == (first % 2):
+                assert real.finish(sent.owner, [self.id_of(body)]) == []
+                del messages.in_flight[body]
+
+    @has_channels
+    @rule(channel=pick, choices=st.sets(pick, min_size=1, max_size=6), delay=delays)
+    def requeue(self, channel: int, choices: set[int], delay: int) -> None:
+        real, messages = self.channel(channel)
+        for body, sent in [each for number, each in enumerate(self.in_flight(real, messages)) if number in choices]:
+            real.requeue(sent.owner, self.id_of(body), self.now, float(delay))
+            del messages.in_flight[body]
+            if delay:
+                messages.deferred[body] = (self.now + delay, sent.attempts + 1)
+            else:
+                messages.waiting[body] = sent.attempts + 1
+
+    @has_channels
+    @rule(channel=pick)
+    def requeue_all_for_long(self, channel: int) -> None:
+        self.requeue(channel, set(range(PLENTY)), 500)
+
+    @has_channels
+    @rule(channel=pick, choice=pick)
+    def touch(self, channel: int, choice: int) -> None:
+        real, messages = self.channel(channel)
+        if mine := self.in_flight(real, messages):
+            body, sent = mine[choice % len(mine)]
+            real.touch(sent.owner, self.id_of(body), self.now, MSG_TIMEOUT)
+            sent.deadline = min(self.now + MSG_TIMEOUT, sent.delivered + self.broker.limits.max_msg_timeout)
+
+    @has_channels
+    @rule(channel=pick, which=st.integers(0, 1))
+    def consumer_leaves(self, channel: int, which: int) -> None:
+        real, _ = self.channel(channel)
+        client = self.clients.get(real, {}).pop(which, None)
+        if client is not None:
+            real.remove_consumer(client)
+
+    @has_channels
+    @rule(channel=pick, count=st.integers(10, 40), unfinished=st.integers(0, 3))
+    def much_is_published_and_nearly_all_finished(self, channel: int, count: int, unfinished: int) -> None:
+        real, messages = self.channel(channel)
+        for _ in range(count):
+            self.publish(real.topic_name, 1, 0, 0)
+        for _ in range(PLENTY if not real.paused else 0):
+            before = real.depth
+            self.take(channel, 0, 100)
+            if real.depth == before:
+                break
+        for body, sent in self.in_flight(real, messages)[unfinished:]:
+            assert real.finish(sent.owner, [self.id_of(body)]) == []
+            del messages.in_flight[body]
+        self.checkpoint(real.topic_name)
+
+    # --- Time ---------------------------------------------------------------------------------------------------------
+
+    @rule(seconds=st.sampled_from([1, 4, 59, 61, 600]))
+    def time_passes(self, seconds: int) -> None:
+        self.now += seconds
+        self.wall += seconds
+        self.serve()
+
+    @rule(seconds=st.sampled_from([-100_000, -3600, -10, 10, 3600]))
+    def the_clock_jumps(self, seconds: int) -> None:
+        self.wall += seconds
+
+    # --- What comes, goes, is paused and emptied ----------------------------------------------------------------------
+
+    @rule(topic=topics, channel=channels)
+    def create_channel(self, topic: str, channel: str) -> None:
+        self.new_channel(topic, channel)
+
+    @rule(topic=topics)
+    def an_ephemeral_channel_comes_or_goes(self, topic: str) -> None:
+        real, known = self.topic(topic)
+        if EPHEMERAL in known.live.channels:
+            real.channels[EPHEMERAL].remove_consumer(self.clients.pop(real.channels[EPHEMERAL])[0])
+            self.logged(real, known, lambda model: model.channels.pop(EPHEMERAL, None))
+        else:
+            self.new_channel(topic, EPHEMERAL)
+            self.client(real.channels[EPHEMERAL], 0)
+
+    @has_channels
+    @rule(channel=pick, again=st.booleans())
+    def delete_channel(self, channel: int, again: bool) -> None:
+        real, _ = self.channel(channel)
+        self.clients.pop(real, None)
+        topic, known = self.topic(real.topic_name)
+        topic.delete_channel(real.name)
+        known.paused_channels.discard(real.name)
+        self.logged(topic, known, lambda model: model.channels.pop(real.name))
+        if again:
+            self.new_channel(topic.name, real.name)
+
+    @rule(topic=topics, again=st.booleans())
+    def delete_topic(self, topic: str, again: bool) -> None:
+        if topic in self.topics:
+            for channel in self.broker.topics[topic].channels.values():
+                self.clients.pop(channel, None)
+            self.broker.delete_topic(topic)
+            del self.topics[topic]
+            if again:
+                self.topic(topic)
+
+    @rule(topic=topics)
+    def pause_topic(self, topic: str) -> None:
+        real, known = self.topic(topic)
+        real.pause()
+        self.logged(real, known, Model.pause)
+
+    @rule(topic=topics)
+    def unpause_topic(self, topic: str) -> None:
+        real, known = self.topic(topic)
+        real.unpause()
+        self.logged(real, known, Model.unpause)
+        self.serve()
+
+    @rule(topic=topics)
+    def empty_topic(self, topic: str) -> None:
+        real, known = self.topic(topic)
+        real.empty()
+        self.logged(real, known, Model.empty)
+
+    @has_channels
+    @rule(channel=pick, count=st.integers(1, 3), emptied=st.booleans())
+    def publish_during_a_pause(self, channel: int, count: int, emptied: bool) -> None:
+        topic = self.channel(channel)[0].topic_name
+        self.pause_topic(topic)
+        self.publish(topic, count, 0, 0)
+        if emptied:
+            self.empty_topic(topic)
+        self.unpause_topic(topic)
+
+    @has_channels
+    @rule(channel=pick)
+    def empty_channel(self, channel: int) -> None:
+        real, _ = self.channel(channel)
+        topic, known = self.topic(real.topic_name)
+        topic.empty_channel(real.name)
+        self.logged(topic, known, lambda model: model.empty_channel(real.name))
+
+    @has_channels
+    @rule(channel=pick)
+    def pause_or_unpause_channel(self, channel: int) -> None:
+        real, _ = self.channel(channel)
+        (real.unpause if real.paused else real.pause)()
+        self.topics[real.topic_name].paused_channels ^= {real.name}
+
+    def logged(self, real: Topic, known: Known, change: Callable[[Model], object]) -> None:
+        """At level fsync it is durable with whatever is published next; here, at once."""
+        for each in known.all:
+            change(each)
+        assert real.store is not None
+        real.store.commit()
+
+    # --- Checkpoints, ends and beginnings -----------------------------------------------------------------------------
+
+    @rule(topic=topics)
+    def checkpoint(self, topic: str) -> None:
+        if topic in self.topics:
+            self.begin_checkpoint(topic)
+            self.end_checkpoint(topic)
+
+    @rule(topic=topics)
+    def begin_checkpoint(self, topic: str) -> None:
+        """The next is begun, and much may happen until it is written."""
+        real, known = self.topic(topic)
+        assert real.store is not None
+        if real.store.is_used:
+            known.saved = real.checkpoint(self.now, self.now_ns)
+            known.to_be_durable = known.live.copy(self.offset)
+
+    @rule(topic=topics)
+    def end_checkpoint(self, topic: str) -> None:
+        real, known = self.topic(topic)
+        if known.saved is not None and known.to_be_durable is not None:
+            assert real.store is not None
+            real.store.write_checkpoint(known.saved.encode())
+            real.store.adopt_checkpoint()
+            self.disk.fsync_folder(real.store.log.folder)  # as the system does within seconds
+            real.release(known.saved)
+            known.durable, known.saved, known.to_be_durable = known.to_be_durable, None, None
+
+    @rule(durability=durabilities, memory=memories, half_written=st.booleans(), knows_metadata=st.booleans())
+    def kill(self, durability: Durability, memory: int, half_written: bool, knows_metadata: bool) -> None:
+        for name, known in self.topics.items():
+            store = self.broker.topics[name].store
+            if half_written and known.saved is not None and store is not None:
+                store.write_checkpoint(known.saved.encode())
+        self.disk.kill()
+        self.start_after_crash(durability, memory, knows_metadata)
+
+    @precondition(lambda self: self.durability is Durability.FSYNC)
+    @rule(durability=durabilities, memory=memories, seed=pick, uptime=st.sampled_from([1, 100, 10_000]))
+    def power_cut(self, durability: Durability, memory: int, seed: int, uptime: int) -> None:
+        self.disk = self.disk.power_cut(Random(seed))
+        self.now = float(uptime)
+        self.start_after_crash(durability, memory, knows_metadata=False)
+
+    @precondition(lambda self: self.durability is not Durability.MEMORY)
+    @rule(durability=durabilities, memory=memories, garbage=st.booleans())
+    def kill_and_damage_all_checkpoints(self, durability: Durability, memory: int, garbage: bool) -> None:
+        """Everything in the logs comes again, and nothing is lost."""
+        for real in self.broker.topics.values():
+            assert real.store is not None
+            path = f"{real.store.log.folder}/{CHECKPOINT}"
+            if garbage:
+                self.disk.put(path, b"garbage")
+            elif CHECKPOINT in self.disk.listdir(real.store.log.folder):
+                self.disk.unlink(path)
+        self.disk.kill()
+        self.start_anew(durability, memory, promised=_what_must_come)
+
+    @rule(durability=durabilities, memory=memories, orderly=st.booleans())
+    def stop_and_start(self, durability: Durability, memory: int, orderly: bool) -> None:
+        self.stop(orderly)
+        self.start(durability, memory)
+
+    def stop(self, orderly: bool) -> None:
+        for channel, clients in self.clients.items():
+            for client in clients.values() if orderly else ():
+                channel.remove_consumer(client)
+        self.broker.close()
+        for name, real in self.broker.topics.items():
+            known = self.topics[name]
+            assert real.store is not None
+            real.surrender_memory()
+            real.store.log.sync()
+            real.store.write_checkpoint(real.checkpoint(self.now, self.now_ns).encode())
+            real.store.adopt_checkpoint()
+            self.disk.fsync_folder(real.store.log.folder)
+            real.store.log.close()
+            known.durable = known.live.after_end(self.offset)
+            known.live = known.durable.copy(-self.offset)
+            known.saved = known.to_be_durable = None
+
+    # --- What must hold -----------------------------------------------------------------------------------------------
+
+    @invariant()
+    def everything_is_where_it_must_be(self) -> None:
+        for name, known in self.topics.items():
+            real, model = self.broker.topics[name], known.live
+            assert real.paused == model.paused
+            assert real.channels.keys() == model.channels.keys()
+            assert real.depth == len(model.held.waiting) + len(model.held.deferred)
+            assert real.store is not None
+            assert real.store.log.damaged_records == 0
+            for channel in model.lasting:
+                self.compare(real.channels[channel], model.channels[channel])
+
+    def compare(self, channel: Channel, messages: Messages) -> None:
+        assert channel.depth == len(messages.waiting)
+        assert channel.deferred_count == len(messages.deferred)
+        assert channel.in_flight_count == len(messages.in_flight)
+
+    def teardown(self) -> None:
+        """Everybody gets everything, and when all is finished nothing is left, not even after a crash."""
+        for name in list(self.topics):
+            self.unpause_topic(name)
+            self.new_channel(name, "archive")
+        self.now += A_YEAR
+        self.serve()
+        for name, known in self.topics.items():
+            ids: dict[int, bytes] = {}
+            for channel in known.live.lasting:
+                self.drain(self.broker.topics[name].channels[channel], known.live.channels[channel], ids)
+            assert sorted(ids.values()) == [ids[number] for number in sorted(ids)]
+            self.checkpoint(name)
+        self.everything_is_where_it_must_be()
+        if self.durability is not Durability.MEMORY:
+            self.kill(Durability.OS, 5, half_written=False, knows_metadata=False)
+            self.everything_is_where_it_must_be()
+
+    def drain(self, channel: Channel, messages: Messages, ids: dict[int, bytes]) -> None:
+        channel.unpause()
+        for other in list(self.clients.get(channel, {}).values()):
+            channel.remove_consumer(other)
+        client = Client()
+        channel.add_consumer(client)
+        for frame in self.everything(channel, client):
+            self.note_delivered(messages, client, frame)
+            ids[int(message.body(frame).rstrip(b"."))] = message.message_id(frame)
+        assert not messages.waiting
+        assert channel.finish(client, [self.id_of(body) for body in messages.in_flight]) == []
+        messages.in_flight.clear()
+
+
+def _what_must_come(model: Model, channel: str) -> set[Body]:
+    """To that channel, after the topic was unpaused and the channel made if it was not there."""
+    own = model.channels.get(channel, Messages())
+    from_topic = model.held if channel in model.channels or not model.channels else Messages()
+    return {*own.waiting, *own.deferred, *from_topic.waiting, *from_topic.deferred}
+
+
+class QueueInMemory(QueueOnDisk):
+    """At level memory, where only a clean stop is survived: what is in memory and what spills is told apart here."""
+
+    def open(self, durability: Durability, memory: int) -> None:
+        super().open(Durability.MEMORY, memory)
+
+    def kill(self, *args: object, **kwargs: object) -> None:
+        """No rule here."""
+
+    @has_channels
+    @rule(channel=pick, count=st.integers(1, 4))
+    def many_are_put_off_one_by_one(self, channel: int, count: int) -> None:
+        for _ in range(count):
+            self.publish(self.channel(channel)[0].topic_name, 1, 0, 0)
+            self.take(channel, 0, 1)
+            self.requeue_all_for_long(channel)
+
+
+QueueOnDisk.TestCase.settings = QueueInMemory.TestCase.settings = settings(stateful_step_count=60)
+TestQueueOnDisk = QueueOnDisk.TestCase
+TestQueueInMemory = QueueInMemory.TestCase
+
+
+# --- It can fail ------------------------------------------------------------------------------------------------------
+
+
+def _loses_one_of_many(take: Callable[..., Sequence[bytes]]) -> Callable[..., Sequence[bytes]]:
+    def broken(self: Cursor, limit: int, max_bytes: int) -> Sequence[bytes]:
+        frames = take(self, limit, max_bytes)
+        return frames[1:] if len(frames) > 3 else frames
+
+    return broken
+
+
+def _deletes_too_much(release: Callable[..., None]) -> Callable[..., None]:
+    return lambda self, seq, unfinished, start: release(self, seq + 10, unfinished, start)
+
+
+def _deletes_what_is_not_finished(release: Callable[..., None]) -> Callable[..., None]:
+    return lambda self, seq, unfinished, start: release(self, seq, lambda: (), start)
+
+
+def _names_nothing_one_by_one(place: Callable[[Channel], Place]) -> Callable[[Channel], Place]:
+    return lambda self: Place(place(self).position)
+
+
+def _takes_the_clock_for_the_same(restore: Callable[..., None]) -> Callable[..., None]:
+    return lambda self, keys, shift: restore(self, keys, 0.0)
+
+
+def _spills_as_if_there_were_no_pause(spills: Callable[[Topic, int], bool]) -> Callable[[Topic, int], bool]:
+    return lambda self, count: self._held.spills(count) if self._holding else spills(self, count)
+
+
+def _trusts_the_log_with_everything(stays: Callable[..., bool]) -> Callable[..., bool]:
+    return lambda self, frames, logged: not self.spills(len(frames))
+
+
+def _does_nothing(_: Callable[..., Any]) -> Callable[..., None]:
+    return lambda *_: None
+
+
+Mutant = tuple[type[QueueOnDisk], object, str, Callable[[Any], Any]]
+MUTANTS: dict[str, Mutant] = {
+    "a place that skips a message": (QueueOnDisk, Cursor, "take", _loses_one_of_many),
+    "a log that is deleted too early": (QueueOnDisk, TopicLog, "release", _deletes_too_much),
+    "a log that copies nothing forward": (QueueOnDisk, TopicLog, "release", _deletes_what_is_not_finished),
+    "a checkpoint without what is in flight": (QueueOnDisk, Channel, "place", _names_nothing_one_by_one),
+    "due times of another clock": (QueueOnDisk, Deferred, "restore", _takes_the_clock_for_the_same),
+    "a pause that forgets who is behind": (QueueInMemory, Topic, "_spills", _spills_as_if_there_were_no_pause),
+    "deferred frames that are nowhere": (QueueInMemory, Deferred, "_stays", _trusts_the_log_with_everything),
+    "what was emptied comes back": (QueueOnDisk, Cursor, "pass_over", _does_nothing),
+    "an OK before the disk has it": (QueueOnDisk, TopicStore, "commit", _does_nothing),
+    "ids that begin again": (QueueOnDisk, GuidFactory, "start_after", _does_nothing),
+}
+
+
+def find_a_failure(machine: type[QueueOnDisk]) -> None:
+    """The same search every time, and nothing made smaller."""
+    searching = settings(
+        max_examples=1500, stateful_step_count=60, derandomize=True, database=None, phases=[Phase.generate]
+    )
+    run_state_machine_as_test(machine, settings=searching)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_machine_finds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, owner, attribute, mutate = MUTANTS[name]
+    monkeypatch.setattr(owner, attribute, mutate(getattr(owner, attribute)))
+    with pytest.raises((AssertionError, KeyError, ExceptionGroup)):
+        find_a_failure(machine)
+
+
+def test_the_machine_finds_a_recovery_that_forgets_deferred_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(recovery._REPLAY, DEFERRED, lambda topic, group: None)
+    with pytest.raises((AssertionError, KeyError, ExceptionGroup)):
+        find_a_failure(QueueOnDisk)

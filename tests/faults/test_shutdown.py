@@ -1,0 +1,96 @@
+"""F14: nsqd is asked to stop, once or twice, under load, and is not always given the time; nothing is lost by it."""
+
+import signal
+import subprocess
+import time
+from contextlib import suppress
+
+import pytest
+
+from tests.faults.daemon import Daemon
+from tests.faults.traffic import Traffic
+
+BOUND_SECONDS = 15.0
+"""A stop under this load takes well under a second; what is asserted allows for a machine that is busy with others."""
+
+
+def terminate(daemon: Daemon) -> int:
+    daemon.signal(signal.SIGTERM)
+    return daemon.wait_for_end(BOUND_SECONDS)
+
+
+def terminate_twice(daemon: Daemon) -> int:
+    daemon.signal(signal.SIGTERM)
+    with suppress(ProcessLookupError):
+        daemon.signal(signal.SIGTERM)
+        daemon.signal(signal.SIGINT)
+    return daemon.wait_for_end(BOUND_SECONDS)
+
+
+def terminate_then_kill(daemon: Daemon) -> int:
+    """As an impatient supervisor does."""
+    daemon.signal(signal.SIGTERM)
+    try:
+        return daemon.wait_for_end(1.0)
+    except subprocess.TimeoutExpired:
+        daemon.kill()
+        return 0
+
+
+@pytest.mark.parametrize("level", ["memory", "os", "fsync"])
+def test_a_clean_stop_under_load_loses_nothing_and_brings_nothing_back(start, seed, tmp_path, level):
+    traffic = Traffic(seed, tmp_path)
+    for number, stop in enumerate((terminate, terminate_twice)):
+        daemon = start(f"--durability={level}", f"--mem-queue-size={traffic.random.choice((0, 20, 10_000))}")
+        if number == 0:
+            for name in "ab":
+                traffic.add_channel(daemon, traffic.orders, name)
+        traffic.run(daemon, 0.7, stop, clean=True)
+        assert daemon.wait_for_end() == 0
+        assert "NSQ: bye" in daemon.log
+    traffic.drain(start(f"--durability={level}"))
+    assert traffic.check() == []
+    assert traffic.settled
+
+
+@pytest.mark.parametrize("level", ["os", "fsync"])
+def test_sigkill_a_second_after_sigterm_loses_nothing(start, seed, tmp_path, level):
+    traffic = Traffic(seed, tmp_path)
+    daemon = start(f"--durability={level}", "--mem-queue-size=100")
+    for name in "ab":
+        traffic.add_channel(daemon, traffic.orders, name)
+    traffic.run(daemon, 0.7, terminate_then_kill)
+    traffic.drain(start(f"--durability={level}"))
+    assert traffic.check() == []
+
+
+@pytest.mark.parametrize(("level", "after"), [("os", 0.0), ("os", 0.05), ("fsync", 0.02)])
+def test_sigkill_while_it_stops_loses_nothing(start, seed, tmp_path, level, after):
+    traffic = Traffic(seed, tmp_path)
+    daemon = start(f"--durability={level}", "--mem-queue-size=100")
+    traffic.add_channel(daemon, traffic.orders, "a")
+
+    def stop(daemon: Daemon) -> None:
+        daemon.signal(signal.SIGTERM)
+        time.sleep(after)
+        daemon.kill()
+
+    traffic.run(daemon, 0.5, stop)
+    traffic.drain(start(f"--durability={level}"))
+    assert traffic.check() == []
+
+
+def test_connections_in_any_state_do_not_hold_a_stop_up(start):
+    daemon = start()
+    silent, half_a_magic, half_a_body, half_a_request = (daemon.connect() for _ in range(4))
+    half_a_magic.sendall(b"  V")
+    half_a_body.sendall(b"  V2PUB t\n\0\0\0\5ab")
+    with silent, half_a_magic, half_a_body, half_a_request, daemon.connect() as unread:
+        half_a_request.sendall(b"GET /stats")
+        unread.sendall(b"  V2SUB t c\nRDY 2500\n")
+        for _ in range(50):
+            daemon.http("pub", b"x" * 1_000_000, topic="t")
+        began = time.monotonic()
+        assert terminate(daemon) == 0
+        assert time.monotonic() - began < BOUND_SECONDS / 2
+        assert silent.recv(1) == b""

@@ -1,0 +1,77 @@
+"""F15: much to bring back, many who wait for it, and a data path that is in use."""
+
+import subprocess
+import time
+from contextlib import ExitStack
+
+import pytest
+
+from conformance.nsqd_process import installed_nsqd
+from tests.faults.client import Client, sized
+from tests.faults.conftest import StartDaemon
+
+PIPELINED = 2_000
+
+
+@pytest.mark.parametrize("ending", ["kill", "stop"])
+@pytest.mark.parametrize(
+    ("topics", "deferred"),
+    [
+        pytest.param(300, 5_000, id="small"),
+        pytest.param(10_000, 50_000, id="full", marks=[pytest.mark.long, pytest.mark.timeout(0)]),
+    ],
+)
+def test_it_starts_soon_with_much_on_disk(start: StartDaemon, topics, deferred, ending):
+    daemon = start("--durability=os")
+    daemon.create_channel("t", "c")
+    with Client(daemon.address(), timeout=120) as producer:
+        for number in range(topics):
+            producer.publish(f"topic{number}", b"first", b"second")
+        for _ in range(0, deferred, PIPELINED):
+            producer.send((b"DPUB t 3600000\n" + sized(b"x" * 200)) * PIPELINED)
+            for _ in range(PIPELINED):
+                producer.expect_ok()
+    deferred = daemon.unfinished("t")["c"]
+    getattr(daemon, ending)()
+    began = time.monotonic()
+    daemon = start("--durability=os")
+    seconds = time.monotonic() - began
+    print(f"{topics} topics and {deferred} deferred messages, after {ending}: started in {seconds:.1f} s")
+    assert daemon.unfinished("t") == {"c": deferred}
+    assert sum(topic["depth"] for topic in daemon.stats()) == 2 * topics
+    assert seconds < 30, "the target is 10 s on a machine that has nothing else to do"
+
+
+def test_five_hundred_clients_come_at_once(start: StartDaemon):
+    daemon = start()
+    daemon.create_channel("t", "c")
+    with ExitStack() as stack:
+        began = time.monotonic()
+        clients = [stack.enter_context(daemon.connect()) for _ in range(500)]
+        for number, client in enumerate(clients):
+            body = b"%d" % number
+            client.sendall(b"  V2PUB t\n" + sized(body))
+        for client in clients:
+            assert client.recv(100) == b"\0\0\0\6\0\0\0\0OK"
+        print(f"500 clients served within {time.monotonic() - began:.1f} s")
+    assert daemon.unfinished("t") == {"c": 500}
+
+
+def test_a_data_path_in_use_is_refused(start: StartDaemon, tmp_path):
+    daemon = start()
+    second = subprocess.run(
+        [installed_nsqd(), "--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", f"--data-path={tmp_path}"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert second.returncode == 1
+    assert second.stderr.splitlines()[-1].endswith(
+        f"FATAL: failed to instantiate nsqd - failed to lock data-path: cannot flock directory {tmp_path} - "
+        "resource temporarily unavailable (possibly in use by another instance of nsqd)"
+    )
+    with Client(daemon.address()) as producer:
+        producer.publish("t", b"x")
+    # Who was killed leaves no lock behind.
+    daemon.kill()
+    assert start().unfinished("t") == {}

@@ -1,0 +1,281 @@
+"""Producers and consumers that use everything NSQ has, and write down what nsqd owes them.
+
+A FIN has no answer. So that a consumer knows what nsqd has heard, it now and then finishes a message that does not
+exist: the error it gets back confirms every FIN before it.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from http.client import HTTPException
+from pathlib import Path
+from random import Random
+
+from tests.faults.client import Client, Gone, Refused
+from tests.faults.daemon import Daemon
+from tests.faults.ledger import ChannelLedger, Ledger
+
+MSG_TIMEOUT_MS = 1000
+_MARKER = b"0" * 16
+_MUCH = 3000
+_WAIT = 0.05
+_LOOK_AT_CHECKPOINTS = 0.005
+
+
+class Producer(threading.Thread):
+    """Publishes until told to stop or nsqd is gone."""
+
+    def __init__(self, traffic: "Traffic", ledger: Ledger, address: tuple[str, int], name: str, seed: int) -> None:
+        super().__init__(daemon=True)
+        self._traffic = traffic
+        self._ledger = ledger
+        self._address = address
+        self._producer = name
+        self._random = Random(seed)
+        self._count = 0
+        self._ways = (self._publish, self._publish, self._publish_together, self._publish_deferred)
+
+    def run(self) -> None:
+        try:
+            with Client(self._address) as client:
+                while not self._traffic.stopping.is_set():
+                    if self._ledger.backlog < _MUCH:
+                        self._random.choice(self._ways)(client)
+                    time.sleep(self._random.uniform(0, 0.004))
+        except Gone:
+            pass
+        except Refused as refusal:
+            self._traffic.refusals.append(str(refusal))
+
+    def _publish(self, client: Client) -> None:
+        bodies = self._bodies(self._random.randint(1, 20))
+        self._ledger.begin(bodies, time.monotonic())
+        client.start_publishing(self._ledger.topic, *bodies)
+        for body in bodies:
+            client.expect_ok()
+            self._ledger.acknowledge([body])
+
+    def _publish_together(self, client: Client) -> None:
+        bodies = self._bodies(self._random.randint(1, 50))
+        self._ledger.begin(bodies, time.monotonic(), together=True)
+        client.publish_together(self._ledger.topic, bodies)
+        self._ledger.acknowledge(bodies)
+
+    def _publish_deferred(self, client: Client) -> None:
+        bodies = self._bodies(1)
+        delay_ms = self._random.randint(1, 1500)
+        self._ledger.begin(bodies, time.monotonic(), defer=delay_ms / 1000)
+        client.publish_deferred(self._ledger.topic, bodies[0], delay_ms)
+        self._ledger.acknowledge(bodies)
+
+    def _bodies(self, count: int) -> list[bytes]:
+        self._count += count
+        size = self._random.choice((0, 50, 500, 5000 if count < 5 else 20))
+        return [b"%s-%d %s" % (self._producer.encode(), self._count - each, b"x" * size) for each in range(count)]
+
+
+class Consumer(threading.Thread):
+    """Consumes one channel; a calm one finishes everything, another also requeues, touches, and lets time out."""
+
+    def __init__(
+        self,
+        traffic: "Traffic",
+        ledger: Ledger,
+        channel: ChannelLedger,
+        address: tuple[str, int],
+        seed: int,
+        calm: bool,
+    ) -> None:
+        super().__init__(daemon=True)
+        self._traffic = traffic
+        self._ledger = ledger
+        self._channel = channel
+        self._address = address
+        self._random = Random(seed)
+        self._calm = calm
+        self._unconfirmed: deque[dict[bytes, bytes]] = deque()
+
+    def run(self) -> None:
+        ready = 2000 if self._calm else self._random.choice((1, 20, 200))
+        try:
+            with Client(self._address, msg_timeout=MSG_TIMEOUT_MS, heartbeat_interval=5000) as client:
+                client.subscribe(self._ledger.topic, self._channel.name, ready)
+                while not self._traffic.stopping.is_set():
+                    self._consume(client)
+                while self._unconfirmed:
+                    self._consume(client)
+        except Gone:
+            pass
+
+    def _consume(self, client: Client) -> None:
+        finished: dict[bytes, bytes] = {}
+        for message in client.messages(_WAIT):
+            self._ledger.see(self._channel, message.body, time.monotonic())
+            dice = 1.0 if self._calm else self._random.random()
+            if dice > 0.15:
+                finished[message.id] = message.body
+            elif dice > 0.07:
+                client.requeue(message.id, self._random.choice((0, 0, 100, 500)))
+            elif dice > 0.05:
+                client.touch(message.id)
+        if finished:
+            client.finish([*finished, _MARKER])
+            self._unconfirmed.append(finished)
+        self._hear_errors(client)
+
+    def _hear_errors(self, client: Client) -> None:
+        while client.errors:
+            code, _, message_id, *_ = client.errors.popleft().split(b" ")
+            if message_id == _MARKER:
+                self._ledger.confirm(self._channel, self._unconfirmed.popleft().values(), time.time())
+            elif code == b"E_FIN_FAILED":  # it had timed out
+                for finished in self._unconfirmed:
+                    finished.pop(message_id, None)
+
+
+class Operator(threading.Thread):
+    """Pauses and unpauses the topic and its channels, for moments."""
+
+    def __init__(self, traffic: "Traffic", daemon: Daemon, ledger: Ledger, seed: int) -> None:
+        super().__init__(daemon=True)
+        self._traffic = traffic
+        self._daemon = daemon
+        self._ledger = ledger
+        self._random = Random(seed)
+
+    def run(self) -> None:
+        with suppress(OSError, HTTPException):  # nsqd is gone
+            while not self._traffic.stopping.wait(self._random.uniform(0.0, 0.2)):
+                act = self._random.choice(("pause", "unpause"))
+                channel = self._random.choice([None, *self._ledger.channels])
+                self._daemon.control(act, self._ledger.topic, channel)
+
+
+class CheckpointWatch(threading.Thread):
+    """Looks when a topic's checkpoint is written.
+
+    The last one holds all that was finished before the one before it was written, because they are made one after the
+    other; that one itself may have been made a moment before its file.
+    """
+
+    def __init__(self, daemon: Daemon, topic: str) -> None:
+        super().__init__(daemon=True)
+        self.times = [0.0, daemon.checkpoint_written_at(topic)]
+        self._daemon = daemon
+        self._topic = topic
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        while not self._over.wait(_LOOK_AT_CHECKPOINTS):
+            self._look()
+
+    def end(self) -> float:
+        """nsqd has ended; returns until when its last checkpoint knows everything."""
+        self._over.set()
+        self.join()
+        self._look()
+        return self.times[-2]
+
+    def _look(self) -> None:
+        written_at = self._daemon.checkpoint_written_at(self._topic)
+        if written_at != self.times[-1]:
+            self.times.append(written_at)
+
+
+class Traffic:
+    """`orders` has channels from the start and one more later, `bare` gets its channel when all is over."""
+
+    def __init__(self, seed: int, data_path: Path) -> None:
+        self.random = Random(seed)
+        self.data_path = data_path
+        self.stopping = threading.Event()
+        self.refusals: list[str] = []
+        self.checkpoint_ages: list[float] = []
+        """At each kill, how old that checkpoint was behind which everything finished may come again."""
+        self.orders = Ledger("orders")
+        self.bare = Ledger("bare")
+        self.settled = 0
+        """Finished and known to a checkpoint when nsqd was killed, on `orders`."""
+        self._round = 0
+
+    @property
+    def ledgers(self) -> tuple[Ledger, Ledger]:
+        return self.orders, self.bare
+
+    def add_channel(self, daemon: Daemon, ledger: Ledger, name: str) -> None:
+        """Make a channel and expect everything from now on; on a topic without one, everything there was."""
+        daemon.create_channel(ledger.topic, name)
+        channel = ChannelLedger(name, time.monotonic() if ledger.channels else 0.0)
+        channel.missed = len(ledger.acknowledged) if ledger.channels else 0
+        ledger.channels[name] = channel
+
+    def run(self, daemon: Daemon, seconds: float, end: Callable[[Daemon], object], clean: bool = False) -> None:
+        """Producers and consumers for so long; then `end` ends nsqd under them, cleanly or not."""
+        self._round += 1
+        self.stopping.clear()
+        watches = {ledger: CheckpointWatch(daemon, ledger.topic) for ledger in self.ledgers}
+        operator = Operator(self, daemon, self.orders, self.random.getrandbits(32))
+        threads = [*self._producers(daemon), *self._consumers(daemon, 2), *watches.values(), operator]
+        for thread in threads:
+            thread.start()
+        time.sleep(seconds)
+        end(daemon)
+        ended = time.time()
+        self.stopping.set()
+        for thread in threads:
+            if not isinstance(thread, CheckpointWatch):
+                thread.join()
+        for ledger, watch in watches.items():
+            known_until = watch.end()
+            if ledger is self.orders and known_until > ended - seconds:
+                self.checkpoint_ages.append(ended - known_until)
+            ledger.settle(float("inf") if clean else known_until)
+        self.settled = sum(len(channel.settled) for channel in self.orders.channels.values())
+
+    def drain(self, daemon: Daemon, within: float = 60.0) -> None:
+        """Finish everything and stop nsqd. Raises ``AssertionError`` when something is left."""
+        self.stopping.clear()
+        if "last" not in self.bare.channels:
+            self.add_channel(daemon, self.bare, "last")
+        for channel in (None, *self.orders.channels):
+            daemon.control("unpause", self.orders.topic, channel)
+        consumers = self._consumers(daemon, 1, calm=True)
+        for consumer in consumers:
+            consumer.start()
+        deadline = time.monotonic() + within
+        while (left := self._left(daemon)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        self.stopping.set()
+        for consumer in consumers:
+            consumer.join()
+        assert not left, f"not drained: {left}"
+        assert daemon.stop() == 0
+        for ledger in self.ledgers:
+            ledger.settle(float("inf"))
+
+    def check(self) -> list[str]:
+        """After the last drain: what is wrong, in sentences."""
+        return [problem for ledger in self.ledgers for problem in ledger.check()]
+
+    def _left(self, daemon: Daemon) -> dict[str, int]:
+        return {
+            f"{ledger.topic}/{name}": count
+            for ledger in self.ledgers
+            for name, count in daemon.unfinished(ledger.topic).items()
+            if count
+        }
+
+    def _producers(self, daemon: Daemon) -> Iterable[Producer]:
+        for number, ledger in enumerate((self.orders, self.orders, self.bare)):
+            name = f"{ledger.topic}{number}.{self._round}"
+            yield Producer(self, ledger, daemon.address(), name, self.random.getrandbits(32))
+
+    def _consumers(self, daemon: Daemon, each: int, calm: bool = False) -> list[Consumer]:
+        return [
+            Consumer(self, ledger, channel, daemon.address(), self.random.getrandbits(32), calm)
+            for ledger in self.ledgers
+            for channel in ledger.channels.values()
+            for _ in range(each)
+        ]
