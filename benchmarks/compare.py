@@ -1,0 +1,125 @@
+"""``benchmarks/run``: every scenario against our nsqd and, if there is one, another; A B A B, so that what disturbs the
+machine disturbs both. Prints the result, and writes it down when all scenarios were run or ``--out`` says where.
+"""
+
+import argparse
+import os
+import resource
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.machine import await_rest
+from benchmarks.measure import Effort, Figures, Rounds, RunFailed, Server, build_generator, measure, version_of
+from benchmarks.results import Circumstances, render
+from benchmarks.scenarios import SCENARIOS, Kind, Scenario
+from conformance.nsqd_process import NsqdFailed, installed_nsqd
+from nsq_compat import __version__
+
+RESULTS = Path(__file__).with_name("RESULTS.md")
+
+
+def parse_arguments() -> argparse.Namespace:
+    names = [scenario.name for scenario in SCENARIOS]
+    parser = argparse.ArgumentParser(prog="benchmarks/run", description=__doc__)
+    parser.add_argument("--nsqd", default=installed_nsqd(), help="command line of the nsqd to measure (default: ours)")
+    parser.add_argument("--peer", help="command line of another nsqd, measured side by side")
+    parser.add_argument(
+        "--scenario", nargs="+", choices=names, metavar="NAME", help=f"only these of {', '.join(names)}"
+    )
+    parser.add_argument("--seconds", type=float, default=3.0, help="length of a run (default: 3)")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each scenario and server (default: 3)")
+    parser.add_argument("--seed", type=int, default=1, help="of the messages' bodies (default: 1)")
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=0.0,
+        help="seconds, all in all, to wait for the machine to be idle (default: 0)",
+    )
+    parser.add_argument("--out", type=Path, help=f"file for the result (default: {RESULTS.name}, for all scenarios)")
+    arguments = parser.parse_args()
+    if arguments.seconds < 1 or arguments.rounds < 1:
+        parser.error("--seconds and --rounds start at 1")
+    return arguments
+
+
+def server_of(command: str) -> Server:
+    """Named after what it says it is built with. Raises RunFailed."""
+    version = version_of(shlex.split(command))
+    number, built_with = version.removeprefix("nsqd v").split(" ", 1)
+    ours = "built w/python" in built_with
+    return Server(f"nsq_compat {__version__}" if ours else f"Go nsqd {number}", command)
+
+
+def command_line(arguments: argparse.Namespace) -> str:
+    """The command that repeats this run; of programs only the last part of their path, machines differ."""
+    words = ["benchmarks/run"]
+    for flag, default in (("nsqd", installed_nsqd()), ("peer", None)):
+        command = getattr(arguments, flag)
+        if command != default:
+            program, *rest = shlex.split(command)
+            words += [f"--{flag}", shlex.join([Path(program).name, *rest])]
+    if arguments.scenario:
+        words += ["--scenario", *arguments.scenario]
+    for flag in ("seconds", "rounds", "seed", *(["patience"] if arguments.patience else [])):
+        words += [f"--{flag}", f"{getattr(arguments, flag):g}"]
+    return shlex.join(words)
+
+
+def compare(
+    servers: list[Server], scenarios: list[Scenario], effort: Effort, patience: float
+) -> dict[Scenario, list[Rounds]]:
+    """For each scenario the rounds of each server. Raises RunFailed and NsqdFailed."""
+    results: dict[Scenario, list[Rounds]] = {}
+    with tempfile.TemporaryDirectory(prefix="nsqd-bench-") as folder:
+        generator = build_generator(Path(folder))
+        for scenario in scenarios:
+            figures: list[list[Figures]] = [[] for _ in servers]
+            for round_number in range(effort.rounds):
+                for server, its_figures in zip(servers, figures, strict=True):
+                    patience -= await_rest(patience)
+                    its_figures.append(measure(generator, server, scenario, effort, round_number))
+                    say_progress(scenario, server, its_figures[-1], round_number)
+            results[scenario] = [Rounds(tuple(each)) for each in figures]
+    return results
+
+
+def say_progress(scenario: Scenario, server: Server, figures: Figures, round_number: int) -> None:
+    result = f"p99 {figures.p99:,.0f} us" if scenario.kind is Kind.LATENCY else f"{figures.rate:,.0f}/s"
+    print(
+        f"{scenario.name} {round_number + 1} {server.name}: {result}, {figures.cpu_us:.2f} us CPU a message",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def allow_many_connections() -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    allow_many_connections()
+    scenarios = [each for each in SCENARIOS if not arguments.scenario or each.name in arguments.scenario]
+    effort = Effort(arguments.seconds, arguments.rounds, arguments.seed)
+    circumstances = Circumstances(command_line(arguments), effort, os.getloadavg()[0])
+    try:
+        servers = [server_of(command) for command in (arguments.nsqd, arguments.peer) if command]
+        results = compare(servers, scenarios, effort, arguments.patience)
+    except (RunFailed, NsqdFailed) as error:
+        sys.exit(f"benchmarks/run: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    versions = [version_of(shlex.split(server.command)) for server in servers]
+    text = render(circumstances, servers, versions, results)
+    print(text)
+    out = arguments.out or (None if arguments.scenario else RESULTS)
+    if out is not None:
+        out.write_text(text + "\n")
+        print(f"written to {out}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

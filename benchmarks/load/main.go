@@ -1,0 +1,126 @@
+// Command load puts one nsqd under one kind of load and reports what the server paid for it.
+//
+// Raw sockets and no client library, so that the generator costs a fraction of what it measures; what it costs is in the
+// report too. A run is a short one to warm up, on a topic of its own, then the measured one. CPU time is read from the
+// processes' own clocks when all connections stand and the server rests, and again when the last message is answered and
+// the server rests again: start-up is not counted, and what the server puts off is.
+//
+// A run is only reported when it was correct: every message published came back to every channel exactly once, at its
+// first attempt, and the server's own counts agree.
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand"
+	"os"
+	"runtime"
+	"time"
+)
+
+type options struct {
+	tcp, http string
+	pid       int
+
+	publish     string
+	publishers  int
+	batch       int
+	burst       int
+	outstanding int
+	rate        float64
+	size        int
+	prefill     bool
+
+	channels, consumers, rdy int
+	unbuffered               bool
+	idle                     int
+
+	warmup, seconds float64
+	most            int
+	seed            int64
+}
+
+func parseOptions() options {
+	var o options
+	flag.StringVar(&o.tcp, "tcp", "", "host:port of nsqd")
+	flag.StringVar(&o.http, "http", "", "host:port of its HTTP API")
+	flag.IntVar(&o.pid, "pid", 0, "its process")
+	flag.StringVar(&o.publish, "publish", "pub", "pub, mpub, http-pub or http-mpub")
+	flag.IntVar(&o.publishers, "publishers", 1, "connections that publish")
+	flag.IntVar(&o.batch, "batch", 1, "messages in one MPUB")
+	flag.IntVar(&o.burst, "burst", 1, "commands in one write")
+	flag.IntVar(&o.outstanding, "outstanding", 1, "writes of a connection that wait for their answers")
+	flag.Float64Var(&o.rate, "rate", 0, "messages a second, whether answered or not; 0: as fast as they are answered")
+	flag.IntVar(&o.size, "size", 200, "bytes of a message")
+	flag.BoolVar(&o.prefill, "prefill", false, "publish -most messages first; only the delivery is measured")
+	flag.IntVar(&o.channels, "channels", 1, "of the topic")
+	flag.IntVar(&o.consumers, "consumers", 0, "connections that consume, on each channel")
+	flag.IntVar(&o.rdy, "rdy", 1, "RDY of each")
+	flag.BoolVar(&o.unbuffered, "unbuffered", false, "ask for no output buffer")
+	flag.IntVar(&o.idle, "idle", 0, "connections that subscribe and do nothing but answer a heartbeat a second")
+	flag.Float64Var(&o.warmup, "warmup", 0.5, "seconds")
+	flag.Float64Var(&o.seconds, "seconds", 3, "how long to publish, or to consume what was published first")
+	flag.IntVar(&o.most, "most", 1000000, "messages at most")
+	flag.Int64Var(&o.seed, "seed", 1, "of the bodies")
+	flag.Parse()
+	return o
+}
+
+func (o options) check() error {
+	switch {
+	case flag.NArg() > 0:
+		return fmt.Errorf("unexpected argument %q", flag.Arg(0))
+	case newRequest[o.publish] == nil:
+		return fmt.Errorf("no such way to publish: %q", o.publish)
+	case o.size < stampEnd:
+		return fmt.Errorf("a message needs %d bytes for its number and its time", stampEnd)
+	case o.rate > 0 && (o.publishers != 1 || o.burst != 1 || o.batch != 1 || o.consumers*o.channels != 1):
+		return errors.New("-rate is for one publisher and one consumer of single messages")
+	case min(o.publishers, o.batch, o.burst, o.outstanding, o.channels, o.most) < 1:
+		return errors.New("-publishers, -batch, -burst, -outstanding, -channels and -most start at 1")
+	}
+	return nil
+}
+
+func main() {
+	o := parseOptions()
+	if err := o.check(); err != nil {
+		fmt.Fprintf(os.Stderr, "load: %v\n", err)
+		os.Exit(2)
+	}
+	// One core, and the server has the others. Not so where moments count: a goroutine must not wait for another's turn.
+	procs := 1
+	if o.rate > 0 {
+		procs = 4
+	}
+	runtime.GOMAXPROCS(procs)
+	limit := time.Duration((60 + 20*(o.warmup+o.seconds)) * float64(time.Second))
+	time.AfterFunc(limit, func() {
+		fmt.Fprintf(os.Stderr, "load: no end within %v\n", limit)
+		os.Exit(1)
+	})
+	report, err := o.run()
+	if err == nil {
+		err = json.NewEncoder(os.Stdout).Encode(report)
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "load: %v\n", err)
+		os.Exit(1)
+	}
+}
+
+func (o options) run() (*report, error) {
+	server := &server{pid: o.pid, http: o.http}
+	random := rand.New(rand.NewSource(o.seed))
+	if o.idle > 0 {
+		return o.runIdle(server)
+	}
+	warm := o
+	warm.seconds, warm.most = o.warmup, max(o.most/10, o.batch*o.burst)
+	if _, err := warm.runPhase(server, "warm-up", random); err != nil {
+		return nil, fmt.Errorf("warm-up: %w", err)
+	}
+	return o.runPhase(server, "measured", random)
+}

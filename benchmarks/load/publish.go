@@ -1,0 +1,184 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"math/rand"
+	"net"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// numbers hands out the messages' numbers, from 0 on without a gap, until there are enough or the time is over.
+type numbers struct {
+	next     atomic.Int64
+	most     int
+	deadline time.Time
+}
+
+func (n *numbers) take(count int) (first int, ok bool) {
+	if !n.deadline.IsZero() && time.Now().After(n.deadline) {
+		return 0, false
+	}
+	first = int(n.next.Add(int64(count))) - count
+	return first, first < n.most
+}
+
+// publisher is one connection: writes of one form, and whatever reads the answers to one write.
+type publisher struct {
+	conn    net.Conn
+	request request
+	answers func() error
+	sent    int
+}
+
+func (o options) newPublisher(topic string, random *rand.Rand) (*publisher, error) {
+	p := &publisher{}
+	for i := 0; i < o.burst; i++ {
+		newRequest[o.publish](&p.request, o, topic, func() []byte { return randomBody(o.size, random) })
+	}
+	var err error
+	if strings.HasPrefix(o.publish, "http") {
+		if p.conn, err = net.Dial("tcp", o.http); err == nil {
+			reader := bufio.NewReader(p.conn)
+			p.answers = func() error { return expectHTTPOKs(reader, o.burst) }
+		}
+	} else if p.conn, err = connect(o.tcp, -1, 0); err == nil {
+		buffer := make([]byte, o.burst*len(okFrame))
+		p.answers = func() error { return expectOKs(p.conn, buffer) }
+	}
+	return p, err
+}
+
+// run publishes as fast as the answers come.
+func (p *publisher) run(numbers *numbers, outstanding int) error {
+	waiting := 0
+	for {
+		if waiting == outstanding {
+			if err := p.answers(); err != nil {
+				return err
+			}
+			waiting--
+		}
+		first, ok := numbers.take(len(p.request.bodies))
+		if !ok {
+			break
+		}
+		p.request.putNumbers(first)
+		if _, err := p.conn.Write(p.request.bytes); err != nil {
+			return err
+		}
+		p.sent += len(p.request.bodies)
+		waiting++
+	}
+	for ; waiting > 0; waiting-- {
+		if err := p.answers(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// runAtRate publishes so many messages at given moments whatever the server does; each carries the moment of its write.
+func (p *publisher) runAtRate(rate float64, count int) error {
+	runtime.LockOSThread() // for the sake of nanosleep, which is far more precise than Go's timers
+	answered := make(chan error, 1)
+	go func() {
+		var err error
+		for i := 0; i < count && err == nil; i++ {
+			err = p.answers()
+		}
+		answered <- err
+	}()
+	begin := time.Now()
+	for ; p.sent < count; p.sent++ {
+		due := begin.Add(time.Duration(float64(p.sent) / rate * float64(time.Second)))
+		if pause := time.Until(due); pause > 0 {
+			duration := syscall.NsecToTimespec(int64(pause))
+			_ = syscall.Nanosleep(&duration, nil)
+		}
+		p.request.putNumbers(p.sent)
+		p.request.putStamp(time.Now())
+		if _, err := p.conn.Write(p.request.bytes); err != nil {
+			return err
+		}
+	}
+	return <-answered
+}
+
+// publishAll runs every publisher to its end; the count is that of the messages sent, all of them answered.
+func publishAll(publishers []*publisher, run func(*publisher) error) (int, error) {
+	var group sync.WaitGroup
+	failures := make(chan error, len(publishers))
+	for _, p := range publishers {
+		group.Add(1)
+		go func(p *publisher) {
+			defer group.Done()
+			if err := run(p); err != nil {
+				failures <- fmt.Errorf("publisher: %w", err)
+			}
+		}(p)
+	}
+	group.Wait()
+	count := 0
+	for _, p := range publishers {
+		count += p.sent
+	}
+	select {
+	case err := <-failures:
+		return count, err
+	default:
+		return count, nil
+	}
+}
+
+// expectHTTPOKs reads so many replies, each a 200 with OK as its body.
+func expectHTTPOKs(reader *bufio.Reader, count int) error {
+	for ; count > 0; count-- {
+		if err := expectHTTPOK(reader); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func expectHTTPOK(reader *bufio.Reader) error {
+	status, err := reader.ReadSlice('\n')
+	if err != nil {
+		return err
+	}
+	if !bytes.HasPrefix(status, []byte("HTTP/1.1 200 ")) {
+		return fmt.Errorf("not 200 but %q", status)
+	}
+	length := -1
+	for {
+		line, err := reader.ReadSlice('\n')
+		if err != nil {
+			return err
+		}
+		if len(line) <= 2 {
+			break
+		}
+		const name = "content-length:"
+		if len(line) > len(name) && bytes.EqualFold(line[:len(name)], []byte(name)) {
+			if length, err = strconv.Atoi(string(bytes.TrimSpace(line[len(name):]))); err != nil {
+				return err
+			}
+		}
+	}
+	var body [2]byte
+	if length != len(body) {
+		return fmt.Errorf("a reply of %d bytes is not OK", length)
+	}
+	if _, err := io.ReadFull(reader, body[:]); err != nil || string(body[:]) != "OK" {
+		return fmt.Errorf("not OK but %q (%v)", body, err)
+	}
+	return nil
+}

@@ -1,0 +1,165 @@
+package main
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"math/rand"
+	"net"
+	"time"
+)
+
+// A body begins with the number of its message, then the moment it was sent; the rest is letters.
+const (
+	numberEnd = 8
+	stampEnd  = 16
+)
+
+const (
+	frameResponse = 0
+	frameError    = 1
+	frameMessage  = 2
+
+	frameHeader   = 4 + 4
+	messageHeader = 8 + 2 + 16
+)
+
+var (
+	okFrame   = []byte("\x00\x00\x00\x06\x00\x00\x00\x00OK")
+	heartbeat = []byte("_heartbeat_")
+)
+
+// putNumber writes 56 bits, seven to a byte and never a newline: over HTTP newlines part the messages.
+func putNumber(body []byte, number int) {
+	for i := 0; i < numberEnd; i++ {
+		body[i] = byte(number) | 0x80
+		number >>= 7
+	}
+}
+
+// number is -1 where putNumber has not been.
+func number(body []byte) int {
+	if len(body) < numberEnd {
+		return -1
+	}
+	n := 0
+	for i := numberEnd - 1; i >= 0; i-- {
+		if body[i] < 0x80 {
+			return -1
+		}
+		n = n<<7 | int(body[i]&0x7f)
+	}
+	return n
+}
+
+func randomBody(size int, random *rand.Rand) []byte {
+	body := make([]byte, size)
+	for i := range body {
+		body[i] = byte('a' + random.Intn(26))
+	}
+	return body
+}
+
+// request is one write with a place for the number of each of its messages, used again and again.
+type request struct {
+	bytes  []byte
+	bodies []int // where they start
+}
+
+func (r *request) add(parts ...[]byte) {
+	for _, part := range parts {
+		r.bytes = append(r.bytes, part...)
+	}
+}
+
+func (r *request) addBody(body []byte) {
+	r.bodies = append(r.bodies, len(r.bytes))
+	r.bytes = append(r.bytes, body...)
+}
+
+func (r *request) putNumbers(first int) {
+	for i, at := range r.bodies {
+		putNumber(r.bytes[at:], first+i)
+	}
+}
+
+func (r *request) putStamp(moment time.Time) {
+	binary.BigEndian.PutUint64(r.bytes[r.bodies[0]+numberEnd:], uint64(moment.UnixNano()))
+}
+
+func size32(n int) []byte { return binary.BigEndian.AppendUint32(nil, uint32(n)) }
+
+// newRequest has the ways to publish: so many messages in one command or, over HTTP, in one request.
+var newRequest = map[string]func(r *request, o options, topic string, body func() []byte){
+	"pub": func(r *request, o options, topic string, body func() []byte) {
+		r.add([]byte("PUB "+topic+"\n"), size32(o.size))
+		r.addBody(body())
+	},
+	"mpub": func(r *request, o options, topic string, body func() []byte) {
+		r.add([]byte("MPUB "+topic+"\n"), size32(4+o.batch*(4+o.size)), size32(o.batch))
+		for i := 0; i < o.batch; i++ {
+			r.add(size32(o.size))
+			r.addBody(body())
+		}
+	},
+	"http-pub": func(r *request, o options, topic string, body func() []byte) {
+		r.add(httpHead("/pub?topic="+topic, o.http, o.size))
+		r.addBody(body())
+	},
+	"http-mpub": func(r *request, o options, topic string, body func() []byte) {
+		r.add(httpHead("/mpub?topic="+topic, o.http, o.batch*(o.size+1)-1))
+		for i := 0; i < o.batch; i++ {
+			if i > 0 {
+				r.add([]byte("\n"))
+			}
+			r.addBody(body())
+		}
+	},
+}
+
+func httpHead(target, host string, length int) []byte {
+	return []byte(fmt.Sprintf(
+		"POST %s HTTP/1.1\r\nHost: %s\r\nContent-Length: %d\r\nContent-Type: application/octet-stream\r\n\r\n",
+		target, host, length))
+}
+
+// connect opens a V2 conversation; heartbeatMs and bufferSize as in IDENTIFY: -1 for none, 0 for the server's default.
+func connect(address string, heartbeatMs, bufferSize int) (net.Conn, error) {
+	conn, err := net.Dial("tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	identity := fmt.Sprintf(
+		`{"client_id":"load","hostname":"load","user_agent":"load/1","heartbeat_interval":%d,"output_buffer_size":%d}`,
+		heartbeatMs, bufferSize)
+	var hello request
+	hello.add([]byte("  V2IDENTIFY\n"), size32(len(identity)), []byte(identity))
+	return conn, exchange(conn, hello.bytes)
+}
+
+// exchange sends a command that is answered by OK.
+func exchange(conn net.Conn, command []byte) error {
+	if _, err := conn.Write(command); err != nil {
+		return err
+	}
+	return expectOKs(conn, make([]byte, len(okFrame)))
+}
+
+// expectOKs reads as many OKs as fill the buffer, and nothing beyond.
+func expectOKs(conn net.Conn, buffer []byte) error {
+	have := 0
+	for have < len(buffer) {
+		n, err := conn.Read(buffer[have:])
+		if err != nil {
+			return err
+		}
+		have += n
+		// An error frame may be shorter than what is awaited: look at once.
+		for at := 0; at+len(okFrame) <= have; at += len(okFrame) {
+			if !bytes.Equal(buffer[at:at+len(okFrame)], okFrame) {
+				return fmt.Errorf("not OK but %q", buffer[at:have])
+			}
+		}
+	}
+	return nil
+}

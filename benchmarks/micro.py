@@ -1,0 +1,231 @@
+"""The functions on the hot list one by one: CPU nanoseconds per message, the best of many short measurements.
+
+``python -m benchmarks.micro [WORD...]`` runs all, or those with one of the words in their name. The best and not the
+mean, because everything that disturbs a measurement makes it longer. The garbage collector stays on, as nsqd sets it.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count, cycle
+
+from nsq_compat.nsqd.main import spare_the_collector
+from nsq_compat.protocol.command_reader import CommandReader
+from nsq_compat.protocol.command_table import COMMANDS
+from nsq_compat.protocol.message import make_frames, message_ids
+from nsq_compat.queue.backlog import Backlog
+from nsq_compat.queue.broker import Broker
+from nsq_compat.queue.guid import GuidFactory
+from nsq_compat.queue.in_flight import InFlight
+from nsq_compat.queue.limits import QueueLimits
+from nsq_compat.session.nsqd_limits import NsqdLimits
+from nsq_compat.session.nsqd_session import MAGIC, NsqdSession
+
+_NOW, _NOW_NS = 1000.0, 1_700_000_000_000_000_000
+_SHORTEST_NS = 10_000_000
+_MEASUREMENTS = 15
+_BODY = b"x" * 200
+_BATCH = 200
+_FULL = 10_000
+_BODIES = [_BODY] * _BATCH
+_SIZED_BODY = len(_BODY).to_bytes(4, "big") + _BODY
+_PUB = b"PUB t\n" + _SIZED_BODY
+_MPUB_BODY = _BATCH.to_bytes(4, "big") + _SIZED_BODY * _BATCH
+_MPUB = b"MPUB t\n" + len(_MPUB_BODY).to_bytes(4, "big") + _MPUB_BODY
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """`make` gives what is measured; one call of that handles so many `messages`."""
+
+    name: str
+    messages: int
+    make: Callable[[], Callable[[], object]]
+
+
+def best_ns(benchmark: Benchmark) -> float:
+    """CPU nanoseconds per message."""
+    run = benchmark.make()
+    loops = 1
+    while (took := _cpu_ns(run, loops)) < _SHORTEST_NS:
+        loops = max(loops * 2, int(loops * _SHORTEST_NS / max(took, 1)))
+    return min(_cpu_ns(run, loops) for _ in range(_MEASUREMENTS)) / loops / benchmark.messages
+
+
+def _cpu_ns(run: Callable[[], object], loops: int) -> int:
+    repetitions = range(loops)
+    begin = time.thread_time_ns()
+    for _ in repetitions:
+        run()
+    return time.thread_time_ns() - begin
+
+
+# --- protocol ---------------------------------------------------------------------------------------------------------
+
+
+def _reading(data: bytes) -> Callable[[], Callable[[], object]]:
+    def make() -> Callable[[], object]:
+        reader = CommandReader(lambda tokens: COMMANDS[tokens[0]], max_msg_size=1 << 20, max_body_size=5 << 20)
+        return lambda: list(reader.receive_data(data))
+
+    return make
+
+
+def _fins(ids: list[bytes]) -> bytes:
+    return b"".join(b"FIN %s\n" % message_id for message_id in ids)
+
+
+def _cutting_ids() -> Callable[[], object]:
+    frames = make_frames(_some_ids(), _NOW_NS, _BODIES)
+    return lambda: message_ids(frames)
+
+
+def _making_frames() -> Callable[[], object]:
+    ids = _some_ids()
+    return lambda: make_frames(ids, _NOW_NS, _BODIES)
+
+
+def _some_ids() -> list[bytes]:
+    return GuidFactory(0).take(_BATCH, _NOW_NS)
+
+
+# --- queue ------------------------------------------------------------------------------------------------------------
+
+
+def _taking_ids(number: int) -> Callable[[], Callable[[], object]]:
+    def make() -> Callable[[], object]:
+        factory = GuidFactory(0)
+        return lambda: factory.take(number, _NOW_NS)
+
+    return make
+
+
+def _passing_backlog() -> Callable[[], object]:
+    backlog = Backlog()
+    frames = make_frames(_some_ids(), _NOW_NS, _BODIES)
+
+    def run() -> None:
+        backlog.extend(frames)
+        backlog.take(_BATCH // 2, 1 << 20)
+        backlog.take(_BATCH, 1 << 20)
+
+    return run
+
+
+def _passing_flight() -> Callable[[], object]:
+    in_flight = InFlight()
+    factory = GuidFactory(0)
+    # Ids that come again must have been forgotten meanwhile.
+    batches = [factory.take(_BATCH, _NOW_NS) for _ in range(100)]
+    deliveries = cycle([(ids, make_frames(ids, _NOW_NS, _BODIES)) for ids in batches])
+
+    def run() -> None:
+        ids, frames = next(deliveries)
+        in_flight.add(frames, _NOW, 60.0)
+        in_flight.finish(ids)
+
+    return run
+
+
+def _publishing() -> Callable[[], object]:
+    topic = Broker(QueueLimits(mem_queue_size=2 * _FULL)).topic("t")
+    channel = topic.channel("c")
+
+    def run() -> None:
+        topic.publish(_BODIES, _NOW, _NOW_NS)
+        if channel.depth > _FULL:
+            channel.empty()
+
+    return run
+
+
+# --- session ----------------------------------------------------------------------------------------------------------
+
+
+def _session(broker: Broker) -> NsqdSession:
+    session = NsqdSession(
+        broker,
+        NsqdLimits(),
+        peer="127.0.0.1:1",
+        host="127.0.0.1",
+        wake=lambda: None,
+        drop=lambda: None,
+        now=_NOW,
+        now_ns=_NOW_NS,
+    )
+    session.receive_data(MAGIC, _NOW, _NOW_NS)
+    return session
+
+
+def _answering(data: bytes) -> Callable[[], Callable[[], object]]:
+    def make() -> Callable[[], object]:
+        broker = Broker(QueueLimits(mem_queue_size=2 * _FULL))
+        channel = broker.topic("t").channel("c")
+        session = _session(broker)
+
+        def run() -> None:
+            session.receive_data(data, _NOW, _NOW_NS)
+            session.data_to_send(_NOW)
+            session.next_wakeup()
+            if channel.depth > _FULL:
+                channel.empty()
+
+        return run
+
+    return make
+
+
+def _delivering(batch: int, ready: int) -> Callable[[], Callable[[], object]]:
+    """Messages from the topic into a consumer and their FINs back; making the messages is part of it."""
+
+    def make() -> Callable[[], object]:
+        broker = Broker(QueueLimits())
+        topic = broker.topic("t")
+        session = _session(broker)
+        session.receive_data(b"SUB t c\nRDY %d\n" % ready, _NOW, _NOW_NS)
+        session.data_to_send(_NOW)
+        moments = count(_NOW_NS)
+        bodies = [_BODY] * batch
+
+        def run() -> None:
+            topic.publish(bodies, _NOW, next(moments))
+            session.data_to_send(_NOW)
+            session.receive_data(_fins(list(session.in_flight.frames)), _NOW, _NOW_NS)
+            assert not session.in_flight.frames, "each message was delivered and finished"
+
+        return run
+
+    return make
+
+
+BENCHMARKS = (
+    Benchmark("reader: one MPUB of 200", _BATCH, _reading(_MPUB)),
+    Benchmark("reader: 100 pipelined PUBs", 100, _reading(_PUB * 100)),
+    Benchmark("reader: one PUB", 1, _reading(_PUB)),
+    Benchmark("reader: a run of 200 FINs", _BATCH, _reading(_fins(_some_ids()))),
+    Benchmark("reader: one FIN", 1, _reading(_fins(_some_ids()[:1]))),
+    Benchmark("guid: 200 ids", _BATCH, _taking_ids(_BATCH)),
+    Benchmark("guid: one id", 1, _taking_ids(1)),
+    Benchmark("message: make_frames of 200", _BATCH, _making_frames),
+    Benchmark("message: message_ids of 200", _BATCH, _cutting_ids),
+    Benchmark("backlog: 200 in, 100 and 100 out", _BATCH, _passing_backlog),
+    Benchmark("in_flight: add and finish 200", _BATCH, _passing_flight),
+    Benchmark("topic: publish 200, one channel", _BATCH, _publishing),
+    Benchmark("session: one PUB and its OK", 1, _answering(_PUB)),
+    Benchmark("session: 100 pipelined PUBs", 100, _answering(_PUB * 100)),
+    Benchmark("session: one MPUB of 200", _BATCH, _answering(_MPUB)),
+    Benchmark("session: publish, deliver, FIN 200", _BATCH, _delivering(_BATCH, 2500)),
+    Benchmark("session: publish, deliver, FIN one", 1, _delivering(1, 1)),
+)
+
+
+def main() -> None:
+    chosen = [each for each in BENCHMARKS if not sys.argv[1:] or any(word in each.name for word in sys.argv[1:])]
+    spare_the_collector()
+    for benchmark in chosen:
+        print(f"{benchmark.name:<36} {best_ns(benchmark):>9,.0f} ns", flush=True)
+
+
+if __name__ == "__main__":
+    main()
