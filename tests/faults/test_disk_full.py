@@ -3,7 +3,7 @@
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import pytest
 from tests.faults.client import Client, Refused
 from tests.faults.conftest import StartDaemon
 from tests.faults.daemon import Daemon
+from tests.faults.waiting import wait_until
 
 DISK_MB = 6
 BODY = b"%04d " + b"x" * 400
@@ -37,13 +38,6 @@ def fill(disk: Path) -> Path:
         while file.write(b"\0" * 4096):
             pass
     return filler
-
-
-def wait_until(condition: Callable[[], bool], within: float = 10.0) -> None:
-    deadline = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def publish_until_refused(daemon: Daemon, topic: str, first: int) -> tuple[list[bytes], str]:

@@ -10,27 +10,9 @@ from nsq_compat.queue.go_data import GoMessage, frame_of
 from nsq_compat.queue.go_export import ExportRefused, export, recover
 from nsq_compat.queue.go_queue_reader import read_queue
 from nsq_compat.queue.metadata import ChannelMetadata, TopicMetadata, decode_metadata, save_metadata
+from tests.faults.dying import Crash, Dying
 
-CHANGING = ("open", "pwrite", "fsync", "fsync_folder", "rename", "unlink", "mkdir", "rmdir")
 TOPICS = (TopicMetadata("t", True, (ChannelMetadata("c", True),)), TopicMetadata("idle"))
-
-
-class Crash(BaseException):
-    """The process is gone; no handler of errors sees it."""
-
-
-class Dying(OsFiles):
-    """The process dies before its n-th step that may change something."""
-
-    def __init__(self, number):
-        self.left = number
-
-    def __getattribute__(self, name):
-        if name in CHANGING:
-            self.left -= 1
-            if self.left <= 0:
-                raise Crash
-        return super().__getattribute__(name)
 
 
 def frame(body):

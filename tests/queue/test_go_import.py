@@ -14,27 +14,9 @@ from nsq_compat.queue.files import OsFiles
 from nsq_compat.queue.go_data import GoMessage, queue_name
 from nsq_compat.queue.go_import import RECEIPT, GoImport, find_go_topics
 from nsq_compat.queue.go_queue_writer import write_queue
+from tests.faults.dying import Crash, Dying
 
 LOG = "log"
-CHANGING = ("open", "pwrite", "fsync", "fsync_folder", "rename", "unlink", "mkdir", "rmdir")
-
-
-class Crash(BaseException):
-    """The process is gone; no handler of errors sees it."""
-
-
-class Dying(OsFiles):
-    """The process dies before its n-th step that may change something."""
-
-    def __init__(self, number):
-        self.left = number
-
-    def __getattribute__(self, name):
-        if name in CHANGING:
-            self.left -= 1
-            if self.left <= 0:
-                raise Crash
-        return super().__getattribute__(name)
 
 
 def stored(body, attempts=0):

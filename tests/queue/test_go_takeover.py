@@ -15,10 +15,10 @@ from nsq_compat.queue.go_takeover import take_over
 from nsq_compat.queue.guid import GuidFactory
 from nsq_compat.queue.metadata import ChannelMetadata, TopicMetadata, save_metadata
 from nsq_compat.queue.stored_topic import StoredTopic
+from tests.faults.dying import Crash, Dying
 
 NOW_NS = 1_700_000_000_000_000_000
 IDS = GuidFactory(7).take(1000, NOW_NS)
-CHANGING = ("open", "pwrite", "fsync", "fsync_folder", "rename", "unlink", "mkdir", "rmdir")
 
 
 def stored(number, attempts=0):
@@ -189,24 +189,6 @@ def test_whatever_go_held_is_ours(tmp_path_factory, channels, topic_queue):
             None: sorted(common)
         }
         assert {name: sorted(numbers) for name, numbers in data_path.ours().items()} == expected
-
-
-class Crash(BaseException):
-    """The process is gone; no handler of errors sees it."""
-
-
-class Dying(OsFiles):
-    """The process dies before its n-th step that may change something."""
-
-    def __init__(self, number):
-        self.left = number
-
-    def __getattribute__(self, name):
-        if name in CHANGING:
-            self.left -= 1
-            if self.left <= 0:
-                raise Crash
-        return super().__getattribute__(name)
 
 
 def test_whatever_step_the_process_dies_at_every_message_comes_once(tmp_path):
