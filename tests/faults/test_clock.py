@@ -63,12 +63,12 @@ def test_a_jump_blocks_no_publisher_and_moves_no_deadline(start: StartDaemon, cl
     daemon.create_channel("t", "c")
     with (
         Client(daemon.address()) as producer,
-        Client(daemon.address(), msg_timeout=2000, heartbeat_interval=1000) as consumer,
+        Client(daemon.address(), msg_timeout=4000, heartbeat_interval=1000) as consumer,
     ):
         consumer.subscribe("t", "c", 100)
         began = time.monotonic()
         producer.publish("t", b"times out")
-        producer.publish_deferred("t", b"deferred", 2500)
+        producer.publish_deferred("t", b"deferred", 5000)
         (unanswered,) = consumer.take(1)
         before = log_hour(daemon)
         clock.jump(offset)
@@ -87,12 +87,14 @@ def test_a_jump_blocks_no_publisher_and_moves_no_deadline(start: StartDaemon, cl
         assert all(earlier.id < later.id for earlier, later in pairwise(messages))
         assert messages[0].id > unanswered.id
 
-        (again,) = consumer.take(1)
+        came = consumer.take(1)
+        assert 4.0 <= time.monotonic() - began < 4.0 + LATE
+        if len(came) == 1:  # on a busy machine both may be there at once
+            came += consumer.take(1)
+        again, deferred = came
         assert (again.body, again.attempts) == (b"times out", 2)
-        assert 2.0 <= time.monotonic() - began < 2.0 + LATE
-        (deferred,) = consumer.take(1)
         assert deferred.body == b"deferred"
-        assert 2.5 <= time.monotonic() - began < 2.5 + LATE
+        assert 5.0 <= time.monotonic() - began < 5.0 + LATE
         consumer.finish([again.id, deferred.id])
         wait_until(lambda: daemon.unfinished("t") == {"c": 0})
 
