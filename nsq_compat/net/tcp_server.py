@@ -3,32 +3,32 @@
 import logging
 import socket
 from collections.abc import Callable
+from typing import Generic
 
 import gevent
 
 from nsq_compat.net.acceptor import Acceptor
-from nsq_compat.net.connection import Connection
+from nsq_compat.net.connection import Connection, Session
 from nsq_compat.net.listeners import peer_of
-from nsq_compat.session.nsqd_session import NsqdSession
 
 log = logging.getLogger(__name__)
 
-SessionFactory = Callable[[Connection, str, float, int], NsqdSession]
+SessionFactory = Callable[[Connection[Session], str, float, int], Session]
 
 
-class TcpServer:
+class TcpServer(Generic[Session]):
     """Owns a listening socket (TCP or unix) from here on, and every connection accepted from it.
 
     `make_session` is given the connection, the client's host, `now` and `now_ns`.
     """
 
-    def __init__(self, listener: socket.socket, make_session: SessionFactory) -> None:
+    def __init__(self, listener: socket.socket, make_session: SessionFactory[Session]) -> None:
         self._acceptor = Acceptor(listener, "TCP", self._serve)
         self._make_session = make_session
-        self._connections: dict[Connection, gevent.Greenlet[[], None]] = {}
+        self._connections: dict[Connection[Session], gevent.Greenlet[[], None]] = {}
 
     @property
-    def sessions(self) -> list[NsqdSession]:
+    def sessions(self) -> list[Session]:
         """Of every client that is connected."""
         return [connection.session for connection in self._connections]
 
@@ -45,6 +45,8 @@ class TcpServer:
     def _serve(self, client: socket.socket, name: object) -> None:
         peer, host = peer_of(name)
         log.info("TCP: new client(%s)", peer)
-        connection = Connection(client, peer, lambda this, now, now_ns: self._make_session(this, host, now, now_ns))
+        connection: Connection[Session] = Connection(
+            client, peer, lambda this, now, now_ns: self._make_session(this, host, now, now_ns)
+        )
         greenlet = self._connections[connection] = gevent.spawn(connection.run)
         greenlet.link(lambda _: self._connections.pop(connection, None))

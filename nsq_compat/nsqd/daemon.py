@@ -129,7 +129,7 @@ class Daemon:
         self._lock.release()
         log.info("NSQ: bye")
 
-    def _make_session(self, connection: Connection, host: str, now: float, now_ns: int) -> NsqdSession:
+    def _make_session(self, connection: Connection[NsqdSession], host: str, now: float, now_ns: int) -> NsqdSession:
         return NsqdSession(
             self._broker,
             self._limits,

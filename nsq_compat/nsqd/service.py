@@ -19,6 +19,7 @@ from nsq_compat.nsqd.options import PROGRAM, NsqdOptions
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.stats import ClientStats
 from nsq_compat.queue.storage import Storage
+from nsq_compat.session.nsqd_session import NsqdSession
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ class Service:
         broker: Broker,
         storage: Storage,
         metadata: MetadataFile,
-        tcp: TcpServer,
+        tcp: TcpServer[NsqdSession],
         *,
         tcp_port: int,
         http_port: int,

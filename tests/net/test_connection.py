@@ -10,6 +10,7 @@ import gevent
 import pytest
 
 from nsq_compat.net.connection import Connection
+from nsq_compat.session.nsqd_session import NsqdSession
 
 IDENTIFY_1S = b'{"heartbeat_interval":1000}'
 
@@ -165,7 +166,7 @@ def test_an_error_inside_ends_one_connection_and_is_logged(server, connect, capl
 
 def test_an_error_while_sending_ends_the_connection_too(server, connect, caplog, monkeypatch):
     consumer = connect().subscribes(b"t", b"c", ready=1)
-    session = next(iter(server.broker.topics["t"].channels["c"].consumers))
+    (session,) = server.tcp.sessions
 
     def fail(_):
         raise RuntimeError("a bug")
@@ -184,7 +185,7 @@ def test_hostile_sizes_are_refused_before_memory_is_taken(server, connect):
 
 
 def test_nothing_of_a_connection_is_left_behind(server, connect, eventually):
-    seen: list[weakref.ref[Connection]] = []
+    seen: list[weakref.ref[Connection[NsqdSession]]] = []
     for number in range(20):
         client = connect()
         client.subscribes(b"t", b"c", ready=1)
