@@ -185,14 +185,16 @@ def _delivering(batch: int, ready: int) -> Callable[[], Callable[[], object]]:
         session = _session(broker)
         session.receive_data(b"SUB t c\nRDY %d\n" % ready, _NOW, _NOW_NS)
         session.data_to_send(_NOW)
+        assert session.subscription is not None
+        in_flight = session.subscription.in_flight
         moments = count(_NOW_NS)
         bodies = [_BODY] * batch
 
         def run() -> None:
             topic.publish(bodies, _NOW, next(moments))
             session.data_to_send(_NOW)
-            session.receive_data(_fins(list(session.in_flight.frames)), _NOW, _NOW_NS)
-            assert not session.in_flight.frames, "each message was delivered and finished"
+            session.receive_data(_fins(list(in_flight.frames)), _NOW, _NOW_NS)
+            assert not in_flight.frames, "each message was delivered and finished"
 
         return run
 

@@ -14,7 +14,8 @@ Read ``schema`` first: it declares every byte layout of the wire; ``storage_sche
 - ``lookup_commands`` is the other protocol: nsqd talking to nsqlookupd, both ends.
 - ``receive_buffer`` holds received bytes until a reader can go on; all readers but the busiest one stand on it.
 - ``compression`` is deflate and snappy, bytes to bytes, below all of the above once a client has asked for it.
-- ``names`` and ``quoting`` say which names are legal and how an illegal one is printed; ``durations`` are Go's.
+- ``names`` and ``quoting`` say which names are legal and how an illegal one is printed; ``numbers`` are those in a
+  command's line, ``durations`` are Go's.
 - ``errors`` are the exceptions that become error frames.
 
 Everything that reads is incremental and bounded: any way of cutting the input gives the same result, and any bytes

@@ -1,7 +1,10 @@
 """Conversations: one object per connection, fed with received bytes, asked for bytes to send. No I/O.
 
+    conversation    what a connection asks of every session
     nsqd_session    a client of nsqd (V2)
+    subscription    the client as a consumer of a channel
     nsqd_limits     what a client may negotiate
+    refusals        errors in NSQ's words
 
 May import: ``queue`` and below, and nothing that does I/O; import-linter sees to it. A session is tested by feeding it
 bytes and moving a number called `now`.

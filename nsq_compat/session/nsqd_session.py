@@ -7,11 +7,9 @@ Invariants:
 
 - *Any bytes lead to frames, to an error frame, or to a fatal error frame and a close*, never to another exception.
 - Commands take effect in order; what a failing command does not reach never happened, what came before it did.
-- A subscribed consumer never has more in flight than its ready count allows at the moment of delivery.
 """
 
 import logging
-import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -28,22 +26,19 @@ from nsq_compat.protocol.errors import (
     E_INVALID,
     E_REQ_FAILED,
     E_TOUCH_FAILED,
-    ClientError,
     FatalClientError,
     NsqError,
     SilentClose,
 )
 from nsq_compat.protocol.frames import CLOSE_WAIT, HEARTBEAT, OK, error_frame, response_frame
 from nsq_compat.protocol.identify import decode_identify
-from nsq_compat.protocol.message import message_ids
 from nsq_compat.protocol.names import is_valid_name
-from nsq_compat.protocol.quoting import quote
+from nsq_compat.protocol.numbers import number
 from nsq_compat.protocol.schema import MAGIC_V2, MESSAGE_ID_LENGTH
 from nsq_compat.queue.broker import Broker
-from nsq_compat.queue.channel import Channel, NotInFlight, TooManyConsumers
-from nsq_compat.queue.data_path import reason
+from nsq_compat.queue.channel import NotInFlight, TooManyConsumers
 from nsq_compat.queue.exiting import Exiting
-from nsq_compat.queue.in_flight import NEVER, InFlight
+from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.stats import ClientStats
 from nsq_compat.session.nsqd_limits import (
     NsqdLimits,
@@ -51,12 +46,12 @@ from nsq_compat.session.nsqd_limits import (
     negotiate,
     settings_before_identify,
 )
+from nsq_compat.session.refusals import bad_name, failed, not_in_flight, wrong_state
+from nsq_compat.session.subscription import Counts, Subscription
 
 log = logging.getLogger(__name__)
 
 MAGIC = MAGIC_V2.value
-_MAX_DIGITS = 19
-_BEYOND_64_BITS = 1 << 64
 
 
 class NsqdSession:
@@ -80,12 +75,12 @@ class NsqdSession:
         now_ns: int,
     ) -> None:
         self.peer = peer
-        self.in_flight = InFlight()
+        self.subscription: Subscription | None = None
         self.closing = False
         self.has_more = False
         self.state = INIT
         self.wake = wake
-        self.close = drop
+        self.drop = drop
         self._broker = broker
         self._limits = limits
         self._now = now
@@ -99,14 +94,9 @@ class NsqdSession:
         self._delivery = self._settings
         self._identified = False
         self._replies: list[bytes] = []
-        self._channel: Channel | None = None
-        self._ready_count = 0
         self._heartbeat_due = NEVER
         self._deadline = NEVER
         self._renew_deadline()
-        self._message_count = 0
-        self._finish_count = 0
-        self._requeue_count = 0
         self._pub_counts: Counter[str] = Counter()
 
     # --- What the shell calls -----------------------------------------------------------------------------------------
@@ -132,7 +122,11 @@ class NsqdSession:
             self._replies.append(HEARTBEAT)
             while self._heartbeat_due <= now:
                 self._heartbeat_due += self._delivery.heartbeat_ms / 1000
-        frames = self._next_batch(self._channel, now) if self._channel is not None and not self.closing else ()
+        frames: Sequence[bytes] = ()
+        subscription = self.subscription
+        if subscription is not None and not self.closing:
+            frames = subscription.next_batch(now)
+            self.has_more = subscription.has_more
         if not self._replies:
             return b"".join(frames)
         data = b"".join([*self._replies, *frames])
@@ -155,30 +149,26 @@ class NsqdSession:
 
     def stalled(self) -> None:
         """The socket takes no more for now: messages go to other consumers meanwhile."""
-        if self._channel is not None:
-            self._channel.stand_back(self)
+        if self.subscription is not None:
+            self.subscription.stand_back()
 
     def closed(self) -> None:
         """The connection is over: leave the channel."""
         self.closing = True
-        if self._channel is not None:
-            self._channel.remove_consumer(self)
-            self._channel = None
+        if self.subscription is not None:
+            self.subscription.leave()
 
     def stats(self) -> ClientStats:
         """What /stats shows of this client, as a consumer and as a producer."""
         settings = self._settings
+        counts = self.subscription.counts() if self.subscription is not None else Counts()
         return ClientStats(
             client_id=settings.client_id,
             hostname=settings.hostname,
             version="V2",
             remote_address=self.peer,
             state=self.state,
-            ready_count=self._ready_count,
-            in_flight_count=len(self.in_flight),
-            message_count=self._message_count,
-            finish_count=self._finish_count,
-            requeue_count=self._requeue_count,
+            **counts._asdict(),
             connect_ts=self._connect_ts,
             sample_rate=settings.sample_rate,
             user_agent=settings.user_agent,
@@ -239,7 +229,7 @@ class NsqdSession:
         if spec is None:
             raise FatalClientError(E_INVALID, b"invalid command " + tokens[0])
         if self.state not in spec.states:
-            raise _wrong_state(spec)
+            raise wrong_state(spec)
         if spec is table.SUB and not self._settings.heartbeat_ms:
             raise FatalClientError(E_INVALID, "cannot SUB with heartbeats disabled")
         if len(tokens) < spec.tokens:
@@ -247,9 +237,9 @@ class NsqdSession:
         if spec is table.AUTH and len(tokens) > 1:
             raise FatalClientError(E_INVALID, "AUTH invalid number of parameters")
         if spec.has_topic and not is_valid_name(tokens[1]):
-            raise _bad_name(spec, E_BAD_TOPIC, "topic", tokens[1])
+            raise bad_name(spec, E_BAD_TOPIC, "topic", tokens[1])
         if spec.has_channel and not is_valid_name(tokens[2]):
-            raise _bad_name(spec, E_BAD_CHANNEL, "channel", tokens[2])
+            raise bad_name(spec, E_BAD_CHANNEL, "channel", tokens[2])
         if spec.has_message_id and len(tokens[1]) != MESSAGE_ID_LENGTH:
             raise FatalClientError(E_INVALID, "invalid message ID")
         if spec is table.DPUB:
@@ -260,7 +250,7 @@ class NsqdSession:
 
     def _delay_of(self, tokens: Sequence[bytes]) -> float:
         """A DPUB's delay in seconds."""
-        delay_ms = _number(tokens[2])
+        delay_ms = number(tokens[2])
         if delay_ms is None:
             raise FatalClientError(E_INVALID, b"DPUB could not parse timeout " + tokens[2])
         limit = self._limits.max_defer_timeout_ms
@@ -273,7 +263,7 @@ class NsqdSession:
         try:
             self._broker.topic(tokens[1].decode("ascii"))
         except (Exiting, OSError) as error:
-            raise _failed(table.MPUB, error) from None
+            raise failed(table.MPUB, error) from None
 
     # --- Commands -----------------------------------------------------------------------------------------------------
 
@@ -284,7 +274,7 @@ class NsqdSession:
         try:
             self._broker.topic(name).publish(bodies, self._now, self._now_ns)
         except (Exiting, OSError) as error:
-            raise _failed(spec, error) from None
+            raise failed(spec, error) from None
         self._pub_counts[name] += len(bodies)
         self._replies.append(OK if spec is table.MPUB else OK * len(bodies))
 
@@ -295,23 +285,21 @@ class NsqdSession:
                 [command.body], self._now, self._now_ns, defer=self._delay_of(command.tokens)
             )
         except (Exiting, OSError) as error:
-            raise _failed(command.spec, error) from None
+            raise failed(command.spec, error) from None
         self._pub_counts[name] += 1
         self._replies.append(OK)
 
     def _finish(self, command: Finish) -> None:
-        channel = self._subscribed(table.FIN)
-        missing = channel.finish(self, command.ids)
-        self._finish_count += len(command.ids) - len(missing)
-        for message_id in missing:
-            self._refuse(_not_in_flight(E_FIN_FAILED, "FIN", message_id, channel.why_not(message_id)))
+        subscription = self._subscribed(table.FIN)
+        for message_id in subscription.finish(command.ids):
+            self._refuse(not_in_flight(E_FIN_FAILED, "FIN", message_id, subscription.why_not(message_id)))
 
     def _finish_line(self, command: Line) -> None:
         self._finish(Finish([command.tokens[1]]))
 
     def _requeue(self, command: Line) -> None:
-        channel = self._subscribed(command.spec)
-        message_id, delay_ms = command.tokens[1], _number(command.tokens[2])
+        subscription = self._subscribed(command.spec)
+        message_id, delay_ms = command.tokens[1], number(command.tokens[2])
         if delay_ms is None:
             raise FatalClientError(E_INVALID, b"REQ could not parse timeout " + command.tokens[2])
         if delay_ms > self._limits.max_req_timeout_ms:
@@ -319,44 +307,49 @@ class NsqdSession:
             log.info("[%s] REQ timeout %d out of range 0-%d", self.peer, delay_ms, self._limits.max_req_timeout_ms)
             delay_ms = self._limits.max_req_timeout_ms
         try:
-            channel.requeue(self, message_id, self._now, delay_ms / 1000)
+            subscription.requeue(message_id, self._now, delay_ms / 1000)
         except NotInFlight as error:
-            self._refuse(_not_in_flight(E_REQ_FAILED, "REQ", message_id, str(error)))
-        else:
-            self._requeue_count += 1
+            self._refuse(not_in_flight(E_REQ_FAILED, "REQ", message_id, str(error)))
 
     def _touch(self, command: Line) -> None:
-        channel = self._subscribed(command.spec)
+        subscription = self._subscribed(command.spec)
         message_id = command.tokens[1]
         try:
-            channel.touch(self, message_id, self._now, self._settings.msg_timeout_ms / 1000)
+            subscription.touch(message_id, self._now)
         except NotInFlight as error:
-            self._refuse(_not_in_flight(E_TOUCH_FAILED, "TOUCH", message_id, str(error)))
+            self._refuse(not_in_flight(E_TOUCH_FAILED, "TOUCH", message_id, str(error)))
 
     def _subscribe(self, command: Line) -> None:
         topic, channel = (name.decode("ascii") for name in command.tokens[1:3])
         try:
-            target = self._broker.topic(topic).channel(channel)
-            target.add_consumer(self)
+            self.subscription = Subscription(
+                self._broker.topic(topic).channel(channel),
+                msg_timeout=self._delivery.msg_timeout_ms / 1000,
+                touch_timeout=self._settings.msg_timeout_ms / 1000,
+                sample_rate=self._delivery.sample_rate,
+                wake=self.wake,
+                close=self.drop,
+                stats=self.stats,
+            )
         except (Exiting, TooManyConsumers, OSError) as error:
-            raise _failed(command.spec, error) from None
-        self._channel = target
+            raise failed(command.spec, error) from None
         self.state = SUBSCRIBED
         self._replies.append(OK)
 
     def _ready(self, command: Line) -> None:
+        subscription = self._subscribed(command.spec)
         if self.state == CLOSING:
             return  # nsqd: not even parsed
         raw = command.tokens[1] if len(command.tokens) > 1 else b"1"
-        count = _number(raw)
+        count = number(raw)
         if count is None:
             raise FatalClientError(E_INVALID, b"RDY could not parse count " + raw)
         if count > self._limits.max_rdy_count:
             raise FatalClientError(E_INVALID, f"RDY count {count} out of range 0-{self._limits.max_rdy_count}")
-        self._ready_count = count
+        subscription.ready_count = count
 
     def _start_closing(self, command: Line) -> None:
-        self._ready_count = 0
+        self._subscribed(command.spec).ready_count = 0
         self.state = CLOSING
         self._replies.append(CLOSE_WAIT)
 
@@ -379,34 +372,12 @@ class NsqdSession:
     def _do_nothing(self, command: Line) -> None:
         pass
 
-    def _subscribed(self, spec: CommandSpec) -> Channel:
-        if self._channel is None:
-            raise _wrong_state(spec)
-        return self._channel
+    def _subscribed(self, spec: CommandSpec) -> Subscription:
+        if self.subscription is None:
+            raise wrong_state(spec)
+        return self.subscription
 
-    # --- Sending ------------------------------------------------------------------------------------------------------
-
-    def _next_batch(self, channel: Channel, now: float) -> Sequence[bytes]:
-        room = self._ready_count - len(self.in_flight)
-        if room <= 0:
-            channel.stand_back(self)
-            return ()
-        frames = channel.take(self, room, now, self._delivery.msg_timeout_ms / 1000)
-        self.has_more = 0 < len(frames) < room and channel.depth > 0 and not channel.paused
-        if self._delivery.sample_rate:
-            taken, frames = len(frames), self._sample(channel, frames)
-            self.has_more |= len(frames) < taken  # what was not drawn has left room for as many
-        self._message_count += len(frames)
-        return frames
-
-    def _sample(self, channel: Channel, frames: Sequence[bytes]) -> list[bytes]:
-        # nsqd: what is not drawn is gone for the channel, and a rate of N lets N + 1 percent through.
-        kept: list[bytes] = []
-        discarded: list[bytes] = []
-        for frame in frames:
-            (kept if random.randrange(100) <= self._delivery.sample_rate else discarded).append(frame)
-        channel.finish(self, message_ids(discarded))
-        return kept
+    # --- Errors -------------------------------------------------------------------------------------------------------
 
     def _within_boundary(self, act: Callable[..., None], *args: bytes) -> None:
         """The one place where errors become frames."""
@@ -421,39 +392,6 @@ class NsqdSession:
     def _refuse(self, error: NsqError) -> None:
         log.error("[%s] - %s", self.peer, str(error))  # whoever keeps a record must not keep the error's frames
         self._replies.append(error_frame(error.data))
-
-
-def _number(raw: bytes) -> int | None:
-    """A decimal parameter: digits only, an empty one is 0; None for anything else.
-
-    What does not fit 64 bits is too big for every limit (nsqd lets it wrap around; docs/differences.md: numbers).
-    """
-    if not raw:
-        return 0
-    if not raw.isdigit():
-        return None
-    digits = raw.lstrip(b"0")
-    return int(digits or b"0") if len(digits) <= _MAX_DIGITS else _BEYOND_64_BITS
-
-
-def _wrong_state(spec: CommandSpec) -> FatalClientError:
-    return FatalClientError(E_INVALID, f"cannot {spec.name} in current state")
-
-
-def _bad_name(spec: CommandSpec, code: str, noun: str, name: bytes) -> FatalClientError:
-    # nsqd: MPUB alone says its code twice.
-    again = f"{code} " if spec is table.MPUB else ""
-    return FatalClientError(code, f"{again}{spec.name} {noun} name {quote(name)} is not valid")
-
-
-def _failed(spec: CommandSpec, error: Exception) -> FatalClientError:
-    # Of what the system refused the reason alone: clients need not know paths.
-    text = reason(error) if isinstance(error, OSError) else str(error)
-    return FatalClientError(f"E_{spec.name}_FAILED", f"{spec.name} failed {text}")
-
-
-def _not_in_flight(code: str, name: str, message_id: bytes, reason: str) -> ClientError:
-    return ClientError(code, f"{name} ".encode("ascii") + message_id + f" failed {reason}".encode("ascii"))
 
 
 _ON_LINE: dict[str, Callable[[NsqdSession, Line], None]] = {

@@ -204,7 +204,7 @@ def test_nobody_who_is_ready_is_left_waiting_while_there_is_something(make_nsqd,
         play(nsqd, clients, channel, name, *details)
         for client in clients:
             stats = client.stats
-            if client.session in channel.consumers and client.reads and not channel.paused:
+            if client.session.subscription in channel.consumers and client.reads and not channel.paused:
                 assert not channel.depth or stats.in_flight_count >= stats.ready_count
 
 
@@ -215,7 +215,7 @@ def play(nsqd, clients, channel, name, which, what=None):
     elif name == "says":
         clients[which].says(what)
     elif name == "answers":
-        for message_id in list(clients[which].session.in_flight.frames)[:2]:
+        for message_id in list(clients[which].session.subscription.in_flight.frames)[:2]:
             clients[which].says(b"%b %b%b\n" % (what, message_id, b" 0" if what == b"REQ" else b""))
     elif name == "reads":
         clients[which].reads_on()

@@ -1,0 +1,31 @@
+"""What a client hears when it may not have what it asked for: errors in NSQ's words, made of their parts."""
+
+from nsq_compat.protocol import command_table as table
+from nsq_compat.protocol.command_table import CommandSpec
+from nsq_compat.protocol.errors import E_INVALID, ClientError, FatalClientError
+from nsq_compat.protocol.quoting import quote
+from nsq_compat.queue.data_path import reason
+
+
+def wrong_state(spec: CommandSpec) -> FatalClientError:
+    """The command exists, and has no place here."""
+    return FatalClientError(E_INVALID, f"cannot {spec.name} in current state")
+
+
+def bad_name(spec: CommandSpec, code: str, noun: str, name: bytes) -> FatalClientError:
+    """`noun` is ``topic`` or ``channel``."""
+    # nsqd: MPUB alone says its code twice.
+    again = f"{code} " if spec is table.MPUB else ""
+    return FatalClientError(code, f"{again}{spec.name} {noun} name {quote(name)} is not valid")
+
+
+def failed(spec: CommandSpec, error: Exception) -> FatalClientError:
+    """The queue refused, or the system did."""
+    # Of what the system refused the reason alone: clients need not know paths.
+    text = reason(error) if isinstance(error, OSError) else str(error)
+    return FatalClientError(f"E_{spec.name}_FAILED", f"{spec.name} failed {text}")
+
+
+def not_in_flight(code: str, name: str, message_id: bytes, why: str) -> ClientError:
+    """FIN, REQ and TOUCH of a message the client does not have; these alone are not fatal."""
+    return ClientError(code, f"{name} ".encode("ascii") + message_id + f" failed {why}".encode("ascii"))

@@ -1,0 +1,121 @@
+"""A client as a consumer of its channel: what it is ready for, what it has in flight, what it was given.
+
+Invariants:
+
+- Never more is in flight than the ready count allows at the moment of delivery.
+- What was negotiated before SUB is in force until the end: IDENTIFY has no place afterwards.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from nsq_compat.protocol.message import message_ids
+from nsq_compat.queue.channel import Channel
+from nsq_compat.queue.in_flight import InFlight
+from nsq_compat.queue.stats import ClientStats
+
+
+class Counts(NamedTuple):
+    """The figures of a consumer, as ``ClientStats`` names them; all 0 for a client that is none."""
+
+    ready_count: int = 0
+    in_flight_count: int = 0
+    message_count: int = 0
+    finish_count: int = 0
+    requeue_count: int = 0
+
+
+class Subscription:
+    """From SUB to the end of the connection. It is the ``queue.channel.Consumer`` of its channel.
+
+    `msg_timeout` in seconds is that of a delivery, `touch_timeout` what a TOUCH adds. `stats` says what /stats shows.
+    Raises ``Exiting`` and ``TooManyConsumers``.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        *,
+        msg_timeout: float,
+        touch_timeout: float,
+        sample_rate: int,
+        wake: Callable[[], None],
+        close: Callable[[], None],
+        stats: Callable[[], ClientStats],
+    ) -> None:
+        self.in_flight = InFlight()
+        self.ready_count = 0
+        self.has_more = False
+        self.wake = wake
+        self.close = close
+        self.stats = stats
+        self._channel = channel
+        self._msg_timeout = msg_timeout
+        self._touch_timeout = touch_timeout
+        self._sample_rate = sample_rate
+        self._message_count = 0
+        self._finish_count = 0
+        self._requeue_count = 0
+        channel.add_consumer(self)
+
+    def counts(self) -> Counts:
+        return Counts(
+            self.ready_count, len(self.in_flight), self._message_count, self._finish_count, self._requeue_count
+        )
+
+    # --- Messages out -------------------------------------------------------------------------------------------------
+
+    def next_batch(self, now: float) -> Sequence[bytes]:
+        """Frames to send now; `has_more` says whether to ask again."""
+        channel = self._channel
+        self.has_more = False
+        room = self.ready_count - len(self.in_flight)
+        if room <= 0:
+            channel.stand_back(self)
+            return ()
+        frames = channel.take(self, room, now, self._msg_timeout)
+        self.has_more = 0 < len(frames) < room and channel.depth > 0 and not channel.paused
+        if self._sample_rate:
+            taken, frames = len(frames), self._sample(frames)
+            self.has_more |= len(frames) < taken  # what was not drawn has left room for as many
+        self._message_count += len(frames)
+        return frames
+
+    def _sample(self, frames: Sequence[bytes]) -> list[bytes]:
+        # nsqd: what is not drawn is gone for the channel, and a rate of N lets N + 1 percent through.
+        kept: list[bytes] = []
+        discarded: list[bytes] = []
+        for frame in frames:
+            (kept if random.randrange(100) <= self._sample_rate else discarded).append(frame)
+        self._channel.finish(self, message_ids(discarded))
+        return kept
+
+    def stand_back(self) -> None:
+        """The client takes nothing for now: messages go to others."""
+        self._channel.stand_back(self)
+
+    # --- Answers ------------------------------------------------------------------------------------------------------
+
+    def finish(self, ids: Sequence[bytes]) -> list[bytes]:
+        """Forget messages for good; return the ids that were not in flight here."""
+        missing = self._channel.finish(self, ids)
+        self._finish_count += len(ids) - len(missing)
+        return missing
+
+    def requeue(self, message_id: bytes, now: float, delay: float) -> None:
+        """Put a message back, to be delivered again after `delay` seconds. Raises ``NotInFlight``."""
+        self._channel.requeue(self, message_id, now, delay)
+        self._requeue_count += 1
+
+    def touch(self, message_id: bytes, now: float) -> None:
+        """Give the client more time for a message. Raises ``NotInFlight``."""
+        self._channel.touch(self, message_id, now, self._touch_timeout)
+
+    def why_not(self, message_id: bytes) -> str:
+        """The reason, in NSQ's words, why the client cannot answer a message."""
+        return self._channel.why_not(message_id)
+
+    def leave(self) -> None:
+        """The connection is over. May be called twice."""
+        self._channel.remove_consumer(self)
