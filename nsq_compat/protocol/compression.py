@@ -46,13 +46,13 @@ class CompressionError(Exception):
 
 
 class Codec(Protocol):
-    """Both directions of one compressed connection."""
+    """Both directions of one connection: plain bytes on one side, those of the wire on the other."""
 
-    def compress(self, data: bytes) -> bytes:
+    def encode(self, data: bytes) -> bytes:
         """What to send for `data`; the peer can read all of it."""
         ...
 
-    def decompress(self, data: bytes, limit: int = MAX_PIECE) -> Iterator[bytes]:
+    def decode(self, data: bytes, limit: int = MAX_PIECE) -> Iterator[bytes]:
         """The plain bytes in what was received, in non-empty pieces; iterate to the end before the next call.
 
         A piece has at most `limit` bytes, or 64 KiB if that is more. Raises ``CompressionError`` while iterating.
@@ -61,7 +61,7 @@ class Codec(Protocol):
 
 
 class Deflate:
-    """Raw deflate; each direction is one stream, flushed to a byte boundary after every ``compress``."""
+    """Raw deflate; each direction is one stream, flushed to a byte boundary after every ``encode``."""
 
     def __init__(self, level: int) -> None:
         if not 1 <= level <= 9:
@@ -69,12 +69,12 @@ class Deflate:
         self._compressor = zlib.compressobj(level, wbits=_RAW_DEFLATE)
         self._decompressor = zlib.decompressobj(_RAW_DEFLATE)
 
-    def compress(self, data: bytes) -> bytes:
+    def encode(self, data: bytes) -> bytes:
         if not data:
             return b""
         return self._compressor.compress(data) + self._compressor.flush(zlib.Z_SYNC_FLUSH)
 
-    def decompress(self, data: bytes, limit: int = MAX_PIECE) -> Iterator[bytes]:
+    def decode(self, data: bytes, limit: int = MAX_PIECE) -> Iterator[bytes]:
         # Slices, because zlib copies the input it has not used yet for every piece.
         for begin in range(0, len(data), _INPUT_SLICE):
             waiting = data[begin : begin + _INPUT_SLICE]
@@ -108,11 +108,11 @@ class Snappy:
         self._buffer = ReceiveBuffer(_HEADER_SIZE)
         self._identified = False
 
-    def compress(self, data: bytes) -> bytes:
+    def encode(self, data: bytes) -> bytes:
         chunks: bytes = self._compressor.compress(data)
         return chunks
 
-    def decompress(self, data: bytes, limit: int = MAX_PIECE) -> Iterator[bytes]:
+    def decode(self, data: bytes, limit: int = MAX_PIECE) -> Iterator[bytes]:
         if not self._buffer.append(data):
             return
         for batch in self._batches(limit):
