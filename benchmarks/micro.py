@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count, cycle
 
-from nsq_compat.nsqd.main import spare_the_collector
+from nsq_compat.net.process import spare_the_collector
 from nsq_compat.protocol.command_reader import CommandReader
 from nsq_compat.protocol.command_table import COMMANDS
 from nsq_compat.protocol.message import make_frames, message_ids

@@ -4,6 +4,7 @@
     tcp_server      knows its connections               http_server     HTTP/1.1 for machines
     connection      a socket and its session            http_connection one HTTP client
     timers          the queue's alarms                  http_reader     bytes to requests, by llhttp
+    process         a daemon's own: asked to stop, looked at
     descriptor_limit  descriptors left to files         http_message    requests and responses as values
 
 May import: ``session`` and below. Sockets are plain non-blocking ones and waiting is done with the event loop's

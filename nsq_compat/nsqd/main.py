@@ -1,11 +1,6 @@
 """``nsqd``: command line in, exit code out."""
 
-import gc
-import signal
 import sys
-
-import gevent
-from gevent.event import Event
 
 from nsq_compat import version_line
 from nsq_compat.cli.errors import OptionError
@@ -13,6 +8,7 @@ from nsq_compat.cli.lifecycle import exit_fatal, read_options
 from nsq_compat.cli.logs import configure
 from nsq_compat.net.descriptor_limit import raise_descriptor_limit
 from nsq_compat.net.listeners import ListenError
+from nsq_compat.net.process import spare_the_collector, stop_signal
 from nsq_compat.nsqd.daemon import Daemon
 from nsq_compat.nsqd.not_yet import refuse_open_doors, warn_of_gaps
 from nsq_compat.nsqd.options import PROGRAM, NsqdOptions, validate
@@ -33,26 +29,13 @@ def main() -> None:
         exit_fatal(PROGRAM, f"failed to instantiate nsqd - {error}")
     warn_of_gaps(options)
     spare_the_collector()
-    stop = Event()
-    # nsqd: both stop it cleanly; while it stops, more of them change nothing.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        gevent.signal_handler(number, stop.set)
+    stop = stop_signal()
     try:
         daemon.start()
     except (MetadataError, OSError) as error:
         exit_fatal(PROGRAM, f"failed to load metadata - {error}")
     stop.wait()
     daemon.stop()
-
-
-def spare_the_collector() -> None:
-    """Keep the garbage collector from walking over what lives long: the program itself, and a backlog of messages.
-
-    Cycles are rare here (frames are bytes, which it does not look into); counting references frees the rest.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,14 @@
 """The daemon as its HTTP API sees it (`web.nsqd_service.NsqdService`)."""
 
-import io
 import logging
 import os
 import time
 from collections.abc import Sequence
 
-import gevent
-from gevent.util import print_run_info
-
 import nsq_compat
 from nsq_compat.cli.logs import parse_log_level, set_level
 from nsq_compat.cli.options import option_value
+from nsq_compat.net.process import Process
 from nsq_compat.net.tcp_server import TcpServer
 from nsq_compat.nsqd.memory import MemoryFigures
 from nsq_compat.nsqd.metadata import MetadataFile
@@ -24,7 +21,7 @@ from nsq_compat.session.nsqd_session import NsqdSession
 log = logging.getLogger(__name__)
 
 
-class Service:
+class Service(Process):
     """`tcp_port` and `http_port` are the bound ones: -1 for a unix socket, 0 where there is no listener."""
 
     def __init__(
@@ -74,11 +71,3 @@ class Service:
 
     def save_metadata(self) -> None:
         self._metadata.save()
-
-    def sleep(self, seconds: float) -> None:
-        gevent.sleep(seconds)
-
-    def greenlet_stacks(self) -> str:
-        text = io.StringIO()
-        print_run_info(file=text)
-        return text.getvalue()

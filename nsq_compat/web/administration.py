@@ -4,7 +4,7 @@ The order of the checks and the two spellings of their codes (INVALID_TOPIC for 
 are nsqd's.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TypeVar
 
 from nsq_compat.net.http_message import Request, Response
@@ -14,7 +14,7 @@ from nsq_compat.queue.exiting import Exiting
 from nsq_compat.queue.topic import Topic
 from nsq_compat.web.nsqd_service import NsqdService
 from nsq_compat.web.publishing import topic_of
-from nsq_compat.web.query import parse_query
+from nsq_compat.web.query import parse_query, required, required_name
 from nsq_compat.web.responses import EMPTY, ApiError
 
 _Target = TypeVar("_Target", Topic, Channel)
@@ -33,7 +33,7 @@ class Administration:
 
     def delete_topic(self, request: Request) -> Response:
         # nsqd: a name that is not valid is just not found, here and where a topic is paused.
-        name = _required(parse_query(request.query), "topic")
+        name = required(parse_query(request.query), "topic")
         try:
             self._broker.delete_topic(name)
         except KeyError:
@@ -41,7 +41,7 @@ class Administration:
         return EMPTY
 
     def empty_topic(self, request: Request) -> Response:
-        name = _required(parse_query(request.query), "topic")
+        name = required(parse_query(request.query), "topic")
         if not is_valid_name(name):
             raise ApiError(400, "INVALID_TOPIC")
         self._topic(name).empty()
@@ -100,12 +100,12 @@ class Administration:
         return topic
 
     def _named_topic(self, request: Request) -> Topic:
-        return self._topic(_required(parse_query(request.query), "topic"))
+        return self._topic(required(parse_query(request.query), "topic"))
 
     def _topic_and_channel_name(self, request: Request) -> tuple[Topic, str]:
         parameters = parse_query(request.query)
-        topic = _required_name(parameters, "topic")
-        channel = _required_name(parameters, "channel")
+        topic = required_name(parameters, "topic")
+        channel = required_name(parameters, "channel")
         return self._topic(topic), channel
 
     def _channel(self, request: Request) -> Channel:
@@ -114,17 +114,3 @@ class Administration:
         if channel is None:
             raise ApiError(404, "CHANNEL_NOT_FOUND")
         return channel
-
-
-def _required(parameters: Mapping[str, str], key: str) -> str:
-    value = parameters.get(key)
-    if value is None:
-        raise ApiError(400, f"MISSING_ARG_{key.upper()}")
-    return value
-
-
-def _required_name(parameters: Mapping[str, str], key: str) -> str:
-    name = _required(parameters, key)
-    if not is_valid_name(name):
-        raise ApiError(400, f"INVALID_ARG_{key.upper()}")
-    return name

@@ -27,7 +27,6 @@ def _routes(service: NsqdService) -> Routes:
     profiling = Profiling(service)
     pub = Route(publishing.publish, publishing.message_admission, logged=False)
     mpub = Route(publishing.publish_many, publishing.batch_admission, logged=False)
-    symbol = Route(profiling.symbol, logged=False)
     return {
         "/ping": {"GET": Route(statistics.ping)},
         "/info": {"GET": Route(statistics.info)},
@@ -51,14 +50,7 @@ def _routes(service: NsqdService) -> Routes:
             "GET": Route(configuration.show),
             "PUT": Route(configuration.change, configuration.admission),
         },
-        "/debug/pprof/": {"GET": Route(profiling.index, logged=False)},
-        "/debug/pprof/cmdline": {"GET": Route(profiling.command_line, logged=False)},
-        "/debug/pprof/symbol": {"GET": symbol, "POST": symbol},
-        "/debug/pprof/profile": {"GET": Route(profiling.profile, logged=False)},
-        "/debug/pprof/heap": {"GET": Route(profiling.heap, logged=False)},
-        "/debug/pprof/goroutine": {"GET": Route(profiling.greenlets, logged=False)},
-        "/debug/pprof/block": {"GET": Route(profiling.block, logged=False)},
-        "/debug/pprof/threadcreate": {"GET": Route(profiling.threads, logged=False)},
+        **profiling.routes("/debug/pprof/"),
         "/debug/setblockrate": {"PUT": Route(profiling.set_block_rate)},
         "/debug/freememory": {"POST": Route(profiling.free_memory)},
     }

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.stats import ClientStats
+from nsq_compat.web.profiling import RunningProcess
 
 
 class NsqdOptions(Protocol):
@@ -32,7 +33,7 @@ class NsqdOptions(Protocol):
     def topology_region(self) -> str: ...
 
 
-class NsqdService(Protocol):
+class NsqdService(RunningProcess, Protocol):
     """The daemon, as its HTTP API sees it."""
 
     @property
@@ -93,9 +94,3 @@ class NsqdService(Protocol):
 
     def save_metadata(self) -> None:
         """Write the names and paused states of topics and channels; failures are the daemon's to log."""
-
-    def sleep(self, seconds: float) -> None:
-        """Wait while others run."""
-
-    def greenlet_stacks(self) -> str:
-        """Every greenlet's and thread's stack, as text."""

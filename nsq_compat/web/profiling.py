@@ -14,13 +14,13 @@ import threading
 import tracemalloc
 from collections import Counter
 from types import FrameType
-from typing import Final
+from typing import Final, Protocol
 
 from nsq_compat.net.http_message import TEXT, Request, Response
 from nsq_compat.protocol.quoting import quote
-from nsq_compat.web.nsqd_service import NsqdService
 from nsq_compat.web.query import parse_query
 from nsq_compat.web.responses import HTML, plain
+from nsq_compat.web.routing import Route, Routes
 
 _NO_SNIFF: Final = ("X-Content-Type-Options", "nosniff")
 _is_integer = re.compile(r"[+-]?[0-9]{1,19}").fullmatch
@@ -41,16 +41,41 @@ _SAMPLE_INTERVAL: Final = 0.01
 _HEAP_LINES: Final = 100
 
 
+class RunningProcess(Protocol):
+    """What cannot be known here."""
+
+    def sleep(self, seconds: float) -> None:
+        """Wait while others run."""
+
+    def greenlet_stacks(self) -> str:
+        """Every greenlet's and thread's stack, as text."""
+
+
 class Profiling:
-    def __init__(self, service: NsqdService) -> None:
-        self._service = service
+    def __init__(self, process: RunningProcess) -> None:
+        self._process = process
         self._sampling = False
 
     # --- /debug/pprof -------------------------------------------------------------------------------------------------
 
+    def routes(self, index: str) -> Routes:
+        """The profiles' routes; at which path their index is differs between NSQ's daemons in a slash."""
+        symbol = Route(self.symbol, logged=False)
+        return {
+            index: {"GET": Route(self.index, logged=False)},
+            "/debug/pprof/cmdline": {"GET": Route(self.command_line, logged=False)},
+            "/debug/pprof/symbol": {"GET": symbol, "POST": symbol},
+            "/debug/pprof/profile": {"GET": Route(self.profile, logged=False)},
+            "/debug/pprof/heap": {"GET": Route(self.heap, logged=False)},
+            "/debug/pprof/goroutine": {"GET": Route(self.greenlets, logged=False)},
+            "/debug/pprof/block": {"GET": Route(self.block, logged=False)},
+            "/debug/pprof/threadcreate": {"GET": Route(self.threads, logged=False)},
+        }
+
     def index(self, request: Request) -> Response:
+        folder = "" if request.path.endswith("/") else "pprof/"
         rows = "".join(
-            f'<tr><td><a href="{name}">{name}</a></td><td>{html.escape(text)}</td></tr>\n'
+            f'<tr><td><a href="{folder}{name}">{name}</a></td><td>{html.escape(text)}</td></tr>\n'
             for name, text in _PROFILES.items()
         )
         page = f"<html>\n<head><title>/debug/pprof/</title></head>\n<body>\n<table>\n{rows}</table>\n</body>\n</html>\n"
@@ -63,7 +88,7 @@ class Profiling:
         return _dump("num_symbols: 0\n")
 
     def greenlets(self, request: Request) -> Response:
-        return _dump(self._service.greenlet_stacks())
+        return _dump(self._process.greenlet_stacks())
 
     def block(self, request: Request) -> Response:
         return _dump("--- contention:\nnot recorded: greenlets wait in the event loop, see goroutine\n")
@@ -101,7 +126,7 @@ class Profiling:
         before = signal.signal(signal.SIGPROF, lambda _, frame: stacks.update((_stack_text(frame),)))
         signal.setitimer(signal.ITIMER_PROF, _SAMPLE_INTERVAL, _SAMPLE_INTERVAL)
         try:
-            self._service.sleep(seconds)
+            self._process.sleep(seconds)
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
             # A last signal may still be on its way; the default action would end the process.

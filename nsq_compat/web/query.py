@@ -5,6 +5,7 @@ from functools import lru_cache
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
+from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.web.responses import ApiError
 
 _REMEMBERED_LENGTH: Final = 256
@@ -44,6 +45,22 @@ def _unescape(text: bytes) -> str:
     if b"+" in text:
         text = text.replace(b"+", b" ")
     return unquote_to_bytes(text).decode("utf-8", errors="surrogateescape")
+
+
+def required(parameters: Mapping[str, str], key: str) -> str:
+    """A parameter's value. Raises ``ApiError`` when it is not there."""
+    value = parameters.get(key)
+    if value is None:
+        raise ApiError(400, f"MISSING_ARG_{key.upper()}")
+    return value
+
+
+def required_name(parameters: Mapping[str, str], key: str) -> str:
+    """A topic's or channel's name. Raises ``ApiError`` when it is not there, or not legal."""
+    name = required(parameters, key)
+    if not is_valid_name(name):
+        raise ApiError(400, f"INVALID_ARG_{key.upper()}")
+    return name
 
 
 _BOOLEANS: Final = {"true": True, "1": True, "false": False, "0": False}

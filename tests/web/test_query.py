@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq_compat.web.query import parse_boolean, parse_query
+from nsq_compat.web.query import parse_boolean, parse_query, required, required_name
 from nsq_compat.web.responses import ApiError
 
 
@@ -47,3 +47,18 @@ def test_any_bytes_are_parameters_or_an_invalid_request(query):
 def test_booleans_have_four_spellings():
     spellings = ("true", "1", "false", "0", "", "TRUE", "yes")
     assert [parse_boolean(each) for each in spellings] == [True, True, False, False, None, None, None]
+
+
+def test_what_a_route_needs_is_there_or_named_in_the_error():
+    parameters = {"topic": "t", "channel": "", "node": "anything at all"}
+    assert required(parameters, "node") == "anything at all"
+    assert required(parameters, "channel") == ""
+    assert required_name(parameters, "topic") == "t"
+    for ask, key, code in (
+        (required, "secret", "MISSING_ARG_SECRET"),
+        (required_name, "secret", "MISSING_ARG_SECRET"),
+        (required_name, "channel", "INVALID_ARG_CHANNEL"),
+        (required_name, "node", "INVALID_ARG_NODE"),
+    ):
+        with pytest.raises(ApiError, match=code):
+            ask(parameters, key)

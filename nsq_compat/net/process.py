@@ -1,0 +1,41 @@
+"""What a daemon asks of its own process: when to stop, and what is going on in it."""
+
+import gc
+import io
+import signal
+
+import gevent
+from gevent.event import Event
+from gevent.util import print_run_info
+
+
+def stop_signal() -> Event:
+    """Set once this process is asked to stop, by SIGTERM or SIGINT; while it stops, more of them change nothing."""
+    stop = Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        gevent.signal_handler(number, stop.set)
+    return stop
+
+
+def spare_the_collector() -> None:
+    """Keep the garbage collector from walking over what lives long: the program itself, and what a daemon keeps.
+
+    Cycles are rare here (frames are bytes, which it does not look into); counting references frees the rest.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+
+
+class Process:
+    """The running process as /debug looks at it (`web.profiling.RunningProcess`)."""
+
+    def sleep(self, seconds: float) -> None:
+        """Wait while others run."""
+        gevent.sleep(seconds)
+
+    def greenlet_stacks(self) -> str:
+        """Every greenlet's and thread's stack, as text."""
+        text = io.StringIO()
+        print_run_info(file=text)
+        return text.getvalue()

@@ -1,0 +1,56 @@
+"""A daemon's own process: asked to stop, and looked at."""
+
+import gc
+import os
+import signal
+from collections.abc import Iterator
+
+import gevent
+import pytest
+
+from nsq_compat.net.process import Process, spare_the_collector, stop_signal
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_a_request_to_stop_and_more_of_them_change_nothing(number):
+    before = signal.getsignal(number)
+    stop = stop_signal()
+    try:
+        assert not stop.is_set()
+        os.kill(os.getpid(), number)
+        assert stop.wait(20)
+        os.kill(os.getpid(), number)
+        gevent.sleep(0)
+    finally:
+        signal.signal(number, before)
+
+
+def test_others_run_while_one_sleeps():
+    ran: list[str] = []
+    gevent.spawn(ran.append, "other")
+    Process().sleep(0)
+    assert ran == ["other"]
+
+
+def test_the_stacks_of_greenlets_name_what_they_do():
+    def a_greenlet_of_this_test() -> None:
+        gevent.sleep(60)
+
+    greenlet = gevent.spawn(a_greenlet_of_this_test)
+    gevent.sleep(0)
+    assert "a_greenlet_of_this_test" in Process().greenlet_stacks()
+    greenlet.kill()
+
+
+@pytest.fixture
+def collector() -> Iterator[None]:
+    threshold = gc.get_threshold()
+    yield
+    gc.unfreeze()
+    gc.set_threshold(*threshold)
+
+
+@pytest.mark.usefixtures("collector")
+def test_the_collector_leaves_alone_what_is_there_at_the_start():
+    spare_the_collector()
+    assert gc.get_freeze_count() > 0
