@@ -15,12 +15,13 @@ CHECKPOINT_HEADER: Final = Struct(
     "log_seq" / Int64ub,
     "clock_offset" / Float64b,
     "last_id" / Bytes(16),
-    "paused" / Int8ub,
+    "held_back" / Int8ub,
     "channels" / Int32ub,
 )
 """``crc`` is the CRC-32C of everything behind it. The log's end is where recovery begins to look. ``clock_offset``
 turns the entries' monotonic due times into seconds since 1970. ``last_id`` is the greatest message id given out.
-``paused`` is 1 for a topic that holds back what is published."""
+``held_back`` says why a topic holds back what is published: 1 if it is paused, 2 if it waits to know its channels, 3
+for both."""
 
 CHECKPOINT_CHANNEL: Final = Struct(
     "name_length" / Int8ub,

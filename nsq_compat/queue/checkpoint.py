@@ -21,6 +21,7 @@ ENTRY = derive(checkpoint_schema.CHECKPOINT_ENTRY)
 _ENTRY_ID = ENTRY.slices["id"]
 _CHECKED = HEADER.slices["crc"].stop
 
+_PAUSED, _AWAITS_CHANNELS = 1, 2
 _AT_ONCE = bytes(8)  # a due time of 0
 
 HELD_BY_TOPIC = ""
@@ -66,6 +67,7 @@ class Checkpoint:
     last_id: bytes
     places: dict[str, Place]
     paused: bool = False
+    awaits_channels: bool = False
 
     def encode(self) -> bytes:
         """The file's content."""
@@ -76,7 +78,8 @@ class Checkpoint:
             parts += (GAP.pack(*gap) for gap in place.gaps)
             parts += place.entries
         rest = b"".join(parts)
-        header = HEADER.pack(0, *self.end, self.clock_offset, self.last_id, self.paused, len(self.places))
+        held_back = self.paused * _PAUSED | self.awaits_channels * _AWAITS_CHANNELS
+        header = HEADER.pack(0, *self.end, self.clock_offset, self.last_id, held_back, len(self.places))
         crc = google_crc32c.extend(google_crc32c.value(header[_CHECKED:]), rest)
         return header[: _CHECKED - 4] + struct.pack(">I", crc) + header[_CHECKED:] + rest
 
@@ -84,7 +87,7 @@ class Checkpoint:
 def decode(data: bytes) -> Checkpoint:
     """The checkpoint of a file's content. Raises ``BadCheckpoint``."""
     try:
-        crc, segment, offset, seq, clock_offset, last_id, paused, count = HEADER.unpack_from(data)
+        crc, segment, offset, seq, clock_offset, last_id, held_back, count = HEADER.unpack_from(data)
         if google_crc32c.value(data[_CHECKED:]) != crc:
             raise BadCheckpoint("checksum does not match")
         places: dict[str, Place] = {}
@@ -101,7 +104,9 @@ def decode(data: bytes) -> Checkpoint:
             places[name] = Place(place, _cut(data, gaps_end, position, ENTRY.size), passed_over)
     except (struct.error, ValueError) as error:
         raise BadCheckpoint(str(error)) from None
-    return Checkpoint(LogEnd(segment, offset, seq), clock_offset, last_id, places, bool(paused))
+    end = LogEnd(segment, offset, seq)
+    reasons = bool(held_back & _PAUSED), bool(held_back & _AWAITS_CHANNELS)
+    return Checkpoint(end, clock_offset, last_id, places, *reasons)
 
 
 def entries_at_once(messages: Iterable[tuple[bytes, int]]) -> list[bytes]:

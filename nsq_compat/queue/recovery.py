@@ -19,7 +19,9 @@ from nsq_compat.queue.group import (
     CHANNEL_EMPTIED,
     DEFERRED,
     MESSAGES,
+    TOPIC_AWAITS_CHANNELS,
     TOPIC_EMPTIED,
+    TOPIC_KNOWS_CHANNELS,
     TOPIC_PAUSED,
     TOPIC_UNPAUSED,
     Group,
@@ -39,6 +41,7 @@ class Recovered:
     clock_offset: float = 0.0
     last_id: bytes = _NO_ID
     paused: bool = False
+    awaits_channels: bool = False
     channels: dict[str, Place] = field(default_factory=dict)
     held: Place | None = None
     """What no channel has got, if any is held back."""
@@ -46,6 +49,11 @@ class Recovered:
     """Channels that were deleted, whoever still names them."""
     everything: Place | None = None
     """All there is, for channels that nobody knows more of; None if there was a checkpoint."""
+
+    @property
+    def held_back(self) -> bool:
+        """Whether channels get nothing of what is published."""
+        return self.paused or self.awaits_channels
 
     @property
     def places(self) -> list[Place]:
@@ -60,7 +68,9 @@ def recover(last: Checkpoint | None, log: TopicLog) -> Recovered:
     else:
         topic = Recovered(last.end.seq, last.clock_offset, last.last_id, channels=dict(last.places))
         topic.held = topic.channels.pop(HELD_BY_TOPIC, None)
-        topic.paused = last.paused or (topic.held is not None and bool(topic.channels))
+        topic.awaits_channels = last.awaits_channels
+        holds = topic.held is not None and bool(topic.channels)
+        topic.paused = last.paused or (holds and not topic.awaits_channels)
     kept = {message_id(frame): attempts(frame) for frame in log.kept_frames()} if last is None else {}
     for group in log.recovered():
         topic.end = max(topic.end, group.first_seq)  # numbers are used up without a message in the log, at level memory
@@ -79,7 +89,7 @@ def _give_everything_to_everybody(topic: Recovered, everything: Place, kept: dic
     topic.last_id = max(topic.last_id, max(kept, default=_NO_ID))
     topic.channels = {name: Place(everything.position, list(everything.entries)) for name in topic.channels}
     topic.held = None if topic.channels else everything
-    topic.paused = False
+    topic.paused = topic.awaits_channels = False
 
 
 def _messages(topic: Recovered, group: Group) -> None:
@@ -113,7 +123,7 @@ def _channel_created(topic: Recovered, group: Group) -> None:
     if name in topic.channels:
         return
     place = Place(group.first_seq)
-    if topic.held is not None and not topic.paused:
+    if topic.held is not None and not topic.held_back:
         place, topic.held = topic.held, None  # the first channel takes what the topic held
     if not is_ephemeral(name):  # which would have ended with the process, and what it took with it
         topic.channels[name] = place
@@ -142,13 +152,31 @@ def _topic_emptied(topic: Recovered, group: Group) -> None:
 
 def _topic_paused(topic: Recovered, group: Group) -> None:
     topic.paused = True
-    if topic.held is None:
-        topic.held = Place(group.first_seq)
+    _hold(topic, group)
 
 
 def _topic_unpaused(topic: Recovered, group: Group) -> None:
     topic.paused = False
-    if topic.held is not None and topic.channels:
+    _hand_over(topic)
+
+
+def _topic_awaits_channels(topic: Recovered, group: Group) -> None:
+    topic.awaits_channels = True
+    _hold(topic, group)
+
+
+def _topic_knows_channels(topic: Recovered, group: Group) -> None:
+    topic.awaits_channels = False
+    _hand_over(topic)
+
+
+def _hold(topic: Recovered, group: Group) -> None:
+    if topic.held is None:
+        topic.held = Place(group.first_seq)
+
+
+def _hand_over(topic: Recovered) -> None:
+    if topic.held is not None and topic.channels and not topic.held_back:
         for place in topic.channels.values():
             place.entries += topic.held.entries
         topic.held = None
@@ -167,4 +195,6 @@ _REPLAY = {
     TOPIC_EMPTIED: _topic_emptied,
     TOPIC_PAUSED: _topic_paused,
     TOPIC_UNPAUSED: _topic_unpaused,
+    TOPIC_AWAITS_CHANNELS: _topic_awaits_channels,
+    TOPIC_KNOWS_CHANNELS: _topic_knows_channels,
 }

@@ -1,7 +1,8 @@
 """A topic: makes messages of bodies, writes them down, and hands the same frames to each of its channels.
 
 While there is no channel, or the topic is paused, messages wait here; the first channel gets all of them, a later one
-only what comes after it.
+only what comes after it. So they do while a new topic waits to know which channels there are elsewhere: publishing goes
+on, and what was published goes to all of them when they are known.
 
 Invariants:
 
@@ -25,7 +26,9 @@ from nsq_compat.queue.group import (
     CHANNEL_DELETED,
     CHANNEL_EMPTIED,
     DEFERRED,
+    TOPIC_AWAITS_CHANNELS,
     TOPIC_EMPTIED,
+    TOPIC_KNOWS_CHANNELS,
     TOPIC_PAUSED,
     TOPIC_UNPAUSED,
 )
@@ -65,6 +68,7 @@ class Topic:
         self.name = name
         self.ephemeral = is_ephemeral(name)
         self.paused = False
+        self.awaits_channels = False
         self.exiting = False
         self.channels: dict[str, Channel] = {}
         self.message_count = 0
@@ -184,7 +188,7 @@ class Topic:
         log.info("TOPIC(%s): deleting channel %s", self.name, channel.name)
         del self.channels[channel.name]
         channel.delete()
-        if not self.channels and not self.paused:
+        if not self.channels and not self._held_back:
             self._held, self._held_deferred = self._hold_from_here()
         if not channel.ephemeral or self._holding:
             self._note(CHANNEL_DELETED, channel.name)
@@ -197,8 +201,7 @@ class Topic:
     def pause(self) -> None:
         """Keep what is published; the channels go on with what they have."""
         if not self.paused:
-            if not self._holding:
-                self._held, self._held_deferred = self._hold_from_here()
+            self._begin_holding()
             self.paused = True
             self._note(TOPIC_PAUSED, "")
             self._note_change()
@@ -208,9 +211,30 @@ class Topic:
         if self.paused:
             self.paused = False
             self._note(TOPIC_UNPAUSED, "")
-            self._hand_over()
-            self._note_ephemeral()
+            self._end_holding()
+
+    def await_channels(self) -> None:
+        """Keep what is published until `learn_channels`; those who publish notice nothing."""
+        if not self.awaits_channels:
+            self._begin_holding()
+            self.awaits_channels = True
+            self._note(TOPIC_AWAITS_CHANNELS, "")
             self._note_change()
+
+    def learn_channels(self, names: Iterable[str]) -> None:
+        """Make these channels, and give all there are what was kept. Raises ``Exiting``, ``OSError``: ask again then.
+
+        nsqd: not the ephemeral ones, which have no consumer here.
+        """
+        if self.exiting:
+            raise Exiting
+        for name in names:
+            if not is_ephemeral(name):
+                self.channel(name)
+        if self.awaits_channels:
+            self.awaits_channels = False
+            self._note(TOPIC_KNOWS_CHANNELS, "")
+            self._end_holding()
 
     def empty(self) -> None:
         """Drop what no channel has got yet; the channels keep what they have (nsqd)."""
@@ -267,7 +291,8 @@ class Topic:
             entries = [*entries_at_once(self._held_restored), *self._held_deferred.keys()]
             places[HELD_BY_TOPIC] = Place(self._held.position, entries)
         offset = now_ns / _NS_PER_SECOND - now
-        return Checkpoint(self.store.log.end._replace(seq=self._seq), offset, self._ids.last, places, self.paused)
+        end = self.store.log.end._replace(seq=self._seq)
+        return Checkpoint(end, offset, self._ids.last, places, self.paused, self.awaits_channels)
 
     def release(self, saved: Checkpoint) -> None:
         """Delete what is not needed any more now that this checkpoint is saved."""
@@ -281,6 +306,7 @@ class Topic:
         self._seq = before.end
         self._ids.start_after(before.last_id)
         self.paused = before.paused
+        self.awaits_channels = before.awaits_channels
         held = before.held
         stands = before.end if held is None else held.position
         for name, place in before.channels.items():
@@ -290,6 +316,8 @@ class Topic:
                 self._note(CHANNEL_CREATED, name, stands)
             if self.paused:
                 self._note(TOPIC_PAUSED, "", stands)
+            if self.awaits_channels:
+                self._note(TOPIC_AWAITS_CHANNELS, "", stands)
         place = Place(stands) if held is not None or before.everything is None else before.everything
         for name in channels:
             if name not in self.channels and name not in before.gone and not is_ephemeral(name):
@@ -309,7 +337,20 @@ class Topic:
 
     @property
     def _holding(self) -> bool:
-        return self.paused or not self.channels
+        return self._held_back or not self.channels
+
+    @property
+    def _held_back(self) -> bool:
+        return self.paused or self.awaits_channels
+
+    def _begin_holding(self) -> None:
+        if not self._holding:
+            self._held, self._held_deferred = self._hold_from_here()
+
+    def _end_holding(self) -> None:
+        self._hand_over()
+        self._note_ephemeral()
+        self._note_change()
 
     def _hold_from_here(self) -> tuple[Cursor, Deferred]:
         topic_log = self.store.log if self.store is not None else None

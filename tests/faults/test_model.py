@@ -37,7 +37,7 @@ from nsq_compat.queue.cursor import Cursor
 from nsq_compat.queue.data_path import our_folder
 from nsq_compat.queue.deferred import Deferred
 from nsq_compat.queue.files import Files
-from nsq_compat.queue.group import DEFERRED
+from nsq_compat.queue.group import DEFERRED, TOPIC_AWAITS_CHANNELS
 from nsq_compat.queue.guid import GuidFactory
 from nsq_compat.queue.in_flight import InFlight
 from nsq_compat.queue.limits import QueueLimits
@@ -147,6 +147,7 @@ class Model:
     """One topic."""
 
     paused: bool = False
+    awaits_channels: bool = False
     held: Messages = field(default_factory=Messages)
     channels: dict[str, Messages] = field(default_factory=dict)
 
@@ -157,7 +158,7 @@ class Model:
 
     @property
     def holding(self) -> bool:
-        return self.paused or not self.channels
+        return self.paused or self.awaits_channels or not self.channels
 
     def publish(self, bodies: Sequence[Body], due: float | None) -> None:
         for each in [self.held] if self.holding else self.channels.values():
@@ -174,6 +175,13 @@ class Model:
         self.paused = False
         self._hand_over()
 
+    def await_channels(self) -> None:
+        self.awaits_channels = True
+
+    def learn_channels(self) -> None:
+        self.awaits_channels = False
+        self._hand_over()
+
     def empty(self) -> None:
         self.held = Messages()
 
@@ -182,9 +190,8 @@ class Model:
 
     def copy(self, shift: float) -> "Model":
         """`shift` makes due times those of the other clock."""
-        return Model(
-            self.paused, self.held.copy(shift), {name: each.copy(shift) for name, each in self.channels.items()}
-        )
+        channels = {name: each.copy(shift) for name, each in self.channels.items()}
+        return Model(self.paused, self.awaits_channels, self.held.copy(shift), channels)
 
     def after_end(self, shift: float) -> "Model":
         """As a restart finds it."""
@@ -297,6 +304,7 @@ class QueueOnDisk(RuleBasedStateMachine):
             model = self.topics[name].durable.after_end(0)
             real = self.broker.restore(name, model.lasting, self.now, self.now_ns)
             real.unpause()
+            real.learn_channels(["archive"])
             real.channel("archive")
             self.broker.schedule.run(self.now + A_YEAR)
             for channel in real.channels.values():
@@ -537,6 +545,22 @@ class QueueOnDisk(RuleBasedStateMachine):
         self.serve()
 
     @rule(topic=topics)
+    def a_topic_awaits_its_channels(self, topic: str) -> None:
+        real, known = self.topic(topic)
+        real.await_channels()
+        self.logged(real, known, Model.await_channels)
+
+    @rule(topic=topics, channels=st.sets(st.sampled_from(["archive", "metrics", EPHEMERAL])))
+    def a_topic_learns_its_channels(self, topic: str, channels: set[str]) -> None:
+        real, known = self.topic(topic)
+        real.learn_channels(sorted(channels))
+        for name in sorted(channels - {EPHEMERAL} - known.live.channels.keys()):
+            for each in known.all:
+                each.create(name)
+        self.logged(real, known, Model.learn_channels)
+        self.serve()
+
+    @rule(topic=topics)
     def empty_topic(self, topic: str) -> None:
         real, known = self.topic(topic)
         real.empty()
@@ -661,7 +685,7 @@ class QueueOnDisk(RuleBasedStateMachine):
     def everything_is_where_it_must_be(self) -> None:
         for name, known in self.topics.items():
             real, model = self.broker.topics[name], known.live
-            assert real.paused == model.paused
+            assert (real.paused, real.awaits_channels) == (model.paused, model.awaits_channels)
             assert real.channels.keys() == model.channels.keys()
             assert real.depth == len(model.held.waiting) + len(model.held.deferred)
             assert real.store is not None
@@ -678,7 +702,7 @@ class QueueOnDisk(RuleBasedStateMachine):
         """Everybody gets everything, and when all is finished nothing is left, not even after a crash."""
         for name in list(self.topics):
             self.unpause_topic(name)
-            self.new_channel(name, "archive")
+            self.a_topic_learns_its_channels(name, {"archive"})
         self.now += A_YEAR
         self.serve()
         for name, known in self.topics.items():
@@ -806,7 +830,8 @@ def test_the_machine_finds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         find_a_failure(machine)
 
 
-def test_the_machine_finds_a_recovery_that_forgets_deferred_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(recovery._REPLAY, DEFERRED, lambda topic, group: None)
+@pytest.mark.parametrize("kind", [DEFERRED, TOPIC_AWAITS_CHANNELS], ids=["deferred messages", "a wait for channels"])
+def test_the_machine_finds_a_recovery_that_forgets(kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(recovery._REPLAY, kind, lambda topic, group: None)
     with pytest.raises((AssertionError, KeyError, ExceptionGroup)):
         find_a_failure(QueueOnDisk)

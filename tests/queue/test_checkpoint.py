@@ -30,6 +30,7 @@ checkpoints = st.builds(
     ids,
     st.dictionaries(names, places, max_size=4),
     st.booleans(),
+    st.booleans(),
 )
 SMALL = Checkpoint(
     LogEnd(1, 400, 9), 1.5, b"%016x" % 77, {"c": Place(3, entries_at_once([(b"%016x" % 5, 2)]), [(4, 6)])}, True
@@ -43,7 +44,7 @@ def test_what_is_decoded_is_what_was_encoded(checkpoint):
 
 def test_the_bytes_are_those_of_the_declaration():
     parsed = checkpoint_schema.CHECKPOINT.parse(SMALL.encode())
-    assert (parsed.header.log_offset, parsed.header.paused, parsed.places[0].name) == (400, 1, b"c")
+    assert (parsed.header.log_offset, parsed.header.held_back, parsed.places[0].name) == (400, 1, b"c")
     assert parsed.places[0].gaps[0].end == 6
     assert checkpoint_schema.CHECKPOINT.build(parsed) == SMALL.encode()
 

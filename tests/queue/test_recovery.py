@@ -10,7 +10,9 @@ from nsq_compat.queue.group import (
     CHANNEL_DELETED,
     CHANNEL_EMPTIED,
     DEFERRED,
+    TOPIC_AWAITS_CHANNELS,
     TOPIC_EMPTIED,
+    TOPIC_KNOWS_CHANNELS,
     TOPIC_PAUSED,
     TOPIC_UNPAUSED,
 )
@@ -46,9 +48,10 @@ class Past:
         self.serial += count
         return make_frames(ids, 0, [b"x" * size] * count)
 
-    def checkpoint(self, clock_offset=0.0, paused=False, **places):
+    def checkpoint(self, clock_offset=0.0, paused=False, awaits_channels=False, **places):
         places = {name.replace("held", HELD_BY_TOPIC): place for name, place in places.items()}
-        return Checkpoint(self.log.end._replace(seq=self.seq), clock_offset, b"0" * 16, places, paused)
+        end = self.log.end._replace(seq=self.seq)
+        return Checkpoint(end, clock_offset, b"0" * 16, places, paused, awaits_channels)
 
     def recovered(self, last=None):
         log = TopicLog.open(OsFiles(), self.folder, segment_size=500, start=last.end if last else None)
@@ -234,6 +237,40 @@ def test_a_topic_that_holds_has_a_place_in_the_checkpoint(past):
     assert (topic.held, topic.paused, topic.channels) == (Place(1), False, {})
     topic = past.recovered(past.checkpoint(held=Place(1), paused=True))
     assert (topic.held, topic.paused) == (Place(1), True)
+
+
+def test_a_topic_that_waited_to_know_its_channels_waits_again(past):
+    past.noted(TOPIC_AWAITS_CHANNELS)
+    past.noted(CHANNEL_CREATED, "own")
+    past.published(2)
+    held = past.deferred(9)
+    topic = past.recovered()
+    assert (topic.awaits_channels, topic.paused, topic.held.position) == (True, False, 0)
+    past.noted(CHANNEL_CREATED, "learned", 0)
+    past.noted(TOPIC_KNOWS_CHANNELS)
+    topic = past.recovered()
+    assert (topic.awaits_channels, topic.held) == (False, None)
+    for name in ("own", "learned"):
+        assert (topic.channels[name].position, unfinished(topic.channels[name])) == (0, [(held, 9.0)])
+
+
+@pytest.mark.parametrize("first", [TOPIC_KNOWS_CHANNELS, TOPIC_UNPAUSED])
+def test_who_is_paused_and_waits_to_know_its_channels_holds_until_both_are_over(past, first):
+    past.noted(CHANNEL_CREATED, "a")
+    past.noted(TOPIC_PAUSED)
+    past.noted(TOPIC_AWAITS_CHANNELS)
+    past.published(1)
+    past.noted(first)
+    topic = past.recovered()
+    assert topic.held == Place(0)
+    assert (topic.paused, topic.awaits_channels) == (first == TOPIC_KNOWS_CHANNELS, first == TOPIC_UNPAUSED)
+    past.noted(TOPIC_UNPAUSED if first == TOPIC_KNOWS_CHANNELS else TOPIC_KNOWS_CHANNELS)
+    assert past.recovered().held is None
+
+
+def test_a_checkpoint_says_that_a_topic_waits_to_know_its_channels(past):
+    topic = past.recovered(past.checkpoint(awaits_channels=True, held=Place(0), a=Place(0)))
+    assert (topic.awaits_channels, topic.paused) == (True, False)
 
 
 def test_a_topic_with_channels_that_holds_is_paused(past):

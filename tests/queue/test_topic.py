@@ -5,6 +5,7 @@ import pytest
 
 from nsq_compat.protocol import message
 from nsq_compat.queue.exiting import Exiting
+from nsq_compat.queue.storage import Durability
 
 NOW_NS = 1_700_000_000_000_000_000
 
@@ -177,6 +178,107 @@ def test_emptying_drops_what_no_channel_has_got_yet_and_nothing_else(daemon):
     daemon.waits(5)
     assert daemon.topic().depth == 0
     assert consumer.takes() == [b"a"]
+
+
+# --- While it waits to know its channels ------------------------------------------------------------------------------
+
+
+def test_a_topic_that_waits_to_know_its_channels_takes_what_is_published_and_then_gives_it_to_all(daemon):
+    topic = daemon.topic()
+    topic.await_channels()
+    own = daemon.consumer("own")
+    daemon.publishes(b"a")
+    daemon.publishes(b"later", defer=5.0)
+    assert own.takes() == []
+    assert topic.depth == 2
+    topic.learn_channels(["archive", "own"])
+    assert own.awake
+    archive = daemon.consumer("archive")
+    assert own.takes() == archive.takes() == [b"a"]
+    daemon.waits(5)
+    assert own.takes() == archive.takes() == [b"later"]
+    assert (topic.depth, topic.awaits_channels) == (0, False)
+
+
+def test_an_ephemeral_channel_is_not_made_for_nobody(daemon):
+    daemon.topic().await_channels()
+    daemon.topic().learn_channels(["tail#ephemeral"])
+    assert daemon.topic().channels == {}
+
+
+def test_a_topic_that_learns_of_no_channel_keeps_what_it_has_for_its_first(daemon):
+    daemon.topic().await_channels()
+    daemon.publishes(b"a")
+    daemon.topic().learn_channels([])
+    assert daemon.topic().depth == 1
+    assert daemon.consumer().takes() == [b"a"]
+
+
+def test_a_topic_that_was_paused_meanwhile_stays_so_when_it_knows_its_channels(daemon):
+    topic, consumer = daemon.topic(), daemon.consumer()
+    topic.await_channels()
+    topic.pause()
+    daemon.publishes(b"a")
+    topic.learn_channels(["metrics"])
+    assert consumer.takes() == []
+    topic.unpause()
+    assert consumer.takes() == daemon.consumer("metrics").takes() == [b"a"]
+
+
+def test_the_last_channel_takes_nothing_along_that_the_topic_holds_for_those_to_come(daemon, channel):
+    topic = daemon.topic()
+    topic.await_channels()
+    daemon.publishes(b"a")
+    topic.delete_channel("archive")
+    topic.learn_channels(["metrics"])
+    assert daemon.consumer("metrics").takes() == [b"a"]
+
+
+def test_a_topic_that_ends_learns_of_no_channel_any_more(daemon):
+    topic = daemon.topic()
+    topic.await_channels()
+    daemon.publishes(b"a")
+    topic.close()
+    with pytest.raises(Exiting):
+        topic.learn_channels([])
+    assert (topic.awaits_channels, topic.depth) == (True, 1)
+
+
+def test_a_topic_that_cannot_write_a_channel_down_waits_on(logging_daemon, disk, monkeypatch):
+    topic, consumer = logging_daemon.topic(), logging_daemon.consumer()
+    topic.await_channels()
+    logging_daemon.publishes(b"a")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "pwrite", full, raising=False)
+        with pytest.raises(OSError, match="no room"):
+            topic.learn_channels(["metrics"])
+    assert consumer.takes() == []
+    topic.learn_channels(["metrics"])
+    assert consumer.takes() == logging_daemon.consumer("metrics").takes() == [b"a"]
+
+
+@pytest.mark.parametrize(
+    ("end", "durability"), [("kill", Durability.OS), ("stop", Durability.OS), ("stop", Durability.MEMORY)]
+)
+def test_a_restart_goes_on_waiting(data_path, end, durability):
+    before = data_path.start(durability)
+    before.topic().await_channels()
+    before.channel("own")
+    before.publishes(b"a")
+    before.publishes(b"later", defer=5.0)
+    getattr(data_path, end)(before)
+    after = data_path.start(durability)
+    own = after.consumer("own")
+    assert own.takes() == []
+    after.topic().learn_channels(["archive"])
+    archive = after.consumer("archive")
+    assert own.takes() == archive.takes() == [b"a"]
+    after.waits(5)
+    assert own.takes() == archive.takes() == [b"later"]
 
 
 # --- Channels come and go ---------------------------------------------------------------------------------------------
