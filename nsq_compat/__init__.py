@@ -5,7 +5,7 @@ The folders are floors of one house; a module imports from its own folder or fro
     nsqd                      the program: options, wiring, a shutdown order
     cli                       flags, config file, log lines
     web                       HTTP applications
-    net                       sockets and greenlets
+    net, cluster              sockets and greenlets; many daemons over HTTP
     session                   conversations: bytes in, bytes out, no I/O
     queue                     the heart of nsqd: topics, channels, messages in flight
     protocol                  bytes <-> values

@@ -1,0 +1,86 @@
+"""Many daemons asked side by side. One that fails or hangs costs its own answer and nobody else's time."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from nsq_compat.cluster.http_client import UpstreamError
+from nsq_compat.cluster.reading import BadAnswer
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+WIDTH: Final = 128
+"""How many are asked at the same time."""
+_GRACE: Final = 1.0
+# Seconds a call may take beyond its own timeout before it is given up: a daemon that sends its headers byte by byte.
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(Generic[T]):
+    """What could be learned, and the errors of those who did not answer."""
+
+    value: T
+    errors: tuple[str, ...] = ()
+
+
+class AllFailed(Exception):
+    """Nobody answered; the text is what NSQ's nsqadmin says."""
+
+
+def ask_all(who: str, items: Sequence[T], ask: Callable[[T], R], timeout: float) -> Answer[list[tuple[T, R]]]:
+    """`ask` of every item, in the order of the items. Raises `AllFailed` if there is no answer at all.
+
+    nsqadmin: nobody to ask is nobody answered.
+    """
+    answer = tell_all(items, ask, timeout)
+    if not answer.value:
+        raise AllFailed(f"failed to query any {who}: " + "\n".join(answer.errors))
+    return answer
+
+
+def tell_all(items: Sequence[T], call: Callable[[T], R], timeout: float) -> Answer[list[tuple[T, R]]]:
+    """As `ask_all`, but nobody at all is as good as all."""
+    outcomes = _side_by_side(items, call, timeout)
+    done, errors = [], []
+    for item, outcome in zip(items, outcomes, strict=True):
+        if isinstance(outcome, UpstreamError | BadAnswer):
+            errors.append(str(outcome))
+        elif isinstance(outcome, BaseException):
+            raise outcome
+        else:
+            done.append((item, outcome))
+    return Answer(done, tuple(errors))
+
+
+def _side_by_side(items: Sequence[T], call: Callable[[T], R], timeout: float) -> list[R | BaseException]:
+    outcomes: list[R | BaseException] = [UpstreamError(f"{item}: timeout") for item in items]
+    finished: queue.Queue[tuple[int, R | BaseException]] = queue.Queue()
+    waiting = iter(list(enumerate(items)))
+    lock = threading.Lock()
+
+    def work() -> None:
+        while True:
+            with lock:
+                index, item = next(waiting, (-1, None))
+            if item is None:
+                return
+            try:
+                finished.put((index, call(item)))
+            except BaseException as error:
+                finished.put((index, error))
+
+    for _ in range(min(len(items), WIDTH)):
+        # A daemon thread: one that hangs must not keep the program from ending.
+        threading.Thread(target=work, daemon=True).start()
+    rounds = -(-len(items) // WIDTH)
+    deadline = time.monotonic() + rounds * (timeout + _GRACE)
+    with suppress(queue.Empty):
+        for _ in items:
+            index, outcome = finished.get(timeout=max(0.0, deadline - time.monotonic()))
+            outcomes[index] = outcome
+    return outcomes

@@ -1,0 +1,155 @@
+"""One request to one NSQ daemon over HTTP.
+
+Every request ends: it has a deadline from the first byte to the last, and an answer has a largest size. A daemon that
+requires TLS says so with a 403 that names its HTTPS port; the request is then made there.
+"""
+
+import http.client
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.cookiejar import DefaultCookiePolicy
+from typing import Any, Final
+
+import requests
+import urllib3
+
+from nsq_compat.cluster import reading
+from nsq_compat.cluster.reading import BadAnswer
+from nsq_compat.protocol.quoting import quote
+
+LARGEST_ANSWER: Final = 32 * 1024 * 1024
+"""Bytes. A thousand topics with their channels and clients take about one MiB."""
+_LONGEST_QUOTED: Final = 300
+_CHUNK: Final = 64 * 1024
+_REFUSALS: Final = {
+    "Connection refused": "connect: connection refused",
+    "No route to host": "connect: no route to host",
+}
+
+
+class UpstreamError(Exception):
+    """A daemon that could not be asked, or refused; the text says which and why, in NSQ's words where it has some."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpClientOptions:
+    """Times in seconds; files in PEM."""
+
+    connect_timeout: float = 2.0
+    request_timeout: float = 5.0
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_root_ca_file: str = ""
+    tls_skip_verify: bool = False
+
+
+class HttpClient:
+    def __init__(self, options: HttpClientOptions, largest_answer: int = LARGEST_ANSWER) -> None:
+        self.timeout = options.request_timeout
+        self._times = (min(options.connect_timeout, options.request_timeout), options.request_timeout)
+        self._largest_answer = largest_answer
+        session = requests.Session()
+        # nsqadmin: no proxies from the environment. No cookies either: one daemon's are not another's.
+        session.trust_env = False
+        session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=()))
+        # A connection kept over a restart of the daemon would fail the next request.
+        session.headers.update({"Accept": "application/vnd.nsq; version=1.0", "Connection": "close"})
+        session.verify = not options.tls_skip_verify and (options.tls_root_ca_file or True)
+        if options.tls_skip_verify:
+            urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
+        if options.tls_cert:
+            session.cert = (options.tls_cert, options.tls_key)
+        self._session = session
+
+    def get(self, address: str, path: str, **parameters: str) -> Any:
+        """The JSON value a daemon answers. Raises `UpstreamError`."""
+        body = self._request("GET", address, path, parameters, None)
+        try:
+            return reading.load(body)
+        except BadAnswer as error:
+            raise UpstreamError(f"{_url_of('http', address, path, parameters)}: {error}") from None
+
+    def post(self, address: str, path: str, parameters: dict[str, str], body: bytes = b"") -> None:
+        """Tell a daemon something. Raises `UpstreamError`."""
+        self._request("POST", address, path, parameters, body)
+
+    def fetch(self, url: str, headers: dict[str, str] | None = None) -> tuple[int, str, bytes]:
+        """Status, content type and body of any URL."""
+        return self._exchange("GET", url, None, headers)
+
+    def send(self, url: str, body: bytes, headers: dict[str, str]) -> int:
+        """POST to any URL; the status."""
+        return self._exchange("POST", url, body, headers)[0]
+
+    def _request(self, method: str, address: str, path: str, parameters: dict[str, str], body: bytes | None) -> bytes:
+        url = _url_of("http", address, path, parameters)
+        status, _, answer = self._exchange(method, url, body)
+        if status == 403 and (port := _https_port(answer)):
+            secure = f"{address.rpartition(':')[0]}:{port}"
+            status, _, answer = self._exchange(method, _url_of("https", secure, path, parameters), body)
+        if status != 200:
+            reason = http.client.responses.get(status, "")
+            raise UpstreamError(f"got response {status} {reason} {quote(answer[:_LONGEST_QUOTED])}")
+        return answer
+
+    def _exchange(
+        self, method: str, url: str, body: bytes | None, headers: dict[str, str] | None = None
+    ) -> tuple[int, str, bytes]:
+        deadline = time.monotonic() + self.timeout
+        with _in_words(method, url):
+            response = self._session.request(
+                method, url, data=body, headers=headers, timeout=self._times, stream=True, allow_redirects=False
+            )
+            with response:
+                answer = self._read(response, deadline)
+        return response.status_code, response.headers.get("Content-Type", ""), answer
+
+    def _read(self, response: requests.Response, deadline: float) -> bytes:
+        answer = bytearray()
+        # One piece as it comes: to wait for a full buffer would be to wait for a sender that drips.
+        while chunk := response.raw.read1(_CHUNK, decode_content=True):
+            answer += chunk
+            if len(answer) > self._largest_answer:
+                raise UpstreamError(f"the answer is larger than {self._largest_answer} bytes")
+            if time.monotonic() > deadline:
+                raise requests.Timeout
+        return bytes(answer)
+
+
+def _url_of(scheme: str, address: str, path: str, parameters: dict[str, str]) -> str:
+    request = requests.Request("GET", f"{scheme}://{address}/{path}", params=parameters)
+    try:
+        return str(request.prepare().url)
+    except (requests.RequestException, ValueError) as error:
+        raise UpstreamError(f"{address}: {error}") from None
+
+
+def _https_port(answer: bytes) -> int:
+    try:
+        return reading.integer(reading.mapping(reading.load(answer)).get("https_port"))
+    except BadAnswer:
+        return 0
+
+
+@contextmanager
+def _in_words(method: str, url: str) -> Iterator[None]:
+    """Whatever goes wrong with a request becomes an `UpstreamError` that begins as Go's do."""
+    try:
+        yield
+    except UpstreamError as error:
+        raise UpstreamError(f'{method.title()} "{url}": {error}') from None
+    except requests.Timeout:
+        raise UpstreamError(f'{method.title()} "{url}": timeout') from None
+    except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+        raise UpstreamError(f'{method.title()} "{url}": {_reason(url, error)}') from None
+
+
+def _reason(url: str, error: Exception) -> str:
+    words = str(error)
+    for refusal, go_words in _REFUSALS.items():
+        if refusal in words:
+            return f"dial tcp {url.split('/')[2]}: {go_words}"
+    # What requests and urllib3 wrap around a reason names objects and their addresses in memory.
+    return words.rpartition(": ")[2].strip("'\")(") or type(error).__name__

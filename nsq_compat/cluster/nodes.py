@@ -1,0 +1,93 @@
+"""An nsqd as others describe it: an entry of nsqlookupd's /nodes or /lookup, or its own /info."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from nsq_compat.cluster import reading
+from nsq_compat.cluster.reading import BadAnswer
+
+_HOST: Final = re.compile(r"[A-Za-z0-9._:%-]{1,255}")
+_ADDRESS: Final = re.compile(r"(?:[A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.%]{2,60}\]):[0-9]{1,5}")
+_VERSION: Final = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(?:-([0-9A-Za-z.-]+))?(?:\+[0-9A-Za-z.-]+)?")
+
+
+@dataclass(slots=True, kw_only=True)
+class Node:
+    broadcast_address: str
+    hostname: str
+    tcp_port: int
+    http_port: int
+    version: str
+    topology_zone: str = ""
+    topology_region: str = ""
+    remote_address: str = ""
+    remote_addresses: list[str] = field(default_factory=list)
+    """``<nsqlookupd>/<address of the connection>`` for each nsqlookupd that knows the node."""
+    topics: dict[str, bool] = field(default_factory=dict)
+    """Names, and whether the node is tombstoned for the topic."""
+    out_of_date: bool = False
+    """Another node has a newer version."""
+
+    @property
+    def http_address(self) -> str:
+        return join_host_port(self.broadcast_address, self.http_port)
+
+    @property
+    def tcp_address(self) -> str:
+        return join_host_port(self.broadcast_address, self.tcp_port)
+
+    def __str__(self) -> str:
+        return self.http_address
+
+
+def is_address(text: str) -> bool:
+    """Whether it is ``host:port`` and nothing that would mean more in a URL."""
+    return _ADDRESS.fullmatch(text) is not None
+
+
+def join_host_port(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def read_node(value: object) -> Node:
+    """Raises `BadAnswer`."""
+    fields = reading.mapping(value)
+    names = reading.each(reading.text, fields.get("topics"))
+    tombstones = reading.each(reading.boolean, fields.get("tombstones"))
+    # Missing tombstones are none: Go's nsqadmin crashes on them.
+    tombstones += [False] * (len(names) - len(tombstones))
+
+    def text(name: str) -> str:
+        return reading.text(fields.get(name))
+
+    node = Node(
+        broadcast_address=text("broadcast_address"),
+        hostname=text("hostname"),
+        version=text("version"),
+        remote_address=text("remote_address"),
+        topology_zone=text("topology_zone"),
+        topology_region=text("topology_region"),
+        tcp_port=reading.integer(fields.get("tcp_port")),
+        http_port=reading.integer(fields.get("http_port")),
+        topics=dict(sorted(zip(names, tombstones, strict=False))),
+    )
+    if node.broadcast_address and not _HOST.fullmatch(node.broadcast_address):
+        raise BadAnswer("invalid answer: a broadcast address that is none")
+    return node
+
+
+def version_key(version: str) -> tuple[int, int, int, bool, str]:
+    """For comparing; what is not a version is 0.0.0."""
+    match = _VERSION.fullmatch(version)
+    if match is None or len(version) > 100:
+        return (0, 0, 0, True, "")
+    major, minor, patch, before = match.groups()
+    return (int(major), int(minor), int(patch), before is None, before or "")
+
+
+def mark_out_of_date(nodes: Sequence[Node]) -> None:
+    newest = max((version_key(node.version) for node in nodes), default=version_key(""))
+    for node in nodes:
+        node.out_of_date = version_key(node.version) < newest

@@ -1,0 +1,116 @@
+"""Questions to a cluster: daemons that answer well, badly, or not at all."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from nsq_compat.cluster.cluster import AllFailed, Cluster
+
+
+@dataclass
+class Addresses:
+    nsqlookupd_http_addresses: tuple[str, ...] = ()
+    nsqd_http_addresses: tuple[str, ...] = ()
+
+
+@pytest.fixture
+def two(make_daemon):
+    return make_daemon(), make_daemon()
+
+
+@pytest.fixture
+def through_lookupds(client, two):
+    return Cluster(client, Addresses(nsqlookupd_http_addresses=tuple(daemon.address for daemon in two)))
+
+
+@pytest.fixture
+def of_nsqds(client, two):
+    return Cluster(client, Addresses(nsqd_http_addresses=tuple(daemon.address for daemon in two)))
+
+
+def producer(port, **fields):
+    return {"broadcast_address": "n", "hostname": "h", "tcp_port": port, "http_port": port + 1, **fields}
+
+
+def test_topics_are_those_any_nsqlookupd_knows(through_lookupds, two):
+    two[0].says("topics", {"topics": ["b", "a"]})
+    two[1].says("topics", {"topics": ["c", "a"]})
+    assert through_lookupds.topics().value == ["a", "b", "c"]
+
+
+def test_topics_are_those_any_nsqd_has(of_nsqds, two):
+    two[0].says("stats", {"topics": [{"topic_name": "b"}]})
+    two[1].says("stats", {"topics": None})
+    assert of_nsqds.topics().value == ["b"]
+
+
+def test_who_does_not_answer_is_a_warning(through_lookupds, two):
+    two[0].says("topics", {"topics": ["a"]})
+    two[1].says("topics", {"topics": "a"})
+    answer = through_lookupds.topics()
+    assert answer.value == ["a"]
+    assert answer.errors == ("invalid answer: not an array",)
+
+
+def test_nobody_answering_is_an_error(through_lookupds):
+    with pytest.raises(AllFailed, match="failed to query any nsqlookupd: got response 404"):
+        through_lookupds.topics()
+
+
+def test_a_node_known_to_two_is_one_node(through_lookupds, two):
+    two[0].says(
+        "nodes", {"producers": [producer(1, remote_address="r:1", version="1.3.0"), producer(5, version="1.2.0")]}
+    )
+    two[1].says("nodes", {"producers": [producer(1, version="1.3.0")]})
+    nodes = through_lookupds.nodes().value
+    assert [node.tcp_address for node in nodes] == ["n:1", "n:5"]
+    assert nodes[0].remote_addresses == [f"{two[0].address}/r:1", f"{two[1].address}/N/A"]
+    assert nodes[1].out_of_date
+
+
+def test_nsqds_describe_themselves(of_nsqds, two):
+    for daemon in two:
+        daemon.says("info", daemon.info())
+        daemon.says("stats", {"topics": [{"topic_name": "t"}]})
+    nodes = of_nsqds.nodes().value
+    assert [(node.http_address, node.topics) for node in nodes] == [(daemon.address, {"t": False}) for daemon in two]
+
+
+def test_the_producers_of_a_topic_are_the_nsqds_that_have_it(of_nsqds, two):
+    for daemon, topics in zip(two, (["t"], ["u"]), strict=True):
+        daemon.says("info", daemon.info())
+        daemon.says("stats", {"topics": [{"topic_name": name} for name in topics]})
+    assert [node.http_address for node in of_nsqds.producers("t").value] == [two[0].address]
+
+
+def test_the_producers_of_a_topic_are_each_named_once(through_lookupds, two):
+    for daemon in two:
+        daemon.says("lookup", {"producers": [producer(1), producer(3)]})
+    assert sorted(node.http_address for node in through_lookupds.producers("t").value) == ["n:2", "n:4"]
+    assert two[0].heard == ["GET lookup?topic=t"]
+
+
+def test_an_nsqd_that_does_not_say_where_it_is_is_where_it_was_asked(of_nsqds, two):
+    for daemon in two:
+        daemon.says("info", {"version": "0.3.0"})
+        daemon.says("stats", {"topics": []})
+    node = of_nsqds.nodes().value[0]
+    assert node.http_address == two[0].address
+    assert node.hostname == "127.0.0.1"
+
+
+def test_statistics_are_asked_for_as_narrowly_as_possible(of_nsqds, two):
+    two[0].says("info", two[0].info())
+    two[0].says("stats", {"health": "OK", "topics": [{"topic_name": "t"}, {"topic_name": "not asked for"}]})
+    node = of_nsqds.describe(two[0].address)
+    two[0].heard.clear()
+    answer = of_nsqds.statistics([node], "t", "c")
+    assert [topic.topic_name for topic in answer.value[0][1].topics] == ["t"]
+    assert two[0].heard == ["GET stats?format=json&include_mem=false&topic=t&channel=c&include_clients=false"]
+
+
+def test_channels_are_nsqlookupds_knowledge(through_lookupds, of_nsqds, two):
+    for daemon in two:
+        daemon.says("channels", {"channels": ["c"]})
+    assert through_lookupds.channels("t").value == ["c"]
+    assert of_nsqds.channels("t").value == []

@@ -1,0 +1,59 @@
+import threading
+
+import pytest
+
+from nsq_compat.cluster.fan_out import WIDTH, AllFailed, ask_all, tell_all
+from nsq_compat.cluster.http_client import UpstreamError
+from nsq_compat.cluster.reading import BadAnswer
+
+
+def test_answers_come_in_the_order_of_the_asked():
+    answer = ask_all("nsqd", list(range(1000)), lambda number: number * 2, 20)
+    assert answer.value == [(number, number * 2) for number in range(1000)]
+    assert answer.errors == ()
+
+
+def test_all_are_asked_at_the_same_time():
+    together = threading.Barrier(WIDTH, timeout=20)
+    answer = ask_all("nsqd", list(range(WIDTH)), lambda _: together.wait() >= 0, 20)
+    assert len(answer.value) == WIDTH
+
+
+def test_who_fails_costs_only_its_own_answer():
+    def ask(name):
+        if name == "b":
+            raise UpstreamError("b is gone")
+        if name == "c":
+            raise BadAnswer("c lies")
+        return name
+
+    answer = ask_all("nsqd", ["a", "b", "c"], ask, 20)
+    assert answer.value == [("a", "a")]
+    assert answer.errors == ("b is gone", "c lies")
+
+
+def test_nobody_answering_is_said_with_everybodys_reason():
+    def ask(name):
+        raise UpstreamError(f"{name} is gone")
+
+    with pytest.raises(AllFailed, match="failed to query any nsqlookupd: a is gone\nb is gone"):
+        ask_all("nsqlookupd", ["a", "b"], ask, 20)
+
+
+def test_nobody_to_ask_is_nobody_answering_but_nothing_to_tell_is_done():
+    with pytest.raises(AllFailed, match="failed to query any nsqd: $"):
+        ask_all("nsqd", [], str, 20)
+    assert tell_all([], str, 20).errors == ()
+
+
+def test_one_that_never_comes_back_is_given_up():
+    never = threading.Event()
+    answer = ask_all("nsqd", ["a", "b"], lambda name: name == "a" or never.wait(50), 0.1)
+    never.set()
+    assert answer.value == [("a", True)]
+    assert answer.errors == ("b: timeout",)
+
+
+def test_a_mistake_of_ours_is_not_taken_for_theirs():
+    with pytest.raises(ZeroDivisionError):
+        ask_all("nsqd", [0], lambda number: 1 // number, 20)

@@ -1,0 +1,52 @@
+import pytest
+
+from nsq_compat.cluster.nodes import is_address, join_host_port, mark_out_of_date, read_node, version_key
+from nsq_compat.cluster.reading import BadAnswer
+
+
+def entry(**fields):
+    return {"broadcast_address": "n1", "http_port": 4151, "tcp_port": 4150, "version": "1.3.0", **fields}
+
+
+def test_a_node_knows_its_addresses():
+    node = read_node(entry(broadcast_address="::1"))
+    assert node.http_address == "[::1]:4151"
+    assert node.tcp_address == "[::1]:4150"
+    assert str(node) == "[::1]:4151"
+
+
+def test_topics_come_sorted_with_their_tombstones():
+    assert read_node(entry(topics=["b", "a"], tombstones=[True, False])).topics == {"a": False, "b": True}
+
+
+@pytest.mark.parametrize("tombstones", [None, [], [True]])
+def test_missing_tombstones_are_none(tombstones):
+    node = read_node(entry(topics=["a", "b"], tombstones=tombstones))
+    assert node.topics == {"a": bool(tombstones), "b": False}
+
+
+@pytest.mark.parametrize("host", ["a/b", "a@b", "a?b", "a b", "a#b", "a\\b", "x" * 300])
+def test_a_host_that_would_mean_more_in_a_url_is_refused(host):
+    with pytest.raises(BadAnswer):
+        read_node(entry(broadcast_address=host))
+
+
+def test_addresses_are_told_from_other_text():
+    assert is_address("n1:4151")
+    assert is_address("[::1]:4151")
+    assert not is_address("n1")
+    assert not is_address("n1:4151/x")
+    assert not is_address("http://n1:4151")
+    assert join_host_port("n1", 1) == "n1:1"
+
+
+def test_versions_are_compared_as_versions():
+    mixed = ["1.10.0", "1.2.0", "unknown", "2.0.0", "1.2.0-rc1", "0.0.1"]
+    assert sorted(mixed, key=version_key) == ["unknown", "0.0.1", "1.2.0-rc1", "1.2.0", "1.10.0", "2.0.0"]
+
+
+def test_a_node_is_out_of_date_when_another_is_newer():
+    nodes = [read_node(entry(version=version)) for version in ("1.3.0", "1.2.9", "?")]
+    mark_out_of_date(nodes)
+    assert [node.out_of_date for node in nodes] == [False, True, True]
+    mark_out_of_date([])
