@@ -15,6 +15,7 @@ from nsq_compat.nsqd.metadata import MetadataFile
 from nsq_compat.nsqd.options import PROGRAM, NsqdOptions, settle
 from nsq_compat.nsqd.restoring import restore
 from nsq_compat.nsqd.service import Service
+from nsq_compat.nsqd.statsd import StatsdPush
 from nsq_compat.protocol.durations import MILLISECOND, SECOND
 from nsq_compat.queue import go_export
 from nsq_compat.queue.broker import Broker
@@ -102,6 +103,7 @@ class Daemon:
             options, self._broker, self._storage, self._metadata, self._tcp, tcp_port=tcp_port, http_port=http_port
         )
         self._http = HttpServer(http_listener, NsqdApi(service)) if http_listener else None
+        self._statsd = StatsdPush(options, self._broker, service.memory) if options.statsd_address else None
 
     def start(self) -> None:
         """Bring back what the data path holds, then serve; who connected meanwhile has waited in the kernel."""
@@ -113,6 +115,8 @@ class Daemon:
         self._tcp.start()
         if self._http is not None:
             self._http.start()
+        if self._statsd is not None:
+            self._statsd.start()
 
     def stop(self) -> None:
         """End every connection and then the queue, so that nothing is taken any more that could not be kept."""
@@ -126,6 +130,8 @@ class Daemon:
         self._broker.close()
         self._checkpoints.write_last()
         log.info("NSQ: stopping subsystems")
+        if self._statsd is not None:
+            self._statsd.stop()
         self._lock.release()
         log.info("NSQ: bye")
 

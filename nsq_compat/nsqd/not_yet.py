@@ -25,7 +25,6 @@ def warn_of_gaps(options: NsqdOptions) -> None:
     """Log each option that has no effect in this version."""
     for flag, given in (
         ("--lookupd-tcp-address", options.nsqlookupd_tcp_addresses),
-        ("--statsd-address", options.statsd_address),
         ("--e2e-processing-latency-percentile", options.e2e_processing_latency_percentiles),
         ("--enable-experiment", options.enable_experiment),
     ):

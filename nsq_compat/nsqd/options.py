@@ -291,6 +291,8 @@ def validate(options: NsqdOptions) -> None:
     # NSQ starts with a negative size and falls over at its first topic.
     if options.mem_queue_size < 0:
         raise OptionError("--mem-queue-size must not be negative")
+    if options.statsd_address and options.statsd_interval <= 0:  # here too it falls over later
+        raise OptionError("--statsd-interval must be positive")
 
 
 def settle(options: NsqdOptions, tcp_port: int, http_port: int) -> None:

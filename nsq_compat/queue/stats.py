@@ -102,11 +102,12 @@ def snapshot(
     """
     topics = [broker.topics[name] for name in sorted(broker.topics) if topic in ("", name)]
     return tuple(
-        _topic_stats(each, channel, include_clients) for each in topics if not channel or channel in each.channels
+        topic_stats(each, channel, include_clients) for each in topics if not channel or channel in each.channels
     )
 
 
-def _topic_stats(topic: "Topic", channel: str, include_clients: bool) -> TopicStats:
+def topic_stats(topic: "Topic", channel: str = "", include_clients: bool = True) -> TopicStats:
+    """One topic, with all its channels unless one is named."""
     return TopicStats(
         topic_name=topic.name,
         channels=tuple(

@@ -251,6 +251,7 @@ def test_the_defaults_are_valid():
         (["-e2e-processing-latency-percentile=-0.25"], "invalid E2E processing latency percentile: -0.25"),
         (["-e2e-processing-latency-percentile=nan"], "invalid E2E processing latency percentile: nan"),
         (["-mem-queue-size=-1"], "--mem-queue-size must not be negative"),
+        (["-statsd-address=h:1", "-statsd-interval=0s"], "--statsd-interval must be positive"),
         # The first mistake in NSQ's order is the one reported.
         (["-node-id=-1", "-max-deflate-level=0"], "--max-deflate-level must be [1,9]"),
         (["-tls-required", "-node-id=-1"], "--node-id must be [0,1024)"),
