@@ -14,7 +14,8 @@ from benchmarks.machine import await_rest
 from benchmarks.measure import Effort, Figures, Rounds, RunFailed, Server, build_generator, measure, version_of
 from benchmarks.results import Circumstances, render
 from benchmarks.scenarios import SCENARIOS, Kind, Scenario
-from conformance.nsqd_process import NsqdFailed, installed_nsqd
+from conformance.daemon_process import DaemonFailed
+from conformance.nsqd_process import installed_nsqd
 from nsq_compat import __version__
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
@@ -70,7 +71,7 @@ def command_line(arguments: argparse.Namespace) -> str:
 def compare(
     servers: list[Server], scenarios: list[Scenario], effort: Effort, patience: float
 ) -> dict[Scenario, list[Rounds]]:
-    """For each scenario the rounds of each server. Raises RunFailed and NsqdFailed."""
+    """For each scenario the rounds of each server. Raises RunFailed and DaemonFailed."""
     results: dict[Scenario, list[Rounds]] = {}
     with tempfile.TemporaryDirectory(prefix="nsqd-bench-") as folder:
         generator = build_generator(Path(folder))
@@ -108,7 +109,7 @@ def main() -> None:
     try:
         servers = [server_of(command) for command in (arguments.nsqd, arguments.peer) if command]
         results = compare(servers, scenarios, effort, arguments.patience)
-    except (RunFailed, NsqdFailed) as error:
+    except (RunFailed, DaemonFailed) as error:
         sys.exit(f"benchmarks/run: {error}")
     except KeyboardInterrupt:
         sys.exit(130)

@@ -26,12 +26,6 @@ class RunFailed(Exception):
     """A run that has no figures; the text says which and why."""
 
 
-class _Nsqd(NsqdProcess):
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-
 @dataclass(frozen=True, slots=True)
 class Server:
     """A command line to compare, under the name the result gives it."""
@@ -147,10 +141,10 @@ def build_generator(folder: Path) -> Path:
 
 
 def measure(generator: Path, server: Server, scenario: Scenario, effort: Effort, round_number: int) -> Figures:
-    """Raises RunFailed, and NsqdFailed when the server does not start."""
+    """Raises RunFailed, and DaemonFailed when the server does not start."""
     with (
         tempfile.TemporaryDirectory(prefix="nsqd-bench-") as folder,
-        _Nsqd(server.command, Path(folder), options=scenario.options) as nsqd,
+        NsqdProcess(server.command, Path(folder), options=scenario.options) as nsqd,
     ):
         flags = [
             f"-tcp={nsqd.tcp_address}",

@@ -18,7 +18,8 @@ from types import FrameType
 from typing import NoReturn
 
 from conformance.clients import PYNSQ, ClientFailed
-from conformance.nsqd_process import NsqdFailed, NsqdProcess, installed_nsqd
+from conformance.daemon_process import DaemonFailed
+from conformance.nsqd_process import NsqdProcess, installed_nsqd
 from conformance.pynsq_client import numbered_lines
 
 _TOPIC, _CHANNEL = "lines", "demo"
@@ -79,7 +80,7 @@ def say(sentence: str) -> None:
 
 
 def demonstrate(options: argparse.Namespace, cleaning: ExitStack) -> None:
-    """The whole demonstration. Raises NsqdFailed, ClientFailed, or SystemExit with a sentence."""
+    """The whole demonstration. Raises DaemonFailed, ClientFailed, or SystemExit with a sentence."""
     folder = Path(cleaning.enter_context(tempfile.TemporaryDirectory(prefix="nsqd-demo-")))
     data_path: Path = options.data_path or folder
     data_path.mkdir(parents=True, exist_ok=True)
@@ -107,7 +108,7 @@ def demonstrate(options: argparse.Namespace, cleaning: ExitStack) -> None:
 
 
 def stay_until_asked_to_stop(nsqd: NsqdProcess) -> None:
-    """From here on Ctrl-C is the way to end, not an interruption. Raises NsqdFailed when nsqd stops first."""
+    """From here on Ctrl-C is the way to end, not an interruption. Raises DaemonFailed when nsqd stops first."""
     try:
         say(f"nsqd stays at tcp {nsqd.tcp_address}, http://{nsqd.http_address}/stats - Ctrl-C stops it")
         nsqd.wait()
@@ -129,7 +130,7 @@ def main() -> None:
     try:
         with ExitStack() as cleaning:
             demonstrate(options, cleaning)
-    except (NsqdFailed, ClientFailed, OSError) as error:
+    except (DaemonFailed, ClientFailed, OSError) as error:
         sys.exit(f"scripts/run: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
