@@ -1,0 +1,269 @@
+"""The registration database: what nsqd daemons say they have, and who has it.
+
+A producer that is not heard of for a while is inactive: still known, but nobody is sent to it until it is heard of
+again. A tombstone keeps consumers from one topic of a producer. Topics and channels stay when their last producer
+goes; only deleting ends them, or, if they are ephemeral, unregistering (nsqlookupd).
+
+Invariants:
+
+- A producer has a registration exactly if the registration has the producer.
+- Who is active is found out once and remembered until something happens, or until time alone may change it. Asking
+  for one topic costs as much with a million others.
+- Names that got in are legal, so they need no escapes where they are shown.
+
+Times: `now` monotonic seconds, `now_ns` nanoseconds since 1970.
+"""
+
+import logging
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+from nsq_compat.protocol.lookup_commands import PeerInfo
+from nsq_compat.protocol.names import is_ephemeral
+from nsq_compat.registry.registration import Producer, Registration, Tombstone
+
+log = logging.getLogger(__name__)
+
+_FOREVER = float("inf")
+
+
+class Lookup(NamedTuple):
+    """What a consumer of a topic needs to know."""
+
+    channels: Collection[str]
+    producers: tuple[Producer, ...]
+    """Those to connect to; the same object as before if nothing has changed."""
+
+
+class RegistrationDb:
+    """`inactive_after` and `tombstone_lifetime` are in seconds."""
+
+    def __init__(self, inactive_after: float, tombstone_lifetime: float) -> None:
+        self._inactive_after = inactive_after
+        self._tombstone_lifetime = tombstone_lifetime
+        self._producers: dict[Producer, None] = {}
+        self._topics: dict[str, Registration] = {}
+        # Apart from the topics: a channel may outlive its ephemeral topic (nsqlookupd).
+        self._channels: dict[str, dict[str, Registration]] = {}
+
+    # --- What nsqd daemons say ----------------------------------------------------------------------------------------
+
+    def identify(self, peer: str, info: PeerInfo, now: float, now_ns: int) -> Producer:
+        """A new producer."""
+        producer = Producer(peer, info, now, now_ns)
+        self._producers[producer] = None
+        _log_change(producer, "REGISTER", "client")
+        return producer
+
+    def heard_of(self, producer: Producer, now: float, now_ns: int) -> None:
+        """It is alive."""
+        was_inactive = self._is_inactive(producer, now)
+        producer.last_update, producer.last_update_ns = now, now_ns
+        if was_inactive:
+            for topic in producer.topics.values():
+                topic.changed()
+
+    def register(self, producer: Producer, topic: str, channel: str = "") -> None:
+        """It has a channel and its topic, or a topic."""
+        if channel:
+            registration = self._channel(topic, channel)
+            if producer not in registration.producers:
+                registration.producers[producer] = None
+                producer.channels[registration] = None
+                _log_change(producer, "REGISTER", "channel", topic, channel)
+        registration = self._topic(topic)
+        if producer not in registration.producers:
+            registration.producers[producer] = None
+            producer.topics[topic] = registration
+            registration.changed()
+            _log_change(producer, "REGISTER", "topic", topic)
+
+    def unregister(self, producer: Producer, topic: str, channel: str = "") -> None:
+        """It no longer has a channel, or a topic with all its channels."""
+        if channel:
+            self._unregister_channel(producer, topic, channel)
+        else:
+            self._unregister_topic(producer, topic)
+
+    def forget(self, producer: Producer) -> None:
+        """It is gone; what it had stays, even if it is ephemeral (nsqlookupd)."""
+        for channel in list(producer.channels):
+            _withdraw(producer, channel)
+        for topic in list(producer.topics.values()):
+            _withdraw(producer, topic)
+        if producer in self._producers:
+            del self._producers[producer]
+            _log_change(producer, "UNREGISTER", "client")
+
+    def _unregister_channel(self, producer: Producer, topic: str, channel: str) -> None:
+        registration = self._channels.get(topic, {}).get(channel)
+        if registration is None:
+            return
+        _withdraw(producer, registration)
+        if not registration.producers and is_ephemeral(channel):
+            self._drop(registration)
+
+    def _unregister_topic(self, producer: Producer, topic: str) -> None:
+        for channel in self._channels.get(topic, {}).values():
+            if producer in channel.producers:
+                # nsqlookupd: nsqd says so of each channel first.
+                log.warning(
+                    "client(%s) unexpected UNREGISTER category:channel key:%s subkey:%s",
+                    producer.id,
+                    topic,
+                    channel.channel,
+                )
+                _separate(producer, channel)
+        registration = self._topics.get(topic)
+        if registration is None:
+            return
+        _withdraw(producer, registration)
+        if not registration.producers and is_ephemeral(topic):
+            self._drop(registration)
+
+    # --- What operators do --------------------------------------------------------------------------------------------
+
+    def create_topic(self, topic: str) -> None:
+        log.info("DB: adding topic(%s)", topic)
+        self._topic(topic)
+
+    def create_channel(self, topic: str, channel: str) -> None:
+        """And its topic."""
+        log.info("DB: adding channel(%s) in topic(%s)", channel, topic)
+        self._channel(topic, channel)
+        self.create_topic(topic)
+
+    def delete_topic(self, topic: str) -> None:
+        """Forget a topic and its channels until they are registered anew; one that does not exist is no matter."""
+        for channel in list(self._channels.get(topic, {}).values()):
+            self._delete_channel(channel)
+        registration = self._topics.get(topic)
+        if registration is not None:
+            log.info("DB: removing topic(%s)", topic)
+            self._drop(registration)
+
+    def delete_channel(self, topic: str, channel: str) -> None:
+        """Forget a channel. Raises ``KeyError``."""
+        self._delete_channel(self._channels[topic][channel])
+
+    def _delete_channel(self, channel: Registration) -> None:
+        log.info("DB: removing channel(%s) from topic(%s)", channel.channel, channel.topic)
+        self._drop(channel)
+
+    def tombstone(self, topic: str, node: str, now: float, now_ns: int) -> None:
+        """Keep consumers from the producers of a topic that are named so: ``<broadcast address>:<HTTP port>``.
+
+        An IPv6 address may stand in brackets (docs/differences.md: tombstone-ipv6). That nobody is meant is no matter.
+        """
+        log.info("DB: setting tombstone for producer@%s of topic(%s)", node, topic)
+        registration = self._topics.get(topic)
+        if registration is None:
+            return
+        for producer in registration.producers:
+            if producer.node in (node, _without_brackets(node)):
+                producer.tombstones[topic] = Tombstone(now, now_ns)
+                registration.changed()
+
+    # --- Questions ----------------------------------------------------------------------------------------------------
+
+    @property
+    def topics(self) -> Collection[str]:
+        return self._topics.keys()
+
+    def channels(self, topic: str) -> Collection[str]:
+        """Of a topic that need not exist."""
+        return self._channels.get(topic, {}).keys()
+
+    def lookup(self, topic: str, now: float) -> Lookup:
+        """Where to consume a topic. Raises ``KeyError``."""
+        registration = self._topics[topic]
+        if now >= registration.active_until:
+            self._find_active(registration, now)
+        return Lookup(self.channels(topic), registration.active)
+
+    def nodes(self, now: float) -> Iterator[Producer]:
+        """All active producers, tombstones or not."""
+        return (producer for producer in self._producers if not self._is_inactive(producer, now))
+
+    def is_tombstoned(self, producer: Producer, topic: str, now: float) -> bool:
+        tombstone = producer.tombstones.get(topic)
+        return tombstone is not None and now < tombstone.at + self._tombstone_lifetime
+
+    @property
+    def producers(self) -> Collection[Producer]:
+        """All, active or not."""
+        return self._producers.keys()
+
+    def registrations(self) -> Iterator[Registration]:
+        """All topics, then all channels."""
+        yield from self._topics.values()
+        for channels in self._channels.values():
+            yield from channels.values()
+
+    # --- Inside -------------------------------------------------------------------------------------------------------
+
+    def _is_inactive(self, producer: Producer, now: float) -> bool:
+        return now > producer.last_update + self._inactive_after
+
+    def _find_active(self, topic: Registration, now: float) -> None:
+        active = []
+        until = _FOREVER
+        for producer in topic.producers:
+            if self._is_inactive(producer, now):
+                continue  # comes back in `heard_of`
+            if self.is_tombstoned(producer, topic.topic, now):
+                until = min(until, producer.tombstones[topic.topic].at + self._tombstone_lifetime)
+            else:
+                active.append(producer)
+                until = min(until, producer.last_update + self._inactive_after)
+        topic.active, topic.active_until = tuple(active), until
+
+    def _topic(self, topic: str) -> Registration:
+        registration = self._topics.get(topic)
+        if registration is None:
+            registration = self._topics[topic] = Registration(topic)
+        return registration
+
+    def _channel(self, topic: str, channel: str) -> Registration:
+        channels = self._channels.setdefault(topic, {})
+        registration = channels.get(channel)
+        if registration is None:
+            registration = channels[channel] = Registration(topic, channel)
+        return registration
+
+    def _drop(self, registration: Registration) -> None:
+        for producer in list(registration.producers):
+            _separate(producer, registration)
+        if not registration.channel:
+            del self._topics[registration.topic]
+            return
+        channels = self._channels[registration.topic]
+        del channels[registration.channel]
+        if not channels:
+            del self._channels[registration.topic]
+
+
+def _withdraw(producer: Producer, registration: Registration) -> None:
+    if producer in registration.producers:
+        _separate(producer, registration)
+        _log_change(producer, "UNREGISTER", registration.category, registration.topic, registration.channel)
+
+
+def _separate(producer: Producer, registration: Registration) -> None:
+    del registration.producers[producer]
+    if registration.channel:
+        del producer.channels[registration]
+    else:
+        del producer.topics[registration.topic]
+        producer.tombstones.pop(registration.topic, None)
+        registration.changed()
+
+
+def _log_change(producer: Producer, verb: str, category: str, topic: str = "", channel: str = "") -> None:
+    log.info("DB: client(%s) %s category:%s key:%s subkey:%s", producer.id, verb, category, topic, channel)
+
+
+def _without_brackets(node: str) -> str:
+    """``[::1]:4151`` as ``::1:4151``, which is how the two are joined here (nsqlookupd)."""
+    host, _, port = node.rpartition(":")
+    return f"{host[1:-1]}:{port}" if host.startswith("[") and host.endswith("]") else node

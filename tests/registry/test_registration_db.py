@@ -1,0 +1,405 @@
+"""The registration database by itself: who is listed where, for how long, and what is remembered of that."""
+
+import logging
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsq_compat.protocol.lookup_commands import PeerInfo
+from nsq_compat.registry.registration import Producer
+from nsq_compat.registry.registration_db import RegistrationDb
+
+INACTIVE_AFTER = 300.0
+TOMBSTONE_LIFETIME = 45.0
+START_NS = 1_700_000_000_000_000_000
+
+
+class Directory:
+    """A database, a clock that moves by hand, and short questions."""
+
+    def __init__(self) -> None:
+        self.db = RegistrationDb(INACTIVE_AFTER, TOMBSTONE_LIFETIME)
+        self.now = 1000.0
+        self._ports = iter(range(40_000, 60_000))
+
+    @property
+    def now_ns(self) -> int:
+        return START_NS + int(self.now * 1e9)
+
+    def joins(self, host: str = "node", http_port: int = 4151) -> Producer:
+        info = PeerInfo(broadcast_address=host, http_port=http_port, tcp_port=4150, version="1.3.0")
+        return self.db.identify(f"127.0.0.1:{next(self._ports)}", info, self.now, self.now_ns)
+
+    def pings(self, producer: Producer) -> None:
+        self.db.heard_of(producer, self.now, self.now_ns)
+
+    def tombstones(self, topic: str, node: str) -> None:
+        self.db.tombstone(topic, node, self.now, self.now_ns)
+
+    def found(self, topic: str) -> list[Producer]:
+        return list(self.db.lookup(topic, self.now).producers)
+
+    def nodes(self) -> list[Producer]:
+        return list(self.db.nodes(self.now))
+
+
+@pytest.fixture
+def directory() -> Directory:
+    return Directory()
+
+
+def test_a_topic_is_found_with_its_channels_and_producers(directory):
+    one, other = directory.joins(), directory.joins()
+    directory.db.register(one, "orders", "archive")
+    directory.db.register(one, "orders", "archive")
+    directory.db.register(other, "orders")
+    channels, producers = directory.db.lookup("orders", directory.now)
+    assert list(channels) == ["archive"]
+    assert producers == (one, other)
+    assert list(directory.db.topics) == ["orders"]
+
+
+def test_what_nobody_registered_is_not_there(directory):
+    directory.db.register(directory.joins(), "orders", "archive")
+    for topic in ("other", "*", "", "\udcff"):
+        with pytest.raises(KeyError):
+            directory.db.lookup(topic, directory.now)
+        assert not directory.db.channels(topic)
+
+
+def test_an_answer_is_remembered_until_something_happens(directory):
+    producer = directory.joins()
+    directory.db.register(producer, "t")
+    first = directory.db.lookup("t", directory.now).producers
+    directory.now += INACTIVE_AFTER - 1
+    assert directory.db.lookup("t", directory.now).producers is first
+    directory.db.register(directory.joins(), "t")
+    assert len(directory.found("t")) == 2
+
+
+# --- Leaving ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_topic_stays_when_its_last_producer_unregisters(directory):
+    producer = directory.joins()
+    directory.db.register(producer, "t", "c")
+    directory.db.unregister(producer, "t", "c")
+    assert list(directory.db.channels("t")) == ["c"]
+    assert directory.found("t") == [producer]
+    directory.db.unregister(producer, "t")
+    assert list(directory.db.topics) == ["t"]
+    assert directory.found("t") == []
+
+
+def test_unregistering_a_topic_takes_its_channels_along_and_says_so(directory, caplog):
+    producer, other = directory.joins(), directory.joins()
+    directory.db.register(producer, "t", "c")
+    directory.db.register(other, "t", "d")
+    with caplog.at_level(logging.WARNING):
+        directory.db.unregister(producer, "t")
+    assert [record.message for record in caplog.records] == [
+        f"client({producer.id}) unexpected UNREGISTER category:channel key:t subkey:c"
+    ]
+    assert not producer.channels
+    assert directory.found("t") == [other]
+
+
+def test_unregistering_what_was_never_registered_is_no_matter(directory):
+    producer, other = directory.joins(), directory.joins()
+    directory.db.register(other, "t", "c")
+    for topic, channel in (("t", "c"), ("t", "x"), ("x", "x"), ("t", ""), ("x", "")):
+        directory.db.unregister(producer, topic, channel)
+    assert directory.found("t") == [other]
+    assert list(directory.db.topics) == ["t"]
+
+
+def test_what_is_ephemeral_ends_when_its_last_producer_unregisters_it(directory):
+    one, other = directory.joins(), directory.joins()
+    for producer in (one, other):
+        directory.db.register(producer, "t#ephemeral", "c#ephemeral")
+    directory.db.unregister(one, "t#ephemeral", "c#ephemeral")
+    directory.db.unregister(one, "t#ephemeral")
+    assert list(directory.db.topics) == ["t#ephemeral"]
+    directory.db.unregister(other, "t#ephemeral", "c#ephemeral")
+    assert not directory.db.channels("t#ephemeral")
+    directory.db.unregister(other, "t#ephemeral")
+    assert not directory.db.topics
+
+
+def test_a_producer_that_is_gone_leaves_names_behind_even_ephemeral_ones(directory, caplog):
+    producer = directory.joins()
+    directory.db.register(producer, "t#ephemeral", "c#ephemeral")
+    with caplog.at_level(logging.INFO):
+        directory.db.forget(producer)
+        directory.db.forget(producer)
+    assert {record.message.partition(" UNREGISTER ")[2] for record in caplog.records} == {
+        "category:channel key:t#ephemeral subkey:c#ephemeral",
+        "category:topic key:t#ephemeral subkey:",
+        "category:client key: subkey:",
+    }
+    assert len(caplog.records) == 3
+    assert list(directory.db.topics) == ["t#ephemeral"]
+    assert list(directory.db.channels("t#ephemeral")) == ["c#ephemeral"]
+    assert directory.nodes() == directory.found("t#ephemeral") == []
+
+
+# --- Silence and tombstones -------------------------------------------------------------------------------------------
+
+
+def test_a_silent_producer_is_hidden_until_it_is_heard_of(directory):
+    producer, lively = directory.joins(), directory.joins()
+    for each in (producer, lively):
+        directory.db.register(each, "t")
+    directory.now += INACTIVE_AFTER
+    directory.pings(lively)
+    assert directory.found("t") == directory.nodes() == [producer, lively]
+    directory.now += 0.001
+    assert directory.found("t") == directory.nodes() == [lively]
+    directory.pings(producer)
+    assert directory.found("t") == directory.nodes() == [producer, lively]
+    assert producer.last_update_ns == directory.now_ns
+
+
+def test_a_tombstone_hides_one_topic_of_a_producer_for_a_while(directory):
+    producer, other = directory.joins("a"), directory.joins("b")
+    for each in (producer, other):
+        directory.db.register(each, "t")
+        directory.db.register(each, "u")
+    directory.tombstones("t", "a:4151")
+    assert directory.found("t") == [other]
+    assert directory.found("u") == directory.nodes() == [producer, other]
+    assert directory.db.is_tombstoned(producer, "t", directory.now)
+    directory.now += TOMBSTONE_LIFETIME - 0.001
+    assert directory.found("t") == [other]
+    directory.now += 0.001
+    assert directory.found("t") == [producer, other]
+    assert not directory.db.is_tombstoned(producer, "t", directory.now)
+
+
+def test_registering_again_lifts_no_tombstone_but_unregistering_does(directory):
+    producer = directory.joins("a")
+    directory.db.register(producer, "t")
+    directory.tombstones("t", "a:4151")
+    directory.db.register(producer, "t", "c")
+    assert directory.found("t") == []
+    directory.db.unregister(producer, "t")
+    directory.db.register(producer, "t")
+    assert directory.found("t") == [producer]
+
+
+def test_a_second_tombstone_begins_anew(directory):
+    producer = directory.joins("a")
+    directory.db.register(producer, "t")
+    directory.tombstones("t", "a:4151")
+    directory.now += 40
+    assert directory.found("t") == []
+    directory.tombstones("t", "a:4151")
+    directory.now += 40
+    assert directory.found("t") == []
+
+
+@pytest.mark.parametrize("node", ["::1:4151", "[::1]:4151"])
+def test_an_ipv6_node_may_be_named_with_or_without_brackets(directory, node):
+    producer = directory.joins("::1")
+    directory.db.register(producer, "t")
+    directory.tombstones("t", node)
+    assert directory.found("t") == []
+
+
+@pytest.mark.parametrize("node", ["a:4152", "b:4151", "a", "", "[a:4151", "*", "\udcff:1"])
+def test_a_tombstone_for_somebody_else_hides_nobody(directory, node):
+    producer = directory.joins("a")
+    directory.db.register(producer, "t")
+    directory.tombstones("t", node)
+    directory.tombstones("nothing", "a:4151")
+    assert directory.found("t") == [producer]
+
+
+# --- Operators --------------------------------------------------------------------------------------------------------
+
+
+def test_names_may_be_there_before_any_producer(directory, caplog):
+    with caplog.at_level(logging.INFO):
+        directory.db.create_topic("t")
+        directory.db.create_channel("u", "c")
+    assert [record.message for record in caplog.records] == [
+        "DB: adding topic(t)",
+        "DB: adding channel(c) in topic(u)",
+        "DB: adding topic(u)",
+    ]
+    assert list(directory.db.topics) == ["t", "u"]
+    assert directory.found("u") == []
+
+
+def test_a_deleted_topic_is_gone_with_its_channels_until_somebody_registers_it(directory, caplog):
+    producer = directory.joins("a")
+    directory.db.register(producer, "t", "c")
+    directory.tombstones("t", "a:4151")
+    with caplog.at_level(logging.INFO):
+        directory.db.delete_topic("t")
+        directory.db.delete_topic("t")
+    assert [record.message for record in caplog.records] == [
+        "DB: removing channel(c) from topic(t)",
+        "DB: removing topic(t)",
+    ]
+    assert not directory.db.topics
+    assert not directory.db.channels("t")
+    assert (producer.topics, producer.channels, producer.tombstones) == ({}, {}, {})
+    directory.db.register(producer, "t")
+    assert directory.found("t") == [producer]
+
+
+def test_a_deleted_channel_leaves_its_topic(directory):
+    producer = directory.joins()
+    directory.db.register(producer, "t", "c")
+    directory.db.delete_channel("t", "c")
+    assert not directory.db.channels("t")
+    assert directory.found("t") == [producer]
+    for topic, channel in (("t", "c"), ("x", "c")):
+        with pytest.raises(KeyError):
+            directory.db.delete_channel(topic, channel)
+
+
+# --- Against a model that remembers and searches everything -----------------------------------------------------------
+
+
+class Model:
+    """What NSQ does, told in one flat map: (category, topic, channel) to producers."""
+
+    def __init__(self) -> None:
+        self.map: dict[tuple[str, str, str], dict[Producer, float | None]] = {}
+
+    def add(self, key: tuple[str, str, str], producer: Producer | None = None) -> None:
+        producers = self.map.setdefault(key, {})
+        if producer is not None:
+            producers.setdefault(producer, None)
+
+    def remove(self, key: tuple[str, str, str], producer: Producer, name: str) -> None:
+        producers = self.map.get(key, {})
+        producers.pop(producer, None)
+        if not producers and name.endswith("#ephemeral"):
+            self.map.pop(key, None)
+
+    def matching(self, category: str, topic: str) -> list[tuple[str, str, str]]:
+        return [key for key in self.map if key[:2] == (category, topic)]
+
+    def found(self, topic: str, now: float) -> set[Producer]:
+        return {
+            producer
+            for producer, tombstone in self.map[("topic", topic, "")].items()
+            if now <= producer.last_update + INACTIVE_AFTER
+            and (tombstone is None or now >= tombstone + TOMBSTONE_LIFETIME)
+        }
+
+
+TOPICS = ("t", "u", "e#ephemeral")
+CHANNELS = ("c", "f#ephemeral")
+events = st.one_of(
+    st.tuples(
+        st.sampled_from(["register", "unregister"]),
+        st.integers(0, 2),
+        st.sampled_from(TOPICS),
+        st.sampled_from(["", *CHANNELS]),
+    ),
+    st.tuples(st.sampled_from(["forget", "ping"]), st.integers(0, 2)),
+    st.tuples(st.sampled_from(["tombstone"]), st.sampled_from(TOPICS), st.sampled_from(["n0:4151", "n1:4151"])),
+    st.tuples(st.sampled_from(["create_topic", "delete_topic"]), st.sampled_from(TOPICS)),
+    st.tuples(
+        st.sampled_from(["create_channel", "delete_channel"]), st.sampled_from(TOPICS), st.sampled_from(CHANNELS)
+    ),
+    st.tuples(st.just("wait"), st.sampled_from([10, 44.5, 45, 299.5, 300, 301])),
+)
+
+
+def of_the_model(model: Model, directory: Directory, producers: list[Producer]) -> dict[str, Callable[..., object]]:
+    def register(number: int, topic: str, channel: str) -> None:
+        if channel:
+            model.add(("channel", topic, channel), producers[number])
+        model.add(("topic", topic, ""), producers[number])
+
+    def unregister(number: int, topic: str, channel: str) -> None:
+        if channel:
+            model.remove(("channel", topic, channel), producers[number], channel)
+            return
+        for key in model.matching("channel", topic):
+            model.remove(key, producers[number], "")
+        model.remove(("topic", topic, ""), producers[number], topic)
+
+    def forget(number: int) -> None:
+        for key in list(model.map):
+            model.remove(key, producers[number], "")
+
+    def tombstone(topic: str, node: str) -> None:
+        of_topic = model.map.get(("topic", topic, ""), {})
+        for producer in of_topic:
+            if producer.node == node:
+                of_topic[producer] = directory.now
+
+    def delete_topic(topic: str) -> None:
+        for key in [*model.matching("channel", topic), *model.matching("topic", topic)]:
+            del model.map[key]
+
+    def create_channel(topic: str, channel: str) -> None:
+        model.add(("channel", topic, channel))
+        model.add(("topic", topic, ""))
+
+    return {
+        "register": register,
+        "unregister": unregister,
+        "forget": forget,
+        "tombstone": tombstone,
+        "create_topic": lambda topic: model.add(("topic", topic, "")),
+        "delete_topic": delete_topic,
+        "create_channel": create_channel,
+        "delete_channel": lambda topic, channel: model.map.pop(("channel", topic, channel), None),
+    }
+
+
+@given(st.lists(events, max_size=60))
+def test_it_answers_like_one_flat_map_that_is_searched_for_every_question(steps):
+    directory, model = Directory(), Model()
+    producers = [directory.joins(f"n{number}") for number in range(3)]
+    in_model = of_the_model(model, directory, producers)
+    for name, *details in steps:
+        play(directory, producers, name, *details)
+        if name in in_model:
+            in_model[name](*details)
+        if name == "forget":
+            producers[details[0]] = directory.joins(f"n{details[0]}")
+        compare(directory, model, producers)
+
+
+def play(directory: Directory, producers: list[Producer], name: str, *details) -> None:
+    db = directory.db
+    if name == "wait":
+        directory.now += details[0]
+    elif name == "ping":
+        directory.pings(producers[details[0]])
+    elif name == "tombstone":
+        directory.tombstones(*details)
+    elif name == "delete_channel":
+        if details[1] in db.channels(details[0]):
+            db.delete_channel(*details)
+    elif name in ("register", "unregister", "forget"):
+        getattr(db, name)(producers[details[0]], *details[1:])
+    else:
+        getattr(db, name)(*details)
+
+
+def compare(directory: Directory, model: Model, producers: list[Producer]) -> None:
+    db, now = directory.db, directory.now
+    assert set(db.topics) == {topic for category, topic, _ in model.map if category == "topic"}
+    for topic in TOPICS:
+        assert set(db.channels(topic)) == {key[2] for key in model.matching("channel", topic)}
+        if topic in db.topics:
+            assert set(directory.found(topic)) == model.found(topic, now)
+    registered = {(each.category, each.topic, each.channel): set(each.producers) for each in db.registrations()}
+    assert registered == {key: set(of_key) for key, of_key in model.map.items()}
+    assert set(db.producers) == set(producers)
+    for producer in producers:
+        assert {("topic", topic, "") for topic in producer.topics} | {
+            ("channel", each.topic, each.channel) for each in producer.channels
+        } == {key for key, of_key in model.map.items() if producer in of_key}
+        assert set(producer.tombstones) <= set(producer.topics)
