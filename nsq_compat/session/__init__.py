@@ -4,9 +4,10 @@
     nsqd_session    a client of nsqd (V2)
     subscription    the client as a consumer of a channel
     nsqd_limits     what a client may negotiate
+    lookupd_session an nsqd, as nsqlookupd hears it (V1)
     refusals        errors in NSQ's words
 
-May import: ``queue`` and below, and nothing that does I/O; import-linter sees to it. A session is tested by feeding it
+May import: ``queue``, ``registry`` and below, and nothing that does I/O; import-linter sees to it. A session is tested by feeding it
 bytes and moving a number called `now`.
 
 Read ``nsqd_session`` first.

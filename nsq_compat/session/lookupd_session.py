@@ -1,0 +1,186 @@
+"""One nsqd's conversation with nsqlookupd: received bytes in, bytes to send out. Knows no socket and no clock.
+
+A `conversation.Conversation`. Invariants:
+
+- *Any bytes lead to replies, or to an error and a close*, never to another exception. Every error is fatal.
+- What a connection has registered lives as long as the connection.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from nsq_compat.protocol.durations import SECOND, format_duration
+from nsq_compat.protocol.errors import E_BAD_PROTOCOL, E_INVALID, FatalClientError, SilentClose
+from nsq_compat.protocol.lookup_commands import (
+    MAGIC,
+    OK,
+    LookupCommand,
+    LookupCommandReader,
+    LookupdInfo,
+    decode_peer_info,
+    encode_lookupd_info,
+    registration,
+    reply,
+)
+from nsq_compat.registry.registration import Producer
+from nsq_compat.registry.registration_db import RegistrationDb
+
+log = logging.getLogger(__name__)
+
+SILENCE: Final = 60.0
+"""Seconds for each step up to IDENTIFY. Behind it a peer may be silent: that makes it inactive, no more."""
+WRITE_TIMEOUT: Final = 30.0
+_NEVER: Final = float("inf")
+
+
+class LookupdSession:
+    """One TCP client, from its magic to its close. `peer` is its address, and what it is called in answers.
+
+    Times: `now` monotonic seconds, `now_ns` nanoseconds since 1970.
+    """
+
+    def __init__(self, db: RegistrationDb, about_us: LookupdInfo, *, peer: str, now: float) -> None:
+        self.peer = peer
+        self.closing = False
+        self.has_more = False
+        self._db = db
+        self._about_us = about_us
+        self._opening = b""
+        self._opened = False
+        self._reader = LookupCommandReader(self._admit)
+        self._producer: Producer | None = None
+        self._replies: list[bytes] = []
+        self._now = now
+        self._now_ns = 0
+        self._deadline = now + SILENCE
+
+    # --- What the shell calls -----------------------------------------------------------------------------------------
+
+    def receive_data(self, data: bytes, now: float, now_ns: int) -> None:
+        if self.closing:
+            return
+        self._now, self._now_ns = now, now_ns
+        self._within_boundary(self._receive, data)
+
+    def end_of_input(self) -> None:
+        if not self.closing:
+            self._within_boundary(self._reader.end_of_input)
+
+    def data_to_send(self, now: float) -> bytes:
+        if now >= self._deadline and not self.closing:
+            self.end_of_input()
+        data = b"".join(self._replies)
+        self._replies.clear()
+        return data
+
+    def next_wakeup(self) -> float:
+        return self._deadline
+
+    @property
+    def write_timeout(self) -> float | None:
+        return WRITE_TIMEOUT
+
+    @property
+    def owed_replies(self) -> int:
+        return sum(map(len, self._replies))
+
+    def stalled(self) -> None:
+        """Nothing is waiting that could go to somebody else."""
+
+    def closed(self) -> None:
+        self.closing = True
+        if self._opened:
+            log.info("PROTOCOL(V1): [%s] exiting ioloop", self.peer)
+            self._opened = False
+        if self._producer is not None:
+            self._db.forget(self._producer)
+            self._producer = None
+
+    # --- Reading ------------------------------------------------------------------------------------------------------
+
+    def _receive(self, data: bytes) -> None:
+        if not self._opened:
+            data = self._receive_magic(data)
+        for command in self._reader.receive_data(data) if data else ():
+            self._replies.append(reply(_ON_COMMAND[command.tokens[0]](self, command)))
+            if self._producer is None:
+                self._deadline = self._now + SILENCE
+
+    def _receive_magic(self, data: bytes) -> bytes:
+        """Returns what came behind the magic."""
+        self._opening += data
+        if len(self._opening) < len(MAGIC):
+            return b""
+        magic, rest = self._opening[: len(MAGIC)], self._opening[len(MAGIC) :]
+        log.info("CLIENT(%s): desired protocol magic '%s'", self.peer, magic.decode("utf-8", "backslashreplace"))
+        if magic != MAGIC:
+            raise FatalClientError(E_BAD_PROTOCOL)
+        self._opened = True
+        self._opening = b""
+        self._deadline = self._now + SILENCE
+        return rest
+
+    def _admit(self, tokens: Sequence[bytes]) -> None:
+        verb = tokens[0]
+        if verb == b"IDENTIFY" and self._producer is not None:
+            raise FatalClientError(E_INVALID, "cannot IDENTIFY again")
+        if verb in (b"REGISTER", b"UNREGISTER") and self._producer is None:
+            raise FatalClientError(E_INVALID, "client must IDENTIFY")
+
+    # --- Commands, each returning its reply's data --------------------------------------------------------------------
+
+    def _ping(self, command: LookupCommand) -> bytes:
+        producer = self._producer
+        if producer is not None:  # nsqlookupd: before IDENTIFY it is answered all the same
+            since = format_duration(int((self._now - producer.last_update) * SECOND))
+            log.info("CLIENT(%s): pinged (last ping %s)", self.peer, since)
+            self._db.heard_of(producer, self._now, self._now_ns)
+        return OK
+
+    def _identify(self, command: LookupCommand) -> bytes:
+        info = decode_peer_info(command.body)
+        log.info(
+            "CLIENT(%s): IDENTIFY Address:%s TCP:%d HTTP:%d Version:%s",
+            self.peer,
+            info.broadcast_address,
+            info.tcp_port,
+            info.http_port,
+            info.version,
+        )
+        self._producer = self._db.identify(self.peer, info, self._now, self._now_ns)
+        self._deadline = _NEVER
+        return encode_lookupd_info(self._about_us)
+
+    def _register(self, command: LookupCommand) -> bytes:
+        self._db.register(self._identified(), *registration(command.tokens))
+        return OK
+
+    def _unregister(self, command: LookupCommand) -> bytes:
+        self._db.unregister(self._identified(), *registration(command.tokens))
+        return OK
+
+    def _identified(self) -> Producer:
+        assert self._producer is not None, "admitted only behind IDENTIFY"
+        return self._producer
+
+    # --- Errors -------------------------------------------------------------------------------------------------------
+
+    def _within_boundary(self, act: Callable[..., None], *args: bytes) -> None:
+        """The one place where errors become replies."""
+        try:
+            act(*args)
+        except FatalClientError as error:
+            log.error("[%s] - %s", self.peer, error)
+            self._replies.append(reply(error.data))
+            self.closing = True
+        except SilentClose:
+            self.closing = True
+
+
+_ON_COMMAND: Final[dict[bytes, Callable[[LookupdSession, LookupCommand], bytes]]] = {
+    b"PING": LookupdSession._ping,
+    b"IDENTIFY": LookupdSession._identify,
+    b"REGISTER": LookupdSession._register,
+    b"UNREGISTER": LookupdSession._unregister,
+}

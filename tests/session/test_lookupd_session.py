@@ -1,0 +1,357 @@
+"""A conversation with nsqlookupd: what each command is answered, what ends it, and that any bytes are survived."""
+
+import json
+import logging
+import struct
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsq_compat.protocol.lookup_commands import LookupdInfo
+from nsq_compat.registry.registration_db import RegistrationDb
+from nsq_compat.session.conversation import Conversation
+from nsq_compat.session.lookupd_session import LookupdSession
+
+ABOUT_US = LookupdInfo("lookup1", "host1", 4161, 4160, "1.3.0")
+INFO = (
+    b'{"broadcast_address":"lookup1","hostname":"host1","http_port":4161,"tcp_port":4160,"version":"1.3.0"}'  # sorted
+)
+ABOUT_NSQD = {"broadcast_address": "n1", "tcp_port": 4150, "http_port": 4151, "version": "1.3.0", "hostname": "h"}
+
+
+class Nsqlookupd:
+    """The real database and real sessions, served as net/connection does; `now` moves in `waits`."""
+
+    def __init__(self) -> None:
+        self.db = RegistrationDb(inactive_after=300.0, tombstone_lifetime=45.0)
+        self.now = 1000.0
+        self.clients: list[Client] = []
+
+    def connect(self, opening: bytes = b"  V1") -> "Client":
+        """A new client, which has said its magic unless told otherwise."""
+        client = Client(self, f"127.0.0.1:{5000 + len(self.clients)}")
+        self.clients.append(client)
+        return client.says(opening)
+
+    def joins(self, **about: Any) -> "Client":
+        """A client that has identified itself."""
+        return self.connect().identifies(**about).hears(INFO)
+
+    def waits(self, seconds: float) -> None:
+        self.now += seconds
+        for client in self.clients:
+            if client.session.next_wakeup() <= self.now:
+                client.flush()
+
+    def found(self, topic: str) -> list[str]:
+        return [producer.id for producer in self.db.lookup(topic, self.now).producers]
+
+
+class Client:
+    """One connection, seen from the other end."""
+
+    def __init__(self, nsqlookupd: Nsqlookupd, peer: str) -> None:
+        self.peer = peer
+        self.is_open = True
+        self.heard: list[bytes] = []
+        self._nsqlookupd = nsqlookupd
+        self.session = LookupdSession(nsqlookupd.db, ABOUT_US, peer=peer, now=nsqlookupd.now)
+
+    def says(self, *pieces: bytes) -> "Client":
+        for piece in pieces:
+            if self.is_open:
+                now = self._nsqlookupd.now
+                self.session.receive_data(piece, now, int(now * 1e9))
+                self.flush()
+        return self
+
+    def identifies(self, **about: Any) -> "Client":
+        return self.says(identify(json.dumps(ABOUT_NSQD | about).encode()))
+
+    def stops_sending(self) -> "Client":
+        if self.is_open:
+            self.session.end_of_input()
+            self.flush()
+        return self
+
+    def disconnects(self) -> "Client":
+        self.is_open = False
+        self.session.closed()
+        self.session.closed()
+        return self
+
+    def hears(self, *replies: bytes) -> "Client":
+        """Exactly these replies came since the last time."""
+        heard, self.heard = self.heard, []
+        assert heard == list(replies)
+        return self
+
+    def and_is_closed(self) -> "Client":
+        assert not self.is_open
+        return self
+
+    def and_stays(self) -> "Client":
+        assert self.is_open
+        return self
+
+    def flush(self) -> None:
+        if not self.is_open:
+            return
+        data = self.session.data_to_send(self._nsqlookupd.now)
+        while data:
+            (size,) = struct.unpack_from(">i", data)
+            assert len(data) >= 4 + size, "a reply is always sent whole"
+            self.heard.append(data[4 : 4 + size])
+            data = data[4 + size :]
+        if self.session.closing:
+            self.disconnects()
+
+
+def identify(document: bytes, size: int | None = None) -> bytes:
+    return b"IDENTIFY\n" + struct.pack(">i", len(document) if size is None else size) + document
+
+
+@pytest.fixture
+def nsqlookupd() -> Nsqlookupd:
+    return Nsqlookupd()
+
+
+@pytest.fixture
+def client(nsqlookupd: Nsqlookupd) -> Client:
+    """Connected, and past the magic."""
+    return nsqlookupd.connect()
+
+
+@pytest.fixture
+def nsqd(nsqlookupd: Nsqlookupd) -> Client:
+    """Connected and identified."""
+    return nsqlookupd.joins()
+
+
+# --- Opening ----------------------------------------------------------------------------------------------------------
+
+
+def test_it_is_what_a_connection_asks_of_a_session(client):
+    session: Conversation = client.session
+    assert (session.has_more, session.owed_replies, session.closing) == (False, 0, False)
+    session.stalled()
+
+
+def test_nothing_is_said_until_it_is_spoken_to(client):
+    client.hears().and_stays()
+
+
+@pytest.mark.parametrize("opening", [b"  V2", b" V1 ", b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\0", b"\xff\xfe\xfd\xfc"])
+def test_another_magic_is_refused(nsqlookupd, opening):
+    nsqlookupd.connect(opening).hears(b"E_BAD_PROTOCOL").and_is_closed()
+
+
+def test_the_magic_may_come_in_pieces(nsqlookupd):
+    nsqlookupd.connect(b" ").says(b" V", b"1PI", b"NG\n").hears(b"OK").and_stays()
+
+
+# --- Commands ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_nsqd_that_identifies_itself_is_told_whom_it_speaks_with(nsqlookupd, client):
+    client.identifies().hears(INFO).and_stays()
+    (producer,) = nsqlookupd.db.producers
+    assert (producer.id, producer.info.broadcast_address, producer.info.http_port) == (client.peer, "n1", 4151)
+
+
+def test_it_registers_and_unregisters(nsqlookupd, nsqd):
+    nsqd.says(b"REGISTER t\n", b"REGISTER t c\n", b"REGISTER t c more that is ignored\n").hears(b"OK", b"OK", b"OK")
+    assert nsqlookupd.found("t") == [nsqd.peer]
+    assert list(nsqlookupd.db.channels("t")) == ["c"]
+    nsqd.says(b"UNREGISTER t c\n", b"UNREGISTER t\n", b"UNREGISTER t\n").hears(b"OK", b"OK", b"OK")
+    assert nsqlookupd.found("t") == []
+
+
+def test_an_empty_channel_is_none(nsqlookupd, nsqd):
+    nsqd.says(b"REGISTER t  c\n").hears(b"OK")
+    assert list(nsqlookupd.db.channels("t")) == []
+
+
+def test_commands_may_come_in_one_read_and_lines_end_like_those_of_windows(nsqlookupd, client):
+    client.says(identify(json.dumps(ABOUT_NSQD).encode()) + b"REGISTER t\r\nPING\n  PING  \n")
+    client.hears(INFO, b"OK", b"OK", b"OK")
+    assert nsqlookupd.found("t") == [client.peer]
+
+
+def test_a_ping_keeps_a_producer_active(nsqlookupd, nsqd):
+    nsqd.says(b"REGISTER t\n")
+    nsqlookupd.waits(290)
+    nsqd.says(b"PING\n").hears(b"OK", b"OK")
+    nsqlookupd.waits(290)
+    assert nsqlookupd.found("t") == [nsqd.peer]
+    nsqlookupd.waits(11)
+    assert nsqlookupd.found("t") == []
+    nsqd.says(b"PING ignored\n").hears(b"OK")
+    assert nsqlookupd.found("t") == [nsqd.peer]
+
+
+def test_a_ping_before_identify_is_answered_and_means_nothing(nsqlookupd, client):
+    client.says(b"PING\n").hears(b"OK").and_stays()
+    assert not nsqlookupd.db.producers
+
+
+def test_what_it_logs_has_nsqs_wording(nsqlookupd, caplog):
+    with caplog.at_level(logging.INFO):
+        nsqd = nsqlookupd.joins()
+        nsqlookupd.waits(1.5)
+        nsqd.says(b"PING\n", b"REGISTER t c\n", b"bad\xff\n").and_is_closed()
+    assert [(record.levelname, record.message) for record in caplog.records] == [
+        ("INFO", "CLIENT(127.0.0.1:5000): desired protocol magic '  V1'"),
+        ("INFO", "CLIENT(127.0.0.1:5000): IDENTIFY Address:n1 TCP:4150 HTTP:4151 Version:1.3.0"),
+        ("INFO", "DB: client(127.0.0.1:5000) REGISTER category:client key: subkey:"),
+        ("INFO", "CLIENT(127.0.0.1:5000): pinged (last ping 1.5s)"),
+        ("INFO", "DB: client(127.0.0.1:5000) REGISTER category:channel key:t subkey:c"),
+        ("INFO", "DB: client(127.0.0.1:5000) REGISTER category:topic key:t subkey:"),
+        ("ERROR", r"[127.0.0.1:5000] - E_INVALID invalid command bad\xff"),
+        ("INFO", "PROTOCOL(V1): [127.0.0.1:5000] exiting ioloop"),
+        ("INFO", "DB: client(127.0.0.1:5000) UNREGISTER category:channel key:t subkey:c"),
+        ("INFO", "DB: client(127.0.0.1:5000) UNREGISTER category:topic key:t subkey:"),
+        ("INFO", "DB: client(127.0.0.1:5000) UNREGISTER category:client key: subkey:"),
+    ]
+
+
+# --- Errors, all of them fatal ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "error"),
+    [
+        (b"BOGUS x\n", b"E_INVALID invalid command BOGUS"),
+        (b"ping\n", b"E_INVALID invalid command ping"),
+        (b"\n", b"E_INVALID invalid command "),
+        (b"REGISTER t\n", b"E_INVALID client must IDENTIFY"),
+        (b"REGISTER\n", b"E_INVALID client must IDENTIFY"),
+        (b"UNREGISTER bad! name\n", b"E_INVALID client must IDENTIFY"),
+        (identify(b"", -1), b"E_BAD_BODY IDENTIFY invalid body size -1"),
+        (identify(b"", 0x7FFFFFFF), b"E_BAD_BODY IDENTIFY body too big 2147483647 > 1048576"),
+        (identify(b""), b"E_BAD_BODY IDENTIFY failed to decode JSON body"),
+        (identify(b"{"), b"E_BAD_BODY IDENTIFY failed to decode JSON body"),
+        (identify(b"[]"), b"E_BAD_BODY IDENTIFY failed to decode JSON body"),
+        (identify(b'"text"'), b"E_BAD_BODY IDENTIFY failed to decode JSON body"),
+        (identify(b'{"tcp_port":"4150"}'), b"E_BAD_BODY IDENTIFY failed to decode JSON body"),
+        (identify(b"null"), b"E_BAD_BODY IDENTIFY missing fields"),
+        (identify(b"{}"), b"E_BAD_BODY IDENTIFY missing fields"),
+        (identify(b'{"broadcast_address":"a","tcp_port":1,"version":"1"}'), b"E_BAD_BODY IDENTIFY missing fields"),
+    ],
+)
+def test_who_has_not_identified_is_refused(nsqlookupd, client, command, error):
+    client.says(command).hears(error).and_is_closed()
+    assert not nsqlookupd.db.producers
+
+
+@pytest.mark.parametrize(
+    ("command", "error"),
+    [
+        (b"IDENTIFY\n", b"E_INVALID cannot IDENTIFY again"),
+        (b"REGISTER\n", b"E_INVALID REGISTER insufficient number of params"),
+        (b"UNREGISTER\n", b"E_INVALID UNREGISTER insufficient number of params"),
+        (b"REGISTER bad!\n", b"E_BAD_TOPIC REGISTER topic name 'bad!' is not valid"),
+        (b"REGISTER  c\n", b"E_BAD_TOPIC REGISTER topic name '' is not valid"),
+        (b"UNREGISTER *\n", b"E_BAD_TOPIC UNREGISTER topic name '*' is not valid"),
+        (b"REGISTER t bad\xff\n", b"E_BAD_CHANNEL REGISTER channel name 'bad\xff' is not valid"),
+        (b"UNREGISTER t bad!\n", b"E_BAD_CHANNEL UNREGISTER channel name 'bad!' is not valid"),
+    ],
+)
+def test_an_error_takes_the_registrations_along(nsqlookupd, nsqd, command, error):
+    nsqd.says(b"REGISTER t c\n" + command + b"REGISTER u\n").hears(b"OK", error).and_is_closed()
+    assert nsqlookupd.found("t") == []
+    assert list(nsqlookupd.db.topics) == ["t"]
+
+
+def test_an_end_inside_a_body_is_an_error(nsqlookupd):
+    for sent, error in (
+        (b"IDENTIFY\n\0\0", b"E_BAD_BODY IDENTIFY failed to read body size"),
+        (b"IDENTIFY\n\0\0\0\5ab", b"E_BAD_BODY IDENTIFY failed to read body"),
+    ):
+        nsqlookupd.connect().says(sent).stops_sending().hears(error).and_is_closed()
+
+
+@pytest.mark.parametrize("sent", [b"", b"PING", b"REGISTER t"])
+def test_an_end_elsewhere_needs_no_words(client, sent):
+    client.says(sent).stops_sending().hears().and_is_closed()
+
+
+def test_a_line_without_end_is_cut_off(client):
+    client.says(b"x" * 10_000, b"x" * 10_000).hears().and_is_closed()
+
+
+# --- Silence ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sent", [b"", b"  V", b"  V1", b"  V1PI", b"  V1IDENTIFY\n"])
+def test_who_does_not_identify_is_closed_in_the_end(nsqlookupd, sent):
+    client = nsqlookupd.connect(b"").says(sent)
+    nsqlookupd.waits(59.9)
+    client.and_stays()
+    nsqlookupd.waits(0.2)
+    client.and_is_closed()
+
+
+def test_each_command_before_identify_buys_time(nsqlookupd, client):
+    for _ in range(3):
+        nsqlookupd.waits(50)
+        client.says(b"PING\n").hears(b"OK")
+
+
+def test_a_silent_producer_stays_connected(nsqlookupd, nsqd):
+    nsqlookupd.waits(100_000)
+    nsqd.says(b"PING\n").hears(b"OK").and_stays()
+
+
+# --- Any bytes --------------------------------------------------------------------------------------------------------
+
+names = st.sampled_from([b"t", b"c", b"", b"bad!", b"x#ephemeral", b"n" * 64, b"n" * 65, b"\xff"])
+documents = st.one_of(
+    st.just(json.dumps(ABOUT_NSQD).encode()),
+    st.dictionaries(
+        st.sampled_from([*ABOUT_NSQD, "remote_address", "topology_zone"]),
+        st.sampled_from([0, 1, -1, 1 << 70, "x", "", None, [], 1.5, True]),
+    ).map(lambda values: json.dumps(values).encode()),
+    st.sampled_from([b"", b"null", b"[]", b"1", b"{", b"\xff", b"[" * 5000]),
+    st.binary(max_size=10),
+)
+sizes = st.sampled_from([-(1 << 31), -1, 0, 1, (1 << 20), (1 << 20) + 1, (1 << 31) - 1])
+commands = st.one_of(
+    st.sampled_from([b"PING\n", b"PING\r\n", b"\n", b"PING", b"IDENTIFY\n"]),
+    st.builds(lambda verb, *rest: b" ".join([verb, *rest]) + b"\n", st.sampled_from([b"REGISTER", b"UNREGISTER"])),
+    st.builds(lambda topic, channel: b"REGISTER %b %b\n" % (topic, channel), names, names),
+    st.builds(lambda topic, channel: b"UNREGISTER %b %b\n" % (topic, channel), names, names),
+    st.builds(identify, documents),
+    st.builds(identify, st.binary(max_size=4), sizes),
+    st.binary(max_size=8),
+)
+openings = st.sampled_from([identify(json.dumps(ABOUT_NSQD).encode()), b""])
+conversations = st.builds(lambda opening, said: b"".join([opening, *said]), openings, st.lists(commands, max_size=10))
+cuts = st.lists(st.integers(1, 400), max_size=8)
+
+
+def cut(data: bytes, positions: list[int]) -> list[bytes]:
+    edges = [0, *sorted({position for position in positions if position < len(data)}), len(data)]
+    return [data[begin:end] for begin, end in pairwise(edges)]
+
+
+@given(conversations, cuts)
+def test_any_bytes_lead_to_replies_or_to_an_error_and_a_close_in_any_cut(data, positions):
+    whole, pieces = Nsqlookupd(), Nsqlookupd()
+    one, other = whole.connect().says(data), pieces.connect().says(*cut(data, positions))
+    assert (one.heard, one.is_open) == (other.heard, other.is_open)
+    assert all(answer in (b"OK", INFO) for answer in one.heard[:-1])
+    if one.heard and one.heard[-1].startswith(b"E_"):
+        one.and_is_closed()
+    assert set(whole.db.topics) == set(pieces.db.topics)
+    one.stops_sending().and_is_closed()
+    assert not whole.db.producers
+    assert not any(each.producers for each in whole.db.registrations())
+
+
+@given(st.binary(max_size=60), cuts)
+def test_noise_from_the_start_is_harmless(data, positions):
+    Nsqlookupd().connect(b"").says(*cut(data, positions)).stops_sending().and_is_closed()
