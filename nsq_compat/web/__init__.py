@@ -12,7 +12,8 @@
     configuration    /config
     profiling        /debug
     go_time          durations and moments as Go prints them
+    nsqlookupd_api   nsqlookupd's API: its routes, its answers, what it asks of the daemon
 
-May import net (the values of `http_message` only), session, queue and protocol; never gevent: what has to wait or to
+May import net (the values of `http_message` only), session, queue, registry and protocol; never gevent: what has to wait or to
 look at greenlets is asked of the service.
 """

@@ -1,0 +1,194 @@
+"""nsqlookupd's HTTP API: where to find a topic, what is known at all, and the few things an operator may change.
+
+Answers may name hundreds of thousands of topics and producers, so they are put together from pieces that are JSON
+already: a producer's description (`registry.registration`), and names, which need no escapes. Lists are in the order in
+which things were registered (nsqlookupd: in no order).
+"""
+
+from collections.abc import Collection, Iterator
+from typing import Final, Protocol
+
+from nsq_compat.net.http_message import Request, Response
+from nsq_compat.protocol.go_json import dumps
+from nsq_compat.registry.registration import Producer, Registration, Tombstone
+from nsq_compat.registry.registration_db import RegistrationDb
+from nsq_compat.web import responses
+from nsq_compat.web.application import Application
+from nsq_compat.web.profiling import Profiling, RunningProcess
+from nsq_compat.web.query import parse_query, required, required_name
+from nsq_compat.web.responses import EMPTY, ApiError
+from nsq_compat.web.routing import Route, Routes
+
+GOS_ZERO_TIME_NS: Final = -6795364578871345152
+"""What a moment that never was looks like in /debug."""
+
+
+class NsqlookupdService(RunningProcess, Protocol):
+    """The daemon, as its HTTP API sees it."""
+
+    @property
+    def db(self) -> RegistrationDb: ...
+
+    @property
+    def version(self) -> str:
+        """What is announced, ``1.3.0``."""
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+
+    def now_ns(self) -> int:
+        """Wall clock, nanoseconds."""
+
+
+class NsqlookupdApi(Application):
+    """The handler behind nsqlookupd's HTTP port."""
+
+    def __init__(self, service: NsqlookupdService) -> None:
+        super().__init__(_routes(service))
+
+
+def _routes(service: NsqlookupdService) -> Routes:
+    directory = Directory(service)
+    return {
+        "/ping": {"GET": Route(directory.ping)},
+        "/info": {"GET": Route(directory.info)},
+        "/lookup": {"GET": Route(directory.lookup)},
+        "/topics": {"GET": Route(directory.topics)},
+        "/channels": {"GET": Route(directory.channels)},
+        "/nodes": {"GET": Route(directory.nodes)},
+        "/debug": {"GET": Route(directory.everything)},
+        "/topic/create": {"POST": Route(directory.create_topic)},
+        "/topic/delete": {"POST": Route(directory.delete_topic)},
+        "/topic/tombstone": {"POST": Route(directory.tombstone)},
+        "/channel/create": {"POST": Route(directory.create_channel)},
+        "/channel/delete": {"POST": Route(directory.delete_channel)},
+        **Profiling(service).routes("/debug/pprof"),
+    }
+
+
+class Directory:
+    """The routes' answers."""
+
+    def __init__(self, service: NsqlookupdService) -> None:
+        self._service = service
+        self._db = service.db
+
+    def ping(self, request: Request) -> Response:
+        return responses.plain("OK")
+
+    def info(self, request: Request) -> Response:
+        return responses.json({"version": self._service.version})
+
+    # --- Questions ----------------------------------------------------------------------------------------------------
+
+    def lookup(self, request: Request) -> Response:
+        topic = required(parse_query(request.query), "topic")
+        try:
+            channels, producers = self._db.lookup(topic, self._service.now())
+        except KeyError:
+            raise ApiError(404, "TOPIC_NOT_FOUND") from None
+        described = b"},".join([producer.described for producer in producers])
+        if producers:
+            described += b"}"
+        return responses.encoded_json(b'{"channels":%b,"producers":[%b]}' % (_names(channels), described))
+
+    def topics(self, request: Request) -> Response:
+        return responses.encoded_json(b'{"topics":%b}' % _names(self._db.topics))
+
+    def channels(self, request: Request) -> Response:
+        topic = required(parse_query(request.query), "topic")
+        return responses.encoded_json(b'{"channels":%b}' % _names(self._db.channels(topic)))
+
+    def nodes(self, request: Request) -> Response:
+        now = self._service.now()
+        nodes = b",".join([self._node(producer, now) for producer in self._db.nodes(now)])
+        return responses.encoded_json(b'{"producers":[%b]}' % nodes)
+
+    def _node(self, producer: Producer, now: float) -> bytes:
+        # nsqadmin reads the two lists side by side.
+        if producer.tombstones:
+            is_tombstoned = self._db.is_tombstoned
+            tombstones = dumps([is_tombstoned(producer, topic, now) for topic in producer.topics]).encode("ascii")
+        else:
+            tombstones = b"[%b]" % b",".join([b"false"] * len(producer.topics))
+        return b'%b,"tombstones":%b,"topics":%b}' % (producer.described, tombstones, _names(producer.topics))
+
+    def everything(self, request: Request) -> Response:
+        """The whole database; for people, who do not ask often."""
+        lists = sorted(_registered(self._db))
+        members = b",".join([b'"%b":[%b]' % (key.encode("ascii"), b",".join(producers)) for key, producers in lists])
+        return responses.encoded_json(b"{%b}" % members)
+
+    # --- What operators do --------------------------------------------------------------------------------------------
+
+    def create_topic(self, request: Request) -> Response:
+        self._db.create_topic(required_name(parse_query(request.query), "topic"))
+        return EMPTY
+
+    def delete_topic(self, request: Request) -> Response:
+        self._db.delete_topic(required(parse_query(request.query), "topic"))
+        return EMPTY
+
+    def create_channel(self, request: Request) -> Response:
+        self._db.create_channel(*_topic_and_channel(request))
+        return EMPTY
+
+    def delete_channel(self, request: Request) -> Response:
+        try:
+            self._db.delete_channel(*_topic_and_channel(request))
+        except KeyError:
+            raise ApiError(404, "CHANNEL_NOT_FOUND") from None
+        return EMPTY
+
+    def tombstone(self, request: Request) -> Response:
+        parameters = parse_query(request.query)
+        topic, node = required(parameters, "topic"), required(parameters, "node")
+        self._db.tombstone(topic, node, self._service.now(), self._service.now_ns())
+        return EMPTY
+
+
+def _topic_and_channel(request: Request) -> tuple[str, str]:
+    parameters = parse_query(request.query)
+    return required_name(parameters, "topic"), required_name(parameters, "channel")
+
+
+def _names(names: Collection[str]) -> bytes:
+    """A JSON array of legal names."""
+    return b'["%b"]' % '","'.join(names).encode("ascii") if names else b"[]"
+
+
+# --- /debug -----------------------------------------------------------------------------------------------------------
+
+
+def _registered(db: RegistrationDb) -> Iterator[tuple[str, list[bytes]]]:
+    """Key to producers, of every registration that has any."""
+    entries = {producer: _entry(producer) for producer in db.producers}
+    if entries:
+        yield "client::", list(entries.values())
+    for registration in db.registrations():
+        if registration.producers:
+            key = f"{registration.category}:{registration.topic}:{registration.channel}"
+            yield key, [_entry_of(registration, producer, entries[producer]) for producer in registration.producers]
+
+
+def _entry_of(registration: Registration, producer: Producer, entry: bytes) -> bytes:
+    tombstone = None if registration.channel else producer.tombstones.get(registration.topic)
+    return entry if tombstone is None else _entry(producer, tombstone)
+
+
+def _entry(producer: Producer, tombstone: Tombstone | None = None) -> bytes:
+    info = producer.info
+    members = {
+        "broadcast_address": info.broadcast_address,
+        "hostname": info.hostname,
+        "http_port": info.http_port,
+        "id": producer.id,
+        "last_update": producer.last_update_ns,
+        "tcp_port": info.tcp_port,
+        "tombstoned": tombstone is not None,
+        "tombstoned_at": GOS_ZERO_TIME_NS if tombstone is None else tombstone.at_ns,
+        "topology_region": info.topology_region,
+        "topology_zone": info.topology_zone,
+        "version": info.version,
+    }
+    return dumps(members).encode("utf-8")

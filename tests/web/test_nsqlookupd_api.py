@@ -1,0 +1,227 @@
+"""nsqlookupd's HTTP API, called the way the server calls it."""
+
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from nsq_compat.net.http_message import Request, Response
+from nsq_compat.protocol.lookup_commands import PeerInfo
+from nsq_compat.registry.registration import Producer
+from nsq_compat.registry.registration_db import RegistrationDb
+from nsq_compat.web.nsqlookupd_api import NsqlookupdApi
+
+V1 = ("X-Nsq-Content-Type", "nsq; version=1.0")
+JSON = ("Content-Type", "application/json; charset=utf-8")
+WALL_NS = 1_700_000_000_000_000_000
+
+
+class Nsqlookupd:
+    """Satisfies `NsqlookupdService`; `moment` is monotonic seconds and moves by hand."""
+
+    version = "1.3.0"
+
+    def __init__(self) -> None:
+        self.db = RegistrationDb(300.0, 45.0)
+        self.moment = 1000.0
+        self._api = NsqlookupdApi(self)
+
+    def now(self) -> float:
+        return self.moment
+
+    def now_ns(self) -> int:
+        return WALL_NS
+
+    def sleep(self, seconds: float) -> None:
+        """Time does not pass here."""
+
+    def greenlet_stacks(self) -> str:
+        return "greenlet 1\n"
+
+    def joins(self, host: str, *topics: str) -> Producer:
+        """An nsqd with topics, or with channels where there is a colon."""
+        info = PeerInfo(host, "host1", 4151, 4150, "r", "z", "1.3.0")
+        producer = self.db.identify(f"127.0.0.1:{5000 + len(self.db.producers)}", info, self.moment, WALL_NS)
+        for name in topics:
+            topic, _, channel = name.partition(":")
+            self.db.register(producer, topic, channel)
+        return producer
+
+    def call(self, method: str, target: str) -> Response:
+        path, _, query = target.partition("?")
+        return self._api.respond(Request(method, target.encode(), path, query.encode(), {}, b"", "127.0.0.1:50000"))
+
+    def get(self, target: str) -> Any:
+        """The JSON of a successful answer."""
+        response = self.call("GET", target)
+        assert (response.status, response.headers) == (200, (JSON, V1))
+        return json.loads(response.body)
+
+    def post(self, target: str) -> Response:
+        return self.call("POST", target)
+
+
+@pytest.fixture
+def nsqlookupd() -> Nsqlookupd:
+    return Nsqlookupd()
+
+
+def of(host: str, port: int) -> dict[str, object]:
+    return {
+        "remote_address": f"127.0.0.1:{port}",
+        "hostname": "host1",
+        "broadcast_address": host,
+        "tcp_port": 4150,
+        "http_port": 4151,
+        "version": "1.3.0",
+        "topology_zone": "z",
+        "topology_region": "r",
+    }
+
+
+# --- Questions --------------------------------------------------------------------------------------------------------
+
+
+def test_ping_is_plain_and_info_is_json(nsqlookupd):
+    ping = nsqlookupd.call("GET", "/ping")
+    assert (ping.status, ping.body, ping.headers) == (200, b"OK", (("Content-Type", "text/plain; charset=utf-8"),))
+    assert nsqlookupd.call("GET", "/info").body == b'{"version":"1.3.0"}'
+
+
+def test_a_lookup_names_channels_and_producers(nsqlookupd):
+    nsqlookupd.joins("n1", "orders:archive", "orders:billing")
+    nsqlookupd.joins("n2", "orders", "other")
+    body = nsqlookupd.call("GET", "/lookup?topic=orders").body
+    assert body.startswith(b'{"channels":["archive","billing"],"producers":[{"remote_address":"127.0.0.1:5000",')
+    assert json.loads(body)["producers"] == [of("n1", 5000), of("n2", 5001)]
+
+
+def test_lists_are_never_null(nsqlookupd):
+    assert nsqlookupd.get("/topics") == {"topics": []}
+    assert nsqlookupd.get("/channels?topic=t") == {"channels": []}
+    assert nsqlookupd.get("/nodes") == {"producers": []}
+    assert nsqlookupd.get("/debug") == {}
+    nsqlookupd.post("/topic/create?topic=t")
+    assert nsqlookupd.get("/lookup?topic=t") == {"channels": [], "producers": []}
+
+
+def test_topics_and_channels_are_listed(nsqlookupd):
+    nsqlookupd.joins("n1", "t:c", "t:d", "u#ephemeral")
+    assert nsqlookupd.get("/topics") == {"topics": ["t", "u#ephemeral"]}
+    assert nsqlookupd.get("/channels?topic=t") == {"channels": ["c", "d"]}
+    assert nsqlookupd.get("/channels?topic=u%23ephemeral") == {"channels": []}
+
+
+def test_nodes_say_which_topics_they_have_and_where_a_tombstone_stands(nsqlookupd):
+    nsqlookupd.joins("n1", "t:c", "u")
+    nsqlookupd.joins("n2")
+    nsqlookupd.post("/topic/tombstone?topic=u&node=n1:4151")
+    assert nsqlookupd.get("/nodes")["producers"] == [
+        of("n1", 5000) | {"tombstones": [False, True], "topics": ["t", "u"]},
+        of("n2", 5001) | {"tombstones": [], "topics": []},
+    ]
+    nsqlookupd.moment += 45
+    assert nsqlookupd.get("/nodes")["producers"][0]["tombstones"] == [False, False]
+
+
+def test_the_silent_and_the_tombstoned_are_not_found(nsqlookupd):
+    nsqlookupd.joins("n1", "t")
+    nsqlookupd.post("/topic/tombstone?topic=t&node=n1:4151")
+    assert nsqlookupd.get("/lookup?topic=t")["producers"] == []
+    nsqlookupd.moment += 45
+    assert nsqlookupd.get("/lookup?topic=t")["producers"] == [of("n1", 5000)]
+    nsqlookupd.moment += 300
+    assert nsqlookupd.get("/lookup?topic=t")["producers"] == nsqlookupd.get("/nodes")["producers"] == []
+
+
+def test_debug_shows_everything_by_key(nsqlookupd):
+    nsqlookupd.joins("n1", "t:c")
+    nsqlookupd.post("/topic/create?topic=empty")
+    nsqlookupd.post("/topic/tombstone?topic=t&node=n1:4151")
+    entry = (
+        '{"broadcast_address":"n1","hostname":"host1","http_port":4151,"id":"127.0.0.1:5000",'
+        f'"last_update":{WALL_NS},"tcp_port":4150,"tombstoned":%s,"tombstoned_at":%d,'
+        '"topology_region":"r","topology_zone":"z","version":"1.3.0"}'
+    )
+    plain, tombstoned = entry % ("false", -6795364578871345152), entry % ("true", WALL_NS)
+    expected = f'{{"channel:t:c":[{plain}],"client::":[{plain}],"topic:t:":[{tombstoned}]}}'
+    assert nsqlookupd.call("GET", "/debug").body == expected.encode()
+
+
+def test_profiles_have_their_index_where_nsqlookupd_has_it(nsqlookupd):
+    index = nsqlookupd.call("GET", "/debug/pprof")
+    assert index.status == 200
+    assert b'href="pprof/heap"' in index.body
+    assert nsqlookupd.call("GET", "/debug/pprof/goroutine").body == b"greenlet 1\n"
+    assert nsqlookupd.call("GET", "/debug/pprof/").status == 301
+
+
+# --- What operators do ------------------------------------------------------------------------------------------------
+
+
+def test_operators_create_and_delete(nsqlookupd):
+    for target in ("/topic/create?topic=t", "/channel/create?topic=u&channel=c", "/topic/delete?topic=t"):
+        response = nsqlookupd.post(target)
+        assert (response.status, response.body, response.headers) == (200, b"", (V1,))
+    assert nsqlookupd.get("/topics") == {"topics": ["u"]}
+    assert nsqlookupd.post("/channel/delete?topic=u&channel=c").status == 200
+    assert nsqlookupd.get("/channels?topic=u") == {"channels": []}
+
+
+def test_deleting_and_tombstoning_what_is_not_there_is_no_matter(nsqlookupd):
+    for target in ("/topic/delete?topic=no%20name", "/topic/delete?topic=t", "/topic/tombstone?topic=t&node=x"):
+        assert nsqlookupd.post(target).status == 200
+
+
+def test_a_star_is_a_name_that_nobody_has(nsqlookupd):
+    # docs/differences.md: wildcard
+    nsqlookupd.joins("n1", "t:c")
+    nsqlookupd.post("/topic/delete?topic=*")
+    nsqlookupd.post("/topic/tombstone?topic=*&node=n1:4151")
+    assert nsqlookupd.get("/channels?topic=*") == {"channels": []}
+    assert nsqlookupd.call("GET", "/lookup?topic=*").status == 404
+    assert nsqlookupd.get("/lookup?topic=t") == {"channels": ["c"], "producers": [of("n1", 5000)]}
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "status", "code"),
+    [
+        ("GET", "/lookup", 400, "MISSING_ARG_TOPIC"),
+        ("GET", "/lookup?topic=t", 404, "TOPIC_NOT_FOUND"),
+        ("GET", "/lookup?topic=", 404, "TOPIC_NOT_FOUND"),
+        ("GET", "/lookup?topic=%zz", 400, "INVALID_REQUEST"),
+        ("GET", "/channels", 400, "MISSING_ARG_TOPIC"),
+        ("GET", "/channels?topic=a;b", 400, "INVALID_REQUEST"),
+        ("POST", "/topic/create", 400, "MISSING_ARG_TOPIC"),
+        ("POST", "/topic/create?topic=no%20name", 400, "INVALID_ARG_TOPIC"),
+        ("POST", "/topic/delete", 400, "MISSING_ARG_TOPIC"),
+        ("POST", "/topic/tombstone", 400, "MISSING_ARG_TOPIC"),
+        ("POST", "/topic/tombstone?topic=t", 400, "MISSING_ARG_NODE"),
+        ("POST", "/channel/create", 400, "MISSING_ARG_TOPIC"),
+        ("POST", "/channel/create?topic=no%20name", 400, "INVALID_ARG_TOPIC"),
+        ("POST", "/channel/create?topic=t", 400, "MISSING_ARG_CHANNEL"),
+        ("POST", "/channel/create?topic=t&channel=", 400, "INVALID_ARG_CHANNEL"),
+        ("POST", "/channel/delete?topic=t", 400, "MISSING_ARG_CHANNEL"),
+        ("POST", "/channel/delete?topic=t&channel=c", 404, "CHANNEL_NOT_FOUND"),
+        ("GET", "/nothing", 404, "NOT_FOUND"),
+        ("GET", "/stats", 404, "NOT_FOUND"),
+        ("POST", "/lookup?topic=t", 405, "METHOD_NOT_ALLOWED"),
+        ("HEAD", "/ping", 405, "METHOD_NOT_ALLOWED"),
+    ],
+)
+def test_errors_have_nsqs_codes(nsqlookupd, method, target, status, code):
+    response = nsqlookupd.call(method, target)
+    assert (response.status, json.loads(response.body)) == (status, {"message": code})
+    assert response.headers[-2:] == (JSON, V1)
+
+
+def test_what_ignores_its_query_minds_no_malformed_one(nsqlookupd):
+    for path in ("/ping", "/info", "/topics", "/nodes", "/debug"):
+        assert nsqlookupd.call("GET", f"{path}?%zz").status == 200
+
+
+def test_questions_are_logged(nsqlookupd, caplog):
+    with caplog.at_level(logging.INFO):
+        nsqlookupd.call("GET", "/lookup?topic=t")
+    assert caplog.records[0].message.startswith("404 GET /lookup?topic=t (127.0.0.1:50000) ")
