@@ -2,12 +2,13 @@
 
 The folders are floors of one house; a module imports from its own folder or from a lower floor:
 
-    nsqd                      the program: options, wiring, a shutdown order
+    nsqd, nsqlookupd          the programs: options, wiring, a shutdown order
     cli                       flags, config file, log lines
     web                       HTTP applications
     net, cluster              sockets and greenlets; many daemons over HTTP
     session                   conversations: bytes in, bytes out, no I/O
     queue                     the heart of nsqd: topics, channels, messages in flight
+    registry                  the heart of nsqlookupd: who has which topics and channels
     protocol                  bytes <-> values
 
 Read ``protocol/__init__.py`` first, then ``queue/__init__.py``.

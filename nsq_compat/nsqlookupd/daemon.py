@@ -1,0 +1,56 @@
+"""One nsqlookupd: its database, its listeners, and the order in which they start and stop."""
+
+import logging
+
+from nsq_compat import NSQ_VERSION, version_line
+from nsq_compat.net.connection import Connection
+from nsq_compat.net.http_server import HttpServer
+from nsq_compat.net.listeners import listen, port_of
+from nsq_compat.net.tcp_server import TcpServer
+from nsq_compat.nsqlookupd.options import PROGRAM, NsqlookupdOptions, hostname
+from nsq_compat.nsqlookupd.service import Service
+from nsq_compat.protocol.durations import SECOND
+from nsq_compat.protocol.lookup_commands import LookupdInfo
+from nsq_compat.registry.registration_db import RegistrationDb
+from nsq_compat.session.lookupd_session import LookupdSession
+from nsq_compat.web.nsqlookupd_api import NsqlookupdApi
+
+log = logging.getLogger(__name__)
+
+STOP_SECONDS = 5.0
+"""How long a stop waits for connections to end."""
+
+_ANY_PORT = ":0"
+
+
+class Daemon:
+    """Listens from the moment it is made, serves between `start` and `stop`. Raises ``ListenError`` when made."""
+
+    def __init__(self, options: NsqlookupdOptions) -> None:
+        log.info("%s", version_line(PROGRAM))
+        self._db = RegistrationDb(options.inactive_producer_timeout / SECOND, options.tombstone_lifetime / SECOND)
+        tcp_listener = listen(options.tcp_address or _ANY_PORT)
+        http_listener = listen(options.http_address or _ANY_PORT)
+        self._about_us = LookupdInfo(
+            broadcast_address=options.broadcast_address,
+            hostname=hostname(),
+            tcp_port=port_of(tcp_listener),
+            http_port=port_of(http_listener),
+            version=NSQ_VERSION,
+        )
+        self._tcp = TcpServer(tcp_listener, self._make_session)
+        self._http = HttpServer(http_listener, NsqlookupdApi(Service(self._db)))
+
+    def start(self) -> None:
+        self._tcp.start()
+        self._http.start()
+
+    def stop(self) -> None:
+        """Stop answering before producers leave: nobody is to hear that a topic has none."""
+        self._http.stop(STOP_SECONDS)
+        self._tcp.stop(STOP_SECONDS)
+
+    def _make_session(
+        self, connection: Connection[LookupdSession], host: str, now: float, now_ns: int
+    ) -> LookupdSession:
+        return LookupdSession(self._db, self._about_us, peer=connection.peer, now=now)

@@ -1,0 +1,34 @@
+"""``nsqlookupd``: command line in, exit code out."""
+
+import sys
+
+from nsq_compat import version_line
+from nsq_compat.cli.errors import OptionError
+from nsq_compat.cli.lifecycle import exit_fatal, read_options
+from nsq_compat.cli.logs import configure
+from nsq_compat.net.descriptor_limit import raise_descriptor_limit
+from nsq_compat.net.listeners import ListenError
+from nsq_compat.net.process import spare_the_collector, stop_signal
+from nsq_compat.nsqlookupd.daemon import Daemon
+from nsq_compat.nsqlookupd.options import PROGRAM, NsqlookupdOptions, validate
+
+
+def main() -> None:
+    """Run nsqlookupd until SIGTERM or SIGINT."""
+    options = read_options(PROGRAM, NsqlookupdOptions, sys.argv[1:], version_line(PROGRAM))
+    configure(options.log_prefix, options.log_level)
+    raise_descriptor_limit()
+    try:
+        validate(options)
+        daemon = Daemon(options)
+    except (OptionError, ListenError) as error:
+        exit_fatal(PROGRAM, f"failed to instantiate nsqlookupd - {error}")
+    spare_the_collector()
+    stop = stop_signal()
+    daemon.start()
+    stop.wait()
+    daemon.stop()
+
+
+if __name__ == "__main__":
+    main()

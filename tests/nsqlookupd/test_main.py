@@ -1,0 +1,199 @@
+"""nsqlookupd as a process: how it starts, refuses to start, stops, and what no client can do to it."""
+
+import json
+import random
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+
+from conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
+
+NSQLOOKUPD = [sys.executable, "-m", "nsq_compat.nsqlookupd.main"]
+ABOUT_NSQD = {"broadcast_address": "n1", "tcp_port": 4150, "http_port": 4151, "version": "1.3.0", "hostname": "h"}
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*NSQLOOKUPD, *arguments], capture_output=True, text=True, timeout=50)
+
+
+@pytest.fixture
+def nsqlookupd() -> Iterator[NsqlookupdProcess]:
+    with NsqlookupdProcess(installed_nsqlookupd()) as process:
+        yield process
+
+
+def connect(process: NsqlookupdProcess, data: bytes = b"") -> socket.socket:
+    host, _, port = process.tcp_address.rpartition(":")
+    client = socket.create_connection((host, int(port)), timeout=20)
+    client.sendall(data)
+    return client
+
+
+def identify(document: bytes, size: int | None = None) -> bytes:
+    return b"  V1IDENTIFY\n" + struct.pack(">i", len(document) if size is None else size) + document
+
+
+def hears(client: socket.socket) -> bytes:
+    """One reply; EOFError when the connection was closed instead."""
+    (size,) = struct.unpack(">i", exactly(client, 4))
+    return exactly(client, size)
+
+
+def exactly(client: socket.socket, size: int) -> bytes:
+    received = b""
+    while len(received) < size:
+        data = client.recv(size - len(received))
+        if not data:
+            raise EOFError
+        received += data
+    return received
+
+
+def joins(process: NsqlookupdProcess, *topics: str) -> socket.socket:
+    """An nsqd that has identified itself and registered topics."""
+    nsqd = connect(process, identify(json.dumps(ABOUT_NSQD).encode()))
+    assert json.loads(hears(nsqd))["tcp_port"] == int(process.tcp_address.rpartition(":")[2])
+    for topic in topics:
+        nsqd.sendall(f"REGISTER {topic}\n".encode())
+        assert hears(nsqd) == b"OK"
+    return nsqd
+
+
+# --- Starting and stopping --------------------------------------------------------------------------------------------
+
+
+def test_the_version_is_printed_in_nsqs_form():
+    result = run("--version")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("nsqlookupd v1.3.0 (built w/python3.")
+
+
+def test_an_unknown_flag_exits_as_gos_does():
+    result = run("-bogus")
+    assert result.returncode == 2
+    assert result.stderr.startswith("flag provided but not defined: -bogus\nUsage of nsqlookupd:\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--tcp-address=127.0.0.1:99999"], "listen (127.0.0.1:99999) failed - invalid port"),
+        (["--http-address=/run/nsq.sock"], "listen (/run/nsq.sock) failed - missing port in address"),
+    ],
+)
+def test_what_cannot_be_is_one_fatal_line_and_exit_code_1(arguments, reason):
+    result = run("--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", *arguments)
+    assert result.returncode == 1
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("[nsqlookupd] ")
+    assert last.endswith(f"FATAL: failed to instantiate nsqlookupd - {reason}")
+
+
+def test_a_second_daemon_on_the_same_port_is_refused(nsqlookupd):
+    result = run(f"--tcp-address={nsqlookupd.tcp_address}", "--http-address=127.0.0.1:0")
+    assert result.returncode == 1
+    assert "address already in use" in result.stderr
+
+
+def test_options_come_from_a_config_file_too(tmp_path):
+    file = tmp_path / "nsqlookupd.cfg"
+    file.write_text('broadcast_address = "lookup.example"\nlog_prefix = "[mine] "\ninactive_producer_timeout = "0s"\n')
+    with NsqlookupdProcess(installed_nsqlookupd(), options=[f"--config={file}"]) as process:
+        client = connect(process, identify(json.dumps(ABOUT_NSQD).encode()))
+        with client:
+            assert json.loads(hears(client))["broadcast_address"] == "lookup.example"
+            assert process.get("/nodes") == {"producers": []}
+    assert process._last_lines[0].startswith("[mine] ")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_stops_cleanly_with_clients_in_every_state(nsqlookupd, number):
+    registered = joins(nsqlookupd, "t")
+    clients = [connect(nsqlookupd), connect(nsqlookupd, b"  V1REG"), connect(nsqlookupd, b"  V"), registered]
+    host, _, port = nsqlookupd.http_address.rpartition(":")
+    keep_alive = socket.create_connection((host, int(port)), timeout=20)
+    keep_alive.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert b"OK" in keep_alive.recv(1000)
+    nsqlookupd._process.send_signal(number)
+    nsqlookupd._process.send_signal(number)
+    assert nsqlookupd._process.wait(20) == 0
+    for client in (*clients, keep_alive):
+        with client:
+            assert client.recv(100) == b""
+
+
+# --- Serving ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_one_registers_others_find_until_it_is_gone(nsqlookupd):
+    with joins(nsqlookupd, "orders") as nsqd:
+        (found,) = nsqlookupd.get("/lookup", topic="orders")["producers"]
+        assert (found["broadcast_address"], found["tcp_port"], found["http_port"]) == ("n1", 4150, 4151)
+        host, port = nsqd.getsockname()
+        assert found["remote_address"] == f"{host}:{port}"
+        nsqd.shutdown(socket.SHUT_RDWR)
+        assert nsqd.recv(1) == b""
+    while nsqlookupd.get("/lookup", topic="orders")["producers"]:
+        pass
+    assert nsqlookupd.get("/topics") == {"topics": ["orders"]}
+
+
+def test_an_operator_deletes_what_nobody_has_any_more(nsqlookupd):
+    joins(nsqlookupd, "orders").close()
+    url = f"http://{nsqlookupd.http_address}/topic/delete?topic=orders"
+    with urlopen(Request(url, method="POST"), timeout=20) as answer:
+        assert answer.status == 200
+    with pytest.raises(HTTPError, match="404"):
+        nsqlookupd.get("/lookup", topic="orders")
+
+
+def test_a_profile_of_the_process_can_be_taken(nsqlookupd):
+    with urlopen(f"http://{nsqlookupd.http_address}/debug/pprof/goroutine", timeout=20) as stacks:
+        assert b"accept" in stacks.read()
+
+
+# --- What clients cannot do -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", b"E_BAD_PROTOCOL"),
+        (b"  V1\n", b"E_INVALID invalid command "),
+        (b"  V1REGISTER t\n", b"E_INVALID client must IDENTIFY"),
+        # nsqlookupd: this one ends Go's whole process.
+        (identify(b"", -1), b"E_BAD_BODY IDENTIFY invalid body size -1"),
+        (identify(b"", 0x7FFFFFFF), b"E_BAD_BODY IDENTIFY body too big 2147483647 > 1048576"),
+        (identify(b"[1]"), b"E_BAD_BODY IDENTIFY failed to decode JSON body"),
+    ],
+)
+def test_nonsense_costs_its_own_connection_and_no_other(nsqlookupd, said, error):
+    with joins(nsqlookupd, "orders") as bystander, connect(nsqlookupd, said) as client:
+        assert hears(client) == error
+        assert client.recv(1) == b""
+        bystander.sendall(b"PING\n")
+        assert hears(bystander) == b"OK"
+        assert len(nsqlookupd.get("/lookup", topic="orders")["producers"]) == 1
+
+
+def test_garbage_and_halves_from_a_hundred_clients_are_survived(nsqlookupd):
+    garbage = random.Random(1)
+    whole = identify(json.dumps(ABOUT_NSQD).encode()) + b"REGISTER t c\nPING\nUNREGISTER t c\n"
+    with joins(nsqlookupd, "orders") as bystander, ExitStack() as stack:
+        for number in range(100):
+            said = whole[: garbage.randrange(len(whole))] if number % 2 else b"  V1" + garbage.randbytes(200)
+            client = stack.enter_context(connect(nsqlookupd, said))
+            if number % 3 == 0:
+                with suppress(OSError):  # it may have been closed already
+                    client.shutdown(socket.SHUT_WR)
+        bystander.sendall(b"PING\n")
+        assert hears(bystander) == b"OK"
+        assert nsqlookupd.get("/lookup", topic="orders")["producers"]
