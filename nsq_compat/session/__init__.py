@@ -7,8 +7,8 @@
     lookupd_session an nsqd, as nsqlookupd hears it (V1)
     refusals        errors in NSQ's words
 
-May import: ``queue``, ``registry`` and below, and nothing that does I/O; import-linter sees to it. A session is tested by feeding it
-bytes and moving a number called `now`.
+May import: ``queue``, ``registry`` and below, and nothing that does I/O; import-linter sees to it. A session is
+tested by feeding it bytes and moving a number called `now`.
 
 Read ``nsqd_session`` first.
 """

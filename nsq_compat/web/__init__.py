@@ -14,6 +14,6 @@
     go_time          durations and moments as Go prints them
     nsqlookupd_api   nsqlookupd's API: its routes, its answers, what it asks of the daemon
 
-May import net (the values of `http_message` only), session, queue, registry and protocol; never gevent: what has to wait or to
-look at greenlets is asked of the service.
+May import net (the values of `http_message` only), session, queue, registry and protocol; never gevent: what
+has to wait or to look at greenlets is asked of the service.
 """
