@@ -6,6 +6,7 @@ What the options mean and what a report holds is said in ``pynsq_client``; ``go/
 import json
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,20 @@ class Client:
 
     def consuming(self, tcp: str, topic: str, channel: str, count: int, out: Path, **options: object) -> Running:
         return self._start("consume", tcp=tcp, topic=topic, channel=channel, count=count, out=out, **options)
+
+    def discovering(
+        self, lookupd_http: Iterable[str], topic: str, channel: str, count: int, out: Path, **options: object
+    ) -> Running:
+        """Consume from every nsqd that one of these nsqlookupds knows to have the topic."""
+        return self._start(
+            "consume",
+            lookupd_http=",".join(lookupd_http),
+            topic=topic,
+            channel=channel,
+            count=count,
+            out=out,
+            **options,
+        )
 
     def _start(self, program: str, **options: object) -> Running:
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]

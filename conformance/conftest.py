@@ -1,7 +1,7 @@
 """What the conformance tests stand on: an nsqd of your choice, the two official clients, files to send.
 
 ``pytest conformance --nsqd /path/to/nsqd`` (or the environment variable NSQD_COMMAND) takes any nsqd; without it, it is
-the one installed beside the running Python.
+the one installed beside the running Python. The same goes for ``--nsqlookupd`` and NSQLOOKUPD_COMMAND.
 """
 
 import itertools
@@ -18,28 +18,47 @@ import pytest
 
 from conformance.clients import PYNSQ, Client
 from conformance.nsqd_process import NsqdProcess, installed_nsqd
+from conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 
 pytest.register_assert_rewrite("conformance.delivery")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    default = os.environ.get("NSQD_COMMAND") or installed_nsqd()
-    parser.addoption("--nsqd", default=default, help=f"command line of the nsqd to test (default: {default})")
+    for name, installed in (("nsqd", installed_nsqd()), ("nsqlookupd", installed_nsqlookupd())):
+        default = os.environ.get(f"{name.upper()}_COMMAND") or installed
+        parser.addoption(f"--{name}", default=default, help=f"command line of the {name} to test (default: {default})")
+
+
+def command_of(name: str, config: pytest.Config) -> str:
+    """The command line of the daemon to test."""
+    command: str = config.getoption(f"--{name}")
+    program = shlex.split(command)[0]
+    if shutil.which(program) is None:
+        pytest.exit(f"conformance needs an {name} to test, and there is no program {program}", returncode=1)
+    return command
 
 
 @pytest.fixture(scope="session")
 def nsqd_command(pytestconfig: pytest.Config) -> str:
-    command: str = pytestconfig.getoption("--nsqd")
-    program = shlex.split(command)[0]
-    if shutil.which(program) is None:
-        pytest.exit(f"conformance needs an nsqd to test, and there is no program {program}", returncode=1)
-    return command
+    return command_of("nsqd", pytestconfig)
+
+
+@pytest.fixture(scope="session")
+def nsqlookupd_command(pytestconfig: pytest.Config) -> str:
+    return command_of("nsqlookupd", pytestconfig)
 
 
 @pytest.fixture(scope="module")
 def nsqd(nsqd_command: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NsqdProcess]:
     """One nsqd for the tests of a module; each test has a topic of its own."""
     with NsqdProcess(nsqd_command, tmp_path_factory.mktemp("nsqd")) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def nsqlookupd(nsqlookupd_command: str) -> Iterator[NsqlookupdProcess]:
+    """One nsqlookupd for the tests of a module."""
+    with NsqlookupdProcess(nsqlookupd_command) as process:
         yield process
 
 

@@ -166,7 +166,9 @@ async def consume(options: argparse.Namespace) -> dict[str, Any]:
             options.topic,
             options.channel,
             consumption.handler(number),
-            nsqd_tcp_addresses=[options.tcp],
+            nsqd_tcp_addresses=[options.tcp] if options.tcp else None,
+            lookupd_http_addresses=options.lookupd_http.split(",") if options.lookupd_http else None,
+            lookupd_poll_interval=options.poll_seconds,
             max_in_flight=options.max_in_flight,
             max_tries=0,
             msg_timeout=options.msg_timeout_ms / 1000 if options.msg_timeout_ms else None,
@@ -207,6 +209,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
 
     publishing = programs.add_parser("publish", help="send a file, one message for each line")
     publishing.set_defaults(program=publish)
+    publishing.add_argument("--tcp", required=True, help="host:port of nsqd")
     publishing.add_argument("--file", type=Path, required=True)
     publishing.add_argument("--command", choices=("pub", "mpub", "dpub"), default="pub")
     publishing.add_argument("--batch", type=int, default=100, help="messages in one MPUB")
@@ -215,6 +218,12 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
 
     consuming = programs.add_parser("consume", help="finish a number of messages and write them to a file")
     consuming.set_defaults(program=consume)
+    source = consuming.add_mutually_exclusive_group(required=True)
+    source.add_argument("--tcp", default="", help="host:port of nsqd")
+    source.add_argument(
+        "--lookupd-http", default="", help="host:port of nsqlookupds, with commas: whatever nsqd they know"
+    )
+    consuming.add_argument("--poll-seconds", type=int, default=1, help="how often an nsqlookupd is asked")
     consuming.add_argument("--channel", required=True)
     consuming.add_argument("--out", type=Path, required=True)
     consuming.add_argument("--count", type=int, required=True)
@@ -228,7 +237,6 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     consuming.add_argument("--timeout", type=float, default=40.0, help="give up after so many seconds")
 
     for program in (publishing, consuming):
-        program.add_argument("--tcp", required=True, help="host:port of nsqd")
         program.add_argument("--topic", required=True)
     return parser.parse_args(arguments)
 

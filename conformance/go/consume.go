@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -13,10 +14,10 @@ import (
 )
 
 type consumeOptions struct {
-	tcp, topic, channel, out, firstAttempt string
-	count, readers, maxInFlight            int
-	msgTimeout, requeue, hold, touch       time.Duration
-	timeout                                time.Duration
+	tcp, lookupdHTTP, topic, channel, out, firstAttempt string
+	count, readers, maxInFlight                         int
+	msgTimeout, requeue, hold, touch                    time.Duration
+	poll, timeout                                       time.Duration
 }
 
 type consumeReport struct {
@@ -43,6 +44,8 @@ func parseConsumeOptions(arguments []string) consumeOptions {
 	var o consumeOptions
 	flags := flag.NewFlagSet("consume", flag.ExitOnError)
 	flags.StringVar(&o.tcp, "tcp", "", "host:port of nsqd")
+	flags.StringVar(&o.lookupdHTTP, "lookupd-http", "", "host:port of nsqlookupds, with commas: whatever nsqd they know")
+	poll := flags.Int("poll-seconds", 1, "how often an nsqlookupd is asked")
 	flags.StringVar(&o.topic, "topic", "", "")
 	flags.StringVar(&o.channel, "channel", "", "")
 	flags.StringVar(&o.out, "out", "", "file for the bodies finished")
@@ -61,6 +64,7 @@ func parseConsumeOptions(arguments []string) consumeOptions {
 	for duration, value := range milliseconds {
 		*duration = time.Duration(*value) * time.Millisecond
 	}
+	o.poll = time.Duration(*poll) * time.Second
 	o.timeout = time.Duration(*seconds * float64(time.Second))
 	return o
 }
@@ -111,6 +115,7 @@ func (c *consumption) connect(number int) (*nsq.Consumer, error) {
 	config.MaxAttempts = 0
 	config.MaxInFlight = c.options.maxInFlight
 	config.MsgTimeout = c.options.msgTimeout
+	config.LookupdPollInterval = c.options.poll
 	consumer, err := nsq.NewConsumer(c.options.topic, c.options.channel, config)
 	if err != nil {
 		return nil, err
@@ -118,6 +123,9 @@ func (c *consumption) connect(number int) (*nsq.Consumer, error) {
 	consumer.SetLogger(quiet, nsq.LogLevelError)
 	handle := nsq.HandlerFunc(func(message *nsq.Message) error { return c.handle(number, message) })
 	consumer.AddConcurrentHandlers(handle, c.options.maxInFlight)
+	if c.options.lookupdHTTP != "" {
+		return consumer, consumer.ConnectToNSQLookupds(strings.Split(c.options.lookupdHTTP, ","))
+	}
 	if err := consumer.ConnectToNSQD(c.options.tcp); err != nil {
 		return nil, fmt.Errorf("no connection to nsqd at %s: %w", c.options.tcp, err)
 	}
