@@ -48,6 +48,9 @@ class Connection(Generic[Session]):
     `run` is the read loop and returns when the connection is over. `abort` closes it from outside, at any time.
     """
 
+    actor = "client"
+    """Who is at the other end, in log lines."""
+
     def __init__(
         self, client: socket.socket, peer: str, make_session: Callable[["Connection[Session]", float, int], Session]
     ) -> None:
@@ -235,9 +238,9 @@ class Connection(Generic[Session]):
 
     def _lose(self, error: Exception) -> None:
         if isinstance(error, OSError):
-            log.error("client(%s) - %s", self.peer, error)
+            log.error("%s(%s) - %s", self.actor, self.peer, error)
         else:
-            log.error("client(%s) - internal error", self.peer, exc_info=error)
+            log.error("%s(%s) - internal error", self.actor, self.peer, exc_info=error)
         self.abort()
 
     def _end(self) -> None:

@@ -9,7 +9,7 @@ import stat
 _BACKLOG = 1024
 _IPV4_MAPPED = "::ffff:"
 _KEEPALIVE_SECONDS = 15
-_MAX_PORT = 65535
+MAX_PORT = 65535
 
 
 class ListenError(Exception):
@@ -85,7 +85,7 @@ def prepare_client(client: socket.socket) -> None:
 
 
 def _listen_tcp(host: str, port: str) -> socket.socket:
-    if port.isdigit() and int(port) > _MAX_PORT:
+    if port.isdigit() and int(port) > MAX_PORT:
         raise ValueError("invalid port")  # the resolver would take it modulo 65536
     dual_stack = host in ("", "0.0.0.0") and socket.has_dualstack_ipv6()
     found = socket.getaddrinfo(

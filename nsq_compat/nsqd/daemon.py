@@ -2,7 +2,7 @@
 
 import logging
 
-from nsq_compat import version_line
+from nsq_compat import NSQ_VERSION, version_line
 from nsq_compat.net.connection import Connection
 from nsq_compat.net.descriptor_limit import descriptors_left_by_clients
 from nsq_compat.net.http_server import HttpServer
@@ -11,12 +11,14 @@ from nsq_compat.net.tcp_server import TcpServer
 from nsq_compat.net.timers import AlarmClock
 from nsq_compat.nsqd.checkpoints import Checkpoints
 from nsq_compat.nsqd.committer import Committer
+from nsq_compat.nsqd.lookup_peers import LookupPeers
 from nsq_compat.nsqd.metadata import MetadataFile
-from nsq_compat.nsqd.options import PROGRAM, NsqdOptions, settle
+from nsq_compat.nsqd.options import PROGRAM, NsqdOptions, hostname, settle
 from nsq_compat.nsqd.restoring import restore
 from nsq_compat.nsqd.service import Service
 from nsq_compat.nsqd.statsd import StatsdPush
 from nsq_compat.protocol.durations import MILLISECOND, SECOND
+from nsq_compat.protocol.lookup_commands import PeerInfo
 from nsq_compat.queue import go_export
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.data_path import DataPathLock, make_our_folder, resolved
@@ -66,6 +68,19 @@ def session_limits(options: NsqdOptions) -> NsqdLimits:
     )
 
 
+def peer_info(options: NsqdOptions) -> PeerInfo:
+    """What nsqlookupd is told of this daemon; the listeners are bound."""
+    return PeerInfo(
+        broadcast_address=options.broadcast_address,
+        hostname=hostname(),
+        http_port=options.broadcast_http_port,
+        tcp_port=options.broadcast_tcp_port,
+        topology_region=options.topology_region,
+        topology_zone=options.topology_zone,
+        version=NSQ_VERSION,
+    )
+
+
 class Daemon:
     """Owns its data path and listens from the moment it is made; serves between `start` and `stop`.
 
@@ -98,9 +113,18 @@ class Daemon:
         tcp_port = port_of(tcp_listener)
         http_port = port_of(http_listener) if http_listener else 0
         settle(options, max(tcp_port, 0), max(http_port, 0))
+        self._lookupd_addresses = options.nsqlookupd_tcp_addresses
+        self._lookup_peers = LookupPeers(self._broker, peer_info(options), options.max_body_size)
         self._tcp = TcpServer(tcp_listener, self._make_session)
         service = Service(
-            options, self._broker, self._storage, self._metadata, self._tcp, tcp_port=tcp_port, http_port=http_port
+            options,
+            self._broker,
+            self._storage,
+            self._metadata,
+            self._lookup_peers,
+            self._tcp,
+            tcp_port=tcp_port,
+            http_port=http_port,
         )
         self._http = HttpServer(http_listener, NsqdApi(service)) if http_listener else None
         self._statsd = StatsdPush(options, self._broker, service.memory) if options.statsd_address else None
@@ -115,11 +139,13 @@ class Daemon:
         self._tcp.start()
         if self._http is not None:
             self._http.start()
+        self._lookup_peers.start(self._lookupd_addresses)
         if self._statsd is not None:
             self._statsd.start()
 
     def stop(self) -> None:
         """End every connection and then the queue, so that nothing is taken any more that could not be kept."""
+        self._lookup_peers.stop()  # before anybody is sent away, so that nobody is sent here
         self._tcp.stop(STOP_SECONDS)
         if self._http is not None:
             self._http.stop(STOP_SECONDS)

@@ -24,7 +24,6 @@ def refuse_open_doors(options: NsqdOptions) -> None:
 def warn_of_gaps(options: NsqdOptions) -> None:
     """Log each option that has no effect in this version."""
     for flag, given in (
-        ("--lookupd-tcp-address", options.nsqlookupd_tcp_addresses),
         ("--e2e-processing-latency-percentile", options.e2e_processing_latency_percentiles),
         ("--enable-experiment", options.enable_experiment),
     ):

@@ -10,6 +10,7 @@ from nsq_compat.cli.logs import parse_log_level, set_level
 from nsq_compat.cli.options import option_value
 from nsq_compat.net.process import Process
 from nsq_compat.net.tcp_server import TcpServer
+from nsq_compat.nsqd.lookup_peers import LookupPeers
 from nsq_compat.nsqd.memory import MemoryFigures
 from nsq_compat.nsqd.metadata import MetadataFile
 from nsq_compat.nsqd.options import PROGRAM, NsqdOptions
@@ -30,6 +31,7 @@ class Service(Process):
         broker: Broker,
         storage: Storage,
         metadata: MetadataFile,
+        lookup_peers: LookupPeers,
         tcp: TcpServer[NsqdSession],
         *,
         tcp_port: int,
@@ -48,6 +50,7 @@ class Service(Process):
         self._tcp = tcp
         self._storage = storage
         self._metadata = metadata
+        self._lookup_peers = lookup_peers
         self._memory = MemoryFigures()
 
     def health(self) -> str:
@@ -68,6 +71,7 @@ class Service(Process):
 
     def set_lookupd_addresses(self, addresses: Sequence[str] | None) -> None:
         self.options.nsqlookupd_tcp_addresses = tuple(addresses or ())
+        self._lookup_peers.set_addresses(self.options.nsqlookupd_tcp_addresses)
 
     def save_metadata(self) -> None:
         self._metadata.save()

@@ -1,0 +1,179 @@
+"""The nsqlookupds this daemon is registered with: a greenlet for each, and none waits for another.
+
+A peer connects, has its conversation (`session.lookup_peer`), and when that ends for whatever reason tries again, at
+first soon and then every few seconds. What it is to say is read from the broker when it says it, so nothing piles up
+while an nsqlookupd is away, and one that comes back is told everything.
+"""
+
+import logging
+import random
+import time
+from collections.abc import Iterable
+
+import gevent
+from gevent.event import Event
+
+from nsq_compat.net.connection import Connection
+from nsq_compat.net.dialer import Dialer
+from nsq_compat.protocol.lookup_commands import LookupdInfo, PeerInfo
+from nsq_compat.queue.broker import Broker
+from nsq_compat.queue.channel import Channel
+from nsq_compat.queue.topic import Topic
+from nsq_compat.session.lookup_peer import LookupPeer
+
+log = logging.getLogger(__name__)
+
+CONNECT_SECONDS = 3.0
+FIRST_PAUSE_SECONDS = 0.1
+LONGEST_PAUSE_SECONDS = 5.0
+
+
+class Peer:
+    """One nsqlookupd, from `start` to `stop`.
+
+    `lookupd` is what it said of itself, as long as the conversation goes on. `was_tried` is set when it has said so for
+    the first time, or the first attempt has failed.
+    """
+
+    def __init__(self, address: str, broker: Broker, info: PeerInfo, max_reply_size: int) -> None:
+        self.address = address
+        self.lookupd: LookupdInfo | None = None
+        self.was_tried = Event()
+        self._broker = broker
+        self._info = info
+        self._max_reply_size = max_reply_size
+        self._dialer = Dialer(address)
+        self._connection: Connection[LookupPeer] | None = None
+        self._pause = FIRST_PAUSE_SECONDS
+        self._last_failure = ""
+        self._running: gevent.Greenlet[[], None] | None = None
+
+    @property
+    def session(self) -> LookupPeer | None:
+        """The conversation that goes on."""
+        return self._connection.session if self._connection is not None else None
+
+    def start(self) -> None:
+        self._running = gevent.spawn(self._run)
+
+    def stop(self) -> None:
+        """nsqd: close, without a word; nsqlookupd forgets what it was told."""
+        if self._running is not None:
+            self._running.kill(block=False)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._converse()
+            except OSError as error:
+                self._note_failure(f"connecting - {error.strerror or error}")
+            except Exception:  # the top of a greenlet
+                log.exception("LOOKUPD(%s): internal error", self.address)
+            self.was_tried.set()
+            gevent.sleep(self._pause * random.uniform(0.5, 1.0))
+            self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS)
+
+    def _converse(self) -> None:
+        """Until the conversation ends. Raises ``OSError`` when none begins."""
+        log.log(self._level(), "LOOKUP connecting to %s", self.address)
+        line = self._dialer.connect(CONNECT_SECONDS)
+        connection = self._connection = Connection(line, self.address, self._make_session)
+        connection.actor = "LOOKUPD"
+        connection.wake()
+        try:
+            connection.run()
+        finally:
+            self.lookupd = self._connection = None
+        if connection.session.is_settled:
+            self._pause = FIRST_PAUSE_SECONDS
+            self._last_failure = ""
+        self._note_failure(connection.session.failure)
+
+    def _make_session(self, connection: Connection[LookupPeer], now: float, now_ns: int) -> LookupPeer:
+        return LookupPeer(
+            self._broker,
+            self._info,
+            address=self.address,
+            wake=connection.wake,
+            greeted=self._greeted,
+            now=now,
+            max_reply_size=self._max_reply_size,
+        )
+
+    def _greeted(self, lookupd: LookupdInfo) -> None:
+        self.lookupd = lookupd
+        self.was_tried.set()
+
+    def _note_failure(self, failure: str) -> None:
+        if failure:
+            level = logging.DEBUG if failure == self._last_failure else logging.ERROR
+            log.log(level, "LOOKUPD(%s): %s", self.address, failure)
+            self._last_failure = failure
+
+    def _level(self) -> int:
+        """Of what is said of every attempt: one that is away for a day is not worth a line every few seconds."""
+        return logging.DEBUG if self._last_failure else logging.INFO
+
+
+class LookupPeers:
+    """All of them; an observer of the broker. `info` is what each is told of this daemon."""
+
+    def __init__(self, broker: Broker, info: PeerInfo, max_reply_size: int) -> None:
+        self._broker = broker
+        self._info = info
+        self._max_reply_size = max_reply_size
+        self._peers: dict[str, Peer] = {}
+
+    @property
+    def peers(self) -> list[Peer]:
+        """Those there are now, registered with or not."""
+        return list(self._peers.values())
+
+    def start(self, addresses: Iterable[str]) -> None:
+        """Everything that is there already will be registered, too."""
+        self._broker.observers.append(self)
+        self.set_addresses(addresses)
+
+    def set_addresses(self, addresses: Iterable[str]) -> None:
+        """Be registered with these and no others; those that stay notice nothing."""
+        wanted = dict.fromkeys(addresses)
+        for address in [address for address in self._peers if address not in wanted]:
+            log.info("LOOKUP(%s): removing peer", address)
+            self._peers.pop(address).stop()
+        for address in wanted:
+            if address not in self._peers:
+                log.info("LOOKUP(%s): adding peer", address)
+                peer = self._peers[address] = Peer(address, self._broker, self._info, self._max_reply_size)
+                peer.start()
+
+    def stop(self) -> None:
+        """Be registered with none."""
+        if self._peers:
+            log.info("LOOKUP: closing")
+        for peer in self._peers.values():
+            peer.stop()
+        self._peers.clear()
+
+    def suspect(self, peer: Peer) -> None:
+        """It does not answer elsewhere: find out soon whether it is still there."""
+        if peer.session is not None:
+            peer.session.ping_now(time.monotonic())
+
+    def topic_created(self, topic: Topic) -> None:
+        for session in self._sessions():
+            session.topic_created(topic)
+
+    def topic_deleted(self, topic: Topic) -> None:
+        for session in self._sessions():
+            session.topic_deleted(topic)
+
+    def channel_created(self, topic: Topic, channel: Channel) -> None:
+        for session in self._sessions():
+            session.channel_created(topic, channel)
+
+    def channel_deleted(self, topic: Topic, channel: Channel) -> None:
+        for session in self._sessions():
+            session.channel_deleted(topic, channel)
+
+    def _sessions(self) -> list[LookupPeer]:
+        return [peer.session for peer in self._peers.values() if peer.session is not None]
