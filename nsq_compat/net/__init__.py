@@ -5,6 +5,7 @@
     connection      a socket and its session            http_connection one HTTP client
     timers          the queue's alarms                  http_reader     bytes to requests, by llhttp
     process         a daemon's own: asked to stop, looked at
+    dialer          connects to another server
     descriptor_limit  descriptors left to files         http_message    requests and responses as values
 
 May import: ``session`` and below. Sockets are plain non-blocking ones and waiting is done with the event loop's

@@ -8,7 +8,7 @@ from typing import Any
 import gevent.socket
 from gevent.threadpool import ThreadPool
 
-from nsq_compat.net.listeners import MAX_PORT, split_host_port
+from nsq_compat.net.listeners import MAX_PORT, prepare_client, split_host_port
 
 _IDLE_THREAD_SECONDS = 10
 _Address = tuple[int, tuple[Any, ...]]
@@ -47,7 +47,7 @@ class Dialer:
         raise error
 
     def _resolve(self, host: str, port: str) -> list[_Address]:
-        with contextlib.suppress(socket.gaierror):
+        with contextlib.suppress(socket.gaierror, UnicodeError):
             return _resolved(host, port, socket.AI_NUMERICHOST)
         outcome = self._thread.apply(_outcome, (host, port))
         if isinstance(outcome, OSError):
@@ -73,6 +73,8 @@ def _connect(family: int, name: tuple[Any, ...], timeout: float) -> socket.socke
     try:
         with gevent.Timeout(timeout, TimeoutError("i/o timeout")):
             line.connect(name)
-        return socket.socket(fileno=line.detach())
+        connected = socket.socket(fileno=line.detach())
     finally:
         line.close()
+    prepare_client(connected)
+    return connected

@@ -74,7 +74,7 @@ def peer_of(name: object) -> tuple[str, str]:
 
 
 def prepare_client(client: socket.socket) -> None:
-    """What every accepted socket gets: non-blocking, no delay, keep-alive after 15 seconds (nsqd)."""
+    """What every connected socket gets: non-blocking, no delay, keep-alive after 15 seconds (nsqd)."""
     client.setblocking(False)
     if client.family != socket.AF_UNIX:
         with contextlib.suppress(OSError):  # it may be gone already; reading will tell

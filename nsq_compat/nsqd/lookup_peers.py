@@ -66,7 +66,7 @@ class Peer:
             try:
                 self._converse()
             except OSError as error:
-                self._note_failure(f"connecting - {error.strerror or error}")
+                self._note_failure(f"connecting - {str(error.strerror or error).lower()}")
             except Exception:  # the top of a greenlet
                 log.exception("LOOKUPD(%s): internal error", self.address)
             self.was_tried.set()

@@ -5,6 +5,7 @@
     subscription    the client as a consumer of a channel
     nsqd_limits     what a client may negotiate
     lookupd_session an nsqd, as nsqlookupd hears it (V1)
+    lookup_peer     nsqlookupd, as nsqd talks to it
     refusals        errors in NSQ's words
 
 May import: ``queue``, ``registry`` and below, and nothing that does I/O; import-linter sees to it. A session is

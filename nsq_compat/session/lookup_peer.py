@@ -1,9 +1,9 @@
 """A conversation with nsqlookupd, nsqd's side of it: who this daemon is, what it has, and that it is still there.
 
-What nsqlookupd is to know is a state, not a queue of commands. A conversation begins with all there is; from then on the
-names of what came and went are noted, and what is said of a name is what is true when its turn comes. So however slow
-nsqlookupd is, nothing piles up but names, once each; and when the conversation ends, nothing is kept at all: the next
-one begins with all there is.
+What nsqlookupd is to know is a state, not a queue of commands. A conversation begins with all there is; from then on
+the names of what came and went are noted, and what is said of a name is what is true when its turn comes. So however
+slow nsqlookupd is, nothing piles up but names, once each; and when the conversation ends, nothing is kept at all: the
+next one begins with all there is.
 
 Invariants:
 
@@ -214,7 +214,10 @@ class LookupPeer:
             self._told_all = True
 
     def _greet(self, info: LookupdInfo) -> None:
-        log.info("LOOKUPD(%s): peer info %s", self._address, info)
+        log.info(
+            "LOOKUPD(%s): peer info {TCPPort:%d HTTPPort:%d Version:%s BroadcastAddress:%s}",
+            self._address, info.tcp_port, info.http_port, info.version, info.broadcast_address,
+        )  # fmt: skip
         if not info.broadcast_address:
             log.error("LOOKUPD(%s): no broadcast address", self._address)
         self._has_greeted = True

@@ -1,0 +1,199 @@
+"""Registration with several nsqlookupds at once, over real sockets; the other end is ours, in the test's process."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+
+import gevent
+import gevent.socket
+import pytest
+
+from nsq_compat.net.listeners import listen, port_of
+from nsq_compat.net.tcp_server import TcpServer
+from nsq_compat.nsqd.lookup_peers import LookupPeers
+from nsq_compat.protocol.lookup_commands import LookupdInfo, PeerInfo
+from nsq_compat.queue.broker import Broker
+from nsq_compat.queue.limits import QueueLimits
+from nsq_compat.registry.registration_db import RegistrationDb
+from nsq_compat.session.lookupd_session import LookupdSession
+
+PATIENCE = 30.0
+INFO = PeerInfo("127.0.0.1", "host", 4151, 4150, "", "", "1.3.0")
+
+
+class Nsqlookupd:
+    """Listens on a free port, or again on that of another."""
+
+    def __init__(self, address: str = "127.0.0.1:0") -> None:
+        self.db = RegistrationDb(300.0, 45.0)
+        listener = listen(address)
+        self.address = f"127.0.0.1:{port_of(listener)}"
+        about_us = LookupdInfo("127.0.0.1", "", 4161, port_of(listener), "1.3.0")
+        self.server = TcpServer[LookupdSession](
+            listener, lambda connection, host, now, now_ns: LookupdSession(self.db, about_us, peer=host, now=now)
+        )
+        self.server.start()
+
+    @property
+    def registered(self) -> set[tuple[str, str]]:
+        return {(each.topic, each.channel) for each in self.db.registrations() if each.producers}
+
+    def stop(self) -> None:
+        self.server.stop(PATIENCE)
+
+
+def deaf(client: gevent.socket.socket, _: object) -> None:
+    gevent.sleep(PATIENCE)
+
+
+def babbling(client: gevent.socket.socket, _: object) -> None:
+    client.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    client.close()
+
+
+def mute(client: gevent.socket.socket, _: object) -> None:
+    client.close()
+
+
+@pytest.fixture
+def broker() -> Broker:
+    return Broker(QueueLimits())
+
+
+@pytest.fixture
+def peers(broker: Broker) -> Iterator[LookupPeers]:
+    peers = LookupPeers(broker, INFO, 1000)
+    yield peers
+    peers.stop()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Nsqlookupd]]:
+    """Start an nsqlookupd."""
+    running: list[Nsqlookupd] = []
+
+    def start_one(address: str = "127.0.0.1:0") -> Nsqlookupd:
+        running.append(Nsqlookupd(address))
+        return running[-1]
+
+    yield start_one
+    for each in running:
+        each.stop()
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        gevent.sleep(0.005)
+
+
+def test_what_is_there_and_what_comes_and_goes_is_registered_with_all(broker, peers, start):
+    one, two = start(), start()
+    broker.topic("orders").channel("archive")
+    peers.start([one.address, two.address, one.address])
+    wait_until(lambda: one.registered == two.registered == {("orders", ""), ("orders", "archive")})
+    assert [len(each.db.producers) for each in (one, two)] == [1, 1]
+    broker.topic("returns")
+    broker.topic("orders").delete_channel("archive")
+    wait_until(lambda: one.registered == two.registered == {("orders", ""), ("returns", "")})
+    broker.delete_topic("orders")
+    wait_until(lambda: one.registered == two.registered == {("returns", "")})
+
+
+@pytest.mark.parametrize("sick", [deaf, babbling, mute, None])
+def test_a_sick_one_keeps_no_other_waiting(broker, peers, start, sick):
+    well = start()
+    with listen("127.0.0.1:0") as listener:
+        address = f"127.0.0.1:{port_of(listener)}"
+        if sick is None:
+            listener.close()
+            accepting = None
+        else:
+            accepting = gevent.spawn(_accept_for_ever, listener, sick)
+        peers.start([address, well.address])
+        for number in range(20):
+            broker.topic(f"topic{number}")
+            wait_until(lambda: len(well.registered) == len(broker.topics))
+        if accepting is not None:
+            accepting.kill()
+
+
+def _accept_for_ever(listener, serve):
+    with gevent.socket.socket(fileno=listener.dup().detach()) as accepting:
+        accepting.settimeout(None)
+        while True:
+            gevent.spawn(serve, *accepting.accept())
+
+
+def test_one_that_comes_back_is_told_everything_anew(broker, peers, start):
+    before = start()
+    broker.topic("orders").channel("archive")
+    peers.start([before.address])
+    wait_until(lambda: before.registered)
+    before.stop()
+    broker.topic("returns")
+    after = start(before.address)
+    wait_until(lambda: after.registered == {("orders", ""), ("orders", "archive"), ("returns", "")})
+
+
+def test_one_that_comes_late_is_found(broker, peers, start):
+    with listen("127.0.0.1:0") as listener:
+        address = f"127.0.0.1:{port_of(listener)}"
+    broker.topic("orders")
+    peers.start([address])
+    (peer,) = peers.peers
+    assert peer.was_tried.wait(PATIENCE)
+    early = peer.lookupd
+    late = start(address)
+    wait_until(lambda: late.registered == {("orders", "")})
+    assert early is None
+    assert peer.lookupd is not None
+    assert peer.lookupd.http_port == 4161
+
+
+def test_addresses_can_be_changed_and_those_that_stay_notice_nothing(broker, peers, start, caplog):
+    stays, goes, comes = start(), start(), start()
+    broker.topic("orders")
+    peers.start([stays.address, goes.address])
+    wait_until(lambda: stays.registered and goes.registered)
+    (producer,) = stays.db.producers
+    with caplog.at_level(logging.INFO):
+        peers.set_addresses([comes.address, stays.address])
+    wait_until(lambda: comes.registered and not goes.registered)
+    assert list(stays.db.producers) == [producer]
+    said = [record.message for record in caplog.records if record.message.startswith("LOOKUP(")]
+    assert said == [f"LOOKUP({goes.address}): removing peer", f"LOOKUP({comes.address}): adding peer"]
+
+
+def test_after_a_stop_none_knows_of_it(broker, peers, start, caplog):
+    lookupd = start()
+    broker.topic("orders")
+    peers.start([lookupd.address])
+    wait_until(lambda: lookupd.registered)
+    with caplog.at_level(logging.INFO):
+        peers.stop()
+    wait_until(lambda: not lookupd.db.producers)
+    assert "LOOKUP: closing" in caplog.text
+    assert peers.peers == []
+
+
+def test_the_same_failure_is_logged_once(broker, peers, start, caplog):
+    with listen("127.0.0.1:0") as listener:
+        address = f"127.0.0.1:{port_of(listener)}"
+    with caplog.at_level(logging.DEBUG):
+        peers.start([address])
+        wait_until(lambda: caplog.text.count("connection refused") >= 3)
+    said = [(record.levelname, record.message) for record in caplog.records if "refused" in record.message]
+    assert said[0] == ("ERROR", f"LOOKUPD({address}): connecting - connection refused")
+    assert {level for level, _ in said[1:]} == {"DEBUG"}
+
+
+def test_one_that_is_suspected_is_pinged_at_once(broker, peers, start):
+    lookupd = start()
+    peers.start([lookupd.address])
+    wait_until(lambda: lookupd.db.producers)
+    (producer,) = lookupd.db.producers
+    heard_of = producer.last_update
+    peers.suspect(peers.peers[0])
+    wait_until(lambda: producer.last_update > heard_of)

@@ -1,0 +1,368 @@
+"""nsqd's end of the V1 conversation, against bytes as nsqlookupd sends them, and against our own nsqlookupd's end."""
+
+import logging
+import struct
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
+from nsq_compat.protocol.lookup_commands import LookupdInfo, PeerInfo, encode_lookupd_info, reply
+from nsq_compat.queue.broker import Broker
+from nsq_compat.queue.limits import QueueLimits
+from nsq_compat.registry.registration_db import RegistrationDb
+from nsq_compat.session.lookup_peer import ANSWER_SECONDS, GRACE_SECONDS, PING_SECONDS, WINDOW, LookupPeer
+from nsq_compat.session.lookupd_session import LookupdSession
+
+INFO = PeerInfo("127.0.0.1", "host", 4151, 4150, "region", "zone", "1.3.0")
+LOOKUPD = LookupdInfo("10.0.0.1", "", 4161, 4160, "1.3.0")
+BODY = (
+    b'{"broadcast_address":"127.0.0.1","hostname":"host","http_port":4151,"tcp_port":4150,'
+    b'"topology_region":"region","topology_zone":"zone","version":"1.3.0"}'
+)
+OPENING = b"  V1IDENTIFY\n" + struct.pack(">i", len(BODY)) + BODY
+GREETING = reply(encode_lookupd_info(LOOKUPD))
+OK = reply(b"OK")
+
+
+class Nsqd:
+    """A broker and one conversation; `says` what has to be sent by now, `hears` what nsqlookupd sent."""
+
+    def __init__(self, **options: int) -> None:
+        self.broker = Broker(QueueLimits())
+        self.options = options
+        self.now = 100.0
+        self.wakes = 0
+        self.greeted: list[LookupdInfo] = []
+        self.connects()
+
+    def connects(self) -> None:
+        self.broker.observers.clear()
+        self.session = LookupPeer(
+            self.broker, INFO, address="lookupd:4160", wake=self._wake, greeted=self.greeted.append, now=self.now,
+            **self.options,
+        )  # fmt: skip
+        self.broker.observers.append(self.session)
+
+    def _wake(self) -> None:
+        self.wakes += 1
+
+    def says(self) -> bytes:
+        return self.session.data_to_send(self.now)
+
+    def hears(self, data: bytes) -> bytes:
+        """Returns what it says to that."""
+        self.session.receive_data(data, self.now, 0)
+        return self.says()
+
+    def is_registered(self) -> "Nsqd":
+        said = self.says() and self.hears(GREETING)
+        while said:
+            said = self.hears(OK * said.count(b"\n"))
+        return self
+
+    def waits(self, seconds: float) -> bytes:
+        self.now += seconds
+        return self.says()
+
+
+@pytest.fixture
+def nsqd() -> Nsqd:
+    return Nsqd()
+
+
+# --- The beginning ----------------------------------------------------------------------------------------------------
+
+
+def test_it_says_who_it_is_and_nothing_more_before_that_is_answered(nsqd):
+    nsqd.broker.topic("orders")
+    assert nsqd.says() == OPENING
+    nsqd.broker.topic("returns")
+    assert nsqd.says() == b""
+    assert nsqd.greeted == []
+
+
+def test_once_it_is_answered_everything_is_registered_a_topic_by_its_channels(nsqd, caplog):
+    nsqd.broker.topic("orders").channel("archive")
+    nsqd.broker.topic("orders").channel("tail#ephemeral")
+    nsqd.broker.topic("returns")
+    nsqd.broker.topic("short#ephemeral")
+    nsqd.says()
+    with caplog.at_level(logging.INFO):
+        said = nsqd.hears(GREETING)
+    assert said.splitlines() == [
+        b"REGISTER orders archive", b"REGISTER orders tail#ephemeral", b"REGISTER returns", b"REGISTER short#ephemeral",
+    ]  # fmt: skip
+    assert nsqd.greeted == [LOOKUPD]
+    assert not nsqd.session.is_settled
+    nsqd.hears(OK * 4)
+    assert nsqd.session.is_settled
+    assert [record.message for record in caplog.records][:2] == [
+        "LOOKUPD(lookupd:4160): peer info {TCPPort:4160 HTTPPort:4161 Version:1.3.0 BroadcastAddress:10.0.0.1}",
+        "LOOKUPD(lookupd:4160): REGISTER orders archive",
+    ]
+
+
+def test_an_nsqlookupd_without_an_address_is_registered_with_and_said_to_have_none(nsqd, caplog):
+    nsqd.says()
+    nsqd.hears(reply(b"{}"))
+    assert "LOOKUPD(lookupd:4160): no broadcast address" in caplog.text
+    assert not nsqd.session.closing
+
+
+@pytest.mark.parametrize(
+    "answer", [b"E_INVALID", b"OK", b"", b"[]", b"E_BAD_BODY IDENTIFY missing fields", b'{"tcp_port":"x"}', b"\xff\0"]
+)
+def test_whoever_does_not_say_who_it_is_is_left(nsqd, answer):
+    nsqd.says()
+    assert nsqd.hears(reply(answer)) == b""
+    assert nsqd.session.closing
+    assert nsqd.session.failure.startswith("IDENTIFY - not an answer to IDENTIFY: ")
+
+
+# --- What comes and goes ----------------------------------------------------------------------------------------------
+
+
+def test_what_comes_and_goes_is_said(nsqd, caplog):
+    nsqd.is_registered()
+    with caplog.at_level(logging.INFO):
+        topic = nsqd.broker.topic("orders")
+        assert nsqd.wakes == 1
+        assert nsqd.says() == b"REGISTER orders\n"
+        topic.channel("archive")
+        assert nsqd.says() == b"REGISTER orders archive\n"
+        topic.delete_channel("archive")
+        assert nsqd.says() == b"UNREGISTER orders archive\n"
+        topic.channel("metrics")
+        nsqd.says()
+        nsqd.broker.delete_topic("orders")
+        assert nsqd.says() == b"UNREGISTER orders metrics\nUNREGISTER orders\n"
+    said = [record.message for record in caplog.records if record.message.startswith("LOOKUPD")]
+    assert said[:2] == [
+        "LOOKUPD(lookupd:4160): topic REGISTER orders",
+        "LOOKUPD(lookupd:4160): channel REGISTER orders archive",
+    ]
+
+
+def test_what_is_said_is_what_is_true_then(nsqd):
+    nsqd.is_registered()
+    for _ in range(1000):
+        nsqd.broker.topic("orders").channel("archive")
+        nsqd.broker.delete_topic("orders")
+    assert nsqd.says() == b"UNREGISTER orders archive\nUNREGISTER orders\n"
+
+
+def test_what_went_and_came_again_is_registered_behind_the_end_of_what_it_was(nsqd):
+    """nsqlookupd may have been told to forget it meanwhile, or keep consumers from it."""
+    nsqd.broker.topic("orders").channel("archive")
+    nsqd.is_registered()
+    nsqd.broker.delete_topic("orders")
+    nsqd.broker.topic("orders").channel("metrics")
+    assert nsqd.says().splitlines() == [
+        b"UNREGISTER orders archive", b"UNREGISTER orders", b"REGISTER orders", b"REGISTER orders metrics",
+    ]  # fmt: skip
+
+
+def test_few_commands_wait_for_an_answer_however_much_there_is(nsqd):
+    for number in range(3 * WINDOW):
+        nsqd.broker.topic(f"topic{number}")
+    nsqd.says()
+    assert nsqd.hears(GREETING).count(b"\n") == WINDOW
+    assert nsqd.says() == b""
+    assert nsqd.hears(OK * 30).count(b"\n") == 30
+
+
+def test_a_topic_that_goes_before_its_turn_is_not_registered(nsqd):
+    for number in range(WINDOW + 1):
+        nsqd.broker.topic(f"topic{number}")
+    nsqd.says()
+    nsqd.hears(GREETING)
+    nsqd.broker.delete_topic(f"topic{WINDOW}")
+    assert nsqd.hears(OK * WINDOW) == b"UNREGISTER topic%d\n" % WINDOW
+    assert nsqd.hears(OK) == b""
+    assert nsqd.session.is_settled
+
+
+# --- Pings and silence ------------------------------------------------------------------------------------------------
+
+
+def test_it_pings_every_fifteen_seconds_whatever_else_is_said(nsqd):
+    nsqd.is_registered()
+    assert nsqd.session.next_wakeup() == 100.0 + PING_SECONDS
+    assert nsqd.waits(PING_SECONDS - 1) == b""
+    nsqd.broker.topic("orders")
+    assert nsqd.says() == b"REGISTER orders\n"
+    assert nsqd.hears(OK) == b""
+    assert nsqd.waits(1) == b"PING\n"
+    assert nsqd.hears(OK) == b""
+    assert nsqd.session.next_wakeup() == 100.0 + 2 * PING_SECONDS
+
+
+def test_it_can_be_asked_to_find_out_whether_nsqlookupd_is_there(nsqd):
+    nsqd.is_registered()
+    nsqd.session.ping_now(nsqd.now)
+    assert nsqd.wakes == 1
+    assert nsqd.says() == b"PING\n"
+
+
+@pytest.mark.parametrize("owed", ["IDENTIFY", "REGISTER orders", "PING"])
+def test_whoever_does_not_answer_in_time_is_left(nsqd, owed):
+    if owed == "IDENTIFY":
+        nsqd.says()
+    else:
+        nsqd.is_registered()
+        if owed == "PING":
+            nsqd.waits(PING_SECONDS)
+        else:
+            nsqd.broker.topic("orders")
+            nsqd.says()
+    assert nsqd.waits(ANSWER_SECONDS) == b""
+    assert not nsqd.session.closing, "it may be us who was held up"
+    assert nsqd.waits(GRACE_SECONDS) == b""
+    assert nsqd.session.closing
+    assert nsqd.session.failure == f"{owed} - no answer within 5s"
+
+
+def test_an_answer_in_the_grace_is_one(nsqd):
+    nsqd.says()
+    nsqd.waits(ANSWER_SECONDS)
+    nsqd.hears(GREETING)
+    nsqd.waits(GRACE_SECONDS)
+    assert not nsqd.session.closing
+    nsqd.waits(PING_SECONDS)
+    nsqd.waits(ANSWER_SECONDS)
+    assert not nsqd.session.closing, "the next grace is a new one"
+
+
+def test_answers_that_trickle_in_are_answers(nsqd):
+    for number in range(50):
+        nsqd.broker.topic(f"topic{number}")
+    nsqd.says()
+    nsqd.hears(GREETING)
+    for _ in range(49):
+        nsqd.waits(ANSWER_SECONDS - 1)
+        nsqd.hears(OK)
+        assert not nsqd.session.closing
+
+
+# --- What is no answer ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "failure"),
+    [
+        (reply(b"E_BAD_TOPIC no"), "REGISTER orders - E_BAD_TOPIC no"),
+        (reply(b"\xff"), "REGISTER orders - \\xff"),
+        (b"\xff\xff\xff\xff", "REGISTER orders - a reply of -1 bytes, not 0 to 1000"),
+        (b"HTTP/1.1 400 Bad Request\r\n", "REGISTER orders - a reply of 1213486160 bytes, not 0 to 1000"),
+        (OK + OK, "an answer to nothing"),
+    ],
+)
+def test_what_is_no_answer_ends_the_conversation(data, failure):
+    nsqd = Nsqd(max_reply_size=1000).is_registered()
+    nsqd.broker.topic("orders")
+    nsqd.says()
+    assert nsqd.hears(data) == b""
+    assert (nsqd.session.closing, nsqd.session.failure) == (True, failure)
+    nsqd.hears(OK)
+    assert nsqd.session.failure == failure
+
+
+def test_an_end_in_the_middle_is_one(nsqd):
+    nsqd.says()
+    nsqd.session.end_of_input()
+    assert (nsqd.session.closing, nsqd.session.failure) == (True, "IDENTIFY - EOF")
+
+
+# --- With nsqlookupd --------------------------------------------------------------------------------------------------
+
+topics = st.sampled_from(["orders", "returns", "short#ephemeral"])
+channels = st.sampled_from(["archive", "metrics", "tail#ephemeral"])
+amounts = st.sampled_from([1, 3, 7, 40, 1_000_000])
+
+
+class NsqdAndNsqlookupd(RuleBasedStateMachine):
+    """However their bytes are cut, delayed and lost with a connection: in the end nsqlookupd knows what there is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nsqd = Nsqd()
+        self.db = RegistrationDb(300.0, 45.0)
+        self.connect()
+
+    def connect(self) -> None:
+        self.lookupd = LookupdSession(self.db, LOOKUPD, peer="nsqd:1", now=self.nsqd.now)
+        self.to_nsqd = self.to_lookupd = b""
+
+    @rule(topic=topics)
+    def create_topic(self, topic: str) -> None:
+        self.nsqd.broker.topic(topic)
+
+    @rule(topic=topics, channel=channels)
+    def create_channel(self, topic: str, channel: str) -> None:
+        self.nsqd.broker.topic(topic).channel(channel)
+
+    @precondition(lambda self: self.nsqd.broker.topics)
+    @rule(which=st.integers(0, 10))
+    def delete_topic(self, which: int) -> None:
+        names = list(self.nsqd.broker.topics)
+        self.nsqd.broker.delete_topic(names[which % len(names)])
+
+    @precondition(lambda self: any(topic.channels for topic in self.nsqd.broker.topics.values()))
+    @rule(which=st.integers(0, 10))
+    def delete_channel(self, which: int) -> None:
+        there = [(topic, name) for topic in self.nsqd.broker.topics.values() for name in topic.channels]
+        topic, name = there[which % len(there)]
+        topic.delete_channel(name)
+
+    @rule(topic=topics, again=st.booleans())
+    def nsqadmin_deletes_a_topic_everywhere(self, topic: str, again: bool) -> None:
+        self.db.delete_topic(topic)
+        if topic in self.nsqd.broker.topics:
+            self.nsqd.broker.delete_topic(topic)
+        if again:
+            self.create_topic(topic)
+
+    @rule(amount=amounts)
+    def bytes_go_to_nsqlookupd(self, amount: int) -> None:
+        self.to_lookupd += self.nsqd.says()
+        self.lookupd.receive_data(self.to_lookupd[:amount], self.nsqd.now, 0)
+        self.to_lookupd = self.to_lookupd[amount:]
+
+    @rule(amount=amounts)
+    def bytes_go_to_nsqd(self, amount: int) -> None:
+        self.to_nsqd += self.lookupd.data_to_send(self.nsqd.now)
+        self.to_lookupd += self.nsqd.hears(self.to_nsqd[:amount])
+        self.to_nsqd = self.to_nsqd[amount:]
+
+    @rule()
+    def time_passes(self) -> None:
+        self.nsqd.now += 1.0
+
+    @rule()
+    def the_connection_is_lost(self) -> None:
+        self.lookupd.closed()
+        self.nsqd.connects()
+        self.connect()
+
+    def teardown(self) -> None:
+        for _ in range(20):
+            self.bytes_go_to_nsqlookupd(1_000_000)
+            self.bytes_go_to_nsqd(1_000_000)
+        if self.nsqd.session.closing:
+            assert "no answer" in self.nsqd.session.failure
+            self.the_connection_is_lost()
+            self.teardown()
+            return
+        assert self.nsqd.session.is_settled
+        (producer,) = self.db.producers
+        there = self.nsqd.broker.topics
+        assert producer.topics.keys() == there.keys()
+        assert {(each.topic, each.channel) for each in producer.channels} == {
+            (topic.name, channel) for topic in there.values() for channel in topic.channels
+        }
+
+
+NsqdAndNsqlookupd.TestCase.settings = settings(stateful_step_count=40)
+TestNsqdAndNsqlookupd = NsqdAndNsqlookupd.TestCase
