@@ -18,6 +18,7 @@ from nsq_compat.queue.backlog import Backlog
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.guid import GuidFactory
 from nsq_compat.queue.in_flight import InFlight
+from nsq_compat.queue.latency import LatencyOptions
 from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.session.nsqd_limits import NsqdLimits
 from nsq_compat.session.nsqd_session import MAGIC, NsqdSession
@@ -32,6 +33,7 @@ _BODIES = [_BODY] * _BATCH
 _SIZED_BODY = len(_BODY).to_bytes(4, "big") + _BODY
 _PUB = b"PUB t\n" + _SIZED_BODY
 _MPUB_BODY = _BATCH.to_bytes(4, "big") + _SIZED_BODY * _BATCH
+_PERCENTILES = LatencyOptions((0.99, 0.95), 600.0)
 _MPUB = b"MPUB t\n" + len(_MPUB_BODY).to_bytes(4, "big") + _MPUB_BODY
 
 
@@ -176,11 +178,14 @@ def _answering(data: bytes) -> Callable[[], Callable[[], object]]:
     return make
 
 
-def _delivering(batch: int, ready: int) -> Callable[[], Callable[[], object]]:
-    """Messages from the topic into a consumer and their FINs back; making the messages is part of it."""
+def _delivering(batch: int, ready: int, *, watched: bool = False) -> Callable[[], Callable[[], object]]:
+    """Messages from the topic into a consumer and their FINs back; making the messages is part of it.
+
+    `watched`: with percentiles of their latency.
+    """
 
     def make() -> Callable[[], object]:
-        broker = Broker(QueueLimits())
+        broker = Broker(QueueLimits(latency=_PERCENTILES if watched else None))
         topic = broker.topic("t")
         session = _session(broker)
         session.receive_data(b"SUB t c\nRDY %d\n" % ready, _NOW, _NOW_NS)
@@ -219,6 +224,8 @@ BENCHMARKS = (
     Benchmark("session: one MPUB of 200", _BATCH, _answering(_MPUB)),
     Benchmark("session: publish, deliver, FIN 200", _BATCH, _delivering(_BATCH, 2500)),
     Benchmark("session: publish, deliver, FIN one", 1, _delivering(1, 1)),
+    Benchmark("session: the same 200, latency watched", _BATCH, _delivering(_BATCH, 2500, watched=True)),
+    Benchmark("session: the same one, latency watched", 1, _delivering(1, 1, watched=True)),
 )
 
 
@@ -226,7 +233,7 @@ def main() -> None:
     chosen = [each for each in BENCHMARKS if not sys.argv[1:] or any(word in each.name for word in sys.argv[1:])]
     spare_the_collector()
     for benchmark in chosen:
-        print(f"{benchmark.name:<36} {best_ns(benchmark):>9,.0f} ns", flush=True)
+        print(f"{benchmark.name:<40} {best_ns(benchmark):>9,.0f} ns", flush=True)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.data_path import DataPathLock, make_our_folder, resolved
 from nsq_compat.queue.descriptors import DEFAULT_LIMIT
 from nsq_compat.queue.files import OsFiles
+from nsq_compat.queue.latency import LatencyOptions
 from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.storage import Durability, Storage
 from nsq_compat.session.nsqd_limits import NsqdLimits
@@ -43,6 +44,11 @@ def queue_limits(options: NsqdOptions) -> QueueLimits:
         max_msg_timeout=options.max_msg_timeout / SECOND,
         max_channel_consumers=options.max_channel_consumers,
         node_id=options.id,
+        latency=LatencyOptions(
+            options.e2e_processing_latency_percentiles, options.e2e_processing_latency_window_time / SECOND
+        )
+        if options.e2e_processing_latency_percentiles
+        else None,
     )
 
 

@@ -23,9 +23,5 @@ def refuse_open_doors(options: NsqdOptions) -> None:
 
 def warn_of_gaps(options: NsqdOptions) -> None:
     """Log each option that has no effect in this version."""
-    for flag, given in (
-        ("--e2e-processing-latency-percentile", options.e2e_processing_latency_percentiles),
-        ("--enable-experiment", options.enable_experiment),
-    ):
-        if given:
-            log.warning("%s has no effect yet", flag)
+    if options.enable_experiment:
+        log.warning("--enable-experiment has no effect yet")

@@ -288,6 +288,8 @@ def validate(options: NsqdOptions) -> None:
     for percentile in options.e2e_processing_latency_percentiles:
         if not 0 < percentile <= 1:  # also refuses nan
             raise OptionError(f"invalid E2E processing latency percentile: {str(percentile).removesuffix('.0')}")
+    if options.e2e_processing_latency_percentiles and options.e2e_processing_latency_window_time <= 0:
+        raise OptionError("--e2e-processing-latency-window-time must be positive")  # NSQ's first FIN would never end
     # NSQ starts with a negative size and falls over at its first topic.
     if options.mem_queue_size < 0:
         raise OptionError("--mem-queue-size must not be negative")

@@ -95,7 +95,9 @@ class StatsdPush:
             if not number % _TOPICS_AT_ONCE:
                 gevent.sleep(0)
             if name in broker.topics:
-                yield from self._lines.of_topic(topic_stats(broker.topics[name], include_clients=False))
+                yield from self._lines.of_topic(
+                    topic_stats(broker.topics[name], time.monotonic(), include_clients=False)
+                )
         if self._memory is not None:
             yield from self._lines.of_memory(self._memory())
 

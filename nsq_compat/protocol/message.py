@@ -60,6 +60,13 @@ def timestamp_ns(frame: bytes) -> int:
     return int.from_bytes(frame[_TIMESTAMP], "big", signed=True)
 
 
+def raw_timestamps(frames: Iterable[bytes]) -> list[bytes]:
+    """The timestamps of many frames as they are in them: eight bytes, equal for what was published together."""
+    # Hot: runs for every message finished while latencies are watched.
+    cut = _TIMESTAMP
+    return [frame[cut] for frame in frames]
+
+
 def body(frame: bytes) -> bytes:
     """What the producer gave."""
     return frame[HEADER_SIZE:]

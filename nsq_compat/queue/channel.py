@@ -24,6 +24,7 @@ from nsq_compat.queue.cursor import Cursor
 from nsq_compat.queue.deferred import Deferred, Fetch
 from nsq_compat.queue.exiting import Exiting
 from nsq_compat.queue.in_flight import NEVER, InFlight
+from nsq_compat.queue.latency import Latency
 from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.pending import Pending
 from nsq_compat.queue.schedule import Schedule
@@ -93,6 +94,7 @@ class Channel:
         self.timeout_count = 0
         self.dropped_count = 0
         self.consumers: dict[Consumer, None] = {}
+        self.latency = None if limits.latency is None else Latency(limits.latency)
         self.alarm = NEVER
         self._limits = limits
         self._schedule = schedule

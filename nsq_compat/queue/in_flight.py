@@ -53,6 +53,11 @@ class InFlight:
         if self._places > 2 * len(self.frames) + _SPARE_PLACES:
             self._forget_finished_places()
 
+    def frames_of(self, ids: Sequence[bytes]) -> list[bytes]:
+        """Those of these that are in flight here, each once."""
+        frames = self.frames
+        return [frames[message_id] for message_id in dict.fromkeys(ids) if message_id in frames]
+
     def finish(self, ids: Sequence[bytes]) -> list[bytes]:
         """Forget these; return the ids that are not in flight here, in their order."""
         # Hot: one pop per id.

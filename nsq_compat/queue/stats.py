@@ -4,6 +4,7 @@
 A snapshot is made of plain values at one moment, so whoever renders it may take its time.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -94,24 +95,24 @@ class TopicStats:
 
 
 def snapshot(
-    broker: "Broker", topic: str = "", channel: str = "", include_clients: bool = True
+    broker: "Broker", now: float, topic: str = "", channel: str = "", include_clients: bool = True
 ) -> tuple[TopicStats, ...]:
-    """Topics and their channels sorted by name; a filter left empty lets everything through.
+    """Topics and their channels sorted by name, as of `now`; a filter left empty lets everything through.
 
     nsqd: with a channel filter, topics that lack the channel are left out.
     """
     topics = [broker.topics[name] for name in sorted(broker.topics) if topic in ("", name)]
     return tuple(
-        topic_stats(each, channel, include_clients) for each in topics if not channel or channel in each.channels
+        topic_stats(each, now, channel, include_clients) for each in topics if not channel or channel in each.channels
     )
 
 
-def topic_stats(topic: "Topic", channel: str = "", include_clients: bool = True) -> TopicStats:
-    """One topic, with all its channels unless one is named."""
+def topic_stats(topic: "Topic", now: float, channel: str = "", include_clients: bool = True) -> TopicStats:
+    """One topic as of `now`, with all its channels unless one is named."""
     return TopicStats(
         topic_name=topic.name,
         channels=tuple(
-            _channel_stats(topic.channels[name], include_clients)
+            _channel_stats(topic.channels[name], now, include_clients)
             for name in sorted(topic.channels)
             if channel in ("", name)
         ),
@@ -120,11 +121,12 @@ def topic_stats(topic: "Topic", channel: str = "", include_clients: bool = True)
         message_count=topic.message_count,
         message_bytes=topic.message_bytes,
         paused=topic.paused,
+        e2e_processing_latency=_latency_stats(topic.channels.values(), now),
         dropped_count=topic.dropped_count,
     )
 
 
-def _channel_stats(channel: "Channel", include_clients: bool) -> ChannelStats:
+def _channel_stats(channel: "Channel", now: float, include_clients: bool) -> ChannelStats:
     return ChannelStats(
         channel_name=channel.name,
         depth=channel.depth,
@@ -137,5 +139,11 @@ def _channel_stats(channel: "Channel", include_clients: bool) -> ChannelStats:
         client_count=len(channel.consumers),
         clients=tuple(consumer.stats() for consumer in channel.consumers) if include_clients else None,
         paused=channel.paused,
+        e2e_processing_latency=_latency_stats([channel], now),
         dropped_count=channel.dropped_count,
     )
+
+
+def _latency_stats(channels: Iterable["Channel"], now: float) -> LatencyStats:
+    watched = [channel.latency for channel in channels if channel.latency is not None]
+    return watched[0].stats(now, watched[1:]) if watched else LatencyStats()

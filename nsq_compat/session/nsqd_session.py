@@ -291,7 +291,7 @@ class NsqdSession:
 
     def _finish(self, command: Finish) -> None:
         subscription = self._subscribed(table.FIN)
-        for message_id in subscription.finish(command.ids):
+        for message_id in subscription.finish(command.ids, self._now, self._now_ns):
             self._refuse(not_in_flight(E_FIN_FAILED, "FIN", message_id, subscription.why_not(message_id)))
 
     def _finish_line(self, command: Line) -> None:

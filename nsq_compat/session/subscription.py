@@ -97,8 +97,11 @@ class Subscription:
 
     # --- Answers ------------------------------------------------------------------------------------------------------
 
-    def finish(self, ids: Sequence[bytes]) -> list[bytes]:
+    def finish(self, ids: Sequence[bytes], now: float, now_ns: int) -> list[bytes]:
         """Forget messages for good; return the ids that were not in flight here."""
+        latency = self._channel.latency
+        if latency is not None:
+            latency.add(self.in_flight.frames_of(ids), now, now_ns)
         missing = self._channel.finish(self, ids)
         self._finish_count += len(ids) - len(missing)
         return missing

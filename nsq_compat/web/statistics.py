@@ -79,7 +79,7 @@ class Statistics:
             health=service.health(),
             started_at=service.started_at,
             now_ns=service.now_ns(),
-            topics=snapshot(service.broker, topic, channel, include_clients) if known else None,
+            topics=snapshot(service.broker, service.now(), topic, channel, include_clients) if known else None,
             memory=service.memory() if include_memory else None,
             producers=_of_topic(service.producers(), topic) if known and include_clients else (),
         )

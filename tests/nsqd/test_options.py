@@ -252,6 +252,10 @@ def test_the_defaults_are_valid():
         (["-e2e-processing-latency-percentile=nan"], "invalid E2E processing latency percentile: nan"),
         (["-mem-queue-size=-1"], "--mem-queue-size must not be negative"),
         (["-statsd-address=h:1", "-statsd-interval=0s"], "--statsd-interval must be positive"),
+        (
+            ["-e2e-processing-latency-percentile=1", "-e2e-processing-latency-window-time=0s"],
+            "--e2e-processing-latency-window-time must be positive",
+        ),
         # The first mistake in NSQ's order is the one reported.
         (["-node-id=-1", "-max-deflate-level=0"], "--max-deflate-level must be [1,9]"),
         (["-tls-required", "-node-id=-1"], "--node-id must be [0,1024)"),
@@ -278,6 +282,7 @@ def test_what_cannot_run_is_refused_in_nsq_s_words(words, text):
         ["-max-deflate-level=9", "-node-id=1023", "-auth-http-request-method=post"],
         ["-tls-required", "-tls-cert=c", "-tls-key=k"],
         ["-e2e-processing-latency-percentile=1,0.0001"],
+        ["-e2e-processing-latency-window-time=0s"],
         ["-sync-timeout=-5s", "-statsd-interval=0"],
     ],
 )

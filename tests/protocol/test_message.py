@@ -46,6 +46,7 @@ def test_what_a_frame_says_is_what_the_declaration_reads(timestamp_ns, number, m
     assert message.message_id(frame) == parsed.id
     assert message.message_ids([frame, frame]) == [parsed.id, parsed.id]
     assert message.body(frame) == parsed.body
+    assert message.raw_timestamps([frame]) == [struct.pack(">q", parsed.timestamp_ns)]
 
 
 @given(timestamps, attempts, ids, bodies)

@@ -185,7 +185,7 @@ class DataPath:
         storage = Storage(
             self.files, self.path, durability=durability, segment_size=self.segment_size, commit=TopicLog.sync
         )
-        daemon = Daemon(QueueLimits(**{"mem_queue_size": 2, **limits}), storage)
+        daemon = Daemon(QueueLimits(**{"mem_queue_size": 2, **limits}), storage)  # type: ignore[arg-type]
         daemon.now = self.now
         daemon.clock = self.clock
         self._daemons.append(daemon)

@@ -49,6 +49,14 @@ def test_ids_that_are_not_here_are_named_in_their_order(in_flight, make_frames):
     assert in_flight.finish([b"x" * 16, a, b, a]) == [b"x" * 16, b, a]
 
 
+def test_frames_are_found_by_their_ids_each_once(in_flight, make_frames):
+    one, two, three = make_frames(b"one", b"two", b"three")
+    in_flight.add([one, two, three], 0.0, 60.0)
+    ids = [message_id(frame) for frame in (three, one, three)]
+    assert in_flight.frames_of([ids[0], b"0123456789abcdef", *ids[1:]]) == [three, one]
+    assert len(in_flight) == 3
+
+
 def test_taking_a_frame_back_hands_it_out_once(in_flight, make_frames):
     (frame,) = make_frames(b"a")
     in_flight.add([frame], now=100.0, timeout=60.0)

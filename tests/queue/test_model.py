@@ -457,7 +457,7 @@ class QueueKeepsEveryMessage(RuleBasedStateMachine):
 
     @invariant()
     def the_counters_tell_it(self) -> None:
-        for topic in snapshot(self.broker, include_clients=False):
+        for topic in snapshot(self.broker, self.now, include_clients=False):
             model = self.topics[topic.topic_name]
             assert topic.depth == len(model.waiting) + len(model.deferred)
             assert (topic.message_count, topic.dropped_count) == (model.published, model.dropped)

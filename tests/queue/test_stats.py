@@ -2,6 +2,8 @@ from dataclasses import FrozenInstanceError, fields
 
 import pytest
 
+from nsq_compat.protocol.message import make_frames
+from nsq_compat.queue.latency import LatencyOptions
 from nsq_compat.queue.stats import ChannelStats, ClientStats, LatencyStats, TopicStats, snapshot
 
 
@@ -35,7 +37,7 @@ def test_a_client_has_the_figures_of_nsqd_in_its_order():
 
 
 def test_nothing_is_known_of_an_empty_daemon(daemon):
-    assert snapshot(daemon.broker) == ()
+    assert snapshot(daemon.broker, daemon.now) == ()
 
 
 def test_topics_and_channels_are_sorted_by_name(daemon):
@@ -43,7 +45,8 @@ def test_topics_and_channels_are_sorted_by_name(daemon):
         for channel in ("y", "x"):
             daemon.channel(channel, topic)
     seen = [
-        (topic.topic_name, [channel.channel_name for channel in topic.channels]) for topic in snapshot(daemon.broker)
+        (topic.topic_name, [channel.channel_name for channel in topic.channels])
+        for topic in snapshot(daemon.broker, daemon.now)
     ]
     assert seen == [("B", ["x", "y"]), ("a", ["x", "y"]), ("b", ["x", "y"])]
 
@@ -59,7 +62,7 @@ def test_a_snapshot_tells_where_messages_are(start):
     daemon.channel().pause()
     daemon.topic().pause()
     daemon.publishes(b"kept")
-    (topic,) = snapshot(daemon.broker)
+    (topic,) = snapshot(daemon.broker, daemon.now)
     (channel,) = topic.channels
     assert (topic.topic_name, topic.depth, topic.backend_depth, topic.paused) == ("orders", 1, 0, True)
     assert (topic.message_count, topic.message_bytes, topic.dropped_count) == (8, 12, 0)
@@ -74,34 +77,51 @@ def test_clients_are_shown_when_they_are_asked_for(daemon):
     daemon.consumer()
     daemon.publishes(b"a")
     consumer.takes()
-    (with_clients,) = snapshot(daemon.broker)
-    (without,) = snapshot(daemon.broker, include_clients=False)
+    (with_clients,) = snapshot(daemon.broker, daemon.now)
+    (without,) = snapshot(daemon.broker, daemon.now, include_clients=False)
     clients = with_clients.channels[0].clients
     assert clients is not None
     assert [client.in_flight_count for client in clients] == [1, 0]
     assert (without.channels[0].clients, without.channels[0].client_count) == (None, 2)
 
 
+def test_latency_of_a_topic_is_that_of_all_its_channels_whichever_is_shown(start):
+    daemon = start(latency=LatencyOptions((1.0,), 600.0))
+    daemon.publishes(b"a")
+    (topic,) = snapshot(daemon.broker, daemon.now)
+    assert topic.e2e_processing_latency == LatencyStats(count=0, percentiles=None)  # nsqd: no channel, no percentiles
+    for name, seconds in (("x", 2), ("y", 6)):
+        channel = daemon.channel(name)
+        channel.latency.add(make_frames([b"0123456789abcdef"], daemon.now_ns, [b"a"]), daemon.now,
+                            daemon.now_ns + seconds * 10**9)  # fmt: skip
+    (topic,) = snapshot(daemon.broker, daemon.now, channel="x")
+    (channel,) = topic.channels
+    for latency, count, slowest in ((topic.e2e_processing_latency, 2, 6e9), (channel.e2e_processing_latency, 1, 2e9)):
+        assert latency.count == count
+        assert latency.percentiles is not None
+        assert [value for _, value in latency.percentiles] == pytest.approx([slowest], rel=0.01)
+
+
 def test_one_topic_can_be_asked_for(daemon):
     for topic in ("a", "b"):
         daemon.channel("x", topic)
-    assert [topic.topic_name for topic in snapshot(daemon.broker, topic="b")] == ["b"]
-    assert snapshot(daemon.broker, topic="nowhere") == ()
+    assert [topic.topic_name for topic in snapshot(daemon.broker, daemon.now, topic="b")] == ["b"]
+    assert snapshot(daemon.broker, daemon.now, topic="nowhere") == ()
 
 
 def test_with_one_channel_asked_for_topics_without_it_are_left_out(daemon):
     daemon.channel("x", "both")
     daemon.channel("y", "both")
     daemon.channel("y", "other")
-    (topic,) = snapshot(daemon.broker, channel="x")
+    (topic,) = snapshot(daemon.broker, daemon.now, channel="x")
     assert topic.topic_name == "both"
     assert [channel.channel_name for channel in topic.channels] == ["x"]
-    assert snapshot(daemon.broker, topic="other", channel="x") == ()
+    assert snapshot(daemon.broker, daemon.now, topic="other", channel="x") == ()
 
 
 def test_a_snapshot_does_not_change_afterwards(daemon):
     daemon.channel()
-    (before,) = snapshot(daemon.broker)
+    (before,) = snapshot(daemon.broker, daemon.now)
     daemon.publishes(b"a")
     assert before.channels[0].depth == 0
     with pytest.raises(FrozenInstanceError):

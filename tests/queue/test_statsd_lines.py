@@ -19,7 +19,9 @@ def lines():
 
 
 def said(lines, daemon, memory=None):
-    of_topics = [line for topic in snapshot(daemon.broker, include_clients=False) for line in lines.of_topic(topic)]
+    of_topics = [
+        line for topic in snapshot(daemon.broker, daemon.now, include_clients=False) for line in lines.of_topic(topic)
+    ]
     return b"".join([*of_topics, *lines.of_memory(memory or {})]).decode()
 
 
@@ -106,7 +108,7 @@ def test_ephemeral_topics_and_channels_may_be_left_out(daemon):
 
 def test_latencies_are_whole_nanoseconds_named_by_whole_percents(daemon, lines):
     daemon.channel()
-    (topic,) = snapshot(daemon.broker)
+    (topic,) = snapshot(daemon.broker, daemon.now)
     latency = LatencyStats(count=3, percentiles=((1.0, 2500.7), (0.999, 2400.0), (0.5, 0.0)))
     (channel,) = topic.channels
     channel = replace(channel, e2e_processing_latency=replace(latency, percentiles=((0.95, 7.0),)))

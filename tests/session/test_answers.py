@@ -1,6 +1,10 @@
 """FIN, REQ and TOUCH: whose message it is, what becomes of it, and when it comes back."""
 
+import random
+
 import pytest
+
+from nsq_compat.queue.latency import LatencyOptions
 
 NOT_IN_FLIGHT = b"ID not in flight"
 NOT_OWNER = b"client does not own message"
@@ -244,3 +248,50 @@ def test_a_consumer_that_is_gone_cannot_be_helped_by_the_touches_it_made(nsqd, p
     other.hears()
     nsqd.waits(0.2)
     other.hears(b"one")
+
+
+# --- How long it took -------------------------------------------------------------------------------------------------
+
+
+def latency_of(nsqd):
+    return nsqd.broker.topic("t").channel("c").latency.stats(nsqd.now)
+
+
+@pytest.fixture
+def watching(make_nsqd):
+    """A daemon that was asked for a percentile of its latency."""
+    return make_nsqd(latency=LatencyOptions((1.0,), 600.0))
+
+
+def test_the_time_from_publish_to_fin_is_measured(watching):
+    consumer = watching.connect().subscribes(ready=10)
+    watching.connect().publishes(b"one", b"two", b"three")
+    consumer.hears(b"one", b"two", b"three")
+    watching.waits(2)
+    consumer.says(b"FIN %b\nFIN %b\n" % (consumer.id_of(b"one"), consumer.id_of(b"two")))
+    ((quantile, value),) = latency_of(watching).percentiles
+    assert latency_of(watching).count == 2
+    assert (quantile, value) == (1.0, pytest.approx(2e9, rel=0.01))
+
+
+def test_a_fin_that_fails_or_is_said_twice_says_nothing_about_time(watching):
+    consumer = watching.connect().subscribes(ready=10)
+    watching.connect().publishes(b"one")
+    consumer.hears(b"one")
+    consumer.says(b"FIN %b\n" % consumer.id_of(b"one") * 2 + b"FIN 0123456789abcdef\n")
+    assert latency_of(watching).count == 1
+
+
+def test_what_is_requeued_or_not_drawn_is_not_finished(watching, monkeypatch):
+    sampling = watching.connect().identifies(sample_rate=50).hears(b"OK").subscribes(ready=10)
+    monkeypatch.setattr(random, "randrange", lambda _: 99)
+    watching.connect().publishes(b"one")
+    sampling.hears().disconnects()
+    consumer = watching.connect().subscribes(ready=10)
+    watching.connect().publishes(b"two")
+    consumer.hears(b"two").says(b"REQ %b 1000\n" % consumer.id_of(b"two"))
+    assert latency_of(watching).count == 0
+
+
+def test_time_is_not_measured_unless_asked_for(nsqd, consumer):
+    assert nsqd.broker.topic("t").channel("c").latency is None

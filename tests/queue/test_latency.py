@@ -1,0 +1,113 @@
+"""Quantiles of the time from publish to FIN; `seconds` is how long ago a message was published."""
+
+import math
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsq_compat.protocol.message import make_frames
+from nsq_compat.queue.latency import Latency, LatencyOptions
+from nsq_compat.queue.stats import LatencyStats
+
+NOW_NS = 1_700_000_000_000_000_000
+WITHIN = 0.0101  # what the sketch promises, and the rounding to whole nanoseconds
+
+
+def latency(*quantiles: float, window: float = 600.0) -> Latency:
+    return Latency(LatencyOptions(quantiles or (0.5,), window))
+
+
+def frames(nanoseconds: int, count: int = 1) -> Sequence[bytes]:
+    return make_frames([b"%016x" % number for number in range(count)], NOW_NS - nanoseconds, [b"x"] * count)
+
+
+def add(target: Latency, *nanoseconds: int, now: float = 0.0) -> Latency:
+    target.add([frame for each in nanoseconds for frame in frames(each)], now, NOW_NS)
+    return target
+
+
+def values(stats: LatencyStats) -> list[float]:
+    assert stats.percentiles is not None
+    return [value for _, value in stats.percentiles]
+
+
+def test_without_messages_every_percentile_is_0():
+    assert latency(1.0, 0.5).stats(0.0) == LatencyStats(count=0, percentiles=((1.0, 0.0), (0.5, 0.0)))
+
+
+def test_one_message_is_every_percentile():
+    stats = add(latency(1.0, 0.5, 0.001), 5_000_000).stats(0.0)
+    assert stats.count == 1
+    assert values(stats) == pytest.approx([5_000_000] * 3, rel=WITHIN)
+    assert all(value.is_integer() for value in values(stats))
+
+
+def test_percentiles_are_shown_in_the_order_asked_for():
+    stats = add(latency(0.5, 1.0, 0.9), *range(1_000_000, 11_000_000, 1_000_000)).stats(0.0)
+    assert stats.percentiles is not None
+    assert [quantile for quantile, _ in stats.percentiles] == [0.5, 1.0, 0.9]
+    assert values(stats) == pytest.approx([5_000_000, 10_000_000, 9_000_000], rel=WITHIN)
+
+
+def test_the_slowest_of_two_is_what_99_percent_do_not_exceed():
+    assert values(add(latency(0.99), 1000, 9_000_000).stats(0.0)) == pytest.approx([9_000_000], rel=WITHIN)
+
+
+def test_messages_published_together_count_one_by_one():
+    target = latency(0.5)
+    target.add(frames(1_000_000, count=7), 0.0, NOW_NS)
+    target.add([*frames(8_000_000, count=3), *frames(2_000_000, count=5)], 0.0, NOW_NS)
+    stats = target.stats(0.0)
+    assert stats.count == 15
+    assert values(stats) == pytest.approx([2_000_000], rel=WITHIN)
+
+
+def test_no_messages_are_nothing():
+    assert add(latency()).stats(0.0).count == 0
+
+
+def test_a_clock_that_was_set_back_makes_no_message_faster_than_at_once():
+    assert add(latency(1.0), -5_000_000).stats(0.0) == LatencyStats(count=1, percentiles=((1.0, 0.0),))
+
+
+def test_what_is_older_than_the_window_is_forgotten_a_half_at_a_time():
+    target = latency(1.0, window=60.0)
+    add(target, 1_000_000, now=600.0)
+    add(target, 2_000_000, now=629.9)
+    assert target.stats(659.9).count == 2
+    add(target, 3_000_000, now=630.0)
+    assert target.stats(659.9).count == 3
+    assert target.stats(660.0).count == 1
+    assert target.stats(690.0).count == 0
+
+
+def test_a_long_silence_leaves_nothing():
+    target = add(latency(window=60.0), 1_000_000, now=600.0)
+    add(target, 2_000_000, now=6000.0)
+    assert target.stats(6000.0).count == 1
+
+
+def test_several_together_are_as_if_they_were_one():
+    one, other, empty = add(latency(0.5, 0.9), 1_000_000, 5_000_000), add(latency(), 9_000_000), latency()
+    together = one.stats(0.0, [other, empty])
+    assert together == add(latency(0.5, 0.9), 1_000_000, 5_000_000, 9_000_000).stats(0.0)
+    assert (one.stats(0.0).count, other.stats(0.0).count, empty.stats(0.0).count) == (2, 1, 0)
+
+
+NANOSECONDS = st.lists(st.integers(min_value=1, max_value=10**18), min_size=1, max_size=200)
+
+
+@given(NANOSECONDS, st.floats(min_value=0.0001, max_value=1.0))
+def test_every_percentile_is_within_one_percent_of_a_message_at_that_place(nanoseconds, quantile):
+    exact = sorted(nanoseconds)[math.ceil(quantile * len(nanoseconds)) - 1]
+    stats = add(latency(quantile), *nanoseconds).stats(0.0)
+    assert stats.count == len(nanoseconds)
+    assert values(stats) == pytest.approx([exact], rel=WITHIN, abs=1)
+
+
+@given(NANOSECONDS, NANOSECONDS)
+def test_it_makes_no_difference_which_channel_a_message_was_in(first, second):
+    apart = add(latency(0.5, 0.99), *first).stats(0.0, [add(latency(), *second)])
+    assert apart == add(latency(0.5, 0.99), *first, *second).stats(0.0)
