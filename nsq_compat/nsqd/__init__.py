@@ -7,6 +7,7 @@
     metadata    nsqd.dat, kept up to date           not_yet     options whose feature is not there yet
     waiting     for the disk, in a thread           statsd      figures of /stats, pushed
     http_calls  to other servers, in threads        lookup_peers  registered with every nsqlookupd
+    topic_channels  of a new topic, asked of nsqlookupd
 
 May import everything below. What is worth testing by itself sits on a lower floor; this one is tested as a process.
 

@@ -3,6 +3,7 @@
 import logging
 
 from nsq_compat import NSQ_VERSION, version_line
+from nsq_compat.cli.errors import OptionError
 from nsq_compat.net.connection import Connection
 from nsq_compat.net.descriptor_limit import descriptors_left_by_clients
 from nsq_compat.net.http_server import HttpServer
@@ -11,17 +12,19 @@ from nsq_compat.net.tcp_server import TcpServer
 from nsq_compat.net.timers import AlarmClock
 from nsq_compat.nsqd.checkpoints import Checkpoints
 from nsq_compat.nsqd.committer import Committer
+from nsq_compat.nsqd.http_calls import HttpCalls, client_tls
 from nsq_compat.nsqd.lookup_peers import LookupPeers
 from nsq_compat.nsqd.metadata import MetadataFile
 from nsq_compat.nsqd.options import PROGRAM, NsqdOptions, hostname, settle
 from nsq_compat.nsqd.restoring import restore
 from nsq_compat.nsqd.service import Service
 from nsq_compat.nsqd.statsd import StatsdPush
+from nsq_compat.nsqd.topic_channels import TopicChannels
 from nsq_compat.protocol.durations import MILLISECOND, SECOND
 from nsq_compat.protocol.lookup_commands import PeerInfo
 from nsq_compat.queue import go_export
 from nsq_compat.queue.broker import Broker
-from nsq_compat.queue.data_path import DataPathLock, make_our_folder, resolved
+from nsq_compat.queue.data_path import DataPathLock, make_our_folder, reason, resolved
 from nsq_compat.queue.descriptors import DEFAULT_LIMIT
 from nsq_compat.queue.files import OsFiles
 from nsq_compat.queue.latency import LatencyOptions
@@ -87,10 +90,24 @@ def peer_info(options: NsqdOptions) -> PeerInfo:
     )
 
 
+def http_calls(options: NsqdOptions) -> HttpCalls:
+    """To nsqlookupd and to auth servers. Raises ``OptionError``."""
+    try:
+        tls = client_tls(options.tls_root_ca_file, options.tls_min_version)
+    except OSError as error:
+        raise OptionError(f"failed to build client TLS config - {reason(error)}") from error
+    return HttpCalls(
+        connect_timeout=options.http_client_connect_timeout / SECOND,
+        request_timeout=options.http_client_request_timeout / SECOND,
+        tls=tls,
+    )
+
+
 class Daemon:
     """Owns its data path and listens from the moment it is made; serves between `start` and `stop`.
 
-    Raises ``DataPathError`` and ``ListenError`` when made, ``MetadataError`` and ``OSError`` when started.
+    Raises ``OptionError``, ``DataPathError`` and ``ListenError`` when made, ``MetadataError`` and ``OSError`` when
+    started.
     """
 
     def __init__(self, options: NsqdOptions) -> None:
@@ -121,6 +138,9 @@ class Daemon:
         settle(options, max(tcp_port, 0), max(http_port, 0))
         self._lookupd_addresses = options.nsqlookupd_tcp_addresses
         self._lookup_peers = LookupPeers(self._broker, peer_info(options), options.max_body_size)
+        self._topic_channels = TopicChannels(
+            self._broker, self._lookup_peers, http_calls(options), options.http_client_request_timeout / SECOND
+        )
         self._tcp = TcpServer(tcp_listener, self._make_session)
         service = Service(
             options,
@@ -142,10 +162,11 @@ class Daemon:
         self._metadata.save()
         self._checkpoints.start()
         self._alarms.start()
+        self._lookup_peers.start(self._lookupd_addresses)
+        self._topic_channels.start()
         self._tcp.start()
         if self._http is not None:
             self._http.start()
-        self._lookup_peers.start(self._lookupd_addresses)
         if self._statsd is not None:
             self._statsd.start()
 
@@ -155,6 +176,7 @@ class Daemon:
         self._tcp.stop(STOP_SECONDS)
         if self._http is not None:
             self._http.stop(STOP_SECONDS)
+        self._topic_channels.stop()
         self._metadata.stop()
         log.info("NSQ: closing topics")
         self._alarms.stop()

@@ -1,45 +1,20 @@
 """Registration with several nsqlookupds at once, over real sockets; the other end is ours, in the test's process."""
 
 import logging
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import gevent
 import gevent.socket
 import pytest
 
 from nsq_compat.net.listeners import listen, port_of
-from nsq_compat.net.tcp_server import TcpServer
 from nsq_compat.nsqd.lookup_peers import LookupPeers
-from nsq_compat.protocol.lookup_commands import LookupdInfo, PeerInfo
+from nsq_compat.protocol.lookup_commands import PeerInfo
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.limits import QueueLimits
-from nsq_compat.registry.registration_db import RegistrationDb
-from nsq_compat.session.lookupd_session import LookupdSession
 
 PATIENCE = 30.0
 INFO = PeerInfo("127.0.0.1", "host", 4151, 4150, "", "", "1.3.0")
-
-
-class Nsqlookupd:
-    """Listens on a free port, or again on that of another."""
-
-    def __init__(self, address: str = "127.0.0.1:0") -> None:
-        self.db = RegistrationDb(300.0, 45.0)
-        listener = listen(address)
-        self.address = f"127.0.0.1:{port_of(listener)}"
-        about_us = LookupdInfo("127.0.0.1", "", 4161, port_of(listener), "1.3.0")
-        self.server = TcpServer[LookupdSession](
-            listener, lambda connection, host, now, now_ns: LookupdSession(self.db, about_us, peer=host, now=now)
-        )
-        self.server.start()
-
-    @property
-    def registered(self) -> set[tuple[str, str]]:
-        return {(each.topic, each.channel) for each in self.db.registrations() if each.producers}
-
-    def stop(self) -> None:
-        self.server.stop(PATIENCE)
 
 
 def deaf(client: gevent.socket.socket, _: object) -> None:
@@ -67,28 +42,7 @@ def peers(broker: Broker) -> Iterator[LookupPeers]:
     peers.stop()
 
 
-@pytest.fixture
-def start() -> Iterator[Callable[..., Nsqlookupd]]:
-    """Start an nsqlookupd."""
-    running: list[Nsqlookupd] = []
-
-    def start_one(address: str = "127.0.0.1:0") -> Nsqlookupd:
-        running.append(Nsqlookupd(address))
-        return running[-1]
-
-    yield start_one
-    for each in running:
-        each.stop()
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        gevent.sleep(0.005)
-
-
-def test_what_is_there_and_what_comes_and_goes_is_registered_with_all(broker, peers, start):
+def test_what_is_there_and_what_comes_and_goes_is_registered_with_all(broker, peers, start, wait_until):
     one, two = start(), start()
     broker.topic("orders").channel("archive")
     peers.start([one.address, two.address, one.address])
@@ -102,7 +56,7 @@ def test_what_is_there_and_what_comes_and_goes_is_registered_with_all(broker, pe
 
 
 @pytest.mark.parametrize("sick", [deaf, babbling, mute, None])
-def test_a_sick_one_keeps_no_other_waiting(broker, peers, start, sick):
+def test_a_sick_one_keeps_no_other_waiting(broker, peers, start, wait_until, sick):
     well = start()
     with listen("127.0.0.1:0") as listener:
         address = f"127.0.0.1:{port_of(listener)}"
@@ -126,7 +80,7 @@ def _accept_for_ever(listener, serve):
             gevent.spawn(serve, *accepting.accept())
 
 
-def test_one_that_comes_back_is_told_everything_anew(broker, peers, start):
+def test_one_that_comes_back_is_told_everything_anew(broker, peers, start, wait_until):
     before = start()
     broker.topic("orders").channel("archive")
     peers.start([before.address])
@@ -137,7 +91,7 @@ def test_one_that_comes_back_is_told_everything_anew(broker, peers, start):
     wait_until(lambda: after.registered == {("orders", ""), ("orders", "archive"), ("returns", "")})
 
 
-def test_one_that_comes_late_is_found(broker, peers, start):
+def test_one_that_comes_late_is_found(broker, peers, start, wait_until):
     with listen("127.0.0.1:0") as listener:
         address = f"127.0.0.1:{port_of(listener)}"
     broker.topic("orders")
@@ -149,10 +103,10 @@ def test_one_that_comes_late_is_found(broker, peers, start):
     wait_until(lambda: late.registered == {("orders", "")})
     assert early is None
     assert peer.lookupd is not None
-    assert peer.lookupd.http_port == 4161
+    assert peer.lookupd.broadcast_address == "127.0.0.1"
 
 
-def test_addresses_can_be_changed_and_those_that_stay_notice_nothing(broker, peers, start, caplog):
+def test_addresses_can_be_changed_and_those_that_stay_notice_nothing(broker, peers, start, wait_until, caplog):
     stays, goes, comes = start(), start(), start()
     broker.topic("orders")
     peers.start([stays.address, goes.address])
@@ -166,7 +120,7 @@ def test_addresses_can_be_changed_and_those_that_stay_notice_nothing(broker, pee
     assert said == [f"LOOKUP({goes.address}): removing peer", f"LOOKUP({comes.address}): adding peer"]
 
 
-def test_after_a_stop_none_knows_of_it(broker, peers, start, caplog):
+def test_after_a_stop_none_knows_of_it(broker, peers, start, wait_until, caplog):
     lookupd = start()
     broker.topic("orders")
     peers.start([lookupd.address])
@@ -178,7 +132,7 @@ def test_after_a_stop_none_knows_of_it(broker, peers, start, caplog):
     assert peers.peers == []
 
 
-def test_the_same_failure_is_logged_once(broker, peers, start, caplog):
+def test_the_same_failure_is_logged_once(broker, peers, start, wait_until, caplog):
     with listen("127.0.0.1:0") as listener:
         address = f"127.0.0.1:{port_of(listener)}"
     with caplog.at_level(logging.DEBUG):
@@ -189,7 +143,7 @@ def test_the_same_failure_is_logged_once(broker, peers, start, caplog):
     assert {level for level, _ in said[1:]} == {"DEBUG"}
 
 
-def test_one_that_is_suspected_is_pinged_at_once(broker, peers, start):
+def test_one_that_is_suspected_is_pinged_at_once(broker, peers, start, wait_until):
     lookupd = start()
     peers.start([lookupd.address])
     wait_until(lambda: lookupd.db.producers)

@@ -1,0 +1,57 @@
+"""What nsqd talks to: nsqlookupds, ours, on free ports of the test's own process."""
+
+import time
+from collections.abc import Callable, Iterator
+
+import gevent
+import pytest
+
+from nsq_compat.nsqlookupd.daemon import Daemon
+from nsq_compat.nsqlookupd.options import NsqlookupdOptions
+
+PATIENCE = 30.0
+"""Seconds after which a test gives up on something that should come soon."""
+
+
+class Nsqlookupd(Daemon):
+    """On a free port, or again on that of another."""
+
+    def __init__(self, tcp_address: str = "127.0.0.1:0", **options: str) -> None:
+        options = {"http_address": "127.0.0.1:0", "broadcast_address": "127.0.0.1", **options}
+        super().__init__(NsqlookupdOptions(tcp_address=tcp_address, **options))  # type: ignore[arg-type]
+        self.db = self._db
+        self.address = f"127.0.0.1:{self._about_us.tcp_port}"
+        self.start()
+
+    @property
+    def registered(self) -> set[tuple[str, str]]:
+        """Topics (with ""), and topics with channels, that somebody has."""
+        return {(each.topic, each.channel) for each in self.db.registrations() if each.producers}
+
+
+StartNsqlookupd = Callable[..., Nsqlookupd]
+
+
+@pytest.fixture
+def start() -> Iterator[StartNsqlookupd]:
+    """Start an nsqlookupd."""
+    running: list[Nsqlookupd] = []
+
+    def start_one(*args: str, **options: str) -> Nsqlookupd:
+        running.append(Nsqlookupd(*args, **options))
+        return running[-1]
+
+    yield start_one
+    for each in running:
+        each.stop()
+
+
+@pytest.fixture
+def wait_until() -> Callable[[Callable[[], object]], None]:
+    def wait(condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < deadline, "it did not happen in time"
+            gevent.sleep(0.005)
+
+    return wait
