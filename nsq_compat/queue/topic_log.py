@@ -63,6 +63,7 @@ class TopicLog:
         self._unsynced_folders: list[File] = []
         self._patience = 0
         self._considered = 0
+        self._closed = False
 
     @classmethod
     def open(
@@ -174,13 +175,19 @@ class TopicLog:
 
     # --- Deleting -----------------------------------------------------------------------------------------------------
 
-    def release(self, seq: int, unfinished: Callable[[], Iterable[bytes]], start: LogEnd | None = None) -> None:
+    def release(
+        self,
+        seq: int,
+        unfinished: Callable[[], Iterable[bytes]],
+        start: LogEnd | None = None,
+        sync: Callable[[], None] | None = None,
+    ) -> None:
         """Nothing below `seq` is needed any more but the messages in `unfinished()`, deferred ones included.
 
         `start` is the one of the checkpoint that the next ``open`` will be given, ``end`` by default: from its segment
-        on nothing is touched. Segments with many unfinished messages stay, of others these are copied. Best effort:
-        when the system refuses, that is logged and tried again another time; what did not change since the last call is
-        only looked at every few calls.
+        on nothing is touched. Segments with many unfinished messages stay, of others these are copied; `sync` makes the
+        copies durable, and others may use the log meanwhile. Best effort: when the system refuses, that is logged and
+        tried again another time; what did not change since the last call is only looked at every few calls.
         """
         limit = start.segment if start else self.end.segment
         following = zip(self._segments, self._segments[1:], strict=False)
@@ -191,15 +198,23 @@ class TopicLog:
             return
         alive = sorted(unfinished())
         try:
-            for segment, some in list(self._shares(candidates, alive)):
-                self._release_segment(segment, some)
+            passed = [segment for segment, some in list(self._shares(candidates, alive)) if self._copy(segment, some)]
+            emptied = self._kept.copy_from_old(alive)
+            self._note_kept()
+            if any(segment in self._unsynced for segment in self._kept.segments):
+                (sync or self.sync)()
+            if self._closed:
+                return  # its files are gone, and there may be another log in their place
+            for segment in passed:
+                segment.release()
             self._remove_released()
-            self._kept.release(alive, self._sync_kept)
+            self._kept.remove(emptied)
         except OSError as error:
             log.warning("LOG(%s): nothing released - %s", self.folder, error)
 
     def close(self) -> None:
         """Cut off what is reserved and close all files. Syncs nothing."""
+        self._closed = True
         for segment in self._segments:
             segment.close()
         self._kept.close()
@@ -209,12 +224,17 @@ class TopicLog:
         if self._own_descriptors:
             self._descriptors.close_all()
 
-    def delete(self) -> None:
-        """Delete everything; what cannot be deleted now is under a name that ``remove_leftovers`` knows."""
+    def delete(self, durably: bool = False) -> None:
+        """Delete everything; what cannot be deleted now is under a name that ``remove_leftovers`` knows.
+
+        `durably`: not even a power cut brings it back.
+        """
         self.close()
         doomed = self._doomed_name()
         self._files.rename(self.folder, doomed)
         try:
+            if durably:
+                self._descriptors.with_room(lambda: self._files.fsync_folder(os.path.dirname(doomed)))
             self._descriptors.with_room(lambda: _remove_folder(self._files, doomed))
         except OSError as error:
             log.warning("LOG(%s): not wholly deleted - %s", doomed, error)
@@ -258,6 +278,10 @@ class TopicLog:
             each for each in self._unsynced if each.removed or not (each.needs_sync or each is self._active)
         ]:
             del self._unsynced[segment]
+
+    def note_new_name(self) -> None:
+        """Something in its folder has a new name, which the next sync is to make durable."""
+        self._note_folder(self.folder)
 
     def sync(self) -> None:
         """Make all that was appended durable, here and now."""
@@ -384,10 +408,6 @@ class TopicLog:
         """A name in there is new. A job under way may be too early for it, so it gets a file of its own."""
         self._unsynced_folders.append(File(path, os.O_RDONLY | os.O_DIRECTORY))
 
-    def _sync_kept(self) -> None:
-        self._note_kept()
-        self.sync()
-
     def _note_kept(self) -> None:
         for segment in self._kept.segments:
             if segment.needs_sync and segment.index is not None and segment not in self._unsynced:
@@ -442,20 +462,17 @@ class TopicLog:
         self._patience = _PATIENCE
         return True
 
-    def _release_segment(self, segment: Segment, alive: Sequence[bytes]) -> None:
-        if alive:
-            if len(alive) * 2 > index_of(segment, self.damage).count:
-                return
-            # Copied again even if an earlier run did so already: whether that copy is durable nobody knows.
-            copied = 0
-            for begin in range(0, len(alive), _COPY_AT_ONCE):
-                frames = self._fetch_from(segment, alive[begin : begin + _COPY_AT_ONCE])
-                self.keep(frames.values())
-                copied += len(frames)
-            self.sync()
-            if copied < len(alive):
-                return  # unreadable now; whoever fetches these counts them
-        segment.release()
+    def _copy(self, segment: Segment, alive: Sequence[bytes]) -> bool:
+        """Copy what is unfinished, if that pays; whether nothing of the segment is needed any more then."""
+        if alive and len(alive) * 2 > index_of(segment, self.damage).count:
+            return False
+        # Copied again even if an earlier run did so already: whether that copy is durable nobody knows.
+        copied = 0
+        for begin in range(0, len(alive), _COPY_AT_ONCE):
+            frames = self._fetch_from(segment, alive[begin : begin + _COPY_AT_ONCE])
+            self.keep(frames.values())
+            copied += len(frames)
+        return copied == len(alive)  # else some are unreadable now; whoever fetches these counts them
 
     def _remove_released(self) -> None:
         """From the oldest on: between others a file that says it was released stays, else its messages seemed lost."""
