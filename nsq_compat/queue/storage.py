@@ -16,8 +16,9 @@ from nsq_compat.queue.data_path import our_folder, reason, topic_folder, topics_
 from nsq_compat.queue.descriptors import DEFAULT_LIMIT, Descriptors
 from nsq_compat.queue.files import Files, adopt_temporary, read_file, replace_file, write_temporary
 from nsq_compat.queue.group import MESSAGES
+from nsq_compat.queue.leftovers import remove_leftovers
 from nsq_compat.queue.reserve import Reserve
-from nsq_compat.queue.topic_log import TopicLog, remove_leftovers
+from nsq_compat.queue.topic_log import TopicLog
 
 log = logging.getLogger(__name__)
 
