@@ -35,6 +35,7 @@ class NsqdLimits:
     max_output_buffer_timeout_ms: int = 30_000
     output_buffer_timeout_ms: int = 250
     max_deflate_level: int = 6
+    auth_required: bool = False
     topology_region: str = ""
     topology_zone: str = ""
 
@@ -114,7 +115,7 @@ def identify_response(settings: ClientSettings, limits: NsqdLimits) -> IdentifyR
         max_deflate_level=limits.max_deflate_level,
         snappy=False,
         sample_rate=settings.sample_rate,
-        auth_required=False,
+        auth_required=limits.auth_required,
         output_buffer_size=settings.output_buffer_size,
         output_buffer_timeout=settings.output_buffer_timeout_ms,
         topology_region=limits.topology_region,
