@@ -10,6 +10,7 @@ from nsq_compat.net.http_server import HttpServer
 from nsq_compat.net.listeners import listen, port_of
 from nsq_compat.net.tcp_server import TcpServer
 from nsq_compat.net.timers import AlarmClock
+from nsq_compat.nsqd.auth import AuthServers
 from nsq_compat.nsqd.checkpoints import Checkpoints
 from nsq_compat.nsqd.committer import Committer
 from nsq_compat.nsqd.http_calls import HttpCalls, client_tls
@@ -72,6 +73,7 @@ def session_limits(options: NsqdOptions) -> NsqdLimits:
         max_output_buffer_timeout_ms=options.max_output_buffer_timeout // MILLISECOND,
         output_buffer_timeout_ms=options.output_buffer_timeout // MILLISECOND,
         max_deflate_level=options.max_deflate_level,
+        auth_required=bool(options.auth_http_addresses),
         topology_region=options.topology_region,
         topology_zone=options.topology_zone,
     )
@@ -119,6 +121,8 @@ class Daemon:
         log.info("%s", version_line(PROGRAM))
         log.info("ID: %d", options.id)
         self._limits = session_limits(options)
+        self._calls = http_calls(options)
+        self._auth = AuthServers(options.auth_http_addresses, options.auth_http_request_method, self._calls)
         self._storage = Storage(
             files,
             data_path,
@@ -139,7 +143,7 @@ class Daemon:
         self._lookupd_addresses = options.nsqlookupd_tcp_addresses
         self._lookup_peers = LookupPeers(self._broker, peer_info(options), options.max_body_size)
         self._topic_channels = TopicChannels(
-            self._broker, self._lookup_peers, http_calls(options), options.http_client_request_timeout / SECOND
+            self._broker, self._lookup_peers, self._calls, options.http_client_request_timeout / SECOND
         )
         self._tcp = TcpServer(tcp_listener, self._make_session)
         service = Service(
@@ -173,6 +177,7 @@ class Daemon:
     def stop(self) -> None:
         """End every connection and then the queue, so that nothing is taken any more that could not be kept."""
         self._lookup_peers.stop()  # before anybody is sent away, so that nobody is sent here
+        self._calls.stop()
         self._tcp.stop(STOP_SECONDS)
         if self._http is not None:
             self._http.stop(STOP_SECONDS)
@@ -197,6 +202,7 @@ class Daemon:
             host=host,
             wake=connection.wake,
             drop=connection.abort,
+            authorize=self._auth.authorize,
             now=now,
             now_ns=now_ns,
         )

@@ -15,8 +15,6 @@ log = logging.getLogger(__name__)
 
 def refuse_open_doors(options: NsqdOptions) -> None:
     """Raises ``OptionError`` for options that ask for protection this version cannot give."""
-    if options.auth_http_addresses:
-        raise OptionError("--auth-http-address is not supported yet")
     if options.tls_cert or options.tls_key or options.tls_required != TLS_NOT_REQUIRED:
         raise OptionError("--tls-cert, --tls-key and --tls-required are not supported yet")
 
