@@ -2,6 +2,8 @@
 
 from typing import Protocol
 
+from nsq_compat.session.upgrade import Upgrade
+
 
 class Conversation(Protocol):
     """One client, fed with received bytes and asked for bytes to send; see `nsqd_session` for a whole one.
@@ -15,6 +17,10 @@ class Conversation(Protocol):
 
     has_more: bool
     """There is more than `data_to_send` gave; ask again soon."""
+
+    @property
+    def upgrade(self) -> Upgrade | None:
+        """What is to come between socket and session next; until it is there nothing is sent or received."""
 
     def receive_data(self, data: bytes, now: float, now_ns: int) -> None:
         """Feed what the socket gave."""

@@ -44,6 +44,8 @@ class LookupPeer:
     `greeted` is called when nsqlookupd has said who it is.
     """
 
+    upgrade = None  # nothing comes between the socket and this protocol
+
     def __init__(
         self,
         broker: Broker,

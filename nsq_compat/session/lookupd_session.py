@@ -40,6 +40,8 @@ class LookupdSession:
     Times: `now` monotonic seconds, `now_ns` nanoseconds since 1970.
     """
 
+    upgrade = None  # nothing comes between the socket and this protocol
+
     def __init__(self, db: RegistrationDb, about_us: LookupdInfo, *, peer: str, now: float) -> None:
         self.peer = peer
         self.closing = False

@@ -6,7 +6,7 @@ Durations that appear in IDENTIFY are integer milliseconds here as they are ther
 from dataclasses import dataclass, replace
 
 from nsq_compat import NSQ_VERSION
-from nsq_compat.protocol.errors import E_BAD_BODY, FatalClientError
+from nsq_compat.protocol.errors import E_BAD_BODY, E_IDENTIFY_FAILED, FatalClientError
 from nsq_compat.protocol.identify import IdentifyRequest, IdentifyResponse
 
 _MIN_HEARTBEAT_MS = 1000
@@ -34,10 +34,24 @@ class NsqdLimits:
     min_output_buffer_timeout_ms: int = 25
     max_output_buffer_timeout_ms: int = 30_000
     output_buffer_timeout_ms: int = 250
+    tls: bool = False
+    """There is a certificate to offer."""
+    tls_required: bool = False
+    deflate: bool = True
     max_deflate_level: int = 6
-    auth_required: bool = False
+    snappy: bool = True
     topology_region: str = ""
     topology_zone: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What a client asked for and gets between its socket and the session."""
+
+    tls: bool
+    deflate: bool
+    deflate_level: int
+    snappy: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,20 +116,35 @@ def negotiate(request: IdentifyRequest, current: ClientSettings, limits: NsqdLim
     )
 
 
-def identify_response(settings: ClientSettings, limits: NsqdLimits) -> IdentifyResponse:
+def grant(request: IdentifyRequest, limits: NsqdLimits) -> Features:
+    """What is asked for and allowed. Raises ``FatalClientError`` when that is both compressions."""
+    deflate, snappy = request.deflate and limits.deflate, request.snappy and limits.snappy
+    if deflate and snappy:
+        raise FatalClientError(E_IDENTIFY_FAILED, "cannot enable both deflate and snappy compression")
+    # nsqd: a level is what was asked for only where deflate was granted, and 0 or less asks for none.
+    asked = request.deflate_level if deflate and request.deflate_level > 0 else _DEFAULT_DEFLATE_LEVEL
+    return Features(
+        tls=request.tls_v1 and limits.tls,
+        deflate=deflate,
+        deflate_level=min(asked, limits.max_deflate_level),
+        snappy=snappy,
+    )
+
+
+def identify_response(settings: ClientSettings, features: Features, limits: NsqdLimits) -> IdentifyResponse:
     """What a client that negotiates is told."""
     return IdentifyResponse(
         max_rdy_count=limits.max_rdy_count,
         version=NSQ_VERSION,
         max_msg_timeout=limits.max_msg_timeout_ms,
         msg_timeout=settings.msg_timeout_ms,
-        tls_v1=False,
-        deflate=False,
-        deflate_level=min(_DEFAULT_DEFLATE_LEVEL, limits.max_deflate_level),
+        tls_v1=features.tls,
+        deflate=features.deflate,
+        deflate_level=features.deflate_level,
         max_deflate_level=limits.max_deflate_level,
-        snappy=False,
+        snappy=features.snappy,
         sample_rate=settings.sample_rate,
-        auth_required=limits.auth_required,
+        auth_required=False,
         output_buffer_size=settings.output_buffer_size,
         output_buffer_timeout=settings.output_buffer_timeout_ms,
         topology_region=limits.topology_region,

@@ -6,6 +6,7 @@ latest, and closes the socket when `closing` is set and everything is sent; then
 Invariants:
 
 - *Any bytes lead to frames, to an error frame, or to a fatal error frame and a close*, never to another exception.
+- Between an IDENTIFY that was granted an upgrade and the upgrade nothing is read and nothing sent but its answer.
 - Commands take effect in order; what a failing command does not reach never happened, what came before it did.
 """
 
@@ -23,6 +24,7 @@ from nsq_compat.protocol.errors import (
     E_BAD_PROTOCOL,
     E_BAD_TOPIC,
     E_FIN_FAILED,
+    E_IDENTIFY_FAILED,
     E_INVALID,
     E_REQ_FAILED,
     E_TOUCH_FAILED,
@@ -40,15 +42,16 @@ from nsq_compat.queue.channel import NotInFlight, TooManyConsumers
 from nsq_compat.queue.exiting import Exiting
 from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.stats import ClientStats
-from nsq_compat.session.authorization import Access, AuthFailed, Authorize, Credentials, Grants, not_asked
 from nsq_compat.session.nsqd_limits import (
     NsqdLimits,
+    grant,
     identify_response,
     negotiate,
     settings_before_identify,
 )
-from nsq_compat.session.refusals import bad_name, failed, not_in_flight, wrong_state
+from nsq_compat.session.refusals import bad_name, failed, not_in_flight, tls_missing, wrong_state
 from nsq_compat.session.subscription import Counts, Subscription
+from nsq_compat.session.upgrade import HANDSHAKE_SECONDS, Layers, TlsFacts, Upgrade
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +63,6 @@ class NsqdSession:
 
     `host` is its address without the port, "" for a unix socket; `peer` names it in log lines and stats. `wake` asks
     the shell to call `data_to_send` soon and must not do so itself; `drop` asks it to close the connection at once.
-    `authorize` may take its time within `receive_data`: the shell may go on calling everything else meanwhile.
     Times: `now` monotonic seconds, `now_ns` nanoseconds since 1970.
     """
 
@@ -73,7 +75,6 @@ class NsqdSession:
         host: str,
         wake: Callable[[], None],
         drop: Callable[[], None],
-        authorize: Authorize = not_asked,
         now: float,
         now_ns: int,
     ) -> None:
@@ -81,14 +82,12 @@ class NsqdSession:
         self.subscription: Subscription | None = None
         self.closing = False
         self.has_more = False
+        self.upgrade: Upgrade | None = None
         self.state = INIT
         self.wake = wake
         self.drop = drop
         self._broker = broker
         self._limits = limits
-        self._host = host
-        self._authorize = authorize
-        self._access = Access(self._ask) if limits.auth_required else None
         self._now = now
         self._now_ns = now_ns
         self._connect_ts = now_ns // 1_000_000_000
@@ -99,6 +98,8 @@ class NsqdSession:
         # nsqd: the first IDENTIFY fixes what concerns delivery, a repeated one changes the rest.
         self._delivery = self._settings
         self._identified = False
+        self._layers = Layers()
+        self._lacks_tls = limits.tls_required
         self._replies: list[bytes] = []
         self._heartbeat_due = NEVER
         self._deadline = NEVER
@@ -112,19 +113,21 @@ class NsqdSession:
         if self.closing:
             return
         self._now, self._now_ns = now, now_ns
+        if self.upgrade is not None:
+            self.upgrade.received += data
+            return
         self._within_boundary(self._receive, data)
 
     def end_of_input(self) -> None:
         """The client will send no more; what it is still owed goes out before the close."""
-        if not self.closing:
-            self._within_boundary(self._reader.end_of_input)
+        self._stop_reading("EOF")
 
     def data_to_send(self, now: float) -> bytes:
         """Replies first, then one batch of messages; `has_more` says whether to come back for another."""
         self.has_more = False
-        if now >= self._deadline and not self.closing:
-            self.end_of_input()
-        if now >= self._heartbeat_due and not self.closing:
+        if now >= self._deadline:
+            self._stop_reading("i/o timeout")
+        if now >= self._heartbeat_due and not self.closing and self.upgrade is None:
             self._replies.append(HEARTBEAT)
             while self._heartbeat_due <= now:
                 self._heartbeat_due += self._delivery.heartbeat_ms / 1000
@@ -141,7 +144,7 @@ class NsqdSession:
 
     def next_wakeup(self) -> float:
         """When a heartbeat is due or the client's silence has lasted too long; monotonic seconds."""
-        return min(self._heartbeat_due, self._deadline)
+        return self._deadline if self.upgrade is not None else min(self._heartbeat_due, self._deadline)
 
     @property
     def write_timeout(self) -> float | None:
@@ -166,10 +169,8 @@ class NsqdSession:
 
     def stats(self) -> ClientStats:
         """What /stats shows of this client, as a consumer and as a producer."""
-        settings = self._settings
+        settings, tls = self._settings, self._layers.tls
         counts = self.subscription.counts() if self.subscription is not None else Counts()
-        access = self._access
-        grants = access.grants if access is not None else None
         return ClientStats(
             client_id=settings.client_id,
             hostname=settings.hostname,
@@ -179,13 +180,16 @@ class NsqdSession:
             **counts._asdict(),
             connect_ts=self._connect_ts,
             sample_rate=settings.sample_rate,
+            deflate=self._layers.deflate,
+            snappy=self._layers.snappy,
             user_agent=settings.user_agent,
-            authed=access is not None and access.authed,
-            auth_identity=grants.identity if grants is not None else "",
-            auth_identity_url=grants.identity_url if grants is not None else "",
             topology_zone=settings.topology_zone,
             topology_region=settings.topology_region,
             pub_counts=tuple(sorted(self._pub_counts.items())),
+            tls=tls is not None,
+            tls_cipher_suite=tls.cipher_suite if tls else "",
+            tls_version=tls.version if tls else "",
+            tls_negotiated_protocol_is_mutual=tls is not None,  # nsqd: whatever was negotiated
         )
 
     @property
@@ -225,6 +229,9 @@ class NsqdSession:
         return rest
 
     def _renew_deadline(self) -> None:
+        if self.upgrade is not None:
+            self._deadline = self._now + HANDSHAKE_SECONDS
+            return
         # nsqd: a complete command within two heartbeat intervals; parts of one do not count.
         interval = self._settings.heartbeat_ms / 1000
         self._deadline = self._now + 2 * interval if interval else NEVER
@@ -236,6 +243,8 @@ class NsqdSession:
     # --- What can be judged from a line -------------------------------------------------------------------------------
 
     def _admit(self, tokens: Sequence[bytes]) -> CommandSpec:
+        if self._lacks_tls and tokens[0] != b"IDENTIFY":
+            raise tls_missing(tokens[0])
         spec = COMMANDS.get(tokens[0])
         if spec is None:
             raise FatalClientError(E_INVALID, b"invalid command " + tokens[0])
@@ -270,8 +279,7 @@ class NsqdSession:
         return delay_ms / 1000
 
     def _make_topic(self, tokens: Sequence[bytes]) -> None:
-        # nsqd: MPUB alone asks for permission, and makes its topic, before it looks at the body.
-        self._require(table.MPUB, tokens[1])
+        # nsqd: MPUB makes its topic before it looks at the body.
         try:
             self._broker.topic(tokens[1].decode("ascii"))
         except (Exiting, OSError) as error:
@@ -282,8 +290,6 @@ class NsqdSession:
     def _publish(self, command: Publish) -> None:
         # Hot: runs for every synchronous PUB.
         spec, tokens, bodies = command
-        if self._access is not None and spec is not table.MPUB:
-            self._require(spec, tokens[1])
         name = tokens[1].decode("ascii")
         try:
             self._broker.topic(name).publish(bodies, self._now, self._now_ns)
@@ -293,7 +299,6 @@ class NsqdSession:
         self._replies.append(OK if spec is table.MPUB else OK * len(bodies))
 
     def _publish_deferred(self, command: Line) -> None:
-        self._require(command.spec, command.tokens[1])
         name = command.tokens[1].decode("ascii")
         try:
             self._broker.topic(name).publish(
@@ -335,7 +340,6 @@ class NsqdSession:
             self._refuse(not_in_flight(E_TOUCH_FAILED, "TOUCH", message_id, str(error)))
 
     def _subscribe(self, command: Line) -> None:
-        self._require(command.spec, *command.tokens[1:3])
         topic, channel = (name.decode("ascii") for name in command.tokens[1:3])
         try:
             self.subscription = Subscription(
@@ -377,45 +381,54 @@ class NsqdSession:
             self._identified = True
             self._delivery = self._settings
             self._restart_heartbeat()
-        if request.feature_negotiation:
-            self._replies.append(response_frame(identify_response(self._settings, self._limits).encode()))
-        else:
+        if not request.feature_negotiation:
             self._replies.append(OK)
+            return
+        features = grant(request, self._limits)
+        self._layers.want(features)
+        self._replies.append(response_frame(identify_response(self._settings, features, self._limits).encode()))
+        self._begin_upgrade(self._reader.hand_back)
+
+    def _begin_upgrade(self, received: Callable[[], bytes]) -> None:
+        """Ask for the next layer, if there is one; what was received behind this point is for it."""
+        if self._layers.pending:
+            self.upgrade = Upgrade(self._layers.next(), received(), self._upgraded, self._upgrade_failed)
+
+    def _upgraded(self, tls: TlsFacts | None, now: float) -> None:
+        self._now = now
+        self._layers.put_on(tls)
+        self._lacks_tls &= tls is None
+        self._replies.append(OK)
+        self.upgrade = None
+        self._begin_upgrade(bytes)
+        self._renew_deadline()
+
+    def _upgrade_failed(self, reason: str) -> None:
+        self.upgrade = None
+        self._refuse(FatalClientError(E_IDENTIFY_FAILED, f"IDENTIFY failed {reason}"))
+        self.closing = True
 
     def _authenticate(self, command: Line) -> None:
-        if self._access is None:
-            raise FatalClientError(E_AUTH_DISABLED, "AUTH disabled")
-        self._replies.append(response_frame(self._access.authenticate(command.body)))
+        raise FatalClientError(E_AUTH_DISABLED, "AUTH disabled")
 
     def _do_nothing(self, command: Line) -> None:
         pass
 
     def _subscribed(self, spec: CommandSpec) -> Subscription:
         if self.subscription is None:
-            raise wrong_state(spec)
+            # A run of FINs has not been through `_admit`.
+            raise tls_missing(b"FIN") if self._lacks_tls else wrong_state(spec)
         return self.subscription
 
-    # --- Permission ---------------------------------------------------------------------------------------------------
-
-    def _require(self, spec: CommandSpec, topic: bytes, channel: bytes = b"") -> None:
-        if self._access is not None:
-            self._access.require(spec, topic, channel, self._now)
-
-    def _ask(self, secret: bytes) -> Grants:
-        # Time stands still for the client's deadline: it is not the one who is slow.
-        deadline, self._deadline = self._deadline, NEVER
-        try:
-            grants = self._authorize(Credentials(secret, self._host, tls=False, common_name=""))
-        except AuthFailed as error:
-            log.warning("PROTOCOL(V2): [%s] AUTH failed %s", self.peer, error)
-            raise
-        waited = max(0.0, grants.received_at - self._now)
-        self._deadline = deadline + waited
-        self._now += waited
-        self._now_ns += int(waited * 1e9)
-        return grants
-
     # --- Errors -------------------------------------------------------------------------------------------------------
+
+    def _stop_reading(self, cause: str) -> None:
+        if self.closing:
+            return
+        if self.upgrade is not None:
+            self._upgrade_failed(cause)
+        else:
+            self._within_boundary(self._reader.end_of_input)
 
     def _within_boundary(self, act: Callable[..., None], *args: bytes) -> None:
         """The one place where errors become frames."""

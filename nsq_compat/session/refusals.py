@@ -12,6 +12,11 @@ def wrong_state(spec: CommandSpec) -> FatalClientError:
     return FatalClientError(E_INVALID, f"cannot {spec.name} in current state")
 
 
+def tls_missing(name: bytes) -> FatalClientError:
+    """TLS is required, and the connection has none yet."""
+    return FatalClientError(E_INVALID, b"cannot " + name + b" in current state (TLS required)")
+
+
 def bad_name(spec: CommandSpec, code: str, noun: str, name: bytes) -> FatalClientError:
     """`noun` is ``topic`` or ``channel``."""
     # nsqd: MPUB alone says its code twice.

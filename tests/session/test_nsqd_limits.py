@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from nsq_compat.protocol.errors import FatalClientError
 from nsq_compat.protocol.identify import IdentifyRequest
-from nsq_compat.session.nsqd_limits import NsqdLimits, identify_response, negotiate, settings_before_identify
+from nsq_compat.session.nsqd_limits import NsqdLimits, grant, identify_response, negotiate, settings_before_identify
 
 LIMITS = NsqdLimits()
 BEFORE = settings_before_identify("10.0.0.7", LIMITS)
@@ -103,6 +103,44 @@ def test_what_is_settled_is_always_within_the_limits(wishes):
     for _, settled, low, high, off in RANGES:
         value = getattr(settings, settled)
         assert value == off or low <= value <= high
-    response = identify_response(settings, LIMITS)
+    response = identify_response(settings, grant(wishes, LIMITS), LIMITS)
     assert response.msg_timeout == settings.msg_timeout_ms
     assert response.sample_rate == settings.sample_rate
+
+
+ALL = NsqdLimits(tls=True)
+NOTHING = {"tls": False, "deflate": False, "deflate_level": 6, "snappy": False}
+
+
+@pytest.mark.parametrize(
+    ("asked", "limits", "granted"),
+    [
+        ({}, ALL, {}),
+        ({"tls_v1": True}, ALL, {"tls": True}),
+        ({"tls_v1": True}, LIMITS, {}),
+        ({"snappy": True}, ALL, {"snappy": True}),
+        ({"snappy": True}, replace(ALL, snappy=False), {}),
+        ({"deflate": True}, ALL, {"deflate": True}),
+        ({"deflate": True}, replace(ALL, deflate=False), {}),
+        ({"deflate": True, "snappy": True}, replace(ALL, deflate=False), {"snappy": True}),
+        ({"deflate": True, "snappy": True}, replace(ALL, snappy=False), {"deflate": True}),
+    ],
+)
+def test_a_feature_is_granted_where_it_is_asked_for_and_there(asked, limits, granted):
+    features = grant(IdentifyRequest(**asked), limits)
+    assert {name: getattr(features, name) for name in NOTHING} == NOTHING | granted
+
+
+@pytest.mark.parametrize(
+    ("asked", "most", "level"),
+    [(0, 6, 6), (0, 3, 3), (-5, 6, 6), (1, 6, 1), (6, 6, 6), (7, 6, 6), (9, 9, 9), (10, 9, 9), (2, 1, 1)],
+)
+def test_a_deflate_level_is_the_one_asked_for_within_the_limit(asked, most, level):
+    request = IdentifyRequest(deflate=True, deflate_level=asked)
+    assert grant(request, replace(ALL, max_deflate_level=most)).deflate_level == level
+
+
+def test_both_compressions_are_refused():
+    with pytest.raises(FatalClientError) as refusal:
+        grant(IdentifyRequest(deflate=True, snappy=True), ALL)
+    assert refusal.value.data == b"E_IDENTIFY_FAILED cannot enable both deflate and snappy compression"

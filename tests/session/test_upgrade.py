@@ -1,0 +1,195 @@
+"""What IDENTIFY puts between socket and session, step by step: what is said through what, and whose the bytes are."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsq_compat.protocol.compression import Deflate, Snappy
+from nsq_compat.session.upgrade import HANDSHAKE_SECONDS, TlsFacts
+
+TLS = TlsFacts("TLS1.3", "Unknown 4865", "somebody")
+
+
+@pytest.fixture
+def nsqd(make_nsqd):
+    return make_nsqd(tls=True)
+
+
+def identifies(client, **wishes):
+    """IDENTIFY, and the answer as it was read."""
+    client.identifies(feature_negotiation=True, **wishes)
+    return answer(client)
+
+
+def answer(client):
+    (frame,) = client.hears_anything()
+    return json.loads(frame.text)
+
+
+def puts_on(client, tls=None):
+    """The shell has done what the session asks for."""
+    client.session.upgrade.done(tls, client._nsqd.now)
+    client.flush()
+    return client
+
+
+# --- In order ---------------------------------------------------------------------------------------------------------
+
+
+def test_who_asks_for_nothing_gets_no_upgrade_and_no_ok(client):
+    identifies(client)
+    assert client.session.upgrade is None
+    client.publishes(b"one")
+
+
+@pytest.mark.parametrize(("feature", "codec"), [("deflate", Deflate), ("snappy", Snappy)])
+def test_a_compression_is_put_on_behind_the_answer_and_then_ok_is_said(client, feature, codec):
+    assert identifies(client, **{feature: True})[feature] is True
+    assert isinstance(client.session.upgrade.codec, codec)
+    assert client.stats.deflate is client.stats.snappy is False
+    puts_on(client).hears(b"OK")
+    assert client.session.upgrade is None
+    assert (client.stats.deflate, client.stats.snappy) == (feature == "deflate", feature == "snappy")
+    client.publishes(b"one")
+
+
+def test_tls_is_the_shells_to_make_and_shows_in_stats(client):
+    assert identifies(client, tls_v1=True)["tls_v1"] is True
+    assert client.session.upgrade.codec is None
+    assert client.stats.tls is False
+    puts_on(client, TLS).hears(b"OK")
+    stats = client.stats
+    assert (stats.tls, stats.tls_version, stats.tls_cipher_suite) == (True, "TLS1.3", "Unknown 4865")
+    assert (stats.tls_negotiated_protocol, stats.tls_negotiated_protocol_is_mutual) == ("", True)
+
+
+@pytest.mark.parametrize(("feature", "codec"), [("deflate", Deflate), ("snappy", Snappy)])
+def test_tls_comes_first_and_each_step_says_ok(client, feature, codec):
+    identifies(client, tls_v1=True, **{feature: True})
+    assert client.session.upgrade.codec is None
+    puts_on(client, TLS).hears(b"OK")
+    assert isinstance(client.session.upgrade.codec, codec)
+    puts_on(client).hears(b"OK")
+    client.publishes(b"one")
+
+
+def test_a_compression_may_come_with_a_later_identify_than_tls(client):
+    identifies(client, tls_v1=True)
+    puts_on(client, TLS).hears(b"OK")
+    identifies(client, snappy=True)
+    puts_on(client).hears(b"OK")
+    assert client.stats.tls
+    assert client.stats.snappy
+
+
+@given(st.binary(max_size=60), st.booleans())
+def test_what_comes_behind_identify_belongs_to_what_is_put_on(make_nsqd, rest, in_one_piece):
+    client = make_nsqd(tls=True).connect()
+    document = b'{"feature_negotiation":true,"snappy":true}'
+    said = b"IDENTIFY\n" + len(document).to_bytes(4, "big") + document
+    if in_one_piece:
+        client.says(said + rest)
+    else:
+        client.says(said, *(bytes([byte]) for byte in rest))
+    assert client.session.upgrade.received == rest
+    answer(client)
+    client.and_stays()
+
+
+def test_between_answer_and_upgrade_nothing_is_said(nsqd, client):
+    identifies(client, tls_v1=True, heartbeat_interval=1000)
+    nsqd.waits(HANDSHAKE_SECONDS - 0.1)
+    client.hears()
+    puts_on(client, TLS).hears(b"OK", b"_heartbeat_")
+    nsqd.waits(1)
+    client.hears(b"_heartbeat_").and_stays()
+
+
+# --- What goes wrong --------------------------------------------------------------------------------------------------
+
+
+def test_both_compressions_at_once_are_refused_without_an_answer(client):
+    client.identifies(feature_negotiation=True, deflate=True, snappy=True)
+    client.hears(b"E_IDENTIFY_FAILED cannot enable both deflate and snappy compression").and_is_closed()
+
+
+def test_a_handshake_has_its_time(nsqd, client):
+    identifies(client, tls_v1=True)
+    nsqd.waits(HANDSHAKE_SECONDS)
+    client.hears(b"E_IDENTIFY_FAILED IDENTIFY failed i/o timeout").and_is_closed()
+
+
+def test_a_handshake_has_its_time_though_the_client_gave_up_heartbeats(nsqd, client):
+    identifies(client, tls_v1=True, heartbeat_interval=-1)
+    nsqd.waits(HANDSHAKE_SECONDS)
+    client.hears(b"E_IDENTIFY_FAILED IDENTIFY failed i/o timeout").and_is_closed()
+
+
+def test_after_the_handshake_silence_is_measured_anew(nsqd, client):
+    identifies(client, tls_v1=True, heartbeat_interval=10_000)
+    nsqd.waits(4)
+    puts_on(client, TLS)
+    nsqd.waits(19)
+    client.and_stays()
+    nsqd.waits(1)
+    client.and_is_closed()
+
+
+def test_a_client_that_leaves_in_the_handshake_is_told_so(client):
+    identifies(client, tls_v1=True)
+    client.stops_sending().hears(b"E_IDENTIFY_FAILED IDENTIFY failed EOF").and_is_closed()
+
+
+def test_a_failed_handshake_is_told_with_its_reason(client):
+    identifies(client, tls_v1=True)
+    client.session.upgrade.failed("tls: client didn't provide a certificate")
+    client.flush()
+    client.hears(b"E_IDENTIFY_FAILED IDENTIFY failed tls: client didn't provide a certificate").and_is_closed()
+
+
+@pytest.mark.parametrize("first", [{"tls_v1": True}, {"snappy": True}, {"deflate": True}])
+def test_tls_does_not_begin_inside_another_stream(client, first):
+    identifies(client, **first)
+    puts_on(client, TLS if "tls_v1" in first else None).hears(b"OK")
+    client.identifies(feature_negotiation=True, tls_v1=True)
+    client.hears(
+        b"E_IDENTIFY_FAILED IDENTIFY failed TLS cannot begin inside a TLS or compressed stream"
+    ).and_is_closed()
+
+
+@pytest.mark.parametrize("first", ["snappy", "deflate"])
+@pytest.mark.parametrize("second", ["snappy", "deflate"])
+def test_a_stream_is_compressed_once(client, first, second):
+    identifies(client, **{first: True})
+    puts_on(client).hears(b"OK")
+    client.identifies(feature_negotiation=True, **{second: True})
+    client.hears(b"E_IDENTIFY_FAILED IDENTIFY failed the stream is compressed already").and_is_closed()
+
+
+# --- TLS required -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "command",
+    [b"NOP", b"SUB t c", b"PUB t", b"AUTH", b"CLS", b"RDY", b"bogus", b"", b"FIN 0123456789abcdef", b"FIN x"],
+)
+def test_without_tls_nothing_but_identify_is_taken_where_tls_is_required(make_nsqd, command):
+    client = make_nsqd(tls=True, tls_required=True).connect().says(command + b"\n")
+    client.hears(b"E_INVALID cannot %b in current state (TLS required)" % command.split(b" ")[0]).and_is_closed()
+
+
+def test_where_tls_is_required_everything_is_taken_once_it_is_there(make_nsqd):
+    client = make_nsqd(tls=True, tls_required=True).connect()
+    identifies(client, tls_v1=True, snappy=True)
+    puts_on(client, TLS).hears(b"OK")
+    puts_on(client).hears(b"OK")
+    client.publishes(b"one").subscribes(ready=1).hears(b"one")
+
+
+def test_a_compression_does_not_pass_for_tls(make_nsqd):
+    client = make_nsqd(tls=True, tls_required=True).connect()
+    identifies(client, snappy=True)
+    puts_on(client).hears(b"OK")
+    client.says(b"NOP\n").hears(b"E_INVALID cannot NOP in current state (TLS required)").and_is_closed()
