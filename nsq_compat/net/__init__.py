@@ -4,6 +4,9 @@
     tcp_server      knows its connections               http_server     HTTP/1.1 for machines
     connection      a socket and its session            http_connection one HTTP client
     timers          the queue's alarms                  http_reader     bytes to requests, by llhttp
+    codec_stack     what lies between the two           certificates    files to TLS, again on SIGHUP
+    tls             TLS, bytes to bytes                 tls_lenient     TLS that takes any client certificate
+    tls_words       TLS as NSQ speaks of it
     process         a daemon's own: asked to stop, looked at
     dialer          connects to another server
     descriptor_limit  descriptors left to files         http_message    requests and responses as values

@@ -6,6 +6,9 @@ when somebody else's action gave the session something to send, so what a turn p
 idle consumer needs no second greenlet. What the socket does not take becomes the business of a write loop, a greenlet
 that lives as long as something is owed.
 
+Between socket and session there may be codecs: TLS, a compression. The read loop puts on what the session's `upgrade`
+asks for as soon as nothing is owed. A plain connection has none and pays nothing for it.
+
 Invariants:
 
 - *One writer at a time.* While the write loop owes bytes, nobody else sends.
@@ -15,6 +18,7 @@ Invariants:
   out; it pauses when more than `MAX_OWED_REPLIES` bytes of replies wait, because such a client does not read them.
 - What a client is told last it gets to read: after a fatal error only our side is shut, and what the client still sends
   is dropped for a moment. Closing at once would make the kernel reset the connection and lose the error frame.
+- Bytes that inflate are taken by the piece: each is answered before the next is made, and others run in between.
 - Nothing a client sends or omits ends anything but its own connection.
 """
 
@@ -27,7 +31,11 @@ from typing import Generic, TypeVar
 
 import gevent
 
+from nsq_compat.net.codec_stack import CodecStack
+from nsq_compat.net.tls import MakeTls, Tls, TlsError
+from nsq_compat.protocol.compression import CompressionError
 from nsq_compat.session.conversation import Conversation
+from nsq_compat.session.upgrade import Upgrade
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +60,11 @@ class Connection(Generic[Session]):
     """Who is at the other end, in log lines."""
 
     def __init__(
-        self, client: socket.socket, peer: str, make_session: Callable[["Connection[Session]", float, int], Session]
+        self,
+        client: socket.socket,
+        peer: str,
+        make_session: Callable[["Connection[Session]", float, int], Session],
+        make_tls: MakeTls | None = None,
     ) -> None:
         client.setblocking(False)
         hub = gevent.get_hub()
@@ -67,6 +79,9 @@ class Connection(Generic[Session]):
         self._watching = False
         self._flush_is_due = False
         self._writer: gevent.Greenlet[[memoryview], None] | None = None
+        self._make_tls = make_tls
+        self._tls: Tls | None = None
+        self._codecs: CodecStack | None = None
         self._hung_up = False
         self._over = False
         self.session = make_session(self, time.monotonic(), time.time_ns())
@@ -91,15 +106,25 @@ class Connection(Generic[Session]):
                 data = receive(RECEIVE_SIZE)
             except BlockingIOError:
                 continue
-            if data:
+            if not data:
+                session.end_of_input()
+            elif self._codecs is None:
                 session.receive_data(data, time.monotonic(), time.time_ns())
             else:
-                session.end_of_input()
+                self._decode(self._codecs, data)
             self.flush()
             if self._hung_up and not data:
                 return
-            if self._writer is not None and session.owed_replies > MAX_OWED_REPLIES:
-                self._wait_until_paid()
+            if self._writer is not None or session.upgrade is not None:
+                self._settle()
+
+    def _settle(self) -> None:
+        """Before more is read: whoever does not take replies waits, and what the session asks for is put on."""
+        owed = self.session.owed_replies + (self._tls.owed if self._tls is not None else 0)
+        if owed > MAX_OWED_REPLIES:
+            self._wait_until_paid()
+        if self.session.upgrade is not None:
+            self._put_on_codecs()
 
     def _wait_readable(self) -> bool:
         """False when there is nothing to wait for any more."""
@@ -123,7 +148,9 @@ class Connection(Generic[Session]):
         self._readable.stop()
 
     def _wait_until_paid(self) -> None:
-        self._stop_watching()
+        """Until nobody else is sending."""
+        if self._watching:
+            self._stop_watching()
         while self._writer is not None and not self._over:
             self._switch_to_hub()
 
@@ -135,6 +162,80 @@ class Connection(Generic[Session]):
         if self._reader_waits and self._resume is not None:
             self._reader_waits = False
             self._resume()
+
+    # --- Codecs -------------------------------------------------------------------------------------------------------
+
+    def _decode(self, codecs: CodecStack, data: bytes, level: int = 0) -> None:
+        session = self.session
+        try:
+            for number, piece in enumerate(codecs.decode(data, level)):
+                if number:
+                    gevent.sleep(0)  # others have their turn first
+                if session.closing or self._over:
+                    return
+                if piece:
+                    session.receive_data(piece, time.monotonic(), time.time_ns())
+                else:
+                    session.end_of_input()
+                self.flush()
+                self._settle()
+        except (CompressionError, TlsError) as error:
+            log.error("client(%s) - failed to read command - %s", self.peer, error)
+            session.end_of_input()
+
+    def _put_on_codecs(self) -> None:
+        """Do what the session's `upgrade` asks for, then take what has come for the new codecs already."""
+        codecs = self._codecs or CodecStack()
+        level, received = len(codecs), b""
+        while (upgrade := self.session.upgrade) is not None and not self._over:
+            if self._writer is not None:
+                self._wait_until_paid()
+                continue  # meanwhile its time may have run out
+            if upgrade.codec is not None:
+                received += upgrade.received
+                codecs.put_on(upgrade.codec)
+                upgrade.done(None, time.monotonic())
+            elif (tls := self._shake_hands(upgrade)) is not None:
+                self._tls = tls
+                codecs.put_on(tls)
+                upgrade.done(tls.facts(), time.monotonic())
+            else:
+                return
+            self._codecs = codecs
+            self.flush()
+        self._decode(codecs, received, level)
+
+    def _shake_hands(self, upgrade: Upgrade) -> Tls | None:
+        """None if it fails. Until it is over, what the session says goes out plain (nsqd: the error frame too)."""
+        assert self._make_tls is not None, "a session offers TLS where there is some"
+        tls, received = self._make_tls(), upgrade.received
+        try:
+            while not tls.shake_hands(received):
+                self._send_after_others(tls.encode(b""))
+                received = self._receive()
+                if not received:
+                    self.session.end_of_input()
+                if self.session.closing:
+                    return None
+        except TlsError as error:
+            self._send_after_others(tls.encode(b""))  # the alert
+            upgrade.failed(str(error))
+            self.flush()
+            return None
+        self._send_after_others(tls.encode(b""))
+        return tls
+
+    def _receive(self) -> bytes:
+        """Waits; nothing when there is no more."""
+        while self._wait_readable():
+            with contextlib.suppress(BlockingIOError):
+                return self._socket.recv(RECEIVE_SIZE)
+        return b""
+
+    def _send_after_others(self, data: bytes) -> None:
+        self._wait_until_paid()
+        if data and not self._over:
+            self._send_now(data)
 
     # --- Sending ------------------------------------------------------------------------------------------------------
 
@@ -157,6 +258,8 @@ class Connection(Generic[Session]):
             return
         session = self.session
         data = session.data_to_send(time.monotonic())
+        if self._codecs is not None:
+            data = self._codecs.encode(data)
         if data:
             self._send_now(data)
         if session.closing:

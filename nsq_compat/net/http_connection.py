@@ -13,9 +13,7 @@ What keeps it fast, and one client from another:
 import contextlib
 import logging
 import socket
-import ssl
 import time
-from collections.abc import Callable
 from typing import Any, Final
 
 import gevent
@@ -31,6 +29,7 @@ from nsq_compat.net.http_message import (
     http_date,
 )
 from nsq_compat.net.http_reader import Phase, RequestReader
+from nsq_compat.net.tls import MakeTls
 
 log = logging.getLogger(__name__)
 
@@ -286,7 +285,7 @@ class HttpConnection:
 
 
 class TlsHttpConnection(HttpConnection):
-    """The same over TLS: a socket that may want to read in order to write, and may hold bytes the kernel has not."""
+    """The same over TLS."""
 
     def __init__(
         self,
@@ -294,39 +293,41 @@ class TlsHttpConnection(HttpConnection):
         remote_address: str,
         handler: HttpHandler,
         limits: HttpLimits,
-        context: ssl.SSLContext,
+        make_tls: MakeTls,
     ) -> None:
         super().__init__(client, remote_address, handler, limits)
-        self._context = context
+        self._tls = make_tls()
+        self._ended = False
 
     def _open(self) -> None:
-        # Here and not when it was accepted: wrapping fails for a client that has gone, and that is its affair alone.
-        self._socket = self._tls = self._context.wrap_socket(
-            self._socket, server_side=True, do_handshake_on_connect=False
-        )
-        self._patiently(self._tls.do_handshake)
+        received = b""
+        try:
+            while not self._tls.shake_hands(received):
+                self._send(b"")
+                received = super()._receive(_READ_SIZE)
+                if not received:
+                    raise ConnectionError("EOF")
+        except OSError as error:
+            log.warning("http: TLS handshake error from %s: %s", self._remote_address, error)
+            raise
+        finally:
+            self._send(b"")  # the last of it, or the alert
 
     def _receive(self, size: int) -> bytes:
-        if not self._tls.pending():
-            self._hub.wait(self._readable)
-        data: bytes = self._patiently(lambda: self._tls.recv(size))
-        return data
-
-    def _try_send(self, data: bytes | memoryview) -> int:
-        try:
-            return self._tls.send(data)
-        except ssl.SSLWantWriteError:
-            return 0
-        except ssl.SSLWantReadError:  # a handshake in the middle of the connection
-            self._set_deadline(time.monotonic() + self._limits.write_seconds)
-            self._hub.wait(self._readable)
-            return 0
-
-    def _patiently(self, operation: Callable[[], Any]) -> Any:
-        while True:
+        received = b""  # some may have come with the handshake
+        while not self._ended:
             try:
-                return operation()
-            except ssl.SSLWantReadError:
-                self._hub.wait(self._readable)
-            except ssl.SSLWantWriteError:
-                self._wait_writable()
+                pieces = list(self._tls.decode(received))
+            finally:
+                self._send(b"")
+            self._ended = b"" in pieces
+            if pieces:
+                return b"".join(pieces)
+            received = super()._receive(size)
+            self._ended = not received
+        return b""
+
+    def _send(self, data: bytes) -> None:
+        wire = self._tls.encode(data)
+        if wire:
+            super()._send(wire)

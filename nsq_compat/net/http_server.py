@@ -4,7 +4,6 @@ The conversation with a client is `http_connection`'s, what is answered the hand
 """
 
 import socket
-import ssl
 
 import gevent
 
@@ -12,6 +11,7 @@ from nsq_compat.net.acceptor import Acceptor
 from nsq_compat.net.http_connection import HttpConnection, TlsHttpConnection
 from nsq_compat.net.http_message import HttpHandler, HttpLimits
 from nsq_compat.net.listeners import peer_of
+from nsq_compat.net.tls import MakeTls
 
 
 class HttpServer:
@@ -27,7 +27,7 @@ class HttpServer:
         limits: HttpLimits | None = None,
         *,
         name: str = "HTTP",
-        tls: ssl.SSLContext | None = None,
+        tls: MakeTls | None = None,
     ) -> None:
         self.limits = limits or HttpLimits()
         self.handler = handler

@@ -1,8 +1,9 @@
-"""What a daemon asks of its own process: when to stop, and what is going on in it."""
+"""What a daemon asks of its own process: when to stop or to look again, and what is going on in it."""
 
 import gc
 import io
 import signal
+from collections.abc import Callable
 
 import gevent
 from gevent.event import Event
@@ -15,6 +16,11 @@ def stop_signal() -> Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         gevent.signal_handler(number, stop.set)
     return stop
+
+
+def on_hangup(act: Callable[[], None]) -> None:
+    """Do it, in a greenlet of its own, whenever this process gets SIGHUP."""
+    gevent.signal_handler(signal.SIGHUP, act)
 
 
 def spare_the_collector() -> None:

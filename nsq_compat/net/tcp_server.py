@@ -10,6 +10,7 @@ import gevent
 from nsq_compat.net.acceptor import Acceptor
 from nsq_compat.net.connection import Connection, Session
 from nsq_compat.net.listeners import peer_of
+from nsq_compat.net.tls import MakeTls
 
 log = logging.getLogger(__name__)
 
@@ -19,12 +20,16 @@ SessionFactory = Callable[[Connection[Session], str, float, int], Session]
 class TcpServer(Generic[Session]):
     """Owns a listening socket (TCP or unix) from here on, and every connection accepted from it.
 
-    `make_session` is given the connection, the client's host, `now` and `now_ns`.
+    `make_session` is given the connection, the client's host, `now` and `now_ns`. `make_tls` is for sessions that offer
+    TLS.
     """
 
-    def __init__(self, listener: socket.socket, make_session: SessionFactory[Session]) -> None:
+    def __init__(
+        self, listener: socket.socket, make_session: SessionFactory[Session], make_tls: MakeTls | None = None
+    ) -> None:
         self._acceptor = Acceptor(listener, "TCP", self._serve)
         self._make_session = make_session
+        self._make_tls = make_tls
         self._connections: dict[Connection[Session], gevent.Greenlet[[], None]] = {}
 
     @property
@@ -46,7 +51,7 @@ class TcpServer(Generic[Session]):
         peer, host = peer_of(name)
         log.info("TCP: new client(%s)", peer)
         connection: Connection[Session] = Connection(
-            client, peer, lambda this, now, now_ns: self._make_session(this, host, now, now_ns)
+            client, peer, lambda this, now, now_ns: self._make_session(this, host, now, now_ns), self._make_tls
         )
         greenlet = self._connections[connection] = gevent.spawn(connection.run)
         greenlet.link(lambda _: self._connections.pop(connection, None))

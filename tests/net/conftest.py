@@ -1,16 +1,24 @@
 """A V2 server on a free loopback port, and raw clients that speak to it from the test's own greenlet."""
 
+import json
+import ssl
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import gevent
 import gevent.socket
 import pytest
+import trustme
 
+from nsq_compat.net.certificates import Certificates, TlsFiles
+from nsq_compat.net.codec_stack import CodecStack
 from nsq_compat.net.listeners import listen
 from nsq_compat.net.tcp_server import TcpServer
 from nsq_compat.net.timers import AlarmClock
+from nsq_compat.net.tls import Tls
+from nsq_compat.protocol.compression import Codec, Deflate, Snappy
 from nsq_compat.protocol.frame_reader import Frame, FrameReader
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.limits import QueueLimits
@@ -22,15 +30,16 @@ PATIENCE = 20.0
 
 
 class Server:
-    """A broker behind a TCP server; `limits` may be replaced before a client connects."""
+    """A broker behind a TCP server; `limits` and `certificates` may be replaced before a client connects."""
 
     def __init__(self) -> None:
         self.limits = NsqdLimits()
+        self.certificates: Certificates | None = None
         self.broker = Broker(QueueLimits(mem_queue_size=1_000_000))
         self.alarms = AlarmClock(self.broker.schedule)
         listener = listen("127.0.0.1:0")
         self.address = listener.getsockname()
-        self.tcp = TcpServer(listener, self._make_session)
+        self.tcp = TcpServer(listener, self._make_session, self._make_tls)
         self.alarms.start()
         self.tcp.start()
 
@@ -46,10 +55,42 @@ class Server:
             now_ns=now_ns,
         )
 
+    def _make_tls(self) -> Tls:
+        assert self.certificates is not None
+        return self.certificates.make_tls()
+
     def stop(self) -> None:
         self.tcp.stop(PATIENCE)
         self.broker.close()
         self.alarms.stop()
+
+
+class TlsClient:
+    """The client's side of TLS, bytes to bytes."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.tls = context.wrap_bio(self.incoming, self.outgoing, server_hostname="localhost")
+        self.is_complete = False
+
+    def shakes_hands(self, received: bytes = b"") -> bytes:
+        """Take what came; what to say to it. Raises ssl.SSLError."""
+        self.incoming.write(received)
+        with suppress(ssl.SSLWantReadError):
+            self.tls.do_handshake()
+            self.is_complete = True
+        return self.outgoing.read()
+
+    def encode(self, data: bytes) -> bytes:
+        if data:
+            self.tls.write(data)
+        return self.outgoing.read()
+
+    def decode(self, data: bytes, limit: int = 1 << 16) -> Iterator[bytes]:
+        self.incoming.write(data)
+        with suppress(ssl.SSLWantReadError):
+            while self.incoming.pending or self.tls.pending():
+                yield self.tls.read(limit)
 
 
 class Client:
@@ -65,11 +106,13 @@ class Client:
         except OSError:
             self.socket.close()
             raise
+        # The same as the server's: they are proven by themselves, and the official clients have others.
+        self.codecs = CodecStack()
         self._reader = FrameReader()
-        self._frames: list[Frame] = []
+        self._received: list[bytes] = []
 
     def says(self, data: bytes) -> "Client":
-        self.socket.sendall(data)
+        self.socket.sendall(self.codecs.encode(data))
         return self
 
     def publishes(self, topic: bytes, *bodies: bytes) -> "Client":
@@ -83,14 +126,50 @@ class Client:
         assert self.frame().data == b"OK"
         return self.says(b"RDY %d\n" % ready)
 
+    def asks_for(self, **wishes: object) -> dict[str, object]:
+        """IDENTIFY; what was granted."""
+        document = json.dumps({"feature_negotiation": True} | wishes).encode()
+        self.says(b"IDENTIFY\n" + struct.pack(">i", len(document)) + document)
+        granted: dict[str, object] = json.loads(self.frame().data)
+        return granted
+
+    def identifies(self, tls: TlsClient | None = None, **wishes: object) -> "Client":
+        """IDENTIFY and all that follows from it: TLS if there is some, a compression if it is among the wishes."""
+        self.asks_for(tls_v1=tls is not None, **wishes)
+        if tls is not None:
+            self.shakes_hands(tls)
+            assert self.frame().data == b"OK"
+        for name, make in (("deflate", lambda: Deflate(6)), ("snappy", Snappy)):
+            if wishes.get(name):
+                self.puts_on(make())
+                assert self.frame().data == b"OK"
+        return self
+
+    def shakes_hands(self, tls: TlsClient) -> None:
+        self.socket.sendall(tls.shakes_hands(self._reader.hand_back()))
+        while not tls.is_complete:
+            self.socket.sendall(tls.shakes_hands(self.socket.recv(65536)))
+        self.puts_on(tls)
+
+    def puts_on(self, codec: Codec) -> None:
+        """From here on everything is said and heard through it."""
+        behind = self._reader.hand_back()
+        self.codecs.put_on(codec)
+        self._hears(behind, len(self.codecs) - 1)
+
+    def _hears(self, data: bytes, level: int = 0) -> None:
+        self._received += self.codecs.decode(data, level)
+
     def frame(self) -> Frame:
         """The next frame; EOFError when the server has closed."""
-        while not self._frames:
+        while True:
+            received, self._received = b"".join(self._received), []
+            for frame in self._reader.receive_data(received):
+                return frame
             data = self.socket.recv(65536)
             if not data:
                 raise EOFError
-            self._frames.extend(self._reader.receive_data(data))
-        return self._frames.pop(0)
+            self._hears(data)
 
     def frames(self, count: int) -> list[Frame]:
         return [self.frame() for _ in range(count)]
@@ -104,6 +183,60 @@ class Client:
         except ConnectionResetError:
             pass
         return received
+
+
+class Authority:
+    """Signs certificates, as files and for clients. One for all tests: keys take time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._ca = trustme.CA()
+        self.root_ca = folder / "ca.pem"
+        self._ca.cert_pem.write_to_path(self.root_ca)
+        self.certificate, self.key = self.issue(folder / "server")
+        self.client, self.client_key = self.issue(folder / "client", common_name="somebody")
+        stranger = trustme.CA().issue_cert("stranger")
+        self.stranger = folder / "stranger.pem"
+        stranger.private_key_and_cert_chain_pem.write_to_path(self.stranger)
+
+    def issue(self, name: Path, common_name: str = "nsqd") -> tuple[Path, Path]:
+        """A certificate for localhost and its key."""
+        issued = self._ca.issue_cert("localhost", common_name=common_name)
+        certificate, key = name.with_suffix(".crt"), name.with_suffix(".key")
+        issued.cert_chain_pems[0].write_to_path(certificate)
+        issued.private_key_pem.write_to_path(key)
+        return certificate, key
+
+    def files(self, **settings) -> TlsFiles:
+        return TlsFiles(str(self.certificate), str(self.key), str(self.root_ca), **settings)
+
+    def trusting(
+        self,
+        certificate: Path | None = None,
+        key: Path | None = None,
+        *,
+        version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3,
+    ) -> ssl.SSLContext:
+        """What a client needs that speaks up to this version, and shows a certificate if one is given."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.load_verify_locations(self.root_ca)
+        context.maximum_version = version
+        if certificate is not None:
+            context.load_cert_chain(certificate, key)
+        return context
+
+    def client_tls(
+        self,
+        certificate: Path | None = None,
+        key: Path | None = None,
+        *,
+        version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3,
+    ) -> TlsClient:
+        return TlsClient(self.trusting(certificate, key, version=version))
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
 
 
 @pytest.fixture

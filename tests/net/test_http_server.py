@@ -5,16 +5,16 @@ import resource
 import socket
 import ssl
 import struct
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import gevent
 import pytest
 from gevent import socket as gevent_socket
 from gevent.event import Event
 
+from nsq_compat.net.certificates import Certificates
 from nsq_compat.net.http_message import Admission, HttpLimits, Request, Response
 from nsq_compat.net.http_server import HttpServer
 
@@ -273,7 +273,7 @@ class Https(NamedTuple):
         def talk() -> bytes:
             with (
                 socket.create_connection(self.address, PROMPT) as plain,
-                self.client_context.wrap_socket(plain) as client,
+                self.client_context.wrap_socket(plain, server_hostname="localhost") as client,
             ):
                 return conversation(client)
 
@@ -282,25 +282,13 @@ class Https(NamedTuple):
 
 
 @pytest.fixture
-def https(tmp_path: Path, echo: Echo, servers: list[HttpServer]) -> Https:
-    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
-            *("-keyout", key, "-out", certificate, "-subj", "/CN=localhost"),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
+def https(authority: Any, echo: Echo, servers: list[HttpServer]) -> Https:
     listener = socket.create_server(("127.0.0.1", 0))
     address = listener.getsockname()
-    servers.append(HttpServer(listener, echo, HttpLimits(head_seconds=0.5), name="HTTPS", tls=context))
+    make_tls = Certificates(authority.files()).make_tls
+    servers.append(HttpServer(listener, echo, HttpLimits(head_seconds=0.5), name="HTTPS", tls=make_tls))
     servers[0].start()
-    trusting = ssl.create_default_context(cafile=str(certificate))
-    trusting.check_hostname = False
-    return Https(address, trusting)
+    return Https(address, authority.trusting())
 
 
 def test_https_is_http_over_tls(https: Https) -> None:

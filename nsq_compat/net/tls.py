@@ -1,0 +1,118 @@
+"""TLS as a codec: bytes of the wire on one side, plain bytes on the other. No socket, so whoever owns one waits as it
+likes.
+
+`Tls` is the server's side of one connection: it is fed until the hands are shaken, and from then on encodes and decodes
+like a compression. `StandardTls` does it with the standard library; `tls_lenient` has the other one.
+
+nsqd never says goodbye (close_notify), and so do we not: what a client is told ends with the connection.
+"""
+
+import ssl
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Protocol
+
+from nsq_compat.net.tls_words import failure, suite_name, version_name
+from nsq_compat.protocol.compression import MAX_PIECE, Codec
+from nsq_compat.session.upgrade import TlsFacts
+
+_READ_SIZE: Final = 1 << 14  # the plain bytes of one record
+
+
+class TlsError(ConnectionError):
+    """The peer's TLS is none, or not acceptable; the connection is of no more use. The text is Go's, if it has one."""
+
+
+class Tls(Codec, Protocol):
+    """One connection's TLS, the server's side. ``TlsError`` is what all of it raises.
+
+    A piece of ``decode`` that is empty says that the peer has ended its stream. ``encode`` also gives what TLS itself
+    has to say, answers to the handshake and alerts: call it, if need be with nothing to send, after whatever was
+    received. Once something was refused it gives nothing else.
+    """
+
+    def shake_hands(self, data: bytes) -> bool:
+        """Take what was received; true when the handshake is complete."""
+        ...
+
+    @property
+    def owed(self) -> int:
+        """Bytes of its own that TLS has to say."""
+        ...
+
+    def facts(self) -> TlsFacts:
+        """Once the handshake is complete."""
+        ...
+
+
+MakeTls = Callable[[], Tls]
+
+
+class StandardTls:
+    """By the standard library."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._refused = False
+
+    def shake_hands(self, data: bytes) -> bool:
+        self._incoming.write(data)
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            return False
+        except ssl.SSLError as error:
+            raise self._refusal(error) from None
+        return True
+
+    def encode(self, data: bytes) -> bytes:
+        if data and not self._refused:
+            try:
+                self._tls.write(data)  # to memory, which takes all of it
+            except ssl.SSLError as error:
+                raise self._refusal(error) from None
+        return self._outgoing.read()
+
+    def decode(self, data: bytes, limit: int = MAX_PIECE) -> Iterator[bytes]:
+        self._incoming.write(data)
+        records: list[bytes] = []
+        size = 0
+        refusal: TlsError | None = None
+        try:
+            # Asked only while there is something: the last read of each turn would raise, and cost more than the rest.
+            while self._incoming.pending or self._tls.pending():
+                record = self._tls.read(_READ_SIZE)
+                if size and (not record or size + len(record) > limit):
+                    yield b"".join(records)
+                    records.clear()
+                    size = 0
+                records.append(record)
+                size += len(record)
+                if not record:
+                    break
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLError as error:
+            refusal = self._refusal(error)
+        if records:
+            yield records[0] if len(records) == 1 else b"".join(records)
+        if refusal is not None:
+            raise refusal
+
+    @property
+    def owed(self) -> int:
+        return self._outgoing.pending
+
+    def facts(self) -> TlsFacts:
+        cipher = self._tls.cipher()
+        return TlsFacts(version_name(self._tls.version()), suite_name(cipher[0] if cipher else ""), self._common_name())
+
+    def _common_name(self) -> str:
+        subject: Any = (self._tls.getpeercert() or {}).get("subject", ())
+        names = [value for part in subject for key, value in part if key == "commonName"]
+        return names[-1] if names else ""
+
+    def _refusal(self, error: ssl.SSLError) -> TlsError:
+        self._refused = True
+        return TlsError(failure(error.reason or str(error), getattr(error, "verify_message", "")))

@@ -1,0 +1,129 @@
+"""Certificates from files: which files are taken, which versions, and what a reload changes."""
+
+import shutil
+import ssl
+import warnings
+from dataclasses import replace
+
+import pytest
+
+from nsq_compat.net.certificates import CertificateError, Certificates
+from nsq_compat.net.tls import TlsError
+
+VERSIONS = {
+    "TLS1.0": ssl.TLSVersion.TLSv1,
+    "TLS1.1": ssl.TLSVersion.TLSv1_1,
+    "TLS1.2": ssl.TLSVersion.TLSv1_2,
+    "TLS1.3": ssl.TLSVersion.TLSv1_3,
+}
+
+
+def shake_hands(certificates, client):
+    """The server's side, complete."""
+    server = certificates.make_tls()
+    said = client.shakes_hands()
+    while not server.shake_hands(said):
+        said = client.shakes_hands(server.encode(b""))
+    client.shakes_hands(server.encode(b""))
+    return server
+
+
+@pytest.fixture
+def encrypted_key(authority, tmp_path):
+    from cryptography.hazmat.primitives import serialization
+
+    key = serialization.load_pem_private_key(authority.key.read_bytes(), None)
+    path = tmp_path / "encrypted.key"
+    path.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"secret"),
+        )
+    )
+    return path
+
+
+def test_files_that_cannot_be_used_are_named_with_the_reason(authority, tmp_path, encrypted_key):
+    good = authority.files()
+    nothing = tmp_path / "nothing"
+    text = tmp_path / "text.pem"
+    text.write_text("no certificate\n")
+    for wrong, reason in (
+        ({"certificate": str(nothing)}, f"open {nothing}: no such file or directory"),
+        ({"key": str(nothing)}, f"open {nothing}: no such file or directory"),
+        ({"key": ""}, "open : no such file or directory"),
+        ({"certificate": str(tmp_path)}, f"open {tmp_path}: is a directory"),
+        ({"certificate": str(text)}, "tls: failed to find any PEM data in certificate input"),
+        ({"key": str(text)}, "tls: failed to find any PEM data in key input"),
+        ({"key": str(authority.client_key)}, "tls: private key does not match public key"),
+        ({"root_ca": str(nothing)}, f"open {nothing}: no such file or directory"),
+        ({"root_ca": str(text)}, "failed to append certificate to pool"),
+    ):
+        with pytest.raises(CertificateError) as refusal:
+            Certificates(replace(good, **wrong))
+        assert str(refusal.value) == reason
+    for wrong in ({"certificate": str(authority.key)}, {"key": str(authority.root_ca)}, {"key": str(encrypted_key)}):
+        with pytest.raises(CertificateError, match=r"^tls: "):
+            Certificates(replace(good, **wrong))
+
+
+@pytest.mark.parametrize("oldest", VERSIONS)
+@pytest.mark.parametrize("offered", VERSIONS)
+@pytest.mark.parametrize("policy", ["", "require"])
+def test_versions_from_the_oldest_on_are_taken(authority, oldest, offered, policy):
+    certificates = Certificates(authority.files(min_version=VERSIONS[oldest], client_policy=policy))
+    context = authority.trusting(authority.client, authority.client_key)
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        context.minimum_version = context.maximum_version = VERSIONS[offered]
+    client = type(authority.client_tls())(context)
+    if offered >= oldest:
+        assert shake_hands(certificates, client).facts().version == offered
+    else:
+        with pytest.raises(TlsError, match="client offered only unsupported versions"):
+            shake_hands(certificates, client)
+
+
+def test_any_policy_nsqd_does_not_know_asks_for_no_certificate(authority):
+    client = authority.client_tls(authority.client, authority.client_key)
+    assert shake_hands(Certificates(authority.files(client_policy="verify")), client).facts().common_name == ""
+
+
+@pytest.mark.parametrize("policy", ["", "require", "require-verify"])
+def test_a_reload_is_for_those_who_come_after_it(authority, tmp_path, policy):
+    certificate, key = tmp_path / "in-use.crt", tmp_path / "in-use.key"
+    shutil.copy(authority.certificate, certificate)
+    shutil.copy(authority.key, key)
+    files = replace(authority.files(client_policy=policy), certificate=str(certificate), key=str(key))
+    certificates = Certificates(files)
+
+    def connects():
+        client = authority.client_tls(authority.client, authority.client_key)
+        return client, shake_hands(certificates, client)
+
+    before, server = connects()
+    authority.issue(tmp_path / "in-use", common_name="renewed")
+    assert subject(connects()[0]) == "nsqd"
+    certificates.reload()
+    assert subject(connects()[0]) == "renewed"
+    assert list(server.decode(before.encode(b"NOP\n"))) == [b"NOP\n"]
+
+
+def test_a_reload_of_something_bad_changes_nothing_and_is_logged(authority, tmp_path, caplog):
+    certificate, key = tmp_path / "in-use.crt", tmp_path / "in-use.key"
+    shutil.copy(authority.certificate, certificate)
+    shutil.copy(authority.key, key)
+    certificates = Certificates(replace(authority.files(), certificate=str(certificate), key=str(key)))
+    key.write_bytes(authority.client_key.read_bytes())
+    certificates.reload()
+    assert "TLS: keeping the certificates in use - tls: private key does not match public key" in caplog.text
+    client = authority.client_tls()
+    shake_hands(certificates, client)
+    assert subject(client) == "nsqd"
+
+
+def subject(client):
+    """The common name the server has shown."""
+    return dict(part[0] for part in client.tls.getpeercert()["subject"])["commonName"]

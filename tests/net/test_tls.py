@@ -1,0 +1,199 @@
+"""TLS without a socket, in both makes: what a client says through it, and what becomes of what is no TLS."""
+
+import ssl
+from contextlib import suppress
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from OpenSSL import SSL
+
+from nsq_compat.net.certificates import Certificates
+from nsq_compat.net.tls import TlsError
+from nsq_compat.net.tls_lenient import LenientTls
+
+V2, V3 = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3
+MEGABYTE = 1 << 20
+
+
+@pytest.fixture(scope="module", params=["none", "require", "require-verify"])
+def policy(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def certificates(authority, policy):
+    return Certificates(authority.files(client_policy=policy))
+
+
+class Pair:
+    """A client and the server's TLS, with nothing between them."""
+
+    def __init__(self, certificates, client):
+        self.server = certificates.make_tls()
+        self.client = client
+
+    def shake_hands(self):
+        said = self.client.shakes_hands()
+        while not self.server.shake_hands(said):
+            said = self.client.shakes_hands(self.server.encode(b""))
+        self.client.shakes_hands(self.server.encode(b""))
+        return self
+
+    def server_hears(self, wire):
+        return list(self.server.decode(wire))
+
+    def client_hears(self, wire):
+        return b"".join(self.client.decode(wire))
+
+
+@pytest.fixture
+def pair(authority, certificates):
+    return Pair(certificates, authority.client_tls(authority.client, authority.client_key)).shake_hands()
+
+
+def test_what_one_side_says_the_other_hears(pair):
+    assert pair.server_hears(pair.client.encode(b"NOP\n")) == [b"NOP\n"]
+    assert pair.client_hears(pair.server.encode(b"OK")) == b"OK"
+
+
+def test_megabytes_go_both_ways(pair):
+    data = bytes(range(256)) * (5 * MEGABYTE // 256)
+    assert b"".join(pair.server_hears(pair.client.encode(data))) == data
+    assert pair.client_hears(pair.server.encode(data)) == data
+
+
+def test_what_is_received_comes_out_in_pieces_of_a_bounded_size(pair):
+    wire = pair.client.encode(bytes(MEGABYTE))
+    assert max(len(piece) for piece in pair.server.decode(wire)) <= 1 << 16
+
+
+@settings(max_examples=20)
+@given(st.lists(st.binary(min_size=1, max_size=40), max_size=5), st.lists(st.integers(0, 400), max_size=6))
+def test_any_cut_of_the_stream_gives_the_same_bytes(authority, bodies, cuts):
+    pair = Pair(Certificates(authority.files()), authority.client_tls()).shake_hands()
+    wire = b"".join([pair.client.encode(body) for body in bodies])
+    edges = [0, *sorted(min(cut, len(wire)) for cut in cuts), len(wire)]
+    heard = [pair.server_hears(wire[begin:end]) for begin, end in pairwise(edges)]
+    assert b"".join(piece for pieces in heard for piece in pieces) == b"".join(bodies)
+
+
+def test_a_handshake_may_come_byte_by_byte(authority, certificates):
+    pair = Pair(certificates, authority.client_tls(authority.client, authority.client_key))
+    said, done = pair.client.shakes_hands(), False
+    while not done:
+        for byte in said:
+            done = pair.server.shake_hands(bytes([byte]))
+        said = pair.client.shakes_hands(pair.server.encode(b""))
+    assert pair.server_hears(pair.client.encode(b"NOP\n")) == [b"NOP\n"]
+
+
+def test_what_came_with_the_end_of_the_handshake_is_not_lost(authority, certificates):
+    pair = Pair(certificates, authority.client_tls(authority.client, authority.client_key))
+    pair.server.shake_hands(pair.client.shakes_hands())
+    last_of_the_handshake = pair.client.shakes_hands(pair.server.encode(b""))
+    assert pair.server.shake_hands(last_of_the_handshake + pair.client.encode(b"NOP\n"))
+    assert pair.server_hears(b"") == [b"NOP\n"]
+
+
+def test_the_facts_are_those_of_the_connection(pair, policy):
+    facts = pair.server.facts()
+    assert facts.version == "TLS1.3"
+    assert facts.cipher_suite in {"Unknown 4865", "Unknown 4866", "Unknown 4867"}
+    assert facts.common_name == ("" if policy == "none" else "somebody")
+
+
+def test_tls_1_2_takes_the_suite_nsqd_takes(authority, certificates):
+    client = authority.client_tls(authority.client, authority.client_key, version=V2)
+    facts = Pair(certificates, client).shake_hands().server.facts()
+    assert (facts.version, facts.cipher_suite) == ("TLS1.2", "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256")
+
+
+# --- What is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("noise", [b"  V2NOP\nNOP\nNOP\n", b"GET / HTTP/1.1\r\n\r\n", bytes(100), b"\xff" * 100])
+def test_what_is_no_handshake_is_refused_with_an_alert(certificates, noise):
+    server = certificates.make_tls()
+    with pytest.raises(TlsError, match="^tls: "):
+        server.shake_hands(noise)
+    assert server.encode(b"lost")[:1] in (b"", b"\x15")
+
+
+@given(st.binary(min_size=1, max_size=200))
+def test_any_bytes_are_a_handshake_or_none(authority, noise):
+    server = Certificates(authority.files()).make_tls()
+    with suppress(TlsError):
+        assert not server.shake_hands(noise)
+
+
+def test_garbage_inside_the_stream_is_refused_and_what_came_before_it_is_not(pair):
+    pieces = pair.server.decode(pair.client.encode(b"NOP\n") + b"garbage, certainly" * 10)
+    assert next(pieces) == b"NOP\n"
+    with pytest.raises(TlsError):
+        next(pieces)
+    assert pair.server.owed
+    alert = pair.server.encode(b"nobody hears this")
+    assert len(alert) < 60
+    assert pair.server.encode(b"nor this") == b""
+
+
+def test_a_changed_byte_is_refused(pair):
+    wire = bytearray(pair.client.encode(b"PUB t\n\0\0\0\1x"))
+    wire[-1] ^= 1
+    with pytest.raises(TlsError):
+        pair.server_hears(bytes(wire))
+
+
+def test_the_end_of_the_clients_stream_is_an_empty_piece(pair):
+    wire = pair.client.encode(b"NOP\n")
+    with pytest.raises(ssl.SSLWantReadError):
+        pair.client.tls.unwrap()
+    assert pair.server_hears(wire + pair.client.encode(b"")) == [b"NOP\n", b""]
+
+
+@pytest.mark.parametrize("version", [V2, V3])
+def test_a_policy_takes_whom_it_says(authority, policy, certificates, version):
+    for shown, taken in (
+        ((), policy == "none"),
+        ((authority.stranger,), policy != "require-verify"),
+        ((authority.client, authority.client_key), True),
+    ):
+        pair = Pair(certificates, authority.client_tls(*shown, version=version))
+        if taken:
+            assert pair.shake_hands().server_hears(pair.client.encode(b"NOP\n")) == [b"NOP\n"]
+            continue
+        words = "tls: failed to verify certificate: x509: " if shown else "tls: client didn't provide a certificate"
+        with pytest.raises(TlsError, match=words):
+            pair.shake_hands()
+        with pytest.raises(ssl.SSLError, match="ALERT"):
+            pair.client_hears(pair.server.encode(b""))
+
+
+def test_nobody_renegotiates(authority, certificates):
+    context = SSL.Context(SSL.TLS_CLIENT_METHOD)
+    context.set_max_proto_version(SSL.TLS1_2_VERSION)
+    context.use_certificate_file(str(authority.client))
+    context.use_privatekey_file(str(authority.client_key))
+    client = SSL.Connection(context, None)
+    client.set_connect_state()
+    server = certificates.make_tls()
+    done = False
+    while not done:
+        with suppress(SSL.WantReadError):
+            client.do_handshake()
+        done = server.shake_hands(client.bio_read(1 << 16))
+        client.bio_write(server.encode(b""))
+    client.do_handshake()
+    client.renegotiate()
+    with pytest.raises(SSL.WantReadError):
+        client.do_handshake()
+    assert list(server.decode(client.bio_read(1 << 16))) == []
+    client.bio_write(server.encode(b""))
+    with pytest.raises(SSL.Error, match="no renegotiation"):
+        client.do_handshake()
+
+
+def test_only_who_asks_any_client_for_a_certificate_pays_for_it(certificates, policy):
+    assert isinstance(certificates.make_tls(), LenientTls) == (policy == "require")

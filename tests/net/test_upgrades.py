@@ -1,0 +1,305 @@
+"""TLS and compression on a connection over real sockets: what passes through them, and what a hostile one can do."""
+
+import socket
+import struct
+import zlib
+from contextlib import suppress
+
+import gevent
+import pytest
+
+from nsq_compat.net.certificates import Certificates
+from nsq_compat.protocol.compression import Deflate, Snappy
+from nsq_compat.session.nsqd_limits import NsqdLimits
+
+WAYS = [
+    (False, {"deflate": True}),
+    (False, {"snappy": True}),
+    (True, {}),
+    (True, {"deflate": True, "deflate_level": 1}),
+    (True, {"snappy": True}),
+]
+"""With TLS or without, and what else is asked for."""
+MEGABYTE = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def tls_on_offer(server, authority):
+    server.limits = NsqdLimits(tls=True)
+    server.certificates = Certificates(authority.files())
+
+
+@pytest.fixture(params=WAYS, ids=["deflate", "snappy", "tls", "tls+deflate", "tls+snappy"])
+def connects(request, connect, authority):
+    """A new client on one of the ways."""
+    with_tls, wishes = request.param
+    return lambda **more: connect().identifies(authority.client_tls() if with_tls else None, **wishes, **more)
+
+
+def pub(body: bytes) -> bytes:
+    return b"PUB t\n" + struct.pack(">i", len(body)) + body
+
+
+# --- What passes ------------------------------------------------------------------------------------------------------
+
+
+def test_messages_go_both_ways(connects):
+    consumer = connects().subscribes(b"t", b"c", ready=10)
+    connects().publishes(b"t", b"one", b"two", b"three")
+    assert [frame.data[26:] for frame in consumer.frames(3)] == [b"one", b"two", b"three"]
+
+
+def test_the_largest_message_goes_both_ways(server, connects):
+    noise = b"".join(struct.pack(">Q", pow(number, 5, (1 << 64) - 59)) for number in range(MEGABYTE // 8))
+    for body in (noise, bytes(MEGABYTE)):
+        assert len(body) == server.limits.max_msg_size
+        consumer = connects().subscribes(b"t", b"c", ready=1)
+        connects().publishes(b"t", body)
+        assert consumer.frame().data[26:] == body
+        consumer.socket.close()
+
+
+def test_many_messages_in_few_reads_come_once_each_and_in_order(connects):
+    consumer = connects().subscribes(b"t", b"c", ready=2500)
+    producer = connects()
+    count = 5000
+    producer.says(b"".join(pub(b"%d" % number) for number in range(count)))
+    assert {frame.data for frame in producer.frames(count)} == {b"OK"}
+    for number in range(count):
+        data = consumer.frame().data
+        assert data[26:] == b"%d" % number
+        consumer.says(b"FIN " + data[10:26] + b"\n")
+
+
+def test_bytes_may_come_one_by_one(connects):
+    client = connects()
+    for byte in client.codecs.encode(pub(b"x") + b"NOP\n" + pub(b"y")):
+        client.socket.sendall(bytes([byte]))
+        gevent.sleep(0)
+    assert [frame.data for frame in client.frames(2)] == [b"OK", b"OK"]
+
+
+def test_a_message_is_there_at_once_whatever_the_codec_would_like_to_gather(connects):
+    consumer = connects().subscribes(b"t", b"c", ready=100)
+    producer = connects()
+    for number in range(20):
+        producer.publishes(b"t", b"%d" % number)
+        assert consumer.frame().data[26:] == b"%d" % number
+
+
+def test_heartbeats_and_errors_come_through(connects):
+    client = connects(heartbeat_interval=1000)
+    assert client.frame().data == b"_heartbeat_"
+    client.says(b"BAD\n")
+    assert client.frame().data == b"E_INVALID invalid command BAD"
+    with pytest.raises(EOFError):
+        client.frame()
+
+
+def test_what_stats_show_is_what_was_negotiated(server, connect, authority):
+    connect().identifies(authority.client_tls(), snappy=True)
+    (session,) = server.tcp.sessions
+    stats = session.stats()
+    assert (stats.tls, stats.tls_version, stats.snappy, stats.deflate) == (True, "TLS1.3", True, False)
+    assert stats.tls_cipher_suite.startswith("Unknown 486")
+
+
+def test_a_consumer_that_stops_reading_is_waited_for_and_gets_everything(connects):
+    consumer = connects().subscribes(b"t", b"c", ready=2500)
+    producer = connects()
+    body = bytes(range(256)) * 1000
+    for _ in range(20):
+        producer.publishes(b"t", body)
+    assert all(frame.data[26:] == body for frame in consumer.frames(20))
+
+
+# --- Whose bytes they are ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("feature", "codec"), [("deflate", lambda: Deflate(6)), ("snappy", Snappy)])
+def test_a_compressed_command_may_come_with_identify(connect, feature, codec):
+    document = b'{"feature_negotiation":true,"%b":true}' % feature.encode()
+    client = connect()
+    compressing = codec()
+    wire = b"IDENTIFY\n" + struct.pack(">i", len(document)) + document + compressing.encode(pub(b"x") + b"BAD\n")
+    client.socket.sendall(wire)
+    assert client.frame().data.startswith(b"{")
+    client.puts_on(compressing)
+    assert client.frames(2)[1].data == b"OK"
+    assert client.frame().data == b"E_INVALID invalid command BAD"
+
+
+def test_a_handshake_may_come_with_identify(connect, authority):
+    tls = authority.client_tls()
+    document = b'{"feature_negotiation":true,"tls_v1":true}'
+    client = connect()
+    client.socket.sendall(b"IDENTIFY\n" + struct.pack(">i", len(document)) + document + tls.shakes_hands())
+    assert client.frame().data.startswith(b"{")
+    client.shakes_hands(tls)
+    assert client.frame().data == b"OK"
+    client.publishes(b"t", b"x")
+
+
+def test_commands_may_come_with_the_end_of_the_handshake(connect, authority):
+    tls = authority.client_tls()
+    client = connect()
+    client.asks_for(tls_v1=True, snappy=True)
+    client.socket.sendall(tls.shakes_hands())
+    said = tls.shakes_hands(client.socket.recv(65536))
+    assert tls.is_complete, "TLS 1.3 takes one round trip"
+    snappy = Snappy()
+    client.socket.sendall(said + tls.encode(snappy.encode(pub(b"x"))))
+    client.puts_on(tls)
+    assert client.frame().data == b"OK"
+    client.puts_on(snappy)
+    assert [frame.data for frame in client.frames(2)] == [b"OK", b"OK"]
+
+
+def test_what_a_client_said_before_identify_is_answered_before_it(connect):
+    client = connect().says(pub(b"x") * 3)
+    document = b'{"feature_negotiation":true,"deflate":true}'
+    client.says(b"IDENTIFY\n" + struct.pack(">i", len(document)) + document)
+    assert [frame.data for frame in client.frames(3)] == [b"OK"] * 3
+    assert client.frame().data.startswith(b"{")
+    client.puts_on(Deflate(6))
+    assert client.frame().data == b"OK"
+
+
+# --- Hostile streams --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def others_are_served(connect):
+    """To be called while or after somebody misbehaves."""
+    other = connect()
+    return lambda: other.publishes(b"other", b"x")
+
+
+def test_garbage_inside_the_stream_ends_that_connection(server, connects, others_are_served, eventually):
+    client = connects()
+    client.socket.sendall(b"this is no record, no chunk and no block" * 5)
+    client.rest()
+    others_are_served()
+    eventually(lambda: len(server.tcp.sessions) == 1)
+
+
+def test_what_came_before_the_garbage_still_happened(server, connects, eventually):
+    client = connects()
+    client.socket.sendall(client.codecs.encode(pub(b"x") * 3))
+    assert client.frames(3)[-1].data == b"OK"
+    client.socket.sendall(b"\x00garbage, garbage" * 50)
+    client.rest()
+    assert server.broker.topics["t"].message_count == 3
+
+
+def test_a_client_that_leaves_in_the_middle_of_anything_is_forgotten(server, connects, others_are_served, eventually):
+    client = connects().subscribes(b"t", b"c", ready=1)
+    wire = client.codecs.encode(pub(bytes(1000)))
+    client.socket.sendall(wire[: len(wire) // 2])
+    client.socket.close()
+    others_are_served()
+    eventually(lambda: len(server.tcp.sessions) == 1)
+
+
+def test_a_half_closed_client_still_gets_its_replies(connects):
+    client = connects().says(pub(b"x") + pub(b"y"))
+    client.socket.shutdown(socket.SHUT_WR)
+    assert [frame.data for frame in client.frames(2)] == [b"OK", b"OK"]
+    with pytest.raises(EOFError):
+        client.frame()
+
+
+def test_a_bomb_is_taken_in_small_pieces_and_others_are_served_meanwhile(server, connect, eventually):
+    other = connect()
+    client = connect().identifies(deflate=True)
+    line = b"NOP " + b"x" * 16000 + b"\n"
+    size = 6500 * len(line)
+    bomb = zlib.compressobj(9, wbits=-zlib.MAX_WBITS)
+    wire = bomb.compress(line * 6500) + bomb.flush(zlib.Z_SYNC_FLUSH)
+    assert len(wire) < size // 300
+    (session,) = [each for each in server.tcp.sessions if each.stats().deflate]
+    pieces = []
+    received = session.receive_data
+
+    def receive_data(data, now, now_ns):
+        pieces.append(len(data))
+        received(data, now, now_ns)
+
+    session.receive_data = receive_data
+    client.socket.sendall(wire)
+    eventually(lambda: len(pieces) > 10)
+    other.publishes(b"other", b"x")
+    assert sum(pieces) < size // 2, "others did not have to wait for the end"
+    client.publishes(b"t", b"after it all")
+    assert sum(pieces) > size
+    assert max(pieces) <= 1 << 16
+
+
+def test_a_client_that_does_not_read_its_replies_is_read_from_no_more(server, connect, authority):
+    client = connect(receive_buffer=4096).identifies(authority.client_tls())
+    client.socket.settimeout(0.5)
+    sent = 0
+    with suppress(TimeoutError):
+        while sent < 500_000_000:
+            sent += client.socket.send(client.codecs.encode(pub(b"x") * 1000))
+    assert sent < 500_000_000
+    connect().publishes(b"other", b"x")
+
+
+@pytest.mark.parametrize(
+    "noise", [b"PUB t\n\0\0\0\1x", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x05noise", bytes(64)]
+)
+def test_no_handshake_where_one_was_promised_is_an_error_in_plain_words(connect, noise, others_are_served):
+    client = connect()
+    client.asks_for(tls_v1=True)
+    client.says(noise)
+    rest = client.rest()
+    if rest[:1] == b"\x15":  # an alert goes before it
+        rest = rest[5 + struct.unpack_from(">H", rest, 3)[0] :]
+    size, kind = struct.unpack_from(">ii", rest)
+    assert (kind, size) == (1, len(rest) - 4)
+    assert rest[8:].startswith(b"E_IDENTIFY_FAILED IDENTIFY failed tls: ")
+    others_are_served()
+
+
+def test_a_handshake_that_stalls_is_ended_in_time(server, connect, authority, monkeypatch, others_are_served):
+    monkeypatch.setattr("nsq_compat.session.nsqd_session.HANDSHAKE_SECONDS", 0.2)
+    client = connect()
+    client.asks_for(tls_v1=True)
+    client.says(authority.client_tls().shakes_hands()[:50])
+    others_are_served()
+    assert client.frame().data == b"E_IDENTIFY_FAILED IDENTIFY failed i/o timeout"
+    assert client.rest() == b""
+
+
+def test_a_client_that_leaves_in_the_handshake_is_forgotten(server, connect, authority, eventually):
+    for said in (b"", authority.client_tls().shakes_hands()):
+        client = connect()
+        client.asks_for(tls_v1=True)
+        client.says(said)
+        client.socket.close()
+    eventually(lambda: not server.tcp.sessions)
+
+
+@pytest.mark.parametrize("shown", ["nothing", "a stranger"])
+def test_a_client_without_the_right_certificate_costs_only_its_own_connection(
+    server, connect, authority, shown, others_are_served
+):
+    server.certificates = Certificates(authority.files(client_policy="require-verify"))
+    certificate = (authority.stranger,) if shown == "a stranger" else ()
+    client = connect()
+    client.asks_for(tls_v1=True)
+    client.shakes_hands(authority.client_tls(*certificate))
+    # In TLS 1.3 the client believes it is through; the alert, and then nsqd's words, come with its first read.
+    rest = client.rest()
+    assert b"E_IDENTIFY_FAILED IDENTIFY failed tls: " in rest
+    others_are_served()
+    known = connect().identifies(authority.client_tls(authority.client, authority.client_key))
+    known.publishes(b"t", b"x")
+
+
+def test_tls_goes_down_with_its_connection_and_leaves_nothing(server, connects, eventually):
+    for _ in range(5):
+        connects().subscribes(b"t", b"c", ready=1).socket.close()
+    eventually(lambda: not server.tcp.sessions)
+    assert not server.broker.topics["t"].channels["c"].consumers
