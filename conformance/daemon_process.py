@@ -10,13 +10,14 @@ import shlex
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-_LISTENING = re.compile(r"\b(TCP|HTTP): listening on (\S+:\d+)$")
+_LISTENING = re.compile(r"\b(TCP|HTTPS?): listening on (\S+:\d+)$")
 
 
 def installed(program: str) -> str:
@@ -46,6 +47,8 @@ class DaemonProcess:
             f"--http-address=127.0.0.1:{http_port}",
             *options,
         ]
+        has_https = any(argument.startswith("--tls-cert=") for argument in self.arguments)
+        self._listeners = {"TCP", "HTTP", "HTTPS"} if has_https else {"TCP", "HTTP"}
         self._echo = echo
         self._addresses: dict[str, str] = {}
         self._last_lines: deque[str] = deque(maxlen=30)
@@ -60,8 +63,25 @@ class DaemonProcess:
         return self._addresses["HTTP"]
 
     @property
+    def https_address(self) -> str:
+        """Of a daemon that was given ``--tls-cert=`` (and ``--https-address``, or it is NSQ's port)."""
+        return self._addresses["HTTPS"]
+
+    @property
     def pid(self) -> int:
         return self._process.pid
+
+    def send_signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def logs(self, text: str, timeout: float = 20.0) -> bool:
+        """Whether one of its last log lines contains the text, or does so in time."""
+        deadline = time.monotonic() + timeout
+        while not any(text in line for line in tuple(self._last_lines)):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+        return True
 
     def start(self, timeout: float = 30.0) -> Self:
         """Return once both listeners are open. Raises DaemonFailed if that does not happen within ``timeout``."""
@@ -74,9 +94,9 @@ class DaemonProcess:
             raise DaemonFailed(f"cannot start {self.arguments[0]}: {error}") from error
         self._reader = threading.Thread(target=self._read_log, daemon=True)
         self._reader.start()
-        if not self._ready_or_gone.wait(timeout) or len(self._addresses) < 2:
+        if not self._ready_or_gone.wait(timeout) or not self._is_ready:
             self.stop()
-            raise DaemonFailed(self._with_log(f"{self.program} did not open its TCP and HTTP listeners"))
+            raise DaemonFailed(self._with_log(f"{self.program} did not open all its listeners"))
         return self
 
     def wait(self) -> None:
@@ -113,9 +133,13 @@ class DaemonProcess:
                     sys.stderr.write(line)
                 if match := _LISTENING.search(line.rstrip()):
                     self._addresses[match[1]] = match[2]
-                    if len(self._addresses) == 2:
+                    if self._is_ready:
                         self._ready_or_gone.set()
         self._ready_or_gone.set()
+
+    @property
+    def _is_ready(self) -> bool:
+        return self._listeners <= self._addresses.keys()
 
     def _with_log(self, sentence: str) -> str:
         return "\n".join([f"{sentence}: {shlex.join(self.arguments)}", "".join(self._last_lines).rstrip()])

@@ -4,13 +4,13 @@ import logging
 
 from nsq_compat import NSQ_VERSION, version_line
 from nsq_compat.cli.errors import OptionError
+from nsq_compat.cli.kinds import TLS_NOT_REQUIRED, TLS_REQUIRED
 from nsq_compat.net.connection import Connection
 from nsq_compat.net.descriptor_limit import descriptors_left_by_clients
 from nsq_compat.net.http_server import HttpServer
 from nsq_compat.net.listeners import listen, port_of
 from nsq_compat.net.tcp_server import TcpServer
 from nsq_compat.net.timers import AlarmClock
-from nsq_compat.nsqd.auth import AuthServers
 from nsq_compat.nsqd.checkpoints import Checkpoints
 from nsq_compat.nsqd.committer import Committer
 from nsq_compat.nsqd.http_calls import HttpCalls, client_tls
@@ -20,6 +20,7 @@ from nsq_compat.nsqd.options import PROGRAM, NsqdOptions, hostname, settle
 from nsq_compat.nsqd.restoring import restore
 from nsq_compat.nsqd.service import Service
 from nsq_compat.nsqd.statsd import StatsdPush
+from nsq_compat.nsqd.tls import certificates_of
 from nsq_compat.nsqd.topic_channels import TopicChannels
 from nsq_compat.protocol.durations import MILLISECOND, SECOND
 from nsq_compat.protocol.lookup_commands import PeerInfo
@@ -33,7 +34,7 @@ from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.storage import Durability, Storage
 from nsq_compat.session.nsqd_limits import NsqdLimits
 from nsq_compat.session.nsqd_session import NsqdSession
-from nsq_compat.web.nsqd_api import NsqdApi
+from nsq_compat.web.nsqd_api import NsqdApi, TlsRequired
 
 log = logging.getLogger(__name__)
 
@@ -72,8 +73,11 @@ def session_limits(options: NsqdOptions) -> NsqdLimits:
         min_output_buffer_timeout_ms=options.min_output_buffer_timeout // MILLISECOND,
         max_output_buffer_timeout_ms=options.max_output_buffer_timeout // MILLISECOND,
         output_buffer_timeout_ms=options.output_buffer_timeout // MILLISECOND,
+        tls=bool(options.tls_cert or options.tls_key),
+        tls_required=options.tls_required != TLS_NOT_REQUIRED,
+        deflate=options.deflate,
         max_deflate_level=options.max_deflate_level,
-        auth_required=bool(options.auth_http_addresses),
+        snappy=options.snappy,
         topology_region=options.topology_region,
         topology_zone=options.topology_zone,
     )
@@ -120,9 +124,8 @@ class Daemon:
         make_our_folder(files, data_path)
         log.info("%s", version_line(PROGRAM))
         log.info("ID: %d", options.id)
+        self._certificates = certificates_of(options)
         self._limits = session_limits(options)
-        self._calls = http_calls(options)
-        self._auth = AuthServers(options.auth_http_addresses, options.auth_http_request_method, self._calls)
         self._storage = Storage(
             files,
             data_path,
@@ -137,15 +140,17 @@ class Daemon:
         self._alarms = AlarmClock(self._broker.schedule)
         tcp_listener = listen(options.tcp_address)
         http_listener = listen(options.http_address) if options.http_address else None
+        make_tls = self._certificates.make_tls if self._certificates else None
+        https_listener = listen(options.https_address) if options.https_address and make_tls else None
         tcp_port = port_of(tcp_listener)
         http_port = port_of(http_listener) if http_listener else 0
         settle(options, max(tcp_port, 0), max(http_port, 0))
         self._lookupd_addresses = options.nsqlookupd_tcp_addresses
         self._lookup_peers = LookupPeers(self._broker, peer_info(options), options.max_body_size)
         self._topic_channels = TopicChannels(
-            self._broker, self._lookup_peers, self._calls, options.http_client_request_timeout / SECOND
+            self._broker, self._lookup_peers, http_calls(options), options.http_client_request_timeout / SECOND
         )
-        self._tcp = TcpServer(tcp_listener, self._make_session)
+        self._tcp = TcpServer(tcp_listener, self._make_session, make_tls)
         service = Service(
             options,
             self._broker,
@@ -156,7 +161,13 @@ class Daemon:
             tcp_port=tcp_port,
             http_port=http_port,
         )
-        self._http = HttpServer(http_listener, NsqdApi(service)) if http_listener else None
+        api = NsqdApi(service)
+        self._http: list[HttpServer] = []
+        if http_listener:
+            gate = TlsRequired(port_of(https_listener) if https_listener else 0)
+            self._http.append(HttpServer(http_listener, gate if options.tls_required == TLS_REQUIRED else api))
+        if https_listener:
+            self._http.append(HttpServer(https_listener, api, name="HTTPS", tls=make_tls))
         self._statsd = StatsdPush(options, self._broker, service.memory) if options.statsd_address else None
 
     def start(self) -> None:
@@ -169,18 +180,17 @@ class Daemon:
         self._lookup_peers.start(self._lookupd_addresses)
         self._topic_channels.start()
         self._tcp.start()
-        if self._http is not None:
-            self._http.start()
+        for server in self._http:
+            server.start()
         if self._statsd is not None:
             self._statsd.start()
 
     def stop(self) -> None:
         """End every connection and then the queue, so that nothing is taken any more that could not be kept."""
         self._lookup_peers.stop()  # before anybody is sent away, so that nobody is sent here
-        self._calls.stop()
         self._tcp.stop(STOP_SECONDS)
-        if self._http is not None:
-            self._http.stop(STOP_SECONDS)
+        for server in self._http:
+            server.stop(STOP_SECONDS)
         self._topic_channels.stop()
         self._metadata.stop()
         log.info("NSQ: closing topics")
@@ -194,6 +204,13 @@ class Daemon:
         self._lock.release()
         log.info("NSQ: bye")
 
+    def reload(self) -> None:
+        """Read the certificates again."""
+        if self._certificates is None:
+            log.info("TLS: no certificate to reload")
+        else:
+            self._certificates.reload()
+
     def _make_session(self, connection: Connection[NsqdSession], host: str, now: float, now_ns: int) -> NsqdSession:
         return NsqdSession(
             self._broker,
@@ -202,7 +219,6 @@ class Daemon:
             host=host,
             wake=connection.wake,
             drop=connection.abort,
-            authorize=self._auth.authorize,
             now=now,
             now_ns=now_ns,
         )

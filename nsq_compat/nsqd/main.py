@@ -8,7 +8,7 @@ from nsq_compat.cli.lifecycle import exit_fatal, read_options
 from nsq_compat.cli.logs import configure
 from nsq_compat.net.descriptor_limit import raise_descriptor_limit
 from nsq_compat.net.listeners import ListenError
-from nsq_compat.net.process import spare_the_collector, stop_signal
+from nsq_compat.net.process import on_hangup, spare_the_collector, stop_signal
 from nsq_compat.nsqd.daemon import Daemon
 from nsq_compat.nsqd.not_yet import refuse_open_doors, warn_of_gaps
 from nsq_compat.nsqd.options import PROGRAM, NsqdOptions, validate
@@ -30,6 +30,7 @@ def main() -> None:
     warn_of_gaps(options)
     spare_the_collector()
     stop = stop_signal()
+    on_hangup(daemon.reload)
     try:
         daemon.start()
     except (MetadataError, OSError) as error:

@@ -7,7 +7,6 @@ said in the log.
 import logging
 
 from nsq_compat.cli.errors import OptionError
-from nsq_compat.cli.kinds import TLS_NOT_REQUIRED
 from nsq_compat.nsqd.options import NsqdOptions
 
 log = logging.getLogger(__name__)
@@ -15,8 +14,8 @@ log = logging.getLogger(__name__)
 
 def refuse_open_doors(options: NsqdOptions) -> None:
     """Raises ``OptionError`` for options that ask for protection this version cannot give."""
-    if options.tls_cert or options.tls_key or options.tls_required != TLS_NOT_REQUIRED:
-        raise OptionError("--tls-cert, --tls-key and --tls-required are not supported yet")
+    if options.auth_http_addresses:
+        raise OptionError("--auth-http-address is not supported yet")
 
 
 def warn_of_gaps(options: NsqdOptions) -> None:

@@ -1,0 +1,192 @@
+"""nsqd as a process with certificates: who is let in where, what a start refuses, and SIGHUP."""
+
+import json
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+
+from conformance.certificates import Certificates
+from conformance.nsqd_process import NsqdProcess, installed_nsqd
+from nsq_compat.protocol.frame_reader import FrameReader
+
+NSQD = [sys.executable, "-m", "nsq_compat.nsqd.main"]
+IDENTIFY = b'{"feature_negotiation":true,"tls_v1":true}'
+
+Start = Callable[..., NsqdProcess]
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture
+def start(certificates: Certificates, tmp_path: Path) -> Iterator[Start]:
+    """An nsqd with the certificate and more options."""
+    with ExitStack() as stack:
+        yield lambda *options: stack.enter_context(
+            NsqdProcess(installed_nsqd(), tmp_path, options=[*certificates.options, *options])
+        )
+
+
+class Client:
+    """A raw client that may start TLS."""
+
+    def __init__(self, nsqd: NsqdProcess) -> None:
+        host, _, port = nsqd.tcp_address.rpartition(":")
+        self.socket = socket.create_connection((host, int(port)), timeout=20)
+        self._reader = FrameReader()
+        self.says(b"  V2")
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    def says(self, data: bytes) -> "Client":
+        self.socket.sendall(data)
+        return self
+
+    def starts_tls(self, context: ssl.SSLContext) -> "Client":
+        self.says(b"IDENTIFY\n" + len(IDENTIFY).to_bytes(4, "big") + IDENTIFY)
+        assert b'"tls_v1":true' in self.hears()
+        self.socket = context.wrap_socket(self.socket, server_hostname="localhost")
+        return self
+
+    def hears(self) -> bytes:
+        """The data of the next frame; nothing when nsqd has closed."""
+        while data := self.socket.recv(65536):
+            for frame in self._reader.receive_data(data):
+                return frame.data
+        return b""
+
+    @property
+    def server_name(self) -> str:
+        assert isinstance(self.socket, ssl.SSLSocket)
+        certificate: dict[str, tuple[tuple[tuple[str, str], ...], ...]] = self.socket.getpeercert()  # type: ignore[assignment]
+        return dict(part[0] for part in certificate["subject"])["commonName"]
+
+
+def test_tls_is_offered_and_nobody_has_to_take_it(start, certificates):
+    nsqd = start()
+    with Client(nsqd) as plain, Client(nsqd) as client:
+        assert plain.says(b"PUB t\n\0\0\0\1x").hears() == b"OK"
+        assert client.starts_tls(certificates.trusting()).hears() == b"OK"
+        assert client.says(b"PUB t\n\0\0\0\1x").hears() == b"OK"
+        with urlopen(f"http://{nsqd.http_address}/stats?format=json", timeout=20) as answer:
+            producers = json.load(answer)["producers"]
+    assert sorted(producer["tls"] for producer in producers) == [False, True]
+    assert {producer["tls_version"] for producer in producers} == {"", "TLS1.3"}
+
+
+def test_https_serves_the_same_api(start, certificates):
+    nsqd = start()
+    with urlopen(f"https://{nsqd.https_address}/ping", timeout=20, context=certificates.trusting()) as answer:
+        assert answer.read() == b"OK"
+    with urlopen(f"http://{nsqd.http_address}/ping", timeout=20) as answer:
+        assert answer.read() == b"OK"
+
+
+@pytest.mark.parametrize("required", ["true", "tcp-https"])
+def test_where_tls_is_required_the_plain_doors_are_closed(start, certificates, required):
+    nsqd = start(f"--tls-required={required}")
+    with Client(nsqd) as plain:
+        assert plain.says(b"NOP\n").hears() == b"E_INVALID cannot NOP in current state (TLS required)"
+    with Client(nsqd) as client:
+        assert client.starts_tls(certificates.trusting()).hears() == b"OK"
+    with urlopen(f"https://{nsqd.https_address}/ping", timeout=20, context=certificates.trusting()) as answer:
+        assert answer.read() == b"OK"
+    if required == "tcp-https":
+        with urlopen(f"http://{nsqd.http_address}/ping", timeout=20) as answer:
+            assert answer.read() == b"OK"
+        return
+    with pytest.raises(HTTPError) as refusal:
+        urlopen(f"http://{nsqd.http_address}/ping", timeout=20)
+    with refusal.value:
+        assert refusal.value.code == 403
+        port = int(nsqd.https_address.rpartition(":")[2])
+        assert json.load(refusal.value) == {"message": "TLS_REQUIRED", "https_port": port}
+
+
+def test_a_client_policy_closes_every_door_to_whom_nobody_knows(start, certificates):
+    nsqd = start("--tls-client-auth-policy=require-verify", f"--tls-root-ca-file={certificates.root_ca}")
+    with Client(nsqd) as client:
+        assert client.starts_tls(certificates.trusting(certificates.client)).hears() == b"OK"
+    with Client(nsqd) as plain:
+        assert plain.says(b"NOP\n").hears().endswith(b"(TLS required)")
+    with Client(nsqd) as stranger, pytest.raises(ssl.SSLError, match="UNKNOWN_CA"):
+        stranger.starts_tls(certificates.trusting(certificates.stranger)).hears()
+    known = certificates.trusting(certificates.client)
+    with urlopen(f"https://{nsqd.https_address}/ping", timeout=20, context=known) as answer:
+        assert answer.read() == b"OK"
+    with pytest.raises(OSError, match="ALERT|EOF|reset"):
+        urlopen(f"https://{nsqd.https_address}/ping", timeout=20, context=certificates.trusting())
+
+
+def test_sighup_takes_new_certificates_and_keeps_who_is_connected(start, certificates):
+    nsqd = start()
+    with Client(nsqd) as before, Client(nsqd) as after, Client(nsqd) as last:
+        assert before.starts_tls(certificates.trusting()).hears() == b"OK"
+        certificates.renew("renewed")
+        nsqd.send_signal(signal.SIGHUP)
+        assert nsqd.logs("TLS: reloaded")
+        assert after.starts_tls(certificates.trusting()).hears() == b"OK"
+        assert (before.server_name, after.server_name) == ("nsqd", "renewed")
+        with urlopen(f"https://{nsqd.https_address}/ping", timeout=20, context=certificates.trusting()) as answer:
+            assert answer.read() == b"OK"
+        kept = certificates.key.read_bytes()
+        certificates.key.write_bytes(b"no key")
+        nsqd.send_signal(signal.SIGHUP)
+        assert nsqd.logs("ERROR: TLS: keeping the certificates in use - ")
+        certificates.key.write_bytes(kept)
+        assert last.starts_tls(certificates.trusting()).hears() == b"OK"
+        for client in (before, after, last):
+            assert client.says(b"PUB t\n\0\0\0\1x").hears() == b"OK"
+
+
+def test_sighup_without_certificates_harms_nothing(tmp_path):
+    with NsqdProcess(installed_nsqd(), tmp_path) as nsqd, Client(nsqd) as client:
+        nsqd.send_signal(signal.SIGHUP)
+        assert nsqd.logs("TLS: no certificate to reload")
+        assert client.says(b"PUB t\n\0\0\0\1x").hears() == b"OK"
+
+
+def test_compressions_can_be_kept_from_clients(tmp_path):
+    options = ["--deflate=false", "--snappy=false", "--max-deflate-level=3"]
+    document = b'{"feature_negotiation":true,"deflate":true,"snappy":true,"tls_v1":true}'
+    with NsqdProcess(installed_nsqd(), tmp_path, options=options) as nsqd, Client(nsqd) as client:
+        answer = json.loads(client.says(b"IDENTIFY\n" + len(document).to_bytes(4, "big") + document).hears())
+        assert (answer["deflate"], answer["snappy"], answer["tls_v1"]) == (False, False, False)
+        assert (answer["deflate_level"], answer["max_deflate_level"]) == (3, 3)
+        assert client.says(b"PUB t\n\0\0\0\1x").hears() == b"OK"
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--tls-cert=nowhere", "--tls-key={key}"), "open nowhere: no such file or directory"),
+        (("--tls-cert={certificate}",), "open : no such file or directory"),
+        (("--tls-cert={certificate}", "--tls-key={client}"), "tls: private key does not match public key"),
+        (
+            ("--tls-cert={certificate}", "--tls-key={key}", "--tls-root-ca-file={key}"),
+            "failed to append certificate to pool",
+        ),
+    ],
+)
+def test_certificates_that_cannot_be_used_stop_the_start(certificates, tmp_path, options, reason):
+    given = [option.format_map(vars(certificates)) for option in options]
+    fixed = ["--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", f"--data-path={tmp_path}"]
+    result = subprocess.run([*NSQD, *fixed, *given], capture_output=True, text=True, timeout=50, check=False)
+    assert result.returncode == 1
+    last = result.stderr.splitlines()[-1]
+    assert last.endswith(f"FATAL: failed to instantiate nsqd - failed to build TLS config - {reason}")
