@@ -16,7 +16,7 @@ from nsq_compat.nsqd.committer import Committer
 from nsq_compat.nsqd.http_calls import HttpCalls, client_tls
 from nsq_compat.nsqd.lookup_peers import LookupPeers
 from nsq_compat.nsqd.metadata import MetadataFile
-from nsq_compat.nsqd.options import PROGRAM, NsqdOptions, hostname, settle
+from nsq_compat.nsqd.options import PROGRAM, TOPOLOGY_AWARE_CONSUMPTION, NsqdOptions, hostname, settle
 from nsq_compat.nsqd.restoring import restore
 from nsq_compat.nsqd.service import Service
 from nsq_compat.nsqd.statsd import StatsdPush
@@ -54,6 +54,7 @@ def queue_limits(options: NsqdOptions) -> QueueLimits:
         )
         if options.e2e_processing_latency_percentiles
         else None,
+        topology_aware=options.has_experiment(TOPOLOGY_AWARE_CONSUMPTION),
     )
 
 

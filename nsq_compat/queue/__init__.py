@@ -12,7 +12,7 @@ What moves:
     cursor        a place in a topic's stream   exiting     the refusal when something ends
     backlog       frames in memory              schedule    who wants attention when
     deferred      frames before their time      in_flight   frames that were sent
-    latency       from publish to FIN
+    latency       from publish to FIN           line        whose turn it is, the nearest first
 
 What stays:
 

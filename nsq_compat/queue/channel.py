@@ -7,12 +7,11 @@ Invariants:
 - *Attempts.* A queued frame carries the attempt number it will be delivered with, a frame in flight the number it was
   delivered with.
 - *Fair waking.* No more consumers are woken than there are frames, they are woken in turn, and what one of them takes
-  is capped by its share of the depth. Unless paused, as many consumers are awake as there are frames, or none waits;
-  when one that was woken asks or stands back, that stays true.
+  is capped by its share of the depth (see ``line``). Unless paused, as many consumers are awake as there are frames, or
+  none waits, or somebody nearer is awake; when one that was woken asks or stands back, that stays true.
 """
 
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
@@ -26,6 +25,7 @@ from nsq_compat.queue.exiting import Exiting
 from nsq_compat.queue.in_flight import NEVER, InFlight
 from nsq_compat.queue.latency import Latency
 from nsq_compat.queue.limits import QueueLimits
+from nsq_compat.queue.line import Line, NearestFirst, Waiting
 from nsq_compat.queue.pending import Pending
 from nsq_compat.queue.schedule import Schedule
 from nsq_compat.queue.stats import ClientStats
@@ -50,13 +50,10 @@ class TooManyConsumers(Exception):
     """The channel has as many consumers as it may."""
 
 
-class Consumer(Protocol):
+class Consumer(Waiting, Protocol):
     """Whoever takes frames: it can be woken, and it holds what it has not answered."""
 
     in_flight: InFlight
-
-    def wake(self) -> None:
-        """Frames may be there to take. Must not take them at once: it is called from within `put`."""
 
     def close(self) -> None:
         """The channel is gone, and with it the consumer's purpose."""
@@ -95,6 +92,7 @@ class Channel:
         self.dropped_count = 0
         self.consumers: dict[Consumer, None] = {}
         self.latency = None if limits.latency is None else Latency(limits.latency)
+        self.topology_aware = limits.topology_aware
         self.alarm = NEVER
         self._limits = limits
         self._schedule = schedule
@@ -104,8 +102,8 @@ class Channel:
         self._pending = Pending(cursor, limits.mem_queue_size)
         self.deferred = deferred
         self._left_behind: list[InFlight] = []
-        self._waiting: OrderedDict[Consumer, None] = OrderedDict()  # asked and found nothing; woken in this order
-        self._woken: set[Consumer] = set()  # woken and has not asked since
+        self._nearest_first = NearestFirst() if self.topology_aware else None
+        self._line = Line() if self._nearest_first is None else self._nearest_first
 
     # --- What it holds ------------------------------------------------------------------------------------------------
 
@@ -124,6 +122,11 @@ class Channel:
         return len(self.deferred)
 
     @property
+    def delivered(self) -> Sequence[int]:
+        """Frames given to consumers by ``Locality``; not counted unless these are told apart."""
+        return (0, 0, 0) if self._nearest_first is None else self._nearest_first.counts
+
+    @property
     def in_flight_count(self) -> int:
         return sum(len(each) for each in self._all_in_flight())
 
@@ -137,7 +140,7 @@ class Channel:
         """Take a batch from the topic: the same frames for every channel, never to be changed."""
         self.message_count += len(frames)
         self._drop(self._cursor.extend(frames))
-        if self._waiting:
+        if self._line.waiting:
             self._wake()
 
     def defer(self, frames: Sequence[bytes], due: float, logged: bool) -> None:
@@ -167,20 +170,15 @@ class Channel:
         One that gets something, has room left and does not empty the backlog has to come again by itself. A log that
         cannot be read is tried again a little later.
         """
-        claims = consumer in self._woken
-        self._woken.discard(consumer)
-        # Those woken and yet to come have their share too, the first to come must not take it all; and what is left
-        # over by an even division is for the woken (nsqd: who waits is served before who comes by).
-        others = len(self._woken)
-        share = (len(self._pending) + (others if claims else 0)) // (others + 1)
+        share = self._line.share(consumer, len(self._pending))
         if self.paused or not share:
-            self._waiting.setdefault(consumer)  # asking again does not cost its place in the line
+            self._line.wait(consumer)
             return NOTHING
         try:
             frames = self._pending.take(min(room, share, MAX_BATCH), MAX_BATCH_BYTES)
         except OSError as error:
             log.error("CHANNEL(%s): cannot read messages - %s", self.name, error)
-            self._waiting[consumer] = None
+            self._line.wait(consumer)
             self._schedule.at(now + RETRY_SECONDS, self)
             return NOTHING
         consumer.in_flight.add(frames, now, timeout)
@@ -188,17 +186,17 @@ class Channel:
             self._schedule.at(now + timeout, self)
         if not self._pending:
             if len(frames) < room:
-                self._waiting[consumer] = None
+                self._line.wait(consumer)
         elif not frames:  # they were damaged, and there is more behind them
-            self._waiting[consumer] = None
+            self._line.wait(consumer)
             self._wake()
+        if self._nearest_first is not None:
+            self._nearest_first.took(consumer, len(frames), room, len(self._pending))
         return frames
 
     def stand_back(self, consumer: Consumer) -> None:
         """The consumer takes nothing for now; if it was woken, another is."""
-        self._waiting.pop(consumer, None)
-        if consumer in self._woken:
-            self._woken.remove(consumer)
+        if self._line.leave(consumer):
             self._wake()
 
     # --- Answers ------------------------------------------------------------------------------------------------------
@@ -344,7 +342,7 @@ class Channel:
 
     def _add(self, frames: Sequence[bytes]) -> None:
         self._pending.put_back(frames)
-        if self._waiting:
+        if self._line.waiting:
             self._wake()
 
     def _put_off(self, frames: Sequence[bytes], due: float, logged: bool) -> None:
@@ -369,10 +367,8 @@ class Channel:
         self._left_behind.clear()
 
     def _wake(self) -> None:
-        while self._waiting and len(self._woken) < len(self._pending) and not self.paused:
-            consumer, _ = self._waiting.popitem(last=False)
-            self._woken.add(consumer)
-            consumer.wake()
+        if not self.paused:
+            self._line.wake(len(self._pending))
 
     def _drop(self, count: int) -> None:
         if count and not self.dropped_count:

@@ -7,10 +7,14 @@ from nsq_compat.queue.latency import LatencyOptions
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """Durations in seconds; `max_channel_consumers` 0 means no limit; `latency` None: not watched."""
+    """Durations in seconds; `max_channel_consumers` 0 means no limit, a `latency` of None that it is not watched.
+
+    `topology_aware`: consumers nearby come first.
+    """
 
     mem_queue_size: int = 10_000
     max_msg_timeout: float = 900.0
     max_channel_consumers: int = 0
     node_id: int = 0
     latency: LatencyOptions | None = None
+    topology_aware: bool = False

@@ -127,6 +127,7 @@ def topic_stats(topic: "Topic", now: float, channel: str = "", include_clients: 
 
 
 def _channel_stats(channel: "Channel", now: float, include_clients: bool) -> ChannelStats:
+    zone_local, region_local, elsewhere = channel.delivered
     return ChannelStats(
         channel_name=channel.name,
         depth=channel.depth,
@@ -134,6 +135,9 @@ def _channel_stats(channel: "Channel", now: float, include_clients: bool) -> Cha
         in_flight_count=channel.in_flight_count,
         deferred_count=channel.deferred_count,
         message_count=channel.message_count,
+        zone_local_msg_count=zone_local,
+        region_local_msg_count=region_local,
+        global_msg_count=elsewhere,
         requeue_count=channel.requeue_count,
         timeout_count=channel.timeout_count,
         client_count=len(channel.consumers),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from nsq_compat import NSQ_VERSION
 from nsq_compat.protocol.errors import E_BAD_BODY, E_IDENTIFY_FAILED, FatalClientError
 from nsq_compat.protocol.identify import IdentifyRequest, IdentifyResponse
+from nsq_compat.queue.line import Locality
 
 _MIN_HEARTBEAT_MS = 1000
 _MIN_MSG_TIMEOUT_MS = 1000
@@ -150,6 +151,18 @@ def identify_response(settings: ClientSettings, features: Features, limits: Nsqd
         topology_region=limits.topology_region,
         topology_zone=limits.topology_zone,
     )
+
+
+def locality(settings: ClientSettings, limits: NsqdLimits) -> Locality:
+    """How near the client is. nsqd: its zone may be ours though its region is not.
+
+    Where nothing is named nobody is near (docs/differences.md: topology).
+    """
+    if limits.topology_zone and settings.topology_zone == limits.topology_zone:
+        return Locality.ZONE_LOCAL
+    if limits.topology_region and settings.topology_region == limits.topology_region:
+        return Locality.REGION_LOCAL
+    return Locality.GLOBAL
 
 
 def _checked(asked: int, current: int, allowed: tuple[int, int], name: str, off: int | None = None) -> int:

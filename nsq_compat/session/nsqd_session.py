@@ -46,6 +46,7 @@ from nsq_compat.session.nsqd_limits import (
     NsqdLimits,
     grant,
     identify_response,
+    locality,
     negotiate,
     settings_before_identify,
 )
@@ -346,6 +347,7 @@ class NsqdSession:
                 self._broker.topic(topic).channel(channel),
                 msg_timeout=self._delivery.msg_timeout_ms / 1000,
                 touch_timeout=self._settings.msg_timeout_ms / 1000,
+                locality=locality(self._delivery, self._limits),
                 sample_rate=self._delivery.sample_rate,
                 wake=self.wake,
                 close=self.drop,

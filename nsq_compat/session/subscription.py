@@ -13,6 +13,7 @@ from typing import NamedTuple
 from nsq_compat.protocol.message import message_ids
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.in_flight import InFlight
+from nsq_compat.queue.line import Locality
 from nsq_compat.queue.stats import ClientStats
 
 
@@ -24,6 +25,9 @@ class Counts(NamedTuple):
     message_count: int = 0
     finish_count: int = 0
     requeue_count: int = 0
+    zone_local_msg_count: int = 0
+    region_local_msg_count: int = 0
+    global_msg_count: int = 0
 
 
 class Subscription:
@@ -39,12 +43,14 @@ class Subscription:
         *,
         msg_timeout: float,
         touch_timeout: float,
+        locality: Locality,
         sample_rate: int,
         wake: Callable[[], None],
         close: Callable[[], None],
         stats: Callable[[], ClientStats],
     ) -> None:
         self.in_flight = InFlight()
+        self.locality = locality
         self.ready_count = 0
         self.has_more = False
         self.wake = wake
@@ -60,8 +66,16 @@ class Subscription:
         channel.add_consumer(self)
 
     def counts(self) -> Counts:
+        by_locality = [0 for _ in Locality]
+        if self._channel.topology_aware:
+            by_locality[self.locality] = self._message_count
         return Counts(
-            self.ready_count, len(self.in_flight), self._message_count, self._finish_count, self._requeue_count
+            self.ready_count,
+            len(self.in_flight),
+            self._message_count,
+            self._finish_count,
+            self._requeue_count,
+            *by_locality,
         )
 
     # --- Messages out -------------------------------------------------------------------------------------------------

@@ -41,6 +41,7 @@ from nsq_compat.queue.group import DEFERRED, TOPIC_AWAITS_CHANNELS
 from nsq_compat.queue.guid import GuidFactory
 from nsq_compat.queue.in_flight import InFlight
 from nsq_compat.queue.limits import QueueLimits
+from nsq_compat.queue.line import Locality
 from nsq_compat.queue.stats import ClientStats
 from nsq_compat.queue.storage import CHECKPOINT, Durability, Storage, TopicStore
 from nsq_compat.queue.topic import Topic
@@ -83,6 +84,8 @@ class Disk(SimulatedDisk):
 
 class Client:
     """A consumer that asks when a rule says so."""
+
+    locality = Locality.GLOBAL
 
     def __init__(self) -> None:
         self.in_flight = InFlight()

@@ -18,6 +18,7 @@ from nsq_compat.queue.data_path import make_our_folder, topic_folder
 from nsq_compat.queue.files import Files, OsFiles
 from nsq_compat.queue.in_flight import InFlight
 from nsq_compat.queue.limits import QueueLimits
+from nsq_compat.queue.line import Locality
 from nsq_compat.queue.stats import ClientStats
 from nsq_compat.queue.storage import Durability, Storage
 from nsq_compat.queue.topic import Topic
@@ -29,8 +30,9 @@ NOW_NS = 1_700_000_000_000_000_000
 class Consumer:
     """What a channel knows of a client, and no more. `wakes` counts, `awake` is true until it asks."""
 
-    def __init__(self, daemon: "Daemon", channel: Channel, timeout: float) -> None:
+    def __init__(self, daemon: "Daemon", channel: Channel, timeout: float, locality: Locality) -> None:
         self.in_flight = InFlight()
+        self.locality = locality
         self.awake = False
         self.wakes = 0
         self.closed = False
@@ -106,10 +108,16 @@ class Daemon:
     def publishes(self, *bodies: bytes, topic: str = "orders", defer: float = 0.0) -> None:
         self.topic(topic).publish(bodies, self.now, self.now_ns, defer)
 
-    def consumer(self, channel: str = "archive", topic: str = "orders", timeout: float = 60.0) -> Consumer:
+    def consumer(
+        self,
+        channel: str = "archive",
+        topic: str = "orders",
+        timeout: float = 60.0,
+        locality: Locality = Locality.GLOBAL,
+    ) -> Consumer:
         """A consumer of that channel that has not asked for anything yet."""
         target = self.channel(channel, topic)
-        consumer = Consumer(self, target, timeout)
+        consumer = Consumer(self, target, timeout, locality)
         target.add_consumer(consumer)
         return consumer
 
@@ -126,7 +134,7 @@ class Daemon:
         self.broker.schedule.run(self.now)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def start() -> Callable[..., Daemon]:
     """A daemon with other limits than usual."""
 

@@ -12,6 +12,7 @@ from nsq_compat.queue.checkpoint import ENTRY
 from nsq_compat.queue.exiting import Exiting
 from nsq_compat.queue.in_flight import NEVER, InFlight
 from nsq_compat.queue.limits import QueueLimits
+from nsq_compat.queue.line import Locality
 from nsq_compat.queue.stats import ClientStats
 
 # --- A message and its consumer ---------------------------------------------------------------------------------------
@@ -245,6 +246,8 @@ def test_one_channel_does_not_answer_for_another(daemon):
 
 class Idle:
     """A consumer nobody looks at."""
+
+    locality = Locality.GLOBAL
 
     def __init__(self) -> None:
         self.in_flight = InFlight()

@@ -22,6 +22,7 @@ from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import NOT_IN_FLIGHT, NOT_OWNER, Channel, NotInFlight
 from nsq_compat.queue.in_flight import NEVER, InFlight
 from nsq_compat.queue.limits import QueueLimits
+from nsq_compat.queue.line import Locality
 from nsq_compat.queue.stats import ClientStats, snapshot
 from nsq_compat.queue.topic import Topic
 
@@ -38,8 +39,9 @@ Body = bytes
 class Client:
     """A consumer as a connection drives it. `awake` is true while it owes the channel a question."""
 
-    def __init__(self, channel: Channel, timeout: float, ready: int) -> None:
+    def __init__(self, channel: Channel, timeout: float, ready: int, locality: Locality) -> None:
         self.channel = channel
+        self.locality = locality
         self.timeout = timeout
         self.ready = ready
         self.in_flight = InFlight()
@@ -183,20 +185,26 @@ def refusal(answer: Callable[[Client, bytes, float, float], None], *args: Any) -
 
 
 class QueueKeepsEveryMessage(RuleBasedStateMachine):
+    topology_aware = False
+
     def __init__(self) -> None:
         super().__init__()
         self.now = 100.0
         self.timer = NEVER
         self.serial = 0
-        self.broker = Broker(QueueLimits(mem_queue_size=MEM_QUEUE_SIZE, max_msg_timeout=MAX_MSG_TIMEOUT))
+        self.broker = Broker(
+            QueueLimits(
+                mem_queue_size=MEM_QUEUE_SIZE, max_msg_timeout=MAX_MSG_TIMEOUT, topology_aware=self.topology_aware
+            )
+        )
         self.broker.schedule.wake_at = self.set_timer
         self.topics: dict[str, ModelTopic] = {}
         self.clients: list[Client] = []
         self.models: dict[Channel, ModelChannel] = {}
         self.published_at: dict[Body, int] = {}
         self.frames: dict[Body, bytes] = {}  # as they were delivered first, by whichever channel
-        for ready in (1, 5):
-            self.subscribe("orders", "archive", 10.0, ready)
+        for ready, locality in ((1, Locality.ZONE_LOCAL), (5, Locality.GLOBAL)):
+            self.subscribe("orders", "archive", 10.0, ready, locality)
         self.settle()
 
     # --- What the world around the queue does -------------------------------------------------------------------------
@@ -310,9 +318,15 @@ class QueueKeepsEveryMessage(RuleBasedStateMachine):
         for channel in model.channels.values():
             assert sum(client.awake for client in asleep if client.channel is channel.real) <= count
 
-    @rule(topic=topic_names, channel=channel_names, timeout=st.sampled_from([5.0, 10.0, 30.0]), ready=st.integers(0, 6))
-    def subscribe(self, topic: str, channel: str, timeout: float, ready: int) -> None:
-        client = Client(self.channel(topic, channel).real, timeout, ready)
+    @rule(
+        topic=topic_names,
+        channel=channel_names,
+        timeout=st.sampled_from([5.0, 10.0, 30.0]),
+        ready=st.integers(0, 6),
+        locality=st.sampled_from(Locality),
+    )
+    def subscribe(self, topic: str, channel: str, timeout: float, ready: int, locality: Locality) -> None:
+        client = Client(self.channel(topic, channel).real, timeout, ready, locality)
         client.channel.add_consumer(client)
         self.clients.append(client)
 
@@ -498,7 +512,7 @@ class QueueKeepsEveryMessage(RuleBasedStateMachine):
             model.paused = False
         self.run_until(self.now + 1000)
         for real in self.models:
-            client = Client(real, timeout=1e6, ready=PLENTY)
+            client = Client(real, timeout=1e6, ready=PLENTY, locality=Locality.GLOBAL)
             real.add_consumer(client)
             self.clients.append(client)
         self.settle()
@@ -507,5 +521,21 @@ class QueueKeepsEveryMessage(RuleBasedStateMachine):
             assert len(model.in_flight) == model.alive
 
 
+class NearestFirstToo(QueueKeepsEveryMessage):
+    topology_aware = True
+
+    @invariant()
+    def no_wake_up_is_lost(self) -> None:
+        """Nobody who has room sleeps, or as many of its locality are awake as there are frames, or somebody nearer."""
+        for real, model in self.models.items():
+            clients = [client for client in self.clients if client.channel is real]
+            awake = [client.locality for client in clients if client.awake]
+            for client in clients:
+                if client.room and not client.awake and not model.paused and awake.count(client.locality) < real.depth:
+                    assert min(awake) < client.locality
+
+
+TestNearestFirstToo = NearestFirstToo.TestCase
+TestNearestFirstToo.settings = settings(stateful_step_count=50)
 TestQueueKeepsEveryMessage = QueueKeepsEveryMessage.TestCase
 TestQueueKeepsEveryMessage.settings = settings(stateful_step_count=100)

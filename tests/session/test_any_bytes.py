@@ -191,12 +191,12 @@ events = st.one_of(
 )
 
 
-@given(st.lists(events, max_size=40), st.sampled_from([0, 0, 50]))
-def test_nobody_who_is_ready_is_left_waiting_while_there_is_something(make_nsqd, steps, sample_rate):
-    nsqd = make_nsqd(max_rdy_count=20)
-    clients = [nsqd.connect().identifies(sample_rate=sample_rate, msg_timeout=5000).hears(b"OK") for _ in range(3)]
-    for client in clients:
-        client.subscribes(ready=2)
+@given(st.lists(events, max_size=40), st.sampled_from([0, 0, 50]), st.booleans())
+def test_nobody_who_is_ready_is_left_waiting_while_there_is_something(make_nsqd, steps, sample_rate, topology_aware):
+    nsqd = make_nsqd(max_rdy_count=20, topology_aware=topology_aware, topology_zone="z", topology_region="r")
+    clients = [nsqd.connect() for _ in range(3)]
+    for client, place in zip(clients, ({"topology_zone": "z"}, {"topology_region": "r"}, {}), strict=True):
+        client.identifies(sample_rate=sample_rate, msg_timeout=5000, **place).hears(b"OK").subscribes(ready=2)
     channel = nsqd.broker.topics["t"].channels["c"]
     producer = nsqd.connect()
     producer.publishes(*[b"%d" % number for number in range(20)])

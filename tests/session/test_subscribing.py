@@ -340,3 +340,49 @@ def test_a_consumer_is_told_of_as_a_consumer(nsqd, producer, consumer):
     assert (stats.finish_count, stats.requeue_count) == (1, 1)
     assert (stats.version, stats.remote_address) == ("V2", "127.0.0.1:5000")
     assert stats.connect_ts == 1_700_001_000
+
+
+# --- Near and far -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def zoned(make_nsqd):
+    """A daemon in zone z of region r that serves those nearby first."""
+    return make_nsqd(topology_aware=True, topology_zone="z", topology_region="r")
+
+
+def local_counts(client):
+    stats = client.stats
+    return stats.zone_local_msg_count, stats.region_local_msg_count, stats.global_msg_count
+
+
+def test_messages_go_to_the_zone_then_to_the_region_then_anywhere(zoned):
+    anywhere = zoned.connect().identifies(topology_region="R").hears(b"OK").subscribes(ready=1)
+    region = zoned.connect().identifies(topology_region="r").hears(b"OK").subscribes(ready=1)
+    zone = zoned.connect().identifies(topology_zone="z").hears(b"OK").subscribes(ready=1)
+    producer = zoned.connect().publishes(b"one")
+    zone.hears(b"one")
+    producer.publishes(b"two")
+    region.hears(b"two")
+    producer.publishes(b"three")
+    anywhere.hears(b"three")
+    assert [local_counts(client) for client in (zone, region, anywhere)] == [(1, 0, 0), (0, 1, 0), (0, 0, 1)]
+
+
+def test_who_says_nothing_of_itself_is_not_near_a_daemon_that_says_nothing_either(make_nsqd):
+    nsqd = make_nsqd(topology_aware=True)
+    client = nsqd.connect().identifies().hears(b"OK").subscribes(ready=1)
+    nsqd.connect().publishes(b"one")
+    assert local_counts(client) == (0, 0, 1)
+
+
+def test_a_repeated_identify_moves_nobody(zoned):
+    client = zoned.connect().identifies(topology_zone="z").hears(b"OK").identifies().hears(b"OK").subscribes(ready=1)
+    zoned.connect().publishes(b"one")
+    assert local_counts(client) == (1, 0, 0)
+
+
+def test_nearness_is_not_counted_unless_it_matters(nsqd, consumer):
+    consumer.says(b"RDY 1\n")
+    nsqd.connect().publishes(b"one")
+    assert local_counts(consumer) == (0, 0, 0)

@@ -9,6 +9,7 @@ from nsq_compat.net.http_message import Request, Response
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.in_flight import InFlight
 from nsq_compat.queue.limits import QueueLimits
+from nsq_compat.queue.line import Locality
 from nsq_compat.queue.stats import ClientStats
 from nsq_compat.queue.topic import Topic
 from nsq_compat.web.nsqd_api import NsqdApi
@@ -120,6 +121,8 @@ def call(daemon: Daemon) -> Caller:
 
 class Drain:
     """A consumer that takes everything a topic has, and shows the bodies."""
+
+    locality = Locality.GLOBAL
 
     def __init__(self) -> None:
         self.in_flight = InFlight()
