@@ -9,8 +9,9 @@ Read ``schema`` first: it declares every byte layout of the wire; ``storage_sche
 - ``frames`` and ``message`` build what nsqd sends; ``frame_reader`` cuts it apart again on the client's side.
 - ``commands`` are the values a client's commands become, ``command_table`` the grammar as data, and
   ``command_reader`` the server side that cuts received bytes into commands.
-- ``identify`` decodes the IDENTIFY body and encodes the answer, on top of ``go_json``, which is JSON the way Go reads
-  and writes it.
+- ``command_writer`` is the client side: commands as bytes.
+- ``identify`` encodes and decodes the IDENTIFY body and its answer, on top of ``go_json``, which is JSON the way Go
+  reads and writes it.
 - ``lookup_commands`` is the other protocol: nsqd talking to nsqlookupd, both ends.
 - ``receive_buffer`` holds received bytes until a reader can go on; all readers but the busiest one stand on it.
 - ``compression`` is deflate and snappy, bytes to bytes, below all of the above once a client has asked for it.

@@ -1,5 +1,5 @@
-"""IDENTIFY: what a client says of itself and asks for, and what nsqd answers. Only the forms; who gets what is decided
-by the session.
+"""IDENTIFY: what a client says of itself and asks for, and what nsqd answers, written and read by either side. Only the
+forms; who gets what is decided by the session.
 """
 
 from dataclasses import dataclass, fields
@@ -51,6 +51,11 @@ class IdentifyRequest:
     topology_region: str = ""
     topology_zone: str = ""
 
+    def encode(self) -> bytes:
+        """The JSON object, without the fields that say nothing: to nsqd they are the same as absent ones."""
+        said = {field.name: getattr(self, field.name) for field in fields(self)}
+        return dumps({name: value for name, value in said.items() if value}).encode("utf-8")
+
 
 @dataclass(frozen=True, slots=True)
 class IdentifyResponse:
@@ -80,9 +85,36 @@ class IdentifyResponse:
         return dumps({field.name: getattr(self, field.name) for field in fields(self)}).encode("utf-8")
 
 
+RESPONSE_FIELDS: Final[Fields] = {
+    "max_rdy_count": INT64,
+    "version": STRING,
+    "max_msg_timeout": INT64,
+    "msg_timeout": INT64,
+    "tls_v1": BOOL,
+    "deflate": BOOL,
+    "deflate_level": INT64,
+    "max_deflate_level": INT64,
+    "snappy": BOOL,
+    "sample_rate": INT32,
+    "auth_required": BOOL,
+    "output_buffer_size": INT64,
+    "output_buffer_timeout": INT64,
+    "topology_region": STRING,
+    "topology_zone": STRING,
+}
+
+
 def decode_identify(body: bytes) -> IdentifyRequest:
     """The request in an IDENTIFY body. Raises ``FatalClientError`` for what is not such a JSON object."""
     try:
         return IdentifyRequest(**loads_object(body, REQUEST_FIELDS))
     except JsonError:
         raise FatalClientError(E_BAD_BODY, "IDENTIFY failed to decode JSON body") from None
+
+
+def decode_identify_response(data: bytes) -> IdentifyResponse:
+    """What nsqd answered; what it left out is zero, and all of it is for ``OK``, the answer to who does not negotiate.
+
+    Raises ``ValueError`` for what is neither.
+    """
+    return IdentifyResponse(**loads_object(b"{}" if data == b"OK" else data, RESPONSE_FIELDS))

@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsq_compat.protocol.errors import FatalClientError
-from nsq_compat.protocol.identify import REQUEST_FIELDS, IdentifyRequest, IdentifyResponse, decode_identify
+from nsq_compat.protocol.go_json import JsonError
+from nsq_compat.protocol.identify import (
+    REQUEST_FIELDS,
+    IdentifyRequest,
+    IdentifyResponse,
+    decode_identify,
+    decode_identify_response,
+)
 
 RESPONSE = IdentifyResponse(
     max_rdy_count=2500,
@@ -85,3 +92,26 @@ def test_the_response_is_compact_and_in_nsqds_order():
         b'"deflate":true,"deflate_level":6,"max_deflate_level":6,"snappy":false,"sample_rate":0,"auth_required":false,'
         b'"output_buffer_size":16384,"output_buffer_timeout":250,"topology_region":"\\u003cr\\u003e","topology_zone":""}'
     )
+
+
+@given(st.builds(IdentifyRequest))
+def test_a_request_is_read_as_it_was_written(request_):
+    assert decode_identify(request_.encode()) == request_
+
+
+def test_what_says_nothing_is_not_written():
+    assert IdentifyRequest(client_id="c").encode() == b'{"client_id":"c"}'
+
+
+def test_an_answer_is_read_as_it_was_written():
+    assert decode_identify_response(RESPONSE.encode()) == RESPONSE
+
+
+def test_an_old_nsqd_only_says_ok():
+    assert decode_identify_response(b"OK").max_rdy_count == 0
+
+
+@pytest.mark.parametrize("data", [b"", b"CLOSE_WAIT", b"[]", b'{"max_rdy_count":"many"}', b"\xff"])
+def test_what_is_no_answer_to_identify_is_a_value_error(data):
+    with pytest.raises(JsonError):
+        decode_identify_response(data)

@@ -1,0 +1,68 @@
+"""A client's commands in wire form: what ``command_reader`` cuts apart again on the server's side.
+
+Functions of values to bytes, ready to be joined with others and sent. Names are not checked: nsqd judges them, and a
+caller who wants to know before asks ``names``. Durations are whole milliseconds.
+"""
+
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from nsq_compat.protocol.identify import IdentifyRequest
+from nsq_compat.protocol.schema import MAGIC_V2
+
+MAGIC: Final[bytes] = MAGIC_V2.value
+NOP: Final = b"NOP\n"
+CLS: Final = b"CLS\n"
+
+_pack_size = struct.Struct(">i").pack
+
+
+def sized(body: bytes) -> bytes:
+    """A body with its size in front: ``schema.SIZED_BODY``."""
+    return _pack_size(len(body)) + body
+
+
+def identify(request: IdentifyRequest) -> bytes:
+    return b"IDENTIFY\n" + sized(request.encode())
+
+
+def auth(secret: bytes) -> bytes:
+    return b"AUTH\n" + sized(secret)
+
+
+def subscribe(topic: str, channel: str) -> bytes:
+    return f"SUB {topic} {channel}\n".encode()
+
+
+def ready(count: int) -> bytes:
+    return b"RDY %d\n" % count
+
+
+def finish(ids: Iterable[bytes]) -> bytes:
+    """One FIN for each id."""
+    return b"".join([b"FIN %s\n" % each for each in ids])
+
+
+def requeue(message_id: bytes, delay_ms: int) -> bytes:
+    return b"REQ %s %d\n" % (message_id, delay_ms)
+
+
+def touch(message_id: bytes) -> bytes:
+    return b"TOUCH %s\n" % message_id
+
+
+def publish(topic: str, body: bytes) -> bytes:
+    return f"PUB {topic}\n".encode() + sized(body)
+
+
+def publish_deferred(topic: str, body: bytes, delay_ms: int) -> bytes:
+    return f"DPUB {topic} {delay_ms}\n".encode() + sized(body)
+
+
+def publish_together(topic: str, bodies: Sequence[bytes]) -> bytes:
+    """MPUB: ``schema.MPUB_BODY`` behind its line."""
+    pieces = [_pack_size(len(bodies))]
+    for body in bodies:
+        pieces += (_pack_size(len(body)), body)
+    return f"MPUB {topic}\n".encode() + sized(b"".join(pieces))

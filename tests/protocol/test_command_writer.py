@@ -1,0 +1,74 @@
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsq_compat.protocol import command_table as table
+from nsq_compat.protocol import command_writer as write
+from nsq_compat.protocol.command_reader import CommandReader
+from nsq_compat.protocol.command_table import COMMANDS, CommandSpec
+from nsq_compat.protocol.commands import Finish, Line, Publish
+from nsq_compat.protocol.identify import IdentifyRequest, decode_identify
+from nsq_compat.protocol.schema import MPUB_BODY
+
+bodies = st.binary(min_size=1, max_size=100)
+ids = st.binary(min_size=16, max_size=16).filter(lambda id: not set(id) & set(b"\n\r "))
+
+
+def read(data: bytes) -> list[Finish | Publish | Line]:
+    def admit(tokens: Sequence[bytes]) -> CommandSpec:
+        return COMMANDS[tokens[0]]
+
+    return list(CommandReader(admit, max_msg_size=1 << 20, max_body_size=5 << 20).receive_data(data))
+
+
+@pytest.mark.parametrize(
+    ("data", "spec", "tokens"),
+    [
+        (write.NOP, table.NOP, [b"NOP"]),
+        (write.CLS, table.CLS, [b"CLS"]),
+        (write.ready(2500), table.RDY, [b"RDY", b"2500"]),
+        (write.subscribe("t", "c#ephemeral"), table.SUB, [b"SUB", b"t", b"c#ephemeral"]),
+        (write.requeue(b"0123456789abcdef", 90_000), table.REQ, [b"REQ", b"0123456789abcdef", b"90000"]),
+        (write.touch(b"0123456789abcdef"), table.TOUCH, [b"TOUCH", b"0123456789abcdef"]),
+    ],
+)
+def test_a_line_is_read_as_it_was_meant(data, spec, tokens):
+    (line,) = read(data)
+    assert isinstance(line, Line)
+    assert (line.spec, list(line.tokens)) == (spec, tokens)
+
+
+@given(st.lists(ids, min_size=1))
+def test_finishes_are_read_as_one_run(finished):
+    (run,) = read(write.finish(finished))
+    assert isinstance(run, Finish)
+    assert list(run.ids) == finished
+
+
+@given(bodies, st.integers(0, 3_600_000))
+def test_messages_arrive_whole(body, delay_ms):
+    published, deferred = read(write.publish("t", body) + write.publish_deferred("t", body, delay_ms))
+    assert isinstance(published, Publish)
+    assert isinstance(deferred, Line)
+    assert list(published.bodies) == [body]
+    assert (deferred.body, deferred.tokens[2]) == (body, b"%d" % delay_ms)
+
+
+@given(st.lists(bodies, min_size=1, max_size=20))
+def test_what_is_published_together_has_the_declared_layout(together):
+    data = write.publish_together("t", together)
+    (command,) = read(data)
+    assert isinstance(command, Publish)
+    assert list(command.bodies) == together
+    assert data.removeprefix(b"MPUB t\n") == MPUB_BODY.build({"bodies": together})
+
+
+def test_a_client_says_who_it_is_and_what_it_knows():
+    request = IdentifyRequest(client_id="c", hostname="h", feature_negotiation=True, heartbeat_interval=1000)
+    identify, auth = read(write.identify(request) + write.auth(b"secret"))
+    assert isinstance(identify, Line)
+    assert isinstance(auth, Line)
+    assert decode_identify(identify.body) == request
+    assert auth.body == b"secret"
