@@ -8,6 +8,7 @@
     lookup_peer     nsqlookupd, as nsqd talks to it
     upgrade         TLS and compression, on their way between socket and session
     refusals        errors in NSQ's words
+    client_session  the other side: a client talking to nsqd
 
 May import: ``queue``, ``registry`` and below, and nothing that does I/O; import-linter sees to it. A session is
 tested by feeding it bytes and moving a number called `now`.

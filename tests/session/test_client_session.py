@@ -1,0 +1,291 @@
+"""A conversation in two columns: what nsqd says is fed as bytes, what the client says is looked at as bytes."""
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsq_compat.protocol import command_writer as write
+from nsq_compat.protocol.compression import Codec, Deflate, Snappy
+from nsq_compat.protocol.errors import E_FIN_FAILED, NsqError
+from nsq_compat.protocol.frames import CLOSE_WAIT, HEARTBEAT, OK, error_frame, response_frame
+from nsq_compat.protocol.identify import IdentifyRequest
+from nsq_compat.protocol.message import make_frames
+from nsq_compat.session.client_session import (
+    Answered,
+    ClientSession,
+    Event,
+    Failed,
+    Heartbeat,
+    Opened,
+    ProtocolError,
+    Received,
+    Rejected,
+)
+
+REQUEST = IdentifyRequest(client_id="c", feature_negotiation=True)
+IDENTIFY = b"  V2" + write.identify(REQUEST)
+
+
+def agreed(**features: object) -> bytes:
+    text = ",".join(f'"{name}":{str(value).lower()}' for name, value in features.items())
+    return response_frame(b"{%s}" % text.encode())
+
+
+def message_frames(bodies: Sequence[bytes]) -> list[bytes]:
+    return list(make_frames([b"%016x" % number for number in range(len(bodies))], 1_000, bodies))
+
+
+def opened(session: ClientSession | None = None) -> ClientSession:
+    session = session or ClientSession(REQUEST)
+    session.data_to_send()
+    session.receive_data(agreed(max_rdy_count=100))
+    assert session.is_open
+    return session
+
+
+def test_it_says_its_magic_and_who_it_is_and_waits():
+    session = ClientSession(REQUEST)
+    session.ask(write.subscribe("t", "c"), "sub")
+    assert session.data_to_send() == IDENTIFY
+    assert session.data_to_send() == b""
+    assert not session.is_open
+
+
+def test_what_was_asked_early_is_said_once_the_connection_is_open():
+    session = ClientSession(REQUEST)
+    session.ask(write.subscribe("t", "c"), "sub")
+    session.data_to_send()
+    (event,) = session.receive_data(agreed(max_rdy_count=100))
+    assert isinstance(event, Opened)
+    assert session.max_rdy_count == 100
+    assert session.data_to_send() == b"SUB t c\n"
+    assert session.receive_data(OK) == [Answered("sub", b"OK")]
+
+
+def test_an_nsqd_that_names_no_ready_count_allows_2500():
+    session = ClientSession(REQUEST)
+    session.receive_data(OK)
+    assert session.is_open
+    assert session.max_rdy_count == 2500
+
+
+def test_a_heartbeat_is_answered():
+    session = opened()
+    assert session.receive_data(HEARTBEAT) == [Heartbeat()]
+    assert session.data_to_send() == b"NOP\n"
+
+
+def test_a_heartbeat_while_the_connection_opens_is_no_answer_to_identify():
+    session = ClientSession(REQUEST)
+    session.data_to_send()
+    assert session.receive_data(HEARTBEAT) == [Heartbeat()]
+    assert session.data_to_send() == b"NOP\n"
+    session.receive_data(agreed())
+    assert session.is_open
+
+
+def test_answers_belong_to_what_was_asked_in_that_order():
+    session = opened()
+    session.ask(write.publish("t", b"1"), 1)
+    session.ask(write.publish("t", b"2"), 2)
+    session.ask(write.CLS, 3)
+    assert session.receive_data(OK + OK + CLOSE_WAIT) == [
+        Answered(1, b"OK"),
+        Answered(2, b"OK"),
+        Answered(3, b"CLOSE_WAIT"),
+    ]
+
+
+def test_messages_that_come_together_are_one_event_and_stay_in_order():
+    session = opened()
+    frames = message_frames([b"one", b"two"])
+    first, beat, second = session.receive_data(b"".join([*frames, HEARTBEAT, frames[0]]))
+    assert isinstance(first, Received)
+    assert isinstance(second, Received)
+    assert [message.body for message in first.messages] == [b"one", b"two"]
+    assert beat == Heartbeat()
+    assert [message.body for message in second.messages] == [b"one"]
+
+
+def test_a_message_that_is_no_longer_ours_is_reported_and_survived():
+    session = opened()
+    session.ask(write.publish("t", b"1"), 1)
+    rejected, answered = session.receive_data(error_frame(b"E_FIN_FAILED FIN 0 failed ID not in flight") + OK)
+    assert isinstance(rejected, Rejected)
+    assert rejected.error.code == E_FIN_FAILED
+    assert answered == Answered(1, b"OK")
+    assert session.failure is None
+
+
+def test_an_error_belongs_to_the_oldest_question_and_the_later_ones_were_not_executed():
+    session = opened()
+    session.ask(write.publish("t", b"1"), 1)
+    session.ask(write.publish("t", b"2"), 2)
+    session.ask(write.publish("t", b"3"), 3)
+    done, failed = session.receive_data(OK + error_frame(b"E_BAD_MESSAGE PUB message too big 2 > 1"))
+    assert done == Answered(1, b"OK")
+    assert isinstance(failed, Failed)
+    assert failed.ticket == 2
+    assert (failed.error.code, failed.error.description) == ("E_BAD_MESSAGE", "PUB message too big 2 > 1")
+    assert session.failure is failed.error
+    assert list(session.unanswered) == [3]
+
+
+def test_a_refused_identify_is_a_failure_of_nothing_that_was_asked():
+    session = ClientSession(REQUEST)
+    session.ask(write.subscribe("t", "c"), "sub")
+    (failed,) = session.receive_data(error_frame(b"E_BAD_BODY IDENTIFY sample rate (100) is invalid"))
+    assert isinstance(failed, Failed)
+    assert failed.ticket is None
+    assert list(session.unanswered) == ["sub"]
+
+
+def test_authorization_is_given_when_nsqd_asks_for_it():
+    session = ClientSession(REQUEST, auth_secret=b"secret")
+    session.ask(write.subscribe("t", "c"), "sub")
+    session.data_to_send()
+    assert session.receive_data(agreed(auth_required=True)) == []
+    assert session.data_to_send() == write.auth(b"secret")
+    (event,) = session.receive_data(response_frame(b'{"identity":"me"}'))
+    assert isinstance(event, Opened)
+    assert event.auth == b'{"identity":"me"}'
+    assert session.data_to_send() == b"SUB t c\n"
+
+
+def test_authorization_is_not_given_to_who_does_not_ask():
+    session = ClientSession(REQUEST, auth_secret=b"secret")
+    session.data_to_send()
+    session.receive_data(agreed(auth_required=False))
+    assert session.is_open
+    assert session.data_to_send() == b""
+
+
+# --- Upgrades ---------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_said_in_the_clear_once_tls_is_agreed_on():
+    session = ClientSession(IdentifyRequest(tls_v1=True), auth_secret=b"secret")
+    session.data_to_send()
+    assert session.receive_data(agreed(tls_v1=True, auth_required=True)) == []
+    assert session.tls_wanted
+    assert session.data_to_send() == b""
+    session.tls_established()
+    assert session.data_to_send() == b""
+    assert session.receive_data(OK) == []
+    assert session.data_to_send() == write.auth(b"secret")
+
+
+def test_an_nsqd_without_tls_is_not_spoken_to_in_the_clear():
+    session = ClientSession(IdentifyRequest(tls_v1=True))
+    with pytest.raises(ProtocolError, match="TLS"):
+        session.receive_data(agreed(tls_v1=False))
+
+
+def test_data_before_the_handshake_is_from_somebody_else():
+    session = ClientSession(IdentifyRequest(tls_v1=True))
+    with pytest.raises(ProtocolError, match="before TLS"):
+        session.receive_data(agreed(tls_v1=True) + OK)
+
+
+def test_an_upgrade_that_does_not_begin_with_ok_is_an_error():
+    session = ClientSession(IdentifyRequest(tls_v1=True))
+    session.receive_data(agreed(tls_v1=True))
+    session.tls_established()
+    with pytest.raises(ProtocolError, match="not with OK"):
+        session.receive_data(CLOSE_WAIT)
+
+
+COMPRESSED = [
+    (IdentifyRequest(snappy=True), agreed(snappy=True), Snappy),
+    (IdentifyRequest(deflate=True), agreed(deflate=True, deflate_level=3), lambda: Deflate(3)),
+]
+
+
+@pytest.mark.parametrize(("request_", "agreement", "make_codec"), COMPRESSED)
+def test_what_comes_with_the_agreement_is_compressed_already(request_, agreement, make_codec):
+    session, nsqd = ClientSession(request_), make_codec()
+    session.data_to_send()
+    (event,) = session.receive_data(agreement + nsqd.encode(OK))
+    assert isinstance(event, Opened)
+    session.send(write.ready(1))
+    assert b"".join(nsqd.decode(session.data_to_send())) == b"RDY 1\n"
+    (received,) = session.receive_data(nsqd.encode(message_frames([b"body"])[0]))
+    assert isinstance(received, Received)
+    assert received.messages[0].body == b"body"
+
+
+def test_without_agreement_nothing_is_compressed():
+    session = ClientSession(IdentifyRequest(snappy=True))
+    session.receive_data(agreed(snappy=False))
+    assert session.is_open
+    session.data_to_send()
+    session.send(write.ready(1))
+    assert session.data_to_send() == b"RDY 1\n"
+
+
+# --- Any bytes --------------------------------------------------------------------------------------------------------
+
+
+def flat(events: Sequence[Event]) -> list[object]:
+    """Runs of messages taken apart: a cut may separate them."""
+    found: list[object] = []
+    for event in events:
+        found += event.messages if isinstance(event, Received) else [repr(event)]
+    return found
+
+
+def conversation(codec: Codec | None) -> bytes:
+    frames = message_frames([b"one", b"", b"three" * 50])
+    said = [OK, frames[0], HEARTBEAT, frames[1], frames[2], error_frame(b"E_FIN_FAILED no"), CLOSE_WAIT]
+    return b"".join(said) if codec is None else codec.encode(OK) + codec.encode(b"".join(said))
+
+
+@given(st.data(), st.sampled_from([None, "snappy", "deflate"]))
+def test_any_cut_gives_the_same_events(data, compression):
+    request = IdentifyRequest(snappy=compression == "snappy", deflate=compression == "deflate")
+    codec = Snappy() if request.snappy else Deflate(6) if request.deflate else None
+    stream = agreed(snappy=request.snappy, deflate=request.deflate) + conversation(codec)
+
+    def events(cuts: Sequence[int]) -> list[object]:
+        session = ClientSession(request)
+        session.ask(write.subscribe("t", "c"), "sub")
+        session.ask(write.CLS, "cls")
+        return flat([event for piece in pieces(stream, cuts) for event in session.receive_data(piece)])
+
+    cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=8).map(sorted))
+    assert events(cuts) == events([])
+
+
+def pieces(stream: bytes, cuts: Sequence[int]) -> Iterator[bytes]:
+    for begin, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        yield stream[begin:end]
+
+
+@given(st.lists(st.binary(max_size=60) | st.sampled_from([OK, HEARTBEAT, CLOSE_WAIT, agreed(), agreed(snappy=True)])))
+def test_any_bytes_lead_to_events_or_to_a_protocol_error(said):
+    session = ClientSession(IdentifyRequest(snappy=True))
+    try:
+        for data in said:
+            session.receive_data(data)
+    except ProtocolError:
+        return
+    assert isinstance(session.failure, NsqError | None)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\0\0\0\x01\0\0\0\0",
+        b"\x7f\xff\xff\xff\0\0\0\0",
+        b"\0\0\0\x04\0\0\0\x09",
+        b"\0\0\0\x06\0\0\0\x02no",
+        OK,
+    ],
+    ids=["too small", "too large", "unknown type", "no message", "an answer to nothing"],
+)
+def test_what_no_nsqd_says_is_a_protocol_error(data):
+    session = opened()
+    with pytest.raises(ProtocolError):
+        session.receive_data(data)
