@@ -1,0 +1,164 @@
+"""Which nsqd have a topic: asks every nsqlookupd, at the start and again and again.
+
+One that is down, slow or lying never stops the others: each is asked in a thread of its own, the whole answer must be
+there in time and be no larger than it may, and what is no answer counts as none.
+"""
+
+import json
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+import requests
+
+from nsq_compat.client.connection import split_address
+
+log = logging.getLogger(__name__)
+
+_MAX_ANSWER_SIZE = 16 << 20
+_PIECE = 1 << 16
+
+
+class LookupFailed(Exception):
+    """An nsqlookupd gave no answer that can be used."""
+
+
+def lookup_url(address: str, topic: str) -> str:
+    """``host:port``, or a URL whose path and query are kept (a path of none is ``/lookup``), asked for `topic`."""
+    parts = urlsplit(address if "://" in address else f"http://{address}")
+    path = parts.path if parts.path not in ("", "/") else "/lookup"
+    query = urlencode([*parse_qsl(parts.query, keep_blank_values=True), ("topic", topic)])
+    return urlunsplit((parts.scheme, parts.netloc, path, query, ""))
+
+
+def ask(address: str, topic: str, *, connect_timeout: float = 1.0, request_timeout: float = 2.0) -> set[str]:
+    """The nsqd, as ``host:port``, that one nsqlookupd knows for a topic. Raises ``LookupFailed``.
+
+    `request_timeout` is for the whole of it. A topic nobody has is an empty set.
+    """
+    deadline = time.monotonic() + request_timeout
+    try:
+        with requests.Session() as session:
+            session.trust_env = False  # what is inside a cluster is not asked for through a proxy
+            headers = {"Accept": "application/vnd.nsq; version=1.0"}
+            timeout = (connect_timeout, request_timeout)
+            with session.get(lookup_url(address, topic), headers=headers, timeout=timeout, stream=True) as response:
+                if response.status_code == 404:
+                    return set()
+                response.raise_for_status()
+                body = b"".join(_bounded(response, deadline))
+        return set(_addresses(json.loads(body)))
+    except (requests.RequestException, OSError, ValueError) as error:
+        raise LookupFailed(f"{address}: {error}") from error
+
+
+def _bounded(response: requests.Response, deadline: float) -> Iterator[bytes]:
+    size = 0
+    # As it comes: whoever sends a byte a second must not keep us for as many seconds as there are bytes.
+    while piece := response.raw.read1(_PIECE, decode_content=True):
+        size += len(piece)
+        if size > _MAX_ANSWER_SIZE:
+            raise ValueError("the answer is too large")
+        if time.monotonic() > deadline:
+            raise ValueError("the answer takes too long")
+        yield piece
+
+
+def _addresses(answer: Any) -> Iterator[str]:
+    """One that makes no sense is passed over, so that the others are found."""
+    data = answer.get("data", answer) if isinstance(answer, dict) else None
+    producers = data.get("producers") if isinstance(data, dict) else None
+    if not isinstance(producers, list):
+        raise ValueError("no list of producers in the answer")
+    for each in producers:
+        try:
+            address = f"{each['broadcast_address']}:{int(each['tcp_port'])}"
+            split_address(address)
+        except (TypeError, KeyError, ValueError):
+            log.warning("passing over a producer that has no address: %r", each)
+        else:
+            yield address
+
+
+class Discovery:
+    """Polls nsqlookupd until stopped; `found` is given the union of what they know, whenever one has answered.
+
+    Seconds: `interval` between polls, of which up to the share `jitter` is added at random, so that consumers started
+    together do not ask together.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        lookupd_http_addresses: Iterable[str],
+        found: Callable[[set[str]], object],
+        *,
+        interval: float = 60,
+        jitter: float = 0.3,
+        connect_timeout: float = 1.0,
+        request_timeout: float = 2.0,
+    ) -> None:
+        if not 0 <= jitter <= 1:
+            raise ValueError(f"lookupd_poll_jitter must be 0 to 1, not {jitter!r}")
+        self._topic = topic
+        self._lookupds = sorted(set(lookupd_http_addresses))
+        self._found = found
+        self._interval = interval
+        self._jitter = jitter
+        self._timeouts = {"connect_timeout": connect_timeout, "request_timeout": request_timeout}
+        self._stopped = threading.Event()
+        self._asked_again = threading.Event()
+        self._asking: set[str] = set()
+        self._known: dict[str, set[str]] = {}
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        threading.Thread(target=self._poll_loop, name=f"lookup {self._topic}", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._asked_again.set()
+
+    def poll_now(self) -> None:
+        """Ask again without waiting for the interval."""
+        self._asked_again.set()
+
+    def next_interval(self) -> float:
+        """How long to wait before the next poll."""
+        return self._interval * (1 + random.random() * self._jitter)
+
+    def _poll_loop(self) -> None:
+        while not self._stopped.is_set():
+            self._asked_again.clear()
+            self._poll()
+            self._asked_again.wait(self.next_interval())
+
+    def _poll(self) -> None:
+        for address in self._lookupds:
+            with self._lock:
+                # One that still owes the last answer is not asked for another.
+                if address in self._asking:
+                    continue
+                self._asking.add(address)
+            threading.Thread(target=self._ask, args=(address,), name=f"lookup {address}", daemon=True).start()
+
+    def _ask(self, address: str) -> None:
+        try:
+            nodes = ask(address, self._topic, **self._timeouts)
+        except LookupFailed as error:
+            log.warning("[%s] nsqlookupd %s", self._topic, error)
+            nodes = None
+        except Exception:  # the top of a thread
+            log.exception("[%s] nsqlookupd %s: internal error", self._topic, address)
+            nodes = None
+        with self._lock:
+            self._asking.discard(address)
+            # What it said last is no longer said: a node that only it listed is not reconnected to.
+            self._known[address] = nodes or set()
+            known = set().union(*self._known.values())
+        if nodes is not None and not self._stopped.is_set():
+            self._found(known)

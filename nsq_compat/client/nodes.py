@@ -1,0 +1,135 @@
+"""The nsqd a producer may choose from: connections made when needed, trouble remembered, candidates in turn."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+from nsq_compat.client.connection import Connection, ConnectionLost, split_address
+from nsq_compat.client.settings import ConnectionSettings
+
+_FIRST_PENALTY = 1.0
+_LONGEST_PENALTY = 60.0
+
+
+class Node:
+    """One nsqd. It has at most one connection, which many threads share."""
+
+    def __init__(self, address: str, settings: ConnectionSettings) -> None:
+        split_address(address)
+        self.address = address
+        self.shunned_until = 0.0
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._connection: Connection | None = None
+        self._penalty = _FIRST_PENALTY
+
+    @property
+    def connection(self) -> Connection | None:
+        """The one in use, None while there is none that lives."""
+        connection = self._connection
+        return None if connection is None or connection.is_over else connection
+
+    def connect(self, deadline: float) -> Connection:
+        """The connection, made now if need be. Raises ``ConnectionLost``, by the deadline at the latest."""
+        if connection := self.connection:
+            return connection
+        if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise ConnectionLost(f"{self.address}: not connected in time")
+        try:
+            return self.connection or self._make_connection(deadline)
+        finally:
+            self._lock.release()
+
+    def _make_connection(self, deadline: float) -> Connection:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise ConnectionLost(f"{self.address}: not connected in time")
+        connection = Connection(self.address, replace(self._settings, timeout=min(self._settings.timeout, left)))
+        connection.open()
+        self._connection = connection
+        threading.Thread(target=connection.run, name=f"nsqd {self.address}", daemon=True).start()
+        return connection
+
+    def shun(self, now: float) -> None:
+        """It gave trouble: others come first for a while, each time twice as long."""
+        self.shunned_until = now + self._penalty
+        self._penalty = min(2 * self._penalty, _LONGEST_PENALTY)
+
+    def forgive(self) -> None:
+        self.shunned_until = 0.0
+        self._penalty = _FIRST_PENALTY
+
+    def hang_up(self) -> None:
+        if connection := self.connection:
+            connection.hang_up()
+
+
+class Candidates:
+    """Nodes to try for one message, for as many takers at once as there are copies wanted; no node has two copies.
+
+    Two rounds: the connection that breaks under the first message after a silence is no reason not to try again.
+    """
+
+    def __init__(self, nodes: Iterable[Node], attempts: int) -> None:
+        order = list(nodes)
+        self._order = deque([*order, *order])
+        self._left = attempts
+        self._taken: set[Node] = set()
+        self._lock = threading.Lock()
+
+    @property
+    def left(self) -> int:
+        """How many attempts remain."""
+        return self._left
+
+    def take(self) -> Node | None:
+        """The next one; None when there is none left that nobody is at."""
+        with self._lock:
+            for _ in range(len(self._order) if self._left > 0 else 0):
+                node = self._order.popleft()
+                if node not in self._taken:
+                    self._taken.add(node)
+                    self._left -= 1
+                    return node
+                self._order.append(node)
+        return None
+
+    def give_back(self, node: Node) -> None:
+        """It has not got a copy, and may be tried again."""
+        with self._lock:
+            self._taken.discard(node)
+
+
+class Nodes:
+    """All of a producer's nodes, in turn; those that gave trouble lately come last."""
+
+    def __init__(
+        self, addresses: Iterable[str], settings: ConnectionSettings, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._nodes = [Node(address, settings) for address in dict.fromkeys(addresses)]
+        if not self._nodes:
+            raise ValueError("no nsqd_tcp_addresses to publish to")
+        self._clock = clock
+        self._turn = 0
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self._nodes)
+
+    def in_turn(self) -> list[Node]:
+        now, turn = self._clock(), self._turn
+        self._turn = (turn + 1) % len(self._nodes)
+        rotated = [*self._nodes[turn:], *self._nodes[:turn]]
+        return sorted(rotated, key=lambda node: max(0.0, node.shunned_until - now))
+
+    def hang_up(self) -> None:
+        """Close every connection, once nsqd has read what it was sent."""
+        threads = [threading.Thread(target=node.hang_up, daemon=True) for node in self._nodes]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()

@@ -1,0 +1,185 @@
+"""Who may be sent how many messages: max_in_flight, shared by the connections of a consumer.
+
+Theory of operation. A *permit* is the right to have one message in flight; there are max_in_flight of them, one while
+the consumer tests the waters after failures, none while it waits. RDY is a connection's share of the permits: nsqd
+keeps that many messages in flight. What a connection occupies is its RDY, or what it still has in flight if that is
+more (its RDY was lowered); all of it together never exceeds the permits, so who should have more waits until others
+have answered.
+
+- *Enough permits for all*: a connection begins with RDY 1 and gets its even share with its first message. RDY is sent
+  again when less than a quarter of the last one remains.
+- *Fewer permits than connections*: a random few have RDY 1. Who was idle for `idle_timeout` gives it back; if all who
+  hold one are busy, one of those who have had it for so long does, and it goes to somebody else.
+
+Nothing here sends: every method returns nothing and leaves what is to be sent in `changes`.
+"""
+
+import random
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+_REFRESH_BELOW = 0.25
+_STARVED_FROM = 0.85
+
+
+class Consuming(Hashable, Protocol):
+    """What is asked of a connection."""
+
+    @property
+    def in_flight(self) -> int: ...
+    @property
+    def max_rdy_count(self) -> int: ...
+
+
+C = TypeVar("C", bound=Consuming)
+
+
+@dataclass(slots=True)
+class Share:
+    """One connection's RDY as last sent, what remains of it, and since when."""
+
+    sent: int = 0
+    remaining: int = 0
+    granted_at: float = 0.0
+    last_message_at: float = 0.0
+    has_begun: bool = False
+
+
+class ReadyCounts(Generic[C]):
+    """Shares out `permits`. `choose` makes the random choices (``random.sample``)."""
+
+    def __init__(self, permits: int, idle_timeout: float, generator: random.Random | None = None) -> None:
+        self.permits = permits
+        self.shares: dict[C, Share] = {}
+        self.changes: list[tuple[C, int]] = []
+        self.is_short = False
+        """Somebody waits for others to answer: `room_appeared` will serve him."""
+        self._idle_timeout = idle_timeout
+        self._random = generator or random.Random()
+
+    # --- What happens -------------------------------------------------------------------------------------------------
+
+    def set_permits(self, permits: int, now: float) -> None:
+        self.permits = permits
+        self._share_out(now)
+
+    def add(self, connection: C, now: float) -> None:
+        self.shares[connection] = Share(last_message_at=now)
+        self._share_out(now)
+
+    def remove(self, connection: C, now: float) -> None:
+        if self.shares.pop(connection, None) is not None:
+            self._share_out(now)
+
+    def received(self, connection: C, count: int, now: float) -> None:
+        share = self.shares.get(connection)
+        if share is None:
+            return
+        share.has_begun = True
+        share.last_message_at = now
+        share.remaining -= count
+        if share.remaining <= 0 or share.remaining < _REFRESH_BELOW * share.sent:
+            wanted = self._wanted(connection, share)
+            if share.sent and wanted >= share.sent:
+                self._raise(connection, share, wanted, now, again=True)
+
+    def room_appeared(self, now: float) -> None:
+        """Messages were answered."""
+        if self.is_short:
+            self._share_out(now)
+
+    def redistribute(self, now: float) -> None:
+        """Every few seconds: take permits from where they lie idle when there are too few for all."""
+        if not 0 < self.permits < len(self.shares):
+            return
+        held_long = [
+            (connection, share)
+            for connection, share in self.shares.items()
+            if share.sent and now - max(share.granted_at, share.last_message_at) >= self._idle_timeout
+        ]
+        taken = [connection for connection, _ in held_long if not connection.in_flight]
+        if not taken:
+            busy = [
+                connection
+                for connection, share in self.shares.items()
+                if share.sent and now - share.granted_at >= self._idle_timeout
+            ]
+            taken = self._random.sample(busy, min(1, len(busy)))
+        for connection in taken:
+            self._send(connection, self.shares[connection], 0, now)
+        self._share_out(now, but_not=frozenset(taken))
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether somebody has nearly as much in flight as it may: whoever gathers messages should answer them now."""
+        return any(0 < connection.in_flight >= _STARVED_FROM * share.sent for connection, share in self.shares.items())
+
+    # --- Sharing out --------------------------------------------------------------------------------------------------
+
+    def _share_out(self, now: float, but_not: frozenset[C] = frozenset()) -> None:
+        self.is_short = False
+        for connection, share in self.shares.items():
+            wanted = self._wanted(connection, share)
+            if share.sent > wanted:
+                self._send(connection, share, wanted, now)
+        if self.permits >= len(self.shares):
+            self._cut(now)
+            for connection, share in self.shares.items():
+                self._raise(connection, share, self._wanted(connection, share), now)
+        else:
+            self._serve_some(now, but_not)
+
+    def _wanted(self, connection: C, share: Share) -> int:
+        """What the connection should have, if there is room."""
+        each = self.permits // len(self.shares) or min(1, self.permits)
+        if not share.has_begun:
+            each = min(each, 1)
+        return min(each, connection.max_rdy_count)
+
+    def _serve_some(self, now: float, but_not: frozenset[C]) -> None:
+        holding = [connection for connection, share in self.shares.items() if share.sent]
+        for connection in self._random.sample(holding, max(0, len(holding) - self.permits)):
+            self._send(connection, self.shares[connection], 0, now)
+        self._cut(now)
+        free = self.permits - self._occupied()
+        waiting = [connection for connection in self.shares if not self._held(connection)]
+        # Who has just given its permit back gets it again only if nobody else can have it.
+        preferred = [connection for connection in waiting if connection not in but_not] or waiting
+        for connection in self._random.sample(preferred, max(0, min(free, len(preferred)))):
+            self._send(connection, self.shares[connection], 1, now)
+        self.is_short = sum(1 for share in self.shares.values() if share.sent) < self.permits
+
+    def _cut(self, now: float) -> None:
+        """While others still have in flight what they may no longer have, those who could get more may not."""
+        excess = self._occupied() - self.permits
+        if excess <= 0:
+            return
+        for connection in self._random.sample(list(self.shares), len(self.shares)):
+            share = self.shares[connection]
+            unused = min(share.sent - connection.in_flight, excess)
+            if unused > 0:
+                self._send(connection, share, share.sent - unused, now)
+                excess -= unused
+
+    def _held(self, connection: C) -> int:
+        return max(self.shares[connection].sent, connection.in_flight)
+
+    def _occupied(self) -> int:
+        return sum(map(self._held, self.shares))
+
+    def _raise(self, connection: C, share: Share, wanted: int, now: float, again: bool = False) -> None:
+        """Up to `wanted`, as far as the others leave room; with `again` also if that is no more than before."""
+        if share.sent >= wanted and not again:
+            return
+        room = self.permits - (self._occupied() - self._held(connection))
+        count = min(wanted, room)
+        self.is_short |= count < wanted
+        if count > share.sent or (again and count == share.sent):
+            self._send(connection, share, count, now)
+
+    def _send(self, connection: C, share: Share, count: int, now: float) -> None:
+        if count > 0 and not share.sent:
+            share.granted_at = now
+        share.sent = share.remaining = count
+        self.changes.append((connection, count))

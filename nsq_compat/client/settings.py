@@ -1,0 +1,107 @@
+"""What every connection to nsqd is told, whoever opens it: the options' names and units are pynsq's."""
+
+import socket
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
+
+from nsq_compat import __version__
+from nsq_compat.protocol.identify import IdentifyRequest
+
+DEFAULT_USER_AGENT: Final = f"nsq_compat/{__version__}"
+
+TlsOptions = ssl.SSLContext | Mapping[str, Any]
+
+_TLS_OPTIONS: Final = frozenset({"ca_certs", "cert_reqs", "certfile", "keyfile", "ciphers", "check_hostname"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConnectionSettings:
+    """Options of a connection. Seconds, except `output_buffer_timeout`, which is milliseconds as in pynsq.
+
+    `timeout` bounds connecting with everything that belongs to it, until nsqd may be given commands. `tls_options`
+    is an ``ssl.SSLContext``, or a dict with pynsq's keys (``ca_certs``, ``cert_reqs``, ``certfile``, ``keyfile``,
+    ``ciphers``; and ``check_hostname``, which is False as with pynsq); without it the system's authorities and the
+    host's name are checked.
+    """
+
+    timeout: float = 5.0
+    heartbeat_interval: float = 30
+    msg_timeout: float | None = None
+    client_id: str = ""
+    hostname: str = field(default_factory=socket.gethostname)
+    user_agent: str = DEFAULT_USER_AGENT
+    tls_v1: bool = False
+    tls_options: TlsOptions | None = None
+    snappy: bool = False
+    deflate: bool = False
+    deflate_level: int = 6
+    output_buffer_size: int = 16 * 1024
+    output_buffer_timeout: int = 250
+    sample_rate: int = 0
+    auth_secret: str | bytes | None = None
+    topology_region: str = ""
+    topology_zone: str = ""
+
+    def __post_init__(self) -> None:
+        for name, allowed, rule in (
+            ("timeout", self.timeout > 0, "above 0"),
+            ("heartbeat_interval", self.heartbeat_interval >= 1, "1 second or more"),
+            ("msg_timeout", self.msg_timeout is None or self.msg_timeout >= 1, "1 second or more"),
+            ("deflate_level", 1 <= self.deflate_level <= 9, "1 to 9"),
+            ("sample_rate", 0 <= self.sample_rate < 100, "0 to 99 percent"),
+            ("snappy", not (self.snappy and self.deflate), "used without deflate"),
+        ):
+            if not allowed:
+                raise ValueError(f"{name} must be {rule}, not {getattr(self, name)!r}")
+
+    @property
+    def silence(self) -> float:
+        """After how many seconds without a byte a connection is dead: two heartbeats."""
+        return 2 * self.heartbeat_interval
+
+    def identify(self) -> IdentifyRequest:
+        return IdentifyRequest(
+            client_id=self.client_id or self.hostname.split(".")[0],
+            hostname=self.hostname,
+            heartbeat_interval=int(self.heartbeat_interval * 1000),
+            output_buffer_size=self.output_buffer_size,
+            output_buffer_timeout=self.output_buffer_timeout,
+            feature_negotiation=True,
+            tls_v1=self.tls_v1,
+            deflate=self.deflate,
+            deflate_level=self.deflate_level if self.deflate else 0,
+            snappy=self.snappy,
+            sample_rate=self.sample_rate,
+            user_agent=self.user_agent,
+            msg_timeout=int((self.msg_timeout or 0) * 1000),
+            topology_region=self.topology_region,
+            topology_zone=self.topology_zone,
+        )
+
+    def secret(self) -> bytes:
+        """`auth_secret` as it is sent; empty for none."""
+        secret = self.auth_secret or b""
+        return secret.encode("utf-8") if isinstance(secret, str) else secret
+
+    def tls_context(self) -> ssl.SSLContext:
+        """Raises ``OSError`` for files that cannot be read, ``ValueError`` for options nobody knows."""
+        options = self.tls_options
+        if isinstance(options, ssl.SSLContext):
+            return options
+        context = ssl.create_default_context(cafile=options.get("ca_certs") if options else None)
+        if options is None:
+            return context
+        if unknown := set(options) - _TLS_OPTIONS - {"ssl_version"}:
+            raise ValueError(f"unknown tls_options: {', '.join(sorted(unknown))}")
+        context.check_hostname = bool(options.get("check_hostname", False))
+        context.verify_mode = ssl.VerifyMode(options.get("cert_reqs", ssl.CERT_REQUIRED))
+        if options.get("certfile"):
+            context.load_cert_chain(options["certfile"], options.get("keyfile"))
+        if options.get("ciphers"):
+            context.set_ciphers(options["ciphers"])
+        return context
+
+
+SETTING_NAMES: Final = frozenset(each.name for each in fields(ConnectionSettings))

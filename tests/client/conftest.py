@@ -1,0 +1,68 @@
+"""What the client's tests stand on: a real nsqd, and servers on real sockets that misbehave on demand."""
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from conformance.nsqd_process import NsqdProcess, installed_nsqd
+from nsq_compat.client.consumer import Consumer
+from nsq_compat.client.handling import Handler
+from tests.client.fake_lookupd import FakeLookupd
+from tests.client.fake_nsqd import FakeNsqd, MakeNsqd
+
+_topic_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def nsqd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NsqdProcess]:
+    """One nsqd for all; each test has a topic of its own."""
+    with NsqdProcess(installed_nsqd(), tmp_path_factory.mktemp("nsqd")) as process:
+        yield process
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"topic.{next(_topic_numbers)}"
+
+
+@pytest.fixture
+def make_nsqd() -> Iterator[MakeNsqd]:
+    made: list[FakeNsqd] = []
+
+    def make(*arguments: object, **features: object) -> FakeNsqd:
+        made.append(FakeNsqd(*arguments, **features))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def fake(make_nsqd: MakeNsqd) -> FakeNsqd:
+    return make_nsqd()
+
+
+@pytest.fixture
+def lookupd() -> Iterator[FakeLookupd]:
+    server = FakeLookupd()
+    yield server
+    server.close()
+
+
+StartConsumer = Callable[..., Consumer]
+
+
+@pytest.fixture
+def start_consumer() -> Iterator[StartConsumer]:
+    """Start a consumer of topic `t`, channel `c` unless told otherwise; it is stopped at the end of the test."""
+    started: list[Consumer] = []
+
+    def start(handler: Handler, topic: str = "t", channel: str = "c", **options: object) -> Consumer:
+        started.append(Consumer(topic, channel, handler, **options))  # type: ignore[arg-type]
+        return started[-1].start()
+
+    yield start
+    for consumer in started:
+        consumer.stop(timeout=0.5)

@@ -1,0 +1,159 @@
+"""An nsqd on a real socket that behaves as badly as a test wants it to, and remembers what it was told."""
+
+import contextlib
+import json
+import socket
+import struct
+import threading
+from collections.abc import Callable, Sequence
+
+from nsq_compat.protocol.command_reader import CommandReader
+from nsq_compat.protocol.command_table import COMMANDS, CommandSpec
+from nsq_compat.protocol.commands import Command, Finish, Publish
+from nsq_compat.protocol.errors import FatalClientError, SilentClose
+from nsq_compat.protocol.frames import CLOSE_WAIT, HEARTBEAT, OK, response_frame
+from nsq_compat.protocol.message import make_frames
+
+Answer = bytes | list[bytes] | None
+"""What is sent for a command; None: nothing, ever. Of a list one after the other, the last for good."""
+
+CLOSE = b""
+"""Instead of an answer: close the connection."""
+
+DEFAULTS: dict[str, Answer] = {
+    "IDENTIFY": response_frame(json.dumps({"max_rdy_count": 2500, "msg_timeout": 60_000}).encode()),
+    "AUTH": response_frame(b"{}"),
+    "SUB": OK,
+    "PUB": OK,
+    "MPUB": OK,
+    "DPUB": OK,
+    "CLS": CLOSE_WAIT,
+}
+
+
+class Peer:
+    """One client of it."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self.socket = connected
+        self.lines: list[str] = []
+        self.bodies: list[bytes] = []
+        self.finished: list[bytes] = []
+
+    def send(self, data: bytes) -> None:
+        with contextlib.suppress(OSError):
+            self.socket.sendall(data)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            # Gone as when its machine is: with a reset, if something was left unread.
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.socket.shutdown(socket.SHUT_RDWR)
+        self.socket.close()
+
+    def said(self, name: str) -> list[str]:
+        """The lines of one command, in order."""
+        return [line for line in list(self.lines) if line.split(" ")[0] == name]
+
+
+class FakeNsqd:
+    """Answers by `answers`, command by command; a test changes them while it runs."""
+
+    def __init__(self, answers: dict[str, Answer] | None = None, **features: object) -> None:
+        self.answers = {**DEFAULTS, **(answers or {})}
+        if features:
+            self.answers["IDENTIFY"] = response_frame(json.dumps(features).encode())
+        self.peers: list[Peer] = []
+        self._next_id = 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    # --- What a test does ---------------------------------------------------------------------------------------------
+
+    @property
+    def peer(self) -> Peer:
+        """The one that came last."""
+        return self.peers[-1]
+
+    def said(self, name: str) -> list[str]:
+        """What the last peer said, nothing before there is one."""
+        return self.peers[-1].said(name) if self.peers else []
+
+    def send_messages(self, bodies: Sequence[bytes], attempts: int = 1, peer: Peer | None = None) -> list[bytes]:
+        """To the last peer, whatever it is ready for; returns their ids."""
+        ids = [b"%016x" % (self._next_id + index) for index in range(len(bodies))]
+        self._next_id += len(bodies)
+        frames = b"".join(make_frames(ids, 1_000, bodies))
+        if attempts != 1:
+            assert len(bodies) == 1
+            frames = frames[:16] + struct.pack(">H", attempts) + frames[18:]
+        (peer or self.peer).send(frames)
+        return ids
+
+    def beat(self) -> None:
+        self.peer.send(HEARTBEAT)
+
+    def stop_listening(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def close(self) -> None:
+        self.stop_listening()
+        for peer in self.peers:
+            peer.close()
+        for thread in self._threads:
+            thread.join(5)
+
+    # --- What it does -------------------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connected, _ = self._listener.accept()
+            except OSError:
+                return
+            peer = Peer(connected)
+            self.peers.append(peer)
+            thread = threading.Thread(target=self._serve, args=(peer,), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _serve(self, peer: Peer) -> None:
+        reader = CommandReader(_admit, max_msg_size=1 << 24, max_body_size=1 << 24)
+        magic = b""
+        with contextlib.suppress(OSError, FatalClientError, SilentClose):
+            while data := peer.socket.recv(1 << 16):
+                if len(magic) < 4:
+                    magic, data = (magic + data)[:4], (magic + data)[4:]
+                for command in reader.receive_data(data) if data else ():
+                    self._on_command(peer, command)
+        peer.close()
+
+    def _on_command(self, peer: Peer, command: Command) -> None:
+        if isinstance(command, Finish):
+            peer.finished += command.ids
+            return
+        name = command.spec.name
+        for _ in command.bodies if isinstance(command, Publish) and name == "PUB" else (None,):
+            peer.lines.append(b" ".join(command.tokens).decode())
+            answer = self.answers.get(name)
+            if isinstance(answer, list):
+                answer = answer.pop(0) if len(answer) > 1 else answer[0]
+            if answer == CLOSE:
+                raise SilentClose
+            if answer:
+                peer.send(answer)
+        if isinstance(command, Publish):
+            peer.bodies += command.bodies
+        else:
+            peer.bodies.append(command.body)
+
+
+def _admit(tokens: Sequence[bytes]) -> CommandSpec:
+    return COMMANDS[tokens[0]]
+
+
+MakeNsqd = Callable[..., FakeNsqd]

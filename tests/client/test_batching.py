@@ -1,0 +1,181 @@
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from nsq_compat.client.batching import Batcher, Closed
+from nsq_compat.client.outcomes import Attempt, Outcome, Published, Refused, Unknown
+from tests.client.waiting import wait_until
+
+PUBLISHED = Published((Attempt("a:1", Outcome.SENT),))
+
+
+class Nsqd:
+    """Takes batches, one after the other; while `gate` is closed it takes its time."""
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[str, list[bytes], float]] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.refused: set[bytes] = set()
+        self.is_lost = False
+
+    def publish(self, topic: str, bodies: Sequence[bytes], defer: float) -> Published:
+        self.batches.append((topic, list(bodies), defer))
+        self.gate.wait()
+        if self.is_lost:
+            raise Unknown(())
+        if self.refused & set(bodies):
+            raise Refused(())
+        return PUBLISHED
+
+
+@pytest.fixture
+def nsqd() -> Nsqd:
+    return Nsqd()
+
+
+def behind_a_closed_gate(nsqd: Nsqd, batcher: Batcher) -> None:
+    """One batch is on its way: what comes now gathers."""
+    nsqd.gate.clear()
+    batcher.add("first", [b"0"])
+    wait_until(lambda: nsqd.batches)
+    nsqd.batches.clear()
+
+
+def test_what_comes_while_a_batch_is_on_its_way_leaves_together(nsqd):
+    batcher = Batcher(nsqd.publish)
+    behind_a_closed_gate(nsqd, batcher)
+    for number in range(5):
+        batcher.add("t", [b"%d" % number])
+    nsqd.gate.set()
+    assert batcher.close(20)
+    assert nsqd.batches == [("t", [b"0", b"1", b"2", b"3", b"4"], 0.0)]
+
+
+def test_a_batch_has_a_largest_count_and_size(nsqd):
+    batcher = Batcher(nsqd.publish, max_messages=3, max_bytes=100)
+    behind_a_closed_gate(nsqd, batcher)
+    for body in (b"1", b"2", b"3", b"4", b"x" * 96, b"y" * 200, b"5"):
+        batcher.add("t", [body])
+    nsqd.gate.set()
+    assert batcher.close(20)
+    assert [bodies for _, bodies, _ in nsqd.batches] == [
+        [b"1", b"2", b"3"],
+        [b"4"],
+        [b"x" * 96],
+        [b"y" * 200],
+        [b"5"],
+    ]
+
+
+def test_topics_take_turns(nsqd):
+    batcher = Batcher(nsqd.publish, max_messages=1)
+    behind_a_closed_gate(nsqd, batcher)
+    for topic, body in (("a", b"1"), ("a", b"2"), ("b", b"3"), ("b", b"4")):
+        batcher.add(topic, [body])
+    nsqd.gate.set()
+    assert batcher.close(20)
+    assert [topic for topic, _, _ in nsqd.batches] == ["a", "b", "a", "b"]
+
+
+def test_with_a_linger_a_batch_is_waited_for_until_it_is_full(nsqd):
+    batcher = Batcher(nsqd.publish, max_messages=2, linger=3600)
+    first = batcher.add("t", [b"1"])
+    assert not first.done()
+    batcher.add("t", [b"2"])
+    assert first.result(20) is PUBLISHED
+    assert nsqd.batches == [("t", [b"1", b"2"], 0.0)]
+    assert batcher.close(20)
+
+
+def test_with_a_linger_a_batch_leaves_when_its_oldest_has_waited_so_long(nsqd):
+    batcher = Batcher(nsqd.publish, linger=0.02)
+    assert batcher.add("t", [b"1"]).result(20) is PUBLISHED
+    assert batcher.close(20)
+
+
+def test_flushing_ends_the_linger(nsqd):
+    batcher = Batcher(nsqd.publish, linger=3600)
+    future = batcher.add("t", [b"1"])
+    assert batcher.flush(20)
+    assert future.done()
+    assert batcher.close(20)
+
+
+def test_what_is_published_together_stays_together_and_what_is_deferred_alone(nsqd):
+    batcher = Batcher(nsqd.publish, max_messages=2)
+    behind_a_closed_gate(nsqd, batcher)
+    batcher.add("t", [b"1", b"2", b"3"])
+    batcher.add("t", [b"4"], 1.5)
+    batcher.add("t", [b"5"])
+    nsqd.gate.set()
+    assert batcher.close(20)
+    assert nsqd.batches == [("t", [b"1", b"2", b"3"], 0.0), ("t", [b"4"], 1.5), ("t", [b"5"], 0.0)]
+
+
+def test_what_nsqd_does_not_take_makes_no_other_suffer(nsqd):
+    batcher = Batcher(nsqd.publish)
+    nsqd.refused = {b"bad"}
+    behind_a_closed_gate(nsqd, batcher)
+    good, bad = batcher.add("t", [b"good"]), batcher.add("t", [b"bad"])
+    nsqd.gate.set()
+    assert good.result(20) is PUBLISHED
+    with pytest.raises(Refused):
+        bad.result(20)
+    assert batcher.close(20)
+
+
+def test_an_unknown_outcome_is_everybodys_and_nothing_is_sent_twice(nsqd):
+    batcher = Batcher(nsqd.publish)
+    behind_a_closed_gate(nsqd, batcher)
+    futures = [batcher.add("t", [b"1"]), batcher.add("t", [b"2"])]
+    nsqd.is_lost = True
+    nsqd.gate.set()
+    for future in futures:
+        with pytest.raises(Unknown):
+            future.result(20)
+    assert len(nsqd.batches) == 1
+    assert batcher.close(20)
+
+
+def test_who_publishes_faster_than_nsqd_takes_has_to_wait(nsqd):
+    batcher = Batcher(nsqd.publish, max_waiting_bytes=10)
+    behind_a_closed_gate(nsqd, batcher)
+    batcher.add("t", [b"x" * 20])
+    late = threading.Thread(target=batcher.add, args=("t", [b"late"]))
+    late.start()
+    late.join(0.05)
+    assert late.is_alive()
+    nsqd.gate.set()
+    late.join(20)
+    assert batcher.close(20)
+    assert nsqd.batches[-1] == ("t", [b"late"], 0.0)
+
+
+def test_what_is_not_sent_before_the_end_is_refused(nsqd):
+    batcher = Batcher(nsqd.publish)
+    behind_a_closed_gate(nsqd, batcher)
+    waiting = batcher.add("t", [b"1"])
+    assert not batcher.close(0.01)
+    with pytest.raises(Refused):
+        waiting.result(20)
+    nsqd.gate.set()
+
+
+def test_after_the_end_nothing_is_taken(nsqd):
+    batcher = Batcher(nsqd.publish)
+    assert batcher.close(20)
+    with pytest.raises(Closed):
+        batcher.add("t", [b"1"])
+
+
+def test_what_was_cancelled_in_time_is_forgotten_without_harm(nsqd):
+    batcher = Batcher(nsqd.publish)
+    behind_a_closed_gate(nsqd, batcher)
+    cancelled, other = batcher.add("t", [b"1"]), batcher.add("t", [b"2"])
+    assert cancelled.cancel()
+    nsqd.gate.set()
+    assert other.result(20) is PUBLISHED
+    assert batcher.close(20)
+    assert ("t", [b"2"], 0.0) in nsqd.batches

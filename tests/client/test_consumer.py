@@ -1,0 +1,373 @@
+import threading
+import time
+from collections import Counter
+
+import pytest
+
+from nsq_compat.client.consumer import Consumer
+from nsq_compat.client.message import Message
+from nsq_compat.client.producer import Producer
+from tests.client.conftest import StartConsumer
+from tests.client.fake_nsqd import FakeNsqd, MakeNsqd
+from tests.client.waiting import wait_until
+
+
+@pytest.fixture
+def bodies() -> list[bytes]:
+    return []
+
+
+# --- With a real nsqd -------------------------------------------------------------------------------------------------
+
+
+def test_every_message_is_handled_and_finished(nsqd, topic, start_consumer, bodies):
+    sent = [b"%d" % number for number in range(2000)]
+    with Producer(nsqd.tcp_address) as producer:
+        producer.publish_many(topic, sent)
+    consumer = start_consumer(
+        lambda message: bodies.append(message.body), topic, nsqd_tcp_addresses=nsqd.tcp_address, max_in_flight=100
+    )
+    wait_until(lambda: len(bodies) == 2000)
+    consumer.stop()
+    assert sorted(bodies) == sorted(sent)
+    stats = nsqd.channel_stats(topic, "c")
+    assert (stats["depth"], stats["in_flight_count"], stats["requeue_count"]) == (0, 0, 0)
+
+
+def test_what_fails_comes_again_with_one_more_attempt(nsqd, topic, start_consumer):
+    attempts = []
+
+    def handle(message: Message) -> bool:
+        attempts.append(message.attempts)
+        return message.attempts == 3
+
+    with Producer(nsqd.tcp_address) as producer:
+        producer.publish(topic, b"body")
+    start_consumer(handle, topic, nsqd_tcp_addresses=nsqd.tcp_address, requeue_delay=0, backoff=False)
+    wait_until(lambda: len(attempts) == 3)
+    assert attempts == [1, 2, 3]
+
+
+@pytest.mark.parametrize("options", [{"snappy": True}, {"deflate": True, "deflate_level": 3}])
+def test_it_works_compressed_or_not_as_nsqd_likes(nsqd, topic, start_consumer, bodies, options):
+    with Producer(nsqd.tcp_address, **options) as producer:
+        producer.publish_many(topic, [b"x" * 5000, b"y"])
+    start_consumer(lambda message: bodies.append(message.body), topic, nsqd_tcp_addresses=nsqd.tcp_address, **options)
+    wait_until(lambda: len(bodies) == 2)
+    assert sorted(bodies) == [b"x" * 5000, b"y"]
+
+
+# --- What a handler's outcome becomes ---------------------------------------------------------------------------------
+
+
+def test_success_is_fin_and_failure_req_with_a_delay_that_grows_with_the_attempts(fake, start_consumer):
+    def handle(message: Message) -> bool | None:
+        if message.body == b"raise":
+            raise RuntimeError("on purpose")
+        return {b"none": None, b"true": True, b"false": False}[message.body]
+
+    start_consumer(handle, nsqd_tcp_addresses=fake.address, max_in_flight=9, requeue_delay=10, backoff=False)
+    wait_until(lambda: fake.said("RDY"))
+    none, true = fake.send_messages([b"none", b"true"])
+    (false,) = fake.send_messages([b"false"])
+    (raised,) = fake.send_messages([b"raise"], attempts=3)
+    wait_until(lambda: len(fake.peer.said("REQ")) == 2)
+    assert fake.peer.finished == [none, true]
+    assert fake.peer.said("REQ") == [f"REQ {false.decode()} 10000", f"REQ {raised.decode()} 30000"]
+
+
+def test_the_delay_of_a_requeue_has_an_end(fake, start_consumer):
+    start_consumer(
+        lambda message: False,
+        nsqd_tcp_addresses=fake.address,
+        max_tries=0,
+        requeue_delay=10,
+        max_requeue_delay=25,
+        backoff=False,
+    )
+    wait_until(lambda: fake.said("RDY"))
+    (sent,) = fake.send_messages([b"body"], attempts=1000)
+    wait_until(lambda: fake.peer.said("REQ"))
+    assert fake.peer.said("REQ") == [f"REQ {sent.decode()} 25000"]
+
+
+def test_what_was_tried_too_often_is_given_up_and_finished_unhandled(fake, start_consumer, bodies):
+    given_up: list[bytes] = []
+    start_consumer(
+        lambda message: bodies.append(message.body),
+        nsqd_tcp_addresses=fake.address,
+        max_tries=5,
+        giving_up=lambda message: given_up.append(message.body),
+    )
+    wait_until(lambda: fake.said("RDY"))
+    fake.send_messages([b"fifth"], attempts=5)
+    fake.send_messages([b"sixth"], attempts=6)
+    wait_until(lambda: len(fake.peer.finished) == 2)
+    assert (bodies, given_up) == ([b"fifth"], [b"sixth"])
+
+
+def test_a_handler_may_answer_by_itself(fake, start_consumer):
+    def handle(message: Message) -> None:
+        message.touch()
+        message.requeue(delay=1.5)
+
+    start_consumer(handle, nsqd_tcp_addresses=fake.address, backoff=False)
+    wait_until(lambda: fake.said("RDY"))
+    (sent,) = fake.send_messages([b"body"])
+    wait_until(lambda: fake.peer.said("REQ"))
+    assert fake.peer.said("TOUCH") == [f"TOUCH {sent.decode()}"]
+    assert fake.peer.said("REQ") == [f"REQ {sent.decode()} 1500"]
+    assert fake.peer.finished == []
+
+
+def test_nothing_is_touched_unless_the_handler_asks(fake, start_consumer):
+    start_consumer(lambda message: None, nsqd_tcp_addresses=fake.address)
+    wait_until(lambda: fake.said("RDY"))
+    fake.send_messages([b"body"])
+    wait_until(lambda: fake.peer.finished)
+    assert not fake.peer.said("TOUCH")
+
+
+def test_an_answer_may_come_later_from_another_thread(fake, start_consumer):
+    kept: list[Message] = []
+
+    def handle(message: Message) -> None:
+        message.enable_async()
+        kept.append(message)
+
+    consumer = start_consumer(handle, nsqd_tcp_addresses=fake.address)
+    wait_until(lambda: fake.said("RDY"))
+    (sent,) = fake.send_messages([b"body"])
+    wait_until(lambda: kept)
+    assert consumer.in_flight == 1
+    assert fake.peer.finished == []
+    kept[0].finish()
+    wait_until(lambda: fake.peer.finished == [sent])
+    assert consumer.in_flight == 0
+
+
+def test_a_late_answer_that_nsqd_refuses_is_survived(nsqd, topic, start_consumer, bodies):
+    first: list[Message] = []
+
+    def handle(message: Message) -> None:
+        if message.attempts == 1:
+            message.enable_async()
+            first.append(message)
+        else:
+            bodies.append(message.body)
+
+    with Producer(nsqd.tcp_address) as producer:
+        producer.publish(topic, b"body")
+        consumer = start_consumer(handle, topic, nsqd_tcp_addresses=nsqd.tcp_address, max_in_flight=2, msg_timeout=1)
+        wait_until(lambda: bodies)
+        (connection,) = consumer.connections
+        first[0].finish()
+        wait_until(lambda: connection.rejected_count == 1)
+        producer.publish(topic, b"next")
+    wait_until(lambda: len(first) == 2)
+    assert consumer.connections == [connection]
+    first[1].finish()
+
+
+# --- How many at once -------------------------------------------------------------------------------------------------
+
+
+class AtOnce:
+    """A handler that knows how often it ran at the same time."""
+
+    def __init__(self) -> None:
+        self.now = self.most = self.count = 0
+        self.lock = threading.Lock()
+
+    def __call__(self, message: Message) -> None:
+        with self.lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+        time.sleep(0.002)
+        with self.lock:
+            self.now -= 1
+            self.count += 1
+
+
+@pytest.mark.parametrize(("concurrency", "max_in_flight", "most"), [(1, 50, 1), (4, 50, 4), (50, 3, 3)])
+def test_handlers_never_run_more_often_at_once_than_they_may(
+    nsqd, topic, start_consumer, concurrency, max_in_flight, most
+):
+    with Producer(nsqd.tcp_address) as producer:
+        producer.publish_many(topic, [b"x"] * 100)
+    handler = AtOnce()
+    start_consumer(
+        handler, topic, nsqd_tcp_addresses=nsqd.tcp_address, concurrency=concurrency, max_in_flight=max_in_flight
+    )
+    wait_until(lambda: handler.count == 100)
+    assert handler.most <= most
+    assert (handler.most > 1) == (most > 1)
+
+
+def test_an_nsqd_that_sends_more_than_it_may_changes_nothing_about_that(fake, start_consumer):
+    handler = AtOnce()
+    start_consumer(handler, nsqd_tcp_addresses=fake.address, concurrency=10, max_in_flight=2)
+    wait_until(lambda: fake.said("RDY"))
+    fake.send_messages([b"x"] * 50)
+    wait_until(lambda: len(fake.peer.finished) == 50)
+    assert handler.most <= 2
+
+
+def test_a_long_handler_keeps_no_finish_from_leaving(fake, start_consumer):
+    held, release = threading.Event(), threading.Event()
+
+    def handle(message: Message) -> None:
+        if message.body == b"long":
+            held.set()
+            release.wait()
+
+    start_consumer(handle, nsqd_tcp_addresses=fake.address, max_in_flight=10)
+    wait_until(lambda: fake.said("RDY"))
+    short, long = fake.send_messages([b"short", b"long"])
+    held.wait()
+    wait_until(lambda: fake.peer.finished == [short])
+    fake.beat()
+    wait_until(lambda: fake.peer.said("NOP"))
+    release.set()
+    wait_until(lambda: fake.peer.finished == [short, long])
+
+
+# --- Stopping ---------------------------------------------------------------------------------------------------------
+
+
+def test_stopping_says_cls_and_finishes_what_is_in_flight(fake, start_consumer, bodies):
+    held, release = threading.Event(), threading.Event()
+
+    def handle(message: Message) -> None:
+        held.set()
+        release.wait()
+        bodies.append(message.body)
+
+    consumer = start_consumer(handle, nsqd_tcp_addresses=fake.address, max_in_flight=10)
+    wait_until(lambda: fake.said("RDY"))
+    sent = fake.send_messages([b"one", b"two", b"three"])
+    held.wait()
+    consumer.stop_soon()
+    wait_until(lambda: fake.peer.said("CLS"))
+    assert fake.peer.said("RDY")[-1] == "RDY 0"
+    release.set()
+    assert consumer.wait(20)
+    assert fake.peer.finished == sent
+    assert bodies == [b"one", b"two", b"three"]
+
+
+def test_what_no_handler_got_to_in_time_is_given_back(fake, start_consumer):
+    held, release = threading.Event(), threading.Event()
+
+    def handle(message: Message) -> None:
+        held.set()
+        release.wait()
+
+    consumer = start_consumer(handle, nsqd_tcp_addresses=fake.address, max_in_flight=10)
+    wait_until(lambda: fake.said("RDY"))
+    _, *others = fake.send_messages([b"one", b"two", b"three"])
+    held.wait()
+    consumer.stop_soon(timeout=0.05)
+    wait_until(lambda: len(fake.peer.said("REQ")) == 2)
+    release.set()
+    assert consumer.wait(20)
+    assert fake.peer.said("REQ") == [f"REQ {each.decode()} 0" for each in others]
+
+
+def test_a_handler_may_end_its_consumer(nsqd, topic, start_consumer):
+    with Producer(nsqd.tcp_address) as producer:
+        producer.publish(topic, b"last")
+    consumers: list[Consumer] = []
+
+    def handle(message: Message) -> None:
+        wait_until(lambda: consumers)
+        consumers[0].stop_soon()
+
+    consumers.append(start_consumer(handle, topic, nsqd_tcp_addresses=nsqd.tcp_address))
+    assert consumers[0].wait(20)
+    assert nsqd.channel_stats(topic, "c")["in_flight_count"] == 0
+
+
+def test_it_can_be_stopped_twice_and_before_it_is_connected(start_consumer):
+    consumer = start_consumer(lambda message: None, nsqd_tcp_addresses="127.0.0.1:1")
+    consumer.stop(timeout=1)
+    consumer.stop(timeout=1)
+    assert consumer.wait(0)
+
+
+def test_stopping_under_load_loses_nothing(nsqd, topic, start_consumer):
+    seen: Counter[bytes] = Counter()
+    with Producer(nsqd.tcp_address) as producer:
+        producer.publish_many(topic, [b"%d" % number for number in range(3000)])
+    for _ in range(3):
+        consumer = start_consumer(
+            lambda message: seen.update([message.body]), topic, nsqd_tcp_addresses=nsqd.tcp_address, max_in_flight=200
+        )
+        wait_until(lambda: len(seen) == 3000 or len(seen) % 7 == 3)
+        consumer.stop()
+        assert nsqd.channel_stats(topic, "c")["in_flight_count"] == 0
+    start_consumer(
+        lambda message: seen.update([message.body]), topic, nsqd_tcp_addresses=nsqd.tcp_address, max_in_flight=200
+    )
+    wait_until(lambda: len(seen) == 3000)
+    assert set(seen.values()) == {1}
+
+
+# --- Wrong use --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"topic": "no spaces"}, "topic"),
+        ({"channel": ""}, "channel"),
+        ({"nsqd_tcp_addresses": []}, "neither"),
+        ({"nsqd_tcp_addresses": ["localhost"]}, "host:port"),
+        ({"max_in_flight": 0}, "max_in_flight"),
+        ({"concurrency": 0}, "concurrency"),
+        ({"snappy": True, "deflate": True}, "snappy"),
+        ({"lookupd_poll_jitter": 2.0, "lookupd_http_addresses": ["h:1"]}, "jitter"),
+    ],
+)
+def test_wrong_options_are_said_at_once(start_consumer, options, error):
+    with pytest.raises(ValueError, match=error):
+        start_consumer(lambda message: None, **{"nsqd_tcp_addresses": "127.0.0.1:1", **options})
+
+
+def test_an_option_nobody_knows_is_a_type_error(start_consumer):
+    with pytest.raises(TypeError, match="max_inflight"):
+        start_consumer(lambda message: None, nsqd_tcp_addresses="127.0.0.1:1", max_inflight=3)
+
+
+def test_starved_is_a_consumer_that_will_get_no_more_before_it_answers(fake: FakeNsqd, start_consumer: StartConsumer):
+    kept: list[Message] = []
+
+    def handle(message: Message) -> None:
+        message.enable_async()
+        kept.append(message)
+
+    consumer = start_consumer(handle, nsqd_tcp_addresses=fake.address, max_in_flight=20)
+    wait_until(lambda: fake.said("RDY"))
+    fake.send_messages([b"x"])
+    wait_until(lambda: fake.peer.said("RDY")[-1] == "RDY 20")
+    fake.send_messages([b"x"] * 15)
+    wait_until(lambda: len(kept) == 16)
+    assert not consumer.is_starved()
+    fake.send_messages([b"x"])
+    wait_until(lambda: len(kept) == 17)
+    assert consumer.is_starved()
+    for message in kept:
+        message.finish()
+    assert not consumer.is_starved()
+
+
+def test_max_in_flight_can_change_and_zero_pauses(make_nsqd: MakeNsqd, start_consumer: StartConsumer):
+    fake = make_nsqd()
+    consumer = start_consumer(lambda message: None, nsqd_tcp_addresses=fake.address, max_in_flight=20)
+    wait_until(lambda: fake.said("RDY"))
+    fake.send_messages([b"x"])
+    wait_until(lambda: fake.peer.said("RDY") == ["RDY 1", "RDY 20"])
+    consumer.set_max_in_flight(0)
+    wait_until(lambda: fake.peer.said("RDY")[-1] == "RDY 0")
+    consumer.set_max_in_flight(7)
+    wait_until(lambda: fake.peer.said("RDY")[-1] == "RDY 7")

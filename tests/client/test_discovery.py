@@ -1,0 +1,151 @@
+import json
+import socket
+import threading
+
+import pytest
+
+from nsq_compat.client.discovery import Discovery, LookupFailed, ask, lookup_url
+from tests.client.fake_lookupd import FakeLookupd
+from tests.client.waiting import wait_until
+
+NOWHERE = "127.0.0.1:1"
+
+
+class Found:
+    """What a discovery has found, each time."""
+
+    def __init__(self) -> None:
+        self.times: list[set[str]] = []
+
+    def __call__(self, addresses: set[str]) -> None:
+        self.times.append(addresses)
+
+
+@pytest.fixture
+def found() -> Found:
+    return Found()
+
+
+@pytest.mark.parametrize(
+    ("address", "url"),
+    [
+        ("host:4161", "http://host:4161/lookup?topic=t%23ephemeral"),
+        ("http://host:4161", "http://host:4161/lookup?topic=t%23ephemeral"),
+        ("https://host:4161/", "https://host:4161/lookup?topic=t%23ephemeral"),
+        ("http://host/behind/a/proxy?zone=a", "http://host/behind/a/proxy?zone=a&topic=t%23ephemeral"),
+    ],
+)
+def test_where_a_lookupd_is_asked(address, url):
+    assert lookup_url(address, "t#ephemeral") == url
+
+
+def test_it_knows_the_nsqd_of_a_topic(lookupd):
+    lookupd.addresses = ["one.example:4150", "127.0.0.2:4250"]
+    assert ask(lookupd.address, "orders") == {"one.example:4150", "127.0.0.2:4250"}
+    assert lookupd.asked == ["orders"]
+
+
+def test_a_topic_nobody_has_is_no_failure(lookupd):
+    lookupd.reply = (404, b'{"message":"TOPIC_NOT_FOUND"}')
+    assert ask(lookupd.address, "t") == set()
+
+
+def test_the_envelope_of_old_versions_is_opened(lookupd):
+    producers = [{"broadcast_address": "h", "tcp_port": 1}]
+    lookupd.reply = (200, json.dumps({"status_code": 200, "data": {"producers": producers}}).encode())
+    assert ask(lookupd.address, "t") == {"h:1"}
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        (500, b"{}"),
+        (200, b"<html>"),
+        (200, b"[]"),
+        (200, b'{"producers": 3}'),
+        (200, b'{"producers": null}'),
+        (200, b"\xff"),
+    ],
+)
+def test_what_is_no_answer_is_a_failure(lookupd, reply):
+    lookupd.reply = reply
+    with pytest.raises(LookupFailed, match=lookupd.address):
+        ask(lookupd.address, "t")
+
+
+def test_one_producer_that_makes_no_sense_does_not_hide_the_others(lookupd):
+    lies = [None, {}, {"broadcast_address": "h"}, {"broadcast_address": "", "tcp_port": 1}, {"tcp_port": "x"}]
+    lookupd.reply = (200, json.dumps({"producers": [*lies, {"broadcast_address": "h", "tcp_port": 1}]}).encode())
+    assert ask(lookupd.address, "t") == {"h:1"}
+
+
+def test_one_that_answers_drop_by_drop_is_given_up_in_time():
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def drip() -> None:
+            connected, _ = listener.accept()
+            with connected:
+                connected.recv(1 << 16)
+                connected.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+                while not over.wait(0.01):
+                    connected.sendall(b" ")
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        with pytest.raises(LookupFailed, match="too long"):
+            ask(f"127.0.0.1:{listener.getsockname()[1]}", "t", request_timeout=0.2)
+        over.set()
+        thread.join()
+
+
+def test_the_union_of_all_is_found_and_one_that_is_down_stops_nobody(lookupd, found):
+    other = FakeLookupd()
+    lookupd.addresses, other.addresses = ["a:1", "b:1"], ["b:1", "c:1"]
+    discovery = Discovery("t", [NOWHERE, lookupd.address, other.address], found)
+    discovery.start()
+    wait_until(lambda: {"a:1", "b:1", "c:1"} in found.times)
+    discovery.stop()
+    other.close()
+
+
+def test_a_slow_one_stops_nobody_and_is_not_asked_again_before_it_answers(lookupd, found):
+    slow = FakeLookupd()
+    slow.held = True
+    slow.addresses, lookupd.addresses = ["slow:1"], ["a:1"]
+    discovery = Discovery("t", [slow.address, lookupd.address], found, interval=0.01, request_timeout=30)
+    discovery.start()
+    wait_until(lambda: len(found.times) > 5)
+    assert slow.asked == ["t"]
+    assert {"a:1"} in found.times
+    slow.release()
+    wait_until(lambda: {"a:1", "slow:1"} in found.times)
+    discovery.stop()
+    slow.close()
+
+
+def test_polling_goes_on_and_finds_what_is_new(lookupd, found):
+    discovery = Discovery("t", [lookupd.address], found, interval=0.01)
+    discovery.start()
+    wait_until(lambda: found.times)
+    lookupd.addresses = ["new:1"]
+    wait_until(lambda: found.times[-1] == {"new:1"})
+    lookupd.addresses = []
+    wait_until(lambda: found.times[-1] == set())
+    discovery.stop()
+
+
+def test_it_polls_at_once_when_asked(lookupd, found):
+    discovery = Discovery("t", [lookupd.address], found, interval=3600)
+    discovery.start()
+    wait_until(lambda: found.times)
+    discovery.poll_now()
+    wait_until(lambda: len(found.times) == 2)
+    discovery.stop()
+
+
+def test_the_interval_grows_by_a_random_share_of_itself(found):
+    discovery = Discovery("t", [NOWHERE], found, interval=100, jitter=0.3)
+    waits = [discovery.next_interval() for _ in range(200)]
+    assert 100 <= min(waits) < 105
+    assert 125 < max(waits) <= 130

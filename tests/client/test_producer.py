@@ -1,0 +1,220 @@
+import threading
+import time
+
+import pytest
+
+from nsq_compat.client.outcomes import Outcome, Refused, TooFewCopies, Unknown
+from nsq_compat.client.producer import Producer
+from nsq_compat.protocol.frames import OK, error_frame
+from tests.client.fake_nsqd import CLOSE, FakeNsqd, MakeNsqd
+from tests.client.waiting import wait_until
+
+SILENT = {"PUB": None, "MPUB": None, "DPUB": None}
+NOWHERE = "127.0.0.1:1"
+
+
+def depth(nsqd, topic: str) -> int:
+    return int(nsqd.channel_stats(topic, "c")["depth"])
+
+
+# --- With a real nsqd -------------------------------------------------------------------------------------------------
+
+
+def test_what_is_published_arrives(nsqd, topic):
+    nsqd.create_channel(topic, "c")
+    with Producer(nsqd.tcp_address) as producer:
+        assert producer.publish(topic, b"one").nodes == (nsqd.tcp_address,)
+        producer.publish_many(topic, [b"two", b"three"])
+        producer.publish(topic, b"later", defer=600)
+    wait_until(lambda: depth(nsqd, topic) == 3)
+    assert nsqd.channel_stats(topic, "c")["deferred_count"] == 1
+
+
+def test_what_nsqd_refuses_for_the_messages_sake_is_refused_at_once(nsqd, topic, fake):
+    with Producer([nsqd.tcp_address, fake.address]) as producer, pytest.raises(Refused) as refusal:
+        producer.publish(topic, b"x" * 2_000_000)
+    (attempt,) = refusal.value.attempts
+    assert (attempt.address, attempt.outcome) == (nsqd.tcp_address, Outcome.REFUSED)
+    assert "E_BAD_MESSAGE PUB message too big" in str(refusal.value)
+
+
+# --- Misbehaving nodes ------------------------------------------------------------------------------------------------
+
+
+def test_a_node_that_cannot_be_reached_is_passed_over(fake):
+    with Producer([NOWHERE, fake.address]) as producer:
+        published = producer.publish("t", b"body")
+    assert published.nodes == (fake.address,)
+    assert [attempt.outcome for attempt in published.attempts] == [Outcome.REFUSED, Outcome.SENT]
+    assert published.doubtful == ()
+
+
+def test_a_node_that_gave_trouble_is_tried_last_for_a_while(fake):
+    with Producer([NOWHERE, fake.address]) as producer:
+        producer.publish("t", b"body")
+        for _ in range(4):
+            assert len(producer.publish("t", b"body").attempts) == 1
+
+
+def test_publishing_to_a_silent_node_fails_in_time_and_goes_elsewhere(make_nsqd):
+    silent, good = make_nsqd(SILENT), make_nsqd()
+    with Producer([silent.address, good.address]) as producer:
+        published = producer.publish("t", b"body", timeout=0.4)
+    assert published.nodes == (good.address,)
+    assert published.doubtful == (silent.address,)
+
+
+def test_a_node_that_reads_nothing_holds_nobody_up(make_nsqd):
+    # It accepts, agrees to everything, and then its machine stands still: the kernel's buffers fill.
+    stuck, good = make_nsqd(SILENT), make_nsqd()
+    with Producer([stuck.address, good.address]) as producer:
+        published = producer.publish("t", b"x" * 12_000_000, timeout=1)
+        assert published.nodes == (good.address,)
+        started = time.monotonic()
+        assert producer.publish("t", b"body", timeout=30).nodes == (good.address,)
+        assert time.monotonic() - started < 15
+
+
+def test_without_another_node_the_outcome_is_unknown_and_said_in_time(make_nsqd):
+    silent = make_nsqd(SILENT)
+    with Producer(silent.address) as producer, pytest.raises(Unknown) as error:
+        producer.publish("t", b"body", timeout=0.2)
+    assert {attempt.outcome for attempt in error.value.attempts} == {Outcome.UNKNOWN}
+    assert error.value.nodes == ()
+
+
+def test_without_any_node_the_message_is_refused_for_certain():
+    with Producer([NOWHERE, "127.0.0.1:2"]) as producer, pytest.raises(Refused) as error:
+        producer.publish("t", b"body", timeout=5)
+    assert {attempt.outcome for attempt in error.value.attempts} == {Outcome.REFUSED}
+
+
+def test_no_time_is_no_attempt(fake):
+    with Producer(fake.address) as producer, pytest.raises(Refused, match="no time"):
+        producer.publish("t", b"body", timeout=0)
+
+
+def test_a_full_node_is_left_for_another(make_nsqd):
+    full, good = make_nsqd({"PUB": error_frame(b"E_PUB_FAILED PUB failed no space left on device")}), make_nsqd()
+    with Producer([full.address, good.address]) as producer:
+        published = producer.publish("t", b"body")
+    assert [attempt.outcome for attempt in published.attempts] == [Outcome.REFUSED, Outcome.SENT]
+    assert published.doubtful == ()
+
+
+def test_the_first_message_after_a_dead_connection_is_not_lost(make_nsqd):
+    dying = make_nsqd({"PUB": CLOSE})
+    with Producer(dying.address) as producer:
+        producer.connect()
+        wait_until(lambda: producer.connections)
+        dying.answers["PUB"] = OK
+        dying.peer.close()
+        published = producer.publish("t", b"body")
+    assert published.nodes == (dying.address,)
+
+
+def test_a_connection_that_breaks_under_a_message_is_made_again(make_nsqd):
+    fake = make_nsqd({"PUB": [CLOSE, OK]})
+    with Producer(fake.address) as producer:
+        published = producer.publish("t", b"body")
+    assert [attempt.outcome for attempt in published.attempts] == [Outcome.UNKNOWN, Outcome.SENT]
+
+
+def test_a_silent_half_open_connection_is_found_dead_by_its_heartbeats(make_nsqd):
+    fake = make_nsqd()
+    with Producer(fake.address, heartbeat_interval=1) as producer:
+        producer.publish("t", b"body")
+        (connection,) = producer.connections
+        wait_until(lambda: connection.is_over)
+        producer.publish("t", b"body")
+    assert len(fake.peers) == 2
+
+
+def test_what_was_behind_a_refused_message_goes_elsewhere_without_a_doubt(make_nsqd):
+    picky = make_nsqd({"PUB": None})
+    with Producer(picky.address, batch_workers=1) as producer:
+        outcomes: list[object] = []
+        threads = [
+            threading.Thread(target=lambda: outcomes.append(producer.publish("t", b"body", timeout=20)))
+            for _ in range(3)
+        ]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: len(picky.said("PUB")) == 3)
+        picky.answers["PUB"] = OK
+        picky.peer.send(error_frame(b"E_PUB_FAILED PUB failed exiting"))
+        picky.peer.socket.shutdown(2)
+        for thread in threads:
+            thread.join()
+    assert [each.doubtful for each in outcomes] == [(), (), ()]  # type: ignore[attr-defined]
+
+
+# --- Redundant pairs --------------------------------------------------------------------------------------------------
+
+
+def test_copies_go_to_as_many_nodes_at_once(make_nsqd):
+    nodes = [make_nsqd() for _ in range(3)]
+    with Producer([node.address for node in nodes], copies=2) as producer:
+        published = producer.publish("t", b"body")
+    assert len(set(published.nodes)) == 2
+    assert sum(node.peer.bodies.count(b"body") for node in nodes if node.peers) == 2
+
+
+def test_a_copy_that_fails_goes_to_a_node_that_has_none(make_nsqd):
+    silent, *good = make_nsqd(SILENT), make_nsqd(), make_nsqd()
+    with Producer([silent.address, *(node.address for node in good)], copies=2) as producer:
+        published = producer.publish("t", b"body", timeout=1)
+    assert set(published.nodes) == {node.address for node in good}
+    assert published.doubtful == (silent.address,)
+
+
+def test_too_few_copies_are_said_with_the_nodes_that_have_one(fake):
+    with Producer([fake.address, NOWHERE], copies=2) as producer, pytest.raises(TooFewCopies) as error:
+        producer.publish("t", b"body", timeout=5)
+    assert error.value.nodes == (fake.address,)
+    assert fake.peer.bodies.count(b"body") == 1
+
+
+# --- In the background ------------------------------------------------------------------------------------------------
+
+
+def test_what_is_published_in_the_background_arrives_in_order_and_batched(fake):
+    sent = [b"%d" % number for number in range(2000)]
+    with Producer(fake.address) as producer:
+        futures = [producer.publish_async("t", body) for body in sent]
+        assert producer.flush(20)
+        assert all(future.result().nodes == (fake.address,) for future in futures)
+    assert [body for body in fake.peer.bodies if body.isdigit()] == sent
+    assert len(fake.peer.said("MPUB")) < 1000
+
+
+def test_closing_sends_what_waits(fake):
+    producer = Producer(fake.address, batch_linger=3600)
+    future = producer.publish_async("t", b"body")
+    assert producer.close()
+    assert future.result().nodes == (fake.address,)
+
+
+def test_what_is_wrong_is_said_at_once(fake):
+    with Producer(fake.address) as producer:
+        for topic, body in (("no spaces", b"x"), ("t", b"")):
+            with pytest.raises(ValueError, match="valid topic|empty"):
+                producer.publish(topic, body)
+            with pytest.raises(ValueError, match="valid topic|empty"):
+                producer.publish_async(topic, body)
+        with pytest.raises(ValueError, match="empty"):
+            producer.publish_many("t", [])
+
+
+def test_a_producer_needs_nodes_and_not_more_copies_than_these():
+    with pytest.raises(ValueError, match="no nsqd_tcp_addresses"):
+        Producer([])
+    with pytest.raises(ValueError, match="copies"):
+        Producer([NOWHERE], copies=2)
+
+
+def test_an_idle_producer_answers_heartbeats(fake: FakeNsqd, make_nsqd: MakeNsqd):
+    with Producer(fake.address) as producer:
+        producer.publish("t", b"body")
+        fake.beat()
+        wait_until(lambda: fake.peer.said("NOP"))

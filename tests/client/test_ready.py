@@ -1,0 +1,259 @@
+"""RDY on a clock the tests move. A `Conn` is what a connection shows: what is in flight, what its nsqd allows."""
+
+import random
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from nsq_compat.client.ready import ReadyCounts
+
+
+@dataclass(eq=False)
+class Conn:
+    name: str = ""
+    in_flight: int = 0
+    max_rdy_count: int = 2500
+
+
+def said(ready: ReadyCounts[Conn]) -> list[tuple[Conn, int]]:
+    changes = list(ready.changes)
+    ready.changes.clear()
+    return changes
+
+
+def counts(ready: ReadyCounts[Conn]) -> list[int]:
+    return [share.sent for share in ready.shares.values()]
+
+
+@pytest.fixture
+def a() -> Conn:
+    return Conn("a")
+
+
+@pytest.fixture
+def b() -> Conn:
+    return Conn("b")
+
+
+def test_a_connection_begins_with_one_and_gets_its_share_with_its_first_message(a):
+    ready: ReadyCounts[Conn] = ReadyCounts(100, 10)
+    ready.add(a, 0)
+    assert said(ready) == [(a, 1)]
+    a.in_flight = 1
+    ready.received(a, 1, 1)
+    assert said(ready) == [(a, 100)]
+
+
+def test_ready_is_sent_again_when_less_than_a_quarter_remains(a):
+    ready: ReadyCounts[Conn] = ReadyCounts(100, 10)
+    ready.add(a, 0)
+    ready.received(a, 1, 0)
+    said(ready)
+    ready.received(a, 75, 1)
+    assert said(ready) == []
+    ready.received(a, 1, 1)
+    assert said(ready) == [(a, 100)]
+
+
+def test_no_nsqd_is_told_more_than_it_allows(a):
+    a.max_rdy_count = 10
+    ready: ReadyCounts[Conn] = ReadyCounts(100, 10)
+    ready.add(a, 0)
+    ready.received(a, 1, 0)
+    assert counts(ready) == [10]
+
+
+def test_permits_are_shared_evenly_and_a_newcomer_waits_for_room(a, b):
+    ready: ReadyCounts[Conn] = ReadyCounts(10, 10)
+    ready.add(a, 0)
+    ready.received(a, 1, 0)
+    a.in_flight = 10
+    said(ready)
+    ready.add(b, 1)
+    assert said(ready) == [(a, 5)]
+    assert ready.is_short
+    a.in_flight = 9
+    ready.room_appeared(2)
+    assert said(ready) == [(b, 1)]
+    a.in_flight = 5
+    b.in_flight = 1
+    ready.received(b, 1, 3)
+    assert said(ready) == [(b, 5)]
+
+
+def test_who_leaves_gives_its_share_to_the_others(a, b):
+    ready: ReadyCounts[Conn] = ReadyCounts(10, 10)
+    for conn in (a, b):
+        ready.add(conn, 0)
+        ready.received(conn, 1, 0)
+    assert counts(ready) == [5, 5]
+    ready.remove(a, 1)
+    assert counts(ready) == [10]
+
+
+def test_at_least_one_each_when_permits_do_not_divide(a, b):
+    ready: ReadyCounts[Conn] = ReadyCounts(3, 10)
+    for conn in (a, b):
+        ready.add(conn, 0)
+        ready.received(conn, 1, 0)
+    assert counts(ready) == [1, 1]
+
+
+def test_without_permits_nobody_has_any_and_all_have_theirs_again_afterwards(a, b):
+    ready: ReadyCounts[Conn] = ReadyCounts(10, 10)
+    for conn in (a, b):
+        ready.add(conn, 0)
+        ready.received(conn, 1, 0)
+    ready.set_permits(0, 1)
+    assert counts(ready) == [0, 0]
+    ready.set_permits(1, 2)
+    assert sorted(counts(ready)) == [0, 1]
+    ready.set_permits(10, 3)
+    assert counts(ready) == [5, 5]
+
+
+def test_too_few_permits_go_to_a_random_few():
+    seen = set()
+    for seed in range(40):
+        ready: ReadyCounts[Conn] = ReadyCounts(2, 10, random.Random(seed))
+        for number in range(5):
+            ready.add(Conn(str(number)), 0)
+        ready.set_permits(0, 1)
+        ready.set_permits(2, 1)
+        assert sorted(counts(ready)) == [0, 0, 0, 1, 1]
+        seen.add(tuple(counts(ready)))
+    assert len(seen) > 5
+
+
+def test_an_idle_connection_gives_its_permit_to_another(a, b):
+    ready: ReadyCounts[Conn] = ReadyCounts(1, 10)
+    ready.add(a, 0)
+    ready.add(b, 0)
+    (before,) = [conn for conn, share in ready.shares.items() if share.sent]
+    ready.redistribute(9)
+    assert [conn for conn, share in ready.shares.items() if share.sent] == [before]
+    ready.redistribute(10)
+    (after,) = [conn for conn, share in ready.shares.items() if share.sent]
+    assert after is not before
+
+
+def test_a_busy_connection_does_not_keep_the_only_permit_for_ever(a, b):
+    ready: ReadyCounts[Conn] = ReadyCounts(1, 10)
+    ready.add(a, 0)
+    ready.add(b, 0)
+    a.in_flight = 1
+    for second in range(1, 11):
+        ready.received(a, 1, second)
+    ready.redistribute(10)
+    assert counts(ready) == [0, 0]
+    assert ready.is_short
+    a.in_flight = 0
+    ready.room_appeared(11)
+    assert sum(counts(ready)) == 1
+
+
+def test_with_enough_permits_nothing_is_taken_from_who_is_idle(a, b):
+    ready: ReadyCounts[Conn] = ReadyCounts(2, 10)
+    ready.add(a, 0)
+    ready.add(b, 0)
+    ready.redistribute(1000)
+    assert counts(ready) == [1, 1]
+
+
+def test_starved_is_who_has_85_percent_of_its_ready_count_in_flight(a):
+    ready: ReadyCounts[Conn] = ReadyCounts(100, 10)
+    ready.add(a, 0)
+    ready.received(a, 1, 0)
+    starved = []
+    for a.in_flight in (0, 84, 85, 100):
+        starved.append(ready.is_starved)
+    assert starved == [False, False, True, True]
+
+
+class Consuming(RuleBasedStateMachine):
+    """Connections come and go, messages come as RDY allows, answers are given, permits change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.ready: ReadyCounts[Conn] = ReadyCounts(7, 10)
+        self.told: dict[Conn, int] = {}
+        self.most = 7
+
+    def follow(self) -> None:
+        for conn, count in self.ready.changes:
+            if conn in self.ready.shares:
+                self.told[conn] = count
+        self.ready.changes.clear()
+
+    @rule(limit=st.integers(1, 9))
+    def connect(self, limit: int) -> None:
+        conn = Conn(max_rdy_count=limit)
+        self.told[conn] = 0
+        self.ready.add(conn, self.now)
+        self.follow()
+
+    @rule(data=st.data())
+    def lose(self, data: st.DataObject) -> None:
+        if self.told:
+            conn = data.draw(st.sampled_from(list(self.told)))
+            del self.told[conn]
+            self.ready.remove(conn, self.now)
+            self.follow()
+
+    @rule(data=st.data(), count=st.integers(1, 9))
+    def deliver(self, data: st.DataObject, count: int) -> None:
+        able = [conn for conn in self.told if self.told[conn] > conn.in_flight]
+        if able:
+            conn = data.draw(st.sampled_from(able))
+            count = min(count, self.told[conn] - conn.in_flight)
+            conn.in_flight += count
+            self.ready.received(conn, count, self.now)
+            self.follow()
+
+    @rule(data=st.data())
+    def answer(self, data: st.DataObject) -> None:
+        busy = [conn for conn in self.told if conn.in_flight]
+        if busy:
+            data.draw(st.sampled_from(busy)).in_flight -= 1
+            self.ready.room_appeared(self.now)
+            self.follow()
+
+    @rule(permits=st.integers(0, 12))
+    def change_permits(self, permits: int) -> None:
+        self.most = max(permits, self.in_flight())
+        self.ready.set_permits(permits, self.now)
+        self.follow()
+
+    @rule(seconds=st.integers(1, 20))
+    def wait(self, seconds: int) -> None:
+        self.now += seconds
+        self.ready.redistribute(self.now)
+        self.follow()
+
+    def in_flight(self) -> int:
+        return sum(conn.in_flight for conn in self.told)
+
+    @invariant()
+    def ready_counts_never_exceed_the_permits(self) -> None:
+        assert sum(self.told.values()) <= max(self.ready.permits, 0)
+
+    @invariant()
+    def nobody_is_told_more_than_its_nsqd_allows(self) -> None:
+        assert all(count <= conn.max_rdy_count for conn, count in self.told.items())
+
+    @invariant()
+    def no_more_is_in_flight_than_there_were_permits(self) -> None:
+        assert self.in_flight() <= self.most
+
+    @invariant()
+    def somebody_can_be_sent_something_if_anybody_may(self) -> None:
+        if self.ready.permits and self.told and not self.in_flight():
+            assert sum(self.told.values()) > 0
+
+
+Consuming.TestCase.settings = settings(stateful_step_count=40)
+TestConsuming = Consuming.TestCase
