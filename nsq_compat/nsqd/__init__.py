@@ -4,11 +4,11 @@
     options     the table of its options            memory      the memory figures of /stats
     daemon      queue, listeners, start and stop    restoring   what the data path holds, brought back
     checkpoints where channels stand, written       committer   one disk sync for many publishers
-    metadata    nsqd.dat, kept up to date           not_yet     options whose feature is not there yet
+    metadata    nsqd.dat, kept up to date           tls         TLS from the options
     waiting     for the disk, in a thread           statsd      figures of /stats, pushed
     http_calls  to other servers, in threads        lookup_peers  registered with every nsqlookupd
     topic_channels  of a new topic, asked of nsqlookupd
-    tls         TLS from the options
+    auth        what auth servers say of clients
 
 May import everything below. What is worth testing by itself sits on a lower floor; this one is tested as a process.
 

@@ -50,15 +50,19 @@ class Checkpoints:
             gevent.sleep(0)
 
     def write_last(self) -> None:
-        """The daemon stops and nothing moves any more: write all there is to know, and let go of the logs."""
+        """The daemon stops and nothing moves any more: write all there is to know, and let go of the logs.
+
+        As durable as the level says: thousands of topics that wait for the disk one by one would hold up the stop.
+        """
         for topic in self._broker.topics.values():
             if topic.store is None:
                 continue
             try:
                 topic.surrender_memory()
-                topic.store.log.sync()
+                topic.store.commit()
                 topic.store.write_checkpoint(topic.checkpoint(time.monotonic(), time.time_ns()).encode())
                 topic.store.adopt_checkpoint()
+                topic.store.commit()
                 topic.store.log.close()
             except OSError as error:
                 log.error("TOPIC(%s): cannot be closed properly - %s", topic.name, reason(error))
@@ -81,4 +85,5 @@ class Checkpoints:
         in_thread(store.write_checkpoint, checkpoint.encode())
         if not topic.exiting:
             store.adopt_checkpoint()
+            store.commit()  # before anything goes that only the checkpoint before it needed
             topic.release(checkpoint)

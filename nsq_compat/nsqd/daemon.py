@@ -11,6 +11,7 @@ from nsq_compat.net.http_server import HttpServer
 from nsq_compat.net.listeners import listen, port_of
 from nsq_compat.net.tcp_server import TcpServer
 from nsq_compat.net.timers import AlarmClock
+from nsq_compat.nsqd.auth import AuthServers
 from nsq_compat.nsqd.checkpoints import Checkpoints
 from nsq_compat.nsqd.committer import Committer
 from nsq_compat.nsqd.http_calls import HttpCalls, client_tls
@@ -78,6 +79,7 @@ def session_limits(options: NsqdOptions) -> NsqdLimits:
         tls_required=options.tls_required != TLS_NOT_REQUIRED,
         deflate=options.deflate,
         max_deflate_level=options.max_deflate_level,
+        auth_required=bool(options.auth_http_addresses),
         snappy=options.snappy,
         topology_region=options.topology_region,
         topology_zone=options.topology_zone,
@@ -127,6 +129,8 @@ class Daemon:
         log.info("ID: %d", options.id)
         self._certificates = certificates_of(options)
         self._limits = session_limits(options)
+        self._calls = http_calls(options)
+        self._auth = AuthServers(options.auth_http_addresses, options.auth_http_request_method, self._calls)
         self._storage = Storage(
             files,
             data_path,
@@ -149,7 +153,7 @@ class Daemon:
         self._lookupd_addresses = options.nsqlookupd_tcp_addresses
         self._lookup_peers = LookupPeers(self._broker, peer_info(options), options.max_body_size)
         self._topic_channels = TopicChannels(
-            self._broker, self._lookup_peers, http_calls(options), options.http_client_request_timeout / SECOND
+            self._broker, self._lookup_peers, self._calls, options.http_client_request_timeout / SECOND
         )
         self._tcp = TcpServer(tcp_listener, self._make_session, make_tls)
         service = Service(
@@ -189,6 +193,7 @@ class Daemon:
     def stop(self) -> None:
         """End every connection and then the queue, so that nothing is taken any more that could not be kept."""
         self._lookup_peers.stop()  # before anybody is sent away, so that nobody is sent here
+        self._calls.stop()
         self._tcp.stop(STOP_SECONDS)
         for server in self._http:
             server.stop(STOP_SECONDS)
@@ -220,6 +225,7 @@ class Daemon:
             host=host,
             wake=connection.wake,
             drop=connection.abort,
+            authorize=self._auth.authorize,
             now=now,
             now_ns=now_ns,
         )

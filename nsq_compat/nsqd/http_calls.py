@@ -25,6 +25,7 @@ from urllib.parse import urljoin, urlsplit
 import gevent
 import requests
 import urllib3
+from gevent.event import Event
 from gevent.threadpool import ThreadPool
 from requests.adapters import HTTPAdapter
 from urllib3.connection import HTTPConnection, HTTPSConnection
@@ -83,6 +84,11 @@ class HttpCalls:
         self._request_timeout = request_timeout
         self._tls = tls
         self._pools: dict[str, ThreadPool] = {}
+        self._stopping = Event()
+
+    def stop(self) -> None:
+        """Let everybody go who waits, and nobody wait any more."""
+        self._stopping.set()
 
     def get(self, url: str) -> bytes:
         """The body of the answer. Raises ``CallFailed``, also for every status but 200."""
@@ -97,9 +103,13 @@ class HttpCalls:
         late = CallFailed(f"no answer within {self._request_timeout:g}s")
         try:
             with gevent.Timeout(self._request_timeout, late):
-                outcome = self._threads_for(url).apply(call.outcome)
+                result = self._threads_for(url).spawn(call.outcome)
+                gevent.wait([result, self._stopping], count=1)
         finally:
             call.abandon()
+        outcome = result.get() if result.ready() else None
+        if outcome is None:
+            raise CallFailed("the daemon stops")
         if isinstance(outcome, CallFailed):
             raise outcome
         return outcome

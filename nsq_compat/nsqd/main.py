@@ -10,7 +10,6 @@ from nsq_compat.net.descriptor_limit import raise_descriptor_limit
 from nsq_compat.net.listeners import ListenError
 from nsq_compat.net.process import on_hangup, spare_the_collector, stop_signal
 from nsq_compat.nsqd.daemon import Daemon
-from nsq_compat.nsqd.not_yet import refuse_open_doors
 from nsq_compat.nsqd.options import PROGRAM, NsqdOptions, validate
 from nsq_compat.queue.data_path import DataPathError
 from nsq_compat.queue.metadata import MetadataError
@@ -23,7 +22,6 @@ def main() -> None:
     raise_descriptor_limit()
     try:
         validate(options)
-        refuse_open_doors(options)
         daemon = Daemon(options)
     except (OptionError, DataPathError, ListenError) as error:
         exit_fatal(PROGRAM, f"failed to instantiate nsqd - {error}")

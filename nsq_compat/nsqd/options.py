@@ -113,6 +113,12 @@ class NsqdOptions:
     auth_http_request_method: str = option(
         "auth-http-request-method", STRING, "get", "how to ask the auth server: get or post"
     )
+    http_publish_without_auth: bool = option(
+        "http-publish-without-auth",
+        BOOLEAN,
+        False,
+        "let anybody publish over HTTP although there are auth servers, which are asked about TCP clients alone",
+    )
     http_client_connect_timeout: int = option(
         "http-client-connect-timeout",
         DURATION,
@@ -269,6 +275,11 @@ class NsqdOptions:
         # nsqd: any client policy, even an unknown one, makes TLS mandatory.
         if self.tls_client_auth_policy and self.tls_required == TLS_NOT_REQUIRED:
             self.tls_required = TLS_REQUIRED
+
+    @property
+    def publishing_over_http(self) -> bool:
+        """Whether /pub and /mpub are open: auth servers decide about TCP clients alone."""
+        return self.http_publish_without_auth or not self.auth_http_addresses
 
     def has_experiment(self, name: str) -> bool:
         """Whether --enable-experiment named it."""

@@ -20,8 +20,9 @@ What stays:
     checkpoint    where each channel stands     segment     one file of a log
     recovery      from both to where it was     group       the frames of one publish, with checksums
     files         the seam to the file system   kept        old messages beside the log
-    descriptors   open files, with a reserve    group_reader, log_reader, sync_job, damage
-    reserve       disk space for checkpoints
+    descriptors   open files, with a reserve    unsynced    what is not durable yet, sync_job makes it so
+    reserve       disk space for checkpoints    leftovers   of deleted topics
+    group_reader, log_reader, id_search, numbering, damage                      reading it all back
 
 What Go's nsqd left, and what it gets back:
 

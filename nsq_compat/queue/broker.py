@@ -53,6 +53,8 @@ class Broker:
             log.info("TOPIC(%s): created", name)
             for observer in self.observers:
                 observer.topic_created(topic)
+            if store is not None:
+                store.commit()  # last, because others run meanwhile
         return topic
 
     def restore(self, name: str, channels: Iterable[str], now: float, now_ns: int) -> Topic:

@@ -93,11 +93,12 @@ class Kept:
             for run in file.runs(self._damage):
                 yield from self._read_run(file, run)
 
-    def release(self, unfinished: Sequence[bytes], sync: Callable[[], None]) -> None:
-        """Delete the files of which nothing is among the (sorted) unfinished ids, compact those that are mostly dead.
+    def copy_from_old(self, unfinished: Sequence[bytes]) -> list[KeptFile]:
+        """Copy the (sorted) unfinished ids out of files that are mostly dead, and say of which files nothing is needed.
 
-        `sync` makes what was written durable; it is called before anything that was copied is deleted.
+        To be removed once the copies are durable; nothing more is written to them.
         """
+        emptied: list[KeptFile] = []
         for file in list(self._files):
             runs = file.runs(self._damage)
             alive = sum(_between(unfinished, run) for run in runs)
@@ -105,8 +106,13 @@ class Kept:
                 continue
             if file is self._active:
                 self._active = None
-            if alive and not self._copy(file, unfinished, sync):
-                continue
+            if not alive or self._copy(file, unfinished):
+                emptied.append(file)
+        return emptied
+
+    def remove(self, files: Iterable[KeptFile]) -> None:
+        """Delete files."""
+        for file in files:
             file.segment.remove()
             self._files.remove(file)
 
@@ -135,14 +141,13 @@ class Kept:
         self._files.append(self._active)
         return self._active
 
-    def _copy(self, file: KeptFile, unfinished: Sequence[bytes], sync: Callable[[], None]) -> bool:
+    def _copy(self, file: KeptFile, unfinished: Sequence[bytes]) -> bool:
         """Whether all of the file could be read: else it is left for another try."""
         wanted = set(unfinished)
         damaged = self._damage.records
         for run in file.runs(self._damage):
             if _between(unfinished, run):
                 self.add(frame for frame in self._read_run(file, run) if message_id(frame) in wanted)
-        sync()
         return damaged == self._damage.records
 
     def _read_run(self, file: KeptFile, run: Run) -> list[bytes]:

@@ -16,8 +16,9 @@ from nsq_compat.queue.data_path import our_folder, reason, topic_folder, topics_
 from nsq_compat.queue.descriptors import DEFAULT_LIMIT, Descriptors
 from nsq_compat.queue.files import Files, adopt_temporary, read_file, replace_file, write_temporary
 from nsq_compat.queue.group import MESSAGES
+from nsq_compat.queue.leftovers import remove_leftovers
 from nsq_compat.queue.reserve import Reserve
-from nsq_compat.queue.topic_log import TopicLog, remove_leftovers
+from nsq_compat.queue.topic_log import TopicLog
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +42,9 @@ class Durability(Enum):
 class Storage:
     """All topics of one data path.
 
-    `commit` is called at level ``fsync`` after every append and returns when it is on the disk, or raises ``OSError``.
-    `open_files` is how many files all logs together keep open.
+    `commit` returns when everything appended to a log is on the disk, or raises ``OSError``; it may wait. It is called
+    at level ``fsync`` after every append, at all levels before something is deleted that was copied. `open_files` is
+    how many files all logs together keep open.
     """
 
     def __init__(
@@ -67,6 +69,8 @@ class Storage:
     def names(self) -> list[str]:
         """The topics there are, sorted. Finishes deletions that were interrupted."""
         remove_leftovers(self.files, our_folder(self.data_path))
+        if self.durability is Durability.FSYNC:
+            self.files.fsync_folder(our_folder(self.data_path))  # an earlier run may have made them at another level
         return topics_in(self.files, self.data_path)
 
     def open(self, name: str) -> tuple["TopicStore", Checkpoint | None]:
@@ -190,11 +194,13 @@ class TopicStore:
             write_temporary(files, self._checkpoint_path, content, sync=self._commits)
 
     def adopt_checkpoint(self) -> None:
-        """Make what was written the checkpoint. Raises ``OSError``.
+        """Make what was written the checkpoint; the next ``commit`` makes that durable. Raises ``OSError``.
 
         Not in a thread: while one was writing, the topic may have been deleted and another of its name been made.
         """
         adopt_temporary(self._storage.files, self._checkpoint_path)
+        if self._commits:
+            self.log.note_new_name()
 
     def release(self, saved: Checkpoint, needed: Callable[[], Iterable[bytes]]) -> None:
         """Delete what neither this checkpoint, which is saved, nor anybody after it needs.
@@ -207,11 +213,11 @@ class TopicStore:
         def unfinished() -> Iterable[bytes]:
             return {entry_id(key) for place in places for key in place.entries}.union(needed())
 
-        self.log.release(seq, unfinished, saved.end)
+        self.log.release(seq, unfinished, saved.end, lambda: self._storage.commit(self.log))
 
     def delete(self) -> None:
         """Remove all of it; what cannot be removed now is removed at the next start."""
         try:
-            self.log.delete()
+            self.log.delete(durably=self._commits)
         except OSError as error:
             self._storage.failed(error)

@@ -167,6 +167,7 @@ class Topic:
     def delete_channel(self, name: str) -> None:
         """End a channel with all it holds. Raises ``KeyError``."""
         self._delete(self.channels[name])
+        self._settle()
 
     def _make_channel(self, name: str, position: int) -> Channel:
         store = None if is_ephemeral(name) else self.store
@@ -205,6 +206,7 @@ class Topic:
             self.paused = True
             self._note(TOPIC_PAUSED, "")
             self._note_change()
+            self._settle()
 
     def unpause(self) -> None:
         """Give the channels what was kept."""
@@ -244,12 +246,14 @@ class Topic:
         self._pass_over()
         self._note(TOPIC_EMPTIED, "")
         self._note_change()
+        self._settle()
 
     def empty_channel(self, name: str) -> None:
         """Drop everything a channel has: waiting, deferred and in flight. Raises ``KeyError``."""
         self.channels[name].empty()
         self._note(CHANNEL_EMPTIED, name)
         self._note_change()
+        self._settle()
 
     def close(self) -> None:
         """The daemon stops: nothing is taken or given any more. What is held stays where it is kept."""
@@ -297,7 +301,8 @@ class Topic:
     def release(self, saved: Checkpoint) -> None:
         """Delete what is not needed any more now that this checkpoint is saved."""
         assert self.store is not None, "what lives in memory alone has no checkpoint"
-        self.store.release(saved, self._kept_since)
+        if not self.exiting:
+            self.store.release(saved, self._kept_since)
 
     def restore(self, before: Recovered, channels: Iterable[str], now: float, now_ns: int) -> None:
         """Be as before; channels that are named and were not there begin here, unless nobody knows which there were."""
@@ -351,6 +356,7 @@ class Topic:
         self._hand_over()
         self._note_ephemeral()
         self._note_change()
+        self._settle()
 
     def _hold_from_here(self) -> tuple[Cursor, Deferred]:
         topic_log = self.store.log if self.store is not None else None
@@ -401,6 +407,14 @@ class Topic:
                 self.store.note(kind, name, self._seq if seq is None else seq)
             except OSError as error:
                 log.error("TOPIC(%s): cannot write to the log - %s", self.name, error)
+
+    def _settle(self) -> None:
+        """Return when what was noted is as durable as a message would be. Last of all, because others run meanwhile."""
+        if self.store is not None:
+            try:
+                self.store.commit()
+            except OSError as error:
+                log.error("TOPIC(%s): cannot sync the log - %s", self.name, error)
 
     def _note_creation(self, name: str, position: int) -> None:
         """Raises ``OSError`` if a channel must not be there without being written down."""

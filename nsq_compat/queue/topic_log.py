@@ -10,37 +10,37 @@ The order of things, which recovery relies on:
 - Nothing is deleted before what was copied out of it is durable.
 """
 
-import itertools
 import logging
 import os
 import re
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from nsq_compat.protocol.message import message_id
 from nsq_compat.queue.damage import Damage
-from nsq_compat.queue.descriptors import Descriptors, File
+from nsq_compat.queue.data_path import remove_folder
+from nsq_compat.queue.descriptors import Descriptors
 from nsq_compat.queue.files import Files
 from nsq_compat.queue.group import MESSAGES, Group, encode_group
-from nsq_compat.queue.group_reader import BLOCK_SIZE, HAS_IDS, GroupReader, first_id_of, index_of
+from nsq_compat.queue.group_reader import BLOCK_SIZE, HAS_IDS, index_of
+from nsq_compat.queue.id_search import fetch_from, shares
 from nsq_compat.queue.kept import Kept
+from nsq_compat.queue.leftovers import leftover_name
 from nsq_compat.queue.log_reader import LogEnd, LogReader, LogWalk
+from nsq_compat.queue.numbering import UNKNOWN, find_end, number_segments
 from nsq_compat.queue.segment import FIRST_GROUP, Place, Segment, SegmentHeader, decode_segment_header
-from nsq_compat.queue.sync_job import SyncJob, Target
+from nsq_compat.queue.sync_job import SyncJob
+from nsq_compat.queue.unsynced import Unsynced
 
-__all__ = ["DEFAULT_SEGMENT_SIZE", "LogEnd", "LogReader", "SyncJob", "TopicLog", "remove_leftovers"]
+__all__ = ["DEFAULT_SEGMENT_SIZE", "LogEnd", "LogReader", "SyncJob", "TopicLog"]
 
 log = logging.getLogger(__name__)
 
 DEFAULT_SEGMENT_SIZE: Final = 100 << 20
 
 _FILE_NAME: Final = re.compile(r"(log|kept)\.([0-9]{20})")
-_FOLDER_SUFFIX: Final = ".topic"
-_LEFTOVER: Final = re.compile(r".+\.deleted-[0-9]+")
 _COPY_AT_ONCE: Final = 4096  # ids
 _PATIENCE: Final = 16
-_UNKNOWN: Final = (1 << 64) - 1
 
 
 class TopicLog:
@@ -59,10 +59,10 @@ class TopicLog:
         self._last_number = 0
         self._seq = 0
         self._kept = Kept(descriptors, lambda number: self._path("kept", number), segment_size, self.damage)
-        self._unsynced: dict[Segment, None] = {}
-        self._unsynced_folders: list[File] = []
+        self._unsynced = Unsynced(descriptors)
         self._patience = 0
         self._considered = 0
+        self._closed = False
 
     @classmethod
     def open(
@@ -161,11 +161,12 @@ class TopicLog:
         """The frames of these messages, by id. Those that cannot be found are left out, and counted."""
         wanted = sorted(set(ids))
         found = self._kept.fetch(wanted)
-        for segment, some in self._by_segment([each for each in wanted if each not in found]):
-            found |= self._fetch_from(segment, some)
-        for missing in wanted:
-            if missing not in found:
-                self.damage.report(self.folder, missing, 1)
+        if missing := [each for each in wanted if each not in found]:
+            for segment, some in shares(self._segments, self._segments, missing, self.damage):
+                found |= fetch_from(segment, some, self.damage)
+        for each in wanted:
+            if each not in found:
+                self.damage.report(self.folder, each, 1)
         return found
 
     def kept_frames(self) -> Iterator[bytes]:
@@ -174,13 +175,19 @@ class TopicLog:
 
     # --- Deleting -----------------------------------------------------------------------------------------------------
 
-    def release(self, seq: int, unfinished: Callable[[], Iterable[bytes]], start: LogEnd | None = None) -> None:
+    def release(
+        self,
+        seq: int,
+        unfinished: Callable[[], Iterable[bytes]],
+        start: LogEnd | None = None,
+        sync: Callable[[], None] | None = None,
+    ) -> None:
         """Nothing below `seq` is needed any more but the messages in `unfinished()`, deferred ones included.
 
         `start` is the one of the checkpoint that the next ``open`` will be given, ``end`` by default: from its segment
-        on nothing is touched. Segments with many unfinished messages stay, of others these are copied. Best effort:
-        when the system refuses, that is logged and tried again another time; what did not change since the last call is
-        only looked at every few calls.
+        on nothing is touched. Segments with many unfinished messages stay, of others these are copied; `sync` makes the
+        copies durable, and others may use the log meanwhile. Best effort: when the system refuses, that is logged and
+        tried again another time; what did not change since the last call is only looked at every few calls.
         """
         limit = start.segment if start else self.end.segment
         following = zip(self._segments, self._segments[1:], strict=False)
@@ -191,31 +198,45 @@ class TopicLog:
             return
         alive = sorted(unfinished())
         try:
-            for segment, some in list(self._shares(candidates, alive)):
-                self._release_segment(segment, some)
+            parts = list(shares(self._segments, candidates, alive, self.damage))
+            passed = [segment for segment, some in parts if self._copy(segment, some)]
+            emptied = self._kept.copy_from_old(alive)
+            self._note_kept()
+            if any(segment in self._unsynced for segment in self._kept.segments):
+                (sync or self.sync)()
+            if self._closed:
+                return  # its files are gone, and there may be another log in their place
+            for segment in passed:
+                segment.release()
             self._remove_released()
-            self._kept.release(alive, self._sync_kept)
+            self._kept.remove(emptied)
         except OSError as error:
             log.warning("LOG(%s): nothing released - %s", self.folder, error)
 
     def close(self) -> None:
         """Cut off what is reserved and close all files. Syncs nothing."""
+        self._closed = True
         for segment in self._segments:
             segment.close()
         self._kept.close()
         self._active = None
-        for folder in self._unsynced_folders:
-            self._descriptors.close(folder)
+        self._unsynced.close()
         if self._own_descriptors:
             self._descriptors.close_all()
 
-    def delete(self) -> None:
-        """Delete everything; what cannot be deleted now is under a name that ``remove_leftovers`` knows."""
+    def delete(self, durably: bool = False) -> None:
+        """Delete everything; what cannot be deleted now is under a name that ``leftovers`` knows.
+
+        `durably`: not even a power cut brings it back.
+        """
         self.close()
-        doomed = self._doomed_name()
+        parent = os.path.dirname(self.folder)
+        doomed = leftover_name(self.folder, self._descriptors.with_room(lambda: self._files.listdir(parent)))
         self._files.rename(self.folder, doomed)
+        if durably:
+            self._descriptors.with_room(lambda: self._files.fsync_folder(parent))
         try:
-            self._descriptors.with_room(lambda: _remove_folder(self._files, doomed))
+            self._descriptors.with_room(lambda: remove_folder(self._files, doomed))
         except OSError as error:
             log.warning("LOG(%s): not wholly deleted - %s", doomed, error)
 
@@ -223,41 +244,17 @@ class TopicLog:
 
     def begin_sync(self) -> SyncJob:
         """What makes all that was appended so far durable. ``finish_sync`` must follow."""
-        segments = [segment for segment in self._unsynced if segment.needs_sync and not segment.removed]
-        targets: list[Target] = []
-        folders: list[tuple[File, int]] = []
-        try:
-            for segment in segments:
-                targets.append(Target(segment, self._descriptors.pin(segment.file), segment.end))
-            for folder in self._unsynced_folders:
-                folders.append((folder, self._descriptors.pin(folder)))
-        except OSError:
-            for file in [*(target.segment.file for target in targets), *(folder for folder, _ in folders)]:
-                self._descriptors.unpin(file)
-            raise
-        return SyncJob(self._files, targets, folders)
+        return self._unsynced.begin_sync()
 
     def finish_sync(self, job: SyncJob, error: OSError | None) -> None:
         """Take note of how the job went, in the thread of the log."""
-        failed = job.failed if error else ()
-        for target in job.targets:
-            self._descriptors.unpin(target.segment.file)
-            if error is None:
-                target.segment.synced = max(target.segment.synced, target.end)
-        for segment, _, end in failed:
-            segment.refused = max(segment.refused, end)
-            segment.poisoned = segment.abandoned = True
-        for folder, _ in job.folders:
-            self._descriptors.unpin(folder)
-            if error is None and folder in self._unsynced_folders:
-                self._unsynced_folders.remove(folder)
-                self._descriptors.close(folder)
+        self._unsynced.finish_sync(job, error, self._active)
         if error:
             log.error("LOG(%s): failed to sync, going on in a new file - %s", self.folder, error)
-        for segment in [
-            each for each in self._unsynced if each.removed or not (each.needs_sync or each is self._active)
-        ]:
-            del self._unsynced[segment]
+
+    def note_new_name(self) -> None:
+        """Something in its folder has a new name, which the next sync is to make durable."""
+        self._unsynced.add_folder(self.folder)
 
     def sync(self) -> None:
         """Make all that was appended durable, here and now."""
@@ -277,7 +274,7 @@ class TopicLog:
             names = self._descriptors.with_room(lambda: self._files.listdir(self.folder))
         except FileNotFoundError:
             self._files.mkdir(self.folder)
-            self._note_folder(os.path.dirname(self.folder))
+            self._unsynced.add_folder(os.path.dirname(self.folder))
             names = ()
         found = sorted((match[1], int(match[2])) for name in names if (match := _FILE_NAME.fullmatch(name)))
         headers: list[SegmentHeader | None] = []
@@ -286,49 +283,17 @@ class TopicLog:
             if kind == "kept":
                 self._kept.found(number, size)
             else:
-                segment = Segment(self._descriptors, self._path(kind, number), number, _UNKNOWN, size)
+                segment = Segment(self._descriptors, self._path(kind, number), number, UNKNOWN, size)
                 header = decode_segment_header(segment.pread(FIRST_GROUP, 0))
                 if header and header.released:
                     segment.note_released()
                 headers.append(header)
                 self._segments.append(segment)
         self._last_number = max([start.segment if start else 0, *(segment.number for segment in self._segments)])
-        self._number_segments(headers)
-        self._find_end(start)
-
-    def _number_segments(self, headers: Sequence[SegmentHeader | None]) -> None:
-        """A segment whose header is damaged gets the number of its first message, at most too high: that is safe."""
-        following = _UNKNOWN
-        for segment, header in zip(reversed(self._segments), reversed(headers), strict=True):
-            segment.first_seq = following = header.first_seq if header else self._first_seq_of(segment, following)
-
-    def _first_seq_of(self, segment: Segment, following: int) -> int:
-        if segment.end > FIRST_GROUP:
-            log.warning("LOG(%s): its header is damaged", segment.path)
-        reader = GroupReader(segment, self.damage)
-        while groups := reader.read():
-            for group in groups:
-                if group.kind == MESSAGES:
-                    return group.first_seq
-        return following
-
-    def _find_end(self, start: LogEnd | None) -> None:
-        """Where the numbers stand, from the last segment that tells; and the last one's end."""
-        seq = start.seq if start else 0
-        for segment in reversed(self._segments):
-            begin = start.offset if start and start.segment == segment.number else FIRST_GROUP
-            reader = GroupReader(segment, self.damage, min(begin, segment.end))
-            while reader.read():
-                pass
-            if segment is self._segments[-1]:
-                self._cut_tail(segment, reader.tail)
-            known = segment.first_seq if segment.first_seq != _UNKNOWN else 0
-            seq = max(seq, reader.next_seq, known)
-            if known or reader.next_seq or begin > FIRST_GROUP:
-                break
-        self._seq = seq
-        for segment in self._segments:
-            segment.first_seq = min(segment.first_seq, seq)
+        number_segments(self._segments, headers, self.damage)
+        self._seq, tail = find_end(self._segments, start, self.damage)
+        if self._segments:
+            self._cut_tail(self._segments[-1], tail)
 
     def _cut_tail(self, segment: Segment, tail: int | None) -> None:
         if tail is not None and tail < segment.end:
@@ -336,22 +301,12 @@ class TopicLog:
                 segment.truncate(tail)
             except OSError as error:
                 log.warning("LOG(%s): the unfinished tail stays - %s", segment.path, error)
-        self._unsynced[segment] = None
+        self._unsynced.add(segment)
 
     # --- Inside -------------------------------------------------------------------------------------------------------
 
     def _path(self, kind: str, number: int) -> str:
         return f"{self.folder}/{kind}.{number:020}"
-
-    def _doomed_name(self) -> str:
-        parent, name = os.path.split(self.folder)
-        taken = set(self._descriptors.with_room(lambda: self._files.listdir(parent)))
-        stem = name.removesuffix(_FOLDER_SUFFIX)
-        return next(
-            os.path.join(parent, candidate)
-            for number in itertools.count(1)
-            if (candidate := f"{stem}.deleted-{number}") not in taken
-        )
 
     def _begin_segment(self) -> Segment:
         number = self._last_number + 1
@@ -367,8 +322,8 @@ class TopicLog:
             self._active.close()
         self._segments.append(segment)
         self._active = segment
-        self._unsynced[segment] = None
-        self._note_folder(self.folder)
+        self._unsynced.add(segment)
+        self._unsynced.add_folder(self.folder)
         return segment
 
     def _is_there(self, path: str) -> bool:
@@ -380,55 +335,11 @@ class TopicLog:
             pass  # nobody knows
         return True
 
-    def _note_folder(self, path: str) -> None:
-        """A name in there is new. A job under way may be too early for it, so it gets a file of its own."""
-        self._unsynced_folders.append(File(path, os.O_RDONLY | os.O_DIRECTORY))
-
-    def _sync_kept(self) -> None:
-        self._note_kept()
-        self.sync()
-
     def _note_kept(self) -> None:
         for segment in self._kept.segments:
             if segment.needs_sync and segment.index is not None and segment not in self._unsynced:
-                self._unsynced[segment] = None
-                self._note_folder(self.folder)
-
-    def _by_segment(self, ids: Sequence[bytes]) -> Iterator[tuple[Segment, Sequence[bytes]]]:
-        """The sorted ids, each with the segment it must be in."""
-        return self._shares(self._segments, ids) if ids else iter(())
-
-    def _shares(self, segments: Sequence[Segment], ids: Sequence[bytes]) -> Iterator[tuple[Segment, Sequence[bytes]]]:
-        """For each of some segments the part of the sorted ids that is in it and not in one of the others."""
-        firsts = [(first_id_of(segment, self.damage), segment) for segment in self._segments]
-        begins = [first for first, _ in firsts if first is not None]
-        chosen = set(segments)
-        for first, segment in firsts:
-            if segment not in chosen:
-                continue
-            if first is None:
-                yield segment, ()
-                continue
-            place = bisect_left(begins, first)
-            end = bisect_left(ids, begins[place + 1]) if place + 1 < len(begins) else len(ids)
-            yield segment, ids[bisect_left(ids, first) : end]
-
-    def _fetch_from(self, segment: Segment, ids: Sequence[bytes]) -> dict[bytes, bytes]:
-        index = index_of(segment, self.damage)
-        spans: dict[tuple[int, int], set[bytes]] = {}
-        for each in ids:
-            spans.setdefault(index.span_of_id(each), set()).add(each)
-        found: dict[bytes, bytes] = {}
-        for (begin, end), wanted in spans.items():
-            reader = GroupReader(segment, self.damage, begin)
-            missing = len(wanted)
-            while missing and reader.offset < end and (groups := reader.read(BLOCK_SIZE // 4)):
-                for group in groups:
-                    if group.kind in HAS_IDS:
-                        some = {each: frame for frame in group.frames if (each := message_id(frame)) in wanted}
-                        found |= some
-                        missing -= len(some)
-        return found
+                self._unsynced.add(segment)
+                self._unsynced.add_folder(self.folder)
 
     def _is_worth_it(self, candidates: Sequence[Segment]) -> bool:
         """Whether to look at all: there is something new, or it is a while since the last time."""
@@ -442,36 +353,20 @@ class TopicLog:
         self._patience = _PATIENCE
         return True
 
-    def _release_segment(self, segment: Segment, alive: Sequence[bytes]) -> None:
-        if alive:
-            if len(alive) * 2 > index_of(segment, self.damage).count:
-                return
-            # Copied again even if an earlier run did so already: whether that copy is durable nobody knows.
-            copied = 0
-            for begin in range(0, len(alive), _COPY_AT_ONCE):
-                frames = self._fetch_from(segment, alive[begin : begin + _COPY_AT_ONCE])
-                self.keep(frames.values())
-                copied += len(frames)
-            self.sync()
-            if copied < len(alive):
-                return  # unreadable now; whoever fetches these counts them
-        segment.release()
+    def _copy(self, segment: Segment, alive: Sequence[bytes]) -> bool:
+        """Copy what is unfinished, if that pays; whether nothing of the segment is needed any more then."""
+        if alive and len(alive) * 2 > index_of(segment, self.damage).count:
+            return False
+        # Copied again even if an earlier run did so already: whether that copy is durable nobody knows.
+        copied = 0
+        for begin in range(0, len(alive), _COPY_AT_ONCE):
+            frames = fetch_from(segment, alive[begin : begin + _COPY_AT_ONCE], self.damage)
+            self.keep(frames.values())
+            copied += len(frames)
+        return copied == len(alive)  # else some are unreadable now; whoever fetches these counts them
 
     def _remove_released(self) -> None:
         """From the oldest on: between others a file that says it was released stays, else its messages seemed lost."""
         while self._segments and self._segments[0].released:
             self._segments[0].remove()
-            self._unsynced.pop(self._segments.pop(0), None)
-
-
-def remove_leftovers(files: Files, folder: str) -> None:
-    """Delete what is left of deleted topics in the folder of all topics. Raises ``OSError``."""
-    for name in files.listdir(folder):
-        if _LEFTOVER.fullmatch(name):
-            _remove_folder(files, os.path.join(folder, name))
-
-
-def _remove_folder(files: Files, folder: str) -> None:
-    for name in files.listdir(folder):
-        files.unlink(os.path.join(folder, name))
-    files.rmdir(folder)
+            self._unsynced.discard(self._segments.pop(0))

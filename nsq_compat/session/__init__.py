@@ -4,6 +4,7 @@
     nsqd_session    a client of nsqd (V2)
     subscription    the client as a consumer of a channel
     nsqd_limits     what a client may negotiate
+    authorization   what it may do, where auth servers decide it
     lookupd_session an nsqd, as nsqlookupd hears it (V1)
     lookup_peer     nsqlookupd, as nsqd talks to it
     upgrade         TLS and compression, on their way between socket and session

@@ -40,6 +40,7 @@ class NsqdLimits:
     tls_required: bool = False
     deflate: bool = True
     max_deflate_level: int = 6
+    auth_required: bool = False
     snappy: bool = True
     topology_region: str = ""
     topology_zone: str = ""
@@ -145,7 +146,7 @@ def identify_response(settings: ClientSettings, features: Features, limits: Nsqd
         max_deflate_level=limits.max_deflate_level,
         snappy=features.snappy,
         sample_rate=settings.sample_rate,
-        auth_required=False,
+        auth_required=limits.auth_required,
         output_buffer_size=settings.output_buffer_size,
         output_buffer_timeout=settings.output_buffer_timeout_ms,
         topology_region=limits.topology_region,

@@ -42,6 +42,7 @@ from nsq_compat.queue.channel import NotInFlight, TooManyConsumers
 from nsq_compat.queue.exiting import Exiting
 from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.stats import ClientStats
+from nsq_compat.session.authorization import Access, AuthFailed, Authorize, Credentials, Grants, not_asked
 from nsq_compat.session.nsqd_limits import (
     NsqdLimits,
     grant,
@@ -64,6 +65,7 @@ class NsqdSession:
 
     `host` is its address without the port, "" for a unix socket; `peer` names it in log lines and stats. `wake` asks
     the shell to call `data_to_send` soon and must not do so itself; `drop` asks it to close the connection at once.
+    `authorize` may take its time within `receive_data`: the shell may go on calling everything else meanwhile.
     Times: `now` monotonic seconds, `now_ns` nanoseconds since 1970.
     """
 
@@ -76,6 +78,7 @@ class NsqdSession:
         host: str,
         wake: Callable[[], None],
         drop: Callable[[], None],
+        authorize: Authorize = not_asked,
         now: float,
         now_ns: int,
     ) -> None:
@@ -89,6 +92,9 @@ class NsqdSession:
         self.drop = drop
         self._broker = broker
         self._limits = limits
+        self._host = host
+        self._authorize = authorize
+        self._access = Access(self._ask) if limits.auth_required else None
         self._now = now
         self._now_ns = now_ns
         self._connect_ts = now_ns // 1_000_000_000
@@ -172,6 +178,8 @@ class NsqdSession:
         """What /stats shows of this client, as a consumer and as a producer."""
         settings, tls = self._settings, self._layers.tls
         counts = self.subscription.counts() if self.subscription is not None else Counts()
+        access = self._access
+        grants = access.grants if access is not None else None
         return ClientStats(
             client_id=settings.client_id,
             hostname=settings.hostname,
@@ -184,6 +192,9 @@ class NsqdSession:
             deflate=self._layers.deflate,
             snappy=self._layers.snappy,
             user_agent=settings.user_agent,
+            authed=access is not None and access.authed,
+            auth_identity=grants.identity if grants is not None else "",
+            auth_identity_url=grants.identity_url if grants is not None else "",
             topology_zone=settings.topology_zone,
             topology_region=settings.topology_region,
             pub_counts=tuple(sorted(self._pub_counts.items())),
@@ -280,7 +291,8 @@ class NsqdSession:
         return delay_ms / 1000
 
     def _make_topic(self, tokens: Sequence[bytes]) -> None:
-        # nsqd: MPUB makes its topic before it looks at the body.
+        # nsqd: MPUB alone asks for permission, and makes its topic, before it looks at the body.
+        self._require(table.MPUB, tokens[1])
         try:
             self._broker.topic(tokens[1].decode("ascii"))
         except (Exiting, OSError) as error:
@@ -291,6 +303,8 @@ class NsqdSession:
     def _publish(self, command: Publish) -> None:
         # Hot: runs for every synchronous PUB.
         spec, tokens, bodies = command
+        if self._access is not None and spec is not table.MPUB:
+            self._require(spec, tokens[1])
         name = tokens[1].decode("ascii")
         try:
             self._broker.topic(name).publish(bodies, self._now, self._now_ns)
@@ -300,6 +314,7 @@ class NsqdSession:
         self._replies.append(OK if spec is table.MPUB else OK * len(bodies))
 
     def _publish_deferred(self, command: Line) -> None:
+        self._require(command.spec, command.tokens[1])
         name = command.tokens[1].decode("ascii")
         try:
             self._broker.topic(name).publish(
@@ -341,6 +356,7 @@ class NsqdSession:
             self._refuse(not_in_flight(E_TOUCH_FAILED, "TOUCH", message_id, str(error)))
 
     def _subscribe(self, command: Line) -> None:
+        self._require(command.spec, *command.tokens[1:3])
         topic, channel = (name.decode("ascii") for name in command.tokens[1:3])
         try:
             self.subscription = Subscription(
@@ -411,7 +427,9 @@ class NsqdSession:
         self.closing = True
 
     def _authenticate(self, command: Line) -> None:
-        raise FatalClientError(E_AUTH_DISABLED, "AUTH disabled")
+        if self._access is None:
+            raise FatalClientError(E_AUTH_DISABLED, "AUTH disabled")
+        self._replies.append(response_frame(self._access.authenticate(command.body)))
 
     def _do_nothing(self, command: Line) -> None:
         pass
@@ -421,6 +439,28 @@ class NsqdSession:
             # A run of FINs has not been through `_admit`.
             raise tls_missing(b"FIN") if self._lacks_tls else wrong_state(spec)
         return self.subscription
+
+    # --- Permission ---------------------------------------------------------------------------------------------------
+
+    def _require(self, spec: CommandSpec, topic: bytes, channel: bytes = b"") -> None:
+        if self._access is not None:
+            self._access.require(spec, topic, channel, self._now)
+
+    def _ask(self, secret: bytes) -> Grants:
+        # Time stands still for the client's deadline: it is not the one who is slow.
+        deadline, self._deadline = self._deadline, NEVER
+        try:
+            tls = self._layers.tls
+            name = tls.common_name if tls is not None else ""
+            grants = self._authorize(Credentials(secret, self._host, tls=tls is not None, common_name=name))
+        except AuthFailed as error:
+            log.warning("PROTOCOL(V2): [%s] AUTH failed %s", self.peer, error)
+            raise
+        waited = max(0.0, grants.received_at - self._now)
+        self._deadline = deadline + waited
+        self._now += waited
+        self._now_ns += int(waited * 1e9)
+        return grants
 
     # --- Errors -------------------------------------------------------------------------------------------------------
 

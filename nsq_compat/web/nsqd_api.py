@@ -25,8 +25,11 @@ def _routes(service: NsqdService) -> Routes:
     statistics = Statistics(service)
     configuration = Configuration(service)
     profiling = Profiling(service)
-    pub = Route(publishing.publish, publishing.message_admission, logged=False)
-    mpub = Route(publishing.publish_many, publishing.batch_admission, logged=False)
+    if service.options.publishing_over_http:
+        pub = Route(publishing.publish, publishing.message_admission, logged=False)
+        mpub = Route(publishing.publish_many, publishing.batch_admission, logged=False)
+    else:
+        pub = mpub = Route(publishing.refuse, publishing.refusal_admission)
     return {
         "/ping": {"GET": Route(statistics.ping)},
         "/info": {"GET": Route(statistics.info)},

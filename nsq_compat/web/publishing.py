@@ -21,6 +21,9 @@ _SIZE_OF_SIZE: Final = 4
 # Few enough digits for int() to be harmless.
 _is_integer = re.compile(r"[+-]?0{0,64}[0-9]{1,19}").fullmatch
 _NS_PER_MS: Final = 1_000_000
+_CLOSED: Final = error(
+    403, "FORBIDDEN: while there are auth servers, publishing over HTTP needs --http-publish-without-auth"
+)
 
 
 class Publishing:
@@ -32,6 +35,7 @@ class Publishing:
         self._max_defer_ms = options.max_defer_timeout // _NS_PER_MS
         self.message_admission = Admission(self._max_msg_size, error(413, "MSG_TOO_BIG"))
         self.batch_admission = Admission(self._max_body_size, error(413, "BODY_TOO_BIG"))
+        self.refusal_admission = Admission(self._max_body_size, _CLOSED)
 
     def publish(self, request: Request) -> Response:
         if not request.body:
@@ -50,6 +54,10 @@ class Publishing:
         else:
             bodies = split_text(request.body, self._max_msg_size)
         return self._put(topic, bodies) if bodies else OK
+
+    def refuse(self, request: Request) -> Response:
+        """Instead of both, where auth servers decide who may publish: they know nothing of HTTP (http-auth)."""
+        return _CLOSED
 
     def _put(self, topic: Topic, bodies: list[bytes], defer: float = 0.0) -> Response:
         try:

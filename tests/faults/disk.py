@@ -1,20 +1,22 @@
 """Disks that fail: ``SimulatedDisk`` forgets what was not synced, ``FaultyFiles`` fails or writes short at one call.
 
 The simulated disk keeps, for every file, what is durable and the writes since. A power cut keeps any part of those,
-sector by sector, files independent of each other; names come and go in their order, folder by folder, as a journal
-does it, up to any point after the last sync of the folder. A sync that fails drops what it should have written, and the
-next one says nothing of it, as Linux does.
+sector by sector, files independent of each other; names, of files and of folders, come and go in their order, folder by
+folder, as a journal does it, up to any point after the last sync of the folder. A sync that fails drops what it should
+have written, and the next one says nothing of it, as Linux does.
 """
 
 import errno
 import os
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import Any
+from typing import Any, Self, TypeVar
 
 from nsq_compat.queue.files import Files
 
 SECTOR = 512
+
+Entry = TypeVar("Entry", "Inode", "Folder")
 
 
 class Inode:
@@ -81,14 +83,51 @@ def _sectors(offset: int, data: bytes):
         offset, data = offset + size, data[size:]
 
 
-class SimulatedDisk:
-    """Files in memory; folders are there when somebody made them. Implements ``Files``."""
+class Folder:
+    """A folder's names: `now` is what a process sees, `durable` with some of the `changes` what a power cut leaves."""
 
     def __init__(self) -> None:
-        self.folders: dict[str, dict[str, Inode]] = {"/": {}}
-        self.journal: dict[str, list[Callable[[dict[str, Inode]], Any]]] = {"/": []}
-        self.durable_names: dict[str, dict[str, Inode]] = {"/": {}}
-        self.open_files: dict[int, Inode | str] = {}
+        self.now: dict[str, Inode | Folder] = {}
+        self.durable: dict[str, Inode | Folder] = {}
+        self.changes: list[Callable[[dict[str, Inode | Folder]], Any]] = []
+
+    def change(self, change: Callable[[dict[str, "Inode | Folder"]], Any]) -> None:
+        change(self.now)
+        self.changes.append(change)
+
+    def sync(self) -> None:
+        self.durable = dict(self.now)
+        self.changes.clear()
+
+    def put(self, name: str, entry: "Inode | Folder") -> None:
+        """A name that is durable at once."""
+        self.now[name] = self.durable[name] = entry
+
+    def after_power_cut(self, random: Random) -> "Folder":
+        """One of those there may be, and of what is in it."""
+        survived = dict(self.durable)
+        for change in self.changes[: random.randint(0, len(self.changes))]:
+            change(survived)
+        found = Folder()
+        for name, entry in survived.items():
+            after = entry.after_power_cut(random)
+            found.put(name, after if isinstance(after, Folder) else Inode(after))
+        return found
+
+    def copy(self) -> "Folder":
+        """Another one with the same content, all of it durable."""
+        other = Folder()
+        for name, entry in self.now.items():
+            other.put(name, entry.copy() if isinstance(entry, Folder) else Inode(bytes(entry.now)))
+        return other
+
+
+class SimulatedDisk:
+    """Files in memory. Implements ``Files``."""
+
+    def __init__(self) -> None:
+        self.root = Folder()
+        self.open_files: dict[int, Inode | Folder] = {}
         self.failing_syncs = 0
         self._next_fd = 100
 
@@ -99,33 +138,18 @@ class SimulatedDisk:
         self.open_files.clear()
         return self
 
-    def power_cut(self, random: Random) -> "SimulatedDisk":
+    def power_cut(self, random: Random) -> Self:
         """The disk as it may be found afterwards."""
-        found = SimulatedDisk()
-        for folder, names in self.durable_names.items():
-            survived = dict(names)
-            journal = self.journal[folder]
-            for change in journal[: random.randint(0, len(journal))]:
-                change(survived)
-            found._add_folder(folder)
-            for name, inode in survived.items():
-                found.put(f"{folder}/{name}", inode.after_power_cut(random))
-        return found
+        return self._with(self.root.after_power_cut(random))
 
     def put(self, path: str, content: bytes) -> None:
         """A file with that durable content."""
-        folder, name = os.path.split(path)
-        inode = Inode(content)
-        self.folders[folder][name] = self.durable_names[folder][name] = inode
+        folder, name = self._place(path)
+        folder.put(name, Inode(content))
 
-    def copy(self) -> "SimulatedDisk":
+    def copy(self) -> Self:
         """Another disk with the same content, all of it durable."""
-        other = SimulatedDisk()
-        for folder, names in self.folders.items():
-            other._add_folder(folder)
-            for name, inode in names.items():
-                other.put(f"{folder}/{name}", bytes(inode.now))
-        return other
+        return self._with(self.root.copy())
 
     def content(self, path: str) -> bytes:
         """What a process reads in a file."""
@@ -138,23 +162,21 @@ class SimulatedDisk:
         if path == os.devnull:
             self.open_files[self._next_fd] = Inode()
         elif flags & os.O_DIRECTORY:
-            self._folder(path)
-            self.open_files[self._next_fd] = path
+            self.open_files[self._next_fd] = self._folder(path)
         else:
             self.open_files[self._next_fd] = self._open_file(path, flags)
         return self._next_fd
 
     def _open_file(self, path: str, flags: int) -> Inode:
-        folder, name = os.path.split(path)
-        names = self._folder(folder)
-        inode = names.get(name)
+        folder, name = self._place(path)
+        inode = folder.now.get(name)
         if inode is None:
             if not flags & os.O_CREAT:
                 raise FileNotFoundError(errno.ENOENT, "no such file", path)
-            inode = Inode()
-            self._change(folder, lambda names: names.__setitem__(name, inode))
+            inode = self._new(folder, name, Inode())
         elif flags & os.O_EXCL:
             raise FileExistsError(errno.EEXIST, "file exists", path)
+        assert isinstance(inode, Inode), "a folder is not read or written"
         if flags & os.O_TRUNC and inode.now:
             inode.resize(0)
         return inode
@@ -187,78 +209,84 @@ class SimulatedDisk:
 
     def fsync(self, fd: int) -> None:
         opened = self.open_files[fd]
-        if isinstance(opened, str):
-            self.fsync_folder(opened)
+        if isinstance(opened, Folder):
+            opened.sync()
         else:
             self.fdatasync(fd)
 
     def fsync_folder(self, path: str) -> None:
-        self.durable_names[path] = dict(self._folder(path))
-        self.journal[path].clear()
+        self._folder(path).sync()
 
     def size(self, path: str) -> int:
         return len(self._inode(path).now)
 
     def rename(self, old: str, new: str) -> None:
-        (folder, old_name), (new_folder, new_name) = os.path.split(old), os.path.split(new)
-        if old in self.folders:
-            for entries in self._by_folder():
-                entries[new] = entries.pop(old)
-            return
-        assert folder == new_folder, "files move within their folder"
-        self._inode(old)
-
-        def move(names: dict[str, Inode]) -> None:
-            names[new_name] = names.pop(old_name)
-
-        self._change(folder, move)
+        (folder, old_name), (new_folder, new_name) = self._place(old), self._place(new)
+        entry = self._entry(old)
+        if folder is new_folder:
+            folder.change(lambda names: names.__setitem__(new_name, names.pop(old_name)))
+        else:
+            new_folder.change(lambda names: names.__setitem__(new_name, entry))
+            folder.change(lambda names: names.pop(old_name))
 
     def unlink(self, path: str) -> None:
-        folder, name = os.path.split(path)
         self._inode(path)
-        self._change(folder, lambda names: names.pop(name, None))
+        self._remove(path)
 
     def mkdir(self, path: str, mode: int = 0o700) -> None:
-        if path in self.folders:
+        folder, name = self._place(path)
+        if name in folder.now:
             raise FileExistsError(errno.EEXIST, "folder exists", path)
-        self._add_folder(path)
+        self._new(folder, name, Folder())
 
     def rmdir(self, path: str) -> None:
-        if self._folder(path):
+        if self._folder(path).now:
             raise OSError(errno.ENOTEMPTY, "not empty", path)
-        for entries in self._by_folder():
-            del entries[path]
+        self._remove(path)
 
     def listdir(self, path: str) -> Sequence[str]:
-        below = [os.path.basename(folder) for folder in self.folders if os.path.dirname(folder) == path != folder]
-        return [*self._folder(path), *below]
+        return list(self._folder(path).now)
 
     # --- Inside -------------------------------------------------------------------------------------------------------
 
-    def _by_folder(self) -> Sequence[dict[str, Any]]:
-        return self.folders, self.journal, self.durable_names
+    def _with(self, root: Folder) -> Self:
+        other = type(self)()
+        other.root = root
+        return other
 
-    def _add_folder(self, path: str) -> None:
-        self.folders.setdefault(path, {})
-        self.journal.setdefault(path, [])
-        self.durable_names.setdefault(path, {})
+    @staticmethod
+    def _new(folder: Folder, name: str, entry: Entry) -> Entry:
+        folder.change(lambda names: names.__setitem__(name, entry))
+        return entry
 
-    def _change(self, folder: str, change: Callable[[dict[str, Inode]], Any]) -> None:
-        change(self.folders[folder])
-        self.journal[folder].append(change)
+    def _remove(self, path: str) -> None:
+        folder, name = self._place(path)
+        folder.change(lambda names: names.pop(name, None))
 
-    def _folder(self, path: str) -> dict[str, Inode]:
+    def _place(self, path: str) -> tuple[Folder, str]:
+        parent, name = os.path.split(path)
+        return self._folder(parent), name
+
+    def _folder(self, path: str) -> Folder:
+        folder = self.root
+        for name in filter(None, path.split("/")):
+            entry = folder.now.get(name)
+            if not isinstance(entry, Folder):
+                raise FileNotFoundError(errno.ENOENT, "no such folder", path)
+            folder = entry
+        return folder
+
+    def _entry(self, path: str) -> Inode | Folder:
+        folder, name = self._place(path)
         try:
-            return self.folders[path]
-        except KeyError:
-            raise FileNotFoundError(errno.ENOENT, "no such folder", path) from None
-
-    def _inode(self, path: str) -> Inode:
-        folder, name = os.path.split(path)
-        try:
-            return self._folder(folder)[name]
+            return folder.now[name]
         except KeyError:
             raise FileNotFoundError(errno.ENOENT, "no such file", path) from None
+
+    def _inode(self, path: str) -> Inode:
+        entry = self._entry(path)
+        assert isinstance(entry, Inode), "a folder is not read or written"
+        return entry
 
     def _file(self, fd: int) -> Inode:
         opened = self.open_files[fd]

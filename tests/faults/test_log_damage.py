@@ -85,12 +85,14 @@ SMALL = build(1000, 40, [1, 3, 1, 2, 5, 1, 1, 4, 1, 1])
 LARGE = build(20_000, 300, [1, 60, 1, 20, 1, 1, 40, 1, 1, 30, 1, 1])
 
 
-def read_all(disk: SimulatedDisk, log_class: type[TopicLog] = TopicLog) -> tuple[set[bytes], TopicLog]:
+def read_all(
+    disk: SimulatedDisk, log_class: type[TopicLog] = TopicLog, once: bool = True
+) -> tuple[set[bytes], TopicLog]:
     """Everything there is by all ways of reading, which agree."""
     log = log_class.open(cast("Files", disk), FOLDER, segment_size=1000)
     groups = list(log.recovered())
     found = [message_id(frame) for group in groups for frame in group.frames if group.kind in (MESSAGES, DEFERRED)]
-    assert len(found) == len(set(found))
+    assert len(found) == len(set(found)) or not once
     count = log.damaged_records
     reader = log.reader(0)
     read: list[bytes] = []
@@ -219,5 +221,5 @@ def test_whatever_is_in_the_files_they_are_opened_and_read(data):
         begin, end = sorted([data.draw(st.integers(0, len(content))), data.draw(st.integers(0, len(content)))])
         middle = data.draw(st.one_of(st.binary(max_size=300), st.just(content[begin:end] * 2), st.just(content[:end])))
         disk.put(path, content[:begin] + middle + content[end:])
-    _, log = read_all(disk)
+    _, log = read_all(disk, once=False)  # a piece that is there twice may bring its messages twice
     is_alive(log)

@@ -71,16 +71,6 @@ class Disk(SimulatedDisk):
             super().pwrite(fd, data[: half - offset], offset)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def power_cut(self, random: Random) -> "Disk":
-        return self._of_this_kind(super().power_cut(random))
-
-    def copy(self) -> "Disk":
-        return self._of_this_kind(super().copy())
-
-    def _of_this_kind(self, disk: SimulatedDisk) -> "Disk":
-        disk.__class__ = Disk
-        return cast("Disk", disk)
-
 
 class Client:
     """A consumer that asks when a rule says so."""
@@ -241,8 +231,9 @@ class QueueOnDisk(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.disk = Disk()
-        self.disk.mkdir(DATA_PATH)
-        self.disk.mkdir(our_folder(DATA_PATH))
+        for folder in (DATA_PATH, our_folder(DATA_PATH)):
+            self.disk.mkdir(folder)
+            self.disk.fsync_folder(os.path.dirname(folder))
         self.now = 5000.0
         self.wall = 1_700_000_000.0
         self.serial = 0
@@ -507,7 +498,7 @@ class QueueOnDisk(RuleBasedStateMachine):
         real, known = self.topic(topic)
         if EPHEMERAL in known.live.channels:
             real.channels[EPHEMERAL].remove_consumer(self.clients.pop(real.channels[EPHEMERAL])[0])
-            self.logged(real, known, lambda model: model.channels.pop(EPHEMERAL, None))
+            self.logged(known, lambda model: model.channels.pop(EPHEMERAL, None))
         else:
             self.new_channel(topic, EPHEMERAL)
             self.client(real.channels[EPHEMERAL], 0)
@@ -520,7 +511,7 @@ class QueueOnDisk(RuleBasedStateMachine):
         topic, known = self.topic(real.topic_name)
         topic.delete_channel(real.name)
         known.paused_channels.discard(real.name)
-        self.logged(topic, known, lambda model: model.channels.pop(real.name))
+        self.logged(known, lambda model: model.channels.pop(real.name))
         if again:
             self.new_channel(topic.name, real.name)
 
@@ -538,20 +529,22 @@ class QueueOnDisk(RuleBasedStateMachine):
     def pause_topic(self, topic: str) -> None:
         real, known = self.topic(topic)
         real.pause()
-        self.logged(real, known, Model.pause)
+        self.logged(known, Model.pause)
 
     @rule(topic=topics)
     def unpause_topic(self, topic: str) -> None:
         real, known = self.topic(topic)
         real.unpause()
-        self.logged(real, known, Model.unpause)
+        self.logged(known, Model.unpause)
         self.serve()
 
     @rule(topic=topics)
     def a_topic_awaits_its_channels(self, topic: str) -> None:
         real, known = self.topic(topic)
         real.await_channels()
-        self.logged(real, known, Model.await_channels)
+        assert real.store is not None
+        real.store.commit()  # as who makes a topic does last
+        self.logged(known, Model.await_channels)
 
     @rule(topic=topics, channels=st.sets(st.sampled_from(["archive", "metrics", EPHEMERAL])))
     def a_topic_learns_its_channels(self, topic: str, channels: set[str]) -> None:
@@ -560,14 +553,14 @@ class QueueOnDisk(RuleBasedStateMachine):
         for name in sorted(channels - {EPHEMERAL} - known.live.channels.keys()):
             for each in known.all:
                 each.create(name)
-        self.logged(real, known, Model.learn_channels)
+        self.logged(known, Model.learn_channels)
         self.serve()
 
     @rule(topic=topics)
     def empty_topic(self, topic: str) -> None:
         real, known = self.topic(topic)
         real.empty()
-        self.logged(real, known, Model.empty)
+        self.logged(known, Model.empty)
 
     @has_channels
     @rule(channel=pick, count=st.integers(1, 3), emptied=st.booleans())
@@ -585,7 +578,7 @@ class QueueOnDisk(RuleBasedStateMachine):
         real, _ = self.channel(channel)
         topic, known = self.topic(real.topic_name)
         topic.empty_channel(real.name)
-        self.logged(topic, known, lambda model: model.empty_channel(real.name))
+        self.logged(known, lambda model: model.empty_channel(real.name))
 
     @has_channels
     @rule(channel=pick)
@@ -594,12 +587,9 @@ class QueueOnDisk(RuleBasedStateMachine):
         (real.unpause if real.paused else real.pause)()
         self.topics[real.topic_name].paused_channels ^= {real.name}
 
-    def logged(self, real: Topic, known: Known, change: Callable[[Model], object]) -> None:
-        """At level fsync it is durable with whatever is published next; here, at once."""
+    def logged(self, known: Known, change: Callable[[Model], object]) -> None:
         for each in known.all:
             change(each)
-        assert real.store is not None
-        real.store.commit()
 
     # --- Checkpoints, ends and beginnings -----------------------------------------------------------------------------
 
@@ -625,7 +615,7 @@ class QueueOnDisk(RuleBasedStateMachine):
             assert real.store is not None
             real.store.write_checkpoint(known.saved.encode())
             real.store.adopt_checkpoint()
-            self.disk.fsync_folder(real.store.log.folder)  # as the system does within seconds
+            real.store.commit()
             real.release(known.saved)
             known.durable, known.saved, known.to_be_durable = known.to_be_durable, None, None
 
@@ -673,10 +663,10 @@ class QueueOnDisk(RuleBasedStateMachine):
             known = self.topics[name]
             assert real.store is not None
             real.surrender_memory()
-            real.store.log.sync()
+            real.store.commit()
             real.store.write_checkpoint(real.checkpoint(self.now, self.now_ns).encode())
             real.store.adopt_checkpoint()
-            self.disk.fsync_folder(real.store.log.folder)
+            real.store.commit()
             real.store.log.close()
             known.durable = known.live.after_end(self.offset)
             known.live = known.durable.copy(-self.offset)
@@ -775,11 +765,11 @@ def _loses_one_of_many(take: Callable[..., Sequence[bytes]]) -> Callable[..., Se
 
 
 def _deletes_too_much(release: Callable[..., None]) -> Callable[..., None]:
-    return lambda self, seq, unfinished, start: release(self, seq + 10, unfinished, start)
+    return lambda self, seq, *rest: release(self, seq + 10, *rest)
 
 
 def _deletes_what_is_not_finished(release: Callable[..., None]) -> Callable[..., None]:
-    return lambda self, seq, unfinished, start: release(self, seq, lambda: (), start)
+    return lambda self, seq, unfinished, *rest: release(self, seq, lambda: (), *rest)
 
 
 def _names_nothing_one_by_one(place: Callable[[Channel], Place]) -> Callable[[Channel], Place]:
@@ -798,6 +788,10 @@ def _trusts_the_log_with_everything(stays: Callable[..., bool]) -> Callable[...,
     return lambda self, frames, logged: not self.spills(len(frames))
 
 
+def _forgets_the_name(delete: Callable[..., None]) -> Callable[..., None]:
+    return lambda self, durably: delete(self)
+
+
 def _does_nothing(_: Callable[..., Any]) -> Callable[..., None]:
     return lambda *_: None
 
@@ -813,6 +807,9 @@ MUTANTS: dict[str, Mutant] = {
     "deferred frames that are nowhere": (QueueInMemory, Deferred, "_stays", _trusts_the_log_with_everything),
     "what was emptied comes back": (QueueOnDisk, Cursor, "pass_over", _does_nothing),
     "an OK before the disk has it": (QueueOnDisk, TopicStore, "commit", _does_nothing),
+    "a pause or an end before the disk has it": (QueueOnDisk, Topic, "_settle", _does_nothing),
+    "a topic's end before the disk has it": (QueueOnDisk, TopicLog, "delete", _forgets_the_name),
+    "a checkpoint before the disk has its name": (QueueOnDisk, TopicLog, "note_new_name", _does_nothing),
     "ids that begin again": (QueueOnDisk, GuidFactory, "start_after", _does_nothing),
 }
 

@@ -84,8 +84,12 @@ def calls(request_timeout: float = PATIENCE, tls: ssl.SSLContext | None = None) 
 
 
 def failure(url: str, request_timeout: float = PATIENCE, tls: ssl.SSLContext | None = None) -> str:
+    return failure_of(calls(request_timeout, tls), url)
+
+
+def failure_of(these: HttpCalls, url: str) -> str:
     with pytest.raises(CallFailed) as caught:
-        calls(request_timeout, tls).get(url)
+        these.get(url)
     return str(caught.value)
 
 
@@ -366,6 +370,17 @@ def test_a_greenlet_that_is_killed_shuts_its_connection(serve):
         gevent.sleep(0.01)
     waiting.kill()
     assert waiting.ready()
+
+
+def test_who_waits_when_the_daemon_stops_is_let_go(serve):
+    server = serve(nothing)
+    everybody = calls()
+    victims = [gevent.spawn(failure_of, everybody, server.url) for _ in range(THREADS_PER_SERVER + 1)]
+    while not server.heard:
+        gevent.sleep(0.01)
+    everybody.stop()
+    gevent.joinall(victims, raise_error=True)
+    assert {victim.value for victim in victims} == {"the daemon stops"}
 
 
 def test_servers_that_are_not_asked_any_more_are_forgotten():

@@ -64,7 +64,6 @@ def test_an_unknown_flag_exits_as_gos_do():
         (["--node-id=1024"], "--node-id must be [0,1024)"),
         (["--tcp-address=127.0.0.1:99999"], "listen (127.0.0.1:99999) failed - invalid port"),
         (["--tls-required"], "cannot require TLS client connections without TLS key and cert"),
-        (["--auth-http-address=127.0.0.1:1"], "--auth-http-address is not supported yet"),
     ],
 )
 def test_what_cannot_be_is_one_fatal_line_and_exit_code_1(arguments, reason, tmp_path):

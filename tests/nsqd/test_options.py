@@ -79,7 +79,7 @@ NSQ_FLAGS = {
 }
 """Every flag of NSQ 1.3.0's nsqd."""
 
-OUR_OWN_FLAGS = {"durability", "max-defer-timeout"}
+OUR_OWN_FLAGS = {"durability", "http-publish-without-auth", "max-defer-timeout"}
 """Flags NSQ does not have."""
 
 CONFIG_KEYS = {
@@ -103,6 +103,7 @@ DEFAULTS_SHOWN_AT_RUN_TIME = {
     "nsqlookupd_tcp_addresses": [],
     "auth_http_addresses": [],
     "auth_http_request_method": "get",
+    "http_publish_without_auth": False,
     "http_client_connect_timeout": 2 * SECOND,
     "http_client_request_timeout": 5 * SECOND,
     "topology_region": "",
@@ -221,6 +222,12 @@ def test_a_client_policy_makes_tls_mandatory():
     assert options_from("-tls-client-auth-policy=anything").tls_required == 1
     assert options_from("-tls-client-auth-policy=require", "-tls-required=tcp-https").tls_required == 2
     assert options_from("-tls-client-auth-policy=").tls_required == 0
+
+
+def test_publishing_over_http_is_closed_only_where_auth_servers_decide():
+    assert options_from().publishing_over_http
+    assert not options_from("-auth-http-address=a:1").publishing_over_http
+    assert options_from("-auth-http-address=a:1", "-http-publish-without-auth").publishing_over_http
 
 
 def test_experiments_are_not_checked():

@@ -43,6 +43,7 @@ def test_a_synced_replacement_survives_a_power_cut_and_another_one_is_old_or_new
         disk = SimulatedDisk()
         files = cast("Files", disk)
         files.mkdir("/f")
+        files.fsync_folder("/")
         replace_file(files, "/f/checkpoint", b"old", sync=True)
         assert disk.power_cut(Random(seed)).content("/f/checkpoint") == b"old"
         replace_file(files, "/f/checkpoint", b"new", sync=True)

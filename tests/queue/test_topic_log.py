@@ -1,5 +1,6 @@
 import itertools
 import os
+from random import Random
 from typing import cast
 
 import pytest
@@ -10,7 +11,7 @@ from nsq_compat.protocol.message import make_frames, message_id
 from nsq_compat.queue.descriptors import Descriptors
 from nsq_compat.queue.files import Files, OsFiles
 from nsq_compat.queue.group import CHANNEL_CREATED, DEFERRED, MESSAGES, TOPIC_EMPTIED, Group
-from nsq_compat.queue.topic_log import LogEnd, TopicLog, remove_leftovers
+from nsq_compat.queue.topic_log import LogEnd, TopicLog
 from tests.faults.disk import SimulatedDisk
 
 FOLDER = "/orders.topic"
@@ -250,6 +251,51 @@ def test_a_file_full_of_unfinished_messages_stays_and_others_around_it_go(writer
     assert writer.log.disk_bytes < files * 300
 
 
+def test_nothing_is_deleted_when_its_copy_may_not_be_durable(writer):
+    frames = {message_id(frame): frame for _ in range(40) for frame in writer.publish()}
+    unfinished = dict(list(frames.items())[::11])
+    before = writer.paths()
+
+    def fails():
+        raise OSError("no sync")
+
+    writer.log.release(40, lambda: unfinished, sync=fails)
+    assert writer.paths() == before
+    assert writer.log.fetch(frames) == frames
+
+
+def test_what_is_written_while_the_copies_are_synced_stays(writer):
+    frames = {message_id(frame): frame for _ in range(40) for frame in writer.publish()}
+    unfinished = dict(list(frames.items())[::11])
+
+    def syncs():
+        later = writer.publish(3)
+        writer.log.keep(later)
+        unfinished.update((message_id(frame), frame) for frame in later)
+        writer.log.sync()
+
+    for _ in range(20):
+        writer.log.release(writer.log.end.seq, unfinished.copy, sync=syncs)
+        for _ in range(5):
+            writer.publish()
+        assert writer.log.fetch(unfinished) == unfinished
+    assert writer.log.damaged_records == 0
+
+
+def test_a_log_that_ends_while_the_copies_are_synced_leaves_the_next_of_its_name_alone(writer):
+    frames = [message_id(frame) for _ in range(40) for frame in writer.publish()]
+    old = writer.log
+    others: list[bytes] = []
+
+    def syncs():
+        old.delete()
+        writer.open()
+        others.extend(frame for _ in range(40) for frame in writer.publish())
+
+    old.release(40, lambda: frames[::11], sync=syncs)
+    assert list(numbers_read(writer.log).values()) == others
+
+
 def test_nothing_from_the_checkpoints_file_on_is_released(writer):
     for _ in range(10):
         writer.publish()
@@ -289,16 +335,20 @@ def test_a_reader_survives_the_release_of_what_it_has_read(writer):
 # --- Files ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_deleted_log_is_gone_and_what_a_crash_leaves_of_one_goes_later(tmp_path):
-    folder = str(tmp_path / "orders.topic")
-    writer = Writer(OsFiles(), folder)
+def test_a_deleted_log_is_gone(tmp_path):
+    writer = Writer(OsFiles(), str(tmp_path / "orders.topic"))
     writer.publish(30)
-    (tmp_path / "orders.deleted-1").mkdir()
-    (tmp_path / "orders.deleted-1" / "log.1").write_bytes(b"")
     writer.log.delete()
-    assert os.listdir(tmp_path) == ["orders.deleted-1"]
-    remove_leftovers(OsFiles(), str(tmp_path))
     assert os.listdir(tmp_path) == []
+
+
+def test_a_log_that_was_deleted_durably_does_not_come_back():
+    for seed in range(20):
+        writer = Writer()
+        writer.publish()
+        writer.log.sync()
+        writer.log.delete(durably=True)
+        assert cast("SimulatedDisk", writer.files).power_cut(Random(seed)).listdir("/") in ([], ["orders.deleted-1"])
 
 
 def test_the_files_are_private_and_other_files_are_left_alone(tmp_path):

@@ -15,6 +15,7 @@ import pytest
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.stats import ClientStats
+from nsq_compat.session.authorization import Authorize, not_asked
 from nsq_compat.session.nsqd_limits import NsqdLimits
 from nsq_compat.session.nsqd_session import NsqdSession
 
@@ -50,6 +51,8 @@ class Nsqd:
         self.limits = NsqdLimits(**options)
         self.now = 1000.0
         self.clients: list[Client] = []
+        self.authorize: Authorize = not_asked
+        """Asked with ``auth_required``; it may let time pass."""
 
     @property
     def now_ns(self) -> int:
@@ -106,6 +109,7 @@ class Client:
             host=host,
             wake=self._wake,
             drop=self._close,
+            authorize=lambda credentials: nsqd.authorize(credentials),
             now=nsqd.now,
             now_ns=nsqd.now_ns,
         )

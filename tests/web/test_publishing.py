@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsq_compat.net.http_message import Request
 from nsq_compat.protocol import schema
+from nsq_compat.web.nsqd_api import NsqdApi
 from nsq_compat.web.publishing import split_binary, split_text
 from nsq_compat.web.responses import ApiError
 
@@ -175,6 +177,17 @@ def test_an_odd_binary_parameter_is_warned_about(call, caplog):
 def test_a_bad_batch_is_refused_whole_and_always_413(call, daemon, body, name):
     assert code(call.post("/mpub?topic=t&binary=true", body)) == refused(413, name)
     assert daemon.broker.topics["t"].message_count == 0
+
+
+@pytest.mark.parametrize("path", ["/pub", "/mpub", "/put", "/mput"])
+def test_where_auth_servers_decide_publishing_is_closed_and_says_what_opens_it(daemon, path):
+    daemon.options.publishing_over_http = False
+    api = NsqdApi(daemon)
+    reply = api.respond(Request("POST", b"", path, b"topic=t", {}, b"x", "127.0.0.1:50000"))
+    status, message = code(reply)
+    assert status == 403
+    assert "--http-publish-without-auth" in message
+    assert not daemon.broker.topics
 
 
 @given(st.lists(st.binary(min_size=1, max_size=20), min_size=1, max_size=10))

@@ -1,0 +1,68 @@
+"""Asks the servers of --auth-http-address what a client may do."""
+
+import random
+import time
+from collections.abc import Sequence
+from typing import Final
+from urllib.parse import urlencode
+
+from nsq_compat.nsqd.http_calls import CallFailed, HttpCalls
+from nsq_compat.protocol.go_json import dumps
+from nsq_compat.session.authorization import AuthFailed, Credentials, Grants, read_answer
+
+GET: Final = "get"
+POST: Final = "post"
+
+
+class AuthServers:
+    """`method` is how to ask: ``get`` or ``post``."""
+
+    def __init__(self, addresses: Sequence[str], method: str, calls: HttpCalls) -> None:
+        self._addresses = addresses
+        self._method = method
+        self._calls = calls
+
+    def authorize(self, credentials: Credentials) -> Grants:
+        """The first answer that can be used. Waits, and lets others run. Raises ``AuthFailed``."""
+        # nsqd: they share the load, and stand in for each other.
+        first = random.randrange(len(self._addresses))
+        failures = []
+        for address in (*self._addresses[first:], *self._addresses[:first]):
+            try:
+                return read_answer(self._ask(url_of(address), credentials), time.monotonic())
+            except (AuthFailed, CallFailed) as error:
+                failures.append(f"failed to auth against {shown(address)} - {error}")
+        raise AuthFailed("; ".join(failures))
+
+    def _ask(self, url: str, credentials: Credentials) -> bytes:
+        # nsqd: these names, in this order.
+        parameters: dict[str, str | bytes] = {
+            "common_name": credentials.common_name,
+            "remote_ip": credentials.remote_ip,
+            "secret": credentials.secret,
+            "tls": "true" if credentials.tls else "false",
+        }
+        if self._method == POST:
+            return self._calls.post(url, _json(parameters))
+        return self._calls.get(f"{url}?{urlencode(parameters)}")
+
+
+def _json(parameters: dict[str, str | bytes]) -> bytes:
+    # nsqd: as a form has it, every name with a list of values.
+    return dumps(
+        {
+            name: [value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value]
+            for name, value in parameters.items()
+        }
+    ).encode("utf-8")
+
+
+def url_of(address: str) -> str:
+    """Of an address as the option has it: a URL, or host:port."""
+    return address if "://" in address else f"http://{address}/auth"
+
+
+def shown(address: str) -> str:
+    """An address for the log, without what may be a password or a key in a URL."""
+    scheme, separator, rest = address.rpartition("://")
+    return scheme + separator + rest.partition("?")[0].rpartition("@")[2]

@@ -1,0 +1,69 @@
+"""What of a log is not durable yet: segments that were written to, and folders in which names are new."""
+
+import os
+
+from nsq_compat.queue.descriptors import Descriptors, File
+from nsq_compat.queue.segment import Segment
+from nsq_compat.queue.sync_job import SyncJob, Target
+
+
+class Unsynced:
+    """The noting of one log. A segment stays in until a job has secured or given up all of it."""
+
+    def __init__(self, descriptors: Descriptors) -> None:
+        self._descriptors = descriptors
+        self._segments: dict[Segment, None] = {}
+        self._folders: list[File] = []
+
+    def __contains__(self, segment: Segment) -> bool:
+        return segment in self._segments
+
+    def add(self, segment: Segment) -> None:
+        """It was written to, or is going to be."""
+        self._segments[segment] = None
+
+    def add_folder(self, path: str) -> None:
+        """A name in there is new. A job under way may be too early for it, so it gets a file of its own."""
+        self._folders.append(File(path, os.O_RDONLY | os.O_DIRECTORY))
+
+    def discard(self, segment: Segment) -> None:
+        """Its file is gone."""
+        self._segments.pop(segment, None)
+
+    def begin_sync(self) -> SyncJob:
+        """What makes all of it durable. Raises ``OSError`` when the files cannot be opened."""
+        segments = [segment for segment in self._segments if segment.needs_sync and not segment.removed]
+        targets: list[Target] = []
+        folders: list[tuple[File, int]] = []
+        try:
+            for segment in segments:
+                targets.append(Target(segment, self._descriptors.pin(segment.file), segment.end))
+            for folder in self._folders:
+                folders.append((folder, self._descriptors.pin(folder)))
+        except OSError:
+            for file in [*(target.segment.file for target in targets), *(folder for folder, _ in folders)]:
+                self._descriptors.unpin(file)
+            raise
+        return SyncJob(self._descriptors.files, targets, folders)
+
+    def finish_sync(self, job: SyncJob, error: OSError | None, active: Segment | None) -> None:
+        """Take note of how the job went; `active` is still written to, so it stays in."""
+        for target in job.targets:
+            self._descriptors.unpin(target.segment.file)
+            if error is None:
+                target.segment.synced = max(target.segment.synced, target.end)
+        for segment, _, end in job.failed if error else ():
+            segment.refused = max(segment.refused, end)
+            segment.poisoned = segment.abandoned = True
+        for folder, _ in job.folders:
+            self._descriptors.unpin(folder)
+            if error is None and folder in self._folders:
+                self._folders.remove(folder)
+                self._descriptors.close(folder)
+        for segment in [each for each in self._segments if each.removed or not (each.needs_sync or each is active)]:
+            del self._segments[segment]
+
+    def close(self) -> None:
+        """Close the folders; the segments are the log's to close."""
+        for folder in self._folders:
+            self._descriptors.close(folder)

@@ -1,0 +1,64 @@
+"""An nsqlookupd that fault tests start, hurt and start again where it was."""
+
+import itertools
+import os
+import signal
+from typing import Self
+from urllib.request import Request, urlopen
+
+from conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
+
+_numbers = itertools.count(1)
+
+
+class Directory(NsqlookupdProcess):
+    """One nsqlookupd, on an address that nobody else uses, so that its ports stay free for its return."""
+
+    def __init__(self) -> None:
+        self.host = f"127.{1 + os.getpid() % 250}.{os.getpid() // 250 % 250}.{next(_numbers) % 250}"
+        super().__init__(
+            installed_nsqlookupd(),
+            options=[
+                f"--tcp-address={self.host}:4160",
+                f"--http-address={self.host}:4161",
+                f"--broadcast-address={self.host}",
+            ],
+        )
+
+    @property
+    def flag(self) -> str:
+        """How nsqd is told of it."""
+        return f"--lookupd-tcp-address={self.host}:4160"
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+
+    def start_again(self) -> Self:
+        """A new process in its place, which knows nothing."""
+        self._ready_or_gone.clear()
+        self._addresses.clear()
+        return self.start()
+
+    def hang(self) -> None:
+        """Do nothing any more, with every connection open."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def end(self) -> None:
+        """Whatever became of it, it is gone after this."""
+        if hasattr(self, "_process") and self._process.poll() is None:
+            self.kill()
+
+    def create_channel(self, topic: str, channel: str) -> None:
+        """Let it know of a channel that some other nsqd has."""
+        url = f"http://{self.http_address}/channel/create?topic={topic}&channel={channel}"
+        urlopen(Request(url, method="POST"), timeout=30).close()
+
+    def topics(self) -> set[str]:
+        """Those that somebody is registered with."""
+        return {topic for node in self.get("/nodes")["producers"] for topic in node["topics"]}

@@ -1,0 +1,234 @@
+"""F16: nsqlookupd is killed, comes back, hangs, talks nonsense or is cut off. nsqd is registered again in seconds,
+consumers go on, and nobody who publishes notices.
+"""
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from random import Random
+from urllib.request import urlopen
+
+import pytest
+
+from conformance.nsqlookupd_process import installed_nsqlookupd
+from tests.faults.client import Client
+from tests.faults.conftest import StartDaemon
+from tests.faults.daemon import Daemon
+from tests.faults.directory import Directory
+from tests.faults.network import Cable
+from tests.faults.waiting import wait_until
+
+WITHIN = 40.0
+"""Seconds for what takes a few on a machine that has nothing else to do."""
+OF_ITS_OWN = "--broadcast-address=127.0.0.1"
+
+
+@pytest.fixture
+def directories() -> Iterator[list[Directory]]:
+    """Two nsqlookupds."""
+    both = [Directory().start() for _ in range(2)]
+    yield both
+    for each in both:
+        each.end()
+
+
+def started(start: StartDaemon, directories: list[Directory], *options: str) -> Daemon:
+    """nsqd, registered with all of them with one topic."""
+    daemon = start(OF_ITS_OWN, *(each.flag for each in directories), *options)
+    daemon.create_channel("before", "c")
+    wait_until(lambda: all(each.topics() == {"before"} for each in directories), WITHIN)
+    return daemon
+
+
+def registered_again(directory: Directory, topics: set[str]) -> None:
+    began = time.monotonic()
+    wait_until(lambda: directory.topics() == topics, WITHIN)
+    print(f"registered again after {time.monotonic() - began:.1f} s")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_one_that_is_ended_and_comes_back_knows_everything_in_seconds(
+    start: StartDaemon, directories: list[Directory], number: int
+):
+    ended, other = directories
+    daemon = started(start, directories)
+    with Client(daemon.address()) as consumer, Client(daemon.address()) as producer:
+        consumer.subscribe("before", "c", 10)
+        os.kill(ended.pid, number)
+        ended.end()
+        producer.publish("during", b"x")
+        producer.publish("before", b"x")
+        (message,) = consumer.take(1)
+        consumer.finish([message.id])
+        wait_until(lambda: other.topics() == {"before", "during"}, WITHIN)
+        ended.start_again()
+        registered_again(ended, {"before", "during"})
+        assert ended.get("/channels", topic="before") == {"channels": ["c"]}
+        producer.publish("before", b"x")
+        assert consumer.take(1)
+
+
+def test_one_that_hangs_holds_up_neither_the_other_nor_who_publishes(start: StartDaemon, directories: list[Directory]):
+    hung, other = directories
+    daemon = started(start, directories, "--http-client-request-timeout=2s")
+    hung.hang()
+    names = {f"topic{number}" for number in range(20)}
+    with Client(daemon.address()) as client:
+        for name in names:
+            client.publish(name, b"x")
+            daemon.create_channel(name, "c")
+        wait_until(lambda: other.topics() == {"before", *names}, WITHIN)
+        wait_until(lambda: all(each["depth"] == 0 for each in daemon.stats()), WITHIN)
+        client.subscribe("topic7", "c", 1)
+        assert client.take(1)
+    hung.go_on()
+    registered_again(hung, {"before", *names})
+
+
+def test_a_message_published_while_its_channels_are_asked_for_reaches_them_though_nsqd_is_killed_meanwhile(
+    start: StartDaemon, directories: list[Directory]
+):
+    asked, _ = directories
+    daemon = started(start, directories, "--http-client-request-timeout=300s")
+    asked.create_channel("new", "elsewhere")
+    asked.hang()
+    with Client(daemon.address()) as producer:
+        producer.publish("new", b"acknowledged")
+        producer.publish_deferred("new", b"and deferred", 1)
+    assert daemon.stats("new")[0]["depth"] == 2
+    daemon.kill()
+    asked.go_on()
+    daemon = start(OF_ITS_OWN, *(each.flag for each in directories))
+    with Client(daemon.address()) as consumer:
+        wait_until(lambda: daemon.unfinished("new") == {"elsewhere": 2}, WITHIN)
+        consumer.subscribe("new", "elsewhere", 10)
+        assert {message.body for message in consumer.take(2)} == {b"acknowledged", b"and deferred"}
+
+
+def test_a_clean_stop_does_not_wait_for_one_that_hangs(start: StartDaemon, directories: list[Directory]):
+    hung, other = directories
+    daemon = started(start, directories, "--http-client-request-timeout=300s")
+    hung.hang()
+    with Client(daemon.address()) as producer:
+        producer.publish("new", b"x")
+    daemon.signal(signal.SIGTERM)
+    assert daemon.wait_for_end(WITHIN) == 0
+    wait_until(lambda: other.topics() == set(), WITHIN)
+
+
+# --- Nonsense ---------------------------------------------------------------------------------------------------------
+
+
+def sized(data: bytes) -> bytes:
+    return len(data).to_bytes(4, "big") + data
+
+
+def greets(random: Random) -> bytes:
+    host = random.choice(["", "127.0.0.1", "::1", "no such host"])
+    about = {"broadcast_address": host, "http_port": random.choice([0, 1, -1])}
+    return sized(json.dumps(about).encode())
+
+
+NONSENSE: list[Callable[[Random], bytes]] = [
+    lambda random: random.randbytes(random.randint(1, 100)),
+    lambda random: b"HTTP/1.1 400 Bad Request\r\n\r\n",
+    lambda random: b"\xff\xff\xff\xff",
+    lambda random: b"\x7f\xff\xff\xff" + random.randbytes(1000),
+    lambda random: sized(b"[" * 5000),
+    lambda random: sized(b'{"tcp_port":1e400}'),
+    lambda random: greets(random) + sized(b"E_INVALID"),
+    lambda random: greets(random) + sized(random.randbytes(50)),
+    lambda random: greets(random) + sized(b"OK") * random.randint(0, 5000),
+    lambda random: greets(random)[: random.randint(0, 30)],
+    lambda random: b"",
+]
+
+
+class Babbler(threading.Thread):
+    """Listens where an nsqlookupd should, and says something else to everybody who comes."""
+
+    def __init__(self, random: Random) -> None:
+        super().__init__(daemon=True)
+        self.heard = 0
+        self._random = random
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.flag = f"--lookupd-tcp-address=127.0.0.1:{self._listener.getsockname()[1]}"
+        self.start()
+
+    def run(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                with client, suppress(OSError):
+                    client.settimeout(5)
+                    client.sendall(self._random.choice(NONSENSE)(self._random))
+                    client.recv(1000)
+                    self.heard += 1
+
+    def stop(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.join()
+
+
+def test_nonsense_costs_nobody_else_anything(start: StartDaemon, directories: list[Directory], seed: int):
+    babblers = [Babbler(Random(seed + number)) for number in range(5)]
+    try:
+        daemon = started(start, directories, *(each.flag for each in babblers))
+        with Client(daemon.address()) as client:
+            deadline = time.monotonic() + WITHIN
+            topics = {"before"}
+            while sum(each.heard for each in babblers) < 20 and time.monotonic() < deadline:
+                topics.add(name := f"topic{len(topics)}")
+                client.publish(name, b"x")
+                time.sleep(0.1)
+            wait_until(lambda: all(each.topics() == topics for each in directories), WITHIN)
+            wait_until(lambda: daemon.unfinished("topic1") == {}, WITHIN)
+            client.subscribe("topic1", "c", 1)
+            assert client.take(1)
+    finally:
+        for babbler in babblers:
+            babbler.stop()
+
+
+# --- Cut off ----------------------------------------------------------------------------------------------------------
+
+FAR = """
+import os
+os.execv({program!r}, [{program!r}, "--log-level=fatal", "--broadcast-address={host}",
+                       "--tcp-address={host}:4160", "--http-address={host}:4161"])
+"""
+
+
+def _lost(host: str, daemon: Daemon) -> bool:
+    said = [line for line in daemon.log.splitlines() if f"LOOKUPD({host}:4160): " in line]
+    return any(line.endswith("no answer within 5s") for line in said)
+
+
+def topics_at(host: str) -> set[str]:
+    """Those that somebody is registered with at an nsqlookupd; none while there is none."""
+    with suppress(OSError), urlopen(f"http://{host}:4161/nodes", timeout=5) as response:
+        return {topic for node in json.load(response)["producers"] for topic in node["topics"]}
+    return set()
+
+
+def test_one_that_was_cut_off_knows_everything_in_seconds(start: StartDaemon, directories: list[Directory]):
+    near, _ = directories
+    with Cable() as cable, cable.run(FAR.format(program=installed_nsqlookupd(), host=cable.far)):
+        daemon = started(start, directories, f"--lookupd-tcp-address={cable.far}:4160")
+        wait_until(lambda: topics_at(cable.far) == {"before"}, WITHIN)
+        cable.cut()
+        with Client(daemon.address()) as client:
+            client.publish("during", b"x")
+            wait_until(lambda: near.topics() == {"before", "during"}, WITHIN)
+            wait_until(lambda: _lost(cable.far, daemon), WITHIN)
+            daemon.create_channel("during", "c")
+            client.subscribe("during", "c", 1)
+            assert client.take(1)
+        cable.mend()
+        wait_until(lambda: topics_at(cable.far) == {"before", "during"}, WITHIN)

@@ -1,0 +1,236 @@
+"""Auth servers: how they are asked by themselves, and then by an nsqd whose clients have to wait for them."""
+
+import json
+import signal
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import gevent
+import pytest
+
+from conformance.auth_server import EVERYTHING, AuthServer
+from conformance.nsqd_process import NsqdProcess, installed_nsqd
+from nsq_compat.nsqd.auth import GET, POST, AuthServers, shown
+from nsq_compat.nsqd.http_calls import HttpCalls, client_tls
+from nsq_compat.session.authorization import AuthFailed, Credentials
+
+PATIENCE = 30.0
+SECRET = "s3cr&t \N{SNOWMAN}"
+WHO = Credentials(SECRET.encode(), "10.0.0.7", tls=True, common_name="me")
+
+
+@pytest.fixture
+def calls() -> HttpCalls:
+    return HttpCalls(connect_timeout=PATIENCE, request_timeout=PATIENCE, tls=client_tls("", 0x0303))
+
+
+@pytest.fixture
+def server() -> Iterator[AuthServer]:
+    with AuthServer({SECRET: EVERYTHING, "nothing": []}) as server:
+        yield server
+
+
+def nobody() -> str:
+    """An address where nobody listens."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{unused.getsockname()[1]}"
+
+
+# --- Asking -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [GET, POST])
+def test_a_server_is_asked_as_nsq_asks(server, calls, method):
+    grants = AuthServers([server.address], method, calls).authorize(WHO)
+    assert grants.allow("t", "c")
+    assert server.requests == [f"{method.upper()} /auth"]
+    assert server.questions == [{"common_name": ["me"], "remote_ip": ["10.0.0.7"], "secret": [SECRET], "tls": ["true"]}]
+
+
+def test_an_address_with_a_scheme_is_the_whole_url(server, calls):
+    AuthServers([f"http://{server.address}/who/is"], GET, calls).authorize(WHO)
+    assert server.requests == ["GET /who/is"]
+
+
+def test_a_secret_that_is_no_text_is_sent_all_the_same(server, calls):
+    with pytest.raises(AuthFailed):
+        AuthServers([server.address], POST, calls).authorize(Credentials(b"a\xff\xfe", "", tls=False, common_name=""))
+    assert server.questions == [{"common_name": [""], "remote_ip": [""], "secret": ["a\ufffd\ufffd"], "tls": ["false"]}]
+
+
+def test_who_does_not_answer_is_stood_in_for(server, calls):
+    servers = AuthServers([nobody(), server.address, nobody()], GET, calls)
+    for _ in range(20):
+        assert servers.authorize(WHO).identity == "holder of 8 characters"
+
+
+def test_the_first_to_be_asked_is_any_of_them(server, calls):
+    with AuthServer({SECRET: EVERYTHING}) as other:
+        servers = AuthServers([server.address, other.address], GET, calls)
+        while not (server.requests and other.requests):
+            servers.authorize(WHO)
+
+
+def test_when_none_answers_the_log_learns_why_of_each(server, calls):
+    server.answer = 500, b"s3cr&t"
+    silent = nobody()
+    with pytest.raises(AuthFailed) as caught:
+        AuthServers([silent, f"http://user:pass@{server.address}/auth?key=1"], GET, calls).authorize(WHO)
+    assert set(str(caught.value).split("; ")) == {
+        f"failed to auth against {silent} - connection refused",
+        f"failed to auth against http://{server.address}/auth - answered with status 500",
+    }
+
+
+def test_an_answer_that_makes_no_sense_is_a_failure(server, calls):
+    server.answer = 200, b'{"ttl":0}'
+    with pytest.raises(AuthFailed, match=r"invalid TTL 0 \(must be >0\)"):
+        AuthServers([server.address], GET, calls).authorize(WHO)
+
+
+@pytest.mark.parametrize(
+    ("address", "text"),
+    [
+        ("10.0.0.1:80", "10.0.0.1:80"),
+        ("https://host/auth", "https://host/auth"),
+        ("https://me:pw@host:1/a?key=pw", "https://host:1/a"),
+        ("http://[::1", "http://[::1"),
+    ],
+)
+def test_an_address_is_shown_without_its_secrets(address, text):
+    assert shown(address) == text
+
+
+# --- A whole nsqd -----------------------------------------------------------------------------------------------------
+
+
+class Client:
+    """Says commands and hears frames."""
+
+    def __init__(self, nsqd: NsqdProcess) -> None:
+        host, _, port = nsqd.tcp_address.rpartition(":")
+        self.socket = socket.create_connection((host, int(port)), timeout=PATIENCE)
+        self.socket.sendall(b"  V2")
+        self._file = self.socket.makefile("rb")
+
+    def says(self, line: bytes, body: bytes | None = None) -> "Client":
+        self.socket.sendall(line + b"\n" + (b"" if body is None else struct.pack(">i", len(body)) + body))
+        return self
+
+    def hears(self) -> bytes:
+        head = self._file.read(8)
+        return self._file.read(struct.unpack(">ii", head)[0] - 4) if head else b""
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        self.socket.close()
+
+
+@contextmanager
+def nsqd_asking(server: AuthServer, data_path: Path, *options: str) -> Iterator[NsqdProcess]:
+    arguments = [f"--auth-http-address={server.address}", "--log-level=debug", *options]
+    with NsqdProcess(installed_nsqd(), data_path, options=arguments) as process:
+        yield process
+
+
+@pytest.fixture
+def nsqd(server: AuthServer, tmp_path: Path) -> Iterator[NsqdProcess]:
+    with nsqd_asking(server, tmp_path) as process:
+        yield process
+
+
+def test_a_client_authenticates_publishes_and_consumes(nsqd, server):
+    with Client(nsqd) as client:
+        client.says(b"IDENTIFY", b'{"feature_negotiation":true}')
+        assert json.loads(client.hears())["auth_required"] is True
+        assert json.loads(client.says(b"AUTH", SECRET.encode()).hears())["permission_count"] == 1
+        assert client.says(b"PUB t", b"x").hears() == b"OK"
+        assert client.says(b"SUB t c").hears() == b"OK"
+        assert client.says(b"RDY 1").hears()[26:] == b"x"
+        [shown] = nsqd.channel_stats("t", "c")["clients"]
+        assert (shown["authed"], shown["auth_identity"]) == (True, "holder of 8 characters")
+        assert shown["auth_identity_url"] == "http://example.com/holder"
+    assert server.questions[0] == {
+        "common_name": [""],
+        "remote_ip": ["127.0.0.1"],
+        "secret": [SECRET],
+        "tls": ["false"],
+    }
+
+
+def test_a_server_that_hangs_holds_up_only_who_asked(nsqd, server):
+    with ExitStack() as stack:
+        working, waiting = (stack.enter_context(Client(nsqd)) for _ in range(2))
+        working.says(b"AUTH", SECRET.encode()).hears()
+        server.is_open.clear()
+        waiting.says(b"AUTH", SECRET.encode()).says(b"PUB t", b"late")
+        while len(server.questions) < 2:
+            gevent.sleep(0.01)
+        for _ in range(100):
+            assert working.says(b"PUB t", b"x").hears() == b"OK"
+        assert urlopen(f"http://{nsqd.http_address}/ping", timeout=PATIENCE).read() == b"OK"
+        server.is_open.set()
+        assert json.loads(waiting.hears())["permission_count"] == 1
+        assert waiting.hears() == b"OK"
+
+
+def test_a_server_that_does_not_answer_in_time_is_a_failed_auth(server, tmp_path):
+    server.is_open.clear()
+    with nsqd_asking(server, tmp_path, "--http-client-request-timeout=200ms") as nsqd, Client(nsqd) as client:
+        assert client.says(b"AUTH", SECRET.encode()).hears() == b"E_AUTH_FAILED AUTH failed"
+        assert client.hears() == b""
+
+
+def test_clients_that_wait_for_an_auth_server_do_not_hold_up_a_stop(nsqd, server):
+    server.is_open.clear()
+    with ExitStack() as stack:
+        for _ in range(100):
+            stack.enter_context(Client(nsqd)).says(b"AUTH", SECRET.encode()).says(b"PUB t", b"x")
+        while not server.questions:
+            gevent.sleep(0.01)
+        nsqd._process.send_signal(signal.SIGTERM)
+        assert nsqd._process.wait(PATIENCE) == 0
+    nsqd._reader.join()
+    log = "".join(nsqd._last_lines)
+    assert "NSQ: bye" in log
+    assert "internal error" not in log
+
+
+def test_a_client_that_goes_while_it_waits_is_forgotten(nsqd, server):
+    server.is_open.clear()
+    with Client(nsqd) as client:
+        client.says(b"AUTH", SECRET.encode()).says(b"SUB t c")
+        while not server.questions:
+            gevent.sleep(0.01)
+    server.is_open.set()
+    while True:
+        try:
+            if not nsqd.channel_stats("t", "c")["clients"]:
+                break
+        except LookupError:  # not subscribed yet
+            gevent.sleep(0.01)
+
+
+def test_publishing_over_http_is_closed_where_auth_servers_decide(nsqd):
+    for path in ("pub", "mpub"):
+        with pytest.raises(HTTPError) as caught:
+            urlopen(f"http://{nsqd.http_address}/{path}?topic=t", data=b"x", timeout=PATIENCE)
+        assert caught.value.code == 403
+        assert b"--http-publish-without-auth" in caught.value.read()
+    with urlopen(Request(f"http://{nsqd.http_address}/topic/create?topic=t", method="POST"), timeout=PATIENCE) as reply:
+        assert reply.status == 200
+
+
+def test_publishing_over_http_can_be_opened(server, tmp_path):
+    with nsqd_asking(server, tmp_path, "--http-publish-without-auth") as nsqd:
+        reply = urlopen(f"http://{nsqd.http_address}/pub?topic=t", data=b"x", timeout=PATIENCE)
+        assert reply.read() == b"OK"

@@ -1,0 +1,308 @@
+"""An auth server's answer, and what it lets a client do: by itself first, then in conversations."""
+
+import contextlib
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsq_compat.session.authorization import AuthFailed, Credentials, read_answer
+
+NOW = 1000.0
+ALL = {"topic": ".*", "channels": [".*"], "permissions": ["subscribe", "publish"]}
+
+
+def answer(*authorizations, **others):
+    return json.dumps({"ttl": 60, "authorizations": authorizations, **others}).encode()
+
+
+def grants(*authorizations, **others):
+    return read_answer(answer(*authorizations, **others), NOW)
+
+
+# --- Answers ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_answer_is_read_as_go_reads_json():
+    read = read_answer(b'{"TTL":5,"Identity":"me","identity_url":null,"other":[1],"authorizations":null}', NOW)
+    assert (read.identity, read.identity_url, read.authorizations) == ("me", "", ())
+    assert (read.received_at, read.expires_at) == (NOW, NOW + 5)
+
+
+def test_a_ttl_of_any_length_is_taken():
+    assert grants(ttl=2**63 - 1).expires_at > NOW
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"", "wrong JSON"),
+        (b"[]", "wrong JSON: not an object"),
+        (b'{"ttl":1.5}', "wrong JSON: not an integer"),
+        (b'{"ttl":"5"}', "wrong JSON: not an integer"),
+        (b'{"ttl":5,"authorizations":{}}', "wrong JSON: not an array"),
+        (b'{"ttl":5,"authorizations":[{"topic":1}]}', "wrong JSON: not a string"),
+        (b"{}", "invalid TTL 0 (must be >0)"),
+        (b'{"ttl":-1}', "invalid TTL -1 (must be >0)"),
+        (answer({**ALL, "permissions": ["publish", "Subscribe"]}), "unknown permission Subscribe"),
+        (answer({**ALL, "topic": "("}), 'unable to compile topic "("'),
+        (answer({**ALL, "topic": "a(?=b)"}), "unable to compile topic"),
+        (answer({**ALL, "channels": ["ok", r"(a)\1"]}), "unable to compile channel"),
+    ],
+)
+def test_what_nsq_does_not_take_is_refused(body, why):
+    with pytest.raises(AuthFailed) as caught:
+        read_answer(body, NOW)
+    assert why in str(caught.value)
+
+
+@given(st.binary() | st.text().map(str.encode))
+def test_any_bytes_are_an_answer_or_a_refusal(body):
+    with contextlib.suppress(AuthFailed):
+        read_answer(body, NOW)
+
+
+@pytest.mark.parametrize(
+    ("authorization", "topic", "channel", "allowed"),
+    [
+        (ALL, "t", "c", True),
+        (ALL, "t", "", True),
+        ({**ALL, "permissions": ["publish"]}, "t", "c", False),
+        ({**ALL, "permissions": ["subscribe"]}, "t", "", False),
+        ({**ALL, "permissions": []}, "t", "", False),
+        ({**ALL, "topic": "rder"}, "orders", "c", True),  # a match anywhere
+        ({**ALL, "topic": "^rder"}, "orders", "c", False),
+        ({**ALL, "topic": "^orders$"}, "orders#ephemeral", "c", False),
+        ({**ALL, "topic": "[[:digit:]]"}, "t1", "c", True),
+        ({**ALL, "topic": "(?i)ORD"}, "orders", "c", True),
+        ({**ALL, "channels": ["a", "b"]}, "t", "b", True),
+        ({**ALL, "channels": ["^a$"]}, "t", "aa", False),
+        ({**ALL, "channels": []}, "t", "c", False),
+        ({**ALL, "channels": []}, "t", "", False),  # publishing is on the channel with no name
+        ({**ALL, "channels": ["c"]}, "t", "", False),
+        ({**ALL, "channels": ["^$"]}, "t", "", True),
+    ],
+)
+def test_an_authorization_allows_what_it_names(authorization, topic, channel, allowed):
+    assert grants(authorization).allow(topic, channel) is allowed
+
+
+def test_one_of_several_is_enough():
+    several = grants({**ALL, "topic": "^a$"}, {**ALL, "topic": "^b$"})
+    assert [several.allow(topic, "") for topic in "abc"] == [True, True, False]
+
+
+def test_no_pattern_can_be_made_to_take_for_ever():
+    assert not grants({**ALL, "topic": "^(a+)+$"}).allow("a" * 63 + "!", "c")
+
+
+def test_credentials_do_not_show_their_secret():
+    assert "s3cret" not in repr(Credentials(b"s3cret", "127.0.0.1", tls=False, common_name=""))
+
+
+# --- Conversations ----------------------------------------------------------------------------------------------------
+
+
+class AuthServer:
+    """Answers the daemon's questions, one after the other, with what a test has put here; an exception is raised."""
+
+    def __init__(self, nsqd):
+        self.answers = []
+        self.asked = []
+        self.takes = 0.0
+        self._nsqd = nsqd
+
+    def __call__(self, credentials):
+        self.asked.append(credentials)
+        self._nsqd.waits(self.takes)
+        given = self.answers.pop(0)
+        if isinstance(given, Exception):
+            raise given
+        return read_answer(given, self._nsqd.now)
+
+
+@pytest.fixture
+def nsqd(make_nsqd):
+    return make_nsqd(auth_required=True)
+
+
+@pytest.fixture
+def server(nsqd):
+    nsqd.authorize = AuthServer(nsqd)
+    return nsqd.authorize
+
+
+@pytest.fixture
+def authed(client, server):
+    """A client that may do everything, for a minute."""
+    server.answers = [answer(ALL)]
+    client.says_with_body(b"AUTH", b"s3cret").hears_anything()
+    return client
+
+
+PUB = b"PUB t\n\0\0\0\1x"
+DPUB = b"DPUB t 0\n\0\0\0\1x"
+MPUB = b"MPUB t\n\0\0\0\x09\0\0\0\1\0\0\0\1x"
+
+
+def test_auth_is_answered_with_who_the_client_is(client, server):
+    server.answers = [answer(ALL, ALL, identity="<me>", identity_url="http://me")]
+    client.says_with_body(b"AUTH", b"s3\ncret")
+    client.hears(rb'{"identity":"\u003cme\u003e","identity_url":"http://me","permission_count":2}').and_stays()
+    assert server.asked == [Credentials(b"s3\ncret", "127.0.0.1", tls=False, common_name="")]
+    stats = client.stats
+    assert (stats.authed, stats.auth_identity, stats.auth_identity_url) == (True, "<me>", "http://me")
+
+
+def test_identify_says_whether_auth_is_required(nsqd, make_nsqd):
+    for daemon, required in ((nsqd, b"true"), (make_nsqd(), b"false")):
+        client = daemon.connect().identifies(feature_negotiation=True)
+        assert b'"auth_required":' + required in client.bytes_heard
+
+
+def test_where_there_is_no_auth_server_auth_is_an_error(make_nsqd):
+    make_nsqd().connect().says_with_body(b"AUTH", b"s").hears(b"E_AUTH_DISABLED AUTH disabled").and_is_closed()
+
+
+def test_who_has_authed_may_not_again(authed):
+    authed.says_with_body(b"AUTH", b"s").hears(b"E_INVALID AUTH already set").and_is_closed()
+
+
+def test_why_asking_failed_is_in_the_log_alone(client, server, caplog):
+    server.answers = [AuthFailed("failed to auth against 10.0.0.1:80 - timeout")]
+    client.says_with_body(b"AUTH", b"s3cret").hears(b"E_AUTH_FAILED AUTH failed").and_is_closed()
+    assert "PROTOCOL(V2): [127.0.0.1:5000] AUTH failed failed to auth against 10.0.0.1:80 - timeout" in caplog.messages
+    assert "s3cret" not in caplog.text
+
+
+def test_an_answer_without_authorizations_is_a_no(client, server):
+    server.answers = [answer()]
+    client.says_with_body(b"AUTH", b"s").hears(b"E_UNAUTHORIZED AUTH no authorizations found").and_is_closed()
+
+
+@pytest.mark.parametrize(("command", "name"), [(PUB, b"PUB"), (DPUB, b"DPUB"), (MPUB, b"MPUB"), (b"SUB t c\n", b"SUB")])
+def test_nothing_goes_before_auth(nsqd, client, command, name):
+    client.says(command).hears(b"E_AUTH_FIRST AUTH required before " + name).and_is_closed()
+    assert not nsqd.broker.topics
+
+
+def test_what_needs_no_permission_goes_before_auth(client):
+    client.says(b"NOP\n").identifies().hears(b"OK").and_stays()
+
+
+@pytest.mark.parametrize("command", [PUB, DPUB, MPUB, b"SUB t c\n"])
+def test_who_may_does(authed, command):
+    authed.says(command).hears(b"OK").and_stays()
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "channel"),
+    [(PUB, b"PUB", b""), (DPUB, b"DPUB", b""), (MPUB, b"MPUB", b""), (b"SUB t c\n", b"SUB", b"c")],
+)
+def test_who_may_not_is_told_what_and_goes(nsqd, client, server, command, name, channel):
+    server.answers = [answer({**ALL, "topic": "^other$"})]
+    client.says_with_body(b"AUTH", b"s").hears_anything()
+    client.says(command).hears(b'E_UNAUTHORIZED AUTH failed for %b on "t" "%b"' % (name, channel)).and_is_closed()
+    assert not nsqd.broker.topics
+
+
+def test_mpub_alone_is_judged_before_its_body_comes(client, authed, nsqd, server):
+    stranger = nsqd.connect()
+    stranger.says(b"MPUB t\n").hears(b"E_AUTH_FIRST AUTH required before MPUB").and_is_closed()
+    nsqd.connect().says(b"PUB t\n").hears().and_stays()
+
+
+def test_a_run_of_publishes_is_judged_once_and_ends_at_the_first_no(client, server):
+    server.answers = [answer({**ALL, "topic": "^t$"})]
+    client.says_with_body(b"AUTH", b"s").hears_anything()
+    client.says(PUB * 3 + b"PUB u\n\0\0\0\1x" + PUB)
+    client.hears(b"OK", b"OK", b"OK", b'E_UNAUTHORIZED AUTH failed for PUB on "u" ""').and_is_closed()
+
+
+def test_an_answer_holds_for_its_time_and_is_then_asked_for_again(nsqd, authed, server):
+    authed.identifies(heartbeat_interval=-1).hears(b"OK")
+    nsqd.waits(60)
+    authed.says(PUB).hears(b"OK")
+    assert len(server.asked) == 1
+    nsqd.waits(0.1)
+    server.answers = [answer(ALL, identity="new")]
+    authed.says(PUB).hears(b"OK")
+    assert server.asked[0] == server.asked[1]
+    assert authed.stats.auth_identity == "new"
+
+
+def test_a_new_answer_may_be_a_no(nsqd, authed, server):
+    authed.identifies(heartbeat_interval=-1).hears(b"OK")
+    nsqd.waits(61)
+    server.answers = [answer()]
+    authed.says(PUB).hears(b'E_UNAUTHORIZED AUTH failed for PUB on "t" ""').and_is_closed()
+
+
+def test_a_new_answer_may_not_come(nsqd, authed, server):
+    authed.identifies(heartbeat_interval=-1).hears(b"OK")
+    nsqd.waits(61)
+    server.answers = [AuthFailed("gone")]
+    authed.says(PUB).hears(b"E_AUTH_FAILED AUTH failed").and_is_closed()
+
+
+def test_a_consumer_is_not_judged_again(nsqd, authed, server):
+    authed.subscribes(ready=10)
+    for _ in range(5):
+        nsqd.waits(20)
+        authed.says(b"NOP\n")
+    nsqd.broker.topic("t").publish([b"x"], nsqd.now, nsqd.now_ns)
+    nsqd.turns()
+    assert authed.bodies() == [b"x"]
+    assert len(server.asked) == 1
+
+
+# --- While an auth server takes its time ------------------------------------------------------------------------------
+
+
+def test_a_slow_auth_server_is_not_held_against_the_client(nsqd, client, server):
+    client.identifies(heartbeat_interval=1000).hears(b"OK")
+    server.takes, server.answers = 5.0, [answer(ALL)]
+    client.says_with_body(b"AUTH", b"s")
+    client.hears(*[b"_heartbeat_"] * 5, b'{"identity":"","identity_url":"","permission_count":1}').and_stays()
+    nsqd.waits(1.9)
+    client.hears(b"_heartbeat_").and_stays()
+    nsqd.waits(0.2)
+    client.and_is_closed()
+
+
+def test_time_to_send_a_body_is_not_spent_on_asking(nsqd, authed, server):
+    authed.identifies(heartbeat_interval=1000).hears(b"OK")
+    for _ in range(61):
+        nsqd.waits(1)
+        authed.says(b"NOP\n")
+    authed.hears_anything()
+    server.takes, server.answers = 5.0, [answer(ALL)]
+    authed.says(b"MPUB t\n")
+    nsqd.waits(1.9)
+    authed.says(MPUB.partition(b"\n")[2])
+    assert [frame.text for frame in authed.hears_anything() if frame.text != b"_heartbeat_"] == [b"OK"]
+    nsqd.waits(1.9)
+    authed.says(b"MPUB t\n\0\0")
+    nsqd.waits(2.1)
+    authed.and_is_closed()
+
+
+def test_what_was_published_behind_a_slow_answer_is_dated_after_it(nsqd, authed, server):
+    authed.subscribes(ready=1)
+    server.takes, server.answers = 3.0, [answer(ALL)]
+    begun = nsqd.now_ns
+    nsqd.connect().says(b"AUTH\n\0\0\0\1s" + PUB)
+    assert [message.timestamp_ns - begun for message in authed.received] == [3 * 10**9]
+
+
+def test_a_connection_that_ended_meanwhile_ends_quietly(nsqd, client, server):
+    def gone(credentials):
+        client.disconnects()
+        return read_answer(answer(ALL), nsqd.now)
+
+    nsqd.authorize = gone
+    client.says(b"AUTH\n\0\0\0\1s" + b"SUB t c\n").and_is_closed()
+    client.session.closed()
+    channel = nsqd.broker.topics["t"].channels["c"]
+    assert not channel.consumers
