@@ -102,6 +102,7 @@ class Channel:
         self._pending = Pending(cursor, limits.mem_queue_size)
         self.deferred = deferred
         self._left_behind: list[InFlight] = []
+        self._delivered_count = 0
         self._nearest_first = NearestFirst() if self.topology_aware else None
         self._line = Line() if self._nearest_first is None else self._nearest_first
 
@@ -123,8 +124,8 @@ class Channel:
 
     @property
     def delivered(self) -> Sequence[int]:
-        """Frames given to consumers by ``Locality``; not counted unless these are told apart."""
-        return (0, 0, 0) if self._nearest_first is None else self._nearest_first.counts
+        """Frames given to consumers by ``Locality``; nsqd: unless these are told apart, all of them are global."""
+        return (0, 0, self._delivered_count) if self._nearest_first is None else self._nearest_first.counts
 
     @property
     def in_flight_count(self) -> int:
@@ -190,7 +191,9 @@ class Channel:
         elif not frames:  # they were damaged, and there is more behind them
             self._line.wait(consumer)
             self._wake()
-        if self._nearest_first is not None:
+        if self._nearest_first is None:
+            self._delivered_count += len(frames)
+        else:
             self._nearest_first.took(consumer, len(frames), room, len(self._pending))
         return frames
 

@@ -382,7 +382,7 @@ def test_a_repeated_identify_moves_nobody(zoned):
     assert local_counts(client) == (1, 0, 0)
 
 
-def test_nearness_is_not_counted_unless_it_matters(nsqd, consumer):
+def test_the_nearness_of_a_client_is_not_counted_unless_it_matters(nsqd, consumer):
     consumer.says(b"RDY 1\n")
     nsqd.connect().publishes(b"one")
     assert local_counts(consumer) == (0, 0, 0)
