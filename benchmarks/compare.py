@@ -1,5 +1,5 @@
-"""``benchmarks/run``: every scenario against our nsqd and, if there is one, another; A B A B, so that what disturbs the
-machine disturbs both. Prints the result, and writes it down when all scenarios were run or ``--out`` says where.
+"""``benchmarks/run``: every scenario against our daemon and, if there is one, another; A B A B, so that what disturbs
+the machine disturbs both. Prints the result, and writes it down when all scenarios were run or ``--out`` says where.
 """
 
 import argparse
@@ -13,19 +13,32 @@ from pathlib import Path
 from benchmarks.machine import await_rest
 from benchmarks.measure import Effort, Figures, Rounds, RunFailed, Server, build_generator, measure, version_of
 from benchmarks.results import Circumstances, render
-from benchmarks.scenarios import SCENARIOS, Kind, Scenario
-from conformance.daemon_process import DaemonFailed
-from conformance.nsqd_process import installed_nsqd
+from benchmarks.scenarios import Kind, Scenario
+from benchmarks.subjects import SUBJECTS, Subject
+from conformance.daemon_process import DaemonFailed, installed
 from nsq_compat import __version__
-
-RESULTS = Path(__file__).with_name("RESULTS.md")
 
 
 def parse_arguments() -> argparse.Namespace:
-    names = [scenario.name for scenario in SCENARIOS]
     parser = argparse.ArgumentParser(prog="benchmarks/run", description=__doc__)
-    parser.add_argument("--nsqd", default=installed_nsqd(), help="command line of the nsqd to measure (default: ours)")
-    parser.add_argument("--peer", help="command line of another nsqd, measured side by side")
+    programs = parser.add_subparsers(dest="program", required=True)
+    for subject in SUBJECTS.values():
+        add_options(programs.add_parser(subject.program, help=f"measure an {subject.program}"), subject)
+    words = sys.argv[1:]
+    # Most of the time it is nsqd.
+    return parser.parse_args(words if words[:1] and words[0] in {*SUBJECTS, "-h", "--help"} else ["nsqd", *words])
+
+
+def add_options(parser: argparse.ArgumentParser, subject: Subject) -> None:
+    names = [scenario.name for scenario in subject.scenarios]
+    program = subject.program
+    parser.add_argument(
+        f"--{program}",
+        dest="command",
+        default=installed(program),
+        help=f"command line of the {program} to measure (default: ours)",
+    )
+    parser.add_argument("--peer", help=f"command line of another {program}, measured side by side")
     parser.add_argument(
         "--scenario", nargs="+", choices=names, metavar="NAME", help=f"only these of {', '.join(names)}"
     )
@@ -38,26 +51,26 @@ def parse_arguments() -> argparse.Namespace:
         default=0.0,
         help="seconds, all in all, to wait for the machine to be idle (default: 0)",
     )
-    parser.add_argument("--out", type=Path, help=f"file for the result (default: {RESULTS.name}, for all scenarios)")
-    arguments = parser.parse_args()
-    if arguments.seconds < 1 or arguments.rounds < 1:
-        parser.error("--seconds and --rounds start at 1")
-    return arguments
+    parser.add_argument(
+        "--out", type=Path, help=f"file for the result (default: {subject.results.name}, for all scenarios)"
+    )
 
 
-def server_of(command: str) -> Server:
+def server_of(program: str, command: str) -> Server:
     """Named after what it says it is built with. Raises RunFailed."""
-    version = version_of(shlex.split(command))
-    number, built_with = version.removeprefix("nsqd v").split(" ", 1)
+    version = version_of(program, shlex.split(command))
+    number, built_with = version.removeprefix(f"{program} v").split(" ", 1)
     ours = "built w/python" in built_with
-    return Server(f"nsq_compat {__version__}" if ours else f"Go nsqd {number}", command)
+    return Server(f"nsq_compat {__version__}" if ours else f"Go {program} {number}", command)
 
 
 def command_line(arguments: argparse.Namespace) -> str:
     """The command that repeats this run; of programs only the last part of their path, machines differ."""
-    words = ["benchmarks/run"]
-    for flag, default in (("nsqd", installed_nsqd()), ("peer", None)):
-        command = getattr(arguments, flag)
+    words = ["benchmarks/run", *([arguments.program] if arguments.program != "nsqd" else [])]
+    for flag, command, default in (
+        (arguments.program, arguments.command, installed(arguments.program)),
+        ("peer", arguments.peer, None),
+    ):
         if command != default:
             program, *rest = shlex.split(command)
             words += [f"--{flag}", shlex.join([Path(program).name, *rest])]
@@ -69,7 +82,7 @@ def command_line(arguments: argparse.Namespace) -> str:
 
 
 def compare(
-    servers: list[Server], scenarios: list[Scenario], effort: Effort, patience: float
+    subject: Subject, servers: list[Server], scenarios: list[Scenario], effort: Effort, patience: float
 ) -> dict[Scenario, list[Rounds]]:
     """For each scenario the rounds of each server. Raises RunFailed and DaemonFailed."""
     results: dict[Scenario, list[Rounds]] = {}
@@ -80,7 +93,7 @@ def compare(
             for round_number in range(effort.rounds):
                 for server, its_figures in zip(servers, figures, strict=True):
                     patience -= await_rest(patience)
-                    its_figures.append(measure(generator, server, scenario, effort, round_number))
+                    its_figures.append(measure(generator, subject, server, scenario, effort, round_number))
                     say_progress(scenario, server, its_figures[-1], round_number)
             results[scenario] = [Rounds(tuple(each)) for each in figures]
     return results
@@ -89,7 +102,7 @@ def compare(
 def say_progress(scenario: Scenario, server: Server, figures: Figures, round_number: int) -> None:
     result = f"p99 {figures.p99:,.0f} us" if scenario.kind is Kind.LATENCY else f"{figures.rate:,.0f}/s"
     print(
-        f"{scenario.name} {round_number + 1} {server.name}: {result}, {figures.cpu_us:.2f} us CPU a message",
+        f"{scenario.name} {round_number + 1} {server.name}: {result}, {figures.cpu_us:.2f} us CPU each",
         file=sys.stderr,
         flush=True,
     )
@@ -102,21 +115,25 @@ def allow_many_connections() -> None:
 
 def main() -> None:
     arguments = parse_arguments()
+    if arguments.seconds < 1 or arguments.rounds < 1:
+        sys.exit("benchmarks/run: --seconds and --rounds start at 1")
     allow_many_connections()
-    scenarios = [each for each in SCENARIOS if not arguments.scenario or each.name in arguments.scenario]
+    subject = SUBJECTS[arguments.program]
+    program = subject.program
+    scenarios = [each for each in subject.scenarios if not arguments.scenario or each.name in arguments.scenario]
     effort = Effort(arguments.seconds, arguments.rounds, arguments.seed)
     circumstances = Circumstances(command_line(arguments), effort, os.getloadavg()[0])
     try:
-        servers = [server_of(command) for command in (arguments.nsqd, arguments.peer) if command]
-        results = compare(servers, scenarios, effort, arguments.patience)
+        servers = [server_of(program, command) for command in (arguments.command, arguments.peer) if command]
+        results = compare(subject, servers, scenarios, effort, arguments.patience)
     except (RunFailed, DaemonFailed) as error:
         sys.exit(f"benchmarks/run: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
-    versions = [version_of(shlex.split(server.command)) for server in servers]
-    text = render(circumstances, servers, versions, results)
+    versions = [version_of(program, shlex.split(server.command)) for server in servers]
+    text = render(subject, circumstances, servers, versions, results)
     print(text)
-    out = arguments.out or (None if arguments.scenario else RESULTS)
+    out = arguments.out or (None if arguments.scenario else subject.results)
     if out is not None:
         out.write_text(text + "\n")
         print(f"written to {out}", file=sys.stderr)

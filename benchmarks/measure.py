@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from benchmarks.scenarios import BODY_SIZE, MOST, Scenario
-from conformance.nsqd_process import NsqdProcess
+from benchmarks.scenarios import Scenario
+from benchmarks.subjects import Subject
 
 _PATIENCE = 120.0
 
@@ -140,23 +140,24 @@ def build_generator(folder: Path) -> Path:
     return program
 
 
-def measure(generator: Path, server: Server, scenario: Scenario, effort: Effort, round_number: int) -> Figures:
+def measure(
+    generator: Path, subject: Subject, server: Server, scenario: Scenario, effort: Effort, round_number: int
+) -> Figures:
     """Raises RunFailed, and DaemonFailed when the server does not start."""
     with (
         tempfile.TemporaryDirectory(prefix="nsqd-bench-") as folder,
-        NsqdProcess(server.command, Path(folder), options=scenario.options) as nsqd,
+        subject.start(server.command, Path(folder), scenario) as daemon,
     ):
-        flags = [
-            f"-tcp={nsqd.tcp_address}",
-            f"-http={nsqd.http_address}",
-            f"-pid={nsqd.pid}",
+        words = [
+            *subject.words,
+            f"-tcp={daemon.tcp_address}",
+            f"-http={daemon.http_address}",
+            f"-pid={daemon.pid}",
             f"-seconds={effort.seconds}",
             f"-seed={effort.seed + round_number}",
-            f"-size={BODY_SIZE}",
-            f"-most={MOST}",
             *scenario.load,
         ]
-        return Figures.of(_report([str(generator), *flags], f"{scenario.name} with {server.name}", effort.seconds))
+        return Figures.of(_report([str(generator), *words], f"{scenario.name} with {server.name}", effort.seconds))
 
 
 def _report(command: Sequence[str], what: str, seconds: float) -> dict[str, Any]:
@@ -170,12 +171,13 @@ def _report(command: Sequence[str], what: str, seconds: float) -> dict[str, Any]
     return report
 
 
-def version_of(command: Sequence[str]) -> str:
-    """What an nsqd says of itself, ``nsqd v1.3.0 (built w/go1.26.8)``. Raises RunFailed."""
+def version_of(program: str, command: Sequence[str]) -> str:
+    """What a daemon says of itself, ``nsqd v1.3.0 (built w/go1.26.8)``. Raises RunFailed."""
     try:
         run = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False, timeout=30)
     except OSError as error:
         raise RunFailed(f"cannot start {command[0]}: {error}") from error
-    if re.match(r"nsqd v\S+ \(built w/\S+\)", run.stdout) is None:
-        raise RunFailed(f"{command[0]} --version does not speak like an nsqd: {(run.stdout + run.stderr).strip()!r}")
+    if re.match(rf"{program} v\S+ \(built w/\S+\)", run.stdout) is None:
+        said = (run.stdout + run.stderr).strip()
+        raise RunFailed(f"{command[0]} --version does not speak like an {program}: {said!r}")
     return run.stdout.strip()

@@ -9,7 +9,8 @@ from importlib.metadata import version
 
 from benchmarks import machine
 from benchmarks.measure import Effort, Rounds, Server
-from benchmarks.scenarios import BODY_SIZE, MOST, Kind, Scenario
+from benchmarks.scenarios import Kind, Scenario
+from benchmarks.subjects import Subject
 
 _BUSY = 0.9
 """From this share of what it may use on, a process is taken to be what limits the rate."""
@@ -42,25 +43,34 @@ def _number(figure: str, form: str = ",.0f", scale: float = 1.0) -> Callable[[Ro
     return lambda rounds: format(rounds.median(figure) * scale, form)
 
 
+def _throughput(unit: str, form: str, *more: _Column) -> tuple[_Column, ...]:
+    return (
+        _Column(f"{unit}/s", _number("rate"), "rate"),
+        _Column("spread", lambda rounds: f"{rounds.spread('rate'):.0%}"),
+        _Column(f"CPU us/{unit}", _number("cpu_us", form), "cpu_us", less_is_better=True),
+        _Column(f"{unit}/CPU s", _number("per_cpu_second"), "per_cpu_second"),
+        *more,
+        _RSS,
+        _SERVER_CPUS,
+        _Column(f"generator us/{unit}", _number("load_us", form)),
+        _Column("its CPUs", lambda rounds: f"{rounds.cores('load'):.2f}"),
+        _Column("limited by", lambda rounds: _limit(rounds)),
+    )
+
+
 _CPU_PER_MESSAGE = _Column("CPU us/msg", _number("cpu_us", ".2f"), "cpu_us", less_is_better=True)
+_P50 = _Column("p50 us", _number("p50"), "p50", less_is_better=True)
+_P99 = _Column("p99 us", _number("p99"), "p99", less_is_better=True)
 _RSS = _Column("RSS MiB", _number("rss_bytes", ".0f", 2**-20), "rss_bytes", less_is_better=True)
 _SERVER_CPUS = _Column("CPUs used", lambda rounds: f"{rounds.cores('server'):.2f}")
 
 _COLUMNS = {
-    Kind.THROUGHPUT: (
-        _Column("msg/s", _number("rate"), "rate"),
-        _Column("spread", lambda rounds: f"{rounds.spread('rate'):.0%}"),
-        _CPU_PER_MESSAGE,
-        _Column("msg/CPU s", _number("per_cpu_second"), "per_cpu_second"),
-        _RSS,
-        _SERVER_CPUS,
-        _Column("generator us/msg", _number("load_us", ".2f")),
-        _Column("its CPUs", lambda rounds: f"{rounds.cores('load'):.2f}"),
-        _Column("limited by", lambda rounds: _limit(rounds)),
-    ),
+    Kind.THROUGHPUT: _throughput("msg", ".2f"),
+    Kind.QUESTIONS: _throughput("question", ",.0f", _P50, _P99),
+    Kind.REGISTRATION: _throughput("channel", ".1f"),
     Kind.LATENCY: (
-        _Column("p50 us", _number("p50"), "p50", less_is_better=True),
-        _Column("p99 us", _number("p99"), "p99", less_is_better=True),
+        _P50,
+        _P99,
         _Column("p99.9 us", _number("p999"), "p999", less_is_better=True),
         _Column("msg/s", _number("rate")),
         _CPU_PER_MESSAGE,
@@ -85,12 +95,20 @@ _HEADINGS = {
     Kind.THROUGHPUT: "Throughput",
     Kind.LATENCY: "Latency, from the producer's write to the consumer's read",
     Kind.IDLE: "Idle connections",
+    Kind.QUESTIONS: "Questions",
+    Kind.REGISTRATION: "Registration",
 }
 
 
-def render(circumstances: Circumstances, servers: Sequence[Server], versions: Sequence[str], results: _Results) -> str:
+def render(
+    subject: Subject,
+    circumstances: Circumstances,
+    servers: Sequence[Server],
+    versions: Sequence[str],
+    results: _Results,
+) -> str:
     """The whole document, without a newline at its end."""
-    parts = ["# Results", _preamble(circumstances, servers, versions, results)]
+    parts = [f"# Results of {subject.program}", _preamble(subject, circumstances, servers, versions, results)]
     for kind, heading in _HEADINGS.items():
         of_kind = {scenario: rounds for scenario, rounds in results.items() if scenario.kind is kind}
         if of_kind:
@@ -100,7 +118,11 @@ def render(circumstances: Circumstances, servers: Sequence[Server], versions: Se
 
 
 def _preamble(
-    circumstances: Circumstances, servers: Sequence[Server], versions: Sequence[str], results: _Results
+    subject: Subject,
+    circumstances: Circumstances,
+    servers: Sequence[Server],
+    versions: Sequence[str],
+    results: _Results,
 ) -> str:
     effort = circumstances.effort
     facts = [
@@ -110,7 +132,7 @@ def _preamble(
         f"Python {platform.python_version()}, gevent {version('gevent')}, greenlet {version('greenlet')}",
         f"Command: `{circumstances.command}`",
         f"Rounds: {effort.rounds} of {effort.seconds:g} s, servers in turn; figures are medians; seed {effort.seed};"
-        f" bodies of {BODY_SIZE} bytes, at most {MOST:,} messages a run",
+        f" {subject.effort}",
         f"Load average before: {circumstances.load_average:.2f}; {_noise(servers, results)}",
     ]
     if len(servers) > 1:

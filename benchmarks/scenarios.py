@@ -17,6 +17,8 @@ class Kind(Enum):
     THROUGHPUT = "throughput"
     LATENCY = "latency"
     IDLE = "idle"
+    QUESTIONS = "questions"
+    REGISTRATION = "registration"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,8 @@ class Scenario:
     options: tuple[str, ...] = (f"--mem-queue-size={MOST}",)
 
 
-def _load(**flags: str | float) -> tuple[str, ...]:
+def load_of(**flags: str | float) -> tuple[str, ...]:
+    """Flags of the generator."""
     return tuple(f"-{name}={value}" for name, value in flags.items())
 
 
@@ -39,7 +42,7 @@ def _sync(connections: int) -> Scenario:
     return Scenario(
         f"pub-sync-{connections}",
         f"PUB on {connections} {plural}, each awaits its OK before the next",
-        _load(publish="pub", publishers=connections),
+        load_of(publish="pub", publishers=connections),
     )
 
 
@@ -48,7 +51,7 @@ def _latency(name: str, rate: int, **flags: str) -> Scenario:
     return Scenario(
         name,
         f"{rate:,} PUB a second whatever is answered, one consumer at RDY 100{asks}: from write to delivery",
-        _load(publish="pub", rate=rate, consumers=1, rdy=100, **flags),
+        load_of(publish="pub", rate=rate, consumers=1, rdy=100, **flags),
         Kind.LATENCY,
     )
 
@@ -57,22 +60,22 @@ SCENARIOS = (
     Scenario(
         "mpub-200x200",
         "MPUB of 200, 4 connections that await each OK; the one channel keeps everything",
-        _load(publish="mpub", batch=200, publishers=4),
+        load_of(publish="mpub", batch=200, publishers=4),
     ),
     Scenario(
         "mpub-drained",
         "MPUB of 200, 2 connections, while 2 consumers at RDY 2500 drain the channel; until all is finished",
-        _load(publish="mpub", batch=200, publishers=2, consumers=2, rdy=2500),
+        load_of(publish="mpub", batch=200, publishers=2, consumers=2, rdy=2500),
     ),
     Scenario(
         "deliver-fin-rdy2500",
         "a channel filled before, drained by 2 consumers at RDY 2500; the FINs of one read leave in one write",
-        _load(prefill="true", consumers=2, rdy=2500),
+        load_of(prefill="true", consumers=2, rdy=2500),
     ),
     Scenario(
         "publish-while-consuming",
         "PUB, 1 connection with up to 100 unanswered, while 2 consumers at RDY 2500 drain; until all is finished",
-        _load(publish="pub", burst=50, outstanding=2, consumers=2, rdy=2500),
+        load_of(publish="pub", burst=50, outstanding=2, consumers=2, rdy=2500),
     ),
     _sync(1),
     _sync(10),
@@ -80,32 +83,32 @@ SCENARIOS = (
     Scenario(
         "pub-pipelined",
         "PUB, 2 connections with up to 100 unanswered each, 50 in a write",
-        _load(publish="pub", publishers=2, burst=50, outstanding=2),
+        load_of(publish="pub", publishers=2, burst=50, outstanding=2),
     ),
     Scenario(
         "rdy1-pingpong",
         "a channel filled before, one consumer at RDY 1: each message waits for the FIN of the one before",
-        _load(prefill="true", consumers=1, rdy=1),
+        load_of(prefill="true", consumers=1, rdy=1),
     ),
     Scenario(
         "rdy1-20-consumers",
         "a channel filled before, 20 consumers at RDY 1",
-        _load(prefill="true", consumers=20, rdy=1),
+        load_of(prefill="true", consumers=20, rdy=1),
     ),
     Scenario(
         "fanout-10",
         "MPUB of 200 into a topic with 10 channels, a consumer at RDY 2500 on each; counted are deliveries",
-        _load(publish="mpub", batch=200, channels=10, consumers=1, rdy=2500, most=MOST // 5),
+        load_of(publish="mpub", batch=200, channels=10, consumers=1, rdy=2500, most=MOST // 5),
     ),
     Scenario(
         "http-pub",
         "POST /pub on 10 keep-alive connections, each awaits its answer",
-        _load(publish="http-pub", publishers=10),
+        load_of(publish="http-pub", publishers=10),
     ),
     Scenario(
         "http-mpub",
         "POST /mpub of 100 lines on 4 keep-alive connections",
-        _load(publish="http-mpub", batch=100, publishers=4),
+        load_of(publish="http-mpub", batch=100, publishers=4),
     ),
     _latency("latency-light", 1_000),
     _latency("latency-unbuffered", 1_000, unbuffered="true"),
@@ -113,7 +116,7 @@ SCENARIOS = (
     Scenario(
         "idle-1000",
         "1000 subscribed connections without a message and with a heartbeat a second",
-        _load(idle=1000),
+        load_of(idle=1000),
         Kind.IDLE,
     ),
 )

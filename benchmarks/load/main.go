@@ -1,4 +1,5 @@
-// Command load puts one nsqd under one kind of load and reports what the server paid for it.
+// Command load puts one nsqd, or with the word lookupd in front one nsqlookupd, under one kind of load and reports what
+// the server paid for it.
 //
 // Raw sockets and no client library, so that the generator costs a fraction of what it measures; what it costs is in the
 // report too. A run is a short one to warm up, on a topic of its own, then the measured one. CPU time is read from the
@@ -85,23 +86,31 @@ func (o options) check() error {
 }
 
 func main() {
-	o := parseOptions()
-	if err := o.check(); err != nil {
-		fmt.Fprintf(os.Stderr, "load: %v\n", err)
-		os.Exit(2)
+	var run func() (*report, error)
+	var rate, seconds float64
+	if len(os.Args) > 1 && os.Args[1] == "lookupd" {
+		o := parseDirectoryOptions(os.Args[2:])
+		run, rate, seconds = o.run, o.rate, o.warmup+o.seconds
+	} else {
+		o := parseOptions()
+		if err := o.check(); err != nil {
+			fmt.Fprintf(os.Stderr, "load: %v\n", err)
+			os.Exit(2)
+		}
+		run, rate, seconds = o.run, o.rate, o.warmup+o.seconds
 	}
 	// One core, and the server has the others. Not so where moments count: a goroutine must not wait for another's turn.
 	procs := 1
-	if o.rate > 0 {
+	if rate > 0 {
 		procs = 4
 	}
 	runtime.GOMAXPROCS(procs)
-	limit := time.Duration((60 + 20*(o.warmup+o.seconds)) * float64(time.Second))
+	limit := time.Duration((60 + 20*seconds) * float64(time.Second))
 	time.AfterFunc(limit, func() {
 		fmt.Fprintf(os.Stderr, "load: no end within %v\n", limit)
 		os.Exit(1)
 	})
-	report, err := o.run()
+	report, err := run()
 	if err == nil {
 		err = json.NewEncoder(os.Stdout).Encode(report)
 	}

@@ -1,0 +1,56 @@
+"""The daemons that can be measured: how each is started and loaded, and where its result goes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.lookupd_scenarios import LOOKUPD_SCENARIOS
+from benchmarks.scenarios import BODY_SIZE, MOST, SCENARIOS, Scenario
+from conformance.daemon_process import DaemonProcess
+from conformance.nsqd_process import NsqdProcess
+from conformance.nsqlookupd_process import NsqlookupdProcess
+
+_HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """`words` are the generator's first; `effort` says of a run what the scenarios do not."""
+
+    program: str
+    scenarios: tuple[Scenario, ...]
+    start: Callable[[str, Path, Scenario], DaemonProcess]
+    words: tuple[str, ...]
+    effort: str
+    results: Path
+
+
+def _nsqd(command: str, folder: Path, scenario: Scenario) -> DaemonProcess:
+    return NsqdProcess(command, folder, options=scenario.options)
+
+
+def _nsqlookupd(command: str, folder: Path, scenario: Scenario) -> DaemonProcess:
+    return NsqlookupdProcess(command, options=scenario.options)
+
+
+SUBJECTS = {
+    subject.program: subject
+    for subject in (
+        Subject(
+            "nsqd",
+            SCENARIOS,
+            _nsqd,
+            (f"-size={BODY_SIZE}", f"-most={MOST}"),
+            f"bodies of {BODY_SIZE} bytes, at most {MOST:,} messages a run",
+            _HERE / "RESULTS.md",
+        ),
+        Subject(
+            "nsqlookupd",
+            LOOKUPD_SCENARIOS,
+            _nsqlookupd,
+            ("lookupd",),
+            "8 ask, each awaits its answer before the next question, unless the scenario says otherwise",
+            _HERE / "RESULTS-nsqlookupd.md",
+        ),
+    )
+}
