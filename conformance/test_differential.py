@@ -1,0 +1,142 @@
+"""The differential fuzzer itself: it finds nothing where there is nothing, and whatever is made to differ."""
+
+import random
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from conformance.differential.acts import Act, Hang, Say, Take
+from conformance.differential.comparing import Comparison
+from conformance.differential.playing import Nsqd, topic_names
+from conformance.differential.streams import OPTIONS, stream
+from conformance.nsqd_process import NsqdProcess
+
+STREAMS = 40
+
+Change = Callable[[bytes], bytes]
+
+
+@pytest.fixture(scope="module")
+def nsqd_process(nsqd_command: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NsqdProcess]:
+    with NsqdProcess(nsqd_command, tmp_path_factory.mktemp("differential"), options=OPTIONS) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def names() -> Iterator[bytes]:
+    return topic_names()
+
+
+@pytest.fixture
+def changed(nsqd_process: NsqdProcess) -> Iterator[Callable[[Change], Nsqd]]:
+    """The same nsqd behind a proxy that changes what it says."""
+    with ExitStack() as proxies:
+
+        def start(change: Change) -> Nsqd:
+            proxy = Proxy(nsqd_process.tcp_address, change)
+            proxies.enter_context(closing(proxy))
+            return Nsqd(proxy.address, nsqd_process.http_address)
+
+        yield start
+
+
+class Proxy:
+    """Passes on what clients say as it is, and what nsqd says as `change` makes it."""
+
+    def __init__(self, target: str, change: Change) -> None:
+        host, _, port = target.rpartition(":")
+        self._target = host, int(port)
+        self._change = change
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = "{}:{}".format(*self._listener.getsockname())
+        self._accepting = Thread(target=self._accept, daemon=True)
+        self._accepting.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with client, socket.create_connection(self._target) as server:
+            upward = Thread(target=_pass_on, args=(client, server, bytes), daemon=True)
+            upward.start()
+            _pass_on(server, client, self._change)
+            upward.join()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._accepting.join()
+        self._listener.close()
+
+
+def _pass_on(source: socket.socket, target: socket.socket, change: Change) -> None:
+    with suppress(OSError):
+        while data := source.recv(1 << 16):
+            target.sendall(change(data))
+    for each, direction in ((source, socket.SHUT_RD), (target, socket.SHUT_WR)):
+        with suppress(OSError):
+            each.shutdown(direction)
+
+
+def test_an_nsqd_does_not_differ_from_itself(
+    nsqd_process: NsqdProcess, names: Iterator[bytes], tmp_path: Path, nsqd_command: str
+) -> None:
+    first = random.randrange(1 << 32)
+    print(f"seeds from {first}")
+    with NsqdProcess(nsqd_command, tmp_path, options=OPTIONS) as another:
+        one, other = (Nsqd(each.tcp_address, each.http_address) for each in (nsqd_process, another))
+        comparison = Comparison(one, other, names)
+        for seed in range(first, first + STREAMS):
+            assert comparison.differs(stream(seed)) is None, f"seed {seed}"
+
+
+@pytest.mark.parametrize(
+    ("what", "change"),
+    [
+        ("a response", lambda data: data.replace(b"\0\0\0\6\0\0\0\0OK", b"\0\0\0\6\0\0\0\0KO")),
+        ("an error's text", lambda data: data.replace(b"E_INVALID", b"E_UNVALID")),
+        ("attempts", lambda data: data.replace(b"\0\1", b"\0\2") if b"m1" in data else data),
+        ("a body", lambda data: data.replace(b"m1", b"M1")),
+    ],
+)
+def test_whatever_is_changed_is_found_and_the_shortest_stream_for_it(
+    nsqd_process: NsqdProcess, names: Iterator[bytes], changed: Callable[[Change], Nsqd], what: str, change: Change
+) -> None:
+    acts: list[Act] = [
+        Say(0, b"  V2", 0),
+        Say(1, b"  V2", 0),
+        Say(1, b"PUB TOPIC.d\n\0\0\0\1x"),
+        Say(0, b"PUB TOPIC.a\n\0\0\0\2m1"),
+        Say(0, b"SUB TOPIC.a c\n"),
+        Say(0, b"RDY 1\n", 0),
+        Take(0, 1),
+        Hang(1, b"FIN\n"),
+        Hang(0),
+    ]
+    honest = Nsqd(nsqd_process.tcp_address, nsqd_process.http_address)
+    comparison = Comparison(honest, changed(change), names)
+    difference = comparison.differs(acts)
+    assert difference is not None, what
+    shortest = comparison.shortest(difference)
+    assert len(shortest.acts) < len(acts)
+    assert shortest.ours != shortest.theirs
+
+
+def test_a_seed_is_the_same_stream_for_ever() -> None:
+    assert stream(7) == stream(7)
+    assert stream(7) != stream(8)
+
+
+def test_names_are_as_long_as_what_they_replace_and_never_the_same() -> None:
+    names = topic_names()
+    some = [next(names) for _ in range(5000)]
+    assert len(set(some)) == len(some)
+    assert {len(name) for name in some} == {5}
