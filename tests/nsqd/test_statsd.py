@@ -1,12 +1,14 @@
-"""Figures pushed to a real UDP socket."""
+"""Figures pushed to a real UDP socket, by themselves and then by an nsqd that runs."""
 
 import logging
+import re
 from collections.abc import Iterator
 
 import gevent
 import gevent.socket
 import pytest
 
+from conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_compat.nsqd.options import NsqdOptions
 from nsq_compat.nsqd.statsd import StatsdPush, resolved
 from nsq_compat.protocol.durations import MILLISECOND, SECOND
@@ -193,3 +195,32 @@ def test_starting_and_stopping_are_logged_in_nsqs_words(statsd, push, caplog):
     pushing.stop()
     assert f"STATSD: pushing stats to {statsd.address}" in caplog.text
     assert "STATSD: closing" in caplog.text
+
+
+def test_what_a_running_nsqd_knows_of_clients_nearby_and_of_latency_is_pushed(statsd, tmp_path):
+    options = (
+        f"--statsd-address={statsd.address}",
+        "--statsd-interval=10ms",
+        "--broadcast-address=my.host",
+        "--broadcast-http-port=4151",
+        "--e2e-processing-latency-percentile=0.99",
+        "--enable-experiment=topology-aware-consumption",
+        "--topology-zone=z",
+    )
+    with NsqdProcess(installed_nsqd(), tmp_path, options=options) as nsqd:
+        with gevent.socket.create_connection(nsqd.tcp_address.split(":"), timeout=20) as client:
+            client.sendall(
+                b'  V2IDENTIFY\n\0\0\0\x15{"topology_zone":"z"}PUB orders\n\0\0\0\3oneSUB orders archive\nRDY 1\n'
+            )
+            received = b""
+            while (sent := re.search(rb"([0-9a-f]{16})one", received)) is None:
+                received += client.recv(1000)
+            client.sendall(b"FIN " + sent[1] + b"\n")
+            prefix = "nsq.my_host_4151.topic.orders"
+            statsd.hears(f"{prefix}.channel.archive.message_count", 1)
+            statsd.hears(f"{prefix}.channel.archive.in_flight_count", 0)
+            for key in (prefix, f"{prefix}.channel.archive"):
+                while not statsd.gauges.get(f"{key}.e2e_processing_latency_99"):
+                    statsd.receive()
+            shown = nsqd.channel_stats("orders", "archive")
+    assert (shown["zone_local_msg_count"], shown["e2e_processing_latency"]["count"]) == (1, 1)
