@@ -109,19 +109,23 @@ def snapshot(
 
 def topic_stats(topic: "Topic", now: float, channel: str = "", include_clients: bool = True) -> TopicStats:
     """One topic as of `now`, with all its channels unless one is named."""
+    channels = tuple(
+        _channel_stats(topic.channels[name], now, include_clients)
+        for name in sorted(topic.channels)
+        if channel in ("", name)
+    )
+    alone = len(channels) == len(topic.channels) == 1  # then its latency is the topic's, and need not be made twice
     return TopicStats(
         topic_name=topic.name,
-        channels=tuple(
-            _channel_stats(topic.channels[name], now, include_clients)
-            for name in sorted(topic.channels)
-            if channel in ("", name)
-        ),
+        channels=channels,
         depth=topic.depth,
         backend_depth=topic.backend_depth,
         message_count=topic.message_count,
         message_bytes=topic.message_bytes,
         paused=topic.paused,
-        e2e_processing_latency=_latency_stats(topic.channels.values(), now),
+        e2e_processing_latency=channels[0].e2e_processing_latency
+        if alone
+        else _latency_stats(topic.channels.values(), now),
         dropped_count=topic.dropped_count,
     )
 

@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import gevent
 import gevent.socket
@@ -207,20 +208,24 @@ def test_what_a_running_nsqd_knows_of_clients_nearby_and_of_latency_is_pushed(st
         "--enable-experiment=topology-aware-consumption",
         "--topology-zone=z",
     )
-    with NsqdProcess(installed_nsqd(), tmp_path, options=options) as nsqd:
-        with gevent.socket.create_connection(nsqd.tcp_address.split(":"), timeout=20) as client:
-            client.sendall(
-                b'  V2IDENTIFY\n\0\0\0\x15{"topology_zone":"z"}PUB orders\n\0\0\0\3oneSUB orders archive\nRDY 1\n'
-            )
-            received = b""
-            while (sent := re.search(rb"([0-9a-f]{16})one", received)) is None:
-                received += client.recv(1000)
-            client.sendall(b"FIN " + sent[1] + b"\n")
-            prefix = "nsq.my_host_4151.topic.orders"
-            statsd.hears(f"{prefix}.channel.archive.message_count", 1)
-            statsd.hears(f"{prefix}.channel.archive.in_flight_count", 0)
-            for key in (prefix, f"{prefix}.channel.archive"):
-                while not statsd.gauges.get(f"{key}.e2e_processing_latency_99"):
-                    statsd.receive()
-            shown = nsqd.channel_stats("orders", "archive")
+    with ExitStack() as stack:
+        nsqd = stack.enter_context(NsqdProcess(installed_nsqd(), tmp_path, options=options))
+        host, _, port = nsqd.tcp_address.rpartition(":")
+        client = stack.enter_context(gevent.socket.create_connection((host, int(port)), timeout=20))
+        client.sendall(
+            b'  V2IDENTIFY\n\0\0\0\x15{"topology_zone":"z"}PUB orders\n\0\0\0\3oneSUB orders archive\nRDY 1\n'
+        )
+        received = b""
+        while (sent := re.search(rb"([0-9a-f]{16})one", received)) is None:
+            data = client.recv(1000)
+            assert data, "nsqd closed the connection"
+            received += data
+        client.sendall(b"FIN " + sent[1] + b"\n")
+        prefix = "nsq.my_host_4151.topic.orders"
+        statsd.hears(f"{prefix}.channel.archive.message_count", 1)
+        statsd.hears(f"{prefix}.channel.archive.in_flight_count", 0)
+        for key in (prefix, f"{prefix}.channel.archive"):
+            while not statsd.gauges.get(f"{key}.e2e_processing_latency_99"):
+                statsd.receive()
+        shown = nsqd.channel_stats("orders", "archive")
     assert (shown["zone_local_msg_count"], shown["e2e_processing_latency"]["count"]) == (1, 1)
