@@ -130,6 +130,13 @@ def test_it_stops_cleanly_with_clients_in_every_state(nsqlookupd, number):
             assert client.recv(100) == b""
 
 
+def test_answering_ends_before_producers_leave(nsqlookupd):
+    with joins(nsqlookupd, "t"):
+        assert nsqlookupd.stop() == 0
+    told = [line.partition(" INFO: ")[2].partition(" ")[0] for line in nsqlookupd._last_lines if "127.0.0.1" in line]
+    assert told[-5:] == ["HTTP:", "TCP:", "PROTOCOL(V1):", "DB:", "DB:"]
+
+
 # --- Serving ----------------------------------------------------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 """The registration database by itself: who is listed where, for how long, and what is remembered of that."""
 
+import gc
 import logging
 from collections.abc import Callable
 
@@ -143,6 +144,19 @@ def test_a_producer_that_is_gone_leaves_names_behind_even_ephemeral_ones(directo
     assert list(directory.db.topics) == ["t#ephemeral"]
     assert list(directory.db.channels("t#ephemeral")) == ["c#ephemeral"]
     assert directory.nodes() == directory.found("t#ephemeral") == []
+
+
+def test_nothing_of_a_producer_that_is_gone_is_kept(directory):
+    producer = directory.joins("a")
+    for topic in ("t", "u"):
+        directory.db.register(producer, topic, "c")
+        assert directory.found(topic)
+    directory.tombstones("t", "a:4151")
+    name = producer.id = "of this test"
+    directory.db.forget(producer)
+    del producer
+    gc.collect()
+    assert not [each for each in gc.get_objects() if isinstance(each, Producer) and each.id == name]
 
 
 # --- Silence and tombstones -------------------------------------------------------------------------------------------
