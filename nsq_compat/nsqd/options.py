@@ -281,6 +281,11 @@ class NsqdOptions:
         """Whether /pub and /mpub are open: auth servers decide about TCP clients alone."""
         return self.http_publish_without_auth or not self.auth_http_addresses
 
+    @property
+    def peeking_over_http(self) -> bool:
+        """Whether /channel/peek is there: with auth servers, what messages say is for those who are let in."""
+        return not self.auth_http_addresses
+
     def has_experiment(self, name: str) -> bool:
         """Whether --enable-experiment named it."""
         return name in self.enable_experiment

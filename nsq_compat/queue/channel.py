@@ -301,6 +301,12 @@ class Channel:
         next_release = self._release_deferred(now)
         return min([next_release, *(in_flight.next_deadline() for in_flight in self._all_in_flight())])
 
+    def look(self) -> Iterator[bytes]:
+        """What waits in memory, about in the order it will be taken; nothing is taken. May raise ``OSError``."""
+        yield from self._pending.returned()
+        for batch in self._cursor.look():
+            yield from batch
+
     # --- What must survive --------------------------------------------------------------------------------------------
 
     def place(self) -> Place:

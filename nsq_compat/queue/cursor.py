@@ -127,6 +127,12 @@ class Cursor:
         """The batches that wait in memory."""
         return self._window.batches()
 
+    def look(self) -> Iterator[Sequence[bytes]]:
+        """The batches that would be taken next, read into memory if they must be. Raises ``OSError`` as `take` does."""
+        if not self._window and self.position < self.end:
+            self._read_block()
+        return self._window.batches()
+
     def _advance(self, count: int) -> None:
         self.position += count
         while self._gaps and self._gaps[0][0] <= self.position:

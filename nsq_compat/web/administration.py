@@ -80,10 +80,10 @@ class Administration:
         return EMPTY
 
     def pause_channel(self, request: Request) -> Response:
-        return self._change(self._channel(request), Channel.pause)
+        return self._change(self.channel_of(request), Channel.pause)
 
     def unpause_channel(self, request: Request) -> Response:
-        return self._change(self._channel(request), Channel.unpause)
+        return self._change(self.channel_of(request), Channel.unpause)
 
     # --- What they share ----------------------------------------------------------------------------------------------
 
@@ -108,7 +108,8 @@ class Administration:
         channel = required_name(parameters, "channel")
         return self._topic(topic), channel
 
-    def _channel(self, request: Request) -> Channel:
+    def channel_of(self, request: Request) -> Channel:
+        """The channel a request names. Raises ``ApiError``."""
         topic, name = self._topic_and_channel_name(request)
         channel = topic.channels.get(name)
         if channel is None:

@@ -4,6 +4,7 @@ from nsq_compat.web.administration import Administration
 from nsq_compat.web.application import Application, TlsRequired
 from nsq_compat.web.configuration import Configuration
 from nsq_compat.web.nsqd_service import NsqdOptions, NsqdService
+from nsq_compat.web.peeking import Peeking
 from nsq_compat.web.profiling import Profiling
 from nsq_compat.web.publishing import Publishing
 from nsq_compat.web.routing import Route, Routes
@@ -30,6 +31,10 @@ def _routes(service: NsqdService) -> Routes:
         mpub = Route(publishing.publish_many, publishing.batch_admission, logged=False)
     else:
         pub = mpub = Route(publishing.refuse, publishing.refusal_admission)
+    # docs/differences.md: peek
+    peeking: Routes = {"/channel/peek": {"GET": Route(Peeking(administration).peek)}}
+    if not service.options.peeking_over_http:
+        peeking = {}
     return {
         "/ping": {"GET": Route(statistics.ping)},
         "/info": {"GET": Route(statistics.info)},
@@ -49,6 +54,7 @@ def _routes(service: NsqdService) -> Routes:
         "/channel/empty": {"POST": Route(administration.empty_channel)},
         "/channel/pause": {"POST": Route(administration.pause_channel)},
         "/channel/unpause": {"POST": Route(administration.unpause_channel)},
+        **peeking,
         "/config/:opt": {
             "GET": Route(configuration.show),
             "PUT": Route(configuration.change, configuration.admission),

@@ -371,3 +371,12 @@ def test_whatever_happens_a_cursor_gives_what_was_not_dropped_in_order(tmp_path_
     assert all_of(channel) == expected
     assert (channel.position, channel.damaged_count) == (stream.end, 0)
     log.close()
+
+
+def test_looking_shows_what_would_be_taken_and_takes_nothing():
+    cursor = Cursor(None, memory=10)
+    cursor.extend((b"a", b"b"))
+    assert [frame for batch in cursor.look() for frame in batch] == [b"a", b"b"]
+    assert len(cursor) == 2
+    assert list(cursor.take(1, 1 << 20)) == [b"a"]
+    assert [frame for batch in cursor.look() for frame in batch] == [b"b"]

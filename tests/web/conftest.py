@@ -28,6 +28,7 @@ class Options:
     max_body_size: int = 500
     max_defer_timeout: int = 3600 * SECOND
     publishing_over_http: bool = True
+    peeking_over_http: bool = True
     max_heartbeat_interval: int = 60 * SECOND
     max_output_buffer_size: int = 65536
     max_output_buffer_timeout: int = 30 * SECOND
