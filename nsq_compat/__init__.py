@@ -2,7 +2,8 @@
 
 The folders are floors of one house; a module imports from its own folder or from a lower floor:
 
-    nsqd, nsqlookupd          the programs: options, wiring, a shutdown order
+    nsqd, nsqlookupd,
+    nsqadmin                  the programs: options, wiring, a shutdown order
     cli                       flags, config file, log lines
     web                       HTTP applications
     net, cluster              sockets and greenlets; many daemons over HTTP

@@ -4,6 +4,7 @@ Every request ends: it has a deadline from the first byte to the last, and an an
 requires TLS says so with a 403 that names its HTTPS port; the request is then made there.
 """
 
+import errno
 import http.client
 import time
 from collections.abc import Iterator
@@ -23,10 +24,7 @@ LARGEST_ANSWER: Final = 32 * 1024 * 1024
 """Bytes. A thousand topics with their channels and clients take about one MiB."""
 _LONGEST_QUOTED: Final = 300
 _CHUNK: Final = 64 * 1024
-_REFUSALS: Final = {
-    "Connection refused": "connect: connection refused",
-    "No route to host": "connect: no route to host",
-}
+_NOT_CONNECTED: Final = frozenset({errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH})
 
 
 class UpstreamError(Exception):
@@ -146,10 +144,13 @@ def _in_words(method: str, url: str) -> Iterator[None]:
         raise UpstreamError(f'{method.title()} "{url}": {_reason(url, error)}') from None
 
 
-def _reason(url: str, error: Exception) -> str:
-    words = str(error)
-    for refusal, go_words in _REFUSALS.items():
-        if refusal in words:
-            return f"dial tcp {url.split('/')[2]}: {go_words}"
-    # What requests and urllib3 wrap around a reason names objects and their addresses in memory.
-    return words.rpartition(": ")[2].strip("'\")(") or type(error).__name__
+def _reason(url: str, error: BaseException) -> str:
+    """What the system said, without what requests and urllib3 wrap around it."""
+    causes = [error]
+    while causes[-1].__context__ is not None:
+        causes.append(causes[-1].__context__)
+    said = next((cause for cause in reversed(causes) if isinstance(cause, OSError) and cause.strerror), None)
+    if said is None:
+        return f"{type(causes[-1]).__name__}: {causes[-1]}"
+    words = (said.strerror or "").lower()
+    return f"dial tcp {url.split('/')[2]}: connect: {words}" if said.errno in _NOT_CONNECTED else words

@@ -7,7 +7,7 @@
     nsqd_service     what nsqd's API asks of the daemon
     nsqd_api         the table of nsqd's routes
     publishing       /pub and /mpub
-    administration   /topic/... and /channel/...
+    administration   /topic/... and /channel/...;  peeking  what waits in a channel
     statistics       /stats and /info;  stats_text is their form for people
     configuration    /config
     profiling        /debug

@@ -11,7 +11,7 @@ from nsq_compat.web.routing import IGNORED_BODY_LIMIT, Answer, Router, Routes
 
 log = logging.getLogger(__name__)
 
-_INTERNAL_ERROR: Final = error(500, "INTERNAL_ERROR")
+INTERNAL_ERROR: Final = error(500, "INTERNAL_ERROR")
 # nsqd: what the router answers by itself is logged only when it is a refusal.
 _LOGGED_UNMATCHED: Final = frozenset({404, 405})
 
@@ -39,7 +39,7 @@ class Application:
                 return response
         else:
             response = _answered(request, route.answer)
-        _log_access(request, response.status, time.monotonic_ns() - began)
+        log_access(request, response.status, time.monotonic_ns() - began)
         return response
 
     __call__ = respond
@@ -67,10 +67,10 @@ def _answered(request: Request, answer: Answer) -> Response:
         return error(refusal.status, refusal.code)
     except Exception:
         log.exception("panic in HTTP handler - %s %r", request.method, request.target)
-        return _INTERNAL_ERROR
+        return INTERNAL_ERROR
 
 
-def _log_access(request: Request, status: int, elapsed_ns: int) -> None:
+def log_access(request: Request, status: int, elapsed_ns: int) -> None:
     target = request.target.decode("ascii", errors="backslashreplace")
     elapsed = format_duration(elapsed_ns)
     log.info("%d %s %s (%s) %s", status, request.method, target, request.remote_address, elapsed)

@@ -48,7 +48,7 @@ class Router:
         """What a request without a route hears."""
         location = self._corrected(method, path)
         if location is not None:
-            return _redirect(method, location, query)
+            return moved(method, location, query)
         allowed = self._all_methods if path == "*" else set(self.methods(path))
         if not allowed:
             return Response(200) if (method, path) == ("OPTIONS", "*") else error(404, "NOT_FOUND")
@@ -93,7 +93,8 @@ def _clean(path: str) -> str:
     return clean + "/" if path.endswith("/") and clean != "/" else clean
 
 
-def _redirect(method: str, path: str, query: bytes) -> Response:
+def moved(method: str, path: str, query: bytes) -> Response:
+    """The way to the path that was meant."""
     location = quote(path, safe="/:@!$&'()*+,;=~", errors="surrogateescape")
     if query:
         location += "?" + query.decode("latin-1")

@@ -75,6 +75,12 @@ def test_a_daemon_that_answers_drop_by_drop_is_given_up(daemon):
         client.get(daemon.address, "stats")
 
 
+def test_a_daemon_that_hangs_up_is_said_to(client, daemon):
+    daemon.does("stats", lambda handler: handler.connection.close())
+    with pytest.raises(UpstreamError, match=r'^Get "http://\S+": [\w ]+'):
+        client.get(daemon.address, "stats")
+
+
 @pytest.mark.parametrize("body", [b"", b"<html>", b"{", b"\xff", b"NaN"])
 def test_what_is_not_json_is_an_error_of_that_daemon(client, daemon, body):
     daemon.says("stats", body)

@@ -1,0 +1,95 @@
+"""What in a cluster wants somebody's attention, the worst first. Rules over a snapshot and its history; no I/O."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from nsq_compat.cluster.history import History
+from nsq_compat.cluster.snapshot import Snapshot
+from nsq_compat.cluster.statistics import ChannelStats, TopicStats
+
+_BACKLOG_WORTH_A_WORD: Final = 1000
+
+
+class Severity(IntEnum):
+    SERIOUS = 0
+    WARNING = 1
+    NOTE = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Concern:
+    severity: Severity
+    kind: str
+    """A word for each rule, under which it is explained in docs/nsqadmin.md."""
+    text: str
+    topic: str = ""
+    channel: str = ""
+    node: str = ""
+    weight: int = 0
+    """Among concerns of one severity the heavier comes first."""
+
+
+def concerns(snapshot: Snapshot, history: History) -> list[Concern]:
+    found = [*_of_nodes(snapshot)]
+    for topic in snapshot.topics:
+        found += _of_topic(topic)
+        for channel in topic.channels:
+            found += _of_channel(channel, history)
+    return sorted(found, key=lambda concern: (concern.severity, -concern.weight, concern.topic, concern.channel))
+
+
+def _of_nodes(snapshot: Snapshot) -> Iterator[Concern]:
+    for node in snapshot.silent():
+        yield Concern(severity=Severity.SERIOUS, kind="unreachable", text="does not answer", node=node.http_address)
+    for address, stats in snapshot.answers.items():
+        if stats.health not in ("", "OK"):
+            yield Concern(severity=Severity.SERIOUS, kind="unhealthy", text=stats.health, node=address)
+    for node in snapshot.nodes:
+        if node.out_of_date:
+            text = f"runs {node.version}, others a newer version"
+            yield Concern(severity=Severity.NOTE, kind="out-of-date", text=text, node=node.http_address)
+
+
+def _of_topic(topic: TopicStats) -> Iterator[Concern]:
+    if topic.depth and not topic.channels:
+        yield Concern(
+            severity=Severity.WARNING,
+            kind="no-channel",
+            text=f"{_messages(topic.depth)} and no channel to read them",
+            topic=topic.topic_name,
+            weight=topic.depth,
+        )
+    if topic.paused:
+        yield _about(topic, Severity.NOTE, "paused", f"paused, {_messages(topic.depth)} waiting")
+    if topic.dropped_count:
+        text = f"{_messages(topic.dropped_count)} dropped because memory was full"
+        yield _about(topic, Severity.WARNING, "dropped", text)
+
+
+def _of_channel(channel: ChannelStats, history: History) -> Iterator[Concern]:
+    growth = history.growth(channel.topic_name, channel.channel_name)
+    growing = f", growing by {growth:,.1f} a second" if growth > 0.05 else ""
+    if channel.paused:
+        yield _about(channel, Severity.NOTE, "paused", f"paused, {_messages(channel.depth)} waiting{growing}")
+    elif channel.depth and not channel.client_count:
+        severity = Severity.SERIOUS if growing else Severity.WARNING
+        yield _about(channel, severity, "no-consumer", f"{_messages(channel.depth)} and no consumer{growing}")
+    elif growing and channel.depth >= _BACKLOG_WORTH_A_WORD:
+        yield _about(channel, Severity.WARNING, "behind", f"{_messages(channel.depth)} behind{growing}")
+    elif channel.depth and channel.clients and not any(client.ready_count for client in channel.clients):
+        text = f"{_messages(channel.depth)}, and all {channel.client_count:,} consumers at RDY 0"
+        yield _about(channel, Severity.WARNING, "not-ready", text)
+    if channel.dropped_count:
+        text = f"{_messages(channel.dropped_count)} dropped because memory was full"
+        yield _about(channel, Severity.WARNING, "dropped", text)
+
+
+def _messages(count: int) -> str:
+    return "1 message" if count == 1 else f"{count:,} messages"
+
+
+def _about(stats: TopicStats | ChannelStats, severity: Severity, kind: str, text: str) -> Concern:
+    channel = stats.channel_name if isinstance(stats, ChannelStats) else ""
+    return Concern(severity=severity, kind=kind, text=text, topic=stats.topic_name, channel=channel, weight=stats.depth)

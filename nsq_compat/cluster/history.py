@@ -1,0 +1,139 @@
+"""What topics and channels looked like over the last hour, finely, and the last day, coarsely.
+
+Fixed in size: a ring for each series, and no more than `MOST_SERIES` of them. Fed with snapshots; a counter that went
+back (its nsqd was started anew, or the topic is a new one) makes a gap in the rate, not a negative one.
+"""
+
+import math
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from nsq_compat.cluster.snapshot import Snapshot
+
+MOST_SERIES: Final = 20_000
+FINE_SECONDS: Final = 10
+FINE_LENGTH: Final = 360
+COARSE_SECONDS: Final = 300
+COARSE_LENGTH: Final = 288
+_TREND_SECONDS: Final = 120
+
+Key = tuple[str, str]
+"""Topic, and channel or the empty string."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    at: float
+    """Unix seconds."""
+    depth: float
+    rate: float
+    """Messages a second since the point before; nan where it is not known."""
+
+
+class Ring:
+    """The last so many points, `step` seconds apart; a later point in the same step replaces the earlier."""
+
+    def __init__(self, step: int, length: int) -> None:
+        self._step = step
+        self._length = length
+        self._slots = array("q", [-1] * length)
+        self._depths = array("f", bytes(4 * length))
+        self._rates = array("f", bytes(4 * length))
+
+    def put(self, point: Point) -> None:
+        slot = int(point.at) // self._step
+        index = slot % self._length
+        self._slots[index], self._depths[index], self._rates[index] = slot, point.depth, point.rate
+
+    def points(self, now: float) -> list[Point]:
+        """Oldest first, without what is older than the ring is long."""
+        newest = int(now) // self._step
+        order = range(newest - self._length + 1, newest + 1)
+        return [self._point(slot) for slot in order if slot >= 0 and self._slots[slot % self._length] == slot]
+
+    def _point(self, slot: int) -> Point:
+        index = slot % self._length
+        return Point(slot * self._step, self._depths[index], self._rates[index])
+
+
+class Series:
+    """One topic or channel."""
+
+    def __init__(self, step: int) -> None:
+        self.fine = Ring(step, FINE_LENGTH)
+        self.coarse = Ring(COARSE_SECONDS, COARSE_LENGTH)
+        self.last_seen = 0.0
+        self._count = -1
+        self.rate = math.nan
+
+    def put(self, at: float, depth: int, count: int) -> None:
+        passed = at - self.last_seen
+        known = self._count >= 0 and passed > 0 and count >= self._count
+        self.rate = (count - self._count) / passed if known else math.nan
+        self.last_seen, self._count = at, count
+        point = Point(at, depth, self.rate)
+        self.fine.put(point)
+        self.coarse.put(point)
+
+    def growth(self) -> float:
+        """Messages a second by which the depth has changed over the last minutes; 0 where that is not known."""
+        points = [point for point in self.fine.points(self.last_seen) if point.at >= self.last_seen - _TREND_SECONDS]
+        if len(points) < 2 or points[-1].at == points[0].at:
+            return 0.0
+        return (points[-1].depth - points[0].depth) / (points[-1].at - points[0].at)
+
+
+class History:
+    """`latest` is the newest snapshot, None before the first."""
+
+    def __init__(self, step: int = FINE_SECONDS) -> None:
+        self.latest: Snapshot | None = None
+        self._step = max(1, step)
+        self._series: dict[Key, Series] = {}
+
+    def add(self, snapshot: Snapshot) -> None:
+        self.latest = snapshot
+        for topic in snapshot.topics:
+            if topic.nodes:
+                self._put((topic.topic_name, ""), snapshot.taken_at, topic.depth, topic.message_count)
+            for channel in topic.channels:
+                key = (topic.topic_name, channel.channel_name)
+                self._put(key, snapshot.taken_at, channel.depth, channel.message_count)
+        self._forget(snapshot.taken_at - COARSE_SECONDS * COARSE_LENGTH)
+
+    def rate(self, topic: str, channel: str = "") -> float | None:
+        """Messages a second; None where it is not known."""
+        series = self._series.get((topic, channel))
+        return None if series is None or math.isnan(series.rate) else series.rate
+
+    def growth(self, topic: str, channel: str = "") -> float:
+        series = self._series.get((topic, channel))
+        return 0.0 if series is None else series.growth()
+
+    def seconds_to_empty(self, topic: str, channel: str, depth: int) -> float | None:
+        """When a backlog will be gone if it goes on like this; None if it does not shrink."""
+        growth = self.growth(topic, channel)
+        return depth / -growth if depth and growth < 0 else None
+
+    def points(self, topic: str, channel: str, now: float, *, day: bool = False) -> list[Point]:
+        series = self._series.get((topic, channel))
+        if series is None:
+            return []
+        return (series.coarse if day else series.fine).points(now)
+
+    def depths(self, topic: str, channel: str, now: float) -> Iterable[float]:
+        return [point.depth for point in self.points(topic, channel, now)]
+
+    def _put(self, key: Key, at: float, depth: int, count: int) -> None:
+        series = self._series.get(key)
+        if series is None:
+            if len(self._series) >= MOST_SERIES:
+                return
+            series = self._series[key] = Series(self._step)
+        series.put(at, depth, count)
+
+    def _forget(self, before: float) -> None:
+        for key in [key for key, series in self._series.items() if series.last_seen < before]:
+            del self._series[key]

@@ -1,0 +1,53 @@
+"""The whole cluster at one moment: every node's topics and channels, and who could not be asked.
+
+What has a page for thousands of topics, and history, are made from snapshots, so that looking costs the nodes nothing.
+"""
+
+from dataclasses import dataclass, field
+
+from nsq_compat.cluster.cluster import Cluster
+from nsq_compat.cluster.fan_out import AllFailed
+from nsq_compat.cluster.merge import topics_over_nodes
+from nsq_compat.cluster.nodes import Node
+from nsq_compat.cluster.statistics import NodeStats, TopicStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    taken_at: float
+    """Unix seconds."""
+    nodes: tuple[Node, ...] = ()
+    answers: dict[str, NodeStats] = field(default_factory=dict)
+    """By HTTP address; a node that is not in here did not answer."""
+    topics: tuple[TopicStats, ...] = ()
+    """Over all nodes, by name; topics that only nsqlookupd knows are empty."""
+    errors: tuple[str, ...] = ()
+
+    def silent(self) -> list[Node]:
+        """Nodes that are known and did not answer."""
+        return [node for node in self.nodes if node.http_address not in self.answers]
+
+
+def take_snapshot(cluster: Cluster, now: float, *, clients: bool = False) -> Snapshot:
+    """Raises nothing: a cluster that does not answer is a snapshot with errors."""
+    try:
+        nodes = cluster.nodes()
+    except AllFailed as failure:
+        return Snapshot(taken_at=now, errors=(str(failure),))
+    errors = nodes.errors
+    answers: dict[str, NodeStats] = {}
+    names: list[str] = []
+    try:
+        if cluster.lookupds:
+            names = cluster.topics().value
+        statistics = cluster.statistics(nodes.value, clients=clients)
+        answers = {node.http_address: stats for node, stats in statistics.value}
+        errors += statistics.errors
+    except AllFailed as failure:
+        if nodes.value:
+            errors += (str(failure),)
+    topics = topics_over_nodes(topic for stats in answers.values() for topic in stats.topics)
+    empty = set(names) - {topic.topic_name for topic in topics}
+    topics += [TopicStats(topic_name=name) for name in empty]
+    topics.sort(key=lambda topic: topic.topic_name)
+    return Snapshot(taken_at=now, nodes=tuple(nodes.value), answers=answers, topics=tuple(topics), errors=errors)

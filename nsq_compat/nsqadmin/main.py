@@ -1,0 +1,57 @@
+"""``nsqadmin``: command line in, exit code out."""
+
+# ruff: noqa: E402
+# First of all, before anything takes a name from the modules this replaces: requests and threads wait as greenlets do.
+from gevent import monkey
+
+monkey.patch_all()
+
+import signal
+import sys
+
+import gevent
+from gevent.event import Event
+
+from nsq_compat import version_line
+from nsq_compat.cli.errors import OptionError
+from nsq_compat.cli.lifecycle import exit_fatal, read_options
+from nsq_compat.cli.logs import configure
+from nsq_compat.net.descriptor_limit import raise_descriptor_limit
+from nsq_compat.net.listeners import ListenError
+from nsq_compat.nsqadmin.daemon import Daemon
+from nsq_compat.nsqadmin.options import PROGRAM, NsqadminOptions, validate
+from nsq_compat.web.admin.users import make_line
+
+
+def main() -> None:
+    """Run nsqadmin until SIGTERM or SIGINT."""
+    options = read_options(PROGRAM, NsqadminOptions, sys.argv[1:], version_line(PROGRAM))
+    configure(options.log_prefix, options.log_level)
+    if options.make_user:
+        make_user(options.make_user)
+        return
+    raise_descriptor_limit()
+    try:
+        validate(options)
+        daemon = Daemon(options)
+    except (OptionError, ListenError) as error:
+        exit_fatal(PROGRAM, f"failed to instantiate nsqadmin - {error}")
+    stop = Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        gevent.signal_handler(number, stop.set)
+    daemon.start()
+    stop.wait()
+    daemon.stop()
+
+
+def make_user(name_and_role: str) -> None:
+    """Print a line for the user file; the password is the first line of stdin."""
+    name, _, role = name_and_role.partition(":")
+    try:
+        print(make_line(name, role or "admin", sys.stdin.readline().rstrip("\n")))
+    except ValueError as error:
+        exit_fatal(PROGRAM, str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""nsqadmin's options: names, types and defaults are NSQ's; those at the end are ours.
+
+`log_level` and `nsqlookupd_http_addresses` may be changed while the program runs (/config); `base_path` is normalised
+once, when they are validated.
+"""
+
+import ipaddress
+import posixpath
+import socket
+import ssl
+from dataclasses import dataclass
+from typing import Final
+
+from nsq_compat.cli.errors import OptionError
+from nsq_compat.cli.kinds import BOOLEAN, DURATION, LOG_LEVEL, STRING, STRINGS
+from nsq_compat.cli.logs import INFO
+from nsq_compat.cli.options import option
+from nsq_compat.net.listeners import split_host_port
+from nsq_compat.protocol.durations import MINUTE, SECOND
+
+PROGRAM: Final = "nsqadmin"
+
+
+@dataclass(slots=True, kw_only=True)
+class NsqadminOptions:
+    """What nsqadmin was told to do. Keyword arguments are config keys; durations are integer nanoseconds."""
+
+    version: bool = option("version", BOOLEAN, False, "print the version and exit", in_file=False)
+    config: str = option("config", STRING, "", "TOML file with more options; flags override it", in_file=False)
+    verbose: bool = option("verbose", BOOLEAN, False, "deprecated and ignored: use --log-level", in_file=False)
+    log_level: int = option(
+        "log-level", LOG_LEVEL, INFO, "least severe messages to log: debug, info, warn, error or fatal"
+    )
+    log_prefix: str = option("log-prefix", STRING, "[nsqadmin] ", "text at the start of every log line")
+
+    http_address: str = option(
+        "http-address", STRING, "0.0.0.0:4171", "where browsers connect: host:port, or the path of a unix socket"
+    )
+    base_path: str = option("base-path", STRING, "/", "path under which everything is served")
+    dev_static_dir: str = option("dev-static-dir", STRING, "", "serve /static from this folder, for work on the pages")
+
+    # The cluster.
+    nsqlookupd_http_addresses: tuple[str, ...] = option(
+        "lookupd-http-address", STRINGS, (), "host:port of an nsqlookupd that knows the cluster (repeat for several)"
+    )
+    nsqd_http_addresses: tuple[str, ...] = option(
+        "nsqd-http-address", STRINGS, (), "host:port of an nsqd, where there is no nsqlookupd (repeat for several)"
+    )
+    http_client_connect_timeout: int = option(
+        "http-client-connect-timeout", DURATION, 2 * SECOND, "time for connecting to nsqlookupd and nsqd"
+    )
+    http_client_request_timeout: int = option(
+        "http-client-request-timeout", DURATION, 5 * SECOND, "time for a whole request to nsqlookupd and nsqd"
+    )
+    http_client_tls_insecure_skip_verify: bool = option(
+        "http-client-tls-insecure-skip-verify", BOOLEAN, False, "do not check the certificates of nsqlookupd and nsqd"
+    )
+    http_client_tls_root_ca_file: str = option(
+        "http-client-tls-root-ca-file", STRING, "", "PEM file with the authorities that sign these certificates"
+    )
+    http_client_tls_cert: str = option(
+        "http-client-tls-cert", STRING, "", "PEM file with the certificate shown to nsqlookupd and nsqd"
+    )
+    http_client_tls_key: str = option("http-client-tls-key", STRING, "", "PEM file with the certificate's key")
+
+    # Graphite.
+    graphite_url: str = option("graphite-url", STRING, "", "URL of a Graphite that draws what nsqd's statsd sends")
+    proxy_graphite: bool = option("proxy-graphite", BOOLEAN, False, "fetch Graphite's pictures for the browser")
+    statsd_prefix: str = option(
+        "statsd-prefix", STRING, "nsq.%s", "start of nsqd's statsd keys; %s stands for host and port"
+    )
+    statsd_counter_format: str = option(
+        "statsd-counter-format", STRING, "stats.counters.%s.count", "how Graphite names counters; %s is the key"
+    )
+    statsd_gauge_format: str = option(
+        "statsd-gauge-format", STRING, "stats.gauges.%s", "how Graphite names gauges; %s is the key"
+    )
+    statsd_interval: int = option("statsd-interval", DURATION, MINUTE, "nsqd's --statsd-interval")
+
+    # Who may do what.
+    allow_config_from_cidr: str = option(
+        "allow-config-from-cidr", STRING, "127.0.0.1/8", "addresses that may use /config; empty for all"
+    )
+    acl_http_header: str = option(
+        "acl-http-header", STRING, "X-Forwarded-User", "header in which a proxy in front names the user"
+    )
+    admin_users: tuple[str, ...] = option(
+        "admin-user", STRINGS, (), "user who may change things; everybody may unless given (repeat for several)"
+    )
+    notification_http_endpoint: str = option(
+        "notification-http-endpoint", STRING, "", "URL that is told (POST) of everything that is done"
+    )
+    user_file: str = option(
+        "user-file", STRING, "", "file of users, roles and passwords; with it everybody has to log in"
+    )
+    make_user: str = option(
+        "make-user", STRING, "", "`name:role`: read a password from stdin, print a line for --user-file", in_file=False
+    )
+
+    sample_interval: int = option(
+        "sample-interval",
+        DURATION,
+        10 * SECOND,
+        "time between two looks at the whole cluster, for history; 0s for none",
+    )
+
+
+def validate(options: NsqadminOptions) -> None:
+    """Refuse what nsqadmin cannot run with. Raises OptionError with NSQ's text, in NSQ's order; resolves names."""
+    lookupds, nsqds = options.nsqlookupd_http_addresses, options.nsqd_http_addresses
+    if not lookupds and not nsqds:
+        raise OptionError("--nsqd-http-address or --lookupd-http-address required")
+    if lookupds and nsqds:
+        raise OptionError("use --nsqd-http-address or --lookupd-http-address not both")
+    _check_tls(options)
+    for flag, addresses in (("lookupd-http-address", lookupds), ("nsqd-http-address", nsqds)):
+        for address in addresses:
+            _resolve(flag, address)
+    if options.allow_config_from_cidr:
+        try:
+            if "/" not in options.allow_config_from_cidr:
+                raise ValueError
+            ipaddress.ip_network(options.allow_config_from_cidr, strict=False)
+        except ValueError:
+            cidr = options.allow_config_from_cidr
+            raise OptionError(
+                f"failed to parse --allow-config-from-cidr ({cidr}) - invalid CIDR address: {cidr}"
+            ) from None
+    options.base_path = normalized_base_path(options.base_path)
+
+
+def normalized_base_path(path: str) -> str:
+    """With a slash before it and none behind."""
+    return "/" + posixpath.normpath("/" + path).lstrip("/")
+
+
+def _check_tls(options: NsqadminOptions) -> None:
+    cert, key, root = (
+        options.http_client_tls_cert,
+        options.http_client_tls_key,
+        options.http_client_tls_root_ca_file,
+    )
+    if cert and not key:
+        raise OptionError("--http-client-tls-key must be specified with --http-client-tls-cert")
+    if key and not cert:
+        raise OptionError("--http-client-tls-cert must be specified with --http-client-tls-key")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if cert:
+        try:
+            context.load_cert_chain(cert, key)
+        except (OSError, ValueError) as error:
+            raise OptionError(f"failed to LoadX509KeyPair {cert}, {key} - {error}") from None
+    if root:
+        try:
+            with open(root, encoding="ascii", errors="replace") as file:
+                text = file.read()
+        except OSError as error:
+            raise OptionError(f"failed to read TLS root CA file {root} - {error}") from None
+        try:
+            context.load_verify_locations(cadata=text)
+        except (OSError, ValueError):
+            raise OptionError(f"failed to AppendCertsFromPEM {root}") from None
+
+
+def _resolve(flag: str, address: str) -> None:
+    complaint = f"failed to resolve --{flag} ({address}) - "
+    host_and_port = split_host_port(address)
+    if host_and_port is None:
+        missing = ":" not in address
+        reason = "missing port in address" if missing else "too many colons in address"
+        raise OptionError(f"{complaint}address {address}: {reason}")
+    try:
+        socket.getaddrinfo(*host_and_port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise OptionError(f"{complaint}lookup {host_and_port[0]}: {reason.lower()}") from None

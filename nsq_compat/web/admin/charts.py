@@ -1,0 +1,80 @@
+"""Lines over time, as coordinates for inline SVG: the templates only write them down."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+WIDTH: Final = 600
+HEIGHT: Final = 160
+SPARK_WIDTH: Final = 100
+SPARK_HEIGHT: Final = 22
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    at: float
+    """Pixels."""
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    lines: tuple[str, ...]
+    """Points for <polyline>, a new one after every gap."""
+    areas: tuple[str, ...]
+    """The same, closed down to the axis, for <polygon>."""
+    value_ticks: tuple[Tick, ...]
+    time_ticks: tuple[Tick, ...]
+    """Values are seconds before now."""
+    latest: float | None
+    highest: float
+
+
+def chart(points: Sequence[tuple[float, float]], now: float, span: float) -> Chart:
+    """Of (moment, value) pairs within the last `span` seconds; nan is a gap, and so is a longer silence."""
+    known = [value for _, value in points if not math.isnan(value)]
+    top = _round_up(max(known, default=0.0))
+    step = span / 40
+    runs: list[list[tuple[float, float]]] = []
+    before = -math.inf
+    for at, value in points:
+        if math.isnan(value):
+            before = -math.inf
+            continue
+        if at - before > step:
+            runs.append([])
+        before = at
+        runs[-1].append((WIDTH * (1 - (now - at) / span), HEIGHT * (1 - value / top)))
+    return Chart(
+        lines=tuple(_points(run) for run in runs),
+        areas=tuple(_points([(run[0][0], HEIGHT), *run, (run[-1][0], HEIGHT)]) for run in runs),
+        value_ticks=tuple(Tick(HEIGHT * (1 - part / 2), top * part / 2) for part in range(3)),
+        time_ticks=tuple(Tick(WIDTH * part / 4, span * (4 - part) / 4) for part in range(5)),
+        latest=known[-1] if known else None,
+        highest=max(known, default=0.0),
+    )
+
+
+def sparkline(values: Iterable[float]) -> str:
+    """Points for one small <polyline>; empty where there are fewer than two."""
+    known = [0.0 if math.isnan(value) else value for value in values][-60:]
+    if len(known) < 2:
+        return ""
+    top = max(known) or 1.0
+    step = SPARK_WIDTH / (len(known) - 1)
+    # A pixel is left above and below for the line's own width.
+    height = SPARK_HEIGHT - 2
+    return _points([(index * step, 1 + height * (1 - value / top)) for index, value in enumerate(known)])
+
+
+def _points(run: Sequence[tuple[float, float]]) -> str:
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in run)
+
+
+def _round_up(value: float) -> float:
+    """The next 1, 2 or 5 with zeros."""
+    if value <= 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(step * power for step in (1, 2, 5, 10) if value <= step * power * (1 + 1e-9))

@@ -1,0 +1,78 @@
+"""/nodes: the list of nsqds, one of them, and taking one out of a topic."""
+
+from flask import Blueprint, Response, render_template, request, url_for
+
+from nsq_compat.cluster.statistics import NodeStats
+from nsq_compat.web.admin import acting
+from nsq_compat.web.admin.access import require, service
+from nsq_compat.web.admin.forms import perform, submitted
+from nsq_compat.web.admin.gathering import Gathering
+from nsq_compat.web.admin.looking import current_snapshot, timeframe
+from nsq_compat.web.admin.paging import page_of
+from nsq_compat.web.admin.users import Role
+from nsq_compat.web.responses import ApiError
+
+nodes = Blueprint("nodes", __name__)
+
+
+@nodes.get("/nodes")
+def list_() -> str:
+    gathering = Gathering(service().cluster)
+    found = gathering.nodes()
+    columns = {
+        "name": lambda node: node.hostname,
+        "address": lambda node: node.http_address,
+        "version": lambda node: node.version,
+        "topics": lambda node: len(node.topics),
+    }
+    snapshot = current_snapshot(service())
+    return render_template(
+        "nodes/list.html",
+        page=page_of(found, request.args, columns, lambda node: f"{node.hostname} {node.http_address}"),
+        answers=snapshot.answers,
+        lookupds=service().cluster.lookupds,
+        warnings=gathering.warnings,
+    )
+
+
+@nodes.get("/nodes/<node>")
+def node(node: str) -> str:
+    gathering = Gathering(service().cluster)
+    described, stats = gathering.node(node)
+    if request.args.get("confirm") == "tombstone":
+        return _confirmation(node, stats, request.args.get("topic", ""))
+    return render_template(
+        "nodes/node.html",
+        node=described,
+        stats=stats,
+        messages=sum(topic.message_count for topic in stats.topics),
+        clients=sum(channel.client_count for topic in stats.topics for channel in topic.channels),
+        warnings=gathering.warnings,
+        timeframe=timeframe(),
+    )
+
+
+@nodes.post("/nodes/<node>")
+def act(node: str) -> Response:
+    topic = submitted("topic")
+    if submitted("action") != "tombstone":
+        raise ApiError(400, "INVALID_ACTION")
+    return perform(
+        lambda: acting.tombstone(topic, node),
+        f"Tombstoned {node} for {topic}.",
+        url_for("topics.topic", topic=topic),
+        Role.ADMIN,
+    )
+
+
+def _confirmation(node: str, stats: NodeStats, name: str) -> str:
+    require(Role.ADMIN)
+    topic = next((topic for topic in stats.topics if topic.topic_name == name), None)
+    if topic is None:
+        raise ApiError(404, "TOPIC_NOT_FOUND")
+    return render_template(
+        "nodes/confirm.html",
+        node=node,
+        topic=topic,
+        messages=topic.depth + sum(channel.depth for channel in topic.channels),
+    )

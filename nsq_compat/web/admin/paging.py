@@ -1,0 +1,60 @@
+"""Long tables, cut on the server: searched, sorted, and one page of them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
+
+T = TypeVar("T")
+
+ROWS_PER_PAGE: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[T]):
+    rows: Sequence[T]
+    found: int
+    """Rows on all pages."""
+    number: int
+    count: int
+    search: str
+    sort: str
+    descending: bool
+
+    def parameters(self, **changed: Any) -> dict[str, Any]:
+        """Of the address of this table, with these changes; what is at its default is left out."""
+        values = {"q": self.search, "sort": self.sort, "desc": int(self.descending), "page": self.number, **changed}
+        if values["page"] == 1:
+            values["page"] = None
+        return {name: value or None for name, value in values.items()}
+
+    def sorted_by(self, column: str) -> dict[str, Any]:
+        """The parameters behind a column's head: numbers begin with the largest, a second time turns the order."""
+        descending = not self.descending if column == self.sort else column != "name"
+        return self.parameters(sort=column, desc=int(descending), page=1)
+
+    def order(self, column: str) -> str:
+        """For aria-sort."""
+        if column != self.sort:
+            return "none"
+        return "descending" if self.descending else "ascending"
+
+
+def page_of(
+    rows: Sequence[T], arguments: Mapping[str, str], columns: Mapping[str, Callable[[T], Any]], name: Callable[[T], str]
+) -> Page[T]:
+    """`columns` are what one may sort by, "name" among them; whatever the arguments say, there is a page."""
+    search = arguments.get("q", "").strip()[:100]
+    sort = arguments.get("sort", "name")
+    sort = sort if sort in columns else "name"
+    descending = arguments.get("desc") == "1"
+    found = [row for row in rows if search.lower() in name(row).lower()]
+    found.sort(key=name)
+    found.sort(key=columns[sort], reverse=descending)
+    count = max(1, -(-len(found) // ROWS_PER_PAGE))
+    number = min(max(1, _number(arguments.get("page", "1"))), count)
+    first = (number - 1) * ROWS_PER_PAGE
+    return Page(found[first : first + ROWS_PER_PAGE], len(found), number, count, search, sort, descending)
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 9 else 1

@@ -1,0 +1,133 @@
+// What makes the pages more comfortable; without it everything works all the same.
+//
+// - Live: the page is fetched again now and then, and what is marked `data-live` is put in place of what it was.
+// - Links marked `data-dialog` show the page they lead to, a confirmation, in a dialog.
+// - The counter counts on between two looks.
+
+(() => {
+  "use strict";
+
+  const seconds = Number(document.body.dataset.refresh);
+  const button = document.getElementById("live");
+  const dialog = document.getElementById("dialog");
+  const PAUSED = "nsqadmin.paused";
+  let paused = localStorage.getItem(PAUSED) === "1";
+  let failures = 0;
+
+  // --- Live ---------------------------------------------------------------------------------------------------------
+
+  function inUse(part) {
+    const focused = document.activeElement;
+    return part.contains(focused) && focused.matches("input, select, textarea");
+  }
+
+  function put(fresh) {
+    for (const part of document.querySelectorAll("[data-live]")) {
+      const other = fresh.getElementById(part.id);
+      if (other === null || inUse(part) || part.innerHTML === other.innerHTML) continue;
+      const open = [...part.querySelectorAll("details")].map((details) => details.open);
+      const links = [...part.querySelectorAll("a, button, summary")];
+      const focused = links.indexOf(document.activeElement);
+      part.innerHTML = other.innerHTML;
+      part.querySelectorAll("details").forEach((details, index) => { details.open = Boolean(open[index]); });
+      if (focused >= 0) part.querySelectorAll("a, button, summary")[focused]?.focus({ preventScroll: true });
+    }
+    const counter = fresh.getElementById("counter");
+    if (counter !== null) Object.assign(document.getElementById("counter").dataset, counter.dataset);
+    showTimes(fresh.getElementById("shown-at"));
+  }
+
+  async function look() {
+    if (paused || document.hidden || dialog.open) return;
+    try {
+      const answer = await fetch(location.href, { headers: { Accept: "text/html" }, signal: AbortSignal.timeout(15000) });
+      // A login page is no newer version of this one.
+      if (!answer.ok || answer.redirected) throw new Error(String(answer.status));
+      put(new DOMParser().parseFromString(await answer.text(), "text/html"));
+      failures = 0;
+    } catch {
+      failures += 1;
+    }
+    show();
+  }
+
+  function show() {
+    button.setAttribute("aria-pressed", String(!paused && !failures));
+    button.textContent = paused ? "Paused" : failures ? "No answer" : "Live";
+    button.title = paused ? "Refresh this page by itself" : `Refreshed every ${seconds} seconds; click to pause`;
+  }
+
+  function next() {
+    // One that does not answer is asked less and less often, up to once in a minute.
+    setTimeout(async () => { await look(); next(); }, Math.min(60, seconds * 2 ** Math.min(failures, 5)) * 1000);
+  }
+
+  function showTimes(fresh) {
+    if (fresh) document.getElementById("shown-at").innerHTML = fresh.innerHTML;
+    for (const time of document.querySelectorAll("time[datetime]")) {
+      time.textContent = new Date(time.dateTime).toLocaleString();
+    }
+  }
+
+  if (seconds > 0) {
+    button.hidden = false;
+    button.addEventListener("click", () => {
+      paused = !paused;
+      localStorage.setItem(PAUSED, paused ? "1" : "0");
+      show();
+      if (!paused) look();
+    });
+    show();
+    next();
+  }
+  showTimes();
+
+  // --- Confirmations ------------------------------------------------------------------------------------------------
+
+  document.addEventListener("click", async (event) => {
+    const link = event.target.closest("a[data-dialog]");
+    if (link === null || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    try {
+      const answer = await fetch(link.href, { headers: { Accept: "text/html" } });
+      const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+      const question = page.getElementById("confirm");
+      if (question === null) throw new Error("no question");
+      dialog.replaceChildren(question);
+      dialog.setAttribute("aria-label", question.querySelector("h1").textContent);
+      dialog.showModal();
+      dialog.querySelector("[data-cancel]").focus();
+    } catch {
+      location.href = link.href;
+    }
+  });
+
+  dialog.addEventListener("click", (event) => {
+    if (event.target === dialog || event.target.closest("[data-cancel]")) {
+      event.preventDefault();
+      dialog.close();
+    }
+  });
+
+  // --- The counter --------------------------------------------------------------------------------------------------
+
+  const counter = document.getElementById("counter");
+  if (counter !== null && !matchMedia("(prefers-reduced-motion: reduce)").matches) {
+    let shown = Number(counter.dataset.counter);
+    let before = performance.now();
+    setInterval(() => {
+      const now = performance.now();
+      const passed = (now - before) / 1000;
+      before = now;
+      if (paused) return;
+      const known = Number(counter.dataset.counter);
+      // Count on at the rate, and catch up within about a second when that was not the truth.
+      shown += Number(counter.dataset.rate) * passed;
+      shown += (known - shown) * Math.min(1, passed);
+      counter.textContent = Math.round(Math.max(shown, 0)).toLocaleString("en");
+    }, 100);
+  }
+
+  // Choosing is enough; the button beside it is for those without this script.
+  document.querySelector(".timeframe select")?.addEventListener("change", (event) => event.target.form.submit());
+})();

@@ -1,0 +1,81 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsq_compat.cluster import history as history_module
+from nsq_compat.cluster.history import History, Point, Ring
+from nsq_compat.cluster.snapshot import Snapshot
+from nsq_compat.cluster.statistics import ChannelStats, TopicStats
+
+START = 1_000_000.0
+
+
+def snapshot(at, count=0, depth=0, name="t"):
+    channel = ChannelStats(channel_name="c", topic_name=name, depth=depth, message_count=count)
+    topic = TopicStats(topic_name=name, message_count=count, nodes=[TopicStats()], channels=[channel])
+    return Snapshot(taken_at=START + at, topics=(topic,))
+
+
+def fed(*snapshots):
+    history = History()
+    for each in snapshots:
+        history.add(each)
+    return history
+
+
+def test_a_rate_needs_two_looks():
+    assert fed(snapshot(0, 100)).rate("t") is None
+    assert fed(snapshot(0, 100), snapshot(10, 250)).rate("t") == 15.0
+    assert fed(snapshot(0, 100), snapshot(10, 250)).rate("t", "c") == 15.0
+    assert fed().rate("t") is None
+
+
+def test_a_counter_that_went_back_makes_no_negative_rate():
+    history = fed(snapshot(0, 100), snapshot(10, 3))
+    assert history.rate("t") is None
+    history.add(snapshot(20, 13))
+    assert history.rate("t") == 1.0
+
+
+def test_a_backlog_that_shrinks_will_be_gone_some_time():
+    shrinking = fed(*(snapshot(10 * step, depth=1000 - 100 * step) for step in range(5)))
+    assert shrinking.growth("t", "c") == -10.0
+    assert shrinking.seconds_to_empty("t", "c", 600) == 60.0
+    growing = fed(*(snapshot(10 * step, depth=100 * step) for step in range(5)))
+    assert growing.growth("t", "c") == 10.0
+    assert growing.seconds_to_empty("t", "c", 400) is None
+
+
+def test_an_hour_is_kept_finely_and_a_day_coarsely():
+    history = fed(*(snapshot(30 * step, depth=step) for step in range(24 * 120 + 50)))
+    now = history.latest.taken_at if history.latest else 0.0
+    hour, day = history.points("t", "c", now), history.points("t", "c", now, day=True)
+    assert 118 <= len(hour) <= 120
+    assert 287 <= len(day) <= 288
+    assert hour[-1].depth == day[-1].depth
+    assert list(history.depths("t", "c", now)) == [point.depth for point in hour]
+
+
+def test_who_is_gone_for_a_day_is_forgotten():
+    history = fed(snapshot(0, name="old"), snapshot(90_000, name="new"))
+    assert history.points("old", "", START + 90_000) == []
+    assert ("old", "") not in history._series
+
+
+def test_there_are_only_so_many(monkeypatch):
+    monkeypatch.setattr(history_module, "MOST_SERIES", 3)
+    history = fed(*(snapshot(number, name=f"t{number}") for number in range(10)))
+    assert len(history._series) == 3
+
+
+@given(st.lists(st.floats(0, 10_000), max_size=50), st.integers(1, 20), st.integers(1, 50))
+def test_a_ring_gives_back_the_last_of_each_step(moments, step, length):
+    ring, expected = Ring(step, length), {}
+    now = 0.0
+    for moment in sorted(moments):
+        ring.put(Point(moment, moment, 0.0))
+        expected[int(moment) // step] = moment
+        now = moment
+    recent = {slot: at for slot, at in expected.items() if slot > int(now) // step - length}
+    assert [point.at for point in ring.points(now)] == [slot * step for slot in sorted(recent)]
+    assert [point.depth for point in ring.points(now)] == pytest.approx([recent[slot] for slot in sorted(recent)])

@@ -1,0 +1,54 @@
+import base64
+
+from nsq_compat.cluster.peek import Message, peek
+
+
+def entry(body=b"hello", **fields):
+    encoded = base64.b64encode(body).decode()
+    return {"id": "i", "timestamp": 1_500_000_000, "attempts": 1, "size": len(body), "body": encoded, **fields}
+
+
+def test_messages_come_from_each_node(client, daemon, nobody):
+    daemon.says("channel/peek", {"messages": [entry()]})
+    seen, gone = peek(client, [daemon.address, nobody], "t", "c", 5)
+    (message,) = seen.messages
+    assert (message.timestamp, message.attempts, message.text) == (1.5, 1, "hello")
+    assert daemon.heard == ["GET channel/peek?topic=t&channel=c&limit=5"]
+    assert "connection refused" in gone.error
+    assert gone.able
+
+
+def test_gos_nsqd_cannot(client, daemon):
+    (look,) = peek(client, [daemon.address], "t", "c", 5)
+    assert not look.able
+
+
+def test_ours_without_the_channel_can(client, daemon):
+    daemon.says("channel/peek", {"message": "CHANNEL_NOT_FOUND"}, 404)
+    (look,) = peek(client, [daemon.address], "t", "c", 5)
+    assert look.able
+    assert "CHANNEL_NOT_FOUND" in look.error
+
+
+def test_a_lie_is_an_error_of_that_node(client, daemon):
+    for lie in ({"messages": 3}, {"messages": [{"body": "*"}]}, {"messages": [{"id": 3}]}):
+        daemon.says("channel/peek", lie)
+        (look,) = peek(client, [daemon.address], "t", "c", 5)
+        assert "invalid answer" in look.error
+
+
+def message(body, size=None):
+    return Message("i", 0.0, 1, body, size or len(body))
+
+
+def test_text_is_told_from_bytes():
+    assert message(b"a\nb").text == "a\nb"
+    assert message("ä".encode()).text == "ä"
+    assert message(b"\x00").text is None
+    assert message(b"\xff").text is None
+
+
+def test_a_character_cut_in_two_at_the_end_is_left_out():
+    body = "aä".encode()[:2]
+    assert message(body, 100).text == "a"
+    assert message(body).text is None

@@ -1,0 +1,136 @@
+"""nsqadmin as a process: how it starts, refuses to start, shows a real nsqd, and stops."""
+
+import json
+import signal
+import socket
+import subprocess
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from urllib.error import HTTPError
+
+import pytest
+
+from nsq_compat.web.admin.users import Users
+from tests.nsqadmin.conftest import NSQADMIN, PATIENCE, publish
+
+
+def run(*arguments, stdin=""):
+    return subprocess.run([*NSQADMIN, *arguments], capture_output=True, text=True, timeout=50, input=stdin)
+
+
+def test_the_version_is_printed_in_nsqs_form():
+    result = run("--version")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("nsqadmin v1.3.0 (built w/python3.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ([], "--nsqd-http-address or --lookupd-http-address required"),
+        (
+            ["--nsqd-http-address=127.0.0.1:1", "--http-address=127.0.0.1:99999"],
+            "listen (127.0.0.1:99999) failed - invalid port",
+        ),
+        (["--nsqd-http-address=127.0.0.1:1", "--user-file=/dev/null/x"], "failed to read --user-file (/dev/null/x) - "),
+    ],
+)
+def test_what_cannot_be_is_one_fatal_line_and_exit_code_1(arguments, reason):
+    result = run("--http-address=127.0.0.1:0", *arguments)
+    assert result.returncode == 1
+    assert f"FATAL: failed to instantiate nsqadmin - {reason}" in result.stderr.splitlines()[-1]
+
+
+def test_a_user_is_made_from_a_password_on_stdin():
+    result = run("--make-user=ada:operator", stdin="secret\n")
+    assert result.returncode == 0
+    assert Users(result.stdout).log_in("ada", "secret").name == "OPERATOR"
+    assert run("--make-user=a b:admin", stdin="x\n").returncode == 1
+
+
+def test_a_real_nsqd_is_shown_and_steered(nsqd, start):
+    nsqd.create_channel("orders", "archive")
+    publish(nsqd, "orders", "one", "two")
+    nsqadmin = start(f"--nsqd-http-address={nsqd.http_address}", "--base-path=/ui")
+    assert json.loads(nsqadmin.get("/ui/api/topics")) == {"topics": ["orders"], "message": ""}
+    assert "archive" in nsqadmin.get("/ui/topics/orders")
+    assert nsqadmin.post("/ui/api/topics/orders/archive", '{"action":"pause"}') == '{"message":""}'
+    assert nsqd.channel_stats("orders", "archive")["paused"]
+    messages = nsqadmin.get("/ui/topics/orders/archive/messages")
+    assert '<pre tabindex="0">one</pre>' in messages
+    assert nsqadmin.post("/ui/api/topics/orders/archive", '{"action":"empty"}') == '{"message":""}'
+    assert nsqd.channel_stats("orders", "archive")["depth"] == 0
+    nsqadmin.post("/ui/api/topics/orders/archive", "", "DELETE")
+    with pytest.raises(LookupError):
+        nsqd.channel_stats("orders", "archive")
+    with pytest.raises(HTTPError, match="404"):
+        nsqadmin.get("/api/topics")
+    assert any("200 GET /ui/api/topics (127.0.0.1:" in line for line in nsqadmin.lines)
+
+
+def test_a_node_that_hangs_holds_up_nobody_else(nsqd, start):
+    publish(nsqd, "orders", "one")
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        port = deaf.getsockname()[1]
+        nsqadmin = start(
+            *(f"--nsqd-http-address={nsqd.http_address}", f"--nsqd-http-address=127.0.0.1:{port}"),
+            *("--http-client-request-timeout=3s", "--sample-interval=0s"),
+        )
+        answers: list[str] = []
+        waiting = threading.Thread(target=lambda: answers.append(nsqadmin.get("/api/topics")))
+        waiting.start()
+        with deaf.accept()[0]:
+            # That request now waits for the deaf node. Others are served.
+            assert nsqadmin.get("/ping") == "OK"
+            assert not answers
+            waiting.join(PATIENCE)
+    answer = json.loads(answers[0])
+    assert answer["topics"] == ["orders"]
+    assert "timeout" in answer["message"]
+
+
+def test_what_is_done_is_told_to_the_endpoint(nsqd, start):
+    told: list[dict[str, str]] = []
+    arrived = threading.Event()
+
+    class Endpoint(BaseHTTPRequestHandler):
+        def do_POST(self):
+            told.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(500)
+            self.end_headers()
+            arrived.set()
+
+        def log_message(self, format, *args):
+            pass
+
+    nsqd.create_channel("orders", "archive")
+    with HTTPServer(("127.0.0.1", 0), Endpoint) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        nsqadmin = start(
+            f"--nsqd-http-address={nsqd.http_address}",
+            f"--notification-http-endpoint=http://127.0.0.1:{server.server_address[1]}/hook",
+        )
+        nsqadmin.post("/api/topics/orders", '{"action":"pause"}')
+        assert arrived.wait(PATIENCE)
+        server.shutdown()
+    assert told[0]["action"] == "pause_topic"
+    assert told[0]["remote_ip"].startswith("127.0.0.1:")
+    # Now that nobody listens there any more, it goes on without.
+    assert nsqadmin.post("/api/topics/orders", '{"action":"unpause"}') == '{"message":""}'
+    assert nsqadmin.get("/ping") == "OK"
+
+
+def test_the_cluster_can_be_changed_while_it_runs(nsqd, start):
+    nsqadmin = start(f"--nsqd-http-address={nsqd.http_address}")
+    assert nsqadmin.post("/config/log_level", "debug", "PUT") == "1"
+    assert nsqadmin.post("/config/nsqlookupd_http_addresses", '["127.0.0.1:1"]', "PUT") == '["127.0.0.1:1"]'
+    with pytest.raises(HTTPError, match="502"):
+        nsqadmin.get("/api/topics")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_stops_cleanly(nsqd, start, number):
+    nsqadmin = start(f"--nsqd-http-address={nsqd.http_address}")
+    assert nsqadmin.get("/ping") == "OK"
+    nsqadmin.process.send_signal(number)
+    assert nsqadmin.stop() == 0

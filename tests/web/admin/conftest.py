@@ -1,0 +1,193 @@
+"""nsqadmin's application in front of real daemons that answer what a test says."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from flask.testing import FlaskClient
+
+from nsq_compat.cluster.cluster import Cluster
+from nsq_compat.cluster.history import History
+from nsq_compat.cluster.http_client import HttpClient, HttpClientOptions
+from nsq_compat.cluster.steering import Steering
+from nsq_compat.protocol.go_json import dumps
+from nsq_compat.web.admin.app import create_app
+from nsq_compat.web.admin.users import Users
+
+NOW = 1_795_233_495.0
+DONE = b""
+
+
+@dataclass
+class Options:
+    base_path: str = "/"
+    dev_static_dir: str = ""
+    graphite_url: str = ""
+    proxy_graphite: bool = False
+    statsd_prefix: str = "nsq.%s"
+    statsd_counter_format: str = "stats.counters.%s.count"
+    statsd_gauge_format: str = "stats.gauges.%s"
+    statsd_interval: int = 60_000_000_000
+    nsqlookupd_http_addresses: tuple[str, ...] = ()
+    nsqd_http_addresses: tuple[str, ...] = ()
+    allow_config_from_cidr: str = "127.0.0.1/8"
+    acl_http_header: str = "X-Forwarded-User"
+    admin_users: tuple[str, ...] = ()
+
+
+@dataclass
+class Service:
+    """Satisfies `AdminService`."""
+
+    options: Options = field(default_factory=Options)
+    version: str = "1.3.0"
+    hostname: str = "admin1"
+    history: History = field(default_factory=History)
+    users: Users | None = None
+    secret_key: bytes = b"secret"
+    time: float = NOW
+    notified: list[dict[str, Any]] = field(default_factory=list)
+    config: dict[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.cluster = Cluster(HttpClient(HttpClientOptions(request_timeout=20)), self.options)
+        self.steering = Steering(self.cluster)
+
+    def now(self) -> float:
+        return self.time
+
+    def notify(self, action: Mapping[str, Any]) -> None:
+        self.notified.append(dict(action))
+
+    def config_value(self, name: str) -> object:
+        return self.config[name]
+
+    def set_log_level(self, text: str) -> None:
+        if text not in ("debug", "info"):
+            raise ValueError(text)
+        self.config["log_level"] = 1
+
+    def set_lookupd_addresses(self, addresses: Sequence[str]) -> None:
+        self.config["nsqlookupd_http_addresses"] = list(addresses)
+
+
+class Nsqd:
+    """An nsqd as its HTTP API shows it: `topics` is what /stats says; orders are taken down."""
+
+    def __init__(self) -> None:
+        self.topics: list[dict[str, Any]] = []
+        self.orders: list[str] = []
+        self.answers: dict[str, tuple[int, bytes]] = {}
+        nsqd = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.answer(nsqd.get(self.path))
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
+                nsqd.orders.append(self.path.lstrip("/") + (f" {body}" if body else ""))
+                self.answer(nsqd.answers.get(self.path.lstrip("/").partition("?")[0], (200, DONE)))
+
+            def answer(self, answer: tuple[int, bytes]) -> None:
+                self.send_response(answer[0])
+                self.send_header("Content-Length", str(len(answer[1])))
+                self.end_headers()
+                self.wfile.write(answer[1])
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+        self.port = self._server.server_address[1]
+        self.address = f"127.0.0.1:{self.port}"
+
+    def get(self, target: str) -> tuple[int, bytes]:
+        path = target.lstrip("/").partition("?")[0]
+        if path in self.answers:
+            return self.answers[path]
+        about = {"broadcast_address": "127.0.0.1", "hostname": "host", "http_port": self.port, "tcp_port": 1}
+        known: dict[str, Any] = {
+            "info": {"version": "1.3.0", **about},
+            "stats": {"health": "OK", "start_time": 1, "topics": self.topics},
+        }
+        return (200, dumps(known[path]).encode()) if path in known else (404, b'{"message":"NOT_FOUND"}')
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def channel_json(name: str, **fields: Any) -> dict[str, Any]:
+    return {"channel_name": name, "clients": [], **fields}
+
+
+def topic_json(name: str, *channels: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {"topic_name": name, "channels": list(channels), **fields}
+
+
+@pytest.fixture
+def make_nsqd() -> Iterator[Callable[[], Nsqd]]:
+    made: list[Nsqd] = []
+
+    def make() -> Nsqd:
+        made.append(Nsqd())
+        return made[-1]
+
+    yield make
+    for nsqd in made:
+        nsqd.close()
+
+
+@pytest.fixture
+def nsqd(make_nsqd: Callable[[], Nsqd]) -> Nsqd:
+    nsqd = make_nsqd()
+    client = {
+        "client_id": "c1",
+        "hostname": "c1.example",
+        "remote_address": "10.0.0.1:5000",
+        "connect_ts": int(NOW) - 65,
+    }
+    nsqd.topics = [
+        topic_json(
+            "orders",
+            channel_json("archive", depth=12304, message_count=20000),
+            channel_json("mail", client_count=1, clients=[{**client, "ready_count": 0, "tls": True}]),
+            depth=7,
+            backend_depth=2,
+            message_count=20000,
+        )
+    ]
+    return nsqd
+
+
+@pytest.fixture
+def service(nsqd: Nsqd) -> Service:
+    return Service(Options(nsqd_http_addresses=(nsqd.address,)))
+
+
+@pytest.fixture
+def browser(service: Service) -> FlaskClient:
+    return create_app(service).test_client()
+
+
+class Form:
+    """Fills in a form as a browser does: with the token of the page it is on."""
+
+    def __init__(self, browser: FlaskClient) -> None:
+        self.browser = browser
+
+    def __call__(self, path: str, page: str = "/lookup", **fields: str) -> Any:
+        text = self.browser.get(page).text
+        token = text.partition('name="csrf" value="')[2].partition('"')[0]
+        return self.browser.post(path, data={"csrf": token, **fields})
+
+
+@pytest.fixture
+def submit(browser: FlaskClient) -> Form:
+    return Form(browser)

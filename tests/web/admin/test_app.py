@@ -1,0 +1,67 @@
+"""What every reply carries, and what a path that is none hears."""
+
+import pytest
+
+from nsq_compat.web.admin.app import create_app
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/topics", "/topics/orders", "/topics/orders/mail", "/nodes", "/counter", "/lookup"]
+)
+def test_pages_forbid_everything_that_is_not_ours(browser, path):
+    headers = browser.get(path).headers
+    assert "default-src 'none'" in headers["Content-Security-Policy"]
+    assert "'unsafe-inline'" not in headers["Content-Security-Policy"]
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["X-Frame-Options"] == "DENY"
+    assert headers["Cache-Control"] == "no-store"
+
+
+@pytest.mark.parametrize("path", ["/", "/topics/orders", "/topics/orders/mail", "/nodes", "/counter", "/lookup"])
+def test_pages_bring_nothing_from_elsewhere_and_nothing_the_policy_forbids(browser, path):
+    page = browser.get(path).text
+    assert 'src="http' not in page
+    assert '<link rel="stylesheet" href="/static/' in page
+    for forbidden in (" style=", "<style", "onclick", "javascript:"):
+        assert forbidden not in page
+    assert page.count("<h1") == 1
+    assert '<html lang="en">' in page
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "location"),
+    [
+        ("GET", "/ping/", 301, "/ping"),
+        ("GET", "/api/topics/?x=1", 301, "/api/topics?x=1"),
+        ("GET", "/API/topics", 301, "/api/topics"),
+        ("POST", "/api/topics/orders/", 307, "/api/topics/orders"),
+        ("GET", "/api//topics", 301, "/api/topics"),
+    ],
+)
+def test_a_path_wrong_only_in_slashes_or_case_is_corrected(browser, method, path, status, location):
+    answer = browser.open(path, method=method)
+    assert (answer.status_code, answer.headers["Location"]) == (status, location)
+
+
+def test_programs_hear_nsqs_refusals(browser):
+    assert browser.get("/nope").get_json(force=True) == {"message": "NOT_FOUND"}
+    answer = browser.put("/api/topics")
+    assert (answer.status_code, answer.text, answer.headers["Allow"]) == (
+        405,
+        '{"message":"METHOD_NOT_ALLOWED"}',
+        "GET, OPTIONS, POST",
+    )
+    answer = browser.options("/api/topics")
+    assert (answer.status_code, answer.text, answer.headers["Allow"]) == (200, "", "GET, OPTIONS, POST")
+
+
+def test_links_lie_under_the_base_path(service):
+    client = create_app(service).test_client()
+    page = client.get("/topics", base_url="http://x/nsq/ui", environ_overrides={"SCRIPT_NAME": "/nsq/ui"}).text
+    assert 'href="/nsq/ui/static/nsqadmin.css"' in page
+    assert 'href="/nsq/ui/topics/orders"' in page
+
+
+def test_a_cookie_over_https_stays_on_https(browser):
+    assert "Secure" in browser.get("/lookup", headers={"X-Scheme": "https"}).headers["Set-Cookie"]
+    assert "Secure" not in browser.get("/lookup").headers.get("Set-Cookie", "")

@@ -1,0 +1,96 @@
+"""Home, nodes, counter, lookup, messages: the smaller areas."""
+
+import base64
+import re
+
+from nsq_compat.cluster.snapshot import take_snapshot
+from nsq_compat.protocol.go_json import dumps
+from tests.web.admin.conftest import NOW, topic_json
+
+
+def shown(page):
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page.text)).strip()
+
+
+def test_home_says_what_needs_attention_and_links_to_it(browser):
+    page = browser.get("/")
+    assert "orders / archive 12,304 messages and no consumer" in shown(page)
+    assert 'href="/topics/orders/archive"' in page.text
+
+
+def test_home_says_when_all_is_well(browser, nsqd):
+    nsqd.topics = [topic_json("t")]
+    assert "Every node answers" in browser.get("/").text
+
+
+def test_home_shows_the_newest_snapshot_and_not_an_old_one(browser, service, nsqd):
+    service.history.add(take_snapshot(service.cluster, NOW))
+    nsqd.topics = []
+    assert "orders" in browser.get("/").text
+    service.time = NOW + 61
+    assert "No topics yet" in browser.get("/").text
+
+
+def test_rates_and_charts_come_from_what_was_sampled(browser, service, nsqd):
+    for second in range(0, 60, 10):
+        nsqd.topics = [topic_json("t", message_count=100 * second, depth=second)]
+        service.history.add(take_snapshot(service.cluster, NOW + second))
+    service.time = NOW + 55
+    page = browser.get("/topics/t")
+    assert '<polyline class="line"' in page.text
+    assert "Messages a second 100" in shown(page)
+    assert '<polyline class="line"' in browser.get("/topics/t?span=24h").text
+
+
+def test_the_nodes_are_listed_with_their_health(browser, nsqd):
+    text = shown(browser.get("/nodes"))
+    assert "nsqd nodes ( 1 )" in text
+    assert f"{nsqd.address} 1 {nsqd.port} 1.3.0 OK" in text
+    assert "No nsqd with" in shown(browser.get("/nodes?q=nobody"))
+
+
+def test_a_node_shows_its_topics_and_clients(browser, nsqd):
+    text = shown(browser.get(f"/nodes/{nsqd.address}"))
+    assert "7 waiting (5 + 2), 20,000 messages" in text
+    assert "1 client of mail" in text
+    assert browser.get("/nodes/other:1").status_code == 404
+
+
+def test_a_tombstone_is_asked_about_and_set(browser, submit, nsqd):
+    text = shown(browser.get(f"/nodes/{nsqd.address}?confirm=tombstone&topic=orders"))
+    assert "12,311 messages" in text
+    assert browser.get(f"/nodes/{nsqd.address}?confirm=tombstone&topic=x").status_code == 404
+    assert submit(f"/nodes/{nsqd.address}", action="tombstone", topic="orders").status_code == 303
+    assert nsqd.orders == ["topic/delete?topic=orders"]
+    assert submit(f"/nodes/{nsqd.address}", action="x").status_code == 400
+
+
+def test_the_counter_adds_up_all_channels(browser):
+    assert 'data-counter="20000"' in browser.get("/counter").text
+
+
+def test_lookup_says_so_where_there_is_none(browser):
+    assert "No nsqlookupd is configured" in browser.get("/lookup").text
+    assert "nsqlookupd forgets it" in browser.get("/lookup?confirm=delete&topic=t").text
+
+
+def test_messages_are_shown_as_text_or_as_bytes(browser, nsqd):
+    messages = [
+        {
+            "id": "0" * 16,
+            "timestamp": int((NOW - 65) * 1e9),
+            "attempts": 2,
+            "size": len(body),
+            "body": base64.b64encode(body).decode(),
+        }
+        for body in (b"<b>hello</b>", b"\xff\x00")
+    ]
+    nsqd.answers["channel/peek"] = (200, dumps({"messages": messages}).encode())
+    page = browser.get("/topics/orders/archive/messages")
+    assert "&lt;b&gt;hello" in page.text
+    assert "ff 00" in page.text
+    assert "1m 5s old" in shown(page)
+
+
+def test_an_nsqd_that_cannot_show_messages_is_said_to(browser):
+    assert "has no way to show messages" in browser.get("/topics/orders/archive/messages?limit=25").text

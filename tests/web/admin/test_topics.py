@@ -1,0 +1,151 @@
+"""Pages of topics and channels, and what their forms do."""
+
+import re
+
+import pytest
+
+from tests.web.admin.conftest import Options, channel_json, topic_json
+
+
+def shown(page):
+    """The words of a page, in one line."""
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page.text)).strip()
+
+
+def test_the_list_adds_up_what_somebody_still_has_to_read(browser):
+    text = shown(browser.get("/topics"))
+    assert "orders 12,311" in text  # 12,304 in a channel and 7 in the topic
+
+
+def test_the_list_is_searched_sorted_and_paged(browser, nsqd):
+    nsqd.topics = [topic_json(f"t{number:03}", depth=number) for number in range(250)]
+    first = browser.get("/topics").text
+    assert "t099" in first
+    assert "t100" not in first
+    assert "Page 1 of 3" in first
+    assert "t100" in browser.get("/topics?page=2").text
+    deepest = browser.get("/topics?sort=depth&desc=1").text
+    assert deepest.index("t249") < deepest.index("t248")
+    found = browser.get("/topics?q=T24").text
+    assert "10 topics" in found
+    assert "t240" in found
+    assert "No topic has" in browser.get("/topics?q=nothing").text
+
+
+def test_a_topic_shows_its_channels_and_nodes(browser, nsqd):
+    text = shown(browser.get("/topics/orders"))
+    assert "archive 12,304" in text
+    assert nsqd.address in text
+    assert "5 + 2 on disk" in text
+
+
+def test_a_channel_shows_its_clients(browser):
+    text = shown(browser.get("/topics/orders/mail"))
+    assert "c1.example:5000" in text
+    assert "TLS" in text
+    assert "1m 5s" in text
+    assert "No clients connected" in shown(browser.get("/topics/orders/archive"))
+
+
+def test_what_is_not_there_is_a_page_that_says_so(browser):
+    for path in ("/topics/nope", "/topics/orders/nope", "/nowhere"):
+        page = browser.get(path, headers={"Accept": "text/html"})
+        assert page.status_code == 404
+        assert "There is no such page" in page.text
+
+
+HOSTILE = "<script>alert(1)</script>\"'&"
+
+
+def test_a_hostile_name_is_text_wherever_it_stands(browser, nsqd):
+    nsqd.topics = [
+        topic_json(
+            HOSTILE, channel_json(HOSTILE, client_count=1, clients=[{"user_agent": HOSTILE, "hostname": HOSTILE}])
+        )
+    ]
+    for path in ("/", "/topics", "/nodes", "/counter", f"/nodes/{nsqd.address}"):
+        page = browser.get(path)
+        assert page.status_code == 200
+        assert "<script>alert" not in page.text
+    page = browser.get("/topics/" + HOSTILE.replace("/", "%2F"), headers={"Accept": "text/html"})
+    assert "<script>alert" not in page.text
+
+
+def test_a_node_that_does_not_answer_is_a_warning_on_the_page(browser, service, nsqd, make_nsqd):
+    broken = make_nsqd()
+    broken.answers["stats"] = (500, b"<b>oops</b>")
+    service.options.nsqd_http_addresses = (nsqd.address, broken.address)
+    page = browser.get("/topics/orders")
+    assert "may be incomplete" in page.text
+    assert "&lt;b&gt;oops" in page.text
+    assert "archive" in page.text
+
+
+def test_no_node_answering_is_a_page_that_says_why(browser, nsqd):
+    nsqd.answers["stats"] = (500, b"")
+    page = browser.get("/topics/orders", headers={"Accept": "text/html"})
+    assert page.status_code == 502
+    assert "failed to query any nsqd" in page.text
+
+
+@pytest.mark.parametrize("action", ["pause", "unpause"])
+def test_a_form_changes_a_channel_everywhere_or_on_one_node(submit, nsqd, action):
+    answer = submit("/topics/orders/mail", action=action)
+    assert (answer.status_code, answer.headers["Location"]) == (303, "/topics/orders/mail")
+    submit("/topics/orders/mail", action=action, node=nsqd.address)
+    assert nsqd.orders == 2 * [f"channel/{action}?topic=orders&channel=mail"]
+
+
+def test_the_next_page_says_how_it_went(browser, submit, nsqd):
+    submit("/topics/orders", action="pause")
+    assert "Paused orders." in browser.get("/topics/orders").text
+    nsqd.answers["topic/unpause"] = (500, b"no")
+    submit("/topics/orders", action="unpause")
+    assert "got response 500" in browser.get("/topics/orders").text
+
+
+def test_losing_messages_is_asked_about_with_how_many(browser):
+    text = shown(browser.get("/topics/orders/archive?confirm=empty"))
+    assert "Empty orders/archive? 12,304 messages on 1 node will be gone" in text
+    text = shown(browser.get("/topics/orders?confirm=delete"))
+    assert "12,311 messages" in text
+    assert "its 2 channels" in text
+    assert "1 consumer is connected" in text
+    assert "7 messages on 1 node" in shown(browser.get("/topics/orders?confirm=empty"))
+
+
+def test_deleting_leads_to_what_is_left(submit, nsqd):
+    assert submit("/topics/orders/mail", action="delete").headers["Location"] == "/topics/orders"
+    assert submit("/topics/orders", action="delete").headers["Location"] == "/topics"
+    assert nsqd.orders == ["channel/delete?topic=orders&channel=mail", "topic/delete?topic=orders"]
+
+
+def test_a_test_message_is_published_to_the_node_chosen(submit, nsqd):
+    submit("/topics/orders", action="publish", node=nsqd.address, body="hello", defer="500")
+    assert nsqd.orders == ["pub?topic=orders&defer=500 hello"]
+    assert submit("/topics/orders", action="publish", node=nsqd.address, body="").status_code == 400
+    assert submit("/topics/orders", action="publish", node=nsqd.address, body="x", defer="-1").status_code == 400
+
+
+def test_a_topic_is_created_on_a_node_where_there_is_no_nsqlookupd(submit, nsqd):
+    submit("/topics", topic="new", channel="c", node=nsqd.address)
+    assert nsqd.orders == ["topic/create?topic=new", "channel/create?topic=new&channel=c"]
+
+
+def test_an_action_that_is_none_is_refused(submit):
+    assert submit("/topics/orders", action="explode").status_code == 400
+    assert submit("/topics/orders/mail", action="publish").status_code == 400
+
+
+def test_a_topic_only_nsqlookupd_knows_has_a_page_too(service, browser, make_nsqd):
+    lookupd = make_nsqd()
+    lookupd.answers |= {
+        "topics": (200, b'{"topics":["shadow"]}'),
+        "lookup": (200, b'{"producers":[]}'),
+        "nodes": (200, b'{"producers":[]}'),
+        "channels": (200, b'{"channels":["c"]}'),
+    }
+    service.options.nsqd_http_addresses, service.options.nsqlookupd_http_addresses = (), (lookupd.address,)
+    assert "No nsqd has this topic" in browser.get("/topics/shadow").text
+    assert "shadow" in shown(browser.get("/lookup"))
+    assert isinstance(service.options, Options)

@@ -1,0 +1,48 @@
+import pytest
+
+from nsq_compat.web.admin.users import Role, UserFileError, Users, make_line
+
+
+def test_a_line_that_was_made_lets_its_user_in():
+    users = Users(f"# people\n\n{make_line('ada', 'admin', 'secret')}\n{make_line('bob', 'viewer', 'x')}\n")
+    assert users.log_in("ada", "secret") is Role.ADMIN
+    assert users.log_in("bob", "x") is Role.VIEWER
+    assert users.role_of("bob") is Role.VIEWER
+
+
+def test_a_wrong_name_or_password_is_nobody():
+    users = Users(make_line("ada", "admin", "secret"))
+    assert users.log_in("ada", "wrong") is Role.NOBODY
+    assert users.log_in("eve", "secret") is Role.NOBODY
+    assert users.log_in("", "") is Role.NOBODY
+    assert users.role_of("eve") is Role.NOBODY
+
+
+def test_the_password_is_not_in_the_line_and_no_two_lines_are_alike():
+    first, second = (make_line("ada", "admin", "secret") for _ in range(2))
+    assert "secret" not in first
+    assert first != second
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("ada", "role must be one of"),
+        (":admin:x", "a name must stand"),
+        ("ada:king:x", "role must be one of viewer, operator, admin"),
+        ("ada:admin:secret", r"scrypt\$N"),
+        ("ada:admin:scrypt$a$8$1$AA==$AA==", "invalid literal"),
+        ("ada:admin:scrypt$2$8$1$*$AA==", "line 2"),
+    ],
+)
+def test_a_line_that_is_none_is_named(line, reason):
+    with pytest.raises(UserFileError, match=reason):
+        Users(f"\n{line}")
+
+
+@pytest.mark.parametrize(
+    ("name", "role", "password"), [("a b", "admin", "x"), ("a:b", "admin", "x"), ("a", "x", "x"), ("a", "admin", "")]
+)
+def test_no_line_is_made_of_what_could_not_be_read_back(name, role, password):
+    with pytest.raises(ValueError, match=r"name|role|password"):
+        make_line(name, role, password)
