@@ -27,11 +27,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     for name, installed in (("nsqd", installed_nsqd()), ("nsqlookupd", installed_nsqlookupd())):
         default = os.environ.get(f"{name.upper()}_COMMAND") or installed
         parser.addoption(f"--{name}", default=default, help=f"command line of the {name} to test (default: {default})")
+        parser.addoption(f"--other-{name}", default="", help=f"in a cluster, every other {name} (default: the same)")
 
 
 def command_of(name: str, config: pytest.Config) -> str:
-    """The command line of the daemon to test."""
-    command: str = config.getoption(f"--{name}")
+    """The command line of the daemon to test; `name` may begin with "other-"."""
+    command: str = config.getoption(f"--{name}") or config.getoption(f"--{name.removeprefix('other-')}")
     program = shlex.split(command)[0]
     if shutil.which(program) is None:
         pytest.exit(f"conformance needs an {name} to test, and there is no program {program}", returncode=1)

@@ -5,6 +5,8 @@ Nothing here knows what the command is. The ports are read from the lines every 
 (``TCP: listening on 127.0.0.1:40123``), so port 0 can be asked for and no test owns a number.
 """
 
+import itertools
+import os
 import re
 import shlex
 import subprocess
@@ -23,6 +25,15 @@ _LISTENING = re.compile(r"\b(TCP|HTTPS?): listening on (\S+:\d+)$")
 def installed(program: str) -> str:
     """The program that was installed beside the running Python, as a command line."""
     return shlex.quote(str(Path(sys.executable).with_name(program)))
+
+
+_hosts = itertools.count(1)
+
+
+def own_host() -> str:
+    """An address of this machine that no other test uses: a daemon on it that is started again finds its ports free."""
+    number, pid = next(_hosts), os.getpid()
+    return f"127.{1 + pid % 254}.{pid // 254 % 256}.{number % 254 + 1}"
 
 
 class DaemonFailed(Exception):
@@ -84,7 +95,12 @@ class DaemonProcess:
         return True
 
     def start(self, timeout: float = 30.0) -> Self:
-        """Return once both listeners are open. Raises DaemonFailed if that does not happen within ``timeout``."""
+        """Return once both listeners are open. Raises DaemonFailed if that does not happen within ``timeout``.
+
+        Once it has ended it may be started again, with the same arguments.
+        """
+        self._addresses.clear()
+        self._ready_or_gone.clear()
         try:
             # A session of its own: Ctrl-C in a terminal reaches us, and we stop the daemon after its clients.
             self._process = subprocess.Popen(
@@ -115,6 +131,12 @@ class DaemonProcess:
         status = self._process.wait()
         self._reader.join()
         return status
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
 
     def __enter__(self) -> Self:
         return self.start()

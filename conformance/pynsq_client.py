@@ -103,6 +103,7 @@ class Consumption:
         self._first_deliveries: dict[bytes, nsq.Message] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.bodies: list[bytes] = []
+        self._different: set[bytes] = set()
         self.attempts: Counter[int] = Counter()
         self.by_reader: Counter[int] = Counter()
         self.requeued = 0
@@ -152,9 +153,10 @@ class Consumption:
             self.first_at = time.monotonic()
         self.last_at = time.monotonic()
         self.bodies.append(message.body)
+        self._different.add(message.body)
         self.attempts[message.attempts] += 1
         self.by_reader[reader_number] += 1
-        if len(self.bodies) == self._options.count:
+        if len(self._different if self._options.distinct else self.bodies) == self._options.count:
             self.complete.set()
 
 
@@ -227,6 +229,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     consuming.add_argument("--channel", required=True)
     consuming.add_argument("--out", type=Path, required=True)
     consuming.add_argument("--count", type=int, required=True)
+    consuming.add_argument("--distinct", type=int, default=0, help="1: the number is of different bodies")
     consuming.add_argument("--readers", type=int, default=1, help="connections")
     consuming.add_argument("--max-in-flight", type=int, default=200, help="RDY of each connection")
     consuming.add_argument("--msg-timeout-ms", type=int, default=0, help="asked for in IDENTIFY; 0: nsqd's default")

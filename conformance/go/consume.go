@@ -18,6 +18,7 @@ type consumeOptions struct {
 	count, readers, maxInFlight                         int
 	msgTimeout, requeue, hold, touch                    time.Duration
 	poll, timeout                                       time.Duration
+	distinct                                            int
 }
 
 type consumeReport struct {
@@ -33,9 +34,11 @@ type consumeReport struct {
 type consumption struct {
 	options         consumeOptions
 	complete        chan struct{}
+	isComplete      bool
 	mutex           sync.Mutex
 	firstDeliveries map[nsq.MessageID]*nsq.Message
 	bodies          [][]byte
+	different       map[string]bool
 	firstAt, lastAt time.Time
 	report          consumeReport
 }
@@ -51,6 +54,7 @@ func parseConsumeOptions(arguments []string) consumeOptions {
 	flags.StringVar(&o.out, "out", "", "file for the bodies finished")
 	flags.StringVar(&o.firstAttempt, "first-attempt", "finish", "finish, requeue or late")
 	flags.IntVar(&o.count, "count", 0, "messages to finish")
+	flags.IntVar(&o.distinct, "distinct", 0, "1: the number is of different bodies")
 	flags.IntVar(&o.readers, "readers", 1, "connections")
 	flags.IntVar(&o.maxInFlight, "max-in-flight", 200, "RDY of each connection")
 	milliseconds := map[*time.Duration]*int{
@@ -75,6 +79,7 @@ func consume(arguments []string) (any, error) {
 		options:         options,
 		complete:        make(chan struct{}),
 		firstDeliveries: map[nsq.MessageID]*nsq.Message{},
+		different:       map[string]bool{},
 		report:          consumeReport{Attempts: map[int]int{}, ByReader: make([]int, options.readers), YoungestMs: math.Inf(1)},
 	}
 	consumers := make([]*nsq.Consumer, options.readers)
@@ -179,9 +184,15 @@ func (c *consumption) finish(number int, message *nsq.Message) {
 		c.firstAt = c.lastAt
 	}
 	c.bodies = append(c.bodies, message.Body)
+	c.different[string(message.Body)] = true
 	c.report.Attempts[int(message.Attempts)]++
 	c.report.ByReader[number]++
-	if len(c.bodies) == c.options.count {
+	amount := len(c.bodies)
+	if c.options.distinct != 0 {
+		amount = len(c.different)
+	}
+	if amount == c.options.count && !c.isComplete {
+		c.isComplete = true
 		close(c.complete)
 	}
 }

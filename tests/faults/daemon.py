@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import socket
 import urllib.error
 from collections import deque
@@ -29,10 +28,6 @@ class Daemon(NsqdProcess):
 
     # --- The process --------------------------------------------------------------------------------------------------
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
 
@@ -41,11 +36,6 @@ class Daemon(NsqdProcess):
         status = self._process.wait(timeout)
         self._reader.join()
         return status
-
-    def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
-        self.signal(signal.SIGKILL)
-        self.wait_for_end()
 
     def end(self) -> None:
         """Whatever became of it, it is gone after this."""

@@ -1,21 +1,17 @@
 """An nsqlookupd that fault tests start, hurt and start again where it was."""
 
-import itertools
-import os
 import signal
-from typing import Self
 from urllib.request import Request, urlopen
 
+from conformance.daemon_process import own_host
 from conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
-
-_numbers = itertools.count(1)
 
 
 class Directory(NsqlookupdProcess):
     """One nsqlookupd, on an address that nobody else uses, so that its ports stay free for its return."""
 
     def __init__(self) -> None:
-        self.host = f"127.{1 + os.getpid() % 250}.{os.getpid() // 250 % 250}.{next(_numbers) % 250}"
+        self.host = own_host()
         super().__init__(
             installed_nsqlookupd(),
             options=[
@@ -29,18 +25,6 @@ class Directory(NsqlookupdProcess):
     def flag(self) -> str:
         """How nsqd is told of it."""
         return f"--lookupd-tcp-address={self.host}:4160"
-
-    def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
-        self._process.kill()
-        self._process.wait()
-        self._reader.join()
-
-    def start_again(self) -> Self:
-        """A new process in its place, which knows nothing."""
-        self._ready_or_gone.clear()
-        self._addresses.clear()
-        return self.start()
 
     def hang(self) -> None:
         """Do nothing any more, with every connection open."""

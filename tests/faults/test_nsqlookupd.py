@@ -66,7 +66,7 @@ def test_one_that_is_ended_and_comes_back_knows_everything_in_seconds(
         (message,) = consumer.take(1)
         consumer.finish([message.id])
         wait_until(lambda: other.topics() == {"before", "during"}, WITHIN)
-        ended.start_again()
+        ended.start()
         registered_again(ended, {"before", "during"})
         assert ended.get("/channels", topic="before") == {"channels": ["c"]}
         producer.publish("before", b"x")
