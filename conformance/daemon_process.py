@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
 _LISTENING = re.compile(r"\b(TCP|HTTPS?): listening on (\S+:\d+)$")
 
@@ -115,11 +115,12 @@ class DaemonProcess:
             raise DaemonFailed(self._with_log(f"{self.program} did not open all its listeners"))
         return self
 
-    def wait(self) -> None:
-        """Sleep for as long as the daemon runs. Raises DaemonFailed when it has stopped by itself."""
-        status = self._process.wait()
-        self._reader.join()
-        raise DaemonFailed(self._with_log(f"{self.program} stopped by itself with status {status}"))
+    def check(self) -> None:
+        """Raises DaemonFailed when it has stopped by itself."""
+        status = self._process.poll()
+        if status is not None:
+            self._reader.join()
+            raise DaemonFailed(self._with_log(f"{self.program} stopped by itself with status {status}"))
 
     def stop(self, timeout: float = 20.0) -> int:
         """SIGTERM, then SIGKILL for one that ignores it. Returns the exit status."""
@@ -165,3 +166,11 @@ class DaemonProcess:
 
     def _with_log(self, sentence: str) -> str:
         return "\n".join([f"{sentence}: {shlex.join(self.arguments)}", "".join(self._last_lines).rstrip()])
+
+
+def wait_for_any(*daemons: DaemonProcess) -> NoReturn:
+    """Sleep for as long as all of them run. Raises DaemonFailed when one has stopped by itself."""
+    while True:
+        for each in daemons:
+            each.check()
+        time.sleep(0.2)

@@ -1,8 +1,9 @@
-"""What ``scripts/run`` shows: nsqd, one process that publishes a real file, another that reads every line of it back.
+"""What ``scripts/run`` shows: nsqlookupd, nsqd, one process that publishes a real file, another that reads it all back.
 
-Both use pynsq, the official Python client, over TCP. The lines received are compared with the file: each must have
-come exactly once. Then nsqd stays until Ctrl-C. The exit status is 0 only if nothing differed and nsqd lived until it
-was asked to stop.
+Both use pynsq, the official Python client. The publisher is told where nsqd is; the consumer is told only where
+nsqlookupd is, and finds nsqd by asking it. The lines received are compared with the file: each must have come exactly
+once. Then the two daemons stay until Ctrl-C. The exit status is 0 only if nothing differed and both lived until they
+were asked to stop.
 """
 
 import argparse
@@ -18,8 +19,9 @@ from types import FrameType
 from typing import NoReturn
 
 from conformance.clients import PYNSQ, ClientFailed
-from conformance.daemon_process import DaemonFailed
+from conformance.daemon_process import DaemonFailed, wait_for_any
 from conformance.nsqd_process import NsqdProcess, installed_nsqd
+from conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 from conformance.pynsq_client import numbered_lines
 
 _TOPIC, _CHANNEL = "lines", "demo"
@@ -38,23 +40,29 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="scripts/run", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--tcp-port", type=int, default=4150, help="0: any free one (default: 4150)")
-    parser.add_argument("--http-port", type=int, default=4151, help="0: any free one (default: 4151)")
+    for name, port in (("tcp", 4150), ("http", 4151), ("lookupd-tcp", 4160), ("lookupd-http", 4161)):
+        parser.add_argument(f"--{name}-port", type=int, default=port, help=f"0: any free one (default: {port})")
     parser.add_argument("--data-path", type=Path, help="nsqd's data path (default: a temporary folder)")
     parser.add_argument("--file", type=Path, help="the file to send (default: one that comes with Python)")
-    parser.add_argument("--once", action="store_true", help="stop nsqd after the comparison")
-    parser.add_argument(
-        "--nsqd",
-        default=os.environ.get("NSQD_COMMAND") or installed_nsqd(),
-        help="command line of the nsqd to run (default: NSQD_COMMAND from the environment, or ours)",
-    )
+    parser.add_argument("--once", action="store_true", help="stop after the comparison")
+    for name, installed in (("nsqd", installed_nsqd()), ("nsqlookupd", installed_nsqlookupd())):
+        variable = f"{name.upper()}_COMMAND"
+        parser.add_argument(
+            f"--{name}",
+            default=os.environ.get(variable) or installed,
+            help=f"command line of the {name} to run (default: {variable} from the environment, or ours)",
+        )
     return parser.parse_args()
 
 
-def send_and_receive(nsqd: NsqdProcess, file: Path, out: Path, cleaning: ExitStack) -> None:
+def send_and_receive(
+    nsqd: NsqdProcess, nsqlookupd: NsqlookupdProcess, file: Path, out: Path, cleaning: ExitStack
+) -> None:
     """Publish and consume side by side, and say how fast it went. Raises ClientFailed."""
     count = len(numbered_lines(file))
-    consumer = PYNSQ.consuming(nsqd.tcp_address, _TOPIC, _CHANNEL, count, out, max_in_flight=500, timeout=300)
+    consumer = PYNSQ.discovering(
+        [nsqlookupd.http_address], _TOPIC, _CHANNEL, count, out, max_in_flight=500, timeout=300
+    )
     cleaning.callback(consumer.stop)
     publisher = PYNSQ.publishing(nsqd.tcp_address, _TOPIC, file, window=500)
     cleaning.callback(publisher.stop)
@@ -81,39 +89,49 @@ def say(sentence: str) -> None:
 
 def demonstrate(options: argparse.Namespace, cleaning: ExitStack) -> None:
     """The whole demonstration. Raises DaemonFailed, ClientFailed, or SystemExit with a sentence."""
-    folder = Path(cleaning.enter_context(tempfile.TemporaryDirectory(prefix="nsqd-demo-")))
+    folder = Path(cleaning.enter_context(tempfile.TemporaryDirectory(prefix="nsq-demo-")))
     data_path: Path = options.data_path or folder
     data_path.mkdir(parents=True, exist_ok=True)
     file: Path = options.file or language_reference()
     count = len(numbered_lines(file))
+    nsqlookupd = NsqlookupdProcess(
+        options.nsqlookupd,
+        tcp_port=options.lookupd_tcp_port,
+        http_port=options.lookupd_http_port,
+        options=["--broadcast-address=127.0.0.1"],
+        echo=True,
+    )
+    say("starting nsqlookupd")
+    cleaning.enter_context(nsqlookupd)
     nsqd = NsqdProcess(
         options.nsqd,
         data_path,
         tcp_port=options.tcp_port,
         http_port=options.http_port,
-        # Room for the whole file: until there is a log on disk, what does not fit into memory is dropped.
-        options=[f"--mem-queue-size={max(count, 10_000)}"],
+        # Where the consumer is to find it: a host name need not resolve on every machine.
+        options=[f"--lookupd-tcp-address={nsqlookupd.tcp_address}", "--broadcast-address=127.0.0.1"],
         echo=True,
     )
     say(f"starting nsqd, data path {data_path}")
     cleaning.enter_context(nsqd)
     say(f"sending the {count} lines of {file} through topic {_TOPIC}, channel {_CHANNEL}")
     out = folder / "received"
-    send_and_receive(nsqd, file, out, cleaning)
+    send_and_receive(nsqd, nsqlookupd, file, out, cleaning)
     if wrong := differences(file, out):
         sys.exit("\n".join([*wrong[:20], f"DIFFERENT: {len(wrong)} of {count} lines did not come exactly once"]))
     say(f"the same: each of the {count} lines came back exactly once")
     if not options.once:
-        stay_until_asked_to_stop(nsqd)
+        stay_until_asked_to_stop(nsqd, nsqlookupd)
 
 
-def stay_until_asked_to_stop(nsqd: NsqdProcess) -> None:
-    """From here on Ctrl-C is the way to end, not an interruption. Raises DaemonFailed when nsqd stops first."""
+def stay_until_asked_to_stop(nsqd: NsqdProcess, nsqlookupd: NsqlookupdProcess) -> None:
+    """From here on Ctrl-C is the way to end, not an interruption. Raises DaemonFailed when a daemon stops first."""
     try:
-        say(f"nsqd stays at tcp {nsqd.tcp_address}, http://{nsqd.http_address}/stats - Ctrl-C stops it")
-        nsqd.wait()
+        say(f"nsqlookupd stays at tcp {nsqlookupd.tcp_address}, http://{nsqlookupd.http_address}/nodes")
+        say(f"nsqd stays at tcp {nsqd.tcp_address}, http://{nsqd.http_address}/stats - Ctrl-C stops both")
+        wait_for_any(nsqd, nsqlookupd)
     except KeyboardInterrupt:
-        say("stopping nsqd")
+        say("stopping nsqd and nsqlookupd")
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:

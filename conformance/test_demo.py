@@ -11,9 +11,18 @@ import pytest
 _ROOT = Path(__file__).parents[1]
 
 
-def start_demo(nsqd_command: str, *options: str) -> subprocess.Popen[str]:
+_FREE_PORTS = [f"--{name}-port=0" for name in ("tcp", "http", "lookupd-tcp", "lookupd-http")]
+
+
+@pytest.fixture
+def daemons(nsqd_command: str, nsqlookupd_command: str) -> list[str]:
+    """Which to run, as options."""
+    return [f"--nsqd={nsqd_command}", f"--nsqlookupd={nsqlookupd_command}"]
+
+
+def start_demo(*options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "conformance.demo", "--tcp-port=0", "--http-port=0", f"--nsqd={nsqd_command}", *options],
+        [sys.executable, "-m", "conformance.demo", *_FREE_PORTS, *options],
         cwd=_ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -21,27 +30,27 @@ def start_demo(nsqd_command: str, *options: str) -> subprocess.Popen[str]:
     )
 
 
-def test_it_sends_a_file_compares_and_stops(nsqd_command: str) -> None:
-    demo = start_demo(nsqd_command, "--once", f"--file={__file__}")
+def test_it_sends_a_file_compares_and_stops(daemons: list[str]) -> None:
+    demo = start_demo(*daemons, "--once", f"--file={__file__}")
     output, errors = demo.communicate(timeout=50)
     assert demo.returncode == 0, errors
     assert "came back exactly once" in output
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_it_stays_until_a_signal_and_takes_nsqd_with_it(nsqd_command: str, number: int, tmp_path: Path) -> None:
-    demo = start_demo(nsqd_command, f"--file={__file__}", f"--data-path={tmp_path}")
+def test_it_stays_until_a_signal_and_takes_the_daemons_with_it(daemons: list[str], number: int, tmp_path: Path) -> None:
+    demo = start_demo(*daemons, f"--file={__file__}", f"--data-path={tmp_path}")
     assert demo.stdout is not None
-    assert any("Ctrl-C stops it" in line for line in demo.stdout)
+    assert any("Ctrl-C stops both" in line for line in demo.stdout)
     demo.send_signal(number)
     output, errors = demo.communicate(timeout=30)
     assert demo.returncode == 0, errors
-    assert "stopping nsqd" in output
+    assert "stopping nsqd and nsqlookupd" in output
     assert not processes_naming(str(tmp_path))
 
 
 def test_it_fails_when_nsqd_cannot_start(tmp_path: Path) -> None:
-    demo = start_demo("/no/such/nsqd", f"--data-path={tmp_path}")
+    demo = start_demo("--nsqd=/no/such/nsqd", f"--data-path={tmp_path}")
     _, errors = demo.communicate(timeout=30)
     assert demo.returncode == 1
     assert "cannot start /no/such/nsqd" in errors
