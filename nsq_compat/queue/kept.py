@@ -93,28 +93,31 @@ class Kept:
             for run in file.runs(self._damage):
                 yield from self._read_run(file, run)
 
-    def copy_from_old(self, unfinished: Sequence[bytes]) -> list[KeptFile]:
-        """Copy the (sorted) unfinished ids out of files that are mostly dead, and say of which files nothing is needed.
-
-        To be removed once the copies are durable; nothing more is written to them.
-        """
-        emptied: list[KeptFile] = []
-        for file in list(self._files):
+    def mostly_dead(self, unfinished: Sequence[bytes]) -> list[KeptFile]:
+        """Files of which little or nothing is among the (sorted) unfinished ids; nothing more is written to them."""
+        dead: list[KeptFile] = []
+        for file in self._files:
             runs = file.runs(self._damage)
             alive = sum(_between(unfinished, run) for run in runs)
-            if alive and alive * 2 >= sum(run.record_count for run in runs):
-                continue
-            if file is self._active:
-                self._active = None
-            if not alive or self._copy(file, unfinished):
-                emptied.append(file)
-        return emptied
+            if not alive or alive * 2 < sum(run.record_count for run in runs):
+                dead.append(file)
+        if self._active in dead:
+            self._active = None
+        return dead
 
-    def remove(self, files: Iterable[KeptFile]) -> None:
-        """Delete files."""
-        for file in files:
-            file.segment.remove()
-            self._files.remove(file)
+    def copy(self, file: KeptFile, unfinished: Sequence[bytes]) -> bool:
+        """Copy what is unfinished to other files. Whether all of it could be read: else the file is still needed."""
+        wanted = set(unfinished)
+        damaged = self._damage.records
+        for run in file.runs(self._damage):
+            if _between(unfinished, run):
+                self.add(frame for frame in self._read_run(file, run) if message_id(frame) in wanted)
+        return damaged == self._damage.records
+
+    def remove(self, file: KeptFile) -> None:
+        """Delete a file."""
+        file.segment.remove()
+        self._files.remove(file)
 
     def close(self) -> None:
         """Close every file."""
@@ -140,15 +143,6 @@ class Kept:
         self._active = KeptFile(segment)
         self._files.append(self._active)
         return self._active
-
-    def _copy(self, file: KeptFile, unfinished: Sequence[bytes]) -> bool:
-        """Whether all of the file could be read: else it is left for another try."""
-        wanted = set(unfinished)
-        damaged = self._damage.records
-        for run in file.runs(self._damage):
-            if _between(unfinished, run):
-                self.add(frame for frame in self._read_run(file, run) if message_id(frame) in wanted)
-        return damaged == self._damage.records
 
     def _read_run(self, file: KeptFile, run: Run) -> list[bytes]:
         reader = GroupReader(file.segment, self._damage, run.offset)

@@ -14,6 +14,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Final
 
 from nsq_compat.protocol.message import message_id
@@ -40,6 +41,8 @@ DEFAULT_SEGMENT_SIZE: Final = 100 << 20
 
 _FILE_NAME: Final = re.compile(r"(log|kept)\.([0-9]{20})")
 _COPY_AT_ONCE: Final = 4096  # ids
+_FILES_AT_ONCE: Final = 16
+"""Are copied from before the copies are synced: a sync each would take longer, more would be more to do again."""
 _PATIENCE: Final = 16
 
 
@@ -198,18 +201,14 @@ class TopicLog:
             return
         alive = sorted(unfinished())
         try:
+            # All decided before anybody else runs: what is written later is in none of these files.
             parts = list(shares(self._segments, candidates, alive, self.damage))
-            passed = [segment for segment, some in parts if self._copy(segment, some)]
-            emptied = self._kept.copy_from_old(alive)
-            self._note_kept()
-            if any(segment in self._unsynced for segment in self._kept.segments):
-                (sync or self.sync)()
-            if self._closed:
-                return  # its files are gone, and there may be another log in their place
-            for segment in passed:
-                segment.release()
-            self._remove_released()
-            self._kept.remove(emptied)
+            steps = [(partial(self._copy, segment, some), segment.release) for segment, some in parts]
+            for file in self._kept.mostly_dead(alive):
+                steps.append((partial(self._kept.copy, file, alive), partial(self._kept.remove, file)))
+            while steps and not self._closed:
+                self._copy_and_delete(steps[:_FILES_AT_ONCE], sync or self.sync)
+                del steps[:_FILES_AT_ONCE]
         except OSError as error:
             log.warning("LOG(%s): nothing released - %s", self.folder, error)
 
@@ -340,6 +339,19 @@ class TopicLog:
             if segment.needs_sync and segment.index is not None and segment not in self._unsynced:
                 self._unsynced.add(segment)
                 self._unsynced.add_folder(self.folder)
+
+    def _copy_and_delete(
+        self, steps: Sequence[tuple[Callable[[], bool], Callable[[], None]]], sync: Callable[[], None]
+    ) -> None:
+        """Of some files: copy what is needed, make that durable, delete what could be copied."""
+        deletions = [delete for copy, delete in steps if copy()]
+        self._note_kept()
+        if any(segment in self._unsynced for segment in self._kept.segments):
+            sync()
+        if not self._closed:  # else its files are gone, and there may be another log in their place
+            for delete in deletions:
+                delete()
+            self._remove_released()
 
     def _is_worth_it(self, candidates: Sequence[Segment]) -> bool:
         """Whether to look at all: there is something new, or it is a while since the last time."""

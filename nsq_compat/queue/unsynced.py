@@ -23,8 +23,10 @@ class Unsynced:
         self._segments[segment] = None
 
     def add_folder(self, path: str) -> None:
-        """A name in there is new. A job under way may be too early for it, so it gets a file of its own."""
-        self._folders.append(File(path, os.O_RDONLY | os.O_DIRECTORY))
+        """A name in there is new."""
+        # A job under way, which pins its folders, may be too early for it.
+        if not any(folder.path == path and not folder.pins for folder in self._folders):
+            self._folders.append(File(path, os.O_RDONLY | os.O_DIRECTORY))
 
     def discard(self, segment: Segment) -> None:
         """Its file is gone."""

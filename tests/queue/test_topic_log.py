@@ -282,6 +282,22 @@ def test_what_is_written_while_the_copies_are_synced_stays(writer):
     assert writer.log.damaged_records == 0
 
 
+def test_of_many_files_some_are_copied_and_gone_before_the_next_are_copied(writer):
+    frames = [message_id(frame) for _ in range(400) for frame in writer.publish()]
+    unfinished = frames[::11]
+    files = len(writer.paths())
+    left: list[int] = []
+
+    def syncs():
+        left.append(len(writer.paths()) + len(writer.paths("kept")))
+        writer.log.sync()
+
+    writer.log.release(400, lambda: unfinished, sync=syncs)
+    assert len(left) > 3
+    assert max(left) < 1.5 * files
+    assert left[-1] < files / 2
+
+
 def test_a_log_that_ends_while_the_copies_are_synced_leaves_the_next_of_its_name_alone(writer):
     frames = [message_id(frame) for _ in range(40) for frame in writer.publish()]
     old = writer.log
