@@ -1,5 +1,5 @@
-"""``benchmarks/run``: every scenario against our daemon and, if there is one, another; A B A B, so that what disturbs
-the machine disturbs both. Prints the result, and writes it down when all scenarios were run or ``--out`` says where.
+"""``benchmarks/run``: every scenario against our daemon and, if there are any, others; A B A B, so that what disturbs
+the machine disturbs all. Prints the result, and writes it down when all scenarios were run or ``--out`` says where.
 """
 
 import argparse
@@ -38,7 +38,12 @@ def add_options(parser: argparse.ArgumentParser, subject: Subject) -> None:
         default=installed(program),
         help=f"command line of the {program} to measure (default: ours)",
     )
-    parser.add_argument("--peer", help=f"command line of another {program}, measured side by side")
+    parser.add_argument(
+        "--peer",
+        action="append",
+        default=[],
+        help=f"command line of another {program}, or of this one with other options, side by side; more than once",
+    )
     parser.add_argument(
         "--scenario", nargs="+", choices=names, metavar="NAME", help=f"only these of {', '.join(names)}"
     )
@@ -57,21 +62,20 @@ def add_options(parser: argparse.ArgumentParser, subject: Subject) -> None:
 
 
 def server_of(program: str, command: str) -> Server:
-    """Named after what it says it is built with. Raises RunFailed."""
-    version = version_of(program, shlex.split(command))
-    number, built_with = version.removeprefix(f"{program} v").split(" ", 1)
+    """Named after what it says it is built with, and its options. Raises RunFailed."""
+    words = shlex.split(command)
+    number, built_with = version_of(program, words).removeprefix(f"{program} v").split(" ", 1)
     ours = "built w/python" in built_with
-    return Server(f"nsq_compat {__version__}" if ours else f"Go {program} {number}", command)
+    name = f"nsq_compat {__version__}" if ours else f"Go {program} {number}"
+    return Server(" ".join([name, *words[1:]]), command)
 
 
 def command_line(arguments: argparse.Namespace) -> str:
     """The command that repeats this run; of programs only the last part of their path, machines differ."""
     words = ["benchmarks/run", *([arguments.program] if arguments.program != "nsqd" else [])]
-    for flag, command, default in (
-        (arguments.program, arguments.command, installed(arguments.program)),
-        ("peer", arguments.peer, None),
-    ):
-        if command != default:
+    measured = [(arguments.program, arguments.command), *(("peer", command) for command in arguments.peer)]
+    for flag, command in measured:
+        if command != installed(arguments.program):
             program, *rest = shlex.split(command)
             words += [f"--{flag}", shlex.join([Path(program).name, *rest])]
     if arguments.scenario:
@@ -124,7 +128,7 @@ def main() -> None:
     effort = Effort(arguments.seconds, arguments.rounds, arguments.seed)
     circumstances = Circumstances(command_line(arguments), effort, os.getloadavg()[0])
     try:
-        servers = [server_of(program, command) for command in (arguments.command, arguments.peer) if command]
+        servers = [server_of(program, command) for command in (arguments.command, *arguments.peer)]
         results = compare(subject, servers, scenarios, effort, arguments.patience)
     except (RunFailed, DaemonFailed) as error:
         sys.exit(f"benchmarks/run: {error}")

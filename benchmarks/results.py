@@ -146,8 +146,15 @@ def _table(columns: Sequence[_Column], servers: Sequence[Server], results: _Resu
         for position, (server, rounds) in enumerate(zip(servers, of_servers, strict=True)):
             name = f"`{scenario.name}`" if position == 0 else ""
             rows.append([name, server.name, *(column.cell(rounds) for column in columns)])
-        if len(of_servers) > 1:
-            rows.append(["", "**ratio**", *(_ratio(column, of_servers) for column in columns)])
+        first, *others = of_servers
+        for peer, rounds in zip(servers[1:], others, strict=True):
+            name = "**ratio**" if len(others) == 1 else f"**ratio** to {peer.name}"
+            rows.append(["", name, *(_ratio(column, first, rounds) for column in columns)])
+    return table(rows)
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """The first row is the head; names, in the first two columns, are on the left."""
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     lines = [_line(row, widths) for row in rows]
     rule = [
@@ -165,10 +172,10 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     return f"| {' | '.join(padded)} |"
 
 
-def _ratio(column: _Column, of_servers: Sequence[Rounds]) -> str:
+def _ratio(column: _Column, first: Rounds, peer: Rounds) -> str:
     if not column.figure:
         return ""
-    ours, theirs = (rounds.median(column.figure) for rounds in of_servers)
+    ours, theirs = (rounds.median(column.figure) for rounds in (first, peer))
     if column.less_is_better:
         ours, theirs = theirs, ours
     return f"**{ours / theirs:.2f}**" if theirs > 0 else ""

@@ -1,13 +1,15 @@
 """The kinds of load, as a table: how the generator in ``load/`` is called and what nsqd is told.
 
 Every server is given the same, starts anew for every run, and has memory for all messages of a run, so that no figure
-depends on a disk. What is not drained is bounded by `MOST` messages, everything else by time.
+depends on a disk, unless the scenario is about that. What is not drained is bounded by `MOST` messages, everything else
+by time.
 """
 
 from dataclasses import dataclass
 from enum import Enum
 
 MOST = 1_000_000
+BACKLOG = 2_000_000
 BODY_SIZE = 200
 
 
@@ -99,6 +101,29 @@ SCENARIOS = (
         "fanout-10",
         "MPUB of 200 into a topic with 10 channels, a consumer at RDY 2500 on each; counted are deliveries",
         load_of(publish="mpub", batch=200, channels=10, consumers=1, rdy=2500, most=MOST // 5),
+    ),
+    Scenario(
+        "mpub-3-channels",
+        "MPUB of 200, 4 connections that await each OK, into a topic with 3 channels that keep everything in memory",
+        load_of(publish="mpub", batch=200, publishers=4, channels=3),
+    ),
+    Scenario(
+        "mpub-3-channels-spilled",
+        "the same with memory for 10,000 messages a channel, the default; the rest goes to the disk",
+        load_of(publish="mpub", batch=200, publishers=4, channels=3),
+        options=(),
+    ),
+    Scenario(
+        "backlog-3-channels",
+        f"the same until {BACKLOG:,} messages wait in each of the 3 channels, however long it takes",
+        load_of(publish="mpub", batch=200, publishers=4, channels=3, most=BACKLOG, seconds=60),
+        options=(),
+    ),
+    Scenario(
+        "deliver-fin-from-disk",
+        "as deliver-fin-rdy2500, without memory (--mem-queue-size=0): everything is read from the disk",
+        load_of(prefill="true", consumers=2, rdy=2500),
+        options=("--mem-queue-size=0",),
     ),
     Scenario(
         "http-pub",
