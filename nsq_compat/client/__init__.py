@@ -11,6 +11,7 @@
     backoff         slower when handling fails          connection      a socket, two threads and a session
     settings        options of a connection             tls             TLS, bytes to bytes
     options         keyword arguments to settings
+    dedupe          handling once what comes again      memcached       the same, shared by many consumers
 
 A pynsq program needs ``import nsq_compat.client as nsq`` and no more. Everything waits on the standard library's
 sockets and locks, so a program that monkey-patches itself with gevent first gets greenlets; gevent is never imported.

@@ -1,0 +1,80 @@
+"""The filter of ``dedupe`` on memcached, shared by any number of consumers: a slot is a key of memcached's.
+
+A claim expires by itself after `claim_seconds`, so the message of a consumer that was killed is handled by whoever gets
+it next; that should be a little less than nsqd's message timeout. What was handled stays until its slot is
+overwritten, or memcached needs the room.
+
+When memcached cannot be asked every key is new: a duplicate may be handled, no message is lost.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from nsq_compat.client.dedupe import Sight, digest, slot_of
+
+log = logging.getLogger(__name__)
+
+_CLAIMED: Final = b"?"
+_KEPT: Final = b"+"
+_AT_ONCE: Final = -1  # as an expiry: gone
+_TRIES: Final = 3
+
+T = TypeVar("T")
+
+
+class MemcachedFilter:
+    """`client` is one of pymemcache's that is safe to use from several threads, as ``PooledClient`` is.
+
+    `prefix` keeps several filters on one memcached apart; those that share one have the same `slots`.
+    """
+
+    def __init__(self, client: Any, slots: int, *, claim_seconds: int = 55, prefix: str = "nsq-seen-") -> None:
+        if slots < 1 or claim_seconds < 1:
+            raise ValueError(f"slots and claim_seconds must be 1 or more, not {slots!r} and {claim_seconds!r}")
+        self.slots = slots
+        self.failures = 0
+        """How often memcached could not be asked."""
+        self._client = client
+        self._claim_seconds = claim_seconds
+        self._prefix = prefix
+
+    def claim(self, key: bytes) -> Sight:
+        return self._guarded(lambda: self._claim(digest(key)), Sight.NEW)
+
+    def keep(self, key: bytes) -> None:
+        self._guarded(lambda: self._change(digest(key), _KEPT, 0), None)
+
+    def forget(self, key: bytes) -> None:
+        self._guarded(lambda: self._change(digest(key), _CLAIMED, _AT_ONCE), None)
+
+    def _claim(self, wanted: bytes) -> Sight:
+        slot, claim = self._slot(wanted), _CLAIMED + wanted
+        for _ in range(_TRIES):
+            value, token = self._client.gets(slot)
+            if value is None:
+                done = self._client.add(slot, claim, self._claim_seconds, noreply=False)
+            elif value[1:] == wanted:
+                return Sight.SEEN if value[:1] == _KEPT else Sight.BUSY
+            else:
+                done = self._client.cas(slot, claim, token, self._claim_seconds, noreply=False)
+            if done:
+                return Sight.NEW
+        return Sight.NEW  # a slot that others fight for is as good as overwritten
+
+    def _change(self, wanted: bytes, state: bytes, expire: int) -> None:
+        slot = self._slot(wanted)
+        value, token = self._client.gets(slot)
+        if value is not None and value[1:] == wanted:
+            self._client.cas(slot, state + wanted, token, expire, noreply=False)
+
+    def _slot(self, wanted: bytes) -> str:
+        return f"{self._prefix}{slot_of(wanted, self.slots)}"
+
+    def _guarded(self, act: Callable[[], T], otherwise: T) -> T:
+        try:
+            return act()
+        except Exception as error:  # the client's own, of many kinds
+            self.failures += 1
+            log.warning("memcached: %s", error)
+            return otherwise

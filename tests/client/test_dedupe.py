@@ -1,0 +1,233 @@
+import asyncio
+import threading
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsq_compat.client.dedupe import Deduplicated, Sight, SlotFilter, overwritten, slots_for
+from nsq_compat.client.message import Message
+from nsq_compat.client.producer import Producer
+from nsq_compat.client.reader import Reader
+from tests.client.waiting import wait_until
+
+
+def numbered(count: int, begin: int = 0) -> list[bytes]:
+    return [b"key %d" % number for number in range(begin, begin + count)]
+
+
+# --- How large --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("slots", "later", "probability"), [(100, 459, 0.99), (1_563_461, 3_600_000, 0.90)])
+def test_how_likely_a_key_is_overwritten(slots, later, probability):
+    assert overwritten(slots, later) == pytest.approx(probability, abs=1e-4)
+
+
+def test_keeping_nine_of_ten_for_an_hour_at_a_thousand_a_second_takes_34_million_slots():
+    assert slots_for(0.9, 3_600_000) == pytest.approx(34.2e6, rel=2e-3)
+
+
+def test_100_slots_keep_one_of_a_hundred_after_459():
+    assert slots_for(0.01, 459) == 101
+    assert overwritten(101, 459) < 0.99
+
+
+@given(st.floats(0.001, 0.999), st.integers(1, 10**9))
+def test_as_many_slots_as_it_says_are_enough_and_fewer_are_not(kept, later):
+    slots = slots_for(kept, later)
+    assert 1 - overwritten(slots, later) >= kept * (1 - 1e-9)
+    if slots > 2:
+        assert 1 - overwritten(slots - 2, later) < kept * (1 + 1e-9)
+
+
+def test_one_slot_holds_the_last_key():
+    assert overwritten(1, 0) == 0
+    assert overwritten(1, 1) == 1
+
+
+@pytest.mark.parametrize(("kept", "later"), [(0, 5), (1, 5), (0.5, 0)])
+def test_what_cannot_be_sized_is_a_value_error(kept, later):
+    with pytest.raises(ValueError, match="probability|later key"):
+        slots_for(kept, later)
+
+
+@pytest.mark.parametrize("later", [500, 2000, 5000])
+def test_what_is_measured_is_what_was_computed(later):
+    slots, sample = 2000, 400
+    filter_ = SlotFilter(slots)
+    for key in numbered(sample):
+        filter_.claim(key)
+        filter_.keep(key)
+    for key in numbered(later, begin=sample):
+        filter_.claim(key)
+    forgotten = sum(filter_.claim(key) is Sight.NEW for key in reversed(numbered(sample)))
+    # Of the sample itself up to 400 came later too, 200 on average; and each that was asked for is there again.
+    assert forgotten / sample == pytest.approx(overwritten(slots, later + sample // 2), abs=0.07)
+
+
+# --- The filter -------------------------------------------------------------------------------------------------------
+
+
+def test_a_key_is_new_then_busy_then_seen():
+    filter_ = SlotFilter(100)
+    assert [filter_.claim(b"a"), filter_.claim(b"a")] == [Sight.NEW, Sight.BUSY]
+    filter_.keep(b"a")
+    assert filter_.claim(b"a") is Sight.SEEN
+
+
+def test_a_key_that_was_not_handled_is_new_again():
+    filter_ = SlotFilter(100)
+    filter_.claim(b"a")
+    filter_.forget(b"a")
+    assert filter_.claim(b"a") is Sight.NEW
+
+
+def test_only_who_holds_the_slot_is_kept_or_forgotten():
+    filter_ = SlotFilter(1)
+    filter_.claim(b"a")
+    filter_.claim(b"b")
+    filter_.keep(b"a")
+    filter_.forget(b"a")
+    assert filter_.claim(b"b") is Sight.BUSY
+    assert filter_.claim(b"a") is Sight.NEW
+
+
+@given(st.lists(st.tuples(st.sampled_from("ckf"), st.binary(max_size=2)), max_size=200), st.integers(1, 50))
+def test_it_may_forget_and_never_invents(steps, slots):
+    filter_ = SlotFilter(slots)
+    claimed, kept = set(), set()
+    for step, key in steps:
+        if step == "c":
+            sight = filter_.claim(key)
+            assert sight is not Sight.SEEN or key in kept
+            assert sight is not Sight.BUSY or key in claimed
+            if sight is Sight.NEW:
+                claimed.add(key)
+                kept.discard(key)
+        elif step == "k":
+            filter_.keep(key)
+            if key in claimed:
+                kept.add(key)
+        else:
+            filter_.forget(key)
+            claimed.discard(key)
+            kept.discard(key)
+
+
+def test_of_many_threads_one_gets_a_key():
+    filter_ = SlotFilter(1 << 20)
+    wins: Counter[bytes] = Counter()
+    keys = numbered(500)
+
+    def claim_all() -> None:
+        wins.update([key for key in keys if filter_.claim(key) is Sight.NEW])
+
+    threads = [threading.Thread(target=claim_all) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(wins.values()) == {1}
+    assert len(wins) == 500
+
+
+def test_a_filter_has_a_slot():
+    with pytest.raises(ValueError, match="slots"):
+        SlotFilter(0)
+
+
+# --- Around a handler -------------------------------------------------------------------------------------------------
+
+
+def test_what_a_redundant_pair_delivers_twice_is_handled_once(make_nsqd, start_consumer):
+    bodies = []
+    handler = Deduplicated(lambda message: bodies.append(message.body), SlotFilter(1000))
+    pair = [make_nsqd(), make_nsqd()]
+    start_consumer(handler, nsqd_tcp_addresses=[fake.address for fake in pair], max_in_flight=10)
+    wait_until(lambda: all(fake.said("RDY") for fake in pair))
+    for fake in pair:
+        fake.send_messages([b"one", b"two"])
+        wait_until(lambda fake=fake: len(fake.peer.finished) == 2)  # type: ignore[misc]
+    assert sorted(bodies) == [b"one", b"two"]
+    assert handler.duplicates == 2
+
+
+def test_a_failure_is_forgotten_so_that_the_redelivery_is_handled(nsqd, topic, start_consumer):
+    attempts = []
+
+    def handle(message: Message) -> None:
+        attempts.append(message.attempts)
+        if message.attempts == 1:
+            raise RuntimeError("on purpose")
+        if message.attempts == 2:
+            message.requeue(delay=0)
+
+    with Producer(nsqd.tcp_address) as producer:
+        producer.publish(topic, b"body")
+        consumer = start_consumer(
+            Deduplicated(handle, SlotFilter(1000)),
+            topic,
+            nsqd_tcp_addresses=nsqd.tcp_address,
+            requeue_delay=0,
+            backoff=False,
+        )
+        wait_until(lambda: len(attempts) == 3)
+        wait_until(lambda: consumer.in_flight == 0)
+        producer.publish(topic, b"body")
+        wait_until(lambda: nsqd.channel_stats(topic, "c")["in_flight_count"] == 0)
+    assert attempts == [1, 2, 3]
+
+
+def test_what_is_being_handled_is_neither_handled_again_nor_finished(fake, start_consumer):
+    kept = []
+
+    def handle(message: Message) -> None:
+        message.enable_async()
+        kept.append(message)
+
+    handler = Deduplicated(handle, SlotFilter(1000))
+    start_consumer(handler, nsqd_tcp_addresses=fake.address, max_in_flight=10)
+    wait_until(lambda: fake.said("RDY"))
+    first, second = fake.send_messages([b"body", b"body"])
+    wait_until(lambda: fake.said("REQ"))
+    assert fake.said("REQ") == [f"REQ {second.decode()} 90000"]
+    kept[0].finish()
+    (third,) = fake.send_messages([b"body"])
+    wait_until(lambda: fake.peer.finished == [first, third])
+    assert (len(kept), handler.postponed, handler.duplicates) == (1, 1, 1)
+
+
+def test_any_function_of_a_message_may_be_the_key(fake, start_consumer):
+    bodies = []
+    handler = Deduplicated(
+        lambda message: bodies.append(message.body), SlotFilter(1000), key=lambda message: message.body[:1]
+    )
+    start_consumer(handler, nsqd_tcp_addresses=fake.address, max_in_flight=10)
+    wait_until(lambda: fake.said("RDY"))
+    fake.send_messages([b"a1", b"a2", b"b1"])
+    wait_until(lambda: len(fake.peer.finished) == 3)
+    assert bodies == [b"a1", b"b1"]
+
+
+def test_a_reader_of_pynsqs_can_have_it_too(fake):
+    bodies = []
+
+    async def handle(message: Message) -> bool:
+        bodies.append(message.body)
+        return len(bodies) > 1
+
+    async def talk() -> None:
+        reader = Reader(
+            "t", "c", Deduplicated(handle, SlotFilter(1000)), nsqd_tcp_addresses=fake.address, max_in_flight=5
+        )
+        async with asyncio.timeout(20):
+            for expected in ("RDY", "REQ", "FIN", "FIN again"):
+                while not (fake.said(expected) or len(fake.peers and fake.peer.finished) >= expected.count("N") > 0):
+                    await asyncio.sleep(0.005)
+                fake.send_messages([b"body"])
+        await asyncio.to_thread(reader.shut_down, 1)
+
+    asyncio.run(talk())
+    assert bodies == [b"body", b"body"]

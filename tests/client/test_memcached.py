@@ -1,0 +1,114 @@
+"""Against a real memcached; what it says no to is simulated by one that is not there."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from pymemcache.client.base import PooledClient
+
+from nsq_compat.client.dedupe import Deduplicated, Sight
+from nsq_compat.client.memcached import MemcachedFilter
+from tests.client.waiting import wait_until
+
+
+@pytest.fixture(scope="module")
+def memcached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A memcached on a socket in the file system: no port, nobody else's."""
+    path = tmp_path_factory.mktemp("memcached") / "socket"
+    as_user = ["-u", "root"] if os.getuid() == 0 else []
+    process = subprocess.Popen(["memcached", *as_user, "-s", str(path), "-m", "16"])
+    wait_until(path.exists)
+    yield path
+    process.terminate()
+    process.wait()
+
+
+@pytest.fixture
+def client(memcached: Path) -> Iterator[PooledClient]:
+    with closing(PooledClient(str(memcached), timeout=5, connect_timeout=5)) as client:
+        client.flush_all(noreply=False)
+        yield client
+
+
+def test_a_key_is_new_then_busy_then_seen_by_whoever_asks(client):
+    one, other = MemcachedFilter(client, 1000), MemcachedFilter(client, 1000)
+    assert [one.claim(b"a"), other.claim(b"a")] == [Sight.NEW, Sight.BUSY]
+    one.keep(b"a")
+    assert other.claim(b"a") is Sight.SEEN
+
+
+def test_a_key_that_was_not_handled_is_new_again(client):
+    filter_ = MemcachedFilter(client, 1000)
+    filter_.claim(b"a")
+    filter_.forget(b"a")
+    assert filter_.claim(b"a") is Sight.NEW
+
+
+def test_only_who_holds_the_slot_is_kept_or_forgotten(client):
+    filter_ = MemcachedFilter(client, 1)
+    filter_.claim(b"a")
+    filter_.claim(b"b")
+    filter_.keep(b"a")
+    filter_.forget(b"a")
+    assert filter_.claim(b"b") is Sight.BUSY
+    assert filter_.claim(b"a") is Sight.NEW
+
+
+def test_the_claim_of_who_was_killed_ends_by_itself_and_what_was_handled_stays(client):
+    filter_ = MemcachedFilter(client, 1000, claim_seconds=1)
+    filter_.claim(b"killed")
+    filter_.claim(b"handled")
+    filter_.keep(b"handled")
+    wait_until(lambda: filter_.claim(b"killed") is Sight.NEW)
+    assert filter_.claim(b"handled") is Sight.SEEN
+
+
+def test_filters_with_another_prefix_know_nothing_of_each_other(client):
+    MemcachedFilter(client, 1000, prefix="one-").claim(b"a")
+    assert MemcachedFilter(client, 1000, prefix="other-").claim(b"a") is Sight.NEW
+
+
+def test_a_slot_that_others_change_in_between_is_taken_all_the_same(client):
+    class Racing:
+        """Somebody writes between our look and our write, as often as it may."""
+
+        def gets(self, key):
+            found = client.gets(key)
+            client.set(key, b"+somebody else's", noreply=False)
+            return found
+
+        add, cas = client.add, client.cas
+
+    assert MemcachedFilter(Racing(), 1000).claim(b"a") is Sight.NEW
+
+
+def test_without_memcached_everything_is_new_and_counted(tmp_path, caplog):
+    filter_ = MemcachedFilter(PooledClient(str(tmp_path / "nobody")), 1000)
+    assert [filter_.claim(b"a"), filter_.claim(b"a")] == [Sight.NEW, Sight.NEW]
+    filter_.keep(b"a")
+    filter_.forget(b"a")
+    assert filter_.failures == 4
+    assert "memcached" in caplog.text
+
+
+@pytest.mark.parametrize(("slots", "claim_seconds"), [(0, 1), (1, 0)])
+def test_wrong_sizes_are_said_at_once(client, slots, claim_seconds):
+    with pytest.raises(ValueError, match="1 or more"):
+        MemcachedFilter(client, slots, claim_seconds=claim_seconds)
+
+
+def test_consumers_share_what_they_have_seen(make_nsqd, start_consumer, client):
+    bodies = []
+    pair = [make_nsqd(), make_nsqd()]
+    handlers = []
+    for fake in pair:
+        handlers.append(Deduplicated(lambda message: bodies.append(message.body), MemcachedFilter(client, 1000)))
+        start_consumer(handlers[-1], nsqd_tcp_addresses=fake.address, max_in_flight=10)
+        wait_until(lambda fake=fake: fake.said("RDY"))  # type: ignore[misc]
+        fake.send_messages([b"one", b"two"])
+        wait_until(lambda fake=fake: len(fake.peer.finished) == 2)  # type: ignore[misc]
+    assert bodies == [b"one", b"two"]
+    assert [handler.duplicates for handler in handlers] == [0, 2]
