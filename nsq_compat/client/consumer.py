@@ -61,7 +61,7 @@ class Consumer:
         )
         self._handler = handler
         self._max_tries = max_tries
-        self._giving_up = giving_up or (lambda message: handling.log_giving_up(message, max_tries))
+        self._giving_up = giving_up or handling.log_giving_up
         self._concurrency = min(concurrency, settings.max_in_flight)
         self._waiting: deque[Message] = deque()
         self._turns: queue.SimpleQueue[bool] = queue.SimpleQueue()

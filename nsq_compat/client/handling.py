@@ -17,10 +17,8 @@ log = logging.getLogger(__name__)
 Handler = Callable[[Message], object]
 
 
-def log_giving_up(message: Message, max_tries: int) -> None:
-    log.warning(
-        "msg %s attempted %d times, giving up", message.id.decode("ascii", "replace"), min(message.attempts, max_tries)
-    )
+def log_giving_up(message: Message) -> None:
+    log.warning("msg %s attempted %d times, giving up", message.id.decode("ascii", "replace"), message.attempts)
 
 
 def settle(message: Message, succeeded: bool) -> None:

@@ -75,7 +75,7 @@ class Reader:
 
     def giving_up(self, message: Message) -> None:
         """Called instead of the handler when a message came more than `max_tries` times; it is finished then."""
-        handling.log_giving_up(message, self.max_tries)
+        handling.log_giving_up(message)
 
     def preprocess_message(self, message: Message) -> Message:
         return message

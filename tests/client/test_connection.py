@@ -1,0 +1,266 @@
+"""One connection by itself: opening, upgrades, answers, and every way it can end."""
+
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+
+import pytest
+import trustme
+
+from conformance.nsqd_process import NsqdProcess, installed_nsqd
+from nsq_compat.client.connection import Connection, ConnectionLost, NotDone, split_address
+from nsq_compat.client.message import Message
+from nsq_compat.client.settings import ConnectionSettings
+from nsq_compat.protocol import command_writer
+from nsq_compat.protocol.errors import NsqError
+from nsq_compat.protocol.frames import OK, error_frame
+from tests.client.fake_nsqd import CLOSE
+from tests.client.waiting import wait_until
+
+
+class Told:
+    """What an owner was told."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.answers: list[bool | None] = []
+        self.heartbeats = 0
+        self.reasons: list[Exception] = []
+
+    def received(self, connection: Connection, messages: list[Message]) -> None:
+        self.messages += messages
+
+    def answered(self, connection: Connection, succeeded: bool | None) -> None:
+        self.answers.append(succeeded)
+
+    def heartbeat(self, connection: Connection) -> None:
+        self.heartbeats += 1
+
+    def closed(self, connection: Connection, reason: Exception) -> None:
+        self.reasons.append(reason)
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+Connect = Callable[..., Connection]
+
+
+@pytest.fixture
+def connect(told: Told) -> Iterator[Connect]:
+    """Open a connection and run it; it is gone at the end of the test."""
+    threads: list[tuple[Connection, threading.Thread]] = []
+
+    def connect(address: str, subscription: tuple[str, str] | None = None, **settings: object) -> Connection:
+        connection = Connection(address, ConnectionSettings(**settings), told, subscription)  # type: ignore[arg-type]
+        connection.open()
+        thread = threading.Thread(target=connection.run)
+        thread.start()
+        threads.append((connection, thread))
+        return connection
+
+    yield connect
+    for connection, thread in threads:
+        connection.close()
+        thread.join()
+
+
+def ask(connection: Connection, command: bytes) -> bytes:
+    return connection.ask(command).result(20)
+
+
+# --- Opening ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_asked_is_answered_and_what_is_told_arrives(fake, connect):
+    connection = connect(fake.address)
+    assert ask(connection, command_writer.publish("t", b"body")) == b"OK"
+    connection.tell(command_writer.NOP)
+    wait_until(lambda: fake.said("NOP"))
+    assert connection.id == fake.address
+
+
+def test_an_identify_that_is_refused_is_no_connection(make_nsqd):
+    fake = make_nsqd({"IDENTIFY": error_frame(b"E_BAD_BODY IDENTIFY sample rate (100) is invalid")})
+    with pytest.raises(ConnectionLost, match="sample rate"):
+        Connection(fake.address, ConnectionSettings()).open()
+
+
+@pytest.mark.parametrize("answer", [CLOSE, None, b"\0\0\0\x06\0\0\0\0{]"], ids=["closes", "silent", "babbles"])
+def test_an_nsqd_that_does_not_agree_is_no_connection_within_the_timeout(make_nsqd, answer):
+    fake = make_nsqd({"IDENTIFY": answer})
+    with pytest.raises(ConnectionLost, match=fake.address):
+        Connection(fake.address, ConnectionSettings(timeout=0.2)).open()
+
+
+def test_a_refused_subscription_is_no_connection(make_nsqd):
+    fake = make_nsqd({"SUB": error_frame(b"E_UNAUTHORIZED AUTH failed for SUB")})
+    with pytest.raises(ConnectionLost, match="E_UNAUTHORIZED"):
+        Connection(fake.address, ConnectionSettings(), None, ("t", "c")).open()
+
+
+def test_who_is_closed_while_it_opens_is_no_connection(make_nsqd):
+    fake = make_nsqd({"IDENTIFY": None})
+    connection = Connection(fake.address, ConnectionSettings(timeout=30))
+
+    def close_it() -> None:
+        wait_until(lambda: fake.said("IDENTIFY"))
+        connection.close()
+
+    closer = threading.Thread(target=close_it)
+    closer.start()
+    with pytest.raises(ConnectionLost):
+        connection.open()
+    closer.join()
+
+
+@pytest.mark.parametrize("address", ["host", "host:", "host:port", ":4150", "host:-1"])
+def test_an_address_is_host_and_port(address):
+    with pytest.raises(ValueError, match="host:port"):
+        split_address(address)
+
+
+def test_an_address_may_be_of_the_sixth_version():
+    assert split_address("[::1]:4150") == ("::1", 4150)
+
+
+# --- TLS --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture(scope="module")
+def authority_file(authority, tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("authority") / "ca.pem"
+    authority.cert_pem.write_to_path(str(path))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def tls_nsqd(authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NsqdProcess]:
+    folder = tmp_path_factory.mktemp("tls")
+    issued = authority.issue_cert("127.0.0.1")
+    issued.private_key_pem.write_to_path(str(folder / "key.pem"))
+    issued.cert_chain_pems[0].write_to_path(str(folder / "cert.pem"))
+    options = [f"--tls-cert={folder}/cert.pem", f"--tls-key={folder}/key.pem", "--tls-required=tcp-https"]
+    with NsqdProcess(installed_nsqd(), folder, options=options) as process:
+        yield process
+
+
+@pytest.mark.parametrize("compression", [{}, {"snappy": True}, {"deflate": True}], ids=["plain", "snappy", "deflate"])
+def test_messages_go_both_ways_through_tls(tls_nsqd, topic, connect, told, authority_file, compression):
+    options = {"tls_v1": True, "tls_options": {"ca_certs": authority_file}, **compression}
+    connection = connect(tls_nsqd.tcp_address, (topic, "c"), **options)
+    connection.tell(command_writer.ready(100))
+    bodies = [b"%d" % number * 3000 for number in range(20)]
+    assert ask(connection, command_writer.publish_together(topic, bodies)) == b"OK"
+    wait_until(lambda: len(told.messages) == 20)
+    assert sorted(message.body for message in told.messages) == sorted(bodies)
+    for message in told.messages:
+        message.finish()
+    assert ask(connection, command_writer.CLS) == b"CLOSE_WAIT"
+    assert tls_nsqd.channel_stats(topic, "c")["in_flight_count"] == 0
+
+
+def test_a_name_that_is_not_the_certificates_is_refused_if_it_is_to_be_checked(tls_nsqd, authority_file):
+    address = tls_nsqd.tcp_address.replace("127.0.0.1", "localhost")
+    options = {"ca_certs": authority_file, "check_hostname": True}
+    with pytest.raises(ConnectionLost, match="Hostname mismatch"):
+        Connection(address, ConnectionSettings(tls_v1=True, tls_options=options)).open()
+
+
+def test_a_certificate_of_nobody_known_is_refused(tls_nsqd):
+    with pytest.raises(ConnectionLost, match="certificate verify failed"):
+        Connection(tls_nsqd.tcp_address, ConnectionSettings(tls_v1=True)).open()
+
+
+def test_nobody_looks_at_the_certificate_if_that_is_wanted(tls_nsqd, connect):
+    options = {"cert_reqs": ssl.CERT_NONE}
+    assert not connect(tls_nsqd.tcp_address, tls_v1=True, tls_options=options).is_over
+
+
+def test_a_context_of_ones_own_is_used_as_it_is(tls_nsqd, authority, connect):
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    assert not connect(tls_nsqd.tcp_address, tls_v1=True, tls_options=context).is_over
+
+
+def test_who_does_not_offer_tls_is_not_spoken_to(nsqd):
+    with pytest.raises(ConnectionLost, match="does not offer it"):
+        Connection(nsqd.tcp_address, ConnectionSettings(tls_v1=True)).open()
+
+
+# --- The end ----------------------------------------------------------------------------------------------------------
+
+
+def outcome(answer: "Future[bytes]") -> str:
+    error = answer.exception(20)
+    return type(error).__name__ if error else "answered"
+
+
+def test_what_nobody_answered_is_unknown_when_the_connection_breaks(make_nsqd, connect, told):
+    fake = make_nsqd({"PUB": None})
+    connection = connect(fake.address)
+    answers = [connection.ask(command_writer.publish("t", b"body")) for _ in range(2)]
+    wait_until(lambda: len(fake.said("PUB")) == 2)
+    fake.peer.close()
+    assert [outcome(answer) for answer in answers] == ["ConnectionLost", "ConnectionLost"]
+    wait_until(lambda: len(told.reasons) == 1)
+
+
+def test_what_was_behind_an_error_was_certainly_not_done(make_nsqd, connect):
+    fake = make_nsqd({"PUB": None})
+    connection = connect(fake.address)
+    answers = [connection.ask(command_writer.publish("t", b"body")) for _ in range(3)]
+    wait_until(lambda: len(fake.said("PUB")) == 3)
+    fake.peer.send(OK + error_frame(b"E_PUB_FAILED PUB failed exiting"))
+    assert [outcome(answer) for answer in answers] == ["answered", "NsqError", "NotDone"]
+    with pytest.raises(NsqError, match="E_PUB_FAILED"):
+        answers[1].result()
+
+
+def test_what_is_asked_after_the_end_is_certainly_not_done(fake, connect):
+    connection = connect(fake.address)
+    connection.close()
+    with pytest.raises(NotDone):
+        ask(connection, command_writer.publish("t", b"body"))
+    connection.tell(command_writer.NOP)
+
+
+def test_hanging_up_sends_what_is_owed_first(fake, connect, told):
+    connection = connect(fake.address, ("t", "c"))
+    sent = fake.send_messages([b"x"] * 200)
+    wait_until(lambda: len(told.messages) == 200)
+    for message in told.messages:
+        message.finish()
+    connection.hang_up(20)
+    assert fake.peer.finished == sent
+    assert connection.is_over
+
+
+def test_hanging_up_waits_no_longer_than_it_may(fake, connect, monkeypatch):
+    connection = connect(fake.address)
+    fake._on_command = lambda peer, command: threading.Event().wait(2)
+    connection.tell(command_writer.NOP)
+    connection.hang_up(0.05)
+    assert connection.is_over
+
+
+def test_the_owner_is_told_of_answers_heartbeats_and_the_end(fake, connect, told):
+    connection = connect(fake.address, ("t", "c"))
+    fake.send_messages([b"1", b"2", b"3"])
+    fake.beat()
+    wait_until(lambda: len(told.messages) == 3 and told.heartbeats == 1)
+    told.messages[0].finish()
+    told.messages[1].requeue()
+    told.messages[2].requeue(backoff=False)
+    assert told.answers == [True, False, None]
+    assert (connection.in_flight, connection.received_count) == (0, 3)
+    connection.close()
+    wait_until(lambda: len(told.reasons) == 1)

@@ -1,0 +1,82 @@
+import pytest
+
+from nsq_compat.client.message import AlreadyAnswered, Message
+
+
+class Answers:
+    """Where a message's answers go."""
+
+    def __init__(self) -> None:
+        self.given: list[object] = []
+
+    def finish(self, message: Message) -> None:
+        self.given.append("finish")
+
+    def requeue(self, message: Message, delay: float | None, backoff: bool) -> None:
+        self.given.append((delay, backoff))
+
+    def touch(self, message: Message) -> None:
+        self.given.append("touch")
+
+
+@pytest.fixture
+def answers() -> Answers:
+    return Answers()
+
+
+@pytest.fixture
+def message(answers) -> Message:
+    return Message(b"0123456789abcdef", b"body", 1_000, 2, answers, "host:1")
+
+
+@pytest.mark.parametrize(
+    ("options", "answer"),
+    [
+        ({}, (None, True)),
+        ({"delay": -1}, (None, True)),
+        ({"delay": 0}, (0, True)),
+        ({"delay": 2, "backoff": False}, (2, False)),
+        ({"time_ms": 1500}, (1.5, True)),
+        ({"time_ms": -1}, (None, True)),
+    ],
+)
+def test_the_delay_of_a_requeue_is_given_or_left_to_the_consumer(message, answers, options, answer):
+    message.requeue(**options)
+    assert answers.given == [answer]
+
+
+@pytest.mark.parametrize("first", ["finish", "requeue"])
+@pytest.mark.parametrize("second", ["finish", "requeue", "touch"])
+def test_a_message_is_answered_once(message, answers, first, second):
+    getattr(message, first)()
+    with pytest.raises(AlreadyAnswered, match="0123456789abcdef"):
+        getattr(message, second)()
+    assert len(answers.given) == 1
+    assert message.has_responded()
+
+
+def test_it_may_be_touched_often_and_still_answered(message, answers):
+    message.touch()
+    message.touch()
+    message.finish()
+    assert answers.given == ["touch", "touch", "finish"]
+
+
+def test_who_listens_hears_of_an_answer_before_nsqd(message, answers):
+    heard: list[object] = []
+    for event in ("touch", "finish", "requeue"):
+        message.on(event, lambda message, event=event: heard.append((event, message.id, len(answers.given))))
+    message.touch()
+    message.finish()
+    assert heard == [("touch", message.id, 0), ("finish", message.id, 1)]
+
+
+def test_the_answer_comes_later_if_the_handler_says_so(message):
+    assert not message.is_async()
+    message.enable_async()
+    assert message.is_async()
+    assert not message.has_responded()
+
+
+def test_it_says_what_it_is(message):
+    assert repr(message) == "<Message 0123456789abcdef attempt 2 from host:1>"

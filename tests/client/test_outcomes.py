@@ -1,0 +1,35 @@
+import pytest
+
+from nsq_compat.client.outcomes import Attempt, Error, Outcome, Refused, TooFewCopies, Unknown, judge
+
+SENT = Attempt("a:1", Outcome.SENT)
+REFUSED = Attempt("b:1", Outcome.REFUSED, OSError("no route"))
+UNKNOWN = Attempt("c:1", Outcome.UNKNOWN, TimeoutError("no answer"))
+
+
+def test_enough_copies_are_published_whatever_else_happened():
+    published = judge([UNKNOWN, REFUSED, SENT], 1)
+    assert published.nodes == ("a:1",)
+    assert published.doubtful == ("c:1",)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "copies", "error"),
+    [
+        ([], 1, Refused),
+        ([REFUSED], 1, Refused),
+        ([REFUSED, UNKNOWN], 1, Unknown),
+        ([SENT, REFUSED], 2, TooFewCopies),
+        ([SENT, UNKNOWN], 2, TooFewCopies),
+    ],
+)
+def test_what_failed_is_refused_only_if_no_node_can_have_it(attempts, copies, error):
+    with pytest.raises(error) as raised:
+        judge(attempts, copies)
+    assert raised.value.attempts == tuple(attempts)
+    assert isinstance(raised.value, Error)
+
+
+def test_an_error_says_what_happened_where():
+    with pytest.raises(Unknown, match=r"b:1 refused \(no route\); c:1 unknown \(no answer\)"):
+        judge([REFUSED, UNKNOWN], 1)

@@ -1,0 +1,66 @@
+import ssl
+
+import pytest
+
+from nsq_compat.client.settings import ConnectionSettings
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"timeout": 0},
+        {"heartbeat_interval": 0.5},
+        {"msg_timeout": 0.5},
+        {"deflate_level": 0},
+        {"deflate_level": 10},
+        {"sample_rate": 100},
+        {"sample_rate": -1},
+        {"snappy": True, "deflate": True},
+    ],
+)
+def test_a_wrong_value_is_named(wrong):
+    (name, *_) = wrong
+    with pytest.raises(ValueError, match=name):
+        ConnectionSettings(**wrong)
+
+
+def test_what_is_asked_for_is_in_milliseconds_on_the_wire():
+    request = ConnectionSettings(heartbeat_interval=1.5, msg_timeout=2.25, output_buffer_timeout=30).identify()
+    assert (request.heartbeat_interval, request.msg_timeout, request.output_buffer_timeout) == (1500, 2250, 30)
+    assert request.feature_negotiation
+
+
+def test_the_client_id_is_the_short_hostname_unless_given():
+    assert ConnectionSettings(hostname="a.b.example").identify().client_id == "a"
+    assert ConnectionSettings(hostname="a.b.example", client_id="x").identify().client_id == "x"
+
+
+def test_two_heartbeats_of_silence_are_the_end():
+    assert ConnectionSettings(heartbeat_interval=30).silence == 60
+
+
+@pytest.mark.parametrize(("secret", "sent"), [(None, b""), ("geheim", b"geheim"), (b"\xff", b"\xff")])
+def test_a_secret_is_text_or_bytes(secret, sent):
+    assert ConnectionSettings(auth_secret=secret).secret() == sent
+
+
+def test_without_tls_options_authority_and_name_are_checked():
+    context = ConnectionSettings(tls_v1=True).tls_context()
+    assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
+
+
+def test_options_as_pynsq_has_them():
+    context = ConnectionSettings(
+        tls_options={"cert_reqs": ssl.CERT_NONE, "ciphers": "ECDHE+AESGCM", "ssl_version": 5}
+    ).tls_context()
+    assert (context.verify_mode, context.check_hostname) == (ssl.CERT_NONE, False)
+
+
+def test_an_option_nobody_knows_is_named():
+    with pytest.raises(ValueError, match="ca_cert$"):
+        ConnectionSettings(tls_options={"ca_cert": "x"}).tls_context()
+
+
+def test_a_context_is_taken_as_it_is():
+    context = ssl.create_default_context()
+    assert ConnectionSettings(tls_options=context).tls_context() is context
