@@ -179,7 +179,7 @@ class Consuming(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.ready: ReadyCounts[Conn] = ReadyCounts(7, 10)
+        self.ready: ReadyCounts[Conn] = ReadyCounts(7, 10, random.Random(0))
         self.told: dict[Conn, int] = {}
         self.most = 7
 
