@@ -1,0 +1,145 @@
+"""A real Chromium, driven through Debian's chromedriver: the few calls of the W3C's WebDriver protocol the tests need.
+
+Waiting is asking again until it is so: a page changes when it likes.
+"""
+
+import json
+import re
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+PATIENCE = 30.0
+_ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
+_STARTED = re.compile(r"started successfully on port (\d+)")
+
+
+class Element:
+    def __init__(self, browser: "Browser", reference: str) -> None:
+        self._browser = browser
+        self._path = f"element/{reference}"
+
+    @property
+    def text(self) -> str:
+        return str(self._browser.call("GET", f"{self._path}/text"))
+
+    def click(self) -> None:
+        self._browser.call("POST", f"{self._path}/click", {})
+
+    def type(self, text: str) -> None:
+        self._browser.call("POST", f"{self._path}/value", {"text": text})
+
+
+class Browser:
+    """One window without a screen, 1280 by 900 unless it is told another size."""
+
+    def __init__(self, profile: Path) -> None:
+        # The port is the system's to choose, and read from what the driver says.
+        self._driver = subprocess.Popen(["chromedriver", "--port=0"], stdout=subprocess.PIPE, text=True)
+        assert self._driver.stdout is not None
+        port = next(found[1] for line in self._driver.stdout if (found := _STARTED.search(line)))
+        self._url = f"http://127.0.0.1:{port}/session"
+        arguments = [
+            *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1280,900"),
+            *("--no-proxy-server", "--hide-scrollbars", f"--user-data-dir={profile}"),
+        ]
+        wanted = {"goog:chromeOptions": {"args": arguments}, "goog:loggingPrefs": {"browser": "ALL"}}
+        answer = self.call("POST", "", {"capabilities": {"alwaysMatch": wanted}})
+        self._url += f"/{answer['sessionId']}"
+
+    def close(self) -> None:
+        self.call("DELETE", "")
+        self._driver.terminate()
+        self._driver.wait(PATIENCE)
+        assert self._driver.stdout is not None
+        self._driver.stdout.close()
+
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        url = f"{self._url}/{path}".rstrip("/")
+        try:
+            with urlopen(Request(url, data, {"Content-Type": "application/json"}, method=method), timeout=60) as answer:
+                return json.load(answer)["value"]
+        except HTTPError as error:
+            with error:
+                raise LookupError(json.load(error)["value"]["message"]) from None
+
+    def devtools(self, command: str, **parameters: Any) -> Any:
+        return self.call("POST", "goog/cdp/execute", {"cmd": command, "params": parameters})
+
+    # --- What a visitor does ------------------------------------------------------------------------------------------
+
+    def open(self, url: str) -> None:
+        self.call("POST", "url", {"url": url})
+
+    def find(self, selector: str, text: str = "") -> Element:
+        """The element of a CSS selector that contains the text, waited for."""
+        element: Element = until(lambda: self._found(selector, text), f"{selector} {text!r}")
+        return element
+
+    def click(self, selector: str, text: str = "") -> None:
+        """Click it as soon as it is there; one that was replaced meanwhile is looked for again."""
+
+        def clicked() -> bool:
+            element = self._found(selector, text)
+            if element is not None:
+                element.click()
+            return element is not None
+
+        until(clicked, f"a click on {selector} {text!r}")
+
+    def sees(self, text: str, selector: str = "main") -> None:
+        """Wait until the text is there."""
+        until(lambda: text in self.text_of(selector), f"{text!r} in {selector}")
+
+    def sees_no_more(self, text: str, selector: str = "main") -> None:
+        until(lambda: text not in self.text_of(selector), f"{selector} without {text!r}")
+
+    # --- What the tests ask -------------------------------------------------------------------------------------------
+
+    @property
+    def path(self) -> str:
+        return str(self.run("return location.pathname"))
+
+    def text_of(self, selector: str) -> str:
+        return str(self.run("return document.querySelector(arguments[0])?.innerText ?? ''", selector))
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        return self.call("POST", "execute/sync", {"script": script, "args": list(arguments)})
+
+    def resize(self, width: int, height: int) -> None:
+        self.devtools(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
+        )
+
+    def prefer(self, scheme: str) -> None:
+        """Light or dark."""
+        self.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+
+    def scripts(self, *, on: bool) -> None:
+        self.devtools("Emulation.setScriptExecutionDisabled", value=not on)
+
+    def complaints(self) -> list[str]:
+        """What the console says, since it was asked last."""
+        return [entry["message"] for entry in self.call("POST", "se/log", {"type": "browser"})]
+
+    def _found(self, selector: str, text: str) -> Element | None:
+        found = self.call("POST", "elements", {"using": "css selector", "value": selector})
+        elements = [Element(self, each[_ELEMENT]) for each in found]
+        return next((element for element in elements if text in element.text), None)
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            if answer := condition():
+                return answer
+        except LookupError:
+            pass  # it was replaced while it was asked
+        assert time.monotonic() < deadline, f"in vain waited for {what}"
+        time.sleep(0.02)

@@ -1,0 +1,260 @@
+"""The pages in a real Chromium, over a real nsqlookupd, nsqd and nsqadmin; each test has topics of its own."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from conformance.nsqd_process import NsqdProcess, installed_nsqd
+from conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
+from nsq_compat.web.admin.users import make_line
+from tests.nsqadmin.browser import Browser, until
+from tests.nsqadmin.conftest import Nsqadmin, publish
+
+
+@dataclass
+class Site:
+    nsqd: NsqdProcess
+    nsqlookupd: NsqlookupdProcess
+    nsqadmin: Nsqadmin
+
+    def url(self, path: str) -> str:
+        return f"http://{self.nsqadmin.address}{path}"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with ExitStack() as stack:
+        nsqlookupd = stack.enter_context(
+            NsqlookupdProcess(installed_nsqlookupd(), options=["--broadcast-address=127.0.0.1"])
+        )
+        nsqd = stack.enter_context(
+            NsqdProcess(
+                installed_nsqd(),
+                tmp_path_factory.mktemp("data"),
+                options=["--broadcast-address=127.0.0.1", f"--lookupd-tcp-address={nsqlookupd.tcp_address}"],
+            )
+        )
+        until(lambda: nsqd.http_address in str(_addresses(nsqlookupd)), "nsqd at nsqlookupd")
+        nsqadmin = Nsqadmin(f"--lookupd-http-address={nsqlookupd.http_address}", "--sample-interval=1s")
+        stack.callback(nsqadmin.stop)
+        yield Site(nsqd, nsqlookupd, nsqadmin)
+
+
+def _addresses(nsqlookupd: NsqlookupdProcess) -> list[str]:
+    return [f"{node['broadcast_address']}:{node['http_port']}" for node in nsqlookupd.get("/nodes")["producers"]]
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
+@pytest.fixture
+def browser(chromium: Browser, site: Site) -> Browser:
+    """A window as a new visitor has it."""
+    chromium.scripts(on=True)
+    chromium.prefer("light")
+    chromium.resize(1280, 900)
+    chromium.devtools("Network.clearBrowserCookies")
+    chromium.devtools("Storage.clearDataForOrigin", origin=site.url(""), storageTypes="all")
+    chromium.complaints()
+    return chromium
+
+
+def filled(site: Site, topic: str, *bodies: str) -> None:
+    """A topic with these messages in its channel `archive`, known to nsqlookupd."""
+    site.nsqd.create_channel(topic, "archive")
+    publish(site.nsqd, topic, *bodies)
+    until(lambda: topic in site.nsqlookupd.get("/topics")["topics"], f"{topic} at nsqlookupd")
+
+
+def test_a_topic_appears_on_an_open_page(site, browser):
+    browser.open(site.url("/"))
+    filled(site, "arriving", "one")
+    browser.sees("arriving")
+    browser.sees("1 message and no consumer")
+
+
+def test_a_channel_is_found_opened_and_paused(site, browser):
+    filled(site, "orders.found", "one", "two")
+    filled(site, "orders.other", "one")
+    browser.open(site.url("/"))
+    browser.find(".find input").type("found\n")
+    browser.sees("1 topic with “found” in the name")
+    assert "orders.other" not in browser.text_of("main")
+    browser.click("main a", "orders.found")
+    browser.click("#channels a", "archive")
+    browser.sees("archive", "h1")
+    browser.click("#actions button", "Pause")
+    browser.sees("Paused orders.found/archive.")
+    browser.sees("paused", "h1")
+    assert site.nsqd.channel_stats("orders.found", "archive")["paused"]
+    browser.click("#actions button", "Unpause")
+    browser.sees_no_more("paused", "h1")
+
+
+def test_emptying_asks_first_and_says_how_much(site, browser):
+    filled(site, "emptied", *(f"message {number}" for number in range(12)))
+    browser.open(site.url("/topics/emptied/archive"))
+    browser.click("#actions a", "Empty")
+    browser.sees("12 messages on 1 node will be gone", "dialog")
+    assert browser.path == "/topics/emptied/archive", "asked in a dialog, not on another page"
+    browser.click("dialog a", "Cancel")
+    browser.sees_no_more("12 messages", "dialog[open]")
+    assert site.nsqd.channel_stats("emptied", "archive")["depth"] == 12
+    browser.click("#actions a", "Empty")
+    browser.click("dialog button", "Empty emptied/archive")
+    browser.sees("Emptied emptied/archive.")
+    assert site.nsqd.channel_stats("emptied", "archive")["depth"] == 0
+
+
+def test_a_channel_and_its_topic_are_deleted(site, browser):
+    filled(site, "deleted", "one")
+    browser.open(site.url("/topics/deleted/archive"))
+    browser.click("#actions a", "Delete")
+    browser.click("dialog button", "Delete deleted/archive")
+    browser.sees("Deleted deleted/archive.")
+    browser.sees("No channels.")
+    browser.click("#actions a", "Delete")
+    browser.click("dialog button", "Delete deleted")
+    browser.sees("Deleted deleted.")
+    assert browser.path == "/topics"
+    assert "deleted" not in site.nsqlookupd.get("/topics")["topics"]
+
+
+def test_a_node_is_tombstoned_for_a_topic(site, browser):
+    filled(site, "tombstoned", "one", "two")
+    browser.open(site.url("/topics/tombstoned"))
+    browser.click("#nodes a", "Tombstone")
+    browser.sees("2 messages", "dialog")
+    browser.click("dialog button", "Tombstone")
+    browser.sees(f"Tombstoned {site.nsqd.http_address} for tombstoned.")
+    browser.sees("No nsqd has this topic")
+    browser.open(site.url("/lookup"))
+    browser.sees("tombstoned")
+
+
+def test_a_topic_is_created_and_a_message_published_and_seen(site, browser):
+    browser.open(site.url("/lookup"))
+    browser.find("input[name=topic]").type("made")
+    browser.click("main button", "Create")
+    browser.sees("Created made.")
+    filled(site, "made")
+    browser.open(site.url("/topics/made"))
+    browser.click("summary", "Publish")
+    browser.find("textarea").type("Grüße")
+    browser.click("details button", "Publish")
+    browser.sees("Published to")
+    browser.click("#channels a", "archive")
+    browser.click("#actions a", "Messages")
+    browser.sees("Grüße", "pre")
+    assert site.nsqd.channel_stats("made", "archive")["depth"] == 1
+
+
+def test_the_chart_is_drawn_while_one_looks(site, browser):
+    filled(site, "charted", "one")
+    browser.open(site.url("/topics/charted/archive"))
+    browser.find("#charts polyline")
+    before = browser.run("return document.querySelector('#charts polyline').getAttribute('points')")
+    publish(site.nsqd, "charted", *("more" for _ in range(20)))
+    until(
+        lambda: browser.run("return document.querySelector('#charts polyline').getAttribute('points')") != before,
+        "a chart that moves",
+    )
+    browser.sees("21", "#figures")
+
+
+def test_refreshing_can_be_paused(site, browser):
+    filled(site, "paused.page", "one")
+    browser.open(site.url("/topics/paused.page/archive"))
+    browser.click("#live", "Live")
+    browser.sees("Paused", ".tools")
+    # The button asks for the page at once when it is switched on again, so nothing has to be waited for in between.
+    publish(site.nsqd, "paused.page", "two")
+    assert "\n1\n" in browser.text_of("#figures")
+    browser.click("#live", "Paused")
+    browser.sees("\n2\n", "#figures")
+
+
+def test_everything_works_without_scripts(site, browser):
+    filled(site, "plain", "one", "two", "three")
+    browser.scripts(on=False)
+    browser.open(site.url("/topics/plain/archive"))
+    browser.click("#actions button", "Pause")
+    browser.find(".notice.done", "Paused plain/archive.")
+    browser.click("#actions a", "Empty")
+    browser.find("#confirm", "3 messages on 1 node")
+    browser.click("#confirm button", "Empty plain/archive")
+    browser.find(".notice.done", "Emptied plain/archive.")
+    assert site.nsqd.channel_stats("plain", "archive")["depth"] == 0
+
+
+def test_dark_mode_is_dark(site, browser):
+    brightness = {}
+    for scheme in ("light", "dark"):
+        browser.prefer(scheme)
+        browser.open(site.url("/"))
+        colour = browser.run("return getComputedStyle(document.body).backgroundColor")
+        brightness[scheme] = sum(int(part) for part in colour.removeprefix("rgb(").removesuffix(")").split(","))
+    assert brightness["dark"] < 150 < 600 < brightness["light"]
+
+
+PAGES = (
+    *("/", "/topics", "/topics/everywhere", "/topics/everywhere/archive", "/topics/everywhere/archive/messages"),
+    *("/nodes", "/counter", "/lookup", "/topics/everywhere?confirm=delete"),
+)
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_no_page_is_wider_than_a_phone_or_complains(site, browser, path):
+    filled(site, "everywhere", '{"a": 1}', "x" * 500)
+    for width in (360, 1280):
+        browser.resize(width, 800)
+        browser.open(site.url(path))
+        assert browser.run("return document.scrollingElement.scrollWidth") <= width
+    assert browser.complaints() == []
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_every_page_can_be_used_with_a_keyboard_and_read_aloud(site, browser, path):
+    filled(site, "everywhere", '{"a": 1}')
+    browser.open(site.url(path))
+    assert browser.run("return document.querySelectorAll('h1').length") == 1
+    # Everything one can use has a name, and nothing is taken out of the order of the tab key.
+    nameless = browser.run("""
+        return [...document.querySelectorAll('a, button, input:not([type=hidden]), select, textarea, summary')]
+            .filter(each => !(each.textContent.trim() || each.getAttribute('aria-label') || each.labels?.length))
+            .map(each => each.outerHTML)""")
+    assert nameless == []
+    assert browser.run("return document.querySelectorAll('[tabindex]:not([tabindex=\"0\"], main)').length") == 0
+    assert browser.run("return document.querySelector('a').getAttribute('href')") == "#main"
+
+
+def test_logging_in_and_a_refused_action(site, browser, tmp_path: Path):
+    users = tmp_path / "users"
+    users.write_text(f"{make_line('vic', 'viewer', 'secret')}\n{make_line('ada', 'admin', 'secret')}\n")
+    filled(site, "guarded", "one")
+    nsqadmin = Nsqadmin(f"--lookupd-http-address={site.nsqlookupd.http_address}", f"--user-file={users}")
+    try:
+        browser.open(f"http://{nsqadmin.address}/topics/guarded/archive")
+        browser.sees("Log in", "h1")
+        browser.find("input[name=name]").type("vic")
+        browser.find("input[name=password]").type("wrong\n")
+        browser.sees("do not go together")
+        browser.find("input[name=password]").type("secret\n")
+        browser.sees("archive", "h1")
+        assert browser.run("return document.querySelectorAll('#actions').length") == 0, "a viewer sees no buttons"
+        refused = browser.run("return fetch('/api/topics/guarded', {method: 'DELETE'}).then(answer => answer.status)")
+        assert refused == 403
+        browser.open(f"http://{nsqadmin.address}/topics/guarded?confirm=delete")
+        browser.sees("You may not do this.")
+        browser.click(".tools button", "Log out")
+        browser.sees("Log in", "h1")
+        assert site.nsqd.channel_stats("guarded", "archive")["depth"] == 1
+    finally:
+        nsqadmin.stop()
