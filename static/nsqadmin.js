@@ -43,7 +43,9 @@
       const answer = await fetch(location.href, { headers: { Accept: "text/html" }, signal: AbortSignal.timeout(15000) });
       // A login page is no newer version of this one.
       if (!answer.ok || answer.redirected) throw new Error(String(answer.status));
-      put(new DOMParser().parseFromString(await answer.text(), "text/html"));
+      const text = await answer.text();
+      // While it was under way somebody may have paused, or opened a question.
+      if (!paused && !dialog.open) put(new DOMParser().parseFromString(text, "text/html"));
       failures = 0;
     } catch {
       failures += 1;
