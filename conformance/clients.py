@@ -4,6 +4,7 @@ What the options mean and what a report holds is said in ``pynsq_client``; ``go/
 """
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -77,9 +78,13 @@ class Client:
                 stderr=subprocess.PIPE,
                 text=True,
                 errors="replace",
+                env=os.environ | {"PYTHONPATH": str(_ROOT)},
                 start_new_session=True,
             )
         )
 
 
+_ROOT = Path(__file__).parent.parent
+
 PYNSQ = Client((sys.executable, str(Path(__file__).with_name("pynsq_client.py"))))
+GNSQ = Client((sys.executable, "-W", "ignore", "-m", "conformance.gnsq_client"))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.clients import PYNSQ, Client
+from conformance.clients import GNSQ, PYNSQ, Client
 from conformance.nsqd_process import NsqdProcess, installed_nsqd
 from conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 
@@ -76,6 +76,11 @@ def topic(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="session")
 def pynsq() -> Client:
     return PYNSQ
+
+
+@pytest.fixture(scope="session")
+def gnsq() -> Client:
+    return GNSQ
 
 
 @pytest.fixture(scope="session")

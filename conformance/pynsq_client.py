@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import json
 import logging
+import ssl
 import sys
 import time
 from collections import Counter
@@ -29,6 +30,19 @@ def numbered_lines(file: Path) -> list[bytes]:
     if not lines[-1]:
         lines.pop()
     return [b"%d\t%s" % (number, line) for number, line in enumerate(lines, start=1)]
+
+
+def negotiation(options: argparse.Namespace) -> dict[str, Any]:
+    """What pynsq (and gnsq, which spells it alike) is to ask for in IDENTIFY."""
+    asked: dict[str, Any] = {options.compression: True} if options.compression else {}
+    if options.tls_root_ca_file:
+        tls = {"ca_certs": str(options.tls_root_ca_file), "cert_reqs": ssl.CERT_REQUIRED}
+        if options.tls_cert:
+            tls |= {"certfile": str(options.tls_cert), "keyfile": str(options.tls_cert)}
+        asked |= {"tls_v1": True, "tls_options": tls}
+    if options.auth_secret:
+        asked["auth_secret"] = options.auth_secret
+    return asked
 
 
 class Failed(Exception):
@@ -88,7 +102,7 @@ class Publication:
 async def publish(options: argparse.Namespace) -> dict[str, Any]:
     """Send a file; the report says how many messages were acknowledged and how long that took."""
     bodies = numbered_lines(options.file)
-    writer = nsq.Writer([options.tcp])
+    writer = nsq.Writer([options.tcp], **negotiation(options))
     await _until(lambda: writer.conns, _ANSWER_SECONDS, f"no connection to nsqd at {options.tcp}")
     started = time.monotonic()
     await Publication(writer, options).publish(bodies)
@@ -174,6 +188,7 @@ async def consume(options: argparse.Namespace) -> dict[str, Any]:
             max_in_flight=options.max_in_flight,
             max_tries=0,
             msg_timeout=options.msg_timeout_ms / 1000 if options.msg_timeout_ms else None,
+            **negotiation(options),
         )
         for number in range(options.readers)
     ]
@@ -241,6 +256,12 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
 
     for program in (publishing, consuming):
         program.add_argument("--topic", required=True)
+        program.add_argument(
+            "--tls-root-ca-file", type=Path, help="use TLS and trust who these certificates have signed"
+        )
+        program.add_argument("--tls-cert", type=Path, help="the client's certificate and its key, in one PEM file")
+        program.add_argument("--compression", choices=("deflate", "snappy"))
+        program.add_argument("--auth-secret", help="what AUTH says")
     return parser.parse_args(arguments)
 
 

@@ -14,6 +14,7 @@ import (
 )
 
 type consumeOptions struct {
+	negotiation                                         negotiation
 	tcp, lookupdHTTP, topic, channel, out, firstAttempt string
 	count, readers, maxInFlight                         int
 	msgTimeout, requeue, hold, touch                    time.Duration
@@ -64,6 +65,7 @@ func parseConsumeOptions(arguments []string) consumeOptions {
 		&o.touch:      flags.Int("touch-ms", 200, "how often a held message is touched"),
 	}
 	seconds := flags.Float64("timeout", 40, "give up after so many seconds")
+	o.negotiation.define(flags)
 	_ = flags.Parse(arguments)
 	for duration, value := range milliseconds {
 		*duration = time.Duration(*value) * time.Millisecond
@@ -116,7 +118,10 @@ func consume(arguments []string) (any, error) {
 }
 
 func (c *consumption) connect(number int) (*nsq.Consumer, error) {
-	config := nsq.NewConfig()
+	config, err := c.options.negotiation.config()
+	if err != nil {
+		return nil, err
+	}
 	config.MaxAttempts = 0
 	config.MaxInFlight = c.options.maxInFlight
 	config.MsgTimeout = c.options.msgTimeout

@@ -27,13 +27,19 @@ func publish(arguments []string) (any, error) {
 	batch := flags.Int("batch", 100, "messages in one MPUB")
 	deferMs := flags.Int("defer-ms", 0, "how long DPUB defers")
 	window := flags.Int("window", 200, "commands sent and not yet answered")
+	var negotiation negotiation
+	negotiation.define(flags)
 	_ = flags.Parse(arguments)
 
 	bodies, err := numberedLines(*file)
 	if err != nil {
 		return nil, err
 	}
-	producer, err := nsq.NewProducer(*tcp, nsq.NewConfig())
+	config, err := negotiation.config()
+	if err != nil {
+		return nil, err
+	}
+	producer, err := nsq.NewProducer(*tcp, config)
 	if err != nil {
 		return nil, err
 	}

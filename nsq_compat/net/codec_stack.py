@@ -32,4 +32,7 @@ class CodecStack:
             yield data
             return
         for piece in self._codecs[level].decode(data):
-            yield from self.decode(piece, level + 1)
+            if piece:
+                yield from self.decode(piece, level + 1)
+            else:
+                yield piece  # the end, whatever lies above

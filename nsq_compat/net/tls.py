@@ -25,9 +25,8 @@ class TlsError(ConnectionError):
 class Tls(Codec, Protocol):
     """One connection's TLS, the server's side. ``TlsError`` is what all of it raises.
 
-    A piece of ``decode`` that is empty says that the peer has ended its stream. ``encode`` also gives what TLS itself
-    has to say, answers to the handshake and alerts: call it, if need be with nothing to send, after whatever was
-    received. Once something was refused it gives nothing else.
+    ``encode`` also gives what TLS itself has to say, answers to the handshake and alerts: call it, if need be with
+    nothing to send, after whatever was received. Once something was refused it gives nothing else.
     """
 
     def shake_hands(self, data: bytes) -> bool:

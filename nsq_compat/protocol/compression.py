@@ -42,7 +42,7 @@ _INPUT_SLICE: Final = 1 << 14
 
 
 class CompressionError(Exception):
-    """The peer's stream is corrupt or has ended; the connection is of no more use."""
+    """The peer's stream is corrupt; the connection is of no more use."""
 
 
 class Codec(Protocol):
@@ -53,8 +53,9 @@ class Codec(Protocol):
         ...
 
     def decode(self, data: bytes, limit: int = MAX_PIECE) -> Iterator[bytes]:
-        """The plain bytes in what was received, in non-empty pieces; iterate to the end before the next call.
+        """The plain bytes in what was received, in pieces; iterate to the end before the next call.
 
+        A piece is never empty, but for one that says the peer has ended its stream; what follows that is nothing.
         A piece has at most `limit` bytes, or 64 KiB if that is more. Raises ``CompressionError`` while iterating.
         """
         ...
@@ -68,6 +69,7 @@ class Deflate:
             raise ValueError(f"deflate level {level}, not 1 to 9")
         self._compressor = zlib.compressobj(level, wbits=_RAW_DEFLATE)
         self._decompressor = zlib.decompressobj(_RAW_DEFLATE)
+        self._ended = False
 
     def encode(self, data: bytes) -> bytes:
         if not data:
@@ -76,7 +78,7 @@ class Deflate:
 
     def decode(self, data: bytes, limit: int = MAX_PIECE) -> Iterator[bytes]:
         # Slices, because zlib copies the input it has not used yet for every piece.
-        for begin in range(0, len(data), _INPUT_SLICE):
+        for begin in range(0, 0 if self._ended else len(data), _INPUT_SLICE):
             waiting = data[begin : begin + _INPUT_SLICE]
             while True:
                 piece = self._inflate(waiting, max(limit, MAX_PIECE))
@@ -86,7 +88,9 @@ class Deflate:
                 elif not waiting:
                     break
             if self._decompressor.eof:
-                raise CompressionError("the deflate stream has ended")
+                self._ended = True
+                yield b""
+                return
 
     def _inflate(self, data: bytes, limit: int) -> bytes:
         try:

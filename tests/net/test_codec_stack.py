@@ -1,5 +1,7 @@
 """Codecs one upon the other, put on while the stream runs."""
 
+import zlib
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,3 +41,11 @@ def test_a_codec_put_on_between_two_pieces_gets_the_second():
     assert next(pieces) == bytes(65536)
     stack.put_on(Deflate(6))
     assert list(pieces) == [b"data"]
+
+
+def test_the_end_of_a_lower_stream_is_the_end_of_all():
+    stack, lower = CodecStack(), zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    stack.put_on(Deflate(6))
+    stack.put_on(Snappy())
+    wire = lower.compress(Snappy().encode(b"last words")) + lower.flush()
+    assert list(stack.decode(wire)) == [b"last words", b""]
