@@ -65,6 +65,7 @@ class Connection(Generic[Session]):
         peer: str,
         make_session: Callable[["Connection[Session]", float, int], Session],
         make_tls: MakeTls | None = None,
+        receive_size: int = RECEIVE_SIZE,
     ) -> None:
         client.setblocking(False)
         hub = gevent.get_hub()
@@ -80,6 +81,7 @@ class Connection(Generic[Session]):
         self._flush_is_due = False
         self._writer: gevent.Greenlet[[memoryview], None] | None = None
         self._make_tls = make_tls
+        self._receive_size = receive_size
         self._tls: Tls | None = None
         self._codecs: CodecStack | None = None
         self._hung_up = False
@@ -100,10 +102,10 @@ class Connection(Generic[Session]):
             self._end()
 
     def _read_loop(self) -> None:
-        session, receive = self.session, self._socket.recv
+        session, receive, size = self.session, self._socket.recv, self._receive_size
         while self._wait_readable():
             try:
-                data = receive(RECEIVE_SIZE)
+                data = receive(size)
             except BlockingIOError:
                 continue
             if not data:

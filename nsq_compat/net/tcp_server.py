@@ -8,7 +8,7 @@ from typing import Generic
 import gevent
 
 from nsq_compat.net.acceptor import Acceptor
-from nsq_compat.net.connection import Connection, Session
+from nsq_compat.net.connection import RECEIVE_SIZE, Connection, Session
 from nsq_compat.net.listeners import peer_of
 from nsq_compat.net.tls import MakeTls
 
@@ -21,15 +21,20 @@ class TcpServer(Generic[Session]):
     """Owns a listening socket (TCP or unix) from here on, and every connection accepted from it.
 
     `make_session` is given the connection, the client's host, `now` and `now_ns`. `make_tls` is for sessions that offer
-    TLS.
+    TLS. What a client may have done before others have their turn is what `receive_size` bytes of commands ask for.
     """
 
     def __init__(
-        self, listener: socket.socket, make_session: SessionFactory[Session], make_tls: MakeTls | None = None
+        self,
+        listener: socket.socket,
+        make_session: SessionFactory[Session],
+        make_tls: MakeTls | None = None,
+        receive_size: int = RECEIVE_SIZE,
     ) -> None:
         self._acceptor = Acceptor(listener, "TCP", self._serve)
         self._make_session = make_session
         self._make_tls = make_tls
+        self._receive_size = receive_size
         self._connections: dict[Connection[Session], gevent.Greenlet[[], None]] = {}
 
     @property
@@ -51,7 +56,11 @@ class TcpServer(Generic[Session]):
         peer, host = peer_of(name)
         log.info("TCP: new client(%s)", peer)
         connection: Connection[Session] = Connection(
-            client, peer, lambda this, now, now_ns: self._make_session(this, host, now, now_ns), self._make_tls
+            client,
+            peer,
+            lambda this, now, now_ns: self._make_session(this, host, now, now_ns),
+            self._make_tls,
+            self._receive_size,
         )
         greenlet = self._connections[connection] = gevent.spawn(connection.run)
         greenlet.link(lambda _: self._connections.pop(connection, None))

@@ -20,6 +20,9 @@ log = logging.getLogger(__name__)
 STOP_SECONDS = 5.0
 """How long a stop waits for connections to end."""
 
+RECEIVE_SIZE = 256
+"""A handful of commands: when a thousand nsqd register all they have at once, who asks must not wait for all of it."""
+
 _ANY_PORT = ":0"
 
 
@@ -38,7 +41,7 @@ class Daemon:
             http_port=port_of(http_listener),
             version=NSQ_VERSION,
         )
-        self._tcp = TcpServer(tcp_listener, self._make_session)
+        self._tcp = TcpServer(tcp_listener, self._make_session, receive_size=RECEIVE_SIZE)
         self._http = HttpServer(http_listener, NsqlookupdApi(Service(self._db)))
 
     def start(self) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import socket
+from contextlib import ExitStack
 
 import gevent
 import pytest
@@ -38,6 +39,23 @@ def test_a_thousand_clients_come_and_go(server, connect, eventually):
         client.socket.close()
     eventually(lambda: not server.tcp.sessions)
     assert server.broker.topics["t"].message_count == 300
+
+
+def test_clients_that_have_much_to_say_take_turns(server, connect, eventually):
+    consumer = connect().subscribes(b"t", b"c", ready=1000)
+    listener = listen("127.0.0.1:0")
+    tcp = TcpServer(listener, server._make_session, receive_size=100)
+    tcp.start()
+    with ExitStack() as stack:
+        address = listener.getsockname()
+        clients = [stack.enter_context(gevent.socket.create_connection(address)) for _ in range(2)]
+        eventually(lambda: len(tcp.sessions) == 2)
+        for client, name in zip(clients, (b"a", b"b"), strict=True):
+            client.sendall(b"  V2" + (b"PUB t\n\0\0\0\1" + name) * 100)
+        order = b"".join(frame.data[-1:] for frame in consumer.frames(200))
+    tcp.stop(20)
+    # Neither waited until the other had said everything.
+    assert not order.startswith((b"a" * 100, b"b" * 100))
 
 
 class ShortOfDescriptors(socket.socket):
