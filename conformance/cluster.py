@@ -1,10 +1,10 @@
 """Several nsqlookupds and nsqds, each on an address of its own, so that whoever is ended can come back where it was."""
 
-import itertools
 import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from itertools import cycle, islice
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -31,14 +31,11 @@ class Cluster:
         nsqds: int = 3,
         nsqlookupds: int = 2,
     ) -> None:
-        self.nsqlookupds = [
-            _nsqlookupd(command) for command in itertools.islice(itertools.cycle(nsqlookupd_commands), nsqlookupds)
-        ]
-        flags = [f"--lookupd-tcp-address={_host_of(each)}:4160" for each in self.nsqlookupds]
-        self.nsqds = [
-            _nsqd(command, folder / f"nsqd{number}", flags)
-            for number, command in enumerate(itertools.islice(itertools.cycle(nsqd_commands), nsqds))
-        ]
+        self.nsqlookupds: list[NsqlookupdProcess] = []
+        self.nsqds: list[NsqdProcess] = []
+        self._folder = folder
+        self._nsqd_commands = list(islice(cycle(nsqd_commands), nsqds))
+        self._nsqlookupd_commands = list(islice(cycle(nsqlookupd_commands), nsqlookupds))
         self._running = ExitStack()
 
     @property
@@ -48,8 +45,15 @@ class Cluster:
 
     def __enter__(self) -> Self:
         with ExitStack() as starting:
-            for each in [*self.nsqlookupds, *self.nsqds]:
-                starting.enter_context(each)
+            for command in self._nsqlookupd_commands:
+                nsqlookupd = NsqlookupdProcess(command, options=_addresses())
+                self.nsqlookupds.append(starting.enter_context(nsqlookupd))
+            directories = [f"--lookupd-tcp-address={each.tcp_address}" for each in self.nsqlookupds]
+            for number, command in enumerate(self._nsqd_commands):
+                data_path = self._folder / f"nsqd{number}"
+                data_path.mkdir()
+                nsqd = NsqdProcess(command, data_path, options=[*_addresses(), *directories])
+                self.nsqds.append(starting.enter_context(nsqd))
             self._running = starting.pop_all()
         return self
 
@@ -59,21 +63,9 @@ class Cluster:
         self._running.close()
 
 
-def _host_of(nsqlookupd: NsqlookupdProcess) -> str:
-    return nsqlookupd.arguments[-1].removeprefix("--broadcast-address=")
-
-
-def _nsqlookupd(command: str) -> NsqlookupdProcess:
+def _addresses() -> list[str]:
     host = own_host()
-    options = [f"--tcp-address={host}:4160", f"--http-address={host}:4161", f"--broadcast-address={host}"]
-    return NsqlookupdProcess(command, options=options)
-
-
-def _nsqd(command: str, data_path: Path, flags: Sequence[str]) -> NsqdProcess:
-    host = own_host()
-    data_path.mkdir()
-    options = [f"--tcp-address={host}:4150", f"--http-address={host}:4151", f"--broadcast-address={host}", *flags]
-    return NsqdProcess(command, data_path, options=options)
+    return [f"--tcp-address={host}:0", f"--http-address={host}:0", f"--broadcast-address={host}"]
 
 
 def end(nsqd: NsqdProcess) -> None:

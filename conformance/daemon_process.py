@@ -31,7 +31,7 @@ _hosts = itertools.count(1)
 
 
 def own_host() -> str:
-    """An address of this machine that no other test uses: a daemon on it that is started again finds its ports free."""
+    """An address of this machine that no other test uses: a daemon that is started again finds its ports free there."""
     number, pid = next(_hosts), os.getpid()
     return f"127.{1 + pid % 254}.{pid // 254 % 256}.{number % 254 + 1}"
 
@@ -97,14 +97,19 @@ class DaemonProcess:
     def start(self, timeout: float = 30.0) -> Self:
         """Return once both listeners are open. Raises DaemonFailed if that does not happen within ``timeout``.
 
-        Once it has ended it may be started again, with the same arguments.
+        Once it has ended it may be started again, and is where it was.
         """
+        where_it_was = [f"--{name.lower()}-address={address}" for name, address in self._addresses.items()]
         self._addresses.clear()
         self._ready_or_gone.clear()
         try:
             # A session of its own: Ctrl-C in a terminal reaches us, and we stop the daemon after its clients.
             self._process = subprocess.Popen(
-                self.arguments, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True
+                [*self.arguments, *where_it_was],
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                start_new_session=True,
             )
         except OSError as error:
             raise DaemonFailed(f"cannot start {self.arguments[0]}: {error}") from error

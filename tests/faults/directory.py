@@ -11,27 +11,27 @@ class Directory(NsqlookupdProcess):
     """One nsqlookupd, on an address that nobody else uses, so that its ports stay free for its return."""
 
     def __init__(self) -> None:
-        self.host = own_host()
+        host = own_host()
         super().__init__(
             installed_nsqlookupd(),
             options=[
-                f"--tcp-address={self.host}:4160",
-                f"--http-address={self.host}:4161",
-                f"--broadcast-address={self.host}",
+                f"--tcp-address={host}:0",
+                f"--http-address={host}:0",
+                f"--broadcast-address={host}",
             ],
         )
 
     @property
     def flag(self) -> str:
         """How nsqd is told of it."""
-        return f"--lookupd-tcp-address={self.host}:4160"
+        return f"--lookupd-tcp-address={self.tcp_address}"
 
     def hang(self) -> None:
         """Do nothing any more, with every connection open."""
-        self._process.send_signal(signal.SIGSTOP)
+        self.send_signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        self._process.send_signal(signal.SIGCONT)
+        self.send_signal(signal.SIGCONT)
 
     def end(self) -> None:
         """Whatever became of it, it is gone after this."""
