@@ -1,0 +1,66 @@
+"""nsqd and nsqlookupds as processes: what it tells them of itself, and whom it tells."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import pytest
+
+from conformance.nsqd_process import NsqdProcess, installed_nsqd
+from conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
+
+PATIENCE = 30.0
+
+
+@pytest.fixture
+def nsqlookupds() -> Iterator[list[NsqlookupdProcess]]:
+    with NsqlookupdProcess(installed_nsqlookupd()) as one, NsqlookupdProcess(installed_nsqlookupd()) as other:
+        yield [one, other]
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def nodes(nsqlookupd: NsqlookupdProcess) -> list[dict[str, object]]:
+    """What it was told, without what it found out by itself."""
+    found: list[dict[str, object]] = nsqlookupd.get("/nodes")["producers"]
+    return [{name: value for name, value in node.items() if name != "remote_address"} for node in found]
+
+
+def test_a_node_says_how_to_reach_it_and_where_it_stands(nsqlookupds: list[NsqlookupdProcess], tmp_path: Path):
+    one, _ = nsqlookupds
+    options = [
+        f"--lookupd-tcp-address={one.tcp_address}", "--broadcast-address=nsqd.example", "--broadcast-tcp-port=7000",
+        "--broadcast-http-port=7001", "--topology-region=north", "--topology-zone=a",
+    ]  # fmt: skip
+    with NsqdProcess(installed_nsqd(), tmp_path, options=options) as nsqd:
+        eventually(lambda: nodes(one))
+        with urlopen(f"http://{nsqd.http_address}/info", timeout=PATIENCE) as answer:
+            hostname = json.load(answer)["hostname"]
+        assert nodes(one) == [
+            {
+                "hostname": hostname, "broadcast_address": "nsqd.example", "tcp_port": 7000, "http_port": 7001,
+                "version": "1.3.0", "topology_region": "north", "topology_zone": "a", "tombstones": [], "topics": [],
+            }
+        ]  # fmt: skip
+    eventually(lambda: not nodes(one))
+
+
+def test_nsqlookupds_can_be_changed_while_it_runs(nsqlookupds: list[NsqlookupdProcess], tmp_path: Path):
+    one, other = nsqlookupds
+    options = [f"--lookupd-tcp-address={one.tcp_address}", "--broadcast-address=127.0.0.1"]
+    with NsqdProcess(installed_nsqd(), tmp_path, options=options) as nsqd:
+        nsqd.create_channel("orders", "archive")
+        eventually(lambda: one.get("/channels", topic="orders")["channels"])
+        url = f"http://{nsqd.http_address}/config/nsqlookupd_tcp_addresses"
+        urlopen(Request(url, data=json.dumps([other.tcp_address]).encode(), method="PUT"), timeout=PATIENCE).close()
+        eventually(lambda: other.get("/channels", topic="orders")["channels"] == ["archive"])
+        eventually(lambda: not nodes(one))
+        urlopen(Request(url, data=b"null", method="PUT"), timeout=PATIENCE).close()
+        eventually(lambda: not nodes(other))
