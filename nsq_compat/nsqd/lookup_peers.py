@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 CONNECT_SECONDS = 3.0
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
+_CLOSE_SECONDS = 1.0
 
 
 class Peer:
@@ -59,7 +60,7 @@ class Peer:
     def stop(self) -> None:
         """nsqd: close, without a word; nsqlookupd forgets what it was told."""
         if self._running is not None:
-            self._running.kill(block=False)
+            self._running.kill(timeout=_CLOSE_SECONDS)
 
     def _run(self) -> None:
         while True:
@@ -137,22 +138,25 @@ class LookupPeers:
     def set_addresses(self, addresses: Iterable[str]) -> None:
         """Be registered with these and no others; those that stay notice nothing."""
         wanted = dict.fromkeys(addresses)
-        for address in [address for address in self._peers if address not in wanted]:
-            log.info("LOOKUP(%s): removing peer", address)
-            self._peers.pop(address).stop()
+        before, self._peers = self._peers, {}
         for address in wanted:
-            if address not in self._peers:
+            peer = before.pop(address, None)
+            if peer is None:
                 log.info("LOOKUP(%s): adding peer", address)
-                peer = self._peers[address] = Peer(address, self._broker, self._info, self._max_reply_size)
+                peer = Peer(address, self._broker, self._info, self._max_reply_size)
                 peer.start()
+            self._peers[address] = peer
+        for address, peer in before.items():
+            log.info("LOOKUP(%s): removing peer", address)
+            peer.stop()  # others run meanwhile
 
     def stop(self) -> None:
         """Be registered with none."""
-        if self._peers:
+        before, self._peers = self._peers, {}
+        if before:
             log.info("LOOKUP: closing")
-        for peer in self._peers.values():
+        for peer in before.values():
             peer.stop()
-        self._peers.clear()
 
     def suspect(self, peer: Peer) -> None:
         """It does not answer elsewhere: find out soon whether it is still there."""

@@ -48,6 +48,7 @@ class TopicChannels:
         self._patience = patience
         self._turn = BoundedSemaphore(AT_ONCE)
         self._learning = Group()
+        self._asking = Group()
         self._left_alone: WeakKeyDictionary[Peer, float] = WeakKeyDictionary()  # until then
 
     def start(self) -> None:
@@ -60,6 +61,7 @@ class TopicChannels:
     def stop(self) -> None:
         """Topics that wait do so until the next start."""
         self._learning.kill()
+        self._asking.kill()
 
     def topic_created(self, topic: Topic) -> None:
         if self._peers.peers:
@@ -93,7 +95,7 @@ class TopicChannels:
 
     def _ask(self, topic: str) -> list[str]:
         """The channels that any nsqlookupd knows."""
-        asking = [gevent.spawn(self._outcome, peer, topic) for peer in self._peers.peers]
+        asking = [self._asking.spawn(self._outcome, peer, topic) for peer in self._peers.peers]
         outcomes = [each.get() for each in asking]
         failures = [outcome for outcome in outcomes if isinstance(outcome, CallFailed)]
         if failures:

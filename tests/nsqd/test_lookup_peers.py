@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import gevent
 import gevent.socket
 import pytest
+from gevent.pool import Group
 
 from nsq_compat.net.listeners import listen, port_of
 from nsq_compat.nsqd.lookup_peers import LookupPeers
@@ -17,17 +18,16 @@ PATIENCE = 30.0
 INFO = PeerInfo("127.0.0.1", "host", 4151, 4150, "", "", "1.3.0")
 
 
-def deaf(client: gevent.socket.socket, _: object) -> None:
+def deaf(client: gevent.socket.socket) -> None:
     gevent.sleep(PATIENCE)
 
 
-def babbling(client: gevent.socket.socket, _: object) -> None:
+def babbling(client: gevent.socket.socket) -> None:
     client.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-    client.close()
 
 
-def mute(client: gevent.socket.socket, _: object) -> None:
-    client.close()
+def mute(client: gevent.socket.socket) -> None:
+    """Says nothing at all."""
 
 
 @pytest.fixture
@@ -60,24 +60,27 @@ def test_a_sick_one_keeps_no_other_waiting(broker, peers, start, wait_until, sic
     well = start()
     with listen("127.0.0.1:0") as listener:
         address = f"127.0.0.1:{port_of(listener)}"
+        clients = Group()
         if sick is None:
             listener.close()
-            accepting = None
         else:
-            accepting = gevent.spawn(_accept_for_ever, listener, sick)
+            clients.spawn(accept_for_ever, listener, sick, clients)
         peers.start([address, well.address])
         for number in range(20):
             broker.topic(f"topic{number}")
             wait_until(lambda: len(well.registered) == len(broker.topics))
-        if accepting is not None:
-            accepting.kill()
+        clients.kill()
 
 
-def _accept_for_ever(listener, serve):
+def accept_for_ever(listener, serve, clients):
+    def serve_and_close(client):
+        with client:
+            serve(client)
+
     with gevent.socket.socket(fileno=listener.dup().detach()) as accepting:
         accepting.settimeout(None)
         while True:
-            gevent.spawn(serve, *accepting.accept())
+            clients.spawn(serve_and_close, accepting.accept()[0])
 
 
 def test_one_that_comes_back_is_told_everything_anew(broker, peers, start, wait_until):
@@ -117,7 +120,7 @@ def test_addresses_can_be_changed_and_those_that_stay_notice_nothing(broker, pee
     wait_until(lambda: comes.registered and not goes.registered)
     assert list(stays.db.producers) == [producer]
     said = [record.message for record in caplog.records if record.message.startswith("LOOKUP(")]
-    assert said == [f"LOOKUP({goes.address}): removing peer", f"LOOKUP({comes.address}): adding peer"]
+    assert said == [f"LOOKUP({comes.address}): adding peer", f"LOOKUP({goes.address}): removing peer"]
 
 
 def test_after_a_stop_none_knows_of_it(broker, peers, start, wait_until, caplog):
