@@ -30,6 +30,12 @@ def read_options(program: str, options_type: type[T], words: Iterable[str], vers
         exit_fatal(program, str(error))
 
 
+def exit_checked(program: str) -> NoReturn:
+    """The end of --check-config: nothing was found that a start would refuse."""
+    print(f"{program}: configuration OK")
+    raise SystemExit(0)
+
+
 def exit_fatal(program: str, text: str) -> NoReturn:
     """Print a FATAL line and exit with code 1. nsqd: the prefix is the default one, whatever --log-prefix says."""
     log_fatal(f"[{program}] ", text)

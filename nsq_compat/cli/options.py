@@ -31,6 +31,8 @@ class Option(Generic[T]):
     """For the usage text; a word in back quotes replaces the type name there."""
     in_file: bool
     """False: only a flag, unknown to the config file and not shown at run time."""
+    follows_machine: bool
+    """The default is another on another machine."""
 
 
 Table = tuple[Option[Any], ...]
@@ -50,6 +52,7 @@ def table_of(options_type: type[Any]) -> Table:
         Option(
             key=column.name,
             default=column.default if column.default_factory is MISSING else column.default_factory(),
+            follows_machine=column.default_factory is not MISSING,
             **column.metadata,
         )
         for column in fields(options_type)

@@ -5,6 +5,7 @@ import errno
 import os
 import socket
 import stat
+from typing import Any
 
 _BACKLOG = 1024
 _IPV4_MAPPED = "::ffff:"
@@ -29,6 +30,19 @@ def listen(address: str) -> socket.socket:
         raise ListenError(f"listen ({address}) failed - {_reason(error)}") from error
     listener.setblocking(False)
     return listener
+
+
+def check_address(address: str) -> None:
+    """Raises ``ListenError`` for what `listen` would refuse, as far as it shows without taking the port or path."""
+    try:
+        host_and_port = split_host_port(address)
+        if host_and_port is None:
+            os.close(os.open(os.path.dirname(address) or ".", os.O_RDONLY | os.O_DIRECTORY))
+        else:
+            family, name, _ = _resolved(*host_and_port)
+            _bound(family, (name[0], 0), dual_stack=False).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise ListenError(f"listen ({address}) failed - {_reason(error)}") from error
 
 
 def split_host_port(address: str) -> tuple[str, str] | None:
@@ -85,6 +99,12 @@ def prepare_client(client: socket.socket) -> None:
 
 
 def _listen_tcp(host: str, port: str) -> socket.socket:
+    family, name, dual_stack = _resolved(host, port)
+    return _bound(family, name, dual_stack=dual_stack)
+
+
+def _resolved(host: str, port: str) -> tuple[int, tuple[Any, ...], bool]:
+    """Family and name to bind to, and whether IPv4 comes the same way."""
     if port.isdigit() and int(port) > MAX_PORT:
         raise ValueError("invalid port")  # the resolver would take it modulo 65536
     dual_stack = host in ("", "0.0.0.0") and socket.has_dualstack_ipv6()
@@ -92,7 +112,7 @@ def _listen_tcp(host: str, port: str) -> socket.socket:
         "::" if dual_stack else host or "0.0.0.0", port or "0", type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
     family, _, _, _, name = found[0]
-    return _bound(family, name, dual_stack=dual_stack)
+    return family, name, dual_stack
 
 
 def _bound(family: int, name: object, *, dual_stack: bool) -> socket.socket:

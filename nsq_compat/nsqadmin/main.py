@@ -14,11 +14,11 @@ from gevent.event import Event
 
 from nsq_compat import version_line
 from nsq_compat.cli.errors import OptionError
-from nsq_compat.cli.lifecycle import exit_fatal, read_options
+from nsq_compat.cli.lifecycle import exit_checked, exit_fatal, read_options
 from nsq_compat.cli.logs import configure
 from nsq_compat.net.descriptor_limit import raise_descriptor_limit
-from nsq_compat.net.listeners import ListenError
-from nsq_compat.nsqadmin.daemon import Daemon
+from nsq_compat.net.listeners import ListenError, check_address
+from nsq_compat.nsqadmin.daemon import Daemon, read_users
 from nsq_compat.nsqadmin.options import PROGRAM, NsqadminOptions, validate
 from nsq_compat.web.admin.users import make_line
 
@@ -33,6 +33,11 @@ def main() -> None:
     raise_descriptor_limit()
     try:
         validate(options)
+        if options.check_config:
+            if options.user_file:
+                read_users(options.user_file)
+            check_address(options.http_address)
+            exit_checked(PROGRAM)
         daemon = Daemon(options)
     except (OptionError, ListenError) as error:
         exit_fatal(PROGRAM, f"failed to instantiate nsqadmin - {error}")

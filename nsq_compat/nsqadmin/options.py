@@ -27,6 +27,9 @@ class NsqadminOptions:
 
     version: bool = option("version", BOOLEAN, False, "print the version and exit", in_file=False)
     config: str = option("config", STRING, "", "TOML file with more options; flags override it", in_file=False)
+    check_config: bool = option(
+        "check-config", BOOLEAN, False, "check options, config file and the files they name, and exit", in_file=False
+    )
     verbose: bool = option("verbose", BOOLEAN, False, "deprecated and ignored: use --log-level", in_file=False)
     log_level: int = option(
         "log-level", LOG_LEVEL, INFO, "least severe messages to log: debug, info, warn, error or fatal"

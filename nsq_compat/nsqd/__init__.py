@@ -8,7 +8,7 @@
     waiting     for the disk, in a thread           statsd      figures of /stats, pushed
     http_calls  to other servers, in threads        lookup_peers  registered with every nsqlookupd
     topic_channels  of a new topic, asked of nsqlookupd
-    auth        what auth servers say of clients
+    auth        what auth servers say of clients    check       --check-config
 
 May import everything below. What is worth testing by itself sits on a lower floor; this one is tested as a process.
 

@@ -4,11 +4,12 @@ import sys
 
 from nsq_compat import version_line
 from nsq_compat.cli.errors import OptionError
-from nsq_compat.cli.lifecycle import exit_fatal, read_options
+from nsq_compat.cli.lifecycle import exit_checked, exit_fatal, read_options
 from nsq_compat.cli.logs import configure
 from nsq_compat.net.descriptor_limit import raise_descriptor_limit
 from nsq_compat.net.listeners import ListenError
 from nsq_compat.net.process import on_hangup, spare_the_collector, stop_signal
+from nsq_compat.nsqd.check import check
 from nsq_compat.nsqd.daemon import Daemon
 from nsq_compat.nsqd.options import PROGRAM, NsqdOptions, validate
 from nsq_compat.queue.data_path import DataPathError
@@ -22,6 +23,9 @@ def main() -> None:
     raise_descriptor_limit()
     try:
         validate(options)
+        if options.check_config:
+            check(options)
+            exit_checked(PROGRAM)
         daemon = Daemon(options)
     except (OptionError, DataPathError, ListenError) as error:
         exit_fatal(PROGRAM, f"failed to instantiate nsqd - {error}")

@@ -53,6 +53,9 @@ class NsqdOptions:
 
     version: bool = option("version", BOOLEAN, False, "print the version and exit", in_file=False)
     config: str = option("config", STRING, "", "TOML file with more options; flags override it", in_file=False)
+    check_config: bool = option(
+        "check-config", BOOLEAN, False, "check options, config file and the files they name, and exit", in_file=False
+    )
 
     # Identity and logging.
     id: int = option(

@@ -4,10 +4,10 @@ import sys
 
 from nsq_compat import version_line
 from nsq_compat.cli.errors import OptionError
-from nsq_compat.cli.lifecycle import exit_fatal, read_options
+from nsq_compat.cli.lifecycle import exit_checked, exit_fatal, read_options
 from nsq_compat.cli.logs import configure
 from nsq_compat.net.descriptor_limit import raise_descriptor_limit
-from nsq_compat.net.listeners import ListenError
+from nsq_compat.net.listeners import ListenError, check_address
 from nsq_compat.net.process import spare_the_collector, stop_signal
 from nsq_compat.nsqlookupd.daemon import Daemon
 from nsq_compat.nsqlookupd.options import PROGRAM, NsqlookupdOptions, validate
@@ -20,6 +20,10 @@ def main() -> None:
     raise_descriptor_limit()
     try:
         validate(options)
+        if options.check_config:
+            for address in filter(None, (options.tcp_address, options.http_address)):
+                check_address(address)
+            exit_checked(PROGRAM)
         daemon = Daemon(options)
     except (OptionError, ListenError) as error:
         exit_fatal(PROGRAM, f"failed to instantiate nsqlookupd - {error}")

@@ -51,10 +51,7 @@ class DataPathLock:
     """
 
     def __init__(self, data_path: str) -> None:
-        try:
-            self._descriptor = os.open(data_path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as error:
-            raise DataPathError(f"failed to lock data-path: open {data_path}: {reason(error)}") from None
+        self._descriptor = _opened(data_path)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -77,6 +74,21 @@ class DataPathLock:
         self.release()
 
 
+def check_folder(data_path: str) -> None:
+    """Raises ``DataPathError`` for a data path nobody could use; takes no lock and makes nothing."""
+    os.close(_opened(data_path))
+    _require(_is_writable, data_path, "not ours to write to")
+    if os.path.lexists(our_folder(data_path)):
+        _require(_is_writable, our_folder(data_path), "not ours to write to")
+
+
+def _opened(data_path: str) -> int:
+    try:
+        return os.open(data_path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise DataPathError(f"failed to lock data-path: open {data_path}: {reason(error)}") from None
+
+
 def make_our_folder(files: Files, data_path: str) -> None:
     """Make ``nsq_compat`` in the data path unless it is there. Raises ``DataPathError`` with a sentence."""
     path = our_folder(data_path)
@@ -87,7 +99,7 @@ def make_our_folder(files: Files, data_path: str) -> None:
         _require(os.path.isdir, path, "not a directory")
     except OSError as error:
         raise DataPathError(f"cannot write to data-path: mkdir {path}: {reason(error)}") from None
-    _require(lambda p: os.access(p, os.R_OK | os.W_OK | os.X_OK), path, "not ours to write to")
+    _require(_is_writable, path, "not ours to write to")
 
 
 def topics_in(files: Files, data_path: str) -> list[str]:
@@ -116,6 +128,10 @@ def reason(error: OSError) -> str:
     """The system's word for an error, spelled as Go does."""
     text = os.strerror(error.errno) if error.errno else str(error)
     return text[:1].lower() + text[1:]
+
+
+def _is_writable(path: str) -> bool:
+    return os.access(path, os.R_OK | os.W_OK | os.X_OK)
 
 
 def _require(holds: Callable[[str], bool], path: str, complaint: str) -> None:

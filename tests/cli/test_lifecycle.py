@@ -4,7 +4,7 @@ from dataclasses import dataclass
 import pytest
 
 from nsq_compat.cli.kinds import BOOLEAN, INTEGER, STRING
-from nsq_compat.cli.lifecycle import exit_fatal, read_options
+from nsq_compat.cli.lifecycle import exit_checked, exit_fatal, read_options
 from nsq_compat.cli.options import option
 
 FATAL_LINE = r"\[prog\] \d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6} FATAL: "
@@ -61,6 +61,13 @@ def test_a_wrong_config_file_is_a_fatal_line_with_the_default_prefix(capfd, tmp_
     assert caught.value.code == 1
     reason = f"failed to load config file {tmp_path}/none - open {tmp_path}/none: no such file or directory"
     assert re.fullmatch(FATAL_LINE + re.escape(reason) + "\n", capfd.readouterr().err)
+
+
+def test_what_was_checked_and_found_good_is_said_on_stdout(capfd):
+    with pytest.raises(SystemExit) as caught:
+        exit_checked("prog")
+    assert caught.value.code == 0
+    assert capfd.readouterr() == ("prog: configuration OK\n", "")
 
 
 def test_a_fatal_line_is_one_line(capfd):

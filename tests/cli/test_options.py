@@ -18,7 +18,13 @@ class Options:
 
 def test_a_row_is_made_of_the_field_and_what_was_said_about_it():
     assert table_of(Options)[1] == Option(
-        flag="msg-timeout", key="msg_timeout", kind=DURATION, default=MINUTE, help="how long to wait", in_file=True
+        flag="msg-timeout",
+        key="msg_timeout",
+        kind=DURATION,
+        default=MINUTE,
+        help="how long to wait",
+        in_file=True,
+        follows_machine=False,
     )
 
 
@@ -34,6 +40,7 @@ def test_options_made_without_arguments_hold_the_defaults_of_the_table():
 def test_a_default_may_be_found_out_when_options_are_made():
     assert Options().host == "here"
     assert table_of(Options)[3].default == "here"
+    assert table_of(Options)[3].follows_machine
 
 
 def test_an_option_can_be_looked_up_by_its_config_key():

@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from nsq_compat.net.listeners import ListenError, address_of, listen, peer_of, port_of, prepare_client, split_host_port
+from nsq_compat.net.listeners import (
+    ListenError,
+    address_of,
+    check_address,
+    listen,
+    peer_of,
+    port_of,
+    prepare_client,
+    split_host_port,
+)
 
 
 @pytest.mark.parametrize(
@@ -95,6 +104,21 @@ def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path):
 def test_an_address_that_cannot_be_is_refused_with_its_name(address):
     with pytest.raises(ListenError, match=r"listen \(.*\) failed - ."):
         listen(address)
+
+
+def test_an_address_is_checked_without_being_taken(tmp_path: Path):
+    with listen("127.0.0.1:0") as taken:
+        for address in (address_of(taken), "127.0.0.1:0", ":4150", "0.0.0.0:1", "[::1]:80", "localhost:http", "socket"):
+            check_address(address)
+    check_address(str(tmp_path / "socket"))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:65536", "127.0.0.1:x", "192.0.2.1:80", "/none/socket"])
+def test_an_address_that_cannot_be_is_found_by_checking_it(address):
+    with pytest.raises(ListenError) as caught:
+        check_address(address)
+    assert str(caught.value).startswith(f"listen ({address}) failed - ")
 
 
 def test_a_port_that_is_taken_is_refused():

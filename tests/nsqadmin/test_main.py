@@ -41,6 +41,15 @@ def test_what_cannot_be_is_one_fatal_line_and_exit_code_1(arguments, reason):
     assert f"FATAL: failed to instantiate nsqadmin - {reason}" in result.stderr.splitlines()[-1]
 
 
+def test_a_configuration_is_checked_and_the_files_it_names(tmp_path):
+    arguments = ("--check-config", "--nsqd-http-address=127.0.0.1:4151")
+    assert run(*arguments).stdout == "nsqadmin: configuration OK\n"
+    result = run(*arguments, f"--user-file={tmp_path}/none")
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert f"{tmp_path}/none" in result.stderr
+
+
 def test_a_user_is_made_from_a_password_on_stdin():
     result = run("--make-user=ada:operator", stdin="secret\n")
     assert result.returncode == 0

@@ -6,17 +6,45 @@ from nsq_compat.cli.errors import OptionError
 from nsq_compat.cli.options import table_of
 from nsq_compat.nsqadmin.options import NsqadminOptions, normalized_base_path, validate
 
-NSQS_FLAGS = """
-acl-http-header admin-user allow-config-from-cidr base-path config dev-static-dir graphite-url http-address
-http-client-connect-timeout http-client-request-timeout http-client-tls-cert http-client-tls-insecure-skip-verify
-http-client-tls-key http-client-tls-root-ca-file log-level log-prefix lookupd-http-address notification-http-endpoint
-nsqd-http-address proxy-graphite statsd-counter-format statsd-gauge-format statsd-interval statsd-prefix verbose version
-"""
-OURS = {"user-file", "make-user", "sample-interval"}
+NSQ_FLAGS = {
+    # flag: (type in the usage text, default there)
+    "acl-http-header": ("string", '"X-Forwarded-User"'),
+    "admin-user": ("value", ""),
+    "allow-config-from-cidr": ("string", '"127.0.0.1/8"'),
+    "base-path": ("string", '"/"'),
+    "config": ("string", ""),
+    "dev-static-dir": ("string", ""),
+    "graphite-url": ("string", ""),
+    "http-address": ("string", '"0.0.0.0:4171"'),
+    "http-client-connect-timeout": ("duration", "2s"),
+    "http-client-request-timeout": ("duration", "5s"),
+    "http-client-tls-cert": ("string", ""),
+    "http-client-tls-insecure-skip-verify": ("", ""),
+    "http-client-tls-key": ("string", ""),
+    "http-client-tls-root-ca-file": ("string", ""),
+    "log-level": ("value", "INFO"),
+    "log-prefix": ("string", '"[nsqadmin] "'),
+    "lookupd-http-address": ("value", ""),
+    "notification-http-endpoint": ("string", ""),
+    "nsqd-http-address": ("value", ""),
+    "proxy-graphite": ("", ""),
+    "statsd-counter-format": ("string", '"stats.counters.%s.count"'),
+    "statsd-gauge-format": ("string", '"stats.gauges.%s"'),
+    "statsd-interval": ("duration", "1m0s"),
+    "statsd-prefix": ("string", '"nsq.%s"'),
+    "verbose": ("", ""),
+    "version": ("", ""),
+}
+OURS = {"check-config", "user-file", "make-user", "sample-interval"}
 
 
-def test_the_flags_are_nsqs_and_three_of_ours():
-    assert {row.flag for row in table_of(NsqadminOptions)} == {*NSQS_FLAGS.split(), *OURS}
+def test_flags_types_and_defaults_are_nsqs():
+    shown = {
+        row.flag: (row.kind.type_name, "" if (text := row.kind.show(row.default)) == row.kind.unset else text)
+        for row in table_of(NsqadminOptions)
+        if row.flag not in OURS
+    }
+    assert shown == NSQ_FLAGS
 
 
 def test_config_keys_are_nsqs():

@@ -74,6 +74,33 @@ def test_what_cannot_be_is_one_fatal_line_and_exit_code_1(arguments, reason, tmp
     assert last.endswith(f"FATAL: failed to instantiate nsqd - {reason}")
 
 
+def test_a_configuration_is_checked_beside_the_daemon_that_has_lock_and_ports(nsqd, tmp_path):
+    before = sorted(tmp_path.iterdir())
+    result = run("--check-config", f"--tcp-address={nsqd.tcp_address}", f"--data-path={tmp_path}")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "nsqd: configuration OK\n", "")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--max-deflate-level=0"], "failed to instantiate nsqd - --max-deflate-level must be [1,9]"),
+        (["--data-path=/none"], "failed to lock data-path: open /none: no such file or directory"),
+        (["--tls-cert=/none", "--tls-key=/none"], "failed to build TLS config - open /none: no such file or directory"),
+        (["--tls-root-ca-file=/none"], "failed to build client TLS config - no such file or directory"),
+        (["--tcp-address=/none/socket"], "listen (/none/socket) failed - no such file or directory"),
+        (["--http-address=192.0.2.1:4151"], "listen (192.0.2.1:4151) failed - cannot assign requested address"),
+        (["--config=/none"], "failed to load config file /none - open /none: no such file or directory"),
+    ],
+)
+def test_a_configuration_that_would_not_start_is_one_fatal_line_and_exit_code_1(arguments, reason, tmp_path):
+    result = run("--check-config", f"--data-path={tmp_path}", *arguments)
+    assert (result.returncode, result.stdout) == (1, "")
+    [line] = result.stderr.splitlines()
+    assert reason in line
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_second_daemon_on_the_same_port_is_refused(nsqd):
     result = run(f"--tcp-address={nsqd.tcp_address}", "--http-address=127.0.0.1:0")
     assert result.returncode == 1

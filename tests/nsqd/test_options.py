@@ -79,7 +79,7 @@ NSQ_FLAGS = {
 }
 """Every flag of NSQ 1.3.0's nsqd."""
 
-OUR_OWN_FLAGS = {"durability", "http-publish-without-auth", "max-defer-timeout"}
+OUR_OWN_FLAGS = {"check-config", "durability", "http-publish-without-auth", "max-defer-timeout"}
 """Flags NSQ does not have."""
 
 CONFIG_KEYS = {
@@ -174,8 +174,9 @@ def test_config_keys_are_the_flags_with_underscores_but_for_four():
         assert row.key == CONFIG_KEYS.get(row.flag, row.flag.replace("-", "_"))
 
 
-def test_four_flags_mean_nothing_in_the_config_file():
-    assert {row.flag for row in TABLE if not row.in_file} == {"config", "version", "verbose", "worker-id"}
+def test_five_flags_mean_nothing_in_the_config_file():
+    flags_only = {"check-config", "config", "verbose", "version", "worker-id"}
+    assert {row.flag for row in TABLE if not row.in_file} == flags_only
 
 
 def test_every_option_has_its_default_and_can_be_asked_for_at_run_time():

@@ -24,6 +24,14 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*NSQLOOKUPD, *arguments], capture_output=True, text=True, timeout=50)
 
 
+def test_a_configuration_is_checked_beside_the_daemon_that_has_its_ports(nsqlookupd):
+    addresses = (f"--tcp-address={nsqlookupd.tcp_address}", f"--http-address={nsqlookupd.http_address}")
+    assert run("--check-config", *addresses).stdout == "nsqlookupd: configuration OK\n"
+    result = run("--check-config", "--http-address=127.0.0.1:99999")
+    assert result.returncode == 1
+    assert result.stderr.endswith("- listen (127.0.0.1:99999) failed - invalid port\n")
+
+
 @pytest.fixture
 def nsqlookupd() -> Iterator[NsqlookupdProcess]:
     with NsqlookupdProcess(installed_nsqlookupd()) as process:
