@@ -13,7 +13,7 @@ from nsq_compat.protocol.layout import derive
 
 HEADER = {
     "crc": 1, "log_segment": 2, "log_offset": 3, "log_seq": 4, "clock_offset": 1.5, "last_id": b"0123456789abcdef",
-    "paused": 1, "channels": 1,
+    "held_back": 1, "channels": 1,
 }  # fmt: skip
 HEADER_WIRE = (
     b"NQC1\0\0\0\1" + b"\0" * 7 + b"\2" + b"\0" * 7 + b"\3" + b"\0" * 7 + b"\4" + b"\x3f\xf8" + b"\0" * 6
