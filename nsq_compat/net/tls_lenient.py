@@ -110,7 +110,7 @@ def lenient_context(certificate: str, key: str, min_version: ssl.TLSVersion, cip
     context = SSL.Context(SSL.TLS_SERVER_METHOD)
     context.set_min_proto_version(min_version)
     context.set_cipher_list(ciphers.encode("ascii"))
-    context.set_options(SSL.OP_NO_RENEGOTIATION | SSL.OP_NO_COMPRESSION | SSL.OP_CIPHER_SERVER_PREFERENCE)
+    context.set_options(SSL.OP_NO_RENEGOTIATION | SSL.OP_NO_COMPRESSION)
     context.set_session_id(b"nsqd")
     context.use_certificate_chain_file(certificate)
     context.use_privatekey_file(key)

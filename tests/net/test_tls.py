@@ -104,10 +104,14 @@ def test_the_facts_are_those_of_the_connection(pair, policy):
     assert facts.common_name == ("" if policy == "none" else "somebody")
 
 
-def test_tls_1_2_takes_the_suite_nsqd_takes(authority, certificates):
-    client = authority.client_tls(authority.client, authority.client_key, version=V2)
-    facts = Pair(certificates, client).shake_hands().server.facts()
+def test_of_the_suites_a_client_offers_its_first_is_taken(authority, certificates):
+    context = authority.trusting(authority.client, authority.client_key, version=V2)
+    context.set_ciphers("ECDHE-ECDSA-AES128-GCM-SHA256:ECDHE-ECDSA-AES256-GCM-SHA384")
+    facts = Pair(certificates, type(authority.client_tls())(context)).shake_hands().server.facts()
     assert (facts.version, facts.cipher_suite) == ("TLS1.2", "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256")
+    context.set_ciphers("ECDHE-ECDSA-AES256-GCM-SHA384:ECDHE-ECDSA-AES128-GCM-SHA256")
+    facts = Pair(certificates, type(authority.client_tls())(context)).shake_hands().server.facts()
+    assert facts.cipher_suite == "Unknown 49196"
 
 
 # --- What is refused --------------------------------------------------------------------------------------------------
