@@ -25,13 +25,14 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`load` are flags of the generator. `what` is a sentence for the result."""
+    """`load` are flags of the generator. `what` is a sentence for the result. With `tls` nsqd has a certificate."""
 
     name: str
     what: str
     load: tuple[str, ...]
     kind: Kind = Kind.THROUGHPUT
     options: tuple[str, ...] = (f"--mem-queue-size={MOST}",)
+    tls: bool = False
 
 
 def load_of(**flags: str | float) -> tuple[str, ...]:
@@ -55,6 +56,31 @@ def _latency(name: str, rate: int, **flags: str) -> Scenario:
         f"{rate:,} PUB a second whatever is answered, one consumer at RDY 100{asks}: from write to delivery",
         load_of(publish="pub", rate=rate, consumers=1, rdy=100, **flags),
         Kind.LATENCY,
+    )
+
+
+# What lies between socket and session, and the generator's words for it.
+_LAYERS = {
+    "tls": ("TLS", {"tls": "true"}),
+    "snappy": ("snappy", {"compression": "snappy"}),
+    "deflate": ("deflate", {"compression": "deflate"}),
+    "tls-deflate": ("deflate over TLS", {"tls": "true", "compression": "deflate"}),
+}
+
+
+def _layered() -> tuple[Scenario, ...]:
+    """Publishing and consuming, through each of them."""
+    loads: dict[str, dict[str, str | float]] = {
+        "mpub-200x200": {"publish": "mpub", "batch": 200, "publishers": 4},
+        "pub-pipelined": {"publish": "pub", "publishers": 2, "burst": 50, "outstanding": 2},
+        "pub-sync-10": {"publish": "pub", "publishers": 10},
+        "deliver-fin-rdy2500": {"prefill": "true", "consumers": 2, "rdy": 2500},
+    }
+    return tuple(
+        Scenario(f"{load}-{layer}", f"{load} through {what}", load_of(**flags, **asked), tls="tls" in asked)
+        for load, flags in loads.items()
+        for layer, (what, asked) in _LAYERS.items()
+        if layer == "tls" or load != "pub-sync-10"
     )
 
 
@@ -135,6 +161,7 @@ SCENARIOS = (
         "POST /mpub of 100 lines on 4 keep-alive connections",
         load_of(publish="http-mpub", batch=100, publishers=4),
     ),
+    *_layered(),
     _latency("latency-light", 1_000),
     _latency("latency-unbuffered", 1_000, unbuffered="true"),
     _latency("latency-10k", 10_000),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from benchmarks.lookupd_scenarios import LOOKUPD_SCENARIOS
 from benchmarks.scenarios import BODY_SIZE, MOST, SCENARIOS, Scenario
+from conformance.certificates import Certificates
 from conformance.daemon_process import DaemonProcess
 from conformance.nsqd_process import NsqdProcess
 from conformance.nsqlookupd_process import NsqlookupdProcess
@@ -26,7 +27,8 @@ class Subject:
 
 
 def _nsqd(command: str, folder: Path, scenario: Scenario) -> DaemonProcess:
-    return NsqdProcess(command, folder, options=scenario.options)
+    options = (*scenario.options, *Certificates(folder).options) if scenario.tls else scenario.options
+    return NsqdProcess(command, folder, options=options)
 
 
 def _nsqlookupd(command: str, folder: Path, scenario: Scenario) -> DaemonProcess:

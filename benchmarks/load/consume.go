@@ -71,8 +71,8 @@ type consumer struct {
 	stopped chan struct{}
 }
 
-func subscribe(address, topic string, channel *channelTally, heartbeatMs, bufferSize int) (*consumer, error) {
-	conn, err := connect(address, heartbeatMs, bufferSize)
+func subscribe(address string, layers layers, topic string, channel *channelTally, heartbeatMs, bufferSize int) (*consumer, error) {
+	conn, err := connect(address, layers, heartbeatMs, bufferSize)
 	if err != nil {
 		return nil, err
 	}

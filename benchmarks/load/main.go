@@ -24,6 +24,7 @@ import (
 type options struct {
 	tcp, http string
 	pid       int
+	layers    layers
 
 	publish     string
 	publishers  int
@@ -48,6 +49,8 @@ func parseOptions() options {
 	flag.StringVar(&o.tcp, "tcp", "", "host:port of nsqd")
 	flag.StringVar(&o.http, "http", "", "host:port of its HTTP API")
 	flag.IntVar(&o.pid, "pid", 0, "its process")
+	flag.BoolVar(&o.layers.tls, "tls", false, "ask for TLS")
+	flag.StringVar(&o.layers.compression, "compression", "", "ask for snappy or deflate")
 	flag.StringVar(&o.publish, "publish", "pub", "pub, mpub, http-pub or http-mpub")
 	flag.IntVar(&o.publishers, "publishers", 1, "connections that publish")
 	flag.IntVar(&o.batch, "batch", 1, "messages in one MPUB")
@@ -75,6 +78,8 @@ func (o options) check() error {
 		return fmt.Errorf("unexpected argument %q", flag.Arg(0))
 	case newRequest[o.publish] == nil:
 		return fmt.Errorf("no such way to publish: %q", o.publish)
+	case o.layers.compression != "" && o.layers.compression != "snappy" && o.layers.compression != "deflate":
+		return fmt.Errorf("no such compression: %q", o.layers.compression)
 	case o.size < stampEnd:
 		return fmt.Errorf("a message needs %d bytes for its number and its time", stampEnd)
 	case o.rate > 0 && (o.publishers != 1 || o.burst != 1 || o.batch != 1 || o.consumers*o.channels != 1):

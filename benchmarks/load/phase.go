@@ -92,7 +92,7 @@ func (p *phase) prepare(random *rand.Rand) error {
 	}
 	for _, channel := range p.channels {
 		for i := 0; i < p.options.consumers; i++ {
-			c, err := subscribe(p.tcp, p.topic, channel, heartbeatMs, bufferSize)
+			c, err := subscribe(p.tcp, p.layers, p.topic, channel, heartbeatMs, bufferSize)
 			if err != nil {
 				return err
 			}
@@ -301,7 +301,7 @@ func (o options) runIdle(server *server) (*report, error) {
 		return nil, err
 	}
 	for i := 0; i < o.idle; i++ {
-		c, err := subscribe(o.tcp, p.topic, channel, everySecond, 0)
+		c, err := subscribe(o.tcp, o.layers, p.topic, channel, everySecond, 0)
 		if err != nil {
 			return nil, err
 		}

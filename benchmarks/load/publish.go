@@ -50,7 +50,7 @@ func (o options) newPublisher(topic string, random *rand.Rand) (*publisher, erro
 			reader := bufio.NewReader(p.conn)
 			p.answers = func() error { return expectHTTPOKs(reader, o.burst) }
 		}
-	} else if p.conn, err = connect(o.tcp, -1, 0); err == nil {
+	} else if p.conn, err = connect(o.tcp, o.layers, -1, 0); err == nil {
 		buffer := make([]byte, o.burst*len(okFrame))
 		p.answers = func() error { return expectOKs(p.conn, buffer) }
 	}

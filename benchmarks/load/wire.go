@@ -124,17 +124,20 @@ func httpHead(target, host string, length int) []byte {
 }
 
 // connect opens a V2 conversation; heartbeatMs and bufferSize as in IDENTIFY: -1 for none, 0 for the server's default.
-func connect(address string, heartbeatMs, bufferSize int) (net.Conn, error) {
+func connect(address string, layers layers, heartbeatMs, bufferSize int) (net.Conn, error) {
 	conn, err := net.Dial("tcp", address)
 	if err != nil {
 		return nil, err
 	}
 	identity := fmt.Sprintf(
-		`{"client_id":"load","hostname":"load","user_agent":"load/1","heartbeat_interval":%d,"output_buffer_size":%d}`,
-		heartbeatMs, bufferSize)
+		`{"client_id":"load","hostname":"load","user_agent":"load/1","heartbeat_interval":%d,"output_buffer_size":%d%s}`,
+		heartbeatMs, bufferSize, layers.asked())
 	var hello request
 	hello.add([]byte("  V2IDENTIFY\n"), size32(len(identity)), []byte(identity))
-	return conn, exchange(conn, hello.bytes)
+	if _, err := conn.Write(hello.bytes); err != nil {
+		return conn, err
+	}
+	return layers.upgrade(conn)
 }
 
 // exchange sends a command that is answered by OK.
