@@ -41,25 +41,27 @@ class DaemonFailed(Exception):
 
 
 class DaemonProcess:
-    """One running daemon with a TCP and an HTTP port; a context manager that stops it on the way out.
+    """One running daemon with an HTTP port and, as a rule, a TCP port; a context manager that stops it on the way out.
 
     ``command`` is a shell-like command line to which the addresses and ``options`` are added; `program` is what the
     texts call it. With ``echo`` its log lines also go to our stderr as they come.
     """
 
     program = "the daemon"
+    speaks_tcp = True
+    """False: HTTP is all it listens for."""
 
     def __init__(
         self, command: str, *, tcp_port: int = 0, http_port: int = 0, options: Sequence[str] = (), echo: bool = False
     ) -> None:
-        self.arguments = [
+        self.arguments: list[str] = [
             *shlex.split(command),
-            f"--tcp-address=127.0.0.1:{tcp_port}",
+            *([f"--tcp-address=127.0.0.1:{tcp_port}"] if self.speaks_tcp else ()),
             f"--http-address=127.0.0.1:{http_port}",
             *options,
         ]
         has_https = any(argument.startswith("--tls-cert=") for argument in self.arguments)
-        self._listeners = {"TCP", "HTTP", "HTTPS"} if has_https else {"TCP", "HTTP"}
+        self._listeners = {"HTTP", *(("TCP",) if self.speaks_tcp else ()), *(("HTTPS",) if has_https else ())}
         self._echo = echo
         self._addresses: dict[str, str] = {}
         self._last_lines: deque[str] = deque(maxlen=30)

@@ -1,9 +1,9 @@
-"""What ``scripts/run`` shows: nsqlookupd, nsqd, one process that publishes a real file, another that reads it all back.
+"""What ``scripts/run`` shows: nsqlookupd, nsqd, nsqadmin, a process that publishes a real file, one that reads it back.
 
 Both use pynsq, the official Python client. The publisher is told where nsqd is; the consumer is told only where
 nsqlookupd is, and finds nsqd by asking it. The lines received are compared with the file: each must have come exactly
-once. Then the two daemons stay until Ctrl-C. The exit status is 0 only if nothing differed and both lived until they
-were asked to stop.
+once. Then the daemons stay until Ctrl-C, and nsqadmin shows in a browser what went through. The exit status is 0 if
+nothing differed and all of them lived until they were asked to stop, and not otherwise.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from typing import NoReturn
 
 from conformance.clients import PYNSQ, ClientFailed
 from conformance.daemon_process import DaemonFailed, wait_for_any
+from conformance.nsqadmin_process import NsqadminProcess, installed_nsqadmin
 from conformance.nsqd_process import NsqdProcess, installed_nsqd
 from conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 from conformance.pynsq_client import numbered_lines
@@ -40,12 +41,15 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="scripts/run", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    for name, port in (("tcp", 4150), ("http", 4151), ("lookupd-tcp", 4160), ("lookupd-http", 4161)):
+    for name, port in (("tcp", 4150), ("http", 4151), ("lookupd-tcp", 4160), ("lookupd-http", 4161), ("admin", 4171)):
         parser.add_argument(f"--{name}-port", type=int, default=port, help=f"0: any free one (default: {port})")
     parser.add_argument("--data-path", type=Path, help="nsqd's data path (default: a temporary folder)")
     parser.add_argument("--file", type=Path, help="the file to send (default: one that comes with Python)")
     parser.add_argument("--once", action="store_true", help="stop after the comparison")
-    for name, installed in (("nsqd", installed_nsqd()), ("nsqlookupd", installed_nsqlookupd())):
+    for name, installed in (
+        *(("nsqd", installed_nsqd()), ("nsqlookupd", installed_nsqlookupd())),
+        ("nsqadmin", installed_nsqadmin()),
+    ):
         variable = f"{name.upper()}_COMMAND"
         parser.add_argument(
             f"--{name}",
@@ -114,6 +118,13 @@ def demonstrate(options: argparse.Namespace, cleaning: ExitStack) -> None:
     )
     say(f"starting nsqd, data path {data_path}")
     cleaning.enter_context(nsqd)
+    nsqadmin = NsqadminProcess(
+        options.nsqadmin,
+        options=[f"--lookupd-http-address={nsqlookupd.http_address}"],
+        http_port=options.admin_port,
+    )
+    say("starting nsqadmin")
+    cleaning.enter_context(nsqadmin)
     say(f"sending the {count} lines of {file} through topic {_TOPIC}, channel {_CHANNEL}")
     out = folder / "received"
     send_and_receive(nsqd, nsqlookupd, file, out, cleaning)
@@ -121,17 +132,18 @@ def demonstrate(options: argparse.Namespace, cleaning: ExitStack) -> None:
         sys.exit("\n".join([*wrong[:20], f"DIFFERENT: {len(wrong)} of {count} lines did not come exactly once"]))
     say(f"the same: each of the {count} lines came back exactly once")
     if not options.once:
-        stay_until_asked_to_stop(nsqd, nsqlookupd)
+        stay_until_asked_to_stop(nsqd, nsqlookupd, nsqadmin)
 
 
-def stay_until_asked_to_stop(nsqd: NsqdProcess, nsqlookupd: NsqlookupdProcess) -> None:
+def stay_until_asked_to_stop(nsqd: NsqdProcess, nsqlookupd: NsqlookupdProcess, nsqadmin: NsqadminProcess) -> None:
     """From here on Ctrl-C is the way to end, not an interruption. Raises DaemonFailed when a daemon stops first."""
     try:
         say(f"nsqlookupd stays at tcp {nsqlookupd.tcp_address}, http://{nsqlookupd.http_address}/nodes")
-        say(f"nsqd stays at tcp {nsqd.tcp_address}, http://{nsqd.http_address}/stats - Ctrl-C stops both")
-        wait_for_any(nsqd, nsqlookupd)
+        say(f"nsqd stays at tcp {nsqd.tcp_address}, http://{nsqd.http_address}/stats")
+        say(f"nsqadmin stays at http://{nsqadmin.http_address}/ - Ctrl-C stops all three")
+        wait_for_any(nsqd, nsqlookupd, nsqadmin)
     except KeyboardInterrupt:
-        say("stopping nsqd and nsqlookupd")
+        say("stopping nsqadmin, nsqd and nsqlookupd")
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:

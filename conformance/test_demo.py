@@ -11,7 +11,7 @@ import pytest
 _ROOT = Path(__file__).parents[1]
 
 
-_FREE_PORTS = [f"--{name}-port=0" for name in ("tcp", "http", "lookupd-tcp", "lookupd-http")]
+_FREE_PORTS = [f"--{name}-port=0" for name in ("tcp", "http", "lookupd-tcp", "lookupd-http", "admin")]
 
 
 @pytest.fixture
@@ -41,11 +41,11 @@ def test_it_sends_a_file_compares_and_stops(daemons: list[str]) -> None:
 def test_it_stays_until_a_signal_and_takes_the_daemons_with_it(daemons: list[str], number: int, tmp_path: Path) -> None:
     demo = start_demo(*daemons, f"--file={__file__}", f"--data-path={tmp_path}")
     assert demo.stdout is not None
-    assert any("Ctrl-C stops both" in line for line in demo.stdout)
+    assert any("Ctrl-C stops all three" in line for line in demo.stdout)
     demo.send_signal(number)
     output, errors = demo.communicate(timeout=30)
     assert demo.returncode == 0, errors
-    assert "stopping nsqd and nsqlookupd" in output
+    assert "stopping nsqadmin, nsqd and nsqlookupd" in output
     assert not processes_naming(str(tmp_path))
 
 

@@ -1,62 +1,18 @@
 """nsqadmin as a process beside a real nsqd."""
 
-import re
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from urllib.request import Request, urlopen
+from urllib.request import urlopen
 
 import pytest
 
+from conformance.nsqadmin_process import NsqadminProcess, installed_nsqadmin
 from conformance.nsqd_process import NsqdProcess, installed_nsqd
 
-NSQADMIN = [sys.executable, "-m", "nsq_compat.nsqadmin.main"]
 PATIENCE = 30.0
 
-
-class Nsqadmin:
-    """Started with the flags given; where it listens is read from its log."""
-
-    def __init__(self, *arguments: str) -> None:
-        command = [*NSQADMIN, "--http-address=127.0.0.1:0", *arguments]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        self.lines: list[str] = []
-        self.address = ""
-        self._listening = threading.Event()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-        assert self._listening.wait(PATIENCE), "".join(self.lines)
-        assert self.address, "".join(self.lines)
-
-    def get(self, path: str) -> str:
-        with urlopen(f"http://{self.address}{path}", timeout=PATIENCE) as answer:
-            text: str = answer.read().decode()
-            return text
-
-    def post(self, path: str, body: str, method: str = "POST") -> str:
-        request = Request(f"http://{self.address}{path}", body.encode(), method=method)
-        with urlopen(request, timeout=PATIENCE) as answer:
-            text: str = answer.read().decode()
-            return text
-
-    def stop(self) -> int:
-        if self.process.poll() is None:
-            self.process.terminate()
-        status = self.process.wait(PATIENCE)
-        self._reader.join()
-        return status
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        with self.process.stderr as lines:
-            for line in lines:
-                self.lines.append(line)
-                if match := re.search(r"HTTP: listening on (\S+)$", line.rstrip()):
-                    self.address = match[1]
-                    self._listening.set()
-        self._listening.set()
+StartNsqadmin = Callable[..., NsqadminProcess]
 
 
 @pytest.fixture
@@ -67,16 +23,14 @@ def nsqd(tmp_path: Path) -> Iterator[NsqdProcess]:
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., Nsqadmin]]:
-    started: list[Nsqadmin] = []
+def start() -> Iterator[StartNsqadmin]:
+    """Starts one with these flags; it is stopped when the test is over."""
+    with ExitStack() as stack:
 
-    def start_nsqadmin(*arguments: str) -> Nsqadmin:
-        started.append(Nsqadmin(*arguments))
-        return started[-1]
+        def start_nsqadmin(*arguments: str) -> NsqadminProcess:
+            return stack.enter_context(NsqadminProcess(installed_nsqadmin(), options=arguments))
 
-    yield start_nsqadmin
-    for nsqadmin in started:
-        nsqadmin.stop()
+        yield start_nsqadmin
 
 
 def publish(nsqd: NsqdProcess, topic: str, *bodies: str) -> None:

@@ -7,21 +7,22 @@ from pathlib import Path
 
 import pytest
 
+from conformance.nsqadmin_process import NsqadminProcess, installed_nsqadmin
 from conformance.nsqd_process import NsqdProcess, installed_nsqd
 from conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 from nsq_compat.web.admin.users import make_line
 from tests.nsqadmin.browser import Browser, until
-from tests.nsqadmin.conftest import Nsqadmin, publish
+from tests.nsqadmin.conftest import StartNsqadmin, publish
 
 
 @dataclass
 class Site:
     nsqd: NsqdProcess
     nsqlookupd: NsqlookupdProcess
-    nsqadmin: Nsqadmin
+    nsqadmin: NsqadminProcess
 
     def url(self, path: str) -> str:
-        return f"http://{self.nsqadmin.address}{path}"
+        return f"http://{self.nsqadmin.http_address}{path}"
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +39,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             )
         )
         until(lambda: nsqd.http_address in str(_addresses(nsqlookupd)), "nsqd at nsqlookupd")
-        nsqadmin = Nsqadmin(f"--lookupd-http-address={nsqlookupd.http_address}", "--sample-interval=1s")
-        stack.callback(nsqadmin.stop)
+        nsqadmin = stack.enter_context(
+            NsqadminProcess(
+                installed_nsqadmin(),
+                options=[f"--lookupd-http-address={nsqlookupd.http_address}", "--sample-interval=1s"],
+            )
+        )
         yield Site(nsqd, nsqlookupd, nsqadmin)
 
 
@@ -235,26 +240,23 @@ def test_every_page_can_be_used_with_a_keyboard_and_read_aloud(site, browser, pa
     assert browser.run("return document.querySelector('a').getAttribute('href')") == "#main"
 
 
-def test_logging_in_and_a_refused_action(site, browser, tmp_path: Path):
+def test_logging_in_and_a_refused_action(site, browser, start: StartNsqadmin, tmp_path: Path):
     users = tmp_path / "users"
     users.write_text(f"{make_line('vic', 'viewer', 'secret')}\n{make_line('ada', 'admin', 'secret')}\n")
     filled(site, "guarded", "one")
-    nsqadmin = Nsqadmin(f"--lookupd-http-address={site.nsqlookupd.http_address}", f"--user-file={users}")
-    try:
-        browser.open(f"http://{nsqadmin.address}/topics/guarded/archive")
-        browser.sees("Log in", "h1")
-        browser.find("input[name=name]").type("vic")
-        browser.find("input[name=password]").type("wrong\n")
-        browser.sees("do not go together")
-        browser.find("input[name=password]").type("secret\n")
-        browser.sees("archive", "h1")
-        assert browser.run("return document.querySelectorAll('#actions').length") == 0, "a viewer sees no buttons"
-        refused = browser.run("return fetch('/api/topics/guarded', {method: 'DELETE'}).then(answer => answer.status)")
-        assert refused == 403
-        browser.open(f"http://{nsqadmin.address}/topics/guarded?confirm=delete")
-        browser.sees("You may not do this.")
-        browser.click(".tools button", "Log out")
-        browser.sees("Log in", "h1")
-        assert site.nsqd.channel_stats("guarded", "archive")["depth"] == 1
-    finally:
-        nsqadmin.stop()
+    nsqadmin = start(f"--lookupd-http-address={site.nsqlookupd.http_address}", f"--user-file={users}")
+    browser.open(f"http://{nsqadmin.http_address}/topics/guarded/archive")
+    browser.sees("Log in", "h1")
+    browser.find("input[name=name]").type("vic")
+    browser.find("input[name=password]").type("wrong\n")
+    browser.sees("do not go together")
+    browser.find("input[name=password]").type("secret\n")
+    browser.sees("archive", "h1")
+    assert browser.run("return document.querySelectorAll('#actions').length") == 0, "a viewer sees no buttons"
+    refused = browser.run("return fetch('/api/topics/guarded', {method: 'DELETE'}).then(answer => answer.status)")
+    assert refused == 403
+    browser.open(f"http://{nsqadmin.http_address}/topics/guarded?confirm=delete")
+    browser.sees("You may not do this.")
+    browser.click(".tools button", "Log out")
+    browser.sees("Log in", "h1")
+    assert site.nsqd.channel_stats("guarded", "archive")["depth"] == 1
