@@ -6,7 +6,7 @@ back (its nsqd was started anew, or the topic is a new one) makes a gap in the r
 
 import math
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,6 +18,7 @@ FINE_LENGTH: Final = 360
 COARSE_SECONDS: Final = 300
 COARSE_LENGTH: Final = 288
 _TREND_SECONDS: Final = 120
+_AT_ONCE: Final = 200
 
 Key = tuple[str, str]
 """Topic, and channel or the empty string."""
@@ -38,20 +39,20 @@ class Ring:
     def __init__(self, step: int, length: int) -> None:
         self._step = step
         self._length = length
-        self._slots = array("q", [-1] * length)
+        self._slots = array("I", bytes(4 * length))  # one more than the slot; 0 for nothing yet
         self._depths = array("f", bytes(4 * length))
         self._rates = array("f", bytes(4 * length))
 
     def put(self, point: Point) -> None:
         slot = int(point.at) // self._step
         index = slot % self._length
-        self._slots[index], self._depths[index], self._rates[index] = slot, point.depth, point.rate
+        self._slots[index], self._depths[index], self._rates[index] = slot + 1, point.depth, point.rate
 
     def points(self, now: float) -> list[Point]:
         """Oldest first, without what is older than the ring is long."""
         newest = int(now) // self._step
         order = range(newest - self._length + 1, newest + 1)
-        return [self._point(slot) for slot in order if slot >= 0 and self._slots[slot % self._length] == slot]
+        return [self._point(slot) for slot in order if slot >= 0 and self._slots[slot % self._length] == slot + 1]
 
     def _point(self, slot: int) -> Point:
         index = slot % self._length
@@ -93,9 +94,12 @@ class History:
         self._step = max(1, step)
         self._series: dict[Key, Series] = {}
 
-    def add(self, snapshot: Snapshot) -> None:
+    def add(self, snapshot: Snapshot, breathe: Callable[[], None] = lambda: None) -> None:
+        """`breathe` is called now and then, as `take_snapshot` does."""
         self.latest = snapshot
-        for topic in snapshot.topics:
+        for number, topic in enumerate(snapshot.topics):
+            if number % _AT_ONCE == 0:
+                breathe()
             if topic.nodes:
                 self._put((topic.topic_name, ""), snapshot.taken_at, topic.depth, topic.message_count)
             for channel in topic.channels:

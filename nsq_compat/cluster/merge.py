@@ -1,12 +1,13 @@
 """One topic or channel over all nodes: counts are added, paused anywhere is paused, latencies are weighted."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
 from nsq_compat.cluster.latency import merged
 from nsq_compat.cluster.statistics import ChannelStats, ClientStats, Stats, TopicStats
 
 ALL_NODES: Final = "*"
+_AT_ONCE: Final = 50
 
 _COUNTS: Final = (
     *("depth", "backend_depth", "message_count", "dropped_count"),
@@ -30,12 +31,17 @@ def topic_over_nodes(topic_name: str, parts: Iterable[TopicStats]) -> TopicStats
     return total
 
 
-def topics_over_nodes(parts: Iterable[TopicStats]) -> list[TopicStats]:
-    """Sorted by name."""
+def topics_over_nodes(parts: Iterable[TopicStats], breathe: Callable[[], None] = lambda: None) -> list[TopicStats]:
+    """Sorted by name; `breathe` is called now and then."""
     by_name: dict[str, list[TopicStats]] = {}
     for part in parts:
         by_name.setdefault(part.topic_name, []).append(part)
-    return [topic_over_nodes(name, by_name[name]) for name in sorted(by_name)]
+    totals = []
+    for number, name in enumerate(sorted(by_name)):
+        if number % _AT_ONCE == 0:
+            breathe()
+        totals.append(topic_over_nodes(name, by_name[name]))
+    return totals
 
 
 def channels_over_nodes(parts: Iterable[ChannelStats]) -> list[ChannelStats]:

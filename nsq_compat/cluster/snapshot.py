@@ -3,6 +3,7 @@
 What has a page for thousands of topics, and history, are made from snapshots, so that looking costs the nodes nothing.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from nsq_compat.cluster.cluster import Cluster
@@ -28,8 +29,13 @@ class Snapshot:
         return [node for node in self.nodes if node.http_address not in self.answers]
 
 
-def take_snapshot(cluster: Cluster, now: float, *, clients: bool = False) -> Snapshot:
-    """Raises nothing: a cluster that does not answer is a snapshot with errors."""
+def take_snapshot(
+    cluster: Cluster, now: float, *, clients: bool = False, breathe: Callable[[], None] = lambda: None
+) -> Snapshot:
+    """Raises nothing: a cluster that does not answer is a snapshot with errors.
+
+    Adding up thousands of topics takes a while; `breathe` is called now and then, so that others get their turn.
+    """
     try:
         nodes = cluster.nodes()
     except AllFailed as failure:
@@ -46,7 +52,7 @@ def take_snapshot(cluster: Cluster, now: float, *, clients: bool = False) -> Sna
     except AllFailed as failure:
         if nodes.value:
             errors += (str(failure),)
-    topics = topics_over_nodes(topic for stats in answers.values() for topic in stats.topics)
+    topics = topics_over_nodes((topic for stats in answers.values() for topic in stats.topics), breathe)
     empty = set(names) - {topic.topic_name for topic in topics}
     topics += [TopicStats(topic_name=name) for name in empty]
     topics.sort(key=lambda topic: topic.topic_name)

@@ -6,11 +6,7 @@ from gevent import monkey
 
 monkey.patch_all()
 
-import signal
 import sys
-
-import gevent
-from gevent.event import Event
 
 from nsq_compat import version_line
 from nsq_compat.cli.errors import OptionError
@@ -18,6 +14,7 @@ from nsq_compat.cli.lifecycle import exit_checked, exit_fatal, read_options
 from nsq_compat.cli.logs import configure
 from nsq_compat.net.descriptor_limit import raise_descriptor_limit
 from nsq_compat.net.listeners import ListenError, check_address
+from nsq_compat.net.process import spare_the_collector, stop_signal
 from nsq_compat.nsqadmin.daemon import Daemon, read_users
 from nsq_compat.nsqadmin.options import PROGRAM, NsqadminOptions, validate
 from nsq_compat.web.admin.users import make_line
@@ -41,9 +38,8 @@ def main() -> None:
         daemon = Daemon(options)
     except (OptionError, ListenError) as error:
         exit_fatal(PROGRAM, f"failed to instantiate nsqadmin - {error}")
-    stop = Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        gevent.signal_handler(number, stop.set)
+    spare_the_collector()
+    stop = stop_signal()
     daemon.start()
     stop.wait()
     daemon.stop()

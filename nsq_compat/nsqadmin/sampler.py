@@ -37,11 +37,16 @@ class Sampler:
         while True:
             began = time.monotonic()
             try:
-                snapshot = take_snapshot(self._cluster, time.time(), clients=looks % _WITH_CLIENTS == 0)
-                self._history.add(snapshot)
+                with_clients = looks % _WITH_CLIENTS == 0
+                snapshot = take_snapshot(self._cluster, time.time(), clients=with_clients, breathe=_breathe)
+                self._history.add(snapshot, _breathe)
             except Exception:
                 log.exception("SAMPLER: failed")
             looks += 1
             # A slow cluster is not asked more often than it can answer.
             took = time.monotonic() - began
             gevent.sleep(max(self._interval - took, self._interval / 2))
+
+
+def _breathe() -> None:
+    gevent.sleep(0)

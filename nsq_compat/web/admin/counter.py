@@ -2,9 +2,10 @@
 
 from flask import Blueprint, render_template
 
+from nsq_compat.cluster.history import History
+from nsq_compat.cluster.statistics import ChannelStats
 from nsq_compat.web.admin.access import service
-from nsq_compat.web.admin.gathering import Gathering
-from nsq_compat.web.admin.looking import timeframe
+from nsq_compat.web.admin.looking import current_snapshot, timeframe
 
 counter = Blueprint("counter", __name__)
 
@@ -13,18 +14,19 @@ _MOST_SHOWN = 20
 
 @counter.get("/counter")
 def show() -> str:
-    gathering = Gathering(service().cluster)
-    totals: dict[tuple[str, str], int] = {}
-    for channel in gathering.channels_everywhere():
-        key = (channel.topic_name, channel.channel_name)
-        totals[key] = totals.get(key, 0) + channel.message_count
+    snapshot = current_snapshot(service())
     history = service().history
-    busiest = sorted(totals, key=lambda key: -(history.rate(*key) or 0))[:_MOST_SHOWN]
+    channels = [channel for topic in snapshot.topics for channel in topic.channels]
+    rows = [(each.topic_name, each.channel_name, each.message_count, _rate(history, each)) for each in channels]
     return render_template(
         "counter/show.html",
-        total=sum(totals.values()),
-        rate=sum(history.rate(*key) or 0 for key in totals),
-        busiest=[(*key, totals[key], history.rate(*key)) for key in busiest],
-        warnings=gathering.warnings,
+        total=sum(channel.message_count for channel in channels),
+        rate=sum(rate for *_, rate in rows),
+        busiest=sorted(rows, key=lambda row: -row[3])[:_MOST_SHOWN],
+        warnings=snapshot.errors,
         timeframe=timeframe(),
     )
+
+
+def _rate(history: History, channel: ChannelStats) -> float:
+    return history.rate(channel.topic_name, channel.channel_name) or 0.0
