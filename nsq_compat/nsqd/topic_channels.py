@@ -77,7 +77,7 @@ class TopicChannels:
     def _learn(self, topic: Topic) -> None:
         try:
             with self._turn:
-                names = self._ask(topic.name)
+                names = self._ask_safely(topic.name)
             while not self._make(topic, names):
                 gevent.sleep(RETRY_SECONDS)
         except Exiting:
@@ -93,6 +93,13 @@ class TopicChannels:
 
     # --- Asking -------------------------------------------------------------------------------------------------------
 
+    def _ask_safely(self, topic: str) -> list[str]:
+        try:
+            return self._ask(topic)
+        except Exception:  # whatever it is, it must not keep the topic waiting for ever
+            log.exception("TOPIC(%s): internal error", topic)
+            return []
+
     def _ask(self, topic: str) -> list[str]:
         """The channels that any nsqlookupd knows."""
         asking = [self._asking.spawn(self._outcome, peer, topic) for peer in self._peers.peers]
@@ -104,7 +111,7 @@ class TopicChannels:
                 topic, "; ".join(map(str, failures)),
             )  # fmt: skip
         answers = [outcome for outcome in outcomes if isinstance(outcome, list)]
-        if not answers and not failures:
+        if outcomes and not answers and not failures:
             log.error("no available nsqlookupd to query for channels to pre-create for topic %s", topic)
         return sorted({name for names in answers for name in names})
 

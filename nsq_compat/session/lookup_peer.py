@@ -14,7 +14,7 @@ Invariants:
 """
 
 import logging
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 
 from nsq_compat.protocol import lookup_commands
@@ -74,8 +74,8 @@ class LookupPeer:
         self._ping_due = now + PING_SECONDS
         self._deadline = NEVER
         self._in_grace = False
-        self._gone: dict[_Name, None] = {}
-        self._come: dict[_Name, str] = {}  # with the word that log lines begin with
+        self._gone: OrderedDict[_Name, None] = OrderedDict()
+        self._come: OrderedDict[_Name, str] = OrderedDict()  # with the word that log lines begin with
         self._untold: deque[str] = deque()
 
     @property
@@ -175,12 +175,10 @@ class LookupPeer:
             return
         while len(self._unanswered) < WINDOW:
             if self._gone:
-                name = next(iter(self._gone))
-                del self._gone[name]
+                name, _ = self._gone.popitem(last=False)
                 yield self._say("channel " if name[1] else "topic ", lookup_commands.unregister(*name))
             elif self._come:
-                name = next(iter(self._come))
-                prefix = self._come.pop(name)
+                name, prefix = self._come.popitem(last=False)
                 if self._is_there(*name):
                     yield self._say(prefix, lookup_commands.register(*name))
             elif self._untold:

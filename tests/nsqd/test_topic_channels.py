@@ -277,6 +277,16 @@ def test_one_whose_answers_fail_is_pinged(nsqd, web, start_with, wait_until, mon
     wait_until(lambda: suspected == nsqd.peers.peers)
 
 
+def test_a_bug_of_ours_does_not_keep_a_topic_waiting(nsqd, start, wait_until, monkeypatch, caplog):
+    def fail(*_: object) -> str:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(topic_channels, "_url", fail)
+    topic = nsqd.starts(start().address).publishes("orders")
+    wait_until(lambda: not topic.awaits_channels)
+    assert "a bug" in caplog.text
+
+
 def test_a_stop_leaves_a_topic_waiting_for_the_next_start(nsqd, web, start_with, wait_until, caplog):
     web.gate.clear()
     nsqd.starts(start_with(web))
