@@ -6,7 +6,7 @@ BIN ?= .venv/bin
 help:
 	@echo 'make check        formatting, lint, types, import contracts, dead code, spelling: seconds'
 	@echo 'make test         the tests of nsq_compat itself'
-	@echo 'make conformance  NSQ clients against nsqd (NSQD="/path/to/nsqd" for another one)'
+	@echo 'make conformance  NSQ clients against nsqd and nsqlookupd (NSQD="/path/to/nsqd", NSQLOOKUPD="..." for others)'
 	@echo 'make coverage     the tests with branch coverage'
 	@echo 'make format       format and sort imports in place'
 	@echo 'make bench        nsqd under load, figures to benchmarks/RESULTS.md (PEER="/path/to/nsqd" beside another one)'
@@ -29,7 +29,7 @@ test:
 	$(BIN)/pytest -n auto tests
 
 conformance:
-	$(BIN)/pytest -n auto conformance $(if $(NSQD),--nsqd '$(NSQD)')
+	$(BIN)/pytest -n auto conformance $(if $(NSQD),--nsqd '$(NSQD)') $(if $(NSQLOOKUPD),--nsqlookupd '$(NSQLOOKUPD)')
 
 coverage:
 	$(BIN)/coverage erase
