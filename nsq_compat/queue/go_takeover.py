@@ -5,6 +5,9 @@ finished another may not have. So of a new topic the largest queue becomes the s
 large it is; the messages of the other channels are kept beside the log and named one by one in the checkpoint. What no
 channel has got follows in the stream, for all of them.
 
+Where Go's positions are out of date, its files hold a message twice, in one queue or in a topic's and a channel's: a
+channel gets it once.
+
 The stream's ids must grow. Go's nearly do; a message whose id is out of order is kept beside the log too, and so is one
 whose id does not fit its time: a damaged id that is very large would stop all others.
 """
@@ -12,12 +15,12 @@ whose id does not fit its time: a damaged id that is very large would stop all o
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 from typing import Final
 
-from nsq_compat.protocol.message import attempts, message_id, timestamp_ns
-from nsq_compat.queue.checkpoint import ENTRY, HELD_BY_TOPIC, Checkpoint, Place
+from nsq_compat.protocol.message import attempts, message_id, message_ids, timestamp_ns
+from nsq_compat.queue.checkpoint import ENTRY, HELD_BY_TOPIC, Checkpoint, Place, entry_id
 from nsq_compat.queue.files import Files, replace_file
 from nsq_compat.queue.go_import import GoImport, GoQueue, GoTopic, find_go_topics
 from nsq_compat.queue.go_queue_reader import QueueReport
@@ -95,6 +98,7 @@ class _Builder:
         self._state = self._stored.state
         self._seq = max(self._state.end, self._log.end.seq)
         self._is_new = self._seq == 0 and not self._state.channels
+        self._begin = self._seq
         self._serial = _BEHIND_OTHERS
         self._queues = {queue.channel: queue for queue in topic.queues}
         self._reports: list[QueueReport] = []
@@ -119,6 +123,8 @@ class _Builder:
         if None in self._queues:
             held = self._state.held
             self._add_to_stream(self._queues[None], [held] if held else list(self._state.channels.values()))
+        for place in [*self._state.channels.values(), *([self._state.held] if self._state.held else [])]:
+            self._name_once(place)
         self._write_checkpoint()
         return self._reports
 
@@ -184,6 +190,22 @@ class _Builder:
             self._serial += 1
             for place in places:
                 place.entries.append(entry)
+
+    def _name_once(self, place: Place) -> None:
+        """Go's files hold a message twice when their positions are out of date; of those the channel gets one."""
+        ours = [key for key in place.entries if ENTRY.unpack_from(key)[1] < _BEHIND_OTHERS]
+        taken_over = {entry_id(key): key for key in place.entries if ENTRY.unpack_from(key)[1] >= _BEHIND_OTHERS}
+        for number in [*map(entry_id, ours), *self._in_stream(max(place.position, self._begin), taken_over.keys())]:
+            taken_over.pop(number, None)
+        place.entries = [*ours, *taken_over.values()]
+
+    def _in_stream(self, position: int, ids: Collection[bytes]) -> list[bytes]:
+        """Which of the ids are in the stream from a position on."""
+        reader = self._log.reader(position)
+        found: list[bytes] = []
+        while ids and (groups := reader.read()):
+            found += [number for group in groups for number in message_ids(group.frames) if number in ids]
+        return found
 
     def _write_checkpoint(self) -> None:
         state = self._state

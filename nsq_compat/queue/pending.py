@@ -100,11 +100,12 @@ class Pending:
     def _read_restored(self) -> None:
         assert self._fetch is not None, "given with the ids"
         some = list(islice(self._restored, _FETCHED_AT_ONCE))
-        frames = self._fetch([number for number, _ in some])
+        found = self._fetch([number for number, _ in some])
         for _ in some:
             self._restored.popleft()
+        frames = [with_attempts(found[number], attempt) for number, attempt in some if number in found]
         self.damaged_count += len(some) - len(frames)
-        self._returned.extend([with_attempts(frames[number], attempt) for number, attempt in some if number in frames])
+        self._returned.extend(frames)
         self._turns.append((0, len(frames)))
         self._before_next_restored = len(self._returned)
 

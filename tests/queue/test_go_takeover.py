@@ -71,6 +71,20 @@ def test_what_no_channel_has_got_is_for_all(data_path):
     assert data_path.taken_over().ours() == {"a": [1, 2, 3, 8, 9], "b": [2, 8, 9], "idle": [8, 9]}
 
 
+def test_what_a_topic_gave_to_its_channels_and_still_has_comes_once(data_path):
+    """Go's positions of the topic are older than its channels' files."""
+    data_path.go_has("t", None, 5, 6, 7, 8, 9)
+    data_path.go_has("t", "a", 1, 2, 3, 5, 6, 7)
+    data_path.go_has("t", "b", 6, 7, 8)
+    assert data_path.taken_over().ours() == {"a": [1, 2, 3, 5, 6, 7, 8, 9], "b": [5, 6, 7, 8, 9]}
+
+
+def test_what_a_channel_put_back_and_still_has_comes_once(data_path):
+    data_path.go_has("t", "a", 1, 2, 3, 1, 4, 2, 5)
+    data_path.go_has("t", "b", 1, 2, 1)
+    assert data_path.taken_over().ours() == {"a": [1, 2, 3, 4, 5], "b": [2, 1]}
+
+
 def test_without_channels_the_topic_holds_it(data_path):
     data_path.go_has("t", None, 1, 2)
     assert data_path.taken_over().ours() == {None: [1, 2]}
@@ -172,21 +186,21 @@ def test_a_large_queue_is_taken_over_in_pieces(data_path):
     assert data_path.taken_over().ours() == {"a": list(range(300))}
 
 
-queues = st.lists(st.integers(0, 60), max_size=30, unique=True)
+queues = st.lists(st.integers(0, 60), max_size=30)
 
 
-@given(st.dictionaries(st.sampled_from(["a", "b", "c"]), queues), queues)
-@settings(max_examples=40)
-def test_whatever_go_held_is_ours(tmp_path_factory, channels, topic_queue):
+@given(st.dictionaries(st.sampled_from(["a", "b", "c"]), queues), queues, st.sampled_from([0, 50, 100]))
+@settings(max_examples=60)
+def test_whatever_go_held_is_ours_once(tmp_path_factory, channels, topic_queue, shift):
     data_path = DataPath(tmp_path_factory.mktemp("data"))
-    common = [number + 100 for number in topic_queue]
+    common = [number + shift for number in topic_queue]
     data_path.go_has("t", None, *common)
     for channel, numbers in channels.items():
         data_path.go_has("t", channel, *numbers)
     data_path.taken_over()
     if common or any(channels.values()):
-        expected = {channel: sorted(numbers + common) for channel, numbers in channels.items()} or {
-            None: sorted(common)
+        expected = {channel: sorted({*numbers, *common}) for channel, numbers in channels.items()} or {
+            None: sorted(set(common))
         }
         assert {name: sorted(numbers) for name, numbers in data_path.ours().items()} == expected
 

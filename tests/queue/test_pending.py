@@ -135,6 +135,12 @@ def test_until_it_is_its_turn_only_ids_are_in_memory(pending):
     ]
 
 
+def test_nothing_is_stuck_behind_what_was_named_twice(pending):
+    pending.restore([(message_id(frame(each)), 2) for each in (b"q", b"r", b"q", b"s")], Log(b"q", b"r", b"s").fetch)
+    assert taken(pending) == [b"q", b"r", b"q", b"s"]
+    assert (len(pending), pending.damaged_count) == (0, 0)
+
+
 def test_who_puts_everything_back_does_not_keep_the_rest_from_being_restored(pending):
     bodies = [b"%d" % number for number in range(600)]
     pending.restore([(message_id(frame(each)), 2) for each in bodies], Log(*bodies).fetch)
