@@ -98,6 +98,13 @@ def gonsq(tmp_path_factory: pytest.TempPathFactory) -> Client:
     return Client((str(program),))
 
 
+@pytest.fixture(params=["pynsq", "gonsq"])
+def client(request: pytest.FixtureRequest) -> Client:
+    """Each of the two in turn."""
+    chosen: Client = request.getfixturevalue(request.param)
+    return chosen
+
+
 @pytest.fixture
 def lines_file(tmp_path: Path) -> Callable[[int], Path]:
     """Make a file of so many lines: empty ones, long ones, bytes that are no text."""

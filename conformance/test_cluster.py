@@ -30,12 +30,6 @@ def cluster(
         yield cluster
 
 
-@pytest.fixture(params=["pynsq", "gonsq"])
-def client(request: pytest.FixtureRequest) -> Client:
-    chosen: Client = request.getfixturevalue(request.param)
-    return chosen
-
-
 class Publications:
     """Messages published, each unlike any other."""
 

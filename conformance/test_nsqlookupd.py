@@ -1,35 +1,19 @@
 """An nsqlookupd as consumers and operators meet it: the official clients find nsqd through it."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.error import HTTPError
 
 import pytest
 
-from conformance.clients import Client, Running
+from conformance.clients import Client
+from conformance.cluster import eventually
 from conformance.delivery import LinesFile, assert_channel_is_done, assert_each_line_once
 from conformance.lookup_peer import LookupPeer
 from conformance.nsqd_process import NsqdProcess
 from conformance.nsqlookupd_process import NsqlookupdProcess
 
-PATIENCE = 30.0
 NOBODY = "127.0.0.1:1"
-
-
-def eventually(condition: Callable[[], object], client: Running | None = None) -> None:
-    """Return once the condition holds; fail when the client ends before, or it takes too long."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert client is None or client.process.poll() is None, client.report()
-        assert time.monotonic() < deadline, "it never came to that"
-        time.sleep(0.02)
-
-
-@pytest.fixture(params=["pynsq", "gonsq"])
-def client(request: pytest.FixtureRequest) -> Client:
-    chosen: Client = request.getfixturevalue(request.param)
-    return chosen
 
 
 @pytest.fixture(scope="module")

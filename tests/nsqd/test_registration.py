@@ -1,30 +1,21 @@
 """nsqd and nsqlookupds as processes: what it tells them of itself, and whom it tells."""
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import Request, urlopen
 
 import pytest
 
+from conformance.cluster import PATIENCE, eventually
 from conformance.nsqd_process import NsqdProcess, installed_nsqd
 from conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
-
-PATIENCE = 30.0
 
 
 @pytest.fixture
 def nsqlookupds() -> Iterator[list[NsqlookupdProcess]]:
     with NsqlookupdProcess(installed_nsqlookupd()) as one, NsqlookupdProcess(installed_nsqlookupd()) as other:
         yield [one, other]
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def nodes(nsqlookupd: NsqlookupdProcess) -> list[dict[str, object]]:
