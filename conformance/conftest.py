@@ -1,7 +1,7 @@
 """What the conformance tests stand on: an nsqd of your choice, the two official clients, files to send.
 
 ``pytest conformance --nsqd /path/to/nsqd`` (or the environment variable NSQD_COMMAND) takes any nsqd; without it, it is
-the one installed beside the running Python. The same goes for ``--nsqlookupd`` and NSQLOOKUPD_COMMAND.
+the one installed beside the running Python. The same goes for ``--nsqlookupd`` and ``--nsqadmin``.
 """
 
 import itertools
@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from conformance.clients import GNSQ, PYNSQ, Client
+from conformance.nsqadmin_process import installed_nsqadmin
 from conformance.nsqd_process import NsqdProcess, installed_nsqd
 from conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 
@@ -24,7 +25,8 @@ pytest.register_assert_rewrite("conformance.delivery")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    for name, installed in (("nsqd", installed_nsqd()), ("nsqlookupd", installed_nsqlookupd())):
+    ours = {"nsqd": installed_nsqd(), "nsqlookupd": installed_nsqlookupd(), "nsqadmin": installed_nsqadmin()}
+    for name, installed in ours.items():
         default = os.environ.get(f"{name.upper()}_COMMAND") or installed
         parser.addoption(f"--{name}", default=default, help=f"command line of the {name} to test (default: {default})")
         parser.addoption(f"--other-{name}", default="", help=f"in a cluster, every other {name} (default: the same)")
@@ -47,6 +49,11 @@ def nsqd_command(pytestconfig: pytest.Config) -> str:
 @pytest.fixture(scope="session")
 def nsqlookupd_command(pytestconfig: pytest.Config) -> str:
     return command_of("nsqlookupd", pytestconfig)
+
+
+@pytest.fixture(scope="session")
+def nsqadmin_command(pytestconfig: pytest.Config) -> str:
+    return command_of("nsqadmin", pytestconfig)
 
 
 @pytest.fixture(scope="module")
