@@ -19,7 +19,7 @@ from nsq_compat.nsqd.options import NsqdOptions
 from nsq_compat.protocol.durations import SECOND
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel
-from nsq_compat.queue.stats import topic_stats
+from nsq_compat.queue.stats import snapshot
 from nsq_compat.queue.statsd_lines import StatsdLines, packets
 from nsq_compat.queue.topic import Topic
 
@@ -29,7 +29,7 @@ _STOP_SECONDS = 1.0
 _NOT_SPREAD_OVER = 1.0
 """Seconds at the end of an interval in which nothing is sent (nsqd)."""
 _TOPICS_AT_ONCE = 100
-"""Between two turns of the event loop: ten thousand topics take half a second."""
+"""Between two turns of the event loop."""
 
 
 class StatsdPush:
@@ -90,14 +90,10 @@ class StatsdPush:
             self._send(sender, packets(self._all_lines(), self._packet_size), target)
 
     def _all_lines(self) -> Iterator[bytes]:
-        broker = self._broker
-        for number, name in enumerate(sorted(broker.topics)):
+        for number, topic in enumerate(snapshot(self._broker, time.monotonic(), include_clients=False), 1):
+            yield from self._lines.of_topic(topic)
             if not number % _TOPICS_AT_ONCE:
                 gevent.sleep(0)
-            if name in broker.topics:
-                yield from self._lines.of_topic(
-                    topic_stats(broker.topics[name], time.monotonic(), include_clients=False)
-                )
         if self._memory is not None:
             yield from self._lines.of_memory(self._memory())
 

@@ -71,7 +71,7 @@ class Latency:
 
     def _move_on(self, now: float) -> None:
         number = now // self._half
-        if number != self._number:
+        if number > self._number:  # who looks at many takes his time, and may come with a moment that is over
             self._before = self._present if number == self._number + 1 else None
             self._present = None
             self._number = number

@@ -1,10 +1,11 @@
 """GET /ping, /info and /stats."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from nsq_compat.net.http_message import Request, Response
+from nsq_compat.protocol.go_json import dumps
 from nsq_compat.queue.stats import ChannelStats, ClientStats, LatencyStats, TopicStats, snapshot
 from nsq_compat.web import responses
 from nsq_compat.web.nsqd_service import NsqdService
@@ -12,6 +13,7 @@ from nsq_compat.web.query import parse_boolean, parse_query
 from nsq_compat.web.stats_text import StatsReport, render
 
 HEALTHY: Final = "OK"
+_TOPICS_AT_ONCE: Final = 100
 
 # The order and names of nsqd's JSON. "?" marks what is left out when it is empty, 0 or false.
 _TOPIC_KEYS: Final = (
@@ -66,7 +68,7 @@ class Statistics:
             include_memory=_default_true(parameters, "include_mem"),
         )
         if parameters.get("format") == "json":
-            return responses.json(_report_json(report))
+            return responses.encoded_json(_report_json(report, self._unhurried(report.topics or ())))
         return responses.text(render(report).encode("utf-8", errors="surrogateescape"))
 
     def _report(self, topic: str, channel: str, *, include_clients: bool, include_memory: bool) -> StatsReport:
@@ -79,10 +81,19 @@ class Statistics:
             health=service.health(),
             started_at=service.started_at,
             now_ns=service.now_ns(),
-            topics=snapshot(service.broker, service.now(), topic, channel, include_clients) if known else None,
+            topics=list(self._unhurried(snapshot(service.broker, service.now(), topic, channel, include_clients)))
+            if known
+            else None,
             memory=service.memory() if include_memory else None,
             producers=_of_topic(service.producers(), topic) if known and include_clients else (),
         )
+
+    def _unhurried(self, topics: Iterable[TopicStats]) -> Iterator[TopicStats]:
+        """The same, with turns for others on the way: ten thousand topics take half a second."""
+        for number, topic in enumerate(topics, 1):
+            yield topic
+            if not number % _TOPICS_AT_ONCE:
+                self._service.sleep(0)
 
 
 def _default_true(parameters: Mapping[str, str], key: str) -> bool:
@@ -102,18 +113,14 @@ def _of_topic(producers: Sequence[ClientStats], topic: str) -> Sequence[ClientSt
 # --- JSON -------------------------------------------------------------------------------------------------------------
 
 
-def _report_json(report: StatsReport) -> dict[str, Any]:
-    value: dict[str, Any] = {
-        "version": report.version,
-        "health": report.health,
-        "start_time": int(report.started_at),
-        "topics": None if report.topics is None else [_topic_json(topic) for topic in report.topics],
-        "memory": None if report.memory is None else dict(report.memory),
-        "producers": [_client_json(producer) for producer in report.producers] or None,
-    }
-    if report.memory is None:
-        del value["memory"]
-    return value
+def _report_json(report: StatsReport, topics: Iterable[TopicStats]) -> bytes:
+    """`topics` are the report's own; each is written as it comes."""
+    head = dumps({"version": report.version, "health": report.health, "start_time": int(report.started_at)})
+    written = ",".join([dumps(_topic_json(topic)) for topic in topics])
+    array = "null" if report.topics is None else f"[{written}]"
+    memory = {} if report.memory is None else {"memory": dict(report.memory)}
+    tail = dumps({**memory, "producers": [_client_json(producer) for producer in report.producers] or None})
+    return f'{head[:-1]},"topics":{array},{tail[1:]}'.encode()
 
 
 def _topic_json(topic: TopicStats) -> dict[str, Any]:

@@ -89,6 +89,12 @@ def test_a_long_silence_leaves_nothing():
     assert target.stats(6000.0).count == 1
 
 
+def test_who_asks_with_a_moment_that_is_over_makes_nothing_be_forgotten():
+    target = add(latency(window=60.0), 1_000_000, now=630.0)
+    assert target.stats(629.0).count == 1
+    assert target.stats(689.0).count == 1
+
+
 def test_several_together_are_as_if_they_were_one():
     one, other, empty = add(latency(0.5, 0.9), 1_000_000, 5_000_000), add(latency(), 9_000_000), latency()
     together = one.stats(0.0, [other, empty])

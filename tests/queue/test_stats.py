@@ -37,7 +37,7 @@ def test_a_client_has_the_figures_of_nsqd_in_its_order():
 
 
 def test_nothing_is_known_of_an_empty_daemon(daemon):
-    assert snapshot(daemon.broker, daemon.now) == ()
+    assert list(snapshot(daemon.broker, daemon.now)) == []
 
 
 def test_topics_and_channels_are_sorted_by_name(daemon):
@@ -106,7 +106,7 @@ def test_one_topic_can_be_asked_for(daemon):
     for topic in ("a", "b"):
         daemon.channel("x", topic)
     assert [topic.topic_name for topic in snapshot(daemon.broker, daemon.now, topic="b")] == ["b"]
-    assert snapshot(daemon.broker, daemon.now, topic="nowhere") == ()
+    assert list(snapshot(daemon.broker, daemon.now, topic="nowhere")) == []
 
 
 def test_with_one_channel_asked_for_topics_without_it_are_left_out(daemon):
@@ -116,7 +116,17 @@ def test_with_one_channel_asked_for_topics_without_it_are_left_out(daemon):
     (topic,) = snapshot(daemon.broker, daemon.now, channel="x")
     assert topic.topic_name == "both"
     assert [channel.channel_name for channel in topic.channels] == ["x"]
-    assert snapshot(daemon.broker, daemon.now, topic="other", channel="x") == ()
+    assert list(snapshot(daemon.broker, daemon.now, topic="other", channel="x")) == []
+
+
+def test_topics_may_come_and_go_while_they_are_looked_at(daemon):
+    for name in ("a", "b", "c"):
+        daemon.topic(name)
+    looking = snapshot(daemon.broker, daemon.now)
+    assert next(looking).topic_name == "a"
+    daemon.broker.delete_topic("b")
+    daemon.topic("bb")
+    assert [topic.topic_name for topic in looking] == ["c"]
 
 
 def test_a_snapshot_does_not_change_afterwards(daemon):

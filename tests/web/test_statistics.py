@@ -171,7 +171,7 @@ def test_channels_show_clients_latency_and_what_is_not_zero():
         paused=False,
     )
     report = StatsReport("1.3.0", "line", "OK", 1000.0, 0, (topic,), None, ())
-    (shown,) = _report_json(report)["topics"][0]["channels"]
+    (shown,) = json.loads(_report_json(report, (topic,)))["topics"][0]["channels"]
     assert " ".join(shown) == (
         "channel_name depth backend_depth in_flight_count deferred_count message_count global_msg_count "
         "requeue_count timeout_count dropped_count client_count clients paused e2e_processing_latency"
@@ -181,6 +181,24 @@ def test_channels_show_clients_latency_and_what_is_not_zero():
         "count": 8,
         "percentiles": [{"quantile": 1.0, "value": 235346933.0}, {"quantile": 0.99, "value": 0.0}],
     }
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_while_many_topics_are_shown_others_have_their_turn(call, daemon, form):
+    turns: list[float] = []
+
+    def sleep(seconds):
+        turns.append(seconds)
+        daemon.broker.topics.pop("t249", None)
+
+    daemon.sleep = sleep
+    for number in range(250):
+        daemon.broker.topic(f"t{number:03}")
+    body = call.get(f"/stats?format={form}").body
+    assert turns == [0] * len(turns)
+    assert len(turns) >= 2
+    assert b"t248" in body
+    assert b"t249" not in body
 
 
 def test_a_malformed_query_is_refused(call):
