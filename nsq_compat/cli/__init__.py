@@ -1,6 +1,6 @@
 """Command lines, config files and log lines: what all programs share between `sys.argv` and their options object.
 
-It imports the standard library and `protocol.quoting`; nothing here knows gevent, sockets or queues.
+It imports the standard library and pure modules of `protocol`; nothing here knows gevent, sockets or queues.
 
 Read `options` first: a program's dataclass of options is its table. Then:
 

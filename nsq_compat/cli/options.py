@@ -14,6 +14,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Generic, TypeVar
 
 from nsq_compat.cli.kinds import Kind
+from nsq_compat.protocol.redacting import without_secrets
 
 T = TypeVar("T")
 
@@ -61,11 +62,18 @@ def table_of(options_type: type[Any]) -> Table:
 
 
 def option_value(options: Any, key: str) -> Any:
-    """An option's value by its config key, as GET /config/<key> shows it: durations in nanoseconds, tuples as lists.
+    """An option's value by its config key, as GET /config/<key> shows it: durations in nanoseconds, tuples as lists,
+    URLs without passwords.
 
     Raises KeyError for a key the config file does not know.
     """
     if not any(row.key == key and row.in_file for row in table_of(type(options))):
         raise KeyError(key)
     value = getattr(options, key)
-    return list(value) if isinstance(value, tuple) else value
+    if isinstance(value, str):
+        return without_secrets(value)
+    return (
+        [without_secrets(each) if isinstance(each, str) else each for each in value]
+        if isinstance(value, tuple)
+        else value
+    )

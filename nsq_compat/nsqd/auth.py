@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 
 from nsq_compat.nsqd.http_calls import CallFailed, HttpCalls
 from nsq_compat.protocol.go_json import dumps
+from nsq_compat.protocol.redacting import without_secrets
 from nsq_compat.session.authorization import AuthFailed, Credentials, Grants, read_answer
 
 GET: Final = "get"
@@ -31,7 +32,7 @@ class AuthServers:
             try:
                 return read_answer(self._ask(url_of(address), credentials), time.monotonic())
             except (AuthFailed, CallFailed) as error:
-                failures.append(f"failed to auth against {shown(address)} - {error}")
+                failures.append(f"failed to auth against {without_secrets(address)} - {error}")
         raise AuthFailed("; ".join(failures))
 
     def _ask(self, url: str, credentials: Credentials) -> bytes:
@@ -60,9 +61,3 @@ def _json(parameters: dict[str, str | bytes]) -> bytes:
 def url_of(address: str) -> str:
     """Of an address as the option has it: a URL, or host:port."""
     return address if "://" in address else f"http://{address}/auth"
-
-
-def shown(address: str) -> str:
-    """An address for the log, without what may be a password or a key in a URL."""
-    scheme, separator, rest = address.rpartition("://")
-    return scheme + separator + rest.partition("?")[0].rpartition("@")[2]

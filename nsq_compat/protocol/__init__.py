@@ -18,6 +18,7 @@ Read ``schema`` first: it declares every byte layout of the wire; ``storage_sche
 - ``compression`` is deflate and snappy, bytes to bytes, below all of the above once a client has asked for it.
 - ``names`` and ``quoting`` say which names are legal and how an illegal one is printed; ``numbers`` are those in a
   command's line, ``durations`` are Go's.
+- ``redacting`` takes secrets out of texts that others may read.
 - ``errors`` are the exceptions that become error frames.
 
 Everything that reads is incremental and bounded: any way of cutting the input gives the same result, and any bytes

@@ -18,6 +18,7 @@ from typing import Final, Protocol
 
 from nsq_compat.net.http_message import TEXT, Request, Response
 from nsq_compat.protocol.quoting import quote
+from nsq_compat.protocol.redacting import without_secrets
 from nsq_compat.web.query import parse_query
 from nsq_compat.web.responses import HTML, plain
 from nsq_compat.web.routing import Route, Routes
@@ -82,7 +83,7 @@ class Profiling:
         return Response(200, page.encode("utf-8"), (HTML, _NO_SNIFF))
 
     def command_line(self, request: Request) -> Response:
-        return _dump("\0".join(sys.argv))
+        return _dump("\0".join(map(without_secrets, sys.argv)))
 
     def symbol(self, request: Request) -> Response:
         return _dump("num_symbols: 0\n")

@@ -53,3 +53,9 @@ def test_an_option_can_be_looked_up_by_its_config_key():
 def test_what_the_config_file_does_not_know_cannot_be_looked_up(key):
     with pytest.raises(KeyError):
         option_value(Options(), key)
+
+
+def test_an_address_is_shown_without_its_password():
+    options = Options(peers=("http://me:pw@host/a?key=pw", "plain:1"), host="http://me:pw@host")
+    assert option_value(options, "peers") == ["http://host/a", "plain:1"]
+    assert option_value(options, "host") == "http://host"

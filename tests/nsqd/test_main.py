@@ -126,6 +126,23 @@ def test_it_stops_cleanly_with_clients_in_every_state(nsqd, number):
     assert "NSQ: bye" in nsqd._last_lines[-1]
 
 
+def test_data_is_for_nobody_else_whatever_the_umask_and_whatever_the_data_path_allows(tmp_path):
+    tmp_path.chmod(0o755)  # somebody else's choice, and left alone
+    script = f'umask 0; exec {installed_nsqd()} "$@"'
+    with (
+        NsqdProcess(f"bash -c '{script}' nsqd", tmp_path, options=["--mem-queue-size=1"]) as nsqd,
+        connect(nsqd) as client,
+    ):
+        nsqd.create_channel("t", "c")
+        client.sendall(b"  V2" + PUB * 10)
+        assert [hears(client) for _ in range(10)] == [OK] * 10
+    modes = {path.relative_to(tmp_path).as_posix(): path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
+    assert {"nsqd.dat", "nsq_compat/t.topic/checkpoint"} <= set(modes)
+    assert set(modes.values()) == {0o600, 0o700}
+    assert {name for name, mode in modes.items() if mode == 0o700} == {"nsq_compat", "nsq_compat/t.topic"}
+    assert tmp_path.stat().st_mode & 0o777 == 0o755
+
+
 def test_an_ipv4_wildcard_serves_both_families(tmp_path):
     process = NsqdProcess(installed_nsqd(), tmp_path, options=["--tcp-address=0.0.0.0:0"])
     with process:
