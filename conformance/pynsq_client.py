@@ -41,7 +41,7 @@ def negotiation(options: argparse.Namespace) -> dict[str, Any]:
             tls |= {"certfile": str(options.tls_cert), "keyfile": str(options.tls_cert)}
         asked |= {"tls_v1": True, "tls_options": tls}
     if options.auth_secret:
-        asked["auth_secret"] = options.auth_secret
+        asked["auth_secret"] = options.auth_secret.encode()
     return asked
 
 

@@ -3,6 +3,7 @@
 import json
 import signal
 import socket
+import ssl
 import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,6 +15,7 @@ import gevent
 import pytest
 
 from conformance.auth_server import EVERYTHING, AuthServer
+from conformance.certificates import Certificates
 from conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_compat.nsqd.auth import GET, POST, AuthServers
 from nsq_compat.nsqd.http_calls import HttpCalls, client_tls
@@ -175,6 +177,20 @@ def test_a_server_that_does_not_answer_in_time_is_a_failed_auth(server, tmp_path
     with nsqd_asking(server, tmp_path, "--http-client-request-timeout=200ms") as nsqd, Client(nsqd) as client:
         assert client.says(b"AUTH", SECRET.encode()).hears() == b"E_AUTH_FAILED AUTH failed"
         assert client.hears() == b""
+
+
+def test_an_auth_server_over_tls_is_asked_if_the_given_authority_vouches_for_it(tmp_path):
+    certificates = Certificates(tmp_path)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificates.certificate, certificates.key)
+    with AuthServer({SECRET: EVERYTHING}, tls=tls) as server:
+        options = [f"--auth-http-address=https://{server.address}/auth"]
+        with NsqdProcess(installed_nsqd(), tmp_path, options=options) as nsqd, Client(nsqd) as client:
+            assert client.says(b"AUTH", SECRET.encode()).hears() == b"E_AUTH_FAILED AUTH failed"
+        assert server.questions == []
+        options.append(f"--tls-root-ca-file={certificates.root_ca}")
+        with NsqdProcess(installed_nsqd(), tmp_path, options=options) as nsqd, Client(nsqd) as client:
+            assert b"permission_count" in client.says(b"AUTH", SECRET.encode()).hears()
 
 
 def test_clients_that_wait_for_an_auth_server_do_not_hold_up_a_stop(nsqd, server):

@@ -6,7 +6,6 @@ import logging
 import socket
 import socketserver
 import ssl
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -15,6 +14,7 @@ from pathlib import Path
 import gevent
 import pytest
 
+from conformance.certificates import Certificates
 from nsq_compat.nsqd.http_calls import LARGEST_ANSWER, THREADS_PER_SERVER, CallFailed, HttpCalls, client_tls
 
 PATIENCE = 30.0
@@ -206,33 +206,16 @@ def test_the_environment_names_no_proxy(serve, monkeypatch):
 
 
 class Certificate:
-    """For the name localhost, signed by itself."""
+    """For the names localhost and 127.0.0.1, and the two sides of TLS with it."""
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder / "cert.pem"
-        key = folder / "key.pem"
-        subprocess.run(
-            [
-                *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
-                *(
-                    "-keyout",
-                    key,
-                    "-out",
-                    self.path,
-                    "-subj",
-                    "/CN=localhost",
-                    "-addext",
-                    "subjectAltName=DNS:localhost",
-                ),
-            ],
-            check=True,
-            capture_output=True,
-        )
+        files = Certificates(folder)
+        self.root_ca = files.root_ca
         self.server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.server_side.load_cert_chain(self.path, key)
+        self.server_side.load_cert_chain(files.certificate, files.key)
 
     def client_side(self, min_version: int = TLS_1_2) -> ssl.SSLContext:
-        return client_tls(str(self.path), min_version)
+        return client_tls(str(self.root_ca), min_version)
 
 
 @pytest.fixture(scope="module")
@@ -247,14 +230,14 @@ def test_a_certificate_signed_by_the_given_authority_is_trusted(serve, certifica
 
 def test_a_certificate_of_nobody_the_system_knows_is_not(serve, certificate):
     server = serve(HELLO, tls=certificate.server_side)
-    assert failure(server.url) == "TLS: self-signed certificate"
+    assert failure(server.url) == "TLS: unable to get local issuer certificate"
     assert server.heard == []
 
 
 def test_a_certificate_for_another_name_is_not(serve, certificate):
     server = serve(HELLO, tls=certificate.server_side)
-    text = failure(server.url.replace("localhost", "127.0.0.1"), tls=certificate.client_side())
-    assert text.startswith("TLS: IP address mismatch")
+    text = failure(server.url.replace("localhost", "127.1"), tls=certificate.client_side())
+    assert text.startswith("TLS: Hostname mismatch")
     assert server.heard == []
 
 
