@@ -134,8 +134,9 @@ class Directory:
         return EMPTY
 
     def delete_channel(self, request: Request) -> Response:
+        topic, channel = _topic_and_channel(request)
         try:
-            self._db.delete_channel(*_topic_and_channel(request))
+            self._db.delete_channel(topic, channel)
         except KeyError:
             raise ApiError(404, "CHANNEL_NOT_FOUND") from None
         return EMPTY
