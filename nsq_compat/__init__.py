@@ -6,7 +6,7 @@ The folders are floors of one house; a module imports from its own folder or fro
     nsqadmin                  the programs: options, wiring, a shutdown order
     cli                       flags, config file, log lines
     web                       HTTP applications
-    net, cluster              sockets and greenlets; many daemons over HTTP
+    net, cluster, client      sockets and greenlets; many daemons over HTTP; a client library
     session                   conversations: bytes in, bytes out, no I/O
     queue                     the heart of nsqd: topics, channels, messages in flight
     registry                  the heart of nsqlookupd: who has which topics and channels
