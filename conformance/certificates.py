@@ -5,6 +5,9 @@ from pathlib import Path
 
 import trustme
 
+CLIENT_NAME = "somebody known"
+"""The common name of the client nsqd knows."""
+
 
 class Certificates:
     """An authority of its own; all files lie in `folder`."""
@@ -14,7 +17,8 @@ class Certificates:
         self.root_ca, self.certificate, self.key = folder / "ca.pem", folder / "nsqd.crt", folder / "nsqd.key"
         self.client, self.stranger = folder / "client.pem", folder / "stranger.pem"
         self._ca.cert_pem.write_to_path(self.root_ca)
-        self._ca.issue_cert("client").private_key_and_cert_chain_pem.write_to_path(self.client)
+        known = self._ca.issue_cert("client", common_name=CLIENT_NAME)
+        known.private_key_and_cert_chain_pem.write_to_path(self.client)
         trustme.CA().issue_cert("stranger").private_key_and_cert_chain_pem.write_to_path(self.stranger)
         self.renew("nsqd")
 

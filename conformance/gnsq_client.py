@@ -20,6 +20,12 @@ from conformance.pynsq_client import Failed, negotiation, numbered_lines, parse_
 _ANSWER_SECONDS = 10.0
 
 
+def _negotiation(options: argparse.Namespace) -> dict[str, Any]:
+    """As pynsq's, but that a secret is bytes."""
+    asked = negotiation(options)
+    return asked | {"auth_secret": options.auth_secret.encode()} if options.auth_secret else asked
+
+
 def publish(options: argparse.Namespace) -> dict[str, Any]:
     """Send a file; the report says how many messages were acknowledged and how long that took.
 
@@ -27,7 +33,7 @@ def publish(options: argparse.Namespace) -> dict[str, Any]:
     """
     bodies = numbered_lines(options.file)
     host, _, port = options.tcp.rpartition(":")
-    connection = gnsq.NsqdTCPClient(host, int(port), timeout=_ANSWER_SECONDS, **negotiation(options))
+    connection = gnsq.NsqdTCPClient(host, int(port), timeout=_ANSWER_SECONDS, **_negotiation(options))
     started = time.monotonic()
     try:
         connection.connect()
@@ -76,7 +82,7 @@ def consume(options: argparse.Namespace) -> dict[str, Any]:
         message_handler=handle,
         max_in_flight=options.max_in_flight,
         max_tries=0,
-        **negotiation(options),
+        **_negotiation(options),
     )
     consumer.start(block=False)
     try:

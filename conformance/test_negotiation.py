@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from conformance.certificates import Certificates
+from conformance.auth_server import EVERYTHING, AuthServer
+from conformance.certificates import CLIENT_NAME, Certificates
 from conformance.clients import Client, ClientFailed, Running
 from conformance.delivery import LinesFile, assert_channel_is_done, assert_each_line_once
 from conformance.nsqd_process import NsqdProcess
@@ -19,6 +20,7 @@ PAIRS = [
     *(("gonsq", way) for way in WAYS),
     *(("gnsq", way) for way in WAYS),
 ]
+CLIENTS = ("pynsq", "gonsq", "gnsq")
 LINES = 3000
 MEGABYTE = 1 << 20
 
@@ -136,7 +138,42 @@ def test_messages_of_a_megabyte_arrive_whole(
     assert_each_line_once(file, out)
 
 
-@pytest.mark.parametrize("name", ["pynsq", "gonsq", "gnsq"])
+@pytest.mark.parametrize("name", CLIENTS)
+@pytest.mark.parametrize("with_tls", [False, True], ids=["plain", "certificate"])
+def test_where_clients_are_authorized_the_right_secret_opens_and_another_does_not(
+    name: str,
+    with_tls: bool,
+    request: pytest.FixtureRequest,
+    nsqd_command: str,
+    certificates: Certificates,
+    topic: str,
+    lines_file: LinesFile,
+    tmp_path: Path,
+) -> None:
+    client: Client = request.getfixturevalue(name)
+    file, out = lines_file(100), tmp_path / "out"
+    asking: dict[str, object] = {"auth_secret": "opensesame"}
+    with AuthServer({"opensesame": EVERYTHING}) as server:
+        options = [f"--auth-http-address={server.address}"]
+        if with_tls:
+            asking |= {"tls_root_ca_file": certificates.root_ca, "tls_cert": certificates.client}
+            options += [*certificates.options, "--tls-client-auth-policy=require-verify", "--tls-required=tcp-https"]
+            options += [f"--tls-root-ca-file={certificates.root_ca}"]
+        with NsqdProcess(nsqd_command, tmp_path, options=options) as nsqd:
+            consumer = client.consuming(nsqd.tcp_address, topic, "ch", 100, out, **asking)
+            client.publishing(nsqd.tcp_address, topic, file, **asking).report()
+            consumer.report()
+            assert_each_line_once(file, out)
+            with pytest.raises(ClientFailed):
+                client.publishing(nsqd.tcp_address, topic, file, **asking | {"auth_secret": "openbarley"}).report()
+    known = {"tls": ["true"], "common_name": [CLIENT_NAME]} if with_tls else {"tls": ["false"], "common_name": [""]}
+    told = [
+        {key: question[key] for key in known} for question in server.questions if question["secret"] == ["opensesame"]
+    ]
+    assert told == [known] * 2
+
+
+@pytest.mark.parametrize("name", CLIENTS)
 def test_a_client_nobody_knows_is_not_let_in(
     name: str,
     request: pytest.FixtureRequest,
