@@ -81,11 +81,13 @@ class Peer:
         connection = self._connection = Connection(line, self.address, self._make_session)
         connection.actor = "LOOKUPD"
         connection.wake()
+        began = time.monotonic()
         try:
             connection.run()
         finally:
             self.lookupd = self._connection = None
-        if connection.session.is_settled:
+        # One that takes everything and then leaves, again and again, is not worth being asked ten times a second.
+        if connection.session.is_settled and time.monotonic() - began > LONGEST_PAUSE_SECONDS:
             self._pause = FIRST_PAUSE_SECONDS
             self._last_failure = ""
         self._note_failure(connection.session.failure)

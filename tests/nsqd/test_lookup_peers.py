@@ -1,7 +1,9 @@
 """Registration with several nsqlookupds at once, over real sockets; the other end is ours, in the test's process."""
 
 import logging
+import random
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import gevent
 import gevent.socket
@@ -10,7 +12,7 @@ from gevent.pool import Group
 
 from nsq_compat.net.listeners import listen, port_of
 from nsq_compat.nsqd.lookup_peers import LookupPeers
-from nsq_compat.protocol.lookup_commands import PeerInfo
+from nsq_compat.protocol.lookup_commands import PeerInfo, reply
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.limits import QueueLimits
 
@@ -77,10 +79,11 @@ def accept_for_ever(listener, serve, clients):
         with client:
             serve(client)
 
-    with gevent.socket.socket(fileno=listener.dup().detach()) as accepting:
+    with ExitStack() as closing:  # also whom nobody has begun to serve
+        accepting = closing.enter_context(gevent.socket.socket(fileno=listener.dup().detach()))
         accepting.settimeout(None)
         while True:
-            clients.spawn(serve_and_close, accepting.accept()[0])
+            clients.spawn(serve_and_close, closing.enter_context(accepting.accept()[0]))
 
 
 def test_one_that_comes_back_is_told_everything_anew(broker, peers, start, wait_until):
@@ -154,3 +157,28 @@ def test_one_that_is_suspected_is_pinged_at_once(broker, peers, start, wait_unti
     heard_of = producer.last_update
     peers.suspect(peers.peers[0])
     wait_until(lambda: producer.last_update > heard_of)
+
+
+def test_one_that_takes_everything_and_leaves_is_asked_less_and_less(broker, peers, wait_until, monkeypatch):
+    pauses: list[float] = []
+
+    def no_chance(low: float, high: float) -> float:
+        (peer,) = peers.peers
+        pauses.append(peer._pause)
+        return 0.0
+
+    def takes_everything_and_leaves(client: gevent.socket.socket) -> None:
+        for answer in (b"{}", b"OK"):
+            assert client.recv(1000)
+            client.sendall(reply(answer))
+
+    monkeypatch.setattr(random, "uniform", no_chance)
+    broker.topic("orders")
+    clients = Group()
+    with listen("127.0.0.1:0") as listener:
+        clients.spawn(accept_for_ever, listener, takes_everything_and_leaves, clients)
+        peers.start([f"127.0.0.1:{port_of(listener)}"])
+        wait_until(lambda: len(pauses) >= 8)
+        peers.stop()
+        clients.kill()
+    assert pauses[:8] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
