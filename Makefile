@@ -4,7 +4,7 @@ BIN ?= .venv/bin
 .PHONY: help check format test conformance coverage bench faults
 
 help:
-	@echo 'make check        formatting, lint, types, import contracts, dead code, spelling: seconds'
+	@echo 'make check        formatting, lint, types, import contracts, dead code, spelling, templates: seconds'
 	@echo 'make test         the tests of nsq_compat itself'
 	@echo 'make conformance  NSQ clients against nsqd and nsqlookupd (NSQD="/path/to/nsqd", NSQLOOKUPD="..." for others)'
 	@echo 'make coverage     the tests with branch coverage'
@@ -20,6 +20,7 @@ check:
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/vulture --min-confidence 80 nsq_compat benchmarks conformance tests
 	$(BIN)/codespell
+	$(BIN)/djlint --quiet --lint --profile=jinja --ignore=H015,H043 templates
 
 format:
 	$(BIN)/ruff format .

@@ -7,6 +7,9 @@
     nodes          an nsqd as nsqlookupd or its own /info describes it
     statistics     topics, channels and clients as one nsqd's /stats shows them
     latency        percentiles of processing time
+    snapshot       the whole cluster at one moment;  history  what it was;  ages  its oldest messages
+    attention      what wants attention in it
+    peek           messages that wait in a channel
     merge          one topic or channel over all nodes
     reading        values out of JSON that may say anything
 

@@ -10,6 +10,7 @@ from nsq_compat.cluster.snapshot import Snapshot
 from nsq_compat.cluster.statistics import ChannelStats, TopicStats
 
 _BACKLOG_WORTH_A_WORD: Final = 1000
+_GROWTH_WORTH_A_WORD: Final = 0.05
 
 
 class Severity(IntEnum):
@@ -36,7 +37,7 @@ def concerns(snapshot: Snapshot, history: History) -> list[Concern]:
     for topic in snapshot.topics:
         found += _of_topic(topic)
         for channel in topic.channels:
-            found += _of_channel(channel, history)
+            found += _of_channel(channel, history, snapshot.taken_at)
     return sorted(found, key=lambda concern: (concern.severity, -concern.weight, concern.topic, concern.channel))
 
 
@@ -68,22 +69,35 @@ def _of_topic(topic: TopicStats) -> Iterator[Concern]:
         yield _about(topic, Severity.WARNING, "dropped", text)
 
 
-def _of_channel(channel: ChannelStats, history: History) -> Iterator[Concern]:
+def _of_channel(channel: ChannelStats, history: History, now: float) -> Iterator[Concern]:
     growth = history.growth(channel.topic_name, channel.channel_name)
-    growing = f", growing by {growth:,.1f} a second" if growth > 0.05 else ""
+    grows = growth > _GROWTH_WORTH_A_WORD
+    more = (f", growing by {growth:,.1f} a second" if grows else "") + _age(channel, history, now)
     if channel.paused:
-        yield _about(channel, Severity.NOTE, "paused", f"paused, {_messages(channel.depth)} waiting{growing}")
+        yield _about(channel, Severity.NOTE, "paused", f"paused, {_messages(channel.depth)} waiting{more}")
     elif channel.depth and not channel.client_count:
-        severity = Severity.SERIOUS if growing else Severity.WARNING
-        yield _about(channel, severity, "no-consumer", f"{_messages(channel.depth)} and no consumer{growing}")
-    elif growing and channel.depth >= _BACKLOG_WORTH_A_WORD:
-        yield _about(channel, Severity.WARNING, "behind", f"{_messages(channel.depth)} behind{growing}")
+        severity = Severity.SERIOUS if grows else Severity.WARNING
+        yield _about(channel, severity, "no-consumer", f"{_messages(channel.depth)} and no consumer{more}")
+    elif grows and channel.depth >= _BACKLOG_WORTH_A_WORD:
+        yield _about(channel, Severity.WARNING, "behind", f"{_messages(channel.depth)} behind{more}")
     elif channel.depth and channel.clients and not any(client.ready_count for client in channel.clients):
-        text = f"{_messages(channel.depth)}, and all {channel.client_count:,} consumers at RDY 0"
+        text = f"{_messages(channel.depth)}, and all {channel.client_count:,} consumers at RDY 0{more}"
         yield _about(channel, Severity.WARNING, "not-ready", text)
     if channel.dropped_count:
         text = f"{_messages(channel.dropped_count)} dropped because memory was full"
         yield _about(channel, Severity.WARNING, "dropped", text)
+
+
+def _age(channel: ChannelStats, history: History, now: float) -> str:
+    published = history.oldest.get((channel.topic_name, channel.channel_name))
+    if published is None or not channel.depth:
+        return ""
+    seconds = max(0.0, now - published)
+    for unit, name in ((86400, "day"), (3600, "hour"), (60, "minute")):
+        if seconds >= unit:
+            count = int(seconds // unit)
+            return f", the oldest {count} {name}{'' if count == 1 else 's'} old"
+    return ""
 
 
 def _messages(count: int) -> str:

@@ -6,7 +6,7 @@ back (its nsqd was started anew, or the topic is a new one) makes a gap in the r
 
 import math
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -87,11 +87,14 @@ class Series:
 
 
 class History:
-    """`latest` is the newest snapshot, None before the first."""
+    """`latest` is the newest snapshot, None before the first; `oldest` says when the next message of some channels was
+    published, in Unix seconds."""
 
     def __init__(self, step: int = FINE_SECONDS) -> None:
         self.latest: Snapshot | None = None
-        self._step = max(1, step)
+        self.oldest: Mapping[Key, float] = {}
+        # Looked at more often, a step shows the last look; less often, the ring is longer than an hour.
+        self._step = max(FINE_SECONDS, step)
         self._series: dict[Key, Series] = {}
 
     def add(self, snapshot: Snapshot, breathe: Callable[[], None] = lambda: None) -> None:

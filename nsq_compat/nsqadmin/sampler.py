@@ -5,6 +5,7 @@ import time
 
 import gevent
 
+from nsq_compat.cluster.ages import oldest_messages
 from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.history import History
 from nsq_compat.cluster.snapshot import take_snapshot
@@ -12,7 +13,7 @@ from nsq_compat.cluster.snapshot import take_snapshot
 log = logging.getLogger(__name__)
 
 _WITH_CLIENTS = 6
-"""Every so many looks it is asked for clients too, which is most of what nsqd has to say."""
+"""Every so many looks clients are asked for too, most of what nsqd has to say, and the ages of messages."""
 
 
 class Sampler:
@@ -40,6 +41,8 @@ class Sampler:
                 with_clients = looks % _WITH_CLIENTS == 0
                 snapshot = take_snapshot(self._cluster, time.time(), clients=with_clients, breathe=_breathe)
                 self._history.add(snapshot, _breathe)
+                if with_clients:
+                    self._history.oldest = oldest_messages(self._cluster.client, snapshot)
             except Exception:
                 log.exception("SAMPLER: failed")
             looks += 1

@@ -40,6 +40,13 @@ def test_messages_without_a_consumer_are_serious_when_they_grow():
     ]
 
 
+def test_an_old_message_is_said_to_be():
+    history = History()
+    for published, words in ((-3600.0, ", the oldest 1 hour old"), (-50.0, ", the oldest 2 minutes old"), (90.0, "")):
+        history.oldest = {("t", "c"): published}
+        assert found(channel(depth=1), history=history)[0][2] == f"1 message and no consumer{words}"
+
+
 def test_consumers_that_do_not_keep_up_are_named_when_it_is_worth_a_word():
     history = growing(1000, 2000)
     assert found(channel(depth=2000, client_count=1), history=history)[0][:2] == (Severity.WARNING, "behind")

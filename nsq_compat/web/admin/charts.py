@@ -33,12 +33,14 @@ class Chart:
 
 def chart(points: Sequence[tuple[float, float]], now: float, span: float) -> Chart:
     """Of (moment, value) pairs within the last `span` seconds; nan is a gap, and so is a longer silence."""
-    known = [value for _, value in points if not math.isnan(value)]
+    known = [value for at, value in points if now - at <= span and not math.isnan(value)]
     top = _round_up(max(known, default=0.0))
     step = span / 40
     runs: list[list[tuple[float, float]]] = []
     before = -math.inf
     for at, value in points:
+        if now - at > span:
+            continue
         if math.isnan(value):
             before = -math.inf
             continue

@@ -19,6 +19,12 @@ def test_a_gap_is_a_gap():
     assert len(drawn.lines) == 3
 
 
+def test_what_is_older_than_the_picture_is_not_in_it():
+    drawn = chart([(0.0, 1000.0), (99.0, 1.0)], 100.0, 10.0)
+    assert drawn.highest == 1.0
+    assert len(drawn.lines) == 1
+
+
 def test_nothing_known_is_an_empty_chart():
     drawn = chart([(1.0, math.nan)], 100.0, 100.0)
     assert (drawn.lines, drawn.latest, drawn.highest) == ((), None, 0.0)
