@@ -29,7 +29,8 @@ _STOP_SECONDS = 1.0
 _NOT_SPREAD_OVER = 1.0
 """Seconds at the end of an interval in which nothing is sent (nsqd)."""
 _TOPICS_AT_ONCE = 100
-"""Between two turns of the event loop."""
+_PAUSE_SECONDS = 0.001
+"""Between two turns of the event loop; with a sleep of 0 it would not look at its sockets."""
 
 
 class StatsdPush:
@@ -93,7 +94,7 @@ class StatsdPush:
         for number, topic in enumerate(snapshot(self._broker, time.monotonic(), include_clients=False), 1):
             yield from self._lines.of_topic(topic)
             if not number % _TOPICS_AT_ONCE:
-                gevent.sleep(0)
+                gevent.sleep(_PAUSE_SECONDS)
         if self._memory is not None:
             yield from self._lines.of_memory(self._memory())
 

@@ -14,6 +14,7 @@ from nsq_compat.web.stats_text import StatsReport, render
 
 HEALTHY: Final = "OK"
 _TOPICS_AT_ONCE: Final = 100
+_PAUSE_SECONDS: Final = 0.001  # with a sleep of 0 the event loop would not look at its sockets
 
 # The order and names of nsqd's JSON. "?" marks what is left out when it is empty, 0 or false.
 _TOPIC_KEYS: Final = (
@@ -93,7 +94,7 @@ class Statistics:
         for number, topic in enumerate(topics, 1):
             yield topic
             if not number % _TOPICS_AT_ONCE:
-                self._service.sleep(0)
+                self._service.sleep(_PAUSE_SECONDS)
 
 
 def _default_true(parameters: Mapping[str, str], key: str) -> bool:

@@ -188,6 +188,7 @@ def test_while_many_topics_are_shown_others_have_their_turn(call, daemon, form):
     turns: list[float] = []
 
     def sleep(seconds):
+        assert seconds > 0  # else gevent's loop does not look at its sockets
         turns.append(seconds)
         daemon.broker.topics.pop("t249", None)
 
@@ -195,7 +196,6 @@ def test_while_many_topics_are_shown_others_have_their_turn(call, daemon, form):
     for number in range(250):
         daemon.broker.topic(f"t{number:03}")
     body = call.get(f"/stats?format={form}").body
-    assert turns == [0] * len(turns)
     assert len(turns) >= 2
     assert b"t248" in body
     assert b"t249" not in body
