@@ -31,6 +31,26 @@ class Entry:
         self.size = sum(map(len, self.bodies)) + 4 * len(self.bodies)
 
 
+@dataclass(slots=True)
+class _Queue:
+    """What waits for one topic, the oldest first."""
+
+    entries: deque[Entry] = field(default_factory=deque)
+    messages: int = 0
+    size: int = 0
+
+    def append(self, entry: Entry) -> None:
+        self.entries.append(entry)
+        self.messages += len(entry.bodies)
+        self.size += entry.size
+
+    def popleft(self) -> Entry:
+        entry = self.entries.popleft()
+        self.messages -= len(entry.bodies)
+        self.size -= entry.size
+        return entry
+
+
 class Closed(Exception):
     """The producer was closed."""
 
@@ -54,7 +74,7 @@ class Batcher:
         self._linger = linger
         self._worker_count = workers
         self._max_waiting_bytes = max_waiting_bytes
-        self._topics: dict[str, deque[Entry]] = {}
+        self._topics: dict[str, _Queue] = {}
         self._waiting_bytes = 0
         self._unfinished = 0
         self._flushing = 0
@@ -66,10 +86,14 @@ class Batcher:
         """Waits while too much waits already. Raises ``Closed``."""
         entry = Entry(bodies, defer, Future(), time.monotonic())
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._waiting_bytes < self._max_waiting_bytes)
+            while not self._closed and self._waiting_bytes >= self._max_waiting_bytes:
+                self._changed.wait()
             if self._closed:
                 raise Closed("the producer is closed")
-            self._topics.setdefault(topic, deque()).append(entry)
+            waiting = self._topics.get(topic)
+            if waiting is None:
+                waiting = self._topics[topic] = _Queue()
+            waiting.append(entry)
             self._waiting_bytes += entry.size
             self._unfinished += 1
             self._start_workers()
@@ -91,7 +115,7 @@ class Batcher:
             self._closed = True
         done = self.flush(timeout)
         with self._changed:
-            left = [entry for entries in self._topics.values() for entry in entries]
+            left = [entry for waiting in self._topics.values() for entry in waiting.entries]
             self._topics.clear()
             self._changed.notify_all()
         for entry in left:
@@ -124,36 +148,34 @@ class Batcher:
             while True:
                 now = time.monotonic()
                 due = float("inf")
-                for topic, entries in self._topics.items():
-                    ripe_at = self._ripe_at(entries)
+                for topic, waiting in self._topics.items():
+                    ripe_at = self._ripe_at(waiting)
                     if ripe_at <= now:
-                        return topic, self._take(topic, entries)
+                        return topic, self._take(topic, waiting)
                     due = min(due, ripe_at)
                 if self._closed and not self._topics:
                     return None
                 self._changed.wait(None if due == float("inf") else due - now)
 
-    def _ripe_at(self, entries: deque[Entry]) -> float:
+    def _ripe_at(self, waiting: _Queue) -> float:
         """When the oldest of a topic leaves at the latest; long ago for a full batch."""
-        is_full = (
-            sum(len(entry.bodies) for entry in entries) >= self._max_messages
-            or sum(entry.size for entry in entries) >= self._max_bytes
-        )
-        if self._flushing or self._closed or entries[0].defer or is_full:
+        oldest = waiting.entries[0]
+        is_full = waiting.messages >= self._max_messages or waiting.size >= self._max_bytes
+        if self._flushing or self._closed or oldest.defer or is_full:
             return 0.0
-        return entries[0].at + self._linger
+        return oldest.at + self._linger
 
-    def _take(self, topic: str, entries: deque[Entry]) -> list[Entry]:
-        taken = [entries.popleft()]
-        count, size = len(taken[0].bodies), taken[0].size
+    def _take(self, topic: str, waiting: _Queue) -> list[Entry]:
+        taken, entries = [waiting.popleft()], waiting.entries
+        messages, size = len(taken[0].bodies), taken[0].size
         while entries and not taken[0].defer and not entries[0].defer:
-            count, size = count + len(entries[0].bodies), size + entries[0].size
-            if count > self._max_messages or size > self._max_bytes:
+            messages, size = messages + len(entries[0].bodies), size + entries[0].size
+            if messages > self._max_messages or size > self._max_bytes:
                 break
-            taken.append(entries.popleft())
+            taken.append(waiting.popleft())
         del self._topics[topic]
         if entries:
-            self._topics[topic] = entries  # behind the others
+            self._topics[topic] = waiting  # behind the others
         self._waiting_bytes -= sum(entry.size for entry in taken)
         return taken
 

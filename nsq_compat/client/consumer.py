@@ -159,6 +159,8 @@ class Consumer:
 
     def _handle(self, message: Message) -> None:
         # Hot: runs for every message.
+        if message.is_lost:
+            return  # it comes again whatever is done with it now
         try:
             if 0 < self._max_tries < message.attempts:
                 self._giving_up(message)

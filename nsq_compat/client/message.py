@@ -11,6 +11,8 @@ TOUCH: Final = "touch"
 class Delivery(Protocol):
     """Where a message's answers go: the connection it came from."""
 
+    @property
+    def is_over(self) -> bool: ...
     def finish(self, message: "Message") -> None: ...
     def requeue(self, message: "Message", delay: float | None, backoff: bool) -> None: ...
     def touch(self, message: "Message") -> None: ...
@@ -43,6 +45,11 @@ class Message:
         """The handler has said that the answer comes later."""
         self._delivery = delivery
         self._listeners: list[tuple[str, Callable[..., object]]] | None = None
+
+    @property
+    def is_lost(self) -> bool:
+        """Its connection is gone: no answer will reach nsqd, which delivers it again when its time is over."""
+        return self._delivery.is_over
 
     def finish(self) -> None:
         """Handled: nsqd forgets it. Raises ``AlreadyAnswered``."""

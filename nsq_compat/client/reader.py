@@ -166,6 +166,8 @@ class Reader:
                 return
 
     def _handle(self, message: Message) -> None:
+        if message.is_lost:
+            return  # it comes again whatever is done with it now
         try:
             if 0 < self.max_tries < message.attempts:
                 self.giving_up(message)

@@ -297,7 +297,9 @@ class Subscription:
     def _serve(self, connection: Connection) -> None:
         try:
             connection.open()
-        except ConnectionLost as error:
+        except Exception as error:  # the top of a thread
+            if not isinstance(error, ConnectionLost):
+                log.exception("[%s/%s] (%s) internal error", self.topic, self.channel, connection.address)
             self.closed(connection, error)
             return
         with self._lock:

@@ -232,6 +232,26 @@ def test_a_long_handler_keeps_no_finish_from_leaving(fake, start_consumer):
     wait_until(lambda: fake.peer.finished == [short, long])
 
 
+def test_what_waits_when_its_connection_breaks_is_not_handled_since_it_comes_again(fake, start_consumer, bodies):
+    held, release = threading.Event(), threading.Event()
+
+    def handle(message: Message) -> None:
+        bodies.append(message.body)
+        held.set()
+        release.wait()
+
+    consumer = start_consumer(handle, nsqd_tcp_addresses=fake.address, max_in_flight=10, reconnect_delay=0.01)
+    wait_until(lambda: fake.said("RDY"))
+    fake.send_messages([b"begun", b"waiting"])
+    held.wait()
+    fake.peer.close()
+    wait_until(lambda: len(fake.peers) == 2 and fake.said("RDY"))
+    fake.send_messages([b"again"])
+    release.set()
+    wait_until(lambda: len(bodies) == 2 and consumer.in_flight == 0)
+    assert bodies == [b"begun", b"again"]
+
+
 # --- Stopping ---------------------------------------------------------------------------------------------------------
 
 

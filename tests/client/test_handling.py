@@ -7,6 +7,8 @@ from nsq_compat.client.message import Message
 class Answers:
     """Where a message's answers go."""
 
+    is_over = False
+
     def __init__(self) -> None:
         self.given: list[str] = []
 

@@ -6,6 +6,8 @@ from nsq_compat.client.message import AlreadyAnswered, Message
 class Answers:
     """Where a message's answers go."""
 
+    is_over = False
+
     def __init__(self) -> None:
         self.given: list[object] = []
 
@@ -76,6 +78,12 @@ def test_the_answer_comes_later_if_the_handler_says_so(message):
     message.enable_async()
     assert message.is_async()
     assert not message.has_responded()
+
+
+def test_it_is_lost_with_its_connection(message, answers):
+    assert not message.is_lost
+    answers.is_over = True
+    assert message.is_lost
 
 
 def test_it_says_what_it_is(message):
