@@ -449,6 +449,7 @@ class NsqdSession:
     def _ask(self, secret: bytes) -> Grants:
         # Time stands still for the client's deadline: it is not the one who is slow.
         deadline, self._deadline = self._deadline, NEVER
+        self.wake()  # replies to what came before leave meanwhile, and heartbeats are looked after
         try:
             tls = self._layers.tls
             name = tls.common_name if tls is not None else ""

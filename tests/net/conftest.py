@@ -22,6 +22,7 @@ from nsq_compat.protocol.compression import Codec, Deflate, Snappy
 from nsq_compat.protocol.frame_reader import Frame, FrameReader
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.limits import QueueLimits
+from nsq_compat.session.authorization import Authorize, not_asked
 from nsq_compat.session.nsqd_limits import NsqdLimits
 from nsq_compat.session.nsqd_session import NsqdSession
 
@@ -35,6 +36,7 @@ class Server:
     def __init__(self) -> None:
         self.limits = NsqdLimits()
         self.certificates: Certificates | None = None
+        self.authorize: Authorize = not_asked
         self.broker = Broker(QueueLimits(mem_queue_size=1_000_000))
         self.alarms = AlarmClock(self.broker.schedule)
         listener = listen("127.0.0.1:0")
@@ -51,6 +53,7 @@ class Server:
             host=host,
             wake=connection.wake,
             drop=connection.abort,
+            authorize=self.authorize,
             now=now,
             now_ns=now_ns,
         )

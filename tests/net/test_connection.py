@@ -2,14 +2,17 @@
 
 import gc
 import struct
+import time
 import weakref
 from contextlib import suppress
 from dataclasses import replace
 
 import gevent
 import pytest
+from gevent.event import Event
 
 from nsq_compat.net.connection import Connection
+from nsq_compat.session.authorization import Credentials, Grants, read_answer
 from nsq_compat.session.nsqd_session import NsqdSession
 
 IDENTIFY_1S = b'{"heartbeat_interval":1000}'
@@ -182,6 +185,82 @@ def test_hostile_sizes_are_refused_before_memory_is_taken(server, connect):
     client = connect().says(b"PUB t\n" + struct.pack(">i", 0x7FFFFFFF))
     assert client.frame().data == b"E_BAD_MESSAGE PUB message too big 2147483647 > 100"
     assert client.rest() == b""
+
+
+# --- A session that waits within receive_data -------------------------------------------------------------------------
+
+AUTH = b"AUTH\n\0\0\0\1s"
+ANSWER = b'{"ttl":60,"authorizations":[{"topic":".*","channels":[".*"],"permissions":["publish","subscribe"]}]}'
+PERMISSION = b'{"identity":"","identity_url":"","permission_count":1}'
+
+
+class AuthServer:
+    """Is asked, and answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.answers = Event()
+
+    def __call__(self, credentials: Credentials) -> Grants:
+        self.asked += 1
+        self.answers.wait()
+        return read_answer(ANSWER, time.monotonic())
+
+
+@pytest.fixture
+def auth_server(server):
+    server.limits = replace(server.limits, auth_required=True)
+    server.authorize = AuthServer()
+    yield server.authorize
+    server.authorize.answers.set()
+
+
+def test_who_waits_for_permission_gets_heartbeats_and_stays(auth_server, connect):
+    client = connect().says(identify(IDENTIFY_1S) + AUTH + b"PUB t\n\0\0\0\1x")
+    assert [client.frame().data for _ in range(2)] == [b"OK", b"_heartbeat_"]
+    auth_server.answers.set()
+    assert [client.frame().data for _ in range(2)] == [PERMISSION, b"OK"]
+
+
+def test_who_waits_for_permission_holds_up_nobody(auth_server, connect, eventually):
+    waiting = connect().says(AUTH)
+    eventually(lambda: auth_server.asked)
+    other = connect().says(b"NOP\nPUB t\n\0\0\0\1x")
+    assert other.frame().data == b"E_AUTH_FIRST AUTH required before PUB"
+    auth_server.answers.set()
+    assert waiting.frame().data == PERMISSION
+
+
+def test_what_comes_meanwhile_is_taken_in_order(auth_server, connect, eventually):
+    client = connect().says(AUTH)
+    eventually(lambda: auth_server.asked)
+    for body in (b"1", b"2"):
+        client.says(b"PUB t\n\0\0\0\1" + body)
+        gevent.sleep(0)
+    client.says(b"SUB t c\nRDY 2\n")
+    auth_server.answers.set()
+    assert [client.frame().data[26:] or b"a reply" for _ in range(6)] == [
+        PERMISSION[26:],
+        *[b"a reply"] * 3,
+        b"1",
+        b"2",
+    ]
+
+
+@pytest.mark.parametrize("end", ["the client goes", "the daemon drops it"])
+def test_a_connection_that_ends_while_it_waits_ends_when_the_answer_is_there(
+    server, auth_server, connect, eventually, end
+):
+    client = connect().says(AUTH + b"SUB t c\nRDY 1\n")
+    eventually(lambda: auth_server.asked)
+    if end == "the client goes":
+        client.socket.close()
+    else:
+        server.tcp.sessions[0].drop()
+    gevent.sleep(0)
+    auth_server.answers.set()
+    eventually(lambda: not server.tcp.sessions)
+    assert all(not channel.consumers for topic in server.broker.topics.values() for channel in topic.channels.values())
 
 
 def test_nothing_of_a_connection_is_left_behind(server, connect, eventually):

@@ -246,17 +246,22 @@ def test_no_secret_is_shown_by_whatever_can_be_asked_or_read(server, tmp_path):
             installed_nsqd(), tmp_path, options=[f"--auth-http-address={address}", "--log-level=debug"]
         ) as nsqd,
         Client(nsqd) as client,
+        ExitStack() as stack,
     ):
         assert b"permission_count" in client.says(b"AUTH", b"s3cret").hears()
+        server.is_open.clear()
+        waiting = stack.enter_context(Client(nsqd)).says(b"AUTH", b"s3cret of another")
+        while len(server.questions) < 2:
+            gevent.sleep(0.01)
         pages = ("stats", "stats?format=json", "config/auth_http_addresses", "debug/pprof/cmdline")
         for page in (*pages, "debug/pprof/goroutine", "debug/pprof/heap"):
             with urlopen(f"http://{nsqd.http_address}/{page}", timeout=PATIENCE) as reply:
                 text = reply.read().decode()
             assert "passw0rd" not in text
             assert "s3cret" not in text
-        with Client(nsqd) as stranger:
-            assert stranger.says(b"AUTH", b"s3cret of another").hears() == b"E_AUTH_FAILED AUTH failed"
-            assert stranger.hears() == b""
+        server.is_open.set()
+        assert waiting.hears() == b"E_AUTH_FAILED AUTH failed"
+        assert waiting.hears() == b""
     nsqd._reader.join()
     log = "".join(nsqd._last_lines)
     assert f"AUTH failed failed to auth against http://{server.address}/auth - answered with status 403" in log

@@ -271,6 +271,19 @@ def test_a_slow_auth_server_is_not_held_against_the_client(nsqd, client, server)
     client.and_is_closed()
 
 
+def test_what_was_said_before_is_answered_before_the_auth_server_is(nsqd, client, server):
+    heard: list[bytes] = []
+
+    def ask(credentials):
+        nsqd.turns()
+        heard.extend(frame.text for frame in client.hears_anything())
+        return read_answer(answer(ALL), nsqd.now)
+
+    nsqd.authorize = ask
+    client.says(b"IDENTIFY\n\0\0\0\2{}AUTH\n\0\0\0\1s")
+    assert heard == [b"OK"]
+
+
 def test_time_to_send_a_body_is_not_spent_on_asking(nsqd, authed, server):
     authed.identifies(heartbeat_interval=1000).hears(b"OK")
     for _ in range(61):
