@@ -1,6 +1,7 @@
 """The HTTP server on real sockets: what a client sees, and what it may not do to others."""
 
 import contextlib
+import os
 import resource
 import socket
 import ssl
@@ -321,6 +322,26 @@ def test_a_failed_or_missing_handshake_costs_only_its_own_connection(https: Http
     with contextlib.suppress(ConnectionResetError):
         plain.hears_all()
     silent.hears_end()
+
+
+def test_garbage_inside_https_costs_only_its_own_connection(https: Https) -> None:
+    def garbage(client: ssl.SSLSocket) -> bytes:
+        client.sendall(PING)
+        answer = client.recv(1000)
+        with socket.socket(fileno=os.dup(client.fileno())) as bare:
+            bare.sendall(b"this is no record at all" * 3)
+            bare.settimeout(PROMPT)
+            with contextlib.suppress(ConnectionResetError):
+                while bare.recv(65536):
+                    pass
+        return answer
+
+    def conversation(client: ssl.SSLSocket) -> bytes:
+        client.sendall(PING)
+        return client.recv(1000)
+
+    assert https.in_thread(garbage).endswith(b"GET /ping ")
+    assert https.in_thread(conversation).endswith(b"GET /ping ")
 
 
 # --- What is refused ----------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """TLS and compression on a connection over real sockets: what passes through them, and what a hostile one can do."""
 
 import socket
+import ssl
 import struct
 import zlib
 from contextlib import suppress
@@ -207,6 +208,19 @@ def test_a_half_closed_client_still_gets_its_replies(connects):
     assert [frame.data for frame in client.frames(2)] == [b"OK", b"OK"]
     with pytest.raises(EOFError):
         client.frame()
+
+
+def test_a_client_that_ends_its_stream_gets_its_replies_and_the_end(connect, authority, eventually, server):
+    tls = authority.client_tls()
+    client = connect().identifies(tls).says(pub(b"x"))
+    with suppress(ssl.SSLWantReadError):
+        tls.tls.unwrap()
+    client.socket.sendall(tls.encode(b""))
+    assert client.frame().data == b"OK"
+    with pytest.raises(EOFError):
+        client.frame()
+    client.socket.close()
+    eventually(lambda: not server.tcp.sessions)
 
 
 def test_a_bomb_is_taken_in_small_pieces_and_others_are_served_meanwhile(server, connect, eventually):

@@ -133,6 +133,20 @@ def test_a_client_policy_closes_every_door_to_whom_nobody_knows(start, certifica
         urlopen(f"https://{nsqd.https_address}/ping", timeout=20, context=certificates.trusting())
 
 
+def test_a_client_policy_that_takes_any_certificate_takes_no_client_without_one(start, certificates):
+    nsqd = start("--tls-client-auth-policy=require")
+    stranger, nobody = certificates.trusting(certificates.stranger), certificates.trusting()
+    with Client(nsqd) as client:
+        assert client.starts_tls(stranger).hears() == b"OK"
+        assert client.says(b"PUB t\n\0\0\0\1x").hears() == b"OK"
+    with Client(nsqd) as client, pytest.raises(ssl.SSLError, match="CERTIFICATE_REQUIRED"):
+        client.starts_tls(nobody).hears()
+    with urlopen(f"https://{nsqd.https_address}/ping", timeout=20, context=stranger) as answer:
+        assert answer.read() == b"OK"
+    with pytest.raises(OSError, match="ALERT|EOF|reset"):
+        urlopen(f"https://{nsqd.https_address}/ping", timeout=20, context=nobody)
+
+
 def test_sighup_takes_new_certificates_and_keeps_who_is_connected(start, certificates):
     nsqd = start()
     with Client(nsqd) as before, Client(nsqd) as after, Client(nsqd) as last:

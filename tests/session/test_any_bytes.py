@@ -32,7 +32,18 @@ def sized(body, size=None):
 @st.composite
 def documents(draw):
     keys = st.sampled_from(
-        ["heartbeat_interval", "msg_timeout", "sample_rate", "output_buffer_size", "feature_negotiation", "client_id"]
+        [
+            "heartbeat_interval",
+            "msg_timeout",
+            "sample_rate",
+            "output_buffer_size",
+            "feature_negotiation",
+            "client_id",
+            "snappy",
+            "deflate",
+            "deflate_level",
+            "tls_v1",
+        ]
     )
     values: st.SearchStrategy[Any] = st.sampled_from([0, -1, 1, 50, 1000, 60_000, True, False, None, "me", [], 1.5])
     return json.dumps(draw(st.dictionaries(keys, values, max_size=3))).encode()

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsq_compat.session.authorization import AuthFailed, Credentials, read_answer
+from nsq_compat.session.upgrade import TlsFacts
 
 NOW = 1000.0
 ALL = {"topic": ".*", "channels": [".*"], "permissions": ["subscribe", "publish"]}
@@ -153,6 +154,17 @@ def test_auth_is_answered_with_who_the_client_is(client, server):
     assert server.asked == [Credentials(b"s3\ncret", "127.0.0.1", tls=False, common_name="")]
     stats = client.stats
     assert (stats.authed, stats.auth_identity, stats.auth_identity_url) == (True, "<me>", "http://me")
+
+
+def test_the_server_is_told_of_tls_and_of_the_name_in_the_clients_certificate(make_nsqd):
+    nsqd = make_nsqd(auth_required=True, tls=True)
+    nsqd.authorize = server = AuthServer(nsqd)
+    client = nsqd.connect().identifies(feature_negotiation=True, tls_v1=True)
+    client.hears_anything()
+    client.session.upgrade.done(TlsFacts("TLS1.3", "Unknown 4865", "somebody"), nsqd.now)
+    server.answers = [answer(ALL)]
+    client.says_with_body(b"AUTH", b"s3cret")
+    assert server.asked == [Credentials(b"s3cret", "127.0.0.1", tls=True, common_name="somebody")]
 
 
 def test_identify_says_whether_auth_is_required(nsqd, make_nsqd):
