@@ -8,6 +8,7 @@ import ssl
 from collections.abc import Iterator
 from typing import Final
 
+from cryptography.x509 import InvalidVersion
 from cryptography.x509.oid import NameOID
 from OpenSSL import SSL
 
@@ -79,10 +80,10 @@ class LenientTls:
         return TlsFacts(version_name(tls.get_protocol_version_name()), suite, self._common_name())
 
     def _common_name(self) -> str:
-        certificate = self._tls.get_peer_certificate(as_cryptography=True)
         try:
+            certificate = self._tls.get_peer_certificate(as_cryptography=True)
             names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME) if certificate is not None else []
-        except ValueError:  # anybody may have made it, of anything
+        except (ValueError, InvalidVersion):  # anybody may have made it, of anything
             names = []
         return str(names[-1].value) if names else ""
 
