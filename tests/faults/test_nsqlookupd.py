@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from random import Random
 from urllib.request import urlopen
 
@@ -20,7 +21,9 @@ from tests.faults.client import Client
 from tests.faults.conftest import StartDaemon
 from tests.faults.daemon import Daemon
 from tests.faults.directory import Directory
+from tests.faults.ledger import ChannelLedger
 from tests.faults.network import Cable
+from tests.faults.traffic import Traffic
 from tests.faults.waiting import wait_until
 
 WITHIN = 40.0
@@ -108,6 +111,42 @@ def test_a_message_published_while_its_channels_are_asked_for_reaches_them_thoug
         wait_until(lambda: daemon.unfinished("new") == {"elsewhere": 2}, WITHIN)
         consumer.subscribe("new", "elsewhere", 10)
         assert {message.body for message in consumer.take(2)} == {b"acknowledged", b"and deferred"}
+
+
+def test_kill_9_again_and_again_while_channels_are_asked_for_loses_nothing_for_any_of_them(
+    start: StartDaemon, directories: list[Directory], seed: int, tmp_path: Path
+):
+    hung, _ = directories
+    traffic = Traffic(seed, tmp_path)
+    for each in directories:
+        each.create_channel(traffic.orders.topic, "elsewhere")
+
+    def live(end: Callable[[Daemon], object]) -> Daemon:
+        level = traffic.random.choice(("os", "fsync"))
+        memory = traffic.random.choice((0, 20, 10_000))
+        flags = [each.flag for each in directories]
+        patience = "--http-client-request-timeout=300s"
+        daemon = start(OF_ITS_OWN, *flags, patience, f"--durability={level}", f"--mem-queue-size={memory}")
+        if not traffic.orders.channels:
+            wait_until(lambda: daemon.log.count("peer info") == 2, WITHIN)
+            hung.hang()
+            traffic.add_channel(daemon, traffic.orders, "own")
+        traffic.run(daemon, traffic.random.uniform(0.2, 0.8), end)
+        return daemon
+
+    for _ in range(3):
+        live(Daemon.kill)
+    print(f"{len(traffic.orders.channels['own'].seen)} were delivered before the channels were known")
+    hung.go_on()
+    for _ in range(2):
+        live(Daemon.kill)
+    # It was made when its name was known, and has had no consumer yet.
+    traffic.orders.channels["elsewhere"] = ChannelLedger("elsewhere", 0.0)
+    last = start(OF_ITS_OWN, *(each.flag for each in directories))
+    wait_until(lambda: "elsewhere" in last.unfinished(traffic.orders.topic), WITHIN)
+    traffic.drain(last)
+    assert traffic.check() == []
+    assert traffic.orders.acknowledged
 
 
 def test_a_clean_stop_does_not_wait_for_one_that_hangs(start: StartDaemon, directories: list[Directory]):
