@@ -8,7 +8,7 @@
     tls             TLS, bytes to bytes                 tls_lenient     TLS that takes any client certificate
     tls_words       TLS as NSQ speaks of it
     process         a daemon's own: asked to stop, looked at
-    dialer          connects to another server
+    dialer          connects to another server          resolver        names to addresses
     descriptor_limit  descriptors left to files         http_message    requests and responses as values
 
 May import: ``session`` and below. Sockets are plain non-blocking ones and waiting is done with the event loop's

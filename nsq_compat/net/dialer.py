@@ -1,41 +1,25 @@
 """Connecting to another server, again and again, without waiting for anybody else's name to be resolved."""
 
-import contextlib
 import socket
 import time
 from typing import Any
 
 import gevent.socket
-from gevent.threadpool import ThreadPool
 
-from nsq_compat.net.listeners import MAX_PORT, prepare_client, split_host_port
-
-_IDLE_THREAD_SECONDS = 10
-_Address = tuple[int, tuple[Any, ...]]
+from nsq_compat.net.listeners import prepare_client
+from nsq_compat.net.resolver import Resolver
 
 
 class Dialer:
-    """Connects to one ``host:port``.
-
-    Resolving a name blocks, for as long as the system's resolver likes; so it is done in a thread, one for each dialer,
-    and an attempt that finds the thread of the last one still at it waits in its own time.
-    """
+    """Connects to one ``host:port``."""
 
     def __init__(self, address: str) -> None:
-        self._address = address
-        self._thread = ThreadPool(1, idle_task_timeout=_IDLE_THREAD_SECONDS)
+        self._resolver = Resolver(address)
 
     def connect(self, timeout: float) -> socket.socket:
         """A connected, non-blocking socket. Raises ``OSError``, after `timeout` seconds at the latest."""
-        host_and_port = split_host_port(self._address)
-        if host_and_port is None:
-            raise OSError(f"address {self._address}: missing port in address")
-        host, port = host_and_port
-        if port.isdigit() and int(port) > MAX_PORT:
-            raise OSError("invalid port")  # the resolver would take it modulo 65536
         deadline = time.monotonic() + timeout
-        with gevent.Timeout(timeout, TimeoutError("i/o timeout")):
-            found = self._resolve(host, port)
+        found = self._resolver.resolve(timeout)
         error = OSError("no such host")
         for number, (family, name) in enumerate(found):
             # Each has its share, so that one that does not answer leaves time for the next.
@@ -45,27 +29,6 @@ class Dialer:
             except OSError as each:
                 error = each
         raise error
-
-    def _resolve(self, host: str, port: str) -> list[_Address]:
-        with contextlib.suppress(socket.gaierror, UnicodeError):
-            return _resolved(host, port, socket.AI_NUMERICHOST)
-        outcome = self._thread.apply(_outcome, (host, port))
-        if isinstance(outcome, OSError):
-            raise outcome
-        return outcome
-
-
-def _outcome(host: str, port: str) -> list[_Address] | OSError:
-    # What a thread raises gevent prints with a traceback, though somebody is going to handle it.
-    try:
-        return _resolved(host, port)
-    except (OSError, UnicodeError) as error:
-        return error if isinstance(error, OSError) else OSError("no such host")
-
-
-def _resolved(host: str, port: str, flags: int = 0) -> list[_Address]:
-    infos = socket.getaddrinfo(host or "localhost", port, type=socket.SOCK_STREAM, flags=flags)
-    return [(family, name) for family, _, _, _, name in infos]
 
 
 def _connect(family: int, name: tuple[Any, ...], timeout: float) -> socket.socket:

@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gevent
-import gevent.socket
 from gevent.event import Event
 
-from nsq_compat.net.listeners import split_host_port
+from nsq_compat.net.resolver import Resolver
 from nsq_compat.nsqd.options import NsqdOptions
 from nsq_compat.protocol.durations import SECOND
 from nsq_compat.queue.broker import Broker
@@ -26,6 +25,7 @@ from nsq_compat.queue.topic import Topic
 log = logging.getLogger(__name__)
 
 _STOP_SECONDS = 1.0
+_RESOLVE_SECONDS = 5.0
 _NOT_SPREAD_OVER = 1.0
 """Seconds at the end of an interval in which nothing is sent (nsqd)."""
 _TOPICS_AT_ONCE = 100
@@ -38,6 +38,7 @@ class StatsdPush:
 
     def __init__(self, options: NsqdOptions, broker: Broker, memory: Callable[[], Mapping[str, int]]) -> None:
         self._address = options.statsd_address
+        self._resolver = Resolver(self._address, socket.SOCK_DGRAM)
         self._interval = options.statsd_interval / SECOND
         self._packet_size = options.statsd_udp_packet_size
         self._memory = memory if options.statsd_mem_stats else None
@@ -80,9 +81,9 @@ class StatsdPush:
 
     def _push(self) -> None:
         try:
-            family, target = resolved(self._address)
+            family, target = self._resolver.resolve(_RESOLVE_SECONDS)[0]
             sender = socket.socket(family, socket.SOCK_DGRAM)
-        except (OSError, UnicodeError) as error:  # a name may be too long for the resolver to look at
+        except OSError as error:
             log.error("failed to create UDP socket to statsd(%s) - %s", self._address, error)
             return
         with sender:
@@ -110,16 +111,3 @@ class StatsdPush:
             self._stopping.wait(pause)
         if lost:
             log.warning("STATSD: lost %d of %d packets to %s - %s", lost, len(datagrams), self._address, reason)
-
-
-def resolved(address: str) -> tuple[int, tuple[Any, ...]]:
-    """The family and the socket name of ``host:port``. Raises ``OSError`` and ``UnicodeError``."""
-    host_and_port = split_host_port(address)
-    if host_and_port is None:
-        raise OSError("missing port in address")
-    host, port = host_and_port
-    if port.isdigit() and int(port) > 65535:
-        raise OSError("invalid port")  # the resolver would take it modulo 65536
-    found = gevent.socket.getaddrinfo(host or "localhost", port, type=socket.SOCK_DGRAM)
-    family, _, _, _, name = found[0]
-    return family, name

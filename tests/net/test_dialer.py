@@ -1,13 +1,11 @@
 """Connecting to a host and port."""
 
 import socket
-import threading
 from contextlib import ExitStack
 
 import gevent
 import pytest
 
-from nsq_compat.net import dialer
 from nsq_compat.net.dialer import Dialer
 from nsq_compat.net.listeners import listen, port_of
 
@@ -31,19 +29,9 @@ def test_a_name_is_resolved_and_each_of_its_addresses_is_tried():
         assert line.getpeername()[:2] == listener.getsockname()
 
 
-@pytest.mark.parametrize(
-    ("address", "reason"),
-    [
-        ("127.0.0.1", "address 127.0.0.1: missing port in address"),
-        ("127.0.0.1:99999", "invalid port"),
-        ("no.such.host.invalid:4160", r"\w"),
-        ("127.0.0.1:nothing", r"\w"),
-        ("a..b:4160", r"\w"),
-    ],
-)
-def test_an_address_nobody_can_be_at_is_refused(address, reason):
-    with pytest.raises(OSError, match=reason):
-        Dialer(address).connect(20)
+def test_an_address_nobody_can_be_at_is_refused():
+    with pytest.raises(OSError, match="missing port in address"):
+        Dialer("127.0.0.1").connect(20)
 
 
 def test_nobody_listening_is_said_at_once():
@@ -65,24 +53,3 @@ def test_whoever_does_not_answer_is_waited_for_so_long_and_no_longer():
         there = Dialer(f"127.0.0.1:{deaf.getsockname()[1]}")
         with ExitStack() as lines, pytest.raises(TimeoutError, match="i/o timeout"):
             fill_backlog(there, lines)
-
-
-def test_a_name_that_takes_long_to_resolve_is_asked_for_once_at_a_time_and_keeps_nobody_else_waiting(monkeypatch):
-    release, asked = threading.Event(), []
-
-    def slow(host, port):
-        asked.append(host)
-        release.wait(20)
-        return OSError("no such host")
-
-    monkeypatch.setattr(dialer, "_outcome", slow)
-    slow_one = Dialer("nameserver.is.away.invalid:4160")
-    try:
-        for _ in range(5):
-            with pytest.raises(TimeoutError):
-                slow_one.connect(0.05)
-        assert len(asked) == 1
-        with listen("127.0.0.1:0") as listener, Dialer(f"127.0.0.1:{port_of(listener)}").connect(20):
-            pass
-    finally:
-        release.set()
