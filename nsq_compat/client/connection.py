@@ -89,7 +89,6 @@ class Connection:
         self.received_count = 0
         self.requeue_delay = 90.0
         self.max_requeue_delay = 900.0
-        self.last_message_at = 0.0
         self._owner = owner
         self._session = ClientSession(settings.identify(), auth_secret=settings.secret())
         self._lock = threading.Lock()
@@ -153,17 +152,15 @@ class Connection:
         connected, session = self._connected(), self._session
         connected.settimeout(_left(deadline))
         self._send_owed()
-        if session.tls_wanted:
-            self._start_tls(connected, deadline)
-            return
-        data = self._receive(connected)
-        for event in session.receive_data(data):
+        data = self._start_tls(connected, deadline) if session.tls_wanted else self._receive(connected)
+        for event in session.receive_data(data) if data else ():
             if isinstance(event, Failed):
                 raise event.error
             if isinstance(event, Answered) or (isinstance(event, Opened) and not self._awaits_sub):
                 self._is_ready = True
 
-    def _start_tls(self, connected: socket.socket, deadline: float) -> None:
+    def _start_tls(self, connected: socket.socket, deadline: float) -> bytes:
+        """Returns what nsqd has said already behind the handshake."""
         tls = TlsStream(self.settings.tls_context(), split_address(self.address)[0])
 
         def receive() -> bytes:
@@ -173,6 +170,7 @@ class Connection:
         tls.shake_hands(connected.sendall, receive)
         self._tls = tls
         self._session.tls_established()
+        return tls.decode(b"")
 
     # --- Receiving ----------------------------------------------------------------------------------------------------
 
@@ -202,11 +200,10 @@ class Connection:
                 raise ConnectionLost(f"silent for {self.settings.silence:g} s") from None
             with self._lock:
                 events = self._session.receive_data(data) if data else []
-                # TLS has its own things to say, and heartbeats are answered.
-                owes = self._tls is not None
+                tls_owes = self._tls is not None and self._tls.owes
             for event in events:
                 self._on_event(event)
-            if owes:
+            if tls_owes:
                 self._flush_soon()
 
     def _receive(self, connected: socket.socket) -> bytes:
@@ -241,7 +238,6 @@ class Connection:
         with self._lock:
             self.in_flight += len(messages)
         self.received_count += len(messages)
-        self.last_message_at = time.monotonic()
         if self._owner is not None:
             self._owner.received(self, messages)
 

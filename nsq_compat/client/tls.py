@@ -18,6 +18,11 @@ class TlsStream:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=server_name)
 
+    @property
+    def owes(self) -> bool:
+        """Whether TLS itself has something to say; `encode` has it."""
+        return self._outgoing.pending > 0
+
     def shake_hands(self, send: Callable[[bytes], object], receive: Callable[[], bytes]) -> None:
         """Raises ``OSError`` (``ssl.SSLError`` is one) when there is no agreement; `receive` gives b"" at the end."""
         while True:

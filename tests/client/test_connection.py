@@ -185,8 +185,10 @@ def test_nobody_looks_at_the_certificate_if_that_is_wanted(tls_nsqd, connect):
     assert not connect(tls_nsqd.tcp_address, tls_v1=True, tls_options=options).is_over
 
 
-def test_a_context_of_ones_own_is_used_as_it_is(tls_nsqd, authority, connect):
+@pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_a_context_of_ones_own_is_used_as_it_is(tls_nsqd, authority, connect, newest):
     context = ssl.create_default_context()
+    context.maximum_version = newest
     authority.configure_trust(context)
     assert not connect(tls_nsqd.tcp_address, tls_v1=True, tls_options=context).is_over
 

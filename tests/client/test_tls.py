@@ -16,8 +16,9 @@ AUTHORITY = trustme.CA()
 class Server:
     """The other end."""
 
-    def __init__(self) -> None:
+    def __init__(self, newest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.maximum_version = newest
         AUTHORITY.issue_cert("nsqd.example").configure_cert(context)
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self.tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
@@ -82,6 +83,23 @@ def test_a_goodbye_is_no_error():
 def test_what_is_not_tls_is_an_error():
     with pytest.raises(ssl.SSLError):
         connect(Server()).decode(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+def test_what_is_said_right_behind_the_handshake_is_not_left_lying():
+    # In version 1.2 the server has the last word of the handshake.
+    server = Server(ssl.TLSVersion.TLSv1_2)
+
+    def answer() -> bytes:
+        with contextlib.suppress(ssl.SSLError):
+            server.tls.write(b"at once")
+        return server.owed()
+
+    context = ssl.create_default_context()
+    AUTHORITY.configure_trust(context)
+    stream = TlsStream(context, "nsqd.example")
+    stream.shake_hands(server.shake_hands, answer)
+    assert stream.decode(b"") == b"at once"
+    assert not stream.owes
 
 
 def test_another_name_is_refused():
