@@ -1,16 +1,9 @@
 """Questions to a cluster: daemons that answer well, badly, or not at all."""
 
-from dataclasses import dataclass
-
 import pytest
 
 from nsq_compat.cluster.cluster import AllFailed, Cluster
-
-
-@dataclass
-class Addresses:
-    nsqlookupd_http_addresses: tuple[str, ...] = ()
-    nsqd_http_addresses: tuple[str, ...] = ()
+from tests.cluster.daemon import Addresses
 
 
 @pytest.fixture

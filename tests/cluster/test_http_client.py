@@ -17,7 +17,7 @@ def test_an_answer_is_the_value_it_says(client, daemon):
 def test_a_post_carries_its_body_and_takes_any_success(client, daemon):
     daemon.says("pub", b"OK")
     client.post(daemon.address, "pub", {"topic": "t"}, b"body")
-    assert daemon.heard == ["POST pub?topic=t"]
+    assert daemon.heard == ["POST pub?topic=t body"]
 
 
 def test_a_refusal_is_shown_as_it_was_said(client, daemon):

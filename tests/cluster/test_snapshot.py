@@ -1,15 +1,8 @@
-from dataclasses import dataclass
-
 import pytest
 
 from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.snapshot import take_snapshot
-
-
-@dataclass
-class Addresses:
-    nsqlookupd_http_addresses: tuple[str, ...] = ()
-    nsqd_http_addresses: tuple[str, ...] = ()
+from tests.cluster.daemon import Addresses
 
 
 @pytest.fixture

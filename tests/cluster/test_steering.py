@@ -1,19 +1,12 @@
 """Orders to a cluster, seen from the daemons that hear them."""
 
-from dataclasses import dataclass
-
 import pytest
 
 from nsq_compat.cluster.cluster import AllFailed, Cluster
 from nsq_compat.cluster.steering import Steering
+from tests.cluster.daemon import Addresses
 
 DONE = b""
-
-
-@dataclass
-class Addresses:
-    nsqlookupd_http_addresses: tuple[str, ...] = ()
-    nsqd_http_addresses: tuple[str, ...] = ()
 
 
 @pytest.fixture
@@ -44,51 +37,47 @@ def steering_nsqds(client, nsqd):
     return Steering(Cluster(client, Addresses(nsqd_http_addresses=(nsqd.address,))))
 
 
-def orders(daemon):
-    return [heard.removeprefix("POST ") for heard in daemon.heard if heard.startswith("POST ")]
-
-
 @pytest.mark.parametrize("action", ["pause", "unpause", "empty"])
 def test_a_change_reaches_the_nodes_that_have_the_topic(steering, nsqd, lookupd, action):
     assert steering.change(action, "t") == ()
     assert steering.change(action, "t", "c#ephemeral") == ()
-    assert orders(nsqd) == [f"topic/{action}?topic=t", f"channel/{action}?topic=t&channel=c%23ephemeral"]
-    assert orders(lookupd) == []
+    assert nsqd.orders == [f"topic/{action}?topic=t", f"channel/{action}?topic=t&channel=c%23ephemeral"]
+    assert lookupd.orders == []
 
 
 def test_a_change_may_be_for_one_node(steering, nsqd, lookupd):
     assert steering.change("pause", "t", node=nsqd.address) == ()
-    assert orders(nsqd) == ["topic/pause?topic=t"]
+    assert nsqd.orders == ["topic/pause?topic=t"]
     assert lookupd.heard == []
 
 
 def test_deleting_takes_the_announcement_first(steering, nsqd, lookupd):
     assert steering.delete("t", "c") == ()
-    assert orders(lookupd) == orders(nsqd) == ["channel/delete?topic=t&channel=c"]
+    assert lookupd.orders == nsqd.orders == ["channel/delete?topic=t&channel=c"]
 
 
 def test_a_new_topic_is_announced_and_a_new_channel_made(steering, nsqd, lookupd):
     assert steering.create("t") == ()
-    assert orders(nsqd) == []
+    assert nsqd.orders == []
     assert steering.create("t", "c") == ()
-    assert orders(lookupd) == ["topic/create?topic=t", "topic/create?topic=t", "channel/create?topic=t&channel=c"]
-    assert orders(nsqd) == ["channel/create?topic=t&channel=c"]
+    assert lookupd.orders == ["topic/create?topic=t", "topic/create?topic=t", "channel/create?topic=t&channel=c"]
+    assert nsqd.orders == ["channel/create?topic=t&channel=c"]
 
 
 def test_without_nsqlookupds_nothing_is_announced(steering_nsqds, nsqd):
     assert steering_nsqds.create("t") == ()
-    assert orders(nsqd) == []
+    assert nsqd.orders == []
     with pytest.raises(AllFailed, match="failed to query any nsqlookupd: $"):
         steering_nsqds.create("t", "c")
     assert steering_nsqds.create_on([nsqd.address], "t", "c") == ()
-    assert orders(nsqd) == ["topic/create?topic=t", "channel/create?topic=t&channel=c"]
+    assert nsqd.orders == ["topic/create?topic=t", "channel/create?topic=t&channel=c"]
 
 
 def test_a_tombstone_is_set_and_the_topic_deleted_there(steering, nsqd, lookupd):
     assert steering.tombstone("t", nsqd.address) == ()
     port = nsqd.address.rpartition(":")[2]
-    assert orders(lookupd) == [f"topic/tombstone?topic=t&node=127.0.0.1%3A{port}"]
-    assert orders(nsqd) == ["topic/delete?topic=t"]
+    assert lookupd.orders == [f"topic/tombstone?topic=t&node=127.0.0.1%3A{port}"]
+    assert nsqd.orders == ["topic/delete?topic=t"]
 
 
 def test_a_tombstone_for_a_node_that_is_gone_is_an_error(steering, nobody):
@@ -105,4 +94,4 @@ def test_who_did_not_do_it_is_named(steering, nsqd):
 def test_a_message_goes_to_one_node(steering, nsqd):
     assert steering.publish(nsqd.address, "t", b"hello") == ()
     assert steering.publish(nsqd.address, "t", b"later", 500) == ()
-    assert orders(nsqd) == ["pub?topic=t", "pub?topic=t&defer=500"]
+    assert nsqd.orders == ["pub?topic=t hello", "pub?topic=t&defer=500 later"]

@@ -1,9 +1,8 @@
 """nsqadmin's application in front of real daemons that answer what a test says."""
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -13,12 +12,13 @@ from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.history import History
 from nsq_compat.cluster.http_client import HttpClient, HttpClientOptions
 from nsq_compat.cluster.steering import Steering
-from nsq_compat.protocol.go_json import dumps
 from nsq_compat.web.admin.app import create_app
 from nsq_compat.web.admin.users import Users
+from tests.cluster.daemon import Daemon, Send, reply
 
+_ORDERS = ("create", "delete", "empty", "pause", "unpause")
 NOW = 1_795_233_495.0
-DONE = b""
+ORDERS = ("pub", *(f"{what}/{order}" for what in ("topic", "channel") for order in _ORDERS))
 
 
 @dataclass
@@ -74,53 +74,21 @@ class Service:
         self.config["nsqlookupd_http_addresses"] = list(addresses)
 
 
-class Nsqd:
-    """An nsqd as its HTTP API shows it: `topics` is what /stats says; orders are taken down."""
+class Nsqd(Daemon):
+    """An nsqd as its HTTP API shows it: `topics` is what /stats says; it does whatever it is told."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.topics: list[dict[str, Any]] = []
-        self.orders: list[str] = []
-        self.answers: dict[str, tuple[int, bytes]] = {}
-        nsqd = self
+        self.says("info", self.info(tcp_port=1))
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.answer(nsqd.get(self.path))
-
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
-                nsqd.orders.append(self.path.lstrip("/") + (f" {body}" if body else ""))
-                self.answer(nsqd.answers.get(self.path.lstrip("/").partition("?")[0], (200, DONE)))
-
-            def answer(self, answer: tuple[int, bytes]) -> None:
-                self.send_response(answer[0])
-                self.send_header("Content-Length", str(len(answer[1])))
-                self.end_headers()
-                self.wfile.write(answer[1])
-
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
-        self.port = self._server.server_address[1]
-        self.address = f"127.0.0.1:{self.port}"
-
-    def get(self, target: str) -> tuple[int, bytes]:
-        path = target.lstrip("/").partition("?")[0]
-        if path in self.answers:
-            return self.answers[path]
-        about = {"broadcast_address": "127.0.0.1", "hostname": "host", "http_port": self.port, "tcp_port": 1}
-        known: dict[str, Any] = {
-            "info": {"version": "1.3.0", **about},
-            "stats": {"health": "OK", "start_time": 1, "topics": self.topics},
-        }
-        return (200, dumps(known[path]).encode()) if path in known else (404, b'{"message":"NOT_FOUND"}')
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+    def answer_to(self, target: str) -> Send:
+        path = target.partition("?")[0]
+        if path in self._answers:
+            return self._answers[path]
+        if path == "stats":
+            return reply({"health": "OK", "start_time": 1, "topics": self.topics})
+        return reply(b"") if path in ORDERS else super().answer_to(target)
 
 
 def channel_json(name: str, **fields: Any) -> dict[str, Any]:
@@ -133,15 +101,14 @@ def topic_json(name: str, *channels: dict[str, Any], **fields: Any) -> dict[str,
 
 @pytest.fixture
 def make_nsqd() -> Iterator[Callable[[], Nsqd]]:
-    made: list[Nsqd] = []
+    with ExitStack() as stack:
 
-    def make() -> Nsqd:
-        made.append(Nsqd())
-        return made[-1]
+        def make() -> Nsqd:
+            nsqd = Nsqd()
+            stack.callback(nsqd.close)
+            return nsqd
 
-    yield make
-    for nsqd in made:
-        nsqd.close()
+        yield make
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ def test_every_action_has_its_name(browser, service, nsqd):
 
 
 def test_a_change_that_failed_is_told_a_deletion_that_failed_is_not(browser, service, nsqd):
-    nsqd.answers["stats"] = (500, b"")
+    nsqd.says("stats", b"", 500)
     assert browser.post("/api/topics/orders", data='{"action":"pause"}').status_code == 502
     assert browser.delete("/api/topics/orders").status_code == 502
     assert [told["action"] for told in service.notified] == ["pause_topic"]

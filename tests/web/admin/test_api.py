@@ -95,7 +95,7 @@ def test_what_is_not_there_is_said_in_nsqs_codes(browser):
 
 def test_part_of_a_cluster_is_a_warning_and_none_of_it_an_error(browser, service, nsqd, make_nsqd):
     broken = make_nsqd()
-    broken.answers["stats"] = (500, b"oops")
+    broken.says("stats", b"oops", 500)
     service.options.nsqd_http_addresses = (nsqd.address, broken.address)
     answer = browser.get("/api/topics").get_json(force=True)
     assert answer == {"topics": ["orders"], "message": 'WARNING: got response 500 Internal Server Error "oops"'}
@@ -156,7 +156,7 @@ def test_what_is_not_understood_changes_nothing(browser, nsqd):
 
 
 def test_a_node_that_did_not_do_it_is_a_warning(browser, nsqd):
-    nsqd.answers["channel/pause"] = (404, b'{"message":"CHANNEL_NOT_FOUND"}')
+    nsqd.says("channel/pause", b'{"message":"CHANNEL_NOT_FOUND"}', 404)
     answer = browser.post("/api/topics/orders/gone", data='{"action":"pause"}')
     assert answer.status_code == 200
     assert answer.get_json(force=True)["message"].startswith("WARNING: got response 404 Not Found")

@@ -51,7 +51,7 @@ def test_pictures_are_shown_where_graphite_is_configured(browser, graphite, nsqd
     ],
 )
 def test_a_rate_is_the_first_datapoint_a_second(browser, graphite, nsqd, answer, rate):
-    nsqd.answers["render"] = (200, answer.encode())
+    nsqd.says("render", answer.encode(), 200)
     assert browser.get("/api/graphite?metric=rate&target=t").get_json(force=True) == {"rate": rate}
 
 
@@ -59,14 +59,14 @@ def test_a_rate_is_the_first_datapoint_a_second(browser, graphite, nsqd, answer,
     "answer", ["[]", '[{"datapoints":[]}]', '[{"datapoints":[[null,1]]}]', "{}", "", '[{"datapoints":3}]']
 )
 def test_no_datapoint_is_an_internal_error(graphite, nsqd, answer):
-    nsqd.answers["render"] = (200, answer.encode())
+    nsqd.says("render", answer.encode(), 200)
     with pytest.raises(ApiError, match="INTERNAL_ERROR"):
         graphite.rate("t")
 
 
 def test_a_proxied_picture_comes_through_us(browser, service, graphite, nsqd):
     service.options.proxy_graphite = True
-    nsqd.answers["render"] = (200, b"<script>")
+    nsqd.says("render", b"<script>", 200)
     answer = browser.get("/render?target=t")
     assert (answer.status_code, answer.text) == (200, "<script>")
     assert answer.headers["Content-Type"].startswith("text/plain"), "not as a page of ours"

@@ -4,7 +4,6 @@ import base64
 import re
 
 from nsq_compat.cluster.snapshot import take_snapshot
-from nsq_compat.protocol.go_json import dumps
 from tests.web.admin.conftest import NOW, topic_json
 
 
@@ -85,7 +84,7 @@ def test_messages_are_shown_as_text_or_as_bytes(browser, nsqd):
         }
         for body in (b"<b>hello</b>", b"\xff\x00")
     ]
-    nsqd.answers["channel/peek"] = (200, dumps({"messages": messages}).encode())
+    nsqd.says("channel/peek", {"messages": messages}, 200)
     page = browser.get("/topics/orders/archive/messages")
     assert "&lt;b&gt;hello" in page.text
     assert "ff 00" in page.text

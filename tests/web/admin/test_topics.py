@@ -73,7 +73,7 @@ def test_a_hostile_name_is_text_wherever_it_stands(browser, nsqd):
 
 def test_a_node_that_does_not_answer_is_a_warning_on_the_page(browser, service, nsqd, make_nsqd):
     broken = make_nsqd()
-    broken.answers["stats"] = (500, b"<b>oops</b>")
+    broken.says("stats", b"<b>oops</b>", 500)
     service.options.nsqd_http_addresses = (nsqd.address, broken.address)
     page = browser.get("/topics/orders")
     assert "may be incomplete" in page.text
@@ -82,7 +82,7 @@ def test_a_node_that_does_not_answer_is_a_warning_on_the_page(browser, service, 
 
 
 def test_no_node_answering_is_a_page_that_says_why(browser, nsqd):
-    nsqd.answers["stats"] = (500, b"")
+    nsqd.says("stats", b"", 500)
     page = browser.get("/topics/orders", headers={"Accept": "text/html"})
     assert page.status_code == 502
     assert "failed to query any nsqd" in page.text
@@ -99,7 +99,7 @@ def test_a_form_changes_a_channel_everywhere_or_on_one_node(submit, nsqd, action
 def test_the_next_page_says_how_it_went(browser, submit, nsqd):
     submit("/topics/orders", action="pause")
     assert "Paused orders." in browser.get("/topics/orders").text
-    nsqd.answers["topic/unpause"] = (500, b"no")
+    nsqd.says("topic/unpause", b"no", 500)
     submit("/topics/orders", action="unpause")
     assert "got response 500" in browser.get("/topics/orders").text
 
@@ -139,12 +139,8 @@ def test_an_action_that_is_none_is_refused(submit):
 
 def test_a_topic_only_nsqlookupd_knows_has_a_page_too(service, browser, make_nsqd):
     lookupd = make_nsqd()
-    lookupd.answers |= {
-        "topics": (200, b'{"topics":["shadow"]}'),
-        "lookup": (200, b'{"producers":[]}'),
-        "nodes": (200, b'{"producers":[]}'),
-        "channels": (200, b'{"channels":["c"]}'),
-    }
+    lookupd.says("topics", {"topics": ["shadow"]}).says("lookup", {"producers": []})
+    lookupd.says("nodes", {"producers": []}).says("channels", {"channels": ["c"]})
     service.options.nsqd_http_addresses, service.options.nsqlookupd_http_addresses = (), (lookupd.address,)
     assert "No nsqd has this topic" in browser.get("/topics/shadow").text
     assert "shadow" in shown(browser.get("/lookup"))
