@@ -80,7 +80,7 @@ def _of_channel(channel: ChannelStats, history: History, now: float) -> Iterator
         yield _about(channel, severity, "no-consumer", f"{_messages(channel.depth)} and no consumer{more}")
     elif grows and channel.depth >= _BACKLOG_WORTH_A_WORD:
         yield _about(channel, Severity.WARNING, "behind", f"{_messages(channel.depth)} behind{more}")
-    elif channel.depth and channel.clients and not any(client.ready_count for client in channel.clients):
+    elif channel.depth and (channel.topic_name, channel.channel_name) in history.not_ready:
         text = f"{_messages(channel.depth)}, and all {channel.client_count:,} consumers at RDY 0{more}"
         yield _about(channel, Severity.WARNING, "not-ready", text)
     if channel.dropped_count:

@@ -6,7 +6,7 @@ back (its nsqd was started anew, or the topic is a new one) makes a gap in the r
 
 import math
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -86,13 +86,25 @@ class Series:
         return (points[-1].depth - points[0].depth) / (points[-1].at - points[0].at)
 
 
+def _not_ready(snapshot: Snapshot) -> Iterator[Key]:
+    for topic in snapshot.topics:
+        for channel in topic.channels:
+            if channel.clients and not any(client.ready_count for client in channel.clients):
+                yield (topic.topic_name, channel.channel_name)
+
+
 class History:
-    """`latest` is the newest snapshot, None before the first; `oldest` says when the next message of some channels was
-    published, in Unix seconds."""
+    """What is known of the past, in four forms.
+
+    `latest` is the newest snapshot, None before the first; `oldest` says when the next message of some channels was
+    published, in Unix seconds; `not_ready` are the channels whose consumers were all at RDY 0 when clients were last
+    asked about; and there are series.
+    """
 
     def __init__(self, step: int = FINE_SECONDS) -> None:
         self.latest: Snapshot | None = None
         self.oldest: Mapping[Key, float] = {}
+        self.not_ready: frozenset[Key] = frozenset()
         # Looked at more often, a step shows the last look; less often, the ring is longer than an hour.
         self._step = max(FINE_SECONDS, step)
         self._series: dict[Key, Series] = {}
@@ -108,6 +120,8 @@ class History:
             for channel in topic.channels:
                 key = (topic.topic_name, channel.channel_name)
                 self._put(key, snapshot.taken_at, channel.depth, channel.message_count)
+        if snapshot.with_clients:
+            self.not_ready = frozenset(_not_ready(snapshot))
         self._forget(snapshot.taken_at - COARSE_SECONDS * COARSE_LENGTH)
 
     def rate(self, topic: str, channel: str = "") -> float | None:

@@ -23,6 +23,7 @@ class Snapshot:
     topics: tuple[TopicStats, ...] = ()
     """Over all nodes, by name; topics that only nsqlookupd knows are empty."""
     errors: tuple[str, ...] = ()
+    with_clients: bool = False
 
     def silent(self) -> list[Node]:
         """Nodes that are known and did not answer."""
@@ -56,4 +57,11 @@ def take_snapshot(
     empty = set(names) - {topic.topic_name for topic in topics}
     topics += [TopicStats(topic_name=name) for name in empty]
     topics.sort(key=lambda topic: topic.topic_name)
-    return Snapshot(taken_at=now, nodes=tuple(nodes.value), answers=answers, topics=tuple(topics), errors=errors)
+    return Snapshot(
+        taken_at=now,
+        nodes=tuple(nodes.value),
+        answers=answers,
+        topics=tuple(topics),
+        errors=errors,
+        with_clients=clients,
+    )

@@ -54,11 +54,15 @@ def test_consumers_that_do_not_keep_up_are_named_when_it_is_worth_a_word():
 
 
 def test_consumers_who_are_not_ready():
-    clients = [ClientStats(ready_count=0), ClientStats(ready_count=0)]
-    assert found(channel(depth=3, client_count=2, clients=clients)) == [
-        (Severity.WARNING, "not-ready", "3 messages, and all 2 consumers at RDY 0")
-    ]
-    assert found(channel(depth=3, client_count=1, clients=[ClientStats(ready_count=1)])) == []
+    for ready, concerned in ((0, True), (1, False)):
+        clients = [ClientStats(ready_count=0), ClientStats(ready_count=ready)]
+        topic = TopicStats(topic_name="t", channels=[channel(depth=3, client_count=2, clients=clients)])
+        history = History()
+        history.add(Snapshot(taken_at=90.0, topics=(topic,), with_clients=True))
+        # A later look that asked for no clients has not forgotten.
+        history.add(Snapshot(taken_at=100.0))
+        expected = [(Severity.WARNING, "not-ready", "3 messages, and all 2 consumers at RDY 0")]
+        assert found(channel(depth=3, client_count=2), history=history) == (expected if concerned else [])
 
 
 def test_what_is_paused_is_a_note():

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from flask import Request, Response, current_app, g, redirect, request, session, url_for
 
 from nsq_compat.web.admin.service import AdminService
-from nsq_compat.web.admin.users import Role
+from nsq_compat.web.admin.users import Attempts, Role, Users
 from nsq_compat.web.responses import ApiError
 
 log = logging.getLogger(__name__)
@@ -51,9 +51,24 @@ def service() -> AdminService:
 def visitor() -> Visitor:
     """Who made this request."""
     if "visitor" not in g:
+        # Nobody, should finding out be refused: the page that says so is for somebody, too.
+        g.visitor = Visitor("", Role.NOBODY)
         g.visitor = _identify(service(), request)
     found: Visitor = g.visitor
     return found
+
+
+def log_in(users: Users, name: str, password: str) -> Role:
+    """As `Users.log_in`. Raises `ApiError` for somebody who only tries."""
+    attempts: Attempts = current_app.extensions["nsqadmin.attempts"]
+    who, now = request.remote_addr or "", service().now()
+    if not attempts.allowed(who, name, now):
+        raise ApiError(429, "TOO_MANY_ATTEMPTS")
+    role = users.log_in(name, password)
+    if role is Role.NOBODY:
+        log.warning("AUDIT: %s failed to log in as %r", who, name)
+        attempts.failed(who, name, now)
+    return role
 
 
 def require(role: Role) -> None:
@@ -109,7 +124,7 @@ def _identify(asked_of: AdminService, asked: Request) -> Visitor:
             # The file's role counts, not the cookie's: it may have changed.
             return Visitor(name, users.role_of(name))
         name, password = basic_credentials(asked) or ("", "")
-        return Visitor(name, users.log_in(name, password) if name else Role.NOBODY)
+        return Visitor(name, log_in(users, name, password) if name else Role.NOBODY)
     header = asked.headers.get(options.acl_http_header, "")
     if not options.admin_users:
         return Visitor(header, Role.ADMIN)

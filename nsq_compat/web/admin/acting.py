@@ -4,13 +4,13 @@ Both the API and the forms of the pages come here, so that neither can forget a 
 """
 
 import logging
-import os
 from typing import Final
 from urllib.parse import quote
 
 from flask import request
 
 from nsq_compat.cluster.fan_out import AllFailed
+from nsq_compat.cluster.nodes import is_address
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.web.admin.access import basic_credentials, require, service, visitor
 from nsq_compat.web.admin.users import Role
@@ -27,6 +27,7 @@ _LONGEST_BODY: Final = 1024 * 1024
 
 def create(topic: str, channel: str, node: str = "") -> Errors:
     _check_names(topic, channel)
+    _check_node(node)
     steering = service().steering
     errors = steering.create_on([node], topic, channel) if node else steering.create(topic, channel)
     _tell("create_topic", topic, node=node, errors=errors)
@@ -37,6 +38,7 @@ def create(topic: str, channel: str, node: str = "") -> Errors:
 
 def change(action: str, topic: str, channel: str = "", node: str = "") -> Errors:
     name = f"{action}_{'channel' if channel else 'topic'}"
+    _check_node(node)
     try:
         errors = service().steering.change(action, topic, channel, node)
     except AllFailed as failure:
@@ -56,6 +58,7 @@ def delete(topic: str, channel: str = "") -> Errors:
 def tombstone(topic: str, node: str) -> Errors:
     if not is_valid_name(topic):
         raise ApiError(400, "INVALID_TOPIC")
+    _check_node(node)
     errors = service().steering.tombstone(topic, node)
     _tell("tombstone_topic_producer", topic, node=node, errors=errors)
     return errors
@@ -64,6 +67,7 @@ def tombstone(topic: str, node: str) -> Errors:
 def publish(topic: str, node: str, body: bytes, defer_ms: int) -> Errors:
     require(Role.OPERATOR)
     _check_names(topic, "")
+    _check_node(node)
     if not 0 < len(body) <= _LONGEST_BODY:
         raise ApiError(400, "MSG_EMPTY" if not body else "MSG_TOO_BIG")
     errors = service().steering.publish(node, topic, body, defer_ms)
@@ -76,6 +80,12 @@ def _check_names(topic: str, channel: str) -> None:
         raise ApiError(400, "INVALID_TOPIC")
     if channel and not is_valid_name(channel):
         raise ApiError(400, "INVALID_CHANNEL")
+
+
+def _check_node(node: str) -> None:
+    """A node is named as ``host:port``: nothing that would lead a request elsewhere."""
+    if node and not is_address(node):
+        raise ApiError(400, "INVALID_NODE")
 
 
 def _tell(action: str, topic: str, channel: str = "", node: str = "", errors: Errors = ()) -> None:
@@ -96,7 +106,7 @@ def _tell(action: str, topic: str, channel: str = "", node: str = "", errors: Er
             "remote_ip": request.environ.get("nsqadmin.remote_address", request.remote_addr or ""),
             "user_agent": request.headers.get("User-Agent", ""),
             "url": url + (f"?{query}" if query else ""),
-            "via": os.uname().nodename,
+            "via": service().hostname,
         }
     )
 

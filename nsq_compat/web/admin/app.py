@@ -26,6 +26,7 @@ from nsq_compat.web.admin.nodes import nodes
 from nsq_compat.web.admin.proxy import proxy
 from nsq_compat.web.admin.service import AdminService
 from nsq_compat.web.admin.topics import topics
+from nsq_compat.web.admin.users import Attempts
 from nsq_compat.web.responses import ApiError
 from nsq_compat.web.routing import moved
 
@@ -33,6 +34,7 @@ _PAGES: Final = (home, topics, messages, nodes, counter, lookup, login)
 _EXPLAINED: Final = {
     401: "This page is for users who have logged in.",
     403: "You may not do this.",
+    429: "Too many wrong passwords. Wait a minute.",
     404: "There is no such page, topic, channel or node.",
     405: "This cannot be done here.",
     502: "The cluster could not be asked.",
@@ -49,6 +51,7 @@ class _Sessions(SecureCookieSessionInterface):
 def create_app(service: AdminService) -> Flask:
     app = Flask("nsqadmin", template_folder=str(folder("templates")), static_folder=None)
     app.extensions["nsqadmin"] = service
+    app.extensions["nsqadmin.attempts"] = Attempts()
     app.session_interface = _Sessions()
     app.secret_key = service.secret_key
     app.config.update(

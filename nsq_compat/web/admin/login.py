@@ -4,6 +4,7 @@ import logging
 
 from flask import Blueprint, Response, redirect, render_template, request, session, url_for
 
+from nsq_compat.web.admin import access
 from nsq_compat.web.admin.access import check_form, service, visitor
 from nsq_compat.web.admin.users import Role, Users
 from nsq_compat.web.responses import ApiError
@@ -25,8 +26,7 @@ def log_in() -> "Response | tuple[str, int]":
     check_form()
     name = request.form.get("name", "")
     wanted = _own_path(request.form.get("next", ""))
-    if users.log_in(name, request.form.get("password", "")) is Role.NOBODY:
-        log.warning("AUDIT: %s failed to log in as %r", request.remote_addr, name)
+    if access.log_in(users, name, request.form.get("password", "")) is Role.NOBODY:
         return render_template("login/show.html", next=wanted, failed=True, name=name), 401
     session.clear()
     session["user"] = name

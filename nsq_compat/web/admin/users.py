@@ -16,6 +16,9 @@ from typing import Final
 
 _COST: Final = (2**14, 8, 1)
 _MOST_MEMORY: Final = 64 * 1024 * 1024
+MOST_ATTEMPTS: Final = 10
+_MINUTE: Final = 60.0
+_MOST_REMEMBERED: Final = 10_000
 _NAME: Final = re.compile(r"[^\s:#]{1,64}")
 
 
@@ -61,6 +64,8 @@ class Users:
                     raise UserFileError(f"line {number}: {error}") from None
                 self._users[name] = (role, password)
         self._nobody = Password(_COST, b"nobody", b"")
+        self._key = secrets.token_bytes(32)
+        self._known: dict[str, bytes] = {}
 
     def role_of(self, name: str) -> Role:
         return self._users.get(name, (Role.NOBODY, self._nobody))[0]
@@ -68,7 +73,33 @@ class Users:
     def log_in(self, name: str, password: str) -> Role:
         """The role, NOBODY for a wrong name or password."""
         role, expected = self._users.get(name, (Role.NOBODY, self._nobody))
-        return role if expected.matches(password) else Role.NOBODY
+        # A program that sends its password with every request need not cost scrypt's price every time.
+        digest = hmac.digest(self._key, f"{name}:{password}".encode("utf-8", "replace"), "sha256")
+        if hmac.compare_digest(self._known.get(name, b""), digest):
+            return role
+        if not expected.matches(password):
+            return Role.NOBODY
+        self._known[name] = digest
+        return role
+
+
+class Attempts:
+    """Wrong passwords of one visitor for one name: after `MOST_ATTEMPTS` a minute they are not even looked at."""
+
+    def __init__(self) -> None:
+        self._failed: dict[tuple[str, str], list[float]] = {}
+
+    def allowed(self, who: str, name: str, now: float) -> bool:
+        return len(self._recent(who, name, now)) < MOST_ATTEMPTS
+
+    def failed(self, who: str, name: str, now: float) -> None:
+        if len(self._failed) >= _MOST_REMEMBERED:
+            self._failed = {key: moments for key, moments in self._failed.items() if moments[-1] > now - _MINUTE}
+        if len(self._failed) < _MOST_REMEMBERED:
+            self._failed[who, name] = [*self._recent(who, name, now), now]
+
+    def _recent(self, who: str, name: str, now: float) -> list[float]:
+        return [moment for moment in self._failed.get((who, name), ()) if moment > now - _MINUTE]
 
 
 def make_line(name: str, role: str, password: str) -> str:

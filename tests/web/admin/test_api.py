@@ -149,6 +149,7 @@ def test_what_is_not_understood_changes_nothing(browser, nsqd):
         ("POST", "/api/topics", '{"topic":"a","channel":"a b"}', 400, "INVALID_CHANNEL"),
         ("DELETE", "/api/nodes/n:1", "{", 400, "INVALID_BODY"),
         ("DELETE", "/api/nodes/n:1", "{}", 400, "INVALID_TOPIC"),
+        ("DELETE", "/api/nodes/n:1%23x", '{"topic":"t"}', 400, "INVALID_NODE"),
     ]:
         answer = browser.open(path, method=method, data=body)
         assert (answer.status_code, answer.get_json(force=True)) == (status, {"message": code})

@@ -61,3 +61,13 @@ def test_the_cookie_is_not_for_scripts_nor_for_other_sites(browser, submit):
 def test_without_a_user_file_there_is_no_login(service):
     service.users = None
     assert create_app(service).test_client().get("/login").status_code == 404
+
+
+def test_who_only_tries_is_not_listened_to(browser, submit):
+    for _ in range(10):
+        assert submit("/login", "/login", name="ada", password="x").status_code == 401
+    assert submit("/login", "/login", name="ada", password="secret").status_code == 429
+    assert browser.get("/api/topics", auth=("ada", "secret")).status_code == 429
+    assert browser.get("/api/topics", auth=("vic", "v")).status_code == 200
+    page = browser.get("/topics", auth=("ada", "secret"), headers={"Accept": "text/html"})
+    assert (page.status_code, "Wait a minute" in page.text) == (429, True)

@@ -132,6 +132,14 @@ def test_a_topic_is_created_on_a_node_where_there_is_no_nsqlookupd(submit, nsqd)
     assert nsqd.orders == ["topic/create?topic=new", "channel/create?topic=new&channel=c"]
 
 
+@pytest.mark.parametrize("node", ["evil.example/x#:1", "a@b:1", "nobody"])
+def test_a_node_that_is_no_address_is_refused(submit, nsqd, node):
+    for fields in ({"action": "pause"}, {"action": "publish", "body": "x"}):
+        assert submit("/topics/orders", node=node, **fields).status_code == 400
+    assert submit("/topics", topic="new", node=node).status_code == 400
+    assert nsqd.orders == []
+
+
 def test_an_action_that_is_none_is_refused(submit):
     assert submit("/topics/orders", action="explode").status_code == 400
     assert submit("/topics/orders/mail", action="publish").status_code == 400

@@ -1,6 +1,6 @@
 import pytest
 
-from nsq_compat.web.admin.users import Role, UserFileError, Users, make_line
+from nsq_compat.web.admin.users import MOST_ATTEMPTS, Attempts, Role, UserFileError, Users, make_line
 
 
 def test_a_line_that_was_made_lets_its_user_in():
@@ -46,3 +46,21 @@ def test_a_line_that_is_none_is_named(line, reason):
 def test_no_line_is_made_of_what_could_not_be_read_back(name, role, password):
     with pytest.raises(ValueError, match=r"name|role|password"):
         make_line(name, role, password)
+
+
+def test_a_password_that_was_right_is_not_worked_out_again():
+    users = Users(make_line("ada", "admin", "secret"))
+    assert [users.log_in("ada", "secret") for _ in range(3)] == 3 * [Role.ADMIN]
+    assert users.log_in("ada", "other") is Role.NOBODY
+    assert users.log_in("ada", "secret") is Role.ADMIN
+
+
+def test_who_only_tries_has_to_wait():
+    attempts = Attempts()
+    for second in range(MOST_ATTEMPTS):
+        assert attempts.allowed("10.0.0.1", "ada", second)
+        attempts.failed("10.0.0.1", "ada", second)
+    assert not attempts.allowed("10.0.0.1", "ada", 30.0)
+    assert attempts.allowed("10.0.0.1", "bob", 30.0)
+    assert attempts.allowed("10.0.0.2", "ada", 30.0)
+    assert attempts.allowed("10.0.0.1", "ada", 61.0)
