@@ -167,7 +167,7 @@ class Consumer:
                 handling.settle(message, True)
                 return
             succeeded = self._handler(message) is not False
-        except Exception as error:  # whatever a handler raises
+        except (Exception, SystemExit) as error:  # whatever a handler raises: no thread of ours ends by it
             handling.failed(message, error)
         else:
             handling.settle(message, succeeded)

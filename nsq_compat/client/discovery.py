@@ -134,7 +134,10 @@ class Discovery:
     def _poll_loop(self) -> None:
         while not self._stopped.is_set():
             self._asked_again.clear()
-            self._poll()
+            try:
+                self._poll()
+            except Exception:  # the top of a thread, and nobody would be found without it
+                log.exception("[%s] internal error", self._topic)
             self._asked_again.wait(self.next_interval())
 
     def _poll(self) -> None:
@@ -143,8 +146,8 @@ class Discovery:
                 # One that still owes the last answer is not asked for another.
                 if address in self._asking:
                     continue
+                threading.Thread(target=self._ask, args=(address,), name=f"lookup {address}", daemon=True).start()
                 self._asking.add(address)
-            threading.Thread(target=self._ask, args=(address,), name=f"lookup {address}", daemon=True).start()
 
     def _ask(self, address: str) -> None:
         try:

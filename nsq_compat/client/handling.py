@@ -30,7 +30,7 @@ def settle(message: Message, succeeded: bool) -> None:
             message.requeue()
 
 
-def failed(message: Message, error: Exception) -> None:
+def failed(message: Message, error: BaseException) -> None:
     """Answer for a handler that has raised."""
     log.error("handling of message %s failed", message.id.decode("ascii", "replace"), exc_info=error)
     if not message.is_answered:

@@ -288,11 +288,10 @@ class Subscription:
         connection = Connection(address, self._connection_settings, self, (self.topic, self.channel))
         connection.requeue_delay = self.settings.requeue_delay
         connection.max_requeue_delay = self.settings.max_requeue_delay
+        thread = threading.Thread(target=self._serve, args=(connection,), name=f"nsqd {address}", daemon=True)
+        thread.start()  # if the system has no thread left, the address is tried again
         self._connections[address] = connection
-        thread = self._threads[connection] = threading.Thread(
-            target=self._serve, args=(connection,), name=f"nsqd {address}", daemon=True
-        )
-        thread.start()
+        self._threads[connection] = thread
 
     def _serve(self, connection: Connection) -> None:
         try:
@@ -317,8 +316,12 @@ class Subscription:
     def _tend_loop(self) -> None:
         while not self._stopping:
             self._tend_soon.clear()
-            with self._lock:
-                due = self._tend(time.monotonic())
+            try:
+                with self._lock:
+                    due = self._tend(time.monotonic())
+            except Exception:  # the top of a thread, and nobody would reconnect without it
+                log.exception("[%s/%s] internal error", self.topic, self.channel)
+                due = time.monotonic() + 1.0
             self._tend_soon.wait(max(0.0, due - time.monotonic()))
 
     def _tend(self, now: float) -> float:

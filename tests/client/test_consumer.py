@@ -1,3 +1,4 @@
+import sys
 import threading
 import time
 from collections import Counter
@@ -74,6 +75,18 @@ def test_success_is_fin_and_failure_req_with_a_delay_that_grows_with_the_attempt
     wait_until(lambda: len(fake.peer.said("REQ")) == 2)
     assert fake.peer.finished == [none, true]
     assert fake.peer.said("REQ") == [f"REQ {false.decode()} 10000", f"REQ {raised.decode()} 30000"]
+
+
+def test_a_handler_that_wants_to_exit_has_failed_and_others_go_on(fake, start_consumer, bodies):
+    def handle(message: Message) -> None:
+        if message.body == b"exit":
+            sys.exit("on purpose")
+        bodies.append(message.body)
+
+    start_consumer(handle, nsqd_tcp_addresses=fake.address, max_in_flight=5, backoff=False)
+    wait_until(lambda: fake.said("RDY"))
+    fake.send_messages([b"exit", b"next"])
+    wait_until(lambda: fake.said("REQ") and bodies == [b"next"])
 
 
 def test_the_delay_of_a_requeue_has_an_end(fake, start_consumer):
