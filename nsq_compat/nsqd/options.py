@@ -309,11 +309,19 @@ def validate(options: NsqdOptions) -> None:
             raise OptionError(f"invalid E2E processing latency percentile: {str(percentile).removesuffix('.0')}")
     if options.e2e_processing_latency_percentiles and options.e2e_processing_latency_window_time <= 0:
         raise OptionError("--e2e-processing-latency-window-time must be positive")  # NSQ's first FIN would never end
-    # NSQ starts with a negative size and falls over at its first topic.
-    if options.mem_queue_size < 0:
-        raise OptionError("--mem-queue-size must not be negative")
-    if options.statsd_address and options.statsd_interval <= 0:  # here too it falls over later
-        raise OptionError("--statsd-interval must be positive")
+    for complaint, is_wrong in (
+        # NSQ starts with these and falls over later, at its first topic, client or push.
+        ("--mem-queue-size must not be negative", options.mem_queue_size < 0),
+        ("--output-buffer-timeout must not be negative", options.output_buffer_timeout < 0),
+        ("--statsd-interval must be positive", options.statsd_address and options.statsd_interval <= 0),
+        # It looks for late messages ten times a second; here they would be late all the time.
+        ("--msg-timeout must be at least 1ms", options.msg_timeout < MILLISECOND),
+        # And it takes 0 for no limit, which is too long to wait for anybody.
+        ("--http-client-connect-timeout must be positive", options.http_client_connect_timeout <= 0),
+        ("--http-client-request-timeout must be positive", options.http_client_request_timeout <= 0),
+    ):
+        if is_wrong:
+            raise OptionError(complaint)
 
 
 def settle(options: NsqdOptions, tcp_port: int, http_port: int) -> None:

@@ -260,6 +260,10 @@ def test_the_defaults_are_valid():
         (["-e2e-processing-latency-percentile=nan"], "invalid E2E processing latency percentile: nan"),
         (["-mem-queue-size=-1"], "--mem-queue-size must not be negative"),
         (["-statsd-address=h:1", "-statsd-interval=0s"], "--statsd-interval must be positive"),
+        (["-output-buffer-timeout=-1ms"], "--output-buffer-timeout must not be negative"),
+        (["-msg-timeout=999us"], "--msg-timeout must be at least 1ms"),
+        (["-http-client-connect-timeout=0"], "--http-client-connect-timeout must be positive"),
+        (["-http-client-request-timeout=-1s"], "--http-client-request-timeout must be positive"),
         (
             ["-e2e-processing-latency-percentile=1", "-e2e-processing-latency-window-time=0s"],
             "--e2e-processing-latency-window-time must be positive",
@@ -292,6 +296,7 @@ def test_what_cannot_run_is_refused_in_nsq_s_words(words, text):
         ["-e2e-processing-latency-percentile=1,0.0001"],
         ["-e2e-processing-latency-window-time=0s"],
         ["-sync-timeout=-5s", "-statsd-interval=0"],
+        ["-msg-timeout=1ms", "-output-buffer-timeout=0", "-http-client-request-timeout=1ns"],
     ],
 )
 def test_the_limits_themselves_can_run(words):
