@@ -67,7 +67,9 @@ _EDGES: Final[tuple[object, ...]] = (
     None, True, 0, 1, -1, -2, 63, 64, 99, 100, 999, 1000, 16384, 65536, 65537, 60000, 120000, 120001, 300000, 300001,
     1.5, 1e3, "1000", "", [], {}, 2**31, 2**63,
 )  # fmt: skip
-_INTEGERS = ("heartbeat_interval", "output_buffer_size", "output_buffer_timeout", "sample_rate", "msg_timeout")
+_INTEGERS = (
+    "heartbeat_interval", "output_buffer_size", "output_buffer_timeout", "sample_rate", "msg_timeout", "deflate_level",
+)  # fmt: skip
 _TEXTS = ("client_id", "hostname", "user_agent", "topology_zone", "topology_region", "short_id", "long_id")
 _DOCUMENTS = (
     b"",
@@ -175,9 +177,15 @@ class _Generator:
         if self.random.random() < 0.1:
             members[self.random.choice(_TEXTS)] = self.random.choice(_EDGES)
         members["feature_negotiation"] = self.random.choice((True, True, False, None))
+        if self.random.random() < 0.2:
+            members["tls_v1"] = self.random.choice((True, False, None))  # there are no certificates
+        if self.random.random() < 0.1:  # one alone would begin another stream
+            members |= {"snappy": True, "deflate": True}
         # Whether it is refused is not for us to know: then it was the last thing said.
         data = b"IDENTIFY\n" + _sized(json.dumps(members).encode())
-        harmless = not set(_INTEGERS) & set(members) and all(isinstance(members.get(name, ""), str) for name in _TEXTS)
+        harmless = not {*_INTEGERS, "snappy"} & set(members) and all(
+            isinstance(members.get(name, ""), str) for name in _TEXTS
+        )
         return (
             self._say(client, data)
             if harmless
