@@ -221,11 +221,12 @@ class Connection(Generic[Session]):
                     return None
         except TlsError as error:
             self._send_after_others(tls.encode(b""))  # the alert
-            upgrade.failed(str(error))
+            if not self.session.closing:
+                upgrade.failed(str(error))
             self.flush()
             return None
         self._send_after_others(tls.encode(b""))
-        return tls
+        return None if self.session.closing else tls  # its time may have run out while that was sent
 
     def _receive(self) -> bytes:
         """Waits; nothing when there is no more."""
