@@ -76,7 +76,7 @@ class AuthServer:
 
 class _Server(ThreadingHTTPServer):
     owner: AuthServer
-    request_queue_size = 200
+    request_queue_size = 1024
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -35,7 +35,8 @@ from nsq_compat.protocol.go_json import INT64, JsonError, loads_object
 
 LARGEST_ANSWER: Final = 4 << 20
 """Bytes of a body."""
-THREADS_PER_SERVER: Final = 64
+THREADS_PER_SERVER: Final = 256
+"""A server that takes a second for each answer still has an answer for a thousand clients that come back at once."""
 MOST_REDIRECTS: Final = 10
 _IDLE_THREAD_SECONDS: Final = 10
 _MOST_IDLE_SERVERS: Final = 64
