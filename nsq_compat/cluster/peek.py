@@ -1,4 +1,4 @@
-"""Messages that wait in a channel, looked at without taking them. Only our nsqd can show them."""
+"""Messages that wait in a channel, or were published last, looked at without taking them. Only our nsqd shows them."""
 
 import base64
 import binascii
@@ -48,10 +48,18 @@ class Look:
 
 def peek(client: HttpClient, nodes: Sequence[str], topic: str, channel: str, limit: int) -> list[Look]:
     """What each node's channel would give next. Raises nothing."""
+    return _look(client, nodes, "channel/peek", topic=topic, channel=channel, limit=str(limit))
 
+
+def recent(client: HttpClient, nodes: Sequence[str], topic: str, limit: int) -> list[Look]:
+    """What was published to each node last, oldest first. Raises nothing."""
+    return _look(client, nodes, "topic/recent", topic=topic, limit=str(limit))
+
+
+def _look(client: HttpClient, nodes: Sequence[str], path: str, **parameters: str) -> list[Look]:
     def look(node: str) -> Look:
         try:
-            answer = client.get(node, "channel/peek", topic=topic, channel=channel, limit=str(limit))
+            answer = client.get(node, path, **parameters)
             return Look(node, tuple(reading.each(_read, reading.mapping(answer).get("messages"))))
         except (UpstreamError, BadAnswer) as error:
             # Go's nsqd knows no such path; ours would say what is missing.

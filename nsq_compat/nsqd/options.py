@@ -286,7 +286,7 @@ class NsqdOptions:
 
     @property
     def peeking_over_http(self) -> bool:
-        """Whether /channel/peek is there: with auth servers, what messages say is for those who are let in."""
+        """Whether messages can be looked at over HTTP: with auth servers, they are for those who are let in."""
         return not self.auth_http_addresses
 
     def has_experiment(self, name: str) -> bool:

@@ -94,6 +94,19 @@ class Topic:
         """The part of the depth that is not in memory."""
         return self._held.behind
 
+    def recent(self, count: int) -> Sequence[bytes]:
+        """What was published last, finished or not, oldest first, as far as the log has it. May raise ``OSError``.
+
+        What was deferred is not among it.
+        """
+        if self.store is None:
+            return ()
+        reader = self.store.log.reader(max(0, self._seq - count))
+        frames: list[bytes] = []
+        while groups := reader.read():
+            frames += [frame for group in groups for frame in group.frames]
+        return frames[-count:]
+
     # --- Publishing ---------------------------------------------------------------------------------------------------
 
     def publish(self, bodies: Sequence[bytes], now: float, now_ns: int, defer: float = 0.0) -> None:

@@ -48,10 +48,10 @@ class Administration:
         return EMPTY
 
     def pause_topic(self, request: Request) -> Response:
-        return self._change(self._named_topic(request), Topic.pause)
+        return self._change(self.topic_of(request), Topic.pause)
 
     def unpause_topic(self, request: Request) -> Response:
-        return self._change(self._named_topic(request), Topic.unpause)
+        return self._change(self.topic_of(request), Topic.unpause)
 
     # --- Channels -----------------------------------------------------------------------------------------------------
 
@@ -99,7 +99,8 @@ class Administration:
             raise ApiError(404, "TOPIC_NOT_FOUND")
         return topic
 
-    def _named_topic(self, request: Request) -> Topic:
+    def topic_of(self, request: Request) -> Topic:
+        """The topic a request names. Raises ``ApiError``."""
         return self._topic(required(parse_query(request.query), "topic"))
 
     def _topic_and_channel_name(self, request: Request) -> tuple[Topic, str]:

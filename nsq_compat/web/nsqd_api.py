@@ -32,9 +32,8 @@ def _routes(service: NsqdService) -> Routes:
     else:
         pub = mpub = Route(publishing.refuse, publishing.refusal_admission)
     # docs/differences.md: peek
-    peeking: Routes = {"/channel/peek": {"GET": Route(Peeking(administration).peek)}}
-    if not service.options.peeking_over_http:
-        peeking = {}
+    peeking = Peeking(administration)
+    looks: Routes = {"/channel/peek": {"GET": Route(peeking.peek)}, "/topic/recent": {"GET": Route(peeking.recent)}}
     return {
         "/ping": {"GET": Route(statistics.ping)},
         "/info": {"GET": Route(statistics.info)},
@@ -54,7 +53,7 @@ def _routes(service: NsqdService) -> Routes:
         "/channel/empty": {"POST": Route(administration.empty_channel)},
         "/channel/pause": {"POST": Route(administration.pause_channel)},
         "/channel/unpause": {"POST": Route(administration.unpause_channel)},
-        **peeking,
+        **(looks if service.options.peeking_over_http else {}),
         "/config/:opt": {
             "GET": Route(configuration.show),
             "PUT": Route(configuration.change, configuration.admission),

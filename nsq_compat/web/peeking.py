@@ -1,4 +1,7 @@
-"""GET /channel/peek: what a channel would give next, without giving it. Ours alone (docs/differences.md: peek)."""
+"""GET /channel/peek: what a channel would give next, without giving it; GET /topic/recent: what was published last.
+
+Ours alone (docs/differences.md: peek).
+"""
 
 import base64
 from itertools import islice
@@ -29,6 +32,16 @@ class Peeking:
         except OSError:
             raise ApiError(500, "INTERNAL_ERROR") from None
         return responses.json({"depth": channel.depth, "messages": [_shown(frame) for frame in frames]})
+
+    def recent(self, request: Request) -> Response:
+        limit = _limit(parse_query(request.query).get("limit", str(_USUAL)))
+        topic = self._administration.topic_of(request)
+        try:
+            frames = topic.recent(limit)
+        except OSError:
+            raise ApiError(500, "INTERNAL_ERROR") from None
+        shown = {"message_count": topic.message_count, "messages": [_shown(frame) for frame in frames]}
+        return responses.json(shown)
 
 
 def _limit(text: str) -> int:

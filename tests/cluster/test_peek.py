@@ -1,6 +1,6 @@
 import base64
 
-from nsq_compat.cluster.peek import Message, peek
+from nsq_compat.cluster.peek import Message, peek, recent
 
 
 def entry(body=b"hello", **fields):
@@ -16,6 +16,13 @@ def test_messages_come_from_each_node(client, daemon, nobody):
     assert daemon.heard == ["GET channel/peek?topic=t&channel=c&limit=5"]
     assert "connection refused" in gone.error
     assert gone.able
+
+
+def test_what_was_published_last_comes_the_same_way(client, daemon):
+    daemon.says("topic/recent", {"messages": [entry()]})
+    (look,) = recent(client, [daemon.address], "t", 5)
+    assert look.messages[0].text == "hello"
+    assert daemon.heard == ["GET topic/recent?topic=t&limit=5"]
 
 
 def test_gos_nsqd_cannot(client, daemon):

@@ -174,6 +174,15 @@ def test_the_chart_is_drawn_while_one_looks(site, browser):
     browser.sees("21", "#figures")
 
 
+def test_what_is_published_is_seen_as_it_comes(site, browser):
+    filled(site, "tailed", "before")
+    browser.open(site.url("/topics/tailed"))
+    browser.click("#actions a", "Watch")
+    browser.sees("before", "#looks")
+    publish(site.nsqd, "tailed", "while one looks")
+    browser.sees("while one looks", "#looks li:first-child")
+
+
 def test_refreshing_can_be_paused(site, browser):
     filled(site, "paused.page", "one")
     browser.open(site.url("/topics/paused.page/archive"))
@@ -211,6 +220,7 @@ def test_dark_mode_is_dark(site, browser):
 
 PAGES = (
     *("/", "/topics", "/topics/everywhere", "/topics/everywhere/archive", "/topics/everywhere/archive/messages"),
+    "/messages/everywhere",
     *("/nodes", "/counter", "/lookup", "/topics/everywhere?confirm=delete"),
 )
 

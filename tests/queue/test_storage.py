@@ -38,6 +38,19 @@ def test_what_was_published_is_there_after_a_kill(data_path, durability):
     assert left(data_path.start(durability).consumer()) == [b"a", b"b", b"c"]
 
 
+def test_what_was_published_last_can_be_looked_at_however_far_it_has_got(data_path):
+    daemon = data_path.start()
+    assert list(daemon.topic().recent(3)) == []
+    consumer = daemon.consumer()
+    daemon.publishes(b"a", b"b")
+    daemon.publishes(b"c")
+    assert left(consumer) == [b"a", b"b", b"c"]
+    daemon.publishes(b"d")
+    assert [body(frame) for frame in daemon.topic().recent(3)] == [b"b", b"c", b"d"]
+    assert [body(frame) for frame in daemon.topic().recent(100)] == [b"a", b"b", b"c", b"d"]
+    assert daemon.topic().message_count == 4
+
+
 def test_at_level_memory_nothing_is_written_while_memory_holds_it(data_path):
     daemon = data_path.start(Durability.MEMORY)
     daemon.channel()

@@ -5,6 +5,11 @@ import json
 
 import pytest
 
+from nsq_compat.queue.broker import Broker
+from nsq_compat.queue.data_path import make_our_folder
+from nsq_compat.queue.files import OsFiles
+from nsq_compat.queue.limits import QueueLimits
+from nsq_compat.queue.storage import Durability, Storage
 from tests.web.conftest import Caller
 
 
@@ -60,3 +65,25 @@ def test_what_is_missing_is_said(call, channel):
 def test_where_auth_servers_decide_who_reads_nobody_peeks(daemon, channel):
     daemon.options.peeking_over_http = False
     assert json.loads(Caller(daemon).get("/channel/peek?topic=t&channel=c").body) == {"message": "NOT_FOUND"}
+
+
+def test_a_topic_without_a_log_has_nothing_recent(call, channel):
+    answer = json.loads(call.get("/topic/recent?topic=t").body)
+    assert answer == {"message_count": 3, "messages": []}
+
+
+def test_what_was_published_last_is_shown_though_it_is_finished(call, daemon, drain, tmp_path):
+    files = OsFiles()
+    make_our_folder(files, str(tmp_path))
+    storage = Storage(files, str(tmp_path), durability=Durability.OS, segment_size=1 << 20, commit=lambda _: None)
+    daemon.broker = Broker(QueueLimits(), storage)
+    topic = daemon.broker.topic("t")
+    for number in range(5):
+        topic.publish([f"message {number}".encode()], 50.0, 1)
+    assert len(drain(topic)) == 5
+    shown = Caller(daemon).get("/topic/recent?topic=t&limit=3")
+    assert bodies(shown) == [b"message 2", b"message 3", b"message 4"]
+    assert json.loads(shown.body)["message_count"] == 5
+    assert topic.store is not None
+    topic.store.log.close()
+    assert json.loads(call.get("/topic/recent").body) == {"message": "MISSING_ARG_TOPIC"}

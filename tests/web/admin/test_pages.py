@@ -93,3 +93,17 @@ def test_messages_are_shown_as_text_or_as_bytes(browser, nsqd):
 
 def test_an_nsqd_that_cannot_show_messages_is_said_to(browser):
     assert "has no way to show messages" in browser.get("/topics/orders/archive/messages?limit=25").text
+
+
+def test_what_is_published_is_shown_the_latest_first(browser, nsqd):
+    messages = [
+        {"id": str(number) * 16, "timestamp": int((NOW - 9 + number) * 1e9), "attempts": 1, "size": 1, "body": "eA=="}
+        for number in range(3)
+    ]
+    nsqd.says("topic/recent", {"messages": messages})
+    text = browser.get("/messages/orders").text
+    assert text.index("2" * 16) < text.index("1" * 16) < text.index("0" * 16)
+    nsqd.says("topic/recent", {"messages": []})
+    assert "Nothing that a log still has" in browser.get("/messages/orders").text
+    nsqd.says("topic/recent", {"message": "NOT_FOUND"}, 404)
+    assert "has no way to show messages" in browser.get("/messages/orders").text
