@@ -30,6 +30,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default = os.environ.get(f"{name.upper()}_COMMAND") or installed
         parser.addoption(f"--{name}", default=default, help=f"command line of the {name} to test (default: {default})")
         parser.addoption(f"--other-{name}", default="", help=f"in a cluster, every other {name} (default: the same)")
+    beside_python = str(Path(sys.executable).parent)
+    parser.addoption("--utilities", default=beside_python, help="folder of nsq_tail and the others (default: ours)")
 
 
 def command_of(name: str, config: pytest.Config) -> str:
@@ -54,6 +56,19 @@ def nsqlookupd_command(pytestconfig: pytest.Config) -> str:
 @pytest.fixture(scope="session")
 def nsqadmin_command(pytestconfig: pytest.Config) -> str:
     return command_of("nsqadmin", pytestconfig)
+
+
+@pytest.fixture(scope="session")
+def utility(pytestconfig: pytest.Config) -> Callable[[str], str]:
+    """The path of a utility by its name."""
+    folder = Path(pytestconfig.getoption("--utilities"))
+
+    def find(name: str) -> str:
+        program = folder / name
+        assert program.exists(), f"there is no {name} in {folder}"
+        return str(program)
+
+    return find
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,136 @@
+"""to_nsq and nsq_tail, ours or Go's (``--utilities FOLDER``), with the nsqd to test."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from conformance.cluster import eventually
+from conformance.nsqd_process import NsqdProcess
+
+Utility = Callable[[str], str]
+Start = Callable[..., "subprocess.Popen[bytes]"]
+WITHIN = 30
+
+
+@pytest.fixture
+def start(utility: Utility) -> Iterator[Start]:
+    """Start a utility; it is gone at the end of the test."""
+    with ExitStack() as processes:
+
+        def start_it(name: str, *flags: str) -> "subprocess.Popen[bytes]":
+            command = [utility(name), *flags]
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            processes.enter_context(process)
+            processes.callback(process.kill)
+            return process
+
+        yield start_it
+
+
+@pytest.fixture
+def publish(utility: Utility, nsqd: NsqdProcess) -> Callable[..., None]:
+    """Publish what is given to to_nsq on its standard input."""
+
+    def publish_input(topic: str, data: bytes, *flags: str, to: str = "") -> None:
+        command = [utility("to_nsq"), f"--topic={topic}", f"--nsqd-tcp-address={to or nsqd.tcp_address}", *flags]
+        done = subprocess.run(command, input=data, capture_output=True, timeout=WITHIN, check=False)
+        assert done.returncode == 0, done.stderr
+
+    return publish_input
+
+
+def tailing(start: Start, nsqd: NsqdProcess, topic: str, *flags: str) -> "subprocess.Popen[bytes]":
+    nsqd.create_channel(topic, "tail")  # messages published before it has connected are not missed
+    return start("nsq_tail", f"--topic={topic}", "--channel=tail", f"--nsqd-tcp-address={nsqd.tcp_address}", *flags)
+
+
+def lines(process: "subprocess.Popen[bytes]", count: int) -> list[bytes]:
+    assert process.stdout is not None
+    return [process.stdout.readline() for _ in range(count)]
+
+
+def test_what_one_publishes_the_other_shows(
+    start: Start, publish: Callable[..., None], nsqd: NsqdProcess, topic: str
+) -> None:
+    tail = tailing(start, nsqd, topic)
+    publish(topic, b"one\ntwo\r\n\n\xff\x00\n")
+    assert sorted(lines(tail, 3)) == sorted([b"one\n", b"two\r\n", b"\xff\x00\n"])
+
+
+def test_each_line_may_begin_with_its_topic(
+    start: Start, publish: Callable[..., None], nsqd: NsqdProcess, topic: str
+) -> None:
+    tail = tailing(start, nsqd, topic, "--print-topic")
+    publish(topic, b"x\n")
+    assert lines(tail, 1) == [f"{topic} | x\n".encode()]
+
+
+def test_it_ends_after_as_many_messages_as_it_was_told(
+    start: Start, publish: Callable[..., None], nsqd: NsqdProcess, topic: str
+) -> None:
+    tail = tailing(start, nsqd, topic, "--n=2")
+    publish(topic, b"1\n2\n3\n4\n")
+    out, _ = tail.communicate(timeout=WITHIN)
+    assert len(out.splitlines()) == 2
+    assert tail.returncode == 0
+
+
+def test_a_signal_ends_it_in_order(start: Start, publish: Callable[..., None], nsqd: NsqdProcess, topic: str) -> None:
+    tail = tailing(start, nsqd, topic)
+    publish(topic, b"x\n")
+    assert lines(tail, 1) == [b"x\n"]
+    os.kill(tail.pid, signal.SIGTERM)
+    assert tail.wait(WITHIN) == 0
+    eventually(lambda: nsqd.channel_stats(topic, "tail")["client_count"] == 0)
+    stats = nsqd.channel_stats(topic, "tail")
+    assert (stats["depth"], stats["in_flight_count"]) == (0, 0)
+
+
+def test_records_may_end_with_any_byte(
+    start: Start, publish: Callable[..., None], nsqd: NsqdProcess, topic: str
+) -> None:
+    tail = tailing(start, nsqd, topic)
+    publish(topic, b"a,b,,c,", "--delimiter=,")
+    assert sorted(lines(tail, 3)) == [b"a\n", b"b\n", b"c\n"]
+
+
+def test_every_nsqd_that_is_named_gets_every_record(
+    publish: Callable[..., None], nsqd: NsqdProcess, nsqd_command: str, topic: str, tmp_path: Path
+) -> None:
+    with NsqdProcess(nsqd_command, tmp_path) as another:
+        for each in (nsqd, another):
+            each.create_channel(topic, "c")
+        publish(topic, b"1\n2\n3\n", f"--nsqd-tcp-address={another.tcp_address}")
+        for each in (nsqd, another):
+            eventually(partial(_has, each, topic, 3))
+
+
+def _has(nsqd: NsqdProcess, topic: str, depth: int) -> bool:
+    return bool(nsqd.channel_stats(topic, "c")["depth"] == depth)
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "complaint"),
+    [
+        ("to_nsq", [], b"--topic required"),
+        ("to_nsq", ["--topic=t", "--delimiter=ab"], b"--delimiter must be a single byte"),
+        ("to_nsq", ["--topic=t"], b"--nsqd-tcp-address required"),
+        ("nsq_tail", ["--topic=t"], b"--nsqd-tcp-address or --lookupd-http-address required"),
+        (
+            "nsq_tail",
+            ["--topic=t", "--nsqd-tcp-address=127.0.0.1:1", "--lookupd-http-address=127.0.0.1:1"],
+            b"use --nsqd-tcp-address or --lookupd-http-address not both",
+        ),
+        ("nsq_tail", ["--nsqd-tcp-address=127.0.0.1:1"], b"--topic required"),
+    ],
+)
+def test_what_is_missing_is_said(utility: Utility, name: str, flags: list[str], complaint: bytes) -> None:
+    done = subprocess.run([utility(name), *flags], capture_output=True, timeout=WITHIN, check=False)
+    assert done.returncode == 1
+    assert complaint in done.stderr

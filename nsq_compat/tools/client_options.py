@@ -1,0 +1,135 @@
+"""``--consumer-opt`` and ``--producer-opt``: go-nsq's options by their names, as options of our client.
+
+Each is ``key,value``, or ``key`` alone for true; dashes in keys are underscores. What our client need not be told is
+read, checked and left.
+"""
+
+import ssl
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from nsq_compat.protocol.durations import MILLISECOND, SECOND, parse_duration
+from nsq_compat.tools.program import Refused
+
+_HOUR = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """How a value is read, between which limits it must be, and what our client calls it ("" if it need not know)."""
+
+    read: Callable[[str], Any]
+    name: str = ""
+    low: float | None = None
+    high: float | None = None
+
+
+def _boolean(text: str) -> bool:
+    if text.lower() in ("1", "t", "true"):
+        return True
+    if text.lower() in ("0", "f", "false"):
+        return False
+    raise ValueError
+
+
+def _seconds(text: str) -> float:
+    return parse_duration(text) / SECOND
+
+
+def _milliseconds(text: str) -> int:
+    return parse_duration(text) // MILLISECOND
+
+
+_KEYS: Final[dict[str, _Key]] = {
+    "dial_timeout": _Key(_seconds, "timeout"),
+    "read_timeout": _Key(_seconds, "", 0.1, 300),
+    "write_timeout": _Key(_seconds, "", 0.1, 300),
+    "lookupd_poll_interval": _Key(_seconds, "lookupd_poll_interval", 0.01, 300),
+    "lookupd_poll_jitter": _Key(float, "lookupd_poll_jitter", 0, 1),
+    "lookupd_poll_timeout": _Key(_seconds, "lookupd_request_timeout"),
+    "max_requeue_delay": _Key(_seconds, "max_requeue_delay", 0, _HOUR),
+    "default_requeue_delay": _Key(_seconds, "requeue_delay", 0, _HOUR),
+    "max_backoff_duration": _Key(_seconds, "max_backoff_duration", 0, _HOUR),
+    "backoff_multiplier": _Key(_seconds, "first_backoff_duration", 0, _HOUR),
+    "max_attempts": _Key(int, "max_tries", 0, 65535),
+    "low_rdy_idle_timeout": _Key(_seconds, "low_rdy_idle_timeout", 1, 300),
+    "low_rdy_timeout": _Key(_seconds, "", 1, 300),
+    "rdy_redistribute_interval": _Key(_seconds, "", 0.001, 5),
+    "client_id": _Key(str, "client_id"),
+    "hostname": _Key(str, "hostname"),
+    "user_agent": _Key(str),
+    "heartbeat_interval": _Key(_seconds, "heartbeat_interval", 1),
+    "sample_rate": _Key(int, "sample_rate", 0, 99),
+    "tls_v1": _Key(_boolean, "tls_v1"),
+    "tls_root_ca_file": _Key(str),
+    "tls_insecure_skip_verify": _Key(_boolean),
+    "tls_cert": _Key(str),
+    "tls_key": _Key(str),
+    "deflate": _Key(_boolean, "deflate"),
+    "deflate_level": _Key(int, "deflate_level", 1, 9),
+    "snappy": _Key(_boolean, "snappy"),
+    "output_buffer_size": _Key(int, "output_buffer_size"),
+    "output_buffer_timeout": _Key(_milliseconds, "output_buffer_timeout"),
+    "max_in_flight": _Key(int, "", 0),
+    "msg_timeout": _Key(_seconds, "msg_timeout", 0),
+    "auth_secret": _Key(str, "auth_secret"),
+}
+_OF_CONSUMERS: Final = frozenset({
+    "lookupd_poll_interval", "lookupd_poll_jitter", "lookupd_request_timeout", "max_requeue_delay", "requeue_delay",
+    "max_backoff_duration", "first_backoff_duration", "max_tries", "low_rdy_idle_timeout",
+})  # fmt: skip
+
+
+def consumer_options(words: Iterable[str]) -> dict[str, Any]:
+    """Keyword arguments for ``client.Consumer``. Raises ``Refused``."""
+    return _read(words, "consumer-opt")
+
+
+def producer_options(words: Iterable[str]) -> dict[str, Any]:
+    """Keyword arguments for ``client.Producer``. Raises ``Refused``."""
+    options = _read(words, "producer-opt")
+    return {name: value for name, value in options.items() if name not in _OF_CONSUMERS}
+
+
+def _read(words: Iterable[str], flag: str) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    tls: dict[str, Any] = {}
+    for word in words:
+        key, comma, text = word.partition(",")
+        key = key.replace("-", "_")
+        row = _KEYS.get(key)
+        if row is None:
+            raise Refused(f'invalid value "{word}" for flag -{flag}: invalid option {key}')
+        value = _value(row, key, text if comma else "true", f'invalid value "{word}" for flag -{flag}')
+        if key.startswith("tls_") and key != "tls_v1":
+            tls[key] = value
+        elif row.name:
+            options[row.name] = value
+    if tls:
+        options["tls_options"] = _tls(tls)
+    if not options.get("msg_timeout", 1):
+        del options["msg_timeout"]  # nsqd's own
+    return options
+
+
+def _value(row: _Key, key: str, text: str, complaint: str) -> Any:
+    try:
+        value = row.read(text)
+    except ValueError:
+        raise Refused(f"{complaint}: cannot read {key}") from None
+    for limit, wrong, sign in ((row.low, row.low is not None and value < row.low, "<"),
+                               (row.high, row.high is not None and value > row.high, ">")):  # fmt: skip
+        if wrong:
+            raise Refused(f"invalid {key} ! {text} {sign} {limit:g}")
+    return value
+
+
+def _tls(options: dict[str, Any]) -> dict[str, Any]:
+    """As ``client.settings.ConnectionSettings.tls_options``."""
+    unverified = options.get("tls_insecure_skip_verify", False)
+    translated: dict[str, Any] = {"cert_reqs": ssl.CERT_NONE if unverified else ssl.CERT_REQUIRED}
+    for theirs, ours in (("tls_root_ca_file", "ca_certs"), ("tls_cert", "certfile"), ("tls_key", "keyfile")):
+        if theirs in options:
+            translated[ours] = options[theirs]
+    return translated

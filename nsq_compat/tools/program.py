@@ -1,0 +1,96 @@
+"""What every utility begins and ends with: flags, complaints as Go's utilities word them, signals.
+
+A utility complains with a dated line on stderr and exits with 1; wrong flags are 2 (`cli.flags`). SIGINT and SIGTERM
+ask it to stop: what it is at is ended in order, and the exit code is 0.
+"""
+
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import NoReturn, TypeVar
+
+from nsq_compat import version_line
+from nsq_compat.cli.errors import OptionError
+from nsq_compat.cli.flags import EXIT_FAILURE, parse_arguments
+from nsq_compat.cli.options import table_of
+
+T = TypeVar("T")
+
+
+class Refused(Exception):
+    """It cannot begin, or not go on; the text is for the operator."""
+
+
+def options_of(program: str, options_type: type[T], words: Sequence[str]) -> T:
+    """The options a command line gives, of a dataclass with `version` among them; `-version` ends the program."""
+    given = dict(parse_arguments(program, table_of(options_type), words).given)
+    if given.get("version"):
+        print(version_line(program).split(" (")[0])
+        raise SystemExit(0)
+    try:
+        return options_type(**given)
+    except OptionError as error:
+        complain(str(error))
+
+
+def complain(text: str) -> NoReturn:
+    """Print a line as Go's utilities do, and exit with 1."""
+    print(time.strftime("%Y/%m/%d %H:%M:%S"), text, file=sys.stderr)
+    raise SystemExit(EXIT_FAILURE)
+
+
+def one_kind_of_address(named: Sequence[str], lookupds: Sequence[str], flag: str = "--nsqd-tcp-address") -> None:
+    """Raises ``Refused`` unless exactly one of the two kinds is given."""
+    if not named and not lookupds:
+        raise Refused(f"{flag} or --lookupd-http-address required")
+    if named and lookupds:
+        raise Refused(f"use {flag} or --lookupd-http-address not both")
+
+
+def log_plainly(level: int = logging.INFO) -> None:
+    """Log lines of the client library, in the plain form of Go's utilities, on stderr."""
+    logging.basicConfig(
+        stream=sys.stderr, level=level, format="%(asctime)s %(levelname).3s %(message)s", datefmt="%Y/%m/%d %H:%M:%S"
+    )
+
+
+class Stopping:
+    """Whether the program was asked to stop, by a signal or by itself. `on_signal` is called for each signal."""
+
+    def __init__(self, on_signal: Callable[[], None] | None = None) -> None:
+        self._asked = threading.Event()
+        self._on_signal = on_signal
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._heard)
+
+    def __bool__(self) -> bool:
+        return self._asked.is_set()
+
+    def ask(self) -> None:
+        self._asked.set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Until somebody asks, or so long; whether somebody has."""
+        return self._asked.wait(timeout)
+
+    def _heard(self, number: int, frame: FrameType | None) -> None:
+        self._asked.set()
+        if self._on_signal is not None:
+            self._on_signal()
+
+
+def run(main: Callable[[Sequence[str]], None]) -> NoReturn:
+    """Call a utility with the words behind its name; what it cannot do becomes a line and an exit code."""
+    try:
+        main(sys.argv[1:])
+    except Refused as error:
+        complain(str(error))
+    except BrokenPipeError:
+        # Who reads us has seen enough. What is still buffered must not fail once more at exit.
+        sys.stdout = None
+        raise SystemExit(EXIT_FAILURE) from None
+    raise SystemExit(0)

@@ -1,0 +1,145 @@
+"""``to_nsq``: publish what comes on standard input, a message for each record.
+
+Better than Go's: a last record without delimiter is published whole, the topic is checked, many records are on their
+way at once, and what could not be published is said with its number. A signal ends the reading, not the publishing.
+"""
+
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Final
+
+from nsq_compat.cli.kinds import BOOLEAN, INTEGER, STRING, STRINGS
+from nsq_compat.cli.options import option
+from nsq_compat.client import Error, Producer
+from nsq_compat.client.outcomes import Published
+from nsq_compat.protocol.names import is_valid_name
+from nsq_compat.tools.client_options import producer_options
+from nsq_compat.tools.program import Refused, Stopping, options_of, run
+
+PROGRAM: Final = "to_nsq"
+_READ_SIZE: Final = 1 << 16
+_ON_THEIR_WAY: Final = 2000
+"""Records that wait for their OK at once; there and in memory, no more."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Options:
+    """Names and defaults are NSQ's."""
+
+    version: bool = option("version", BOOLEAN, False, "print the version and exit")
+    topic: str = option("topic", STRING, "", "topic to publish to")
+    delimiter: str = option("delimiter", STRING, "\n", "character that ends a record")
+    rate: int = option("rate", INTEGER, 0, "records a second; as fast as they come unless given")
+    nsqd_tcp_addresses: tuple[str, ...] = option(
+        "nsqd-tcp-address", STRINGS, (), "host:port of an nsqd (repeat for several: each gets every record)"
+    )
+    producer_opt: tuple[str, ...] = option(
+        "producer-opt", STRINGS, (), "`name,value` of an option of the client library (repeat for several)"
+    )
+
+
+def main() -> None:
+    """The console script."""
+    run(publish_input)
+
+
+def publish_input(words: Sequence[str]) -> None:
+    """Raises ``Refused``."""
+    options = options_of(PROGRAM, Options, words)
+    delimiter = _checked(options)
+    settings = producer_options(options.producer_opt)
+    stopping = Stopping(on_signal=_stop_reading)
+    addresses = list(dict.fromkeys(options.nsqd_tcp_addresses))
+    # One producer for all nodes: a record is published when each of them has it.
+    with Producer(addresses, copies=len(addresses), **settings) as producer:
+        lines = _Lines(producer, options.topic)
+        try:
+            for record in _paced(records(_standard_input, delimiter), options.rate):
+                lines.publish(record)
+                if stopping:
+                    break
+        except KeyboardInterrupt:
+            pass
+        lines.finish()
+
+
+def _stop_reading() -> None:
+    raise KeyboardInterrupt
+
+
+def _checked(options: Options) -> bytes:
+    if not options.topic:
+        raise Refused("--topic required")
+    delimiter = options.delimiter.encode("utf-8", "surrogateescape")
+    if len(delimiter) != 1:
+        raise Refused("--delimiter must be a single byte")
+    if not options.nsqd_tcp_addresses:
+        raise Refused("--nsqd-tcp-address required")
+    if not is_valid_name(options.topic):
+        raise Refused(f"--topic {options.topic!r} is not a valid name")
+    return delimiter
+
+
+class _Lines:
+    """Records on their way, in order; the first that fails ends the program with its number."""
+
+    def __init__(self, producer: Producer, topic: str) -> None:
+        self._producer = producer
+        self._topic = topic
+        self._waiting: deque[Future[Published]] = deque()
+        self._answered = 0
+
+    def publish(self, record: bytes) -> None:
+        self._waiting.append(self._producer.publish_async(self._topic, record))
+        while len(self._waiting) > _ON_THEIR_WAY or (self._waiting and self._waiting[0].done()):
+            self._await_first()
+
+    def finish(self) -> None:
+        while self._waiting:
+            self._await_first()
+
+    def _await_first(self) -> None:
+        try:
+            self._waiting.popleft().result()
+        except Error as error:
+            raise Refused(f"record {self._answered + 1}: {error}") from error
+        self._answered += 1
+
+
+def records(read: Callable[[int], bytes], delimiter: bytes) -> Iterator[bytes]:
+    """What stands between delimiters, and behind the last one; empty records are skipped (to_nsq)."""
+    rest = b""
+    while data := read(_READ_SIZE):
+        *whole, rest = (rest + data).split(delimiter) if delimiter in data else (rest + data,)
+        yield from filter(None, whole)
+    if rest:
+        yield rest
+
+
+def _standard_input(size: int) -> bytes:
+    return os.read(0, size)
+
+
+def _paced(records: Iterator[bytes], rate: int) -> Iterator[bytes]:
+    """No more than `rate` a second, but for what was saved up while nothing came: a second's worth at most."""
+    if rate <= 0:
+        yield from records
+        return
+    print(f"Throttling messages rate to max:{rate}/second", file=sys.stderr)
+    allowance, last = 1.0, time.monotonic()
+    for record in records:
+        now = time.monotonic()
+        allowance, last = min(float(rate), allowance + (now - last) * rate), now
+        if allowance < 1:
+            time.sleep((1 - allowance) / rate)
+        allowance -= 1
+        yield record
+
+
+if __name__ == "__main__":
+    main()

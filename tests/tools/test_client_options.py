@@ -1,0 +1,61 @@
+import ssl
+
+import pytest
+
+from nsq_compat.client.options import split_options
+from nsq_compat.tools.client_options import consumer_options, producer_options
+from nsq_compat.tools.program import Refused
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("max_attempts,3", {"max_tries": 3}),
+        ("max-attempts,0", {"max_tries": 0}),
+        ("heartbeat_interval,5s", {"heartbeat_interval": 5.0}),
+        ("output_buffer_timeout,10ms", {"output_buffer_timeout": 10}),
+        ("snappy", {"snappy": True}),
+        ("deflate,false", {"deflate": False}),
+        ("msg_timeout,0s", {}),
+        ("client_id,a,b", {"client_id": "a,b"}),
+        ("read_timeout,1m", {}),
+        ("user_agent,x", {}),
+    ],
+)
+def test_go_nsqs_options_are_ours(word, expected):
+    assert consumer_options([word]) == expected
+
+
+def test_a_consumer_takes_all_of_them():
+    words = ["tls_v1", "lookupd_poll_interval,1s", "default_requeue_delay,0s", "auth_secret,s", "deflate_level,9"]
+    split_options(consumer_options(words))
+
+
+def test_what_concerns_consumers_only_is_kept_from_a_producer():
+    assert producer_options(["max_attempts,3", "snappy,true"]) == {"snappy": True}
+
+
+def test_tls_options_are_those_of_our_client():
+    options = consumer_options(["tls_v1", "tls_root_ca_file,/ca.pem", "tls_cert,/c.pem", "tls_key,/k.pem"])
+    assert options["tls_options"] == {
+        "cert_reqs": ssl.CERT_REQUIRED,
+        "ca_certs": "/ca.pem",
+        "certfile": "/c.pem",
+        "keyfile": "/k.pem",
+    }
+    assert consumer_options(["tls_insecure_skip_verify"])["tls_options"] == {"cert_reqs": ssl.CERT_NONE}
+
+
+@pytest.mark.parametrize(
+    ("word", "complaint"),
+    [
+        ("x,1", "invalid option x"),
+        ("sample_rate,200", "invalid sample_rate ! 200 > 99"),
+        ("read_timeout,1ms", "invalid read_timeout ! 1ms < 0.1"),
+        ("max_attempts,many", "cannot read max_attempts"),
+        ("snappy,perhaps", "cannot read snappy"),
+    ],
+)
+def test_what_is_wrong_is_said(word, complaint):
+    with pytest.raises(Refused, match=complaint):
+        consumer_options([word])

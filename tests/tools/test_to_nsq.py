@@ -1,0 +1,80 @@
+"""What to_nsq does better than Go's, and how it cuts its input."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conformance.nsqd_process import NsqdProcess, installed_nsqd
+from nsq_compat.tools.to_nsq import records
+
+
+@given(st.lists(st.binary(max_size=6)), st.sampled_from([b"\n", b",", b"\0"]))
+def test_records_are_the_same_however_the_input_is_cut(pieces, delimiter):
+    expected = [each for each in b"".join(pieces).split(delimiter) if each]
+    source = iter([piece for piece in pieces if piece])
+    assert list(records(lambda size: next(source, b""), delimiter)) == expected
+
+
+@pytest.fixture
+def nsqd(tmp_path: Path) -> Iterator[NsqdProcess]:
+    with NsqdProcess(installed_nsqd(), tmp_path, options=("--max-msg-size=10",)) as process:
+        process.create_channel("t", "c")
+        yield process
+
+
+@pytest.fixture
+def to_nsq(nsqd: NsqdProcess) -> Callable[..., "subprocess.CompletedProcess[bytes]"]:
+    program = str(Path(sys.executable).with_name("to_nsq"))
+
+    def run(data: bytes, *flags: str, topic: str = "t") -> "subprocess.CompletedProcess[bytes]":
+        command = [program, f"--topic={topic}", f"--nsqd-tcp-address={nsqd.tcp_address}", *flags]
+        return subprocess.run(command, input=data, capture_output=True, timeout=30, check=False)
+
+    return run
+
+
+def test_a_last_record_without_delimiter_is_published_whole(to_nsq, nsqd):
+    assert to_nsq(b"abc\ndef").returncode == 0
+    assert nsqd.channel_stats("t", "c")["depth"] == 2
+
+
+def test_the_first_record_that_is_refused_ends_it_and_is_named(to_nsq, nsqd):
+    done = to_nsq(b"1\n2\nthis is too long\n4\n", "--rate=1000")
+    assert done.returncode == 1
+    assert b"record 3: " in done.stderr
+    assert b"E_BAD_MESSAGE" in done.stderr
+
+
+def test_a_topic_that_is_no_name_is_refused_at_once(to_nsq):
+    done = to_nsq(b"x\n", topic="a b")
+    assert done.returncode == 1
+    assert b"--topic 'a b' is not a valid name" in done.stderr
+
+
+def test_many_records_keep_their_number(to_nsq, nsqd):
+    assert to_nsq(b"".join(b"%d\n" % number for number in range(20_000))).returncode == 0
+    assert nsqd.channel_stats("t", "c")["depth"] == 20_000
+
+
+def test_no_input_needs_no_nsqd():
+    program = str(Path(sys.executable).with_name("to_nsq"))
+    command = [program, "--topic=t", "--nsqd-tcp-address=127.0.0.1:1"]
+    assert subprocess.run(command, input=b"", capture_output=True, timeout=30, check=False).returncode == 0
+
+
+def test_an_nsqd_that_is_not_there_is_said():
+    program = str(Path(sys.executable).with_name("to_nsq"))
+    command = [program, "--topic=t", "--nsqd-tcp-address=127.0.0.1:1"]
+    done = subprocess.run(command, input=b"x\n", capture_output=True, timeout=30, check=False)
+    assert done.returncode == 1
+    assert b"127.0.0.1:1" in done.stderr
+
+
+def test_the_version_is_printed(to_nsq):
+    done = to_nsq(b"", "--version")
+    assert done.stdout.startswith(b"to_nsq v")
