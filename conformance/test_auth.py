@@ -1,4 +1,7 @@
-"""Clients that have to say who they are, and an auth server that decides what they may do."""
+"""Clients that have to say who they are, and an auth server that decides what they may do.
+
+What it is told of clients with TLS is tested in ``test_negotiation``.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from conformance.auth_server import EVERYTHING, AuthServer
-from conformance.certificates import Certificates
 from conformance.clients import Client, ClientFailed
 from conformance.delivery import LinesFile, assert_each_line_once
 from conformance.nsqd_process import NsqdProcess
@@ -24,25 +26,14 @@ def auth_server() -> Iterator[AuthServer]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return Certificates(tmp_path_factory.mktemp("certificates"))
-
-
 @pytest.fixture(scope="module", params=["get", "post"])
 def nsqd(
     request: pytest.FixtureRequest,
     nsqd_command: str,
     auth_server: AuthServer,
-    certificates: Certificates,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[NsqdProcess]:
-    options = [
-        *certificates.options,
-        f"--tls-root-ca-file={certificates.root_ca}",
-        f"--auth-http-address={auth_server.address}",
-        f"--auth-http-request-method={request.param}",
-    ]
+    options = [f"--auth-http-address={auth_server.address}", f"--auth-http-request-method={request.param}"]
     with NsqdProcess(nsqd_command, tmp_path_factory.mktemp("nsqd"), options=options) as process:
         yield process
 
@@ -53,24 +44,18 @@ def client(request: pytest.FixtureRequest) -> Client:
     return client
 
 
-@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 def test_every_line_arrives_once(
     client: Client,
-    tls: bool,
     nsqd: NsqdProcess,
     auth_server: AuthServer,
-    certificates: Certificates,
     topic: str,
     lines_file: LinesFile,
     tmp_path: Path,
 ) -> None:
     file, out = lines_file(LINES), tmp_path / "out"
-    asking: dict[str, object] = {"auth_secret": SECRET}
-    if tls:
-        asking["tls_root_ca_file"] = certificates.root_ca
     auth_server.questions.clear()
-    consumer = client.consuming(nsqd.tcp_address, topic, "ch", LINES, out, **asking)
-    publisher = client.publishing(nsqd.tcp_address, topic, file, command="mpub", batch=50, **asking)
+    consumer = client.consuming(nsqd.tcp_address, topic, "ch", LINES, out, auth_secret=SECRET)
+    publisher = client.publishing(nsqd.tcp_address, topic, file, command="mpub", batch=50, auth_secret=SECRET)
     assert publisher.report()["published"] == LINES
     consumer.report()
     assert_each_line_once(file, out)
@@ -80,7 +65,7 @@ def test_every_line_arrives_once(
             "common_name": [""],
             "remote_ip": ["127.0.0.1"],
             "secret": [SECRET],
-            "tls": ["true" if tls else "false"],
+            "tls": ["false"],
         }
 
 
