@@ -47,6 +47,8 @@ MAX_OWED_REPLIES = 64 * 1024
 LINGER_SECONDS = 1.0
 SLOWEST_RATE = 1024.0
 """Bytes per second; slower clients use up their write timeout."""
+A_TURN = 1e-9
+"""Seconds until others have had theirs. Not zero: a thousand sleeps of zero pass before sockets are looked at again."""
 _READ, _WRITE = 1, 2
 
 
@@ -172,7 +174,7 @@ class Connection(Generic[Session]):
         try:
             for number, piece in enumerate(codecs.decode(data, level)):
                 if number:
-                    gevent.sleep(0)  # others have their turn first
+                    gevent.sleep(A_TURN)
                 if session.closing or self._over:
                     return
                 if piece:
