@@ -134,3 +134,47 @@ def test_what_is_missing_is_said(utility: Utility, name: str, flags: list[str], 
     done = subprocess.run([utility(name), *flags], capture_output=True, timeout=WITHIN, check=False)
     assert done.returncode == 1
     assert complaint in done.stderr
+
+
+STAT_HEADER = [
+    b"------rate------+----------------depth----------------+--------------metadata---------------",
+    b"ingress  egress |   total     mem    disk inflt   def |     req     t-o         msgs clients",
+]
+
+
+def test_nsq_stat_prints_a_row_for_each_interval(
+    utility: Utility, publish: Callable[..., None], nsqd: NsqdProcess, topic: str
+) -> None:
+    nsqd.create_channel(topic, "c")
+    publish(topic, b"1\n2\n3\n")
+    eventually(partial(_has, nsqd, topic, 3))
+    flags = [f"--topic={topic}", "--channel=c", f"--nsqd-http-address={nsqd.http_address}"]
+    command = [utility("nsq_stat"), *flags, "--interval=100ms", "--count=2"]
+    done = subprocess.run(command, capture_output=True, timeout=WITHIN, check=False)
+    assert done.returncode == 0, done.stderr
+    *header, first, second = done.stdout.splitlines()
+    assert header == STAT_HEADER
+    assert (
+        first
+        == second
+        == b"      0       0 |       3       3       0     0     0 |       0       0            3       0"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--topic=t"], b"--topic and --channel are required"),
+        (["--topic=t", "--channel=c", "--interval=0"], b"--interval should be positive"),
+        (["--topic=t", "--channel=c", "--count=0"], b"--count should be positive"),
+        (["--topic=t", "--channel=c"], b"--nsqd-http-address or --lookupd-http-address required"),
+        (
+            ["--topic=t", "--channel=c", "--nsqd-http-address=http://127.0.0.1:1"],
+            b"--nsqd-http-address error - address should not contain scheme",
+        ),
+    ],
+)
+def test_nsq_stat_says_what_is_missing(utility: Utility, flags: list[str], complaint: bytes) -> None:
+    done = subprocess.run([utility("nsq_stat"), *flags], capture_output=True, timeout=WITHIN, check=False)
+    assert done.returncode == 1
+    assert complaint in done.stderr

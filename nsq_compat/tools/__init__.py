@@ -2,6 +2,7 @@
 
     nsq_data        what a data path holds: check it, export it to Go's nsqd, salvage what was given up
     data_check      what `nsq_data check` finds out, and how it says so
+    nsq_stat        a channel's figures over all nodes, again and again
     nsq_tail        show messages as they come
     to_nsq          publish what comes on standard input
 

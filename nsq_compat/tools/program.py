@@ -37,9 +37,14 @@ def options_of(program: str, options_type: type[T], words: Sequence[str]) -> T:
         complain(str(error))
 
 
-def complain(text: str) -> NoReturn:
-    """Print a line as Go's utilities do, and exit with 1."""
+def say(text: str) -> None:
+    """A dated line on stderr, as Go's utilities have them."""
     print(time.strftime("%Y/%m/%d %H:%M:%S"), text, file=sys.stderr)
+
+
+def complain(text: str) -> NoReturn:
+    """The last line of a program that cannot go on; exits with 1."""
+    say(text)
     raise SystemExit(EXIT_FAILURE)
 
 

@@ -1,0 +1,88 @@
+"""The figures of a channel: over nodes that come, go and do not answer."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import pytest
+
+from conformance.nsqd_process import NsqdProcess, installed_nsqd
+from nsq_compat.cluster.cluster import Cluster
+from nsq_compat.cluster.http_client import HttpClient, HttpClientOptions
+from nsq_compat.cluster.statistics import ChannelStats
+from nsq_compat.tools.nsq_stat import Options, Watch, row
+from nsq_compat.tools.program import Refused
+
+PROGRAM = str(Path(sys.executable).with_name("nsq_stat"))
+
+
+def seen(message_count: int, depth: int = 0) -> ChannelStats:
+    return ChannelStats(channel_name="c", message_count=message_count, depth=depth, in_flight_count=1, client_count=2)
+
+
+def numbers(line: str) -> list[int]:
+    return [int(word) for word in line.replace("|", " ").split()]
+
+
+def test_rates_are_differences_over_the_interval():
+    before, now = {"a": seen(100, 50), "b": seen(10, 0)}, {"a": seen(120, 30), "b": seen(20, 4)}
+    assert numbers(row(before, now, 2.0)) == [15, 23, 34, 34, 0, 2, 0, 0, 0, 140, 4]
+
+
+def test_a_node_that_came_is_no_burst_of_messages():
+    assert numbers(row({"a": seen(5)}, {"a": seen(5), "new": seen(1_000_000)}, 2.0))[:2] == [0, 0]
+
+
+def test_a_node_that_left_is_no_burst_either():
+    assert numbers(row({"a": seen(5), "gone": seen(1_000_000)}, {"a": seen(7)}, 2.0))[:2] == [1, 1]
+
+
+def test_columns_are_as_wide_as_gos():
+    line = row({"a": seen(5)}, {"a": seen(5)}, 1.0)
+    assert line == "      0       0 |       0       0       0     1     0 |       0       0            5       2"
+
+
+@pytest.fixture
+def nsqds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[NsqdProcess]]:
+    processes = [NsqdProcess(installed_nsqd(), tmp_path_factory.mktemp("nsqd")).start() for _ in range(2)]
+    for each in processes:
+        each.create_channel("t", "c")
+        urlopen(Request(f"http://{each.http_address}/mpub?topic=t", data=b"1\n2\n3"), timeout=10).close()
+    yield processes
+    for each in processes:
+        each.stop()
+
+
+Look = Callable[[], dict[str, ChannelStats]]
+
+
+@pytest.fixture
+def watch(nsqds: list[NsqdProcess]) -> Watch:
+    options = Options(nsqd_http_addresses=tuple(each.http_address for each in nsqds))
+    return Watch(Cluster(HttpClient(HttpClientOptions(request_timeout=10)), options), "t", "c")
+
+
+def test_who_does_not_answer_is_said_and_counted_as_it_was(nsqds, watch, capfd):
+    assert sum(each.depth for each in watch.look().values()) == 6
+    nsqds[1].stop()
+    assert sum(each.depth for each in watch.look().values()) == 6
+    assert nsqds[1].http_address in capfd.readouterr().err
+    nsqds[0].stop()
+    assert sum(each.depth for each in watch.look().values()) == 6
+
+
+def test_a_channel_that_is_nowhere_is_said(nsqds, watch):
+    watch.look()
+    for each in nsqds:
+        urlopen(Request(f"http://{each.http_address}/channel/delete?topic=t&channel=c", data=b""), timeout=10).close()
+    with pytest.raises(Refused, match=r"failed to find channel\(c\) in stats metadata for topic\(t\)"):
+        watch.look()
+
+
+def test_nobody_answering_at_the_start_ends_it():
+    command = [PROGRAM, "--topic=t", "--channel=c", "--nsqd-http-address=127.0.0.1:1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 1
+    assert "ERROR: failed to get nsqd stats - failed to query any nsqd" in done.stderr
