@@ -34,9 +34,9 @@ _PAGES: Final = (home, topics, messages, nodes, counter, lookup, login)
 _EXPLAINED: Final = {
     401: "This page is for users who have logged in.",
     403: "You may not do this.",
-    429: "Too many wrong passwords. Wait a minute.",
     404: "There is no such page, topic, channel or node.",
     405: "This cannot be done here.",
+    429: "Too many wrong passwords. Wait a minute.",
     502: "The cluster could not be asked.",
 }
 
@@ -118,7 +118,8 @@ def _http_error(error: HTTPException) -> "Response | HTTPException":
         return _flask_response(moved(request.method, request.script_root + meant, request.query_string))
     if isinstance(error, NotFound):
         return _refused(ApiError(404, "NOT_FOUND"))
-    return _refused(ApiError(error.code or 500, (error.name or "error").upper().replace(" ", "_")))
+    name = "INTERNAL_ERROR" if error.code in (None, 500) else error.name.upper().replace(" ", "_")
+    return _refused(ApiError(error.code or 500, name))
 
 
 def _meant(asked: Request) -> str:

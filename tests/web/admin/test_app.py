@@ -65,3 +65,10 @@ def test_links_lie_under_the_base_path(service):
 def test_a_cookie_over_https_stays_on_https(browser):
     assert "Secure" in browser.get("/lookup", headers={"X-Scheme": "https"}).headers["Set-Cookie"]
     assert "Secure" not in browser.get("/lookup").headers.get("Set-Cookie", "")
+
+
+def test_a_mistake_of_ours_is_an_internal_error_and_in_the_log(browser, service, monkeypatch, caplog):
+    monkeypatch.setattr(service.cluster, "topics", lambda: 1 // 0)
+    answer = browser.get("/api/topics")
+    assert (answer.status_code, answer.text) == (500, '{"message":"INTERNAL_ERROR"}')
+    assert "ZeroDivisionError" in caplog.text
