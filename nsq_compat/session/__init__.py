@@ -2,6 +2,7 @@
 
     conversation    what a connection asks of every session
     nsqd_session    a client of nsqd (V2)
+    admission       what a command's line says of it
     subscription    the client as a consumer of a channel
     nsqd_limits     what a client may negotiate
     authorization   what it may do, where auth servers decide it

@@ -16,13 +16,11 @@ from collections.abc import Callable, Sequence
 
 from nsq_compat.protocol import command_table as table
 from nsq_compat.protocol.command_reader import CommandReader
-from nsq_compat.protocol.command_table import CLOSING, COMMANDS, INIT, SUBSCRIBED, CommandSpec
+from nsq_compat.protocol.command_table import CLOSING, INIT, SUBSCRIBED, CommandSpec
 from nsq_compat.protocol.commands import Finish, Line, Publish
 from nsq_compat.protocol.errors import (
     E_AUTH_DISABLED,
-    E_BAD_CHANNEL,
     E_BAD_PROTOCOL,
-    E_BAD_TOPIC,
     E_FIN_FAILED,
     E_IDENTIFY_FAILED,
     E_INVALID,
@@ -34,14 +32,14 @@ from nsq_compat.protocol.errors import (
 )
 from nsq_compat.protocol.frames import CLOSE_WAIT, HEARTBEAT, OK, error_frame, response_frame
 from nsq_compat.protocol.identify import decode_identify
-from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.protocol.numbers import number
-from nsq_compat.protocol.schema import MAGIC_V2, MESSAGE_ID_LENGTH
+from nsq_compat.protocol.schema import MAGIC_V2
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import NotInFlight, TooManyConsumers
 from nsq_compat.queue.exiting import Exiting
 from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.stats import ClientStats
+from nsq_compat.session.admission import delay_of, judge
 from nsq_compat.session.authorization import Access, AuthFailed, Authorize, Credentials, Grants, not_asked
 from nsq_compat.session.nsqd_limits import (
     NsqdLimits,
@@ -51,7 +49,7 @@ from nsq_compat.session.nsqd_limits import (
     negotiate,
     settings_before_identify,
 )
-from nsq_compat.session.refusals import bad_name, failed, not_in_flight, tls_missing, wrong_state
+from nsq_compat.session.refusals import failed, not_in_flight, tls_missing, wrong_state
 from nsq_compat.session.subscription import Counts, Subscription
 from nsq_compat.session.upgrade import HANDSHAKE_SECONDS, Layers, TlsFacts, Upgrade
 
@@ -257,38 +255,12 @@ class NsqdSession:
     def _admit(self, tokens: Sequence[bytes]) -> CommandSpec:
         if self._lacks_tls and tokens[0] != b"IDENTIFY":
             raise tls_missing(tokens[0])
-        spec = COMMANDS.get(tokens[0])
-        if spec is None:
-            raise FatalClientError(E_INVALID, b"invalid command " + tokens[0])
-        if self.state not in spec.states:
-            raise wrong_state(spec)
-        if spec is table.SUB and not self._settings.heartbeat_ms:
-            raise FatalClientError(E_INVALID, "cannot SUB with heartbeats disabled")
-        if len(tokens) < spec.tokens:
-            raise FatalClientError(E_INVALID, f"{spec.name} {spec.shortage}")
-        if spec is table.AUTH and len(tokens) > 1:
-            raise FatalClientError(E_INVALID, "AUTH invalid number of parameters")
-        if spec.has_topic and not is_valid_name(tokens[1]):
-            raise bad_name(spec, E_BAD_TOPIC, "topic", tokens[1])
-        if spec.has_channel and not is_valid_name(tokens[2]):
-            raise bad_name(spec, E_BAD_CHANNEL, "channel", tokens[2])
-        if spec.has_message_id and len(tokens[1]) != MESSAGE_ID_LENGTH:
-            raise FatalClientError(E_INVALID, "invalid message ID")
+        spec = judge(tokens, self.state, heartbeats=self._settings.heartbeat_ms > 0)
         if spec is table.DPUB:
-            self._delay_of(tokens)
+            delay_of(tokens, self._limits.max_defer_timeout_ms)
         elif spec is table.MPUB:
             self._make_topic(tokens)
         return spec
-
-    def _delay_of(self, tokens: Sequence[bytes]) -> float:
-        """A DPUB's delay in seconds."""
-        delay_ms = number(tokens[2])
-        if delay_ms is None:
-            raise FatalClientError(E_INVALID, b"DPUB could not parse timeout " + tokens[2])
-        limit = self._limits.max_defer_timeout_ms
-        if delay_ms > limit:
-            raise FatalClientError(E_INVALID, f"DPUB timeout {delay_ms} out of range 0-{limit}")
-        return delay_ms / 1000
 
     def _make_topic(self, tokens: Sequence[bytes]) -> None:
         # nsqd: MPUB alone asks for permission, and makes its topic, before it looks at the body.
@@ -317,9 +289,8 @@ class NsqdSession:
         self._require(command.spec, command.tokens[1])
         name = command.tokens[1].decode("ascii")
         try:
-            self._broker.topic(name).publish(
-                [command.body], self._now, self._now_ns, defer=self._delay_of(command.tokens)
-            )
+            delay = delay_of(command.tokens, self._limits.max_defer_timeout_ms)
+            self._broker.topic(name).publish([command.body], self._now, self._now_ns, defer=delay)
         except (Exiting, OSError) as error:
             raise failed(command.spec, error) from None
         self._pub_counts[name] += 1
