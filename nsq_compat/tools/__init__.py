@@ -8,6 +8,7 @@
 
     program         how they begin, complain and end
     client_options  --consumer-opt and --producer-opt
+    progress        how far they have come, on a terminal
 
 May import everything below; nothing imports it.
 """
