@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from urllib.error import HTTPError
 
@@ -99,6 +100,35 @@ def test_a_node_that_hangs_holds_up_nobody_else(nsqd, start):
     answer = json.loads(answers[0])
     assert answer["topics"] == ["orders"]
     assert "timeout" in answer["message"]
+
+
+def test_a_node_that_never_stops_talking_is_cut_off(nsqd, start):
+    publish(nsqd, "orders", "one")
+    stop = threading.Event()
+
+    def talk(listener):
+        while not stop.is_set():
+            with suppress(OSError):
+                client, _ = listener.accept()
+                with client, suppress(OSError):
+                    client.recv(65536)
+                    client.sendall(b"HTTP/1.1 200 OK\r\n\r\n[")
+                    while not stop.is_set():
+                        client.sendall(b"1," * 100_000)
+
+    with socket.create_server(("127.0.0.1", 0)) as talker:
+        talker.settimeout(0.1)
+        talking = threading.Thread(target=talk, args=(talker,))
+        talking.start()
+        nsqadmin = start(
+            *(f"--nsqd-http-address={nsqd.http_address}", f"--nsqd-http-address=127.0.0.1:{talker.getsockname()[1]}"),
+            *("--http-client-request-timeout=30s", "--sample-interval=0s"),
+        )
+        answer = json.loads(nsqadmin.get("/api/topics"))
+        stop.set()
+        talking.join(PATIENCE)
+    assert answer["topics"] == ["orders"]
+    assert "the answer is larger than 33554432 bytes" in answer["message"]
 
 
 def test_what_is_done_is_told_to_the_endpoint(nsqd, start):
