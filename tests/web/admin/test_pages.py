@@ -107,3 +107,13 @@ def test_what_is_published_is_shown_the_latest_first(browser, nsqd):
     assert "Nothing that a log still has" in browser.get("/messages/orders").text
     nsqd.says("topic/recent", {"message": "NOT_FOUND"}, 404)
     assert "has no way to show messages" in browser.get("/messages/orders").text
+
+
+def test_a_cluster_that_does_not_answer_is_not_said_to_be_well(browser, nsqd):
+    nsqd.says("info", b"", 500)
+    for path in ("/", "/topics"):
+        page = browser.get(path)
+        assert page.status_code == 200
+        assert "failed to query any nsqd" in page.text
+        assert "Every node answers" not in page.text
+        assert "No topics yet" not in page.text
