@@ -251,17 +251,18 @@ class _MultipleBody:
         self._in_message = False
         self.needed = SIZE_OF_SIZE
         for _ in range(count - len(self._bodies)):
-            if position + SIZE_OF_SIZE > end:
+            start = position + SIZE_OF_SIZE
+            if start > end:
                 break
-            size = _read_size(buffer, position)[0]
-            stop = position + SIZE_OF_SIZE + size
-            if not 0 < size <= max_msg_size or stop > last_allowed:
+            (size,) = _read_size(buffer, position)
+            stop = start + size
+            if size > max_msg_size or size <= 0 or stop > last_allowed:
                 raise self._wrong_message(size, stop - last_allowed)
             if stop > end:
                 self._in_message = True
                 self.needed = SIZE_OF_SIZE + size
                 break
-            append(buffer[position + SIZE_OF_SIZE : stop])
+            append(buffer[start:stop])
             position = stop
         self._taken += position - begin
         return position

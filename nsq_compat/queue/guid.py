@@ -6,15 +6,14 @@ back; here the next id is the greater of "one more than the last" and "now", so 
 run ahead of the clock until it catches up. A clock beyond the year 2085, which an id has no bits for, is not believed.
 """
 
-import struct
-
 TICK_SHIFT = 20
 EPOCH_TICK = 1288834974288
 NODE_ID_BITS = 10
 SEQUENCE_BITS = 12
 _SEQUENCE_SIZE = 1 << SEQUENCE_BITS
 _LAST_BELIEVED = 1 << (41 + SEQUENCE_BITS)  # leaves the ids that run ahead as much room again
-_ID_LENGTH = 16
+_SEQUENCE_DIGITS = [b"%03x" % sequence for sequence in range(_SEQUENCE_SIZE)]
+"""How an id ends; it begins with 13 digits for tick and node."""
 
 
 class GuidFactory:
@@ -31,15 +30,15 @@ class GuidFactory:
         self._next = end = first + count
         if count == 1:
             return [b"%016x" % self._id(first)]
-        numbers: list[int] = []
-        while first < end:  # once per tick touched: within one tick the ids follow one another
+        ids: list[bytes] = []
+        while first < end:  # once per tick touched: within one tick only the last digits differ
             tick_end = min(end, (first | (_SEQUENCE_SIZE - 1)) + 1)
-            low = self._id(first)
-            numbers.extend(range(low, low + tick_end - first))
+            sequence = first & (_SEQUENCE_SIZE - 1)
+            # Hot: to join two byte strings costs less than half of making the digits of a number.
+            start = b"%013x" % (self._id(first) >> SEQUENCE_BITS)
+            ids += [start + digits for digits in _SEQUENCE_DIGITS[sequence : sequence + tick_end - first]]
             first = tick_end
-        # Hot: one pack and one hex for the batch, then slices.
-        digits = struct.pack(f">{count}Q", *numbers).hex().encode("ascii")
-        return [digits[start : start + _ID_LENGTH] for start in range(0, count * _ID_LENGTH, _ID_LENGTH)]
+        return ids
 
     @property
     def last(self) -> bytes:
