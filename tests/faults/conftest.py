@@ -14,6 +14,8 @@ from tests.faults.daemon import Daemon
 
 StartDaemon = Callable[..., Daemon]
 
+LONG_ROUNDS = int(os.environ.get("FAULT_ROUNDS") or 200)
+
 
 @pytest.fixture
 def seed() -> int:

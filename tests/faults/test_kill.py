@@ -1,16 +1,13 @@
 """F1: nsqd is killed at any moment, again and again, and nothing it said OK to is lost."""
 
-import os
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from tests.faults.conftest import StartDaemon
+from tests.faults.conftest import LONG_ROUNDS, StartDaemon
 from tests.faults.daemon import Daemon
 from tests.faults.traffic import Traffic
-
-LONG_ROUNDS = int(os.environ.get("FAULT_ROUNDS") or 200)
 
 
 def settings(random: Random, *levels: str) -> list[str]:

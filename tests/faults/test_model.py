@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, cast
 
+import hypothesis
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
@@ -46,6 +47,7 @@ from nsq_compat.queue.stats import ClientStats
 from nsq_compat.queue.storage import CHECKPOINT, Durability, Storage, TopicStore
 from nsq_compat.queue.topic import Topic
 from nsq_compat.queue.topic_log import TopicLog
+from tests.faults.conftest import LONG_ROUNDS
 from tests.faults.disk import SECTOR, SimulatedDisk
 
 DATA_PATH = "/data"
@@ -748,9 +750,39 @@ class QueueInMemory(QueueOnDisk):
             self.requeue_all_for_long(channel)
 
 
+class QueueAtFsync(QueueOnDisk):
+    """At level fsync, where every crash is a power cut. What all runs together went through is counted."""
+
+    power_cuts = 0
+    published = 0
+
+    def open(self, durability: Durability, memory: int) -> None:
+        super().open(Durability.FSYNC, memory)
+
+    def kill(self, *args: object, **kwargs: object) -> None:
+        """No rule here."""
+
+    def start_after_crash(self, durability: Durability, memory: int, knows_metadata: bool) -> None:
+        QueueAtFsync.power_cuts += 1
+        super().start_after_crash(durability, memory, knows_metadata)
+
+    def teardown(self) -> None:
+        super().teardown()
+        QueueAtFsync.published += self.serial
+
+
 QueueOnDisk.TestCase.settings = QueueInMemory.TestCase.settings = settings(stateful_step_count=60)
 TestQueueOnDisk = QueueOnDisk.TestCase
 TestQueueInMemory = QueueInMemory.TestCase
+
+
+@pytest.mark.long
+@pytest.mark.timeout(0)
+def test_what_was_acknowledged_survives_many_power_cuts(seed: int) -> None:
+    searching = settings(max_examples=LONG_ROUNDS, stateful_step_count=100, database=None)
+    run_state_machine_as_test(hypothesis.seed(seed)(QueueAtFsync), settings=searching)
+    print(f"{QueueAtFsync.power_cuts} power cuts, {QueueAtFsync.published} messages published")
+    assert QueueAtFsync.power_cuts >= LONG_ROUNDS
 
 
 # --- It can fail ------------------------------------------------------------------------------------------------------
