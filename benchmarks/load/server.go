@@ -76,7 +76,7 @@ func busyTime() (time.Duration, error) {
 
 // settle returns once the server has put in next to no CPU time for a while: what it put off is done.
 func (s *server) settle() (reading, error) {
-	const pause, longest, little = 20 * time.Millisecond, 2 * time.Second, 400 * time.Microsecond
+	const pause, longest, little = 20 * time.Millisecond, 30 * time.Second, 400 * time.Microsecond
 	quiet := 0
 	before, err := s.read()
 	for end := before.at.Add(longest); err == nil && quiet < 3 && before.at.Before(end); {
