@@ -490,7 +490,7 @@ def test_a_body_that_moves_fast_enough_is_given_time(serve: Serve) -> None:
 
 
 def test_an_idle_connection_is_closed_after_the_idle_time_only(serve: Serve) -> None:
-    client = serve(head_seconds=0.02, idle_seconds=0.1)()
+    client = serve(head_seconds=0.02, idle_seconds=0.5)()
     client.says(PING).hears_reply()
     gevent.sleep(0.05)
     client.says(PING).hears_reply()
@@ -505,14 +505,13 @@ def test_time_the_application_takes_is_not_the_clients(serve: Serve, echo: Echo)
     assert client.hears_reply().body == b"GET /wait "
 
 
-def test_a_client_that_does_not_read_is_closed(serve: Serve, servers: list[HttpServer]) -> None:
+def test_a_client_that_does_not_read_is_closed(
+    serve: Serve, servers: list[HttpServer], eventually: Callable[[Callable[[], bool]], None]
+) -> None:
     client = serve(write_seconds=0.05, slowest_rate=1e9)()
     client.says(b"GET /huge HTTP/1.1\r\nHost: x\r\n\r\n")
-    with gevent.Timeout(PROMPT):
-        while not servers[0].connection_count:
-            gevent.sleep(0.005)
-        while servers[0].connection_count:
-            gevent.sleep(0.005)
+    eventually(lambda: servers[0].connection_count == 1)
+    eventually(lambda: servers[0].connection_count == 0)
     assert len(client.received) == 0
 
 
@@ -530,16 +529,14 @@ def test_slow_clients_do_not_slow_others(connect: Connect, echo: Echo) -> None:
 
 
 def test_running_out_of_descriptors_is_survived(
-    connect: Connect, servers: list[HttpServer], caplog: pytest.LogCaptureFixture
+    connect: Connect, caplog: pytest.LogCaptureFixture, eventually: Callable[[Callable[[], bool]], None]
 ) -> None:
     connect().says(PING).hears_reply()
     waiting = connect()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (waiting.socket.fileno() + 1, hard))
     try:
-        with gevent.Timeout(PROMPT):
-            while not failures_to_accept(caplog):
-                gevent.sleep(0.005)
+        eventually(lambda: failures_to_accept(caplog) > 0)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert waiting.says(PING).hears_reply().body == b"GET /ping "
