@@ -41,6 +41,7 @@ from nsq_compat.session.client_session import (
 
 log = logging.getLogger(__name__)
 
+DEFAULT_MSG_TIMEOUT = 60.0
 _SUB = object()
 _RECEIVE_SIZE = 1 << 18
 _GOODBYE_SECONDS = 2.0
@@ -120,6 +121,12 @@ class Connection:
     @property
     def max_rdy_count(self) -> int:
         return self._session.max_rdy_count
+
+    @property
+    def msg_timeout(self) -> float:
+        """Seconds nsqd waits for an answer to a message."""
+        response = self._session.response
+        return response.msg_timeout / 1000 if response and response.msg_timeout else DEFAULT_MSG_TIMEOUT
 
     # --- Opening ------------------------------------------------------------------------------------------------------
 

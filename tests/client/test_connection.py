@@ -83,6 +83,11 @@ def test_what_is_asked_is_answered_and_what_is_told_arrives(fake, connect):
     assert connection.id == fake.address
 
 
+@pytest.mark.parametrize(("asked_for", "seconds"), [(None, 60.0), (7, 7.0)])
+def test_nsqd_says_how_long_it_waits_for_an_answer(nsqd, connect, asked_for, seconds):
+    assert connect(nsqd.tcp_address, msg_timeout=asked_for).msg_timeout == seconds
+
+
 def test_an_identify_that_is_refused_is_no_connection(make_nsqd):
     fake = make_nsqd({"IDENTIFY": error_frame(b"E_BAD_BODY IDENTIFY sample rate (100) is invalid")})
     with pytest.raises(ConnectionLost, match="sample rate"):
