@@ -9,14 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self, TextIO
-from urllib.parse import urlsplit
 
 from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.fan_out import AllFailed
-from nsq_compat.cluster.http_client import HttpClient, HttpClientOptions
+from nsq_compat.tools.lookupds import cluster_of
 
 _INTERVAL: Final = 2.0
 _CLEAR_BEHIND: Final = "\033[K"
@@ -75,25 +73,16 @@ class Progress:
         self._terminal.flush()
 
 
-@dataclass(frozen=True, slots=True)
-class _Lookupds:
-    """Where the cluster is found."""
-
-    nsqlookupd_http_addresses: Sequence[str]
-    nsqd_http_addresses: Sequence[str] = ()
-
-
 def channel_backlog(topics: Collection[str], channel: str, lookupds: Sequence[str]) -> Callable[[], int | None]:
     """A backlog for `Progress`: what waits in a channel of these topics, on all nodes that nsqlookupd knows.
 
     Without an nsqlookupd nobody knows. `topics` is looked at each time.
     """
-    addresses = [urlsplit(each if "://" in each else f"//{each}").netloc for each in lookupds]
-    cluster = Cluster(HttpClient(HttpClientOptions(connect_timeout=1.0, request_timeout=2.0)), _Lookupds(addresses))
+    cluster = cluster_of(lookupds, connect_timeout=1.0, request_timeout=2.0)
 
     def ask() -> int | None:
         try:
-            return sum(_depth(cluster, topic, channel) for topic in list(topics)) if addresses else None
+            return sum(_depth(cluster, topic, channel) for topic in list(topics)) if lookupds else None
         except AllFailed:
             return None
 
