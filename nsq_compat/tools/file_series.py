@@ -1,0 +1,143 @@
+"""The files of one topic of nsq_to_file, one after the other: which is written to now, when the next one begins, and
+where each ends up.
+
+A file is over when the date in its name has passed, when it is old, or when it has become too large, whichever of these
+was asked for. It is closed before the next one is opened; with a work directory it is put in place then.
+
+`now` is monotonic, `now_ns` wall clock. Everything raises ``OSError`` as the disk does, and then nothing that was not
+synced may be finished.
+"""
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nsq_compat.tools.file_names import FileNames, Name
+from nsq_compat.tools.finished_files import make_whole, put_in_place
+from nsq_compat.tools.output_file import OutputFile
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """Where files go and when they end; a size or interval of 0 is none."""
+
+    output_dir: str
+    work_dir: str
+    gzip_level: int | None = None
+    rotate_size: int = 0
+    rotate_interval: float = 0
+
+    @property
+    def moves(self) -> bool:
+        return os.path.realpath(self.work_dir) != os.path.realpath(self.output_dir)
+
+    @property
+    def needs_revisions(self) -> bool:
+        """Whether there may be several files of one name."""
+        return self.gzip_level is not None or self.rotate_size > 0 or self.rotate_interval > 0 or self.moves
+
+    @property
+    def never_appends(self) -> bool:
+        return self.gzip_level is not None or self.rotate_interval > 0
+
+
+class FileSeries:
+    def __init__(self, topic: str, names: FileNames, rules: Rules) -> None:
+        self._topic = topic
+        self._names = names
+        self._rules = rules
+        self._file: OutputFile | None = None
+        self._name: Name | None = None
+        self._revision = 0
+        self._opened_at = 0.0
+
+    @property
+    def path(self) -> str | None:
+        """Of the file that is open."""
+        return self._file.path if self._file else None
+
+    def must_rotate(self, now: float, now_ns: int) -> bool:
+        """Whether the next message belongs into another file than the one that is open, or none is."""
+        file, rules = self._file, self._rules
+        if file is None:
+            return True
+        age = now - self._opened_at
+        if self._names.name(self._topic, now_ns) != self._name:
+            log.info("[%s] %s has a new name, rotating...", self._topic, file.path)
+        elif 0 < rules.rotate_interval < age:
+            log.info("[%s] %s is open for %.3g s, rotating...", self._topic, file.path, age)
+        elif 0 < rules.rotate_size < file.size:
+            log.info("[%s] %s has %d bytes, rotating...", self._topic, file.path, file.size)
+        else:
+            return False
+        return True
+
+    def open_next(self, now: float, now_ns: int) -> None:
+        """Close the file that is open, if one is, and open the next."""
+        self.close()
+        name = self._names.name(self._topic, now_ns)
+        self._revision = self._revision + 1 if name == self._name else 0
+        self._name = name
+        while (file := self._try_to_open(name)) is None:
+            self._revision += 1
+        log.info("[%s] opened %s", self._topic, file.path)
+        self._file = file
+        self._opened_at = now
+
+    def fitting(self, bodies: Sequence[bytes]) -> int:
+        """How many of these the file takes until it is too large; at least one."""
+        limit = self._rules.rotate_size
+        if limit <= 0:
+            return len(bodies)
+        size = self._open_file.size
+        for number, body in enumerate(bodies, 1):
+            size += len(body) + 1
+            if size > limit:
+                return number
+        return len(bodies)
+
+    def write(self, bodies: Sequence[bytes]) -> None:
+        """Each becomes a line."""
+        self._open_file.write(b"".join([body + b"\n" for body in bodies]))
+
+    def sync(self) -> None:
+        if self._file is not None:
+            self._file.sync()
+
+    def close(self) -> None:
+        """Sync the file that is open, if one is, close it and put it in place."""
+        file, self._file = self._file, None
+        if file is None:
+            return
+        file.close()
+        if self._rules.moves:
+            assert self._name is not None, "a file was opened"
+            put_in_place(file.path, self._rules.output_dir, self._name, self._revision)
+
+    @property
+    def _open_file(self) -> OutputFile:
+        assert self._file is not None, "open_next comes before writing"
+        return self._file
+
+    def _try_to_open(self, name: Name) -> OutputFile | None:
+        """The file of this revision, unless it is taken, or too large already."""
+        rules, relative = self._rules, name.with_revision(self._revision)
+        path = os.path.join(rules.work_dir, relative)
+        if rules.moves and os.path.exists(os.path.join(rules.output_dir, relative)):
+            return None
+        try:
+            file = OutputFile.open(
+                path, exclusive=rules.never_appends, shared=not rules.moves, gzip_level=rules.gzip_level
+            )
+        except FileExistsError:
+            following = os.path.join(rules.work_dir, name.with_revision(self._revision + 1))
+            if name.is_gzip and not os.path.exists(following):
+                make_whole(path)  # the last one may be that of a process that was killed
+            return None
+        if 0 < rules.rotate_size < file.size:
+            file.close()
+            return None
+        return file

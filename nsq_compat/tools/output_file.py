@@ -1,0 +1,154 @@
+"""One file of nsq_to_file: what is written is on the disk after `sync`, and is a file that opens at any moment after.
+
+With gzip a sync ends a member of the file. A member is written in one piece when it is complete, so that a process that
+is killed leaves whole members; only a kill in the middle of that write can leave part of one, of which nothing was
+finished, and `cut_unfinished_member` takes it off.
+
+Whoever writes to a file holds a lock on it, by which others know that it is not a dead process's.
+"""
+
+import fcntl
+import os
+import zlib
+from typing import Final, Self
+
+_FILE_MODE: Final = 0o666
+_FOLDER_MODE: Final = 0o770
+_GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
+_PIECE: Final = 1 << 16
+
+
+class InUse(FileExistsError):
+    """Another process writes to the file, or has just moved it."""
+
+
+class OutputFile:
+    """An open file; every method raises ``OSError``, after which nothing that was not synced may be believed."""
+
+    def __init__(self, path: str, fd: int, gzip_level: int | None) -> None:
+        self.path = path
+        self.size = os.fstat(fd).st_size
+        """Bytes it held when it was opened, and what was written since, before compression."""
+        self._fd = fd
+        self._gzip_level = gzip_level
+        self._compressor: zlib._Compress | None = None
+        self._member: list[bytes] = []
+
+    @classmethod
+    def open(cls, path: str, *, exclusive: bool, shared: bool = False, gzip_level: int | None = None) -> Self:
+        """With its folders. `exclusive`: raises ``FileExistsError`` if there is one. Else it is appended to; unless it
+        may be `shared` with other processes, raises ``InUse`` if one writes to it.
+        """
+        make_folder(os.path.dirname(path))
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | (os.O_EXCL if exclusive else 0)
+        fd = os.open(path, flags, _FILE_MODE)
+        try:
+            is_alone = lock(fd)
+            # Between the two calls somebody may have taken it for a dead process's.
+            if not _is_still_there(path, fd) or not (is_alone or shared):
+                raise InUse(f"{path} is in use")
+            sync_folder(os.path.dirname(path))
+            file = cls(path, fd, gzip_level)
+            if is_alone:
+                file._end_last_line()
+        except BaseException:
+            os.close(fd)
+            raise
+        return file
+
+    def write(self, data: bytes) -> None:
+        self.size += len(data)
+        if self._gzip_level is None:
+            _write_all(self._fd, data)
+            return
+        if self._compressor is None:
+            self._compressor = zlib.compressobj(self._gzip_level, zlib.DEFLATED, _GZIP_WINDOW)
+        self._member.append(self._compressor.compress(data))
+
+    def sync(self) -> None:
+        """What was written is on the disk, and readable, when this returns."""
+        if self._compressor is not None:
+            self._member.append(self._compressor.flush())
+            _write_all(self._fd, b"".join(self._member))
+            self._compressor = None
+            self._member.clear()
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        """Sync, and close it whether or not that succeeds."""
+        try:
+            if self._gzip_level is not None and not self.size:
+                self.write(b"")  # a file of nothing would be no gzip file
+            self.sync()
+        finally:
+            os.close(self._fd)
+
+    def _end_last_line(self) -> None:
+        """A line that a dead process left unfinished must not become the beginning of the next."""
+        if self._gzip_level is None and self.size and os.pread(self._fd, 1, self.size - 1) != b"\n":
+            self.write(b"\n")
+
+
+def cut_unfinished_member(fd: int) -> bool:
+    """Make what a killed process left a gzip file that opens; False if it is damaged, and then it is left alone."""
+    whole = position = 0
+    while True:
+        member = zlib.decompressobj(_GZIP_WINDOW)
+        while not member.eof:
+            data = os.pread(fd, _PIECE, position)
+            if not data:
+                os.ftruncate(fd, whole)
+                os.fsync(fd)
+                return True
+            try:
+                member.decompress(data)
+            except zlib.error:
+                return False
+            position += len(data)
+        whole = position = position - len(member.unused_data)
+
+
+def lock(fd: int) -> bool:
+    """Whether nobody else holds the file; nobody does then until it is closed. File systems without locks hold none."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def make_folder(folder: str) -> None:
+    """With all above it; each is on the disk when this returns."""
+    if not folder or os.path.isdir(folder):
+        return
+    above = os.path.dirname(folder)
+    make_folder(above)
+    try:
+        os.mkdir(folder, _FOLDER_MODE)
+    except FileExistsError:
+        return
+    sync_folder(above)
+
+
+def sync_folder(folder: str) -> None:
+    """The names in it survive a power cut."""
+    fd = os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _is_still_there(path: str, fd: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(fd))
+    except FileNotFoundError:
+        return False
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(fd, left) :]
