@@ -4,10 +4,12 @@
     data_check      what `nsq_data check` finds out, and how it says so
     nsq_stat        a channel's figures over all nodes, again and again
     nsq_tail        show messages as they come
+    nsq_to_file     what is published, in files; its own modules are listed there
     to_nsq          publish what comes on standard input
 
     program         how they begin, complain and end
     client_options  --consumer-opt and --producer-opt
+    lookupds        the cluster behind --lookupd-http-address
     progress        how far they have come, on a terminal
 
 May import everything below; nothing imports it.
