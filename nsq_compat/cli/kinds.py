@@ -119,6 +119,14 @@ INTEGER: Final[Kind[int]] = Kind(
     unset="0",
 )
 
+FLOAT: Final[Kind[float]] = Kind(
+    type_name="float",
+    parse=_last(literals.parse_float),
+    convert=_from_toml("a number", {int: lambda value: float(literals.in_int64(value)), float: float}),
+    show=lambda value: f"{value:g}",
+    unset="0",
+)
+
 BOOLEAN: Final[Kind[bool]] = Kind(
     type_name="",
     parse=_last(literals.parse_bool),
