@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from nsq_compat.client.outcomes import Published, Refused
+from nsq_compat.protocol.errors import NsqError
 
 Publish = Callable[[str, Sequence[bytes], float], Published]
 """Topic, bodies, seconds to defer them. Raises ``PublishError``."""
@@ -188,7 +189,7 @@ class Batcher:
             )
         except Exception as error:  # the caller's to judge, through its future
             outcome = error
-        if isinstance(outcome, Refused) and len(entries) > 1:
+        if _may_be_of_one(outcome) and len(entries) > 1:
             # One of them may be what nsqd does not take; the others must not suffer for it.
             for entry in entries:
                 self._send(topic, [entry])
@@ -198,3 +199,8 @@ class Batcher:
                 entry.future.set_exception(outcome)
             else:
                 entry.future.set_result(outcome)
+
+
+def _may_be_of_one(outcome: object) -> bool:
+    """Whether a node has said no. Who is not there would let each of them wait as long again."""
+    return isinstance(outcome, Refused) and any(isinstance(each.error, NsqError) for each in outcome.attempts)

@@ -5,6 +5,7 @@ import pytest
 
 from nsq_compat.client.batching import Batcher, Closed
 from nsq_compat.client.outcomes import Attempt, Outcome, Published, Refused, Unknown
+from nsq_compat.protocol.errors import E_BAD_MESSAGE, NsqError
 from tests.client.waiting import wait_until
 
 PUBLISHED = Published((Attempt("a:1", Outcome.SENT),))
@@ -19,6 +20,7 @@ class Nsqd:
         self.gate.set()
         self.refused: set[bytes] = set()
         self.is_lost = False
+        self.is_away = False
 
     def publish(self, topic: str, bodies: Sequence[bytes], defer: float) -> Published:
         self.batches.append((topic, list(bodies), defer))
@@ -26,7 +28,9 @@ class Nsqd:
         if self.is_lost:
             raise Unknown(())
         if self.refused & set(bodies):
-            raise Refused(())
+            raise Refused((Attempt("a:1", Outcome.REFUSED, NsqError(E_BAD_MESSAGE, "too big")),))
+        if self.is_away:
+            raise Refused((Attempt("a:1", Outcome.REFUSED, ConnectionRefusedError()),))
         return PUBLISHED
 
 
@@ -124,6 +128,19 @@ def test_what_nsqd_does_not_take_makes_no_other_suffer(nsqd):
     with pytest.raises(Refused):
         bad.result(20)
     assert batcher.close(20)
+
+
+def test_who_is_away_is_not_asked_again_for_each_message(nsqd):
+    batcher = Batcher(nsqd.publish)
+    behind_a_closed_gate(nsqd, batcher)
+    futures = [batcher.add("t", [b"1"]), batcher.add("t", [b"2"])]
+    nsqd.is_away = True
+    nsqd.gate.set()
+    for future in futures:
+        with pytest.raises(Refused):
+            future.result(20)
+    assert batcher.close(20)
+    assert nsqd.batches == [("t", [b"1", b"2"], 0.0)]
 
 
 def test_an_unknown_outcome_is_everybodys_and_nothing_is_sent_twice(nsqd):
