@@ -1,0 +1,175 @@
+"""Where messages go in each mode, while destinations fail, rest and come back."""
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsq_compat.tools.destinations import FIRST_REST, LONGEST_REST, MODES, EpsilonGreedy, HostPool, RoundRobin
+
+
+class Time:
+    now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def time():
+    return Time()
+
+
+@pytest.fixture
+def pool(time):
+    return HostPool(["a", "b", "c"], time)
+
+
+@pytest.fixture
+def greedy(time):
+    return EpsilonGreedy(["slow", "fast"], time, random.Random(1).random)
+
+
+def chosen(destinations, count):
+    return "".join(destinations.choose() for _ in range(count))
+
+
+def test_round_robin_begins_with_the_second():
+    assert chosen(RoundRobin(["a", "b", "c"]), 7) == "bcabcab"
+
+
+def test_round_robin_does_not_care_what_failed_before():
+    destinations = RoundRobin(["a", "b"])
+    destinations.failed("a")
+    assert chosen(destinations, 4) == "baba"
+
+
+def test_one_that_is_named_twice_has_two_turns():
+    assert chosen(HostPool(["a", "a", "b"]), 6) == "aabaab"
+
+
+def test_a_pool_takes_turns(pool):
+    assert chosen(pool, 7) == "abcabca"
+
+
+def test_one_that_failed_rests(pool, time):
+    pool.failed("b")
+    assert chosen(pool, 4) == "acac"
+    time.now += FIRST_REST
+    assert chosen(pool, 2) == "ac"
+
+
+def test_one_that_has_rested_is_tried_once_and_rests_twice_as_long_if_it_fails(pool, time):
+    pool.failed("b")
+    for rest in (30, 60, 120, 240, 480, LONGEST_REST, LONGEST_REST):
+        time.now += rest
+        assert "b" not in chosen(pool, 3)
+        time.now += 0.5
+        assert chosen(pool, 5).count("b") == 1
+        pool.failed("b")
+
+
+def test_one_that_has_rested_and_succeeds_lives(pool, time):
+    pool.failed("b")
+    time.now += FIRST_REST + 1
+    assert chosen(pool, 3).count("b") == 1
+    pool.succeeded("b", 0.1)
+    assert chosen(pool, 3).count("b") == 1
+    pool.failed("b")
+    time.now += FIRST_REST + 1
+    assert chosen(pool, 3).count("b") == 1
+
+
+def test_when_all_rest_all_live_again(pool):
+    for each in "abc":
+        pool.failed(each)
+    assert sorted(chosen(pool, 3)) == ["a", "b", "c"]
+
+
+def test_a_message_that_failed_somewhere_gets_even_one_that_rests(pool):
+    pool.failed("a")
+    pool.failed("b")
+    assert pool.choose(["c"]) in ("a", "b")
+
+
+def test_the_faster_one_is_taken_more_often(greedy):
+    greedy.succeeded("slow", 0.9)
+    greedy.succeeded("fast", 0.1)
+    counts = Counter(greedy.choose() for _ in range(2000))
+    assert counts["fast"] > 5 * counts["slow"] > 0
+
+
+def test_what_was_measured_long_ago_is_forgotten(greedy, time):
+    greedy.succeeded("slow", 0.9)
+    greedy.succeeded("fast", 0.1)
+    time.now += 299
+    greedy.succeeded("fast", 9.0)
+    time.now += 15
+    counts = Counter(greedy.choose() for _ in range(2000))
+    assert counts["fast"] > counts["slow"]  # nothing is known of the other
+
+
+def test_recent_times_count_for_more(greedy, time):
+    greedy.succeeded("slow", 0.1)
+    greedy.succeeded("fast", 0.9)
+    time.now += 250
+    greedy.succeeded("slow", 0.9)
+    greedy.succeeded("fast", 0.1)
+    counts = Counter(greedy.choose() for _ in range(2000))
+    assert counts["fast"] > 2 * counts["slow"]
+
+
+def test_the_fast_one_rests_too_when_it_failed(greedy):
+    greedy.succeeded("slow", 0.9)
+    greedy.succeeded("fast", 0.1)
+    greedy.failed("fast")
+    assert {greedy.choose() for _ in range(50)} == {"slow"}
+
+
+ACTS = st.lists(
+    st.tuples(st.integers(0, 3), st.sampled_from(["succeeds", "fails", "waits"]), st.floats(0, 1000)), max_size=40
+)
+MODE = st.sampled_from(sorted(MODES))
+
+
+def play(mode, count, acts, seed, each_choice):
+    """Choose again and again, while destinations succeed, fail and time passes."""
+    time = Time()
+    addresses = [f"host{number}" for number in range(count)]
+    destinations = MODES[mode](addresses, time, random.Random(seed).random)
+    for number, act, seconds in acts:
+        time.now += seconds if act == "waits" else 0
+        if act == "succeeds":
+            destinations.succeeded(addresses[number % count], seconds)
+        elif act == "fails":
+            destinations.failed(addresses[number % count])
+        each_choice(destinations, addresses)
+
+
+@given(MODE, st.integers(1, 4), ACTS, st.integers())
+def test_a_message_is_offered_to_each_destination_once_whatever_happened_before(mode, count, acts, seed):
+    def offer(destinations, addresses):
+        failed: list[str] = []
+        while (address := destinations.choose(failed)) is not None:
+            failed.append(address)
+        assert sorted(failed) == addresses
+
+    play(mode, count, acts, seed, offer)
+
+
+@given(MODE, st.integers(1, 4), ACTS, st.integers())
+def test_the_same_clock_and_random_numbers_give_the_same_choices(mode, count, acts, seed):
+    first: list[str] = []
+    second: list[str] = []
+    for choices in (first, second):
+        play(mode, count, acts, seed, lambda destinations, _, choices=choices: choices.append(destinations.choose()))
+    assert first == second
+
+
+@given(st.sampled_from(["hostpool", "epsilon-greedy"]), st.integers(2, 4), st.integers())
+def test_one_that_rests_gets_nothing_while_another_lives(mode, count, seed):
+    destinations = MODES[mode]([str(number) for number in range(count)], Time(), random.Random(seed).random)
+    destinations.failed("0")
+    assert "0" not in {destinations.choose() for _ in range(20)}
