@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,21 @@ def utility(pytestconfig: pytest.Config) -> Callable[[str], str]:
         return str(program)
 
     return find
+
+
+@pytest.fixture
+def start(utility: Callable[[str], str]) -> Iterator[Callable[..., "subprocess.Popen[bytes]"]]:
+    """Start a utility; it is gone at the end of the test."""
+    with ExitStack() as processes:
+
+        def start_it(name: str, *flags: str) -> "subprocess.Popen[bytes]":
+            command = [utility(name), *flags]
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            processes.enter_context(process)
+            processes.callback(process.kill)
+            return process
+
+        yield start_it
 
 
 @pytest.fixture(scope="module")

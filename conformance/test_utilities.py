@@ -3,8 +3,7 @@
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -16,21 +15,6 @@ from conformance.nsqd_process import NsqdProcess
 Utility = Callable[[str], str]
 Start = Callable[..., "subprocess.Popen[bytes]"]
 WITHIN = 30
-
-
-@pytest.fixture
-def start(utility: Utility) -> Iterator[Start]:
-    """Start a utility; it is gone at the end of the test."""
-    with ExitStack() as processes:
-
-        def start_it(name: str, *flags: str) -> "subprocess.Popen[bytes]":
-            command = [utility(name), *flags]
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-            processes.enter_context(process)
-            processes.callback(process.kill)
-            return process
-
-        yield start_it
 
 
 @pytest.fixture

@@ -5,11 +5,17 @@
     nsq_stat        a channel's figures over all nodes, again and again
     nsq_tail        show messages as they come
     nsq_to_file     what is published, in files; its own modules are listed there
+    nsq_to_http     a request for each message
+    nsq_to_nsq      messages published again elsewhere
     to_nsq          publish what comes on standard input
 
     program         how they begin, complain and end
     client_options  --consumer-opt and --producer-opt
     lookupds        the cluster behind --lookupd-http-address
+    destinations    which of several targets is next
+    request_times   --status-every
+    http_sending    a message to a URL
+    json_filter     which JSON messages pass, and what of them
     progress        how far they have come, on a terminal
 
 May import everything below; nothing imports it.
