@@ -24,6 +24,9 @@ from conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlooku
 
 pytest.register_assert_rewrite("conformance.delivery")
 
+_DIFFERENCES = Path(__file__).parent.parent / "docs" / "differences.md"
+_NAME_OF_A_ROW = re.compile(r"\*\(([a-z0-9-]+)\)\*")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     ours = {"nsqd": installed_nsqd(), "nsqlookupd": installed_nsqlookupd(), "nsqadmin": installed_nsqadmin()}
@@ -33,6 +36,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         parser.addoption(f"--other-{name}", default="", help=f"in a cluster, every other {name} (default: the same)")
     beside_python = str(Path(sys.executable).parent)
     parser.addoption("--utilities", default=beside_python, help="folder of nsq_tail and the others (default: ours)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "difference(name): deliberately not as Go's nsqd; a row of docs/differences.md")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A check that is marked as a difference must fail against Go's daemons: if it does not, there is no difference."""
+    marked = [(item, mark.args[0]) for item in items for mark in item.iter_markers("difference")]
+    listed = set(_NAME_OF_A_ROW.findall(_DIFFERENCES.read_text()))
+    if unknown := {name for _, name in marked} - listed:
+        raise pytest.UsageError(f"docs/differences.md has no row named {', '.join(sorted(unknown))}")
+    if marked and is_built_with_go(command_of("nsqd", config)):
+        for item, name in marked:
+            item.add_marker(pytest.mark.xfail(reason=f"docs/differences.md: {name}", strict=True))
+
+
+def is_built_with_go(command: str) -> bool:
+    """Whether it is NSQ itself, by what it says of its version."""
+    asking = [*shlex.split(command), "--version"]
+    return "built w/go" in subprocess.run(asking, capture_output=True, text=True, check=True).stdout
 
 
 def command_of(name: str, config: pytest.Config) -> str:

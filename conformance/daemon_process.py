@@ -5,7 +5,9 @@ Nothing here knows what the command is. The ports are read from the lines every 
 (``TCP: listening on 127.0.0.1:40123``), so port 0 can be asked for and no test owns a number.
 """
 
+import http.client
 import itertools
+import json
 import os
 import re
 import shlex
@@ -15,9 +17,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
+from email.message import Message
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import Any, NoReturn, Self
 
 _LISTENING = re.compile(r"\b(TCP|HTTPS?): listening on (\S+:\d+)$")
 
@@ -27,6 +31,8 @@ def installed(program: str) -> str:
     return shlex.quote(str(Path(sys.executable).with_name(program)))
 
 
+_ANSWER_SECONDS = 20.0
+
 _hosts = itertools.count(1)
 
 
@@ -34,6 +40,18 @@ def own_host() -> str:
     """An address of this machine that no other test uses: a daemon that is started again finds its ports free there."""
     number, pid = next(_hosts), os.getpid()
     return f"127.{1 + pid % 254}.{pid // 254 % 256}.{number % 254 + 1}"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """To an HTTP request."""
+
+    status: int
+    body: bytes
+    headers: Message
+
+    def json(self) -> Any:
+        return json.loads(self.body)
 
 
 class DaemonFailed(Exception):
@@ -86,6 +104,16 @@ class DaemonProcess:
 
     def send_signal(self, number: int) -> None:
         self._process.send_signal(number)
+
+    def asks(self, method: str, target: str, body: bytes = b"", **headers: str) -> Answer:
+        """One HTTP request, whatever its answer."""
+        connection = http.client.HTTPConnection(self.http_address, timeout=_ANSWER_SECONDS)
+        try:
+            connection.request(method, target, body, headers)
+            response = connection.getresponse()
+            return Answer(response.status, response.read(), response.headers)
+        finally:
+            connection.close()
 
     def logs(self, text: str, timeout: float = 20.0) -> bool:
         """Whether one of its last log lines contains the text, or does so in time."""

@@ -7,13 +7,12 @@ are left out, and what came in no certain order is sorted.
 import contextlib
 import http.client
 import json
-import socket
-import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from conformance.differential.acts import NOBODY, TOPIC, Act, Answer, Ask, Rest, Say, Sync, Take
+from conformance.raw_client import ERROR, HEARTBEAT, MESSAGE, Frame, Message, RawClient
 
 PATIENCE: Final = 1.0
 """Seconds to wait for what should come. What does not is part of the observation."""
@@ -22,10 +21,6 @@ REST: Final = 0.02
 QUIET: Final = 0.05
 """A consumer that heard nothing for so long has heard all: nsqd holds messages back for less, to send them together."""
 
-_RESPONSE, _ERROR, _MESSAGE = 0, 1, 2
-_HEARTBEAT: Final = b"_heartbeat_"
-_ID_LENGTH: Final = 16
-_MESSAGE_HEADER: Final = struct.Struct(">qH16s")
 _ALIKE_ONLY_BY_CHANCE: Final = frozenset({"remote_address", "connect_ts"})
 _KNOWN_TO_DIFFER: Final = frozenset({"pub_counts", "global_msg_count"})
 """Of /stats; the reasons are in docs/differences.md."""
@@ -39,27 +34,25 @@ class Nsqd:
     """Where one nsqd is; ``host:port`` each."""
 
     def __init__(self, tcp_address: str, http_address: str) -> None:
-        self.tcp = _split(tcp_address)
-        self.http = _split(http_address)
+        self.tcp, self.http = tcp_address, http_address
 
 
 class _Connection:
     """One client's end: frames sorted into replies and messages, as they come."""
 
-    def __init__(self, address: tuple[str, int]) -> None:
+    def __init__(self, address: str) -> None:
         self.replies: list[bytes] = []
         self.messages: list[tuple[bytes, int]] = []  # body and attempts
         self.ids: dict[bytes, bytes] = {}  # by body
         self.taken = 0
         self.may_consume = False
         self.is_over = False
-        self._socket = socket.create_connection(address, timeout=PATIENCE)
-        self._received = b""
+        self._client = RawClient(address, magic=b"")
 
     def send(self, data: bytes) -> None:
         self.may_consume = self.may_consume or b"SUB" in data
         with contextlib.suppress(OSError):  # nsqd has closed; what it said before is still to be read
-            self._socket.sendall(data)
+            self._client.sends(data)
 
     def await_replies(self, count: int) -> None:
         self._read_until(lambda: len(self.replies) >= count)
@@ -82,46 +75,29 @@ class _Connection:
 
     def read_to_the_end(self) -> None:
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_WR)
+            self._client.ends_sending()
         self._read_until(lambda: False)
-        self._socket.close()
+        self._client.close()
 
     def _read_until(self, enough: Callable[[], bool], patience: float = PATIENCE) -> None:
         deadline = time.monotonic() + patience
         while not self.is_over and not enough():
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return
-            self._socket.settimeout(left)
             try:
-                data = self._socket.recv(1 << 16)
+                frame = self._client.frame(deadline - time.monotonic())
             except TimeoutError:
                 return
-            except OSError:
-                data = b""
-            if data:
-                self._take(data)
-            else:
+            except (EOFError, OSError):
                 self.is_over = True
+            else:
+                self._sort(frame)
 
-    def _take(self, data: bytes) -> None:
-        received = self._received + data
-        while len(received) >= 8:
-            size, kind = struct.unpack_from(">ii", received)
-            if len(received) < 4 + size:
-                break
-            self._sort(kind, received[8 : 4 + size])
-            received = received[4 + size :]
-        self._received = received
-
-    def _sort(self, kind: int, data: bytes) -> None:
-        if kind == _MESSAGE:
-            _, attempts, message_id = _MESSAGE_HEADER.unpack_from(data)
-            body = data[_MESSAGE_HEADER.size :]
-            self.messages.append((body, attempts))
-            self.ids[body] = message_id
-        elif data != _HEARTBEAT:
-            self.replies.append((b"error " if kind == _ERROR else b"") + data)
+    def _sort(self, frame: Frame) -> None:
+        if frame.kind == MESSAGE:
+            message = Message.of(frame.data)
+            self.messages.append((message.body, message.attempts))
+            self.ids[message.body] = message.id
+        elif frame.data != HEARTBEAT:
+            self.replies.append((b"error " if frame.kind == ERROR else b"") + frame.data)
 
 
 class _Play:
@@ -170,7 +146,7 @@ class _Play:
 
     def _ask(self, act: Ask) -> Observation:
         target = act.target.replace(TOPIC.decode(), self._topic.decode())
-        connection = http.client.HTTPConnection(*self._nsqd.http, timeout=10)
+        connection = http.client.HTTPConnection(self._nsqd.http, timeout=10)
         try:
             connection.request(act.method, target, act.body)
             response = connection.getresponse()
@@ -223,8 +199,3 @@ def topic_names() -> Iterator[bytes]:
     digits = b"abcdefghijklmnopqrstuvwxyzABCDEF"
     for number in range(len(digits) ** len(TOPIC)):
         yield bytes(digits[number >> 5 * place & 31] for place in range(len(TOPIC)))
-
-
-def _split(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    return host, int(port)

@@ -1,0 +1,151 @@
+"""Heartbeats, and what becomes of a client that does not answer them. The shortest interval there is takes a second, so
+all conversations are held at once, and each test looks at one.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from conformance.nsqd_process import NsqdProcess
+from conformance.raw_client import ERROR, HEARTBEAT, RESPONSE, Frame, RawClient, sized
+
+INTERVAL_MS = 1000
+
+Heard = list[tuple[float, Frame | None]]
+"""When each frame came, in seconds; None is the end of the connection."""
+
+
+def listen(client: RawClient, began: float, seconds: float, says: bytes = b"", every: float = 0.25) -> Heard:
+    """For so long, or until the end, saying something again and again."""
+    heard: Heard = []
+    while time.monotonic() - began < seconds:
+        try:
+            frame = client.frame(every)
+            heard.append((time.monotonic() - began, frame))
+            client.sends(says)
+        except TimeoutError:
+            client.sends(says)
+        except (EOFError, OSError):
+            return [*heard, (time.monotonic() - began, None)]
+    return heard
+
+
+def silent(client: RawClient, began: float, topic: str) -> Heard:
+    client.identifies(heartbeat_interval=INTERVAL_MS)
+    return listen(client, began, 10)
+
+
+def silent_consumer(client: RawClient, began: float, topic: str) -> Heard:
+    client.identifies(heartbeat_interval=INTERVAL_MS)
+    return listen(client.subscribes(topic, ready=1), began, 10)
+
+
+def answering(client: RawClient, began: float, topic: str) -> Heard:
+    client.identifies(heartbeat_interval=INTERVAL_MS)
+    return listen(client, began, 3.6, b"NOP\n")
+
+
+def publishing(client: RawClient, began: float, topic: str) -> Heard:
+    client.identifies(heartbeat_interval=INTERVAL_MS)
+    return listen(client, began, 3.6, b"PUB %b\n" % topic.encode() + sized(b"x"))
+
+
+def without(client: RawClient, began: float, topic: str) -> Heard:
+    client.identifies(heartbeat_interval=-1)
+    return listen(client, began, 3.6)
+
+
+def never_identified(client: RawClient, began: float, topic: str) -> Heard:
+    return listen(client, began, 3.6)
+
+
+def dribbling(client: RawClient, began: float, topic: str) -> Heard:
+    client.identifies(heartbeat_interval=INTERVAL_MS)
+    return listen(client, began, 10, b"N")
+
+
+def slow_body(client: RawClient, began: float, topic: str) -> Heard:
+    client.identifies(heartbeat_interval=INTERVAL_MS)
+    client.sends(b"PUB %b\n\0\0\x07\0" % topic.encode())
+    return listen(client, began, 10, b"x")
+
+
+Conversation = Callable[[RawClient, float, str], Heard]
+Conversations = Callable[[Conversation], Heard]
+CONVERSATIONS: tuple[Conversation, ...] = (
+    silent, silent_consumer, answering, publishing, without, never_identified, dribbling, slow_body,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def heard(nsqd: NsqdProcess) -> Iterator[Conversations]:
+    def hold(conversation: Conversation) -> Heard:
+        with RawClient(nsqd.tcp_address) as client:
+            return conversation(client, time.monotonic(), f"heartbeats.{conversation.__name__}")
+
+    with ThreadPoolExecutor(len(CONVERSATIONS)) as threads:
+        futures: dict[object, Future[Heard]] = {each: threads.submit(hold, each) for each in CONVERSATIONS}
+        yield lambda conversation: futures[conversation].result()
+
+
+def beats(heard: Heard) -> list[float]:
+    return [when for when, frame in heard if frame == (RESPONSE, HEARTBEAT)]
+
+
+def end(heard: Heard) -> float:
+    when, frame = heard[-1]
+    assert frame is None, heard
+    return when
+
+
+def test_they_come_once_an_interval(heard: Conversations) -> None:
+    assert len(beats(heard(answering))) in {2, 3}
+
+
+def test_the_first_comes_an_interval_after_identifying(heard: Conversations) -> None:
+    assert 0.99 < beats(heard(answering))[0] < 1.9
+
+
+def test_who_answers_stays(heard: Conversations) -> None:
+    assert all(frame is not None for _, frame in heard(answering))
+
+
+def test_who_is_silent_for_two_intervals_is_closed(heard: Conversations) -> None:
+    assert 1.99 < end(heard(silent)) < 5
+
+
+def test_the_end_of_who_was_silent_is_without_a_word(heard: Conversations) -> None:
+    assert all(frame in {None, (RESPONSE, HEARTBEAT)} for _, frame in heard(silent))
+
+
+def test_a_consumer_that_is_silent_is_closed_too(heard: Conversations) -> None:
+    assert 1.99 < end(heard(silent_consumer)) < 5
+
+
+def test_any_command_is_an_answer(heard: Conversations) -> None:
+    assert all(frame is not None for _, frame in heard(publishing))
+
+
+def test_they_come_however_much_else_is_said(heard: Conversations) -> None:
+    assert len(beats(heard(publishing))) in {2, 3}
+
+
+def test_who_does_not_want_them_gets_none_and_stays(heard: Conversations) -> None:
+    assert heard(without) == []
+
+
+def test_who_never_identified_has_thirty_seconds(heard: Conversations) -> None:
+    assert heard(never_identified) == []
+
+
+def test_half_a_command_is_no_answer(heard: Conversations) -> None:
+    assert 1.99 < end(heard(dribbling)) < 5
+
+
+def test_a_body_that_takes_too_long_is_named_before_the_end(heard: Conversations) -> None:
+    conversation = heard(slow_body)
+    assert 1.99 < end(conversation) < 5
+    errors = [frame.data for _, frame in conversation if frame is not None and frame.kind == ERROR]
+    assert errors == [b"E_BAD_MESSAGE PUB failed to read message body"]

@@ -1,0 +1,197 @@
+"""A connection to nsqd without a library: it sends whatever bytes a test says and hears one frame after the other.
+
+Whether what is said makes sense is the test's affair. Only the waiting is done here: whatever should come and does not
+raises ``TimeoutError``, the end of a connection where a frame should be ``EOFError``.
+"""
+
+import json
+import socket
+import struct
+import time
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+RESPONSE, ERROR, MESSAGE = 0, 1, 2
+HEARTBEAT = b"_heartbeat_"
+PATIENCE_SECONDS = 20.0
+"""Longer than anything takes on a busy machine."""
+QUIET_SECONDS = 0.25
+"""Who has heard nothing for so long is taken to have heard all there was."""
+
+_HEAD = struct.Struct(">ii")
+_MESSAGE_HEAD = struct.Struct(">qH16s")
+
+
+def sized(data: bytes) -> bytes:
+    """As the body of a command."""
+    return struct.pack(">i", len(data)) + data
+
+
+def batch(*bodies: bytes) -> bytes:
+    """The messages of an MPUB, without the size of the whole."""
+    return struct.pack(">i", len(bodies)) + b"".join(map(sized, bodies))
+
+
+class Frame(NamedTuple):
+    kind: int
+    data: bytes
+
+
+class Message(NamedTuple):
+    timestamp: int
+    attempts: int
+    id: bytes
+    body: bytes
+
+    @classmethod
+    def of(cls, data: bytes) -> Self:
+        """Of a frame's data."""
+        timestamp, attempts, message_id = _MESSAGE_HEAD.unpack_from(data)
+        return cls(timestamp, attempts, message_id, data[_MESSAGE_HEAD.size :])
+
+
+class RawClient:
+    """One connection, its magic sent."""
+
+    def __init__(self, address: str, magic: bytes = b"  V2") -> None:
+        host, _, port = address.rpartition(":")
+        self._socket = socket.create_connection((host, int(port)), timeout=PATIENCE_SECONDS)
+        self._received = b""
+        self.sends(magic)
+
+    # --- Any frame ----------------------------------------------------------------------------------------------------
+
+    def sends(self, data: bytes) -> Self:
+        self._socket.settimeout(PATIENCE_SECONDS)
+        self._socket.sendall(data)
+        return self
+
+    def ends_sending(self) -> Self:
+        """Half of the connection is over; the other may go on."""
+        self._socket.shutdown(socket.SHUT_WR)
+        return self
+
+    def frame(self, timeout: float = PATIENCE_SECONDS) -> Frame:
+        """The next one, heartbeats too."""
+        size, kind = _HEAD.unpack(self._exactly(_HEAD.size, timeout, keep=True))
+        data = self._exactly(4 + size, timeout)
+        return Frame(kind, data[_HEAD.size :])
+
+    def reply(self, timeout: float = PATIENCE_SECONDS) -> Frame:
+        """The next frame that is no heartbeat."""
+        frame = self.frame(timeout)
+        while frame == (RESPONSE, HEARTBEAT):
+            frame = self.frame(timeout)
+        return frame
+
+    def response(self) -> bytes:
+        return self._of_kind(RESPONSE)
+
+    def error(self) -> bytes:
+        return self._of_kind(ERROR)
+
+    def message(self) -> Message:
+        return Message.of(self._of_kind(MESSAGE))
+
+    def messages(self, count: int) -> list[Message]:
+        return [self.message() for _ in range(count)]
+
+    def bodies(self, count: int) -> list[bytes]:
+        return [message.body for message in self.messages(count)]
+
+    def hears_nothing(self, seconds: float = QUIET_SECONDS) -> bool:
+        """No frame comes, and no end, for so long; heartbeats count as nothing."""
+        try:
+            self.reply(seconds)
+        except TimeoutError:
+            return True
+        return False
+
+    def is_closed(self, timeout: float = PATIENCE_SECONDS) -> bool:
+        """nsqd ends the connection, without another word."""
+        try:
+            self.reply(timeout)
+        except (EOFError, ConnectionResetError):
+            return True
+        return False
+
+    # --- What most conversations begin with ---------------------------------------------------------------------------
+
+    def identifies(self, **fields: object) -> dict[str, Any]:
+        """The answer to an IDENTIFY with these fields, of a client that negotiates."""
+        self.sends(b"IDENTIFY\n" + sized(json.dumps({"feature_negotiation": True} | fields).encode()))
+        answer: dict[str, Any] = json.loads(self.response())
+        return answer
+
+    def publishes(self, topic: str, *bodies: bytes) -> Self:
+        for body in bodies:
+            assert self.sends(b"PUB %b\n" % topic.encode() + sized(body)).response() == b"OK"
+        return self
+
+    def defers(self, topic: str, milliseconds: int, body: bytes) -> Self:
+        command = f"DPUB {topic} {milliseconds}\n".encode()
+        assert self.sends(command + sized(body)).response() == b"OK"
+        return self
+
+    def subscribes(self, topic: str, channel: str = "ch", ready: int = 0) -> Self:
+        assert self.sends(f"SUB {topic} {channel}\n".encode()).response() == b"OK"
+        return self.is_ready(ready) if ready else self
+
+    def is_ready(self, count: int) -> Self:
+        return self.sends(b"RDY %d\n" % count)
+
+    def finishes(self, *messages: Message) -> Self:
+        return self.sends(b"".join(b"FIN %b\n" % message.id for message in messages))
+
+    def requeues(self, message: Message, milliseconds: int = 0) -> Self:
+        return self.sends(b"REQ %b %d\n" % (message.id, milliseconds))
+
+    def touches(self, message: Message) -> Self:
+        return self.sends(b"TOUCH %b\n" % message.id)
+
+    def has_been_heard(self) -> Self:
+        """Return when nsqd has carried out what was said. For consumers, and while no message is on its way."""
+        error = self.sends(b"FIN 0123456789abcdef\n").error()
+        assert error == b"E_FIN_FAILED FIN 0123456789abcdef failed ID not in flight", error
+        return self
+
+    # --- The socket ---------------------------------------------------------------------------------------------------
+
+    @property
+    def port(self) -> int:
+        """Ours, by which ``/stats`` knows the connection."""
+        port: int = self._socket.getsockname()[1]
+        return port
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _of_kind(self, kind: int) -> bytes:
+        frame = self.reply()
+        assert frame.kind == kind, frame
+        return frame.data
+
+    def _exactly(self, size: int, timeout: float, *, keep: bool = False) -> bytes:
+        """So many bytes; they stay to be read again with `keep`, and so does what has come when the time is over."""
+        deadline = time.monotonic() + timeout
+        while len(self._received) < size:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            self._socket.settimeout(left)
+            data = self._socket.recv(1 << 16)
+            if not data:
+                raise EOFError
+            self._received += data
+        data = self._received[:size]
+        if not keep:
+            self._received = self._received[size:]
+        return data
