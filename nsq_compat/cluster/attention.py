@@ -42,8 +42,8 @@ def concerns(snapshot: Snapshot, history: History) -> list[Concern]:
 
 
 def _of_nodes(snapshot: Snapshot) -> Iterator[Concern]:
-    for node in snapshot.silent():
-        yield Concern(severity=Severity.SERIOUS, kind="unreachable", text="does not answer", node=node.http_address)
+    for address in snapshot.silent():
+        yield Concern(severity=Severity.SERIOUS, kind="unreachable", text="does not answer", node=address)
     for address, stats in snapshot.answers.items():
         if stats.health not in ("", "OK"):
             yield Concern(severity=Severity.SERIOUS, kind="unhealthy", text=stats.health, node=address)

@@ -53,10 +53,10 @@ class Cluster:
         return self._names("channels", "channels", topic=topic) if self.lookupds else Answer([])
 
     def nodes(self) -> Answer[list[Node]]:
-        """Every nsqd, by host name."""
+        """Every nsqd, by host name; those of a fixed list that do not answer are `silent`."""
         if not self.lookupds:
             answer = self._ask_nsqds(self._describe)
-            return Answer([node for _, node in answer.value], answer.errors)
+            return Answer([node for _, node in answer.value], answer.errors, answer.silent)
         listings = self._ask_lookupds(lambda address: self._producers(address, "nodes"))
         nodes: dict[str, Node] = {}
         for address, listed in listings.value:

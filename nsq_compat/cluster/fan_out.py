@@ -26,6 +26,8 @@ class Answer(Generic[T]):
 
     value: T
     errors: tuple[str, ...] = ()
+    silent: tuple[str, ...] = ()
+    """Who they are, as they were asked for."""
 
 
 class AllFailed(Exception):
@@ -46,15 +48,16 @@ def ask_all(who: str, items: Sequence[T], ask: Callable[[T], R], timeout: float)
 def tell_all(items: Sequence[T], call: Callable[[T], R], timeout: float) -> Answer[list[tuple[T, R]]]:
     """As `ask_all`, but nobody at all is as good as all."""
     outcomes = _side_by_side(items, call, timeout)
-    done, errors = [], []
+    done, errors, silent = [], [], []
     for item, outcome in zip(items, outcomes, strict=True):
         if isinstance(outcome, UpstreamError | BadAnswer):
             errors.append(str(outcome))
+            silent.append(str(item))
         elif isinstance(outcome, BaseException):
             raise outcome
         else:
             done.append((item, outcome))
-    return Answer(done, tuple(errors))
+    return Answer(done, tuple(errors), tuple(silent))
 
 
 def _side_by_side(items: Sequence[T], call: Callable[[T], R], timeout: float) -> list[R | BaseException]:

@@ -24,10 +24,12 @@ class Snapshot:
     """Over all nodes, by name; topics that only nsqlookupd knows are empty."""
     errors: tuple[str, ...] = ()
     with_clients: bool = False
+    never_described: tuple[str, ...] = ()
+    """HTTP addresses of a fixed list where nobody has said who is there."""
 
-    def silent(self) -> list[Node]:
-        """Nodes that are known and did not answer."""
-        return [node for node in self.nodes if node.http_address not in self.answers]
+    def silent(self) -> list[str]:
+        """HTTP addresses of nodes that should be there and did not answer."""
+        return [*self.never_described, *(a for node in self.nodes if (a := node.http_address) not in self.answers)]
 
 
 def take_snapshot(
@@ -53,6 +55,7 @@ def take_snapshot(
     except AllFailed as failure:
         if nodes.value:
             errors += (str(failure),)
+    never_described = () if cluster.lookupds else nodes.silent
     topics = topics_over_nodes((topic for stats in answers.values() for topic in stats.topics), breathe)
     empty = set(names) - {topic.topic_name for topic in topics}
     topics += [TopicStats(topic_name=name) for name in empty]
@@ -64,4 +67,5 @@ def take_snapshot(
         topics=tuple(topics),
         errors=errors,
         with_clients=clients,
+        never_described=never_described,
     )

@@ -29,9 +29,16 @@ def test_a_node_that_is_announced_and_does_not_answer_is_silent(client, two, mak
     lookupd.says("nodes", {"producers": [two[0].info(), two[1].info(http_port=port)]})
     lookupd.says("topics", {"topics": ["t", "only announced"]})
     snapshot = take_snapshot(Cluster(client, Addresses(nsqlookupd_http_addresses=(lookupd.address,))), 5.0)
-    assert [node.http_address for node in snapshot.silent()] == [nobody]
+    assert snapshot.silent() == [nobody]
     assert [topic.topic_name for topic in snapshot.topics] == ["only announced", "t"]
     assert len(snapshot.errors) == 1
+
+
+def test_a_node_of_a_fixed_list_that_does_not_answer_is_silent_too(client, two, nobody):
+    addresses = Addresses(nsqd_http_addresses=(two[0].address, nobody))
+    snapshot = take_snapshot(Cluster(client, addresses), 5.0)
+    assert snapshot.silent() == [nobody]
+    assert set(snapshot.answers) == {two[0].address}
 
 
 def test_a_cluster_that_is_gone_is_a_snapshot_with_errors(client, nobody):

@@ -74,9 +74,14 @@ def _points(run: Sequence[tuple[float, float]]) -> str:
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in run)
 
 
+_LEAST: Final = 1e-9
+"""Below it there is nothing to be seen, and soon no power of ten."""
+
+
 def _round_up(value: float) -> float:
     """The next 1, 2 or 5 with zeros."""
     if value <= 0:
         return 1.0
+    value = max(value, _LEAST)
     power = 10.0 ** math.floor(math.log10(value))
     return next(step * power for step in (1, 2, 5, 10) if value <= step * power * (1 + 1e-9))

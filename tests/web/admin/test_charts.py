@@ -1,6 +1,6 @@
 import math
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nsq_compat.web.admin.charts import HEIGHT, WIDTH, chart, sparkline
@@ -30,6 +30,7 @@ def test_nothing_known_is_an_empty_chart():
     assert (drawn.lines, drawn.latest, drawn.highest) == ((), None, 0.0)
 
 
+@example([(0.0, 5e-324)])
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 1e12) | st.just(math.nan)), max_size=30))
 def test_every_point_is_inside_the_picture(points):
     for line in chart(sorted(points), 100.0, 100.0).lines:
