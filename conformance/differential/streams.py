@@ -63,6 +63,9 @@ _NUMBERS = (
     b"x",
     b"0x1",
 )
+_BAD_DELAYS = (b"30001", b"-1", b"+1", b"1.5", b"1e3", b"x", b"0x1")
+"""Not short ones: what is due while the stream goes on comes when it comes."""
+
 _EDGES: Final[tuple[object, ...]] = (
     None, True, 0, 1, -1, -2, 63, 64, 99, 100, 999, 1000, 16384, 65536, 65537, 60000, 120000, 120001, 300000, 300001,
     1.5, 1e3, "1000", "", [], {}, 2**31, 2**63,
@@ -287,7 +290,7 @@ class _Generator:
         wrong = self.random.choice((
             b"PUB %b\n" % name + _sized(b"x"),
             b"MPUB %b\n" % name + _sized(_batch([b"x"])),
-            b"DPUB %b %b\n" % (topic, number) + _sized(b"x"),
+            b"DPUB %b %b\n" % (topic, self.random.choice(_BAD_DELAYS)) + _sized(b"x"),
             b"SUB %b %b\n" % (topic, name),
             b"SUB %b %b\n" % (name, channel),
             b"RDY %b\n" % (number if client.state == "init" else b"51"),  # a right one would be a race for the messages
