@@ -17,12 +17,15 @@ from nsq_compat.cluster.http_client import HttpClient, HttpClientOptions
 from nsq_compat.cluster.steering import Steering
 from nsq_compat.net.http_server import HttpServer
 from nsq_compat.net.listeners import listen
+from nsq_compat.net.loop_lag import LoopLag
 from nsq_compat.nsqadmin.notifications import Notifications
 from nsq_compat.nsqadmin.options import PROGRAM, NsqadminOptions
 from nsq_compat.nsqadmin.sampler import Sampler
 from nsq_compat.protocol.durations import SECOND, seconds
 from nsq_compat.web.admin.app import create_app
+from nsq_compat.web.admin.monitoring import ClusterCollector
 from nsq_compat.web.admin.users import UserFileError, Users
+from nsq_compat.web.metrics import Metrics
 from nsq_compat.web.responses import error
 from nsq_compat.web.wsgi import WsgiHandler
 
@@ -63,6 +66,9 @@ class Daemon:
         self.history = History(max(1, options.sample_interval // SECOND))
         self._sampler = Sampler(self.cluster, self.history, seconds(options.sample_interval))
         self._notifications = Notifications(client, options.notification_http_endpoint)
+        self.metrics = Metrics(PROGRAM, self.version)
+        self.metrics.registry.register(ClusterCollector(self.history))
+        self._loop_lag = LoopLag(self.metrics.observe_lag)
         handler = WsgiHandler(
             create_app(self),
             base_path=options.base_path,
@@ -72,6 +78,7 @@ class Daemon:
         self._http = HttpServer(listen(options.http_address), handler)
 
     def start(self) -> None:
+        self._loop_lag.start()
         self._sampler.start()
         self._notifications.start()
         self._http.start()
@@ -80,6 +87,7 @@ class Daemon:
         self._http.stop(STOP_SECONDS)
         self._sampler.stop()
         self._notifications.stop()
+        self._loop_lag.stop()
 
     def notify(self, action: Mapping[str, Any]) -> None:
         self._notifications.notify(action)

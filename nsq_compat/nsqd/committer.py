@@ -4,17 +4,29 @@ While one sync runs, those who come gather for the next; it begins as soon as th
 waiting for company only makes it slower (measured).
 """
 
+import time
+from collections.abc import Callable
+
 import gevent
 from gevent.event import AsyncResult
+from prometheus_client import CollectorRegistry, Histogram
 
 from nsq_compat.nsqd.waiting import in_thread
 from nsq_compat.queue.topic_log import TopicLog
 
+_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+
+
+def sync_seconds(registry: CollectorRegistry) -> Histogram:
+    """The figure that says how long disk syncs take."""
+    return Histogram("nsqd_fsync_seconds", "Time a sync of a log took.", buckets=_BUCKETS, registry=registry)
+
 
 class Committer:
-    """One for all topics."""
+    """One for all topics. Tells `observe` how many seconds each sync took."""
 
-    def __init__(self) -> None:
+    def __init__(self, observe: Callable[[float], None]) -> None:
+        self._observe = observe
         self._gathering: dict[TopicLog, AsyncResult[None]] = {}
         self._syncing: set[TopicLog] = set()
 
@@ -39,12 +51,13 @@ class Committer:
         finally:
             self._syncing.discard(log)
 
-    @staticmethod
-    def _sync(log: TopicLog) -> None:
+    def _sync(self, log: TopicLog) -> None:
         job = log.begin_sync()
+        began = time.monotonic()
         try:
             in_thread(job.run)
         except OSError as error:
             log.finish_sync(job, error)
             raise
         log.finish_sync(job, None)
+        self._observe(time.monotonic() - began)

@@ -9,11 +9,12 @@ from nsq_compat.net.connection import Connection
 from nsq_compat.net.descriptor_limit import descriptors_left_by_clients
 from nsq_compat.net.http_server import HttpServer
 from nsq_compat.net.listeners import listen, port_of
+from nsq_compat.net.loop_lag import LoopLag
 from nsq_compat.net.tcp_server import TcpServer
 from nsq_compat.net.timers import AlarmClock
 from nsq_compat.nsqd.auth import AuthServers
 from nsq_compat.nsqd.checkpoints import Checkpoints
-from nsq_compat.nsqd.committer import Committer
+from nsq_compat.nsqd.committer import Committer, sync_seconds
 from nsq_compat.nsqd.http_calls import HttpCalls, client_tls
 from nsq_compat.nsqd.lookup_peers import LookupPeers
 from nsq_compat.nsqd.metadata import MetadataFile
@@ -35,6 +36,7 @@ from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.storage import Durability, Storage
 from nsq_compat.session.nsqd_limits import NsqdLimits
 from nsq_compat.session.nsqd_session import NsqdSession
+from nsq_compat.web.metrics import Metrics
 from nsq_compat.web.nsqd_api import NsqdApi, TlsRequired
 
 log = logging.getLogger(__name__)
@@ -131,12 +133,14 @@ class Daemon:
         self._limits = session_limits(options)
         self._calls = http_calls(options)
         self._auth = AuthServers(options.auth_http_addresses, options.auth_http_request_method, self._calls)
+        metrics = Metrics(PROGRAM, NSQ_VERSION)
+        self._loop_lag = LoopLag(metrics.observe_lag)
         self._storage = Storage(
             files,
             data_path,
             durability=Durability(options.durability),
             segment_size=options.max_bytes_per_file,
-            commit=Committer().commit,
+            commit=Committer(sync_seconds(metrics.registry).observe).commit,
             open_files=min(DEFAULT_LIMIT, descriptors_left_by_clients() // 2),
         )
         self._broker = Broker(queue_limits(options), self._storage)
@@ -163,6 +167,7 @@ class Daemon:
             self._metadata,
             self._lookup_peers,
             self._tcp,
+            metrics,
             tcp_port=tcp_port,
             http_port=http_port,
         )
@@ -182,6 +187,7 @@ class Daemon:
         self._metadata.save()
         self._checkpoints.start()
         self._alarms.start()
+        self._loop_lag.start()
         self._lookup_peers.start(self._lookupd_addresses)
         self._topic_channels.start()
         self._tcp.start()
@@ -201,6 +207,7 @@ class Daemon:
         self._metadata.stop()
         log.info("NSQ: closing topics")
         self._alarms.stop()
+        self._loop_lag.stop()
         self._checkpoints.stop()
         self._broker.close()
         self._checkpoints.write_last()

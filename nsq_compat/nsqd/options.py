@@ -234,6 +234,13 @@ class NsqdOptions:
         "e2e-processing-latency-window-time", DURATION, 10 * MINUTE, "how far back these percentiles look"
     )
 
+    metrics_max_names: int = option(
+        "metrics-max-names",
+        INTEGER,
+        1000,
+        "topics and channels that have series of their own in /metrics; the rest is added up",
+    )
+
     # TLS.
     tls_cert: str = option("tls-cert", STRING, "", "PEM file with the certificate")
     tls_key: str = option("tls-key", STRING, "", "PEM file with the certificate's key")
@@ -313,6 +320,7 @@ def validate(options: NsqdOptions) -> None:
         # NSQ starts with these and falls over later, at its first topic, client or push.
         ("--mem-queue-size must not be negative", options.mem_queue_size < 0),
         ("--output-buffer-timeout must not be negative", options.output_buffer_timeout < 0),
+        ("--metrics-max-names must not be negative", options.metrics_max_names < 0),
         ("--statsd-interval must be positive", options.statsd_address and options.statsd_interval <= 0),
         # It looks for late messages ten times a second; here they would be late all the time.
         ("--msg-timeout must be at least 1ms", options.msg_timeout < MILLISECOND),

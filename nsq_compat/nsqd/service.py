@@ -18,6 +18,7 @@ from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.stats import ClientStats
 from nsq_compat.queue.storage import Storage
 from nsq_compat.session.nsqd_session import NsqdSession
+from nsq_compat.web.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
@@ -33,12 +34,14 @@ class Service(Process):
         metadata: MetadataFile,
         lookup_peers: LookupPeers,
         tcp: TcpServer[NsqdSession],
+        metrics: Metrics,
         *,
         tcp_port: int,
         http_port: int,
     ) -> None:
         self.options = options
         self.broker = broker
+        self.metrics = metrics
         self.tcp_port = tcp_port
         self.http_port = http_port
         self.version = nsq_compat.NSQ_VERSION
@@ -58,6 +61,9 @@ class Service(Process):
 
     def producers(self) -> Sequence[ClientStats]:
         return [session.stats() for session in self._tcp.sessions if session.has_published]
+
+    def connection_count(self) -> int:
+        return len(self._tcp.sessions)
 
     def memory(self) -> dict[str, int]:
         return self._memory.figures()

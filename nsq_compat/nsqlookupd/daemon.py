@@ -6,6 +6,7 @@ from nsq_compat import NSQ_VERSION, version_line
 from nsq_compat.net.connection import Connection
 from nsq_compat.net.http_server import HttpServer
 from nsq_compat.net.listeners import listen, port_of
+from nsq_compat.net.loop_lag import LoopLag
 from nsq_compat.net.tcp_server import TcpServer
 from nsq_compat.nsqlookupd.options import PROGRAM, NsqlookupdOptions, hostname
 from nsq_compat.nsqlookupd.service import Service
@@ -13,6 +14,7 @@ from nsq_compat.protocol.durations import SECOND
 from nsq_compat.protocol.lookup_commands import LookupdInfo
 from nsq_compat.registry.registration_db import RegistrationDb
 from nsq_compat.session.lookupd_session import LookupdSession
+from nsq_compat.web.metrics import Metrics
 from nsq_compat.web.nsqlookupd_api import NsqlookupdApi
 
 log = logging.getLogger(__name__)
@@ -42,9 +44,12 @@ class Daemon:
             version=NSQ_VERSION,
         )
         self._tcp = TcpServer(tcp_listener, self._make_session, receive_size=RECEIVE_SIZE)
-        self._http = HttpServer(http_listener, NsqlookupdApi(Service(self._db)))
+        metrics = Metrics(PROGRAM, NSQ_VERSION)
+        self._loop_lag = LoopLag(metrics.observe_lag)
+        self._http = HttpServer(http_listener, NsqlookupdApi(Service(self._db, metrics)))
 
     def start(self) -> None:
+        self._loop_lag.start()
         self._tcp.start()
         self._http.start()
 
@@ -52,6 +57,7 @@ class Daemon:
         """Stop answering before producers leave: nobody is to hear that a topic has none."""
         self._http.stop(STOP_SECONDS)
         self._tcp.stop(STOP_SECONDS)
+        self._loop_lag.stop()
 
     def _make_session(
         self, connection: Connection[LookupdSession], host: str, now: float, now_ns: int

@@ -1,5 +1,5 @@
 """Snapshots of the queue: what /stats shows. Field names, their order and their meaning are NSQ's;
-`dropped_count` is ours.
+`dropped_count`, `log_bytes` and `damaged_records` are ours.
 
 A topic's snapshot is made of plain values at one moment, so whoever renders it may take its time, and may let others
 run between two topics: ten thousand take a quarter of a second.
@@ -93,6 +93,8 @@ class TopicStats:
     paused: bool
     e2e_processing_latency: LatencyStats = field(default_factory=LatencyStats)
     dropped_count: int = 0
+    log_bytes: int = 0
+    damaged_records: int = 0
 
 
 def snapshot(
@@ -127,6 +129,8 @@ def _topic_stats(topic: "Topic", now: float, channel: str, include_clients: bool
         if alone
         else _latency_stats(topic.channels.values(), now),
         dropped_count=topic.dropped_count,
+        log_bytes=topic.store.log.disk_bytes if topic.store is not None else 0,
+        damaged_records=topic.store.log.damaged_records if topic.store is not None else 0,
     )
 
 

@@ -10,6 +10,7 @@
     administration   /topic/... and /channel/...;  peeking  what waits in a channel
     statistics       /stats and /info;  stats_text is their form for people
     configuration    /config
+    metrics          /metrics, /livez, /readyz of every daemon;  nsqd_metrics, nsqlookupd_metrics  their figures
     profiling        /debug
     go_time          durations and moments as Go prints them
     nsqlookupd_api   nsqlookupd's API: its routes, its answers, what it asks of the daemon

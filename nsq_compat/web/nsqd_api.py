@@ -3,12 +3,14 @@
 from nsq_compat.web.administration import Administration
 from nsq_compat.web.application import Application, TlsRequired
 from nsq_compat.web.configuration import Configuration
+from nsq_compat.web.metrics import READY, monitoring_routes
+from nsq_compat.web.nsqd_metrics import NsqdCollector
 from nsq_compat.web.nsqd_service import NsqdOptions, NsqdService
 from nsq_compat.web.peeking import Peeking
 from nsq_compat.web.profiling import Profiling
 from nsq_compat.web.publishing import Publishing
 from nsq_compat.web.routing import Route, Routes
-from nsq_compat.web.statistics import Statistics
+from nsq_compat.web.statistics import HEALTHY, Statistics
 
 __all__ = ["NsqdApi", "NsqdOptions", "NsqdService", "TlsRequired"]
 
@@ -17,6 +19,7 @@ class NsqdApi(Application):
     """The handler behind nsqd's HTTP and HTTPS ports. Wrap the plain port in `TlsRequired` when TLS is required."""
 
     def __init__(self, service: NsqdService) -> None:
+        service.metrics.registry.register(NsqdCollector(service, service.options.metrics_max_names))
         super().__init__(_routes(service))
 
 
@@ -36,6 +39,7 @@ def _routes(service: NsqdService) -> Routes:
     looks: Routes = {"/channel/peek": {"GET": Route(peeking.peek)}, "/topic/recent": {"GET": Route(peeking.recent)}}
     return {
         "/ping": {"GET": Route(statistics.ping)},
+        **monitoring_routes(service.metrics, lambda: _why_not_ready(service)),
         "/info": {"GET": Route(statistics.info)},
         "/stats": {"GET": Route(statistics.stats)},
         "/pub": {"POST": pub},
@@ -62,3 +66,8 @@ def _routes(service: NsqdService) -> Routes:
         "/debug/setblockrate": {"PUT": Route(profiling.set_block_rate)},
         "/debug/freememory": {"POST": Route(profiling.free_memory)},
     }
+
+
+def _why_not_ready(service: NsqdService) -> str:
+    health = service.health()
+    return READY if health == HEALTHY else health

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.stats import ClientStats
+from nsq_compat.web.metrics import Metrics
 from nsq_compat.web.profiling import RunningProcess
 
 
@@ -35,6 +36,8 @@ class NsqdOptions(Protocol):
     def topology_zone(self) -> str: ...
     @property
     def topology_region(self) -> str: ...
+    @property
+    def metrics_max_names(self) -> int: ...
 
 
 class NsqdService(RunningProcess, Protocol):
@@ -45,6 +48,9 @@ class NsqdService(RunningProcess, Protocol):
 
     @property
     def options(self) -> NsqdOptions: ...
+
+    @property
+    def metrics(self) -> Metrics: ...
 
     @property
     def version(self) -> str:
@@ -80,6 +86,9 @@ class NsqdService(RunningProcess, Protocol):
 
     def producers(self) -> Sequence[ClientStats]:
         """The TCP clients that have published, with every topic in `pub_counts`."""
+
+    def connection_count(self) -> int:
+        """TCP clients."""
 
     def memory(self) -> Mapping[str, int]:
         """The nine figures of /stats, by their JSON names and in NSQ's order."""

@@ -14,6 +14,8 @@ from nsq_compat.registry.registration import Producer, Registration, Tombstone
 from nsq_compat.registry.registration_db import RegistrationDb
 from nsq_compat.web import responses
 from nsq_compat.web.application import Application
+from nsq_compat.web.metrics import READY, Metrics, monitoring_routes
+from nsq_compat.web.nsqlookupd_metrics import NsqlookupdCollector
 from nsq_compat.web.profiling import Profiling, RunningProcess
 from nsq_compat.web.query import parse_query, required, required_name
 from nsq_compat.web.responses import EMPTY, ApiError
@@ -30,6 +32,9 @@ class NsqlookupdService(RunningProcess, Protocol):
     def db(self) -> RegistrationDb: ...
 
     @property
+    def metrics(self) -> Metrics: ...
+
+    @property
     def version(self) -> str:
         """What is announced, ``1.3.0``."""
 
@@ -44,6 +49,7 @@ class NsqlookupdApi(Application):
     """The handler behind nsqlookupd's HTTP port."""
 
     def __init__(self, service: NsqlookupdService) -> None:
+        service.metrics.registry.register(NsqlookupdCollector(service))
         super().__init__(_routes(service))
 
 
@@ -51,6 +57,7 @@ def _routes(service: NsqlookupdService) -> Routes:
     directory = Directory(service)
     return {
         "/ping": {"GET": Route(directory.ping)},
+        **monitoring_routes(service.metrics, lambda: READY),
         "/info": {"GET": Route(directory.info)},
         "/lookup": {"GET": Route(directory.lookup)},
         "/topics": {"GET": Route(directory.topics)},

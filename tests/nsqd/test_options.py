@@ -79,7 +79,7 @@ NSQ_FLAGS = {
 }
 """Every flag of NSQ 1.3.0's nsqd."""
 
-OUR_OWN_FLAGS = {"check-config", "durability", "http-publish-without-auth", "max-defer-timeout"}
+OUR_OWN_FLAGS = {"check-config", "durability", "http-publish-without-auth", "max-defer-timeout", "metrics-max-names"}
 """Flags NSQ does not have."""
 
 CONFIG_KEYS = {
@@ -137,6 +137,7 @@ DEFAULTS_SHOWN_AT_RUN_TIME = {
     "statsd_exclude_ephemeral": False,
     "e2e_processing_latency_window_time": 10 * MINUTE,
     "e2e_processing_latency_percentiles": [],
+    "metrics_max_names": 1000,
     "tls_cert": "",
     "tls_key": "",
     "tls_client_auth_policy": "",

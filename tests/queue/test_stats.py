@@ -14,7 +14,7 @@ def names(kind: type) -> list[str]:
 def test_a_topic_has_the_figures_of_nsqd_in_its_order():
     assert names(TopicStats) == [
         "topic_name", "channels", "depth", "backend_depth", "message_count", "message_bytes", "paused",
-        "e2e_processing_latency", "dropped_count",
+        "e2e_processing_latency", "dropped_count", "log_bytes", "damaged_records",
     ]  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.line import Locality
 from nsq_compat.queue.stats import ClientStats
 from nsq_compat.queue.topic import Topic
+from nsq_compat.web.metrics import Metrics
 from nsq_compat.web.nsqd_api import NsqdApi
 
 SECOND = 1_000_000_000
@@ -35,6 +36,7 @@ class Options:
     max_deflate_level: int = 6
     topology_zone: str = ""
     topology_region: str = ""
+    metrics_max_names: int = 1000
 
 
 @dataclass
@@ -43,6 +45,7 @@ class Daemon:
 
     broker: Broker = field(default_factory=lambda: Broker(QueueLimits()))
     options: Options = field(default_factory=Options)
+    metrics: Metrics = field(default_factory=lambda: Metrics("nsqd", "1.3.0"))
     version: str = "1.3.0"
     version_line: str = "nsqd v1.3.0 (built w/python3)"
     hostname: str = "host1"
@@ -66,6 +69,9 @@ class Daemon:
 
     def producers(self) -> Sequence[ClientStats]:
         return self.connected_producers
+
+    def connection_count(self) -> int:
+        return 3
 
     def memory(self) -> Mapping[str, int]:
         return {name: number for number, name in enumerate(MEMORY)}

@@ -10,6 +10,7 @@ from nsq_compat.net.http_message import Request, Response
 from nsq_compat.protocol.lookup_commands import PeerInfo
 from nsq_compat.registry.registration import Producer
 from nsq_compat.registry.registration_db import RegistrationDb
+from nsq_compat.web.metrics import Metrics
 from nsq_compat.web.nsqlookupd_api import NsqlookupdApi
 
 V1 = ("X-Nsq-Content-Type", "nsq; version=1.0")
@@ -24,6 +25,7 @@ class Nsqlookupd:
 
     def __init__(self) -> None:
         self.db = RegistrationDb(300.0, 45.0)
+        self.metrics = Metrics("nsqlookupd", self.version)
         self.moment = 1000.0
         self._api = NsqlookupdApi(self)
 

@@ -25,7 +25,8 @@ from nsq_compat.web.responses import ApiError
 
 log = logging.getLogger(__name__)
 
-_WITHOUT_LOGIN: Final = frozenset({"assets.static", "assets.fonts", "assets.ping", "login.show", "login.log_in"})
+_PROBES: Final = {"assets.ping", "monitoring.metrics", "monitoring.live", "monitoring.ready"}
+_WITHOUT_LOGIN: Final = frozenset({"assets.static", "assets.fonts", "login.show", "login.log_in", *_PROBES})
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 

@@ -7,6 +7,7 @@ from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.history import History
 from nsq_compat.cluster.steering import Steering
 from nsq_compat.web.admin.users import Users
+from nsq_compat.web.metrics import Metrics
 
 
 class AdminOptions(Protocol):
@@ -51,6 +52,8 @@ class AdminService(Protocol):
     def cluster(self) -> Cluster: ...
     @property
     def steering(self) -> Steering: ...
+    @property
+    def metrics(self) -> Metrics: ...
     @property
     def history(self) -> History: ...
     @property

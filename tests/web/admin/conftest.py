@@ -14,6 +14,7 @@ from nsq_compat.cluster.http_client import HttpClient, HttpClientOptions
 from nsq_compat.cluster.steering import Steering
 from nsq_compat.web.admin.app import create_app
 from nsq_compat.web.admin.users import Users
+from nsq_compat.web.metrics import Metrics
 from tests.cluster.daemon import Daemon, Send, reply
 
 _ORDERS = ("create", "delete", "empty", "pause", "unpause")
@@ -55,6 +56,7 @@ class Service:
     def __post_init__(self) -> None:
         self.cluster = Cluster(HttpClient(HttpClientOptions(request_timeout=20)), self.options)
         self.steering = Steering(self.cluster)
+        self.metrics = Metrics("nsqadmin", self.version)
 
     def now(self) -> float:
         return self.time

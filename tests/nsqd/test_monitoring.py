@@ -1,0 +1,154 @@
+"""Prometheus beside a live nsqd: what a scrape shows, and that alert rules and dashboard speak of nothing else."""
+
+import json
+import re
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+import yaml
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from conformance.nsqadmin_process import NsqadminProcess, installed_nsqadmin
+from conformance.nsqd_process import NsqdProcess, installed_nsqd
+from conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
+
+ROOT = Path(__file__).parents[2]
+CONTRIB = ROOT / "contrib"
+OPERATIONS = ROOT / "docs" / "operations.md"
+RULES = CONTRIB / "prometheus" / "alerts.yml"
+DASHBOARD = CONTRIB / "grafana" / "nsqd.json"
+LABELS = ("topic", "channel", "quantile")
+
+Samples = dict[tuple[str, ...], float]
+
+
+@pytest.fixture
+def nsqd(tmp_path: Path) -> Iterator[NsqdProcess]:
+    options = ["--durability=fsync", "--e2e-processing-latency-percentile=0.99", "--broadcast-address=127.0.0.1"]
+    with NsqdProcess(installed_nsqd(), tmp_path, options=options) as process:
+        yield process
+
+
+def scrape(address: str) -> Samples:
+    request = Request(f"http://{address}/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+    with urlopen(request, timeout=20) as response:
+        families = list(text_string_to_metric_families(response.read().decode()))
+    return {
+        (sample.name, *(sample.labels[label] for label in LABELS if label in sample.labels)): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def publish(nsqd: NsqdProcess, *bodies: bytes) -> None:
+    for body in bodies:
+        urlopen(f"http://{nsqd.http_address}/pub?topic=orders", body, timeout=20).close()
+
+
+def subscribe(nsqd: NsqdProcess) -> socket.socket:
+    host, _, port = nsqd.tcp_address.rpartition(":")
+    consumer = socket.create_connection((host, int(port)), timeout=20)
+    consumer.sendall(b"  V2SUB orders archive\nRDY 1\n")
+    assert consumer.recv(10, socket.MSG_WAITALL).endswith(b"OK")
+    consumer.recv(4 + 4 + 26 + 1, socket.MSG_WAITALL)
+    return consumer
+
+
+def test_a_scrape_shows_topics_channels_consumers_the_log_and_the_disk(nsqd):
+    nsqd.create_channel("orders", "archive")
+    publish(nsqd, b"1", b"2", b"3")
+    with subscribe(nsqd):
+        found = scrape(nsqd.http_address)
+    channel = ("orders", "archive")
+    assert found["nsqd_topic_messages_total", "orders"] == 3
+    assert found["nsqd_channel_depth", *channel] == 2
+    assert found["nsqd_channel_in_flight", *channel] == 1
+    assert found["nsqd_channel_consumers", *channel] == found["nsqd_channel_ready", *channel] == 1
+    assert found["nsqd_topic_log_bytes", "orders"] > 3
+    assert found["nsqd_fsync_seconds_count",] >= 3
+    assert found["nsqd_connections",] == 1
+
+
+def test_probes_answer(nsqd):
+    for path in ("livez", "readyz"):
+        with urlopen(f"http://{nsqd.http_address}/{path}", timeout=20) as response:
+            assert response.read() == b"OK"
+
+
+def test_many_scrapes_leak_nothing_and_the_daemon_still_stops(nsqd):
+    before = scrape(nsqd.http_address)["process_open_fds",]
+    for _ in range(50):
+        after = scrape(nsqd.http_address)
+    assert after["process_open_fds",] <= before + 2
+    nsqd.send_signal(signal.SIGTERM)
+    assert nsqd._process.wait(20) == 0
+
+
+# --- contrib/ ---------------------------------------------------------------------------------------------------------
+
+
+def metric_names(expression: str) -> set[str]:
+    """The metrics a query asks for."""
+    bare = re.sub(r'"[^"]*"|\{[^}]*\}', "", expression)
+    return set(re.findall(r"\b(?:nsq[a-z]*|process)_[a-z0-9_]+\b", bare))
+
+
+def rules() -> list[dict[str, Any]]:
+    return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+
+
+def queries(panel: dict[str, Any]) -> list[str]:
+    return [target["expr"] for target in panel.get("targets", ())]
+
+
+def test_rules_and_dashboard_ask_only_for_what_daemons_have(nsqd):
+    publish(nsqd, b"1")
+    nsqd.create_channel("orders", "archive")
+    names: set[str] = set()
+    with (
+        NsqlookupdProcess(installed_nsqlookupd()) as nsqlookupd,
+        NsqadminProcess(installed_nsqadmin(), options=[f"--nsqd-http-address={nsqd.http_address}"]) as nsqadmin,
+    ):
+        while "nsqadmin_nodes" not in names:
+            for daemon in (nsqd, nsqlookupd, nsqadmin):
+                names |= {key[0] for key in scrape(daemon.http_address)}
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    expressions = [rule["expr"] for rule in rules()] + [each for panel in panels for each in queries(panel)]
+    assert len(expressions) > 25
+    for expression in expressions:
+        wanted = metric_names(expression)
+        assert wanted, expression
+        assert wanted <= names, expression
+
+
+def test_rules_have_what_prometheus_wants_and_a_sentence_for_people():
+    found = rules()
+    assert len({rule["alert"] for rule in found}) == len(found)
+    for rule in found:
+        assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        assert rule["annotations"]["summary"]
+        for opening, closing in ("()", "[]", "{}"):
+            assert rule["expr"].count(opening) == rule["expr"].count(closing)
+
+
+def test_the_operations_page_says_what_to_do_about_each_alert():
+    page = OPERATIONS.read_text()
+    assert [rule["alert"] for rule in rules() if f"`{rule['alert']}`" not in page] == []
+
+
+def test_panels_of_the_dashboard_do_not_overlap():
+    cells: set[tuple[int, int]] = set()
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    for panel in panels:
+        at = panel["gridPos"]
+        assert at["x"] + at["w"] <= 24
+        covered = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
+        assert not covered & cells
+        cells |= covered
