@@ -1,11 +1,11 @@
 """Log lines in NSQ's form on stderr, through the standard library's logging: `[nsqd] 2024/01/31 12:00:00.000000 INFO:
-text`.
+text`; or, for programs that read them, a JSON object for each.
 
 Modules log to `logging.getLogger(__name__)` as usual; the program calls `configure` once, and one handler on the root
 logger writes everything. Three promises:
 
 - One record is one line. Control characters in a message are escaped, so that nobody forges a line by putting a
-  newline into a topic name; a traceback follows its line, indented.
+  newline into a topic name; a traceback follows its line, indented (in JSON it is a member).
 - Logging never raises: with stderr closed or its reader gone, lines are lost and the program lives on.
 - Logging never waits for a slow reader. What a pipe or socket does not take at once is kept, up to a bound, and
   offered again with the next line; what exceeds the bound is counted, and the count is logged when the reader is
@@ -13,6 +13,7 @@ logger writes everything. Three promises:
 """
 
 import _socket  # not socket: gevent may have replaced that, and a log call must never switch greenlets
+import json
 import logging
 import os
 import stat
@@ -21,7 +22,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 DEBUG: Final = 1
 INFO: Final = 2
@@ -35,6 +36,10 @@ LEVEL_NAMES: Final = {DEBUG: "DEBUG", INFO: "INFO", WARN: "WARNING", ERROR: "ERR
 STDERR: Final = 2
 LARGEST_BACKLOG: Final = 1024 * 1024
 """Bytes of log lines kept for a reader that does not keep up."""
+TEXT: Final = "text"
+JSON: Final = "json"
+FORMATS: Final = (TEXT, JSON)
+
 LONGEST_FLUSH: Final = 1.0
 """Seconds a program that ends waits for such a reader."""
 
@@ -49,13 +54,13 @@ def parse_log_level(text: str) -> int:
         raise ValueError(f"invalid log level '{text}' (debug, info, warn, error, fatal)") from None
 
 
-def configure(prefix: str, level: int, fd: int = STDERR) -> None:
+def configure(prefix: str, level: int, fd: int = STDERR, form: str = TEXT) -> None:
     """Send all logging of this process to `fd`, from `level` (1 to 5) upwards. Replaces any earlier configuration."""
     root = logging.getLogger()
     for handler in root.handlers[:]:
         root.removeHandler(handler)
         handler.close()
-    root.addHandler(LineHandler(prefix, fd))
+    root.addHandler(JsonHandler(prefix, fd) if form == JSON else LineHandler(prefix, fd))
     set_level(level)
     # What these collect for every record is not shown, and under gevent to ask for the thread is to make one.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
@@ -67,8 +72,9 @@ def set_level(level: int) -> None:
 
 
 def log_fatal(prefix: str, text: str, fd: int = STDERR) -> None:
-    """Write one FATAL line, whether or not logging is configured."""
-    handler = LineHandler(prefix, fd)
+    """Write one FATAL line, whether or not logging is configured; in its form, if it is."""
+    is_json = any(isinstance(handler, JsonHandler) for handler in logging.getLogger().handlers)
+    handler = JsonHandler(prefix, fd) if is_json else LineHandler(prefix, fd)
     handler.write(handler.line(time.time(), FATAL, text))
     handler.close()
 
@@ -113,7 +119,7 @@ class LineHandler(logging.Handler):
 
     def format(self, record: logging.LogRecord) -> str:
         """The record's line, and the lines of its traceback or stack if it has one, each ending in a newline."""
-        line = self.line(record.created, min(max(record.levelno // 10, DEBUG), FATAL), record.getMessage())
+        line = self.line(record.created, _level_of(record), record.getMessage())
         if record.exc_info:
             line += _indented("".join(traceback.format_exception(*record.exc_info)))
         if record.stack_info:
@@ -164,6 +170,35 @@ class LineHandler(logging.Handler):
         self._output.close()
         self._output = NOWHERE
         super().close()
+
+
+class JsonHandler(LineHandler):
+    """Writes records as JSON objects, each on a line: `time` (UTC), `level`, `prefix`, `logger`, `message`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        members = {**self._members(record.created, _level_of(record), record.getMessage()), "logger": record.name}
+        if record.exc_info:
+            members["traceback"] = "".join(traceback.format_exception(*record.exc_info))
+        if record.stack_info:
+            members["stack"] = record.stack_info
+        return json.dumps(members) + "\n"
+
+    def line(self, created: float, level: int, text: str) -> str:
+        return json.dumps(self._members(created, level, text)) + "\n"
+
+    def _members(self, created: float, level: int, text: str) -> dict[str, Any]:
+        seconds = int(created)
+        time_of_day = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+        return {
+            "time": f"{time_of_day}.{int((created - seconds) * 1e6):06d}Z",
+            "level": LEVEL_NAMES[level],
+            "prefix": self._prefix.strip(),
+            "message": text,
+        }
+
+
+def _level_of(record: logging.LogRecord) -> int:
+    return min(max(record.levelno // 10, DEBUG), FATAL)
 
 
 def _indented(text: str) -> str:

@@ -23,7 +23,7 @@ from nsq_compat.web.admin.users import make_line
 def main() -> None:
     """Run nsqadmin until SIGTERM or SIGINT."""
     options = read_options(PROGRAM, NsqadminOptions, sys.argv[1:], version_line(PROGRAM))
-    configure(options.log_prefix, options.log_level)
+    configure(options.log_prefix, options.log_level, form=options.log_format)
     if options.make_user:
         make_user(options.make_user)
         return

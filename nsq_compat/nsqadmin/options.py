@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from nsq_compat.cli.errors import OptionError
-from nsq_compat.cli.kinds import BOOLEAN, DURATION, LOG_LEVEL, STRING, STRINGS
-from nsq_compat.cli.logs import INFO
+from nsq_compat.cli.kinds import BOOLEAN, DURATION, LOG_LEVEL, STRING, STRINGS, choice
+from nsq_compat.cli.logs import FORMATS, INFO, TEXT
 from nsq_compat.cli.options import option
 from nsq_compat.net.listeners import split_host_port
 from nsq_compat.protocol.durations import MINUTE, SECOND
@@ -34,6 +34,7 @@ class NsqadminOptions:
     log_level: int = option(
         "log-level", LOG_LEVEL, INFO, "least severe messages to log: debug, info, warn, error or fatal"
     )
+    log_format: str = option("log-format", choice(*FORMATS), TEXT, "form of log lines: text, as NSQ's, or json")
     log_prefix: str = option("log-prefix", STRING, "[nsqadmin] ", "text at the start of every log line")
 
     http_address: str = option(

@@ -19,7 +19,7 @@ from nsq_compat.queue.metadata import MetadataError
 def main() -> None:
     """Run nsqd until SIGTERM or SIGINT."""
     options = read_options(PROGRAM, NsqdOptions, sys.argv[1:], version_line(PROGRAM))
-    configure(options.log_prefix, options.log_level)
+    configure(options.log_prefix, options.log_level, form=options.log_format)
     raise_descriptor_limit()
     try:
         validate(options)

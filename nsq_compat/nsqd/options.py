@@ -28,7 +28,7 @@ from nsq_compat.cli.kinds import (
     TLS_VERSIONS,
     choice,
 )
-from nsq_compat.cli.logs import INFO
+from nsq_compat.cli.logs import FORMATS, INFO, TEXT
 from nsq_compat.cli.options import option
 from nsq_compat.protocol.durations import HOUR, MILLISECOND, MINUTE, SECOND
 from nsq_compat.queue.storage import Durability
@@ -67,6 +67,7 @@ class NsqdOptions:
     log_level: int = option(
         "log-level", LOG_LEVEL, INFO, "least severe messages to log: debug, info, warn, error or fatal"
     )
+    log_format: str = option("log-format", choice(*FORMATS), TEXT, "form of log lines: text, as NSQ's, or json")
     log_prefix: str = option("log-prefix", STRING, "[nsqd] ", "text at the start of every log line")
     verbose: bool = option("verbose", BOOLEAN, False, "deprecated and ignored: use --log-level", in_file=False)
     worker_id: bool = option("worker-id", BOOLEAN, False, "deprecated and ignored: use --node-id", in_file=False)

@@ -16,7 +16,7 @@ from nsq_compat.nsqlookupd.options import PROGRAM, NsqlookupdOptions, validate
 def main() -> None:
     """Run nsqlookupd until SIGTERM or SIGINT."""
     options = read_options(PROGRAM, NsqlookupdOptions, sys.argv[1:], version_line(PROGRAM))
-    configure(options.log_prefix, options.log_level)
+    configure(options.log_prefix, options.log_level, form=options.log_format)
     raise_descriptor_limit()
     try:
         validate(options)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from nsq_compat.cli.errors import OptionError
-from nsq_compat.cli.kinds import BOOLEAN, DURATION, LOG_LEVEL, STRING
-from nsq_compat.cli.logs import INFO
+from nsq_compat.cli.kinds import BOOLEAN, DURATION, LOG_LEVEL, STRING, choice
+from nsq_compat.cli.logs import FORMATS, INFO, TEXT
 from nsq_compat.cli.options import option
 from nsq_compat.net.listeners import split_host_port
 from nsq_compat.protocol.durations import MINUTE, SECOND
@@ -36,6 +36,7 @@ class NsqlookupdOptions:
     log_level: int = option(
         "log-level", LOG_LEVEL, INFO, "least severe messages to log: debug, info, warn, error or fatal"
     )
+    log_format: str = option("log-format", choice(*FORMATS), TEXT, "form of log lines: text, as NSQ's, or json")
     log_prefix: str = option("log-prefix", STRING, "[nsqlookupd] ", "text at the start of every log line")
     verbose: bool = option("verbose", BOOLEAN, False, "deprecated and ignored: use --log-level", in_file=False)
 

@@ -1,3 +1,4 @@
+import json
 import logging
 import os
 import re
@@ -11,7 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsq_compat.cli import logs
-from nsq_compat.cli.logs import DEBUG, ERROR, FATAL, INFO, WARN, LineHandler, configure, log_fatal, one_line, set_level
+from nsq_compat.cli.logs import (
+    DEBUG,
+    ERROR,
+    FATAL,
+    INFO,
+    JSON,
+    WARN,
+    JsonHandler,
+    LineHandler,
+    configure,
+    log_fatal,
+    one_line,
+    set_level,
+)
 
 STAMP = r"\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6}"
 
@@ -290,3 +304,61 @@ def test_descriptors_are_given_back(pipe):
             handler.close()
             handler.write("ignored\n")
     assert os.listdir("/proc/self/fd") == before
+
+
+# --- JSON -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def json_file(tmp_path, root_logger):
+    """A file that all logging goes to in JSON, as a function that reads it."""
+    path = tmp_path / "log"
+    with path.open("wb") as file:
+        configure("[nsqd] ", INFO, file.fileno(), JSON)
+    return lambda: [json.loads(line) for line in path.read_text(encoding="ascii").splitlines()]
+
+
+def test_a_record_in_json_is_an_object_on_a_line_of_its_own(json_file):
+    logging.getLogger("queue").warning("topic(%s)\nFATAL: no", "t\u00e9")
+    [line] = json_file()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", line.pop("time"))
+    assert line == {
+        "level": "WARNING",
+        "prefix": "[nsqd]",
+        "message": "topic(t\u00e9)\nFATAL: no",
+        "logger": "queue",
+    }
+
+
+def test_a_traceback_in_json_stays_with_its_record(json_file):
+    try:
+        raise ValueError("bad")
+    except ValueError:
+        logging.getLogger().exception("it failed", stack_info=True)
+    [line] = json_file()
+    assert line["traceback"].startswith("Traceback ")
+    assert line["traceback"].endswith("ValueError: bad\n")
+    assert "test_logs" in line["stack"]
+
+
+def test_a_wrong_log_call_in_json_is_told_of_in_json(pipe, request):
+    handler = JsonHandler("[t] ", pipe[1])
+    request.addfinalizer(handler.close)
+    handler.handle(logging.makeLogRecord({"levelno": logging.INFO, "msg": "%d", "args": ("x",)}))
+    line = json.loads(read_all(pipe[0]))
+    assert (line["level"], line["message"]) == ("ERROR", "a log call failed (TypeError): %d")
+
+
+def test_the_fatal_line_has_the_form_that_was_configured(json_file, capfd):
+    log_fatal("[nsqd] ", "no room")
+    [line] = capfd.readouterr().err.splitlines()
+    assert json.loads(line)["message"] == "no room"
+
+
+@given(st.text(st.characters(exclude_categories=())))
+def test_any_message_is_one_line_of_json(text):
+    handler = JsonHandler("[t] ", os.open(os.devnull, os.O_WRONLY))
+    handler.close()
+    line = handler.line(1.5, INFO, text)
+    assert line.splitlines() == [line[:-1]]
+    assert json.loads(line)["message"] == text

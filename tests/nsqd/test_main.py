@@ -1,5 +1,6 @@
 """nsqd as a process: how it starts, refuses to start, and stops."""
 
+import json
 import os
 import signal
 import socket
@@ -72,6 +73,27 @@ def test_what_cannot_be_is_one_fatal_line_and_exit_code_1(arguments, reason, tmp
     last = result.stderr.splitlines()[-1]
     assert last.startswith("[nsqd] ")
     assert last.endswith(f"FATAL: failed to instantiate nsqd - {reason}")
+
+
+@pytest.mark.parametrize("program", ["nsqd", "nsqlookupd", "nsqadmin"])
+def test_every_line_is_json_where_that_is_wanted_also_the_last_one(program, tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        f"nsq_compat.{program}.main",
+        "--log-format=json",
+        "--http-address=127.0.0.1:99999",
+    ]
+    command += {
+        "nsqd": [f"--data-path={tmp_path}", "--tcp-address=127.0.0.1:0"],
+        "nsqlookupd": ["--tcp-address=127.0.0.1:0"],
+    }.get(program, ["--nsqd-http-address=127.0.0.1:1"])
+    result = subprocess.run(command, capture_output=True, text=True, timeout=50)
+    lines = [json.loads(line) for line in result.stderr.splitlines()]
+    assert len(lines) >= 2
+    assert (lines[0]["level"], lines[0]["prefix"]) == ("INFO", f"[{program}]")
+    assert lines[-1]["level"] == "FATAL"
+    assert lines[-1]["message"].endswith("invalid port")
 
 
 def test_a_configuration_is_checked_beside_the_daemon_that_has_lock_and_ports(nsqd, tmp_path):

@@ -79,7 +79,14 @@ NSQ_FLAGS = {
 }
 """Every flag of NSQ 1.3.0's nsqd."""
 
-OUR_OWN_FLAGS = {"check-config", "durability", "http-publish-without-auth", "max-defer-timeout", "metrics-max-names"}
+OUR_OWN_FLAGS = {
+    "check-config",
+    "durability",
+    "http-publish-without-auth",
+    "log-format",
+    "max-defer-timeout",
+    "metrics-max-names",
+}
 """Flags NSQ does not have."""
 
 CONFIG_KEYS = {
@@ -93,6 +100,7 @@ CONFIG_KEYS = {
 DEFAULTS_SHOWN_AT_RUN_TIME = {
     "id": node_id(HOST),
     "log_level": 2,
+    "log_format": "text",
     "log_prefix": "[nsqd] ",
     "tcp_address": "0.0.0.0:4150",
     "http_address": "0.0.0.0:4151",

@@ -25,7 +25,7 @@ NSQ_FLAGS = {
 }
 
 
-OURS = {"check-config"}
+OURS = {"check-config", "log-format"}
 
 
 def test_flags_types_and_defaults_are_nsqs():
