@@ -39,18 +39,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "difference(name): deliberately not as Go's nsqd; a row of docs/differences.md")
+    config.addinivalue_line(
+        "markers", "difference(name, of=daemon): not as Go's on purpose; a row of docs/differences.md"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A check that is marked as a difference must fail against Go's daemons: if it does not, there is no difference."""
-    marked = [(item, mark.args[0]) for item in items for mark in item.iter_markers("difference")]
+    """A check that is marked as a difference must fail against Go's daemon: if it does not, there is no difference."""
+    marks = [(item, mark) for item in items for mark in item.iter_markers("difference")]
     listed = set(_NAME_OF_A_ROW.findall(_DIFFERENCES.read_text()))
-    if unknown := {name for _, name in marked} - listed:
+    if unknown := {mark.args[0] for _, mark in marks} - listed:
         raise pytest.UsageError(f"docs/differences.md has no row named {', '.join(sorted(unknown))}")
-    if marked and is_built_with_go(command_of("nsqd", config)):
-        for item, name in marked:
-            item.add_marker(pytest.mark.xfail(reason=f"docs/differences.md: {name}", strict=True))
+    daemons = {mark.kwargs.get("of", "nsqd") for _, mark in marks}
+    go = {daemon for daemon in daemons if is_built_with_go(command_of(daemon, config))}
+    for item, mark in marks:
+        if mark.kwargs.get("of", "nsqd") in go:
+            item.add_marker(pytest.mark.xfail(reason=f"docs/differences.md: {mark.args[0]}", strict=True))
 
 
 def is_built_with_go(command: str) -> bool:

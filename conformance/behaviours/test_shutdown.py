@@ -1,0 +1,210 @@
+"""How nsqd starts and stops: what it refuses to begin with, what it keeps, how it ends."""
+
+import json
+import shlex
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.cluster import eventually
+from conformance.nsqd_process import NsqdProcess
+from conformance.raw_client import RawClient
+
+Start = Callable[..., NsqdProcess]
+CODE_OF_A_BAD_FLAG = 2
+
+
+@pytest.fixture
+def start(nsqd_command: str, tmp_path: Path) -> Iterator[Start]:
+    """A new nsqd with the same data path as the one before."""
+    with ExitStack() as processes:
+
+        def begin(*options: str) -> NsqdProcess:
+            return processes.enter_context(NsqdProcess(nsqd_command, tmp_path, options=options))
+
+        yield begin
+
+
+def run(nsqd_command: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """An nsqd that ends by itself."""
+    command = [*shlex.split(nsqd_command), "--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_end_ends_it_with_0(start: Start, number: signal.Signals) -> None:
+    process = start()
+    process.send_signal(number)
+    assert process.stop() == 0
+
+
+def test_what_was_queued_is_there_again(start: Start) -> None:
+    process = start()
+    with RawClient(process.tcp_address) as client:
+        client.subscribes("t").publishes("t", b"a", b"b").publishes("lonely", b"c")
+    process.stop()
+    process = start()
+    with RawClient(process.tcp_address) as client, RawClient(process.tcp_address) as other:
+        assert sorted(client.subscribes("t", ready=5).bodies(2)) == [b"a", b"b"]
+        assert other.subscribes("lonely", ready=5).bodies(1) == [b"c"]
+
+
+def test_what_was_in_flight_is_there_again_as_the_next_attempt(start: Start) -> None:
+    process = start()
+    with RawClient(process.tcp_address) as client:
+        message = client.publishes("t", b"x").subscribes("t", ready=1).message()
+        process.stop()
+    process = start()
+    with RawClient(process.tcp_address) as client:
+        assert client.subscribes("t", ready=1).message() == message._replace(attempts=2)
+
+
+def test_what_was_finished_is_not_there_again(start: Start) -> None:
+    process = start()
+    with RawClient(process.tcp_address) as client:
+        client.publishes("t", b"x").subscribes("t", ready=1)
+        client.finishes(client.message()).has_been_heard()
+    process.stop()
+    assert start().channel_stats("t", "ch")["depth"] == 0
+
+
+def test_topics_channels_and_pauses_are_there_again(start: Start) -> None:
+    process = start()
+    process.create_channel("t", "ch")
+    process.create_channel("p", "ch")
+    assert process.asks("POST", "/topic/pause?topic=p").status == 200
+    assert process.asks("POST", "/channel/pause?topic=t&channel=ch").status == 200
+    process.stop()
+    process = start()
+    paused = {each["topic_name"]: (each["paused"], each["channels"][0]["paused"]) for each in topics(process)}
+    assert paused == {"t": (False, True), "p": (True, False)}
+
+
+def topics(process: NsqdProcess) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = process.stats_document()["topics"]
+    return found
+
+
+def test_what_is_ephemeral_is_not_there_again(start: Start) -> None:
+    process = start()
+    process.create_channel("t", "ch#ephemeral")
+    process.create_channel("e#ephemeral", "ch")
+    process.stop()
+    (only,) = topics(start())
+    assert (only["topic_name"], only["channels"]) == ("t", [])
+
+
+def test_topics_and_channels_are_in_nsqd_dat(start: Start, tmp_path: Path) -> None:
+    process = start()
+    process.create_channel("t", "ch")
+    process.stop()
+    document = json.loads((tmp_path / "nsqd.dat").read_text())
+    channels = [{"name": "ch", "paused": False}]
+    assert document == {"topics": [{"name": "t", "paused": False, "channels": channels}], "version": "1.3.0"}
+
+
+def test_what_is_in_nsqd_dat_is_there_at_the_start(start: Start, tmp_path: Path) -> None:
+    channels = [{"name": "ch", "paused": True}]
+    document = {"topics": [{"name": "t", "paused": False, "channels": channels}], "version": "1.3.0"}
+    (tmp_path / "nsqd.dat").write_text(json.dumps(document))
+    assert start().channel_stats("t", "ch")["paused"] is True
+
+
+def test_bad_names_in_nsqd_dat_are_left_out(start: Start, tmp_path: Path) -> None:
+    document = {"topics": [{"name": name, "paused": False, "channels": None} for name in ("a$b", "t")]}
+    (tmp_path / "nsqd.dat").write_text(json.dumps(document))
+    assert [each["topic_name"] for each in topics(start())] == ["t"]
+
+
+def test_an_nsqd_dat_of_null_is_none(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "nsqd.dat").write_text("null")
+    assert topics(start()) == []
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"topics":1}'])
+def test_an_nsqd_dat_that_cannot_be_read_ends_the_start(nsqd_command: str, tmp_path: Path, content: str) -> None:
+    (tmp_path / "nsqd.dat").write_text(content)
+    ended = run(nsqd_command, f"--data-path={tmp_path}")
+    assert ended.returncode == 1
+    assert f"failed to parse metadata in {tmp_path}/nsqd.dat" in ended.stderr
+
+
+def test_clients_are_disconnected_without_a_word(start: Start) -> None:
+    process = start()
+    with RawClient(process.tcp_address) as client:
+        client.subscribes("t", ready=1)
+        process.send_signal(signal.SIGTERM)
+        assert client.is_closed()
+
+
+@pytest.mark.difference("magic")
+def test_a_connection_that_says_nothing_does_not_hold_up_the_end(start: Start) -> None:
+    process = start()
+    with RawClient(process.tcp_address, magic=b""):
+        eventually(lambda: process.logs("new client"))
+        process.send_signal(signal.SIGTERM)
+        assert process.stop(timeout=5) == 0
+
+
+def test_a_data_path_belongs_to_one_nsqd(start: Start, nsqd_command: str, tmp_path: Path) -> None:
+    start()
+    ended = run(nsqd_command, f"--data-path={tmp_path}")
+    assert ended.returncode == 1
+    assert "FATAL: failed to instantiate nsqd - failed to lock data-path: " in ended.stderr
+
+
+def test_a_data_path_that_is_not_there_is_not_made(nsqd_command: str, tmp_path: Path) -> None:
+    ended = run(nsqd_command, f"--data-path={tmp_path}/none")
+    assert ended.returncode == 1
+    assert f"failed to lock data-path: open {tmp_path}/none: no such file or directory" in ended.stderr
+    assert not (tmp_path / "none").exists()
+
+
+def test_an_address_in_use_ends_the_start(nsqd_command: str, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        ended = run(nsqd_command, f"--data-path={tmp_path}", f"--tcp-address={address}")
+    assert ended.returncode == 1
+    assert f"FATAL: failed to instantiate nsqd - listen ({address}) failed - " in ended.stderr
+
+
+UNUSABLE = {
+    "a node id out of range": ("--node-id=1024", "--node-id must be [0,1024)"),
+    "a level of deflate out of range": ("--max-deflate-level=10", "--max-deflate-level must be [1,9]"),
+    "no level of deflate": ("--max-deflate-level=0", "--max-deflate-level must be [1,9]"),
+    "TLS without a certificate": (
+        "--tls-required=true",
+        "cannot require TLS client connections without TLS key and cert",
+    ),
+    "a method for auth that is none": (
+        "--auth-http-request-method=put",
+        "--auth-http-request-method must be post or get",
+    ),
+    "a percentile above 1": (
+        "--e2e-processing-latency-percentile=1.5",
+        "invalid E2E processing latency percentile: 1.5",
+    ),
+}
+
+
+@pytest.mark.parametrize(("option", "reason"), UNUSABLE.values(), ids=UNUSABLE)
+def test_a_start_is_refused_for(nsqd_command: str, tmp_path: Path, option: str, reason: str) -> None:
+    ended = run(nsqd_command, f"--data-path={tmp_path}", option)
+    assert ended.returncode == 1
+    assert f"FATAL: failed to instantiate nsqd - {reason}" in ended.stderr
+
+
+@pytest.mark.parametrize("option", ["--nobody", "--msg-timeout=soon", "--mem-queue-size=many", "--snappy=perhaps"])
+def test_a_flag_that_is_not_understood(nsqd_command: str, tmp_path: Path, option: str) -> None:
+    assert run(nsqd_command, f"--data-path={tmp_path}", option).returncode == CODE_OF_A_BAD_FLAG
+
+
+def test_the_version_is_that_of_nsq(nsqd_command: str) -> None:
+    ended = run(nsqd_command, "--version")
+    assert (ended.returncode, ended.stdout.split(" (")[0]) == (0, "nsqd v1.3.0")
