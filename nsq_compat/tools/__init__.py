@@ -3,6 +3,8 @@
     nsq_data        what a data path holds: check it, export it to Go's nsqd, salvage what was given up
     data_check      what `nsq_data check` finds out, and how it says so
     nsq_stat        a channel's figures over all nodes, again and again
+    nsq_pubsub      topics as HTTP streams; what it answers: subscribing
+    nsq_pull        a channel behind HTTP, message by message; what it answers: pulling
     nsq_tail        show messages as they come
     nsq_to_file     what is published, in files; its own modules are listed there
     nsq_to_http     a request for each message
@@ -10,6 +12,8 @@
     to_nsq          publish what comes on standard input
 
     program         how they begin, complain and end
+    http_door       HTTP for handing out messages: what of an answer has arrived, and whether anybody waits
+    on_demand       messages taken from nsqd when somebody wants them
     client_options  --consumer-opt and --producer-opt
     lookupds        the cluster behind --lookupd-http-address
     destinations    which of several targets is next

@@ -1,13 +1,23 @@
-"""What the utilities' tests stand on: utilities as processes of their own, and HTTP servers to send to."""
+"""What the utilities' tests stand on: a real nsqd, utilities as processes of their own, HTTP servers to send to."""
 
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from conformance.daemon_process import installed
+from conformance.door_process import DoorProcess
+from conformance.nsqd_process import installed_nsqd
 from tests.tools.http_target import HttpTarget
+from tests.tools.nsqd import Nsqd
+
+StartDoor = Callable[..., DoorProcess]
+
+_topic_numbers = itertools.count(1)
 
 
 @pytest.fixture
@@ -42,3 +52,30 @@ def start() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
     for process in started:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture(scope="session")
+def nsqd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nsqd]:
+    """One nsqd for all; each test has a topic of its own."""
+    with Nsqd(installed_nsqd(), tmp_path_factory.mktemp("nsqd")) as process:
+        yield process
+
+
+@pytest.fixture
+def topic(nsqd: Nsqd) -> str:
+    """A topic with a channel, `c`."""
+    name = f"topic.{next(_topic_numbers)}"
+    nsqd.create_channel(name, "c")
+    return name
+
+
+@pytest.fixture
+def start_door(nsqd: Nsqd) -> Iterator[StartDoor]:
+    """Start a program with these flags beside nsqd; it is stopped at the end of the test."""
+    with ExitStack() as running:
+
+        def start(program: str, *flags: str) -> DoorProcess:
+            options = [f"--nsqd-tcp-address={nsqd.tcp_address}", *flags]
+            return running.enter_context(DoorProcess(installed(program), options=options))
+
+        yield start

@@ -1,0 +1,134 @@
+"""``nsq_pull``: a topic and channel behind HTTP, for programs that ask for messages instead of being sent them.
+
+Whoever used simplequeue points at it: /get, /mget and /put are the same, and what is not handed out stays with nsqd.
+"""
+
+# ruff: noqa: E402
+# First of all, before anything takes a name from the modules this replaces: a caller costs greenlets, not threads.
+from gevent import monkey
+
+monkey.patch_all()
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from nsq_compat import NSQ_VERSION, __version__
+from nsq_compat.cli.kinds import BOOLEAN, DURATION, INTEGER, STRING, STRINGS
+from nsq_compat.cli.options import option
+from nsq_compat.client import Consumer, Producer
+from nsq_compat.net.descriptor_limit import raise_descriptor_limit
+from nsq_compat.net.http_message import HttpLimits
+from nsq_compat.net.listeners import ListenError, listen
+from nsq_compat.net.process import stop_signal
+from nsq_compat.protocol.durations import MILLISECOND, SECOND, seconds
+from nsq_compat.tools.client_options import consumer_options, producer_options
+from nsq_compat.tools.http_door import Door
+from nsq_compat.tools.on_demand import OnDemand
+from nsq_compat.tools.program import Refused, log_plainly, one_kind_of_address, options_of, run
+from nsq_compat.tools.pulling import Pulling
+
+PROGRAM: Final = "nsq_pull"
+_USER_AGENT: Final = f"{PROGRAM}/{NSQ_VERSION} nsq_compat/{__version__}"
+
+
+@dataclass(slots=True, kw_only=True)
+class Options:
+    """Names are those of NSQ's utilities where they mean the same."""
+
+    version: bool = option("version", BOOLEAN, False, "print the version and exit")
+    http_address: str = option("http-address", STRING, "0.0.0.0:8080", "host:port to listen on")
+    topic: str = option("topic", STRING, "", "topic to get from and to put to")
+    channel: str = option("channel", STRING, "", "channel to get from")
+    max_in_flight: int = option("max-in-flight", INTEGER, 100, "messages that are handed out at once, at most")
+    wait: int = option(
+        "wait", DURATION, 200 * MILLISECOND, "how long a request waits for a message if it does not say so itself"
+    )
+    client_timeout: int = option(
+        "client-timeout", DURATION, 30 * SECOND, "how long a client may take to read an answer"
+    )
+    nsqd_tcp_addresses: tuple[str, ...] = option(
+        "nsqd-tcp-address", STRINGS, (), "host:port of an nsqd (repeat for several)"
+    )
+    lookupd_http_addresses: tuple[str, ...] = option(
+        "lookupd-http-address", STRINGS, (), "host:port or URL of an nsqlookupd (repeat for several)"
+    )
+    destination_nsqd_tcp_addresses: tuple[str, ...] = option(
+        "destination-nsqd-tcp-address",
+        STRINGS,
+        (),
+        "host:port of an nsqd to put to (repeat for several); --nsqd-tcp-address unless given",
+    )
+    consumer_opt: tuple[str, ...] = option(
+        "consumer-opt", STRINGS, (), "`name,value` of an option of the client library (repeat for several)"
+    )
+    producer_opt: tuple[str, ...] = option("producer-opt", STRINGS, (), "the same for putting (repeat for several)")
+
+
+def main() -> None:
+    """The console script."""
+    run(serve)
+
+
+def serve(words: Sequence[str]) -> None:
+    """Raises ``Refused``."""
+    options = options_of(PROGRAM, Options, words)
+    _check(options)
+    log_plainly()
+    raise_descriptor_limit()
+    with ExitStack() as ending:
+        try:
+            queue = OnDemand(_consumer(options), options.max_in_flight)
+            producer = _producer(options)
+            listener = listen(options.http_address)
+        except (TypeError, ValueError, ListenError) as error:
+            raise Refused(str(error)) from error
+        if producer is not None:
+            ending.callback(producer.close)
+        pulling = Pulling(queue, producer, options.topic, wait=seconds(options.wait), most=options.max_in_flight)
+        stop = stop_signal()
+        queue.start()
+        ending.callback(queue.stop)
+        door = Door(listener, pulling, HttpLimits(write_seconds=seconds(options.client_timeout)))
+        door.start()
+        ending.callback(door.stop)
+        stop.wait()
+
+
+def _check(options: Options) -> None:
+    one_kind_of_address(options.nsqd_tcp_addresses, options.lookupd_http_addresses)
+    for flag, value in (("--topic", options.topic), ("--channel", options.channel)):
+        if not value:
+            raise Refused(f"{flag} required")
+    for flag, number in (("--max-in-flight", options.max_in_flight), ("--client-timeout", options.client_timeout)):
+        if number <= 0:
+            raise Refused(f"{flag} must be > 0")
+    if options.wait < 0:
+        raise Refused("--wait must not be negative")
+
+
+def _consumer(options: Options) -> "partial[Consumer]":
+    # Whoever pulls decides what is given up; nothing is dropped here.
+    settings = {"max_tries": 0, **consumer_options(options.consumer_opt)}
+    return partial(
+        Consumer,
+        options.topic,
+        options.channel,
+        nsqd_tcp_addresses=options.nsqd_tcp_addresses,
+        lookupd_http_addresses=options.lookupd_http_addresses,
+        max_in_flight=options.max_in_flight,
+        user_agent=_USER_AGENT,
+        **settings,
+    )
+
+
+def _producer(options: Options) -> Producer | None:
+    addresses = options.destination_nsqd_tcp_addresses or options.nsqd_tcp_addresses
+    settings = producer_options(options.producer_opt)
+    return Producer(addresses, user_agent=_USER_AGENT, **settings) if addresses else None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""nsq_pubsub as a process before a real nsqd, with callers of every kind."""
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.client.waiting import wait_until
+
+PROGRAM = Path(sys.executable).with_name("nsq_pubsub")
+LARGE = b"x" * 400_000
+HEAD_END = b"\r\n\r\n"
+
+
+@pytest.fixture
+def pubsub(start_door):
+    return start_door("nsq_pubsub")
+
+
+def subscribe(door, topic, receive_buffer=0):
+    """A caller of /sub who has read the head of the answer."""
+    caller = door.call(f"/sub?topic={topic}&channel=c", receive_buffer)
+    head = b""
+    while not head.endswith(HEAD_END):
+        head += caller.recv(1)
+    assert head.startswith(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n")
+    return caller
+
+
+def in_flight(nsqd, topic):
+    return nsqd.channel_stats(topic, "c")["in_flight_count"]
+
+
+def test_each_message_is_a_line_and_finished_once_it_has_arrived(pubsub, nsqd, topic):
+    bodies = [b"%d" % number for number in range(300)]
+    with subscribe(pubsub, topic) as caller, caller.makefile("rb") as lines:
+        nsqd.publish(topic, *bodies)
+        assert sorted(lines.readline() for _ in bodies) == sorted(body + b"\n" for body in bodies)
+        wait_until(lambda: nsqd.unfinished(topic) == 0)
+    assert nsqd.channel_stats(topic, "c")["requeue_count"] == 0
+
+
+def test_what_a_caller_leaves_without_reading_goes_back_at_once(pubsub, nsqd, topic):
+    nsqd.publish(topic, *[LARGE] * 40)
+    caller = subscribe(pubsub, topic, receive_buffer=4096)
+    wait_until(lambda: in_flight(nsqd, topic) > 20)
+    caller.close()
+    wait_until(lambda: nsqd.waiting(topic) == 40)
+    assert nsqd.channel_stats(topic, "c")["timeout_count"] == 0
+
+
+def test_who_reads_nothing_is_disconnected_and_others_get_it(start_door, nsqd, topic):
+    door = start_door("nsq_pubsub", "--client-timeout=100ms")
+    nsqd.publish(topic, *[LARGE] * 40)
+    with subscribe(door, topic, receive_buffer=4096):
+        wait_until(lambda: nsqd.channel_stats(topic, "c")["requeue_count"] > 20)
+        wait_until(lambda: nsqd.channel_stats(topic, "c")["client_count"] == 0)
+        assert nsqd.waiting(topic) == 40
+
+
+def test_no_caller_has_more_on_the_way_than_was_allowed(start_door, nsqd, topic):
+    door = start_door("nsq_pubsub", "--max-in-flight=3")
+    nsqd.publish(topic, *[LARGE] * 20)
+    with subscribe(door, topic, receive_buffer=4096):
+        wait_until(lambda: in_flight(nsqd, topic) == 3)
+        assert nsqd.channel_stats(topic, "c")["depth"] >= 20 - 3 - 1
+
+
+def test_killed_it_has_finished_nothing_that_it_had_not_written(start_door, nsqd, topic):
+    door = start_door("nsq_pubsub", "--consumer-opt=msg_timeout,1s")
+    bodies = [b"%d " % number + LARGE for number in range(40)]
+    nsqd.publish(topic, *bodies)
+    with subscribe(door, topic, receive_buffer=4096) as caller, caller.makefile("rb") as lines:
+        first = [lines.readline() for _ in range(3)]
+        door.kill()
+        wait_until(lambda: nsqd.waiting(topic) >= 0)
+        finished = 40 - nsqd.waiting(topic)
+        written = first + [line for line in lines if line.endswith(b"\n")]
+    assert finished <= len(written) < 40
+
+
+def test_the_callers_are_listed_whoever_has_left(pubsub, nsqd, topic):
+    subscribe(pubsub, topic).close()
+    with subscribe(pubsub, topic) as second, subscribe(pubsub, topic) as third:
+        nsqd.publish(topic, b"x")
+        wait_until(lambda: nsqd.channel_stats(topic, "c")["client_count"] == 2)
+        wait_until(lambda: b" fin: 1 " in pubsub.ask("/stats")[1])
+        status, text = pubsub.ask("/stats")
+        ports = {caller.getsockname()[1] for caller in (second, third)}
+    assert status == 200
+    first, empty, *lines = text.decode().splitlines()
+    assert (first, empty) == ("Total Messages: 1", "")
+    line = re.compile(rf"\[127\.0\.0\.1:(\d+)\] \[{topic} : c\] connected: \d+s msgs: \d fin: \d re-q: 0")
+    assert {int(found[1]) for each in lines if (found := line.fullmatch(each))} == ports
+    assert len(lines) == 2
+    wait_until(lambda: pubsub.ask("/stats")[1] == b"Total Messages: 1\n\n")
+
+
+def test_whatever_else_a_caller_says_ends_his_stream(pubsub, nsqd, topic):
+    with subscribe(pubsub, topic) as caller:
+        caller.sendall(b"q")
+        assert caller.recv(1) == b""
+    wait_until(lambda: nsqd.channel_stats(topic, "c")["client_count"] == 0)
+
+
+def test_what_is_missing_or_wrong_is_said_with_500(pubsub):
+    for target, answer in {
+        "/sub": (500, b"MISSING_ARG_TOPIC"),
+        "/sub?topic=a%20b&channel=c": (500, b"INVALID_ARG_TOPIC"),
+        "/sub?topic=t": (500, b"MISSING_ARG_CHANNEL"),
+        "/sub?topic=t&channel=": (500, b"INVALID_ARG_CHANNEL"),
+        "/pub": (404, b""),
+    }.items():
+        assert pubsub.ask(target) == answer
+
+
+def test_asked_to_stop_it_ends_its_streams_in_order(pubsub, nsqd, topic):
+    with subscribe(pubsub, topic) as caller, caller.makefile("rb") as lines:
+        nsqd.publish(topic, b"last")
+        assert lines.readline() == b"last\n"
+        pubsub.send_signal(signal.SIGTERM)
+        assert lines.readline() == b""
+    assert pubsub.stop() == 0
+    assert nsqd.waiting(topic) == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        ([], b"--nsqd-tcp-address or --lookupd-http-address required"),
+        (
+            ["--nsqd-tcp-address=127.0.0.1:1", "--lookupd-http-address=127.0.0.1:1"],
+            b"use --nsqd-tcp-address or --lookupd-http-address not both",
+        ),
+        (["--nsqd-tcp-address=127.0.0.1:1", "--max-in-flight=0"], b"--max-in-flight must be > 0"),
+        (["--nsqd-tcp-address=h"], b"not host:port: 'h'"),
+    ],
+)
+def test_what_it_cannot_begin_with_is_said(flags, complaint):
+    done = subprocess.run([PROGRAM, *flags], capture_output=True, timeout=30, check=False)
+    assert done.returncode == 1
+    assert complaint in done.stderr

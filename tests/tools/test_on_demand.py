@@ -1,0 +1,101 @@
+"""Messages on demand, from real nsqds."""
+
+import threading
+import time
+from functools import partial
+
+import pytest
+
+from conformance.nsqd_process import installed_nsqd
+from nsq_compat.client import Consumer
+from nsq_compat.tools.on_demand import OnDemand
+from tests.client.waiting import wait_until
+from tests.tools.nsqd import Nsqd
+
+PATIENCE = 20.0
+
+
+@pytest.fixture
+def queue_of(topic):
+    """An OnDemand of `topic`; it is stopped at the end of the test."""
+    made = []
+
+    def make(*nsqds, most=10):
+        addresses = [nsqd.tcp_address for nsqd in nsqds]
+        make_consumer = partial(Consumer, topic, "c", nsqd_tcp_addresses=addresses, max_in_flight=most, max_tries=0)
+        made.append(OnDemand(make_consumer, most))
+        made[-1].start()
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop()
+
+
+def take(queue, count):
+    """So many messages, waiting for them."""
+    deadline = time.monotonic() + PATIENCE
+    wake = threading.Event()
+    with queue.wish(count, wake) as wish:
+        while wish.missing:
+            assert time.monotonic() < deadline, f"{wish.missing} of {count} are missing"
+            wake.clear()
+            queue.wait(wish, PATIENCE)
+    return wish.messages
+
+
+def test_no_more_is_taken_than_somebody_wants(queue_of, nsqd, topic):
+    queue = queue_of(nsqd)
+    nsqd.publish(topic, b"1", b"2", b"3")
+    messages = take(queue, 2)
+    assert [message.body for message in messages] == [b"1", b"2"]
+    stats = nsqd.channel_stats(topic, "c")
+    assert (stats["in_flight_count"], stats["depth"]) == (2, 1)
+    queue.finish(messages)
+    wait_until(lambda: nsqd.waiting(topic) == 1)
+    assert queue.in_flight == 0
+
+
+def test_what_is_given_back_comes_again_at_once(queue_of, nsqd, topic):
+    queue = queue_of(nsqd)
+    nsqd.publish(topic, b"1")
+    queue.give_back(take(queue, 1))
+    (message,) = take(queue, 1)
+    assert message.attempts == 2
+    queue.finish([message])
+
+
+def test_handed_out_at_once_are_so_many_at_most(queue_of, nsqd, topic):
+    queue = queue_of(nsqd, most=2)
+    nsqd.publish(topic, b"1", b"2", b"3")
+    held = take(queue, 2)
+    with queue.wish(5, threading.Event()) as wish:
+        assert wish.count == 2
+        queue.wait(wish, 0.1)
+        assert wish.missing == 2
+        queue.finish(held)
+        wait_until(lambda: wish.missing == 1)
+    queue.finish(wish.messages)
+
+
+def test_who_came_first_is_served_first(queue_of, nsqd, topic):
+    queue = queue_of(nsqd)
+    with queue.wish(1, threading.Event()) as first, queue.wish(1, threading.Event()) as second:
+        nsqd.publish(topic, b"1", b"2")
+        while first.missing or second.missing:
+            queue.wait(second, PATIENCE)
+    assert [wish.messages[0].body for wish in (first, second)] == [b"1", b"2"]
+    queue.finish(first.messages + second.messages)
+
+
+def test_of_several_nsqd_each_is_asked_and_what_came_too_much_goes_back(queue_of, nsqd, topic, tmp_path):
+    with Nsqd(installed_nsqd(), tmp_path) as other:
+        other.create_channel(topic, "c")
+        queue = queue_of(nsqd, other)
+        wait_until(lambda: all(each.channel_stats(topic, "c")["client_count"] == 1 for each in (nsqd, other)))
+        for each in (nsqd, other):
+            each.publish(topic, b"1", b"2")
+        queue.finish(take(queue, 1))
+        wait_until(lambda: nsqd.waiting(topic) + other.waiting(topic) == 3)
+        queue.finish(take(queue, 3))
+        wait_until(lambda: nsqd.waiting(topic) == other.waiting(topic) == 0)
