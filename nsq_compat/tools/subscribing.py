@@ -198,6 +198,7 @@ class Stream:
         if not self._caller.broke:
             with contextlib.suppress(OSError):
                 self._finish_taken()
+        self._consumer.set_max_in_flight(0)  # what goes back would come again before the consumer has stopped
         with self._lock:
             self._is_over = True
             for message in (*(each.message for each in self._sent), *(message for _, message in self._waiting)):
