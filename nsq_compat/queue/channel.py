@@ -139,8 +139,11 @@ class Channel:
 
     def put(self, frames: Sequence[bytes]) -> None:
         """Take a batch from the topic: the same frames for every channel, never to be changed."""
+        # Hot: once per channel for every publish.
         self.message_count += len(frames)
-        self._drop(self._cursor.extend(frames))
+        dropped = self._cursor.extend(frames)
+        if dropped:
+            self._drop(dropped)
         if self._line.waiting:
             self._wake()
 

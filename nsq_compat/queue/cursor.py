@@ -56,16 +56,21 @@ class Cursor:
 
     def extend(self, frames: Sequence[bytes]) -> int:
         """The stream goes on with these, which are in the log if they spill. Returns how many were dropped."""
-        if self.behind or len(self._window) + len(frames) > self._memory:
-            if self._log is not None:
-                self.end += len(frames)
-                return 0
-            kept = frames[: max(0, self._memory - len(self._window))]
-        else:
-            kept = frames
-        self._window.extend(kept)
+        # Hot: once per channel for every publish. `behind` is spelled out, because calls are what this costs.
+        window, count = self._window, len(frames)
+        waiting = len(window)
+        behind = self.end - self.position - self._gaps_size - waiting
+        if not behind and waiting + count <= self._memory:
+            window.extend(frames)
+            self.end += count
+            return 0
+        if self._log is not None:
+            self.end += count
+            return 0
+        kept = frames[: max(0, self._memory - waiting)]
+        window.extend(kept)
         self.end += len(kept)
-        return len(frames) - len(kept)
+        return count - len(kept)
 
     def take(self, limit: int, max_bytes: int) -> Sequence[bytes]:
         """At most `limit` frames and about `max_bytes` bytes. Raises ``OSError`` when the log cannot be read."""

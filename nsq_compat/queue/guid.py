@@ -22,20 +22,25 @@ class GuidFactory:
     def __init__(self, node_id: int) -> None:
         self._node = node_id << SEQUENCE_BITS
         self._next = 0  # tick and sequence as one number, the node id left out
+        self._tick = -1  # the one that `_start` was made for
+        self._start = b""
 
     def take(self, count: int, now_ns: int) -> list[bytes]:
         """The next `count` ids, growing, each as 16 ASCII hex digits."""
         clock = ((now_ns >> TICK_SHIFT) - EPOCH_TICK) << SEQUENCE_BITS
         first = clock if self._next < clock < _LAST_BELIEVED else self._next
         self._next = end = first + count
-        if count == 1:
-            return [b"%016x" % self._id(first)]
+        # Hot: within a tick only the last digits differ, and to join two byte strings costs less than half of making the
+        # digits of a number.
         ids: list[bytes] = []
-        while first < end:  # once per tick touched: within one tick only the last digits differ
-            tick_end = min(end, (first | (_SEQUENCE_SIZE - 1)) + 1)
-            sequence = first & (_SEQUENCE_SIZE - 1)
-            # Hot: to join two byte strings costs less than half of making the digits of a number.
-            start = b"%013x" % (self._id(first) >> SEQUENCE_BITS)
+        while first < end:
+            tick, sequence = first >> SEQUENCE_BITS, first & (_SEQUENCE_SIZE - 1)
+            if tick != self._tick:
+                self._tick, self._start = tick, b"%013x" % (self._id(first) >> SEQUENCE_BITS)
+            start = self._start
+            if count == 1:  # a synchronous PUB
+                return [start + _SEQUENCE_DIGITS[sequence]]
+            tick_end = min(end, first - sequence + _SEQUENCE_SIZE)
             ids += [start + digits for digits in _SEQUENCE_DIGITS[sequence : sequence + tick_end - first]]
             first = tick_end
         return ids

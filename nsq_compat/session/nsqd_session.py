@@ -121,7 +121,10 @@ class NsqdSession:
         if self.upgrade is not None:
             self.upgrade.received += data
             return
-        self._within_boundary(self._receive, data)
+        try:
+            self._receive(data)
+        except (FatalClientError, SilentClose) as error:
+            self._end_with(error)
 
     def end_of_input(self) -> None:
         """The client will send no more; what it is still owed goes out before the close."""
@@ -136,20 +139,23 @@ class NsqdSession:
             self._replies.append(HEARTBEAT)
             while self._heartbeat_due <= now:
                 self._heartbeat_due += self._delivery.heartbeat_ms / 1000
-        frames: Sequence[bytes] = ()
-        subscription = self.subscription
+        replies, subscription = self._replies, self.subscription
         if subscription is not None and not self.closing:
             frames = subscription.next_batch(now)
             self.has_more = subscription.has_more
-        if not self._replies:
-            return b"".join(frames)
-        data = b"".join([*self._replies, *frames])
-        self._replies.clear()
+            if not replies:
+                return b"".join(frames)
+            replies += frames
+        # Hot: a producer gets one reply at a time, and joining one is for nothing.
+        data = replies[0] if len(replies) == 1 else b"".join(replies)
+        replies.clear()
         return data
 
     def next_wakeup(self) -> float:
         """When a heartbeat is due or the client's silence has lasted too long; monotonic seconds."""
-        return self._deadline if self.upgrade is not None else min(self._heartbeat_due, self._deadline)
+        if self.upgrade is not None or self._deadline < self._heartbeat_due:
+            return self._deadline
+        return self._heartbeat_due
 
     @property
     def write_timeout(self) -> float | None:
@@ -243,8 +249,8 @@ class NsqdSession:
             self._deadline = self._now + HANDSHAKE_SECONDS
             return
         # nsqd: a complete command within two heartbeat intervals; parts of one do not count.
-        interval = self._settings.heartbeat_ms / 1000
-        self._deadline = self._now + 2 * interval if interval else NEVER
+        heartbeat_ms = self._settings.heartbeat_ms
+        self._deadline = self._now + 2 * heartbeat_ms / 1000 if heartbeat_ms else NEVER
 
     def _restart_heartbeat(self) -> None:
         interval = self._delivery.heartbeat_ms / 1000
@@ -253,6 +259,8 @@ class NsqdSession:
     # --- What can be judged from a line -------------------------------------------------------------------------------
 
     def _admit(self, tokens: Sequence[bytes]) -> CommandSpec:
+        # A PUB line that was right once on a connection stays so, which the reader counts on; who may publish where is
+        # asked in `_publish`.
         if self._lacks_tls and tokens[0] != b"IDENTIFY":
             raise tls_missing(tokens[0])
         spec = judge(tokens, self.state, heartbeats=self._settings.heartbeat_ms > 0)
@@ -279,7 +287,10 @@ class NsqdSession:
             self._require(spec, tokens[1])
         name = tokens[1].decode("ascii")
         try:
-            self._broker.topic(name).publish(bodies, self._now, self._now_ns)
+            topic = self._broker.topics.get(name)  # saves the call that would make it
+            if topic is None:
+                topic = self._broker.topic(name)
+            topic.publish(bodies, self._now, self._now_ns)
         except (Exiting, OSError) as error:
             raise failed(spec, error) from None
         self._pub_counts[name] += len(bodies)
@@ -442,19 +453,18 @@ class NsqdSession:
         if self.upgrade is not None:
             self._upgrade_failed(cause)
         else:
-            self._within_boundary(self._reader.end_of_input)
+            try:
+                self._reader.end_of_input()
+            except (FatalClientError, SilentClose) as error:
+                self._end_with(error)
 
-    def _within_boundary(self, act: Callable[..., None], *args: bytes) -> None:
-        """The one place where errors become frames."""
-        try:
-            act(*args)
-        except FatalClientError as error:
+    def _end_with(self, error: FatalClientError | SilentClose) -> None:
+        if isinstance(error, FatalClientError):
             self._refuse(error)
-            self.closing = True
-        except SilentClose:
-            self.closing = True
+        self.closing = True
 
     def _refuse(self, error: NsqError) -> None:
+        """The one place where errors become frames."""
         log.error("[%s] - %s", self.peer, str(error))  # whoever keeps a record must not keep the error's frames
         self._replies.append(error_frame(error.data))
 

@@ -253,6 +253,12 @@ def test_pubs_to_one_topic_are_one_command_and_admitted_once(noting_reader, admi
     assert admitted == [[b"PUB", b"t"]]
 
 
+def test_pubs_that_come_one_by_one_are_admitted_once_while_they_name_the_same_topic(noting_reader, admitted):
+    said = [pub(b"one"), pub(b"two"), b"NOP\n", pub(b"three"), pub(b"four", b"PUB u\n"), pub(b"five")]
+    assert hear(noting_reader, said) == Naive(b"".join(said)).hear()
+    assert admitted == [[b"PUB", b"t"], [b"NOP"], [b"PUB", b"u"], [b"PUB", b"t"]]
+
+
 @pytest.mark.parametrize("line", [b"PUB u\n", b"PUB t extra\n", b"PUB t\r\n", b"PUB t \n"])
 def test_a_pub_with_another_line_begins_another_run(reader, line):
     commands = list(reader.receive_data(pub(b"one") + pub(b"two") + pub(b"three", line) + pub(b"four", line)))
@@ -633,6 +639,15 @@ def test_any_cut_of_any_input_is_read_as_the_whole_would_be(data, places):
     expected = Naive(data).hear()
     assert hear(new_reader(), [data]) == expected
     assert hear(new_reader(), cut(data, places)) == expected
+
+
+@given(st.lists(fragments, max_size=8))
+@example([pub(b"a"), pub(b"b"), pub(b"c", b"PUB t\r\n"), pub(b"d"), b"FIN " + ID + b"\n", b"FIN " + ID + b"\n"])
+@example([pub(b"a"), b"PUB t\n", b"\0\0\0\1", b"b", pub(b"c") + b"NO", b"P\n", pub(b"")])
+@example([pub(b"a"), b"PUB t\n" + number(21), pub(b"PUB t\n" + sized(b"b"))])
+def test_commands_that_come_one_by_one_are_read_as_all_at_once(fragments_one_by_one):
+    expected = Naive(b"".join(fragments_one_by_one)).hear()
+    assert hear(new_reader(), fragments_one_by_one) == expected
 
 
 CONVERSATION = b"".join(
