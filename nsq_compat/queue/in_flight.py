@@ -40,7 +40,10 @@ class InFlight:
     def add(self, frames: Sequence[bytes], now: float, timeout: float) -> None:
         """Note a delivery; `timeout` in seconds must not shrink from call to call."""
         ids = message_ids(frames)
-        self.frames.update(zip(ids, frames, strict=True))
+        if len(ids) == 1:  # Hot: a consumer at RDY 1
+            self.frames[ids[0]] = frames[0]
+        else:
+            self.frames.update(zip(ids, frames, strict=True))
         deadline = now + timeout
         if self._returned and not self._returned.isdisjoint(ids):
             again = [message_id for message_id in ids if message_id in self._returned]

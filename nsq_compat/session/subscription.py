@@ -84,7 +84,7 @@ class Subscription:
         """Frames to send now; `has_more` says whether to ask again."""
         channel = self._channel
         self.has_more = False
-        room = self.ready_count - len(self.in_flight)
+        room = self.ready_count - len(self.in_flight.frames)  # Hot: not `len(self.in_flight)`, which is one call more
         if room <= 0:
             channel.stand_back(self)
             return ()
