@@ -30,8 +30,8 @@ class GuidFactory:
         clock = ((now_ns >> TICK_SHIFT) - EPOCH_TICK) << SEQUENCE_BITS
         first = clock if self._next < clock < _LAST_BELIEVED else self._next
         self._next = end = first + count
-        # Hot: within a tick only the last digits differ, and to join two byte strings costs less than half of making the
-        # digits of a number.
+        # Hot: within a tick only the last digits differ, and to join two byte strings costs less than half of making
+        # the digits of a number.
         ids: list[bytes] = []
         while first < end:
             tick, sequence = first >> SEQUENCE_BITS, first & (_SEQUENCE_SIZE - 1)
