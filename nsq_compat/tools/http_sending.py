@@ -65,7 +65,8 @@ class HttpSender:
             self._session.prepare_request(self._request(address, b"x"))
             self._session.get_adapter(address)
         except _FAILURES as error:
-            raise NotSent(f"{without_secrets(address)}: {error}") from None
+            # What the error says in full shows secrets that are in the URL or in headers.
+            raise NotSent(f"{without_secrets(address)}: {type(error).__name__}") from None
 
     def send(self, address: str, body: bytes) -> None:
         """Raises ``NotSent``."""

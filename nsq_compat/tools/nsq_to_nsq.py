@@ -30,6 +30,8 @@ from nsq_compat.tools.request_times import RequestTimes
 log = logging.getLogger(__name__)
 
 PROGRAM: Final = "nsq_to_nsq"
+_SHOWN: Final = 200
+"""Bytes of a message that a log line shows."""
 _REQUEUE: Final = "requeue"
 _PASS: Final = "pass"
 _DROP: Final = "drop"
@@ -163,7 +165,7 @@ class Relay:
         try:
             body = self._wanted.apply(message.body)
         except JsonError:
-            log.error("Unable to decode json: %r (%s)", message.body, self._non_json)
+            log.error("Unable to decode json: %r (%s)", message.body[:_SHOWN], self._non_json)
             if self._non_json == _REQUEUE:
                 message.requeue(backoff=False)  # the others are not to blame
                 return

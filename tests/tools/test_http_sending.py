@@ -124,6 +124,12 @@ def test_a_header_that_cannot_be_sent_is_noticed_before():
         sender(headers=[("A", "b\nc")]).check("http://h/")
 
 
+def test_what_is_wrong_is_said_without_secrets():
+    with pytest.raises(NotSent) as caught:
+        sender().check("http://me:secret@h:x/?key=secret")
+    assert "secret" not in str(caught.value)
+
+
 def test_nothing_is_sent_by_looking(target):
     sender().check(target.url)
     assert not target.requests

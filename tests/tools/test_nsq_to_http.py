@@ -180,7 +180,7 @@ def test_what_is_missing_is_said(start, flags, complaint):
         (["--post=http://h/", "--sample=1.1"], "ERROR: --sample must be between 0.0 and 1.0"),
         (["--post=http://h/", "--sample=nan"], "ERROR: --sample must be between 0.0 and 1.0"),
         (["--post=http://h/", "--n=0"], "no handlers"),
-        (["--post=h"], "Invalid URL 'h'"),
+        (["--post=h"], "h: MissingSchema"),
         (["--post=http://h/", "--http-client-request-timeout=0"], "--http-client-request-timeout should be positive"),
         (["--post=http://h/", "--topic=a b"], "'a b' is not a valid topic name"),
         (
