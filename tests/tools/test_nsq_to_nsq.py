@@ -215,3 +215,31 @@ def test_what_is_missing_or_wrong_is_said(start, flags, complaint):
     assert complaint in log
     assert "Traceback" not in log
     assert process.returncode in (1, 2)
+
+
+def test_one_that_is_killed_has_finished_nothing_that_did_not_arrive(relay, publish, one, topic, is_idle):
+    bodies = [b"%d" % number for number in range(3000)]
+    publish(*bodies)
+    first = relay("--max-in-flight=20", "--consumer-opt=msg_timeout,1s", to=[one.tcp_address])
+    wait_until(lambda: one.channel_stats(topic, "c")["depth"] > 100)
+    first.kill()
+    first.wait()
+    relay(to=[one.tcp_address])
+    wait_until(is_idle)
+    assert set(bodies_at(one, topic)) == set(bodies)
+
+
+def test_a_destination_that_is_killed_and_comes_back_has_everything(relay, publish, source, topic, is_idle, tmp_path):
+    destination = NsqdProcess(installed_nsqd(), tmp_path)
+    with destination:
+        destination.create_channel(topic, "c")
+        bodies = [b"%d" % number for number in range(3000)]
+        publish(*bodies)
+        options = ("--consumer-opt=default_requeue_delay,100ms", "--consumer-opt=backoff_multiplier,100ms")
+        relay("--max-in-flight=20", *options, to=[destination.tcp_address])
+        wait_until(lambda: destination.channel_stats(topic, "c")["depth"] > 100)
+        destination.kill()
+        wait_until(lambda: source.channel_stats(topic, "c")["requeue_count"] > 0)
+        destination.start()
+        wait_until(is_idle)
+        assert set(bodies_at(destination, topic)) == set(bodies)
