@@ -53,6 +53,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     daemons = {mark.kwargs.get("of", "nsqd") for _, mark in marks}
     go = {daemon for daemon in daemons if is_built_with_go(command_of(daemon, config))}
     for item, mark in marks:
+        item.user_properties.append(("difference", mark.args[0]))
         if mark.kwargs.get("of", "nsqd") in go:
             item.add_marker(pytest.mark.xfail(reason=f"docs/differences.md: {mark.args[0]}", strict=True))
 

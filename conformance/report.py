@@ -1,0 +1,149 @@
+"""``conformance/run``: what an nsqd does and does not do, as a table; beside another one with ``--peer``.
+
+The table goes to stdout, and with ``--json`` and ``--html`` into files. The status is 1 if the first
+one failed anything.
+"""
+
+import argparse
+import html
+import json
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Final
+
+from conformance.outcomes import DIFFERS, FAILS, PASSES, Outcome
+
+_ROOT: Final = Path(__file__).parent.parent
+_DAEMONS: Final = ("nsqd", "nsqlookupd", "nsqadmin")
+_NOT_RUN: Final = "not run"
+_WIDTH: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One behaviour, and what came of it with each implementation."""
+
+    group: str
+    behaviour: str
+    difference: str
+    outcomes: tuple[str, ...]
+
+
+def run(commands: dict[str, str], selection: Sequence[str], processes: str) -> list[Outcome]:
+    """All checks, or those selected, with these daemons. Raises ChildProcessError if none could run."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "outcomes.json"
+        daemons = [f"--{name}={command}" for name, command in commands.items() if command]
+        how = ["-q", "--no-header", "-n", processes, "-p", "conformance.outcomes", f"--outcomes={file}"]
+        arguments = [sys.executable, "-m", "pytest", *how, *daemons, *(selection or ["conformance"])]
+        # What pytest says is progress, not the report.
+        subprocess.run(arguments, cwd=_ROOT, stdout=sys.stderr, check=False)
+        if not file.exists():
+            raise ChildProcessError("pytest did not get as far as running the checks; its own words are above")
+        return [Outcome(**each) for each in json.loads(file.read_text())]
+
+
+def rows(columns: Sequence[Sequence[Outcome]]) -> list[Row]:
+    """Of several implementations beside each other, by group."""
+    found = [{(each.group, each.behaviour): each for each in column} for column in columns]
+    keys = sorted(set().union(*found))
+    return [
+        Row(
+            *key,
+            next(column[key].difference for column in found if key in column),
+            tuple(column[key].outcome if key in column else _NOT_RUN for column in found),
+        )
+        for key in keys
+    ]
+
+
+def summaries(table: Sequence[Row], names: Sequence[str]) -> Iterator[str]:
+    for number, name in enumerate(names):
+        counts = Counter(row.outcomes[number] for row in table)
+        told = ", ".join(f"{counts[outcome]} {outcome}" for outcome in (PASSES, DIFFERS, FAILS) if counts[outcome])
+        yield f"{name}: {len(table)} behaviours, {told or 'none'}"
+
+
+def as_text(table: Sequence[Row], names: Sequence[str]) -> str:
+    lines = []
+    for group, members in groupby(table, lambda row: row.group):
+        lines += ["", f"{group:{_WIDTH}}" + "".join(f"  {name:8}" for name in names).rstrip()]
+        for row in members:
+            behaviour = "  " + row.behaviour.encode("unicode_escape").decode()
+            outcomes = "".join(f"  {outcome:8}" for outcome in row.outcomes)
+            lines.append(f"{behaviour:.{_WIDTH}}".ljust(_WIDTH) + outcomes.rstrip() + _noted(row))
+    return "\n".join([*lines, "", *summaries(table, names)])
+
+
+def _noted(row: Row) -> str:
+    return f"  ({row.difference})" if row.difference else ""
+
+
+def as_html(table: Sequence[Row], names: Sequence[str]) -> str:
+    body = []
+    for group, members in groupby(table, lambda row: row.group):
+        heads = "".join(f"<th>{html.escape(name)}</th>" for name in names)
+        body.append(f"<tr><th>{html.escape(group)}</th>{heads}</tr>")
+        for row in members:
+            cells = "".join(f'<td class="{each.split()[0]}">{each}</td>' for each in row.outcomes)
+            body.append(f"<tr><td>{html.escape(row.behaviour + _noted(row))}</td>{cells}</tr>")
+    told = "".join(f"<p>{html.escape(line)}</p>" for line in summaries(table, names))
+    return _PAGE.format(summary=told, rows="\n".join(body))
+
+
+_PAGE: Final = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>NSQ conformance</title>
+<style>
+body {{ font: 15px/1.4 sans-serif; margin: 2em auto; max-width: 70em }}
+table {{ border-collapse: collapse; width: 100% }}
+td, th {{ border-bottom: 1px solid #ddd; padding: .2em .5em; text-align: left }}
+.passes {{ color: #176b1c }} .differs {{ color: #8a5a00 }} .fails {{ color: #b00020; font-weight: bold }}
+</style></head>
+<body><h1>NSQ conformance</h1>{summary}
+<table>
+{rows}
+</table></body></html>
+"""
+
+
+def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="conformance/run", description=__doc__)
+    for name in _DAEMONS:
+        parser.add_argument(f"--{name}", default="", metavar="COMMAND", help=f"command line of the {name} to check")
+    parser.add_argument("--peer", dest="peer_nsqd", default="", metavar="COMMAND", help="an nsqd to check beside it")
+    for name in _DAEMONS[1:]:
+        parser.add_argument(f"--peer-{name}", default="", metavar="COMMAND", help=f"the {name} that goes with it")
+    parser.add_argument("--names", nargs=2, default=("ours", "peer"), metavar="NAME", help="heads of the two columns")
+    parser.add_argument("--json", type=Path, help="file for the table as JSON")
+    parser.add_argument("--html", type=Path, help="file for the table as a page")
+    parser.add_argument("--processes", default="auto", help="how many at once (default: one for each processor)")
+    parser.add_argument("selection", nargs="*", help="files or tests of conformance/ (default: all)")
+    return parser.parse_args(arguments)
+
+
+def main() -> int:
+    options = parse_arguments(sys.argv[1:])
+    prefixes = ("", "peer_") if options.peer_nsqd else ("",)
+    columns = [
+        run({name: getattr(options, prefix + name) for name in _DAEMONS}, options.selection, options.processes)
+        for prefix in prefixes
+    ]
+    names = options.names[: len(columns)]
+    table = rows(columns)
+    print(as_text(table, names))
+    if options.json:
+        document = {"names": names, "behaviours": [asdict(row) for row in table]}
+        options.json.write_text(json.dumps(document, indent=1) + "\n")
+    if options.html:
+        options.html.write_text(as_html(table, names))
+    return int(any(row.outcomes[0] == FAILS for row in table) or not table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

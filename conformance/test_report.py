@@ -1,0 +1,69 @@
+"""The report of ``conformance/run``: an honest nsqd, one that fails, and the two beside each other."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.outcomes import DIFFERS, FAILS, PASSES, Outcome, named
+from conformance.report import Row, as_html, as_text, rows
+
+ROOT = Path(__file__).parent.parent
+VERSION = "conformance/behaviours/test_shutdown.py::test_the_version_is_that_of_nsq"
+
+
+def outcome(behaviour: str, what: str, difference: str = "") -> Outcome:
+    return Outcome("publish", behaviour, what, difference, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("node", "group", "behaviour"),
+    [
+        ("conformance/test_pynsq.py::TestPynsq::test_a_b", "client pynsq", "a b"),
+        ("conformance/behaviours/test_errors.py::test_refused[a line: x/y]", "errors", "refused: a line: x/y"),
+        ("conformance/behaviours/test_answers.py::test_a", "finish, requeue, touch", "a"),
+    ],
+)
+def test_a_test_is_named_as_a_behaviour_of_a_group(node: str, group: str, behaviour: str) -> None:
+    assert named(node) == (group, behaviour)
+
+
+def test_what_only_one_has_run_is_said_of_the_other() -> None:
+    columns = [[outcome("a", PASSES)], [outcome("a", DIFFERS, "row"), outcome("b", FAILS)]]
+    assert rows(columns) == [
+        Row("publish", "a", "", (PASSES, DIFFERS)),
+        Row("publish", "b", "", ("not run", FAILS)),
+    ]
+
+
+def test_both_forms_show_every_outcome_and_escape_what_they_show() -> None:
+    table = [Row("publish", "of <x>\n", "order", (PASSES, FAILS))]
+    assert "of <x>\\n" in as_text(table, ["ours", "theirs"])
+    page = as_html(table, ["ours", "theirs"])
+    assert "of &lt;x&gt;\n  (order)" in page
+    assert '<td class="passes">passes</td><td class="fails">fails</td>' in page
+
+
+def report(tmp_path: Path, nsqd: str, *options: str) -> tuple[int, str, list[dict[str, Any]]]:
+    file = tmp_path / "report.json"
+    command = [sys.executable, "-m", "conformance.report", f"--nsqd={nsqd}", f"--json={file}", "--processes=0"]
+    ended = subprocess.run([*command, *options, VERSION], cwd=ROOT, capture_output=True, text=True, check=False)
+    return ended.returncode, ended.stdout, json.loads(file.read_text())["behaviours"]
+
+
+def test_an_nsqd_that_does_as_it_should_is_a_status_of_0(nsqd_command: str, tmp_path: Path) -> None:
+    status, text, (row,) = report(tmp_path, nsqd_command)
+    assert (status, row["group"], row["outcomes"]) == (0, "shutdown", [PASSES])
+    assert "ours: 1 behaviours, 1 passes" in text
+
+
+def test_an_nsqd_that_fails_is_a_status_of_1_whatever_its_peer_does(nsqd_command: str, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_text("#!/bin/sh\necho 'otherd v0'\n")
+    other.chmod(0o755)
+    status, text, (row,) = report(tmp_path, str(other), f"--peer={nsqd_command}")
+    assert (status, row["outcomes"]) == (1, [FAILS, PASSES])
+    assert "ours: 1 behaviours, 1 fails" in text
