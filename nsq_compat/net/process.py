@@ -10,12 +10,21 @@ from gevent.event import Event
 from gevent.util import print_run_info
 
 
-def stop_signal() -> Event:
-    """Set once this process is asked to stop, by SIGTERM or SIGINT; while it stops, more of them change nothing."""
+def stop_signal(at_first: Callable[[], None] | None = None) -> Event:
+    """Set once this process is asked to stop, by SIGTERM or SIGINT; while it stops, more of them change nothing.
+
+    With `at_first` that is what the first SIGTERM asks for, and it is the second that is to stop.
+    """
     stop = Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        gevent.signal_handler(number, stop.set)
+    acts = [act for act in (at_first, stop.set) if act is not None]
+    gevent.signal_handler(signal.SIGTERM, lambda: (acts.pop(0) if len(acts) > 1 else acts[0])())
+    gevent.signal_handler(signal.SIGINT, stop.set)
     return stop
+
+
+def first_of(*events: Event) -> None:
+    """Wait until one of them is set."""
+    gevent.wait(events, count=1)
 
 
 def on_hangup(act: Callable[[], None]) -> None:

@@ -7,6 +7,7 @@
     metadata    nsqd.dat, kept up to date           tls         TLS from the options
     waiting     for the disk, in a thread           statsd      figures of /stats, pushed
     http_calls  to other servers, in threads        lookup_peers  registered with every nsqlookupd
+    drain       gives away what it has, takes no more
     topic_channels  of a new topic, asked of nsqlookupd
     auth        what auth servers say of clients    check       --check-config
 

@@ -15,6 +15,7 @@ from nsq_compat.net.timers import AlarmClock
 from nsq_compat.nsqd.auth import AuthServers
 from nsq_compat.nsqd.checkpoints import Checkpoints
 from nsq_compat.nsqd.committer import Committer, sync_seconds
+from nsq_compat.nsqd.drain import Drain
 from nsq_compat.nsqd.http_calls import HttpCalls, client_tls
 from nsq_compat.nsqd.lookup_peers import LookupPeers
 from nsq_compat.nsqd.metadata import MetadataFile
@@ -117,6 +118,8 @@ def http_calls(options: NsqdOptions) -> HttpCalls:
 class Daemon:
     """Owns its data path and listens from the moment it is made; serves between `start` and `stop`.
 
+    `drain` may be begun meanwhile.
+
     Raises ``OptionError``, ``DataPathError`` and ``ListenError`` when made, ``MetadataError`` and ``OSError`` when
     started.
     """
@@ -159,6 +162,7 @@ class Daemon:
         self._topic_channels = TopicChannels(
             self._broker, self._lookup_peers, self._calls, options.http_client_request_timeout / SECOND
         )
+        self.drain = Drain(self._broker, self._lookup_peers, options.drain_timeout / SECOND)
         self._tcp = TcpServer(tcp_listener, self._make_session, make_tls)
         service = Service(
             options,
@@ -168,6 +172,7 @@ class Daemon:
             self._lookup_peers,
             self._tcp,
             metrics,
+            self.drain,
             tcp_port=tcp_port,
             http_port=http_port,
         )
@@ -198,6 +203,7 @@ class Daemon:
 
     def stop(self) -> None:
         """End every connection and then the queue, so that nothing is taken any more that could not be kept."""
+        self.drain.stop()
         self._lookup_peers.stop()  # before anybody is sent away, so that nobody is sent here
         self._calls.stop()
         self._tcp.stop(STOP_SECONDS)

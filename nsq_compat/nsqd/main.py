@@ -8,10 +8,10 @@ from nsq_compat.cli.lifecycle import exit_checked, exit_fatal, read_options
 from nsq_compat.cli.logs import configure
 from nsq_compat.net.descriptor_limit import raise_descriptor_limit
 from nsq_compat.net.listeners import ListenError
-from nsq_compat.net.process import on_hangup, spare_the_collector, stop_signal
+from nsq_compat.net.process import first_of, on_hangup, spare_the_collector, stop_signal
 from nsq_compat.nsqd.check import check
 from nsq_compat.nsqd.daemon import Daemon
-from nsq_compat.nsqd.options import PROGRAM, NsqdOptions, validate
+from nsq_compat.nsqd.options import DRAIN, PROGRAM, NsqdOptions, validate
 from nsq_compat.queue.data_path import DataPathError
 from nsq_compat.queue.metadata import MetadataError
 
@@ -30,13 +30,13 @@ def main() -> None:
     except (OptionError, DataPathError, ListenError) as error:
         exit_fatal(PROGRAM, f"failed to instantiate nsqd - {error}")
     spare_the_collector()
-    stop = stop_signal()
+    stop = stop_signal(daemon.drain.begin if options.sigterm == DRAIN else None)
     on_hangup(daemon.reload)
     try:
         daemon.start()
     except (MetadataError, OSError) as error:
         exit_fatal(PROGRAM, f"failed to load metadata - {error}")
-    stop.wait()
+    first_of(stop, daemon.drain.done)
     daemon.stop()
 
 

@@ -34,6 +34,8 @@ from nsq_compat.protocol.durations import HOUR, MILLISECOND, MINUTE, SECOND
 from nsq_compat.queue.storage import Durability
 
 PROGRAM: Final = "nsqd"
+STOP: Final = "stop"
+DRAIN: Final = "drain"
 TOPOLOGY_AWARE_CONSUMPTION: Final = "topology-aware-consumption"
 
 
@@ -66,6 +68,12 @@ class NsqdOptions:
     )
     log_level: int = option(
         "log-level", LOG_LEVEL, INFO, "least severe messages to log: debug, info, warn, error or fatal"
+    )
+    sigterm: str = option(
+        "sigterm", choice(STOP, DRAIN), STOP, "what SIGTERM asks for: stop, or drain (a second one stops)"
+    )
+    drain_timeout: int = option(
+        "drain-timeout", DURATION, 5 * MINUTE, "how long a drain waits for consumers before it stops; 0s for any time"
     )
     log_format: str = option("log-format", choice(*FORMATS), TEXT, "form of log lines: text, as NSQ's, or json")
     log_prefix: str = option("log-prefix", STRING, "[nsqd] ", "text at the start of every log line")
@@ -321,6 +329,7 @@ def validate(options: NsqdOptions) -> None:
         # NSQ starts with these and falls over later, at its first topic, client or push.
         ("--mem-queue-size must not be negative", options.mem_queue_size < 0),
         ("--output-buffer-timeout must not be negative", options.output_buffer_timeout < 0),
+        ("--drain-timeout must not be negative", options.drain_timeout < 0),
         ("--metrics-max-names must not be negative", options.metrics_max_names < 0),
         ("--statsd-interval must be positive", options.statsd_address and options.statsd_interval <= 0),
         # It looks for late messages ten times a second; here they would be late all the time.

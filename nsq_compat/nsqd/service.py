@@ -10,6 +10,7 @@ from nsq_compat.cli.logs import parse_log_level, set_level
 from nsq_compat.cli.options import option_value
 from nsq_compat.net.process import Process
 from nsq_compat.net.tcp_server import TcpServer
+from nsq_compat.nsqd.drain import Drain
 from nsq_compat.nsqd.lookup_peers import LookupPeers
 from nsq_compat.nsqd.memory import MemoryFigures
 from nsq_compat.nsqd.metadata import MetadataFile
@@ -35,6 +36,7 @@ class Service(Process):
         lookup_peers: LookupPeers,
         tcp: TcpServer[NsqdSession],
         metrics: Metrics,
+        drain: Drain,
         *,
         tcp_port: int,
         http_port: int,
@@ -54,6 +56,7 @@ class Service(Process):
         self._storage = storage
         self._metadata = metadata
         self._lookup_peers = lookup_peers
+        self._drain = drain
         self._memory = MemoryFigures()
 
     def health(self) -> str:
@@ -69,7 +72,7 @@ class Service(Process):
         return self._memory.figures()
 
     def config_value(self, name: str) -> object:
-        return option_value(self.options, name)
+        return self.draining if name == "drain" else option_value(self.options, name)
 
     def set_log_level(self, text: str) -> None:
         self.options.log_level = parse_log_level(text)
@@ -77,7 +80,15 @@ class Service(Process):
 
     def set_lookupd_addresses(self, addresses: Sequence[str] | None) -> None:
         self.options.nsqlookupd_tcp_addresses = tuple(addresses or ())
-        self._lookup_peers.set_addresses(self.options.nsqlookupd_tcp_addresses)
+        if not self.draining:
+            self._lookup_peers.set_addresses(self.options.nsqlookupd_tcp_addresses)
+
+    @property
+    def draining(self) -> bool:
+        return self._drain.begun
+
+    def drain(self) -> None:
+        self._drain.begin()
 
     def save_metadata(self) -> None:
         self._metadata.save()

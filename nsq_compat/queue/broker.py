@@ -38,13 +38,13 @@ class Broker:
         self.observers: list[BrokerObserver] = []
         self._storage = storage
         self._changed: dict[Topic, None] = {}
-        self._exiting = False
+        self._refuses_publishing = False
 
     def topic(self, name: str) -> Topic:
         """The topic of that (valid) name, made if need be. Raises ``Exiting`` and ``OSError``."""
         topic = self.topics.get(name)
         if topic is None:
-            if self._exiting:
+            if self._refuses_publishing:
                 raise Exiting
             store = None
             if self._storage is not None and not is_ephemeral(name):
@@ -75,9 +75,15 @@ class Broker:
         for observer in self.observers:
             observer.topic_deleted(topic)
 
+    def refuse_publishing(self) -> None:
+        """From now on no topic takes messages, and none is made; what there is goes on being consumed."""
+        self._refuses_publishing = True
+        for topic in self.topics.values():
+            topic.refuses_publishing = True
+
     def close(self) -> None:
         """The daemon stops: no topic takes or gives anything from now on."""
-        self._exiting = True
+        self._refuses_publishing = True
         for topic in self.topics.values():
             topic.close()
 

@@ -2,7 +2,7 @@
 
 
 class Exiting(Exception):
-    """The topic or channel is being deleted, or the daemon stops. Clients know the word."""
+    """The topic or channel is being deleted, or the daemon stops or drains. Clients know the word."""
 
     def __str__(self) -> str:
         return "exiting"

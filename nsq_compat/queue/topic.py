@@ -70,6 +70,7 @@ class Topic:
         self.paused = False
         self.awaits_channels = False
         self.exiting = False
+        self.refuses_publishing = False
         self.channels: dict[str, Channel] = {}
         self.message_count = 0
         self.message_bytes = 0
@@ -111,7 +112,7 @@ class Topic:
 
     def publish(self, bodies: Sequence[bytes], now: float, now_ns: int, defer: float = 0.0) -> None:
         """Make messages, all of them or none. `defer` in seconds. Raises ``Exiting`` and ``OSError``."""
-        if self.exiting:
+        if self.refuses_publishing:
             raise Exiting
         frames = make_frames(self._ids.take(len(bodies), now_ns), now_ns, bodies)
         if defer > 0:
@@ -270,7 +271,7 @@ class Topic:
 
     def close(self) -> None:
         """The daemon stops: nothing is taken or given any more. What is held stays where it is kept."""
-        self.exiting = True
+        self.exiting = self.refuses_publishing = True
         for channel in self.channels.values():
             channel.close()
 
@@ -291,7 +292,7 @@ class Topic:
 
     def delete(self) -> None:
         """The topic ends, with its channels and all they hold."""
-        self.exiting = True
+        self.exiting = self.refuses_publishing = True
         for channel in self.channels.values():
             channel.delete()
         if self.store is not None:

@@ -1,4 +1,4 @@
-"""GET and PUT /config/:opt: options looked at and, two of them, changed while the daemon runs."""
+"""GET and PUT /config/:opt: options looked at and, two of them, changed while the daemon runs; `drain` ends it."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -15,7 +15,11 @@ class Configuration:
         self._service = service
         self.admission = Admission(service.options.max_msg_size, error(413, "INVALID_VALUE"))
         self._writable: Mapping[str, Callable[[bytes], None]] = MappingProxyType(
-            {"nsqlookupd_tcp_addresses": self._set_lookupd_addresses, "log_level": self._set_log_level}
+            {
+                "nsqlookupd_tcp_addresses": self._set_lookupd_addresses,
+                "log_level": self._set_log_level,
+                "drain": self._drain,
+            }
         )
 
     def show(self, request: Request) -> Response:
@@ -49,6 +53,12 @@ class Configuration:
             if not all(isinstance(address, str) for address in addresses):
                 raise ValueError("not a list of strings")
         self._service.set_lookupd_addresses(addresses)
+
+    def _drain(self, body: bytes) -> None:
+        # docs/differences.md: drain
+        if body.strip() != b"true":
+            raise ValueError("there is no way back")
+        self._service.drain()
 
     def _set_log_level(self, body: bytes) -> None:
         self._service.set_log_level(body.decode("utf-8"))

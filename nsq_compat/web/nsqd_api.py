@@ -69,5 +69,7 @@ def _routes(service: NsqdService) -> Routes:
 
 
 def _why_not_ready(service: NsqdService) -> str:
+    if service.draining:
+        return "draining"
     health = service.health()
     return READY if health == HEALTHY else health

@@ -135,6 +135,7 @@ class NsqdCollector(Collector):
         service = self._service
         for name, help, value in (
             ("nsqd_healthy", "1 as long as the data path takes what is written.", service.health() == HEALTHY),
+            ("nsqd_draining", "1 while it gives away what it has before it stops.", service.draining),
             ("nsqd_connections", "TCP clients.", service.connection_count()),
             ("nsqd_topics", "Topics.", len(topics) + topics.other_count),
             ("nsqd_channels", "Channels.", len(channels) + channels.other_count),

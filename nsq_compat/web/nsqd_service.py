@@ -94,7 +94,7 @@ class NsqdService(RunningProcess, Protocol):
         """The nine figures of /stats, by their JSON names and in NSQ's order."""
 
     def config_value(self, name: str) -> object:
-        """The present value of an option that has a flag, by its config key. Raises ``KeyError``.
+        """The present value of an option that has a flag, by its config key, or of ``drain``. Raises ``KeyError``.
 
         bool, int (durations in nanoseconds; log levels, TLS settings as NSQ numbers them), str, float, or a sequence.
         """
@@ -104,6 +104,12 @@ class NsqdService(RunningProcess, Protocol):
 
     def set_lookupd_addresses(self, addresses: Sequence[str] | None) -> None:
         """The nsqlookupds to be registered with from now on; None (JSON's null) for none."""
+
+    @property
+    def draining(self) -> bool: ...
+
+    def drain(self) -> None:
+        """Take no more messages, and stop when consumers have what there is. There is no way back."""
 
     def save_metadata(self) -> None:
         """Write the names and paused states of topics and channels; failures are the daemon's to log."""

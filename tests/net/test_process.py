@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 import gevent
 import pytest
+from gevent.event import Event
 
-from nsq_compat.net.process import Process, spare_the_collector, stop_signal
+from nsq_compat.net.process import Process, first_of, spare_the_collector, stop_signal
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -23,6 +24,13 @@ def test_a_signal_is_a_request_to_stop_and_more_of_them_change_nothing(number):
         gevent.sleep(0)
     finally:
         signal.signal(number, before)
+
+
+def test_the_first_of_several_events_ends_the_wait():
+    never, soon = Event(), Event()
+    gevent.spawn(soon.set)
+    first_of(never, soon)
+    assert soon.is_set()
 
 
 def test_others_run_while_one_sleeps():

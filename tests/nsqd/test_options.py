@@ -80,6 +80,8 @@ NSQ_FLAGS = {
 """Every flag of NSQ 1.3.0's nsqd."""
 
 OUR_OWN_FLAGS = {
+    "drain-timeout",
+    "sigterm",
     "check-config",
     "durability",
     "http-publish-without-auth",
@@ -100,6 +102,8 @@ CONFIG_KEYS = {
 DEFAULTS_SHOWN_AT_RUN_TIME = {
     "id": node_id(HOST),
     "log_level": 2,
+    "sigterm": "stop",
+    "drain_timeout": 5 * MINUTE,
     "log_format": "text",
     "log_prefix": "[nsqd] ",
     "tcp_address": "0.0.0.0:4150",

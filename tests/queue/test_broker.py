@@ -181,3 +181,16 @@ def test_what_is_ephemeral_never_needs_a_checkpoint(logging_daemon):
     consumer.takes()
     consumer.finishes(b"a")
     assert logging_daemon.broker.take_changed() == []
+
+
+def test_a_daemon_that_refuses_publishing_still_gives_away_what_it_has(daemon):
+    consumer = daemon.consumer()
+    daemon.channel()
+    daemon.publishes(b"a")
+    daemon.broker.refuse_publishing()
+    with pytest.raises(Exiting):
+        daemon.topic().publish([b"b"], 0.0, 1)
+    with pytest.raises(Exiting):
+        daemon.broker.topic("new")
+    assert daemon.topic().channel("late") is daemon.topic().channels["late"]
+    assert consumer is not None

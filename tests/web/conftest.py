@@ -57,6 +57,7 @@ class Daemon:
     connected_producers: tuple[ClientStats, ...] = ()
     config: dict[str, object] = field(default_factory=dict)
     saves: int = 0
+    draining: bool = False
 
     def now(self) -> float:
         return 50.0
@@ -84,6 +85,10 @@ class Daemon:
 
     def set_lookupd_addresses(self, addresses: Sequence[str] | None) -> None:
         self.config["nsqlookupd_tcp_addresses"] = addresses
+
+    def drain(self) -> None:
+        self.draining = True
+        self.config["drain"] = True
 
     def save_metadata(self) -> None:
         self.saves += 1

@@ -67,3 +67,15 @@ def test_empty_and_large_values_are_413(call, daemon):
     assert code(call.put("/config/log_level")) == refused(413, "INVALID_VALUE")
     limit, refusal = call.api.admit("PUT", "/config/log_level")
     assert (limit, code(refusal)) == (daemon.options.max_msg_size, refused(413, "INVALID_VALUE"))
+
+
+def test_a_drain_is_begun_with_true_and_not_taken_back(call, daemon):
+    daemon.config["drain"] = False
+    assert code(call.get("/config/drain")) == (200, "false")
+    assert code(call.put("/config/drain", b"false")) == refused(400, "INVALID_VALUE")
+    assert not daemon.draining
+    assert code(call.put("/config/drain", b"true\n")) == (200, "true")
+    assert code(call.get("/readyz")) == (503, "draining")
+    assert b"\nnsqd_draining 1.0\n" in call.get("/metrics").body
+    assert code(call.put("/config/drain", b"false")) == refused(400, "INVALID_VALUE")
+    assert daemon.draining

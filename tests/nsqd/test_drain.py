@@ -1,0 +1,157 @@
+"""A node that is to go: asked over HTTP or by SIGTERM, with real consumers and a real nsqlookupd."""
+
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+
+from conformance.cluster import eventually
+from conformance.nsqd_process import NsqdProcess, installed_nsqd
+from conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
+
+PATIENCE = 20
+HEAD = 4 + 4 + 8 + 2
+"""Size, type, timestamp and attempts of a message's frame; its id follows."""
+
+
+@pytest.fixture
+def nsqlookupd() -> Iterator[NsqlookupdProcess]:
+    with NsqlookupdProcess(installed_nsqlookupd()) as process:
+        yield process
+
+
+def start(data_path: Path, *options: str) -> NsqdProcess:
+    return NsqdProcess(installed_nsqd(), data_path, options=["--broadcast-address=127.0.0.1", *options])
+
+
+def put_drain(nsqd: NsqdProcess) -> None:
+    request = Request(f"http://{nsqd.http_address}/config/drain", b"true", method="PUT")
+    with urlopen(request, timeout=PATIENCE) as response:
+        assert response.read() == b"true"
+
+
+def publish(nsqd: NsqdProcess, body: bytes, topic: str = "orders") -> None:
+    urlopen(f"http://{nsqd.http_address}/pub?topic={topic}", body, timeout=PATIENCE).close()
+
+
+def refusal(url: str, body: bytes | None = None) -> tuple[int, bytes]:
+    with pytest.raises(HTTPError) as caught:
+        urlopen(url, body, timeout=PATIENCE)
+    with caught.value as answer:
+        return answer.code, answer.read()
+
+
+def connect(nsqd: NsqdProcess) -> socket.socket:
+    host, _, port = nsqd.tcp_address.rpartition(":")
+    client = socket.create_connection((host, int(port)), timeout=PATIENCE)
+    client.sendall(b"  V2")
+    return client
+
+
+def exactly(client: socket.socket, size: int) -> bytes:
+    received = b""
+    while len(received) < size:
+        data = client.recv(size - len(received))
+        if not data:
+            raise EOFError
+        received += data
+    return received
+
+
+def frame(client: socket.socket) -> bytes:
+    size = exactly(client, 4)
+    return size + exactly(client, int.from_bytes(size, "big"))
+
+
+class Consumer:
+    """Of one message at a time; a context manager that closes its connection."""
+
+    def __init__(self, nsqd: NsqdProcess) -> None:
+        self.socket = connect(nsqd)
+
+    def __enter__(self) -> "Consumer":
+        self.socket.sendall(b"SUB orders archive\nRDY 1\n")
+        assert frame(self.socket).endswith(b"OK")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    def takes(self) -> bytes:
+        """The id of the next message; it stays in flight."""
+        return frame(self.socket)[HEAD : HEAD + 16]
+
+    def finishes(self, message_id: bytes) -> None:
+        self.socket.sendall(b"FIN " + message_id + b"\n")
+
+
+def filled(nsqd: NsqdProcess, *bodies: bytes) -> None:
+    nsqd.create_channel("orders", "archive")
+    for body in bodies:
+        publish(nsqd, body)
+
+
+def test_publishing_is_refused_nsqlookupd_forgets_and_the_end_comes_with_the_last_fin(tmp_path, nsqlookupd):
+    with start(tmp_path, f"--lookupd-tcp-address={nsqlookupd.tcp_address}") as nsqd:
+        filled(nsqd, b"1", b"2")
+        eventually(lambda: nsqlookupd.get("/lookup", topic="orders")["producers"])
+        with Consumer(nsqd) as consumer:
+            first = consumer.takes()
+            put_drain(nsqd)
+            eventually(lambda: not nsqlookupd.get("/lookup", topic="orders")["producers"])
+            assert refusal(f"http://{nsqd.http_address}/pub?topic=orders", b"3") == (503, b'{"message":"EXITING"}')
+            assert refusal(f"http://{nsqd.http_address}/readyz") == (503, b"draining")
+            with connect(nsqd) as producer:
+                producer.sendall(b"PUB orders\n\0\0\0\1x")
+                assert b"E_PUB_FAILED" in frame(producer)
+            consumer.finishes(first)
+            second = consumer.takes()
+            assert nsqd._process.poll() is None
+            consumer.finishes(second)
+        assert nsqd._process.wait(PATIENCE) == 0
+        assert nsqd.logs("NSQ: drained")
+        assert nsqd.logs("NSQ: bye")
+
+
+def test_sigterm_drains_where_that_is_wanted_and_a_new_consumer_may_still_come(tmp_path):
+    with start(tmp_path, "--sigterm=drain") as nsqd:
+        filled(nsqd, b"1")
+        nsqd.send_signal(signal.SIGTERM)
+        assert nsqd.logs("NSQ: draining")
+        with Consumer(nsqd) as consumer:
+            consumer.finishes(consumer.takes())
+        assert nsqd._process.wait(PATIENCE) == 0
+        assert nsqd.logs("NSQ: drained")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_stops_at_once_and_nothing_is_lost(tmp_path, number):
+    with start(tmp_path, "--sigterm=drain", "--drain-timeout=0s") as nsqd:
+        filled(nsqd, b"1")
+        nsqd.send_signal(signal.SIGTERM)
+        assert nsqd.logs("NSQ: draining")
+        nsqd.send_signal(number)
+        assert nsqd._process.wait(PATIENCE) == 0
+    with start(tmp_path) as nsqd:
+        assert nsqd.channel_stats("orders", "archive")["depth"] == 1
+
+
+def test_what_nobody_takes_in_time_stays_in_the_data_path(tmp_path):
+    with start(tmp_path, "--drain-timeout=50ms") as nsqd:
+        filled(nsqd, b"1", b"2")
+        put_drain(nsqd)
+        assert nsqd._process.wait(PATIENCE) == 0
+        assert nsqd.logs("WARNING: NSQ: drained not quite in time, 2 messages stay")
+    with start(tmp_path) as nsqd:
+        assert nsqd.channel_stats("orders", "archive")["depth"] == 2
+
+
+def test_a_topic_nobody_has_ever_consumed_holds_up_nothing(tmp_path):
+    with start(tmp_path, "--drain-timeout=0s") as nsqd:
+        publish(nsqd, b"1", "unread")
+        put_drain(nsqd)
+        assert nsqd._process.wait(PATIENCE) == 0
