@@ -35,8 +35,9 @@ _TICK: Final = 1.0
 """How late, in seconds, a deadline may be noticed."""
 _AHEAD: Final = 8
 """Requests that one caller may send ahead of the answers."""
-_SHORTEST_LOOK: Final = 0.001
-_LONGEST_LOOK: Final = 0.05
+SHORTEST_LOOK: Final = 0.001
+LONGEST_LOOK: Final = 0.05
+"""Nothing tells when an acknowledgement comes: one looks, after pauses that double from the first to the second."""
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _INTERNAL_ERROR: Final = Response(500, b"INTERNAL_ERROR\n", (TEXT,), close=True)
 
@@ -112,14 +113,14 @@ class Caller:
             try:
                 count = self._socket.send(rest)
             except TimeoutError:
-                if self.is_gone or time.monotonic() >= due:
-                    raise Gone("takes nothing") from None
-                continue
+                count = 0
             except OSError as error:
                 self.broke = True
                 raise Gone(str(error)) from error
             self.sent += count
             rest = rest[count:]
+            if rest and (time.monotonic() >= due or (not count and self.is_gone)):
+                raise Gone("takes nothing, or too slowly")
 
     def due(self) -> float:
         """The moment by which he must have what is sent to him now, and his system have acknowledged it.
@@ -143,7 +144,7 @@ class Caller:
 
     def wait_until_taken(self, due: float) -> None:
         """Return once his system has all that was sent. Raises ``Gone``, when it is `due` at the latest."""
-        pause = _SHORTEST_LOOK
+        pause = SHORTEST_LOOK
         while self.taken < self.sent:
             self.wake.clear()
             if self.is_gone or time.monotonic() >= due:
@@ -152,7 +153,7 @@ class Caller:
                     return
                 raise Gone("left before it arrived")
             self.wake.wait(pause)
-            pause = min(2 * pause, _LONGEST_LOOK)
+            pause = min(2 * pause, LONGEST_LOOK)
         if self.broke:
             raise Gone("broken off")
 

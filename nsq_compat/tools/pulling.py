@@ -89,7 +89,8 @@ class Pulling:
             body = separator.join(message.body for message in messages)
             due = caller.due()
             goes_on = caller.reply(request, Response(200, body, (_BYTES,) if messages else ()), due)
-            caller.wait_until_taken(due)
+            if messages:
+                caller.wait_until_taken(due)
         except BaseException:
             self._queue.give_back(messages)
             self._count(returned=len(messages))

@@ -20,7 +20,7 @@ from nsq_compat.client import Consumer, Message
 from nsq_compat.client.handling import Handler
 from nsq_compat.net.http_message import TEXT, Admission, Request, Response, http_date
 from nsq_compat.protocol.durations import SECOND, format_duration
-from nsq_compat.tools.http_door import Caller, Gone
+from nsq_compat.tools.http_door import LONGEST_LOOK, SHORTEST_LOOK, Caller, Gone
 from nsq_compat.web.query import parse_query, required_name
 from nsq_compat.web.responses import ApiError, plain
 
@@ -28,8 +28,6 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS: Final = 30.0
 _GATHERED_SIZE: Final = 1 << 16
-_SHORTEST_LOOK: Final = 0.001
-_LONGEST_LOOK: Final = 0.05
 _LARGEST_IGNORED: Final = 64 << 10
 _HEAD: Final = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\nDate: %b\r\n\r\n"
 
@@ -140,14 +138,14 @@ class Stream:
     def _stream(self) -> None:
         caller, reads = self._caller, self._caller.reads
         heartbeat_due = time.monotonic() + self._heartbeat_interval
-        look = _SHORTEST_LOOK
+        look = SHORTEST_LOOK
         # nsq_pubsub: whatever else he says ends it, as his leaving does.
         while not caller.is_gone and not caller.is_leaving and caller.reads == reads:
             caller.wake.clear()
             now = time.monotonic()
             if self._waiting:
                 self._send_some()
-                look = _SHORTEST_LOOK
+                look = SHORTEST_LOOK
             elif now >= heartbeat_due:
                 # That he acknowledges it is how one learns that he is still there.
                 self._send(b'{"_heartbeat_":%d}\n' % time.time(), now, None)
@@ -157,7 +155,7 @@ class Stream:
                 raise Gone("reads too slowly")
             if not self._waiting:
                 caller.wake.wait(look if self._sent else max(0.0, heartbeat_due - now))
-                look = min(2 * look, _LONGEST_LOOK)
+                look = min(2 * look, LONGEST_LOOK)
 
     def _send_some(self) -> None:
         """In one go, so that short messages cost no system call each."""

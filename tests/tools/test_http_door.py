@@ -35,6 +35,7 @@ class Handler:
         due = caller.due()
         try:
             goes_on = caller.reply(request, Response(200, LARGE), due)
+            self.heard.put("written")
             caller.wait_until_taken(due)
         except Gone:
             self.heard.put("gone")
@@ -132,6 +133,7 @@ def test_what_has_arrived_is_known(caller, handler):
         while answer.readline() != b"\r\n":
             assert handler.heard.empty()
         assert len(answer.read(len(LARGE))) == len(LARGE)
+    assert handler.heard.get(timeout=WITHIN) == "written"
     assert handler.heard.get(timeout=WITHIN) == "taken"
 
 
@@ -153,6 +155,13 @@ class TestImpatient:
 
     def test_who_reads_nothing_is_given_up(self, caller, handler):
         ask(caller, "/large")
+        assert handler.heard.get(timeout=WITHIN) == "gone"
+
+    def test_who_reads_too_slowly_is_given_up_though_he_reads(self, caller, handler):
+        ask(caller, "/large")
+        with contextlib.suppress(ConnectionResetError):
+            while caller.recv(1000):
+                pass
         assert handler.heard.get(timeout=WITHIN) == "gone"
 
     def test_who_does_not_finish_his_request_is_given_up(self, caller):
