@@ -1,0 +1,45 @@
+"""NSQ for Apache Spark: ``spark.readStream.format("nsq")``, with nothing lost and every micro-batch repeatable.
+
+NSQ forgets a message that is finished, and Spark may ask for a batch again. So a task puts what it receives into a
+spool, durably, before it finishes it, and seals what belongs to its batch; Spark reads the spool.
+
+    source        the classes Spark calls
+    progress      a query's way forward on the driver: which batch comes next
+    nodes         which nsqd there are and how much waits, over HTTP
+    plan          a batch shared out over nsqd and tasks
+    drain         a task on an executor: receive, spool, FIN, seal
+    connection    to one nsqd, on a plain socket
+    spool         what is where on the disk, and what may be deleted
+    spool_file    chunks with checksums
+    suspects      what may come again after a crash
+    rows          messages as Arrow
+    options       the table of options
+
+May import ``nsq_compat.protocol`` and ``nsq_compat.session``, never gevent: executors are forked from Spark's daemon,
+and nothing may be patched there. Only ``source`` imports pyspark. Read ``drain`` first, then ``spool``.
+"""
+
+from typing import Any
+
+
+def register(spark: Any) -> None:
+    """Make ``format("nsq")`` known to a session. Not needed where the package is installed on driver and executors.
+
+    Raises ``ValueError`` for a session that runs tasks twice on purpose.
+    """
+    from pyspark_nsq.source import NsqDataSource
+
+    if spark.conf.get("spark.speculation", "false").lower() == "true":
+        raise ValueError(
+            "spark.speculation must be false: a second attempt at a task would take messages that belong to no batch"
+        )
+    spark.dataSource.register(NsqDataSource)
+
+
+def __getattr__(name: str) -> Any:
+    # Spark looks for DefaultSource in every module named pyspark_*; who only wants the spool needs no pyspark.
+    if name == "DefaultSource":
+        from pyspark_nsq.source import NsqDataSource
+
+        return NsqDataSource
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

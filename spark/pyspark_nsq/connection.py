@@ -1,0 +1,185 @@
+"""One connection to one nsqd on a plain, blocking socket, for the length of one task.
+
+The conversation is ``nsq_compat.session.client_session``'s. Here are the socket, TLS, and the two things a task asks
+for: messages, and certainty. nsqd says nothing to a FIN that succeeds; but it executes commands in order, so once CLS
+is answered every FIN before it has been done or was reported in `rejected`.
+"""
+
+import contextlib
+import re
+import socket
+import ssl
+import time
+
+from nsq_compat import __version__
+from nsq_compat.protocol import command_writer
+from nsq_compat.protocol.frame_reader import Message
+from nsq_compat.protocol.identify import IdentifyRequest
+from nsq_compat.session.client_session import Answered, ClientSession, Failed, ProtocolError, Received, Rejected
+from pyspark_nsq.options import ReadOptions
+
+_PIECE = 1 << 18
+_HEARTBEAT = 30.0
+_DEFAULT_MSG_TIMEOUT = 60.0
+_ID_IN_ERROR = re.compile(r"FIN (\S{16}) ")
+
+
+class NsqdUnreachable(Exception):
+    """No conversation with this nsqd is possible: it does not answer, or what it says makes none."""
+
+
+class NsqdLost(Exception):
+    """The conversation ended before its time; which of the last FINs were done, nobody knows."""
+
+
+class NsqConnection:
+    """A subscriber. Raises ``NsqdUnreachable`` while it opens, ``NsqdLost`` later."""
+
+    def __init__(self, address: str, options: ReadOptions) -> None:
+        self.rejected: set[str] = set()
+        self._address = address
+        self._timeout = options.connect_timeout
+        self._session = ClientSession(_request(options), auth_secret=options.auth_secret.encode())
+        self._messages: list[Message] = []
+        self._answers: dict[str, bytes] = {}
+        host, _, port = address.rpartition(":")
+        host = host.strip("[]")
+        deadline = time.monotonic() + self._timeout
+        try:
+            self._socket: socket.socket = socket.create_connection((host, int(port)), self._timeout)
+        except OSError as error:
+            raise NsqdUnreachable(f"nsqd {address} cannot be reached: {error}") from None
+        try:
+            self._open(host, options, deadline)
+        except (NsqdLost, OSError) as error:
+            self._socket.close()
+            raise NsqdUnreachable(str(error) if isinstance(error, NsqdLost) else f"nsqd {address}: {error}") from None
+
+    def __enter__(self) -> "NsqConnection":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    @property
+    def max_rdy_count(self) -> int:
+        return self._session.max_rdy_count
+
+    @property
+    def msg_timeout(self) -> float:
+        """After how many seconds nsqd sends again what was not finished."""
+        response = self._session.response
+        return (response.msg_timeout if response else 0) / 1000 or _DEFAULT_MSG_TIMEOUT
+
+    def subscribe(self, topic: str, channel: str) -> None:
+        try:
+            self._ask(command_writer.subscribe(topic, channel), "SUB")
+        except NsqdLost as error:
+            raise NsqdUnreachable(str(error)) from None
+
+    def send(self, command: bytes) -> None:
+        """Commands without an answer: RDY, FIN, REQ."""
+        self._session.send(command)
+        self._flush()
+
+    def receive(self, timeout: float) -> list[Message]:
+        """The messages that came, after at most `timeout` seconds; an empty list when none did."""
+        deadline = time.monotonic() + timeout
+        while not self._messages:
+            left = deadline - time.monotonic()
+            if left <= 0 or not self._pump(left):
+                break
+        messages, self._messages = self._messages, []
+        return messages
+
+    def settle(self) -> None:
+        """Until nsqd has executed everything it was told; no message is sent behind this. What came too late to be
+        wanted goes back."""
+        self._ask(command_writer.CLS, "CLS")
+        self.send(b"".join(command_writer.requeue(message.id, 0) for message in self._messages))
+        self._messages = []
+        # Closing with something unread would make the system throw away what nsqd has not read yet.
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+            self._socket.settimeout(self._timeout)
+            while self._socket.recv(_PIECE):
+                pass
+
+    def _open(self, host: str, options: ReadOptions, deadline: float) -> None:
+        while not self._session.is_open:
+            self._flush()
+            left = deadline - time.monotonic()
+            if left <= 0 or not self._pump(left):
+                raise NsqdLost(f"nsqd {self._address} did not answer IDENTIFY in {options.connect_timeout:g} s")
+            if self._session.tls_wanted:
+                self._socket.settimeout(self._timeout)
+                self._socket = _tls_context(options).wrap_socket(self._socket, server_hostname=host)
+                self._session.tls_established()
+
+    def _ask(self, command: bytes, ticket: str) -> bytes:
+        self._session.ask(command, ticket)
+        self._flush()
+        deadline = time.monotonic() + self._timeout
+        while ticket not in self._answers:
+            left = deadline - time.monotonic()
+            if left <= 0 or not self._pump(left):
+                raise NsqdLost(f"nsqd {self._address} did not answer {ticket} in {self._timeout:g} s")
+        return self._answers.pop(ticket)
+
+    def _flush(self) -> None:
+        if data := self._session.data_to_send():
+            try:
+                self._socket.settimeout(self._timeout)
+                self._socket.sendall(data)
+            except OSError as error:
+                raise NsqdLost(f"nsqd {self._address}: {error}") from None
+
+    def _pump(self, timeout: float) -> bool:
+        """Receive once; False when nothing came in time."""
+        try:
+            self._socket.settimeout(timeout)
+            data = self._socket.recv(_PIECE)
+            events = self._session.receive_data(data)
+        except TimeoutError:
+            return False
+        except (OSError, ProtocolError) as error:
+            raise NsqdLost(f"nsqd {self._address}: {error}") from None
+        if not data:
+            raise NsqdLost(f"nsqd {self._address} closed the connection")
+        for event in events:
+            if isinstance(event, Received):
+                self._messages += event.messages
+            elif isinstance(event, Answered):
+                self._answers[str(event.ticket)] = event.data
+            elif isinstance(event, Rejected):
+                self.rejected.update(_ID_IN_ERROR.findall(str(event.error)))
+            elif isinstance(event, Failed):
+                raise NsqdLost(f"nsqd {self._address} refused: {event.error}")
+        self._flush()
+        return True
+
+
+def _request(options: ReadOptions) -> IdentifyRequest:
+    hostname = socket.gethostname()
+    return IdentifyRequest(
+        client_id=hostname.split(".")[0],
+        hostname=hostname,
+        heartbeat_interval=int(_HEARTBEAT * 1000),
+        feature_negotiation=True,
+        tls_v1=options.tls,
+        deflate=options.deflate,
+        deflate_level=options.deflate_level if options.deflate else 0,
+        snappy=options.snappy,
+        user_agent=f"pyspark_nsq/{__version__}",
+        msg_timeout=int(options.msg_timeout * 1000),
+    )
+
+
+def _tls_context(options: ReadOptions) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=options.tls_ca_file or None)
+    if options.tls_cert_file:
+        context.load_cert_chain(options.tls_cert_file, options.tls_key_file or None)
+    if options.tls_skip_verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context

@@ -1,0 +1,153 @@
+"""What a task does: take messages from one nsqd into the spool, finish them, and seal.
+
+Messages are taken by the chunk, because nsqd lets a connection have only so many unfinished ones: receive a chunk, put
+it on the disk, then FIN it. Whatever happens in between, a message is either in the spool or still nsqd's.
+
+A crash leaves chunks whose FIN may not have been executed. The next attempt adopts them, notes their ids as suspects,
+and drops them when they come again. `at` is called with the name of each point, in order: tests die there.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+
+from nsq_compat.protocol import command_writer
+from nsq_compat.protocol.frame_reader import Message
+from pyspark_nsq.connection import NsqConnection, NsqdLost, NsqdUnreachable
+from pyspark_nsq.options import ReadOptions
+from pyspark_nsq.rows import Origin, to_batch
+from pyspark_nsq.spool import Partition, Piece, Spool, ids_in
+from pyspark_nsq.spool_file import SpoolFile
+
+log = logging.getLogger(__name__)
+
+_LONGEST_HOLD = 1.0
+
+BEFORE_SPOOL = "before spool"
+SPOOLED = "spooled"
+FINISHED = "finished"
+BEFORE_SEAL = "before seal"
+SEALED = "sealed"
+POINTS = (BEFORE_SPOOL, SPOOLED, FINISHED, BEFORE_SEAL, SEALED)
+
+
+def nowhere(_: str) -> None:
+    """Nobody wants to know how far a task is."""
+
+
+def drain(
+    spool: Spool,
+    partition: Partition,
+    origin: Origin,
+    count: int,
+    options: ReadOptions,
+    at: Callable[[str], None] = nowhere,
+) -> list[Piece]:
+    """At most `count` messages of `origin`, sealed. An attempt at a sealed partition gets what was sealed."""
+    sealed = partition.sealed()
+    if sealed is not None:
+        return sealed
+    partition.create()
+    adopted = partition.pieces()
+    for where, ids in ids_in(spool.folder, adopted).items():
+        spool.suspects.add(where, ids)
+    suspects = {each.encode() for each in spool.suspects.of(origin)} if options.suppress_redelivered else set()
+    left = count - sum(each.rows for each in adopted)
+    mine: list[Piece] = []
+    if left > 0:
+        try:
+            with NsqConnection(origin.nsqd, options) as connection:
+                connection.subscribe(origin.topic, origin.channel)
+                mine = _Attempt(connection, spool, partition, origin, suspects, options, at).receive(left)
+        except NsqdUnreachable as error:
+            if options.fail_on_unreachable:
+                raise
+            log.warning("an empty partition: %s", error)
+    at(BEFORE_SEAL)
+    sealed = partition.seal([*adopted, *mine])
+    at(SEALED)
+    return sealed
+
+
+class _Attempt:
+    """One connection's worth of messages on their way into one file."""
+
+    def __init__(
+        self,
+        connection: NsqConnection,
+        spool: Spool,
+        partition: Partition,
+        origin: Origin,
+        suspects: set[bytes],
+        options: ReadOptions,
+        at: Callable[[str], None],
+    ) -> None:
+        self._connection = connection
+        self._spool = spool
+        self._partition = partition
+        self._origin = origin
+        self._suspects = suspects
+        self._options = options
+        self._at = at
+        self._in_flight = min(options.max_in_flight or connection.max_rdy_count, connection.max_rdy_count)
+        self._chunk = min(options.chunk_messages or max(1, self._in_flight // 2), self._in_flight)
+        # No chunk is gathered for so long that nsqd would give its first messages to somebody else.
+        self._hold = min(_LONGEST_HOLD, connection.msg_timeout / 4)
+        self._file: SpoolFile | None = None
+        self._finished: set[bytes] = set()
+
+    def receive(self, wanted: int) -> list[Piece]:
+        try:
+            self._receive(wanted)
+            self._connection.settle()
+            doubtful = self._connection.rejected
+        except NsqdLost as error:
+            # What is spooled is kept; whether it was finished, nobody knows.
+            log.warning("reading ends early: %s", error)
+            doubtful = {each.decode() for each in self._finished}
+        finally:
+            if self._file is not None:
+                self._file.close()
+        self._spool.suspects.add(self._origin, doubtful)
+        if self._file is None or not self._file.rows:
+            return []
+        return [Piece(str(self._file.path.relative_to(self._spool.folder)), self._file.size, self._file.rows)]
+
+    def _receive(self, wanted: int) -> None:
+        self._connection.send(command_writer.ready(min(self._in_flight, wanted)))
+        waiting: list[Message] = []
+        now = time.monotonic()
+        end, quiet, held = now + self._options.max_read, now + self._options.idle_timeout, 0.0
+        while wanted > 0 and now < min(end, quiet) and self._partition.sealed() is None:
+            messages = self._connection.receive(min(end, quiet, held if waiting else quiet) - now)
+            now = time.monotonic()
+            if messages:
+                quiet = now + self._options.idle_timeout
+                held = held if waiting else now + self._hold
+                waiting += messages
+            if waiting and (len(waiting) >= min(self._chunk, wanted) or now >= min(end, quiet, held)):
+                wanted -= self._take(waiting, wanted)
+                waiting = []
+
+    def _take(self, messages: list[Message], wanted: int) -> int:
+        """Spool and finish them; how many of them are new."""
+        fresh = self._fresh(messages)
+        self._at(BEFORE_SPOOL)
+        if fresh:
+            if self._file is None:
+                self._file = self._partition.new_file()
+            self._file.append(to_batch(self._origin, fresh))
+        self._at(SPOOLED)
+        self._finished.update(message.id for message in fresh)
+        # RDY first: nsqd would fill up at once what the FINs make room for.
+        ready = command_writer.ready(max(0, min(self._in_flight, wanted - len(fresh))))
+        self._connection.send(ready + command_writer.finish([message.id for message in messages]))
+        self._at(FINISHED)
+        return len(fresh)
+
+    def _fresh(self, messages: list[Message]) -> list[Message]:
+        """Those that are not in the spool yet; nsqd sends again what it waited for too long."""
+        if not self._options.suppress_redelivered:
+            return messages
+        known, before = self._finished, self._suspects
+        return list({each.id: each for each in messages if each.id not in known and each.id not in before}.values())

@@ -1,0 +1,186 @@
+"""Which nsqd have a topic, and how much waits there: nsqlookupd's and nsqd's HTTP, asked with nothing but the standard
+library, since this runs in Spark's processes.
+"""
+
+import http.client
+import json
+import logging
+import socket
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+from pyspark_nsq.options import ReadOptions
+
+log = logging.getLogger(__name__)
+
+_LARGEST_ANSWER = 32 << 20
+
+
+class HttpFailed(Exception):
+    """A daemon gave no answer that can be used; the text says which and why."""
+
+
+class NoNodes(Exception):
+    """Nobody can say where the topics are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """An nsqd with one of the topics. Without `http` nobody can ask how much waits there."""
+
+    topic: str
+    tcp: str
+    http: str
+
+
+def ask(address: str, path: str, timeout: float, *, method: str = "GET", **parameters: str) -> Any:
+    """The JSON value of an answer, None for 404. Raises ``HttpFailed``."""
+    host, _, port = address.rpartition(":")
+    connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=timeout)
+    url = f"/{path}?{urlencode(parameters)}"
+    try:
+        connection.request(method, url, headers={"Accept": "application/vnd.nsq; version=1.0"})
+        response = connection.getresponse()
+        body = response.read(_LARGEST_ANSWER)
+        if response.status == 404:
+            return None
+        if response.status != 200:
+            raise ValueError(f"status {response.status} {body[:200].decode('utf-8', 'replace')}")
+        return json.loads(body or b"null")
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise HttpFailed(f"http://{address}{url}: {error}") from None
+    finally:
+        connection.close()
+
+
+class Nodes:
+    """The nodes of a query's topics, asked for again after `lookup_interval`; `clock` is monotonic."""
+
+    def __init__(self, options: ReadOptions, clock: Callable[[], float] = time.monotonic) -> None:
+        self._options = options
+        self._clock = clock
+        self._known: list[Node] = []
+        self._asked: float | None = None
+        self._with_channel: set[Node] = set()
+
+    def all(self) -> list[Node]:
+        """Sorted, so that batches plan in the same order. Raises ``NoNodes`` if no nsqlookupd answers and none did."""
+        options = self._options
+        if options.nsqd_tcp_addresses:
+            https = options.nsqd_http_addresses or ("",) * len(options.nsqd_tcp_addresses)
+            pairs = list(zip(options.nsqd_tcp_addresses, https, strict=True))
+            return [Node(topic, tcp, http) for topic in options.topics for tcp, http in pairs]
+        now = self._clock()
+        if self._asked is None or now - self._asked >= options.lookup_interval:
+            self._look_up()
+            self._asked = now
+        return self._known
+
+    def require(self) -> None:
+        """Raises ``NoNodes`` when of the nsqd that were named none can be reached, or no nsqlookupd."""
+        complaints = []
+        for node in self.all():
+            try:
+                self._try(node)
+            except (HttpFailed, OSError) as error:
+                complaints.append(f"{node.tcp}: {error}")
+            else:
+                return
+        if complaints and self._options.nsqd_tcp_addresses:
+            raise NoNodes(
+                "nsqdTcpAddresses: no nsqd can be reached; start one, or name others: " + "; ".join(complaints)
+            )
+
+    def ensure_channels(self) -> None:
+        """Make the channel where it is not, so that nothing is missed. What fails is tried the next time."""
+        options = self._options
+        for node in self.all():
+            if not options.create_channel or not node.http or node in self._with_channel:
+                continue
+            try:
+                if not options.lookupd_http_addresses:
+                    self._tell(node, "topic/create", topic=node.topic)
+                self._tell(node, "channel/create", topic=node.topic, channel=options.channel)
+                self._with_channel.add(node)
+            except HttpFailed as error:
+                self._complain(error)
+
+    def backlog(self) -> list[tuple[Node, int | None]]:
+        """How much waits for the channel on every node; None where nobody can tell. Raises ``HttpFailed`` if the user
+        wants unreachable nodes to be errors."""
+        found: list[tuple[Node, int | None]] = []
+        for node in self.all():
+            try:
+                found.append((node, self._depth(node) if node.http else None))
+            except HttpFailed as error:
+                self._complain(error)
+        return found
+
+    def _try(self, node: Node) -> None:
+        timeout = self._options.connect_timeout
+        if node.http:
+            ask(node.http, "info", timeout)
+        else:
+            host, _, port = node.tcp.rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), timeout).close()
+
+    def _tell(self, node: Node, path: str, **parameters: str) -> None:
+        ask(node.http, path, self._options.connect_timeout, method="POST", **parameters)
+
+    def _depth(self, node: Node) -> int:
+        channel, timeout = self._options.channel, self._options.connect_timeout
+        answer = ask(node.http, "stats", timeout, format="json", topic=node.topic, channel=channel)
+        try:
+            topics = [each for each in answer["topics"] or () if each["topic_name"] == node.topic]
+            # What was published a moment ago may still be on its way from the topic to its channels.
+            return sum(
+                topic["depth"] + channel_stats["depth"]
+                for topic in topics
+                for channel_stats in topic["channels"] or ()
+                if channel_stats["channel_name"] == channel
+            )
+        except (TypeError, KeyError) as error:
+            raise HttpFailed(f"{node.http}: /stats cannot be understood: {error!r}") from None
+
+    def _complain(self, error: HttpFailed) -> None:
+        if self._options.fail_on_unreachable:
+            raise error
+        log.warning("passing over what cannot be reached: %s", error)
+
+    def _look_up(self) -> None:
+        found: set[Node] = set()
+        complaints = []
+        for topic in self._options.topics:
+            for lookupd in self._options.lookupd_http_addresses:
+                try:
+                    answer = ask(lookupd, "lookup", self._options.connect_timeout, topic=topic)
+                    found.update(_producers(lookupd, topic, answer))
+                except HttpFailed as error:
+                    complaints.append(str(error))
+                    log.warning("passing over an nsqlookupd: %s", error)
+        asked = len(self._options.topics) * len(self._options.lookupd_http_addresses)
+        if len(complaints) < asked:
+            self._known = sorted(found, key=lambda node: (node.topic, node.tcp))
+        elif not self._known:
+            raise NoNodes("lookupdHttpAddresses: no nsqlookupd answers: " + "; ".join(complaints))
+
+
+def _producers(lookupd: str, topic: str, answer: Any) -> Iterable[Node]:
+    """One that makes no sense spoils the answer, so that another nsqlookupd's counts; 404 is a topic nobody has."""
+    if answer is None:
+        return []
+    try:
+        answer = answer.get("data", answer)
+        return [
+            Node(
+                topic,
+                f"{each['broadcast_address']}:{int(each['tcp_port'])}",
+                f"{each['broadcast_address']}:{int(each['http_port'])}",
+            )
+            for each in answer["producers"] or ()
+        ]
+    except (AttributeError, TypeError, KeyError, ValueError) as error:
+        raise HttpFailed(f"{lookupd}: /lookup cannot be understood: {error!r}") from None

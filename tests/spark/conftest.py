@@ -1,0 +1,77 @@
+"""What the data source's tests stand on: a real nsqd, an empty spool, and options as a user writes them."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import pytest
+
+from conformance.nsqd_process import NsqdProcess, installed_nsqd
+from pyspark_nsq.options import ReadOptions, read_options
+from pyspark_nsq.spool import Spool
+
+_topic_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def nsqd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NsqdProcess]:
+    """One nsqd for all; each test has a topic of its own."""
+    with NsqdProcess(installed_nsqd(), tmp_path_factory.mktemp("nsqd")) as process:
+        yield process
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"topic.{next(_topic_numbers)}"
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Spool:
+    """A spool of one stream, ready to be used."""
+    made = Spool(tmp_path, "stream")
+    made.create()
+    return made
+
+
+@pytest.fixture
+def written(nsqd: NsqdProcess, topic: str, tmp_path: Path) -> dict[str, str]:
+    """Options for the test's topic, as they are written."""
+    return {
+        "subscribe": topic,
+        "channel": "c",
+        "nsqdTcpAddresses": nsqd.tcp_address,
+        "nsqdHttpAddresses": nsqd.http_address,
+        "spoolDir": str(tmp_path),
+        # Long: a test waits for messages, not for the end of the waiting.
+        "idleTimeoutMs": "20000",
+        "maxReadMs": "20000",
+        "msgTimeoutMs": "1000",
+    }
+
+
+OptionsWith = Callable[..., ReadOptions]
+
+
+@pytest.fixture
+def options_with(written: dict[str, str]) -> OptionsWith:
+    """The test's options of a stream, and what is named besides."""
+    return lambda **more: read_options(written | more, "stream")
+
+
+Publish = Callable[[int], list[bytes]]
+
+
+@pytest.fixture
+def publish(nsqd: NsqdProcess, topic: str) -> Publish:
+    """Publish so many distinct bodies to the test's topic, in channel `c`; they are returned."""
+    numbers = itertools.count()
+    nsqd.create_channel(topic, "c")
+
+    def send(count: int) -> list[bytes]:
+        bodies = [b"body %d" % next(numbers) for _ in range(count)]
+        request = Request(f"http://{nsqd.http_address}/mpub?topic={topic}", data=b"\n".join(bodies))
+        urlopen(request, timeout=10).close()
+        return bodies
+
+    return send

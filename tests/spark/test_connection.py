@@ -1,0 +1,92 @@
+"""The connection of a task: TLS, auth, and what a bad nsqd leads to."""
+
+import contextlib
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import pytest
+import trustme
+
+from conformance.nsqd_process import NsqdProcess, installed_nsqd
+from nsq_compat.protocol import command_writer
+from pyspark_nsq.connection import NsqConnection, NsqdLost, NsqdUnreachable
+from tests.client.fake_nsqd import FakeNsqd
+from tests.spark.conftest import OptionsWith
+
+AUTHORITY = trustme.CA()
+
+
+@pytest.fixture
+def ca_file(tmp_path: Path) -> Path:
+    path = tmp_path / "ca.pem"
+    AUTHORITY.cert_pem.write_to_path(path)
+    return path
+
+
+def test_messages_come_through_tls_from_an_nsqd_that_is_trusted(tmp_path, options_with: OptionsWith, ca_file, topic):
+    AUTHORITY.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "nsqd.pem")
+    (tmp_path / "data").mkdir()
+    tls = [f"--tls-cert={tmp_path}/nsqd.pem", f"--tls-key={tmp_path}/nsqd.pem", "--https-address=127.0.0.1:0"]
+    with NsqdProcess(installed_nsqd(), tmp_path / "data", options=tls) as nsqd:
+        nsqd.create_channel(topic, "c")
+        urlopen(Request(f"http://{nsqd.http_address}/pub?topic={topic}", data=b"one"), timeout=10).close()
+        options = options_with(tls="true", tlsCaFile=str(ca_file), snappy="true")
+        with NsqConnection(nsqd.tcp_address, options) as connection:
+            connection.subscribe(topic, "c")
+            connection.send(command_writer.ready(1))
+            (message,) = connection.receive(20)
+            assert message.body == b"one"
+            connection.send(command_writer.finish([message.id]))
+            connection.settle()
+        assert nsqd.channel_stats(topic, "c")["in_flight_count"] == 0
+        with pytest.raises(NsqdUnreachable, match="certificate verify failed"):
+            NsqConnection(nsqd.tcp_address, options_with(tls="true"))
+
+
+def test_the_secret_is_said_when_it_is_asked_for(options_with):
+    with contextlib.closing(FakeNsqd(max_rdy_count=7, auth_required=True)) as server:
+        with NsqConnection(server.address, options_with(authSecret="secret")) as connection:
+            assert connection.max_rdy_count == 7
+            assert connection.msg_timeout == 60
+        assert server.said("AUTH") == ["AUTH"]
+
+
+def test_a_fin_that_was_of_no_effect_is_known_once_nsqd_is_settled(nsqd, topic, options_with, publish):
+    publish(1)
+    with NsqConnection(nsqd.tcp_address, options_with()) as connection:
+        connection.subscribe(topic, "c")
+        connection.send(command_writer.finish([b"0123456789abcdef"]))
+        connection.settle()
+        assert connection.rejected == {"0123456789abcdef"}
+
+
+def test_what_nobody_wanted_goes_back(nsqd, topic, options_with, publish):
+    publish(3)
+    with NsqConnection(nsqd.tcp_address, options_with()) as connection:
+        connection.subscribe(topic, "c")
+        connection.send(command_writer.ready(3))
+        (first, *_) = connection.receive(20)
+        connection.send(command_writer.finish([first.id]))
+        connection.settle()
+    stats = nsqd.channel_stats(topic, "c")
+    assert stats["depth"] + stats["in_flight_count"] == 2
+
+
+def test_a_topic_nsqd_refuses_is_said_in_its_words(options_with, nsqd):
+    with (
+        NsqConnection(nsqd.tcp_address, options_with()) as connection,
+        pytest.raises(NsqdUnreachable, match="E_BAD_TOPIC"),
+    ):
+        connection.subscribe("no/topic", "c")
+
+
+def test_an_end_in_the_middle_is_a_loss(nsqd, tmp_path, options_with, topic):
+    (tmp_path / "data").mkdir()
+    with (
+        NsqdProcess(installed_nsqd(), tmp_path / "data") as own,
+        NsqConnection(own.tcp_address, options_with()) as connection,
+    ):
+        connection.subscribe(topic, "c")
+        own.kill()
+        with pytest.raises(NsqdLost):
+            connection.receive(20)

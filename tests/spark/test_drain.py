@@ -1,0 +1,143 @@
+"""A task against a real nsqd, killed at every point: nothing is lost, and nothing is there twice."""
+
+import itertools
+from urllib.request import Request, urlopen
+
+import pytest
+
+from conformance.daemon_process import own_host
+from conformance.nsqd_process import NsqdProcess, installed_nsqd
+from pyspark_nsq import drain as drain_module
+from pyspark_nsq.connection import NsqdUnreachable
+from pyspark_nsq.drain import POINTS, drain
+from pyspark_nsq.options import ReadOptions
+from pyspark_nsq.rows import Origin
+from pyspark_nsq.spool import Spool
+from tests.spark.conftest import OptionsWith, Publish
+from tests.spark.dying import die_at
+
+
+def origin_of(options: ReadOptions) -> Origin:
+    return Origin(options.topics[0], options.channel, options.nsqd_tcp_addresses[0])
+
+
+def drained(spool: Spool, options: ReadOptions, count: int, part: int = 0) -> list[bytes]:
+    """The bodies a task yields."""
+    partition = spool.partition(1, part)
+    pieces = drain(spool, partition, origin_of(options), count, options)
+    return [body for batch in partition.read(pieces) for body in batch.column("body").to_pylist()]
+
+
+def waiting(nsqd: NsqdProcess, topic: str) -> int:
+    """Messages that nobody has finished."""
+    stats = nsqd.channel_stats(topic, "c")
+    return int(stats["depth"] + stats["in_flight_count"])
+
+
+def drained_dry(nsqd: NsqdProcess, spool: Spool, options: ReadOptions) -> list[bytes]:
+    """What further tasks yield until nobody waits for anything."""
+    bodies: list[bytes] = []
+    parts = itertools.count(1)
+    while waiting(nsqd, options.topics[0]):
+        bodies += drained(spool, options, 100, next(parts))
+    return bodies
+
+
+def test_a_task_takes_what_it_was_told_to_and_leaves_the_rest(nsqd, topic, spool, options_with: OptionsWith, publish):
+    bodies = publish(10)
+    assert drained(spool, options_with(), 7) == bodies[:7]
+    stats = nsqd.channel_stats(topic, "c")
+    assert (stats["depth"], stats["in_flight_count"], stats["requeue_count"]) == (3, 0, 0)
+
+
+def test_messages_are_finished_by_the_chunk_and_none_has_to_go_back(nsqd, topic, spool, options_with, publish):
+    bodies = publish(1000)
+    assert drained(spool, options_with(maxInFlight="20", chunkMessages="7", msgTimeoutMs="0"), 1000) == bodies
+    stats = nsqd.channel_stats(topic, "c")
+    assert (stats["depth"], stats["in_flight_count"], stats["requeue_count"], stats["timeout_count"]) == (0, 0, 0, 0)
+
+
+def test_a_task_ends_when_no_more_comes(spool, options_with, publish):
+    bodies = publish(3)
+    assert drained(spool, options_with(idleTimeoutMs="100"), 50) == bodies
+
+
+def test_a_chunk_that_fills_slowly_is_finished_before_its_time_is_over(nsqd, topic, spool, options_with, publish):
+    bodies = publish(3)
+    options = options_with(idleTimeoutMs="3000", msgTimeoutMs="1000")
+    assert drained(spool, options, 100) == bodies
+    assert nsqd.channel_stats(topic, "c")["timeout_count"] == 0
+
+
+def test_every_attempt_at_a_sealed_partition_gives_the_same(spool, options_with, publish):
+    bodies = publish(5)
+    assert drained(spool, options_with(), 5) == bodies
+    publish(5)
+    assert drained(spool, options_with(), 5) == bodies
+
+
+@pytest.mark.parametrize("compression", ["snappy", "deflate"])
+def test_a_task_reads_through_compression(spool, options_with, publish, compression):
+    bodies = publish(100)
+    assert drained(spool, options_with(**{compression: "true"}), 100) == bodies
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_anywhere_nothing_is_lost_and_nothing_comes_twice(
+    nsqd, topic, spool, options_with: OptionsWith, publish: Publish, point: str, times: int
+):
+    bodies = publish(30)
+    options = options_with(maxInFlight="10", chunkMessages="5", idleTimeoutMs="1200")
+    sealing = point in (drain_module.BEFORE_SEAL, drain_module.SEALED)
+    die_at(point, 1 if sealing else times, spool, origin_of(options), options, 30)
+    assert sorted(drained(spool, options, 30) + drained_dry(nsqd, spool, options)) == sorted(bodies)
+
+
+def test_without_suspects_what_was_not_finished_comes_twice(nsqd, spool, options_with, publish):
+    bodies = publish(5)
+    options = options_with(suppressRedelivered="false", idleTimeoutMs="1200")
+    die_at(drain_module.SPOOLED, 1, spool, origin_of(options), options, 5)
+    assert sorted(drained(spool, options, 5) + drained_dry(nsqd, spool, options)) == sorted(bodies * 2)
+
+
+def test_an_nsqd_that_cannot_be_reached_is_an_empty_partition_or_an_error(spool, options_with):
+    options = options_with(nsqdTcpAddresses="127.0.0.1:1")
+    assert drained(spool, options, 5) == []
+    with pytest.raises(NsqdUnreachable, match=r"nsqd 127\.0\.0\.1:1 cannot be reached"):
+        drained(spool, options_with(nsqdTcpAddresses="127.0.0.1:1", failOnUnreachable="true"), 5, part=1)
+
+
+def test_an_nsqd_that_requires_what_it_does_not_get_says_so(spool, options_with):
+    with pytest.raises(NsqdUnreachable, match="TLS was asked for and nsqd does not offer it"):
+        drained(spool, options_with(tls="true", failOnUnreachable="true"), 5)
+
+
+def test_nsqd_is_killed_after_a_chunk_was_spooled_and_nothing_is_lost_or_comes_twice(
+    tmp_path, spool, options_with, topic
+):
+    (tmp_path / "data").mkdir()
+    bodies = [b"body %d" % number for number in range(20)]
+    listen = [f"--tcp-address={own_host()}:0"]
+    with NsqdProcess(installed_nsqd(), tmp_path / "data", options=listen) as nsqd:
+        nsqd.create_channel(topic, "c")
+        url = f"http://{nsqd.http_address}/mpub?topic={topic}"
+        urlopen(Request(url, data=b"\n".join(bodies)), timeout=10).close()
+        options = options_with(
+            nsqdTcpAddresses=nsqd.tcp_address,
+            nsqdHttpAddresses="",
+            maxInFlight="10",
+            chunkMessages="5",
+            idleTimeoutMs="1200",
+        )
+
+        def at(point: str) -> None:
+            if point == drain_module.SPOOLED:
+                nsqd.kill()
+
+        partition = spool.partition(1, 0)
+        pieces = drain(spool, partition, origin_of(options), 20, options, at)
+        first = [body for batch in partition.read(pieces) for body in batch.column("body").to_pylist()]
+        assert first
+        nsqd.start()
+        assert sorted(first + drained_dry(nsqd, spool, options)) == sorted(bodies)

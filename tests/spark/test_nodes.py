@@ -1,0 +1,101 @@
+"""Finding nsqd and asking them: real daemons, real HTTP."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from conformance.nsqd_process import NsqdProcess, installed_nsqd
+from conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
+from pyspark_nsq.nodes import HttpFailed, Node, Nodes, NoNodes
+from pyspark_nsq.options import read_options
+from tests.client.fake_lookupd import FakeLookupd
+from tests.spark.conftest import OptionsWith
+
+
+@pytest.fixture
+def fake_lookupd() -> Iterator[FakeLookupd]:
+    server = FakeLookupd()
+    yield server
+    server.close()
+
+
+def test_the_backlog_is_what_waits_for_the_channel(nsqd, topic, options_with: OptionsWith, publish):
+    publish(5)
+    node = Node(topic, nsqd.tcp_address, nsqd.http_address)
+    assert Nodes(options_with()).backlog() == [(node, 5)]
+
+
+def test_the_channel_is_made_on_every_node_once(nsqd, topic, options_with):
+    nodes = Nodes(options_with())
+    nodes.ensure_channels()
+    assert nsqd.channel_stats(topic, "c")["depth"] == 0
+
+
+def test_a_topic_nobody_has_has_no_backlog(options_with):
+    assert [depth for _, depth in Nodes(options_with()).backlog()] == [0]
+
+
+def test_without_an_http_address_nobody_knows_the_backlog(nsqd, topic, options_with):
+    assert Nodes(options_with(nsqdHttpAddresses="")).backlog() == [(Node(topic, nsqd.tcp_address, ""), None)]
+
+
+def test_an_unreachable_node_is_passed_over_unless_it_is_to_be_an_error(nsqd, topic, options_with, publish):
+    publish(1)
+    two = {
+        "nsqdTcpAddresses": f"127.0.0.1:1,{nsqd.tcp_address}",
+        "nsqdHttpAddresses": f"127.0.0.1:2,{nsqd.http_address}",
+    }
+    assert Nodes(options_with(**two)).backlog() == [(Node(topic, nsqd.tcp_address, nsqd.http_address), 1)]
+    with pytest.raises(HttpFailed, match=r"http://127\.0\.0\.1:2/stats"):
+        Nodes(options_with(**two, failOnUnreachable="true")).backlog()
+
+
+def test_a_query_whose_nodes_are_all_gone_is_told_so(options_with):
+    for http in ("", "127.0.0.1:2"):
+        with pytest.raises(NoNodes, match="nsqdTcpAddresses: no nsqd can be reached"):
+            Nodes(options_with(nsqdTcpAddresses="127.0.0.1:1", nsqdHttpAddresses=http)).require()
+
+
+def looked_up(*addresses: str, **more: str):
+    written = {"subscribe": "t", "channel": "c", "spoolDir": "/spool", "lookupdHttpAddresses": ",".join(addresses)}
+    return read_options(written | more, "stream")
+
+
+def test_nodes_are_found_through_nsqlookupd(tmp_path):
+    with NsqlookupdProcess(installed_nsqlookupd()) as nsqlookupd:
+        nodes = Nodes(looked_up(nsqlookupd.http_address, lookupIntervalMs="0"))
+        assert nodes.all() == []
+        options = [f"--lookupd-tcp-address={nsqlookupd.tcp_address}", "--broadcast-address=127.0.0.1"]
+        with NsqdProcess(installed_nsqd(), tmp_path, options=options) as nsqd:
+            nsqd.create_channel("t", "c")
+            deadline = time.monotonic() + 30
+            while not nodes.all() and time.monotonic() < deadline:
+                time.sleep(0.02)
+            assert nodes.all() == [Node("t", nsqd.tcp_address, nsqd.http_address)]
+
+
+def test_nsqlookupd_is_asked_again_when_it_is_time_and_not_before(fake_lookupd):
+    now = 0.0
+    fake_lookupd.addresses = ["127.0.0.1:7"]
+    nodes = Nodes(looked_up(fake_lookupd.address, lookupIntervalMs="5000"), lambda: now)
+    assert [each.tcp for each in nodes.all()] == ["127.0.0.1:7"]
+    fake_lookupd.addresses = ["127.0.0.1:8"]
+    now = 4.9
+    assert [each.tcp for each in nodes.all()] == ["127.0.0.1:7"]
+    now = 5.1
+    assert [each.tcp for each in nodes.all()] == ["127.0.0.1:8"]
+
+
+@pytest.mark.parametrize("reply", [(500, b"{}"), (200, b"no json"), (200, b"[]"), (200, b'{"producers": [{}]}')])
+def test_an_nsqlookupd_that_makes_no_sense_leaves_what_is_known(fake_lookupd, reply):
+    fake_lookupd.addresses = ["127.0.0.1:7"]
+    nodes = Nodes(looked_up(fake_lookupd.address, lookupIntervalMs="0"))
+    nodes.all()
+    fake_lookupd.reply = reply
+    assert [each.tcp for each in nodes.all()] == ["127.0.0.1:7"]
+
+
+def test_no_nsqlookupd_at_all_is_an_error_that_names_the_option():
+    with pytest.raises(NoNodes, match="^lookupdHttpAddresses: no nsqlookupd answers"):
+        Nodes(looked_up("127.0.0.1:1")).require()

@@ -1,0 +1,97 @@
+"""Options: what is taken, and what a user is told who wrote something else."""
+
+from pathlib import Path
+
+import pytest
+
+from pyspark_nsq.options import OPTIONS, OptionError, read_options
+
+GOOD = {"subscribe": "orders", "channel": "spark", "nsqdTcpAddresses": "127.0.0.1:4150", "spoolDir": "/spool"}
+
+
+def test_what_is_not_said_has_a_default():
+    options = read_options(GOOD, "stream")
+    assert options.topics == ("orders",)
+    assert options.max_messages_per_trigger == 500_000
+    assert options.idle_timeout == 0.3
+    assert options.suppress_redelivered is True
+    assert options.tls is False
+
+
+def test_names_are_not_case_sensitive_and_pynsqs_are_known():
+    given = {
+        "TOPIC": "a, b",
+        "channel": "c",
+        "lookupd_http_addresses": "http://one:4161/,two:4161",
+        "spooldir": "/spool",
+    }
+    options = read_options(given, "stream")
+    assert options.topics == ("a", "b")
+    assert options.lookupd_http_addresses == ("one:4161", "two:4161")
+
+
+@pytest.mark.parametrize("name", ["subscribe", "channel", "spoolDir"])
+def test_what_is_required_is_asked_for_by_name(name):
+    with pytest.raises(OptionError, match=f"^{name} is required"):
+        read_options({key: value for key, value in GOOD.items() if key != name}, "stream")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("subscribe", "not a topic"),
+        ("subscribe", "orders#ephemeral"),
+        ("subscribe", ","),
+        ("channel", "spark#ephemeral"),
+        ("channel", "x" * 65),
+        ("nsqdTcpAddresses", "127.0.0.1"),
+        ("nsqdTcpAddresses", "127.0.0.1:70000"),
+        ("maxMessagesPerTrigger", "0"),
+        ("maxMessagesPerTrigger", "many"),
+        ("idleTimeoutMs", "300ms"),
+        ("tls", "yes"),
+        ("deflateLevel", "10"),
+    ],
+)
+def test_a_complaint_begins_with_the_options_name_and_shows_the_value(name, value):
+    with pytest.raises(OptionError, match=f"^{name} must be ") as caught:
+        read_options(GOOD | {name: value}, "stream")
+    assert repr(value) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("more", "complaint"),
+    [
+        ({"lookupdHttpAddresses": "one:4161"}, "either lookupdHttpAddresses or nsqdTcpAddresses"),
+        ({"nsqdTcpAddresses": ""}, "either lookupdHttpAddresses or nsqdTcpAddresses"),
+        ({"nsqdHttpAddresses": "one:4151,two:4151"}, "as many as nsqdTcpAddresses"),
+        ({"snappy": "true", "deflate": "true"}, "exclude each other"),
+        ({"msgTimeoutMs": "10"}, "msgTimeoutMs must be"),
+        ({"chunkMessages": "10", "maxInFlight": "5"}, "chunkMessages must not be more than maxInFlight"),
+        ({"tlsCaFile": "ca.pem"}, "not tls=true"),
+        ({"subscribe": "a", "topic": "b"}, "subscribe is given twice"),
+        ({"maxMesagesPerTrigger": "5"}, "no option maxMesagesPerTrigger; maxMessagesPerTrigger was meant"),
+        ({"colour": "red"}, "there is no option colour"),
+        ({"maxMessages": "5"}, "maxMessages is not for a stream read"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(more, complaint):
+    with pytest.raises(OptionError, match=complaint):
+        read_options(GOOD | more, "stream")
+
+
+def test_what_spark_adds_is_passed_over():
+    assert read_options(GOOD | {"checkpointLocation": "/c", "path": "/p"}, "stream").channel == "spark"
+
+
+def test_every_default_is_a_value_one_may_write():
+    for option in OPTIONS:
+        if option.default is not None:
+            option.read(option.default)
+
+
+def test_every_option_is_in_the_guide_with_its_default():
+    guide = Path("docs/spark.md").read_text()
+    for option in OPTIONS:
+        default = "required" if option.default is None else f"`{option.default}`" if option.default else "none"
+        assert f"| `{option.name}` | {default} | {option.meaning}" in guide

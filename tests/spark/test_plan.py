@@ -1,0 +1,55 @@
+"""A batch shared out: never more than is allowed, in proportion, and the same when it is read back from an offset."""
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_nsq.nodes import Node
+from pyspark_nsq.options import read_options
+from pyspark_nsq.plan import Share, from_json, share_out, to_json
+from pyspark_nsq.spool import Piece
+
+WRITTEN = {"subscribe": "t", "channel": "c", "nsqdTcpAddresses": "n:1", "spoolDir": "/spool"}
+
+
+def options_with(**more: int):
+    return read_options(WRITTEN | {name: str(value) for name, value in more.items()}, "stream")
+
+
+def node(number: int) -> Node:
+    return Node("t", f"n:{number}", "h:1")
+
+
+@given(
+    depths=st.lists(st.integers(0, 10_000), max_size=6),
+    limit=st.none() | st.integers(1, 20_000),
+    per_nsqd=st.integers(1, 4),
+    at_least=st.integers(0, 20),
+    largest=st.integers(1, 5000),
+)
+def test_shares_add_up_and_keep_every_limit(depths, limit, per_nsqd, at_least, largest):
+    options = options_with(partitionsPerNsqd=per_nsqd, minPartitions=at_least, maxMessagesPerPartition=largest)
+    backlog = [(node(number), depth) for number, depth in enumerate(depths)]
+    shares = share_out(backlog, limit, options)
+    total = sum(depths) if limit is None else min(sum(depths), limit)
+    assert sum(share.count for share in shares) == total
+    assert all(0 < share.count <= largest for share in shares)
+    assert len(shares) >= min(at_least, total)
+    for each, depth in backlog:
+        assert sum(share.count for share in shares if share.nsqd == each.tcp) <= depth
+
+
+def test_two_nodes_share_in_proportion():
+    shares = share_out([(node(1), 300), (node(2), 100)], 40, options_with())
+    assert shares == [Share("t", "n:1", 30), Share("t", "n:2", 10)]
+
+
+def test_a_node_that_cannot_be_asked_is_read_blindly():
+    shares = share_out([(node(1), None)], None, options_with(maxMessagesPerPartition=50, partitionsPerNsqd=2))
+    assert shares == [Share("t", "n:1", 50)] * 2
+
+
+def test_a_plan_survives_sparks_json():
+    plan: list[Piece | Share] = [Piece("orphans/a.spool", 500, 3), Share("t", "n:1", 7)]
+    assert from_json(json.loads(json.dumps(to_json(plan)))) == plan

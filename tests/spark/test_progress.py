@@ -1,0 +1,136 @@
+"""A query's way forward, driven in Spark's order against a real nsqd, without Spark."""
+
+import json
+
+import pytest
+
+from pyspark_nsq.drain import drain
+from pyspark_nsq.nodes import NoNodes
+from pyspark_nsq.options import ReadOptions
+from pyspark_nsq.plan import Share, from_json
+from pyspark_nsq.progress import Offset, Progress, open_spool
+from pyspark_nsq.rows import Origin
+from pyspark_nsq.spool import Piece, Spool
+from pyspark_nsq.spool_file import SpoolError
+from tests.spark.conftest import OptionsWith
+
+
+def run_batch(options: ReadOptions, end: Offset) -> list[bytes]:
+    """What the tasks of a batch yield; `end` goes through JSON, as it does in a checkpoint."""
+    end = json.loads(json.dumps(end))
+    spool = Spool(options.spool_dir, end["stream"])
+    bodies: list[bytes] = []
+    for part, work in enumerate(from_json(end["plan"])):
+        partition = spool.partition(end["seq"], part)
+        if isinstance(work, Share):
+            pieces = drain(spool, partition, Origin(work.topic, options.channel, work.nsqd), work.count, options)
+        else:
+            assert isinstance(work, Piece)
+            partition.create()
+            pieces = partition.seal([work])
+        bodies += [body for batch in partition.read(pieces) for body in batch.column("body").to_pylist()]
+    return bodies
+
+
+@pytest.fixture
+def options(options_with: OptionsWith) -> ReadOptions:
+    return options_with(pollIntervalMs="0")
+
+
+def test_batch_after_batch_everything_is_read_once(options, publish):
+    bodies = publish(25)
+    progress = Progress(options)
+    offset, read = progress.initial(), list[list[bytes]]()
+    while (end := progress.next(offset, 10)) != offset:
+        read.append(run_batch(options, end))
+        progress.committed(offset)
+        offset = end
+    assert [len(each) for each in read] == [10, 10, 5]
+    assert sorted(body for each in read for body in each) == sorted(bodies)
+    assert (offset["seq"], offset["planned"]) == (3, 25)
+
+
+def test_the_beginning_is_the_same_however_often_it_is_asked_for(options):
+    progress = Progress(options)
+    assert progress.initial() == progress.initial()
+
+
+def test_a_batch_is_the_same_again_after_a_restart_and_the_next_one_goes_on(options, publish):
+    bodies = publish(20)
+    first = Progress(options)
+    end = first.next(first.initial(), 10)
+    before = run_batch(options, end)
+    # Its checkpoint has the offset, and no commit.
+    assert run_batch(options, end) == before
+    again = Progress(options)
+    after = run_batch(options, again.next(end, None))
+    assert sorted(before + after) == sorted(bodies)
+
+
+def test_what_is_committed_is_deleted_one_batch_later(options, publish):
+    publish(3)
+    progress = Progress(options)
+    offset = progress.initial()
+    for _ in range(3):
+        offset = progress.next(offset, 1)
+        run_batch(options, offset)
+    progress.committed(offset)
+    spool = Spool(options.spool_dir, offset["stream"])
+    assert spool.batches() == [3]
+    assert spool.cleaned == 2
+
+
+def test_what_a_dead_attempt_left_behind_comes_in_the_next_batch(options, publish, topic):
+    publish(2)
+    progress = Progress(options)
+    offset = progress.next(progress.initial(), 1)
+    first = run_batch(options, offset)
+    spool = Spool(options.spool_dir, offset["stream"])
+    straggler = spool.partition(1, 1)  # spooled and finished, but no part of the batch
+    pieces = drain(spool, straggler, Origin(topic, options.channel, options.nsqd_tcp_addresses[0]), 1, options)
+    (straggler.folder / "SEALED").unlink()
+    left_behind = [body for batch in straggler.read(pieces) for body in batch.column("body").to_pylist()]
+    seen = [first]
+    for _ in range(4):
+        publish(1)
+        offset = progress.next(offset, 1)
+        seen.append(run_batch(options, offset))
+    assert [body for batch in seen for body in batch].count(left_behind[0]) == 1
+    assert sum(map(len, seen)) == 6
+
+
+def test_up_to_now_ends_even_when_more_is_published_or_somebody_else_reads(options, publish):
+    publish(10)
+    progress = Progress(options)
+    progress.until_now()
+    offset, sizes = progress.initial(), []
+    while (end := progress.next(offset, 4)) != offset:
+        publish(5)
+        sizes.append(len(run_batch(options, end)))
+        offset = end
+    assert sum(sizes) == 10
+
+
+def test_sparks_hundred_questions_a_second_are_not_passed_on(options_with, publish):
+    now = 0.0
+    progress = Progress(options_with(pollIntervalMs="200"), lambda: now)
+    start = progress.initial()
+    assert progress.next(start, None) == start
+    publish(1)
+    now = 0.1
+    assert progress.next(start, None) == start
+    now = 0.3
+    assert progress.next(start, None)["planned"] == 1
+
+
+def test_nothing_is_begun_when_there_is_no_nsqd_or_no_folder(options_with, tmp_path):
+    with pytest.raises(NoNodes, match="nsqdTcpAddresses"):
+        Progress(options_with(nsqdTcpAddresses="127.0.0.1:1", nsqdHttpAddresses="127.0.0.1:2")).initial()
+    with pytest.raises(SpoolError, match="spoolDir: there is no folder"):
+        Progress(options_with(spoolDir=str(tmp_path / "nowhere"))).initial()
+
+
+def test_a_lost_spool_is_an_error_unless_loss_is_allowed(options_with, tmp_path):
+    with pytest.raises(SpoolError, match="spoolDir: there is no .*gone"):
+        open_spool(options_with(), "gone")
+    assert open_spool(options_with(failOnDataLoss="false"), "gone").folder.is_dir()

@@ -1,0 +1,89 @@
+"""A spool file: whatever a crash leaves of it, the whole chunks are read and nothing else."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nsq_compat.protocol.frame_reader import Message
+from pyspark_nsq.rows import Origin, to_batch
+from pyspark_nsq.spool_file import Abandoned, SpoolError, SpoolFile, chunks, encode
+
+ORIGIN = Origin("t", "c", "n:1")
+
+
+def batch_of(*bodies: bytes):
+    return to_batch(ORIGIN, [Message(number, 1, b"%016d" % number, body) for number, body in enumerate(bodies)])
+
+
+def bodies_in(path: Path, end: int | None = None) -> list[list[bytes]]:
+    return [chunk.batch.column("body").to_pylist() for chunk in chunks(path, end)]
+
+
+@given(st.lists(st.lists(st.binary(max_size=50), min_size=1, max_size=5), max_size=5))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_was_appended_is_read(tmp_path, appended):
+    path = tmp_path / f"{os.urandom(8).hex()}.spool"
+    file = SpoolFile(path)
+    for bodies in appended:
+        file.append(batch_of(*bodies))
+    file.close()
+    assert bodies_in(path) == appended
+    assert (file.rows, file.size) == (sum(map(len, appended)), path.stat().st_size)
+
+
+def test_cut_at_any_byte_a_file_has_the_chunks_before_the_cut(tmp_path):
+    pieces = [encode(batch_of(b"one", b"two")), encode(batch_of(b"three"))]
+    whole, path = b"".join(pieces), tmp_path / "cut"
+    for size in range(len(whole) + 1):
+        path.write_bytes(whole[:size])
+        expected = [[b"one", b"two"], [b"three"]][: (size >= len(pieces[0])) + (size >= len(whole))]
+        assert bodies_in(path) == expected
+
+
+def test_a_byte_changed_anywhere_ends_the_file_before_its_chunk(tmp_path):
+    first, second = encode(batch_of(b"one")), encode(batch_of(b"two"))
+    path = tmp_path / "changed"
+    for place in range(len(second)):
+        changed = bytearray(second)
+        changed[place] ^= 0x40
+        path.write_bytes(first + changed)
+        assert bodies_in(path) == [[b"one"]]
+
+
+def test_zeros_behind_the_last_chunk_are_no_chunk(tmp_path):
+    path = tmp_path / "zeros"
+    path.write_bytes(encode(batch_of(b"one")) + bytes(5000))
+    assert bodies_in(path) == [[b"one"]]
+
+
+def test_reading_up_to_a_byte_leaves_out_what_came_later(tmp_path):
+    file = SpoolFile(tmp_path / "later")
+    file.append(batch_of(b"one"))
+    size = file.size
+    file.append(batch_of(b"two"))
+    file.close()
+    assert bodies_in(file.path, size) == [[b"one"]]
+
+
+def test_a_file_that_was_cleaned_away_takes_nothing_more(tmp_path):
+    file = SpoolFile(tmp_path / "gone")
+    file.path.unlink()
+    with pytest.raises(Abandoned):
+        file.append(batch_of(b"one"))
+    file.close()
+
+
+def test_a_full_disk_is_a_sentence_that_says_what_to_do(tmp_path, monkeypatch):
+    file = SpoolFile(tmp_path / "full")
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("pyspark_nsq.spool_file.os.fdatasync", refuse)
+    with pytest.raises(SpoolError, match="spoolDir: No space left on device .*make room"):
+        file.append(batch_of(b"one"))
+    file.close()
