@@ -1,0 +1,144 @@
+"""Spark's side of reading: the classes Spark calls, and the order in which it does.
+
+On the driver, in one long-lived process: `initialOffset`, `latestOffset`, `partitions`, `commit`. On executors, each in
+a worker of its own with a fresh copy of the reader: `read`. Only the partition carries anything from the one to the
+other. `stop` is not called when a query ends; nothing necessary may be there.
+"""
+
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from pyspark_nsq.drain import drain
+from pyspark_nsq.nodes import Nodes
+from pyspark_nsq.options import BATCH, STREAM, OptionError, ReadOptions, read_options
+from pyspark_nsq.plan import Share, from_json, share_out
+from pyspark_nsq.progress import Offset, Progress, open_spool
+from pyspark_nsq.rows import SPARK_SCHEMA, Origin, columns
+from pyspark_nsq.spool import Piece, Spool
+from pyspark_nsq.spool_file import SpoolError
+
+_TYPES = dict(each.split(" ") for each in f"{SPARK_SCHEMA}, timestamp_ns bigint".split(", "))
+
+
+class NsqDataSource(DataSource):
+    """``format("nsq")``."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "nsq"
+
+    def schema(self) -> str:
+        return SPARK_SCHEMA
+
+    def reader(self, schema: StructType) -> "NsqReader":
+        return NsqReader(read_options(self.options, BATCH), _names(schema))
+
+    def streamReader(self, schema: StructType) -> "NsqStreamReader":  # noqa: N802 - Spark's name
+        return NsqStreamReader(read_options(self.options, STREAM), _names(schema))
+
+
+class NsqPartition(InputPartition):
+    """One task: which part of which batch, and what it is to read."""
+
+    def __init__(self, stream: str, seq: int, part: int, work: Piece | Share) -> None:
+        super().__init__((stream, seq, part))
+        self.stream = stream
+        self.seq = seq
+        self.part = part
+        self.work = work
+
+
+class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    def __init__(self, options: ReadOptions, names: Sequence[str]) -> None:
+        self._options = options
+        self._names = names
+        self._progress = Progress(options)
+
+    def initialOffset(self) -> Offset:  # noqa: N802 - Spark's names, here and below
+        return self._progress.initial()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        return ReadMaxRows(self._options.max_messages_per_trigger)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._progress.until_now()
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
+        return self._progress.next(start, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
+
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
+        return {"backlog": self._progress.backlog}
+
+    def partitions(self, start: Offset, end: Offset) -> list[NsqPartition]:
+        # Of `end` alone: the first batch of a restarted query has another start than it had.
+        open_spool(self._options, end["stream"])
+        return _partitions(end["stream"], end["seq"], from_json(end["plan"]))
+
+    def read(self, partition: NsqPartition) -> Iterator[pa.RecordBatch]:
+        return read(partition, self._options, self._names)
+
+    def commit(self, end: Offset) -> None:
+        self._progress.committed(end)
+
+
+class NsqReader(DataSourceReader):
+    """What waits at the moment, once. Every action on the loaded DataFrame gives the same rows."""
+
+    def __init__(self, options: ReadOptions, names: Sequence[str]) -> None:
+        self._options = options
+        self._names = names
+
+    def partitions(self) -> list[NsqPartition]:
+        nodes = Nodes(self._options)
+        nodes.require()
+        nodes.ensure_channels()
+        spool = Spool(self._options.spool_dir, f"batch-{uuid.uuid4().hex}")
+        spool.create()
+        shares = share_out(nodes.backlog(), self._options.max_messages or None, self._options)
+        return _partitions(spool.folder.name, 0, shares)
+
+    def read(self, partition: NsqPartition) -> Iterator[pa.RecordBatch]:
+        return read(partition, self._options, self._names)
+
+
+def read(partition: NsqPartition, options: ReadOptions, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The rows of a partition, from nsqd the first time and from the spool for ever after."""
+    spool = Spool(options.spool_dir, partition.stream)
+    folder = spool.partition(partition.seq, partition.part)
+    try:
+        spool.require()
+        if partition.seq <= spool.cleaned:
+            raise SpoolError(
+                f"batch {partition.seq} is wanted again, and its spool was cleaned. Use a batch's DataFrame only while "
+                "it is the current one, or set spoolRetainBatches higher."
+            )
+    except SpoolError:
+        if options.fail_on_data_loss:
+            raise
+        return
+    if isinstance(partition.work, Piece):
+        folder.create()
+        pieces = folder.seal([partition.work])
+    else:
+        origin = Origin(partition.work.topic, options.channel, partition.work.nsqd)
+        pieces = drain(spool, folder, origin, partition.work.count, options)
+    for batch in folder.read(pieces):
+        yield columns(batch, names)
+
+
+def _partitions(stream: str, seq: int, plan: Sequence[Piece | Share]) -> list[NsqPartition]:
+    return [NsqPartition(stream, seq, part, work) for part, work in enumerate(plan)]
+
+
+def _names(schema: StructType) -> list[str]:
+    for field in schema.fields:
+        if _TYPES.get(field.name) != field.dataType.simpleString():
+            known = ", ".join(f"{name} {kind}" for name, kind in _TYPES.items())
+            raise OptionError(f"schema: no column {field.name} {field.dataType.simpleString()}; there are {known}")
+    return [field.name for field in schema.fields]

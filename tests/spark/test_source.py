@@ -1,0 +1,92 @@
+"""The data source in a real Spark: one local session for all of it."""
+
+import itertools
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import pyspark_nsq
+from tests.spark.conftest import Publish
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    # Workers are started from PATH otherwise, with whatever Python is there.
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    # local[n] alone never tries a task again.
+    builder = SparkSession.builder.master("local[2,4]").config("spark.ui.enabled", "false")
+    for name in ("spark.driver.host", "spark.driver.bindAddress"):
+        builder = builder.config(name, "127.0.0.1")
+    session = builder.config("spark.sql.shuffle.partitions", "2").getOrCreate()
+    pyspark_nsq.register(session)
+    yield session
+    session.stop()
+
+
+def run_to_the_end(frame: DataFrame, checkpoint: Path, **sink: object) -> int:
+    """Run a query with availableNow; how many rows it read."""
+    writer = frame.writeStream.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
+    if "each" in sink:
+        query = writer.foreachBatch(sink["each"]).start()
+    else:
+        query = writer.format("parquet").option("path", str(sink["path"])).start()
+    query.awaitTermination()
+    return sum(progress["numInputRows"] for progress in query.recentProgress)
+
+
+def bodies_of(frame: DataFrame) -> list[bytes]:
+    return sorted(bytes(row.body) for row in frame.select("body").collect())
+
+
+def test_what_is_published_is_in_the_table_once_over_two_runs(
+    spark: SparkSession, written: dict[str, str], publish: Publish, tmp_path: Path
+):
+    stream = spark.readStream.format("nsq").options(**written, maxMessagesPerTrigger="300").load()
+    bodies = publish(500)
+    assert run_to_the_end(stream, tmp_path / "checkpoint", path=tmp_path / "table") == 500
+    bodies += publish(3)
+    assert run_to_the_end(stream, tmp_path / "checkpoint", path=tmp_path / "table") == 3
+    assert bodies_of(spark.read.parquet(str(tmp_path / "table"))) == sorted(bodies)
+
+
+def test_a_batch_that_fails_once_spooled_is_the_same_after_a_restart(
+    spark: SparkSession, written: dict[str, str], publish: Publish, tmp_path: Path
+):
+    bodies = publish(20)
+    seen: list[list[bytes]] = []
+    failures = itertools.count(1)
+
+    def handle(frame: DataFrame, _: int) -> None:
+        seen.append(bodies_of(frame))
+        seen.append(bodies_of(frame))
+        if next(failures) == 1:
+            raise RuntimeError("the sink is away")
+
+    stream = spark.readStream.format("nsq").options(**written).load()
+    with pytest.raises(Exception, match="the sink is away"):
+        run_to_the_end(stream, tmp_path / "checkpoint", each=handle)
+    run_to_the_end(stream, tmp_path / "checkpoint", each=handle)
+    assert seen == [sorted(bodies)] * 4
+
+
+def test_a_batch_read_gives_every_action_the_same_and_only_the_columns_asked_for(
+    spark: SparkSession, written: dict[str, str], publish: Publish
+):
+    bodies = publish(10)
+    frame = spark.read.format("nsq").schema("body binary, timestamp_ns bigint").options(**written).load()
+    assert frame.columns == ["body", "timestamp_ns"]
+    assert bodies_of(frame) == sorted(bodies)
+    publish(5)
+    assert bodies_of(frame) == sorted(bodies)
+
+
+def test_a_wrong_option_is_named_before_anything_runs(spark: SparkSession, written: dict[str, str]):
+    stream = spark.readStream.format("nsq").options(**(written | {"channel": "c#ephemeral"})).load()
+    with pytest.raises(Exception, match="channel must be a channel that is kept"):
+        stream.writeStream.format("noop").trigger(availableNow=True).start().awaitTermination()
