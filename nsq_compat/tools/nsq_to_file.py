@@ -46,6 +46,7 @@ from nsq_compat.tools.topic_recorder import TopicRecorder
 log = logging.getLogger(__name__)
 
 PROGRAM: Final = "nsq_to_file"
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STOP_SECONDS: Final = 30.0
 _RETRY_SECONDS: Final = 5.0
 """When no nsqlookupd says which topics there are, they are asked again so soon."""
@@ -173,7 +174,6 @@ class NsqToFile:
         self.recorders: dict[str, TopicRecorder] = {}
         self._options = options
         self._refused_topics: set[str] = set()
-        # A queue whose put may interrupt itself: signals arrive at any moment.
         self._happenings: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._consumer_options = self._read_consumer_options()
         self._rules = Rules(
@@ -202,9 +202,9 @@ class NsqToFile:
     def run(self) -> None:
         """Until a signal says so, or a disk fails."""
         options = self._options
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: self._happenings.put(None))
-        signal.signal(signal.SIGHUP, lambda *_: self._happenings.put(self._reopen))
+        # Before any thread is started: all of them inherit it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        threading.Thread(target=self._hear_signals, name="signals", daemon=True).start()
         if self._rules.moves:
             recover(self._rules.work_dir, self._rules.output_dir, self._names, self._wants)
         for recorder in self.recorders.values():
@@ -221,6 +221,12 @@ class NsqToFile:
         return sum(recorder.recording.recorded for recorder in list(self.recorders.values()))
 
     # --- What happens -------------------------------------------------------------------------------------------------
+
+    def _hear_signals(self) -> None:
+        # Fetched, not handled: of several signals the system gives some to any thread, and then Python's handler would
+        # be called when the main thread is next awake, which waits for nothing else.
+        while True:
+            self._happenings.put(self._reopen if signal.sigwait(_SIGNALS) == signal.SIGHUP else None)
 
     def _reopen(self) -> None:
         for recorder in self.recorders.values():
