@@ -7,6 +7,7 @@
     codec_stack     what lies between the two           certificates    files to TLS, again on SIGHUP
     tls             TLS, bytes to bytes                 tls_lenient     TLS that takes any client certificate
     tls_words       TLS as NSQ speaks of it
+    supervisor      whoever started this process (systemd)
     loop_lag        how late the event loop is
     process         a daemon's own: asked to stop, looked at
     dialer          connects to another server          resolver        names to addresses

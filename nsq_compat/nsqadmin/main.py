@@ -6,6 +6,7 @@ from gevent import monkey
 
 monkey.patch_all()
 
+import os
 import sys
 
 from nsq_compat import version_line
@@ -15,6 +16,7 @@ from nsq_compat.cli.logs import configure
 from nsq_compat.net.descriptor_limit import raise_descriptor_limit
 from nsq_compat.net.listeners import ListenError, check_address
 from nsq_compat.net.process import spare_the_collector, stop_signal
+from nsq_compat.net.supervisor import Supervisor
 from nsq_compat.nsqadmin.daemon import Daemon, read_users
 from nsq_compat.nsqadmin.options import PROGRAM, NsqadminOptions, validate
 from nsq_compat.web.admin.users import make_line
@@ -39,9 +41,12 @@ def main() -> None:
     except (OptionError, ListenError) as error:
         exit_fatal(PROGRAM, f"failed to instantiate nsqadmin - {error}")
     spare_the_collector()
+    supervisor = Supervisor(os.environ)
     stop = stop_signal()
     daemon.start()
+    supervisor.ready()
     stop.wait()
+    supervisor.stopping()
     daemon.stop()
 
 

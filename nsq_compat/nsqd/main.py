@@ -1,5 +1,6 @@
 """``nsqd``: command line in, exit code out."""
 
+import os
 import sys
 
 from nsq_compat import version_line
@@ -9,6 +10,7 @@ from nsq_compat.cli.logs import configure
 from nsq_compat.net.descriptor_limit import raise_descriptor_limit
 from nsq_compat.net.listeners import ListenError
 from nsq_compat.net.process import first_of, on_hangup, spare_the_collector, stop_signal
+from nsq_compat.net.supervisor import Supervisor
 from nsq_compat.nsqd.check import check
 from nsq_compat.nsqd.daemon import Daemon
 from nsq_compat.nsqd.options import DRAIN, PROGRAM, NsqdOptions, validate
@@ -30,13 +32,16 @@ def main() -> None:
     except (OptionError, DataPathError, ListenError) as error:
         exit_fatal(PROGRAM, f"failed to instantiate nsqd - {error}")
     spare_the_collector()
+    supervisor = Supervisor(os.environ)
     stop = stop_signal(daemon.drain.begin if options.sigterm == DRAIN else None)
     on_hangup(daemon.reload)
     try:
         daemon.start()
     except (MetadataError, OSError) as error:
         exit_fatal(PROGRAM, f"failed to load metadata - {error}")
+    supervisor.ready()
     first_of(stop, daemon.drain.done)
+    supervisor.stopping()
     daemon.stop()
 
 

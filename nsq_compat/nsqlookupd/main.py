@@ -1,5 +1,6 @@
 """``nsqlookupd``: command line in, exit code out."""
 
+import os
 import sys
 
 from nsq_compat import version_line
@@ -9,6 +10,7 @@ from nsq_compat.cli.logs import configure
 from nsq_compat.net.descriptor_limit import raise_descriptor_limit
 from nsq_compat.net.listeners import ListenError, check_address
 from nsq_compat.net.process import spare_the_collector, stop_signal
+from nsq_compat.net.supervisor import Supervisor
 from nsq_compat.nsqlookupd.daemon import Daemon
 from nsq_compat.nsqlookupd.options import PROGRAM, NsqlookupdOptions, validate
 
@@ -28,9 +30,12 @@ def main() -> None:
     except (OptionError, ListenError) as error:
         exit_fatal(PROGRAM, f"failed to instantiate nsqlookupd - {error}")
     spare_the_collector()
+    supervisor = Supervisor(os.environ)
     stop = stop_signal()
     daemon.start()
+    supervisor.ready()
     stop.wait()
+    supervisor.stopping()
     daemon.stop()
 
 
