@@ -13,6 +13,7 @@ spool, durably, before it finishes it, and seals what belongs to its batch; Spar
     spool_file    chunks with checksums
     suspects      what may come again after a crash
     rows          messages as Arrow
+    spool_tool    ``python -m pyspark_nsq.spool_tool``: looks into a spool, puts back what is in it
     options       the table of options
 
 May import ``nsq_compat.protocol`` and ``nsq_compat.session``, never gevent: executors are forked from Spark's daemon,

@@ -36,20 +36,38 @@ class Node:
     http: str
 
 
-def ask(address: str, path: str, timeout: float, *, method: str = "GET", **parameters: str) -> Any:
+def ask(address: str, path: str, timeout: float, **parameters: str) -> Any:
     """The JSON value of an answer, None for 404. Raises ``HttpFailed``."""
+    status, body = _exchange("GET", address, path, timeout, b"", parameters)
+    if status == 404:
+        return None
+    try:
+        return json.loads(body)
+    except ValueError as error:
+        raise HttpFailed(f"http://{address}/{path}: {error}") from None
+
+
+def post(address: str, path: str, timeout: float, body: bytes = b"", **parameters: str) -> None:
+    """Raises ``HttpFailed`` unless it was done."""
+    status, _ = _exchange("POST", address, path, timeout, body, parameters)
+    if status == 404:
+        raise HttpFailed(f"http://{address}/{path}: not found")
+
+
+def _exchange(
+    method: str, address: str, path: str, timeout: float, body: bytes, parameters: dict[str, str]
+) -> tuple[int, bytes]:
+    """Status (200 or 404) and body of an answer."""
     host, _, port = address.rpartition(":")
     connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=timeout)
     url = f"/{path}?{urlencode(parameters)}"
     try:
-        connection.request(method, url, headers={"Accept": "application/vnd.nsq; version=1.0"})
+        connection.request(method, url, body, {"Accept": "application/vnd.nsq; version=1.0"})
         response = connection.getresponse()
-        body = response.read(_LARGEST_ANSWER)
-        if response.status == 404:
-            return None
-        if response.status != 200:
-            raise ValueError(f"status {response.status} {body[:200].decode('utf-8', 'replace')}")
-        return json.loads(body or b"null")
+        answer = response.read(_LARGEST_ANSWER)
+        if response.status not in (200, 404):
+            raise ValueError(f"status {response.status} {answer[:200].decode('utf-8', 'replace')}")
+        return response.status, answer
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise HttpFailed(f"http://{address}{url}: {error}") from None
     finally:
@@ -128,7 +146,7 @@ class Nodes:
             socket.create_connection((host.strip("[]"), int(port)), timeout).close()
 
     def _tell(self, node: Node, path: str, **parameters: str) -> None:
-        ask(node.http, path, self._options.connect_timeout, method="POST", **parameters)
+        post(node.http, path, self._options.connect_timeout, b"", **parameters)
 
     def _depth(self, node: Node) -> int:
         channel, timeout = self._options.channel, self._options.connect_timeout
