@@ -18,6 +18,8 @@ _ID = HEADER.slices["id"]
 _ATTEMPTS = HEADER.slices["attempts"]
 _TIMESTAMP = HEADER.slices["timestamp_ns"]
 _MAX_ATTEMPTS = 0xFFFF
+_SIZES = [HEADER.pack(HEADER_SIZE - _UNCOUNTED + length, 0, 0, 0, b"")[:_UNCOUNTED] for length in range(4096)]
+"""The size field by the length of a body, for usual ones."""
 _uint16 = struct.Struct(">H")
 
 
@@ -29,12 +31,18 @@ def make_frames(ids: Sequence[bytes], timestamp_ns: int, bodies: Sequence[bytes]
     extra = HEADER_SIZE - _UNCOUNTED
     if len(bodies) == len(ids) == 1:  # a synchronous PUB: a third of the cost of the general way
         return (pack(extra + len(bodies[0]), FRAME_TYPE_MESSAGE, timestamp_ns, 1, ids[0]) + bodies[0],)
-    return tuple(
-        [
-            pack(extra + len(body), FRAME_TYPE_MESSAGE, timestamp_ns, 1, message_id) + body
-            for message_id, body in zip(ids, bodies, strict=True)
-        ]
-    )
+    # Only size and id differ from frame to frame, and to join what is there costs three quarters of packing it.
+    sizes, join = _SIZES, b"".join
+    same = pack(0, FRAME_TYPE_MESSAGE, timestamp_ns, 1, b"")[_UNCOUNTED : _ID.start]
+    try:
+        return tuple([join((sizes[len(body)], same, each, body)) for each, body in zip(ids, bodies, strict=True)])
+    except IndexError:  # one of them is bigger
+        return tuple(
+            [
+                pack(extra + len(body), FRAME_TYPE_MESSAGE, timestamp_ns, 1, each) + body
+                for each, body in zip(ids, bodies, strict=True)
+            ]
+        )
 
 
 def message_id(frame: bytes) -> bytes:

@@ -35,6 +35,13 @@ def test_every_frame_is_what_the_declaration_says(timestamp_ns, contents):
         assert frame == schema.MESSAGE_FRAME.build(declared)
 
 
+@pytest.mark.parametrize("length", [0, 1, 4095, 4096, 70_000])
+def test_a_frame_is_the_same_alone_and_among_others_however_big_one_of_them_is(length):
+    contents = [b"small", b"x" * length, b"smaller"]
+    alone = [frame for body in contents for frame in message.make_frames([ID], 256, [body])]
+    assert message.make_frames([ID] * 3, 256, contents) == tuple(alone)
+
+
 @given(timestamps, attempts, ids, bodies)
 def test_what_a_frame_says_is_what_the_declaration_reads(timestamp_ns, number, message_id, body):
     frame = schema.MESSAGE_FRAME.build(
