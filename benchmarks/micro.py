@@ -4,11 +4,14 @@
 mean, because everything that disturbs a measurement makes it longer. The garbage collector stays on, as nsqd sets it.
 """
 
+import os
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count, cycle
+from tempfile import TemporaryDirectory
+from typing import Any
 
 from nsq_compat.net.process import spare_the_collector
 from nsq_compat.protocol.command_reader import CommandReader
@@ -16,10 +19,13 @@ from nsq_compat.protocol.command_table import COMMANDS
 from nsq_compat.protocol.message import make_frames, message_ids
 from nsq_compat.queue.backlog import Backlog
 from nsq_compat.queue.broker import Broker
+from nsq_compat.queue.data_path import our_folder
+from nsq_compat.queue.files import OsFiles
 from nsq_compat.queue.guid import GuidFactory
 from nsq_compat.queue.in_flight import InFlight
 from nsq_compat.queue.latency import LatencyOptions
 from nsq_compat.queue.limits import QueueLimits
+from nsq_compat.queue.storage import Durability, Storage
 from nsq_compat.session.nsqd_limits import NsqdLimits
 from nsq_compat.session.nsqd_session import MAGIC, NsqdSession
 
@@ -160,18 +166,38 @@ def _session(broker: Broker) -> NsqdSession:
     return session
 
 
-def _answering(data: bytes) -> Callable[[], Callable[[], object]]:
+class _WritesNothing(OsFiles):
+    """What the system does with what is written is another matter, and not the same twice."""
+
+    @staticmethod
+    def pwrite(fd: int, data: Any, offset: int, /) -> int:
+        return len(data)
+
+    @staticmethod
+    def fallocate(fd: int, offset: int, size: int, /) -> None:
+        pass
+
+
+def _answering(data: bytes, *, logged: bool = False) -> Callable[[], Callable[[], object]]:
+    """`logged`: through the log too, as far as the system call."""
+
     def make() -> Callable[[], object]:
-        broker = Broker(QueueLimits(mem_queue_size=2 * _FULL))
+        folder = TemporaryDirectory()
+        os.mkdir(our_folder(folder.name))
+        storage = Storage(
+            _WritesNothing(), folder.name, durability=Durability.OS, segment_size=100 << 20, commit=lambda log: None
+        )
+        broker = Broker(QueueLimits(mem_queue_size=2 * _FULL), storage if logged else None)
         channel = broker.topic("t").channel("c")
         session = _session(broker)
 
-        def run() -> None:
+        def run() -> object:
             session.receive_data(data, _NOW, _NOW_NS)
             session.data_to_send(_NOW)
             session.next_wakeup()
             if channel.depth > _FULL:
                 channel.empty()
+            return folder  # which goes with `run`
 
         return run
 
@@ -222,6 +248,8 @@ BENCHMARKS = (
     Benchmark("session: one PUB and its OK", 1, _answering(_PUB)),
     Benchmark("session: 100 pipelined PUBs", 100, _answering(_PUB * 100)),
     Benchmark("session: one MPUB of 200", _BATCH, _answering(_MPUB)),
+    Benchmark("session: one PUB, through the log", 1, _answering(_PUB, logged=True)),
+    Benchmark("session: one MPUB of 200, through the log", _BATCH, _answering(_MPUB, logged=True)),
     Benchmark("session: publish, deliver, FIN 200", _BATCH, _delivering(_BATCH, 2500)),
     Benchmark("session: publish, deliver, FIN one", 1, _delivering(1, 1)),
     Benchmark("session: the same 200, latency watched", _BATCH, _delivering(_BATCH, 2500, watched=True)),
