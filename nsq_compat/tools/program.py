@@ -5,13 +5,13 @@ ask it to stop: what it is at is ended in order, and the exit code is 0.
 """
 
 import logging
+import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from types import FrameType
-from typing import NoReturn, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 from nsq_compat import version_line
 from nsq_compat.cli.errors import OptionError
@@ -19,6 +19,8 @@ from nsq_compat.cli.flags import EXIT_FAILURE, parse_arguments
 from nsq_compat.cli.options import table_of
 
 T = TypeVar("T")
+
+_SIGNALS: Final = frozenset({signal.SIGINT, signal.SIGTERM})
 
 
 class Refused(Exception):
@@ -64,28 +66,38 @@ def log_plainly(level: int = logging.INFO) -> None:
 
 
 class Stopping:
-    """Whether the program was asked to stop, by a signal or by itself. `on_signal` is called for each signal."""
+    """Whether the program was asked to stop, by a signal or by itself.
 
-    def __init__(self, on_signal: Callable[[], None] | None = None) -> None:
+    To be made before there are other threads. A thread of its own fetches the signals: of those that come close
+    together the system gives some to threads that would never be woken by them.
+    """
+
+    def __init__(self) -> None:
         self._asked = threading.Event()
-        self._on_signal = on_signal
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._heard)
+        self._readable, self._writable = os.pipe()
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        threading.Thread(target=self._listen, name="signals", daemon=True).start()
 
     def __bool__(self) -> bool:
         return self._asked.is_set()
 
+    def fileno(self) -> int:
+        """Readable once somebody has asked."""
+        return self._readable
+
     def ask(self) -> None:
-        self._asked.set()
+        if not self._asked.is_set():
+            self._asked.set()
+            os.write(self._writable, b"!")
 
     def wait(self, timeout: float | None = None) -> bool:
         """Until somebody asks, or so long; whether somebody has."""
         return self._asked.wait(timeout)
 
-    def _heard(self, number: int, frame: FrameType | None) -> None:
-        self._asked.set()
-        if self._on_signal is not None:
-            self._on_signal()
+    def _listen(self) -> None:
+        while True:
+            signal.sigwait(_SIGNALS)
+            self.ask()
 
 
 def run(main: Callable[[Sequence[str]], None]) -> NoReturn:

@@ -5,12 +5,14 @@ way at once, and what could not be published is said with its number. A signal e
 """
 
 import os
+import select
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from nsq_compat.cli.kinds import BOOLEAN, INTEGER, STRING, STRINGS
@@ -53,23 +55,16 @@ def publish_input(words: Sequence[str]) -> None:
     options = options_of(PROGRAM, Options, words)
     delimiter = _checked(options)
     settings = producer_options(options.producer_opt)
-    stopping = Stopping(on_signal=_stop_reading)
+    stopping = Stopping()
     addresses = list(dict.fromkeys(options.nsqd_tcp_addresses))
     # One producer for all nodes: a record is published when each of them has it.
     with Producer(addresses, copies=len(addresses), **settings) as producer:
         lines = _Lines(producer, options.topic)
-        try:
-            for record in _paced(records(_standard_input, delimiter), options.rate):
-                lines.publish(record)
-                if stopping:
-                    break
-        except KeyboardInterrupt:
-            pass
+        for record in _paced(records(partial(_standard_input, stopping), delimiter), options.rate):
+            lines.publish(record)
+            if stopping:
+                break
         lines.finish()
-
-
-def _stop_reading() -> None:
-    raise KeyboardInterrupt
 
 
 def _checked(options: Options) -> bytes:
@@ -121,8 +116,10 @@ def records(read: Callable[[int], bytes], delimiter: bytes) -> Iterator[bytes]:
         yield rest
 
 
-def _standard_input(size: int) -> bytes:
-    return os.read(0, size)
+def _standard_input(stopping: Stopping, size: int) -> bytes:
+    """What comes; nothing at the end of it, and when it is time to stop."""
+    select.select([0, stopping.fileno()], [], [])
+    return b"" if stopping else os.read(0, size)
 
 
 def _paced(records: Iterator[bytes], rate: int) -> Iterator[bytes]:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance.cluster import eventually
 from conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_compat.tools.to_nsq import records
 
@@ -78,3 +79,15 @@ def test_an_nsqd_that_is_not_there_is_said():
 def test_the_version_is_printed(to_nsq):
     done = to_nsq(b"", "--version")
     assert done.stdout.startswith(b"to_nsq v")
+
+
+def test_a_signal_ends_the_reading_and_what_was_read_is_published(nsqd):
+    command = [str(Path(sys.executable).with_name("to_nsq")), "--topic=t", f"--nsqd-tcp-address={nsqd.tcp_address}"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        process.stdin.write(b"one\ntwo\nhalf")
+        process.stdin.flush()
+        eventually(lambda: nsqd.channel_stats("t", "c")["depth"] == 2)
+        process.terminate()
+        assert process.wait(30) == 0
+    assert nsqd.channel_stats("t", "c")["depth"] == 3
