@@ -5,6 +5,7 @@ raises ``TimeoutError``, the end of a connection where a frame should be ``EOFEr
 """
 
 import json
+import os
 import socket
 import struct
 import time
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple, Self
 
 RESPONSE, ERROR, MESSAGE = 0, 1, 2
 HEARTBEAT = b"_heartbeat_"
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = float(os.environ.get("CONFORMANCE_PATIENCE", "20"))
 """Longer than anything takes on a busy machine."""
 QUIET_SECONDS = 0.25
 """Who has heard nothing for so long is taken to have heard all there was."""

@@ -1,0 +1,67 @@
+"""A check that cannot fail is none: each way in which an nsqd can be broken here is told by one of ``conformance/``.
+
+That the same checks pass with an nsqd that is whole is what ``conformance/`` itself is run for.
+"""
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BROKEN = Path(__file__).with_name("broken_nsqd.py")
+
+CAUGHT_BY = {
+    "attempts_do_not_grow": "test_answers.py::test_a_requeued_message_comes_back_as_the_next_attempt",
+    "attempts_grow_by_two_at_a_timeout": (
+        "test_timeouts.py::test_what_nobody_answers_comes_again_when_its_time_is_over"
+    ),
+    "a_requeued_message_is_lost": "test_answers.py::test_requeues_are_counted",
+    "a_requeue_forgets_its_delay": "test_deferral.py::test_a_requeued_message_with_a_time_comes_when_it_is_over",
+    "a_finished_message_stays": "test_answers.py::test_a_finished_message_is_gone",
+    "finishing_what_is_not_there_is_no_error": "test_answers.py::test_finishing_twice_is_refused",
+    "touching_does_nothing": "test_timeouts.py::test_touching_begins_the_time_anew",
+    "touching_helps_for_ever": "test_timeouts.py::test_touching_does_not_help_beyond_the_longest_time",
+    "nothing_times_out": "test_timeouts.py::test_a_client_may_ask_for_more_time",
+    "another_consumers_message_is_not_told_from_none": (
+        "test_errors.py::test_a_message_of_another_consumer_cannot_be_answered"
+    ),
+    "one_more_than_rdy": "test_subscribe.py::test_rdy_is_how_many_messages_may_be_in_flight",
+    "rdy_counts_down": "test_subscribe.py::test_rdy_does_not_count_down",
+    "a_pause_is_none": "test_subscribe.py::test_a_paused_channel_gives_nothing_until_it_goes_on",
+    "emptying_leaves_what_is_in_flight": ("test_subscribe.py::test_emptying_a_channel_takes_back_what_is_in_flight"),
+    "only_the_first_channel_gets_a_message": "test_publish.py::test_every_channel_gets_every_message",
+    "an_mpub_comes_backwards": "test_publish.py::test_an_mpub_is_answered_once_and_arrives_in_its_order",
+    "a_deferred_message_comes_at_once": "test_deferral.py::test_a_deferred_message_comes_when_its_time_is_over",
+    "the_last_byte_of_a_long_body_is_lost": "test_publish.py::test_a_body_arrives_as_it_was",
+    "a_channel_takes_one_consumer_too_many": "test_subscribe.py::test_a_third_consumer_of_two_is_refused",
+    "what_a_lost_connection_held_is_lost": (
+        "test_answers.py::test_what_a_lost_connection_held_is_in_flight_until_then"
+    ),
+    "the_first_heartbeat_is_late": "test_heartbeats.py::test_the_first_comes_an_interval_after_identifying",
+    "there_are_no_heartbeats": "test_heartbeats.py::test_they_come_once_an_interval",
+    "silence_is_forgiven": "test_heartbeats.py::test_who_is_silent_for_two_intervals_is_closed",
+    "half_a_command_is_an_answer": "test_heartbeats.py::test_half_a_command_is_no_answer",
+    "two_subs_are_fine": "test_errors.py::test_a_consumer_is_refused_and_closed",
+    "heartbeats_are_not_needed": "test_subscribe.py::test_who_has_no_heartbeats_may_not_subscribe",
+    "a_number_may_be_signed": "test_errors.py::test_a_consumer_is_refused_and_closed",
+    "stats_forget_rdy": "test_subscribe.py::test_stats_show_rdy_and_in_flight",
+}
+
+
+@pytest.mark.parametrize(("way", "check"), CAUGHT_BY.items(), ids=CAUGHT_BY)
+def test_a_broken_nsqd_is_caught(way: str, check: str):
+    nsqd = shlex.join([sys.executable, str(BROKEN), way])
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "--nsqd", nsqd]
+    command.append(f"conformance/behaviours/{check}")
+    hasty = os.environ | {"CONFORMANCE_PATIENCE": "5"}  # what is lost need not be waited for at length
+    ended = subprocess.run(command, cwd=ROOT, env=hasty, capture_output=True, text=True, check=False)
+    assert f"FAILED conformance/behaviours/{check}" in ended.stdout, ended.stdout
+
+
+def test_each_way_has_its_check():
+    ways = subprocess.run([sys.executable, str(BROKEN)], capture_output=True, text=True, check=True).stdout
+    assert set(ways.split()) == set(CAUGHT_BY)
