@@ -165,9 +165,25 @@ def gonsq(tmp_path_factory: pytest.TempPathFactory) -> Client:
     return Client((str(program),))
 
 
-@pytest.fixture(params=["pynsq", "gonsq"])
+@pytest.fixture(scope="session")
+def nsqjs(tmp_path_factory: pytest.TempPathFactory) -> Client:
+    """The program in ``nsqjs/``, with what its lock file names, from the registry npm is set up for."""
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if node is None or npm is None:
+        pytest.fail("Node 20 or newer, with npm, is needed to run the official JavaScript client: put it on PATH")
+    folder = tmp_path_factory.mktemp("nsqjs")
+    for file in Path(__file__).with_name("nsqjs").iterdir():
+        if file.is_file():
+            shutil.copy(file, folder)
+    command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
+    install = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert install.returncode == 0, install.stderr
+    return Client((node, str(folder / "main.js")))
+
+
+@pytest.fixture(params=["pynsq", "gonsq", "nsqjs"])
 def client(request: pytest.FixtureRequest) -> Client:
-    """Each of the two in turn."""
+    """Each of the three in turn."""
     chosen: Client = request.getfixturevalue(request.param)
     return chosen
 

@@ -23,12 +23,16 @@ _GROUPS: Final = {
     "handover": "data directory",
     "nsqadmin": "admin api",
     "utilities": "tools",
+    "doors": "tools",
+    "relays": "tools",
+    "nsq_to_file": "tools",
     "nsqlookupd": "discovery",
     "lookup_protocol": "lookup protocol",
     "timeouts": "finish, requeue, touch",
     "heartbeats": "heartbeat",
     "pynsq": "client pynsq",
     "go_nsq": "client go-nsq",
+    "nsqjs": "client nsqjs",
 }
 _NODE = re.compile(r"(?:.*/)?test_(?P<module>\w+)\.py::(?:\w+::)*test_(?P<name>\w+)(?:\[(?P<case>.*)\])?", re.DOTALL)
 

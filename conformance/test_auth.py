@@ -38,7 +38,7 @@ def nsqd(
         yield process
 
 
-@pytest.fixture(params=["pynsq", "gonsq", "gnsq"])
+@pytest.fixture(params=["pynsq", "gonsq", "gnsq", "nsqjs"])
 def client(request: pytest.FixtureRequest) -> Client:
     client: Client = request.getfixturevalue(request.param)
     return client

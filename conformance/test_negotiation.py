@@ -18,9 +18,9 @@ WAYS = ("tls", "certificate", "deflate", "snappy", "tls+deflate", "tls+snappy", 
 PAIRS = [
     *(("pynsq", way) for way in ("tls", "certificate", "deflate")),
     *(("gonsq", way) for way in WAYS),
-    *(("gnsq", way) for way in WAYS),
+    *((client, way) for client in ("gnsq", "nsqjs") for way in WAYS),
 ]
-CLIENTS = ("pynsq", "gonsq", "gnsq")
+CLIENTS = ("pynsq", "gonsq", "gnsq", "nsqjs")
 LINES = 3000
 MEGABYTE = 1 << 20
 
