@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from nsq_compat import NSQ_VERSION, __version__
 from nsq_compat.cli.kinds import BOOLEAN, DURATION, INTEGER, STRING, STRINGS
 from nsq_compat.cli.options import option
 from nsq_compat.client import Consumer
@@ -22,7 +21,7 @@ from nsq_compat.net.process import stop_signal
 from nsq_compat.protocol.durations import SECOND, seconds
 from nsq_compat.tools.client_options import consumer_options
 from nsq_compat.tools.http_door import Door
-from nsq_compat.tools.program import Refused, log_plainly, one_kind_of_address, options_of, run
+from nsq_compat.tools.program import Refused, log_plainly, one_kind_of_address, options_of, run, user_agent
 from nsq_compat.tools.subscribing import MakeConsumer, PubSub
 
 PROGRAM: Final = "nsq_pubsub"
@@ -89,7 +88,7 @@ def _consumers(options: Options) -> MakeConsumer:
             nsqd_tcp_addresses=options.nsqd_tcp_addresses,
             lookupd_http_addresses=options.lookupd_http_addresses,
             max_in_flight=options.max_in_flight,
-            user_agent=f"{PROGRAM}/{NSQ_VERSION} nsq_compat/{__version__}",
+            user_agent=user_agent(PROGRAM),
             **settings,
         )
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from nsq_compat import NSQ_VERSION, __version__
 from nsq_compat.cli.kinds import BOOLEAN, DURATION, INTEGER, STRING, STRINGS
 from nsq_compat.cli.options import option
 from nsq_compat.client import Consumer, Producer
@@ -27,11 +26,11 @@ from nsq_compat.protocol.durations import MILLISECOND, SECOND, seconds
 from nsq_compat.tools.client_options import consumer_options, producer_options
 from nsq_compat.tools.http_door import Door
 from nsq_compat.tools.on_demand import OnDemand
-from nsq_compat.tools.program import Refused, log_plainly, one_kind_of_address, options_of, run
+from nsq_compat.tools.program import Refused, log_plainly, one_kind_of_address, options_of, run, user_agent
 from nsq_compat.tools.pulling import Pulling
 
 PROGRAM: Final = "nsq_pull"
-_USER_AGENT: Final = f"{PROGRAM}/{NSQ_VERSION} nsq_compat/{__version__}"
+_USER_AGENT: Final = user_agent(PROGRAM)
 
 
 @dataclass(slots=True, kw_only=True)

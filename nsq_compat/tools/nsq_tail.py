@@ -12,12 +12,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final
 
-from nsq_compat import NSQ_VERSION, __version__
 from nsq_compat.cli.kinds import BOOLEAN, INTEGER, STRING, STRINGS
 from nsq_compat.cli.options import option
 from nsq_compat.client import Consumer, Message
 from nsq_compat.tools.client_options import consumer_options
-from nsq_compat.tools.program import Refused, Stopping, log_plainly, one_kind_of_address, options_of, run
+from nsq_compat.tools.program import Refused, Stopping, log_plainly, one_kind_of_address, options_of, run, user_agent
 
 PROGRAM: Final = "nsq_tail"
 
@@ -73,7 +72,7 @@ def tail(words: Sequence[str]) -> None:
                     _Shown(f"{topic} | " if options.print_topic else "", options.n, stopping),
                     nsqd_tcp_addresses=options.nsqd_tcp_addresses,
                     lookupd_http_addresses=options.lookupd_http_addresses,
-                    user_agent=f"{PROGRAM}/{NSQ_VERSION} nsq_compat/{__version__}",
+                    user_agent=user_agent(PROGRAM),
                     max_in_flight=max_in_flight,
                     **settings,
                 )

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import re2
 
-from nsq_compat import NSQ_VERSION, __version__
+from nsq_compat import NSQ_VERSION
 from nsq_compat.cli.flags import EXIT_FAILURE, parse_arguments
 from nsq_compat.cli.kinds import BOOLEAN, DURATION, INTEGER, STRING, STRINGS
 from nsq_compat.cli.logs import configure, parse_log_level
@@ -38,7 +38,7 @@ from nsq_compat.tools.file_names import REVISION, BadFormat, FileNames
 from nsq_compat.tools.file_series import FileSeries, Rules
 from nsq_compat.tools.finished_files import recover
 from nsq_compat.tools.lookupds import cluster_of
-from nsq_compat.tools.program import Refused, one_kind_of_address, run
+from nsq_compat.tools.program import Refused, one_kind_of_address, run, user_agent
 from nsq_compat.tools.progress import Progress, channel_backlog
 from nsq_compat.tools.recording import Recording, SyncRules
 from nsq_compat.tools.topic_recorder import TopicRecorder
@@ -321,7 +321,7 @@ class NsqToFile:
             "lookupd_connect_timeout": options.http_client_connect_timeout / SECOND,
             "lookupd_request_timeout": options.http_client_request_timeout / SECOND,
             **consumer_options(options.consumer_opt),
-            "user_agent": f"{PROGRAM}/{NSQ_VERSION} nsq_compat/{__version__}",
+            "user_agent": user_agent(PROGRAM),
             "max_in_flight": options.max_in_flight,
             # However often a message came: it is written, not given up.
             "max_tries": 0,

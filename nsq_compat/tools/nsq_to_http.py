@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from nsq_compat import NSQ_VERSION, __version__
+from nsq_compat import NSQ_VERSION
 from nsq_compat.cli.kinds import BOOLEAN, DURATION, FLOAT, INTEGER, STRING, STRINGS, choice
 from nsq_compat.cli.options import option
 from nsq_compat.client import Consumer, Message
@@ -21,7 +21,7 @@ from nsq_compat.protocol.redacting import without_secrets
 from nsq_compat.tools.client_options import consumer_options
 from nsq_compat.tools.destinations import MODES, Destinations
 from nsq_compat.tools.http_sending import PLACE, HttpSender, NotSent, headers_of
-from nsq_compat.tools.program import Refused, Stopping, log_plainly, one_kind_of_address, options_of, run
+from nsq_compat.tools.program import Refused, Stopping, log_plainly, one_kind_of_address, options_of, run, user_agent
 from nsq_compat.tools.progress import Progress, channel_backlog
 from nsq_compat.tools.request_times import RequestTimes
 
@@ -90,7 +90,7 @@ def relay(words: Sequence[str]) -> None:
             handler,
             nsqd_tcp_addresses=options.nsqd_tcp_addresses,
             lookupd_http_addresses=options.lookupd_http_addresses,
-            user_agent=f"{PROGRAM}/{NSQ_VERSION} nsq_compat/{__version__}",
+            user_agent=user_agent(PROGRAM),
             max_in_flight=options.max_in_flight,
             concurrency=options.n,
             **settings,

@@ -13,7 +13,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 
-from nsq_compat import NSQ_VERSION, __version__
 from nsq_compat.cli.kinds import BOOLEAN, INTEGER, STRING, STRINGS, choice
 from nsq_compat.cli.options import option
 from nsq_compat.client import Consumer, Message, Producer, Published
@@ -23,7 +22,7 @@ from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.tools.client_options import consumer_options, producer_options
 from nsq_compat.tools.destinations import MODES, Destinations
 from nsq_compat.tools.json_filter import JsonFilter
-from nsq_compat.tools.program import Refused, Stopping, log_plainly, one_kind_of_address, options_of, run
+from nsq_compat.tools.program import Refused, Stopping, log_plainly, one_kind_of_address, options_of, run, user_agent
 from nsq_compat.tools.progress import Progress, channel_backlog
 from nsq_compat.tools.request_times import RequestTimes
 
@@ -122,15 +121,11 @@ def _check(options: Options) -> None:
         raise Refused("--destination-nsqd-tcp-address required")
 
 
-def _user_agent() -> str:
-    return f"{PROGRAM}/{NSQ_VERSION} nsq_compat/{__version__}"
-
-
 def _publisher(options: Options, settings: dict[str, Any], closing: ExitStack) -> "Publisher":
     addresses = options.destination_nsqd_tcp_addresses
     elsewhere = closing.enter_context(ThreadPoolExecutor(1, "elsewhere"))
     producers = {
-        address: closing.enter_context(Producer(address, user_agent=_user_agent(), **settings))
+        address: closing.enter_context(Producer(address, user_agent=user_agent(PROGRAM), **settings))
         for address in dict.fromkeys(addresses)
     }
     return Publisher(
@@ -146,7 +141,7 @@ def _consumer(options: Options, topic: str, publisher: "Publisher", settings: di
         Relay(wanted, options.non_json, publisher, options.destination_topic or topic),
         nsqd_tcp_addresses=options.nsqd_tcp_addresses,
         lookupd_http_addresses=options.lookupd_http_addresses,
-        user_agent=_user_agent(),
+        user_agent=user_agent(PROGRAM),
         max_in_flight=options.max_in_flight,
         **settings,
     )

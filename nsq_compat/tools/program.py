@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, NoReturn, TypeVar
 
-from nsq_compat import version_line
+from nsq_compat import NSQ_VERSION, __version__, version_line
 from nsq_compat.cli.errors import OptionError
 from nsq_compat.cli.flags import EXIT_FAILURE, parse_arguments
 from nsq_compat.cli.options import table_of
@@ -37,6 +37,11 @@ def options_of(program: str, options_type: type[T], words: Sequence[str]) -> T:
         return options_type(**given)
     except OptionError as error:
         complain(str(error))
+
+
+def user_agent(program: str) -> str:
+    """What a utility tells nsqd of itself."""
+    return f"{program}/{NSQ_VERSION} nsq_compat/{__version__}"
 
 
 def say(text: str) -> None:

@@ -21,7 +21,8 @@ from nsq_compat.client import Error, Producer
 from nsq_compat.client.outcomes import Published
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.tools.client_options import producer_options
-from nsq_compat.tools.program import Refused, Stopping, options_of, run
+from nsq_compat.tools.program import Refused, Stopping, options_of, run, user_agent
+from nsq_compat.tools.progress import Progress
 
 PROGRAM: Final = "to_nsq"
 _READ_SIZE: Final = 1 << 16
@@ -58,13 +59,14 @@ def publish_input(words: Sequence[str]) -> None:
     stopping = Stopping()
     addresses = list(dict.fromkeys(options.nsqd_tcp_addresses))
     # One producer for all nodes: a record is published when each of them has it.
-    with Producer(addresses, copies=len(addresses), **settings) as producer:
+    with Producer(addresses, copies=len(addresses), user_agent=user_agent(PROGRAM), **settings) as producer:
         lines = _Lines(producer, options.topic)
-        for record in _paced(records(partial(_standard_input, stopping), delimiter), options.rate):
-            lines.publish(record)
-            if stopping:
-                break
-        lines.finish()
+        with Progress(lambda: lines.answered):
+            for record in _paced(records(partial(_standard_input, stopping), delimiter), options.rate):
+                lines.publish(record)
+                if stopping:
+                    break
+            lines.finish()
 
 
 def _checked(options: Options) -> bytes:
@@ -87,7 +89,7 @@ class _Lines:
         self._producer = producer
         self._topic = topic
         self._waiting: deque[Future[Published]] = deque()
-        self._answered = 0
+        self.answered = 0
 
     def publish(self, record: bytes) -> None:
         self._waiting.append(self._producer.publish_async(self._topic, record))
@@ -102,8 +104,8 @@ class _Lines:
         try:
             self._waiting.popleft().result()
         except Error as error:
-            raise Refused(f"record {self._answered + 1}: {error}") from error
-        self._answered += 1
+            raise Refused(f"record {self.answered + 1}: {error}") from error
+        self.answered += 1
 
 
 def records(read: Callable[[int], bytes], delimiter: bytes) -> Iterator[bytes]:
