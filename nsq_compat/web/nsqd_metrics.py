@@ -6,6 +6,7 @@ gauges are, because a sum of counters would go back whenever one of them is dele
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -126,7 +127,7 @@ class NsqdCollector(Collector):
                 else:
                     channels.add_to_others(channel)
         yield from self._of_the_daemon(topics, channels)
-        for family in (*topics.families(), *channels.families(), latency):
+        for family in chain(topics.families(), channels.families(), (latency,)):
             yield family
             if len(family.samples) > _ROWS_AT_ONCE:
                 service.sleep(_PAUSE_SECONDS)  # it is written now, which takes as long as a good many messages

@@ -93,3 +93,18 @@ def test_no_more_names_than_allowed_have_series_and_the_rest_is_added_up(daemon)
     assert found["nsqd_topics_without_series",] == 2
     # A sum of counters would go back when a topic is deleted.
     assert not any("(others)" in key for key in found if key[0].endswith("_total"))
+
+
+def test_others_have_their_turn_while_a_long_page_is_made():
+    class Busy(Daemon):
+        turns = 0
+
+        def sleep(self, seconds: float) -> None:
+            self.turns += 1
+
+    daemon = Busy()
+    for number in range(300):
+        daemon.broker.topic(f"topic{number}").channel("c")
+    found = scrape(daemon)
+    assert len([key for key in found if key[0] == "nsqd_channel_depth"]) == 300
+    assert daemon.turns > 20
