@@ -120,7 +120,7 @@ def test_orders_arrive_at_nsqd(cluster: Cluster, topic: str) -> None:
         cluster.nsqd.channel_stats(topic, "archive")
     assert cluster.channels(topic) == []
     cluster.nsqadmin.send(f"/api/topics/{topic}", "", "DELETE")
-    assert topic not in cluster.get("/api/topics")["topics"]
+    assert topic not in (cluster.get("/api/topics")["topics"] or ())  # null when it was the last
 
 
 def test_what_is_created_is_announced_and_then_found_to_be_idle(cluster: Cluster, topic: str) -> None:
