@@ -1,9 +1,11 @@
-"""NSQ for Apache Spark: ``spark.readStream.format("nsq")``, with nothing lost and every micro-batch repeatable.
+"""NSQ for Apache Spark: ``format("nsq")`` to read, with nothing lost and every micro-batch repeatable, and to write.
 
 NSQ forgets a message that is finished, and Spark may ask for a batch again. So a task puts what it receives into a
 spool, durably, before it finishes it, and seals what belongs to its batch; Spark reads the spool.
 
-    source        the classes Spark calls
+    source        ``format("nsq")``: the classes Spark calls for reading
+    sink          those for writing
+    publisher     a task that writes
     progress      a query's way forward on the driver: which batch comes next
     nodes         which nsqd there are and how much waits, over HTTP
     plan          a batch shared out over nsqd and tasks
@@ -14,10 +16,10 @@ spool, durably, before it finishes it, and seals what belongs to its batch; Spar
     suspects      what may come again after a crash
     rows          messages as Arrow
     spool_tool    ``python -m pyspark_nsq.spool_tool``: looks into a spool, puts back what is in it
-    options       the table of options
+    options       the table of options; `kinds` is what their texts may be
 
 May import ``nsq_compat.protocol`` and ``nsq_compat.session``, never gevent: executors are forked from Spark's daemon,
-and nothing may be patched there. Only ``source`` imports pyspark. Read ``drain`` first, then ``spool``.
+and nothing may be patched there. Only ``source`` and ``sink`` import pyspark. Read ``drain`` first, then ``spool``.
 """
 
 from typing import Any

@@ -16,7 +16,7 @@ from nsq_compat.protocol import command_writer
 from nsq_compat.protocol.frame_reader import Message
 from nsq_compat.protocol.identify import IdentifyRequest
 from nsq_compat.session.client_session import Answered, ClientSession, Failed, ProtocolError, Received, Rejected
-from pyspark_nsq.options import ReadOptions
+from pyspark_nsq.options import ConnectionOptions
 
 _PIECE = 1 << 18
 _HEARTBEAT = 30.0
@@ -33,9 +33,9 @@ class NsqdLost(Exception):
 
 
 class NsqConnection:
-    """A subscriber. Raises ``NsqdUnreachable`` while it opens, ``NsqdLost`` later."""
+    """One task's end. Raises ``NsqdUnreachable`` while it opens, ``NsqdLost`` later."""
 
-    def __init__(self, address: str, options: ReadOptions) -> None:
+    def __init__(self, address: str, options: ConnectionOptions) -> None:
         self.rejected: set[str] = set()
         self._address = address
         self._timeout = options.connect_timeout
@@ -82,6 +82,16 @@ class NsqConnection:
         self._session.send(command)
         self._flush()
 
+    def publish(self, command: bytes, window: int) -> None:
+        """PUB, MPUB or DPUB; returns when fewer than `window` of them wait for their answer."""
+        self._session.ask(command, "PUB")
+        self._flush()
+        self._wait_for_answers(window - 1)
+
+    def confirm(self) -> None:
+        """Until everything that was published is nsqd's. Raises ``NsqdLost`` when that cannot be known."""
+        self._wait_for_answers(0)
+
     def receive(self, timeout: float) -> list[Message]:
         """The messages that came, after at most `timeout` seconds; an empty list when none did."""
         deadline = time.monotonic() + timeout
@@ -105,7 +115,7 @@ class NsqConnection:
             while self._socket.recv(_PIECE):
                 pass
 
-    def _open(self, host: str, options: ReadOptions, deadline: float) -> None:
+    def _open(self, host: str, options: ConnectionOptions, deadline: float) -> None:
         while not self._session.is_open:
             self._flush()
             left = deadline - time.monotonic()
@@ -125,6 +135,13 @@ class NsqConnection:
             if left <= 0 or not self._pump(left):
                 raise NsqdLost(f"nsqd {self._address} did not answer {ticket} in {self._timeout:g} s")
         return self._answers.pop(ticket)
+
+    def _wait_for_answers(self, most: int) -> None:
+        while len(self._session.unanswered) > most:
+            if not self._pump(self._timeout):
+                raise NsqdLost(
+                    f"nsqd {self._address} did not answer in {self._timeout:g} s whether it has what was published"
+                )
 
     def _flush(self) -> None:
         if data := self._session.data_to_send():
@@ -159,7 +176,7 @@ class NsqConnection:
         return True
 
 
-def _request(options: ReadOptions) -> IdentifyRequest:
+def _request(options: ConnectionOptions) -> IdentifyRequest:
     hostname = socket.gethostname()
     return IdentifyRequest(
         client_id=hostname.split(".")[0],
@@ -175,7 +192,7 @@ def _request(options: ReadOptions) -> IdentifyRequest:
     )
 
 
-def _tls_context(options: ReadOptions) -> ssl.SSLContext:
+def _tls_context(options: ConnectionOptions) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=options.tls_ca_file or None)
     if options.tls_cert_file:
         context.load_cert_chain(options.tls_cert_file, options.tls_key_file or None)

@@ -6,14 +6,17 @@ option and says what to write instead, and comes before anything is consumed.
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
-from nsq_compat.protocol.names import is_ephemeral, is_valid_name
+from pyspark_nsq import kinds
 
 STREAM: Final = "stream"
 BATCH: Final = "batch"
-_USES: Final = (STREAM, BATCH)
+WRITE: Final = "write"
+_READS: Final = (STREAM, BATCH)
+_ALL: Final = (STREAM, BATCH, WRITE)
+_SAID: Final = {STREAM: "a stream read", BATCH: "a batch read", WRITE: "writing"}
 
 # What Spark itself puts among the options, or takes from them.
 _SPARKS_OWN: Final = frozenset({"checkpointlocation", "path", "queryname"})
@@ -24,14 +27,31 @@ class OptionError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReadOptions:
+class ConnectionOptions:
+    """What belongs to every connection. Times in seconds; `msg_timeout` 0 is nsqd's own."""
+
+    nsqd_tcp_addresses: tuple[str, ...]
+    msg_timeout: float
+    connect_timeout: float
+    tls: bool
+    tls_ca_file: str
+    tls_cert_file: str
+    tls_key_file: str
+    tls_skip_verify: bool
+    auth_secret: str
+    snappy: bool
+    deflate: bool
+    deflate_level: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadOptions(ConnectionOptions):
     """The options of reading, checked. Times in seconds; 0 in `max_in_flight` and `chunk_messages` is what nsqd allows
     and half of that; in `min_partitions` and `max_messages` "no such wish"."""
 
     topics: tuple[str, ...]
     channel: str
     lookupd_http_addresses: tuple[str, ...]
-    nsqd_tcp_addresses: tuple[str, ...]
     nsqd_http_addresses: tuple[str, ...]
     spool_dir: str
     create_channel: bool
@@ -46,90 +66,21 @@ class ReadOptions:
     max_read: float
     poll_interval: float
     lookup_interval: float
-    connect_timeout: float
-    msg_timeout: float
     suppress_redelivered: bool
     suspect_ttl: float
     spool_retain_batches: int
     fail_on_data_loss: bool
     fail_on_unreachable: bool
-    tls: bool
-    tls_ca_file: str
-    tls_cert_file: str
-    tls_key_file: str
-    tls_skip_verify: bool
-    auth_secret: str
-    snappy: bool
-    deflate: bool
-    deflate_level: int
 
 
-def _text(raw: str) -> str:
-    return raw
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WriteOptions(ConnectionOptions):
+    """The options of writing, checked. `topic` may be empty: then every row has its own."""
 
-
-def _flag(raw: str) -> bool:
-    flags = {"true": True, "false": False, "1": True, "0": False}
-    if raw.lower() not in flags:
-        raise ValueError("true or false")
-    return flags[raw.lower()]
-
-
-def _whole(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
-    def read(raw: str) -> int:
-        if not raw.strip().isdigit() or not least <= int(raw) <= most:
-            raise ValueError(f"a whole number, {least} to {most}")
-        return int(raw)
-
-    return read
-
-
-def _milliseconds(least: int, most: int = 2**31 - 1) -> Callable[[str], float]:
-    def read(raw: str) -> float:
-        if not raw.strip().isdigit() or not least <= int(raw) <= most:
-            raise ValueError(f"milliseconds, {least} to {most}, without a unit")
-        return int(raw) / 1000
-
-    return read
-
-
-def _list(raw: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(piece for piece in (each.strip() for each in raw.split(",")) if piece))
-
-
-def _topics(raw: str) -> tuple[str, ...]:
-    topics = _list(raw)
-    if not topics or not all(map(is_valid_name, topics)):
-        raise ValueError("topics, several with commas: letters, digits, '.', '_' and '-', up to 64")
-    if any(map(is_ephemeral, topics)):
-        raise ValueError(
-            "topics that are kept: between two batches nobody is connected, nsqd would delete #ephemeral ones"
-        )
-    return topics
-
-
-def _channel(raw: str) -> str:
-    if not is_valid_name(raw):
-        raise ValueError("a channel: letters, digits, '.', '_' and '-', up to 64")
-    if is_ephemeral(raw):
-        raise ValueError(
-            "a channel that is kept: between two batches nobody is connected, nsqd would delete an #ephemeral one"
-        )
-    return raw
-
-
-def _addresses(raw: str) -> tuple[str, ...]:
-    addresses = _list(raw)
-    for each in addresses:
-        host, _, port = each.rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise ValueError("host:port, several with commas")
-    return addresses
-
-
-def _http_addresses(raw: str) -> tuple[str, ...]:
-    addresses = tuple(each.removeprefix("http://").rstrip("/") for each in _list(raw))
-    return _addresses(",".join(addresses))
+    topic: str
+    mpub_messages: int
+    mpub_bytes: int
+    mpub_window: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,17 +92,17 @@ class Option:
     read: Callable[[str], Any]
     default: str | None
     meaning: str
-    uses: tuple[str, ...] = _USES
+    uses: tuple[str, ...] = _READS
     aliases: tuple[str, ...] = ()
 
 
 OPTIONS: Final = (
-    Option("subscribe", "topics", _topics, None, "topics, several with commas", aliases=("topic",)),
-    Option("channel", "channel", _channel, None, "the channel; one for each query"),
+    Option("subscribe", "topics", kinds.topics, None, "topics, several with commas", aliases=("topic",)),
+    Option("channel", "channel", kinds.channel, None, "the channel; one for each query"),
     Option(
         "lookupdHttpAddresses",
         "lookupd_http_addresses",
-        _http_addresses,
+        kinds.http_addresses,
         "",
         "nsqlookupd to ask which nsqd have the topics",
         aliases=("lookupd_http_addresses",),
@@ -159,59 +110,72 @@ OPTIONS: Final = (
     Option(
         "nsqdTcpAddresses",
         "nsqd_tcp_addresses",
-        _addresses,
+        kinds.addresses,
         "",
-        "nsqd to read, instead of asking nsqlookupd",
+        "nsqd to read, instead of asking nsqlookupd; nsqd to publish to",
+        _ALL,
         aliases=("nsqd_tcp_addresses",),
     ),
     Option(
         "nsqdHttpAddresses",
         "nsqd_http_addresses",
-        _http_addresses,
+        kinds.http_addresses,
         "",
         "the HTTP addresses of `nsqdTcpAddresses`, in the same order; without them every trigger plans blindly",
         aliases=("nsqd_http_addresses",),
     ),
-    Option("spoolDir", "spool_dir", _text, None, "a folder that the driver and all executors share"),
-    Option("createChannel", "create_channel", _flag, "true", "create the channel on every nsqd at the start"),
+    Option("spoolDir", "spool_dir", kinds.text, None, "a folder that the driver and all executors share"),
+    Option("createChannel", "create_channel", kinds.flag, "true", "create the channel on every nsqd at the start"),
     Option(
         "maxMessagesPerTrigger",
         "max_messages_per_trigger",
-        _whole(1),
+        kinds.whole(1),
         "500000",
         "at most so many messages in a micro-batch",
         (STREAM,),
         ("maxOffsetsPerTrigger",),
     ),
-    Option("maxMessages", "max_messages", _whole(0), "0", "at most so many messages; 0 for all that wait", (BATCH,)),
+    Option(
+        "maxMessages", "max_messages", kinds.whole(0), "0", "at most so many messages; 0 for all that wait", (BATCH,)
+    ),
     Option(
         "maxMessagesPerPartition",
         "max_messages_per_partition",
-        _whole(1),
+        kinds.whole(1),
         "200000",
         "at most so many messages in a task",
     ),
-    Option("partitionsPerNsqd", "partitions_per_nsqd", _whole(1, 1024), "1", "connections, and tasks, for each nsqd"),
     Option(
-        "minPartitions", "min_partitions", _whole(0, 4096), "0", "at least so many tasks, if there are messages enough"
+        "partitionsPerNsqd", "partitions_per_nsqd", kinds.whole(1, 1024), "1", "connections, and tasks, for each nsqd"
+    ),
+    Option(
+        "minPartitions",
+        "min_partitions",
+        kinds.whole(0, 4096),
+        "0",
+        "at least so many tasks, if there are messages enough",
     ),
     Option(
         "maxInFlight",
         "max_in_flight",
-        _whole(0),
+        kinds.whole(0),
         "0",
         "messages in flight on a connection; 0 for as many as nsqd allows",
         aliases=("max_in_flight",),
     ),
     Option(
-        "chunkMessages", "chunk_messages", _whole(0), "0", "messages spooled and finished together; 0: half of those"
+        "chunkMessages",
+        "chunk_messages",
+        kinds.whole(0),
+        "0",
+        "messages spooled and finished together; 0: half of those",
     ),
-    Option("idleTimeoutMs", "idle_timeout", _milliseconds(1), "300", "a task ends when so long no message came"),
-    Option("maxReadMs", "max_read", _milliseconds(1), "10000", "a task reads no longer than this"),
+    Option("idleTimeoutMs", "idle_timeout", kinds.milliseconds(1), "300", "a task ends when so long no message came"),
+    Option("maxReadMs", "max_read", kinds.milliseconds(1), "10000", "a task reads no longer than this"),
     Option(
         "pollIntervalMs",
         "poll_interval",
-        _milliseconds(0),
+        kinds.milliseconds(0),
         "200",
         "least time between two looks at the backlog",
         (STREAM,),
@@ -219,49 +183,114 @@ OPTIONS: Final = (
     Option(
         "lookupIntervalMs",
         "lookup_interval",
-        _milliseconds(0),
+        kinds.milliseconds(0),
         "15000",
         "least time between two questions to nsqlookupd",
     ),
     Option(
-        "connectTimeoutMs", "connect_timeout", _milliseconds(1), "5000", "for connecting, and for each HTTP request"
+        "connectTimeoutMs",
+        "connect_timeout",
+        kinds.milliseconds(1),
+        "5000",
+        "for connecting, and for each answer",
+        _ALL,
     ),
     Option(
         "msgTimeoutMs",
         "msg_timeout",
-        _milliseconds(0),
+        kinds.milliseconds(0),
         "0",
         "after a crash messages come again so much later; 0: nsqd's",
     ),
-    Option("suppressRedelivered", "suppress_redelivered", _flag, "true", "drop what comes again after a crash"),
-    Option("suspectTtlMs", "suspect_ttl", _milliseconds(0), "86400000", "how long that is remembered"),
+    Option("suppressRedelivered", "suppress_redelivered", kinds.flag, "true", "drop what comes again after a crash"),
+    Option("suspectTtlMs", "suspect_ttl", kinds.milliseconds(0), "86400000", "how long that is remembered"),
     Option(
         "spoolRetainBatches",
         "spool_retain_batches",
-        _whole(0),
+        kinds.whole(0),
         "1",
         "committed batches that stay in the spool",
         (STREAM,),
     ),
     Option(
-        "failOnDataLoss", "fail_on_data_loss", _flag, "true", "fail if a batch is wanted again and its spool is gone"
+        "failOnDataLoss",
+        "fail_on_data_loss",
+        kinds.flag,
+        "true",
+        "fail if a batch is wanted again and its spool is gone",
     ),
-    Option("failOnUnreachable", "fail_on_unreachable", _flag, "false", "fail if an nsqd cannot be reached"),
-    Option("tls", "tls", _flag, "false", "TLS; without it on nsqd's side there is no connection", aliases=("tls_v1",)),
-    Option("tlsCaFile", "tls_ca_file", _text, "", "authorities to trust, instead of the system's"),
-    Option("tlsCertFile", "tls_cert_file", _text, "", "client certificate"),
-    Option("tlsKeyFile", "tls_key_file", _text, "", "its key, if it is not in the same file"),
-    Option("tlsSkipVerify", "tls_skip_verify", _flag, "false", "trust everybody"),
-    Option("authSecret", "auth_secret", _text, "", "said when nsqd asks for authorization", aliases=("auth_secret",)),
-    Option("snappy", "snappy", _flag, "false", "compression"),
-    Option("deflate", "deflate", _flag, "false", "compression"),
-    Option("deflateLevel", "deflate_level", _whole(1, 9), "6", "1 to 9", aliases=("deflate_level",)),
+    Option("failOnUnreachable", "fail_on_unreachable", kinds.flag, "false", "fail if an nsqd cannot be reached"),
+    Option(
+        "tls",
+        "tls",
+        kinds.flag,
+        "false",
+        "TLS; without it on nsqd's side there is no connection",
+        _ALL,
+        aliases=("tls_v1",),
+    ),
+    Option("tlsCaFile", "tls_ca_file", kinds.text, "", "authorities to trust, instead of the system's", _ALL),
+    Option("tlsCertFile", "tls_cert_file", kinds.text, "", "client certificate", _ALL),
+    Option("tlsKeyFile", "tls_key_file", kinds.text, "", "its key, if it is not in the same file", _ALL),
+    Option("tlsSkipVerify", "tls_skip_verify", kinds.flag, "false", "trust everybody", _ALL),
+    Option(
+        "authSecret",
+        "auth_secret",
+        kinds.text,
+        "",
+        "said when nsqd asks for authorization",
+        _ALL,
+        aliases=("auth_secret",),
+    ),
+    Option("snappy", "snappy", kinds.flag, "false", "compression", _ALL),
+    Option("deflate", "deflate", kinds.flag, "false", "compression", _ALL),
+    Option("deflateLevel", "deflate_level", kinds.whole(1, 9), "6", "1 to 9", _ALL, aliases=("deflate_level",)),
+    Option("topic", "topic", kinds.topic, "", "the topic of rows that have no column of that name", (WRITE,)),
+    Option(
+        "mpubMessages",
+        "mpub_messages",
+        kinds.whole(1),
+        "5000",
+        "at most so many messages are published together",
+        (WRITE,),
+    ),
+    Option(
+        "mpubBytes",
+        "mpub_bytes",
+        kinds.whole(1),
+        "1048576",
+        "and so many bytes: less than nsqd's --max-body-size",
+        (WRITE,),
+    ),
+    Option(
+        "mpubWindow",
+        "mpub_window",
+        kinds.whole(1, 1024),
+        "4",
+        "so many of these are sent before nsqd has answered",
+        (WRITE,),
+    ),
 )
 
 
 def read_options(given: Mapping[str, str], use: str) -> ReadOptions:
     """The options of a streaming or batch read. Raises ``OptionError``."""
-    names = {name.lower(): row for row in OPTIONS for name in (row.name, *row.aliases)}
+    options = ReadOptions(**_values(given, use, ReadOptions))
+    _complain(_of_connections(options), _of_reading(options))
+    return options
+
+
+def write_options(given: Mapping[str, str]) -> WriteOptions:
+    """The options of writing, as a stream or not. Raises ``OptionError``."""
+    options = WriteOptions(**_values(given, WRITE, WriteOptions))
+    _complain(_of_connections(options), _of_writing(options))
+    return options
+
+
+def _values(given: Mapping[str, str], use: str, wanted: type[ReadOptions] | type[WriteOptions]) -> dict[str, Any]:
+    # A name may mean one thing to who reads and another to who writes: the one for this use comes last.
+    rows = sorted(OPTIONS, key=lambda row: use in row.uses)
+    names = {name.lower(): row for row in rows for name in (row.name, *row.aliases)}
     said: dict[str, str] = {}
     for name, value in given.items():
         row = names.get(name.lower())
@@ -269,12 +298,11 @@ def read_options(given: Mapping[str, str], use: str) -> ReadOptions:
             if name.lower() not in _SPARKS_OWN:
                 raise OptionError(f"there is no option {name}{_suggestion(name, names)}")
         elif use not in row.uses:
-            raise OptionError(f"{row.name} is not for a {use} read")
+            raise OptionError(f"{row.name} is not for {_SAID[use]}")
         elif said.setdefault(row.field, value) != value:
             raise OptionError(f"{row.name} is given twice, under two names")
-    options = ReadOptions(**{row.field: _value(row, said.get(row.field)) for row in OPTIONS})
-    _check_together(options)
-    return options
+    needed = {field.name for field in fields(wanted)}
+    return {row.field: _value(row, said.get(row.field)) for row in OPTIONS if row.field in needed}
 
 
 def _value(row: Option, raw: str | None) -> Any:
@@ -293,30 +321,35 @@ def _suggestion(name: str, names: Mapping[str, Option]) -> str:
     return f"; {names[close[0]].name} was meant, perhaps" if close else ""
 
 
-def _check_together(options: ReadOptions) -> None:
-    complaints: Iterable[tuple[bool, str]] = (
-        (
-            bool(options.lookupd_http_addresses) == bool(options.nsqd_tcp_addresses),
-            "give either lookupdHttpAddresses or nsqdTcpAddresses",
-        ),
-        (
-            bool(options.nsqd_http_addresses) and len(options.nsqd_http_addresses) != len(options.nsqd_tcp_addresses),
-            "nsqdHttpAddresses must name as many as nsqdTcpAddresses, in the same order",
-        ),
-        (options.snappy and options.deflate, "snappy and deflate exclude each other; give one"),
-        (
-            0 < options.msg_timeout < 1,
-            "msgTimeoutMs must be 0 (for nsqd's) or at least 1000",
-        ),
-        (
-            bool(options.max_in_flight) and options.chunk_messages > options.max_in_flight,
-            "chunkMessages must not be more than maxInFlight: more never come before some are finished",
-        ),
-        (
-            not options.tls and bool(options.tls_ca_file or options.tls_cert_file or options.tls_skip_verify),
-            "options of TLS are given, but not tls=true",
-        ),
+_Rules = Iterable[tuple[bool, str]]
+
+
+def _complain(*rules: _Rules) -> None:
+    for each in rules:
+        for wrong, complaint in each:
+            if wrong:
+                raise OptionError(complaint)
+
+
+def _of_connections(options: ConnectionOptions) -> _Rules:
+    yield options.snappy and options.deflate, "snappy and deflate exclude each other; give one"
+    about_tls = options.tls_ca_file or options.tls_cert_file or options.tls_skip_verify
+    yield bool(about_tls) and not options.tls, "options of TLS are given, but not tls=true"
+
+
+def _of_reading(options: ReadOptions) -> _Rules:
+    fixed, over_http = options.nsqd_tcp_addresses, options.nsqd_http_addresses
+    yield bool(options.lookupd_http_addresses) == bool(fixed), "give either lookupdHttpAddresses or nsqdTcpAddresses"
+    yield (
+        bool(over_http) and len(over_http) != len(fixed),
+        "nsqdHttpAddresses must name as many as nsqdTcpAddresses, in the same order",
     )
-    for wrong, complaint in complaints:
-        if wrong:
-            raise OptionError(complaint)
+    yield 0 < options.msg_timeout < 1, "msgTimeoutMs must be 0 (for nsqd's) or at least 1000"
+    yield (
+        0 < options.max_in_flight < options.chunk_messages,
+        "chunkMessages must not be more than maxInFlight: more never come before some are finished",
+    )
+
+
+def _of_writing(options: WriteOptions) -> _Rules:
+    yield not options.nsqd_tcp_addresses, "nsqdTcpAddresses is required: the nsqd to publish to"

@@ -1,4 +1,4 @@
-"""Spark's side of reading: the classes Spark calls, and the order in which it does.
+"""``format("nsq")``, and Spark's side of reading: the classes Spark calls, and the order in which it does.
 
 On the driver, in one long-lived process: `initialOffset`, `latestOffset`, `partitions`, `commit`. On executors, each in
 a worker of its own with a fresh copy of the reader: `read`. Only the partition carries anything from the one to the
@@ -16,10 +16,11 @@ from pyspark.sql.types import StructType
 
 from pyspark_nsq.drain import drain
 from pyspark_nsq.nodes import Nodes
-from pyspark_nsq.options import BATCH, STREAM, OptionError, ReadOptions, read_options
+from pyspark_nsq.options import BATCH, STREAM, OptionError, ReadOptions, read_options, write_options
 from pyspark_nsq.plan import Share, from_json, share_out
 from pyspark_nsq.progress import Offset, Progress, open_spool
 from pyspark_nsq.rows import SPARK_SCHEMA, Origin, columns
+from pyspark_nsq.sink import NsqStreamWriter, NsqWriter, check_columns
 from pyspark_nsq.spool import Piece, Spool
 from pyspark_nsq.spool_file import SpoolError
 
@@ -41,6 +42,16 @@ class NsqDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> "NsqStreamReader":  # noqa: N802 - Spark's name
         return NsqStreamReader(read_options(self.options, STREAM), _names(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> NsqWriter:
+        options = write_options(self.options)
+        check_columns(schema, options, overwrite)
+        return NsqWriter(options)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> NsqStreamWriter:  # noqa: N802
+        options = write_options(self.options)
+        check_columns(schema, options, overwrite)
+        return NsqStreamWriter(options)
 
 
 class NsqPartition(InputPartition):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_nsq.options import OPTIONS, OptionError, read_options
+from pyspark_nsq.options import OPTIONS, OptionError, read_options, write_options
 
 GOOD = {"subscribe": "orders", "channel": "spark", "nsqdTcpAddresses": "127.0.0.1:4150", "spoolDir": "/spool"}
 
@@ -95,3 +95,21 @@ def test_every_option_is_in_the_guide_with_its_default():
     for option in OPTIONS:
         default = "required" if option.default is None else f"`{option.default}`" if option.default else "none"
         assert f"| `{option.name}` | {default} | {option.meaning}" in guide
+
+
+def test_writing_has_options_of_its_own():
+    options = write_options({"nsqdTcpAddresses": "a:1,b:2", "topic": "results", "snappy": "true"})
+    assert (options.topic, options.nsqd_tcp_addresses, options.mpub_window) == ("results", ("a:1", "b:2"), 4)
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"topic": "t"}, "nsqdTcpAddresses is required: the nsqd to publish to"),
+        ({"nsqdTcpAddresses": "a:1", "channel": "c"}, "channel is not for writing"),
+        ({"nsqdTcpAddresses": "a:1", "topic": "no topic"}, "topic must be a topic"),
+    ],
+)
+def test_what_a_writer_cannot_have_is_refused(given, complaint):
+    with pytest.raises(OptionError, match=complaint):
+        write_options(given)

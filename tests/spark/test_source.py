@@ -90,3 +90,24 @@ def test_a_wrong_option_is_named_before_anything_runs(spark: SparkSession, writt
     stream = spark.readStream.format("nsq").options(**(written | {"channel": "c#ephemeral"})).load()
     with pytest.raises(Exception, match="channel must be a channel that is kept"):
         stream.writeStream.format("noop").trigger(availableNow=True).start().awaitTermination()
+
+
+def test_rows_are_published_as_a_batch_and_as_a_stream(
+    spark: SparkSession, written: dict[str, str], publish: Publish, topic: str, tmp_path: Path
+):
+    bodies = publish(5)
+    target = {"nsqdTcpAddresses": written["nsqdTcpAddresses"], "topic": f"{topic}.copy"}
+    stream = spark.readStream.format("nsq").options(**written).load().select("body")
+    writer = stream.writeStream.format("nsq").options(**target, checkpointLocation=str(tmp_path / "checkpoint"))
+    writer.trigger(availableNow=True).start().awaitTermination()
+    spark.createDataFrame([("six",), ("seven",)], "value string").write.format("nsq").mode("append").options(
+        **target
+    ).save()
+    copied = spark.read.format("nsq").options(**(written | {"subscribe": f"{topic}.copy"})).load()
+    assert bodies_of(copied) == sorted([*bodies, b"six", b"seven"])
+
+
+def test_columns_that_cannot_be_published_are_named_before_anything_runs(spark: SparkSession, written: dict[str, str]):
+    target = {"nsqdTcpAddresses": written["nsqdTcpAddresses"], "topic": "t"}
+    with pytest.raises(Exception, match="column id bigint cannot be published"):
+        spark.range(3).write.format("nsq").mode("append").options(**target).save()
