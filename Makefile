@@ -1,7 +1,7 @@
 # One command runs all static checks, and CI runs the same.
 BIN ?= .venv/bin
 
-.PHONY: help check format test conformance coverage bench faults
+.PHONY: help check format test conformance coverage bench faults spark-crash
 
 help:
 	@echo 'make check        formatting, lint, types, import contracts, dead code, spelling, templates: seconds'
@@ -11,6 +11,7 @@ help:
 	@echo 'make format       format and sort imports in place'
 	@echo 'make bench        nsqd under load, figures to benchmarks/RESULTS.md (PEER="/path/to/nsqd" beside another one)'
 	@echo 'make faults       the tests that break things on purpose, at length (ROUNDS=50 SEED=7: fewer, or the same again)'
+	@echo 'make spark-crash  Spark killed in the middle of a stream, and started again: minutes'
 	@echo 'scripts/test      everything, from a clean clone'
 
 check:
@@ -43,3 +44,6 @@ bench:
 
 faults:
 	FAULT_ROUNDS=$(ROUNDS) FAULT_SEED=$(SEED) $(BIN)/pytest -m '' -rP tests/faults
+
+spark-crash:
+	$(BIN)/pytest -m '' -rP tests/spark/test_crash.py
