@@ -1,6 +1,7 @@
 """The official clients as the tests drive them: one process each, the same options, one report.
 
-What the options mean and what a report holds is said in ``pynsq_client``; ``go/`` answers to the same.
+What the options mean and what a report holds is said in ``pynsq_client``; ``go/`` and ``nsqjs/`` answer to
+the same.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What every official client must find true of an nsqd: the tests that ``test_pynsq`` and ``test_go_nsq`` both run."""
+"""What every official client must find true of an nsqd: what ``test_pynsq``, ``test_go_nsq`` and ``test_nsqjs`` run."""
 
 from collections import Counter
 from collections.abc import Callable

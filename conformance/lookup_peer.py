@@ -8,45 +8,61 @@ from typing import Any, Self
 
 from conformance.nsqd_process import NsqdProcess
 from conformance.nsqlookupd_process import NsqlookupdProcess
-
-_ANSWER_SECONDS = 10.0
+from conformance.raw_client import PATIENCE_SECONDS, sized
 
 
 def _port(address: str) -> int:
     return int(address.rpartition(":")[2])
 
 
-class LookupPeer:
-    """A connection to an nsqlookupd that speaks for an nsqd; closing it takes back what it said."""
+class RawLookupPeer:
+    """A connection on which nothing but the magic was said; closing it takes back what it says."""
 
-    def __init__(self, nsqlookupd: NsqlookupdProcess, nsqd: NsqdProcess) -> None:
+    def __init__(self, nsqlookupd: NsqlookupdProcess, magic: bytes = b"  V1") -> None:
         address = ("127.0.0.1", _port(nsqlookupd.tcp_address))
-        self._socket = socket.create_connection(address, timeout=_ANSWER_SECONDS)
-        about = {
-            "broadcast_address": "127.0.0.1",
-            "hostname": "conformance",
-            "http_port": _port(nsqd.http_address),
-            "tcp_port": _port(nsqd.tcp_address),
-            "version": "1.3.0",
-        }
-        document = json.dumps(about).encode()
-        self.about_nsqlookupd: dict[str, Any] = json.loads(
-            self.says(b"  V1IDENTIFY\n" + struct.pack(">i", len(document)) + document)
-        )
+        self._socket = socket.create_connection(address, timeout=PATIENCE_SECONDS)
+        self._stream = self._socket.makefile("rb")
+        self.sends(magic)
+
+    def sends(self, data: bytes) -> Self:
+        self._socket.sendall(data)
+        return self
+
+    def ends_sending(self) -> Self:
+        """Half of the connection is over; the other may go on."""
+        self._socket.shutdown(socket.SHUT_WR)
+        return self
+
+    def reply(self) -> bytes:
+        """The next one. Raises EOFError when the connection is closed instead."""
+        size = self._stream.read(4)
+        if len(size) < 4:
+            raise EOFError
+        return self._stream.read(*struct.unpack(">i", size))
 
     def says(self, data: bytes) -> bytes:
-        """Send, and return the one reply. Raises EOFError when the connection is closed instead."""
-        self._socket.sendall(data)
-        (size,) = struct.unpack(">i", self._exactly(4))
-        return self._exactly(size)
+        """Send, and return the one reply."""
+        return self.sends(data).reply()
 
-    def registers(self, topic: str, channel: str = "") -> None:
+    def is_closed(self) -> bool:
+        """nsqlookupd ends the connection, without another word."""
+        return self._stream.read() == b""
+
+    def identifies(self, about: dict[str, object]) -> dict[str, Any]:
+        """The answer to an IDENTIFY."""
+        answer: dict[str, Any] = json.loads(self.says(b"IDENTIFY\n" + sized(json.dumps(about).encode())))
+        return answer
+
+    def registers(self, topic: str, channel: str = "") -> Self:
         assert self.says(f"REGISTER {topic} {channel}\n".encode()) == b"OK"
+        return self
 
-    def unregisters(self, topic: str, channel: str = "") -> None:
+    def unregisters(self, topic: str, channel: str = "") -> Self:
         assert self.says(f"UNREGISTER {topic} {channel}\n".encode()) == b"OK"
+        return self
 
     def close(self) -> None:
+        self._stream.close()
         self._socket.close()
 
     def __enter__(self) -> Self:
@@ -57,11 +73,18 @@ class LookupPeer:
     ) -> None:
         self.close()
 
-    def _exactly(self, size: int) -> bytes:
-        received = b""
-        while len(received) < size:
-            data = self._socket.recv(size - len(received))
-            if not data:
-                raise EOFError
-            received += data
-        return received
+
+class LookupPeer(RawLookupPeer):
+    """A connection that speaks for an nsqd."""
+
+    def __init__(self, nsqlookupd: NsqlookupdProcess, nsqd: NsqdProcess) -> None:
+        super().__init__(nsqlookupd)
+        self.about_nsqlookupd = self.identifies(
+            {
+                "broadcast_address": "127.0.0.1",
+                "hostname": "conformance",
+                "http_port": _port(nsqd.http_address),
+                "tcp_port": _port(nsqd.tcp_address),
+                "version": "1.3.0",
+            }
+        )

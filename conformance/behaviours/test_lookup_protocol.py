@@ -1,7 +1,6 @@
 """nsqlookupd: the protocol V1 that nsqd speaks with it, and the HTTP API that consumers ask."""
 
 import json
-import socket
 import struct
 from collections.abc import Iterator
 from typing import Any, Self
@@ -9,10 +8,11 @@ from typing import Any, Self
 import pytest
 
 from conformance.cluster import eventually
+from conformance.lookup_peer import RawLookupPeer
 from conformance.nsqlookupd_process import NsqlookupdProcess
-from conformance.raw_client import PATIENCE_SECONDS, sized
+from conformance.raw_client import sized
 
-NODE = {
+NODE: dict[str, object] = {
     "broadcast_address": "node.example",
     "hostname": "node",
     "tcp_port": 4150,
@@ -23,53 +23,18 @@ NODE = {
 }
 
 
-class Peer:
-    """What an nsqd is to nsqlookupd: a connection; replies have a size and no kind."""
+class Peer(RawLookupPeer):
+    """One that speaks for a node there is not."""
 
-    def __init__(self, nsqlookupd: NsqlookupdProcess, magic: bytes = b"  V1") -> None:
-        host, _, port = nsqlookupd.tcp_address.rpartition(":")
-        self._socket = socket.create_connection((host, int(port)), timeout=PATIENCE_SECONDS)
-        self._stream = self._socket.makefile("rb")
-        self.sends(magic)
-
-    def sends(self, data: bytes) -> Self:
-        self._socket.sendall(data)
+    def is_a_node(self, **fields: object) -> Self:
+        self.identifies(NODE | fields)
         return self
-
-    def ends_sending(self) -> Self:
-        self._socket.shutdown(socket.SHUT_WR)
-        return self
-
-    def reply(self) -> bytes:
-        (size,) = struct.unpack(">i", self._stream.read(4))
-        return self._stream.read(size)
-
-    def is_closed(self) -> bool:
-        return self._stream.read() == b""
-
-    def identifies(self, **fields: object) -> Self:
-        answer = self.sends(b"IDENTIFY\n" + sized(json.dumps(NODE | fields).encode())).reply()
-        assert answer.startswith(b"{"), answer
-        return self
-
-    def registers(self, topic: str, channel: str = "") -> Self:
-        assert self.sends(f"REGISTER {topic} {channel}".strip().encode() + b"\n").reply() == b"OK"
-        return self
-
-    def unregisters(self, topic: str, channel: str = "") -> Self:
-        assert self.sends(f"UNREGISTER {topic} {channel}".strip().encode() + b"\n").reply() == b"OK"
-        return self
-
-    def close(self) -> None:
-        self._stream.close()
-        self._socket.close()
 
 
 @pytest.fixture
 def peer(nsqlookupd: NsqlookupdProcess) -> Iterator[Peer]:
-    peer = Peer(nsqlookupd)
-    yield peer
-    peer.close()
+    with Peer(nsqlookupd) as peer:
+        yield peer
 
 
 def producers(nsqlookupd: NsqlookupdProcess, topic: str) -> list[dict[str, Any]]:
@@ -81,15 +46,13 @@ def producers(nsqlookupd: NsqlookupdProcess, topic: str) -> list[dict[str, Any]]
 
 
 def test_a_magic_nobody_knows_is_refused(nsqlookupd: NsqlookupdProcess) -> None:
-    peer = Peer(nsqlookupd, magic=b"  V2")
-    assert peer.reply() == b"E_BAD_PROTOCOL"
-    assert peer.is_closed()
-    peer.close()
+    with Peer(nsqlookupd, magic=b"  V2") as peer:
+        assert peer.reply() == b"E_BAD_PROTOCOL"
+        assert peer.is_closed()
 
 
 def test_identifying_is_answered_with_where_nsqlookupd_is(peer: Peer, nsqlookupd: NsqlookupdProcess) -> None:
-    peer.sends(b"IDENTIFY\n" + sized(json.dumps(NODE).encode()))
-    answer = json.loads(peer.reply())
+    answer = peer.identifies(NODE)
     assert list(answer) == ["broadcast_address", "hostname", "http_port", "tcp_port", "version"]
     assert f":{answer['http_port']}" in nsqlookupd.http_address
     assert answer["version"] == "1.3.0"
@@ -97,7 +60,7 @@ def test_identifying_is_answered_with_where_nsqlookupd_is(peer: Peer, nsqlookupd
 
 @pytest.mark.parametrize("said", [b"PING\n", b"PING\r\n", b"PING and more\n", b"  PING  \n"])
 def test_ping_is_answered_whoever_asks(peer: Peer, said: bytes) -> None:
-    assert peer.sends(said).reply() == b"OK"
+    assert peer.says(said) == b"OK"
 
 
 BEFORE_IDENTIFY = {
@@ -125,7 +88,7 @@ BEFORE_IDENTIFY = {
 
 @pytest.mark.parametrize(("said", "refusal"), BEFORE_IDENTIFY.values(), ids=BEFORE_IDENTIFY)
 def test_refused_and_closed(peer: Peer, said: bytes, refusal: bytes) -> None:
-    assert peer.sends(said).reply() == refusal
+    assert peer.says(said) == refusal
     assert peer.is_closed()
 
 
@@ -165,7 +128,7 @@ AFTER_IDENTIFY = {
 
 @pytest.mark.parametrize(("said", "refusal"), AFTER_IDENTIFY.values(), ids=AFTER_IDENTIFY)
 def test_an_nsqd_is_refused_and_closed(peer: Peer, said: bytes, refusal: bytes) -> None:
-    assert peer.identifies().sends(said).reply() == refusal
+    assert peer.is_a_node().says(said) == refusal
     assert peer.is_closed()
 
 
@@ -173,14 +136,14 @@ def test_an_nsqd_is_refused_and_closed(peer: Peer, said: bytes, refusal: bytes) 
 
 
 def test_who_registers_a_topic_is_found(peer: Peer, nsqlookupd: NsqlookupdProcess, topic: str) -> None:
-    peer.identifies().registers(topic)
+    peer.is_a_node().registers(topic)
     (producer,) = producers(nsqlookupd, topic)
     assert producer.pop("remote_address").startswith("127.0.0.1:")
     assert producer == NODE
 
 
 def test_a_producer_has_these_members_in_this_order(peer: Peer, nsqlookupd: NsqlookupdProcess, topic: str) -> None:
-    peer.identifies().registers(topic)
+    peer.is_a_node().registers(topic)
     (producer,) = producers(nsqlookupd, topic)
     assert list(producer) == [
         "remote_address",
@@ -195,53 +158,53 @@ def test_a_producer_has_these_members_in_this_order(peer: Peer, nsqlookupd: Nsql
 
 
 def test_registering_a_channel_registers_its_topic(peer: Peer, nsqlookupd: NsqlookupdProcess, topic: str) -> None:
-    peer.identifies().registers(topic, "ch")
+    peer.is_a_node().registers(topic, "ch")
     found = nsqlookupd.get("/lookup", topic=topic)
     assert (found["channels"], len(found["producers"])) == (["ch"], 1)
 
 
 def test_registering_twice_is_registering(peer: Peer, nsqlookupd: NsqlookupdProcess, topic: str) -> None:
-    peer.identifies().registers(topic).registers(topic)
+    peer.is_a_node().registers(topic).registers(topic)
     assert len(producers(nsqlookupd, topic)) == 1
 
 
 def test_two_connections_are_two_producers(nsqlookupd: NsqlookupdProcess, topic: str) -> None:
-    peers = [Peer(nsqlookupd).identifies().registers(topic) for _ in range(2)]
-    assert len(producers(nsqlookupd, topic)) == 2
-    for each in peers:
-        each.close()
+    with Peer(nsqlookupd) as one, Peer(nsqlookupd) as other:
+        for each in (one, other):
+            each.is_a_node().registers(topic)
+        assert len(producers(nsqlookupd, topic)) == 2
 
 
 def test_unregistering_a_topic_takes_the_producer_back(peer: Peer, nsqlookupd: NsqlookupdProcess, topic: str) -> None:
-    peer.identifies().registers(topic, "ch").unregisters(topic)
+    peer.is_a_node().registers(topic, "ch").unregisters(topic)
     assert producers(nsqlookupd, topic) == []
     assert topic in nsqlookupd.get("/topics")["topics"]
 
 
 def test_unregistering_a_channel_leaves_the_topic(peer: Peer, nsqlookupd: NsqlookupdProcess, topic: str) -> None:
-    peer.identifies().registers(topic, "ch").unregisters(topic, "ch")
+    peer.is_a_node().registers(topic, "ch").unregisters(topic, "ch")
     assert len(producers(nsqlookupd, topic)) == 1
 
 
 def test_unregistering_what_nobody_knows_is_no_error(peer: Peer, topic: str) -> None:
-    peer.identifies().unregisters(topic).unregisters(topic, "ch")
+    peer.is_a_node().unregisters(topic).unregisters(topic, "ch")
 
 
 def test_an_ephemeral_channel_goes_with_who_unregisters_it(
     peer: Peer, nsqlookupd: NsqlookupdProcess, topic: str
 ) -> None:
-    peer.identifies().registers(topic, "ch#ephemeral").unregisters(topic, "ch#ephemeral")
+    peer.is_a_node().registers(topic, "ch#ephemeral").unregisters(topic, "ch#ephemeral")
     assert nsqlookupd.get("/channels", topic=topic) == {"channels": []}
 
 
 def test_what_a_lost_connection_registered_is_no_longer_found(nsqlookupd: NsqlookupdProcess, topic: str) -> None:
-    Peer(nsqlookupd).identifies().registers(topic, "ch").close()
+    Peer(nsqlookupd).is_a_node().registers(topic, "ch").close()
     eventually(lambda: producers(nsqlookupd, topic) == [])
     assert nsqlookupd.get("/lookup", topic=topic)["channels"] == ["ch"]
 
 
 def test_nodes_shows_topics_beside_their_tombstones(peer: Peer, nsqlookupd: NsqlookupdProcess, topic: str) -> None:
-    peer.identifies(broadcast_address=f"{topic}.example").registers(topic).registers(topic + ".b")
+    peer.is_a_node(broadcast_address=f"{topic}.example").registers(topic).registers(topic + ".b")
     query = f"/topic/tombstone?topic={topic}&node={topic}.example:4151"
     assert nsqlookupd.asks("POST", query).status == 200
     (node,) = [each for each in nsqlookupd.get("/nodes")["producers"] if topic in each["topics"]]
@@ -249,13 +212,13 @@ def test_nodes_shows_topics_beside_their_tombstones(peer: Peer, nsqlookupd: Nsql
 
 
 def test_a_tombstoned_producer_is_not_found(peer: Peer, nsqlookupd: NsqlookupdProcess, topic: str) -> None:
-    peer.identifies(broadcast_address="t.example").registers(topic).registers(topic + ".b")
+    peer.is_a_node(broadcast_address="t.example").registers(topic).registers(topic + ".b")
     assert nsqlookupd.asks("POST", f"/topic/tombstone?topic={topic}&node=t.example:4151").status == 200
     assert (len(producers(nsqlookupd, topic)), len(producers(nsqlookupd, topic + ".b"))) == (0, 1)
 
 
 def test_registering_anew_takes_the_tombstone_away(peer: Peer, nsqlookupd: NsqlookupdProcess, topic: str) -> None:
-    peer.identifies(broadcast_address="t.example").registers(topic)
+    peer.is_a_node(broadcast_address="t.example").registers(topic)
     assert nsqlookupd.asks("POST", f"/topic/tombstone?topic={topic}&node=t.example:4151").status == 200
     peer.registers(topic)
     assert producers(nsqlookupd, topic) == []
