@@ -12,6 +12,7 @@ from urllib.request import urlopen
 import pytest
 
 from conformance.certificates import Certificates
+from conformance.cluster import eventually
 from conformance.nsqadmin_process import NsqadminProcess
 from conformance.nsqd_process import NsqdProcess
 from conformance.nsqlookupd_process import NsqlookupdProcess
@@ -42,6 +43,8 @@ class Cluster:
         for body in bodies:
             urlopen(f"http://{self.nsqd.http_address}/pub?topic={topic}", body.encode(), timeout=_PATIENCE).close()
         self.until_announced(topic, "archive")
+        # A topic may hold its messages until nsqlookupd has said which channels it has elsewhere.
+        eventually(lambda: self.nsqd.channel_stats(topic, "archive")["depth"] == len(bodies))
 
     def until_announced(self, topic: str, channel: str) -> None:
         deadline = time.monotonic() + _PATIENCE
