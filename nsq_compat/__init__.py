@@ -3,7 +3,7 @@
 The folders are floors of one house; a module imports from its own folder or from a lower floor:
 
     nsqd, nsqlookupd,
-    nsqadmin                  the programs: options, wiring, a shutdown order
+    nsqadmin, tools           the programs: options, wiring, a shutdown order
     cli                       flags, config file, log lines
     web                       HTTP applications
     net, cluster, client      sockets and greenlets; many daemons over HTTP; a client library
