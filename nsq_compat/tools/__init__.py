@@ -14,7 +14,7 @@
     program         how they begin, complain and end
     http_door       HTTP for handing out messages: what of an answer has arrived, and whether anybody waits
     on_demand       messages taken from nsqd when somebody wants them
-    client_options  --consumer-opt and --producer-opt
+    client_options  where they read, --consumer-opt and --producer-opt
     lookupds        the cluster behind --lookupd-http-address
     destinations    which of several targets is next
     request_times   --status-every

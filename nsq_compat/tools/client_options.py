@@ -1,7 +1,7 @@
-"""``--consumer-opt`` and ``--producer-opt``: go-nsq's options by their names, as options of our client.
+"""Where a utility reads, and ``--consumer-opt`` and ``--producer-opt``: go-nsq's options as options of our client.
 
-Each is ``key,value``, or ``key`` alone for true; dashes in keys are underscores. What our client need not be told is
-read, checked and left.
+Each of those is ``key,value``, or ``key`` alone for true; dashes in keys are underscores. What our client need not be
+told is read, checked and left.
 """
 
 import ssl
@@ -9,10 +9,27 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from nsq_compat.cli.kinds import STRINGS
+from nsq_compat.cli.options import option
 from nsq_compat.protocol.durations import MILLISECOND, SECOND, parse_duration
 from nsq_compat.tools.program import Refused
 
 _HOUR = 3600.0
+
+
+@dataclass(slots=True, kw_only=True)
+class ReadingOptions:
+    """The flags of every utility that reads a channel, as NSQ names them."""
+
+    nsqd_tcp_addresses: tuple[str, ...] = option(
+        "nsqd-tcp-address", STRINGS, (), "host:port of an nsqd (repeat for several)"
+    )
+    lookupd_http_addresses: tuple[str, ...] = option(
+        "lookupd-http-address", STRINGS, (), "host:port or URL of an nsqlookupd (repeat for several)"
+    )
+    consumer_opt: tuple[str, ...] = option(
+        "consumer-opt", STRINGS, (), "`name,value` of an option of the client library (repeat for several)"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from nsq_compat.cli.kinds import BOOLEAN, DURATION, INTEGER, STRING, STRINGS
+from nsq_compat.cli.kinds import BOOLEAN, DURATION, INTEGER, STRING
 from nsq_compat.cli.options import option
 from nsq_compat.client import Consumer
 from nsq_compat.client.handling import Handler
@@ -19,7 +19,7 @@ from nsq_compat.net.http_message import HttpLimits
 from nsq_compat.net.listeners import ListenError, listen
 from nsq_compat.net.process import stop_signal
 from nsq_compat.protocol.durations import SECOND, seconds
-from nsq_compat.tools.client_options import consumer_options
+from nsq_compat.tools.client_options import ReadingOptions, consumer_options
 from nsq_compat.tools.http_door import Door
 from nsq_compat.tools.program import Refused, log_plainly, one_kind_of_address, options_of, run, user_agent
 from nsq_compat.tools.subscribing import MakeConsumer, PubSub
@@ -28,7 +28,7 @@ PROGRAM: Final = "nsq_pubsub"
 
 
 @dataclass(slots=True, kw_only=True)
-class Options:
+class Options(ReadingOptions):
     """Names and defaults are NSQ's, as far as it had them."""
 
     version: bool = option("version", BOOLEAN, False, "print the version and exit")
@@ -36,15 +36,6 @@ class Options:
     max_in_flight: int = option("max-in-flight", INTEGER, 100, "messages on their way to one client, at most")
     client_timeout: int = option(
         "client-timeout", DURATION, 30 * SECOND, "how long a client may take to read a message"
-    )
-    nsqd_tcp_addresses: tuple[str, ...] = option(
-        "nsqd-tcp-address", STRINGS, (), "host:port of an nsqd (repeat for several)"
-    )
-    lookupd_http_addresses: tuple[str, ...] = option(
-        "lookupd-http-address", STRINGS, (), "host:port or URL of an nsqlookupd (repeat for several)"
-    )
-    consumer_opt: tuple[str, ...] = option(
-        "consumer-opt", STRINGS, (), "`name,value` of an option of the client library (repeat for several)"
     )
 
 

@@ -23,7 +23,7 @@ from nsq_compat.net.http_message import HttpLimits
 from nsq_compat.net.listeners import ListenError, listen
 from nsq_compat.net.process import stop_signal
 from nsq_compat.protocol.durations import MILLISECOND, SECOND, seconds
-from nsq_compat.tools.client_options import consumer_options, producer_options
+from nsq_compat.tools.client_options import ReadingOptions, consumer_options, producer_options
 from nsq_compat.tools.http_door import Door
 from nsq_compat.tools.on_demand import OnDemand
 from nsq_compat.tools.program import Refused, log_plainly, one_kind_of_address, options_of, run, user_agent
@@ -34,7 +34,7 @@ _USER_AGENT: Final = user_agent(PROGRAM)
 
 
 @dataclass(slots=True, kw_only=True)
-class Options:
+class Options(ReadingOptions):
     """Names are those of NSQ's utilities where they mean the same."""
 
     version: bool = option("version", BOOLEAN, False, "print the version and exit")
@@ -48,20 +48,11 @@ class Options:
     client_timeout: int = option(
         "client-timeout", DURATION, 30 * SECOND, "how long a client may take to read an answer"
     )
-    nsqd_tcp_addresses: tuple[str, ...] = option(
-        "nsqd-tcp-address", STRINGS, (), "host:port of an nsqd (repeat for several)"
-    )
-    lookupd_http_addresses: tuple[str, ...] = option(
-        "lookupd-http-address", STRINGS, (), "host:port or URL of an nsqlookupd (repeat for several)"
-    )
     destination_nsqd_tcp_addresses: tuple[str, ...] = option(
         "destination-nsqd-tcp-address",
         STRINGS,
         (),
         "host:port of an nsqd to put to (repeat for several); --nsqd-tcp-address unless given",
-    )
-    consumer_opt: tuple[str, ...] = option(
-        "consumer-opt", STRINGS, (), "`name,value` of an option of the client library (repeat for several)"
     )
     producer_opt: tuple[str, ...] = option("producer-opt", STRINGS, (), "the same for putting (repeat for several)")
 

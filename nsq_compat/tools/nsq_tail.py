@@ -15,14 +15,14 @@ from typing import Final
 from nsq_compat.cli.kinds import BOOLEAN, INTEGER, STRING, STRINGS
 from nsq_compat.cli.options import option
 from nsq_compat.client import Consumer, Message
-from nsq_compat.tools.client_options import consumer_options
+from nsq_compat.tools.client_options import ReadingOptions, consumer_options
 from nsq_compat.tools.program import Refused, Stopping, log_plainly, one_kind_of_address, options_of, run, user_agent
 
 PROGRAM: Final = "nsq_tail"
 
 
 @dataclass(slots=True, kw_only=True)
-class Options:
+class Options(ReadingOptions):
     """Names and defaults are NSQ's."""
 
     version: bool = option("version", BOOLEAN, False, "print the version and exit")
@@ -36,15 +36,6 @@ class Options:
     max_in_flight: int = option("max-in-flight", INTEGER, 200, "messages that wait to be shown, at most")
     n: int = option("n", INTEGER, 0, "end after so many messages of a topic; never unless given")
     print_topic: bool = option("print-topic", BOOLEAN, False, "begin each line with the topic")
-    nsqd_tcp_addresses: tuple[str, ...] = option(
-        "nsqd-tcp-address", STRINGS, (), "host:port of an nsqd (repeat for several)"
-    )
-    lookupd_http_addresses: tuple[str, ...] = option(
-        "lookupd-http-address", STRINGS, (), "host:port or URL of an nsqlookupd (repeat for several)"
-    )
-    consumer_opt: tuple[str, ...] = option(
-        "consumer-opt", STRINGS, (), "`name,value` of an option of the client library (repeat for several)"
-    )
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ from nsq_compat.client import Consumer
 from nsq_compat.client.handling import Handler
 from nsq_compat.cluster.fan_out import AllFailed
 from nsq_compat.protocol.durations import MINUTE, SECOND
-from nsq_compat.tools.client_options import consumer_options
+from nsq_compat.tools.client_options import ReadingOptions, consumer_options
 from nsq_compat.tools.file_names import REVISION, BadFormat, FileNames
 from nsq_compat.tools.file_series import FileSeries, Rules
 from nsq_compat.tools.finished_files import recover
@@ -53,7 +53,7 @@ _RETRY_SECONDS: Final = 5.0
 
 
 @dataclass(slots=True, kw_only=True)
-class Options:
+class Options(ReadingOptions):
     """Names and defaults are NSQ's."""
 
     version: bool = option("version", BOOLEAN, False, "print the version and exit")
@@ -68,15 +68,6 @@ class Options:
     )
     channel: str = option("channel", STRING, "nsq_to_file", "channel to read from")
     max_in_flight: int = option("max-in-flight", INTEGER, 200, "messages of a topic that wait to be synced, at most")
-    nsqd_tcp_addresses: tuple[str, ...] = option(
-        "nsqd-tcp-address", STRINGS, (), "host:port of an nsqd (repeat for several)"
-    )
-    lookupd_http_addresses: tuple[str, ...] = option(
-        "lookupd-http-address", STRINGS, (), "host:port or URL of an nsqlookupd (repeat for several)"
-    )
-    consumer_opt: tuple[str, ...] = option(
-        "consumer-opt", STRINGS, (), "`name,value` of an option of the client library (repeat for several)"
-    )
     http_client_connect_timeout: int = option(
         "http-client-connect-timeout", DURATION, 2 * SECOND, "how long a connection to nsqlookupd may take"
     )

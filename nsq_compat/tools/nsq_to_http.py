@@ -18,7 +18,7 @@ from nsq_compat.cli.options import option
 from nsq_compat.client import Consumer, Message
 from nsq_compat.protocol.durations import SECOND
 from nsq_compat.protocol.redacting import without_secrets
-from nsq_compat.tools.client_options import consumer_options
+from nsq_compat.tools.client_options import ReadingOptions, consumer_options
 from nsq_compat.tools.destinations import MODES, Destinations
 from nsq_compat.tools.http_sending import PLACE, HttpSender, NotSent, headers_of
 from nsq_compat.tools.program import Refused, Stopping, log_plainly, one_kind_of_address, options_of, run, user_agent
@@ -32,7 +32,7 @@ _CONTENT_TYPE: Final = "application/octet-stream"
 
 
 @dataclass(slots=True, kw_only=True)
-class Options:
+class Options(ReadingOptions):
     """Names and defaults are NSQ's."""
 
     version: bool = option("version", BOOLEAN, False, "print the version and exit")
@@ -52,15 +52,6 @@ class Options:
     )
     http_client_request_timeout: int = option(
         "http-client-request-timeout", DURATION, 20 * SECOND, "time for a whole request"
-    )
-    nsqd_tcp_addresses: tuple[str, ...] = option(
-        "nsqd-tcp-address", STRINGS, (), "host:port of an nsqd (repeat for several)"
-    )
-    lookupd_http_addresses: tuple[str, ...] = option(
-        "lookupd-http-address", STRINGS, (), "host:port or URL of an nsqlookupd (repeat for several)"
-    )
-    consumer_opt: tuple[str, ...] = option(
-        "consumer-opt", STRINGS, (), "`name,value` of an option of the client library (repeat for several)"
     )
 
 

@@ -19,7 +19,7 @@ from nsq_compat.client import Consumer, Message, Producer, Published
 from nsq_compat.client.batching import Closed
 from nsq_compat.protocol.go_json import JsonError
 from nsq_compat.protocol.names import is_valid_name
-from nsq_compat.tools.client_options import consumer_options, producer_options
+from nsq_compat.tools.client_options import ReadingOptions, consumer_options, producer_options
 from nsq_compat.tools.destinations import MODES, Destinations
 from nsq_compat.tools.json_filter import JsonFilter
 from nsq_compat.tools.program import Refused, Stopping, log_plainly, one_kind_of_address, options_of, run, user_agent
@@ -37,7 +37,7 @@ _DROP: Final = "drop"
 
 
 @dataclass(slots=True, kw_only=True)
-class Options:
+class Options(ReadingOptions):
     """Names and defaults are NSQ's; ``--non-json`` is ours."""
 
     version: bool = option("version", BOOLEAN, False, "print the version and exit")
@@ -62,21 +62,10 @@ class Options:
         _REQUEUE,
         f"what is done with messages that are no JSON objects where they should be: {_REQUEUE}, {_PASS} or {_DROP}",
     )
-    nsqd_tcp_addresses: tuple[str, ...] = option(
-        "nsqd-tcp-address", STRINGS, (), "host:port of an nsqd (repeat for several)"
-    )
-    lookupd_http_addresses: tuple[str, ...] = option(
-        "lookupd-http-address", STRINGS, (), "host:port or URL of an nsqlookupd (repeat for several)"
-    )
     destination_nsqd_tcp_addresses: tuple[str, ...] = option(
         "destination-nsqd-tcp-address", STRINGS, (), "host:port of an nsqd to publish to (repeat for several)"
     )
-    consumer_opt: tuple[str, ...] = option(
-        "consumer-opt", STRINGS, (), "`name,value` of an option of the client library, reading (repeat for several)"
-    )
-    producer_opt: tuple[str, ...] = option(
-        "producer-opt", STRINGS, (), "`name,value` of an option of the client library, publishing (repeat for several)"
-    )
+    producer_opt: tuple[str, ...] = option("producer-opt", STRINGS, (), "the same for publishing (repeat for several)")
 
 
 def main() -> None:
