@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from email.message import Message
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 _LISTENING = re.compile(r"\b(TCP|HTTPS?): listening on (\S+:\d+)$")
 
@@ -201,11 +201,3 @@ class DaemonProcess:
 
     def _with_log(self, sentence: str) -> str:
         return "\n".join([f"{sentence}: {shlex.join(self.arguments)}", "".join(self._last_lines).rstrip()])
-
-
-def wait_for_any(*daemons: DaemonProcess) -> NoReturn:
-    """Sleep for as long as all of them run. Raises DaemonFailed when one has stopped by itself."""
-    while True:
-        for each in daemons:
-            each.check()
-        time.sleep(0.2)

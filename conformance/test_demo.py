@@ -1,15 +1,26 @@
 """The demonstration behind ``scripts/run``: it must tell right from wrong, and leave nothing running."""
 
+import functools
+import itertools
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 
-_ROOT = Path(__file__).parents[1]
+from conformance.cluster import eventually
+from conformance.demo.event import EVENTS_A_SECOND, events
+from conformance.demo.stream import CHANNELS, TOPIC
 
+_ROOT = Path(__file__).parents[1]
 
 _FREE_PORTS = [f"--{name}-port=0" for name in ("tcp", "http", "lookupd-tcp", "lookupd-http", "admin")]
 
@@ -49,6 +60,46 @@ def test_it_stays_until_a_signal_and_takes_the_daemons_with_it(daemons: list[str
     assert not processes_naming(str(tmp_path))
 
 
+def test_events_go_on_through_two_channels_after_the_comparison(daemons: list[str]) -> None:
+    demo = start_demo(*daemons, f"--file={__file__}")
+    try:
+        nsqlookupd, _, nsqadmin = addresses_of(demo)
+        shown = functools.partial(channel_of_events, nsqadmin)
+        eventually(lambda: all(finished(shown(name)) for name in CHANNELS))
+        before = {name: shown(name) for name in CHANNELS}
+        # Some seconds' worth: what only begins and stops again is no stream.
+        eventually(lambda: all(finished(shown(name)) > finished(before[name]) + 200 for name in CHANNELS))
+        for name in CHANNELS:
+            assert shown(name)["message_count"] > before[name]["message_count"] + 200
+        eventually(lambda: shown("billing")["requeue_count"] > before["billing"]["requeue_count"])
+    finally:
+        demo.send_signal(signal.SIGINT)
+        _, errors = demo.communicate(timeout=30)
+    assert demo.returncode == 0, errors
+    assert not processes_naming(f"--lookupd-http-address={nsqlookupd}")
+
+
+def test_a_stream_that_ends_by_itself_is_said_and_ends_the_demonstration(daemons: list[str]) -> None:
+    demo = start_demo(*daemons, f"--file={__file__}")
+    _, nsqd, _ = addresses_of(demo)
+    (publisher,) = processes_naming("conformance.demo.events", f"--nsqd-tcp-address={nsqd}")
+    os.kill(publisher, signal.SIGKILL)
+    _, errors = demo.communicate(timeout=30)
+    assert demo.returncode == 1
+    assert "the publisher of events stopped by itself with status -9" in errors
+
+
+def test_the_same_seed_is_the_same_story() -> None:
+    story, again, other = (list(itertools.islice(events(seed), 500)) for seed in (7, 7, 8))
+    assert story == again != other
+
+
+def test_events_come_in_order_and_as_many_as_were_asked_for() -> None:
+    shown = [event.published for event in itertools.takewhile(lambda event: event.published < 3600, events(1))]
+    assert shown == sorted(shown)
+    assert 0.9 < len(shown) / 3600 / EVENTS_A_SECOND < 1.1
+
+
 def test_it_fails_when_nsqd_cannot_start(tmp_path: Path) -> None:
     demo = start_demo("--nsqd=/no/such/nsqd", f"--data-path={tmp_path}")
     _, errors = demo.communicate(timeout=30)
@@ -56,12 +107,50 @@ def test_it_fails_when_nsqd_cannot_start(tmp_path: Path) -> None:
     assert "cannot start /no/such/nsqd" in errors
 
 
-def processes_naming(text: str) -> list[str]:
-    """The command lines of running processes that contain the text."""
-    command_lines = []
+def addresses_of(demo: "subprocess.Popen[str]") -> tuple[str, str, str]:
+    """HTTP of nsqlookupd, TCP of nsqd, HTTP of nsqadmin, once it has said all three."""
+    assert demo.stdout is not None
+    patterns = (
+        r"nsqlookupd stays at .*http://(\S+?)/",
+        r"nsqd stays at tcp (\S+),",
+        r"nsqadmin stays at http://(\S+?)/",
+    )
+    found = [match[1] for line in _until_it_stays(demo.stdout) for each in patterns if (match := re.match(each, line))]
+    nsqlookupd, nsqd, nsqadmin = found
+    return nsqlookupd, nsqd, nsqadmin
+
+
+def _until_it_stays(lines: Iterable[str]) -> Iterator[str]:
+    for line in lines:
+        yield line
+        if "Ctrl-C stops all three" in line:
+            return
+
+
+def channel_of_events(nsqadmin: str, channel: str) -> dict[str, Any]:
+    """What nsqadmin shows of a channel of the stream; nothing while there is none."""
+    try:
+        with urlopen(f"http://{nsqadmin}/api/topics/{TOPIC}/{channel}", timeout=10) as answer:
+            shown: dict[str, Any] = json.load(answer)
+    except HTTPError as error:
+        error.close()
+        return {}
+    return shown
+
+
+def finished(channel: dict[str, Any]) -> int:
+    """By the consumers of a channel."""
+    return sum(client["finish_count"] for client in channel.get("clients") or ())
+
+
+def processes_naming(*texts: str) -> list[int]:
+    """The ids of running processes whose command lines contain all the texts."""
+    found = []
     for entry in filter(str.isdigit, os.listdir("/proc")):
         try:
-            command_lines.append(Path("/proc", entry, "cmdline").read_text())
+            command_line = Path("/proc", entry, "cmdline").read_text()
         except OSError:  # the process has ended since
             continue
-    return [line for line in command_lines if text in line]
+        if all(text in command_line for text in texts):
+            found.append(int(entry))
+    return found

@@ -2,39 +2,31 @@
 
 Both use pynsq, the official Python client. The publisher is told where nsqd is; the consumer is told only where
 nsqlookupd is, and finds nsqd by asking it. The lines received are compared with the file: each must have come exactly
-once. Then the daemons stay until Ctrl-C, and nsqadmin shows in a browser what went through. The exit status is 0 if
-nothing differed and all of them lived until they were asked to stop, and not otherwise.
+once. Then events go through topic events, some dozens a second, with a consumer that keeps up and one that now and then
+does not, and nsqadmin shows in a browser how they move, until Ctrl-C. The exit status is 0 if nothing differed and all
+lived until they were asked to stop, and not otherwise.
 """
 
 import argparse
-import importlib.util
 import os
 import signal
 import sys
 import tempfile
-from collections import Counter
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from conformance.clients import PYNSQ, ClientFailed
-from conformance.daemon_process import DaemonFailed, wait_for_any
+from conformance.clients import ClientFailed
+from conformance.daemon_process import DaemonFailed
+from conformance.demo.comparison import compare, language_reference, say
+from conformance.demo.stream import CHANNELS, TOPIC, EventStream
 from conformance.nsqadmin_process import NsqadminProcess, installed_nsqadmin
 from conformance.nsqd_process import NsqdProcess, installed_nsqd
 from conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
-from conformance.pynsq_client import numbered_lines
 
-_TOPIC, _CHANNEL = "lines", "demo"
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-def language_reference() -> Path:
-    """The text behind Python's ``help()``: 17 000 lines of prose, code and nothing, on every machine with Python."""
-    found = importlib.util.find_spec("pydoc_data.topics")
-    if found is None or found.origin is None:
-        sys.exit("scripts/run: this Python has no pydoc_data/topics.py to send; name a file with --file.")
-    return Path(found.origin)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -59,45 +51,23 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def send_and_receive(
-    nsqd: NsqdProcess, nsqlookupd: NsqlookupdProcess, file: Path, out: Path, cleaning: ExitStack
-) -> None:
-    """Publish and consume side by side, and say how fast it went. Raises ClientFailed."""
-    count = len(numbered_lines(file))
-    consumer = PYNSQ.discovering(
-        [nsqlookupd.http_address], _TOPIC, _CHANNEL, count, out, max_in_flight=500, timeout=300
-    )
-    cleaning.callback(consumer.stop)
-    publisher = PYNSQ.publishing(nsqd.tcp_address, _TOPIC, file, window=500)
-    cleaning.callback(publisher.stop)
-    for verb, amount, client in (("published", "published", publisher), ("consumed", "finished", consumer)):
-        report = client.report(timeout=330)
-        took = report["seconds"]
-        rate = f"{report[amount] / max(took, 1e-9):,.0f} a second"
-        say(f"{verb} {report[amount]} messages in {took:.2f} s: {rate} (process {client.process.pid})")
-
-
-def differences(file: Path, out: Path) -> list[str]:
-    """A sentence for each line that did not come exactly once; empty if all is well."""
-    sent, received = Counter(numbered_lines(file)), Counter(out.read_bytes().split(b"\n")[:-1])
-    return [
-        f"{body[:60]!r} was sent {sent[body]} times and received {received[body]} times"
-        for body in sent.keys() | received.keys()
-        if sent[body] != received[body]
-    ]
-
-
-def say(sentence: str) -> None:
-    print(sentence, flush=True)
-
-
 def demonstrate(options: argparse.Namespace, cleaning: ExitStack) -> None:
     """The whole demonstration. Raises DaemonFailed, ClientFailed, or SystemExit with a sentence."""
     folder = Path(cleaning.enter_context(tempfile.TemporaryDirectory(prefix="nsq-demo-")))
+    nsqlookupd, nsqd, nsqadmin = start_cluster(options, folder, cleaning)
+    compare(nsqd, nsqlookupd, options.file or language_reference(), folder, cleaning)
+    if not options.once:
+        with EventStream(nsqd.tcp_address, nsqlookupd.http_address) as stream:
+            say(f"events go through topic {TOPIC}, channels {' and '.join(CHANNELS)}, until the end")
+            stay_until_asked_to_stop(nsqlookupd, nsqd, nsqadmin, stream)
+
+
+def start_cluster(
+    options: argparse.Namespace, folder: Path, cleaning: ExitStack
+) -> tuple[NsqlookupdProcess, NsqdProcess, NsqadminProcess]:
+    """All three listening. Raises DaemonFailed."""
     data_path: Path = options.data_path or folder
     data_path.mkdir(parents=True, exist_ok=True)
-    file: Path = options.file or language_reference()
-    count = len(numbered_lines(file))
     nsqlookupd = NsqlookupdProcess(
         options.nsqlookupd,
         tcp_port=options.lookupd_tcp_port,
@@ -125,23 +95,24 @@ def demonstrate(options: argparse.Namespace, cleaning: ExitStack) -> None:
     )
     say("starting nsqadmin")
     cleaning.enter_context(nsqadmin)
-    say(f"sending the {count} lines of {file} through topic {_TOPIC}, channel {_CHANNEL}")
-    out = folder / "received"
-    send_and_receive(nsqd, nsqlookupd, file, out, cleaning)
-    if wrong := differences(file, out):
-        sys.exit("\n".join([*wrong[:20], f"DIFFERENT: {len(wrong)} of {count} lines did not come exactly once"]))
-    say(f"the same: each of the {count} lines came back exactly once")
-    if not options.once:
-        stay_until_asked_to_stop(nsqd, nsqlookupd, nsqadmin)
+    return nsqlookupd, nsqd, nsqadmin
 
 
-def stay_until_asked_to_stop(nsqd: NsqdProcess, nsqlookupd: NsqlookupdProcess, nsqadmin: NsqadminProcess) -> None:
-    """From here on Ctrl-C is the way to end, not an interruption. Raises DaemonFailed when a daemon stops first."""
+def stay_until_asked_to_stop(
+    nsqlookupd: NsqlookupdProcess, nsqd: NsqdProcess, nsqadmin: NsqadminProcess, stream: EventStream
+) -> None:
+    """From here on Ctrl-C is the way to end, not an interruption.
+
+    Raises DaemonFailed or ClientFailed when one of them ends first.
+    """
     try:
         say(f"nsqlookupd stays at tcp {nsqlookupd.tcp_address}, http://{nsqlookupd.http_address}/nodes")
         say(f"nsqd stays at tcp {nsqd.tcp_address}, http://{nsqd.http_address}/stats")
         say(f"nsqadmin stays at http://{nsqadmin.http_address}/ - Ctrl-C stops all three")
-        wait_for_any(nsqd, nsqlookupd, nsqadmin)
+        while True:
+            for each in (nsqlookupd, nsqd, nsqadmin, stream):
+                each.check()
+            time.sleep(0.2)
     except KeyboardInterrupt:
         say("stopping nsqadmin, nsqd and nsqlookupd")
 

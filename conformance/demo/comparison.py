@@ -1,0 +1,68 @@
+"""A file sent through nsqd and read back by a consumer that knows only nsqlookupd: every line, exactly once."""
+
+import importlib.util
+import sys
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+
+from conformance.clients import PYNSQ
+from conformance.nsqd_process import NsqdProcess
+from conformance.nsqlookupd_process import NsqlookupdProcess
+from conformance.pynsq_client import numbered_lines
+
+_TOPIC, _CHANNEL = "lines", "demo"
+
+
+def language_reference() -> Path:
+    """The text behind Python's ``help()``: 17 000 lines of prose, code and nothing, on every machine with Python."""
+    found = importlib.util.find_spec("pydoc_data.topics")
+    if found is None or found.origin is None:
+        sys.exit("scripts/run: this Python has no pydoc_data/topics.py to send; name a file with --file.")
+    return Path(found.origin)
+
+
+def compare(nsqd: NsqdProcess, nsqlookupd: NsqlookupdProcess, file: Path, folder: Path, cleaning: ExitStack) -> None:
+    """Send, receive, and say how it went; `folder` is for what comes back.
+
+    Raises ClientFailed, and SystemExit with the lines that differ.
+    """
+    count = len(numbered_lines(file))
+    say(f"sending the {count} lines of {file} through topic {_TOPIC}, channel {_CHANNEL}")
+    out = folder / "received"
+    send_and_receive(nsqd, nsqlookupd, file, out, cleaning)
+    if wrong := differences(file, out):
+        sys.exit("\n".join([*wrong[:20], f"DIFFERENT: {len(wrong)} of {count} lines did not come exactly once"]))
+    say(f"the same: each of the {count} lines came back exactly once")
+
+
+def send_and_receive(
+    nsqd: NsqdProcess, nsqlookupd: NsqlookupdProcess, file: Path, out: Path, cleaning: ExitStack
+) -> None:
+    """Publish and consume side by side, and say how fast it went. Raises ClientFailed."""
+    count = len(numbered_lines(file))
+    consumer = PYNSQ.discovering(
+        [nsqlookupd.http_address], _TOPIC, _CHANNEL, count, out, max_in_flight=500, timeout=300
+    )
+    cleaning.callback(consumer.stop)
+    publisher = PYNSQ.publishing(nsqd.tcp_address, _TOPIC, file, window=500)
+    cleaning.callback(publisher.stop)
+    for verb, amount, client in (("published", "published", publisher), ("consumed", "finished", consumer)):
+        report = client.report(timeout=330)
+        took = report["seconds"]
+        rate = f"{report[amount] / max(took, 1e-9):,.0f} a second"
+        say(f"{verb} {report[amount]} messages in {took:.2f} s: {rate} (process {client.process.pid})")
+
+
+def differences(file: Path, out: Path) -> list[str]:
+    """A sentence for each line that did not come exactly once; empty if all is well."""
+    sent, received = Counter(numbered_lines(file)), Counter(out.read_bytes().split(b"\n")[:-1])
+    return [
+        f"{body[:60]!r} was sent {sent[body]} times and received {received[body]} times"
+        for body in sent.keys() | received.keys()
+        if sent[body] != received[body]
+    ]
+
+
+def say(sentence: str) -> None:
+    print(sentence, flush=True)
