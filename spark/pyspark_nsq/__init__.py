@@ -28,14 +28,14 @@ from typing import Any
 def register(spark: Any) -> None:
     """Make ``format("nsq")`` known to a session. Not needed where the package is installed on driver and executors.
 
-    Raises ``ValueError`` for a session that runs tasks twice on purpose.
+    Raises ``ValueError`` for a session that runs tasks twice on purpose; without `register` the tasks say it, before
+    they take anything.
     """
+    from pyspark_nsq.options import SPECULATION, OptionError
     from pyspark_nsq.source import NsqDataSource
 
     if spark.conf.get("spark.speculation", "false").lower() == "true":
-        raise ValueError(
-            "spark.speculation must be false: a second attempt at a task would take messages that belong to no batch"
-        )
+        raise OptionError(SPECULATION)
     spark.dataSource.register(NsqDataSource)
 
 

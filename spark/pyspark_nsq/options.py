@@ -18,6 +18,12 @@ _READS: Final = (STREAM, BATCH)
 _ALL: Final = (STREAM, BATCH, WRITE)
 _SAID: Final = {STREAM: "a stream read", BATCH: "a batch read", WRITE: "writing"}
 
+SPECULATION: Final = (
+    "spark.speculation must be false (spark-submit --conf spark.speculation=false): a second attempt at a task would "
+    "take messages that belong to no batch"
+)
+"""What a session is told that runs tasks twice on purpose."""
+
 # What Spark itself puts among the options, or takes from them.
 _SPARKS_OWN: Final = frozenset({"checkpointlocation", "path", "queryname"})
 

@@ -10,13 +10,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from pyspark_nsq.drain import drain
 from pyspark_nsq.nodes import Nodes
-from pyspark_nsq.options import BATCH, STREAM, OptionError, ReadOptions, read_options, write_options
+from pyspark_nsq.options import BATCH, SPECULATION, STREAM, OptionError, ReadOptions, read_options, write_options
 from pyspark_nsq.plan import Share, from_json, share_out
 from pyspark_nsq.progress import Offset, Progress, open_spool
 from pyspark_nsq.rows import SPARK_SCHEMA, Origin, columns
@@ -137,10 +138,29 @@ def read(partition: NsqPartition, options: ReadOptions, names: Sequence[str]) ->
         folder.create()
         pieces = folder.seal([partition.work])
     else:
+        if folder.sealed() is None:
+            _refuse_speculation()
         origin = Origin(partition.work.topic, options.channel, partition.work.nsqd)
         pieces = drain(spool, folder, origin, partition.work.count, options)
     for batch in folder.read(pieces):
         yield columns(batch, names)
+
+
+def _refuse_speculation() -> None:
+    """Raises ``OptionError`` where Spark may run this task a second time on purpose, or does not say.
+
+    Only tasks can know: Spark's settings travel with the jobs of SQL, streams among them, but not with those of RDDs.
+    """
+    context = TaskContext.get()
+    if context is None:
+        return
+    if context.getLocalProperty("spark.master") is None:
+        raise OptionError(
+            "a task of an RDD cannot see whether spark.speculation is on, so it takes no messages: run an action of "
+            "the DataFrame first, say df.count(); then df.rdd, df.foreach and df.foreachPartition have what it read"
+        )
+    if (context.getLocalProperty("spark.speculation") or "").lower() == "true":
+        raise OptionError(SPECULATION)
 
 
 def _partitions(stream: str, seq: int, plan: Sequence[Piece | Share]) -> list[NsqPartition]:

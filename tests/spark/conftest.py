@@ -1,6 +1,9 @@
 """What the data source's tests stand on: a real nsqd, an empty spool, and options as a user writes them."""
 
+import contextlib
 import itertools
+import os
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.request import Request, urlopen
@@ -32,6 +35,26 @@ def spool(tmp_path: Path) -> Spool:
     made = Spool(tmp_path, "stream")
     made.create()
     return made
+
+
+@contextlib.contextmanager
+def small_disk(tmp_path: Path, *, full: bool = False, read_only: bool = False) -> Iterator[Path]:
+    """A file system of its own, of a megabyte."""
+    if os.geteuid():
+        pytest.fail("this test mounts a small disk, which only root may: run it as root")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=True)
+    try:
+        if full:
+            with contextlib.suppress(OSError), open(folder / "filler", "wb", buffering=0) as file:
+                while file.write(bytes(4096)):
+                    pass
+        if read_only:
+            subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 @pytest.fixture

@@ -1,32 +1,14 @@
-"""The data source in a real Spark: one local session for all of it."""
+"""The data source in a real Spark."""
 
 import itertools
-import os
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-import pyspark_nsq
 from tests.spark.conftest import Publish
 
 pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    # Workers are started from PATH otherwise, with whatever Python is there.
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    # local[n] alone never tries a task again.
-    builder = SparkSession.builder.master("local[2,4]").config("spark.ui.enabled", "false")
-    for name in ("spark.driver.host", "spark.driver.bindAddress"):
-        builder = builder.config(name, "127.0.0.1")
-    session = builder.config("spark.sql.shuffle.partitions", "2").getOrCreate()
-    pyspark_nsq.register(session)
-    yield session
-    session.stop()
 
 
 def run_to_the_end(frame: DataFrame, checkpoint: Path, **sink: object) -> int:

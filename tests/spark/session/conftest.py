@@ -1,0 +1,24 @@
+"""A real Spark: one local session, and one JVM, for everything in this folder."""
+
+import os
+import sys
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql import SparkSession
+
+import pyspark_nsq
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    # Workers are started from PATH otherwise, with whatever Python is there.
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    # local[n] alone never tries a task again.
+    builder = SparkSession.builder.master("local[2,4]").config("spark.ui.enabled", "false")
+    for name in ("spark.driver.host", "spark.driver.bindAddress"):
+        builder = builder.config(name, "127.0.0.1")
+    session = builder.config("spark.sql.shuffle.partitions", "2").getOrCreate()
+    pyspark_nsq.register(session)
+    yield session
+    session.stop()

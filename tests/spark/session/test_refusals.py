@@ -1,0 +1,113 @@
+"""What a user is told before anything is consumed, in a real Spark: the channel has afterwards what it had before."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import pyspark_nsq
+from conformance.nsqd_process import NsqdProcess
+from pyspark_nsq.source import NsqDataSource
+from tests.spark.conftest import Publish, small_disk
+
+pytestmark = pytest.mark.timeout(120)
+
+MESSAGES = 10
+
+
+@pytest.fixture
+def waiting(nsqd: NsqdProcess, topic: str, publish: Publish) -> Iterator[None]:
+    """Messages wait in the channel, before the test and after it, and none was ever given to anybody."""
+    publish(MESSAGES)
+    yield
+    stats = nsqd.channel_stats(topic, "c")
+    counts = {name: stats[name] for name in ("depth", "in_flight_count", "message_count", "requeue_count")}
+    assert counts == {"depth": MESSAGES, "in_flight_count": 0, "message_count": MESSAGES, "requeue_count": 0}
+
+
+Run = Callable[[SparkSession, dict[str, str], Path], object]
+
+
+def as_a_stream(spark: SparkSession, options: dict[str, str], folder: Path) -> None:
+    writer = spark.readStream.format("nsq").options(**options).load().writeStream.format("noop")
+    writer = writer.option("checkpointLocation", str(folder / "checkpoint"))
+    writer.trigger(availableNow=True).start().awaitTermination()
+
+
+def as_a_batch(spark: SparkSession, options: dict[str, str], _: Path) -> None:
+    loaded(spark, options).count()
+
+
+def loaded(spark: SparkSession, options: dict[str, str]) -> DataFrame:
+    return spark.read.format("nsq").options(**options).load()
+
+
+both = pytest.mark.parametrize("run", [as_a_stream, as_a_batch])
+
+
+@pytest.fixture
+def speculating(spark: SparkSession) -> SparkSession:
+    """A session whose settings say that tasks are run twice on purpose, and that never called `register`."""
+    session = spark.newSession()
+    session.conf.set("spark.sql.legacy.setCommandRejectsSparkCoreConfs", "false")
+    session.conf.set("spark.speculation", "true")
+    session.dataSource.register(NsqDataSource)
+    return session
+
+
+@both
+@pytest.mark.usefixtures("waiting")
+def test_speculation_is_refused_also_of_who_did_not_register(
+    speculating: SparkSession, written: dict[str, str], tmp_path: Path, run: Run
+):
+    with pytest.raises(Exception, match="spark.speculation must be false"):
+        run(speculating, written, tmp_path)
+
+
+def test_speculation_is_refused_by_register(speculating: SparkSession):
+    with pytest.raises(ValueError, match="spark.speculation must be false"):
+        pyspark_nsq.register(speculating)
+
+
+@pytest.mark.usefixtures("waiting")
+def test_an_rdd_takes_nothing_as_it_cannot_see_the_settings(spark: SparkSession, written: dict[str, str]):
+    with pytest.raises(Exception, match="run an action of the DataFrame first"):
+        loaded(spark, written).rdd.count()
+
+
+def test_an_rdd_has_what_its_dataframe_has_read(spark: SparkSession, written: dict[str, str], publish: Publish):
+    bodies = publish(MESSAGES)
+    frame = loaded(spark, written)
+    assert frame.count() == MESSAGES
+    assert sorted(bytes(row.body) for row in frame.rdd.collect()) == sorted(bodies)
+
+
+@both
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"channel": "c#ephemeral"}, "channel must be a channel that is kept"),
+        ({"channels": "c"}, "there is no option channels; channel was meant"),
+        ({"nsqdTcpAddresses": "127.0.0.1:1", "nsqdHttpAddresses": "127.0.0.1:1"}, "no nsqd can be reached; start one"),
+        ({"spoolDir": "/nowhere"}, "there is no folder /nowhere. Make it, or mount it"),
+    ],
+)
+@pytest.mark.usefixtures("waiting")
+def test_what_cannot_be_is_a_sentence(
+    spark: SparkSession, written: dict[str, str], tmp_path: Path, run: Run, wrong: dict[str, str], sentence: str
+):
+    with pytest.raises(Exception, match=sentence):
+        run(spark, written | wrong, tmp_path)
+
+
+@both
+@pytest.mark.parametrize(
+    ("read_only", "sentence"), [(True, "spoolDir: Read-only file system"), (False, "spoolDir: No space left")]
+)
+@pytest.mark.usefixtures("waiting")
+def test_a_spool_nobody_can_write_to_is_a_sentence(
+    spark: SparkSession, written: dict[str, str], tmp_path: Path, run: Run, read_only: bool, sentence: str
+):
+    with small_disk(tmp_path, full=True, read_only=read_only) as disk, pytest.raises(Exception, match=sentence):
+        run(spark, written | {"spoolDir": str(disk)}, tmp_path)
