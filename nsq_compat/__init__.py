@@ -27,3 +27,8 @@ NSQ_VERSION = "1.3.0"
 def version_line(program: str) -> str:
     """What ``<program> --version`` prints, in the form operators parse: ``nsqd v1.3.0 (built w/python3.11.7)``."""
     return f"{program} v{NSQ_VERSION} (built w/python{platform.python_version()})"
+
+
+def missing_package(package: str, extra: str) -> str:
+    """What is said where an optional package would be needed and is not installed."""
+    return f"{package} is not installed: pip install 'nsq_compat[{extra}]'"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from nsq_compat import __version__
+from nsq_compat.protocol.compression import SNAPPY_INSTALLED, SNAPPY_MISSING
 from nsq_compat.protocol.identify import IdentifyRequest
 
 DEFAULT_USER_AGENT: Final = f"nsq_compat/{__version__}"
@@ -55,6 +56,8 @@ class ConnectionSettings:
         ):
             if not allowed:
                 raise ValueError(f"{name} must be {rule}, not {getattr(self, name)!r}")
+        if self.snappy and not SNAPPY_INSTALLED:
+            raise ValueError(SNAPPY_MISSING)
 
     @property
     def silence(self) -> float:

@@ -5,7 +5,7 @@ import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import nsq_compat
 from nsq_compat.cli.errors import OptionError
@@ -23,11 +23,13 @@ from nsq_compat.nsqadmin.options import PROGRAM, NsqadminOptions
 from nsq_compat.nsqadmin.sampler import Sampler
 from nsq_compat.protocol.durations import SECOND, seconds
 from nsq_compat.web.admin.app import create_app
-from nsq_compat.web.admin.monitoring import ClusterCollector
 from nsq_compat.web.admin.users import UserFileError, Users
 from nsq_compat.web.metrics import Metrics
 from nsq_compat.web.responses import error
 from nsq_compat.web.wsgi import WsgiHandler
+
+if TYPE_CHECKING:
+    from nsq_compat.web.admin.cluster_figures import ClusterCollector
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +69,7 @@ class Daemon:
         self._sampler = Sampler(self.cluster, self.history, seconds(options.sample_interval))
         self._notifications = Notifications(client, options.notification_http_endpoint)
         self.metrics = Metrics(PROGRAM, self.version)
-        self.metrics.registry.register(ClusterCollector(self.history))
+        self.metrics.collect_from(self._collector)
         self._loop_lag = LoopLag(self.metrics.observe_lag)
         handler = WsgiHandler(
             create_app(self),
@@ -88,6 +90,12 @@ class Daemon:
         self._sampler.stop()
         self._notifications.stop()
         self._loop_lag.stop()
+
+    def _collector(self) -> "ClusterCollector":
+        # prometheus_client is an extra.
+        from nsq_compat.web.admin.cluster_figures import ClusterCollector
+
+        return ClusterCollector(self.history)
 
     def notify(self, action: Mapping[str, Any]) -> None:
         self._notifications.notify(action)

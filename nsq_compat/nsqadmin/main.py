@@ -8,8 +8,9 @@ monkey.patch_all()
 
 import os
 import sys
+from importlib.util import find_spec
 
-from nsq_compat import version_line
+from nsq_compat import missing_package, version_line
 from nsq_compat.cli.errors import OptionError
 from nsq_compat.cli.lifecycle import exit_checked, exit_fatal, read_options
 from nsq_compat.cli.logs import configure
@@ -17,7 +18,6 @@ from nsq_compat.net.descriptor_limit import raise_descriptor_limit
 from nsq_compat.net.listeners import ListenError, check_address
 from nsq_compat.net.process import spare_the_collector, stop_signal
 from nsq_compat.net.supervisor import Supervisor
-from nsq_compat.nsqadmin.daemon import Daemon, read_users
 from nsq_compat.nsqadmin.options import PROGRAM, NsqadminOptions, validate
 from nsq_compat.web.admin.users import make_line
 
@@ -29,6 +29,10 @@ def main() -> None:
     if options.make_user:
         make_user(options.make_user)
         return
+    require_flask()
+    # Only now: what serves pages needs flask, which is an extra.
+    from nsq_compat.nsqadmin.daemon import Daemon, read_users
+
     raise_descriptor_limit()
     try:
         validate(options)
@@ -48,6 +52,12 @@ def main() -> None:
     stop.wait()
     supervisor.stopping()
     daemon.stop()
+
+
+def require_flask() -> None:
+    """End with a sentence where pages cannot be served."""
+    if find_spec("flask") is None:
+        exit_fatal(PROGRAM, f"failed to instantiate nsqadmin - {missing_package('flask', 'admin')}")
 
 
 def make_user(name_and_role: str) -> None:

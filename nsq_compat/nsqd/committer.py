@@ -9,17 +9,17 @@ from collections.abc import Callable
 
 import gevent
 from gevent.event import AsyncResult
-from prometheus_client import CollectorRegistry, Histogram
 
 from nsq_compat.nsqd.waiting import in_thread
 from nsq_compat.queue.topic_log import TopicLog
+from nsq_compat.web.metrics import Metrics
 
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 
-def sync_seconds(registry: CollectorRegistry) -> Histogram:
-    """The figure that says how long disk syncs take."""
-    return Histogram("nsqd_fsync_seconds", "Time a sync of a log took.", buckets=_BUCKETS, registry=registry)
+def sync_seconds(metrics: Metrics) -> Callable[[float], None]:
+    """What is told how long each disk sync took, for the figure that says so."""
+    return metrics.histogram("nsqd_fsync_seconds", "Time a sync of a log took.", _BUCKETS)
 
 
 class Committer:

@@ -25,6 +25,7 @@ from nsq_compat.nsqd.service import Service
 from nsq_compat.nsqd.statsd import StatsdPush
 from nsq_compat.nsqd.tls import certificates_of
 from nsq_compat.nsqd.topic_channels import TopicChannels
+from nsq_compat.protocol.compression import SNAPPY_INSTALLED, SNAPPY_MISSING
 from nsq_compat.protocol.durations import MILLISECOND, SECOND
 from nsq_compat.protocol.lookup_commands import PeerInfo
 from nsq_compat.queue import go_export
@@ -83,7 +84,7 @@ def session_limits(options: NsqdOptions) -> NsqdLimits:
         deflate=options.deflate,
         max_deflate_level=options.max_deflate_level,
         auth_required=bool(options.auth_http_addresses),
-        snappy=options.snappy,
+        snappy=options.snappy and SNAPPY_INSTALLED,
         topology_region=options.topology_region,
         topology_zone=options.topology_zone,
     )
@@ -132,6 +133,8 @@ class Daemon:
         make_our_folder(files, data_path)
         log.info("%s", version_line(PROGRAM))
         log.info("ID: %d", options.id)
+        if options.snappy and not SNAPPY_INSTALLED:
+            log.warning("snappy is not offered to clients: %s", SNAPPY_MISSING)
         self._certificates = certificates_of(options)
         self._limits = session_limits(options)
         self._calls = http_calls(options)
@@ -143,7 +146,7 @@ class Daemon:
             data_path,
             durability=Durability(options.durability),
             segment_size=options.max_bytes_per_file,
-            commit=Committer(sync_seconds(metrics.registry).observe).commit,
+            commit=Committer(sync_seconds(metrics)).commit,
             open_files=min(DEFAULT_LIMIT, descriptors_left_by_clients() // 2),
         )
         self._broker = Broker(queue_limits(options), self._storage)

@@ -14,10 +14,19 @@ from collections.abc import Iterator
 from typing import Final, Protocol
 
 import google_crc32c
-import snappy
 
+from nsq_compat import missing_package
 from nsq_compat.protocol import schema
 from nsq_compat.protocol.receive_buffer import ReceiveBuffer
+
+try:
+    import snappy
+except ModuleNotFoundError:  # an extra
+    snappy = None
+
+SNAPPY_INSTALLED: Final = snappy is not None
+"""Whether there may be a `Snappy`. Who would make one without asks here first."""
+SNAPPY_MISSING: Final = missing_package("python-snappy", "snappy")
 
 MAX_PIECE: Final = 1 << 16
 """Bytes of plain data made at once, unless another limit is given."""

@@ -11,6 +11,7 @@
     statistics       /stats and /info;  stats_text is their form for people
     configuration    /config
     metrics          /metrics, /livez, /readyz of every daemon;  nsqd_metrics, nsqlookupd_metrics  their figures
+    prometheus       what of that needs prometheus_client, which is an extra
     profiling        /debug
     go_time          durations and moments as Go prints them
     nsqlookupd_api   nsqlookupd's API: its routes, its answers, what it asks of the daemon

@@ -1,16 +1,20 @@
 """nsqd's HTTP API: the table of its routes. What they do lies in the module each comes from."""
 
+from typing import TYPE_CHECKING
+
 from nsq_compat.web.administration import Administration
 from nsq_compat.web.application import Application, TlsRequired
 from nsq_compat.web.configuration import Configuration
 from nsq_compat.web.metrics import READY, monitoring_routes
-from nsq_compat.web.nsqd_metrics import NsqdCollector
 from nsq_compat.web.nsqd_service import NsqdOptions, NsqdService
 from nsq_compat.web.peeking import Peeking
 from nsq_compat.web.profiling import Profiling
 from nsq_compat.web.publishing import Publishing
 from nsq_compat.web.routing import Route, Routes
 from nsq_compat.web.statistics import HEALTHY, Statistics
+
+if TYPE_CHECKING:
+    from nsq_compat.web.nsqd_metrics import NsqdCollector
 
 __all__ = ["NsqdApi", "NsqdOptions", "NsqdService", "TlsRequired"]
 
@@ -19,8 +23,15 @@ class NsqdApi(Application):
     """The handler behind nsqd's HTTP and HTTPS ports. Wrap the plain port in `TlsRequired` when TLS is required."""
 
     def __init__(self, service: NsqdService) -> None:
-        service.metrics.registry.register(NsqdCollector(service, service.options.metrics_max_names))
+        service.metrics.collect_from(lambda: _collector(service))
         super().__init__(_routes(service))
+
+
+def _collector(service: NsqdService) -> "NsqdCollector":
+    # prometheus_client is an extra.
+    from nsq_compat.web.nsqd_metrics import NsqdCollector
+
+    return NsqdCollector(service, service.options.metrics_max_names)
 
 
 def _routes(service: NsqdService) -> Routes:

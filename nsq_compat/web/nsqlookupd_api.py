@@ -6,7 +6,7 @@ which things were registered (nsqlookupd: in no order).
 """
 
 from collections.abc import Collection, Iterator
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from nsq_compat.net.http_message import Request, Response
 from nsq_compat.protocol.go_json import dumps
@@ -15,11 +15,13 @@ from nsq_compat.registry.registration_db import RegistrationDb
 from nsq_compat.web import responses
 from nsq_compat.web.application import Application
 from nsq_compat.web.metrics import READY, Metrics, monitoring_routes
-from nsq_compat.web.nsqlookupd_metrics import NsqlookupdCollector
 from nsq_compat.web.profiling import Profiling, RunningProcess
 from nsq_compat.web.query import parse_query, required, required_name
 from nsq_compat.web.responses import EMPTY, ApiError
 from nsq_compat.web.routing import Route, Routes
+
+if TYPE_CHECKING:
+    from nsq_compat.web.nsqlookupd_metrics import NsqlookupdCollector
 
 GOS_ZERO_TIME_NS: Final = -6795364578871345152
 """What a moment that never was looks like in /debug."""
@@ -49,8 +51,15 @@ class NsqlookupdApi(Application):
     """The handler behind nsqlookupd's HTTP port."""
 
     def __init__(self, service: NsqlookupdService) -> None:
-        service.metrics.registry.register(NsqlookupdCollector(service))
+        service.metrics.collect_from(lambda: _collector(service))
         super().__init__(_routes(service))
+
+
+def _collector(service: NsqlookupdService) -> "NsqlookupdCollector":
+    # prometheus_client is an extra.
+    from nsq_compat.web.nsqlookupd_metrics import NsqlookupdCollector
+
+    return NsqlookupdCollector(service)
 
 
 def _routes(service: NsqlookupdService) -> Routes:

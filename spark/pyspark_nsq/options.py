@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
+from nsq_compat.protocol.compression import SNAPPY_INSTALLED, SNAPPY_MISSING
 from pyspark_nsq import kinds
 
 STREAM: Final = "stream"
@@ -339,6 +340,7 @@ def _complain(*rules: _Rules) -> None:
 
 def _of_connections(options: ConnectionOptions) -> _Rules:
     yield options.snappy and options.deflate, "snappy and deflate exclude each other; give one"
+    yield options.snappy and not SNAPPY_INSTALLED, SNAPPY_MISSING
     about_tls = options.tls_ca_file or options.tls_cert_file or options.tls_skip_verify
     yield bool(about_tls) and not options.tls, "options of TLS are given, but not tls=true"
 

@@ -12,7 +12,7 @@
     gathering      figures with the warnings that came up on the way, for pages and API alike
     acting         everything that changes the cluster;  forms  the pages' way there
     configuration  /config;  graphite, proxy  pictures by Graphite;  assets  files;  compression
-    monitoring     /metrics, /livez, /readyz
+    monitoring     /metrics, /livez, /readyz;  cluster_figures  what is shown there of the cluster
 
 A view gathers, a template shows, neither computes. Templates lie in `templates/`, a folder for each blueprint, a file
 for each endpoint.

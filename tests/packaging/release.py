@@ -1,0 +1,116 @@
+"""A release, made once for all tests that want it: archive of sources, wheel, what both need, and environments with it.
+
+Everything comes from the package index once; after that builds and installations need no network.
+"""
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from configparser import ConfigParser
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+CONSTRAINTS = ROOT / ".ci" / "constraints.txt"
+_NOT_SOURCES = shutil.ignore_patterns(
+    ".*_cache", ".git", ".hypothesis", ".venv", "__pycache__", "*.egg-info", "build", "dist", "node_modules"
+)
+
+
+def run(*command: str | Path, cwd: Path, **environment: str) -> str:
+    """What it prints. Fails with its last words when it fails."""
+    result = subprocess.run(
+        [*map(str, command)], capture_output=True, text=True, timeout=250, cwd=cwd, env={**os.environ, **environment}
+    )
+    assert result.returncode == 0, f"{command}:\n{result.stdout[-3000:]}\n{result.stderr[-3000:]}"
+    return result.stdout
+
+
+def settings() -> ConfigParser:
+    """setup.cfg."""
+    parser = ConfigParser()
+    parser.read(ROOT / "setup.cfg")
+    return parser
+
+
+def words(text: str) -> list[str]:
+    """The lines of a list in setup.cfg."""
+    return [line for line in text.split("\n") if line and not line.startswith("#")]
+
+
+def console_scripts() -> list[str]:
+    return [line.partition(" ")[0] for line in words(settings()["options.entry_points"]["console_scripts"])]
+
+
+def build_requirements() -> list[str]:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        required: list[str] = tomllib.load(file)["build-system"]["requires"]
+    return required
+
+
+class Release:
+    """In a folder that several test processes share."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.packages = folder / "packages"
+        """What the wheel and the building of it need, as files."""
+
+    @property
+    def archive(self) -> Path:
+        [path] = (self._built() / "dist").glob("*.tar.gz")
+        return path
+
+    @property
+    def wheel(self) -> Path:
+        [path] = (self._built() / "dist").glob("*.whl")
+        return path
+
+    @property
+    def offline(self) -> dict[str, str]:
+        """For pip's environment: take what is here, ask nobody."""
+        self._built()
+        places = f"{self.packages} {self.folder / 'tree' / 'dist'}"
+        return {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": places, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+
+    def installed(self, extras: str = "") -> Path:
+        """The folder of programs of a new environment with the wheel and these extras, and nothing else."""
+        home = self.folder / f"installed-{extras or 'core'}"
+        offline, wanted = self.offline, f"{self.wheel}{f'[{extras}]' if extras else ''}"
+        with self._once(home) as missing:
+            if missing:
+                run(sys.executable, "-m", "venv", "--without-pip", home, cwd=self.folder)
+                pip = (sys.executable, "-m", "pip", "--python", home / "bin" / "python", "install", "--quiet")
+                run(*pip, "--constraint", CONSTRAINTS, wanted, cwd=self.folder, **offline)
+        return home / "bin"
+
+    def _built(self) -> Path:
+        tree = self.folder / "tree"
+        with self._once(tree) as missing:
+            if missing:
+                self._download()
+                shutil.copytree(ROOT, tree, symlinks=True, ignore=_NOT_SOURCES)
+                offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(self.packages)}
+                run(sys.executable, "-m", "build", cwd=tree, **offline)
+        return tree
+
+    def _download(self) -> None:
+        parser = settings()
+        extras = parser["options.extras_require"]
+        wanted = words(parser["options"]["install_requires"]) + build_requirements() + ["build", "pip"]
+        wanted += [line for extra in ("admin", "metrics", "snappy") for line in words(extras[extra])]
+        pip = (sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check")
+        run(*pip, "--dest", self.packages, "--constraint", CONSTRAINTS, *wanted, cwd=self.folder)
+
+    @contextmanager
+    def _once(self, what: Path) -> Iterator[bool]:
+        """Whether this process is the one to make it; the others wait until it is there."""
+        done = what.with_name(f"{what.name}.done")
+        with what.with_name(f"{what.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield not done.exists()
+            done.touch()

@@ -1,0 +1,92 @@
+"""nsq_compat without any extra: what runs does so without what is missing, and says what that is."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conformance.nsqadmin_process import NsqadminProcess
+from conformance.nsqd_process import NsqdProcess
+from conformance.nsqlookupd_process import NsqlookupdProcess
+from tests.packaging.release import console_scripts, run, settings, words
+
+pytestmark = pytest.mark.timeout(300)
+
+EXTRAS = ("admin", "metrics", "snappy")
+SNAPPY = "python-snappy is not installed: pip install 'nsq_compat[snappy]'"
+NEGOTIATION = """
+from nsq_compat.client import Producer
+with Producer({address!r}, {options}) as producer:
+    print(producer.publish("orders", b"one").nodes)
+"""
+
+
+def packages_of(programs: Path) -> set[str]:
+    names = "import importlib.metadata as found; print(*(each.name for each in found.distributions()))"
+    found = run(programs / "python", "-c", names, cwd=programs)
+    return {re.sub("[-_.]+", "-", name).lower() for name in found.split()}
+
+
+def named(requirement: str) -> str:
+    return re.sub("[-_.]+", "-", requirement.partition("==")[0]).lower()
+
+
+def test_only_what_is_asked_for_is_installed(release):
+    extras = settings()["options.extras_require"]
+    optional = {named(line) for extra in EXTRAS for line in words(extras[extra])}
+    assert optional == {"flask", "jinja2", "python-snappy", "prometheus-client"}
+    assert packages_of(release.installed()) & optional == set()
+    assert packages_of(release.installed("all")) >= optional
+
+
+def test_every_program_says_its_version(release):
+    for script in console_scripts():
+        said = run(release.installed() / script, "--version", cwd=release.folder)
+        assert said.startswith(f"{script} v1.3.0"), script
+
+
+def test_nsqd_serves_without_figures_and_without_snappy_and_says_so(release, tmp_path):
+    data_path = tmp_path / "data"
+    data_path.mkdir()
+    with NsqdProcess(str(release.installed() / "nsqd"), data_path) as nsqd:
+        assert nsqd.logs(f"snappy is not offered to clients: {SNAPPY}")
+        answer = nsqd.asks("GET", "/metrics")
+        assert (answer.status, answer.body.decode()) == (
+            501,
+            "prometheus_client is not installed: pip install 'nsq_compat[metrics]'",
+        )
+        for path in ("/ping", "/livez", "/readyz"):
+            assert (nsqd.asks("GET", path).status, nsqd.asks("GET", path).body) == (200, b"OK")
+        # Somebody else's client asks for snappy, hears that there is none, and goes on without.
+        asks = NEGOTIATION.format(address=nsqd.tcp_address, options="snappy=True")
+        assert nsqd.tcp_address.rpartition(":")[2] in run(sys.executable, "-c", asks, cwd=tmp_path)
+        assert (nsqd.topic_stats("orders") or {}).get("message_count") == 1
+
+
+def test_nsqlookupd_serves_without_figures(release):
+    with NsqlookupdProcess(str(release.installed() / "nsqlookupd")) as nsqlookupd:
+        assert nsqlookupd.asks("GET", "/metrics").status == 501
+        assert nsqlookupd.asks("GET", "/topics").json() == {"topics": []}
+
+
+def test_a_client_that_wants_snappy_is_told_what_is_missing(release, tmp_path):
+    asks = NEGOTIATION.format(address="127.0.0.1:4150", options="snappy=True")
+    with pytest.raises(AssertionError, match=re.escape(f"ValueError: {SNAPPY}")):
+        run(release.installed() / "python", "-c", asks, cwd=tmp_path)
+
+
+def test_nsqadmin_says_what_it_needs(release, tmp_path):
+    command = [release.installed() / "nsqadmin", "--http-address=127.0.0.1:0", "--nsqd-http-address=127.0.0.1:4151"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    reason = "flask is not installed: pip install 'nsq_compat[admin]'"
+    assert ended.stderr.endswith(f"FATAL: failed to instantiate nsqadmin - {reason}\n")
+
+
+def test_nsqadmin_needs_only_its_own_extra(release):
+    shows = ["--nsqd-http-address=127.0.0.1:1"]
+    with NsqadminProcess(str(release.installed("admin") / "nsqadmin"), options=shows) as nsqadmin:
+        assert nsqadmin.asks("GET", "/metrics").status == 501
+        assert "nsqadmin" in nsqadmin.get("/")

@@ -1,0 +1,140 @@
+"""Every program of the wheel, in an environment with nothing else, does what it is for."""
+
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+from conformance.door_process import DoorProcess
+from conformance.nsqadmin_process import NsqadminProcess
+from conformance.nsqd_process import NsqdProcess
+from conformance.nsqlookupd_process import NsqlookupdProcess
+from tests.client.waiting import wait_until
+from tests.packaging.release import Release, console_scripts, run
+
+pytestmark = pytest.mark.timeout(300)
+
+TOPIC, CHANNEL = "numbers", "archive"
+
+
+class Installed:
+    """The wheel's programs and a little cluster of them, in which five messages wait."""
+
+    def __init__(self, programs: Path, folder: Path, ending: ExitStack) -> None:
+        self.programs, self.folder, self._ending = programs, folder, ending
+        self.nsqlookupd = ending.enter_context(NsqlookupdProcess(self.program("nsqlookupd")))
+        announced = [f"--lookupd-tcp-address={self.nsqlookupd.tcp_address}", "--broadcast-address=127.0.0.1"]
+        (folder / "data").mkdir()
+        self.nsqd = ending.enter_context(NsqdProcess(self.program("nsqd"), folder / "data", options=announced))
+        self.nsqd.create_channel(TOPIC, CHANNEL)
+        self.to = (f"--nsqd-tcp-address={self.nsqd.tcp_address}", f"--topic={TOPIC}")
+        self.from_channel = (*self.to, f"--channel={CHANNEL}")
+        self.publish()
+
+    def program(self, name: str) -> str:
+        return str(self.programs / name)
+
+    def publish(self) -> None:
+        assert self.nsqd.asks("POST", f"/mpub?topic={TOPIC}", b"1\n2\n3\n4\n5").status == 200
+
+    def starts(self, name: str, *options: str) -> subprocess.Popen[str]:
+        """A program that goes on until the test is over."""
+        process = subprocess.Popen([self.program(name), *options], text=True, stderr=subprocess.DEVNULL)
+        self._ending.callback(process.wait)
+        self._ending.callback(process.terminate)
+        return process
+
+    def opens(self, name: str, *options: str) -> DoorProcess:
+        return self._ending.enter_context(DoorProcess(self.program(name), options=options))
+
+    def depth(self, topic: str = TOPIC) -> int:
+        stats = self.nsqd.topic_stats(topic)
+        return -1 if stats is None else int(stats["depth"]) + sum(each["depth"] for each in stats["channels"])
+
+
+@pytest.fixture
+def installed(release: Release, tmp_path: Path) -> Iterator[Installed]:
+    with ExitStack() as ending:
+        yield Installed(release.installed("all"), tmp_path, ending)
+
+
+def nsqd(it: Installed) -> None:
+    assert it.nsqd.asks("GET", "/readyz").body == b"OK"
+    assert b"nsqd_topic_messages_total" in it.nsqd.asks("GET", "/metrics").body
+
+
+def nsqlookupd(it: Installed) -> None:
+    wait_until(lambda: TOPIC in it.nsqlookupd.asks("GET", "/topics").json()["topics"])
+
+
+def nsqadmin(it: Installed) -> None:
+    shows = [f"--nsqd-http-address={it.nsqd.http_address}"]
+    with NsqadminProcess(it.program("nsqadmin"), options=shows) as admin:
+        assert TOPIC in admin.get("/")
+        assert "{" in admin.get("/static/nsqadmin.css")
+
+
+def to_nsq(it: Installed) -> None:
+    subprocess.run([it.program("to_nsq"), *it.to], input="6\n7", text=True, check=True, timeout=60)
+    assert it.depth() == 7
+
+
+def nsq_tail(it: Installed) -> None:
+    assert run(it.program("nsq_tail"), *it.from_channel, "--n=5", cwd=it.folder).split() == [*"12345"]
+
+
+def nsq_stat(it: Installed) -> None:
+    shows = (f"--topic={TOPIC}", f"--channel={CHANNEL}", f"--nsqd-http-address={it.nsqd.http_address}")
+    table = run(it.program("nsq_stat"), *shows, "--count=1", "--interval=100ms", cwd=it.folder)
+    assert "5" in table.splitlines()[-1].split()
+
+
+def nsq_to_file(it: Installed) -> None:
+    it.starts("nsq_to_file", *it.from_channel, f"--output-dir={it.folder}/archive", "--sync-interval=1s")
+    wait_until(lambda: "".join(path.read_text() for path in it.folder.glob("archive/*")) == "1\n2\n3\n4\n5\n")
+
+
+def nsq_to_http(it: Installed) -> None:
+    it.starts("nsq_to_http", *it.from_channel, f"--post=http://{it.nsqd.http_address}/pub?topic=copied")
+    wait_until(lambda: it.depth("copied") == 5)
+
+
+def nsq_to_nsq(it: Installed) -> None:
+    to = (f"--destination-nsqd-tcp-address={it.nsqd.tcp_address}", "--destination-topic=copied")
+    it.starts("nsq_to_nsq", *it.from_channel, *to)
+    wait_until(lambda: it.depth("copied") == 5)
+
+
+def nsq_pubsub(it: Installed) -> None:
+    door = it.opens("nsq_pubsub", it.to[0])
+    with urlopen(f"http://{door.http_address}/sub?topic={TOPIC}&channel={CHANNEL}", timeout=30) as stream:
+        assert [stream.readline().strip() for _ in range(5)] == [b"1", b"2", b"3", b"4", b"5"]
+
+
+def nsq_pull(it: Installed) -> None:
+    door = it.opens("nsq_pull", *it.from_channel)
+    assert door.ask("/get?wait=20") == (200, b"1")
+
+
+def nsq_data(it: Installed) -> None:
+    it.nsqd.stop()
+    options = ("check", f"--data-path={it.folder / 'data'}")
+    assert TOPIC in run(it.program("nsq_data"), *options, cwd=it.folder)
+
+
+USES: tuple[Callable[[Installed], None], ...] = (
+    nsqd, nsqlookupd, nsqadmin, to_nsq, nsq_tail, nsq_stat, nsq_to_file, nsq_to_http, nsq_to_nsq, nsq_pubsub, nsq_pull,
+    nsq_data,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
+def test_a_program_does_what_it_is_for(installed, use):
+    use(installed)
+
+
+def test_no_program_is_forgotten():
+    assert {use.__name__ for use in USES} == set(console_scripts())
