@@ -11,6 +11,7 @@ spool, durably, before it finishes it, and seals what belongs to its batch; Spar
     plan          a batch shared out over nsqd and tasks
     drain         a task on an executor: receive, spool, FIN, seal
     connection    to one nsqd, on a plain socket
+    batch_spool   the spools of batch reads: when these go
     spool         what is where on the disk, and what may be deleted
     spool_file    chunks with checksums
     suspects      what may come again after a crash
@@ -37,6 +38,17 @@ def register(spark: Any) -> None:
     if spark.conf.get("spark.speculation", "false").lower() == "true":
         raise OptionError(SPECULATION)
     spark.dataSource.register(NsqDataSource)
+
+
+def ack(frame: Any) -> int:
+    """The DataFrame of a batch read is where it was to go: its spool is deleted, and it can be read no more. Takes what
+    ``format("nsq")`` has loaded, or a DataFrame with some of its columns. How many messages that were.
+
+    Raises ``ValueError`` for any other DataFrame, and where its spool is not to be seen.
+    """
+    from pyspark_nsq.batch_spool import acknowledge
+
+    return acknowledge(field.metadata or {} for field in frame.schema.fields)
 
 
 def __getattr__(name: str) -> Any:

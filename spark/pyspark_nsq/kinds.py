@@ -37,6 +37,15 @@ def milliseconds(least: int, most: int = 2**31 - 1) -> Callable[[str], float]:
     return read
 
 
+def keeping(raw: str) -> float | None:
+    """None: for ever."""
+    if raw.lower() == "true":
+        return None
+    if not raw.isdigit():
+        raise ValueError("true, for ever, or milliseconds without a unit")
+    return int(raw) / 1000
+
+
 def _list(raw: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(piece for piece in (each.strip() for each in raw.split(",")) if piece))
 

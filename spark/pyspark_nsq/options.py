@@ -54,7 +54,7 @@ class ConnectionOptions:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadOptions(ConnectionOptions):
     """The options of reading, checked. Times in seconds; 0 in `max_in_flight` and `chunk_messages` is what nsqd allows
-    and half of that; in `min_partitions` and `max_messages` "no such wish"."""
+    and half of that; in `min_partitions` and `max_messages` "no such wish"; None in `keep_spool` for ever."""
 
     topics: tuple[str, ...]
     channel: str
@@ -76,6 +76,7 @@ class ReadOptions(ConnectionOptions):
     suppress_redelivered: bool
     suspect_ttl: float
     spool_retain_batches: int
+    keep_spool: float | None
     fail_on_data_loss: bool
     fail_on_unreachable: bool
 
@@ -218,6 +219,14 @@ OPTIONS: Final = (
         "1",
         "committed batches that stay in the spool",
         (STREAM,),
+    ),
+    Option(
+        "keepSpool",
+        "keep_spool",
+        kinds.keeping,
+        "true",
+        "how long a spool without `ack` stays: `true`, or milliseconds; the next batch read deletes it",
+        (BATCH,),
     ),
     Option(
         "failOnDataLoss",

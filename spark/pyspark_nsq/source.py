@@ -13,8 +13,9 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
-from pyspark.sql.types import StructType
+from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType, TimestampType
 
+from pyspark_nsq import batch_spool
 from pyspark_nsq.drain import drain
 from pyspark_nsq.nodes import Nodes
 from pyspark_nsq.options import BATCH, SPECULATION, STREAM, OptionError, ReadOptions, read_options, write_options
@@ -25,6 +26,7 @@ from pyspark_nsq.sink import NsqStreamWriter, NsqWriter, check_columns
 from pyspark_nsq.spool import Piece, Spool
 from pyspark_nsq.spool_file import SpoolError
 
+_KINDS = {"string": StringType(), "binary": BinaryType(), "timestamp": TimestampType(), "int": IntegerType()}
 _TYPES = dict(each.split(" ") for each in f"{SPARK_SCHEMA}, timestamp_ns bigint".split(", "))
 
 
@@ -35,11 +37,18 @@ class NsqDataSource(DataSource):
     def name(cls) -> str:
         return "nsq"
 
-    def schema(self) -> str:
-        return SPARK_SCHEMA
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        # Made once for what is loaded once: this object is pickled, and whoever plans or reads has a copy.
+        self._loaded = uuid.uuid4().hex
+
+    def schema(self) -> StructType:
+        origin = batch_spool.metadata_of(self.options, self._loaded)
+        fields = [each.split(" ") for each in SPARK_SCHEMA.split(", ")]
+        return StructType([StructField(name, _KINDS[kind], metadata=origin) for name, kind in fields])
 
     def reader(self, schema: StructType) -> "NsqReader":
-        return NsqReader(read_options(self.options, BATCH), _names(schema))
+        return NsqReader(read_options(self.options, BATCH), _names(schema), self._loaded)
 
     def streamReader(self, schema: StructType) -> "NsqStreamReader":  # noqa: N802 - Spark's name
         return NsqStreamReader(read_options(self.options, STREAM), _names(schema))
@@ -102,17 +111,23 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 class NsqReader(DataSourceReader):
     """What waits at the moment, once. Every action on the loaded DataFrame gives the same rows."""
 
-    def __init__(self, options: ReadOptions, names: Sequence[str]) -> None:
+    def __init__(self, options: ReadOptions, names: Sequence[str], loaded: str) -> None:
         self._options = options
         self._names = names
+        self._loaded = loaded
 
     def partitions(self) -> list[NsqPartition]:
-        nodes = Nodes(self._options)
-        nodes.require()
-        nodes.ensure_channels()
-        spool = Spool(self._options.spool_dir, f"batch-{uuid.uuid4().hex}")
-        spool.create()
-        shares = share_out(nodes.backlog(), self._options.max_messages or None, self._options)
+        options = self._options
+        spool = batch_spool.spool_of(options, self._loaded)
+        shares = batch_spool.begun(spool)
+        if shares is None:
+            nodes = Nodes(options)
+            nodes.require()
+            spool.create()
+            nodes.ensure_channels()
+            batch_spool.expire(options.spool_dir)
+            shares = share_out(nodes.backlog(), options.max_messages or None, options)
+            batch_spool.begin(spool, shares, options)
         return _partitions(spool.folder.name, 0, shares)
 
     def read(self, partition: NsqPartition) -> Iterator[pa.RecordBatch]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+import pyspark_nsq
 from tests.spark.conftest import Publish
 
 pytestmark = pytest.mark.timeout(300)
@@ -93,3 +94,18 @@ def test_columns_that_cannot_be_published_are_named_before_anything_runs(spark: 
     target = {"nsqdTcpAddresses": written["nsqdTcpAddresses"], "topic": "t"}
     with pytest.raises(Exception, match="column id bigint cannot be published"):
         spark.range(3).write.format("nsq").mode("append").options(**target).save()
+
+
+def test_an_acknowledged_read_leaves_nothing_behind(
+    spark: SparkSession, written: dict[str, str], publish: Publish, tmp_path: Path
+):
+    bodies = publish(4)
+    frame = spark.read.format("nsq").options(**written).load()
+    with pytest.raises(ValueError, match="no action has read the DataFrame yet"):
+        pyspark_nsq.ack(frame)
+    chosen = frame.select("body").where("length(body) > 0")
+    assert bodies_of(chosen) == sorted(bodies)
+    assert pyspark_nsq.ack(chosen) == 4
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(Exception, match="Either it was removed"):
+        frame.count()
