@@ -1,7 +1,11 @@
 """The differential fuzzer itself: it finds nothing where there is nothing, and whatever is made to differ."""
 
+import json
 import random
+import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
@@ -11,13 +15,18 @@ import pytest
 
 from conformance.differential.acts import Act, Hang, Say, Take
 from conformance.differential.comparing import Comparison
-from conformance.differential.playing import Nsqd, topic_names
-from conformance.differential.streams import OPTIONS, stream
+from conformance.differential.crowd import Crowd
+from conformance.differential.playing import topic_names
+from conformance.differential.streams import stream
+from conformance.differential.vocabulary import OPTIONS
 from conformance.nsqd_process import NsqdProcess
 
-STREAMS = 40
+ROOT = Path(__file__).parent.parent
+STREAMS = 150
 
 Change = Callable[[bytes], bytes]
+Addresses = tuple[str, str]
+"""Of TCP and HTTP."""
 
 
 @pytest.fixture(scope="module")
@@ -32,14 +41,14 @@ def names() -> Iterator[bytes]:
 
 
 @pytest.fixture
-def changed(nsqd_process: NsqdProcess) -> Iterator[Callable[[Change], Nsqd]]:
+def changed(nsqd_process: NsqdProcess) -> Iterator[Callable[[Change], Addresses]]:
     """The same nsqd behind a proxy that changes what it says."""
     with ExitStack() as proxies:
 
-        def start(change: Change) -> Nsqd:
+        def start(change: Change) -> Addresses:
             proxy = Proxy(nsqd_process.tcp_address, change)
             proxies.enter_context(closing(proxy))
-            return Nsqd(proxy.address, nsqd_process.http_address)
+            return proxy.address, nsqd_process.http_address
 
         yield start
 
@@ -92,10 +101,12 @@ def test_an_nsqd_does_not_differ_from_itself(
     first = random.randrange(1 << 32)
     print(f"seeds from {first}")
     with NsqdProcess(nsqd_command, tmp_path, options=OPTIONS) as another:
-        one, other = (Nsqd(each.tcp_address, each.http_address) for each in (nsqd_process, another))
-        comparison = Comparison(one, other, names)
-        for seed in range(first, first + STREAMS):
-            assert comparison.differs(stream(seed)) is None, f"seed {seed}"
+        ours, theirs = ((each.tcp_address, each.http_address) for each in (nsqd_process, another))
+        with closing(Comparison(ours, theirs, names)) as comparison:
+            crowd = Crowd(comparison, STREAMS, lambda seed, difference: None)
+            crowd.play(iter(range(first, first + STREAMS)), lambda: True)
+    assert crowd.tally.streams == STREAMS
+    assert crowd.tally.differences == []
 
 
 @pytest.mark.parametrize(
@@ -108,7 +119,7 @@ def test_an_nsqd_does_not_differ_from_itself(
     ],
 )
 def test_whatever_is_changed_is_found_and_the_shortest_stream_for_it(
-    nsqd_process: NsqdProcess, names: Iterator[bytes], changed: Callable[[Change], Nsqd], what: str, change: Change
+    nsqd_process: NsqdProcess, names: Iterator[bytes], changed: Callable[[Change], Addresses], what: str, change: Change
 ) -> None:
     acts: list[Act] = [
         Say(0, b"  V2", 0),
@@ -121,13 +132,40 @@ def test_whatever_is_changed_is_found_and_the_shortest_stream_for_it(
         Hang(1, b"FIN\n"),
         Hang(0),
     ]
-    honest = Nsqd(nsqd_process.tcp_address, nsqd_process.http_address)
-    comparison = Comparison(honest, changed(change), names)
-    difference = comparison.differs(acts)
-    assert difference is not None, what
-    shortest = comparison.shortest(difference)
+    honest = nsqd_process.tcp_address, nsqd_process.http_address
+    with closing(Comparison(honest, changed(change), names)) as comparison:
+        difference = comparison.differs(acts)
+        assert difference is not None, what
+        shortest = comparison.shortest(difference)
     assert len(shortest.acts) < len(acts)
     assert shortest.ours != shortest.theirs
+
+
+def test_who_interrupts_is_told_what_came_of_it_so_far(nsqd_command: str, tmp_path: Path) -> None:
+    file = tmp_path / "summary.json"
+    asked = [
+        "--nsqd",
+        nsqd_command,
+        "--peer",
+        nsqd_command,
+        "--seed=7",
+        "--streams=1000000",
+        "--every=0",
+        f"--json={file}",
+    ]
+    command = [sys.executable, "-m", "conformance.differential.fuzz", *asked]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:  # of progress
+            if not line.startswith("of 1000000: 0 streams"):
+                break
+        process.send_signal(signal.SIGINT)
+        text, _ = process.communicate()
+    summary = json.loads(file.read_text())
+    assert (summary["first_seed"], summary["ended_early"], summary["differences"]) == (7, "interrupted", [])
+    assert 0 < summary["streams"] < 1_000_000
+    assert f"\n{summary['streams']} streams, " in text
+    assert process.returncode == 0
 
 
 def test_a_seed_is_the_same_stream_for_ever() -> None:

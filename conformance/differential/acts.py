@@ -71,4 +71,9 @@ class Rest:
     """Give an nsqd that ends ephemeral things in the background the time to do so."""
 
 
-Act = Rest | Say | Sync | Take | Answer | Hang | Ask
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The end: what ``/stats`` says of the topics of the stream, which are then deleted."""
+
+
+Act = Rest | Look | Say | Sync | Take | Answer | Hang | Ask

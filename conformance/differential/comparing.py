@@ -1,15 +1,18 @@
 """Two nsqd, one stream: equal, different, or different for a reason that is known.
 
 Some of what a stream shows depends on who is quicker, however careful the generator is. So a difference counts only if
-it is there again each time the stream is played anew; then the stream is made as short as it can be.
+it is there again each time the stream is played anew; then the stream is made as short as it can be. What was there
+once and not again is told too: it may be a race of an nsqd's own.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from conformance.differential.acts import Act
-from conformance.differential.playing import Nsqd, Observation, play, topic_names
+from conformance.differential.loop import Loop
+from conformance.differential.playing import ALONE, AMONG_MANY, Nsqd, Observation, Patience, Play, topic_names
 
 PLAYS: Final = 3
 """How often a difference must be seen."""
@@ -17,28 +20,56 @@ PLAYS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The acts of a shortest stream that shows it, the last of them observed differently."""
+    """The acts of a stream up to the first that was observed differently."""
 
     acts: Sequence[Act]
     ours: Observation
     theirs: Observation
 
 
-class Comparison:
-    """Plays streams on two nsqd."""
+Compared = Callable[[Difference | None], None]
 
-    def __init__(self, ours: Nsqd, theirs: Nsqd, names: Iterator[bytes] | None = None) -> None:
-        self._ours, self._theirs = ours, theirs
+
+class Comparison:
+    """Plays streams on two nsqd, given as addresses of TCP and HTTP. A context manager."""
+
+    def __init__(self, ours: tuple[str, str], theirs: tuple[str, str], names: Iterator[bytes] | None = None) -> None:
+        self._loop = Loop()
+        self._nsqds = Nsqd(self._loop, *ours), Nsqd(self._loop, *theirs)
         self._names = names or topic_names()
 
-    def differs(self, acts: Sequence[Act]) -> Difference | None:
-        """The first difference in a stream, if there is one every time."""
-        found = self._play(acts)
-        for _ in range(PLAYS - 1):
-            if found is None:
+    @property
+    def running(self) -> int:
+        """How much of what was begun has not come to its end."""
+        return self._loop.running
+
+    def begin(self, acts: Sequence[Act], compared: Compared, patience: Patience = AMONG_MANY) -> None:
+        """Play a stream beside others; `compared` is called with the first difference."""
+        topic = next(self._names)
+        played: dict[Nsqd, list[Observation]] = {}
+
+        def done(nsqd: Nsqd, observations: list[Observation]) -> None:
+            played[nsqd] = observations
+            if len(played) == len(self._nsqds):
+                compared(_first_difference(acts, *(played[each] for each in self._nsqds)))
+
+        for nsqd in self._nsqds:
+            self._loop.start(Play(nsqd, topic, patience).run(acts), partial(done, nsqd))
+
+    def turn(self) -> None:
+        """Let what was begun go on. Raises OSError and Unanswered when an nsqd is gone."""
+        self._loop.turn()
+
+    def differs(self, acts: Sequence[Act], plays: int = PLAYS) -> Difference | None:
+        """The first difference in a stream, if there is one every time it is played, with nothing else going on."""
+        found: list[Difference | None] = []
+        for _ in range(plays):
+            self.begin(acts, found.append, ALONE)
+            while self.running:
+                self.turn()
+            if found[-1] is None:
                 return None
-            found = self._play(acts)
-        return found
+        return found[-1]
 
     def shortest(self, difference: Difference) -> Difference:
         """Leave out one act after the other while a difference remains."""
@@ -52,10 +83,16 @@ class Comparison:
             place -= 1
         return difference
 
-    def _play(self, acts: Sequence[Act]) -> Difference | None:
-        topic = next(self._names)
-        ours, theirs = play(acts, self._ours, topic), play(acts, self._theirs, topic)
-        for count, (one, other) in enumerate(zip(ours, theirs, strict=True), 1):
-            if one != other:
-                return Difference(acts[:count], one, other)
-        return None
+    def close(self) -> None:
+        for nsqd in self._nsqds:
+            nsqd.desk.close()
+        self._loop.close()
+
+
+def _first_difference(
+    acts: Sequence[Act], ours: Sequence[Observation], theirs: Sequence[Observation]
+) -> Difference | None:
+    for count, (one, other) in enumerate(zip(ours, theirs, strict=True), 1):
+        if one != other:
+            return Difference(acts[:count], one, other)
+    return None

@@ -1,65 +1,83 @@
 """``python -m conformance.differential.fuzz --peer /path/to/nsqd``: two nsqd, the same streams, what differs.
 
-Prints each difference with its seed and the shortest stream that shows it; exits with 1 if there was any.
+Prints each difference with its seed and the shortest stream that shows it, says now and then how far it has come, and
+ends with a summary, also when it is interrupted; exits with 1 if anything differed. A seed names a stream for ever:
+--seed of the one in question and --streams 1 play it alone.
 """
 
 import argparse
+import json
+import platform
 import random
 import re
+import shlex
+import signal
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Final
 
+from conformance.differential.asking import Unanswered
 from conformance.differential.comparing import Comparison, Difference
-from conformance.differential.playing import Nsqd, topic_names
-from conformance.differential.streams import OPTIONS, stream
+from conformance.differential.crowd import Crowd, Tally
+from conformance.differential.vocabulary import OPTIONS
 from conformance.nsqd_process import NsqdProcess, installed_nsqd
 
-CHUNK = 20
-_LONG_RUN = re.compile(r"(.)\1{19,}")
+_MEMORY: Final = Path("/dev/shm")
+"""No disk is waited for: how long that takes is not what is compared."""
+_LONG_RUN: Final = re.compile(r"(.)\1{19,}")
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """Some seeds, for a process of its own."""
+class Interrupted:
+    """Whether somebody has asked to stop. Who asks twice does not wait for what is under way."""
 
-    number: int
-    seeds: Sequence[int]
-    ours: Nsqd
-    theirs: Nsqd
+    def __init__(self) -> None:
+        self.is_set = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._set)
 
-
-def run(job: Job) -> list[tuple[int, Difference]]:
-    # Names for as many plays as shortening may take.
-    comparison = Comparison(job.ours, job.theirs, islice(topic_names(), job.number * 50_000, None))
-    found = []
-    for seed in job.seeds:
-        difference = comparison.differs(stream(seed))
-        if difference is not None:
-            found.append((seed, comparison.shortest(difference)))
-    return found
+    def _set(self, number: int, frame: object) -> None:
+        self.is_set = True
+        signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
 
 
-def fuzz(ours: Nsqd, theirs: Nsqd, first: int, count: int, workers: int) -> list[tuple[int, Difference]]:
-    """The differences of `count` streams from the seed `first` on, printed as they are found."""
-    seeds = range(first, first + count)
-    jobs = [Job(number, seeds[at : at + CHUNK], ours, theirs) for number, at in enumerate(range(0, count, CHUNK))]
-    found: list[tuple[int, Difference]] = []
-    began = time.monotonic()
-    with ProcessPoolExecutor(workers) as pool:
-        for done, finished in enumerate(as_completed([pool.submit(run, job) for job in jobs]), 1):
-            for seed, difference in finished.result():
-                found.append((seed, difference))
-                print(described(seed, difference), flush=True)
-            if sys.stderr.isatty() or done == len(jobs):
-                rate = min(count, done * CHUNK) / (time.monotonic() - began)
-                print(f"{min(count, done * CHUNK)} streams, {len(found)} differ, {rate:.0f}/s", file=sys.stderr)
-    return found
+class Progress:
+    """A line on stderr now and then."""
+
+    def __init__(self, tally: Callable[[], Tally], total: int, every: float) -> None:
+        self._tally, self._total, self._every = tally, total, every
+        self._due = time.monotonic() + every
+
+    def show(self) -> None:
+        if time.monotonic() >= self._due:
+            self._due = time.monotonic() + self._every
+            print(f"of {self._total}: {self._tally()}", file=sys.stderr, flush=True)
+
+
+def fuzz(comparison: Comparison, options: argparse.Namespace, interrupted: Interrupted) -> tuple[Tally, str]:
+    """What came of the streams, and why it ended before its time, if it did."""
+
+    def tell(seed: int, difference: Difference) -> None:
+        print(described(seed, difference), flush=True)
+
+    crowd = Crowd(comparison, options.side_by_side, tell)
+    progress = Progress(lambda: crowd.tally, options.streams, options.every)
+
+    def seeds() -> Iterator[int]:
+        for seed in range(options.seed, options.seed + options.streams):
+            progress.show()
+            yield seed
+
+    try:
+        crowd.play(seeds(), lambda: not interrupted.is_set)
+    except (OSError, Unanswered) as error:
+        underway = ", ".join(map(str, sorted(crowd.underway)))
+        return crowd.tally, f"an nsqd does not answer ({error!r}) while these streams are played: {underway}"
+    return crowd.tally, "interrupted" if interrupted.is_set else ""
 
 
 def described(seed: int, difference: Difference) -> str:
@@ -68,26 +86,69 @@ def described(seed: int, difference: Difference) -> str:
     return _LONG_RUN.sub(lambda run: f"{run[1]}*{len(run[0])}", text)
 
 
-def main() -> None:
+def summary(tally: Tally, options: argparse.Namespace, why: str) -> dict[str, object]:
+    """As JSON has it."""
+    return {
+        "nsqd": version(options.nsqd),
+        "peer": version(options.peer),
+        "python": platform.python_version(),
+        "first_seed": options.seed,
+        "asked_for": options.streams,
+        "streams": tally.streams,
+        "acts": tally.acts,
+        "connections": tally.connections,
+        "seconds": round(tally.seconds, 1),
+        "differences": [described(*each) for each in tally.differences],
+        "differed_once": [described(*each) for each in tally.once],
+        "ended_early": why,
+    }
+
+
+def version(command: str) -> str:
+    asking = [*shlex.split(command), "--version"]
+    return subprocess.run(asking, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="fuzz", description="Play the same random conversations on two nsqd.")
     parser.add_argument("--nsqd", default=installed_nsqd(), help="command line of the one (default: %(default)s)")
     parser.add_argument("--peer", required=True, help="command line of the other")
     parser.add_argument("--streams", type=int, default=1000, help="how many (default: %(default)s)")
     parser.add_argument("--seed", type=int, help="of the first stream; the next ones follow (default: random)")
-    parser.add_argument("--workers", type=int, default=2, help="processes that play (default: %(default)s)")
-    arguments = parser.parse_args()
-    seed = arguments.seed if arguments.seed is not None else random.randrange(1 << 32)
-    print(f"seeds {seed} to {seed + arguments.streams - 1}")
-    with (
-        tempfile.TemporaryDirectory() as data_path,
-        tempfile.TemporaryDirectory() as peers_data_path,
-        NsqdProcess(arguments.nsqd, Path(data_path), options=OPTIONS) as ours,
-        NsqdProcess(arguments.peer, Path(peers_data_path), options=OPTIONS) as theirs,
-    ):
-        one, other = (Nsqd(each.tcp_address, each.http_address) for each in (ours, theirs))
-        found = fuzz(one, other, seed, arguments.streams, arguments.workers)
-    sys.exit(1 if found else 0)
+    parser.add_argument("--side-by-side", type=int, default=250, help="how many at a time (default: %(default)s)")
+    parser.add_argument("--every", type=float, default=10.0, help="seconds between two lines of progress")
+    parser.add_argument("--json", type=Path, help="file for the summary")
+    parser.add_argument("--echo", action="store_true", help="show the errors that both log")
+    options = parser.parse_args()
+    if options.seed is None:
+        options.seed = random.randrange(1 << 32)
+    return options
+
+
+def main() -> int:
+    options = parse_arguments()
+    interrupted = Interrupted()
+    with ExitStack() as stack:
+        nsqds = []
+        for command in (options.nsqd, options.peer):
+            data_path = stack.enter_context(tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None))
+            nsqd = NsqdProcess(command, Path(data_path), options=OPTIONS, echo=options.echo)
+            nsqds.append(stack.enter_context(nsqd))
+            # Thousands of lines a second that nobody reads.
+            nsqd.asks("PUT", "/config/log_level", b"error")
+        ours, theirs = ((each.tcp_address, each.http_address) for each in nsqds)
+        comparison = stack.enter_context(closing(Comparison(ours, theirs)))
+        print(f"seeds {options.seed} to {options.seed + options.streams - 1}")
+        tally, why = fuzz(comparison, options, interrupted)
+        if options.json:
+            options.json.write_text(json.dumps(summary(tally, options, why), indent=1) + "\n")
+    for seed, difference in tally.once:
+        print("once, and not again:", described(seed, difference))
+    print(tally, f"{tally.connections} connections, {tally.seconds:.0f} s", sep=", ")
+    if why:
+        print(why)
+    return int(bool(tally.differences) or "answer" in why)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

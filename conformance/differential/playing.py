@@ -4,22 +4,16 @@ What differs from play to play is made equal: message ids are shown as the bodie
 are left out, and what came in no certain order is sorted.
 """
 
-import contextlib
-import http.client
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
-from conformance.differential.acts import NOBODY, TOPIC, Act, Answer, Ask, Rest, Say, Sync, Take
-from conformance.raw_client import ERROR, HEARTBEAT, MESSAGE, Frame, Message, RawClient
-
-PATIENCE: Final = 1.0
-"""Seconds to wait for what should come. What does not is part of the observation."""
-
-REST: Final = 0.02
-QUIET: Final = 0.05
-"""A consumer that heard nothing for so long has heard all: nsqd holds messages back for less, to send them together."""
+from conformance.differential.acts import NOBODY, TOPIC, Act, Answer, Ask, Hang, Look, Rest, Say, Sync, Take
+from conformance.differential.asking import Desk
+from conformance.differential.lines import Line
+from conformance.differential.loop import Loop
 
 _ALIKE_ONLY_BY_CHANCE: Final = frozenset({"remote_address", "connect_ts"})
 _KNOWN_TO_DIFFER: Final = frozenset({"pub_counts", "global_msg_count"})
@@ -28,165 +22,126 @@ _LEFT_OUT: Final = _ALIKE_ONLY_BY_CHANCE | _KNOWN_TO_DIFFER
 
 Observation = tuple[object, ...]
 """What came of one act, in a form that can be compared and printed."""
+Playing = Generator[float, None, Observation]
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds. What does not come in time is part of the observation."""
+
+    reply: float
+    """For what should come."""
+    quiet: float
+    """Who has heard nothing for so long has heard all: nsqd holds messages back for less, to send them together."""
+    rest: float
+    """What an nsqd that ends ephemeral things in the background may need for it."""
+    look: float
+    """So long looks at ``/stats`` are gathered, and one answer serves them all."""
+
+
+AMONG_MANY: Final = Patience(reply=2.0, quiet=0.2, rest=0.2, look=1.0)
+ALONE: Final = Patience(reply=2.0, quiet=0.05, rest=0.05, look=0.0)
 
 
 class Nsqd:
-    """Where one nsqd is; ``host:port`` each."""
+    """One of the two as a loop sees it. The addresses are ``host:port`` each."""
 
-    def __init__(self, tcp_address: str, http_address: str) -> None:
-        self.tcp, self.http = tcp_address, http_address
-
-
-class _Connection:
-    """One client's end: frames sorted into replies and messages, as they come."""
-
-    def __init__(self, address: str) -> None:
-        self.replies: list[bytes] = []
-        self.messages: list[tuple[bytes, int]] = []  # body and attempts
-        self.ids: dict[bytes, bytes] = {}  # by body
-        self.taken = 0
-        self.may_consume = False
-        self.is_over = False
-        self._client = RawClient(address, magic=b"")
-
-    def send(self, data: bytes) -> None:
-        self.may_consume = self.may_consume or b"SUB" in data
-        with contextlib.suppress(OSError):  # nsqd has closed; what it said before is still to be read
-            self._client.sends(data)
-
-    def await_replies(self, count: int) -> None:
-        self._read_until(lambda: len(self.replies) >= count)
-
-    def await_reply_with(self, part: bytes) -> None:
-        self._read_until(lambda: any(part in reply for reply in self.replies))
-
-    def await_messages(self, count: int) -> None:
-        self.taken += count
-        self._read_until(lambda: len(self.messages) >= self.taken)
-
-    def await_message(self, body: bytes) -> None:
-        self._read_until(lambda: body in self.ids)
-
-    def read_until_quiet(self) -> None:
-        count = -1
-        while count != len(self.messages):
-            count = len(self.messages)
-            self._read_until(lambda: False, QUIET)
-
-    def read_to_the_end(self) -> None:
-        with contextlib.suppress(OSError):
-            self._client.ends_sending()
-        self._read_until(lambda: False)
-        self._client.close()
-
-    def _read_until(self, enough: Callable[[], bool], patience: float = PATIENCE) -> None:
-        deadline = time.monotonic() + patience
-        while not self.is_over and not enough():
-            try:
-                frame = self._client.frame(deadline - time.monotonic())
-            except TimeoutError:
-                return
-            except (EOFError, OSError):
-                self.is_over = True
-            else:
-                self._sort(frame)
-
-    def _sort(self, frame: Frame) -> None:
-        if frame.kind == MESSAGE:
-            message = Message.of(frame.data)
-            self.messages.append((message.body, message.attempts))
-            self.ids[message.body] = message.id
-        elif frame.data != HEARTBEAT:
-            self.replies.append((b"error " if frame.kind == ERROR else b"") + frame.data)
+    def __init__(self, loop: Loop, tcp_address: str, http_address: str) -> None:
+        host, _, port = tcp_address.rpartition(":")
+        self.loop = loop
+        self.tcp = host, int(port)
+        self.desk = Desk(loop, http_address)
 
 
-class _Play:
-    def __init__(self, nsqd: Nsqd, topic: bytes) -> None:
+class Play:
+    """One stream with one nsqd."""
+
+    def __init__(self, nsqd: Nsqd, topic: bytes, patience: Patience) -> None:
         assert len(topic) == len(TOPIC), "sizes that count must not change"
         self._nsqd = nsqd
         self._topic = topic
-        self._connections: dict[int, _Connection] = {}
+        self._patience = patience
+        self._lines: dict[int, Line] = {}
 
-    def act(self, act: Act) -> Observation:
+    def run(self, acts: Sequence[Act]) -> Generator[float, None, list[Observation]]:
+        """What came of each act. The topics are deleted in the end, whatever the acts are."""
+        observations = []
+        for act in acts:
+            observations.append((yield from self._act(act)))
+        for line in self._lines.values():
+            line.close()
+        if not acts or not isinstance(acts[-1], Look):
+            yield from self._look()
+        return observations
+
+    def _act(self, act: Act) -> Playing:
         if isinstance(act, Rest):
-            time.sleep(REST)
+            deadline = time.monotonic() + self._patience.rest
+            while time.monotonic() < deadline:
+                yield deadline
             return ()
         if isinstance(act, Ask):
-            return self._ask(act)
-        connection = self._connections.get(act.connection)
-        if connection is None:
-            connection = self._connections[act.connection] = _Connection(self._nsqd.tcp)
+            return (yield from self._ask(act))
+        if isinstance(act, Look):
+            return (yield from self._look())
+        line = self._lines.get(act.connection)
+        if line is None:
+            line = self._lines[act.connection] = Line(self._nsqd.loop, self._nsqd.tcp)
+        return (yield from self._with(line, act))
+
+    def _with(self, line: Line, act: Say | Sync | Take | Answer | Hang) -> Playing:
+        patience = self._patience.reply
         if isinstance(act, Say):
-            connection.send(self._named(act.data))
-            connection.await_replies(act.replies)
-            return self._replies(connection)
+            line.send(self._named(act.data))
+            yield from line.await_replies(act.replies, patience)
+            return self._replies(line)
         if isinstance(act, Sync):
-            connection.send(self._named(act.data) + b"FIN %b\n" % NOBODY)
-            connection.await_reply_with(NOBODY)
-            return self._replies(connection)
+            line.send(self._named(act.data) + b"FIN %b\n" % NOBODY)
+            yield from line.await_reply_with(NOBODY, patience)
+            return self._replies(line)
         if isinstance(act, Take):
-            connection.await_messages(act.count)
+            yield from line.await_messages(act.count, patience)
             return ()
         if isinstance(act, Answer):
-            connection.await_message(act.body)
-            if act.body in connection.ids:
-                connection.send(b"%b %b%b\n" % (act.verb, connection.ids[act.body], act.tail))
-            return (act.body in connection.ids,)
-        if connection.messages or connection.may_consume:
-            connection.read_until_quiet()
-        connection.send(self._named(act.data))
-        connection.read_to_the_end()
-        return *self._replies(connection), sorted(connection.messages), "closed" if connection.is_over else "open"
+            yield from line.await_message(act.body, patience)
+            if act.body in line.ids:
+                line.send(b"%b %b%b\n" % (act.verb, line.ids[act.body], act.tail))
+            return (act.body in line.ids,)
+        if line.messages or line.may_consume:
+            yield from line.await_quiet(self._patience.quiet)
+        line.send(self._named(act.data))
+        yield from line.await_the_end(patience)
+        return *self._replies(line), sorted(line.messages), "closed" if line.is_over else "open"
 
-    def _replies(self, connection: _Connection) -> Observation:
+    def _replies(self, line: Line) -> Observation:
         """Those that came since the last act that looked."""
-        replies = [self._anonymous(reply, connection) for reply in connection.replies]
-        connection.replies.clear()
+        replies = [self._anonymous(reply, line) for reply in line.replies]
+        line.replies.clear()
         return (replies,)
 
-    def _ask(self, act: Ask) -> Observation:
+    def _ask(self, act: Ask) -> Playing:
         target = act.target.replace(TOPIC.decode(), self._topic.decode())
-        connection = http.client.HTTPConnection(self._nsqd.http, timeout=10)
-        try:
-            connection.request(act.method, target, act.body)
-            response = connection.getresponse()
-            body = response.read()
-        finally:
-            connection.close()
-        if act.target.startswith("/stats"):
-            return response.status, _stats(json.loads(body), self._topic.decode())
-        return response.status, body.replace(self._topic, TOPIC)
+        status, body = yield from self._nsqd.desk.ask(act.method, target, act.body)
+        return status, body.replace(self._topic, TOPIC)
+
+    def _look(self) -> Playing:
+        topics = (yield from self._nsqd.desk.look(len(TOPIC), self._patience.look)).get(self._topic, [])
+        for each in topics:
+            name = each["topic_name"].replace("#", "%23")
+            yield from self._nsqd.desk.ask("POST", f"/topic/delete?topic={name}")
+        comparable = json.dumps(_comparable(topics), sort_keys=True)
+        return (json.loads(comparable.replace(self._topic.decode(), TOPIC.decode())),)
 
     def _named(self, data: bytes) -> bytes:
         return data.replace(TOPIC, self._topic)
 
-    def _anonymous(self, reply: bytes, connection: _Connection) -> bytes:
-        for body, message_id in connection.ids.items():
-            reply = reply.replace(message_id, b"<id of %b>" % body)
+    def _anonymous(self, reply: bytes, line: Line) -> bytes:
+        for body, message_id in line.ids.items():
+            reply = reply.replace(message_id, b"<" + body + b">")
         return reply.replace(self._topic, TOPIC)
 
-    def end(self) -> None:
-        for connection in self._connections.values():
-            connection.read_to_the_end()
-        for name in (".a", ".b", ".c%23ephemeral", ".d"):
-            self._ask(Ask("POST", f"/topic/delete?topic={TOPIC.decode()}{name}"))
 
-
-def play(acts: Sequence[Act], nsqd: Nsqd, topic: bytes) -> list[Observation]:
-    """One observation for each act. `topic` is five bytes that no other play on this nsqd has."""
-    stage = _Play(nsqd, topic)
-    try:
-        return [stage.act(act) for act in acts]
-    finally:
-        stage.end()
-
-
-def _stats(document: dict[str, Any], topic: str) -> object:
-    topics = [each for each in document["topics"] or () if each["topic_name"].startswith(topic)]
-    return json.loads(json.dumps(_comparable(topics), sort_keys=True).replace(topic, TOPIC.decode()))
-
-
-def _comparable(value: object) -> object:
+def _comparable(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _comparable(each) for key, each in value.items() if key not in _LEFT_OUT}
     if isinstance(value, list):
@@ -194,8 +149,11 @@ def _comparable(value: object) -> object:
     return value
 
 
-def topic_names() -> Iterator[bytes]:
-    """As many as 33 million, each as long as ``TOPIC``."""
-    digits = b"abcdefghijklmnopqrstuvwxyzABCDEF"
-    for number in range(len(digits) ** len(TOPIC)):
-        yield bytes(digits[number >> 5 * place & 31] for place in range(len(TOPIC)))
+_DIGITS: Final = b"abcdefghijklmnopqrstuvwxyzABCDEF"
+NAMES: Final = len(_DIGITS) ** len(TOPIC)
+
+
+def topic_names(first: int = 0) -> Iterator[bytes]:
+    """Each as long as ``TOPIC``; of 33 million the `first` one and those that follow."""
+    for number in range(first, NAMES):
+        yield bytes(_DIGITS[number >> 5 * place & 31] for place in range(len(TOPIC)))

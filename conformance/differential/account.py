@@ -1,0 +1,107 @@
+"""What a generator believes of an nsqd: which messages wait where, and who would be sent them.
+
+It is kept to know how many replies and which messages to wait for. What is not known of a topic for certain makes it
+uncertain, and nobody consumes it from then on.
+"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True, eq=False)
+class Client:
+    """A connection."""
+
+    number: int
+    state: str = "init"
+    topic: bytes = b""
+    channel: bytes = b""
+    held: list[bytes] = field(default_factory=list)
+    """Bodies it was sent and has not finished."""
+    ready: int = 0
+
+
+@dataclass(slots=True)
+class Channel:
+    """At most one consumer, and what waits for it."""
+
+    waiting: list[bytes] = field(default_factory=list)
+    is_paused: bool = False
+    consumer: Client | None = None
+
+    def deliver(self) -> int:
+        """How many messages its consumer is sent now; it holds them from here on."""
+        client = self.consumer
+        if client is None or self.is_paused:
+            return 0
+        count = min(max(0, client.ready - len(client.held)), len(self.waiting))
+        client.held += self.waiting[:count]
+        del self.waiting[:count]
+        return count
+
+
+@dataclass(slots=True)
+class Topic:
+    """`backlog` is what came while there was no channel, or while it was paused."""
+
+    backlog: list[bytes] = field(default_factory=list)
+    channels: dict[bytes, Channel] = field(default_factory=dict)
+    is_paused: bool = False
+    is_certain: bool = True
+    is_settled: bool = True
+    """False: an nsqd that passes messages on in the background may not have done so yet."""
+
+    @property
+    def has_consumers(self) -> bool:
+        return any(channel.consumer for channel in self.channels.values())
+
+    def add(self, bodies: list[bytes]) -> None:
+        self.backlog += bodies
+        self._pass_on()
+
+    def channel(self, name: bytes) -> Channel:
+        channel = self.channels.setdefault(name, Channel())
+        self._pass_on()
+        return channel
+
+    def pause(self, paused: bool) -> None:
+        self.is_paused = paused
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        self.is_settled = False
+        if self.channels and not self.is_paused:
+            for channel in self.channels.values():
+                channel.waiting += self.backlog
+            self.backlog.clear()
+
+
+class Account:
+    """Topics by their names."""
+
+    def __init__(self) -> None:
+        self.topics: dict[bytes, Topic] = {}
+
+    def topic(self, name: bytes) -> Topic:
+        """One that is there from now on."""
+        return self.topics.setdefault(name, Topic())
+
+    def has_consumers(self, name: bytes) -> bool:
+        return name in self.topics and self.topics[name].has_consumers
+
+    def consumed(self) -> list[bytes]:
+        """Topics that somebody consumes."""
+        return [name for name, topic in self.topics.items() if topic.has_consumers]
+
+    def drop_channel(self, topic: bytes, name: bytes) -> None:
+        """It is deleted, and an ephemeral topic with its last channel."""
+        self.topics[topic].channels.pop(name, None)
+        if topic.endswith(b"#ephemeral") and not self.topics[topic].channels:
+            del self.topics[topic]
+
+    def left(self, client: Client) -> None:
+        """What it held comes back when its time is over, long after the stream."""
+        if client.state == "init":
+            return
+        self.topics[client.topic].channels[client.channel].consumer = None
+        if client.channel.endswith(b"#ephemeral"):
+            self.drop_channel(client.topic, client.channel)

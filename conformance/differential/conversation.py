@@ -1,0 +1,110 @@
+"""What a stream has said so far, and to whom it may go on talking.
+
+How many replies to wait for, and which messages, is known from an account. Where it cannot be known, the act is the
+connection's last: `hang` reads until the end.
+"""
+
+import random
+import struct
+from urllib.parse import urlencode
+
+from conformance.differential.account import Account, Channel, Client
+from conformance.differential.acts import TOPIC, Act, Answer, Ask, Hang, Look, Rest, Say, Sync, Take
+from conformance.differential.vocabulary import TOPICS
+
+
+class Conversation:
+    """Acts, and the account that is kept of them. Whatever is random comes from `random`."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.acts: list[Act] = []
+        self.account = Account()
+        self._clients: list[Client] = []
+        self._connections = 0
+        self._bodies = 0
+
+    # --- Who and what -------------------------------------------------------------------------------------------------
+
+    def some_client(self) -> Client:
+        """One that is there, or a new one."""
+        if not self._clients or (len(self._clients) < 3 and self.random.random() < 0.2):
+            client = Client(self._connections)
+            self._connections += 1
+            self._clients.append(client)
+            self.say(client, b"  V2", 0)
+            return client
+        return self.random.choice(self._clients)
+
+    def topic(self) -> bytes:
+        consumed = self.account.consumed()
+        return self.random.choice(consumed if consumed and self.random.random() < 0.5 else TOPICS)
+
+    def lonely_topic(self) -> bytes:
+        """One that nobody consumes, nor will, for publishing what may or may not succeed."""
+        lonely = [each for each in TOPICS if not self.account.has_consumers(each)]
+        name = self.random.choice(lonely) if lonely and self.random.random() < 0.3 else TOPIC + b".d"
+        self.account.topic(name).is_certain = False
+        return name
+
+    def body(self) -> bytes:
+        """Unlike any other of the stream."""
+        self._bodies += 1
+        return b"m%d" % self._bodies + b"." * self.random.choice((0, 0, 0, 10, 100, 800))
+
+    def bodies(self, most: int) -> list[bytes]:
+        return [self.body() for _ in range(self.random.randint(1, most))]
+
+    # --- What is said -------------------------------------------------------------------------------------------------
+
+    def say(self, client: Client, data: bytes, replies: int = 1) -> None:
+        self.acts.append(Say(client.number, data, replies))
+
+    def sync(self, client: Client, data: bytes = b"") -> None:
+        self.acts.append(Sync(client.number, data))
+
+    def answer(self, client: Client, verb: bytes, body: bytes, tail: bytes = b"") -> None:
+        self.acts.append(Answer(client.number, verb, body, tail))
+
+    def hang(self, client: Client, data: bytes) -> None:
+        """The last of a connection."""
+        self._clients.remove(client)
+        self.acts.append(Hang(client.number, data))
+        self.account.left(client)
+        if client.channel.endswith(b"#ephemeral"):
+            self.acts.append(Rest())
+
+    def ask(self, method: str, path: str, query: dict[str, str], body: bytes = b"") -> None:
+        self.acts.append(Ask(method, f"{path}?{urlencode(query)}", body))
+
+    def settle(self, topic: bytes) -> None:
+        """Before what depends on where the messages of a topic are."""
+        if topic in self.account.topics and not self.account.topic(topic).is_settled:
+            self.acts.append(Rest())
+            self.account.topic(topic).is_settled = True
+
+    def end(self) -> None:
+        for client in list(self._clients):
+            self.hang(client, b"")
+        self.acts.append(Look())
+
+    # --- What comes of it ---------------------------------------------------------------------------------------------
+
+    def published(self, topic: bytes, bodies: list[bytes]) -> None:
+        self.account.topic(topic).add(bodies)
+        for channel in self.account.topic(topic).channels.values():
+            self.deliver(channel)
+
+    def deliver(self, channel: Channel) -> None:
+        """Wait for what nsqd sends now."""
+        if (count := channel.deliver()) and channel.consumer:
+            self.acts.append(Take(channel.consumer.number, count))
+
+
+def sized(data: bytes) -> bytes:
+    return struct.pack(">i", len(data)) + data
+
+
+def batch(bodies: list[bytes]) -> bytes:
+    """The messages of an MPUB, without the size of the whole."""
+    return struct.pack(">i", len(bodies)) + b"".join(map(sized, bodies))

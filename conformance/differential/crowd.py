@@ -1,0 +1,108 @@
+"""Many streams side by side on the same two nsqd, each with topics of its own, and the count of what came of them."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from conformance.differential.acts import Act, Hang
+from conformance.differential.comparing import Comparison, Difference
+from conformance.differential.streams import stream
+
+MOST_SUSPECTS: Final = 20
+"""So many differences are gathered before they are looked at again, with nothing else going on."""
+MOST_UNSEEN: Final = 10_000
+"""So many streams are played until they are looked at in any case."""
+MOST_SHORTENED: Final = 20
+"""Of differences: who has more knows what to do."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What came of the streams so far."""
+
+    streams: int = 0
+    acts: int = 0
+    connections: int = 0
+    differences: list[tuple[int, Difference]] = field(default_factory=list)
+    """Seeds, and what is there every time."""
+    once: list[tuple[int, Difference]] = field(default_factory=list)
+    """What was there among many, and not when the stream was played again."""
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+    def add(self, acts: list[Act]) -> None:
+        self.streams += 1
+        self.acts += len(acts)
+        self.connections += sum(isinstance(act, Hang) for act in acts)
+
+    def __str__(self) -> str:
+        rate = self.streams / self.seconds if self.seconds else 0.0
+        differing = f"{len(self.differences)} differ, {len(self.once)} differed once"
+        return f"{self.streams} streams, {self.acts} acts, {differing}, {rate:.0f}/s"
+
+
+class Crowd:
+    """Plays the streams of some seeds; `found` is told of each difference as soon as it is certain."""
+
+    def __init__(self, comparison: Comparison, side_by_side: int, found: Callable[[int, Difference], None]) -> None:
+        self.tally = Tally()
+        self.underway: set[int] = set()
+        """Seeds whose streams are being played."""
+        self._comparison = comparison
+        self._side_by_side = side_by_side
+        self._found = found
+        self._suspects: deque[tuple[int, Difference]] = deque()
+        self._unseen = 0
+
+    def play(self, seeds: Iterator[int], may_go_on: Callable[[], bool]) -> None:
+        """Until the seeds are used up, or nothing more is to be begun. Raises OSError and Unanswered when an nsqd is
+        gone.
+        """
+        ended = False
+        while not ended or self._comparison.running:
+            while not ended and len(self.underway) < self._side_by_side and not self._must_look_again:
+                seed = next(seeds, None) if may_go_on() else None
+                if seed is None:
+                    ended = True
+                else:
+                    self._begin(seed)
+            if self._must_look_again and not self._comparison.running:
+                self._look_again()
+            self._comparison.turn()
+            ended = ended or not may_go_on()
+        self._look_again()
+
+    @property
+    def _must_look_again(self) -> bool:
+        return len(self._suspects) >= MOST_SUSPECTS or bool(self._suspects and self._unseen >= MOST_UNSEEN)
+
+    def _begin(self, seed: int) -> None:
+        acts = stream(seed)
+        self.underway.add(seed)
+
+        def compared(difference: Difference | None) -> None:
+            self.underway.remove(seed)
+            self.tally.add(acts)
+            self._unseen += 1
+            if difference is not None:
+                self._suspects.append((seed, difference))
+
+        self._comparison.begin(acts, compared)
+
+    def _look_again(self) -> None:
+        self._unseen = 0
+        while self._suspects:
+            seed, seen = self._suspects.popleft()
+            difference = self._comparison.differs(stream(seed))
+            if difference is None:
+                self.tally.once.append((seed, seen))
+                continue
+            if len(self.tally.differences) < MOST_SHORTENED:
+                difference = self._comparison.shortest(difference)
+            self.tally.differences.append((seed, difference))
+            self._found(seed, difference)

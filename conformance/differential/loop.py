@@ -1,0 +1,102 @@
+"""Many plays in one thread: a play is a generator that yields until when it waits, and goes on when something has come
+for it, or when that moment is there.
+"""
+
+import heapq
+import itertools
+import select
+import socket
+import time
+from collections.abc import Callable, Generator
+from typing import Any, Final
+
+Task = Generator[float, None, Any]
+"""Yields moments of the monotonic clock."""
+
+MOST_SECONDS: Final = 1.0
+"""Of one sleep, so that signals are noticed."""
+
+
+class Running:
+    """A task that has been started, and who is told what it returned."""
+
+    __slots__ = ("deadline", "done", "task")
+
+    def __init__(self, task: Task, done: Callable[[Any], None]) -> None:
+        self.task, self.done = task, done
+        self.deadline = 0.0
+
+
+class Loop:
+    """Starts tasks and wakes each when it has something to look at."""
+
+    def __init__(self) -> None:
+        self.current: Running
+        """Whose turn it is."""
+        self.running = 0
+        """How many tasks have not come to their end."""
+        self._epoll = select.epoll()
+        self._watched: dict[int, tuple[Callable[[], None], Running | None]] = {}
+        self._timers: list[tuple[float, int, Running]] = []
+        self._timer_numbers = itertools.count()
+        self._ready: dict[Running, None] = {}
+
+    def start(self, task: Task, done: Callable[[Any], None]) -> None:
+        self.running += 1
+        self._ready[Running(task, done)] = None
+
+    def wake(self, running: Running) -> None:
+        self._ready[running] = None
+
+    def watch(self, watched: socket.socket, receive: Callable[[], None]) -> None:
+        """From now on `receive` is called when something has come, and the current task goes on."""
+        if watched.fileno() not in self._watched:
+            self._epoll.register(watched, select.EPOLLIN)
+        self._watched[watched.fileno()] = receive, self.current
+
+    def leave_alone(self, watched: socket.socket) -> None:
+        """`receive` is still called, but nobody goes on."""
+        receive, _ = self._watched[watched.fileno()]
+        self._watched[watched.fileno()] = receive, None
+
+    def forget(self, watched: socket.socket) -> None:
+        """To be called before it is closed."""
+        if self._watched.pop(watched.fileno(), None) is not None:
+            self._epoll.unregister(watched)
+
+    def turn(self) -> None:
+        """Wait for something to happen, and let everybody it concerns go on."""
+        timeout = MOST_SECONDS
+        if self._ready:
+            timeout = 0.0
+        elif self._timers:
+            timeout = min(MOST_SECONDS, max(0.0, self._timers[0][0] - time.monotonic()))
+        for descriptor, _ in self._epoll.poll(timeout):
+            receive, running = self._watched[descriptor]
+            receive()
+            if running is not None:
+                self._ready[running] = None
+        now = time.monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            _, _, running = heapq.heappop(self._timers)
+            if running.deadline <= now:
+                self._ready[running] = None
+        ready, self._ready = self._ready, {}
+        for running in ready:
+            self._go_on(running)
+
+    def close(self) -> None:
+        self._epoll.close()
+
+    def _go_on(self, running: Running) -> None:
+        self.current = running
+        try:
+            deadline = next(running.task)
+        except StopIteration as end:
+            running.deadline = float("inf")
+            self.running -= 1
+            running.done(end.value)
+            return
+        if deadline != running.deadline:
+            running.deadline = deadline
+            heapq.heappush(self._timers, (deadline, next(self._timer_numbers), running))

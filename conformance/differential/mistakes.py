@@ -1,0 +1,69 @@
+"""What goes wrong, in the ways clients and networks are wrong. Each is the last of its connection."""
+
+import struct
+
+from conformance.differential.account import Client
+from conformance.differential.acts import NOBODY, TOPIC
+from conformance.differential.conversation import Conversation, batch, sized
+from conformance.differential.vocabulary import (
+    BAD_DELAYS,
+    BAD_NAMES,
+    CHANNELS,
+    MAX_BODY_SIZE,
+    MAX_MSG_SIZE,
+    NUMBERS,
+)
+
+
+def say_wrong(conversation: Conversation, client: Client) -> None:
+    """A command that is complete and not as it should be."""
+    name, number = conversation.random.choice(BAD_NAMES), conversation.random.choice(NUMBERS)
+    topic, channel = conversation.lonely_topic(), conversation.random.choice(CHANNELS)
+    size = conversation.random.choice((0, -1, MAX_MSG_SIZE + 1, MAX_BODY_SIZE + 1, 2**31 - 1, -(2**31)))
+    count = conversation.random.choice((0, -1, 1, 3, 2**31 - 1))
+    bare_rdy = b"RDY\n" if client.state == "init" else b"RDY x\n"  # to a consumer it is a right one, as RDY 51 is not
+    wrong = conversation.random.choice((
+        b"PUB %b\n" % name + sized(b"x"),
+        b"MPUB %b\n" % name + sized(batch([b"x"])),
+        b"DPUB %b %b\n" % (topic, conversation.random.choice(BAD_DELAYS)) + sized(b"x"),
+        b"SUB %b %b\n" % (topic, name),
+        b"SUB %b %b\n" % (name, channel),
+        b"RDY %b\n" % (number if client.state == "init" else b"51"),  # a right one would be a race for the messages
+        b"REQ %b %b\n" % (NOBODY, number),
+        b"FIN %b\n" % name,
+        b"TOUCH %b\n" % NOBODY,
+        b"PUB %b\n" % topic + struct.pack(">i", size),
+        b"MPUB %b\n" % topic + struct.pack(">i", size),
+        b"MPUB %b\n" % topic + sized(struct.pack(">i", count) + sized(b"x")),
+        b"MPUB %b\n" % topic + sized(struct.pack(">i", 2) + sized(b"x") + struct.pack(">i", size)),
+        b"IDENTIFY\n" + struct.pack(">i", size),
+        b"AUTH\n" + sized(b"secret"),
+        b"AUTH %b\n" % name + sized(b"secret"),
+        b"%b\n" % name,
+        b"pub %b\n" % topic + sized(b"x"),
+        b"PUB  %b\n" % topic + sized(b"x"),
+        b"PUB %b extra\r\n" % topic + sized(b"x"),
+        b"NOP\r\r\n",
+        b"NOP extra\r\n",
+        b"PUB\n", b"SUB\n", bare_rdy, b"FIN\n", b"REQ\n", b"TOUCH\n", b"DPUB\n", b"MPUB\n", b"CLS extra\n",
+        b"X" * conversation.random.choice((16383, 16384, 17000)) + b"\n",
+    ))  # fmt: skip
+    conversation.hang(client, wrong)
+
+
+def break_off(conversation: Conversation, client: Client) -> None:
+    """Something right, cut at any place or with one byte changed."""
+    topic = conversation.lonely_topic()
+    data = conversation.random.choice((
+        b"PUB %b\n" % topic + sized(conversation.body()),
+        b"MPUB %b\n" % topic + sized(batch(conversation.bodies(3))),
+        b"DPUB %b 29999\n" % topic + sized(conversation.body()),
+        b"IDENTIFY\n" + sized(b"{}"),
+        b"SUB %b c\n" % topic,
+    ))  # fmt: skip
+    place = conversation.random.randrange(len(data))
+    if conversation.random.random() < 0.5:
+        return conversation.hang(client, data[:place])
+    if TOPIC in data[max(0, place - len(TOPIC) + 1) : place + len(TOPIC)]:
+        place = 0
+    return conversation.hang(client, data[:place] + conversation.random.randbytes(1) + data[place + 1 :])
