@@ -23,6 +23,8 @@ class Message:
     body: bytes
     size: int
     """Of the whole body, of which `body` may be the beginning."""
+    until: float | None = None
+    """Unix seconds: when a deferred one may be delivered, or the time for one in flight is over."""
 
     @property
     def text(self) -> str | None:
@@ -41,13 +43,15 @@ class Message:
 class Look:
     node: str
     messages: tuple[Message, ...] = ()
+    deferred: tuple[Message, ...] = ()
+    in_flight: tuple[Message, ...] = ()
     error: str = ""
     able: bool = True
     """False: this nsqd has no way to show messages."""
 
 
 def peek(client: HttpClient, nodes: Sequence[str], topic: str, channel: str, limit: int) -> list[Look]:
-    """What each node's channel would give next. Raises nothing."""
+    """What each node's channel would give next, and what it holds besides. Raises nothing."""
     return _look(client, nodes, "channel/peek", topic=topic, channel=channel, limit=str(limit))
 
 
@@ -59,8 +63,11 @@ def recent(client: HttpClient, nodes: Sequence[str], topic: str, limit: int) -> 
 def _look(client: HttpClient, nodes: Sequence[str], path: str, **parameters: str) -> list[Look]:
     def look(node: str) -> Look:
         try:
-            answer = client.get(node, path, **parameters)
-            return Look(node, tuple(reading.each(_read, reading.mapping(answer).get("messages"))))
+            answer = reading.mapping(client.get(node, path, **parameters))
+            waiting, deferred, in_flight = (
+                tuple(reading.each(_read, answer.get(key))) for key in ("messages", "deferred", "in_flight")
+            )
+            return Look(node, waiting, deferred, in_flight)
         except (UpstreamError, BadAnswer) as error:
             # Go's nsqd knows no such path; ours would say what is missing.
             return Look(node, error=str(error), able=_NO_SUCH_PATH not in str(error))
@@ -76,10 +83,12 @@ def _read(value: object) -> Message:
         body = base64.b64decode(reading.text(fields.get("body")), validate=True)
     except (binascii.Error, ValueError):
         raise BadAnswer("invalid answer: a body that is not base64") from None
+    until = fields.get("due") or fields.get("deadline")
     return Message(
         id=reading.text(fields.get("id")),
         timestamp=reading.integer(fields.get("timestamp")) / 1e9,
         attempts=reading.integer(fields.get("attempts")),
         body=body,
         size=reading.integer(fields.get("size")),
+        until=reading.integer(until) / 1e9 if until else None,
     )

@@ -50,6 +50,17 @@ class Backlog:
         for number, batch in enumerate(self._batches):
             yield batch if number else batch[self._offset :]
 
+    def latest(self, count: int) -> list[bytes]:
+        """The last of what waits, oldest first; nothing is taken."""
+        found: list[Sequence[bytes]] = []
+        missing = count = min(count, self._length)
+        for batch in reversed(self._batches):
+            if missing <= 0:
+                break
+            found.append(batch[-missing:])
+            missing -= len(found[-1])
+        return [frame for batch in reversed(found) for frame in batch]
+
     def _take(self, limit: int) -> Sequence[bytes]:
         wanted = min(limit, self._length)
         if wanted <= 0:

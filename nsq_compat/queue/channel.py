@@ -26,6 +26,7 @@ from nsq_compat.queue.in_flight import NEVER, InFlight
 from nsq_compat.queue.latency import Latency
 from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.line import Line, NearestFirst, Waiting
+from nsq_compat.queue.looking import Look, look_at
 from nsq_compat.queue.pending import Pending
 from nsq_compat.queue.schedule import Schedule
 from nsq_compat.queue.stats import ClientStats
@@ -304,11 +305,13 @@ class Channel:
         next_release = self._release_deferred(now)
         return min([next_release, *(in_flight.next_deadline() for in_flight in self._all_in_flight())])
 
-    def look(self) -> Iterator[bytes]:
-        """What waits in memory, about in the order it will be taken; nothing is taken. May raise ``OSError``."""
-        yield from self._pending.returned()
-        for batch in self._cursor.look():
-            yield from batch
+    def look(self, count: int) -> Look:
+        """At most `count` messages of each kind it holds. May raise ``OSError``."""
+        return look_at(self._pending.look(count), self.deferred, self._all_in_flight(), count)
+
+    def look_at_latest(self, count: int) -> Look:
+        """As `look`, but of what waits the last, as far as it is in memory."""
+        return look_at(self._cursor.latest(count), self.deferred, self._all_in_flight(), count)
 
     # --- What must survive --------------------------------------------------------------------------------------------
 

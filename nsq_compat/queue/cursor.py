@@ -14,6 +14,7 @@ those messages are never numbered.
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 
 from nsq_compat.queue.backlog import Backlog
 from nsq_compat.queue.group import Group
@@ -135,11 +136,18 @@ class Cursor:
         """The batches that wait in memory."""
         return self._window.batches()
 
-    def look(self) -> Iterator[Sequence[bytes]]:
-        """The batches that would be taken next, read into memory if they must be. Raises ``OSError`` as `take` does."""
+    def look(self, count: int) -> list[bytes]:
+        """What would be taken next, `count` of it or fewer. Raises ``OSError`` as `take` does."""
         if not self._window and self.position < self.end:
             self._read_block()
-        return self._window.batches()
+        frames = list(islice(chain.from_iterable(self._window.batches()), count))
+        if len(frames) < count and self.behind and not self._gaps:
+            frames += self._look_behind()[: count - len(frames)]
+        return frames
+
+    def latest(self, count: int) -> list[bytes]:
+        """The last of what waits in memory, oldest first."""
+        return self._window.latest(count)
 
     def _advance(self, count: int) -> None:
         self.position += count
@@ -167,6 +175,12 @@ class Cursor:
             self._lose(stop - self.position)
         if expected >= stop or not self._window:
             self._stop_reading()
+
+    def _look_behind(self) -> list[bytes]:
+        """Some of what memory does not hold."""
+        assert self._log is not None, "what is not in memory is in the log"
+        groups = self._log.reader(self.position + len(self._window)).read()
+        return [frame for group in groups for frame in group.frames[: max(0, self.end - group.first_seq)]]
 
     def _stop_reading(self) -> None:
         self._reader = None

@@ -78,6 +78,14 @@ class Deferred:
         self.damaged_count += len(entries) - len(frames)
         return [with_attempts(frames[number], attempt) for _, _, number, attempt in entries if number in frames]
 
+    def look(self, count: int) -> list[tuple[float, bytes]]:
+        """Those that are due first, and when; nothing is taken. Raises ``OSError``."""
+        entries = [ENTRY.unpack_from(key) for key in _first(self._keys, count)]
+        frames = self._frames_of([number for _, _, number, _ in entries])
+        return [
+            (due, with_attempts(frames[number], attempt)) for due, _, number, attempt in entries if number in frames
+        ]
+
     def restore(self, keys: Iterable[bytes], shift: float) -> None:
         """Take over the keys of a checkpoint; `shift` is added to their due times."""
         for key in sorted(keys):
@@ -143,3 +151,16 @@ class Deferred:
             assert self._fetch is not None, "what is not in memory is in the log"
             found.update(self._fetch([number for number in ids if number not in found]))
         return found
+
+
+def _first(heap: Sequence[bytes], count: int) -> list[bytes]:
+    """The smallest keys of a heap, which stays as it is, in order: only their neighbours are compared."""
+    found: list[bytes] = []
+    candidates = [(heap[0], 0)] if heap else []
+    while candidates and len(found) < count:
+        key, place = heapq.heappop(candidates)
+        found.append(key)
+        for child in (2 * place + 1, 2 * place + 2):
+            if child < len(heap):
+                heapq.heappush(candidates, (heap[child], child))
+    return found

@@ -64,6 +64,11 @@ class GroupReader:
         self._segment = segment
         self._damage = damage
 
+    def seek(self, position: int) -> None:
+        """Go where a group begins, not far before or behind a place that is anywhere."""
+        hit = self._search(max(position, FIRST_GROUP), FIRST_GROUP)
+        self.offset = hit.header.offset if hit else self._segment.end
+
     def read(self, max_bytes: int = BLOCK_SIZE) -> list[Group]:
         """The next groups, about as many as fit into `max_bytes`; nothing at the end. Raises ``OSError``."""
         groups: list[Group] = []

@@ -10,7 +10,7 @@ Invariant: every id in `frames` has exactly one deadline, in `_exceptions` if it
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from nsq_compat.protocol.message import message_ids
@@ -109,6 +109,15 @@ class InFlight:
             del self._exceptions[message_id]
             self._take_if_there(message_id, expired)
         return expired
+
+    def look(self) -> Iterator[tuple[float, bytes]]:
+        """Deadlines and frames: those that were touched, then the others, the oldest delivery first."""
+        for message_id, exception in self._exceptions.items():
+            yield exception.deadline, self.frames[message_id]
+        for deadline, _, ids in self._batches:
+            for message_id in ids:
+                if message_id in self.frames and message_id not in self._returned:
+                    yield deadline, self.frames[message_id]
 
     def clear(self) -> int:
         """Forget everything; return how many frames that was."""

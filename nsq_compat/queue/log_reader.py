@@ -2,12 +2,16 @@
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from nsq_compat.queue.damage import Damage
 from nsq_compat.queue.group import MESSAGES, Group
-from nsq_compat.queue.group_reader import BLOCK_SIZE, GroupReader, index_of
+from nsq_compat.queue.group_reader import BLOCK_SIZE, HAS_IDS, GroupReader, index_of
 from nsq_compat.queue.segment import FIRST_GROUP, Segment
+
+_LOOK_BACK: Final = (1 << 16, 1 << 18, 1 << 20, 1 << 21)
+"""Bytes from the end of a segment in which the last messages are looked for, more and more of them."""
+_FEW_SEGMENTS: Final = 3
 
 
 class LogEnd(NamedTuple):
@@ -96,6 +100,33 @@ class LogWalk:
     def _enter(self, segment: Segment, offset: int) -> None:
         self._segment = segment
         self._reader = GroupReader(segment, self._damage, offset)
+
+
+def latest_groups(segments: Sequence[Segment], count: int, damage: Damage) -> list[Group]:
+    """The last groups of messages, deferred ones too, oldest first: `count` messages, or what 2 MiB hold."""
+    groups: list[Group] = []
+    for segment in reversed(segments[-_FEW_SEGMENTS:]):
+        groups = _last_groups(segment, count - _messages(groups), damage) + groups
+        if _messages(groups) >= count or segment.end > _LOOK_BACK[-1]:
+            break
+    return groups
+
+
+def _last_groups(segment: Segment, count: int, damage: Damage) -> list[Group]:
+    found: list[Group] = []
+    for size in _LOOK_BACK:
+        reader = GroupReader(segment, damage)
+        reader.seek(segment.end - size)
+        found = []
+        while groups := reader.read():
+            found += (group for group in groups if group.kind in HAS_IDS)
+        if _messages(found) >= count or size >= segment.end:
+            break
+    return found
+
+
+def _messages(groups: Iterable[Group]) -> int:
+    return sum(len(group.frames) for group in groups)
 
 
 class LogReader:

@@ -99,6 +99,22 @@ class Pending:
         """What is left of ``restore``."""
         return self._restored
 
+    def look(self, count: int) -> list[bytes]:
+        """What would be taken next, `count` of it or fewer, about in that order.
+
+        Raises ``OSError`` when the log cannot be read.
+        """
+        returned, stream = self.returned(), iter(self.cursor.look(count))
+        frames = [*islice(returned, max(0, self._before_next_restored)), *self._look_at_restored(count)]
+        passed = self._passed
+        for turn, size in self._turns:
+            if len(frames) >= count:
+                break
+            frames += islice(stream, max(0, turn - passed))
+            frames += islice(returned, size)
+            passed = max(passed, turn)
+        return [*frames, *stream][:count]
+
     def returned(self) -> Iterator[bytes]:
         """What came back and waits, oldest first."""
         for batch in self._returned.batches():
@@ -115,6 +131,14 @@ class Pending:
         self._returned.extend(frames)
         self._turns.append((0, len(frames)))
         self._before_next_restored = len(self._returned)
+
+    def _look_at_restored(self, count: int) -> list[bytes]:
+        some = list(islice(self._restored, count))
+        if not some:
+            return []
+        assert self._fetch is not None, "given with the ids"
+        found = self._fetch([number for number, _ in some])
+        return [with_attempts(found[number], attempt) for number, attempt in some if number in found]
 
     def _take_returned(self, limit: int, max_bytes: int) -> Sequence[bytes]:
         turn, count = self._turns.popleft()

@@ -34,9 +34,11 @@ from nsq_compat.queue.group import (
 )
 from nsq_compat.queue.guid import GuidFactory
 from nsq_compat.queue.limits import QueueLimits
+from nsq_compat.queue.looking import Look
 from nsq_compat.queue.recovery import Recovered
 from nsq_compat.queue.schedule import Schedule
 from nsq_compat.queue.storage import TopicStore
+from nsq_compat.queue.watch import MOST, Published, Watch
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +84,7 @@ class Topic:
         self._ids = GuidFactory(limits.node_id)
         self._seq = 0
         self._changed = False
+        self._watch: Watch | None = None
         self._held, self._held_deferred = self._hold_from_here()
         self._held_restored: list[tuple[bytes, int]] = []  # id, number of the next delivery: they come first
 
@@ -95,18 +98,27 @@ class Topic:
         """The part of the depth that is not in memory."""
         return self._held.behind
 
-    def recent(self, count: int) -> Sequence[bytes]:
-        """What was published last, finished or not, oldest first, as far as the log has it. May raise ``OSError``.
+    def recent(self, count: int, now: float, now_ns: int) -> Sequence[Published]:
+        """What was published last, finished or not, oldest first. May raise ``OSError``.
 
-        What was deferred is not among it.
+        Whoever asks again and again misses nothing. The first time it is what the log and memory still have.
         """
-        if self.store is None:
-            return ()
-        reader = self.store.log.reader(max(0, self._seq - count))
-        frames: list[bytes] = []
-        while groups := reader.read():
-            frames += [frame for group in groups for frame in group.frames]
-        return frames[-count:]
+        if self._watch is None:
+            watch = Watch(self._forget_watch)
+            watch.begin(self.store.log if self.store is not None else None, self._looks(), now, now_ns)
+            self._watch = watch
+        self._schedule.at(self._watch.ask(now), self._watch)
+        return self._watch.latest(count)
+
+    def _looks(self) -> Iterator[Look]:
+        """What is in memory, where the log has not all of it."""
+        if self.store is None or not self.store.always:
+            yield Look(self._held.latest(MOST), self._held_deferred.look(MOST), [])
+            for channel in self.channels.values():
+                yield channel.look_at_latest(MOST)
+
+    def _forget_watch(self) -> None:
+        self._watch = None
 
     # --- Publishing ---------------------------------------------------------------------------------------------------
 
@@ -121,6 +133,8 @@ class Topic:
             self._deliver(frames)
         self.message_count += len(bodies)
         self.message_bytes += len(bodies[0]) if len(bodies) == 1 else sum(map(len, bodies))
+        if self._watch is not None:
+            self._watch.note(frames, now_ns + int(defer * _NS_PER_SECOND) if defer > 0 else 0)
         if self.store is not None:
             self.store.commit()
 

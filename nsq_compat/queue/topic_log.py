@@ -27,7 +27,7 @@ from nsq_compat.queue.group_reader import BLOCK_SIZE, HAS_IDS, index_of
 from nsq_compat.queue.id_search import fetch_from, shares
 from nsq_compat.queue.kept import Kept
 from nsq_compat.queue.leftovers import leftover_name
-from nsq_compat.queue.log_reader import LogEnd, LogReader, LogWalk
+from nsq_compat.queue.log_reader import LogEnd, LogReader, LogWalk, latest_groups
 from nsq_compat.queue.numbering import UNKNOWN, find_end, number_segments
 from nsq_compat.queue.segment import FIRST_GROUP, Place, Segment, SegmentHeader, decode_segment_header
 from nsq_compat.queue.sync_job import SyncJob
@@ -159,6 +159,10 @@ class TopicLog:
     def reader(self, seq: int) -> LogReader:
         """Reads immediate messages from that number on."""
         return LogReader(LogWalk(self._segments, self.damage), seq)
+
+    def latest(self, count: int) -> list[Group]:
+        """The last groups of messages, deferred ones too, oldest first: `count` messages, or what 2 MiB hold."""
+        return latest_groups(self._segments, count, self.damage)
 
     def fetch(self, ids: Iterable[bytes]) -> dict[bytes, bytes]:
         """The frames of these messages, by id. Those that cannot be found are left out, and counted."""

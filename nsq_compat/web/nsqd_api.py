@@ -46,7 +46,7 @@ def _routes(service: NsqdService) -> Routes:
     else:
         pub = mpub = Route(publishing.refuse, publishing.refusal_admission)
     # docs/differences.md: peek
-    peeking = Peeking(administration)
+    peeking = Peeking(service, administration)
     looks: Routes = {"/channel/peek": {"GET": Route(peeking.peek)}, "/topic/recent": {"GET": Route(peeking.recent)}}
     return {
         "/ping": {"GET": Route(statistics.ping)},

@@ -4,48 +4,59 @@ Ours alone (docs/differences.md: peek).
 """
 
 import base64
-from itertools import islice
 from typing import Final
 
 from nsq_compat.net.http_message import Request, Response
 from nsq_compat.protocol.message import attempts, body, message_id, timestamp_ns
+from nsq_compat.queue.watch import MOST
 from nsq_compat.web import responses
 from nsq_compat.web.administration import Administration
+from nsq_compat.web.nsqd_service import NsqdService
 from nsq_compat.web.query import parse_query
 from nsq_compat.web.responses import ApiError
 
-MOST_MESSAGES: Final = 100
 LONGEST_BODY: Final = 16 * 1024
 """Bytes of a body that are shown."""
 _USUAL: Final = 10
+_NS_PER_SECOND: Final = 1_000_000_000
 
 
 class Peeking:
-    def __init__(self, administration: Administration) -> None:
+    def __init__(self, service: NsqdService, administration: Administration) -> None:
+        self._service = service
         self._administration = administration
 
     def peek(self, request: Request) -> Response:
         limit = _limit(parse_query(request.query).get("limit", str(_USUAL)))
         channel = self._administration.channel_of(request)
         try:
-            frames = list(islice(channel.look(), limit))
+            look = channel.look(limit)
         except OSError:
             raise ApiError(500, "INTERNAL_ERROR") from None
-        return responses.json({"depth": channel.depth, "messages": [_shown(frame) for frame in frames]})
+        shown = {
+            "depth": channel.depth,
+            "messages": [_shown(frame) for frame in look.waiting],
+            "deferred": [_shown(frame) | {"due": self._wall_ns(due)} for due, frame in look.deferred],
+            "in_flight": [_shown(frame) | {"deadline": self._wall_ns(over)} for over, frame in look.in_flight],
+        }
+        return responses.json(shown)
 
     def recent(self, request: Request) -> Response:
         limit = _limit(parse_query(request.query).get("limit", str(_USUAL)))
         topic = self._administration.topic_of(request)
         try:
-            frames = topic.recent(limit)
+            published = topic.recent(limit, self._service.now(), self._service.now_ns())
         except OSError:
             raise ApiError(500, "INTERNAL_ERROR") from None
-        shown = {"message_count": topic.message_count, "messages": [_shown(frame) for frame in frames]}
-        return responses.json(shown)
+        messages = [_shown(frame) | ({"due": due_ns} if due_ns else {}) for frame, due_ns in published]
+        return responses.json({"message_count": topic.message_count, "messages": messages})
+
+    def _wall_ns(self, moment: float) -> int:
+        return self._service.now_ns() + int((moment - self._service.now()) * _NS_PER_SECOND)
 
 
 def _limit(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 0 < int(text[:9]) <= MOST_MESSAGES):
+    if not (text.isascii() and text.isdigit() and 0 < int(text[:9]) <= MOST):
         raise ApiError(400, "INVALID_ARG_LIMIT")
     return int(text[:9])
 

@@ -59,3 +59,11 @@ def test_a_character_cut_in_two_at_the_end_is_left_out():
     body = "aä".encode()[:2]
     assert message(body, 100).text == "a"
     assert message(body).text is None
+
+
+def test_what_is_deferred_or_in_flight_comes_with_its_moment(client, daemon):
+    daemon.says("channel/peek", {"deferred": [entry(due=2_500_000_000)], "in_flight": [entry(deadline=3_500_000_000)]})
+    (look,) = peek(client, [daemon.address], "t", "c", 5)
+    assert ([each.until for each in look.deferred], [each.until for each in look.in_flight]) == ([2.5], [3.5])
+    daemon.says("channel/peek", {"deferred": [entry(due="soon")]})
+    assert "invalid answer" in peek(client, [daemon.address], "t", "c", 5)[0].error

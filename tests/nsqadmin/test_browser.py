@@ -183,6 +183,21 @@ def test_what_is_published_is_seen_as_it_comes(site, browser):
     browser.sees("while one looks", "#looks li:first-child")
 
 
+def test_what_no_log_has_and_what_is_deferred_is_seen_as_it_comes(site, browser):
+    topic = "tailed%23ephemeral"
+    filled(site, "tailed#ephemeral")
+    browser.open(site.url(f"/messages/{topic}"))
+    browser.sees("Nothing yet", "#looks")
+    assert site.nsqd.asks("POST", f"/pub?topic={topic}", b"at once").status == 200
+    assert site.nsqd.asks("POST", f"/pub?topic={topic}&defer=90000", b"tomorrow").status == 200
+    browser.sees("tomorrow", "#looks li:first-child")
+    browser.sees("deferred, due in 1m", "#looks li:first-child")
+    browser.sees("at once", "#looks li + li")
+    browser.open(site.url(f"/topics/{topic}/archive/messages"))
+    browser.sees("Deferred", "#looks h3 + ol + h3")
+    assert site.nsqd.channel_stats("tailed#ephemeral", "archive")["deferred_count"] == 1
+
+
 def test_refreshing_can_be_paused(site, browser):
     filled(site, "paused.page", "one")
     browser.open(site.url("/topics/paused.page/archive"))

@@ -42,6 +42,16 @@ def test_a_batch_that_is_wanted_whole_is_handed_on_as_it_is(backlog):
     assert backlog.take(2, PLENTY) is batch
 
 
+def test_the_last_can_be_looked_at(backlog):
+    backlog.extend([b"a", b"b", b"c"])
+    backlog.extend((b"d",))
+    backlog.extend([b"e", b"f"])
+    assert backlog.latest(4) == [b"c", b"d", b"e", b"f"]
+    backlog.take(1, PLENTY)
+    assert backlog.latest(100) == [b"b", b"c", b"d", b"e", b"f"]
+    assert (backlog.latest(0), len(backlog)) == ([], 5)
+
+
 def test_a_shared_batch_is_never_changed(backlog):
     batch = [b"a", b"b", b"c"]
     backlog.extend(batch)

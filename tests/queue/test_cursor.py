@@ -41,14 +41,18 @@ class Stream:
 
 
 def taken(cursor, limit=PLENTY, max_bytes=PLENTY):
-    return [int(body(frame).rstrip(b".")) for frame in cursor.take(limit, max_bytes)]
+    return numbers(cursor.take(limit, max_bytes))
+
+
+def numbers(frames):
+    return [int(body(frame).rstrip(b".")) for frame in frames]
 
 
 def all_of(cursor, limit=PLENTY):
-    numbers = []
+    found = []
     while some := taken(cursor, limit):
-        numbers += some
-    return numbers
+        found += some
+    return found
 
 
 @pytest.fixture
@@ -376,7 +380,29 @@ def test_whatever_happens_a_cursor_gives_what_was_not_dropped_in_order(tmp_path_
 def test_looking_shows_what_would_be_taken_and_takes_nothing():
     cursor = Cursor(None, memory=10)
     cursor.extend((b"a", b"b"))
-    assert [frame for batch in cursor.look() for frame in batch] == [b"a", b"b"]
+    assert (cursor.look(10), cursor.look(1), cursor.latest(1)) == ([b"a", b"b"], [b"a"], [b"b"])
     assert len(cursor) == 2
     assert list(cursor.take(1, 1 << 20)) == [b"a"]
-    assert [frame for batch in cursor.look() for frame in batch] == [b"b"]
+    assert cursor.look(10) == [b"b"]
+
+
+def test_looking_goes_on_in_the_log_and_leaves_it_there(log):
+    stream = Stream(log)
+    cursor = stream.cursor(memory=3)
+    for _ in range(20):
+        stream.publish(2, size=100)
+    assert numbers(cursor.look(10)) == list(range(10))
+    assert (cursor.behind, numbers(cursor.latest(10))) == (38, [0, 1])
+    assert taken(cursor, 4) == [0, 1]
+    assert numbers(cursor.look(100)) == list(range(2, 40))
+    assert all_of(cursor) == list(range(2, 40))
+    assert cursor.look(10) == []
+
+
+def test_looking_stops_where_a_paused_topic_holds_back(log):
+    stream = Stream(log)
+    cursor = stream.cursor(memory=1)
+    stream.publish(3)
+    stream.cursors = [stream.cursor(memory=1)]
+    stream.publish(3)
+    assert numbers(cursor.look(10)) == [0, 1, 2]

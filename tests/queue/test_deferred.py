@@ -3,6 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsq_compat.protocol.message import body, message_id, with_attempts
+from nsq_compat.protocol.message import make_frames as make_message_frames
 from nsq_compat.queue.deferred import Deferred
 from nsq_compat.queue.in_flight import NEVER
 
@@ -55,6 +56,25 @@ def test_what_is_due_at_one_time_comes_in_the_order_it_went_in(deferred, make_fr
     deferred.add([c], due=10.0)
     deferred.add([d], due=10.0)
     assert bodies(deferred.release(10.0, PLENTY)) == [b"a", b"b", b"c", b"d"]
+
+
+@given(st.lists(st.integers(0, 20), max_size=40), st.integers(0, 45))
+def test_looking_shows_those_that_are_due_first_and_takes_nothing(dues, count):
+    deferred = Deferred()
+    for number, due in enumerate(dues):
+        deferred.add(make_message_frames([b"%016x" % number], 0, [b"%d" % number]), due=float(due))
+    seen = deferred.look(count)
+    assert [due for due, _ in seen] == sorted(dues)[:count]
+    assert [frame for _, frame in seen] == deferred.release(99.0, PLENTY)[:count]
+
+
+def test_looking_finds_in_the_log_what_memory_does_not_hold_and_says_its_next_attempt(make_frames):
+    frames = make_frames(b"a", b"b")
+    deferred = Deferred(Log(*frames).fetch, memory=0)
+    deferred.add_entry(10.0, message_id(frames[0]), 3)
+    deferred.add_entry(5.0, b"0123456789abcdef", 1)
+    assert deferred.look(5) == [(10.0, with_attempts(frames[0], 3))]
+    assert len(deferred) == 2
 
 
 def test_no_more_is_released_than_there_is_room_for_and_the_rest_stays_due(deferred, make_frames):

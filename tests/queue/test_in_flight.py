@@ -57,6 +57,17 @@ def test_frames_are_found_by_their_ids_each_once(in_flight, make_frames):
     assert len(in_flight) == 3
 
 
+def test_looking_shows_each_frame_with_its_deadline(in_flight, make_frames):
+    a, b, c, d = frames = make_frames(b"a", b"b", b"c", b"d")
+    in_flight.add(frames, now=100.0, timeout=60.0)
+    in_flight.finish([message_id(a)])
+    in_flight.touch(message_id(b), 200.0, MAX_LIFETIME)
+    in_flight.take(message_id(c))
+    in_flight.add([c], now=110.0, timeout=60.0)
+    assert sorted(in_flight.look()) == [(160.0, d), (170.0, c), (200.0, b)]
+    assert len(in_flight) == 3
+
+
 def test_taking_a_frame_back_hands_it_out_once(in_flight, make_frames):
     (frame,) = make_frames(b"a")
     in_flight.add([frame], now=100.0, timeout=60.0)

@@ -69,6 +69,28 @@ def test_what_came_back_goes_to_the_end_of_the_line(pending, cursor):
     assert all_of(pending) == [b"a", b"b", b"x", b"c"]
 
 
+def test_looking_shows_what_would_be_taken_in_that_order_and_takes_nothing(pending, cursor):
+    cursor.extend(frames(b"a", b"b", b"c"))
+    pending.put_back(frames(b"x", b"y"))
+    cursor.extend(frames(b"d"))
+    taken(pending, 1)
+    pending.put_back(frames(b"z"))
+    looks = [[body(each) for each in pending.look(count)] for count in range(9)]
+    order = all_of(pending)
+    assert sorted(order) == [b"b", b"c", b"d", b"x", b"y", b"z"]
+    assert looks == [order[:count] for count in range(9)]
+
+
+def test_looking_reads_no_more_of_what_was_there_before_a_restart_than_is_asked_for(pending, cursor):
+    log = Log(b"a", b"b", b"c")
+    cursor.extend(frames(b"d"))
+    pending.restore([(number, 2) for number in log.frames], log.fetch)
+    seen = pending.look(2)
+    assert [(body(each), attempts(each)) for each in seen] == [(b"a", 2), (b"b", 2)]
+    assert (log.asked, [body(each) for each in pending.look(9)]) == (2, [b"a", b"b", b"c", b"d"])
+    assert all_of(pending) == [b"a", b"b", b"c", b"d"]
+
+
 def test_what_came_back_waits_for_no_more_than_memory_holds(pending, cursor):
     cursor.extend(frames(b"a", b"b", b"c", b"d"))
     taken(pending, 1)

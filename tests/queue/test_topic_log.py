@@ -102,6 +102,29 @@ def test_a_reader_sees_neither_deferred_nor_control_groups(writer):
     assert numbers_read(writer.log) == {0: frame}
 
 
+def test_the_last_messages_are_found_from_the_end_of_the_log(writer):
+    frames = [frame for number in range(60) for frame in writer.publish(3, due_ns=NOW_NS if number % 3 == 0 else 0)]
+    assert len(writer.paths()) > 10
+    writer.log.append([b"archive"], 0, kind=CHANNEL_CREATED)
+    groups = writer.log.latest(9)
+    assert [frame for group in groups for frame in group.frames][-9:] == frames[-9:]
+    assert {group.kind for group in groups} == {MESSAGES, DEFERRED}
+    assert len(groups) < 30
+    assert [frame for group in writer.open().latest(4) for frame in group.frames][-4:] == frames[-4:]
+
+
+def test_the_last_messages_of_a_long_log_are_found_without_reading_it():
+    writer = Writer(segment_size=64 << 20)
+    assert writer.log.latest(10) == []
+    for _ in range(50):
+        writer.publish(200, size=500)
+    big = writer.publish(4, size=1 << 20)
+    small = [frame for _ in range(3) for frame in writer.publish()]
+    assert [frame for group in writer.log.latest(3) for frame in group.frames] == [*big, *small]
+    assert sum(len(group.frames) for group in writer.log.latest(100)) < 10_000
+    assert writer.log.damaged_records == 0
+
+
 def test_an_empty_publish_is_none(writer):
     writer.log.append([], 0)
     assert writer.log.end == LogEnd(0, 0, 0)

@@ -10,7 +10,7 @@ from nsq_compat.queue.data_path import make_our_folder
 from nsq_compat.queue.files import OsFiles
 from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.storage import Durability, Storage
-from tests.web.conftest import Caller
+from tests.web.conftest import SECOND, Caller
 
 
 def bodies(response):
@@ -67,9 +67,26 @@ def test_where_auth_servers_decide_who_reads_nobody_peeks(daemon, channel):
     assert json.loads(Caller(daemon).get("/channel/peek?topic=t&channel=c").body) == {"message": "NOT_FOUND"}
 
 
-def test_a_topic_without_a_log_has_nothing_recent(call, channel):
+def test_what_is_deferred_and_what_is_in_flight_is_shown_with_its_moment(call, daemon, channel, drain):
+    topic = daemon.broker.topic("t")
+    channel.add_consumer(drain)
+    channel.take(drain, 1, 50.0, 60.0)
+    topic.publish([b"later"], 50.0, 1, 7.5)
+    answer = json.loads(call.get("/channel/peek?topic=t&channel=c").body)
+    moments = {
+        kind: [(base64.b64decode(each["body"]), each[key] - daemon.wall_ns) for each in answer[kind]]
+        for kind, key in (("deferred", "due"), ("in_flight", "deadline"))
+    }
+    assert moments == {"deferred": [(b"later", 7_500_000_000)], "in_flight": [(b"one", 60_000_000_000)]}
+    assert [base64.b64decode(each["body"]) for each in answer["messages"]] == [b"two", b"three"]
+
+
+def test_what_was_published_to_a_topic_without_a_log_is_shown_too(call, daemon, channel):
+    daemon.broker.topic("t").publish([b"later"], 50.0, 1_000, 2.0)
     answer = json.loads(call.get("/topic/recent?topic=t").body)
-    assert answer == {"message_count": 3, "messages": []}
+    assert answer["message_count"] == 4
+    assert [message.get("due") for message in answer["messages"]] == [None, None, None, daemon.wall_ns + 2 * SECOND]
+    assert base64.b64decode(answer["messages"][0]["body"]) == b"one"
 
 
 def test_what_was_published_last_is_shown_though_it_is_finished(call, daemon, drain, tmp_path):

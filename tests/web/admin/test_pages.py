@@ -91,6 +91,16 @@ def test_messages_are_shown_as_text_or_as_bytes(browser, nsqd):
     assert "1m 5s old" in shown(page)
 
 
+def test_what_is_deferred_and_what_is_in_flight_says_until_when(browser, nsqd):
+    message = {"id": "i", "timestamp": int(NOW * 1e9), "attempts": 2, "size": 1, "body": "eA=="}
+    deferred, over = ({key: int((NOW + 90) * 1e9)} for key in ("due", "deadline"))
+    nsqd.says("channel/peek", {"deferred": [message | deferred], "in_flight": [message | over]})
+    page = shown(browser.get("/topics/orders/archive/messages"))
+    assert "Nothing waits." in page
+    assert "attempt 2 next deferred, due in 1m 30s" in page
+    assert "attempt 2 1m 30s left to answer" in page
+
+
 def test_an_nsqd_that_cannot_show_messages_is_said_to(browser):
     assert "has no way to show messages" in browser.get("/topics/orders/archive/messages?limit=25").text
 
@@ -103,8 +113,10 @@ def test_what_is_published_is_shown_the_latest_first(browser, nsqd):
     nsqd.says("topic/recent", {"messages": messages})
     text = browser.get("/messages/orders").text
     assert text.index("2" * 16) < text.index("1" * 16) < text.index("0" * 16)
+    nsqd.says("topic/recent", {"messages": [messages[0] | {"due": int((NOW + 60) * 1e9)}]})
+    assert "deferred, due in 1m" in browser.get("/messages/orders").text
     nsqd.says("topic/recent", {"messages": []})
-    assert "Nothing that a log still has" in browser.get("/messages/orders").text
+    assert "What is published from now on is shown here" in browser.get("/messages/orders").text
     nsqd.says("topic/recent", {"message": "NOT_FOUND"}, 404)
     assert "has no way to show messages" in browser.get("/messages/orders").text
 
