@@ -1,10 +1,12 @@
 """One TCP client: a socket, a greenlet that reads, and the session between them.
 
 How it works. The read loop waits for readability (a watcher that stays with the connection), receives, feeds the
-session and flushes. `flush` sends without waiting; it also runs as a callback at the end of a turn of the event loop
-when somebody else's action gave the session something to send, so what a turn produces leaves in one system call and an
-idle consumer needs no second greenlet. What the socket does not take becomes the business of a write loop, a greenlet
-that lives as long as something is owed.
+session and flushes. Where a session never waits the watcher's callback does all that in the event loop, and the
+greenlet is woken only for what takes time: an upgrade, bytes that inflate, a client that does not take its replies.
+`flush` sends without waiting; it also runs as a callback at the end of a turn of the event loop when somebody else's
+action gave the session something to send, so what a turn produces leaves in one system call and an idle consumer needs
+no second greenlet. What the socket does not take becomes the business of a write loop, a greenlet that lives as long as
+something is owed.
 
 Between socket and session there may be codecs: TLS, a compression. The read loop puts on what the session's `upgrade`
 asks for as soon as nothing is owed. A plain connection has none and pays nothing for it.
@@ -56,6 +58,7 @@ class Connection(Generic[Session]):
     """Made by the server for every accepted socket, which it owns from then on.
 
     `run` is the read loop and returns when the connection is over. `abort` closes it from outside, at any time.
+    `session_waits` says whether `receive_data` may let others run.
     """
 
     actor = "client"
@@ -68,6 +71,8 @@ class Connection(Generic[Session]):
         make_session: Callable[["Connection[Session]", float, int], Session],
         make_tls: MakeTls | None = None,
         receive_size: int = RECEIVE_SIZE,
+        *,
+        session_waits: bool = True,
     ) -> None:
         client.setblocking(False)
         hub = gevent.get_hub()
@@ -79,6 +84,9 @@ class Connection(Generic[Session]):
         self._alarm_at = float("inf")
         self._resume: Callable[[], object] | None = None
         self._reader_waits = False
+        self._session_waits = session_waits
+        self._in_place = not session_waits  # whether the watcher's callback reads, and not the greenlet
+        self._unsettled = False  # it has, and left something to the greenlet
         self._watching = False
         self._flush_is_due = False
         self._writer: gevent.Greenlet[[memoryview], None] | None = None
@@ -104,23 +112,42 @@ class Connection(Generic[Session]):
             self._end()
 
     def _read_loop(self) -> None:
-        session, receive, size = self.session, self._socket.recv, self._receive_size
         while self._wait_readable():
-            try:
-                data = receive(size)
-            except BlockingIOError:
-                continue
-            if not data:
-                session.end_of_input()
-            elif self._codecs is None:
-                session.receive_data(data, time.monotonic(), time.time_ns())
-            else:
-                self._decode(self._codecs, data)
-            self.flush()
-            if self._hung_up and not data:
+            if self._unsettled:
+                self._unsettled = False
+            elif not self._read():
                 return
-            if self._writer is not None or session.upgrade is not None:
+            if self._writer is not None or self.session.upgrade is not None:
                 self._settle()
+
+    def _read(self) -> bool:
+        """Serve what one read brings; False when there is nothing more to come that matters."""
+        try:
+            data = self._socket.recv(self._receive_size)
+        except BlockingIOError:
+            return True
+        session, codecs = self.session, self._codecs
+        if not data:
+            session.end_of_input()
+        elif codecs is None:
+            session.receive_data(data, time.monotonic(), time.time_ns())
+        elif self._in_place:
+            self._decode_at_once(codecs, data)
+        else:
+            self._decode(codecs, data)
+        self.flush()
+        return bool(data) or not self._hung_up
+
+    def _read_in_place(self) -> None:
+        """The same in the event loop, which saves switching to the greenlet and back for each small command."""
+        try:
+            if not self._read():
+                self.abort()
+            elif self._writer is not None or self.session.upgrade is not None:
+                self._unsettled = True
+                self._resume_reader()
+        except Exception as error:  # the top of a callback, as `run` is the top of a greenlet
+            self._lose(error)
 
     def _settle(self) -> None:
         """Before more is read: whoever does not take replies waits, and what the session asks for is put on."""
@@ -128,7 +155,10 @@ class Connection(Generic[Session]):
         if owed > MAX_OWED_REPLIES:
             self._wait_until_paid()
         if self.session.upgrade is not None:
+            self._in_place = False  # what comes now is for whoever shakes hands
             self._put_on_codecs()
+            only_tls = self._codecs is None or (self._tls is not None and len(self._codecs) == 1)
+            self._in_place = not self._session_waits and only_tls  # a compression makes much of little: in turns
 
     def _wait_readable(self) -> bool:
         """False when there is nothing to wait for any more."""
@@ -142,10 +172,12 @@ class Connection(Generic[Session]):
         return not self._over
 
     def _on_readable(self) -> None:
-        if self._reader_waits:
-            self._resume_reader()
-        else:
+        if not self._reader_waits:
             self._stop_watching()
+        elif self._in_place:
+            self._read_in_place()
+        else:
+            self._resume_reader()
 
     def _stop_watching(self) -> None:
         self._watching = False
@@ -170,22 +202,37 @@ class Connection(Generic[Session]):
     # --- Codecs -------------------------------------------------------------------------------------------------------
 
     def _decode(self, codecs: CodecStack, data: bytes, level: int = 0) -> None:
-        session = self.session
+        """Feed the session by the piece, each answered before the next is made; others run in between."""
         try:
             for number, piece in enumerate(codecs.decode(data, level)):
                 if number:
                     gevent.sleep(A_TURN)
-                if session.closing or self._over:
+                if self.session.closing or self._over:
                     return
-                if piece:
-                    session.receive_data(piece, time.monotonic(), time.time_ns())
-                else:
-                    session.end_of_input()
+                self._feed(piece)
                 self.flush()
                 self._settle()
         except (CompressionError, TlsError) as error:
-            log.error("client(%s) - failed to read command - %s", self.peer, error)
-            session.end_of_input()
+            self._lose_thread(error)
+
+    def _decode_at_once(self, codecs: CodecStack, data: bytes) -> None:
+        """The same of what cannot be much more than what was received."""
+        try:
+            for piece in codecs.decode(data):
+                self._feed(piece)
+        except TlsError as error:
+            self._lose_thread(error)
+
+    def _feed(self, piece: bytes) -> None:
+        if piece:
+            self.session.receive_data(piece, time.monotonic(), time.time_ns())
+        else:
+            self.session.end_of_input()
+
+    def _lose_thread(self, error: Exception) -> None:
+        """What follows in the stream means nothing."""
+        log.error("client(%s) - failed to read command - %s", self.peer, error)
+        self.session.end_of_input()
 
     def _put_on_codecs(self) -> None:
         """Do what the session's `upgrade` asks for, then take what has come for the new codecs already."""

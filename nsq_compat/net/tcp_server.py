@@ -22,6 +22,7 @@ class TcpServer(Generic[Session]):
 
     `make_session` is given the connection, the client's host, `now` and `now_ns`. `make_tls` is for sessions that offer
     TLS. What a client may have done before others have their turn is what `receive_size` bytes of commands ask for.
+    `session_waits` says whether a session may let others run while it is fed: if none does, clients are served quicker.
     """
 
     def __init__(
@@ -30,11 +31,14 @@ class TcpServer(Generic[Session]):
         make_session: SessionFactory[Session],
         make_tls: MakeTls | None = None,
         receive_size: int = RECEIVE_SIZE,
+        *,
+        session_waits: bool = True,
     ) -> None:
         self._acceptor = Acceptor(listener, "TCP", self._serve)
         self._make_session = make_session
         self._make_tls = make_tls
         self._receive_size = receive_size
+        self._session_waits = session_waits
         self._connections: dict[Connection[Session], gevent.Greenlet[[], None]] = {}
 
     @property
@@ -61,6 +65,7 @@ class TcpServer(Generic[Session]):
             lambda this, now, now_ns: self._make_session(this, host, now, now_ns),
             self._make_tls,
             self._receive_size,
+            session_waits=self._session_waits,
         )
         greenlet = self._connections[connection] = gevent.spawn(connection.run)
         greenlet.link(lambda _: self._connections.pop(connection, None))

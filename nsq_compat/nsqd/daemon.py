@@ -166,7 +166,9 @@ class Daemon:
             self._broker, self._lookup_peers, self._calls, options.http_client_request_timeout / SECOND
         )
         self.drain = Drain(self._broker, self._lookup_peers, options.drain_timeout / SECOND)
-        self._tcp = TcpServer(tcp_listener, self._make_session, make_tls)
+        # Sessions wait for two things only: auth servers, and the disk where it is synced before OK.
+        waits = self._limits.auth_required or self._storage.durability is Durability.FSYNC
+        self._tcp = TcpServer(tcp_listener, self._make_session, make_tls, session_waits=waits)
         service = Service(
             options,
             self._broker,

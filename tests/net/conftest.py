@@ -33,7 +33,7 @@ PATIENCE = 20.0
 class Server:
     """A broker behind a TCP server; `limits` and `certificates` may be replaced before a client connects."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, session_waits: bool) -> None:
         self.limits = NsqdLimits()
         self.certificates: Certificates | None = None
         self.authorize: Authorize = not_asked
@@ -41,7 +41,7 @@ class Server:
         self.alarms = AlarmClock(self.broker.schedule)
         listener = listen("127.0.0.1:0")
         self.address = listener.getsockname()
-        self.tcp = TcpServer(listener, self._make_session, self._make_tls)
+        self.tcp = TcpServer(listener, self._make_session, self._make_tls, session_waits=session_waits)
         self.alarms.start()
         self.tcp.start()
 
@@ -242,9 +242,9 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("authority"))
 
 
-@pytest.fixture
-def server() -> Iterator[Server]:
-    server = Server()
+@pytest.fixture(params=["read in the event loop", "read in a greenlet"])
+def server(request) -> Iterator[Server]:
+    server = Server(session_waits=request.param == "read in a greenlet")
     yield server
     server.stop()
 

@@ -189,6 +189,8 @@ def test_hostile_sizes_are_refused_before_memory_is_taken(server, connect):
 
 # --- A session that waits within receive_data -------------------------------------------------------------------------
 
+in_a_greenlet = pytest.mark.parametrize("server", ["read in a greenlet"], indirect=True)
+
 AUTH = b"AUTH\n\0\0\0\1s"
 ANSWER = b'{"ttl":60,"authorizations":[{"topic":".*","channels":[".*"],"permissions":["publish","subscribe"]}]}'
 PERMISSION = b'{"identity":"","identity_url":"","permission_count":1}'
@@ -215,6 +217,7 @@ def auth_server(server):
     server.authorize.answers.set()
 
 
+@in_a_greenlet
 def test_who_waits_for_permission_gets_heartbeats_and_stays(auth_server, connect):
     client = connect().says(identify(IDENTIFY_1S) + AUTH + b"PUB t\n\0\0\0\1x")
     assert [client.frame().data for _ in range(2)] == [b"OK", b"_heartbeat_"]
@@ -222,6 +225,7 @@ def test_who_waits_for_permission_gets_heartbeats_and_stays(auth_server, connect
     assert [client.frame().data for _ in range(2)] == [PERMISSION, b"OK"]
 
 
+@in_a_greenlet
 def test_who_waits_for_permission_holds_up_nobody(auth_server, connect, eventually):
     waiting = connect().says(AUTH)
     eventually(lambda: auth_server.asked)
@@ -231,6 +235,7 @@ def test_who_waits_for_permission_holds_up_nobody(auth_server, connect, eventual
     assert waiting.frame().data == PERMISSION
 
 
+@in_a_greenlet
 def test_what_comes_meanwhile_is_taken_in_order(auth_server, connect, eventually):
     client = connect().says(AUTH)
     eventually(lambda: auth_server.asked)
@@ -247,6 +252,7 @@ def test_what_comes_meanwhile_is_taken_in_order(auth_server, connect, eventually
     ]
 
 
+@in_a_greenlet
 @pytest.mark.parametrize("end", ["the client goes", "the daemon drops it"])
 def test_a_connection_that_ends_while_it_waits_ends_when_the_answer_is_there(
     server, auth_server, connect, eventually, end
