@@ -62,6 +62,15 @@ class Received:
 
 
 @dataclass(frozen=True, slots=True)
+class ReceivedFrames:
+    """As `Received`, of a session that keeps frames: message i is the frame ``data[starts[i] : starts[i + 1]]``, whose
+    header is whole."""
+
+    data: bytes
+    starts: list[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Answered:
     """nsqd has done what was asked under this ticket."""
 
@@ -89,11 +98,12 @@ class Heartbeat:
     """nsqd asked whether we live; the answer is in `data_to_send`."""
 
 
-Event = Opened | Received | Answered | Rejected | Failed | Heartbeat
+Event = Opened | Received | ReceivedFrames | Answered | Rejected | Failed | Heartbeat
 
 
 class ClientSession:
-    """One connection to nsqd. `auth_secret` is sent when nsqd asks for authorization."""
+    """One connection to nsqd. `auth_secret` is sent when nsqd asks for authorization. With `keeps_frames` the messages
+    of an open connection are not parsed: they come as `ReceivedFrames`."""
 
     def __init__(
         self,
@@ -101,6 +111,7 @@ class ClientSession:
         *,
         auth_secret: bytes = b"",
         max_frame_size: int = DEFAULT_MAX_FRAME_SIZE,
+        keeps_frames: bool = False,
     ) -> None:
         self.is_open = False
         self.tls_wanted = False
@@ -112,6 +123,7 @@ class ClientSession:
         self._request = request
         self._auth_secret = auth_secret
         self._reader = FrameReader(max_frame_size)
+        self._keeps_frames = keeps_frames
         self._codec: Codec | None = None
         self._out = [command_writer.MAGIC, command_writer.identify(request)]
         self._kept: list[bytes] = []
@@ -165,6 +177,9 @@ class ClientSession:
             self._read(piece, events)
 
     def _read(self, data: bytes, events: list[Event]) -> None:
+        if self._keeps_frames and self.is_open:
+            self._read_block(data, events)
+            return
         # Hot: runs for every message a consumer receives.
         messages: list[Message] = []
         for frame in self._reader.receive_data(data):
@@ -179,8 +194,23 @@ class ClientSession:
             if self.tls_wanted or self._codec is not codec:
                 self._cross(events)
                 return
+            if self._keeps_frames and self.is_open:
+                self._read_block(self._reader.hand_back(), events)
+                return
         if messages:
             events.append(Received(messages))
+
+    def _read_block(self, data: bytes, events: list[Event]) -> None:
+        # Nothing is upgraded any more once the connection is open, so no frame changes what those behind it are.
+        block = self._reader.receive_block(data)
+        begin = 0
+        for number, frame in block.others:
+            if number > begin:
+                events.append(ReceivedFrames(block.data, block.starts[begin : number + 1]))
+            self._receive_frame(frame, events)
+            begin = number + 1
+        if len(block.starts) - 1 > begin:
+            events.append(ReceivedFrames(block.data, block.starts[begin:]))
 
     def _cross(self, events: list[Event]) -> None:
         """What lies behind the frame that upgrades the connection belongs to the new stream."""

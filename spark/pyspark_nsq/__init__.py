@@ -10,6 +10,7 @@ spool, durably, before it finishes it, and seals what belongs to its batch; Spar
     nodes         which nsqd there are and how much waits, over HTTP
     plan          a batch shared out over nsqd and tasks
     drain         a task on an executor: receive, spool, FIN, seal
+    decode        what it receives, as columns
     connection    to one nsqd, on a plain socket
     batch_spool   the spools of batch reads: when these go
     spool         what is where on the disk, and what may be deleted

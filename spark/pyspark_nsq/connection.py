@@ -11,11 +11,20 @@ import socket
 import ssl
 import time
 
+import pyarrow as pa
+
 from nsq_compat import __version__
 from nsq_compat.protocol import command_writer
-from nsq_compat.protocol.frame_reader import Message
 from nsq_compat.protocol.identify import IdentifyRequest
-from nsq_compat.session.client_session import Answered, ClientSession, Failed, ProtocolError, Received, Rejected
+from nsq_compat.session.client_session import (
+    Answered,
+    ClientSession,
+    Failed,
+    ProtocolError,
+    ReceivedFrames,
+    Rejected,
+)
+from pyspark_nsq.decode import NotText, decode
 from pyspark_nsq.options import ConnectionOptions
 
 _PIECE = 1 << 18
@@ -39,8 +48,8 @@ class NsqConnection:
         self.rejected: set[str] = set()
         self._address = address
         self._timeout = options.connect_timeout
-        self._session = ClientSession(_request(options), auth_secret=options.auth_secret.encode())
-        self._messages: list[Message] = []
+        self._session = ClientSession(_request(options), auth_secret=options.auth_secret.encode(), keeps_frames=True)
+        self._messages: list[pa.RecordBatch] = []
         self._answers: dict[str, bytes] = {}
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
@@ -92,8 +101,8 @@ class NsqConnection:
         """Until everything that was published is nsqd's. Raises ``NsqdLost`` when that cannot be known."""
         self._wait_for_answers(0)
 
-    def receive(self, timeout: float) -> list[Message]:
-        """The messages that came, after at most `timeout` seconds; an empty list when none did."""
+    def receive(self, timeout: float) -> list[pa.RecordBatch]:
+        """The messages that came, as columns of the spool; an empty list when none did in `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while not self._messages:
             left = deadline - time.monotonic()
@@ -106,7 +115,8 @@ class NsqConnection:
         """Until nsqd has executed everything it was told; no message is sent behind this. What came too late to be
         wanted goes back."""
         self._ask(command_writer.CLS, "CLS")
-        self.send(b"".join(command_writer.requeue(message.id, 0) for message in self._messages))
+        late = [id.encode() for batch in self._messages for id in batch.column("id").to_pylist()]
+        self.send(b"".join(command_writer.requeue(each, 0) for each in late))
         self._messages = []
         # Closing with something unread would make the system throw away what nsqd has not read yet.
         with contextlib.suppress(OSError):
@@ -157,16 +167,15 @@ class NsqConnection:
             self._socket.settimeout(timeout)
             data = self._socket.recv(_PIECE)
             events = self._session.receive_data(data)
+            self._messages += [decode(each.data, each.starts) for each in events if isinstance(each, ReceivedFrames)]
         except TimeoutError:
             return False
-        except (OSError, ProtocolError) as error:
+        except (OSError, ProtocolError, NotText) as error:
             raise NsqdLost(f"nsqd {self._address}: {error}") from None
         if not data:
             raise NsqdLost(f"nsqd {self._address} closed the connection")
         for event in events:
-            if isinstance(event, Received):
-                self._messages += event.messages
-            elif isinstance(event, Answered):
+            if isinstance(event, Answered):
                 self._answers[str(event.ticket)] = event.data
             elif isinstance(event, Rejected):
                 self.rejected.update(_ID_IN_ERROR.findall(str(event.error)))

@@ -11,17 +11,21 @@ import logging
 import time
 from collections.abc import Callable
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from nsq_compat.protocol import command_writer
-from nsq_compat.protocol.frame_reader import Message
 from pyspark_nsq.connection import NsqConnection, NsqdLost, NsqdUnreachable
+from pyspark_nsq.decode import finish
 from pyspark_nsq.options import ReadOptions
-from pyspark_nsq.rows import Origin, to_batch
+from pyspark_nsq.rows import Origin, spooled
 from pyspark_nsq.spool import Partition, Piece, Spool, ids_in
 from pyspark_nsq.spool_file import SpoolFile
 
 log = logging.getLogger(__name__)
 
 _LONGEST_HOLD = 1.0
+_LARGEST_CHUNK = 64 << 20
 
 BEFORE_SPOOL = "before spool"
 SPOOLED = "spooled"
@@ -51,7 +55,7 @@ def drain(
     adopted = partition.pieces()
     for where, ids in ids_in(spool.folder, adopted).items():
         spool.suspects.add(where, ids)
-    suspects = {each.encode() for each in spool.suspects.of(origin)} if options.suppress_redelivered else set()
+    suspects = spool.suspects.of(origin) if options.suppress_redelivered else set()
     left = count - sum(each.rows for each in adopted)
     mine: list[Piece] = []
     if left > 0:
@@ -78,7 +82,7 @@ class _Attempt:
         spool: Spool,
         partition: Partition,
         origin: Origin,
-        suspects: set[bytes],
+        suspects: set[str],
         options: ReadOptions,
         at: Callable[[str], None],
     ) -> None:
@@ -87,6 +91,7 @@ class _Attempt:
         self._partition = partition
         self._origin = origin
         self._suspects = suspects
+        self._known: set[str] | None = None
         self._options = options
         self._at = at
         self._in_flight = min(options.max_in_flight or connection.max_rdy_count, connection.max_rdy_count)
@@ -94,7 +99,7 @@ class _Attempt:
         # No chunk is gathered for so long that nsqd would give its first messages to somebody else.
         self._hold = min(_LONGEST_HOLD, connection.msg_timeout / 4)
         self._file: SpoolFile | None = None
-        self._finished: set[bytes] = set()
+        self._finished: list[pa.Array] = []
 
     def receive(self, wanted: int) -> list[Piece]:
         try:
@@ -104,7 +109,7 @@ class _Attempt:
         except NsqdLost as error:
             # What is spooled is kept; whether it was finished, nobody knows.
             log.warning("reading ends early: %s", error)
-            doubtful = {each.decode() for each in self._finished}
+            doubtful = self._ids()
         finally:
             if self._file is not None:
                 self._file.close()
@@ -115,39 +120,58 @@ class _Attempt:
 
     def _receive(self, wanted: int) -> None:
         self._connection.send(command_writer.ready(min(self._in_flight, wanted)))
-        waiting: list[Message] = []
+        waiting: list[pa.RecordBatch] = []
         now = time.monotonic()
         end, quiet, held = now + self._options.max_read, now + self._options.idle_timeout, 0.0
         while wanted > 0 and now < min(end, quiet) and self._partition.sealed() is None:
-            messages = self._connection.receive(min(end, quiet, held if waiting else quiet) - now)
+            batches = self._connection.receive(min(end, quiet, held if waiting else quiet) - now)
             now = time.monotonic()
-            if messages:
+            if batches:
                 quiet = now + self._options.idle_timeout
                 held = held if waiting else now + self._hold
-                waiting += messages
-            if waiting and (len(waiting) >= min(self._chunk, wanted) or now >= min(end, quiet, held)):
-                wanted -= self._take(waiting, wanted)
+                waiting += batches
+            if waiting and (self._is_chunk(waiting, wanted) or now >= min(end, quiet, held)):
+                wanted -= self._take(pa.concat_batches(waiting), wanted)
                 waiting = []
 
-    def _take(self, messages: list[Message], wanted: int) -> int:
+    def _is_chunk(self, waiting: list[pa.RecordBatch], wanted: int) -> bool:
+        rows: int = sum(each.num_rows for each in waiting)
+        size: int = sum(each.nbytes for each in waiting)
+        return rows >= min(self._chunk, wanted) or size >= _LARGEST_CHUNK
+
+    def _take(self, batch: pa.RecordBatch, wanted: int) -> int:
         """Spool and finish them; how many of them are new."""
-        fresh = self._fresh(messages)
+        fresh = self._fresh(batch)
         self._at(BEFORE_SPOOL)
-        if fresh:
+        if fresh.num_rows:
             if self._file is None:
                 self._file = self._partition.new_file()
-            self._file.append(to_batch(self._origin, fresh))
+            self._file.append(spooled(self._origin, fresh))
         self._at(SPOOLED)
-        self._finished.update(message.id for message in fresh)
+        self._note(fresh.column("id"))
         # RDY first: nsqd would fill up at once what the FINs make room for.
-        ready = command_writer.ready(max(0, min(self._in_flight, wanted - len(fresh))))
-        self._connection.send(ready + command_writer.finish([message.id for message in messages]))
+        ready = command_writer.ready(max(0, min(self._in_flight, wanted - fresh.num_rows)))
+        self._connection.send(ready + finish(batch.column("id")))
         self._at(FINISHED)
-        return len(fresh)
+        return int(fresh.num_rows)
 
-    def _fresh(self, messages: list[Message]) -> list[Message]:
+    def _fresh(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Those that are not in the spool yet; nsqd sends again what it waited for too long."""
         if not self._options.suppress_redelivered:
-            return messages
-        known, before = self._finished, self._suspects
-        return list({each.id: each for each in messages if each.id not in known and each.id not in before}.values())
+            return batch
+        # One connection gets a message for the second time only as its second attempt.
+        if self._known is None and not self._suspects and pc.all(pc.equal(batch.column("attempts"), 1)).as_py():
+            return batch
+        if self._known is None:
+            self._known = self._suspects | self._ids()
+        numbers = {id: number for number, id in enumerate(batch.column("id").to_pylist()) if id not in self._known}
+        return batch if len(numbers) == batch.num_rows else batch.take(pa.array(numbers.values(), pa.int32()))
+
+    def _note(self, ids: pa.Array) -> None:
+        self._finished.append(ids)
+        if self._known is not None:
+            self._known.update(ids.to_pylist())
+
+    def _ids(self) -> set[str]:
+        """Of everything this attempt has spooled."""
+        return {id for ids in self._finished for id in ids.to_pylist()}

@@ -4,14 +4,12 @@ In the spool a message has what differs from message to message. Where it came f
 stands once, in the schema's metadata. `columns` puts both together into the columns a query asks for.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-
-from nsq_compat.protocol.frame_reader import Message
 
 SPARK_SCHEMA: Final = (
     "id string, body binary, timestamp timestamp, attempts int, topic string, channel string, nsqd string"
@@ -32,16 +30,9 @@ class Origin:
     nsqd: str
 
 
-def to_batch(origin: Origin, messages: Sequence[Message]) -> pa.RecordBatch:
-    """The messages as they go into the spool."""
-    # Hot: runs for every message. Whole columns, no object for a row.
-    columns = [
-        pa.array([message.id for message in messages], pa.binary()).cast(pa.string()),
-        pa.array([message.body for message in messages], pa.binary()),
-        pa.array([message.timestamp_ns for message in messages], pa.int64()),
-        pa.array([message.attempts for message in messages], pa.int32()),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=SPOOLED.with_metadata(asdict(origin)))
+def spooled(origin: Origin, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Messages as they go into the spool: with where they came from."""
+    return batch.replace_schema_metadata(asdict(origin))
 
 
 def origin_of(batch: pa.RecordBatch) -> Origin:

@@ -1,6 +1,6 @@
 """A spool file: chunks of messages, each whole and proven by its checksum, or not there.
 
-chunk: magic, CRC-32 of everything behind it, rows, size; then an Arrow IPC stream of `size` bytes with one batch.
+chunk: magic, CRC-32C of everything behind it, rows, size; then an Arrow IPC stream of `size` bytes with one batch.
 
 Only one process ever appends to a file, and a chunk counts from the moment `append` returned: it is on the disk then.
 What a crash leaves behind the last whole chunk, be it a part, zeros or rubbish, is no chunk.
@@ -9,7 +9,6 @@ What a crash leaves behind the last whole chunk, be it a part, zeros or rubbish,
 import mmap
 import os
 import struct
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
+from google_crc32c import value as crc32c
 
 _MAGIC: Final = b"nsqS"
 _HEADER: Final = struct.Struct(">4sIIQ")
@@ -73,7 +73,7 @@ def encode(batch: pa.RecordBatch) -> bytes:
         writer.write_batch(batch)
     payload = sink.getvalue().to_pybytes()
     checked = _CHECKED.pack(batch.num_rows, len(payload)) + payload
-    framed: bytes = _MAGIC + zlib.crc32(checked).to_bytes(4, "big") + checked
+    framed: bytes = _MAGIC + crc32c(checked).to_bytes(4, "big") + checked
     return framed
 
 
@@ -88,7 +88,7 @@ def chunks(path: Path, end: int | None = None) -> Iterator[Chunk]:
     while position + _HEADER.size <= end:
         magic, checksum, _, length = _HEADER.unpack_from(view, position)
         stop = position + _HEADER.size + length
-        if magic != _MAGIC or stop > end or zlib.crc32(view[position + _CHECKED_FROM : stop]) != checksum:
+        if magic != _MAGIC or stop > end or crc32c(bytes(view[position + _CHECKED_FROM : stop])) != checksum:
             return
         batch = pa.ipc.open_stream(pa.py_buffer(view[position + _HEADER.size : stop])).read_next_batch()
         yield Chunk(batch, stop)

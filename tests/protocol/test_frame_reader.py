@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsq_compat.protocol import schema
-from nsq_compat.protocol.frame_reader import Frame, FrameError, FrameReader, Message, parse_message
+from nsq_compat.protocol.frame_reader import Frame, FrameBlock, FrameError, FrameReader, Message, parse_message
 from nsq_compat.protocol.frames import HEARTBEAT, OK, error_frame, response_frame
 
 FRAMES = st.lists(st.builds(Frame, st.integers(-3, 3), st.binary(max_size=40)), max_size=8)
@@ -38,6 +38,48 @@ def test_frames_come_out_however_the_bytes_were_cut(frames, rest, points):
 @given(st.binary(max_size=60) | st.binary(max_size=20).map(lambda data: OK + b"\0\0\0" + data))
 def test_any_bytes_lead_to_frames_or_a_frame_error_the_same_in_any_cut(data):
     assert read([data]) == read([data[index : index + 1] for index in range(len(data))])
+
+
+def frames_in(block: FrameBlock) -> list[bytes]:
+    return [block.data[begin:stop] for begin, stop in pairwise(block.starts)]
+
+
+def read_blocks(pieces, max_frame_size=1000):
+    """What `read` gives of frames that are taken by the block; messages have whole headers."""
+    reader = FrameReader(max_frame_size)
+    frames: list[Frame] = []
+    try:
+        for piece in pieces:
+            block = reader.receive_block(piece)
+            others = dict(block.others)
+            for number, data in enumerate(frames_in(block)):
+                frames.append(others.get(number, Frame(2, data[8:])))
+    except FrameError as error:
+        return frames, str(error)
+    return frames, reader.hand_back()
+
+
+@given(FRAMES, st.binary(max_size=7), st.lists(st.integers(0, 400)))
+def test_blocks_have_the_same_frames_however_the_bytes_were_cut(frames, rest, points):
+    whole = [frame._replace(data=bytes(26) + frame.data) if frame.type == 2 else frame for frame in frames]
+    wire = b"".join(schema.FRAME.build({"type": frame.type, "data": frame.data}) for frame in whole) + rest
+    assert read_blocks(cut(wire, points)) == (whole, rest)
+
+
+@given(st.binary(max_size=60) | st.binary(max_size=20).map(lambda data: OK + b"\0\0\0" + data))
+def test_any_bytes_lead_to_blocks_or_the_same_frame_error_in_any_cut(data):
+    frames, end = read_blocks([data[index : index + 1] for index in range(len(data))])
+    # What comes with a wrong frame in one piece is lost with it, and so is the connection.
+    assert read_blocks([data]) == (([], end) if isinstance(end, str) else (frames, end))
+
+
+@pytest.mark.parametrize("size", [3, 1001, 4 + 25])
+def test_a_block_with_a_wrong_size_is_refused_every_time(size):
+    reader = FrameReader(max_frame_size=1000)
+    wrong = schema.FRAME_HEADER.build({"size": size, "type": 2}) + bytes(30)
+    for data in (OK + wrong, b"more"):
+        with pytest.raises(FrameError):
+            reader.receive_block(data)
 
 
 @pytest.mark.parametrize("size", [-(1 << 31), -1, 0, 3, 1001, (1 << 31) - 1])

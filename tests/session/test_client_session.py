@@ -1,6 +1,7 @@
 """A conversation in two columns: what nsqd says is fed as bytes, what the client says is looked at as bytes."""
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from nsq_compat.protocol import command_writer as write
 from nsq_compat.protocol.compression import Codec, Deflate, Snappy
 from nsq_compat.protocol.errors import E_FIN_FAILED, NsqError
+from nsq_compat.protocol.frame_reader import parse_message
 from nsq_compat.protocol.frames import CLOSE_WAIT, HEARTBEAT, OK, error_frame, response_frame
 from nsq_compat.protocol.identify import IdentifyRequest
 from nsq_compat.protocol.message import make_frames
@@ -21,6 +23,7 @@ from nsq_compat.session.client_session import (
     Opened,
     ProtocolError,
     Received,
+    ReceivedFrames,
     Rejected,
 )
 
@@ -232,7 +235,10 @@ def flat(events: Sequence[Event]) -> list[object]:
     """Runs of messages taken apart: a cut may separate them."""
     found: list[object] = []
     for event in events:
-        found += event.messages if isinstance(event, Received) else [repr(event)]
+        if isinstance(event, ReceivedFrames):
+            found += [parse_message(event.data[begin + 8 : stop]) for begin, stop in pairwise(event.starts)]
+        else:
+            found += event.messages if isinstance(event, Received) else [repr(event)]
     return found
 
 
@@ -242,20 +248,20 @@ def conversation(codec: Codec | None) -> bytes:
     return b"".join(said) if codec is None else codec.encode(OK) + codec.encode(b"".join(said))
 
 
-@given(st.data(), st.sampled_from([None, "snappy", "deflate"]))
-def test_any_cut_gives_the_same_events(data, compression):
+@given(st.data(), st.sampled_from([None, "snappy", "deflate"]), st.booleans())
+def test_any_cut_gives_the_same_events_parsed_or_not(data, compression, keeps_frames):
     request = IdentifyRequest(snappy=compression == "snappy", deflate=compression == "deflate")
     codec = Snappy() if request.snappy else Deflate(6) if request.deflate else None
     stream = agreed(snappy=request.snappy, deflate=request.deflate) + conversation(codec)
 
-    def events(cuts: Sequence[int]) -> list[object]:
-        session = ClientSession(request)
+    def events(cuts: Sequence[int], keeps_frames: bool) -> list[object]:
+        session = ClientSession(request, keeps_frames=keeps_frames)
         session.ask(write.subscribe("t", "c"), "sub")
         session.ask(write.CLS, "cls")
         return flat([event for piece in pieces(stream, cuts) for event in session.receive_data(piece)])
 
     cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=8).map(sorted))
-    assert events(cuts) == events([])
+    assert events(cuts, keeps_frames) == events([], keeps_frames=False)
 
 
 def pieces(stream: bytes, cuts: Sequence[int]) -> Iterator[bytes]:
@@ -263,9 +269,12 @@ def pieces(stream: bytes, cuts: Sequence[int]) -> Iterator[bytes]:
         yield stream[begin:end]
 
 
-@given(st.lists(st.binary(max_size=60) | st.sampled_from([OK, HEARTBEAT, CLOSE_WAIT, agreed(), agreed(snappy=True)])))
-def test_any_bytes_lead_to_events_or_to_a_protocol_error(said):
-    session = ClientSession(IdentifyRequest(snappy=True))
+@given(
+    st.lists(st.binary(max_size=60) | st.sampled_from([OK, HEARTBEAT, CLOSE_WAIT, agreed(), agreed(snappy=True)])),
+    st.booleans(),
+)
+def test_any_bytes_lead_to_events_or_to_a_protocol_error(said, keeps_frames):
+    session = ClientSession(IdentifyRequest(snappy=True), keeps_frames=keeps_frames)
     try:
         for data in said:
             session.receive_data(data)

@@ -10,6 +10,7 @@ import trustme
 from conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_compat.protocol import command_writer
 from pyspark_nsq.connection import NsqConnection, NsqdLost, NsqdUnreachable
+from pyspark_nsq.decode import finish
 from tests.client.fake_nsqd import FakeNsqd
 from tests.spark.conftest import OptionsWith
 
@@ -34,9 +35,9 @@ def test_messages_come_through_tls_from_an_nsqd_that_is_trusted(tmp_path, option
         with NsqConnection(nsqd.tcp_address, options) as connection:
             connection.subscribe(topic, "c")
             connection.send(command_writer.ready(1))
-            (message,) = connection.receive(20)
-            assert message.body == b"one"
-            connection.send(command_writer.finish([message.id]))
+            (batch,) = connection.receive(20)
+            assert batch.column("body").to_pylist() == [b"one"]
+            connection.send(finish(batch.column("id")))
             connection.settle()
         assert nsqd.channel_stats(topic, "c")["in_flight_count"] == 0
         with pytest.raises(NsqdUnreachable, match="certificate verify failed"):
@@ -65,8 +66,8 @@ def test_what_nobody_wanted_goes_back(nsqd, topic, options_with, publish):
     with NsqConnection(nsqd.tcp_address, options_with()) as connection:
         connection.subscribe(topic, "c")
         connection.send(command_writer.ready(3))
-        (first, *_) = connection.receive(20)
-        connection.send(command_writer.finish([first.id]))
+        (batch, *_) = connection.receive(20)
+        connection.send(finish(batch.column("id")[:1]))
         connection.settle()
     stats = nsqd.channel_stats(topic, "c")
     assert stats["depth"] + stats["in_flight_count"] == 2

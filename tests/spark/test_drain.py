@@ -1,6 +1,7 @@
 """A task against a real nsqd, killed at every point: nothing is lost, and nothing is there twice."""
 
 import itertools
+import time
 from urllib.request import Request, urlopen
 
 import pytest
@@ -43,6 +44,13 @@ def drained_dry(nsqd: NsqdProcess, spool: Spool, options: ReadOptions) -> list[b
     return bodies
 
 
+def await_redelivery(nsqd: NsqdProcess, topic: str) -> None:
+    deadline = time.monotonic() + 20
+    while not nsqd.channel_stats(topic, "c")["timeout_count"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def test_a_task_takes_what_it_was_told_to_and_leaves_the_rest(nsqd, topic, spool, options_with: OptionsWith, publish):
     bodies = publish(10)
     assert drained(spool, options_with(), 7) == bodies[:7]
@@ -67,6 +75,34 @@ def test_a_chunk_that_fills_slowly_is_finished_before_its_time_is_over(nsqd, top
     options = options_with(idleTimeoutMs="3000", msgTimeoutMs="1000")
     assert drained(spool, options, 100) == bodies
     assert nsqd.channel_stats(topic, "c")["timeout_count"] == 0
+
+
+def test_a_chunk_of_large_messages_is_finished_before_it_is_full(nsqd, topic, spool, options_with, monkeypatch):
+    nsqd.create_channel(topic, "c")
+    monkeypatch.setattr(drain_module, "_LARGEST_CHUNK", 500_000)
+    for _ in range(8):
+        assert nsqd.asks("POST", f"/pub?topic={topic}", bytes(300_000)).status == 200
+    options = options_with(maxInFlight="8", chunkMessages="8")
+    pieces = drain(spool, spool.partition(1, 0), origin_of(options), 8, options)
+    rows = [batch.num_rows for batch in spool.partition(1, 0).read(pieces)]
+    assert sum(rows) == 8
+    assert max(rows) < 8
+
+
+def test_what_comes_again_to_the_same_task_is_there_once(nsqd, topic, spool, options_with, publish):
+    bodies = publish(6)
+    options = options_with(maxInFlight="6", chunkMessages="3", idleTimeoutMs="1500")
+    late = iter([True])
+
+    def at(point: str) -> None:
+        # The chunk is in the spool, and its messages time out before nsqd hears of it.
+        while point == drain_module.SPOOLED and next(late, False):
+            await_redelivery(nsqd, topic)
+
+    partition = spool.partition(1, 0)
+    pieces = drain(spool, partition, origin_of(options), 7, options, at)
+    assert sorted(b for batch in partition.read(pieces) for b in batch.column("body").to_pylist()) == sorted(bodies)
+    assert waiting(nsqd, topic) == 0
 
 
 def test_every_attempt_at_a_sealed_partition_gives_the_same(spool, options_with, publish):

@@ -3,14 +3,15 @@
 import datetime
 
 from nsq_compat.protocol.frame_reader import Message
-from pyspark_nsq.rows import Origin, columns, origin_of, to_batch
+from pyspark_nsq.rows import Origin, columns, origin_of
+from tests.spark.frames import batch_of
 
 ORIGIN = Origin("orders", "spark", "127.0.0.1:4150")
 MESSAGE = Message(1_700_000_000_123_456_789, 3, b"0123456789abcdef", b"\x00\xff")
 
 
 def test_a_message_becomes_the_columns_spark_was_promised():
-    batch = columns(to_batch(ORIGIN, [MESSAGE]), ["id", "body", "timestamp", "attempts", "topic", "channel", "nsqd"])
+    batch = columns(batch_of(ORIGIN, MESSAGE), ["id", "body", "timestamp", "attempts", "topic", "channel", "nsqd"])
     assert batch.to_pylist() == [
         {
             "id": "0123456789abcdef",
@@ -25,9 +26,9 @@ def test_a_message_becomes_the_columns_spark_was_promised():
 
 
 def test_only_the_columns_that_are_wanted_are_made_in_the_order_they_are_wanted():
-    batch = columns(to_batch(ORIGIN, [MESSAGE]), ["timestamp_ns", "body"])
+    batch = columns(batch_of(ORIGIN, MESSAGE), ["timestamp_ns", "body"])
     assert batch.to_pylist() == [{"timestamp_ns": MESSAGE.timestamp_ns, "body": MESSAGE.body}]
 
 
 def test_a_batch_knows_where_it_came_from():
-    assert origin_of(to_batch(ORIGIN, [MESSAGE])) == ORIGIN
+    assert origin_of(batch_of(ORIGIN, MESSAGE)) == ORIGIN

@@ -5,15 +5,16 @@ import threading
 import pytest
 
 from nsq_compat.protocol.frame_reader import Message
-from pyspark_nsq.rows import Origin, to_batch
+from pyspark_nsq.rows import Origin
 from pyspark_nsq.spool import Partition, Piece, Spool
 from pyspark_nsq.spool_file import SpoolError, SpoolFile
+from tests.spark import frames
 
 ORIGIN = Origin("t", "c", "n:1")
 
 
 def batch_of(*bodies: bytes):
-    return to_batch(ORIGIN, [Message(1, 1, body.rjust(16, b"0"), body) for body in bodies])
+    return frames.batch_of(ORIGIN, *(Message(1, 1, body.rjust(16, b"0"), body) for body in bodies))
 
 
 def spooled(partition: Partition, *bodies: bytes) -> SpoolFile:

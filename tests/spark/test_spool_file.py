@@ -9,14 +9,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nsq_compat.protocol.frame_reader import Message
-from pyspark_nsq.rows import Origin, to_batch
+from pyspark_nsq.rows import Origin
 from pyspark_nsq.spool_file import Abandoned, SpoolError, SpoolFile, chunks, encode
+from tests.spark import frames
 
 ORIGIN = Origin("t", "c", "n:1")
 
 
 def batch_of(*bodies: bytes):
-    return to_batch(ORIGIN, [Message(number, 1, b"%016d" % number, body) for number, body in enumerate(bodies)])
+    return frames.batch_of(ORIGIN, *(Message(number, 1, b"%016d" % number, body) for number, body in enumerate(bodies)))
 
 
 def bodies_in(path: Path, end: int | None = None) -> list[list[bytes]]:
