@@ -7,12 +7,13 @@ What moves:
 
     broker        all topics                    guid        message ids by the batch
     topic         bodies in, frames to channels stats       snapshots for /stats
-    channel       frames shared out             statsd_lines  the same for statsd
-    pending       what a channel could deliver  limits      what bounds all of it
-    cursor        a place in a topic's stream   exiting     the refusal when something ends
-    backlog       frames in memory              schedule    who wants attention when
-    deferred      frames before their time      in_flight   frames that were sent
-    latency       from publish to FIN           line        whose turn it is, the nearest first
+    held          what no channel may have yet  statsd_lines  the same for statsd
+    channel       frames shared out             limits      what bounds all of it
+    pending       what a channel could deliver  exiting     the refusal when something ends
+    cursor        a place in a topic's stream   schedule    who wants attention when
+    backlog       frames in memory              in_flight   frames that were sent
+    deferred      frames before their time      line        whose turn it is, the nearest first
+    latency       from publish to FIN
 
 What stays:
 

@@ -14,10 +14,10 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-from nsq_compat.protocol.message import attempts, make_frames, message_id
+from nsq_compat.protocol.message import make_frames, message_id
 from nsq_compat.protocol.names import is_ephemeral
 from nsq_compat.queue.channel import Channel
-from nsq_compat.queue.checkpoint import HELD_BY_TOPIC, Checkpoint, Place, entries_at_once
+from nsq_compat.queue.checkpoint import HELD_BY_TOPIC, Checkpoint, Place
 from nsq_compat.queue.cursor import Cursor
 from nsq_compat.queue.deferred import Deferred
 from nsq_compat.queue.exiting import Exiting
@@ -33,6 +33,7 @@ from nsq_compat.queue.group import (
     TOPIC_UNPAUSED,
 )
 from nsq_compat.queue.guid import GuidFactory
+from nsq_compat.queue.held import Held
 from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.looking import Look
 from nsq_compat.queue.recovery import Recovered
@@ -85,18 +86,17 @@ class Topic:
         self._seq = 0
         self._changed = False
         self._watch: Watch | None = None
-        self._held, self._held_deferred = self._hold_from_here()
-        self._held_restored: list[tuple[bytes, int]] = []  # id, number of the next delivery: they come first
+        self._held = self._hold_from_here()
 
     @property
     def depth(self) -> int:
         """Messages no channel has got yet."""
-        return len(self._held) + len(self._held_deferred) + len(self._held_restored)
+        return len(self._held)
 
     @property
     def backend_depth(self) -> int:
         """The part of the depth that is not in memory."""
-        return self._held.behind
+        return self._held.cursor.behind
 
     def recent(self, count: int, now: float, now_ns: int) -> Sequence[Published]:
         """What was published last, finished or not, oldest first. May raise ``OSError``.
@@ -113,7 +113,7 @@ class Topic:
     def _looks(self) -> Iterator[Look]:
         """What is in memory, where the log has not all of it."""
         if self.store is None or not self.store.always:
-            yield Look(self._held.latest(MOST), self._held_deferred.look(MOST), [])
+            yield Look(self._held.cursor.latest(MOST), self._held.deferred.look(MOST), [])
             for channel in self.channels.values():
                 yield channel.look_at_latest(MOST)
 
@@ -145,25 +145,25 @@ class Topic:
             store.append(frames, self._seq)
         self._seq += len(frames)
         if self._holding:
-            self._drop(self._held.extend(frames))
+            self._drop(self._held.cursor.extend(frames))
         else:
             for channel in self.channels.values():
                 channel.put(frames)
 
     def _spills(self, count: int) -> bool:
         if self._holding:  # a channel that is behind its log goes on reading there when the pause is over
-            return self._held.spills(count) or any(channel.backend_depth for channel in self.channels.values())
+            return self._held.cursor.spills(count) or any(channel.backend_depth for channel in self.channels.values())
         return any(channel.spills(count) for channel in self.channels.values())
 
     def _defer(self, frames: Sequence[bytes], due: float, due_ns: int) -> None:
-        targets = [self._held_deferred] if self._holding else [each.deferred for each in self.channels.values()]
+        targets = [self._held.deferred] if self._holding else [each.deferred for each in self.channels.values()]
         logged = self.store is not None and (self.store.always or any(each.spills(len(frames)) for each in targets))
         if self.store is not None and logged:
             self.store.append(frames, self._seq, due_ns, DEFERRED)
         if self._holding:
-            fitting = self._held_deferred.fitting(frames)
+            fitting = self._held.deferred.fitting(frames)
             self._drop(len(frames) - len(fitting))
-            self._held_deferred.add(fitting, due, logged)
+            self._held.deferred.add(fitting, due, logged)
         else:
             for channel in self.channels.values():
                 channel.defer(frames, due, logged)
@@ -178,7 +178,7 @@ class Topic:
             if self.exiting:
                 raise Exiting
             was_holding = self._holding
-            position = self._held.position if was_holding else self._seq
+            position = self._held.cursor.position if was_holding else self._seq
             if self.store is not None and not is_ephemeral(name):
                 self._note_creation(name, position)
             channel = self._make_channel(name, position)
@@ -218,7 +218,7 @@ class Topic:
         del self.channels[channel.name]
         channel.delete()
         if not self.channels and not self._held_back:
-            self._held, self._held_deferred = self._hold_from_here()
+            self._held = self._hold_from_here()
         if not channel.ephemeral or self._holding:
             self._note(CHANNEL_DELETED, channel.name)
         self._note_ephemeral()
@@ -268,9 +268,7 @@ class Topic:
 
     def empty(self) -> None:
         """Drop what no channel has got yet; the channels keep what they have (nsqd)."""
-        self._held.skip_to_end()
-        self._held_deferred.empty()
-        self._held_restored.clear()
+        self._held.empty()
         self._pass_over()
         self._note(TOPIC_EMPTIED, "")
         self._note_change()
@@ -295,12 +293,11 @@ class Topic:
             return
         channels = [channel for channel in self.channels.values() if not channel.ephemeral]
         frames = {message_id(frame): frame for channel in channels for frame in channel.frames_in_memory()}
-        frames.update((message_id(frame), frame) for batch in self._held.in_memory() for frame in batch)
-        frames.update(self._held_deferred.frames())
+        frames.update(self._held.frames_in_memory())
         self.store.keep([frames[number] for number in sorted(frames)])
         for channel in channels:
             channel.surrender_memory()
-        self._held_restored += [(message_id(frame), attempts(frame)) for frame in self._held.take_memory()]
+        self._held.surrender_memory()
         self._pass_over()
         self._note_change()
 
@@ -320,8 +317,7 @@ class Topic:
         self._changed = False
         places = {name: each.place() for name, each in self.channels.items() if not each.ephemeral}
         if self._holding:
-            entries = [*entries_at_once(self._held_restored), *self._held_deferred.keys()]
-            places[HELD_BY_TOPIC] = Place(self._held.position, entries)
+            places[HELD_BY_TOPIC] = self._held.place()
         offset = now_ns / _NS_PER_SECOND - now
         end = self.store.log.end._replace(seq=self._seq)
         return Checkpoint(end, offset, self._ids.last, places, self.paused, self.awaits_channels)
@@ -356,11 +352,9 @@ class Topic:
             if name not in self.channels and name not in before.gone and not is_ephemeral(name):
                 self._make_channel(name, 0).restore(place, stands, shift, self.store.log.fetch)
                 self._note(CHANNEL_CREATED, name, stands)
-        self._held, self._held_deferred = self._hold_from_here()
+        self._held = self._hold_from_here()
         if held is not None:
-            self._held.move(held.position, before.end)
-            self._held_deferred.restore(held.deferred(), shift)
-            self._held_restored = held.at_once()
+            self._held.restore(held, before.end, shift)
             self._hand_over()
         elif not self.channels:
             self._note(CHANNEL_DELETED, "")  # the ephemeral ones, which ended with the process: the topic holds again
@@ -379,7 +373,7 @@ class Topic:
 
     def _begin_holding(self) -> None:
         if not self._holding:
-            self._held, self._held_deferred = self._hold_from_here()
+            self._held = self._hold_from_here()
 
     def _end_holding(self) -> None:
         self._hand_over()
@@ -387,10 +381,10 @@ class Topic:
         self._note_change()
         self._settle()
 
-    def _hold_from_here(self) -> tuple[Cursor, Deferred]:
+    def _hold_from_here(self) -> Held:
         topic_log = self.store.log if self.store is not None else None
         cursor = Cursor(topic_log, self._limits.mem_queue_size, self._seq, self._seq)
-        return cursor, self._make_deferred(self.store)
+        return Held(cursor, self._make_deferred(self.store))
 
     def _make_deferred(self, store: TopicStore | None) -> Deferred:
         if store is None:
@@ -401,24 +395,22 @@ class Topic:
         """What was held goes to every channel, unless it has to be held on."""
         if self._holding:
             return
-        held, deferred = self._held, self._held_deferred
-        self._held, self._held_deferred = self._hold_from_here()
-        restored, self._held_restored = self._held_restored, []
+        held, self._held = self._held, self._hold_from_here()
         for channel in self.channels.values():
-            if self.store is not None and restored:
-                channel.restore_messages(restored, self.store.log.fetch)
-            channel.follow(held, deferred)
+            if self.store is not None and held.restored:
+                channel.restore_messages(held.restored, self.store.log.fetch)
+            channel.follow(held.cursor, held.deferred)
 
     def _pass_over(self) -> None:
         """What was held and is not any more is not for the channels of a paused topic to read in the log."""
         for channel in self.channels.values():
             if self._holding:
-                channel.pass_over(self._held.position)
+                channel.pass_over(self._held.cursor.position)
 
     def _kept_since(self) -> Iterator[bytes]:
         """Ids that a checkpoint made a while ago need not name, and whose frames are beside the log."""
         if self.store is not None and not self.store.always:
-            for deferred in [self._held_deferred, *(each.deferred for each in self.channels.values())]:
+            for deferred in [self._held.deferred, *(each.deferred for each in self.channels.values())]:
                 yield from deferred.ids_on_disk()
 
     def _drop(self, count: int) -> None:
