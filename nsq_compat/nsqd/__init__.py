@@ -10,6 +10,7 @@
     drain       gives away what it has, takes no more
     topic_channels  of a new topic, asked of nsqlookupd
     auth        what auth servers say of clients    check       --check-config
+    policy_file policies in the config file         dead_letter_sender  sends what was tried often enough
 
 May import everything below. What is worth testing by itself sits on a lower floor; this one is tested as a process.
 

@@ -6,6 +6,7 @@ It takes no lock and no port, so it may run beside the daemon whose next configu
 from nsq_compat.net.listeners import check_address
 from nsq_compat.nsqd.daemon import http_calls
 from nsq_compat.nsqd.options import NsqdOptions
+from nsq_compat.nsqd.policy_file import load_policies
 from nsq_compat.nsqd.tls import certificates_of
 from nsq_compat.queue.data_path import check_folder, resolved
 
@@ -13,6 +14,7 @@ from nsq_compat.queue.data_path import check_folder, resolved
 def check(options: NsqdOptions) -> None:
     """Files, folders and addresses, after `validate`. Raises ``OptionError``, ``DataPathError``, ``ListenError``."""
     check_folder(resolved(options.data_path))
+    load_policies(options.config)
     certificates = certificates_of(options)
     http_calls(options)
     check_address(options.tcp_address)

@@ -1,6 +1,7 @@
 """One nsqd: its queue, its listeners, and the order in which they start and stop."""
 
 import logging
+import time
 
 from nsq_compat import NSQ_VERSION, version_line
 from nsq_compat.cli.errors import OptionError
@@ -15,11 +16,13 @@ from nsq_compat.net.timers import AlarmClock
 from nsq_compat.nsqd.auth import AuthServers
 from nsq_compat.nsqd.checkpoints import Checkpoints
 from nsq_compat.nsqd.committer import Committer, sync_seconds
+from nsq_compat.nsqd.dead_letter_sender import DeadLetterSender
 from nsq_compat.nsqd.drain import Drain
 from nsq_compat.nsqd.http_calls import HttpCalls, client_tls
 from nsq_compat.nsqd.lookup_peers import LookupPeers
 from nsq_compat.nsqd.metadata import MetadataFile
 from nsq_compat.nsqd.options import PROGRAM, TOPOLOGY_AWARE_CONSUMPTION, NsqdOptions, hostname, settle
+from nsq_compat.nsqd.policy_file import load_policies
 from nsq_compat.nsqd.restoring import restore
 from nsq_compat.nsqd.service import Service
 from nsq_compat.nsqd.statsd import StatsdPush
@@ -35,6 +38,7 @@ from nsq_compat.queue.descriptors import DEFAULT_LIMIT
 from nsq_compat.queue.files import OsFiles
 from nsq_compat.queue.latency import LatencyOptions
 from nsq_compat.queue.limits import QueueLimits
+from nsq_compat.queue.policing import Policing
 from nsq_compat.queue.storage import Durability, Storage
 from nsq_compat.session.nsqd_limits import NsqdLimits
 from nsq_compat.session.nsqd_session import NsqdSession
@@ -150,6 +154,10 @@ class Daemon:
             open_files=min(DEFAULT_LIMIT, descriptors_left_by_clients() // 2),
         )
         self._broker = Broker(queue_limits(options), self._storage)
+        self._config = options.config
+        self._policies = load_policies(options.config)
+        self._policing = Policing(self._broker, time.monotonic, time.time_ns)
+        self._dead_letters = DeadLetterSender(self._policing.dead_letters)
         self._metadata = MetadataFile(files, data_path, self._broker)
         self._checkpoints = Checkpoints(self._broker, self._storage, options.sync_timeout / SECOND)
         self._alarms = AlarmClock(self._broker.schedule)
@@ -178,6 +186,7 @@ class Daemon:
             self._tcp,
             metrics,
             self.drain,
+            self._policing,
             tcp_port=tcp_port,
             http_port=http_port,
         )
@@ -193,6 +202,8 @@ class Daemon:
     def start(self) -> None:
         """Bring back what the data path holds, then serve; who connected meanwhile has waited in the kernel."""
         restore(self._broker, self._storage)
+        self._policing.apply(self._policies)
+        self._dead_letters.start()
         self._metadata.start()
         self._metadata.save()
         self._checkpoints.start()
@@ -214,6 +225,7 @@ class Daemon:
         self._tcp.stop(STOP_SECONDS)
         for server in self._http:
             server.stop(STOP_SECONDS)
+        self._dead_letters.stop()
         self._topic_channels.stop()
         self._metadata.stop()
         log.info("NSQ: closing topics")
@@ -229,11 +241,18 @@ class Daemon:
         log.info("NSQ: bye")
 
     def reload(self) -> None:
-        """Read the certificates again."""
+        """Read the certificates again, and the policies; what cannot be used changes nothing."""
         if self._certificates is None:
             log.info("TLS: no certificate to reload")
         else:
             self._certificates.reload()
+        if self._config:
+            try:
+                self._policing.apply(load_policies(self._config))
+            except OptionError as error:
+                log.error("policies stay as they are - %s", error)
+            else:
+                log.info("NSQ: %d policies in force", len(self._policing.policies))
 
     def _make_session(self, connection: Connection[NsqdSession], host: str, now: float, now_ns: int) -> NsqdSession:
         return NsqdSession(

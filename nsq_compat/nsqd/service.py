@@ -16,6 +16,8 @@ from nsq_compat.nsqd.memory import MemoryFigures
 from nsq_compat.nsqd.metadata import MetadataFile
 from nsq_compat.nsqd.options import PROGRAM, NsqdOptions
 from nsq_compat.queue.broker import Broker
+from nsq_compat.queue.policies import Policies
+from nsq_compat.queue.policing import Policing
 from nsq_compat.queue.stats import ClientStats
 from nsq_compat.queue.storage import Storage
 from nsq_compat.session.nsqd_session import NsqdSession
@@ -37,6 +39,7 @@ class Service(Process):
         tcp: TcpServer[NsqdSession],
         metrics: Metrics,
         drain: Drain,
+        policing: Policing,
         *,
         tcp_port: int,
         http_port: int,
@@ -57,6 +60,7 @@ class Service(Process):
         self._metadata = metadata
         self._lookup_peers = lookup_peers
         self._drain = drain
+        self._policing = policing
         self._memory = MemoryFigures()
 
     def health(self) -> str:
@@ -72,7 +76,11 @@ class Service(Process):
         return self._memory.figures()
 
     def config_value(self, name: str) -> object:
-        return self.draining if name == "drain" else option_value(self.options, name)
+        if name == "drain":
+            return self.draining
+        if name == "policies":
+            return self._policing.policies.written
+        return option_value(self.options, name)
 
     def set_log_level(self, text: str) -> None:
         self.options.log_level = parse_log_level(text)
@@ -82,6 +90,10 @@ class Service(Process):
         self.options.nsqlookupd_tcp_addresses = tuple(addresses or ())
         if not self.draining:
             self._lookup_peers.set_addresses(self.options.nsqlookupd_tcp_addresses)
+
+    def set_policies(self, written: object) -> None:
+        self._policing.apply(Policies(written))
+        log.info("NSQ: %d policies in force", len(self._policing.policies))
 
     @property
     def draining(self) -> bool:

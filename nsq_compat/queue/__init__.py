@@ -15,6 +15,12 @@ What moves:
     deferred      frames before their time      line        whose turn it is, the nearest first
     latency       from publish to FIN
 
+What an operator may want besides (off unless he says so):
+
+    policies      what was written, and for whom  policing    put in force, on what is there and what comes
+    dead_letters  tried often enough            bounds      how much may wait
+    throttle      a rate, before the line       tally       what must not be logged each time
+
 What stays:
 
     storage       all topics on disk            topic_log   segments, recovery, release

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 NOTHING: Sequence[bytes] = ()
+ANY_SIZE = 1 << 62
+"""More bytes than there can be."""
 
 
 class Backlog:

@@ -11,7 +11,7 @@ from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.recovery import recover
 from nsq_compat.queue.schedule import Schedule
 from nsq_compat.queue.storage import Storage
-from nsq_compat.queue.topic import Topic
+from nsq_compat.queue.topic import CLOSED, Topic
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class Broker:
         """From now on no topic takes messages, and none is made; what there is goes on being consumed."""
         self._refuses_publishing = True
         for topic in self.topics.values():
-            topic.refuses_publishing = True
+            topic.guard = CLOSED
 
     def close(self) -> None:
         """The daemon stops: no topic takes or gives anything from now on."""

@@ -2,8 +2,9 @@
 
 Invariants:
 
-- *Conservation.* Every frame that was put is in exactly one place: the backlog, one in-flight set (a consumer's, or one
-  that a consumer left behind), deferred, or finished; what is dropped is counted.
+- *Conservation.* Every frame that was put is in exactly one place: the backlog, one in-flight set (a consumer's, one
+  that a consumer left behind, or that of messages on their way to the dead-letter topic), deferred, or finished; what
+  is dropped or dead-lettered is counted.
 - *Attempts.* A queued frame carries the attempt number it will be delivered with, a frame in flight the number it was
   delivered with.
 - *Fair waking.* No more consumers are woken than there are frames, they are woken in turn, and what one of them takes
@@ -15,7 +16,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from nsq_compat.protocol.message import attempts, message_id, next_attempt, next_attempts
+from nsq_compat.protocol.message import attempts, message_id, next_attempts
 from nsq_compat.protocol.names import is_ephemeral
 from nsq_compat.queue.backlog import NOTHING
 from nsq_compat.queue.checkpoint import Place, entries_at_once
@@ -28,8 +29,10 @@ from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.line import Line, NearestFirst, Waiting
 from nsq_compat.queue.looking import Look, look_at
 from nsq_compat.queue.pending import Pending
+from nsq_compat.queue.policies import NOTHING_APPLIES, Rate
 from nsq_compat.queue.schedule import Schedule
 from nsq_compat.queue.stats import ClientStats
+from nsq_compat.queue.throttle import Throttle
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +52,15 @@ class NotInFlight(Exception):
 
 class TooManyConsumers(Exception):
     """The channel has as many consumers as it may."""
+
+
+class DeadLetterBox(Protocol):
+    """Where messages of a channel wait that were tried often enough; to the channel they are in flight."""
+
+    in_flight: InFlight
+
+    def sort_out(self, frames: Sequence[bytes]) -> Sequence[bytes]:
+        """Keep those that are not to be delivered again; return the others."""
 
 
 class Consumer(Waiting, Protocol):
@@ -91,6 +103,10 @@ class Channel:
         self.requeue_count = 0
         self.timeout_count = 0
         self.dropped_count = 0
+        self.dead_letter_count = 0
+        self.rejected_count = 0
+        self.applied = NOTHING_APPLIES
+        self.dead_letters: DeadLetterBox | None = None
         self.consumers: dict[Consumer, None] = {}
         self.latency = None if limits.latency is None else Latency(limits.latency)
         self.topology_aware = limits.topology_aware
@@ -106,6 +122,7 @@ class Channel:
         self._delivered_count = 0
         self._nearest_first = NearestFirst() if self.topology_aware else None
         self._line = Line() if self._nearest_first is None else self._nearest_first
+        self._watching: NearestFirst | Throttle | None = self._nearest_first
 
     # --- What it holds ------------------------------------------------------------------------------------------------
 
@@ -195,10 +212,9 @@ class Channel:
         elif not frames:  # they were damaged, and there is more behind them
             self._line.wait(consumer)
             self._wake()
-        if self._nearest_first is None:
-            self._delivered_count += len(frames)
-        else:
-            self._nearest_first.took(consumer, len(frames), room, len(self._pending))
+        self._delivered_count += len(frames)
+        if self._watching is not None:
+            self._watching.took(consumer, len(frames), room, len(self._pending), now)
         return frames
 
     def stand_back(self, consumer: Consumer) -> None:
@@ -220,8 +236,8 @@ class Channel:
             raise NotInFlight(self.why_not(message_id))
         self.requeue_count += 1
         self._on_change()
-        again = [next_attempt(frame)]
-        if delay > 0:
+        again = next_attempts(self._to_be_tried_again([frame]))
+        if delay > 0 and again:
             self._put_off(again, now + delay, logged=False)
         else:
             self._add(again)
@@ -237,6 +253,20 @@ class Channel:
         """The reason, in NSQ's words, why a consumer cannot answer a message that is not in its own set."""
         elsewhere = any(message_id in in_flight.frames for in_flight in self._all_in_flight())
         return NOT_OWNER if elsewhere else NOT_IN_FLIGHT
+
+    def bury(self, ids: Sequence[bytes]) -> None:
+        """Forget messages from the box for good: the dead-letter topic has them."""
+        assert self.dead_letters is not None, "whoever calls has them from there"
+        gone = len(ids) - len(self.dead_letters.in_flight.finish(ids))
+        self.dead_letter_count += gone
+        self._on_change()
+
+    def revive(self, ids: Sequence[bytes]) -> None:
+        """Put messages from the box back, to be delivered again: no dead-letter topic takes them."""
+        assert self.dead_letters is not None, "whoever calls has them from there"
+        frames = self.dead_letters.in_flight.frames_of(ids)
+        self.dead_letters.in_flight.finish(ids)
+        self._add(next_attempts(frames))
 
     # --- Consumers ----------------------------------------------------------------------------------------------------
 
@@ -273,6 +303,23 @@ class Channel:
         self.paused = False
         self._wake()
 
+    def throttle(self, rate: Rate | None, now: float) -> None:
+        """Deliver at no more than this rate from now on; None: as fast as consumers take it."""
+        line = self._line
+        if isinstance(line, Throttle) and rate is None:
+            self._line, self._watching = line.line, self._nearest_first
+            self._schedule.cancel(line)
+            self._wake()
+        elif rate is not None:
+            if not isinstance(line, Throttle):
+                line = self._line = self._watching = Throttle(line, self._schedule, self._wake)
+            line.follow(rate, now)
+
+    @property
+    def throttled(self) -> bool:
+        """Whether messages wait for their rate."""
+        return isinstance(self._line, Throttle) and self._line.is_empty
+
     def empty(self) -> None:
         """Drop everything: waiting, deferred and in flight."""
         self._forget_all()
@@ -283,6 +330,8 @@ class Channel:
         """The channel ends, with its consumers; what it holds can still be asked for."""
         self.exiting = True
         self._schedule.cancel(self)
+        if isinstance(self._line, Throttle):
+            self._schedule.cancel(self._line)
         for consumer in list(self.consumers):
             consumer.close()
 
@@ -298,7 +347,7 @@ class Channel:
             if expired:
                 self.timeout_count += len(expired)
                 self._on_change()
-                self._add(next_attempts(expired))
+                self._add(next_attempts(self._to_be_tried_again(expired)))
                 if consumer is not None:
                     consumer.wake()  # it has room again
         self._left_behind = [in_flight for in_flight in self._left_behind if in_flight]
@@ -312,6 +361,28 @@ class Channel:
     def look_at_latest(self, count: int) -> Look:
         """As `look`, but of what waits the last, as far as it is in memory."""
         return look_at(self._cursor.latest(count), self.deferred, self._all_in_flight(), count)
+
+    # --- Bounds (``bounds.Bounded``) ----------------------------------------------------------------------------------
+
+    @property
+    def full_name(self) -> str:
+        return f"channel {self.topic_name}:{self.name}"
+
+    @property
+    def waiting_count(self) -> int:
+        return len(self._pending)
+
+    def waiting_bytes(self) -> int:
+        return self._pending.byte_count()
+
+    def front(self, limit: int) -> Sequence[bytes]:
+        return self._pending.look(limit)
+
+    def drop_oldest(self, limit: int, max_bytes: int) -> int:
+        count = len(self._pending.take(limit, max_bytes))
+        self.dropped_count += count
+        self._on_change()
+        return count
 
     # --- What must survive --------------------------------------------------------------------------------------------
 
@@ -393,8 +464,13 @@ class Channel:
             )  # fmt: skip
         self.dropped_count += count
 
+    def _to_be_tried_again(self, frames: Sequence[bytes]) -> Sequence[bytes]:
+        """Of those that came back; the others have their box to wait in."""
+        return frames if self.dead_letters is None else self.dead_letters.sort_out(frames)
+
     def _all_in_flight(self) -> list[InFlight]:
-        return [*(consumer.in_flight for consumer in self.consumers), *self._left_behind]
+        dying = () if self.dead_letters is None else (self.dead_letters.in_flight,)
+        return [*(consumer.in_flight for consumer in self.consumers), *self._left_behind, *dying]
 
     def _in_flight_with_consumers(self) -> list[tuple[InFlight, Consumer | None]]:
         own: list[tuple[InFlight, Consumer | None]] = [(consumer.in_flight, consumer) for consumer in self.consumers]

@@ -16,11 +16,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 
-from nsq_compat.queue.backlog import Backlog
+from nsq_compat.queue.backlog import ANY_SIZE, Backlog
 from nsq_compat.queue.group import Group
 from nsq_compat.queue.topic_log import LogReader, TopicLog
-
-_ANY_SIZE = 1 << 62
 
 
 class Cursor:
@@ -50,6 +48,13 @@ class Cursor:
     def gaps(self) -> Iterable[tuple[int, int]]:
         """What is passed over on the way to the end, in order: from the first number up to the second."""
         return self._gaps
+
+    def byte_count(self) -> int:
+        """About how big everything here is: what is only in the log is guessed from the size of the log there."""
+        in_memory = sum(sum(map(len, batch)) for batch in self._window.batches())
+        if self._log is None or not self.behind:
+            return in_memory
+        return in_memory + self._log.bytes_behind(self.position + len(self._window))
 
     def spills(self, count: int) -> bool:
         """Whether so many more messages need the log."""
@@ -128,7 +133,7 @@ class Cursor:
 
     def take_memory(self) -> Sequence[bytes]:
         """Everything that waits in memory, taken as it stands."""
-        frames = self._window.take(len(self._window), _ANY_SIZE)
+        frames = self._window.take(len(self._window), ANY_SIZE)
         self._advance(len(frames))
         return frames
 

@@ -1,7 +1,11 @@
-"""The one refusal every part of the queue shares."""
+"""The refusals every part of the queue shares."""
 
 
-class Exiting(Exception):
+class Refused(Exception):
+    """A message is not taken. The text is for the client."""
+
+
+class Exiting(Refused):
     """The topic or channel is being deleted, or the daemon stops or drains. Clients know the word."""
 
     def __str__(self) -> str:

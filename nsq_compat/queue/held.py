@@ -1,11 +1,12 @@
-"""What a topic holds because no channel may have it yet: there is none, or the topic is paused, or waits to know them."""
+"""What a topic holds because no channel may have it: there is none, or the topic is paused, or waits to know them."""
 
 from collections.abc import Iterator, Sequence
 
 from nsq_compat.protocol.message import attempts, message_id
+from nsq_compat.queue.backlog import ANY_SIZE
 from nsq_compat.queue.checkpoint import Place, entries_at_once
 from nsq_compat.queue.cursor import Cursor
-from nsq_compat.queue.deferred import Deferred
+from nsq_compat.queue.deferred import Deferred, Fetch
 
 
 class Held:
@@ -27,6 +28,23 @@ class Held:
         self.cursor.skip_to_end()
         self.deferred.empty()
         self.restored.clear()
+
+    def front(self, limit: int, fetch: Fetch) -> Sequence[bytes]:
+        """Some of the frames that are the oldest, at most `limit`; what is deferred is not among them.
+
+        Raises ``OSError``.
+        """
+        if self.restored:
+            return list(fetch([number for number, _ in self.restored[:limit]]).values())
+        return self.cursor.look(limit)
+
+    def drop(self, limit: int, max_bytes: int) -> int:
+        """Forget the oldest of what is not deferred; return how many. Raises ``OSError``."""
+        if self.restored:
+            count = min(limit, len(self.restored)) if max_bytes == ANY_SIZE else 1  # how big they are nobody knows
+            del self.restored[:count]
+            return count
+        return len(self.cursor.take(limit, max_bytes))
 
     def place(self) -> Place:
         """What a checkpoint says of it."""

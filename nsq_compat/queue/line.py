@@ -99,8 +99,8 @@ class NearestFirst(Line):
             if tier.is_awake:
                 break
 
-    def took(self, consumer: Waiting, count: int, room: int, depth: int) -> None:
-        """It was given `count` of the frames it had room for, and `depth` are left."""
+    def took(self, consumer: Waiting, count: int, room: int, depth: int, now: float) -> None:
+        """It was given `count` of the frames it had room for, and `depth` are left; what time it is matters to none."""
         self.counts[consumer.locality] += count
         if depth and 0 < count < room:
             self._tiers[consumer.locality].coming.add(consumer)

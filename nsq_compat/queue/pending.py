@@ -54,6 +54,10 @@ class Pending:
         self._restored.extend(messages)
         self._fetch = fetch
 
+    def byte_count(self) -> int:
+        """About how big what waits is; those that are known by their ids alone do not count."""
+        return self.cursor.byte_count() + sum(map(len, self.returned()))
+
     def take(self, limit: int, max_bytes: int) -> Sequence[bytes]:
         """At most `limit` frames and about `max_bytes` bytes.
 

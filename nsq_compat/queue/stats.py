@@ -1,13 +1,13 @@
 """Snapshots of the queue: what /stats shows. Field names, their order and their meaning are NSQ's;
-`dropped_count`, `log_bytes` and `damaged_records` are ours.
+`dropped_count`, `dead_letter_count`, `rejected_count`, `policy`, `log_bytes` and `damaged_records` are ours.
 
 A topic's snapshot is made of plain values at one moment, so whoever renders it may take its time, and may let others
 run between two topics: ten thousand take a quarter of a second.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nsq_compat.queue.broker import Broker
@@ -78,6 +78,9 @@ class ChannelStats:
     paused: bool
     e2e_processing_latency: LatencyStats = field(default_factory=LatencyStats)
     dropped_count: int = 0
+    dead_letter_count: int = 0
+    rejected_count: int = 0
+    policy: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +96,7 @@ class TopicStats:
     paused: bool
     e2e_processing_latency: LatencyStats = field(default_factory=LatencyStats)
     dropped_count: int = 0
+    rejected_count: int = 0
     log_bytes: int = 0
     damaged_records: int = 0
 
@@ -129,6 +133,7 @@ def _topic_stats(topic: "Topic", now: float, channel: str, include_clients: bool
         if alone
         else _latency_stats(topic.channels.values(), now),
         dropped_count=topic.dropped_count,
+        rejected_count=topic.rejected_count,
         log_bytes=topic.store.log.disk_bytes if topic.store is not None else 0,
         damaged_records=topic.store.log.damaged_records if topic.store is not None else 0,
     )
@@ -153,6 +158,9 @@ def _channel_stats(channel: "Channel", now: float, include_clients: bool) -> Cha
         paused=channel.paused,
         e2e_processing_latency=_latency_stats([channel], now),
         dropped_count=channel.dropped_count,
+        dead_letter_count=channel.dead_letter_count,
+        rejected_count=channel.rejected_count,
+        policy=channel.applied.described(channel.topic_name, channel.name),
     )
 
 

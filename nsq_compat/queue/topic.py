@@ -12,7 +12,7 @@ Invariants:
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from nsq_compat.protocol.message import make_frames, message_id
 from nsq_compat.protocol.names import is_ephemeral
@@ -57,6 +57,22 @@ class TopicObserver(Protocol):
         """There is something a checkpoint should know; said once until the next one."""
 
 
+class Guard(Protocol):
+    """Stands before a topic and lets messages in, or does not."""
+
+    def admit(self, count: int, now: float) -> None:
+        """So many are published. Raises ``Refused``."""
+
+
+class _Closed:
+    def admit(self, count: int, now: float) -> None:
+        raise Exiting
+
+
+CLOSED: Final[Guard] = _Closed()
+"""Lets nothing in, for good."""
+
+
 class Topic:
     """Made by a broker; `exiting` once it is deleted or the daemon stops. Without a store it lives in memory alone."""
 
@@ -73,11 +89,13 @@ class Topic:
         self.paused = False
         self.awaits_channels = False
         self.exiting = False
-        self.refuses_publishing = False
+        self.guard: Guard | None = None
+        """Who has to admit what is published; NSQ knows none."""
         self.channels: dict[str, Channel] = {}
         self.message_count = 0
         self.message_bytes = 0
         self.dropped_count = 0
+        self.rejected_count = 0
         self._limits = limits
         self._schedule = schedule
         self._observer = observer
@@ -92,6 +110,11 @@ class Topic:
     def depth(self) -> int:
         """Messages no channel has got yet."""
         return len(self._held)
+
+    @property
+    def full_name(self) -> str:
+        """For log lines and clients, as a channel has one."""
+        return f"topic {self.name}"
 
     @property
     def backend_depth(self) -> int:
@@ -123,9 +146,9 @@ class Topic:
     # --- Publishing ---------------------------------------------------------------------------------------------------
 
     def publish(self, bodies: Sequence[bytes], now: float, now_ns: int, defer: float = 0.0) -> None:
-        """Make messages, all of them or none. `defer` in seconds. Raises ``Exiting`` and ``OSError``."""
-        if self.refuses_publishing:
-            raise Exiting
+        """Make messages, all of them or none. `defer` in seconds. Raises ``Refused`` and ``OSError``."""
+        if self.guard is not None:
+            self.guard.admit(len(bodies), now)
         frames = make_frames(self._ids.take(len(bodies), now_ns), now_ns, bodies)
         if defer > 0:
             self._defer(frames, now + defer, now_ns + int(defer * _NS_PER_SECOND))
@@ -283,7 +306,8 @@ class Topic:
 
     def close(self) -> None:
         """The daemon stops: nothing is taken or given any more. What is held stays where it is kept."""
-        self.exiting = self.refuses_publishing = True
+        self.exiting = True
+        self.guard = CLOSED
         for channel in self.channels.values():
             channel.close()
 
@@ -303,11 +327,36 @@ class Topic:
 
     def delete(self) -> None:
         """The topic ends, with its channels and all they hold."""
-        self.exiting = self.refuses_publishing = True
+        self.exiting = True
+        self.guard = CLOSED
         for channel in self.channels.values():
             channel.delete()
         if self.store is not None:
             self.store.delete()
+
+    # --- Bounds of what it holds (``bounds.Bounded``) -----------------------------------------------------------------
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether what is published waits here, and not in the channels."""
+        return self._holding
+
+    @property
+    def waiting_count(self) -> int:
+        return len(self._held) - len(self._held.deferred)
+
+    def waiting_bytes(self) -> int:
+        return self._held.cursor.byte_count()
+
+    def front(self, limit: int) -> Sequence[bytes]:
+        return self._held.front(limit, self.store.log.fetch if self.store is not None else lambda ids: {})
+
+    def drop_oldest(self, limit: int, max_bytes: int) -> int:
+        count = self._held.drop(limit, max_bytes)
+        self.dropped_count += count
+        self._pass_over()
+        self._note_change()
+        return count
 
     # --- What must survive --------------------------------------------------------------------------------------------
 

@@ -109,6 +109,18 @@ class TopicLog:
         """Bytes in all files, without what is only reserved."""
         return sum(segment.end for segment in [*self._segments, *self._kept.segments])
 
+    def bytes_behind(self, seq: int) -> int:
+        """About how much of the log follows from that message on, as if all in one segment were of one size."""
+        total, following = 0, self._seq
+        for segment in reversed(self._segments):
+            if following > max(seq, segment.first_seq):
+                part = (following - max(seq, segment.first_seq)) / (following - segment.first_seq)
+                total += int(segment.end * part)
+            following = segment.first_seq
+            if following <= seq:
+                break
+        return total
+
     @property
     def damaged_records(self) -> int:
         """Messages found lost since the log was opened."""

@@ -36,7 +36,7 @@ from nsq_compat.protocol.numbers import number
 from nsq_compat.protocol.schema import MAGIC_V2
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import NotInFlight, TooManyConsumers
-from nsq_compat.queue.exiting import Exiting
+from nsq_compat.queue.exiting import Exiting, Refused
 from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.stats import ClientStats
 from nsq_compat.session.admission import delay_of, judge
@@ -291,7 +291,7 @@ class NsqdSession:
             if topic is None:
                 topic = self._broker.topic(name)
             topic.publish(bodies, self._now, self._now_ns)
-        except (Exiting, OSError) as error:
+        except (Refused, OSError) as error:
             raise failed(spec, error) from None
         self._pub_counts[name] += len(bodies)
         self._replies.append(OK if spec is table.MPUB else OK * len(bodies))
@@ -302,7 +302,7 @@ class NsqdSession:
         try:
             delay = delay_of(command.tokens, self._limits.max_defer_timeout_ms)
             self._broker.topic(name).publish([command.body], self._now, self._now_ns, defer=delay)
-        except (Exiting, OSError) as error:
+        except (Refused, OSError) as error:
             raise failed(command.spec, error) from None
         self._pub_counts[name] += 1
         self._replies.append(OK)

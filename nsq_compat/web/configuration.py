@@ -1,10 +1,11 @@
-"""GET and PUT /config/:opt: options looked at and, two of them, changed while the daemon runs; `drain` ends it."""
+"""GET and PUT /config/:opt: options looked at and, some of them, changed while the daemon runs; `drain` ends it."""
 
 import json
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from nsq_compat.net.http_message import Admission, Request, Response
+from nsq_compat.queue.policies import PolicyError
 from nsq_compat.web import responses
 from nsq_compat.web.nsqd_service import NsqdService
 from nsq_compat.web.responses import ApiError, error
@@ -19,6 +20,7 @@ class Configuration:
                 "nsqlookupd_tcp_addresses": self._set_lookupd_addresses,
                 "log_level": self._set_log_level,
                 "drain": self._drain,
+                "policies": self._set_policies,
             }
         )
 
@@ -33,6 +35,8 @@ class Configuration:
             raise ApiError(400, "INVALID_OPTION")
         try:
             self._writable[name](request.body)
+        except PolicyError as why:  # docs/differences.md: policies
+            raise ApiError(400, f"INVALID_VALUE: {why}") from None
         except (ValueError, RecursionError):  # the latter from deeply nested JSON
             raise ApiError(400, "INVALID_VALUE") from None
         return self._value(name)
@@ -59,6 +63,9 @@ class Configuration:
         if body.strip() != b"true":
             raise ValueError("there is no way back")
         self._service.drain()
+
+    def _set_policies(self, body: bytes) -> None:
+        self._service.set_policies(json.loads(body.decode("utf-8")))
 
     def _set_log_level(self, body: bytes) -> None:
         self._service.set_log_level(body.decode("utf-8"))

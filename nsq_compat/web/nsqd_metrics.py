@@ -44,6 +44,7 @@ _TOPIC: Final[Sequence[Figure[TopicStats]]] = (
     Figure("nsqd_topic_messages", "Messages published.", lambda topic: topic.message_count, is_counter=True),
     Figure("nsqd_topic_message_bytes", "Their bodies' size.", lambda topic: topic.message_bytes, is_counter=True),
     Figure("nsqd_topic_dropped", "Messages dropped.", lambda topic: topic.dropped_count, is_counter=True),
+    Figure("nsqd_topic_rejected", "Messages refused: bounded.", lambda topic: topic.rejected_count, is_counter=True),
     Figure("nsqd_topic_damaged_records", "Records of the log that were damaged.", lambda topic: topic.damaged_records),
 )
 
@@ -59,6 +60,8 @@ _CHANNEL: Final[Sequence[Figure[ChannelStats]]] = (
     Figure("nsqd_channel_requeues", "Messages requeued.", lambda channel: channel.requeue_count, is_counter=True),
     Figure("nsqd_channel_timeouts", "Messages timed out.", lambda channel: channel.timeout_count, is_counter=True),
     Figure("nsqd_channel_dropped", "Messages dropped.", lambda channel: channel.dropped_count, is_counter=True),
+    Figure("nsqd_channel_dead_letters", "Messages dead-lettered.", lambda it: it.dead_letter_count, is_counter=True),
+    Figure("nsqd_channel_rejected", "Messages refused: bounded.", lambda it: it.rejected_count, is_counter=True),
 )
 
 

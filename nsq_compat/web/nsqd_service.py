@@ -94,9 +94,10 @@ class NsqdService(RunningProcess, Protocol):
         """The nine figures of /stats, by their JSON names and in NSQ's order."""
 
     def config_value(self, name: str) -> object:
-        """The present value of an option that has a flag, by its config key, or of ``drain``. Raises ``KeyError``.
+        """The present value of an option that has a flag, by its config key, or of ``drain`` and ``policies``.
 
         bool, int (durations in nanoseconds; log levels, TLS settings as NSQ numbers them), str, float, or a sequence.
+        Raises ``KeyError``.
         """
 
     def set_log_level(self, text: str) -> None:
@@ -104,6 +105,9 @@ class NsqdService(RunningProcess, Protocol):
 
     def set_lookupd_addresses(self, addresses: Sequence[str] | None) -> None:
         """The nsqlookupds to be registered with from now on; None (JSON's null) for none."""
+
+    def set_policies(self, written: object) -> None:
+        """What ``config_value("policies")`` is from now on: a list of mappings. Raises ``PolicyError``."""
 
     @property
     def draining(self) -> bool: ...

@@ -8,7 +8,8 @@ from typing import Final
 
 from nsq_compat.net.http_message import Admission, Request, Response
 from nsq_compat.protocol.names import is_valid_name
-from nsq_compat.queue.exiting import Exiting
+from nsq_compat.queue.bounds import Full
+from nsq_compat.queue.exiting import Exiting, Refused
 from nsq_compat.queue.topic import Topic
 from nsq_compat.web.nsqd_service import NsqdService
 from nsq_compat.web.query import parse_boolean, parse_query
@@ -62,7 +63,9 @@ class Publishing:
     def _put(self, topic: Topic, bodies: list[bytes], defer: float = 0.0) -> Response:
         try:
             topic.publish(bodies, self._service.now(), self._service.now_ns(), defer)
-        except Exiting:
+        except Full:
+            raise ApiError(503, "TOPIC_FULL") from None  # docs/differences.md: policies
+        except Refused:
             raise ApiError(503, "EXITING") from None
         except OSError as failure:
             # nsqd: a disk that refuses is reported as a daemon that stops; either way the message was not taken.

@@ -18,12 +18,13 @@ _PAUSE_SECONDS: Final = 0.001  # with a sleep of 0 the event loop would not look
 
 # The order and names of nsqd's JSON. "?" marks what is left out when it is empty, 0 or false.
 _TOPIC_KEYS: Final = (
-    "topic_name channels depth backend_depth message_count message_bytes dropped_count? paused e2e_processing_latency"
+    "topic_name channels depth backend_depth message_count message_bytes dropped_count? rejected_count? paused "
+    "e2e_processing_latency"
 )
 _CHANNEL_KEYS: Final = (
     "channel_name depth backend_depth in_flight_count deferred_count message_count zone_local_msg_count? "
-    "region_local_msg_count? global_msg_count? requeue_count timeout_count dropped_count? client_count clients paused "
-    "e2e_processing_latency"
+    "region_local_msg_count? global_msg_count? requeue_count timeout_count dropped_count? dead_letter_count? "
+    "rejected_count? client_count clients paused policy? e2e_processing_latency"
 )
 _CLIENT_KEYS: Final = (
     "client_id hostname version remote_address state ready_count in_flight_count message_count zone_local_msg_count? "

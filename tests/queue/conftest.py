@@ -19,6 +19,8 @@ from nsq_compat.queue.files import Files, OsFiles
 from nsq_compat.queue.in_flight import InFlight
 from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.line import Locality
+from nsq_compat.queue.policies import Policies
+from nsq_compat.queue.policing import Policing
 from nsq_compat.queue.stats import ClientStats
 from nsq_compat.queue.storage import Durability, Storage
 from nsq_compat.queue.topic import Topic
@@ -94,10 +96,19 @@ class Daemon:
         self.now = 1000.0
         self.clock = NOW_NS / 1e9
         self.broker = Broker(limits, storage)
+        self.policing = Policing(self.broker, lambda: self.now, lambda: self.now_ns)
 
     @property
     def now_ns(self) -> int:
         return int((self.clock + self.now) * 1e9)
+
+    def follows(self, *policies: dict[str, object]) -> None:
+        """These policies from now on, and no others."""
+        self.policing.apply(Policies(policies))
+
+    def sends_dead_letters(self) -> bool:
+        """A batch of each channel's; False if any was refused."""
+        return self.policing.dead_letters.send(self.now, self.now_ns)
 
     def topic(self, name: str = "orders") -> Topic:
         return self.broker.topic(name)

@@ -14,7 +14,7 @@ def names(kind: type) -> list[str]:
 def test_a_topic_has_the_figures_of_nsqd_in_its_order():
     assert names(TopicStats) == [
         "topic_name", "channels", "depth", "backend_depth", "message_count", "message_bytes", "paused",
-        "e2e_processing_latency", "dropped_count", "log_bytes", "damaged_records",
+        "e2e_processing_latency", "dropped_count", "rejected_count", "log_bytes", "damaged_records",
     ]  # fmt: skip
 
 
@@ -23,6 +23,7 @@ def test_a_channel_has_the_figures_of_nsqd_in_its_order():
         "channel_name", "depth", "backend_depth", "in_flight_count", "deferred_count", "message_count",
         "zone_local_msg_count", "region_local_msg_count", "global_msg_count", "requeue_count", "timeout_count",
         "client_count", "clients", "paused", "e2e_processing_latency", "dropped_count",
+        "dead_letter_count", "rejected_count", "policy",
     ]  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.in_flight import InFlight
 from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.line import Locality
+from nsq_compat.queue.policies import Policies
 from nsq_compat.queue.stats import ClientStats
 from nsq_compat.queue.topic import Topic
 from nsq_compat.web.metrics import Metrics
@@ -89,6 +90,9 @@ class Daemon:
     def drain(self) -> None:
         self.draining = True
         self.config["drain"] = True
+
+    def set_policies(self, written: object) -> None:
+        self.config["policies"] = Policies(written).written
 
     def save_metadata(self) -> None:
         self.saves += 1

@@ -1,0 +1,170 @@
+"""Policies of a live nsqd: read from its config file, changed while it runs, and what clients notice."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.cluster import eventually
+from conformance.nsqd_process import NsqdProcess, installed_nsqd
+from tests.faults.client import Client, Refused
+
+TWICE = '[[policies]]\ntopic = "orders"\nmax_attempts = 2\n'
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "nsqd.cfg"
+    path.write_text(TWICE)
+    return path
+
+
+@pytest.fixture
+def start(tmp_path: Path, config: Path) -> Iterator[Callable[[], NsqdProcess]]:
+    with ExitStack() as running:
+        yield lambda: running.enter_context(
+            NsqdProcess(installed_nsqd(), tmp_path, options=[f"--config={config}", "--sync-timeout=50ms"])
+        )
+
+
+@pytest.fixture
+def nsqd(start: Callable[[], NsqdProcess]) -> NsqdProcess:
+    return start()
+
+
+@pytest.fixture
+def connect(nsqd: NsqdProcess) -> Iterator[Callable[[], Client]]:
+    with ExitStack() as clients:
+        yield lambda: clients.enter_context(Client(address(nsqd)))
+
+
+def address(nsqd: NsqdProcess) -> tuple[str, int]:
+    host, _, port = nsqd.tcp_address.rpartition(":")
+    return host, int(port)
+
+
+def in_force(nsqd: NsqdProcess) -> Any:
+    return nsqd.asks("GET", "/config/policies").json()
+
+
+def put(nsqd: NsqdProcess, policies: object) -> tuple[int, Any]:
+    answer = nsqd.asks("PUT", "/config/policies", json.dumps(policies).encode())
+    return answer.status, answer.json()
+
+
+def fail_until_gone(consumer: Client, body: bytes, times: int) -> None:
+    for attempt in range(1, times + 1):
+        (message,) = consumer.take(1)
+        assert (message.body, message.attempts) == (body, attempt)
+        consumer.requeue(message.id, 0)
+
+
+def test_a_message_that_fails_often_enough_waits_in_the_dead_letter_topic_and_stats_say_so(nsqd, connect):
+    consumer = connect()
+    consumer.subscribe("orders", "archive", ready=1)
+    connect().publish("orders", b"bad")
+    fail_until_gone(consumer, b"bad", 2)
+    eventually(lambda: nsqd.channel_stats("orders", "archive").get("dead_letter_count") == 1)
+    stats = nsqd.channel_stats("orders", "archive")
+    assert stats["policy"] == {"max_attempts": 2, "dead_letter_topic": "orders.archive.dead"}
+    assert (stats["depth"], stats["in_flight_count"]) == (0, 0)
+    reader = connect()
+    reader.subscribe("orders.archive.dead", "redrive", ready=1)
+    assert [message.body for message in reader.take(1)] == [b"bad"]
+    assert nsqd.logs("CHANNEL(orders:archive): 1 more to orders.archive.dead")
+
+
+def test_without_policies_stats_are_as_they_are(nsqd):
+    nsqd.create_channel("clicks", "archive")
+    assert not {"policy", "dead_letter_count", "rejected_count"} & set(nsqd.channel_stats("clicks", "archive"))
+
+
+def test_a_hangup_signal_reads_them_again_for_channels_that_run_and_a_bad_file_changes_nothing(nsqd, config, connect):
+    consumer = connect()
+    consumer.subscribe("orders", "archive", ready=1)
+    config.write_text("[[policies]]\nmax_attempts = 3\n")
+    nsqd.send_signal(signal.SIGHUP)
+    eventually(lambda: in_force(nsqd) == [{"max_attempts": 3}])
+    config.write_text("[[policies]]\nmax_attempts = 3\nmax_dept = 1\n")
+    nsqd.send_signal(signal.SIGHUP)
+    reason = f"failed to load config file {config} - line 3: policy 1: max_dept: there is no such setting"
+    assert nsqd.logs(f"ERROR: policies stay as they are - {reason}")
+    assert in_force(nsqd) == [{"max_attempts": 3}]
+    connect().publish("orders", b"bad")
+    fail_until_gone(consumer, b"bad", 3)
+    eventually(lambda: nsqd.channel_stats("orders", "archive").get("dead_letter_count") == 1)
+    config.unlink()
+    nsqd.send_signal(signal.SIGHUP)
+    assert nsqd.logs("no such file or directory")
+    assert in_force(nsqd) == [{"max_attempts": 3}]
+
+
+def test_they_are_put_over_http_for_what_is_there_and_a_bad_one_changes_nothing(nsqd, connect):
+    nsqd.create_channel("orders", "archive")
+    producer = connect()
+    producer.publish("orders", b"a")
+    assert put(nsqd, [{"max_depth": 1}]) == (200, [{"max_depth": 1}])
+    with pytest.raises(Refused, match=r"E_PUB_FAILED PUB failed channel orders:archive is full \(max_depth\)"):
+        producer.publish("orders", b"b")
+    answer = nsqd.asks("POST", "/pub?topic=orders", b"b")
+    assert (answer.status, answer.json()) == (503, {"message": "TOPIC_FULL"})
+    assert put(nsqd, [{"max_depth": 0}]) == (
+        400,
+        {"message": "INVALID_VALUE: policy 1: max_depth: must be an integer from 1 to 9223372036854775807"},
+    )
+    assert put(nsqd, {"max_depth": 5}) == (400, {"message": "INVALID_VALUE: policies are a list of tables"})
+    assert in_force(nsqd) == [{"max_depth": 1}]
+    assert nsqd.channel_stats("orders", "archive")["rejected_count"] == 2
+    assert put(nsqd, []) == (200, [])
+    connect().publish("orders", b"b")
+
+
+def test_the_oldest_are_dropped_and_counted(nsqd, connect):
+    put(nsqd, [{"max_depth": 2, "when_full": "drop-oldest"}])
+    nsqd.create_channel("orders", "archive")
+    connect().publish_together("orders", [b"a", b"b", b"c", b"d"])
+    eventually(lambda: nsqd.channel_stats("orders", "archive").get("dropped_count") == 2)
+    consumer = connect()
+    consumer.subscribe("orders", "archive", ready=10)
+    assert [message.body for message in consumer.take(2)] == [b"c", b"d"]
+
+
+def test_a_rate_holds_back_what_a_consumer_is_ready_for(nsqd, connect):
+    put(nsqd, [{"max_rate": 0.001, "burst": 3}])
+    consumer = connect()
+    consumer.subscribe("orders", "archive", ready=100)
+    connect().publish_together("orders", [b"%d" % number for number in range(10)])
+    assert len(consumer.take(3)) == 3
+    eventually(lambda: nsqd.channel_stats("orders", "archive")["depth"] == 7)
+    put(nsqd, [])
+    assert len(consumer.take(7)) == 7
+
+
+def test_what_was_dead_lettered_stays_so_after_a_clean_stop(nsqd, start, connect):
+    consumer = connect()
+    consumer.subscribe("orders", "archive", ready=1)
+    connect().publish("orders", b"bad")
+    fail_until_gone(consumer, b"bad", 1)
+    (message,) = consumer.take(1)
+    consumer.requeue(message.id, 0)
+    consumer.ask(b"CLS\n")  # behind the REQ
+    assert nsqd.stop() == 0
+    again = start()
+    assert again.channel_stats("orders", "archive")["depth"] == 0
+    assert again.channel_stats("orders.archive.dead", "redrive")["depth"] == 1
+
+
+def test_check_config_names_the_line(tmp_path, config):
+    command = [sys.executable, "-m", "nsq_compat.nsqd.main", f"--config={config}", f"--data-path={tmp_path}"]
+    command += ["--check-config", "--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0"]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+    config.write_text(TWICE + "when_full = 5\n")
+    refused = subprocess.run(command, capture_output=True, check=False, text=True)
+    assert refused.returncode == 1
+    assert f'{config} - line 4: policy 1: when_full: must be "reject" or "drop-oldest"' in refused.stderr
