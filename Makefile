@@ -19,7 +19,7 @@ check:
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/vulture --min-confidence 80 nsq_compat pyspark_nsq benchmarks conformance tests
+	$(BIN)/vulture --min-confidence 80 nsq_compat pyspark_nsq spark/jobs benchmarks conformance tests
 	$(BIN)/codespell
 	$(BIN)/djlint --quiet --lint --profile=jinja --ignore=H015,H043 templates
 

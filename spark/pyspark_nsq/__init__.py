@@ -18,12 +18,16 @@ spool, durably, before it finishes it, and seals what belongs to its batch; Spar
     suspects      what may come again after a crash
     rows          messages as Arrow
     spool_tool    ``python -m pyspark_nsq.spool_tool``: looks into a spool, puts back what is in it
+    duplicates    `once`: a stream without what has been there before
+    command_line  what the pipelines in ``spark/jobs`` share
     options       the table of options; `kinds` is what their texts may be
 
 May import ``nsq_compat.protocol`` and ``nsq_compat.session``, never gevent: executors are forked from Spark's daemon,
-and nothing may be patched there. Only ``source`` and ``sink`` import pyspark. Read ``drain`` first, then ``spool``.
+and nothing may be patched there. Only ``source``, ``sink`` and ``duplicates`` import pyspark. Read ``drain`` first,
+then ``spool``.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -50,6 +54,16 @@ def ack(frame: Any) -> int:
     from pyspark_nsq.batch_spool import acknowledge
 
     return acknowledge(field.metadata or {} for field in frame.schema.fields)
+
+
+def once(messages: Any, keys: Sequence[str] = ("nsqd", "topic", "id"), within: str = "10 minutes") -> Any:
+    """A stream of messages, without those whose keys came in the time `within` before, by when Spark received them.
+
+    Not one message is dropped for being old, as by a watermark on `timestamp`: who waited long at nsqd is not late.
+    """
+    from pyspark_nsq import duplicates
+
+    return duplicates.once(messages, keys, within)
 
 
 def __getattr__(name: str) -> Any:

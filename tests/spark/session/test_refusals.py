@@ -11,7 +11,7 @@ from conformance.nsqd_process import NsqdProcess
 from pyspark_nsq.source import NsqDataSource
 from tests.spark.conftest import Publish, small_disk
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 MESSAGES = 10
 

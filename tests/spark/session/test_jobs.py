@@ -1,0 +1,173 @@
+"""The pipelines, each run as it stands: its own flags, a real Spark, a real nsqd."""
+
+import importlib
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from conformance.nsqd_process import NsqdProcess, installed_nsqd
+from pyspark_nsq import command_line
+from tests.spark.conftest import Publish
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("spark")]
+
+JOBS = ("batch_drain", "nsq_to_nsq", "nsq_to_parquet", "publisher", "redundant_pairs", "windowed_counts")
+
+
+def run(name: str, *arguments: object) -> int:
+    """The exit status of a job."""
+    job = importlib.import_module(f"spark.jobs.{name}")
+    return command_line.run(job.parser(), job.job, [str(each) for each in arguments])
+
+
+@pytest.fixture
+def source(nsqd: NsqdProcess, topic: str, tmp_path: Path) -> list[str]:
+    """Flags of a job that reads the test's topic."""
+    (tmp_path / "spool").mkdir()
+    return [
+        *(f"--topic={topic}", "--channel=c", f"--spool={tmp_path / 'spool'}"),
+        *(f"--nsqd-tcp-address={nsqd.tcp_address}", f"--nsqd-http-address={nsqd.http_address}"),
+    ]
+
+
+@pytest.fixture
+def stream(source: list[str], tmp_path: Path) -> list[str]:
+    """And of one that is a stream."""
+    return [*source, "--once", f"--checkpoint={tmp_path / 'checkpoint'}"]
+
+
+def post(nsqd: NsqdProcess, topic: str, bodies: Sequence[bytes]) -> None:
+    assert nsqd.asks("POST", f"/mpub?topic={topic}", b"\n".join(bodies)).status == 200
+
+
+def bodies_in(spark: SparkSession, table: Path) -> list[bytes]:
+    return sorted(bytes(row.body) for row in spark.read.parquet(str(table)).select("body").collect())
+
+
+def test_lines_become_messages_that_are_chosen_and_drained(
+    nsqd: NsqdProcess, topic: str, source: list[str], stream: list[str], tmp_path: Path, capsys
+):
+    nsqd.create_channel(topic, "c")
+    nsqd.create_channel(f"{topic}.b", "c")
+    lines = [b'{"kind": "view"}', b'{"kind": "order"}', b"", b"no JSON: \xff"]
+    (tmp_path / "lines").write_bytes(b"\n".join(lines))
+    target = f"--to-nsqd-tcp-address={nsqd.tcp_address}"
+    assert run("publisher", f"--path={tmp_path / 'lines'}", f"--to-topic={topic}", target) == 0
+    assert f"published 3 messages to {topic}" in capsys.readouterr().out
+    chosen = "--where=text LIKE 'no JSON%' OR try_parse_json(text):kind::string = 'order'"
+    assert run("nsq_to_nsq", *stream, f"--to-topic={topic}.b", target, chosen) == 0
+    assert "batch 0: 3 messages so far" in capsys.readouterr().out
+    drained = ["--format=json", f"--path={tmp_path / 'out'}", f"--topic={topic}.b"]
+    assert run("batch_drain", *source, *drained) == 0
+    assert f"2 messages are in {tmp_path / 'out'}" in capsys.readouterr().out
+    rows = [json.loads(line) for file in (tmp_path / "out").glob("*.json") for line in file.read_text().splitlines()]
+    assert {row.get("body") or row["body_base64"] for row in rows} == {'{"kind": "order"}', "bm8gSlNPTjog/w=="}
+    assert not list((tmp_path / "spool").glob("batch-*"))
+
+
+def test_what_comes_again_is_in_the_table_once(
+    spark: SparkSession, publish: Publish, stream: list[str], tmp_path: Path, capsys
+):
+    bodies = publish(5)
+    table = tmp_path / "table"
+    assert run("nsq_to_parquet", *stream, f"--path={table}") == 0
+    (spooled,) = (tmp_path / "spool").glob("*/1/0/*.spool")
+    shutil.copy(spooled, spooled.parents[2] / "orphans")
+    bodies += publish(1)
+    assert run("nsq_to_parquet", *stream, f"--path={table}") == 0
+    assert "6 messages so far" in (said := capsys.readouterr().out)
+    assert "5 left out" in said
+    assert bodies_in(spark, table) == sorted(bodies)
+    assert [folder.name.startswith("day=20") for folder in table.glob("day=*")] == [True]
+
+
+def test_a_message_that_waited_long_is_not_taken_for_a_late_one(
+    spark: SparkSession, nsqd: NsqdProcess, topic: str, stream: list[str], tmp_path: Path
+):
+    forgetful = [*stream, f"--path={tmp_path / 'table'}", "--within=0 seconds"]
+    with NsqdProcess(installed_nsqd(), tmp_path) as other:
+        for each, body in ((other, b"published first, read last"), (nsqd, b"published last")):
+            each.create_channel(topic, "c")
+            post(each, topic, [body])
+        assert run("nsq_to_parquet", *forgetful) == 0
+        assert bodies_in(spark, tmp_path / "table") == [b"published last"]
+        both = [f"--nsqd-tcp-address={other.tcp_address}", f"--nsqd-http-address={other.http_address}"]
+        assert run("nsq_to_parquet", *forgetful, *both) == 0
+    assert bodies_in(spark, tmp_path / "table") == [b"published first, read last", b"published last"]
+
+
+def test_twins_from_two_nsqd_are_one_row(
+    spark: SparkSession, nsqd: NsqdProcess, topic: str, stream: list[str], tmp_path: Path
+):
+    with NsqdProcess(installed_nsqd(), tmp_path) as twin:
+        for each in (nsqd, twin):
+            each.create_channel(topic, "c")
+            post(each, topic, [b"one", b"two", b"three"])
+        both = [*stream, f"--nsqd-tcp-address={twin.tcp_address}", f"--nsqd-http-address={twin.http_address}"]
+        assert run("redundant_pairs", *both, f"--path={tmp_path / 'table'}") == 0
+    assert bodies_in(spark, tmp_path / "table") == [b"one", b"three", b"two"]
+
+
+def event(key: str, time: object) -> bytes:
+    return json.dumps({"page": key, "at": time}).encode()
+
+
+def test_final_windows_are_rows_of_a_table(
+    spark: SparkSession, nsqd: NsqdProcess, topic: str, stream: list[str], tmp_path: Path, capsys
+):
+    nsqd.create_channel(topic, "c")
+    post(nsqd, topic, [event("/", 0), event("/", 59.5), event("/help", 60), b"{}", event("/", 500)])
+    counts = [*stream, f"--path={tmp_path / 'table'}", "--key=page", "--time=at", "--watermark=0 seconds"]
+    # The one without a time is of today, and makes all others' windows final.
+    assert run("windowed_counts", *counts) == 0
+    rows = spark.read.parquet(str(tmp_path / "table")).collect()
+    assert sorted((row.start.timestamp(), row.key, row.events) for row in rows) == [
+        (0, "/", 2),
+        (60, "/help", 1),
+        (480, "/", 1),
+    ]
+    post(nsqd, topic, [event("/", 30)])
+    capsys.readouterr()
+    assert run("windowed_counts", *counts) == 0
+    assert "1 left out" in capsys.readouterr().out
+
+
+def test_the_last_windows_are_shown(nsqd: NsqdProcess, topic: str, stream: list[str], capsys):
+    nsqd.create_channel(topic, "c")
+    post(nsqd, topic, [event("/", 0), event("/", 1), event("/help", 2), event("/", 7200), event("/b", 7201)])
+    assert run("windowed_counts", *stream, "--key=page", "--time=at", "--windows=2", "--keys=2") == 0
+    table = [line.split() for line in capsys.readouterr().out.splitlines()[-3:]]
+    assert [row[0] for row in table] == ["key", "/", "/b"]
+    assert table[0][-1] == "together"
+    assert [row[1:] for row in table[1:]] == [["2", "1", "3"], ["0", "1", "1"]]
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_help_says_how_it_is_submitted(name: str, capsys):
+    with pytest.raises(SystemExit):
+        run(name, "--help")
+    assert f"spark-submit {name}.py --" in capsys.readouterr().out
+
+
+def test_every_job_is_tried_here():
+    assert {file.stem for file in Path("spark/jobs").glob("*.py")} == set(JOBS)
+
+
+def test_what_is_wrong_is_said_before_spark_is_asked(stream: list[str], capsys):
+    assert run("nsq_to_parquet", *stream, "--path=/nowhere", "--channel=c#ephemeral") == 2
+    assert capsys.readouterr().err.startswith("nsq_to_parquet.py: channel must be a channel that is kept")
+    assert run("nsq_to_parquet", *stream, "--path=/nowhere", "--option=tls") == 2
+    assert "--option must be NAME=VALUE" in capsys.readouterr().err
+
+
+def test_what_fails_in_spark_is_the_sentence_and_no_more(source: list[str], tmp_path: Path, capsys):
+    nobody = ["--nsqd-tcp-address=127.0.0.1:1", "--nsqd-http-address=127.0.0.1:1"]
+    flags = [*(each for each in source if "address" not in each), *nobody, f"--path={tmp_path / 'out'}"]
+    assert run("batch_drain", *flags) == 1
+    assert capsys.readouterr().err.startswith("batch_drain.py: nsqdTcpAddresses: no nsqd can be reached; start one")
+    assert run("publisher", f"--path={tmp_path / 'no'}", "--to-topic=t", "--to-nsqd-tcp-address=127.0.0.1:1") == 1
+    assert capsys.readouterr().err.startswith("publisher.py: [PATH_NOT_FOUND] Path does not exist")
