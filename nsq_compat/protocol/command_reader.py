@@ -16,6 +16,7 @@ Invariants:
 import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 
 from nsq_compat.protocol.command_table import PUB, BodySpec, CommandSpec
 from nsq_compat.protocol.commands import Command, Finish, Line, Publish
@@ -31,6 +32,15 @@ _FIN_FIRST_BYTE = ord("F")
 _lone_fin = re.compile(rb"FIN ([^\n\r ]{16})\n").fullmatch
 _LONE_FIN_SIZE = 21
 _read_size = struct.Struct(">i").unpack_from
+_WORTH_A_LOOK = 4
+_ALIKE_AT_ONCE = 128
+"""Messages of one size; bounds what a remembered layout takes."""
+
+
+@lru_cache(maxsize=64)
+def _alike(size: int, count: int) -> struct.Struct:
+    """So many messages of that size, each with its size before it."""
+    return struct.Struct(f"{SIZE_OF_SIZE}s{size}s" * count)
 
 
 class CommandReader:
@@ -266,8 +276,12 @@ class _MultipleBody:
 
     def _read_messages(self, buffer: bytes, position: int, end: int, count: int) -> int:
         # Hot: runs for every message of an MPUB.
-        begin, append, max_msg_size = position, self._bodies.append, self._max_msg_size
+        begin, max_msg_size = position, self._max_msg_size
         last_allowed = begin + self._max_body_size - self._taken
+        while alike := self._next_alike(buffer, position, min(end, last_allowed), count - len(self._bodies)):
+            self._bodies += alike
+            position += len(alike) * (SIZE_OF_SIZE + len(alike[0]))
+        append = self._bodies.append
         self._in_message = False
         self.needed = SIZE_OF_SIZE
         for _ in range(count - len(self._bodies)):
@@ -286,6 +300,22 @@ class _MultipleBody:
             position = stop
         self._taken += position - begin
         return position
+
+    def _next_alike(self, buffer: bytes, position: int, end: int, wanted: int) -> tuple[bytes, ...]:
+        """The next messages, if they are all there and of one size, so many at once; else none."""
+        # Records of one size are cut by one call, at a quarter of the cost; others cost no more than looking at two.
+        count = min(wanted, _ALIKE_AT_ONCE)
+        start = position + SIZE_OF_SIZE
+        if count < _WORTH_A_LOOK or start > end:
+            return ()
+        size = _read_size(buffer, position)[0]
+        following = start + size
+        if not 0 < size <= self._max_msg_size or position + count * (SIZE_OF_SIZE + size) > end:
+            return ()
+        if buffer[position:start] != buffer[following : following + SIZE_OF_SIZE]:
+            return ()
+        fields = _alike(size, count).unpack_from(buffer, position)
+        return fields[1::2] if fields[::2].count(fields[0]) == count else ()
 
     def _judged_size(self, size: int) -> int:
         if size <= 0:

@@ -25,25 +25,40 @@ class GuidFactory:
         self._tick = -1  # the one that `_start` was made for
         self._start = b""
 
+    def take_one(self, now_ns: int) -> bytes:
+        """The next id, 16 ASCII hex digits."""
+        number = self._reserve(1, now_ns)
+        return self._start_of(number) + _SEQUENCE_DIGITS[number & (_SEQUENCE_SIZE - 1)]
+
     def take(self, count: int, now_ns: int) -> list[bytes]:
-        """The next `count` ids, growing, each as 16 ASCII hex digits."""
+        """The next `count` ids, growing."""
+        return [start + digits for start, ends in self.take_runs(count, now_ns) for digits in ends]
+
+    def take_runs(self, count: int, now_ns: int) -> list[tuple[bytes, list[bytes]]]:
+        """The same in runs: how all ids of a tick begin, and how each ends."""
+        # Hot: runs for every publish. Whoever makes frames joins pieces anyway, and needs no id in one.
+        first = self._reserve(count, now_ns)
+        end = first + count
+        runs: list[tuple[bytes, list[bytes]]] = []
+        while first < end:
+            sequence = first & (_SEQUENCE_SIZE - 1)
+            tick_end = min(end, first - sequence + _SEQUENCE_SIZE)
+            runs.append((self._start_of(first), _SEQUENCE_DIGITS[sequence : sequence + tick_end - first]))
+            first = tick_end
+        return runs
+
+    def _reserve(self, count: int, now_ns: int) -> int:
+        """The first of so many numbers that nobody else gets."""
         clock = ((now_ns >> TICK_SHIFT) - EPOCH_TICK) << SEQUENCE_BITS
         first = clock if self._next < clock < _LAST_BELIEVED else self._next
-        self._next = end = first + count
-        # Hot: within a tick only the last digits differ, and to join two byte strings costs less than half of making
-        # the digits of a number.
-        ids: list[bytes] = []
-        while first < end:
-            tick, sequence = first >> SEQUENCE_BITS, first & (_SEQUENCE_SIZE - 1)
-            if tick != self._tick:
-                self._tick, self._start = tick, b"%013x" % (self._id(first) >> SEQUENCE_BITS)
-            start = self._start
-            if count == 1:  # a synchronous PUB
-                return [start + _SEQUENCE_DIGITS[sequence]]
-            tick_end = min(end, first - sequence + _SEQUENCE_SIZE)
-            ids += [start + digits for digits in _SEQUENCE_DIGITS[sequence : sequence + tick_end - first]]
-            first = tick_end
-        return ids
+        self._next = first + count
+        return first
+
+    def _start_of(self, number: int) -> bytes:
+        tick = number >> SEQUENCE_BITS
+        if tick != self._tick:  # the digits of a number cost more than all else, and a tick's are all alike
+            self._tick, self._start = tick, b"%013x" % (self._id(number) >> SEQUENCE_BITS)
+        return self._start
 
     @property
     def last(self) -> bytes:

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Protocol
 
-from nsq_compat.protocol.message import make_frames, message_id
+from nsq_compat.protocol.message import make_frame, make_frames, message_id
 from nsq_compat.protocol.names import is_ephemeral
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.checkpoint import HELD_BY_TOPIC, Checkpoint, Place
@@ -149,7 +149,7 @@ class Topic:
         """Make messages, all of them or none. `defer` in seconds. Raises ``Refused`` and ``OSError``."""
         if self.guard is not None:
             self.guard.admit(len(bodies), now)
-        frames = make_frames(self._ids.take(len(bodies), now_ns), now_ns, bodies)
+        frames = self._make_frames(bodies, now_ns)
         if defer > 0:
             self._defer(frames, now + defer, now_ns + int(defer * _NS_PER_SECOND))
         else:
@@ -160,6 +160,18 @@ class Topic:
             self._watch.note(frames, now_ns + int(defer * _NS_PER_SECOND) if defer > 0 else 0)
         if self.store is not None:
             self.store.commit()
+
+    def _make_frames(self, bodies: Sequence[bytes], now_ns: int) -> tuple[bytes, ...]:
+        if len(bodies) == 1:
+            return (make_frame(self._ids.take_one(now_ns), now_ns, bodies[0]),)
+        runs = self._ids.take_runs(len(bodies), now_ns)
+        if len(runs) == 1:
+            ((start, ends),) = runs
+            return make_frames(ends, now_ns, bodies, start)
+        frames: list[bytes] = []
+        for start, ends in runs:  # more than a tick has ids left
+            frames += make_frames(ends, now_ns, bodies[len(frames) : len(frames) + len(ends)], start)
+        return tuple(frames)
 
     def _deliver(self, frames: Sequence[bytes]) -> None:
         # Hot: once for every publish.

@@ -403,6 +403,31 @@ def test_messages_may_not_be_more_together_than_a_body(places):
     assert hear(new_reader(), cut(data, places)) == Heard([], b"E_BAD_BODY MPUB body too big 76 > 60")
 
 
+@pytest.mark.parametrize("count", [3, 4, 5, 127, 128, 129, 300])
+@pytest.mark.parametrize("odd", [None, 0, 1, 2, 100, -1])
+def test_messages_of_one_size_are_read_as_others_are(count, odd):
+    bodies = [b"%03d" % number for number in range(count)]
+    if odd is not None and odd < count:
+        bodies[odd] += b", longer than the others"
+    data = mpub(*bodies) + b"NOP\n"
+    for places in ([], [9], [14], [len(data) // 2], [len(data) - 5], [len(data) - 4]):
+        reader = new_reader(max_msg_size=100, max_body_size=len(data))
+        assert hear(reader, cut(data, places)) == Heard([(b"MPUB", b"t", *bodies), (b"NOP", b"")], None)
+
+
+@pytest.mark.parametrize(
+    ("size", "error"),
+    [
+        (20, b"E_BAD_BODY MPUB body too big 100 > 99"),
+        (21, b"E_BAD_MESSAGE MPUB message too big 21 > 20"),
+        (0, b"E_BAD_MESSAGE MPUB invalid message(0) body size 0"),
+    ],
+)
+def test_messages_of_one_size_are_refused_as_others_are(size, error):
+    data = b"MPUB t\n" + number(99) + number(4) + sized(b"x" * size) * 4
+    assert hear(new_reader(max_msg_size=20, max_body_size=99), [data]) == Heard([], error)
+
+
 def test_messages_may_be_exactly_a_body_together(reader):
     bodies = [b"x" * 20, b"x" * 20, b"x" * 4]
     assert hear(reader, [mpub(*bodies)]) == Heard([(b"MPUB", b"t", *bodies)], None)
@@ -615,6 +640,7 @@ fragments = st.one_of(
     st.builds(lambda name, body: name + sized(body), st.sampled_from([b"IDENTIFY\n", b"AUTH\r\n"]), bodies),
     st.builds(lambda contents: mpub(*contents), st.lists(st.binary(min_size=1, max_size=9), min_size=1, max_size=5)),
     st.builds(lambda contents: mpub(*contents), st.lists(bodies, max_size=4)),
+    st.builds(lambda contents: mpub(*contents), st.lists(st.binary(min_size=2, max_size=2), min_size=4, max_size=9)),
     st.builds(
         lambda size, count, contents: b"MPUB t\n" + number(size) + number(count) + b"".join(map(sized, contents)),
         sizes,

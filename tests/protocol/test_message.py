@@ -90,7 +90,7 @@ def test_nothing_published_is_nothing_made():
 
 
 def test_each_body_needs_its_own_id():
-    with pytest.raises(ValueError, match="shorter"):
+    with pytest.raises(ValueError, match="an id of its own"):
         message.make_frames([ID, ID], 0, [b"one"])
 
 

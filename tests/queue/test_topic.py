@@ -29,6 +29,16 @@ def test_a_message_is_stamped_when_it_is_published(daemon):
     assert (consumer.attempts(b"a"), consumer.attempts(b"b")) == (1, 1)
 
 
+def test_more_messages_than_a_tick_has_ids_are_published_at_once(daemon):
+    consumer = daemon.consumer()
+    bodies = [b"%d" % number for number in range(9000)]
+    daemon.topic().publish(bodies[:100], daemon.now, NOW_NS)
+    daemon.topic().publish(bodies[100:], daemon.now, NOW_NS)
+    assert [body for batch in iter(lambda: consumer.takes(10_000), []) for body in batch] == bodies
+    ids = [message.message_id(consumer.frames[body]) for body in bodies]
+    assert ids == sorted(set(ids))
+
+
 def test_the_node_id_is_in_every_id(start):
     daemon = start(node_id=617)
     consumer = daemon.consumer()
