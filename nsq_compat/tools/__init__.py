@@ -9,6 +9,7 @@
     nsq_to_file     what is published, in files; its own modules are listed there
     nsq_to_http     a request for each message
     nsq_to_nsq      messages published again elsewhere
+    nsq_redrive     dead letters published again where they came from
     to_nsq          publish what comes on standard input
 
     program         how they begin, complain and end

@@ -119,6 +119,12 @@ def nsq_pull(it: Installed) -> None:
     assert door.ask("/get?wait=20") == (200, b"1")
 
 
+def nsq_redrive(it: Installed) -> None:
+    of = ("--topic=elsewhere", "--channel=c", f"--dead-letter-topic={TOPIC}", f"--dead-letter-channel={CHANNEL}")
+    run(it.program("nsq_redrive"), *of, f"--nsqd-http-address={it.nsqd.http_address}", cwd=it.folder)
+    assert (it.depth("elsewhere"), it.depth()) == (5, 0)
+
+
 def nsq_data(it: Installed) -> None:
     it.nsqd.stop()
     options = ("check", f"--data-path={it.folder / 'data'}")
@@ -127,7 +133,7 @@ def nsq_data(it: Installed) -> None:
 
 USES: tuple[Callable[[Installed], None], ...] = (
     nsqd, nsqlookupd, nsqadmin, to_nsq, nsq_tail, nsq_stat, nsq_to_file, nsq_to_http, nsq_to_nsq, nsq_pubsub, nsq_pull,
-    nsq_data,
+    nsq_redrive, nsq_data,
 )  # fmt: skip
 
 
