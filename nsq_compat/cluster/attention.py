@@ -8,6 +8,7 @@ from typing import Final
 from nsq_compat.cluster.history import History
 from nsq_compat.cluster.snapshot import Snapshot
 from nsq_compat.cluster.statistics import ChannelStats, TopicStats
+from nsq_compat.protocol.names import is_ephemeral
 
 _BACKLOG_WORTH_A_WORD: Final = 1000
 _GROWTH_WORTH_A_WORD: Final = 0.05
@@ -64,9 +65,7 @@ def _of_topic(topic: TopicStats) -> Iterator[Concern]:
         )
     if topic.paused:
         yield _about(topic, Severity.NOTE, "paused", f"paused, {_messages(topic.depth)} waiting")
-    if topic.dropped_count:
-        text = f"{_messages(topic.dropped_count)} dropped because memory was full"
-        yield _about(topic, Severity.WARNING, "dropped", text)
+    yield from _of_losses(topic, topic.topic_name)
 
 
 def _of_channel(channel: ChannelStats, history: History, now: float) -> Iterator[Concern]:
@@ -83,9 +82,19 @@ def _of_channel(channel: ChannelStats, history: History, now: float) -> Iterator
     elif channel.depth and (channel.topic_name, channel.channel_name) in history.not_ready:
         text = f"{_messages(channel.depth)}, and all {channel.client_count:,} consumers at RDY 0{more}"
         yield _about(channel, Severity.WARNING, "not-ready", text)
-    if channel.dropped_count:
-        text = f"{_messages(channel.dropped_count)} dropped because memory was full"
-        yield _about(channel, Severity.WARNING, "dropped", text)
+    if channel.dead_letter_count:
+        text = f"{_messages(channel.dead_letter_count)} went to its dead-letter topic"
+        yield _about(channel, Severity.WARNING, "dead-letters", text)
+    yield from _of_losses(channel, channel.topic_name if is_ephemeral(channel.topic_name) else channel.channel_name)
+
+
+def _of_losses(stats: TopicStats | ChannelStats, name: str) -> Iterator[Concern]:
+    if stats.dropped_count:
+        why = "because memory was full" if is_ephemeral(name) else "because of a policy"
+        yield _about(stats, Severity.WARNING, "dropped", f"{_messages(stats.dropped_count)} dropped {why}")
+    if stats.rejected_count:
+        text = f"{_messages(stats.rejected_count)} refused because it was full"
+        yield _about(stats, Severity.WARNING, "refused", text)
 
 
 def _age(channel: ChannelStats, history: History, now: float) -> str:

@@ -10,13 +10,14 @@ ALL_NODES: Final = "*"
 _AT_ONCE: Final = 50
 
 _COUNTS: Final = (
-    *("depth", "backend_depth", "message_count", "dropped_count"),
+    *("depth", "backend_depth", "message_count", "dropped_count", "rejected_count"),
     *("zone_local_msg_count", "region_local_msg_count", "global_msg_count"),
 )
 _TOPIC_COUNTS: Final = (*_COUNTS, "message_bytes")
 _CHANNEL_COUNTS: Final = (
     *_COUNTS,
     *("in_flight_count", "deferred_count", "requeue_count", "timeout_count", "client_count"),
+    "dead_letter_count",
 )
 
 S = TypeVar("S", bound=Stats)
@@ -56,6 +57,11 @@ def channel_over_nodes(channel_name: str, parts: Sequence[ChannelStats]) -> Chan
     nodes = sorted(parts, key=lambda part: (part.hostname, part.node))
     total = _added(ChannelStats(channel_name=channel_name), nodes, _CHANNEL_COUNTS)
     total.topic_name = nodes[0].topic_name if nodes else ""
+    total.policy = {
+        name: value
+        for name, value in (nodes[0].policy if nodes else {}).items()
+        if all(part.policy.get(name) == value for part in nodes)
+    }
     total.nodes = nodes
     if any(part.clients is not None for part in nodes):
         total.clients = sorted((client for part in nodes for client in part.clients or ()), key=_by_distance)

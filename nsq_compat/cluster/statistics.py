@@ -1,5 +1,6 @@
 """Topics, channels and clients as one nsqd's /stats shows them. Field names are NSQ's."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, TypeVar
 
@@ -57,6 +58,7 @@ class Stats:
     region_local_msg_count: int = 0
     global_msg_count: int = 0
     dropped_count: int = 0
+    rejected_count: int = 0
     paused: bool = False
     latency: Latency = field(default_factory=Latency)
 
@@ -77,6 +79,9 @@ class ChannelStats(Stats):
     requeue_count: int = 0
     timeout_count: int = 0
     client_count: int = 0
+    dead_letter_count: int = 0
+    policy: Mapping[str, str] = field(default_factory=dict)
+    """What our nsqd does with it besides, setting by setting; of a sum what all nodes agree on."""
     clients: list[ClientStats] | None = None
     """None where they were not asked for."""
     nodes: list["ChannelStats"] = field(default_factory=list)
@@ -124,9 +129,17 @@ def _read_channel(node: Node, topic_name: str, value: object) -> ChannelStats:
     channel.node, channel.hostname, channel.topic_name = node.http_address, node.hostname, topic_name
     answer = reading.mapping(value)
     channel.latency = read_latency(answer.get("e2e_processing_latency"))
+    channel.policy = _read_policy(answer.get("policy"))
     if answer.get("clients") is not None:
         channel.clients = reading.each(lambda client: _read_client(node, client), answer["clients"])
     return channel
+
+
+def _read_policy(value: object) -> dict[str, str]:
+    settings = reading.mapping(value)
+    return {
+        name: reading.text(it) if isinstance(it, str) else f"{reading.number(it):.15g}" for name, it in settings.items()
+    }
 
 
 def _read_client(node: Node, value: object) -> ClientStats:

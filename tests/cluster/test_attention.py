@@ -76,6 +76,16 @@ def test_what_was_dropped_is_said():
     assert found(topic=TopicStats(topic_name="t", dropped_count=4))[0][:2] == (Severity.WARNING, "dropped")
 
 
+def test_what_policies_did_is_said():
+    assert found(channel(dead_letter_count=1, rejected_count=2, dropped_count=3)) == [
+        (Severity.WARNING, "dead-letters", "1 message went to its dead-letter topic"),
+        (Severity.WARNING, "dropped", "3 messages dropped because of a policy"),
+        (Severity.WARNING, "refused", "2 messages refused because it was full"),
+    ]
+    ephemeral = ChannelStats(topic_name="t", channel_name="c#ephemeral", dropped_count=3)
+    assert found(ephemeral)[0][2] == "3 messages dropped because memory was full"
+
+
 def test_a_topic_nobody_reads():
     topic = TopicStats(topic_name="t", depth=1)
     assert found(topic=topic) == [(Severity.WARNING, "no-channel", "1 message and no channel to read them")]

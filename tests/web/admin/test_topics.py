@@ -47,6 +47,28 @@ def test_a_channel_shows_its_clients(browser):
     assert "No clients connected" in shown(browser.get("/topics/orders/archive"))
 
 
+def test_a_channel_shows_which_policies_apply_and_what_they_did(browser, nsqd):
+    policy = {"max_attempts": 5, "dead_letter_topic": "orders.archive.dead", "max_rate": 2.5}
+    nsqd.topics = [
+        topic_json("orders", channel_json("archive", policy=policy, dead_letter_count=7), channel_json("mail"))
+    ]
+    page = browser.get("/topics/orders/archive")
+    assert "max_attempts 5, dead_letter_topic orders.archive.dead , max_rate 2.5 7 0 0" in shown(page)
+    assert 'href="/topics/orders.archive.dead"' in page.text
+    assert "Policies" not in shown(browser.get("/topics/orders/mail"))
+
+
+def test_a_policy_that_is_not_the_same_on_every_node_is_shown_node_by_node(browser, service, nsqd, make_nsqd):
+    other = make_nsqd()
+    service.options.nsqd_http_addresses += (other.address,)
+    nsqd.topics = [topic_json("orders", channel_json("archive", policy={"max_rate": 10, "burst": 1}))]
+    other.topics = [topic_json("orders", channel_json("archive", policy={"max_rate": 20, "burst": 1}))]
+    text = shown(browser.get("/topics/orders/archive"))
+    assert "max_rate 10, burst 1" in text
+    assert "max_rate 20, burst 1" in text
+    assert "Total burst 1 0 0 0" in text
+
+
 def test_what_is_not_there_is_a_page_that_says_so(browser):
     for path in ("/topics/nope", "/topics/orders/nope", "/nowhere"):
         page = browser.get(path, headers={"Accept": "text/html"})
