@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
-from conformance.nsqd_process import NsqdProcess, installed_nsqd
+from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 
 _BODY = b"x" * 200
 _BATCH = 500

@@ -15,8 +15,8 @@ from benchmarks.measure import Effort, Figures, Rounds, RunFailed, Server, build
 from benchmarks.results import Circumstances, render
 from benchmarks.scenarios import Kind, Scenario
 from benchmarks.subjects import SUBJECTS, Subject
-from conformance.daemon_process import DaemonFailed, installed
 from nsq_compat import __version__
+from nsq_conformance.daemon_process import DaemonFailed, installed
 
 
 def parse_arguments() -> argparse.Namespace:

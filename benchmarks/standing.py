@@ -26,8 +26,8 @@ from urllib.parse import urlencode
 from benchmarks import machine
 from benchmarks.measure import version_of
 from benchmarks.results import table
-from conformance.daemon_process import DaemonFailed
-from conformance.nsqd_process import NsqdProcess, installed_nsqd
+from nsq_conformance.daemon_process import DaemonFailed
+from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 
 _PATIENCE = 120.0
 _REST = 60.0  # checkpoints come after twenty times what the last ones took

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from benchmarks.lookupd_scenarios import LOOKUPD_SCENARIOS
 from benchmarks.scenarios import BODY_SIZE, MOST, SCENARIOS, Scenario
-from conformance.certificates import Certificates
-from conformance.daemon_process import DaemonProcess
-from conformance.nsqd_process import NsqdProcess
-from conformance.nsqlookupd_process import NsqlookupdProcess
+from nsq_conformance.certificates import Certificates
+from nsq_conformance.daemon_process import DaemonProcess
+from nsq_conformance.nsqd_process import NsqdProcess
+from nsq_conformance.nsqlookupd_process import NsqlookupdProcess
 
 _HERE = Path(__file__).parent
 

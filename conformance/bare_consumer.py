@@ -2,8 +2,8 @@
 
 from types import TracebackType
 
-from conformance.nsqd_process import NsqdProcess
-from conformance.raw_client import HEARTBEAT, PATIENCE_SECONDS, RESPONSE, Frame, RawClient
+from nsq_conformance.nsqd_process import NsqdProcess
+from nsq_conformance.raw_client import HEARTBEAT, PATIENCE_SECONDS, RESPONSE, Frame, RawClient
 
 _MOST = 2500
 

@@ -10,10 +10,10 @@ from types import TracebackType
 from typing import Self
 from urllib.error import HTTPError
 
-from conformance.clients import Running
-from conformance.daemon_process import own_host
-from conformance.nsqd_process import NsqdProcess
-from conformance.nsqlookupd_process import NsqlookupdProcess
+from nsq_conformance.clients import Running
+from nsq_conformance.daemon_process import own_host
+from nsq_conformance.nsqd_process import NsqdProcess
+from nsq_conformance.nsqlookupd_process import NsqlookupdProcess
 
 PATIENCE = 60.0
 """Seconds for what takes a few. Go's nsqd takes up to 15 to register again."""

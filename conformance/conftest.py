@@ -1,13 +1,13 @@
 """What the conformance tests stand on: an nsqd of your choice, the two official clients, files to send.
 
 ``pytest conformance --nsqd /path/to/nsqd`` (or the environment variable NSQD_COMMAND) takes any nsqd; without it, it is
-the one installed beside the running Python. The same goes for ``--nsqlookupd`` and ``--nsqadmin``.
+the one installed beside the running Python. The same goes for ``--nsqlookupd`` and ``--nsqadmin``. Addresses in place
+of a command line are those of a daemon that runs already (``attached``).
 """
 
 import itertools
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -17,14 +17,17 @@ from pathlib import Path
 
 import pytest
 
-from conformance.clients import GNSQ, PYNSQ, Client
-from conformance.nsqadmin_process import installed_nsqadmin
-from conformance.nsqd_process import NsqdProcess, installed_nsqd
-from conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
+from nsq_conformance.attached import RUN, AttachedNsqlookupd, is_address
+from nsq_conformance.behaviours.limits import LIMITS
+from nsq_conformance.clients import GNSQ, PYNSQ, Client
+from nsq_conformance.daemons import DAEMONS, a_nsqd, command_of, given, is_go
+from nsq_conformance.nsqadmin_process import installed_nsqadmin
+from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
+from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 
-pytest.register_assert_rewrite("conformance.delivery")
+pytest.register_assert_rewrite("nsq_conformance.delivery")
 
-_DIFFERENCES = Path(__file__).parent.parent / "docs" / "differences.md"
+_DIFFERENCES = Path(__file__).with_name("differences.md")
 _NAME_OF_A_ROW = re.compile(r"\*\(([a-z0-9-]+)\)\*")
 
 
@@ -36,6 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         parser.addoption(f"--other-{name}", default="", help=f"in a cluster, every other {name} (default: the same)")
     beside_python = str(Path(sys.executable).parent)
     parser.addoption("--utilities", default=beside_python, help="folder of nsq_tail and the others (default: ours)")
+    parser.addoption("--without", action="append", default=[], help="leave out this client, whose language is missing")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -51,26 +55,33 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if unknown := {mark.args[0] for _, mark in marks} - listed:
         raise pytest.UsageError(f"docs/differences.md has no row named {', '.join(sorted(unknown))}")
     daemons = {mark.kwargs.get("of", "nsqd") for _, mark in marks}
-    go = {daemon for daemon in daemons if is_built_with_go(command_of(daemon, config))}
+    go = {daemon for daemon in daemons if is_go(daemon, config)}
     for item, mark in marks:
         item.user_properties.append(("difference", mark.args[0]))
         if mark.kwargs.get("of", "nsqd") in go:
             item.add_marker(pytest.mark.xfail(reason=f"docs/differences.md: {mark.args[0]}", strict=True))
+    _leave_out(config, items, {name for name in DAEMONS if is_address(name, given(name, config))})
 
 
-def is_built_with_go(command: str) -> bool:
-    """Whether it is NSQ itself, by what it says of its version."""
-    asking = [*shlex.split(command), "--version"]
-    return "built w/go" in subprocess.run(asking, capture_output=True, text=True, check=True).stdout
+def _leave_out(config: pytest.Config, items: list[pytest.Item], attached: set[str]) -> None:
+    """What needs a daemon of its own, the limits we would have started it with, or a client that is not there."""
+    for item in items:
+        for name in sorted(attached):
+            if f"{name}_command" in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.skip(reason=f"needs an {name} of its own"))
+        for name in config.getoption("--without"):
+            if name in _clients_of(item):
+                item.add_marker(pytest.mark.skip(reason=f"{name} cannot run here"))
+        if "nsqd" in attached and item.name in LIMITS:
+            item.add_marker(pytest.mark.skip(reason="needs an nsqd with the limits of behaviours/limits.py"))
 
 
-def command_of(name: str, config: pytest.Config) -> str:
-    """The command line of the daemon to test; `name` may begin with "other-"."""
-    command: str = config.getoption(f"--{name}") or config.getoption(f"--{name.removeprefix('other-')}")
-    program = shlex.split(command)[0]
-    if shutil.which(program) is None:
-        pytest.exit(f"conformance needs an {name} to test, and there is no program {program}", returncode=1)
-    return command
+def _clients_of(item: pytest.Item) -> set[str]:
+    """The clients a test drives: fixtures, or values of the fixtures that choose one of them."""
+    callspec = getattr(item, "callspec", None)
+    values = callspec.params.values() if callspec else ()
+    chosen = [part for value in values for part in (value if isinstance(value, tuple) else (value,))]
+    return {*getattr(item, "fixturenames", ()), *(each for each in chosen if isinstance(each, str))}
 
 
 @pytest.fixture(scope="session")
@@ -117,16 +128,19 @@ def start(utility: Callable[[str], str]) -> Iterator[Callable[..., "subprocess.P
 
 
 @pytest.fixture(scope="module")
-def nsqd(nsqd_command: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NsqdProcess]:
+def nsqd(request: pytest.FixtureRequest) -> Iterator[NsqdProcess]:
     """One nsqd for the tests of a module; each test has a topic of its own."""
-    with NsqdProcess(nsqd_command, tmp_path_factory.mktemp("nsqd")) as process:
+    with a_nsqd(request) as process:
         yield process
 
 
 @pytest.fixture(scope="module")
-def nsqlookupd(nsqlookupd_command: str) -> Iterator[NsqlookupdProcess]:
+def nsqlookupd(request: pytest.FixtureRequest) -> Iterator[NsqlookupdProcess]:
     """One nsqlookupd for the tests of a module."""
-    with NsqlookupdProcess(nsqlookupd_command) as process:
+    if is_address("nsqlookupd", text := given("nsqlookupd", request.config)):
+        yield AttachedNsqlookupd(text)
+        return
+    with NsqlookupdProcess(request.getfixturevalue("nsqlookupd_command")) as process:
         yield process
 
 
@@ -136,8 +150,8 @@ _topic_numbers = itertools.count(1)
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
     """A topic nobody else uses, named after the test."""
-    name = re.sub(r"[^a-zA-Z0-9]+", "_", request.node.name)[:50]
-    return f"{name}.{next(_topic_numbers)}"
+    name = re.sub(r"[^a-zA-Z0-9]+", "_", request.node.name)[:40]
+    return f"{name}.{RUN}.{next(_topic_numbers)}"
 
 
 @pytest.fixture(scope="session")

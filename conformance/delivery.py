@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from conformance.clients import Client, ClientFailed
-from conformance.nsqd_process import NsqdProcess
-from conformance.pynsq_client import numbered_lines
+from nsq_conformance.clients import Client, ClientFailed
+from nsq_conformance.nsqd_process import NsqdProcess
+from nsq_conformance.pynsq_client import numbered_lines
 
 LinesFile = Callable[[int], Path]
 

@@ -4,7 +4,7 @@ import socket
 from collections.abc import Sequence
 from http.client import HTTPConnection
 
-from conformance.daemon_process import DaemonProcess
+from nsq_conformance.daemon_process import DaemonProcess
 
 
 class DoorProcess(DaemonProcess):

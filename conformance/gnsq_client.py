@@ -15,7 +15,7 @@ import gevent
 import gnsq
 from gevent.event import Event
 
-from conformance.pynsq_client import Failed, negotiation, numbered_lines, parse_arguments
+from nsq_conformance.pynsq_client import Failed, negotiation, numbered_lines, parse_arguments
 
 _ANSWER_SECONDS = 10.0
 

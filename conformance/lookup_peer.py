@@ -6,9 +6,9 @@ import struct
 from types import TracebackType
 from typing import Any, Self
 
-from conformance.nsqd_process import NsqdProcess
-from conformance.nsqlookupd_process import NsqlookupdProcess
-from conformance.raw_client import PATIENCE_SECONDS, sized
+from nsq_conformance.nsqd_process import NsqdProcess
+from nsq_conformance.nsqlookupd_process import NsqlookupdProcess
+from nsq_conformance.raw_client import PATIENCE_SECONDS, sized
 
 
 def _port(address: str) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from urllib.request import Request, urlopen
 
-from conformance.daemon_process import DaemonProcess, installed
+from nsq_conformance.daemon_process import DaemonProcess, installed
 
 _PATIENCE = 30.0
 

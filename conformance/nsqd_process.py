@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from conformance.daemon_process import DaemonProcess, installed
+from nsq_conformance.daemon_process import DaemonProcess, installed
 
 
 def installed_nsqd() -> str:

@@ -5,7 +5,7 @@ from typing import Any
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
-from conformance.daemon_process import DaemonProcess, installed
+from nsq_conformance.daemon_process import DaemonProcess, installed
 
 
 def installed_nsqlookupd() -> str:

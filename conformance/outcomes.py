@@ -1,4 +1,6 @@
-"""A plugin of pytest that writes down what came of every behaviour: ``-p conformance.outcomes --outcomes file.json``.
+"""A plugin of pytest that writes down what came of every behaviour.
+
+``-p nsq_conformance.outcomes --outcomes file.json``
 
 A behaviour is a test or one case of it, in the words of its name; its group is the module, in the words of a user.
 """
@@ -11,10 +13,14 @@ from typing import Final
 
 import pytest
 
+from nsq_conformance.behaviours.limits import LIMITS
+
 PASSES: Final = "passes"
 FAILS: Final = "fails"
 DIFFERS: Final = "differs"
 """A failure that docs/differences.md has a row for."""
+LEFT_OUT: Final = "left out"
+"""It needs what is not there: a daemon of its own, or a client's language."""
 
 _GROUPS: Final = {
     "answers": "finish, requeue, touch",
@@ -64,13 +70,20 @@ class _Collector:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         known = self._outcomes.get(report.nodeid)
-        if report.when != "call" and not report.failed:
+        if report.when != "call" and report.passed:
             return
         expected = report.skipped and hasattr(report, "wasxfail")
-        outcome = PASSES if report.passed else DIFFERS if expected else FAILS
+        outcome = PASSES if report.passed else DIFFERS if expected else LEFT_OUT if report.skipped else FAILS
         if known is None or outcome == FAILS:
-            difference = str(dict(report.user_properties).get("difference", ""))
-            self._outcomes[report.nodeid] = Outcome(*named(report.nodeid), outcome, difference, report.duration)
+            properties = dict(report.user_properties)
+            group, behaviour = named(report.nodeid)
+            self._outcomes[report.nodeid] = Outcome(
+                str(properties.get("group", group)),
+                behaviour,
+                outcome,
+                str(properties.get("difference", "")),
+                report.duration,
+            )
 
     def pytest_sessionfinish(self) -> None:
         outcomes = [asdict(outcome) for _, outcome in sorted(self._outcomes.items())]
@@ -79,6 +92,19 @@ class _Collector:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--outcomes", type=Path, help="file for what came of every behaviour, as JSON")
+    parser.addoption("--group", action="append", default=[], help="only the behaviours of this group, or of several")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wanted: list[pytest.Item] = []
+    others: list[pytest.Item] = []
+    for item in items:
+        group = "limits" if item.name in LIMITS else named(item.nodeid)[0]
+        item.user_properties.append(("group", group))
+        (wanted if group in config.getoption("--group") else others).append(item)
+    if config.getoption("--group"):
+        items[:] = wanted
+        config.hook.pytest_deselected(items=others)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,12 +1,15 @@
-"""``conformance/run``: what an nsqd does and does not do, as a table; beside another one with ``--peer``.
+"""``nsq-conformance`` (in the tree ``conformance/run``): what an nsqd does and does not do, as a table; with ``--peer``
+beside another one.
 
-The table goes to stdout, and with ``--json`` and ``--html`` into files. The status is 1 if the first
+The table goes to stdout, and with ``--json``, ``--html`` and ``--markdown`` into files. The status is 1 if the first
 one failed anything.
 """
 
 import argparse
 import html
 import json
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,17 +20,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final
 
-from conformance.outcomes import DIFFERS, FAILS, PASSES, Outcome
+from nsq_conformance.daemons import DAEMONS
+from nsq_conformance.outcomes import DIFFERS, FAILS, LEFT_OUT, PASSES, Outcome
 
-_ROOT: Final = Path(__file__).parent.parent
-_DAEMONS: Final = ("nsqd", "nsqlookupd", "nsqadmin")
+_KIT: Final = Path(__file__).parent
 _NOT_RUN: Final = "not run"
+_OUTCOMES: Final = (PASSES, DIFFERS, FAILS, LEFT_OUT)
 _WIDTH: Final = 100
-_ALL: Final = (
-    "conformance",
-    # They are about the kit itself.
-    *(f"--ignore=conformance/{name}.py" for name in ("test_demo", "test_differential", "test_report")),
-)
+_ABOUT_THE_KIT: Final = ("test_demo.py", "test_differential.py", "test_report.py")
+_CLIENTS: Final = {"gonsq": ("GO", "go"), "nsqjs": ("", "npm")}
+"""Those that are no Python: the environment variable and the program that their language goes by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +42,41 @@ class Row:
     outcomes: tuple[str, ...]
 
 
-def run(commands: dict[str, str], selection: Sequence[str], processes: str) -> list[Outcome]:
+def run(daemons: dict[str, str], selection: Sequence[str], processes: str) -> list[Outcome]:
     """All checks, or those selected, with these daemons. Raises ChildProcessError if none could run."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "outcomes.json"
-        daemons = [f"--{name}={command}" for name, command in commands.items() if command]
-        how = ["-q", "--no-header", "-n", processes, "-p", "conformance.outcomes", f"--outcomes={file}"]
-        arguments = [sys.executable, "-m", "pytest", *how, *daemons, *(selection or _ALL)]
+        arguments = [sys.executable, "-m", "pytest", "-c", str(_KIT / "kit.ini"), "--rootdir", str(_KIT), "-q"]
+        arguments += ["--no-header", "-n", processes, "-p", "nsq_conformance.outcomes", f"--outcomes={file}"]
+        arguments += [f"--{name}={text}" for name, text in daemons.items() if text]
+        arguments += [f"--without={client}" for client in missing_clients()]
         # What pytest says is progress, not the report.
-        subprocess.run(arguments, cwd=_ROOT, stdout=sys.stderr, check=False)
+        subprocess.run([*arguments, *selected(selection)], stdout=sys.stderr, check=False)
         if not file.exists():
             raise ChildProcessError("pytest did not get as far as running the checks; its own words are above")
         return [Outcome(**each) for each in json.loads(file.read_text())]
+
+
+def selected(selection: Sequence[str]) -> list[str]:
+    """As pytest's arguments: files and tests by their places in the kit, everything else is the name of a group."""
+    arguments: list[str] = []
+    for each in selection:
+        path, *test = each.removeprefix("conformance/").split("::")
+        arguments.append("::".join([str(_KIT / path), *test]) if (_KIT / path).exists() else f"--group={each}")
+    if all(each.startswith("--group=") for each in arguments):
+        arguments += [str(_KIT), *(f"--ignore={_KIT / name}" for name in _ABOUT_THE_KIT)]
+    return arguments
+
+
+def missing_clients() -> list[str]:
+    """Whose language is not on this machine: the table says that they were left out."""
+    beside_python = str(Path(sys.executable).parent)
+    places = os.pathsep.join([os.environ.get("PATH", os.defpath), beside_python])
+    return [
+        client
+        for client, (variable, program) in _CLIENTS.items()
+        if not os.environ.get(variable) and shutil.which(program, path=places) is None
+    ]
 
 
 def rows(columns: Sequence[Sequence[Outcome]]) -> list[Row]:
@@ -71,7 +96,7 @@ def rows(columns: Sequence[Sequence[Outcome]]) -> list[Row]:
 def summaries(table: Sequence[Row], names: Sequence[str]) -> Iterator[str]:
     for number, name in enumerate(names):
         counts = Counter(row.outcomes[number] for row in table)
-        told = ", ".join(f"{counts[outcome]} {outcome}" for outcome in (PASSES, DIFFERS, FAILS) if counts[outcome])
+        told = ", ".join(f"{counts[outcome]} {outcome}" for outcome in _OUTCOMES if counts[outcome])
         yield f"{name}: {len(table)} behaviours, {told or 'none'}"
 
 
@@ -117,18 +142,38 @@ td, th {{ border-bottom: 1px solid #ddd; padding: .2em .5em; text-align: left }}
 """
 
 
+def as_markdown(table: Sequence[Row], names: Sequence[str]) -> str:
+    """Groups as headings, a line for each behaviour; cases of one behaviour follow each other."""
+    lines = [*(f"- {line}" for line in summaries(table, names))]
+    for group, members in groupby(table, lambda row: row.group):
+        lines += ["", f"## {group[0].upper()}{group[1:]}", "", f"| Behaviour | {' | '.join(names)} |"]
+        lines.append("|---" * (1 + len(names)) + "|")
+        for row in members:
+            behaviour = row.behaviour.encode("unicode_escape").decode().replace("|", "\\|").replace("`", "'")
+            outcomes = [f"{each} *({row.difference})*" if each == DIFFERS else each for each in row.outcomes]
+            lines.append(f"| {behaviour[:_WIDTH]} | {' | '.join(outcomes)} |")
+    return "\n".join(lines) + "\n"
+
+
+_WHICH: Final = (
+    "command line of the {} to check, or the addresses of one that runs, TCP and HTTP: 127.0.0.1:4150,127.0.0.1:4151 "
+    "(of nsqadmin HTTP alone); what needs one of its own is left out then"
+)
+
+
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="conformance/run", description=__doc__)
-    for name in _DAEMONS:
-        parser.add_argument(f"--{name}", default="", metavar="COMMAND", help=f"command line of the {name} to check")
+    parser = argparse.ArgumentParser(prog="nsq-conformance", description=__doc__)
+    for name in DAEMONS:
+        parser.add_argument(f"--{name}", default="", metavar="COMMAND", help=_WHICH.format(name))
     parser.add_argument("--peer", dest="peer_nsqd", default="", metavar="COMMAND", help="an nsqd to check beside it")
-    for name in _DAEMONS[1:]:
+    for name in DAEMONS[1:]:
         parser.add_argument(f"--peer-{name}", default="", metavar="COMMAND", help=f"the {name} that goes with it")
     parser.add_argument("--names", nargs=2, default=("ours", "peer"), metavar="NAME", help="heads of the two columns")
     parser.add_argument("--json", type=Path, help="file for the table as JSON")
     parser.add_argument("--html", type=Path, help="file for the table as a page")
+    parser.add_argument("--markdown", type=Path, help="file for the table as Markdown")
     parser.add_argument("--processes", default="auto", help="how many at once (default: one for each processor)")
-    parser.add_argument("selection", nargs="*", help="files or tests of conformance/ (default: all)")
+    parser.add_argument("selection", nargs="*", help="groups, or files and tests of the kit (default: all)")
     return parser.parse_args(arguments)
 
 
@@ -136,7 +181,7 @@ def main() -> int:
     options = parse_arguments(sys.argv[1:])
     prefixes = ("", "peer_") if options.peer_nsqd else ("",)
     columns = [
-        run({name: getattr(options, prefix + name) for name in _DAEMONS}, options.selection, options.processes)
+        run({name: getattr(options, prefix + name) for name in DAEMONS}, options.selection, options.processes)
         for prefix in prefixes
     ]
     names = options.names[: len(columns)]
@@ -147,6 +192,8 @@ def main() -> int:
         options.json.write_text(json.dumps(document, indent=1) + "\n")
     if options.html:
         options.html.write_text(as_html(table, names))
+    if options.markdown:
+        options.markdown.write_text(as_markdown(table, names))
     return int(any(row.outcomes[0] == FAILS for row in table) or not table)
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from conformance.auth_server import EVERYTHING, AuthServer
-from conformance.clients import Client, ClientFailed
-from conformance.delivery import LinesFile, assert_each_line_once
-from conformance.nsqd_process import NsqdProcess
+from nsq_conformance.auth_server import EVERYTHING, AuthServer
+from nsq_conformance.clients import Client, ClientFailed
+from nsq_conformance.delivery import LinesFile, assert_each_line_once
+from nsq_conformance.nsqd_process import NsqdProcess
 
 LINES = 2000
 SECRET = "both & more"

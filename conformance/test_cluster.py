@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from conformance.clients import Client
-from conformance.cluster import PATIENCE, Cluster, count, end, eventually, producers
-from conformance.conftest import command_of
-from conformance.nsqd_process import NsqdProcess
-from conformance.pynsq_client import numbered_lines
+from nsq_conformance.clients import Client
+from nsq_conformance.cluster import PATIENCE, Cluster, count, end, eventually, producers
+from nsq_conformance.daemons import command_of
+from nsq_conformance.nsqd_process import NsqdProcess
+from nsq_conformance.pynsq_client import numbered_lines
 
 pytestmark = pytest.mark.timeout(300)
 LINES = 150

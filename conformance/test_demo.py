@@ -16,9 +16,9 @@ from urllib.request import urlopen
 
 import pytest
 
-from conformance.cluster import eventually
-from conformance.demo.event import EVENTS_A_SECOND, events
-from conformance.demo.stream import CHANNELS, TOPIC
+from nsq_conformance.cluster import eventually
+from nsq_conformance.demo.event import EVENTS_A_SECOND, events
+from nsq_conformance.demo.stream import CHANNELS, TOPIC
 
 _ROOT = Path(__file__).parents[1]
 
@@ -33,7 +33,7 @@ def daemons(nsqd_command: str, nsqlookupd_command: str) -> list[str]:
 
 def start_demo(*options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "conformance.demo", *_FREE_PORTS, *options],
+        [sys.executable, "-m", "nsq_conformance.demo", *_FREE_PORTS, *options],
         cwd=_ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -82,7 +82,7 @@ def test_events_go_on_through_two_channels_after_the_comparison(daemons: list[st
 def test_a_stream_that_ends_by_itself_is_said_and_ends_the_demonstration(daemons: list[str]) -> None:
     demo = start_demo(*daemons, f"--file={__file__}")
     _, nsqd, _ = addresses_of(demo)
-    (publisher,) = processes_naming("conformance.demo.events", f"--nsqd-tcp-address={nsqd}")
+    (publisher,) = processes_naming("nsq_conformance.demo.events", f"--nsqd-tcp-address={nsqd}")
     os.kill(publisher, signal.SIGKILL)
     _, errors = demo.communicate(timeout=30)
     assert demo.returncode == 1

@@ -13,13 +13,13 @@ from threading import Thread
 
 import pytest
 
-from conformance.differential.acts import Act, Hang, Say, Take
-from conformance.differential.comparing import Comparison
-from conformance.differential.crowd import Crowd
-from conformance.differential.playing import topic_names
-from conformance.differential.streams import stream
-from conformance.differential.vocabulary import OPTIONS
-from conformance.nsqd_process import NsqdProcess
+from nsq_conformance.differential.acts import Act, Hang, Say, Take
+from nsq_conformance.differential.comparing import Comparison
+from nsq_conformance.differential.crowd import Crowd
+from nsq_conformance.differential.playing import topic_names
+from nsq_conformance.differential.streams import stream
+from nsq_conformance.differential.vocabulary import OPTIONS
+from nsq_conformance.nsqd_process import NsqdProcess
 
 ROOT = Path(__file__).parent.parent
 STREAMS = 150
@@ -153,7 +153,7 @@ def test_who_interrupts_is_told_what_came_of_it_so_far(nsqd_command: str, tmp_pa
         "--every=0",
         f"--json={file}",
     ]
-    command = [sys.executable, "-m", "conformance.differential.fuzz", *asked]
+    command = [sys.executable, "-m", "nsq_conformance.differential.fuzz", *asked]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         for line in process.stderr:  # of progress

@@ -5,11 +5,11 @@ from contextlib import ExitStack
 
 import pytest
 
-from conformance.cluster import eventually
-from conformance.daemon_process import installed
-from conformance.door_process import DoorProcess
-from conformance.nsqd_process import NsqdProcess
-from conformance.nsqlookupd_process import NsqlookupdProcess
+from nsq_conformance.cluster import eventually
+from nsq_conformance.daemon_process import installed
+from nsq_conformance.door_process import DoorProcess
+from nsq_conformance.nsqd_process import NsqdProcess
+from nsq_conformance.nsqlookupd_process import NsqlookupdProcess
 
 LARGE = b"x" * 400_000
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from conformance.clients import Client
-from conformance.delivery import Delivery, LinesFile, assert_each_line_once
-from conformance.nsqd_process import NsqdProcess
+from nsq_conformance.clients import Client
+from nsq_conformance.delivery import Delivery, LinesFile, assert_each_line_once
+from nsq_conformance.nsqd_process import NsqdProcess
 
 
 class TestGoNsq(Delivery):

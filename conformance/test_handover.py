@@ -19,9 +19,9 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from conformance.bare_consumer import BareConsumer
-from conformance.conftest import command_of
-from conformance.nsqd_process import NsqdProcess
+from nsq_conformance.bare_consumer import BareConsumer
+from nsq_conformance.daemons import command_of
+from nsq_conformance.nsqd_process import NsqdProcess
 
 COUNT = 6000
 AT_ONCE = 250

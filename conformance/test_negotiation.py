@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from conformance.auth_server import EVERYTHING, AuthServer
-from conformance.certificates import CLIENT_NAME, Certificates
-from conformance.clients import Client, ClientFailed, Running
-from conformance.delivery import LinesFile, assert_channel_is_done, assert_each_line_once
-from conformance.nsqd_process import NsqdProcess
+from nsq_conformance.auth_server import EVERYTHING, AuthServer
+from nsq_conformance.certificates import CLIENT_NAME, Certificates
+from nsq_conformance.clients import Client, ClientFailed, Running
+from nsq_conformance.delivery import LinesFile, assert_channel_is_done, assert_each_line_once
+from nsq_conformance.nsqd_process import NsqdProcess
 
 WAYS = ("tls", "certificate", "deflate", "snappy", "tls+deflate", "tls+snappy", "certificate+deflate")
 # Of pynsq only what it does dependably: see README.md.

@@ -11,11 +11,13 @@ from urllib.request import urlopen
 
 import pytest
 
-from conformance.certificates import Certificates
-from conformance.cluster import eventually
-from conformance.nsqadmin_process import NsqadminProcess
-from conformance.nsqd_process import NsqdProcess
-from conformance.nsqlookupd_process import NsqlookupdProcess
+from nsq_conformance.attached import AttachedNsqadmin, AttachedNsqd, AttachedNsqlookupd, is_address
+from nsq_conformance.certificates import Certificates
+from nsq_conformance.cluster import eventually
+from nsq_conformance.daemons import DAEMONS, given
+from nsq_conformance.nsqadmin_process import NsqadminProcess
+from nsq_conformance.nsqd_process import NsqdProcess
+from nsq_conformance.nsqlookupd_process import NsqlookupdProcess
 
 _PATIENCE = 30.0
 
@@ -62,26 +64,27 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def daemons(
-    nsqd_command: str, nsqlookupd_command: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[NsqdProcess, NsqlookupdProcess]]:
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """One that runs, when all three are known by their addresses; else one of our own."""
+    config = request.config
+    attached = [is_address(name, given(name, config)) for name in DAEMONS]
+    if any(attached) and not all(attached):
+        pytest.skip("needs a cluster: the addresses of all three, or of none")
+    if all(attached):
+        where = {name: given(name, config) for name in DAEMONS}
+        yield Cluster(
+            AttachedNsqd(where["nsqd"]), AttachedNsqlookupd(where["nsqlookupd"]), AttachedNsqadmin(where["nsqadmin"])
+        )
+        return
+    commands = {name: request.getfixturevalue(f"{name}_command") for name in DAEMONS}
+    folder = request.getfixturevalue("tmp_path_factory").mktemp("nsqd")
+    here = "--broadcast-address=127.0.0.1"
     with ExitStack() as stack:
-        nsqlookupd = stack.enter_context(
-            NsqlookupdProcess(nsqlookupd_command, options=["--broadcast-address=127.0.0.1"])
-        )
-        nsqd = NsqdProcess(
-            nsqd_command,
-            tmp_path_factory.mktemp("nsqd"),
-            options=["--broadcast-address=127.0.0.1", f"--lookupd-tcp-address={nsqlookupd.tcp_address}"],
-        )
-        yield stack.enter_context(nsqd), nsqlookupd
-
-
-@pytest.fixture(scope="module")
-def cluster(daemons: tuple[NsqdProcess, NsqlookupdProcess], nsqadmin_command: str) -> Iterator[Cluster]:
-    nsqd, nsqlookupd = daemons
-    options = [f"--lookupd-http-address={nsqlookupd.http_address}"]
-    with NsqadminProcess(nsqadmin_command, options=options) as nsqadmin:
+        nsqlookupd = stack.enter_context(NsqlookupdProcess(commands["nsqlookupd"], options=[here]))
+        options = [here, f"--lookupd-tcp-address={nsqlookupd.tcp_address}"]
+        nsqd = stack.enter_context(NsqdProcess(commands["nsqd"], folder, options=options))
+        options = [f"--lookupd-http-address={nsqlookupd.http_address}"]
+        nsqadmin = stack.enter_context(NsqadminProcess(commands["nsqadmin"], options=options))
         yield Cluster(nsqd, nsqlookupd, nsqadmin)
 
 
@@ -168,13 +171,10 @@ def test_a_topic_nobody_knows_is_an_upstream_error(cluster: Cluster) -> None:
     assert message.startswith("UPSTREAM_ERROR: failed to query any nsqlookupd: got response 404 Not Found")
 
 
-def test_only_admins_may_change_things_where_there_are_some(
-    daemons: tuple[NsqdProcess, NsqlookupdProcess], nsqadmin_command: str
-) -> None:
-    nsqd, nsqlookupd = daemons
-    options = [f"--nsqd-http-address={nsqd.http_address}", "--admin-user=ada", "--base-path=/ui"]
+def test_only_admins_may_change_things_where_there_are_some(cluster: Cluster, nsqadmin_command: str) -> None:
+    options = [f"--nsqd-http-address={cluster.nsqd.http_address}", "--admin-user=ada", "--base-path=/ui"]
     with NsqadminProcess(nsqadmin_command, options=options) as nsqadmin:
-        guarded = Cluster(nsqd, nsqlookupd, nsqadmin)
+        guarded = Cluster(cluster.nsqd, cluster.nsqlookupd, nsqadmin)
         assert nsqadmin.get("/ui/ping") == "OK"
         assert guarded.refusal("POST", "/ui/api/topics", '{"topic":"t"}') == (403, "FORBIDDEN")
         assert guarded.get("/ui/api/nodes")["nodes"][0]["remote_addresses"] is None

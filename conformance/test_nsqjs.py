@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from conformance.clients import Client
-from conformance.delivery import Delivery
+from nsq_conformance.clients import Client
+from nsq_conformance.delivery import Delivery
 
 
 class TestNsqjs(Delivery):

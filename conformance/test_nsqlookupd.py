@@ -6,12 +6,12 @@ from urllib.error import HTTPError
 
 import pytest
 
-from conformance.clients import Client
-from conformance.cluster import eventually
-from conformance.delivery import LinesFile, assert_channel_is_done, assert_each_line_once
-from conformance.lookup_peer import LookupPeer
-from conformance.nsqd_process import NsqdProcess
-from conformance.nsqlookupd_process import NsqlookupdProcess
+from nsq_conformance.clients import Client
+from nsq_conformance.cluster import eventually
+from nsq_conformance.delivery import LinesFile, assert_channel_is_done, assert_each_line_once
+from nsq_conformance.lookup_peer import LookupPeer
+from nsq_conformance.nsqd_process import NsqdProcess
+from nsq_conformance.nsqlookupd_process import NsqlookupdProcess
 
 NOBODY = "127.0.0.1:1"
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from conformance.clients import Client
-from conformance.delivery import Delivery
+from nsq_conformance.clients import Client
+from nsq_conformance.delivery import Delivery
 
 
 class TestPynsq(Delivery):

@@ -11,8 +11,8 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from conformance.cluster import eventually
-from conformance.nsqd_process import NsqdProcess
+from nsq_conformance.cluster import eventually
+from nsq_conformance.nsqd_process import NsqdProcess
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
 Seen = list[tuple[str, str, bytes]]

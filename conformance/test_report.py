@@ -3,16 +3,22 @@
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conformance.outcomes import DIFFERS, FAILS, PASSES, Outcome, named
-from conformance.report import Row, as_html, as_text, rows
+from nsq_conformance.behaviours.limits import LIMITS
+from nsq_conformance.nsqd_process import NsqdProcess
+from nsq_conformance.outcomes import DIFFERS, FAILS, LEFT_OUT, PASSES, Outcome, named
+from nsq_conformance.report import Row, as_html, as_markdown, as_text, rows
 
 ROOT = Path(__file__).parent.parent
-VERSION = "conformance/behaviours/test_shutdown.py::test_the_version_is_that_of_nsq"
+VERSION = "behaviours/test_shutdown.py::test_the_version_is_that_of_nsq"
+PING = "behaviours/test_http.py::test_ping_says_ok_as_plain_text"
+BACKWARDS = "behaviours/test_publish.py::test_an_mpub_is_answered_once_and_arrives_in_its_order"
+REFUSED = "behaviours/test_http.py::test_refused"
 
 
 def outcome(behaviour: str, what: str, difference: str = "") -> Outcome:
@@ -47,10 +53,26 @@ def test_both_forms_show_every_outcome_and_escape_what_they_show() -> None:
     assert '<td class="passes">passes</td><td class="fails">fails</td>' in page
 
 
-def report(tmp_path: Path, nsqd: str, *options: str) -> tuple[int, str, list[dict[str, Any]]]:
+def test_as_markdown_a_difference_names_its_row_and_cells_stay_whole() -> None:
+    table = [Row("publish", "a|b", "order", (PASSES, DIFFERS)), Row("tls", "c", "", (PASSES, LEFT_OUT))]
+    lines = as_markdown(table, ["ours", "theirs"]).splitlines()
+    assert lines[:2] == ["- ours: 2 behaviours, 2 passes", "- theirs: 2 behaviours, 1 differs, 1 left out"]
+    assert lines[3:8] == [
+        "## Publish",
+        "",
+        "| Behaviour | ours | theirs |",
+        "|---|---|---|",
+        r"| a\|b | passes | differs *(order)* |",
+    ]
+    assert "## Tls" in lines
+
+
+def report(
+    tmp_path: Path, nsqd: str, *options: str, selection: Sequence[str] = (VERSION,)
+) -> tuple[int, str, list[dict[str, Any]]]:
     file = tmp_path / "report.json"
-    command = [sys.executable, "-m", "conformance.report", f"--nsqd={nsqd}", f"--json={file}", "--processes=0"]
-    ended = subprocess.run([*command, *options, VERSION], cwd=ROOT, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "nsq_conformance.report", f"--nsqd={nsqd}", f"--json={file}", "--processes=0"]
+    ended = subprocess.run([*command, *options, *selection], cwd=ROOT, capture_output=True, text=True, check=False)
     return ended.returncode, ended.stdout, json.loads(file.read_text())["behaviours"]
 
 
@@ -67,3 +89,22 @@ def test_an_nsqd_that_fails_is_a_status_of_1_whatever_its_peer_does(nsqd_command
     status, text, (row,) = report(tmp_path, str(other), f"--peer={nsqd_command}")
     assert (status, row["outcomes"]) == (1, [FAILS, PASSES])
     assert "ours: 1 behaviours, 1 fails" in text
+
+
+def test_one_that_runs_is_checked_and_what_needs_its_own_is_left_out(nsqd: NsqdProcess, tmp_path: Path) -> None:
+    where = f"{nsqd.tcp_address},{nsqd.http_address}"
+    status, text, table = report(tmp_path, where, selection=[VERSION, PING, BACKWARDS, REFUSED])
+    found = {(row["group"], row["behaviour"]): row["outcomes"] for row in table}
+    assert found["http", "ping says ok as plain text"] == [PASSES]
+    assert found["http", "refused: a pub of nothing"] == [PASSES]
+    assert found["limits", "refused: a pub of too much"] == [LEFT_OUT]
+    assert found["shutdown", "the version is that of nsq"] == [LEFT_OUT]
+    assert status == 0, text
+    assert {each["topic_name"] for each in nsqd.stats_document()["topics"]} <= {"t"}, "what it made, it deletes"
+
+
+def test_a_group_may_be_asked_for_by_its_name(nsqd_command: str, tmp_path: Path) -> None:
+    status, _, table = report(tmp_path, nsqd_command, selection=["limits"])
+    assert {row["group"] for row in table} == {"limits"}
+    assert len(table) == len(LIMITS)
+    assert status == 0

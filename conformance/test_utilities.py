@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from conformance.cluster import eventually
-from conformance.nsqd_process import NsqdProcess
+from nsq_conformance.cluster import eventually
+from nsq_conformance.nsqd_process import NsqdProcess
 
 Utility = Callable[[str], str]
 Start = Callable[..., "subprocess.Popen[bytes]"]

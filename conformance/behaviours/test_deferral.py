@@ -4,10 +4,10 @@ import time
 
 import pytest
 
-from conformance.behaviours.conftest import Connect
-from conformance.cluster import eventually
-from conformance.nsqd_process import NsqdProcess
-from conformance.raw_client import RawClient, sized
+from nsq_conformance.behaviours.limits import Connect
+from nsq_conformance.cluster import eventually
+from nsq_conformance.nsqd_process import NsqdProcess
+from nsq_conformance.raw_client import RawClient, sized
 
 DELAY_MS = 400
 DELAY = DELAY_MS / 1000

@@ -4,9 +4,9 @@ import struct
 
 import pytest
 
-from conformance.behaviours.conftest import Connect
-from conformance.nsqd_process import NsqdProcess
-from conformance.raw_client import RawClient, batch, sized
+from nsq_conformance.behaviours.limits import Connect
+from nsq_conformance.nsqd_process import NsqdProcess
+from nsq_conformance.raw_client import RawClient, batch, sized
 
 ID = b"0123456789abcdef"
 LONGEST_LINE = 16384

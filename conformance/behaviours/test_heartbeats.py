@@ -8,8 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from conformance.nsqd_process import NsqdProcess
-from conformance.raw_client import ERROR, HEARTBEAT, RESPONSE, Frame, RawClient, sized
+from nsq_conformance.nsqd_process import NsqdProcess
+from nsq_conformance.raw_client import ERROR, HEARTBEAT, RESPONSE, Frame, RawClient, sized
 
 INTERVAL_MS = 1000
 

@@ -6,9 +6,9 @@ from urllib.parse import quote
 
 import pytest
 
-from conformance.behaviours.conftest import MAX_MSG_TIMEOUT_MS
-from conformance.nsqd_process import NsqdProcess
-from conformance.raw_client import RawClient, batch
+from nsq_conformance.behaviours.limits import MAX_MSG_TIMEOUT_MS
+from nsq_conformance.nsqd_process import NsqdProcess
+from nsq_conformance.raw_client import RawClient, batch
 
 JSON = "application/json; charset=utf-8"
 
@@ -88,7 +88,10 @@ def test_info_has_these_members_in_this_order(nsqd: NsqdProcess) -> None:
         "topology_region",
     ]
     assert (info["version"], info["tcp_port"]) == ("1.3.0", int(nsqd.tcp_address.rpartition(":")[2]))
-    assert info["max_heartbeat_interval"] == 120 * 10**9
+
+
+def test_info_says_how_long_a_heartbeat_interval_may_be(nsqd: NsqdProcess) -> None:
+    assert nsqd.asks("GET", "/info").json()["max_heartbeat_interval"] == 120 * 10**9
 
 
 # --- Publishing -------------------------------------------------------------------------------------------------------

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from conformance.behaviours.conftest import MAX_MSG_TIMEOUT_MS, MSG_TIMEOUT_MS
-from conformance.nsqd_process import NsqdProcess
-from conformance.raw_client import RawClient, sized
+from nsq_conformance.behaviours.limits import MAX_MSG_TIMEOUT_MS, MSG_TIMEOUT_MS
+from nsq_conformance.nsqd_process import NsqdProcess
+from nsq_conformance.raw_client import RawClient, sized
 
 
 def says(client: RawClient, document: bytes) -> RawClient:

@@ -7,10 +7,10 @@ from typing import Any, Self
 
 import pytest
 
-from conformance.cluster import eventually
-from conformance.lookup_peer import RawLookupPeer
-from conformance.nsqlookupd_process import NsqlookupdProcess
-from conformance.raw_client import sized
+from nsq_conformance.cluster import eventually
+from nsq_conformance.lookup_peer import RawLookupPeer
+from nsq_conformance.nsqlookupd_process import NsqlookupdProcess
+from nsq_conformance.raw_client import sized
 
 NODE: dict[str, object] = {
     "broadcast_address": "node.example",

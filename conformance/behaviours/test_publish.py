@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from conformance.behaviours.conftest import Connect
-from conformance.nsqd_process import NsqdProcess
-from conformance.raw_client import RawClient, batch, sized
+from nsq_conformance.behaviours.limits import Connect
+from nsq_conformance.nsqd_process import NsqdProcess
+from nsq_conformance.raw_client import RawClient, batch, sized
 
 BODIES = {
     "one byte": b"x",

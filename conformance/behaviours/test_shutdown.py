@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from conformance.cluster import eventually
-from conformance.nsqd_process import NsqdProcess
-from conformance.raw_client import RawClient
+from nsq_conformance.cluster import eventually
+from nsq_conformance.nsqd_process import NsqdProcess
+from nsq_conformance.raw_client import RawClient
 
 Start = Callable[..., NsqdProcess]
 CODE_OF_A_BAD_FLAG = 2

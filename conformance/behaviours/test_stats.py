@@ -2,9 +2,10 @@
 
 import pytest
 
-from conformance.cluster import eventually
-from conformance.nsqd_process import NsqdProcess
-from conformance.raw_client import RawClient
+from nsq_conformance.attached import RUN
+from nsq_conformance.cluster import eventually
+from nsq_conformance.nsqd_process import NsqdProcess
+from nsq_conformance.raw_client import RawClient
 
 TOPIC = [
     "topic_name",
@@ -229,9 +230,10 @@ def test_the_text_has_its_parts(nsqd: NsqdProcess, part: str) -> None:
 
 
 def test_the_text_shows_a_topic_in_columns(client: RawClient, nsqd: NsqdProcess, topic: str) -> None:
-    client.publishes("text", b"x")
-    line = "   [text           ] depth: 1     be-depth: 0     msgs: 1        e2e%: \n"
-    assert line in text(nsqd, "?topic=text")
+    name = f"text.{RUN}"
+    client.publishes(name, b"x")
+    line = f"   [{name:15}] depth: 1     be-depth: 0     msgs: 1        e2e%: \n"
+    assert line in text(nsqd, f"?topic={name}")
 
 
 def test_the_text_shows_a_channel_in_columns(nsqd: NsqdProcess, topic: str) -> None:

@@ -2,10 +2,10 @@
 
 import pytest
 
-from conformance.behaviours.conftest import Connect
-from conformance.cluster import eventually
-from conformance.nsqd_process import NsqdProcess
-from conformance.raw_client import RawClient
+from nsq_conformance.behaviours.limits import Connect
+from nsq_conformance.cluster import eventually
+from nsq_conformance.nsqd_process import NsqdProcess
+from nsq_conformance.raw_client import RawClient
 
 
 def post(nsqd: NsqdProcess, path: str, topic: str, channel: str = "") -> None:

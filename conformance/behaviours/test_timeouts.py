@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from conformance.behaviours.conftest import OPTIONS
-from conformance.cluster import eventually
-from conformance.nsqd_process import NsqdProcess
-from conformance.raw_client import RawClient
+from nsq_conformance.behaviours.limits import OPTIONS
+from nsq_conformance.cluster import eventually
+from nsq_conformance.nsqd_process import NsqdProcess
+from nsq_conformance.raw_client import RawClient
 
 
 @pytest.fixture(scope="module")

@@ -18,13 +18,13 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from conformance.clients import ClientFailed
-from conformance.daemon_process import DaemonFailed
-from conformance.demo.comparison import compare, language_reference, say
-from conformance.demo.stream import CHANNELS, TOPIC, EventStream
-from conformance.nsqadmin_process import NsqadminProcess, installed_nsqadmin
-from conformance.nsqd_process import NsqdProcess, installed_nsqd
-from conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
+from nsq_conformance.clients import ClientFailed
+from nsq_conformance.daemon_process import DaemonFailed
+from nsq_conformance.demo.comparison import compare, language_reference, say
+from nsq_conformance.demo.stream import CHANNELS, TOPIC, EventStream
+from nsq_conformance.nsqadmin_process import NsqadminProcess, installed_nsqadmin
+from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
+from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

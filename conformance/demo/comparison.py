@@ -6,10 +6,10 @@ from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
-from conformance.clients import PYNSQ
-from conformance.nsqd_process import NsqdProcess
-from conformance.nsqlookupd_process import NsqlookupdProcess
-from conformance.pynsq_client import numbered_lines
+from nsq_conformance.clients import PYNSQ
+from nsq_conformance.nsqd_process import NsqdProcess
+from nsq_conformance.nsqlookupd_process import NsqlookupdProcess
+from nsq_conformance.pynsq_client import numbered_lines
 
 _TOPIC, _CHANNEL = "lines", "demo"
 

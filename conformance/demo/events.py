@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import nsq
 
-from conformance.demo.event import EVENTS_A_SECOND, events
+from nsq_conformance.demo.event import EVENTS_A_SECOND, events
 
 _TOPIC = "events"
 _RECONNECT_SECONDS = 1.0

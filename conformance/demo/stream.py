@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from conformance.clients import ClientFailed
+from nsq_conformance.clients import ClientFailed
 
 TOPIC = "events"
 _ROOT = Path(__file__).parents[2]
@@ -48,7 +48,7 @@ class EventStream:
         with self._cleaning:
             for name, arguments in self._commands.items():
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "conformance.demo.events", *arguments, f"--topic={TOPIC}"],
+                    [sys.executable, "-m", "nsq_conformance.demo.events", *arguments, f"--topic={TOPIC}"],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     env=os.environ | {"PYTHONPATH": str(_ROOT)},

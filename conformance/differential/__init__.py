@@ -7,7 +7,7 @@
     loop           hundreds of plays in one thread
     comparing      two nsqd, one stream: equal, different, or different for a reason that is known
     crowd          streams side by side, and the count of what came of them
-    fuzz           the command: ``python -m conformance.differential.fuzz --peer /path/to/nsqd``
+    fuzz           the command: ``python -m nsq_conformance.differential.fuzz --peer /path/to/nsqd``
 
 Read ``streams`` first.
 """

@@ -7,7 +7,7 @@ import time
 from collections.abc import Generator
 from typing import Any, Final
 
-from conformance.differential.loop import Loop, Running
+from nsq_conformance.differential.loop import Loop, Running
 
 ANSWER_SECONDS: Final = 20.0
 

@@ -2,9 +2,9 @@
 
 import json
 
-from conformance.differential.account import Channel, Client
-from conformance.differential.conversation import Conversation, batch, sized
-from conformance.differential.vocabulary import CHANNELS, DOCUMENTS, EDGES, INTEGERS, MAX_DELAY_MS, TEXTS
+from nsq_conformance.differential.account import Channel, Client
+from nsq_conformance.differential.conversation import Conversation, batch, sized
+from nsq_conformance.differential.vocabulary import CHANNELS, DOCUMENTS, EDGES, INTEGERS, MAX_DELAY_MS, TEXTS
 
 
 def publish(conversation: Conversation, client: Client) -> None:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from conformance.differential.acts import Act
-from conformance.differential.loop import Loop
-from conformance.differential.playing import ALONE, AMONG_MANY, Nsqd, Observation, Patience, Play, topic_names
+from nsq_conformance.differential.acts import Act
+from nsq_conformance.differential.loop import Loop
+from nsq_conformance.differential.playing import ALONE, AMONG_MANY, Nsqd, Observation, Patience, Play, topic_names
 
 PLAYS: Final = 3
 """How often a difference must be seen."""

@@ -8,9 +8,9 @@ import random
 import struct
 from urllib.parse import urlencode
 
-from conformance.differential.account import Account, Channel, Client
-from conformance.differential.acts import TOPIC, Act, Answer, Ask, Hang, Look, Rest, Say, Sync, Take
-from conformance.differential.vocabulary import TOPICS
+from nsq_conformance.differential.account import Account, Channel, Client
+from nsq_conformance.differential.acts import TOPIC, Act, Answer, Ask, Hang, Look, Rest, Say, Sync, Take
+from nsq_conformance.differential.vocabulary import TOPICS
 
 
 class Conversation:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from conformance.differential.acts import Act, Hang
-from conformance.differential.comparing import Comparison, Difference
-from conformance.differential.streams import stream
+from nsq_conformance.differential.acts import Act, Hang
+from nsq_conformance.differential.comparing import Comparison, Difference
+from nsq_conformance.differential.streams import stream
 
 MOST_SUSPECTS: Final = 20
 """So many differences are gathered before they are looked at again, with nothing else going on."""

@@ -1,4 +1,4 @@
-"""``python -m conformance.differential.fuzz --peer /path/to/nsqd``: two nsqd, the same streams, what differs.
+"""``python -m nsq_conformance.differential.fuzz --peer /path/to/nsqd``: two nsqd, the same streams, what differs.
 
 Prints each difference with its seed and the shortest stream that shows it, says now and then how far it has come, and
 ends with a summary, also when it is interrupted; exits with 1 if anything differed. A seed names a stream for ever:
@@ -21,11 +21,11 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Final
 
-from conformance.differential.asking import Unanswered
-from conformance.differential.comparing import Comparison, Difference
-from conformance.differential.crowd import Crowd, Tally
-from conformance.differential.vocabulary import OPTIONS
-from conformance.nsqd_process import NsqdProcess, installed_nsqd
+from nsq_conformance.differential.asking import Unanswered
+from nsq_conformance.differential.comparing import Comparison, Difference
+from nsq_conformance.differential.crowd import Crowd, Tally
+from nsq_conformance.differential.vocabulary import OPTIONS
+from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 
 _MEMORY: Final = Path("/dev/shm")
 """No disk is waited for: how long that takes is not what is compared."""

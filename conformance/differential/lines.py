@@ -7,8 +7,8 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 from typing import Final
 
-from conformance.differential.loop import Loop
-from conformance.raw_client import ERROR, HEARTBEAT, MESSAGE
+from nsq_conformance.differential.loop import Loop
+from nsq_conformance.raw_client import ERROR, HEARTBEAT, MESSAGE
 
 Waiting = Generator[float, None, None]
 

@@ -2,10 +2,10 @@
 
 import struct
 
-from conformance.differential.account import Client
-from conformance.differential.acts import NOBODY, TOPIC
-from conformance.differential.conversation import Conversation, batch, sized
-from conformance.differential.vocabulary import (
+from nsq_conformance.differential.account import Client
+from nsq_conformance.differential.acts import NOBODY, TOPIC
+from nsq_conformance.differential.conversation import Conversation, batch, sized
+from nsq_conformance.differential.vocabulary import (
     BAD_DELAYS,
     BAD_NAMES,
     CHANNELS,

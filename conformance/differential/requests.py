@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Final
 
-from conformance.differential.account import Account, Client
-from conformance.differential.acts import Rest
-from conformance.differential.conversation import Conversation, batch
-from conformance.differential.vocabulary import CHANNELS
+from nsq_conformance.differential.account import Account, Client
+from nsq_conformance.differential.acts import Rest
+from nsq_conformance.differential.conversation import Conversation, batch
+from nsq_conformance.differential.vocabulary import CHANNELS
 
 Effect = Callable[[Account, bytes, bytes], None]
 

@@ -7,9 +7,9 @@ is followed by something that is.
 from collections.abc import Callable
 from typing import Final
 
-from conformance.differential.account import Client
-from conformance.differential.acts import Act
-from conformance.differential.commands import (
+from nsq_conformance.differential.account import Client
+from nsq_conformance.differential.acts import Act
+from nsq_conformance.differential.commands import (
     answer,
     close_gently,
     consume,
@@ -20,9 +20,9 @@ from conformance.differential.commands import (
     say_nothing,
     subscribe,
 )
-from conformance.differential.conversation import Conversation
-from conformance.differential.mistakes import break_off, say_wrong
-from conformance.differential.requests import control, publish_over_http
+from nsq_conformance.differential.conversation import Conversation
+from nsq_conformance.differential.mistakes import break_off, say_wrong
+from nsq_conformance.differential.requests import control, publish_over_http
 
 Step = Callable[[Conversation, Client], None]
 

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from conformance.differential.acts import TOPIC
+from nsq_conformance.differential.acts import TOPIC
 
 MAX_MSG_SIZE: Final = 2000
 MAX_BODY_SIZE: Final = 6000

@@ -8,13 +8,13 @@ from concurrent.futures import Future
 import pytest
 import trustme
 
-from conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_compat.client.connection import Connection, ConnectionLost, NotDone, split_address
 from nsq_compat.client.message import Message
 from nsq_compat.client.settings import ConnectionSettings
 from nsq_compat.protocol import command_writer
 from nsq_compat.protocol.errors import NsqError
 from nsq_compat.protocol.frames import OK, error_frame
+from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from tests.client.fake_nsqd import CLOSE
 from tests.client.waiting import wait_until
 

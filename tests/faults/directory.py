@@ -3,8 +3,8 @@
 import signal
 from urllib.request import Request, urlopen
 
-from conformance.daemon_process import own_host
-from conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
+from nsq_conformance.daemon_process import own_host
+from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 
 
 class Directory(NsqlookupdProcess):

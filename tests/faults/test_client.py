@@ -13,8 +13,8 @@ from random import Random
 
 import pytest
 
-from conformance.daemon_process import own_host
 from nsq_compat.client import Consumer, Message, Producer, PublishError
+from nsq_conformance.daemon_process import own_host
 from tests.faults.conftest import StartDaemon
 from tests.faults.daemon import Daemon
 from tests.faults.directory import Directory

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from conformance.nsqd_process import installed_nsqd
 from nsq_compat.protocol.frame_reader import Message
+from nsq_conformance.nsqd_process import installed_nsqd
 from tests.faults.client import Client
 from tests.faults.conftest import StartDaemon
 from tests.faults.daemon import Daemon

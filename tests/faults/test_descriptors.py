@@ -3,7 +3,7 @@
 import time
 from contextlib import ExitStack
 
-from conformance.nsqd_process import installed_nsqd
+from nsq_conformance.nsqd_process import installed_nsqd
 from tests.faults.client import Client
 from tests.faults.conftest import StartDaemon
 

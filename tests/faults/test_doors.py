@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from conformance.daemon_process import installed
-from conformance.door_process import DoorProcess
+from nsq_conformance.daemon_process import installed
+from nsq_conformance.door_process import DoorProcess
 from tests.faults.conftest import StartDaemon
 from tests.faults.network import Cable
 from tests.faults.waiting import wait_until

@@ -16,7 +16,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from conformance.nsqlookupd_process import installed_nsqlookupd
+from nsq_conformance.nsqlookupd_process import installed_nsqlookupd
 from tests.faults.client import Client
 from tests.faults.conftest import StartDaemon
 from tests.faults.daemon import Daemon

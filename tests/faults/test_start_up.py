@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from conformance.nsqd_process import installed_nsqd
+from nsq_conformance.nsqd_process import installed_nsqd
 from tests.faults.client import Client, sized
 from tests.faults.conftest import StartDaemon
 

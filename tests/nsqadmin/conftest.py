@@ -7,8 +7,8 @@ from urllib.request import urlopen
 
 import pytest
 
-from conformance.nsqadmin_process import NsqadminProcess, installed_nsqadmin
-from conformance.nsqd_process import NsqdProcess, installed_nsqd
+from nsq_conformance.nsqadmin_process import NsqadminProcess, installed_nsqadmin
+from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 
 PATIENCE = 30.0
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from conformance.nsqadmin_process import NsqadminProcess, installed_nsqadmin
-from conformance.nsqd_process import NsqdProcess, installed_nsqd
-from conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 from nsq_compat.web.admin.users import make_line
+from nsq_conformance.nsqadmin_process import NsqadminProcess, installed_nsqadmin
+from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
+from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 from tests.nsqadmin.browser import Browser, until
 from tests.nsqadmin.conftest import StartNsqadmin, publish
 

@@ -14,12 +14,12 @@ from urllib.request import Request, urlopen
 import gevent
 import pytest
 
-from conformance.auth_server import EVERYTHING, AuthServer
-from conformance.certificates import Certificates
-from conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_compat.nsqd.auth import GET, POST, AuthServers
 from nsq_compat.nsqd.http_calls import HttpCalls, client_tls
 from nsq_compat.session.authorization import AuthFailed, Credentials
+from nsq_conformance.auth_server import EVERYTHING, AuthServer
+from nsq_conformance.certificates import Certificates
+from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 
 PATIENCE = 30.0
 SECRET = "s3cr&t \N{SNOWMAN}"

@@ -14,8 +14,8 @@ from pathlib import Path
 import gevent
 import pytest
 
-from conformance.certificates import Certificates
 from nsq_compat.nsqd.http_calls import LARGEST_ANSWER, THREADS_PER_SERVER, CallFailed, HttpCalls, client_tls
+from nsq_conformance.certificates import Certificates
 
 PATIENCE = 30.0
 """Seconds for what should come at once."""

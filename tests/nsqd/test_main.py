@@ -13,7 +13,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from conformance.nsqd_process import NsqdProcess, installed_nsqd
+from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 
 NSQD = [sys.executable, "-m", "nsq_compat.nsqd.main"]
 OK = b"\0\0\0\6\0\0\0\0OK"

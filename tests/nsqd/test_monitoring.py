@@ -13,9 +13,9 @@ import pytest
 import yaml
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from conformance.nsqadmin_process import NsqadminProcess, installed_nsqadmin
-from conformance.nsqd_process import NsqdProcess, installed_nsqd
-from conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
+from nsq_conformance.nsqadmin_process import NsqadminProcess, installed_nsqadmin
+from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
+from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 
 ROOT = Path(__file__).parents[2]
 CONTRIB = ROOT / "contrib"

@@ -7,9 +7,9 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from conformance.cluster import PATIENCE, eventually
-from conformance.nsqd_process import NsqdProcess, installed_nsqd
-from conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
+from nsq_conformance.cluster import PATIENCE, eventually
+from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
+from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 
 
 @pytest.fixture

@@ -10,13 +10,13 @@ import gevent
 import gevent.socket
 import pytest
 
-from conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_compat.net.resolver import Resolver
 from nsq_compat.nsqd.options import NsqdOptions
 from nsq_compat.nsqd.statsd import StatsdPush
 from nsq_compat.protocol.durations import MILLISECOND, SECOND
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.limits import QueueLimits
+from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 
 NOW_NS = 1_700_000_000_000_000_000
 

@@ -14,9 +14,9 @@ from urllib.request import urlopen
 
 import pytest
 
-from conformance.certificates import Certificates
-from conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_compat.protocol.frame_reader import FrameReader
+from nsq_conformance.certificates import Certificates
+from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 
 NSQD = [sys.executable, "-m", "nsq_compat.nsqd.main"]
 IDENTIFY = b'{"feature_negotiation":true,"tls_v1":true}'

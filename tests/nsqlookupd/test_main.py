@@ -14,7 +14,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
+from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 
 NSQLOOKUPD = [sys.executable, "-m", "nsq_compat.nsqlookupd.main"]
 ABOUT_NSQD = {"broadcast_address": "n1", "tcp_port": 4150, "http_port": 4151, "version": "1.3.0", "hostname": "h"}

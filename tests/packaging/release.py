@@ -101,8 +101,8 @@ class Release:
     def _download(self) -> None:
         parser = settings()
         extras = parser["options.extras_require"]
-        wanted = words(parser["options"]["install_requires"]) + build_requirements() + ["build", "pip"]
-        wanted += [line for extra in ("admin", "metrics", "snappy") for line in words(extras[extra])]
+        wanted = words(parser["options"]["install_requires"]) + build_requirements() + ["build", "pip", "wheel"]
+        wanted += [line for extra in ("admin", "conformance", "metrics", "snappy") for line in words(extras[extra])]
         pip = (sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check")
         run(*pip, "--dest", self.packages, "--constraint", CONSTRAINTS, *wanted, cwd=self.folder)
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from conformance.nsqadmin_process import NsqadminProcess
-from conformance.nsqd_process import NsqdProcess
-from conformance.nsqlookupd_process import NsqlookupdProcess
+from nsq_conformance.nsqadmin_process import NsqadminProcess
+from nsq_conformance.nsqd_process import NsqdProcess
+from nsq_conformance.nsqlookupd_process import NsqlookupdProcess
 from tests.packaging.release import console_scripts, run, settings, words
 
 pytestmark = pytest.mark.timeout(300)

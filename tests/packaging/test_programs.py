@@ -8,10 +8,10 @@ from urllib.request import urlopen
 
 import pytest
 
-from conformance.door_process import DoorProcess
-from conformance.nsqadmin_process import NsqadminProcess
-from conformance.nsqd_process import NsqdProcess
-from conformance.nsqlookupd_process import NsqlookupdProcess
+from nsq_conformance.door_process import DoorProcess
+from nsq_conformance.nsqadmin_process import NsqadminProcess
+from nsq_conformance.nsqd_process import NsqdProcess
+from nsq_conformance.nsqlookupd_process import NsqlookupdProcess
 from tests.client.waiting import wait_until
 from tests.packaging.release import Release, console_scripts, run
 

@@ -1,5 +1,6 @@
 """What is given to others: built as a release is, installed where nothing else is, and used there."""
 
+import re
 import sys
 import tarfile
 import zipfile
@@ -12,6 +13,8 @@ PAGES = {f"nsq_compat/{path.relative_to(ROOT)}" for path in (ROOT / "templates")
 ASSETS = {f"nsq_compat/{path.relative_to(ROOT)}" for path in (ROOT / "static").iterdir()}
 MODULES = {str(path.relative_to(ROOT)) for path in (ROOT / "nsq_compat").rglob("*.py")}
 SPARK = {f"pyspark_nsq/{path.name}" for path in (ROOT / "spark" / "pyspark_nsq").glob("*.py")}
+KIT = {f"nsq_conformance/{path.relative_to(ROOT / 'conformance')}" for path in (ROOT / "conformance").rglob("*.*")}
+KIT = {name for name in KIT if "node_modules" not in name and "__pycache__" not in name}
 MARKERS = {"nsq_compat/py.typed", "pyspark_nsq/py.typed"}
 ALONGSIDE = {"LICENSE", "README.md", "CHANGELOG.md", "pyproject.toml", "setup.cfg", ".ci/constraints.txt"}
 PAPERS = {str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")}
@@ -21,18 +24,29 @@ BESIDES = {str(path.relative_to(ROOT)) for path in (ROOT / "contrib").rglob("*")
 pytestmark = pytest.mark.timeout(300)
 
 
-def test_archive_and_wheel_have_all_modules_pages_and_assets_and_no_tests(release):
+def test_archive_and_wheel_have_all_modules_pages_and_assets_and_no_tests_of_their_own(release):
     with tarfile.open(release.archive) as sources:
         in_archive = {name.partition("/")[2] for name in sources.getnames()}
     with zipfile.ZipFile(release.wheel) as content:
         in_wheel = set(content.namelist())
     for names in (in_archive, in_wheel):
-        assert names >= MODULES | SPARK | PAGES | ASSETS | MARKERS
+        assert names >= MODULES | SPARK | KIT | PAGES | ASSETS | MARKERS
     assert in_archive >= ALONGSIDE | PAPERS | BESIDES
     folders = {name.partition("/")[0] for name in in_wheel}
-    assert {name for name in folders if not name.endswith(".dist-info")} == {"nsq_compat", "pyspark_nsq"}
+    assert {name for name in folders if not name.endswith(".dist-info")} == {
+        "nsq_compat",
+        "nsq_conformance",
+        "pyspark_nsq",
+    }
     left_out = {"tests", "conformance", "benchmarks", "static", "templates", "build", "dist"}
     assert not left_out & {name.partition("/")[0] for name in in_archive}
+
+
+def test_the_conformance_kit_checks_an_nsqd_from_where_it_is_installed(release, tmp_path):
+    kit = release.installed("conformance") / "nsq-conformance"
+    checks = ("behaviours/test_http.py::test_ping_says_ok_as_plain_text", "behaviours/test_publish.py")
+    table = run(kit, "--processes=2", *checks, cwd=tmp_path)
+    assert re.search(r"\nours: \d\d behaviours, \d\d passes\n", table)
 
 
 def test_a_type_checker_takes_the_installed_package_at_its_word(release, tmp_path):

@@ -10,7 +10,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from conformance.nsqd_process import NsqdProcess, installed_nsqd
+from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from pyspark_nsq.options import ReadOptions, read_options
 from pyspark_nsq.spool import Spool
 

@@ -7,8 +7,8 @@ from urllib.request import Request, urlopen
 import pytest
 import trustme
 
-from conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_compat.protocol import command_writer
+from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from pyspark_nsq.connection import NsqConnection, NsqdLost, NsqdUnreachable
 from pyspark_nsq.decode import finish
 from tests.client.fake_nsqd import FakeNsqd

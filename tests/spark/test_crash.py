@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.nsqd_process import NsqdProcess
+from nsq_conformance.nsqd_process import NsqdProcess
 from tests.spark.conftest import Publish
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]

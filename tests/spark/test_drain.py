@@ -6,8 +6,8 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from conformance.daemon_process import own_host
-from conformance.nsqd_process import NsqdProcess, installed_nsqd
+from nsq_conformance.daemon_process import own_host
+from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from pyspark_nsq import drain as drain_module
 from pyspark_nsq.connection import NsqdUnreachable
 from pyspark_nsq.drain import POINTS, drain

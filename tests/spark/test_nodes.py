@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from conformance.nsqd_process import NsqdProcess, installed_nsqd
-from conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
+from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
+from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 from pyspark_nsq.nodes import HttpFailed, Node, Nodes, NoNodes
 from pyspark_nsq.options import read_options
 from tests.client.fake_lookupd import FakeLookupd

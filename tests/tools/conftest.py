@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from conformance.daemon_process import installed
-from conformance.door_process import DoorProcess
-from conformance.nsqd_process import installed_nsqd
+from nsq_conformance.daemon_process import installed
+from nsq_conformance.door_process import DoorProcess
+from nsq_conformance.nsqd_process import installed_nsqd
 from tests.tools.http_target import HttpTarget
 from tests.tools.nsqd import Nsqd
 

@@ -2,7 +2,7 @@
 
 from urllib.request import urlopen
 
-from conformance.nsqd_process import NsqdProcess
+from nsq_conformance.nsqd_process import NsqdProcess
 
 
 class Nsqd(NsqdProcess):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 from nsq_compat.tools.lookupds import cluster_of
+from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 
 
 @pytest.fixture(scope="module")

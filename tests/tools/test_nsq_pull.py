@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from conformance.daemon_process import installed
-from conformance.door_process import DoorProcess
+from nsq_conformance.daemon_process import installed
+from nsq_conformance.door_process import DoorProcess
 from tests.client.waiting import wait_until
 
 PROGRAM = Path(sys.executable).with_name("nsq_pull")

@@ -8,12 +8,12 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.http_client import HttpClient, HttpClientOptions
 from nsq_compat.cluster.statistics import ChannelStats
 from nsq_compat.tools.nsq_stat import Options, Watch, row
 from nsq_compat.tools.program import Refused
+from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 
 PROGRAM = str(Path(sys.executable).with_name("nsq_stat"))
 

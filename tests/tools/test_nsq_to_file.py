@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from conformance.nsqd_process import NsqdProcess, installed_nsqd
-from conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 from nsq_compat.client import Consumer, Producer
+from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
+from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 from tests.client.waiting import wait_until
 
 PROGRAM = str(Path(sys.executable).with_name("nsq_to_file"))

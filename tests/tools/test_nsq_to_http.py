@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_compat.client import Producer
+from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from tests.client.waiting import wait_until
 
 _numbers = itertools.count()

@@ -8,8 +8,8 @@ from urllib.request import urlopen
 
 import pytest
 
-from conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_compat.client import Consumer, Producer
+from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from tests.client.waiting import wait_until
 
 _numbers = itertools.count()

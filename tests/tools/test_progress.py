@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from conformance.nsqd_process import NsqdProcess, installed_nsqd
-from conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 from nsq_compat.client import Producer
 from nsq_compat.tools.progress import Progress, channel_backlog
+from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
+from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 from tests.client.waiting import wait_until
 
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.cluster import eventually
-from conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_compat.tools.to_nsq import records
+from nsq_conformance.cluster import eventually
+from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 
 
 @given(st.lists(st.binary(max_size=6)), st.sampled_from([b"\n", b",", b"\0"]))

@@ -7,7 +7,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import pyspark_nsq
-from conformance.nsqd_process import NsqdProcess
+from nsq_conformance.nsqd_process import NsqdProcess
 from pyspark_nsq.source import NsqDataSource
 from tests.spark.conftest import Publish, small_disk
 

@@ -1,0 +1,61 @@
+"""Limits that a test can reach: what the nsqd of these tests are started with. One that is known by its address has
+its own, so tests of limits are left out there.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from nsq_conformance.raw_client import RawClient
+
+MSG_TIMEOUT_MS = 60_000
+MAX_MSG_TIMEOUT_MS = 120_000
+OPTIONS = (
+    "--max-msg-size=2000",
+    "--max-body-size=6000",
+    "--max-rdy-count=50",
+    "--max-req-timeout=30s",
+    f"--msg-timeout={MSG_TIMEOUT_MS}ms",
+    f"--max-msg-timeout={MAX_MSG_TIMEOUT_MS}ms",
+    "--max-heartbeat-interval=2m",
+    "--max-channel-consumers=2",
+    # What is waited for comes as soon as it may; all channels are looked at each time.
+    "--output-buffer-timeout=25ms",
+    "--queue-scan-selection-count=1000",
+)
+
+Connect = Callable[..., RawClient]
+
+LIMITS: Final = frozenset(
+    {
+        "test_a_consumer_is_refused_and_closed[RDY above the limit]",
+        "test_a_heartbeat_interval_that_is_granted[120000]",
+        "test_a_third_consumer_of_two_is_refused",
+        "test_an_mpub_that_is_refused_publishes_nothing",
+        "test_an_option_is_shown[a size]",
+        "test_an_option_is_shown[a time, in nanoseconds]",
+        "test_info_says_how_long_a_heartbeat_interval_may_be",
+        "test_rdy_may_be_as_much_as_the_limit",
+        "test_refused[a binary mpub of too many messages]",
+        "test_refused[a binary mpub with a message too big]",
+        "test_refused[a pub deferred for too long]",
+        "test_refused[a pub of too much]",
+        "test_refused[an mpub of too much]",
+        "test_refused[an mpub with a line too long]",
+        "test_refused_and_closed[DPUB of too much]",
+        "test_refused_and_closed[DPUB with too long a delay]",
+        "test_refused_and_closed[IDENTIFY of too much]",
+        "test_refused_and_closed[MPUB of more messages than fit]",
+        "test_refused_and_closed[MPUB of too much]",
+        "test_refused_and_closed[MPUB with a message that is too big]",
+        "test_refused_and_closed[PUB of too much]",
+        "test_the_answer_says[max_msg_timeout]",
+        "test_the_answer_says[max_rdy_count]",
+        "test_the_answer_says[output_buffer_timeout]",
+        "test_the_limit_of_consumers_is_each_channels_own",
+        "test_the_longest_delay_is_granted",
+        "test_the_longest_line_is_16384_bytes_with_its_newline",
+        "test_what_is_asked_for_and_granted[output_buffer_timeout-0-25]",
+        "test_what_is_asked_for_and_refused[msg_timeout-120001-msg timeout (120001) is invalid]",
+    }
+)
+"""The tests, and cases of tests, that are about one of them."""

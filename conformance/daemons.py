@@ -1,0 +1,50 @@
+"""Which daemons the tests are about: command lines to start them with, or addresses of running ones."""
+
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from typing import Final
+
+import pytest
+
+from nsq_conformance.attached import Attached, AttachedNsqd, is_address
+from nsq_conformance.nsqd_process import NsqdProcess
+
+DAEMONS: Final = ("nsqd", "nsqlookupd", "nsqadmin")
+
+
+def is_go(name: str, config: pytest.Config) -> bool:
+    """Whether it is NSQ itself. One that runs is asked for a page that NSQ's programs do not have."""
+    if is_address(name, text := given(name, config)):
+        return Attached(text).asks("GET", "/livez").status == 404
+    return is_built_with_go(command_of(name, config))
+
+
+def is_built_with_go(command: str) -> bool:
+    """By what it says of its version."""
+    asking = [*shlex.split(command), "--version"]
+    return "built w/go" in subprocess.run(asking, capture_output=True, text=True, check=True).stdout
+
+
+def given(name: str, config: pytest.Config) -> str:
+    """The option of that name, a command line or addresses; `name` may begin with "other-"."""
+    text: str = config.getoption(f"--{name}") or config.getoption(f"--{name.removeprefix('other-')}")
+    return text
+
+
+def command_of(name: str, config: pytest.Config) -> str:
+    """The command line of the daemon to test; `name` may begin with "other-"."""
+    command = given(name, config)
+    program = shlex.split(command)[0]
+    if shutil.which(program) is None:
+        pytest.exit(f"conformance needs an {name} to test, and there is no program {program}", returncode=1)
+    return command
+
+
+def a_nsqd(request: pytest.FixtureRequest, options: Sequence[str] = ()) -> NsqdProcess:
+    """The one that runs at the address that was given, or a new one with these options."""
+    if is_address("nsqd", text := given("nsqd", request.config)):
+        return AttachedNsqd(text)
+    factory: pytest.TempPathFactory = request.getfixturevalue("tmp_path_factory")
+    return NsqdProcess(request.getfixturevalue("nsqd_command"), factory.mktemp("nsqd"), options=options)
