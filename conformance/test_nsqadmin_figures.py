@@ -13,11 +13,11 @@ from urllib.error import HTTPError
 
 import pytest
 
-from conformance.cluster import Cluster, eventually, producers
-from conformance.conftest import command_of
-from conformance.nsqadmin_process import NsqadminProcess
-from conformance.nsqlookupd_process import NsqlookupdProcess
-from conformance.raw_client import RawClient
+from nsq_conformance.cluster import Cluster, eventually, producers
+from nsq_conformance.daemons import command_of
+from nsq_conformance.nsqadmin_process import NsqadminProcess
+from nsq_conformance.nsqlookupd_process import NsqlookupdProcess
+from nsq_conformance.raw_client import RawClient
 
 _PATHS = (
     *("/api/topics", "/api/topics?inactive=true", "/api/nodes", "/api/counter"),

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from conformance.cluster import eventually
-from conformance.nsqd_process import NsqdProcess, installed_nsqd
+from nsq_conformance.cluster import eventually
+from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from tests.faults.client import Client, Refused
 
 TWICE = '[[policies]]\ntopic = "orders"\nmax_attempts = 2\n'
