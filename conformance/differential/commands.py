@@ -81,7 +81,7 @@ def consume(conversation: Conversation, client: Client) -> None:
 def answer(conversation: Conversation, client: Client) -> None:
     channel = _channel(conversation, client)
     body = conversation.random.choice(client.held)
-    choices = [(b"FIN", b""), (b"FIN", b""), (b"TOUCH", b""), (b"REQ", b" 30000")]
+    choices = [(b"FIN", b""), (b"FIN", b""), (b"TOUCH", b""), (b"REQ", b" %d" % MAX_DELAY_MS)]
     # Which of several that wait comes first is not for us to know.
     if client.ready - len(client.held) + 1 > len(channel.waiting) and not channel.is_paused:
         choices.append((b"REQ", b" 0"))

@@ -57,7 +57,7 @@ def break_off(conversation: Conversation, client: Client) -> None:
     data = conversation.random.choice((
         b"PUB %b\n" % topic + sized(conversation.body()),
         b"MPUB %b\n" % topic + sized(batch(conversation.bodies(3))),
-        b"DPUB %b 29999\n" % topic + sized(conversation.body()),
+        b"DPUB %b 3599999\n" % topic + sized(conversation.body()),
         b"IDENTIFY\n" + sized(b"{}"),
         b"SUB %b c\n" % topic,
     ))  # fmt: skip

@@ -39,7 +39,7 @@ class Patience:
     """So long looks at ``/stats`` are gathered, and one answer serves them all."""
 
 
-AMONG_MANY: Final = Patience(reply=10.0, quiet=0.2, rest=0.3, look=1.0)
+AMONG_MANY: Final = Patience(reply=60.0, quiet=0.2, rest=0.3, look=1.0)
 """Waiting costs nothing while others go on."""
 ALONE: Final = Patience(reply=2.0, quiet=0.05, rest=0.05, look=0.0)
 

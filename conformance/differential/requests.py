@@ -45,7 +45,7 @@ def publish_over_http(conversation: Conversation, client: Client) -> None:
     query = {"topic": conversation.lonely_topic().decode()}
     path, body = random.choice((("/pub", conversation.body()), ("/mpub", b"\n".join(conversation.bodies(4)))))
     if random.random() < 0.6:
-        query["defer"] = random.choice(("x", "-1", "30001", "1.5", ""))
+        query["defer"] = random.choice(("x", "-1", "3600001", "1.5", ""))
     else:
         query["binary"] = random.choice(("true", "false", "1", "x"))
         body = batch(conversation.bodies(3)) if random.random() < 0.7 else body

@@ -7,13 +7,14 @@ from nsq_conformance.differential.acts import TOPIC
 MAX_MSG_SIZE: Final = 2000
 MAX_BODY_SIZE: Final = 6000
 MAX_RDY: Final = 50
-MAX_DELAY_MS: Final = 30_000
-"""Longer than any stream takes: what was put off does not come back meanwhile, and is seen in /stats only."""
+MAX_DELAY_MS: Final = 3_600_000
+"""Longer than any stream takes, on the busiest machine: what was put off is seen in /stats only."""
 OPTIONS: Final = (
     f"--max-msg-size={MAX_MSG_SIZE}",
     f"--max-body-size={MAX_BODY_SIZE}",
     f"--max-rdy-count={MAX_RDY}",
     f"--max-req-timeout={MAX_DELAY_MS}ms",
+    "--msg-timeout=5m",
     "--max-msg-timeout=5m",
     "--max-heartbeat-interval=2m",
     "--output-buffer-timeout=25ms",
@@ -43,8 +44,8 @@ NUMBERS: Final = (
     b"49",
     b"50",
     b"51",
-    b"30000",
-    b"30001",
+    b"3600000",
+    b"3600001",
     b"-1",
     b"+1",
     b"1.5",
@@ -52,7 +53,7 @@ NUMBERS: Final = (
     b"x",
     b"0x1",
 )
-BAD_DELAYS: Final = (b"30001", b"-1", b"+1", b"1.5", b"1e3", b"x", b"0x1")
+BAD_DELAYS: Final = (b"3600001", b"-1", b"+1", b"1.5", b"1e3", b"x", b"0x1")
 """Not short ones: what is due while the stream goes on comes when it comes."""
 
 EDGES: Final[tuple[object, ...]] = (
