@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.nsqd_process import NsqdProcess, installed_nsqd
+from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from tests.client.waiting import wait_until
 from tests.faults.client import Client
 from tests.tools.nsqd import Nsqd

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from conformance.nsqd_process import NsqdProcess, installed_nsqd
+from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from pyspark_nsq import command_line
 from tests.spark.conftest import Publish
 
