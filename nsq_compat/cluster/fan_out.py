@@ -45,9 +45,11 @@ def ask_all(who: str, items: Sequence[T], ask: Callable[[T], R], timeout: float)
     return answer
 
 
-def tell_all(items: Sequence[T], call: Callable[[T], R], timeout: float) -> Answer[list[tuple[T, R]]]:
-    """As `ask_all`, but nobody at all is as good as all."""
-    outcomes = _side_by_side(items, call, timeout)
+def tell_all(
+    items: Sequence[T], call: Callable[[T], R], timeout: float, width: int = WIDTH
+) -> Answer[list[tuple[T, R]]]:
+    """As `ask_all`, but nobody at all is as good as all. `width` at the same time."""
+    outcomes = _side_by_side(items, call, timeout, width)
     done, errors, silent = [], [], []
     for item, outcome in zip(items, outcomes, strict=True):
         if isinstance(outcome, UpstreamError | BadAnswer):
@@ -60,7 +62,7 @@ def tell_all(items: Sequence[T], call: Callable[[T], R], timeout: float) -> Answ
     return Answer(done, tuple(errors), tuple(silent))
 
 
-def _side_by_side(items: Sequence[T], call: Callable[[T], R], timeout: float) -> list[R | BaseException]:
+def _side_by_side(items: Sequence[T], call: Callable[[T], R], timeout: float, width: int) -> list[R | BaseException]:
     outcomes: list[R | BaseException] = [UpstreamError(f"{item}: timeout") for item in items]
     finished: queue.Queue[tuple[int, R | BaseException]] = queue.Queue()
     waiting = iter(list(enumerate(items)))
@@ -77,10 +79,10 @@ def _side_by_side(items: Sequence[T], call: Callable[[T], R], timeout: float) ->
             except BaseException as error:
                 finished.put((index, error))
 
-    for _ in range(min(len(items), WIDTH)):
+    for _ in range(min(len(items), width)):
         # A daemon thread: one that hangs must not keep the program from ending.
         threading.Thread(target=work, daemon=True).start()
-    rounds = -(-len(items) // WIDTH)
+    rounds = -(-len(items) // width)
     deadline = time.monotonic() + rounds * (timeout + _GRACE)
     with suppress(queue.Empty):
         for _ in items:

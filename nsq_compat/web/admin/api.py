@@ -44,7 +44,9 @@ def topics() -> Response:
     gathering = _gathering()
     found: Any
     if parameters.get("inactive") == "true":
-        found = {name: channels or None for name, channels in gathering.inactive_topics().items()}
+        found = {
+            name: channels or None for name, channels in gathering.channels_of(gathering.inactive_topics()).items()
+        }
     else:
         found = gathering.topics() or None
     return v1({"topics": found, "message": gathering.message()})

@@ -24,6 +24,7 @@ from nsq_compat.web.admin.lookup import lookup
 from nsq_compat.web.admin.messages import messages
 from nsq_compat.web.admin.monitoring import monitoring
 from nsq_compat.web.admin.nodes import nodes
+from nsq_compat.web.admin.paging import address
 from nsq_compat.web.admin.proxy import proxy
 from nsq_compat.web.admin.service import AdminService
 from nsq_compat.web.admin.topics import topics
@@ -64,6 +65,7 @@ def create_app(service: AdminService) -> Flask:
     app.url_map.merge_slashes = False
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
     app.jinja_env.filters.update(FILTERS)
+    app.jinja_env.globals["address"] = address
     for blueprint in (*_PAGES, assets, configuration, monitoring, proxy):
         app.register_blueprint(blueprint)
     app.register_blueprint(api, url_prefix="/api")

@@ -1,10 +1,11 @@
 """Figures for one page or one answer of the API, with the warnings that came up on the way."""
 
 import logging
+from collections.abc import Sequence
 from typing import TypeVar
 
 from nsq_compat.cluster.cluster import Cluster
-from nsq_compat.cluster.fan_out import Answer
+from nsq_compat.cluster.fan_out import Answer, tell_all
 from nsq_compat.cluster.merge import channel_over_nodes, topic_over_nodes
 from nsq_compat.cluster.nodes import Node
 from nsq_compat.cluster.statistics import ChannelStats, NodeStats, TopicStats
@@ -13,6 +14,8 @@ from nsq_compat.web.responses import ApiError
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_QUESTIONS_AT_ONCE = 4
 
 
 class Gathering:
@@ -34,14 +37,20 @@ class Gathering:
     def topics(self) -> list[str]:
         return self._value(self._cluster.topics())
 
-    def inactive_topics(self) -> dict[str, list[str]]:
-        """Topics that only nsqlookupd knows, with their channels."""
+    def inactive_topics(self) -> list[str]:
+        """Those that only nsqlookupd knows."""
         names = self.topics()
         if not self._cluster.lookupds:
-            return {}
+            return []
         nodes = self._value(self._cluster.nodes())
         active = {topic for node in nodes for topic, tombstoned in node.topics.items() if not tombstoned}
-        return {name: self._value(self._cluster.channels(name)) for name in names if name not in active}
+        return [name for name in names if name not in active]
+
+    def channels_of(self, topics: Sequence[str]) -> dict[str, list[str]]:
+        """What nsqlookupd knows of each topic."""
+        # All of them go to the same few.
+        answer = tell_all(topics, self._cluster.channels, self._cluster.client.timeout, width=_QUESTIONS_AT_ONCE)
+        return {name: self._value(channels) for name, channels in self._value(answer)}
 
     def topic(self, name: str) -> TopicStats:
         producers = self._value(self._cluster.producers(name))

@@ -46,7 +46,7 @@ class Row:
     to_empty: float | None = None
 
 
-TOPIC_COLUMNS: Final[Mapping[str, Callable[[Row], Any]]] = {
+_COLUMNS: Final[Mapping[str, Callable[[Row], Any]]] = {
     "name": lambda row: row.name,
     "depth": lambda row: row.depth,
     "in_flight": lambda row: row.in_flight,
@@ -76,7 +76,7 @@ def topic_row(topic: TopicStats, history: History) -> Row:
     )
 
 
-def channel_row(channel: ChannelStats, history: History, now: float) -> Row:
+def channel_row(channel: ChannelStats, history: History) -> Row:
     topic, name = channel.topic_name, channel.channel_name
     return Row(
         name=name,
@@ -89,7 +89,6 @@ def channel_row(channel: ChannelStats, history: History, now: float) -> Row:
         consumers=channel.client_count,
         channels=0,
         rate=history.rate(topic, name),
-        sparkline=sparkline(history.depths(topic, name, now)),
         to_empty=history.seconds_to_empty(topic, name, channel.depth),
     )
 
@@ -97,10 +96,21 @@ def channel_row(channel: ChannelStats, history: History, now: float) -> Row:
 def topic_page(service: AdminService, snapshot: Snapshot) -> Page[Row]:
     now, history = service.now(), service.history
     rows = [topic_row(topic, history) for topic in snapshot.topics]
-    page = page_of(rows, request.args, TOPIC_COLUMNS, lambda row: row.name)
+    page = page_of(rows, request.args, _COLUMNS, lambda row: row.name)
     # Lines are drawn for what is shown only: there may be thousands.
     shown = [replace(row, sparkline=sparkline(_rates(history, row.name, now))) for row in page.rows]
     return replace(page, rows=shown)
+
+
+def channel_page(service: AdminService, topic: TopicStats) -> Page[Row]:
+    now, history = service.now(), service.history
+    page = page_of(
+        [channel_row(channel, history) for channel in topic.channels], request.args, _COLUMNS, lambda row: row.name
+    )
+    depths = (history.depths(topic.topic_name, row.name, now) for row in page.rows)
+    return replace(
+        page, rows=[replace(row, sparkline=sparkline(each)) for row, each in zip(page.rows, depths, strict=True)]
+    )
 
 
 def charts_of(service: AdminService, topic: str, channel: str = "") -> Mapping[str, Chart]:

@@ -4,6 +4,7 @@ from flask import Blueprint, render_template, request
 
 from nsq_compat.web.admin.access import require, service
 from nsq_compat.web.admin.gathering import Gathering
+from nsq_compat.web.admin.paging import page_of
 from nsq_compat.web.admin.users import Role
 
 lookup = Blueprint("lookup", __name__)
@@ -18,10 +19,12 @@ def show() -> str:
         )
     gathering = Gathering(service().cluster)
     lookupds = service().cluster.lookupds
+    page = page_of(gathering.inactive_topics(), request.args, {"name": str}, str)
     return render_template(
         "lookup/show.html",
         lookupds=lookupds,
-        inactive=gathering.inactive_topics() if lookupds else {},
+        page=page,
+        channels=gathering.channels_of(page.rows),
         nodes=[] if lookupds else gathering.nodes(),
         warnings=gathering.warnings,
     )

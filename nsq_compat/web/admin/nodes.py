@@ -2,7 +2,7 @@
 
 from flask import Blueprint, Response, render_template, request, url_for
 
-from nsq_compat.cluster.statistics import NodeStats
+from nsq_compat.cluster.statistics import NodeStats, TopicStats
 from nsq_compat.web.admin import acting
 from nsq_compat.web.admin.access import require, service
 from nsq_compat.web.admin.forms import perform, submitted
@@ -45,6 +45,7 @@ def node(node: str) -> str:
         "nodes/node.html",
         node=described,
         stats=stats,
+        page=page_of(stats.topics, request.args, {"name": _topic_name}, _topic_name),
         messages=sum(topic.message_count for topic in stats.topics),
         clients=sum(channel.client_count for topic in stats.topics for channel in topic.channels),
         warnings=gathering.warnings,
@@ -63,6 +64,10 @@ def act(node: str) -> Response:
         url_for("topics.topic", topic=topic),
         Role.ADMIN,
     )
+
+
+def _topic_name(topic: TopicStats) -> str:
+    return topic.topic_name
 
 
 def _confirmation(node: str, stats: NodeStats, name: str) -> str:

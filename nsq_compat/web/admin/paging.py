@@ -4,9 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
+from flask import request, url_for
+
 T = TypeVar("T")
 
 ROWS_PER_PAGE: Final = 100
+_OF_AN_ADDRESS: Final = ("q", "sort", "desc", "page", "nodes", "clients", "span", "limit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,30 @@ class Page(Generic[T]):
         return "descending" if self.descending else "ascending"
 
 
+@dataclass(frozen=True, slots=True)
+class Part(Generic[T]):
+    """One page of a table that is not searched or sorted; `parameter` says which in the address."""
+
+    rows: Sequence[T]
+    found: int
+    number: int
+    count: int
+    parameter: str
+
+
+def part_of(rows: Sequence[T], arguments: Mapping[str, str], parameter: str) -> Part[T]:
+    count, number, first = _place(len(rows), arguments.get(parameter, "1"))
+    return Part(rows[first : first + ROWS_PER_PAGE], len(rows), number, count, parameter)
+
+
+def address(**changed: Any) -> str:
+    """Of the page that is shown, with other parameters; None leaves one out."""
+    # Not whatever the visitor's address has: url_for understands some names itself.
+    kept = {name: value for name in _OF_AN_ADDRESS if (value := request.args.get(name))}
+    assert request.endpoint is not None, "there is no page without one"
+    return url_for(request.endpoint, **(request.view_args or {}), **{**kept, **changed})
+
+
 def page_of(
     rows: Sequence[T], arguments: Mapping[str, str], columns: Mapping[str, Callable[[T], Any]], name: Callable[[T], str]
 ) -> Page[T]:
@@ -50,10 +77,15 @@ def page_of(
     found = [row for row in rows if search.lower() in name(row).lower()]
     found.sort(key=name)
     found.sort(key=columns[sort], reverse=descending)
-    count = max(1, -(-len(found) // ROWS_PER_PAGE))
-    number = min(max(1, _number(arguments.get("page", "1"))), count)
-    first = (number - 1) * ROWS_PER_PAGE
+    count, number, first = _place(len(found), arguments.get("page", "1"))
     return Page(found[first : first + ROWS_PER_PAGE], len(found), number, count, search, sort, descending)
+
+
+def _place(rows: int, wanted: str) -> tuple[int, int, int]:
+    """How many pages there are, which one it is, and its first row."""
+    count = max(1, -(-rows // ROWS_PER_PAGE))
+    number = min(max(1, _number(wanted)), count)
+    return count, number, (number - 1) * ROWS_PER_PAGE
 
 
 def _number(text: str) -> int:

@@ -8,7 +8,16 @@ from nsq_compat.web.admin import acting
 from nsq_compat.web.admin.access import require, service
 from nsq_compat.web.admin.forms import change, perform, submitted
 from nsq_compat.web.admin.gathering import Gathering
-from nsq_compat.web.admin.looking import channel_row, charts_of, current_snapshot, timeframe, topic_page, wants_day
+from nsq_compat.web.admin.looking import (
+    channel_page,
+    channel_row,
+    charts_of,
+    current_snapshot,
+    timeframe,
+    topic_page,
+    wants_day,
+)
+from nsq_compat.web.admin.paging import part_of
 from nsq_compat.web.admin.users import Role
 from nsq_compat.web.responses import ApiError
 
@@ -35,13 +44,11 @@ def topic(topic: str) -> str:
     stats = _topic_or_its_shadow(gathering, topic)
     if request.args.get("confirm") in _CONFIRMED:
         return _confirmation(stats, topic, "")
-    now, history = service().now(), service().history
-    channels = sorted(stats.channels, key=lambda channel: channel.channel_name)
     return render_template(
         "topics/topic.html",
         topic=stats,
-        rows=[channel_row(channel, history, now) for channel in channels],
-        rate=history.rate(topic),
+        page=channel_page(service(), stats),
+        nodes=part_of(stats.nodes, request.args, "nodes"),
         charts=charts_of(service(), topic),
         day=wants_day(),
         warnings=gathering.warnings,
@@ -58,7 +65,9 @@ def channel(topic: str, channel: str) -> str:
     return render_template(
         "topics/channel.html",
         channel=stats,
-        row=channel_row(stats, service().history, service().now()),
+        row=channel_row(stats, service().history),
+        nodes=part_of(stats.nodes, request.args, "nodes"),
+        clients=part_of(stats.clients or [], request.args, "clients"),
         charts=charts_of(service(), topic, channel),
         day=wants_day(),
         warnings=gathering.warnings,

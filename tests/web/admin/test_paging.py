@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq_compat.web.admin.paging import ROWS_PER_PAGE, page_of
+from nsq_compat.web.admin.paging import ROWS_PER_PAGE, page_of, part_of
 
 COLUMNS = {"name": lambda row: row[0], "size": lambda row: row[1]}
 ROWS = [(f"n{number:03}", number % 7) for number in range(250)]
@@ -21,6 +21,12 @@ def test_a_page_is_a_part_of_the_whole():
 @pytest.mark.parametrize(("number", "shown"), [("0", 1), ("99", 3), ("x", 1), ("-1", 1), ("9" * 50, 1), ("²", 1)])
 def test_a_page_there_is_not_is_the_nearest_one(number, shown):
     assert page(page=number).number == shown
+
+
+def test_a_part_of_a_table_has_a_parameter_of_its_own():
+    part = part_of(ROWS, {"nodes": "2", "page": "3"}, "nodes")
+    assert (part.rows, part.found, part.number, part.count) == (ROWS[100:200], 250, 2, 3)
+    assert part_of([], {"nodes": "9"}, "nodes").rows == []
 
 
 def test_equal_rows_stay_in_the_order_of_their_names():

@@ -32,6 +32,47 @@ def test_the_list_is_searched_sorted_and_paged(browser, nsqd):
     assert "No topic has" in browser.get("/topics?q=nothing").text
 
 
+def test_channels_of_a_topic_are_searched_sorted_and_paged(browser, nsqd):
+    nsqd.topics = [topic_json("orders", *(channel_json(f"c{number:03}", depth=number) for number in range(250)))]
+    first = browser.get("/topics/orders?span=24h")
+    assert "c099" in first.text
+    assert "c100" not in first.text
+    assert 'href="/topics/orders?span=24h&amp;page=2"' in first.text
+    deepest = browser.get("/topics/orders?sort=depth&desc=1").text
+    assert deepest.index("c249") < deepest.index("c248")
+    assert "Page 1 of" not in browser.get("/topics/orders?q=C24").text
+    assert "No channel has" in browser.get("/topics/orders?q=nothing").text
+
+
+def test_clients_of_a_channel_and_topics_of_a_node_are_paged(browser, nsqd):
+    clients = [{"hostname": f"box{number:03}", "remote_address": "1.2.3.4:5"} for number in range(150)]
+    topics = (topic_json(f"t{number:03}") for number in range(150))
+    nsqd.topics = [topic_json("orders", channel_json("mail", client_count=150, clients=clients)), *topics]
+    assert "box100" not in browser.get("/topics/orders/mail").text
+    assert "box100" in browser.get("/topics/orders/mail?clients=2").text
+    node = browser.get(f"/nodes/{nsqd.address}").text
+    assert ("t098" in node, "t099" in node, "The first 100" in node) == (True, False, True)
+    assert "t149" in browser.get(f"/nodes/{nsqd.address}?page=2").text
+    assert "all 151" in browser.get("/nodes").text
+
+
+def test_topics_that_nobody_has_are_paged_and_asked_about_side_by_side_and_only_if_shown(service, browser, make_nsqd):
+    lookupd = make_nsqd()
+    lookupd.says("topics", {"topics": [f"t{number:03}" for number in range(150)]})
+    lookupd.says("nodes", {"producers": []}).says("channels", {"channels": ["c"]})
+    service.options.nsqd_http_addresses, service.options.nsqlookupd_http_addresses = (), (lookupd.address,)
+    page = browser.get("/lookup").text
+    assert ("t099" in page, "t100" in page) == (True, False)
+    assert len([request for request in lookupd.heard if "channels" in request]) == 100
+    assert len(browser.get("/api/topics?inactive=true").json["topics"]) == 150
+
+
+def test_parameters_that_mean_something_to_nobody_are_left_out_of_links(browser):
+    page = browser.get("/topics/orders?_scheme=javascript&_external=1&_anchor=x&topic=evil&sort=depth").text
+    assert "javascript:" not in page
+    assert "evil" not in page
+
+
 def test_a_topic_shows_its_channels_and_nodes(browser, nsqd):
     text = shown(browser.get("/topics/orders"))
     assert "archive 12,304" in text
