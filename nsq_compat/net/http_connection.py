@@ -4,8 +4,9 @@ What keeps it fast, and one client from another:
 
 - It waits until there is something to read, then reads once; the replies to all requests of that read leave in one
   send. (Reading first would cost a failed system call and an exception per request.)
-- Only its own greenlet reads, answers and sends. A client that does not take its reply is waited for there, and nothing
-  more is read from it meanwhile.
+- A request like the one before, to a path whose answer waits for nothing (`at_once`), is answered in the event loop,
+  which saves switching to the greenlet and back. Everything else its own greenlet answers and sends. A client that does
+  not take its reply is waited for there, and nothing more is read from it meanwhile.
 - Deadlines are plain numbers. One timer per connection looks at them when the earliest one might be due, and ends an
   overdue connection by shutting its socket down, which wakes the greenlet on its usual paths.
 """
@@ -14,6 +15,7 @@ import contextlib
 import logging
 import socket
 import time
+from collections.abc import Container
 from typing import Any, Final
 
 import gevent
@@ -54,8 +56,16 @@ _GATHERED_SIZE: Final = 64 * 1024
 class HttpConnection:
     """One client, from accept to close."""
 
-    def __init__(self, client: socket.socket, remote_address: str, handler: HttpHandler, limits: HttpLimits) -> None:
+    def __init__(
+        self,
+        client: socket.socket,
+        remote_address: str,
+        handler: HttpHandler,
+        limits: HttpLimits,
+        at_once: Container[str] = (),
+    ) -> None:
         self._socket = client
+        self._at_once = at_once
         self._remote_address = remote_address
         self._handler = handler
         self._limits = limits
@@ -63,8 +73,13 @@ class HttpConnection:
         self._finishing = False
         self._answering = False
         self._client_left = False
+        self._ended_here = False
         self._greenlet: greenlet.greenlet | None = None
         self._wants_to_read = False
+        self._read_size = _READ_SIZE
+        self._received: bytes | None = None
+        self._unsent: tuple[bytes, int] | None = None  # a reply, and how much of it has left
+        self._said: tuple[Response, bytes, bytes] | None = None  # the last plain reply: date, wire form
         self._hub = get_hub()
         self._readable: Any = self._hub.loop.io(client.fileno(), _READABLE)
         self._writable: Any = None
@@ -122,7 +137,7 @@ class HttpConnection:
         reader = self._reader
         data = self._receive(_READ_SIZE if reader.body_size < _READ_SIZE else _BODY_READ_SIZE)
         if not data:
-            self._client_left = True
+            self._client_left = not self._ended_here
             return False
         requests = self._read_requests(data)
         if requests:
@@ -147,11 +162,16 @@ class HttpConnection:
             return [INTERNAL_ERROR]
 
     def _answer_all(self, requests: list[Request | Response]) -> None:
+        if len(requests) == 1:  # Hot: nothing is gathered for who awaits each answer
+            reply, goes_on = self._answer(requests[0], is_last=True)
+            self._finishing = self._finishing or not goes_on
+            self._send(reply)
+            return
         gathered: list[bytes] = []
         size = 0
         last = len(requests) - 1
         for position, request in enumerate(requests):
-            reply, goes_on = self._answer(request, position == last)
+            reply, goes_on = self._answer(request, is_last=position == last)
             gathered.append(reply)
             size += len(reply)
             if not goes_on:
@@ -164,7 +184,7 @@ class HttpConnection:
         if gathered:
             self._send(gathered[0] if len(gathered) == 1 else b"".join(gathered))
 
-    def _answer(self, request: Request | Response, is_last: bool) -> tuple[bytes, bool]:
+    def _answer(self, request: Request | Response, *, is_last: bool) -> tuple[bytes, bool]:
         """The reply's bytes, and whether the connection goes on after it."""
         date = http_date(int(time.time()))
         if isinstance(request, Response):
@@ -172,6 +192,8 @@ class HttpConnection:
         try:
             response = self._handler.respond(request)
             keep_alive = request.keep_alive and not response.close and not (self._finishing and is_last)
+            if keep_alive and request.version == "1.1" and request.method == "POST":
+                return self._encode_plain(response, date), True
             reply = encode_response(
                 response, date, version=request.version, keep_alive=keep_alive, bodiless=request.method == "HEAD"
             )
@@ -180,29 +202,69 @@ class HttpConnection:
             return encode_response(INTERNAL_ERROR, date, version=request.version, keep_alive=False), False
         return reply, keep_alive
 
+    def _encode_plain(self, response: Response, date: bytes) -> bytes:
+        # Hot: whoever publishes is told the same for a whole second.
+        said = self._said
+        if said is None or said[0] is not response or said[1] is not date:
+            said = self._said = response, date, encode_response(response, date, version="1.1", keep_alive=True)
+        return said[2]
+
+    def _answer_in_place(self, request: Request) -> bool:
+        """In the event loop; False when that leaves something to the greenlet."""
+        reply, goes_on = self._answer(request, is_last=True)
+        sent = self._try_send(reply)
+        if sent < len(reply):
+            self._unsent = reply, sent
+        if not goes_on:
+            self._finishing = True
+        self._set_deadline(time.monotonic() + self._limits.idle_seconds)
+        return goes_on and sent == len(reply)
+
     # --- The socket ---------------------------------------------------------------------------------------------------
 
     def _receive(self, size: int) -> bytes:
         """What is there, waiting for it; b"" at the end. Raises OSError."""
+        # Hot: a watcher that stays started saves two calls a request, and hub.wait's waiter a third. It is
+        # level-triggered: when it fires while the greenlet waits for something else, it stops itself.
+        self._read_size = size
         while True:
-            # Hot: a watcher that stays started saves two calls a request, and hub.wait's waiter a third. It is
-            # level-triggered: when it fires while the greenlet waits for something else, it stops itself.
             self._wants_to_read = True
             if not self._readable.active:
                 self._readable.start(self._on_readable)
             self._hub.switch()
-            try:
-                return self._socket.recv(size)
-            except BlockingIOError:
-                continue
+            if self._unsent is not None:
+                (reply, sent), self._unsent = self._unsent, None
+                self._send_rest(reply, sent)
+            if self._received is not None:
+                data, self._received = self._received, None
+                return data
+            if self._finishing:  # that reply was the last
+                self._ended_here = True
+                return b""
 
     def _on_readable(self) -> None:
         """Runs in the hub."""
-        if self._wants_to_read and self._greenlet is not None:
-            self._wants_to_read = False
-            self._greenlet.switch()
-        else:
+        if not self._wants_to_read or self._greenlet is None:
             self._readable.stop()
+            return
+        try:
+            data = self._socket.recv(self._read_size)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._wants_to_read = False
+            self._greenlet.throw(error)
+            return
+        if self._reader.known_path in self._at_once and not self._finishing:
+            request = self._reader.read_known(data)
+            if request is None:
+                self._received = data
+            elif self._answer_in_place(request):
+                return
+        else:
+            self._received = data
+        self._wants_to_read = False
+        self._greenlet.switch()
 
     def _try_send(self, data: bytes | memoryview) -> int:
         """How many bytes left at once."""
@@ -214,8 +276,10 @@ class HttpConnection:
     def _send(self, data: bytes) -> None:
         """All of it, waiting for the client no longer than the limits say. Raises OSError."""
         sent = self._try_send(data)
-        if sent == len(data):
-            return
+        if sent < len(data):
+            self._send_rest(data, sent)
+
+    def _send_rest(self, data: bytes, sent: int) -> None:
         began = time.monotonic()
         before = self._deadline
         rest = memoryview(data)

@@ -43,7 +43,7 @@ from nsq_compat.queue.storage import Durability, Storage
 from nsq_compat.session.nsqd_limits import NsqdLimits
 from nsq_compat.session.nsqd_session import NsqdSession
 from nsq_compat.web.metrics import Metrics
-from nsq_compat.web.nsqd_api import NsqdApi, TlsRequired
+from nsq_compat.web.nsqd_api import PUBLISHING_PATHS, NsqdApi, TlsRequired
 
 log = logging.getLogger(__name__)
 
@@ -194,7 +194,9 @@ class Daemon:
         self._http: list[HttpServer] = []
         if http_listener:
             gate = TlsRequired(port_of(https_listener) if https_listener else 0)
-            self._http.append(HttpServer(http_listener, gate if options.tls_required == TLS_REQUIRED else api))
+            handler = gate if options.tls_required == TLS_REQUIRED else api
+            at_once = () if self._storage.durability is Durability.FSYNC else PUBLISHING_PATHS
+            self._http.append(HttpServer(http_listener, handler, at_once=at_once))
         if https_listener:
             self._http.append(HttpServer(https_listener, api, name="HTTPS", tls=make_tls))
         self._statsd = StatsdPush(options, self._broker, service.memory) if options.statsd_address else None

@@ -1,6 +1,6 @@
 """nsqd's HTTP API: the table of its routes. What they do lies in the module each comes from."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from nsq_compat.web.administration import Administration
 from nsq_compat.web.application import Application, TlsRequired
@@ -16,7 +16,11 @@ from nsq_compat.web.statistics import HEALTHY, Statistics
 if TYPE_CHECKING:
     from nsq_compat.web.nsqd_metrics import NsqdCollector
 
-__all__ = ["NsqdApi", "NsqdOptions", "NsqdService", "TlsRequired"]
+__all__ = ["PUBLISHING_PATHS", "NsqdApi", "NsqdOptions", "NsqdService", "TlsRequired"]
+
+
+PUBLISHING_PATHS: Final = frozenset({"/pub", "/mpub", "/put", "/mput"})
+"""Where messages are taken; that waits for nothing but the disk, where it is synced before the answer."""
 
 
 class NsqdApi(Application):

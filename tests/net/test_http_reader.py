@@ -2,7 +2,7 @@
 
 import random
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nsq_compat.net.http_message import Admission, HttpLimits, Request, Response
@@ -48,6 +48,96 @@ REQUESTS = [
 def test_how_the_input_is_cut_changes_nothing(requests: list[bytes], seed: int) -> None:
     data = b"".join(requests)
     assert read_all(cut(data, seed)) == read_all([data])
+
+
+class ParserOnly(RequestReader):
+    """Knows no head: everything goes through the parser."""
+
+    def read_known(self, data: bytes) -> Request | None:
+        return None
+
+
+def post(body: bytes, length: bytes | None = None, head: bytes = b"Host: x\r\nContent-Length: %b\r\nA: b\r\n") -> bytes:
+    digits = b"%d" % len(body) if length is None else length
+    return b"POST /pub?topic=t HTTP/1.1\r\n" + head % digits + b"\r\n" + body
+
+
+# What one read may bring: like the request before, nearly like it, or not at all.
+posts = st.builds(post, st.binary(max_size=40) | st.sampled_from([b"\r\n\r\n", b"\r\nx", b"x" * LIMIT, b"x" * 301]))
+unlike = st.sampled_from(
+    [
+        post(b"abc", b"003"),
+        post(b"abc", b"2"),
+        post(b"abc", b"4"),
+        post(b"abc", b"3 "),
+        post(b"abc", b""),
+        post(b"abc", b"-3"),
+        post(b"abc", b"0000000003"),
+        post(b"abc") + b"\r\n",
+        b"\r\n" + post(b"abc"),
+        b"\r",
+        post(b"abc", head=b"Host: x\r\ncontent-LENGTH:%b\r\nConnection: keep-alive\r\n"),
+        post(b"abc", head=b"Host: x\r\nContent-Length: %b\r\nContent-Length: 3\r\n"),
+        post(b"abc", head=b"Host: x\r\nContent-Length: %b\r\nExpect: 100-continue\r\n"),
+        post(b"abc", head=b"Host: x\r\nContent-Length: %b\r\nConnection: close\r\n"),
+        post(b"abc", head=b"Host: x\r\nX: 1\r\n Content-Length: 9\r\nContent-Length: %b\r\n"),
+        post(b"abc", head=b"Content-Length: %b\r\n"),
+    ]
+)
+
+
+def both(pieces: list[bytes]) -> tuple[list[Request | Response], list[Request | Response]]:
+    limits = HttpLimits(max_head_bytes=2000)
+    readers = [
+        kind(lambda method, path: Admission(LIMIT, TOO_BIG), limits, "peer") for kind in (RequestReader, ParserOnly)
+    ]
+    items: tuple[list[Request | Response], list[Request | Response]] = ([], [])
+    for piece in pieces:
+        for one, heard in zip(readers, items, strict=True):
+            heard += one.receive_data(piece)
+        assert [(one.finished, one.owes_continue, one.phase) for one in readers[:1]] == [
+            (one.finished, one.owes_continue, one.phase) for one in readers[1:]
+        ]
+    return items
+
+
+@given(
+    st.lists(posts | posts | unlike | st.sampled_from(REQUESTS) | st.binary(max_size=20), max_size=12), st.integers()
+)
+@example([post(b"\r\nab") + b"\r\n", post(b"\r\nab", b"2")], 0)  # a line break behind the body is no part of the head
+def test_a_head_that_is_known_is_read_as_the_parser_reads_it(reads: list[bytes], seed: int) -> None:
+    known, parsed = both(reads)
+    assert known == parsed
+    known, parsed = both(cut(b"".join(reads), seed))
+    assert known == parsed
+
+
+def test_a_request_like_the_one_before_may_be_cut_anywhere() -> None:
+    first, second, third = post(b"one"), post(b"the second"), post(b"")
+    for place in range(len(second) + 1):
+        known, parsed = both([first, second[:place], second[place:] + third])
+        assert known == parsed
+        assert [item.body for item in known if isinstance(item, Request)] == [b"one", b"the second", b""]
+
+
+def test_a_head_is_known_from_the_second_time_on_whatever_the_length_of_the_body() -> None:
+    one = reader()
+    assert (one.known_path, one.read_known(post(b"first"))) == ("", None)
+    one.receive_data(post(b"first"))
+    request = one.read_known(post(b"one that is longer"))
+    assert request is not None
+    assert (one.known_path, request.path, request.query) == ("/pub", "/pub", b"topic=t")
+    assert (request.body, request.headers[b"content-length"]) == (b"one that is longer", b"18")
+    assert one.read_known(post(b"x" * (LIMIT + 1))) is None
+
+
+def test_heads_that_differ_every_time_are_not_remembered_for_ever() -> None:
+    one = reader()
+    for number in range(20):
+        one.receive_data(post(b"x", head=b"Host: x\r\nContent-Length: %%b\r\nId: %d\r\n" % number))
+    last = post(b"x", head=b"Host: x\r\nContent-Length: %b\r\nId: 19\r\n")
+    assert one.read_known(last) is None
+    assert len(one.receive_data(last)) == 1
 
 
 @given(st.lists(st.binary(max_size=80) | st.sampled_from(REQUESTS), max_size=8))

@@ -6,7 +6,7 @@ import resource
 import socket
 import ssl
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +31,8 @@ class Echo:
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
+        self.in_the_loop: list[bool] = []
+        self.is_well = False
         self.go = Event()
         self.waiting = Event()
 
@@ -41,6 +43,9 @@ class Echo:
 
     def respond(self, request: Request) -> Response:
         self.requests.append(request)
+        self.in_the_loop.append(gevent.getcurrent() is gevent.get_hub())
+        if self.is_well:
+            return Response(200)
         if request.path == "/fails":
             raise RuntimeError("respond")
         if request.path == "/bad-header":
@@ -142,10 +147,10 @@ def open_client() -> Iterator[Open]:
 
 @pytest.fixture
 def serve(echo: Echo, servers: list[HttpServer], open_client: Open) -> Serve:
-    def start(**limits: float) -> Connect:
+    def start(at_once: Container[str] = (), **limits: float) -> Connect:
         listener = socket.create_server(("127.0.0.1", 0))
         address = listener.getsockname()
-        server = HttpServer(listener, echo, HttpLimits(**limits))  # type: ignore[arg-type]
+        server = HttpServer(listener, echo, HttpLimits(**limits), at_once=at_once)  # type: ignore[arg-type]
         server.start()
         servers.append(server)
         return lambda: open_client(address)
@@ -236,6 +241,49 @@ def test_a_half_closed_client_still_gets_its_replies(connect: Connect) -> None:
 def test_a_reply_of_many_megabytes_arrives_whole(connect: Connect) -> None:
     client = connect().says(b"GET /huge HTTP/1.1\r\nHost: x\r\n\r\n")
     assert len(client.hears_reply().body) == 8_000_000
+
+
+def post(path: str, body: bytes) -> bytes:
+    return b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (path.encode(), len(body), body)
+
+
+def test_a_request_like_the_one_before_is_answered_in_the_event_loop(serve: Serve, echo: Echo) -> None:
+    client = serve(at_once={"/pub"})()
+    for number, path in enumerate(("/pub", "/pub", "/other", "/other", "/pub", "/pub")):
+        client.says(post(path, b"x" * number))
+        assert client.hears_reply().body == b"POST %b %b" % (path.encode(), b"x" * number)
+    assert echo.in_the_loop == [False, True, False, False, False, True]
+
+
+def test_a_reply_of_many_megabytes_arrives_whole_from_there_too(serve: Serve, echo: Echo) -> None:
+    client = serve(at_once={"/huge"})()
+    for _ in range(3):
+        assert len(client.says(post("/huge", b"x")).hears_reply().body) == 8_000_000
+    assert echo.in_the_loop == [False, True, True]
+
+
+@pytest.mark.parametrize("path", ["/fails", "/bad-header"])
+def test_an_exception_there_ends_the_connection_as_elsewhere(
+    serve: Serve, echo: Echo, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    client = serve(at_once={path})()
+    echo.is_well = True
+    assert client.says(post(path, b"x")).hears_reply().status_line == "HTTP/1.1 200 OK"
+    echo.is_well = False
+    assert client.says(post(path, b"x")).hears_reply().status_line == "HTTP/1.1 500 Internal Server Error"
+    client.hears_end()
+    assert echo.in_the_loop == [False, True]
+    assert "panic in HTTP handler" in caplog.text
+
+
+def test_a_client_that_resets_the_connection_is_forgotten(serve: Serve, servers: list[HttpServer]) -> None:
+    client = serve(at_once={"/pub"})()
+    client.says(post("/pub", b"x")).hears_reply()
+    client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.socket.close()
+    with gevent.Timeout(PROMPT):
+        while servers[0].connection_count:
+            gevent.sleep(0.001)
 
 
 def test_a_body_of_many_megabytes_arrives_whole(connect: Connect, echo: Echo) -> None:
