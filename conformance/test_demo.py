@@ -17,7 +17,7 @@ from urllib.request import urlopen
 import pytest
 
 from nsq_conformance.cluster import eventually
-from nsq_conformance.demo.event import EVENTS_A_SECOND, events
+from nsq_conformance.demo.event import EVENTS_A_SECOND, PAGES, events
 from nsq_conformance.demo.stream import CHANNELS, TOPIC
 
 _ROOT = Path(__file__).parents[1]
@@ -31,10 +31,11 @@ def daemons(nsqd_command: str, nsqlookupd_command: str) -> list[str]:
     return [f"--nsqd={nsqd_command}", f"--nsqlookupd={nsqlookupd_command}"]
 
 
-def start_demo(*options: str) -> subprocess.Popen[str]:
+def start_demo(*options: str, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "nsq_conformance.demo", *_FREE_PORTS, *options],
         cwd=_ROOT,
+        env=os.environ | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -42,15 +43,43 @@ def start_demo(*options: str) -> subprocess.Popen[str]:
 
 
 def test_it_sends_a_file_compares_and_stops(daemons: list[str]) -> None:
-    demo = start_demo(*daemons, "--once", f"--file={__file__}")
+    demo = start_demo(*daemons, "--once", "--no-spark", f"--file={__file__}")
     output, errors = demo.communicate(timeout=50)
     assert demo.returncode == 0, errors
     assert "came back exactly once" in output
+    assert "Spark" not in output
+
+
+@pytest.mark.timeout(600)
+def test_spark_counts_every_event_it_has_read(daemons: list[str], tmp_path: Path) -> None:
+    demo = start_demo(*daemons, "--once", f"--file={__file__}", f"--data-path={tmp_path}")
+    output, errors = demo.communicate(timeout=590)
+    assert demo.returncode == 0, errors
+    lines = [line.removeprefix("Spark: ") for line in output.splitlines() if line.startswith("Spark: ")]
+    progress = [line for line in lines if line.startswith("batch ")]
+    head, *rows = [line.split() for line in lines if line not in progress]
+    assert (head[0], head[-1]) == ("key", "together")
+    assert {key for key, *_ in rows} <= set(PAGES)
+    together = sum(int(row[-1].replace(",", "")) for row in rows)
+    assert f": {together:,} messages so far, " in progress[-1]
+    assert together > 10
+
+
+@pytest.mark.timeout(600)
+def test_spark_goes_on_and_ends_with_the_demonstration(daemons: list[str], tmp_path: Path) -> None:
+    demo = start_demo(*daemons, f"--file={__file__}", TMPDIR=str(tmp_path))
+    assert demo.stdout is not None
+    assert any(line.startswith("Spark: batch ") for line in demo.stdout)
+    assert processes_naming(f"--spool={tmp_path}")
+    demo.send_signal(signal.SIGINT)
+    _, errors = demo.communicate(timeout=120)
+    assert demo.returncode == 0, errors
+    assert not processes_naming(str(tmp_path))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_it_stays_until_a_signal_and_takes_the_daemons_with_it(daemons: list[str], number: int, tmp_path: Path) -> None:
-    demo = start_demo(*daemons, f"--file={__file__}", f"--data-path={tmp_path}")
+    demo = start_demo(*daemons, "--no-spark", f"--file={__file__}", f"--data-path={tmp_path}")
     assert demo.stdout is not None
     assert any("Ctrl-C stops all three" in line for line in demo.stdout)
     demo.send_signal(number)
@@ -61,7 +90,7 @@ def test_it_stays_until_a_signal_and_takes_the_daemons_with_it(daemons: list[str
 
 
 def test_events_go_on_through_two_channels_after_the_comparison(daemons: list[str]) -> None:
-    demo = start_demo(*daemons, f"--file={__file__}")
+    demo = start_demo(*daemons, "--no-spark", f"--file={__file__}")
     try:
         nsqlookupd, _, nsqadmin = addresses_of(demo)
         shown = functools.partial(channel_of_events, nsqadmin)
@@ -80,7 +109,7 @@ def test_events_go_on_through_two_channels_after_the_comparison(daemons: list[st
 
 
 def test_a_stream_that_ends_by_itself_is_said_and_ends_the_demonstration(daemons: list[str]) -> None:
-    demo = start_demo(*daemons, f"--file={__file__}")
+    demo = start_demo(*daemons, "--no-spark", f"--file={__file__}")
     _, nsqd, _ = addresses_of(demo)
     (publisher,) = processes_naming("nsq_conformance.demo.events", f"--nsqd-tcp-address={nsqd}")
     os.kill(publisher, signal.SIGKILL)

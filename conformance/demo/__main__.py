@@ -3,8 +3,8 @@
 Both use pynsq, the official Python client. The publisher is told where nsqd is; the consumer is told only where
 nsqlookupd is, and finds nsqd by asking it. The lines received are compared with the file: each must have come exactly
 once. Then events go through topic events, some dozens a second, with a consumer that keeps up and one that now and then
-does not, and nsqadmin shows in a browser how they move, until Ctrl-C. The exit status is 0 if nothing differed and all
-lived until they were asked to stop, and not otherwise.
+does not; Spark counts them by page and window of time, and nsqadmin shows in a browser how they move, until Ctrl-C. The
+exit status is 0 if nothing differed and all lived until they were asked to stop, and not otherwise.
 """
 
 import argparse
@@ -13,18 +13,28 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from nsq_conformance.clients import ClientFailed
 from nsq_conformance.daemon_process import DaemonFailed
 from nsq_conformance.demo.comparison import compare, language_reference, say
+from nsq_conformance.demo.spark import CHANNEL, SparkCounts
 from nsq_conformance.demo.stream import CHANNELS, TOPIC, EventStream
 from nsq_conformance.nsqadmin_process import NsqadminProcess, installed_nsqadmin
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
+
+
+class Running(Protocol):
+    """What is to live until the end."""
+
+    def check(self) -> None:
+        """Raises DaemonFailed or ClientFailed when it does not."""
+
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -37,7 +47,12 @@ def parse_arguments() -> argparse.Namespace:
         parser.add_argument(f"--{name}-port", type=int, default=port, help=f"0: any free one (default: {port})")
     parser.add_argument("--data-path", type=Path, help="nsqd's data path (default: a temporary folder)")
     parser.add_argument("--file", type=Path, help="the file to send (default: one that comes with Python)")
-    parser.add_argument("--once", action="store_true", help="stop after the comparison")
+    parser.add_argument(
+        "--once", action="store_true", help="stop when the comparison is made and Spark's table is shown"
+    )
+    parser.add_argument(
+        "--no-spark", action="store_true", help="without Spark, which has to be installed and takes long to start"
+    )
     for name, installed in (
         *(("nsqd", installed_nsqd()), ("nsqlookupd", installed_nsqlookupd())),
         ("nsqadmin", installed_nsqadmin()),
@@ -56,10 +71,23 @@ def demonstrate(options: argparse.Namespace, cleaning: ExitStack) -> None:
     folder = Path(cleaning.enter_context(tempfile.TemporaryDirectory(prefix="nsq-demo-")))
     nsqlookupd, nsqd, nsqadmin = start_cluster(options, folder, cleaning)
     compare(nsqd, nsqlookupd, options.file or language_reference(), folder, cleaning)
-    if not options.once:
-        with EventStream(nsqd.tcp_address, nsqlookupd.http_address) as stream:
-            say(f"events go through topic {TOPIC}, channels {' and '.join(CHANNELS)}, until the end")
-            stay_until_asked_to_stop(nsqlookupd, nsqd, nsqadmin, stream)
+    with_spark = not options.no_spark
+    if options.once and not with_spark:
+        return
+    if with_spark:
+        # Before the first event: none is missed while Spark starts.
+        nsqd.create_channel(TOPIC, CHANNEL)
+    stream = cleaning.enter_context(EventStream(nsqd.tcp_address, nsqlookupd.http_address))
+    say(f"events go through topic {TOPIC}, channels {' and '.join(CHANNELS)}, until the end")
+    running: list[Running] = [nsqlookupd, nsqd, nsqadmin, stream]
+    if with_spark:
+        say(f"Spark counts them, on channel {CHANNEL}; it takes a while to start")
+        counts = SparkCounts(nsqlookupd.http_address, folder / "spark", once=options.once)
+        running.append(cleaning.enter_context(counts))
+        if options.once:
+            counts.wait()
+            return
+    stay_until_asked_to_stop(nsqlookupd, nsqd, nsqadmin, running)
 
 
 def start_cluster(
@@ -99,7 +127,7 @@ def start_cluster(
 
 
 def stay_until_asked_to_stop(
-    nsqlookupd: NsqlookupdProcess, nsqd: NsqdProcess, nsqadmin: NsqadminProcess, stream: EventStream
+    nsqlookupd: NsqlookupdProcess, nsqd: NsqdProcess, nsqadmin: NsqadminProcess, running: Sequence[Running]
 ) -> None:
     """From here on Ctrl-C is the way to end, not an interruption.
 
@@ -110,7 +138,7 @@ def stay_until_asked_to_stop(
         say(f"nsqd stays at tcp {nsqd.tcp_address}, http://{nsqd.http_address}/stats")
         say(f"nsqadmin stays at http://{nsqadmin.http_address}/ - Ctrl-C stops all three")
         while True:
-            for each in (nsqlookupd, nsqd, nsqadmin, stream):
+            for each in running:
                 each.check()
             time.sleep(0.2)
     except KeyboardInterrupt:

@@ -17,8 +17,8 @@ EVENTS_A_SECOND = 45.0
 _DAY_SECONDS = 240.0
 """A day of the shop is short, so that a chart of some minutes shows one."""
 _RUSH_SLOT_SECONDS, _RUSH_SECONDS, _RUSH_SHARE = 20, 8, 0.2
-_PAGES = ("/", "/lamps", "/lamps/desk", "/chairs", "/chairs/oak", "/tables", "/rugs", "/basket", "/help", "/imprint")
-_WEIGHTS = [1 / rank for rank in range(1, len(_PAGES) + 1)]
+PAGES = ("/", "/lamps", "/lamps/desk", "/chairs", "/chairs/oak", "/tables", "/rugs", "/basket", "/help", "/imprint")
+_WEIGHTS = [1 / rank for rank in range(1, len(PAGES) + 1)]
 _ORDER_SHARE, _LATE_SHARE = 0.08, 0.02
 
 
@@ -52,7 +52,7 @@ def events(seed: int, events_a_second: float = EVENTS_A_SECOND) -> Iterator[Even
     while True:
         now += dice.expovariate(events_a_second * pace(now, seed))
         late = dice.uniform(5, 60) if dice.random() < _LATE_SHARE else dice.expovariate(5)
-        (key,) = dice.choices(_PAGES, _WEIGHTS)
+        (key,) = dice.choices(PAGES, _WEIGHTS)
         ordered = dice.random() < _ORDER_SHARE
         amount = round(dice.lognormvariate(3.5, 0.8), 2) if ordered else 0.0
         yield Event(now, now - late, key, "order" if ordered else "view", amount)

@@ -10,7 +10,8 @@ window is a row of a Parquet table, once. Without, the last windows are shown as
 
 import argparse
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Any
 
@@ -21,7 +22,7 @@ from pyspark_nsq import command_line
 
 
 class Board:
-    """The counts of the last windows."""
+    """The counts of the last windows; filled by one thread, shown by another."""
 
     def __init__(self, windows: int, keys: int) -> None:
         self._most_windows = windows
@@ -30,27 +31,42 @@ class Board:
 
     def update(self, rows: Iterable[Any]) -> None:
         """`rows` have the counts of windows as they are now: window, key, events."""
+        counts = {start: dict(of_keys) for start, of_keys in self._counts.items()}
         for row in rows:
-            self._counts.setdefault(row["window"]["start"], {})[row["key"]] = row["events"]
-        for start in sorted(self._counts)[: -self._most_windows]:
-            del self._counts[start]
+            counts.setdefault(row["window"]["start"], {})[row["key"]] = row["events"]
+        # In one step: somebody may be looking.
+        self._counts = {start: counts[start] for start in sorted(counts)[-self._most_windows :]}
 
     def text(self) -> str:
-        if not self._counts:
+        windows = self._counts
+        if not windows:
             return "no events were counted"
-        starts = sorted(self._counts)
         totals: dict[str, int] = {}
-        for counts in self._counts.values():
-            for key, events in counts.items():
+        for of_keys in windows.values():
+            for key, events in of_keys.items():
                 totals[key] = totals.get(key, 0) + events
         keys = sorted(totals, key=lambda key: (-totals[key], key))[: self._most_keys]
         width = max(len("key"), *map(len, keys))
-        head = [f"{'key':{width}}", *(f"{start:%H:%M:%S}" for start in starts), f"{'together':>8}"]
+        head = [f"{'key':{width}}", *(f"{start:%H:%M:%S}" for start in windows), f"{'together':>8}"]
         rows = [
-            [f"{key:{width}}", *(f"{self._counts[start].get(key, 0):8,}" for start in starts), f"{totals[key]:8,}"]
+            [f"{key:{width}}", *(f"{of_keys.get(key, 0):8,}" for of_keys in windows.values()), f"{totals[key]:8,}"]
             for key in keys
         ]
         return "\n".join("  ".join(cells) for cells in [head, *rows])
+
+
+class Regularly:
+    """Calls `action` every so many seconds, if it is itself called often enough; never without `seconds`."""
+
+    def __init__(self, seconds: float | None, action: Callable[[], None]) -> None:
+        self._seconds = seconds
+        self._action = action
+        self._last = time.monotonic()
+
+    def __call__(self) -> None:
+        if self._seconds is not None and time.monotonic() - self._last >= self._seconds:
+            self._last = time.monotonic()
+            self._action()
 
 
 def counted(messages: DataFrame, given: argparse.Namespace) -> DataFrame:
@@ -75,6 +91,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--window", default="1 minute", help='(default: "1 minute")')
     made.add_argument("--watermark", default="10 minutes", help='how late an event may be (default: "10 minutes")')
     made.add_argument("--path", metavar="FOLDER", help="a table for final windows")
+    made.add_argument("--show-every", type=float, metavar="SECONDS", help="not only at the end, without --path")
     made.add_argument("--windows", type=command_line.positive, default=6, help="shown without --path (default: 6)")
     made.add_argument("--keys", type=command_line.positive, default=20, help="shown without --path (default: 20)")
     return made
@@ -90,7 +107,7 @@ def job(given: argparse.Namespace) -> None:
         return
     board = Board(given.windows, given.keys)
     shown = counts.writeStream.outputMode("update").foreachBatch(lambda frame, _: board.update(frame.collect()))
-    command_line.start(shown, given)
+    command_line.start(shown, given, Regularly(given.show_every, lambda: print(board.text(), flush=True)))
     print(board.text(), flush=True)
 
 

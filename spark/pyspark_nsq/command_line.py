@@ -139,8 +139,9 @@ def session(name: str) -> Any:
     return spark
 
 
-def start(writer: Any, given: argparse.Namespace) -> None:
-    """Run a stream to its end, or until Ctrl-C, with a line for every batch that had something in it."""
+def start(writer: Any, given: argparse.Namespace, meanwhile: Callable[[], None] = lambda: None) -> None:
+    """Run a stream to its end, or until Ctrl-C, with a line for every batch that had something in it. `meanwhile` is
+    called now and then."""
     writer = writer.option("checkpointLocation", given.checkpoint)
     if given.once:
         writer = writer.trigger(availableNow=True)
@@ -152,6 +153,7 @@ def start(writer: Any, given: argparse.Namespace) -> None:
     try:
         while not query.awaitTermination(0.5):
             line.show(query.recentProgress)
+            meanwhile()
             if end is not None and time.monotonic() > end:
                 break
     except KeyboardInterrupt:

@@ -1,0 +1,124 @@
+"""Spark counts the stream of events: spark/jobs/windowed_counts.py, submitted as a user would, on its own channel."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from nsq_conformance.clients import ClientFailed
+from nsq_conformance.demo.comparison import say
+from nsq_conformance.demo.stream import TOPIC
+
+CHANNEL = "spark"
+_ROOT = Path(__file__).parents[2]
+_SUBMIT = Path(sys.executable).with_name("spark-submit")
+_PIPELINE = _ROOT / "spark" / "jobs" / "windowed_counts.py"
+_SETTINGS = {
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+_JOB = (
+    *(f"--topic={TOPIC}", f"--channel={CHANNEL}"),
+    # No event is so late that it would be left out.
+    *("--key=key", "--time=time", "--window=10 seconds", "--watermark=2 minutes"),
+)
+_FOR_EVER = ("--every=5 seconds", "--show-every=30")
+# More windows than there may be: what is shown is everything. Several batches, if it had to start on a busy machine.
+_ONCE = ("--once", "--option=maxMessagesPerTrigger=1000", "--windows=100")
+_ONCE_SECONDS = 600.0
+_STOP_SECONDS = 20.0
+_LAST_LINES = 15
+
+
+class SparkCounts:
+    """A job that says how it gets on and shows its table, from the moment it is entered until it is left. With `once`
+    it ends when it has counted what waited when it had started. `folder` is for its spool, checkpoint and log."""
+
+    def __init__(self, lookupd_http_address: str, folder: Path, *, once: bool) -> None:
+        self._folder = folder
+        self._command = [
+            str(_SUBMIT),
+            "--master=local[2]",
+            *(f"--conf={name}={value}" for name, value in _SETTINGS.items()),
+            str(_PIPELINE),
+            *_JOB,
+            *(_ONCE if once else _FOR_EVER),
+            f"--lookupd-http-address={lookupd_http_address}",
+            f"--spool={folder / 'spool'}",
+            f"--checkpoint={folder / 'checkpoint'}",
+        ]
+
+    def check(self) -> None:
+        """Raises ClientFailed when it has ended by itself."""
+        if (status := self._process.poll()) is not None:
+            raise self._failed(status)
+
+    def wait(self) -> None:
+        """Until it has counted everything. Raises ClientFailed."""
+        try:
+            status = self._process.wait(_ONCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise ClientFailed(f"Spark had not counted the events after {_ONCE_SECONDS:.0f} s") from None
+        self._reader.join()
+        if status:
+            raise self._failed(status)
+
+    def __enter__(self) -> Self:
+        if not _SUBMIT.exists() or not _PIPELINE.exists():
+            raise ClientFailed("Spark is not installed here; scripts/run installs it, and --no-spark leaves it out")
+        (self._folder / "spool").mkdir(parents=True)
+        with open(self._folder / "log", "wb") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                # Its workers would be started with whatever python3 is on PATH.
+                env=os.environ | {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(_ROOT)},
+                # Ctrl-C in a terminal reaches us, and we stop it, with all it has started.
+                start_new_session=True,
+            )
+        self._reader = threading.Thread(target=self._relay, daemon=True)
+        self._reader.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._signal(signal.SIGTERM)
+        try:
+            self._process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            self._signal(signal.SIGKILL)
+            self._process.wait()
+            self._reader.join()
+
+    def _signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+    def _relay(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                say(f"Spark: {line.rstrip()}")
+
+    def _failed(self, status: int) -> ClientFailed:
+        last = _last_lines((self._folder / "log").read_text(errors="replace").splitlines())
+        return ClientFailed(f"Spark's job stopped by itself with status {status}; its last words:\n{last}")
+
+
+def _last_lines(lines: Sequence[str]) -> str:
+    return "\n".join(lines[-_LAST_LINES:])
