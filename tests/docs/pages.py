@@ -1,0 +1,158 @@
+"""What stands around a page when its commands are run, and the blocks that are not run, each with the reason.
+
+The one place for both. A block that is here and not in its page any more fails the test, as one does that is neither
+run nor here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """`before` is typed first. `hosts` are names and their addresses, `addresses` are this machine's besides.
+
+    A page whose reader sits in a checkout has its commands typed there, any other in an empty folder. With `bare` the
+    reader has installed nothing yet; what is needed for that is there with `installs`.
+    """
+
+    before: str = ""
+    hosts: Mapping[str, str] = field(default_factory=dict)
+    addresses: tuple[str, ...] = ()
+    in_checkout: bool = False
+    bare: bool = False
+    installs: bool = False
+
+
+_ASK: Final = "curl --silent --show-error --fail"
+
+GO_DATA_PATH: Final = f"""
+go=/var/lib/nsqd
+mkdir -p $go
+"$PROGRAMS/nsqd" --data-path=$go 2>/dev/null &
+made=$!
+for call in topic/create?topic=orders 'channel/create?topic=orders&channel=archive' \
+            'channel/create?topic=orders&channel=audit' 'channel/pause?topic=orders&channel=archive'; do
+    {_ASK} --retry 100 --retry-connrefused --retry-delay 1 -X POST "http://127.0.0.1:4151/$call"
+done
+printf 'order 1\norder 2\norder 3' | {_ASK} --data-binary @- 'http://127.0.0.1:4151/mpub?topic=orders'
+kill $made
+wait $made
+"$PROGRAMS/nsq_data" export --data-path=$go
+rm -r $go/nsq_compat*
+"""
+"""A data path as Go's nsqd leaves it."""
+
+CLUSTER: Final = f"""
+nsqlookupd 2>/dev/null &
+mkdir data
+nsqd --data-path=data --lookupd-tcp-address=127.0.0.1:4160 --broadcast-address=127.0.0.1 2>/dev/null &
+make_channels() {{
+    for call in "topic/create?topic=$1" $(printf "channel/create?topic=$1&channel=%s\n" "${{@:2}}"); do
+        {_ASK} --retry 100 --retry-connrefused --retry-delay 1 -X POST "http://127.0.0.1:4151/$call"
+    done
+    seq 1 20 | {_ASK} --data-binary @- "http://127.0.0.1:4151/mpub?topic=$1"
+}}
+"""
+"""nsqlookupd and nsqd; `make_channels topic channel...` makes them, with twenty messages."""
+CLIENTS: Final = f"{CLUSTER}make_channels orders archive later by-hand pynsq once"
+
+SCENES: Final[Mapping[str, Scene]] = {
+    "README.md": Scene(GO_DATA_PATH, in_checkout=True, bare=True, installs=True),
+    "docs/migration.md": Scene(
+        f"""{GO_DATA_PATH}
+cat >/etc/nsqd.cfg <<'END'
+data_path = "/var/lib/nsqd"
+broadcast_address = "nsqd-1"
+nsqlookupd_tcp_addresses = ["lookup-1:4160"]
+END""",
+        hosts={"lookup-1": "127.0.0.1", "nsqd-1": "127.0.0.1"},
+    ),
+    "docs/client.md": Scene(CLIENTS),
+    "docs/coming-from-pynsq.md": Scene(CLIENTS),
+    "docs/dedupe.md": Scene(CLIENTS),
+    "docs/nsqadmin.md": Scene(CLUSTER),
+    "docs/operations.md": Scene(
+        """
+python -m trustme --quiet --dir /tmp && cp /tmp/server.pem nsqd.crt && cp /tmp/server.key nsqd.key
+mkdir -p /var/lib/nsqd
+nsqd --data-path=/var/lib/nsqd &
+kept=$!
+""",
+        hosts={"nsqd": "127.0.0.1", "one": "127.0.0.1", "two": "127.0.0.2"},
+        in_checkout=True,
+        installs=True,
+    ),
+    "docs/spark.md": Scene(
+        f"""{CLUSTER}make_channels events spark
+mkdir -p /shared/nsq-spool
+python - <<'END'
+from pyspark_nsq.drain import drain
+from pyspark_nsq.options import read_options
+from pyspark_nsq.rows import Origin
+from pyspark_nsq.spool import Spool
+reading = {{"subscribe": "events", "channel": "spark", "nsqdTcpAddresses": "127.0.0.1:4150"}}
+options = read_options({{**reading, "spoolDir": "/shared/nsq-spool"}}, "stream")
+spool = Spool("/shared/nsq-spool", "STREAM")
+spool.create()
+drain(spool, spool.partition(1, 0), Origin("events", "spark", "127.0.0.1:4150"), 5, options)
+END""",
+        addresses=("10.0.0.7",),
+    ),
+    "docs/utilities.md": Scene(
+        f"{CLUSTER}make_channels numbers archive pulled; make_channels orders nsq_to_file",
+        hosts={"one": "127.0.0.1", "two": "127.0.0.1"},
+        addresses=("10.0.0.2",),
+    ),
+    "benchmarks/README.md": Scene(in_checkout=True),
+    "docs/runbook.md": Scene(
+        f"""
+nsqlookupd 2>/dev/null &
+for node in 1 2; do
+    mkdir -p /var/lib/nsqd-$node
+    mount -t tmpfs -o size=8m tmpfs /var/lib/nsqd-$node
+    nsqd --data-path=/var/lib/nsqd-$node --broadcast-address=nsqd-$node --lookupd-tcp-address=lookup-1:4160 \
+        --tcp-address=nsqd-$node:4150 --http-address=nsqd-$node:4151 2>/dev/null &
+done
+lost=$!
+ln -s /var/lib/nsqd-1 /var/lib/nsqd
+for node in 1 2; do
+    for call in topic/create?topic=orders 'channel/create?topic=orders&channel=archive' \
+                'channel/create?topic=orders&channel=audit' 'channel/pause?topic=orders&channel=audit'; do
+        {_ASK} --retry 100 --retry-connrefused --retry-delay 1 -X POST "http://nsqd-$node:4151/$call"
+    done
+    printf 'order 1\norder 2\norder 3' | {_ASK} --data-binary @- "http://nsqd-$node:4151/mpub?topic=orders"
+done
+cat >slow.py <<'END'
+import time
+import nsq_compat.client as nsq
+nsq.Consumer("orders", "archive", lambda message: time.sleep(3600), nsqd_tcp_addresses="nsqd-1:4150").run()
+END
+python slow.py &
+kill -9 $lost
+mkdir -p /var/lib/nsqd/nsq_compat/imported/1
+head -c 20M /dev/zero >/var/lib/nsqd/nsq_compat/imported/1/large || true
+while head -c 5000 /dev/zero | {_ASK} --data-binary @- 'http://nsqd-1:4151/pub?topic=more'; do true; done""",
+        hosts={"lookup-1": "127.0.0.1", "nsqd-1": "127.0.0.1", "nsqd-2": "127.0.0.2"},
+    ),
+}
+
+NOT_RUN: Final[Mapping[tuple[str, str], str]] = {
+    ("README.md", "scripts/run"): "conformance/test_demo.py runs the first; the second runs this test",
+    (
+        "benchmarks/README.md",
+        "make bench                          # our nsqd, all scenarios; the result goes to RESULTS.md",
+    ): ("minutes each, for a machine that does nothing else"),
+    ("conformance/README.md", "# a table of what both do, behaviour by behaviour; --help says more"): (
+        "minutes each; conformance/test_report.py runs the first, scripts/test the second"
+    ),
+    ("docs/benchmarks.md", "make bench PEER=/path/to/nsqd"): "minutes, and Go's nsqd",
+    (
+        "docs/operations.md",
+        "systemctl enable --now nsqd",
+    ): "no systemd; tests/nsqd/test_systemd.py starts what the units do",
+    ("docs/spark.md", "```python"): "tests/spark/session does the same in a real session",
+    ("docs/spark.md", "```bash"): "tests/spark/session/test_jobs.py submits them",
+}
+"""By page and first line, or by page and language for all there are of it."""

@@ -1,0 +1,51 @@
+"""A flag that a page names in a sentence is one of our programs'. Those in blocks are tried by running them."""
+
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.docs.machine import ROOT
+from tests.packaging.release import console_scripts
+
+ELSEWHERE = {
+    "docs/differences.md": {"queue-scan"},  # two flags that begin so
+    "docs/flags.md": {"name"},  # any flag
+    "docs/guarantees.md": {"seed", "other-nsqd"},  # pytest's, in tests/faults and conformance
+    "docs/spark.md": {"after"},  # the spool tool's
+    "docs/utilities.md": {"help", "max"},  # every program's; simplequeue's
+}
+_FLAG = re.compile(r"(?<![\w-])--?([a-z][a-z0-9]*(?:-[a-z0-9]+)*)")
+_CODE = re.compile(r"`([^`]+)`")
+
+
+def said(command: tuple[str, ...]) -> str:
+    program, *words = command
+    result = subprocess.run(
+        [Path(sys.executable).with_name(program), *words], capture_output=True, text=True, timeout=50
+    )
+    return result.stdout + result.stderr
+
+
+@pytest.fixture(scope="module")
+def known() -> set[str]:
+    """Every flag of every program, out of its own mouth."""
+    asked: list[tuple[str, ...]] = [(script, "--help") for script in console_scripts()]
+    asked += [("nsq_data", subcommand, "--help") for subcommand in ("check", "export", "salvage")]
+    with ThreadPoolExecutor(4) as threads:
+        return {flag for text in threads.map(said, asked) for flag in _FLAG.findall(text)}
+
+
+def test_every_flag_a_page_mentions_exists(known):
+    assert {"data-path", "lookupd-http-address", "into"} <= known
+    wrong = set()
+    for path in sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")]):
+        page = str(path.relative_to(ROOT))
+        sentences = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+        flags = [flag for code in _CODE.findall(sentences) for flag in _FLAG.finditer(code)]
+        named = {flag[1] for flag in flags if flag[0].startswith("--")}
+        wrong |= {(page, flag) for flag in named - known - ELSEWHERE.get(page, set())}
+    assert wrong == set()
