@@ -3,20 +3,23 @@ the machine disturbs all. Prints the result, and writes it down when all scenari
 """
 
 import argparse
-import os
-import resource
 import shlex
 import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.machine import await_rest
-from benchmarks.measure import Effort, Figures, Rounds, RunFailed, Server, build_generator, measure, version_of
-from benchmarks.results import Circumstances, render
+from benchmarks.floors import put_between_marks, short_rows, standings
+from benchmarks.journal import Journal
+from benchmarks.machine import allow_descriptors, await_rest
+from benchmarks.measure import Effort, Figures, Rounds, RunFailed, build_generator, measure, version_of
+from benchmarks.results import Circumstances, Results, render, table
 from benchmarks.scenarios import Kind, Scenario
-from benchmarks.subjects import SUBJECTS, Subject
+from benchmarks.subjects import SUBJECTS, Server, Subject
 from nsq_compat import __version__
 from nsq_conformance.daemon_process import DaemonFailed, installed
+
+_README = Path(__file__).parent.parent / "README.md"
+_OTHER_DESCRIPTORS = 200
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -47,6 +50,10 @@ def add_options(parser: argparse.ArgumentParser, subject: Subject) -> None:
     parser.add_argument(
         "--scenario", nargs="+", choices=names, metavar="NAME", help=f"only these of {', '.join(names)}"
     )
+    groups = list(dict.fromkeys(scenario.group for scenario in subject.scenarios))
+    parser.add_argument(
+        "--group", nargs="+", choices=groups, metavar="TITLE", help=f"only those under {', '.join(map(repr, groups))}"
+    )
     parser.add_argument("--seconds", type=float, default=3.0, help="length of a run (default: 3)")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each scenario and server (default: 3)")
     parser.add_argument("--seed", type=int, default=1, help="of the messages' bodies (default: 1)")
@@ -55,6 +62,11 @@ def add_options(parser: argparse.ArgumentParser, subject: Subject) -> None:
         type=float,
         default=0.0,
         help="seconds, all in all, to wait for the machine to be idle (default: 0)",
+    )
+    parser.add_argument(
+        "--figures",
+        type=Path,
+        help="file for the figures of each run as they come; runs that are found there are not repeated",
     )
     parser.add_argument(
         "--out", type=Path, help=f"file for the result (default: {subject.results.name}, for all scenarios)"
@@ -67,7 +79,7 @@ def server_of(program: str, command: str) -> Server:
     number, built_with = version_of(program, words).removeprefix(f"{program} v").split(" ", 1)
     ours = "built w/python" in built_with
     name = f"nsq_compat {__version__}" if ours else f"Go {program} {number}"
-    return Server(" ".join([name, *words[1:]]), command)
+    return Server(" ".join([name, *words[1:]]), command, ours)
 
 
 def command_line(arguments: argparse.Namespace) -> str:
@@ -78,15 +90,41 @@ def command_line(arguments: argparse.Namespace) -> str:
         if command != installed(arguments.program):
             program, *rest = shlex.split(command)
             words += [f"--{flag}", shlex.join([Path(program).name, *rest])]
-    if arguments.scenario:
-        words += ["--scenario", *arguments.scenario]
+    for flag in ("scenario", "group"):
+        if chosen := getattr(arguments, flag):
+            words += [f"--{flag}", *chosen]
     for flag in ("seconds", "rounds", "seed", *(["patience"] if arguments.patience else [])):
         words += [f"--{flag}", f"{getattr(arguments, flag):g}"]
     return shlex.join(words)
 
 
+def chosen(subject: Subject, arguments: argparse.Namespace) -> list[Scenario]:
+    everything = not arguments.scenario and not arguments.group
+    return [
+        each
+        for each in subject.scenarios
+        if everything or each.name in (arguments.scenario or ()) or each.group in (arguments.group or ())
+    ]
+
+
+def split_by_descriptors(scenarios: list[Scenario]) -> tuple[list[Scenario], dict[Scenario, str]]:
+    """Those this machine has enough descriptors for, and of the others why it has not."""
+    most = allow_descriptors()
+    left_out = {
+        each: f"{each.connections:,} connections; a process may have {most:,} descriptors (`ulimit -Hn`)"
+        for each in scenarios
+        if each.connections + _OTHER_DESCRIPTORS > most
+    }
+    return [each for each in scenarios if each not in left_out], left_out
+
+
 def compare(
-    subject: Subject, servers: list[Server], scenarios: list[Scenario], effort: Effort, patience: float
+    subject: Subject,
+    servers: list[Server],
+    scenarios: list[Scenario],
+    effort: Effort,
+    patience: float,
+    journal: Journal,
 ) -> dict[Scenario, list[Rounds]]:
     """For each scenario the rounds of each server. Raises RunFailed and DaemonFailed."""
     results: dict[Scenario, list[Rounds]] = {}
@@ -96,15 +134,22 @@ def compare(
             figures: list[list[Figures]] = [[] for _ in servers]
             for round_number in range(effort.rounds):
                 for server, its_figures in zip(servers, figures, strict=True):
-                    patience -= await_rest(patience)
-                    its_figures.append(measure(generator, subject, server, scenario, effort, round_number))
-                    say_progress(scenario, server, its_figures[-1], round_number)
+                    found = journal.find(scenario, server, effort, round_number)
+                    if found is None:
+                        patience -= await_rest(patience)
+                        found = measure(generator, subject, server, scenario, effort, round_number)
+                        journal.add(scenario, server, effort, round_number, found)
+                        say_progress(scenario, server, found, round_number)
+                    its_figures.append(found)
             results[scenario] = [Rounds(tuple(each)) for each in figures]
     return results
 
 
 def say_progress(scenario: Scenario, server: Server, figures: Figures, round_number: int) -> None:
-    result = f"p99 {figures.p99:,.0f} us" if scenario.kind is Kind.LATENCY else f"{figures.rate:,.0f}/s"
+    result = {
+        Kind.LATENCY: f"p99 {figures.p99:,.0f} us",
+        Kind.START: f"{figures.milliseconds:,.0f} ms",
+    }.get(scenario.kind, f"{figures.rate:,.0f}/s")
     print(
         f"{scenario.name} {round_number + 1} {server.name}: {result}, {figures.cpu_us:.2f} us CPU each",
         file=sys.stderr,
@@ -112,35 +157,39 @@ def say_progress(scenario: Scenario, server: Server, figures: Figures, round_num
     )
 
 
-def allow_many_connections() -> None:
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+def write(subject: Subject, arguments: argparse.Namespace, text: str, results: Results) -> None:
+    """Where it is asked for; what is complete goes where it belongs, with what README.md says of it."""
+    complete = not arguments.scenario and not arguments.group
+    out = arguments.out or (subject.results if complete else None)
+    if out is None:
+        return
+    out.write_text(text + "\n")
+    print(f"written to {out}", file=sys.stderr)
+    if out == subject.results and (found := standings(results)):
+        put_between_marks(_README, table(short_rows(found), (0, 3, 4)))
 
 
 def main() -> None:
     arguments = parse_arguments()
     if arguments.seconds < 1 or arguments.rounds < 1:
         sys.exit("benchmarks/run: --seconds and --rounds start at 1")
-    allow_many_connections()
     subject = SUBJECTS[arguments.program]
     program = subject.program
-    scenarios = [each for each in subject.scenarios if not arguments.scenario or each.name in arguments.scenario]
+    scenarios, left_out = split_by_descriptors(chosen(subject, arguments))
     effort = Effort(arguments.seconds, arguments.rounds, arguments.seed)
-    circumstances = Circumstances(command_line(arguments), effort, os.getloadavg()[0])
     try:
+        journal = Journal(arguments.figures)
         servers = [server_of(program, command) for command in (arguments.command, *arguments.peer)]
-        results = compare(subject, servers, scenarios, effort, arguments.patience)
+        results = compare(subject, servers, scenarios, effort, arguments.patience, journal)
     except (RunFailed, DaemonFailed) as error:
         sys.exit(f"benchmarks/run: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
     versions = [version_of(program, shlex.split(server.command)) for server in servers]
+    circumstances = Circumstances(command_line(arguments), effort, journal.entries, left_out)
     text = render(subject, circumstances, servers, versions, results)
     print(text)
-    out = arguments.out or (None if arguments.scenario else subject.results)
-    if out is not None:
-        out.write_text(text + "\n")
-        print(f"written to {out}", file=sys.stderr)
+    write(subject, arguments, text, results)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 topics or not; a cluster is somewhere between the ends.
 """
 
-from benchmarks.scenarios import Kind, Scenario, load_of
+from benchmarks.scenarios import Kind, Scenario, grouped, load_of
 
 _NSQDS = 1000
 _TOPICS = 200
@@ -16,35 +16,37 @@ def _lookup(name: str, what: str, all_topics: int, **flags: str | float) -> Scen
         f"/lookup, {_NSQDS:,} nsqd with {_TOPICS} topics each, {what}",
         load_of(nsqds=_NSQDS, topics=_TOPICS, **{"all-topics": all_topics}, **flags),
         Kind.QUESTIONS,
-        options=(),
     )
 
 
 LOOKUPD_SCENARIOS = (
-    _lookup("lookup-shared", "the same for all: an answer names 1,000 producers", _TOPICS),
-    _lookup("lookup-mixed", "of 2,000 there are: an answer names 100 producers", 10 * _TOPICS),
-    _lookup("lookup-own", "all different: an answer names one producer", _NSQDS * _TOPICS),
-    _lookup("lookup-fresh", "of 2,000 there are; a connection for each question", 10 * _TOPICS, fresh="true"),
-    _lookup("lookup-calm", "of 2,000 there are; 200 questions a second", 10 * _TOPICS, rate=200),
-    Scenario(
-        "lookup-small",
-        "/lookup, 5 nsqd with 20 topics each, the same for all",
-        load_of(nsqds=5, topics=20, **{"all-topics": 20}),
-        Kind.QUESTIONS,
-        options=(),
+    *grouped(
+        "Questions",
+        _lookup("lookup-shared", "the same for all: an answer names 1,000 producers", _TOPICS),
+        _lookup("lookup-mixed", "of 2,000 there are: an answer names 100 producers", 10 * _TOPICS),
+        _lookup("lookup-own", "all different: an answer names one producer", _NSQDS * _TOPICS),
+        _lookup("lookup-fresh", "of 2,000 there are; a connection for each question", 10 * _TOPICS, fresh="true"),
+        _lookup("lookup-calm", "of 2,000 there are; 200 questions a second", 10 * _TOPICS, rate=200),
+        Scenario(
+            "lookup-small",
+            "/lookup, 5 nsqd with 20 topics each, the same for all",
+            load_of(nsqds=5, topics=20, **{"all-topics": 20}),
+            Kind.QUESTIONS,
+        ),
+        Scenario(
+            "nodes",
+            f"/nodes, {_NSQDS:,} nsqd with {_TOPICS} topics each; 2 ask",
+            load_of(nsqds=_NSQDS, topics=_TOPICS, **{"all-topics": _TOPICS}, ask="nodes", clients=2),
+            Kind.QUESTIONS,
+        ),
     ),
-    Scenario(
-        "nodes",
-        f"/nodes, {_NSQDS:,} nsqd with {_TOPICS} topics each; 2 ask",
-        load_of(nsqds=_NSQDS, topics=_TOPICS, **{"all-topics": _TOPICS}, ask="nodes", clients=2),
-        Kind.QUESTIONS,
-        options=(),
-    ),
-    Scenario(
-        "register",
-        f"{_NSQDS:,} nsqd identify themselves and register a channel of each of {_TOPICS} topics, the same for all",
-        load_of(nsqds=_NSQDS, topics=_TOPICS, **{"all-topics": _TOPICS}, ask="register"),
-        Kind.REGISTRATION,
-        options=(),
+    *grouped(
+        "Registration",
+        Scenario(
+            "register",
+            f"{_NSQDS:,} nsqd identify themselves and register a channel of each of {_TOPICS} topics, the same for all",
+            load_of(nsqds=_NSQDS, topics=_TOPICS, **{"all-topics": _TOPICS}, ask="register"),
+            Kind.REGISTRATION,
+        ),
     ),
 )

@@ -2,11 +2,15 @@
 
 import os
 import platform
+import resource
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_DESCRIPTORS = 65536
 _NOT_WORKING = (3, 4)  # idle and waiting for a disk, among the columns of /proc/stat
 _IDLE = 0.1
 
@@ -20,14 +24,34 @@ def await_rest(patience: float) -> float:
 
 
 def _cpus_used(seconds: float) -> float:
-    before = _busy_seconds()
+    before = busy_seconds()
     time.sleep(seconds)
-    return (_busy_seconds() - before) / seconds
+    return (busy_seconds() - before) / seconds
 
 
-def _busy_seconds() -> float:
+def busy_seconds() -> float:
+    """What all CPUs together have worked, in steps of 10 ms."""
     columns = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
     return sum(int(ticks) for place, ticks in enumerate(columns) if place not in _NOT_WORKING) / _TICKS_PER_SECOND
+
+
+def cpu_seconds(pid: int) -> float:
+    """Of all threads of a process, those that have ended too: clock_getcpuclockid(3)."""
+    return time.clock_gettime(~pid << 3 | 2)
+
+
+def resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text("ascii").split()[1]) * _PAGE
+
+
+def allow_descriptors() -> int:
+    """Take as many descriptors as this process may, more than it was given if it may say so itself; how many."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(hard, _DESCRIPTORS), max(hard, _DESCRIPTORS)))
+        return max(hard, _DESCRIPTORS)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
 
 
 def commit() -> str:

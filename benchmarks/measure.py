@@ -11,27 +11,22 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from benchmarks.scenarios import Scenario
-from benchmarks.subjects import Subject
+from benchmarks import machine
+from benchmarks.scenarios import Kind, Scenario
+from benchmarks.subjects import Server, Subject
+from nsq_conformance.daemon_process import DaemonProcess
 
 _PATIENCE = 120.0
 
 
 class RunFailed(Exception):
     """A run that has no figures; the text says which and why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Server:
-    """A command line to compare, under the name the result gives it."""
-
-    name: str
-    command: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +44,8 @@ class Figures:
     p50: float = 0.0
     p99: float = 0.0
     p999: float = 0.0
+    late_p99: float = 0.0
+    capacity: float = 0.0
 
     @classmethod
     def of(cls, report: dict[str, Any]) -> Self:
@@ -67,6 +64,8 @@ class Figures:
             p50=latency.get("p50_us", 0.0),
             p99=latency.get("p99_us", 0.0),
             p999=latency.get("p999_us", 0.0),
+            late_p99=latency.get("late_p99_us", 0.0),
+            capacity=report.get("capacity", 0.0),
         )
 
     @property
@@ -89,6 +88,15 @@ class Figures:
         return self.messages / self.server_cpu
 
     @property
+    def cpu_ms(self) -> float:
+        """The server's CPU time of the whole run, in milliseconds."""
+        return self.server_cpu * 1e3
+
+    @property
+    def milliseconds(self) -> float:
+        return self.seconds * 1e3
+
+    @property
     def idle_cpu_us(self) -> float:
         """CPU time per connection and second, in microseconds."""
         return self.server_cpu / self.seconds / self.idle_connections * 1e6
@@ -108,6 +116,16 @@ class Rounds:
         """How far apart the rounds are: (highest - lowest) / median."""
         values = self._values(figure)
         return (max(values) - min(values)) / statistics.median(values)
+
+    def ratio(self, figure: str, peer: "Rounds", *, less_is_better: bool = False) -> float:
+        """This figure divided by the peer's, above 1 where it is better; the median of rounds that took turns."""
+        ratios = []
+        for ours, theirs in zip(self._values(figure), peer._values(figure), strict=True):
+            first, second = (theirs, ours) if less_is_better else (ours, theirs)
+            if second <= 0:
+                return 0.0
+            ratios.append(first / second)
+        return statistics.median(ratios)
 
     def cores(self, who: str) -> float:
         """CPUs in use by ``server``, ``load`` or ``others``."""
@@ -144,27 +162,44 @@ def measure(
     generator: Path, subject: Subject, server: Server, scenario: Scenario, effort: Effort, round_number: int
 ) -> Figures:
     """Raises RunFailed, and DaemonFailed when the server does not start."""
-    with (
-        tempfile.TemporaryDirectory(prefix="nsqd-bench-") as folder,
-        subject.start(server.command, Path(folder), scenario) as daemon,
-    ):
-        words = [
-            *subject.words,
-            f"-tcp={daemon.tcp_address}",
-            f"-http={daemon.http_address}",
-            f"-pid={daemon.pid}",
-            f"-seconds={effort.seconds}",
-            f"-seed={effort.seed + round_number}",
-            *scenario.load,
-        ]
-        return Figures.of(_report([str(generator), *words], f"{scenario.name} with {server.name}", effort.seconds))
+    what = f"{scenario.name} with {server.name}"
+    with tempfile.TemporaryDirectory(prefix="nsqd-bench-") as folder:
+        daemon = subject.make(server, Path(folder), scenario).start(_PATIENCE)
+        try:
+            words = (f"-seconds={effort.seconds}", f"-seed={effort.seed + round_number}", *scenario.load)
+            figures = load(generator, subject, daemon, words, what)
+        finally:
+            daemon.stop(_PATIENCE)
+        return _start_again(daemon, figures, what) if scenario.kind is Kind.START else figures
 
 
-def _report(command: Sequence[str], what: str, seconds: float) -> dict[str, Any]:
+def load(generator: Path, subject: Subject, daemon: DaemonProcess, words: Sequence[str], what: str) -> Figures:
+    """Let the generator at a daemon that runs; of flags in `words` that are there twice the last one counts."""
+    addresses = [f"-tcp={daemon.tcp_address}", f"-http={daemon.http_address}", f"-pid={daemon.pid}"]
+    return Figures.of(_report([str(generator), *subject.words, *addresses, *words], what))
+
+
+def _start_again(daemon: DaemonProcess, left: Figures, what: str) -> Figures:
+    """What it takes until both listeners are open, with what it left on its disk."""
+    busy, began = machine.busy_seconds(), time.monotonic()
+    daemon.start(_PATIENCE)
     try:
-        run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_PATIENCE + 40 * seconds)
-    except subprocess.TimeoutExpired:
-        raise RunFailed(f"{what}: the generator does not end") from None
+        seconds = time.monotonic() - began
+        cpu = machine.cpu_seconds(daemon.pid)
+        others = max(machine.busy_seconds() - busy - cpu, 0.0)
+        resident = machine.resident_bytes(daemon.pid)
+        topics = daemon.asks("GET", "/stats?format=json").json()["topics"]
+    finally:
+        daemon.stop(_PATIENCE)
+    found = sum(channel["depth"] for topic in topics for channel in topic["channels"])
+    if found != left.messages:
+        raise RunFailed(f"{what}: of {left.messages:,} messages {found:,} are there after a start")
+    return Figures(left.messages, seconds, cpu, load_cpu=0.0, others_cpu=others, rss_bytes=resident)
+
+
+def _report(command: Sequence[str], what: str) -> dict[str, Any]:
+    # The generator has a limit of its own, by the length of the run.
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
     if run.returncode:
         raise RunFailed(f"{what}: {run.stderr.strip()}")
     report: dict[str, Any] = json.loads(run.stdout)

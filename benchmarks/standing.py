@@ -33,7 +33,6 @@ _PATIENCE = 120.0
 _REST = 60.0  # checkpoints come after twenty times what the last ones took
 _PIPELINED = 1000
 _AN_HOUR_MS = 3_600_000
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 _OK = struct.pack(">ii", 6, 0) + b"OK"
 
 
@@ -45,17 +44,11 @@ class Nsqd(NsqdProcess):
 
     @property
     def cpu_seconds(self) -> float:
-        """Of all its threads, those that have ended too: clock_getcpuclockid(3)."""
-        return time.clock_gettime(~self.pid << 3 | 2)
+        return machine.cpu_seconds(self.pid)
 
     @property
     def resident_bytes(self) -> int:
-        return int(Path(f"/proc/{self.pid}/statm").read_text("ascii").split()[1]) * _PAGE
-
-    def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
-        self._process.kill()
-        self._process.wait()
+        return machine.resident_bytes(self.pid)
 
 
 def parse_arguments() -> argparse.Namespace:

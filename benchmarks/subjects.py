@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.lookupd_scenarios import LOOKUPD_SCENARIOS
-from benchmarks.scenarios import BODY_SIZE, MOST, SCENARIOS, Scenario
+from benchmarks.nsqd_scenarios import BODY_SIZE, MOST, SCENARIOS
+from benchmarks.scenarios import Scenario
 from nsq_conformance.certificates import Certificates
 from nsq_conformance.daemon_process import DaemonProcess
 from nsq_conformance.nsqd_process import NsqdProcess
@@ -15,24 +16,35 @@ _HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True, slots=True)
+class Server:
+    """A command line to compare, under the name the result gives it; whether it is one of `ours`."""
+
+    name: str
+    command: str
+    ours: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Subject:
     """`words` are the generator's first; `effort` says of a run what the scenarios do not."""
 
     program: str
     scenarios: tuple[Scenario, ...]
-    start: Callable[[str, Path, Scenario], DaemonProcess]
+    make: Callable[[Server, Path, Scenario], DaemonProcess]
     words: tuple[str, ...]
     effort: str
     results: Path
 
 
-def _nsqd(command: str, folder: Path, scenario: Scenario) -> DaemonProcess:
-    options = (*scenario.options, *Certificates(folder).options) if scenario.tls else scenario.options
-    return NsqdProcess(command, folder, options=options)
+def _nsqd(server: Server, folder: Path, scenario: Scenario) -> DaemonProcess:
+    options = [*scenario.options, *(scenario.ours if server.ours else ())]
+    if scenario.tls:
+        options += Certificates(folder).options
+    return NsqdProcess(server.command, folder, options=options)
 
 
-def _nsqlookupd(command: str, folder: Path, scenario: Scenario) -> DaemonProcess:
-    return NsqlookupdProcess(command, options=scenario.options)
+def _nsqlookupd(server: Server, folder: Path, scenario: Scenario) -> DaemonProcess:
+    return NsqlookupdProcess(server.command, options=scenario.options)
 
 
 SUBJECTS = {

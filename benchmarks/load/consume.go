@@ -10,6 +10,9 @@ import (
 	"time"
 )
 
+// tooEarly: delays are told in whole milliseconds.
+const tooEarly = time.Millisecond
+
 // tally is what all consumers together have received.
 type tally struct {
 	received   atomic.Int64
@@ -34,7 +37,7 @@ type channelTally struct {
 	mutex sync.Mutex
 	seen  []uint64
 	count int
-	ages  []int64 // nanoseconds from write to delivery, where that is asked for
+	ages  []int64 // nanoseconds from write to delivery, or from when it was due, where that is asked for
 }
 
 func newChannelTally(name string, all *tally, most int) *channelTally {
@@ -64,7 +67,8 @@ type consumer struct {
 	conn    net.Conn
 	channel *channelTally
 	ages    bool
-	mutex   sync.Mutex // of writing
+	due     map[int]time.Time // where each is given back once: when it is to come again
+	mutex   sync.Mutex        // of writing
 	numbers []int
 	out     []byte
 	over    atomic.Bool
@@ -156,20 +160,40 @@ func (c *consumer) takeFrames(data []byte, now int64) (int, error) {
 func (c *consumer) takeFrame(kind uint32, data []byte, now int64) error {
 	switch {
 	case kind == frameMessage && len(data) >= messageHeader:
-		if attempts := binary.BigEndian.Uint16(data[8:]); attempts != 1 {
-			return fmt.Errorf("a message at its attempt %d", attempts)
-		}
-		body := data[messageHeader:]
-		c.numbers = append(c.numbers, number(body))
-		c.out = append(append(append(c.out, "FIN "...), data[10:messageHeader]...), '\n')
-		if c.ages && len(body) >= stampEnd {
-			c.channel.ages = append(c.channel.ages, now-int64(binary.BigEndian.Uint64(body[numberEnd:])))
-		}
-		return nil
+		return c.takeMessage(binary.BigEndian.Uint16(data[8:]), data[10:messageHeader], data[messageHeader:], now)
 	case kind == frameResponse && bytes.Equal(data, heartbeat):
 		c.out = append(c.out, "NOP\n"...)
 		c.channel.all.heartbeats.Add(1)
 		return nil
 	}
 	return fmt.Errorf("not a message but a frame of type %d: %q", kind, data)
+}
+
+func (c *consumer) takeMessage(attempts uint16, id, body []byte, now int64) error {
+	number := number(body)
+	if c.due != nil && attempts == 1 {
+		delay := someDelay(number)
+		c.due[number] = time.Now().Add(delay)
+		c.out = append(append(c.out, "REQ "...), id...)
+		c.out = append(c.out, fmt.Sprintf(" %d\n", delay.Milliseconds())...)
+		return nil
+	}
+	due, again := c.due[number]
+	if attempts > 2 || again != (attempts == 2) {
+		return fmt.Errorf("a message at its attempt %d", attempts)
+	}
+	c.numbers = append(c.numbers, number)
+	c.out = append(append(append(c.out, "FIN "...), id...), '\n')
+	if !c.ages || len(body) < stampEnd {
+		return nil
+	}
+	if !again {
+		due = time.Unix(0, int64(binary.BigEndian.Uint64(body[numberEnd:])))
+	}
+	age := now - due.UnixNano()
+	if age < -int64(tooEarly) {
+		return fmt.Errorf("a message came %v before its time", time.Duration(-age))
+	}
+	c.channel.ages = append(c.channel.ages, age)
+	return nil
 }

@@ -32,16 +32,19 @@ type options struct {
 	burst       int
 	outstanding int
 	rate        float64
+	capacity    float64
 	size        int
 	prefill     bool
+	fill        bool
+	requeue     bool
 
-	channels, consumers, rdy int
-	unbuffered               bool
-	idle                     int
+	topics, channels, consumers, rdy int
+	unbuffered                       bool
+	idle                             int
 
-	warmup, seconds float64
-	most            int
-	seed            int64
+	warmup, pause, seconds float64
+	most                   int
+	seed                   int64
 }
 
 func parseOptions() options {
@@ -51,20 +54,25 @@ func parseOptions() options {
 	flag.IntVar(&o.pid, "pid", 0, "its process")
 	flag.BoolVar(&o.layers.tls, "tls", false, "ask for TLS")
 	flag.StringVar(&o.layers.compression, "compression", "", "ask for snappy or deflate")
-	flag.StringVar(&o.publish, "publish", "pub", "pub, mpub, http-pub or http-mpub")
+	flag.StringVar(&o.publish, "publish", "pub", "pub, dpub, mpub, http-pub or http-mpub")
 	flag.IntVar(&o.publishers, "publishers", 1, "connections that publish")
 	flag.IntVar(&o.batch, "batch", 1, "messages in one MPUB")
 	flag.IntVar(&o.burst, "burst", 1, "commands in one write")
 	flag.IntVar(&o.outstanding, "outstanding", 1, "writes of a connection that wait for their answers")
 	flag.Float64Var(&o.rate, "rate", 0, "messages a second, whether answered or not; 0: as fast as they are answered")
+	flag.Float64Var(&o.capacity, "capacity", 0, "instead of -rate: the part of what was possible just before, for a second")
 	flag.IntVar(&o.size, "size", 200, "bytes of a message")
 	flag.BoolVar(&o.prefill, "prefill", false, "publish -most messages first; only the delivery is measured")
-	flag.IntVar(&o.channels, "channels", 1, "of the topic")
+	flag.BoolVar(&o.fill, "fill", false, "publish -most messages, and leave them there")
+	flag.BoolVar(&o.requeue, "requeue", false, "give each message back once, to be delivered after a delay")
+	flag.IntVar(&o.topics, "topics", 1, "which are published to in turn")
+	flag.IntVar(&o.channels, "channels", 1, "of each topic")
 	flag.IntVar(&o.consumers, "consumers", 0, "connections that consume, on each channel")
 	flag.IntVar(&o.rdy, "rdy", 1, "RDY of each")
 	flag.BoolVar(&o.unbuffered, "unbuffered", false, "ask for no output buffer")
 	flag.IntVar(&o.idle, "idle", 0, "connections that subscribe and do nothing but answer a heartbeat a second")
 	flag.Float64Var(&o.warmup, "warmup", 0.5, "seconds")
+	flag.Float64Var(&o.pause, "pause", 0, "seconds to wait between connecting and publishing")
 	flag.Float64Var(&o.seconds, "seconds", 3, "how long to publish, or to consume what was published first")
 	flag.IntVar(&o.most, "most", 1000000, "messages at most")
 	flag.Int64Var(&o.seed, "seed", 1, "of the bodies")
@@ -82,35 +90,44 @@ func (o options) check() error {
 		return fmt.Errorf("no such compression: %q", o.layers.compression)
 	case o.size < stampEnd:
 		return fmt.Errorf("a message needs %d bytes for its number and its time", stampEnd)
-	case o.rate > 0 && (o.publishers != 1 || o.burst != 1 || o.batch != 1 || o.consumers*o.channels != 1):
-		return errors.New("-rate is for one publisher and one consumer of single messages")
-	case min(o.publishers, o.batch, o.burst, o.outstanding, o.channels, o.most) < 1:
-		return errors.New("-publishers, -batch, -burst, -outstanding, -channels and -most start at 1")
+	case o.timed() && (o.publish != "pub" && o.publish != "dpub" || o.publishers*o.consumers*o.topics*o.channels != 1):
+		return errors.New("-rate and -capacity are for one publisher and one consumer of single messages")
+	case o.delayed() && (o.rate == 0 || o.burst != 1 || o.publish == "dpub" && o.requeue):
+		return errors.New("-publish=dpub or -requeue goes with -rate, and with single writes")
+	case min(o.publishers, o.batch, o.burst, o.outstanding, o.topics, o.channels, o.most) < 1:
+		return errors.New("-publishers, -batch, -burst, -outstanding, -topics, -channels and -most start at 1")
 	}
 	return nil
 }
 
+// timed: moments count, not how much can be done.
+func (o options) timed() bool { return o.rate > 0 || o.capacity > 0 }
+
+// delayed: what is measured is how late messages come that were asked for later.
+func (o options) delayed() bool { return o.publish == "dpub" || o.requeue }
+
 func main() {
 	var run func() (*report, error)
-	var rate, seconds float64
+	var timed bool
+	var seconds float64
 	if len(os.Args) > 1 && os.Args[1] == "lookupd" {
 		o := parseDirectoryOptions(os.Args[2:])
-		run, rate, seconds = o.run, o.rate, o.warmup+o.seconds
+		run, timed, seconds = o.run, o.rate > 0, o.warmup+o.seconds
 	} else {
 		o := parseOptions()
 		if err := o.check(); err != nil {
 			fmt.Fprintf(os.Stderr, "load: %v\n", err)
 			os.Exit(2)
 		}
-		run, rate, seconds = o.run, o.rate, o.warmup+o.seconds
+		run, timed, seconds = o.run, o.timed(), o.warmup+o.pause+o.seconds
 	}
 	// One core, and the server has the others. Not so where moments count: a goroutine must not wait for another's turn.
 	procs := 1
-	if rate > 0 {
+	if timed {
 		procs = 4
 	}
 	runtime.GOMAXPROCS(procs)
-	limit := time.Duration((60 + 20*seconds) * float64(time.Second))
+	limit := time.Duration((300 + 20*seconds) * float64(time.Second))
 	time.AfterFunc(limit, func() {
 		fmt.Fprintf(os.Stderr, "load: no end within %v\n", limit)
 		os.Exit(1)
@@ -131,10 +148,32 @@ func (o options) run() (*report, error) {
 	if o.idle > 0 {
 		return o.runIdle(server)
 	}
+	if o.fill {
+		return o.runFill(server, random)
+	}
 	warm := o
-	warm.seconds, warm.most = o.warmup, max(o.most/10, o.batch*o.burst)
+	// One topic is enough to warm up what many have in common.
+	warm.seconds, warm.most, warm.topics = o.warmup, max(o.most/10, o.batch*o.burst), 1
+	if o.delayed() {
+		warm.publish, warm.requeue, warm.pause = "pub", false, 0
+	}
 	if _, err := warm.runPhase(server, "warm-up", random); err != nil {
 		return nil, fmt.Errorf("warm-up: %w", err)
 	}
-	return o.runPhase(server, "measured", random)
+	capacity := 0.0
+	if o.capacity > 0 {
+		whole := o
+		whole.seconds = 1
+		possible, err := whole.runPhase(server, "capacity", random)
+		if err != nil {
+			return nil, fmt.Errorf("capacity: %w", err)
+		}
+		capacity = float64(possible.Messages) / possible.Seconds
+		o.rate = o.capacity * capacity
+	}
+	report, err := o.runPhase(server, "measured", random)
+	if err == nil {
+		report.Asked, report.Capacity = o.rate, capacity
+	}
+	return report, err
 }

@@ -31,18 +31,38 @@ func (n *numbers) take(count int) (first int, ok bool) {
 	return first, first < n.most
 }
 
-// publisher is one connection: writes of one form, and whatever reads the answers to one write.
+// publisher is one connection: writes of one form, used in turn, and whatever reads the answers to one write.
 type publisher struct {
-	conn    net.Conn
-	request request
-	answers func() error
-	sent    int
+	conn     net.Conn
+	requests []request
+	answers  func() error
+	sent     int
+	late     []int64 // nanoseconds, where writes have their moments
 }
 
-func (o options) newPublisher(topic string, random *rand.Rand) (*publisher, error) {
+const (
+	shortestDelay = 100 * time.Millisecond
+	longestDelay  = time.Second
+	delays        = 97 // of a DPUB, used in turn
+)
+
+// newPublisher makes the one with this place among o.publishers; together their commands go to all topics in turn.
+func (o options) newPublisher(place int, topics []string, random *rand.Rand) (*publisher, error) {
 	p := &publisher{}
-	for i := 0; i < o.burst; i++ {
-		newRequest[o.publish](&p.request, o, topic, func() []byte { return randomBody(o.size, random) })
+	count := (len(topics) + o.publishers*o.burst - 1) / (o.publishers * o.burst)
+	if o.publish == "dpub" {
+		count = delays
+	}
+	for number := 0; number < count; number++ {
+		var r request
+		if o.publish == "dpub" {
+			r.delay = someDelay(number)
+		}
+		for i := 0; i < o.burst; i++ {
+			topic := topics[(place+o.publishers*(number*o.burst+i))%len(topics)]
+			newRequest[o.publish](&r, o, topic, func() []byte { return randomBody(o.size, random) })
+		}
+		p.requests = append(p.requests, r)
 	}
 	var err error
 	if strings.HasPrefix(o.publish, "http") {
@@ -57,25 +77,32 @@ func (o options) newPublisher(topic string, random *rand.Rand) (*publisher, erro
 	return p, err
 }
 
+// someDelay spreads whole milliseconds evenly between the shortest and the longest.
+func someDelay(number int) time.Duration {
+	span := int((longestDelay - shortestDelay) / time.Millisecond)
+	return shortestDelay + time.Duration(number*619%(span+1))*time.Millisecond
+}
+
 // run publishes as fast as the answers come.
 func (p *publisher) run(numbers *numbers, outstanding int) error {
 	waiting := 0
-	for {
+	for turn := 0; ; turn++ {
 		if waiting == outstanding {
 			if err := p.answers(); err != nil {
 				return err
 			}
 			waiting--
 		}
-		first, ok := numbers.take(len(p.request.bodies))
+		request := &p.requests[turn%len(p.requests)]
+		first, ok := numbers.take(len(request.bodies))
 		if !ok {
 			break
 		}
-		p.request.putNumbers(first)
-		if _, err := p.conn.Write(p.request.bytes); err != nil {
+		request.putNumbers(first)
+		if _, err := p.conn.Write(request.bytes); err != nil {
 			return err
 		}
-		p.sent += len(p.request.bodies)
+		p.sent += len(request.bodies)
 		waiting++
 	}
 	for ; waiting > 0; waiting-- {
@@ -86,29 +113,30 @@ func (p *publisher) run(numbers *numbers, outstanding int) error {
 	return nil
 }
 
-// runAtRate publishes so many messages at given moments whatever the server does; each carries the moment of its write.
+// runAtRate publishes so many messages at given moments whatever the server does; each carries the moment of its write,
+// or that at which it is to be delivered. What is due together is written together.
 func (p *publisher) runAtRate(rate float64, count int) error {
 	runtime.LockOSThread() // for the sake of nanosleep, which is far more precise than Go's timers
 	answered := make(chan error, 1)
-	go func() {
-		var err error
-		for i := 0; i < count && err == nil; i++ {
-			err = p.answers()
-		}
-		answered <- err
-	}()
+	go func() { answered <- expectManyOKs(bufio.NewReaderSize(p.conn, readBuffer), count) }()
 	begin := time.Now()
-	for ; p.sent < count; p.sent++ {
+	for turn := 0; p.sent < count; turn++ {
+		request := &p.requests[turn%len(p.requests)]
 		due := begin.Add(time.Duration(float64(p.sent) / rate * float64(time.Second)))
 		if pause := time.Until(due); pause > 0 {
 			duration := syscall.NsecToTimespec(int64(pause))
 			_ = syscall.Nanosleep(&duration, nil)
 		}
-		p.request.putNumbers(p.sent)
-		p.request.putStamp(time.Now())
-		if _, err := p.conn.Write(p.request.bytes); err != nil {
+		now := time.Now()
+		p.late = append(p.late, int64(now.Sub(due)))
+		dueNow := int(now.Sub(begin).Seconds()*rate) + 1 - p.sent
+		some := max(1, min(dueNow, count-p.sent, len(request.bodies)))
+		request.putNumbers(p.sent)
+		request.putStamps(now.Add(request.delay))
+		if _, err := p.conn.Write(request.first(some)); err != nil {
 			return err
 		}
+		p.sent += some
 	}
 	return <-answered
 }
@@ -137,6 +165,20 @@ func publishAll(publishers []*publisher, run func(*publisher) error) (int, error
 	default:
 		return count, nil
 	}
+}
+
+// expectManyOKs reads exactly so many.
+func expectManyOKs(reader *bufio.Reader, count int) error {
+	frame := make([]byte, len(okFrame))
+	for ; count > 0; count-- {
+		if _, err := io.ReadFull(reader, frame); err != nil {
+			return err
+		}
+		if !bytes.Equal(frame, okFrame) {
+			return fmt.Errorf("not OK but %q", frame)
+		}
+	}
+	return nil
 }
 
 // expectHTTPOKs reads so many replies, each a 200 with OK as its body.

@@ -76,7 +76,7 @@ func busyTime() (time.Duration, error) {
 
 // settle returns once the server has put in next to no CPU time for a while: what it put off is done.
 func (s *server) settle() (reading, error) {
-	const pause, longest, little = 20 * time.Millisecond, 30 * time.Second, 400 * time.Microsecond
+	const pause, longest, little = 20 * time.Millisecond, 2 * time.Minute, 400 * time.Microsecond
 	quiet := 0
 	before, err := s.read()
 	for end := before.at.Add(longest); err == nil && quiet < 3 && before.at.Before(end); {
@@ -126,8 +126,13 @@ type topicStats struct {
 	Channels     []channelStats `json:"channels"`
 }
 
-func (s *server) stats(topic string) (*topicStats, error) {
-	body, err := s.call("GET", "/stats", url.Values{"format": {"json"}, "topic": {topic}})
+// stats adds up what is said of all these topics, which have channels of the same names.
+func (s *server) stats(topics []string) (*topicStats, error) {
+	query := url.Values{"format": {"json"}}
+	if len(topics) == 1 {
+		query.Set("topic", topics[0])
+	}
+	body, err := s.call("GET", "/stats", query)
 	if err != nil {
 		return nil, err
 	}
@@ -137,12 +142,50 @@ func (s *server) stats(topic string) (*topicStats, error) {
 	if err := json.Unmarshal(body, &all); err != nil {
 		return nil, fmt.Errorf("/stats: %w", err)
 	}
+	wanted := map[string]bool{}
+	for _, name := range topics {
+		wanted[name] = true
+	}
+	sum := &topicStats{}
 	for i := range all.Topics {
-		if all.Topics[i].Name == topic {
-			return &all.Topics[i], nil
+		if wanted[all.Topics[i].Name] {
+			delete(wanted, all.Topics[i].Name)
+			sum.add(&all.Topics[i])
 		}
 	}
-	return nil, fmt.Errorf("/stats shows no topic %s", topic)
+	for name := range wanted {
+		return nil, fmt.Errorf("/stats shows no topic %s", name)
+	}
+	return sum, nil
+}
+
+func (t *topicStats) add(other *topicStats) {
+	t.Depth += other.Depth
+	t.MessageCount += other.MessageCount
+	for _, channel := range other.Channels {
+		t.channel(channel.Name).add(channel)
+	}
+}
+
+func (t *topicStats) channel(name string) *channelStats {
+	for i := range t.Channels {
+		if t.Channels[i].Name == name {
+			return &t.Channels[i]
+		}
+	}
+	t.Channels = append(t.Channels, channelStats{Name: name})
+	return &t.Channels[len(t.Channels)-1]
+}
+
+func (c *channelStats) add(other channelStats) {
+	c.Depth += other.Depth
+	c.InFlight += other.InFlight
+	c.Deferred += other.Deferred
+	c.MessageCount += other.MessageCount
+	c.RequeueCount += other.RequeueCount
+	c.TimeoutCount += other.TimeoutCount
+	c.ConsumerCount += other.ConsumerCount
+	c.Clients = append(c.Clients, other.Clients...)
 }
 
 func (s *server) createTopic(topic string, channels []string) error {

@@ -63,7 +63,8 @@ func randomBody(size int, random *rand.Rand) []byte {
 // request is one write with a place for the number of each of its messages, used again and again.
 type request struct {
 	bytes  []byte
-	bodies []int // where they start
+	bodies []int         // where they start
+	delay  time.Duration // of the deliveries
 }
 
 func (r *request) add(parts ...[]byte) {
@@ -83,9 +84,14 @@ func (r *request) putNumbers(first int) {
 	}
 }
 
-func (r *request) putStamp(moment time.Time) {
-	binary.BigEndian.PutUint64(r.bytes[r.bodies[0]+numberEnd:], uint64(moment.UnixNano()))
+func (r *request) putStamps(moment time.Time) {
+	for _, at := range r.bodies {
+		binary.BigEndian.PutUint64(r.bytes[at+numberEnd:], uint64(moment.UnixNano()))
+	}
 }
+
+// first is the beginning of a request whose commands have a body and a size each in common.
+func (r *request) first(commands int) []byte { return r.bytes[:len(r.bytes)/len(r.bodies)*commands] }
 
 func size32(n int) []byte { return binary.BigEndian.AppendUint32(nil, uint32(n)) }
 
@@ -93,6 +99,10 @@ func size32(n int) []byte { return binary.BigEndian.AppendUint32(nil, uint32(n))
 var newRequest = map[string]func(r *request, o options, topic string, body func() []byte){
 	"pub": func(r *request, o options, topic string, body func() []byte) {
 		r.add([]byte("PUB "+topic+"\n"), size32(o.size))
+		r.addBody(body())
+	},
+	"dpub": func(r *request, o options, topic string, body func() []byte) {
+		r.add([]byte(fmt.Sprintf("DPUB %s %d\n", topic, r.delay.Milliseconds())), size32(o.size))
 		r.addBody(body())
 	},
 	"mpub": func(r *request, o options, topic string, body func() []byte) {

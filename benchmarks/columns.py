@@ -1,0 +1,132 @@
+"""What the tables of a result show of a scenario's rounds, kind by kind."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from benchmarks.measure import Rounds
+from benchmarks.scenarios import Kind
+
+BUSY = 0.9
+"""From this share of what it may use on, a process is taken to be what limits the rate."""
+_NOISE = 0.2
+"""CPUs used by strangers from which on they may be what limits it."""
+
+LIMITS = {
+    "server": "a CPU is full with the server: msg/s is its own.",
+    "machine": "all CPUs are full: msg/s is what a server of several threads could get beside the generator. With more"
+    " CPUs it would be higher, and that of a server with one thread would not: of the two ratios the one of CPU us/msg"
+    " holds on any machine.",
+    "round trips": "nobody is busy. A message's time is that of two processes waking each other, in which the server's"
+    " own part is its CPU us/msg and all else is the same for both: the ratio of msg/s is nearer to 1.00 than the"
+    " servers are apart.",
+    "GENERATOR": "the generator's core is full: msg/s, and its ratio, say nothing about the server; CPU us/msg does.",
+    "(disturbed)": "other processes had their part of the machine: only the ratio of CPU us/msg says something.",
+}
+"""What kept a rate from being higher, and what that means for the ratio."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """With a `figure` it has a ratio: of the first server's to the peer's, or the other way round if less is better."""
+
+    title: str
+    cell: Callable[[Rounds], str]
+    figure: str = ""
+    less_is_better: bool = False
+
+    def ratio(self, first: Rounds, peer: Rounds) -> str:
+        """Empty where there is none."""
+        if not self.figure:
+            return ""
+        ratio = first.ratio(self.figure, peer, less_is_better=self.less_is_better)
+        return f"**{ratio:.2f}**" if ratio else ""
+
+
+def limit(rounds: Rounds) -> str:
+    """What kept the rate from being higher, as far as CPU time tells: one of `LIMITS`."""
+    server, load, others = (rounds.cores(who) for who in ("server", "load", "others"))
+    if load >= BUSY:
+        return "GENERATOR"
+    if server + load >= BUSY * (os.cpu_count() or 1):
+        return "machine"
+    if server >= BUSY:
+        return "server"
+    return "(disturbed)" if others >= _NOISE else "round trips"
+
+
+def _number(figure: str, form: str = ",.0f", scale: float = 1.0) -> Callable[[Rounds], str]:
+    return lambda rounds: format(rounds.median(figure) * scale, form)
+
+
+def _spread(figure: str) -> Column:
+    return Column("spread", lambda rounds: f"{rounds.spread(figure):.0%}")
+
+
+def _cores(title: str, who: str) -> Column:
+    return Column(title, lambda rounds: f"{rounds.cores(who):.2f}")
+
+
+def _throughput(unit: str, form: str, *more: Column) -> tuple[Column, ...]:
+    return (
+        Column(f"{unit}/s", _number("rate"), "rate"),
+        _spread("rate"),
+        Column(f"CPU us/{unit}", _number("cpu_us", form), "cpu_us", less_is_better=True),
+        _spread("cpu_us"),
+        *more,
+        _RSS,
+        _SERVER_CPUS,
+        Column(f"generator us/{unit}", _number("load_us", form)),
+        _cores("its CPUs", "load"),
+        _OTHERS,
+        Column("limited by", limit),
+    )
+
+
+_CPU_PER_MESSAGE = Column("CPU us/msg", _number("cpu_us", ".2f"), "cpu_us", less_is_better=True)
+_P50 = Column("p50 us", _number("p50"), "p50", less_is_better=True)
+_P99 = Column("p99 us", _number("p99"), "p99", less_is_better=True)
+_RSS = Column("RSS MiB", _number("rss_bytes", ".0f", 2**-20), "rss_bytes", less_is_better=True)
+_SERVER_CPUS = _cores("CPUs used", "server")
+_OTHERS = _cores("others' CPUs", "others")
+
+COLUMNS = {
+    Kind.THROUGHPUT: _throughput("msg", ".2f"),
+    Kind.QUESTIONS: _throughput("question", ",.0f", _P50, _P99),
+    Kind.REGISTRATION: _throughput("channel", ".1f"),
+    Kind.LATENCY: (
+        _P50,
+        _P99,
+        _spread("p99"),
+        Column("p99.9 us", _number("p999"), "p999", less_is_better=True),
+        Column("msg/s", _number("rate")),
+        Column("of possible msg/s", lambda rounds: _number("capacity")(rounds) if rounds.median("capacity") else ""),
+        Column("written late, p99 us", _number("late_p99")),
+        _CPU_PER_MESSAGE,
+        _RSS,
+        _SERVER_CPUS,
+        _OTHERS,
+    ),
+    Kind.IDLE: (
+        Column("connections", _number("idle_connections")),
+        Column(
+            "RSS KiB/connection",
+            _number("idle_connection_bytes", ".1f", 2**-10),
+            "idle_connection_bytes",
+            less_is_better=True,
+        ),
+        Column("CPU us/connection/s", _number("idle_cpu_us", ".1f"), "idle_cpu_us", less_is_better=True),
+        _spread("idle_cpu_us"),
+        _RSS,
+        _SERVER_CPUS,
+        _OTHERS,
+    ),
+    Kind.START: (
+        Column("messages", _number("messages")),
+        Column("ms", _number("milliseconds"), "milliseconds", less_is_better=True),
+        _spread("milliseconds"),
+        Column("CPU ms", _number("cpu_ms"), "cpu_ms", less_is_better=True),
+        _RSS,
+        _OTHERS,
+    ),
+}

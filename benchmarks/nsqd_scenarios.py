@@ -1,0 +1,323 @@
+"""The loads nsqd is put under, as a table.
+
+Every server is given the same, starts anew for every run, and has memory for all messages of a run, so that no figure
+depends on a disk, unless the scenario is about that. What is not drained is bounded by `MOST` messages, everything else
+by time.
+"""
+
+from dataclasses import replace
+
+from benchmarks.nsqd_aims import AIMS
+from benchmarks.scenarios import Kind, Scenario, grouped, load_of
+
+MOST = 1_000_000
+BACKLOG = 2_000_000
+BODY_SIZE = 200
+
+_MEMORY = (f"--mem-queue-size={MOST}",)
+_KILOBYTE = 1024
+
+
+def _scenario(name: str, what: str, **flags: str | float) -> Scenario:
+    return Scenario(name, what, load_of(**flags), options=_MEMORY)
+
+
+def _sync(connections: int, what: str = "", **flags: str | float) -> Scenario:
+    plural = "connections" if connections > 1 else "connection"
+    return _scenario(
+        f"pub-sync-{connections}",
+        f"PUB{what} on {connections:,} {plural}, each awaits its OK before the next",
+        publish="pub",
+        publishers=connections,
+        **flags,
+    )
+
+
+def _fan_out(channels: int) -> Scenario:
+    plural = "channels" if channels > 1 else "channel"
+    return _scenario(
+        f"fanout-{channels}",
+        f"MPUB of 200 into a topic with {channels} {plural}, a consumer at RDY 2500 on each; counted are deliveries",
+        publish="mpub",
+        batch=200,
+        channels=channels,
+        consumers=1,
+        rdy=2500,
+        most=min(MOST, 2 * MOST // channels),
+    )
+
+
+# --- Through what lies between socket and session, and the generator's words for it -----------------------------------
+
+_LAYERS = {
+    "tls": ("TLS", {"tls": "true"}),
+    "snappy": ("snappy", {"compression": "snappy"}),
+    "deflate": ("deflate, level 6,", {"compression": "deflate"}),
+    "tls-deflate": ("deflate over TLS", {"tls": "true", "compression": "deflate"}),
+}
+
+
+def _through(layer: str) -> tuple[Scenario, ...]:
+    """Publishing and consuming."""
+    loads: dict[str, dict[str, str | float]] = {
+        "mpub-200x200": {"publish": "mpub", "batch": 200, "publishers": 4},
+        "pub-pipelined": {"publish": "pub", "publishers": 2, "burst": 50, "outstanding": 2},
+        "pub-sync-10": {"publish": "pub", "publishers": 10},
+        "deliver-fin-rdy2500": {"prefill": "true", "consumers": 2, "rdy": 2500},
+    }
+    what, asked = _LAYERS[layer]
+    return tuple(
+        Scenario(
+            f"{load}-{layer}",
+            f"{load} through {what}".rstrip(","),
+            load_of(**flags, **asked),
+            options=_MEMORY,
+            tls="tls" in asked,
+        )
+        for load, flags in loads.items()
+        if layer == "tls" or load != "pub-sync-10"
+    )
+
+
+# --- When, not how much -----------------------------------------------------------------------------------------------
+
+
+def _latency(name: str, rate: int, *, buffered: bool = False) -> Scenario:
+    how = "with the output buffer nsqd gives everybody" if buffered else "which asks not to be buffered"
+    flags = {} if buffered else {"unbuffered": "true"}
+    load = load_of(publish="pub", rate=rate, consumers=1, rdy=100, **flags)
+    what = f"{rate:,} PUB a second whatever is answered, one consumer at RDY 100, {how}"
+    return Scenario(name, what, load, Kind.LATENCY, options=_MEMORY)
+
+
+def _loaded(percent: int) -> Scenario:
+    load: dict[str, str | float] = {"publish": "pub", "burst": 100, "outstanding": 2, "unbuffered": "true"}
+    return Scenario(
+        f"latency-{percent}-percent",
+        f"{percent} % of what this server did a second before (pipelined PUB, 1 connection; 1 consumer at RDY 2500, not"
+        " buffered), at given moments whatever is answered; what is due together is written together",
+        load_of(**load, consumers=1, rdy=2500, capacity=percent / 100),
+        Kind.LATENCY,
+        options=_MEMORY,
+    )
+
+
+def _delayed(name: str, what: str, **flags: str) -> Scenario:
+    # Go's nsqd looks every five seconds whether there are new channels with anything deferred.
+    load = load_of(rate=1000, consumers=1, rdy=2500, unbuffered="true", pause=6, **flags)
+    return Scenario(
+        name,
+        f"1,000 a second, {what} after 100 to 1,000 ms: how long after that it comes",
+        load,
+        Kind.LATENCY,
+        options=_MEMORY,
+    )
+
+
+# --- At rest ----------------------------------------------------------------------------------------------------------
+
+
+def _idle(connections: int) -> Scenario:
+    return Scenario(
+        f"idle-{connections}",
+        f"{connections:,} subscribed connections without a message and with a heartbeat a second",
+        load_of(idle=connections),
+        Kind.IDLE,
+        options=_MEMORY,
+        connections=connections,
+    )
+
+
+def _at(level: str, scenario: Scenario) -> Scenario:
+    what = f"`{scenario.name}` with ours at `--durability={level}`; Go's nsqd knows one way only"
+    return replace(scenario, name=f"{scenario.name}-{level}", what=what, ours=(f"--durability={level}",))
+
+
+_MPUB = _scenario(
+    "mpub-200x200",
+    "MPUB of 200, 4 connections that await each OK; the one channel keeps everything",
+    publish="mpub",
+    batch=200,
+    publishers=4,
+)
+
+_ALL = (
+    *grouped(
+        "Publishing",
+        _MPUB,
+        _scenario("mpub-10x200", "the same with MPUB of 10", publish="mpub", batch=10, publishers=4),
+        *map(_sync, (1, 10, 100)),
+        replace(_sync(1000), connections=1000),
+        _scenario(
+            "pub-pipelined",
+            "PUB, 2 connections with up to 100 unanswered each, 50 in a write",
+            publish="pub",
+            publishers=2,
+            burst=50,
+            outstanding=2,
+        ),
+        _scenario(
+            "http-pub",
+            "POST /pub on 10 keep-alive connections, each awaits its answer",
+            publish="http-pub",
+            publishers=10,
+        ),
+        _scenario(
+            "http-mpub",
+            "POST /mpub of 100 lines on 4 keep-alive connections",
+            publish="http-mpub",
+            batch=100,
+            publishers=4,
+        ),
+    ),
+    *grouped(
+        "Delivering",
+        _scenario(
+            "rdy1-pingpong",
+            "a channel filled before, one consumer at RDY 1: each message waits for the FIN of the one before",
+            prefill="true",
+            consumers=1,
+            rdy=1,
+        ),
+        _scenario(
+            "rdy1-20-consumers", "a channel filled before, 20 consumers at RDY 1", prefill="true", consumers=20, rdy=1
+        ),
+        *(
+            _scenario(
+                f"deliver-fin-rdy{ready}",
+                f"a channel filled before, drained by 2 consumers at RDY {ready}; FINs of one read leave in one write",
+                prefill="true",
+                consumers=2,
+                rdy=ready,
+            )
+            for ready in (100, 2500)
+        ),
+        _scenario(
+            "mpub-drained",
+            "MPUB of 200, 2 connections, while 2 consumers at RDY 2500 drain the channel; until all is finished",
+            publish="mpub",
+            batch=200,
+            publishers=2,
+            consumers=2,
+            rdy=2500,
+        ),
+        _scenario(
+            "publish-while-consuming",
+            "PUB, 1 connection with up to 100 unanswered, while 2 consumers at RDY 2500 drain; until all is finished",
+            publish="pub",
+            burst=50,
+            outstanding=2,
+            consumers=2,
+            rdy=2500,
+        ),
+        *map(_fan_out, (1, 5, 10, 20)),
+    ),
+    *grouped(
+        "Larger bodies",
+        *(
+            replace(_sync(10, f" of {size} KB", size=size * _KILOBYTE, most=most), name=f"pub-sync-10-{size}k")
+            for size, most in ((1, MOST // 2), (64, MOST // 100))
+        ),
+        _scenario(
+            "mpub-drained-1k",
+            "mpub-drained with MPUB of 50 bodies of 1 KB",
+            publish="mpub",
+            batch=50,
+            publishers=2,
+            consumers=2,
+            rdy=2500,
+            size=_KILOBYTE,
+            most=MOST // 2,
+        ),
+        _scenario(
+            "pub-drained-64k",
+            "PUB of 64 KB, 2 connections with up to 4 unanswered, while 2 consumers at RDY 100 drain",
+            publish="pub",
+            publishers=2,
+            outstanding=4,
+            consumers=2,
+            rdy=100,
+            size=64 * _KILOBYTE,
+            most=MOST // 100,
+        ),
+    ),
+    *grouped(
+        "1,000 topics",
+        _scenario(
+            "pub-1000-topics",
+            "PUB to 1,000 topics in turn, a channel each, on 10 connections, each awaits its OK before the next",
+            publish="pub",
+            publishers=10,
+            topics=1000,
+        ),
+        replace(
+            _scenario(
+                "drained-1000-topics",
+                "the same with a consumer at RDY 100 on each channel, until all is finished",
+                publish="pub",
+                publishers=10,
+                topics=1000,
+                consumers=1,
+                rdy=100,
+            ),
+            connections=1010,
+        ),
+    ),
+    *grouped("TLS", *_through("tls")),
+    *grouped("Snappy", *_through("snappy")),
+    *grouped("Deflate", *_through("deflate"), *_through("tls-deflate")),
+    *grouped(
+        "Levels of durability (`os`, the default, is everywhere else)",
+        *(_at(level, scenario) for scenario in (_MPUB, _sync(10), _sync(100)) for level in ("memory", "fsync")),
+    ),
+    *grouped(
+        "Through the disk",
+        Scenario(
+            "mpub-to-disk",
+            "mpub-200x200 with memory for 10,000 messages, the default; the rest goes to the disk",
+            load_of(publish="mpub", batch=200, publishers=4),
+        ),
+        Scenario(
+            "drain-from-disk",
+            "deliver-fin-rdy2500 with that: a backlog that had no place in memory",
+            load_of(prefill="true", consumers=2, rdy=2500, most=MOST // 2),
+        ),
+        Scenario(
+            "deliver-fin-from-disk",
+            "the same without any memory (`--mem-queue-size=0`): everything is read from the disk",
+            load_of(prefill="true", consumers=2, rdy=2500, most=MOST // 2),
+            options=("--mem-queue-size=0",),
+        ),
+        Scenario(
+            "backlog-3-channels",
+            f"MPUB of 200, 4 connections, until {BACKLOG:,} messages wait in each of 3 channels, however long it takes",
+            load_of(publish="mpub", batch=200, publishers=4, channels=3, most=BACKLOG, seconds=60),
+        ),
+    ),
+    *grouped(
+        "Latency, from the producer's write to the consumer's read",
+        _latency("latency-1k", 1_000),
+        _latency("latency-10k", 10_000),
+        _latency("latency-1k-buffered", 1_000, buffered=True),
+        _latency("latency-10k-buffered", 10_000, buffered=True),
+        *map(_loaded, (25, 50, 75)),
+    ),
+    *grouped(
+        "How late delayed messages come",
+        _delayed("dpub-delay", "published by DPUB to be delivered", publish="dpub"),
+        _delayed("req-delay", "given back once by REQ to come again", publish="pub", requeue="true"),
+    ),
+    *grouped("Idle connections", *map(_idle, (1000, 10_000))),
+    *grouped(
+        "Starting with much on disk",
+        Scenario(
+            "start-1000-topics",
+            "stopped with 1,000,000 messages in 1,000 topics with a channel each, started again on what it left: until"
+            " both listeners are open",
+            load_of(fill="true", topics=1000, most=MOST),
+            Kind.START,
+        ),
+    ),
+)
+
+SCENARIOS = tuple(replace(scenario, aim=AIMS.get(scenario.name)) for scenario in _ALL)

@@ -1,0 +1,41 @@
+"""The load generator, built once, and one of our nsqd for all scenarios that want the same options."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from benchmarks.measure import build_generator
+from benchmarks.scenarios import Scenario
+from benchmarks.subjects import SUBJECTS, Server
+from nsq_conformance.daemon_process import DaemonProcess, installed
+
+OURS = Server("ours", installed("nsqd"), ours=True)
+
+
+@pytest.fixture(scope="session")
+def generator(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_generator(tmp_path_factory.mktemp("generator"))
+
+
+@pytest.fixture(scope="module")
+def nsqd_for(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Scenario], DaemonProcess]]:
+    running: dict[tuple[object, ...], DaemonProcess] = {}
+    with ExitStack() as stack:
+
+        def find(scenario: Scenario) -> DaemonProcess:
+            key = (scenario.options, scenario.ours, scenario.tls)
+            if key not in running:
+                daemon = SUBJECTS["nsqd"].make(OURS, tmp_path_factory.mktemp("nsqd"), scenario)
+                running[key] = stack.enter_context(daemon)
+            _delete_topics(running[key])
+            return running[key]
+
+        yield find
+
+
+def _delete_topics(daemon: DaemonProcess) -> None:
+    """Some runs leave theirs to the end of their nsqd."""
+    for topic in daemon.asks("GET", "/stats?format=json").json()["topics"] or ():
+        assert daemon.asks("POST", f"/topic/delete?topic={topic['topic_name']}").status == 200

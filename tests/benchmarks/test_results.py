@@ -1,0 +1,143 @@
+"""What a result says: ratios, what limits, floors and aims; and that figures are found again."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.columns import LIMITS, limit
+from benchmarks.compare import split_by_descriptors
+from benchmarks.floors import BEGIN, END, long_rows, put_between_marks, short_rows, standings
+from benchmarks.journal import Journal
+from benchmarks.measure import Effort, Figures, Rounds, RunFailed
+from benchmarks.results import Circumstances, render
+from benchmarks.scenarios import Aim, Kind, Scenario
+from benchmarks.subjects import SUBJECTS, Server
+
+OURS, PEER = Server("ours", "nsqd", ours=True), Server("theirs", "nsqd")
+EFFORT = Effort(seconds=1, rounds=2, seed=1)
+
+
+def figures(
+    *, messages: float = 1000, cpu: float = 0.5, load: float = 0.1, others: float = 0.0, p99: float = 1
+) -> Figures:
+    return Figures(messages, 1.0, cpu, load, others, rss_bytes=2**20, p99=p99)
+
+
+def rounds(*each: Figures) -> Rounds:
+    return Rounds(each)
+
+
+def scenario(name: str = "pub", aim: Aim | None = None) -> Scenario:
+    return Scenario(name, "what is done", (), group="Publishing", aim=aim)
+
+
+def test_a_ratio_is_that_of_rounds_which_took_turns() -> None:
+    # Everything was slower in the second round, for both: medians alone would say 1.5.
+    ours = rounds(figures(messages=200), figures(messages=20), figures(messages=150))
+    theirs = rounds(figures(messages=100), figures(messages=10), figures(messages=300))
+    assert ours.ratio("rate", theirs) == 2.0
+
+
+def test_where_less_is_better_the_ratio_is_turned_round() -> None:
+    assert rounds(figures(cpu=1)).ratio("cpu_us", rounds(figures(cpu=3)), less_is_better=True) == 3.0
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        (figures(cpu=0.95, load=0.95), "GENERATOR"),
+        (figures(cpu=0.95), "server"),
+        (figures(cpu=0.5, others=0.5), "(disturbed)"),
+        (figures(cpu=0.5), "round trips"),
+        (figures(cpu=200.0), "machine"),
+    ],
+)
+def test_what_limits_is_said(run: Figures, said: str) -> None:
+    assert limit(rounds(run)) == said
+    assert said in LIMITS
+
+
+@pytest.mark.parametrize(
+    ("messages", "cpu", "reached"), [(2500, 0.2, "aim"), (2500, 0.8, "floor"), (1100, 0.1, "**short**")]
+)
+def test_an_aim_is_reached_by_all_of_its_figures(messages: float, cpu: float, reached: str) -> None:
+    asked = scenario(aim=Aim("PUB", 1.2, 2.5, "it costs what it costs"))
+    (standing,) = standings({asked: [rounds(figures(messages=messages, cpu=cpu)), rounds(figures())]})
+    assert standing.reached == reached
+    assert standing.why == ("" if reached == "aim" else "it costs what it costs")
+
+
+@pytest.mark.parametrize(("p99", "reached"), [(0.2, "aim"), (0.7, "floor"), (0.8, "**short**")])
+def test_where_less_is_better_an_aim_is_a_part_of_what_go_needs(p99: float, reached: str) -> None:
+    asked = scenario(aim=Aim("p99", 0.7, 0.2, figures=("p99",), less_is_better=True))
+    (standing,) = standings({asked: [rounds(figures(p99=p99)), rounds(figures(p99=1))]})
+    assert (standing.reached, standing.measured) == (reached, f"p99 {p99:.2f}")
+
+
+def test_the_short_table_shows_of_each_line_what_stands_worst() -> None:
+    good, bad = scenario("good", Aim("PUB", 1, 2)), scenario("bad", Aim("PUB", 1, 2))
+    peer = rounds(figures())
+    found = standings(
+        {good: [rounds(figures(messages=3000, cpu=0.1)), peer], bad: [rounds(figures(messages=900)), peer]}
+    )
+    assert [row[1] for row in long_rows(found)[1:]] == ["`good`", "`bad`"]
+    (row,) = short_rows(found)[1:]
+    assert row[0] == "PUB"
+    assert "`bad`" in row[3]
+    assert row[4] == "**short**"
+
+
+def test_nothing_is_put_into_a_page_without_marks(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    put_between_marks(page, "new")
+    assert page.read_text() == f"before\n{BEGIN}\n\nnew\n\n{END}\nafter\n"
+    page.write_text("before\n")
+    with pytest.raises(ValueError, match="no place for floors and aims"):
+        put_between_marks(page, "new")
+
+
+def test_figures_are_found_again_unless_something_else_was_run(tmp_path: Path) -> None:
+    path = tmp_path / "figures"
+    Journal(path).add(scenario(), OURS, EFFORT, 0, figures(messages=7))
+    again = Journal(path)
+    assert again.find(scenario(), OURS, EFFORT, 0) == figures(messages=7)
+    assert again.find(scenario(), OURS, EFFORT, 1) is None
+    assert again.find(scenario(), PEER, EFFORT, 0) is None
+    assert again.find(scenario(), OURS, Effort(2, 2, 1), 0) is None
+    assert len(again.entries) == 1
+
+
+def test_a_file_of_something_else_is_no_journal(tmp_path: Path) -> None:
+    path = tmp_path / "figures"
+    path.write_text('{"name": "pub"}\n')
+    with pytest.raises(RunFailed, match="line 1: not the figures of a run"):
+        Journal(path)
+
+
+def test_a_page_says_what_was_measured_what_limits_and_what_could_not_be_done() -> None:
+    asked, impossible = scenario("pub", Aim("PUB", 1, 2, "too few CPUs")), scenario("many")
+    journal = Journal()
+    of_servers = []
+    for server, messages in ((OURS, 1100), (PEER, 1000)):
+        run = figures(messages=messages)
+        journal.add(asked, server, EFFORT, 0, run)
+        of_servers.append(rounds(run))
+    circumstances = Circumstances("benchmarks/run", EFFORT, journal.entries, {impossible: "too many connections"})
+    page = render(SUBJECTS["nsqd"], circumstances, [OURS, PEER], ["v1", "v2"], {asked: of_servers})
+    for said in (
+        "| PUB",
+        "too few CPUs",
+        "**1.10**",
+        "## Publishing",
+        "**round trips**",
+        "`many`: too many connections.",
+    ):
+        assert said in page
+
+
+def test_what_needs_more_descriptors_than_there_are_is_left_out_with_the_reason() -> None:
+    few, many = scenario("few"), Scenario("many", "", (), Kind.IDLE, connections=10**12)
+    fit, left_out = split_by_descriptors([few, many])
+    assert fit == [few]
+    assert "1,000,000,000,000 connections" in left_out[many]

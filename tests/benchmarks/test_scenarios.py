@@ -1,0 +1,64 @@
+"""Every scenario runs: the generator knows its flags, and finds our nsqd right to the last message."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from benchmarks.measure import Effort, RunFailed, load, measure
+from benchmarks.nsqd_aims import AIMS
+from benchmarks.nsqd_scenarios import SCENARIOS
+from benchmarks.scenarios import Kind, Scenario, load_of
+from benchmarks.subjects import SUBJECTS, Server
+from nsq_conformance.daemon_process import DaemonProcess, installed
+
+NSQD = SUBJECTS["nsqd"]
+# Of flags that are there twice the last one counts.
+BRIEF = load_of(warmup=0.05, seconds=0.2, most=400, pause=0)
+
+
+def briefly(scenario: Scenario) -> tuple[str, ...]:
+    fewer = {"topics": "-topics=5", "idle": "-idle=20", "publishers": "-publishers=20"}
+    large = {flag.partition("=")[0][1:] for flag in scenario.load if int_of(flag) > 20}
+    return (*scenario.load, *BRIEF, *(fewer[name] for name in fewer if name in large))
+
+
+def int_of(flag: str) -> int:
+    value = flag.partition("=")[2]
+    return int(value) if value.isdigit() else 0
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_a_scenario_runs(scenario: Scenario, generator: Path, nsqd_for: Callable[[Scenario], DaemonProcess]) -> None:
+    figures = load(generator, NSQD, nsqd_for(scenario), briefly(scenario), scenario.name)
+    if scenario.kind is Kind.IDLE:
+        assert figures.idle_connections == 20
+    else:
+        assert figures.messages > 0
+    assert (figures.p50 > 0) == (scenario.kind is Kind.LATENCY)
+    assert (figures.capacity > 0) == any(flag.startswith("-capacity=") for flag in scenario.load)
+
+
+def test_names_are_unique_and_a_group_has_one_kind() -> None:
+    assert len({scenario.name for scenario in SCENARIOS}) == len(SCENARIOS)
+    kinds = {(scenario.group, scenario.kind) for scenario in SCENARIOS}
+    assert len(kinds) == len(dict(kinds))
+
+
+def test_every_aim_has_its_scenario() -> None:
+    assert {scenario.name for scenario in SCENARIOS if scenario.aim is not None} == set(AIMS)
+
+
+def test_a_start_is_measured_with_what_a_stopped_nsqd_left(generator: Path) -> None:
+    scenario = Scenario("start", "", load_of(fill="true", topics=5, most=500), Kind.START)
+    ours = Server("ours", installed("nsqd"), ours=True)
+    figures = measure(generator, NSQD, ours, scenario, Effort(seconds=0.1, rounds=1, seed=1), 0)
+    assert figures.messages == 500
+    assert figures.server_cpu > 0
+
+
+def test_a_load_nobody_knows_is_refused_in_a_sentence(
+    generator: Path, nsqd_for: Callable[[Scenario], DaemonProcess]
+) -> None:
+    with pytest.raises(RunFailed, match="dpub or -requeue goes with -rate"):
+        load(generator, NSQD, nsqd_for(SCENARIOS[0]), load_of(publish="dpub"), "wrong")
