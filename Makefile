@@ -1,7 +1,7 @@
 # One command runs all static checks, and CI runs the same.
 BIN ?= .venv/bin
 
-.PHONY: help check format test conformance coverage bench faults spark-crash
+.PHONY: help check format test conformance coverage bench bench-check bench-record faults spark-crash
 
 help:
 	@echo 'make check        formatting, lint, types, import contracts, dead code, spelling, templates: seconds'
@@ -10,6 +10,8 @@ help:
 	@echo 'make coverage     the tests with branch coverage'
 	@echo 'make format       format and sort imports in place'
 	@echo 'make bench        nsqd under load, figures to benchmarks/RESULTS.md (PEER="/path/to/nsqd" beside another one)'
+	@echo 'make bench-check  fails when a message costs 15 % more than recorded, in instructions counted by valgrind; a minute'
+	@echo 'make bench-record what it costs now becomes what is recorded'
 	@echo 'make faults       the tests that break things on purpose, at length (ROUNDS=50 SEED=7: fewer, or the same again)'
 	@echo 'make spark-crash  Spark killed in the middle of a stream, and started again: minutes'
 	@echo 'scripts/test      everything, from a clean clone'
@@ -41,6 +43,12 @@ coverage:
 
 bench:
 	benchmarks/run $(if $(PEER),--peer '$(PEER)')
+
+bench-check:
+	$(BIN)/python -m benchmarks.guard
+
+bench-record:
+	$(BIN)/python -m benchmarks.guard --record
 
 faults:
 	FAULT_ROUNDS=$(ROUNDS) FAULT_SEED=$(SEED) $(BIN)/pytest -m '' -rP tests/faults

@@ -1,0 +1,81 @@
+"""The guard fails when the message path is made slower on purpose, and passes when it is not."""
+
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import guard
+from benchmarks.path_loads import LOADS
+
+# Real counts take seconds in valgrind: two ways along the path are enough here.
+SOME = tuple(load for load in LOADS if load.name in {"PUB, each awaits its OK", "MPUB of 200, delivered at RDY 1, FIN"})
+
+# A third more for each publish: the sum of so many numbers.
+SLOWED = """
+from nsq_compat.queue.topic import Topic
+
+publish = Topic.publish
+
+def publish_slowly(self, *arguments, **named):
+    sum(range(1500))
+    return publish(self, *arguments, **named)
+
+Topic.publish = publish_slowly
+
+from nsq_compat.nsqd.main import main
+
+main()
+"""
+
+
+@pytest.fixture
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(guard, "LOADS", SOME)
+    path = tmp_path / "guard.json"
+    guard.main(["--record", "--file", str(path)])
+    return path
+
+
+@pytest.mark.timeout(600)
+def test_it_passes_and_fails_when_every_publish_is_made_slower(
+    record: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    guard.main(["--file", str(record)])
+    assert "PUB, each awaits its OK" in capsys.readouterr().out
+    program = tmp_path / "slowed"
+    program.write_text(SLOWED)
+    with pytest.raises(SystemExit, match=r"PUB, each awaits its OK: \S+ loops a message, recorded were"):
+        guard.main(["--nsqd", shlex.join([sys.executable, str(program)]), "--file", str(record)])
+
+
+def cost(loops: float, system_calls: float = 5.0) -> dict[str, float]:
+    return {"loops": loops, "system_calls": system_calls}
+
+
+def test_a_cost_has_grown_from_fifteen_percent_on() -> None:
+    assert guard.grown({"PUB": cost(1.0)}, {"PUB": cost(1.14)}) == []
+    (sentence,) = guard.grown({"PUB": cost(1.0)}, {"PUB": cost(1.16)})
+    assert sentence == "PUB: 1.16 loops a message, recorded were 1: 1.16 times"
+
+
+def test_system_calls_are_a_cost_too() -> None:
+    (sentence,) = guard.grown({"PUB": cost(1.0, 5)}, {"PUB": cost(1.0, 6)})
+    assert "6 system calls a message, recorded were 5" in sentence
+
+
+def test_what_was_never_recorded_is_not_passed_over() -> None:
+    (sentence,) = guard.grown({}, {"PUB": cost(1.0)})
+    assert "never recorded" in sentence
+
+
+def test_the_recorded_file_has_every_load() -> None:
+    assert json.loads(guard.RECORD.read_text())["costs"].keys() == {load.name for load in LOADS}
+
+
+def test_without_valgrind_a_sentence_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SystemExit, match="apt-get install valgrind"):
+        guard.main([])
