@@ -67,7 +67,11 @@
   function showTimes(fresh) {
     if (fresh) document.getElementById("shown-at").innerHTML = fresh.innerHTML;
     for (const time of document.querySelectorAll("time[datetime]")) {
-      time.textContent = new Date(time.dateTime).toLocaleString();
+      const moment = new Date(time.dateTime);
+      // Today's need no date; the whole of it is in the title.
+      const today = moment.toDateString() === new Date().toDateString();
+      time.textContent = today ? moment.toLocaleTimeString() : moment.toLocaleString();
+      time.title = moment.toLocaleString();
     }
   }
 

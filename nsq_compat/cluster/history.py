@@ -1,7 +1,8 @@
 """What topics and channels looked like over the last hour, finely, and the last day, coarsely.
 
 Fixed in size: a ring for each series, and no more than `MOST_SERIES` of them. Fed with snapshots; a counter that went
-back (its nsqd was started anew, or the topic is a new one) makes a gap in the rate, not a negative one.
+back (its nsqd was started anew, or the topic is a new one) makes a gap in the rate, not a negative one, and so does a
+node that is missing, or comes back.
 """
 
 import math
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from nsq_compat.cluster.snapshot import Snapshot
+from nsq_compat.cluster.statistics import ChannelStats, TopicStats
 
 MOST_SERIES: Final = 20_000
 FINE_SECONDS: Final = 10
@@ -22,6 +24,8 @@ _AT_ONCE: Final = 200
 
 Key = tuple[str, str]
 """Topic, and channel or the empty string."""
+CLUSTER: Final[Key] = ("", "")
+"""All topics together: what waits in them and their channels, and what is published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,7 @@ class Point:
     at: float
     """Unix seconds."""
     depth: float
+    """Of a topic, its channels' included."""
     rate: float
     """Messages a second since the point before; nan where it is not known."""
 
@@ -67,13 +72,15 @@ class Series:
         self.coarse = Ring(COARSE_SECONDS, COARSE_LENGTH)
         self.last_seen = 0.0
         self._count = -1
+        self._nodes = 0
         self.rate = math.nan
 
-    def put(self, at: float, depth: int, count: int) -> None:
+    def put(self, at: float, depth: int, count: int, nodes: int) -> None:
+        """`nodes` stands for those that were counted: where they are others, what was counted before says nothing."""
         passed = at - self.last_seen
-        known = self._count >= 0 and passed > 0 and count >= self._count
+        known = self._count >= 0 and passed > 0 and count >= self._count and nodes == self._nodes
         self.rate = (count - self._count) / passed if known else math.nan
-        self.last_seen, self._count = at, count
+        self.last_seen, self._count, self._nodes = at, count, nodes
         point = Point(at, depth, self.rate)
         self.fine.put(point)
         self.coarse.put(point)
@@ -86,11 +93,20 @@ class Series:
         return (points[-1].depth - points[0].depth) / (points[-1].at - points[0].at)
 
 
+def _nodes(stats: TopicStats | ChannelStats) -> Iterator[str]:
+    return (part.node for part in stats.nodes)
+
+
 def _not_ready(snapshot: Snapshot) -> Iterator[Key]:
     for topic in snapshot.topics:
         for channel in topic.channels:
             if channel.clients and not any(client.ready_count for client in channel.clients):
                 yield (topic.topic_name, channel.channel_name)
+
+
+def _waiting(topic: TopicStats) -> int:
+    """What somebody still has to read."""
+    return topic.depth + sum(channel.depth for channel in topic.channels)
 
 
 class History:
@@ -112,14 +128,17 @@ class History:
     def add(self, snapshot: Snapshot, breathe: Callable[[], None] = lambda: None) -> None:
         """`breathe` is called now and then, as `take_snapshot` does."""
         self.latest = snapshot
+        waiting, published = sum(map(_waiting, snapshot.topics)), sum(topic.message_count for topic in snapshot.topics)
+        self._put(CLUSTER, snapshot.taken_at, waiting, published, snapshot.answers)
         for number, topic in enumerate(snapshot.topics):
             if number % _AT_ONCE == 0:
                 breathe()
             if topic.nodes:
-                self._put((topic.topic_name, ""), snapshot.taken_at, topic.depth, topic.message_count)
+                key = (topic.topic_name, "")
+                self._put(key, snapshot.taken_at, _waiting(topic), topic.message_count, _nodes(topic))
             for channel in topic.channels:
                 key = (topic.topic_name, channel.channel_name)
-                self._put(key, snapshot.taken_at, channel.depth, channel.message_count)
+                self._put(key, snapshot.taken_at, channel.depth, channel.message_count, _nodes(channel))
         if snapshot.with_clients:
             self.not_ready = frozenset(_not_ready(snapshot))
         self._forget(snapshot.taken_at - COARSE_SECONDS * COARSE_LENGTH)
@@ -147,13 +166,13 @@ class History:
     def depths(self, topic: str, channel: str, now: float) -> Iterable[float]:
         return [point.depth for point in self.points(topic, channel, now)]
 
-    def _put(self, key: Key, at: float, depth: int, count: int) -> None:
+    def _put(self, key: Key, at: float, depth: int, count: int, nodes: Iterable[str]) -> None:
         series = self._series.get(key)
         if series is None:
             if len(self._series) >= MOST_SERIES:
                 return
             series = self._series[key] = Series(self._step)
-        series.put(at, depth, count)
+        series.put(at, depth, count, hash(frozenset(nodes)))
 
     def _forget(self, before: float) -> None:
         for key in [key for key, series in self._series.items() if series.last_seen < before]:

@@ -3,9 +3,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsq_compat.cluster import history as history_module
-from nsq_compat.cluster.history import History, Point, Ring
+from nsq_compat.cluster.history import CLUSTER, History, Point, Ring
 from nsq_compat.cluster.snapshot import Snapshot
-from nsq_compat.cluster.statistics import ChannelStats, TopicStats
+from nsq_compat.cluster.statistics import ChannelStats, NodeStats, TopicStats
 
 START = 1_000_000.0
 
@@ -35,6 +35,27 @@ def test_a_counter_that_went_back_makes_no_negative_rate():
     assert history.rate("t") is None
     history.add(snapshot(20, 13))
     assert history.rate("t") == 1.0
+
+
+def test_a_node_that_is_missing_for_a_look_makes_a_gap_and_no_peak():
+    stats = NodeStats(health="OK", start_time=0, topics=[])
+
+    def of(at, **counts):
+        parts = [TopicStats(topic_name="t", node=node, message_count=count) for node, count in counts.items()]
+        total = sum(counts.values())
+        topic = TopicStats(topic_name="t", message_count=total, nodes=parts)
+        return Snapshot(taken_at=START + at, topics=(topic,), answers=dict.fromkeys(counts, stats))
+
+    history = fed(of(0, a=100, b=900_000), of(10, a=200))
+    for look, known in ((of(20, a=300), 10.0), (of(30, a=400, b=900_100), None), (of(40, a=500, b=900_200), 20.0)):
+        history.add(look)
+        assert (history.rate("t"), history.rate(*CLUSTER)) == (known, known)
+
+
+def test_the_cluster_is_everything_together():
+    history = fed(snapshot(0, count=100, depth=5), snapshot(10, count=200, depth=7))
+    assert history.rate(*CLUSTER) == 10.0
+    assert [point.depth for point in history.points(*CLUSTER, START + 10)] == [5, 7]
 
 
 def test_a_backlog_that_shrinks_will_be_gone_some_time():

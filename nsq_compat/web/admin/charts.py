@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import dropwhile
 from typing import Final
 
 WIDTH: Final = 600
@@ -60,7 +61,8 @@ def chart(points: Sequence[tuple[float, float]], now: float, span: float) -> Cha
 
 def sparkline(values: Iterable[float]) -> str:
     """Points for one small <polyline>; empty where there are fewer than two."""
-    known = [0.0 if math.isnan(value) else value for value in values][-60:]
+    # A rate is not known at its first point.
+    known = [0.0 if math.isnan(value) else value for value in dropwhile(math.isnan, values)][-60:]
     if len(known) < 2:
         return ""
     top = max(known) or 1.0

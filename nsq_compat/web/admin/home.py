@@ -3,8 +3,9 @@
 from flask import Blueprint, render_template
 
 from nsq_compat.cluster.attention import concerns
+from nsq_compat.cluster.history import CLUSTER
 from nsq_compat.web.admin.access import service
-from nsq_compat.web.admin.looking import current_snapshot, timeframe, topic_page
+from nsq_compat.web.admin.looking import charts_of, current_snapshot, timeframe, topic_page, wants_day
 
 home = Blueprint("home", __name__)
 
@@ -23,6 +24,9 @@ def show() -> str:
         concerns=found[:_MOST_SHOWN],
         more_concerns=max(0, len(found) - _MOST_SHOWN),
         page=topic_page(service(), snapshot),
+        rate=service().history.rate(*CLUSTER),
+        charts=charts_of(service(), *CLUSTER),
+        day=wants_day(),
         figures={
             "Topics": len(snapshot.topics),
             "Channels": len(channels),

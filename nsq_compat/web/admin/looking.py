@@ -114,13 +114,13 @@ def channel_page(service: AdminService, topic: TopicStats) -> Page[Row]:
 
 
 def charts_of(service: AdminService, topic: str, channel: str = "") -> Mapping[str, Chart]:
-    """Depth and rate, over the last hour (as much of it as is known) or (``?span=24h``) day."""
+    """What waits and the rate, over the last hour (as much of it as is known) or (``?span=24h``) day."""
     now, day = service.now(), wants_day()
     points = service.history.points(topic, channel, now, day=day)
     age = now - points[0].at if points else 0.0
     span = _DAY if day else next((span for span in _SPANS if age <= span), _SPANS[-1])
     return {
-        "Depth": chart([(point.at, point.depth) for point in points], now, span),
+        "Depth" if channel else "Waiting": chart([(point.at, point.depth) for point in points], now, span),
         "Messages a second": chart([(point.at, point.rate) for point in points], now, span),
     }
 

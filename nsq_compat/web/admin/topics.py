@@ -15,6 +15,7 @@ from nsq_compat.web.admin.looking import (
     current_snapshot,
     timeframe,
     topic_page,
+    topic_row,
     wants_day,
 )
 from nsq_compat.web.admin.paging import part_of
@@ -47,6 +48,7 @@ def topic(topic: str) -> str:
     return render_template(
         "topics/topic.html",
         topic=stats,
+        row=topic_row(stats, service().history),
         page=channel_page(service(), stats),
         nodes=part_of(stats.nodes, request.args, "nodes"),
         charts=charts_of(service(), topic),

@@ -39,6 +39,8 @@ def test_rates_and_charts_come_from_what_was_sampled(browser, service, nsqd):
     assert '<polyline class="line"' in page.text
     assert "Messages a second 100" in shown(page)
     assert '<polyline class="line"' in browser.get("/topics/t?span=24h").text
+    assert "Published /s 100" in shown(browser.get("/"))
+    assert '<polyline class="line"' in browser.get("/").text
 
 
 def test_the_nodes_are_listed_with_their_health(browser, nsqd):
@@ -50,7 +52,7 @@ def test_the_nodes_are_listed_with_their_health(browser, nsqd):
 
 def test_a_node_shows_its_topics_and_clients(browser, nsqd):
     text = shown(browser.get(f"/nodes/{nsqd.address}"))
-    assert "7 waiting (5 + 2), 20,000 messages" in text
+    assert "7 waiting (5 + 2 on disk), 20,000 messages" in text
     assert "1 client of mail" in text
     assert browser.get("/nodes/other:1").status_code == 404
 
