@@ -12,41 +12,63 @@ from benchmarks.scenarios import Aim, Scenario
 BEGIN, END = "<!-- floors and aims: written by benchmarks/run -->", "<!-- end of floors and aims -->"
 
 _CALLED = {"rate": "msg/s", "cpu_us": "CPU", "p99": "p99", "idle_connection_bytes": "RSS"}
+_NEEDS_THE_MACHINE = {"rate", "p99"}
+_DISTURBED = 0.5
+"""CPUs used by strangers from which on rates and moments say nothing."""
+
+SHORT, UNKNOWN, FLOOR, AIM = "**short**", "(disturbed)", "floor", "aim"
+"""What is reached, the worst first."""
+
 _COSTS = {"cpu_us", "p99", "idle_connection_bytes"}
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """`ratios` are those of the aim's figures, in the aim's own direction."""
+    """`ratios` are those of the aim's figures, in the aim's own direction. `disturbed`: others had their part of the
+    machine, and figures that depend on that decide nothing.
+    """
 
     scenario: Scenario
     aim: Aim
-    ratios: tuple[float, ...]
+    ratios: Mapping[str, float]
+    disturbed: bool = False
 
     @property
     def reached(self) -> str:
         """By all of its figures."""
-        worst = max(self.ratios) if self.aim.less_is_better else min(self.ratios)
-        for what, bound in (("aim", self.aim.aim), ("floor", self.aim.floor)):
+        decisive = [ratio for figure, ratio in self.ratios.items() if self._decides(figure)]
+        if not decisive:
+            return UNKNOWN
+        worst = max(decisive) if self.aim.less_is_better else min(decisive)
+        for what, bound in ((AIM, self.aim.aim), (FLOOR, self.aim.floor)):
             if (worst <= bound) if self.aim.less_is_better else (worst >= bound):
                 return what
-        return "**short**"
+        return SHORT
 
     @property
     def measured(self) -> str:
         return ", ".join(
-            f"{_CALLED[figure]} {ratio:.2f}" for figure, ratio in zip(self.aim.figures, self.ratios, strict=True)
+            f"{_CALLED[figure]} {ratio:.2f}" if self._decides(figure) else f"({_CALLED[figure]} {ratio:.2f})"
+            for figure, ratio in self.ratios.items()
         )
+
+    def _decides(self, figure: str) -> bool:
+        return not (self.disturbed and figure in _NEEDS_THE_MACHINE)
 
     @property
     def why(self) -> str:
-        return "" if self.reached == "aim" else self.aim.why
+        return self.aim.why if self.reached in (FLOOR, SHORT) else ""
 
 
 def standings(results: Mapping[Scenario, Sequence[Rounds]]) -> list[Standing]:
     """Of those scenarios that have an aim and were measured beside a peer, the first of them."""
     return [
-        Standing(scenario, scenario.aim, tuple(_ratio(figure, scenario.aim, rounds) for figure in scenario.aim.figures))
+        Standing(
+            scenario,
+            scenario.aim,
+            {figure: _ratio(figure, scenario.aim, rounds) for figure in scenario.aim.figures},
+            any(each.cores("others") > _DISTURBED for each in rounds[:2]),
+        )
         for scenario, rounds in results.items()
         if scenario.aim is not None and len(rounds) > 1
     ]
@@ -69,7 +91,7 @@ def long_rows(found: Sequence[Standing]) -> list[list[str]]:
 def short_rows(found: Sequence[Standing]) -> list[list[str]]:
     """A row for each line of what is asked, with the scenario that stands worst."""
     rows = [["asked of", "floor", "aim", "measured", "reached"]]
-    order = ("**short**", "floor", "aim")
+    order = (SHORT, UNKNOWN, FLOOR, AIM)
     for row in dict.fromkeys(each.aim.row for each in found):
         of_row = [each for each in found if each.aim.row == row]
         worst = min(of_row, key=lambda each: order.index(each.reached))

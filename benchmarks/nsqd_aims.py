@@ -19,37 +19,89 @@ def _p99(row: str, floor: float, aim: float, **why: str) -> dict[str, Aim]:
     }
 
 
+_LOG = "every message is in its topic's log before the OK, where Go's has it in memory"
+_ONE_CPU = "one nsqd has one CPU, Go's takes all there are"
+_LONE = f"a message pays for a turn of its own: wait, receive, write to the log, send; {_LOG}; {_ONE_CPU}"
+_CIPHER = "what a cipher costs is the same for both, and the larger part"
+
 AIMS: dict[str, Aim] = {
-    **_each("MPUB 200 x 200 B", 1.2, 2.5, mpub_200x200=""),
-    **_each("MPUB 10 x 200 B", 0.9, 1.5, mpub_10x200=""),
-    **_each("deliver + FIN, RDY 2,500", 2, 4, deliver_fin_rdy2500=""),
-    **_each("publish while consuming", 2, 4, publish_while_consuming=""),
-    **_each("fan-out to 10 channels", 3, 6, fanout_10=""),
-    **_each("PUB synchronous, 1 connection", 0.9, 1.2, pub_sync_1=""),
-    **_each("PUB synchronous, 10 and 100 connections", 0.7, 1.0, pub_sync_10="", pub_sync_100=""),
-    **_each("PUB pipelined", 2, 4, pub_pipelined=""),
-    **_each("RDY 1 ping-pong", 0.7, 1.0, rdy1_pingpong=""),
-    **_each("HTTP /pub keep-alive, 10 connections", 1.0, 1.5, http_pub=""),
-    **_each("HTTP /mpub", 1.0, 1.5, http_mpub=""),
-    **_p99("p99 latency at 1 k/s and 10 k/s", 0.7, 0.2, latency_1k="", latency_10k=""),
-    **_p99(
-        "p99 latency with RDY > 1 and output buffering on", 0.1, 0.02, latency_1k_buffered="", latency_10k_buffered=""
+    **_each("MPUB 200 x 200 B", 1.2, 2.5, mpub_200x200=f"{_LOG}; {_ONE_CPU}"),
+    **_each(
+        "MPUB 10 x 200 B", 0.9, 1.5, mpub_10x200=f"ten messages share what a turn costs, not 200; {_LOG}; {_ONE_CPU}"
     ),
-    **_each("publish and drain through disk, default mem-queue-size", 2, 5, mpub_to_disk="", drain_from_disk=""),
+    **_each(
+        "deliver + FIN, RDY 2,500",
+        2,
+        4,
+        deliver_fin_rdy2500=f"each FIN is looked up by itself, and each message taken out of a list; {_ONE_CPU}",
+    ),
+    **_each(
+        "publish while consuming",
+        2,
+        4,
+        publish_while_consuming=f"reading, the log and deliveries take turns in one thread; {_ONE_CPU}",
+    ),
+    **_each(
+        "fan-out to 10 channels",
+        3,
+        6,
+        fanout_10=f"ten sends and ten runs of FINs remain for each batch, however little is copied; {_ONE_CPU}",
+    ),
+    **_each(
+        "PUB synchronous, 1 connection",
+        0.9,
+        1.2,
+        pub_sync_1=f"most of it is two processes waking each other, the same for both; {_LOG}",
+    ),
+    **_each("PUB synchronous, 10 and 100 connections", 0.7, 1.0, pub_sync_10=_LONE, pub_sync_100=_LONE),
+    **_each("PUB pipelined", 2, 4, pub_pipelined=_ONE_CPU),
+    **_each(
+        "RDY 1 ping-pong", 0.7, 1.0, rdy1_pingpong="most of it is two processes waking each other, the same for both"
+    ),
+    **_each("HTTP /pub keep-alive, 10 connections", 1.0, 1.5, http_pub=_LONE),
+    **_each("HTTP /mpub", 1.0, 1.5, http_mpub=f"{_LOG}; {_ONE_CPU}"),
+    **_p99(
+        "p99 latency at 1 k/s and 10 k/s",
+        0.7,
+        0.2,
+        latency_1k="at this rate it is the system's wake-ups, the same for both; the log is written on the way",
+        latency_10k="the system's wake-ups, the same for both, are the larger part; the log is written on the way",
+    ),
+    **_p99(
+        "p99 latency with RDY > 1 and output buffering on",
+        0.1,
+        0.02,
+        latency_1k_buffered="what is left is the time of a wake-up",
+        latency_10k_buffered="at this rate Go's buffer is full, and sent, long before its 250 ms are over",
+    ),
+    **_each(
+        "publish and drain through disk, default mem-queue-size",
+        2,
+        5,
+        mpub_to_disk=f"both write each message once; {_ONE_CPU}",
+        drain_from_disk="reading blocks is cheap, and FINs cost what they do in memory",
+    ),
     **_each(
         "TLS, snappy, deflate, both ways",
         1.0,
         1.5,
-        mpub_200x200_tls="",
-        pub_pipelined_tls="",
-        pub_sync_10_tls="",
-        deliver_fin_rdy2500_tls="",
-        mpub_200x200_snappy="",
-        pub_pipelined_snappy="",
-        deliver_fin_rdy2500_snappy="",
-        mpub_200x200_deflate="",
-        pub_pipelined_deflate="",
-        deliver_fin_rdy2500_deflate="",
+        mpub_200x200_tls=f"{_CIPHER}; {_LOG}; {_ONE_CPU}",
+        pub_pipelined_tls=_ONE_CPU,
+        pub_sync_10_tls=f"{_LONE}; and for two calls of OpenSSL",
+        deliver_fin_rdy2500_tls=f"{_CIPHER}; {_ONE_CPU}",
+        mpub_200x200_snappy=f"{_LOG}; {_ONE_CPU}",
+        pub_pipelined_snappy=_ONE_CPU,
+        deliver_fin_rdy2500_snappy=_ONE_CPU,
+        mpub_200x200_deflate="the generator's own compression takes most of the machine; inflating costs both the same",
+        pub_pipelined_deflate="the generator's own compression takes most of the machine",
+        deliver_fin_rdy2500_deflate=f"compressing is nearly all of it, by the same algorithm; {_ONE_CPU}",
     ),
-    "idle-10000": Aim("memory per idle connection", 1.0, 0.5, figures=("idle_connection_bytes",), less_is_better=True),
+    "idle-10000": Aim(
+        "memory per idle connection",
+        1.0,
+        0.5,
+        "a session and its buffers",
+        figures=("idle_connection_bytes",),
+        less_is_better=True,
+    ),
 }

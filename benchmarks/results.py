@@ -55,7 +55,8 @@ def render(
 
 
 _FLOORS = """Ours beside Go's nsqd, both with default durability; floors must be reached, aims are meant to be, by each
-of the figures named. Above 1.00 is better than Go's, except where less is better: there it is ours divided by Go's."""
+of the figures named. Above 1.00 is better than Go's, except where less is better: there it is ours divided by Go's.
+Figures in brackets decide nothing: other processes used more than half a CPU meanwhile."""
 
 
 def _preamble(
@@ -66,16 +67,18 @@ def _preamble(
     results: Results,
 ) -> str:
     effort, entries = circumstances.effort, circumstances.entries
-    dates = sorted(entry.at for entry in entries)
+    when = sorted(entry.at for entry in entries)
+    when = list(dict.fromkeys((when[0], when[-1])))
+    commits = dict.fromkeys(entry.commit for entry in entries)
     loads = sorted(entry.load_average for entry in entries)
     facts = [
-        f"Date: {dates[0]} to {dates[-1]} UTC, commit {', '.join(dict.fromkeys(entry.commit for entry in entries))}",
+        f"Date: {' to '.join(when)} UTC, commit {', '.join(commits)}",
         f"Machine: {machine.cpu()}, {os.cpu_count()} CPUs, {machine.memory()}, {machine.system()}",
         *(f"{server.name}: `{line}`" for server, line in zip(servers, versions, strict=True)),
         f"Python {platform.python_version()}, gevent {version('gevent')}, greenlet {version('greenlet')}",
         f"Command: `{circumstances.command}`",
         f"Rounds: {effort.rounds} of {effort.seconds:g} s, servers in turn; figures are medians; seed {effort.seed};"
-        f" {subject.effort}, unless the scenario says otherwise",
+        f" {subject.effort}",
         f"Load average: {loads[0]:.1f} to {loads[-1]:.1f}, in the median {loads[len(loads) // 2]:.1f};"
         f" {_noise(servers, results)}",
     ]

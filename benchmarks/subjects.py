@@ -55,7 +55,7 @@ SUBJECTS = {
             SCENARIOS,
             _nsqd,
             (f"-size={BODY_SIZE}", f"-most={MOST}"),
-            f"bodies of {BODY_SIZE} bytes, at most {MOST:,} messages a run",
+            f"bodies of {BODY_SIZE} bytes, at most {MOST:,} messages a run, unless the scenario says otherwise",
             _HERE / "RESULTS.md",
         ),
         Subject(
