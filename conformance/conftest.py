@@ -19,7 +19,7 @@ import pytest
 
 from nsq_conformance.attached import RUN, AttachedNsqlookupd, is_address
 from nsq_conformance.behaviours.limits import LIMITS
-from nsq_conformance.clients import GNSQ, PYNSQ, Client
+from nsq_conformance.clients import GNSQ, MENDED_PYNSQ, PYNSQ, Client
 from nsq_conformance.daemons import DAEMONS, a_nsqd, command_of, given, is_go
 from nsq_conformance.nsqadmin_process import installed_nsqadmin
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
@@ -54,13 +54,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     listed = set(_NAME_OF_A_ROW.findall(_DIFFERENCES.read_text()))
     if unknown := {mark.args[0] for _, mark in marks} - listed:
         raise pytest.UsageError(f"docs/differences.md has no row named {', '.join(sorted(unknown))}")
-    daemons = {mark.kwargs.get("of", "nsqd") for _, mark in marks}
-    go = {daemon for daemon in daemons if is_go(daemon, config)}
+    go = {daemon: is_go(daemon, config) for daemon in {each for _, mark in marks for each in _compared(mark)}}
     for item, mark in marks:
         item.user_properties.append(("difference", mark.args[0]))
-        if mark.kwargs.get("of", "nsqd") in go:
+        if all(go[daemon] for daemon in _compared(mark)):
             item.add_marker(pytest.mark.xfail(reason=f"docs/differences.md: {mark.args[0]}", strict=True))
     _leave_out(config, items, {name for name in DAEMONS if is_address(name, given(name, config))})
+
+
+def _compared(mark: pytest.Mark) -> tuple[str, ...]:
+    """The daemons of which it says that Go's do otherwise."""
+    of = mark.kwargs.get("of", "nsqd")
+    return of if isinstance(of, tuple) else (of,)
 
 
 def _leave_out(config: pytest.Config, items: list[pytest.Item], attached: set[str]) -> None:
@@ -160,6 +165,12 @@ def pynsq() -> Client:
 
 
 @pytest.fixture(scope="session")
+def mended_pynsq() -> Client:
+    """With the workaround for its compression."""
+    return MENDED_PYNSQ
+
+
+@pytest.fixture(scope="session")
 def gnsq() -> Client:
     return GNSQ
 
@@ -195,9 +206,9 @@ def nsqjs(tmp_path_factory: pytest.TempPathFactory) -> Client:
     return Client((node, str(folder / "main.js")))
 
 
-@pytest.fixture(params=["pynsq", "gonsq", "nsqjs"])
+@pytest.fixture(params=["pynsq", "gonsq", "gnsq", "nsqjs"])
 def client(request: pytest.FixtureRequest) -> Client:
-    """Each of the three in turn."""
+    """Each of the four in turn."""
     chosen: Client = request.getfixturevalue(request.param)
     return chosen
 

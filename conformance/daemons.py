@@ -16,7 +16,7 @@ DAEMONS: Final = ("nsqd", "nsqlookupd", "nsqadmin")
 
 def is_go(name: str, config: pytest.Config) -> bool:
     """Whether it is NSQ itself. One that runs is asked for a page that NSQ's programs do not have."""
-    if is_address(name, text := given(name, config)):
+    if is_address(name.removeprefix("other-"), text := given(name, config)):
         return Attached(text).asks("GET", "/livez").status == 404
     return is_built_with_go(command_of(name, config))
 

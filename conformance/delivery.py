@@ -1,4 +1,4 @@
-"""What every official client must find true of an nsqd: what ``test_pynsq``, ``test_go_nsq`` and ``test_nsqjs`` run."""
+"""What every official client must find true of an nsqd: what the tests of pynsq, go-nsq, gnsq and nsqjs run."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from nsq_conformance.clients import Client, ClientFailed
+from nsq_conformance.cluster import eventually
 from nsq_conformance.nsqd_process import NsqdProcess
 from nsq_conformance.pynsq_client import numbered_lines
 
@@ -29,6 +30,13 @@ def assert_channel_is_done(nsqd: NsqdProcess, topic: str, channel: str, *, messa
 
 class Delivery:
     """Subclasses give the fixture ``client``, who publishes and consumes."""
+
+    refusal_of_a_name = "E_BAD_TOPIC"
+
+    @pytest.fixture
+    def impatient(self, nsqd: NsqdProcess) -> NsqdProcess:
+        """The nsqd for messages that time out: any, for clients that say when they shall."""
+        return nsqd
 
     @pytest.mark.parametrize(
         ("command", "count"),
@@ -80,26 +88,45 @@ class Delivery:
         assert_each_line_once(file, out)
         assert_channel_is_done(nsqd, topic, "ch", message_count=200, requeue_count=200)
 
-    def test_touching_keeps_a_message_from_timing_out(
+    def test_requeues_with_back_off_slow_a_consumer_down_for_a_while(
         self, client: Client, nsqd: NsqdProcess, topic: str, lines_file: LinesFile, tmp_path: Path
     ) -> None:
-        file, out = lines_file(20), tmp_path / "out"
+        file, out = lines_file(3), tmp_path / "out"
+        nsqd.create_channel(topic, "ch")
         client.publishing(nsqd.tcp_address, topic, file).report()
+        options = {"first_attempt": "backoff", "max_backoff_seconds": 10, "max_in_flight": 1}
+        consumer = client.consuming(nsqd.tcp_address, topic, "ch", 3, out, **options)
+
+        def backs_off() -> bool:
+            clients = nsqd.channel_stats(topic, "ch")["clients"]
+            return any(each["requeue_count"] and not each["ready_count"] for each in clients)
+
+        eventually(backs_off, consumer)
+        report = consumer.report()
+        assert (report["requeued"], report["attempts"]) == (3, {"2": 3})
+        assert_each_line_once(file, out)
+        assert_channel_is_done(nsqd, topic, "ch", message_count=3, requeue_count=3)
+
+    def test_touching_keeps_a_message_from_timing_out(
+        self, client: Client, impatient: NsqdProcess, topic: str, lines_file: LinesFile, tmp_path: Path
+    ) -> None:
+        file, out = lines_file(20), tmp_path / "out"
+        client.publishing(impatient.tcp_address, topic, file).report()
         options = {"msg_timeout_ms": 1500, "hold_ms": 3200, "touch_ms": 200, "max_in_flight": 20}
-        report = client.consuming(nsqd.tcp_address, topic, "ch", 20, out, **options).report()
+        report = client.consuming(impatient.tcp_address, topic, "ch", 20, out, **options).report()
         assert report["attempts"] == {"1": 20}
-        assert_channel_is_done(nsqd, topic, "ch", message_count=20)
+        assert_channel_is_done(impatient, topic, "ch", message_count=20)
 
     def test_an_unanswered_message_times_out_and_its_late_answer_harms_nothing(
-        self, client: Client, nsqd: NsqdProcess, topic: str, lines_file: LinesFile, tmp_path: Path
+        self, client: Client, impatient: NsqdProcess, topic: str, lines_file: LinesFile, tmp_path: Path
     ) -> None:
         file, out = lines_file(20), tmp_path / "out"
-        client.publishing(nsqd.tcp_address, topic, file).report()
+        client.publishing(impatient.tcp_address, topic, file).report()
         options = {"msg_timeout_ms": 1000, "first_attempt": "late", "max_in_flight": 20}
-        report = client.consuming(nsqd.tcp_address, topic, "ch", 20, out, **options).report()
+        report = client.consuming(impatient.tcp_address, topic, "ch", 20, out, **options).report()
         assert report["attempts"] == {"2": 20}
         assert_each_line_once(file, out)
-        assert_channel_is_done(nsqd, topic, "ch", message_count=20, timeout_count=20)
+        assert_channel_is_done(impatient, topic, "ch", message_count=20, timeout_count=20)
 
     def test_readers_of_one_channel_share_its_messages(
         self, client: Client, nsqd: NsqdProcess, topic: str, lines_file: LinesFile, tmp_path: Path
@@ -140,5 +167,5 @@ class Delivery:
     def test_a_topic_with_a_bad_name_is_refused_by_name(
         self, client: Client, nsqd: NsqdProcess, lines_file: LinesFile
     ) -> None:
-        with pytest.raises(ClientFailed, match="E_BAD_TOPIC"):
+        with pytest.raises(ClientFailed, match=self.refusal_of_a_name):
             client.publishing(nsqd.tcp_address, "no$topic", lines_file(1)).report()

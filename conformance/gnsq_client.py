@@ -1,6 +1,6 @@
 """gnsq, the Python client on gevent, as a program: the same options and the same report as ``pynsq_client``.
 
-It publishes and consumes; of what a consumer can do with a message it only finishes it.
+Of the options it has no --msg-timeout-ms: gnsq does not ask for one.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def publish(options: argparse.Namespace) -> dict[str, Any]:
         connection.connect()
         connection.identify()
         _send(connection, bodies, options)
-    except (gnsq.errors.NSQException, TypeError) as error:
+    except (gnsq.errors.NSQException, TypeError, ValueError) as error:
         raise Failed(f"nsqd refused to publish: {error!r}") from error
     connection.close_stream()
     return {"published": len(bodies), "seconds": time.monotonic() - started}
@@ -61,42 +61,99 @@ def _send(connection: gnsq.NsqdTCPClient, bodies: list[bytes], options: argparse
         connection.check_ok()
 
 
+class Consumption:
+    """What several consumers have received, until ``count`` messages are finished."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._first_deliveries: dict[bytes, gnsq.Message] = {}
+        self._different: set[bytes] = set()
+        self.bodies: list[bytes] = []
+        self.attempts: Counter[int] = Counter()
+        self.by_reader: Counter[int] = Counter()
+        self.requeued = 0
+        self.youngest_ms = float("inf")
+        self.first_at = self.last_at = time.monotonic()
+        self.complete = Event()
+
+    def consumer(self, number: int) -> gnsq.Consumer:
+        options = self._options
+
+        def handle(_consumer: gnsq.Consumer, message: gnsq.Message) -> None:
+            message.enable_async()
+            self.youngest_ms = min(self.youngest_ms, (time.time_ns() - message.timestamp) / 1e6)
+            if message.attempts == 1 and options.first_attempt != "finish":
+                self._put_off(message)
+            elif options.hold_ms:
+                gevent.spawn(self._hold, message, number)
+            else:
+                self._finish(message, number)
+
+        consumer = gnsq.Consumer(
+            options.topic,
+            options.channel,
+            [options.tcp] if options.tcp else [],
+            options.lookupd_http.split(",") if options.lookupd_http else [],
+            message_handler=handle,
+            max_in_flight=options.max_in_flight,
+            max_tries=0,
+            max_backoff_duration=options.max_backoff_seconds,
+            lookupd_poll_interval=options.poll_seconds,
+            **_negotiation(options),
+        )
+        consumer.start(block=False)
+        return consumer
+
+    def _put_off(self, message: gnsq.Message) -> None:
+        if self._options.first_attempt == "late":
+            self._first_deliveries[message.id] = message
+            return
+        self.requeued += 1
+        message.requeue(self._options.requeue_ms, backoff=self._options.first_attempt == "backoff")
+
+    def _hold(self, message: gnsq.Message, number: int) -> None:
+        end = time.monotonic() + self._options.hold_ms / 1000
+        while (left := end - time.monotonic()) > 0:
+            gevent.sleep(min(left, self._options.touch_ms / 1000))
+            message.touch()
+        self._finish(message, number)
+
+    def _finish(self, message: gnsq.Message, number: int) -> None:
+        message.finish()
+        # A late answer to a delivery that has timed out: nsqd must refuse it and go on.
+        if late := self._first_deliveries.pop(message.id, None):
+            late.finish()
+        self.last_at = time.monotonic()
+        if not self.bodies:
+            self.first_at = self.last_at
+        self.bodies.append(message.body)
+        self._different.add(message.body)
+        self.attempts[message.attempts] += 1
+        self.by_reader[number] += 1
+        if len(self._different if self._options.distinct else self.bodies) == self._options.count:
+            self.complete.set()
+
+
 def consume(options: argparse.Namespace) -> dict[str, Any]:
     """Finish ``count`` messages; the report says how they came."""
-    bodies: list[bytes] = []
-    attempts: Counter[int] = Counter()
-    complete = Event()
-
-    def handle(_consumer: gnsq.Consumer, message: gnsq.Message) -> None:
-        bodies.append(message.body)
-        attempts[message.attempts] += 1
-        message.finish()
-        if len(bodies) == options.count:
-            complete.set()
-
-    started = time.monotonic()
-    consumer = gnsq.Consumer(
-        options.topic,
-        options.channel,
-        [options.tcp],
-        message_handler=handle,
-        max_in_flight=options.max_in_flight,
-        max_tries=0,
-        **_negotiation(options),
-    )
-    consumer.start(block=False)
+    consumption = Consumption(options)
+    consumers = [consumption.consumer(number) for number in range(options.readers)]
     try:
-        if not complete.wait(options.timeout):
-            raise Failed(f"only {len(bodies)} of {options.count} messages within {options.timeout:g} s")
+        if not consumption.complete.wait(options.timeout):
+            found = len(consumption.bodies)
+            raise Failed(f"only {found} of {options.count} messages within {options.timeout:g} s")
     finally:
-        options.out.write_bytes(b"".join(body + b"\n" for body in bodies))
+        options.out.write_bytes(b"".join(body + b"\n" for body in consumption.bodies))
     gevent.sleep(0.1)  # gnsq does not say when the last FIN has left
-    consumer.close()
+    for consumer in consumers:
+        consumer.close()
     return {
-        "finished": len(bodies),
-        "requeued": 0,
-        "attempts": {str(number): count for number, count in sorted(attempts.items())},
-        "seconds": time.monotonic() - started,
+        "finished": len(consumption.bodies),
+        "requeued": consumption.requeued,
+        "attempts": {str(number): count for number, count in sorted(consumption.attempts.items())},
+        "by_reader": [consumption.by_reader[number] for number in range(options.readers)],
+        "youngest_ms": consumption.youngest_ms,
+        "seconds": consumption.last_at - consumption.first_at,
     }
 
 

@@ -24,7 +24,9 @@ LEFT_OUT: Final = "left out"
 
 _GROUPS: Final = {
     "answers": "finish, requeue, touch",
-    "negotiation": "tls, compression",
+    "negotiation": "tls",
+    "reconnect": "discovery",
+    "nsqadmin_figures": "admin api",
     "cluster": "discovery",
     "handover": "data directory",
     "nsqadmin": "admin api",
@@ -37,9 +39,11 @@ _GROUPS: Final = {
     "timeouts": "finish, requeue, touch",
     "heartbeats": "heartbeat",
     "pynsq": "client pynsq",
+    "gnsq": "client gnsq",
     "go_nsq": "client go-nsq",
     "nsqjs": "client nsqjs",
 }
+_COMPRESSED: Final = re.compile(r"deflate|snappy")
 _NODE = re.compile(r"(?:.*/)?test_(?P<module>\w+)\.py::(?:\w+::)*test_(?P<name>\w+)(?:\[(?P<case>.*)\])?", re.DOTALL)
 
 
@@ -60,7 +64,12 @@ def named(node: str) -> tuple[str, str]:
     if match is None:
         return "other", node
     case = f": {match['case']}" if match["case"] else ""
-    return _GROUPS.get(match["module"], match["module"].replace("_", " ")), match["name"].replace("_", " ") + case
+    behaviour = match["name"].replace("_", " ") + case
+    if match["module"] == "negotiation" and "authorized" in behaviour:
+        return "auth", behaviour
+    if match["module"] == "negotiation" and _COMPRESSED.search(case):
+        return "compression", behaviour
+    return _GROUPS.get(match["module"], match["module"].replace("_", " ")), behaviour
 
 
 class _Collector:

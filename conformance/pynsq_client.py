@@ -144,11 +144,11 @@ class Consumption:
         return handle
 
     def _put_off(self, message: nsq.Message) -> None:
-        if self._options.first_attempt == "requeue":
-            self.requeued += 1
-            message.requeue(backoff=False, time_ms=self._options.requeue_ms)
-        else:
+        if self._options.first_attempt == "late":
             self._first_deliveries[message.id] = message
+            return
+        self.requeued += 1
+        message.requeue(backoff=self._options.first_attempt == "backoff", time_ms=self._options.requeue_ms)
 
     async def _hold(self, message: nsq.Message, reader_number: int) -> None:
         """Work on a message for ``hold_ms``, asking nsqd for more time every ``touch_ms``."""
@@ -187,6 +187,7 @@ async def consume(options: argparse.Namespace) -> dict[str, Any]:
             lookupd_poll_interval=options.poll_seconds,
             max_in_flight=options.max_in_flight,
             max_tries=0,
+            max_backoff_duration=options.max_backoff_seconds,
             msg_timeout=options.msg_timeout_ms / 1000 if options.msg_timeout_ms else None,
             **negotiation(options),
         )
@@ -248,8 +249,9 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     consuming.add_argument("--readers", type=int, default=1, help="connections")
     consuming.add_argument("--max-in-flight", type=int, default=200, help="RDY of each connection")
     consuming.add_argument("--msg-timeout-ms", type=int, default=0, help="asked for in IDENTIFY; 0: nsqd's default")
-    consuming.add_argument("--first-attempt", choices=("finish", "requeue", "late"), default="finish")
+    consuming.add_argument("--first-attempt", choices=("finish", "requeue", "backoff", "late"), default="finish")
     consuming.add_argument("--requeue-ms", type=int, default=0, help="delay of a requeue")
+    consuming.add_argument("--max-backoff-seconds", type=int, default=128, help="how long backing off may take")
     consuming.add_argument("--hold-ms", type=int, default=0, help="work on each message for so long")
     consuming.add_argument("--touch-ms", type=int, default=200, help="how often a held message is touched")
     consuming.add_argument("--timeout", type=float, default=40.0, help="give up after so many seconds")

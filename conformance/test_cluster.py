@@ -21,6 +21,15 @@ SLOWLY = {"hold_ms": 3, "max_in_flight": 10, "timeout": 2 * PATIENCE}
 """So that there is always something on its way when a daemon dies."""
 
 
+@pytest.fixture(params=["pynsq", "gonsq", "nsqjs"])
+def client(request: pytest.FixtureRequest) -> Client:
+    """gnsq is not among them: when a node dies while gnsq connects to it, its loop that says RDY ends with an
+    AttributeError, and it consumes nothing any more.
+    """
+    chosen: Client = request.getfixturevalue(request.param)
+    return chosen
+
+
 @pytest.fixture
 def cluster(
     pytestconfig: pytest.Config, nsqd_command: str, nsqlookupd_command: str, tmp_path: Path

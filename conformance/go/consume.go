@@ -18,7 +18,7 @@ type consumeOptions struct {
 	tcp, lookupdHTTP, topic, channel, out, firstAttempt string
 	count, readers, maxInFlight                         int
 	msgTimeout, requeue, hold, touch                    time.Duration
-	poll, timeout                                       time.Duration
+	poll, timeout, maxBackoff                           time.Duration
 	distinct                                            int
 }
 
@@ -53,7 +53,7 @@ func parseConsumeOptions(arguments []string) consumeOptions {
 	flags.StringVar(&o.topic, "topic", "", "")
 	flags.StringVar(&o.channel, "channel", "", "")
 	flags.StringVar(&o.out, "out", "", "file for the bodies finished")
-	flags.StringVar(&o.firstAttempt, "first-attempt", "finish", "finish, requeue or late")
+	flags.StringVar(&o.firstAttempt, "first-attempt", "finish", "finish, requeue, backoff or late")
 	flags.IntVar(&o.count, "count", 0, "messages to finish")
 	flags.IntVar(&o.distinct, "distinct", 0, "1: the number is of different bodies")
 	flags.IntVar(&o.readers, "readers", 1, "connections")
@@ -64,6 +64,7 @@ func parseConsumeOptions(arguments []string) consumeOptions {
 		&o.hold:       flags.Int("hold-ms", 0, "work on each message for so long"),
 		&o.touch:      flags.Int("touch-ms", 200, "how often a held message is touched"),
 	}
+	maxBackoff := flags.Int("max-backoff-seconds", 128, "how long backing off may take")
 	seconds := flags.Float64("timeout", 40, "give up after so many seconds")
 	o.negotiation.define(flags)
 	_ = flags.Parse(arguments)
@@ -71,6 +72,7 @@ func parseConsumeOptions(arguments []string) consumeOptions {
 		*duration = time.Duration(*value) * time.Millisecond
 	}
 	o.poll = time.Duration(*poll) * time.Second
+	o.maxBackoff = time.Duration(*maxBackoff) * time.Second
 	o.timeout = time.Duration(*seconds * float64(time.Second))
 	return o
 }
@@ -126,6 +128,8 @@ func (c *consumption) connect(number int) (*nsq.Consumer, error) {
 	config.MaxInFlight = c.options.maxInFlight
 	config.MsgTimeout = c.options.msgTimeout
 	config.LookupdPollInterval = c.options.poll
+	config.MaxBackoffDuration = c.options.maxBackoff
+	config.BackoffMultiplier = c.options.maxBackoff / 40
 	consumer, err := nsq.NewConsumer(c.options.topic, c.options.channel, config)
 	if err != nil {
 		return nil, err
@@ -167,12 +171,16 @@ func (c *consumption) noteAge(message *nsq.Message) {
 func (c *consumption) putOff(message *nsq.Message) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
-	if c.options.firstAttempt == "requeue" {
-		c.report.Requeued++
-		message.RequeueWithoutBackoff(c.options.requeue)
-	} else {
+	switch c.options.firstAttempt {
+	case "late":
 		c.firstDeliveries[message.ID] = message
+		return
+	case "backoff":
+		message.Requeue(c.options.requeue)
+	default:
+		message.RequeueWithoutBackoff(c.options.requeue)
 	}
+	c.report.Requeued++
 }
 
 func (c *consumption) finish(number int, message *nsq.Message) {

@@ -36,6 +36,7 @@ const OPTIONS = {
   'msg-timeout-ms': text(0),
   'first-attempt': text('finish'),
   'requeue-ms': text(0),
+  'max-backoff-seconds': text(128),
   'hold-ms': text(0),
   'touch-ms': text(200),
   timeout: text(40),
@@ -148,9 +149,9 @@ async function consume(options) {
   }
   const handle = (message, number) => {
     youngestMs = Math.min(youngestMs, Date.now() - Number(message.timestamp) / 1e6)
-    if (message.attempts === 1 && options['first-attempt'] === 'requeue') {
+    if (message.attempts === 1 && ['requeue', 'backoff'].includes(options['first-attempt'])) {
       requeued += 1
-      message.requeue(Number(options['requeue-ms']), false)
+      message.requeue(Number(options['requeue-ms']), options['first-attempt'] === 'backoff')
     } else if (message.attempts === 1 && options['first-attempt'] === 'late') {
       firstDeliveries.set(message.id, message)
     } else if (Number(options['hold-ms'])) {
@@ -166,6 +167,7 @@ async function consume(options) {
       lookupdPollInterval: Number(options['poll-seconds']),
       lookupdPollJitter: 0.01,
       maxInFlight: Number(options['max-in-flight']),
+      maxBackoffDuration: Number(options['max-backoff-seconds']),
       messageTimeout: Number(options['msg-timeout-ms']) || null,
       ...negotiation(options),
     })
