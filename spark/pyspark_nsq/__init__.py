@@ -18,6 +18,7 @@ spool, durably, before it finishes it, and seals what belongs to its batch; Spar
     suspects      what may come again after a crash
     rows          messages as Arrow
     spool_tool    ``python -m pyspark_nsq.spool_tool``: looks into a spool, puts back what is in it
+    reader        `run_reader`: pynsq's handlers on a cluster
     duplicates    `once`: a stream without what has been there before
     command_line  what the pipelines in ``spark/jobs`` share
     options       the table of options; `kinds` is what their texts may be
@@ -27,7 +28,7 @@ and nothing may be patched there. Only ``source``, ``sink`` and ``duplicates`` i
 then ``spool``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 
@@ -64,6 +65,13 @@ def once(messages: Any, keys: Sequence[str] = ("nsqd", "topic", "id"), within: s
     from pyspark_nsq import duplicates
 
     return duplicates.once(messages, keys, within)
+
+
+def run_reader(spark: Any, handler: Callable[[Any], Any], **arguments: Any) -> Any:
+    """A handler written for pynsq's ``Reader``, called on the cluster; see ``pyspark_nsq.reader.run_reader``."""
+    from pyspark_nsq import reader
+
+    return reader.run_reader(spark, handler, **arguments)
 
 
 def __getattr__(name: str) -> Any:

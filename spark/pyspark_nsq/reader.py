@@ -1,0 +1,283 @@
+"""`run_reader`: a handler written for pynsq's ``Reader``, called on a cluster.
+
+What Spark gives a handler is in the spool and finished at nsqd, so a requeue cannot be nsqd's. It is a message put off
+in a retry topic, which the same query reads: a line of JSON, then the body.
+
+    {"attempts": how often it was given to a handler, "id": ..., "timestamp": ...}
+
+The handler sees the body alone, with the id and time it had at first, and attempts that go on counting. A message that
+used up its tries goes to a dead-letter topic as it was published. Both are confirmed by an nsqd before the task that
+called the handler succeeds; a task that is run again calls its handlers again.
+"""
+
+import asyncio
+import inspect
+import json
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from nsq_compat.protocol import command_writer
+from pyspark_nsq import kinds
+from pyspark_nsq.connection import NsqConnection, NsqdUnreachable
+from pyspark_nsq.options import STREAM, OptionError, ReadOptions, read_options
+from pyspark_nsq.publisher import CannotPublish
+
+log = logging.getLogger(__name__)
+
+FINISHED: Final = "finished"
+REQUEUED: Final = "requeued"
+DEAD: Final = "dead"
+OUTCOMES: Final = (FINISHED, REQUEUED, DEAD)
+
+_COLUMNS: Final = ("id", "body", "timestamp_ns", "attempts", "topic", "nsqd")
+_SCHEMA: Final = "id string, body binary, timestamp_ns bigint, attempts int, topic string, nsqd string"
+_RESULT: Final = "outcome string, raised boolean"
+_KEYS: Final = {"attempts", "id", "timestamp"}
+_WINDOW: Final = 32
+
+
+class CannotHandle(Exception):
+    """The handler asks for what Spark cannot do; the text says what."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Retries:
+    """What becomes of messages that were not finished. Delays in seconds, `max_tries` 0 for without end."""
+
+    topic: str
+    dead_letter_topic: str
+    max_tries: int
+    requeue_delay: float
+    max_requeue_delay: float
+
+
+class Message:
+    """pynsq's, as far as a handler can see: `id` and `body` are bytes, `timestamp` is in nanoseconds."""
+
+    def __init__(self, id: bytes, body: bytes, timestamp: int, attempts: int) -> None:
+        self.id = id
+        self.body = body
+        self.timestamp = timestamp
+        self.attempts = attempts
+        self.put_off: float | None = None
+        """Requeued, for so many seconds; negative for as long as its attempts say."""
+        self._has_responded = False
+        self._is_async = False
+
+    def finish(self) -> None:
+        self._respond()
+
+    def requeue(self, *, delay: float = -1, time_ms: float = -1, backoff: bool = True) -> None:
+        """`backoff` is known and changes nothing: there is no connection to slow down."""
+        self._respond()
+        self.put_off = delay if time_ms < 0 else time_ms / 1000
+
+    def touch(self) -> None:
+        """Nothing to do: nsqd is not waiting for an answer."""
+
+    def has_responded(self) -> bool:
+        return self._has_responded
+
+    def enable_async(self) -> None:
+        self._is_async = True
+
+    def is_async(self) -> bool:
+        return self._is_async
+
+    def _respond(self) -> None:
+        assert not self._has_responded, "a message is finished or requeued once"
+        self._has_responded = True
+
+
+Handler = Callable[[Message], Any]
+
+
+def run_reader(
+    spark: Any,
+    handler: Handler,
+    *,
+    topic: str,
+    channel: str,
+    spool_dir: str,
+    checkpoint: str,
+    lookupd_http_addresses: str | Sequence[str] = (),
+    nsqd_tcp_addresses: str | Sequence[str] = (),
+    nsqd_http_addresses: str | Sequence[str] = (),
+    max_tries: int = 5,
+    requeue_delay: float = 90,
+    max_requeue_delay: float = 15 * 60,
+    retry_topic: str | None = None,
+    dead_letter_topic: str | None = None,
+    available_now: bool = False,
+    **options: Any,
+) -> Any:
+    """Start a query that calls `handler` with every message; the running query. Its progress counts, for each
+    batch, as ``observedMetrics["run_reader"]``: `finished`, `requeued`, `dead`, and how often the handler `raised`.
+
+    `retry_topic` is ``<topic>.<channel>.retry`` and `dead_letter_topic` ``<topic>.<channel>.dead`` unless they are
+    given. `options` are others of ``format("nsq")``. With `available_now` the query ends when it has handled what
+    waits. Raises ``OptionError``.
+    """
+    retries = Retries(
+        topic=retry_topic or f"{topic}.{channel}.retry",
+        dead_letter_topic=dead_letter_topic or f"{topic}.{channel}.dead",
+        max_tries=max_tries,
+        requeue_delay=requeue_delay,
+        max_requeue_delay=max_requeue_delay,
+    )
+    written = _written(options) | {"channel": channel, "spoolDir": spool_dir}
+    written |= {"lookupdHttpAddresses": _listed(lookupd_http_addresses)}
+    written |= {"nsqdTcpAddresses": _listed(nsqd_tcp_addresses), "nsqdHttpAddresses": _listed(nsqd_http_addresses)}
+    read_options(written | {"subscribe": topic}, STREAM)
+    for name, each in (
+        ("topic", topic),
+        ("retry_topic", retries.topic),
+        ("dead_letter_topic", retries.dead_letter_topic),
+    ):
+        _require_one_topic(name, each)
+    written["subscribe"] = f"{topic},{retries.topic}"
+    work = Work(handler, read_options(written, STREAM), retries)
+    messages = spark.readStream.format("nsq").schema(_SCHEMA).options(**written).load()
+    writer = _handled(messages, work).writeStream.format("noop").option("checkpointLocation", checkpoint)
+    return (writer.trigger(availableNow=True) if available_now else writer).start()
+
+
+def _handled(messages: Any, work: "Work") -> Any:
+    """The messages' outcomes, counted. A scalar function on Arrow, because mapInArrow asks for pandas."""
+    from pyspark.sql import functions as sql
+
+    # Spark goes by these annotations.
+    def outcomes(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+        for arrays in batches:
+            yield work(pa.RecordBatch.from_arrays(list(arrays), list(_COLUMNS)))
+
+    # Not deterministic: the optimizer must not call it twice.
+    call = sql.arrow_udf(outcomes, _RESULT).asNondeterministic()
+    counts = [sql.count_if(sql.col("result.outcome") == each).alias(each) for each in OUTCOMES]
+    raised = sql.count_if(sql.col("result.raised")).alias("raised")
+    return messages.select(call(*_COLUMNS).alias("result")).observe("run_reader", *counts, raised)
+
+
+def _written(options: dict[str, Any]) -> dict[str, str]:
+    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
+
+
+def _listed(addresses: str | Sequence[str]) -> str:
+    return addresses if isinstance(addresses, str) else ",".join(addresses)
+
+
+def _require_one_topic(name: str, topic: str) -> None:
+    try:
+        several = len(kinds.topics(topic)) > 1
+    except ValueError as error:
+        raise OptionError(f"{name} must be {error}; it is {topic!r}") from None
+    if several:
+        raise OptionError(f"{name} must be one topic; it is {topic!r}")
+
+
+class Work:
+    """What a task does with its rows, a batch at a time: calls the handler, and sends on what was not finished."""
+
+    def __init__(self, handler: Handler, options: ReadOptions, retries: Retries) -> None:
+        self._handler = handler
+        self._options = options
+        self._retries = retries
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.StructArray:
+        """What became of each row: `outcome`, one of ``OUTCOMES``, and whether its handler `raised`."""
+        results: list[dict[str, object]] = []
+        commands: dict[str, list[bytes]] = {}
+        for row in batch.to_pylist():
+            message = opened(row) if row["topic"] == self._retries.topic else _message(row)
+            outcome, raised = self._outcome(message)
+            results.append({"outcome": outcome, "raised": raised})
+            if outcome != FINISHED:
+                send = self._put_off if outcome == REQUEUED else self._bury
+                commands.setdefault(row["nsqd"], []).append(send(message))
+        # On a connection for this alone: a handler may take longer than nsqd keeps one that is silent.
+        for nsqd, those in commands.items():
+            self._send(nsqd, those)
+        return pa.array(results, pa.struct([("outcome", pa.string()), ("raised", pa.bool_())]))
+
+    def _outcome(self, message: Message) -> tuple[str, bool]:
+        most = self._retries.max_tries
+        if 0 < most < message.attempts:
+            return DEAD, False
+        raised = self._handle(message)
+        if message.put_off is None:
+            return FINISHED, raised
+        return (DEAD if 0 < most <= message.attempts else REQUEUED), raised
+
+    def _handle(self, message: Message) -> bool:
+        """Until it is finished or requeued; whether the handler raised."""
+        raised = False
+        try:
+            result = self._handler(message)
+            if inspect.iscoroutine(result):
+                result = asyncio.run(result) or False
+            assert result is not None or message.has_responded() or message.is_async(), "return True or False"
+        except Exception:
+            log.exception("uncaught exception while handling message %s body:%r", message.id, message.body)
+            raised, result = True, False
+        if message.is_async() and not message.has_responded():
+            raise CannotHandle("enable_async: a handler must have answered when it returns; nobody is there afterwards")
+        if not message.has_responded():
+            message.finish() if result else message.requeue()
+        return raised
+
+    def _bury(self, message: Message) -> bytes:
+        log.error("giving up message %s after %d attempts", message.id, message.attempts)
+        return command_writer.publish(self._retries.dead_letter_topic, message.body)
+
+    def _put_off(self, message: Message) -> bytes:
+        retries, delay = self._retries, message.put_off
+        assert delay is not None, "it was requeued"
+        seconds = delay if delay >= 0 else retries.requeue_delay * message.attempts
+        body = closed(message)
+        milliseconds = int(min(seconds, retries.max_requeue_delay) * 1000)
+        if milliseconds:
+            return command_writer.publish_deferred(retries.topic, body, milliseconds)
+        return command_writer.publish(retries.topic, body)
+
+    def _send(self, nsqd: str, commands: Sequence[bytes]) -> None:
+        complaints = []
+        for address in dict.fromkeys((nsqd, *self._options.nsqd_tcp_addresses)):
+            try:
+                connection = NsqConnection(address, self._options)
+            except NsqdUnreachable as error:
+                complaints.append(str(error))
+                continue
+            with connection:
+                for command in commands:
+                    connection.publish(command, _WINDOW)
+                connection.confirm()
+            return
+        raise CannotPublish("no nsqd takes what was not finished: " + "; ".join(complaints))
+
+
+def closed(message: Message) -> bytes:
+    """The body for the retry topic."""
+    said = {"attempts": message.attempts, "id": message.id.decode(), "timestamp": message.timestamp}
+    return json.dumps(said).encode() + b"\n" + message.body
+
+
+def opened(row: dict[str, Any]) -> Message:
+    """A message of the retry topic. One that is not ours is taken as it is."""
+    message = _message(row)
+    head, _, body = message.body.partition(b"\n")
+    try:
+        said = json.loads(head)
+        if set(said) != _KEYS:
+            return message
+        attempts, timestamp = int(said["attempts"]), int(said["timestamp"])
+        return Message(str(said["id"]).encode(), body, timestamp, attempts + message.attempts)
+    except (ValueError, TypeError):
+        return message
+
+
+def _message(row: dict[str, Any]) -> Message:
+    return Message(row["id"].encode(), row["body"], row["timestamp_ns"], row["attempts"])
