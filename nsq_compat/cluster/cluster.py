@@ -45,8 +45,8 @@ class Cluster:
         """Sorted names."""
         if self.lookupds:
             return self._names("topics", "topics")
-        answer = self._ask_nsqds(lambda address: self._stats(address, include_clients="false"))
-        return Answer(sorted({topic for _, stats in answer.value for topic in _topic_names(stats)}), answer.errors)
+        answer = self._ask_nsqds(lambda address: _topic_names(self._stats(address, include_clients="false")))
+        return Answer(sorted({topic for _, names in answer.value for topic in names}), answer.errors)
 
     def channels(self, topic: str) -> Answer[list[str]]:
         """What nsqlookupd knows of, sorted; none without one."""

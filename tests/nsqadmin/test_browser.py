@@ -1,9 +1,11 @@
 """The pages in a real Chromium, over a real nsqlookupd, nsqd and nsqadmin; each test has topics of its own."""
 
+import base64
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -11,6 +13,7 @@ from nsq_compat.web.admin.users import make_line
 from nsq_conformance.nsqadmin_process import NsqadminProcess, installed_nsqadmin
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
+from tests.cluster.daemon import Daemon
 from tests.nsqadmin.browser import Browser, until
 from tests.nsqadmin.conftest import StartNsqadmin, publish
 
@@ -263,6 +266,40 @@ def test_every_page_can_be_used_with_a_keyboard_and_read_aloud(site, browser, pa
     assert nameless == []
     assert browser.run("return document.querySelectorAll('[tabindex]:not([tabindex=\"0\"], main)').length") == 0
     assert browser.run("return document.querySelector('a').getAttribute('href')") == "#main"
+
+
+@pytest.fixture
+def liar() -> Iterator[Daemon]:
+    """An nsqd whose every word is meant for the browser."""
+    trap = '"><img src=x onerror="window.hit=1">{{7*7}}'
+    client = dict.fromkeys(("hostname", "client_id", "remote_address", "user_agent", "tls_version"), trap)
+    channel = {"channel_name": trap, "depth": 5, "paused": True, "client_count": 1, "clients": [client]}
+    topic = {"topic_name": trap, "channels": [channel], "depth": 5, "paused": True}
+    message = {"id": trap, "timestamp": 1, "attempts": 1, "size": 9, "body": base64.b64encode(trap.encode()).decode()}
+    daemon = Daemon()
+    daemon.says("stats", {"health": trap, "start_time": 1, "topics": [topic]})
+    daemon.says("info", daemon.info(tcp_port=1) | {"hostname": trap, "version": trap})
+    daemon.says("channel/peek", {"messages": [message], "in_flight": [message]})
+    daemon.says("topic/recent", {"messages": [message]}).says("topic/pause", trap.encode(), 500)
+    yield daemon
+    daemon.close()
+
+
+def test_what_a_hostile_nsqd_says_is_text_and_nothing_of_it_is_executed(liar, browser, start: StartNsqadmin):
+    nsqadmin = start(f"--nsqd-http-address={liar.address}", "--sample-interval=1s")
+    name = quote('"><img src=x onerror="window.hit=1">{{7*7}}', safe="")
+    topic = f"/topics/{name}"
+    pages = ("/", "/topics", topic, f"{topic}/{name}", f"{topic}/{name}/messages", f"/messages/{name}", "/nodes")
+    for page in (*pages, f"/nodes/{liar.address}", "/counter", f"{topic}?confirm=delete"):
+        browser.open(f"http://{nsqadmin.http_address}{page}")
+        browser.sees("onerror=")
+        assert browser.run("return [window.hit, document.images.length]") == [None, 1], page
+    # What is put in place by the script is text too.
+    browser.open(f"http://{nsqadmin.http_address}{topic}")
+    browser.click("#actions a", "Delete")
+    browser.sees("onerror=", "dialog")
+    assert browser.run("return window.hit") is None
+    assert browser.complaints() == []
 
 
 def test_logging_in_and_a_refused_action(site, browser, start: StartNsqadmin, tmp_path: Path):

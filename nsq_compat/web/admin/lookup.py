@@ -19,7 +19,7 @@ def show() -> str:
         )
     gathering = Gathering(service().cluster)
     lookupds = service().cluster.lookupds
-    page = page_of(gathering.inactive_topics(), request.args, {"name": str}, str)
+    page = page_of(gathering.inactive_topics() if lookupds else [], request.args, {"name": str}, str)
     return render_template(
         "lookup/show.html",
         lookupds=lookupds,

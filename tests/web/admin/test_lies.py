@@ -1,0 +1,80 @@
+"""Daemons that answer with something else than was asked for: every page and every answer of the API stays one."""
+
+from random import Random
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.web.admin.conftest import channel_json, topic_json
+
+_LATENCY = {"count": 1, "percentiles": [{"quantile": 0.99, "value": 12.0}]}
+_CLIENT = {
+    "client_id": "c",
+    "hostname": "h",
+    "remote_address": "10.0.0.1:5000",
+    "user_agent": "u",
+    "connect_ts": 1,
+    "ready_count": 1,
+    "sample_rate": 0,
+    "topology_zone": "z",
+    "topology_region": "r",
+}
+_CHANNEL = channel_json(
+    "archive",
+    depth=5,
+    backend_depth=1,
+    in_flight_count=1,
+    message_count=9,
+    client_count=1,
+    paused=False,
+    zone_local_msg_count=1,
+    global_msg_count=1,
+    clients=[_CLIENT],
+    e2e_processing_latency=_LATENCY,
+)
+_TOPIC = topic_json("orders", _CHANNEL, depth=1, message_count=3, paused=False, e2e_processing_latency=_LATENCY)
+_MESSAGE = {"id": "i", "timestamp": 1, "attempts": 1, "size": 1, "body": "eA==", "due": 5, "deadline": 5}
+_NAMES = {"topics": ["orders", "idle"], "channels": ["archive"]}
+_LIES: tuple[Any, ...] = (
+    *(None, True, 0, -1, 2**63 - 1, -(2**63), 2**70, 1.5, 1e200, "", "x", "\x00", "\ud800", "a/b", "x" * 300),
+    *([], {}, [None], [[]], {"a": 1}),
+)
+_PAGES = (
+    *("/", "/topics?sort=rate", "/topics/orders", "/topics/orders?confirm=delete", "/nodes", "/counter", "/lookup"),
+    *("/topics/orders/archive", "/topics/orders/archive?confirm=empty", "/topics/orders/archive/messages"),
+    *("/messages/orders", "/api/topics", "/api/topics?inactive=true", "/api/topics/orders", "/api/nodes"),
+    *("/api/topics/orders/archive", "/api/counter"),
+)
+
+
+def twisted(truth: Any, dice: Random, share: float) -> Any:
+    """The same with a share of it replaced, missing or under another name."""
+    if dice.random() < share:
+        return dice.choice(_LIES)
+    if isinstance(truth, dict):
+        kept = {key: twisted(value, dice, share) for key, value in truth.items() if dice.random() > share / 2}
+        return kept | ({dice.choice(list(truth)): dice.choice(_LIES)} if truth and dice.random() < share else {})
+    return [twisted(each, dice, share) for each in truth] if isinstance(truth, list) else truth
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(dice=st.randoms(use_true_random=False), through_nsqlookupd=st.booleans(), share=st.sampled_from([0.02, 0.1]))
+def test_whatever_is_answered_there_is_a_page(browser, nsqd, service, dice, through_nsqlookupd, share):
+    addresses = ((), (nsqd.address,)) if through_nsqlookupd else ((nsqd.address,), ())
+    service.options.nsqd_http_addresses, service.options.nsqlookupd_http_addresses = addresses
+    node = nsqd.info(topics=["orders"], tombstones=[False], remote_address="x")
+    truths = {
+        "stats": {"health": "OK", "start_time": 1, "topics": [_TOPIC]},
+        "info": nsqd.info(),
+        "topics": _NAMES,
+        "channels": _NAMES,
+        "nodes": {"producers": [node]},
+        "lookup": {"producers": [node]},
+        "channel/peek": {"messages": [_MESSAGE], "deferred": [_MESSAGE], "in_flight": [_MESSAGE]},
+        "topic/recent": {"messages": [_MESSAGE]},
+    }
+    for path, truth in truths.items():
+        nsqd.says(path, twisted(truth, dice, share))
+    for page in (*_PAGES, f"/nodes/{nsqd.address}"):
+        assert browser.get(page).status_code in (200, 404, 502), page
