@@ -5,7 +5,8 @@
         --to-topic orders --to-nsqd-tcp-address 10.0.1.7:4150
 
 --where is an SQL expression over the columns of docs/spark.md and `text`, the body as a string. Nothing is lost; a
-batch that is run again after a crash is published again.
+batch that is run again after a crash is published again, unless --to-option publishMode=staged --to-option
+stagingDir=FOLDER.
 """
 
 import argparse

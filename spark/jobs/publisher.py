@@ -5,7 +5,7 @@
 
 Of --format text every line is a message, and empty ones are passed over, since nsqd takes no empty message; of any
 other format every row is one, as JSON. When the job fails and is run again, what it had published by then is published
-twice.
+twice; with --to-option publishMode=staged --to-option stagingDir=FOLDER a job whose tasks fail publishes nothing.
 """
 
 import argparse

@@ -6,6 +6,7 @@ spool, durably, before it finishes it, and seals what belongs to its batch; Spar
     source        ``format("nsq")``: the classes Spark calls for reading
     sink          those for writing
     publisher     a task that writes
+    staging       a driver that publishes what tasks have staged
     progress      a query's way forward on the driver: which batch comes next
     nodes         which nsqd there are and how much waits, over HTTP
     plan          a batch shared out over nsqd and tasks

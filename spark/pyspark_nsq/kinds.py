@@ -37,6 +37,15 @@ def milliseconds(least: int, most: int = 2**31 - 1) -> Callable[[str], float]:
     return read
 
 
+def one_of(*words: str) -> Callable[[str], str]:
+    def read(raw: str) -> str:
+        if raw.lower() not in words:
+            raise ValueError(" or ".join(words))
+        return raw.lower()
+
+    return read
+
+
 def keeping(raw: str) -> float | None:
     """None: for ever."""
     if raw.lower() == "true":

@@ -15,6 +15,7 @@ from pyspark_nsq import kinds
 STREAM: Final = "stream"
 BATCH: Final = "batch"
 WRITE: Final = "write"
+STAGED: Final = "staged"
 _READS: Final = (STREAM, BATCH)
 _ALL: Final = (STREAM, BATCH, WRITE)
 _SAID: Final = {STREAM: "a stream read", BATCH: "a batch read", WRITE: "writing"}
@@ -89,6 +90,13 @@ class WriteOptions(ConnectionOptions):
     mpub_messages: int
     mpub_bytes: int
     mpub_window: int
+    publish_mode: str
+    staging_dir: str
+    staging_parent: str
+
+    @property
+    def is_staged(self) -> bool:
+        return self.publish_mode == STAGED
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +294,25 @@ OPTIONS: Final = (
         "so many of these are sent before nsqd has answered",
         (WRITE,),
     ),
+    Option(
+        "publishMode",
+        "publish_mode",
+        kinds.one_of("direct", STAGED),
+        "direct",
+        "`direct`: tasks publish; `staged`: they write files, which the driver publishes once",
+        (WRITE,),
+    ),
+    Option(
+        "stagingDir",
+        "staging_dir",
+        kinds.text,
+        "",
+        "where these files are: a folder that the driver and all executors share",
+        (WRITE,),
+    ),
+    Option(
+        "spoolDir", "staging_parent", kinds.text, "", "without `stagingDir`, they are in its folder `staging`", (WRITE,)
+    ),
 )
 
 
@@ -370,3 +397,9 @@ def _of_reading(options: ReadOptions) -> _Rules:
 
 def _of_writing(options: WriteOptions) -> _Rules:
     yield not options.nsqd_tcp_addresses, "nsqdTcpAddresses is required: the nsqd to publish to"
+    folder = options.staging_dir or options.staging_parent
+    yield (
+        options.is_staged and not folder,
+        "publishMode=staged needs stagingDir, or spoolDir: a folder that the driver and all executors share",
+    )
+    yield bool(folder) and not options.is_staged, "stagingDir and spoolDir are for publishMode=staged, when writing"

@@ -29,7 +29,7 @@ def publish(batches: Iterable[pa.RecordBatch], options: WriteOptions, turn: int)
     first = next(full, None)
     if first is None:
         return rows
-    with _connect(options, turn) as connection:
+    with connect(options, turn) as connection:
         for batch in itertools.chain([first], full):
             for command in commands(batch, options):
                 connection.publish(command, options.mpub_window)
@@ -38,7 +38,8 @@ def publish(batches: Iterable[pa.RecordBatch], options: WriteOptions, turn: int)
     return rows
 
 
-def _connect(options: WriteOptions, turn: int) -> NsqConnection:
+def connect(options: WriteOptions, turn: int) -> NsqConnection:
+    """To the nsqd whose turn it is, or the next one that can be reached. Raises ``CannotPublish``."""
     addresses = options.nsqd_tcp_addresses
     complaints = []
     for step in range(len(addresses)):
@@ -56,6 +57,8 @@ def commands(batch: pa.RecordBatch, options: WriteOptions) -> Iterator[bytes]:
     if column.null_count:
         raise CannotPublish("a message has no body: filter rows whose body is null before they are written")
     bodies = column.cast(pa.binary()).to_pylist()
+    if not all(bodies):
+        raise CannotPublish("a message has an empty body, which nsqd refuses: filter such rows before they are written")
     topics = batch.column("topic").to_pylist() if "topic" in names else [options.topic] * len(bodies)
     delays = batch.column("defer_ms").to_pylist() if "defer_ms" in names else [None] * len(bodies)
     together: dict[str, list[bytes]] = {}

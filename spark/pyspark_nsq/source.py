@@ -6,7 +6,7 @@ other. `stop` is not called when a query ends; nothing necessary may be there.
 """
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -15,10 +15,19 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType, TimestampType
 
-from pyspark_nsq import batch_spool
+from pyspark_nsq import batch_spool, staging
 from pyspark_nsq.drain import drain
 from pyspark_nsq.nodes import Nodes
-from pyspark_nsq.options import BATCH, SPECULATION, STREAM, OptionError, ReadOptions, read_options, write_options
+from pyspark_nsq.options import (
+    BATCH,
+    SPECULATION,
+    STREAM,
+    OptionError,
+    ReadOptions,
+    WriteOptions,
+    read_options,
+    write_options,
+)
 from pyspark_nsq.plan import Share, from_json, share_out
 from pyspark_nsq.progress import Offset, Progress, open_spool
 from pyspark_nsq.rows import SPARK_SCHEMA, Origin, columns
@@ -54,14 +63,19 @@ class NsqDataSource(DataSource):
         return NsqStreamReader(read_options(self.options, STREAM), _names(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> NsqWriter:
-        options = write_options(self.options)
-        check_columns(schema, options, overwrite)
-        return NsqWriter(options)
+        return NsqWriter(_writing(self.options, schema, overwrite))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> NsqStreamWriter:  # noqa: N802
-        options = write_options(self.options)
-        check_columns(schema, options, overwrite)
-        return NsqStreamWriter(options)
+        return NsqStreamWriter(_writing(self.options, schema, overwrite))
+
+
+def _writing(given: Mapping[str, str], schema: StructType, overwrite: bool) -> WriteOptions:
+    """Checked, before any task begins."""
+    options = write_options(given)
+    check_columns(schema, options, overwrite)
+    if options.is_staged:
+        staging.prepare(options)
+    return options
 
 
 class NsqPartition(InputPartition):

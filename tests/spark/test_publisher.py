@@ -57,13 +57,14 @@ def test_nobody_who_takes_it_is_a_sentence():
 
 def test_what_nsqd_refuses_is_an_error_in_its_words(to_topic):
     with pytest.raises(NsqdLost, match="E_BAD_MESSAGE"):
-        publish([batch_of(body=[b""])], to_topic, 0)
+        publish([batch_of(body=[bytes(2_000_000)])], to_topic, 0)
 
 
 @pytest.mark.parametrize(
     ("columns", "complaint"),
     [
         ({"body": [b"one", None]}, "a message has no body"),
+        ({"body": [b"one", b""]}, "a message has an empty body"),
         ({"body": [b"one"], "topic": ["no topic"]}, "no topic can be called 'no topic'"),
     ],
 )

@@ -1,0 +1,68 @@
+"""``publishMode=staged`` in a real Spark: a batch that is run again is published once, one that fails not at all."""
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from nsq_conformance.nsqd_process import NsqdProcess
+from tests.spark.conftest import Publish
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def target(nsqd: NsqdProcess, topic: str, tmp_path: Path) -> dict[str, str]:
+    """Options for writing to another topic, in whose channel `c` it stays."""
+    nsqd.create_channel(f"{topic}.copy", "c")
+    (tmp_path / "staging").mkdir()
+    staged = {"publishMode": "staged", "stagingDir": str(tmp_path / "staging")}
+    return staged | {"nsqdTcpAddresses": nsqd.tcp_address, "topic": f"{topic}.copy"}
+
+
+def count(nsqd: NsqdProcess, topic: str) -> int:
+    messages: int = nsqd.channel_stats(f"{topic}.copy", "c")["message_count"]
+    return messages
+
+
+def test_a_micro_batch_that_is_run_again_is_published_once(
+    spark: SparkSession,
+    written: dict[str, str],
+    target: dict[str, str],
+    publish: Publish,
+    nsqd: NsqdProcess,
+    topic: str,
+    tmp_path: Path,
+):
+    checkpoint = tmp_path / "checkpoint"
+
+    def run() -> None:
+        stream = spark.readStream.format("nsq").options(**written).load().select("body")
+        writer = stream.writeStream.format("nsq").options(**target, checkpointLocation=str(checkpoint))
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    publish(5)
+    run()
+    assert count(nsqd, topic) == 5
+    # As if Spark had died behind the writer's commit and before its own.
+    (commit,) = (checkpoint / "commits").glob("0")
+    commit.unlink()
+    (checkpoint / "commits" / ".0.crc").unlink(missing_ok=True)
+    publish(2)
+    run()
+    assert count(nsqd, topic) == 7
+    assert not list((tmp_path / "staging").glob("*/[0-9]*"))
+
+
+def test_a_write_is_published_when_all_its_tasks_are_done_or_not_at_all(
+    spark: SparkSession, target: dict[str, str], nsqd: NsqdProcess, topic: str, tmp_path: Path
+):
+    rows = spark.range(0, 10, 1, 2)
+    good = rows.selectExpr("CAST(id AS STRING) AS value")
+    good.write.format("nsq").mode("append").options(**target).save()
+    assert count(nsqd, topic) == 10
+    bad = rows.selectExpr("CASE WHEN id = 9 THEN NULL ELSE CAST(id AS STRING) END AS value")
+    with pytest.raises(Exception, match="a message has no body"):
+        bad.write.format("nsq").mode("append").options(**target).save()
+    assert count(nsqd, topic) == 10
+    assert [each.name for each in (tmp_path / "staging").iterdir()] == ["trial"]
