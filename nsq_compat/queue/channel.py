@@ -27,7 +27,7 @@ from nsq_compat.queue.in_flight import NEVER, InFlight
 from nsq_compat.queue.latency import Latency
 from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.line import Line, NearestFirst, Waiting
-from nsq_compat.queue.looking import Look, look_at
+from nsq_compat.queue.looking import Look, latest_of, look_at
 from nsq_compat.queue.pending import Pending
 from nsq_compat.queue.policies import NOTHING_APPLIES, Rate
 from nsq_compat.queue.schedule import Schedule
@@ -359,8 +359,8 @@ class Channel:
         return look_at(self._pending.look(count), self.deferred, self._all_in_flight(), count)
 
     def look_at_latest(self, count: int) -> Look:
-        """As `look`, but of what waits the last, as far as it is in memory."""
-        return look_at(self._cursor.latest(count), self.deferred, self._all_in_flight(), count)
+        """What came last of what it has in memory."""
+        return latest_of(self._cursor.latest(count), self.deferred, self._all_in_flight(), count)
 
     # --- Bounds (``bounds.Bounded``) ----------------------------------------------------------------------------------
 

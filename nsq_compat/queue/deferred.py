@@ -9,10 +9,14 @@ a checkpoint writes them as they are.
 
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 
 from nsq_compat.protocol.message import attempts, message_id, with_attempts
 from nsq_compat.queue.checkpoint import ENTRY, entry_id
 from nsq_compat.queue.in_flight import NEVER
+
+_MANY = 50_000
+"""Too many to look for a few among them while everybody waits."""
 
 Fetch = Callable[[Sequence[bytes]], Mapping[bytes, bytes]]
 """Frames by id, from the log; those that cannot be read are left out."""
@@ -85,6 +89,14 @@ class Deferred:
         return [
             (due, with_attempts(frames[number], attempt)) for due, _, number, attempt in entries if number in frames
         ]
+
+    def latest(self, count: int) -> list[tuple[float, bytes]]:
+        """Those in memory that were put in last, and when they are due; where very many wait, `look`."""
+        if len(self._keys) > _MANY:
+            return self.look(count)
+        newest = set(islice(reversed(self._frames), count))
+        entries = (ENTRY.unpack_from(key) for key in self._keys if entry_id(key) in newest)
+        return [(due, with_attempts(self._frames[number], attempt)) for due, _, number, attempt in entries]
 
     def restore(self, keys: Iterable[bytes], shift: float) -> None:
         """Take over the keys of a checkpoint; `shift` is added to their due times."""

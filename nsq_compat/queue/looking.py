@@ -23,3 +23,9 @@ def look_at(waiting: list[bytes], deferred: Deferred, flights: Iterable[InFlight
     """At most `count` of each kind, at a cost that does not depend on how many there are. Raises ``OSError``."""
     first_of_each = chain.from_iterable(islice(each.look(), count) for each in flights)
     return Look(waiting, deferred.look(count), heapq.nsmallest(count, first_of_each))
+
+
+def latest_of(waiting: list[bytes], deferred: Deferred, flights: Iterable[InFlight], count: int) -> Look:
+    """At most `count` of each kind and consumer, those that came last; what is in flight is among what waits."""
+    newest = (islice(reversed(each.frames.values()), count) for each in flights)
+    return Look([*waiting, *chain.from_iterable(newest)], deferred.latest(count), [])

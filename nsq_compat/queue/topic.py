@@ -35,7 +35,7 @@ from nsq_compat.queue.group import (
 from nsq_compat.queue.guid import GuidFactory
 from nsq_compat.queue.held import Held
 from nsq_compat.queue.limits import QueueLimits
-from nsq_compat.queue.looking import Look
+from nsq_compat.queue.looking import Look, latest_of
 from nsq_compat.queue.recovery import Recovered
 from nsq_compat.queue.schedule import Schedule
 from nsq_compat.queue.storage import TopicStore
@@ -136,7 +136,7 @@ class Topic:
     def _looks(self) -> Iterator[Look]:
         """What is in memory, where the log has not all of it."""
         if self.store is None or not self.store.always:
-            yield Look(self._held.cursor.latest(MOST), self._held.deferred.look(MOST), [])
+            yield latest_of(self._held.cursor.latest(MOST), self._held.deferred, (), MOST)
             for channel in self.channels.values():
                 yield channel.look_at_latest(MOST)
 

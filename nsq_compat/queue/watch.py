@@ -45,7 +45,6 @@ class Watch:
             known.update((message_id(frame), Published(frame, group.due_ns)) for frame in group.frames[-MOST:])
         for look in looks:
             known.update((message_id(frame), Published(frame, 0)) for frame in look.waiting)
-            known.update((message_id(frame), Published(frame, 0)) for _, frame in look.in_flight)
             for due, frame in look.deferred:
                 known[message_id(frame)] = Published(frame, now_ns + int((due - now) * _NS_PER_SECOND))
         self._add(known[number] for number in sorted(known)[-MOST:])  # ids are in the order of publishing

@@ -77,6 +77,15 @@ def test_looking_finds_in_the_log_what_memory_does_not_hold_and_says_its_next_at
     assert len(deferred) == 2
 
 
+def test_those_put_in_last_are_found_whenever_they_are_due(deferred, make_frames, monkeypatch):
+    a, b, c = make_frames(b"a", b"b", b"c")
+    for due, frame in ((30.0, a), (10.0, b), (20.0, c)):
+        deferred.add([frame], due)
+    assert sorted(deferred.latest(2)) == [(10.0, b), (20.0, c)]
+    monkeypatch.setattr("nsq_compat.queue.deferred._MANY", 2)
+    assert deferred.latest(1) == [(10.0, b)]
+
+
 def test_no_more_is_released_than_there_is_room_for_and_the_rest_stays_due(deferred, make_frames):
     deferred.add(make_frames(b"a", b"b", b"c"), due=10.0)
     assert deferred.release(20.0, 0) == []

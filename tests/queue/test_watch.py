@@ -34,6 +34,22 @@ def test_what_waits_anywhere_is_there_the_first_time_somebody_looks(any_daemon):
     assert deferrals(daemon) == {b"in flight": 0, b"one": 0, b"two": 0, b"put off": 30}
 
 
+def test_of_more_than_a_page_the_last_are_there_the_first_time(any_daemon):
+    daemon = any_daemon
+    daemon.channel()
+    daemon.publishes(*(b"deferred %d" % number for number in range(150)), defer=60.0)
+    daemon.publishes(*(b"waiting %d" % number for number in range(3)))
+    wanted = [*(b"deferred %d" % number for number in range(150)), *(b"waiting %d" % number for number in range(3))]
+    assert recent(daemon, MOST) == wanted[-MOST:]
+
+
+def test_what_went_out_last_is_there(daemon):
+    consumer = daemon.consumer()
+    daemon.publishes(*(b"%d" % number for number in range(150)))
+    consumer.takes(room=150)
+    assert recent(daemon, 2) == [b"148", b"149"]
+
+
 def test_what_a_topic_holds_itself_is_there(any_daemon):
     any_daemon.publishes(b"one")
     any_daemon.publishes(b"later", defer=5.0)
