@@ -9,6 +9,7 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -31,6 +32,16 @@ def sized(data: bytes) -> bytes:
 def batch(*bodies: bytes) -> bytes:
     """The messages of an MPUB, without the size of the whole."""
     return struct.pack(">i", len(bodies)) + b"".join(map(sized, bodies))
+
+
+def soon(condition: Callable[[], object]) -> bool:
+    """Whether it comes to that, for as long as anything takes."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 class Frame(NamedTuple):

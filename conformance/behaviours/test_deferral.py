@@ -7,7 +7,7 @@ import pytest
 from nsq_conformance.behaviours.limits import Connect
 from nsq_conformance.cluster import eventually
 from nsq_conformance.nsqd_process import NsqdProcess
-from nsq_conformance.raw_client import RawClient, sized
+from nsq_conformance.raw_client import RawClient, sized, soon
 
 DELAY_MS = 400
 DELAY = DELAY_MS / 1000
@@ -102,6 +102,18 @@ def test_a_paused_channel_holds_back_what_falls_due(client: RawClient, nsqd: Nsq
 def test_http_takes_a_delay(nsqd: NsqdProcess, topic: str, defer: str) -> None:
     answer = nsqd.asks("POST", f"/pub?topic={topic}&defer={defer}", b"x")
     assert (answer.status, answer.body) == (200, b"OK")
+
+
+def test_what_http_defers_counts_apart_from_what_it_does_not(nsqd: NsqdProcess, topic: str) -> None:
+    nsqd.create_channel(topic, "ch")
+    for query in ("", "&defer=30000", "&defer=0"):
+        assert nsqd.asks("POST", f"/pub?topic={topic}{query}", b"x").status == 200
+    assert soon(lambda: counts(nsqd, topic) == (2, 1))
+
+
+def counts(nsqd: NsqdProcess, topic: str) -> tuple[int, int]:
+    channel = nsqd.channel_stats(topic, "ch")
+    return channel["depth"], channel["deferred_count"]
 
 
 @pytest.mark.difference("alarms")

@@ -7,10 +7,9 @@ from typing import Any, Self
 
 import pytest
 
-from nsq_conformance.cluster import eventually
 from nsq_conformance.lookup_peer import RawLookupPeer
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess
-from nsq_conformance.raw_client import sized
+from nsq_conformance.raw_client import sized, soon
 
 NODE: dict[str, object] = {
     "broadcast_address": "node.example",
@@ -35,6 +34,14 @@ class Peer(RawLookupPeer):
 def peer(nsqlookupd: NsqlookupdProcess) -> Iterator[Peer]:
     with Peer(nsqlookupd) as peer:
         yield peer
+
+
+@pytest.fixture(scope="module")
+def forgetful(nsqlookupd_command: str) -> Iterator[NsqlookupdProcess]:
+    """An nsqlookupd that soon forgets."""
+    options = ["--inactive-producer-timeout=400ms", "--tombstone-lifetime=400ms"]
+    with NsqlookupdProcess(nsqlookupd_command, options=options) as process:
+        yield process
 
 
 def producers(nsqlookupd: NsqlookupdProcess, topic: str) -> list[dict[str, Any]]:
@@ -199,7 +206,7 @@ def test_an_ephemeral_channel_goes_with_who_unregisters_it(
 
 def test_what_a_lost_connection_registered_is_no_longer_found(nsqlookupd: NsqlookupdProcess, topic: str) -> None:
     Peer(nsqlookupd).is_a_node().registers(topic, "ch").close()
-    eventually(lambda: producers(nsqlookupd, topic) == [])
+    assert soon(lambda: producers(nsqlookupd, topic) == [])
     assert nsqlookupd.get("/lookup", topic=topic)["channels"] == ["ch"]
 
 
@@ -224,6 +231,27 @@ def test_registering_anew_takes_the_tombstone_away(peer: Peer, nsqlookupd: Nsqlo
     assert producers(nsqlookupd, topic) == []
     peer.unregisters(topic).registers(topic)
     assert len(producers(nsqlookupd, topic)) == 1
+
+
+def test_who_is_silent_for_too_long_is_not_found(forgetful: NsqlookupdProcess, topic: str) -> None:
+    with Peer(forgetful) as peer:
+        peer.is_a_node().registers(topic)
+        assert soon(lambda: not producers(forgetful, topic))
+        assert all(topic not in node["topics"] for node in forgetful.get("/nodes")["producers"])
+
+
+def test_who_is_silent_is_found_again_when_it_pings(forgetful: NsqlookupdProcess, topic: str) -> None:
+    with Peer(forgetful) as peer:
+        peer.is_a_node().registers(topic)
+        assert soon(lambda: not producers(forgetful, topic))
+        assert soon(lambda: peer.says(b"PING\n") == b"OK" and producers(forgetful, topic))
+
+
+def test_a_tombstone_ends_with_its_time(forgetful: NsqlookupdProcess, topic: str) -> None:
+    with Peer(forgetful) as peer:
+        peer.is_a_node(broadcast_address="t.example").registers(topic)
+        assert forgetful.asks("POST", f"/topic/tombstone?topic={topic}&node=t.example:4151").status == 200
+        assert soon(lambda: peer.says(b"PING\n") == b"OK" and producers(forgetful, topic))
 
 
 # --- HTTP -------------------------------------------------------------------------------------------------------------

@@ -5,8 +5,7 @@ Each way replaces one function; what it did is the first argument of what it doe
 must tell each of these from an nsqd, or they could not fail: ``test_broken_nsqd`` sees to it.
 """
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,26 +19,7 @@ from nsq_compat.queue.topic import Topic
 from nsq_compat.session import nsqd_session
 from nsq_compat.session.nsqd_session import NsqdSession
 from nsq_compat.session.subscription import Subscription
-
-BREAKS: dict[str, Callable[[], None]] = {}
-"""By name, what puts it in place."""
-
-Function = Callable[..., Any]
-
-
-def instead_of(owner: object, name: str) -> Callable[[Function], Function]:
-    """The function below takes the place of that one, when it is chosen."""
-
-    def register(broken: Function) -> Function:
-        def put_in_place() -> None:
-            original = getattr(owner, name)
-            setattr(owner, name, lambda *arguments, **named: broken(original, *arguments, **named))
-
-        BREAKS[broken.__name__] = put_in_place
-        return broken
-
-    return register
-
+from tests.mutants.breaking import Function, instead_of, run_broken
 
 # --- Messages ---------------------------------------------------------------------------------------------------------
 
@@ -229,7 +209,4 @@ def stats_forget_rdy(original: Function, session: NsqdSession) -> ClientStats:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 1:
-        sys.exit(print("\n".join(BREAKS)))
-    BREAKS[sys.argv.pop(1)]()
-    main()
+    run_broken(main)

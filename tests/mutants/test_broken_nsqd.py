@@ -3,16 +3,9 @@
 That the same checks pass with an nsqd that is whole is what ``conformance/`` itself is run for.
 """
 
-import os
-import shlex
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).parents[2]
-BROKEN = Path(__file__).with_name("broken_nsqd.py")
+from tests.mutants.catching import assert_caught, ways_of
 
 CAUGHT_BY = {
     "attempts_do_not_grow": "test_answers.py::test_a_requeued_message_comes_back_as_the_next_attempt",
@@ -54,14 +47,8 @@ CAUGHT_BY = {
 
 @pytest.mark.parametrize(("way", "check"), CAUGHT_BY.items(), ids=CAUGHT_BY)
 def test_a_broken_nsqd_is_caught(way: str, check: str):
-    nsqd = shlex.join([sys.executable, str(BROKEN), way])
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "--nsqd", nsqd]
-    command.append(f"conformance/behaviours/{check}")
-    hasty = os.environ | {"CONFORMANCE_PATIENCE": "5"}  # what is lost need not be waited for at length
-    ended = subprocess.run(command, cwd=ROOT, env=hasty, capture_output=True, text=True, check=False)
-    assert f"FAILED conformance/behaviours/{check}" in ended.stdout, ended.stdout
+    assert_caught("broken_nsqd", way, check)
 
 
 def test_each_way_has_its_check():
-    ways = subprocess.run([sys.executable, str(BROKEN)], capture_output=True, text=True, check=True).stdout
-    assert set(ways.split()) == set(CAUGHT_BY)
+    assert ways_of("broken_nsqd") == set(CAUGHT_BY)
