@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_nsq.options import OPTIONS, OptionError, read_options, write_options
+from pyspark_nsq.options import BATCH, OPTIONS, STREAM, WRITE, Option, OptionError, read_options, write_options
 
 GOOD = {"subscribe": "orders", "channel": "spark", "nsqdTcpAddresses": "127.0.0.1:4150", "spoolDir": "/spool"}
 
@@ -90,11 +90,25 @@ def test_every_default_is_a_value_one_may_write():
             option.read(option.default)
 
 
-def test_every_option_is_in_the_guide_with_its_default():
-    guide = Path("docs/spark.md").read_text()
-    for option in OPTIONS:
-        default = "required" if option.default is None else f"`{option.default}`" if option.default else "none"
-        assert f"| `{option.name}` | {default} | {option.meaning}" in guide
+WHO_USES = {
+    (STREAM, BATCH, WRITE): " (writing too)",
+    (STREAM, BATCH): "",
+    (STREAM,): " (streams only)",
+    (BATCH,): " (batches only)",
+    (WRITE,): " (writing)",
+}
+
+
+def row_of(option: Option) -> str:
+    default = "required" if option.default is None else f"`{option.default}`" if option.default else "none"
+    aliases = "".join(f"; also `{alias}`" for alias in option.aliases)
+    return f"| `{option.name}` | {default} | {option.meaning}{WHO_USES[option.uses]}{aliases} |"
+
+
+def test_the_table_in_the_guide_is_the_table_of_options():
+    section = Path("docs/spark.md").read_text().split("\n## Options\n")[1].split("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| `")]
+    assert rows == [row_of(option) for option in OPTIONS]
 
 
 def test_writing_has_options_of_its_own():
