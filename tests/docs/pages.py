@@ -101,11 +101,13 @@ END""",
         addresses=("10.0.0.7",),
     ),
     "docs/utilities.md": Scene(
-        f"{CLUSTER}make_channels numbers archive pulled; make_channels orders nsq_to_file",
+        f"{CLUSTER}make_channels numbers archive pulled; make_channels orders nsq_to_file\n"
+        "make_channels payments ledger; make_channels payments.ledger.dead redrive",
         hosts={"one": "127.0.0.1", "two": "127.0.0.1"},
         addresses=("10.0.0.2",),
     ),
     "benchmarks/README.md": Scene(in_checkout=True),
+    "contrib/README.md": Scene(in_checkout=True, installs=True),
     "docs/runbook.md": Scene(
         f"""
 nsqlookupd 2>/dev/null &
@@ -146,6 +148,12 @@ NOT_RUN: Final[Mapping[tuple[str, str], str]] = {
     ): ("minutes each, for a machine that does nothing else"),
     ("conformance/README.md", "# a table of what both do, behaviour by behaviour; --help says more"): (
         "minutes each; conformance/test_report.py runs the first, scripts/test the second"
+    ),
+    ("contrib/README.md", "docker build --file contrib/container/Containerfile --tag nsq_compat ."): (
+        "no engine; tests/packaging/test_container.py does its steps"
+    ),
+    ("contrib/README.md", "kubectl apply --namespace queue --kustomize contrib/kubernetes/base"): (
+        "no cluster; tests/packaging/test_kubernetes.py validates them"
     ),
     ("docs/benchmarks.md", "make bench PEER=/path/to/nsqd"): "minutes, and Go's nsqd",
     (

@@ -1,0 +1,131 @@
+"""The container file: what it says, and its steps done without an engine.
+
+There is no engine here, so the image itself is not built. What is: its first stage, by the same commands, on a machine
+of its own (`tests.docs.machine`), and then what an engine would start from it, as the user it names, on a root nobody
+may write to, with /data that it may.
+"""
+
+import glob
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from nsq_compat import __version__
+from nsq_compat.cli.flags import parse
+from nsq_compat.cli.options import table_of
+from nsq_compat.nsqadmin.options import NsqadminOptions
+from nsq_compat.nsqd.options import NsqdOptions
+from nsq_compat.nsqlookupd.options import NsqlookupdOptions
+from tests.docs.machine import run
+from tests.packaging.image import Image
+from tests.packaging.release import ROOT
+
+CONTAINER = ROOT / "contrib" / "container"
+# The wheel is built first, and perhaps waited for.
+pytestmark = pytest.mark.timeout(300)
+
+PORTS = {"4150", "4151", "4160", "4161", "4171"}
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Image:
+    return Image(CONTAINER / "Containerfile", tmp_path)
+
+
+def test_what_runs_is_not_root_keeps_data_in_a_volume_and_is_looked_after(image):
+    final = image.stages[-1]
+    user, _, group = final.only("USER").partition(":")
+    assert min(int(user), int(group)) >= 10000
+    assert final.only("VOLUME") == "/data"
+    assert "--data-path=/data" in image.command
+    assert any("/livez" in value for value in final.environment.values())
+    assert "HEALTH" in " ".join(image.health_check)
+    assert final.only("STOPSIGNAL") == "SIGTERM"
+
+
+def test_the_base_is_pinned_and_every_stage_has_the_same(image):
+    [base] = {stage.base for stage in image.stages}
+    name, _, tag = base.rpartition(":")
+    assert name == "docker.io/library/python"
+    assert tag.partition("-")[0].count(".") == 2
+    assert image.labels["org.opencontainers.image.base.name"] == base
+    assert image.labels["org.opencontainers.image.version"] == __version__
+
+
+def test_ports_and_flags_are_the_programs_own(image):
+    program, *words = image.command
+    assert program == "nsqd"
+    parse(table_of(NsqdOptions), words)
+    options = (NsqdOptions(), NsqlookupdOptions(), NsqadminOptions())
+    addresses = [getattr(each, name, "") for each in options for name in ("tcp_address", "http_address")]
+    assert {address.rpartition(":")[2] for address in addresses if address} == PORTS
+    assert set(image.stages[-1].only("EXPOSE").split()) == PORTS
+
+
+def test_what_is_copied_is_there_and_nothing_else_is_sent_to_the_engine(image, release):
+    tree = release.wheel.parents[1]
+    for source in image.sources():
+        assert glob.glob(str(tree / source)), source
+    nothing, *kept = (CONTAINER / "Containerfile.dockerignore").read_text().split()
+    assert nothing == "*"
+    assert kept == [f"!{source}" for source in image.sources()]
+
+
+START = r"""
+mount -t tmpfs -o mode=0700,uid=10001,gid=10001 tmpfs /data
+mount --bind / /mnt && mount -o remount,ro,bind /mnt
+cd /mnt
+for each in /data /dev /proc; do mount --rbind $each /mnt$each; done
+exec chroot /mnt setpriv --reuid=10001 --regid=10001 --clear-groups --no-new-privs --bounding-set=-all --inh-caps=-all \
+    env --ignore-environment "${ENVIRONMENT[@]}" bash -c "$use"
+"""
+USE = r"""
+set -euo pipefail
+cd /data
+health() { "${HEALTH_CHECK[@]}" 2>/dev/null; }
+! touch /opt/nsq_compat/bin/something /tmp/something /etc/something 2>/dev/null
+"${COMMAND[@]}" --sigterm=drain 2>/data/log &
+nsqd=$!
+until health; do kill -0 $nsqd; done
+python3 - <<'END'
+from nsq_compat.client import Producer
+with Producer("127.0.0.1:4150") as producer:
+    producer.publish_many("orders", [b"one", b"two"])
+END
+nsq_tail --topic=orders --channel=archive --n=1 --nsqd-tcp-address=127.0.0.1:4150 2>/dev/null
+kill $nsqd
+nsq_tail --topic=orders --channel=archive --n=1 --nsqd-tcp-address=127.0.0.1:4150 2>/dev/null
+wait $nsqd
+! health
+grep -o 'NSQ: drained$' /data/log
+id --user
+"""
+
+
+def test_its_steps_make_an_nsqd_that_serves_as_nobody_on_a_root_it_cannot_write_to(image, release, tmp_path):
+    build, final = image.stages
+    offline = " ".join(f"{name}='{value}'" for name, value in release.offline.items())
+    tree = str(release.wheel.parents[1])
+    environment = " ".join(f"'{name}={value}'" for name, value in final.environment.items())
+    lists = {"COMMAND": image.command, "HEALTH_CHECK": image.health_check}
+    script = "\n".join([
+        "set -euo pipefail",
+        f"export {offline}",
+        # The Python here may lie in a folder only root may look into; an image has it in /usr/local.
+        f"for each in {sys.base_prefix} {Path(sys.base_prefix).parents[0]}; do",
+        "    while [ $each != / ]; do chmod a+rx $each; each=$(dirname $each); done",
+        "done",
+        *image.script(build, tree),
+        *image.script(final, tree),
+        f"ENVIRONMENT=({environment})",
+        "read -r -d '' use <<'THE_END' || true",
+        *(f"{name}=({' '.join(json.dumps(word) for word in words)})" for name, words in lists.items()),
+        USE,
+        "THE_END",
+        START,
+    ])  # fmt: skip
+    (tmp_path / "script").write_text(script)
+    said = run(["bash", str(tmp_path / "script")], tmp_path, hosts={}, addresses=(), timeout=280)
+    assert said.split("\n")[-5:] == ["one", "two", "NSQ: drained", "10001", ""], said
