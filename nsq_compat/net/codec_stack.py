@@ -32,7 +32,7 @@ class CodecStack:
             yield data
             return
         for piece in self._codecs[level].decode(data):
-            if piece:
+            if piece and level + 1 < len(self._codecs):
                 yield from self.decode(piece, level + 1)
             else:
-                yield piece  # the end, whatever lies above
+                yield piece  # plain, or the end whatever lies above

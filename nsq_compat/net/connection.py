@@ -131,8 +131,8 @@ class Connection(Generic[Session]):
             session.end_of_input()
         elif codecs is None:
             session.receive_data(data, time.monotonic(), time.time_ns())
-        elif self._in_place:
-            self._decode_at_once(codecs, data)
+        elif self._in_place and self._tls is not None:
+            self._decode_tls(self._tls, data)
         else:
             self._decode(codecs, data)
         self.flush()
@@ -215,10 +215,10 @@ class Connection(Generic[Session]):
         except (CompressionError, TlsError) as error:
             self._lose_thread(error)
 
-    def _decode_at_once(self, codecs: CodecStack, data: bytes) -> None:
-        """The same of what cannot be much more than what was received."""
+    def _decode_tls(self, tls: Tls, data: bytes) -> None:
+        """The same where there is nothing but TLS, which makes no more of what was received: all at once."""
         try:
-            for piece in codecs.decode(data):
+            for piece in tls.decode(data):
                 self._feed(piece)
         except TlsError as error:
             self._lose_thread(error)

@@ -32,9 +32,16 @@ def make_frame(message_id: bytes, timestamp_ns: int, body: bytes) -> bytes:
 
 
 def make_frames(
-    ids: Sequence[bytes], timestamp_ns: int, bodies: Sequence[bytes], id_start: bytes = b""
+    ids: Sequence[bytes],
+    timestamp_ns: int,
+    bodies: Sequence[bytes],
+    id_start: bytes = b"",
+    lengths: Sequence[int] = (),
 ) -> tuple[bytes, ...]:
-    """``make_frame`` of each body, all with the same timestamp. `ids` are what follows `id_start` in them."""
+    """``make_frame`` of each body, all with the same timestamp.
+
+    `ids` are what follows `id_start` in them; `lengths` those of the bodies, if they are known.
+    """
     # Hot: runs for every message published. A tuple, because the garbage collector soon stops looking into a tuple of
     # bytes, and a backlog of a million frames is a lot to look into.
     if len(ids) != len(bodies):
@@ -42,7 +49,7 @@ def make_frames(
     # Only size and id differ from frame to frame. Joining what is there costs less than packing it, and map, zip and
     # join are C: no frame costs a turn of the interpreter.
     same = HEADER.pack(0, FRAME_TYPE_MESSAGE, timestamp_ns, 1, b"")[_UNCOUNTED : _ID.start] + id_start
-    lengths = list(map(len, bodies))
+    lengths = lengths or list(map(len, bodies))
     try:
         if lengths and lengths.count(lengths[0]) == len(lengths):
             return tuple(map(b"".join, zip(repeat(_SIZES[lengths[0]] + same), ids, bodies)))

@@ -15,21 +15,24 @@ ANY_SIZE = 1 << 62
 
 
 class Backlog:
-    """First in, first out. Knows no limit: whoever puts frames in decides what does not fit."""
+    """First in, first out. Knows no limit: whoever puts frames in decides what does not fit.
+
+    `length` is what ``len`` gives, for who asks with every message.
+    """
 
     def __init__(self) -> None:
         self._batches: deque[Sequence[bytes]] = deque()
         self._offset = 0  # frames of the first batch that are gone
-        self._length = 0
+        self.length = 0
 
     def __len__(self) -> int:
-        return self._length
+        return self.length
 
     def extend(self, frames: Sequence[bytes]) -> None:
         """Append a batch, which must not be changed afterwards."""
         if frames:
             self._batches.append(frames)
-            self._length += len(frames)
+            self.length += len(frames)
 
     def take(self, limit: int, max_bytes: int) -> Sequence[bytes]:
         """At most `limit` frames and, from the second one on, at most `max_bytes` bytes."""
@@ -42,9 +45,9 @@ class Backlog:
 
     def empty(self) -> int:
         """Forget everything; return how many frames that was."""
-        dropped = self._length
+        dropped = self.length
         self._batches.clear()
-        self._offset = self._length = 0
+        self._offset = self.length = 0
         return dropped
 
     def batches(self) -> Iterator[Sequence[bytes]]:
@@ -55,7 +58,7 @@ class Backlog:
     def latest(self, count: int) -> list[bytes]:
         """The last of what waits, oldest first; nothing is taken."""
         found: list[Sequence[bytes]] = []
-        missing = count = min(count, self._length)
+        missing = count = min(count, self.length)
         for batch in reversed(self._batches):
             if missing <= 0:
                 break
@@ -64,10 +67,10 @@ class Backlog:
         return [frame for batch in reversed(found) for frame in batch]
 
     def _take(self, limit: int) -> Sequence[bytes]:
-        wanted = min(limit, self._length)
+        wanted = min(limit, self.length)
         if wanted <= 0:
             return NOTHING
-        self._length -= wanted
+        self.length -= wanted
         frames = self._take_from_first(wanted)
         if len(frames) == wanted:
             return frames
@@ -87,7 +90,7 @@ class Backlog:
 
     def _put_back(self, frames: Sequence[bytes]) -> None:
         """What was taken last and is not wanted after all."""
-        self._length += len(frames)
+        self.length += len(frames)
         in_first = min(len(frames), self._offset)  # these are there still
         self._offset -= in_first
         if in_first < len(frames):

@@ -64,7 +64,7 @@ class Cursor:
         """The stream goes on with these, which are in the log if they spill. Returns how many were dropped."""
         # Hot: once per channel for every publish. `behind` is spelled out, because calls are what this costs.
         window, count = self._window, len(frames)
-        waiting = len(window)
+        waiting = window.length
         behind = self.end - self.position - self._gaps_size - waiting
         if not behind and waiting + count <= self._memory:
             window.extend(frames)

@@ -140,7 +140,7 @@ class TopicStore:
         self.always = storage.durability is not Durability.MEMORY
         self._storage = storage
         self._checkpoint_path = os.path.join(folder, CHECKPOINT)
-        self._commits = storage.durability is Durability.FSYNC
+        self.commits = storage.durability is Durability.FSYNC
 
     @property
     def is_used(self) -> bool:
@@ -161,7 +161,7 @@ class TopicStore:
 
     def commit(self) -> None:
         """At level ``fsync`` wait until what was appended is on the disk. Raises ``OSError``: it may not be kept."""
-        if not self._commits:
+        if not self.commits:
             return
         try:
             self._storage.commit(self.log)
@@ -186,12 +186,12 @@ class TopicStore:
         """
         files, reserve = self._storage.files, self._storage.reserve
         try:
-            write_temporary(files, self._checkpoint_path, content, sync=self._commits)
+            write_temporary(files, self._checkpoint_path, content, sync=self.commits)
         except OSError as error:
             if error.errno != errno.ENOSPC or not reserve.held:
                 raise
             reserve.give_up()
-            write_temporary(files, self._checkpoint_path, content, sync=self._commits)
+            write_temporary(files, self._checkpoint_path, content, sync=self.commits)
 
     def adopt_checkpoint(self) -> None:
         """Make what was written the checkpoint; the next ``commit`` makes that durable. Raises ``OSError``.
@@ -199,7 +199,7 @@ class TopicStore:
         Not in a thread: while one was writing, the topic may have been deleted and another of its name been made.
         """
         adopt_temporary(self._storage.files, self._checkpoint_path)
-        if self._commits:
+        if self.commits:
             self.log.note_new_name()
 
     def release(self, saved: Checkpoint, needed: Callable[[], Iterable[bytes]]) -> None:
@@ -218,6 +218,6 @@ class TopicStore:
     def delete(self) -> None:
         """Remove all of it; what cannot be removed now is removed at the next start."""
         try:
-            self.log.delete(durably=self._commits)
+            self.log.delete(durably=self.commits)
         except OSError as error:
             self._storage.failed(error)

@@ -149,25 +149,26 @@ class Topic:
         """Make messages, all of them or none. `defer` in seconds. Raises ``Refused`` and ``OSError``."""
         if self.guard is not None:
             self.guard.admit(len(bodies), now)
-        frames = self._make_frames(bodies, now_ns)
+        lengths = list(map(len, bodies))
+        frames = self._make_frames(bodies, lengths, now_ns)
         if defer > 0:
             self._defer(frames, now + defer, now_ns + int(defer * _NS_PER_SECOND))
         else:
             self._deliver(frames)
         self.message_count += len(bodies)
-        self.message_bytes += len(bodies[0]) if len(bodies) == 1 else sum(map(len, bodies))
+        self.message_bytes += sum(lengths)
         if self._watch is not None:
             self._watch.note(frames, now_ns + int(defer * _NS_PER_SECOND) if defer > 0 else 0)
-        if self.store is not None:
+        if self.store is not None and self.store.commits:
             self.store.commit()
 
-    def _make_frames(self, bodies: Sequence[bytes], now_ns: int) -> tuple[bytes, ...]:
+    def _make_frames(self, bodies: Sequence[bytes], lengths: Sequence[int], now_ns: int) -> tuple[bytes, ...]:
         if len(bodies) == 1:
             return (make_frame(self._ids.take_one(now_ns), now_ns, bodies[0]),)
         runs = self._ids.take_runs(len(bodies), now_ns)
         if len(runs) == 1:
             ((start, ends),) = runs
-            return make_frames(ends, now_ns, bodies, start)
+            return make_frames(ends, now_ns, bodies, start, lengths)
         frames: list[bytes] = []
         for start, ends in runs:  # more than a tick has ids left
             frames += make_frames(ends, now_ns, bodies[len(frames) : len(frames) + len(ends)], start)

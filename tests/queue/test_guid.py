@@ -80,10 +80,17 @@ def test_ids_strictly_grow_whatever_the_clock_does(node_id, takes):
     assert {parts(each)[1] for each in ids} <= {node_id}
 
 
+@given(node_ids, st.lists(clocks, max_size=20))
+def test_an_id_alone_is_that_of_a_batch_of_one(node_id, clocks):
+    one, batch = GuidFactory(node_id), GuidFactory(node_id)
+    for now_ns in clocks:
+        assert [one.take_one(now_ns)] == batch.take(1, now_ns)
+
+
 @given(node_ids, clocks, counts)
 def test_a_batch_of_ids_is_the_ids_taken_one_by_one(node_id, now_ns, count):
     batch, single = GuidFactory(node_id), GuidFactory(node_id)
-    assert batch.take(count, now_ns) == [single.take(1, now_ns)[0] for _ in range(count)]
+    assert batch.take(count, now_ns) == [single.take_one(now_ns) for _ in range(count)]
 
 
 @given(node_ids, node_ids, clocks, clocks, st.integers(1, 5000))
