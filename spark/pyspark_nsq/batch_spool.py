@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from pyspark_nsq.options import ReadOptions
+from pyspark_nsq.options import OptionError, ReadOptions
 from pyspark_nsq.plan import Share, from_json, to_json
 from pyspark_nsq.spool import Spool
 from pyspark_nsq.spool_file import write_whole
@@ -35,6 +35,15 @@ def metadata_of(options: Mapping[str, str], name: str) -> dict[str, str]:
     """The metadata of a read's columns; `options` are as the user wrote them, and not checked yet."""
     root = next((value for key, value in options.items() if key.lower() == "spooldir"), "")
     return {METADATA: str(Path(root) / f"{_PREFIX}{name}")}
+
+
+def check_schema(metadata: Iterable[Mapping[str, Any]], options: Mapping[str, str], name: str) -> None:
+    """Raises ``OptionError`` for columns that say they come from another read: `ack` would delete that one's spool."""
+    own = metadata_of(options, name)[METADATA]
+    if any(each.get(METADATA, own) != own for each in metadata):
+        raise OptionError(
+            "schema: this is the schema of another read; write its columns out, .schema('id string, ...')"
+        )
 
 
 def spool_of(options: ReadOptions, name: str) -> Spool:

@@ -23,6 +23,7 @@ import pyarrow as pa
 from nsq_compat.protocol import command_writer
 from pyspark_nsq import kinds
 from pyspark_nsq.connection import NsqConnection, NsqdUnreachable
+from pyspark_nsq.nodes import Nodes
 from pyspark_nsq.options import STREAM, OptionError, ReadOptions, read_options
 from pyspark_nsq.publisher import CannotPublish
 
@@ -245,7 +246,7 @@ class Work:
 
     def _send(self, nsqd: str, commands: Sequence[bytes]) -> None:
         complaints = []
-        for address in dict.fromkeys((nsqd, *self._options.nsqd_tcp_addresses)):
+        for address in self._candidates(nsqd):
             try:
                 connection = NsqConnection(address, self._options)
             except NsqdUnreachable as error:
@@ -257,6 +258,11 @@ class Work:
                 connection.confirm()
             return
         raise CannotPublish("no nsqd takes what was not finished: " + "; ".join(complaints))
+
+    def _candidates(self, nsqd: str) -> Iterator[str]:
+        """The message's own nsqd; only if it is away the others are asked for."""
+        yield nsqd
+        yield from dict.fromkeys(node.tcp for node in Nodes(self._options).all() if node.tcp != nsqd)
 
 
 def closed(message: Message) -> bytes:

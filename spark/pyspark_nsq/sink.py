@@ -23,8 +23,7 @@ _TYPES = {
     "topic": ("string",),
     "defer_ms": ("int", "bigint"),
 }
-
-
+# What Spark tells the tasks of a stream, among their local properties.
 _QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 
 

@@ -57,6 +57,7 @@ class NsqDataSource(DataSource):
         return StructType([StructField(name, _KINDS[kind], metadata=origin) for name, kind in fields])
 
     def reader(self, schema: StructType) -> "NsqReader":
+        batch_spool.check_schema((each.metadata or {} for each in schema.fields), self.options, self._loaded)
         return NsqReader(read_options(self.options, BATCH), _names(schema), self._loaded)
 
     def streamReader(self, schema: StructType) -> "NsqStreamReader":  # noqa: N802 - Spark's name

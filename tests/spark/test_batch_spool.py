@@ -2,11 +2,12 @@
 
 import pytest
 
-from pyspark_nsq.batch_spool import NothingToAck, acknowledge, begin, begun, expire, metadata_of, spool_of
+from pyspark_nsq.batch_spool import NothingToAck, acknowledge, begin, begun, check_schema, expire, metadata_of, spool_of
 from pyspark_nsq.drain import drain
-from pyspark_nsq.options import read_options
+from pyspark_nsq.options import OptionError, read_options
 from pyspark_nsq.plan import Share
 from pyspark_nsq.rows import Origin
+from pyspark_nsq.source import NsqDataSource
 
 
 @pytest.fixture
@@ -54,6 +55,14 @@ def test_a_spool_stays_as_long_as_its_read_wanted(read, written, keep, stays):
     spool = read(keepSpool=keep)
     expire(written["spoolDir"])
     assert spool.folder.exists() is stays
+
+
+def test_the_schema_of_another_read_is_refused(written):
+    check_schema([{}, metadata_of(written, "one")], written, "one")
+    with pytest.raises(OptionError, match="schema of another read"):
+        check_schema([{}, metadata_of(written, "one")], written, "two")
+    with pytest.raises(OptionError, match="schema of another read"):
+        NsqDataSource(written).reader(NsqDataSource(written).schema())
 
 
 def test_a_read_that_is_planned_again_is_the_same(read, topic, nsqd):

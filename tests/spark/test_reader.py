@@ -1,6 +1,7 @@
 """What becomes of a message that a handler gets, against a real nsqd, without Spark."""
 
 import base64
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from pyspark_nsq.options import OptionError
 from pyspark_nsq.publisher import CannotPublish
 from pyspark_nsq.reader import CannotHandle, Message, Retries, Work, closed, opened, run_reader
+from tests.client.fake_lookupd import FakeLookupd
 
 Handle = Callable[..., dict[str, int]]
 
@@ -129,6 +131,14 @@ def test_after_its_last_try_a_message_is_a_dead_letter_as_it_was_published(handl
 
 def test_another_nsqd_takes_what_that_of_the_message_does_not(handled: Handle, lying_in, retry):
     assert handled(answering("requeue", delay=0), {"nsqd": "127.0.0.1:1"}) == {"requeued": 1}
+    assert len(lying_in(retry.topic)) == 1
+
+
+def test_it_is_found_through_nsqlookupd(handled: Handle, lying_in, retry, nsqd):
+    with contextlib.closing(FakeLookupd()) as lookupd:
+        lookupd.addresses = [nsqd.tcp_address]
+        addresses = {"nsqdTcpAddresses": "", "nsqdHttpAddresses": "", "lookupdHttpAddresses": lookupd.address}
+        assert handled(answering("requeue", delay=0), {"nsqd": "127.0.0.1:1"}, **addresses) == {"requeued": 1}
     assert len(lying_in(retry.topic)) == 1
 
 

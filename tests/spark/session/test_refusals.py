@@ -1,5 +1,9 @@
 """What a user is told before anything is consumed, in a real Spark: the channel has afterwards what it had before."""
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -63,6 +67,31 @@ def test_speculation_is_refused_also_of_who_did_not_register(
 ):
     with pytest.raises(Exception, match="spark.speculation must be false"):
         run(speculating, written, tmp_path)
+
+
+# Spark finds DefaultSource by itself; nobody calls `register`.
+PROGRAM = """
+import json, sys
+from pyspark.sql import SparkSession
+
+SparkSession.builder.getOrCreate().read.format("nsq").options(**json.loads(sys.argv[1])).load().count()
+"""
+
+
+@pytest.mark.usefixtures("waiting")
+def test_a_program_that_was_submitted_with_speculation_reads_nothing(written: dict[str, str], tmp_path: Path):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    submit = Path(sys.executable).with_name("spark-submit")
+    settings = ("spark.speculation=true", "spark.ui.enabled=false", "spark.driver.host=127.0.0.1")
+    ended = subprocess.run(
+        [submit, "--master=local[1]", *(f"--conf={each}" for each in settings), program, json.dumps(written)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.getcwd()},
+    )
+    assert ended.returncode == 1
+    assert "spark.speculation must be false (spark-submit --conf spark.speculation=false)" in ended.stderr
 
 
 def test_speculation_is_refused_by_register(speculating: SparkSession):
