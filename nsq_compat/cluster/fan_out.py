@@ -4,7 +4,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
@@ -15,7 +14,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 WIDTH: Final = 128
-"""How many are asked at the same time."""
+"""How many are asked at the same time, as long as they answer."""
+_STUCK_SECONDS: Final = 1.0
+"""When nobody has answered for so long, as many again are asked beside those that hang."""
 _GRACE: Final = 1.0
 # Seconds a call may take beyond its own timeout before it is given up: a daemon that sends its headers byte by byte.
 
@@ -79,13 +80,23 @@ def _side_by_side(items: Sequence[T], call: Callable[[T], R], timeout: float, wi
             except BaseException as error:
                 finished.put((index, error))
 
-    for _ in range(min(len(items), width)):
-        # A daemon thread: one that hangs must not keep the program from ending.
-        threading.Thread(target=work, daemon=True).start()
-    rounds = -(-len(items) // width)
-    deadline = time.monotonic() + rounds * (timeout + _GRACE)
-    with suppress(queue.Empty):
-        for _ in items:
-            index, outcome = finished.get(timeout=max(0.0, deadline - time.monotonic()))
-            outcomes[index] = outcome
+    def begin(count: int) -> None:
+        for _ in range(count):
+            # A daemon thread: one that hangs must not keep the program from ending.
+            threading.Thread(target=work, daemon=True).start()
+
+    begin(min(len(items), width))
+    begun = width
+    deadline = time.monotonic() + -(-len(items) // width) * (timeout + _GRACE)
+    missing = len(items)
+    while missing and (left := deadline - time.monotonic()) > 0:
+        try:
+            index, outcome = finished.get(timeout=min(left, _STUCK_SECONDS))
+        except queue.Empty:
+            if begun < len(items):
+                begin(width)
+                begun += width
+            continue
+        outcomes[index] = outcome
+        missing -= 1
     return outcomes

@@ -57,3 +57,16 @@ def test_one_that_never_comes_back_is_given_up():
 def test_a_mistake_of_ours_is_not_taken_for_theirs():
     with pytest.raises(ZeroDivisionError):
         ask_all("nsqd", [0], lambda number: 1 // number, 20)
+
+
+def test_others_are_asked_while_as_many_as_may_be_at_once_all_hang(monkeypatch):
+    monkeypatch.setattr("nsq_compat.cluster.fan_out._STUCK_SECONDS", 0.05)
+    last_was_asked = threading.Event()
+
+    def ask(item: int) -> bool:
+        if item == 9:
+            last_was_asked.set()
+        return last_was_asked.wait(20)
+
+    answer = tell_all(range(10), ask, 20, width=4)
+    assert answer.value == [(item, True) for item in range(10)]
