@@ -10,6 +10,7 @@ from nsq_conformance.clients import Client, ClientFailed
 from nsq_conformance.cluster import eventually
 from nsq_conformance.nsqd_process import NsqdProcess
 from nsq_conformance.pynsq_client import numbered_lines
+from nsq_conformance.raw_client import soon
 
 LinesFile = Callable[[int], Path]
 
@@ -21,11 +22,18 @@ def assert_each_line_once(file: Path, *received: Path) -> None:
 
 
 def assert_channel_is_done(nsqd: NsqdProcess, topic: str, channel: str, *, message_count: int, **counts: int) -> None:
-    """nsqd agrees: so many messages came, all are finished, and nothing else happened unless ``counts`` says so."""
+    """nsqd agrees: so many messages came, all are finished, and nothing else happened unless ``counts`` says so.
+
+    A client that has ended may have said more than nsqd has read so far.
+    """
     expected = {"depth": 0, "in_flight_count": 0, "deferred_count": 0, "requeue_count": 0, "timeout_count": 0}
     expected |= {"message_count": message_count} | counts
-    stats = nsqd.channel_stats(topic, channel)
-    assert {name: stats[name] for name in expected} == expected
+
+    def found() -> dict[str, int]:
+        stats = nsqd.channel_stats(topic, channel)
+        return {name: stats[name] for name in expected}
+
+    assert soon(lambda: found() == expected), f"{found()}, not {expected}"
 
 
 class Delivery:
