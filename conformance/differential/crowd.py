@@ -1,9 +1,9 @@
 """Many streams side by side on the same two nsqd, each with topics of its own, and the count of what came of them."""
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from nsq_conformance.differential.acts import Act, Hang
@@ -56,7 +56,7 @@ class Crowd:
         self._comparison = comparison
         self._side_by_side = side_by_side
         self._found = found
-        self._suspects: deque[tuple[int, Difference]] = deque()
+        self._suspects: list[tuple[int, Difference]] = []
         self._unseen = 0
 
     def play(self, seeds: Iterator[int], may_go_on: Callable[[], bool]) -> None:
@@ -96,8 +96,7 @@ class Crowd:
 
     def _look_again(self) -> None:
         self._unseen = 0
-        while self._suspects:
-            seed, seen = self._suspects.popleft()
+        for seed, seen in self._again():
             difference = self._comparison.differs(stream(seed))
             if difference is None:
                 self.tally.once.append((seed, seen))
@@ -106,3 +105,17 @@ class Crowd:
                 difference = self._comparison.shortest(difference)
             self.tally.differences.append((seed, difference))
             self._found(seed, difference)
+
+    def _again(self) -> list[tuple[int, Difference]]:
+        """The suspects that differ when nobody but suspects is played; of the others it is noted that they did once."""
+        suspects, self._suspects = self._suspects, []
+        found: list[tuple[int, Difference]] = []
+
+        def compared(seed: int, seen: Difference, difference: Difference | None) -> None:
+            (self.tally.once if difference is None else found).append((seed, seen))
+
+        for seed, seen in suspects:
+            self._comparison.begin(stream(seed), partial(compared, seed, seen))
+        while self._comparison.running:
+            self._comparison.turn()
+        return found
