@@ -181,7 +181,7 @@ async function consume(options) {
   clearTimeout(ended)
   fs.writeFileSync(options.out, Buffer.concat(bodies.flatMap((body) => [body, NEWLINE])))
   if (!all) throw new Failed(`only ${bodies.length} of ${count} messages within ${options.timeout} s`)
-  await sleep(100) // nsqjs does not say when the last FIN has left
+  await saidAll(readers)
   await Promise.all(readers.map(closed))
   return {
     finished: bodies.length,
@@ -190,6 +190,18 @@ async function consume(options) {
     by_reader: byReader,
     youngest_ms: youngestMs,
     seconds: (lastAt - firstAt) / 1000,
+  }
+}
+
+// nsqjs does not say when the last FIN has left, compresses in the background, and drops what is unsent when it closes.
+async function saidAll(readers) {
+  const connections = readers.flatMap((reader) => reader.readerRdy.connections)
+  const sockets = connections.map((each) => each.conn.conn).filter(Boolean)
+  let before = -1
+  for (let written = 0; written !== before || sockets.some((socket) => socket.writableLength); ) {
+    await sleep(100)
+    before = written
+    written = sockets.reduce((sum, socket) => sum + socket.bytesWritten, 0)
   }
 }
 
