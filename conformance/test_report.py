@@ -56,8 +56,8 @@ def test_both_forms_show_every_outcome_and_escape_what_they_show() -> None:
 def test_as_markdown_a_difference_names_its_row_and_cells_stay_whole() -> None:
     table = [Row("publish", "a|b", "order", (PASSES, DIFFERS)), Row("tls", "c", "", (PASSES, LEFT_OUT))]
     lines = as_markdown(table, ["ours", "theirs"]).splitlines()
-    assert lines[:2] == ["- ours: 2 behaviours, 2 passes", "- theirs: 2 behaviours, 1 differs, 1 left out"]
-    assert lines[3:8] == [
+    assert lines[4:6] == ["- ours: 2 behaviours, 2 passes", "- theirs: 2 behaviours, 1 differs, 1 left out"]
+    assert lines[7:12] == [
         "## Publish",
         "",
         "| Behaviour | ours | theirs |",
