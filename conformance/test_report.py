@@ -14,6 +14,9 @@ from nsq_conformance.nsqd_process import NsqdProcess
 from nsq_conformance.outcomes import DIFFERS, FAILS, LEFT_OUT, PASSES, Outcome, named
 from nsq_conformance.report import Row, as_html, as_markdown, as_text, rows
 
+# What they wait for is another pytest.
+pytestmark = pytest.mark.timeout(300)
+
 ROOT = Path(__file__).parent.parent
 VERSION = "behaviours/test_shutdown.py::test_the_version_is_that_of_nsq"
 PING = "behaviours/test_http.py::test_ping_says_ok_as_plain_text"

@@ -4,6 +4,9 @@ import pytest
 
 from tests.mutants.catching import assert_caught, ways_of
 
+# What they wait for is another pytest.
+pytestmark = pytest.mark.timeout(300)
+
 CAUGHT_BY = {
     "a_pub_of_nothing_is_fine": "test_http.py::test_refused",
     "an_mpub_forgets_its_last_line": "test_http.py::test_mpub_makes_a_message_of_every_line",

@@ -7,6 +7,9 @@ import pytest
 
 from tests.mutants.catching import assert_caught, ways_of
 
+# What they wait for is another pytest.
+pytestmark = pytest.mark.timeout(300)
+
 CAUGHT_BY = {
     "attempts_do_not_grow": "test_answers.py::test_a_requeued_message_comes_back_as_the_next_attempt",
     "attempts_grow_by_two_at_a_timeout": (

@@ -4,6 +4,9 @@ import pytest
 
 from tests.mutants.catching import assert_caught, ways_of
 
+# What they wait for is another pytest.
+pytestmark = pytest.mark.timeout(300)
+
 CAUGHT_BY = {
     "a_registration_is_lost": "test_who_registers_a_topic_is_found",
     "a_channel_comes_without_its_topic": "test_registering_a_channel_registers_its_topic",
