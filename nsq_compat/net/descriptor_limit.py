@@ -8,7 +8,8 @@ import errno
 import os
 import resource
 
-_MOST_LEFT = 512
+_ENOUGH_FOR_FEW_TOPICS = 512
+_MOST_LEFT = 4096
 
 
 def raise_descriptor_limit() -> None:
@@ -18,9 +19,14 @@ def raise_descriptor_limit() -> None:
 
 
 def descriptors_left_by_clients() -> int:
-    """How many descriptors clients may not take: a quarter, or twice what the logs keep open."""
+    """How many descriptors clients may not take: a quarter, or, where 512 are less than that, an eighth if it is more.
+
+    Half of them are for logs, which are opened and closed again and again where more topics than that are busy.
+    """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _MOST_LEFT if soft == resource.RLIM_INFINITY else min(_MOST_LEFT, soft // 4)
+    if soft == resource.RLIM_INFINITY:
+        return _MOST_LEFT
+    return min(soft // 4, max(_ENOUGH_FOR_FEW_TOPICS, soft // 8), _MOST_LEFT)
 
 
 class ClientDescriptors:

@@ -34,7 +34,6 @@ from nsq_compat.protocol.lookup_commands import PeerInfo
 from nsq_compat.queue import go_export
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.data_path import DataPathLock, make_our_folder, reason, resolved
-from nsq_compat.queue.descriptors import DEFAULT_LIMIT
 from nsq_compat.queue.files import OsFiles
 from nsq_compat.queue.latency import LatencyOptions
 from nsq_compat.queue.limits import QueueLimits
@@ -151,7 +150,7 @@ class Daemon:
             durability=Durability(options.durability),
             segment_size=options.max_bytes_per_file,
             commit=Committer(sync_seconds(metrics)).commit,
-            open_files=min(DEFAULT_LIMIT, descriptors_left_by_clients() // 2),
+            open_files=descriptors_left_by_clients() // 2,
         )
         self._broker = Broker(queue_limits(options), self._storage)
         self._config = options.config

@@ -22,7 +22,7 @@ def test_the_limit_is_raised_as_far_as_it_goes(limits):
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (limits[1], limits[1])
 
 
-@pytest.mark.parametrize(("limit", "left"), [(128, 32), (1024, 256), (20_000, 512)])
+@pytest.mark.parametrize(("limit", "left"), [(128, 32), (1024, 256), (3000, 512), (20_000, 2500)])
 def test_clients_leave_a_quarter_or_enough(limits, limit, left):
     if limit > limits[1]:
         pytest.fail(f"this test needs a hard limit of {limit} descriptors")
