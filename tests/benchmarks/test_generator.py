@@ -1,0 +1,45 @@
+"""The generator has no figures of an nsqd that is wrong."""
+
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.measure import Effort, RunFailed, measure
+from benchmarks.scenarios import Kind, Scenario, load_of
+from benchmarks.subjects import SUBJECTS, Server
+
+BROKEN = """
+from nsq_compat.queue.topic import Topic
+
+publish = Topic.publish
+
+def publish_wrongly(self, bodies, now, now_ns, defer=0.0):
+    return publish(self, {bodies}, now, now_ns, {defer})
+
+Topic.publish = publish_wrongly
+
+from nsq_compat.nsqd.main import main
+
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("bodies", "defer", "load", "said"),
+    [
+        ("bodies", "defer / 2", load_of(publish="dpub", rate=500, consumers=1, rdy=2500), "before its time"),
+        ("[*bodies, bodies[0]]", "defer", load_of(publish="pub", consumers=1, rdy=100), "came twice"),
+    ],
+    ids=["early", "twice"],
+)
+def test_a_wrong_nsqd_has_no_figures(
+    bodies: str, defer: str, load: tuple[str, ...], said: str, generator: Path, tmp_path: Path
+) -> None:
+    program = tmp_path / "broken"
+    program.write_text(BROKEN.format(bodies=bodies, defer=defer))
+    broken = Server("broken", shlex.join([sys.executable, str(program)]), ours=True)
+    scenario = Scenario("wrong", "", (*load, *load_of(warmup=0.05, most=200)), Kind.LATENCY)
+    with pytest.raises(RunFailed, match=said):
+        measure(generator, SUBJECTS["nsqd"], broken, scenario, Effort(seconds=0.4, rounds=1, seed=1), 0)

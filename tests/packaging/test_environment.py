@@ -1,0 +1,24 @@
+"""`scripts/environment` installs nothing where what is asked for is there already."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ENVIRONMENT = Path(__file__).parents[2] / "scripts" / "environment"
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [("demo", True), ("bench demo", True), ("demo lint", False), ("dem", False), ("demo elsewhere", False)],
+)
+def test_what_was_installed_with_more_extras_is_enough(asked: str, found: bool, tmp_path: Path) -> None:
+    for folder in ("scripts", ".venv"):
+        (tmp_path / folder).mkdir()
+    shutil.copy(ENVIRONMENT, tmp_path / "scripts")
+    (tmp_path / ".venv" / "installed-demo,test,bench").write_text("as it is\n")
+    (tmp_path / ".venv" / "installed-demo,elsewhere").write_text("as it was\n")
+    script = f'set -euo pipefail; source scripts/environment; is_installed "as it is" {asked}'
+    run = subprocess.run(["bash", "-c", script], cwd=tmp_path, check=False)
+    assert (run.returncode == 0) == found
