@@ -24,6 +24,10 @@ class Entry:
     load_average: float
     figures: Figures
 
+    @property
+    def scenario(self) -> str:
+        return str(self.key[0])
+
 
 class Journal:
     """In memory, and in a file if one is named, whose entries count as if they had been measured now."""

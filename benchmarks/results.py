@@ -47,7 +47,7 @@ def render(
     limited = {scenario: rounds for scenario, rounds in results.items() if scenario.kind in _LIMITED}
     if limited:
         parts += ["## What limits, and what that says", _limits(servers, limited)]
-    parts += ["## What was done", "\n".join(f"- `{scenario.name}`: {scenario.what}." for scenario in results)]
+    parts += ["## What was done", _what_was_done(circumstances.entries, results)]
     if circumstances.left_out:
         lines = (f"- `{scenario.name}`: {why}." for scenario, why in circumstances.left_out.items())
         parts += ["## What this machine cannot", "\n".join(lines)]
@@ -87,6 +87,17 @@ def _preamble(
             "Ratios: above 1.00 is better than the peer, in every column; each is the median of the rounds' own ratios"
         )
     return "\n".join(f"- {fact}" for fact in facts)
+
+
+def _what_was_done(entries: Sequence[Entry], results: Results) -> str:
+    """With the commit of each where there are several: a measurement was broken off, or partly repeated."""
+    several = len({entry.commit for entry in entries}) > 1
+    lines = []
+    for scenario in results:
+        commits = dict.fromkeys(entry.commit for entry in entries if entry.scenario == scenario.name)
+        commit = f" (commit {', '.join(commits)})" if several else ""
+        lines.append(f"- `{scenario.name}`: {scenario.what}{commit}.")
+    return "\n".join(lines)
 
 
 def _limits(servers: Sequence[Server], results: Results) -> str:

@@ -145,6 +145,20 @@ def test_a_page_says_what_was_measured_what_limits_and_what_could_not_be_done() 
         assert said in page
 
 
+def test_a_page_of_several_commits_says_of_each_scenario_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal()
+    results = {}
+    for name, commit in (("pub", "first"), ("mpub", "second")):
+        monkeypatch.setattr("benchmarks.machine.commit", lambda commit=commit: commit)
+        journal.add(scenario(name), OURS, EFFORT, 0, figures())
+        results[scenario(name)] = [rounds(figures())]
+    page = render(
+        SUBJECTS["nsqd"], Circumstances("benchmarks/run", EFFORT, journal.entries, {}), [OURS], ["v1"], results
+    )
+    assert "commit first, second\n" in page
+    assert "`mpub`: what is done (commit second)." in page
+
+
 def test_what_needs_more_descriptors_than_there_are_is_left_out_with_the_reason() -> None:
     few, many = scenario("few"), Scenario("many", "", (), Kind.IDLE, connections=10**12)
     fit, left_out = split_by_descriptors([few, many])
