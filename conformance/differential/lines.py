@@ -101,7 +101,9 @@ class Line:
                 body = received[place + _MESSAGE.size : end]
                 self.messages.append((body, attempts))
                 self.ids[body] = message_id
-            elif (reply := received[place + _HEAD.size : end]) != HEARTBEAT:
+            elif (reply := received[place + _HEAD.size : end]) == HEARTBEAT:
+                self.send(b"NOP\n")  # on a busy machine a stream lasts long enough for it
+            else:
                 self.replies.append(b"error " + reply if kind == ERROR else reply)
             place = end
         self._received = received[place:]
