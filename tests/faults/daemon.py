@@ -52,6 +52,11 @@ class Daemon(NsqdProcess):
         return int(Path(f"/proc/{self.pid}/statm").read_text("ascii").split()[1]) * _PAGE / 1e6
 
     @property
+    def descriptors(self) -> int:
+        """Open files and sockets."""
+        return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
+
+    @property
     def cpu_seconds(self) -> float:
         """User and system time it has used."""
         fields = Path(f"/proc/{self.pid}/stat").read_text("ascii").rpartition(")")[2].split()

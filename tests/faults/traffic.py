@@ -185,9 +185,12 @@ class CheckpointWatch(threading.Thread):
 
 
 class Traffic:
-    """`orders` has channels from the start and one more later, `bare` gets its channel when all is over."""
+    """`orders` has channels from the start and one more later, `bare` gets its channel when all is over.
 
-    def __init__(self, seed: int, data_path: Path) -> None:
+    `first_round`: where the numbers in bodies begin, so that those of another run are none of this one's.
+    """
+
+    def __init__(self, seed: int, data_path: Path, first_round: int = 0) -> None:
         self.random = Random(seed)
         self.data_path = data_path
         self.stopping = threading.Event()
@@ -198,7 +201,7 @@ class Traffic:
         self.bare = Ledger("bare")
         self.settled = 0
         """Finished and known to a checkpoint when nsqd was killed, on `orders`."""
-        self._round = 0
+        self._round = first_round
 
     @property
     def ledgers(self) -> tuple[Ledger, Ledger]:
@@ -236,6 +239,13 @@ class Traffic:
 
     def drain(self, daemon: Daemon, within: float = 60.0) -> None:
         """Finish everything and stop nsqd. Raises ``AssertionError`` when something is left."""
+        self.finish(daemon, within)
+        assert daemon.stop() == 0
+        for ledger in self.ledgers:
+            ledger.settle(float("inf"))
+
+    def finish(self, daemon: Daemon, within: float = 60.0) -> None:
+        """Finish everything. Raises ``AssertionError`` when something is left."""
         self.stopping.clear()
         if "last" not in self.bare.channels:
             self.add_channel(daemon, self.bare, "last")
@@ -251,9 +261,6 @@ class Traffic:
         for consumer in consumers:
             consumer.join()
         assert not left, f"not drained: {left}"
-        assert daemon.stop() == 0
-        for ledger in self.ledgers:
-            ledger.settle(float("inf"))
 
     def check(self) -> list[str]:
         """After the last drain: what is wrong, in sentences."""

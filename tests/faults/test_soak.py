@@ -1,0 +1,140 @@
+"""F18: everything at once, for long: nothing is lost, and nothing grows.
+
+First many short lives, killed or stopped in the middle of traffic and trouble. Then one long life: again and again
+traffic, trouble and rest, and at each rest it is looked at how many descriptors and greenlets there are and how much
+memory. FAULT_SOAK_MINUTES says how long the long form takes, half an hour unless it does.
+"""
+
+import os
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import NamedTuple
+
+import pytest
+
+from tests.faults.conftest import StartDaemon
+from tests.faults.daemon import Daemon
+from tests.faults.test_kill import settings
+from tests.faults.traffic import Traffic
+from tests.faults.trouble import Trouble
+from tests.faults.waiting import wait_until
+
+SOAK_SECONDS = 60 * float(os.environ.get("FAULT_SOAK_MINUTES") or 30)
+_ROUNDS_APART = 1000
+_SPARE_DESCRIPTORS = 10
+_SPARE_GREENLETS = 3
+_SPARE_MB = 25
+"""A heap is never quite the same: what a busier round needed once stays with the process."""
+
+
+class Rest(NamedTuple):
+    """What nsqd has while nobody wants anything of it."""
+
+    descriptors: int
+    greenlets: int
+    resident_mb: float
+
+
+class Soak:
+    def __init__(self, start: StartDaemon, seed: int, data_path: Path) -> None:
+        self.acknowledged = 0
+        self.troubles = 0
+        self.lives = 0
+        self.rests: list[Rest] = []
+        self._start = start
+        self._random = Random(seed)
+        self._data_path = data_path
+        self._epochs = 0
+
+    def many_lives(self, lives: int, seconds: float) -> None:
+        """Traffic and trouble, each life ended in the middle of it; then all is finished, and the books are checked."""
+        traffic: Traffic | None = None
+        for _ in range(lives):
+            daemon = self._start(*settings(self._random, "os", "fsync"))
+            traffic = traffic or self._new_traffic(daemon)
+            self._one_round(daemon, traffic, seconds, kill=self._random.random() < 0.7)
+        assert traffic is not None
+        traffic.drain(self._start(*settings(self._random, "os", "fsync")))
+        self._check(traffic)
+
+    def one_life(self, seconds: float, daemon: Daemon) -> None:
+        """Traffic and trouble, everything is finished, and nsqd goes on."""
+        traffic = self._new_traffic(daemon)
+        with Trouble(daemon, self._random.getrandbits(32)) as trouble:
+            traffic.run(daemon, seconds, lambda _: None)
+        self.troubles += trouble.count
+        traffic.finish(daemon)
+        self._check(traffic)
+        self.rests.append(rest(daemon))
+
+    def _new_traffic(self, daemon: Daemon) -> Traffic:
+        self._epochs += 1
+        traffic = Traffic(self._random.getrandbits(32), self._data_path, first_round=self._epochs * _ROUNDS_APART)
+        for name in "abc":
+            traffic.add_channel(daemon, traffic.orders, name)
+        traffic.add_channel(daemon, traffic.bare, "last")
+        return traffic
+
+    def _one_round(self, daemon: Daemon, traffic: Traffic, seconds: float, kill: bool) -> None:
+        with Trouble(daemon, self._random.getrandbits(32)) as trouble:
+            traffic.run(daemon, seconds, Daemon.kill if kill else Daemon.stop, clean=not kill)
+        self.troubles += trouble.count
+        self.lives += 1
+
+    def _check(self, traffic: Traffic) -> None:
+        assert traffic.check() == []
+        assert traffic.refusals == []
+        self.acknowledged += sum(len(ledger.acknowledged) for ledger in traffic.ledgers)
+        print(f"{self.lives} lives, {self.troubles} troubles, {self.acknowledged} messages", *self.rests[-1:])
+
+
+def rest(daemon: Daemon) -> Rest:
+    """Once everybody has gone."""
+    wait_until(lambda: b"\nnsqd_connections 0.0\n" in daemon.http("metrics")[1], within=60)
+    greenlets = re.findall(rb'\+--- <Greenlet "', daemon.http("debug/pprof/goroutine")[1])
+    return Rest(daemon.descriptors, len(greenlets), daemon.resident_mb)
+
+
+def assert_level(rests: Sequence[Rest]) -> None:
+    """The last third has no more than the third after the beginning: the first is for warming up."""
+    third = len(rests) // 3
+    then, now = rests[third : 2 * third], rests[2 * third :]
+    for name, spare in zip(Rest._fields, (_SPARE_DESCRIPTORS, _SPARE_GREENLETS, _SPARE_MB), strict=True):
+        before, after = (median(getattr(each, name) for each in some) for some in (then, now))
+        assert after <= before + spare, f"{name}: {[getattr(each, name) for each in rests]}"
+
+
+def soak(start: StartDaemon, seed: int, data_path: Path, seconds: float, lives: int, life_seconds: float) -> None:
+    it = Soak(start, seed, data_path)
+    middle = time.monotonic() + seconds / 2
+    while not it.lives or time.monotonic() < middle:
+        it.many_lives(lives, life_seconds)
+    daemon = start("--sync-timeout=200ms")
+    end = time.monotonic() + seconds / 2
+    while len(it.rests) < 3 or time.monotonic() < end:
+        it.one_life(life_seconds, daemon)
+    assert_level(it.rests)
+    assert it.troubles > it.lives
+    assert daemon.stop() == 0
+
+
+def test_a_while_of_everything_loses_nothing_and_nothing_grows(start, seed, tmp_path):
+    soak(start, seed, tmp_path, seconds=0.0, lives=2, life_seconds=0.5)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(0)
+def test_half_an_hour_of_everything_loses_nothing_and_nothing_grows(start, seed, tmp_path):
+    soak(start, seed, tmp_path, SOAK_SECONDS, lives=4, life_seconds=4.0)
+
+
+def test_what_grows_is_found():
+    steady = [Rest(20, 8, 50.0)] * 9
+    assert_level(steady)
+    for grown in (Rest(200, 8, 50.0), Rest(20, 80, 50.0), Rest(20, 8, 500.0)):
+        with pytest.raises(AssertionError):
+            assert_level([*steady[:6], grown, grown, grown])
