@@ -32,6 +32,8 @@ class ChannelLedger:
     """Finished in this life of nsqd, and nsqd is known to have heard it: when."""
     settled: set[bytes] = field(default_factory=set)
     """Finished before the last checkpoint: gone for ever."""
+    attempts: dict[bytes, int] = field(default_factory=dict)
+    """Which deliveries of a message have been seen in this life of nsqd, a bit for each number."""
     deliveries: int = 0
     finishes: int = 0
     missed: int = 0
@@ -72,9 +74,13 @@ class Ledger:
 
     # --- Consumers ----------------------------------------------------------------------------------------------------
 
-    def see(self, channel: ChannelLedger, body: bytes, now: float) -> None:
-        """A message came."""
+    def see(self, channel: ChannelLedger, body: bytes, now: float, attempt: int) -> None:
+        """A message came, delivered for the `attempt`-th time."""
         with self._lock:
+            before = channel.attempts.get(body, 0)
+            channel.attempts[body] = before | 1 << attempt
+            # One that lay in a socket until it had timed out and somebody else had finished it is no news of nsqd's.
+            is_late = not before & 1 << attempt and before > 1 << attempt
             channel.deliveries += 1
             channel.seen.add(body)
             sent = self.sent.get(body)
@@ -84,7 +90,7 @@ class Ledger:
                 self._complain(channel, f"came {sent.due - now:.3f} s early", body)
             if body in channel.settled:
                 self._complain(channel, "came again, though finished before the last checkpoint", body)
-            if body in channel.confirmed:
+            if body in channel.confirmed and not is_late:
                 self._complain(channel, "came again, though finished, and nobody was killed", body)
 
     def confirm(self, channel: ChannelLedger, bodies: Iterable[bytes], at: float) -> None:
@@ -102,6 +108,7 @@ class Ledger:
             for channel in self.channels.values():
                 channel.settled |= {body for body, at in channel.confirmed.items() if at < known_until}
                 channel.confirmed.clear()
+                channel.attempts.clear()
 
     def check(self) -> list[str]:
         """Everything is drained: what is wrong, in sentences; nothing if all is well."""

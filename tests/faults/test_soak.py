@@ -24,6 +24,8 @@ from tests.faults.trouble import Trouble
 from tests.faults.waiting import wait_until
 
 SOAK_SECONDS = 60 * float(os.environ.get("FAULT_SOAK_MINUTES") or 30)
+PATIENCE = 300.0
+"""Seconds after which what has not been finished never will be."""
 _ROUNDS_APART = 1000
 _SPARE_DESCRIPTORS = 10
 _SPARE_GREENLETS = 3
@@ -58,7 +60,7 @@ class Soak:
             traffic = traffic or self._new_traffic(daemon)
             self._one_round(daemon, traffic, seconds, kill=self._random.random() < 0.7)
         assert traffic is not None
-        traffic.drain(self._start(*settings(self._random, "os", "fsync")))
+        traffic.drain(self._start(*settings(self._random, "os", "fsync")), within=PATIENCE)
         self._check(traffic)
 
     def one_life(self, seconds: float, daemon: Daemon) -> None:
@@ -67,7 +69,7 @@ class Soak:
         with Trouble(daemon, self._random.getrandbits(32)) as trouble:
             traffic.run(daemon, seconds, lambda _: None)
         self.troubles += trouble.count
-        traffic.finish(daemon)
+        traffic.finish(daemon, within=PATIENCE)
         self._check(traffic)
         self.rests.append(rest(daemon))
 
@@ -94,7 +96,7 @@ class Soak:
 
 def rest(daemon: Daemon) -> Rest:
     """Once everybody has gone."""
-    wait_until(lambda: b"\nnsqd_connections 0.0\n" in daemon.http("metrics")[1], within=60)
+    wait_until(lambda: b"\nnsqd_connections 0.0\n" in daemon.http("metrics")[1], within=PATIENCE)
     greenlets = re.findall(rb'\+--- <Greenlet "', daemon.http("debug/pprof/goroutine")[1])
     return Rest(daemon.descriptors, len(greenlets), daemon.resident_mb)
 
@@ -122,6 +124,7 @@ def soak(start: StartDaemon, seed: int, data_path: Path, seconds: float, lives: 
     assert daemon.stop() == 0
 
 
+@pytest.mark.timeout(600)
 def test_a_while_of_everything_loses_nothing_and_nothing_grows(start, seed, tmp_path):
     soak(start, seed, tmp_path, seconds=0.0, lives=2, life_seconds=0.5)
 

@@ -112,7 +112,7 @@ class Consumer(threading.Thread):
     def _consume(self, client: Client) -> None:
         finished: dict[bytes, bytes] = {}
         for message in client.messages(_WAIT):
-            self._ledger.see(self._channel, message.body, time.monotonic())
+            self._ledger.see(self._channel, message.body, time.monotonic(), message.attempts)
             dice = 1.0 if self._calm else self._random.random()
             if dice > 0.15:
                 finished[message.id] = message.body
