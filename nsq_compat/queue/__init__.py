@@ -13,7 +13,8 @@ What moves:
     cursor        a place in a topic's stream   schedule    who wants attention when
     backlog       frames in memory              in_flight   frames that were sent
     deferred      frames before their time      line        whose turn it is, the nearest first
-    latency       from publish to FIN
+    latency       from publish to FIN           guard       who lets messages in, or does not
+    diary         what comes and goes besides messages
 
 What an operator may want besides (off unless he says so):
 

@@ -7,11 +7,12 @@ from typing import Protocol
 from nsq_compat.protocol.names import is_ephemeral
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.exiting import Exiting
+from nsq_compat.queue.guard import CLOSED
 from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.recovery import recover
 from nsq_compat.queue.schedule import Schedule
 from nsq_compat.queue.storage import Storage
-from nsq_compat.queue.topic import CLOSED, Topic
+from nsq_compat.queue.topic import Topic
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ Invariants:
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, Protocol
+from typing import Protocol
 
 from nsq_compat.protocol.message import make_frame, make_frames, message_id
 from nsq_compat.protocol.names import is_ephemeral
@@ -20,6 +20,7 @@ from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.checkpoint import HELD_BY_TOPIC, Checkpoint, Place
 from nsq_compat.queue.cursor import Cursor
 from nsq_compat.queue.deferred import Deferred
+from nsq_compat.queue.diary import Diary
 from nsq_compat.queue.exiting import Exiting
 from nsq_compat.queue.group import (
     CHANNEL_CREATED,
@@ -32,6 +33,7 @@ from nsq_compat.queue.group import (
     TOPIC_PAUSED,
     TOPIC_UNPAUSED,
 )
+from nsq_compat.queue.guard import CLOSED, Guard
 from nsq_compat.queue.guid import GuidFactory
 from nsq_compat.queue.held import Held
 from nsq_compat.queue.limits import QueueLimits
@@ -55,22 +57,6 @@ class TopicObserver(Protocol):
 
     def changed(self, topic: "Topic") -> None:
         """There is something a checkpoint should know; said once until the next one."""
-
-
-class Guard(Protocol):
-    """Stands before a topic and lets messages in, or does not."""
-
-    def admit(self, count: int, now: float) -> None:
-        """So many are published. Raises ``Refused``."""
-
-
-class _Closed:
-    def admit(self, count: int, now: float) -> None:
-        raise Exiting
-
-
-CLOSED: Final[Guard] = _Closed()
-"""Lets nothing in, for good."""
 
 
 class Topic:
@@ -102,6 +88,7 @@ class Topic:
         self.store = store
         self._ids = GuidFactory(limits.node_id)
         self._seq = 0
+        self._diary = Diary(name, store)
         self._changed = False
         self._watch: Watch | None = None
         self._held = self._hold_from_here()
@@ -216,7 +203,7 @@ class Topic:
             was_holding = self._holding
             position = self._held.cursor.position if was_holding else self._seq
             if self.store is not None and not is_ephemeral(name):
-                self._note_creation(name, position)
+                self._diary.note_creation(name, position)
             channel = self._make_channel(name, position)
             log.info("TOPIC(%s): new channel(%s)", self.name, name)
             if was_holding:  # else what is held is empty, and of a time before what was published since
@@ -231,7 +218,7 @@ class Topic:
     def delete_channel(self, name: str) -> None:
         """End a channel with all it holds. Raises ``KeyError``."""
         self._delete(self.channels[name])
-        self._settle()
+        self._diary.settle()
 
     def _make_channel(self, name: str, position: int) -> Channel:
         store = None if is_ephemeral(name) else self.store
@@ -270,7 +257,7 @@ class Topic:
             self.paused = True
             self._note(TOPIC_PAUSED, "")
             self._note_change()
-            self._settle()
+            self._diary.settle()
 
     def unpause(self) -> None:
         """Give the channels what was kept."""
@@ -308,14 +295,14 @@ class Topic:
         self._pass_over()
         self._note(TOPIC_EMPTIED, "")
         self._note_change()
-        self._settle()
+        self._diary.settle()
 
     def empty_channel(self, name: str) -> None:
         """Drop everything a channel has: waiting, deferred and in flight. Raises ``KeyError``."""
         self.channels[name].empty()
         self._note(CHANNEL_EMPTIED, name)
         self._note_change()
-        self._settle()
+        self._diary.settle()
 
     def close(self) -> None:
         """The daemon stops: nothing is taken or given any more. What is held stays where it is kept."""
@@ -441,7 +428,7 @@ class Topic:
         self._hand_over()
         self._note_ephemeral()
         self._note_change()
-        self._settle()
+        self._diary.settle()
 
     def _hold_from_here(self) -> Held:
         topic_log = self.store.log if self.store is not None else None
@@ -484,28 +471,7 @@ class Topic:
         self.dropped_count += count
 
     def _note(self, kind: int, name: str, seq: int | None = None) -> None:
-        """Write a change down; if that fails, the next checkpoint knows."""
-        if self.store is not None:
-            try:
-                self.store.note(kind, name, self._seq if seq is None else seq)
-            except OSError as error:
-                log.error("TOPIC(%s): cannot write to the log - %s", self.name, error)
-
-    def _settle(self) -> None:
-        """Return when what was noted is as durable as a message would be. Last of all, because others run meanwhile."""
-        if self.store is not None:
-            try:
-                self.store.commit()
-            except OSError as error:
-                log.error("TOPIC(%s): cannot sync the log - %s", self.name, error)
-
-    def _note_creation(self, name: str, position: int) -> None:
-        """Raises ``OSError`` if a channel must not be there without being written down."""
-        assert self.store is not None, "what lives in memory alone is not written down"
-        if self.store.always:
-            self.store.note(CHANNEL_CREATED, name, position)
-        else:
-            self._note(CHANNEL_CREATED, name, position)
+        self._diary.note(kind, name, self._seq if seq is None else seq)
 
     def _note_ephemeral(self) -> None:
         """All goes to channels that end with the process: the log has to say that the topic does not hold it."""

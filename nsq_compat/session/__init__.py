@@ -4,6 +4,7 @@
     nsqd_session    a client of nsqd (V2)
     admission       what a command's line says of it
     subscription    the client as a consumer of a channel
+    client_figures  what /stats shows of it
     nsqd_limits     what a client may negotiate
     authorization   what it may do, where auth servers decide it
     lookupd_session an nsqd, as nsqlookupd hears it (V1)

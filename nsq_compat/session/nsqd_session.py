@@ -41,6 +41,7 @@ from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.stats import ClientStats
 from nsq_compat.session.admission import delay_of, judge
 from nsq_compat.session.authorization import Access, AuthFailed, Authorize, Credentials, Grants, not_asked
+from nsq_compat.session.client_figures import figures
 from nsq_compat.session.nsqd_limits import (
     NsqdLimits,
     grant,
@@ -180,32 +181,15 @@ class NsqdSession:
 
     def stats(self) -> ClientStats:
         """What /stats shows of this client, as a consumer and as a producer."""
-        settings, tls = self._settings, self._layers.tls
-        counts = self.subscription.counts() if self.subscription is not None else Counts()
-        access = self._access
-        grants = access.grants if access is not None else None
-        return ClientStats(
-            client_id=settings.client_id,
-            hostname=settings.hostname,
-            version="V2",
-            remote_address=self.peer,
+        return figures(
+            peer=self.peer,
             state=self.state,
-            **counts._asdict(),
             connect_ts=self._connect_ts,
-            sample_rate=settings.sample_rate,
-            deflate=self._layers.deflate,
-            snappy=self._layers.snappy,
-            user_agent=settings.user_agent,
-            authed=access is not None and access.authed,
-            auth_identity=grants.identity if grants is not None else "",
-            auth_identity_url=grants.identity_url if grants is not None else "",
-            topology_zone=settings.topology_zone,
-            topology_region=settings.topology_region,
-            pub_counts=tuple(sorted(self._pub_counts.items())),
-            tls=tls is not None,
-            tls_cipher_suite=tls.cipher_suite if tls else "",
-            tls_version=tls.version if tls else "",
-            tls_negotiated_protocol_is_mutual=tls is not None,  # nsqd: whatever was negotiated
+            settings=self._settings,
+            layers=self._layers,
+            access=self._access,
+            counts=self.subscription.counts() if self.subscription is not None else Counts(),
+            pub_counts=self._pub_counts,
         )
 
     @property

@@ -37,6 +37,7 @@ from nsq_compat.queue.checkpoint import Checkpoint, Place
 from nsq_compat.queue.cursor import Cursor
 from nsq_compat.queue.data_path import our_folder
 from nsq_compat.queue.deferred import Deferred
+from nsq_compat.queue.diary import Diary
 from nsq_compat.queue.files import Files
 from nsq_compat.queue.group import DEFERRED, TOPIC_AWAITS_CHANNELS
 from nsq_compat.queue.guid import GuidFactory
@@ -839,7 +840,7 @@ MUTANTS: dict[str, Mutant] = {
     "deferred frames that are nowhere": (QueueInMemory, Deferred, "_stays", _trusts_the_log_with_everything),
     "what was emptied comes back": (QueueOnDisk, Cursor, "pass_over", _does_nothing),
     "an OK before the disk has it": (QueueOnDisk, TopicStore, "commit", _does_nothing),
-    "a pause or an end before the disk has it": (QueueOnDisk, Topic, "_settle", _does_nothing),
+    "a pause or an end before the disk has it": (QueueOnDisk, Diary, "settle", _does_nothing),
     "a topic's end before the disk has it": (QueueOnDisk, TopicLog, "delete", _forgets_the_name),
     "a checkpoint before the disk has its name": (QueueOnDisk, TopicLog, "note_new_name", _does_nothing),
     "ids that begin again": (QueueOnDisk, GuidFactory, "start_after", _does_nothing),

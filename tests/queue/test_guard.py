@@ -1,0 +1,9 @@
+import pytest
+
+from nsq_compat.queue.exiting import Exiting
+from nsq_compat.queue.guard import CLOSED
+
+
+def test_what_is_closed_lets_nothing_in():
+    with pytest.raises(Exiting):
+        CLOSED.admit(1, 0.0)
