@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from nsq_compat.protocol import command_writer
 from pyspark_nsq.connection import NsqConnection, NsqdLost, NsqdUnreachable
 from pyspark_nsq.decode import finish
+from pyspark_nsq.nodes import HttpFailed, ask
 from pyspark_nsq.options import ReadOptions
 from pyspark_nsq.rows import Origin, spooled
 from pyspark_nsq.spool import Partition, Piece, Spool, ids_in
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 
 _LONGEST_HOLD = 1.0
 _LARGEST_CHUNK = 64 << 20
+# Executors may not reach what the driver does, and a task should not be late for it.
+_LONGEST_QUESTION = 1.0
 
 BEFORE_SPOOL = "before spool"
 SPOOLED = "spooled"
@@ -46,8 +49,10 @@ def drain(
     count: int,
     options: ReadOptions,
     at: Callable[[str], None] = nowhere,
+    http: str = "",
 ) -> list[Piece]:
-    """At most `count` messages of `origin`, sealed. An attempt at a sealed partition gets what was sealed."""
+    """At most `count` messages of `origin`, sealed. An attempt at a sealed partition gets what was sealed. `http` is
+    where nsqd can be asked when it was started."""
     sealed = partition.sealed()
     if sealed is not None:
         return sealed
@@ -55,13 +60,13 @@ def drain(
     adopted = partition.pieces()
     for where, ids in ids_in(spool.folder, adopted).items():
         spool.suspects.add(where, ids)
-    suspects = spool.suspects.of(origin) if options.suppress_redelivered else set()
     left = count - sum(each.rows for each in adopted)
     mine: list[Piece] = []
     if left > 0:
         try:
             with NsqConnection(origin.nsqd, options) as connection:
                 connection.subscribe(origin.topic, origin.channel)
+                suspects = _suspects(spool, origin, http, options) if options.suppress_redelivered else set()
                 mine = _Attempt(connection, spool, partition, origin, suspects, options, at).receive(left)
         except NsqdUnreachable as error:
             if options.fail_on_unreachable:
@@ -71,6 +76,16 @@ def drain(
     sealed = partition.seal([*adopted, *mine])
     at(SEALED)
     return sealed
+
+
+def _suspects(spool: Spool, origin: Origin, http: str, options: ReadOptions) -> set[str]:
+    """What may come again from this nsqd, to which there is a connection: it is not started again unnoticed."""
+    if http:
+        try:
+            spool.suspect_from_before(origin, int(ask(http, "info", _LONGEST_QUESTION)["start_time"]))
+        except (HttpFailed, TypeError, KeyError, ValueError) as error:
+            log.warning("whether nsqd %s was started again is not known: %r", origin.nsqd, error)
+    return spool.suspects.of(origin)
 
 
 class _Attempt:

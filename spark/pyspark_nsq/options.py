@@ -77,6 +77,7 @@ class ReadOptions(ConnectionOptions):
     suppress_redelivered: bool
     suspect_ttl: float
     spool_retain_batches: int
+    spool_retain: float
     keep_spool: float | None
     fail_on_data_loss: bool
     fail_on_unreachable: bool
@@ -226,6 +227,14 @@ OPTIONS: Final = (
         kinds.whole(0),
         "1",
         "committed batches that stay in the spool",
+        (STREAM,),
+    ),
+    Option(
+        "spoolRetainMs",
+        "spool_retain",
+        kinds.milliseconds(0),
+        "10000",
+        "they stay at least so long: what an nsqd that was killed gives out again is known by them",
         (STREAM,),
     ),
     Option(

@@ -18,11 +18,12 @@ _ORPHAN: Final = "orphan"
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """At most `count` messages of a topic from one nsqd, over one connection."""
+    """At most `count` messages of a topic from one nsqd, over one connection. `http` may be empty: not known."""
 
     topic: str
     nsqd: str
     count: int
+    http: str = ""
 
 
 def share_out(backlog: Sequence[tuple[Node, int | None]], limit: int | None, options: ReadOptions) -> list[Share]:
@@ -43,7 +44,7 @@ def share_out(backlog: Sequence[tuple[Node, int | None]], limit: int | None, opt
             -(-count // options.max_messages_per_partition),
             -(-options.min_partitions * count // granted) if granted else 0,
         )
-        shares += [Share(node.topic, node.tcp, each) for each in _split(count, min(tasks, count))]
+        shares += [Share(node.topic, node.tcp, each, node.http) for each in _split(count, min(tasks, count))]
     return shares
 
 
@@ -55,7 +56,7 @@ def to_json(plan: Sequence[Piece | Share]) -> list[list[Any]]:
     return [
         [_ORPHAN, each.file, each.size, each.rows]
         if isinstance(each, Piece)
-        else [_NSQD, each.topic, each.nsqd, each.count]
+        else [_NSQD, each.topic, each.nsqd, each.count, each.http]
         for each in plan
     ]
 

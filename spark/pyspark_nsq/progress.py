@@ -55,9 +55,9 @@ class Progress:
     def next(self, start: Offset, limit: int | None) -> Offset:
         """The batch behind `start`; `start` itself when there is nothing to do."""
         spool = self._spool_of(start)
-        self.committed(start)
         if self._left is None and self._is_too_soon():
             return start
+        self.committed(start)
         self._nodes.ensure_channels()
         backlog = self._nodes.backlog()
         self.backlog = sum(depth or 0 for _, depth in backlog)
@@ -81,9 +81,8 @@ class Progress:
         last = offset["seq"] - self._options.spool_retain_batches
         if last != self._cleaned:
             spool = self._spool_of(offset)
-            spool.clean(last)
+            self._cleaned = spool.clean(last, self._options.spool_retain)
             spool.suspects.forget(self._options.suspect_ttl)
-            self._cleaned = last
 
     def _spool_of(self, offset: Offset) -> Spool:
         if self._spool is None or self._spool.folder.name != offset["stream"]:

@@ -6,7 +6,7 @@ other. `stop` is not called when a query ends; nothing necessary may be there.
 """
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +16,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType, TimestampType
 
 from pyspark_nsq import batch_spool, staging
-from pyspark_nsq.drain import drain
+from pyspark_nsq.drain import drain, nowhere
 from pyspark_nsq.nodes import Nodes
 from pyspark_nsq.options import (
     BATCH,
@@ -149,8 +149,10 @@ class NsqReader(DataSourceReader):
         return read(partition, self._options, self._names)
 
 
-def read(partition: NsqPartition, options: ReadOptions, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The rows of a partition, from nsqd the first time and from the spool for ever after."""
+def read(
+    partition: NsqPartition, options: ReadOptions, names: Sequence[str], at: Callable[[str], None] = nowhere
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a partition, from nsqd the first time and from the spool for ever after. `at` is `drain`'s."""
     spool = Spool(options.spool_dir, partition.stream)
     folder = spool.partition(partition.seq, partition.part)
     try:
@@ -171,7 +173,7 @@ def read(partition: NsqPartition, options: ReadOptions, names: Sequence[str]) ->
         if folder.sealed() is None:
             _refuse_speculation()
         origin = Origin(partition.work.topic, options.channel, partition.work.nsqd)
-        pieces = drain(spool, folder, origin, partition.work.count, options)
+        pieces = drain(spool, folder, origin, partition.work.count, options, at, partition.work.http)
     for batch in folder.read(pieces):
         yield columns(batch, names)
 

@@ -23,6 +23,7 @@ import contextlib
 import json
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -48,6 +49,9 @@ _SEALED: Final = "SEALED"
 _CLEANED: Final = "cleaned"
 _ORPHANS: Final = "orphans"
 _SPOOL: Final = ".spool"
+
+# Seconds between the clocks of nsqd and of the spool's disk that do not matter.
+_CLOCKS_APART: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,17 +124,35 @@ class Spool:
         taken = {piece.file for partition in partitions for piece in partition.sealed() or ()}
         return [piece for piece in found if piece.file not in taken]
 
-    def clean(self, last: int) -> None:
-        """Delete batches up to number `last`, which are known to be committed. May be repeated, and interrupted."""
-        due = [seq for seq in self.batches() if seq <= last]
+    def suspect_from_before(self, origin: Origin, started: int) -> None:
+        """That nsqd was started at this time of its clock. If it was killed before, it gives out again what was
+        finished since its last checkpoint: whatever was spooled before may come again."""
+        occasion = f"started {started}"
+        if not self.suspects.has(origin, occasion):
+            before = [file for file in self.folder.glob(f"*/*/*{_SPOOL}") if _written(file) < started + _CLOCKS_APART]
+            here = [file for file in before if _origin(file) == origin]
+            ids = _ids(chunk.batch for file in here for chunk in chunks(file)).get(origin, set())
+            self.suspects.add(origin, ids, occasion)
+
+    def clean(self, last: int, age: float = 0.0) -> int:
+        """Delete batches up to number `last`, which are known to be committed, but none that was sealed in the last
+        `age` seconds; up to which that is. May be repeated, and interrupted."""
+        young = time.time() - age
+        due: list[int] = []
+        for seq in self.batches():
+            if seq > last or any(map(young.__lt__, map(_written, (self.folder / str(seq)).glob(f"*/{_SEALED}")))):
+                last = min(last, seq - 1)
+                break
+            due.append(seq)
         if not due:
-            return
+            return last
         write_whole(self.folder / _CLEANED, str(last).encode())
         for seq in due:
             for partition in self.partitions(seq):
                 partition.clean(self.suspects)
             with contextlib.suppress(FileNotFoundError):
                 shutil.rmtree(self.folder / str(seq))
+        return last
 
 
 class Partition:
@@ -225,6 +247,22 @@ def _ids(batches: Iterator[pa.RecordBatch] | list[pa.RecordBatch]) -> dict[Origi
     for batch in batches:
         found.setdefault(origin_of(batch), set()).update(batch.column("id").to_pylist())
     return found
+
+
+def _written(file: Path) -> float:
+    """When it was written to; long ago if it is gone."""
+    try:
+        return file.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _origin(file: Path) -> Origin | None:
+    """Of the messages in a file that a task wrote, which all come from one nsqd."""
+    try:
+        return next((origin_of(chunk.batch) for chunk in chunks(file)), None)
+    except FileNotFoundError:
+        return None
 
 
 def _whole(stream_folder: Path, file: Path) -> Piece:

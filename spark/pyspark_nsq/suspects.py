@@ -20,11 +20,15 @@ class Suspects:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def add(self, origin: Origin, ids: Iterable[str]) -> None:
-        """Returns when they are on the disk."""
+    def add(self, origin: Origin, ids: Iterable[str], occasion: str = "") -> None:
+        """Returns when they are on the disk. An `occasion` may be recorded by several, and counts once."""
         said = {"topic": origin.topic, "channel": origin.channel, "nsqd": origin.nsqd, "ids": sorted(ids)}
         if said["ids"]:
-            write_whole(self._folder / f"{uuid.uuid4().hex}.json", json.dumps(said).encode())
+            write_whole(self._file(origin, occasion), json.dumps(said).encode())
+
+    def has(self, origin: Origin, occasion: str) -> bool:
+        """Whether this was recorded."""
+        return self._file(origin, occasion).exists()
 
     def of(self, origin: Origin) -> set[str]:
         """The ids that may come again from there."""
@@ -47,6 +51,11 @@ class Suspects:
                     file.unlink()
             except FileNotFoundError:
                 continue
+
+    def _file(self, origin: Origin, occasion: str) -> Path:
+        text = f"{origin.topic} {origin.channel} {origin.nsqd} {occasion}"
+        number = uuid.uuid5(uuid.NAMESPACE_URL, text) if occasion else uuid.uuid4()
+        return self._folder / f"{number.hex}.json"
 
     def _files(self) -> list[Path]:
         return (

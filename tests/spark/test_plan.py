@@ -42,12 +42,12 @@ def test_shares_add_up_and_keep_every_limit(depths, limit, per_nsqd, at_least, l
 
 def test_two_nodes_share_in_proportion():
     shares = share_out([(node(1), 300), (node(2), 100)], 40, options_with())
-    assert shares == [Share("t", "n:1", 30), Share("t", "n:2", 10)]
+    assert shares == [Share("t", "n:1", 30, "h:1"), Share("t", "n:2", 10, "h:1")]
 
 
 def test_a_node_that_cannot_be_asked_is_read_blindly():
     shares = share_out([(node(1), None)], None, options_with(maxMessagesPerPartition=50, partitionsPerNsqd=2))
-    assert shares == [Share("t", "n:1", 50)] * 2
+    assert shares == [Share("t", "n:1", 50, "h:1")] * 2
 
 
 def test_a_plan_survives_sparks_json():

@@ -1,9 +1,12 @@
 """A query's way forward, driven in Spark's order against a real nsqd, without Spark."""
 
 import json
+from pathlib import Path
 
 import pytest
 
+from nsq_conformance.daemon_process import own_host
+from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from pyspark_nsq.drain import drain
 from pyspark_nsq.nodes import NoNodes
 from pyspark_nsq.options import ReadOptions
@@ -23,7 +26,9 @@ def run_batch(options: ReadOptions, end: Offset) -> list[bytes]:
     for part, work in enumerate(from_json(end["plan"])):
         partition = spool.partition(end["seq"], part)
         if isinstance(work, Share):
-            pieces = drain(spool, partition, Origin(work.topic, options.channel, work.nsqd), work.count, options)
+            pieces = drain(
+                spool, partition, Origin(work.topic, options.channel, work.nsqd), work.count, options, http=work.http
+            )
         else:
             assert isinstance(work, Piece)
             partition.create()
@@ -34,7 +39,7 @@ def run_batch(options: ReadOptions, end: Offset) -> list[bytes]:
 
 @pytest.fixture
 def options(options_with: OptionsWith) -> ReadOptions:
-    return options_with(pollIntervalMs="0")
+    return options_with(pollIntervalMs="0", spoolRetainMs="0")
 
 
 def test_batch_after_batch_everything_is_read_once(options, publish):
@@ -97,6 +102,32 @@ def test_what_a_dead_attempt_left_behind_comes_in_the_next_batch(options, publis
         seen.append(run_batch(options, offset))
     assert [body for batch in seen for body in batch].count(left_behind[0]) == 1
     assert sum(map(len, seen)) == 6
+
+
+@pytest.mark.parametrize("suppressed", [True, False])
+def test_what_a_killed_nsqd_gives_out_again_comes_once_unless_that_is_not_wanted(
+    options_with: OptionsWith, topic: str, tmp_path: Path, suppressed: bool
+):
+    host = own_host()
+    # No checkpoint but the first: whatever is finished comes again.
+    settings = [f"--tcp-address={host}:0", f"--http-address={host}:0", "--sync-timeout=1h"]
+    (tmp_path / "data").mkdir()
+    bodies = [b"body %d" % number for number in range(30)]
+    with NsqdProcess(installed_nsqd(), tmp_path / "data", options=settings) as nsqd:
+        nsqd.create_channel(topic, "c")
+        assert nsqd.asks("POST", f"/mpub?topic={topic}", b"\n".join(bodies)).status == 200
+        addresses = {"nsqdTcpAddresses": nsqd.tcp_address, "nsqdHttpAddresses": nsqd.http_address}
+        wishes = {"pollIntervalMs": "0", "idleTimeoutMs": "1200", "suppressRedelivered": str(suppressed).lower()}
+        progress = Progress(options := options_with(**addresses, **wishes))
+        offset, read = progress.initial(), list[bytes]()
+        for _ in range(2):
+            offset = progress.next(offset, 10)
+            read += run_batch(options, offset)
+        nsqd.kill()
+        nsqd.start()
+        while (end := progress.next(offset, 20)) != offset:
+            read += run_batch(options, offset := end)
+    assert sorted(read) == sorted(bodies if suppressed else [*bodies[:20], *bodies])
 
 
 def test_up_to_now_ends_even_when_more_is_published_or_somebody_else_reads(options, publish):

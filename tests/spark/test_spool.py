@@ -1,5 +1,6 @@
 """The spool: what is sealed stays what it is, what is committed is deleted, and nothing else ever is."""
 
+import os
 import threading
 
 import pytest
@@ -111,6 +112,33 @@ def test_an_orphan_is_given_to_one_batch_and_deleted_with_it(spool):
     assert spool.orphans() == []
     spool.clean(2)
     assert not list((spool.folder / "orphans").iterdir())
+
+
+def test_batches_stay_for_some_time(spool):
+    for seq in (1, 2, 3):
+        partition = spool.partition(seq, 0)
+        spooled(partition, b"%d" % seq).close()
+        partition.seal(partition.pieces())
+    old = spool.partition(1, 0).folder / "SEALED"
+    os.utime(old, (0, 0))
+    assert spool.clean(3, age=3600) == 1
+    assert spool.batches() == [2, 3]
+    assert spool.cleaned == 1
+    assert spool.clean(3) == 3
+    assert spool.batches() == []
+
+
+def test_what_was_spooled_before_an_nsqd_was_started_may_come_again(spool):
+    for seq, written in ((1, 1_000.0), (2, 3_000.0)):
+        file = spooled(spool.partition(seq, 0), b"%d" % seq)
+        file.close()
+        os.utime(file.path, (written, written))
+    spool.suspect_from_before(Origin("t", "c", "another:1"), 2_000)
+    assert spool.suspects.of(ORIGIN) == set()
+    spool.suspect_from_before(ORIGIN, 2_000)
+    assert spool.suspects.of(ORIGIN) == {"1".rjust(16, "0")}
+    spool.suspect_from_before(ORIGIN, 2_000)
+    assert len(list((spool.folder / "suspects").iterdir())) == 1
 
 
 def test_cleaning_that_was_interrupted_is_repeated(spool):
