@@ -13,7 +13,7 @@ help:
 	@echo 'make bench-check  fails when a message costs 15 % more than recorded, in instructions counted by valgrind; a minute'
 	@echo 'make bench-record what it costs now becomes what is recorded'
 	@echo 'make faults       the tests that break things on purpose, at length (ROUNDS=50 SEED=7: fewer, or the same again)'
-	@echo 'make spark-crash  Spark killed in the middle of a stream, and started again: minutes'
+	@echo 'make spark-crash  Spark and nsqd killed in the middle of a stream; clusters, Spark Connect: minutes (NSQD="...")'
 	@echo 'scripts/test      everything, from a clean clone'
 
 check:
@@ -54,4 +54,5 @@ faults:
 	FAULT_ROUNDS=$(ROUNDS) FAULT_SEED=$(SEED) $(BIN)/pytest -m '' -rP tests/faults
 
 spark-crash:
-	$(BIN)/pytest -m '' -rP tests/spark/test_crash.py
+	bash -c '. scripts/environment; make_environment demo test lint spark connect'
+	$(if $(NSQD),NSQD_COMMAND='$(NSQD)') $(BIN)/pytest -m '' -rP tests/spark/crash

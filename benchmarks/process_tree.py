@@ -1,0 +1,47 @@
+"""CPU time of processes that come and go: a process with everything it started."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+# Columns of /proc/PID/stat behind the name: user and system time, and those of children that were waited for.
+_PARENT, _TIMES = 1, slice(11, 15)
+
+
+def cpu_by_program(root: int) -> dict[str, float]:
+    """Seconds of `root` and all its descendants, those that have ended too, by the name of the program."""
+    spent: dict[str, float] = {}
+    for pid in descendants(root):
+        try:
+            name, columns = _stat(pid)
+        except FileNotFoundError:  # gone meanwhile: its parent has its time
+            continue
+        seconds = sum(map(int, columns[_TIMES])) / _TICKS_PER_SECOND
+        spent[name] = spent.get(name, 0.0) + seconds
+    return spent
+
+
+def descendants(root: int) -> list[int]:
+    """`root`, and all processes under it."""
+    children: dict[int, list[int]] = {}
+    for pid, parent in _parents():
+        children.setdefault(parent, []).append(pid)
+    found = [root]
+    for pid in found:
+        found += children.get(pid, ())
+    return found
+
+
+def _parents() -> Iterator[tuple[int, int]]:
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                yield int(folder.name), int(_stat(int(folder.name))[1][_PARENT])
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+
+
+def _stat(pid: int) -> tuple[str, list[str]]:
+    before, _, after = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+    return before.partition("(")[2], after.split()

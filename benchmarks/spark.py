@@ -1,0 +1,228 @@
+"""The Spark source beside pynsq's reader, and beside itself without a spool: messages per second, and the CPU of each.
+
+    .venv/bin/python -m benchmarks.spark             a table, ready for RESULTS-spark.md
+
+One Spark session for all runs, so that its compilers have done their work; every run has nsqd of its own that hold all
+messages when it starts. CPU time is that of the JVM, of the Python workers and of nsqd, by process tree.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyspark
+
+from benchmarks import client, machine
+from benchmarks.process_tree import cpu_by_program
+from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
+
+_BODY = b"x" * 200
+_PUBLISHED_TOGETHER = 500
+_TOPIC, _CHANNEL = "t", "c"
+_PYNSQ = "pynsq 0.9.1"
+_PROGRAMS = ("JVM", "Python", "nsqd")
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    name: str
+    format: str
+    sink: str
+
+
+SUBJECTS = (
+    Subject("noop", "nsq", "noop"),
+    Subject("noop, no spool", "nsq-direct", "noop"),
+    Subject("parquet", "nsq", "parquet"),
+    Subject("parquet, no spool", "nsq-direct", "parquet"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """`seconds` are those of the micro-batches; CPU seconds by who spent them."""
+
+    messages: int
+    seconds: float
+    cpu: dict[str, float]
+
+    @property
+    def rate(self) -> float:
+        """Messages per second."""
+        return self.messages / self.seconds
+
+    @property
+    def cpus_used(self) -> float:
+        return sum(self.cpu.values()) / self.seconds
+
+    def cpu_us(self, *programs: str) -> float:
+        """CPU time per message in microseconds, of these programs or of all."""
+        return sum(self.cpu[each] for each in programs or self.cpu) / self.messages * 1e6
+
+
+class Session:
+    """The program with the Spark session."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.pid = process.pid
+        assert process.stdin is not None, "it is a pipe"
+        assert process.stdout is not None, "it is a pipe"
+        self._input, self._output = process.stdin, process.stdout
+
+    def run(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._input.write(json.dumps(request) + "\n")
+        self._input.flush()
+        report: dict[str, Any] = json.loads(self._output.readline())
+        return report
+
+
+@contextmanager
+def session(master: str) -> Iterator[Session]:
+    environment = os.environ | {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.getcwd()}
+    with subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.spark_program", master],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environment,
+    ) as process:
+        yield Session(process)
+        process.communicate()
+
+
+@contextmanager
+def full_nsqds(command: str, number: int, messages: int) -> Iterator[list[NsqdProcess]]:
+    """So many nsqd that have `messages` between them."""
+    from nsq_compat.client import Producer
+
+    share = messages // number
+    with ExitStack() as stack:
+        nsqds = []
+        for _ in range(number):
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nsqd-bench-")))
+            nsqd = stack.enter_context(NsqdProcess(command, folder, options=[f"--mem-queue-size={share}"]))
+            nsqd.create_channel(_TOPIC, _CHANNEL)
+            with Producer(nsqd.tcp_address) as producer:
+                for _ in range(share // _PUBLISHED_TOGETHER):
+                    producer.publish_many(_TOPIC, [_BODY] * _PUBLISHED_TOGETHER)
+            nsqds.append(nsqd)
+        yield nsqds
+
+
+def measure(session: Session, subject: Subject, options: argparse.Namespace, messages: int) -> Run:
+    """One query over everything fresh nsqd hold. Raises ``RuntimeError`` unless each message came once."""
+    with full_nsqds(options.nsqd, options.nsqds, messages) as nsqds, tempfile.TemporaryDirectory() as folder:
+        spool = Path(folder) / "spool"
+        spool.mkdir()
+        read = {
+            "subscribe": _TOPIC,
+            "channel": _CHANNEL,
+            "nsqdTcpAddresses": ",".join(each.tcp_address for each in nsqds),
+            "nsqdHttpAddresses": ",".join(each.http_address for each in nsqds),
+            "spoolDir": str(spool),
+            "maxMessagesPerTrigger": str(options.per_trigger),
+        }
+        query = {"format": subject.format, "sink": subject.sink, "options": read, "folder": f"{folder}/{uuid.uuid4()}"}
+        before = _cpu(session, nsqds)
+        report = session.run(query)
+        after = _cpu(session, nsqds)
+        if report["rows"] != messages:
+            raise RuntimeError(f"{subject.name}: {report['rows']} rows of {messages} messages")
+    return Run(messages, report["batch_seconds"], {who: after[who] - before[who] for who in after})
+
+
+def _cpu(session: Session, nsqds: Sequence[NsqdProcess]) -> dict[str, float]:
+    spark = cpu_by_program(session.pid)
+    jvm = spark.pop("java", 0.0)
+    nsqd = sum(sum(cpu_by_program(each.pid).values()) for each in nsqds)
+    return {"JVM": jvm, "Python": sum(spark.values()), "nsqd": nsqd}
+
+
+def measure_pynsq(options: argparse.Namespace) -> Run:
+    report = client.measure(_PYNSQ, options.pynsq_messages, options.nsqd)
+    return Run(int(report["messages"]), report["seconds"], {"JVM": 0.0, "Python": report["cpu_seconds"], "nsqd": 0.0})
+
+
+def median(runs: Sequence[Run], figure: Callable[[Run], float]) -> float:
+    return statistics.median(map(figure, runs))
+
+
+def table(results: dict[str, list[Run]]) -> str:
+    lines = [
+        "| | msg/s | spread | times pynsq's | CPU us/msg | JVM | Python | nsqd | CPUs used |",
+        "| :-- | --: | --: | --: | --: | --: | --: | --: | --: |",
+    ]
+    baseline = median(results[_PYNSQ], lambda run: run.rate)
+    for name, runs in results.items():
+        rates = [run.rate for run in runs]
+        rate = statistics.median(rates)
+        programs = [statistics.median(run.cpu_us(who) for run in runs) for who in _PROGRAMS]
+        lines.append(
+            f"| {name} | {rate:,.0f} | {(max(rates) - min(rates)) / rate:.0%} | **{rate / baseline:.1f}** "
+            f"| {median(runs, lambda run: run.cpu_us()):.2f} | "
+            + " | ".join(f"{each:.2f}" if each else "" for each in programs)
+            + f" | {median(runs, lambda run: run.cpus_used):.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def cost_of_the_spool(results: dict[str, list[Run]], sink: str) -> str:
+    """How much more CPU it takes to read with it than without."""
+    with_it, without = results[sink], results[f"{sink}, no spool"]
+    of_all = median(with_it, lambda run: run.cpu_us()) / median(without, lambda run: run.cpu_us())
+    of_python = median(with_it, lambda run: run.cpu_us("Python")) / median(without, lambda run: run.cpu_us("Python"))
+    return f"- To {sink} the spool costs {of_all:.2f} times the CPU; of the Python workers alone {of_python:.2f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.spark", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--nsqd", default=installed_nsqd(), help="command line of the nsqd that serve")
+    parser.add_argument("--nsqds", type=int, default=2, help="how many of them")
+    parser.add_argument("--master", default="local[2]")
+    parser.add_argument("--messages", type=int, default=1_000_000)
+    parser.add_argument("--pynsq-messages", type=int, default=100_000)
+    parser.add_argument("--per-trigger", type=int, default=250_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--patience", type=float, default=0.0, help="wait so long before each run until nobody else works"
+    )
+    options = parser.parse_args()
+    results: dict[str, list[Run]] = {name: [] for name in (*(subject.name for subject in SUBJECTS), _PYNSQ)}
+    with session(options.master) as spark:
+        for subject in SUBJECTS:
+            measure(spark, subject, options, options.messages // 2)
+        for _ in range(options.rounds):
+            for subject in SUBJECTS:
+                machine.await_rest(options.patience)
+                results[subject.name].append(measure(spark, subject, options, options.messages))
+            machine.await_rest(options.patience)
+            results[_PYNSQ].append(measure_pynsq(options))
+    print(f"- Date: {datetime.now(UTC):%Y-%m-%d %H:%M} UTC, commit {machine.commit()}")
+    print(f"- Machine: {machine.cpu()}, {os.cpu_count()} CPUs, {machine.memory()}, {machine.system()}")
+    print(f"- Python {sys.version.split()[0]}, PySpark {pyspark.__version__}, pyarrow {pyarrow.__version__}")
+    print(f"- Load average over the last quarter of an hour: {os.getloadavg()[2]:.1f}")
+    print(
+        f"- {options.messages:,} messages of {len(_BODY)} bytes on {options.nsqds} nsqd, {options.per_trigger:,} per "
+        f"micro-batch, `{options.master}`; medians of {options.rounds} rounds, the subjects in turn\n"
+    )
+    print(table(results))
+    print()
+    for sink in ("noop", "parquet"):
+        print(cost_of_the_spool(results, sink))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""A Spark session that runs queries for `benchmarks.spark`: a line of JSON in, one out.
+
+`nsq-direct` is for comparison only: it reads NSQ as `nsq` does, but without a spool. What is finished and not yet
+written when something dies, is lost.
+"""
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+
+import pyspark_nsq
+from nsq_compat.protocol import command_writer
+from pyspark_nsq.connection import NsqConnection
+from pyspark_nsq.decode import finish
+from pyspark_nsq.options import STREAM, ReadOptions, read_options
+from pyspark_nsq.plan import Share
+from pyspark_nsq.rows import Origin, columns, spooled
+from pyspark_nsq.source import NsqDataSource, NsqPartition, NsqStreamReader
+
+
+class DirectDataSource(NsqDataSource):
+    @classmethod
+    def name(cls) -> str:
+        return "nsq-direct"
+
+    def streamReader(self, schema: StructType) -> NsqStreamReader:  # noqa: N802 - Spark's name
+        return DirectReader(read_options(self.options, STREAM), schema.names)
+
+
+class DirectReader(NsqStreamReader):
+    def read(self, partition: NsqPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition.work, Share), "there are no orphans without a spool"
+        for batch in _received(partition.work, self._options):
+            yield columns(batch, self._names)
+
+
+def _received(share: Share, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+    """The messages of a task, by the chunk."""
+    origin = Origin(share.topic, options.channel, share.nsqd)
+    with NsqConnection(share.nsqd, options) as connection:
+        connection.subscribe(share.topic, options.channel)
+        wanted, in_flight = share.count, connection.max_rdy_count
+        connection.send(command_writer.ready(min(in_flight, wanted)))
+        while wanted > 0:
+            batches = connection.receive(options.idle_timeout)
+            while sum(map(len, batches)) < min(in_flight // 2, wanted) and (
+                more := connection.receive(options.idle_timeout)
+            ):
+                batches += more
+            if not batches:
+                break
+            batch = pa.concat_batches(batches)
+            wanted -= len(batch)
+            connection.send(command_writer.ready(min(in_flight, max(wanted, 0))) + finish(batch.column("id")))
+            yield spooled(origin, batch)
+        connection.settle()
+
+
+def run(spark: SparkSession, asked: dict[str, Any]) -> dict[str, float]:
+    """Run a query until nothing waits: rows, the seconds of its micro-batches, and the seconds of all of it."""
+    began = time.monotonic()
+    writer = spark.readStream.format(asked["format"]).options(**asked["options"]).load().writeStream
+    writer = writer.format(asked["sink"]).option("checkpointLocation", f"{asked['folder']}/checkpoint")
+    if asked["sink"] != "noop":
+        writer = writer.option("path", f"{asked['folder']}/table")
+    query = writer.trigger(availableNow=True).start()
+    query.awaitTermination()
+    batches = [each for each in query.recentProgress if each["numInputRows"]]
+    seconds = time.monotonic() - began
+    shutil.rmtree(asked["folder"])
+    return {
+        "rows": sum(each["numInputRows"] for each in batches),
+        "batch_seconds": sum(each["durationMs"]["triggerExecution"] for each in batches) / 1000,
+        "seconds": seconds,
+    }
+
+
+def main() -> None:
+    builder = SparkSession.builder.master(sys.argv[1]).config("spark.ui.enabled", "false")
+    for name in ("spark.driver.host", "spark.driver.bindAddress"):
+        builder = builder.config(name, "127.0.0.1")
+    spark = builder.getOrCreate()
+    pyspark_nsq.register(spark)
+    spark.dataSource.register(DirectDataSource)
+    for line in sys.stdin:
+        print(json.dumps(run(spark, json.loads(line))), flush=True)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
