@@ -1,0 +1,141 @@
+"""Programs of users, started, watched and killed."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import pyspark
+
+from benchmarks.process_tree import descendants
+
+_PATIENCE = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What is in the table in the end."""
+
+    published: int
+    rows: int
+    distinct: int
+
+    @property
+    def lost(self) -> int:
+        return self.published - self.distinct
+
+    @property
+    def twice(self) -> int:
+        return self.rows - self.distinct
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """For programs of Spark: our Python, and a home in the folder, because local-cluster leaves its work there."""
+    home = folder / "spark"
+    home.mkdir(exist_ok=True)
+    for part in ("bin", "jars"):
+        with contextlib.suppress(FileExistsError):
+            (home / part).symlink_to(Path(pyspark.__file__).parent / part)
+    own = {"SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.getcwd()}
+    return os.environ | own | {"SPARK_LOCAL_IP": "127.0.0.1"}
+
+
+class Program:
+    """A run of `program.py`: a context manager."""
+
+    def __init__(self, master: str, folder: Path) -> None:
+        self._log = folder / f"program-{time.monotonic_ns()}.log"
+        with open(self._log, "w") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, str(Path(__file__).with_name("program.py")), master],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=environment(folder),
+            )
+        self.jvm = int(self._line())
+
+    def copy(self, options: dict[str, str], folder: Path) -> None:
+        """Have it begin."""
+        assert self._process.stdin is not None, "it is a pipe"
+        self._process.stdin.write(json.dumps({"options": options, "folder": str(folder)}) + "\n")
+        self._process.stdin.flush()
+
+    def outcome(self, published: int) -> Outcome:
+        """Wait until it has copied everything."""
+        return Outcome(published, *json.loads(self._line()))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None, "it is a pipe"
+            pipe.close()
+        self._process.wait()
+        # It ends by itself when its program is gone; two of them must not work on one checkpoint.
+        wait_until(lambda: not Path(f"/proc/{self.jvm}").exists())
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def under_its_jvm(self, words: str) -> list[int]:
+        """Processes whose command lines have these words."""
+        return [pid for pid in descendants(self.jvm) if words in _command_line(pid)]
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None, "it is a pipe"
+        line = self._process.stdout.readline()
+        if not line:
+            self._process.wait()
+            raise AssertionError("it ended early:\n" + self._log.read_text()[-3000:])
+        return line
+
+
+def wait_until(happens: Callable[[], object]) -> None:
+    deadline = time.monotonic() + _PATIENCE
+    while not happens():
+        assert time.monotonic() < deadline, "it does not happen"
+        time.sleep(0.005)
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def said_again(diary: Path) -> int:
+    """How many partitions were read more than once, each time the same bytes; an attempt that died said less."""
+    again = 0
+    for partition in (diary / "yields").iterdir():
+        attempts = sorted((said for each in partition.iterdir() if (said := each.read_bytes())), key=len)
+        assert all(attempts[-1].startswith(each) for each in attempts), f"{partition.name} is not what it was"
+        again += len(attempts) > 1
+    return again
+
+
+def report(what: str, kills: int, outcome: Outcome, diary: Path) -> None:
+    """A line for who reads `make spark-crash`."""
+    print(
+        f"{what}: killed {kills} times, lost {outcome.lost} of {outcome.published:,}, twice {outcome.twice}, "
+        f"partitions read again {said_again(diary)}"
+    )
+
+
+def _command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""

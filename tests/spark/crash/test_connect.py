@@ -1,0 +1,36 @@
+"""Spark Connect: the program has no JVM of its own, and reads NSQ all the same."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nsq_conformance.nsqd_process import NsqdProcess
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+
+PROGRAM = Path(__file__).with_name("connect_program.py")
+
+
+def test_a_batch_and_a_stream_are_read_over_spark_connect(
+    nsqd: NsqdProcess, topic: str, written: dict[str, str], tmp_path: Path
+):
+    bodies = [f"body {number}" for number in range(10)]
+    for channel in ("batch", "stream"):
+        nsqd.create_channel(topic, channel)
+    assert nsqd.asks("POST", f"/mpub?topic={topic}", "\n".join(bodies).encode()).status == 200
+    options = {name: value for name, value in written.items() if name != "channel"}
+    run = subprocess.run(
+        [sys.executable, PROGRAM, json.dumps(options), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    module, *read = json.loads(run.stdout.splitlines()[-1])
+    assert module.startswith("pyspark.sql.connect")
+    assert read == [sorted(bodies)] * 2
