@@ -45,7 +45,7 @@ leave_all() {
 
 
 _SECONDS_FOR_ONE: Final = 150.0
-_SECONDS_FOR_NEWS: Final = 20.0
+_SECONDS_FOR_NEWS: Final = 60.0
 _LISTENING: Final = "0A"
 
 

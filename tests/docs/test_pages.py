@@ -46,13 +46,14 @@ def is_run(block: Block) -> bool:
 @pytest.mark.parametrize("page", [page for page in pages() if any(map(is_run, blocks_of(page)))])
 def test_a_page_does_what_it_says(page, tmp_path, request):
     scene = SCENES.get(page, Scene())
-    programs = () if scene.bare else (Path(sys.executable).parent,)
+    # Who has installed nothing has the Python that the tests' environment was made of.
+    programs = Path(sys.base_prefix) / "bin" if scene.bare else Path(sys.executable).parent
     plan = {
         "before": scene.before,
         "blocks": [asdict(block) for block in blocks_of(page) if is_run(block)],
         "folder": str(ROOT if scene.in_checkout else tmp_path / "here"),
         "environment": {
-            "PATH": search_path(*programs),
+            "PATH": search_path(programs),
             "PROGRAMS": str(Path(sys.executable).parent),
             "HOME": str(tmp_path / "here"),
             **(request.getfixturevalue("release").offline if scene.installs else {}),
