@@ -74,9 +74,9 @@ def demonstrate(options: argparse.Namespace, cleaning: ExitStack) -> None:
     with_spark = not options.no_spark
     if options.once and not with_spark:
         return
-    if with_spark:
-        # Before the first event: none is missed while Spark starts.
-        nsqd.create_channel(TOPIC, CHANNEL)
+    # Before the first event: nobody misses one while he starts, and nsqlookupd knows the topic when it is asked.
+    for channel in (*CHANNELS, *([CHANNEL] if with_spark else ())):
+        nsqd.create_channel(TOPIC, channel)
     stream = cleaning.enter_context(EventStream(nsqd.tcp_address, nsqlookupd.http_address))
     say(f"events go through topic {TOPIC}, channels {' and '.join(CHANNELS)}, until the end")
     running: list[Running] = [nsqlookupd, nsqd, nsqadmin, stream]

@@ -18,7 +18,7 @@ from nsq_conformance.demo.event import EVENTS_A_SECOND, events
 
 _TOPIC = "events"
 _RECONNECT_SECONDS = 1.0
-_POLL_SECONDS = 2
+_POLL_SECONDS = 15
 
 
 class Publication:
