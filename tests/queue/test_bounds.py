@@ -191,10 +191,13 @@ def test_a_backlog_on_disk_is_bounded_and_stays_so_after_a_start(data_path):
     first = data_path.start(mem_queue_size=2)
     first.channel()
     first.publishes(*[b"%d" % number for number in range(50)])
+    data_path.checkpoint(first)
+    first.broker.take_changed()
     first.follows({"max_depth": 10, "when_full": "drop-oldest"})
     for _ in range(5):
         first.waits(0.01)
     assert first.channel().depth == 10
+    assert first.broker.take_changed() == [first.topic()]  # there is something for a checkpoint to know
     data_path.checkpoint(first)
     data_path.kill(first)
     second = data_path.start()

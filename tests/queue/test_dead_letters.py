@@ -35,6 +35,7 @@ def test_what_was_requeued_often_enough_goes_to_the_dead_letter_topic_body_uncha
     assert daemon.sends_dead_letters()
     assert (channel.depth, channel.in_flight_count, channel.dead_letter_count) == (0, 0, 1)
     assert channel.requeue_count == 2
+    assert list(daemon.topic(DEAD).channels) == [REDRIVE_CHANNEL]
     reader = daemon.consumer(REDRIVE_CHANNEL, DEAD)
     assert reader.takes() == [b"bad"]
     assert reader.attempts(b"bad") == 1

@@ -7,39 +7,36 @@ from nsq_compat.queue.bounds import Full
 from nsq_compat.queue.dead_letters import REDRIVE_CHANNEL
 
 DEAD = "orders.archive.dead"
-POLICIES = st.lists(
-    st.fixed_dictionaries(
-        {"topic": st.just("orders")},
-        optional={
-            "max_attempts": st.integers(1, 3),
-            "max_depth": st.integers(1, 8),
-            "max_rate": st.sampled_from([5, 50, 5000]),
-        },
-    ).filter(lambda policy: len(policy) > 1),
-    max_size=2,
+SETTINGS = st.fixed_dictionaries(
+    {
+        "max_attempts": st.sampled_from([None, 1, 2]),
+        "max_depth": st.sampled_from([None, 2, 8]),
+        "max_rate": st.sampled_from([None, 5, 5000]),
+    }
 )
 STEPS = st.lists(
     st.one_of(
-        st.tuples(st.just("publish"), st.integers(1, 6)),
-        st.tuples(st.just("take"), st.integers(1, 6)),
+        st.tuples(st.sampled_from(["publish", "take", "fail"]), st.integers(1, 6)),
         st.tuples(st.sampled_from(["finish", "requeue", "defer", "send"]), st.just(0)),
         st.tuples(st.just("wait"), st.sampled_from([0, 1, 30, 61])),
-        st.tuples(st.just("policies"), POLICIES),
+        st.tuples(st.just("policies"), SETTINGS),
     ),
+    min_size=10,  # few steps lead nowhere
     max_size=60,
 )
 
 
-@given(first=POLICIES, drops=st.booleans(), steps=STEPS)
+@given(first=SETTINGS, drops=st.booleans(), steps=STEPS)
 def test_every_message_is_in_one_place_or_counted(start, first, drops, steps):
     daemon = start()
     channel, consumer = daemon.channel(), daemon.consumer(timeout=60.0)
     published = finished = refused = 0
     held: list[bytes] = []
 
-    def apply(policies):
-        full = {"when_full": "drop-oldest" if drops else "reject"}
-        daemon.follows(*({**each, **full} if "max_depth" in each else each for each in policies))
+    def apply(settings):
+        full = {"max_depth": {"when_full": "drop-oldest" if drops else "reject"}}
+        given = {name: value for name, value in settings.items() if value is not None}
+        daemon.follows(*({"topic": "orders", name: value, **full.get(name, {})} for name, value in given.items()))
 
     apply(first)
     for step, argument in steps:
@@ -52,6 +49,9 @@ def test_every_message_is_in_one_place_or_counted(start, first, drops, steps):
                 refused += argument
         elif step == "take":
             held += consumer.takes(argument)
+        elif step == "fail":
+            for body in consumer.takes(argument):
+                consumer.requeues(body)
         elif step in ("finish", "requeue", "defer") and (held := still_held(consumer, held)):
             body = held.pop(0)
             if step == "finish":
