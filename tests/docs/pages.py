@@ -106,7 +106,6 @@ END""",
         hosts={"one": "127.0.0.1", "two": "127.0.0.1"},
         addresses=("10.0.0.2",),
     ),
-    "benchmarks/README.md": Scene(in_checkout=True),
     "contrib/README.md": Scene(in_checkout=True, installs=True),
     "docs/runbook.md": Scene(
         f"""
@@ -142,13 +141,8 @@ while head -c 5000 /dev/zero | {_ASK} --data-binary @- 'http://nsqd-1:4151/pub?t
 
 NOT_RUN: Final[Mapping[tuple[str, str], str]] = {
     ("README.md", "scripts/run"): "conformance/test_demo.py runs the first; the second runs this test",
-    (
-        "benchmarks/README.md",
-        "make bench                          # our nsqd, all scenarios; the result goes to RESULTS.md",
-    ): ("minutes each, for a machine that does nothing else"),
-    ("conformance/README.md", "# a table of what both do, behaviour by behaviour; --help says more"): (
-        "minutes each; conformance/test_report.py runs the first, scripts/test the second"
-    ),
+    ("benchmarks/README.md", "```sh"): "minutes each, for a machine that does nothing else, and tools from the index",
+    ("conformance/README.md", "```sh"): "minutes each, and another nsqd; scripts/test runs pytest conformance",
     ("contrib/README.md", "docker build --file contrib/container/Containerfile --tag nsq_compat ."): (
         "no engine; tests/packaging/test_container.py does its steps"
     ),
