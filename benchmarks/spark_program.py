@@ -19,7 +19,8 @@ import pyspark_nsq
 from nsq_compat.protocol import command_writer
 from pyspark_nsq.connection import NsqConnection
 from pyspark_nsq.decode import finish
-from pyspark_nsq.options import STREAM, ReadOptions, read_options
+from pyspark_nsq.option_table import STREAM
+from pyspark_nsq.options import ReadOptions, read_options
 from pyspark_nsq.plan import Share
 from pyspark_nsq.rows import Origin, columns, spooled
 from pyspark_nsq.source import NsqDataSource, NsqPartition, NsqStreamReader

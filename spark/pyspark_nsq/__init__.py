@@ -22,7 +22,7 @@ spool, durably, before it finishes it, and seals what belongs to its batch; Spar
     reader        `run_reader`: pynsq's handlers on a cluster
     duplicates    `once`: a stream without what has been there before
     command_line  what the pipelines in ``spark/jobs`` share
-    options       the table of options; `kinds` is what their texts may be
+    options       what a user wrote, checked; `option_table` is the table, `kinds` what their texts may be
 
 May import ``nsq_compat.protocol`` and ``nsq_compat.session``, never gevent: executors are forked from Spark's daemon,
 and nothing may be patched there. Only ``source``, ``sink`` and ``duplicates`` import pyspark. Read ``drain`` first,

@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from pyspark_nsq.options import BATCH, STREAM, OptionError, read_options, write_options
+from pyspark_nsq.option_table import BATCH, STREAM
+from pyspark_nsq.options import OptionError, read_options, write_options
 
 _SENTENCE: Final = re.compile(r"pyspark_nsq\.[\w.]+: (.+)")
 

@@ -24,7 +24,8 @@ from nsq_compat.protocol import command_writer
 from pyspark_nsq import kinds
 from pyspark_nsq.connection import NsqConnection, NsqdUnreachable
 from pyspark_nsq.nodes import Nodes
-from pyspark_nsq.options import STREAM, OptionError, ReadOptions, read_options
+from pyspark_nsq.option_table import STREAM
+from pyspark_nsq.options import OptionError, ReadOptions, read_options
 from pyspark_nsq.publisher import CannotPublish
 
 log = logging.getLogger(__name__)

@@ -18,16 +18,8 @@ from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, 
 from pyspark_nsq import batch_spool, staging
 from pyspark_nsq.drain import drain, nowhere
 from pyspark_nsq.nodes import Nodes
-from pyspark_nsq.options import (
-    BATCH,
-    SPECULATION,
-    STREAM,
-    OptionError,
-    ReadOptions,
-    WriteOptions,
-    read_options,
-    write_options,
-)
+from pyspark_nsq.option_table import BATCH, STREAM
+from pyspark_nsq.options import SPECULATION, OptionError, ReadOptions, WriteOptions, read_options, write_options
 from pyspark_nsq.plan import Share, from_json, share_out
 from pyspark_nsq.progress import Offset, Progress, open_spool
 from pyspark_nsq.rows import SPARK_SCHEMA, Origin, columns

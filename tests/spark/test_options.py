@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_nsq.options import BATCH, OPTIONS, STREAM, WRITE, Option, OptionError, read_options, write_options
+from pyspark_nsq.option_table import BATCH, OPTIONS, STREAM, WRITE, Option
+from pyspark_nsq.options import OptionError, read_options, write_options
 
 GOOD = {"subscribe": "orders", "channel": "spark", "nsqdTcpAddresses": "127.0.0.1:4150", "spoolDir": "/spool"}
 

@@ -16,7 +16,8 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from pyspark_nsq import drain
-from pyspark_nsq.options import STREAM, read_options
+from pyspark_nsq.option_table import STREAM
+from pyspark_nsq.options import read_options
 from pyspark_nsq.source import NsqDataSource, NsqPartition, NsqStreamReader, read
 
 YIELDING = "yielding"
