@@ -92,6 +92,10 @@ class Program:
     def is_running(self) -> bool:
         return self._process.poll() is None
 
+    def what_it_said(self) -> str:
+        """For who wants to know why it ended."""
+        return "it ended early:\n" + self._log.read_text()[-3000:]
+
     def under_its_jvm(self, words: str) -> list[int]:
         """Processes whose command lines have these words."""
         return [pid for pid in descendants(self.jvm) if words in _command_line(pid)]
@@ -101,7 +105,7 @@ class Program:
         line = self._process.stdout.readline()
         if not line:
             self._process.wait()
-            raise AssertionError("it ended early:\n" + self._log.read_text()[-3000:])
+            raise AssertionError(self.what_it_said())
         return line
 
 

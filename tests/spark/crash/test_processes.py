@@ -25,7 +25,7 @@ def await_another(name: str, program: Program, folder: Path) -> None:
 
     before = found()
     wait_until(lambda: found() - before or not program.is_running())
-    assert program.is_running(), "it ended before it could be killed"
+    assert program.is_running(), program.what_it_said()
 
 
 VICTIMS: dict[str, Callable[[Program], int]] = {
