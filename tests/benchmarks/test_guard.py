@@ -66,6 +66,13 @@ def test_system_calls_are_a_cost_too() -> None:
     assert "6 system calls a message, recorded were 5" in sentence
 
 
+def test_system_calls_that_come_with_time_are_none() -> None:
+    batch = next(load for load in LOADS if load.name == "PUB, 50 in a write")
+    before = {batch.name: cost(0.1, 100 / batch.messages)}
+    assert guard.grown(before, {batch.name: cost(0.1, 200 / batch.messages)}) == []
+    assert len(guard.grown(before, {batch.name: cost(0.1, 300 / batch.messages)})) == 1
+
+
 def test_what_was_never_recorded_is_not_passed_over() -> None:
     (sentence,) = guard.grown({}, {"PUB": cost(1.0)})
     assert "never recorded" in sentence
