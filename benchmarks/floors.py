@@ -52,6 +52,12 @@ class Standing:
             for figure, ratio in self.ratios.items()
         )
 
+    @property
+    def verdict(self) -> str:
+        """What is reached, and by what if not all figures decide."""
+        by_some = self.reached != UNKNOWN and not all(map(self._decides, self.ratios))
+        return f"{self.reached}, by CPU" if by_some else self.reached
+
     def _decides(self, figure: str) -> bool:
         return not (self.disturbed and figure in _NEEDS_THE_MACHINE)
 
@@ -83,7 +89,7 @@ def long_rows(found: Sequence[Standing]) -> list[list[str]]:
     rows = [["asked of", "scenario", "floor", "aim", "measured", "reached", "why not the aim"]]
     for each in found:
         rows.append(
-            [_row(each.aim), f"`{each.scenario.name}`", *_bounds(each.aim), each.measured, each.reached, each.why]
+            [_row(each.aim), f"`{each.scenario.name}`", *_bounds(each.aim), each.measured, each.verdict, each.why]
         )
     return rows
 
@@ -96,7 +102,7 @@ def short_rows(found: Sequence[Standing]) -> list[list[str]]:
         of_row = [each for each in found if each.aim.row == row]
         worst = min(of_row, key=lambda each: order.index(each.reached))
         measured = worst.measured if len(of_row) == 1 else f"{worst.measured} (`{worst.scenario.name}`)"
-        rows.append([_row(worst.aim), *_bounds(worst.aim), measured, worst.reached])
+        rows.append([_row(worst.aim), *_bounds(worst.aim), measured, worst.verdict])
     return rows
 
 

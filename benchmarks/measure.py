@@ -130,7 +130,9 @@ class Rounds:
     def cores(self, who: str) -> float:
         """CPUs in use by ``server``, ``load`` or ``others``."""
         spent = self._values(f"{who}_cpu")
-        return statistics.median(cpu / figures.seconds for cpu, figures in zip(spent, self.each, strict=True))
+        cores = statistics.median(cpu / figures.seconds for cpu, figures in zip(spent, self.each, strict=True))
+        # What comes after the last message, until the server rests, adds to the CPU time and not to the seconds.
+        return min(cores, float(os.cpu_count() or 1)) if who == "others" else cores
 
     def _values(self, figure: str) -> list[float]:
         return [getattr(figures, figure) for figures in self.each]

@@ -70,7 +70,7 @@ def test_an_aim_is_reached_by_all_of_its_figures(messages: float, cpu: float, re
 def test_on_a_busy_machine_only_cpu_decides() -> None:
     asked = scenario(aim=Aim("PUB", 1.2, 2.5))
     (standing,) = standings({asked: [rounds(figures(cpu=0.1, others=1.0)), rounds(figures(others=1.0))]})
-    assert (standing.reached, standing.measured) == ("aim", "(msg/s 1.00), CPU 5.00")
+    assert (standing.verdict, standing.measured) == ("aim, by CPU", "(msg/s 1.00), CPU 5.00")
     asked = scenario(aim=Aim("p99", 0.7, 0.2, figures=("p99",), less_is_better=True))
     (standing,) = standings({asked: [rounds(figures(p99=5, others=1.0)), rounds(figures())]})
     assert standing.reached == "(disturbed)"

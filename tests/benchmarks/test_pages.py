@@ -1,0 +1,47 @@
+"""What the pages say was written by a run: nothing in them has been left behind by the data, or by each other."""
+
+from pathlib import Path
+
+from benchmarks.floors import AIM, BEGIN, END, FLOOR, SHORT, UNKNOWN
+from benchmarks.nsqd_aims import AIMS
+from benchmarks.nsqd_scenarios import SCENARIOS
+
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+
+
+def rows(text: str) -> list[list[str]]:
+    """Of the first table in it, without its head."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
+
+
+def section(heading: str) -> str:
+    return (BENCHMARKS / "RESULTS.md").read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+
+
+def test_floors_and_aims_in_the_result_are_those_of_the_data() -> None:
+    said = {row[1].strip("`"): (float(row[2]), float(row[3])) for row in rows(section("Floors and aims"))}
+    assert said == {name: (aim.floor, aim.aim) for name, aim in AIMS.items()}
+
+
+def test_the_readme_says_what_the_result_says() -> None:
+    worst_first = [SHORT, UNKNOWN, FLOOR, AIM]
+    found: dict[str, list[str]] = {}
+    for row in rows(section("Floors and aims")):
+        found.setdefault(row[0], []).append(row[5].partition(", ")[0])
+    short = rows((ROOT / "README.md").read_text().partition(BEGIN)[2].partition(END)[0])
+    assert {row[0]: row[4].partition(", ")[0] for row in short} == {
+        row: min(reached, key=worst_first.index) for row, reached in found.items()
+    }
+
+
+def test_the_result_has_every_scenario() -> None:
+    page = (BENCHMARKS / "RESULTS.md").read_text()
+    assert [scenario.name for scenario in SCENARIOS if f"\n- `{scenario.name}`: " not in page] == []
+
+
+def test_every_page_of_results_stands_beside_the_command_that_makes_it() -> None:
+    map_of_pages = (BENCHMARKS / "README.md").read_text()
+    missing = [page.name for page in BENCHMARKS.glob("RESULTS*.md") if f"]({page.name})" not in map_of_pages]
+    assert missing == []
