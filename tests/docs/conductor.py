@@ -111,7 +111,7 @@ def _listens(pid: int) -> bool:
     listening = {
         fields[9]
         for table in ("tcp", "tcp6")
-        for fields in map(str.split, Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:])
+        for fields in map(str.split, Path(f"/proc/net/{table}").read_text().splitlines()[1:])
         if fields[3] == _LISTENING
     }
     try:
