@@ -115,10 +115,17 @@ def _listens(pid: int) -> bool:
         if fields[3] == _LISTENING
     }
     try:
-        held = [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()]
+        held = {_target(f"/proc/{pid}/fd/{number}") for number in os.listdir(f"/proc/{pid}/fd")}
     except OSError:
         return True  # it has ended, which is another's business
     return any(f"socket:[{inode}]" in held for inode in listening)
+
+
+def _target(link: str) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:
+        return ""  # closed meanwhile
 
 
 def follow(shell: Shell, block: Block, folder: Path) -> None:
