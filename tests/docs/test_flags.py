@@ -15,8 +15,8 @@ ELSEWHERE = {
     "docs/differences.md": {"queue-scan"},  # two flags that begin so
     "docs/flags.md": {"name"},  # any flag
     "docs/guarantees.md": {"seed", "other-nsqd"},  # pytest's, in tests/faults and conformance
-    "docs/spark.md": {"after"},  # the spool tool's
-    "docs/utilities.md": {"help", "max"},  # every program's; simplequeue's
+    "docs/spark.md": {"archives", "py-files"},  # spark-submit's
+    "docs/utilities.md": {"max"},  # simplequeue's
 }
 _FLAG = re.compile(r"(?<![\w-])--?([a-z][a-z0-9]*(?:-[a-z0-9]+)*)")
 _CODE = re.compile(r"`([^`]+)`")
@@ -25,7 +25,7 @@ _CODE = re.compile(r"`([^`]+)`")
 def said(command: tuple[str, ...]) -> str:
     program, *words = command
     result = subprocess.run(
-        [Path(sys.executable).with_name(program), *words], capture_output=True, text=True, timeout=50
+        [Path(sys.executable).with_name(program), *words], capture_output=True, text=True, timeout=50, cwd=ROOT
     )
     return result.stdout + result.stderr
 
@@ -35,6 +35,11 @@ def known() -> set[str]:
     """Every flag of every program, out of its own mouth."""
     asked: list[tuple[str, ...]] = [(script, "--help") for script in console_scripts()]
     asked += [("nsq_data", subcommand, "--help") for subcommand in ("check", "export", "salvage")]
+    asked += [("python", "-m", "nsq_conformance.demo", "--help")]  # scripts/run
+    asked += [("python", "-m", "pyspark_nsq.spool_tool", subcommand, "--help") for subcommand in ("requeue", "purge")]
+    jobs = [path.name for path in (ROOT / "spark" / "jobs").glob("*.py") if "__main__" in path.read_text()]
+    assert "windowed_counts.py" in jobs
+    asked += [("python", f"spark/jobs/{job}", "--help") for job in jobs]
     with ThreadPoolExecutor(4) as threads:
         return {flag for text in threads.map(said, asked) for flag in _FLAG.findall(text)}
 
