@@ -166,8 +166,9 @@ def test_an_operator_deletes_what_nobody_has_any_more(nsqlookupd):
     url = f"http://{nsqlookupd.http_address}/topic/delete?topic=orders"
     with urlopen(Request(url, method="POST"), timeout=20) as answer:
         assert answer.status == 200
-    with pytest.raises(HTTPError, match="404"):
+    with pytest.raises(HTTPError, match="404") as refusal:
         nsqlookupd.get("/lookup", topic="orders")
+    refusal.value.close()
 
 
 def test_a_profile_of_the_process_can_be_taken(nsqlookupd):
