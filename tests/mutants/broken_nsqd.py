@@ -24,9 +24,9 @@ from tests.mutants.breaking import Function, instead_of, run_broken
 # --- Messages ---------------------------------------------------------------------------------------------------------
 
 
-@instead_of(channel_module, "next_attempt")
-def attempts_do_not_grow(original: Function, frame: bytes) -> bytes:
-    return frame
+@instead_of(channel_module, "next_attempts")
+def attempts_do_not_grow(original: Function, frames: Sequence[bytes]) -> object:
+    return frames
 
 
 @instead_of(channel_module, "next_attempts")
