@@ -126,8 +126,9 @@ class Spool:
 
     def suspect_from_before(self, origin: Origin, started: int) -> None:
         """That nsqd was started at this time of its clock. If it was killed before, it gives out again what was
-        finished since its last checkpoint: whatever was spooled before may come again. `started` is in whole seconds,
-        so one that was started twice within a second is taken for one."""
+        finished since its last checkpoint: whatever was spooled before may come again. What is spooled later is not
+        looked at: the first to know of the start has said what there was. `started` is in whole seconds, so one that
+        was started twice within a second is taken for one."""
         occasion = f"started {started}"
         if not self.suspects.has(origin, occasion):
             before = [file for file in self.folder.glob(f"*/*/*{_SPOOL}") if _written(file) < started + _CLOCKS_APART]

@@ -21,9 +21,10 @@ class Suspects:
         self._folder = folder
 
     def add(self, origin: Origin, ids: Iterable[str], occasion: str = "") -> None:
-        """Returns when they are on the disk. An `occasion` may be recorded by several, and counts once."""
+        """Returns when they are on the disk. An `occasion` may be recorded by several, and counts once; it is recorded
+        even if no id belongs to it."""
         said = {"topic": origin.topic, "channel": origin.channel, "nsqd": origin.nsqd, "ids": sorted(ids)}
-        if said["ids"]:
+        if said["ids"] or occasion:
             write_whole(self._file(origin, occasion), json.dumps(said).encode())
 
     def has(self, origin: Origin, occasion: str) -> bool:

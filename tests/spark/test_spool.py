@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 
 import pytest
 
@@ -137,8 +138,16 @@ def test_what_was_spooled_before_an_nsqd_was_started_may_come_again(spool):
     assert spool.suspects.of(ORIGIN) == set()
     spool.suspect_from_before(ORIGIN, 2_000)
     assert spool.suspects.of(ORIGIN) == {"1".rjust(16, "0")}
-    spool.suspect_from_before(ORIGIN, 2_000)
-    assert len(list((spool.folder / "suspects").iterdir())) == 1
+
+
+def test_what_is_spooled_after_a_start_was_noticed_is_not_suspected(spool):
+    started = int(time.time())
+    spool.suspect_from_before(ORIGIN, started)
+    spooled(spool.partition(1, 0), b"one").close()
+    spool.suspect_from_before(ORIGIN, started)
+    assert spool.suspects.of(ORIGIN) == set()
+    spool.suspect_from_before(ORIGIN, started + 1)
+    assert spool.suspects.of(ORIGIN) == {"one".rjust(16, "0")}
 
 
 def test_cleaning_that_was_interrupted_is_repeated(spool):
