@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 import pyspark_nsq
 from nsq_compat.protocol import command_writer
 from pyspark_nsq.connection import NsqConnection
-from pyspark_nsq.decode import finish
+from pyspark_nsq.decode import decode, finish
 from pyspark_nsq.option_table import STREAM
 from pyspark_nsq.options import ReadOptions, read_options
 from pyspark_nsq.plan import Share
@@ -50,14 +50,14 @@ def _received(share: Share, options: ReadOptions) -> Iterator[pa.RecordBatch]:
         wanted, in_flight = share.count, connection.max_rdy_count
         connection.send(command_writer.ready(min(in_flight, wanted)))
         while wanted > 0:
-            batches = connection.receive(options.idle_timeout)
-            while sum(map(len, batches)) < min(in_flight // 2, wanted) and (
+            blocks = connection.receive(options.idle_timeout)
+            while sum(len(each.starts) - 1 for each in blocks) < min(in_flight // 2, wanted) and (
                 more := connection.receive(options.idle_timeout)
             ):
-                batches += more
-            if not batches:
+                blocks += more
+            if not blocks:
                 break
-            batch = pa.concat_batches(batches)
+            batch = decode(blocks)
             wanted -= len(batch)
             connection.send(command_writer.ready(min(in_flight, max(wanted, 0))) + finish(batch.column("id")))
             yield spooled(origin, batch)

@@ -4,7 +4,7 @@ Invariants: *any cut of the input gives the same frames* and the same error at t
 bytes; what is kept is one read and at most one incomplete frame, whose size was judged before it was awaited.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from nsq_compat.protocol import schema
@@ -20,6 +20,9 @@ _TYPE_OFFSET = FRAME_HEADER.offset("type")
 _MIN_FRAME_SIZE = FRAME_HEADER.size - _TYPE_OFFSET
 _MIN_MESSAGE_SIZE = _MIN_FRAME_SIZE + _MESSAGE_HEADER.size
 
+# Messages, when it is tried whether those at the beginning are alike.
+_FIRST_LOOK = 16
+
 
 class FrameError(Exception):
     """What arrived cannot be frames; the connection is of no more use."""
@@ -34,10 +37,11 @@ class Frame(NamedTuple):
 
 class FrameBlock(NamedTuple):
     """Frames as they came: number i is ``data[starts[i] : starts[i + 1]]``, header and all. Those that are no messages
-    are in `others` too, with their numbers; every message has a whole header."""
+    are in `others` too, with their numbers; every message has a whole header. Where `starts` is a range, all frames are
+    messages of one size, its step."""
 
     data: bytes
-    starts: list[int]
+    starts: Sequence[int]
     others: list[tuple[int, Frame]]
 
 
@@ -74,11 +78,12 @@ class FrameReader:
         buffer, unpack_header, max_size = self._buffer, FRAME_HEADER.unpack_from, self._max_frame_size
         header_size, to_type = FRAME_HEADER.size, _TYPE_OFFSET
         message_type, min_size = FRAME_TYPE_MESSAGE, _MIN_MESSAGE_SIZE
-        starts: list[int] = []
         others: list[tuple[int, Frame]] = []
         if not buffer.append(data):
             return FrameBlock(b"", [0], others)
-        data, position = buffer.gather(), 0
+        data = buffer.gather()
+        table = _messages_alike(data, max_size)
+        starts, position = list[int](), table[-1]
         end = len(data)
         last_start = end - header_size
         buffer.needed = header_size
@@ -92,13 +97,12 @@ class FrameReader:
                 buffer.needed = to_type + size
                 break
             if not is_message:
-                others.append((len(starts), Frame(frame_type, data[position + header_size : stop])))
+                others.append((len(table) - 1 + len(starts), Frame(frame_type, data[position + header_size : stop])))
             starts.append(position)
             position = stop
-        starts.append(position)
         buffer.position = position
         buffer.gather()
-        return FrameBlock(data, starts, others)
+        return FrameBlock(data, [*table[:-1], *starts, position] if starts else table, others)
 
     def hand_back(self) -> bytes:
         """The bytes behind the last frame, taken out of the reader: they belong to TLS or a compressed stream now."""
@@ -124,6 +128,29 @@ class FrameReader:
             yield Frame(frame_type, data[position + header_size : stop])
             position = stop
         buffer.gather()
+
+
+def _messages_alike(data: bytes, max_size: int) -> range:
+    """Where the whole messages begin, and where the last ends, that stand at the beginning and all have the size of the
+    first. Looks at no more than some times what it finds."""
+    # Column by column, without an object for a frame: what is published by programs often has one size.
+    if len(data) < FRAME_HEADER.size:
+        return range(1)
+    header = data[: FRAME_HEADER.size]
+    size, frame_type = FRAME_HEADER.unpack_from(header)
+    step = _TYPE_OFFSET + size
+    if frame_type != FRAME_TYPE_MESSAGE or not _MIN_MESSAGE_SIZE <= size <= max_size:
+        return range(1)
+    position, most = 0, _FIRST_LOOK
+    while True:
+        alike = min(most, (len(data) - position) // step)
+        for place in range(FRAME_HEADER.size):
+            column = data[position + place : position + alike * step : step]
+            alike -= len(column.lstrip(header[place : place + 1]))
+        position += alike * step
+        if alike < most:
+            return range(0, position + 1, step)
+        most *= 8
 
 
 def parse_message(data: bytes) -> Message:

@@ -17,7 +17,7 @@ Invariants:
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -64,10 +64,10 @@ class Received:
 @dataclass(frozen=True, slots=True)
 class ReceivedFrames:
     """As `Received`, of a session that keeps frames: message i is the frame ``data[starts[i] : starts[i + 1]]``, whose
-    header is whole."""
+    header is whole. Where `starts` is a range, all of them have one size, its step."""
 
     data: bytes
-    starts: list[int]
+    starts: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,6 @@ import socket
 import ssl
 import time
 
-import pyarrow as pa
-
 from nsq_compat import __version__
 from nsq_compat.protocol import command_writer
 from nsq_compat.protocol.identify import IdentifyRequest
@@ -49,7 +47,7 @@ class NsqConnection:
         self._address = address
         self._timeout = options.connect_timeout
         self._session = ClientSession(_request(options), auth_secret=options.auth_secret.encode(), keeps_frames=True)
-        self._messages: list[pa.RecordBatch] = []
+        self._messages: list[ReceivedFrames] = []
         self._answers: dict[str, bytes] = {}
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
@@ -101,8 +99,8 @@ class NsqConnection:
         """Until everything that was published is nsqd's. Raises ``NsqdLost`` when that cannot be known."""
         self._wait_for_answers(0)
 
-    def receive(self, timeout: float) -> list[pa.RecordBatch]:
-        """The messages that came, as columns of the spool; an empty list when none did in `timeout` seconds."""
+    def receive(self, timeout: float) -> list[ReceivedFrames]:
+        """The messages that came, for `decode`; an empty list when none did in `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while not self._messages:
             left = deadline - time.monotonic()
@@ -115,7 +113,10 @@ class NsqConnection:
         """Until nsqd has executed everything it was told; no message is sent behind this. What came too late to be
         wanted goes back."""
         self._ask(command_writer.CLS, "CLS")
-        late = [id.encode() for batch in self._messages for id in batch.column("id").to_pylist()]
+        try:
+            late = [id.encode() for each in self._messages for id in decode([each]).column("id").to_pylist()]
+        except NotText as error:
+            raise NsqdLost(f"nsqd {self._address}: {error}") from None
         self.send(b"".join(command_writer.requeue(each, 0) for each in late))
         self._messages = []
         # Closing with something unread would make the system throw away what nsqd has not read yet.
@@ -167,10 +168,10 @@ class NsqConnection:
             self._socket.settimeout(timeout)
             data = self._socket.recv(_PIECE)
             events = self._session.receive_data(data)
-            self._messages += [decode(each.data, each.starts) for each in events if isinstance(each, ReceivedFrames)]
+            self._messages += [each for each in events if isinstance(each, ReceivedFrames)]
         except TimeoutError:
             return False
-        except (OSError, ProtocolError, NotText) as error:
+        except (OSError, ProtocolError) as error:
             raise NsqdLost(f"nsqd {self._address}: {error}") from None
         if not data:
             raise NsqdLost(f"nsqd {self._address} closed the connection")

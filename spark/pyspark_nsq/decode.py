@@ -3,7 +3,7 @@ message. What that buys: benchmarks/RESULTS-spark.md.
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from nsq_compat.protocol import command_writer, schema
 from nsq_compat.protocol.layout import derive
+from nsq_compat.session.client_session import ReceivedFrames
 from pyspark_nsq.rows import SPOOLED
 
 _HEADER: Final = derive(schema.MESSAGE_FRAME_HEADER)
@@ -28,24 +29,25 @@ _FIN: Final = np.frombuffer(command_writer.finish([bytes(_ID_SIZE)]), np.uint8)
 _FIN_ID: Final = slice(_FIN.tobytes().index(bytes(_ID_SIZE)), _FIN.tobytes().index(bytes(_ID_SIZE)) + _ID_SIZE)
 
 Bytes = npt.NDArray[np.uint8]
+Numbers = npt.NDArray[np.int64]
 
 
 class NotText(ValueError):
     """Ids that are no text: what sent them is no nsqd."""
 
 
-def decode(data: bytes, starts: Sequence[int]) -> pa.RecordBatch:
-    """The messages in the frames ``data[starts[i] : starts[i + 1]]`` (one at least, each with a whole header) as
-    columns of the spool. Raises ``NotText``."""
-    places = np.array(starts, np.int64)
-    begins = places[:-1]
-    headers = np.lib.stride_tricks.sliding_window_view(np.frombuffer(data, np.uint8), _HEADER.size)[begins]
+def decode(blocks: Sequence[ReceivedFrames]) -> pa.RecordBatch:
+    """The messages of these blocks (one at least, and less than 2 GiB in all) as columns of the spool. Raises
+    ``NotText``."""
+    sizes = {block.starts.step if isinstance(block.starts, range) else None for block in blocks}
+    size = sizes.pop() if len(sizes) == 1 else None
+    headers, bodies = _cut(blocks) if size is None else _cut_alike(blocks, size)
     fields = headers.view(_HEADERS)[:, 0]
     columns = [
         _ids(headers[:, _ID]),
-        _bodies(data, places),
-        pa.array(fields["timestamp_ns"].astype(np.int64)),
-        pa.array(fields["attempts"].astype(np.int32)),
+        bodies,
+        _array(pa.int64(), fields["timestamp_ns"].astype(np.int64)),
+        _array(pa.int32(), fields["attempts"].astype(np.int32)),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SPOOLED)
 
@@ -62,17 +64,46 @@ def finish(ids: pa.Array) -> bytes:
 def _ids(rows: Bytes) -> pa.Array:
     if rows.max() > 0x7F:
         raise NotText("an id is no text")
-    offsets = np.arange(0, rows.size + 1, _ID_SIZE, dtype=np.int32)
-    return pa.Array.from_buffers(
-        pa.string(), len(rows), [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(rows))]
-    )
+    return _array(pa.string(), np.arange(0, rows.size + 1, _ID_SIZE, dtype=np.int32), rows)
 
 
-def _bodies(data: bytes, places: npt.NDArray[np.int64]) -> pa.Array:
-    # To Arrow the bytes are header, body, header, body; every second of these is taken.
+def _cut_alike(blocks: Sequence[ReceivedFrames], size: int) -> tuple[Bytes, pa.Array]:
+    """Headers, one in a row, and bodies of frames that all have this size: they are the rows of a table."""
+    tables = [
+        np.frombuffer(block.data, np.uint8, (len(block.starts) - 1) * size, block.starts[0]).reshape(-1, size)
+        for block in blocks
+    ]
+    bodies = np.concatenate([each[:, _HEADER.size :] for each in tables])
+    offsets = np.arange(len(bodies) + 1, dtype=np.int32) * np.int32(size - _HEADER.size)
+    return np.concatenate([each[:, : _HEADER.size] for each in tables]), _array(pa.binary(), offsets, bodies)
+
+
+def _cut(blocks: Sequence[ReceivedFrames]) -> tuple[Bytes, pa.Array]:
+    """Headers, one in a row, and bodies of frames of any size."""
+    data, places = _joined(blocks)
     count = len(places) - 1
+    everywhere = np.ndarray((len(data) - _HEADER.size + 1, _HEADER.size), np.uint8, data, strides=(1, 1))
+    # To Arrow the bytes are header, body, header, body; every second of these is taken.
     offsets = np.empty(2 * count + 1, np.int32)
     offsets[::2] = places
     offsets[1::2] = places[:-1] + _HEADER.size
     both = pa.Array.from_buffers(pa.binary(), 2 * count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
-    return both.take(pa.array(np.arange(1, 2 * count, 2, dtype=np.int32)))
+    return everywhere[places[:-1]], both.take(_array(pa.int32(), np.arange(1, 2 * count, 2, dtype=np.int32)))
+
+
+def _joined(blocks: Sequence[ReceivedFrames]) -> tuple[bytes, Numbers]:
+    """As one block: its data, and where each frame begins and the last ends."""
+    data = b"".join([memoryview(block.data)[block.starts[0] : block.starts[-1]] for block in blocks])
+    places, begin = [np.zeros(1, np.int64)], 0
+    for block in blocks:
+        ends = np.array(block.starts, np.int64)[1:] + (begin - block.starts[0])
+        places.append(ends)
+        begin = int(ends[-1])
+    return data, np.concatenate(places)
+
+
+def _array(kind: pa.DataType, *columns: npt.NDArray[Any]) -> pa.Array:
+    """Of numbers, or of offsets and bytes. Made of numpy's memory as it is."""
+    return pa.Array.from_buffers(
+        kind, len(columns[0]) - (len(columns) - 1), [None, *map(pa.py_buffer, map(np.ascontiguousarray, columns))]
+    )

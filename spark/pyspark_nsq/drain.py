@@ -15,8 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nsq_compat.protocol import command_writer
+from nsq_compat.session.client_session import ReceivedFrames
 from pyspark_nsq.connection import NsqConnection, NsqdLost, NsqdUnreachable
-from pyspark_nsq.decode import finish
+from pyspark_nsq.decode import NotText, decode, finish
 from pyspark_nsq.nodes import HttpFailed, ask
 from pyspark_nsq.options import ReadOptions
 from pyspark_nsq.rows import Origin, spooled
@@ -25,6 +26,7 @@ from pyspark_nsq.spool_file import SpoolFile
 
 log = logging.getLogger(__name__)
 
+_FIRST = pa.scalar(1, pa.int32())
 _LONGEST_HOLD = 1.0
 _LARGEST_CHUNK = 64 << 20
 # Executors may not reach what the driver does, and a task should not be late for it.
@@ -121,7 +123,7 @@ class _Attempt:
             self._receive(wanted)
             self._connection.settle()
             doubtful = self._connection.rejected
-        except NsqdLost as error:
+        except (NsqdLost, NotText) as error:
             # What is spooled is kept; whether it was finished, nobody knows.
             log.warning("reading ends early: %s", error)
             doubtful = self._ids()
@@ -135,23 +137,23 @@ class _Attempt:
 
     def _receive(self, wanted: int) -> None:
         self._connection.send(command_writer.ready(min(self._in_flight, wanted)))
-        waiting: list[pa.RecordBatch] = []
+        waiting: list[ReceivedFrames] = []
         now = time.monotonic()
         end, quiet, held = now + self._options.max_read, now + self._options.idle_timeout, 0.0
-        while wanted > 0 and now < min(end, quiet) and self._partition.sealed() is None:
-            batches = self._connection.receive(min(end, quiet, held if waiting else quiet) - now)
+        while wanted > 0 and now < min(end, quiet) and not self._partition.is_sealed:
+            blocks = self._connection.receive(min(end, quiet, held if waiting else quiet) - now)
             now = time.monotonic()
-            if batches:
+            if blocks:
                 quiet = now + self._options.idle_timeout
                 held = held if waiting else now + self._hold
-                waiting += batches
+                waiting += blocks
             if waiting and (self._is_chunk(waiting, wanted) or now >= min(end, quiet, held)):
-                wanted -= self._take(pa.concat_batches(waiting), wanted)
+                wanted -= self._take(decode(waiting), wanted)
                 waiting = []
 
-    def _is_chunk(self, waiting: list[pa.RecordBatch], wanted: int) -> bool:
-        rows: int = sum(each.num_rows for each in waiting)
-        size: int = sum(each.nbytes for each in waiting)
+    def _is_chunk(self, waiting: list[ReceivedFrames], wanted: int) -> bool:
+        rows = sum(len(each.starts) - 1 for each in waiting)
+        size = sum(each.starts[-1] - each.starts[0] for each in waiting)
         return rows >= min(self._chunk, wanted) or size >= _LARGEST_CHUNK
 
     def _take(self, batch: pa.RecordBatch, wanted: int) -> int:
@@ -175,7 +177,7 @@ class _Attempt:
         if not self._options.suppress_redelivered:
             return batch
         # One connection gets a message for the second time only as its second attempt.
-        if self._known is None and not self._suspects and pc.all(pc.equal(batch.column("attempts"), 1)).as_py():
+        if self._known is None and not self._suspects and pc.all(pc.equal(batch.column("attempts"), _FIRST)).as_py():
             return batch
         if self._known is None:
             self._known = self._suspects | self._ids()

@@ -4,6 +4,7 @@ In the spool a message has what differs from message to message. Where it came f
 stands once, in the schema's metadata. `columns` puts both together into the columns a query asks for.
 """
 
+import functools
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Final
@@ -20,6 +21,8 @@ SPOOLED: Final = pa.schema(
     [("id", pa.string()), ("body", pa.binary()), ("timestamp_ns", pa.int64()), ("attempts", pa.int32())]
 )
 
+_NS_PER_US: Final = pa.scalar(1000, pa.int64())
+
 
 @dataclass(frozen=True, slots=True)
 class Origin:
@@ -32,7 +35,12 @@ class Origin:
 
 def spooled(origin: Origin, batch: pa.RecordBatch) -> pa.RecordBatch:
     """Messages as they go into the spool: with where they came from."""
-    return batch.replace_schema_metadata(asdict(origin))
+    return batch.replace_schema_metadata(_metadata(origin))
+
+
+@functools.cache
+def _metadata(origin: Origin) -> dict[str, str]:
+    return asdict(origin)
 
 
 def origin_of(batch: pa.RecordBatch) -> Origin:
@@ -42,13 +50,14 @@ def origin_of(batch: pa.RecordBatch) -> Origin:
 
 def columns(batch: pa.RecordBatch, wanted: Iterable[str]) -> pa.RecordBatch:
     """The columns Spark was promised, in its types."""
-    return pa.RecordBatch.from_arrays([_column(batch, name) for name in wanted], names=list(wanted))
+    origin = origin_of(batch)
+    return pa.RecordBatch.from_arrays([_column(batch, name, origin) for name in wanted], names=list(wanted))
 
 
-def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
+def _column(batch: pa.RecordBatch, name: str, origin: Origin) -> pa.Array:
     if name in SPOOLED.names:
         return batch.column(name)
     if name == "timestamp":
-        microseconds = pc.divide(batch.column("timestamp_ns"), pa.scalar(1000, pa.int64()))
-        return microseconds.cast(pa.timestamp("us", tz="UTC"))
-    return pa.repeat(getattr(origin_of(batch), name), batch.num_rows)
+        return pc.divide(batch.column("timestamp_ns"), _NS_PER_US).view(pa.timestamp("us", tz="UTC"))
+    # Of a value whose type it is not told, pyarrow asks pandas each time, and looks for it where there is none.
+    return pa.repeat(pa.scalar(getattr(origin, name), pa.string()), batch.num_rows)

@@ -163,6 +163,7 @@ class Partition:
     def __init__(self, stream_folder: Path, seq: int, part: int) -> None:
         self._stream_folder = stream_folder
         self.folder = stream_folder / str(seq) / str(part)
+        self._seal = self.folder / _SEALED
 
     def create(self) -> None:
         with said_plainly(self.folder):
@@ -183,10 +184,14 @@ class Partition:
     def _piece(self, file: Path) -> Piece:
         return _whole(self._stream_folder, file)
 
+    @property
+    def is_sealed(self) -> bool:
+        return os.path.exists(self._seal)
+
     def sealed(self) -> list[Piece] | None:
         """What the partition is; None as long as that is open."""
         try:
-            return [Piece(**each) for each in json.loads((self.folder / _SEALED).read_bytes())]
+            return [Piece(**each) for each in json.loads(self._seal.read_bytes())]
         except FileNotFoundError:
             return None
 
@@ -197,7 +202,7 @@ class Partition:
             said = [{"file": each.file, "size": each.size, "rows": each.rows} for each in pieces]
             write_new(temporary, json.dumps(said).encode())
             with contextlib.suppress(FileExistsError):
-                os.link(temporary, self.folder / _SEALED)
+                os.link(temporary, self._seal)
             temporary.unlink()
             sync_folder(self.folder)
         sealed = self.sealed()

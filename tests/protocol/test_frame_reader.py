@@ -66,6 +66,34 @@ def test_blocks_have_the_same_frames_however_the_bytes_were_cut(frames, rest, po
     assert read_blocks(cut(wire, points)) == (whole, rest)
 
 
+# What programs publish: many of one size, and now and then something else.
+RUNS = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 200)), max_size=5)
+
+
+@given(RUNS, st.sampled_from([b"", HEARTBEAT]), st.binary(max_size=7), st.lists(st.integers(0, 20_000), max_size=4))
+def test_messages_of_one_size_are_told_from_others_however_the_bytes_were_cut(runs, between, rest, points):
+    wire, expected = b"", list[bytes]()
+    for size, count in runs:
+        frames = [schema.FRAME.build({"type": 2, "data": b"%026d" % number + bytes(size)}) for number in range(count)]
+        expected += [*frames, *([between] if between else [])]
+        wire += b"".join(frames) + between
+    reader, found = FrameReader(), list[bytes]()
+    for piece in cut(wire + rest, points):
+        block = reader.receive_block(piece)
+        others = {number for number, _ in block.others}
+        assert [number in others for number in range(len(block.starts) - 1)] == [
+            frame == HEARTBEAT for frame in frames_in(block)
+        ]
+        found += frames_in(block)
+    assert (found, reader.hand_back()) == (expected, rest)
+
+
+def test_where_messages_of_one_size_begin_is_a_range():
+    frame = schema.FRAME.build({"type": 2, "data": bytes(100)})
+    assert FrameReader().receive_block(frame * 1000 + frame[:50]).starts == range(0, 108_001, 108)
+    assert FrameReader().receive_block(frame * 3 + HEARTBEAT + frame).starts == [0, 108, 216, 324, 343, 451]
+
+
 @given(st.binary(max_size=60) | st.binary(max_size=20).map(lambda data: OK + b"\0\0\0" + data))
 def test_any_bytes_lead_to_blocks_or_the_same_frame_error_in_any_cut(data):
     frames, end = read_blocks([data[index : index + 1] for index in range(len(data))])

@@ -7,6 +7,7 @@ import pyarrow as pa
 
 from nsq_compat.protocol import schema
 from nsq_compat.protocol.frame_reader import Message
+from nsq_compat.session.client_session import ReceivedFrames
 from pyspark_nsq.decode import decode
 from pyspark_nsq.rows import Origin, spooled
 
@@ -19,4 +20,4 @@ def frames_of(messages: Iterable[Message]) -> tuple[bytes, list[int]]:
 
 def batch_of(origin: Origin, *messages: Message) -> pa.RecordBatch:
     """As a task puts them into the spool."""
-    return spooled(origin, decode(*frames_of(messages)))
+    return spooled(origin, decode([ReceivedFrames(*frames_of(messages))]))

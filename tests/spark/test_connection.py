@@ -8,9 +8,11 @@ import pytest
 import trustme
 
 from nsq_compat.protocol import command_writer
+from nsq_compat.protocol.frames import OK
+from nsq_compat.protocol.message import make_frame
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from pyspark_nsq.connection import NsqConnection, NsqdLost, NsqdUnreachable
-from pyspark_nsq.decode import finish
+from pyspark_nsq.decode import decode, finish
 from tests.client.fake_nsqd import FakeNsqd
 from tests.spark.conftest import OptionsWith
 
@@ -35,7 +37,7 @@ def test_messages_come_through_tls_from_an_nsqd_that_is_trusted(tmp_path, option
         with NsqConnection(nsqd.tcp_address, options) as connection:
             connection.subscribe(topic, "c")
             connection.send(command_writer.ready(1))
-            (batch,) = connection.receive(20)
+            batch = decode(connection.receive(20))
             assert batch.column("body").to_pylist() == [b"one"]
             connection.send(finish(batch.column("id")))
             connection.settle()
@@ -66,11 +68,20 @@ def test_what_nobody_wanted_goes_back(nsqd, topic, options_with, publish):
     with NsqConnection(nsqd.tcp_address, options_with()) as connection:
         connection.subscribe(topic, "c")
         connection.send(command_writer.ready(3))
-        (batch, *_) = connection.receive(20)
-        connection.send(finish(batch.column("id")[:1]))
+        connection.send(finish(decode(connection.receive(20)).column("id")[:1]))
         connection.settle()
     stats = nsqd.channel_stats(topic, "c")
     assert stats["depth"] + stats["in_flight_count"] == 2
+
+
+def test_an_id_that_is_no_text_is_no_nsqds(options_with):
+    with (
+        contextlib.closing(FakeNsqd({"SUB": OK + make_frame(b"\xff" * 16, 1, b"body")})) as server,
+        NsqConnection(server.address, options_with()) as connection,
+    ):
+        connection.subscribe("t", "c")
+        with pytest.raises(NsqdLost, match="an id is no text"):
+            connection.settle()
 
 
 def test_a_topic_nsqd_refuses_is_said_in_its_words(options_with, nsqd):

@@ -1,11 +1,14 @@
 """A task against a real nsqd, killed at every point: nothing is lost, and nothing is there twice."""
 
+import contextlib
 import itertools
 import time
 from urllib.request import Request, urlopen
 
 import pytest
 
+from nsq_compat.protocol.frames import OK
+from nsq_compat.protocol.message import make_frame
 from nsq_conformance.daemon_process import own_host
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from pyspark_nsq import drain as drain_module
@@ -14,6 +17,7 @@ from pyspark_nsq.drain import POINTS, drain
 from pyspark_nsq.options import ReadOptions
 from pyspark_nsq.rows import Origin
 from pyspark_nsq.spool import Spool
+from tests.client.fake_nsqd import FakeNsqd
 from tests.spark.conftest import OptionsWith, Publish
 from tests.spark.dying import die_at
 
@@ -147,6 +151,12 @@ def test_an_nsqd_that_cannot_be_reached_is_an_empty_partition_or_an_error(spool,
 def test_an_nsqd_that_requires_what_it_does_not_get_says_so(spool, options_with):
     with pytest.raises(NsqdUnreachable, match="TLS was asked for and nsqd does not offer it"):
         drained(spool, options_with(tls="true", failOnUnreachable="true"), 5)
+
+
+def test_a_server_whose_ids_are_no_text_is_read_no_further(spool, options_with, caplog):
+    with contextlib.closing(FakeNsqd({"SUB": OK + make_frame(b"\xff" * 16, 1, b"body")})) as server:
+        assert drained(spool, options_with(nsqdTcpAddresses=server.address, nsqdHttpAddresses=""), 1) == []
+    assert "reading ends early: an id is no text" in caplog.text
 
 
 def test_nsqd_is_killed_after_a_chunk_was_spooled_and_nothing_is_lost_or_comes_twice(

@@ -46,7 +46,7 @@ def test_cut_at_any_byte_a_file_has_the_chunks_before_the_cut(tmp_path):
 
 
 def test_a_byte_changed_anywhere_ends_the_file_before_its_chunk(tmp_path):
-    first, second = encode(batch_of(b"one")), encode(batch_of(b"two"))
+    first, second = (bytes(encode(batch_of(body))) for body in (b"one", b"two"))
     path = tmp_path / "changed"
     for place in range(len(second)):
         changed = bytearray(second)
@@ -57,7 +57,7 @@ def test_a_byte_changed_anywhere_ends_the_file_before_its_chunk(tmp_path):
 
 def test_zeros_behind_the_last_chunk_are_no_chunk(tmp_path):
     path = tmp_path / "zeros"
-    path.write_bytes(encode(batch_of(b"one")) + bytes(5000))
+    path.write_bytes(bytes(encode(batch_of(b"one"))) + bytes(5000))
     assert bodies_in(path) == [[b"one"]]
 
 
