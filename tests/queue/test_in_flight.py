@@ -43,6 +43,33 @@ def test_what_was_finished_does_not_expire(in_flight, make_frames):
     assert in_flight.expire(160.0) == [b]
 
 
+@pytest.mark.parametrize("size", [1, 3])
+def test_who_finishes_in_order_leaves_no_places_behind_to_be_looked_through(in_flight, make_frames, size):
+    window = []
+    for first in range(0, 500 * size, size):
+        frames = make_frames(*[b"x"] * size, first=first)
+        in_flight.add(frames, now=100.0, timeout=60.0)
+        window.append(frames)
+        if len(window) == 10:
+            in_flight.finish(ids_of(window.pop(0)))
+        assert in_flight.place_count <= 11 * size
+
+
+def test_places_behind_a_message_that_takes_long_are_caught_up_with(in_flight, make_frames):
+    slow, *others = (make_frames(b"x", first=first) for first in range(600))
+    in_flight.add(slow, now=100.0, timeout=60.0)
+    for frames in others:
+        in_flight.add(frames, now=100.0, timeout=60.0)
+        in_flight.finish(ids_of(frames))
+    assert in_flight.place_count == 600
+    in_flight.finish(ids_of(slow))
+    for first in range(1000, 1600):
+        frames = make_frames(b"x", first=first)
+        in_flight.add(frames, now=100.0, timeout=60.0)
+        in_flight.finish(ids_of(frames))
+    assert in_flight.place_count == 1
+
+
 def test_ids_that_are_not_here_are_named_in_their_order(in_flight, make_frames):
     a, b = ids_of(make_frames(b"a", b"b"))
     in_flight.add(make_frames(b"a"), now=100.0, timeout=60.0)
