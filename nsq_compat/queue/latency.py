@@ -19,7 +19,7 @@ from nsq_compat.protocol.message import raw_timestamps
 from nsq_compat.queue.stats import LatencyStats
 
 _RELATIVE_ACCURACY = 0.01
-_MAX_BINS = 2048
+_MAX_BINS = 2200
 """From a nanosecond to thirty years at that accuracy; should that not do, the shortest times lose theirs."""
 
 

@@ -106,6 +106,7 @@ NANOSECONDS = st.lists(st.integers(min_value=1, max_value=10**18), min_size=1, m
 
 
 @example([679], 1.0)
+@example([1, 900_186_251_275_136_065], 0.5)
 @given(NANOSECONDS, st.floats(min_value=0.0001, max_value=1.0))
 def test_every_percentile_is_within_one_percent_of_a_message_at_that_place(nanoseconds, quantile):
     exact = sorted(nanoseconds)[math.ceil(quantile * len(nanoseconds)) - 1]
