@@ -1,7 +1,8 @@
 """One TCP client: a socket, a greenlet that reads, and the session between them.
 
 How it works. The read loop waits for readability (a watcher that stays with the connection), receives, feeds the
-session and flushes. Where a session never waits the watcher's callback does all that in the event loop, and the
+session and flushes; what a session has posted, to be published with what others have, it answers at the end of the
+turn, by `flush_apart`. Where a session never waits the watcher's callback does all that in the event loop, and the
 greenlet is woken only for what takes time: an upgrade, bytes that inflate, a client that does not take its replies.
 `flush` sends without waiting; it also runs as a callback at the end of a turn of the event loop when somebody else's
 action gave the session something to send, so what a turn produces leaves in one system call and an idle consumer needs
@@ -135,7 +136,8 @@ class Connection(Generic[Session]):
             self._decode_tls(self._tls, data)
         else:
             self._decode(codecs, data)
-        self.flush()
+        if session.posted is None:
+            self.flush()
         return bool(data) or not self._hung_up
 
     def _read_in_place(self) -> None:
@@ -299,6 +301,10 @@ class Connection(Generic[Session]):
 
     def _flush_when_due(self) -> None:
         self._flush_is_due = False
+        self.flush_apart()
+
+    def flush_apart(self) -> None:
+        """`flush` on behalf of somebody else: what goes wrong is this connection's alone."""
         try:
             self.flush()
         except Exception as error:  # the top of a callback, as `run` is the top of a greenlet

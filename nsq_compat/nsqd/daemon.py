@@ -3,6 +3,8 @@
 import logging
 import time
 
+import gevent
+
 from nsq_compat import NSQ_VERSION, version_line
 from nsq_compat.cli.errors import OptionError
 from nsq_compat.cli.kinds import TLS_NOT_REQUIRED, TLS_REQUIRED
@@ -35,6 +37,7 @@ from nsq_compat.queue import go_export
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.data_path import DataPathLock, make_our_folder, reason, resolved
 from nsq_compat.queue.files import OsFiles
+from nsq_compat.queue.intake import Intake
 from nsq_compat.queue.latency import LatencyOptions
 from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.policing import Policing
@@ -175,6 +178,7 @@ class Daemon:
         self.drain = Drain(self._broker, self._lookup_peers, options.drain_timeout / SECOND)
         # Sessions wait for two things only: auth servers, and the disk where it is synced before OK.
         waits = self._limits.auth_required or self._storage.durability is Durability.FSYNC
+        self._intake = None if waits else Intake(gevent.get_hub().loop.run_callback)
         self._tcp = TcpServer(tcp_listener, self._make_session, make_tls, session_waits=waits)
         service = Service(
             options,
@@ -264,6 +268,8 @@ class Daemon:
             wake=connection.wake,
             drop=connection.abort,
             authorize=self._auth.authorize,
+            intake=self._intake,
+            answer=connection.flush_apart,
             now=now,
             now_ns=now_ns,
         )

@@ -15,10 +15,10 @@ Invariants:
 
 import re
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
-from nsq_compat.protocol.command_table import PUB, BodySpec, CommandSpec
+from nsq_compat.protocol.command_table import MPUB, PUB, BodySpec, CommandSpec
 from nsq_compat.protocol.commands import Command, Finish, Line, Publish
 from nsq_compat.protocol.errors import E_BAD_BODY, E_BAD_MESSAGE, FatalClientError, SilentClose
 
@@ -32,6 +32,7 @@ _FIN_FIRST_BYTE = ord("F")
 _lone_fin = re.compile(rb"FIN ([^\n\r ]{16})\n").fullmatch
 _LONE_FIN_SIZE = 21
 _read_size = struct.Struct(">i").unpack_from
+_read_two_sizes = struct.Struct(">ii").unpack_from
 _WORTH_A_LOOK = 4
 _ALIKE_AT_ONCE = 128
 """Messages of one size; bounds what a remembered layout takes."""
@@ -43,11 +44,20 @@ def _alike(size: int, count: int) -> struct.Struct:
     return struct.Struct(f"{SIZE_OF_SIZE}s{size}s" * count)
 
 
+def _cut_alike(buffer: bytes, position: int, size: int, count: int) -> tuple[bytes, ...]:
+    """So many messages that are all there, if all of them are of that size, which the first one is; else none."""
+    fields = _alike(size, count).unpack_from(buffer, position)
+    return fields[1::2] if fields[::2].count(fields[0]) == count else ()
+
+
 class CommandReader:
     """Reads one connection's commands, from behind the magic.
 
+    What the socket gives is for `receive_alone`, which knows the usual, and where that does not take it for
+    `receive_data`.
+
     `admit` is called with the tokens of each complete line, but for FINs that are well-formed as they are, and perhaps
-    for a PUB line like the last one: what it has once admitted of a PUB it must go on admitting. It returns the
+    for a PUB or MPUB line like the last one: what it has once admitted of these it must go on admitting. It returns the
     command's spec or raises what is to be answered. Sizes are in bytes.
     """
 
@@ -63,30 +73,52 @@ class CommandReader:
         self._buffer = b""
         self._position = 0
         self._body: _SizedBody | _MultipleBody | None = None
-        self._pub_line = b""  # the last one that was admitted, with its end
-        self._pub_tokens: Sequence[bytes] = ()
+        # The last PUB or MPUB line that was admitted, with its end.
+        self._known_line = b""
+        self._known_spec = PUB
+        self._known_tokens: Sequence[bytes] = ()
 
-    def receive_data(self, data: bytes) -> Iterable[Command]:
+    def receive_alone(self, data: bytes) -> Publish | Finish | None:
+        """What the socket gave, if that is just one PUB or MPUB with a line like the last, or one FIN; else None.
+
+        None says that nothing was taken, and that it is for `receive_data`. Raises nothing.
+        """
+        # Hot: who awaits each answer sends one command at a time, which costs half as much without the generator.
+        if self._available or self._body is not None:
+            return None
+        line = self._known_line
+        if line and data.startswith(line):
+            begin = len(line)
+            start = begin + SIZE_OF_SIZE
+            size = len(data) - start
+            if size <= 0 or _read_size(data, begin)[0] != size:
+                return None
+            if self._known_spec is PUB:
+                bodies: Sequence[bytes] = (data[start:],) if size <= self._max_msg_size else ()
+            else:
+                bodies = self._all_alike(data, start) if size <= self._max_body_size else ()
+            return Publish(self._known_spec, self._known_tokens, bodies) if bodies else None
+        fin = _lone_fin(data) if len(data) == _LONE_FIN_SIZE else None
+        return Finish([fin[1]]) if fin is not None else None
+
+    def _all_alike(self, data: bytes, start: int) -> Sequence[bytes]:
+        """The messages of the MPUB whose count is at `start`, if they are of one size and all there is; else none."""
+        begin = start + SIZE_OF_SIZE
+        if begin + SIZE_OF_SIZE > len(data):
+            return ()
+        count, size = _read_two_sizes(data, start)
+        if not 0 < count <= _ALIKE_AT_ONCE or not 0 < size <= self._max_msg_size:
+            return ()
+        if begin + count * (SIZE_OF_SIZE + size) != len(data):
+            return ()
+        return _cut_alike(data, begin, size, count)
+
+    def receive_data(self, data: bytes) -> Iterator[Command]:
         """Take what the socket gave; the commands that are complete, to be gone through once, before more is fed.
 
         Going through them raises ``FatalClientError`` for what NSQ refuses, ``SilentClose`` for an over-long line, and
         whatever `admit` raises. After an error the reader is not to be fed again.
         """
-        # Hot: who awaits each answer sends one PUB or one FIN at a time, which cost half as much without the generator.
-        if not self._available and self._body is None:
-            line = self._pub_line
-            if line and data.startswith(line):
-                start = len(line) + SIZE_OF_SIZE
-                size = len(data) - start
-                if 0 < size <= self._max_msg_size and _read_size(data, len(line))[0] == size:
-                    return (Publish(PUB, self._pub_tokens, [data[start:]]),)
-            elif len(data) == _LONE_FIN_SIZE:
-                fin = _lone_fin(data)
-                if fin is not None:
-                    return (Finish([fin[1]]),)
-        return self._read(data)
-
-    def _read(self, data: bytes) -> Iterator[Command]:
         self._chunks.append(data)
         self._available += len(data)
         if self._available < self._needed:
@@ -151,9 +183,10 @@ class CommandReader:
         spec = self._admit(tokens)
         if spec.body is None:
             return Line(spec, tokens, b"")
+        if spec is PUB or spec is MPUB:
+            self._known_line, self._known_spec, self._known_tokens = buffer[position : newline + 1], spec, tokens
         if spec is PUB:
-            self._pub_line, self._pub_tokens = buffer[position : newline + 1], tokens
-            command = self._read_publish_run(spec, tokens, self._pub_line, end)
+            command = self._read_publish_run(spec, tokens, self._known_line, end)
             if command is not None:
                 return command
         self._body = self._expect_body(spec, tokens, spec.body)
@@ -314,8 +347,7 @@ class _MultipleBody:
             return ()
         if buffer[position:start] != buffer[following : following + SIZE_OF_SIZE]:
             return ()
-        fields = _alike(size, count).unpack_from(buffer, position)
-        return fields[1::2] if fields[::2].count(fields[0]) == count else ()
+        return _cut_alike(buffer, position, size, count)
 
     def _judged_size(self, size: int) -> int:
         if size <= 0:

@@ -19,6 +19,10 @@ class Conversation(Protocol):
     """There is more than `data_to_send` gave; ask again soon."""
 
     @property
+    def posted(self) -> object | None:
+        """What was received and is answered later in this turn, by a flush of its own; None for nothing."""
+
+    @property
     def upgrade(self) -> Upgrade | None:
         """What is to come between socket and session next; until it is there nothing is sent or received."""
 

@@ -45,6 +45,7 @@ class LookupPeer:
     """
 
     upgrade = None  # nothing comes between the socket and this protocol
+    posted = None  # everything is answered at once
 
     def __init__(
         self,

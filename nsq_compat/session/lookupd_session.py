@@ -41,6 +41,7 @@ class LookupdSession:
     """
 
     upgrade = None  # nothing comes between the socket and this protocol
+    posted = None  # everything is answered at once
 
     def __init__(self, db: RegistrationDb, about_us: LookupdInfo, *, peer: str, now: float) -> None:
         self.peer = peer

@@ -38,7 +38,9 @@ from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import NotInFlight, TooManyConsumers
 from nsq_compat.queue.exiting import Exiting, Refused
 from nsq_compat.queue.in_flight import NEVER
+from nsq_compat.queue.intake import Intake
 from nsq_compat.queue.stats import ClientStats
+from nsq_compat.queue.topic import Topic
 from nsq_compat.session.admission import delay_of, judge
 from nsq_compat.session.authorization import Access, AuthFailed, Authorize, Credentials, Grants, not_asked
 from nsq_compat.session.client_figures import figures
@@ -59,12 +61,17 @@ log = logging.getLogger(__name__)
 MAGIC = MAGIC_V2.value
 
 
+def unasked() -> None:
+    """What an `answer` is where nothing is posted."""
+
+
 class NsqdSession:
     """One TCP client, from its magic to its close.
 
     `host` is its address without the port, "" for a unix socket; `peer` names it in log lines and stats. `wake` asks
     the shell to call `data_to_send` soon and must not do so itself; `drop` asks it to close the connection at once.
     `authorize` may take its time within `receive_data`: the shell may go on calling everything else meanwhile.
+    With an `intake`, what is `posted` there is answered at the end of the turn, when `answer` has the shell send that.
     Times: `now` monotonic seconds, `now_ns` nanoseconds since 1970.
     """
 
@@ -78,6 +85,8 @@ class NsqdSession:
         wake: Callable[[], None],
         drop: Callable[[], None],
         authorize: Authorize = not_asked,
+        intake: Intake | None = None,
+        answer: Callable[[], None] = unasked,
         now: float,
         now_ns: int,
     ) -> None:
@@ -86,6 +95,7 @@ class NsqdSession:
         self.closing = False
         self.has_more = False
         self.upgrade: Upgrade | None = None
+        self.posted: Publish | None = None
         self.state = INIT
         self.wake = wake
         self.drop = drop
@@ -93,6 +103,8 @@ class NsqdSession:
         self._limits = limits
         self._host = host
         self._authorize = authorize
+        self._intake = intake
+        self.answer = answer
         self._access = Access(self._ask) if limits.auth_required else None
         self._now = now
         self._now_ns = now_ns
@@ -122,6 +134,8 @@ class NsqdSession:
         if self.upgrade is not None:
             self.upgrade.received += data
             return
+        if self.posted is not None:
+            self._settle()
         try:
             self._receive(data)
         except (FatalClientError, SilentClose) as error:
@@ -201,6 +215,14 @@ class NsqdSession:
     def _receive(self, data: bytes) -> None:
         if not self._opened:
             data = self._receive_magic(data)
+        alone = self._reader.receive_alone(data)
+        if alone is not None:
+            if isinstance(alone, Publish):
+                self._publish_soon(alone)
+            else:
+                self._finish(alone)
+            self._renew_deadline()
+            return
         complete = False
         for command in self._reader.receive_data(data) if data else ():
             complete = True
@@ -243,8 +265,8 @@ class NsqdSession:
     # --- What can be judged from a line -------------------------------------------------------------------------------
 
     def _admit(self, tokens: Sequence[bytes]) -> CommandSpec:
-        # A PUB line that was right once on a connection stays so, which the reader counts on; who may publish where is
-        # asked in `_publish`.
+        # A PUB or MPUB line that was right once on a connection stays so, which the reader counts on; who may publish
+        # where is asked in `_topic_of`.
         if self._lacks_tls and tokens[0] != b"IDENTIFY":
             raise tls_missing(tokens[0])
         spec = judge(tokens, self.state, heartbeats=self._settings.heartbeat_ms > 0)
@@ -265,20 +287,49 @@ class NsqdSession:
     # --- Commands -----------------------------------------------------------------------------------------------------
 
     def _publish(self, command: Publish) -> None:
-        # Hot: runs for every synchronous PUB.
-        spec, tokens, bodies = command
-        if self._access is not None and spec is not table.MPUB:
-            self._require(spec, tokens[1])
-        name = tokens[1].decode("ascii")
         try:
-            topic = self._broker.topics.get(name)  # saves the call that would make it
-            if topic is None:
-                topic = self._broker.topic(name)
-            topic.publish(bodies, self._now, self._now_ns)
+            self._topic_of(command).publish(command.bodies, self._now, self._now_ns)
         except (Refused, OSError) as error:
-            raise failed(spec, error) from None
-        self._pub_counts[name] += len(bodies)
+            raise failed(command.spec, error) from None
+        self._confirm(command)
+
+    def _publish_soon(self, command: Publish) -> None:
+        """The same together with what others publish in this turn, if there are any."""
+        # Hot: runs for every synchronous PUB.
+        if self._intake is not None:
+            try:
+                topic = self._topic_of(command)
+            except (Refused, OSError) as error:
+                raise failed(command.spec, error) from None
+            if self._intake.post(topic, command.bodies, self, self._now, self._now_ns):
+                self.posted = command
+                return
+        self._publish(command)
+
+    def published(self, error: Exception | None) -> None:
+        """What was posted is published, or not."""
+        command, self.posted = self.posted, None
+        assert command is not None, "only what was posted is answered"
+        if error is None:
+            self._confirm(command)
+        else:
+            self._end_with(failed(command.spec, error))
+
+    def _topic_of(self, command: Publish) -> Topic:
+        if self._access is not None:
+            self._require(command.spec, command.tokens[1])
+        name = command.tokens[1].decode("ascii")
+        return self._broker.topics.get(name) or self._broker.topic(name)
+
+    def _confirm(self, command: Publish) -> None:
+        spec, tokens, bodies = command
+        self._pub_counts[tokens[1].decode("ascii")] += len(bodies)
         self._replies.append(OK if spec is table.MPUB else OK * len(bodies))
+
+    def _settle(self) -> None:
+        """What comes next takes effect after what was posted."""
+        assert self._intake is not None, "nothing is posted without"
+        self._intake.settle()
 
     def _publish_deferred(self, command: Line) -> None:
         self._require(command.spec, command.tokens[1])
@@ -432,6 +483,8 @@ class NsqdSession:
     # --- Errors -------------------------------------------------------------------------------------------------------
 
     def _stop_reading(self, cause: str) -> None:
+        if self.posted is not None:
+            self._settle()
         if self.closing:
             return
         if self.upgrade is not None:

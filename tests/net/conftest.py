@@ -21,6 +21,7 @@ from nsq_compat.net.tls import Tls
 from nsq_compat.protocol.compression import Codec, Deflate, Snappy
 from nsq_compat.protocol.frame_reader import Frame, FrameReader
 from nsq_compat.queue.broker import Broker
+from nsq_compat.queue.intake import Intake
 from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.session.authorization import Authorize, not_asked
 from nsq_compat.session.nsqd_limits import NsqdLimits
@@ -39,6 +40,7 @@ class Server:
         self.authorize: Authorize = not_asked
         self.broker = Broker(QueueLimits(mem_queue_size=1_000_000))
         self.alarms = AlarmClock(self.broker.schedule)
+        self.intake = None if session_waits else Intake(gevent.get_hub().loop.run_callback)
         listener = listen("127.0.0.1:0")
         self.address = listener.getsockname()
         self.tcp = TcpServer(listener, self._make_session, self._make_tls, session_waits=session_waits)
@@ -54,6 +56,8 @@ class Server:
             wake=connection.wake,
             drop=connection.abort,
             authorize=self.authorize,
+            intake=self.intake,
+            answer=connection.flush_apart,
             now=now,
             now_ns=now_ns,
         )

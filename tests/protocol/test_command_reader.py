@@ -100,7 +100,8 @@ def hear(reader: CommandReader, pieces: Iterable[bytes]) -> Heard:
     events: list[Event] = []
     try:
         for piece in pieces:
-            for command in reader.receive_data(piece):
+            alone = reader.receive_alone(piece)
+            for command in reader.receive_data(piece) if alone is None else [alone]:
                 events += flat([command])
         reader.end_of_input()
     except FatalClientError as error:
@@ -257,6 +258,84 @@ def test_pubs_that_come_one_by_one_are_admitted_once_while_they_name_the_same_to
     said = [pub(b"one"), pub(b"two"), b"NOP\n", pub(b"three"), pub(b"four", b"PUB u\n"), pub(b"five")]
     assert hear(noting_reader, said) == Naive(b"".join(said)).hear()
     assert admitted == [[b"PUB", b"t"], [b"NOP"], [b"PUB", b"u"], [b"PUB", b"t"]]
+
+
+@pytest.mark.parametrize(
+    ("data", "bodies"),
+    [
+        (pub(b"two"), [b"two"]),
+        (pub(b"x" * MAX_MSG_SIZE), [b"x" * MAX_MSG_SIZE]),
+        (pub(b"x" * (MAX_MSG_SIZE + 1)), None),
+        (pub(b""), None),
+        (b"PUB t\n", None),
+        (b"PUB t\n\0\0", None),
+        (pub(b"two")[:-1], None),
+        (pub(b"two") + b"N", None),
+        (pub(b"two", b"PUB u\n"), None),
+        (pub(b"two", b"PUB t\r\n"), None),
+        (mpub(b"two"), None),
+    ],
+)
+def test_a_pub_that_comes_alone_is_taken_where_its_line_is_known_and_nothing_is_odd(reader, data, bodies):
+    assert reader.receive_alone(pub(b"one")) is None
+    single(reader, pub(b"one"))
+    alone = reader.receive_alone(data)
+    assert (alone and list(alone.bodies)) == bodies
+
+
+@pytest.mark.parametrize(
+    ("data", "bodies"),
+    [
+        (mpub(b"one", b"two"), [b"one", b"two"]),
+        (mpub(b"one"), [b"one"]),
+        (mpub(b"one", b"three"), None),
+        (mpub(b"x" * MAX_MSG_SIZE, b"y" * MAX_MSG_SIZE), [b"x" * MAX_MSG_SIZE, b"y" * MAX_MSG_SIZE]),
+        (mpub(*[b"x" * MAX_MSG_SIZE] * 3), None),
+        (mpub(b"x" * (MAX_MSG_SIZE + 1)), None),
+        (mpub(*[b"x"] * 11), [b"x"] * 11),
+        (mpub(*[b"x"] * 12), None),
+        (b"MPUB t\n" + number(4) + number(0), None),
+        (b"MPUB t\n" + number(8) + number(1) + number(0), None),
+        (b"MPUB t\n" + number(8) + number(0) + number(1), None),
+        (b"MPUB t\n" + number(8) + number(-1) + number(-4), None),
+        (b"MPUB t\n" + number(9) + number(1) + sized(b"one"), None),
+        (b"MPUB t\n" + number(11) + number(2) + sized(b"one"), None),
+        (b"MPUB t\n" + number(18) + number(1) + sized(b"one") + sized(b"two"), None),
+        (b"MPUB t\n" + number(5) + b"\0\0\0\1\0", None),
+        (b"MPUB t\n\0\0", None),
+        (b"MPUB t\n", None),
+        (pub(b"one"), None),
+    ],
+)
+def test_an_mpub_that_comes_alone_is_taken_where_its_messages_are_alike_and_nothing_is_odd(reader, data, bodies):
+    single(reader, mpub(b"any"))
+    alone = reader.receive_alone(data)
+    assert (alone and list(alone.bodies)) == bodies
+
+
+def test_nothing_comes_alone_behind_the_beginning_of_something_else(reader):
+    single(reader, pub(b"one"))
+    fin = b"FIN " + ID + b"\n"
+    assert reader.receive_alone(fin) == Finish([ID])
+    for beginning in (b"P", b"PUB t\n", b"PUB t\n" + number(7)):
+        reader = new_reader()
+        single(reader, pub(b"one"))
+        assert list(reader.receive_data(beginning)) == []
+        assert reader.receive_alone(pub(b"two")) is None
+        assert reader.receive_alone(fin) is None
+
+
+COMMANDS_OF_MANY_KINDS = st.one_of(
+    st.builds(pub, st.binary(max_size=MAX_MSG_SIZE + 2), st.sampled_from([b"PUB t\n", b"PUB u\n"])),
+    st.builds(lambda bodies: mpub(*bodies), st.lists(st.binary(min_size=1, max_size=MAX_MSG_SIZE), max_size=4)),
+    st.builds(lambda size, count: mpub(*[b"x" * size] * count), st.integers(0, 21), st.integers(0, 12)),
+    st.sampled_from([b"FIN " + ID + b"\n", b"FIN " + ID[1:] + b"\n", b"NOP\n"]),
+)
+
+
+@given(st.lists(COMMANDS_OF_MANY_KINDS, max_size=8))
+def test_commands_that_come_one_by_one_are_what_they_are_together(commands):
+    assert hear(new_reader(), commands) == hear(new_reader(), [b"".join(commands)])
 
 
 @pytest.mark.parametrize("line", [b"PUB u\n", b"PUB t extra\n", b"PUB t\r\n", b"PUB t \n"])

@@ -6,13 +6,14 @@ order: a response by its data, an error by its data, a message by its body.
 
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
 
 import pytest
 
 from nsq_compat.queue.broker import Broker
+from nsq_compat.queue.intake import Intake
 from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.stats import ClientStats
 from nsq_compat.session.authorization import Authorize, not_asked
@@ -48,6 +49,8 @@ class Nsqd:
     def __init__(self, **options: Any) -> None:
         of_the_queue = {field.name for field in fields(QueueLimits)} & set(options)
         self.broker = Broker(QueueLimits(**{name: options.pop(name) for name in of_the_queue}))
+        self._ending: list[Callable[[], None]] = []
+        self.intake = Intake(self._ending.append)
         self.limits = NsqdLimits(**options)
         self.now = 1000.0
         self.clients: list[Client] = []
@@ -82,6 +85,8 @@ class Nsqd:
     def turns(self) -> None:
         """Let everyone who was woken send, in turn, until all is quiet."""
         for _ in range(TURNS_AT_MOST):
+            while self._ending:
+                self._ending.pop()()
             woken = [client for client in self.clients if client.woken]
             if not woken:
                 return
@@ -110,6 +115,8 @@ class Client:
             wake=self._wake,
             drop=self._close,
             authorize=lambda credentials: nsqd.authorize(credentials),
+            intake=nsqd.intake,
+            answer=self._wake,
             now=nsqd.now,
             now_ns=nsqd.now_ns,
         )
@@ -123,6 +130,13 @@ class Client:
                 self.session.receive_data(piece, self._nsqd.now, self._nsqd.now_ns)
                 self.woken = True
                 self._nsqd.turns()
+        return self
+
+    def says_at_once(self, *pieces: bytes) -> "Client":
+        """Send bytes by the piece, all within one turn, which goes on."""
+        for piece in pieces:
+            self.session.receive_data(piece, self._nsqd.now, self._nsqd.now_ns)
+        self.woken = True
         return self
 
     def identifies(self, **wishes: Any) -> "Client":

@@ -161,3 +161,68 @@ def test_a_message_says_when_it_was_published_and_has_one_id_in_every_channel(ns
     assert message.timestamp_ns == published_ns
     assert len(message.id) == 16
     assert int(message.id, 16) >= 0
+
+
+# --- Several producers in one turn ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_known(nsqd, producer):
+    """Two producers that have published to the topic before, so that their next PUB or MPUB comes alone."""
+    other = nsqd.connect()
+    return producer.publishes(b"before"), other.publishes(b"before")
+
+
+def test_producers_of_one_turn_are_answered_when_it_ends(nsqd, two_known, build):
+    one, two = two_known
+    one.says_at_once(b"PUB t\n" + build.sized(b"one"))
+    two.says_at_once(b"PUB t\n" + build.sized(b"two"))
+    assert nsqd.broker.topics["t"].message_count == 2
+    nsqd.turns()
+    one.hears(b"OK")
+    two.hears(b"OK")
+    assert nsqd.broker.topics["t"].message_count == 4
+    assert [each.stats.pub_counts for each in two_known] == [(("t", 2),)] * 2
+
+
+def test_an_mpub_that_was_posted_has_one_answer(nsqd, two_known, build, consumer):
+    one, two = two_known
+    two.says(build.mpub([b"any"])).hears(b"OK")
+    consumer.says(b"RDY 10\n").hears_anything()
+    one.says_at_once(b"PUB t\n" + build.sized(b"one"))
+    two.says_at_once(build.mpub([b"two", b"six"]))
+    nsqd.turns()
+    one.hears(b"OK")
+    two.hears(b"OK")
+    consumer.hears(b"one", b"two", b"six")
+
+
+def test_what_a_producer_asks_for_behind_its_post_comes_after_it(nsqd, two_known, build):
+    one, two = two_known
+    two.says_at_once(b"PUB t\n" + build.sized(b"two"))
+    one.says_at_once(b"PUB t\n" + build.sized(b"one"), b"PUB other\n" + build.sized(b"x"), b"PUB bad!\n")
+    nsqd.turns()
+    one.hears(b"OK", b"OK", b'E_BAD_TOPIC PUB topic name "bad!" is not valid').and_is_closed()
+    two.hears(b"OK")
+    assert nsqd.broker.topics["t"].message_count == 4
+
+
+def test_a_producer_that_leaves_behind_its_post_has_published(nsqd, two_known, build):
+    one, two = two_known
+    two.says_at_once(b"PUB t\n" + build.sized(b"two"))
+    one.says_at_once(b"PUB t\n" + build.sized(b"one"))
+    one.stops_sending().hears(b"OK").and_is_closed()
+    two.says_at_once(b"PUB t\n" + build.sized(b"two"))
+    one.disconnects()
+    nsqd.turns()
+    assert nsqd.broker.topics["t"].message_count == 5
+
+
+def test_a_post_to_a_topic_that_ends_meanwhile_fails_as_a_pub_does(nsqd, two_known, build):
+    one, two = two_known
+    one.says_at_once(b"PUB t\n" + build.sized(b"one"))
+    two.says_at_once(b"PUB t\n" + build.sized(b"two"))
+    nsqd.broker.refuse_publishing()
+    nsqd.turns()
+    one.hears(b"E_PUB_FAILED PUB failed exiting").and_is_closed()
+    two.hears(b"E_PUB_FAILED PUB failed exiting").and_is_closed()

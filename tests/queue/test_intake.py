@@ -1,0 +1,182 @@
+"""What producers post in one turn is published together, and each hears of its own."""
+
+import errno
+from collections.abc import Callable
+
+import pytest
+
+from nsq_compat.queue.broker import Broker
+from nsq_compat.queue.exiting import Exiting, Refused
+from nsq_compat.queue.intake import MOST_POSTS, Intake
+from nsq_compat.queue.limits import QueueLimits
+
+NOW, NOW_NS = 1000.0, 1_700_000_000_000_000_000
+
+
+class Poster:
+    """A producer that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Exception | str | None] = []
+
+    def published(self, error) -> None:
+        self.told.append(error)
+
+    def answer(self) -> None:
+        self.told.append("answer")
+
+
+class TurnEnd:
+    """The end of the turn, when a test says so."""
+
+    def __init__(self) -> None:
+        self.callbacks: list[Callable[[], None]] = []
+
+    def comes(self) -> None:
+        while self.callbacks:
+            self.callbacks.pop()()
+
+
+class NoteHowMuch:
+    """A guard that lets in so many at once."""
+
+    def __init__(self, most: int) -> None:
+        self.asked: list[int] = []
+        self._most = most
+
+    def admit(self, count: int, now: float) -> None:
+        self.asked.append(count)
+        if sum(self.asked) > self._most:
+            raise Refused("enough")
+
+
+@pytest.fixture
+def turn_end() -> TurnEnd:
+    return TurnEnd()
+
+
+@pytest.fixture
+def intake(turn_end) -> Intake:
+    return Intake(turn_end.callbacks.append)
+
+
+@pytest.fixture
+def topic():
+    topic = Broker(QueueLimits()).topic("t")
+    topic.channel("c")
+    return topic
+
+
+@pytest.fixture
+def batches(topic, monkeypatch):
+    """The bodies of each ``publish`` of the topic."""
+    seen, publish = [], topic.publish
+
+    def noting(bodies, now, now_ns):
+        seen.append(list(bodies))
+        publish(bodies, now, now_ns)
+
+    monkeypatch.setattr(topic, "publish", noting)
+    return seen
+
+
+def test_what_several_post_in_a_turn_is_published_once_and_in_order(intake, turn_end, topic, batches):
+    one, two, three = (Poster() for _ in range(3))
+    assert intake.post(topic, [b"a"], one, NOW, NOW_NS)
+    assert intake.post(topic, [b"b", b"c"], two, NOW, NOW_NS)
+    assert intake.post(topic, (b"d",), three, NOW, NOW_NS)
+    assert (batches, one.told) == ([], [])
+    turn_end.comes()
+    assert batches == [[b"a", b"b", b"c", b"d"]]
+    assert one.told == two.told == three.told == [None, "answer"]
+    assert topic.message_count == 4
+
+
+def test_the_end_of_a_turn_is_asked_for_once_a_turn(intake, turn_end, topic):
+    for _ in range(3):
+        intake.post(topic, [b"a"], Poster(), NOW, NOW_NS)
+        intake.post(topic, [b"b"], Poster(), NOW, NOW_NS)
+        assert len(turn_end.callbacks) == 1
+        turn_end.comes()
+
+
+def test_who_is_alone_is_told_to_publish_by_itself(intake, turn_end, topic):
+    alone, other = Poster(), Poster()
+    assert intake.post(topic, [b"a"], alone, NOW, NOW_NS)
+    turn_end.comes()
+    assert not intake.post(topic, [b"b"], alone, NOW, NOW_NS)
+    assert not intake.post(topic, [b"b"], alone, NOW, NOW_NS)
+    assert turn_end.callbacks == []
+    assert intake.post(topic, [b"c"], other, NOW, NOW_NS)
+    assert intake.post(topic, [b"d"], alone, NOW, NOW_NS)
+
+
+def test_each_topic_gets_its_own(intake, turn_end, topic):
+    second = Broker(QueueLimits()).topic("second")
+    for body, where in ((b"a", topic), (b"b", second), (b"c", topic)):
+        intake.post(where, [body], Poster(), NOW, NOW_NS)
+    turn_end.comes()
+    assert (topic.message_count, second.message_count) == (2, 1)
+
+
+def test_settling_does_at_once_what_the_end_of_the_turn_would(intake, turn_end, topic, batches):
+    one, two = Poster(), Poster()
+    intake.post(topic, [b"a"], one, NOW, NOW_NS)
+    intake.post(topic, [b"b"], two, NOW, NOW_NS)
+    intake.settle()
+    assert batches == [[b"a", b"b"]]
+    turn_end.comes()
+    assert batches == [[b"a", b"b"]]
+    assert one.told == [None, "answer"]
+
+
+def test_no_more_than_so_many_wait_for_each_other(intake, turn_end, topic, batches):
+    posters = [Poster() for _ in range(MOST_POSTS + 1)]
+    for poster in posters:
+        intake.post(topic, [b"x"], poster, NOW, NOW_NS)
+    assert list(map(len, batches)) == [MOST_POSTS]
+    assert posters[0].told == [None, "answer"]
+    assert posters[-1].told == []
+    turn_end.comes()
+    assert list(map(len, batches)) == [MOST_POSTS, 1]
+
+
+def test_what_the_disk_refuses_together_is_tried_one_by_one(intake, turn_end, topic, batches, monkeypatch):
+    full = OSError(errno.ENOSPC, "No space left on device")
+    publish = topic.publish
+
+    def short_of_room(bodies, now, now_ns):
+        if bodies != [b"small"]:
+            raise full
+        publish(bodies, now, now_ns)
+
+    monkeypatch.setattr(topic, "publish", short_of_room)
+    small, big = Poster(), Poster()
+    intake.post(topic, [b"small"], small, NOW, NOW_NS)
+    intake.post(topic, [b"b" * 100], big, NOW, NOW_NS)
+    turn_end.comes()
+    assert small.told == [None, "answer"]
+    assert big.told == [full, "answer"]
+    assert topic.message_count == 1
+
+
+def test_a_guard_is_asked_about_each_and_turns_away_as_many_as_it_would(intake, turn_end, topic):
+    topic.guard = NoteHowMuch(most=3)
+    posters = [Poster() for _ in range(3)]
+    for poster, bodies in zip(posters, ([b"a"], [b"b", b"c"], [b"d"]), strict=True):
+        intake.post(topic, bodies, poster, NOW, NOW_NS)
+    turn_end.comes()
+    assert topic.guard.asked == [1, 2, 1]
+    assert [poster.told[0] for poster in posters[:2]] == [None, None]
+    assert isinstance(posters[2].told[0], Refused)
+    assert topic.message_count == 3
+
+
+def test_who_posts_to_a_topic_that_ends_before_the_turn_does_is_told(intake, turn_end, topic):
+    one, two = Poster(), Poster()
+    intake.post(topic, [b"a"], one, NOW, NOW_NS)
+    intake.post(topic, [b"b"], two, NOW, NOW_NS)
+    topic.delete()
+    turn_end.comes()
+    assert isinstance(one.told[0], Exiting)
+    assert isinstance(two.told[0], Exiting)
