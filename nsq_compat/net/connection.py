@@ -142,6 +142,7 @@ class Connection(Generic[Session]):
 
     def _read_in_place(self) -> None:
         """The same in the event loop, which saves switching to the greenlet and back for each small command."""
+        # Hot: runs for every synchronous PUB.
         try:
             if not self._read():
                 self.abort()

@@ -8,7 +8,7 @@ nsqd never says goodbye (close_notify), and so do we not: what a client is told 
 """
 
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Protocol
 
 from nsq_compat.net.tls_words import failure, suite_name, version_name
@@ -73,31 +73,53 @@ class StandardTls:
                 raise self._refusal(error) from None
         return self._outgoing.read()
 
-    def decode(self, data: bytes, limit: int = MAX_PIECE) -> Iterator[bytes]:
+    def decode(self, data: bytes, limit: int = MAX_PIECE) -> Iterable[bytes]:
+        # Hot: who awaits each answer sends one record at a time, which needs neither a generator nor another look.
         self._incoming.write(data)
-        records: list[bytes] = []
-        size = 0
+        size = len(data)
+        if 0 < size < limit:
+            record = self._read(size)
+            if record is None:
+                return ()
+            if not record or (len(record) < size and not self._incoming.pending):
+                return (record,)
+            return self._decode(limit, record)
+        return self._decode(limit, b"")
+
+    def _decode(self, limit: int, record: bytes) -> Iterator[bytes]:
+        """What follows this record, and it before."""
+        records = [record] if record else []
+        size = len(record)
         refusal: TlsError | None = None
         try:
             # Asked only while there is something: the last read of each turn would raise, and cost more than the rest.
             while self._incoming.pending or self._tls.pending():
-                record = self._tls.read(_READ_SIZE)
-                if size and (not record or size + len(record) > limit):
+                following = self._read(_READ_SIZE)
+                if following is None:
+                    break
+                if size and (not following or size + len(following) > limit):
                     yield b"".join(records)
                     records.clear()
                     size = 0
-                records.append(record)
-                size += len(record)
-                if not record:
+                records.append(following)
+                size += len(following)
+                if not following:
                     break
-        except ssl.SSLWantReadError:
-            pass
-        except ssl.SSLError as error:
-            refusal = self._refusal(error)
+        except TlsError as error:
+            refusal = error
         if records:
             yield records[0] if len(records) == 1 else b"".join(records)
         if refusal is not None:
             raise refusal
+
+    def _read(self, size: int) -> bytes | None:
+        """Of one record; b"" is the end, None that there is none yet."""
+        try:
+            return self._tls.read(size)
+        except ssl.SSLWantReadError:
+            return None
+        except ssl.SSLError as error:
+            raise self._refusal(error) from None
 
     @property
     def owed(self) -> int:

@@ -10,7 +10,7 @@ the stream identifier and each chunk carries a checksum.
 """
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final, Protocol
 
 import google_crc32c
@@ -63,11 +63,12 @@ class Codec(Protocol):
         """What to send for `data`; the peer can read all of it."""
         ...
 
-    def decode(self, data: bytes, limit: int = MAX_PIECE) -> Iterator[bytes]:
-        """The plain bytes in what was received, in pieces; iterate to the end before the next call.
+    def decode(self, data: bytes, limit: int = MAX_PIECE) -> Iterable[bytes]:
+        """The plain bytes in what was received, in pieces; iterate once, to the end before the next call.
 
         A piece is never empty, but for one that says the peer has ended its stream; what follows that is nothing.
-        A piece has at most `limit` bytes, or 64 KiB if that is more. Raises ``CompressionError`` while iterating.
+        A piece has at most `limit` bytes, or 64 KiB if that is more. Raises ``CompressionError``, or while
+        iterating.
         """
         ...
 

@@ -20,8 +20,8 @@ from nsq_compat.queue.topic import Topic
 
 log = logging.getLogger(__name__)
 
-MOST_POSTS: Final = 64
-"""Published together. More would save little, keep the first one waiting, and take memory by the post."""
+ENOUGH: Final = 64
+"""Messages: so many are published without waiting for more. Little is to be saved then, and caches are small."""
 
 
 class Producer(Protocol):
@@ -51,15 +51,18 @@ class Intake:
     def post(self, topic: Topic, bodies: Sequence[bytes], producer: Producer, now: float, now_ns: int) -> bool:
         """Publish this soon, and tell the producer; False if it had better do so itself, being alone."""
         # Hot: runs for every synchronous PUB.
+        count = len(bodies)
+        if count >= ENOUGH:
+            return False
         if not self._count:
             if producer is self._last:
                 return False
             self._at_end_of_turn(self.settle)
-        elif self._count >= MOST_POSTS:
+        elif self._count >= ENOUGH:
             self.settle()
         self._last = producer
         self._now, self._now_ns = now, now_ns
-        self._count += 1
+        self._count += count
         posts = self._posts.get(topic)
         if posts is None:
             self._posts[topic] = [(bodies, producer)]

@@ -18,7 +18,7 @@ def figures(
     layers: Layers,
     access: Access | None,
     counts: Counts,
-    pub_counts: Mapping[str, int],
+    pub_counts: Mapping[bytes, int],
 ) -> ClientStats:
     """`connect_ts` is Unix seconds; `access` is None where nobody has to say who he is."""
     tls = layers.tls
@@ -40,7 +40,7 @@ def figures(
         auth_identity_url=grants.identity_url if grants is not None else "",
         topology_zone=settings.topology_zone,
         topology_region=settings.topology_region,
-        pub_counts=tuple(sorted(pub_counts.items())),
+        pub_counts=tuple(sorted((topic.decode("ascii"), count) for topic, count in pub_counts.items())),
         tls=tls is not None,
         tls_cipher_suite=tls.cipher_suite if tls else "",
         tls_version=tls.version if tls else "",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from nsq_compat import NSQ_VERSION
 from nsq_compat.protocol.errors import E_BAD_BODY, E_IDENTIFY_FAILED, FatalClientError
 from nsq_compat.protocol.identify import IdentifyRequest, IdentifyResponse
+from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.line import Locality
 
 _MIN_HEARTBEAT_MS = 1000
@@ -70,6 +71,14 @@ class ClientSettings:
     user_agent: str = ""
     topology_region: str = ""
     topology_zone: str = ""
+
+    @property
+    def patience(self) -> float:
+        """For how many seconds the client may be silent, or say no command to its end.
+
+        nsqd: two heartbeat intervals; parts of a command do not count.
+        """
+        return 2 * self.heartbeat_ms / 1000 if self.heartbeat_ms else NEVER
 
 
 def settings_before_identify(host: str, limits: NsqdLimits) -> ClientSettings:

@@ -11,7 +11,6 @@ Invariants:
 """
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 from nsq_compat.protocol import command_table as table
@@ -113,6 +112,7 @@ class NsqdSession:
         self._opened = False
         self._reader = CommandReader(self._admit, max_msg_size=limits.max_msg_size, max_body_size=limits.max_body_size)
         self._settings = settings_before_identify(host, limits)
+        self._patience = self._settings.patience
         # nsqd: the first IDENTIFY fixes what concerns delivery, a repeated one changes the rest.
         self._delivery = self._settings
         self._identified = False
@@ -122,7 +122,7 @@ class NsqdSession:
         self._heartbeat_due = NEVER
         self._deadline = NEVER
         self._renew_deadline()
-        self._pub_counts: Counter[str] = Counter()
+        self._pub_counts: dict[bytes, int] = {}
 
     # --- What the shell calls -----------------------------------------------------------------------------------------
 
@@ -137,7 +137,15 @@ class NsqdSession:
         if self.posted is not None:
             self._settle()
         try:
-            self._receive(data)
+            if (alone := self._reader.receive_alone(data)) is not None:
+                # Hot: a command that comes alone. Before the magic none does.
+                if isinstance(alone, Publish):
+                    self._publish_soon(alone)
+                else:
+                    self._finish(alone)
+                self._deadline = now + self._patience
+            else:
+                self._receive(data)
         except (FatalClientError, SilentClose) as error:
             self._end_with(error)
 
@@ -215,14 +223,6 @@ class NsqdSession:
     def _receive(self, data: bytes) -> None:
         if not self._opened:
             data = self._receive_magic(data)
-        alone = self._reader.receive_alone(data)
-        if alone is not None:
-            if isinstance(alone, Publish):
-                self._publish_soon(alone)
-            else:
-                self._finish(alone)
-            self._renew_deadline()
-            return
         complete = False
         for command in self._reader.receive_data(data) if data else ():
             complete = True
@@ -251,12 +251,7 @@ class NsqdSession:
         return rest
 
     def _renew_deadline(self) -> None:
-        if self.upgrade is not None:
-            self._deadline = self._now + HANDSHAKE_SECONDS
-            return
-        # nsqd: a complete command within two heartbeat intervals; parts of one do not count.
-        heartbeat_ms = self._settings.heartbeat_ms
-        self._deadline = self._now + 2 * heartbeat_ms / 1000 if heartbeat_ms else NEVER
+        self._deadline = self._now + (HANDSHAKE_SECONDS if self.upgrade is not None else self._patience)
 
     def _restart_heartbeat(self) -> None:
         interval = self._delivery.heartbeat_ms / 1000
@@ -296,15 +291,16 @@ class NsqdSession:
     def _publish_soon(self, command: Publish) -> None:
         """The same together with what others publish in this turn, if there are any."""
         # Hot: runs for every synchronous PUB.
-        if self._intake is not None:
-            try:
-                topic = self._topic_of(command)
-            except (Refused, OSError) as error:
-                raise failed(command.spec, error) from None
-            if self._intake.post(topic, command.bodies, self, self._now, self._now_ns):
+        bodies, now, now_ns = command.bodies, self._now, self._now_ns
+        try:
+            topic = self._topic_of(command)
+            if self._intake is not None and self._intake.post(topic, bodies, self, now, now_ns):
                 self.posted = command
                 return
-        self._publish(command)
+            topic.publish(bodies, now, now_ns)
+        except (Refused, OSError) as error:
+            raise failed(command.spec, error) from None
+        self._confirm(command)
 
     def published(self, error: Exception | None) -> None:
         """What was posted is published, or not."""
@@ -316,15 +312,20 @@ class NsqdSession:
             self._end_with(failed(command.spec, error))
 
     def _topic_of(self, command: Publish) -> Topic:
+        topic = command.tokens[1]
         if self._access is not None:
-            self._require(command.spec, command.tokens[1])
-        name = command.tokens[1].decode("ascii")
+            self._require(command.spec, topic)
+        name = topic.decode("ascii")
         return self._broker.topics.get(name) or self._broker.topic(name)
 
     def _confirm(self, command: Publish) -> None:
         spec, tokens, bodies = command
-        self._pub_counts[tokens[1].decode("ascii")] += len(bodies)
-        self._replies.append(OK if spec is table.MPUB else OK * len(bodies))
+        count = len(bodies)
+        self._count(tokens[1], count)
+        self._replies.append(OK if count == 1 or spec is table.MPUB else OK * count)
+
+    def _count(self, topic: bytes, messages: int) -> None:
+        self._pub_counts[topic] = self._pub_counts.get(topic, 0) + messages
 
     def _settle(self) -> None:
         """What comes next takes effect after what was posted."""
@@ -339,7 +340,7 @@ class NsqdSession:
             self._broker.topic(name).publish([command.body], self._now, self._now_ns, defer=delay)
         except (Refused, OSError) as error:
             raise failed(command.spec, error) from None
-        self._pub_counts[name] += 1
+        self._count(command.tokens[1], 1)
         self._replies.append(OK)
 
     def _finish(self, command: Finish) -> None:
@@ -412,6 +413,7 @@ class NsqdSession:
         request = decode_identify(command.body)
         log.info("[%s] IDENTIFY: %s", self.peer, request)
         self._settings = negotiate(request, self._settings, self._limits)
+        self._patience = self._settings.patience
         if not self._identified:
             self._identified = True
             self._delivery = self._settings

@@ -7,7 +7,7 @@ import pytest
 
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.exiting import Exiting, Refused
-from nsq_compat.queue.intake import MOST_POSTS, Intake
+from nsq_compat.queue.intake import ENOUGH, Intake
 from nsq_compat.queue.limits import QueueLimits
 
 NOW, NOW_NS = 1000.0, 1_700_000_000_000_000_000
@@ -130,15 +130,21 @@ def test_settling_does_at_once_what_the_end_of_the_turn_would(intake, turn_end, 
     assert one.told == [None, "answer"]
 
 
-def test_no_more_than_so_many_wait_for_each_other(intake, turn_end, topic, batches):
-    posters = [Poster() for _ in range(MOST_POSTS + 1)]
+def test_so_many_messages_wait_for_no_more(intake, turn_end, topic, batches):
+    posters = [Poster() for _ in range(ENOUGH + 1)]
     for poster in posters:
         intake.post(topic, [b"x"], poster, NOW, NOW_NS)
-    assert list(map(len, batches)) == [MOST_POSTS]
+    assert list(map(len, batches)) == [ENOUGH]
     assert posters[0].told == [None, "answer"]
     assert posters[-1].told == []
     turn_end.comes()
-    assert list(map(len, batches)) == [MOST_POSTS, 1]
+    assert list(map(len, batches)) == [ENOUGH, 1]
+
+
+def test_who_has_enough_to_publish_is_told_to_do_so_by_itself(intake, turn_end, topic):
+    assert not intake.post(topic, [b"x"] * ENOUGH, Poster(), NOW, NOW_NS)
+    assert turn_end.callbacks == []
+    assert intake.post(topic, [b"x"] * (ENOUGH - 1), Poster(), NOW, NOW_NS)
 
 
 def test_what_the_disk_refuses_together_is_tried_one_by_one(intake, turn_end, topic, batches, monkeypatch):

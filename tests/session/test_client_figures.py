@@ -14,7 +14,7 @@ def figures_of(layers: Layers, access: Access | None = None):
         layers=layers,
         access=access,
         counts=Counts(ready_count=5, in_flight_count=2),
-        pub_counts={"b": 1, "a": 2},
+        pub_counts={b"b": 1, b"a": 2},
     )
 
 
