@@ -3,6 +3,7 @@
     conversation    what a connection asks of every session
     nsqd_session    a client of nsqd (V2)
     admission       what a command's line says of it
+    publisher       the client as a producer
     subscription    the client as a consumer of a channel
     client_figures  what /stats shows of it
     nsqd_limits     what a client may negotiate

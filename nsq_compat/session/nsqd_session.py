@@ -35,11 +35,10 @@ from nsq_compat.protocol.numbers import number
 from nsq_compat.protocol.schema import MAGIC_V2
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import NotInFlight, TooManyConsumers
-from nsq_compat.queue.exiting import Exiting, Refused
+from nsq_compat.queue.exiting import Exiting
 from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.intake import Intake
 from nsq_compat.queue.stats import ClientStats
-from nsq_compat.queue.topic import Topic
 from nsq_compat.session.admission import delay_of, judge
 from nsq_compat.session.authorization import Access, AuthFailed, Authorize, Credentials, Grants, not_asked
 from nsq_compat.session.client_figures import figures
@@ -51,6 +50,7 @@ from nsq_compat.session.nsqd_limits import (
     negotiate,
     settings_before_identify,
 )
+from nsq_compat.session.publisher import Publisher
 from nsq_compat.session.refusals import failed, not_in_flight, tls_missing, wrong_state
 from nsq_compat.session.subscription import Counts, Subscription
 from nsq_compat.session.upgrade import HANDSHAKE_SECONDS, Layers, TlsFacts, Upgrade
@@ -94,7 +94,6 @@ class NsqdSession:
         self.closing = False
         self.has_more = False
         self.upgrade: Upgrade | None = None
-        self.posted: Publish | None = None
         self.state = INIT
         self.wake = wake
         self.drop = drop
@@ -102,8 +101,6 @@ class NsqdSession:
         self._limits = limits
         self._host = host
         self._authorize = authorize
-        self._intake = intake
-        self.answer = answer
         self._access = Access(self._ask) if limits.auth_required else None
         self._now = now
         self._now_ns = now_ns
@@ -122,7 +119,14 @@ class NsqdSession:
         self._heartbeat_due = NEVER
         self._deadline = NEVER
         self._renew_deadline()
-        self._pub_counts: dict[bytes, int] = {}
+        self._publisher = Publisher(
+            broker,
+            intake,
+            require=self._require if limits.auth_required else None,
+            reply=self._replies.append,
+            fail=self._end_with,
+            answer=answer,
+        )
 
     # --- What the shell calls -----------------------------------------------------------------------------------------
 
@@ -134,13 +138,14 @@ class NsqdSession:
         if self.upgrade is not None:
             self.upgrade.received += data
             return
-        if self.posted is not None:
-            self._settle()
+        publisher = self._publisher
+        if publisher.posted is not None:
+            publisher.settle()
         try:
             if (alone := self._reader.receive_alone(data)) is not None:
                 # Hot: a command that comes alone. Before the magic none does.
                 if isinstance(alone, Publish):
-                    self._publish_soon(alone)
+                    publisher.publish_alone(alone, now, now_ns)
                 else:
                     self._finish(alone)
                 self._deadline = now + self._patience
@@ -211,12 +216,17 @@ class NsqdSession:
             layers=self._layers,
             access=self._access,
             counts=self.subscription.counts() if self.subscription is not None else Counts(),
-            pub_counts=self._pub_counts,
+            pub_counts=self._publisher.counts,
         )
 
     @property
+    def posted(self) -> Publish | None:
+        """What is published at the end of this turn, and answered then."""
+        return self._publisher.posted
+
+    @property
     def has_published(self) -> bool:
-        return bool(self._pub_counts)
+        return bool(self._publisher.counts)
 
     # --- Reading ------------------------------------------------------------------------------------------------------
 
@@ -227,7 +237,7 @@ class NsqdSession:
         for command in self._reader.receive_data(data) if data else ():
             complete = True
             if isinstance(command, Publish):
-                self._publish(command)
+                self._publisher.publish(command, self._now, self._now_ns)
             elif isinstance(command, Finish):
                 self._finish(command)
             else:
@@ -261,7 +271,7 @@ class NsqdSession:
 
     def _admit(self, tokens: Sequence[bytes]) -> CommandSpec:
         # A PUB or MPUB line that was right once on a connection stays so, which the reader counts on; who may publish
-        # where is asked in `_topic_of`.
+        # where the publisher asks.
         if self._lacks_tls and tokens[0] != b"IDENTIFY":
             raise tls_missing(tokens[0])
         spec = judge(tokens, self.state, heartbeats=self._settings.heartbeat_ms > 0)
@@ -281,67 +291,9 @@ class NsqdSession:
 
     # --- Commands -----------------------------------------------------------------------------------------------------
 
-    def _publish(self, command: Publish) -> None:
-        try:
-            self._topic_of(command).publish(command.bodies, self._now, self._now_ns)
-        except (Refused, OSError) as error:
-            raise failed(command.spec, error) from None
-        self._confirm(command)
-
-    def _publish_soon(self, command: Publish) -> None:
-        """The same together with what others publish in this turn, if there are any."""
-        # Hot: runs for every synchronous PUB.
-        bodies, now, now_ns = command.bodies, self._now, self._now_ns
-        try:
-            topic = self._topic_of(command)
-            if self._intake is not None and self._intake.post(topic, bodies, self, now, now_ns):
-                self.posted = command
-                return
-            topic.publish(bodies, now, now_ns)
-        except (Refused, OSError) as error:
-            raise failed(command.spec, error) from None
-        self._confirm(command)
-
-    def published(self, error: Exception | None) -> None:
-        """What was posted is published, or not."""
-        command, self.posted = self.posted, None
-        assert command is not None, "only what was posted is answered"
-        if error is None:
-            self._confirm(command)
-        else:
-            self._end_with(failed(command.spec, error))
-
-    def _topic_of(self, command: Publish) -> Topic:
-        topic = command.tokens[1]
-        if self._access is not None:
-            self._require(command.spec, topic)
-        name = topic.decode("ascii")
-        return self._broker.topics.get(name) or self._broker.topic(name)
-
-    def _confirm(self, command: Publish) -> None:
-        spec, tokens, bodies = command
-        count = len(bodies)
-        self._count(tokens[1], count)
-        self._replies.append(OK if count == 1 or spec is table.MPUB else OK * count)
-
-    def _count(self, topic: bytes, messages: int) -> None:
-        self._pub_counts[topic] = self._pub_counts.get(topic, 0) + messages
-
-    def _settle(self) -> None:
-        """What comes next takes effect after what was posted."""
-        assert self._intake is not None, "nothing is posted without"
-        self._intake.settle()
-
     def _publish_deferred(self, command: Line) -> None:
-        self._require(command.spec, command.tokens[1])
-        name = command.tokens[1].decode("ascii")
-        try:
-            delay = delay_of(command.tokens, self._limits.max_defer_timeout_ms)
-            self._broker.topic(name).publish([command.body], self._now, self._now_ns, defer=delay)
-        except (Refused, OSError) as error:
-            raise failed(command.spec, error) from None
-        self._count(command.tokens[1], 1)
-        self._replies.append(OK)
+        delay = delay_of(command.tokens, self._limits.max_defer_timeout_ms)
+        self._publisher.publish_deferred(command, delay, self._now, self._now_ns)
 
     def _finish(self, command: Finish) -> None:
         subscription = self._subscribed(table.FIN)
@@ -485,8 +437,7 @@ class NsqdSession:
     # --- Errors -------------------------------------------------------------------------------------------------------
 
     def _stop_reading(self, cause: str) -> None:
-        if self.posted is not None:
-            self._settle()
+        self._publisher.settle()
         if self.closing:
             return
         if self.upgrade is not None:

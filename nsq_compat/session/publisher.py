@@ -1,0 +1,106 @@
+"""A client as a producer: its messages on their way into topics, and what it hears of them.
+
+What came alone is posted, if there is an intake, to be published with what others post in this turn (see
+``queue.intake``). The client is answered when that is done, and nothing it asks for afterwards is looked at before.
+"""
+
+from collections.abc import Callable
+
+from nsq_compat.protocol import command_table as table
+from nsq_compat.protocol.command_table import CommandSpec
+from nsq_compat.protocol.commands import Line, Publish
+from nsq_compat.protocol.errors import FatalClientError
+from nsq_compat.protocol.frames import OK
+from nsq_compat.queue.broker import Broker
+from nsq_compat.queue.exiting import Refused
+from nsq_compat.queue.intake import Intake
+from nsq_compat.queue.topic import Topic
+from nsq_compat.session.refusals import failed
+
+
+class Publisher:
+    """It is the ``queue.intake.Producer`` of what it posts. `now` is monotonic seconds, `now_ns` wall clock.
+
+    `reply` takes frames for the client, `fail` what ends its connection, and `answer` sends what was replied or failed
+    since something was posted. `require` raises what a client hears that may not publish there; None: everybody may.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        intake: Intake | None,
+        *,
+        require: Callable[[CommandSpec, bytes], None] | None,
+        reply: Callable[[bytes], None],
+        fail: Callable[[FatalClientError], None],
+        answer: Callable[[], None],
+    ) -> None:
+        self.posted: Publish | None = None
+        self.counts: dict[bytes, int] = {}
+        """Messages by topic."""
+        self.answer = answer
+        self._broker = broker
+        self._intake = intake
+        self._require = require
+        self._reply = reply
+        self._fail = fail
+
+    def publish(self, command: Publish, now: float, now_ns: int) -> None:
+        """A PUB, a run of them, or an MPUB. Raises ``FatalClientError``."""
+        try:
+            self._topic_of(command).publish(command.bodies, now, now_ns)
+        except (Refused, OSError) as error:
+            raise failed(command.spec, error) from None
+        self._confirm(command)
+
+    def publish_alone(self, command: Publish, now: float, now_ns: int) -> None:
+        """The same, perhaps later in this turn: `posted` says so. Raises ``FatalClientError``."""
+        # Hot: runs for every synchronous PUB.
+        bodies = command.bodies
+        try:
+            topic = self._topic_of(command)
+            if self._intake is not None and self._intake.post(topic, bodies, self, now, now_ns):
+                self.posted = command
+                return
+            topic.publish(bodies, now, now_ns)
+        except (Refused, OSError) as error:
+            raise failed(command.spec, error) from None
+        self._confirm(command)
+
+    def publish_deferred(self, command: Line, delay: float, now: float, now_ns: int) -> None:
+        """A DPUB; `delay` in seconds. Raises ``FatalClientError``."""
+        try:
+            self._topic_of(command).publish([command.body], now, now_ns, defer=delay)
+        except (Refused, OSError) as error:
+            raise failed(command.spec, error) from None
+        self._count(command.tokens[1], 1)
+        self._reply(OK)
+
+    def settle(self) -> None:
+        """Publish what is posted, and whatever others have posted with it, now."""
+        if self.posted is not None and self._intake is not None:
+            self._intake.settle()
+
+    def published(self, error: Exception | None) -> None:
+        command, self.posted = self.posted, None
+        assert command is not None, "only what was posted is published so"
+        if error is None:
+            self._confirm(command)
+        else:
+            self._fail(failed(command.spec, error))
+
+    def _topic_of(self, command: Publish | Line) -> Topic:
+        topic = command.tokens[1]
+        if self._require is not None:
+            self._require(command.spec, topic)
+        name = topic.decode("ascii")
+        return self._broker.topics.get(name) or self._broker.topic(name)  # the former saves a call
+
+    def _confirm(self, command: Publish) -> None:
+        spec, tokens, bodies = command
+        count = len(bodies)
+        self._count(tokens[1], count)
+        self._reply(OK if count == 1 or spec is table.MPUB else OK * count)
+
+    def _count(self, topic: bytes, messages: int) -> None:
+        self.counts[topic] = self.counts.get(topic, 0) + messages
