@@ -23,11 +23,12 @@ from nsq_compat.queue.data_path import our_folder
 from nsq_compat.queue.files import OsFiles
 from nsq_compat.queue.guid import GuidFactory
 from nsq_compat.queue.in_flight import InFlight
+from nsq_compat.queue.intake import Intake
 from nsq_compat.queue.latency import LatencyOptions
 from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.storage import Durability, Storage
 from nsq_compat.session.nsqd_limits import NsqdLimits
-from nsq_compat.session.nsqd_session import MAGIC, NsqdSession
+from nsq_compat.session.nsqd_session import MAGIC, NsqdSession, unasked
 
 _NOW, _NOW_NS = 1000.0, 1_700_000_000_000_000_000
 _SHORTEST_NS = 10_000_000
@@ -38,9 +39,15 @@ _FULL = 10_000
 _BODIES = [_BODY] * _BATCH
 _SIZED_BODY = len(_BODY).to_bytes(4, "big") + _BODY
 _PUB = b"PUB t\n" + _SIZED_BODY
-_MPUB_BODY = _BATCH.to_bytes(4, "big") + _SIZED_BODY * _BATCH
 _PERCENTILES = LatencyOptions((0.99, 0.95), 600.0)
-_MPUB = b"MPUB t\n" + len(_MPUB_BODY).to_bytes(4, "big") + _MPUB_BODY
+
+
+def _mpub(count: int) -> bytes:
+    body = count.to_bytes(4, "big") + _SIZED_BODY * count
+    return b"MPUB t\n" + len(body).to_bytes(4, "big") + body
+
+
+_MPUB = _mpub(_BATCH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +82,7 @@ def _cpu_ns(run: Callable[[], object], loops: int) -> int:
 def _reading(data: bytes) -> Callable[[], Callable[[], object]]:
     def make() -> Callable[[], object]:
         reader = CommandReader(lambda tokens: COMMANDS[tokens[0]], max_msg_size=1 << 20, max_body_size=5 << 20)
-        return lambda: list(reader.receive_data(data))
+        return lambda: reader.receive_alone(data) or list(reader.receive_data(data))
 
     return make
 
@@ -151,7 +158,7 @@ def _publishing() -> Callable[[], object]:
 # --- session ----------------------------------------------------------------------------------------------------------
 
 
-def _session(broker: Broker) -> NsqdSession:
+def _session(broker: Broker, intake: Intake | None = None, answer: Callable[[], None] = unasked) -> NsqdSession:
     session = NsqdSession(
         broker,
         NsqdLimits(),
@@ -159,6 +166,8 @@ def _session(broker: Broker) -> NsqdSession:
         host="127.0.0.1",
         wake=lambda: None,
         drop=lambda: None,
+        intake=intake,
+        answer=answer,
         now=_NOW,
         now_ns=_NOW_NS,
     )
@@ -182,12 +191,7 @@ def _answering(data: bytes, *, logged: bool = False) -> Callable[[], Callable[[]
     """`logged`: through the log too, as far as the system call."""
 
     def make() -> Callable[[], object]:
-        folder = TemporaryDirectory()
-        os.mkdir(our_folder(folder.name))
-        storage = Storage(
-            _WritesNothing(), folder.name, durability=Durability.OS, segment_size=100 << 20, commit=lambda log: None
-        )
-        broker = Broker(QueueLimits(mem_queue_size=2 * _FULL), storage if logged else None)
+        folder, broker = _logged() if logged else (None, Broker(QueueLimits(mem_queue_size=2 * _FULL)))
         channel = broker.topic("t").channel("c")
         session = _session(broker)
 
@@ -202,6 +206,47 @@ def _answering(data: bytes, *, logged: bool = False) -> Callable[[], Callable[[]
         return run
 
     return make
+
+
+def _posting(sessions: int, data: bytes) -> Callable[[], Callable[[], object]]:
+    """Each of so many producers says that within one turn, and is answered at its end; through the log."""
+
+    def make() -> Callable[[], object]:
+        folder, broker = _logged()
+        channel = broker.topic("t").channel("c")
+        intake = Intake(lambda callback: None)
+        producers = [_producer(broker, intake) for _ in range(sessions)]
+
+        def run() -> object:
+            for producer in producers:
+                producer.receive_data(data, _NOW, _NOW_NS)
+            intake.settle()
+            if channel.depth > _FULL:
+                channel.empty()
+            return folder  # which goes with `run`
+
+        return run
+
+    return make
+
+
+def _producer(broker: Broker, intake: Intake) -> NsqdSession:
+    def answer() -> None:
+        session.data_to_send(_NOW)
+        session.next_wakeup()
+
+    session = _session(broker, intake, answer)
+    return session
+
+
+def _logged() -> tuple[TemporaryDirectory[str], Broker]:
+    """A broker with logs, as far as the system call; they are in the folder."""
+    folder = TemporaryDirectory()
+    os.mkdir(our_folder(folder.name))
+    storage = Storage(
+        _WritesNothing(), folder.name, durability=Durability.OS, segment_size=100 << 20, commit=lambda log: None
+    )
+    return folder, Broker(QueueLimits(mem_queue_size=2 * _FULL), storage)
 
 
 def _delivering(batch: int, ready: int, *, watched: bool = False) -> Callable[[], Callable[[], object]]:
@@ -250,6 +295,9 @@ BENCHMARKS = (
     Benchmark("session: one MPUB of 200", _BATCH, _answering(_MPUB)),
     Benchmark("session: one PUB, through the log", 1, _answering(_PUB, logged=True)),
     Benchmark("session: one MPUB of 200, through the log", _BATCH, _answering(_MPUB, logged=True)),
+    Benchmark("session: one PUB each of 10 in a turn", 10, _posting(10, _PUB)),
+    Benchmark("session: one PUB each of 60 in a turn", 60, _posting(60, _PUB)),
+    Benchmark("session: MPUB of 10 each of 4 in a turn", 40, _posting(4, _mpub(10))),
     Benchmark("session: publish, deliver, FIN 200", _BATCH, _delivering(_BATCH, 2500)),
     Benchmark("session: publish, deliver, FIN one", 1, _delivering(1, 1)),
     Benchmark("session: the same 200, latency watched", _BATCH, _delivering(_BATCH, 2500, watched=True)),

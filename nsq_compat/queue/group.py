@@ -6,6 +6,7 @@ more behind the frames: a damaged record or a damaged header costs no other reco
 
 import struct
 from collections.abc import Sequence
+from itertools import starmap
 from typing import Final, NamedTuple
 
 from google_crc32c import value as crc32c
@@ -121,7 +122,7 @@ def encode_group(kind: int, first_seq: int, due_ns: int, frames: Sequence[bytes]
         return _MARK.pack(GROUP_MAGIC, crc32c(fields) ^ (offset & LOW_32)) + fields + payload
     # zip makes the tuples of arguments, one and the same again and again, and starmap hands them on as they are: a
     # seventh less for each checksum than with map.
-    payload = b"".join((struct.pack(f">{count}I", *map(crc32c, frames)), *frames))
+    payload = b"".join((struct.pack(f">{count}I", *starmap(crc32c, zip(frames))), *frames))  # noqa: RUF058
     size = len(payload) - count * CHECKSUM_SIZE
     fields = _FIELDS.pack(crc32c(payload), first_seq, due_ns, size, count, kind)
     header_crc = crc32c(fields) ^ (offset & LOW_32)
