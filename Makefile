@@ -55,4 +55,4 @@ faults:
 
 spark-crash:
 	bash -c '. scripts/environment; make_environment demo test lint spark connect'
-	$(if $(NSQD),NSQD_COMMAND='$(NSQD)') $(BIN)/pytest -m '' -rP tests/spark/crash
+	$(if $(NSQD),NSQD_COMMAND='$(NSQD)') $(BIN)/pytest -m '' -p no:randomly tests/spark/crash

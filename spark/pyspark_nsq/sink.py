@@ -6,7 +6,7 @@ consumers have. Unless they are `staged`: then tasks only write files, and `comm
 
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_nsq.options import OptionError, WriteOptions
 from pyspark_nsq.publisher import BODY_COLUMNS, publish
-from pyspark_nsq.staging import Staged, StagedBatch, folder_of
+from pyspark_nsq.staging import Staged, StagedBatch, folder_of, nowhere
 
 _TYPES = {
     "body": ("binary", "string"),
@@ -64,10 +64,11 @@ class NsqWriter(DataSourceArrowWriter):
 
 
 class NsqStreamWriter(DataSourceStreamArrowWriter):
-    """``df.writeStream.format("nsq")``."""
+    """``df.writeStream.format("nsq")``. `at` is ``StagedBatch.publish``'s."""
 
-    def __init__(self, options: WriteOptions) -> None:
+    def __init__(self, options: WriteOptions, at: Callable[[str], None] = nowhere) -> None:
         self._options = options
+        self._at = at
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         if not self._options.is_staged:
@@ -86,7 +87,7 @@ class NsqStreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         for job in _jobs(messages):
-            StagedBatch(folder_of(self._options), job, batchId).publish(_files(messages), self._options)
+            StagedBatch(folder_of(self._options), job, batchId).publish(_files(messages), self._options, self._at)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         for job in _jobs(messages):

@@ -56,14 +56,14 @@ class NsqDataSource(DataSource):
         return NsqStreamReader(read_options(self.options, STREAM), _names(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> NsqWriter:
-        return NsqWriter(_writing(self.options, schema, overwrite))
+        return NsqWriter(writing(self.options, schema, overwrite))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> NsqStreamWriter:  # noqa: N802
-        return NsqStreamWriter(_writing(self.options, schema, overwrite))
+        return NsqStreamWriter(writing(self.options, schema, overwrite))
 
 
-def _writing(given: Mapping[str, str], schema: StructType, overwrite: bool) -> WriteOptions:
-    """Checked, before any task begins."""
+def writing(given: Mapping[str, str], schema: StructType, overwrite: bool) -> WriteOptions:
+    """Options for rows of this schema, checked before any task begins."""
     options = write_options(given)
     check_columns(schema, options, overwrite)
     if options.is_staged:

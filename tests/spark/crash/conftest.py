@@ -1,18 +1,23 @@
-"""An nsqd of your choice (the environment variable NSQD_COMMAND, or ours) and a stream of messages to be killed in."""
+"""An nsqd of your choice (the environment variable NSQD_COMMAND, or ours), a stream of messages to be killed in, and
+the tables that stand at the end of what pytest says."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
+from tests.spark.crash.tables import Kills, Work, lines
+
+NSQD = os.environ.get("NSQD_COMMAND") or installed_nsqd()
+_FOUND = "found"
 
 
 @pytest.fixture(scope="session")
 def nsqd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NsqdProcess]:
-    command = os.environ.get("NSQD_COMMAND") or installed_nsqd()
-    with NsqdProcess(command, tmp_path_factory.mktemp("nsqd")) as process:
+    with NsqdProcess(NSQD, tmp_path_factory.mktemp("nsqd")) as process:
         yield process
 
 
@@ -29,3 +34,22 @@ def options(written: dict[str, str], tmp_path: Path) -> dict[str, str]:
         "idleTimeoutMs": "300",
         "spoolRetainBatches": "0",
     }
+
+
+Tell = Callable[[Kills | Work], None]
+
+
+@pytest.fixture
+def tell(record_property: Callable[[str, object], None]) -> Tell:
+    """Have something stand in the tables, whether the test then likes it or not."""
+    return lambda found: record_property(_FOUND, found)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reports = [each for kind in ("passed", "failed") for each in terminalreporter.getreports(kind)]
+    found = [value for each in reports if each.when == "call" for name, value in each.user_properties if name == _FOUND]
+    if found:
+        terminalreporter.section("Spark and NSQ")
+        terminalreporter.line(f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, {NSQD}")
+        for line in lines(found):
+            terminalreporter.line(line)

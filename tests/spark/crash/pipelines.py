@@ -1,14 +1,16 @@
-"""For spark-submit: four of the pipelines in ``spark/jobs`` one after the other, and what they left, as JSON.
+"""For spark-submit: the pipelines in ``spark/jobs`` one after the other, and what they left, as JSON.
 
-pipelines.py ASKED(JSON): `source` and `target` are flags, `topic` what is published to, `folder` where everything goes.
+pipelines.py ASKED(JSON): `nsqd` are TCP and HTTP addresses of two, `topic` what is published to, `spool` a folder,
+`folder` where everything goes. The last line has for each pipeline how many messages there were of it, and distinct.
 """
 
 import importlib
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_nsq import command_line
 
@@ -20,26 +22,43 @@ def run(name: str, *arguments: object) -> None:
         sys.exit(status)
 
 
+def counted(bodies: DataFrame) -> list[int]:
+    return [bodies.count(), bodies.distinct().count()]
+
+
 def main() -> None:
     asked = json.loads(sys.argv[1])
-    source, target, topic, folder = asked["source"], asked["target"], asked["topic"], Path(asked["folder"])
+    nsqd, topic, folder = asked["nsqd"], asked["topic"], Path(asked["folder"])
 
-    def stream(name: str) -> list[object]:
-        return [*source, f"--topic={topic}", f"--channel={name}", "--once", f"--checkpoint={folder / name}"]
+    def source(nodes: Sequence[Sequence[str]]) -> list[str]:
+        flags = [
+            f"--{kind}-address={node[turn]}" for node in nodes for turn, kind in enumerate(("nsqd-tcp", "nsqd-http"))
+        ]
+        return [*flags, f"--spool={asked['spool']}", "--option=partitionsPerNsqd=2"]
 
-    run("publisher", f"--path={folder / 'lines'}", f"--to-topic={topic}", *target)
+    def stream(name: str, of: str = topic, nodes: Sequence[Sequence[str]] = nsqd[:1]) -> list[str]:
+        own = [f"--topic={of}", f"--channel={name}", "--once", f"--checkpoint={folder / 'checkpoints' / name}"]
+        return [*source(nodes), *own]
+
+    def publish(to: str, node: Sequence[str]) -> None:
+        run("publisher", f"--path={folder / 'lines'}", f"--to-topic={to}", f"--to-nsqd-tcp-address={node[0]}")
+
+    publish(topic, nsqd[0])
     run("nsq_to_parquet", *stream("table"), f"--path={folder / 'rows'}")
     times = ["--key=page", "--time=at", "--watermark=0 seconds"]
     run("windowed_counts", *stream("windows"), *times, f"--path={folder / 'counts'}")
-    run("nsq_to_nsq", *stream("copy"), f"--to-topic={topic}.copy", *target)
-    run("batch_drain", *source, f"--topic={topic}.copy", "--channel=drain", f"--path={folder / 'drained'}")
-    spark = SparkSession.builder.getOrCreate()
-    found = {}
-    for name in ("rows", "drained"):
-        bodies = spark.read.parquet(str(folder / name)).select("body")
-        found[name] = [bodies.count(), bodies.distinct().count()]
-    found["counted"] = spark.read.parquet(str(folder / "counts")).groupBy().sum("events").first()[0]
-    print(json.dumps(found), flush=True)
+    run("nsq_to_nsq", *stream("copy"), f"--to-topic={topic}.copy", f"--to-nsqd-tcp-address={nsqd[0][0]}")
+    run("batch_drain", *source(nsqd[:1]), f"--topic={topic}.copy", "--channel=drain", f"--path={folder / 'drained'}")
+    for node in nsqd:
+        publish(f"{topic}.pair", node)
+    run("redundant_pairs", *stream("pair", f"{topic}.pair", nsqd), f"--path={folder / 'single'}")
+    read = SparkSession.builder.getOrCreate().read
+    table, drained, single = (read.parquet(str(folder / name)).select("body") for name in ("rows", "drained", "single"))
+    events = read.parquet(str(folder / "counts")).groupBy().sum("events").first()[0]
+    found = {"nsq_to_parquet": counted(table), "batch_drain": counted(drained), "redundant_pairs": counted(single)}
+    # What these published is what those have read.
+    found |= {"publisher": found["nsq_to_parquet"], "nsq_to_nsq": found["batch_drain"]}
+    print(json.dumps(found | {"windowed_counts": [events, events]}), flush=True)
 
 
 if __name__ == "__main__":

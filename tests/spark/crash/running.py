@@ -16,7 +16,7 @@ import pyspark
 
 from benchmarks.process_tree import descendants
 
-_PATIENCE = 900.0
+_PATIENCE = 240.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +63,14 @@ class Program:
             )
         self.jvm = int(self._line())
 
-    def copy(self, options: dict[str, str], folder: Path) -> None:
-        """Have it begin."""
+    def begin(self, work: str, options: dict[str, str], folder: Path) -> None:
+        """Have it do one of its works."""
         assert self._process.stdin is not None, "it is a pipe"
-        self._process.stdin.write(json.dumps({"options": options, "folder": str(folder)}) + "\n")
+        self._process.stdin.write(json.dumps({"work": work, "options": options, "folder": str(folder)}) + "\n")
         self._process.stdin.flush()
 
     def outcome(self, published: int) -> Outcome:
-        """Wait until it has copied everything."""
+        """Wait until it has done it."""
         return Outcome(published, *json.loads(self._line()))
 
     def __enter__(self) -> Self:
@@ -116,26 +116,29 @@ def wait_until(happens: Callable[[], object]) -> None:
         time.sleep(0.005)
 
 
+def await_another(name: str, program: Program, folder: Path) -> None:
+    """Until a file of this name is in the spool that was not there."""
+
+    def found() -> set[Path]:
+        return set(folder.glob(f"spool/*/*/*/{name}"))
+
+    before = found()
+    wait_until(lambda: found() - before or not program.is_running())
+    assert program.is_running(), program.what_it_said()
+
+
 def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def said_again(diary: Path) -> int:
-    """How many partitions were read more than once, each time the same bytes; an attempt that died said less."""
+def check_repeats(diary: Path) -> int:
+    """Every attempt at a partition has yielded the same bytes, as far as it came; how many were read again."""
     again = 0
     for partition in (diary / "yields").iterdir():
         attempts = sorted((said for each in partition.iterdir() if (said := each.read_bytes())), key=len)
         assert all(attempts[-1].startswith(each) for each in attempts), f"{partition.name} is not what it was"
         again += len(attempts) > 1
     return again
-
-
-def report(what: str, kills: int, outcome: Outcome, diary: Path) -> None:
-    """A line for who reads `make spark-crash`."""
-    print(
-        f"{what}: killed {kills} times, lost {outcome.lost} of {outcome.published:,}, twice {outcome.twice}, "
-        f"partitions read again {said_again(diary)}"
-    )
 
 
 def _command_line(pid: int) -> str:

@@ -9,16 +9,18 @@ from pathlib import Path
 import pytest
 
 from nsq_conformance.nsqd_process import NsqdProcess
+from tests.spark.crash.conftest import Tell
+from tests.spark.crash.tables import Work
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 PROGRAM = Path(__file__).with_name("connect_program.py")
 
 
 def test_a_batch_and_a_stream_are_read_over_spark_connect(
-    nsqd: NsqdProcess, topic: str, written: dict[str, str], tmp_path: Path
+    nsqd: NsqdProcess, topic: str, written: dict[str, str], tmp_path: Path, tell: Tell
 ):
-    bodies = [f"body {number}" for number in range(10)]
+    bodies = [f"body {number}" for number in range(20_000)]
     for channel in ("batch", "stream"):
         nsqd.create_channel(topic, channel)
     assert nsqd.asks("POST", f"/mpub?topic={topic}", "\n".join(bodies).encode()).status == 200
@@ -33,4 +35,7 @@ def test_a_batch_and_a_stream_are_read_over_spark_connect(
     assert run.returncode == 0, run.stderr[-3000:]
     module, *read = json.loads(run.stdout.splitlines()[-1])
     assert module.startswith("pyspark.sql.connect")
+    for name, rows in zip(("a batch", "a stream into a table"), read, strict=True):
+        lost, twice = len(set(bodies) - set(rows)), len(rows) - len(set(rows))
+        tell(Work(name, "Spark Connect", f"{len(bodies):,}: lost {lost}, twice {twice}"))
     assert read == [sorted(bodies)] * 2

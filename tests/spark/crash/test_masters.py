@@ -4,17 +4,20 @@ import contextlib
 import json
 import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyspark
 import pytest
 
 from nsq_conformance.nsqd_process import NsqdProcess
-from tests.spark.conftest import Publish
-from tests.spark.crash.running import Program, environment, report
+from tests.spark.crash.conftest import NSQD, Tell
+from tests.spark.crash.program import WORKS
+from tests.spark.crash.running import Program, environment
 from tests.spark.crash.standalone import Standalone
+from tests.spark.crash.tables import Work
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 MESSAGES = 20_000
 LINES = 5_000
@@ -26,51 +29,66 @@ SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": "2",
 }
+STREAMS = {"copy": "a stream into a table", "handle": "`run_reader`", "republish": "a stream to NSQ, staged"}
+
+
+@dataclass(frozen=True, slots=True)
+class Master:
+    name: str
+    url: str
 
 
 @pytest.fixture(params=[*LOCAL, "standalone"], scope="module")
-def master(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def master(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Master]:
+    name = request.param
     with contextlib.ExitStack() as stack:
-        if request.param in LOCAL:
-            yield request.param
-        else:
-            yield stack.enter_context(Standalone(tmp_path_factory.mktemp("cluster"))).url
+        cluster = None if name in LOCAL else stack.enter_context(Standalone(tmp_path_factory.mktemp("cluster")))
+        yield Master(name, cluster.url if cluster else name)
 
 
-def test_a_stream_arrives_once(master: str, options: dict[str, str], publish: Publish, tmp_path: Path):
-    publish(MESSAGES)
-    with Program(master, tmp_path) as program:
-        program.copy(options, tmp_path)
-        outcome = program.outcome(MESSAGES)
-    report(master, 0, outcome, tmp_path)
-    assert (outcome.lost, outcome.twice) == (0, 0)
+def test_streams_arrive_once(
+    master: Master, options: dict[str, str], nsqd: NsqdProcess, topic: str, tmp_path: Path, tell: Tell
+):
+    bodies = b"\n".join(b"body %d" % number for number in range(MESSAGES))
+    with Program(master.url, tmp_path) as program:
+        for work in WORKS:
+            own, folder = f"{topic}.{work}", tmp_path / work
+            folder.mkdir()
+            for each in (own, f"{own}.copy"):
+                nsqd.create_channel(each, "c")
+            assert nsqd.asks("POST", f"/mpub?topic={own}", bodies).status == 200
+            program.begin(work, options | {"subscribe": own}, folder)
+            outcome = program.outcome(MESSAGES)
+            told = f"{MESSAGES:,}: lost {outcome.lost}, twice {outcome.twice}"
+            tell(Work(STREAMS[work], master.name, told))
+            assert (outcome.lost, outcome.twice) == (0, 0), work
 
 
-def test_the_pipelines_do_what_they_say(master: str, nsqd: NsqdProcess, topic: str, tmp_path: Path):
-    for channel in ("table", "windows", "copy"):
-        nsqd.create_channel(topic, channel)
-    nsqd.create_channel(f"{topic}.copy", "drain")
+def test_the_pipelines_do_what_they_say(master: Master, nsqd: NsqdProcess, topic: str, tmp_path: Path, tell: Tell):
     # The last one makes the windows of all others final.
     events = [{"page": f"/{number % 7}", "at": number} for number in range(LINES)] + [{"page": "/", "at": 10 * LINES}]
     (tmp_path / "lines").write_text("\n".join(map(json.dumps, events)))
-    (tmp_path / "spool").mkdir()
-    asked = {
-        "source": [
-            f"--nsqd-tcp-address={nsqd.tcp_address}",
-            f"--nsqd-http-address={nsqd.http_address}",
-            f"--spool={tmp_path / 'spool'}",
-            "--option=partitionsPerNsqd=2",
-        ],
-        "target": [f"--to-nsqd-tcp-address={nsqd.tcp_address}"],
-        "topic": topic,
-        "folder": str(tmp_path),
-    }
-    found = submit(master, tmp_path, Path(__file__).with_name("pipelines.py"), json.dumps(asked))
-    everything = [LINES + 1, LINES + 1]
-    assert found == {"rows": everything, "drained": everything, "counted": LINES}
+    for folder in ("spool", "data"):
+        (tmp_path / folder).mkdir()
+    for channel in ("table", "windows", "copy"):
+        nsqd.create_channel(topic, channel)
+    with NsqdProcess(NSQD, tmp_path / "data") as twin:
+        asked = {
+            "nsqd": [[each.tcp_address, each.http_address] for each in (nsqd, twin)],
+            "spool": str(tmp_path / "spool"),
+            "topic": topic,
+            "folder": str(tmp_path),
+        }
+        found = submit(master.url, tmp_path, Path(__file__).with_name("pipelines.py"), json.dumps(asked))
+    jobs = [each.stem for each in Path("spark/jobs").glob("*.py")]
+    expected = dict.fromkeys(jobs, len(events)) | {"windowed_counts": LINES}
+    for name, (rows, distinct) in found.items():
+        lost = expected[name] - distinct
+        tell(Work(f"`{name}.py`", master.name, f"{expected[name]:,}: lost {lost}, twice {rows - distinct}"))
+    assert found == {name: [count, count] for name, count in expected.items()}
 
 
-def submit(master: str, folder: Path, program: Path, *arguments: str) -> object:
+def submit(master: str, folder: Path, program: Path, *arguments: str) -> dict[str, list[int]]:
     """The JSON in the last line of what a program says."""
     command: list[str | Path] = [SUBMIT, "--master", master]
     for name, value in SETTINGS.items():
@@ -86,4 +104,5 @@ def submit(master: str, folder: Path, program: Path, *arguments: str) -> object:
             check=False,
         )
     assert run.returncode == 0, run.stdout + log.read_text()[-3000:]
-    return json.loads(run.stdout.splitlines()[-1])
+    found: dict[str, list[int]] = json.loads(run.stdout.splitlines()[-1])
+    return found

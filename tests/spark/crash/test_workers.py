@@ -1,6 +1,5 @@
 """The worker of a task is killed at every point of its way, by itself: what arrives is everything, once."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,13 +7,18 @@ import pytest
 
 from pyspark_nsq.drain import SPOOLED
 from tests.spark.conftest import Publish
+from tests.spark.crash.conftest import Tell
+from tests.spark.crash.death import deaths
 from tests.spark.crash.dying_source import POINTS, YIELDING
-from tests.spark.crash.running import Program, report, said_again
+from tests.spark.crash.running import Program, check_repeats
+from tests.spark.crash.tables import Kills
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 MESSAGES = 20_000
 KILLS = 4
+HALVES = 2_000
+"""Messages in a task."""
 
 
 @pytest.fixture(scope="module")
@@ -25,24 +29,39 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
 
 @pytest.mark.parametrize("point", POINTS)
 def test_killed_anywhere_nothing_is_lost_and_nothing_comes_twice(
-    program: Program, options: dict[str, str], publish: Publish, tmp_path: Path, point: str
+    program: Program, options: dict[str, str], publish: Publish, tmp_path: Path, tell: Tell, point: str
 ):
     publish(MESSAGES)
-    program.copy(options | {"dieAt": f"{point}:{KILLS}"}, tmp_path)
+    program.begin("copy", options | {"dieAt": f"{point}:{KILLS}"}, tmp_path)
     outcome = program.outcome(MESSAGES)
-    kills = len(os.listdir(tmp_path / "deaths"))
-    report(f"worker, {point}", kills, outcome, tmp_path)
+    kills = len(deaths(tmp_path / "deaths"))
+    tell(Kills(f"a task's worker, {point}", kills, outcome))
     assert kills >= KILLS
     assert (outcome.lost, outcome.twice) == (0, 0)
-    assert said_again(tmp_path) >= (KILLS if point == YIELDING else 0)
+    assert check_repeats(tmp_path) >= (KILLS if point == YIELDING else 0)
 
 
-def test_without_suspects_what_was_not_finished_comes_twice(
-    program: Program, options: dict[str, str], publish: Publish, tmp_path: Path
+def test_without_suspects_what_was_in_flight_comes_twice_and_no_more(
+    program: Program, options: dict[str, str], publish: Publish, tmp_path: Path, tell: Tell
 ):
     publish(MESSAGES)
-    program.copy(options | {"suppressRedelivered": "false", "dieAt": f"{SPOOLED}:{KILLS}"}, tmp_path)
+    program.begin("copy", options | {"suppressRedelivered": "false", "dieAt": f"{SPOOLED}:{KILLS}"}, tmp_path)
     outcome = program.outcome(MESSAGES)
-    report(f"worker, {SPOOLED}, suppressRedelivered=false", len(os.listdir(tmp_path / "deaths")), outcome, tmp_path)
+    kills = len(deaths(tmp_path / "deaths"))
+    in_flight = int(options["maxInFlight"])
+    tell(Kills(f"a task's worker, {SPOOLED}, `suppressRedelivered=false`, `maxInFlight={in_flight}`", kills, outcome))
     assert outcome.lost == 0
-    assert outcome.twice > 0
+    assert 0 < outcome.twice <= kills * in_flight
+
+
+def test_a_handler_that_is_killed_is_called_again_with_what_its_task_had(
+    program: Program, options: dict[str, str], publish: Publish, tmp_path: Path, tell: Tell
+):
+    publish(MESSAGES)
+    program.begin("handle", options | {"dieAt": f"handling:{KILLS}"}, tmp_path)
+    outcome = program.outcome(MESSAGES)
+    kills = len(deaths(tmp_path / "deaths"))
+    tell(Kills("a task of `run_reader`, in a handler (twice: finished again)", kills, outcome))
+    assert kills >= KILLS
+    assert outcome.lost == 0
+    assert 0 < outcome.twice <= kills * HALVES
