@@ -35,6 +35,8 @@ _read_size = struct.Struct(">i").unpack_from
 _read_two_sizes = struct.Struct(">ii").unpack_from
 _new_tuple = tuple.__new__  # what a named tuple does when it is called, without the Python that takes twice as long
 _WORTH_A_LOOK = 4
+_MOST_KNOWN = 256
+"""Lines of one connection: who publishes to more topics has them judged now and then."""
 _ALIKE_AT_ONCE = 256
 """Messages of one size; bounds what a remembered layout takes."""
 
@@ -58,8 +60,8 @@ class CommandReader:
     `receive_data`.
 
     `admit` is called with the tokens of each complete line, but for FINs that are well-formed as they are, and perhaps
-    for a PUB or MPUB line like the last one: what it has once admitted of these it must go on admitting. It returns the
-    command's spec or raises what is to be answered. Sizes are in bytes.
+    for a PUB or MPUB line like an earlier one: what it has once admitted of these it must go on admitting. It returns
+    the command's spec or raises what is to be answered. Sizes are in bytes.
     """
 
     def __init__(
@@ -74,33 +76,53 @@ class CommandReader:
         self._buffer = b""
         self._position = 0
         self._body: _SizedBody | _MultipleBody | None = None
-        # The last PUB or MPUB line that was admitted, with its end.
-        self._known_line = b""
-        self._known_spec = PUB
-        self._known_tokens: Sequence[bytes] = ()
+        # PUB and MPUB lines that were admitted, with their ends, and the last of them.
+        self._known: dict[bytes, tuple[CommandSpec, Sequence[bytes]]] = {}
+        self._line = b""
+        self._line_spec = PUB
+        self._line_tokens: Sequence[bytes] = ()
 
     def receive_alone(self, data: bytes) -> Publish | Finish | None:
-        """What the socket gave, if that is just one PUB or MPUB with a line like the last, or one FIN; else None.
+        """What the socket gave, if that is just one PUB or MPUB with a line that is known, or one FIN; else None.
 
         None says that nothing was taken, and that it is for `receive_data`. Raises nothing.
         """
         # Hot: who awaits each answer sends one command at a time, which costs half as much without the generator.
         if self._available or self._body is not None:
             return None
-        line = self._known_line
-        if line and data.startswith(line):
-            begin = len(line)
-            start = begin + SIZE_OF_SIZE
-            size = len(data) - start
-            if size <= 0 or _read_size(data, begin)[0] != size:
+        if len(data) == _LONE_FIN_SIZE and (fin := _lone_fin(data)) is not None:
+            return _new_tuple(Finish, ([fin[1]],))
+        line = self._line
+        if not data.startswith(line) or not line:
+            line = self._recall(data)
+            if not line:
                 return None
-            if self._known_spec is PUB:
-                bodies: Sequence[bytes] = (data[start:],) if size <= self._max_msg_size else ()
-            else:
-                bodies = self._all_alike(data, start) if size <= self._max_body_size else ()
-            return _new_tuple(Publish, (self._known_spec, self._known_tokens, bodies)) if bodies else None
-        fin = _lone_fin(data) if len(data) == _LONE_FIN_SIZE else None
-        return _new_tuple(Finish, ([fin[1]],)) if fin is not None else None
+        begin = len(line)
+        start = begin + SIZE_OF_SIZE
+        size = len(data) - start
+        if size <= 0 or _read_size(data, begin)[0] != size:
+            return None
+        if self._line_spec is PUB:
+            bodies: Sequence[bytes] = (data[start:],) if size <= self._max_msg_size else ()
+        else:
+            bodies = self._all_alike(data, start) if size <= self._max_body_size else ()
+        return _new_tuple(Publish, (self._line_spec, self._line_tokens, bodies)) if bodies else None
+
+    def _recall(self, data: bytes) -> bytes:
+        """The line that the data begins with, if it is known."""
+        line = data[: data.find(b"\n") + 1]
+        known = self._known.get(line)
+        if known is None:
+            return b""
+        self._line = line
+        self._line_spec, self._line_tokens = known
+        return line
+
+    def _learn(self, line: bytes, spec: CommandSpec, tokens: Sequence[bytes]) -> None:
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        self._known[line] = spec, tokens
+        self._line, self._line_spec, self._line_tokens = line, spec, tokens
 
     def _all_alike(self, data: bytes, start: int) -> Sequence[bytes]:
         """The messages of the MPUB whose count is at `start`, if they are of one size and all there is; else none."""
@@ -185,9 +207,9 @@ class CommandReader:
         if spec.body is None:
             return Line(spec, tokens, b"")
         if spec is PUB or spec is MPUB:
-            self._known_line, self._known_spec, self._known_tokens = buffer[position : newline + 1], spec, tokens
+            self._learn(buffer[position : newline + 1], spec, tokens)
         if spec is PUB:
-            command = self._read_publish_run(spec, tokens, self._known_line, end)
+            command = self._read_publish_run(spec, tokens, self._line, end)
             if command is not None:
                 return command
         self._body = self._expect_body(spec, tokens, spec.body)

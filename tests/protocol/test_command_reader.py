@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import example, given
@@ -119,6 +119,10 @@ def cut(data: bytes, places: Iterable[int]) -> list[bytes]:
 def single(reader: CommandReader, data: bytes) -> Command:
     (command,) = reader.receive_data(data)
     return command
+
+
+def alone_or_first(reader: CommandReader, data: bytes) -> Any:
+    return reader.receive_alone(data) or single(reader, data)
 
 
 # --- Lines ------------------------------------------------------------------------------------------------------------
@@ -254,10 +258,19 @@ def test_pubs_to_one_topic_are_one_command_and_admitted_once(noting_reader, admi
     assert admitted == [[b"PUB", b"t"]]
 
 
-def test_pubs_that_come_one_by_one_are_admitted_once_while_they_name_the_same_topic(noting_reader, admitted):
+def test_pubs_that_come_one_by_one_are_admitted_once_for_each_topic(noting_reader, admitted):
     said = [pub(b"one"), pub(b"two"), b"NOP\n", pub(b"three"), pub(b"four", b"PUB u\n"), pub(b"five")]
     assert hear(noting_reader, said) == Naive(b"".join(said)).hear()
-    assert admitted == [[b"PUB", b"t"], [b"NOP"], [b"PUB", b"u"], [b"PUB", b"t"]]
+    assert admitted == [[b"PUB", b"t"], [b"NOP"], [b"PUB", b"u"]]
+
+
+@pytest.mark.parametrize(("topics", "judged"), [(200, 200), (300, 900)])
+def test_lines_of_many_topics_are_known_but_not_of_any_number(noting_reader, admitted, topics, judged):
+    lines = [b"PUB topic%d\n" % number for number in range(topics)]
+    for _ in range(3):
+        said = [pub(b"x", line) for line in lines]
+        assert [alone_or_first(noting_reader, each).tokens[1] for each in said] == [line[4:-1] for line in lines]
+    assert len(admitted) == judged
 
 
 @pytest.mark.parametrize(
