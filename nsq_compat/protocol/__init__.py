@@ -9,7 +9,7 @@ Read ``schema`` first: it declares every byte layout of the wire; ``storage_sche
 - ``layout`` derives fast codecs from the fixed-size declarations.
 - ``frames`` and ``message`` build what nsqd sends; ``frame_reader`` cuts it apart again on the client's side.
 - ``commands`` are the values a client's commands become, ``command_table`` the grammar as data, and
-  ``command_reader`` the server side that cuts received bytes into commands.
+  ``command_reader`` the server side that cuts received bytes into commands, ``command_bodies`` what follows a line.
 - ``command_writer`` is the client side: commands as bytes.
 - ``identify`` encodes and decodes the IDENTIFY body and its answer, on top of ``go_json``, which is JSON the way Go
   reads and writes it.

@@ -14,43 +14,23 @@ Invariants:
 """
 
 import re
-import struct
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
 
+from nsq_compat.protocol.command_bodies import SIZE_OF_SIZE, MultipleBody, SizedBody, read_size, whole_batch
 from nsq_compat.protocol.command_table import MPUB, PUB, BodySpec, CommandSpec
 from nsq_compat.protocol.commands import Command, Finish, Line, Publish
-from nsq_compat.protocol.errors import E_BAD_BODY, E_BAD_MESSAGE, FatalClientError, SilentClose
+from nsq_compat.protocol.errors import SilentClose
 
 MAX_LINE = 16384
 """nsqd: its read buffer; the longest line with its newline. A longer one ends the connection without a word."""
-
-SIZE_OF_SIZE = 4
 
 _FIN_RUN = re.compile(rb"(?:FIN [^\n\r ]{16}\n)+")
 _FIN_FIRST_BYTE = ord("F")
 _lone_fin = re.compile(rb"FIN ([^\n\r ]{16})\n").fullmatch
 _LONE_FIN_SIZE = 21
-_read_size = struct.Struct(">i").unpack_from
-_read_two_sizes = struct.Struct(">ii").unpack_from
 _new_tuple = tuple.__new__  # what a named tuple does when it is called, without the Python that takes twice as long
-_WORTH_A_LOOK = 4
 _MOST_KNOWN = 256
 """Lines of one connection: who publishes to more topics has them judged now and then."""
-_ALIKE_AT_ONCE = 256
-"""Messages of one size; bounds what a remembered layout takes."""
-
-
-@lru_cache(maxsize=64)
-def _alike(size: int, count: int) -> struct.Struct:
-    """So many messages of that size, each with its size before it."""
-    return struct.Struct(f"{SIZE_OF_SIZE}s{size}s" * count)
-
-
-def _cut_alike(buffer: bytes, position: int, size: int, count: int) -> tuple[bytes, ...]:
-    """So many messages that are all there, if all of them are of that size, which the first one is; else none."""
-    fields = _alike(size, count).unpack_from(buffer, position)
-    return fields[1::2] if fields[::2].count(fields[0]) == count else ()
 
 
 class CommandReader:
@@ -75,7 +55,7 @@ class CommandReader:
         self._needed = 1
         self._buffer = b""
         self._position = 0
-        self._body: _SizedBody | _MultipleBody | None = None
+        self._body: SizedBody | MultipleBody | None = None
         # PUB and MPUB lines that were admitted, with their ends, and the last of them.
         self._known: dict[bytes, tuple[CommandSpec, Sequence[bytes]]] = {}
         self._line = b""
@@ -100,12 +80,12 @@ class CommandReader:
         begin = len(line)
         start = begin + SIZE_OF_SIZE
         size = len(data) - start
-        if size <= 0 or _read_size(data, begin)[0] != size:
+        if size <= 0 or read_size(data, begin)[0] != size:
             return None
         if self._line_spec is PUB:
             bodies: Sequence[bytes] = (data[start:],) if size <= self._max_msg_size else ()
         else:
-            bodies = self._all_alike(data, start) if size <= self._max_body_size else ()
+            bodies = whole_batch(data, start, self._max_msg_size) if size <= self._max_body_size else ()
         return _new_tuple(Publish, (self._line_spec, self._line_tokens, bodies)) if bodies else None
 
     def _recall(self, data: bytes) -> bytes:
@@ -123,18 +103,6 @@ class CommandReader:
             self._known.clear()
         self._known[line] = spec, tokens
         self._line, self._line_spec, self._line_tokens = line, spec, tokens
-
-    def _all_alike(self, data: bytes, start: int) -> Sequence[bytes]:
-        """The messages of the MPUB whose count is at `start`, if they are of one size and all there is; else none."""
-        begin = start + SIZE_OF_SIZE
-        if begin + SIZE_OF_SIZE > len(data):
-            return ()
-        count, size = _read_two_sizes(data, start)
-        if not 0 < count <= _ALIKE_AT_ONCE or not 0 < size <= self._max_msg_size:
-            return ()
-        if begin + count * (SIZE_OF_SIZE + size) != len(data):
-            return ()
-        return _cut_alike(data, begin, size, count)
 
     def receive_data(self, data: bytes) -> Iterator[Command]:
         """Take what the socket gave; the commands that are complete, to be gone through once, before more is fed.
@@ -221,7 +189,7 @@ class CommandReader:
         buffer, position, max_msg_size = self._buffer, self._position, self._max_msg_size
         bodies: list[bytes] = []
         while position + SIZE_OF_SIZE <= end:
-            size = _read_size(buffer, position)[0]
+            size = read_size(buffer, position)[0]
             stop = position + SIZE_OF_SIZE + size
             if not 0 < size <= max_msg_size or stop > end:
                 break
@@ -238,168 +206,15 @@ class CommandReader:
         self._body = self._expect_body(spec, tokens, spec.body)
         return Publish(spec, tokens, bodies)
 
-    def _expect_body(self, spec: CommandSpec, tokens: Sequence[bytes], body: BodySpec) -> "_SizedBody | _MultipleBody":
+    def _expect_body(self, spec: CommandSpec, tokens: Sequence[bytes], body: BodySpec) -> SizedBody | MultipleBody:
         if body.multiple:
-            return _MultipleBody(spec, tokens, self._max_msg_size, self._max_body_size)
-        return _SizedBody(spec, tokens, body, self._max_msg_size if body.is_message else self._max_body_size)
+            return MultipleBody(spec, tokens, self._max_msg_size, self._max_body_size)
+        return SizedBody(spec, tokens, body, self._max_msg_size if body.is_message else self._max_body_size)
 
-    def _read_body(self, body: "_SizedBody | _MultipleBody", end: int) -> Command | None:
+    def _read_body(self, body: SizedBody | MultipleBody, end: int) -> Command | None:
         command, self._position = body.read(self._buffer, self._position, end)
         if command is None:
             self._needed = body.needed
             return None
         self._body = None
         return command
-
-
-class _SizedBody:
-    """A body that is awaited: first its size, then as many bytes."""
-
-    def __init__(self, spec: CommandSpec, tokens: Sequence[bytes], body: BodySpec, limit: int) -> None:
-        self._spec = spec
-        self._tokens = tokens
-        self._wording = body
-        self._limit = limit
-        self._size: int | None = None
-        self.needed = SIZE_OF_SIZE
-
-    def read(self, buffer: bytes, position: int, end: int) -> tuple[Command | None, int]:
-        """The command, if its body is complete in the buffer, and where reading stopped."""
-        if self._size is None:
-            if end - position < SIZE_OF_SIZE:
-                return None, position
-            self._size = self._judged(_read_size(buffer, position)[0])
-            self.needed = self._size
-            position += SIZE_OF_SIZE
-        stop = position + self._size
-        if stop > end:
-            return None, position
-        body = buffer[position:stop]
-        if self._spec is PUB:
-            return Publish(self._spec, self._tokens, [body]), stop
-        return Line(self._spec, self._tokens, body), stop
-
-    def _judged(self, size: int) -> int:
-        if size <= 0:
-            raise self._refusal(f"invalid {self._wording.noun} size {size}")
-        if size > self._limit:
-            raise self._refusal(f"{self._wording.whole} too big {size} > {self._limit}")
-        return size
-
-    def unreadable(self) -> FatalClientError:
-        part = " size" if self._size is None else ""
-        return self._refusal(f"failed to read {self._wording.noun}{part}")
-
-    def _refusal(self, text: str) -> FatalClientError:
-        return FatalClientError(self._wording.code, f"{self._spec.name} {text}")
-
-
-class _MultipleBody:
-    """The body of an MPUB: a size, a count, then so many sized messages.
-
-    nsqd: the size is checked and then forgotten; the count decides where the command ends. Here the size limit also
-    bounds what the messages take together (docs/differences.md: mpub-total).
-    """
-
-    def __init__(self, spec: CommandSpec, tokens: Sequence[bytes], max_msg_size: int, max_body_size: int) -> None:
-        self._spec = spec
-        self._tokens = tokens
-        self._max_msg_size = max_msg_size
-        self._max_body_size = max_body_size
-        self._size: int | None = None
-        self._count: int | None = None
-        self._taken = SIZE_OF_SIZE  # bytes of the body so far, the count included
-        self._bodies: list[bytes] = []
-        self._in_message = False
-        self.needed = SIZE_OF_SIZE
-
-    def read(self, buffer: bytes, position: int, end: int) -> tuple[Command | None, int]:
-        """The command, if its last message is complete in the buffer, and where reading stopped."""
-        if self._size is None:
-            if end - position < SIZE_OF_SIZE:
-                return None, position
-            self._size = self._judged_size(_read_size(buffer, position)[0])
-            position += SIZE_OF_SIZE
-        if self._count is None:
-            if end - position < SIZE_OF_SIZE:
-                return None, position
-            self._count = self._judged_count(_read_size(buffer, position)[0])
-            position += SIZE_OF_SIZE
-        position = self._read_messages(buffer, position, end, self._count)
-        if len(self._bodies) < self._count:
-            return None, position
-        return Publish(self._spec, self._tokens, self._bodies), position
-
-    def _read_messages(self, buffer: bytes, position: int, end: int, count: int) -> int:
-        # Hot: runs for every message of an MPUB.
-        begin, max_msg_size = position, self._max_msg_size
-        last_allowed = begin + self._max_body_size - self._taken
-        while alike := self._next_alike(buffer, position, min(end, last_allowed), count - len(self._bodies)):
-            self._bodies += alike
-            position += len(alike) * (SIZE_OF_SIZE + len(alike[0]))
-        append = self._bodies.append
-        self._in_message = False
-        self.needed = SIZE_OF_SIZE
-        for _ in range(count - len(self._bodies)):
-            start = position + SIZE_OF_SIZE
-            if start > end:
-                break
-            (size,) = _read_size(buffer, position)
-            stop = start + size
-            if size > max_msg_size or size <= 0 or stop > last_allowed:
-                raise self._wrong_message(size, stop - last_allowed)
-            if stop > end:
-                self._in_message = True
-                self.needed = SIZE_OF_SIZE + size
-                break
-            append(buffer[start:stop])
-            position = stop
-        self._taken += position - begin
-        return position
-
-    def _next_alike(self, buffer: bytes, position: int, end: int, wanted: int) -> tuple[bytes, ...]:
-        """The next messages, if they are all there and of one size, so many at once; else none."""
-        # Records of one size are cut by one call, at a quarter of the cost; others cost no more than looking at two.
-        count = min(wanted, _ALIKE_AT_ONCE)
-        start = position + SIZE_OF_SIZE
-        if count < _WORTH_A_LOOK or start > end:
-            return ()
-        size = _read_size(buffer, position)[0]
-        following = start + size
-        if not 0 < size <= self._max_msg_size or position + count * (SIZE_OF_SIZE + size) > end:
-            return ()
-        if buffer[position:start] != buffer[following : following + SIZE_OF_SIZE]:
-            return ()
-        return _cut_alike(buffer, position, size, count)
-
-    def _judged_size(self, size: int) -> int:
-        if size <= 0:
-            raise self._refusal(f"invalid body size {size}")
-        if size > self._max_body_size:
-            raise self._refusal(f"body too big {size} > {self._max_body_size}")
-        return size
-
-    def _judged_count(self, count: int) -> int:
-        # nsqd: a message takes at least a size and one byte.
-        if not 0 < count <= (self._max_body_size - SIZE_OF_SIZE) // (SIZE_OF_SIZE + 1):
-            raise self._refusal(f"invalid message count {count}")
-        return count
-
-    def _wrong_message(self, size: int, excess: int) -> FatalClientError:
-        if size <= 0:
-            return self._refusal(f"invalid message({len(self._bodies)}) body size {size}", E_BAD_MESSAGE)
-        if size > self._max_msg_size:
-            return self._refusal(f"message too big {size} > {self._max_msg_size}", E_BAD_MESSAGE)
-        return self._refusal(f"body too big {self._max_body_size + excess} > {self._max_body_size}")
-
-    def unreadable(self) -> FatalClientError:
-        if self._size is None:
-            return self._refusal("failed to read body size")
-        if self._count is None:
-            return self._refusal("failed to read message count")
-        if self._in_message:
-            return self._refusal("failed to read message body", E_BAD_MESSAGE)
-        return self._refusal(f"failed to read message({len(self._bodies)}) body size", E_BAD_MESSAGE)
-
-    def _refusal(self, text: str, code: str = E_BAD_BODY) -> FatalClientError:
-        return FatalClientError(code, f"{self._spec.name} {text}")
