@@ -177,11 +177,15 @@ class _Attempt:
         if not self._options.suppress_redelivered:
             return batch
         # One connection gets a message for the second time only as its second attempt.
-        if self._known is None and not self._suspects and pc.all(pc.equal(batch.column("attempts"), _FIRST)).as_py():
-            return batch
-        if self._known is None:
+        if self._known is None and not pc.all(pc.equal(batch.column("attempts"), _FIRST)).as_py():
             self._known = self._suspects | self._ids()
-        numbers = {id: number for number, id in enumerate(batch.column("id").to_pylist()) if id not in self._known}
+        if self._known is None and not self._suspects:
+            return batch
+        ids = batch.column("id").to_pylist()
+        if self._known is None and self._suspects.isdisjoint(ids):
+            return batch
+        known = self._suspects if self._known is None else self._known
+        numbers = {id: number for number, id in enumerate(ids) if id not in known}
         return batch if len(numbers) == batch.num_rows else batch.take(pa.array(numbers.values(), pa.int32()))
 
     def _note(self, ids: pa.Array) -> None:

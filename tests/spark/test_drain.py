@@ -1,12 +1,14 @@
 """A task against a real nsqd, killed at every point: nothing is lost, and nothing is there twice."""
 
 import contextlib
+import dataclasses
 import itertools
 import time
 from urllib.request import Request, urlopen
 
 import pytest
 
+from nsq_compat.client import Producer
 from nsq_compat.protocol.frames import OK
 from nsq_compat.protocol.message import make_frame
 from nsq_conformance.daemon_process import own_host
@@ -67,6 +69,29 @@ def test_messages_are_finished_by_the_chunk_and_none_has_to_go_back(nsqd, topic,
     assert drained(spool, options_with(maxInFlight="20", chunkMessages="7", msgTimeoutMs="0"), 1000) == bodies
     stats = nsqd.channel_stats(topic, "c")
     assert (stats["depth"], stats["in_flight_count"], stats["requeue_count"], stats["timeout_count"]) == (0, 0, 0, 0)
+
+
+def test_messages_of_all_sizes_arrive_as_they_were_published(nsqd, topic, spool, options_with):
+    nsqd.create_channel(topic, "c")
+    alike = [b"%06d\n\0\xff" % number + bytes(190) for number in range(4_000)]
+    mixed = [bytes([number % 256]) * (1 + number * 7919 % 5_000) for number in range(1_000)]
+    bodies = [*alike, *mixed, b"\n" * 900_000, b"\n", *alike[:500]]
+    with Producer(nsqd.tcp_address) as producer:
+        for begin in range(0, len(bodies), 500):
+            producer.publish_many(topic, bodies[begin : begin + 500])
+    assert drained(spool, options_with(), len(bodies)) == bodies
+    assert waiting(nsqd, topic) == 0
+
+
+def test_suspects_are_left_out_at_their_first_attempt_too(nsqd, topic, spool, options_with, publish):
+    nsqd.create_channel(topic, "another")
+    bodies, options = publish(9), options_with(maxInFlight="9", chunkMessages="3")
+    partition = spool.partition(2, 0)
+    pieces = drain(spool, partition, dataclasses.replace(origin_of(options), channel="another"), 9, options)
+    ids = [id for batch in partition.read(pieces) for id in batch.column("id").to_pylist()]
+    spool.suspects.add(origin_of(options), ids[5:8])
+    assert drained(spool, options, 6) == [*bodies[:5], bodies[8]]
+    assert waiting(nsqd, topic) == 0
 
 
 def test_a_task_ends_when_no_more_comes(spool, options_with, publish):
