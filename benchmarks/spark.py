@@ -28,8 +28,11 @@ from benchmarks import client, machine
 from benchmarks.process_tree import cpu_by_program
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 
-_BODY = b"x" * 200
+_SIZE = 200
 _PUBLISHED_TOGETHER = 500
+_ALIKE = (b"x" * _SIZE,) * _PUBLISHED_TOGETHER
+# As many bytes, but no two neighbours of one size: a task decodes those another way.
+_MIXED = tuple(b"x" * (_SIZE // 2 + number * 71 % (_SIZE + 1)) for number in range(_PUBLISHED_TOGETHER))
 _TOPIC, _CHANNEL = "t", "c"
 _PYNSQ = "pynsq 0.9.1"
 _PROGRAMS = ("JVM", "Python", "nsqd")
@@ -40,10 +43,12 @@ class Subject:
     name: str
     format: str
     sink: str
+    bodies: Sequence[bytes] = _ALIKE
 
 
 SUBJECTS = (
     Subject("noop", "nsq", "noop"),
+    Subject("noop, mixed sizes", "nsq", "noop", _MIXED),
     Subject("noop, no spool", "nsq-direct", "noop"),
     Subject("parquet", "nsq", "parquet"),
     Subject("parquet, no spool", "nsq-direct", "parquet"),
@@ -104,8 +109,8 @@ def session(master: str) -> Iterator[Session]:
 
 
 @contextmanager
-def full_nsqds(command: str, number: int, messages: int) -> Iterator[list[NsqdProcess]]:
-    """So many nsqd that have `messages` between them."""
+def full_nsqds(command: str, number: int, messages: int, bodies: Sequence[bytes]) -> Iterator[list[NsqdProcess]]:
+    """So many nsqd that have `messages` between them, these bodies again and again."""
     from nsq_compat.client import Producer
 
     share = messages // number
@@ -116,15 +121,18 @@ def full_nsqds(command: str, number: int, messages: int) -> Iterator[list[NsqdPr
             nsqd = stack.enter_context(NsqdProcess(command, folder, options=[f"--mem-queue-size={share}"]))
             nsqd.create_channel(_TOPIC, _CHANNEL)
             with Producer(nsqd.tcp_address) as producer:
-                for _ in range(share // _PUBLISHED_TOGETHER):
-                    producer.publish_many(_TOPIC, [_BODY] * _PUBLISHED_TOGETHER)
+                for _ in range(share // len(bodies)):
+                    producer.publish_many(_TOPIC, bodies)
             nsqds.append(nsqd)
         yield nsqds
 
 
 def measure(session: Session, subject: Subject, options: argparse.Namespace, messages: int) -> Run:
     """One query over everything fresh nsqd hold. Raises ``RuntimeError`` unless each message came once."""
-    with full_nsqds(options.nsqd, options.nsqds, messages) as nsqds, tempfile.TemporaryDirectory() as folder:
+    with (
+        full_nsqds(options.nsqd, options.nsqds, messages, subject.bodies) as nsqds,
+        tempfile.TemporaryDirectory() as folder,
+    ):
         spool = Path(folder) / "spool"
         spool.mkdir()
         read = {
@@ -215,8 +223,9 @@ def main() -> None:
     print(f"- Python {sys.version.split()[0]}, PySpark {pyspark.__version__}, pyarrow {pyarrow.__version__}")
     print(f"- Load average over the last quarter of an hour: {os.getloadavg()[2]:.1f}")
     print(
-        f"- {options.messages:,} messages of {len(_BODY)} bytes on {options.nsqds} nsqd, {options.per_trigger:,} per "
-        f"micro-batch, `{options.master}`; medians of {options.rounds} rounds, the subjects in turn\n"
+        f"- {options.messages:,} messages of {_SIZE} bytes (mixed: {len(min(_MIXED))} to {len(max(_MIXED))}) on "
+        f"{options.nsqds} nsqd, {options.per_trigger:,} per micro-batch, `{options.master}`; medians of "
+        f"{options.rounds} rounds, the subjects in turn\n"
     )
     print(table(results))
     print()
