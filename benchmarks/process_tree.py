@@ -6,19 +6,22 @@ from pathlib import Path
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 # Columns of /proc/PID/stat behind the name: user and system time, and those of children that were waited for.
-_PARENT, _TIMES = 1, slice(11, 15)
+_PARENT, _OWN, _OF_ENDED = 1, slice(11, 13), slice(13, 15)
+
+ENDED = ""
+"""Instead of the name of a program: those that have ended, whatever they were."""
 
 
 def cpu_by_program(root: int) -> dict[str, float]:
-    """Seconds of `root` and all its descendants, those that have ended too, by the name of the program."""
-    spent: dict[str, float] = {}
+    """Seconds of `root` and all its descendants by the name of the program, or `ENDED`."""
+    spent = {ENDED: 0.0}
     for pid in descendants(root):
         try:
             name, columns = _stat(pid)
         except FileNotFoundError:  # gone meanwhile: its parent has its time
             continue
-        seconds = sum(map(int, columns[_TIMES])) / _TICKS_PER_SECOND
-        spent[name] = spent.get(name, 0.0) + seconds
+        for whose, times in ((name, _OWN), (ENDED, _OF_ENDED)):
+            spent[whose] = spent.get(whose, 0.0) + sum(map(int, columns[times])) / _TICKS_PER_SECOND
     return spent
 
 

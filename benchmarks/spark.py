@@ -3,7 +3,8 @@
     .venv/bin/python -m benchmarks.spark             a table, ready for RESULTS-spark.md
 
 One Spark session for all runs, so that its compilers have done their work; every run has nsqd of its own that hold all
-messages when it starts. CPU time is that of the JVM, of the Python workers and of nsqd, by process tree.
+messages when it starts. CPU time is that of a whole query with its start: of the JVM, of Python (workers, and the
+process that plans), and of nsqd, by process tree.
 """
 
 import argparse
@@ -154,6 +155,7 @@ def measure(session: Session, subject: Subject, options: argparse.Namespace, mes
 
 def _cpu(session: Session, nsqds: Sequence[NsqdProcess]) -> dict[str, float]:
     spark = cpu_by_program(session.pid)
+    # What has ended was Python: workers, and for every query the process that plans it.
     jvm = spark.pop("java", 0.0)
     nsqd = sum(sum(cpu_by_program(each.pid).values()) for each in nsqds)
     return {"JVM": jvm, "Python": sum(spark.values()), "nsqd": nsqd}
@@ -192,7 +194,7 @@ def cost_of_the_spool(results: dict[str, list[Run]], sink: str) -> str:
     with_it, without = results[sink], results[f"{sink}, no spool"]
     of_all = median(with_it, lambda run: run.cpu_us()) / median(without, lambda run: run.cpu_us())
     of_python = median(with_it, lambda run: run.cpu_us("Python")) / median(without, lambda run: run.cpu_us("Python"))
-    return f"- To {sink} the spool costs {of_all:.2f} times the CPU; of the Python workers alone {of_python:.2f}"
+    return f"- To {sink} the spool costs {of_all:.2f} times the CPU; of Python alone {of_python:.2f}"
 
 
 def main() -> None:
