@@ -86,7 +86,7 @@ class Intake:
             together = [body for bodies, _ in posts for body in bodies]
             try:
                 topic.publish(together, self._now, self._now_ns)
-            except OSError as error:
+            except Exception as error:  # whatever it is, it need not concern all of them
                 log.info("TOPIC(%s): trying %d publishers one by one - %s", topic.name, len(posts), error)
             else:
                 for _, producer in posts:
@@ -100,4 +100,7 @@ class Intake:
             topic.publish(bodies, self._now, self._now_ns)
         except (Refused, OSError) as error:
             return error
+        except Exception:  # the top of a callback
+            log.exception("TOPIC(%s): publishing failed", topic.name)
+            return Refused("internal error")
         return None

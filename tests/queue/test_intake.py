@@ -166,6 +166,24 @@ def test_what_the_disk_refuses_together_is_tried_one_by_one(intake, turn_end, to
     assert topic.message_count == 1
 
 
+def test_a_mistake_of_ours_is_told_to_whom_it_concerns_and_logged(intake, turn_end, topic, monkeypatch, caplog):
+    publish = topic.publish
+
+    def mistaken(bodies, now, now_ns):
+        if b"odd" in bodies:
+            raise ZeroDivisionError
+        publish(bodies, now, now_ns)
+
+    monkeypatch.setattr(topic, "publish", mistaken)
+    usual, odd = Poster(), Poster()
+    intake.post(topic, [b"odd"], odd, NOW, NOW_NS)
+    intake.post(topic, [b"usual"], usual, NOW, NOW_NS)
+    turn_end.comes()
+    assert usual.told == [None, "answer"]
+    assert str(odd.told[0]) == "internal error"
+    assert "publishing failed" in caplog.text
+
+
 def test_a_guard_is_asked_about_each_and_turns_away_as_many_as_it_would(intake, turn_end, topic):
     topic.guard = NoteHowMuch(most=3)
     posters = [Poster() for _ in range(3)]
