@@ -15,6 +15,7 @@ from nsq_compat.net.connection import Connection
 from nsq_compat.session.authorization import Credentials, Grants, read_answer
 from nsq_compat.session.nsqd_session import NsqdSession
 
+MESSAGE_HEADER = 8 + 2 + 16
 IDENTIFY_1S = b'{"heartbeat_interval":1000}'
 
 
@@ -48,6 +49,35 @@ def test_replies_to_pipelined_commands_come_in_order(connect):
     assert client.frame().data == b"E_INVALID invalid command BAD"
     with pytest.raises(EOFError):
         client.frame()
+
+
+def pub(body: bytes) -> bytes:
+    return b"PUB t\n" + struct.pack(">i", len(body)) + body
+
+
+def mpub(*bodies: bytes) -> bytes:
+    batch = struct.pack(">i", len(bodies)) + b"".join(struct.pack(">i", len(body)) + body for body in bodies)
+    return b"MPUB t\n" + struct.pack(">i", len(batch)) + batch
+
+
+def test_producers_of_one_turn_are_each_answered_and_each_keeps_its_order(connect):
+    consumer = connect().subscribes(b"t", b"c", ready=2500)
+    producers = [connect() for _ in range(100)]
+    for turn in range(5):
+        for number, producer in enumerate(producers):
+            bodies = [b"%d %d %d" % (number, turn, place) for place in range(1 + number % 3)]
+            producer.says(pub(bodies[0]) if len(bodies) == 1 else mpub(*bodies))
+        for producer in producers:
+            assert producer.frame().data == b"OK"
+    heard = [
+        tuple(map(int, frame.data[MESSAGE_HEADER:].split())) for frame in consumer.frames(5 * (34 + 2 * 33 + 3 * 33))
+    ]
+    assert sorted(heard) == [
+        (number, turn, place) for number in range(100) for turn in range(5) for place in range(1 + number % 3)
+    ]
+    for number in range(100):
+        own = [each for each in heard if each[0] == number]
+        assert own == sorted(own)
 
 
 def test_bytes_may_come_one_by_one(connect):
