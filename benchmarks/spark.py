@@ -206,13 +206,14 @@ def main() -> None:
     parser.add_argument("--pynsq-messages", type=int, default=100_000)
     parser.add_argument("--per-trigger", type=int, default=250_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--warm-ups", type=int, default=2, help="rounds of half as many messages that do not count")
     parser.add_argument(
         "--patience", type=float, default=0.0, help="wait so long before each run until nobody else works"
     )
     options = parser.parse_args()
     results: dict[str, list[Run]] = {name: [] for name in (*(subject.name for subject in SUBJECTS), _PYNSQ)}
     with session(options.master) as spark:
-        for subject in SUBJECTS:
+        for subject in SUBJECTS * options.warm_ups:
             measure(spark, subject, options, options.messages // 2)
         for _ in range(options.rounds):
             for subject in SUBJECTS:
