@@ -137,8 +137,9 @@ class NsqReader(DataSourceReader):
             batch_spool.begin(spool, shares, options)
         return _partitions(spool.folder.name, 0, shares)
 
-    def read(self, partition: NsqPartition) -> Iterator[pa.RecordBatch]:
-        return read(partition, self._options, self._names)
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        # Where nothing waits there is no partition, and Spark makes one of its own.
+        return read(partition, self._options, self._names) if isinstance(partition, NsqPartition) else iter(())
 
 
 def read(

@@ -69,6 +69,13 @@ def test_a_batch_read_gives_every_action_the_same_and_only_the_columns_asked_for
     assert bodies_of(frame) == sorted(bodies)
 
 
+def test_a_batch_read_where_nothing_waits_has_no_rows(spark: SparkSession, written: dict[str, str], tmp_path: Path):
+    frame = spark.read.format("nsq").options(**written).load()
+    assert bodies_of(frame) == []
+    assert pyspark_nsq.ack(frame) == 0
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_wrong_option_is_named_before_anything_runs(spark: SparkSession, written: dict[str, str]):
     stream = spark.readStream.format("nsq").options(**(written | {"channel": "c#ephemeral"})).load()
     with pytest.raises(Exception, match="channel must be a channel that is kept"):
