@@ -50,7 +50,8 @@ class Progress:
     def until_now(self) -> None:
         """From now on plan no more than waits at this moment, so that the query comes to an end."""
         self._nodes.ensure_channels()
-        self._left = sum(depth if depth is not None else self._blind() for _, depth in self._nodes.backlog())
+        backlog = self._nodes.whole_backlog()
+        self._left = sum(depth if depth is not None else self._blind() for _, depth in backlog)
 
     def next(self, start: Offset, limit: int | None) -> Offset:
         """The batch behind `start`; `start` itself when there is nothing to do."""

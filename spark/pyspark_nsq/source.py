@@ -133,7 +133,7 @@ class NsqReader(DataSourceReader):
             spool.create()
             nodes.ensure_channels()
             batch_spool.expire(options.spool_dir)
-            shares = share_out(nodes.backlog(), options.max_messages or None, options)
+            shares = share_out(nodes.whole_backlog(), options.max_messages or None, options)
             batch_spool.begin(spool, shares, options)
         return _partitions(spool.folder.name, 0, shares)
 

@@ -7,7 +7,8 @@ from urllib.parse import parse_qs, urlsplit
 
 
 class FakeLookupd:
-    """`addresses` are the nsqd it knows, for any topic; `reply` overrules them with a status and a body.
+    """`addresses` are the nsqd it knows, for any topic; `reply` overrules them with a status and a body, and
+    `replies` do so once each before.
 
     With `held` set it answers only when `release` is called.
     """
@@ -15,6 +16,7 @@ class FakeLookupd:
     def __init__(self) -> None:
         self.addresses: list[str] = []
         self.reply: tuple[int, bytes] | None = None
+        self.replies: list[tuple[int, bytes]] = []
         self.held = False
         self.asked: list[str] = []
         self._released = threading.Event()
@@ -46,7 +48,8 @@ class FakeLookupd:
         self.asked += parse_qs(urlsplit(request.path).query).get("topic", [])
         if self.held:
             self._released.wait()
-        status, body = self.reply or (200, json.dumps({"channels": [], "producers": self._producers()}).encode())
+        reply = self.replies.pop(0) if self.replies else self.reply
+        status, body = reply or (200, json.dumps({"channels": [], "producers": self._producers()}).encode())
         request.send_response(status)
         request.send_header("Content-Length", str(len(body)))
         request.end_headers()

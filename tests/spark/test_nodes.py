@@ -1,5 +1,6 @@
 """Finding nsqd and asking them: real daemons, real HTTP."""
 
+import json
 import time
 from collections.abc import Iterator
 
@@ -34,6 +35,24 @@ def test_the_channel_is_made_on_every_node_once(nsqd, topic, options_with):
 
 def test_a_topic_nobody_has_has_no_backlog(options_with):
     assert [depth for _, depth in Nodes(options_with()).backlog()] == [0]
+
+
+def test_what_passes_from_topic_to_channel_while_they_are_counted_is_waited_for(fake_lookupd, options_with):
+    def stats(in_topic: int, in_channel: int) -> tuple[int, bytes]:
+        channels = [{"channel_name": "c", "depth": in_channel}]
+        return 200, json.dumps({"topics": [{"topic_name": "t", "depth": in_topic, "channels": channels}]}).encode()
+
+    # As Go's nsqd, which counts the channel first: between that and the topic, some of 5,001 are counted nowhere.
+    fake_lookupd.replies = [stats(4000, 900), stats(60, 4930), stats(0, 4990)]
+    fake_lookupd.reply = stats(0, 5001)
+    nodes = Nodes(options_with(subscribe="t", nsqdTcpAddresses="127.0.0.1:7", nsqdHttpAddresses=fake_lookupd.address))
+    assert [depth for _, depth in nodes.whole_backlog()] == [5001]
+
+
+def test_a_topic_that_is_paused_is_not_waited_for_without_end(nsqd, topic, options_with, publish):
+    nsqd.asks("POST", f"/topic/pause?topic={topic}")
+    publish(3)
+    assert [depth for _, depth in Nodes(options_with()).whole_backlog()] == [3]
 
 
 def test_without_an_http_address_nobody_knows_the_backlog(nsqd, topic, options_with):
