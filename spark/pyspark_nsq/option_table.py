@@ -99,7 +99,7 @@ OPTIONS: Final = (
         "chunk_messages",
         kinds.whole(0),
         "0",
-        "messages spooled and finished together; 0: half of those",
+        "when so many have come, all that are there are spooled and finished together; 0: half of those",
     ),
     Option("idleTimeoutMs", "idle_timeout", kinds.milliseconds(1), "300", "a task ends when so long no message came"),
     Option("maxReadMs", "max_read", kinds.milliseconds(1), "10000", "a task reads no longer than this"),
