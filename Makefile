@@ -13,7 +13,7 @@ help:
 	@echo 'make bench-check  fails when a message costs 15 % more than recorded, in instructions counted by valgrind; a minute'
 	@echo 'make bench-record what it costs now becomes what is recorded'
 	@echo 'make faults       the tests that break things on purpose, at length (ROUNDS=50 SEED=7: fewer, or the same again)'
-	@echo 'make spark-crash  Spark and nsqd killed in the middle of a stream; clusters, Spark Connect: minutes (NSQD="...")'
+	@echo 'make spark-crash  Spark and nsqd killed in the middle of a stream; clusters, Spark Connect: 15 minutes (NSQD="...")'
 	@echo 'scripts/test      everything, from a clean clone'
 
 check:

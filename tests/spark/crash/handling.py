@@ -10,26 +10,31 @@ from pyspark.sql import SparkSession
 import pyspark_nsq
 from pyspark_nsq.reader import Message
 from tests.spark.crash.copying import what_waits
-from tests.spark.crash.death import Death
+from tests.spark.crash.death import Death, kill_the_jvm, kill_this_process
 from tests.spark.crash.waiting import until_nothing_waits
 
 CALLED = "called"
 """The handler's diary: for each call the body, and whether that finished it."""
-HANDLING = "handling"
+HANDLER = "handler"
+EXECUTOR = "executor"
+_KILL = {"": kill_this_process, HANDLER: kill_this_process, EXECUTOR: kill_the_jvm}
 
 
 class Handler:
-    """Dies in so many partitions at the n-th of its calls, in the middle of what Spark gives it at once."""
+    """Dies in so many partitions at the n-th of its calls, in the middle of what Spark gives it at once: it alone, or
+    its executor."""
 
-    def __init__(self, folder: Path, most: int) -> None:
+    def __init__(self, folder: Path, victim: str, most: int) -> None:
         self._folder = folder
+        self._victim = victim
         self._most = most
         self._death: Death | None = None
 
     def __call__(self, message: Message) -> bool | None:
         if self._death is None:
-            self._death = Death(self._folder / "deaths", self._most, HANDLING, 700, _partition())
-        self._death.at(HANDLING)
+            victim, kill = self._victim, _KILL[self._victim]
+            self._death = Death(self._folder / "deaths", self._most, victim, 700, _partition(), kill)
+        self._death.at(self._victim)
         number = int(message.body.split()[1])
         is_finished = number % 100 != 0 and (number % 10 != 0 or message.attempts > 1)
         _open(self._folder / CALLED).write(b"%s %d\n" % (message.body, is_finished))
@@ -50,10 +55,12 @@ def _partition() -> str:
 
 
 def handle_all(spark: SparkSession, options: dict[str, str], folder: Path) -> tuple[int, int]:
-    """Messages that were finished or given up, with and without those that were so twice, when nothing waits."""
+    """Messages that were finished or given up, with and without those that were so twice, when nothing waits. `dieAt`
+    says who dies, and how often."""
     topic, channel = options["subscribe"], options["channel"]
     own = ("subscribe", "channel", "spoolDir", "nsqdTcpAddresses", "nsqdHttpAddresses", "dieAt")
-    handler = Handler(folder, int(options.get("dieAt", ":0").partition(":")[2]))
+    victim, _, most = options.get("dieAt", ":0").partition(":")
+    handler = Handler(folder, victim, int(most))
     # Several times to a partition something is sent on.
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "500")
 

@@ -10,6 +10,7 @@ from tests.spark.conftest import Publish
 from tests.spark.crash.conftest import Tell
 from tests.spark.crash.death import deaths
 from tests.spark.crash.dying_source import POINTS, YIELDING
+from tests.spark.crash.handling import HANDLER
 from tests.spark.crash.running import Program, check_repeats
 from tests.spark.crash.tables import Kills
 
@@ -17,8 +18,8 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 MESSAGES = 20_000
 KILLS = 4
-HALVES = 2_000
-"""Messages in a task."""
+TASK = 2_000
+"""Messages in one."""
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +59,10 @@ def test_a_handler_that_is_killed_is_called_again_with_what_its_task_had(
     program: Program, options: dict[str, str], publish: Publish, tmp_path: Path, tell: Tell
 ):
     publish(MESSAGES)
-    program.begin("handle", options | {"dieAt": f"handling:{KILLS}"}, tmp_path)
+    program.begin("handle", options | {"dieAt": f"{HANDLER}:{KILLS}"}, tmp_path)
     outcome = program.outcome(MESSAGES)
     kills = len(deaths(tmp_path / "deaths"))
-    tell(Kills("a task of `run_reader`, in a handler (twice: finished again)", kills, outcome))
+    tell(Kills("a task's worker, in a handler of `run_reader` (twice: finished again)", kills, outcome))
     assert kills >= KILLS
     assert outcome.lost == 0
-    assert 0 < outcome.twice <= kills * HALVES
+    assert 0 < outcome.twice <= kills * TASK
