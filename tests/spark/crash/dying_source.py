@@ -1,8 +1,8 @@
 """The data source with two additions: tasks that read, and the driver when it publishes what tasks have staged, die
 where they are told to; and tasks note what they yield.
 
-Told by two options, as everything is that a task hears of: `diary`, a folder, and `dieAt`, one of `POINTS` and how
-often. Without a diary it is the data source as it is.
+Told by two options, as everything is that a task hears of: `diary`, a folder, and `dieAt`, a point and how often. A
+point is one of `POINTS`, or of ``staging.POINTS`` when it writes. Without a diary it is the data source as it is.
 """
 
 import hashlib
@@ -28,23 +28,15 @@ _OF_COMMANDS = (staging.SENT, staging.NOTED)
 
 class DyingDataSource(NsqDataSource):
     def streamReader(self, schema: StructType) -> NsqStreamReader:  # noqa: N802 - Spark's name
-        own = {"diary": "", "dieat": ""}
-        plain = {name: value for name, value in self.options.items() if name not in own}
         if "diary" not in self.options:
             return super().streamReader(schema)
-        return DyingReader(plain, schema.names, Path(self.options["diary"]), *_told(self.options))
+        return DyingReader(_plain(self.options), schema.names, Path(self.options["diary"]), *_told(self.options))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> NsqStreamWriter:  # noqa: N802
-        plain = {name: value for name, value in self.options.items() if name not in ("diary", "dieat")}
         point, most = _told(self.options)
-        death = Death(
-            Path(self.options["diary"]) / "deaths",
-            most,
-            point,
-            turn=3 if point in _OF_COMMANDS else 1,
-            kill=kill_the_jvm,
-        )
-        return NsqStreamWriter(writing(plain, schema, overwrite), death.at)
+        turn = 3 if point in _OF_COMMANDS else 1
+        death = Death(Path(self.options["diary"]) / "deaths", most, point, turn, kill=kill_the_jvm)
+        return NsqStreamWriter(writing(_plain(self.options), schema, overwrite), death.at)
 
 
 class DyingReader(NsqStreamReader):
@@ -68,6 +60,11 @@ class DyingReader(NsqStreamReader):
                     death.at(YIELDING)
                 diary.write(hashlib.sha256(batch.serialize()).hexdigest().encode() + b"\n")
                 yield batch
+
+
+def _plain(options: Mapping[str, str]) -> dict[str, str]:
+    """Those of the data source itself."""
+    return {name: value for name, value in options.items() if name not in ("diary", "dieat")}
 
 
 def _told(options: Mapping[str, str]) -> tuple[str, int]:
