@@ -8,7 +8,7 @@
     tls             TLS, bytes to bytes                 tls_lenient     TLS that takes any client certificate
     tls_words       TLS as NSQ speaks of it
     supervisor      whoever started this process (systemd)
-    loop_lag        how late the event loop is
+    loop_lag        how late the event loop is          vigil           whether it sleeps between two requests
     process         a daemon's own: asked to stop, looked at
     dialer          connects to another server          resolver        names to addresses
     descriptor_limit  descriptors left to files         http_message    requests and responses as values

@@ -36,6 +36,7 @@ import gevent
 
 from nsq_compat.net.codec_stack import CodecStack
 from nsq_compat.net.tls import MakeTls, Tls, TlsError
+from nsq_compat.net.vigil import Vigil
 from nsq_compat.protocol.compression import CompressionError
 from nsq_compat.session.conversation import Conversation
 from nsq_compat.session.upgrade import Upgrade
@@ -59,7 +60,7 @@ class Connection(Generic[Session]):
     """Made by the server for every accepted socket, which it owns from then on.
 
     `run` is the read loop and returns when the connection is over. `abort` closes it from outside, at any time.
-    `session_waits` says whether `receive_data` may let others run.
+    `session_waits` says whether `receive_data` may let others run; if none does, `vigil` hears of each answer.
     """
 
     actor = "client"
@@ -74,6 +75,7 @@ class Connection(Generic[Session]):
         receive_size: int = RECEIVE_SIZE,
         *,
         session_waits: bool = True,
+        vigil: Vigil | None = None,
     ) -> None:
         client.setblocking(False)
         hub = gevent.get_hub()
@@ -86,6 +88,7 @@ class Connection(Generic[Session]):
         self._resume: Callable[[], object] | None = None
         self._reader_waits = False
         self._session_waits = session_waits
+        self._vigil = vigil
         self._in_place = not session_waits  # whether the watcher's callback reads, and not the greenlet
         self._unsettled = False  # it has, and left something to the greenlet
         self._watching = False
@@ -149,6 +152,8 @@ class Connection(Generic[Session]):
             elif self._writer is not None or self.session.upgrade is not None:
                 self._unsettled = True
                 self._resume_reader()
+            elif self._vigil is not None and self.session.posted is None:
+                self._vigil.served()
         except Exception as error:  # the top of a callback, as `run` is the top of a greenlet
             self._lose(error)
 

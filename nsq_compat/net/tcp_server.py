@@ -11,6 +11,7 @@ from nsq_compat.net.acceptor import Acceptor
 from nsq_compat.net.connection import RECEIVE_SIZE, Connection, Session
 from nsq_compat.net.listeners import peer_of
 from nsq_compat.net.tls import MakeTls
+from nsq_compat.net.vigil import Vigil
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +23,8 @@ class TcpServer(Generic[Session]):
 
     `make_session` is given the connection, the client's host, `now` and `now_ns`. `make_tls` is for sessions that offer
     TLS. What a client may have done before others have their turn is what `receive_size` bytes of commands ask for.
-    `session_waits` says whether a session may let others run while it is fed: if none does, clients are served quicker.
+    `session_waits` says whether a session may let others run while it is fed: if none does, clients are served quicker,
+    all the more with a `vigil`.
     """
 
     def __init__(
@@ -33,12 +35,14 @@ class TcpServer(Generic[Session]):
         receive_size: int = RECEIVE_SIZE,
         *,
         session_waits: bool = True,
+        vigil: Vigil | None = None,
     ) -> None:
         self._acceptor = Acceptor(listener, "TCP", self._serve)
         self._make_session = make_session
         self._make_tls = make_tls
         self._receive_size = receive_size
         self._session_waits = session_waits
+        self._vigil = vigil
         self._connections: dict[Connection[Session], gevent.Greenlet[[], None]] = {}
 
     @property
@@ -66,6 +70,7 @@ class TcpServer(Generic[Session]):
             self._make_tls,
             self._receive_size,
             session_waits=self._session_waits,
+            vigil=self._vigil,
         )
         greenlet = self._connections[connection] = gevent.spawn(connection.run)
         greenlet.link(lambda _: self._connections.pop(connection, None))

@@ -15,6 +15,7 @@ from nsq_compat.net.listeners import listen, port_of
 from nsq_compat.net.loop_lag import LoopLag
 from nsq_compat.net.tcp_server import TcpServer
 from nsq_compat.net.timers import AlarmClock
+from nsq_compat.net.vigil import Vigil
 from nsq_compat.nsqd.auth import AuthServers
 from nsq_compat.nsqd.checkpoints import Checkpoints
 from nsq_compat.nsqd.committer import Committer, sync_seconds
@@ -179,7 +180,10 @@ class Daemon:
         # Sessions wait for two things only: auth servers, and the disk where it is synced before OK.
         waits = self._limits.auth_required or self._storage.durability is Durability.FSYNC
         self._intake = None if waits else Intake(gevent.get_hub().loop.run_callback)
-        self._tcp = TcpServer(tcp_listener, self._make_session, make_tls, session_waits=waits)
+        self._vigil = Vigil()
+        self._tcp = TcpServer(
+            tcp_listener, self._make_session, make_tls, session_waits=waits, vigil=None if waits else self._vigil
+        )
         service = Service(
             options,
             self._broker,
@@ -235,6 +239,7 @@ class Daemon:
         self._metadata.stop()
         log.info("NSQ: closing topics")
         self._alarms.stop()
+        self._vigil.stop()
         self._loop_lag.stop()
         self._checkpoints.stop()
         self._broker.close()
