@@ -21,13 +21,13 @@ def _p99(row: str, floor: float, aim: float, **why: str) -> dict[str, Aim]:
 
 _LOG = "every message is in its topic's log before the OK, where Go's has it in memory"
 _ONE_CPU = "one nsqd has one CPU, Go's takes all there are"
-_LONE = f"a message pays for a turn of its own: wait, receive, write to the log, send; {_LOG}; {_ONE_CPU}"
+_LONE = f"each message is received and answered by itself, which is most of what it costs; {_LOG}; {_ONE_CPU}"
 _CIPHER = "what a cipher costs is the same for both, and the larger part"
 
 AIMS: dict[str, Aim] = {
     **_each("MPUB 200 x 200 B", 1.2, 2.5, mpub_200x200=f"{_LOG}; {_ONE_CPU}"),
     **_each(
-        "MPUB 10 x 200 B", 0.9, 1.5, mpub_10x200=f"ten messages share what a turn costs, not 200; {_LOG}; {_ONE_CPU}"
+        "MPUB 10 x 200 B", 0.9, 1.5, mpub_10x200=f"ten messages share what a request costs, not 200; {_LOG}; {_ONE_CPU}"
     ),
     **_each(
         "deliver + FIN, RDY 2,500",
@@ -51,7 +51,7 @@ AIMS: dict[str, Aim] = {
         "PUB synchronous, 1 connection",
         0.9,
         1.2,
-        pub_sync_1=f"most of it is two processes waking each other, the same for both; {_LOG}",
+        pub_sync_1=f"most of it is two processes waking each other, and looking out takes a CPU; {_LOG}",
     ),
     **_each("PUB synchronous, 10 and 100 connections", 0.7, 1.0, pub_sync_10=_LONE, pub_sync_100=_LONE),
     **_each("PUB pipelined", 2, 4, pub_pipelined=_ONE_CPU),

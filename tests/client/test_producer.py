@@ -1,5 +1,6 @@
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -143,7 +144,8 @@ def test_what_was_behind_a_refused_message_goes_elsewhere_without_a_doubt(make_n
         wait_until(lambda: len(picky.said("PUB")) == 3)
         picky.answers["PUB"] = OK
         picky.peer.send(error_frame(b"E_PUB_FAILED PUB failed exiting"))
-        picky.peer.socket.shutdown(2)
+        with suppress(OSError):  # the client may be quicker to leave
+            picky.peer.socket.shutdown(2)
         for thread in threads:
             thread.join()
     assert [each.doubtful for each in outcomes] == [(), (), ()]  # type: ignore[attr-defined]
