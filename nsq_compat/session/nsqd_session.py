@@ -132,15 +132,15 @@ class NsqdSession:
 
     def receive_data(self, data: bytes, now: float, now_ns: int) -> None:
         """Feed what the socket gave."""
+        publisher = self._publisher
+        if publisher.posted is not None:
+            publisher.settle()
         if self.closing:
             return
         self._now, self._now_ns = now, now_ns
         if self.upgrade is not None:
             self.upgrade.received += data
             return
-        publisher = self._publisher
-        if publisher.posted is not None:
-            publisher.settle()
         try:
             if (alone := self._reader.receive_alone(data)) is not None:
                 # Hot: a command that comes alone. Before the magic none does.
@@ -271,7 +271,7 @@ class NsqdSession:
 
     def _admit(self, tokens: Sequence[bytes]) -> CommandSpec:
         # A PUB or MPUB line that was right once on a connection stays so, which the reader counts on; who may publish
-        # where the publisher asks.
+        # where is for the publisher to ask.
         if self._lacks_tls and tokens[0] != b"IDENTIFY":
             raise tls_missing(tokens[0])
         spec = judge(tokens, self.state, heartbeats=self._settings.heartbeat_ms > 0)

@@ -82,6 +82,7 @@ class Publisher:
             self._intake.settle()
 
     def published(self, error: Exception | None) -> None:
+        """What was posted is published, or was refused for this reason."""
         command, self.posted = self.posted, None
         assert command is not None, "only what was posted is published so"
         if error is None:

@@ -226,3 +226,14 @@ def test_a_post_to_a_topic_that_ends_meanwhile_fails_as_a_pub_does(nsqd, two_kno
     nsqd.turns()
     one.hears(b"E_PUB_FAILED PUB failed exiting").and_is_closed()
     two.hears(b"E_PUB_FAILED PUB failed exiting").and_is_closed()
+
+
+def test_what_comes_behind_a_post_that_fails_never_happened(nsqd, two_known, build):
+    one, two = two_known
+    two.says_at_once(b"PUB t\n" + build.sized(b"two"))
+    one.says_at_once(b"PUB t\n" + build.sized(b"one"))
+    nsqd.broker.delete_topic("t")
+    one.says_at_once(b"PUB other\n" + build.sized(b"x"))
+    nsqd.turns()
+    one.hears(b"E_PUB_FAILED PUB failed exiting").and_is_closed()
+    assert "other" not in nsqd.broker.topics
