@@ -10,15 +10,17 @@ from functools import lru_cache
 from nsq_compat.protocol.command_table import PUB, BodySpec, CommandSpec
 from nsq_compat.protocol.commands import Command, Line, Publish
 from nsq_compat.protocol.errors import E_BAD_BODY, E_BAD_MESSAGE, FatalClientError
+from nsq_compat.protocol.message import Alike
 
 SIZE_OF_SIZE = 4
 """Bytes of the number before a body, its size, and of a count."""
 
 read_size = struct.Struct(">i").unpack_from
-_read_two_sizes = struct.Struct(">ii").unpack_from
+_read_three_sizes = struct.Struct(">iii").unpack_from
 _WORTH_A_LOOK = 4
 _ALIKE_AT_ONCE = 256
 """Messages of one size; bounds what a remembered layout takes."""
+_NONE = Alike()
 
 
 @lru_cache(maxsize=64)
@@ -33,17 +35,19 @@ def _cut_alike(buffer: bytes, position: int, size: int, count: int) -> tuple[byt
     return fields[1::2] if fields[::2].count(fields[0]) == count else ()
 
 
-def whole_batch(data: bytes, start: int, max_msg_size: int) -> Sequence[bytes]:
-    """The messages of the MPUB whose count is at `start`, if they are of one size and all there is; else none."""
-    begin = start + SIZE_OF_SIZE
-    if begin + SIZE_OF_SIZE > len(data):
-        return ()
-    count, size = _read_two_sizes(data, start)
+def whole_batch(data: bytes, begin: int, max_msg_size: int, max_body_size: int) -> Alike:
+    """The messages of the MPUB whose size is at `begin`, if they are of one size and all there is; else none."""
+    start = begin + 2 * SIZE_OF_SIZE
+    if start + SIZE_OF_SIZE > len(data):
+        return _NONE
+    body_size, count, size = _read_three_sizes(data, begin)
+    if body_size != len(data) - begin - SIZE_OF_SIZE or body_size > max_body_size:
+        return _NONE
     if not 0 < count <= _ALIKE_AT_ONCE or not 0 < size <= max_msg_size:
-        return ()
-    if begin + count * (SIZE_OF_SIZE + size) != len(data):
-        return ()
-    return _cut_alike(data, begin, size, count)
+        return _NONE
+    if start + count * (SIZE_OF_SIZE + size) != len(data):
+        return _NONE
+    return Alike(_cut_alike(data, start, size, count))
 
 
 class SizedBody:

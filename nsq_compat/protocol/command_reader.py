@@ -78,15 +78,17 @@ class CommandReader:
             if not line:
                 return None
         begin = len(line)
-        start = begin + SIZE_OF_SIZE
-        size = len(data) - start
-        if size <= 0 or read_size(data, begin)[0] != size:
-            return None
-        if self._line_spec is PUB:
-            bodies: Sequence[bytes] = (data[start:],) if size <= self._max_msg_size else ()
+        spec = self._line_spec
+        if spec is PUB:
+            size = len(data) - begin - SIZE_OF_SIZE
+            if not 0 < size <= self._max_msg_size or read_size(data, begin)[0] != size:
+                return None
+            bodies: Sequence[bytes] = (data[begin + SIZE_OF_SIZE :],)
         else:
-            bodies = whole_batch(data, start, self._max_msg_size) if size <= self._max_body_size else ()
-        return _new_tuple(Publish, (self._line_spec, self._line_tokens, bodies)) if bodies else None
+            bodies = whole_batch(data, begin, self._max_msg_size, self._max_body_size)
+            if not bodies:
+                return None
+        return _new_tuple(Publish, (spec, self._line_tokens, bodies))
 
     def _recall(self, data: bytes) -> bytes:
         """The line that the data begins with, if it is known."""

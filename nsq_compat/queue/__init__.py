@@ -14,7 +14,7 @@ What moves:
     backlog       frames in memory              in_flight   frames that were sent
     deferred      frames before their time      line        whose turn it is, the nearest first
     latency       from publish to FIN           guard       who lets messages in, or does not
-    intake        posts of one turn, together
+    intake        posts of one turn, together   stamper     bodies into frames
     diary         what comes and goes besides messages
 
 What an operator may want besides (off unless he says so):

@@ -133,8 +133,8 @@ class Channel:
 
     @property
     def backend_depth(self) -> int:
-        """The part of the depth that is not in memory."""
-        return self._cursor.behind
+        """The part of the depth that mem-queue-size has no room for."""
+        return self._cursor.backend_depth
 
     @property
     def deferred_count(self) -> int:

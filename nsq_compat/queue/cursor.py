@@ -15,21 +15,31 @@ those messages are never numbered.
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
+from typing import Final
 
 from nsq_compat.queue.backlog import ANY_SIZE, Backlog
 from nsq_compat.queue.group import Group
 from nsq_compat.queue.topic_log import LogReader, TopicLog
 
+MOST_IN_MEMORY: Final = 50_000
+"""Frames for a cursor whose stream is all in the log. Reading back takes less than what memory for more would: it has
+to be got from the system, and is out of every cache when its turn comes (docs/decisions/0015)."""
+
 
 class Cursor:
-    """`memory` is how many frames may wait in memory; a block just read may exceed it."""
+    """`memory` is how many frames may wait in memory; a block just read may exceed it.
 
-    def __init__(self, log: TopicLog | None, memory: int, position: int = 0, end: int = 0) -> None:
+    `excused` is how many more the daemon's options would allow there: it may hold fewer, and whoever watches these
+    figures is not to be alarmed by that.
+    """
+
+    def __init__(self, log: TopicLog | None, memory: int, position: int = 0, end: int = 0, *, excused: int = 0) -> None:
         self.position = position
         self.end = end
         self.damaged_count = 0
         self._log = log
         self._memory = memory
+        self._excused = excused
         self._window = Backlog()
         self._reader: LogReader | None = None
         self._unused: deque[Group] = deque()
@@ -43,6 +53,11 @@ class Cursor:
     def behind(self) -> int:
         """How many messages are only in the log."""
         return self.end - self.position - self._gaps_size - len(self._window)
+
+    @property
+    def backend_depth(self) -> int:
+        """How many messages the options have no room in memory for."""
+        return max(0, self.behind - self._excused)
 
     @property
     def gaps(self) -> Iterable[tuple[int, int]]:

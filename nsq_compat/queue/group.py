@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from itertools import starmap
 from typing import Final, NamedTuple
 
+from google_crc32c import extend
 from google_crc32c import value as crc32c
 
 from nsq_compat.protocol import storage_schema
 from nsq_compat.protocol.frames import FRAME_TYPE_MESSAGE
 from nsq_compat.protocol.layout import derive
 from nsq_compat.protocol.message import HEADER_SIZE as MESSAGE_HEADER_SIZE
+from nsq_compat.protocol.message import cut_alike
 from nsq_compat.protocol.storage_schema import (
     CHANNEL_CREATED,
     CHANNEL_DELETED,
@@ -58,6 +60,9 @@ LOW_32: Final = 0xFFFFFFFF
 unpack_header = _HEADER.unpack_from
 _frame_size = struct.Struct(">I").unpack_from
 _FRAME_TYPE: Final = struct.pack(">i", FRAME_TYPE_MESSAGE)
+
+_ALIKE_AT_ONCE: Final = 256
+"""Frames of one size; bounds what a remembered layout takes."""
 
 _SECTOR: Final = 512
 """What a disk writes at once: when the power is cut, each of them is there or is not."""
@@ -112,8 +117,10 @@ class GroupHeader(NamedTuple):
         return self.payload_end + (HEADER_SIZE if self.record_count > 1 else 0)
 
 
-def encode_group(kind: int, first_seq: int, due_ns: int, frames: Sequence[bytes], offset: int) -> bytes:
-    """A group as it is written at `offset` of a file; at least one frame."""
+def encode_group(
+    kind: int, first_seq: int, due_ns: int, frames: Sequence[bytes], offset: int, joined: bytes = b""
+) -> bytes:
+    """A group as it is written at `offset` of a file; at least one frame. `joined`: the frames, if they are so."""
     # Hot: runs for every publish.
     count = len(frames)
     if count == 1:
@@ -122,13 +129,12 @@ def encode_group(kind: int, first_seq: int, due_ns: int, frames: Sequence[bytes]
         return _MARK.pack(GROUP_MAGIC, crc32c(fields) ^ (offset & LOW_32)) + fields + payload
     # zip makes the tuples of arguments, one and the same again and again, and starmap hands them on as they are: a
     # seventh less for each checksum than with map.
-    payload = b"".join((struct.pack(f">{count}I", *starmap(crc32c, zip(frames))), *frames))  # noqa: RUF058
-    size = len(payload) - count * CHECKSUM_SIZE
-    fields = _FIELDS.pack(crc32c(payload), first_seq, due_ns, size, count, kind)
+    checksums = struct.pack(f">{count}I", *starmap(crc32c, zip(frames)))  # noqa: RUF058
+    joined = joined or b"".join(frames)
+    fields = _FIELDS.pack(extend(crc32c(checksums), joined), first_seq, due_ns, len(joined), count, kind)
     header_crc = crc32c(fields) ^ (offset & LOW_32)
-    return b"".join(
-        (_MARK.pack(GROUP_MAGIC, header_crc), fields, payload, _MARK.pack(TRAILER_MAGIC, header_crc), fields)
-    )
+    header, trailer = _MARK.pack(GROUP_MAGIC, header_crc), _MARK.pack(TRAILER_MAGIC, header_crc)
+    return b"".join((header, fields, checksums, joined, trailer, fields))
 
 
 def decode_header(data: bytes, at: int, offset: int) -> GroupHeader | None:
@@ -159,17 +165,25 @@ def _is_sound(header: GroupHeader, data: bytes, at: int, header_crc: int) -> boo
     )
 
 
-def cut_frames(data: bytes, at: int, end: int) -> list[bytes]:
-    """The frames in `data[at:end]`, which is known to be undamaged."""
+def cut_frames(data: bytes, at: int, end: int, count: int) -> list[bytes]:
+    """The `count` frames in `data[at:end]`, which is known to be undamaged."""
     # Hot: runs for every message read back. A frame's size does not count the four bytes of the size itself.
+    size = 4 + _frame_size(data, at)[0]
+    if count * size == end - at and count <= _ALIKE_AT_ONCE and _are_alike(data, at, end, size, count):
+        return list(cut_alike(data, size, at, count))
     frames: list[bytes] = []
-    add, size = frames.append, _frame_size
+    add, read_size = frames.append, _frame_size
     last = end - 4
     while at <= last:
-        stop = at + 4 + size(data, at)[0]
+        stop = at + 4 + read_size(data, at)[0]
         add(data[at:stop])
         at = stop
     return frames
+
+
+def _are_alike(data: bytes, at: int, end: int, size: int, count: int) -> bool:
+    """Whether the four bytes that say a frame's size are the same in all of them."""
+    return all(data[at + byte : end : size] == data[at + byte : at + byte + 1] * count for byte in range(4))
 
 
 def salvage(header: GroupHeader, data: bytes) -> list[Group] | None:

@@ -100,7 +100,7 @@ class GroupReader:
                 stop = end + HEADER_SIZE
                 if stop > len(block) or crc32c(block[begin:end]) != payload_crc:
                     break
-                frames = cut_frames(block, frames_begin, end)
+                frames = cut_frames(block, frames_begin, end, count)
             groups.append(Group(kind, first_seq, due_ns, frames))
             if kind == MESSAGES:
                 self.next_seq = first_seq + count
@@ -126,7 +126,7 @@ class GroupReader:
             return self._finish(header.offset)
         begin, end = header.payload_begin - header.offset, header.payload_end - header.offset
         if crc32c(data[begin:end]) == header.payload_crc:
-            frames = cut_frames(data, header.frames_begin - header.offset, end)
+            frames = cut_frames(data, header.frames_begin - header.offset, end, header.record_count)
             self._pass(header)
             return [Group(header.kind, header.first_seq, header.due_ns, frames)]
         groups = salvage(header, data)

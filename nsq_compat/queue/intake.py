@@ -13,8 +13,10 @@ Invariants:
 
 import logging
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Final, Protocol
 
+from nsq_compat.protocol.message import Alike
 from nsq_compat.queue.exiting import Refused
 from nsq_compat.queue.topic import Topic
 
@@ -83,7 +85,7 @@ class Intake:
     def _publish(self, topic: Topic, posts: Sequence[tuple[Sequence[bytes], Producer]]) -> None:
         # A guard counts whom it turns away, and one post may pass where two do not.
         if len(posts) > 1 and topic.guard is None:
-            together = [body for bodies, _ in posts for body in bodies]
+            together = _together([bodies for bodies, _ in posts])
             try:
                 topic.publish(together, self._now, self._now_ns)
             except Exception as error:  # whatever it is, it need not concern all of them
@@ -104,3 +106,11 @@ class Intake:
             log.exception("TOPIC(%s): publishing failed", topic.name)
             return Refused("internal error")
         return None
+
+
+def _together(batches: Sequence[Sequence[bytes]]) -> Sequence[bytes]:
+    """All of them; it still shows if they are alike."""
+    bodies = chain.from_iterable(batches)
+    size = len(batches[0][0])
+    alike = all(type(each) is Alike and len(each[0]) == size for each in batches)
+    return Alike(bodies) if alike else list(bodies)

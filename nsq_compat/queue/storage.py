@@ -147,12 +147,14 @@ class TopicStore:
         """Whether anything is there a checkpoint could speak of."""
         return self.always or self.log.disk_bytes > 0
 
-    def append(self, frames: Sequence[bytes], first_seq: int, due_ns: int = 0, kind: int = MESSAGES) -> None:
-        """Write a group. Raises ``OSError``: then nothing of it is kept."""
+    def append(
+        self, frames: Sequence[bytes], first_seq: int, due_ns: int = 0, kind: int = MESSAGES, joined: bytes = b""
+    ) -> None:
+        """Write a group, as ``TopicLog.append`` does. Raises ``OSError``: then nothing of it is kept."""
         try:
             if self._storage.reserve.given_up:  # what room there is belongs to checkpoints
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            self.log.append(frames, first_seq, due_ns, kind)
+            self.log.append(frames, first_seq, due_ns, kind, joined)
         except OSError as error:
             self._storage.failed(error)
             raise

@@ -14,11 +14,11 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-from nsq_compat.protocol.message import make_frame, make_frames, message_id
+from nsq_compat.protocol.message import message_id
 from nsq_compat.protocol.names import is_ephemeral
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.checkpoint import HELD_BY_TOPIC, Checkpoint, Place
-from nsq_compat.queue.cursor import Cursor
+from nsq_compat.queue.cursor import MOST_IN_MEMORY, Cursor
 from nsq_compat.queue.deferred import Deferred
 from nsq_compat.queue.diary import Diary
 from nsq_compat.queue.exiting import Exiting
@@ -34,12 +34,12 @@ from nsq_compat.queue.group import (
     TOPIC_UNPAUSED,
 )
 from nsq_compat.queue.guard import CLOSED, Guard
-from nsq_compat.queue.guid import GuidFactory
 from nsq_compat.queue.held import Held
 from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.looking import Look, latest_of
 from nsq_compat.queue.recovery import Recovered
 from nsq_compat.queue.schedule import Schedule
+from nsq_compat.queue.stamper import Stamper
 from nsq_compat.queue.storage import TopicStore
 from nsq_compat.queue.watch import MOST, Published, Watch
 
@@ -86,7 +86,7 @@ class Topic:
         self._schedule = schedule
         self._observer = observer
         self.store = store
-        self._ids = GuidFactory(limits.node_id)
+        self._stamper = Stamper(limits.node_id)
         self._seq = 0
         self._diary = Diary(name, store)
         self._changed = False
@@ -105,8 +105,8 @@ class Topic:
 
     @property
     def backend_depth(self) -> int:
-        """The part of the depth that is not in memory."""
-        return self._held.cursor.behind
+        """The part of the depth that mem-queue-size has no room for."""
+        return self._held.cursor.backend_depth
 
     def recent(self, count: int, now: float, now_ns: int) -> Sequence[Published]:
         """What was published last, finished or not, oldest first. May raise ``OSError``.
@@ -136,36 +136,23 @@ class Topic:
         """Make messages, all of them or none. `defer` in seconds. Raises ``Refused`` and ``OSError``."""
         if self.guard is not None:
             self.guard.admit(len(bodies), now)
-        lengths = list(map(len, bodies))
-        frames = self._make_frames(bodies, lengths, now_ns)
+        frames, joined, size = self._stamper.stamp(bodies, now_ns)
         if defer > 0:
             self._defer(frames, now + defer, now_ns + int(defer * _NS_PER_SECOND))
         else:
-            self._deliver(frames)
+            self._deliver(frames, joined)
         self.message_count += len(bodies)
-        self.message_bytes += sum(lengths)
+        self.message_bytes += size
         if self._watch is not None:
             self._watch.note(frames, now_ns + int(defer * _NS_PER_SECOND) if defer > 0 else 0)
         if self.store is not None and self.store.commits:
             self.store.commit()
 
-    def _make_frames(self, bodies: Sequence[bytes], lengths: Sequence[int], now_ns: int) -> tuple[bytes, ...]:
-        if len(bodies) == 1:
-            return (make_frame(self._ids.take_one(now_ns), now_ns, bodies[0]),)
-        runs = self._ids.take_runs(len(bodies), now_ns)
-        if len(runs) == 1:
-            ((start, ends),) = runs
-            return make_frames(ends, now_ns, bodies, start, lengths)
-        frames: list[bytes] = []
-        for start, ends in runs:  # more than a tick has ids left
-            frames += make_frames(ends, now_ns, bodies[len(frames) : len(frames) + len(ends)], start)
-        return tuple(frames)
-
-    def _deliver(self, frames: Sequence[bytes]) -> None:
+    def _deliver(self, frames: Sequence[bytes], joined: bytes) -> None:
         # Hot: once for every publish.
         store = self.store
         if store is not None and (store.always or self._spills(len(frames))):
-            store.append(frames, self._seq)
+            store.append(frames, self._seq, joined=joined)
         self._seq += len(frames)
         if self._holding:
             self._drop(self._held.cursor.extend(frames))
@@ -222,13 +209,12 @@ class Topic:
 
     def _make_channel(self, name: str, position: int) -> Channel:
         store = None if is_ephemeral(name) else self.store
-        topic_log = store.log if store is not None else None
         channel = Channel(
             self.name,
             name,
             self._limits,
             self._schedule,
-            cursor=Cursor(topic_log, self._limits.mem_queue_size, position, position),
+            cursor=self._make_cursor(store, position),
             deferred=self._make_deferred(store),
             on_abandoned=self._delete,
             on_change=self._note_change,
@@ -369,7 +355,7 @@ class Topic:
             places[HELD_BY_TOPIC] = self._held.place()
         offset = now_ns / _NS_PER_SECOND - now
         end = self.store.log.end._replace(seq=self._seq)
-        return Checkpoint(end, offset, self._ids.last, places, self.paused, self.awaits_channels)
+        return Checkpoint(end, offset, self._stamper.ids.last, places, self.paused, self.awaits_channels)
 
     def release(self, saved: Checkpoint) -> None:
         """Delete what is not needed any more now that this checkpoint is saved."""
@@ -382,7 +368,7 @@ class Topic:
         assert self.store is not None, "only a store remembers"
         shift = before.clock_offset - (now_ns / _NS_PER_SECOND - now)
         self._seq = before.end
-        self._ids.start_after(before.last_id)
+        self._stamper.ids.start_after(before.last_id)
         self.paused = before.paused
         self.awaits_channels = before.awaits_channels
         held = before.held
@@ -431,9 +417,14 @@ class Topic:
         self._diary.settle()
 
     def _hold_from_here(self) -> Held:
-        topic_log = self.store.log if self.store is not None else None
-        cursor = Cursor(topic_log, self._limits.mem_queue_size, self._seq, self._seq)
-        return Held(cursor, self._make_deferred(self.store))
+        return Held(self._make_cursor(self.store, self._seq), self._make_deferred(self.store))
+
+    def _make_cursor(self, store: TopicStore | None, position: int) -> Cursor:
+        memory = self._limits.mem_queue_size
+        if store is None:
+            return Cursor(None, memory, position, position)
+        window = min(memory, MOST_IN_MEMORY) if store.always else memory
+        return Cursor(store.log, window, position, position, excused=memory - window)
 
     def _make_deferred(self, store: TopicStore | None) -> Deferred:
         if store is None:

@@ -128,8 +128,13 @@ class TopicLog:
 
     # --- Writing ------------------------------------------------------------------------------------------------------
 
-    def append(self, frames: Sequence[bytes], first_seq: int, due_ns: int = 0, kind: int = MESSAGES) -> None:
-        """Write one group, all or nothing. `first_seq` counts for MESSAGES and must not be below ``end.seq``."""
+    def append(
+        self, frames: Sequence[bytes], first_seq: int, due_ns: int = 0, kind: int = MESSAGES, joined: bytes = b""
+    ) -> None:
+        """Write one group, all or nothing. `first_seq` counts for MESSAGES and must not be below ``end.seq``.
+
+        `joined`: the frames one behind the other, if somebody has them so.
+        """
         # Hot: runs for every publish.
         if not frames:
             return
@@ -137,11 +142,11 @@ class TopicLog:
         if segment is None or segment.abandoned:
             segment = self._begin_segment()
         offset = segment.end
-        data = encode_group(kind, first_seq, due_ns, frames, offset)
+        data = encode_group(kind, first_seq, due_ns, frames, offset, joined)
         if offset + len(data) > self._segment_size and offset > FIRST_GROUP:
             segment = self._begin_segment()
             offset = segment.end
-            data = encode_group(kind, first_seq, due_ns, frames, offset)
+            data = encode_group(kind, first_seq, due_ns, frames, offset, joined)
         if kind == MESSAGES and first_seq < self._seq:
             raise ValueError(f"message number {first_seq} again: the next one is {self._seq}")
         segment.append(data, self._segment_size)

@@ -38,7 +38,11 @@ class Figure(NamedTuple, Generic[S]):
 
 _TOPIC: Final[Sequence[Figure[TopicStats]]] = (
     Figure("nsqd_topic_depth", "Messages no channel has got yet.", lambda topic: topic.depth),
-    Figure("nsqd_topic_backend_depth", "Those of them that are not in memory.", lambda topic: topic.backend_depth),
+    Figure(
+        "nsqd_topic_backend_depth",
+        "Those of them that mem-queue-size has no room for.",
+        lambda topic: topic.backend_depth,
+    ),
     Figure("nsqd_topic_log_bytes", "Size of the topic's log on disk.", lambda topic: topic.log_bytes),
     Figure("nsqd_topic_paused", "1 while the topic is paused.", lambda topic: topic.paused),
     Figure("nsqd_topic_messages", "Messages published.", lambda topic: topic.message_count, is_counter=True),
@@ -50,7 +54,9 @@ _TOPIC: Final[Sequence[Figure[TopicStats]]] = (
 
 _CHANNEL: Final[Sequence[Figure[ChannelStats]]] = (
     Figure("nsqd_channel_depth", "Messages that wait for a consumer.", lambda channel: channel.depth),
-    Figure("nsqd_channel_backend_depth", "Those of them that are not in memory.", lambda it: it.backend_depth),
+    Figure(
+        "nsqd_channel_backend_depth", "Those of them that mem-queue-size has no room for.", lambda it: it.backend_depth
+    ),
     Figure("nsqd_channel_in_flight", "Messages consumers have and did not answer.", lambda it: it.in_flight_count),
     Figure("nsqd_channel_deferred", "Messages whose time has not come.", lambda channel: channel.deferred_count),
     Figure("nsqd_channel_consumers", "Consumers.", lambda channel: channel.client_count),

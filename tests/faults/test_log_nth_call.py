@@ -27,9 +27,9 @@ FAULTS: dict[str, int | str] = {
 class Careless(TopicLog):
     """Acknowledges what it could not write."""
 
-    def append(self, frames, first_seq, due_ns=0, kind=MESSAGES):
+    def append(self, frames, first_seq, due_ns=0, kind=MESSAGES, joined=b""):
         with suppress(OSError):
-            super().append(frames, first_seq, due_ns, kind)
+            super().append(frames, first_seq, due_ns, kind, joined)
 
 
 class Story:

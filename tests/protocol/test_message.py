@@ -42,6 +42,17 @@ def test_a_frame_is_the_same_alone_and_among_others_however_big_one_of_them_is(l
     assert message.make_frames([ID] * 3, 256, contents) == tuple(alone)
 
 
+@given(timestamps, st.integers(1, 300), st.integers(0, 5000), st.binary(max_size=16))
+def test_frames_of_bodies_alike_are_the_same_joined_and_cut(timestamp_ns, count, size, start):
+    bodies = [bytes([number & 0xFF]) * size for number in range(count)]
+    ends = [b"%016d" % number for number in range(count)]
+    ends = [end[len(start) :] for end in ends]
+    frames = message.make_frames(ends, timestamp_ns, bodies, start)
+    joined = message.join_alike(ends, timestamp_ns, message.Alike(bodies), start)
+    assert joined == b"".join(frames)
+    assert message.cut_alike(b"before" + joined + b"behind", len(frames[0]), 6, count) == frames
+
+
 @given(timestamps, attempts, ids, bodies)
 def test_what_a_frame_says_is_what_the_declaration_reads(timestamp_ns, number, message_id, body):
     frame = schema.MESSAGE_FRAME.build(
@@ -92,6 +103,8 @@ def test_nothing_published_is_nothing_made():
 def test_each_body_needs_its_own_id():
     with pytest.raises(ValueError, match="an id of its own"):
         message.make_frames([ID, ID], 0, [b"one"])
+    with pytest.raises(ValueError, match="an id of its own"):
+        message.join_alike([ID, ID], 0, message.Alike([b"one"]))
 
 
 def test_a_timestamp_beyond_64_bits_is_refused():

@@ -406,3 +406,16 @@ def test_looking_stops_where_a_paused_topic_holds_back(log):
     stream.cursors = [stream.cursor(memory=1)]
     stream.publish(3)
     assert numbers(cursor.look(10)) == [0, 1, 2]
+
+
+def test_what_the_options_would_allow_in_memory_alarms_nobody(log):
+    stream = Stream(log)
+    cursor = Cursor(log, 2, excused=3)
+    stream.cursors.append(cursor)
+    depths = []
+    for _ in range(7):
+        stream.publish(1)
+        depths.append((cursor.behind, cursor.backend_depth))
+    assert depths == [(0, 0), (0, 0), (1, 0), (2, 0), (3, 0), (4, 1), (5, 2)]
+    assert all_of(cursor) == list(range(7))
+    assert cursor.backend_depth == 0

@@ -55,9 +55,22 @@ def test_header_and_trailer_say_the_same_wherever_they_are_in_a_block(bodies, of
     assert header is not None
     assert header.end - offset == len(data) - len(before) - len(b"behind")
     begin, end = header.frames_begin - offset + len(before), header.payload_end - offset + len(before)
-    assert tuple(cut_frames(data, begin, end)) == frames
+    assert tuple(cut_frames(data, begin, end, len(frames))) == frames
     if len(frames) > 1:
         assert decode_trailer(data, end, header.payload_end) == header
+
+
+@given(bodies, st.sampled_from(schema.KINDS), st.integers(0, 1 << 40))
+def test_frames_that_are_joined_already_make_the_same_group(bodies, kind, offset):
+    frames = frames_of(*bodies)
+    assert encode_group(kind, 7, 0, frames, offset, b"".join(frames)) == encode_group(kind, 7, 0, frames, offset)
+
+
+@pytest.mark.parametrize("sizes", [[4] * 300, [4, 3, 5], [4, 5, 3], [3, 4, 5], [0, 256, 512, 256], [256, 0, 512]])
+def test_frames_are_cut_where_each_begins_whatever_their_sizes_add_up_to(sizes):
+    frames = frames_of(*(b"x" * size for size in sizes))
+    joined = b"".join(frames)
+    assert tuple(cut_frames(b"!" + joined, 1, 1 + len(joined), len(frames))) == frames
 
 
 def test_a_header_somewhere_else_than_it_was_written_is_none():

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from nsq_compat.protocol.message import Alike
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.exiting import Exiting, Refused
 from nsq_compat.queue.intake import ENOUGH, Intake
@@ -204,3 +205,18 @@ def test_who_posts_to_a_topic_that_ends_before_the_turn_does_is_told(intake, tur
     turn_end.comes()
     assert isinstance(one.told[0], Exiting)
     assert isinstance(two.told[0], Exiting)
+
+
+@pytest.mark.parametrize(
+    ("second", "kind"),
+    [(Alike((b"c", b"d")), Alike), (Alike((b"cc", b"dd")), list), ([b"c"], list)],
+    ids=["alike", "of another size", "not known to be"],
+)
+def test_bodies_alike_are_alike_together_too(intake, topic, turn_end, monkeypatch, second, kind):
+    seen = []
+    monkeypatch.setattr(topic, "publish", lambda bodies, now, now_ns: seen.append(bodies))
+    intake.post(topic, Alike((b"a", b"b")), Poster(), NOW, NOW_NS)
+    intake.post(topic, second, Poster(), NOW, NOW_NS)
+    turn_end.comes()
+    assert seen == [kind((b"a", b"b", *second))]
+    assert type(seen[0]) is kind

@@ -350,6 +350,35 @@ def test_a_topic_knows_its_name_and_starts_with_nothing(daemon):
 # --- With a log -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("holding", [True, False], ids=["held", "channel"])
+@pytest.mark.parametrize("durability", [Durability.OS, Durability.MEMORY])
+def test_what_is_all_in_the_log_takes_so_much_memory_and_no_more(data_path, monkeypatch, holding, durability):
+    monkeypatch.setattr("nsq_compat.queue.topic.MOST_IN_MEMORY", 3)
+    daemon = data_path.start(durability, mem_queue_size=6)
+    topic = daemon.topic()
+    if not holding:
+        daemon.channel()
+    for number in range(8):
+        daemon.publishes(b"%d" % number)
+    cursor = topic._held.cursor if holding else daemon.channel()._cursor
+    in_memory = 3 if durability is Durability.OS else 6
+    assert sum(map(len, cursor.in_memory())) == in_memory
+    holder = topic if holding else daemon.channel()
+    assert (holder.depth, holder.backend_depth) == (8, 2)
+    consumer = daemon.consumer()
+    assert [body for _ in range(4) for body in consumer.takes()] == [b"%d" % number for number in range(8)]
+
+
+@pytest.mark.parametrize("durability", Durability)
+def test_an_ephemeral_channel_keeps_what_the_options_say(data_path, monkeypatch, durability):
+    monkeypatch.setattr("nsq_compat.queue.topic.MOST_IN_MEMORY", 3)
+    daemon = data_path.start(durability, mem_queue_size=6)
+    channel = daemon.topic().channel("c#ephemeral")
+    for number in range(8):
+        daemon.publishes(b"%d" % number)
+    assert (channel.depth, channel.backend_depth, channel.dropped_count) == (6, 0, 2)
+
+
 def test_what_is_held_beyond_memory_is_in_the_log(logging_daemon):
     logging_daemon.publishes(b"a", b"b")
     assert logging_daemon.topic().backend_depth == 0
