@@ -168,7 +168,8 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="nsqd-bench-") as folder:
         daemon = subject.make(server, Path(folder), scenario).start(_PATIENCE)
         try:
-            words = (f"-seconds={effort.seconds}", f"-seed={effort.seed + round_number}", *scenario.load)
+            seconds = max(effort.seconds, scenario.least_seconds)
+            words = (f"-seconds={seconds}", f"-seed={effort.seed + round_number}", *scenario.load)
             figures = load(generator, subject, daemon, words, what)
         finally:
             daemon.stop(_PATIENCE)

@@ -35,8 +35,8 @@ class Aim:
 class Scenario:
     """`load` are flags of the generator. `what` is a sentence for the result. With `tls` nsqd has a certificate.
 
-    `ours` are options that only our daemon knows. `connections` are what the server and the generator need
-    descriptors for.
+    `ours` are options that only our daemon knows. `least_seconds` is how long a run takes at least. `connections` are
+    what the server and the generator need descriptors for.
     """
 
     name: str
@@ -46,6 +46,7 @@ class Scenario:
     options: tuple[str, ...] = ()
     ours: tuple[str, ...] = ()
     tls: bool = False
+    least_seconds: float = 0.0
     connections: int = 0
     group: str = ""
     aim: Aim | None = None
