@@ -19,8 +19,6 @@ class CodecStack:
 
     def encode(self, data: bytes) -> bytes:
         """What to send for `data`; with none, what the codecs themselves have to say."""
-        if len(self._codecs) == 1:  # Hot: runs for every reply, most of them through TLS alone
-            return self._codecs[0].encode(data)
         for codec in reversed(self._codecs):
             data = codec.encode(data)
         return data

@@ -98,6 +98,7 @@ class Connection(Generic[Session]):
         self._receive_size = receive_size
         self._tls: Tls | None = None
         self._codecs: CodecStack | None = None
+        self._encode: Callable[[bytes], bytes] | None = None
         self._hung_up = False
         self._over = False
         self.session = make_session(self, time.monotonic(), time.time_ns())
@@ -141,19 +142,25 @@ class Connection(Generic[Session]):
             self._decode(codecs, data)
         if session.posted is None:
             self.flush()
+            if self._vigil is not None:
+                self._vigil.served()
         return bool(data) or not self._hung_up
 
-    def _read_in_place(self) -> None:
-        """The same in the event loop, which saves switching to the greenlet and back for each small command."""
+    def _on_readable(self) -> None:
+        """The same in the event loop, if it can be, which saves switching to the greenlet and back."""
         # Hot: runs for every synchronous PUB.
+        if not self._reader_waits:
+            self._stop_watching()
+            return
+        if not self._in_place:
+            self._resume_reader()
+            return
         try:
             if not self._read():
                 self.abort()
             elif self._writer is not None or self.session.upgrade is not None:
                 self._unsettled = True
                 self._resume_reader()
-            elif self._vigil is not None and self.session.posted is None:
-                self._vigil.served()
         except Exception as error:  # the top of a callback, as `run` is the top of a greenlet
             self._lose(error)
 
@@ -178,14 +185,6 @@ class Connection(Generic[Session]):
                 self._readable.start(self._on_readable)
             self._switch_to_hub()
         return not self._over
-
-    def _on_readable(self) -> None:
-        if not self._reader_waits:
-            self._stop_watching()
-        elif self._in_place:
-            self._read_in_place()
-        else:
-            self._resume_reader()
 
     def _stop_watching(self) -> None:
         self._watching = False
@@ -261,6 +260,7 @@ class Connection(Generic[Session]):
             else:
                 return
             self._codecs = codecs
+            self._encode = codecs.encode if len(codecs) > 1 or self._tls is None else self._tls.encode
             self.flush()
         self._decode(codecs, received, level)
 
@@ -322,8 +322,8 @@ class Connection(Generic[Session]):
             return
         session = self.session
         data = session.data_to_send(time.monotonic())
-        if self._codecs is not None:
-            data = self._codecs.encode(data)
+        if self._encode is not None:
+            data = self._encode(data)
         if data:
             self._send_now(data)
         if session.closing:

@@ -78,9 +78,12 @@ class StandardTls:
         self._incoming.write(data)
         size = len(data)
         if 0 < size < limit:
-            record = self._read(size)
-            if record is None:
+            try:
+                record = self._tls.read(size)
+            except ssl.SSLWantReadError:
                 return ()
+            except ssl.SSLError as error:
+                raise self._refusal(error) from None
             if not record or (len(record) < size and not self._incoming.pending):
                 return (record,)
             return self._decode(limit, record)
