@@ -1,7 +1,9 @@
 """One file of a log: groups are only ever appended, in the run that made it; a later run only reads it.
 
 Blocks are reserved ahead of the writing, in growing steps, because appending to a file that has to grow costs several
-times as much as writing into what is reserved. What is reserved and not written is zeros.
+times as much as writing into what is reserved. What is reserved and not written is zeros. Once there is much in a file,
+zeros are written ahead as well: what makes a write dear is each page that is not in memory yet, and pages that come by
+the dozen cost a fifth (docs/decisions/0016).
 """
 
 import errno
@@ -30,6 +32,10 @@ INDEX_STEP: Final = 1 << 16
 
 _FIRST_STEP: Final = 1 << 16
 _LAST_STEP: Final = 1 << 24
+_MUCH: Final = 1 << 18
+"""Bytes in a file from which on zeros are written ahead: ten thousand quiet topics should not take memory for that."""
+_AHEAD: Final = 1 << 17
+_ZEROS: Final = bytes(_AHEAD)
 _PAGE: Final = 1 << 12
 _FAR: Final = 1 << 62
 
@@ -101,6 +107,7 @@ class Segment:
         self._descriptors = descriptors
         self._files = descriptors.files
         self._reserved = end
+        self._prepared = end  # up to here there is nothing to do before a write
         self._step = _FIRST_STEP
 
     @classmethod
@@ -128,8 +135,8 @@ class Segment:
         end = self.end
         stop = end + len(data)
         fd = self._descriptors.use(self.file)
-        if stop > self._reserved:
-            self._reserve(fd, stop, max_size)
+        if stop > self._prepared:
+            self._prepare(fd, stop, max_size)
         try:
             written = self._files.pwrite(fd, data, end)
             if written != len(data):
@@ -154,13 +161,13 @@ class Segment:
         if self._reserved > self.end and not self.abandoned:
             with suppress(OSError):
                 self._files.ftruncate(self._descriptors.use(self.file), self.end)
-                self._reserved = self.end
+                self._reserved = self._prepared = self.end
         self._descriptors.close(self.file)
 
     def truncate(self, end: int) -> None:
         """Forget what an earlier run reserved or did not finish. Raises ``OSError``."""
         self._files.ftruncate(self._descriptors.use(self.file), end)
-        self.end = self._reserved = end
+        self.end = self._reserved = self._prepared = end
 
     def release(self) -> None:
         """Give back all but the header, which says so. Raises ``OSError``."""
@@ -173,13 +180,26 @@ class Segment:
         """The file has a header that says so."""
         self.released = True
         self.index = Index()
-        self.end = self._reserved = FIRST_GROUP
+        self.end = self._reserved = self._prepared = FIRST_GROUP
 
     def remove(self) -> None:
         """Delete the file. Raises ``OSError``."""
         self._descriptors.close(self.file)
         self._files.unlink(self.path)
         self.removed = True
+
+    def _prepare(self, fd: int, stop: int, max_size: int) -> None:
+        if stop > self._reserved:
+            self._reserve(fd, stop, max_size)
+        begin = self._prepared
+        if self.end < _MUCH:
+            self._prepared = min(self._reserved, max(stop, _MUCH))
+        elif stop - begin >= _AHEAD:
+            self._prepared = stop  # one write of so much costs no more than zeros before it
+        else:
+            self._prepared = min((stop // _AHEAD + 1) * _AHEAD, self._reserved)
+            with suppress(OSError):  # there is room for the group, or its own write will say so
+                self._files.pwrite(fd, _ZEROS[: self._prepared - begin], begin)
 
     def _reserve(self, fd: int, stop: int, max_size: int) -> None:
         wanted = max(stop, min(self._reserved + self._step, max_size))
@@ -193,7 +213,7 @@ class Segment:
         """Undo what a failed write may have left."""
         try:
             self._files.ftruncate(fd, self.end)
-            self._reserved = self.end
+            self._reserved = self._prepared = self.end
             self._step = _FIRST_STEP
         except OSError as error:
             log.error("LOG(%s): a failed write cannot be undone, going on in a new file - %s", self.path, error)

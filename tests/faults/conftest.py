@@ -10,6 +10,7 @@ from random import Random
 
 import pytest
 
+from nsq_compat.queue import segment
 from tests.faults.daemon import Daemon
 
 StartDaemon = Callable[..., Daemon]
@@ -23,6 +24,15 @@ def seed() -> int:
     number = int(os.environ.get("FAULT_SEED") or Random().getrandbits(32))
     print(f"FAULT_SEED={number}")
     return number
+
+
+@pytest.fixture(params=[False, True], ids=["no zeros ahead", "zeros ahead"])
+def zeros_ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a small log, too, writes zeros where the next groups will be, as a big one does."""
+    if request.param:
+        monkeypatch.setattr(segment, "_MUCH", 0)
+        monkeypatch.setattr(segment, "_AHEAD", 512)
+        monkeypatch.setattr(segment, "_ZEROS", bytes(512))
 
 
 @pytest.fixture

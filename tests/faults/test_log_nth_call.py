@@ -14,6 +14,8 @@ from nsq_compat.queue.group import DEFERRED, MESSAGES
 from nsq_compat.queue.topic_log import TopicLog
 from tests.faults.disk import SHORT_WRITE, FaultyFiles, SimulatedDisk
 
+pytestmark = pytest.mark.usefixtures("zeros_ahead")
+
 FOLDER = "/orders.topic"
 NOW_NS = 1_700_000_000_000_000_000
 FAULTS: dict[str, int | str] = {

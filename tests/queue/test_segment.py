@@ -5,6 +5,7 @@ import pytest
 
 from nsq_compat.protocol.message import make_frames
 from nsq_compat.protocol.storage_schema import CHANNEL_CREATED, DEFERRED, MESSAGES, RELEASED_MAGIC
+from nsq_compat.queue import segment as segment_module
 from nsq_compat.queue.damage import Damage
 from nsq_compat.queue.descriptors import Descriptors
 from nsq_compat.queue.files import Files
@@ -31,6 +32,8 @@ class CountingDisk(SimulatedDisk):
         super().__init__()
         self.calls: list[str] = []
         self.failing: dict[str, int] = {}
+        self.writes: list[tuple[int, int]] = []  # offset, size
+        self.refuses_zeros = False
 
     def fail(self, name):
         self.calls.append(name)
@@ -41,6 +44,9 @@ class CountingDisk(SimulatedDisk):
         if "pwrite" in self.failing:
             super().pwrite(fd, data[:5], offset)
         self.fail("pwrite")
+        if self.refuses_zeros and not any(data):
+            raise OSError(errno.ENOSPC, "no zeros")
+        self.writes.append((offset, len(data)))
         return super().pwrite(fd, data, offset)
 
     def fallocate(self, fd, offset, size):
@@ -114,6 +120,39 @@ def test_without_room_for_a_step_there_may_be_room_for_the_data(disk, segment):
         segment.append(b"x" * 5000, 100 * MIB)
     assert disk.content(PATH)[FIRST_GROUP:] == b"x" * 250_000
     assert disk.calls.count("fallocate") < 5, "it is not tried for every group"
+
+
+def test_zeros_are_written_ahead_once_there_is_much(disk, segment):
+    bodies = [bytes([number % 255 + 1]) * 1000 for number in range(1000)]
+    zeros = []
+    for body in bodies:
+        before, end = len(disk.writes), segment.end
+        segment.append(body, 100 * MIB)
+        zeros += [(end, offset, offset + size) for offset, size in disk.writes[before:-1]]
+    assert disk.content(PATH)[FIRST_GROUP : segment.end] == b"".join(bodies)
+    assert 5 < len(zeros) < 10
+    assert all(segment_module._MUCH <= end <= begin < stop for end, begin, stop in zeros)
+    assert [begin for _, begin, _ in zeros[1:]] == [stop for _, _, stop in zeros[:-1]]
+
+
+def test_no_zeros_go_beyond_the_size_of_a_segment(disk, segment):
+    for _ in range(500):
+        segment.append(bytes(1000), 500_100)
+    assert max(offset + size for offset, size in disk.writes) == 500_100
+
+
+def test_a_big_group_needs_no_zeros(disk, segment):
+    for _ in range(10):
+        segment.append(b"x" * 200_000, 100 * MIB)
+    assert {size for _, size in disk.writes} == {FIRST_GROUP, 200_000}
+
+
+def test_zeros_that_cannot_be_written_are_not_needed(disk, segment):
+    disk.refuses_zeros = True
+    for _ in range(500):
+        segment.append(b"x" * 1000, 100 * MIB)
+    assert disk.content(PATH)[FIRST_GROUP : segment.end] == b"x" * 500_000
+    assert not segment.abandoned
 
 
 def test_a_failed_write_is_undone(disk, segment):
