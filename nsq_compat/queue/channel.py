@@ -137,6 +137,11 @@ class Channel:
         return self._cursor.backend_depth
 
     @property
+    def is_behind(self) -> bool:
+        """Whether some of it is only in the log."""
+        return self._cursor.behind > 0
+
+    @property
     def deferred_count(self) -> int:
         return len(self.deferred)
 

@@ -22,24 +22,36 @@ from nsq_compat.queue.group import Group
 from nsq_compat.queue.topic_log import LogReader, TopicLog
 
 MOST_IN_MEMORY: Final = 50_000
+MOST_BYTES_IN_MEMORY: Final = 1 << 24
 """Frames for a cursor whose stream is all in the log. Reading back takes less than what memory for more would: it has
 to be got from the system, and is out of every cache when its turn comes (docs/decisions/0015)."""
 
 
 class Cursor:
-    """`memory` is how many frames may wait in memory; a block just read may exceed it.
+    """`memory` is how many frames may wait in memory, `memory_bytes` about how big they are if all are like the last;
+    a block just read may exceed both.
 
-    `excused` is how many more the daemon's options would allow there: it may hold fewer, and whoever watches these
-    figures is not to be alarmed by that.
+    `allowed` is how many the daemon's options say: it may hold fewer, and whoever watches these figures is not to be
+    alarmed by that.
     """
 
-    def __init__(self, log: TopicLog | None, memory: int, position: int = 0, end: int = 0, *, excused: int = 0) -> None:
+    def __init__(
+        self,
+        log: TopicLog | None,
+        memory: int,
+        position: int = 0,
+        end: int = 0,
+        *,
+        memory_bytes: int = ANY_SIZE,
+        allowed: int | None = None,
+    ) -> None:
         self.position = position
         self.end = end
         self.damaged_count = 0
         self._log = log
         self._memory = memory
-        self._excused = excused
+        self._memory_bytes = memory_bytes
+        self._allowed = allowed
         self._window = Backlog()
         self._reader: LogReader | None = None
         self._unused: deque[Group] = deque()
@@ -57,7 +69,9 @@ class Cursor:
     @property
     def backend_depth(self) -> int:
         """How many messages the options have no room in memory for."""
-        return max(0, self.behind - self._excused)
+        if self._allowed is None:
+            return self.behind
+        return max(0, min(self.behind, len(self) - self._allowed))
 
     @property
     def gaps(self) -> Iterable[tuple[int, int]]:
@@ -79,9 +93,12 @@ class Cursor:
         """The stream goes on with these, which are in the log if they spill. Returns how many were dropped."""
         # Hot: once per channel for every publish. `behind` is spelled out, because calls are what this costs.
         window, count = self._window, len(frames)
+        if not count:
+            return 0
         waiting = window.length
         behind = self.end - self.position - self._gaps_size - waiting
-        if not behind and waiting + count <= self._memory:
+        fits = waiting + count <= self._memory and (waiting + count) * len(frames[-1]) <= self._memory_bytes
+        if fits and not behind:
             window.extend(frames)
             self.end += count
             return 0

@@ -18,7 +18,7 @@ from nsq_compat.protocol.message import message_id
 from nsq_compat.protocol.names import is_ephemeral
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.checkpoint import HELD_BY_TOPIC, Checkpoint, Place
-from nsq_compat.queue.cursor import MOST_IN_MEMORY, Cursor
+from nsq_compat.queue.cursor import MOST_BYTES_IN_MEMORY, MOST_IN_MEMORY, Cursor
 from nsq_compat.queue.deferred import Deferred
 from nsq_compat.queue.diary import Diary
 from nsq_compat.queue.exiting import Exiting
@@ -162,7 +162,7 @@ class Topic:
 
     def _spills(self, count: int) -> bool:
         if self._holding:  # a channel that is behind its log goes on reading there when the pause is over
-            return self._held.cursor.spills(count) or any(channel.backend_depth for channel in self.channels.values())
+            return self._held.cursor.spills(count) or any(channel.is_behind for channel in self.channels.values())
         return any(channel.spills(count) for channel in self.channels.values())
 
     def _defer(self, frames: Sequence[bytes], due: float, due_ns: int) -> None:
@@ -420,11 +420,19 @@ class Topic:
         return Held(self._make_cursor(self.store, self._seq), self._make_deferred(self.store))
 
     def _make_cursor(self, store: TopicStore | None, position: int) -> Cursor:
-        memory = self._limits.mem_queue_size
+        allowed = self._limits.mem_queue_size
         if store is None:
-            return Cursor(None, memory, position, position)
-        window = min(memory, MOST_IN_MEMORY) if store.always else memory
-        return Cursor(store.log, window, position, position, excused=memory - window)
+            return Cursor(None, allowed, position, position)
+        if not store.always:
+            return Cursor(store.log, allowed, position, position)
+        return Cursor(
+            store.log,
+            min(allowed, MOST_IN_MEMORY),
+            position,
+            position,
+            memory_bytes=MOST_BYTES_IN_MEMORY,
+            allowed=allowed,
+        )
 
     def _make_deferred(self, store: TopicStore | None) -> Deferred:
         if store is None:

@@ -410,7 +410,7 @@ def test_looking_stops_where_a_paused_topic_holds_back(log):
 
 def test_what_the_options_would_allow_in_memory_alarms_nobody(log):
     stream = Stream(log)
-    cursor = Cursor(log, 2, excused=3)
+    cursor = Cursor(log, 2, allowed=5)
     stream.cursors.append(cursor)
     depths = []
     for _ in range(7):
@@ -419,3 +419,28 @@ def test_what_the_options_would_allow_in_memory_alarms_nobody(log):
     assert depths == [(0, 0), (0, 0), (1, 0), (2, 0), (3, 0), (4, 1), (5, 2)]
     assert all_of(cursor) == list(range(7))
     assert cursor.backend_depth == 0
+
+
+def test_big_frames_fill_memory_sooner(log):
+    stream = Stream(log)
+    cursor = Cursor(log, 100, memory_bytes=1000, allowed=100)
+    stream.cursors.append(cursor)
+    for _ in range(5):
+        stream.publish(1, size=250)
+    assert (cursor.behind, cursor.backend_depth) == (2, 0)
+    stream.publish(1)
+    assert cursor.behind == 3, "what follows a frame that is only in the log is there as well"
+    assert all_of(cursor) == list(range(6))
+    stream.publish(3, size=250)
+    assert cursor.behind == 0
+    stream.publish(1, size=900)
+    assert cursor.behind == 1
+    assert all_of(cursor) == [6, 7, 8, 9]
+
+
+def test_one_frame_of_any_size_comes_through(log):
+    stream = Stream(log)
+    cursor = Cursor(log, 100, memory_bytes=1000)
+    stream.cursors.append(cursor)
+    stream.publish(1, size=2000)
+    assert taken(cursor) == [0]
