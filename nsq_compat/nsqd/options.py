@@ -155,7 +155,10 @@ class NsqdOptions:
         "data-path", STRING, "", "existing directory for messages and metadata; the current one unless given"
     )
     mem_queue_size: int = option(
-        "mem-queue-size", INTEGER, 10000, "messages each topic and each channel keeps in memory"
+        "mem-queue-size",
+        INTEGER,
+        10000,
+        "messages each topic and each channel keeps in memory; with a log of all, no more than 50,000 or 16 MiB",
     )
     max_bytes_per_file: int = option(
         "max-bytes-per-file", INTEGER, 100 * 1024 * 1024, "size in bytes at which a new data file begins"
