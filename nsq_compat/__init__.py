@@ -16,6 +16,7 @@ Read ``protocol/__init__.py`` first, then ``queue/__init__.py``.
 """
 
 import platform
+from importlib.util import find_spec
 
 __version__ = "0.1.0"
 """The version of this project."""
@@ -25,8 +26,17 @@ NSQ_VERSION = "1.3.0"
 
 
 def version_line(program: str) -> str:
-    """What ``<program> --version`` prints, in the form operators parse: ``nsqd v1.3.0 (built w/python3.11.7)``."""
-    return f"{program} v{NSQ_VERSION} (built w/python{platform.python_version()})"
+    """What ``<program> --version`` prints, in the form operators parse: ``nsqd v1.3.0 (built w/python3.11.7)``.
+
+    ``python3.11.7, compiled`` where a message's path is machine code (docs/operations.md).
+    """
+    compiled = ", compiled" if is_compiled() else ""
+    return f"{program} v{NSQ_VERSION} (built w/python{platform.python_version()}{compiled})"
+
+
+def is_compiled() -> bool:
+    """Whether this was installed with NSQ_COMPAT_COMPILED=1."""
+    return find_spec("nsq_compat__mypyc") is not None
 
 
 def missing_package(package: str, extra: str) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Generator
 import pytest
 from hypothesis import settings
 
+from nsq_compat import is_compiled
 from tests.packaging.release import Release
 
 # No deadline: on a busy machine the time of one example says nothing. The blob lets a failure be replayed anywhere.
@@ -23,6 +24,14 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     report = yield
     report.sections = [(name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections]
     return report
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What replaces a part of ours works where that is Python, and is deselected where it is compiled."""
+    if is_compiled():
+        interpreted = [item for item in items if item.get_closest_marker("interpreted")]
+        items[:] = [item for item in items if item not in interpreted]
+        config.hook.pytest_deselected(items=interpreted)
 
 
 @pytest.fixture(scope="session")

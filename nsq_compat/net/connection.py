@@ -35,7 +35,8 @@ from typing import Generic, TypeVar
 import gevent
 
 from nsq_compat.net.codec_stack import CodecStack
-from nsq_compat.net.tls import MakeTls, Tls, TlsError
+from nsq_compat.net.tls import MakeTls, Tls
+from nsq_compat.net.tls_words import TlsError
 from nsq_compat.net.vigil import Vigil
 from nsq_compat.protocol.compression import CompressionError
 from nsq_compat.session.conversation import Conversation

@@ -64,6 +64,8 @@ class _Known(NamedTuple):
 class RequestReader:
     """One connection's input, from accept to close. The public ``on_...`` methods are the parser's callbacks."""
 
+    __deletable__: Final = ("_parser",)  # compiled classes must say so
+
     def __init__(self, admit: Callable[[str, str], Admission], limits: HttpLimits, remote_address: str) -> None:
         self.phase = Phase.IDLE
         self.finished = False
@@ -153,8 +155,10 @@ class RequestReader:
         before, behind, like, body_limit = self._known
         at = len(before)
         end = data.find(b"\r", at, at + _MOST_DIGITS + 1) if data.startswith(before) else -1
+        if end < 0 or not data.startswith(behind, end):
+            return None
         digits = data[at:end]
-        if end < 0 or not digits.isdigit() or not data.startswith(behind, end):
+        if not digits.isdigit():
             return None
         begin = end + len(behind)
         size = int(digits)

@@ -11,15 +11,11 @@ import ssl
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Protocol
 
-from nsq_compat.net.tls_words import failure, suite_name, version_name
+from nsq_compat.net.tls_words import TlsError, failure, suite_name, version_name
 from nsq_compat.protocol.compression import MAX_PIECE, Codec
 from nsq_compat.session.upgrade import TlsFacts
 
 _READ_SIZE: Final = 1 << 14  # the plain bytes of one record
-
-
-class TlsError(ConnectionError):
-    """The peer's TLS is none, or not acceptable; the connection is of no more use. The text is Go's, if it has one."""
 
 
 class Tls(Codec, Protocol):

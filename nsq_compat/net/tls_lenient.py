@@ -12,8 +12,7 @@ from cryptography.x509 import InvalidVersion
 from cryptography.x509.oid import NameOID
 from OpenSSL import SSL
 
-from nsq_compat.net.tls import TlsError
-from nsq_compat.net.tls_words import failure, suite_name, version_name
+from nsq_compat.net.tls_words import TlsError, failure, suite_name, version_name
 from nsq_compat.protocol.compression import MAX_PIECE
 from nsq_compat.session.upgrade import TlsFacts
 

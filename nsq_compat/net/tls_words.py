@@ -33,6 +33,10 @@ _FAILURES: Final = {
 }
 
 
+class TlsError(ConnectionError):
+    """The peer's TLS is none, or not acceptable; the connection is of no more use. The text is Go's, if it has one."""
+
+
 def _suite_numbers() -> dict[str, int]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_ciphers("ALL:COMPLEMENTOFALL:@SECLEVEL=0")

@@ -7,10 +7,10 @@ import struct
 from collections.abc import Sequence
 from functools import lru_cache
 
+from nsq_compat.protocol.alike import Alike
 from nsq_compat.protocol.command_table import PUB, BodySpec, CommandSpec
 from nsq_compat.protocol.commands import Command, Line, Publish
 from nsq_compat.protocol.errors import E_BAD_BODY, E_BAD_MESSAGE, FatalClientError
-from nsq_compat.protocol.message import Alike
 
 SIZE_OF_SIZE = 4
 """Bytes of the number before a body, its size, and of a count."""

@@ -26,6 +26,7 @@ MAX_LINE = 16384
 
 _FIN_RUN = re.compile(rb"(?:FIN [^\n\r ]{16}\n)+")
 _FIN_FIRST_BYTE = ord("F")
+_CARRIAGE_RETURN = ord("\r")
 _lone_fin = re.compile(rb"FIN ([^\n\r ]{16})\n").fullmatch
 _LONE_FIN_SIZE = 21
 _new_tuple = tuple.__new__  # what a named tuple does when it is called, without the Python that takes twice as long
@@ -171,7 +172,8 @@ class CommandReader:
             if end - position >= MAX_LINE:
                 raise SilentClose("line too long")
             return None
-        tokens = buffer[position : newline - 1 if buffer[newline - 1 : newline] == b"\r" else newline].split(b" ")
+        ends_in_return = newline > position and buffer[newline - 1] == _CARRIAGE_RETURN
+        tokens = buffer[position : newline - 1 if ends_in_return else newline].split(b" ")
         self._position = newline + 1
         spec = self._admit(tokens)
         if spec.body is None:

@@ -8,8 +8,10 @@ import struct
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import repeat
+from operator import itemgetter
 
 from nsq_compat.protocol import schema
+from nsq_compat.protocol.alike import Alike
 from nsq_compat.protocol.frames import FRAME_TYPE_MESSAGE
 from nsq_compat.protocol.layout import derive
 
@@ -24,18 +26,14 @@ _MAX_ATTEMPTS = 0xFFFF
 _pack_size = struct.Struct(">i").pack
 _SIZES = [_pack_size(_EMPTY_SIZE + length) for length in range(4096)]
 """The size field by the length of a body, for usual ones."""
+_id_of = itemgetter(_ID)
+_timestamp_of = itemgetter(_TIMESTAMP)
 _uint16 = struct.Struct(">H")
 
 
 def make_frame(message_id: bytes, timestamp_ns: int, body: bytes) -> bytes:
     """A body's frame, ready for its first delivery (attempts = 1)."""
     return HEADER.pack(_EMPTY_SIZE + len(body), FRAME_TYPE_MESSAGE, timestamp_ns, 1, message_id) + body
-
-
-class Alike(tuple[bytes, ...]):
-    """Bodies of one size, which whoever cut them out has seen."""
-
-    __slots__ = ()
 
 
 def make_frames(
@@ -97,32 +95,31 @@ def _between_size_and_id(timestamp_ns: int) -> bytes:
 
 def message_id(frame: bytes) -> bytes:
     """The 16 ASCII bytes a client names the message by."""
-    return frame[_ID]
+    found: bytes = _id_of(frame)
+    return found
 
 
 def message_ids(frames: Iterable[bytes]) -> list[bytes]:
     """The ids of many frames."""
-    # Hot: runs for every message delivered; a bound slice is the cheapest way to cut bytes.
-    cut = _ID
-    return [frame[cut] for frame in frames]
+    # Hot: runs for every message delivered.
+    return list(map(_id_of, frames))
 
 
 def attempts(frame: bytes) -> int:
     """The number of the delivery the frame is meant for, 1 the first time."""
-    number: int = _uint16.unpack(frame[_ATTEMPTS])[0]
+    number: int = _uint16.unpack_from(frame, _ATTEMPTS.start)[0]
     return number
 
 
 def timestamp_ns(frame: bytes) -> int:
     """When the message was published, in nanoseconds since 1970."""
-    return int.from_bytes(frame[_TIMESTAMP], "big", signed=True)
+    return int.from_bytes(_timestamp_of(frame), "big", signed=True)
 
 
 def raw_timestamps(frames: Iterable[bytes]) -> list[bytes]:
     """The timestamps of many frames as they are in them: eight bytes, equal for what was published together."""
     # Hot: runs for every message finished while latencies are watched.
-    cut = _TIMESTAMP
-    return [frame[cut] for frame in frames]
+    return list(map(_timestamp_of, frames))
 
 
 def body(frame: bytes) -> bytes:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Final, Protocol
 
-from nsq_compat.protocol.message import Alike
+from nsq_compat.protocol.alike import Alike
 from nsq_compat.queue.exiting import Refused
 from nsq_compat.queue.topic import Topic
 

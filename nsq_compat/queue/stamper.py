@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from nsq_compat.protocol.message import Alike, cut_alike, join_alike, make_frame, make_frames
+from nsq_compat.protocol.alike import Alike
+from nsq_compat.protocol.message import cut_alike, join_alike, make_frame, make_frames
 from nsq_compat.queue.guid import GuidFactory
 
 

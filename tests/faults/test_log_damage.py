@@ -144,6 +144,7 @@ def test_a_flipped_bit_costs_the_record_it_is_in_and_is_counted():
     flip_every_byte()
 
 
+@pytest.mark.interpreted
 def test_a_log_that_gives_up_at_the_first_damage_is_found_out():
     with pytest.raises(AssertionError):
         flip_every_byte(GivesUp)

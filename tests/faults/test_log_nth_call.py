@@ -128,6 +128,7 @@ def test_whichever_call_fails_nothing_acknowledged_is_lost(fault, length):
     assert tell_all(FAULTS[fault], length) > 30, "there were calls to fail"
 
 
+@pytest.mark.interpreted
 def test_a_log_that_acknowledges_what_it_did_not_write_is_found_out():
     with pytest.raises(AssertionError, match="what was acknowledged is there"):
         tell_all(errno.ENOSPC, 1, Careless)

@@ -122,6 +122,7 @@ def test_what_was_synced_survives_a_power_cut(hundred):
     tell_many(range(hundred * 100, hundred * 100 + 100))
 
 
+@pytest.mark.interpreted
 def test_a_log_that_does_not_sync_is_found_out():
     with pytest.raises(AssertionError, match="what was synced is there"):
         tell_many(range(100), NeverSyncs)

@@ -78,6 +78,7 @@ def test_what_is_called_durable_survives_whatever_syncs_failed():
     assert tell_many(range(300)) > 1000, "most syncs go well"
 
 
+@pytest.mark.interpreted
 def test_a_log_that_syncs_the_same_file_again_is_found_out():
     with pytest.raises(AssertionError, match="what is durable is there"):
         tell_many(range(300), TriesAgain)

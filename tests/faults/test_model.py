@@ -855,6 +855,7 @@ def find_a_failure(machine: type[QueueOnDisk]) -> None:
     run_state_machine_as_test(machine, settings=searching)
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("name", MUTANTS)
 def test_the_machine_finds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     machine, owner, attribute, mutate = MUTANTS[name]

@@ -182,6 +182,7 @@ def test_deleting_a_channel_closes_its_consumers_without_a_frame(server, connect
     assert consumer.rest() == b""
 
 
+@pytest.mark.interpreted
 def test_an_error_inside_ends_one_connection_and_is_logged(server, connect, caplog, monkeypatch):
     other = connect().publishes(b"t", b"x")
 
@@ -197,6 +198,7 @@ def test_an_error_inside_ends_one_connection_and_is_logged(server, connect, capl
     other.publishes(b"t", b"goes on")
 
 
+@pytest.mark.interpreted
 def test_an_error_while_sending_ends_the_connection_too(server, connect, caplog, monkeypatch):
     consumer = connect().subscribes(b"t", b"c", ready=1)
     (session,) = server.tcp.sessions

@@ -2,6 +2,7 @@
 
 import random
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -104,6 +105,7 @@ def both(pieces: list[bytes]) -> tuple[list[Request | Response], list[Request | 
 @given(
     st.lists(posts | posts | unlike | st.sampled_from(REQUESTS) | st.binary(max_size=20), max_size=12), st.integers()
 )
+@pytest.mark.interpreted
 @example([post(b"\r\nab") + b"\r\n", post(b"\r\nab", b"2")], 0)  # a line break behind the body is no part of the head
 def test_a_head_that_is_known_is_read_as_the_parser_reads_it(reads: list[bytes], seed: int) -> None:
     known, parsed = both(reads)
@@ -112,6 +114,7 @@ def test_a_head_that_is_known_is_read_as_the_parser_reads_it(reads: list[bytes],
     assert known == parsed
 
 
+@pytest.mark.interpreted
 def test_a_request_like_the_one_before_may_be_cut_anywhere() -> None:
     first, second, third = post(b"one"), post(b"the second"), post(b"")
     for place in range(len(second) + 1):

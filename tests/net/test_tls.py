@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from OpenSSL import SSL
 
 from nsq_compat.net.certificates import Certificates
-from nsq_compat.net.tls import TlsError
 from nsq_compat.net.tls_lenient import LenientTls
+from nsq_compat.net.tls_words import TlsError
 
 V2, V3 = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3
 MEGABYTE = 1 << 20

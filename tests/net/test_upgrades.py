@@ -223,6 +223,7 @@ def test_a_client_that_ends_its_stream_gets_its_replies_and_the_end(connect, aut
     eventually(lambda: not server.tcp.sessions)
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("line", [b"NOP\n", b"NOP " + b"x" * 16000 + b"\n"], ids=["many lines", "long lines"])
 def test_a_bomb_is_taken_in_small_pieces_and_others_are_served_meanwhile(server, connect, eventually, line):
     other = connect()

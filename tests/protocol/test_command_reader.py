@@ -829,6 +829,7 @@ MEGABYTE = 1 << 20
         pytest.param((b"FIN " + ID + b"\n") * 50_000, id="many FINs"),
     ],
 )
+@pytest.mark.interpreted
 def test_what_comes_in_small_pieces_is_looked_at_about_once(data):
     reader = Watched(admit, max_msg_size=MEGABYTE, max_body_size=2 * MEGABYTE)
     events = 0

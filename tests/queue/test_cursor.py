@@ -137,6 +137,7 @@ def test_no_more_bytes_are_taken_than_wanted_but_for_one_message(stream):
     assert taken(cursor, PLENTY, 1) == [2]
 
 
+@pytest.mark.interpreted
 def test_a_log_that_cannot_be_read_costs_nothing(stream, monkeypatch):
     cursor = stream.cursor(memory=0)
     stream.publish(2)
@@ -175,6 +176,7 @@ def group(first, *numbers):
     return Group(1, first, 0, frames)
 
 
+@pytest.mark.interpreted
 def test_damaged_messages_are_counted_and_what_is_around_them_is_delivered():
     cursor = Cursor(cast(TopicLog, HoledLog(group(0, 0, 1), group(4, 4))), 0, 0, 7)
     assert taken(cursor) == [0, 1]
@@ -184,6 +186,7 @@ def test_damaged_messages_are_counted_and_what_is_around_them_is_delivered():
     assert (cursor.damaged_count, len(cursor), cursor.position) == (4, 0, 7)
 
 
+@pytest.mark.interpreted
 def test_groups_behind_a_hole_wait_until_the_position_is_there():
     log: Any = HoledLog()
     log.groups = deque([group(0, 0), group(3, 3)])

@@ -26,6 +26,7 @@ def test_what_comes_and_goes_is_in_the_log(store):
     assert kinds(store) == [(CHANNEL_CREATED, "archive"), (TOPIC_PAUSED, "")]
 
 
+@pytest.mark.interpreted
 def test_a_disk_that_takes_nothing_is_said_and_only_a_channel_must_not_come_unwritten(store, monkeypatch, caplog):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from nsq_compat.protocol.message import Alike
+from nsq_compat.protocol.alike import Alike
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.exiting import Exiting, Refused
 from nsq_compat.queue.intake import ENOUGH, Intake
@@ -81,6 +81,7 @@ def batches(topic, monkeypatch):
     return seen
 
 
+@pytest.mark.interpreted
 def test_what_several_post_in_a_turn_is_published_once_and_in_order(intake, turn_end, topic, batches):
     one, two, three = (Poster() for _ in range(3))
     assert intake.post(topic, [b"a"], one, NOW, NOW_NS)
@@ -120,6 +121,7 @@ def test_each_topic_gets_its_own(intake, turn_end, topic):
     assert (topic.message_count, second.message_count) == (2, 1)
 
 
+@pytest.mark.interpreted
 def test_settling_does_at_once_what_the_end_of_the_turn_would(intake, turn_end, topic, batches):
     one, two = Poster(), Poster()
     intake.post(topic, [b"a"], one, NOW, NOW_NS)
@@ -131,6 +133,7 @@ def test_settling_does_at_once_what_the_end_of_the_turn_would(intake, turn_end, 
     assert one.told == [None, "answer"]
 
 
+@pytest.mark.interpreted
 def test_so_many_messages_wait_for_no_more(intake, turn_end, topic, batches):
     posters = [Poster() for _ in range(ENOUGH + 1)]
     for poster in posters:
@@ -148,6 +151,7 @@ def test_who_has_enough_to_publish_is_told_to_do_so_by_itself(intake, turn_end, 
     assert intake.post(topic, [b"x"] * (ENOUGH - 1), Poster(), NOW, NOW_NS)
 
 
+@pytest.mark.interpreted
 def test_what_the_disk_refuses_together_is_tried_one_by_one(intake, turn_end, topic, batches, monkeypatch):
     full = OSError(errno.ENOSPC, "No space left on device")
     publish = topic.publish
@@ -167,6 +171,7 @@ def test_what_the_disk_refuses_together_is_tried_one_by_one(intake, turn_end, to
     assert topic.message_count == 1
 
 
+@pytest.mark.interpreted
 def test_a_mistake_of_ours_is_told_to_whom_it_concerns_and_logged(intake, turn_end, topic, monkeypatch, caplog):
     publish = topic.publish
 
@@ -212,6 +217,7 @@ def test_who_posts_to_a_topic_that_ends_before_the_turn_does_is_told(intake, tur
     [(Alike((b"c", b"d")), Alike), (Alike((b"cc", b"dd")), list), ([b"c"], list)],
     ids=["alike", "of another size", "not known to be"],
 )
+@pytest.mark.interpreted
 def test_bodies_alike_are_alike_together_too(intake, topic, turn_end, monkeypatch, second, kind):
     seen = []
     monkeypatch.setattr(topic, "publish", lambda bodies, now, now_ns: seen.append(bodies))

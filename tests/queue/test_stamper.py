@@ -2,7 +2,8 @@
 
 import pytest
 
-from nsq_compat.protocol.message import HEADER_SIZE, Alike, message_id
+from nsq_compat.protocol.alike import Alike
+from nsq_compat.protocol.message import HEADER_SIZE, message_id
 from nsq_compat.queue.stamper import Stamper
 
 NOW_NS = 1_700_000_000_000_000_000

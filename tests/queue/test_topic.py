@@ -350,6 +350,7 @@ def test_a_topic_knows_its_name_and_starts_with_nothing(daemon):
 # --- With a log -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("holding", [True, False], ids=["held", "channel"])
 @pytest.mark.parametrize("durability", [Durability.OS, Durability.MEMORY])
 def test_what_is_all_in_the_log_takes_so_much_memory_and_no_more(data_path, monkeypatch, holding, durability):
@@ -406,6 +407,7 @@ def test_a_full_disk_refuses_a_publish_before_anybody_hears_of_it(logging_daemon
     assert not consumer.awake
 
 
+@pytest.mark.interpreted
 def test_what_happens_while_a_channel_is_being_written_down_misses_nobody(logging_daemon):
     """At level fsync a commit lets others run."""
     topic = logging_daemon.topic()

@@ -284,6 +284,7 @@ def test_deleting_a_topic_drops_its_consumers_and_leaves_producers_alone(nsqd, p
     nsqd.connect().subscribes(ready=10).hears(b"two")
 
 
+@pytest.mark.interpreted
 def test_answers_to_a_channel_that_is_gone_are_not_an_accident(nsqd, producer):
     consumer = nsqd.connect().subscribes(ready=10)
     producer.publishes(b"one", b"two", b"three")
