@@ -8,11 +8,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.floors import put_between_marks, short_rows, standings
+from benchmarks.floors import put_between_marks, short_rows, words_of
 from benchmarks.journal import Journal
 from benchmarks.machine import allow_descriptors, await_rest
 from benchmarks.measure import Effort, Figures, Rounds, RunFailed, build_generator, measure, version_of
-from benchmarks.results import Circumstances, Results, render, table
+from benchmarks.results import Circumstances, Results, render, standings_of, table
 from benchmarks.scenarios import Kind, Scenario
 from benchmarks.subjects import SUBJECTS, Server, Subject
 from nsq_compat import __version__
@@ -79,7 +79,8 @@ def server_of(program: str, command: str) -> Server:
     number, built_with = version_of(program, words).removeprefix(f"{program} v").split(" ", 1)
     ours = "built w/python" in built_with
     name = f"nsq_compat {__version__}" if ours else f"Go {program} {number}"
-    return Server(" ".join([name, *words[1:]]), command, ours)
+    compiled = ["compiled"] if "compiled" in built_with else []
+    return Server(" ".join([name, *compiled, *words[1:]]), command, ours)
 
 
 def command_line(arguments: argparse.Namespace) -> str:
@@ -157,7 +158,7 @@ def say_progress(scenario: Scenario, server: Server, figures: Figures, round_num
     )
 
 
-def write(subject: Subject, arguments: argparse.Namespace, text: str, results: Results) -> None:
+def write(subject: Subject, arguments: argparse.Namespace, servers: list[Server], text: str, results: Results) -> None:
     """Where it is asked for; what is complete goes where it belongs, with what README.md says of it."""
     complete = not arguments.scenario and not arguments.group
     out = arguments.out or (subject.results if complete else None)
@@ -165,8 +166,9 @@ def write(subject: Subject, arguments: argparse.Namespace, text: str, results: R
         return
     out.write_text(text + "\n")
     print(f"written to {out}", file=sys.stderr)
-    if out == subject.results and (found := standings(results)):
-        put_between_marks(_README, table(short_rows(found), (0, 3, 4)))
+    if out == subject.results and (found := standings_of(servers, results)):
+        rows = short_rows(found)
+        put_between_marks(_README, table(rows, words_of(rows)))
 
 
 def main() -> None:
@@ -189,7 +191,7 @@ def main() -> None:
     circumstances = Circumstances(command_line(arguments), effort, journal.entries, left_out)
     text = render(subject, circumstances, servers, versions, results)
     print(text)
-    write(subject, arguments, text, results)
+    write(subject, arguments, servers, text, results)
 
 
 if __name__ == "__main__":

@@ -66,44 +66,60 @@ class Standing:
         return self.aim.why if self.reached in (FLOOR, SHORT) else ""
 
 
-def standings(results: Mapping[Scenario, Sequence[Rounds]]) -> list[Standing]:
-    """Of those scenarios that have an aim and were measured beside a peer, the first of them."""
-    return [
-        Standing(
-            scenario,
-            scenario.aim,
-            {figure: _ratio(figure, scenario.aim, rounds) for figure in scenario.aim.figures},
-            any(each.cores("others") > _DISTURBED for each in rounds[:2]),
-        )
-        for scenario, rounds in results.items()
-        if scenario.aim is not None and len(rounds) > 1
-    ]
+def standings(results: Mapping[Scenario, Sequence[Rounds]], ours: int = 0) -> list[Standing]:
+    """Of those scenarios that have an aim and were measured beside a peer: the second server; `ours` is which of them
+    is compared with it.
+    """
+    found = []
+    for scenario, rounds in results.items():
+        if scenario.aim is None or len(rounds) < 2:
+            continue
+        both = (rounds[ours], rounds[1])
+        ratios = {figure: _ratio(figure, scenario.aim, *both) for figure in scenario.aim.figures}
+        found.append(Standing(scenario, scenario.aim, ratios, any(each.cores("others") > _DISTURBED for each in both)))
+    return found
 
 
-def _ratio(figure: str, aim: Aim, rounds: Sequence[Rounds]) -> float:
-    return rounds[0].ratio(figure, rounds[1], less_is_better=figure in _COSTS and not aim.less_is_better)
+def _ratio(figure: str, aim: Aim, ours: Rounds, peer: Rounds) -> float:
+    return ours.ratio(figure, peer, less_is_better=figure in _COSTS and not aim.less_is_better)
 
 
-def long_rows(found: Sequence[Standing]) -> list[list[str]]:
-    """With the reasons; the first row is the head."""
-    rows = [["asked of", "scenario", "floor", "aim", "measured", "reached", "why not the aim"]]
-    for each in found:
-        rows.append(
-            [_row(each.aim), f"`{each.scenario.name}`", *_bounds(each.aim), each.measured, each.verdict, each.why]
-        )
+def long_rows(found: Mapping[str, Sequence[Standing]]) -> list[list[str]]:
+    """With the reasons; what stands beside the peer has its name in `found`. The first row is the head."""
+    rows = [["asked of", "scenario", "floor", "aim", *_titles(found), "why not the aim"]]
+    for of_scenario in zip(*found.values(), strict=True):
+        each = of_scenario[0]
+        cells = [cell for standing in of_scenario for cell in (standing.measured, standing.verdict)]
+        why = next((standing.why for standing in of_scenario if standing.why), "")
+        rows.append([_row(each.aim), f"`{each.scenario.name}`", *_bounds(each.aim), *cells, why])
     return rows
 
 
-def short_rows(found: Sequence[Standing]) -> list[list[str]]:
+def short_rows(found: Mapping[str, Sequence[Standing]]) -> list[list[str]]:
     """A row for each line of what is asked, with the scenario that stands worst."""
-    rows = [["asked of", "floor", "aim", "measured", "reached"]]
-    order = (SHORT, UNKNOWN, FLOOR, AIM)
-    for row in dict.fromkeys(each.aim.row for each in found):
-        of_row = [each for each in found if each.aim.row == row]
-        worst = min(of_row, key=lambda each: order.index(each.reached))
-        measured = worst.measured if len(of_row) == 1 else f"{worst.measured} (`{worst.scenario.name}`)"
-        rows.append([_row(worst.aim), *_bounds(worst.aim), measured, worst.verdict])
+    rows = [["asked of", "floor", "aim", *_titles(found)]]
+    aims = {each.aim.row: each.aim for of_one in found.values() for each in of_one}
+    for name, aim in aims.items():
+        cells: list[str] = []
+        for of_one in found.values():
+            cells += _worst([each for each in of_one if each.aim.row == name])
+        rows.append([_row(aim), *_bounds(aim), *cells])
     return rows
+
+
+def words_of(rows: Sequence[Sequence[str]]) -> set[int]:
+    """The columns of such rows that are no numbers."""
+    return set(range(len(rows[0]))) - {rows[0].index("floor"), rows[0].index("aim")}
+
+
+def _titles(found: Mapping[str, Sequence[Standing]]) -> list[str]:
+    return [title for name in found for title in (name if len(found) > 1 else "measured", "reached")]
+
+
+def _worst(of_row: Sequence[Standing]) -> list[str]:
+    order = (SHORT, UNKNOWN, FLOOR, AIM)
+    worst = min(of_row, key=lambda each: order.index(each.reached))
+    return [worst.measured if len(of_row) == 1 else f"{worst.measured} (`{worst.scenario.name}`)", worst.verdict]
 
 
 def _row(aim: Aim) -> str:

@@ -8,7 +8,7 @@ from importlib.metadata import version
 
 from benchmarks import machine
 from benchmarks.columns import COLUMNS, LIMITS, Column, limit
-from benchmarks.floors import long_rows, standings
+from benchmarks.floors import Standing, long_rows, standings, words_of
 from benchmarks.journal import Entry
 from benchmarks.measure import Effort, Rounds
 from benchmarks.scenarios import Kind, Scenario
@@ -38,8 +38,9 @@ def render(
 ) -> str:
     """The whole document, without a newline at its end."""
     parts = [f"# Results of {subject.program}", _preamble(subject, circumstances, servers, versions, results)]
-    if len(servers) > 1 and (found := standings(results)):
-        parts += ["## Floors and aims", _FLOORS, table(long_rows(found), (0, 1, 4, 5, 6))]
+    if found := standings_of(servers, results):
+        rows = long_rows(found)
+        parts += ["## Floors and aims", _FLOORS, table(rows, words_of(rows))]
     for group in dict.fromkeys(scenario.group for scenario in results):
         of_group = {scenario: rounds for scenario, rounds in results.items() if scenario.group == group}
         columns = COLUMNS[next(iter(of_group)).kind]
@@ -52,6 +53,13 @@ def render(
         lines = (f"- `{scenario.name}`: {why}." for scenario, why in circumstances.left_out.items())
         parts += ["## What this machine cannot", "\n".join(lines)]
     return "\n\n".join(parts)
+
+
+def standings_of(servers: Sequence[Server], results: Results) -> dict[str, list[Standing]]:
+    """Where each of ours stands beside the peer, if there is one: the second server. The compiled ours are others."""
+    ours = [number for number, server in enumerate(servers) if number != 1 and (server.ours or not number)]
+    found = {servers[number].name: standings(results, number) for number in ours} if len(servers) > 1 else {}
+    return found if any(found.values()) else {}
 
 
 _FLOORS = """Ours beside Go's nsqd, both with default durability; floors must be reached, aims are meant to be, by each

@@ -6,10 +6,10 @@ import pytest
 
 from benchmarks.columns import LIMITS, limit
 from benchmarks.compare import split_by_descriptors
-from benchmarks.floors import BEGIN, END, long_rows, put_between_marks, short_rows, standings
+from benchmarks.floors import BEGIN, END, long_rows, put_between_marks, short_rows, standings, words_of
 from benchmarks.journal import Journal
 from benchmarks.measure import Effort, Figures, Rounds, RunFailed
-from benchmarks.results import Circumstances, render
+from benchmarks.results import Circumstances, render, standings_of
 from benchmarks.scenarios import Aim, Kind, Scenario
 from benchmarks.subjects import SUBJECTS, Server
 
@@ -89,11 +89,26 @@ def test_the_short_table_shows_of_each_line_what_stands_worst() -> None:
     found = standings(
         {good: [rounds(figures(messages=3000, cpu=0.1)), peer], bad: [rounds(figures(messages=900)), peer]}
     )
-    assert [row[1] for row in long_rows(found)[1:]] == ["`good`", "`bad`"]
-    (row,) = short_rows(found)[1:]
+    assert [row[1] for row in long_rows({"ours": found})[1:]] == ["`good`", "`bad`"]
+    (row,) = short_rows({"ours": found})[1:]
     assert row[0] == "PUB"
     assert "`bad`" in row[3]
     assert row[4] == "**short**"
+
+
+def test_all_of_ours_stand_beside_the_same_peer() -> None:
+    asked = scenario("asked", Aim("PUB", 1, 2, "it costs what it costs"))
+    slow, peer, quick = (rounds(figures(messages=messages, cpu=1000 / messages)) for messages in (900, 1000, 3000))
+    servers = [Server("slow", "", True), Server("peer", ""), Server("quick", "", True)]
+    found = standings_of(servers, {asked: [slow, peer, quick]})
+    assert {name: standing.reached for name, (standing,) in found.items()} == {"slow": "**short**", "quick": "aim"}
+    head, row = long_rows(found)
+    assert head[4:] == ["slow", "reached", "quick", "reached", "why not the aim"]
+    assert [row[5], *row[7:]] == ["**short**", "aim", "it costs what it costs"]
+    head, row = short_rows(found)
+    assert words_of([head, row]) == {0, 3, 4, 5, 6}
+    assert [row[4], row[6]] == ["**short**", "aim"]
+    assert standings_of(servers[:1], {asked: [slow]}) == {}
 
 
 def test_nothing_is_put_into_a_page_without_marks(tmp_path: Path) -> None:
