@@ -28,9 +28,9 @@ NSQ_VERSION = "1.3.0"
 def version_line(program: str) -> str:
     """What ``<program> --version`` prints, in the form operators parse: ``nsqd v1.3.0 (built w/python3.11.7)``.
 
-    ``python3.11.7, compiled`` where a message's path is machine code (docs/operations.md).
+    ``python3.11.7+compiled`` where a message's path is machine code (docs/operations.md).
     """
-    compiled = ", compiled" if is_compiled() else ""
+    compiled = "+compiled" if is_compiled() else ""
     return f"{program} v{NSQ_VERSION} (built w/python{platform.python_version()}{compiled})"
 
 
