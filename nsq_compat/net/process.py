@@ -10,14 +10,14 @@ from gevent.event import Event
 from gevent.util import print_run_info
 
 
-def stop_signal(at_first: Callable[[], None] | None = None) -> Event:
+def stop_signal(before: list[Callable[[], None]] | None = None) -> Event:
     """Set once this process is asked to stop, by SIGTERM or SIGINT; while it stops, more of them change nothing.
 
-    With `at_first` that is what the first SIGTERM asks for, and it is the second that is to stop.
+    Ask for it before anybody can see the process listen. What is put into `before`, now or later, SIGTERM asks for
+    first, each once.
     """
     stop = Event()
-    acts = [act for act in (at_first, stop.set) if act is not None]
-    gevent.signal_handler(signal.SIGTERM, lambda: (acts.pop(0) if len(acts) > 1 else acts[0])())
+    gevent.signal_handler(signal.SIGTERM, lambda: (before.pop() if before else stop.set)())
     gevent.signal_handler(signal.SIGINT, stop.set)
     return stop
 

@@ -34,6 +34,7 @@ def main() -> None:
     from nsq_compat.nsqadmin.daemon import Daemon, read_users
 
     raise_descriptor_limit()
+    stop = stop_signal()
     try:
         validate(options)
         if options.check_config:
@@ -46,7 +47,6 @@ def main() -> None:
         exit_fatal(PROGRAM, f"failed to instantiate nsqadmin - {error}")
     spare_the_collector()
     supervisor = Supervisor(os.environ)
-    stop = stop_signal()
     daemon.start()
     supervisor.ready()
     stop.wait()

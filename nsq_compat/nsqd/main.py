@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable
 
 from nsq_compat import version_line
 from nsq_compat.cli.errors import OptionError
@@ -23,6 +24,8 @@ def main() -> None:
     options = read_options(PROGRAM, NsqdOptions, sys.argv[1:], version_line(PROGRAM))
     configure(options.log_prefix, options.log_level, form=options.log_format)
     raise_descriptor_limit()
+    before_stopping: list[Callable[[], None]] = []
+    stop = stop_signal(before_stopping)
     try:
         validate(options)
         if options.check_config:
@@ -33,7 +36,8 @@ def main() -> None:
         exit_fatal(PROGRAM, f"failed to instantiate nsqd - {error}")
     spare_the_collector()
     supervisor = Supervisor(os.environ)
-    stop = stop_signal(daemon.drain.begin if options.sigterm == DRAIN else None)
+    if options.sigterm == DRAIN:
+        before_stopping.append(daemon.drain.begin)
     on_hangup(daemon.reload)
     try:
         daemon.start()

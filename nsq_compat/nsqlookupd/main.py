@@ -20,6 +20,7 @@ def main() -> None:
     options = read_options(PROGRAM, NsqlookupdOptions, sys.argv[1:], version_line(PROGRAM))
     configure(options.log_prefix, options.log_level, form=options.log_format)
     raise_descriptor_limit()
+    stop = stop_signal()
     try:
         validate(options)
         if options.check_config:
@@ -31,7 +32,6 @@ def main() -> None:
         exit_fatal(PROGRAM, f"failed to instantiate nsqlookupd - {error}")
     spare_the_collector()
     supervisor = Supervisor(os.environ)
-    stop = stop_signal()
     daemon.start()
     supervisor.ready()
     stop.wait()

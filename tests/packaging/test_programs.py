@@ -1,6 +1,7 @@
 """Every program of the wheel, in an environment with nothing else, does what it is for."""
 
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -144,3 +145,31 @@ def test_a_program_does_what_it_is_for(installed, use):
 
 def test_no_program_is_forgotten():
     assert {use.__name__ for use in USES} == set(console_scripts())
+
+
+_ASKED_TO_STOP_AT_ONCE = """
+import importlib, os, signal, sys
+
+program = sys.argv.pop(1)
+daemon = importlib.import_module(f"nsq_compat.{program}.daemon")
+
+class Watched(daemon.Daemon):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+daemon.Daemon = Watched
+importlib.import_module(f"nsq_compat.{program}.main").main()
+"""
+
+
+@pytest.mark.parametrize("program", ["nsqd", "nsqlookupd", "nsqadmin"])
+def test_a_daemon_that_is_asked_to_stop_as_soon_as_it_listens_stops_in_order(program: str, tmp_path: Path):
+    options = {
+        "nsqd": ["--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", f"--data-path={tmp_path}"],
+        "nsqlookupd": ["--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0"],
+        "nsqadmin": ["--http-address=127.0.0.1:0", "--nsqd-http-address=127.0.0.1:1"],
+    }
+    command = [sys.executable, "-c", _ASKED_TO_STOP_AT_ONCE, program, *options[program]]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=50)
+    assert result.returncode == 0, result.stderr
