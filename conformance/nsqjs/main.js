@@ -148,7 +148,9 @@ async function consume(options) {
     finish(message, number)
   }
   const handle = (message, number) => {
-    youngestMs = Math.min(youngestMs, Date.now() - Number(message.timestamp) / 1e6)
+    // Date.now() has whole milliseconds, the past one: a message that came in time would look early.
+    const now = performance.timeOrigin + performance.now()
+    youngestMs = Math.min(youngestMs, now - Number(message.timestamp) / 1e6)
     if (message.attempts === 1 && ['requeue', 'backoff'].includes(options['first-attempt'])) {
       requeued += 1
       message.requeue(Number(options['requeue-ms']), options['first-attempt'] === 'backoff')
