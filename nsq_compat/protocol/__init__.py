@@ -7,7 +7,8 @@ Read ``schema`` first: it declares every byte layout of the wire; ``storage_sche
 ``go_schema`` those of files. Then, from the outside in:
 
 - ``layout`` derives fast codecs from the fixed-size declarations.
-- ``frames`` and ``message`` build what nsqd sends; ``frame_reader`` cuts it apart again on the client's side.
+- ``frames`` and ``message`` build what nsqd sends, of ``alike`` bodies by the batch; ``frame_reader`` cuts it apart
+  again on the client's side.
 - ``commands`` are the values a client's commands become, ``command_table`` the grammar as data, and
   ``command_reader`` the server side that cuts received bytes into commands, ``command_bodies`` what follows a line.
 - ``command_writer`` is the client side: commands as bytes.
