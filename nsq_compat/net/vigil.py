@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from gevent.hub import get_hub
 
-EARNED: Final = 32e-6
-"""Seconds by each request: less than what one takes with a sleep before it."""
-MOMENT: Final = 50e-6
+EARNED: Final = 64e-6
+"""Seconds by each request: where waking is dear, what one takes with a sleep before it."""
+MOMENT: Final = 100e-6
 """Seconds of looking until it was in vain."""
 PENALTY: Final = 10 * MOMENT
 

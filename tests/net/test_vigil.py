@@ -91,7 +91,7 @@ def test_where_nothing_ever_comes_in_time_it_is_hardly_tried(vigil, loop):
     looked = 0.0
     for _ in range(2000):
         looked += MOMENT if vigil.awake else 0.0
-        loop.idles(0.0001)
+        loop.idles(2 * MOMENT)
         vigil.served()
     assert looked / 2000 < EARNED / 5
 
