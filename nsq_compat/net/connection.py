@@ -30,7 +30,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import gevent
 
@@ -46,15 +46,16 @@ log = logging.getLogger(__name__)
 
 Session = TypeVar("Session", bound=Conversation)
 
-RECEIVE_SIZE = 64 * 1024
+RECEIVE_SIZE: Final = 64 * 1024
 """From 128 KiB on, the buffer made for every read costs more than the read (measured: 16.7 us against 2.6 us)."""
-MAX_OWED_REPLIES = 64 * 1024
-LINGER_SECONDS = 1.0
-SLOWEST_RATE = 1024.0
+MAX_OWED_REPLIES: Final = 64 * 1024
+LINGER_SECONDS: Final = 1.0
+SLOWEST_RATE: Final = 1024.0
 """Bytes per second; slower clients use up their write timeout."""
-A_TURN = 1e-9
+A_TURN: Final = 1e-9
 """Seconds until others have had theirs. Not zero: a thousand sleeps of zero pass before sockets are looked at again."""
-_READ, _WRITE = 1, 2
+_READ: Final = 1
+_WRITE: Final = 2
 
 
 class Connection(Generic[Session]):

@@ -29,11 +29,11 @@ UNKNOWN_VERSION: Final = transport_error(505, "unsupported protocol version")
 UNKNOWN_ENCODING: Final = Response(501, b"Unsupported transfer encoding", (TEXT,), close=True)
 UNKNOWN_EXPECTATION: Final = Response(417, close=True)
 
-_is_host = re.compile(rb"[0-9A-Za-z!$%&'()*+,./:;=@\[\]_~-]*").fullmatch
-_has_bad_escape = re.compile(r"%(?![0-9A-Fa-f]{2})").search
+_is_host: Final = re.compile(rb"[0-9A-Za-z!$%&'()*+,./:;=@\[\]_~-]*").fullmatch
+_has_bad_escape: Final = re.compile(r"%(?![0-9A-Fa-f]{2})").search
 
 
-_find_lengths = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,9})\r\n", re.IGNORECASE).finditer
+_find_lengths: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,9})\r\n", re.IGNORECASE).finditer
 _LONGEST_KNOWN_HEAD: Final = 4096
 _MOST_DIGITS: Final = 9
 _PATIENCE: Final = 8

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from typing import Final
 
 import gevent
 
@@ -9,7 +10,7 @@ from nsq_compat.queue.schedule import Schedule
 
 log = logging.getLogger(__name__)
 
-_NEVER = float("inf")
+_NEVER: Final = float("inf")
 
 
 class AlarmClock:

@@ -6,21 +6,22 @@ Bodies are read out of whatever has come so far. What cannot be is refused as so
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Final
 
 from nsq_compat.protocol.alike import Alike
 from nsq_compat.protocol.command_table import PUB, BodySpec, CommandSpec
 from nsq_compat.protocol.commands import Command, Line, Publish
 from nsq_compat.protocol.errors import E_BAD_BODY, E_BAD_MESSAGE, FatalClientError
 
-SIZE_OF_SIZE = 4
+SIZE_OF_SIZE: Final = 4
 """Bytes of the number before a body, its size, and of a count."""
 
-read_size = struct.Struct(">i").unpack_from
-_read_three_sizes = struct.Struct(">iii").unpack_from
-_WORTH_A_LOOK = 4
-_ALIKE_AT_ONCE = 256
+read_size: Final = struct.Struct(">i").unpack_from
+_read_three_sizes: Final = struct.Struct(">iii").unpack_from
+_WORTH_A_LOOK: Final = 4
+_ALIKE_AT_ONCE: Final = 256
 """Messages of one size; bounds what a remembered layout takes."""
-_NONE = Alike()
+_NONE: Final = Alike()
 
 
 @lru_cache(maxsize=64)

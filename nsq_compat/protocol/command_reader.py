@@ -15,22 +15,23 @@ Invariants:
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 from nsq_compat.protocol.command_bodies import SIZE_OF_SIZE, MultipleBody, SizedBody, read_size, whole_batch
 from nsq_compat.protocol.command_table import MPUB, PUB, BodySpec, CommandSpec
 from nsq_compat.protocol.commands import Command, Finish, Line, Publish
 from nsq_compat.protocol.errors import SilentClose
 
-MAX_LINE = 16384
+MAX_LINE: Final = 16384
 """nsqd: its read buffer; the longest line with its newline. A longer one ends the connection without a word."""
 
-_FIN_RUN = re.compile(rb"(?:FIN [^\n\r ]{16}\n)+")
-_FIN_FIRST_BYTE = ord("F")
-_CARRIAGE_RETURN = ord("\r")
-_lone_fin = re.compile(rb"FIN ([^\n\r ]{16})\n").fullmatch
-_LONE_FIN_SIZE = 21
-_new_tuple = tuple.__new__  # what a named tuple does when it is called, without the Python that takes twice as long
-_MOST_KNOWN = 256
+_FIN_RUN: Final = re.compile(rb"(?:FIN [^\n\r ]{16}\n)+")
+_FIN_FIRST_BYTE: Final = ord("F")
+_CARRIAGE_RETURN: Final = ord("\r")
+_lone_fin: Final = re.compile(rb"FIN ([^\n\r ]{16})\n").fullmatch
+_LONE_FIN_SIZE: Final = 21
+_new_tuple: Final = tuple.__new__  # what a named tuple does when it is called, without its Python, twice as long
+_MOST_KNOWN: Final = 256
 """Lines of one connection: who publishes to more topics has them judged now and then."""
 
 

@@ -9,26 +9,27 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import repeat
 from operator import itemgetter
+from typing import Final
 
 from nsq_compat.protocol import schema
 from nsq_compat.protocol.alike import Alike
 from nsq_compat.protocol.frames import FRAME_TYPE_MESSAGE
 from nsq_compat.protocol.layout import derive
 
-HEADER = derive(schema.MESSAGE_FRAME_HEADER)
-HEADER_SIZE = HEADER.size
-_UNCOUNTED = HEADER.offset("type")  # the size field does not count itself
-_EMPTY_SIZE = HEADER_SIZE - _UNCOUNTED
-_ID = HEADER.slices["id"]
-_ATTEMPTS = HEADER.slices["attempts"]
-_TIMESTAMP = HEADER.slices["timestamp_ns"]
-_MAX_ATTEMPTS = 0xFFFF
-_pack_size = struct.Struct(">i").pack
-_SIZES = [_pack_size(_EMPTY_SIZE + length) for length in range(4096)]
+HEADER: Final = derive(schema.MESSAGE_FRAME_HEADER)
+HEADER_SIZE: Final = HEADER.size
+_UNCOUNTED: Final = HEADER.offset("type")  # the size field does not count itself
+_EMPTY_SIZE: Final = HEADER_SIZE - _UNCOUNTED
+_ID: Final = HEADER.slices["id"]
+_ATTEMPTS: Final = HEADER.slices["attempts"]
+_TIMESTAMP: Final = HEADER.slices["timestamp_ns"]
+_MAX_ATTEMPTS: Final = 0xFFFF
+_pack_size: Final = struct.Struct(">i").pack
+_SIZES: Final = [_pack_size(_EMPTY_SIZE + length) for length in range(4096)]
 """The size field by the length of a body, for usual ones."""
-_id_of = itemgetter(_ID)
-_timestamp_of = itemgetter(_TIMESTAMP)
-_uint16 = struct.Struct(">H")
+_id_of: Final = itemgetter(_ID)
+_timestamp_of: Final = itemgetter(_TIMESTAMP)
+_uint16: Final = struct.Struct(">H")
 
 
 def make_frame(message_id: bytes, timestamp_ns: int, body: bytes) -> bytes:

@@ -10,11 +10,11 @@ from typing import Final
 MAX_NAME_LENGTH: Final = 64
 EPHEMERAL_SUFFIX: Final = "#ephemeral"
 
-_RULE = rf"[.a-zA-Z0-9_-]+(?:{EPHEMERAL_SUFFIX})?"
+_RULE: Final = rf"[.a-zA-Z0-9_-]+(?:{EPHEMERAL_SUFFIX})?"
 # Called for every PUB line: the bound methods save an attribute lookup each time. fullmatch, because "$" would also
 # accept a name with a newline behind it.
-_matches_text = re.compile(_RULE).fullmatch
-_matches_bytes = re.compile(_RULE.encode("ascii")).fullmatch
+_matches_text: Final = re.compile(_RULE).fullmatch
+_matches_bytes: Final = re.compile(_RULE.encode("ascii")).fullmatch
 
 
 def is_valid_name(name: bytes | str) -> bool:

@@ -8,9 +8,10 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from typing import Final
 
 NOTHING: Sequence[bytes] = ()
-ANY_SIZE = 1 << 62
+ANY_SIZE: Final = 1 << 62
 """More bytes than there can be."""
 
 

@@ -14,7 +14,7 @@ Invariants:
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from nsq_compat.protocol.message import attempts, message_id, next_attempts
 from nsq_compat.protocol.names import is_ephemeral
@@ -36,14 +36,14 @@ from nsq_compat.queue.throttle import Throttle
 
 log = logging.getLogger(__name__)
 
-MAX_BATCH = 256
+MAX_BATCH: Final = 256
 """Frames one consumer takes at once, so that a fast one does not hold up a turn of the event loop."""
-MAX_BATCH_BYTES = 256 * 1024
-RETRY_SECONDS = 0.1
+MAX_BATCH_BYTES: Final = 256 * 1024
+RETRY_SECONDS: Final = 0.1
 """Between two attempts at what the disk refused, or there was no room for."""
 
-NOT_IN_FLIGHT = "ID not in flight"
-NOT_OWNER = "client does not own message"
+NOT_IN_FLIGHT: Final = "ID not in flight"
+NOT_OWNER: Final = "client does not own message"
 
 
 class NotInFlight(Exception):

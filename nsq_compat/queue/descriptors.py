@@ -9,14 +9,14 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from nsq_compat.queue.files import Files
 
-DEFAULT_LIMIT = 256
-DEFAULT_RESERVE = 8
-CLOSED = -1
-_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE})
+DEFAULT_LIMIT: Final = 256
+DEFAULT_RESERVE: Final = 8
+CLOSED: Final = -1
+_EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE})
 
 T = TypeVar("T")
 

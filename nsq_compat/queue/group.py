@@ -48,17 +48,17 @@ __all__ = [
     "GroupHeader",
 ]
 
-_MARK = derive(storage_schema.GROUP_MARK)
-_FIELDS = derive(storage_schema.GROUP_FIELDS)
-_HEADER = derive(storage_schema.GROUP_HEADER)
+_MARK: Final = derive(storage_schema.GROUP_MARK)
+_FIELDS: Final = derive(storage_schema.GROUP_FIELDS)
+_HEADER: Final = derive(storage_schema.GROUP_HEADER)
 HEADER_SIZE: Final = _HEADER.size
 MARK_SIZE: Final = _MARK.size
 CHECKSUM_SIZE: Final = 4
 LOW_32: Final = 0xFFFFFFFF
 """What a place in a file is cut to before it is mixed into a header's checksum."""
 
-unpack_header = _HEADER.unpack_from
-_frame_size = struct.Struct(">I").unpack_from
+unpack_header: Final = _HEADER.unpack_from
+_frame_size: Final = struct.Struct(">I").unpack_from
 _FRAME_TYPE: Final = struct.pack(">i", FRAME_TYPE_MESSAGE)
 
 _ALIKE_AT_ONCE: Final = 256

@@ -6,13 +6,15 @@ back; here the next id is the greater of "one more than the last" and "now", so 
 run ahead of the clock until it catches up. A clock beyond the year 2085, which an id has no bits for, is not believed.
 """
 
-TICK_SHIFT = 20
-EPOCH_TICK = 1288834974288
-NODE_ID_BITS = 10
-SEQUENCE_BITS = 12
-_SEQUENCE_SIZE = 1 << SEQUENCE_BITS
-_LAST_BELIEVED = 1 << (41 + SEQUENCE_BITS)  # leaves the ids that run ahead as much room again
-_SEQUENCE_DIGITS = [b"%03x" % sequence for sequence in range(_SEQUENCE_SIZE)]
+from typing import Final
+
+TICK_SHIFT: Final = 20
+EPOCH_TICK: Final = 1288834974288
+NODE_ID_BITS: Final = 10
+SEQUENCE_BITS: Final = 12
+_SEQUENCE_SIZE: Final = 1 << SEQUENCE_BITS
+_LAST_BELIEVED: Final = 1 << (41 + SEQUENCE_BITS)  # leaves the ids that run ahead as much room again
+_SEQUENCE_DIGITS: Final = [b"%03x" % sequence for sequence in range(_SEQUENCE_SIZE)]
 """How an id ends; it begins with 13 digits for tick and node."""
 
 

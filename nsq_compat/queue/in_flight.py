@@ -11,12 +11,12 @@ Invariant: every id in `frames` has exactly one deadline, in `_exceptions` if it
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from nsq_compat.protocol.message import message_ids
 
-NEVER = float("inf")
-_SPARE_PLACES = 1024
+NEVER: Final = float("inf")
+_SPARE_PLACES: Final = 1024
 
 
 class _Exception(NamedTuple):

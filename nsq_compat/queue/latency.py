@@ -12,14 +12,15 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from ddsketch import LogCollapsingLowestDenseDDSketch as Sketch
 
 from nsq_compat.protocol.message import raw_timestamps
 from nsq_compat.queue.stats import LatencyStats
 
-_RELATIVE_ACCURACY = 0.01
-_MAX_BINS = 2200
+_RELATIVE_ACCURACY: Final = 0.01
+_MAX_BINS: Final = 2200
 """From a nanosecond to thirty years at that accuracy; should that not do, the shortest times lose theirs."""
 
 

@@ -10,13 +10,14 @@ long backlog in the log does not put it off for hours.
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from typing import Final
 
 from nsq_compat.protocol.message import with_attempts
 from nsq_compat.queue.backlog import Backlog
 from nsq_compat.queue.cursor import Cursor
 from nsq_compat.queue.deferred import Fetch
 
-_FETCHED_AT_ONCE = 256
+_FETCHED_AT_ONCE: Final = 256
 
 
 class Pending:

@@ -8,11 +8,11 @@ such entries are never many more than half of the heap, however far away they ar
 
 import heapq
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from nsq_compat.queue.in_flight import NEVER
 
-_SPARE_ENTRIES = 64
+_SPARE_ENTRIES: Final = 64
 
 
 class Scheduled(Protocol):

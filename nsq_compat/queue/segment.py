@@ -21,7 +21,7 @@ from nsq_compat.queue.files import write_all
 
 log = logging.getLogger(__name__)
 
-_HEADER = derive(storage_schema.SEGMENT_HEADER)
+_HEADER: Final = derive(storage_schema.SEGMENT_HEADER)
 FIRST_GROUP: Final = _HEADER.size
 """Where the first group begins."""
 

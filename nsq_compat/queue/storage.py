@@ -9,6 +9,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
+from typing import Final
 
 from nsq_compat.queue import checkpoint
 from nsq_compat.queue.checkpoint import BadCheckpoint, Checkpoint, entry_id
@@ -22,10 +23,10 @@ from nsq_compat.queue.topic_log import TopicLog
 
 log = logging.getLogger(__name__)
 
-CHECKPOINT = "checkpoint"
-_RESERVE = "reserve"
-_PROBE = "probe"
-_PROBE_SIZE = 128 * 1024  # more than a log asks for when it goes on
+CHECKPOINT: Final = "checkpoint"
+_RESERVE: Final = "reserve"
+_PROBE: Final = "probe"
+_PROBE_SIZE: Final = 128 * 1024  # more than a log asks for when it goes on
 
 
 class Durability(Enum):

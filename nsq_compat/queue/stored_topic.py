@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from typing import Final
 
 from nsq_compat.protocol.message import with_attempts
 from nsq_compat.queue import checkpoint
@@ -12,7 +13,7 @@ from nsq_compat.queue.recovery import Recovered, recover
 from nsq_compat.queue.storage import CHECKPOINT
 from nsq_compat.queue.topic_log import DEFAULT_SEGMENT_SIZE, TopicLog
 
-_FETCHED_AT_ONCE = 1024
+_FETCHED_AT_ONCE: Final = 1024
 
 
 class StoredTopic:

@@ -12,7 +12,7 @@ Invariants:
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from nsq_compat.protocol.message import message_id
 from nsq_compat.protocol.names import is_ephemeral
@@ -45,7 +45,7 @@ from nsq_compat.queue.watch import MOST, Published, Watch
 
 log = logging.getLogger(__name__)
 
-_NS_PER_SECOND = 1_000_000_000
+_NS_PER_SECOND: Final = 1_000_000_000
 
 
 class TopicObserver(Protocol):

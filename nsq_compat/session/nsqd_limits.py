@@ -4,6 +4,7 @@ Durations that appear in IDENTIFY are integer milliseconds here as they are ther
 """
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 from nsq_compat import NSQ_VERSION
 from nsq_compat.protocol.errors import E_BAD_BODY, E_IDENTIFY_FAILED, FatalClientError
@@ -11,12 +12,12 @@ from nsq_compat.protocol.identify import IdentifyRequest, IdentifyResponse
 from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.line import Locality
 
-_MIN_HEARTBEAT_MS = 1000
-_MIN_MSG_TIMEOUT_MS = 1000
-_MIN_OUTPUT_BUFFER_SIZE = 64
-_MAX_SAMPLE_RATE = 99
-_DEFAULT_DEFLATE_LEVEL = 6
-_OFF = -1
+_MIN_HEARTBEAT_MS: Final = 1000
+_MIN_MSG_TIMEOUT_MS: Final = 1000
+_MIN_OUTPUT_BUFFER_SIZE: Final = 64
+_MAX_SAMPLE_RATE: Final = 99
+_DEFAULT_DEFLATE_LEVEL: Final = 6
+_OFF: Final = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ Invariants:
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from nsq_compat.protocol import command_table as table
 from nsq_compat.protocol.command_reader import CommandReader
@@ -57,7 +58,7 @@ from nsq_compat.session.upgrade import HANDSHAKE_SECONDS, Layers, TlsFacts, Upgr
 
 log = logging.getLogger(__name__)
 
-MAGIC = MAGIC_V2.value
+MAGIC: Final = MAGIC_V2.value
 
 
 def unasked() -> None:
