@@ -113,6 +113,7 @@ def test_its_steps_make_an_nsqd_that_serves_as_nobody_on_a_root_it_cannot_write_
     script = "\n".join([
         "set -euo pipefail",
         f"export {offline}",
+        f"export PATH={sys.base_prefix}/bin:$PATH",
         # The Python here may lie in a folder only root may look into; an image has it in /usr/local.
         f"for each in {sys.base_prefix} {Path(sys.base_prefix).parents[0]}; do",
         "    while [ $each != / ]; do chmod a+rx $each; each=$(dirname $each); done",
