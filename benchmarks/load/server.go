@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -74,22 +75,34 @@ func busyTime() (time.Duration, error) {
 	return time.Duration(ticks) * 10 * time.Millisecond, nil
 }
 
-// settle returns once the server has put in next to no CPU time for a while: what it put off is done.
+// settle returns once what the server put off is done: it has put in next to no CPU time for a while, or the same little
+// again and again, which is what its connections cost at rest (a timer each, say).
 func (s *server) settle() (reading, error) {
-	const pause, longest, little = 20 * time.Millisecond, 2 * time.Minute, 400 * time.Microsecond
-	quiet := 0
+	const pause, longest = 20 * time.Millisecond, 20 * time.Second
+	var spent []time.Duration
 	before, err := s.read()
-	for end := before.at.Add(longest); err == nil && quiet < 3 && before.at.Before(end); {
+	for end := before.at.Add(longest); err == nil && !atRest(spent) && before.at.Before(end); {
 		time.Sleep(pause)
 		var now reading
-		if now, err = s.read(); now.server-before.server < little {
-			quiet++
-		} else {
-			quiet = 0
-		}
+		now, err = s.read()
+		spent = append(spent, now.server-before.server)
 		before = now
 	}
 	return before, err
+}
+
+// atRest judges by what was put in between one look and the next, 20 ms each.
+func atRest(spent []time.Duration) bool {
+	const looks, more, next, little = 3, 10, 400 * time.Microsecond, 4 * time.Millisecond
+	if n := len(spent); n >= looks && slices.Max(spent[n-looks:]) < next {
+		return true
+	}
+	if len(spent) < more {
+		return false
+	}
+	last := spent[len(spent)-more:]
+	least, most := slices.Min(last), slices.Max(last)
+	return most < little && most < 2*least
 }
 
 func (s *server) residentBytes() (int64, error) {
