@@ -102,7 +102,8 @@ class TopicLog:
     @property
     def is_whole(self) -> bool:
         """Whether nothing was deleted from it or kept beside it yet."""
-        return not len(self._kept) and (not self._segments or self._segments[0].number == 1)
+        following = enumerate(self._segments, 1)  # any of them may be released first, not just the oldest
+        return not len(self._kept) and all(one.number == number and not one.released for number, one in following)
 
     @property
     def disk_bytes(self) -> int:

@@ -330,6 +330,20 @@ def test_from_a_log_that_is_not_whole_everybody_gets_everything(past):
     assert (topic.channels.keys(), topic.gone, topic.held) == ({"b"}, {"c"}, None)
 
 
+def test_a_log_released_in_its_middle_is_not_whole(past):
+    frames = past.frames(4, size=100)
+    past.log.append(frames, 0)  # a file of its own, and nothing of it is finished
+    past.seq = 4
+    past.noted(CHANNEL_CREATED, "a")
+    for _ in range(8):
+        past.published(1, size=100)
+    past.log.release(past.seq, lambda: map(message_id, frames))
+    past.noted(TOPIC_EMPTIED)
+    topic = past.recovered()
+    assert past.log.oldest == 0
+    assert (topic.held.position, topic.everything.position, topic.end) == (0, 0, 12)
+
+
 def test_what_is_kept_and_logged_as_well_comes_once(past):
     frames = past.frames(3)
     past.log.append(frames, 0)
