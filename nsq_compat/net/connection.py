@@ -56,6 +56,8 @@ A_TURN: Final = 1e-9
 """Seconds until others have had theirs. Not zero: a thousand sleeps of zero pass before sockets are looked at again."""
 _READ: Final = 1
 _WRITE: Final = 2
+_monotonic: Final = time.monotonic
+_time_ns: Final = time.time_ns
 
 
 class Connection(Generic[Session]):
@@ -84,6 +86,8 @@ class Connection(Generic[Session]):
         self.peer = peer
         self._hub = hub
         self._socket = client
+        self._recv = client.recv
+        self._send = client.send
         self._readable = hub.loop.io(client.fileno(), _READ)
         self._alarm = hub.loop.timer(0)
         self._alarm_at = float("inf")
@@ -103,7 +107,7 @@ class Connection(Generic[Session]):
         self._encode: Callable[[bytes], bytes] | None = None
         self._hung_up = False
         self._over = False
-        self.session = make_session(self, time.monotonic(), time.time_ns())
+        self.session = make_session(self, _monotonic(), _time_ns())
 
     # --- The read loop ------------------------------------------------------------------------------------------------
 
@@ -130,14 +134,14 @@ class Connection(Generic[Session]):
     def _read(self) -> bool:
         """Serve what one read brings; False when there is nothing more to come that matters."""
         try:
-            data = self._socket.recv(self._receive_size)
+            data = self._recv(self._receive_size)
         except BlockingIOError:
             return True
         session, codecs = self.session, self._codecs
         if not data:
             session.end_of_input()
         elif codecs is None:
-            session.receive_data(data, time.monotonic(), time.time_ns())
+            session.receive_data(data, _monotonic(), _time_ns())
         elif self._in_place and self._tls is not None:
             self._decode_tls(self._tls, data)
         else:
@@ -234,7 +238,7 @@ class Connection(Generic[Session]):
 
     def _feed(self, piece: bytes) -> None:
         if piece:
-            self.session.receive_data(piece, time.monotonic(), time.time_ns())
+            self.session.receive_data(piece, _monotonic(), _time_ns())
         else:
             self.session.end_of_input()
 
@@ -254,11 +258,11 @@ class Connection(Generic[Session]):
             if upgrade.codec is not None:
                 received += upgrade.received
                 codecs.put_on(upgrade.codec)
-                upgrade.done(None, time.monotonic())
+                upgrade.done(None, _monotonic())
             elif (tls := self._shake_hands(upgrade)) is not None:
                 self._tls = tls
                 codecs.put_on(tls)
-                upgrade.done(tls.facts(), time.monotonic())
+                upgrade.done(tls.facts(), _monotonic())
             else:
                 return
             self._codecs = codecs
@@ -291,7 +295,7 @@ class Connection(Generic[Session]):
         """Waits; nothing when there is no more."""
         while self._wait_readable():
             with contextlib.suppress(BlockingIOError):
-                return self._socket.recv(RECEIVE_SIZE)
+                return self._recv(RECEIVE_SIZE)
         return b""
 
     def _send_after_others(self, data: bytes) -> None:
@@ -323,7 +327,7 @@ class Connection(Generic[Session]):
         if self._writer is not None or self._over or self._hung_up:
             return
         session = self.session
-        data = session.data_to_send(time.monotonic())
+        data = session.data_to_send(_monotonic())
         if self._encode is not None:
             data = self._encode(data)
         if data:
@@ -339,7 +343,7 @@ class Connection(Generic[Session]):
 
     def _send_now(self, data: bytes) -> None:
         try:
-            sent = self._socket.send(data)
+            sent = self._send(data)
         except BlockingIOError:
             sent = 0
         if sent < len(data):
@@ -347,14 +351,14 @@ class Connection(Generic[Session]):
 
     def _write_loop(self, owed: memoryview) -> None:
         self.session.stalled()
-        began, sent = time.monotonic(), 0
+        began, sent = _monotonic(), 0
         writable = self._hub.loop.io(self._socket.fileno(), _WRITE)
         try:
             while owed:
                 with gevent.Timeout(self._patience(began, sent), TimeoutError("write timeout")):
                     self._hub.wait(writable)
                 with contextlib.suppress(BlockingIOError):
-                    accepted = self._socket.send(owed)
+                    accepted = self._send(owed)
                     owed = owed[accepted:]
                     sent += accepted
         except OSError as error:
@@ -371,16 +375,16 @@ class Connection(Generic[Session]):
         timeout = self.session.write_timeout
         if timeout is None:
             return None
-        return max(0.0, began + timeout + sent / SLOWEST_RATE - time.monotonic())
+        return max(0.0, began + timeout + sent / SLOWEST_RATE - _monotonic())
 
     # --- Time ---------------------------------------------------------------------------------------------------------
 
     def _set_alarm(self) -> None:
         self._alarm.stop()
-        self._alarm_at = time.monotonic() + LINGER_SECONDS if self._hung_up else self.session.next_wakeup()
+        self._alarm_at = _monotonic() + LINGER_SECONDS if self._hung_up else self.session.next_wakeup()
         if self._alarm_at != float("inf"):
             self._alarm.close()
-            self._alarm = self._hub.loop.timer(max(0.0, self._alarm_at - time.monotonic()))
+            self._alarm = self._hub.loop.timer(max(0.0, self._alarm_at - _monotonic()))
             self._alarm.start(self._on_alarm)
 
     def _on_alarm(self) -> None:

@@ -9,46 +9,56 @@ nsqd never says goodbye (close_notify), and so do we not: what a client is told 
 
 import ssl
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from nsq_compat.net.tls_words import TlsError, failure, suite_name, version_name
-from nsq_compat.protocol.compression import MAX_PIECE, Codec
+from nsq_compat.protocol.compression import MAX_PIECE
 from nsq_compat.session.upgrade import TlsFacts
 
 _READ_SIZE: Final = 1 << 14  # the plain bytes of one record
 
 
-class Tls(Codec, Protocol):
-    """One connection's TLS, the server's side. ``TlsError`` is what all of it raises.
-
-    ``encode`` also gives what TLS itself has to say, answers to the handshake and alerts: call it, if need be with
-    nothing to send, after whatever was received. Once something was refused it gives nothing else.
-    """
+class Tls:
+    """One connection's TLS, the server's side; a ``Codec``. ``TlsError`` is what all of it raises."""
 
     def shake_hands(self, data: bytes) -> bool:
         """Take what was received; true when the handshake is complete."""
-        ...
+        raise NotImplementedError
+
+    def encode(self, data: bytes) -> bytes:
+        """To send. Also what TLS itself has to say, answers to the handshake and alerts: call it, if need be with
+        nothing, after whatever was received. Once something was refused there is nothing else.
+        """
+        raise NotImplementedError
+
+    def decode(self, data: bytes, limit: int = MAX_PIECE) -> Iterable[bytes]:
+        """As ``Codec.decode``."""
+        raise NotImplementedError
 
     @property
     def owed(self) -> int:
         """Bytes of its own that TLS has to say."""
-        ...
+        raise NotImplementedError
 
     def facts(self) -> TlsFacts:
         """Once the handshake is complete."""
-        ...
+        raise NotImplementedError
 
 
 MakeTls = Callable[[], Tls]
 
 
-class StandardTls:
+class StandardTls(Tls):
     """By the standard library."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        # Hot: its own methods of these names do no more than call them.
+        inner: Any = self._tls._sslobj  # type: ignore[attr-defined]
+        self._read_plain: Callable[[int], bytes] = inner.read
+        self._write_plain: Callable[[bytes], int] = inner.write
         self._refused = False
 
     def shake_hands(self, data: bytes) -> bool:
@@ -64,7 +74,7 @@ class StandardTls:
     def encode(self, data: bytes) -> bytes:
         if data and not self._refused:
             try:
-                self._tls.write(data)  # to memory, which takes all of it
+                self._write_plain(data)  # to memory, which takes all of it
             except ssl.SSLError as error:
                 raise self._refusal(error) from None
         return self._outgoing.read()
@@ -75,7 +85,7 @@ class StandardTls:
         size = len(data)
         if 0 < size < limit:
             try:
-                record = self._tls.read(size)
+                record = self._read_plain(size)
             except ssl.SSLWantReadError:
                 return ()
             except ssl.SSLError as error:
@@ -114,7 +124,7 @@ class StandardTls:
     def _read(self, size: int) -> bytes | None:
         """Of one record; b"" is the end, None that there is none yet."""
         try:
-            return self._tls.read(size)
+            return self._read_plain(size)
         except ssl.SSLWantReadError:
             return None
         except ssl.SSLError as error:

@@ -12,6 +12,7 @@ from cryptography.x509 import InvalidVersion
 from cryptography.x509.oid import NameOID
 from OpenSSL import SSL
 
+from nsq_compat.net.tls import Tls
 from nsq_compat.net.tls_words import TlsError, failure, suite_name, version_name
 from nsq_compat.protocol.compression import MAX_PIECE
 from nsq_compat.session.upgrade import TlsFacts
@@ -19,8 +20,8 @@ from nsq_compat.session.upgrade import TlsFacts
 _OUTGOING_SIZE: Final = 1 << 16
 
 
-class LenientTls:
-    """What ``tls.Tls`` says."""
+class LenientTls(Tls):
+    """By pyOpenSSL."""
 
     def __init__(self, context: SSL.Context) -> None:
         self._tls = SSL.Connection(context, None)
@@ -41,7 +42,7 @@ class LenientTls:
         return True
 
     def encode(self, data: bytes) -> bytes:
-        rest = memoryview(b"" if self._refused else data)
+        rest = b"" if self._refused else data
         try:
             while rest:
                 rest = rest[self._tls.send(rest) :]
@@ -87,9 +88,8 @@ class LenientTls:
         return str(names[-1].value) if names else ""
 
     def _take(self, data: bytes) -> None:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[self._tls.bio_write(bytes(rest)) :]
+        while data:
+            data = data[self._tls.bio_write(data) :]
 
     def _collect(self) -> None:
         while True:

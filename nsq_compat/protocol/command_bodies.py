@@ -41,6 +41,9 @@ def whole_batch(data: bytes, begin: int, max_msg_size: int, max_body_size: int) 
     start = begin + 2 * SIZE_OF_SIZE
     if start + SIZE_OF_SIZE > len(data):
         return _NONE
+    body_size: int
+    count: int
+    size: int
     body_size, count, size = _read_three_sizes(data, begin)
     if body_size != len(data) - begin - SIZE_OF_SIZE or body_size > max_body_size:
         return _NONE

@@ -63,6 +63,9 @@ class CommandReader:
         self._line = b""
         self._line_spec = PUB
         self._line_tokens: Sequence[bytes] = ()
+        # How the last PUB that came alone began, up to its body, and the size of all of it: the next is often like it.
+        self._head = b""
+        self._alone_size = -1
 
     def receive_alone(self, data: bytes) -> Publish | Finish | None:
         """What the socket gave, if that is just one PUB or MPUB with a line that is known, or one FIN; else None.
@@ -72,6 +75,8 @@ class CommandReader:
         # Hot: who awaits each answer sends one command at a time, which costs half as much without the generator.
         if self._available or self._body is not None:
             return None
+        if len(data) == self._alone_size and data.startswith(self._head):
+            return Publish(PUB, self._line_tokens, (data[len(self._head) :],))
         if len(data) == _LONE_FIN_SIZE and (fin := _lone_fin(data)) is not None:
             return _new_tuple(Finish, ([fin[1]],))
         line = self._line
@@ -86,11 +91,12 @@ class CommandReader:
             if not 0 < size <= self._max_msg_size or read_size(data, begin)[0] != size:
                 return None
             bodies: Sequence[bytes] = (data[begin + SIZE_OF_SIZE :],)
+            self._head, self._alone_size = data[: begin + SIZE_OF_SIZE], len(data)
         else:
             bodies = whole_batch(data, begin, self._max_msg_size, self._max_body_size)
             if not bodies:
                 return None
-        return _new_tuple(Publish, (spec, self._line_tokens, bodies))
+        return Publish(spec, self._line_tokens, bodies)
 
     def _recall(self, data: bytes) -> bytes:
         """The line that the data begins with, if it is known."""
@@ -98,15 +104,18 @@ class CommandReader:
         known = self._known.get(line)
         if known is None:
             return b""
-        self._line = line
-        self._line_spec, self._line_tokens = known
+        self._take_for_usual(line, *known)
         return line
 
     def _learn(self, line: bytes, spec: CommandSpec, tokens: Sequence[bytes]) -> None:
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
         self._known[line] = spec, tokens
+        self._take_for_usual(line, spec, tokens)
+
+    def _take_for_usual(self, line: bytes, spec: CommandSpec, tokens: Sequence[bytes]) -> None:
         self._line, self._line_spec, self._line_tokens = line, spec, tokens
+        self._alone_size = -1
 
     def receive_data(self, data: bytes) -> Iterator[Command]:
         """Take what the socket gave; the commands that are complete, to be gone through once, before more is fed.

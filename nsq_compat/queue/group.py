@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from itertools import starmap
 from typing import Final, NamedTuple
 
-from google_crc32c import extend
-from google_crc32c import value as crc32c
+import google_crc32c
 
 from nsq_compat.protocol import storage_schema
 from nsq_compat.protocol.frames import FRAME_TYPE_MESSAGE
@@ -48,6 +47,8 @@ __all__ = [
     "GroupHeader",
 ]
 
+_crc32c: Final = google_crc32c.value
+_extend: Final = google_crc32c.extend
 _MARK: Final = derive(storage_schema.GROUP_MARK)
 _FIELDS: Final = derive(storage_schema.GROUP_FIELDS)
 _HEADER: Final = derive(storage_schema.GROUP_HEADER)
@@ -125,14 +126,14 @@ def encode_group(
     count = len(frames)
     if count == 1:
         payload = frames[0]
-        fields = _FIELDS.pack(crc32c(payload), first_seq, due_ns, len(payload), 1, kind)
-        return _MARK.pack(GROUP_MAGIC, crc32c(fields) ^ (offset & LOW_32)) + fields + payload
+        fields = _FIELDS.pack(_crc32c(payload), first_seq, due_ns, len(payload), 1, kind)
+        return _MARK.pack(GROUP_MAGIC, _crc32c(fields) ^ (offset & LOW_32)) + fields + payload
     # zip makes the tuples of arguments, one and the same again and again, and starmap hands them on as they are: a
     # seventh less for each checksum than with map.
-    checksums = struct.pack(f">{count}I", *starmap(crc32c, zip(frames)))  # noqa: RUF058
+    checksums = struct.pack(f">{count}I", *starmap(_crc32c, zip(frames)))  # noqa: RUF058
     joined = joined or b"".join(frames)
-    fields = _FIELDS.pack(extend(crc32c(checksums), joined), first_seq, due_ns, len(joined), count, kind)
-    header_crc = crc32c(fields) ^ (offset & LOW_32)
+    fields = _FIELDS.pack(_extend(_crc32c(checksums), joined), first_seq, due_ns, len(joined), count, kind)
+    header_crc = _crc32c(fields) ^ (offset & LOW_32)
     header, trailer = _MARK.pack(GROUP_MAGIC, header_crc), _MARK.pack(TRAILER_MAGIC, header_crc)
     return b"".join((header, fields, checksums, joined, trailer, fields))
 
@@ -161,7 +162,7 @@ def _is_sound(header: GroupHeader, data: bytes, at: int, header_crc: int) -> boo
     return (
         header.kind in KINDS
         and header.record_count > 0
-        and crc32c(data[at + MARK_SIZE : at + HEADER_SIZE]) == header_crc ^ (header.offset & LOW_32)
+        and _crc32c(data[at + MARK_SIZE : at + HEADER_SIZE]) == header_crc ^ (header.offset & LOW_32)
     )
 
 
@@ -222,7 +223,7 @@ def _find_frames(data: bytes, at: int, end: int, expected: Sequence[int]) -> lis
         frame = _plausible_frame(data, at, end)
         if frame:
             effort -= len(frame)
-            number = next((each for each in wanted.get(crc32c(frame), ()) if each >= next_number), None)
+            number = next((each for each in wanted.get(_crc32c(frame), ()) if each >= next_number), None)
             if number is not None:
                 found.append(_Found(number, at, frame))
                 next_number = number + 1

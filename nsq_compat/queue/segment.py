@@ -198,8 +198,10 @@ class Segment:
             self._prepared = stop  # one write of so much costs no more than zeros before it
         else:
             self._prepared = min((stop // _AHEAD + 1) * _AHEAD, self._reserved)
+            size = self._prepared - begin
+            zeros = _ZEROS if size == _AHEAD else _ZEROS[:size]  # compiled, a slice of all of them would be a copy
             with suppress(OSError):  # there is room for the group, or its own write will say so
-                self._files.pwrite(fd, _ZEROS[: self._prepared - begin], begin)
+                self._files.pwrite(fd, zeros, begin)
 
     def _reserve(self, fd: int, stop: int, max_size: int) -> None:
         wanted = max(stop, min(self._reserved + self._step, max_size))

@@ -1,50 +1,56 @@
 """What a connection asks of a session, whichever protocol it speaks."""
 
-from typing import Protocol
-
 from nsq_compat.session.upgrade import Upgrade
 
 
-class Conversation(Protocol):
+class Conversation:
     """One client, fed with received bytes and asked for bytes to send; see `nsqd_session` for a whole one.
 
     The shell sends what `data_to_send` returns, comes back at `next_wakeup` at the latest, and closes the socket when
     `closing` is set and everything is sent; then it calls `closed`.
+
+    A class and no ``Protocol``, because a connection asks a dozen things for every command: compiled, it knows where
+    they are.
     """
 
-    closing: bool
-    """Nothing is read any more; what is owed still goes out."""
-
-    has_more: bool
-    """There is more than `data_to_send` gave; ask again soon."""
+    def __init__(self) -> None:
+        self.closing = False
+        """Nothing is read any more; what is owed still goes out."""
+        self.has_more = False
+        """There is more than `data_to_send` gave; ask again soon."""
+        self.upgrade: Upgrade | None = None
+        """What is to come between socket and session next; until it is there nothing is sent or received."""
 
     @property
     def posted(self) -> object | None:
         """What was received and is answered later in this turn, by a flush of its own; None for nothing."""
-
-    @property
-    def upgrade(self) -> Upgrade | None:
-        """What is to come between socket and session next; until it is there nothing is sent or received."""
+        return None
 
     def receive_data(self, data: bytes, now: float, now_ns: int) -> None:
         """Feed what the socket gave."""
+        raise NotImplementedError
 
     def end_of_input(self) -> None:
         """The client will send no more."""
+        raise NotImplementedError
 
     def data_to_send(self, now: float) -> bytes:
         """What the client is to get now; `now` in monotonic seconds."""
+        raise NotImplementedError
 
     def next_wakeup(self) -> float:
         """When `data_to_send` is to be asked even if nothing happens; monotonic seconds, infinity for never."""
+        raise NotImplementedError
 
     @property
     def write_timeout(self) -> float | None:
         """How long, in seconds, the client may take nothing of what is sent; None for as long as it likes."""
+        return None
 
     @property
     def owed_replies(self) -> int:
         """Bytes of replies that wait to be sent."""
+        return 0
 
     def stalled(self) -> None:
         """The socket takes no more for now."""

@@ -23,6 +23,7 @@ from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.topic import Topic
+from nsq_compat.session.conversation import Conversation
 
 log = logging.getLogger(__name__)
 
@@ -37,15 +38,12 @@ _Name = tuple[str, str]
 """A topic and "", or a topic and a channel."""
 
 
-class LookupPeer:
-    """One connection to one nsqlookupd, from the magic on; a `conversation.Conversation`.
+class LookupPeer(Conversation):
+    """One connection to one nsqlookupd, from the magic on.
 
     `address` names it in log lines. `wake` asks the shell to call `data_to_send` soon and must not do so itself;
     `greeted` is called when nsqlookupd has said who it is.
     """
-
-    upgrade = None  # nothing comes between the socket and this protocol
-    posted = None  # everything is answered at once
 
     def __init__(
         self,
@@ -58,11 +56,8 @@ class LookupPeer:
         now: float,
         max_reply_size: int = lookup_commands.DEFAULT_MAX_REPLY_SIZE,
     ) -> None:
-        self.closing = False
-        self.has_more = False
+        super().__init__()
         self.failure = ""
-        self.write_timeout: float | None = ANSWER_SECONDS
-        self.owed_replies = 0
         self._broker = broker
         self._address = address
         self._wake = wake
@@ -148,8 +143,9 @@ class LookupPeer:
         """When a ping is due or an answer is late; monotonic seconds."""
         return min(self._ping_due, self._deadline)
 
-    def stalled(self) -> None:
-        """The socket takes no more for now: its write timeout sees to that."""
+    @property
+    def write_timeout(self) -> float | None:
+        return ANSWER_SECONDS
 
     def closed(self) -> None:
         """The connection is over."""

@@ -1,6 +1,6 @@
 """One nsqd's conversation with nsqlookupd: received bytes in, bytes to send out. Knows no socket and no clock.
 
-A `conversation.Conversation`. Invariants:
+Invariants:
 
 - *Any bytes lead to replies, or to an error and a close*, never to another exception. Every error is fatal.
 - What a connection has registered lives as long as the connection.
@@ -25,6 +25,7 @@ from nsq_compat.protocol.lookup_commands import (
 )
 from nsq_compat.registry.registration import Producer
 from nsq_compat.registry.registration_db import RegistrationDb
+from nsq_compat.session.conversation import Conversation
 
 log = logging.getLogger(__name__)
 
@@ -34,19 +35,15 @@ WRITE_TIMEOUT: Final = 30.0
 _NEVER: Final = float("inf")
 
 
-class LookupdSession:
+class LookupdSession(Conversation):
     """One TCP client, from its magic to its close. `peer` is its address, and what it is called in answers.
 
     Times: `now` monotonic seconds, `now_ns` nanoseconds since 1970.
     """
 
-    upgrade = None  # nothing comes between the socket and this protocol
-    posted = None  # everything is answered at once
-
     def __init__(self, db: RegistrationDb, about_us: LookupdInfo, *, peer: str, now: float) -> None:
+        super().__init__()
         self.peer = peer
-        self.closing = False
-        self.has_more = False
         self._db = db
         self._about_us = about_us
         self._opening = b""
@@ -87,9 +84,6 @@ class LookupdSession:
     @property
     def owed_replies(self) -> int:
         return sum(map(len, self._replies))
-
-    def stalled(self) -> None:
-        """Nothing is waiting that could go to somebody else."""
 
     def closed(self) -> None:
         self.closing = True

@@ -43,6 +43,7 @@ from nsq_compat.queue.stats import ClientStats
 from nsq_compat.session.admission import delay_of, judge
 from nsq_compat.session.authorization import Access, AuthFailed, Authorize, Credentials, Grants, not_asked
 from nsq_compat.session.client_figures import figures
+from nsq_compat.session.conversation import Conversation
 from nsq_compat.session.nsqd_limits import (
     NsqdLimits,
     grant,
@@ -65,7 +66,7 @@ def unasked() -> None:
     """What an `answer` is where nothing is posted."""
 
 
-class NsqdSession:
+class NsqdSession(Conversation):
     """One TCP client, from its magic to its close.
 
     `host` is its address without the port, "" for a unix socket; `peer` names it in log lines and stats. `wake` asks
@@ -90,11 +91,9 @@ class NsqdSession:
         now: float,
         now_ns: int,
     ) -> None:
+        super().__init__()
         self.peer = peer
         self.subscription: Subscription | None = None
-        self.closing = False
-        self.has_more = False
-        self.upgrade: Upgrade | None = None
         self.state = INIT
         self.wake = wake
         self.drop = drop

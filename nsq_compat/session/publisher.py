@@ -99,10 +99,9 @@ class Publisher:
 
     def _confirm(self, command: Publish) -> None:
         # Hot: runs for every synchronous PUB, with `_count` written out.
-        spec, tokens, bodies = command
-        topic, count, counts = tokens[1], len(bodies), self.counts
+        topic, count, counts = command.tokens[1], len(command.bodies), self.counts
         counts[topic] = counts.get(topic, 0) + count
-        self._reply(OK if count == 1 or spec is table.MPUB else OK * count)
+        self._reply(OK if count == 1 or command.spec is table.MPUB else OK * count)
 
     def _count(self, topic: bytes, messages: int) -> None:
         self.counts[topic] = self.counts.get(topic, 0) + messages
