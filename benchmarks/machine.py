@@ -77,3 +77,9 @@ def memory() -> str:
 
 def system() -> str:
     return f"{platform.system()} {platform.release().split('-')[0]}"
+
+
+def python() -> str:
+    """The interpreter; in a shared library of its own, as some build it, each call within it costs a little more."""
+    shared = "/libpython" in Path("/proc/self/maps").read_text(encoding="ascii", errors="replace")
+    return f"Python {platform.python_version()}{', libpython shared' if shared else ''}"

@@ -1,7 +1,6 @@
 """The result as Markdown that is also readable in a terminal: what was measured where, then a table for each group."""
 
 import os
-import platform
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -83,7 +82,7 @@ def _preamble(
         f"Date: {' to '.join(when)} UTC, commit {', '.join(commits)}",
         f"Machine: {machine.cpu()}, {os.cpu_count()} CPUs, {machine.memory()}, {machine.system()}",
         *(f"{server.name}: `{line}`" for server, line in zip(servers, versions, strict=True)),
-        f"Python {platform.python_version()}, gevent {version('gevent')}, greenlet {version('greenlet')}",
+        f"{machine.python()}, gevent {version('gevent')}, greenlet {version('greenlet')}",
         f"Command: `{circumstances.command}`",
         f"Rounds: {effort.rounds} of {effort.seconds:g} s, servers in turn; figures are medians; seed {effort.seed};"
         f" {subject.effort}",

@@ -7,7 +7,6 @@ our nsqd only: Go's forgets deferred messages when it is killed.
 
 import argparse
 import os
-import platform
 import shlex
 import socket
 import struct
@@ -151,7 +150,7 @@ def render(arguments: argparse.Namespace, load_average: float, rows: Sequence[tu
         f"Date: {datetime.now(UTC):%Y-%m-%d %H:%M} UTC, commit {machine.commit()}",
         f"Machine: {machine.cpu()}, {os.cpu_count()} CPUs, {machine.memory()}, {machine.system()}",
         f"nsqd: `{version_of('nsqd', shlex.split(arguments.nsqd))}`",
-        f"Python {platform.python_version()}, gevent {version('gevent')}, greenlet {version('greenlet')}",
+        f"{machine.python()}, gevent {version('gevent')}, greenlet {version('greenlet')}",
         f"Command: `python -m benchmarks.standing {' '.join(options)}`",
         f"Load average before: {load_average:.2f}",
     ]
