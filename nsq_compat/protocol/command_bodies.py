@@ -4,7 +4,6 @@ Bodies are read out of whatever has come so far. What cannot be is refused as so
 """
 
 import struct
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -57,7 +56,7 @@ def whole_batch(data: bytes, begin: int, max_msg_size: int, max_body_size: int) 
 class SizedBody:
     """A body that is awaited: first its size, then as many bytes."""
 
-    def __init__(self, spec: CommandSpec, tokens: Sequence[bytes], body: BodySpec, limit: int) -> None:
+    def __init__(self, spec: CommandSpec, tokens: list[bytes], body: BodySpec, limit: int) -> None:
         self._spec = spec
         self._tokens = tokens
         self._wording = body
@@ -103,7 +102,7 @@ class MultipleBody:
     bounds what the messages take together (docs/differences.md: mpub-total).
     """
 
-    def __init__(self, spec: CommandSpec, tokens: Sequence[bytes], max_msg_size: int, max_body_size: int) -> None:
+    def __init__(self, spec: CommandSpec, tokens: list[bytes], max_msg_size: int, max_body_size: int) -> None:
         self._spec = spec
         self._tokens = tokens
         self._max_msg_size = max_msg_size

@@ -59,10 +59,10 @@ class CommandReader:
         self._position = 0
         self._body: SizedBody | MultipleBody | None = None
         # PUB and MPUB lines that were admitted, with their ends, and the last of them.
-        self._known: dict[bytes, tuple[CommandSpec, Sequence[bytes]]] = {}
+        self._known: dict[bytes, tuple[CommandSpec, list[bytes]]] = {}
         self._line = b""
         self._line_spec = PUB
-        self._line_tokens: Sequence[bytes] = ()
+        self._line_tokens: list[bytes] = []
         # How the last PUB that came alone began, up to its body, and the size of all of it: the next is often like it.
         self._head = b""
         self._alone_size = -1
@@ -76,7 +76,7 @@ class CommandReader:
         if self._available or self._body is not None:
             return None
         if len(data) == self._alone_size and data.startswith(self._head):
-            return Publish(PUB, self._line_tokens, (data[len(self._head) :],))
+            return Publish(self._line_spec, self._line_tokens, (data[len(self._head) :],))
         if len(data) == _LONE_FIN_SIZE and (fin := _lone_fin(data)) is not None:
             return _new_tuple(Finish, ([fin[1]],))
         line = self._line
@@ -107,13 +107,13 @@ class CommandReader:
         self._take_for_usual(line, *known)
         return line
 
-    def _learn(self, line: bytes, spec: CommandSpec, tokens: Sequence[bytes]) -> None:
+    def _learn(self, line: bytes, spec: CommandSpec, tokens: list[bytes]) -> None:
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
         self._known[line] = spec, tokens
         self._take_for_usual(line, spec, tokens)
 
-    def _take_for_usual(self, line: bytes, spec: CommandSpec, tokens: Sequence[bytes]) -> None:
+    def _take_for_usual(self, line: bytes, spec: CommandSpec, tokens: list[bytes]) -> None:
         self._line, self._line_spec, self._line_tokens = line, spec, tokens
         self._alone_size = -1
 
@@ -197,7 +197,7 @@ class CommandReader:
         self._body = self._expect_body(spec, tokens, spec.body)
         return self._read_body(self._body, end)
 
-    def _read_publish_run(self, spec: CommandSpec, tokens: Sequence[bytes], line: bytes, end: int) -> Publish | None:
+    def _read_publish_run(self, spec: CommandSpec, tokens: list[bytes], line: bytes, end: int) -> Publish | None:
         """As many PUBs with the same line as are complete and in order; None when not even the first is."""
         # Hot: the whole of a pipelined PUB. Whatever is irregular is left to the careful way, `_read_body`.
         buffer, position, max_msg_size = self._buffer, self._position, self._max_msg_size
@@ -220,7 +220,7 @@ class CommandReader:
         self._body = self._expect_body(spec, tokens, spec.body)
         return Publish(spec, tokens, bodies)
 
-    def _expect_body(self, spec: CommandSpec, tokens: Sequence[bytes], body: BodySpec) -> SizedBody | MultipleBody:
+    def _expect_body(self, spec: CommandSpec, tokens: list[bytes], body: BodySpec) -> SizedBody | MultipleBody:
         if body.multiple:
             return MultipleBody(spec, tokens, self._max_msg_size, self._max_body_size)
         return SizedBody(spec, tokens, body, self._max_msg_size if body.is_message else self._max_body_size)

@@ -22,7 +22,7 @@ class Publish:
     # Hot: one is made for every synchronous PUB. Compiled, a tuple or a dataclass would take ten times as long.
     __slots__ = ("bodies", "spec", "tokens")
 
-    def __init__(self, spec: CommandSpec, tokens: Sequence[bytes], bodies: Sequence[bytes]) -> None:
+    def __init__(self, spec: CommandSpec, tokens: list[bytes], bodies: Sequence[bytes]) -> None:
         self.spec = spec
         self.tokens = tokens
         self.bodies = bodies
@@ -37,7 +37,7 @@ class Line(NamedTuple):
     """Any other command: its line cut at the spaces, and the sized body behind it where the command has one."""
 
     spec: CommandSpec
-    tokens: Sequence[bytes]
+    tokens: list[bytes]
     body: bytes
 
 

@@ -48,7 +48,7 @@ class Publisher:
     def publish(self, command: Publish, now: float, now_ns: int) -> None:
         """A PUB, a run of them, or an MPUB. Raises ``FatalClientError``."""
         try:
-            self._topic_of(command).publish(command.bodies, now, now_ns)
+            self._topic_of(command.spec, command.tokens[1]).publish(command.bodies, now, now_ns)
         except (Refused, OSError) as error:
             raise failed(command.spec, error) from None
         self._confirm(command)
@@ -58,7 +58,7 @@ class Publisher:
         # Hot: runs for every synchronous PUB.
         bodies = command.bodies
         try:
-            topic = self._topic_of(command)
+            topic = self._topic_of(command.spec, command.tokens[1])
             if self._intake is not None and self._intake.post(topic, bodies, self, now, now_ns):
                 self.posted = command
                 return
@@ -70,7 +70,7 @@ class Publisher:
     def publish_deferred(self, command: Line, delay: float, now: float, now_ns: int) -> None:
         """A DPUB; `delay` in seconds. Raises ``FatalClientError``."""
         try:
-            self._topic_of(command).publish([command.body], now, now_ns, defer=delay)
+            self._topic_of(command.spec, command.tokens[1]).publish([command.body], now, now_ns, defer=delay)
         except (Refused, OSError) as error:
             raise failed(command.spec, error) from None
         self._count(command.tokens[1], 1)
@@ -90,10 +90,9 @@ class Publisher:
         else:
             self._fail(failed(command.spec, error))
 
-    def _topic_of(self, command: Publish | Line) -> Topic:
-        topic = command.tokens[1]
+    def _topic_of(self, spec: CommandSpec, topic: bytes) -> Topic:
         if self._require is not None:
-            self._require(command.spec, topic)
+            self._require(spec, topic)
         name = topic.decode("ascii")
         return self._broker.topics.get(name) or self._broker.topic(name)  # the former saves a call
 
