@@ -30,10 +30,7 @@ class Producer(Protocol):
     """Whoever posts; one thing at a time."""
 
     def published(self, error: Exception | None) -> None:
-        """What was posted is published, or was refused for this reason."""
-
-    def answer(self) -> None:
-        """Let the client know."""
+        """What was posted is published, or was refused for this reason: let the client know."""
 
 
 class Intake:
@@ -78,9 +75,6 @@ class Intake:
             posts, self._posts, self._count = self._posts, {}, 0
             for topic, some in posts.items():
                 self._publish(topic, some)
-                # Answers that leave close together find a client awake that hears several of them.
-                for _, producer in some:
-                    producer.answer()
 
     def _publish(self, topic: Topic, posts: Sequence[tuple[Sequence[bytes], Producer]]) -> None:
         # A guard counts whom it turns away, and one post may pass where two do not.
@@ -91,6 +85,7 @@ class Intake:
             except Exception as error:  # whatever it is, it need not concern all of them
                 log.info("TOPIC(%s): trying %d publishers one by one - %s", topic.name, len(posts), error)
             else:
+                # Answers that leave close together find a client awake that hears several of them.
                 for _, producer in posts:
                     producer.published(None)
                 return

@@ -38,12 +38,12 @@ class Publisher:
         self.posted: Publish | None = None
         self.counts: dict[bytes, int] = {}
         """Messages by topic."""
-        self.answer = answer
         self._broker = broker
         self._intake = intake
         self._require = require
         self._reply = reply
         self._fail = fail
+        self._answer = answer
 
     def publish(self, command: Publish, now: float, now_ns: int) -> None:
         """A PUB, a run of them, or an MPUB. Raises ``FatalClientError``."""
@@ -82,13 +82,14 @@ class Publisher:
             self._intake.settle()
 
     def published(self, error: Exception | None) -> None:
-        """What was posted is published, or was refused for this reason."""
+        """What was posted is published, or was refused for this reason; the client hears it now."""
         command, self.posted = self.posted, None
         assert command is not None, "only what was posted is published so"
         if error is None:
             self._confirm(command)
         else:
             self._fail(failed(command.spec, error))
+        self._answer()
 
     def _topic_of(self, spec: CommandSpec, topic: bytes) -> Topic:
         if self._require is not None:
