@@ -1,7 +1,7 @@
 """Bytes to values and back: everything NSQ's wire formats say, and nothing about sockets, queues or clocks.
 
-It imports the standard library, ``construct`` (only this folder does), ``snappy`` and ``google_crc32c``; nothing else
-of the project.
+It imports the standard library, ``construct`` (only this folder does), ``snappy``, ``zlib_ng`` and ``google_crc32c``;
+nothing else of the project.
 
 Read ``schema`` first: it declares every byte layout of the wire; ``storage_schema``, ``checkpoint_schema`` and
 ``go_schema`` those of files. Then, from the outside in:

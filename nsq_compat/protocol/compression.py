@@ -9,11 +9,11 @@ Both are as nsqd has them: deflate without a header, snappy in its framing forma
 the stream identifier and each chunk carries a checksum.
 """
 
-import zlib
 from collections.abc import Iterable, Iterator
 from typing import Final, Protocol
 
 import google_crc32c
+from zlib_ng import zlib_ng
 
 from nsq_compat import missing_package
 from nsq_compat.protocol import schema
@@ -48,7 +48,7 @@ _MASK_DELTA: Final = 0xA282EAD8
 
 # --- Deflate ----------------------------------------------------------------------------------------------------------
 
-_RAW_DEFLATE: Final = -zlib.MAX_WBITS
+_RAW_DEFLATE: Final = -zlib_ng.MAX_WBITS
 _INPUT_SLICE: Final = 1 << 14
 
 
@@ -79,17 +79,17 @@ class Deflate:
     def __init__(self, level: int) -> None:
         if not 1 <= level <= 9:
             raise ValueError(f"deflate level {level}, not 1 to 9")
-        self._compressor = zlib.compressobj(level, wbits=_RAW_DEFLATE)
-        self._decompressor = zlib.decompressobj(_RAW_DEFLATE)
+        self._compressor = zlib_ng.compressobj(level, wbits=_RAW_DEFLATE)
+        self._decompressor = zlib_ng.decompressobj(_RAW_DEFLATE)
         self._ended = False
 
     def encode(self, data: bytes) -> bytes:
         if not data:
             return b""
-        return self._compressor.compress(data) + self._compressor.flush(zlib.Z_SYNC_FLUSH)
+        return self._compressor.compress(data) + self._compressor.flush(zlib_ng.Z_SYNC_FLUSH)
 
     def decode(self, data: bytes, limit: int = MAX_PIECE) -> Iterator[bytes]:
-        # Slices, because zlib copies the input it has not used yet for every piece.
+        # Slices, because it copies the input it has not used yet for every piece.
         for begin in range(0, 0 if self._ended else len(data), _INPUT_SLICE):
             waiting = data[begin : begin + _INPUT_SLICE]
             while True:
@@ -107,7 +107,7 @@ class Deflate:
     def _inflate(self, data: bytes, limit: int) -> bytes:
         try:
             return self._decompressor.decompress(data, limit)
-        except zlib.error as error:
+        except zlib_ng.error as error:  # type: ignore[misc]  # its stub calls it an instance
             raise CompressionError(str(error)) from None
 
 
