@@ -80,6 +80,6 @@ def system() -> str:
 
 
 def python() -> str:
-    """The interpreter; in a shared library of its own, as some build it, each call within it costs a little more."""
+    """The interpreter, and whether it is in a shared library of its own: builds of one version differ in speed."""
     shared = "/libpython" in Path("/proc/self/maps").read_text(encoding="ascii", errors="replace")
     return f"Python {platform.python_version()}{', libpython shared' if shared else ''}"

@@ -338,6 +338,22 @@ def test_nothing_comes_alone_behind_the_beginning_of_something_else(reader):
         assert reader.receive_alone(fin) is None
 
 
+def test_a_pub_like_the_last_one_goes_to_the_topic_of_its_own_line(reader):
+    to_t, to_u, batch = b"PUB t\n", b"PUB u\n", mpub(b"one")
+    for data in (pub(b"one", to_t), pub(b"one", to_u), batch):
+        single(reader, data)
+    for data in (pub(b"one", to_t), pub(b"two", to_t), pub(b"one", to_u), pub(b"two", to_t), batch, pub(b"one", to_t)):
+        alone = reader.receive_alone(data)
+        assert alone == Publish(COMMANDS[data[: data.index(b" ")]], data[: data.index(b"\n")].split(b" "), (data[-3:],))
+
+
+def test_a_pub_as_long_as_the_last_one_with_another_size_is_not_like_it(reader):
+    single(reader, pub(b"one"))
+    assert reader.receive_alone(pub(b"two")) is not None
+    assert reader.receive_alone(b"PUB t\n" + number(2) + b"two") is None
+    assert reader.receive_alone(b"") is None
+
+
 COMMANDS_OF_MANY_KINDS = st.one_of(
     st.builds(pub, st.binary(max_size=MAX_MSG_SIZE + 2), st.sampled_from([b"PUB t\n", b"PUB u\n"])),
     st.builds(lambda bodies: mpub(*bodies), st.lists(st.binary(min_size=1, max_size=MAX_MSG_SIZE), max_size=4)),
