@@ -84,12 +84,16 @@ def _through(layer: str) -> tuple[Scenario, ...]:
 # --- When, not how much -----------------------------------------------------------------------------------------------
 
 
-def _latency(name: str, rate: int, *, buffered: bool = False) -> Scenario:
+def _latency(name: str, rate: int, *, buffered: bool = False, busy_poll: str = "") -> Scenario:
     how = "with the output buffer nsqd gives everybody" if buffered else "which asks not to be buffered"
     flags = {} if buffered else {"unbuffered": "true"}
     load = load_of(publish="pub", rate=rate, consumers=1, rdy=100, **flags)
     what = f"{rate:,} PUB a second for 5 s or more, whatever is answered, one consumer at RDY 100, {how}"
-    return Scenario(name, what, load, Kind.LATENCY, options=_MEMORY, least_seconds=ENOUGH_SECONDS)
+    ours: tuple[str, ...] = ()
+    if busy_poll:
+        ours = (f"--busy-poll-time={busy_poll}",)
+        what = f"{what}; ours with {ours[0]}"
+    return Scenario(name, what, load, Kind.LATENCY, options=_MEMORY, ours=ours, least_seconds=ENOUGH_SECONDS)
 
 
 def _loaded(percent: int) -> Scenario:
@@ -299,6 +303,7 @@ _ALL = (
     *grouped(
         "Latency, from the producer's write to the consumer's read",
         _latency("latency-1k", 1_000),
+        _latency("latency-1k-busy-poll", 1_000, busy_poll="5ms"),
         _latency("latency-10k", 10_000),
         _latency("latency-1k-buffered", 1_000, buffered=True),
         _latency("latency-10k-buffered", 10_000, buffered=True),

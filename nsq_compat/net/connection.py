@@ -64,7 +64,7 @@ class Connection(Generic[Session]):
     """Made by the server for every accepted socket, which it owns from then on.
 
     `run` is the read loop and returns when the connection is over. `abort` closes it from outside, at any time.
-    `session_waits` says whether `receive_data` may let others run; if none does, `vigil` hears of each answer.
+    `session_waits` says whether `receive_data` may let others run. `vigil` hears of each answer.
     """
 
     actor = "client"
@@ -146,10 +146,11 @@ class Connection(Generic[Session]):
             self._decode_tls(self._tls, data)
         else:
             self._decode(codecs, data)
-        if session.posted is None:
+        answered = session.posted is None
+        if answered:
             self.flush()
-            if self._vigil is not None:
-                self._vigil.served()
+        if self._vigil is not None and (answered or self._vigil.patient):
+            self._vigil.served()
         return bool(data) or not self._hung_up
 
     def _on_readable(self) -> None:

@@ -3,7 +3,8 @@
 Who awaits each answer before the next request lets the event loop fall asleep in between, and being woken takes longer
 than what is asked for. So the loop looks again and again instead, if it can afford to: every request earns some time,
 which looking takes, and looking in vain costs many requests' earnings. Where requests come at other times it is hardly
-tried, and nowhere does it take more of a CPU than `EARNED` for each request.
+tried, and nowhere does it take more of a CPU than `EARNED` for each request. Unless time matters more than CPU: then
+every request earns all the looking there is patience for.
 """
 
 import os
@@ -21,27 +22,37 @@ PENALTY: Final = 10 * MOMENT
 
 
 class Vigil:
-    """One event loop's. Tell it of each request that was answered.
+    """One event loop's. Tell it of each request that was answered, and a `patient` one of those still to be.
 
     `idle` is that loop's watcher for having nothing to do, `now` monotonic seconds, `cpus` how many there are for us.
+    With `patience` it looks for so many seconds after each request, whatever that takes.
     """
 
     def __init__(
-        self, idle: Any = None, now: Callable[[], float] = time.monotonic, cpus: int = len(os.sched_getaffinity(0))
+        self,
+        idle: Any = None,
+        now: Callable[[], float] = time.monotonic,
+        cpus: int = len(os.sched_getaffinity(0)),
+        patience: float = 0.0,
     ) -> None:
         self.awake = False
+        self.patient = patience > 0.0
         self._idle = get_hub().loop.idle() if idle is None else idle
         self._now = now
         self._looking_since = 0.0  # 0: it is not
         self._credit = 0.0
+        self._moment, self._penalty = MOMENT, PENALTY
         self._earned = EARNED if cpus > 1 else 0.0  # whoever is to ask next needs a CPU as well
+        if self.patient:
+            self._moment, self._penalty = patience, 0.0
+            self._earned = 2 * patience  # one request is enough, also after one that came too late
 
     def served(self) -> None:
         """A client was, and what it says next may come soon."""
         # Hot: runs for every synchronous PUB of who is alone, and every FIN.
-        self._credit = min(self._credit + self._earned, MOMENT)
+        self._credit = min(self._credit + self._earned, self._moment)
         if not self.awake:
-            if self._credit == MOMENT:
+            if self._credit == self._moment:
                 self.awake = True
                 self._idle.start(self._look)
         elif self._looking_since:
@@ -60,8 +71,8 @@ class Vigil:
         now = self._now()
         if not self._looking_since:
             self._looking_since = now
-        elif now - self._looking_since > MOMENT:
-            self._credit -= PENALTY
+        elif now - self._looking_since > self._moment:
+            self._credit -= self._penalty
             self._sleep()
 
     def _sleep(self) -> None:

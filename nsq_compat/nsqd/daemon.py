@@ -180,9 +180,10 @@ class Daemon:
         # Sessions wait for two things only: auth servers, and the disk where it is synced before OK.
         waits = self._limits.auth_required or self._storage.durability is Durability.FSYNC
         self._intake = None if waits else Intake(gevent.get_hub().loop.run_callback)
-        self._vigil = Vigil()
+        self._vigil = Vigil(patience=options.busy_poll_time / SECOND)
+        looks = self._vigil.patient or not waits  # who waits for others may as well sleep, unless told not to
         self._tcp = TcpServer(
-            tcp_listener, self._make_session, make_tls, session_waits=waits, vigil=None if waits else self._vigil
+            tcp_listener, self._make_session, make_tls, session_waits=waits, vigil=self._vigil if looks else None
         )
         service = Service(
             options,

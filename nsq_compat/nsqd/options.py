@@ -114,6 +114,13 @@ class NsqdOptions:
         0,
         "HTTP port that nsqlookupd and /info give to clients; the bound one unless given",
     )
+    busy_poll_time: int = option(
+        "busy-poll-time",
+        DURATION,
+        0,
+        "after each command of a TCP client, how long to look for the next one without sleeping, which takes a CPU;"
+        " only where it pays unless given",
+    )
 
     # Other services.
     nsqlookupd_tcp_addresses: tuple[str, ...] = option(
@@ -332,6 +339,7 @@ def validate(options: NsqdOptions) -> None:
         # NSQ starts with these and falls over later, at its first topic, client or push.
         ("--mem-queue-size must not be negative", options.mem_queue_size < 0),
         ("--output-buffer-timeout must not be negative", options.output_buffer_timeout < 0),
+        ("--busy-poll-time must not be negative", options.busy_poll_time < 0),
         ("--drain-timeout must not be negative", options.drain_timeout < 0),
         ("--metrics-max-names must not be negative", options.metrics_max_names < 0),
         ("--statsd-interval must be positive", options.statsd_address and options.statsd_interval <= 0),

@@ -18,6 +18,7 @@ from nsq_compat.net.listeners import listen
 from nsq_compat.net.tcp_server import TcpServer
 from nsq_compat.net.timers import AlarmClock
 from nsq_compat.net.tls import Tls
+from nsq_compat.net.vigil import Vigil
 from nsq_compat.protocol.compression import Codec, Deflate, Snappy
 from nsq_compat.protocol.frame_reader import Frame, FrameReader
 from nsq_compat.queue.broker import Broker
@@ -34,7 +35,7 @@ PATIENCE = 20.0
 class Server:
     """A broker behind a TCP server; `limits` and `certificates` may be replaced before a client connects."""
 
-    def __init__(self, *, session_waits: bool) -> None:
+    def __init__(self, *, session_waits: bool, vigil: Vigil | None = None) -> None:
         self.limits = NsqdLimits()
         self.certificates: Certificates | None = None
         self.authorize: Authorize = not_asked
@@ -43,7 +44,7 @@ class Server:
         self.intake = None if session_waits else Intake(gevent.get_hub().loop.run_callback)
         listener = listen("127.0.0.1:0")
         self.address = listener.getsockname()
-        self.tcp = TcpServer(listener, self._make_session, self._make_tls, session_waits=session_waits)
+        self.tcp = TcpServer(listener, self._make_session, self._make_tls, session_waits=session_waits, vigil=vigil)
         self.alarms.start()
         self.tcp.start()
 

@@ -6,6 +6,7 @@ import gevent
 import pytest
 
 from nsq_compat.net.vigil import EARNED, MOMENT, PENALTY, Vigil
+from tests.net.conftest import Client, Server
 
 ENOUGH = round(MOMENT / EARNED + 1)
 """Requests that earn a moment, whatever is rounded."""
@@ -108,6 +109,59 @@ def test_on_a_single_cpu_it_sleeps_for_whoever_asks_next_needs_it(loop):
     for _ in range(1000):
         vigil.served()
         assert not vigil.awake
+
+
+# --- With patience ----------------------------------------------------------------------------------------------------
+
+PATIENCE = 0.005
+
+
+@pytest.fixture
+def patient(loop) -> Vigil:
+    return Vigil(loop, loop.now, cpus=1, patience=PATIENCE)
+
+
+def test_a_patient_one_looks_from_the_first_request_on_also_on_a_single_cpu(patient):
+    assert awake_after(patient, 2) == 1
+
+
+def test_a_patient_one_looks_as_long_as_it_is_told_after_every_request(patient, loop):
+    for pause in (0.3, 0.9, 0.9, 0.5, 0.99, 0.1):
+        patient.served()
+        loop.idles(PATIENCE * pause)
+        assert patient.awake
+
+
+def test_a_patient_one_sleeps_when_nobody_comes_and_the_next_request_wakes_it(patient, loop):
+    for pause in (0.7, 1.2, 1.2, 0.7, 5.0):
+        patient.served()
+        assert patient.awake
+        loop.idles(PATIENCE * pause)
+        assert patient.awake == (pause < 1)
+
+
+def test_a_patient_one_is_not_put_off_by_a_request_that_came_too_late_to_be_seen(patient, loop):
+    patient.served()
+    loop.idles(PATIENCE / 2)
+    loop.time += PATIENCE  # something else took the loop's time
+    patient.served()
+    patient.served()
+    assert patient.awake
+
+
+@pytest.mark.parametrize("session_waits", [False, True])
+def test_a_patient_one_hears_of_what_is_published_together_at_the_end_of_a_turn_too(loop, patient, session_waits):
+    server = Server(session_waits=session_waits, vigil=patient)
+    clients = [Client(server.address).says(b"  V2").publishes(b"t", b"x") for _ in range(2)]
+    for _ in range(3):
+        loop.idles(2 * PATIENCE)
+        assert not patient.awake
+        clients.reverse()  # who was not the last to publish waits for others who may
+        clients[0].publishes(b"t", b"x")
+        assert patient.awake
+    for client in clients:
+        client.socket.close()
+    server.stop()
 
 
 def test_a_real_event_loop_goes_to_sleep_when_nobody_comes():

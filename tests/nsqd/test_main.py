@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from urllib.request import urlopen
 
+import gevent
 import pytest
 
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
@@ -230,6 +231,24 @@ def test_want_of_descriptors_is_survived_without_burning_the_cpu(tmp_path):
         last.sendall(b"  V2" + PUB)
         assert hears(last) == OK
         assert _cpu_seconds(nsqd) - before < 5
+
+
+@pytest.mark.parametrize("durability", ["os", "fsync"])
+def test_with_a_busy_poll_time_it_does_not_sleep_after_a_command(tmp_path, durability):
+    options = ["--busy-poll-time=5m", f"--durability={durability}"]
+    with NsqdProcess(installed_nsqd(), tmp_path, options=options) as nsqd, connect(nsqd) as client:
+        # What is published first is answered at the end of the turn, with what others publish in it.
+        client.sendall(b"  V2" + PUB)
+        assert hears(client) == OK
+        looked_until = _cpu_seconds(nsqd) + 0.5
+        with gevent.Timeout(30):
+            while _cpu_seconds(nsqd) < looked_until:
+                gevent.sleep(0.05)
+        # Nor is anybody kept waiting by it.
+        client.sendall(PUB)
+        assert hears(client) == OK
+        with urlopen(f"http://{nsqd.http_address}/ping", timeout=20) as ping:
+            assert ping.read() == b"OK"
 
 
 def _cpu_seconds(process: NsqdProcess) -> float:

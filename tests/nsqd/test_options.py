@@ -80,6 +80,7 @@ NSQ_FLAGS = {
 """Every flag of NSQ 1.3.0's nsqd."""
 
 OUR_OWN_FLAGS = {
+    "busy-poll-time",
     "drain-timeout",
     "sigterm",
     "check-config",
@@ -112,6 +113,7 @@ DEFAULTS_SHOWN_AT_RUN_TIME = {
     "broadcast_address": HOST,
     "broadcast_tcp_port": 0,
     "broadcast_http_port": 0,
+    "busy_poll_time": 0,
     "nsqlookupd_tcp_addresses": [],
     "auth_http_addresses": [],
     "auth_http_request_method": "get",
@@ -273,6 +275,7 @@ def test_the_defaults_are_valid():
         (["-e2e-processing-latency-percentile=nan"], "invalid E2E processing latency percentile: nan"),
         (["-mem-queue-size=-1"], "--mem-queue-size must not be negative"),
         (["-statsd-address=h:1", "-statsd-interval=0s"], "--statsd-interval must be positive"),
+        (["-busy-poll-time=-1ms"], "--busy-poll-time must not be negative"),
         (["-output-buffer-timeout=-1ms"], "--output-buffer-timeout must not be negative"),
         (["-msg-timeout=999us"], "--msg-timeout must be at least 1ms"),
         (["-http-client-connect-timeout=0"], "--http-client-connect-timeout must be positive"),
