@@ -64,7 +64,8 @@ class Connection(Generic[Session]):
     """Made by the server for every accepted socket, which it owns from then on.
 
     `run` is the read loop and returns when the connection is over. `abort` closes it from outside, at any time.
-    `session_waits` says whether `receive_data` may let others run. `vigil` hears of each answer.
+    `session_waits` says whether `receive_data` may let others run. `vigil` hears of each command that was
+    answered, and not of every part of one.
     """
 
     actor = "client"
@@ -149,8 +150,9 @@ class Connection(Generic[Session]):
         answered = session.posted is None
         if answered:
             self.flush()
-        if self._vigil is not None and (answered or self._vigil.patient):
-            self._vigil.served()
+        vigil = self._vigil
+        if vigil is not None and (vigil.patient or (answered and not session.amid_command)):
+            vigil.served()
         return bool(data) or not self._hung_up
 
     def _on_readable(self) -> None:

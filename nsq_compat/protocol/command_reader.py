@@ -67,6 +67,11 @@ class CommandReader:
         self._head = b""
         self._alone_size = -1
 
+    @property
+    def amid_command(self) -> bool:
+        """Whether what was received ends with a part of a command."""
+        return self._available > 0 or self._body is not None
+
     def receive_alone(self, data: bytes) -> Publish | Finish | None:
         """What the socket gave, if that is just one PUB or MPUB with a line that is known, or one FIN; else None.
 

@@ -26,6 +26,11 @@ class Conversation:
         """What was received and is answered later in this turn, by a flush of its own; None for nothing."""
         return None
 
+    @property
+    def amid_command(self) -> bool:
+        """Whether what was received ends with a part of a command."""
+        return False
+
     def receive_data(self, data: bytes, now: float, now_ns: int) -> None:
         """Feed what the socket gave."""
         raise NotImplementedError

@@ -225,6 +225,10 @@ class NsqdSession(Conversation):
         return self._publisher.posted
 
     @property
+    def amid_command(self) -> bool:
+        return self._reader.amid_command
+
+    @property
     def has_published(self) -> bool:
         return bool(self._publisher.counts)
 

@@ -1,5 +1,6 @@
 """Staying awake: when the event loop looks instead of sleeping, and what that may take."""
 
+import struct
 from collections.abc import Callable
 
 import gevent
@@ -109,6 +110,24 @@ def test_on_a_single_cpu_it_sleeps_for_whoever_asks_next_needs_it(loop):
     for _ in range(1000):
         vigil.served()
         assert not vigil.awake
+
+
+def test_a_part_of_a_command_is_no_request(loop, vigil, eventually):
+    server = Server(session_waits=False, vigil=vigil)
+    client = Client(server.address).says(b"  V2").publishes(b"t", b"before")
+    awake_after(vigil, 100)
+    loop.idles(0.01)
+    assert not vigil.awake
+    (session,) = server.tcp.sessions
+    client.says(b"PUB t\n" + struct.pack(">i", 100))
+    for taken in range(1, 100):
+        client.says(b"x")
+        eventually(lambda taken=taken: session._reader._available == taken)
+    client.says(b"x")
+    assert client.frame().data == b"OK"
+    assert not vigil.awake
+    client.socket.close()
+    server.stop()
 
 
 # --- With patience ----------------------------------------------------------------------------------------------------
