@@ -4,11 +4,13 @@ Time says little on a machine that others use, and what is to be noticed is 15 %
 valgrind, which counts the instructions it executes, and its system calls, while it is sent the same messages again and
 again. Counts are the same on a busy machine. Instructions are told as a ratio to a calibration loop in the same Python,
 which takes out most of how that was built. What the kernel does for a system call is not seen; that there are more is.
+
+The compiled nsqd, which is counted where it stands on PYTHONPATH, has a record of its own: ``guard-compiled.json``.
 """
 
 import argparse
 import json
-import platform
+import re
 import shlex
 import shutil
 import statistics
@@ -20,6 +22,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.measure import RunFailed, version_of
 from benchmarks.path_loads import LOADS, OPTIONS, Load
 from nsq_conformance.daemon_process import DaemonFailed, installed
 from nsq_conformance.nsqd_process import NsqdProcess
@@ -190,6 +193,21 @@ def table(recorded: Mapping[str, Mapping[str, float]], now: Mapping[str, Mapping
     return "\n".join(lines)
 
 
+def _build(command: str) -> str:
+    """What an nsqd says it is made with: ``python3.11.7``, with ``+compiled`` behind it or not. Raises RunFailed."""
+    version = version_of("nsqd", shlex.split(command))
+    return re.sub(r".*\(built w/(.*)\)$", r"\1", version)
+
+
+def _refuse_another_kind(recorded: str, this: str) -> None:
+    """Raises CannotCount where only one of them is compiled; another Python is no more than mentioned."""
+    (recorded_python, *recorded_with), (python, *with_) = recorded.split("+"), this.split("+")
+    if recorded_with != with_:
+        raise CannotCount(f"recorded was {recorded}, this is {this}: they cannot be compared")
+    if recorded_python.rpartition(".")[0] != python.rpartition(".")[0]:
+        print(f"recorded with {recorded}, this is {this}: another one counts otherwise")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.guard", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--nsqd", default=installed("nsqd"), help="command line of the nsqd to count (default: ours)")
@@ -197,18 +215,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--file", type=Path, default=RECORD, help="with the recorded costs (default: guard.json here)")
     options = parser.parse_args(arguments)
     try:
+        build = _build(options.nsqd)
+        if options.record:
+            costs_now = {"build": build, "costs": measure(options.nsqd, LOADS)}
+            options.file.write_text(json.dumps(costs_now, indent=2) + "\n")
+            print(f"recorded in {options.file}")
+            return
+        record = json.loads(options.file.read_text())
+        _refuse_another_kind(record["build"], build)
         now = measure(options.nsqd, LOADS)
-    except (CannotCount, DaemonFailed) as error:
+    except (CannotCount, DaemonFailed, RunFailed) as error:
         sys.exit(f"bench-check: {error}")
-    if options.record:
-        options.file.write_text(json.dumps({"python": platform.python_version(), "costs": now}, indent=2) + "\n")
-        print(f"recorded in {options.file}")
-        return
-    record = json.loads(options.file.read_text())
     print(table(record["costs"], now))
-    recorded_with, this = record["python"], platform.python_version()
-    if recorded_with.rpartition(".")[0] != this.rpartition(".")[0]:
-        print(f"recorded with Python {recorded_with}, this is {this}: another one counts otherwise")
     if sentences := grown(record["costs"], now):
         sys.exit("\n".join(["bench-check: the message path has become more expensive", *sentences]))
 

@@ -78,8 +78,25 @@ def test_what_was_never_recorded_is_not_passed_over() -> None:
     assert "never recorded" in sentence
 
 
-def test_the_recorded_file_has_every_load() -> None:
-    assert json.loads(guard.RECORD.read_text())["costs"].keys() == {load.name for load in LOADS}
+@pytest.mark.parametrize(("name", "compiled"), [("guard.json", False), ("guard-compiled.json", True)])
+def test_the_recorded_files_have_every_load(name: str, compiled: bool) -> None:
+    record = json.loads(guard.RECORD.with_name(name).read_text())
+    assert record["costs"].keys() == {load.name for load in LOADS}
+    assert record["build"].endswith("+compiled") == compiled
+
+
+def test_a_compiled_nsqd_is_not_measured_by_what_another_one_costs(tmp_path: Path) -> None:
+    path = tmp_path / "guard.json"
+    path.write_text(json.dumps({"build": "python3.11.7+compiled", "costs": {}}))
+    with pytest.raises(SystemExit, match=r"recorded was python3\.11\.7\+compiled, this is python3\.\S+: they cannot"):
+        guard.main(["--file", str(path)])
+
+
+def test_another_python_is_mentioned(capsys: pytest.CaptureFixture[str]) -> None:
+    guard._refuse_another_kind("python3.11.7", "python3.11.9")
+    assert capsys.readouterr().out == ""
+    guard._refuse_another_kind("python3.11.7", "python3.13.0")
+    assert "this is python3.13.0" in capsys.readouterr().out
 
 
 def test_without_valgrind_a_sentence_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
