@@ -98,7 +98,7 @@ AIMS: dict[str, Aim] = {
         mpub_200x200_snappy=f"{_LOG}; {_ONE_CPU}",
         pub_pipelined_snappy=_ONE_CPU,
         deliver_fin_rdy2500_snappy=_ONE_CPU,
-        mpub_200x200_deflate="the generator's own compression takes most of the machine; inflating costs both the same",
+        mpub_200x200_deflate="the generator's own compression takes most of the machine, and brings each MPUB in pieces",
         pub_pipelined_deflate="the generator's own compression takes most of the machine",
         deliver_fin_rdy2500_deflate=f"compressing is nearly all of it, by the same algorithm; {_ONE_CPU}",
     ),
