@@ -1,7 +1,7 @@
 """``nsq_tail``: show the messages of topics as they come.
 
 Better than Go's: with ``--n`` what was shown is finished and what was not goes back at once, instead of staying in
-flight until its time is over.
+flight until its time is over. And no message is finished unseen, however often it came.
 """
 
 import random
@@ -49,57 +49,81 @@ def tail(words: Sequence[str]) -> None:
     one_kind_of_address(options.nsqd_tcp_addresses, options.lookupd_http_addresses)
     if not options.topic:
         raise Refused("--topic required")
-    settings = consumer_options(options.consumer_opt)
+    # Nobody here could know that a message is hopeless: each is shown.
+    settings = {"max_tries": 0, **consumer_options(options.consumer_opt)}
     log_plainly()
     stopping = Stopping()
+    screen = _Screen(stopping)
     max_in_flight = min(options.n, options.max_in_flight) if options.n > 0 else options.max_in_flight
-    with ExitStack() as consumers:
-        for topic in options.topic:
-            print(f"Adding consumer for topic: {topic}", file=sys.stderr)
-            try:
-                consumer = Consumer(
-                    topic,
-                    options.channel,
-                    _Shown(f"{topic} | " if options.print_topic else "", options.n, stopping),
-                    nsqd_tcp_addresses=options.nsqd_tcp_addresses,
-                    lookupd_http_addresses=options.lookupd_http_addresses,
-                    user_agent=user_agent(PROGRAM),
-                    max_in_flight=max_in_flight,
-                    **settings,
-                )
-            except (TypeError, ValueError) as error:
-                raise Refused(str(error)) from error
-            consumers.enter_context(consumer)
+    for topic in options.topic:
+        print(f"Adding consumer for topic: {topic}", file=sys.stderr)
+        try:
+            consumer = Consumer(
+                topic,
+                options.channel,
+                _Shown(screen, f"{topic} | " if options.print_topic else "", options.n),
+                nsqd_tcp_addresses=options.nsqd_tcp_addresses,
+                lookupd_http_addresses=options.lookupd_http_addresses,
+                user_agent=user_agent(PROGRAM),
+                max_in_flight=max_in_flight,
+                **settings,
+            )
+        except (TypeError, ValueError) as error:
+            raise Refused(str(error)) from error
+        screen.consumers.append(consumer)
+    with ExitStack() as running:
+        for consumer in screen.consumers:
+            running.enter_context(consumer)
         stopping.wait()
+        screen.end()
+
+
+class _Screen:
+    """Where all topics are shown, one message at a time, until it is over; what comes then goes back."""
+
+    def __init__(self, stopping: Stopping) -> None:
+        self.lock = threading.Lock()
+        self.consumers: list[Consumer] = []
+        self.is_over = False
+        self._stopping = stopping
+
+    def end(self) -> None:
+        """From anywhere, as often as one likes."""
+        for consumer in self.consumers:
+            consumer.set_max_in_flight(0)  # what goes back would come again before the consumer has stopped
+        self.is_over = True
+        self._stopping.ask()
 
 
 class _Shown:
-    """The handler of one topic. What comes when enough was shown goes back at once."""
+    """The handler of one topic."""
 
-    _output = threading.Lock()
-
-    def __init__(self, prefix: str, enough: int, stopping: Stopping) -> None:
+    def __init__(self, screen: _Screen, prefix: str, enough: int) -> None:
+        self._screen = screen
         self._prefix = prefix.encode("ascii")
         self._enough = enough
-        self._stopping = stopping
         self._count = 0
 
     def __call__(self, message: Message) -> None:
-        with self._output:
-            if self._stopping:
-                message.requeue(delay=0, backoff=False)
-                return
-            try:
-                sys.stdout.buffer.write(b"%b%b\n" % (self._prefix, message.body))
-                sys.stdout.buffer.flush()
-            except BrokenPipeError:
-                message.requeue(delay=0, backoff=False)
-                self._stopping.ask()
-                return
-            self._count += 1
-        message.finish()
+        with self._screen.lock:
+            shown = not self._screen.is_over and self._show(message.body)
+        if shown:
+            message.finish()
+        else:
+            message.requeue(delay=0, backoff=False)
+
+    def _show(self, body: bytes) -> bool:
+        """Whether it was; the last one ends it all before it is finished, so that no other comes for it."""
+        try:
+            sys.stdout.buffer.write(b"%b%b\n" % (self._prefix, body))
+            sys.stdout.buffer.flush()
+        except BrokenPipeError:
+            self._screen.end()
+            return False
+        self._count += 1
         if self._count == self._enough:
-            self._stopping.ask()
+            self._screen.end()
+        return True
 
 
 if __name__ == "__main__":

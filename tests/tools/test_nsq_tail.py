@@ -1,0 +1,77 @@
+"""nsq_tail as a process before a real nsqd: what it does not show is left as it was."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nsq_compat.client import Consumer
+from tests.client.waiting import wait_until
+
+PROGRAM = str(Path(sys.executable).with_name("nsq_tail"))
+
+
+@pytest.fixture
+def tail(nsqd):
+    """Runs nsq_tail to its end; the lines it showed."""
+
+    def run(*topics, count):
+        flags = [f"--nsqd-tcp-address={nsqd.tcp_address}", "--channel=c", f"--n={count}"]
+        command = [PROGRAM, *(f"--topic={topic}" for topic in topics), *flags]
+        return subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=60).stdout.splitlines()
+
+    return run
+
+
+def attempts(nsqd, topic, count):
+    """Of `count` messages, by body, as the next consumer sees them."""
+    seen = {}
+
+    def note(message):
+        seen[message.body] = message.attempts
+
+    with Consumer(topic, "c", note, nsqd_tcp_addresses=[nsqd.tcp_address], max_in_flight=100, max_tries=0):
+        wait_until(lambda: len(seen) == count)
+    return seen
+
+
+def test_no_message_is_fetched_for_one_that_was_the_last(tail, nsqd, topic):
+    bodies = [b"%d" % number for number in range(20)]
+    nsqd.publish(topic, *bodies)
+    [shown] = tail(topic, count=1)
+    assert attempts(nsqd, topic, 19) == {body: 1 for body in bodies if body != shown}
+
+
+def test_what_was_fetched_ahead_goes_back_once(tail, nsqd, topic):
+    bodies = [b"%d" % number for number in range(20)]
+    nsqd.publish(topic, *bodies)
+    shown = tail(topic, count=5)
+    left = attempts(nsqd, topic, 15)
+    assert {*shown, *left} == set(bodies)
+    assert set(left.values()) <= {1, 2}
+
+
+def test_other_topics_lose_nothing_when_one_has_shown_enough(tail, nsqd, topic):
+    topics = [topic, *(f"{topic}.{number}" for number in range(5))]
+    bodies = {b"%d" % number for number in range(20)}
+    for each in topics:
+        nsqd.create_channel(each, "c")
+        nsqd.publish(each, *bodies)
+    shown = tail(*topics, count=3)
+    left = [attempts(nsqd, each, nsqd.unfinished(each)) for each in topics]
+    assert sum(map(len, left)) == 20 * len(topics) - len(shown)
+    assert {count for each in left for count in each.values()} <= {1, 2}
+
+
+def test_what_others_gave_back_often_is_shown(tail, nsqd, topic):
+    nsqd.publish(topic, b"hopeless")
+    tries = []
+
+    def refuse(message):
+        tries.append(message.attempts)
+        message.requeue(delay=0, backoff=False)
+
+    with Consumer(topic, "c", refuse, nsqd_tcp_addresses=[nsqd.tcp_address], max_tries=0):
+        wait_until(lambda: len(tries) > 7)
+    assert tail(topic, count=1) == [b"hopeless"]
