@@ -35,7 +35,7 @@ def version_line(program: str) -> str:
 
 
 def is_compiled() -> bool:
-    """Whether this was installed with NSQ_COMPAT_COMPILED=1."""
+    """Whether what a message passes through is machine code: it is where it could be compiled when this was installed."""
     return find_spec("nsq_compat__mypyc") is not None
 
 
