@@ -28,7 +28,7 @@ from nsq_compat.queue.latency import LatencyOptions
 from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.storage import Durability, Storage
 from nsq_compat.session.nsqd_limits import NsqdLimits
-from nsq_compat.session.nsqd_session import MAGIC, NsqdSession, unasked
+from nsq_compat.session.nsqd_session import MAGIC, NsqdSession
 
 _NOW, _NOW_NS = 1000.0, 1_700_000_000_000_000_000
 _SHORTEST_NS = 10_000_000
@@ -158,16 +158,15 @@ def _publishing() -> Callable[[], object]:
 # --- session ----------------------------------------------------------------------------------------------------------
 
 
-def _session(broker: Broker, intake: Intake | None = None, answer: Callable[[], None] = unasked) -> NsqdSession:
+def _session(broker: Broker, intake: Intake | None = None, wake: Callable[[], None] = lambda: None) -> NsqdSession:
     session = NsqdSession(
         broker,
         NsqdLimits(),
         peer="127.0.0.1:1",
         host="127.0.0.1",
-        wake=lambda: None,
+        wake=wake,
         drop=lambda: None,
         intake=intake,
-        answer=answer,
         now=_NOW,
         now_ns=_NOW_NS,
     )
@@ -231,11 +230,11 @@ def _posting(sessions: int, data: bytes) -> Callable[[], Callable[[], object]]:
 
 
 def _producer(broker: Broker, intake: Intake) -> NsqdSession:
-    def answer() -> None:
+    def wake() -> None:
         session.data_to_send(_NOW)
         session.next_wakeup()
 
-    session = _session(broker, intake, answer)
+    session = _session(broker, intake, wake)
     return session
 
 

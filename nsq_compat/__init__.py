@@ -35,7 +35,7 @@ def version_line(program: str) -> str:
 
 
 def is_compiled() -> bool:
-    """Whether what a message passes through is machine code: it is where it could be compiled when this was installed."""
+    """Whether what a message passes through is machine code: where there was a compiler when this was installed."""
     return find_spec("nsq_compat__mypyc") is not None
 
 

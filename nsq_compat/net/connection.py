@@ -2,12 +2,12 @@
 
 How it works. The read loop waits for readability (a watcher that stays with the connection), receives, feeds the
 session and flushes; what a session has posted, to be published with what others have, it answers at the end of the
-turn, by `flush_apart`. Where a session never waits the watcher's callback does all that in the event loop, and the
-greenlet is woken only for what takes time: an upgrade, bytes that inflate, a client that does not take its replies.
-`flush` sends without waiting; it also runs as a callback at the end of a turn of the event loop when somebody else's
-action gave the session something to send, so what a turn produces leaves in one system call and an idle consumer needs
-no second greenlet. What the socket does not take becomes the business of a write loop, a greenlet that lives as long as
-something is owed.
+turn. Where a session never waits the watcher's callback does all that in the event loop, and the greenlet is woken only
+for what takes time: an upgrade, bytes that inflate, a client that does not take its replies. `flush` sends without
+waiting; it also runs at the end of a turn of the event loop when a session has something to send that nobody just asked
+it for, so what a turn produces leaves in one system call and an idle consumer needs no second greenlet. Messages leave
+before the OK of who published them: a consumer waits for nothing else. What the socket does not take becomes the
+business of a write loop, a greenlet that lives as long as something is owed.
 
 Between socket and session there may be codecs: TLS, a compression. The read loop puts on what the session's `upgrade`
 asks for as soon as nothing is owed. A plain connection has none and pays nothing for it.
@@ -37,6 +37,7 @@ import gevent
 from nsq_compat.net.codec_stack import CodecStack
 from nsq_compat.net.tls import MakeTls, Tls
 from nsq_compat.net.tls_words import TlsError
+from nsq_compat.net.turn import Turn
 from nsq_compat.net.vigil import Vigil
 from nsq_compat.protocol.compression import CompressionError
 from nsq_compat.session.conversation import Conversation
@@ -65,7 +66,7 @@ class Connection(Generic[Session]):
 
     `run` is the read loop and returns when the connection is over. `abort` closes it from outside, at any time.
     `session_waits` says whether `receive_data` may let others run. `vigil` hears of each command that was
-    answered, and not of every part of one.
+    answered, and not of every part of one. Those who share a `turn` send in the order in which they have something.
     """
 
     actor = "client"
@@ -81,6 +82,7 @@ class Connection(Generic[Session]):
         *,
         session_waits: bool = True,
         vigil: Vigil | None = None,
+        turn: Turn | None = None,
     ) -> None:
         client.setblocking(False)
         hub = gevent.get_hub()
@@ -96,6 +98,7 @@ class Connection(Generic[Session]):
         self._reader_waits = False
         self._session_waits = session_waits
         self._vigil = vigil
+        self._turn = Turn(hub.loop.run_callback) if turn is None else turn
         self._in_place = not session_waits  # whether the watcher's callback reads, and not the greenlet
         self._unsettled = False  # it has, and left something to the greenlet
         self._watching = False
@@ -149,11 +152,18 @@ class Connection(Generic[Session]):
             self._decode(codecs, data)
         answered = session.posted is None
         if answered:
-            self.flush()
+            self._answer(data)
         vigil = self._vigil
         if vigil is not None and (vigil.patient or (answered and not session.amid_command)):
             vigil.served()
         return bool(data) or not self._hung_up
+
+    def _answer(self, data: bytes) -> None:
+        """Send the replies to it; behind the messages it brought, if nothing waits for them to be out."""
+        if self._turn.due and data and self.session.upgrade is None:
+            self.wake()
+        else:
+            self.flush()
 
     def _on_readable(self) -> None:
         """The same in the event loop, if it can be, which saves switching to the greenlet and back."""
@@ -312,14 +322,11 @@ class Connection(Generic[Session]):
         """The session may have something to send: flush at the end of this turn of the event loop."""
         if not self._flush_is_due and not self._over:
             self._flush_is_due = True
-            self._hub.loop.run_callback(self._flush_when_due)
+            self._turn.add(self)
 
-    def _flush_when_due(self) -> None:
+    def flush_when_due(self) -> None:
+        """`flush` at the end of a turn: what goes wrong is this connection's alone."""
         self._flush_is_due = False
-        self.flush_apart()
-
-    def flush_apart(self) -> None:
-        """`flush` on behalf of somebody else: what goes wrong is this connection's alone."""
         try:
             self.flush()
         except Exception as error:  # the top of a callback, as `run` is the top of a greenlet
@@ -370,7 +377,7 @@ class Connection(Generic[Session]):
             writable.stop()
             writable.close()
             self._writer = None
-        self._flush_when_due()
+        self.flush_when_due()
         self._hub.loop.run_callback(self._resume_reader)
 
     def _patience(self, began: float, sent: int) -> float | None:
@@ -394,7 +401,7 @@ class Connection(Generic[Session]):
         if self._hung_up:
             self.abort()
         self._alarm_at = float("inf")
-        self._flush_when_due()
+        self.flush_when_due()
 
     # --- The end ------------------------------------------------------------------------------------------------------
 

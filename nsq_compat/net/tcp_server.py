@@ -11,6 +11,7 @@ from nsq_compat.net.acceptor import Acceptor
 from nsq_compat.net.connection import RECEIVE_SIZE, Connection, Session
 from nsq_compat.net.listeners import peer_of
 from nsq_compat.net.tls import MakeTls
+from nsq_compat.net.turn import Turn
 from nsq_compat.net.vigil import Vigil
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ class TcpServer(Generic[Session]):
         self._receive_size = receive_size
         self._session_waits = session_waits
         self._vigil = vigil
+        self._turn = Turn(gevent.get_hub().loop.run_callback)
         self._connections: dict[Connection[Session], gevent.Greenlet[[], None]] = {}
 
     @property
@@ -71,6 +73,7 @@ class TcpServer(Generic[Session]):
             self._receive_size,
             session_waits=self._session_waits,
             vigil=self._vigil,
+            turn=self._turn,
         )
         greenlet = self._connections[connection] = gevent.spawn(connection.run)
         greenlet.link(lambda _: self._connections.pop(connection, None))

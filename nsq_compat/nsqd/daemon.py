@@ -275,7 +275,6 @@ class Daemon:
             drop=connection.abort,
             authorize=self._auth.authorize,
             intake=self._intake,
-            answer=connection.flush_apart,
             now=now,
             now_ns=now_ns,
         )

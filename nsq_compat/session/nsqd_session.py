@@ -62,17 +62,13 @@ log = logging.getLogger(__name__)
 MAGIC: Final = MAGIC_V2.value
 
 
-def unasked() -> None:
-    """What an `answer` is where nothing is posted."""
-
-
 class NsqdSession(Conversation):
     """One TCP client, from its magic to its close.
 
     `host` is its address without the port, "" for a unix socket; `peer` names it in log lines and stats. `wake` asks
     the shell to call `data_to_send` soon and must not do so itself; `drop` asks it to close the connection at once.
     `authorize` may take its time within `receive_data`: the shell may go on calling everything else meanwhile.
-    With an `intake`, what is `posted` there is answered at the end of the turn, when `answer` has the shell send that.
+    With an `intake`, what is `posted` there is answered at the end of the turn, when the session wakes its shell.
     Times: `now` monotonic seconds, `now_ns` nanoseconds since 1970.
     """
 
@@ -87,7 +83,6 @@ class NsqdSession(Conversation):
         drop: Callable[[], None],
         authorize: Authorize = not_asked,
         intake: Intake | None = None,
-        answer: Callable[[], None] = unasked,
         now: float,
         now_ns: int,
     ) -> None:
@@ -125,7 +120,7 @@ class NsqdSession(Conversation):
             require=self._require if limits.auth_required else None,
             reply=self._replies.append,
             fail=self._end_with,
-            answer=answer,
+            wake=wake,
         )
 
     # --- What the shell calls -----------------------------------------------------------------------------------------

@@ -21,8 +21,8 @@ from nsq_compat.session.refusals import failed
 class Publisher:
     """It is the ``queue.intake.Producer`` of what it posts. `now` is monotonic seconds, `now_ns` wall clock.
 
-    `reply` takes frames for the client, `fail` what ends its connection, and `answer` sends what was replied or failed
-    since something was posted. `require` raises what a client hears that may not publish there; None: everybody may.
+    `reply` takes frames for the client, `fail` what ends its connection, and `wake` has sent what came of what was
+    posted. `require` raises what a client hears that may not publish there; None: everybody may.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Publisher:
         require: Callable[[CommandSpec, bytes], None] | None,
         reply: Callable[[bytes], None],
         fail: Callable[[FatalClientError], None],
-        answer: Callable[[], None],
+        wake: Callable[[], None],
     ) -> None:
         self.posted: Publish | None = None
         self.counts: dict[bytes, int] = {}
@@ -43,7 +43,7 @@ class Publisher:
         self._require = require
         self._reply = reply
         self._fail = fail
-        self._answer = answer
+        self._wake = wake
 
     def publish(self, command: Publish, now: float, now_ns: int) -> None:
         """A PUB, a run of them, or an MPUB. Raises ``FatalClientError``."""
@@ -89,7 +89,7 @@ class Publisher:
             self._confirm(command)
         else:
             self._fail(failed(command.spec, error))
-        self._answer()
+        self._wake()
 
     def _topic_of(self, spec: CommandSpec, topic: bytes) -> Topic:
         if self._require is not None:

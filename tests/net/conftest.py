@@ -58,7 +58,6 @@ class Server:
             drop=connection.abort,
             authorize=self.authorize,
             intake=self.intake,
-            answer=connection.flush_apart,
             now=now,
             now_ns=now_ns,
         )

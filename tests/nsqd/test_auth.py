@@ -227,8 +227,9 @@ def test_publishing_over_http_is_closed_where_auth_servers_decide(nsqd):
     for path in ("pub", "mpub"):
         with pytest.raises(HTTPError) as caught:
             urlopen(f"http://{nsqd.http_address}/{path}?topic=t", data=b"x", timeout=PATIENCE)
-        assert caught.value.code == 403
-        assert b"--http-publish-without-auth" in caught.value.read()
+        with caught.value as refusal:
+            assert refusal.code == 403
+            assert b"--http-publish-without-auth" in refusal.read()
     with urlopen(Request(f"http://{nsqd.http_address}/topic/create?topic=t", method="POST"), timeout=PATIENCE) as reply:
         assert reply.status == 200
 

@@ -116,7 +116,6 @@ class Client:
             drop=self._close,
             authorize=lambda credentials: nsqd.authorize(credentials),
             intake=nsqd.intake,
-            answer=self._wake,
             now=nsqd.now,
             now_ns=nsqd.now_ns,
         )
