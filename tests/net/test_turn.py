@@ -68,7 +68,7 @@ def timed(connect):
     def make():
         client = connect()
         client.socket.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
-        stamps = []
+        stamps: list[object] = []
         while not stamps:  # the system begins some time after it was asked
             client.says(b"PUB another\n\0\0\0\1x")
             _, stamps, *_ = client.socket.recvmsg(65536, 1024)
