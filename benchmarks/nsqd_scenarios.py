@@ -51,6 +51,8 @@ def _fan_out(channels: int) -> Scenario:
 
 # --- Through what lies between socket and session, and the generator's words for it -----------------------------------
 
+_PIECES = 240
+
 _LAYERS = {
     "tls": ("TLS", {"tls": "true"}),
     "snappy": ("snappy", {"compression": "snappy"}),
@@ -78,6 +80,17 @@ def _through(layer: str) -> tuple[Scenario, ...]:
         )
         for load, flags in loads.items()
         if layer == "tls" or load != "pub-sync-10"
+    )
+
+
+def _in_pieces(layer: str) -> Scenario:
+    """Publishing as programs in Go do, whose compressor writes to the socket each time it has so many bytes."""
+    whole = _through(layer)[0]
+    return replace(
+        whole,
+        name=f"{whole.name}-pieces",
+        what=f"{whole.what}, each MPUB in pieces of {_PIECES} bytes, as Go's compressor writes it",
+        load=(*whole.load, f"-pieces={_PIECES}"),
     )
 
 
@@ -271,7 +284,7 @@ _ALL = (
     ),
     *grouped("TLS", *_through("tls")),
     *grouped("Snappy", *_through("snappy")),
-    *grouped("Deflate", *_through("deflate"), *_through("tls-deflate")),
+    *grouped("Deflate", *_through("deflate"), *_through("tls-deflate"), *map(_in_pieces, ("deflate", "tls-deflate"))),
     *grouped(
         "Levels of durability (`os`, the default, is everywhere else)",
         *(_at(level, scenario) for scenario in (_MPUB, _sync(10), _sync(100)) for level in ("memory", "fsync")),

@@ -30,6 +30,7 @@ type options struct {
 	publishers  int
 	batch       int
 	burst       int
+	pieces      int
 	outstanding int
 	rate        float64
 	capacity    float64
@@ -58,6 +59,7 @@ func parseOptions() options {
 	flag.IntVar(&o.publishers, "publishers", 1, "connections that publish")
 	flag.IntVar(&o.batch, "batch", 1, "messages in one MPUB")
 	flag.IntVar(&o.burst, "burst", 1, "commands in one write")
+	flag.IntVar(&o.pieces, "pieces", 0, "the most bytes given to a socket at once, of what is published; 0: any")
 	flag.IntVar(&o.outstanding, "outstanding", 1, "writes of a connection that wait for their answers")
 	flag.Float64Var(&o.rate, "rate", 0, "messages a second, whether answered or not; 0: as fast as they are answered")
 	flag.Float64Var(&o.capacity, "capacity", 0, "instead of -rate: the part of what was possible just before, for a second")
@@ -102,6 +104,12 @@ func (o options) check() error {
 
 // timed: moments count, not how much can be done.
 func (o options) timed() bool { return o.rate > 0 || o.capacity > 0 }
+
+// packed: requests are deflated before the clock starts, since that costs more than what a server does with them. Nobody
+// may read their numbers then.
+func (o options) packed() bool {
+	return o.layers.compression == "deflate" && !o.timed() && !o.prefill && o.consumers == 0
+}
 
 // delayed: what is measured is how late messages come that were asked for later.
 func (o options) delayed() bool { return o.publish == "dpub" || o.requeue }

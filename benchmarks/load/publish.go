@@ -34,6 +34,8 @@ func (n *numbers) take(count int) (first int, ok bool) {
 // publisher is one connection: writes of one form, used in turn, and whatever reads the answers to one write.
 type publisher struct {
 	conn     net.Conn
+	out      io.Writer // of requests: conn, or what is below it where they are packed
+	pieces   int       // the most bytes of a write; 0: any
 	requests []request
 	answers  func() error
 	sent     int
@@ -44,14 +46,18 @@ const (
 	shortestDelay = 100 * time.Millisecond
 	longestDelay  = time.Second
 	delays        = 97 // of a DPUB, used in turn
+	packs         = 16 // of a publisher whose requests are packed, for each it would have otherwise
 )
 
 // newPublisher makes the one with this place among o.publishers; together their commands go to all topics in turn.
 func (o options) newPublisher(place int, topics []string, random *rand.Rand) (*publisher, error) {
-	p := &publisher{}
+	p := &publisher{pieces: o.pieces}
 	count := (len(topics) + o.publishers*o.burst - 1) / (o.publishers * o.burst)
-	if o.publish == "dpub" {
+	switch {
+	case o.publish == "dpub":
 		count = delays
+	case o.packed():
+		count *= packs
 	}
 	for number := 0; number < count; number++ {
 		var r request
@@ -61,6 +67,11 @@ func (o options) newPublisher(place int, topics []string, random *rand.Rand) (*p
 		for i := 0; i < o.burst; i++ {
 			topic := topics[(place+o.publishers*(number*o.burst+i))%len(topics)]
 			newRequest[o.publish](&r, o, topic, func() []byte { return randomBody(o.size, random) })
+		}
+		if o.packed() {
+			if err := r.pack(); err != nil {
+				return p, err
+			}
 		}
 		p.requests = append(p.requests, r)
 	}
@@ -73,6 +84,10 @@ func (o options) newPublisher(place int, topics []string, random *rand.Rand) (*p
 	} else if p.conn, err = connect(o.tcp, o.layers, -1, 0); err == nil {
 		buffer := make([]byte, o.burst*len(okFrame))
 		p.answers = func() error { return expectOKs(p.conn, buffer) }
+	}
+	p.out = p.conn
+	if through, ok := p.conn.(*compressed); ok && o.packed() {
+		p.out = through.Conn
 	}
 	return p, err
 }
@@ -94,15 +109,15 @@ func (p *publisher) run(numbers *numbers, outstanding int) error {
 			waiting--
 		}
 		request := &p.requests[turn%len(p.requests)]
-		first, ok := numbers.take(len(request.bodies))
+		first, ok := numbers.take(request.messages)
 		if !ok {
 			break
 		}
 		request.putNumbers(first)
-		if _, err := p.conn.Write(request.bytes); err != nil {
+		if err := p.write(request.bytes); err != nil {
 			return err
 		}
-		p.sent += len(request.bodies)
+		p.sent += request.messages
 		waiting++
 	}
 	for ; waiting > 0; waiting-- {
@@ -111,6 +126,18 @@ func (p *publisher) run(numbers *numbers, outstanding int) error {
 		}
 	}
 	return nil
+}
+
+// write writes it all at once, or in pieces.
+func (p *publisher) write(data []byte) error {
+	for p.pieces > 0 && len(data) > p.pieces {
+		if _, err := p.out.Write(data[:p.pieces]); err != nil {
+			return err
+		}
+		data = data[p.pieces:]
+	}
+	_, err := p.out.Write(data)
+	return err
 }
 
 // runAtRate publishes so many messages at given moments whatever the server does; each carries the moment of its write,
@@ -130,10 +157,10 @@ func (p *publisher) runAtRate(rate float64, count int) error {
 		now := time.Now()
 		p.late = append(p.late, int64(now.Sub(due)))
 		dueNow := int(now.Sub(begin).Seconds()*rate) + 1 - p.sent
-		some := max(1, min(dueNow, count-p.sent, len(request.bodies)))
+		some := max(1, min(dueNow, count-p.sent, request.messages))
 		request.putNumbers(p.sent)
 		request.putStamps(now.Add(request.delay))
-		if _, err := p.conn.Write(request.first(some)); err != nil {
+		if _, err := p.out.Write(request.first(some)); err != nil {
 			return err
 		}
 		p.sent += some

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"compress/flate"
 	"encoding/binary"
 	"fmt"
 	"math/rand"
@@ -62,9 +63,10 @@ func randomBody(size int, random *rand.Rand) []byte {
 
 // request is one write with a place for the number of each of its messages, used again and again.
 type request struct {
-	bytes  []byte
-	bodies []int         // where they start
-	delay  time.Duration // of the deliveries
+	bytes    []byte
+	messages int
+	bodies   []int         // where they start; nowhere once it is packed
+	delay    time.Duration // of the deliveries
 }
 
 func (r *request) add(parts ...[]byte) {
@@ -74,6 +76,7 @@ func (r *request) add(parts ...[]byte) {
 }
 
 func (r *request) addBody(body []byte) {
+	r.messages++
 	r.bodies = append(r.bodies, len(r.bytes))
 	r.bytes = append(r.bytes, body...)
 }
@@ -91,7 +94,23 @@ func (r *request) putStamps(moment time.Time) {
 }
 
 // first is the beginning of a request whose commands have a body and a size each in common.
-func (r *request) first(commands int) []byte { return r.bytes[:len(r.bytes)/len(r.bodies)*commands] }
+func (r *request) first(commands int) []byte { return r.bytes[:len(r.bytes)/r.messages*commands] }
+
+// pack deflates it, to be written below the compression again and again: by a compressor of its own, so that nothing in it
+// refers to what is before it, and flushed, so that it ends with a whole byte. Its messages have no numbers then.
+func (r *request) pack() error {
+	var packed bytes.Buffer
+	writer, err := flate.NewWriter(&packed, flate.DefaultCompression)
+	if err != nil {
+		return err
+	}
+	if _, err := writer.Write(r.bytes); err != nil {
+		return err
+	}
+	err = writer.Flush()
+	r.bytes, r.bodies = packed.Bytes(), nil
+	return err
+}
 
 func size32(n int) []byte { return binary.BigEndian.AppendUint32(nil, uint32(n)) }
 
