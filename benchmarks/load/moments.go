@@ -1,0 +1,116 @@
+package main
+
+// #include <stdlib.h>
+// #include "moments.h"
+import "C"
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"syscall"
+	"unsafe"
+)
+
+// thread is the socket of a connection, taken out of Go's hands: its reads and writes wait, in C.
+type thread struct {
+	net.Conn // closed
+	fd       int
+}
+
+func takeOver(conn net.Conn) (*thread, error) {
+	defer conn.Close() // Go's poller forgets it by that; the copy stays open
+	raw, err := conn.(*net.TCPConn).SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	t := &thread{Conn: conn}
+	if controlErr := raw.Control(func(fd uintptr) { t.fd, err = syscall.Dup(int(fd)) }); controlErr != nil {
+		return nil, controlErr
+	}
+	if err != nil {
+		return nil, err
+	}
+	return t, syscall.SetNonblock(t.fd, false)
+}
+
+// Close ends what waits in it.
+func (t *thread) Close() error {
+	_ = syscall.Shutdown(t.fd, syscall.SHUT_RDWR)
+	return syscall.Close(t.fd)
+}
+
+func failed(sentence *C.char) error {
+	if sentence == nil {
+		return nil
+	}
+	return errors.New(C.GoString(sentence))
+}
+
+// runAtMoments publishes so many messages at given moments whatever the server does; each carries the moment of its write,
+// or that at which it is to be delivered. What is due together is written together.
+func (p *publisher) runAtMoments(rate float64, count int) error {
+	t, err := takeOver(p.conn)
+	if err != nil {
+		return err
+	}
+	p.conn = t
+	requests := make([]C.struct_request, len(p.requests))
+	for i, r := range p.requests {
+		bytes := C.CBytes(r.bytes)
+		defer C.free(bytes)
+		requests[i] = C.struct_request{
+			bytes: (*C.uint8_t)(bytes), length: C.int64_t(len(r.bytes)), messages: C.int64_t(r.messages),
+			first_body: C.int64_t(r.bodies[0]), delay: C.int64_t(r.delay),
+		}
+	}
+	answered := make(chan error, 1)
+	go func() { answered <- failed(C.expect_oks(C.int(t.fd), C.int64_t(count))) }()
+	late := make([]int64, count)
+	var writes C.int64_t
+	if err := failed(C.send_at_moments(C.int(t.fd), &requests[0], C.int64_t(len(requests)), C.double(rate),
+		C.int64_t(count), (*C.int64_t)(&late[0]), &writes)); err != nil {
+		return err
+	}
+	p.sent, p.late = count, late[:writes]
+	return <-answered
+}
+
+// runAtMoments starts a consumer that gets so many messages at given moments.
+func (c *consumer) runAtMoments(rdy, count int) error {
+	if err := c.ready(rdy); err != nil {
+		return err
+	}
+	t, err := takeOver(c.conn)
+	if err != nil {
+		return err
+	}
+	c.conn = t
+	go func() {
+		defer close(c.stopped)
+		if err := c.finishAll(t, count); err != nil && !c.over.Load() {
+			c.channel.all.fail(fmt.Errorf("consumer of %s: %w", c.channel.name, err))
+		}
+	}()
+	return nil
+}
+
+func (c *consumer) finishAll(t *thread, count int) error {
+	arrivals := make([]C.struct_arrival, count)
+	var came, last C.int64_t
+	if err := failed(C.finish_all(C.int(t.fd), &arrivals[0], C.int64_t(count), &came, &last)); err != nil {
+		return err
+	}
+	for _, each := range arrivals[:came] {
+		head := C.GoBytes(unsafe.Pointer(&each.head), C.HEAD_SIZE)
+		c.numbers = append(c.numbers, number(head))
+		c.channel.ages = append(c.channel.ages, int64(each.came)-int64(binary.BigEndian.Uint64(head[numberEnd:])))
+	}
+	if err := c.channel.note(c.numbers); err != nil {
+		return err
+	}
+	c.channel.all.lastAt.Store(int64(last))
+	c.channel.all.received.Store(int64(came))
+	return nil
+}

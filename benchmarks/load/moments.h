@@ -1,0 +1,33 @@
+// What is done where moments count, by threads that Go's scheduler does not know of while they do it: it would wake others
+// of the generator's threads beside them, on the CPUs that the server is to be woken on.
+// What fails returns a sentence, which is not to be freed; NULL is success.
+#include <stdint.h>
+
+enum { HEAD_SIZE = 16 };
+
+// A request whose commands have a length in common, each with one body.
+struct request {
+	uint8_t *bytes;
+	int64_t length;
+	int64_t messages;
+	int64_t first_body; // where it starts, in the first command
+	int64_t delay;      // nanoseconds that a message is to be delivered after its write
+};
+
+// A message as it came.
+struct arrival {
+	int64_t came;            // nanoseconds since 1970
+	uint8_t head[HEAD_SIZE]; // of its body
+};
+
+// Sends `most` messages, `rate` in a second, whatever the server does; what is due together is written together. The requests
+// are taken in turn. `late` has room for `most`: by how many nanoseconds each of `writes` missed its moment.
+const char *send_at_moments(int fd, const struct request *requests, int64_t count, double rate, int64_t most, int64_t *late,
+	int64_t *writes);
+
+// Reads so many OKs, and nothing else.
+const char *expect_oks(int fd, int64_t count);
+
+// Finishes so many messages, those of one read in one write, or what comes until the connection is shut down: `came` of
+// them. `last` is the moment after the last FINs were written, in nanoseconds since 1970.
+const char *finish_all(int fd, struct arrival *arrivals, int64_t count, int64_t *came, int64_t *last);
