@@ -17,17 +17,25 @@ class LoopLag:
     def __init__(self, observe: Callable[[float], None], interval: float = _INTERVAL_SECONDS) -> None:
         self._observe = observe
         self._interval = interval
-        self._watching: gevent.Greenlet[[], None] | None = None
+        self._loop = gevent.get_hub().loop
+        self._timer = self._loop.timer(interval, repeat=interval)
+        self._due = 0.0
+        self._over = False
 
     def start(self) -> None:
-        self._watching = gevent.spawn(self._watch)
+        self._due = time.monotonic() + self._interval
+        self._timer.again(self._ring, update=True)
 
     def stop(self) -> None:
-        if self._watching is not None:
-            self._watching.kill()
+        self._over = True
+        self._timer.close()
 
-    def _watch(self) -> None:
-        while True:
-            due = time.monotonic() + self._interval
-            gevent.sleep(self._interval)
-            self._observe(max(0.0, time.monotonic() - due))
+    def _ring(self) -> None:
+        # A timer that is nearly due goes off when a client wakes the loop, before that client is heard. What need not
+        # be done at once is not what to let it wait for.
+        self._loop.run_callback(self._tell, max(0.0, time.monotonic() - self._due))
+
+    def _tell(self, late: float) -> None:
+        if not self._over:
+            self._observe(late)
+            self.start()

@@ -75,6 +75,7 @@ class Checkpoints:
             except Exception:  # the top of a greenlet that must not end
                 log.exception("checkpoints failed")
             gevent.sleep(max(self._interval, _SHARE_OF_TIME * (time.monotonic() - began)))
+            gevent.sleep(0)  # a client may have woken the loop just now, and timers go before it
 
     def _write(self, topic: Topic) -> None:
         store = topic.store

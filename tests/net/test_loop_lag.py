@@ -1,6 +1,8 @@
 """A busy event loop is found out."""
 
+import socket
 import time
+from typing import Any
 
 import gevent
 from gevent.queue import Queue
@@ -21,3 +23,24 @@ def test_a_loop_that_was_busy_is_late_by_as_much():
         lags.get()
     gevent.sleep(0.05)
     assert lags.empty()
+
+
+def test_a_client_is_heard_before_what_need_not_be_done_at_once():
+    order: list[str] = []
+    here, there = socket.socketpair()
+    readable: Any = gevent.get_hub().loop.io(here.fileno(), 1)
+
+    def heard() -> None:
+        order.append("client")
+        readable.stop()
+
+    watch = LoopLag(lambda late: order.append("lag"), interval=0.01)
+    with here, there:
+        readable.start(heard)
+        watch.start()
+        there.send(b"x")
+        time.sleep(0.05)  # both are due when the loop comes to them
+        gevent.sleep(0.001)
+        watch.stop()
+        readable.close()
+    assert order[:2] == ["client", "lag"]
