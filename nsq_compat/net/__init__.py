@@ -6,7 +6,7 @@
     timers          the queue's alarms                  http_reader     bytes to requests, by llhttp
     codec_stack     what lies between the two           certificates    files to TLS, again on SIGHUP
     tls             TLS, bytes to bytes                 tls_lenient     TLS that takes any client certificate
-    tls_words       TLS as NSQ speaks of it             turn            who sends at its end
+    tls_words       TLS as NSQ speaks of it             turn            what is done at its end
     supervisor      whoever started this process (systemd)
     loop_lag        how late the event loop is          vigil           whether it sleeps between two requests
     process         a daemon's own: asked to stop, looked at

@@ -98,7 +98,7 @@ class Connection(Generic[Session]):
         self._reader_waits = False
         self._session_waits = session_waits
         self._vigil = vigil
-        self._turn = Turn(hub.loop.run_callback) if turn is None else turn
+        self._turn = Turn(hub.loop) if turn is None else turn
         self._in_place = not session_waits  # whether the watcher's callback reads, and not the greenlet
         self._unsettled = False  # it has, and left something to the greenlet
         self._watching = False
@@ -171,17 +171,19 @@ class Connection(Generic[Session]):
         if not self._reader_waits:
             self._stop_watching()
             return
-        if not self._in_place:
-            self._resume_reader()
-            return
+        self._turn.begin_reading()
         try:
-            if not self._read():
+            if not self._in_place:
+                self._resume_reader()
+            elif not self._read():
                 self.abort()
             elif self._writer is not None or self.session.upgrade is not None:
                 self._unsettled = True
                 self._resume_reader()
         except Exception as error:  # the top of a callback, as `run` is the top of a greenlet
             self._lose(error)
+        finally:
+            self._turn.end_reading()
 
     def _settle(self) -> None:
         """Before more is read: whoever does not take replies waits, and what the session asks for is put on."""

@@ -25,7 +25,8 @@ class TcpServer(Generic[Session]):
     `make_session` is given the connection, the client's host, `now` and `now_ns`. `make_tls` is for sessions that offer
     TLS. What a client may have done before others have their turn is what `receive_size` bytes of commands ask for.
     `session_waits` says whether a session may let others run while it is fed: if none does, clients are served quicker,
-    all the more with a `vigil`, which hears of every answer.
+    all the more with a `vigil`, which hears of every answer. `turn` is for those who do
+    something else at its end.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class TcpServer(Generic[Session]):
         *,
         session_waits: bool = True,
         vigil: Vigil | None = None,
+        turn: Turn | None = None,
     ) -> None:
         self._acceptor = Acceptor(listener, "TCP", self._serve)
         self._make_session = make_session
@@ -44,7 +46,7 @@ class TcpServer(Generic[Session]):
         self._receive_size = receive_size
         self._session_waits = session_waits
         self._vigil = vigil
-        self._turn = Turn(gevent.get_hub().loop.run_callback)
+        self._turn = Turn(gevent.get_hub().loop) if turn is None else turn
         self._connections: dict[Connection[Session], gevent.Greenlet[[], None]] = {}
 
     @property

@@ -15,6 +15,7 @@ from nsq_compat.net.listeners import listen, port_of
 from nsq_compat.net.loop_lag import LoopLag
 from nsq_compat.net.tcp_server import TcpServer
 from nsq_compat.net.timers import AlarmClock
+from nsq_compat.net.turn import Turn
 from nsq_compat.net.vigil import Vigil
 from nsq_compat.nsqd.auth import AuthServers
 from nsq_compat.nsqd.checkpoints import Checkpoints
@@ -179,11 +180,17 @@ class Daemon:
         self.drain = Drain(self._broker, self._lookup_peers, options.drain_timeout / SECOND)
         # Sessions wait for two things only: auth servers, and the disk where it is synced before OK.
         waits = self._limits.auth_required or self._storage.durability is Durability.FSYNC
-        self._intake = None if waits else Intake(gevent.get_hub().loop.run_callback)
+        turn = Turn(gevent.get_hub().loop)
+        self._intake = None if waits else Intake(turn.call)
         self._vigil = Vigil(patience=options.busy_poll_time / SECOND)
         looks = self._vigil.patient or not waits  # who waits for others may as well sleep, unless told not to
         self._tcp = TcpServer(
-            tcp_listener, self._make_session, make_tls, session_waits=waits, vigil=self._vigil if looks else None
+            tcp_listener,
+            self._make_session,
+            make_tls,
+            session_waits=waits,
+            vigil=self._vigil if looks else None,
+            turn=turn,
         )
         service = Service(
             options,

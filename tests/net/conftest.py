@@ -18,6 +18,7 @@ from nsq_compat.net.listeners import listen
 from nsq_compat.net.tcp_server import TcpServer
 from nsq_compat.net.timers import AlarmClock
 from nsq_compat.net.tls import Tls
+from nsq_compat.net.turn import Turn
 from nsq_compat.net.vigil import Vigil
 from nsq_compat.protocol.compression import Codec, Deflate, Snappy
 from nsq_compat.protocol.frame_reader import Frame, FrameReader
@@ -41,10 +42,13 @@ class Server:
         self.authorize: Authorize = not_asked
         self.broker = Broker(QueueLimits(mem_queue_size=1_000_000))
         self.alarms = AlarmClock(self.broker.schedule)
-        self.intake = None if session_waits else Intake(gevent.get_hub().loop.run_callback)
+        turn = Turn(gevent.get_hub().loop)
+        self.intake = None if session_waits else Intake(turn.call)
         listener = listen("127.0.0.1:0")
         self.address = listener.getsockname()
-        self.tcp = TcpServer(listener, self._make_session, self._make_tls, session_waits=session_waits, vigil=vigil)
+        self.tcp = TcpServer(
+            listener, self._make_session, self._make_tls, session_waits=session_waits, vigil=vigil, turn=turn
+        )
         self.alarms.start()
         self.tcp.start()
 

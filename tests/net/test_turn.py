@@ -21,44 +21,122 @@ class Sender:
         self._then()
 
 
-def test_all_send_in_their_order_and_the_loop_is_asked_once():
-    asked: list[Callable[[], None]] = []
+class Loop:
+    """Asked to call back, it does when told to; `pendingcnt` as the test says."""
+
+    def __init__(self):
+        self.pendingcnt = 0
+        self.asked: list[Callable[[], None]] = []
+
+    def run_callback(self, func):
+        self.asked.append(func)
+
+    def calls_back(self):
+        [callback] = self.asked
+        self.asked.clear()
+        callback()
+
+
+@pytest.fixture
+def loop():
+    return Loop()
+
+
+@pytest.fixture
+def turn(loop):
+    return Turn(loop)
+
+
+def test_all_send_in_their_order_and_the_loop_is_asked_once(loop, turn):
     sent: list[str] = []
-    turn = Turn(asked.append)
     for name in "abc":
         turn.add(Sender(sent, name))
     assert sent == []
-    [end] = asked
-    end()
+    loop.calls_back()
     assert sent == ["a", "b", "c"]
     assert not turn.due
 
 
-def test_the_loop_is_asked_again_for_those_of_many_who_are_left_in_their_order():
-    asked: list[Callable[[], None]] = []
+def test_the_loop_is_asked_again_for_those_of_many_who_are_left_in_their_order(loop, turn):
     sent: list[int] = []
-    turn = Turn(asked.append)
     many = 3 * AT_ONCE - 1
     for number in range(many):
         turn.add(Sender(sent, number, then=lambda: turn.add(Sender(sent, many)) if len(sent) == 1 else None))
     for expected in (AT_ONCE, 2 * AT_ONCE, many + 1):
-        [end] = asked
-        asked.clear()
-        end()
+        loop.calls_back()
         assert sent == list(range(expected))
-    assert not asked
+    assert not loop.asked
 
 
-def test_who_asks_while_others_send_has_the_next_turn():
-    asked: list[Callable[[], None]] = []
+def test_who_asks_while_others_send_has_the_next_turn(loop, turn):
     sent: list[str] = []
-    turn = Turn(asked.append)
     turn.add(Sender(sent, "a", then=lambda: turn.add(Sender(sent, "again"))))
     turn.add(Sender(sent, "b"))
-    asked.pop()()
+    loop.calls_back()
     assert sent == ["a", "b"]
-    asked.pop()()
+    loop.calls_back()
     assert sent == ["a", "b", "again"]
+
+
+def test_who_reads_last_ends_the_turn_of_all_who_read_and_the_loop_is_not_asked(loop, turn):
+    sent: list[str] = []
+    for name, loop.pendingcnt in (("a", 1), ("b", 0)):
+        turn.begin_reading()
+        turn.add(Sender(sent, name))
+        assert sent == []
+        turn.end_reading()
+    assert sent == ["a", "b"]
+    loop.calls_back()  # it was asked for the first one, who could not know that there is nothing but another reader
+    assert sent == ["a", "b"]
+    turn.begin_reading()
+    turn.add(Sender(sent, "c"))
+    turn.end_reading()
+    assert sent == ["a", "b", "c"]
+    assert not loop.asked
+
+
+def test_behind_who_reads_the_loop_ends_the_turn_where_others_are_ready(loop, turn):
+    sent: list[str] = []
+    loop.pendingcnt = 1
+    turn.begin_reading()
+    turn.add(Sender(sent, "a"))
+    turn.end_reading()
+    assert sent == []
+    loop.calls_back()
+    assert sent == ["a"]
+
+
+def test_what_is_to_be_done_before_anybody_sends_is_done_first_and_its_senders_are_of_the_same_turn(loop, turn):
+    done: list[str] = []
+
+    def call():
+        done.append("called")
+        turn.add(Sender(done, "b"))
+
+    turn.add(Sender(done, "a"))
+    turn.call(call)
+    loop.calls_back()
+    assert done == ["called", "a", "b"]
+    turn.begin_reading()
+    turn.call(call)
+    turn.end_reading()
+    assert done[3:] == ["called", "b"]
+    assert not loop.asked
+
+
+def test_a_call_that_fails_holds_up_nobody(loop, turn):
+    def fail():
+        raise ValueError("it fails")
+
+    sent: list[str] = []
+    turn.add(Sender(sent, "a"))
+    turn.call(fail)
+    with pytest.raises(ValueError, match="it fails"):
+        loop.calls_back()
+    assert sent == ["a"]
+    turn.add(Sender(sent, "b"))
+    loop.calls_back()
+    assert sent == ["a", "b"]
 
 
 @pytest.fixture
