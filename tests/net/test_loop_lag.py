@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 import gevent
+from gevent.event import Event
 from gevent.queue import Queue
 
 from nsq_compat.net.loop_lag import LoopLag
@@ -34,13 +35,20 @@ def test_a_client_is_heard_before_what_need_not_be_done_at_once():
         order.append("client")
         readable.stop()
 
-    watch = LoopLag(lambda late: order.append("lag"), interval=0.01)
+    looked = Event()
+
+    def look(late: float) -> None:
+        order.append("lag")
+        looked.set()
+
+    watch = LoopLag(look, interval=0.01)
     with here, there:
         readable.start(heard)
         watch.start()
+        gevent.sleep(0)  # it has begun to wait
         there.send(b"x")
         time.sleep(0.05)  # both are due when the loop comes to them
-        gevent.sleep(0.001)
+        assert looked.wait(20)
         watch.stop()
         readable.close()
     assert order[:2] == ["client", "lag"]
