@@ -25,8 +25,7 @@ class TcpServer(Generic[Session]):
     `make_session` is given the connection, the client's host, `now` and `now_ns`. `make_tls` is for sessions that offer
     TLS. What a client may have done before others have their turn is what `receive_size` bytes of commands ask for.
     `session_waits` says whether a session may let others run while it is fed: if none does, clients are served quicker,
-    all the more with a `vigil`, which hears of every answer. `turn` is for those who do
-    something else at its end.
+    all the more with a `vigil`, which hears of every answer. A `turn` may be shared with who does something at its end.
     """
 
     def __init__(
