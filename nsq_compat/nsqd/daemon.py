@@ -156,6 +156,7 @@ class Daemon:
             segment_size=options.max_bytes_per_file,
             commit=Committer(sync_seconds(metrics)).commit,
             open_files=descriptors_left_by_clients() // 2,
+            later=gevent.get_hub().loop.run_callback,
         )
         self._broker = Broker(queue_limits(options), self._storage)
         self._config = options.config

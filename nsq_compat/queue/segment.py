@@ -146,6 +146,12 @@ class Segment:
             raise
         self.end = stop
 
+    def prepare(self, max_size: int) -> None:
+        """Do now what the next appends would have to do before they write, if there is much in the file."""
+        if self.end >= _MUCH and not self.abandoned and self.end + _AHEAD > self._prepared < max_size:
+            with suppress(OSError):  # who appends will find out
+                self._prepare(self._descriptors.use(self.file), self._prepared + 1, max_size)
+
     def pread(self, size: int, offset: int) -> bytes:
         """Up to `size` bytes. What the disk cannot give reads as zeros. Raises ``OSError`` when the system refuses."""
         fd = self._descriptors.use(self.file)

@@ -19,7 +19,7 @@ from nsq_compat.queue.files import Files, adopt_temporary, read_file, replace_fi
 from nsq_compat.queue.group import MESSAGES
 from nsq_compat.queue.leftovers import remove_leftovers
 from nsq_compat.queue.reserve import Reserve
-from nsq_compat.queue.topic_log import TopicLog
+from nsq_compat.queue.topic_log import Later, TopicLog
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Storage:
 
     `commit` returns when everything appended to a log is on the disk, or raises ``OSError``; it may wait. It is called
     at level ``fsync`` after every append, at all levels before something is deleted that was copied. `open_files` is
-    how many files all logs together keep open.
+    how many files all logs together keep open. `later` is asked for what need not be done before an OK.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class Storage:
         segment_size: int,
         commit: Callable[[TopicLog], None],
         open_files: int = DEFAULT_LIMIT,
+        later: Later = lambda prepare: None,
     ) -> None:
         self.files = files
         self.data_path = data_path
@@ -66,6 +67,7 @@ class Storage:
         self.segment_size = segment_size
         self.reserve = Reserve(files, os.path.join(our_folder(data_path), _RESERVE))
         self._descriptors = Descriptors(files, open_files)
+        self._later = later
 
     def names(self) -> list[str]:
         """The topics there are, sorted. Finishes deletions that were interrupted."""
@@ -84,6 +86,7 @@ class Storage:
             segment_size=self.segment_size,
             start=last.end if last is not None else None,
             descriptors=self._descriptors,
+            later=self._later,
         )
         return TopicStore(self, folder, topic_log), last
 

@@ -29,7 +29,7 @@ from nsq_compat.queue.kept import Kept
 from nsq_compat.queue.leftovers import leftover_name
 from nsq_compat.queue.log_reader import LogEnd, LogReader, LogWalk, latest_groups
 from nsq_compat.queue.numbering import UNKNOWN, find_end, number_segments
-from nsq_compat.queue.segment import FIRST_GROUP, Place, Segment, SegmentHeader, decode_segment_header
+from nsq_compat.queue.segment import FIRST_GROUP, INDEX_STEP, Place, Segment, SegmentHeader, decode_segment_header
 from nsq_compat.queue.sync_job import SyncJob
 from nsq_compat.queue.unsynced import Unsynced
 
@@ -45,11 +45,14 @@ _FILES_AT_ONCE: Final = 16
 """Are copied from before the copies are synced: a sync each would take longer, more would be more to do again."""
 _PATIENCE: Final = 16
 
+Later = Callable[[Callable[[], None]], object]
+"""Whom to ask for a call when what is being done now is done, and answered."""
+
 
 class TopicLog:
     """Made by ``open``. Every method that touches files raises ``OSError`` when the system refuses."""
 
-    def __init__(self, descriptors: Descriptors, folder: str, segment_size: int) -> None:
+    def __init__(self, descriptors: Descriptors, folder: str, segment_size: int, later: Later) -> None:
         self.folder = folder
         self.start: LogEnd | None = None
         self.damage = Damage()
@@ -57,6 +60,7 @@ class TopicLog:
         self._files = descriptors.files
         self._own_descriptors = False
         self._segment_size = segment_size
+        self._later = later
         self._segments: list[Segment] = []
         self._active: Segment | None = None  # the last of the segments, if this run made it
         self._last_number = 0
@@ -76,12 +80,14 @@ class TopicLog:
         segment_size: int = DEFAULT_SEGMENT_SIZE,
         start: LogEnd | None = None,
         descriptors: Descriptors | None = None,
+        later: Later = lambda prepare: None,
     ) -> "TopicLog":
         """The log in `folder`, made if need be; `start` is where ``recovered`` begins, the oldest group by default.
 
         Damage is counted and passed over. `descriptors` are those of all logs; `files` must be the same as theirs.
+        `later` may call what it is given when nobody waits for an append any more; it need not.
         """
-        opened = cls(Descriptors(files) if descriptors is None else descriptors, folder, segment_size)
+        opened = cls(Descriptors(files) if descriptors is None else descriptors, folder, segment_size, later)
         opened._own_descriptors = descriptors is None
         opened._open(start)
         return opened
@@ -157,6 +163,8 @@ class TopicLog:
             index.count += len(frames)
             if offset >= index.next_offset:
                 index.add(Place(first_seq if kind == MESSAGES else self._seq, message_id(frames[0]), offset))
+                if len(data) < INDEX_STEP:  # of so much there is little to be gained
+                    self._later(self._prepare)
         if kind == MESSAGES:
             self._seq = first_seq + len(frames)
 
@@ -346,6 +354,10 @@ class TopicLog:
         self._unsynced.add(segment)
         self._unsynced.add_folder(self.folder)
         return segment
+
+    def _prepare(self) -> None:
+        if self._active is not None:
+            self._active.prepare(self._segment_size)
 
     def _is_there(self, path: str) -> bool:
         try:

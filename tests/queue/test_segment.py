@@ -155,6 +155,54 @@ def test_zeros_that_cannot_be_written_are_not_needed(disk, segment):
     assert not segment.abandoned
 
 
+def test_what_was_prepared_no_append_has_to_wait_for(disk, segment):
+    segment.prepare(100 * MIB)
+    assert disk.writes == [(0, FIRST_GROUP)], "there is not much yet"
+    segment.append(bytes(segment_module._MUCH), 100 * MIB)
+    prepared = 0
+    for number in range(500):
+        if number % 60 == 0:  # every INDEX_STEP or so
+            before = len(disk.writes)
+            segment.prepare(100 * MIB)
+            segment.prepare(100 * MIB)
+            prepared += len(disk.writes) - before
+        before, calls = len(disk.writes), len(disk.calls)
+        segment.append(b"x" * 1000, 100 * MIB)
+        assert disk.writes[before:] == [(segment.end - 1000, 1000)]
+        assert disk.calls[calls:] == ["pwrite"]
+    assert prepared < 8, "not at every call"
+    assert disk.content(PATH)[segment.end - 500_000 : segment.end] == b"x" * 500_000
+
+
+def test_nothing_is_prepared_beyond_the_size_of_a_segment(disk, segment):
+    for _ in range(500):
+        segment.append(bytes(1000), 600_000)
+        segment.prepare(600_000)
+    assert max(offset + size for offset, size in disk.writes) == 600_000
+
+
+@pytest.mark.parametrize("call", ["pwrite", "fallocate", "open"])
+def test_what_cannot_be_prepared_is_not_needed(call, disk, segment, monkeypatch):
+    segment.append(b"x" * 300_000, 100 * MIB)
+    if call == "open":
+        segment._descriptors.close(segment.file)
+        monkeypatch.setattr(disk, "open", lambda *_: disk.fail("open"))
+    disk.failing[call] = errno.EMFILE
+    segment.prepare(100 * MIB)
+    monkeypatch.undo()
+    disk.failing.clear()
+    segment.append(b"x" * 300_000, 100 * MIB)
+    assert disk.content(PATH)[FIRST_GROUP : segment.end] == b"x" * 600_000
+
+
+def test_an_abandoned_segment_is_not_prepared(disk, segment):
+    segment.append(bytes(300_000), 100 * MIB)
+    segment.abandoned = True
+    before = list(disk.calls)
+    segment.prepare(100 * MIB)
+    assert disk.calls == before
+
+
 def test_a_failed_write_is_undone(disk, segment):
     segment.append(b"before", MIB)
     disk.failing["pwrite"] = errno.ENOSPC

@@ -1,5 +1,6 @@
 import itertools
 import os
+from collections.abc import Callable
 from random import Random
 from typing import cast
 
@@ -428,6 +429,41 @@ def test_a_closed_log_of_its_own_leaves_no_descriptor_open(writer):
     writer.publish()
     writer.log.close()
     assert not cast("SimulatedDisk", writer.files).open_files
+
+
+class WritingDisk(SimulatedDisk):
+    """Notes what is written where."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[tuple[int, int]] = []  # offset, size
+
+    def pwrite(self, fd: int, data: bytes, offset: int) -> int:
+        self.writes.append((offset, len(data)))
+        return super().pwrite(fd, data, offset)
+
+
+def test_what_an_append_would_do_first_is_done_later():
+    disk = WritingDisk()
+    asked: list[Callable[[], None]] = []
+    log = TopicLog.open(cast("Files", disk), FOLDER, later=asked.append)
+    frames = make_frames([b"%016x" % 1], NOW_NS, [bytes(1000)])
+    for seq in range(1000):
+        before = len(disk.writes)
+        log.append(frames, seq)
+        assert seq < 300 or len(disk.writes) == before + 1, "nothing is done ahead before there is much"
+        while asked:
+            asked.pop()()
+    assert sum(size > 2000 for _, size in disk.writes) > 5, "zeros were written"
+    log.append(make_frames([b"%016x" % 2], NOW_NS, [bytes(100_000)]), 1000)
+    assert not asked, "a big group is written as quickly as zeros before it"
+    while not asked:
+        log.append(frames, log.end.seq)
+    log.close()
+    written = len(disk.writes)
+    asked.pop()()
+    assert len(disk.writes) == written
+    assert not disk.open_files, "a file that was closed stays closed"
 
 
 # --- Everything at once -----------------------------------------------------------------------------------------------
