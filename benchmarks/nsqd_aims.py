@@ -52,6 +52,7 @@ AIMS: dict[str, Aim] = {
         0.9,
         1.2,
         pub_sync_1=f"most of it is two processes waking each other, and looking out takes a CPU; {_LOG}",
+        pub_sync_1_poller=f"looking out takes a CPU, and the generator's scheduler makes that longer; {_LOG}",
     ),
     **_each("PUB synchronous, 10 and 100 connections", 0.7, 1.0, pub_sync_10=_LONE, pub_sync_100=_LONE),
     **_each("PUB pipelined", 2, 4, pub_pipelined=_ONE_CPU),

@@ -35,6 +35,11 @@ def _sync(connections: int, what: str = "", **flags: str | float) -> Scenario:
     )
 
 
+def _lone(name: str, what: str, **flags: str) -> Scenario:
+    scenario = _sync(1, **flags)
+    return replace(scenario, name=f"{scenario.name}{name}", what=f"{scenario.what}{what}")
+
+
 def _fan_out(channels: int) -> Scenario:
     plural = "channels" if channels > 1 else "channel"
     return _scenario(
@@ -165,7 +170,9 @@ _ALL = (
         "Publishing",
         _MPUB,
         _scenario("mpub-10x200", "the same with MPUB of 10", publish="mpub", batch=10, publishers=4),
-        *map(_sync, (1, 10, 100)),
+        _lone("", ", by a thread that reads and writes and does nothing else", thread="true"),
+        _lone("-poller", ", by way of Go's poller and scheduler, as in a program in Go"),
+        *map(_sync, (10, 100)),
         replace(_sync(1000), connections=1000),
         _scenario(
             "pub-pipelined",

@@ -31,6 +31,7 @@ type options struct {
 	batch       int
 	burst       int
 	pieces      int
+	thread      bool
 	outstanding int
 	rate        float64
 	capacity    float64
@@ -60,6 +61,7 @@ func parseOptions() options {
 	flag.IntVar(&o.batch, "batch", 1, "messages in one MPUB")
 	flag.IntVar(&o.burst, "burst", 1, "commands in one write")
 	flag.IntVar(&o.pieces, "pieces", 0, "the most bytes given to a socket at once, of what is published; 0: any")
+	flag.BoolVar(&o.thread, "thread", false, "publish in a thread that Go does not know of, in C")
 	flag.IntVar(&o.outstanding, "outstanding", 1, "writes of a connection that wait for their answers")
 	flag.Float64Var(&o.rate, "rate", 0, "messages a second, whether answered or not; 0: as fast as they are answered")
 	flag.Float64Var(&o.capacity, "capacity", 0, "instead of -rate: the part of what was possible just before, for a second")
@@ -96,6 +98,9 @@ func (o options) check() error {
 		return errors.New("-rate and -capacity are for one publisher and one consumer of single messages")
 	case o.timed() && o.layers != (layers{}):
 		return errors.New("-rate and -capacity go without -tls and -compression")
+	case o.thread && (o.publish != "pub" || o.publishers*o.burst*o.outstanding*o.topics != 1 || o.prefill ||
+		o.timed() || o.layers != (layers{})):
+		return errors.New("-thread is for one publisher of single PUBs, without -rate, -capacity, -tls and -compression")
 	case o.delayed() && (o.rate == 0 || o.burst != 1 || o.publish == "dpub" && o.requeue):
 		return errors.New("-publish=dpub or -requeue goes with -rate, and with single writes")
 	case min(o.publishers, o.batch, o.burst, o.outstanding, o.topics, o.channels, o.most) < 1:

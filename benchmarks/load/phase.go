@@ -192,8 +192,11 @@ func (p *phase) work() error {
 	numbers := &numbers{most: p.most - p.most%perWrite, deadline: deadline}
 	numbers.next.Store(int64(p.touched))
 	p.published, err = publishAll(p.publishers, func(each *publisher) error {
-		if p.rate > 0 {
+		switch {
+		case p.rate > 0:
 			return each.runAtMoments(p.rate, p.atMoments())
+		case p.options.thread:
+			return each.runInTurn(numbers)
 		}
 		return each.run(numbers, p.outstanding)
 	})

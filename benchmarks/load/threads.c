@@ -1,4 +1,4 @@
-#include "moments.h"
+#include "threads.h"
 
 #include <errno.h>
 #include <string.h>
@@ -92,6 +92,22 @@ const char *send_at_moments(int fd, const struct request *requests, int64_t coun
 		}
 		late[*writes] = at - due;
 		sent += some;
+	}
+	return NULL;
+}
+
+const char *publish_in_turn(int fd, const struct request *requests, int64_t count, int64_t most, int64_t time, int64_t *sent) {
+	const int64_t deadline = now(CLOCK_MONOTONIC) + time;
+	for (*sent = 0; *sent < most && now(CLOCK_MONOTONIC) <= deadline; ++*sent) {
+		const struct request *r = &requests[*sent % count];
+		put_number(r->bytes + r->first_body, *sent);
+		const char *failure = write_all(fd, r->bytes, r->length);
+		if (failure == NULL) {
+			failure = expect_oks(fd, 1);
+		}
+		if (failure != NULL) {
+			return failure;
+		}
 	}
 	return NULL;
 }

@@ -1,7 +1,7 @@
 package main
 
 // #include <stdlib.h>
-// #include "moments.h"
+// #include "threads.h"
 import "C"
 
 import (
@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net"
 	"syscall"
+	"time"
 	"unsafe"
 )
 
@@ -56,15 +57,8 @@ func (p *publisher) runAtMoments(rate float64, count int) error {
 		return err
 	}
 	p.conn = t
-	requests := make([]C.struct_request, len(p.requests))
-	for i, r := range p.requests {
-		bytes := C.CBytes(r.bytes)
-		defer C.free(bytes)
-		requests[i] = C.struct_request{
-			bytes: (*C.uint8_t)(bytes), length: C.int64_t(len(r.bytes)), messages: C.int64_t(r.messages),
-			first_body: C.int64_t(r.bodies[0]), delay: C.int64_t(r.delay),
-		}
-	}
+	requests, free := p.requestsInC()
+	defer free()
 	answered := make(chan error, 1)
 	go func() { answered <- failed(C.expect_oks(C.int(t.fd), C.int64_t(count))) }()
 	late := make([]int64, count)
@@ -75,6 +69,36 @@ func (p *publisher) runAtMoments(rate float64, count int) error {
 	}
 	p.sent, p.late = count, late[:writes]
 	return <-answered
+}
+
+// runInTurn publishes each message when the one before was answered.
+func (p *publisher) runInTurn(numbers *numbers) error {
+	t, err := takeOver(p.conn)
+	if err != nil {
+		return err
+	}
+	p.conn = t
+	requests, free := p.requestsInC()
+	defer free()
+	var sent C.int64_t
+	err = failed(C.publish_in_turn(C.int(t.fd), &requests[0], C.int64_t(len(requests)), C.int64_t(numbers.most),
+		C.int64_t(time.Until(numbers.deadline)), &sent))
+	p.sent = int(sent)
+	return err
+}
+
+func (p *publisher) requestsInC() (requests []C.struct_request, free func()) {
+	for _, r := range p.requests {
+		requests = append(requests, C.struct_request{
+			bytes: (*C.uint8_t)(C.CBytes(r.bytes)), length: C.int64_t(len(r.bytes)), messages: C.int64_t(r.messages),
+			first_body: C.int64_t(r.bodies[0]), delay: C.int64_t(r.delay),
+		})
+	}
+	return requests, func() {
+		for _, r := range requests {
+			C.free(unsafe.Pointer(r.bytes))
+		}
+	}
 }
 
 // runAtMoments starts a consumer that gets so many messages at given moments.

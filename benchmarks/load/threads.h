@@ -1,5 +1,5 @@
-// What is done where moments count, by threads that Go's scheduler does not know of while they do it: it would wake others
-// of the generator's threads beside them, on the CPUs that the server is to be woken on.
+// What is done where moments count, or one round trip after the other, by threads that Go's scheduler does not know of while
+// they do it: it would wake others of the generator's threads beside them, on the CPUs that the server is to be woken on.
 // What fails returns a sentence, which is not to be freed; NULL is success.
 #include <stdint.h>
 
@@ -24,6 +24,10 @@ struct arrival {
 // are taken in turn. `late` has room for `most`: by how many nanoseconds each of `writes` missed its moment.
 const char *send_at_moments(int fd, const struct request *requests, int64_t count, double rate, int64_t most, int64_t *late,
 	int64_t *writes);
+
+// Sends up to `most` messages within so many nanoseconds, each when the one before was answered: `sent` of them. The
+// requests are of one message each, and taken in turn.
+const char *publish_in_turn(int fd, const struct request *requests, int64_t count, int64_t most, int64_t time, int64_t *sent);
 
 // Reads so many OKs, and nothing else.
 const char *expect_oks(int fd, int64_t count);
