@@ -52,18 +52,16 @@ func failed(sentence *C.char) error {
 // runAtMoments publishes so many messages at given moments whatever the server does; each carries the moment of its write,
 // or that at which it is to be delivered. What is due together is written together.
 func (p *publisher) runAtMoments(rate float64, count int) error {
-	t, err := takeOver(p.conn)
+	fd, requests, free, err := p.inC()
 	if err != nil {
 		return err
 	}
-	p.conn = t
-	requests, free := p.requestsInC()
 	defer free()
 	answered := make(chan error, 1)
-	go func() { answered <- failed(C.expect_oks(C.int(t.fd), C.int64_t(count))) }()
+	go func() { answered <- failed(C.expect_oks(fd, C.int64_t(count))) }()
 	late := make([]int64, count)
 	var writes C.int64_t
-	if err := failed(C.send_at_moments(C.int(t.fd), &requests[0], C.int64_t(len(requests)), C.double(rate),
+	if err := failed(C.send_at_moments(fd, &requests[0], C.int64_t(len(requests)), C.double(rate),
 		C.int64_t(count), (*C.int64_t)(&late[0]), &writes)); err != nil {
 		return err
 	}
@@ -73,32 +71,36 @@ func (p *publisher) runAtMoments(rate float64, count int) error {
 
 // runInTurn publishes each message when the one before was answered.
 func (p *publisher) runInTurn(numbers *numbers) error {
-	t, err := takeOver(p.conn)
+	fd, requests, free, err := p.inC()
 	if err != nil {
 		return err
 	}
-	p.conn = t
-	requests, free := p.requestsInC()
 	defer free()
 	var sent C.int64_t
-	err = failed(C.publish_in_turn(C.int(t.fd), &requests[0], C.int64_t(len(requests)), C.int64_t(numbers.most),
+	err = failed(C.publish_in_turn(fd, &requests[0], C.int64_t(len(requests)), C.int64_t(numbers.most),
 		C.int64_t(time.Until(numbers.deadline)), &sent))
 	p.sent = int(sent)
 	return err
 }
 
-func (p *publisher) requestsInC() (requests []C.struct_request, free func()) {
+// inC takes the connection out of Go's hands, and copies the requests.
+func (p *publisher) inC() (fd C.int, requests []C.struct_request, free func(), err error) {
+	t, err := takeOver(p.conn)
+	if err != nil {
+		return 0, nil, nil, err
+	}
+	p.conn = t
 	for _, r := range p.requests {
 		requests = append(requests, C.struct_request{
 			bytes: (*C.uint8_t)(C.CBytes(r.bytes)), length: C.int64_t(len(r.bytes)), messages: C.int64_t(r.messages),
 			first_body: C.int64_t(r.bodies[0]), delay: C.int64_t(r.delay),
 		})
 	}
-	return requests, func() {
+	return C.int(t.fd), requests, func() {
 		for _, r := range requests {
 			C.free(unsafe.Pointer(r.bytes))
 		}
-	}
+	}, nil
 }
 
 // runAtMoments starts a consumer that gets so many messages at given moments.

@@ -31,8 +31,9 @@ main()
     [
         ("bodies", "defer / 2", load_of(publish="dpub", rate=500, consumers=1, rdy=2500), "before its time"),
         ("[*bodies, bodies[0]]", "defer", load_of(publish="pub", consumers=1, rdy=100), "came twice"),
+        ("[*bodies, bodies[0]]", "defer", load_of(publish="pub", thread="true"), "the server says"),
     ],
-    ids=["early", "twice"],
+    ids=["early", "twice", "twice by a thread"],
 )
 def test_a_wrong_nsqd_has_no_figures(
     bodies: str, defer: str, load: tuple[str, ...], said: str, generator: Path, tmp_path: Path
