@@ -98,12 +98,13 @@ class Shell:
         for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
             try:
                 words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-                parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+                state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
             except OSError:
                 continue
             programs = {Path(word).name for word in words[:2]}
-            # A job that is still bash is about to become a program.
-            if programs & LISTENERS or (parent == self._bash.pid and words[0] == "bash"):
+            # A job that is still bash is about to become a program; while it does, its words are not to be read.
+            becomes = int(parent) == self._bash.pid and words[0] in ("bash", "") and state != "Z"
+            if programs & LISTENERS or becomes:
                 yield pid, " ".join(words)
 
 
