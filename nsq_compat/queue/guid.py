@@ -14,8 +14,10 @@ NODE_ID_BITS: Final = 10
 SEQUENCE_BITS: Final = 12
 _SEQUENCE_SIZE: Final = 1 << SEQUENCE_BITS
 _LAST_BELIEVED: Final = 1 << (41 + SEQUENCE_BITS)  # leaves the ids that run ahead as much room again
-_SEQUENCE_DIGITS: Final = [b"%03x" % sequence for sequence in range(_SEQUENCE_SIZE)]
-"""How an id ends; it begins with 13 digits for tick and node."""
+_THREE_DIGITS: Final = [b"%03x" % number for number in range(_SEQUENCE_SIZE)]
+"""How an id ends, by its sequence; it begins with 13 digits for tick and node, and so end these."""
+_ERA_SHIFT: Final = 14
+"""What is left of a tick is in an id's first 7 digits: they stay for 17 s."""
 
 
 class GuidFactory:
@@ -26,6 +28,8 @@ class GuidFactory:
         self._next = 0  # tick and sequence as one number, the node id left out
         self._tick = -1  # the one that `_start` was made for
         self._start = b""
+        self._era = -1  # the one that `_era_digits` were made for
+        self._era_digits = b""
 
     def take_one(self, now_ns: int) -> bytes:
         """The next id, 16 ASCII hex digits."""
@@ -35,7 +39,7 @@ class GuidFactory:
             number = self._next
         self._next = number + 1
         start = self._start if number >> SEQUENCE_BITS == self._tick else self._start_of(number)
-        return start + _SEQUENCE_DIGITS[number & (_SEQUENCE_SIZE - 1)]
+        return start + _THREE_DIGITS[number & (_SEQUENCE_SIZE - 1)]
 
     def take(self, count: int, now_ns: int) -> list[bytes]:
         """The next `count` ids, growing."""
@@ -50,7 +54,7 @@ class GuidFactory:
         while first < end:
             sequence = first & (_SEQUENCE_SIZE - 1)
             tick_end = min(end, first - sequence + _SEQUENCE_SIZE)
-            runs.append((self._start_of(first), _SEQUENCE_DIGITS[sequence : sequence + tick_end - first]))
+            runs.append((self._start_of(first), _THREE_DIGITS[sequence : sequence + tick_end - first]))
             first = tick_end
         return runs
 
@@ -62,9 +66,15 @@ class GuidFactory:
         return first
 
     def _start_of(self, number: int) -> bytes:
+        # The digits of a number cost more than all else: a tick's are all alike, and most are those of the tick before.
         tick = number >> SEQUENCE_BITS
-        if tick != self._tick:  # the digits of a number cost more than all else, and a tick's are all alike
-            self._tick, self._start = tick, b"%013x" % (self._id(number) >> SEQUENCE_BITS)
+        if tick != self._tick:
+            self._tick = tick
+            era = tick >> _ERA_SHIFT
+            if era != self._era:
+                self._era, self._era_digits = era, b"%07x" % era
+            ends = (tick & 3) << NODE_ID_BITS | self._node >> SEQUENCE_BITS
+            self._start = self._era_digits + _THREE_DIGITS[(tick >> 2) & 0xFFF] + _THREE_DIGITS[ends]
         return self._start
 
     @property

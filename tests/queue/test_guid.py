@@ -27,6 +27,14 @@ def test_an_id_is_the_tick_the_node_and_the_sequence_in_hex():
     assert message_id == struct.pack(">q", expected).hex().encode()
 
 
+@given(node_ids, st.lists(st.integers(0, 1 << 40), min_size=1, max_size=20, unique=True))
+@example(1023, [(1 << 14) - 1, 1 << 14, (1 << 14) + 4095, (1 << 14) + 4096, (3 << 14) - 1, (1 << 41) - 1])
+def test_so_it_is_whatever_the_clock_showed_before(node_id, ticks):
+    ids = GuidFactory(node_id)
+    for tick in sorted(ticks):
+        assert parts(ids.take_one((EPOCH_TICK + tick) << 20)) == (tick, node_id, 0)
+
+
 def test_the_sequence_grows_within_a_tick_and_begins_anew_in_the_next():
     ids = GuidFactory(3)
     first = ids.take(2, NOW_NS) + ids.take(1, NOW_NS)
