@@ -11,7 +11,7 @@ With topology-aware consumption (``NearestFirst``) the same holds for each local
   back. So nothing waits for a consumer nearby that does not take it.
 """
 
-from collections import OrderedDict
+from collections import deque
 from enum import IntEnum
 from typing import Protocol
 
@@ -37,8 +37,9 @@ class Line:
     """Everybody is equally near."""
 
     def __init__(self) -> None:
-        self.waiting: OrderedDict[Waiting, None] = OrderedDict()
-        """Everybody who asked and found nothing, in that order."""
+        self.waiting: set[Waiting] = set()
+        """Everybody who asked and found nothing."""
+        self._order: deque[Waiting] = deque()  # the same, who came first before the others
         self._woken: set[Waiting] = set()  # and has not asked since
 
     def share(self, consumer: Waiting, depth: int) -> int:
@@ -48,17 +49,22 @@ class Line:
 
     def wait(self, consumer: Waiting) -> None:
         """It wants to be woken; asking again does not cost its place in the line."""
-        self.waiting[consumer] = None
+        # Hot: runs for every delivery that leaves nothing; an ``OrderedDict`` takes twice as long.
+        if consumer not in self.waiting:
+            self.waiting.add(consumer)
+            self._order.append(consumer)
 
     def leave(self, consumer: Waiting) -> bool:
         """It wants nothing for now. Returns whether it was to come, so that somebody else may."""
-        self.waiting.pop(consumer, None)
+        if _removed(self.waiting, consumer):
+            self._order.remove(consumer)
         return _removed(self._woken, consumer)
 
     def wake(self, depth: int) -> None:
         """So many frames are there."""
-        while self.waiting and len(self._woken) < depth:
-            consumer, _ = self.waiting.popitem(last=False)
+        while self._order and len(self._woken) < depth:
+            consumer = self._order.popleft()
+            self.waiting.remove(consumer)
             self._woken.add(consumer)
             consumer.wake()
 
@@ -79,21 +85,22 @@ class NearestFirst(Line):
         return 0 if any(each.is_awake for each in nearer) else share
 
     def wait(self, consumer: Waiting) -> None:
-        super().wait(consumer)
-        self._tiers[consumer.locality].waiting[consumer] = None
+        if consumer not in self.waiting:
+            self.waiting.add(consumer)
+            self._tiers[consumer.locality].order.append(consumer)
 
     def leave(self, consumer: Waiting) -> bool:
         tier = self._tiers[consumer.locality]
-        self.waiting.pop(consumer, None)
-        tier.waiting.pop(consumer, None)
+        if _removed(self.waiting, consumer):
+            tier.order.remove(consumer)
         was_coming = _removed(tier.coming, consumer)
         return _removed(tier.woken, consumer) or was_coming
 
     def wake(self, depth: int) -> None:
         for tier in self._tiers:
-            while tier.waiting and len(tier.woken) < depth:
-                consumer, _ = tier.waiting.popitem(last=False)
-                del self.waiting[consumer]
+            while tier.order and len(tier.woken) < depth:
+                consumer = tier.order.popleft()
+                self.waiting.remove(consumer)
                 tier.woken.add(consumer)
                 consumer.wake()
             if tier.is_awake:
@@ -111,7 +118,7 @@ class _Tier:
     """The consumers of one locality."""
 
     def __init__(self) -> None:
-        self.waiting: OrderedDict[Waiting, None] = OrderedDict()
+        self.order: deque[Waiting] = deque()  # who waits, who came first before the others
         self.woken: set[Waiting] = set()
         self.coming: set[Waiting] = set()  # got some, have room, and come for more by themselves
 
