@@ -49,10 +49,8 @@ class InFlight:
             again = [message_id for message_id in ids if message_id in self._returned]
             self._exceptions.update((message_id, _Exception(deadline, now)) for message_id in again)
             ids = [message_id for message_id in ids if message_id not in self._returned]
-            if not ids:
-                return
-        if not self._returned:
-            self._forget_first_places()
+        if not ids:
+            return
         self._batches.append((deadline, now, ids))
         self._places += len(ids)
         if self._places > 2 * len(self.frames) + _SPARE_PLACES:
@@ -71,6 +69,8 @@ class InFlight:
         if self._exceptions:
             for message_id in ids:
                 self._exceptions.pop(message_id, None)
+        if not self._returned:
+            self._forget_first_places(1 + len(ids))
         return missing
 
     def take(self, message_id: bytes) -> bytes | None:
@@ -156,15 +156,20 @@ class InFlight:
                 return delivered
         raise AssertionError("a message in flight has a place among the batches or the exceptions")
 
-    def _forget_first_places(self) -> None:
+    def _forget_first_places(self, most: int) -> None:
         """The same a little at a time, which is all there is to do where FINs come in the order of the messages."""
-        # Hot: writing anew takes half a millisecond for a thousand places, and everybody waits. Two batches go for one
-        # that comes, so those behind a message that took long are caught up with.
-        batches, frames = self._batches, self.frames.keys()
-        for _ in range(2):
-            if not batches or not frames.isdisjoint(batches[0][2]):
+        # Hot: writing anew takes half a millisecond for a thousand places, and everybody waits. One batch more may go
+        # than was finished, so those behind a message that took long are caught up with. In order, a batch's last
+        # message is finished last, and no other need be looked at.
+        batches, frames = self._batches, self.frames
+        for _ in range(most):
+            if not batches:
                 return
-            self._places -= len(batches.popleft()[2])
+            ids = batches[0][2]
+            if ids[-1] in frames or not frames.keys().isdisjoint(ids):
+                return
+            batches.popleft()
+            self._places -= len(ids)
 
     def _forget_finished_places(self) -> None:
         frames, returned = self.frames, self._returned
