@@ -88,9 +88,9 @@ class Turn:
             self._send()
 
     def _send(self) -> None:
-        now = self.due[:AT_ONCE]
-        self.due = self.due[AT_ONCE:]  # and who asks meanwhile is behind them
-        if self.due:
+        now, self.due = self.due, []  # who asks meanwhile is behind them
+        if len(now) > AT_ONCE:
+            now, self.due = now[:AT_ONCE], now[AT_ONCE:]
             self._ask()
         for sender in now:
             sender.flush_when_due()

@@ -201,8 +201,11 @@ class Channel:
         if self.paused or not share:
             self._line.wait(consumer)
             return NOTHING
+        wanted = room if room < share else share  # Hot: written out, because `min` is a call
+        if wanted > MAX_BATCH:
+            wanted = MAX_BATCH
         try:
-            frames = self._pending.take(min(room, share, MAX_BATCH), MAX_BATCH_BYTES)
+            frames = self._pending.take(wanted, MAX_BATCH_BYTES)
         except OSError as error:
             log.error("CHANNEL(%s): cannot read messages - %s", self.name, error)
             self._line.wait(consumer)
