@@ -49,6 +49,8 @@ Session = TypeVar("Session", bound=Conversation)
 
 RECEIVE_SIZE: Final = 64 * 1024
 """From 128 KiB on, the buffer made for every read costs more than the read (measured: 16.7 us against 2.6 us)."""
+FEW: Final = 479
+"""Bytes that most requests are no longer than; Python makes a buffer for so many without asking malloc."""
 MAX_OWED_REPLIES: Final = 64 * 1024
 LINGER_SECONDS: Final = 1.0
 SLOWEST_RATE: Final = 1024.0
@@ -106,6 +108,7 @@ class Connection(Generic[Session]):
         self._writer: gevent.Greenlet[[memoryview], None] | None = None
         self._make_tls = make_tls
         self._receive_size = receive_size
+        self._expects_few = False
         self._tls: Tls | None = None
         self._codecs: CodecStack | None = None
         self._encode: Callable[[bytes], bytes] | None = None
@@ -138,7 +141,7 @@ class Connection(Generic[Session]):
     def _read(self) -> bool:
         """Serve what one read brings; False when there is nothing more to come that matters."""
         try:
-            data = self._recv(self._receive_size)
+            data = self._receive_what_came()
         except BlockingIOError:
             return True
         session, codecs = self.session, self._codecs
@@ -157,6 +160,19 @@ class Connection(Generic[Session]):
         if vigil is not None and (vigil.patient or (answered and not session.amid_command)):
             vigil.served()
         return bool(data) or not self._hung_up
+
+    def _receive_what_came(self) -> bytes:
+        """Raises ``BlockingIOError``; at the end of the stream nothing."""
+        # Hot: runs for every synchronous PUB. Who has said little is expected to do so again.
+        if not self._expects_few:
+            data = self._recv(self._receive_size)
+        else:
+            data = self._recv(FEW)
+            if len(data) == FEW:
+                with contextlib.suppress(OSError):  # that was all, for now or for ever
+                    data += self._recv(self._receive_size - FEW)
+        self._expects_few = len(data) < FEW < self._receive_size
+        return data
 
     def _answer(self, data: bytes) -> None:
         """Send the replies to it; behind the messages it brought, if nothing waits for them to be out."""

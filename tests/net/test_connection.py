@@ -10,7 +10,7 @@ import gevent
 import pytest
 from gevent.event import Event
 
-from nsq_compat.net.connection import Connection
+from nsq_compat.net.connection import FEW, RECEIVE_SIZE, Connection
 from nsq_compat.session.authorization import Credentials, Grants, read_answer
 
 MESSAGE_HEADER = 8 + 2 + 16
@@ -91,6 +91,15 @@ def test_a_client_that_closes_its_side_still_gets_its_replies(connect):
     client.socket.shutdown(1)
     assert [frame.data for frame in client.frames(2)] == [b"OK", b"OK"]
     assert client.rest() == b""
+
+
+@pytest.mark.parametrize("length", [FEW - 1, FEW, FEW + 1, 2 * FEW, RECEIVE_SIZE, RECEIVE_SIZE + 1])
+def test_who_has_said_little_may_say_any_amount(connect, length):
+    consumer = connect().subscribes(b"t", b"c", ready=10)
+    producer = connect()
+    for body in (b"little", bytes(length - len(pub(b""))), b"again"):
+        producer.publishes(b"t", body)
+        assert consumer.frame().data[MESSAGE_HEADER:] == body
 
 
 def test_a_large_message_arrives_whole(server, connect):
