@@ -17,6 +17,8 @@ def stop_signal(before: list[Callable[[], None]] | None = None) -> Event:
     first, each once.
     """
     stop = Event()
+    # What Python knows of SIGINT it undoes at its very end, where one more would kill the process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     gevent.signal_handler(signal.SIGTERM, lambda: (before.pop() if before else stop.set)())
     gevent.signal_handler(signal.SIGINT, stop.set)
     return stop

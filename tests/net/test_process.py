@@ -3,6 +3,8 @@
 import gc
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import gevent
@@ -24,6 +26,18 @@ def test_a_signal_is_a_request_to_stop_and_more_of_them_change_nothing(number):
         gevent.sleep(0)
     finally:
         signal.signal(number, before)
+
+
+_STOPS_WHEN_ASKED = "from nsq_compat.net.process import stop_signal; stop = stop_signal(); print(flush=True); stop.wait()"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_so_it_is_until_the_process_is_gone(number):
+    with subprocess.Popen([sys.executable, "-c", _STOPS_WHEN_ASKED], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        while process.poll() is None:
+            process.send_signal(number)
+    assert process.returncode == 0
 
 
 def test_the_first_of_several_events_ends_the_wait():
