@@ -28,7 +28,9 @@ def test_a_signal_is_a_request_to_stop_and_more_of_them_change_nothing(number):
         signal.signal(number, before)
 
 
-_STOPS_WHEN_ASKED = "from nsq_compat.net.process import stop_signal; stop = stop_signal(); print(flush=True); stop.wait()"
+_STOPS_WHEN_ASKED = (
+    "from nsq_compat.net.process import stop_signal; stop = stop_signal(); print(flush=True); stop.wait()"
+)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
