@@ -36,6 +36,7 @@ _STOPS_WHEN_ASKED = (
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_so_it_is_until_the_process_is_gone(number):
     with subprocess.Popen([sys.executable, "-c", _STOPS_WHEN_ASKED], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
         process.stdout.readline()
         while process.poll() is None:
             process.send_signal(number)
