@@ -16,7 +16,7 @@ from nsq_compat.net.process import Process, first_of, spare_the_collector, stop_
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_is_a_request_to_stop_and_more_of_them_change_nothing(number):
-    before = signal.getsignal(number)
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
     stop = stop_signal()
     try:
         assert not stop.is_set()
@@ -25,12 +25,18 @@ def test_a_signal_is_a_request_to_stop_and_more_of_them_change_nothing(number):
         os.kill(os.getpid(), number)
         gevent.sleep(0)
     finally:
-        signal.signal(number, before)
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
-_STOPS_WHEN_ASKED = (
-    "from nsq_compat.net.process import stop_signal; stop = stop_signal(); print(flush=True); stop.wait()"
-)
+_STOPS_WHEN_ASKED = """
+import gevent
+from nsq_compat.net.process import stop_signal
+stop = stop_signal()
+gevent.spawn(gevent.sleep, 60)  # gevent ends a loop with nothing in it
+print(flush=True)
+stop.wait()
+"""
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
