@@ -56,7 +56,7 @@ class Line:
 
     def leave(self, consumer: Waiting) -> bool:
         """It wants nothing for now. Returns whether it was to come, so that somebody else may."""
-        if _removed(self.waiting, consumer):
+        if _removed(self.waiting, consumer):  # seldom: who leaves has as a rule just been given something
             self._order.remove(consumer)
         return _removed(self._woken, consumer)
 
