@@ -1,10 +1,10 @@
 """Staying awake for a moment, where the next request comes a few microseconds after the last one was answered.
 
 Who awaits each answer before the next request lets the event loop fall asleep in between, and being woken takes longer
-than what is asked for. So the loop looks again and again instead, if it can afford to: every request earns some time,
-which looking takes, and looking in vain costs many requests' earnings. Where requests come at other times it is hardly
-tried, and nowhere does it take more of a CPU than `EARNED` for each request. Unless time matters more than CPU: then
-every request earns all the looking there is patience for.
+than what is asked for. So the loop looks again and again instead, if it can afford to. Asleep it learns what CPU a
+request takes, being woken for it included. Awake it may take a little more; what it does not take is saved, and spent
+where looking takes longer. When all is spent it sleeps, and that little is earned again. So it never takes much more
+CPU than if it always slept, whenever requests come. Unless time matters more: then it looks after each of them.
 """
 
 import os
@@ -14,57 +14,83 @@ from typing import Any, Final
 
 from gevent.hub import get_hub
 
-EARNED: Final = 64e-6
-"""Seconds by each request: where waking is dear, what one takes with a sleep before it."""
+ALLOWED: Final = 1.15
+"""What CPU a request may take, looking included, to that of one that is slept for."""
 MOMENT: Final = 100e-6
-"""Seconds of looking until it was in vain."""
-PENALTY: Final = 10 * MOMENT
+"""Seconds of looking until it was in vain, and of CPU to be saved before it is tried."""
+MOST: Final = 10 * MOMENT
+"""Seconds of CPU that can be saved."""
+SAMPLE: Final = 32
+"""Requests from which is learned what sleeping takes."""
+TERM: Final = 1.0
+"""Seconds after which that is learned again."""
 
 
 class Vigil:
     """One event loop's. Tell it of each request that was answered, and a `patient` one of those still to be.
 
-    `idle` is that loop's watcher for having nothing to do, `now` monotonic seconds, `cpus` how many there are for us.
-    With `patience` it looks for so many seconds after each request, whatever that takes.
+    `idle` is that loop's watcher for having nothing to do, `now` monotonic seconds, `cpu_time` the seconds of CPU its
+    thread has taken, `cpus` how many there are for us. With `patience` it looks for so many seconds after each request,
+    whatever that takes.
     """
 
     def __init__(
         self,
         idle: Any = None,
         now: Callable[[], float] = time.monotonic,
+        cpu_time: Callable[[], float] = time.thread_time,
         cpus: int = len(os.sched_getaffinity(0)),
         patience: float = 0.0,
     ) -> None:
         self.awake = False
         self.patient = patience > 0.0
         self._idle = get_hub().loop.idle() if idle is None else idle
-        self._now = now
+        self._now, self._cpu_time = now, cpu_time
+        self._may_look = cpus > 1  # whoever is to ask next needs a CPU as well
+        self._moment = patience or MOMENT
         self._looking_since = 0.0  # 0: it is not
-        self._credit = 0.0
-        self._moment, self._penalty = MOMENT, PENALTY
-        self._earned = EARNED if cpus > 1 else 0.0  # whoever is to ask next needs a CPU as well
-        if self.patient:
-            self._moment, self._penalty = patience, 0.0
-            self._earned = 2 * patience  # one request is enough, also after one that came too late
+        self._saved = 0.0  # seconds of CPU; below zero it is to be earned
+        self._allowed = 0.0  # the same, for each request
+        self._served_at = 0.0
+        self._term_ends = 0.0
+        self._slept_for = 0  # requests, since the thread had taken this:
+        self._cpu_taken = cpu_time()
 
     def served(self) -> None:
         """A client was, and what it says next may come soon."""
         # Hot: runs for every synchronous PUB of who is alone, and every FIN.
-        self._credit = min(self._credit + self._earned, self._moment)
-        if not self.awake:
-            if self._credit == self._moment:
-                self.awake = True
-                self._idle.start(self._look)
-        elif self._looking_since:
-            self._credit -= self._now() - self._looking_since
-            self._looking_since = 0.0
-            if self._credit < 0.0:
-                self._sleep()
+        self._looking_since = 0.0
+        if self.awake:
+            if not self.patient:
+                self._spend()
+        elif self.patient:
+            self._stay_awake()
+        elif self._may_look:
+            self._slept_for += 1
+            if self._slept_for == SAMPLE:
+                self._learn()
 
     def stop(self) -> None:
         """For good."""
         self._sleep()
         self._idle.close()
+
+    def _spend(self) -> None:
+        now = self._now()
+        self._saved = min(self._saved + self._allowed - (now - self._served_at), MOST)
+        self._served_at = now
+        if self._saved < 0.0 or now > self._term_ends:
+            self._sleep()
+
+    def _learn(self) -> None:
+        before, self._slept_for, self._cpu_taken = self._cpu_taken, 0, self._cpu_time()
+        taken = self._cpu_taken - before
+        self._allowed = ALLOWED * taken / SAMPLE
+        self._saved = min(self._saved + (ALLOWED - 1.0) * taken, MOST)
+        if self._saved >= MOMENT:
+            self._served_at = self._now()
+            self._term_ends = self._served_at + TERM
+            self._stay_awake()
 
     def _look(self) -> None:
         """The event loop has nothing to do."""
@@ -72,10 +98,16 @@ class Vigil:
         if not self._looking_since:
             self._looking_since = now
         elif now - self._looking_since > self._moment:
-            self._credit -= self._penalty
+            self._saved -= now - self._served_at
             self._sleep()
+
+    def _stay_awake(self) -> None:
+        self.awake = True
+        self._idle.start(self._look)
 
     def _sleep(self) -> None:
         self.awake = False
         self._looking_since = 0.0
         self._idle.stop()
+        self._slept_for, self._cpu_taken = 0, self._cpu_time()
+        self._saved = max(self._saved, -MOMENT)  # whatever else the time went into

@@ -1,27 +1,33 @@
 """Staying awake: when the event loop looks instead of sleeping, and what that may take."""
 
+import itertools
+import math
 import struct
 from collections.abc import Callable
 
 import gevent
 import pytest
 
-from nsq_compat.net.vigil import EARNED, MOMENT, PENALTY, Vigil
+from nsq_compat.net.vigil import ALLOWED, MOMENT, SAMPLE, TERM, Vigil
 from tests.net.conftest import Client, Server
 
-ENOUGH = round(MOMENT / EARNED + 1)
-"""Requests that earn a moment, whatever is rounded."""
+WORK, WAKING = 20e-6, 10e-6
+"""Seconds of CPU for a request, and for being woken."""
 
 
 class Loop:
-    """An event loop's idle watcher, and its clock."""
+    """An event loop's idle watcher, its clock, and its thread's CPU clock."""
 
     def __init__(self) -> None:
         self.time = 1000.0
+        self.taken = 0.5
         self.looks: Callable[[], None] | None = None
 
     def now(self) -> float:
         return self.time
+
+    def cpu_time(self) -> float:
+        return self.taken
 
     def start(self, callback) -> None:
         self.looks = callback
@@ -32,13 +38,27 @@ class Loop:
     def close(self) -> None:
         pass
 
+    def works(self, seconds: float) -> None:
+        self.time += seconds
+        self.taken += seconds
+
     def idles(self, seconds: float) -> None:
         """Nothing happens for so long; the loop comes round every microsecond, unless it sleeps."""
         end = self.time + seconds
-        while self.time < end:
-            if self.looks is not None:
-                self.looks()
-            self.time += 1e-6
+        while self.time < end and self.looks is not None:
+            self.looks()
+            self.works(1e-6)
+        self.time = max(self.time, end)
+
+    def answers(self, vigil: Vigil, requests: int, pause: float, waking: float = WAKING) -> int:
+        """How many of them found it awake; each comes so long after the answer to the one before."""
+        found = 0
+        for _ in range(requests):
+            self.idles(pause)
+            found += vigil.awake
+            self.works(WORK if vigil.awake else WORK + waking)
+            vigil.served()
+        return found
 
 
 @pytest.fixture
@@ -48,84 +68,102 @@ def loop() -> Loop:
 
 @pytest.fixture
 def vigil(loop) -> Vigil:
-    return Vigil(loop, loop.now, cpus=2)
+    return Vigil(loop, loop.now, loop.cpu_time, cpus=2)
 
 
-def awake_after(vigil: Vigil, limit: int) -> int:
+def wake(vigil: Vigil, loop: Loop, limit: int = 10 * SAMPLE, taking: float = WORK + WAKING) -> int:
     """How many requests it takes, each coming when the loop had other things to do."""
     for count in range(limit):
         if vigil.awake:
             return count
+        loop.works(taking)
         vigil.served()
     raise AssertionError(f"{limit} requests are not enough")
 
 
-def test_some_requests_earn_the_first_moment(vigil):
-    assert 1 < awake_after(vigil, 100) <= ENOUGH
+def test_first_it_learns_what_sleeping_takes(vigil, loop):
+    assert wake(vigil, loop) == SAMPLE
+    assert (ALLOWED - 1) * SAMPLE * (WORK + WAKING) > MOMENT
 
 
-def test_a_request_that_comes_in_time_keeps_it_awake(vigil, loop):
-    awake_after(vigil, 100)
-    for _ in range(1000):
-        loop.idles(EARNED / 2)
-        vigil.served()
-        assert vigil.awake
+def test_it_looks_when_it_has_saved_a_moment(vigil, loop):
+    a_sample_saves = (ALLOWED - 1) * SAMPLE * WORK / 4
+    assert wake(vigil, loop, taking=WORK / 4) == math.ceil(MOMENT / a_sample_saves) * SAMPLE > SAMPLE
 
 
-def test_looking_takes_no_more_than_was_earned(vigil, loop):
-    looked = 0.0
-    for _ in range(10_000):
-        before = loop.time
-        loop.idles(MOMENT * 0.8)
-        looked += loop.time - before if vigil.awake else 0.0
-        vigil.served()
-    assert 0.5 * EARNED < looked / 10_000 <= EARNED * 1.01
+def test_who_asks_again_in_time_finds_it_awake(vigil, loop):
+    wake(vigil, loop)
+    assert loop.answers(vigil, 1000, pause=WAKING / 2) == 1000
 
 
-def test_a_moment_in_vain_is_not_tried_again_soon(vigil, loop):
-    awake_after(vigil, 100)
+@pytest.mark.parametrize("pause", [1.5 * WAKING, 3 * WAKING, 0.8 * MOMENT, 1.2 * MOMENT, 100 * MOMENT])
+def test_a_request_takes_no_more_cpu_than_is_allowed(vigil, loop, pause):
+    before = loop.taken
+    found = loop.answers(vigil, 30_000, pause)
+    slept_for = (loop.taken - before) / 30_000 / (WORK + WAKING)
+    assert slept_for <= ALLOWED * 1.01
+    assert found == 0 or slept_for > (1 + ALLOWED) / 2
+    assert (found > 0) == (pause < MOMENT)
+
+
+@pytest.mark.parametrize("waking", [WAKING, MOMENT / 2, MOMENT])
+def test_the_dearer_waking_is_the_more_often_a_pause_finds_it_awake(vigil, loop, waking):
+    pause = 0.8 * MOMENT
+    earned = (ALLOWED - 1) * (WORK + waking)
+    spent = max(0.0, WORK + pause - ALLOWED * (WORK + waking))
+    share = earned / (earned + spent)
+    assert loop.answers(vigil, 10_000, pause, waking) / 10_000 == pytest.approx(share, abs=0.05)
+
+
+def test_what_sleeping_takes_is_learned_again_each_term(vigil, loop):
+    pause = WAKING / 2
+    a_term = round(TERM / (WORK + pause))
+    wake(vigil, loop)
+    found = loop.answers(vigil, 2 * a_term + SAMPLE, pause)
+    assert found == pytest.approx(2 * a_term - SAMPLE, abs=2 * SAMPLE)
+    assert found < 2 * a_term + SAMPLE
+
+
+def test_a_moment_in_vain_is_not_tried_again_before_it_is_earned(vigil, loop):
+    first = wake(vigil, loop, taking=WORK / 4)
     loop.idles(0.01)
+    assert wake(vigil, loop, taking=WORK / 4) >= first - SAMPLE > SAMPLE
+
+
+def test_what_the_loop_had_else_to_do_is_not_held_against_it_for_long(vigil, loop):
+    wake(vigil, loop)
+    loop.works(10.0)
+    vigil.served()
     assert not vigil.awake
-    assert awake_after(vigil, 1000) >= PENALTY / EARNED
+    assert wake(vigil, loop) == 2 * SAMPLE
 
 
-def test_where_nothing_ever_comes_in_time_it_is_hardly_tried(vigil, loop):
-    looked = 0.0
-    for _ in range(2000):
-        looked += MOMENT if vigil.awake else 0.0
-        loop.idles(2 * MOMENT)
-        vigil.served()
-    assert looked / 2000 < EARNED / 5
-
-
-def test_a_loop_that_always_has_something_to_do_pays_nothing(vigil):
-    awake_after(vigil, 100)
-    for _ in range(1000):
-        vigil.served()
-        assert vigil.awake
+def test_a_loop_that_always_has_something_to_do_stays_awake(vigil, loop):
+    wake(vigil, loop)
+    assert loop.answers(vigil, 1000, pause=0.0) == 1000
 
 
 def test_on_a_single_cpu_it_sleeps_for_whoever_asks_next_needs_it(loop):
-    vigil = Vigil(loop, loop.now, cpus=1)
-    for _ in range(1000):
-        vigil.served()
-        assert not vigil.awake
+    vigil = Vigil(loop, loop.now, loop.cpu_time, cpus=1)
+    assert loop.answers(vigil, 1000, pause=0.0) == 0
 
 
-def test_a_part_of_a_command_is_no_request(loop, vigil, eventually):
+def test_a_part_of_a_command_is_no_request(loop, eventually):
+    vigil = Vigil(loop, loop.now, cpu_time=itertools.count(1.0).__next__, cpus=2)  # a single sample is enough
     server = Server(session_waits=False, vigil=vigil)
     client = Client(server.address).says(b"  V2").publishes(b"t", b"before")
-    awake_after(vigil, 100)
-    loop.idles(0.01)
-    assert not vigil.awake
     (session,) = server.tcp.sessions
-    client.says(b"PUB t\n" + struct.pack(">i", 100))
-    for taken in range(1, 100):
+    parts = 2 * SAMPLE
+    client.says(b"PUB t\n" + struct.pack(">i", parts))
+    for taken in range(1, parts):
         client.says(b"x")
         eventually(lambda taken=taken: session._reader._available == taken)
     client.says(b"x")
     assert client.frame().data == b"OK"
     assert not vigil.awake
+    for _ in range(SAMPLE):
+        client.publishes(b"t", b"whole")
+    eventually(lambda: vigil.awake)
     client.socket.close()
     server.stop()
 
@@ -137,11 +175,11 @@ PATIENCE = 0.005
 
 @pytest.fixture
 def patient(loop) -> Vigil:
-    return Vigil(loop, loop.now, cpus=1, patience=PATIENCE)
+    return Vigil(loop, loop.now, loop.cpu_time, cpus=1, patience=PATIENCE)
 
 
-def test_a_patient_one_looks_from_the_first_request_on_also_on_a_single_cpu(patient):
-    assert awake_after(patient, 2) == 1
+def test_a_patient_one_looks_from_the_first_request_on_also_on_a_single_cpu(patient, loop):
+    assert wake(patient, loop, 2) == 1
 
 
 def test_a_patient_one_looks_as_long_as_it_is_told_after_every_request(patient, loop):
@@ -185,7 +223,7 @@ def test_a_patient_one_hears_of_what_is_published_together_at_the_end_of_a_turn_
 
 def test_a_real_event_loop_goes_to_sleep_when_nobody_comes():
     vigil = Vigil(cpus=2)
-    awake_after(vigil, 100)
+    wake(vigil, Loop(), limit=1_000_000)
     with gevent.Timeout(20):
         while vigil.awake:
             gevent.sleep(0.001)
@@ -193,7 +231,7 @@ def test_a_real_event_loop_goes_to_sleep_when_nobody_comes():
 
 
 def test_who_stops_looking_for_good_is_not_awake(vigil, loop):
-    awake_after(vigil, 100)
+    wake(vigil, loop)
     vigil.stop()
     assert not vigil.awake
     assert loop.looks is None
