@@ -2,9 +2,10 @@
 
 Who awaits each answer before the next request lets the event loop fall asleep in between, and being woken takes longer
 than what is asked for. So the loop looks again and again instead, if it can afford to. Asleep it learns what CPU a
-request takes, being woken for it included. Awake it may take a little more; what it does not take is saved, and spent
-where looking takes longer. When all is spent it sleeps, and that little is earned again. So it never takes much more
-CPU than if it always slept, whenever requests come. Unless time matters more: then it looks after each of them.
+request takes, being woken for it included. Awake it may take some more; what it does not take is saved, and spent where
+looking takes longer. When all is spent it sleeps, and that more is earned again. So the CPU it takes stays in
+proportion to what the same requests take asleep, whenever they come and however dear waking is. Unless time matters
+more: then it looks after each of them.
 """
 
 import os
@@ -14,7 +15,7 @@ from typing import Any, Final
 
 from gevent.hub import get_hub
 
-ALLOWED: Final = 1.15
+ALLOWED: Final = 2.5
 """What CPU a request may take, looking included, to that of one that is slept for."""
 MOMENT: Final = 100e-6
 """Seconds of looking until it was in vain, and of CPU to be saved before it is tried."""
