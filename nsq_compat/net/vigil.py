@@ -3,9 +3,9 @@
 Who awaits each answer before the next request lets the event loop fall asleep in between, and being woken takes longer
 than what is asked for. So the loop looks again and again instead, if it can afford to. Asleep it learns what CPU a
 request takes, being woken for it included. Awake it may take some more; what it does not take is saved, and spent where
-looking takes longer. When all is spent it sleeps, and that more is earned again. So the CPU it takes stays in
-proportion to what the same requests take asleep, whenever they come and however dear waking is. Unless time matters
-more: then it looks after each of them.
+looking takes longer. When that is spent it sleeps until some is saved again. So the CPU it takes stays in proportion to
+what the same requests take asleep, whenever they come and however dear waking is. Unless time matters more: then it
+looks after each of them.
 """
 
 import os
