@@ -2,9 +2,9 @@
 
 Time says little on a machine that others use, and what is to be noticed is 15 %. So nothing is timed: our nsqd runs in
 valgrind, which counts the instructions it executes, and its system calls, while it is sent the same messages again and
-again. Counts are the same on a busy machine; with a single CPU to itself nsqd does not look out for what comes next
-either, which goes by time. Instructions are told as a ratio to a calibration loop in the same Python,
-which takes out most of how that was built. What the kernel does for a system call is not seen; that there are more is.
+again. Counts are the same on a busy machine. It gets a single CPU, where it does not look out for what comes next: how
+often it would goes by time. Instructions are told as a ratio to a calibration loop in the same Python, which takes out
+most of how that was built. What the kernel does for a system call is not seen; that there are more is.
 
 The compiled nsqd, which is counted where it stands on PYTHONPATH, has a record of its own: ``guard-compiled.json``.
 """
