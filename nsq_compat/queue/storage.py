@@ -142,6 +142,8 @@ class TopicStore:
     def __init__(self, storage: Storage, folder: str, topic_log: TopicLog) -> None:
         self.log = topic_log
         self.always = storage.durability is not Durability.MEMORY
+        self.is_complete = self.always or topic_log.has_begun
+        """Whether the log tells of all there is; else it has to ``begin``: at level memory it may be empty for long."""
         self._storage = storage
         self._checkpoint_path = os.path.join(folder, CHECKPOINT)
         self.commits = storage.durability is Durability.FSYNC
@@ -175,9 +177,15 @@ class TopicStore:
             self._storage.failed(error)
             raise
 
+    def begin(self, notes: Iterable[tuple[int, str]], seq: int) -> None:
+        """Write what there is, kinds and names, into a log that begins later than its topic. Raises ``OSError``."""
+        for kind, name in notes:
+            self.append([name.encode("ascii")], seq, kind=kind)
+        self.is_complete = True
+
     def note(self, kind: int, name: str, seq: int) -> None:
         """Write down that something other than a message came or went, if the log is to know. Raises ``OSError``."""
-        if self.always or self.log.disk_bytes:
+        if self.always or self.log.has_begun:
             self.append([name.encode("ascii")], seq, kind=kind)
 
     def keep(self, frames: Sequence[bytes]) -> None:

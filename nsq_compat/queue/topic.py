@@ -152,6 +152,8 @@ class Topic:
         # Hot: once for every publish.
         store = self.store
         if store is not None and (store.always or self._spills(len(frames))):
+            if not store.is_complete:
+                store.begin(self._what_there_is(), self._seq)
             store.append(frames, self._seq, joined=joined)
         self._seq += len(frames)
         if self._holding:
@@ -169,6 +171,8 @@ class Topic:
         targets = [self._held.deferred] if self._holding else [each.deferred for each in self.channels.values()]
         logged = self.store is not None and (self.store.always or any(each.spills(len(frames)) for each in targets))
         if self.store is not None and logged:
+            if not self.store.is_complete:
+                self.store.begin(self._what_there_is(), self._seq)
             self.store.append(frames, self._seq, due_ns, DEFERRED)
         if self._holding:
             fitting = self._held.deferred.fitting(frames)
@@ -375,13 +379,9 @@ class Topic:
         stands = before.end if held is None else held.position
         for name, place in before.channels.items():
             self._make_channel(name, 0).restore(place, stands, shift, self.store.log.fetch)
-        if not self.store.log.disk_bytes:  # the log begins later than the topic: with what there is
-            for name in self.channels:
-                self._note(CHANNEL_CREATED, name, stands)
-            if self.paused:
-                self._note(TOPIC_PAUSED, "", stands)
-            if self.awaits_channels:
-                self._note(TOPIC_AWAITS_CHANNELS, "", stands)
+        if not self.store.log.has_begun:
+            for kind, name in self._what_there_is():
+                self._note(kind, name, stands)
         place = Place(stands) if held is not None or before.everything is None else before.everything
         for name in channels:
             if name not in self.channels and name not in before.gone and not is_ephemeral(name):
@@ -476,6 +476,15 @@ class Topic:
         """All goes to channels that end with the process: the log has to say that the topic does not hold it."""
         if not self._holding and all(channel.ephemeral for channel in self.channels.values()):
             self._note(CHANNEL_CREATED, next(iter(self.channels)))
+
+    def _what_there_is(self) -> Iterator[tuple[int, str]]:
+        """What a log that begins later than the topic begins with, as if all of it came only now."""
+        for name in self.channels:
+            yield CHANNEL_CREATED, name
+        if self.paused:
+            yield TOPIC_PAUSED, ""
+        if self.awaits_channels:
+            yield TOPIC_AWAITS_CHANNELS, ""
 
     def _note_change(self) -> None:
         if not self._changed and self.store is not None:

@@ -106,6 +106,11 @@ class TopicLog:
         return self._segments[0].first_seq if self._segments else self._seq
 
     @property
+    def has_begun(self) -> bool:
+        """Whether anything was ever written to it, not counting what is kept beside it."""
+        return bool(self._segments)
+
+    @property
     def is_whole(self) -> bool:
         """Whether nothing was deleted from it or kept beside it yet."""
         following = enumerate(self._segments, 1)  # any of them may be released first, not just the oldest

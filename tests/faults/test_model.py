@@ -652,6 +652,15 @@ class QueueOnDisk(RuleBasedStateMachine):
         self.disk.kill()
         self.start_anew(durability, memory, promised=_what_must_come)
 
+    @precondition(lambda self: self.durability is Durability.MEMORY)
+    @has_channels
+    @rule(channel=pick, memory=memories, garbage=st.booleans())
+    def level_memory_ends_and_all_checkpoints_are_damaged(self, channel: int, memory: int, garbage: bool) -> None:
+        """What was logged at that level tells as much as what is logged afterwards."""
+        self.publish_during_a_pause(channel, 1, emptied=True)
+        self.stop_and_start(Durability.OS, memory, orderly=True)
+        self.kill_and_damage_all_checkpoints(Durability.OS, memory, garbage)
+
     @rule(durability=durabilities, memory=memories, orderly=st.booleans())
     def stop_and_start(self, durability: Durability, memory: int, orderly: bool) -> None:
         self.stop(orderly)
@@ -740,6 +749,9 @@ class QueueInMemory(QueueOnDisk):
         super().open(Durability.MEMORY, memory)
 
     def kill(self, *args: object, **kwargs: object) -> None:
+        """No rule here."""
+
+    def level_memory_ends_and_all_checkpoints_are_damaged(self, *args: object, **kwargs: object) -> None:
         """No rule here."""
 
     @has_channels
@@ -845,6 +857,7 @@ MUTANTS: dict[str, Mutant] = {
     "a topic's end before the disk has it": (QueueAtFsync, TopicLog, "delete", _forgets_the_name),
     "a checkpoint before the disk has its name": (QueueAtFsync, TopicLog, "note_new_name", _does_nothing),
     "ids that begin again": (QueueOnDisk, GuidFactory, "start_after", _does_nothing),
+    "a log begun late that knows no channels": (QueueOnDisk, TopicStore, "begin", _does_nothing),
 }
 
 

@@ -569,6 +569,89 @@ def test_at_level_memory_there_is_no_checkpoint_as_long_as_there_is_nothing_on_d
     assert daemon.topic().store.is_used
 
 
+def lose_checkpoint(data_path):
+    os.unlink(os.path.join(data_path.folder(), CHECKPOINT))
+
+
+@pytest.mark.parametrize("defer", [0.0, 50.0], ids=["at once", "deferred"])
+def test_a_log_begun_because_memory_is_used_up_tells_which_channels_there_were(data_path, defer):
+    daemon = data_path.start(Durability.MEMORY)
+    daemon.channel("archive")
+    daemon.channel("slow")
+    daemon.publishes(b"a", b"b", b"c", defer=defer)
+    daemon.topic().empty()
+    data_path.stop(daemon)
+    daemon = data_path.start()
+    daemon.publishes(b"d")
+    data_path.kill(daemon)
+    lose_checkpoint(data_path)
+    daemon = data_path.start()
+    assert set(daemon.topic().channels) == {"archive", "slow"}
+    daemon.waits(defer)
+    for name in ("archive", "slow"):
+        assert sorted(left(daemon.consumer(name))) == [b"a", b"b", b"c", b"d"]
+
+
+def test_a_log_begun_because_memory_is_used_up_tells_of_a_pause(data_path):
+    daemon = data_path.start(Durability.MEMORY)
+    daemon.channel()
+    daemon.topic().pause()
+    daemon.topic().await_channels()
+    daemon.publishes(b"a", b"b", b"c")
+    data_path.kill(daemon)
+    daemon = data_path.start()
+    assert (daemon.topic().paused, daemon.topic().awaits_channels, daemon.topic().depth) == (True, True, 3)
+    consumer = daemon.consumer()
+    daemon.topic().unpause()
+    assert left(consumer) == []
+    daemon.topic().learn_channels([])
+    assert left(consumer) == [b"a", b"b", b"c"]
+
+
+def test_a_log_begun_beside_what_memory_left_tells_which_channels_there_were(data_path):
+    daemon = data_path.start(Durability.MEMORY)
+    daemon.channel()
+    daemon.publishes(b"a", b"b")
+    data_path.stop(daemon)
+    daemon = data_path.start()
+    assert [name for name in os.listdir(data_path.folder()) if name.startswith("kept")]
+    consumer = daemon.consumer()
+    daemon.publishes(b"c")
+    consumer.finishes(*left(consumer))
+    for _ in range(20):  # it is only looked at every few times
+        data_path.checkpoint(daemon)
+    assert not [name for name in os.listdir(data_path.folder()) if name.startswith("kept")]
+    daemon.publishes(b"d")
+    daemon.topic().empty()
+    data_path.kill(daemon)
+    lose_checkpoint(data_path)
+    assert left(data_path.start().consumer()) == [b"c", b"d"]
+
+
+def test_a_log_that_could_not_begin_begins_with_the_next_publish(data_path, disk, monkeypatch):
+    daemon = data_path.start(Durability.MEMORY, mem_queue_size=0)
+    daemon.channel("archive")
+    daemon.channel("slow")
+    writes = 0
+
+    def full_at_the_second(fd, data, offset):
+        nonlocal writes
+        writes += 1
+        if writes > 2:  # the first is the segment's header
+            raise OSError(errno.ENOSPC, "no room")
+        return os.pwrite(fd, data, offset)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "pwrite", full_at_the_second, raising=False)
+        with pytest.raises(OSError, match="no room"):
+            daemon.publishes(b"a")
+    assert daemon.topic().message_count == 0
+    daemon.publishes(b"b")
+    data_path.kill(daemon)
+    daemon = data_path.start()
+    assert [left(daemon.consumer(name)) for name in ("archive", "slow")] == [[b"b"], [b"b"]]
+
+
 def test_old_messages_that_nobody_finishes_do_not_keep_the_disk_full(data_path):
     data_path.segment_size = 2000
     daemon = data_path.start()
