@@ -1,11 +1,11 @@
-"""Staying awake for a moment, where the next request comes a few microseconds after the last one was answered.
+"""Staying awake between two requests, where those who ask come sooner for it.
 
 Who awaits each answer before the next request lets the event loop fall asleep in between, and being woken takes longer
-than what is asked for. So the loop looks again and again instead, if it can afford to. Asleep it learns what CPU a
-request takes, being woken for it included. Awake it may take some more; what it does not take is saved, and spent where
-looking takes longer. When that is spent it sleeps until some is saved again. So the CPU it takes stays in proportion to
-what the same requests take asleep, whenever they come and however dear waking is. Unless time matters more: then it
-looks after each of them.
+than what is asked for. So the loop looks again and again instead, where that pays and as far as it can afford to.
+Asleep it learns how soon one request follows another and what CPU one takes, being woken for it included. Then it is
+awake for a while. A request may take some more CPU then; what it does not take is saved, and spent where looking takes
+longer, and when that is spent it sleeps again. And if requests came no sooner than before, since they come at their own
+times, it sleeps for twice as many as the last time. Unless time matters more: then it looks after each of them.
 """
 
 import os
@@ -15,16 +15,20 @@ from typing import Any, Final
 
 from gevent.hub import get_hub
 
-ALLOWED: Final = 2.5
+ALLOWED: Final = 1.15
 """What CPU a request may take, looking included, to that of one that is slept for."""
+SOONER: Final = 0.8
+"""The time from one request to the next that shows that looking pays, to that of those that are slept for."""
 MOMENT: Final = 100e-6
 """Seconds of looking until it was in vain, and of CPU to be saved before it is tried."""
-MOST: Final = 10 * MOMENT
+MOST: Final = 20 * MOMENT
 """Seconds of CPU that can be saved."""
-SAMPLE: Final = 32
-"""Requests from which is learned what sleeping takes."""
+SAMPLE: Final = 256
+"""Requests that are slept for before it is tried where it paid the last time, and from which is learned."""
+MOST_SLEPT_FOR: Final = 32 * SAMPLE
+"""The same where it did not pay many times in a row."""
 TERM: Final = 1.0
-"""Seconds after which that is learned again."""
+"""Seconds after which it sleeps to learn again."""
 
 
 class Vigil:
@@ -50,12 +54,14 @@ class Vigil:
         self._may_look = cpus > 1  # whoever is to ask next needs a CPU as well
         self._moment = patience or MOMENT
         self._looking_since = 0.0  # 0: it is not
+        self._dozes = self.patient  # until somebody comes, and then looks
+        self._sleeps_for = SAMPLE  # requests
+        self._requests = 0  # since it began to sleep, or to look:
+        self._began, self._cpu_taken = now(), cpu_time()
+        self._gap = 0.0  # seconds from one request to the next while it slept
         self._saved = 0.0  # seconds of CPU; below zero it is to be earned
         self._allowed = 0.0  # the same, for each request
         self._served_at = 0.0
-        self._term_ends = 0.0
-        self._slept_for = 0  # requests, since the thread had taken this:
-        self._cpu_taken = cpu_time()
 
     def served(self) -> None:
         """A client was, and what it says next may come soon."""
@@ -64,33 +70,41 @@ class Vigil:
         if self.awake:
             if not self.patient:
                 self._spend()
-        elif self.patient:
-            self._stay_awake()
+        elif self._dozes:
+            self._go_on()
         elif self._may_look:
-            self._slept_for += 1
-            if self._slept_for == SAMPLE:
+            self._requests += 1
+            if self._requests == self._sleeps_for:
                 self._learn()
 
     def stop(self) -> None:
         """For good."""
+        self._may_look = False
         self._sleep()
         self._idle.close()
 
     def _spend(self) -> None:
         now = self._now()
+        self._requests += 1
         self._saved = min(self._saved + self._allowed - (now - self._served_at), MOST)
         self._served_at = now
-        if self._saved < 0.0 or now > self._term_ends:
-            self._sleep()
+        if self._saved < 0.0 or now - self._began > TERM:
+            self._judge(now)
+
+    def _go_on(self) -> None:
+        self._dozes = False
+        self._requests += 1
+        self._served_at = self._now()
+        self._stay_awake()
 
     def _learn(self) -> None:
-        before, self._slept_for, self._cpu_taken = self._cpu_taken, 0, self._cpu_time()
-        taken = self._cpu_taken - before
-        self._allowed = ALLOWED * taken / SAMPLE
+        now, taken = self._now(), self._cpu_time() - self._cpu_taken
+        self._gap = (now - self._began) / self._requests
+        self._allowed = ALLOWED * taken / self._requests
         self._saved = min(self._saved + (ALLOWED - 1.0) * taken, MOST)
+        self._begin(now)
         if self._saved >= MOMENT:
-            self._served_at = self._now()
-            self._term_ends = self._served_at + TERM
+            self._served_at = now
             self._stay_awake()
 
     def _look(self) -> None:
@@ -100,15 +114,33 @@ class Vigil:
             self._looking_since = now
         elif now - self._looking_since > self._moment:
             self._saved -= now - self._served_at
-            self._sleep()
+            if self.patient or self._saved >= 0.0:
+                self._doze()
+            else:
+                self._judge(now)
+
+    def _judge(self, now: float) -> None:
+        """Whether it was worth it tells how soon it is tried again."""
+        if now - self._began < SOONER * self._gap * self._requests:
+            self._sleeps_for = SAMPLE
+        else:
+            self._sleeps_for = min(2 * self._sleeps_for, MOST_SLEPT_FOR)
+        self._sleep()
 
     def _stay_awake(self) -> None:
         self.awake = True
         self._idle.start(self._look)
 
+    def _doze(self) -> None:
+        self.awake, self._dozes = False, True
+        self._idle.stop()
+
     def _sleep(self) -> None:
-        self.awake = False
+        self.awake = self._dozes = False
         self._looking_since = 0.0
         self._idle.stop()
-        self._slept_for, self._cpu_taken = 0, self._cpu_time()
         self._saved = max(self._saved, -MOMENT)  # whatever else the time went into
+        self._begin(self._now())
+
+    def _begin(self, now: float) -> None:
+        self._requests, self._began, self._cpu_taken = 0, now, self._cpu_time()
