@@ -102,9 +102,9 @@ def wake(vigil: Vigil, loop: Loop, limit: int = 10 * SAMPLE, taking: float = ASL
 def sleeps_for(vigil: Vigil, loop: Loop, gap: float) -> int:
     """How many requests that come at their own times are slept for before it looks; then it may look until it ends."""
     count = 0
-    while not vigil.awake:
-        count += 1
+    while loop.looks is None:
         loop.hears(vigil, 1, gap)
+        count += 1
     while vigil.awake:
         loop.hears(vigil, 1, gap)
     return count
