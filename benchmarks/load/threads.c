@@ -69,6 +69,7 @@ static void put_stamp(uint8_t *body, int64_t stamp) {
 const char *send_at_moments(int fd, const struct request *requests, int64_t count, double rate, int64_t most, int64_t *late,
 	int64_t *writes) {
 	prctl(PR_SET_TIMERSLACK, 1);
+	memset(late, 0, most * sizeof *late); // so that memory is there when it is needed
 	const int64_t begin = now(CLOCK_MONOTONIC);
 	int64_t sent = 0;
 	for (*writes = 0; sent < most; ++*writes) {
