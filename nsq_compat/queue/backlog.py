@@ -23,6 +23,8 @@ class Backlog:
 
     def __init__(self) -> None:
         self._batches: deque[Sequence[bytes]] = deque()
+        self._append = self._batches.append  # compiled, looking for a method costs as much as calling it
+        self._popleft = self._batches.popleft
         self._offset = 0  # frames of the first batch that are gone
         self.length = 0
 
@@ -32,7 +34,7 @@ class Backlog:
     def extend(self, frames: Sequence[bytes]) -> None:
         """Append a batch, which must not be changed afterwards."""
         if frames:
-            self._batches.append(frames)
+            self._append(frames)
             self.length += len(frames)
 
     def take(self, limit: int, max_bytes: int) -> Sequence[bytes]:
@@ -85,7 +87,7 @@ class Backlog:
         if len(batch) - begin > limit:
             self._offset = begin + limit
             return batch[begin : self._offset]
-        self._batches.popleft()
+        self._popleft()
         self._offset = 0
         return batch[begin:] if begin else batch
 

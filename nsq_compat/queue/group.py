@@ -49,6 +49,7 @@ __all__ = [
 
 _crc32c: Final = google_crc32c.value
 _extend: Final = google_crc32c.extend
+_MAGIC: Final = GROUP_MAGIC  # compiled, a name of another module is looked for in a dict
 _MARK: Final = derive(storage_schema.GROUP_MARK)
 _FIELDS: Final = derive(storage_schema.GROUP_FIELDS)
 _HEADER: Final = derive(storage_schema.GROUP_HEADER)
@@ -127,7 +128,8 @@ def encode_group(
     if count == 1:
         payload = frames[0]
         fields = _FIELDS.pack(_crc32c(payload), first_seq, due_ns, len(payload), 1, kind)
-        return _MARK.pack(GROUP_MAGIC, _crc32c(fields) ^ (offset & LOW_32)) + fields + payload
+        crc: int = _crc32c(fields)
+        return _MARK.pack(_MAGIC, crc ^ (offset & LOW_32)) + fields + payload
     # zip makes the tuples of arguments, one and the same again and again, and starmap hands them on as they are: a
     # seventh less for each checksum than with map.
     checksums = struct.pack(f">{count}I", *starmap(_crc32c, zip(frames)))  # noqa: RUF058

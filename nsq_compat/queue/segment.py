@@ -106,6 +106,7 @@ class Segment:
         self.refused = 0  # up to here it was said that syncing failed
         self._descriptors = descriptors
         self._files = descriptors.files
+        self._pwrite = self._files.pwrite
         self._reserved = end
         self._prepared = end  # up to here there is nothing to do before a write
         self._step = _FIRST_STEP
@@ -138,7 +139,7 @@ class Segment:
         if stop > self._prepared:
             self._prepare(fd, stop, max_size)
         try:
-            written = self._files.pwrite(fd, data, end)
+            written = self._pwrite(fd, data, end)
             if written != len(data):
                 write_all(self._files, fd, data[written:], end + written)
         except OSError:

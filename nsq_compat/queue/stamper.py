@@ -18,12 +18,12 @@ class Stamper:
         of the bodies together.
         """
         # Hot: runs for every publish.
-        if type(bodies) is Alike:
-            frames, joined = self._stamp_alike(bodies, now_ns)
-            return frames, joined, len(bodies) * len(bodies[0])
         if len(bodies) == 1:
             body = bodies[0]
             return (make_frame(self.ids.take_one(now_ns), now_ns, body),), b"", len(body)
+        if type(bodies) is Alike:
+            frames, joined = self._stamp_alike(bodies, now_ns)
+            return frames, joined, len(bodies) * len(bodies[0])
         lengths = list(map(len, bodies))
         return self._stamp_any(bodies, lengths, now_ns), b"", sum(lengths)
 

@@ -128,7 +128,7 @@ class NsqdSession(Conversation):
     def receive_data(self, data: bytes, now: float, now_ns: int) -> None:
         """Feed what the socket gave."""
         publisher = self._publisher
-        if publisher.posted is not None:
+        if publisher.posted is not None or publisher.unanswered is not None:
             publisher.settle()
         if self.closing:
             return
@@ -156,6 +156,9 @@ class NsqdSession(Conversation):
     def data_to_send(self, now: float) -> bytes:
         """Replies first, then one batch of messages; `has_more` says whether to come back for another."""
         self.has_more = False
+        publisher = self._publisher
+        if publisher.unanswered is not None:
+            publisher.answer()
         if now >= self._deadline:
             self._stop_reading("i/o timeout")
         if now >= self._heartbeat_due and not self.closing and self.upgrade is None:
@@ -167,7 +170,7 @@ class NsqdSession(Conversation):
             frames = subscription.next_batch(now)
             self.has_more = subscription.has_more
             if not replies:
-                return b"".join(frames)
+                return frames[0] if len(frames) == 1 else b"".join(frames)
             replies += frames
         # Hot: a producer gets one reply at a time, and joining one is for nothing.
         data = replies[0] if len(replies) == 1 else b"".join(replies)

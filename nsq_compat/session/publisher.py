@@ -36,6 +36,8 @@ class Publisher:
         wake: Callable[[], None],
     ) -> None:
         self.posted: Publish | None = None
+        self.unanswered: Publish | None = None
+        """What is published, and what the client is told of by ``answer``, which must come before another reply."""
         self.counts: dict[bytes, int] = {}
         """Messages by topic."""
         self._broker = broker
@@ -44,6 +46,8 @@ class Publisher:
         self._reply = reply
         self._fail = fail
         self._wake = wake
+        self._last_name = b""
+        self._last_topic: Topic | None = None
 
     def publish(self, command: Publish, now: float, now_ns: int) -> None:
         """A PUB, a run of them, or an MPUB. Raises ``FatalClientError``."""
@@ -65,7 +69,14 @@ class Publisher:
             topic.publish(bodies, now, now_ns)
         except (Refused, OSError) as error:
             raise failed(command.spec, error) from None
-        self._confirm(command)
+        self.unanswered = command
+
+    def answer(self) -> None:
+        """Tell the client of what is `unanswered`. Consumers who wait for it need not wait for this."""
+        # Hot: runs for every synchronous PUB.
+        command, self.unanswered = self.unanswered, None
+        if command is not None:
+            self._confirm(command)
 
     def publish_deferred(self, command: Line, delay: float, now: float, now_ns: int) -> None:
         """A DPUB; `delay` in seconds. Raises ``FatalClientError``."""
@@ -77,25 +88,30 @@ class Publisher:
         self._reply(OK)
 
     def settle(self) -> None:
-        """Publish what is posted, and whatever others have posted with it, now."""
+        """Publish what is posted, and whatever others have posted with it, now; nothing is left to be told."""
         if self.posted is not None and self._intake is not None:
             self._intake.settle()
+        self.answer()
 
     def published(self, error: Exception | None) -> None:
         """What was posted is published, or was refused for this reason; the client hears it now."""
         command, self.posted = self.posted, None
         assert command is not None, "only what was posted is published so"
         if error is None:
-            self._confirm(command)
+            self.unanswered = command
         else:
             self._fail(failed(command.spec, error))
         self._wake()
 
     def _topic_of(self, spec: CommandSpec, topic: bytes) -> Topic:
+        # Hot: runs for every synchronous PUB, whose line is as a rule the one before, the very same object.
         if self._require is not None:
             self._require(spec, topic)
-        name = topic.decode("ascii")
-        return self._broker.topics.get(name) or self._broker.topic(name)  # the former saves a call
+        last = self._last_topic
+        if last is None or topic is not self._last_name or last.exiting:
+            last = self._broker.topic(topic.decode("ascii"))
+            self._last_name, self._last_topic = topic, last
+        return last
 
     def _confirm(self, command: Publish) -> None:
         # Hot: runs for every synchronous PUB, with `_count` written out.

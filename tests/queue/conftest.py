@@ -177,11 +177,16 @@ def make_frames() -> Callable[..., Sequence[bytes]]:
 
 
 class Disk(OsFiles):
-    """The real file system, which refuses to be read while `unreadable` is set; bad sectors would be damage instead."""
+    """The real file system, which refuses to be read while `unreadable` is set; bad sectors would be damage instead.
+
+    `write` does what `pwrite` is asked for, until a test puts something else in its place.
+    """
 
     def __init__(self) -> None:
         self.unreadable = False
+        self.write = os.pwrite
         self.pread = self._pread
+        self.pwrite = lambda fd, data, offset: self.write(fd, data, offset)
 
     def _pread(self, fd: int, size: int, offset: int, /) -> bytes:
         if self.unreadable:

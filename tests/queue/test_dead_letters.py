@@ -163,7 +163,7 @@ def test_a_disk_that_takes_nothing_keeps_them_on_their_way(data_path, disk, monk
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
-        patched.setattr(disk, "pwrite", full, raising=False)
+        patched.setattr(disk, "write", full)
         assert not daemon.sends_dead_letters()
     assert "takes no dead letters - " in caplog.text
     assert daemon.channel().in_flight_count == 1

@@ -134,7 +134,7 @@ def test_a_publish_that_is_refused_changes_nothing(data_path, disk, monkeypatch)
         raise OSError(errno.ENOSPC, "no room")
 
     with monkeypatch.context() as patched:
-        patched.setattr(disk, "pwrite", full, raising=False)
+        patched.setattr(disk, "write", full)
         with pytest.raises(OSError, match="no room"):
             daemon.publishes(b"b")
         with pytest.raises(OSError, match="no room"):
@@ -467,7 +467,7 @@ def test_what_cannot_be_written_down_stays_in_memory(data_path, disk, monkeypatc
         def full(*_):
             raise OSError(errno.ENOSPC, "no room")
 
-        patched.setattr(disk, "pwrite", full, raising=False)
+        patched.setattr(disk, "write", full)
         for number in range(4):
             daemon.publishes(b"%d" % number)
             (each,) = consumer.takes(1)
@@ -642,7 +642,7 @@ def test_a_log_that_could_not_begin_begins_with_the_next_publish(data_path, disk
         return os.pwrite(fd, data, offset)
 
     with monkeypatch.context() as patched:
-        patched.setattr(disk, "pwrite", full_at_the_second, raising=False)
+        patched.setattr(disk, "write", full_at_the_second)
         with pytest.raises(OSError, match="no room"):
             daemon.publishes(b"a")
     assert daemon.topic().message_count == 0
@@ -716,7 +716,7 @@ def test_the_disk_is_ill_from_a_failed_write_to_the_next_that_succeeds(data_path
         raise OSError(errno.ENOSPC, "no room")
 
     with monkeypatch.context() as patched:
-        patched.setattr(disk, "pwrite", full, raising=False)
+        patched.setattr(disk, "write", full)
         with pytest.raises(OSError, match="no room"):
             daemon.publishes(b"a")
         assert storage.error == "no space left on device"

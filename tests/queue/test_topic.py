@@ -263,7 +263,7 @@ def test_a_topic_that_cannot_write_a_channel_down_waits_on(logging_daemon, disk,
         raise OSError(errno.ENOSPC, "no room")
 
     with monkeypatch.context() as patched:
-        patched.setattr(disk, "pwrite", full, raising=False)
+        patched.setattr(disk, "write", full)
         with pytest.raises(OSError, match="no room"):
             topic.learn_channels(["metrics"])
     assert consumer.takes() == []
@@ -398,7 +398,7 @@ def test_a_full_disk_refuses_a_publish_before_anybody_hears_of_it(logging_daemon
         raise OSError(errno.ENOSPC, "no room")
 
     with monkeypatch.context() as patched:
-        patched.setattr(disk, "pwrite", full, raising=False)
+        patched.setattr(disk, "write", full)
         for defer in (0.0, 5.0):
             with pytest.raises(OSError, match="no room"):
                 logging_daemon.publishes(b"a", b"b", defer=defer)

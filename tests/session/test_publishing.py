@@ -237,3 +237,45 @@ def test_what_comes_behind_a_post_that_fails_never_happened(nsqd, two_known, bui
     nsqd.turns()
     one.hears(b"E_PUB_FAILED PUB failed exiting").and_is_closed()
     assert "other" not in nsqd.broker.topics
+
+
+# --- Behind a PUB that is published at once and answered with the next bytes sent -------------------------------------
+
+
+@pytest.fixture
+def alone(producer):
+    """A producer that was the last to publish, so that its next PUB is published at once."""
+    return producer.publishes(b"before", b"again")
+
+
+def test_pubs_that_come_before_the_answer_are_answered_one_by_one(nsqd, alone, build):
+    alone.says_at_once(*[b"PUB t\n" + build.sized(body) for body in (b"one", b"two", b"six")])
+    nsqd.turns()
+    alone.hears(b"OK", b"OK", b"OK")
+    assert nsqd.broker.topics["t"].message_count == 5
+    assert alone.stats.pub_counts == (("t", 5),)
+
+
+def test_an_error_comes_behind_the_answer(nsqd, alone, build):
+    alone.says_at_once(b"PUB t\n" + build.sized(b"one"), b"PUB bad!\n")
+    nsqd.turns()
+    alone.hears(b"OK", b'E_BAD_TOPIC PUB topic name "bad!" is not valid').and_is_closed()
+
+
+def test_another_answer_comes_behind_it(nsqd, alone, build):
+    alone.says_at_once(b"PUB t\n" + build.sized(b"one"), b"SUB t c\n", b"CLS\n")
+    nsqd.turns()
+    alone.hears(b"OK", b"OK", b"CLOSE_WAIT")
+
+
+def test_who_stops_sending_is_answered(alone, build):
+    alone.says_at_once(b"PUB t\n" + build.sized(b"one"))
+    alone.stops_sending().hears(b"OK").and_is_closed()
+
+
+def test_a_topic_that_was_deleted_is_made_anew(nsqd, alone):
+    old = nsqd.broker.topics["t"]
+    nsqd.broker.delete_topic("t")
+    alone.publishes(b"one")
+    assert nsqd.broker.topics["t"] is not old
+    assert nsqd.broker.topics["t"].message_count == 1
