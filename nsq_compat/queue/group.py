@@ -136,7 +136,7 @@ def encode_group(
     joined = joined or b"".join(frames)
     fields = _FIELDS.pack(_extend(_crc32c(checksums), joined), first_seq, due_ns, len(joined), count, kind)
     header_crc = _crc32c(fields) ^ (offset & LOW_32)
-    header, trailer = _MARK.pack(GROUP_MAGIC, header_crc), _MARK.pack(TRAILER_MAGIC, header_crc)
+    header, trailer = _MARK.pack(_MAGIC, header_crc), _MARK.pack(TRAILER_MAGIC, header_crc)
     return b"".join((header, fields, checksums, joined, trailer, fields))
 
 

@@ -94,7 +94,7 @@ class Publisher:
         self.answer()
 
     def published(self, error: Exception | None) -> None:
-        """What was posted is published, or was refused for this reason; the client hears it now."""
+        """What was posted is published, or was refused for this reason; the client hears it in its turn."""
         command, self.posted = self.posted, None
         assert command is not None, "only what was posted is published so"
         if error is None:
