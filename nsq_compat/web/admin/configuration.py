@@ -1,4 +1,4 @@
-"""GET and PUT /config/<option>, for addresses inside `--allow-config-from-cidr`."""
+"""GET and PUT /config/<option>, for addresses inside `--allow-config-from-cidr`; PUT only for admins."""
 
 import ipaddress
 import json
@@ -42,8 +42,7 @@ def show(name: str) -> Response:
 
 @configuration.put("/config/<name>")
 def change(name: str) -> Response:
-    if service().users is not None:
-        require(Role.ADMIN)
+    require(Role.ADMIN)
     body = request.get_data()
     if not 0 < len(body) <= _LARGEST_VALUE:
         raise ApiError(413, "INVALID_VALUE")
