@@ -5,13 +5,13 @@ nobody does, `AllFailed` is raised.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from nsq_compat.cluster import reading
 from nsq_compat.cluster.fan_out import AllFailed, Answer, ask_all
 from nsq_compat.cluster.http_client import HttpClient
-from nsq_compat.cluster.nodes import Node, mark_out_of_date, read_node
+from nsq_compat.cluster.nodes import Node, canonical_address, mark_out_of_date, read_node
 from nsq_compat.cluster.statistics import NodeStats, read_node_stats
 
 log = logging.getLogger(__name__)
@@ -65,6 +65,22 @@ class Cluster:
                 known.remote_addresses.append(f"{address}/{node.remote_address or 'N/A'}")
         mark_out_of_date(list(nodes.values()))
         return Answer(sorted(nodes.values(), key=lambda node: node.hostname), listings.errors)
+
+    def known_address(self, address: str) -> str | None:
+        """The HTTP address of a node as the cluster spells it; None for one that the cluster does not know.
+
+        Known are the nodes that nsqlookupds announce, or those of the fixed list. Raises `AllFailed`.
+        """
+        wanted = canonical_address(address)
+        if wanted is None:
+            return None
+
+        def find(addresses: Iterable[str]) -> str | None:
+            return next((each for each in addresses if canonical_address(each) == wanted), None)
+
+        # A node of the fixed list may call itself by another name than the list does: both are known.
+        named = None if self.lookupds else find(self.nsqds)
+        return named or find(node.http_address for node in self.nodes().value)
 
     def producers(self, topic: str) -> Answer[list[Node]]:
         """The nsqds that have a topic."""

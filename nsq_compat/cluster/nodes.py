@@ -7,9 +7,9 @@ from typing import Final
 
 from nsq_compat.cluster import reading
 from nsq_compat.cluster.reading import BadAnswer
+from nsq_compat.protocol.addresses import canonical_host, is_host, is_port
 
-_HOST: Final = re.compile(r"[A-Za-z0-9._:%-]{1,255}")
-_ADDRESS: Final = re.compile(r"(?:[A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.%]{2,60}\]):[0-9]{1,5}")
+_ADDRESS: Final = re.compile(r"(?:(?P<name>[^:\[\]]+)|\[(?P<ipv6>[^\[\]]+)\]):(?P<port>[0-9]{1,5})", re.ASCII)
 _VERSION: Final = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(?:-([0-9A-Za-z.-]+))?(?:\+[0-9A-Za-z.-]+)?")
 
 
@@ -44,7 +44,18 @@ class Node:
 
 def is_address(text: str) -> bool:
     """Whether it is ``host:port`` and nothing that would mean more in a URL."""
-    return _ADDRESS.fullmatch(text) is not None
+    return canonical_address(text) is not None
+
+
+def canonical_address(text: str) -> tuple[str, int] | None:
+    """Host and port, the same for all spellings of a host; None for what is not ``host:port``."""
+    match = _ADDRESS.fullmatch(text)
+    if match is None:
+        return None
+    host, port = match["name"] or match["ipv6"], int(match["port"])
+    if not is_host(host) or not is_port(port) or (match["ipv6"] is not None) != (":" in host):
+        return None
+    return canonical_host(host), port
 
 
 def join_host_port(host: str, port: int) -> str:
@@ -73,7 +84,7 @@ def read_node(value: object) -> Node:
         http_port=reading.integer(fields.get("http_port")),
         topics=dict(sorted(zip(names, tombstones, strict=False))),
     )
-    if node.broadcast_address and not _HOST.fullmatch(node.broadcast_address):
+    if node.broadcast_address and not is_host(node.broadcast_address):
         raise BadAnswer("invalid answer: a broadcast address that is none")
     return node
 

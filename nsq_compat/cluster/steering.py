@@ -48,8 +48,9 @@ class Steering:
     def tombstone(self, topic: str, node: str) -> Errors:
         """Take a node out of a topic: consumers stop finding it there, and its messages of the topic are deleted."""
         errors = self._tell_lookupds("topic/tombstone", topic=topic, node=node)
-        described = self._cluster.describe(node)
-        return errors + self._tell([described.http_address], "topic/delete", topic=topic)
+        self._cluster.describe(node)  # raises for one that does not answer
+        # The order goes where the answer came from, not where the answer says the node is.
+        return errors + self._tell([node], "topic/delete", topic=topic)
 
     def publish(self, node: str, topic: str, body: bytes, defer_ms: int = 0) -> Errors:
         """One message to one node."""

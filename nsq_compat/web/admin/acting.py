@@ -27,7 +27,7 @@ _LONGEST_BODY: Final = 1024 * 1024
 
 def create(topic: str, channel: str, node: str = "") -> Errors:
     _check_names(topic, channel)
-    _check_node(node)
+    node = _known(node)
     steering = service().steering
     errors = steering.create_on([node], topic, channel) if node else steering.create(topic, channel)
     _tell("create_topic", topic, node=node, errors=errors)
@@ -38,7 +38,7 @@ def create(topic: str, channel: str, node: str = "") -> Errors:
 
 def change(action: str, topic: str, channel: str = "", node: str = "") -> Errors:
     name = f"{action}_{'channel' if channel else 'topic'}"
-    _check_node(node)
+    node = _known(node)
     try:
         errors = service().steering.change(action, topic, channel, node)
     except AllFailed as failure:
@@ -58,7 +58,7 @@ def delete(topic: str, channel: str = "") -> Errors:
 def tombstone(topic: str, node: str) -> Errors:
     if not is_valid_name(topic):
         raise ApiError(400, "INVALID_TOPIC")
-    _check_node(node)
+    node = _known(node)
     errors = service().steering.tombstone(topic, node)
     _tell("tombstone_topic_producer", topic, node=node, errors=errors)
     return errors
@@ -67,7 +67,9 @@ def tombstone(topic: str, node: str) -> Errors:
 def publish(topic: str, node: str, body: bytes, defer_ms: int) -> Errors:
     require(Role.OPERATOR)
     _check_names(topic, "")
-    _check_node(node)
+    node = _known(node)
+    if not node:
+        raise ApiError(400, "INVALID_NODE")
     if not 0 < len(body) <= _LONGEST_BODY:
         raise ApiError(400, "MSG_EMPTY" if not body else "MSG_TOO_BIG")
     errors = service().steering.publish(node, topic, body, defer_ms)
@@ -82,10 +84,16 @@ def _check_names(topic: str, channel: str) -> None:
         raise ApiError(400, "INVALID_CHANNEL")
 
 
-def _check_node(node: str) -> None:
-    """A node is named as ``host:port``: nothing that would lead a request elsewhere."""
-    if node and not is_address(node):
+def _known(node: str) -> str:
+    """The node as the cluster spells it, so that no request goes where the cluster has no node; "" is no node."""
+    if not node:
+        return ""
+    if not is_address(node):
         raise ApiError(400, "INVALID_NODE")
+    known = service().cluster.known_address(node)
+    if known is None:
+        raise ApiError(404, "NODE_NOT_FOUND")
+    return known
 
 
 def _tell(action: str, topic: str, channel: str = "", node: str = "", errors: Errors = ()) -> None:
