@@ -10,17 +10,18 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import requests
 
-from nsq_compat.client.connection import split_address
+from nsq_compat.protocol.addresses import problem_with, shown
 
 log = logging.getLogger(__name__)
 
 _MAX_ANSWER_SIZE = 16 << 20
 _PIECE = 1 << 16
+_MOST_NAMED = 5
 
 
 class LookupFailed(Exception):
@@ -35,8 +36,15 @@ def lookup_url(address: str, topic: str) -> str:
     return urlunsplit((parts.scheme, parts.netloc, path, query, ""))
 
 
-def ask(address: str, topic: str, *, connect_timeout: float = 1.0, request_timeout: float = 2.0) -> set[str]:
-    """The nsqd, as ``host:port``, that one nsqlookupd knows for a topic. Raises ``LookupFailed``.
+class Listing(NamedTuple):
+    """The nsqd of a topic as ``host:port``, and which registrations are skipped because they are invalid."""
+
+    nodes: set[str]
+    skipped: tuple[str, ...] = ()
+
+
+def ask(address: str, topic: str, *, connect_timeout: float = 1.0, request_timeout: float = 2.0) -> Listing:
+    """What one nsqlookupd knows of a topic. Raises ``LookupFailed``.
 
     `request_timeout` is for the whole of it. A topic nobody has is an empty set.
     """
@@ -48,10 +56,10 @@ def ask(address: str, topic: str, *, connect_timeout: float = 1.0, request_timeo
             timeout = (connect_timeout, request_timeout)
             with session.get(lookup_url(address, topic), headers=headers, timeout=timeout, stream=True) as response:
                 if response.status_code == 404:
-                    return set()
+                    return Listing(set())
                 response.raise_for_status()
                 body = b"".join(_bounded(response, deadline))
-        return set(_addresses(json.loads(body)))
+        return _listing(json.loads(body))
     except (requests.RequestException, OSError, ValueError) as error:
         raise LookupFailed(f"{address}: {error}") from error
 
@@ -68,20 +76,20 @@ def _bounded(response: requests.Response, deadline: float) -> Iterator[bytes]:
         yield piece
 
 
-def _addresses(answer: Any) -> Iterator[str]:
-    """One that makes no sense is passed over, so that the others are found."""
+def _listing(answer: Any) -> Listing:
     data = answer.get("data", answer) if isinstance(answer, dict) else None
     producers = data.get("producers") if isinstance(data, dict) else None
     if not isinstance(producers, list):
         raise ValueError("no list of producers in the answer")
+    nodes, skipped = set(), []
     for each in producers:
-        try:
-            address = f"{each['broadcast_address']}:{int(each['tcp_port'])}"
-            split_address(address)
-        except (TypeError, KeyError, ValueError):
-            log.warning("passing over a producer that has no address: %r", each)
+        fields = each if isinstance(each, dict) else {}
+        host, port = fields.get("broadcast_address"), fields.get("tcp_port")
+        if problem := problem_with(host, TCP=port):
+            skipped.append(f"nsqd {shown(fields.get('hostname', ''))}: {problem}")
         else:
-            yield address
+            nodes.add(f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}")
+    return Listing(nodes, tuple(skipped))
 
 
 class Discovery:
@@ -114,6 +122,7 @@ class Discovery:
         self._asked_again = threading.Event()
         self._asking: set[str] = set()
         self._known: dict[str, set[str]] = {}
+        self._skipped: dict[str, frozenset[str]] = {}
         self._lock = threading.Lock()
 
     def start(self) -> None:
@@ -151,17 +160,29 @@ class Discovery:
 
     def _ask(self, address: str) -> None:
         try:
-            nodes = ask(address, self._topic, **self._timeouts)
+            listing = ask(address, self._topic, **self._timeouts)
         except LookupFailed as error:
             log.warning("[%s] nsqlookupd %s", self._topic, error)
-            nodes = None
+            listing = None
         except Exception:  # the top of a thread
             log.exception("[%s] nsqlookupd %s: internal error", self._topic, address)
-            nodes = None
+            listing = None
+        if listing is not None:
+            self._log_skipped(address, listing.skipped)
         with self._lock:
             self._asking.discard(address)
             # What it said last is no longer said: a node that only it listed is not reconnected to.
-            self._known[address] = nodes or set()
+            self._known[address] = listing.nodes if listing else set()
             known = set().union(*self._known.values())
-        if nodes is not None and not self._stopped.is_set():
+        if listing is not None and not self._stopped.is_set():
             self._found(known)
+
+    def _log_skipped(self, lookupd: str, skipped: tuple[str, ...]) -> None:
+        """Once for each registration that is new; nsqlookupd lists it again with every poll."""
+        # Only one thread at a time asks an nsqlookupd.
+        before, self._skipped[lookupd] = self._skipped.get(lookupd, frozenset()), frozenset(skipped)
+        new = sorted(self._skipped[lookupd] - before)
+        for each in new[:_MOST_NAMED]:
+            log.warning("[%s] nsqlookupd %s: skipped the registration of %s", self._topic, lookupd, each)
+        if len(new) > _MOST_NAMED:
+            log.warning("[%s] nsqlookupd %s: skipped %d more", self._topic, lookupd, len(new) - _MOST_NAMED)

@@ -5,6 +5,7 @@
     http_client    one request to one daemon: deadline, size limit, TLS
     fan_out        many requests side by side; who failed is said, the others' answers stand
     nodes          an nsqd as nsqlookupd or its own /info describes it
+    skipped        registrations that make no sense, logged once
     statistics     topics, channels and clients as one nsqd's /stats shows them
     latency        percentiles of processing time
     snapshot       the whole cluster at one moment;  history  what it was;  ages  its oldest messages

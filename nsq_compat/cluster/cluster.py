@@ -11,12 +11,14 @@ from typing import Any, Protocol, TypeVar
 from nsq_compat.cluster import reading
 from nsq_compat.cluster.fan_out import AllFailed, Answer, ask_all
 from nsq_compat.cluster.http_client import HttpClient
-from nsq_compat.cluster.nodes import Node, canonical_address, mark_out_of_date, read_node
+from nsq_compat.cluster.nodes import Node, canonical_address, mark_out_of_date, read_node, read_registrations
+from nsq_compat.cluster.skipped import SkippedLog, named
 from nsq_compat.cluster.statistics import NodeStats, read_node_stats
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Listing = tuple[list[Node], tuple[str, ...]]
 
 
 class Addresses(Protocol):
@@ -32,6 +34,7 @@ class Cluster:
     def __init__(self, client: HttpClient, addresses: Addresses) -> None:
         self.client = client
         self._addresses = addresses
+        self._skipped_log = SkippedLog()
 
     @property
     def lookupds(self) -> Sequence[str]:
@@ -59,12 +62,13 @@ class Cluster:
             return Answer([node for _, node in answer.value], answer.errors, answer.silent)
         listings = self._ask_lookupds(lambda address: self._producers(address, "nodes"))
         nodes: dict[str, Node] = {}
-        for address, listed in listings.value:
+        for address, (listed, _) in listings.value:
             for node in listed:
                 known = nodes.setdefault(node.tcp_address, node)
                 known.remote_addresses.append(f"{address}/{node.remote_address or 'N/A'}")
         mark_out_of_date(list(nodes.values()))
-        return Answer(sorted(nodes.values(), key=lambda node: node.hostname), listings.errors)
+        found = sorted(nodes.values(), key=lambda node: node.hostname)
+        return Answer(found, listings.errors, skipped=_skipped(listings))
 
     def known_address(self, address: str) -> str | None:
         """The HTTP address of a node as the cluster spells it; None for one that the cluster does not know.
@@ -86,8 +90,8 @@ class Cluster:
         """The nsqds that have a topic."""
         if self.lookupds:
             listings = self._ask_lookupds(lambda address: self._producers(address, "lookup", topic=topic))
-            nodes = {node.http_address: node for _, listed in listings.value for node in reversed(listed)}
-            return Answer(list(reversed(nodes.values())), listings.errors)
+            nodes = {node.http_address: node for _, (listed, _) in listings.value for node in reversed(listed)}
+            return Answer(list(reversed(nodes.values())), listings.errors, skipped=_skipped(listings))
         answer = self._ask_nsqds(lambda address: self._describe_producer(address, topic))
         return Answer([node for _, node in answer.value if node is not None], answer.errors)
 
@@ -126,9 +130,13 @@ class Cluster:
         answer = self._ask_lookupds(ask)
         return Answer(sorted({name for _, names in answer.value for name in names}), answer.errors)
 
-    def _producers(self, address: str, path: str, **parameters: str) -> list[Node]:
+    def _producers(self, address: str, path: str, **parameters: str) -> Listing:
+        """The nodes that an nsqlookupd lists, and what it lists besides and is skipped."""
         answer = reading.mapping(self.client.get(address, path, **parameters))
-        return reading.each(read_node, answer.get("producers"))
+        nodes, skipped = read_registrations(answer.get("producers"))
+        texts = named(address, skipped)
+        self._skipped_log.note(address, texts, is_whole=not parameters)
+        return nodes, texts
 
     def _stats(self, address: str, **parameters: str) -> Any:
         # The figures about memory are not wanted, and cost nsqd time.
@@ -155,6 +163,10 @@ class Cluster:
             node.broadcast_address, node.http_port = host.strip("[]"), int(port) if port.isdigit() else 0
         node.hostname = node.hostname or node.broadcast_address
         return node
+
+
+def _skipped(listings: Answer[list[tuple[str, Listing]]]) -> tuple[str, ...]:
+    return tuple(text for _, (_, texts) in listings.value for text in texts)
 
 
 def _topic_names(stats: object) -> list[str]:

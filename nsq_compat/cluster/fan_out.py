@@ -29,6 +29,8 @@ class Answer(Generic[T]):
     errors: tuple[str, ...] = ()
     silent: tuple[str, ...] = ()
     """Who they are, as they were asked for."""
+    skipped: tuple[str, ...] = ()
+    """Parts of the answers that make no sense and are left out, and why."""
 
 
 class AllFailed(Exception):

@@ -1,13 +1,13 @@
 """An nsqd as others describe it: an entry of nsqlookupd's /nodes or /lookup, or its own /info."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from nsq_compat.cluster import reading
 from nsq_compat.cluster.reading import BadAnswer
-from nsq_compat.protocol.addresses import canonical_host, is_host, is_port
+from nsq_compat.protocol.addresses import canonical_host, is_host, is_port, problem_with, shown
 
 _ADDRESS: Final = re.compile(r"(?:(?P<name>[^:\[\]]+)|\[(?P<ipv6>[^\[\]]+)\]):(?P<port>[0-9]{1,5})", re.ASCII)
 _VERSION: Final = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(?:-([0-9A-Za-z.-]+))?(?:\+[0-9A-Za-z.-]+)?")
@@ -63,8 +63,42 @@ def join_host_port(host: str, port: int) -> str:
 
 
 def read_node(value: object) -> Node:
-    """Raises `BadAnswer`."""
-    fields = reading.mapping(value)
+    """A node's own /info, which may leave things out. Raises `BadAnswer`."""
+    node = _read_fields(reading.mapping(value))
+    if node.broadcast_address and (problem := problem_with(node.broadcast_address)):
+        raise BadAnswer(f"invalid answer: {problem}")
+    return node
+
+
+def read_registrations(value: object) -> tuple[list[Node], list[str]]:
+    """The nodes of an nsqlookupd's listing, and why others of its entries are skipped. Raises `BadAnswer`.
+
+    An nsqlookupd repeats what any nsqd says of itself: one invalid entry must not hide the others.
+    """
+    nodes, skipped = [], []
+    for entry in reading.each(lambda each: each, value):
+        try:
+            nodes.append(_read_registration(entry))
+        except BadAnswer as error:
+            skipped.append(f"{_name_of(entry)}: {str(error).removeprefix('invalid answer: ')}")
+    return nodes, skipped
+
+
+def _read_registration(entry: object) -> Node:
+    node = _read_fields(reading.mapping(entry))
+    if problem := problem_with(node.broadcast_address, TCP=node.tcp_port, HTTP=node.http_port):
+        raise BadAnswer(problem)
+    return node
+
+
+def _name_of(entry: object) -> str:
+    """How an operator finds the nsqd of an entry that is not valid."""
+    fields = entry if isinstance(entry, dict) else {}
+    names = [f"{key} {shown(fields[key])}" for key in ("hostname", "remote_address") if fields.get(key)]
+    return f"nsqd ({', '.join(names)})" if names else "an nsqd"
+
+
+def _read_fields(fields: Mapping[str, object]) -> Node:
     names = reading.each(reading.text, fields.get("topics"))
     tombstones = reading.each(reading.boolean, fields.get("tombstones"))
     # Missing tombstones are none: Go's nsqadmin crashes on them.
@@ -73,7 +107,7 @@ def read_node(value: object) -> Node:
     def text(name: str) -> str:
         return reading.text(fields.get(name))
 
-    node = Node(
+    return Node(
         broadcast_address=text("broadcast_address"),
         hostname=text("hostname"),
         version=text("version"),
@@ -84,9 +118,6 @@ def read_node(value: object) -> Node:
         http_port=reading.integer(fields.get("http_port")),
         topics=dict(sorted(zip(names, tombstones, strict=False))),
     )
-    if node.broadcast_address and not is_host(node.broadcast_address):
-        raise BadAnswer("invalid answer: a broadcast address that is none")
-    return node
 
 
 def version_key(version: str) -> tuple[int, int, int, bool, str]:

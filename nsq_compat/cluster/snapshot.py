@@ -43,7 +43,7 @@ def take_snapshot(
         nodes = cluster.nodes()
     except AllFailed as failure:
         return Snapshot(taken_at=now, errors=(str(failure),))
-    errors = nodes.errors
+    errors = nodes.errors + nodes.skipped
     answers: dict[str, NodeStats] = {}
     names: list[str] = []
     try:

@@ -27,7 +27,12 @@ class Steering:
             raise AllFailed("failed to query any nsqlookupd: ")
         producers = self._cluster.producers(topic)
         nodes = [node.http_address for node in producers.value]
-        return errors + producers.errors + self._tell(nodes, "channel/create", topic=topic, channel=channel)
+        return (
+            errors
+            + producers.errors
+            + producers.skipped
+            + self._tell(nodes, "channel/create", topic=topic, channel=channel)
+        )
 
     def create_on(self, nodes: Sequence[str], topic: str, channel: str = "") -> Errors:
         """Make a topic, and a channel, at these nodes themselves."""
@@ -63,7 +68,7 @@ class Steering:
 
     def _who_has(self, topic: str) -> tuple[list[str], Errors]:
         producers = self._cluster.producers(topic)
-        return [node.http_address for node in producers.value], producers.errors
+        return [node.http_address for node in producers.value], producers.errors + producers.skipped
 
     def _tell_lookupds(self, path: str, **parameters: str) -> Errors:
         return self._tell(self._cluster.lookupds, path, **parameters)

@@ -17,6 +17,7 @@ from gevent.pool import Group
 
 from nsq_compat.nsqd.http_calls import CallFailed, HttpCalls
 from nsq_compat.nsqd.lookup_peers import LookupPeers, Peer
+from nsq_compat.protocol.addresses import problem_with
 from nsq_compat.protocol.go_json import STRING, Fields, JsonError, list_of, loads_object
 from nsq_compat.protocol.lookup_commands import LookupdInfo
 from nsq_compat.protocol.names import is_valid_name
@@ -124,6 +125,8 @@ class TopicChannels:
                 lookupd = peer.lookupd
                 if lookupd is None or not lookupd.broadcast_address or began < self._left_alone.get(peer, 0.0):
                     return None
+                if problem := problem_with(lookupd.broadcast_address, HTTP=lookupd.http_port):
+                    return CallFailed(f"{peer.address}: {problem}")
                 return _channels_in(self._calls.get(_url(lookupd, topic)))
         except CallFailed as failure:
             self._peers.suspect(peer)

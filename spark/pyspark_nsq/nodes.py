@@ -7,11 +7,12 @@ import json
 import logging
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
+from nsq_compat.protocol.addresses import problem_with, shown
 from pyspark_nsq.options import ReadOptions
 
 log = logging.getLogger(__name__)
@@ -19,6 +20,7 @@ log = logging.getLogger(__name__)
 _LARGEST_ANSWER = 32 << 20
 # In a second, until a topic has passed on what it has.
 _LOOKS = 50
+_MOST_NAMED = 5
 
 
 class HttpFailed(Exception):
@@ -85,6 +87,7 @@ class Nodes:
         self._known: list[Node] = []
         self._asked: float | None = None
         self._with_channel: set[Node] = set()
+        self._skipped: set[str] = set()
 
     def all(self) -> list[Node]:
         """Sorted, so that batches plan in the same order. Raises ``NoNodes`` if no nsqlookupd answers and none did."""
@@ -193,15 +196,21 @@ class Nodes:
 
     def _look_up(self) -> None:
         found: set[Node] = set()
+        skipped: set[str] = set()
         complaints = []
         for topic in self._options.topics:
             for lookupd in self._options.lookupd_http_addresses:
                 try:
                     answer = ask(lookupd, "lookup", self._options.connect_timeout, topic=topic)
-                    found.update(_producers(lookupd, topic, answer))
+                    nodes, problems = _producers(lookupd, topic, answer)
+                    found.update(nodes)
+                    skipped.update(problems)
                 except HttpFailed as error:
                     complaints.append(str(error))
                     log.warning("passing over an nsqlookupd: %s", error)
+        for text in sorted(skipped - self._skipped)[:_MOST_NAMED]:
+            log.warning("nsqlookupd %s", text)
+        self._skipped = skipped
         asked = len(self._options.topics) * len(self._options.lookupd_http_addresses)
         if len(complaints) < asked:
             self._known = sorted(found, key=lambda node: (node.topic, node.tcp))
@@ -209,19 +218,21 @@ class Nodes:
             raise NoNodes("lookupdHttpAddresses: no nsqlookupd answers: " + "; ".join(complaints))
 
 
-def _producers(lookupd: str, topic: str, answer: Any) -> Iterable[Node]:
-    """One that makes no sense spoils the answer, so that another nsqlookupd's counts; 404 is a topic nobody has."""
-    if answer is None:
-        return []
+def _producers(lookupd: str, topic: str, answer: Any) -> tuple[list[Node], list[str]]:
+    """The nodes of an answer, and why others are skipped; 404 is a topic nobody has.
+
+    An entry of another form spoils the answer, so that another nsqlookupd's counts.
+    """
+    nodes: list[Node] = []
+    skipped: list[str] = []
     try:
-        answer = answer.get("data", answer)
-        return [
-            Node(
-                topic,
-                f"{each['broadcast_address']}:{int(each['tcp_port'])}",
-                f"{each['broadcast_address']}:{int(each['http_port'])}",
-            )
-            for each in answer["producers"] or ()
-        ]
-    except (AttributeError, TypeError, KeyError, ValueError) as error:
+        for each in answer.get("data", answer)["producers"] or () if answer is not None else ():
+            host, tcp, http_port = each["broadcast_address"], each["tcp_port"], each["http_port"]
+            if problem := problem_with(host, TCP=tcp, HTTP=http_port):
+                skipped.append(f"{lookupd}: skipped nsqd {shown(each.get('hostname', ''))}: {problem}")
+                continue
+            host = f"[{host}]" if ":" in host else host
+            nodes.append(Node(topic, f"{host}:{tcp}", f"{host}:{http_port}"))
+    except (AttributeError, TypeError, KeyError) as error:
         raise HttpFailed(f"{lookupd}: /lookup cannot be understood: {error!r}") from None
+    return nodes, skipped

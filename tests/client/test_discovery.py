@@ -41,19 +41,19 @@ def test_where_a_lookupd_is_asked(address, url):
 
 def test_it_knows_the_nsqd_of_a_topic(lookupd):
     lookupd.addresses = ["one.example:4150", "127.0.0.2:4250"]
-    assert ask(lookupd.address, "orders") == {"one.example:4150", "127.0.0.2:4250"}
+    assert ask(lookupd.address, "orders").nodes == {"one.example:4150", "127.0.0.2:4250"}
     assert lookupd.asked == ["orders"]
 
 
 def test_a_topic_nobody_has_is_no_failure(lookupd):
     lookupd.reply = (404, b'{"message":"TOPIC_NOT_FOUND"}')
-    assert ask(lookupd.address, "t") == set()
+    assert ask(lookupd.address, "t").nodes == set()
 
 
 def test_the_envelope_of_old_versions_is_opened(lookupd):
     producers = [{"broadcast_address": "h", "tcp_port": 1}]
     lookupd.reply = (200, json.dumps({"status_code": 200, "data": {"producers": producers}}).encode())
-    assert ask(lookupd.address, "t") == {"h:1"}
+    assert ask(lookupd.address, "t").nodes == {"h:1"}
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_what_is_no_answer_is_a_failure(lookupd, reply):
 def test_one_producer_that_makes_no_sense_does_not_hide_the_others(lookupd):
     lies = [None, {}, {"broadcast_address": "h"}, {"broadcast_address": "", "tcp_port": 1}, {"tcp_port": "x"}]
     lookupd.reply = (200, json.dumps({"producers": [*lies, {"broadcast_address": "h", "tcp_port": 1}]}).encode())
-    assert ask(lookupd.address, "t") == {"h:1"}
+    assert ask(lookupd.address, "t").nodes == {"h:1"}
 
 
 def test_one_that_answers_drop_by_drop_is_given_up_in_time():
@@ -149,3 +149,39 @@ def test_the_interval_grows_by_a_random_share_of_itself(found):
     waits = [discovery.next_interval() for _ in range(200)]
     assert 100 <= min(waits) < 105
     assert 125 < max(waits) <= 130
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *(
+            {"broadcast_address": host}
+            for host in ("a b", "u:p@host", "host/x?", "", "x" * 300, "\u00fc", "a\nb", "[::1", None)
+        ),
+        *({"tcp_port": port} for port in (0, 99999, -1, "4150", True, None)),
+    ],
+)
+def test_a_registration_that_is_invalid_is_skipped_and_named(lookupd, fields):
+    bad = {"broadcast_address": "h", "tcp_port": 1, "hostname": "web3", **fields}
+    good = {"broadcast_address": "::1", "tcp_port": 4150}
+    lookupd.reply = (200, json.dumps({"producers": [bad, good]}).encode())
+    nodes, (skipped,) = ask(lookupd.address, "t")
+    assert nodes == {"[::1]:4150"}
+    assert skipped.startswith('nsqd "web3": invalid ')
+    assert skipped.isprintable()
+
+
+def test_an_invalid_registration_is_logged_when_it_appears_and_not_with_every_poll(lookupd, found, caplog):
+    bad = [{"broadcast_address": "a b", "tcp_port": number, "hostname": str(number)} for number in range(1, 10)]
+    lookupd.reply = (200, json.dumps({"producers": bad}).encode())
+    discovery = Discovery("t", [lookupd.address], found, interval=0.01)
+    discovery.start()
+    wait_until(lambda: len(found.times) > 5)
+    discovery.stop()
+    lines = [line for line in caplog.messages if "skipped" in line]
+    assert len(lines) == 6
+    assert (
+        lines[0]
+        == f'[t] nsqlookupd {lookupd.address}: skipped the registration of nsqd "1": invalid broadcast address "a b"'
+    )
+    assert lines[-1].endswith("skipped 4 more")

@@ -61,6 +61,34 @@ def test_a_node_known_to_two_is_one_node(through_lookupds, two):
     assert nodes[1].out_of_date
 
 
+def test_invalid_registrations_are_named_with_the_nodes_and_logged_once(through_lookupds, two, caplog):
+    bad = producer(1, broadcast_address="a b", remote_address="10.0.0.9:5000")
+    two[0].says("nodes", {"producers": [bad, producer(3)]}).says("lookup", {"producers": [bad, producer(3)]})
+    two[1].says("nodes", {"producers": [producer(5)]}).says("lookup", {"producers": []})
+    why = 'nsqd (hostname "h", remote_address "10.0.0.9:5000"): invalid broadcast address "a b"'
+    text = f"nsqlookupd {two[0].address}: skipped {why}"
+    for _ in range(3):
+        assert through_lookupds.nodes().skipped == (text,)
+        assert through_lookupds.producers("t").skipped == (text,)
+    assert [node.tcp_address for node in through_lookupds.nodes().value] == ["n:3", "n:5"]
+    assert [node.tcp_address for node in through_lookupds.producers("t").value] == ["n:3"]
+    assert caplog.messages == [text]
+    # It goes, and comes again: that is news.
+    two[0].says("nodes", {"producers": []})
+    assert through_lookupds.nodes().skipped == ()
+    two[0].says("nodes", {"producers": [bad]})
+    through_lookupds.nodes()
+    assert caplog.messages == [text, text]
+
+
+def test_of_many_invalid_registrations_a_few_are_named(through_lookupds, two, caplog):
+    two[0].says("nodes", {"producers": [producer(0, hostname=f"h{number}") for number in range(5000)]})
+    two[1].says("nodes", {"producers": []})
+    skipped = through_lookupds.nodes().skipped
+    assert len(skipped) == len(caplog.messages) == 6
+    assert skipped[-1].endswith("skipped 4995 more invalid registrations")
+
+
 def test_nsqds_describe_themselves(of_nsqds, two):
     for daemon in two:
         daemon.says("info", daemon.info())

@@ -1,6 +1,13 @@
 import pytest
 
-from nsq_compat.cluster.nodes import is_address, join_host_port, mark_out_of_date, read_node, version_key
+from nsq_compat.cluster.nodes import (
+    is_address,
+    join_host_port,
+    mark_out_of_date,
+    read_node,
+    read_registrations,
+    version_key,
+)
 from nsq_compat.cluster.reading import BadAnswer
 
 
@@ -23,6 +30,57 @@ def test_topics_come_sorted_with_their_tombstones():
 def test_missing_tombstones_are_none(tombstones):
     node = read_node(entry(topics=["a", "b"], tombstones=tombstones))
     assert node.topics == {"a": bool(tombstones), "b": False}
+
+
+NO_HOSTS = [
+    *("a b", "u:p@host", "host/x?", "", "x" * 300, "\u00fc.example", "a\nb", "a\x00b", "[::1", "::1]", "[::1]"),
+    *(
+        "a/b",
+        "a@b",
+        "a?b",
+        "a#b",
+        "a\\b",
+        "a:b",
+        "1:2",
+        "::1%a/b",
+        "a%41",
+        "\u212a",
+        "\ud800",
+        7,
+        None,
+        True,
+        ["h"],
+        {"a": 1},
+    ),
+]
+NO_PORTS = [0, -1, 65536, 99999, 2**63, "1", 1.5, None, True, [1]]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({"broadcast_address": host} for host in NO_HOSTS),
+        *({name: port} for name in ("http_port", "tcp_port") for port in NO_PORTS),
+    ],
+)
+def test_an_invalid_registration_is_skipped_and_the_others_are_read(fields):
+    nodes, (skipped,) = read_registrations([entry(), entry(hostname="web3", **fields), entry(broadcast_address="::1")])
+    assert [node.tcp_address for node in nodes] == ["n1:4150", "[::1]:4150"]
+    assert skipped.startswith('nsqd (hostname "web3"): ')
+    assert skipped.isprintable()
+    assert len(skipped) < 150
+
+
+@pytest.mark.parametrize("lie", [None, 7, "x", [], {}, {"topics": 3}, {"hostname": {"a": 1}}])
+def test_a_registration_of_another_form_is_skipped_too(lie):
+    nodes, skipped = read_registrations([lie, entry(**lie) if isinstance(lie, dict) else lie, entry()])
+    assert nodes[-1].tcp_address == "n1:4150"
+    assert len(nodes) + len(skipped) == 3
+
+
+def test_the_registrations_are_a_list():
+    with pytest.raises(BadAnswer):
+        read_registrations({"a": 1})
 
 
 @pytest.mark.parametrize("host", ["a/b", "a@b", "a?b", "a b", "a#b", "a\\b", "x" * 300])

@@ -3,16 +3,20 @@
 import json
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from urllib.error import HTTPError
 
 import pytest
 
 from nsq_compat.web.admin.users import Users
+from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
+from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
+from tests.nsqadmin.browser import until
 from tests.nsqadmin.conftest import PATIENCE, publish
 
 NSQADMIN = [sys.executable, "-m", "nsq_compat.nsqadmin.main"]
@@ -79,6 +83,45 @@ def test_a_real_nsqd_is_shown_and_steered(nsqd, start):
     with pytest.raises(HTTPError, match="404"):
         nsqadmin.get("/api/topics")
     assert nsqadmin.logs("200 GET /ui/topics/orders/archive/messages (127.0.0.1:")
+
+
+@contextmanager
+def registered(nsqlookupd, address, topic):
+    """An nsqd, as far as nsqlookupd can tell, that calls its address what it likes."""
+    about = {"broadcast_address": address, "hostname": "web3", "tcp_port": 4150, "http_port": 4151, "version": "1.3.0"}
+    body = json.dumps(about).encode()
+    host, _, port = nsqlookupd.tcp_address.rpartition(":")
+    with socket.create_connection((host, int(port)), PATIENCE) as connection:
+        connection.sendall(b"  V1IDENTIFY\n" + struct.pack(">I", len(body)) + body + f"REGISTER {topic}\n".encode())
+        answers = connection.makefile("rb")
+        for _ in range(2):
+            (size,) = struct.unpack(">I", answers.read(4))
+            assert answers.read(size)[:2] in (b"OK", b'{"')
+        yield
+        answers.close()
+
+
+@pytest.mark.parametrize("address", ["a b", "u:p@host", "host/x?", "x" * 300, "\u00fc.example", "a\nb", "[::1"])
+def test_an_nsqd_that_registers_an_invalid_address_hides_no_other(tmp_path, start, address):
+    (tmp_path / "data").mkdir()
+    with NsqlookupdProcess(installed_nsqlookupd()) as nsqlookupd:
+        options = ["--broadcast-address=127.0.0.1", f"--lookupd-tcp-address={nsqlookupd.tcp_address}"]
+        with (
+            NsqdProcess(installed_nsqd(), tmp_path / "data", options=options) as nsqd,
+            registered(nsqlookupd, address, "orders"),
+        ):
+            nsqd.create_channel("orders", "archive")
+            until(lambda: len(nsqlookupd.get("/lookup", topic="orders")["producers"]) == 2, "both registrations")
+            nsqadmin = start(f"--lookupd-http-address={nsqlookupd.http_address}", "--sample-interval=0s")
+            for path in ("/nodes", "/topics/orders", "/topics/orders/archive", "/api/topics/orders", "/api/counter"):
+                assert "invalid broadcast address" in nsqadmin.get(path)
+            answer = json.loads(nsqadmin.get("/api/nodes"))
+            assert [f"{node['broadcast_address']}:{node['http_port']}" for node in answer["nodes"]] == [
+                nsqd.http_address
+            ]
+            assert "WARNING: " in answer["message"]
+            assert nsqadmin.logs("skipped nsqd")
+            assert sum("skipped nsqd" in line for line in nsqadmin._last_lines) == 1
 
 
 def test_a_node_that_hangs_holds_up_nobody_else(nsqd, start):

@@ -106,6 +106,19 @@ def test_nsqlookupd_is_asked_again_when_it_is_time_and_not_before(fake_lookupd):
     assert [each.tcp for each in nodes.all()] == ["127.0.0.1:8"]
 
 
+def test_an_invalid_registration_is_skipped_and_logged_once(fake_lookupd, caplog):
+    bad = {"broadcast_address": "a b", "tcp_port": 1, "http_port": 2, "hostname": "web3"}
+    good = {"broadcast_address": "::1", "tcp_port": 1, "http_port": 2}
+    fake_lookupd.reply = 200, json.dumps({"producers": [bad, good, {**good, "tcp_port": 0}]}).encode()
+    nodes = Nodes(looked_up(fake_lookupd.address, lookupIntervalMs="0"))
+    for _ in range(3):
+        assert nodes.all() == [Node("t", "[::1]:1", "[::1]:2")]
+    assert [line.partition("skipped ")[2] for line in caplog.messages] == [
+        'nsqd "": invalid TCP port "0"',
+        'nsqd "web3": invalid broadcast address "a b"',
+    ]
+
+
 @pytest.mark.parametrize("reply", [(500, b"{}"), (200, b"no json"), (200, b"[]"), (200, b'{"producers": [{}]}')])
 def test_an_nsqlookupd_that_makes_no_sense_leaves_what_is_known(fake_lookupd, reply):
     fake_lookupd.addresses = ["127.0.0.1:7"]

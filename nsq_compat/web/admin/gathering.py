@@ -89,4 +89,7 @@ class Gathering:
 
     def _value(self, answer: Answer[T]) -> T:
         self.note(answer.errors)
+        if answer.skipped:
+            # Logged already, when they appeared. The same ones come with several questions.
+            self.warnings += [text for text in ["\n".join(answer.skipped)] if text not in self.warnings]
         return answer.value

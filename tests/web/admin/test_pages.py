@@ -1,7 +1,10 @@
 """Home, nodes, counter, lookup, messages: the smaller areas."""
 
 import base64
+import html
 import re
+
+import pytest
 
 from nsq_compat.cluster.snapshot import take_snapshot
 from tests.web.admin.conftest import NOW, topic_json
@@ -131,3 +134,38 @@ def test_a_cluster_that_does_not_answer_is_not_said_to_be_well(browser, nsqd):
         assert "failed to query any nsqd" in page.text
         assert "Every node answers" not in page.text
         assert "No topics yet" not in page.text
+
+
+@pytest.fixture
+def lookupd(make_nsqd, nsqd, service):
+    """An nsqlookupd that lists our nsqd beside a registration whose address is none."""
+    lookupd = make_nsqd()
+    listed = [nsqd.info(broadcast_address="a b", hostname="web3"), nsqd.info(topics=["orders"])]
+    lookupd.says("nodes", {"producers": listed}).says("lookup", {"producers": listed})
+    lookupd.says("topics", {"topics": ["orders"]}).says("channels", {"channels": ["archive"]})
+    service.options.nsqd_http_addresses, service.options.nsqlookupd_http_addresses = (), (lookupd.address,)
+    return lookupd
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/", "/topics", "/topics/orders", "/topics/orders/archive", "/nodes", "/counter", "/lookup"),
+        *("/messages/orders", "/topics/orders/archive/messages", "/nodes/{}"),
+    ],
+)
+def test_a_page_skips_an_invalid_registration_and_names_it(browser, lookupd, nsqd, path):
+    answer = browser.get(path.format(nsqd.address))
+    assert answer.status_code == 200
+    assert html.unescape(shown(answer)).count('nsqd (hostname "web3"): invalid broadcast address "a b"') == 1
+
+
+@pytest.mark.parametrize(
+    "path", ["/api/nodes", "/api/nodes/{}", "/api/counter", "/api/topics/orders", "/api/topics/orders/archive"]
+)
+def test_the_api_skips_an_invalid_registration_and_names_it(browser, lookupd, nsqd, path):
+    answer = browser.get(path.format(nsqd.address))
+    assert answer.status_code == 200
+    message = answer.get_json(force=True)["message"]
+    assert message.startswith("WARNING: ")
+    assert message.count('invalid broadcast address "a b"') == 1
