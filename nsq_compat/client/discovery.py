@@ -8,13 +8,14 @@ import json
 import logging
 import random
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import requests
+import urllib3
 
+from nsq_compat.bounded_http import Deadline, bounded_session
 from nsq_compat.protocol.addresses import problem_with, shown
 
 log = logging.getLogger(__name__)
@@ -48,31 +49,32 @@ def ask(address: str, topic: str, *, connect_timeout: float = 1.0, request_timeo
 
     `request_timeout` is for the whole of it. A topic nobody has is an empty set.
     """
-    deadline = time.monotonic() + request_timeout
+    headers = {"Accept": "application/vnd.nsq; version=1.0"}
+    timeout = (connect_timeout, request_timeout)
     try:
-        with requests.Session() as session:
-            session.trust_env = False  # what is inside a cluster is not asked for through a proxy
-            headers = {"Accept": "application/vnd.nsq; version=1.0"}
-            timeout = (connect_timeout, request_timeout)
+        # What is inside a cluster is not asked for through a proxy.
+        with bounded_session() as session, Deadline(request_timeout) as deadline:
             with session.get(lookup_url(address, topic), headers=headers, timeout=timeout, stream=True) as response:
+                deadline.check()  # headers that were cut off look complete
                 if response.status_code == 404:
                     return Listing(set())
                 response.raise_for_status()
-                body = b"".join(_bounded(response, deadline))
+                body = b"".join(_bounded(response))
+            deadline.check()
         return _listing(json.loads(body))
-    except (requests.RequestException, OSError, ValueError) as error:
+    except TimeoutError as error:
+        raise LookupFailed(f"{address}: the answer takes too long") from error
+    except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
         raise LookupFailed(f"{address}: {error}") from error
 
 
-def _bounded(response: requests.Response, deadline: float) -> Iterator[bytes]:
+def _bounded(response: requests.Response) -> Iterator[bytes]:
     size = 0
     # As it comes: whoever sends a byte a second must not keep us for as many seconds as there are bytes.
     while piece := response.raw.read1(_PIECE, decode_content=True):
         size += len(piece)
         if size > _MAX_ANSWER_SIZE:
             raise ValueError("the answer is too large")
-        if time.monotonic() > deadline:
-            raise ValueError("the answer takes too long")
         yield piece
 
 

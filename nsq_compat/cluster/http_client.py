@@ -1,21 +1,21 @@
 """One request to one NSQ daemon over HTTP.
 
-Every request ends: it has a deadline from the first byte to the last, and an answer has a largest size. A daemon that
+Every request ends: one deadline is for all of it, from the connection to the last byte (`bounded_http`), and an answer
+has a largest size. A daemon that
 requires TLS says so with a 403 that names its HTTPS port; the request is then made there.
 """
 
 import errno
 import http.client
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.cookiejar import DefaultCookiePolicy
 from typing import Any, Final
 
 import requests
 import urllib3
 
+from nsq_compat.bounded_http import Deadline, bounded_session
 from nsq_compat.cluster import reading
 from nsq_compat.cluster.reading import BadAnswer
 from nsq_compat.protocol.quoting import quote
@@ -48,10 +48,8 @@ class HttpClient:
         self.timeout = options.request_timeout
         self._times = (min(options.connect_timeout, options.request_timeout), options.request_timeout)
         self._largest_answer = largest_answer
-        session = requests.Session()
         # nsqadmin: no proxies from the environment. No cookies either: one daemon's are not another's.
-        session.trust_env = False
-        session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=()))
+        session = bounded_session()
         # A connection kept over a restart of the daemon would fail the next request.
         session.headers.update({"Accept": "application/vnd.nsq; version=1.0", "Connection": "close"})
         session.verify = not options.tls_skip_verify and (options.tls_root_ca_file or True)
@@ -75,44 +73,43 @@ class HttpClient:
 
     def fetch(self, url: str, headers: dict[str, str] | None = None) -> tuple[int, str, bytes]:
         """Status, content type and body of any URL."""
-        return self._exchange("GET", url, None, headers)
+        return self._exchange("GET", url, None, headers, Deadline(self.timeout))
 
     def send(self, url: str, body: bytes, headers: dict[str, str]) -> int:
         """POST to any URL; the status."""
-        return self._exchange("POST", url, body, headers)[0]
+        return self._exchange("POST", url, body, headers, Deadline(self.timeout))[0]
 
     def _request(self, method: str, address: str, path: str, parameters: dict[str, str], body: bytes | None) -> bytes:
         url = _url_of("http", address, path, parameters)
-        status, _, answer = self._exchange(method, url, body)
+        deadline = Deadline(self.timeout)
+        status, _, answer = self._exchange(method, url, body, None, deadline)
         if status == 403 and (port := _https_port(answer)):
-            secure = f"{address.rpartition(':')[0]}:{port}"
-            status, _, answer = self._exchange(method, _url_of("https", secure, path, parameters), body)
+            secure = _url_of("https", f"{address.rpartition(':')[0]}:{port}", path, parameters)
+            status, _, answer = self._exchange(method, secure, body, None, deadline)
         if status != 200:
             reason = http.client.responses.get(status, "")
             raise UpstreamError(f"got response {status} {reason} {quote(answer[:_LONGEST_QUOTED])}")
         return answer
 
     def _exchange(
-        self, method: str, url: str, body: bytes | None, headers: dict[str, str] | None = None
+        self, method: str, url: str, body: bytes | None, headers: dict[str, str] | None, deadline: Deadline
     ) -> tuple[int, str, bytes]:
-        deadline = time.monotonic() + self.timeout
-        with _in_words(method, url):
+        with _in_words(method, url), deadline:
             response = self._session.request(
                 method, url, data=body, headers=headers, timeout=self._times, stream=True, allow_redirects=False
             )
             with response:
-                answer = self._read(response, deadline)
+                answer = self._read(response)
+            deadline.check()
         return response.status_code, response.headers.get("Content-Type", ""), answer
 
-    def _read(self, response: requests.Response, deadline: float) -> bytes:
+    def _read(self, response: requests.Response) -> bytes:
         answer = bytearray()
         # One piece as it comes: to wait for a full buffer would be to wait for a sender that drips.
         while chunk := response.raw.read1(_CHUNK, decode_content=True):
             answer += chunk
             if len(answer) > self._largest_answer:
                 raise UpstreamError(f"the answer is larger than {self._largest_answer} bytes")
-            if time.monotonic() > deadline:
-                raise requests.Timeout
         return bytes(answer)
 
 
@@ -138,7 +135,7 @@ def _in_words(method: str, url: str) -> Iterator[None]:
         yield
     except UpstreamError as error:
         raise UpstreamError(f'{method.title()} "{url}": {error}') from None
-    except requests.Timeout:
+    except (requests.Timeout, TimeoutError):
         raise UpstreamError(f'{method.title()} "{url}": timeout') from None
     except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
         raise UpstreamError(f'{method.title()} "{url}": {_reason(url, error)}') from None

@@ -8,19 +8,17 @@ import ssl
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
-from http.cookiejar import DefaultCookiePolicy
-from typing import Any, Final, Literal
+from typing import Final, Literal
 from urllib.parse import quote_plus
 
 import requests
 import urllib3
-from requests.adapters import HTTPAdapter
 
+from nsq_compat.bounded_http import Deadline, bounded_session
 from nsq_compat.protocol.redacting import without_secrets
 
 PLACE: Final = "%s"
 """Where the message goes in the URL of a GET."""
-_MOST_REDIRECTS: Final = 10
 _CHUNK: Final = 64 * 1024
 _LONGEST_ANSWER: Final = 1 << 20
 """Bytes that are read for the sake of the connection; behind them it is cheaper to make another one."""
@@ -47,16 +45,11 @@ class HttpSender:
         self._method = method
         self._request_timeout = request_timeout
         self._timeouts = (min(connect_timeout, request_timeout), request_timeout)
-        session = requests.Session()
-        session.trust_env = False
-        session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=()))
-        session.max_redirects = _MOST_REDIRECTS
+        session = bounded_session(connections, ssl_context=ssl.create_default_context())
         session.headers.clear()
         session.headers["Accept-Encoding"] = "gzip"
         for name, value in headers:
             session.headers[name] = value
-        for scheme in ("http://", "https://"):
-            session.mount(scheme, _Adapter(pool_maxsize=connections))
         self._session = session
 
     def check(self, address: str) -> None:
@@ -79,19 +72,20 @@ class HttpSender:
                     raise
                 # A connection that was kept is closed by the server some time, perhaps just now.
                 self._exchange(address, body)
-        except requests.Timeout:
+        except (requests.Timeout, TimeoutError):
             raise NotSent("timeout") from None
         except _FAILURES as error:
             raise NotSent(_reason(error)) from None
 
     def _exchange(self, address: str, body: bytes) -> None:
-        deadline = time.monotonic() + self._request_timeout
         request = self._session.prepare_request(self._request(address, body))
         with (
+            Deadline(self._request_timeout) as deadline,
             closing(self._session.send(request, stream=True, timeout=self._timeouts)) as response,
-            suppress(*_FAILURES),  # what comes behind the status decides nothing
         ):
-            self._read_on(response, deadline)
+            deadline.check()  # headers that were cut off look complete
+            with suppress(*_FAILURES):  # what comes behind the status decides nothing
+                self._read_on(response)
         if not 200 <= response.status_code < 300:
             raise NotSent(f"got status code {response.status_code}")
 
@@ -102,20 +96,13 @@ class HttpSender:
         before, _, behind = (part.replace("%%", "%") for part in address.partition(PLACE))
         return requests.Request("GET", f"{before}{quote_plus(body)}{behind}")
 
-    def _read_on(self, response: requests.Response, deadline: float) -> None:
+    def _read_on(self, response: requests.Response) -> None:
         left = _LONGEST_ANSWER
-        while left > 0 and time.monotonic() < deadline:
+        while left > 0:
             chunk = response.raw.read1(_CHUNK, decode_content=False)
             if not chunk:
                 return
             left -= len(chunk)
-
-
-class _Adapter(HTTPAdapter):
-    """Judges certificates by the system's authorities, as Go does, besides those that requests brings along."""
-
-    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
-        super().init_poolmanager(*args, **kwargs, ssl_context=ssl.create_default_context())
 
 
 def _reason(error: BaseException) -> str:

@@ -6,8 +6,10 @@ import http.client
 import json
 import logging
 import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
@@ -61,14 +63,17 @@ def post(address: str, path: str, timeout: float, body: bytes = b"", **parameter
 def _exchange(
     method: str, address: str, path: str, timeout: float, body: bytes, parameters: dict[str, str]
 ) -> tuple[int, bytes]:
-    """Status (200 or 404) and body of an answer."""
+    """Status (200 or 404) and body of an answer, all of it within `timeout` seconds."""
     host, _, port = address.rpartition(":")
     connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=timeout)
     url = f"/{path}?{urlencode(parameters)}"
+    deadline = time.monotonic() + timeout
     try:
-        connection.request(method, url, body, {"Accept": "application/vnd.nsq; version=1.0"})
-        response = connection.getresponse()
-        answer = response.read(_LARGEST_ANSWER)
+        connection.connect()
+        with _shut_at(deadline, connection.sock):
+            connection.request(method, url, body, {"Accept": "application/vnd.nsq; version=1.0"})
+            response = connection.getresponse()
+            answer = response.read(_LARGEST_ANSWER)
         if response.status not in (200, 404):
             raise ValueError(f"status {response.status} {answer[:200].decode('utf-8', 'replace')}")
         return response.status, answer
@@ -76,6 +81,28 @@ def _exchange(
         raise HttpFailed(f"http://{address}{url}: {error}") from None
     finally:
         connection.close()
+
+
+@contextmanager
+def _shut_at(deadline: float, connection: socket.socket) -> Iterator[None]:
+    """Shut the connection down at the deadline: each wait for it has a timeout, but a server that drips has many."""
+
+    def shut() -> None:
+        with suppress(OSError):  # the server was quicker
+            connection.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(max(0.0, deadline - time.monotonic()), shut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except (OSError, http.client.HTTPException):
+        if time.monotonic() < deadline:
+            raise
+    finally:
+        timer.cancel()
+    if time.monotonic() >= deadline:
+        raise TimeoutError("timed out")
 
 
 class Nodes:

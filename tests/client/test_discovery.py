@@ -7,6 +7,16 @@ import pytest
 from nsq_compat.client.discovery import Discovery, LookupFailed, ask, lookup_url
 from tests.client.fake_lookupd import FakeLookupd
 from tests.client.waiting import wait_until
+from tests.cluster.hostile import (
+    DEADLINE,
+    DRIPPING,
+    HostileServer,
+    dripping_handshake,
+    dripping_redirects,
+    endless_headers,
+    redirecting,
+    redirecting_with_endless_body,
+)
 
 NOWHERE = "127.0.0.1:1"
 
@@ -185,3 +195,27 @@ def test_an_invalid_registration_is_logged_when_it_appears_and_not_with_every_po
         == f'[t] nsqlookupd {lookupd.address}: skipped the registration of nsqd "1": invalid broadcast address "a b"'
     )
     assert lines[-1].endswith("skipped 4 more")
+
+
+@pytest.mark.parametrize("answer", [*DRIPPING, dripping_redirects])
+def test_an_nsqlookupd_that_draws_its_answer_out_is_given_up_at_the_deadline(answer):
+    with HostileServer(answer) as server, pytest.raises(LookupFailed, match="takes too long"):
+        ask(server.address, "t", request_timeout=DEADLINE)
+
+
+def test_a_tls_handshake_that_is_drawn_out_is_given_up_at_the_deadline():
+    with HostileServer(dripping_handshake) as server, pytest.raises(LookupFailed, match="takes too long"):
+        ask(f"https://{server.address}", "t", request_timeout=DEADLINE)
+
+
+@pytest.mark.parametrize("answer", [redirecting, redirecting_with_endless_body])
+def test_redirects_in_a_loop_are_followed_ten_times_and_their_bodies_not_read(answer):
+    with HostileServer(answer) as server:
+        with pytest.raises(LookupFailed, match="Exceeded 10 redirects"):
+            ask(server.address, "t", request_timeout=20)
+        assert server.requests == 11
+
+
+def test_headers_without_end_are_refused_by_their_number():
+    with HostileServer(endless_headers) as server, pytest.raises(LookupFailed, match="got more than 100 headers"):
+        ask(server.address, "t", request_timeout=20)

@@ -16,6 +16,7 @@ import pytest
 from nsq_compat.web.admin.users import Users
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
+from tests.cluster.hostile import HostileServer, continuing, dripping_chunk_size, dripping_header, dripping_headers
 from tests.nsqadmin.browser import until
 from tests.nsqadmin.conftest import PATIENCE, publish
 
@@ -143,6 +144,21 @@ def test_a_node_that_hangs_holds_up_nobody_else(nsqd, start):
     answer = json.loads(answers[0])
     assert answer["topics"] == ["orders"]
     assert "timeout" in answer["message"]
+
+
+@pytest.mark.parametrize("answer", [dripping_header, dripping_headers, dripping_chunk_size, continuing])
+def test_a_node_that_draws_its_answer_out_is_given_up_and_its_connection_closed(nsqd, start, answer):
+    publish(nsqd, "orders", "one")
+    with HostileServer(answer) as server:
+        nsqadmin = start(
+            *(f"--nsqd-http-address={nsqd.http_address}", f"--nsqd-http-address={server.address}"),
+            *("--http-client-request-timeout=500ms", "--sample-interval=0s"),
+        )
+        got = json.loads(nsqadmin.get("/api/topics"))
+        assert got["topics"] == ["orders"]
+        assert "timeout" in got["message"]
+        until(lambda: server.completed + server.cut_off == server.requests, "the end of all connections")
+        assert (server.completed, server.cut_off) == (0, server.requests)
 
 
 def test_a_node_that_never_stops_talking_is_cut_off(nsqd, start):

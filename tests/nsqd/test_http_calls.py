@@ -16,6 +16,7 @@ import pytest
 
 from nsq_compat.nsqd.http_calls import LARGEST_ANSWER, THREADS_PER_SERVER, CallFailed, HttpCalls, client_tls
 from nsq_conformance.certificates import Certificates
+from tests.cluster.hostile import DEADLINE, DRIPPING, HostileServer, dripping_handshake, dripping_redirects
 
 PATIENCE = 30.0
 """Seconds for what should come at once."""
@@ -317,6 +318,19 @@ def test_a_stalled_handshake_ends_with_the_call(serve):
 
 
 # --- Others -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("answer", [*DRIPPING, dripping_redirects])
+def test_an_answer_that_is_drawn_out_ends_at_the_deadline(answer):
+    calls = HttpCalls(connect_timeout=DEADLINE, request_timeout=DEADLINE, tls=ssl.create_default_context())
+    with HostileServer(answer) as server, pytest.raises(CallFailed, match=f"no answer within {DEADLINE}s"):
+        calls.get(f"http://{server.address}/auth")
+
+
+def test_a_handshake_that_is_drawn_out_ends_at_the_deadline():
+    calls = HttpCalls(connect_timeout=DEADLINE, request_timeout=DEADLINE, tls=ssl.create_default_context())
+    with HostileServer(dripping_handshake) as server, pytest.raises(CallFailed, match=f"no answer within {DEADLINE}s"):
+        calls.get(f"https://{server.address}/auth")
 
 
 def test_only_the_greenlet_that_asks_waits(serve):

@@ -8,9 +8,10 @@ import pytest
 
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
-from pyspark_nsq.nodes import HttpFailed, Node, Nodes, NoNodes
+from pyspark_nsq.nodes import HttpFailed, Node, Nodes, NoNodes, ask
 from pyspark_nsq.options import read_options
 from tests.client.fake_lookupd import FakeLookupd
+from tests.cluster.hostile import DEADLINE, DRIPPING, HostileServer
 from tests.spark.conftest import OptionsWith
 
 
@@ -104,6 +105,12 @@ def test_nsqlookupd_is_asked_again_when_it_is_time_and_not_before(fake_lookupd):
     assert [each.tcp for each in nodes.all()] == ["127.0.0.1:7"]
     now = 5.1
     assert [each.tcp for each in nodes.all()] == ["127.0.0.1:8"]
+
+
+@pytest.mark.parametrize("answer", DRIPPING)
+def test_an_answer_that_is_drawn_out_ends_at_the_deadline(answer):
+    with HostileServer(answer) as server, pytest.raises(HttpFailed, match="timed out"):
+        ask(server.address, "stats", DEADLINE)
 
 
 def test_an_invalid_registration_is_skipped_and_logged_once(fake_lookupd, caplog):

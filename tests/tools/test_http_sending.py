@@ -3,6 +3,23 @@
 import pytest
 
 from nsq_compat.tools.http_sending import HttpSender, NotSent, headers_of
+from tests.cluster.hostile import (
+    DEADLINE,
+    DRIPPING,
+    HostileServer,
+    continuing,
+    dripping_handshake,
+    dripping_header,
+    dripping_headers,
+    dripping_redirects,
+    dripping_status,
+    endless_headers,
+    redirecting,
+    redirecting_with_endless_body,
+    silent,
+)
+
+_BEFORE_THE_END_OF_HEADERS = [dripping_status, dripping_header, dripping_headers, continuing, silent]
 
 
 def sender(method="POST", headers=(), request_timeout=10.0):
@@ -143,3 +160,34 @@ def test_headers_are_cut_at_their_first_colon():
 def test_a_header_has_a_name_and_a_value(word):
     with pytest.raises(ValueError, match="invalid header"):
         headers_of([word])
+
+
+@pytest.mark.parametrize("answer", [*_BEFORE_THE_END_OF_HEADERS, dripping_redirects])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_an_answer_whose_headers_are_drawn_out_is_a_timeout(answer, method):
+    with HostileServer(answer) as server, pytest.raises(NotSent, match="^timeout$"):
+        sender(method, request_timeout=DEADLINE).send(f"http://{server.address}/%s", b"x")
+
+
+@pytest.mark.parametrize("answer", [each for each in DRIPPING if each not in _BEFORE_THE_END_OF_HEADERS])
+def test_what_is_drawn_out_behind_the_status_is_not_waited_for(answer):
+    with HostileServer(answer) as server:
+        sender(request_timeout=DEADLINE).send(f"http://{server.address}/", b"x")
+
+
+def test_a_tls_handshake_that_is_drawn_out_is_a_timeout():
+    with HostileServer(dripping_handshake) as server, pytest.raises(NotSent, match="^timeout$"):
+        sender(request_timeout=DEADLINE).send(f"https://{server.address}/", b"x")
+
+
+@pytest.mark.parametrize("answer", [redirecting, redirecting_with_endless_body])
+def test_redirects_in_a_loop_end_after_ten_and_their_bodies_are_not_read(answer):
+    with HostileServer(answer) as server:
+        with pytest.raises(NotSent, match="TooManyRedirects"):
+            sender(request_timeout=20).send(f"http://{server.address}/", b"x")
+        assert server.requests == 11
+
+
+def test_headers_without_end_are_refused():
+    with HostileServer(endless_headers) as server, pytest.raises(NotSent, match="HTTPException"):
+        sender(request_timeout=20).send(f"http://{server.address}/", b"x")

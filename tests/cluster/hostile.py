@@ -1,0 +1,185 @@
+"""HTTP servers on real sockets that never come to an end, in one way or another.
+
+Each answer sends something every `STEP` seconds, so that no single wait is long, and would be complete after `STEPS`:
+a client whose deadline is for each wait gets it, a client with one deadline for all of it does not.
+"""
+
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import trustme
+
+STEP: Final = 0.03
+STEPS: Final = 150
+DEADLINE: Final = 0.6
+"""For clients: longer than a step, and much shorter than all of them."""
+
+Answer = Callable[["HostileServer"], Iterator[bytes]]
+_OK = b"HTTP/1.1 200 OK\r\n"
+_CHUNKED = _OK + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+def dripping_status(_: "HostileServer") -> Iterator[bytes]:
+    yield b"HTTP/1.1 200 "
+    yield from [b"x"] * STEPS
+    yield b"\r\nContent-Length: 2\r\n\r\n{}"
+
+
+def dripping_header(_: "HostileServer") -> Iterator[bytes]:
+    yield _OK + b"X: "
+    yield from [b"x"] * STEPS
+    yield b"\r\nContent-Length: 2\r\n\r\n{}"
+
+
+def dripping_headers(_: "HostileServer") -> Iterator[bytes]:
+    yield _OK
+    for number in range(STEPS // 2):
+        yield b"X-%d:" % number
+        yield b" x\r\n"
+    yield b"Content-Length: 2\r\n\r\n{}"
+
+
+def dripping_chunk_size(_: "HostileServer") -> Iterator[bytes]:
+    yield _CHUNKED
+    yield from [b"0"] * STEPS
+    yield b"2\r\n{}\r\n0\r\n\r\n"
+
+
+def dripping_chunk_extension(_: "HostileServer") -> Iterator[bytes]:
+    yield _CHUNKED + b"2;"
+    yield from [b"x"] * STEPS
+    yield b"\r\n{}\r\n0\r\n\r\n"
+
+
+def dripping_trailer(_: "HostileServer") -> Iterator[bytes]:
+    yield _CHUNKED + b"2\r\n{}\r\n0\r\n"
+    yield from [b"X: y\r\n"] * STEPS
+    yield b"\r\n"
+
+
+def dripping_body(_: "HostileServer") -> Iterator[bytes]:
+    yield _OK + b"Content-Length: %d\r\n\r\n{}" % (STEPS + 2)
+    yield from [b" "] * STEPS
+
+
+def body_without_length(_: "HostileServer") -> Iterator[bytes]:
+    # It is complete JSON at any time, and its end is that of the connection.
+    yield _OK + b"\r\n{}"
+    yield from [b" "] * STEPS
+
+
+def continuing(_: "HostileServer") -> Iterator[bytes]:
+    yield from [b"HTTP/1.1 100 Continue\r\n\r\n"] * STEPS
+    yield _OK + b"Content-Length: 2\r\n\r\n{}"
+
+
+def silent(_: "HostileServer") -> Iterator[bytes]:
+    yield from [b""] * STEPS
+    yield _OK + b"Content-Length: 2\r\n\r\n{}"
+
+
+DRIPPING: Final[list[Answer]] = [
+    *(dripping_status, dripping_header, dripping_headers, dripping_chunk_size, dripping_chunk_extension),
+    *(dripping_trailer, dripping_body, body_without_length, continuing, silent),
+]
+
+
+def endless_headers(server: "HostileServer") -> Iterator[bytes]:
+    """As fast as they are taken."""
+    yield _OK
+    while not server.is_over:
+        yield b"X: " + b"x" * 1000 + b"\r\n"
+
+
+def redirecting(server: "HostileServer") -> Iterator[bytes]:
+    yield b"HTTP/1.1 302 Found\r\nLocation: http://%s/again\r\nContent-Length: 0\r\n\r\n" % server.address.encode()
+
+
+def redirecting_with_endless_body(server: "HostileServer") -> Iterator[bytes]:
+    yield b"HTTP/1.1 302 Found\r\nLocation: http://%s/again\r\n\r\n" % server.address.encode()
+    while not server.is_over:
+        yield b"x" * 65536
+
+
+def dripping_redirects(server: "HostileServer") -> Iterator[bytes]:
+    yield from [b""] * 10
+    yield from redirecting(server)
+
+
+def dripping_handshake(_: "HostileServer") -> Iterator[bytes]:
+    """The beginning of a TLS record that takes its time."""
+    yield b"\x16\x03\x03\x40\x00"
+    yield from [b"\x02"] * STEPS
+
+
+FAST: Final = {endless_headers, redirecting_with_endless_body, redirecting}
+
+
+class HostileServer:
+    """Gives every request the same answer; with `tls` behind a handshake that it makes properly."""
+
+    def __init__(self, answer: Answer, *, tls: bool = False, reads: bool = True) -> None:
+        self.requests = 0
+        self.completed = 0
+        self.cut_off = 0
+        """Answers whose connection the client ended before they were complete."""
+        self._answer = answer
+        self._reads = reads
+        self._context = _tls_context() if tls else None
+        self._over = threading.Event()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    def __enter__(self) -> "HostileServer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for thread in self._threads:
+            thread.join(10)
+
+    @property
+    def is_over(self) -> bool:
+        return self._over.is_set()
+
+    def _accept(self) -> None:
+        while not self.is_over:
+            try:
+                connected, _ = self._listener.accept()
+            except OSError:
+                return
+            self.requests += 1
+            thread = threading.Thread(target=self._serve, args=(connected,), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _serve(self, connected: socket.socket) -> None:
+        connected.settimeout(10)
+        try:
+            if self._context is not None:
+                connected = self._context.wrap_socket(connected, server_side=True)
+            if self._reads:
+                connected.recv(1 << 16)
+            for piece in self._answer(self):
+                if piece:
+                    connected.sendall(piece)
+                if self._answer not in FAST and self._over.wait(STEP):
+                    return
+            self.completed += 1
+        except OSError:
+            self.cut_off += 1
+        finally:
+            connected.close()
+
+
+def _tls_context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
+    return context
