@@ -88,6 +88,8 @@ class Connection:
         self.in_flight = 0
         self.rejected_count = 0
         self.received_count = 0
+        self.round_trip = 0.0
+        """Seconds from a command to its answer: the longest exchange while the connection was opened."""
         self.requeue_delay = 90.0
         self.max_requeue_delay = 900.0
         self._owner = owner
@@ -158,8 +160,10 @@ class Connection:
         """One exchange on the way to an open connection."""
         connected, session = self._connected(), self._session
         connected.settimeout(_left(deadline))
+        began = time.monotonic()
         self._send_owed()
         data = self._start_tls(connected, deadline) if session.tls_wanted else self._receive(connected)
+        self.round_trip = max(self.round_trip, time.monotonic() - began)
         for event in session.receive_data(data) if data else ():
             if isinstance(event, Failed):
                 raise event.error

@@ -6,6 +6,10 @@ keeps that many messages in flight. What a connection occupies is its RDY, or wh
 more (its RDY was lowered); all of it together never exceeds the permits, so who should have more waits until others
 have answered.
 
+nsqd does not confirm RDY. What it sent before it read a lower one is still on its way, so a connection that was lowered
+occupies its former RDY until that many messages have come, or until it has *settled*: `settle_time` seconds and twice
+its round trip after RDY was sent.
+
 - *Enough permits for all*: a connection begins with RDY 1 and gets its even share with its first message. RDY is sent
   again when less than a quarter of the last one remains.
 - *Fewer permits than connections*: a random few have RDY 1. Who was idle for `idle_timeout` gives it back; if all who
@@ -14,6 +18,7 @@ have answered.
 Nothing here sends: every method returns nothing and leaves what is to be sent in `changes`.
 """
 
+import math
 import random
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -30,6 +35,9 @@ class Consuming(Hashable, Protocol):
     def in_flight(self) -> int: ...
     @property
     def max_rdy_count(self) -> int: ...
+    @property
+    def round_trip(self) -> float:
+        """Seconds from a command to its answer, as measured when the connection was opened."""
 
 
 C = TypeVar("C", bound=Consuming)
@@ -44,18 +52,26 @@ class Share:
     granted_at: float = 0.0
     last_message_at: float = 0.0
     has_begun: bool = False
+    former: int = 0
+    """The RDY that nsqd may still follow until `settles_at`, while it is greater than `sent`."""
+    settles_at: float = 0.0
 
 
 class ReadyCounts(Generic[C]):
     """Shares out `permits`. `choose` makes the random choices (``random.sample``)."""
 
-    def __init__(self, permits: int, idle_timeout: float, generator: random.Random | None = None) -> None:
+    def __init__(
+        self, permits: int, idle_timeout: float, generator: random.Random | None = None, settle_time: float = 0.0
+    ) -> None:
         self.permits = permits
         self.shares: dict[C, Share] = {}
         self.changes: list[tuple[C, int]] = []
         self.is_short = False
         """Somebody waits for others to answer: `room_appeared` will serve him."""
+        self.settles_at = math.inf
+        """When `settle` has something to do."""
         self._idle_timeout = idle_timeout
+        self._settle_time = settle_time
         self._random = generator or random.Random()
 
     # --- What happens -------------------------------------------------------------------------------------------------
@@ -76,6 +92,11 @@ class ReadyCounts(Generic[C]):
         share = self.shares.get(connection)
         if share is None:
             return
+        if share.former:
+            # Of an RDY that was taken back: others get that much less.
+            self._cut(now)
+            if connection.in_flight >= share.former:
+                share.former = 0
         share.has_begun = True
         share.last_message_at = now
         share.remaining -= count
@@ -88,6 +109,16 @@ class ReadyCounts(Generic[C]):
         """Messages were answered."""
         if self.is_short:
             self._share_out(now)
+
+    def settle(self, now: float) -> None:
+        """Give to others what connections whose RDY was lowered no longer occupy."""
+        if now < self.settles_at:
+            return
+        for share in self.shares.values():
+            if share.settles_at <= now:
+                share.former = 0
+        self.settles_at = min((share.settles_at for share in self.shares.values() if share.former), default=math.inf)
+        self._share_out(now)
 
     def redistribute(self, now: float) -> None:
         """Every few seconds: take permits from where they lie idle when there are too few for all."""
@@ -143,6 +174,7 @@ class ReadyCounts(Generic[C]):
             self._send(connection, self.shares[connection], 0, now)
         self._cut(now)
         free = self.permits - self._occupied()
+        # A connection that has not settled may get messages without RDY.
         waiting = [connection for connection in self.shares if not self._held(connection)]
         # Who has just given its permit back gets it again only if nobody else can have it.
         preferred = [connection for connection in waiting if connection not in but_not] or waiting
@@ -152,7 +184,8 @@ class ReadyCounts(Generic[C]):
 
     def _cut(self, now: float) -> None:
         """While others still have in flight what they may no longer have, those who could get more may not."""
-        excess = self._occupied() - self.permits
+        # What is on its way already is not made less by a lower RDY.
+        excess = sum(max(share.sent, connection.in_flight) for connection, share in self.shares.items()) - self.permits
         if excess <= 0:
             return
         for connection in self._random.sample(list(self.shares), len(self.shares)):
@@ -163,7 +196,8 @@ class ReadyCounts(Generic[C]):
                 excess -= unused
 
     def _held(self, connection: C) -> int:
-        return max(self.shares[connection].sent, connection.in_flight)
+        share = self.shares[connection]
+        return max(share.sent, share.former, connection.in_flight)
 
     def _occupied(self) -> int:
         return sum(map(self._held, self.shares))
@@ -181,5 +215,9 @@ class ReadyCounts(Generic[C]):
     def _send(self, connection: C, share: Share, count: int, now: float) -> None:
         if count > 0 and not share.sent:
             share.granted_at = now
+        if count < share.sent and connection.in_flight < share.sent and self._settle_time:
+            share.former = max(share.former, share.sent)
+            share.settles_at = now + self._settle_time + 2 * connection.round_trip
+            self.settles_at = min(self.settles_at, share.settles_at)
         share.sent = share.remaining = count
         self.changes.append((connection, count))

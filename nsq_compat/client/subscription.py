@@ -31,6 +31,8 @@ from nsq_compat.protocol.names import is_valid_name
 log = logging.getLogger(__name__)
 
 REDISTRIBUTE_SECONDS = 5.0
+SETTLE_SECONDS = 0.25
+"""How long, beside its round trip, a connection whose RDY was lowered may still get what was on its way."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,11 +101,14 @@ class Subscription:
         self._connections: dict[str, Connection] = {}
         self._threads: dict[Connection, threading.Thread] = {}
         self._retries = {address: _Retry(0.0, settings.reconnect_delay) for address in self._named}
-        self._ready: ReadyCounts[Connection] = ReadyCounts(self.max_in_flight, settings.low_rdy_idle_timeout)
+        self._ready: ReadyCounts[Connection] = ReadyCounts(
+            self.max_in_flight, settings.low_rdy_idle_timeout, settle_time=SETTLE_SECONDS
+        )
         self._backoff = Backoff(
             settings.first_backoff_duration, settings.max_backoff_duration if settings.backoff else 0.0
         )
         self._redistribute_due = 0.0
+        self._tend_due = 0.0
         self._tend_soon = threading.Event()
         self._stopping = False
         self._answers = threading.Condition()
@@ -275,6 +280,8 @@ class Subscription:
         for connection, count in self._ready.changes:
             connection.tell(command_writer.ready(count))
         self._ready.changes.clear()
+        if self._ready.settles_at < self._tend_due:
+            self._tend_soon.set()
 
     def _found(self, addresses: set[str]) -> None:
         with self._lock:
@@ -332,6 +339,8 @@ class Subscription:
         if self._backoff.passed(now):
             log.info("[%s/%s] testing with one message", self.topic, self.channel)
             self._share_out()
+        self._ready.settle(now)
+        self._send_changes()
         if now >= self._redistribute_due:
             self._redistribute_due = now + REDISTRIBUTE_SECONDS
             self._ready.redistribute(now)
@@ -339,4 +348,5 @@ class Subscription:
         waits = [retry.due for address, retry in self._retries.items() if address not in self._connections]
         if self._backoff.pace is Pace.WAITING:
             waits.append(self._backoff.until)
-        return min([self._redistribute_due, *waits])
+        self._tend_due = min([self._redistribute_due, self._ready.settles_at, *waits])
+        return self._tend_due

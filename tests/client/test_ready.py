@@ -1,5 +1,6 @@
 """RDY on a clock the tests move. A `Conn` is what a connection shows: what is in flight, what its nsqd allows."""
 
+import math
 import random
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ class Conn:
     name: str = ""
     in_flight: int = 0
     max_rdy_count: int = 2500
+    round_trip: float = 0.0
 
 
 def said(ready: ReadyCounts[Conn]) -> list[tuple[Conn, int]]:
@@ -257,3 +259,176 @@ class Consuming(RuleBasedStateMachine):
 
 Consuming.TestCase.settings = settings(stateful_step_count=40)
 TestConsuming = Consuming.TestCase
+
+
+def test_what_was_taken_from_one_is_given_to_another_when_it_can_no_longer_be_used(a, b):
+    ready: ReadyCounts[Conn] = ReadyCounts(10, 10, settle_time=0.25)
+    a.round_trip = 0.5
+    ready.add(a, 0)
+    ready.received(a, 1, 0)
+    a.in_flight = 3
+    said(ready)
+    ready.add(b, 1)
+    # Seven more may be on their way from a: b can have nothing.
+    assert said(ready) == [(a, 5)]
+    assert ready.settles_at == 1 + 0.25 + 2 * 0.5
+    ready.settle(2.2)
+    assert said(ready) == []
+    ready.settle(2.25)
+    assert said(ready) == [(b, 1)]
+    assert ready.settles_at == math.inf
+
+
+def test_when_all_of_it_has_come_nothing_more_is_waited_for(a, b):
+    ready: ReadyCounts[Conn] = ReadyCounts(10, 10, settle_time=0.25)
+    ready.add(a, 0)
+    ready.received(a, 1, 0)
+    ready.add(b, 1)
+    a.in_flight = 10
+    ready.received(a, 9, 1)
+    said(ready)
+    a.in_flight = 9
+    ready.room_appeared(1)
+    assert said(ready) == [(b, 1)]
+
+
+def test_a_connection_that_is_lost_is_not_waited_for(a, b):
+    ready: ReadyCounts[Conn] = ReadyCounts(10, 10, settle_time=0.25)
+    ready.add(a, 0)
+    ready.received(a, 1, 0)
+    ready.add(b, 1)
+    said(ready)
+    ready.remove(a, 1)
+    assert said(ready) == [(b, 1)]
+
+
+class Peer(Conn):
+    """A connection with its nsqd, which reads RDY late, and whose messages take their time."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(max_rdy_count=limit)
+        self.unread: list[int] = []
+        """RDY that nsqd has not read yet, and None for each message answered."""
+        self.rdy = 0
+        self.held_by_nsqd = 0
+        self.on_the_way = 0
+
+    def read(self) -> None:
+        count = self.unread.pop(0)
+        if count < 0:
+            self.held_by_nsqd -= 1
+        else:
+            self.rdy = count
+
+
+class ConsumingFromAfar:
+    """As `Consuming`, with commands and messages that are on their way while other things happen.
+
+    Nothing is on its way for as long as `settle_time`: what `wait` passes over has arrived before. The steps are
+    weighted by hand, because an excess takes a dozen of them in order.
+    """
+
+    STEPS = (
+        "connect",
+        "lose",
+        "change_permits",
+        *["nsqd_reads", "nsqd_sends", "messages_arrive", "answer"] * 8,
+        "wait",
+    )
+
+    def __init__(self, seed: int, settle_time: float) -> None:
+        self.random = random.Random(seed)
+        self.now = 0.0
+        self.ready: ReadyCounts[Peer] = ReadyCounts(7, 10, self.random, settle_time)
+        self.peers: list[Peer] = []
+        self.most = 7
+
+    def run(self, steps: int) -> int:
+        """The worst excess of messages in flight over the permits."""
+        worst = 0
+        for _ in range(steps):
+            getattr(self, self.random.choice(self.STEPS))()
+            self.follow()
+            worst = max(worst, self.in_flight() - self.most)
+            settled = self.ready.settles_at == math.inf
+            if settled and self.ready.permits and self.peers and not self.in_flight():
+                assert sum(share.sent for share in self.ready.shares.values()) > 0, "no message can come any more"
+        return worst
+
+    def follow(self) -> None:
+        for peer, count in self.ready.changes:
+            if peer in self.ready.shares:
+                peer.unread.append(count)
+        self.ready.changes.clear()
+
+    def any_of(self, peers: list[Peer]) -> list[Peer]:
+        return [self.random.choice(peers)] if peers else []
+
+    def connect(self) -> None:
+        if len(self.peers) < 9:
+            self.peers.append(Peer(self.random.choice([3, 100])))
+            self.ready.add(self.peers[-1], self.now)
+
+    def lose(self) -> None:
+        for peer in self.any_of(self.peers):
+            self.peers.remove(peer)
+            self.ready.remove(peer, self.now)
+
+    def nsqd_reads(self) -> None:
+        for peer in self.any_of([peer for peer in self.peers if peer.unread]):
+            peer.read()
+
+    def nsqd_sends(self) -> None:
+        for peer in self.any_of([peer for peer in self.peers if peer.held_by_nsqd < peer.rdy]):
+            count = self.random.randint(1, peer.rdy - peer.held_by_nsqd)
+            peer.held_by_nsqd += count
+            peer.on_the_way += count
+
+    def messages_arrive(self) -> None:
+        for peer in self.any_of([peer for peer in self.peers if peer.on_the_way]):
+            self.arrive(peer)
+
+    def arrive(self, peer: Peer) -> None:
+        count, peer.on_the_way = peer.on_the_way, 0
+        peer.in_flight += count
+        if count:
+            self.ready.received(peer, count, self.now)
+
+    def answer(self) -> None:
+        for peer in self.any_of([peer for peer in self.peers if peer.in_flight]):
+            peer.in_flight -= 1
+            peer.unread.append(-1)
+            self.ready.room_appeared(self.now)
+
+    def change_permits(self) -> None:
+        """The program changes max_in_flight, or it backs off (0), tries one message (1), goes on (7)."""
+        permits = self.random.choice([0, 1, 1, 3, 7])
+        self.most = max(permits, self.most)
+        self.ready.set_permits(permits, self.now)
+
+    def wait(self) -> None:
+        while late := [peer for peer in self.peers if peer.unread or peer.on_the_way]:
+            for peer in late:
+                while peer.unread:
+                    peer.read()
+                self.arrive(peer)
+                self.follow()
+        # After a cut of the permits nsqd may still send what it was allowed before.
+        self.most = max(self.ready.permits, sum(max(peer.rdy, peer.in_flight) for peer in self.peers))
+        self.now += self.random.randint(1, 20)
+        self.ready.settle(self.now)
+        self.ready.redistribute(self.now)
+
+    def in_flight(self) -> int:
+        return sum(peer.in_flight for peer in self.peers)
+
+
+def test_no_more_comes_than_there_are_permits_while_commands_and_messages_are_on_their_way():
+    excesses = [ConsumingFromAfar(seed, settle_time=1.0).run(300) for seed in range(300)]
+    assert max(excesses) <= 0
+
+
+def test_without_time_to_settle_more_would_come():
+    """That the walk finds what it looks for."""
+    excesses = [ConsumingFromAfar(seed, settle_time=0.0).run(300) for seed in range(100)]
+    assert max(excesses) > 0
