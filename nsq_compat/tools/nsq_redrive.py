@@ -95,11 +95,11 @@ def redrive(words: Sequence[str]) -> None:
     reading = {**consumer_options(options.consumer_opt), "max_tries": 0}
     writing = producer_options(options.producer_opt)
     log_plainly()
+    stopping = Stopping()  # before the cluster is asked, which starts a thread
     cluster = Cluster(HttpClient(HttpClientOptions()), options)
     found = _found(cluster, source)
     if not options.all_channels:
         _refuse_other_channels(cluster, [node for node, _ in found], destination, options.channel)
-    stopping = Stopping()
     left = options.count or sum(_waiting(topic, options.dead_letter_channel) for _, topic in found)
     for node, topic in found:
         count = min(left, _waiting(topic, options.dead_letter_channel))
