@@ -11,6 +11,8 @@ from nsq_compat.queue.schedule import Schedule
 log = logging.getLogger(__name__)
 
 _NEVER: Final = float("inf")
+_AT_MOST: Final = 0.004
+"""Seconds of alarms in one turn of the event loop, but for the last of them; what else is due comes in the next."""
 
 
 class AlarmClock:
@@ -46,8 +48,9 @@ class AlarmClock:
     def _run_due(self) -> float:
         # What `run` schedules anew must not set the timer on its way; its result says when to come back.
         self._set_to = 0.0
+        began = time.monotonic()
         try:
-            return self._schedule.run(time.monotonic())
+            return self._schedule.run(began, lambda: time.monotonic() - began > _AT_MOST)
         except Exception:  # the top of a callback
             log.exception("an alarm failed")
             return time.monotonic()

@@ -11,6 +11,7 @@ import gevent
 
 from nsq_compat.nsqd.waiting import in_thread
 from nsq_compat.queue.broker import Broker
+from nsq_compat.queue.checkpoint import Encoding
 from nsq_compat.queue.data_path import reason
 from nsq_compat.queue.storage import Storage
 from nsq_compat.queue.topic import Topic
@@ -60,7 +61,7 @@ class Checkpoints:
             try:
                 topic.surrender_memory()
                 topic.store.commit()
-                topic.store.write_checkpoint(topic.checkpoint(time.monotonic(), time.time_ns()).encode())
+                topic.store.write_checkpoint(*Encoding(topic.checkpoint(time.monotonic(), time.time_ns())).finish())
                 topic.store.adopt_checkpoint()
                 topic.store.commit()
                 topic.store.log.close()
@@ -83,7 +84,10 @@ class Checkpoints:
             return
         checkpoint = topic.checkpoint(time.monotonic(), time.time_ns())
         store.commit()
-        in_thread(store.write_checkpoint, checkpoint.encode())
+        encoding = Encoding(checkpoint)
+        while encoding.step():
+            gevent.sleep(0)
+        in_thread(store.write_checkpoint, *encoding.finish())
         if not topic.exiting:
             store.adopt_checkpoint()
             store.commit()  # before anything goes that only the checkpoint before it needed

@@ -1,11 +1,11 @@
 """A topic's checkpoint on disk, declared with construct: where each channel stands and what it has not finished.
 
-header, then for each channel: channel header, name, gaps, entries
+header, then for each channel: channel header, name, gaps, entries; then for each channel the locations of its entries
 """
 
 from typing import Final
 
-from construct import Array, Bytes, Const, Float64b, Int8ub, Int16ub, Int32ub, Int64sb, Int64ub, Struct, this
+from construct import Array, Bytes, Const, Float64b, Int8ub, Int16ub, Int32ub, Int64sb, Int64ub, Optional, Struct, this
 
 CHECKPOINT_HEADER: Final = Struct(
     "magic" / Const(b"NQC1"),
@@ -46,6 +46,12 @@ CHECKPOINT_ENTRY: Final = Struct(
 """A message that was taken from the stream and is not finished; ``due`` 0 means at once, ``serial`` keeps the order of
 those with equal due times. Sorted as bytes, entries are sorted by due time."""
 
+CHECKPOINT_LOCATION: Final = Struct("location" / Int64ub)
+"""Where in the log an entry's message is: the number of the segment in the upper 24 bits, the offset of the group in
+the lower 40; 0 if that is not known."""
+
+LOCATIONS_MAGIC: Final = b"NQL1"
+
 CHECKPOINT: Final = Struct(
     "header" / CHECKPOINT_HEADER,
     "places"
@@ -58,5 +64,17 @@ CHECKPOINT: Final = Struct(
             "entries" / Array(this.channel.entries, CHECKPOINT_ENTRY),
         ),
     ),
+    "locations"
+    / Optional(
+        Struct(
+            "magic" / Const(LOCATIONS_MAGIC),
+            "places"
+            / Array(
+                this._.header.channels,
+                Array(lambda context: context._.places[context._index].channel.entries, CHECKPOINT_LOCATION),
+            ),
+        )
+    ),
 )
-"""All of it."""
+"""All of it. The locations are those of all entries, in their order; there are none in checkpoints of versions that did
+not know them, which do not read them either."""

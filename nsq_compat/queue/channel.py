@@ -23,6 +23,7 @@ from nsq_compat.queue.checkpoint import Place, entries_at_once
 from nsq_compat.queue.cursor import Cursor
 from nsq_compat.queue.deferred import Deferred, Fetch
 from nsq_compat.queue.exiting import Exiting
+from nsq_compat.queue.group import NOWHERE
 from nsq_compat.queue.in_flight import NEVER, InFlight
 from nsq_compat.queue.latency import Latency
 from nsq_compat.queue.limits import QueueLimits
@@ -30,7 +31,7 @@ from nsq_compat.queue.line import Line, NearestFirst, Waiting
 from nsq_compat.queue.looking import Look, latest_of, look_at
 from nsq_compat.queue.pending import Pending
 from nsq_compat.queue.policies import NOTHING_APPLIES, Rate
-from nsq_compat.queue.schedule import Schedule
+from nsq_compat.queue.schedule import AT_ONCE, Schedule
 from nsq_compat.queue.stats import ClientStats
 from nsq_compat.queue.throttle import Throttle
 
@@ -40,7 +41,9 @@ MAX_BATCH: Final = 256
 """Frames one consumer takes at once, so that a fast one does not hold up a turn of the event loop."""
 MAX_BATCH_BYTES: Final = 256 * 1024
 RETRY_SECONDS: Final = 0.1
-"""Between two attempts at what the disk refused, or there was no room for."""
+"""Between two attempts at what the disk refused."""
+_RELEASE_SECONDS: Final = 0.002
+"""Between two releases of deferred messages, so that many that are due one after the other go together."""
 
 NOT_IN_FLIGHT: Final = "ID not in flight"
 NOT_OWNER: Final = "client does not own message"
@@ -170,12 +173,12 @@ class Channel:
         if self._line.waiting:
             self._wake()
 
-    def defer(self, frames: Sequence[bytes], due: float, logged: bool) -> None:
-        """Take a batch that may not be delivered before `due`; `logged` says that it is in the log."""
+    def defer(self, frames: Sequence[bytes], due: float, location: int) -> None:
+        """Take a batch that may not be delivered before `due`; `location` says where in the log it is, if it is."""
         self.message_count += len(frames)
         fitting = self.deferred.fitting(frames)
         self._drop(len(frames) - len(fitting))
-        self._put_off(fitting, due, logged)
+        self._put_off(fitting, due, location)
 
     def follow(self, held: Cursor, deferred: Deferred) -> None:
         """Take over what waited in the topic."""
@@ -246,7 +249,7 @@ class Channel:
         self._on_change()
         again = next_attempts(self._to_be_tried_again([frame]))
         if delay > 0 and again:
-            self._put_off(again, now + delay, logged=False)
+            self._put_off(again, now + delay, NOWHERE)
         else:
             self._add(again)
 
@@ -360,6 +363,8 @@ class Channel:
                     consumer.wake()  # it has room again
         self._left_behind = [in_flight for in_flight in self._left_behind if in_flight]
         next_release = self._release_deferred(now)
+        if self._line.waiting:
+            self._wake()  # a log that could not be read is tried again
         return min([next_release, *(in_flight.next_deadline() for in_flight in self._all_in_flight())])
 
     def look(self, count: int) -> Look:
@@ -439,19 +444,29 @@ class Channel:
         if self._line.waiting:
             self._wake()
 
-    def _put_off(self, frames: Sequence[bytes], due: float, logged: bool) -> None:
-        self.deferred.add(frames, due, logged)
+    def _put_off(self, frames: Sequence[bytes], due: float, location: int) -> None:
+        self.deferred.add(frames, due, location)
         self._schedule.at(due, self)
 
     def _release_deferred(self, now: float) -> float:
-        """Put back what is due, as far as there is room in memory; returns when to go on."""
+        """Put back some of what is due, as far as there is room in memory; returns when to go on."""
+        due = self.deferred.next_due()
+        if due > now:
+            return due
         room = max(self._limits.mem_queue_size, MAX_BATCH) - self._pending.returned_count
+        if room <= 0:
+            self._pending.on_room = self._go_on_releasing
+            return NEVER
         try:
-            self._add(self.deferred.release(now, max(0, room)))
+            self._add(self.deferred.release(now, min(room, MAX_BATCH)))
         except OSError as error:
             log.error("CHANNEL(%s): cannot read deferred messages - %s", self.name, error)
             return now + RETRY_SECONDS
-        return max(self.deferred.next_due(), now + (0 if room > 0 else RETRY_SECONDS))
+        following = self.deferred.next_due()
+        return now if following <= now else max(following, now + _RELEASE_SECONDS)
+
+    def _go_on_releasing(self) -> None:
+        self._schedule.at(AT_ONCE, self)
 
     def _forget_all(self) -> None:
         self._pending.empty()

@@ -5,20 +5,26 @@ log, the unfinished ones by their ids. What was finished after the checkpoint wa
 """
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import google_crc32c
 
 from nsq_compat.protocol import checkpoint_schema
+from nsq_compat.protocol.checkpoint_schema import LOCATIONS_MAGIC
 from nsq_compat.protocol.layout import derive
+from nsq_compat.queue.group import NOWHERE
 from nsq_compat.queue.topic_log import LogEnd
 
 HEADER = derive(checkpoint_schema.CHECKPOINT_HEADER)
 CHANNEL = derive(checkpoint_schema.CHECKPOINT_CHANNEL)
 GAP = derive(checkpoint_schema.CHECKPOINT_GAP)
 ENTRY = derive(checkpoint_schema.CHECKPOINT_ENTRY)
+_LOCATION = derive(checkpoint_schema.CHECKPOINT_LOCATION)
 _ENTRY_ID = ENTRY.slices["id"]
+_ENTRY_SIZE = ENTRY.size
+_ENTRIES_AT_ONCE = 4096
+_NOWHERE = bytes(_LOCATION.size)
 _CHECKED = HEADER.slices["crc"].stop
 
 _PAUSED, _AWAITS_CHANNELS = 1, 2
@@ -34,7 +40,10 @@ class BadCheckpoint(Exception):
 
 @dataclass(slots=True)
 class Place:
-    """One channel's place. `entries` are keys as ``deferred`` holds them, `gaps` what it passes over in the stream."""
+    """One channel's place. `entries` are keys as ``deferred`` holds them, `gaps` what it passes over in the stream.
+
+    A key is an entry of a checkpoint and, if that is known, the location of its message in the log.
+    """
 
     position: int
     entries: list[bytes] = field(default_factory=list)
@@ -71,17 +80,55 @@ class Checkpoint:
 
     def encode(self) -> bytes:
         """The file's content."""
-        parts: list[bytes] = []
-        for name, place in self.places.items():
+        return b"".join(Encoding(self).finish())
+
+
+class Encoding:
+    """A checkpoint on its way to the bytes of its file: a step at a time, because there may be millions of entries."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self._pieces: list[bytes] = []
+        self._locations: list[bytes] = []
+        self._crc = 0
+        self._steps = self._encode()
+
+    def step(self) -> bool:
+        """Do a little more; whether there is more to do."""
+        return next(self._steps, False)
+
+    def finish(self) -> list[bytes]:
+        """Do the rest. The content, in pieces."""
+        while self.step():
+            pass
+        return self._pieces
+
+    def _encode(self) -> Iterator[bool]:
+        checkpoint, pieces = self._checkpoint, self._pieces
+        held_back = checkpoint.paused * _PAUSED | checkpoint.awaits_channels * _AWAITS_CHANNELS
+        header = HEADER.pack(
+            0, *checkpoint.end, checkpoint.clock_offset, checkpoint.last_id, held_back, len(checkpoint.places)
+        )
+        pieces.append(header)
+        self._crc = google_crc32c.value(header[_CHECKED:])
+        for name, place in checkpoint.places.items():
             raw = name.encode("ascii")
-            parts += (CHANNEL.pack(len(raw), place.position, len(place.gaps), len(place.entries)), raw)
-            parts += (GAP.pack(*gap) for gap in place.gaps)
-            parts += place.entries
-        rest = b"".join(parts)
-        held_back = self.paused * _PAUSED | self.awaits_channels * _AWAITS_CHANNELS
-        header = HEADER.pack(0, *self.end, self.clock_offset, self.last_id, held_back, len(self.places))
-        crc = google_crc32c.extend(google_crc32c.value(header[_CHECKED:]), rest)
-        return header[: _CHECKED - 4] + struct.pack(">I", crc) + header[_CHECKED:] + rest
+            gaps = [GAP.pack(*gap) for gap in place.gaps]
+            self._add(b"".join((CHANNEL.pack(len(raw), place.position, len(gaps), len(place.entries)), raw, *gaps)))
+            for begin in range(0, len(place.entries), _ENTRIES_AT_ONCE):
+                entries = place.entries[begin : begin + _ENTRIES_AT_ONCE]
+                self._add(b"".join([key[:_ENTRY_SIZE] for key in entries]))
+                self._locations.append(b"".join([key[_ENTRY_SIZE:] or _NOWHERE for key in entries]))
+                yield True
+        if any(piece.strip(b"\0") for piece in self._locations):
+            self._add(LOCATIONS_MAGIC)
+            for piece in self._locations:
+                self._add(piece)
+        pieces[0] = header[: _CHECKED - 4] + struct.pack(">I", self._crc) + header[_CHECKED:]
+
+    def _add(self, piece: bytes) -> None:
+        self._crc = google_crc32c.extend(self._crc, piece)
+        self._pieces.append(piece)
 
 
 def decode(data: bytes) -> Checkpoint:
@@ -102,11 +149,35 @@ def decode(data: bytes) -> Checkpoint:
                 (begin, end) for begin, end in map(GAP.unpack_from, _cut(data, name_end, gaps_end, GAP.size))
             ]
             places[name] = Place(place, _cut(data, gaps_end, position, ENTRY.size), passed_over)
+        if data.startswith(LOCATIONS_MAGIC, position):
+            _add_locations(places, data, position + len(LOCATIONS_MAGIC))
     except (struct.error, ValueError) as error:
         raise BadCheckpoint(str(error)) from None
     end = LogEnd(segment, offset, seq)
     reasons = bool(held_back & _PAUSED), bool(held_back & _AWAITS_CHANNELS)
     return Checkpoint(end, clock_offset, last_id, places, *reasons)
+
+
+def _add_locations(places: Mapping[str, Place], data: bytes, position: int) -> None:
+    for place in places.values():
+        end = position + len(place.entries) * _LOCATION.size
+        locations = _cut(data, position, end, _LOCATION.size)
+        place.entries = [
+            key if location == _NOWHERE else key + location
+            for key, location in zip(place.entries, locations, strict=True)
+        ]
+        position = end
+
+
+def pack_key(due: float, serial: int, number: bytes, attempt: int, location: int = NOWHERE) -> bytes:
+    """An entry, followed by its message's location if that is known."""
+    key = ENTRY.pack(due, serial, number, attempt)
+    return key + _LOCATION.pack(location) if location else key
+
+
+def key_location(key: bytes) -> int:
+    """Where the message of an entry is in the log, or ``NOWHERE``."""
+    return int.from_bytes(key[_ENTRY_SIZE:], "big")
 
 
 def entries_at_once(messages: Iterable[tuple[bytes, int]]) -> list[bytes]:

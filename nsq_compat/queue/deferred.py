@@ -3,45 +3,78 @@
 For each a short key is kept, in a heap; the frame too, as long as not too many wait, else it is fetched from the log
 when its time has come. A million deferred messages cost what their keys cost.
 
-Keys are bytes (`checkpoint_schema.CHECKPOINT_ENTRY`): compared as bytes they are in the order of their due times, and
-a checkpoint writes them as they are.
+Keys are bytes (`checkpoint_schema.CHECKPOINT_ENTRY`), followed by the location of the message in the log if that is
+known (`checkpoint.pack_key`): compared as bytes they are in the order of their due times. A message without a location
+has to be searched for by its id, which costs a hundred times as much; so messages that were requeued are located by the
+batch, while those that were published together are still put back together.
 """
 
 import heapq
+import itertools
+import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
+from typing import Final, Protocol
 
 from nsq_compat.protocol.message import attempts, message_id, with_attempts
-from nsq_compat.queue.checkpoint import ENTRY, entry_id
+from nsq_compat.queue.checkpoint import ENTRY, entry_id, key_location, pack_key
+from nsq_compat.queue.group import NOWHERE
 from nsq_compat.queue.in_flight import NEVER
 
 _MANY = 50_000
 """Too many to look for a few among them while everybody waits."""
+_LOCATED_AT_ONCE: Final = 256
+_SEARCHED_AT_ONCE: Final = 16
+"""Messages without a location that are released at once, so that others need not wait for the search."""
+_REMEMBERED: Final = 4096
+"""Locations of messages that were released, for when they are requeued; twice as many at most."""
 
-Fetch = Callable[[Sequence[bytes]], Mapping[bytes, bytes]]
-"""Frames by id, from the log; those that cannot be read are left out."""
+_pack_due: Final = struct.Struct(">d").pack
+_serials: Final = itertools.count(1)
+
+
+class Fetch(Protocol):
+    """Frames by id, from the log; those that cannot be read are left out."""
+
+    def __call__(self, ids: Sequence[bytes], locations: Mapping[bytes, int] = ..., /) -> Mapping[bytes, bytes]:
+        """`locations` are those of the groups of some of them. Raises ``OSError``."""
+
+
 Keep = Callable[[Sequence[bytes]], None]
 """Write frames where ``Fetch`` finds them. Raises ``OSError``."""
+Locate = Callable[[Sequence[bytes]], Mapping[bytes, int]]
+"""Locations by id, of those that are found easily. Raises ``OSError``."""
 
 
 class Deferred:
     """Due times in monotonic seconds; those due at the same time come out in the order they went in.
 
     `fetch` is None where there is no log: then every frame stays in memory. With a log, `memory` of them do; `keep` is
-    None where all messages are in the log from the beginning.
+    None where all messages are in the log from the beginning, and `locate` finds them there.
     """
 
-    def __init__(self, fetch: Fetch | None = None, memory: int = 1 << 62, keep: Keep | None = None) -> None:
+    def __init__(
+        self,
+        fetch: Fetch | None = None,
+        memory: int = 1 << 62,
+        keep: Keep | None = None,
+        locate: Locate | None = None,
+    ) -> None:
         self.damaged_count = 0
         self._fetch = fetch
         self._keep = keep
+        self._locate = locate
         self._memory = memory
         self._keys: list[bytes] = []
         self._frames: dict[bytes, bytes] = {}
-        self._serial = 0
+        self._unlocated: dict[bytes, bytes] = {}  # keys of messages to be located together, and their frames
+        self._first_unlocated = NEVER
+        self._recent: dict[bytes, int] = {}  # locations of what was released last, and before that
+        self._less_recent: dict[bytes, int] = {}
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self._keys) + len(self._unlocated)
 
     def spills(self, count: int) -> bool:
         """Whether so many more need to be in the log."""
@@ -49,43 +82,51 @@ class Deferred:
 
     def fitting(self, frames: Sequence[bytes]) -> Sequence[bytes]:
         """What of these may be added: all, unless there is no log for what memory does not hold."""
-        return frames if self._fetch is not None else frames[: max(0, self._memory - len(self._keys))]
+        return frames if self._fetch is not None else frames[: max(0, self._memory - len(self))]
 
-    def add(self, frames: Sequence[bytes], due: float, logged: bool = False) -> None:
-        """Keep messages until `due`. `logged` says that they are in the log."""
-        stays = self._stays(frames, logged)
+    def add(self, frames: Sequence[bytes], due: float, location: int = NOWHERE) -> None:
+        """Keep messages until `due`. `location` is that of their group, if they have just been logged."""
+        stays = self._stays(frames, location != NOWHERE)
         for frame in frames:
             number = message_id(frame)
             if stays:
                 self._frames[number] = frame
-            self.add_entry(due, number, attempts(frame))
+            elif location == NOWHERE and self._locate is not None:
+                self._put_back(due, frame)
+                continue
+            self.add_entry(due, number, attempts(frame), location)
 
-    def add_entry(self, due: float, number: bytes, attempt: int) -> None:
+    def add_entry(self, due: float, number: bytes, attempt: int, location: int = NOWHERE) -> None:
         """Keep a message by its id alone; its frame is in the log."""
-        self._serial += 1
-        heapq.heappush(self._keys, ENTRY.pack(due, self._serial, number, attempt))
+        heapq.heappush(self._keys, pack_key(due, next(_serials), number, attempt, location))
 
     def release(self, now: float, limit: int) -> list[bytes]:
-        """Take out what is due, the earliest first, at most `limit`. Raises ``OSError``, having taken nothing."""
-        keys: list[bytes] = []
-        while len(keys) < limit and self.next_due() <= now:
-            keys.append(heapq.heappop(self._keys))
-        entries = [ENTRY.unpack_from(key) for key in keys]
+        """Take out what is due, the earliest first, at most `limit`. Raises ``OSError``, having taken nothing.
+
+        Fewer where they have to be searched for: there is more as long as ``next_due`` says so.
+        """
+        if self._first_unlocated <= now:
+            self._settle_those_due(now)
+        keys = self._take_keys(now, limit)
         try:
-            frames = self._frames_of([number for _, _, number, _ in entries])
+            entries, frames = self._read(keys)
         except OSError:
             for key in keys:
                 heapq.heappush(self._keys, key)
             raise
-        for number in [number for _, _, number, _ in entries]:
-            self._frames.pop(number, None)
-        self.damaged_count += len(entries) - len(frames)
-        return [with_attempts(frames[number], attempt) for _, _, number, attempt in entries if number in frames]
+        released: list[bytes] = []
+        for _, _, number, attempt in entries:
+            frame = frames.get(number)
+            if frame is not None:
+                self._frames.pop(number, None)
+                released.append(frame if attempts(frame) == attempt else with_attempts(frame, attempt))
+        self.damaged_count += len(entries) - len(released)
+        return released
 
     def look(self, count: int) -> list[tuple[float, bytes]]:
         """Those that are due first, and when; nothing is taken. Raises ``OSError``."""
-        entries = [ENTRY.unpack_from(key) for key in _first(self._keys, count)]
-        frames = self._frames_of([number for _, _, number, _ in entries])
+        self._settle()
+        entries, frames = self._read(_first(self._keys, count))
         return [
             (due, with_attempts(frames[number], attempt)) for due, _, number, attempt in entries if number in frames
         ]
@@ -102,29 +143,30 @@ class Deferred:
         """Take over the keys of a checkpoint; `shift` is added to their due times."""
         for key in sorted(keys):
             due, _, number, attempt = ENTRY.unpack_from(key)
-            self.add_entry(max(0.0, due + shift), number, attempt)
+            self._keys.append(pack_key(max(0.0, due + shift), next(_serials), number, attempt, key_location(key)))
+        heapq.heapify(self._keys)
 
     def share_with(self, other: "Deferred") -> int:
         """Give another all of it: the same frames, as a fan-out does. Returns how many it has no place for."""
-        dropped = 0
-        for key in sorted(self._keys):
-            due, _, number, attempt = ENTRY.unpack_from(key)
-            frame = self._frames.get(number)
-            if other._fetch is None and (frame is None or len(other) >= other._memory):
-                dropped += 1
-                continue
-            if frame is not None and other._stays([frame], logged=False):
-                other._frames[number] = frame
-            other.add_entry(due, number, attempt)
-        return dropped
+        self._settle()
+        if other._fetch is None:
+            return self._share_frames_with(other)
+        if other._keep is None:
+            other._frames.update(islice(self._frames.items(), max(0, other._memory - len(other._frames))))
+        elif other._stays([*self._frames.values()], logged=False):
+            other._frames.update(self._frames)
+        other._keys += self._keys  # those of a channel that has none are a heap as they are
+        if len(other._keys) > len(self._keys):
+            heapq.heapify(other._keys)
+        return 0
 
     def ids_on_disk(self) -> Iterable[bytes]:
         """Those whose frames are not in memory."""
         return (number for number in map(entry_id, self._keys) if number not in self._frames)
 
-    def keys(self) -> Iterable[bytes]:
-        """Every key, as a checkpoint keeps it."""
-        return self._keys
+    def keys(self) -> list[bytes]:
+        """Every key there is now, as a checkpoint keeps it."""
+        return [*self._keys, *self._unlocated]
 
     def frames(self) -> Mapping[bytes, bytes]:
         """Those in memory, by id; what they say of attempts is not up to date."""
@@ -132,17 +174,99 @@ class Deferred:
 
     def empty(self) -> int:
         """Forget everything; return how many messages that was."""
-        dropped = len(self._keys)
+        dropped = len(self)
         self._keys.clear()
         self._frames.clear()
+        self._unlocated.clear()
+        self._first_unlocated = NEVER
         return dropped
 
     def next_due(self) -> float:
         """When `release` has something to do."""
         if not self._keys:
-            return NEVER
+            return self._first_unlocated
         due: float = ENTRY.unpack_from(self._keys[0])[0]
-        return due
+        return due if due < self._first_unlocated else self._first_unlocated
+
+    def _take_keys(self, now: float, limit: int) -> list[bytes]:
+        """The keys of what is due, the earliest first, no longer in the heap."""
+        heap = self._keys
+        keys: list[bytes] = []
+        until = _pack_due(now) + b"\xff" * 8  # no serial number is so great
+        searches = 0
+        while heap and len(keys) < limit and heap[0] < until:
+            key = heap[0]
+            if len(key) == ENTRY.size and entry_id(key) not in self._frames:
+                searches += 1
+                if searches > _SEARCHED_AT_ONCE:
+                    break
+            keys.append(heapq.heappop(heap))
+        return keys
+
+    def _read(self, keys: Sequence[bytes]) -> tuple[list[tuple[float, int, bytes, int]], dict[bytes, bytes]]:
+        """What the keys say, and the frames that can be read, by id. Raises ``OSError``."""
+        entries = [ENTRY.unpack_from(key) for key in keys]
+        found: dict[bytes, bytes] = {}
+        missing: list[bytes] = []
+        locations: dict[bytes, int] = {}
+        for key, (_, _, number, _) in zip(keys, entries, strict=True):
+            frame = self._frames.get(number)
+            if frame is not None:
+                found[number] = frame
+                continue
+            missing.append(number)
+            if location := key_location(key):
+                locations[number] = location
+        if missing:
+            assert self._fetch is not None, "what is not in memory is in the log"
+            found.update(self._fetch(missing, locations))
+            self._remember(locations)
+        return entries, found
+
+    def _remember(self, locations: Mapping[bytes, int]) -> None:
+        if self._locate is not None:
+            if len(self._recent) > _REMEMBERED:
+                self._less_recent, self._recent = self._recent, {}
+            self._recent.update(locations)
+
+    def _put_back(self, due: float, frame: bytes) -> None:
+        """A message that came back and does not stay in memory: it is in the log, but nobody said where."""
+        number = message_id(frame)
+        location = self._recent.pop(number, NOWHERE) or self._less_recent.pop(number, NOWHERE)
+        if location:
+            self.add_entry(due, number, attempts(frame), location)
+            return
+        self._unlocated[pack_key(due, next(_serials), number, attempts(frame))] = frame
+        self._first_unlocated = min(self._first_unlocated, due)
+        if len(self._unlocated) >= _LOCATED_AT_ONCE:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Locate what has gathered, as far as that is easy."""
+        if not self._unlocated:
+            return
+        assert self._locate is not None, "else nothing gathers"
+        found: Mapping[bytes, int] = {}
+        with suppress(OSError):  # then each is searched for when it is due
+            found = self._locate([entry_id(key) for key in self._unlocated])
+        for key in self._unlocated:
+            due, serial, number, attempt = ENTRY.unpack_from(key)
+            heapq.heappush(self._keys, pack_key(due, serial, number, attempt, found.get(number, NOWHERE)))
+        self._unlocated.clear()
+        self._first_unlocated = NEVER
+
+    def _settle_those_due(self, now: float) -> None:
+        """What is due already needs no location: its frame is there."""
+        rest = self._unlocated
+        self._unlocated, self._first_unlocated = {}, NEVER
+        for key, frame in rest.items():
+            due: float = ENTRY.unpack_from(key)[0]
+            if due <= now:
+                self._frames[entry_id(key)] = frame
+                heapq.heappush(self._keys, key)
+            else:
+                self._unlocated[key] = frame
+                self._first_unlocated = min(self._first_unlocated, due)
 
     def _stays(self, frames: Sequence[bytes], logged: bool) -> bool:
         """Whether these are to stay in memory. What does not is in the log, or is written beside it now."""
@@ -157,12 +281,15 @@ class Deferred:
         self._frames.clear()
         return False
 
-    def _frames_of(self, ids: Sequence[bytes]) -> dict[bytes, bytes]:
-        found = {number: self._frames[number] for number in ids if number in self._frames}
-        if len(found) < len(ids):
-            assert self._fetch is not None, "what is not in memory is in the log"
-            found.update(self._fetch([number for number in ids if number not in found]))
-        return found
+    def _share_frames_with(self, other: "Deferred") -> int:
+        """With one that has no log: as many as it has room for, of those that are in memory."""
+        here = sorted(key for key in self._keys if entry_id(key) in self._frames)
+        shared = here[: max(0, other._memory - len(other))]
+        for key in shared:
+            due, _, number, attempt = ENTRY.unpack_from(key)
+            other._frames[number] = self._frames[number]
+            other.add_entry(due, number, attempt)
+        return len(self) - len(shared)
 
 
 def _first(heap: Sequence[bytes], count: int) -> list[bytes]:

@@ -119,13 +119,16 @@ def replace_file(files: Files, path: str, data: bytes, *, sync: bool) -> None:
         files.fsync_folder(os.path.dirname(path))
 
 
-def write_temporary(files: Files, path: str, data: bytes, *, sync: bool) -> None:
+def write_temporary(files: Files, path: str, *pieces: bytes, sync: bool) -> None:
     """The first half of ``replace_file``, which may take its time: the new content, under a name of its own."""
     temporary = path + _TEMPORARY
     try:
         fd = files.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
         try:
-            write_all(files, fd, data, 0)
+            offset = 0
+            for piece in pieces:
+                write_all(files, fd, piece, offset)
+                offset += len(piece)
             if sync:
                 files.fsync(fd)
         finally:

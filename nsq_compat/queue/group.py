@@ -74,17 +74,35 @@ _EFFORT: Final = 16
 through for ever is not."""
 
 
+NOWHERE: Final = 0
+"""The location of what is not in a segment, or of what it is not known where."""
+OFFSET_BITS: Final = 40
+_OFFSET_MASK: Final = (1 << OFFSET_BITS) - 1
+
+
+def location_of(segment: int, offset: int) -> int:
+    """A place in a log as one number of 8 bytes: locations are in the order of the log."""
+    return segment << OFFSET_BITS | offset
+
+
+def split_location(location: int) -> tuple[int, int]:
+    """The number of the segment and the offset of the group in it."""
+    return location >> OFFSET_BITS, location & _OFFSET_MASK
+
+
 class Group(NamedTuple):
     """Frames that were published together; `due_ns` is wall clock, 0 for at once.
 
     Only MESSAGES groups have sequence numbers: `first_seq` for the first frame, one more for each that follows. The one
-    "frame" of a control group is the name of the channel, empty for a topic.
+    "frame" of a control group is the name of the channel, empty for a topic. `location` is where it is in the log, if
+    that is known (``location_of``).
     """
 
     kind: int
     first_seq: int
     due_ns: int
     frames: Sequence[bytes]
+    location: int = NOWHERE
 
 
 class GroupHeader(NamedTuple):

@@ -151,7 +151,7 @@ class LogReader:
 
     def _merge(self, groups: Iterable[Group], merged: list[Group]) -> None:
         tail: list[bytes] = []
-        for kind, first_seq, _, frames in groups:
+        for kind, first_seq, _, frames, _ in groups:
             end = first_seq + len(frames)
             if kind != MESSAGES or end <= self.seq:
                 continue

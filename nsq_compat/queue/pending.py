@@ -8,7 +8,7 @@ long backlog in the log does not put it off for hours.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final
 
@@ -33,6 +33,8 @@ class Pending:
         self._before_next_restored = 0  # of what came back: to be taken until the next of them are read
         self._fetch: Fetch | None = None
         self.damaged_count = 0
+        self.on_room: Callable[[], None] | None = None
+        """Called once, as soon as no more than half of what may come back to memory waits there."""
 
     def __len__(self) -> int:
         # Hot: asked twice for every delivery. Where nothing came back this saves a call.
@@ -151,4 +153,7 @@ class Pending:
         self._before_next_restored -= len(frames)
         if len(frames) < count:
             self._turns.appendleft((turn, count - len(frames)))
+        if self.on_room is not None and len(self._returned) <= self._memory // 2:
+            on_room, self.on_room = self.on_room, None
+            on_room()
         return frames

@@ -12,7 +12,15 @@ from dataclasses import dataclass, field
 
 from nsq_compat.protocol.message import attempts, message_id, message_ids
 from nsq_compat.protocol.names import is_ephemeral
-from nsq_compat.queue.checkpoint import ENTRY, HELD_BY_TOPIC, Checkpoint, Place, entries_at_once
+from nsq_compat.queue.checkpoint import (
+    ENTRY,
+    HELD_BY_TOPIC,
+    Checkpoint,
+    Place,
+    entries_at_once,
+    key_location,
+    pack_key,
+)
 from nsq_compat.queue.group import (
     CHANNEL_CREATED,
     CHANNEL_DELETED,
@@ -107,15 +115,19 @@ def _deferred(topic: Recovered, group: Group) -> None:
     for number in message_ids(group.frames):
         topic.last_id = max(topic.last_id, number)
         for place in places:
-            place.entries.append(ENTRY.pack(due, len(place.entries), number, 1))
+            place.entries.append(pack_key(due, len(place.entries), number, 1, group.location))
 
 
 def _count_from_1970(topic: Recovered) -> None:
     """The wall clock was set back so far that there is a due time before the monotonic clock began."""
     for place in topic.places:
-        entries = map(ENTRY.unpack_from, place.entries)
-        place.entries = [ENTRY.pack(due + topic.clock_offset if due else 0.0, *rest) for due, *rest in entries]
+        place.entries = [_shifted(key, topic.clock_offset) for key in place.entries]
     topic.clock_offset = 0.0
+
+
+def _shifted(key: bytes, by: float) -> bytes:
+    due, serial, number, attempt = ENTRY.unpack_from(key)
+    return pack_key(due + by if due else 0.0, serial, number, attempt, key_location(key))
 
 
 def _channel_created(topic: Recovered, group: Group) -> None:

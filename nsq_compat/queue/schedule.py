@@ -13,6 +13,8 @@ from typing import Final, Protocol
 from nsq_compat.queue.in_flight import NEVER
 
 _SPARE_ENTRIES: Final = 64
+AT_ONCE: Final = 0.0
+"""An alarm for the next time ``run`` is called."""
 
 
 class Scheduled(Protocol):
@@ -46,14 +48,16 @@ class Schedule:
         if self._heap[0][2] is what:
             self.wake_at(when)
 
-    def run(self, now: float) -> float:
-        """Serve what is due; return when the next alarm is (``NEVER`` for none)."""
+    def run(self, now: float, is_enough: Callable[[], bool] = lambda: False) -> float:
+        """Serve what is due, until there was enough of it; return when the next alarm is (``NEVER`` for none)."""
         while self._heap and self._heap[0][0] <= now:
             when, _, what = heapq.heappop(self._heap)
             if what.alarm != when:
                 continue  # replaced by an earlier one
             self.cancel(what)
             self.at(what.on_alarm(now), what)
+            if is_enough():
+                break
         return self._heap[0][0] if self._heap else NEVER
 
     def cancel(self, what: Scheduled) -> None:

@@ -193,19 +193,19 @@ class TopicStore:
         if frames:
             self.log.keep(frames)
 
-    def write_checkpoint(self, content: bytes) -> None:
+    def write_checkpoint(self, *pieces: bytes) -> None:
         """Write the next checkpoint, which counts once ``adopt_checkpoint`` was called. Raises ``OSError``.
 
         May run in a thread of its own. At level ``fsync`` what it speaks of has to be on the disk before.
         """
         files, reserve = self._storage.files, self._storage.reserve
         try:
-            write_temporary(files, self._checkpoint_path, content, sync=self.commits)
+            write_temporary(files, self._checkpoint_path, *pieces, sync=self.commits)
         except OSError as error:
             if error.errno != errno.ENOSPC or not reserve.held:
                 raise
             reserve.give_up()
-            write_temporary(files, self._checkpoint_path, content, sync=self.commits)
+            write_temporary(files, self._checkpoint_path, *pieces, sync=self.commits)
 
     def adopt_checkpoint(self) -> None:
         """Make what was written the checkpoint; the next ``commit`` makes that durable. Raises ``OSError``.

@@ -11,7 +11,7 @@ Invariants:
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
 from nsq_compat.protocol.message import message_id
@@ -27,6 +27,7 @@ from nsq_compat.queue.group import (
     CHANNEL_DELETED,
     CHANNEL_EMPTIED,
     DEFERRED,
+    NOWHERE,
     TOPIC_AWAITS_CHANNELS,
     TOPIC_EMPTIED,
     TOPIC_KNOWS_CHANNELS,
@@ -39,6 +40,7 @@ from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.looking import Look, latest_of
 from nsq_compat.queue.recovery import Recovered
 from nsq_compat.queue.schedule import Schedule
+from nsq_compat.queue.shared_reads import SharedReads
 from nsq_compat.queue.stamper import Stamper
 from nsq_compat.queue.storage import TopicStore
 from nsq_compat.queue.watch import MOST, Published, Watch
@@ -91,6 +93,7 @@ class Topic:
         self._diary = Diary(name, store)
         self._changed = False
         self._watch: Watch | None = None
+        self._reads = None if store is None else SharedReads(store.log.fetch, schedule)
         self._held = self._hold_from_here()
 
     @property
@@ -170,17 +173,19 @@ class Topic:
     def _defer(self, frames: Sequence[bytes], due: float, due_ns: int) -> None:
         targets = [self._held.deferred] if self._holding else [each.deferred for each in self.channels.values()]
         logged = self.store is not None and (self.store.always or any(each.spills(len(frames)) for each in targets))
+        location = NOWHERE
         if self.store is not None and logged:
             if not self.store.is_complete:
                 self.store.begin(self._what_there_is(), self._seq)
             self.store.append(frames, self._seq, due_ns, DEFERRED)
+            location = self.store.log.last_location
         if self._holding:
             fitting = self._held.deferred.fitting(frames)
             self._drop(len(frames) - len(fitting))
-            self._held.deferred.add(fitting, due, logged)
+            self._held.deferred.add(fitting, due, location)
         else:
             for channel in self.channels.values():
-                channel.defer(frames, due, logged)
+                channel.defer(frames, due, location)
         self._note_change()
 
     # --- Channels -----------------------------------------------------------------------------------------------------
@@ -224,11 +229,13 @@ class Topic:
             on_change=self._note_change,
         )
         self.channels[name] = channel
+        self._count_readers()
         return channel
 
     def _delete(self, channel: Channel) -> None:
         log.info("TOPIC(%s): deleting channel %s", self.name, channel.name)
         del self.channels[channel.name]
+        self._count_readers()
         channel.delete()
         if not self.channels and not self._held_back:
             self._held = self._hold_from_here()
@@ -339,7 +346,7 @@ class Topic:
         return self._held.cursor.byte_count()
 
     def front(self, limit: int) -> Sequence[bytes]:
-        return self._held.front(limit, self.store.log.fetch if self.store is not None else lambda ids: {})
+        return self._held.front(limit, self.store.log.fetch if self.store is not None else _nothing_there)
 
     def drop_oldest(self, limit: int, max_bytes: int) -> int:
         count = self._held.drop(limit, max_bytes)
@@ -435,9 +442,15 @@ class Topic:
         )
 
     def _make_deferred(self, store: TopicStore | None) -> Deferred:
-        if store is None:
+        if store is None or self._reads is None:
             return Deferred(None, self._limits.mem_queue_size)
-        return Deferred(store.log.fetch, self._limits.mem_queue_size, None if store.always else store.keep)
+        if store.always:
+            return Deferred(self._reads.fetch, self._limits.mem_queue_size, locate=store.log.locate)
+        return Deferred(self._reads.fetch, self._limits.mem_queue_size, keep=store.keep)
+
+    def _count_readers(self) -> None:
+        if self._reads is not None:
+            self._reads.readers = len(self.channels)
 
     def _hand_over(self) -> None:
         """What was held goes to every channel, unless it has to be held on."""
@@ -490,3 +503,8 @@ class Topic:
         if not self._changed and self.store is not None:
             self._changed = True
             self._observer.changed(self)
+
+
+def _nothing_there(ids: Sequence[bytes], locations: Mapping[bytes, int] | None = None, /) -> Mapping[bytes, bytes]:
+    """Where there is no log."""
+    return {}

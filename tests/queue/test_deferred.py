@@ -16,10 +16,13 @@ class Log(dict[bytes, bytes]):
     def __init__(self, *frames: bytes) -> None:
         super().__init__((message_id(frame), frame) for frame in frames)
         self.asked: list[list[bytes]] = []
+        self.locations: dict[bytes, int] = {}
+        """What it was told."""
         self.failing = False
 
-    def fetch(self, ids):
+    def fetch(self, ids, locations):
         self.asked.append(list(ids))
+        self.locations.update(locations)
         if self.failing:
             raise OSError("cannot read")
         return {number: self[number] for number in ids if number in self}
