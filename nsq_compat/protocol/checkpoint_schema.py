@@ -46,9 +46,12 @@ CHECKPOINT_ENTRY: Final = Struct(
 """A message that was taken from the stream and is not finished; ``due`` 0 means at once, ``serial`` keeps the order of
 those with equal due times. Sorted as bytes, entries are sorted by due time."""
 
-CHECKPOINT_LOCATION: Final = Struct("location" / Int64ub)
-"""Where in the log an entry's message is: the number of the segment in the upper 24 bits, the offset of the group in
-the lower 40; 0 if that is not known."""
+CHECKPOINT_LOCATION: Final = Struct(
+    "place" / Int64ub,
+    "frame_crc" / Int32ub,
+)
+"""Where in the log an entry's message is: `place` is the number of the segment in the upper 24 bits, the offset of the
+frame in the lower 40; all zeros if that is not known. ``frame_crc`` is the CRC-32C of the frame as it stands there."""
 
 LOCATIONS_MAGIC: Final = b"NQL1"
 

@@ -23,7 +23,6 @@ from nsq_compat.queue.checkpoint import Place, entries_at_once
 from nsq_compat.queue.cursor import Cursor
 from nsq_compat.queue.deferred import Deferred, Fetch
 from nsq_compat.queue.exiting import Exiting
-from nsq_compat.queue.group import NOWHERE
 from nsq_compat.queue.in_flight import NEVER, InFlight
 from nsq_compat.queue.latency import Latency
 from nsq_compat.queue.limits import QueueLimits
@@ -173,12 +172,12 @@ class Channel:
         if self._line.waiting:
             self._wake()
 
-    def defer(self, frames: Sequence[bytes], due: float, location: int) -> None:
-        """Take a batch that may not be delivered before `due`; `location` says where in the log it is, if it is."""
+    def defer(self, frames: Sequence[bytes], due: float, locations: Sequence[bytes]) -> None:
+        """Take a batch that may not be delivered before `due`; `locations` are those in the log, if it is there."""
         self.message_count += len(frames)
         fitting = self.deferred.fitting(frames)
         self._drop(len(frames) - len(fitting))
-        self._put_off(fitting, due, location)
+        self._put_off(fitting, due, locations)
 
     def follow(self, held: Cursor, deferred: Deferred) -> None:
         """Take over what waited in the topic."""
@@ -249,7 +248,7 @@ class Channel:
         self._on_change()
         again = next_attempts(self._to_be_tried_again([frame]))
         if delay > 0 and again:
-            self._put_off(again, now + delay, NOWHERE)
+            self._put_off(again, now + delay, ())
         else:
             self._add(again)
 
@@ -444,8 +443,8 @@ class Channel:
         if self._line.waiting:
             self._wake()
 
-    def _put_off(self, frames: Sequence[bytes], due: float, location: int) -> None:
-        self.deferred.add(frames, due, location)
+    def _put_off(self, frames: Sequence[bytes], due: float, locations: Sequence[bytes]) -> None:
+        self.deferred.add(frames, due, locations)
         self._schedule.at(due, self)
 
     def _release_deferred(self, now: float) -> float:

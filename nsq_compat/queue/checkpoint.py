@@ -24,7 +24,7 @@ _LOCATION = derive(checkpoint_schema.CHECKPOINT_LOCATION)
 _ENTRY_ID = ENTRY.slices["id"]
 _ENTRY_SIZE = ENTRY.size
 _ENTRIES_AT_ONCE = 4096
-_NOWHERE = bytes(_LOCATION.size)
+_UNKNOWN = bytes(_LOCATION.size)
 _CHECKED = HEADER.slices["crc"].stop
 
 _PAUSED, _AWAITS_CHANNELS = 1, 2
@@ -118,7 +118,7 @@ class Encoding:
             for begin in range(0, len(place.entries), _ENTRIES_AT_ONCE):
                 entries = place.entries[begin : begin + _ENTRIES_AT_ONCE]
                 self._add(b"".join([key[:_ENTRY_SIZE] for key in entries]))
-                self._locations.append(b"".join([key[_ENTRY_SIZE:] or _NOWHERE for key in entries]))
+                self._locations.append(b"".join([key[_ENTRY_SIZE:] or _UNKNOWN for key in entries]))
                 yield True
         if any(piece.strip(b"\0") for piece in self._locations):
             self._add(LOCATIONS_MAGIC)
@@ -163,21 +163,20 @@ def _add_locations(places: Mapping[str, Place], data: bytes, position: int) -> N
         end = position + len(place.entries) * _LOCATION.size
         locations = _cut(data, position, end, _LOCATION.size)
         place.entries = [
-            key if location == _NOWHERE else key + location
+            key if location == _UNKNOWN else key + location
             for key, location in zip(place.entries, locations, strict=True)
         ]
         position = end
 
 
-def pack_key(due: float, serial: int, number: bytes, attempt: int, location: int = NOWHERE) -> bytes:
+def pack_key(due: float, serial: int, number: bytes, attempt: int, location: bytes = NOWHERE) -> bytes:
     """An entry, followed by its message's location if that is known."""
-    key = ENTRY.pack(due, serial, number, attempt)
-    return key + _LOCATION.pack(location) if location else key
+    return ENTRY.pack(due, serial, number, attempt) + location
 
 
-def key_location(key: bytes) -> int:
+def key_location(key: bytes) -> bytes:
     """Where the message of an entry is in the log, or ``NOWHERE``."""
-    return int.from_bytes(key[_ENTRY_SIZE:], "big")
+    return key[_ENTRY_SIZE:]
 
 
 def entries_at_once(messages: Iterable[tuple[bytes, int]]) -> list[bytes]:

@@ -14,7 +14,7 @@ import itertools
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import islice, repeat
 from typing import Final, Protocol
 
 from nsq_compat.protocol.message import attempts, message_id, with_attempts
@@ -37,13 +37,13 @@ _serials: Final = itertools.count(1)
 class Fetch(Protocol):
     """Frames by id, from the log; those that cannot be read are left out."""
 
-    def __call__(self, ids: Sequence[bytes], locations: Mapping[bytes, int] = ..., /) -> Mapping[bytes, bytes]:
-        """`locations` are those of the groups of some of them. Raises ``OSError``."""
+    def __call__(self, ids: Sequence[bytes], locations: Mapping[bytes, bytes] = ..., /) -> Mapping[bytes, bytes]:
+        """`locations` are those of some of them. Raises ``OSError``."""
 
 
 Keep = Callable[[Sequence[bytes]], None]
 """Write frames where ``Fetch`` finds them. Raises ``OSError``."""
-Locate = Callable[[Sequence[bytes]], Mapping[bytes, int]]
+Locate = Callable[[Sequence[bytes]], Mapping[bytes, bytes]]
 """Locations by id, of those that are found easily. Raises ``OSError``."""
 
 
@@ -70,8 +70,8 @@ class Deferred:
         self._frames: dict[bytes, bytes] = {}
         self._unlocated: dict[bytes, bytes] = {}  # keys of messages to be located together, and their frames
         self._first_unlocated = NEVER
-        self._recent: dict[bytes, int] = {}  # locations of what was released last, and before that
-        self._less_recent: dict[bytes, int] = {}
+        self._recent: dict[bytes, bytes] = {}  # locations of what was released last, and before that
+        self._less_recent: dict[bytes, bytes] = {}
 
     def __len__(self) -> int:
         return len(self._keys) + len(self._unlocated)
@@ -84,10 +84,10 @@ class Deferred:
         """What of these may be added: all, unless there is no log for what memory does not hold."""
         return frames if self._fetch is not None else frames[: max(0, self._memory - len(self))]
 
-    def add(self, frames: Sequence[bytes], due: float, location: int = NOWHERE) -> None:
-        """Keep messages until `due`. `location` is that of their group, if they have just been logged."""
-        stays = self._stays(frames, location != NOWHERE)
-        for frame in frames:
+    def add(self, frames: Sequence[bytes], due: float, locations: Sequence[bytes] = ()) -> None:
+        """Keep messages until `due`. `locations` are given if they have just been logged."""
+        stays = self._stays(frames, bool(locations))
+        for frame, location in zip(frames, locations or repeat(NOWHERE), strict=False):
             number = message_id(frame)
             if stays:
                 self._frames[number] = frame
@@ -96,7 +96,7 @@ class Deferred:
                 continue
             self.add_entry(due, number, attempts(frame), location)
 
-    def add_entry(self, due: float, number: bytes, attempt: int, location: int = NOWHERE) -> None:
+    def add_entry(self, due: float, number: bytes, attempt: int, location: bytes = NOWHERE) -> None:
         """Keep a message by its id alone; its frame is in the log."""
         heapq.heappush(self._keys, pack_key(due, next(_serials), number, attempt, location))
 
@@ -208,7 +208,7 @@ class Deferred:
         entries = [ENTRY.unpack_from(key) for key in keys]
         found: dict[bytes, bytes] = {}
         missing: list[bytes] = []
-        locations: dict[bytes, int] = {}
+        locations: dict[bytes, bytes] = {}
         for key, (_, _, number, _) in zip(keys, entries, strict=True):
             frame = self._frames.get(number)
             if frame is not None:
@@ -223,7 +223,7 @@ class Deferred:
             self._remember(locations)
         return entries, found
 
-    def _remember(self, locations: Mapping[bytes, int]) -> None:
+    def _remember(self, locations: Mapping[bytes, bytes]) -> None:
         if self._locate is not None:
             if len(self._recent) > _REMEMBERED:
                 self._less_recent, self._recent = self._recent, {}
@@ -246,7 +246,7 @@ class Deferred:
         if not self._unlocated:
             return
         assert self._locate is not None, "else nothing gathers"
-        found: Mapping[bytes, int] = {}
+        found: Mapping[bytes, bytes] = {}
         with suppress(OSError):  # then each is searched for when it is due
             found = self._locate([entry_id(key) for key in self._unlocated])
         for key in self._unlocated:

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import google_crc32c
 
-from nsq_compat.protocol import storage_schema
+from nsq_compat.protocol import checkpoint_schema, storage_schema
 from nsq_compat.protocol.frames import FRAME_TYPE_MESSAGE
 from nsq_compat.protocol.layout import derive
 from nsq_compat.protocol.message import HEADER_SIZE as MESSAGE_HEADER_SIZE
@@ -74,35 +74,53 @@ _EFFORT: Final = 16
 through for ever is not."""
 
 
-NOWHERE: Final = 0
-"""The location of what is not in a segment, or of what it is not known where."""
-OFFSET_BITS: Final = 40
-_OFFSET_MASK: Final = (1 << OFFSET_BITS) - 1
+NOWHERE: Final = b""
+"""The location of a message that is not in a segment, or of which it is not known where."""
+_OFFSET_BITS: Final = 40
+_OFFSET_MASK: Final = (1 << _OFFSET_BITS) - 1
+_LOCATION: Final = derive(checkpoint_schema.CHECKPOINT_LOCATION)
 
 
-def location_of(segment: int, offset: int) -> int:
-    """A place in a log as one number of 8 bytes: locations are in the order of the log."""
-    return segment << OFFSET_BITS | offset
+def place_of(segment: int, offset: int) -> int:
+    """A place in a log as one number."""
+    return segment << _OFFSET_BITS | offset
 
 
-def split_location(location: int) -> tuple[int, int]:
-    """The number of the segment and the offset of the group in it."""
-    return location >> OFFSET_BITS, location & _OFFSET_MASK
+def locations_of(place: int, frames: Sequence[bytes]) -> list[bytes]:
+    """The locations of all messages of the group that begins there: they are in the order of the log."""
+    count = len(frames)
+    place += HEADER_SIZE + (count * CHECKSUM_SIZE if count > 1 else 0)
+    locations: list[bytes] = []
+    for frame in frames:
+        locations.append(location_of(place, frame))
+        place += len(frame)
+    return locations
+
+
+def location_of(place: int, frame: bytes) -> bytes:
+    """The location of a frame that begins there: enough to read it without its group, and to know that it is sound."""
+    return _LOCATION.pack(place, _crc32c(frame))
+
+
+def split_location(location: bytes) -> tuple[int, int, int]:
+    """The number of the segment, the offset of the frame in it and the frame's checksum."""
+    place, crc = _LOCATION.unpack_from(location)
+    return place >> _OFFSET_BITS, place & _OFFSET_MASK, crc
 
 
 class Group(NamedTuple):
     """Frames that were published together; `due_ns` is wall clock, 0 for at once.
 
     Only MESSAGES groups have sequence numbers: `first_seq` for the first frame, one more for each that follows. The one
-    "frame" of a control group is the name of the channel, empty for a topic. `location` is where it is in the log, if
-    that is known (``location_of``).
+    "frame" of a control group is the name of the channel, empty for a topic. `place` is where it begins in the log
+    (``place_of``), 0 if that is not known.
     """
 
     kind: int
     first_seq: int
     due_ns: int
     frames: Sequence[bytes]
-    location: int = NOWHERE
+    place: int = 0
 
 
 class GroupHeader(NamedTuple):

@@ -25,7 +25,7 @@ from nsq_compat.queue.group import (
     decode_header,
     decode_trailer,
     is_hole,
-    location_of,
+    place_of,
     salvage,
     unpack_header,
 )
@@ -83,7 +83,7 @@ class GroupReader:
         base = self.offset
         block = self._segment.pread(min(max_bytes, self._segment.end - base), base)
         groups: list[Group] = []
-        origin = location_of(self._segment.number, base)
+        origin = place_of(self._segment.number, base)
         at, last = 0, len(block) - HEADER_SIZE
         while at <= last:
             magic, header_crc, payload_crc, first_seq, due_ns, size, count, kind = unpack_header(block, at)
@@ -130,8 +130,8 @@ class GroupReader:
         if crc32c(data[begin:end]) == header.payload_crc:
             frames = cut_frames(data, header.frames_begin - header.offset, end, header.record_count)
             self._pass(header)
-            location = location_of(self._segment.number, header.offset)
-            return [Group(header.kind, header.first_seq, header.due_ns, frames, location)]
+            place = place_of(self._segment.number, header.offset)
+            return [Group(header.kind, header.first_seq, header.due_ns, frames, place)]
         groups = salvage(header, data)
         if groups is None and not self._search(header.end, header.end):
             return self._finish(header.offset)

@@ -6,6 +6,7 @@ What is read where it is known to be is checked like everything else that is rea
 is not reported here: it is left out, and the search by id, which knows how to read past damage, has the last word.
 """
 
+import struct
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
@@ -16,7 +17,7 @@ from nsq_compat.protocol.message import HEADER as MESSAGE_HEADER
 from nsq_compat.protocol.message import message_id
 from nsq_compat.protocol.storage_schema import GROUP_MAGIC
 from nsq_compat.queue.damage import Damage
-from nsq_compat.queue.group import HEADER_SIZE, LOW_32, MARK_SIZE, cut_frames, decode_header, unpack_header
+from nsq_compat.queue.group import HEADER_SIZE, cut_frames, decode_header, unpack_header
 from nsq_compat.queue.group_reader import BLOCK_SIZE, HAS_IDS, GroupReader, first_id_of, index_of
 from nsq_compat.queue.segment import Segment
 
@@ -26,7 +27,9 @@ _TAIL: Final = 1 << 10
 _GAP: Final = 1 << 12
 """Bytes between two wanted groups that are rather read than sought over."""
 _ID_BEGIN: Final = HEADER_SIZE + MESSAGE_HEADER.offset("id")
-_ID_SIZE: Final = 16
+_ID_END: Final = HEADER_SIZE + MESSAGE_HEADER.slices["id"].stop
+_SIZE_FIELD: Final = 4
+_size_of: Final = struct.Struct(">I").unpack_from
 
 
 def shares(
@@ -47,10 +50,8 @@ def shares(
         yield segment, ids[bisect_left(ids, first) : end]
 
 
-def fetch_at(segment: Segment, wanted: Sequence[tuple[int, bytes]]) -> dict[bytes, bytes]:
-    """The frames of messages by the (sorted) offsets of their groups, by id; neighbours are read together."""
-    found: dict[bytes, bytes] = {}
-    ids = {number for _, number in wanted}
+def fetch_at(segment: Segment, wanted: Sequence[tuple[int, int]]) -> Iterator[bytes]:
+    """The frames at these offsets that have these checksums; sorted, and neighbours are read together."""
     start, count = 0, len(wanted)
     while start < count:
         first = last = wanted[start][0]
@@ -58,42 +59,29 @@ def fetch_at(segment: Segment, wanted: Sequence[tuple[int, bytes]]) -> dict[byte
         while stop < count and (following := wanted[stop][0]) - last <= _GAP and following - first <= _BLOCK:
             last = following
             stop += 1
-        block = segment.pread(min(last + _TAIL, segment.end) - first, first)
-        for offset, number in wanted[start:stop]:
-            if number not in found:
-                _read_group(segment, block, offset - first, offset, ids, found)
+        block = segment.pread(max(min(last + _TAIL, segment.end) - first, 0), first)
+        for offset, crc in wanted[start:stop]:
+            frame = _frame_at(segment, block, offset - first, offset)
+            if crc32c(frame) == crc:
+                yield frame
         start = stop
-    return found
 
 
-def _read_group(
-    segment: Segment, block: bytes, at: int, offset: int, ids: set[bytes], found: dict[bytes, bytes]
-) -> None:
-    """What is wanted of the group at `block[at:]`, which is at `offset` of the file, if the group is sound."""
-    header = decode_header(block, at, offset)
-    if header is None or header.kind not in HAS_IDS or header.end > segment.end:
-        return
-    if at + header.end - offset > len(block):
-        block, at = segment.pread(header.end - offset, offset), 0
-    payload = at + header.payload_begin - offset
-    end = at + header.payload_end - offset
-    if len(block) < end or crc32c(block[payload:end]) != header.payload_crc:
-        return
-    if header.record_count == 1:
-        frame = block[payload:end]
-        found[message_id(frame)] = frame
-        return
-    for frame in cut_frames(block, at + header.frames_begin - offset, end, header.record_count):
-        if (number := message_id(frame)) in ids:
-            found[number] = frame
+def _frame_at(segment: Segment, block: bytes, at: int, offset: int) -> bytes:
+    """What is at `block[at:]`, or at that offset of the file, if it were a frame."""
+    if at + 4 > len(block):
+        return b""
+    size = _SIZE_FIELD + _size_of(block, at)[0]
+    if at + size > len(block) and offset + size <= segment.end:
+        return segment.pread(size, offset)
+    return block[at : at + size]
 
 
 def fetch_from(segment: Segment, ids: Sequence[bytes], damage: Damage) -> dict[bytes, bytes]:
     """The frames of those ids that can be read in the segment, by id."""
     found: dict[bytes, bytes] = {}
     for span, wanted in spans_of(segment, ids, damage):
-        offsets = locate_in(segment, span, wanted)
-        found |= fetch_at(segment, sorted((offset, number) for number, offset in offsets.items()))
+        found.update((number, frame) for number, (_, frame) in find_in(segment, span, wanted).items())
         if missing := wanted - found.keys():
             found |= _search(segment, span, missing, damage)
     return found
@@ -108,48 +96,40 @@ def spans_of(segment: Segment, ids: Iterable[bytes], damage: Damage) -> Iterator
     yield from spans.items()
 
 
-def locate_in(segment: Segment, span: tuple[int, int], wanted: set[bytes]) -> dict[bytes, int]:
-    """The offsets of the groups these messages are in, by id. Stops at whatever is damaged."""
-    found: dict[bytes, int] = {}
+def find_in(segment: Segment, span: tuple[int, int], wanted: set[bytes]) -> dict[bytes, tuple[int, bytes]]:
+    """The offsets and frames of these messages, by id; only what is wanted is checked. Stops at whatever is damaged."""
+    found: dict[bytes, tuple[int, bytes]] = {}
     base, stop = span
     stop = min(stop, segment.end)
     block = b""
-    at, missing = 0, len(wanted)
-    while missing > 0 and base + at < stop:
-        if at + _ID_BEGIN + _ID_SIZE > len(block):
+    at = 0
+    while len(found) < len(wanted) and base + at < stop:
+        if at + _ID_END > len(block):
             base, at = base + at, 0
             block = segment.pread(min(stop - base + _TAIL, _BLOCK + _TAIL, segment.end - base), base)
-        offset = base + at
-        if len(block) - at < HEADER_SIZE:
-            break
-        magic, header_crc, _, _, _, size, count, kind = unpack_header(block, at)
+            if len(block) < HEADER_SIZE:
+                break
+        magic, _, _, _, _, size, count, kind = unpack_header(block, at)
         if magic != GROUP_MAGIC:
             break
-        if count == 1:
-            if kind in HAS_IDS and (number := block[at + _ID_BEGIN : at + _ID_BEGIN + _ID_SIZE]) in wanted:
-                found[number] = offset
-                missing -= 1
-            at += HEADER_SIZE + size
+        if count == 1 and (kind not in HAS_IDS or block[at + _ID_BEGIN : at + _ID_END] not in wanted):
+            at += HEADER_SIZE + size  # if that is damaged, no group begins there
             continue
-        if crc32c(block[at + MARK_SIZE : at + HEADER_SIZE]) != header_crc ^ (offset & LOW_32):
-            break
-        header = decode_header(block, at, offset)
-        if header is None:
+        header = decode_header(block, at, base + at)
+        if header is None or header.end > segment.end:
             break
         if header.end > base + len(block):
-            base, at = offset, 0
-            block = segment.pread(header.end - offset, offset)
-            if len(block) < header.end - offset:
-                break
-        frames_begin, end = at + header.frames_begin - offset, at + header.payload_end - offset
-        if kind in HAS_IDS:
-            if crc32c(block[at + HEADER_SIZE : end]) != header.payload_crc:
-                break
-            for frame in cut_frames(block, frames_begin, end, count):
-                if (number := message_id(frame)) in wanted:
-                    found[number] = offset
-                    missing -= 1
-        at += header.end - offset
+            base, at = header.offset, 0
+            block = segment.pread(header.end - base, base)
+        begin, end = header.payload_begin - base, header.payload_end - base
+        if crc32c(block[begin:end]) != header.payload_crc:
+            break
+        begin = header.frames_begin - base
+        for frame in cut_frames(block, begin, end, count) if kind in HAS_IDS else ():
+            if (number := message_id(frame)) in wanted:
+                found[number] = base + begin, frame
+            begin += len(frame)
+        at = header.end - base
     return found
 
 

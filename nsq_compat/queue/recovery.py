@@ -27,12 +27,14 @@ from nsq_compat.queue.group import (
     CHANNEL_EMPTIED,
     DEFERRED,
     MESSAGES,
+    NOWHERE,
     TOPIC_AWAITS_CHANNELS,
     TOPIC_EMPTIED,
     TOPIC_KNOWS_CHANNELS,
     TOPIC_PAUSED,
     TOPIC_UNPAUSED,
     Group,
+    locations_of,
 )
 from nsq_compat.queue.group_reader import HAS_IDS
 from nsq_compat.queue.topic_log import TopicLog
@@ -112,10 +114,11 @@ def _deferred(topic: Recovered, group: Group) -> None:
     places = [topic.held] if topic.held is not None else list(topic.channels.values())
     if topic.everything is not None:
         places.append(topic.everything)
-    for number in message_ids(group.frames):
+    locations = locations_of(group.place, group.frames) if group.place else [NOWHERE] * len(group.frames)
+    for number, location in zip(message_ids(group.frames), locations, strict=True):
         topic.last_id = max(topic.last_id, number)
         for place in places:
-            place.entries.append(pack_key(due, len(place.entries), number, 1, group.location))
+            place.entries.append(pack_key(due, len(place.entries), number, 1, location))
 
 
 def _count_from_1970(topic: Recovered) -> None:

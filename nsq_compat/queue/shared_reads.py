@@ -15,7 +15,7 @@ _MOST: Final = 2048
 """Frames read since the older ones were forgotten; twice as many are remembered at most."""
 _MOST_BYTES: Final = 1 << 20
 _REMEMBERED_SECONDS: Final = 1.0
-_NO_LOCATIONS: Final[Mapping[bytes, int]] = {}
+_NO_LOCATIONS: Final[Mapping[bytes, bytes]] = {}
 
 
 class SharedReads:
@@ -31,7 +31,7 @@ class SharedReads:
         self._bytes = 0
         self._used = False
 
-    def fetch(self, ids: Sequence[bytes], locations: Mapping[bytes, int] = _NO_LOCATIONS) -> Mapping[bytes, bytes]:
+    def fetch(self, ids: Sequence[bytes], locations: Mapping[bytes, bytes] = _NO_LOCATIONS) -> Mapping[bytes, bytes]:
         """As the log does. Raises ``OSError``."""
         if self.readers < 2:
             return self._fetch(ids, locations)

@@ -27,12 +27,12 @@ from nsq_compat.queue.group import (
     CHANNEL_DELETED,
     CHANNEL_EMPTIED,
     DEFERRED,
-    NOWHERE,
     TOPIC_AWAITS_CHANNELS,
     TOPIC_EMPTIED,
     TOPIC_KNOWS_CHANNELS,
     TOPIC_PAUSED,
     TOPIC_UNPAUSED,
+    locations_of,
 )
 from nsq_compat.queue.guard import CLOSED, Guard
 from nsq_compat.queue.held import Held
@@ -173,19 +173,19 @@ class Topic:
     def _defer(self, frames: Sequence[bytes], due: float, due_ns: int) -> None:
         targets = [self._held.deferred] if self._holding else [each.deferred for each in self.channels.values()]
         logged = self.store is not None and (self.store.always or any(each.spills(len(frames)) for each in targets))
-        location = NOWHERE
+        locations: Sequence[bytes] = ()
         if self.store is not None and logged:
             if not self.store.is_complete:
                 self.store.begin(self._what_there_is(), self._seq)
             self.store.append(frames, self._seq, due_ns, DEFERRED)
-            location = self.store.log.last_location
+            locations = locations_of(self.store.log.last_place, frames)
         if self._holding:
             fitting = self._held.deferred.fitting(frames)
             self._drop(len(frames) - len(fitting))
-            self._held.deferred.add(fitting, due, location)
+            self._held.deferred.add(fitting, due, locations)
         else:
             for channel in self.channels.values():
-                channel.defer(frames, due, location)
+                channel.defer(frames, due, locations)
         self._note_change()
 
     # --- Channels -----------------------------------------------------------------------------------------------------
@@ -505,6 +505,6 @@ class Topic:
             self._observer.changed(self)
 
 
-def _nothing_there(ids: Sequence[bytes], locations: Mapping[bytes, int] | None = None, /) -> Mapping[bytes, bytes]:
+def _nothing_there(ids: Sequence[bytes], locations: Mapping[bytes, bytes] | None = None, /) -> Mapping[bytes, bytes]:
     """Where there is no log."""
     return {}

@@ -24,9 +24,9 @@ from nsq_compat.queue.damage import Damage
 from nsq_compat.queue.data_path import remove_folder
 from nsq_compat.queue.descriptors import Descriptors
 from nsq_compat.queue.files import Files
-from nsq_compat.queue.group import MESSAGES, NOWHERE, Group, encode_group, location_of, split_location
+from nsq_compat.queue.group import MESSAGES, Group, encode_group, location_of, place_of, split_location
 from nsq_compat.queue.group_reader import BLOCK_SIZE, HAS_IDS, index_of
-from nsq_compat.queue.id_search import fetch_at, fetch_from, locate_in, shares, spans_of
+from nsq_compat.queue.id_search import fetch_at, fetch_from, find_in, shares, spans_of
 from nsq_compat.queue.kept import Kept
 from nsq_compat.queue.leftovers import leftover_name
 from nsq_compat.queue.log_reader import LogEnd, LogReader, LogWalk, latest_groups
@@ -48,7 +48,7 @@ _FILES_AT_ONCE: Final = 16
 _PATIENCE: Final = 16
 _SPANS_AT_ONCE: Final = 8
 """Parts of a segment, of some INDEX_STEP bytes each, that are looked through to locate messages."""
-_NO_LOCATIONS: Final[Mapping[bytes, int]] = {}
+_NO_LOCATIONS: Final[Mapping[bytes, bytes]] = {}
 
 Later = Callable[[Callable[[], None]], object]
 """Whom to ask for a call when what is being done now is done, and answered."""
@@ -61,8 +61,8 @@ class TopicLog:
         self.folder = folder
         self.start: LogEnd | None = None
         self.damage = Damage()
-        self.last_location = NOWHERE
-        """Of the group that was appended last and was none of MESSAGES."""
+        self.last_place = 0
+        """Where the group begins that was appended last and was none of MESSAGES (``group.place_of``)."""
         self._descriptors = descriptors
         self._files = descriptors.files
         self._own_descriptors = False
@@ -180,7 +180,7 @@ class TopicLog:
         if kind == MESSAGES:
             self._seq = first_seq + len(frames)
         else:
-            self.last_location = location_of(segment.number, offset)
+            self.last_place = place_of(segment.number, offset)
 
     def keep(self, frames: Iterable[bytes]) -> None:
         """Write frames that ``fetch`` shall find though they are in no segment, or soon will not be."""
@@ -204,10 +204,10 @@ class TopicLog:
         """The last groups of messages, deferred ones too, oldest first: `count` messages, or what 2 MiB hold."""
         return latest_groups(self._segments, count, self.damage)
 
-    def fetch(self, ids: Iterable[bytes], locations: Mapping[bytes, int] = _NO_LOCATIONS) -> dict[bytes, bytes]:
+    def fetch(self, ids: Iterable[bytes], locations: Mapping[bytes, bytes] = _NO_LOCATIONS) -> dict[bytes, bytes]:
         """The frames of these messages, by id. Those that cannot be found are left out, and counted.
 
-        `locations`, by id, say where the groups of some of them are, or were: these need not be searched for.
+        `locations`, by id, say where some of them are, or were: these need not be searched for.
         """
         found = self._fetch_at(locations) if locations else {}
         wanted = sorted({each for each in ids if each not in found})
@@ -222,17 +222,17 @@ class TopicLog:
                 self.damage.report(self.folder, each, 1)
         return found
 
-    def locate(self, ids: Iterable[bytes]) -> dict[bytes, int]:
+    def locate(self, ids: Iterable[bytes]) -> dict[bytes, bytes]:
         """The locations of these messages, as far as a bounded search finds them; best for ids near one another."""
-        found: dict[bytes, int] = {}
+        found: dict[bytes, bytes] = {}
         spans = _SPANS_AT_ONCE
         for segment, some in shares(self._segments, self._segments, sorted(ids), self.damage):
             for span, wanted in spans_of(segment, some, self.damage) if some else ():
                 if not spans:
                     return found
                 spans -= 1
-                for number, offset in locate_in(segment, span, wanted).items():
-                    found[number] = location_of(segment.number, offset)
+                for number, (offset, frame) in find_in(segment, span, wanted).items():
+                    found[number] = location_of(place_of(segment.number, offset), frame)
         return found
 
     def kept_frames(self) -> Iterator[bytes]:
@@ -367,19 +367,19 @@ class TopicLog:
 
     # --- Inside -------------------------------------------------------------------------------------------------------
 
-    def _fetch_at(self, locations: Mapping[bytes, int]) -> dict[bytes, bytes]:
+    def _fetch_at(self, locations: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
         """What is still where it was, and sound."""
-        by_segment: dict[int, list[tuple[int, bytes]]] = {}
-        for location, message in sorted((location, message) for message, location in locations.items()):
-            number, offset = split_location(location)
-            by_segment.setdefault(number, []).append((offset, message))
+        by_segment: dict[int, list[tuple[int, int]]] = {}
+        for location in sorted(locations.values()):
+            number, offset, crc = split_location(location)
+            by_segment.setdefault(number, []).append((offset, crc))
         found: dict[bytes, bytes] = {}
         for number, wanted in by_segment.items():
             place = bisect_left(self._segments, number, key=attrgetter("number"))
             segment = self._segments[place] if place < len(self._segments) else None
             if segment is not None and segment.number == number and not segment.released:
-                found |= fetch_at(segment, wanted)
-        return found
+                found.update((message_id(frame), frame) for frame in fetch_at(segment, wanted))
+        return {message: found[message] for message in locations if message in found}
 
     def _path(self, kind: str, number: int) -> str:
         return f"{self.folder}/{kind}.{number:020}"

@@ -1,3 +1,6 @@
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,11 +19,13 @@ class Log(dict[bytes, bytes]):
     def __init__(self, *frames: bytes) -> None:
         super().__init__((message_id(frame), frame) for frame in frames)
         self.asked: list[list[bytes]] = []
-        self.locations: dict[bytes, int] = {}
+        self.locations: dict[bytes, bytes] = {}
         """What it was told."""
         self.failing = False
 
-    def fetch(self, ids, locations):
+    def fetch(
+        self, ids: Sequence[bytes], locations: Mapping[bytes, bytes] = MappingProxyType({}), /
+    ) -> dict[bytes, bytes]:
         self.asked.append(list(ids))
         self.locations.update(locations)
         if self.failing:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nsq_compat.protocol.message import make_frames, message_id
 from nsq_compat.queue.descriptors import Descriptors
 from nsq_compat.queue.files import Files, OsFiles
-from nsq_compat.queue.group import CHANNEL_CREATED, DEFERRED, MESSAGES, NOWHERE, TOPIC_EMPTIED, Group
+from nsq_compat.queue.group import CHANNEL_CREATED, DEFERRED, MESSAGES, TOPIC_EMPTIED, Group
 from nsq_compat.queue.topic_log import LogEnd, TopicLog
 from tests.faults.disk import SimulatedDisk
 
@@ -151,7 +151,7 @@ def test_every_kind_of_group_is_recovered_in_order(writer):
     writer.log.append([b""], 3, kind=TOPIC_EMPTIED)
     expected += [Group(CHANNEL_CREATED, 3, 0, [b"archive"]), Group(TOPIC_EMPTIED, 3, 0, [b""])]
     expected.append(Group(MESSAGES, 3, 0, list(writer.publish(20))))
-    assert [group._replace(location=NOWHERE) for group in writer.open().recovered()] == expected
+    assert [group._replace(place=0) for group in writer.open().recovered()] == expected
     assert writer.log.end.seq == 23
 
 
