@@ -415,7 +415,7 @@ class Channel:
         """Go on from a place, in a stream that ends at `end`; `shift` makes due times of today's clock."""
         self._cursor.move(place.position, end, place.gaps)
         self.restore_messages(place.at_once(), fetch)
-        self.deferred.restore(place.deferred(), shift)
+        self.deferred.restore(place.take_deferred(), shift)
         self._schedule.at(self.deferred.next_due(), self)
 
     def restore_messages(self, messages: Sequence[tuple[bytes, int]], fetch: Fetch) -> None:

@@ -5,7 +5,7 @@ log, the unfinished ones by their ids. What was finished after the checkpoint wa
 """
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import google_crc32c
@@ -58,13 +58,18 @@ class Place:
 
     def at_once(self) -> list[tuple[bytes, int]]:
         """Those to be delivered as soon as possible, in order: id and number of the next delivery."""
-        return [
-            (number, attempt) for due, _, number, attempt in map(ENTRY.unpack_from, sorted(self.entries)) if not due
-        ]
+        keys = sorted(key for key in self.entries if is_at_once(key))
+        return [(number, attempt) for _, _, number, attempt in map(ENTRY.unpack_from, keys)]
 
     def deferred(self) -> list[bytes]:
         """The keys of the others."""
         return [key for key in self.entries if not is_at_once(key)]
+
+    def take_deferred(self) -> list[bytes]:
+        """The same; the place has no entries any more. There may be millions, for which a copy would take memory."""
+        keys = self.deferred()
+        self.entries = []
+        return keys
 
 
 @dataclass(slots=True)
@@ -137,7 +142,7 @@ def decode(data: bytes) -> Checkpoint:
         crc, segment, offset, seq, clock_offset, last_id, held_back, count = HEADER.unpack_from(data)
         if google_crc32c.value(data[_CHECKED:]) != crc:
             raise BadCheckpoint("checksum does not match")
-        places: dict[str, Place] = {}
+        found: list[tuple[str, Place, int, int]] = []
         position = HEADER.size
         for _ in range(count):
             length, place, gaps, entries = CHANNEL.unpack_from(data, position)
@@ -148,9 +153,15 @@ def decode(data: bytes) -> Checkpoint:
             passed_over = [
                 (begin, end) for begin, end in map(GAP.unpack_from, _cut(data, name_end, gaps_end, GAP.size))
             ]
-            places[name] = Place(place, _cut(data, gaps_end, position, ENTRY.size), passed_over)
-        if data.startswith(LOCATIONS_MAGIC, position):
-            _add_locations(places, data, position + len(LOCATIONS_MAGIC))
+            if position > len(data):
+                raise ValueError("cut short")
+            found.append((name, Place(place, gaps=passed_over), gaps_end, entries))
+        located = data.startswith(LOCATIONS_MAGIC, position)
+        position += len(LOCATIONS_MAGIC)
+        for _, channel, begin, entries in found:
+            channel.entries = _keys(data, begin, position if located else None, entries)
+            position += entries * _LOCATION.size
+        places = {name: channel for name, channel, _, _ in found}
     except (struct.error, ValueError) as error:
         raise BadCheckpoint(str(error)) from None
     end = LogEnd(segment, offset, seq)
@@ -158,15 +169,13 @@ def decode(data: bytes) -> Checkpoint:
     return Checkpoint(end, clock_offset, last_id, places, *reasons)
 
 
-def _add_locations(places: Mapping[str, Place], data: bytes, position: int) -> None:
-    for place in places.values():
-        end = position + len(place.entries) * _LOCATION.size
-        locations = _cut(data, position, end, _LOCATION.size)
-        place.entries = [
-            key if location == _UNKNOWN else key + location
-            for key, location in zip(place.entries, locations, strict=True)
-        ]
-        position = end
+def _keys(data: bytes, begin: int, locations: int | None, count: int) -> list[bytes]:
+    """So many entries, each with its location if that is there and known."""
+    entries = _cut(data, begin, begin + count * _ENTRY_SIZE, _ENTRY_SIZE)
+    if locations is None:
+        return list(entries)
+    pairs = zip(entries, _cut(data, locations, locations + count * _LOCATION.size, _LOCATION.size), strict=True)
+    return [entry if location == _UNKNOWN else entry + location for entry, location in pairs]
 
 
 def pack_key(due: float, serial: int, number: bytes, attempt: int, location: bytes = NOWHERE) -> bytes:
@@ -194,7 +203,7 @@ def entry_id(key: bytes) -> bytes:
     return key[_ENTRY_ID]
 
 
-def _cut(data: bytes, begin: int, end: int, size: int) -> list[bytes]:
+def _cut(data: bytes, begin: int, end: int, size: int) -> Iterator[bytes]:
     if end > len(data):
         raise ValueError("cut short")
-    return [data[at : at + size] for at in range(begin, end, size)]
+    return (data[at : at + size] for at in range(begin, end, size))

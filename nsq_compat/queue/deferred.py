@@ -139,9 +139,11 @@ class Deferred:
         entries = (ENTRY.unpack_from(key) for key in self._keys if entry_id(key) in newest)
         return [(due, with_attempts(self._frames[number], attempt)) for due, _, number, attempt in entries]
 
-    def restore(self, keys: Iterable[bytes], shift: float) -> None:
-        """Take over the keys of a checkpoint; `shift` is added to their due times."""
-        for key in sorted(keys):
+    def restore(self, keys: list[bytes], shift: float) -> None:
+        """Take over the keys of a checkpoint, and the list itself; `shift` is added to their due times."""
+        keys.sort(reverse=True)
+        while keys:  # so that there is never a second set of them
+            key = keys.pop()
             due, _, number, attempt = ENTRY.unpack_from(key)
             self._keys.append(pack_key(max(0.0, due + shift), next(_serials), number, attempt, key_location(key)))
         heapq.heapify(self._keys)

@@ -53,8 +53,8 @@ class Held:
     def restore(self, place: Place, end: int, shift: float) -> None:
         """Be as a checkpoint said, in a stream that ends at `end`; `shift` makes due times of today's clock."""
         self.cursor.move(place.position, end)
-        self.deferred.restore(place.deferred(), shift)
         self.restored = place.at_once()
+        self.deferred.restore(place.take_deferred(), shift)
 
     def frames_in_memory(self) -> Iterator[tuple[bytes, bytes]]:
         """All frames it has, with their ids, for when memory ends."""

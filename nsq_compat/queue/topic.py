@@ -392,7 +392,8 @@ class Topic:
         place = Place(stands) if held is not None or before.everything is None else before.everything
         for name in channels:
             if name not in self.channels and name not in before.gone and not is_ephemeral(name):
-                self._make_channel(name, 0).restore(place, stands, shift, self.store.log.fetch)
+                own = Place(place.position, list(place.entries), list(place.gaps))
+                self._make_channel(name, 0).restore(own, stands, shift, self.store.log.fetch)
                 self._note(CHANNEL_CREATED, name, stands)
         self._held = self._hold_from_here()
         if held is not None:

@@ -45,6 +45,26 @@ def test_an_earlier_alarm_overtakes_a_later_one():
     clock.stop()
 
 
+def test_an_alarm_that_always_has_more_to_do_leaves_the_event_loop_to_others():
+    schedule = Schedule()
+    clock = AlarmClock(schedule)
+
+    class Greedy(Sleeper):
+        rings = 0
+
+        def on_alarm(self, now: float) -> float:
+            self.rings += 1
+            return now
+
+    greedy = Greedy()
+    schedule.at(0.0, greedy)
+    clock.start()
+    before = greedy.rings
+    gevent.sleep(0.02)
+    assert 0 < before < greedy.rings
+    clock.stop()
+
+
 def test_what_was_scheduled_before_the_start_rings_too():
     schedule = Schedule()
     sleeper = Sleeper().wants(schedule, 0.01)

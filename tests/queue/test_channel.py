@@ -768,6 +768,25 @@ def test_no_more_deferred_messages_come_back_at_once_than_there_is_room_for(logg
     assert consumer.takes(1000) == bodies[MAX_BATCH:]
 
 
+def test_more_deferred_messages_come_as_soon_as_there_is_room_for_them(logging_daemon):
+    consumer = logging_daemon.consumer()
+    bodies = [b"%03d" % number for number in range(3 * MAX_BATCH)]
+    logging_daemon.publishes(*bodies, defer=5.0)
+    logging_daemon.waits(5)
+    for begin in range(0, len(bodies), MAX_BATCH):
+        assert consumer.takes(1000) == bodies[begin : begin + MAX_BATCH]
+        logging_daemon.waits(0)
+
+
+def test_deferred_messages_of_two_channels_are_released_in_turn(start):
+    daemon = start(mem_queue_size=10_000)
+    channels = [daemon.channel(name) for name in ("archive", "metrics")]
+    daemon.publishes(*[b"%04d" % number for number in range(2000)], defer=5.0)
+    turns = iter(range(4))
+    daemon.broker.schedule.run(daemon.now + 5, lambda: next(turns, None) is None)
+    assert all(0 < channel.depth < 2000 for channel in channels)
+
+
 def test_a_place_names_what_was_taken_and_not_finished(logging_daemon):
     consumer, gone = logging_daemon.consumer(), logging_daemon.consumer()
     logging_daemon.publishes(*[b"%d" % number for number in range(7)])

@@ -1,5 +1,7 @@
 """A checkpoint survives encoding, and nothing but a whole checkpoint is taken for one."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,20 +9,25 @@ from hypothesis import strategies as st
 from nsq_compat.protocol import checkpoint_schema
 from nsq_compat.queue.checkpoint import (
     ENTRY,
+    HEADER,
     HELD_BY_TOPIC,
     BadCheckpoint,
     Checkpoint,
+    Encoding,
     Place,
     decode,
     entries_at_once,
     entry_id,
     is_at_once,
+    pack_key,
 )
+from nsq_compat.queue.group import NOWHERE, location_of, place_of
 from nsq_compat.queue.topic_log import LogEnd
 
 numbers = st.integers(0, (1 << 64) - 1)
 ids = st.integers(0, (1 << 64) - 1).map(lambda number: b"%016x" % number)
-entries = st.builds(ENTRY.pack, st.floats(0, 1e12), numbers, ids, st.integers(0, 65535))
+locations = st.just(NOWHERE) | st.builds(location_of, st.integers(1, (1 << 64) - 1), st.binary(max_size=3))
+entries = st.builds(pack_key, st.floats(0, 1e12), numbers, ids, st.integers(0, 65535), locations)
 places = st.builds(Place, numbers, st.lists(entries, max_size=5), st.lists(st.tuples(numbers, numbers), max_size=3))
 names = st.text(st.sampled_from("abcXYZ.-_019"), min_size=1, max_size=64) | st.just(HELD_BY_TOPIC)
 checkpoints = st.builds(
@@ -32,8 +39,13 @@ checkpoints = st.builds(
     st.booleans(),
     st.booleans(),
 )
+LOCATED = pack_key(7.5, 3, b"%016x" % 6, 1, location_of(place_of(1, 300), b"frame"))
 SMALL = Checkpoint(
-    LogEnd(1, 400, 9), 1.5, b"%016x" % 77, {"c": Place(3, entries_at_once([(b"%016x" % 5, 2)]), [(4, 6)])}, True
+    LogEnd(1, 400, 9),
+    1.5,
+    b"%016x" % 77,
+    {"c": Place(3, [*entries_at_once([(b"%016x" % 5, 2)]), LOCATED], [(4, 6)])},
+    True,
 )
 
 
@@ -47,6 +59,33 @@ def test_the_bytes_are_those_of_the_declaration():
     assert (parsed.header.log_offset, parsed.header.held_back, parsed.places[0].name) == (400, 1, b"c")
     assert parsed.places[0].gaps[0].end == 6
     assert checkpoint_schema.CHECKPOINT.build(parsed) == SMALL.encode()
+
+
+def test_an_older_version_finds_what_it_reads_before_the_locations():
+    place = SMALL.places["c"]
+    plain = replace(SMALL, places={"c": replace(place, entries=[key[: ENTRY.size] for key in place.entries])})
+    content, plain_content = SMALL.encode()[HEADER.size :], plain.encode()[HEADER.size :]
+    assert content.startswith(plain_content + checkpoint_schema.LOCATIONS_MAGIC)
+    assert decode(plain.encode()) == plain
+
+
+def test_locations_are_those_of_the_declaration():
+    parsed = checkpoint_schema.CHECKPOINT.parse(SMALL.encode())
+    assert [location.place for location in parsed.locations.places[0]] == [0, place_of(1, 300)]
+    without = Checkpoint(LogEnd(1, 400, 9), 1.5, b"%016x" % 77, {"c": Place(3)})
+    assert checkpoint_schema.CHECKPOINT.parse(without.encode()).locations is None
+
+
+def test_many_entries_are_encoded_a_step_at_a_time():
+    keys = [pack_key(float(number), number, b"%016x" % number, 1) for number in range(20_000)]
+    checkpoint = Checkpoint(LogEnd(1, 400, 9), 1.5, b"%016x" % 77, {"c": Place(3, keys)})
+    encoding = Encoding(checkpoint)
+    steps = 0
+    while encoding.step():
+        steps += 1
+    assert steps >= 4
+    assert b"".join(encoding.finish()) == checkpoint.encode()
+    assert decode(checkpoint.encode()) == checkpoint
 
 
 @pytest.mark.parametrize("offset", range(len(SMALL.encode())))

@@ -53,6 +53,25 @@ def test_who_rang_says_when_it_wants_to_ring_next():
     assert sleeper.alarm == 15.0
 
 
+def test_when_it_is_enough_what_else_is_due_waits_for_the_next_run():
+    schedule, first, second = Schedule(), Sleeper(), Sleeper()
+    schedule.at(5.0, first)
+    schedule.at(6.0, second)
+    assert schedule.run(10.0, lambda: True) == 6.0
+    assert (first.rang, second.rang) == ([10.0], [])
+    assert schedule.run(11.0, lambda: True) == NEVER
+    assert second.rang == [11.0]
+
+
+def test_what_wants_to_ring_again_at_once_lets_others_ring_before():
+    schedule, greedy, other = Schedule(), Sleeper(next=10.0), Sleeper()
+    schedule.at(5.0, greedy)
+    schedule.at(6.0, other)
+    schedule.run(10.0, lambda: len(greedy.rang) > 2)
+    assert other.rang == [10.0]
+    assert len(greedy.rang) == 3
+
+
 def test_a_cancelled_alarm_does_not_ring_and_can_be_set_again():
     schedule, sleeper = Schedule(), Sleeper()
     schedule.at(10.0, sleeper)

@@ -48,7 +48,7 @@ def defers(daemon, bodies):
 
 def receives(daemon, consumers, seconds=SPREAD + 10):
     """Everything that comes within that time, by consumer; each takes all it can get ten times a second."""
-    received = [[] for _ in consumers]
+    received: list[list[bytes]] = [[] for _ in consumers]
     for _ in range(int(seconds * 10) + 1):
         for consumer, bodies in zip(consumers, received, strict=True):
             while some := consumer.takes():
