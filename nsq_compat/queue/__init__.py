@@ -16,6 +16,7 @@ What moves:
     latency       from publish to FIN           guard       who lets messages in, or does not
     intake        posts of one turn, together   stamper     bodies into frames
     diary         what comes and goes besides messages
+    shared_reads  deferred frames read for one channel and needed by the others
 
 What an operator may want besides (off unless he says so):
 
