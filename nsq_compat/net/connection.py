@@ -22,6 +22,8 @@ Invariants:
 - What a client is told last it gets to read: after a fatal error only our side is shut, and what the client still sends
   is dropped for a moment. Closing at once would make the kernel reset the connection and lose the error frame.
 - Bytes that inflate are taken by the piece: each is answered before the next is made, and others run in between.
+- A session that has more to do than it does at once (`has_unread`) is called again and again by the greenlet, and
+  others run in between; nothing is read from the socket meanwhile.
 - Nothing a client sends or omits ends anything but its own connection.
 """
 
@@ -29,12 +31,13 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, Generic, TypeVar
 
 import gevent
 
 from nsq_compat.net.codec_stack import CodecStack
+from nsq_compat.net.long_work import let_others_run
 from nsq_compat.net.tls import MakeTls, Tls
 from nsq_compat.net.tls_words import TlsError
 from nsq_compat.net.turn import Turn
@@ -55,8 +58,6 @@ MAX_OWED_REPLIES: Final = 64 * 1024
 LINGER_SECONDS: Final = 1.0
 SLOWEST_RATE: Final = 1024.0
 """Bytes per second; slower clients use up their write timeout."""
-A_TURN: Final = 1e-9
-"""Seconds until others have had theirs. Not zero: a thousand sleeps of zero pass before sockets are looked at again."""
 _READ: Final = 1
 _WRITE: Final = 2
 _monotonic: Final = time.monotonic
@@ -111,6 +112,7 @@ class Connection(Generic[Session]):
         self._expects_few = False
         self._tls: Tls | None = None
         self._codecs: CodecStack | None = None
+        self._pieces: Iterator[bytes] | None = None  # of one read, still to be fed to the session
         self._encode: Callable[[bytes], bytes] | None = None
         self._hung_up = False
         self._over = False
@@ -135,7 +137,7 @@ class Connection(Generic[Session]):
                 self._unsettled = False
             elif not self._read():
                 return
-            if self._writer is not None or self.session.upgrade is not None:
+            if self._writer is not None or self.session.has_unread or self.session.upgrade is not None:
                 self._settle()
 
     def _read(self) -> bool:
@@ -193,7 +195,7 @@ class Connection(Generic[Session]):
                 self._resume_reader()
             elif not self._read():
                 self.abort()
-            elif self._writer is not None or self.session.upgrade is not None:
+            elif self._writer is not None or self.session.has_unread or self.session.upgrade is not None:
                 self._unsettled = True
                 self._resume_reader()
         except Exception as error:  # the top of a callback, as `run` is the top of a greenlet
@@ -202,15 +204,38 @@ class Connection(Generic[Session]):
             self._turn.end_reading()
 
     def _settle(self) -> None:
-        """Before more is read: whoever does not take replies waits, and what the session asks for is put on."""
-        owed = self.session.owed_replies + (self._tls.owed if self._tls is not None else 0)
-        if owed > MAX_OWED_REPLIES:
-            self._wait_until_paid()
+        """Before more is read: what was received is executed, the client takes its replies, and upgrades are made."""
+        self._finish_reading()
+        self._wait_for_replies_to_be_taken()
         if self.session.upgrade is not None:
             self._in_place = False  # what comes now is for whoever shakes hands
             self._put_on_codecs()
             only_tls = self._codecs is None or (self._tls is not None and len(self._codecs) == 1)
             self._in_place = not self._session_waits and only_tls  # a compression makes much of little: in turns
+
+    def _finish_reading(self) -> None:
+        """Execute what was received and was too much to be executed at once; others run in between."""
+        session = self.session
+        while (session.has_unread or self._pieces is not None) and self._has_its_turn():
+            if session.has_unread:
+                session.read_on(_monotonic(), _time_ns())
+            else:
+                self._feed_pieces()
+            self.flush()
+            self._wait_for_replies_to_be_taken()
+
+    def _has_its_turn(self) -> bool:
+        """Once others had theirs; false when the connection is over."""
+        if self._watching:
+            self._stop_watching()
+        if not self._over:
+            let_others_run()
+        return not self._over
+
+    def _wait_for_replies_to_be_taken(self) -> None:
+        owed = self.session.owed_replies + (self._tls.owed if self._tls is not None else 0)
+        if owed > MAX_OWED_REPLIES:
+            self._wait_until_paid()
 
     def _wait_readable(self) -> bool:
         """False when there is nothing to wait for any more."""
@@ -250,7 +275,7 @@ class Connection(Generic[Session]):
         try:
             for number, piece in enumerate(codecs.decode(data, level)):
                 if number:
-                    gevent.sleep(A_TURN)
+                    let_others_run()
                 if self.session.closing or self._over:
                     return
                 self._feed(piece)
@@ -260,12 +285,30 @@ class Connection(Generic[Session]):
             self._lose_thread(error)
 
     def _decode_tls(self, tls: Tls, data: bytes) -> None:
-        """The same where there is nothing but TLS, which makes no more of what was received: all at once."""
+        """The same where there is nothing but TLS, which makes no more of what was received."""
         try:
-            for piece in tls.decode(data):
-                self._feed(piece)
+            pieces = tls.decode(data)
         except TlsError as error:
             self._lose_thread(error)
+            return
+        if type(pieces) is tuple:  # Hot: one record, or none
+            for piece in pieces:
+                self._feed(piece)
+        else:
+            self._pieces = iter(pieces)
+            self._feed_pieces()
+
+    def _feed_pieces(self) -> None:
+        """What TLS made of one read, until the session has enough for now."""
+        assert self._pieces is not None, "there are some"
+        try:
+            for piece in self._pieces:
+                self._feed(piece)
+                if self.session.has_unread:
+                    return
+        except TlsError as error:
+            self._lose_thread(error)
+        self._pieces = None
 
     def _feed(self, piece: bytes) -> None:
         if piece:

@@ -49,6 +49,8 @@ _WRITABLE: Final = 2
 # One read. Small, because a buffer of this size is allocated for every request; large bodies get the large one.
 _READ_SIZE: Final = 32 * 1024
 _BODY_READ_SIZE: Final = 256 * 1024
+# What is answered in the event loop, where nothing can wait for its turn.
+_MOST_IN_PLACE: Final = 8 * 1024
 # Replies to pipelined requests are gathered up to this size.
 _GATHERED_SIZE: Final = 64 * 1024
 
@@ -255,7 +257,7 @@ class HttpConnection:
             self._wants_to_read = False
             self._greenlet.throw(error)
             return
-        if self._reader.known_path in self._at_once and not self._finishing:
+        if len(data) <= _MOST_IN_PLACE and self._reader.known_path in self._at_once and not self._finishing:
             request = self._reader.read_known(data)
             if request is None:
                 self._received = data

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import nsq_compat
 from nsq_compat.cli.logs import parse_log_level, set_level
 from nsq_compat.cli.options import option_value
+from nsq_compat.net.long_work import let_others_run
 from nsq_compat.net.process import Process
 from nsq_compat.net.tcp_server import TcpServer
 from nsq_compat.nsqd.drain import Drain
@@ -55,6 +56,7 @@ class Service(Process):
         self.started_at = time.time()
         self.now = time.monotonic
         self.now_ns = time.time_ns
+        self.let_others_run = let_others_run
         self._tcp = tcp
         self._storage = storage
         self._metadata = metadata

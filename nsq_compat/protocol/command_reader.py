@@ -25,7 +25,7 @@ from nsq_compat.protocol.errors import SilentClose
 MAX_LINE: Final = 16384
 """nsqd: its read buffer; the longest line with its newline. A longer one ends the connection without a word."""
 
-_FIN_RUN: Final = re.compile(rb"(?:FIN [^\n\r ]{16}\n)+")
+_FIN_RUN: Final = re.compile(rb"(?:FIN [^\n\r ]{16}\n){1,256}")
 _FIN_FIRST_BYTE: Final = ord("F")
 _CARRIAGE_RETURN: Final = ord("\r")
 _lone_fin: Final = re.compile(rb"FIN ([^\n\r ]{16})\n").fullmatch

@@ -172,6 +172,12 @@ class Channel:
         if self._line.waiting:
             self._wake()
 
+    def put_batch(self, count: int, first: Sequence[Sequence[bytes]]) -> None:
+        """The same for so many messages, of which `first` has those that memory may hold (``Cursor.extend_by``)."""
+        self.message_count += count
+        self._drop(self._cursor.extend_by(count, first))
+        self._wake()
+
     def defer(self, frames: Sequence[bytes], due: float, locations: Sequence[bytes]) -> None:
         """Take a batch that may not be delivered before `due`; `locations` are those in the log, if it is there."""
         self.message_count += len(frames)

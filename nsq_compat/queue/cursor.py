@@ -110,6 +110,26 @@ class Cursor:
         self.end += len(kept)
         return count - len(kept)
 
+    def extend_by(self, count: int, first: Sequence[Sequence[bytes]]) -> int:
+        """The same for so many messages, of which `first` has the first ones, in batches, as many as memory may hold.
+
+        They are in the log, if there is one.
+        """
+        window = self._window
+        room = self._memory - window.length
+        size = len(first[-1][-1]) if first else 0
+        fits = count <= room and (window.length + count) * size <= self._memory_bytes
+        if self._log is not None and (self.behind or not fits):
+            self.end += count
+            return 0
+        kept = 0
+        for batch in first:
+            some = batch[: max(0, room - kept)]
+            window.extend(some)
+            kept += len(some)
+        self.end += kept
+        return count - kept
+
     def take(self, limit: int, max_bytes: int) -> Sequence[bytes]:
         """At most `limit` frames and about `max_bytes` bytes. Raises ``OSError`` when the log cannot be read."""
         if not self._window and self.position < self.end:

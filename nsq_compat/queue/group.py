@@ -176,6 +176,22 @@ def encode_group(
     return b"".join((header, fields, checksums, joined, trailer, fields))
 
 
+def header_of(data: bytes, offset: int) -> GroupHeader:
+    """The header of a group just encoded."""
+    _, _, *fields = unpack_header(data, 0)
+    return GroupHeader(offset, *fields)
+
+
+def encode_headers(header: GroupHeader) -> tuple[bytes, bytes]:
+    """What stands before a group's frames, and behind them: nothing if it has one frame only."""
+    fields = _FIELDS.pack(
+        header.payload_crc, header.first_seq, header.due_ns, header.size, header.record_count, header.kind
+    )
+    crc = _crc32c(fields) ^ (header.offset & LOW_32)
+    front = _MARK.pack(_MAGIC, crc) + fields
+    return front, _MARK.pack(TRAILER_MAGIC, crc) + fields if header.record_count > 1 else b""
+
+
 def decode_header(data: bytes, at: int, offset: int) -> GroupHeader | None:
     """The header at `data[at:]`, which is at `offset` of the file; None if there is none, or it is damaged."""
     if len(data) - at < HEADER_SIZE or not data.startswith(GROUP_MAGIC, at):

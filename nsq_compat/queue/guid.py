@@ -48,7 +48,10 @@ class GuidFactory:
     def take_runs(self, count: int, now_ns: int) -> list[tuple[bytes, list[bytes]]]:
         """The same in runs: how all ids of a tick begin, and how each ends."""
         # Hot: runs for every publish. Whoever makes frames joins pieces anyway, and needs no id in one.
-        first = self._reserve(count, now_ns)
+        return self.runs_from(self._reserve(count, now_ns), count)
+
+    def runs_from(self, first: int, count: int) -> list[tuple[bytes, list[bytes]]]:
+        """As ``take_runs``, of the numbers from `first` on, which are taken already or are to be with ``skip_to``."""
         end = first + count
         runs: list[tuple[bytes, list[bytes]]] = []
         while first < end:
@@ -57,6 +60,19 @@ class GuidFactory:
             runs.append((self._start_of(first), _THREE_DIGITS[sequence : sequence + tick_end - first]))
             first = tick_end
         return runs
+
+    def ahead(self, until_ns: int, room: int) -> int:
+        """A number that ids given out until that time do not reach, nor the next `room` ids."""
+        clock = ((until_ns >> TICK_SHIFT) - EPOCH_TICK) << SEQUENCE_BITS
+        return max(self._next + room, clock if clock < _LAST_BELIEVED else 0)
+
+    def has_reached(self, number: int) -> bool:
+        """Whether that number, or one behind it, was given out."""
+        return self._next > number
+
+    def skip_to(self, number: int) -> None:
+        """Give out only numbers from this one on."""
+        self._next = number
 
     def _reserve(self, count: int, now_ns: int) -> int:
         """The first of so many numbers that nobody else gets."""

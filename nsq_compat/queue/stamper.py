@@ -27,6 +27,13 @@ class Stamper:
         lengths = list(map(len, bodies))
         return self._stamp_any(bodies, lengths, now_ns), b"", sum(lengths)
 
+    def stamp_as(self, bodies: Sequence[bytes], now_ns: int, first: int) -> tuple[bytes, ...]:
+        """Frames with the ids from number `first` on, which `ids` said lie ahead."""
+        frames: list[bytes] = []
+        for start, ends in self.ids.runs_from(first, len(bodies)):
+            frames += make_frames(ends, now_ns, bodies[len(frames) : len(frames) + len(ends)], start)
+        return tuple(frames)
+
     def _stamp_any(self, bodies: Sequence[bytes], lengths: Sequence[int], now_ns: int) -> tuple[bytes, ...]:
         runs = self.ids.take_runs(len(bodies), now_ns)
         if len(runs) == 1:

@@ -19,6 +19,7 @@ from nsq_compat.queue.files import Files, adopt_temporary, read_file, replace_fi
 from nsq_compat.queue.group import MESSAGES
 from nsq_compat.queue.leftovers import remove_leftovers
 from nsq_compat.queue.reserve import Reserve
+from nsq_compat.queue.staged_batch import StagedBatch
 from nsq_compat.queue.topic_log import Later, TopicLog
 
 log = logging.getLogger(__name__)
@@ -158,14 +159,45 @@ class TopicStore:
     ) -> None:
         """Write a group, as ``TopicLog.append`` does. Raises ``OSError``: then nothing of it is kept."""
         try:
-            if self._storage.reserve.given_up:  # what room there is belongs to checkpoints
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._keep_reserve()
             self.log.append(frames, first_seq, due_ns, kind, joined)
         except OSError as error:
             self._storage.failed(error)
             raise
         if self._storage.error is not None:
             self._storage.succeeded()
+
+    def stage(self) -> StagedBatch:
+        """A file for a large publish; see ``TopicLog.stage``. Raises ``OSError``."""
+        try:
+            self._keep_reserve()
+            return self.log.stage()
+        except OSError as error:
+            self._storage.failed(error)
+            raise
+
+    def add_to(self, staged: StagedBatch, frames: Sequence[bytes]) -> None:
+        """Write some of the messages. Raises ``OSError``."""
+        try:
+            self._keep_reserve()
+            staged.add(frames)
+        except OSError as error:
+            self._storage.failed(error)
+            raise
+
+    def attach(self, staged: StagedBatch, first_seq: int) -> None:
+        """Make the batch part of the log, all of it or nothing. Raises ``OSError``."""
+        try:
+            self.log.attach(staged, first_seq)
+        except OSError as error:
+            self._storage.failed(error)
+            raise
+        if self._storage.error is not None:
+            self._storage.succeeded()
+
+    def _keep_reserve(self) -> None:
+        if self._storage.reserve.given_up:  # what room there is belongs to checkpoints
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def commit(self) -> None:
         """At level ``fsync`` wait until what was appended is on the disk. Raises ``OSError``: it may not be kept."""

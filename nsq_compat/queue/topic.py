@@ -11,6 +11,7 @@ Invariants:
 """
 
 import logging
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
@@ -36,6 +37,7 @@ from nsq_compat.queue.group import (
 )
 from nsq_compat.queue.guard import CLOSED, Guard
 from nsq_compat.queue.held import Held
+from nsq_compat.queue.large_batch import LargeBatch
 from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.looking import Look, latest_of
 from nsq_compat.queue.recovery import Recovered
@@ -90,6 +92,7 @@ class Topic:
         self.store = store
         self._stamper = Stamper(limits.node_id)
         self._seq = 0
+        self._large_batches: deque[LargeBatch] = deque()
         self._diary = Diary(name, store)
         self._changed = False
         self._watch: Watch | None = None
@@ -150,6 +153,52 @@ class Topic:
             self._watch.note(frames, now_ns + int(defer * _NS_PER_SECOND) if defer > 0 else 0)
         if self.store is not None and self.store.commits:
             self.store.commit()
+
+    def large_batch(self, bodies: Sequence[bytes], now: float, now_ns: int) -> LargeBatch:
+        """A publish in steps, for more bodies than ``MOST_AT_ONCE``. To be stepped to its end, or cancelled."""
+        store = self.store
+        # At level fsync a batch that a power cut leaves half written has to show, which takes one group for all of it.
+        stages = store is not None and not store.commits
+        return LargeBatch(
+            bodies,
+            now_ns,
+            self._stamper,
+            self._large_batches,
+            stage=store.stage if store is not None and stages else None,
+            add=lambda staged, frames: store.add_to(staged, frames) if store is not None else None,
+            keep=self._limits.mem_queue_size if stages or store is None else len(bodies),
+            admit=lambda count: self._admit(count, now),
+            publish=self._publish_batch,
+        )
+
+    def _publish_batch(self, batch: LargeBatch) -> None:
+        store, count = self.store, batch.count
+        if store is not None and batch.staged is None:
+            self._deliver([frame for frames in batch.kept for frame in frames], b"")
+        else:
+            if store is not None and batch.staged is not None:
+                if not store.is_complete:
+                    store.begin(self._what_there_is(), self._seq)
+                store.attach(batch.staged, self._seq)
+                batch.staged = None
+            self._seq += count
+            if self._holding:
+                self._drop(self._held.cursor.extend_by(count, batch.kept))
+            else:
+                for channel in self.channels.values():
+                    channel.put_batch(count, batch.kept)
+        self.message_count += count
+        self.message_bytes += batch.size
+        if self._watch is not None:
+            self._watch.note(batch.latest, 0)
+        if store is not None and store.commits:
+            store.commit()
+
+    def _admit(self, count: int, now: float) -> None:
+        if self.exiting:
+            raise Exiting
+        if self.guard is not None:
+            self.guard.admit(count, now)
 
     def _deliver(self, frames: Sequence[bytes], joined: bytes) -> None:
         # Hot: once for every publish.

@@ -15,6 +15,7 @@ import os
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from operator import attrgetter
 from typing import Final
@@ -32,6 +33,7 @@ from nsq_compat.queue.leftovers import leftover_name
 from nsq_compat.queue.log_reader import LogEnd, LogReader, LogWalk, latest_groups
 from nsq_compat.queue.numbering import UNKNOWN, find_end, number_segments
 from nsq_compat.queue.segment import FIRST_GROUP, INDEX_STEP, Place, Segment, SegmentHeader, decode_segment_header
+from nsq_compat.queue.staged_batch import StagedBatch
 from nsq_compat.queue.sync_job import SyncJob
 from nsq_compat.queue.unsynced import Unsynced
 
@@ -42,6 +44,7 @@ log = logging.getLogger(__name__)
 DEFAULT_SEGMENT_SIZE: Final = 100 << 20
 
 _FILE_NAME: Final = re.compile(r"(log|kept)\.([0-9]{20})")
+_STAGED: Final = "staged"
 _COPY_AT_ONCE: Final = 4096  # ids
 _FILES_AT_ONCE: Final = 16
 """Are copied from before the copies are synced: a sync each would take longer, more would be more to do again."""
@@ -71,6 +74,7 @@ class TopicLog:
         self._segments: list[Segment] = []
         self._active: Segment | None = None  # the last of the segments, if this run made it
         self._last_number = 0
+        self._staged_count = 0
         self._seq = 0
         self._kept = Kept(descriptors, lambda number: self._path("kept", number), segment_size, self.damage)
         self._unsynced = Unsynced(descriptors)
@@ -181,6 +185,27 @@ class TopicLog:
             self._seq = first_seq + len(frames)
         else:
             self.last_place = place_of(segment.number, offset)
+
+    def stage(self) -> StagedBatch:
+        """A file for the messages of one large publish, to be attached when they are all there."""
+        self._staged_count += 1
+        return StagedBatch(self._descriptors, self._path(_STAGED, self._staged_count), self._segment_size)
+
+    def attach(self, staged: StagedBatch, first_seq: int) -> None:
+        """Go on in the file of that batch, which is a segment from here on. All or nothing."""
+        if first_seq < self._seq:
+            raise ValueError(f"message number {first_seq} again: the next one is {self._seq}")
+        staged.number(first_seq, self._seq)
+        segment = staged.segment
+        number = self._last_number + 1
+        path = self._path("log", number)
+        self._files.rename(segment.path, path)
+        self._last_number = segment.number = number
+        segment.path = segment.file.path = path
+        if self._active:
+            self._active.close()
+        self._add_segment(segment)
+        self._seq = first_seq + staged.count
 
     def keep(self, frames: Iterable[bytes]) -> None:
         """Write frames that ``fetch`` shall find though they are in no segment, or soon will not be."""
@@ -338,6 +363,10 @@ class TopicLog:
             self._files.mkdir(self.folder)
             self._unsynced.add_folder(os.path.dirname(self.folder))
             names = ()
+        for name in names:
+            if name.startswith(_STAGED):  # of a process that ended in the middle of a publish
+                with suppress(OSError):
+                    self._files.unlink(f"{self.folder}/{name}")
         found = sorted((match[1], int(match[2])) for name in names if (match := _FILE_NAME.fullmatch(name)))
         headers: list[SegmentHeader | None] = []
         for kind, number in found:
@@ -396,11 +425,14 @@ class TopicLog:
             raise
         if self._active:
             self._active.close()
+        self._add_segment(segment)
+        return segment
+
+    def _add_segment(self, segment: Segment) -> None:
         self._segments.append(segment)
         self._active = segment
         self._unsynced.add(segment)
         self._unsynced.add_folder(self.folder)
-        return segment
 
     def _prepare(self) -> None:
         if self._active is not None:

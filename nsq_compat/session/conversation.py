@@ -9,6 +9,9 @@ class Conversation:
     The shell sends what `data_to_send` returns, comes back at `next_wakeup` at the latest, and closes the socket when
     `closing` is set and everything is sent; then it calls `closed`.
 
+    One call of `receive_data` does a bounded amount of work, however much it is given. While `has_unread` is set the
+    shell calls `read_on` instead of reading from the socket, and lets others run before each call.
+
     A class and no ``Protocol``, because a connection asks a dozen things for every command: compiled, it knows where
     they are.
     """
@@ -18,6 +21,8 @@ class Conversation:
         """Nothing is read any more; what is owed still goes out."""
         self.has_more = False
         """There is more than `data_to_send` gave; ask again soon."""
+        self.has_unread = False
+        """Commands that were received wait to be executed: call `read_on` until none do, and feed nothing before."""
         self.upgrade: Upgrade | None = None
         """What is to come between socket and session next; until it is there nothing is sent or received."""
 
@@ -33,6 +38,10 @@ class Conversation:
 
     def receive_data(self, data: bytes, now: float, now_ns: int) -> None:
         """Feed what the socket gave."""
+        raise NotImplementedError
+
+    def read_on(self, now: float, now_ns: int) -> None:
+        """Execute a bounded number of the commands that wait; only called while `has_unread`."""
         raise NotImplementedError
 
     def end_of_input(self) -> None:

@@ -14,6 +14,7 @@ from nsq_compat.protocol.frames import OK
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.exiting import Refused
 from nsq_compat.queue.intake import Intake
+from nsq_compat.queue.large_batch import MOST_AT_ONCE, LargeBatch
 from nsq_compat.queue.topic import Topic
 from nsq_compat.session.refusals import failed
 
@@ -38,6 +39,8 @@ class Publisher:
         self.posted: Publish | None = None
         self.unanswered: Publish | None = None
         """What is published, and what the client is told of by ``answer``, which must come before another reply."""
+        self.batch: tuple[Publish, LargeBatch] | None = None
+        """An MPUB that is too large to be published at once; see ``publish_on``."""
         self.counts: dict[bytes, int] = {}
         """Messages by topic."""
         self._broker = broker
@@ -51,11 +54,30 @@ class Publisher:
 
     def publish(self, command: Publish, now: float, now_ns: int) -> None:
         """A PUB, a run of them, or an MPUB. Raises ``FatalClientError``."""
+        bodies = command.bodies
         try:
-            self._topic_of(command.spec, command.tokens[1]).publish(command.bodies, now, now_ns)
+            topic = self._topic_of(command.spec, command.tokens[1])
+            if len(bodies) > MOST_AT_ONCE:
+                self.batch = command, topic.large_batch(bodies, now, now_ns)
+                return
+            topic.publish(bodies, now, now_ns)
         except (Refused, OSError) as error:
             raise failed(command.spec, error) from None
         self._confirm(command)
+
+    def publish_on(self) -> bool:
+        """The next step of `batch`; whether that was the last. Raises ``FatalClientError``."""
+        assert self.batch is not None, "there is a batch under way"
+        command, batch = self.batch
+        try:
+            if not batch.step():
+                return False
+        except (Refused, OSError) as error:
+            self.batch = None
+            raise failed(command.spec, error) from None
+        self.batch = None
+        self._confirm(command)
+        return True
 
     def publish_alone(self, command: Publish, now: float, now_ns: int) -> None:
         """The same, perhaps later in this turn: `posted` says so. Raises ``FatalClientError``."""
@@ -102,6 +124,12 @@ class Publisher:
         else:
             self._fail(failed(command.spec, error))
         self._wake()
+
+    def cancel(self) -> None:
+        """Publish nothing more of `batch`, if there is one."""
+        if self.batch is not None:
+            self.batch[1].cancel()
+            self.batch = None
 
     def _topic_of(self, spec: CommandSpec, topic: bytes) -> Topic:
         # Hot: runs for every synchronous PUB, whose line is as a rule the one before, the very same object.

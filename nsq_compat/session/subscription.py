@@ -133,6 +133,11 @@ class Subscription:
         """The reason, in NSQ's words, why the client cannot answer a message."""
         return self._channel.why_not(message_id)
 
+    @property
+    def consumer_count(self) -> int:
+        """Of the channel."""
+        return len(self._channel.consumers)
+
     def leave(self) -> None:
         """The connection is over. May be called twice."""
         self._channel.remove_consumer(self)

@@ -78,6 +78,9 @@ class NsqdService(RunningProcess, Protocol):
     def now(self) -> float:
         """Monotonic seconds."""
 
+    def let_others_run(self) -> None:
+        """Between two steps of something that takes long: returns when other clients have had their turn."""
+
     def now_ns(self) -> int:
         """Wall clock, nanoseconds."""
 

@@ -3,13 +3,14 @@
 import logging
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from nsq_compat.net.http_message import Admission, Request, Response
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.queue.bounds import Full
 from nsq_compat.queue.exiting import Exiting, Refused
+from nsq_compat.queue.large_batch import MOST_AT_ONCE
 from nsq_compat.queue.topic import Topic
 from nsq_compat.web.nsqd_service import NsqdService
 from nsq_compat.web.query import parse_boolean, parse_query
@@ -19,6 +20,10 @@ log = logging.getLogger(__name__)
 
 _read_size = struct.Struct(">i").unpack_from
 _SIZE_OF_SIZE: Final = 4
+_PART_SIZE: Final = 32 * 1024
+"""Bytes of lines that are split at once, and the length of the line that ends there."""
+_PART_COUNT: Final = 16384
+"""Messages that are cut out of a binary body at once."""
 # Few enough digits for int() to be harmless.
 _is_integer = re.compile(r"[+-]?0{0,64}[0-9]{1,19}").fullmatch
 _NS_PER_MS: Final = 1_000_000
@@ -51,9 +56,14 @@ class Publishing:
         parameters = parse_query(request.query)
         topic = topic_of(self._service, parameters)
         if _is_binary(parameters):
-            bodies = split_binary(request.body, self._max_msg_size, self._max_body_size)
+            parts = split_binary(request.body, self._max_msg_size, self._max_body_size)
         else:
-            bodies = split_text(request.body, self._max_msg_size)
+            parts = split_text(request.body, self._max_msg_size)
+        bodies: list[bytes] = []
+        for part in parts:
+            if bodies:
+                self._service.let_others_run()
+            bodies += part
         return self._put(topic, bodies) if bodies else OK
 
     def refuse(self, request: Request) -> Response:
@@ -62,7 +72,10 @@ class Publishing:
 
     def _put(self, topic: Topic, bodies: list[bytes], defer: float = 0.0) -> Response:
         try:
-            topic.publish(bodies, self._service.now(), self._service.now_ns(), defer)
+            if len(bodies) > MOST_AT_ONCE:
+                self._put_in_steps(topic, bodies)
+            else:
+                topic.publish(bodies, self._service.now(), self._service.now_ns(), defer)
         except Full:
             raise ApiError(503, "TOPIC_FULL") from None  # docs/differences.md: policies
         except Refused:
@@ -72,6 +85,14 @@ class Publishing:
             log.error("TOPIC(%s): publish over HTTP failed - %s", topic.name, failure)
             raise ApiError(503, "EXITING") from None
         return OK
+
+    def _put_in_steps(self, topic: Topic, bodies: list[bytes]) -> None:
+        batch = topic.large_batch(bodies, self._service.now(), self._service.now_ns())
+        try:
+            while not batch.step():
+                self._service.let_others_run()
+        finally:
+            batch.cancel()  # if the request was given up
 
     def _defer_of(self, parameters: Mapping[str, str]) -> float:
         """Seconds. nsqd: looked at only once the topic exists."""
@@ -97,16 +118,25 @@ def topic_of(service: NsqdService, parameters: Mapping[str, str]) -> Topic:
         raise ApiError(503, "EXITING") from None
 
 
-def split_text(body: bytes, max_msg_size: int) -> list[bytes]:
-    """One message a line, empty lines dropped; all or nothing."""
-    bodies = [line for line in body.split(b"\n") if line]
-    if len(body) > max_msg_size and any(len(line) > max_msg_size for line in bodies):
-        raise ApiError(413, "MSG_TOO_BIG")
-    return bodies
+def split_text(body: bytes, max_msg_size: int) -> Iterator[list[bytes]]:
+    """One message a line, empty lines dropped; in parts, of which there may be none."""
+    begin, end = 0, len(body)
+    while begin < end:
+        stop = end
+        if end - begin > _PART_SIZE:
+            newline = body.find(b"\n", begin + _PART_SIZE)
+            stop = newline + 1 if newline >= 0 else end
+        part = body if stop - begin == end else body[begin:stop]
+        bodies = [line for line in part.split(b"\n") if line]
+        if len(part) > max_msg_size and any(len(line) > max_msg_size for line in bodies):
+            raise ApiError(413, "MSG_TOO_BIG")
+        if bodies:
+            yield bodies
+        begin = stop
 
 
-def split_binary(body: bytes, max_msg_size: int, max_body_size: int) -> list[bytes]:
-    """A count, then so many sized messages (`schema.HTTP_MPUB_BODY`); what follows the last is ignored.
+def split_binary(body: bytes, max_msg_size: int, max_body_size: int) -> Iterator[list[bytes]]:
+    """A count, then so many sized messages (`schema.HTTP_MPUB_BODY`); what follows the last is ignored. In parts.
 
     nsqd: whatever is wrong has status 413.
     """
@@ -129,7 +159,10 @@ def split_binary(body: bytes, max_msg_size: int, max_body_size: int) -> list[byt
         if not 0 < size <= max_msg_size or position > end:
             raise ApiError(413, "BAD_MESSAGE")
         bodies.append(body[begin:position])
-    return bodies
+        if len(bodies) == _PART_COUNT:
+            yield bodies
+            bodies = []
+    yield bodies
 
 
 def _is_binary(parameters: Mapping[str, str]) -> bool:

@@ -66,6 +66,9 @@ class Daemon:
     def now_ns(self) -> int:
         return self.wall_ns
 
+    def let_others_run(self) -> None:
+        """There are no others."""
+
     def health(self) -> str:
         return self.health_text
 

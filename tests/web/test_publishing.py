@@ -14,6 +14,10 @@ from nsq_compat.web.publishing import split_binary, split_text
 from nsq_compat.web.responses import ApiError
 
 
+def joined(parts):
+    return [body for part in parts for body in part]
+
+
 def batch(*bodies, count=None):
     sized = b"".join(struct.pack(">i", len(body)) + body for body in bodies)
     return struct.pack(">i", len(bodies) if count is None else count) + sized
@@ -137,7 +141,23 @@ def test_mpub_looks_at_the_query_before_the_body(call, query, answer):
 @given(st.lists(st.binary(max_size=12)))
 def test_text_lines_are_split_as_they_were_joined(lines):
     pieces = [line.replace(b"\n", b"") for line in lines]
-    assert split_text(b"\n".join(pieces), 100) == [piece for piece in pieces if piece]
+    assert joined(split_text(b"\n".join(pieces), 100)) == [piece for piece in pieces if piece]
+
+
+def test_a_large_body_of_lines_is_split_in_parts():
+    lines = [b"%d" % number for number in range(50_000)]
+    parts = list(split_text(b"\n".join(lines), 100))
+    assert joined(parts) == lines
+    assert max(map(len, parts)) < 20_000
+
+
+def test_a_large_batch_is_published_in_steps_with_others_in_between(call, daemon):
+    seen = []
+    daemon.let_others_run = lambda: seen.append(daemon.broker.topics["t"].depth)
+    assert call.post("/mpub?topic=t", b"x\n" * 100_000).status == 200
+    assert daemon.broker.topics["t"].depth == daemon.broker.topics["t"].message_count - daemon.broker.topics["t"].dropped_count
+    assert len(seen) > 20
+    assert set(seen) == {0}
 
 
 # --- /mpub, binary ----------------------------------------------------------------------------------------------------
@@ -192,11 +212,18 @@ def test_where_auth_servers_decide_publishing_is_closed_and_says_what_opens_it(d
 
 @given(st.lists(st.binary(min_size=1, max_size=20), min_size=1, max_size=10))
 def test_batches_are_read_as_the_schema_declares_them(bodies):
-    assert split_binary(schema.HTTP_MPUB_BODY.build({"bodies": bodies}), 100, 1000) == bodies
+    assert joined(split_binary(schema.HTTP_MPUB_BODY.build({"bodies": bodies}), 100, 1000)) == bodies
+
+
+def test_a_large_binary_body_is_cut_in_parts():
+    bodies = [b"%d" % number for number in range(50_000)]
+    parts = list(split_binary(batch(*bodies), 100, 1_000_000))
+    assert joined(parts) == bodies
+    assert max(map(len, parts)) < 20_000
 
 
 @given(st.binary(max_size=60))
 def test_any_bytes_are_a_batch_or_a_refusal(body):
     with contextlib.suppress(ApiError):
-        bodies = split_binary(body, 100, 1000)
+        bodies = joined(split_binary(body, 100, 1000))
         assert body.startswith(schema.HTTP_MPUB_BODY.build({"bodies": bodies}))
