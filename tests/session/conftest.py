@@ -87,6 +87,10 @@ class Nsqd:
         for _ in range(TURNS_AT_MOST):
             while self._ending:
                 self._ending.pop()()
+            for client in self.clients:
+                while client.session.has_unread:
+                    client.session.read_on(self.now, self.now_ns)
+                    client.woken = True
             woken = [client for client in self.clients if client.woken]
             if not woken:
                 return
