@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Final
 from urllib.parse import urlencode
 
+import gevent
+
 from nsq_compat.nsqd.http_calls import CallFailed, HttpCalls
 from nsq_compat.protocol.go_json import dumps
 from nsq_compat.protocol.redacting import without_secrets
@@ -30,7 +32,7 @@ class AuthServers:
         failures = []
         for address in (*self._addresses[first:], *self._addresses[:first]):
             try:
-                return read_answer(self._ask(url_of(address), credentials), time.monotonic())
+                return _read_in_thread(self._ask(url_of(address), credentials))
             except (AuthFailed, CallFailed) as error:
                 failures.append(f"failed to auth against {without_secrets(address)} - {error}")
         raise AuthFailed("; ".join(failures))
@@ -46,6 +48,23 @@ class AuthServers:
         if self._method == POST:
             return self._calls.post(url, _json(parameters))
         return self._calls.get(f"{url}?{urlencode(parameters)}")
+
+
+def _read_in_thread(body: bytes) -> Grants:
+    """``read_answer``, which may compile thousands of patterns, while other clients are served."""
+    now = time.monotonic()
+
+    def outcome() -> Grants | AuthFailed:
+        # An exception raised in a thread is printed by gevent with a traceback, although it is handled.
+        try:
+            return read_answer(body, now)
+        except AuthFailed as error:
+            return error
+
+    result = gevent.get_hub().threadpool.apply(outcome)
+    if isinstance(result, AuthFailed):
+        raise result
+    return result
 
 
 def _json(parameters: dict[str, str | bytes]) -> bytes:

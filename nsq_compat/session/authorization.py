@@ -18,7 +18,19 @@ from nsq_compat.protocol.quoting import quote
 
 _SUBSCRIBE: Final = "subscribe"
 _PUBLISH: Final = "publish"
-_COMPILED_PATTERNS: Final = 1024
+_COMPILED_PATTERNS: Final = 4096
+LARGEST_ANSWER: Final = 256 * 1024
+"""Bytes of JSON, which is parsed without letting other threads run."""
+MOST_PATTERNS: Final = 2000
+"""Topics and channels of one answer together. A decision may look at all of them, at some 1.2 us each."""
+LONGEST_PATTERN: Final = 1024
+"""Bytes."""
+LARGEST_PATTERNS: Final = 100_000
+"""Instructions of all compiled patterns of an answer together, which is what matching may have to go through."""
+_PATTERN_MEMORY: Final = 1 << 18
+"""Bytes RE2 may take for a pattern: bounds how long it compiles, with other threads waiting, to some 3 ms."""
+_DECISIONS: Final = 1024
+"""Remembered of one client."""
 _ANSWER: Final = {
     "ttl": INT64,
     "identity": STRING,
@@ -86,16 +98,30 @@ def not_asked(credentials: Credentials) -> Grants:
 
 
 def read_answer(body: bytes, now: float) -> Grants:
-    """What an auth server's JSON means. Raises ``AuthFailed`` where NSQ would not take it."""
+    """What an auth server's JSON means. Raises ``AuthFailed`` where NSQ would not take it, or there is too much of it.
+
+    Takes long for large answers: to be called in a thread of its own.
+    """
+    if len(body) > LARGEST_ANSWER:
+        raise AuthFailed(f"an answer of {len(body)} bytes, more than {LARGEST_ANSWER}")
     try:
         answer = loads_object(body, _ANSWER)
     except JsonError as error:
         raise AuthFailed(f"wrong JSON: {error}") from None
-    authorizations = tuple(map(_read_authorization, answer["authorizations"]))
+    count = sum(1 + len(each["channels"]) for each in answer["authorizations"])
+    if count > MOST_PATTERNS:
+        raise AuthFailed(f"{count} patterns for topics and channels, more than {MOST_PATTERNS}")
+    authorizations: list[Authorization] = []
+    size = 0
+    for each in answer["authorizations"]:
+        authorizations.append(_read_authorization(each))
+        size += sum(pattern.programsize for pattern in (authorizations[-1].topic, *authorizations[-1].channels))
+        if size > LARGEST_PATTERNS:
+            raise AuthFailed(f"patterns of more than {LARGEST_PATTERNS} instructions together")
     ttl = answer["ttl"]
     if ttl <= 0:
         raise AuthFailed(f"invalid TTL {ttl} (must be >0)")
-    return Grants(answer["identity"], answer["identity_url"], authorizations, now, now + ttl)
+    return Grants(answer["identity"], answer["identity_url"], tuple(authorizations), now, now + ttl)
 
 
 def _read_authorization(answer: dict[str, Any]) -> Authorization:
@@ -111,8 +137,11 @@ def _read_authorization(answer: dict[str, Any]) -> Authorization:
 
 @lru_cache(_COMPILED_PATTERNS)  # clients with the same rights are many
 def _compiled(noun: str, pattern: str) -> Any:
+    if len(pattern.encode("utf-8", "surrogatepass")) > LONGEST_PATTERN:
+        raise AuthFailed(f"a pattern for a {noun} of more than {LONGEST_PATTERN} bytes")
     options = re2.Options()
     options.log_errors = False
+    options.max_mem = _PATTERN_MEMORY
     try:
         return re2.compile(pattern, options)
     except re2.error as error:
@@ -127,6 +156,7 @@ class Access:
         self.grants: Grants | None = None
         self._ask = ask
         self._secret = b""
+        self._decisions: dict[tuple[bytes, bytes], bool] = {}
 
     @property
     def authed(self) -> bool:
@@ -155,10 +185,20 @@ class Access:
             raise FatalClientError(E_AUTH_FIRST, f"AUTH required before {spec.name}")
         if grants.expires_at < now:
             grants = self._renew()
-        if not grants.allow(topic.decode("ascii"), channel.decode("ascii")):
+        if not self._allows(grants, topic, channel):
             raise FatalClientError(E_UNAUTHORIZED, f"AUTH failed for {spec.name} on {quote(topic)} {quote(channel)}")
 
+    def _allows(self, grants: Grants, topic: bytes, channel: bytes) -> bool:
+        allowed = self._decisions.get((topic, channel))
+        if allowed is None:
+            if len(self._decisions) >= _DECISIONS:
+                self._decisions.clear()
+            allowed = grants.allow(topic.decode("ascii"), channel.decode("ascii"))
+            self._decisions[topic, channel] = allowed
+        return allowed
+
     def _renew(self) -> Grants:
+        self._decisions.clear()
         try:
             self.grants = grants = self._ask(self._secret)
         except AuthFailed:

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq_compat.session.authorization import AuthFailed, Credentials, read_answer
+from nsq_compat.protocol import command_table as table
+from nsq_compat.protocol.errors import FatalClientError
+from nsq_compat.session.authorization import Access, AuthFailed, Credentials, Grants, read_answer
 from nsq_compat.session.upgrade import TlsFacts
 
 NOW = 1000.0
@@ -56,6 +58,30 @@ def test_what_nsq_does_not_take_is_refused(body, why):
     with pytest.raises(AuthFailed) as caught:
         read_answer(body, NOW)
     assert why in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("authorizations", "why"),
+    [
+        ([{**ALL, "topic": f"t{number}"} for number in range(1001)], "2002 patterns for topics and channels"),
+        ([{**ALL, "channels": [f"c{number}" for number in range(2000)]}], "2001 patterns for topics and channels"),
+        ([{**ALL, "topic": "t" * 1025}], "a pattern for a topic of more than 1024 bytes"),
+        ([{**ALL, "channels": ["c" * 1025]}], "a pattern for a channel of more than 1024 bytes"),
+        ([{**ALL, "topic": ".{1,999}" * 20}], "unable to compile topic"),
+        ([{**ALL, "topic": f"{number}.{{1,500}}"} for number in range(100)], "more than 100000 instructions"),
+        ([{**ALL, "permissions": ["publish"] * 40_000}], "more than 262144"),
+    ],
+)
+def test_an_answer_with_too_much_to_compile_or_to_match_is_refused(authorizations, why):
+    with pytest.raises(AuthFailed) as caught:
+        grants(*authorizations)
+    assert why in str(caught.value)
+
+
+def test_as_many_patterns_as_are_allowed_are_taken():
+    read = grants(*({**ALL, "topic": f"^t{number}$"} for number in range(1000)))
+    assert read.allow("t999", "c")
+    assert not read.allow("t1000", "c")
 
 
 @given(st.binary() | st.text().map(str.encode))
@@ -331,3 +357,18 @@ def test_a_connection_that_ended_meanwhile_ends_quietly(nsqd, client, server):
     client.session.closed()
     channel = nsqd.broker.topics["t"].channels["c"]
     assert not channel.consumers
+
+
+def test_a_decision_is_made_once_for_each_topic_until_the_authorizations_are_renewed(monkeypatch):
+    asked = []
+    answers = iter([grants(ALL), grants({**ALL, "topic": "other"})])
+    access = Access(lambda secret: next(answers))
+    access.authenticate(b"secret")
+    allow = Grants.allow
+    monkeypatch.setattr(Grants, "allow", lambda *names: asked.append(names[1:]) or allow(*names))
+    for _ in range(3):
+        access.require(table.PUB, b"t", b"", NOW)
+        access.require(table.SUB, b"t", b"c", NOW)
+    assert asked == [("t", ""), ("t", "c")]
+    with pytest.raises(FatalClientError):
+        access.require(table.PUB, b"t", b"", NOW + 61)

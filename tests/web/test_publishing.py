@@ -155,7 +155,10 @@ def test_a_large_batch_is_published_in_steps_with_others_in_between(call, daemon
     seen = []
     daemon.let_others_run = lambda: seen.append(daemon.broker.topics["t"].depth)
     assert call.post("/mpub?topic=t", b"x\n" * 100_000).status == 200
-    assert daemon.broker.topics["t"].depth == daemon.broker.topics["t"].message_count - daemon.broker.topics["t"].dropped_count
+    assert (
+        daemon.broker.topics["t"].depth
+        == daemon.broker.topics["t"].message_count - daemon.broker.topics["t"].dropped_count
+    )
     assert len(seen) > 20
     assert set(seen) == {0}
 
