@@ -57,7 +57,12 @@ def test_a_step_makes_a_bounded_number_of_messages(data_path):
     made = []
     stamp = daemon.topic()._stamper.stamp_as
     batch = begins(daemon)
-    daemon.topic()._stamper.stamp_as = lambda bodies, *rest: made.append(len(bodies)) or stamp(bodies, *rest)
+
+    def noting(bodies, *rest):
+        made.append(len(bodies))
+        return stamp(bodies, *rest)
+
+    daemon.topic()._stamper.stamp_as = noting
     assert steps_to_its_end(batch) > COUNT / 4096
     assert max(made) <= 4096
     assert sum(made) == COUNT
@@ -76,7 +81,7 @@ def test_what_others_publish_meanwhile_is_before_the_batch_and_ids_grow(data_pat
     daemon = data_path.start(durability)
     consumer = daemon.consumer()
     batch = begins(daemon)
-    others = []
+    others: list[bytes] = []
     while not batch.step():
         daemon.now += 0.01
         others.append(b"other %d" % len(others))

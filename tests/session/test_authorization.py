@@ -365,7 +365,12 @@ def test_a_decision_is_made_once_for_each_topic_until_the_authorizations_are_ren
     access = Access(lambda secret: next(answers))
     access.authenticate(b"secret")
     allow = Grants.allow
-    monkeypatch.setattr(Grants, "allow", lambda *names: asked.append(names[1:]) or allow(*names))
+
+    def noting(*names):
+        asked.append(names[1:])
+        return allow(*names)
+
+    monkeypatch.setattr(Grants, "allow", noting)
     for _ in range(3):
         access.require(table.PUB, b"t", b"", NOW)
         access.require(table.SUB, b"t", b"c", NOW)

@@ -1,0 +1,46 @@
+"""However much a client sends at once, one call of its session does a bounded part of it."""
+
+import struct
+
+import pytest
+
+from nsq_compat.session.nsqd_session import COMMANDS_AT_ONCE
+
+BAD_FIN = b"FIN 0123456789abcdef\n"
+
+
+@pytest.mark.parametrize("line", [b"NOP\n", b"RDY 1\n", b"TOUCH 0123456789abcdef\n", b"REQ 0123456789abcdef 0\n"])
+def test_a_read_full_of_small_commands_is_executed_in_parts(nsqd, line):
+    client = nsqd.connect().subscribes()
+    client.session.receive_data(line * 1000, nsqd.now, nsqd.now_ns)
+    calls = 1
+    while client.session.has_unread:
+        client.session.read_on(nsqd.now, nsqd.now_ns)
+        calls += 1
+    assert calls >= 1000 / COMMANDS_AT_ONCE
+
+
+def test_fins_that_are_refused_count_one_by_one(nsqd):
+    client = nsqd.connect().subscribes()
+    client.session.receive_data(BAD_FIN * 1000, nsqd.now, nsqd.now_ns)
+    assert client.session.has_unread
+    assert client.session.owed_replies < 300 * 60
+
+
+def test_a_client_that_is_gone_has_nothing_left_to_execute(nsqd):
+    client = nsqd.connect()
+    client.session.receive_data(b"NOP\n" * 1000, nsqd.now, nsqd.now_ns)
+    client.session.closed()
+    assert not client.session.has_unread
+
+
+def test_a_large_mpub_is_answered_before_what_was_sent_behind_it(nsqd):
+    bodies = b"\0\0\0\1x" * 20_000
+    mpub = b"MPUB t\n" + struct.pack(">ii", 4 + len(bodies), 20_000) + bodies
+    client = nsqd.connect()
+    client.session.receive_data(mpub + b"PUB t\n\0\0\0\1y", nsqd.now, nsqd.now_ns)
+    assert client.session.has_unread
+    assert nsqd.broker.topic("t").message_count == 0
+    nsqd.turns()
+    client.hears(b"OK", b"OK")
+    assert nsqd.broker.topic("t").message_count == 20_001
