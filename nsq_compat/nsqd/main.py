@@ -41,8 +41,10 @@ def main() -> None:
     on_hangup(daemon.reload)
     try:
         daemon.start()
-    except (MetadataError, OSError) as error:
+    except MetadataError as error:
         exit_fatal(PROGRAM, f"failed to load metadata - {error}")
+    except OSError as error:
+        exit_fatal(PROGRAM, f"failed to read the data path - {error}; see Read errors in docs/runbook.md")
     supervisor.ready()
     first_of(stop, daemon.drain.done)
     supervisor.stopping()

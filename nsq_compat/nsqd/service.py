@@ -66,7 +66,11 @@ class Service(Process):
         self._memory = MemoryFigures()
 
     def health(self) -> str:
-        return "OK" if self._storage.error is None else f"NOK - {self._storage.error}"
+        problem = self._storage.problem
+        return "OK" if problem is None else f"NOK - {problem}"
+
+    def read_errors(self) -> int:
+        return self._storage.read_errors
 
     def producers(self) -> Sequence[ClientStats]:
         return [session.stats() for session in self._tcp.sessions if session.has_published]

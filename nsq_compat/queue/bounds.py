@@ -68,6 +68,7 @@ class Kept:
         self.bounds = bounds
         self.full = ""
         """Which bound publishing is refused for, of those that are not looked at every time."""
+        self.is_unreadable = False
         self._dropped = Tally()
         self._rejected = Tally()
 
@@ -167,8 +168,11 @@ class Keeper:
         for kept in self._all():
             try:
                 more |= kept.look(now, now_ns)
+                kept.is_unreadable = False
             except OSError as error:
-                log.error("%s cannot be looked at - %s", kept.target.full_name, error)
+                if not kept.is_unreadable:
+                    log.warning("%s cannot be looked at, trying again - %s", kept.target.full_name, error)
+                kept.is_unreadable = True
         if more:
             return now + _PAUSE_SECONDS
         return now + LOOK_SECONDS if any(kept.target.waiting_count for kept in self._all()) else NEVER

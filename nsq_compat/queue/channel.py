@@ -40,7 +40,9 @@ MAX_BATCH: Final = 256
 """Frames one consumer takes at once, so that a fast one does not hold up a turn of the event loop."""
 MAX_BATCH_BYTES: Final = 256 * 1024
 RETRY_SECONDS: Final = 0.1
-"""Between two attempts at what the disk refused."""
+"""Before the second attempt at what the disk refused."""
+LONGEST_RETRY_SECONDS: Final = 3.2
+"""Before each further attempt the time is doubled, up to this."""
 _RELEASE_SECONDS: Final = 0.002
 """Between two releases of deferred messages, so that many that are due one after the other go together."""
 
@@ -75,6 +77,24 @@ class Consumer(Waiting, Protocol):
 
     def stats(self) -> ClientStats:
         """What /stats shows of it."""
+
+
+class _Retry:
+    """When to try again to read something."""
+
+    def __init__(self) -> None:
+        self.until = NEVER
+        """When the next attempt is due; ``NEVER`` if none has to be waited for."""
+        self._delay = 0.0
+        self._failed_at = -NEVER
+
+    def failed(self, now: float) -> bool:
+        """Set `until`. Returns whether this is the first failure for a while."""
+        is_first = now - self._failed_at > 2 * LONGEST_RETRY_SECONDS
+        self._delay = RETRY_SECONDS if is_first else min(2 * self._delay, LONGEST_RETRY_SECONDS)
+        self._failed_at = now
+        self.until = now + self._delay
+        return is_first
 
 
 class Channel:
@@ -122,6 +142,9 @@ class Channel:
         self.deferred = deferred
         self._left_behind: list[InFlight] = []
         self._delivered_count = 0
+        self._waits_for_disk = False  # nothing is taken until the log is tried again
+        self._log_retry = _Retry()
+        self._deferred_retry = _Retry()
         self._nearest_first = NearestFirst() if self.topology_aware else None
         self._line = Line() if self._nearest_first is None else self._nearest_first
         self._watching: NearestFirst | Throttle | None = self._nearest_first
@@ -206,7 +229,7 @@ class Channel:
         cannot be read is tried again a little later.
         """
         share = self._line.share(consumer, len(self._pending))
-        if self.paused or not share:
+        if self.paused or not share or self._waits_for_disk:
             self._line.wait(consumer)
             return NOTHING
         wanted = room if room < share else share  # Hot: written out, because `min` is a call
@@ -215,9 +238,8 @@ class Channel:
         try:
             frames = self._pending.take(wanted, MAX_BATCH_BYTES)
         except OSError as error:
-            log.error("CHANNEL(%s): cannot read messages - %s", self.name, error)
+            self._wait_for_disk(now, error)
             self._line.wait(consumer)
-            self._schedule.at(now + RETRY_SECONDS, self)
             return NOTHING
         consumer.in_flight.add(frames, now, timeout)
         if now + timeout < self.alarm:
@@ -367,10 +389,14 @@ class Channel:
                 if consumer is not None:
                     consumer.wake()  # it has room again
         self._left_behind = [in_flight for in_flight in self._left_behind if in_flight]
+        if now >= self._log_retry.until:
+            self._log_retry.until = NEVER
+            self._waits_for_disk = False
+            self._wake()
         next_release = self._release_deferred(now)
-        if self._line.waiting:
-            self._wake()  # a log that could not be read is tried again
-        return min([next_release, *(in_flight.next_deadline() for in_flight in self._all_in_flight())])
+        return min(
+            [next_release, self._log_retry.until, *(in_flight.next_deadline() for in_flight in self._all_in_flight())]
+        )
 
     def look(self, count: int) -> Look:
         """At most `count` messages of each kind it holds. May raise ``OSError``."""
@@ -458,6 +484,9 @@ class Channel:
         due = self.deferred.next_due()
         if due > now:
             return due
+        if now < self._deferred_retry.until < NEVER:
+            return self._deferred_retry.until
+        self._deferred_retry.until = NEVER
         room = max(self._limits.mem_queue_size, MAX_BATCH) - self._pending.returned_count
         if room <= 0:
             self._pending.on_room = self._go_on_releasing
@@ -465,8 +494,9 @@ class Channel:
         try:
             self._add(self.deferred.release(now, min(room, MAX_BATCH)))
         except OSError as error:
-            log.error("CHANNEL(%s): cannot read deferred messages - %s", self.name, error)
-            return now + RETRY_SECONDS
+            if self._deferred_retry.failed(now):
+                log.warning("CHANNEL(%s): cannot read deferred messages, trying again - %s", self.name, error)
+            return self._deferred_retry.until
         following = self.deferred.next_due()
         return now if following <= now else max(following, now + _RELEASE_SECONDS)
 
@@ -480,8 +510,15 @@ class Channel:
             in_flight.clear()
         self._left_behind.clear()
 
+    def _wait_for_disk(self, now: float, error: OSError) -> None:
+        """The log cannot be read. The position stays, and all consumers wait until it is tried again."""
+        if self._log_retry.failed(now):
+            log.warning("CHANNEL(%s): cannot read messages, trying again - %s", self.name, error)
+        self._waits_for_disk = True
+        self._schedule.at(self._log_retry.until, self)
+
     def _wake(self) -> None:
-        if not self.paused:
+        if not self.paused and not self._waits_for_disk:
             self._line.wake(len(self._pending))
 
     def _drop(self, count: int) -> None:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Final, TypeVar
 
 from nsq_compat.queue.files import Files
+from nsq_compat.queue.read_faults import ReadFaults
 
 DEFAULT_LIMIT: Final = 256
 DEFAULT_RESERVE: Final = 8
@@ -38,6 +39,8 @@ class Descriptors:
 
     def __init__(self, files: Files, limit: int = DEFAULT_LIMIT, reserve: int = DEFAULT_RESERVE) -> None:
         self.files = files
+        self.read_faults = ReadFaults()
+        """Of the files that these descriptors are for."""
         self._limit = limit
         self._wanted_reserve = reserve
         self._reserve: list[int] = []

@@ -103,6 +103,9 @@ def read_file(files: Files, path: str) -> bytes:
             pieces.append(piece)
             offset += len(piece)
         return b"".join(pieces)
+    except OSError as error:
+        error.filename = path
+        raise
     finally:
         files.close(fd)
 

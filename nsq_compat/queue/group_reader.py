@@ -162,8 +162,9 @@ class GroupReader:
 
     def _finish(self, offset: int) -> list[Group]:
         """Nothing follows: the end, or something torn, or damage."""
+        is_end = self._is_end(offset)  # which may raise: the offset has to stay then
         self.offset = self._segment.end
-        if self._is_end(offset):
+        if is_end:
             self.tail = offset
         else:
             self._damage.report(self._segment.path, offset, 1)

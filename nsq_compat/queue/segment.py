@@ -6,7 +6,6 @@ zeros are written ahead as well: what makes a write dear is each page that is no
 the dozen cost a fifth (docs/decisions/0016).
 """
 
-import errno
 import logging
 from bisect import bisect_right
 from contextlib import suppress
@@ -36,7 +35,6 @@ _MUCH: Final = 1 << 18
 """Bytes in a file from which on zeros are written ahead: ten thousand quiet topics should not take memory for that."""
 _AHEAD: Final = 1 << 17
 _ZEROS: Final = bytes(_AHEAD)
-_PAGE: Final = 1 << 12
 _FAR: Final = 1 << 62
 
 
@@ -154,14 +152,21 @@ class Segment:
                 self._prepare(self._descriptors.use(self.file), self._prepared + 1, max_size)
 
     def pread(self, size: int, offset: int) -> bytes:
-        """Up to `size` bytes. What the disk cannot give reads as zeros. Raises ``OSError`` when the system refuses."""
-        fd = self._descriptors.use(self.file)
+        """Up to `size` bytes, fewer only where the file ends. Raises ``OSError`` with the name of the file."""
+        faults = self._descriptors.read_faults
         try:
-            return self._files.pread(fd, size, offset)
+            fd = self._descriptors.use(self.file)
+            data = self._files.pread(fd, size, offset)
+            if len(data) < size and offset + len(data) < self.end:
+                data = self._pread_rest(fd, size, offset, data)
         except OSError as error:
-            if error.errno != errno.EIO:
-                raise
-        return self._pread_pages(fd, size, offset)
+            if error.filename is None:
+                error.filename = self.path
+            faults.failed(self, offset, size, error)
+            raise
+        if faults.problem is not None:
+            faults.succeeded(self, offset, size)
+        return data
 
     def close(self) -> None:
         """Give back what was reserved, and the descriptor."""
@@ -185,12 +190,14 @@ class Segment:
 
     def note_released(self) -> None:
         """The file has a header that says so."""
+        self._descriptors.read_faults.forget(self)
         self.released = True
         self.index = Index()
         self.end = self._reserved = self._prepared = FIRST_GROUP
 
     def remove(self) -> None:
         """Delete the file. Raises ``OSError``."""
+        self._descriptors.read_faults.forget(self)
         self._descriptors.close(self.file)
         self._files.unlink(self.path)
         self.removed = True
@@ -228,22 +235,11 @@ class Segment:
             log.error("LOG(%s): a failed write cannot be undone, going on in a new file - %s", self.path, error)
             self.abandoned = True
 
-    def _pread_pages(self, fd: int, size: int, offset: int) -> bytes:
-        pieces: list[bytes] = []
-        while size > 0:
-            wanted = min(size, _PAGE - offset % _PAGE)
-            try:
-                piece = self._files.pread(fd, wanted, offset)
-            except OSError as error:
-                if error.errno != errno.EIO:
-                    raise
-                piece = bytes(wanted)
-            pieces.append(piece)
-            if len(piece) < wanted:
-                break
-            size -= wanted
-            offset += wanted
-        return b"".join(pieces)
+    def _pread_rest(self, fd: int, size: int, offset: int, data: bytes) -> bytes:
+        """The system may give less than was asked for; only nothing at all is the end of the file."""
+        while len(data) < size and (more := self._files.pread(fd, size - len(data), offset + len(data))):
+            data += more
+        return data
 
 
 class SegmentHeader(NamedTuple):

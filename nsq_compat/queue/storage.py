@@ -101,8 +101,19 @@ class Storage:
                 raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
         return store
 
+    @property
+    def problem(self) -> str | None:
+        """Why the disk is not well: what it does not take, or else what it does not give; None if it is well."""
+        return self.error or self._descriptors.read_faults.problem
+
+    @property
+    def read_errors(self) -> int:
+        """How many reads of the logs failed since the start."""
+        return self._descriptors.read_faults.count
+
     def probe(self) -> None:
-        """While the disk takes nothing, find out whether it does again: nobody may be publishing any more."""
+        """While the disk fails, find out whether it works again: there may be no producer and no reader any more."""
+        self._descriptors.read_faults.retry()
         if self.error is not None or not self.reserve.held:
             path = os.path.join(our_folder(self.data_path), _PROBE)
             try:

@@ -303,6 +303,8 @@ class TopicLog:
     def close(self) -> None:
         """Cut off what is reserved and close all files. Syncs nothing."""
         self._closed = True
+        for segment in [*self._segments, *self._kept.segments]:
+            self._descriptors.read_faults.forget(segment)
         for segment in self._segments:
             segment.close()
         self._kept.close()

@@ -144,7 +144,7 @@ class NsqdCollector(Collector):
     def _of_the_daemon(self, topics: Table[TopicStats], channels: Table[ChannelStats]) -> Iterator[Metric]:
         service = self._service
         for name, help, value in (
-            ("nsqd_healthy", "1 as long as the data path takes what is written.", service.health() == HEALTHY),
+            ("nsqd_healthy", "1 as long as the data path can be written and read.", service.health() == HEALTHY),
             ("nsqd_draining", "1 while it gives away what it has before it stops.", service.draining),
             ("nsqd_connections", "TCP clients.", service.connection_count()),
             ("nsqd_topics", "Topics.", len(topics) + topics.other_count),
@@ -153,6 +153,9 @@ class NsqdCollector(Collector):
             ("nsqd_channels_without_series", "Those in (others).", channels.other_count),
         ):
             yield GaugeMetricFamily(name, help, value=float(value))
+        yield CounterMetricFamily(
+            "nsqd_read_errors", "Reads of the log that failed.", value=float(service.read_errors())
+        )
 
 
 def _ready(channel: ChannelStats) -> int:

@@ -85,7 +85,10 @@ class NsqdService(RunningProcess, Protocol):
         """Wall clock, nanoseconds."""
 
     def health(self) -> str:
-        """``OK``, or ``NOK - <error>`` after a failed write."""
+        """``OK``, or ``NOK - <error>`` after a failed write or read."""
+
+    def read_errors(self) -> int:
+        """Reads of the logs that the system refused since the daemon started."""
 
     def producers(self) -> Sequence[ClientStats]:
         """The TCP clients that have published, with every topic in `pub_counts`."""

@@ -177,20 +177,21 @@ def make_frames() -> Callable[..., Sequence[bytes]]:
 
 
 class Disk(OsFiles):
-    """The real file system, which refuses to be read while `unreadable` is set; bad sectors would be damage instead.
+    """The real file system, which refuses to be read, with `errno`, while `unreadable` is set.
 
     `write` does what `pwrite` is asked for, until a test puts something else in its place.
     """
 
     def __init__(self) -> None:
         self.unreadable = False
+        self.errno = errno.ENOMEM
         self.write = os.pwrite
         self.pread = self._pread
         self.pwrite = lambda fd, data, offset: self.write(fd, data, offset)
 
     def _pread(self, fd: int, size: int, offset: int, /) -> bytes:
         if self.unreadable:
-            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+            raise OSError(self.errno, os.strerror(self.errno))
         return os.pread(fd, size, offset)
 
 

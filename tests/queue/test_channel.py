@@ -1,3 +1,4 @@
+import errno
 import logging
 from itertools import pairwise
 
@@ -615,6 +616,47 @@ def test_a_log_that_cannot_be_read_is_tried_again_and_costs_neither_messages_nor
     assert second.awake
     assert first.takes() == [b"a", b"b"]
     assert second.takes() == [b"c", b"d"]
+
+
+def test_while_the_log_cannot_be_read_it_is_tried_less_and_less_often_and_nothing_is_passed_over(
+    logging_daemon, disk, caplog
+):
+    caplog.set_level("INFO")
+    channel = logging_daemon.channel()
+    consumer = logging_daemon.consumer()
+    logging_daemon.publishes(b"a", b"b", b"c")
+    disk.unreadable, disk.errno = True, errno.EIO
+    attempts = []
+    for _ in range(200):
+        before = logging_daemon.topic().store.log._descriptors.read_faults.count
+        assert consumer.takes() == consumer.takes() == []
+        logging_daemon.publishes(b"d")
+        if logging_daemon.topic().store.log._descriptors.read_faults.count > before:
+            attempts.append(logging_daemon.now)
+        logging_daemon.waits(0.05)
+    pauses = [round(after - before, 1) for before, after in pairwise(attempts)]
+    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 3.2]
+    assert (channel.depth, channel.in_flight_count) == (203, 0)
+    assert [record.levelname for record in caplog.records if "read" in record.message] == ["ERROR", "WARNING"]
+    disk.unreadable = False
+    logging_daemon.waits(3.2)
+    assert consumer.awake
+    assert consumer.takes(3) == [b"a", b"b", b"c"]
+    assert caplog.records[-1].message == "LOG: everything can be read again"
+    assert logging_daemon.topic().store.log.damaged_records == 0
+
+
+def test_deferred_messages_that_cannot_be_read_are_tried_again_and_hold_up_nothing_else(logging_daemon, disk):
+    consumer = logging_daemon.consumer()
+    logging_daemon.publishes(b"1", b"2", b"3", defer=1)
+    disk.unreadable, disk.errno = True, errno.EIO
+    logging_daemon.waits(1)
+    logging_daemon.publishes(b"now")
+    assert consumer.takes() == [b"now"]
+    assert logging_daemon.channel().deferred_count == 3
+    disk.unreadable = False
+    logging_daemon.waits(0.1)
+    assert consumer.takes() == [b"1", b"2", b"3"]
 
 
 def test_what_came_back_is_not_lost_when_the_log_cannot_be_read_right_after_it(logging_daemon, disk):

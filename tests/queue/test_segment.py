@@ -229,16 +229,50 @@ def test_a_file_that_cannot_be_begun_is_not_left_behind(disk):
     assert disk.listdir("/") == []
 
 
-def test_a_page_the_disk_cannot_read_is_zeros(disk, segment):
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.EMFILE, errno.ENOMEM])
+def test_an_error_of_the_system_is_raised_with_the_name_of_the_file(disk, segment, number):
     segment.append(b"x" * 20_000, MIB)
-    disk.failing["pread"] = errno.EIO
-    data = segment.pread(20_000, 100)
-    assert data == b"x" * 3996 + bytes(4096) + b"x" * (20_000 - 3996 - 4096 - (100 - FIRST_GROUP)) + bytes(
-        len(data) - 20_000 + 100 - FIRST_GROUP
-    )
-    disk.failing["pread"] = errno.EACCES
-    with pytest.raises(OSError, match="pread"):
+    disk.failing["pread"] = number
+    with pytest.raises(OSError, match="pread") as caught:
         segment.pread(20_000, 100)
+    assert caught.value.filename == PATH
+
+
+def test_a_read_that_gives_less_than_was_asked_for_is_continued(disk, segment):
+    segment.append(bytes(range(250)) * 80, MIB)
+    whole = segment.pread(20_000, FIRST_GROUP)
+    pread = disk.pread
+    disk.pread = lambda fd, size, offset: pread(fd, min(size, 777), offset)
+    assert segment.pread(20_000, FIRST_GROUP) == whole
+
+
+def test_an_outage_is_logged_once_and_its_end_once(disk, caplog):
+    caplog.set_level("INFO")
+    descriptors = Descriptors(cast("Files", disk), reserve=0)
+    faults = descriptors.read_faults
+    segments = [Segment.create(descriptors, f"{PATH}{number}", number, 7, MIB) for number in range(2)]
+    disk.failing["pread"] = errno.EIO
+    for _ in range(3):
+        for segment in segments:
+            with pytest.raises(OSError, match="pread"):
+                segment.pread(6000, 0)
+    assert (faults.count, faults.problem) == (6, f"cannot read {PATH}0: input/output error")
+    disk.failing.clear()
+    steps = (lambda: segments[0].pread(6000, 0), lambda: segments[1].pread(1, 0), faults.retry)
+    healthy = []
+    for step in steps:
+        step()
+        healthy.append(faults.problem is None)
+    assert healthy == [False, False, True], "one file is not all, nor is a part of what could not be read"
+    assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
+
+
+def test_a_file_that_is_deleted_is_no_longer_waited_for(disk, segment):
+    disk.failing["pread"] = errno.EIO
+    with pytest.raises(OSError, match="pread"):
+        segment.pread(6000, 0)
+    segment.remove()
+    assert segment._descriptors.read_faults.problem is None
 
 
 def test_a_released_file_keeps_its_header_and_nothing_else(disk, segment):

@@ -72,6 +72,9 @@ class Daemon:
     def health(self) -> str:
         return self.health_text
 
+    def read_errors(self) -> int:
+        return 0
+
     def producers(self) -> Sequence[ClientStats]:
         return self.connected_producers
 
