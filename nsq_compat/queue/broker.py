@@ -62,8 +62,13 @@ class Broker:
         """Bring a topic back from the storage, with the channels it had and those named. Raises ``OSError``."""
         assert self._storage is not None, "only a storage remembers"
         store, last = self._storage.open(name)
+        try:
+            before = recover(last, store.log)
+        except OSError:
+            store.log.close()
+            raise
         topic = Topic(name, self.limits, self.schedule, self, store)
-        topic.restore(recover(last, store.log), channels, now, now_ns)
+        topic.restore(before, channels, now, now_ns)
         self.topics[name] = topic
         return topic
 

@@ -27,7 +27,7 @@ _ENTRIES_AT_ONCE = 4096
 _UNKNOWN = bytes(_LOCATION.size)
 _CHECKED = HEADER.slices["crc"].stop
 
-_PAUSED, _AWAITS_CHANNELS = 1, 2
+_PAUSED, _AWAITS_CHANNELS, _INCOMPLETE = 1, 2, 4
 _AT_ONCE = bytes(8)  # a due time of 0
 
 HELD_BY_TOPIC = ""
@@ -82,6 +82,8 @@ class Checkpoint:
     places: dict[str, Place]
     paused: bool = False
     awaits_channels: bool = False
+    incomplete: bool = False
+    """Some messages that are to be delivered may be in memory only, at level ``memory``: no log has their numbers."""
 
     def encode(self) -> bytes:
         """The file's content."""
@@ -111,6 +113,7 @@ class Encoding:
     def _encode(self) -> Iterator[bool]:
         checkpoint, pieces = self._checkpoint, self._pieces
         held_back = checkpoint.paused * _PAUSED | checkpoint.awaits_channels * _AWAITS_CHANNELS
+        held_back |= checkpoint.incomplete * _INCOMPLETE
         header = HEADER.pack(
             0, *checkpoint.end, checkpoint.clock_offset, checkpoint.last_id, held_back, len(checkpoint.places)
         )
@@ -165,8 +168,8 @@ def decode(data: bytes) -> Checkpoint:
     except (struct.error, ValueError) as error:
         raise BadCheckpoint(str(error)) from None
     end = LogEnd(segment, offset, seq)
-    reasons = bool(held_back & _PAUSED), bool(held_back & _AWAITS_CHANNELS)
-    return Checkpoint(end, clock_offset, last_id, places, *reasons)
+    flags = (bool(held_back & flag) for flag in (_PAUSED, _AWAITS_CHANNELS, _INCOMPLETE))
+    return Checkpoint(end, clock_offset, last_id, places, *flags)
 
 
 def _keys(data: bytes, begin: int, locations: int | None, count: int) -> list[bytes]:

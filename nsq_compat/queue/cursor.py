@@ -148,6 +148,7 @@ class Cursor:
         """
         if self.behind:
             self.end = other.end  # whoever is behind made everything after it go to the log
+            self._adopt_gaps(other)
             return 0
         batches = list(other._window.batches())
         if self._log is None:
@@ -155,6 +156,7 @@ class Cursor:
         for batch in batches:
             self._window.extend(batch)
         self.end = other.end
+        self._adopt_gaps(other)
         return 0
 
     def pass_over(self, position: int) -> None:
@@ -205,6 +207,10 @@ class Cursor:
     def latest(self, count: int) -> list[bytes]:
         """The last of what waits in memory, oldest first."""
         return self._window.latest(count)
+
+    def _adopt_gaps(self, other: "Cursor") -> None:
+        self._gaps.extend(other._gaps)
+        self._gaps_size += other._gaps_size
 
     def _advance(self, count: int) -> None:
         self.position += count

@@ -1,30 +1,100 @@
-"""What could not be read back: counted, and said once per file."""
+"""What is lost in a log: counted, and logged once per file.
+
+A message that is lost is counted by its number in the stream, or by its id if it has none or is looked for by its id.
+So it is counted once, however many channels look for it and however often the place is read.
+"""
 
 import logging
+import os
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 log = logging.getLogger(__name__)
 
-_REMEMBERED = 10_000
-"""Places that are counted once however often they are read; a disk with more than that is counted too high."""
+_REMEMBERED: Final = 10_000
+"""Places without numbers that are counted once; a disk with more of them is counted too high."""
+_LISTED: Final = 100
 
 
 class Damage:
-    """The count of one log. `records` is exact where the damage left that to be known, else at least one a place."""
+    """The count of one log. `records` is exact where the damage left that to be known, else at least one a place.
 
-    def __init__(self) -> None:
+    `findings` is a line for each of the first places, for ``nsq_data check``. A `quiet` one only counts.
+    """
+
+    def __init__(self, quiet: bool = False) -> None:
         self.records = 0
+        self.findings: list[str] = []
+        self._quiet = quiet
         self._places: set[tuple[str, object]] = set()
         self._files: set[str] = set()
+        self._begins: list[int] = []  # ranges of numbers that were counted: sorted, and apart from each other
+        self._ends: list[int] = []
 
     def report(self, path: str, place: object, records: int) -> None:
-        """`records` messages are lost at a place of a file: an offset, or an id that is not where it should be."""
-        if records <= 0 or (path, place) in self._places:
+        """`records` messages whose numbers are not known are lost at a place of a file: an offset."""
+        if records > 0 and self._is_new(path, place):
+            self._add(path, place, records)
+
+    def lose(self, path: str, place: object, begin: int, end: int) -> None:
+        """The messages with the numbers from `begin` up to `end` are lost."""
+        if begin >= end:
             return
+        first = bisect_left(self._ends, begin)
+        last = first
+        new = end - begin
+        low, high = begin, end
+        while last < len(self._begins) and self._begins[last] <= end:
+            known_begin, known_end = self._begins[last], self._ends[last]
+            new -= max(0, min(end, known_end) - max(begin, known_begin))
+            low, high = min(low, known_begin), max(high, known_end)
+            last += 1
+        self._begins[first:last] = [low]
+        self._ends[first:last] = [high]
+        if new:
+            self._add(path, place, new)
+
+    def lose_ids(self, path: str, ids: Iterable[bytes]) -> None:
+        """The messages with these ids are in no file."""
+        lost = [each for each in ids if self._is_new(path, each)]
+        if lost:
+            self._add(path, "message " + lost[0].decode("ascii", "replace"), len(lost))
+
+    def note(self, path: str, text: str) -> None:
+        """Something is wrong with a file; what is lost with it is counted separately, and may be nothing."""
+        if self._is_new(path, text):
+            if not self._quiet:
+                log.error("LOG(%s): %s", path, text)
+            self._list(f"{os.path.basename(path)}: {text}")
+
+    def _is_new(self, path: str, place: object) -> bool:
+        if (path, place) in self._places:
+            return False
         if len(self._places) < _REMEMBERED:
             self._places.add((path, place))
+        return True
+
+    def _add(self, path: str, place: object, records: int) -> None:
         self.records += records
-        if path not in self._files:
+        count = "1 message" if records == 1 else f"{records} messages"
+        self._list(f"{os.path.basename(path)}: damaged at {place}, {count} lost")
+        if path not in self._files and not self._quiet:
             self._files.add(path)
-            log.error(
-                "LOG(%s): damaged at %s, %d messages lost; more of this file is only counted", path, place, records
-            )
+            log.error("LOG(%s): damaged at %s, %s lost; more of this file is only counted", path, place, count)
+
+    def _list(self, line: str) -> None:
+        if len(self.findings) < _LISTED:
+            self.findings.append(line)
+
+
+def without(ranges: Sequence[tuple[int, int]], begin: int, end: int) -> list[tuple[int, int]]:
+    """What the (sorted) ranges leave uncovered between `begin` and `end`."""
+    left: list[tuple[int, int]] = []
+    for low, high in ranges:
+        if begin < min(low, end):
+            left.append((begin, min(low, end)))
+        begin = max(begin, high)
+    if begin < end:
+        left.append((begin, end))
+    return left

@@ -1,11 +1,15 @@
 """Walks the groups of one segment, past whatever damage there is.
 
-A place where no sound header stands is either the end or damage. It is damage if a sound header or trailer follows
-anywhere in the file: a header is found by its magic bytes and a checksum that only fits where it was written. What
-cannot be told from a write that never finished (a group that the file is too short for, or that has a sector of zeros)
-is not counted as damage when nothing follows it: nobody was told that it was written.
+A place where no sound header stands is either the end or damage. It is damage if it was acknowledged
+(``Segment.acknowledged``), or if a sound header or trailer follows anywhere in the file: a header is found by its magic
+bytes and a checksum that only fits where it was written. Behind what was acknowledged, what cannot be told from a write
+that never finished (a group that the file is too short for, or that has a sector of zeros) is not counted as damage
+when nothing follows it.
+
+What a damaged place cost is known when the number of the next message is known. Until then the place is a `suspect`.
 """
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from google_crc32c import value as crc32c
@@ -13,7 +17,7 @@ from google_crc32c import value as crc32c
 from nsq_compat.protocol.message import HEADER as MESSAGE_HEADER
 from nsq_compat.protocol.message import message_id
 from nsq_compat.protocol.storage_schema import DEFERRED, GROUP_MAGIC, MAGIC_PREFIX, MESSAGES
-from nsq_compat.queue.damage import Damage
+from nsq_compat.queue.damage import Damage, without
 from nsq_compat.queue.group import (
     CHECKSUM_SIZE,
     HEADER_SIZE,
@@ -54,14 +58,26 @@ class GroupReader:
 
     `offset` is where the next group begins, `next_seq` the number behind the last message passed (0 before the first),
     whether it could be read or not. `tail` is where an end was found that was not the end of the file, or None.
-    `unplaced` is what was counted as lost since then without a number, so that a gap is not counted again.
+    `suspect` is where a damaged place began whose cost is not known yet, or None.
+
+    `seq` is the number of the first message from `offset` on, -1 if that is not known. `counts_all`: damage that cost
+    no numbered message is counted, too: a deferred message is otherwise counted when it is looked for by its id.
     """
 
-    def __init__(self, segment: Segment, damage: Damage, offset: int = FIRST_GROUP) -> None:
+    def __init__(
+        self,
+        segment: Segment,
+        damage: Damage,
+        offset: int = FIRST_GROUP,
+        seq: int = -1,
+        counts_all: bool = True,
+    ) -> None:
         self.offset = offset
         self.next_seq = 0
         self.tail: int | None = None
-        self.unplaced = 0
+        self.suspect: int | None = None
+        self._seq = seq
+        self._counts_all = counts_all
         self._segment = segment
         self._damage = damage
 
@@ -105,8 +121,9 @@ class GroupReader:
                 frames = cut_frames(block, frames_begin, end, count)
             groups.append(Group(kind, first_seq, due_ns, frames, origin + at))
             if kind == MESSAGES:
+                if self.suspect is not None:
+                    self.settle(first_seq)
                 self.next_seq = first_seq + count
-                self.unplaced = 0
             at = stop
         self.offset = base + at
         return groups
@@ -133,18 +150,37 @@ class GroupReader:
             place = place_of(self._segment.number, header.offset)
             return [Group(header.kind, header.first_seq, header.due_ns, frames, place)]
         groups = salvage(header, data)
-        if groups is None and not self._search(header.end, header.end):
+        if groups is None and header.end > self._segment.acknowledged and not self._search(header.end, header.end):
             return self._finish(header.offset)
-        found = sum(len(group.frames) for group in groups or ())
-        self._damage.report(self._segment.path, header.offset, header.record_count - found)
+        self._count(header, groups or [])
         self._pass(header)
         return groups or []
 
     def _pass(self, header: GroupHeader) -> None:
         self.offset = header.end
         if header.kind == MESSAGES:
+            if self.suspect is not None:
+                self.settle(header.first_seq)
             self.next_seq = header.first_seq + header.record_count
-            self.unplaced = 0
+
+    def _count(self, header: GroupHeader, groups: Sequence[Group]) -> None:
+        """Of a damaged group, what is not among the `groups` that could be read."""
+        if header.kind == MESSAGES:
+            found = [(group.first_seq, group.first_seq + len(group.frames)) for group in groups]
+            for lost in without(found, header.first_seq, header.first_seq + header.record_count):
+                self._damage.lose(self._segment.path, header.offset, *lost)
+        elif self._counts_all:
+            lost_count = header.record_count - sum(len(group.frames) for group in groups)
+            self._damage.report(self._segment.path, header.offset, lost_count)
+
+    def settle(self, seq: int) -> None:
+        """The next message has this number: what is missing before it was at the `suspect` place."""
+        place, self.suspect = self.suspect, None
+        expected = self.next_seq or self._seq
+        if 0 <= expected < seq:
+            self._damage.lose(self._segment.path, place, expected, seq)
+        elif self._counts_all and not (self._segment.lost_header and not self.next_seq):
+            self._damage.report(self._segment.path, place, 1)
 
     def _find_next(self) -> list[Group]:
         """No header where one should be."""
@@ -152,23 +188,19 @@ class GroupReader:
         hit = self._search(offset + 1, offset)
         if hit is None:
             return self._finish(offset)
-        if hit.header.offset > offset:
-            numbered = hit.header.kind == MESSAGES and self.next_seq
-            lost = max(hit.header.first_seq - self.next_seq - self.unplaced, 1) if numbered else 1
-            self._damage.report(self._segment.path, offset, lost)
-            self.unplaced += lost
+        if hit.header.offset > offset and self.suspect is None:
+            self.suspect = offset
         self.offset = hit.header.offset
         return self._read_group(hit.header) if hit.is_trailer else []
 
     def _finish(self, offset: int) -> list[Group]:
         """Nothing follows: the end, or something torn, or damage."""
-        is_end = self._is_end(offset)  # which may raise: the offset has to stay then
+        is_end = offset >= self._segment.acknowledged and self._is_end(offset)  # may raise: the offset stays then
         self.offset = self._segment.end
         if is_end:
             self.tail = offset
-        else:
-            self._damage.report(self._segment.path, offset, 1)
-            self.unplaced += 1
+        elif self.suspect is None:
+            self.suspect = offset
         return []
 
     def _is_end(self, offset: int) -> bool:
@@ -209,7 +241,7 @@ def first_id_of(segment: Segment, damage: Damage) -> bytes | None:
     """The smallest id in a segment, None if there is no message. Raises ``OSError``."""
     if segment.index is not None:
         return segment.index.first_id
-    reader = GroupReader(segment, damage)
+    reader = GroupReader(segment, damage, counts_all=False)
     while segment.first_id is None and (groups := reader.read(_FEW)):
         segment.first_id = next((message_id(each.frames[0]) for each in groups if each.kind in HAS_IDS), None)
     return segment.first_id
@@ -250,7 +282,7 @@ def _first_id(segment: Segment, header: GroupHeader) -> bytes | None:
 
 def _step_over(segment: Segment, damage: Damage, index: Index, offset: int) -> int:
     """Past the damage at `offset`; what is left of a group there is found by that very offset again."""
-    reader = GroupReader(segment, damage, offset)
+    reader = GroupReader(segment, damage, offset, counts_all=False)
     for group in reader._find_next():
         if group.kind in HAS_IDS:
             if offset >= index.next_offset:

@@ -48,11 +48,12 @@ class Held:
 
     def place(self) -> Place:
         """What a checkpoint says of it."""
-        return Place(self.cursor.position, [*entries_at_once(self.restored), *self.deferred.keys()])
+        entries = [*entries_at_once(self.restored), *self.deferred.keys()]
+        return Place(self.cursor.position, entries, list(self.cursor.gaps))
 
     def restore(self, place: Place, end: int, shift: float) -> None:
         """Be as a checkpoint said, in a stream that ends at `end`; `shift` makes due times of today's clock."""
-        self.cursor.move(place.position, end)
+        self.cursor.move(place.position, end, place.gaps)
         self.restored = place.at_once()
         self.deferred.restore(place.take_deferred(), shift)
 

@@ -137,7 +137,7 @@ def _search(segment: Segment, span: tuple[int, int], wanted: set[bytes], damage:
     """What can be read of these messages past damage, which is counted."""
     found: dict[bytes, bytes] = {}
     begin, end = span
-    reader = GroupReader(segment, damage, begin)
+    reader = GroupReader(segment, damage, begin, counts_all=False)
     while len(found) < len(wanted) and reader.offset < end and (groups := reader.read(_BLOCK)):
         for group in groups:
             if group.kind in HAS_IDS:

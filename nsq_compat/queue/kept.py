@@ -1,6 +1,7 @@
 """Messages that outlive the segment they were logged in: copied forward, so that the segment can be deleted.
 
-They are not sorted and have no numbers; they are found by id. A file is written by one run only, as a segment is. Each
+They are not sorted and have no numbers; they are found by id. One that is damaged is counted when it is looked for. A
+file is written by one run only, as a segment is. Each
 group is sorted by id, and what is remembered of it is the range.
 """
 
@@ -34,25 +35,24 @@ class KeptFile:
 
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
+        self.is_damaged = False
+        """Whether a message in it that is still needed could not be read."""
         self._runs: list[Run] | None = None
 
-    def runs(self, damage: Damage) -> list[Run]:
+    def runs(self) -> list[Run]:
         """What is where. Reads the file the first time. Raises ``OSError``."""
         if self._runs is None:
-            self._runs = [] if self.segment.index else list(_read_runs(self.segment, damage))
+            self._runs = [] if self.segment.index else list(_read_runs(self.segment))
         return self._runs
 
 
 class Kept:
     """The kept files of one log. Everything raises ``OSError``, and nothing is half done then."""
 
-    def __init__(
-        self, descriptors: Descriptors, path_of: Callable[[int], str], segment_size: int, damage: Damage
-    ) -> None:
+    def __init__(self, descriptors: Descriptors, path_of: Callable[[int], str], segment_size: int) -> None:
         self._descriptors = descriptors
         self._path_of = path_of
         self._segment_size = segment_size
-        self._damage = damage
         self._files: list[KeptFile] = []
         self._active: KeptFile | None = None
         self._last_number = 0
@@ -80,9 +80,9 @@ class Kept:
         found: dict[bytes, bytes] = {}
         wanted = set(ids)
         for file in self._files:
-            for run in file.runs(self._damage):
+            for run in file.runs():
                 if _between(ids, run):
-                    for frame in self._read_run(file, run):
+                    for frame in _read_run(file, run, Damage(quiet=True)):
                         if (found_id := message_id(frame)) in wanted:
                             found[found_id] = frame
         return found
@@ -90,15 +90,23 @@ class Kept:
     def frames(self) -> Iterator[bytes]:
         """Everything that is here, in no order; some perhaps more than once."""
         for file in self._files:
-            for run in file.runs(self._damage):
-                yield from self._read_run(file, run)
+            for run in file.runs():
+                yield from _read_run(file, run, Damage(quiet=True))
+
+    def ids(self) -> Iterator[Sequence[bytes]]:
+        """The ids of everything that is here, group by group, in no order."""
+        for file in self._files:
+            for run in file.runs():
+                yield message_ids(_read_run(file, run, Damage(quiet=True)))
 
     def mostly_dead(self, unfinished: Sequence[bytes]) -> list[KeptFile]:
         """Files of which little or nothing is among the (sorted) unfinished ids; nothing more is written to them."""
         dead: list[KeptFile] = []
         for file in self._files:
-            runs = file.runs(self._damage)
+            runs = file.runs()
             alive = sum(_between(unfinished, run) for run in runs)
+            if file.is_damaged and alive:
+                continue  # copying would leave out what cannot be read, and has to be done with the rest every time
             if not alive or alive * 2 < sum(run.record_count for run in runs):
                 dead.append(file)
         if self._active in dead:
@@ -108,11 +116,12 @@ class Kept:
     def copy(self, file: KeptFile, unfinished: Sequence[bytes]) -> bool:
         """Copy what is unfinished to other files. Whether all of it could be read: else the file is still needed."""
         wanted = set(unfinished)
-        damaged = self._damage.records
-        for run in file.runs(self._damage):
+        damage = Damage(quiet=True)
+        for run in file.runs():
             if _between(unfinished, run):
-                self.add(frame for frame in self._read_run(file, run) if message_id(frame) in wanted)
-        return damaged == self._damage.records
+                self.add(frame for frame in _read_run(file, run, damage) if message_id(frame) in wanted)
+        file.is_damaged = damage.records > 0
+        return not file.is_damaged
 
     def remove(self, file: KeptFile) -> None:
         """Delete a file."""
@@ -131,7 +140,7 @@ class Kept:
             active = self._begin()
         offset = active.segment.end
         active.segment.append(encode_group(MESSAGES, 0, 0, frames, offset), self._segment_size)
-        active.runs(self._damage).append(Run(message_id(frames[0]), message_id(frames[-1]), offset, len(frames)))
+        active.runs().append(Run(message_id(frames[0]), message_id(frames[-1]), offset, len(frames)))
 
     def _begin(self) -> KeptFile:
         if self._active:
@@ -144,12 +153,15 @@ class Kept:
         self._files.append(self._active)
         return self._active
 
-    def _read_run(self, file: KeptFile, run: Run) -> list[bytes]:
-        reader = GroupReader(file.segment, self._damage, run.offset)
-        frames: list[bytes] = []
-        while len(frames) < run.record_count and (groups := reader.read(_GROUP_SIZE)):
-            frames += [frame for group in groups for frame in group.frames]
-        return frames
+
+def _read_run(file: KeptFile, run: Run, damage: Damage) -> list[bytes]:
+    reader = GroupReader(file.segment, damage, run.offset)
+    frames: list[bytes] = []
+    while len(frames) < run.record_count and (groups := reader.read(_GROUP_SIZE)):
+        frames += [frame for group in groups for frame in group.frames]
+    if reader.suspect is not None or len(frames) < run.record_count:
+        damage.report(file.segment.path, run.offset, 1)
+    return frames
 
 
 def _between(ids: Sequence[bytes], run: Run) -> int:
@@ -170,8 +182,8 @@ def _cut(frames: Iterable[bytes]) -> Iterator[list[bytes]]:
         yield group
 
 
-def _read_runs(segment: Segment, damage: Damage) -> Iterator[Run]:
-    reader = GroupReader(segment, damage, FIRST_GROUP)
+def _read_runs(segment: Segment) -> Iterator[Run]:
+    reader = GroupReader(segment, Damage(quiet=True), FIRST_GROUP)
     offset = reader.offset
     # Smaller than any group, so that each is read by itself and its offset is known.
     while groups := reader.read(1):

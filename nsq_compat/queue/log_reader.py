@@ -1,7 +1,7 @@
 """Reading a log from one segment to the next: everything, or the immediate messages by their numbers."""
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from nsq_compat.queue.damage import Damage
@@ -22,12 +22,30 @@ class LogEnd(NamedTuple):
     seq: int
 
 
-class LogWalk:
-    """Through the groups of a log from one segment to the next, as far as they were ever acknowledged."""
+class LogBounds:
+    """What is known of a log's numbers besides what is in its files.
 
-    def __init__(self, segments: Sequence[Segment], damage: Damage) -> None:
+    All numbers from `complete_from` up to `next_seq()` were given to messages that were written to the log.
+    """
+
+    def __init__(self, next_seq: Callable[[], int]) -> None:
+        self.complete_from = 0
+        self.next_seq = next_seq
+
+
+class LogWalk:
+    """Through the groups of a log from one segment to the next, as far as they were ever acknowledged.
+
+    `counts_all` is as ``GroupReader`` has it.
+    """
+
+    def __init__(
+        self, segments: Sequence[Segment], damage: Damage, bounds: LogBounds, *, counts_all: bool = False
+    ) -> None:
         self._segments = segments  # the log's own, which changes
         self._damage = damage
+        self._bounds = bounds
+        self._counts_all = counts_all
         self._segment: Segment | None = None
         self._reader: GroupReader | None = None
         self._seq = 0  # behind what was passed
@@ -42,17 +60,18 @@ class LogWalk:
         segments = self._segments
         if start is None:
             if segments:
-                self._enter(segments[0], FIRST_GROUP)
+                self._enter(segments[0], FIRST_GROUP, segments[0].first_seq)
                 self._seq = segments[0].first_seq
             return
         self._seq = start.seq
         for segment in segments:
-            if segment.number >= start.segment:
-                self._enter(segment, start.offset if segment.number == start.segment else FIRST_GROUP)
+            if segment.number == start.segment:
+                self._enter(segment, max(start.offset, FIRST_GROUP), start.seq)
                 break
-        if start.offset and (self._segment is None or self._segment.number > start.segment):
-            found = self._segment.first_seq if self._segment else 0
-            self._damage.report(f"segment {start.segment}", "missing", max(found - start.seq, 1))
+            if segment.number > start.segment:
+                self._enter(segment, FIRST_GROUP, segment.first_seq)
+                self._lose(segment, "before", start.seq, segment.first_seq)
+                break
 
     def begin_with(self, seq: int) -> None:
         """Where the message of that number is, or before."""
@@ -60,8 +79,10 @@ class LogWalk:
         if segments:
             place = max(bisect_right(segments, seq, key=lambda segment: segment.first_seq) - 1, 0)
             segment = segments[place]
-            self._enter(segment, index_of(segment, self._damage).offset_of_seq(seq))
+            offset, first = index_of(segment, self._damage).place_of_seq(seq)
+            self._lose(segment, "before", seq, segment.first_seq)
             self._seq = max(seq, segment.first_seq)
+            self._enter(segment, offset, segment.first_seq if offset == FIRST_GROUP else first)
 
     def read(self, max_bytes: int) -> list[Group]:
         """The next groups; nothing at the end, which may move."""
@@ -76,6 +97,7 @@ class LogWalk:
             if self._reader.offset < self._segment.end:
                 continue
             if following is None:
+                self._end()
                 return []
             self._cross(following)
         return []
@@ -90,16 +112,34 @@ class LogWalk:
 
     def _cross(self, following: Segment) -> None:
         assert self._segment is not None
-        assert self._reader is not None
-        lost = following.first_seq - self._seq - self._reader.unplaced
-        if lost > 0 and not self._segment.released:  # a file is missing, or the end of one
-            self._damage.report(following.path, "before", lost)
+        if not self._segment.released:  # else nothing is missing
+            self._settle(following, "before", following.first_seq)
         self._seq = following.first_seq
-        self._enter(following, FIRST_GROUP)
+        self._enter(following, FIRST_GROUP, following.first_seq)
 
-    def _enter(self, segment: Segment, offset: int) -> None:
+    def _end(self) -> None:
+        """Nothing follows for now."""
+        assert self._segment is not None
+        self._settle(self._segment, "its end", self._bounds.next_seq())
+        self._seq = max(self._seq, self._bounds.next_seq())
+
+    def _settle(self, segment: Segment, place: str, seq: int) -> None:
+        """Whatever comes next has at least this number: what is missing before it is lost."""
+        assert self._reader is not None
+        if self._lose(segment, place, max(self._seq, self._reader.next_seq), seq):
+            self._reader.suspect = None
+        elif self._reader.suspect is not None:
+            self._reader.settle(seq)
+
+    def _lose(self, segment: Segment, place: str, begin: int, end: int) -> bool:
+        """Count the numbers from `begin` up to `end`, as far as these were in the log. Whether any were."""
+        begin = max(begin, self._bounds.complete_from)
+        self._damage.lose(segment.path, place, begin, end)
+        return begin < end
+
+    def _enter(self, segment: Segment, offset: int, seq: int) -> None:
         self._segment = segment
-        self._reader = GroupReader(segment, self._damage, offset)
+        self._reader = GroupReader(segment, self._damage, offset, seq, self._counts_all)
 
 
 def latest_groups(segments: Sequence[Segment], count: int, damage: Damage) -> list[Group]:
@@ -115,7 +155,7 @@ def latest_groups(segments: Sequence[Segment], count: int, damage: Damage) -> li
 def _last_groups(segment: Segment, count: int, damage: Damage) -> list[Group]:
     found: list[Group] = []
     for size in _LOOK_BACK:
-        reader = GroupReader(segment, damage)
+        reader = GroupReader(segment, damage, counts_all=False)
         reader.seek(segment.end - size)
         found = []
         while groups := reader.read():

@@ -18,17 +18,18 @@ log = logging.getLogger(__name__)
 UNKNOWN: Final = (1 << 64) - 1
 
 
-def number_segments(segments: Sequence[Segment], headers: Sequence[SegmentHeader | None], damage: Damage) -> None:
+def number_segments(segments: Sequence[Segment], headers: Sequence[SegmentHeader | None]) -> None:
     """A segment whose header is damaged gets the number of its first message, at most too high: that is safe."""
     following = UNKNOWN
     for segment, header in zip(reversed(segments), reversed(headers), strict=True):
-        segment.first_seq = following = header.first_seq if header else _first_seq_of(segment, following, damage)
+        segment.first_seq = following = header.first_seq if header else _first_seq_of(segment, following)
 
 
-def _first_seq_of(segment: Segment, following: int, damage: Damage) -> int:
+def _first_seq_of(segment: Segment, following: int) -> int:
     if segment.end > FIRST_GROUP:
         log.warning("LOG(%s): its header is damaged", segment.path)
-    reader = GroupReader(segment, damage)
+    segment.lost_header = True
+    reader = GroupReader(segment, Damage(quiet=True))
     while groups := reader.read():
         for group in groups:
             if group.kind == MESSAGES:
@@ -36,13 +37,16 @@ def _first_seq_of(segment: Segment, following: int, damage: Damage) -> int:
     return following
 
 
-def find_end(segments: Sequence[Segment], start: LogEnd | None, damage: Damage) -> tuple[int, int | None]:
-    """The next number, from the last segment that tells; and where in the last one an unfinished tail begins."""
+def find_end(segments: Sequence[Segment], start: LogEnd | None) -> tuple[int, int | None]:
+    """The next number, from the last segment that tells; and where in the last one an unfinished tail begins.
+
+    What is missing before the end that a checkpoint knows is for others to find (``audit``, ``LogWalk``).
+    """
     seq = start.seq if start else 0
     tail: int | None = None
     for segment in reversed(segments):
         begin = start.offset if start and start.segment == segment.number else FIRST_GROUP
-        reader = GroupReader(segment, damage, min(begin, segment.end))
+        reader = GroupReader(segment, Damage(quiet=True), min(begin, segment.end))
         while reader.read():
             pass
         if segment is segments[-1]:

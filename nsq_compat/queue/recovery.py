@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from nsq_compat.protocol.message import attempts, message_id, message_ids
 from nsq_compat.protocol.names import is_ephemeral
+from nsq_compat.queue.audit import audit
 from nsq_compat.queue.checkpoint import (
     ENTRY,
     HELD_BY_TOPIC,
@@ -68,11 +69,18 @@ class Recovered:
     @property
     def places(self) -> list[Place]:
         """All there are."""
-        return [*self.channels.values(), *(each for each in (self.held, self.everything) if each is not None)]
+        return [place for place, _ in self.streams]
+
+    @property
+    def streams(self) -> list[tuple[Place, int]]:
+        """All places, and where the stream ends for each; those that are not channels' come first."""
+        stands = self.end if self.held is None else self.held.position
+        others = [each for each in (self.held, self.everything) if each is not None]
+        return [*((each, self.end) for each in others), *((each, stands) for each in self.channels.values())]
 
 
 def recover(last: Checkpoint | None, log: TopicLog) -> Recovered:
-    """Replay the log behind the checkpoint, or all of it if there is none. Raises ``OSError``."""
+    """Replay the log behind the checkpoint, or all of it if there is none, and see what is lost. Raises ``OSError``."""
     if last is None:
         topic = Recovered(log.oldest, held=Place(log.oldest), everything=Place(log.oldest))
     else:
@@ -81,6 +89,7 @@ def recover(last: Checkpoint | None, log: TopicLog) -> Recovered:
         topic.awaits_channels = last.awaits_channels
         holds = topic.held is not None and bool(topic.channels)
         topic.paused = last.paused or (holds and not topic.awaits_channels)
+        log.bounds.complete_from = last.end.seq if last.incomplete else 0
     kept = {message_id(frame): attempts(frame) for frame in log.kept_frames()} if last is None else {}
     for group in log.recovered():
         topic.end = max(topic.end, group.first_seq)  # numbers are used up without a message in the log, at level memory
@@ -91,6 +100,7 @@ def recover(last: Checkpoint | None, log: TopicLog) -> Recovered:
     topic.end = max(topic.end, log.end.seq)
     if topic.everything is not None and not log.is_whole:
         _give_everything_to_everybody(topic, topic.everything, kept)
+    audit(log, last, lambda: topic.streams)
     return topic
 
 

@@ -68,10 +68,10 @@ class Index:
         self._offsets.append(place.offset)
         self.next_offset = place.offset + INDEX_STEP
 
-    def offset_of_seq(self, seq: int) -> int:
-        """Where to begin reading to find a message by its number."""
+    def place_of_seq(self, seq: int) -> tuple[int, int]:
+        """Where to begin reading to find a message by its number: the offset, and the first number from there on."""
         entry = bisect_right(self._seqs, seq) - 1
-        return self._offsets[entry] if entry >= 0 else FIRST_GROUP
+        return (self._offsets[entry], self._seqs[entry]) if entry >= 0 else (FIRST_GROUP, 0)
 
     def span_of_id(self, message_id: bytes) -> tuple[int, int]:
         """The message is in a group that begins in this range of offsets, if it is in the segment."""
@@ -102,6 +102,9 @@ class Segment:
         self.removed = False
         self.synced = 0
         self.refused = 0  # up to here it was said that syncing failed
+        self.lost_header = False  # a damaged one: `first_seq` is that of the first message that was found
+        self._acknowledged = 0
+        self._is_ours = False
         self._descriptors = descriptors
         self._files = descriptors.files
         self._pwrite = self._files.pwrite
@@ -114,6 +117,7 @@ class Segment:
         """A new, empty file. Raises ``OSError``, and leaves nothing then if the system lets it."""
         segment = cls(descriptors, path, number, first_seq, 0)
         segment.index = Index()
+        segment._is_ours = True
         descriptors.create(segment.file)
         try:
             segment.append(encode_segment_header(first_seq), max_size)
@@ -122,6 +126,15 @@ class Segment:
                 segment.remove()
             raise
         return segment
+
+    @property
+    def acknowledged(self) -> int:
+        """Up to here everything was written and acknowledged: what is not there any more is damage, and no end."""
+        return self.end if self._is_ours else self._acknowledged
+
+    def note_acknowledged(self, offset: int) -> None:
+        """An earlier run says so."""
+        self._acknowledged = offset
 
     @property
     def needs_sync(self) -> bool:

@@ -27,7 +27,11 @@ class StoredTopic:
         last = self._last_checkpoint(files, folder)
         start = last.end if last is not None else None
         self.log = TopicLog.open(files, folder, segment_size=segment_size, start=start)
-        self.state: Recovered = recover(last, self.log)
+        try:
+            self.state: Recovered = recover(last, self.log)
+        except OSError:
+            self.log.close()
+            raise
 
     def close(self) -> None:
         """Close the files."""

@@ -95,6 +95,7 @@ class Topic:
         self._large_batches: deque[LargeBatch] = deque()
         self._diary = Diary(name, store)
         self._changed = False
+        self._memory_is_written = False  # at level memory, when the daemon stops
         self._watch: Watch | None = None
         self._reads = None if store is None else SharedReads(store.log.fetch, schedule)
         self._held = self._hold_from_here()
@@ -368,6 +369,7 @@ class Topic:
         for channel in channels:
             channel.surrender_memory()
         self._held.surrender_memory()
+        self._memory_is_written = True
         self._pass_over()
         self._note_change()
 
@@ -415,7 +417,11 @@ class Topic:
             places[HELD_BY_TOPIC] = self._held.place()
         offset = now_ns / _NS_PER_SECOND - now
         end = self.store.log.end._replace(seq=self._seq)
-        return Checkpoint(end, offset, self._stamper.ids.last, places, self.paused, self.awaits_channels)
+        first = min((place.position for place in places.values()), default=self._seq)
+        written = self.store.always or self._memory_is_written
+        incomplete = not written or first < min(self.store.log.bounds.complete_from, self._seq)
+        flags = self.paused, self.awaits_channels, incomplete
+        return Checkpoint(end, offset, self._stamper.ids.last, places, *flags)
 
     def release(self, saved: Checkpoint) -> None:
         """Delete what is not needed any more now that this checkpoint is saved."""

@@ -30,7 +30,7 @@ from nsq_compat.queue.group_reader import BLOCK_SIZE, HAS_IDS, index_of
 from nsq_compat.queue.id_search import fetch_at, fetch_from, find_in, shares, spans_of
 from nsq_compat.queue.kept import Kept
 from nsq_compat.queue.leftovers import leftover_name
-from nsq_compat.queue.log_reader import LogEnd, LogReader, LogWalk, latest_groups
+from nsq_compat.queue.log_reader import LogBounds, LogEnd, LogReader, LogWalk, latest_groups
 from nsq_compat.queue.numbering import UNKNOWN, find_end, number_segments
 from nsq_compat.queue.segment import FIRST_GROUP, INDEX_STEP, Place, Segment, SegmentHeader, decode_segment_header
 from nsq_compat.queue.staged_batch import StagedBatch
@@ -76,7 +76,8 @@ class TopicLog:
         self._last_number = 0
         self._staged_count = 0
         self._seq = 0
-        self._kept = Kept(descriptors, lambda number: self._path("kept", number), segment_size, self.damage)
+        self.bounds = LogBounds(lambda: self._seq)
+        self._kept = Kept(descriptors, lambda number: self._path("kept", number), segment_size)
         self._unsynced = Unsynced(descriptors)
         self._patience = 0
         self._considered = 0
@@ -131,6 +132,15 @@ class TopicLog:
     def disk_bytes(self) -> int:
         """Bytes in all files, without what is only reserved."""
         return sum(segment.end for segment in [*self._segments, *self._kept.segments])
+
+    @property
+    def segments(self) -> Sequence[Segment]:
+        """All files but the kept ones, the oldest first."""
+        return self._segments
+
+    def segment_path(self, number: int) -> str:
+        """Where the segment of that number is, or would be."""
+        return self._path("log", number)
 
     def bytes_behind(self, seq: int) -> int:
         """About how much of the log follows from that message on, as if all in one segment were of one size."""
@@ -216,14 +226,14 @@ class TopicLog:
 
     def recovered(self) -> Iterator[Group]:
         """The groups behind `start` of all kinds, in order, a block in memory at a time."""
-        walk = LogWalk(self._segments, self.damage)
+        walk = LogWalk(self._segments, self.damage, self.bounds, counts_all=True)
         walk.begin_at(self.start)
         while groups := walk.read(BLOCK_SIZE):
             yield from groups
 
     def reader(self, seq: int) -> LogReader:
         """Reads immediate messages from that number on."""
-        return LogReader(LogWalk(self._segments, self.damage), seq)
+        return LogReader(LogWalk(self._segments, self.damage, self.bounds), seq)
 
     def latest(self, count: int) -> list[Group]:
         """The last groups of messages, deferred ones too, oldest first: `count` messages, or what 2 MiB hold."""
@@ -242,9 +252,7 @@ class TopicLog:
         if missing := [each for each in wanted if each not in found]:
             for segment, some in shares(self._segments, self._segments, missing, self.damage):
                 found |= fetch_from(segment, some, self.damage)
-        for each in wanted:
-            if each not in found:
-                self.damage.report(self.folder, each, 1)
+        self.damage.lose_ids(self.folder, [each for each in wanted if each not in found])
         return found
 
     def locate(self, ids: Iterable[bytes]) -> dict[bytes, bytes]:
@@ -263,6 +271,10 @@ class TopicLog:
     def kept_frames(self) -> Iterator[bytes]:
         """What was written by ``keep``, in no order; some perhaps more than once."""
         return self._kept.frames()
+
+    def kept_ids(self) -> Iterator[Sequence[bytes]]:
+        """The ids of those."""
+        return self._kept.ids()
 
     # --- Deleting -----------------------------------------------------------------------------------------------------
 
@@ -383,8 +395,11 @@ class TopicLog:
                 headers.append(header)
                 self._segments.append(segment)
         self._last_number = max([start.segment if start else 0, *(segment.number for segment in self._segments)])
-        number_segments(self._segments, headers, self.damage)
-        self._seq, tail = find_end(self._segments, start, self.damage)
+        for segment in self._segments:
+            if start is not None and segment.number == start.segment:
+                segment.note_acknowledged(start.offset)
+        number_segments(self._segments, headers)
+        self._seq, tail = find_end(self._segments, start)
         if self._segments:
             self._cut_tail(self._segments[-1], tail)
 

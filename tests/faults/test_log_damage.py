@@ -9,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsq_compat.protocol.message import make_frames, message_id
+from nsq_compat.queue.checkpoint import Checkpoint, Place, entries_at_once
 from nsq_compat.queue.files import Files
 from nsq_compat.queue.group import CHANNEL_CREATED, DEFERRED, HEADER_SIZE, MESSAGES
 from nsq_compat.queue.segment import FIRST_GROUP
+from nsq_compat.queue.stored_topic import StoredTopic
 from nsq_compat.queue.topic_log import LogEnd, TopicLog
 from tests.faults.disk import SimulatedDisk
 
@@ -94,7 +96,7 @@ def read_all(
     found = [message_id(frame) for group in groups for frame in group.frames if group.kind in (MESSAGES, DEFERRED)]
     assert len(found) == len(set(found)) or not once
     count = log.damaged_records
-    reader = log.reader(0)
+    reader = log.reader(log.oldest)
     read: list[bytes] = []
     while some := reader.read(700):
         read += [message_id(frame) for group in some for frame in group.frames]
@@ -194,15 +196,156 @@ def test_a_file_that_is_gone_costs_what_was_in_it():
         is_alive(log)
 
 
-def test_a_file_that_is_gone_is_missed_by_who_was_in_it():
-    path = max(path for path, _ in SMALL.files())
-    log = TopicLog.open(
-        cast("Files", SMALL.with_file(path, None)), FOLDER, segment_size=1000, start=SMALL.end._replace(offset=200)
-    )
-    assert list(log.recovered()) == []
-    assert log.damaged_records == 1
-    assert log.end.seq == SMALL.end.seq
-    is_alive(log)
+# --- With a checkpoint that says what was acknowledged ----------------------------------------------------------------
+
+
+class Acknowledged(NamedTuple):
+    """A topic of 400 messages with a channel that has them all and one that has finished most of the first half."""
+
+    disk: SimulatedDisk
+    needed: dict[str, set[bytes]]
+    by_id: dict[str, set[bytes]]
+    """Of these, those that the checkpoint names."""
+
+    def after(self, path: str, content: bytes | None) -> "Found":
+        """The files as they are, but for this one; opened as the next daemon does it."""
+        disk = self.disk.copy()
+        if content is None:
+            disk.unlink(path)
+        else:
+            disk.put(path, content)
+        with StoredTopic(cast("Files", disk), FOLDER, 4000) as topic:
+            at_start = topic.log.damaged_records
+            depths = topic.depths()
+            delivered = {str(name): [message_id(frame) for frame in frames] for name, frames in topic.backlogs()}
+            findings = list(topic.log.damage.findings)
+            return Found(at_start, depths, delivered, topic.log.damaged_records, findings)
+
+    def lost(self, found: "Found") -> int:
+        """A message that one channel has taken and another has not is counted by its id and by its number."""
+        for name, ids in found.delivered.items():
+            assert len(ids) == len(set(ids)), "nothing comes twice"
+            assert set(ids) <= self.needed[name], "nothing comes that was finished"
+        lost = {name: ids - set(found.delivered[name]) for name, ids in self.needed.items()}
+        by_id = set().union(*(lost[name] & self.by_id[name] for name in lost))
+        by_number = set().union(*(lost[name] - self.by_id[name] for name in lost))
+        return len(by_id) + len(by_number)
+
+
+class Found(NamedTuple):
+    counted_at_start: int
+    depths: dict[str | None, int]
+    delivered: dict[str, list[bytes]]
+    counted: int
+    findings: list[str]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether depth is what can be delivered."""
+        return all(len(self.delivered[str(name)]) == depth for name, depth in self.depths.items())
+
+
+def acknowledged(everything: bool) -> Acknowledged:
+    """Several segments, and if not `everything` is needed one that was released and a kept file."""
+    random = Random(11)
+    disk = SimulatedDisk()
+    log = TopicLog.open(cast("Files", disk), FOLDER, segment_size=4000)
+    immediate: list[bytes] = []
+    deferred: list[bytes] = []
+    next_id = 0
+    while next_id < 400:
+        ids = [b"%016x" % (next_id + each) for each in range(random.choice([1, 1, 3, 12]))]
+        next_id += len(ids)
+        frames = make_frames(ids, NOW_NS, [random.randbytes(random.randint(1, 60)) for _ in ids])
+        is_deferred = random.random() < 0.2
+        log.append(frames, log.end.seq, NOW_NS if is_deferred else 0, DEFERRED if is_deferred else MESSAGES)
+        (deferred if is_deferred else immediate).extend(ids)
+    half = len(immediate) // 2
+    unfinished = sorted([*immediate[:half:9], *deferred[::3]])
+    places = {"half": Place(half, entries_at_once([(each, 1) for each in unfinished]))}
+    needed, by_id = {"half": {*immediate[half:], *unfinished}}, {"half": {*unfinished}}
+    if everything:
+        places["all"] = Place(0, entries_at_once([(each, 1) for each in deferred]))
+        needed["all"], by_id["all"] = {*immediate, *deferred}, {*deferred}
+    else:
+        log.release(half, lambda: unfinished, log.end)
+    checkpoint = Checkpoint(log.end, 0.0, b"%016x" % next_id, places)
+    log.close()
+    disk.put(f"{FOLDER}/checkpoint", checkpoint.encode())
+    return Acknowledged(disk, needed, by_id)
+
+
+TOPICS = {"everything is needed": acknowledged(True), "some of it was released": acknowledged(False)}
+
+
+def files_of(topic: Acknowledged) -> list[tuple[str, bytes]]:
+    paths = [f"{FOLDER}/{name}" for name in sorted(topic.disk.listdir(FOLDER)) if name != "checkpoint"]
+    return [(path, topic.disk.content(path)) for path in paths]
+
+
+@pytest.fixture(params=TOPICS)
+def topic(request) -> Acknowledged:
+    return TOPICS[request.param]
+
+
+def test_a_sound_topic_has_lost_nothing(topic):
+    path, content = files_of(topic)[0]
+    found = topic.after(path, content)
+    assert topic.lost(found) == 0
+    assert found.agrees
+    assert (found.counted, found.findings) == (0, [])
+
+
+def test_files_that_are_missing_are_counted_at_the_start(topic):
+    assert any("kept" in path for path, _ in files_of(topic)) == (topic is not TOPICS["everything is needed"])
+    for path, _ in files_of(topic):
+        found = topic.after(path, None)
+        lost = topic.lost(found)
+        assert found.counted_at_start == found.counted == lost, path
+        assert found.agrees, path
+        assert bool(found.findings) >= bool(lost), path
+
+
+def test_a_file_that_is_shorter_than_it_was_is_counted_at_the_start(topic):
+    for path, content in files_of(topic):
+        for size in [*range(0, len(content), 37), len(content) - 1]:
+            found = topic.after(path, content[:size])
+            lost = topic.lost(found)
+            assert found.counted_at_start == found.counted == lost, (path, size)
+            assert found.agrees, (path, size)
+            assert bool(found.findings) >= bool(lost), (path, size)
+
+
+@pytest.mark.parametrize("size", [512, 4096])
+def test_parts_of_a_file_that_are_zeros_are_counted_when_they_are_read(topic, size):
+    for path, content in files_of(topic):
+        for begin in range(0, len(content), size):
+            end = min(begin + size, len(content))
+            found = topic.after(path, content[:begin] + bytes(end - begin) + content[end:])
+            lost = topic.lost(found)
+            assert found.counted == lost, (path, begin)
+            assert bool(found.findings) >= bool(lost), (path, begin)
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_whatever_happened_to_several_files_every_loss_is_counted(data):
+    topic = data.draw(st.sampled_from(list(TOPICS.values())))
+    disk = topic.disk.copy()
+    files = files_of(topic)
+    for path, content in data.draw(st.lists(st.sampled_from(files), min_size=1, max_size=3, unique=True)):
+        begin, end = sorted(data.draw(st.tuples(st.integers(0, len(content)), st.integers(0, len(content)))))
+        fault = data.draw(st.sampled_from(["gone", "cut", "zeros", "garbage"]))
+        if fault == "gone":
+            disk.unlink(path)
+        elif fault == "cut":
+            disk.put(path, content[:begin])
+        else:
+            rest = bytes(end - begin) if fault == "zeros" else Random(1).randbytes(end - begin)
+            disk.put(path, content[:begin] + rest + content[end:])
+    path, content = f"{FOLDER}/checkpoint", topic.disk.content(f"{FOLDER}/checkpoint")
+    found = topic._replace(disk=disk).after(path, content)
+    assert found.counted >= topic.lost(found)
 
 
 def test_what_cannot_be_fetched_is_counted_once():

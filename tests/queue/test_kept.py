@@ -3,7 +3,6 @@ from typing import cast
 import pytest
 
 from nsq_compat.protocol.message import make_frames, message_id
-from nsq_compat.queue.damage import Damage
 from nsq_compat.queue.descriptors import Descriptors
 from nsq_compat.queue.files import Files
 from nsq_compat.queue.kept import Kept
@@ -25,13 +24,10 @@ class Keeper:
 
     def __init__(self):
         self.disk = SimulatedDisk()
-        self.damage = Damage()
         self.start()
 
     def start(self):
-        self.kept = Kept(
-            Descriptors(cast("Files", self.disk), reserve=0), lambda number: f"/kept.{number}", 20_000, self.damage
-        )
+        self.kept = Kept(Descriptors(cast("Files", self.disk), reserve=0), lambda number: f"/kept.{number}", 20_000)
         for name in sorted(self.disk.listdir("/"), key=lambda name: int(name[5:])):
             self.kept.found(int(name[5:]), self.disk.size(f"/{name}"))
 
@@ -121,7 +117,10 @@ def test_damage_costs_what_it_hits_and_the_file_is_not_deleted_for_it(keeper):
     keeper.disk.put("/kept.1", bytes(content))
     found = keeper.numbers(*range(19, 22))
     assert found == [19, 21]
-    assert keeper.damage.records == 1
+    file = next(each for each in keeper.kept.mostly_dead(ids_of(19, 20)) if each.segment.number == 1)
+    assert not keeper.kept.copy(file, ids_of(19, 20))
+    assert file not in keeper.kept.mostly_dead(ids_of(19, 20)), "it stays as long as something in it is needed"
+    assert file in keeper.kept.mostly_dead([])
 
 
 def test_large_messages_are_kept_too(keeper):

@@ -286,6 +286,7 @@ def test_due_times_are_on_the_clock_of_the_checkpoint(past):
 
 
 def test_a_clock_set_back_behind_the_start_of_the_machine_makes_nothing_due(past):
+    past.log.keep(make_frames([b"%016x" % 900, b"%016x" % 901], 0, [b"", b""]))
     before = ENTRY.pack(70.0, 1, b"%016x" % 900, 3)
     at_once = entries_at_once([(b"%016x" % 901, 1)])
     last = past.checkpoint(clock_offset=1000.0, a=Place(0, [before, *at_once]))

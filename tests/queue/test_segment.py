@@ -328,9 +328,9 @@ def test_the_index_leads_to_every_number(disk, segment):
             break
         if groups[0].kind == MESSAGES:
             first = groups[0].first_seq
-            assert index.offset_of_seq(first) <= offset
-            assert offset - index.offset_of_seq(first) < 3 * INDEX_STEP
-            assert index.offset_of_seq(first + len(groups[0].frames) - 1) <= offset
+            assert index.place_of_seq(first)[0] <= offset
+            assert offset - index.place_of_seq(first)[0] < 3 * INDEX_STEP
+            assert index.place_of_seq(first + len(groups[0].frames) - 1)[0] <= offset
 
 
 def test_an_index_is_not_misled_by_a_damaged_id(disk, segment):
