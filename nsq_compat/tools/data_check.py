@@ -34,7 +34,7 @@ class Findings:
         return bool(
             self.metadata_error
             or any(queue.damaged_parts for queue in self.queues)
-            or any(topic.damaged_records or topic.problems for topic in self.topics)
+            or any(topic.damaged_records or topic.damages or topic.problems for topic in self.topics)
         )
 
 
@@ -48,6 +48,8 @@ class TopicFindings:
     depths: dict[str, int] = field(default_factory=dict)
     """By channel; "" for what no channel has got."""
     damaged_records: int = 0
+    damages: list[str] = field(default_factory=list)
+    """Which file is damaged, where, and how many messages that cost; not more than the first hundred places."""
     problems: list[str] = field(default_factory=list)
 
 
@@ -72,13 +74,19 @@ def check(files: Files, data_path: str) -> Findings:
 
 def _check_topic(files: Files, data_path: str, name: str) -> TopicFindings:
     findings = TopicFindings(name)
-    with StoredTopic(files, topic_folder(data_path, name)) as topic:
-        topic.read_needed()
-        findings.bytes = topic.log.disk_bytes
-        findings.depths = {channel or "": depth for channel, depth in topic.depths().items()}
-        findings.damaged_records = topic.log.damaged_records
-        if topic.checkpoint_error:
-            findings.problems.append(f"checkpoint is damaged: {topic.checkpoint_error}")
+    try:
+        with StoredTopic(files, topic_folder(data_path, name)) as topic:
+            findings.bytes = topic.log.disk_bytes
+            findings.depths = {channel or "": depth for channel, depth in topic.depths().items()}
+            if topic.checkpoint_error:
+                findings.problems.append(f"checkpoint is damaged: {topic.checkpoint_error}")
+            try:
+                topic.read_needed()
+            finally:
+                findings.damaged_records = topic.log.damaged_records
+                findings.damages = topic.log.damage.findings
+    except OSError as error:  # which is no reason not to look at the other topics
+        findings.problems.append(f"cannot be read: {error}")
     return findings
 
 
@@ -122,6 +130,7 @@ def as_json(findings: Findings) -> dict[str, Any]:
                 "bytes": topic.bytes,
                 "depths": topic.depths,
                 "damaged_records": topic.damaged_records,
+                "damages": topic.damages,
                 "problems": topic.problems,
             }
             for topic in findings.topics
@@ -170,6 +179,8 @@ def _topic_lines(topic: TopicFindings) -> Iterator[str]:
         yield f"  {channel or '(no channel)'}: depth {depth}"
     if topic.damaged_records:
         yield f"  damaged: {_count(topic.damaged_records, 'message')}"
+    for damage in topic.damages:
+        yield f"  {damage}"
     for problem in topic.problems:
         yield f"  {problem}"
 

@@ -1,9 +1,17 @@
 """How findings are told."""
 
+import errno
+import os
+from pathlib import Path
+
+from nsq_compat.protocol.message import make_frames
+from nsq_compat.queue.checkpoint import Checkpoint, Place
+from nsq_compat.queue.data_path import make_our_folder, topic_folder
 from nsq_compat.queue.files import OsFiles
 from nsq_compat.queue.go_queue_reader import QueueReport
 from nsq_compat.queue.metadata import ChannelMetadata, TopicMetadata
-from nsq_compat.tools.data_check import Findings, TopicFindings, as_json, as_text, check
+from nsq_compat.queue.topic_log import TopicLog
+from nsq_compat.tools.data_check import Findings, TopicFindings, _ReadOnly, as_json, as_text, check
 
 
 def text(findings):
@@ -57,6 +65,50 @@ def test_our_topics_are_told_with_their_channels():
     ]
 
 
+def stored_topic(data_path, count):
+    """A topic of that many messages with a channel that has finished none of them."""
+    make_our_folder(OsFiles(), str(data_path))
+    log = TopicLog.open(OsFiles(), topic_folder(str(data_path), "t"))
+    for number in range(count):
+        log.append(make_frames([b"%016x" % number], 0, [b"x" * 20]), number)
+    end = log.end
+    log.close()
+    folder = data_path / "nsq_compat" / "t.topic"
+    (folder / "checkpoint").write_bytes(Checkpoint(end, 0.0, b"f" * 16, {"c": Place(0)}).encode())
+    return folder / "log.00000000000000000001", end
+
+
+def test_a_log_that_is_shorter_than_its_checkpoint_says_is_damaged(tmp_path):
+    path, end = stored_topic(tmp_path, 100)
+    assert not check(OsFiles(), str(tmp_path)).damaged
+    path.write_bytes(path.read_bytes()[: end.offset // 2])
+    findings = check(OsFiles(), str(tmp_path))
+    lost = findings.topics[0].damaged_records
+    assert findings.damaged
+    assert findings.topics[0].depths == {"c": 100 - lost}
+    assert text(findings)[1:] == [
+        f"topic t: {end.offset // 2} bytes",
+        f"  c: depth {100 - lost}",
+        f"  damaged: {lost} messages",
+        f"  {path.name}: has {end.offset // 2} bytes; the checkpoint says that it has {end.offset}",
+        f"  {path.name}: damaged at its end, {lost} messages lost",
+        "damaged",
+    ]
+
+
+def test_a_topic_that_cannot_be_read_is_told_with_the_reason_and_the_others_are_looked_at(tmp_path, monkeypatch):
+    path, _ = stored_topic(tmp_path, 100)
+
+    def fails(fd, size, offset):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(_ReadOnly, "pread", staticmethod(fails))
+    monkeypatch.setattr("nsq_compat.queue.stored_topic.read_file", lambda files, path: Path(path).read_bytes())
+    findings = check(OsFiles(), str(tmp_path))
+    assert findings.damaged
+    assert findings.topics[0].problems == [f"cannot be read: [Errno 5] Input/output error: '{path}'"]
+
+
 def test_json_holds_the_same():
     findings = Findings("/", (TopicMetadata("t", True, (ChannelMetadata("c"),)),), topics=[TopicFindings("t")])
     assert as_json(findings) == {
@@ -66,5 +118,5 @@ def test_json_holds_the_same():
         "metadata": [{"name": "t", "paused": True, "channels": [{"name": "c", "paused": False}]}],
         "bad_files": 0,
         "go_queues": [],
-        "topics": [{"name": "t", "bytes": 0, "depths": {}, "damaged_records": 0, "problems": []}],
+        "topics": [{"name": "t", "bytes": 0, "depths": {}, "damaged_records": 0, "damages": [], "problems": []}],
     }
