@@ -3,14 +3,18 @@
 import errno
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from random import Random
 from typing import cast
 
 import pytest
 
 from nsq_compat.protocol.message import make_frames, message_id
+from nsq_compat.queue.checkpoint import Checkpoint, Place, entries_at_once, entry_id
+from nsq_compat.queue.cursor import Cursor
 from nsq_compat.queue.files import Files
 from nsq_compat.queue.group import DEFERRED, MESSAGES
+from nsq_compat.queue.recovery import recover
 from nsq_compat.queue.topic_log import TopicLog
 from tests.faults.disk import SHORT_WRITE, FaultyFiles, SimulatedDisk
 
@@ -146,3 +150,67 @@ def test_publishing_goes_on_once_the_disk_takes_data_again():
     files._failing = range(0)
     log.append(frames, 0)
     assert [group.frames for group in log.reader(0).read()] == [list(frames)]
+
+
+# --- Reads, at the start and later ------------------------------------------------------------------------------------
+
+
+class ShortReads(SimulatedDisk):
+    """Gives at most 700 bytes at once."""
+
+    def pread(self, fd, size, offset):
+        return super().pread(fd, min(size, 700), offset)
+
+
+def waiting(disk: SimulatedDisk) -> tuple[SimulatedDisk, Checkpoint, list[bytes]]:
+    """A topic on that disk in which 200 messages wait for a channel, stopped properly."""
+    log = TopicLog.open(cast("Files", disk), FOLDER, segment_size=2000)
+    ids = [b"%016x" % number for number in range(200)]
+    for number, each in enumerate(ids):
+        log.append(make_frames([each], NOW_NS, [b"x" * 60]), number)
+    last = Checkpoint(log.end, 0.0, ids[-1], {"c": Place(0, entries_at_once([(each, 1) for each in ids[:20]]))})
+    log.close()
+    return disk, last, ids
+
+
+def consume(files: FaultyFiles, last: Checkpoint) -> tuple[list[bytes], list[bytes], int]:
+    """By number and by id, what a daemon delivers that starts again, and asks again, until the system answers."""
+    places = {"c": Place(0, list(last.places["c"].entries))}
+    while True:
+        with suppress(OSError):
+            log = TopicLog.open(cast("Files", files), FOLDER, segment_size=2000, start=last.end)
+            state = recover(replace(last, places=places), log)
+            break
+    cursor = Cursor(log, 2)
+    cursor.move(state.channels["c"].position, state.end, state.channels["c"].gaps)
+    taken: list[bytes] = []
+    while len(cursor):
+        with suppress(OSError):
+            taken += map(message_id, cursor.take(7, 1 << 20))
+    wanted = [entry_id(key) for key in state.channels["c"].entries]
+    while True:
+        with suppress(OSError):
+            found = sorted(log.fetch(wanted))
+            break
+    log.release(state.end // 2, lambda: wanted, log.end)
+    return taken, found, log.damaged_records
+
+
+@pytest.mark.parametrize("length", [1, 9])
+@pytest.mark.parametrize("fault", [errno.EIO, errno.EMFILE, errno.ENOMEM, errno.EACCES])
+def test_whichever_call_fails_at_the_start_or_later_everything_is_delivered_once_and_nothing_is_called_damaged(
+    fault, length
+):
+    disk, last, ids = waiting(SimulatedDisk())
+    first = calls = 0
+    while first <= calls:
+        first += 1
+        files = FaultyFiles(cast("Files", disk.copy()), first, fault, length)
+        assert consume(files, last) == (ids, ids[:20], 0), first
+        calls = files.calls
+    assert calls > 30
+
+
+def test_reads_that_give_less_than_was_asked_for_are_no_end():
+    disk, last, ids = waiting(ShortReads())
+    assert consume(FaultyFiles(cast("Files", disk), 1 << 60, errno.EIO), last) == (ids, ids[:20], 0)
