@@ -18,8 +18,8 @@ _PAUSE_SECONDS: Final = 0.001  # with a sleep of 0 the event loop would not look
 
 # The order and names of nsqd's JSON. "?" marks what is left out when it is empty, 0 or false.
 _TOPIC_KEYS: Final = (
-    "topic_name channels depth backend_depth message_count message_bytes dropped_count? rejected_count? paused "
-    "e2e_processing_latency"
+    "topic_name channels depth backend_depth message_count message_bytes dropped_count? rejected_count? "
+    "damaged_records? paused e2e_processing_latency"
 )
 _CHANNEL_KEYS: Final = (
     "channel_name depth backend_depth in_flight_count deferred_count message_count zone_local_msg_count? "
