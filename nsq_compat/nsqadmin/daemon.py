@@ -70,7 +70,7 @@ class Daemon:
         self._notifications = Notifications(client, options.notification_http_endpoint)
         self.metrics = Metrics(PROGRAM, self.version)
         self.metrics.collect_from(self._collector)
-        self._loop_lag = LoopLag(self.metrics.observe_lag)
+        self._loop_lag = LoopLag(self.metrics.observe_lag, self.metrics.observe_held)
         handler = WsgiHandler(
             create_app(self),
             base_path=options.base_path,

@@ -148,7 +148,7 @@ class Daemon:
         self._calls = http_calls(options)
         self._auth = AuthServers(options.auth_http_addresses, options.auth_http_request_method, self._calls)
         metrics = Metrics(PROGRAM, NSQ_VERSION)
-        self._loop_lag = LoopLag(metrics.observe_lag)
+        self._loop_lag = LoopLag(metrics.observe_lag, metrics.observe_held)
         self._storage = Storage(
             files,
             data_path,

@@ -45,7 +45,7 @@ class Daemon:
         )
         self._tcp = TcpServer(tcp_listener, self._make_session, receive_size=RECEIVE_SIZE)
         metrics = Metrics(PROGRAM, NSQ_VERSION)
-        self._loop_lag = LoopLag(metrics.observe_lag)
+        self._loop_lag = LoopLag(metrics.observe_lag, metrics.observe_held)
         self._http = HttpServer(http_listener, NsqlookupdApi(Service(self._db, metrics)))
 
     def start(self) -> None:

@@ -37,6 +37,11 @@ class Metrics:
             "How late the event loop was with something that had a time.",
             LAG_BUCKETS,
         )
+        self.observe_held = self.histogram(
+            f"{program}_event_loop_held_seconds",
+            "CPU time for which one piece of work kept the event loop from something that had a time.",
+            LAG_BUCKETS,
+        )
 
     def histogram(self, name: str, meaning: str, buckets: Sequence[float]) -> Callable[[float], None]:
         """What to call with each value."""

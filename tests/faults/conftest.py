@@ -37,7 +37,10 @@ def zeros_ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[StartDaemon]:
-    """Start nsqd with options, on the test's own data path unless told otherwise; its log may show no bug."""
+    """Start nsqd with options, on the test's own data path unless told otherwise.
+
+    Its log may show no bug, and its event loop may not have been held for long.
+    """
     daemons: list[Daemon] = []
 
     def start_daemon(*options: str, data_path: Path = tmp_path, command: str | None = None) -> Daemon:
@@ -51,3 +54,4 @@ def start(tmp_path: Path) -> Iterator[StartDaemon]:
         daemon.end()
     for daemon in daemons:
         assert "Traceback" not in daemon.log, daemon.log[daemon.log.index("Traceback") - 500 :][:5000]
+        assert not daemon.held, "\n".join(daemon.held)[:5000]

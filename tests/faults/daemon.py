@@ -11,7 +11,8 @@ from typing import Any
 from urllib.parse import urlencode
 from urllib.request import Request, urlopen
 
-from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
+from nsq_conformance.nsqd_process import NsqdProcess
+from tests.faults.watched_nsqd import HELD, watched_nsqd
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -19,10 +20,13 @@ _REMEMBERED_LINES = 20_000
 
 
 class Daemon(NsqdProcess):
-    """One nsqd on `data_path`; `command` is a command line that ends by running it (``bash -c 'ulimit ...'``)."""
+    """One nsqd on `data_path`; `command` is a command line that ends by running it (``bash -c 'ulimit ...'``).
+
+    Without a `command` a watchdog is on its event loop (``watched_nsqd``).
+    """
 
     def __init__(self, data_path: Path, options: Sequence[str] = (), command: str | None = None) -> None:
-        super().__init__(command or installed_nsqd(), data_path, options=options)
+        super().__init__(command or watched_nsqd(), data_path, options=options)
         self.data_path = data_path
         self._last_lines = deque(maxlen=_REMEMBERED_LINES)
 
@@ -46,6 +50,11 @@ class Daemon(NsqdProcess):
     def log(self) -> str:
         """Its last log lines."""
         return "".join(self._last_lines)
+
+    @property
+    def held(self) -> list[str]:
+        """The log lines that say the event loop was held for more than ``loop_watchdog.HELD_SECONDS`` of CPU."""
+        return [line for line in self._last_lines if HELD in line]
 
     @property
     def resident_mb(self) -> float:

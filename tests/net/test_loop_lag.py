@@ -26,6 +26,20 @@ def test_a_loop_that_was_busy_is_late_by_as_much():
     assert lags.empty()
 
 
+def test_cpu_time_that_kept_the_loop_is_told_apart_from_time_spent_waiting():
+    helds: Queue[float] = Queue()
+    watch = LoopLag(lambda late: None, helds.put, interval=0.01)
+    watch.start()
+    assert 0 <= helds.get(timeout=20) < 0.1
+    time.sleep(0.2)  # late, but no CPU is used
+    assert max(helds.get(timeout=20), helds.get(timeout=20)) < 0.1
+    began = time.thread_time()
+    while time.thread_time() - began < 0.2:
+        pass
+    assert max(helds.get(timeout=20), helds.get(timeout=20)) >= 0.15
+    watch.stop()
+
+
 def test_a_client_is_heard_before_what_need_not_be_done_at_once():
     order: list[str] = []
     here, there = socket.socketpair()
