@@ -157,6 +157,8 @@ class Daemon:
             commit=Committer(sync_seconds(metrics)).commit,
             open_files=descriptors_left_by_clients() // 2,
             later=gevent.get_hub().loop.run_callback,
+            at_end_of_iteration=gevent.get_hub().loop.run_callback,
+            clock_offset=lambda: time.time() - time.monotonic(),
         )
         self._broker = Broker(queue_limits(options), self._storage)
         self._config = options.config

@@ -8,7 +8,7 @@ Whoever changes a declaration changes files that exist: give SEGMENT_MAGIC a new
 
 from typing import Final
 
-from construct import Array, Bytes, Const, Int32ub, Int64sb, Int64ub, Struct, this
+from construct import Array, Bytes, Const, GreedyRange, Int8ub, Int16ub, Int32ub, Int64sb, Int64ub, Struct, this
 
 SEGMENT_MAGIC: Final = b"nsqlog\x00\x01"
 """The last byte is the version of everything declared here."""
@@ -30,7 +30,8 @@ TOPIC_PAUSED: Final = 7
 TOPIC_UNPAUSED: Final = 8
 TOPIC_AWAITS_CHANNELS: Final = 9
 TOPIC_KNOWS_CHANNELS: Final = 10
-KINDS: Final = range(MESSAGES, TOPIC_KNOWS_CHANNELS + 1)
+REQUEUED: Final = 11
+KINDS: Final = range(MESSAGES, REQUEUED + 1)
 
 SEGMENT_HEADER: Final = Struct(
     "magic" / Bytes(len(SEGMENT_MAGIC)),
@@ -66,3 +67,14 @@ GROUP: Final = Struct(
     "trailer" / Struct("magic" / Const(TRAILER_MAGIC), "header_crc" / Int32ub, *GROUP_FIELDS.subcons),
 )
 """A group of several: `checksums` holds the CRC-32C of each frame, `trailer` the header once more."""
+
+REQUEUED_MESSAGE: Final = Struct("due_ns" / Int64sb, "id" / Bytes(16), "attempts" / Int16ub)
+"""A message that a consumer put back with a delay: when it is due (nanoseconds since 1970), and the number of its next
+delivery."""
+
+REQUEUED_MESSAGES: Final = Struct(
+    "name_length" / Int8ub,
+    "name" / Bytes(this.name_length),
+    "messages" / GreedyRange(REQUEUED_MESSAGE),
+)
+"""The frame of a REQUEUED group: messages of one channel, in the order in which they were put back."""

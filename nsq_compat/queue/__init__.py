@@ -17,6 +17,7 @@ What moves:
     intake        posts of one turn, together   stamper     bodies into frames
     diary         what comes and goes besides messages
     shared_reads  deferred frames read for one channel and needed by the others
+    requeued      REQ delays in the log
 
 What an operator may want besides (off unless he says so):
 

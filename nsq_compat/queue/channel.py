@@ -101,7 +101,8 @@ class Channel:
     """`now` is monotonic seconds everywhere. Made by a topic; `exiting` once it is deleted or the daemon stops.
 
     `on_abandoned` is called when the last consumer has left an ephemeral channel, `on_change` whenever `place` has
-    something new to say.
+    something new to say, `on_requeued` for a message put back with a delay: the channel's name, the message's id, the
+    number of its next delivery, when it is due.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class Channel:
         deferred: Deferred,
         on_abandoned: Callable[["Channel"], None],
         on_change: Callable[[], None],
+        on_requeued: Callable[[str, bytes, int, float], None] | None = None,
     ) -> None:
         self.topic_name = topic_name
         self.name = name
@@ -137,6 +139,7 @@ class Channel:
         self._schedule = schedule
         self._on_abandoned = on_abandoned
         self._on_change = on_change
+        self._on_requeued = on_requeued
         self._cursor = cursor
         self._pending = Pending(cursor, limits.mem_queue_size)
         self.deferred = deferred
@@ -277,6 +280,8 @@ class Channel:
         again = next_attempts(self._to_be_tried_again([frame]))
         if delay > 0 and again:
             self._put_off(again, now + delay, ())
+            if self._on_requeued is not None:
+                self._on_requeued(self.name, message_id, attempts(again[0]), now + delay)
         else:
             self._add(again)
 

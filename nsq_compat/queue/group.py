@@ -24,6 +24,7 @@ from nsq_compat.protocol.storage_schema import (
     GROUP_MAGIC,
     KINDS,
     MESSAGES,
+    REQUEUED,
     TOPIC_AWAITS_CHANNELS,
     TOPIC_EMPTIED,
     TOPIC_KNOWS_CHANNELS,
@@ -38,6 +39,7 @@ __all__ = [
     "CHANNEL_EMPTIED",
     "DEFERRED",
     "MESSAGES",
+    "REQUEUED",
     "TOPIC_AWAITS_CHANNELS",
     "TOPIC_EMPTIED",
     "TOPIC_KNOWS_CHANNELS",
@@ -112,8 +114,8 @@ class Group(NamedTuple):
     """Frames that were published together; `due_ns` is wall clock, 0 for at once.
 
     Only MESSAGES groups have sequence numbers: `first_seq` for the first frame, one more for each that follows. The one
-    "frame" of a control group is the name of the channel, empty for a topic. `place` is where it begins in the log
-    (``place_of``), 0 if that is not known.
+    "frame" of a control group is the name of the channel, empty for a topic; that of REQUEUED is in ``requeued``.
+    `place` is where it begins in the log (``place_of``), 0 if that is not known.
     """
 
     kind: int

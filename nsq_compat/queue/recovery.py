@@ -29,6 +29,7 @@ from nsq_compat.queue.group import (
     DEFERRED,
     MESSAGES,
     NOWHERE,
+    REQUEUED,
     TOPIC_AWAITS_CHANNELS,
     TOPIC_EMPTIED,
     TOPIC_KNOWS_CHANNELS,
@@ -38,6 +39,7 @@ from nsq_compat.queue.group import (
     locations_of,
 )
 from nsq_compat.queue.group_reader import HAS_IDS
+from nsq_compat.queue.requeued import Requeued
 from nsq_compat.queue.topic_log import TopicLog
 
 _NS_PER_SECOND = 1_000_000_000
@@ -60,6 +62,8 @@ class Recovered:
     """Channels that were deleted, whoever still names them."""
     everything: Place | None = None
     """All there is, for channels that nobody knows more of; None if there was a checkpoint."""
+    requeued: Requeued = field(default_factory=Requeued)
+    """Messages that were put back with a delay, as far as the replayed log tells."""
 
     @property
     def held_back(self) -> bool:
@@ -100,14 +104,24 @@ def recover(last: Checkpoint | None, log: TopicLog) -> Recovered:
     topic.end = max(topic.end, log.end.seq)
     if topic.everything is not None and not log.is_whole:
         _give_everything_to_everybody(topic, topic.everything, kept)
+    _defer_requeued(topic, log)
     audit(log, last, lambda: topic.streams)
     return topic
+
+
+def _defer_requeued(topic: Recovered, log: TopicLog) -> None:
+    """Last of all: what was put back with a delay may be anywhere in the replayed part of the log."""
+    if topic.requeued:
+        if topic.requeued.earliest_due() <= topic.clock_offset:
+            _count_from_1970(topic)
+        topic.requeued.apply(topic.channels, topic.clock_offset, log)
 
 
 def _give_everything_to_everybody(topic: Recovered, everything: Place, kept: dict[bytes, int]) -> None:
     everything.entries += entries_at_once(sorted(kept.items()))
     topic.last_id = max(topic.last_id, max(kept, default=_NO_ID))
-    topic.channels = {name: Place(everything.position, list(everything.entries)) for name in topic.channels}
+    names = dict.fromkeys((*topic.channels, *topic.requeued.names))
+    topic.channels = {name: Place(everything.position, list(everything.entries)) for name in names}
     topic.held = None if topic.channels else everything
     topic.paused = topic.awaits_channels = False
 
@@ -157,12 +171,14 @@ def _channel_created(topic: Recovered, group: Group) -> None:
 
 def _channel_deleted(topic: Recovered, group: Group) -> None:
     topic.channels.pop(_name(group), None)
+    topic.requeued.forget(_name(group))
     topic.gone.add(_name(group))
     if not topic.channels and topic.held is None:
         topic.held = Place(group.first_seq)
 
 
 def _channel_emptied(topic: Recovered, group: Group) -> None:
+    topic.requeued.forget(_name(group))
     if _name(group) in topic.channels:
         stands = topic.held.position if topic.held is not None else group.first_seq
         topic.channels[_name(group)] = Place(stands)
@@ -195,6 +211,10 @@ def _topic_knows_channels(topic: Recovered, group: Group) -> None:
     _hand_over(topic)
 
 
+def _requeued(topic: Recovered, group: Group) -> None:
+    topic.requeued.add(group.frames[0])
+
+
 def _hold(topic: Recovered, group: Group) -> None:
     if topic.held is None:
         topic.held = Place(group.first_seq)
@@ -214,6 +234,7 @@ def _name(group: Group) -> str:
 _REPLAY = {
     MESSAGES: _messages,
     DEFERRED: _deferred,
+    REQUEUED: _requeued,
     CHANNEL_CREATED: _channel_created,
     CHANNEL_DELETED: _channel_deleted,
     CHANNEL_EMPTIED: _channel_emptied,

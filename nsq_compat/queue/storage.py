@@ -46,7 +46,8 @@ class Storage:
 
     `commit` returns when everything appended to a log is on the disk, or raises ``OSError``; it may wait. It is called
     at level ``fsync`` after every append, at all levels before something is deleted that was copied. `open_files` is
-    how many files all logs together keep open. `later` is asked for what need not be done before an OK.
+    how many files all logs together keep open. `later` is asked for what need not be done before an OK,
+    `at_end_of_iteration` to call something once, soon. `clock_offset` is seconds since 1970 minus monotonic ones.
     """
 
     def __init__(
@@ -59,8 +60,12 @@ class Storage:
         commit: Callable[[TopicLog], None],
         open_files: int = DEFAULT_LIMIT,
         later: Later = lambda prepare: None,
+        at_end_of_iteration: Later = lambda write: write(),
+        clock_offset: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.files = files
+        self.at_end_of_iteration = at_end_of_iteration
+        self.clock_offset = clock_offset
         self.data_path = data_path
         self.durability = durability
         self.commit = commit
@@ -159,6 +164,8 @@ class TopicStore:
         self._storage = storage
         self._checkpoint_path = os.path.join(folder, CHECKPOINT)
         self.commits = storage.durability is Durability.FSYNC
+        self.at_end_of_iteration = storage.at_end_of_iteration
+        self.clock_offset = storage.clock_offset
 
     @property
     def is_used(self) -> bool:

@@ -277,6 +277,7 @@ class Topic:
             deferred=self._make_deferred(store),
             on_abandoned=self._delete,
             on_change=self._note_change,
+            on_requeued=None if store is None else self._diary.note_requeued,
         )
         self.channels[name] = channel
         self._count_readers()
@@ -379,6 +380,7 @@ class Topic:
         self.guard = CLOSED
         for channel in self.channels.values():
             channel.delete()
+        self._diary.discard_requeued()
         if self.store is not None:
             self.store.delete()
 
@@ -412,6 +414,7 @@ class Topic:
         """Where every channel stands, as of now; changes are announced anew from here on."""
         assert self.store is not None, "what lives in memory alone has no checkpoint"
         self._changed = False
+        self._diary.write_requeued()  # before the end of the log, so that it is not replayed
         places = {name: each.place() for name, each in self.channels.items() if not each.ephemeral}
         if self._holding:
             places[HELD_BY_TOPIC] = self._held.place()

@@ -208,7 +208,12 @@ class DataPath:
     def start(self, durability: Durability = Durability.OS, named: Sequence[str] = (), **limits: int) -> Daemon:
         """Start with what the logs know; `named` are the channels that nsqd.dat names, of every topic."""
         storage = Storage(
-            self.files, self.path, durability=durability, segment_size=self.segment_size, commit=TopicLog.sync
+            self.files,
+            self.path,
+            durability=durability,
+            segment_size=self.segment_size,
+            commit=TopicLog.sync,
+            clock_offset=lambda: self.clock,
         )
         daemon = Daemon(QueueLimits(**{"mem_queue_size": 2, **limits}), storage)  # type: ignore[arg-type]
         daemon.now = self.now
