@@ -68,6 +68,8 @@ class Broker:
             store.log.close()
             raise
         topic = Topic(name, self.limits, self.schedule, self, store)
+        if last is None and before.end and before.channels:
+            _log_missing_checkpoint(name, store.log.is_whole)
         topic.restore(before, channels, now, now_ns)
         self.topics[name] = topic
         return topic
@@ -93,6 +95,11 @@ class Broker:
         for topic in self.topics.values():
             topic.close()
 
+    @property
+    def has_changed(self) -> bool:
+        """Whether there is a topic whose checkpoint is out of date."""
+        return bool(self._changed)
+
     def take_changed(self) -> list[Topic]:
         """Those topics whose checkpoint is out of date; from here on they announce changes anew."""
         changed, self._changed = list(self._changed), {}
@@ -111,3 +118,19 @@ class Broker:
         # nsqd: an ephemeral topic ends with its last channel, not before it ever had one.
         if topic.ephemeral and not topic.channels and self.topics.get(topic.name) is topic:
             self.delete_topic(topic.name)
+
+
+def _log_missing_checkpoint(topic: str, log_is_whole: bool) -> None:
+    """A topic with channels gets its first checkpoint a moment after its first channel."""
+    if log_is_whole:
+        log.warning(
+            "TOPIC(%s): there is no checkpoint, all messages in the log come again, finished or not (expected only if "
+            "nsqd ended right after the topic got its first channel)",
+            topic,
+        )
+    else:
+        log.error(
+            "TOPIC(%s): the checkpoint is missing, all messages that are left in the log come again, finished or not, "
+            "in every channel",
+            topic,
+        )

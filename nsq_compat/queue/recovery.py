@@ -62,6 +62,8 @@ class Recovered:
     """Channels that were deleted, whoever still names them."""
     everything: Place | None = None
     """All there is, for channels that nobody knows more of; None if there was a checkpoint."""
+    is_current: bool = True
+    """Whether the checkpoint says all of it."""
     requeued: Requeued = field(default_factory=Requeued)
     """Messages that were put back with a delay, as far as the replayed log tells."""
 
@@ -86,7 +88,7 @@ class Recovered:
 def recover(last: Checkpoint | None, log: TopicLog) -> Recovered:
     """Replay the log behind the checkpoint, or all of it if there is none, and see what is lost. Raises ``OSError``."""
     if last is None:
-        topic = Recovered(log.oldest, held=Place(log.oldest), everything=Place(log.oldest))
+        topic = Recovered(log.oldest, is_current=False, held=Place(log.oldest), everything=Place(log.oldest))
     else:
         topic = Recovered(last.end.seq, last.clock_offset, last.last_id, channels=dict(last.places))
         topic.held = topic.channels.pop(HELD_BY_TOPIC, None)
@@ -96,6 +98,7 @@ def recover(last: Checkpoint | None, log: TopicLog) -> Recovered:
         log.bounds.complete_from = last.end.seq if last.incomplete else 0
     kept = {message_id(frame): attempts(frame) for frame in log.kept_frames()} if last is None else {}
     for group in log.recovered():
+        topic.is_current = False
         topic.end = max(topic.end, group.first_seq)  # numbers are used up without a message in the log, at level memory
         _REPLAY[group.kind](topic, group)
         if kept and group.kind in HAS_IDS:

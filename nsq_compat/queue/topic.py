@@ -45,6 +45,7 @@ from nsq_compat.queue.schedule import Schedule
 from nsq_compat.queue.shared_reads import SharedReads
 from nsq_compat.queue.stamper import Stamper
 from nsq_compat.queue.storage import TopicStore
+from nsq_compat.queue.topic_log import LogEnd
 from nsq_compat.queue.watch import MOST, Published, Watch
 
 log = logging.getLogger(__name__)
@@ -96,6 +97,7 @@ class Topic:
         self._diary = Diary(name, store)
         self._changed = False
         self._memory_is_written = False  # at level memory, when the daemon stops
+        self._saved_end: LogEnd | None = None
         self._watch: Watch | None = None
         self._reads = None if store is None else SharedReads(store.log.fetch, schedule)
         self._held = self._hold_from_here()
@@ -426,6 +428,21 @@ class Topic:
         flags = self.paused, self.awaits_channels, incomplete
         return Checkpoint(end, offset, self._stamper.ids.last, places, *flags)
 
+    def checkpoint_saved(self, saved: Checkpoint) -> None:
+        """This checkpoint is the one on the disk."""
+        self._saved_end = saved.end
+
+    @property
+    def is_checkpoint_current(self) -> bool:
+        """Whether the checkpoint on the disk says all that a new one would say, and memory holds nothing besides."""
+        return (
+            not self._changed
+            and self.store is not None
+            and self.store.always
+            and self.store.log.end == self._saved_end
+            and not any(channel.in_flight_count for channel in self.channels.values())
+        )
+
     def release(self, saved: Checkpoint) -> None:
         """Delete what is not needed any more now that this checkpoint is saved."""
         assert self.store is not None, "what lives in memory alone has no checkpoint"
@@ -436,6 +453,7 @@ class Topic:
         """Be as before; channels that are named and were not there begin here, unless nobody knows which there were."""
         assert self.store is not None, "only a store remembers"
         shift = before.clock_offset - (now_ns / _NS_PER_SECOND - now)
+        end = self.store.log.end
         self._seq = before.end
         self._stamper.ids.start_after(before.last_id)
         self.paused = before.paused
@@ -459,7 +477,10 @@ class Topic:
             self._hand_over()
         elif not self.channels:
             self._note(CHANNEL_DELETED, "")  # the ephemeral ones, which ended with the process: the topic holds again
-        self._note_change()
+        if before.is_current and self.store.log.end == end:
+            self._saved_end = end
+        else:
+            self._note_change()
 
     # --- Inside -------------------------------------------------------------------------------------------------------
 

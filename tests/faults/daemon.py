@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlencode
 from urllib.request import Request, urlopen
 
+from nsq_compat.queue import checkpoint
 from nsq_conformance.nsqd_process import NsqdProcess
 from tests.faults.watched_nsqd import HELD, watched_nsqd
 
@@ -119,6 +120,16 @@ class Daemon(NsqdProcess):
             return (self.data_path / "nsq_compat" / f"{topic}.topic" / "checkpoint").stat().st_mtime
         except FileNotFoundError:
             return 0.0
+
+    def checkpoint_says_unfinished(self, topic: str, channel: str) -> int:
+        """Messages of the channel that its topic's checkpoint does not know to be finished."""
+        try:
+            content = (self.data_path / "nsq_compat" / f"{topic}.topic" / "checkpoint").read_bytes()
+        except FileNotFoundError:
+            return 1 << 62
+        last = checkpoint.decode(content)
+        place = last.places.get(channel)
+        return 1 << 62 if place is None else len(place.entries) + last.end.seq - place.position
 
     def connect(self) -> socket.socket:
         """A TCP connection on which nothing was said yet."""
