@@ -107,6 +107,27 @@ COLUMNS = {
         _SERVER_CPUS,
         _OTHERS,
     ),
+    Kind.BYSTANDER: (
+        _P50,
+        _P99,
+        _spread("p99"),
+        Column("longest ms", _number("longest_ms", ",.1f"), "longest_ms", less_is_better=True),
+        Column("written late, p99 us", _number("late_p99")),
+        Column("PUBs", _number("messages")),
+        Column("done by the others", _number("abuses")),
+        Column(
+            "late, p99 ms",
+            lambda rounds: _number("abuse_p99", ",.1f", 1e-3)(rounds) if rounds.median("abuse_p99") else "",
+            "abuse_p99",
+            less_is_better=True,
+        ),
+        Column("seconds", _number("seconds", ".1f")),
+        Column("CPU s", _number("server_cpu", ".2f")),
+        Column("peak RSS MiB", _number("rss_bytes", ",.0f", 2**-20), "rss_bytes", less_is_better=True),
+        _SERVER_CPUS,
+        _cores("generator's CPUs", "load"),
+        _OTHERS,
+    ),
     Kind.IDLE: (
         Column("connections", _number("idle_connections")),
         Column(

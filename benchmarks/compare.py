@@ -24,9 +24,9 @@ _OTHER_DESCRIPTORS = 200
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks/run", description=__doc__)
-    programs = parser.add_subparsers(dest="program", required=True)
+    programs = parser.add_subparsers(dest="subject", required=True)
     for subject in SUBJECTS.values():
-        add_options(programs.add_parser(subject.program, help=f"measure an {subject.program}"), subject)
+        add_options(programs.add_parser(subject.name, help=subject.about), subject)
     words = sys.argv[1:]
     # Most of the time it is nsqd.
     return parser.parse_args(words if words[:1] and words[0] in {*SUBJECTS, "-h", "--help"} else ["nsqd", *words])
@@ -85,10 +85,11 @@ def server_of(program: str, command: str) -> Server:
 
 def command_line(arguments: argparse.Namespace) -> str:
     """The command that repeats this run; of programs only the last part of their path, machines differ."""
-    words = ["benchmarks/run", *([arguments.program] if arguments.program != "nsqd" else [])]
-    measured = [(arguments.program, arguments.command), *(("peer", command) for command in arguments.peer)]
+    words = ["benchmarks/run", *([arguments.subject] if arguments.subject != "nsqd" else [])]
+    own = SUBJECTS[arguments.subject].program
+    measured = [(own, arguments.command), *(("peer", command) for command in arguments.peer)]
     for flag, command in measured:
-        if command != installed(arguments.program):
+        if command != installed(own):
             program, *rest = shlex.split(command)
             words += [f"--{flag}", shlex.join([Path(program).name, *rest])]
     for flag in ("scenario", "group"):
@@ -149,6 +150,7 @@ def compare(
 def say_progress(scenario: Scenario, server: Server, figures: Figures, round_number: int) -> None:
     result = {
         Kind.LATENCY: f"p99 {figures.p99:,.0f} us",
+        Kind.BYSTANDER: f"p99 {figures.p99:,.0f} us, longest {figures.longest_ms:,.1f} ms",
         Kind.START: f"{figures.milliseconds:,.0f} ms",
     }.get(scenario.kind, f"{figures.rate:,.0f}/s")
     print(
@@ -166,7 +168,7 @@ def write(subject: Subject, arguments: argparse.Namespace, servers: list[Server]
         return
     out.write_text(text + "\n")
     print(f"written to {out}", file=sys.stderr)
-    if out == subject.results and (found := standings_of(servers, results)):
+    if subject.in_readme and out == subject.results and (found := standings_of(servers, results)):
         rows = short_rows(found)
         put_between_marks(_README, table(rows, words_of(rows)))
 
@@ -175,7 +177,7 @@ def main() -> None:
     arguments = parse_arguments()
     if arguments.seconds < 1 or arguments.rounds < 1:
         sys.exit("benchmarks/run: --seconds and --rounds start at 1")
-    subject = SUBJECTS[arguments.program]
+    subject = SUBJECTS[arguments.subject]
     program = subject.program
     scenarios, left_out = split_by_descriptors(chosen(subject, arguments))
     effort = Effort(arguments.seconds, arguments.rounds, arguments.seed)

@@ -25,13 +25,14 @@ _COSTS = {"cpu_us", "p99", "idle_connection_bytes"}
 @dataclass(frozen=True, slots=True)
 class Standing:
     """`ratios` are those of the aim's figures, in the aim's own direction. `disturbed`: others had their part of the
-    machine, and figures that depend on that decide nothing.
+    machine, and figures that depend on that decide nothing. `longest_ms` is our longest latency.
     """
 
     scenario: Scenario
     aim: Aim
     ratios: Mapping[str, float]
     disturbed: bool = False
+    longest_ms: float = 0.0
 
     @property
     def reached(self) -> str:
@@ -41,16 +42,19 @@ class Standing:
             return UNKNOWN
         worst = max(decisive) if self.aim.less_is_better else min(decisive)
         for what, bound in ((AIM, self.aim.aim), (FLOOR, self.aim.floor)):
+            if what == AIM and self.aim.longest_ms is not None and self.longest_ms > self.aim.longest_ms:
+                continue
             if (worst <= bound) if self.aim.less_is_better else (worst >= bound):
                 return what
         return SHORT
 
     @property
     def measured(self) -> str:
-        return ", ".join(
+        ratios = ", ".join(
             f"{_CALLED[figure]} {ratio:.2f}" if self._decides(figure) else f"({_CALLED[figure]} {ratio:.2f})"
             for figure, ratio in self.ratios.items()
         )
+        return ratios if self.aim.longest_ms is None else f"{ratios}, longest {self.longest_ms:,.1f} ms"
 
     @property
     def verdict(self) -> str:
@@ -76,7 +80,8 @@ def standings(results: Mapping[Scenario, Sequence[Rounds]], ours: int = 0) -> li
             continue
         both = (rounds[ours], rounds[1])
         ratios = {figure: _ratio(figure, scenario.aim, *both) for figure in scenario.aim.figures}
-        found.append(Standing(scenario, scenario.aim, ratios, any(each.cores("others") > _DISTURBED for each in both)))
+        disturbed = any(each.cores("others") > _DISTURBED for each in both)
+        found.append(Standing(scenario, scenario.aim, ratios, disturbed, rounds[ours].median("longest_ms")))
     return found
 
 
@@ -127,7 +132,8 @@ def _row(aim: Aim) -> str:
 
 
 def _bounds(aim: Aim) -> list[str]:
-    return [f"{aim.floor:g}", f"{aim.aim:g}"]
+    also = "" if aim.longest_ms is None else f", longest {aim.longest_ms:g} ms"
+    return [f"{aim.floor:g}", f"{aim.aim:g}{also}"]
 
 
 def put_between_marks(page: Path, text: str) -> None:

@@ -46,6 +46,9 @@ class Figures:
     p999: float = 0.0
     late_p99: float = 0.0
     capacity: float = 0.0
+    longest: float = 0.0
+    abuses: float = 0.0
+    abuse_p99: float = 0.0
 
     @classmethod
     def of(cls, report: dict[str, Any]) -> Self:
@@ -66,6 +69,9 @@ class Figures:
             p999=latency.get("p999_us", 0.0),
             late_p99=latency.get("late_p99_us", 0.0),
             capacity=report.get("capacity", 0.0),
+            longest=latency.get("longest_us", 0.0),
+            abuses=report.get("abuses", 0),
+            abuse_p99=report.get("abuse_p99_us", 0.0),
         )
 
     @property
@@ -95,6 +101,11 @@ class Figures:
     @property
     def milliseconds(self) -> float:
         return self.seconds * 1e3
+
+    @property
+    def longest_ms(self) -> float:
+        """The longest latency, in milliseconds."""
+        return self.longest / 1e3
 
     @property
     def idle_cpu_us(self) -> float:
@@ -180,6 +191,8 @@ def measure(
 def load(generator: Path, subject: Subject, daemon: DaemonProcess, words: Sequence[str], what: str) -> Figures:
     """Let the generator at a daemon that runs; of flags in `words` that are there twice the last one counts."""
     addresses = [f"-tcp={daemon.tcp_address}", f"-http={daemon.http_address}", f"-pid={daemon.pid}"]
+    # Where nsqd asks for authorizations the generator answers.
+    addresses += [argument for argument in daemon.arguments if argument.startswith("--auth-http-address=")]
     return Figures.of(_report([str(generator), *subject.words, *addresses, *words], what))
 
 

@@ -36,7 +36,7 @@ def render(
     results: Results,
 ) -> str:
     """The whole document, without a newline at its end."""
-    parts = [f"# Results of {subject.program}", _preamble(subject, circumstances, servers, versions, results)]
+    parts = [f"# Results of {subject.name}", _preamble(subject, circumstances, servers, versions, results)]
     if found := standings_of(servers, results):
         rows = long_rows(found)
         parts += ["## Floors and aims", _FLOORS, table(rows, words_of(rows))]

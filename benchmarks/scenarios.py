@@ -13,6 +13,7 @@ class Kind(Enum):
     START = "start"
     QUESTIONS = "questions"
     REGISTRATION = "registration"
+    BYSTANDER = "bystander"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,8 @@ class Aim:
     """What is asked of a scenario beside Go's nsqd: `floor` must be reached, `aim` is meant to be; `row` says of what.
 
     Both are ratios of each of `figures`, where above 1 is better than Go's; with `less_is_better` they are ours divided
-    by Go's. `why` is a sentence for the result as long as the aim is not reached.
+    by Go's. With `longest_ms` the aim also wants our longest latency to be at most so many milliseconds, whatever Go's is.
+    `why` is a sentence for the result as long as the aim is not reached.
     """
 
     row: str
@@ -29,11 +31,13 @@ class Aim:
     why: str = ""
     figures: tuple[str, ...] = ("rate", "cpu_us")
     less_is_better: bool = False
+    longest_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`load` are flags of the generator. `what` is a sentence for the result. With `tls` nsqd has a certificate.
+    """`load` are flags of the generator. `what` is a sentence for the result. With `tls` nsqd has a certificate,
+    with `auth` an auth server, which is part of the generator.
 
     `ours` are options that only our daemon knows. `least_seconds` is how long a run takes at least. `connections` are
     what the server and the generator need descriptors for.
@@ -46,6 +50,7 @@ class Scenario:
     options: tuple[str, ...] = ()
     ours: tuple[str, ...] = ()
     tls: bool = False
+    auth: bool = False
     least_seconds: float = 0.0
     connections: int = 0
     group: str = ""

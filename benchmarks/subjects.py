@@ -4,15 +4,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.bystander_scenarios import BYSTANDER_SCENARIOS
 from benchmarks.lookupd_scenarios import LOOKUPD_SCENARIOS
 from benchmarks.nsqd_scenarios import BODY_SIZE, MOST, SCENARIOS
 from benchmarks.scenarios import Scenario
 from nsq_conformance.certificates import Certificates
-from nsq_conformance.daemon_process import DaemonProcess
+from nsq_conformance.daemon_process import DaemonProcess, own_host
 from nsq_conformance.nsqd_process import NsqdProcess
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess
 
 _HERE = Path(__file__).parent
+_AUTH_PORT = 4180
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,20 +28,27 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """`words` are the generator's first; `effort` says of a run what the scenarios do not."""
+    """`name` is the word of the command, `about` its help. `words` are the generator's first; `effort` says of a run what the
+    scenarios do not. `in_readme`: README.md has the short table of floors and aims.
+    """
 
+    name: str
+    about: str
     program: str
     scenarios: tuple[Scenario, ...]
     make: Callable[[Server, Path, Scenario], DaemonProcess]
     words: tuple[str, ...]
     effort: str
     results: Path
+    in_readme: bool = False
 
 
 def _nsqd(server: Server, folder: Path, scenario: Scenario) -> DaemonProcess:
     options = [*scenario.options, *(scenario.ours if server.ours else ())]
     if scenario.tls:
         options += Certificates(folder).options
+    if scenario.auth:
+        options.append(f"--auth-http-address={own_host()}:{_AUTH_PORT}")
     return NsqdProcess(server.command, folder, options=options)
 
 
@@ -48,17 +57,33 @@ def _nsqlookupd(server: Server, folder: Path, scenario: Scenario) -> DaemonProce
 
 
 SUBJECTS = {
-    subject.program: subject
+    subject.name: subject
     for subject in (
         Subject(
+            "nsqd",
+            "measure an nsqd",
             "nsqd",
             SCENARIOS,
             _nsqd,
             (f"-size={BODY_SIZE}", f"-most={MOST}"),
             f"bodies of {BODY_SIZE} bytes, at most {MOST:,} messages a run, unless the scenario says otherwise",
             _HERE / "RESULTS.md",
+            in_readme=True,
         ),
         Subject(
+            "bystander",
+            "measure how long a quiet client of an nsqd waits while other connections abuse it",
+            "nsqd",
+            BYSTANDER_SCENARIOS,
+            _nsqd,
+            ("bystander", f"-size={BODY_SIZE}"),
+            f"a PUB of {BODY_SIZE} bytes every 5 ms, from half a second before the abuse until half a second after it, or as"
+            " long as the abuse takes",
+            _HERE / "RESULTS-bystander.md",
+        ),
+        Subject(
+            "nsqlookupd",
+            "measure an nsqlookupd",
             "nsqlookupd",
             LOOKUPD_SCENARIOS,
             _nsqlookupd,

@@ -1,5 +1,5 @@
 // Command load puts one nsqd, or with the word lookupd in front one nsqlookupd, under one kind of load and reports what
-// the server paid for it.
+// the server paid for it; with the word bystander, how long a quiet client waits while other connections abuse nsqd.
 //
 // Raw sockets and no client library, so that the generator costs a fraction of what it measures; what it costs is in the
 // report too. A run is a short one to warm up, on a topic of its own, then the measured one. CPU time is read from the
@@ -128,6 +128,9 @@ func main() {
 	if len(os.Args) > 1 && os.Args[1] == "lookupd" {
 		o := parseDirectoryOptions(os.Args[2:])
 		run, timed, seconds = o.run, o.rate > 0, o.warmup+o.seconds
+	} else if len(os.Args) > 1 && os.Args[1] == "bystander" {
+		b := parseBystander(os.Args[2:])
+		run, seconds = b.run, b.within.Seconds()+b.seconds
 	} else {
 		o := parseOptions()
 		if err := o.check(); err != nil {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"compress/flate"
 	"crypto/tls"
 	"encoding/binary"
@@ -91,16 +90,19 @@ func (l layers) upgrade(conn net.Conn) (net.Conn, error) {
 
 // readFrame reads one response and nothing beyond it.
 func readFrame(conn net.Conn) ([]byte, error) {
-	header := make([]byte, frameHeader)
-	if _, err := io.ReadFull(conn, header); err != nil {
-		return nil, err
-	}
-	data := make([]byte, binary.BigEndian.Uint32(header)-4)
-	if _, err := io.ReadFull(conn, data); err != nil {
-		return nil, err
-	}
-	if !bytes.Equal(header[4:], []byte{0, 0, 0, frameResponse}) {
+	kind, data, err := readAnyFrame(conn)
+	if err == nil && kind != frameResponse {
 		return nil, fmt.Errorf("not a response but %q", data)
 	}
-	return data, nil
+	return data, err
+}
+
+func readAnyFrame(conn net.Conn) (kind uint32, data []byte, err error) {
+	header := make([]byte, frameHeader)
+	if _, err := io.ReadFull(conn, header); err != nil {
+		return 0, nil, err
+	}
+	data = make([]byte, binary.BigEndian.Uint32(header)-4)
+	_, err = io.ReadFull(conn, data)
+	return binary.BigEndian.Uint32(header[4:]), data, err
 }

@@ -22,6 +22,7 @@ type phase struct {
 	channels   []*channelTally
 	publishers []*publisher
 	consumers  []*consumer
+	ages       bool // of messages are asked for, whether there is a rate or not
 	published  int
 	touched    int // of those, before anything is measured
 	begin      reading
@@ -115,7 +116,7 @@ func (p *phase) connectConsumers(topic string, channel *channelTally) error {
 		if err != nil {
 			return err
 		}
-		c.ages = p.rate > 0
+		c.ages = p.ages || p.rate > 0
 		if p.requeue {
 			c.due = map[int]time.Time{}
 		}

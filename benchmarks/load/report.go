@@ -18,12 +18,16 @@ type report struct {
 	Asked       float64  `json:"asked_rate,omitempty"`
 	Capacity    float64  `json:"capacity,omitempty"` // messages a second just before, as fast as they were answered
 	Latency     *latency `json:"latency,omitempty"`
+	Abuses      int      `json:"abuses,omitempty"`       // what was answered or delivered to the other connections, and
+	AbuseP99    float64  `json:"abuse_p99_us,omitempty"` // how late, where that has a moment
 }
 
 type latency struct {
 	P50  float64 `json:"p50_us"`
 	P99  float64 `json:"p99_us"`
 	P999 float64 `json:"p999_us"`
+	// The longest, where that is asked for.
+	Longest float64 `json:"longest_us,omitempty"`
 	// How late the writes were, which is the generator's doing unless the server takes nothing.
 	LateP99 float64 `json:"late_p99_us"`
 }

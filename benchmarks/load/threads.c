@@ -1,8 +1,12 @@
+#define _GNU_SOURCE // ppoll
 #include "threads.h"
 
 #include <errno.h>
+#include <poll.h>
+#include <sched.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -197,3 +201,102 @@ const char *finish_all(int fd, struct arrival *arrivals, int64_t count, int64_t 
 	}
 	return NULL;
 }
+
+// What publish_steadily knows while it runs.
+struct quiet {
+	int fd;
+	const struct request *request;
+	struct quiet_message *messages;
+	int64_t sent, answered;
+	int64_t written; // bytes of the request that is being written; -1: none is
+	char answers[1024 * (sizeof OK_FRAME - 1)];
+	size_t have;
+};
+
+static const char *write_quietly(struct quiet *q) {
+	while (q->written < q->request->length) {
+		ssize_t n = send(q->fd, q->request->bytes + q->written, q->request->length - q->written, MSG_DONTWAIT | MSG_NOSIGNAL);
+		if (n < 0) {
+			return errno == EAGAIN || errno == EINTR ? NULL : strerror(errno);
+		}
+		q->written += n;
+	}
+	q->written = -1;
+	q->sent++;
+	return NULL;
+}
+
+static const char *read_quietly(struct quiet *q) {
+	static const size_t size = sizeof OK_FRAME - 1;
+	ssize_t n = recv(q->fd, q->answers + q->have, sizeof q->answers - q->have, MSG_DONTWAIT);
+	if (n <= 0) {
+		return n < 0 && (errno == EAGAIN || errno == EINTR) ? NULL : n == 0 ? "the server hung up" : strerror(errno);
+	}
+	const int64_t at = now(CLOCK_MONOTONIC);
+	q->have += n;
+	size_t used = 0;
+	for (; q->have - used >= size; used += size, q->answered++) {
+		if (q->answered == q->sent || memcmp(q->answers + used, OK_FRAME, size) != 0) {
+			return "not OK but something else";
+		}
+		q->messages[q->answered].waited = at - q->messages[q->answered].written;
+	}
+	q->have -= used;
+	memmove(q->answers, q->answers + used, q->have);
+	return NULL;
+}
+
+// Until something can be read, or written if that is wanted, or the time is over.
+static void await_quietly(struct quiet *q, int64_t time) {
+	struct pollfd either = {q->fd, q->written >= 0 ? POLLIN | POLLOUT : POLLIN, 0};
+	time = time < 0 ? 0 : time;
+	const struct timespec t = {time / SECOND, time % SECOND};
+	ppoll(&either, 1, &t, NULL);
+}
+
+static const char *publish_until_stopped(struct quiet *q, int64_t interval, int64_t most, int64_t patience, const int32_t *stop) {
+	static const int64_t LOOK_AGAIN = SECOND / 100;
+	const int64_t begin = now(CLOCK_MONOTONIC);
+	while (1) {
+		const int stopping = __atomic_load_n(stop, __ATOMIC_ACQUIRE) != 0 || q->sent == most;
+		const int64_t at = now(CLOCK_MONOTONIC), due = begin + q->sent * interval;
+		if (q->written < 0 && !stopping && at >= due) {
+			q->messages[q->sent].written = at;
+			q->messages[q->sent].late = at - due;
+			q->written = 0;
+		}
+		const char *failure = q->written >= 0 ? write_quietly(q) : NULL;
+		if (failure == NULL) {
+			failure = read_quietly(q);
+		}
+		if (failure != NULL) {
+			return failure;
+		}
+		if (stopping && q->written < 0 && q->answered == q->sent) {
+			return NULL;
+		}
+		if (q->answered < q->sent && at - q->messages[q->answered].written > patience) {
+			return "the quiet client's PUB has no OK yet: patience is over";
+		}
+		const int64_t next = begin + q->sent * interval - now(CLOCK_MONOTONIC);
+		await_quietly(q, stopping || q->written >= 0 ? LOOK_AGAIN : next);
+	}
+}
+
+const char *publish_steadily(int fd, const struct request *request, int64_t interval, int64_t most, int64_t patience,
+	const int32_t *stop, struct quiet_message *messages, int64_t *sent) {
+	struct quiet q = {.fd = fd, .request = request, .messages = messages, .written = -1};
+	struct sched_param before, first = {.sched_priority = 1};
+	const int policy = sched_getscheduler(0);
+	const int raised = sched_getparam(0, &before) == 0 && sched_setscheduler(0, SCHED_FIFO, &first) == 0;
+	prctl(PR_SET_TIMERSLACK, 1);
+	memset(messages, 0, most * sizeof *messages); // so that memory is there when it is needed
+	const char *failure = publish_until_stopped(&q, interval, most, patience, stop);
+	if (raised) {
+		sched_setscheduler(0, policy, &before);
+	}
+	*sent = q.answered;
+	return failure;
+}
+
+void end_quietly(int32_t *stop) { __atomic_store_n(stop, 1, __ATOMIC_RELEASE); }

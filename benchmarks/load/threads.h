@@ -35,3 +35,19 @@ const char *expect_oks(int fd, int64_t count);
 // Finishes so many messages, those of one read in one write, or what comes until the connection is shut down: `came` of
 // them. `last` is the moment after the last FINs were written, in nanoseconds since 1970.
 const char *finish_all(int fd, struct arrival *arrivals, int64_t count, int64_t *came, int64_t *last);
+
+// A message that was published at a steady pace, in nanoseconds.
+struct quiet_message {
+	int64_t written; // the moment its write began
+	int64_t late;    // by how much that missed its moment
+	int64_t waited;  // from `written` until its OK had been read
+};
+
+// Sends the same request every `interval` nanoseconds, whatever the server does, until `stop` is not 0 or `most` have been sent,
+// and reads the OKs meanwhile. Returns when all `sent` have their OK; it is an error if one has none within `patience`. The
+// thread runs at real-time priority meanwhile if the system allows that, so that it does not wait for the other threads.
+const char *publish_steadily(int fd, const struct request *request, int64_t interval, int64_t most, int64_t patience,
+	const int32_t *stop, struct quiet_message *messages, int64_t *sent);
+
+// Has publish_steadily, in another thread, send no more.
+void end_quietly(int32_t *stop);

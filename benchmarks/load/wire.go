@@ -65,8 +65,9 @@ func randomBody(size int, random *rand.Rand) []byte {
 type request struct {
 	bytes    []byte
 	messages int
-	bodies   []int         // where they start; nowhere once it is packed
-	delay    time.Duration // of the deliveries
+	bodies   []int           // where they start; nowhere once it is packed
+	delay    time.Duration   // of the deliveries, or
+	delays   []time.Duration // of each message's: each carries the moment at which it is to be delivered
 }
 
 func (r *request) add(parts ...[]byte) {
@@ -84,6 +85,13 @@ func (r *request) addBody(body []byte) {
 func (r *request) putNumbers(first int) {
 	for i, at := range r.bodies {
 		putNumber(r.bytes[at:], first+i)
+	}
+	if r.delays == nil {
+		return
+	}
+	now := time.Now()
+	for i, at := range r.bodies {
+		binary.BigEndian.PutUint64(r.bytes[at+numberEnd:], uint64(now.Add(r.delays[i]).UnixNano()))
 	}
 }
 
@@ -124,6 +132,11 @@ var newRequest = map[string]func(r *request, o options, topic string, body func(
 	},
 	"http-pub": func(r *request, o options, topic string, body func() []byte) {
 		r.add(httpHead("/pub?topic="+topic, o.http, o.size))
+		r.addBody(body())
+	},
+	// So many NOPs, which have no answer, and a PUB.
+	"nops": func(r *request, o options, topic string, body func() []byte) {
+		r.add(bytes.Repeat([]byte("NOP\n"), o.batch), []byte("PUB "+topic+"\n"), size32(o.size))
 		r.addBody(body())
 	},
 	"http-mpub": func(r *request, o options, topic string, body func() []byte) {

@@ -1,0 +1,95 @@
+"""What other connections do to an nsqd while a quiet client publishes a message every 5 ms, as a table.
+
+nsqd has its default options, since abuse meets it as it is. The quiet client's latency is what is measured; a scenario's
+`load` is what the others do meanwhile, and how much of it.
+"""
+
+from dataclasses import replace
+
+from benchmarks.scenarios import Aim, Kind, Scenario, grouped, load_of
+
+_LONGEST_MS = 10.0
+_LOOP_SECONDS = 10.0
+_DUE_WITHIN = 30
+_BODY_LIMIT = 5 * 2**20
+"""Of one request: the default of `--max-body-size`."""
+
+_PLAIN = 200
+_FIVE_BYTES = 500_000
+_LINES = _BODY_LIMIT // 2
+_NOPS = 2_000_000
+_PATTERNS = 50_000
+_CONNECTIONS = 9_000
+_TOPICS = 20_000
+
+_ASKED = Aim("p99 of a quiet client's PUB", 1.0, 1.0, figures=("p99",), less_is_better=True, longest_ms=_LONGEST_MS)
+
+
+def _beside(name: str, what: str, abuse: str, count: int, **flags: str | float) -> Scenario:
+    return Scenario(
+        f"bystander-{name}",
+        what,
+        load_of(abuse=abuse, count=count, **flags),
+        Kind.BYSTANDER,
+        least_seconds=_LOOP_SECONDS,
+        aim=_ASKED,
+    )
+
+
+def _deferred(thousands: int) -> Scenario:
+    return _beside(
+        f"deferred-{thousands}k",
+        f"{thousands},000 DPUBs of {_PLAIN} bytes on 2 connections, due at random moments within {_DUE_WITHIN} s, consumed"
+        " by 2 connections at RDY 2,500 until all are finished",
+        "deferred",
+        thousands * 1000,
+        within=f"{_DUE_WITHIN}s",
+    )
+
+
+BYSTANDER_SCENARIOS = grouped(
+    "A quiet client's PUB while others abuse nsqd",
+    replace(_beside("alone", f"nothing, for {_LOOP_SECONDS:.0f} s", "none", 1), aim=None),
+    _deferred(100),
+    _deferred(400),
+    _beside(
+        "http-mpub",
+        f"4 connections in a loop, each an HTTP /mpub of {_LINES:,} lines of one byte",
+        "http-mpub",
+        _LINES,
+    ),
+    _beside("mpub", f"1 connection in a loop, MPUB of {_FIVE_BYTES:,} messages of 5 bytes", "mpub", _FIVE_BYTES),
+    _beside(
+        "deflate-bomb",
+        f"5 connections in a loop through deflate, {_NOPS:,} NOPs and a PUB in each request, which is a thousandth of that"
+        " when it is sent; up to 2 requests unanswered",
+        "bombs",
+        _NOPS,
+    ),
+    replace(
+        _beside(
+            "close-9000",
+            f"{_CONNECTIONS:,} connections subscribe to one channel one after the other, and all are closed at once",
+            "connections",
+            _CONNECTIONS,
+            seconds=3,
+        ),
+        connections=_CONNECTIONS,
+    ),
+    replace(
+        _beside(
+            "auth-50k",
+            f"4 connections in a loop: connect, AUTH that the auth server answers with {_PATTERNS:,} patterns, a PUB that the"
+            " last one allows, close; nsqd may refuse the AUTH for the length of the answer",
+            "auth",
+            _PATTERNS,
+        ),
+        auth=True,
+    ),
+    _beside(
+        "stats-20k",
+        f"{_TOPICS:,} topics; one connection asks for /stats?format=json, and for /metrics where nsqd has it, in a loop",
+        "stats",
+        _TOPICS,
+    ),
+)
