@@ -1,7 +1,7 @@
 """What other connections do to an nsqd while a quiet client publishes a message every 5 ms, as a table.
 
-nsqd has its default options, since abuse meets it as it is. The quiet client's latency is what is measured; a scenario's
-`load` is what the others do meanwhile, and how much of it.
+nsqd runs with its default options. The quiet client's latency is measured; a scenario's `load` says what the other
+connections do meanwhile, and how much of it.
 """
 
 from dataclasses import replace
@@ -14,7 +14,6 @@ _DUE_WITHIN = 30
 _BODY_LIMIT = 5 * 2**20
 """Of one request: the default of `--max-body-size`."""
 
-_PLAIN = 200
 _FIVE_BYTES = 500_000
 _LINES = _BODY_LIMIT // 2
 _NOPS = 2_000_000
@@ -39,8 +38,8 @@ def _beside(name: str, what: str, abuse: str, count: int, **flags: str | float) 
 def _deferred(thousands: int) -> Scenario:
     return _beside(
         f"deferred-{thousands}k",
-        f"{thousands},000 DPUBs of {_PLAIN} bytes on 2 connections, due at random moments within {_DUE_WITHIN} s, consumed"
-        " by 2 connections at RDY 2,500 until all are finished",
+        f"{thousands},000 DPUBs on 2 connections, due at random moments within {_DUE_WITHIN} s, consumed by 2"
+        " connections at RDY 2,500 until all are finished",
         "deferred",
         thousands * 1000,
         within=f"{_DUE_WITHIN}s",
@@ -58,11 +57,16 @@ BYSTANDER_SCENARIOS = grouped(
         "http-mpub",
         _LINES,
     ),
-    _beside("mpub", f"1 connection in a loop, MPUB of {_FIVE_BYTES:,} messages of 5 bytes", "mpub", _FIVE_BYTES),
+    _beside(
+        "mpub",
+        f"1 connection in a loop, MPUB of {_FIVE_BYTES:,} messages of 5 bytes",
+        "mpub",
+        _FIVE_BYTES,
+    ),
     _beside(
         "deflate-bomb",
-        f"5 connections in a loop through deflate, {_NOPS:,} NOPs and a PUB in each request, which is a thousandth of that"
-        " when it is sent; up to 2 requests unanswered",
+        f"5 connections in a loop through deflate, {_NOPS:,} NOPs and a PUB in each request, compressed to a thousandth"
+        " of that; up to 2 requests unanswered",
         "bombs",
         _NOPS,
     ),
@@ -79,8 +83,8 @@ BYSTANDER_SCENARIOS = grouped(
     replace(
         _beside(
             "auth-50k",
-            f"4 connections in a loop: connect, AUTH that the auth server answers with {_PATTERNS:,} patterns, a PUB that the"
-            " last one allows, close; nsqd may refuse the AUTH for the length of the answer",
+            f"4 connections in a loop: connect, AUTH, for which the auth server sends {_PATTERNS:,} patterns, PUB to a"
+            " topic that the last pattern allows, close; nsqd may refuse so many patterns",
             "auth",
             _PATTERNS,
         ),
@@ -88,7 +92,7 @@ BYSTANDER_SCENARIOS = grouped(
     ),
     _beside(
         "stats-20k",
-        f"{_TOPICS:,} topics; one connection asks for /stats?format=json, and for /metrics where nsqd has it, in a loop",
+        f"1 connection in a loop, /stats?format=json of {_TOPICS:,} topics, in turn with /metrics if nsqd has that",
         "stats",
         _TOPICS,
     ),

@@ -21,8 +21,8 @@ class Aim:
     """What is asked of a scenario beside Go's nsqd: `floor` must be reached, `aim` is meant to be; `row` says of what.
 
     Both are ratios of each of `figures`, where above 1 is better than Go's; with `less_is_better` they are ours divided
-    by Go's. With `longest_ms` the aim also wants our longest latency to be at most so many milliseconds, whatever Go's is.
-    `why` is a sentence for the result as long as the aim is not reached.
+    by Go's. With `longest_ms` the aim also wants our longest latency to be at most so many milliseconds, whatever Go's
+    is. `why` is a sentence for the result as long as the aim is not reached.
     """
 
     row: str

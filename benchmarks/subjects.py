@@ -28,8 +28,8 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """`name` is the word of the command, `about` its help. `words` are the generator's first; `effort` says of a run what the
-    scenarios do not. `in_readme`: README.md has the short table of floors and aims.
+    """`name` is the word of the command, `about` its help. `words` are the generator's first; `effort` says of a run
+    what the scenarios do not. `in_readme`: README.md has the short table of floors and aims.
     """
 
     name: str
@@ -77,8 +77,8 @@ SUBJECTS = {
             BYSTANDER_SCENARIOS,
             _nsqd,
             ("bystander", f"-size={BODY_SIZE}"),
-            f"a PUB of {BODY_SIZE} bytes every 5 ms, from half a second before the abuse until half a second after it, or as"
-            " long as the abuse takes",
+            f"a PUB of {BODY_SIZE} bytes every 5 ms, from half a second before the abuse until half a second after its"
+            " end",
             _HERE / "RESULTS-bystander.md",
         ),
         Subject(

@@ -25,7 +25,7 @@ def nsqd_for(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Sce
     with ExitStack() as stack:
 
         def find(scenario: Scenario) -> DaemonProcess:
-            key = (scenario.options, scenario.ours, scenario.tls)
+            key = (scenario.options, scenario.ours, scenario.tls, scenario.auth)
             if key not in running:
                 daemon = SUBJECTS["nsqd"].make(OURS, tmp_path_factory.mktemp("nsqd"), scenario)
                 running[key] = stack.enter_context(daemon)

@@ -1,0 +1,129 @@
+"""The quiet client beside abuse: every kind of abuse runs, and a run that was not correct has no figures."""
+
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.bystander_scenarios import BYSTANDER_SCENARIOS
+from benchmarks.floors import AIM, FLOOR, SHORT, long_rows, standings
+from benchmarks.measure import Effort, Figures, Rounds, RunFailed, load, measure
+from benchmarks.scenarios import Aim, Kind, Scenario, load_of
+from benchmarks.subjects import SUBJECTS, Server
+from nsq_conformance.daemon_process import DaemonProcess
+
+BYSTANDER = SUBJECTS["bystander"]
+# Of flags that are there twice the last one counts.
+BRIEF = load_of(count=400, within="500ms", pause="0s", seconds=0.2)
+
+BUSY_TOPIC = """
+import time
+
+from nsq_compat.queue.topic import Topic
+
+publish = Topic.publish
+
+def publish_slowly(self, bodies, now, now_ns, defer=0.0):
+    if str(self.name) == "abuse":
+        end = time.monotonic() + 0.2
+        while time.monotonic() < end:
+            pass
+    return publish(self, bodies, now, now_ns, defer)
+
+Topic.publish = publish_slowly
+
+from nsq_compat.nsqd.main import main
+
+main()
+"""
+
+REFUSED_PUBLISHES = """
+from nsq_compat.queue.topic import Topic
+
+publish = Topic.publish
+
+def publish_less(self, bodies, now, now_ns, defer=0.0):
+    return publish(self, bodies[:1], now, now_ns, defer)
+
+Topic.publish = publish_less
+
+from nsq_compat.nsqd.main import main
+
+main()
+"""
+
+
+def patched_nsqd(tmp_path: Path, text: str) -> Server:
+    program = tmp_path / "patched"
+    program.write_text(text)
+    return Server("patched", shlex.join([sys.executable, str(program)]), ours=True)
+
+
+@pytest.mark.parametrize("scenario", BYSTANDER_SCENARIOS, ids=lambda scenario: scenario.name)
+def test_a_quiet_client_is_measured_beside_each_abuse(
+    scenario: Scenario, generator: Path, nsqd_for: Callable[[Scenario], DaemonProcess]
+) -> None:
+    figures = load(generator, BYSTANDER, nsqd_for(scenario), (*scenario.load, *BRIEF), scenario.name)
+    assert figures.messages > 100  # one every 5 ms, for more than a second
+    assert 0 < figures.p50 <= figures.p99 <= figures.longest
+    assert (figures.abuses > 0) == (scenario.name != "bystander-alone")
+    assert (figures.abuse_p99 > 0) == ("deferred" in scenario.name)
+
+
+def test_all_deferred_messages_count_as_the_abuse(
+    generator: Path, nsqd_for: Callable[[Scenario], DaemonProcess]
+) -> None:
+    scenario = next(each for each in BYSTANDER_SCENARIOS if each.name == "bystander-deferred-100k")
+    figures = load(generator, BYSTANDER, nsqd_for(scenario), (*scenario.load, *BRIEF), scenario.name)
+    assert figures.abuses == 400
+
+
+def test_an_event_loop_that_is_held_shows_in_the_latency_of_the_quiet_client(generator: Path, tmp_path: Path) -> None:
+    scenario = Scenario("busy", "", (*load_of(abuse="mpub"), *BRIEF), Kind.BYSTANDER)
+    held = patched_nsqd(tmp_path, BUSY_TOPIC)
+    figures = measure(generator, BYSTANDER, held, scenario, Effort(seconds=0.2, rounds=1, seed=1), 0)
+    assert figures.longest_ms > 150
+    # Messages that were to be sent meanwhile were sent, and waited too: more than one in a hundred.
+    assert figures.p99 > 100_000
+
+
+def test_abuse_that_was_not_accepted_has_no_figures(generator: Path, tmp_path: Path) -> None:
+    scenario = Scenario("wrong", "", (*load_of(abuse="mpub"), *BRIEF), Kind.BYSTANDER)
+    broken = patched_nsqd(tmp_path, REFUSED_PUBLISHES)
+    with pytest.raises(RunFailed, match="wrong: mpub: .* messages were answered, the server says"):
+        measure(generator, BYSTANDER, broken, scenario, Effort(seconds=0.2, rounds=1, seed=1), 0)
+
+
+def test_an_unknown_abuse_is_refused_in_a_sentence(
+    generator: Path, nsqd_for: Callable[[Scenario], DaemonProcess]
+) -> None:
+    with pytest.raises(RunFailed, match='no such abuse: "rudeness"'):
+        load(generator, BYSTANDER, nsqd_for(BYSTANDER_SCENARIOS[0]), load_of(abuse="rudeness"), "wrong")
+
+
+def test_every_abuse_has_the_floor_of_gos_p99_and_the_aim_of_ten_milliseconds() -> None:
+    asked = [scenario.aim for scenario in BYSTANDER_SCENARIOS if scenario.name != "bystander-alone"]
+    assert all(aim is not None and (aim.figures, aim.floor, aim.longest_ms) == (("p99",), 1.0, 10.0) for aim in asked)
+    assert BYSTANDER_SCENARIOS[0].aim is None
+    assert {scenario.kind for scenario in BYSTANDER_SCENARIOS} == {Kind.BYSTANDER}
+    names = {scenario.name for subject in SUBJECTS.values() for scenario in subject.scenarios}
+    assert len(names) == sum(len(subject.scenarios) for subject in SUBJECTS.values())
+
+
+@pytest.mark.parametrize(
+    ("p99", "longest", "reached"),
+    [(900.0, 9_000.0, AIM), (900.0, 11_000.0, FLOOR), (1_100.0, 9_000.0, SHORT), (1_100.0, 11_000.0, SHORT)],
+)
+def test_the_aim_also_wants_a_short_longest_latency(p99: float, longest: float, reached: str) -> None:
+    asked = Scenario("asked", "", (), aim=Aim("p99", 1, 1, figures=("p99",), less_is_better=True, longest_ms=10))
+    plain = Figures(1000, 1.0, 0.5, 0.1, 0.0, rss_bytes=2**20)
+    ours = Rounds((replace(plain, p99=p99, longest=longest),))
+    peer = Rounds((replace(plain, p99=1_000.0, longest=90_000.0),))
+    found = standings({asked: [ours, peer]})
+    assert [standing.reached for standing in found] == [reached]
+    (row,) = long_rows({"ours": found})[1:]
+    assert row[2:4] == ["1", "1, longest 10 ms"]
+    assert row[4] == f"p99 {p99 / 1000:.2f}, longest {longest / 1000:.1f} ms"
