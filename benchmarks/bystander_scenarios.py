@@ -83,8 +83,8 @@ BYSTANDER_SCENARIOS = grouped(
     replace(
         _beside(
             "auth-50k",
-            f"4 connections in a loop: connect, AUTH, for which the auth server sends {_PATTERNS:,} patterns, PUB to a"
-            " topic that the last pattern allows, close; nsqd may refuse so many patterns",
+            f"4 connections in a loop: connect, AUTH, for which the auth server sends {_PATTERNS:,} patterns, PUB,"
+            " which the last pattern allows, close; nsqd may refuse so many patterns",
             "auth",
             _PATTERNS,
         ),

@@ -250,18 +250,20 @@ type authorization struct {
 	Permissions []string `json:"permissions"`
 }
 
-// serveAuthorizations answers the secret "many" with so many patterns, of which the last allows the topic of the abuse, and
-// any other secret with a single one that allows everything.
+// serveAuthorizations answers the secret "many" with so many patterns of channels, short ones since an nsqd may bound the size
+// of the answer; the last one allows publishing. Any other secret is answered with a single pattern, which allows everything.
 func serveAuthorizations(address string, count int) (io.Closer, error) {
-	allowed := func(topic string) authorization {
-		return authorization{topic, []string{".*"}, []string{"publish", "subscribe"}}
+	allowed := func(topic string, channels ...string) []authorization {
+		return []authorization{{topic, channels, []string{"publish", "subscribe"}}}
 	}
-	var many []authorization
+	var many []string
 	for i := 1; i < count; i++ {
-		many = append(many, allowed(fmt.Sprintf(`^orders-%05d\.(eu|us)$`, i)))
+		many = append(many, fmt.Sprintf("^c%05d$", i))
 	}
 	answers := map[bool][]byte{}
-	for isMany, patterns := range map[bool][]authorization{true: append(many, allowed("^"+abuseTopic+"$")), false: {allowed(".*")}} {
+	for isMany, patterns := range map[bool][]authorization{
+		true: allowed("^"+abuseTopic+"$", append(many, ".*")...), false: allowed(".*", ".*"),
+	} {
 		answer, err := json.Marshal(map[string]any{"ttl": 3600, "identity": "load", "identity_url": "", "authorizations": patterns})
 		if err != nil {
 			return nil, err
