@@ -18,6 +18,7 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from http.client import HTTPConnection
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 from typing import Self
 from urllib.parse import urlencode
@@ -55,6 +56,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--nsqd", default=installed_nsqd(), help="command line of the nsqd to measure (default: ours)")
     parser.add_argument("--topics", type=int, default=10_000, help="with a channel each (default: 10000)")
     parser.add_argument("--deferred", type=int, default=50_000, help="messages, in one of them (default: 50000)")
+    parser.add_argument(
+        "--stop-topics",
+        type=int,
+        default=20_000,
+        help="topics of the nsqd whose stop is measured alone (default: 20000)",
+    )
     parser.add_argument(
         "--seconds", type=float, default=20.0, help="how long to leave it alone each time (default: 20)"
     )
@@ -140,9 +147,21 @@ def measure(arguments: argparse.Namespace, data_path: Path) -> Iterator[tuple[st
         yield "start after a clean stop", took
 
 
+def measure_stop(arguments: argparse.Namespace, data_path: Path) -> Iterator[tuple[str, str]]:
+    """Of an nsqd with many topics and nothing in them: Go's too."""
+    with Nsqd(arguments.nsqd, data_path) as nsqd:
+        make_topics(nsqd, arguments.stop_topics)
+        began = time.monotonic()
+        nsqd.stop(_PATIENCE)
+        yield f"clean stop with {arguments.stop_topics:,} empty topics", f"{time.monotonic() - began:.1f} s"
+
+
 def render(arguments: argparse.Namespace, load_average: float, rows: Sequence[tuple[str, str]]) -> str:
     """The whole document, without a newline at its end."""
-    options = [f"--{name}={getattr(arguments, name):g}" for name in ("topics", "deferred", "seconds")]
+    options = [
+        f"--{name.replace('_', '-')}={getattr(arguments, name):g}"
+        for name in ("topics", "deferred", "stop_topics", "seconds")
+    ]
     if arguments.nsqd != installed_nsqd():
         program, *rest = shlex.split(arguments.nsqd)
         options.insert(0, shlex.join(["--nsqd", shlex.join([Path(program).name, *rest])]))
@@ -171,7 +190,10 @@ def main() -> None:
     rows: list[tuple[str, str]] = []
     try:
         with tempfile.TemporaryDirectory(prefix="nsqd-bench-") as folder:
-            for what, figure in measure(arguments, Path(folder)):
+            both = [Path(folder, name) for name in ("waiting", "empty")]
+            for path in both:
+                path.mkdir()
+            for what, figure in chain(measure(arguments, both[0]), measure_stop(arguments, both[1])):
                 print(f"{what}: {figure}", file=sys.stderr, flush=True)
                 rows.append((what, figure))
     except DaemonFailed as error:
