@@ -109,6 +109,7 @@ def recover(last: Checkpoint | None, log: TopicLog) -> Recovered:
         _give_everything_to_everybody(topic, topic.everything, kept)
     _defer_requeued(topic, log)
     audit(log, last, lambda: topic.streams)
+    topic.is_current = topic.is_current and not log.damaged_records  # else each start would find the loss again
     return topic
 
 

@@ -219,7 +219,7 @@ class Acknowledged(NamedTuple):
             depths = topic.depths()
             delivered = {str(name): [message_id(frame) for frame in frames] for name, frames in topic.backlogs()}
             findings = list(topic.log.damage.findings)
-            return Found(at_start, depths, delivered, topic.log.damaged_records, findings)
+            return Found(at_start, depths, delivered, topic.log.damaged_records, findings, topic.state.is_current)
 
     def lost(self, found: "Found") -> int:
         """A message that one channel has taken and another has not is counted by its id and by its number."""
@@ -238,6 +238,7 @@ class Found(NamedTuple):
     delivered: dict[str, list[bytes]]
     counted: int
     findings: list[str]
+    checkpoint_is_current: bool
 
     @property
     def agrees(self) -> bool:
@@ -294,6 +295,16 @@ def test_a_sound_topic_has_lost_nothing(topic):
     assert topic.lost(found) == 0
     assert found.agrees
     assert (found.counted, found.findings) == (0, [])
+    assert found.checkpoint_is_current
+
+
+def test_a_loss_found_at_the_start_asks_for_a_new_checkpoint(topic):
+    counted = 0
+    for path, _ in files_of(topic):
+        found = topic.after(path, None)
+        counted += found.counted_at_start
+        assert found.checkpoint_is_current == (not found.counted_at_start), path
+    assert counted > 0
 
 
 def test_files_that_are_missing_are_counted_at_the_start(topic):
