@@ -6,7 +6,7 @@ import time
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.go_takeover import take_over
-from nsq_compat.queue.metadata import TopicMetadata, load_metadata
+from nsq_compat.queue.metadata import TopicMetadata, recover_metadata
 from nsq_compat.queue.storage import Storage
 
 log = logging.getLogger(__name__)
@@ -16,10 +16,10 @@ def restore(broker: Broker, storage: Storage) -> None:
     """Every topic that has a log or is named in nsqd.dat, with its channels. Raises ``MetadataError``, ``OSError``.
 
     A topic's own log knows best which channels it has and whether it is paused; nsqd.dat knows which channels are, and
-    all of a topic that has no log.
+    all of a topic that has no log. What can be read of a damaged nsqd.dat is used; the file is kept under another name.
     """
     take_over(storage.files, storage.data_path, storage.segment_size)
-    named = {topic.name: topic for topic in load_metadata(storage.files, storage.data_path) or ()}
+    named = {topic.name: topic for topic in recover_metadata(storage.files, storage.data_path)}
     stored = set(storage.names())
     for name in sorted(stored | named.keys()):
         if not is_valid_name(name):

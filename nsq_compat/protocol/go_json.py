@@ -13,7 +13,7 @@ difference: Go nests up to 10000 levels deep, here Python's recursion limit ends
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from json.encoder import encode_basestring
@@ -117,12 +117,25 @@ def loads_object(data: bytes, fields: Fields) -> dict[str, Any]:
 
     Raises ``JsonError``, and nothing else, whatever the bytes are.
     """
+    value = _decode(_decoder, data)
+    return _read_object(_Members() if value is None else value, fields)
+
+
+def loads_untyped(data: bytes) -> Any:
+    """The value in `data`, for a reader that uses what makes sense in it and reports the rest.
+
+    Objects are dicts: keys are in lower case, and a ``null`` does not replace a value given before. Strings may have
+    half surrogate pairs. Raises ``JsonError``, and nothing else, whatever the bytes are.
+    """
+    return _decode(_untyped_decoder, data)
+
+
+def _decode(decoder: json.JSONDecoder, data: bytes) -> Any:
     try:
         # Every byte that is not UTF-8 comes out as half a surrogate pair, and those become U+FFFD one by one, as in Go.
-        value = _decoder.decode(data.decode("utf-8", "surrogateescape"))
+        return decoder.decode(data.decode("utf-8", "surrogateescape"))
     except (ValueError, RecursionError) as error:
         raise JsonError(str(error)) from None
-    return _read_object(_Members() if value is None else value, fields)
 
 
 def list_of(member: Kind) -> Kind:
@@ -149,6 +162,15 @@ def _read_object(value: Any, fields: Fields) -> dict[str, Any]:
         name = _without_case(key)
         if name in fields and member is not None:
             result[name] = fields[name].read(member)
+    return result
+
+
+def _as_dict(members: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, member in members:
+        name = _without_case(key)
+        if member is not None or name not in result:
+            result[name] = member
     return result
 
 
@@ -202,4 +224,7 @@ def _refuse_constant(literal: str) -> None:
 
 _decoder: Final = json.JSONDecoder(
     object_pairs_hook=_Members, parse_int=_integer, parse_float=_fraction, parse_constant=_refuse_constant
+)
+_untyped_decoder: Final = json.JSONDecoder(
+    object_pairs_hook=_as_dict, parse_int=_integer, parse_float=_fraction, parse_constant=_refuse_constant
 )

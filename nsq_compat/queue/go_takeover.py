@@ -25,7 +25,7 @@ from nsq_compat.queue.files import Files, replace_file
 from nsq_compat.queue.go_import import GoImport, GoQueue, GoTopic, find_go_topics
 from nsq_compat.queue.go_queue_reader import QueueReport
 from nsq_compat.queue.guid import EPOCH_TICK, NODE_ID_BITS, SEQUENCE_BITS, TICK_SHIFT
-from nsq_compat.queue.metadata import TopicMetadata, load_metadata
+from nsq_compat.queue.metadata import MetadataError, TopicMetadata, path_of, read_metadata
 from nsq_compat.queue.storage import CHECKPOINT
 from nsq_compat.queue.stored_topic import StoredTopic
 
@@ -49,7 +49,7 @@ def take_over(files: Files, data_path: str, segment_size: int) -> None:
     importer = GoImport(files, data_path)
     importer.recover()
     topics = find_go_topics(files, data_path)
-    known = {topic.name: topic for topic in load_metadata(files, data_path) or ()} if topics else {}
+    known = _known(files, data_path) if topics else {}
     for topic in topics:
         if topic.is_empty(files, data_path):
             _log_damage(_read_all(topic, files, data_path))
@@ -61,6 +61,21 @@ def take_over(files: Files, data_path: str, segment_size: int) -> None:
         finally:
             builder.close()
         importer.commit(topic)
+
+
+def _known(files: Files, data_path: str) -> dict[str, TopicMetadata]:
+    """What nsqd.dat says of Go's topics, by name. Raises ``MetadataError``, also when any part of it is damaged.
+
+    A channel of Go's without a message may have no file, and then only nsqd.dat names it. Without it the channel would
+    not be given what waits in its topic, and once that is imported nothing could make up for it.
+    """
+    metadata = read_metadata(files, data_path)
+    if metadata.damages:
+        raise MetadataError(
+            f"{path_of(data_path)} is damaged ({metadata.damage}), and Go's queues beside it are not imported without "
+            "the channels it names: repair it, or move it away to import only the channels that have files"
+        )
+    return {topic.name: topic for topic in metadata.topics}
 
 
 def _read_all(topic: GoTopic, files: Files, data_path: str) -> list[QueueReport]:

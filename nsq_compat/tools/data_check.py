@@ -57,7 +57,7 @@ def check(files: Files, data_path: str) -> Findings:
     """Read everything. Raises ``OSError`` when the system refuses to let us look."""
     findings = Findings(data_path)
     try:
-        findings.metadata = load_metadata(files, data_path) or ()
+        findings.metadata = load_metadata(files, data_path)
     except MetadataError as error:
         findings.metadata_error = str(error)
     for found in queues_among(files.listdir(data_path)).values():

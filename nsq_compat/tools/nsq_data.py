@@ -142,7 +142,7 @@ def _export(files: Files, words: Sequence[str]) -> int:
         if os.path.realpath(target) != os.path.realpath(source):
             locks.enter_context(DataPathLock(target))
         go_export.recover(files, source)
-        topics = load_metadata(files, source) or ()
+        topics = load_metadata(files, source)
         complaints: list[str] = []
         backlogs = _stored_backlogs(files, source, complaints)
         messages = 0

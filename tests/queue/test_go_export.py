@@ -43,7 +43,7 @@ def gos(folder):
 
 
 def metadata_of(folder):
-    return decode_metadata((folder / "nsqd.dat").read_bytes())
+    return decode_metadata((folder / "nsqd.dat").read_bytes()).topics
 
 
 COMPLETE = [[b"1"], [b"2", b"3"], [b"4"]]
