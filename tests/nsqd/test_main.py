@@ -166,6 +166,33 @@ def test_data_is_for_nobody_else_whatever_the_umask_and_whatever_the_data_path_a
     assert tmp_path.stat().st_mode & 0o777 == 0o755
 
 
+def test_a_damaged_nsqd_dat_is_kept_aside_and_every_message_is_there(tmp_path):
+    with NsqdProcess(installed_nsqd(), tmp_path) as nsqd, connect(nsqd) as client:
+        nsqd.create_channel("t", "c")
+        client.sendall(b"  V2" + PUB * 10)
+        assert [hears(client) for _ in range(10)] == [OK] * 10
+        nsqd.kill()
+    (tmp_path / "nsqd.dat").write_bytes(b"garbage")
+    with NsqdProcess(installed_nsqd(), tmp_path) as nsqd:
+        assert nsqd.channel_stats("t", "c")["depth"] == 10
+        [error] = [line for line in nsqd._last_lines if "ERROR" in line]
+        assert f"metadata in {tmp_path}/nsqd.dat is damaged" in error
+        assert f"kept as {tmp_path}/nsqd.dat.bad-1" in error
+        assert nsqd.stop() == 0
+    assert (tmp_path / "nsqd.dat.bad-1").read_bytes() == b"garbage"
+    assert [topic["name"] for topic in json.loads((tmp_path / "nsqd.dat").read_bytes())["topics"]] == ["t"]
+
+
+def test_an_nsqd_dat_that_the_system_does_not_let_it_read_is_one_fatal_line(tmp_path):
+    (tmp_path / "nsqd.dat").mkdir()
+    result = run("--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", f"--data-path={tmp_path}")
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1].endswith(
+        f"FATAL: failed to load metadata - failed to read metadata from {tmp_path}/nsqd.dat - is a directory"
+    )
+    assert (tmp_path / "nsqd.dat").is_dir()
+
+
 def test_an_ipv4_wildcard_serves_both_families(tmp_path):
     process = NsqdProcess(installed_nsqd(), tmp_path, options=["--tcp-address=0.0.0.0:0"])
     with process:

@@ -15,6 +15,7 @@ from nsq_compat.protocol.go_json import (
     dumps,
     list_of,
     loads_object,
+    loads_untyped,
     object_of,
 )
 
@@ -204,3 +205,28 @@ def test_any_object_is_read_or_refused(members, ascii_only):
 def test_any_bytes_are_read_or_refused(data):
     with contextlib.suppress(JsonError):
         assert set(loads_object(data, FIELDS)) == set(FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("data", "value"),
+    [
+        (b'{"A":1,"b":[null,{"C":true}]}', {"a": 1, "b": [None, {"c": True}]}),
+        (b'{"a":1,"A":2,"a":null,"b":null}', {"a": 2, "b": None}),
+        (b'["\xff"]', ["\udcff"]),
+        (b" null ", None),
+    ],
+)
+def test_without_types_there_is_what_was_written(data, value):
+    assert loads_untyped(data) == value
+
+
+@given(st.binary() | VALUES.map(lambda value: json.dumps(value).encode()))
+def test_without_types_any_bytes_are_a_value_or_an_error(data):
+    with contextlib.suppress(JsonError):
+        loads_untyped(data)
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"{} x", b"[NaN]", b"\xef\xbb\xbf{}", b"[" * 100_000])
+def test_without_types_what_is_no_json_is_an_error(data):
+    with pytest.raises(JsonError):
+        loads_untyped(data)

@@ -198,6 +198,13 @@ def test_a_damaged_nsqd_dat_is_found(go_path, nsq_data):
     assert "unexpected end of JSON input" in lines[1]
 
 
+def test_an_nsqd_dat_whose_json_is_fine_but_makes_no_sense_is_damaged_too(go_path, nsq_data):
+    (go_path / "nsqd.dat").write_bytes(b'{"topics":[{"name":"a b"},{"name":"t","paused":3}]}')
+    code, lines, _ = nsq_data("check")
+    assert (code, lines[-1]) == (1, "damaged")
+    assert lines[1].endswith("topic 1 has the invalid name 'a b'; topic 2: paused is not a boolean")
+
+
 def test_everything_is_there_as_json(our_path, nsq_data):
     go_has(our_path, "u", b"4")
     code, (line,), _ = nsq_data("check", "--json")

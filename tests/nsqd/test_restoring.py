@@ -1,0 +1,180 @@
+"""What a start makes of nsqd.dat and the logs when nsqd.dat is damaged."""
+
+from collections.abc import Iterator
+from typing import cast
+
+import pytest
+
+from nsq_compat.nsqd.restoring import restore
+from nsq_compat.queue.data_path import our_folder
+from nsq_compat.queue.files import Files
+from nsq_compat.queue.go_data import GoMessage
+from nsq_compat.queue.go_queue_writer import write_queue
+from nsq_compat.queue.guid import GuidFactory
+from nsq_compat.queue.limits import QueueLimits
+from nsq_compat.queue.metadata import (
+    ChannelMetadata,
+    MetadataError,
+    TopicMetadata,
+    decode_metadata,
+    encode_metadata,
+)
+from nsq_compat.queue.storage import Durability, Storage
+from nsq_compat.queue.topic_log import TopicLog
+from tests.faults.disk import SimulatedDisk
+from tests.queue.conftest import NOW_NS, Daemon
+
+DATA_PATH = "/data"
+NSQD_DAT = "/data/nsqd.dat"
+TOPICS = (
+    TopicMetadata("orders", False, (ChannelMetadata("a"), ChannelMetadata("b", True))),
+    TopicMetadata("pay"),
+)
+WRITTEN = encode_metadata(TOPICS)
+WAITING = {("orders", "a"): [b"1", b"2"], ("orders", "b"): [b"1", b"2"], ("pay", "new"): [b"3"]}
+"""`new` is made after the start, and given what a topic without channels holds."""
+
+
+def start(disk: SimulatedDisk) -> Daemon:
+    files = cast("Files", disk)
+    storage = Storage(files, DATA_PATH, durability=Durability.OS, segment_size=1 << 20, commit=TopicLog.sync)
+    daemon = Daemon(QueueLimits(), storage)
+    restore(daemon.broker, storage)
+    return daemon
+
+
+def names(daemon: Daemon) -> dict[str, set[str]]:
+    return {name: set(topic.channels) for name, topic in daemon.broker.topics.items()}
+
+
+def waiting(daemon: Daemon) -> dict[tuple[str, str], list[bytes]]:
+    """What consumers are given, also of the channels that are paused."""
+    found = {}
+    for topic, channel in WAITING:
+        target = daemon.channel(channel, topic)
+        if target.paused:
+            target.unpause()
+        found[topic, channel] = daemon.consumer(channel, topic).takes()
+    return found
+
+
+@pytest.fixture(scope="module")
+def stored() -> SimulatedDisk:
+    """Two topics with logs, as they are after kill -9, and an nsqd.dat."""
+    disk = SimulatedDisk()
+    disk.mkdir(DATA_PATH)
+    disk.mkdir(our_folder(DATA_PATH))
+    daemon = start(disk)
+    daemon.channel("a")
+    daemon.channel("b")
+    daemon.publishes(b"1", b"2")
+    daemon.publishes(b"3", topic="pay")
+    disk.kill()
+    disk.put(NSQD_DAT, WRITTEN)
+    return disk
+
+
+def with_nsqd_dat(stored: SimulatedDisk, content: bytes) -> SimulatedDisk:
+    disk = stored.copy()
+    disk.put(NSQD_DAT, content)
+    return disk
+
+
+def kept_aside(disk: SimulatedDisk) -> list[str]:
+    return sorted(name for name in disk.listdir(DATA_PATH) if name.startswith("nsqd.dat."))
+
+
+def flips() -> Iterator[bytes]:
+    for bit in range(8 * len(WRITTEN)):
+        flipped = bytearray(WRITTEN)
+        flipped[bit // 8] ^= 1 << bit % 8
+        yield bytes(flipped)
+
+
+def test_undamaged_it_says_what_is_paused(stored, caplog):
+    disk = with_nsqd_dat(stored, WRITTEN)
+    daemon = start(disk)
+    assert names(daemon) == {"orders": {"a", "b"}, "pay": set()}
+    assert [daemon.channel(name).paused for name in ("a", "b")] == [False, True]
+    assert waiting(daemon) == WAITING
+    assert kept_aside(disk) == []
+    assert caplog.messages == []
+
+
+def test_whichever_bit_is_flipped_every_message_comes_and_what_is_kept_aside_is_logged(stored, caplog):
+    silent = 0
+    for flipped in flips():
+        caplog.clear()
+        disk = with_nsqd_dat(stored, flipped)
+        daemon = start(disk)
+        errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+        if kept_aside(disk):
+            assert kept_aside(disk) == ["nsqd.dat.bad-1"]
+            assert disk.content("/data/nsqd.dat.bad-1") == flipped
+            [error] = errors
+            assert "kept as /data/nsqd.dat.bad-1" in error, flipped
+        else:
+            assert errors == []
+            silent += 1
+            assert is_another_name_at_most(flipped), flipped
+        assert waiting(daemon) == WAITING, flipped
+    assert 0 < silent < 8 * len(WRITTEN) / 4
+
+
+def is_another_name_at_most(flipped: bytes) -> bool:
+    """Whether a flip that cannot be noticed changed nothing but the name of one topic or channel."""
+    [orders, pay] = decode_metadata(flipped).topics
+    [a, b] = orders.channels
+    assert (orders.paused, pay.paused, pay.channels, a.paused, b.paused) == (False, False, (), False, True)
+    return sum(found != written for found, written in zip(
+        (orders.name, a.name, b.name, pay.name), ("orders", "a", "b", "pay"), strict=True
+    )) <= 1  # fmt: skip
+
+
+@pytest.mark.parametrize("end", range(len(WRITTEN)))
+def test_wherever_it_is_cut_every_message_comes_and_an_error_is_logged(stored, caplog, end):
+    disk = with_nsqd_dat(stored, WRITTEN[:end])
+    daemon = start(disk)
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert disk.content("/data/nsqd.dat.bad-1") == WRITTEN[:end]
+    assert waiting(daemon) == WAITING
+
+
+def test_what_can_be_read_of_it_is_used(stored, caplog):
+    disk = with_nsqd_dat(stored, WRITTEN.replace(b'"pay"', b'"p y"'))
+    daemon = start(disk)
+    assert daemon.channel("b").paused
+    assert len(caplog.messages) == 1
+    assert "topic 2 has the invalid name 'p y'" in caplog.messages[0]
+    assert waiting(daemon) == WAITING
+
+
+def test_it_is_used_again_if_the_process_ends_before_it_is_replaced(stored):
+    disk = with_nsqd_dat(stored, WRITTEN.replace(b'"pay"', b'"p y"'))
+    start(disk)
+    daemon = start(disk.kill().copy())
+    assert daemon.channel("b").paused
+    assert waiting(daemon) == WAITING
+
+
+def test_gos_queues_are_not_imported_with_a_damaged_one_but_without_any(stored, caplog):
+    disk = with_nsqd_dat(stored, WRITTEN[:-1])
+    [number] = GuidFactory(7).take(1, NOW_NS)
+    write_queue(cast("Files", disk), DATA_PATH, "go:c", [GoMessage(NOW_NS, 0, number, b"go's")], 1 << 20)
+    before = sorted(disk.listdir(DATA_PATH))
+    with pytest.raises(MetadataError, match="Go's queues beside it are not imported"):
+        start(disk)
+    assert sorted(disk.listdir(DATA_PATH)) == before
+    disk.unlink(NSQD_DAT)
+    daemon = start(disk)
+    assert daemon.consumer("c", "go").takes() == [b"go's"]
+    assert waiting(daemon) == WAITING
+
+
+def test_gos_queues_without_a_message_are_not_put_away_either(stored):
+    disk = with_nsqd_dat(stored, WRITTEN.replace(b'"pay"', b'"p y"'))
+    write_queue(cast("Files", disk), DATA_PATH, "go:c", [], 1 << 20)
+    before = sorted(disk.listdir(DATA_PATH))
+    with pytest.raises(MetadataError, match="topic 2 has the invalid name 'p y'"):
+        start(disk)
+    assert sorted(disk.listdir(DATA_PATH)) == before
