@@ -16,7 +16,7 @@ def restore(broker: Broker, storage: Storage) -> None:
     """Every topic that has a log or is named in nsqd.dat, with its channels. Raises ``MetadataError``, ``OSError``.
 
     A topic's own log knows best which channels it has and whether it is paused; nsqd.dat knows which channels are, and
-    all of a topic that has no log. What can be read of a damaged nsqd.dat is used; the file is kept under another name.
+    all of a topic that has no log. What can be read of a damaged nsqd.dat is used; a copy of it is kept.
     """
     take_over(storage.files, storage.data_path, storage.segment_size)
     named = {topic.name: topic for topic in recover_metadata(storage.files, storage.data_path)}

@@ -1,6 +1,7 @@
 """The folder given as --data-path: who may use it, and where things lie in it.
 
     nsqd.dat                         in Go's form, see ``metadata``
+    nsqd.dat.bad-<n>                 a copy of a damaged one, for the operator
     <queue>.diskqueue.*.dat          Go's messages, until they are imported: see ``go_import``
     nsq_compat/                      ours; Go looks at nothing in it
         <topic>.topic/               a topic's log and checkpoint

@@ -81,7 +81,7 @@ def load_metadata(files: Files, data_path: str) -> tuple[TopicMetadata, ...]:
 
 
 def recover_metadata(files: Files, data_path: str) -> tuple[TopicMetadata, ...]:
-    """The topics that can be read in nsqd.dat in `data_path`. A damaged file is kept under another name, and logged.
+    """The topics that can be read in nsqd.dat in `data_path`. Of a damaged file a copy is kept and one ERROR logged.
 
     nsqd.dat itself stays until it is replaced, so that what can be read is not lost if the process ends before that.
     Raises ``MetadataError`` when the system does not let it be read or kept.
@@ -169,7 +169,7 @@ def _keep_aside(files: Files, data_path: str, content: bytes) -> str:
 
 def _has_content(files: Files, path: str, content: bytes) -> bool:
     try:
-        return read_file(files, path) == content
+        return files.size(path) == len(content) and read_file(files, path) == content
     except OSError:
         return False
 
@@ -181,12 +181,18 @@ class _Decoder:
         self.damages: list[str] = []
 
     def decode(self, data: bytes) -> Metadata:
-        topics: dict[str, TopicMetadata] = {}
+        if not data.strip():
+            return Metadata(damages=("unexpected end of JSON input",))
         try:
-            root = loads_untyped(data) if data.strip() else self._refuse_nothing()
+            root = loads_untyped(data)
         except JsonError as error:
             return Metadata(damages=(str(error),))
-        for number, row in enumerate(self._fields(root, _ROOT, "the file")["topics"], 1):
+        topics = self._topics(self._fields(root, _ROOT, "the file")["topics"])
+        return Metadata(topics, tuple(self.damages))
+
+    def _topics(self, rows: Iterable[object]) -> tuple[TopicMetadata, ...]:
+        topics: dict[str, TopicMetadata] = {}
+        for number, row in enumerate(rows, 1):
             topic = self._topic(row, f"topic {number}")
             if topic is None:
                 continue
@@ -196,11 +202,7 @@ class _Decoder:
                 if known != topic:
                     # Which channels are this topic's is not known, and a wrong one would be given its messages.
                     topics[topic.name] = TopicMetadata(topic.name)
-        return Metadata(tuple(topics.values()), tuple(self.damages))
-
-    @staticmethod
-    def _refuse_nothing() -> None:
-        raise JsonError("unexpected end of JSON input")
+        return tuple(topics.values())
 
     def _topic(self, row: object, place: str) -> TopicMetadata | None:
         fields = self._fields(row, _TOPIC, place)
