@@ -44,6 +44,7 @@ from nsq_compat.queue.guid import GuidFactory
 from nsq_compat.queue.in_flight import InFlight
 from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.line import Locality
+from nsq_compat.queue.segment import Segment
 from nsq_compat.queue.stats import ClientStats
 from nsq_compat.queue.storage import CHECKPOINT, Durability, Storage, TopicStore
 from nsq_compat.queue.topic import Topic
@@ -57,14 +58,22 @@ EPHEMERAL = "tail#ephemeral"
 MSG_TIMEOUT = 60.0
 A_YEAR = 31_536_000.0
 PLENTY = 1000
+AFTER_RETRIES = 7
+"""Seconds: more than the longest pause between two attempts to read."""
 
 Body = bytes
 
 
 class Disk(SimulatedDisk):
-    """A disk that can be full. Who finds it so has written half of what it wanted, in whole sectors."""
+    """A disk that can be full, or unreadable. A write to a full disk writes half of its data, in whole sectors."""
 
     full = False
+    unreadable = False
+
+    def pread(self, fd: int, size: int, offset: int) -> bytes:
+        if self.unreadable:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().pread(fd, size, offset)
 
     def pwrite(self, fd: int, data: bytes, offset: int) -> int:
         if not self.full:
@@ -763,6 +772,29 @@ class QueueInMemory(QueueOnDisk):
             self.requeue_all_for_long(channel)
 
 
+class QueueOnDiskThatFailsReads(QueueOnDisk):
+    """An error of the system loses nothing and passes nothing over."""
+
+    @has_channels
+    @rule(channel=pick, which=st.integers(0, 1), room=st.sampled_from([1, 2, 4, 100]))
+    def take_while_reads_fail(self, channel: int, which: int, room: int) -> None:
+        self.disk.unreadable = True
+        self.take(channel, which, room)
+        self.everything_is_where_it_must_be()
+        self.disk.unreadable = False
+        self.time_passes(AFTER_RETRIES)
+
+    @rule(seconds=st.sampled_from([1, 61, 600]))
+    def time_passes_while_reads_fail(self, seconds: int) -> None:
+        """Messages that are due and cannot be read come when they can be."""
+        self.disk.unreadable = True
+        self.now += seconds
+        self.wall += seconds
+        self.broker.schedule.run(self.now)
+        self.disk.unreadable = False
+        self.time_passes(AFTER_RETRIES)
+
+
 class QueueAtFsync(QueueOnDisk):
     """At level fsync, where every crash is a power cut. What all runs together went through is counted."""
 
@@ -784,8 +816,10 @@ class QueueAtFsync(QueueOnDisk):
         QueueAtFsync.published += self.serial
 
 
-QueueOnDisk.TestCase.settings = QueueInMemory.TestCase.settings = settings(stateful_step_count=60)
+for each in (QueueOnDisk, QueueOnDiskThatFailsReads, QueueInMemory):
+    each.TestCase.settings = settings(stateful_step_count=60)
 TestQueueOnDisk = QueueOnDisk.TestCase
+TestQueueOnDiskThatFailsReads = QueueOnDiskThatFailsReads.TestCase
 TestQueueInMemory = QueueInMemory.TestCase
 
 
@@ -843,6 +877,18 @@ def _does_nothing(_: Callable[..., Any]) -> Callable[..., None]:
 
 
 Mutant = tuple[type[QueueOnDisk], object, str, Callable[[Any], Any]]
+
+
+def _reads_zeros(pread: Callable[..., bytes]) -> Callable[..., bytes]:
+    def mutant(segment: Segment, size: int, offset: int) -> bytes:
+        try:
+            return pread(segment, size, offset)
+        except OSError:
+            return bytes(size)
+
+    return mutant
+
+
 MUTANTS: dict[str, Mutant] = {
     "a place that skips a message": (QueueOnDisk, Cursor, "take", _loses_one_of_many),
     "a log that is deleted too early": (QueueOnDisk, TopicLog, "release", _deletes_too_much),
@@ -858,6 +904,7 @@ MUTANTS: dict[str, Mutant] = {
     "a checkpoint before the disk has its name": (QueueAtFsync, TopicLog, "note_new_name", _does_nothing),
     "ids that begin again": (QueueOnDisk, GuidFactory, "start_after", _does_nothing),
     "a log begun late that knows no channels": (QueueOnDisk, TopicStore, "begin", _does_nothing),
+    "a read error that reads as zeros": (QueueOnDiskThatFailsReads, Segment, "pread", _reads_zeros),
 }
 
 
