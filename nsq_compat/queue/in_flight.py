@@ -11,12 +11,14 @@ Invariant: every id in `frames` has exactly one deadline, in `_exceptions` if it
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Final, NamedTuple
 
 from nsq_compat.protocol.message import message_ids
 
 NEVER: Final = float("inf")
 _SPARE_PLACES: Final = 1024
+_ALL: Final = 1 << 30
 
 
 class _Exception(NamedTuple):
@@ -95,10 +97,10 @@ class InFlight:
         self._exceptions[message_id] = _Exception(deadline, delivered)
         return deadline
 
-    def expire(self, now: float) -> list[bytes]:
-        """Take out the frames whose deadline has come, oldest delivery first."""
+    def expire(self, now: float, limit: int = _ALL) -> list[bytes]:
+        """Take out the frames whose deadline has come, oldest delivery first; `limit` may be exceeded by one batch."""
         expired: list[bytes] = []
-        while self._batches and self._batches[0][0] <= now:
+        while self._batches and self._batches[0][0] <= now and len(expired) < limit:
             ids = self._batches.popleft()[2]
             self._places -= len(ids)
             for message_id in ids:
@@ -106,8 +108,8 @@ class InFlight:
                     self._returned.discard(message_id)
                 else:
                     self._take_if_there(message_id, expired)
-        due = [message_id for message_id, exception in self._exceptions.items() if exception.deadline <= now]
-        for message_id in due:
+        due = (message_id for message_id, exception in self._exceptions.items() if exception.deadline <= now)
+        for message_id in list(islice(due, max(0, limit - len(expired)))):
             del self._exceptions[message_id]
             self._take_if_there(message_id, expired)
         return expired

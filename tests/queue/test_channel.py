@@ -87,6 +87,24 @@ def test_a_message_that_is_not_answered_in_time_comes_back(daemon, channel):
     assert consumer.attempts(b"a") == 2
 
 
+def test_many_timeouts_at_once_are_handled_a_part_at_a_time(daemon, channel):
+    bodies = [b"%d" % number for number in range(5000)]
+    daemon.publishes(*bodies)
+    consumers = [daemon.consumer(timeout=60.0), daemon.consumer(timeout=60.0)]
+    taken = 0
+    while taken < 5000:
+        taken += sum(len(consumer.takes(256)) for consumer in consumers)
+    daemon.now += 60.0
+    counts = []
+    while channel.on_alarm(daemon.now) <= daemon.now:
+        counts.append(channel.timeout_count)
+    counts.append(channel.timeout_count)
+    handled = [after - before for before, after in zip([0, *counts], counts, strict=False)]
+    assert len(handled) >= 4
+    assert max(handled) < 1024 + 256
+    assert (channel.timeout_count, channel.in_flight_count, channel.depth) == (5000, 0, 5000)
+
+
 def test_each_consumer_has_its_own_timeout(daemon):
     slow, fast = daemon.consumer(timeout=60.0), daemon.consumer(timeout=10.0)
     daemon.publishes(b"a", b"b")
