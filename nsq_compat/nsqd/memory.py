@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -17,16 +18,20 @@ class MemoryFigures:
     def __init__(self) -> None:
         self._pauses_us: deque[float] = deque(maxlen=_REMEMBERED_PAUSES)
         self._began = 0.0
+        self._pages = (0, 0)  # of the whole process, and resident; as they were read last
         gc.callbacks.append(self._on_collection)
 
     def figures(self) -> dict[str, int]:
         """By NSQ's names and in its order; sizes in bytes, pauses in microseconds."""
-        size, resident = (int(pages) * _PAGE for pages in Path("/proc/self/statm").read_text("ascii").split()[:2])
+        with suppress(OSError):  # without a free descriptor /stats has the figures of its last call
+            size, resident = Path("/proc/self/statm").read_text("ascii").split()[:2]
+            self._pages = int(size), int(resident)
+        total_bytes, resident_bytes = (pages * _PAGE for pages in self._pages)
         pauses = sorted(self._pauses_us)
         return {
             "heap_objects": sys.getallocatedblocks(),
-            "heap_idle_bytes": size - resident,
-            "heap_in_use_bytes": resident,
+            "heap_idle_bytes": total_bytes - resident_bytes,
+            "heap_in_use_bytes": resident_bytes,
             "heap_released_bytes": 0,
             "gc_pause_usec_100": _percentile(pauses, 100),
             "gc_pause_usec_99": _percentile(pauses, 99),
