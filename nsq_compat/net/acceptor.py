@@ -14,7 +14,8 @@ from nsq_compat.net.listeners import address_of, close_listener, prepare_client
 log = logging.getLogger(__name__)
 
 _READABLE: Final = 1
-_BURST: Final = 64
+_BURST: Final = 16
+"""Clients accepted in one iteration of the event loop, each of which takes some 0.2 ms until it is served."""
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 1.0
 # What accept() says when a client has gone again: nothing to wait for.

@@ -24,6 +24,7 @@ Invariants:
 - Bytes that inflate are taken by the piece: each is answered before the next is made, and others run in between.
 - A session that has more to do than it does at once (`has_unread`) is called again and again by the greenlet, and
   others run in between; nothing is read from the socket meanwhile.
+- However many clients leave at once, few of them are seen off in one iteration of the event loop (`Endings`).
 - Nothing a client sends or omits ends anything but its own connection.
 """
 
@@ -32,12 +33,13 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final, Generic, TypeVar
 
 import gevent
 
 from nsq_compat.net.codec_stack import CodecStack
-from nsq_compat.net.long_work import let_others_run
+from nsq_compat.net.long_work import Endings, let_others_run
 from nsq_compat.net.tls import MakeTls, Tls
 from nsq_compat.net.tls_words import TlsError
 from nsq_compat.net.turn import Turn
@@ -86,6 +88,7 @@ class Connection(Generic[Session]):
         session_waits: bool = True,
         vigil: Vigil | None = None,
         turn: Turn | None = None,
+        endings: Endings | None = None,
     ) -> None:
         client.setblocking(False)
         hub = gevent.get_hub()
@@ -102,6 +105,7 @@ class Connection(Generic[Session]):
         self._session_waits = session_waits
         self._vigil = vigil
         self._turn = Turn(hub.loop) if turn is None else turn
+        self._endings = Endings(hub) if endings is None else endings
         self._in_place = not session_waits  # whether the watcher's callback reads, and not the greenlet
         self._unsettled = False  # it has, and left something to the greenlet
         self._watching = False
@@ -114,6 +118,7 @@ class Connection(Generic[Session]):
         self._codecs: CodecStack | None = None
         self._pieces: Iterator[bytes] | None = None  # of one read, still to be fed to the session
         self._encode: Callable[[bytes], bytes] | None = None
+        self._input_ended = False  # the client sends no more
         self._hung_up = False
         self._over = False
         self.session = make_session(self, _monotonic(), _time_ns())
@@ -135,21 +140,25 @@ class Connection(Generic[Session]):
         while self._wait_readable():
             if self._unsettled:
                 self._unsettled = False
-            elif not self._read():
-                return
+            else:
+                self._read()
             if self._writer is not None or self.session.has_unread or self.session.upgrade is not None:
                 self._settle()
 
-    def _read(self) -> bool:
-        """Serve what one read brings; False when there is nothing more to come that matters."""
+    def _read(self) -> None:
+        """Serve what one read brings."""
         try:
             data = self._receive_what_came()
         except BlockingIOError:
-            return True
-        session, codecs = self.session, self._codecs
+            return
+        except OSError as error:
+            self._end_input(partial(self._lose, error))
+            return
         if not data:
-            session.end_of_input()
-        elif codecs is None:
+            self._end_input(self._on_end_of_input)
+            return
+        session, codecs = self.session, self._codecs
+        if codecs is None:
             session.receive_data(data, _monotonic(), _time_ns())
         elif self._in_place and self._tls is not None:
             self._decode_tls(self._tls, data)
@@ -157,11 +166,31 @@ class Connection(Generic[Session]):
             self._decode(codecs, data)
         answered = session.posted is None
         if answered:
-            self._answer(data)
+            self._answer()
         vigil = self._vigil
         if vigil is not None and (vigil.patient or (answered and not session.amid_command)):
             vigil.served()
-        return bool(data) or not self._hung_up
+
+    def _end_input(self, act: Callable[[], None]) -> None:
+        """Nothing more is read; `act` is called now, or later if many others have just ended."""
+        if not self._input_ended:
+            self._input_ended = True
+            self._stop_watching()
+            if self._endings.may_go_first():
+                act()
+            else:
+                self._endings.call(act)
+
+    def _on_end_of_input(self) -> None:
+        try:
+            if not self._over:
+                self.session.end_of_input()
+                if self.session.posted is None:
+                    self.flush()
+                if self._hung_up:
+                    self.abort()
+        except Exception as error:  # the top of a callback, as `run` is the top of a greenlet
+            self._lose(error)
 
     def _receive_what_came(self) -> bytes:
         """Raises ``BlockingIOError``; at the end of the stream nothing."""
@@ -176,9 +205,9 @@ class Connection(Generic[Session]):
         self._expects_few = len(data) < FEW < self._receive_size
         return data
 
-    def _answer(self, data: bytes) -> None:
+    def _answer(self) -> None:
         """Send the replies to it; behind the messages it brought, if nothing waits for them to be out."""
-        if self._turn.due and data and self.session.upgrade is None:
+        if self._turn.due and self.session.upgrade is None:
             self.wake()
         else:
             self.flush()
@@ -193,11 +222,11 @@ class Connection(Generic[Session]):
         try:
             if not self._in_place:
                 self._resume_reader()
-            elif not self._read():
-                self.abort()
-            elif self._writer is not None or self.session.has_unread or self.session.upgrade is not None:
-                self._unsettled = True
-                self._resume_reader()
+            else:
+                self._read()
+                if self._writer is not None or self.session.has_unread or self.session.upgrade is not None:
+                    self._unsettled = True
+                    self._resume_reader()
         except Exception as error:  # the top of a callback, as `run` is the top of a greenlet
             self._lose(error)
         finally:
@@ -242,7 +271,7 @@ class Connection(Generic[Session]):
         # Waiting before reading saves the system call that would fail; a watcher that is kept saves two more. It is
         # level-triggered: when it fires while the greenlet waits elsewhere it is stopped.
         if not self._over:
-            if not self._watching:
+            if not self._watching and not self._input_ended:
                 self._watching = True
                 self._readable.start(self._on_readable)
             self._switch_to_hub()
@@ -470,7 +499,7 @@ class Connection(Generic[Session]):
         """Close at once, whatever is owed."""
         if not self._over:
             self._over = True
-            self._hub.loop.run_callback(self._resume_reader)
+            self._endings.call(self._resume_reader)
 
     def _hang_up(self) -> None:
         """All is said: shut our side, and drop what still comes until the client closes or has had its time."""
@@ -478,7 +507,10 @@ class Connection(Generic[Session]):
         self.session.closed()
         with contextlib.suppress(OSError):  # the client was quicker
             self._socket.shutdown(socket.SHUT_WR)
-        self._set_alarm()
+        if self._input_ended:
+            self.abort()
+        else:
+            self._set_alarm()
 
     def _lose(self, error: Exception) -> None:
         if isinstance(error, OSError):

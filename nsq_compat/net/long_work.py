@@ -2,9 +2,12 @@
 
 However many greenlets have such work, one of them does one step in each iteration of the loop, in the order in which
 they asked. So a client that asks for little waits for one step at most, and not for one of every busy client.
+
+`Endings` does the same for connections that end: thousands may end at once, and each takes a tenth of a millisecond.
 """
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -13,6 +16,8 @@ from gevent.hub import Hub, get_hub
 
 A_TURN: Final = 1e-9
 """Seconds until the loop has looked at its sockets. Not zero: a thousand callbacks pass before it does."""
+ENDINGS_AT_ONCE: Final = 32
+"""Calls in one iteration of the loop, each of some 0.1 ms."""
 
 
 class StepQueue:
@@ -62,3 +67,40 @@ def let_others_run() -> None:
     if queue is None:
         queue = _queues[hub] = StepQueue(hub)
     queue.wait()
+
+
+class Endings:
+    """One server's: what is to be done for connections that end, `ENDINGS_AT_ONCE` of it in an iteration of the loop."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._loop: Any = hub.loop
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._timer = self._loop.timer(A_TURN)
+        self._count = 0  # in this iteration
+
+    def may_go_first(self) -> bool:
+        """Whether there is room in this iteration, which is then taken."""
+        if self._waiting or self._count >= ENDINGS_AT_ONCE:
+            return False
+        self._add_one()
+        return True
+
+    def call(self, end: Callable[[], None]) -> None:
+        """Soon, and not from within this call; the hub calls it."""
+        if self.may_go_first():
+            self._loop.run_callback(end)
+        else:
+            self._waiting.append(end)
+
+    def _next(self) -> None:
+        """Runs in the hub at the beginning of an iteration."""
+        self._timer.stop()
+        self._count = 0
+        while self._waiting and self._count < ENDINGS_AT_ONCE:
+            self._add_one()
+            self._loop.run_callback(self._waiting.popleft())
+
+    def _add_one(self) -> None:
+        if not self._count:
+            self._timer.start(self._next, update=False)
+        self._count += 1
