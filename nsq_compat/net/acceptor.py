@@ -14,7 +14,7 @@ from nsq_compat.net.listeners import address_of, close_listener, prepare_client
 log = logging.getLogger(__name__)
 
 _READABLE: Final = 1
-_BURST: Final = 16
+ACCEPTED_AT_ONCE: Final = 16
 """Clients accepted in one iteration of the event loop, each of which takes some 0.2 ms until it is served."""
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 1.0
@@ -72,7 +72,7 @@ class Acceptor:
 
     def _accept_waiting(self) -> None:
         """Take what waits, but not for ever: others want to run."""
-        for _ in range(_BURST):
+        for _ in range(ACCEPTED_AT_ONCE):
             self._descriptors.check()
             try:
                 client, name = self._listener.accept()

@@ -70,7 +70,7 @@ def let_others_run() -> None:
 
 
 class Endings:
-    """One server's: what is to be done for connections that end, `ENDINGS_AT_ONCE` of it in an iteration of the loop."""
+    """One server's: what is done for connections that end, `ENDINGS_AT_ONCE` of it in an iteration of the loop."""
 
     def __init__(self, hub: Hub) -> None:
         self._loop: Any = hub.loop

@@ -1,0 +1,110 @@
+"""Thousands of clients that come or go at once: how much of it one iteration of the event loop does."""
+
+import socket
+from collections.abc import Iterator
+
+import gevent
+import pytest
+
+from nsq_compat.net.acceptor import ACCEPTED_AT_ONCE, Acceptor
+from nsq_compat.net.connection import Connection
+from nsq_compat.net.listeners import listen
+from nsq_compat.net.long_work import ENDINGS_AT_ONCE
+
+CLIENTS = 400
+MOST_ENDINGS = 2 * ENDINGS_AT_ONCE
+"""What was begun at the end of one iteration may be done in the next."""
+
+
+class Iterations:
+    """Counts what happens in each iteration of the loop, which ends where the loop is about to wait."""
+
+    def __init__(self) -> None:
+        self.counts = [0]
+        self._watcher = gevent.get_hub().loop.prepare(priority=-2)  # behind gevent's own, which runs greenlets
+        self._watcher.start(self._next)
+
+    def count(self) -> None:
+        self.counts[-1] += 1
+
+    def stop(self) -> None:
+        self._watcher.stop()
+        self._watcher.close()
+
+    def _next(self) -> None:
+        if self.counts[-1]:
+            self.counts.append(0)
+
+
+@pytest.fixture
+def iterations() -> Iterator[Iterations]:
+    iterations = Iterations()
+    yield iterations
+    iterations.stop()
+
+
+def test_clients_that_leave_at_once_are_seen_off_some_at_a_time(server, connect, eventually, iterations, monkeypatch):
+    clients = [connect().subscribes(b"t", b"c", ready=1) for _ in range(CLIENTS)]
+    end = Connection._end
+
+    def counted_end(connection) -> None:
+        iterations.count()
+        end(connection)
+
+    monkeypatch.setattr(Connection, "_end", counted_end)
+    for client in clients:
+        client.socket.close()
+    eventually(lambda: not server.tcp.sessions)
+    assert sum(iterations.counts) == CLIENTS
+    assert max(iterations.counts) <= MOST_ENDINGS
+
+
+def test_who_stays_is_served_while_the_others_are_seen_off(server, connect, eventually):
+    clients = [connect() for _ in range(CLIENTS)]
+    staying = connect()
+    for client in clients:
+        client.socket.close()
+    staying.publishes(b"t", b"x")
+    assert len(server.tcp.sessions) > 1
+    eventually(lambda: len(server.tcp.sessions) == 1)
+
+
+def test_consumers_of_a_deleted_channel_are_seen_off_some_at_a_time(
+    server, connect, eventually, iterations, monkeypatch
+):
+    clients = [connect().subscribes(b"t", b"c", ready=1) for _ in range(CLIENTS)]
+    end = Connection._end
+
+    def counted_end(connection) -> None:
+        iterations.count()
+        end(connection)
+
+    monkeypatch.setattr(Connection, "_end", counted_end)
+    server.broker.topics["t"].delete_channel("c")
+    eventually(lambda: not server.tcp.sessions)
+    assert max(iterations.counts) <= MOST_ENDINGS
+    for client in clients:
+        assert client.rest() == b""
+
+
+def test_clients_that_arrive_at_once_are_accepted_some_at_a_time(eventually, iterations):
+    accepted: list[socket.socket] = []
+
+    def serve(client: socket.socket, name: object) -> None:
+        iterations.count()
+        accepted.append(client)
+
+    listener = listen("127.0.0.1:0")
+    clients = []
+    for _ in range(100):
+        client = socket.socket()
+        client.setblocking(False)
+        client.connect_ex(listener.getsockname())
+        clients.append(client)
+    acceptor = Acceptor(listener, "TCP", serve)
+    acceptor.start()
+    eventually(lambda: len(accepted) == 100)
+    acceptor.stop()
+    for client in (*clients, *accepted):
+        client.close()
+    assert max(iterations.counts) <= ACCEPTED_AT_ONCE
