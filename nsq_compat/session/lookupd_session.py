@@ -7,7 +7,7 @@ Invariants:
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from nsq_compat.protocol.durations import SECOND, format_duration
@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 SILENCE: Final = 60.0
 """Seconds for each step up to IDENTIFY. Behind it a peer may be silent: that makes it inactive, no more."""
 WRITE_TIMEOUT: Final = 30.0
+COMMANDS_AT_ONCE: Final = 64
+"""Commands that one call executes at most; each takes some 20 us and most are logged."""
 _NEVER: Final = float("inf")
 
 
@@ -49,6 +51,7 @@ class LookupdSession(Conversation):
         self._opening = b""
         self._opened = False
         self._reader = LookupCommandReader(self._admit)
+        self._commands: Iterator[LookupCommand] = iter(())  # of what was received, yet to be executed
         self._producer: Producer | None = None
         self._replies: list[bytes] = []
         self._now = now
@@ -63,12 +66,21 @@ class LookupdSession(Conversation):
         self._now, self._now_ns = now, now_ns
         self._within_boundary(self._receive, data)
 
+    def read_on(self, now: float, now_ns: int) -> None:
+        if self.closing:
+            self.has_unread = False
+            return
+        self._now, self._now_ns = now, now_ns
+        self._within_boundary(self._execute)
+
     def end_of_input(self) -> None:
+        while self.has_unread:
+            self.read_on(self._now, self._now_ns)
         if not self.closing:
             self._within_boundary(self._reader.end_of_input)
 
     def data_to_send(self, now: float) -> bytes:
-        if now >= self._deadline and not self.closing:
+        if now >= self._deadline and not self.closing and not self.has_unread:
             self.end_of_input()
         data = b"".join(self._replies)
         self._replies.clear()
@@ -87,6 +99,7 @@ class LookupdSession(Conversation):
 
     def closed(self) -> None:
         self.closing = True
+        self.has_unread = False
         if self._opened:
             log.info("PROTOCOL(V1): [%s] exiting ioloop", self.peer)
             self._opened = False
@@ -99,10 +112,20 @@ class LookupdSession(Conversation):
     def _receive(self, data: bytes) -> None:
         if not self._opened:
             data = self._receive_magic(data)
-        for command in self._reader.receive_data(data) if data else ():
+        if data:
+            self._commands = self._reader.receive_data(data)
+            self._execute()
+
+    def _execute(self) -> None:
+        """Some of the commands that wait. `has_unread` says whether there may be more."""
+        self.has_unread = False
+        for count, command in enumerate(self._commands, 1):
             self._replies.append(reply(_ON_COMMAND[command.tokens[0]](self, command)))
             if self._producer is None:
                 self._deadline = self._now + SILENCE
+            if count == COMMANDS_AT_ONCE:
+                self.has_unread = True
+                return
 
     def _receive_magic(self, data: bytes) -> bytes:
         """Returns what came behind the magic."""

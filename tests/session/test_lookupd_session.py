@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from nsq_compat.protocol.lookup_commands import LookupdInfo
 from nsq_compat.registry.registration_db import RegistrationDb
 from nsq_compat.session.conversation import Conversation
-from nsq_compat.session.lookupd_session import LookupdSession
+from nsq_compat.session.lookupd_session import COMMANDS_AT_ONCE, LookupdSession
 
 ABOUT_US = LookupdInfo("lookup1", "host1", 4161, 4160, "1.3.0")
 INFO = (
@@ -66,6 +66,9 @@ class Client:
                 now = self._nsqlookupd.now
                 self.session.receive_data(piece, now, int(now * 1e9))
                 self.flush()
+                while self.session.has_unread:
+                    self.session.read_on(now, int(now * 1e9))
+                    self.flush()
         return self
 
     def identifies(self, **about: Any) -> "Client":
@@ -355,3 +358,15 @@ def test_any_bytes_lead_to_replies_or_to_an_error_and_a_close_in_any_cut(data, p
 @given(st.binary(max_size=60), cuts)
 def test_noise_from_the_start_is_harmless(data, positions):
     Nsqlookupd().connect(b"").says(*cut(data, positions)).stops_sending().and_is_closed()
+
+
+def test_a_read_full_of_commands_is_executed_in_parts(nsqlookupd):
+    session = nsqlookupd.joins().session
+    session.receive_data(b"REGISTER t c\n" * 1000, nsqlookupd.now, 0)
+    assert session.owed_replies == COMMANDS_AT_ONCE * len(b"\0\0\0\2OK")
+    calls = 1
+    while session.has_unread:
+        session.read_on(nsqlookupd.now, 0)
+        calls += 1
+    assert calls >= 1000 / COMMANDS_AT_ONCE
+    assert session.owed_replies == 1000 * len(b"\0\0\0\2OK")
