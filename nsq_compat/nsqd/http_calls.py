@@ -34,7 +34,7 @@ from nsq_compat import __version__
 from nsq_compat.protocol.go_json import INT64, JsonError, loads_object
 
 LARGEST_ANSWER: Final = 4 << 20
-"""Bytes of a body."""
+"""Bytes of a body, unless the caller says less."""
 THREADS_PER_SERVER: Final = 256
 """A server that takes a second for each answer still has an answer for a thousand clients that come back at once."""
 MOST_REDIRECTS: Final = 10
@@ -91,16 +91,16 @@ class HttpCalls:
         """Let everybody go who waits, and nobody wait any more."""
         self._stopping.set()
 
-    def get(self, url: str) -> bytes:
-        """The body of the answer. Raises ``CallFailed``, also for every status but 200."""
-        return self._call("GET", url, None)
+    def get(self, url: str, largest: int = LARGEST_ANSWER) -> bytes:
+        """The body of the answer, of `largest` bytes at most. Raises ``CallFailed``, also for every status but 200."""
+        return self._call("GET", url, None, largest)
 
-    def post(self, url: str, body: bytes) -> bytes:
+    def post(self, url: str, body: bytes, largest: int = LARGEST_ANSWER) -> bytes:
         """As `get`, for a body of JSON."""
-        return self._call("POST", url, body)
+        return self._call("POST", url, body, largest)
 
-    def _call(self, method: str, url: str, body: bytes | None) -> bytes:
-        call = _Call(method, url, body, (self._connect_timeout, self._request_timeout), self._tls)
+    def _call(self, method: str, url: str, body: bytes | None, largest: int) -> bytes:
+        call = _Call(method, url, body, (self._connect_timeout, self._request_timeout), self._tls, largest)
         late = CallFailed(f"no answer within {self._request_timeout:g}s")
         try:
             with gevent.Timeout(self._request_timeout, late):
@@ -137,9 +137,16 @@ class _Call:
     """One call. `outcome` runs in a thread; `abandon` is called by the greenlet that waited, in any case."""
 
     def __init__(
-        self, method: str, url: str, body: bytes | None, timeouts: tuple[float, float], tls: ssl.SSLContext
+        self,
+        method: str,
+        url: str,
+        body: bytes | None,
+        timeouts: tuple[float, float],
+        tls: ssl.SSLContext,
+        largest: int,
     ) -> None:
         self.tls = tls
+        self._largest = largest
         self._method = method
         self._url = url
         self._body = body
@@ -184,9 +191,9 @@ class _Call:
         request = requests.Request(self._method, self._url, headers=headers, data=self._body).prepare()
         # A session would ask the environment for more, and read the whole body of a redirect, however long.
         with closing(_Adapter(self)) as adapter, adapter.send(request, stream=True, timeout=self._timeouts) as response:
-            body = response.raw.read(LARGEST_ANSWER + 1, decode_content=False)
-            if len(body) > LARGEST_ANSWER:
-                raise CallFailed(f"answered with more than {LARGEST_ANSWER} bytes")
+            body = response.raw.read(self._largest + 1, decode_content=False)
+            if len(body) > self._largest:
+                raise CallFailed(f"answered with more than {self._largest} bytes")
             return response.status_code, response.headers.get("Location"), body
 
     def connected(self, connection: socket.socket) -> None:

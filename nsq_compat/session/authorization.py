@@ -19,6 +19,7 @@ from nsq_compat.protocol.quoting import quote
 _SUBSCRIBE: Final = "subscribe"
 _PUBLISH: Final = "publish"
 _COMPILED_PATTERNS: Final = 4096
+# nsqd: takes answers of any size (auth-size).
 LARGEST_ANSWER: Final = 256 * 1024
 """Bytes of JSON, which is parsed without letting other threads run."""
 MOST_PATTERNS: Final = 2000

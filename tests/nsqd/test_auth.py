@@ -3,20 +3,23 @@
 import json
 import signal
 import socket
+import socketserver
 import ssl
 import struct
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from threading import Thread
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import gevent
 import pytest
+import urllib3
 
 from nsq_compat.nsqd.auth import GET, POST, AuthServers
 from nsq_compat.nsqd.http_calls import HttpCalls, client_tls
-from nsq_compat.session.authorization import AuthFailed, Credentials
+from nsq_compat.session.authorization import LARGEST_ANSWER, AuthFailed, Credentials
 from nsq_conformance.auth_server import EVERYTHING, AuthServer
 from nsq_conformance.certificates import Certificates
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
@@ -45,6 +48,41 @@ def nobody() -> str:
 
 
 # --- Asking -----------------------------------------------------------------------------------------------------------
+
+
+class FourMegabytes(socketserver.StreamRequestHandler):
+    """An answer of HTTP that is larger than an auth server's may be."""
+
+    def handle(self) -> None:
+        while self.rfile.readline().strip():
+            pass
+        with suppress(OSError):  # the other side closes before it has everything
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4000000\r\n\r\n" + b" " * 4_000_000)
+
+
+@pytest.fixture
+def long_winded() -> Iterator[str]:
+    """The address of a server whose answers are too long."""
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), FourMegabytes) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        host, port = server.socket.getsockname()
+        yield f"{host}:{port}"
+        server.shutdown()
+
+
+def test_an_answer_that_is_too_long_is_not_read_to_its_end(long_winded, calls, monkeypatch):
+    sizes = []
+    read = urllib3.HTTPResponse.read
+
+    def counting_read(response, *args, **kwargs):
+        body = read(response, *args, **kwargs)
+        sizes.append(len(body))
+        return body
+
+    monkeypatch.setattr(urllib3.HTTPResponse, "read", counting_read)
+    with pytest.raises(AuthFailed, match=f"more than {LARGEST_ANSWER} bytes"):
+        AuthServers([long_winded], GET, calls).authorize(WHO)
+    assert sizes == [LARGEST_ANSWER + 1]
 
 
 @pytest.mark.parametrize("method", [GET, POST])
