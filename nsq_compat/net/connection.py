@@ -39,7 +39,7 @@ from typing import Final, Generic, TypeVar
 import gevent
 
 from nsq_compat.net.codec_stack import CodecStack
-from nsq_compat.net.long_work import Endings, let_others_run
+from nsq_compat.net.long_work import endings, let_others_run
 from nsq_compat.net.tls import MakeTls, Tls
 from nsq_compat.net.tls_words import TlsError
 from nsq_compat.net.turn import Turn
@@ -88,7 +88,6 @@ class Connection(Generic[Session]):
         session_waits: bool = True,
         vigil: Vigil | None = None,
         turn: Turn | None = None,
-        endings: Endings | None = None,
     ) -> None:
         client.setblocking(False)
         hub = gevent.get_hub()
@@ -105,7 +104,6 @@ class Connection(Generic[Session]):
         self._session_waits = session_waits
         self._vigil = vigil
         self._turn = Turn(hub.loop) if turn is None else turn
-        self._endings = Endings(hub) if endings is None else endings
         self._in_place = not session_waits  # whether the watcher's callback reads, and not the greenlet
         self._unsettled = False  # it has, and left something to the greenlet
         self._watching = False
@@ -176,10 +174,10 @@ class Connection(Generic[Session]):
         if not self._input_ended:
             self._input_ended = True
             self._stop_watching()
-            if self._endings.may_go_first():
+            if endings().may_go_first():
                 act()
             else:
-                self._endings.call(act)
+                endings().call(act)
 
     def _on_end_of_input(self) -> None:
         try:
@@ -499,7 +497,7 @@ class Connection(Generic[Session]):
         """Close at once, whatever is owed."""
         if not self._over:
             self._over = True
-            self._endings.call(self._resume_reader)
+            endings().call(self._resume_reader)
 
     def _hang_up(self) -> None:
         """All is said: shut our side, and drop what still comes until the client closes or has had its time."""

@@ -70,7 +70,7 @@ def let_others_run() -> None:
 
 
 class Endings:
-    """One server's: what is done for connections that end, `ENDINGS_AT_ONCE` of it in an iteration of the loop."""
+    """One event loop's: what is done for connections that end, `ENDINGS_AT_ONCE` of it in an iteration of the loop."""
 
     def __init__(self, hub: Hub) -> None:
         self._loop: Any = hub.loop
@@ -104,3 +104,15 @@ class Endings:
         if not self._count:
             self._timer.start(self._next, update=False)
         self._count += 1
+
+
+_endings: "WeakKeyDictionary[Hub, Endings]" = WeakKeyDictionary()
+
+
+def endings() -> Endings:
+    """Of the calling thread's event loop."""
+    hub = get_hub()
+    found = _endings.get(hub)
+    if found is None:
+        found = _endings[hub] = Endings(hub)
+    return found

@@ -10,7 +10,6 @@ import gevent
 from nsq_compat.net.acceptor import Acceptor
 from nsq_compat.net.connection import RECEIVE_SIZE, Connection, Session
 from nsq_compat.net.listeners import peer_of
-from nsq_compat.net.long_work import Endings
 from nsq_compat.net.tls import MakeTls
 from nsq_compat.net.turn import Turn
 from nsq_compat.net.vigil import Vigil
@@ -47,7 +46,6 @@ class TcpServer(Generic[Session]):
         self._session_waits = session_waits
         self._vigil = vigil
         self._turn = Turn(gevent.get_hub().loop) if turn is None else turn
-        self._endings = Endings(gevent.get_hub())
         self._connections: dict[Connection[Session], gevent.Greenlet[[], None]] = {}
 
     @property
@@ -77,7 +75,6 @@ class TcpServer(Generic[Session]):
             session_waits=self._session_waits,
             vigil=self._vigil,
             turn=self._turn,
-            endings=self._endings,
         )
         greenlet = self._connections[connection] = gevent.spawn(connection.run)
         greenlet.link(lambda _: self._connections.pop(connection, None))
