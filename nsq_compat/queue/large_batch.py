@@ -15,13 +15,22 @@ from nsq_compat.queue.staged_batch import StagedBatch
 from nsq_compat.queue.stamper import Stamper
 
 MOST_AT_ONCE: Final = 16384
-"""Messages that are published in one go; more are a ``LargeBatch``. A message takes about 0.3 us then."""
+"""Messages that are published in one go. A message takes about 0.3 us then."""
+_MOST_BYTES_AT_ONCE: Final = 1 << 20
+_FEW: Final = 256
+"""Messages whose bytes are not counted. Each step of a batch has at least one message, so little would be gained."""
 _STEP: Final = 4096
 _STEP_BYTES: Final = 1 << 20
 _AHEAD_NS: Final = 60_000_000_000
 """How far the ids of a batch are ahead of the clock, which others' ids follow."""
 _ROOM: Final = 1 << 14
 """Ids left for others, where ids are ahead of the clock already."""
+
+
+def is_large(bodies: Sequence[bytes]) -> bool:
+    """Whether publishing these in one go would hold the event loop for too long."""
+    count = len(bodies)
+    return count > _FEW and (count > MOST_AT_ONCE or sum(map(len, bodies)) > _MOST_BYTES_AT_ONCE)
 
 
 class LargeBatch:

@@ -158,7 +158,7 @@ class Topic:
             self.store.commit()
 
     def large_batch(self, bodies: Sequence[bytes], now: float, now_ns: int) -> LargeBatch:
-        """A publish in steps, for more bodies than ``MOST_AT_ONCE``. To be stepped to its end, or cancelled."""
+        """A publish in steps, for bodies that are ``is_large``. To be stepped to its end, or cancelled."""
         store = self.store
         # At level fsync a batch that a power cut leaves half written has to show, which takes one group for all of it.
         stages = store is not None and not store.commits

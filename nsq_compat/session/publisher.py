@@ -14,7 +14,7 @@ from nsq_compat.protocol.frames import OK
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.exiting import Refused
 from nsq_compat.queue.intake import Intake
-from nsq_compat.queue.large_batch import MOST_AT_ONCE, LargeBatch
+from nsq_compat.queue.large_batch import LargeBatch, is_large
 from nsq_compat.queue.topic import Topic
 from nsq_compat.session.refusals import failed
 
@@ -57,7 +57,7 @@ class Publisher:
         bodies = command.bodies
         try:
             topic = self._topic_of(command.spec, command.tokens[1])
-            if len(bodies) > MOST_AT_ONCE:
+            if is_large(bodies):
                 self.batch = command, topic.large_batch(bodies, now, now_ns)
                 return
             topic.publish(bodies, now, now_ns)

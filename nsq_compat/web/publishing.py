@@ -10,7 +10,7 @@ from nsq_compat.net.http_message import Admission, Request, Response
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.queue.bounds import Full
 from nsq_compat.queue.exiting import Exiting, Refused
-from nsq_compat.queue.large_batch import MOST_AT_ONCE
+from nsq_compat.queue.large_batch import is_large
 from nsq_compat.queue.topic import Topic
 from nsq_compat.web.nsqd_service import NsqdService
 from nsq_compat.web.query import parse_boolean, parse_query
@@ -72,7 +72,7 @@ class Publishing:
 
     def _put(self, topic: Topic, bodies: list[bytes], defer: float = 0.0) -> Response:
         try:
-            if len(bodies) > MOST_AT_ONCE:
+            if is_large(bodies):
                 self._put_in_steps(topic, bodies)
             else:
                 topic.publish(bodies, self._service.now(), self._service.now_ns(), defer)

@@ -44,3 +44,16 @@ def test_a_large_mpub_is_answered_before_what_was_sent_behind_it(nsqd):
     nsqd.turns()
     client.hears(b"OK", b"OK")
     assert nsqd.broker.topic("t").message_count == 20_001
+
+
+def test_an_mpub_of_many_bytes_is_made_in_steps(nsqd):
+    bodies = struct.pack(">i", 2000) + b"x" * 2000
+    client = nsqd.connect()
+    client.session.receive_data(
+        b"MPUB t\n" + struct.pack(">ii", 4 + 1000 * 2004, 1000) + bodies * 1000, nsqd.now, nsqd.now_ns
+    )
+    assert client.session.has_unread
+    assert nsqd.broker.topic("t").message_count == 0
+    nsqd.turns()
+    client.hears(b"OK")
+    assert nsqd.broker.topic("t").message_count == 1000
