@@ -1,4 +1,4 @@
-"""Clients ask for as much as the limits allow. The test fails if that held the event loop for 50 ms of CPU (``start``)."""
+"""Clients ask for as much as the limits allow; ``start`` fails a test in which that held the loop for 50 ms of CPU."""
 
 import zlib
 from contextlib import ExitStack
