@@ -9,20 +9,26 @@ long each time, up to the interval. Whenever a life ends, what was finished in a
 
 import logging
 import time
+from collections.abc import Sequence
 
 import gevent
+from gevent.pool import Pool
 
 from nsq_compat.nsqd.waiting import in_thread
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.checkpoint import Encoding
 from nsq_compat.queue.data_path import reason
-from nsq_compat.queue.storage import Storage
+from nsq_compat.queue.storage import Storage, TopicStore
 from nsq_compat.queue.topic import Topic
 
 log = logging.getLogger(__name__)
 
 _SHARE_OF_TIME = 20
 _FIRST_PAUSE_SECONDS = 0.1
+_LAST_AT_ONCE = 8
+_LAST_IN_A_BATCH = 32
+_LARGE_BATCH = 1 << 20
+"""Bytes of encoded checkpoints that are not gathered beyond."""
 
 
 class Checkpoints:
@@ -57,23 +63,21 @@ class Checkpoints:
     def write_last(self) -> None:
         """The daemon stops and nothing moves any more: write all there is to know, and let go of the logs.
 
-        As durable as the level says: thousands of topics that wait for the disk one by one would hold up the stop.
+        As durable as the level says. There may be tens of thousands of topics: threads write the checkpoints of some
+        while the logs of others are closed.
         """
+        outdated: list[Topic] = []
+        at_once = Pool(_LAST_AT_ONCE)
         for topic in self._broker.topics.values():
-            if topic.store is None:
-                continue
-            try:
-                if topic.is_checkpoint_current:
-                    topic.store.log.close()
-                    continue
-                topic.surrender_memory()
-                topic.store.commit()
-                topic.store.write_checkpoint(*Encoding(topic.checkpoint(time.monotonic(), time.time_ns())).finish())
-                topic.store.adopt_checkpoint()
-                topic.store.commit()
-                topic.store.log.close()
-            except OSError as error:
-                log.error("TOPIC(%s): cannot be closed properly - %s", topic.name, reason(error))
+            if topic.is_checkpoint_current:
+                _close(topic)
+            elif topic.store is not None:
+                outdated.append(topic)
+                if len(outdated) == _LAST_IN_A_BATCH:
+                    at_once.spawn(_write_last, outdated)
+                    outdated = []
+        at_once.spawn(_write_last, outdated)
+        at_once.join()
 
     def _write_for_ever(self) -> None:
         pause = min(_FIRST_PAUSE_SECONDS, self._interval)
@@ -104,3 +108,64 @@ class Checkpoints:
             topic.checkpoint_saved(checkpoint)
             store.commit()  # before anything goes that only the checkpoint before it needed
             topic.release(checkpoint)
+
+
+def _write_last(topics: Sequence[Topic]) -> None:
+    batch: list[tuple[Topic, Sequence[bytes]]] = []
+    size = 0
+    for topic in topics:
+        store = _store_of(topic)
+        try:
+            topic.surrender_memory()
+            store.commit()
+        except OSError as error:
+            _cannot_close(topic, error)
+            continue
+        pieces = Encoding(topic.checkpoint(time.monotonic(), time.time_ns())).finish()
+        batch.append((topic, pieces))
+        size += sum(len(piece) for piece in pieces)
+        if size > _LARGE_BATCH:
+            _write_batch(batch)
+            batch, size = [], 0
+    _write_batch(batch)
+
+
+def _write_batch(batch: Sequence[tuple[Topic, Sequence[bytes]]]) -> None:
+    for topic in in_thread(_written, batch):
+        store = _store_of(topic)
+        try:
+            store.adopt_checkpoint()
+            store.commit()
+        except OSError as error:
+            _cannot_close(topic, error)
+        else:
+            _close(topic)
+
+
+def _written(batch: Sequence[tuple[Topic, Sequence[bytes]]]) -> list[Topic]:
+    """Write the checkpoints, in a thread; those topics for which that succeeded."""
+    written = []
+    for topic, pieces in batch:
+        try:
+            _store_of(topic).write_checkpoint(*pieces)
+        except OSError as error:
+            _cannot_close(topic, error)
+        else:
+            written.append(topic)
+    return written
+
+
+def _close(topic: Topic) -> None:
+    try:
+        _store_of(topic).log.close()
+    except OSError as error:
+        _cannot_close(topic, error)
+
+
+def _store_of(topic: Topic) -> TopicStore:
+    assert topic.store is not None, "what lives in memory alone has no checkpoint"
+    return topic.store
+
+
+def _cannot_close(topic: Topic, error: OSError) -> None:
+    log.error("TOPIC(%s): cannot be closed properly - %s", topic.name, reason(error))

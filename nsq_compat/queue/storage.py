@@ -252,9 +252,10 @@ class TopicStore:
         try:
             write_temporary(files, self._checkpoint_path, *pieces, sync=self.commits)
         except OSError as error:
-            if error.errno != errno.ENOSPC or not reserve.held:
+            if error.errno != errno.ENOSPC or not (reserve.held or reserve.given_up):
                 raise
-            reserve.give_up()
+            if reserve.held:  # another thread may have given it up just now
+                reserve.give_up()
             write_temporary(files, self._checkpoint_path, *pieces, sync=self.commits)
 
     def adopt_checkpoint(self) -> None:
