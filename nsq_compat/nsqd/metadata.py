@@ -22,6 +22,8 @@ from nsq_compat.queue.topic import Topic
 log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 1.0
+_TOPICS_AT_ONCE = 500
+_PAUSE_SECONDS = 0.001  # with a sleep of 0 the event loop would not look at its sockets
 _SHARE_OF_TIME = 20  # so that ten thousand topics that come one by one do not have the file written all day
 
 
@@ -53,20 +55,26 @@ class MetadataFile:
 
     def _save(self) -> bool:
         log.info("NSQ: persisting topic/channel metadata to %s", self._data_path)
-        topics = [
-            TopicMetadata(
-                topic.name,
-                topic.paused,
-                tuple(ChannelMetadata(channel.name, channel.paused) for channel in topic.channels.values()),
-            )
-            for topic in self._broker.topics.values()
-        ]
         try:
-            in_thread(save_metadata, self._files, self._data_path, topics)
+            in_thread(save_metadata, self._files, self._data_path, self._topics())
         except OSError as error:
             log.error("failed to persist metadata - %s", reason(error))
             return False
         return True
+
+    def _topics(self) -> list[TopicMetadata]:
+        """Each topic as it is when its turn comes, with others running in between; deleted ones are left out.
+
+        What changes meanwhile asks to be saved again.
+        """
+        taken = []
+        for number, (name, topic) in enumerate(list(self._broker.topics.items()), 1):
+            if self._broker.topics.get(name) is topic:
+                channels = tuple(ChannelMetadata(each.name, each.paused) for each in topic.channels.values())
+                taken.append(TopicMetadata(name, topic.paused, channels))
+            if not number % _TOPICS_AT_ONCE:
+                gevent.sleep(_PAUSE_SECONDS)
+        return taken
 
     def topic_created(self, topic: Topic) -> None:
         self._wanted.set()

@@ -123,22 +123,16 @@ def decode_metadata(data: bytes) -> Metadata:
 
 def encode_metadata(topics: Iterable[TopicMetadata]) -> bytes:
     """The content of nsqd.dat. What is ephemeral is left out."""
-    rows = [
-        {
-            "name": topic.name,
-            "paused": topic.paused,
-            # nsqd: an empty list is null.
-            "channels": [
-                {"name": channel.name, "paused": channel.paused}
-                for channel in topic.channels
-                if not is_ephemeral(channel.name)
-            ]
-            or None,
-        }
-        for topic in topics
-        if not is_ephemeral(topic.name)
+    # One at a time: a thread that encodes ten thousand in one call lets no other run meanwhile.
+    rows = ",".join([dumps(_row(topic)) for topic in topics if not is_ephemeral(topic.name)])
+    return f'{{"topics":{f"[{rows}]" if rows else "null"},"version":{dumps(NSQ_VERSION)}}}'.encode()
+
+
+def _row(topic: TopicMetadata) -> dict[str, Any]:
+    channels = [
+        {"name": channel.name, "paused": channel.paused} for channel in topic.channels if not is_ephemeral(channel.name)
     ]
-    return dumps({"topics": rows or None, "version": NSQ_VERSION}).encode("utf-8")
+    return {"name": topic.name, "paused": topic.paused, "channels": channels or None}  # nsqd: an empty list is null
 
 
 def _content(files: Files, data_path: str) -> bytes | None:
