@@ -69,9 +69,10 @@ class Statistics:
             include_clients=_default_true(parameters, "include_clients"),
             include_memory=_default_true(parameters, "include_mem"),
         )
+        topics = unhurried(report.topics or (), self._service.sleep)
         if parameters.get("format") == "json":
-            return responses.encoded_json(_report_json(report, unhurried(report.topics or (), self._service.sleep)))
-        return responses.text(render(report).encode("utf-8", errors="surrogateescape"))
+            return responses.encoded_json(_report_json(report, topics))
+        return responses.text(render(report, topics).encode("utf-8", errors="surrogateescape"))
 
     def _report(self, topic: str, channel: str, *, include_clients: bool, include_memory: bool) -> StatsReport:
         service = self._service

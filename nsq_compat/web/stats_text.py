@@ -1,6 +1,6 @@
 """/stats for people: nsqd's columns, which scripts cut by position and pattern."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from nsq_compat.protocol.durations import format_duration
@@ -27,7 +27,8 @@ class StatsReport:
     producers: Sequence[ClientStats]
 
 
-def render(report: StatsReport) -> str:
+def render(report: StatsReport, topics: Iterable[TopicStats]) -> str:
+    """`topics` are the report's own; each is written as it comes."""
     uptime_ns = max(0, report.now_ns - int(report.started_at * _SECOND_NS))
     lines = [
         report.version_line,
@@ -41,7 +42,7 @@ def render(report: StatsReport) -> str:
         lines += [f"   {name:<25}\t{value}" for name, value in report.memory.items()]
     lines += ["", "Topics:" if report.topics else "Topics: None"]
     now = report.now_ns // _SECOND_NS
-    for number, topic in enumerate(report.topics or ()):
+    for number, topic in enumerate(topics):
         if number:
             lines.append("")
         lines += _topic_lines(topic, now)
