@@ -196,7 +196,7 @@ def test_while_many_topics_are_shown_others_have_their_turn(call, daemon, form):
     for number in range(250):
         daemon.broker.topic(f"t{number:03}")
     body = call.get(f"/stats?format={form}").body
-    assert len(turns) >= 2
+    assert len(turns) >= 4  # while it is gathered, and while it is written
     assert b"t248" in body
     assert b"t249" not in body
 
