@@ -10,7 +10,7 @@ from nsq_compat.cli.lifecycle import exit_checked, exit_fatal, read_options
 from nsq_compat.cli.logs import configure
 from nsq_compat.net.descriptor_limit import raise_descriptor_limit
 from nsq_compat.net.listeners import ListenError
-from nsq_compat.net.process import first_of, on_hangup, spare_the_collector, stop_signal
+from nsq_compat.net.process import first_of, on_hangup, skip_last_collection, spare_the_collector, stop_signal
 from nsq_compat.net.supervisor import Supervisor
 from nsq_compat.nsqd.check import check
 from nsq_compat.nsqd.daemon import Daemon
@@ -49,6 +49,7 @@ def main() -> None:
     first_of(stop, daemon.drain.done)
     supervisor.stopping()
     daemon.stop()
+    skip_last_collection()
 
 
 if __name__ == "__main__":
