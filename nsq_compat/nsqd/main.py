@@ -10,7 +10,7 @@ from nsq_compat.cli.lifecycle import exit_checked, exit_fatal, read_options
 from nsq_compat.cli.logs import configure
 from nsq_compat.net.descriptor_limit import raise_descriptor_limit
 from nsq_compat.net.listeners import ListenError
-from nsq_compat.net.process import first_of, on_hangup, skip_last_collection, spare_the_collector, stop_signal
+from nsq_compat.net.process import exempt_from_collection, first_of, on_hangup, spare_the_collector, stop_signal
 from nsq_compat.net.supervisor import Supervisor
 from nsq_compat.nsqd.check import check
 from nsq_compat.nsqd.daemon import Daemon
@@ -45,11 +45,12 @@ def main() -> None:
         exit_fatal(PROGRAM, f"failed to load metadata - {error}")
     except OSError as error:
         exit_fatal(PROGRAM, f"failed to read the data path - {error}; see Read errors in docs/runbook.md")
+    exempt_from_collection()
     supervisor.ready()
     first_of(stop, daemon.drain.done)
     supervisor.stopping()
     daemon.stop()
-    skip_last_collection()
+    exempt_from_collection()
 
 
 if __name__ == "__main__":

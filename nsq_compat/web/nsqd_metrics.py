@@ -19,7 +19,6 @@ from nsq_compat.web.statistics import HEALTHY, unhurried
 
 OTHERS: Final = "(others)"
 """In place of the names of those without series of their own."""
-_PAUSE_SECONDS: Final = 0.001
 _ROWS_AT_ONCE: Final = 200
 _NANOSECONDS: Final = 1e9
 
@@ -120,7 +119,7 @@ class NsqdCollector(Collector):
             "From publish to FIN, over the last while: --e2e-processing-latency-percentile.",
             labels=("topic", "channel", "quantile"),
         )
-        for topic in unhurried(snapshot(service.broker, service.now()), service.sleep):
+        for topic in unhurried(snapshot(service.broker, service.now()), service.let_others_run):
             fits = len(topics) + len(channels) + 1 + len(topic.channels) <= self._most_names
             has_series = fits and not is_ephemeral(topic.topic_name)
             if has_series:
@@ -139,7 +138,7 @@ class NsqdCollector(Collector):
         for family in chain(topics.families(), channels.families(), (latency,)):
             yield family
             if len(family.samples) > _ROWS_AT_ONCE:
-                service.sleep(_PAUSE_SECONDS)  # it is written now, which takes as long as a good many messages
+                service.let_others_run()  # it is written now, which takes as long as a good many messages
 
     def _of_the_daemon(self, topics: Table[TopicStats], channels: Table[ChannelStats]) -> Iterator[Metric]:
         service = self._service

@@ -99,7 +99,7 @@ def test_others_have_their_turn_while_a_long_page_is_made():
     class Busy(Daemon):
         turns = 0
 
-        def sleep(self, seconds: float) -> None:
+        def let_others_run(self) -> None:
             self.turns += 1
 
     daemon = Busy()
