@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nsq_compat.protocol import schema
-from nsq_compat.protocol.command_reader import MAX_LINE, CommandReader
+from nsq_compat.protocol.command_reader import LARGEST_DOCUMENT, MAX_LINE, CommandReader
 from nsq_compat.protocol.command_table import COMMANDS, CommandSpec
 from nsq_compat.protocol.commands import Command, Finish, Line, Publish
 from nsq_compat.protocol.errors import E_INVALID, FatalClientError, SilentClose
@@ -126,6 +126,15 @@ def alone_or_first(reader: CommandReader, data: bytes) -> Any:
 
 
 # --- Lines ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [b"IDENTIFY", b"AUTH"])
+def test_a_document_has_a_limit_of_its_own_below_that_of_bodies(command):
+    largest = command + b"\n" + sized(b"x" * LARGEST_DOCUMENT)
+    assert hear(new_reader(max_body_size=1 << 20), [largest]).error is None
+    too_big = command + b"\n" + number(LARGEST_DOCUMENT + 1)
+    refusal = b"E_BAD_BODY %s body too big 262145 > 262144" % command
+    assert hear(new_reader(max_body_size=1 << 20), [too_big]).error == refusal
 
 
 @pytest.mark.parametrize(
