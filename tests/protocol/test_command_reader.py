@@ -845,7 +845,7 @@ MEGABYTE = 1 << 20
     "data",
     [
         pytest.param(pub(b"x" * MEGABYTE), id="one big message"),
-        pytest.param(b"IDENTIFY\n" + sized(b"x" * MEGABYTE), id="one big document"),
+        pytest.param(b"IDENTIFY\n" + sized(b"x" * LARGEST_DOCUMENT), id="one big document"),
         pytest.param(mpub(b"x" * MEGABYTE), id="one big message in an MPUB"),
         pytest.param(mpub(*[b"x" * 100_000] * 10), id="some big messages in an MPUB"),
         pytest.param(mpub(*[b"x" * 100] * 10_000), id="many small messages in an MPUB"),
