@@ -43,6 +43,7 @@ def iterations() -> Iterator[Iterations]:
     iterations.stop()
 
 
+@pytest.mark.interpreted
 def test_clients_that_leave_at_once_are_seen_off_some_at_a_time(server, connect, eventually, iterations, monkeypatch):
     clients = [connect().subscribes(b"t", b"c", ready=1) for _ in range(CLIENTS)]
     end = Connection._end
@@ -59,7 +60,7 @@ def test_clients_that_leave_at_once_are_seen_off_some_at_a_time(server, connect,
     assert max(iterations.counts) <= MOST_ENDINGS
 
 
-def test_who_stays_is_served_while_the_others_are_seen_off(server, connect, eventually):
+def test_a_client_that_stays_is_served_while_the_others_leave(server, connect, eventually):
     clients = [connect() for _ in range(CLIENTS)]
     staying = connect()
     for client in clients:
@@ -69,6 +70,7 @@ def test_who_stays_is_served_while_the_others_are_seen_off(server, connect, even
     eventually(lambda: len(server.tcp.sessions) == 1)
 
 
+@pytest.mark.interpreted
 def test_consumers_of_a_deleted_channel_are_seen_off_some_at_a_time(
     server, connect, eventually, iterations, monkeypatch
 ):
@@ -82,6 +84,7 @@ def test_consumers_of_a_deleted_channel_are_seen_off_some_at_a_time(
     monkeypatch.setattr(Connection, "_end", counted_end)
     server.broker.topics["t"].delete_channel("c")
     eventually(lambda: not server.tcp.sessions)
+    assert sum(iterations.counts) == CLIENTS
     assert max(iterations.counts) <= MOST_ENDINGS
     for client in clients:
         assert client.rest() == b""

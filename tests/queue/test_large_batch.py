@@ -52,6 +52,7 @@ def test_all_messages_are_published_in_order_by_the_last_step(data_path, durabil
     assert staged_files(data_path) == []
 
 
+@pytest.mark.interpreted
 def test_a_step_makes_a_bounded_number_of_messages(data_path):
     daemon = data_path.start()
     made = []
