@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import gevent
 from gevent.pool import Pool
 
+from nsq_compat.net.long_work import let_others_run
 from nsq_compat.nsqd.waiting import in_thread
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.checkpoint import Encoding
@@ -58,7 +59,7 @@ class Checkpoints:
                 if not topic.exiting:
                     self._storage.failed(error)
                     self._broker.changed(topic)
-            gevent.sleep(0)
+            let_others_run()
 
     def write_last(self) -> None:
         """The daemon stops and nothing moves any more: write all there is to know, and let go of the logs.
@@ -101,13 +102,13 @@ class Checkpoints:
         store.commit()
         encoding = Encoding(checkpoint)
         while encoding.step():
-            gevent.sleep(0)
+            let_others_run()
         in_thread(store.write_checkpoint, *encoding.finish())
         if not topic.exiting:
             store.adopt_checkpoint()
             topic.checkpoint_saved(checkpoint)
             store.commit()  # before anything goes that only the checkpoint before it needed
-            topic.release(checkpoint)
+            topic.release(checkpoint, let_others_run)
 
 
 def _write_last(topics: Sequence[Topic]) -> None:

@@ -132,6 +132,7 @@ class Encoding:
             self._add(LOCATIONS_MAGIC)
             for piece in self._locations:
                 self._add(piece)
+                yield True
         pieces[0] = header[: _CHECKED - 4] + struct.pack(">I", self._crc) + header[_CHECKED:]
 
     def _add(self, piece: bytes) -> None:

@@ -6,9 +6,11 @@ What is read where it is known to be is checked like everything else that is rea
 is not reported here: it is left out, and the search by id, which knows how to read past damage, has the last word.
 """
 
+import heapq
 import struct
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby, islice
 from typing import Final
 
 from google_crc32c import value as crc32c
@@ -29,7 +31,26 @@ _GAP: Final = 1 << 12
 _ID_BEGIN: Final = HEADER_SIZE + MESSAGE_HEADER.offset("id")
 _ID_END: Final = HEADER_SIZE + MESSAGE_HEADER.slices["id"].stop
 _SIZE_FIELD: Final = 4
+_SORTED_AT_ONCE: Final = 4096
 _size_of: Final = struct.Struct(">I").unpack_from
+
+
+def sorted_ids(ids: Iterable[bytes], pause: Callable[[], None]) -> list[bytes]:
+    """Sort ids and drop duplicates. Of many, a few thousand at a time: `pause` is called in between."""
+    remaining = iter(ids)
+    pieces: list[list[bytes]] = []
+    while piece := list(islice(remaining, _SORTED_AT_ONCE)):
+        if pieces:
+            pause()
+        pieces.append(sorted(set(piece)))
+    if len(pieces) < 2:
+        return pieces[0] if pieces else []
+    found: list[bytes] = []
+    unique = (each for each, _ in groupby(heapq.merge(*pieces)))
+    while piece := list(islice(unique, _SORTED_AT_ONCE)):
+        found += piece
+        pause()
+    return found
 
 
 def shares(

@@ -9,6 +9,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
+from functools import partial
 from typing import Final
 
 from nsq_compat.queue import checkpoint
@@ -267,18 +268,22 @@ class TopicStore:
         if self.commits:
             self.log.note_new_name()
 
-    def release(self, saved: Checkpoint, needed: Callable[[], Iterable[bytes]]) -> None:
-        """Delete what neither this checkpoint, which is saved, nor anybody after it needs.
+    def release(
+        self, saved: Checkpoint, kept: Callable[[], Iterable[bytes]], pause: Callable[[], None] = lambda: None
+    ) -> None:
+        """Delete what is needed neither by this checkpoint, which is saved, nor by a later one.
 
-        `needed` tells what was written beside the log after the checkpoint was made.
+        `kept` tells what was written beside the log after the checkpoint was made. `pause` is called between pieces of
+        the work, where there is much.
         """
         places = saved.places.values()
         seq = min((place.position for place in places), default=saved.end.seq)
 
         def unfinished() -> Iterable[bytes]:
-            return {entry_id(key) for place in places for key in place.entries}.union(needed())
+            return (entry_id(key) for place in places for key in place.entries)
 
-        self.log.release(seq, unfinished, saved.end, lambda: self._storage.commit(self.log))
+        commit = partial(self._storage.commit, self.log)
+        self.log.release(seq, unfinished, saved.end, commit, kept=kept, pause=pause)
 
     def delete(self) -> None:
         """Remove all of it; what cannot be removed now is removed at the next start."""

@@ -12,7 +12,7 @@ Invariants:
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
 from nsq_compat.protocol.message import message_id
@@ -443,11 +443,11 @@ class Topic:
             and not any(channel.in_flight_count for channel in self.channels.values())
         )
 
-    def release(self, saved: Checkpoint) -> None:
-        """Delete what is not needed any more now that this checkpoint is saved."""
+    def release(self, saved: Checkpoint, pause: Callable[[], None] = lambda: None) -> None:
+        """Delete what is not needed any more now that this checkpoint is saved, with pauses if that is much work."""
         assert self.store is not None, "what lives in memory alone has no checkpoint"
         if not self.exiting:
-            self.store.release(saved, self._kept_since)
+            self.store.release(saved, self._kept_since, pause)
 
     def restore(self, before: Recovered, channels: Iterable[str], now: float, now_ns: int) -> None:
         """Be as before; channels that are named and were not there begin here, unless nobody knows which there were."""

@@ -27,7 +27,7 @@ from nsq_compat.queue.descriptors import Descriptors
 from nsq_compat.queue.files import Files
 from nsq_compat.queue.group import MESSAGES, Group, encode_group, location_of, place_of, split_location
 from nsq_compat.queue.group_reader import BLOCK_SIZE, HAS_IDS, index_of
-from nsq_compat.queue.id_search import fetch_at, fetch_from, find_in, shares, spans_of
+from nsq_compat.queue.id_search import fetch_at, fetch_from, find_in, shares, sorted_ids, spans_of
 from nsq_compat.queue.kept import Kept
 from nsq_compat.queue.leftovers import leftover_name
 from nsq_compat.queue.log_reader import LogBounds, LogEnd, LogReader, LogWalk, latest_groups
@@ -284,8 +284,15 @@ class TopicLog:
         unfinished: Callable[[], Iterable[bytes]],
         start: LogEnd | None = None,
         sync: Callable[[], None] | None = None,
+        *,
+        kept: Callable[[], Iterable[bytes]] = tuple,
+        pause: Callable[[], None] = lambda: None,
     ) -> None:
         """Nothing below `seq` is needed any more but the messages in `unfinished()`, deferred ones included.
+
+        There may be hundreds of thousands: `pause` is called between a few thousand and the next, and others may use
+        the log meanwhile. `kept()` are ids of messages written by ``keep`` that are needed as well; it is asked when
+        all that is decided at once.
 
         `start` is the one of the checkpoint that the next ``open`` will be given, ``end`` by default: from its segment
         on nothing is touched. Segments with many unfinished messages stay, of others these are copied; `sync` makes the
@@ -299,11 +306,15 @@ class TopicLog:
         ]
         if not self._is_worth_it(candidates):
             return
-        alive = sorted(unfinished())
+        alive = sorted_ids(unfinished(), pause)
+        if self._closed:
+            return
+        if more := set(kept()):
+            alive = sorted(more.union(alive))
         try:
             # All decided before anybody else runs: what is written later is in none of these files.
             parts = list(shares(self._segments, candidates, alive, self.damage))
-            steps = [(partial(self._copy, segment, some), segment.release) for segment, some in parts]
+            steps = [(partial(self._copy, segment, some, pause), segment.release) for segment, some in parts]
             for file in self._kept.mostly_dead(alive):
                 steps.append((partial(self._kept.copy, file, alive), partial(self._kept.remove, file)))
             while steps and not self._closed:
@@ -495,13 +506,17 @@ class TopicLog:
         self._patience = _PATIENCE
         return True
 
-    def _copy(self, segment: Segment, alive: Sequence[bytes]) -> bool:
+    def _copy(self, segment: Segment, alive: Sequence[bytes], pause: Callable[[], None]) -> bool:
         """Copy what is unfinished, if that pays; whether nothing of the segment is needed any more then."""
         if alive and len(alive) * 2 > index_of(segment, self.damage).count:
             return False
         # Copied again even if an earlier run did so already: whether that copy is durable nobody knows.
         copied = 0
         for begin in range(0, len(alive), _COPY_AT_ONCE):
+            if begin:
+                pause()
+            if self._closed:
+                return False
             frames = fetch_from(segment, alive[begin : begin + _COPY_AT_ONCE], self.damage)
             self.keep(frames.values())
             copied += len(frames)

@@ -845,11 +845,11 @@ def _loses_one_of_many(take: Callable[..., Sequence[bytes]]) -> Callable[..., Se
 
 
 def _deletes_too_much(release: Callable[..., None]) -> Callable[..., None]:
-    return lambda self, seq, *rest: release(self, seq + 10, *rest)
+    return lambda self, seq, *rest, **options: release(self, seq + 10, *rest, **options)
 
 
 def _deletes_what_is_not_finished(release: Callable[..., None]) -> Callable[..., None]:
-    return lambda self, seq, unfinished, *rest: release(self, seq, lambda: (), *rest)
+    return lambda self, seq, unfinished, *rest, kept, pause: release(self, seq, lambda: (), *rest)
 
 
 def _names_nothing_one_by_one(place: Callable[[Channel], Place]) -> Callable[[Channel], Place]:

@@ -1,4 +1,4 @@
-"""Thousands of topics, and what nsqd writes down of all of them."""
+"""Thousands of topics or messages, and what nsqd writes down of all of them."""
 
 import threading
 import time
@@ -71,3 +71,29 @@ def test_others_run_while_the_names_of_all_topics_are_gathered(tmp_path):
     saved = load_metadata(OsFiles(), str(tmp_path))
     assert saved is not None
     assert len(saved) == 1_999
+
+
+def test_between_two_pieces_of_a_large_checkpoint_the_loop_looks_at_its_sockets(tmp_path):
+    (tmp_path / "nsq_compat").mkdir()
+    storage = Storage(OsFiles(), str(tmp_path), durability=Durability.OS, segment_size=1 << 20, commit=TopicLog.sync)
+    broker = Broker(QueueLimits(), storage)
+    topic = broker.topic("t")
+    topic.channel("c")
+    for _ in range(60):
+        topic.publish([b"x"] * 1000, 0.0, time.time_ns(), 3600.0)
+    iterations = 0
+
+    def count() -> None:
+        nonlocal iterations
+        iterations += 1
+
+    watcher = gevent.get_hub().loop.prepare()
+    watcher.start(count)
+    try:
+        Checkpoints(broker, storage, 60.0).write_all()
+    finally:
+        watcher.stop()
+        watcher.close()
+    pieces = 60_000 // 4096
+    assert iterations > 3 * pieces  # encoded, their locations added, sorted to find what may be deleted
+    assert len(list(tmp_path.glob("nsq_compat/t.topic/checkpoint"))) == 1
