@@ -21,6 +21,7 @@ _FEW: Final = 256
 """Messages whose bytes are not counted. Each step of a batch has at least one message, so little would be gained."""
 _STEP: Final = 4096
 _STEP_BYTES: Final = 1 << 20
+_FREED_AT_ONCE: Final = 1 << 15
 _AHEAD_NS: Final = 60_000_000_000
 """How far the ids of a batch are ahead of the clock, which others' ids follow."""
 _ROOM: Final = 1 << 14
@@ -34,7 +35,8 @@ def is_large(bodies: Sequence[bytes]) -> bool:
 
 
 class LargeBatch:
-    """Made by a topic. `line` is that topic's large batches: only the first of them does anything.
+    """Made by a topic. `line` is that topic's large batches: only the first of them does anything. `bodies` are given
+    over to the batch.
 
     `stage` makes the file for the messages; without it they stay in memory. Of the frames only the first `keep` are
     kept, and those of the last step. `admit` raises ``Refused``, `publish` takes over when everything is ready.
@@ -42,7 +44,7 @@ class LargeBatch:
 
     def __init__(
         self,
-        bodies: Sequence[bytes],
+        bodies: list[bytes],
         now_ns: int,
         stamper: Stamper,
         line: "deque[LargeBatch]",
@@ -58,6 +60,7 @@ class LargeBatch:
         self.kept: list[Sequence[bytes]] = []
         self.latest: Sequence[bytes] = ()
         self.staged: StagedBatch | None = None
+        self.is_published = False
         self._bodies = bodies
         self._now_ns = now_ns
         self._stamper = stamper
@@ -90,12 +93,18 @@ class LargeBatch:
         except BaseException:
             self.cancel()
             raise
+        self.is_published = True
         self._line.remove(self)
         self.kept.clear()
         return True
 
+    def forget_bodies(self) -> bool:
+        """Free some of the bodies, once they are published; whether there are more. 500,000 at once take 20 ms."""
+        del self._bodies[-_FREED_AT_ONCE:]
+        return len(self._bodies) > 0
+
     def cancel(self) -> None:
-        """Publish nothing. May be called twice."""
+        """Publish nothing, unless it is published already. May be called twice."""
         if self in self._line:
             self._line.remove(self)
         self._discard()

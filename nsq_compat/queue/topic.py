@@ -157,7 +157,7 @@ class Topic:
         if self.store is not None and self.store.commits:
             self.store.commit()
 
-    def large_batch(self, bodies: Sequence[bytes], now: float, now_ns: int) -> LargeBatch:
+    def large_batch(self, bodies: list[bytes], now: float, now_ns: int) -> LargeBatch:
         """A publish in steps, for bodies that are ``is_large``. To be stepped to its end, or cancelled."""
         store = self.store
         # At level fsync a batch that a power cut leaves half written has to show, which takes one group for all of it.

@@ -58,7 +58,8 @@ class Publisher:
         try:
             topic = self._topic_of(command.spec, command.tokens[1])
             if is_large(bodies):
-                self.batch = command, topic.large_batch(bodies, now, now_ns)
+                command.bodies = ()  # the batch frees them in steps
+                self.batch = command, topic.large_batch([*bodies], now, now_ns)
                 return
             topic.publish(bodies, now, now_ns)
         except (Refused, OSError) as error:
@@ -69,15 +70,19 @@ class Publisher:
         """The next step of `batch`; whether that was the last. Raises ``FatalClientError``."""
         assert self.batch is not None, "there is a batch under way"
         command, batch = self.batch
-        try:
-            if not batch.step():
+        if batch.is_published:
+            if batch.forget_bodies():
                 return False
+            self.batch = None
+            return True
+        try:
+            if batch.step():
+                self._count(command.tokens[1], batch.count)
+                self._reply(OK if command.spec is table.MPUB else OK * batch.count)
         except (Refused, OSError) as error:
             self.batch = None
             raise failed(command.spec, error) from None
-        self.batch = None
-        self._confirm(command)
-        return True
+        return False
 
     def publish_alone(self, command: Publish, now: float, now_ns: int) -> None:
         """The same, perhaps later in this turn: `posted` says so. Raises ``FatalClientError``."""

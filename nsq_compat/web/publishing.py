@@ -91,6 +91,8 @@ class Publishing:
         try:
             while not batch.step():
                 self._service.let_others_run()
+            while batch.forget_bodies():
+                self._service.let_others_run()
         finally:
             batch.cancel()  # if the request was given up
 

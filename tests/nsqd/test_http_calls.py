@@ -1,5 +1,6 @@
 """Calls to real servers on loopback, most of them unwell. Each fixture ends only when its clients have hung up."""
 
+import gc
 import gzip
 import itertools
 import logging
@@ -395,3 +396,19 @@ def test_no_text_and_no_log_line_shows_the_query(serve, answer, caplog):
     caplog.set_level(logging.DEBUG)
     text = failure(serve(answer).url)
     assert SECRET not in text + caplog.text
+
+
+def test_a_call_leaves_no_class_behind_for_the_garbage_collector(serve):
+    """Freeing the classes of a thousand calls held the event loop for 80 ms."""
+    calls = HttpCalls(connect_timeout=PATIENCE, request_timeout=PATIENCE, tls=client_tls("", TLS_1_2))
+    url = serve(HELLO).url
+    calls.get(url)
+    gc.collect()
+    gc.disable()
+    try:
+        before = sum(isinstance(each, type) for each in gc.get_objects())
+        for _ in range(5):
+            assert calls.get(url) == b"hello"
+        assert sum(isinstance(each, type) for each in gc.get_objects()) == before
+    finally:
+        gc.enable()

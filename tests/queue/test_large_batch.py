@@ -17,7 +17,7 @@ LEVELS = pytest.mark.parametrize("durability", list(Durability))
 
 
 def begins(daemon, bodies=BODIES, topic="orders"):
-    return daemon.topic(topic).large_batch(bodies, daemon.now, daemon.now_ns)
+    return daemon.topic(topic).large_batch([*bodies], daemon.now, daemon.now_ns)
 
 
 def everything(consumer):
@@ -257,3 +257,17 @@ def test_the_last_of_it_are_among_the_recent_messages(data_path):
     steps_to_its_end(begins(daemon))
     recent = daemon.topic().recent(3, daemon.now, daemon.now_ns)
     assert [message.body(each.frame) for each in recent] == BODIES[-3:]
+
+
+def test_the_bodies_of_a_published_batch_are_freed_in_steps(data_path):
+    daemon = data_path.start()
+    bodies = [b"%d" % number for number in range(100_000)]
+    batch = daemon.topic().large_batch(bodies, daemon.now, daemon.now_ns)
+    steps_to_its_end(batch)
+    left = [len(bodies)]
+    while batch.forget_bodies():
+        left.append(len(bodies))
+    assert len(left) > 3
+    assert bodies == []
+    batch.cancel()
+    assert daemon.topic().message_count == 100_000
