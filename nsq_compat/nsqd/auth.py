@@ -59,11 +59,11 @@ def _read_in_thread(body: bytes) -> Grants:
         try:
             return read_answer(body, now)
         except AuthFailed as error:
-            return error
+            return AuthFailed(str(error))
 
     result = gevent.get_hub().threadpool.apply(outcome)
     if isinstance(result, AuthFailed):
-        raise result
+        raise AuthFailed(str(result))
     return result
 
 

@@ -113,7 +113,8 @@ class HttpCalls:
         if outcome is None:
             raise CallFailed("the daemon stops")
         if isinstance(outcome, CallFailed):
-            raise outcome
+            # Another, without the traceback: its frames hold all of the call, and it would be in one of them.
+            raise CallFailed(str(outcome))
         return outcome
 
     def _threads_for(self, url: str) -> ThreadPool:
@@ -163,7 +164,7 @@ class _Call:
         try:
             return self._ask_until_answered()
         except CallFailed as failure:
-            return failure
+            return CallFailed(str(failure))
         except _FAILURES as error:
             return CallFailed(_reason(error))
         finally:
