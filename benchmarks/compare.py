@@ -8,17 +8,18 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.floors import put_between_marks, short_rows, words_of
+from benchmarks.floors import headline_rows, put_between_marks, short_rows, words_of
 from benchmarks.journal import Journal
 from benchmarks.machine import allow_descriptors, await_rest
 from benchmarks.measure import Effort, Figures, Rounds, RunFailed, build_generator, measure, version_of
+from benchmarks.nsqd_aims import HEADLINES
 from benchmarks.results import Circumstances, Results, render, standings_of, table
 from benchmarks.scenarios import Kind, Scenario
 from benchmarks.subjects import SUBJECTS, Server, Subject
 from nsq_compat import __version__
 from nsq_conformance.daemon_process import DaemonFailed, installed
 
-_README = Path(__file__).parent.parent / "README.md"
+_ROOT = Path(__file__).parent.parent
 _OTHER_DESCRIPTORS = 200
 
 
@@ -161,7 +162,7 @@ def say_progress(scenario: Scenario, server: Server, figures: Figures, round_num
 
 
 def write(subject: Subject, arguments: argparse.Namespace, servers: list[Server], text: str, results: Results) -> None:
-    """Where it is asked for; what is complete goes where it belongs, with what README.md says of it."""
+    """To ``--out``, or a complete result to its page; then docs/benchmarks.md and README.md get their tables."""
     complete = not arguments.scenario and not arguments.group
     out = arguments.out or (subject.results if complete else None)
     if out is None:
@@ -170,7 +171,9 @@ def write(subject: Subject, arguments: argparse.Namespace, servers: list[Server]
     print(f"written to {out}", file=sys.stderr)
     if subject.in_readme and out == subject.results and (found := standings_of(servers, results)):
         rows = short_rows(found)
-        put_between_marks(_README, table(rows, words_of(rows)))
+        put_between_marks(_ROOT / "docs" / "benchmarks.md", table(rows, words_of(rows)))
+        rows = headline_rows(found, HEADLINES)
+        put_between_marks(_ROOT / "README.md", table(rows, range(len(rows[0]))))
 
 
 def main() -> None:

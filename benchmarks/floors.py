@@ -1,5 +1,6 @@
-"""Floors and aims: what is asked of each scenario beside Go's nsqd, where ours stands, and why where the aim is not
-reached. At length for the result, and short for README.md between two marks; both are written by a run, not by hand.
+"""Floors and aims: the ratio to Go's nsqd that each scenario must or should reach, what it reached, and why it missed
+the aim. A run writes three tables: all scenarios for the page of results, a row for each aim for docs/benchmarks.md, and
+a few rows for README.md. The last two stand between two marks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -101,14 +102,27 @@ def long_rows(found: Mapping[str, Sequence[Standing]]) -> list[list[str]]:
 
 
 def short_rows(found: Mapping[str, Sequence[Standing]]) -> list[list[str]]:
-    """A row for each line of what is asked, with the scenario that stands worst."""
+    """A row for each aim, with the scenario that came out worst."""
     rows = [["asked of", "floor", "aim", *_titles(found)]]
     aims = {each.aim.row: each.aim for of_one in found.values() for each in of_one}
     for name, aim in aims.items():
         cells: list[str] = []
         for of_one in found.values():
-            cells += _worst([each for each in of_one if each.aim.row == name])
+            of_row = [each for each in of_one if each.aim.row == name]
+            worst = _worst(of_row)
+            scenario = "" if len(of_row) == 1 else f" (`{worst.scenario.name}`)"
+            cells += [f"{worst.measured}{scenario}", worst.verdict]
         rows.append([_row(aim), *_bounds(aim), *cells])
+    return rows
+
+
+def headline_rows(found: Mapping[str, Sequence[Standing]], headlines: Mapping[str, str]) -> list[list[str]]:
+    """What was measured for a few aims, without bounds; `headlines` has their rows, and what to call them."""
+    rows = [["Load", *found]]
+    for name, title in headlines.items():
+        of_row = [[each for each in of_one if each.aim.row == name] for of_one in found.values()]
+        if all(of_row):
+            rows.append([title, *(_worst(each).measured for each in of_row)])
     return rows
 
 
@@ -121,10 +135,9 @@ def _titles(found: Mapping[str, Sequence[Standing]]) -> list[str]:
     return [title for name in found for title in (name if len(found) > 1 else "measured", "reached")]
 
 
-def _worst(of_row: Sequence[Standing]) -> list[str]:
+def _worst(of_row: Sequence[Standing]) -> Standing:
     order = (SHORT, UNKNOWN, FLOOR, AIM)
-    worst = min(of_row, key=lambda each: order.index(each.reached))
-    return [worst.measured if len(of_row) == 1 else f"{worst.measured} (`{worst.scenario.name}`)", worst.verdict]
+    return min(of_row, key=lambda each: order.index(each.reached))
 
 
 def _row(aim: Aim) -> str:

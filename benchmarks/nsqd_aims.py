@@ -1,7 +1,7 @@
-"""What nsqd is asked to reach beside Go's, scenario by scenario, and why it has not where it has not.
+"""The ratios to Go's nsqd that each scenario must reach (floor) and should reach (aim), and why it misses the aim.
 
-The ratios themselves are measured with every run; the sentences are written by hand, shown only where a run says that
-the aim is not reached, and belong to be read again when they are shown beside another figure.
+Every run measures the ratios. The reasons are written by hand and shown only where a run misses the aim. Check them
+again when the figure beside them has changed.
 """
 
 from benchmarks.scenarios import Aim
@@ -113,3 +113,13 @@ AIMS: dict[str, Aim] = {
         less_is_better=True,
     ),
 }
+
+HEADLINES: dict[str, str] = {
+    "MPUB 200 x 200 B": "`MPUB`, 200 messages of 200 bytes each time",
+    "PUB synchronous, 1 connection": "`PUB`, one connection that waits for each OK",
+    "HTTP /pub keep-alive, 10 connections": "HTTP `/pub`, 10 connections",
+    "deliver + FIN, RDY 2,500": "delivery and FIN, `RDY 2500`",
+    "p99 latency at 1 k/s and 10 k/s": "latency, 99th percentile (less is better)",
+    "memory per idle connection": "memory of an idle connection (less is better)",
+}
+"""The rows in README.md, with a name that needs no explanation."""

@@ -29,7 +29,7 @@ class Server:
 @dataclass(frozen=True, slots=True)
 class Subject:
     """`name` is the word of the command, `about` its help. `words` are the generator's first; `effort` says of a run
-    what the scenarios do not. `in_readme`: README.md has the short table of floors and aims.
+    what the scenarios do not. `in_readme`: README.md and docs/benchmarks.md show its floors and aims.
     """
 
     name: str

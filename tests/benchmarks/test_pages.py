@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from benchmarks.floors import AIM, BEGIN, END, FLOOR, SHORT, UNKNOWN
-from benchmarks.nsqd_aims import AIMS
+from benchmarks.nsqd_aims import AIMS, HEADLINES
 from benchmarks.nsqd_scenarios import SCENARIOS
 
 ROOT = Path(__file__).parents[2]
@@ -25,15 +25,28 @@ def test_floors_and_aims_in_the_result_are_those_of_the_data() -> None:
     assert said == {name: (aim.floor, aim.aim) for name, aim in AIMS.items()}
 
 
-def test_the_readme_says_what_the_result_says() -> None:
+def between_marks(page: str) -> list[list[str]]:
+    return rows((ROOT / page).read_text().partition(BEGIN)[2].partition(END)[0])
+
+
+def test_the_summary_says_what_the_result_says() -> None:
     worst_first = [SHORT, UNKNOWN, FLOOR, AIM]
     found: dict[str, list[str]] = {}
     for row in rows(section("Floors and aims")):
         found.setdefault(row[0], []).append(row[5].partition(", ")[0])
-    short = rows((ROOT / "README.md").read_text().partition(BEGIN)[2].partition(END)[0])
+    short = between_marks("docs/benchmarks.md")
     assert {row[0]: row[4].partition(", ")[0] for row in short} == {
         row: min(reached, key=worst_first.index) for row, reached in found.items()
     }
+
+
+def test_the_readme_has_a_few_rows_of_the_summary() -> None:
+    summary = {row[0].partition(" (less")[0]: row for row in between_marks("docs/benchmarks.md")}
+    expected = [
+        [title, *(cell.partition(" (`")[0] for cell in summary[name][3::2])] for name, title in HEADLINES.items()
+    ]
+    assert between_marks("README.md") == expected
+    assert len(expected) <= 6
 
 
 def test_the_result_has_every_scenario() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.columns import LIMITS, limit
 from benchmarks.compare import split_by_descriptors
-from benchmarks.floors import BEGIN, END, long_rows, put_between_marks, short_rows, standings, words_of
+from benchmarks.floors import BEGIN, END, headline_rows, long_rows, put_between_marks, short_rows, standings, words_of
 from benchmarks.journal import Journal
 from benchmarks.measure import Effort, Figures, Rounds, RunFailed
 from benchmarks.results import Circumstances, render, standings_of
@@ -108,6 +108,9 @@ def test_all_of_ours_stand_beside_the_same_peer() -> None:
     head, row = short_rows(found)
     assert words_of([head, row]) == {0, 3, 4, 5, 6}
     assert [row[4], row[6]] == ["**short**", "aim"]
+    head, row = headline_rows(found, {"PUB": "publishing", "MPUB": "not measured"})
+    assert head == ["Load", "slow", "quick"]
+    assert row == ["publishing", found["slow"][0].measured, found["quick"][0].measured]
     assert standings_of(servers[:1], {asked: [slow]}) == {}
 
 

@@ -59,7 +59,7 @@ make_channels() {{
 CLIENTS: Final = f"{CLUSTER}make_channels orders archive later by-hand pynsq once"
 
 SCENES: Final[Mapping[str, Scene]] = {
-    "README.md": Scene(GO_DATA_PATH, in_checkout=True, bare=True, installs=True),
+    "README.md": Scene(in_checkout=True, bare=True, installs=True),
     "docs/migration.md": Scene(
         f"""{GO_DATA_PATH}
 cat >/etc/nsqd.cfg <<'END'
