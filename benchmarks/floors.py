@@ -1,6 +1,6 @@
 """Floors and aims: the ratio to Go's nsqd that each scenario must or should reach, what it reached, and why it missed
-the aim. A run writes three tables: all scenarios for the page of results, a row for each aim for docs/benchmarks.md, and
-a few rows for README.md. The last two stand between two marks.
+the aim. A run writes three tables: all scenarios for the page of results, a row for each aim for docs/benchmarks.md,
+and a few rows for README.md. The last two stand between two marks.
 """
 
 from collections.abc import Mapping, Sequence
