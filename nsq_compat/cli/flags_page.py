@@ -1,4 +1,4 @@
-"""The page of all flags in the documentation, made from the tables that the programs read them with."""
+"""docs/flags.md, the page of all flags, made from the options tables of the programs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,15 +8,20 @@ from nsq_compat.cli.options import Option, Table
 _HEAD = """\
 # Flags
 
-Written by `scripts/flags-doc` from the programs' own tables; do not edit.
+Written by `scripts/flags-doc` from the tables in the programs. Do not edit.
 
-Flags are Go's: `-name` and `--name` are the same, a value follows after `=` or as the next word, of a boolean only
-after `=`. A flag on the command line wins over the TOML file of `--config`, the file over the default. Durations are
-written `1m30s`, in the file also as an integer of milliseconds. What differs from NSQ is in
-[differences](differences.md); `--check-config` says whether a daemon would start, and changes nothing.
+This page lists every option of nsqd, nsqlookupd and nsqadmin. Set an option on the command line, or by its name *in the
+file* in the TOML file that `--config` names. The command line takes precedence over the file.
+
+- `-name` and `--name` are the same. Write the value after `=`, or as the next word; the value of a boolean only after
+  `=`.
+- Write durations as `1m30s`. In the file, an integer is a number of milliseconds.
+- `--check-config` checks whether a daemon would start, and changes nothing.
+
+[Differences](differences.md) lists the options that differ from NSQ's.
 """
 _COLUMNS = """\
-| Flag | In the file | Type | Default | |
+| Flag | In the file | Type | Default | Meaning |
 |---|---|---|---|---|
 """
 

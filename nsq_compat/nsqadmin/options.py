@@ -34,21 +34,23 @@ class NsqadminOptions:
     log_level: int = option(
         "log-level", LOG_LEVEL, INFO, "least severe messages to log: debug, info, warn, error or fatal"
     )
-    log_format: str = option("log-format", choice(*FORMATS), TEXT, "form of log lines: text, as NSQ's, or json")
+    log_format: str = option("log-format", choice(*FORMATS), TEXT, "format of log lines: text, like NSQ's, or json")
     log_prefix: str = option("log-prefix", STRING, "[nsqadmin] ", "text at the start of every log line")
 
     http_address: str = option(
         "http-address", STRING, "0.0.0.0:4171", "where browsers connect: host:port, or the path of a unix socket"
     )
     base_path: str = option("base-path", STRING, "/", "path under which everything is served")
-    dev_static_dir: str = option("dev-static-dir", STRING, "", "serve /static from this folder, for work on the pages")
+    dev_static_dir: str = option(
+        "dev-static-dir", STRING, "", "serve /static from this folder, for development of the pages"
+    )
 
     # The cluster.
     nsqlookupd_http_addresses: tuple[str, ...] = option(
         "lookupd-http-address", STRINGS, (), "host:port of an nsqlookupd that knows the cluster (repeat for several)"
     )
     nsqd_http_addresses: tuple[str, ...] = option(
-        "nsqd-http-address", STRINGS, (), "host:port of an nsqd, where there is no nsqlookupd (repeat for several)"
+        "nsqd-http-address", STRINGS, (), "host:port of an nsqd, in a cluster without nsqlookupd (repeat for several)"
     )
     http_client_connect_timeout: int = option(
         "http-client-connect-timeout", DURATION, 2 * SECOND, "time for connecting to nsqlookupd and nsqd"
@@ -69,9 +71,9 @@ class NsqadminOptions:
 
     # Graphite.
     graphite_url: str = option("graphite-url", STRING, "", "URL of a Graphite that draws what nsqd's statsd sends")
-    proxy_graphite: bool = option("proxy-graphite", BOOLEAN, False, "fetch Graphite's pictures for the browser")
+    proxy_graphite: bool = option("proxy-graphite", BOOLEAN, False, "fetch Graphite's graphs for the browser")
     statsd_prefix: str = option(
-        "statsd-prefix", STRING, "nsq.%s", "start of nsqd's statsd keys; %s stands for host and port"
+        "statsd-prefix", STRING, "nsq.%s", "prefix of nsqd's statsd keys; %s stands for host and port"
     )
     statsd_counter_format: str = option(
         "statsd-counter-format", STRING, "stats.counters.%s.count", "how Graphite names counters; %s is the key"
@@ -81,22 +83,23 @@ class NsqadminOptions:
     )
     statsd_interval: int = option("statsd-interval", DURATION, MINUTE, "nsqd's --statsd-interval")
 
-    # Who may do what.
+    # Permissions.
     allow_config_from_cidr: str = option(
         "allow-config-from-cidr", STRING, "127.0.0.1/8", "addresses that may use /config; empty for all"
     )
     acl_http_header: str = option(
-        "acl-http-header", STRING, "X-Forwarded-User", "header in which a proxy in front names the user"
+        "acl-http-header", STRING, "X-Forwarded-User", "header in which a proxy in front of nsqadmin names the user"
     )
     admin_users: tuple[str, ...] = option(
-        "admin-user", STRINGS, (), "user who may change things; everybody may unless given (repeat for several)"
+        "admin-user",
+        STRINGS,
+        (),
+        "user with permission to make changes; by default all users have it (repeat for several)",
     )
     notification_http_endpoint: str = option(
-        "notification-http-endpoint", STRING, "", "URL that is told (POST) of everything that is done"
+        "notification-http-endpoint", STRING, "", "URL that receives a POST for each action"
     )
-    user_file: str = option(
-        "user-file", STRING, "", "file of users, roles and passwords; with it everybody has to log in"
-    )
+    user_file: str = option("user-file", STRING, "", "file of users, roles and passwords; with it, users must log in")
     make_user: str = option(
         "make-user", STRING, "", "`name:role`: read a password from stdin, print a line for --user-file", in_file=False
     )
@@ -105,7 +108,7 @@ class NsqadminOptions:
         "sample-interval",
         DURATION,
         10 * SECOND,
-        "time between two looks at the whole cluster, for history; 0s for none",
+        "time between two samples of the whole cluster, for history; 0s for none",
     )
 
 

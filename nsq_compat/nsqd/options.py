@@ -64,18 +64,18 @@ class NsqdOptions:
         "node-id",
         INTEGER,
         lambda: node_id(hostname()),
-        "number that makes message ids unique among nodes, in [0,1024); derived from the host name unless given",
+        "number that makes message ids unique among nodes, in [0,1024); by default derived from the host name",
     )
     log_level: int = option(
         "log-level", LOG_LEVEL, INFO, "least severe messages to log: debug, info, warn, error or fatal"
     )
     sigterm: str = option(
-        "sigterm", choice(STOP, DRAIN), STOP, "what SIGTERM asks for: stop, or drain (a second one stops)"
+        "sigterm", choice(STOP, DRAIN), STOP, "what SIGTERM does: stop, or drain (a second one stops)"
     )
     drain_timeout: int = option(
-        "drain-timeout", DURATION, 5 * MINUTE, "how long a drain waits for consumers before it stops; 0s for any time"
+        "drain-timeout", DURATION, 5 * MINUTE, "how long a drain waits for consumers before nsqd stops; 0s for no limit"
     )
-    log_format: str = option("log-format", choice(*FORMATS), TEXT, "form of log lines: text, as NSQ's, or json")
+    log_format: str = option("log-format", choice(*FORMATS), TEXT, "format of log lines: text, like NSQ's, or json")
     log_prefix: str = option("log-prefix", STRING, "[nsqd] ", "text at the start of every log line")
     verbose: bool = option("verbose", BOOLEAN, False, "deprecated and ignored: use --log-level", in_file=False)
     worker_id: bool = option("worker-id", BOOLEAN, False, "deprecated and ignored: use --node-id", in_file=False)
@@ -100,26 +100,26 @@ class NsqdOptions:
         "broadcast-address",
         STRING,
         hostname,
-        "host that nsqlookupd and /info give to clients; the host name unless given",
+        "host that nsqlookupd and /info give to clients; by default the host name",
     )
     broadcast_tcp_port: int = option(
         "broadcast-tcp-port",
         INTEGER,
         0,
-        "TCP port that nsqlookupd and /info give to clients; the bound one unless given",
+        "TCP port that nsqlookupd and /info give to clients; by default the bound one",
     )
     broadcast_http_port: int = option(
         "broadcast-http-port",
         INTEGER,
         0,
-        "HTTP port that nsqlookupd and /info give to clients; the bound one unless given",
+        "HTTP port that nsqlookupd and /info give to clients; by default the bound one",
     )
     busy_poll_time: int = option(
         "busy-poll-time",
         DURATION,
         0,
-        "after each command of a TCP client, how long to look for the next one without sleeping, which takes a CPU;"
-        " only where it pays unless given",
+        "how long to poll for the next command of a TCP client without sleeping, which takes a CPU;"
+        " by default nsqd polls only where that saves more than it costs",
     )
 
     # Other services.
@@ -136,7 +136,7 @@ class NsqdOptions:
         "http-publish-without-auth",
         BOOLEAN,
         False,
-        "let anybody publish over HTTP although there are auth servers, which are asked about TCP clients alone",
+        "allow publishing over HTTP although there are auth servers, which only authorize TCP clients",
     )
     http_client_connect_timeout: int = option(
         "http-client-connect-timeout",
@@ -153,19 +153,17 @@ class NsqdOptions:
     topology_region: str = option(
         "topology-region", STRING, "", "region this node runs in; a region holds one or more zones"
     )
-    topology_zone: str = option(
-        "topology-zone", STRING, "", "zone this node runs in; consumers nearby can be preferred"
-    )
+    topology_zone: str = option("topology-zone", STRING, "", "zone this node runs in; see --enable-experiment")
 
     # Queues in memory and on disk.
     data_path: str = option(
-        "data-path", STRING, "", "existing directory for messages and metadata; the current one unless given"
+        "data-path", STRING, "", "existing directory for messages and metadata; by default the current one"
     )
     mem_queue_size: int = option(
         "mem-queue-size",
         INTEGER,
         10000,
-        "messages each topic and each channel keeps in memory; with a log of all, no more than 50,000 or 16 MiB",
+        "messages that each topic and channel keeps in memory; at os and fsync at most 50,000, or 16 MiB",
     )
     max_bytes_per_file: int = option(
         "max-bytes-per-file", INTEGER, 100 * 1024 * 1024, "size in bytes at which a new data file begins"
@@ -176,16 +174,20 @@ class NsqdOptions:
         Durability.OS.value,
         "what an acknowledged message survives: a clean stop (memory), a crash of nsqd (os), a power cut (fsync)",
     )
-    sync_every: int = option("sync-every", INTEGER, 2500, "messages written between two syncs to disk")
-    sync_timeout: int = option("sync-timeout", DURATION, 2 * SECOND, "longest time between two syncs to disk")
+    sync_every: int = option(
+        "sync-every", INTEGER, 2500, "accepted, without effect (Go's: messages between two syncs to disk)"
+    )
+    sync_timeout: int = option(
+        "sync-timeout", DURATION, 2 * SECOND, "time between two checkpoints of the channels' positions"
+    )
     queue_scan_worker_pool_max: int = option(
-        "queue-scan-worker-pool-max", INTEGER, 4, "workers looking for messages that timed out or came due"
+        "queue-scan-worker-pool-max", INTEGER, 4, "accepted, without effect (Go's: workers that scan for due messages)"
     )
     queue_scan_selection_count: int = option(
         "queue-scan-selection-count",
         INTEGER,
         20,
-        "channels looked at in one scan for messages that timed out or came due",
+        "accepted, without effect (Go's: channels in one scan for due messages)",
     )
 
     # Messages and commands.
@@ -201,7 +203,7 @@ class NsqdOptions:
         "max-defer-timeout",
         DURATION,
         0,
-        "longest delay of a message published deferred; --max-req-timeout unless given",
+        "longest delay of a deferred publish; by default --max-req-timeout",
     )
     max_body_size: int = option("max-body-size", INTEGER, 5 * 1024 * 1024, "largest body of one command in bytes")
     client_timeout: int = MINUTE
@@ -225,16 +227,16 @@ class NsqdOptions:
         "output-buffer-timeout", DURATION, 250 * MILLISECOND, "longest output buffering for clients that ask for none"
     )
     max_channel_consumers: int = option(
-        "max-channel-consumers", INTEGER, 0, "most consumers of one channel; unlimited unless given"
+        "max-channel-consumers", INTEGER, 0, "most consumers of one channel; by default unlimited"
     )
 
     # statsd.
     statsd_address: str = option("statsd-address", STRING, "", "host:port (UDP) of a statsd to push statistics to")
     statsd_prefix: str = option(
-        "statsd-prefix", STRING, "nsq.%s", "start of every statsd key; %s becomes host and port of this node"
+        "statsd-prefix", STRING, "nsq.%s", "prefix of every statsd key; %s becomes host and port of this node"
     )
     statsd_interval: int = option("statsd-interval", DURATION, MINUTE, "time between two pushes to statsd")
-    statsd_mem_stats: bool = option("statsd-mem-stats", BOOLEAN, True, "also push figures about memory to statsd")
+    statsd_mem_stats: bool = option("statsd-mem-stats", BOOLEAN, True, "also push memory statistics to statsd")
     statsd_udp_packet_size: int = option(
         "statsd-udp-packet-size", INTEGER, 508, "largest packet in bytes sent to statsd"
     )
@@ -250,14 +252,17 @@ class NsqdOptions:
         "percentiles of processing time to track, each in (0,1], such as 0.99 (repeat, or separate by commas)",
     )
     e2e_processing_latency_window_time: int = option(
-        "e2e-processing-latency-window-time", DURATION, 10 * MINUTE, "how far back these percentiles look"
+        "e2e-processing-latency-window-time",
+        DURATION,
+        10 * MINUTE,
+        "period that the percentiles of processing time cover",
     )
 
     metrics_max_names: int = option(
         "metrics-max-names",
         INTEGER,
         1000,
-        "topics and channels that have series of their own in /metrics; the rest is added up",
+        "topics and channels with series of their own in /metrics; the others are added up",
     )
 
     # TLS.
@@ -276,7 +281,7 @@ class NsqdOptions:
         "tls-required",
         TLS_REQUIREMENT,
         TLS_NOT_REQUIRED,
-        "refuse clients without TLS: true, false, or tcp-https to let HTTP pass",
+        "refuse clients without TLS: true, false, or tcp-https to allow plain HTTP",
     )
     tls_min_version: int = option(
         "tls-min-version",

@@ -36,7 +36,7 @@ class NsqlookupdOptions:
     log_level: int = option(
         "log-level", LOG_LEVEL, INFO, "least severe messages to log: debug, info, warn, error or fatal"
     )
-    log_format: str = option("log-format", choice(*FORMATS), TEXT, "form of log lines: text, as NSQ's, or json")
+    log_format: str = option("log-format", choice(*FORMATS), TEXT, "format of log lines: text, like NSQ's, or json")
     log_prefix: str = option("log-prefix", STRING, "[nsqlookupd] ", "text at the start of every log line")
     verbose: bool = option("verbose", BOOLEAN, False, "deprecated and ignored: use --log-level", in_file=False)
 
@@ -46,7 +46,7 @@ class NsqlookupdOptions:
         "broadcast-address",
         STRING,
         hostname,
-        "host at which nsqd daemons are told to find this one; the host name unless given",
+        "host under which nsqd reaches this nsqlookupd; by default the host name",
     )
 
     inactive_producer_timeout: int = option(

@@ -35,7 +35,7 @@ from nsq_compat.tools.data_check import as_json, as_text, check
 PROGRAM = "nsq_data"
 SALVAGED_SUFFIX = ".salvaged"
 _DEFAULT_FILE_SIZE = 100 * 1024 * 1024
-_DATA_PATH = "folder that nsqd is given as --data-path; the current one unless given"
+_DATA_PATH = "data path of nsqd; by default the current folder"
 _FILE_SIZE = "size in bytes at which a new data file begins"
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ class ExportOptions:
     """``nsq_data export``."""
 
     data_path: str = option("data-path", STRING, "", _DATA_PATH)
-    to: str = option("to", STRING, "", "empty folder to write Go's files to; the data path itself unless given")
+    to: str = option("to", STRING, "", "empty folder for Go's files; by default the data path itself")
     max_bytes_per_file: int = option("max-bytes-per-file", INTEGER, _DEFAULT_FILE_SIZE, _FILE_SIZE)
 
 
@@ -64,7 +64,7 @@ class SalvageOptions:
 
     data_path: str = option("data-path", STRING, "", _DATA_PATH)
     queue: tuple[str, ...] = option(
-        "queue", STRINGS, (), "only bad files of this `topic[:channel]` (repeat for several); all unless given"
+        "queue", STRINGS, (), "only bad files of this `topic[:channel]` (repeat for several); by default all"
     )
     into: str = option(
         "into",

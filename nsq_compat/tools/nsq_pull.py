@@ -52,7 +52,7 @@ class Options(ReadingOptions):
         "destination-nsqd-tcp-address",
         STRINGS,
         (),
-        "host:port of an nsqd to put to (repeat for several); --nsqd-tcp-address unless given",
+        "host:port of an nsqd to put to (repeat for several); by default those of --nsqd-tcp-address",
     )
     producer_opt: tuple[str, ...] = option("producer-opt", STRINGS, (), "the same for putting (repeat for several)")
 

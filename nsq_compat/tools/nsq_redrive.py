@@ -61,12 +61,12 @@ class Options:
         "topic they are in; {topic} and {channel} stand for names",
     )
     dead_letter_channel: str = option("dead-letter-channel", STRING, REDRIVE_CHANNEL, "its channel to read from")
-    destination_topic: str = option("destination-topic", STRING, "", "topic to publish to; --topic unless given")
+    destination_topic: str = option("destination-topic", STRING, "", "topic to publish to; by default --topic")
     all_channels: bool = option(
         "all-channels", BOOLEAN, False, "go on although other channels of the destination get the messages as well"
     )
-    count: int = option("count", INTEGER, 0, "most messages to move; all that wait unless given")
-    rate: int = option("rate", INTEGER, 0, "most messages a second; as fast as it goes unless given")
+    count: int = option("count", INTEGER, 0, "most messages to move; by default all that wait")
+    rate: int = option("rate", INTEGER, 0, "most messages a second; by default no limit")
     dry_run: bool = option("dry-run", BOOLEAN, False, "say what would be moved, and move nothing")
     nsqd_http_addresses: tuple[str, ...] = option(
         "nsqd-http-address", STRINGS, (), "host:port of an nsqd (repeat for several)"

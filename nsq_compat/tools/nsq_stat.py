@@ -35,7 +35,7 @@ class Options:
     topic: str = option("topic", STRING, "", "topic of the channel")
     channel: str = option("channel", STRING, "", "channel to show")
     interval: int = option("interval", DURATION, 2 * SECOND, "time between two rows")
-    count: int = option("count", INTEGER, _ENDLESS, "end after so many rows; never unless given")
+    count: int = option("count", INTEGER, _ENDLESS, "number of rows to print; by default no limit")
     http_client_connect_timeout: int = option(
         "http-client-connect-timeout", DURATION, 2 * SECOND, "time for connecting to a daemon"
     )

@@ -31,10 +31,10 @@ class Options(ReadingOptions):
         "channel",
         STRING,
         lambda: f"tail{random.randrange(999999):06d}#ephemeral",
-        "channel to read from; one of its own, which ends with it, unless given",
+        "channel to read from; by default a temporary one",
     )
     max_in_flight: int = option("max-in-flight", INTEGER, 200, "messages that wait to be shown, at most")
-    n: int = option("n", INTEGER, 0, "end after so many messages of a topic; never unless given")
+    n: int = option("n", INTEGER, 0, "number of messages of each topic to show; by default no limit")
     print_topic: bool = option("print-topic", BOOLEAN, False, "begin each line with the topic")
 
 

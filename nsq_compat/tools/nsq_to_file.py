@@ -75,9 +75,7 @@ class Options(ReadingOptions):
         "http-client-request-timeout", DURATION, 5 * SECOND, "how long an answer of nsqlookupd may take"
     )
     output_dir: str = option("output-dir", STRING, "/tmp", "folder for the files")
-    work_dir: str = option(
-        "work-dir", STRING, "", "folder for files that are being written; the output directory unless given"
-    )
+    work_dir: str = option("work-dir", STRING, "", "folder for unfinished files; by default the output directory")
     filename_format: str = option(
         "filename-format",
         STRING,

@@ -45,7 +45,7 @@ class Options(ReadingOptions):
     channel: str = option("channel", STRING, PROGRAM, "channel to read from")
     max_in_flight: int = option("max-in-flight", INTEGER, 200, "messages of a topic on their way at once, at most")
     destination_topic: str = option(
-        "destination-topic", STRING, "", "topic to publish to; the one a message comes from unless given"
+        "destination-topic", STRING, "", "topic to publish to; by default the topic of the message"
     )
     mode: str = option("mode", choice(*MODES), "hostpool", f"how a destination is chosen: {', '.join(MODES)}")
     status_every: int = option("status-every", INTEGER, 250, "messages between two lines of timings; 0 for none")

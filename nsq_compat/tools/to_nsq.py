@@ -37,7 +37,7 @@ class Options:
     version: bool = option("version", BOOLEAN, False, "print the version and exit")
     topic: str = option("topic", STRING, "", "topic to publish to")
     delimiter: str = option("delimiter", STRING, "\n", "character that ends a record")
-    rate: int = option("rate", INTEGER, 0, "records a second; as fast as they come unless given")
+    rate: int = option("rate", INTEGER, 0, "most records a second; by default no limit")
     nsqd_tcp_addresses: tuple[str, ...] = option(
         "nsqd-tcp-address", STRINGS, (), "host:port of an nsqd (repeat for several: each gets every record)"
     )

@@ -16,7 +16,7 @@ _ALL: Final = (STREAM, BATCH, WRITE)
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A row of the table. `default` is written as a user would; None: the option is required."""
+    """A row of the table. `default` is in the form that a user writes; None: the option is required."""
 
     name: str
     field: str
@@ -28,14 +28,14 @@ class Option:
 
 
 OPTIONS: Final = (
-    Option("subscribe", "topics", kinds.topics, None, "topics, several with commas", aliases=("topic",)),
-    Option("channel", "channel", kinds.channel, None, "the channel; one for each query"),
+    Option("subscribe", "topics", kinds.topics, None, "topics to read, separated by commas", aliases=("topic",)),
+    Option("channel", "channel", kinds.channel, None, "channel to read; use one for each query"),
     Option(
         "lookupdHttpAddresses",
         "lookupd_http_addresses",
         kinds.http_addresses,
         "",
-        "nsqlookupd to ask which nsqd have the topics",
+        "nsqlookupd to ask for the nsqd that have the topics",
         aliases=("lookupd_http_addresses",),
     ),
     Option(
@@ -43,7 +43,7 @@ OPTIONS: Final = (
         "nsqd_tcp_addresses",
         kinds.addresses,
         "",
-        "nsqd to read, instead of asking nsqlookupd; nsqd to publish to",
+        "nsqd to read from, instead of asking nsqlookupd; nsqd to publish to",
         _ALL,
         aliases=("nsqd_tcp_addresses",),
     ),
@@ -52,7 +52,7 @@ OPTIONS: Final = (
         "nsqd_http_addresses",
         kinds.http_addresses,
         "",
-        "the HTTP addresses of `nsqdTcpAddresses`, in the same order; without them every trigger plans blindly",
+        "the HTTP addresses of `nsqdTcpAddresses`, in the same order; without them the backlog is unknown",
         aliases=("nsqd_http_addresses",),
     ),
     Option("spoolDir", "spool_dir", kinds.text, None, "a folder that the driver and all executors share"),
@@ -62,19 +62,17 @@ OPTIONS: Final = (
         "max_messages_per_trigger",
         kinds.whole(1),
         "500000",
-        "at most so many messages in a micro-batch",
+        "most messages in a micro-batch",
         (STREAM,),
         ("maxOffsetsPerTrigger",),
     ),
-    Option(
-        "maxMessages", "max_messages", kinds.whole(0), "0", "at most so many messages; 0 for all that wait", (BATCH,)
-    ),
+    Option("maxMessages", "max_messages", kinds.whole(0), "0", "most messages to read; 0 for all that wait", (BATCH,)),
     Option(
         "maxMessagesPerPartition",
         "max_messages_per_partition",
         kinds.whole(1),
         "200000",
-        "at most so many messages in a task",
+        "most messages in a task",
     ),
     Option(
         "partitionsPerNsqd", "partitions_per_nsqd", kinds.whole(1, 1024), "1", "connections, and tasks, for each nsqd"
@@ -84,7 +82,7 @@ OPTIONS: Final = (
         "min_partitions",
         kinds.whole(0, 4096),
         "0",
-        "at least so many tasks, if there are messages enough",
+        "least number of tasks, if there are enough messages",
     ),
     Option(
         "maxInFlight",
@@ -99,16 +97,22 @@ OPTIONS: Final = (
         "chunk_messages",
         kinds.whole(0),
         "0",
-        "when so many have come, all that are there are spooled and finished together; 0: half of those",
+        "messages to collect before they are spooled and finished together; 0 for half of `maxInFlight`",
     ),
-    Option("idleTimeoutMs", "idle_timeout", kinds.milliseconds(1), "300", "a task ends when so long no message came"),
+    Option(
+        "idleTimeoutMs",
+        "idle_timeout",
+        kinds.milliseconds(1),
+        "300",
+        "a task ends when no message arrives for this time",
+    ),
     Option("maxReadMs", "max_read", kinds.milliseconds(1), "10000", "a task reads no longer than this"),
     Option(
         "pollIntervalMs",
         "poll_interval",
         kinds.milliseconds(0),
         "200",
-        "least time between two looks at the backlog",
+        "least time between two queries of the backlog",
         (STREAM,),
     ),
     Option(
@@ -116,14 +120,14 @@ OPTIONS: Final = (
         "lookup_interval",
         kinds.milliseconds(0),
         "15000",
-        "least time between two questions to nsqlookupd",
+        "least time between two queries of nsqlookupd",
     ),
     Option(
         "connectTimeoutMs",
         "connect_timeout",
         kinds.milliseconds(1),
         "5000",
-        "for connecting, and for each answer",
+        "time for connecting, and for each answer",
         _ALL,
     ),
     Option(
@@ -131,16 +135,22 @@ OPTIONS: Final = (
         "msg_timeout",
         kinds.milliseconds(0),
         "0",
-        "after a crash messages come again so much later; 0: nsqd's",
+        "message timeout, after which messages are delivered again after a crash; 0 for nsqd's",
     ),
-    Option("suppressRedelivered", "suppress_redelivered", kinds.flag, "true", "drop what comes again after a crash"),
-    Option("suspectTtlMs", "suspect_ttl", kinds.milliseconds(0), "86400000", "how long that is remembered"),
+    Option(
+        "suppressRedelivered",
+        "suppress_redelivered",
+        kinds.flag,
+        "true",
+        "drop messages that are delivered again after a crash",
+    ),
+    Option("suspectTtlMs", "suspect_ttl", kinds.milliseconds(0), "86400000", "how long to recognize such messages"),
     Option(
         "spoolRetainBatches",
         "spool_retain_batches",
         kinds.whole(0),
         "1",
-        "committed batches that stay in the spool",
+        "number of committed batches that stay in the spool",
         (STREAM,),
     ),
     Option(
@@ -148,7 +158,7 @@ OPTIONS: Final = (
         "spool_retain",
         kinds.milliseconds(0),
         "10000",
-        "they stay at least so long: what an nsqd that was killed gives out again is known by them",
+        "least time that they stay; they tell which messages a killed nsqd delivers again",
         (STREAM,),
     ),
     Option(
@@ -164,7 +174,7 @@ OPTIONS: Final = (
         "fail_on_data_loss",
         kinds.flag,
         "true",
-        "fail if a batch is wanted again and its spool is gone",
+        "fail if a batch is repeated and its spool is gone",
     ),
     Option("failOnUnreachable", "fail_on_unreachable", kinds.flag, "false", "fail if an nsqd cannot be reached"),
     Option(
@@ -172,33 +182,41 @@ OPTIONS: Final = (
         "tls",
         kinds.flag,
         "false",
-        "TLS; without it on nsqd's side there is no connection",
+        "use TLS; connecting fails if nsqd has no TLS",
         _ALL,
         aliases=("tls_v1",),
     ),
     Option("tlsCaFile", "tls_ca_file", kinds.text, "", "authorities to trust, instead of the system's", _ALL),
     Option("tlsCertFile", "tls_cert_file", kinds.text, "", "client certificate", _ALL),
     Option("tlsKeyFile", "tls_key_file", kinds.text, "", "its key, if it is not in the same file", _ALL),
-    Option("tlsSkipVerify", "tls_skip_verify", kinds.flag, "false", "trust everybody", _ALL),
+    Option("tlsSkipVerify", "tls_skip_verify", kinds.flag, "false", "accept any certificate", _ALL),
     Option(
         "authSecret",
         "auth_secret",
         kinds.text,
         "",
-        "said when nsqd asks for authorization",
+        "secret to send if nsqd asks for authorization",
         _ALL,
         aliases=("auth_secret",),
     ),
-    Option("snappy", "snappy", kinds.flag, "false", "compression", _ALL),
-    Option("deflate", "deflate", kinds.flag, "false", "compression", _ALL),
-    Option("deflateLevel", "deflate_level", kinds.whole(1, 9), "6", "1 to 9", _ALL, aliases=("deflate_level",)),
+    Option("snappy", "snappy", kinds.flag, "false", "use snappy compression", _ALL),
+    Option("deflate", "deflate", kinds.flag, "false", "use deflate compression", _ALL),
+    Option(
+        "deflateLevel",
+        "deflate_level",
+        kinds.whole(1, 9),
+        "6",
+        "level of deflate, 1 to 9",
+        _ALL,
+        aliases=("deflate_level",),
+    ),
     Option("topic", "topic", kinds.topic, "", "the topic of rows that have no column of that name", (WRITE,)),
     Option(
         "mpubMessages",
         "mpub_messages",
         kinds.whole(1),
         "5000",
-        "at most so many messages are published together",
+        "most messages to publish together",
         (WRITE,),
     ),
     Option(
@@ -206,7 +224,7 @@ OPTIONS: Final = (
         "mpub_bytes",
         kinds.whole(1),
         "1048576",
-        "and so many bytes: less than nsqd's --max-body-size",
+        "most bytes to publish together: less than nsqd's --max-body-size",
         (WRITE,),
     ),
     Option(
@@ -214,7 +232,7 @@ OPTIONS: Final = (
         "mpub_window",
         kinds.whole(1, 1024),
         "4",
-        "so many of these are sent before nsqd has answered",
+        "batches to send before nsqd has answered",
         (WRITE,),
     ),
     Option(
@@ -230,10 +248,15 @@ OPTIONS: Final = (
         "staging_dir",
         kinds.text,
         "",
-        "where these files are: a folder that the driver and all executors share",
+        "folder for these files, which the driver and all executors share",
         (WRITE,),
     ),
     Option(
-        "spoolDir", "staging_parent", kinds.text, "", "without `stagingDir`, they are in its folder `staging`", (WRITE,)
+        "spoolDir",
+        "staging_parent",
+        kinds.text,
+        "",
+        "without `stagingDir`, these files are in its folder `staging`",
+        (WRITE,),
     ),
 )

@@ -21,7 +21,7 @@ class Options:
 def test_a_program_has_a_row_for_each_flag():
     page = flags_page({"prog": table_of(Options)})
     assert page.partition("## prog")[2] == (
-        "\n\n| Flag | In the file | Type | Default | |\n|---|---|---|---|---|\n"
+        "\n\n| Flag | In the file | Type | Default | Meaning |\n|---|---|---|---|---|\n"
         "| `--all` |  | bool |  | everything |\n"
         "| `--name` | `name` | string | the machine's | who |\n"
         "| `--wait-time` | `wait` | duration | `1m30s` | how long, a\\|b |\n"

@@ -110,7 +110,7 @@ def test_emptying_asks_first_and_says_how_much(site, browser):
     filled(site, "emptied", *(f"message {number}" for number in range(12)))
     browser.open(site.url("/topics/emptied/archive"))
     browser.click("#actions a", "Empty")
-    browser.sees("12 messages on 1 node will be gone", "dialog")
+    browser.sees("12 messages on 1 node will be deleted", "dialog")
     assert browser.path == "/topics/emptied/archive", "asked in a dialog, not on another page"
     browser.click("dialog a", "Cancel")
     browser.sees_no_more("12 messages", "dialog[open]")
@@ -311,7 +311,7 @@ def test_logging_in_and_a_refused_action(site, browser, start: StartNsqadmin, tm
     browser.sees("Log in", "h1")
     browser.find("input[name=name]").type("vic")
     browser.find("input[name=password]").type("wrong\n")
-    browser.sees("do not go together")
+    browser.sees("Wrong user name or password")
     browser.find("input[name=password]").type("secret\n")
     browser.sees("archive", "h1")
     assert browser.run("return document.querySelectorAll('#actions').length") == 0, "a viewer sees no buttons"

@@ -22,7 +22,7 @@ def test_home_says_what_needs_attention_and_links_to_it(browser):
 
 def test_home_says_when_all_is_well(browser, nsqd):
     nsqd.topics = [topic_json("t")]
-    assert "Every node answers" in browser.get("/").text
+    assert "All nodes answer" in browser.get("/").text
 
 
 def test_home_shows_the_newest_snapshot_and_not_an_old_one(browser, service, nsqd):
@@ -75,7 +75,7 @@ def test_the_counter_adds_up_all_channels(browser):
 
 def test_lookup_says_so_where_there_is_none(browser):
     assert "No nsqlookupd is configured" in browser.get("/lookup").text
-    assert "nsqlookupd forgets it" in browser.get("/lookup?confirm=delete&topic=t").text
+    assert "The topic is deleted from nsqlookupd" in browser.get("/lookup?confirm=delete&topic=t").text
 
 
 def test_messages_are_shown_as_text_or_as_bytes(browser, nsqd):
@@ -107,7 +107,7 @@ def test_what_is_deferred_and_what_is_in_flight_says_until_when(browser, nsqd):
 
 
 def test_an_nsqd_that_cannot_show_messages_is_said_to(browser):
-    assert "has no way to show messages" in browser.get("/topics/orders/archive/messages?limit=25").text
+    assert "cannot show messages" in browser.get("/topics/orders/archive/messages?limit=25").text
 
 
 def test_what_is_published_is_shown_the_latest_first(browser, nsqd):
@@ -121,9 +121,9 @@ def test_what_is_published_is_shown_the_latest_first(browser, nsqd):
     nsqd.says("topic/recent", {"messages": [messages[0] | {"due": int((NOW + 60) * 1e9)}]})
     assert "deferred, due in 1m" in browser.get("/messages/orders").text
     nsqd.says("topic/recent", {"messages": []})
-    assert "What is published from now on is shown here" in browser.get("/messages/orders").text
+    assert "New messages are shown here as they are published" in browser.get("/messages/orders").text
     nsqd.says("topic/recent", {"message": "NOT_FOUND"}, 404)
-    assert "has no way to show messages" in browser.get("/messages/orders").text
+    assert "cannot show messages" in browser.get("/messages/orders").text
 
 
 def test_a_cluster_that_does_not_answer_is_not_said_to_be_well(browser, nsqd):
@@ -132,7 +132,7 @@ def test_a_cluster_that_does_not_answer_is_not_said_to_be_well(browser, nsqd):
         page = browser.get(path)
         assert page.status_code == 200
         assert "failed to query any nsqd" in page.text
-        assert "Every node answers" not in page.text
+        assert "All nodes answer" not in page.text
         assert "No topics yet" not in page.text
 
 

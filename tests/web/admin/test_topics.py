@@ -169,7 +169,7 @@ def test_the_next_page_says_how_it_went(browser, submit, nsqd):
 
 def test_losing_messages_is_asked_about_with_how_many(browser):
     text = shown(browser.get("/topics/orders/archive?confirm=empty"))
-    assert "Empty orders/archive? 12,304 messages on 1 node will be gone" in text
+    assert "Empty orders/archive? 12,304 messages on 1 node will be deleted" in text
     text = shown(browser.get("/topics/orders?confirm=delete"))
     assert "12,311 messages" in text
     assert "its 2 channels" in text
