@@ -16,10 +16,10 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol
 
-from nsq_compat.protocol.message import attempts, message_id, next_attempts
+from nsq_compat.protocol.message import attempts, next_attempts
 from nsq_compat.protocol.names import is_ephemeral
 from nsq_compat.queue.backlog import NOTHING
-from nsq_compat.queue.checkpoint import Place, entries_at_once
+from nsq_compat.queue.checkpoint import Place, copied_messages
 from nsq_compat.queue.cursor import Cursor
 from nsq_compat.queue.deferred import Deferred, Fetch
 from nsq_compat.queue.exiting import Exiting
@@ -441,16 +441,9 @@ class Channel:
 
     def place(self) -> Place:
         """Where the channel stands in the stream, and what it has taken from it and not finished."""
-        unfinished = [
-            (number, (attempts(frame) + 1) & 0xFFFF)
-            for in_flight in self._all_in_flight()
-            for number, frame in in_flight.frames.items()
-        ]
-        unfinished += [(message_id(frame), attempts(frame)) for frame in self._pending.returned()]
-        unfinished += self._pending.restored()
-        unfinished.sort()  # ids are in the order of publishing
-        entries = [*entries_at_once(unfinished), *self.deferred.keys()]
-        return Place(self._cursor.position, entries, list(self._cursor.gaps))
+        in_flight = (each.frames for each in self._all_in_flight())
+        unfinished = copied_messages(in_flight, self._pending.returned(), self._pending.restored())
+        return Place(self._cursor.position, self.deferred.keys(), list(self._cursor.gaps), unfinished)
 
     def restore(self, place: Place, end: int, shift: float, fetch: Fetch) -> None:
         """Go on from a place, in a stream that ends at `end`; `shift` makes due times of today's clock."""

@@ -5,14 +5,16 @@ log, the unfinished ones by their ids. What was finished after the checkpoint wa
 """
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain, islice
 
 import google_crc32c
 
 from nsq_compat.protocol import checkpoint_schema
 from nsq_compat.protocol.checkpoint_schema import LOCATIONS_MAGIC
 from nsq_compat.protocol.layout import derive
+from nsq_compat.protocol.message import attempts, message_id
 from nsq_compat.queue.group import NOWHERE
 from nsq_compat.queue.topic_log import LogEnd
 
@@ -43,11 +45,27 @@ class Place:
     """One channel's place. `entries` are keys as ``deferred`` holds them, `gaps` what it passes over in the stream.
 
     A key is an entry of a checkpoint and, if that is known, the location of its message in the log.
+
+    `unfinished` are messages that have no entry yet, as `copied_messages` returns them: there may be a hundred thousand
+    in flight, and their entries are made a step at a time.
     """
 
     position: int
     entries: list[bytes] = field(default_factory=list)
     gaps: list[tuple[int, int]] = field(default_factory=list)
+    unfinished: Iterator[tuple[bytes, int]] = field(default_factory=lambda: iter(()), compare=False, repr=False)
+
+    def add_entries(self) -> bool:
+        """Make entries for some of `unfinished`; returns whether there were any."""
+        some = list(islice(self.unfinished, _ENTRIES_AT_ONCE))
+        self.entries += [ENTRY.pack(0.0, 0, number, attempt) for number, attempt in some]
+        return bool(some)
+
+    def all_entries(self) -> list[bytes]:
+        """`entries`, once every message has its own."""
+        while self.add_entries():
+            pass
+        return self.entries
 
     def pass_over(self, begin: int, end: int) -> None:
         """What lies there in the stream, behind everything it has, is not for it."""
@@ -58,12 +76,12 @@ class Place:
 
     def at_once(self) -> list[tuple[bytes, int]]:
         """Those to be delivered as soon as possible, in order: id and number of the next delivery."""
-        keys = sorted(key for key in self.entries if is_at_once(key))
+        keys = sorted(key for key in self.all_entries() if is_at_once(key))
         return [(number, attempt) for _, _, number, attempt in map(ENTRY.unpack_from, keys)]
 
     def deferred(self) -> list[bytes]:
         """The keys of the others."""
-        return [key for key in self.entries if not is_at_once(key)]
+        return [key for key in self.all_entries() if not is_at_once(key)]
 
     def take_deferred(self) -> list[bytes]:
         """The same; the place has no entries any more. There may be millions, for which a copy would take memory."""
@@ -119,6 +137,9 @@ class Encoding:
         )
         pieces.append(header)
         self._crc = google_crc32c.value(header[_CHECKED:])
+        for place in checkpoint.places.values():
+            while place.add_entries():
+                yield True
         for name, place in checkpoint.places.items():
             raw = name.encode("ascii")
             gaps = [GAP.pack(*gap) for gap in place.gaps]
@@ -195,6 +216,21 @@ def key_location(key: bytes) -> bytes:
 def entries_at_once(messages: Iterable[tuple[bytes, int]]) -> list[bytes]:
     """Keys of messages (id, number of the next delivery) to be delivered as soon as possible, in this order."""
     return [ENTRY.pack(0.0, serial, number, attempt) for serial, (number, attempt) in enumerate(messages)]
+
+
+def copied_messages(
+    in_flight: Iterable[Mapping[bytes, bytes]], returned: Iterable[bytes], restored: Iterable[tuple[bytes, int]]
+) -> Iterator[tuple[bytes, int]]:
+    """Id and number of the next delivery of all these messages, as they are at the time of the call.
+
+    A call copies references, which takes a twentieth of the time that it takes to look into the frames.
+    """
+    delivered, waiting = list(chain.from_iterable(each.values() for each in in_flight)), list(returned)
+    return chain(
+        ((message_id(frame), (attempts(frame) + 1) & 0xFFFF) for frame in delivered),
+        ((message_id(frame), attempts(frame)) for frame in waiting),
+        list(restored),
+    )
 
 
 def is_at_once(key: bytes) -> bool:

@@ -280,7 +280,7 @@ class TopicStore:
         seq = min((place.position for place in places), default=saved.end.seq)
 
         def unfinished() -> Iterable[bytes]:
-            return (entry_id(key) for place in places for key in place.entries)
+            return (entry_id(key) for place in places for key in place.all_entries())
 
         commit = partial(self._storage.commit, self.log)
         self.log.release(seq, unfinished, saved.end, commit, kept=kept, pause=pause)

@@ -868,6 +868,34 @@ def test_a_place_names_what_was_taken_and_not_finished(logging_daemon):
     ]
 
 
+def test_a_place_makes_its_entries_a_step_at_a_time(logging_daemon):
+    consumer = logging_daemon.consumer()
+    logging_daemon.publishes(*[b"%d" % number for number in range(10_000)])
+    while consumer.takes(2500):
+        pass
+    place = logging_daemon.channel().place()
+    counts = [len(place.entries)]
+    while place.add_entries():
+        counts.append(len(place.entries))
+    assert counts == [0, 4096, 8192, 10_000]
+
+
+def test_a_place_stays_as_it_was_while_the_channel_goes_on(logging_daemon):
+    consumer = logging_daemon.consumer()
+    logging_daemon.publishes(b"finished", b"requeued", b"put off", b"waits")
+    for _ in range(4):
+        consumer.takes(1)
+    consumer.requeues(b"waits")
+    place = logging_daemon.channel().place()
+    consumer.finishes(b"finished")
+    consumer.requeues(b"requeued")
+    consumer.requeues(b"put off", delay=9.0)
+    consumer.takes()
+    assert place.position == 4
+    assert place.at_once() == [(consumer.id_of(body), 2) for body in (b"finished", b"requeued", b"put off", b"waits")]
+    assert place.deferred() == []
+
+
 def test_a_restored_channel_wakes_who_waits(logging_daemon):
     consumer = logging_daemon.consumer()
     logging_daemon.publishes(b"a")
