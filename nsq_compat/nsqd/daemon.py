@@ -24,6 +24,7 @@ from nsq_compat.nsqd.dead_letter_sender import DeadLetterSender
 from nsq_compat.nsqd.drain import Drain
 from nsq_compat.nsqd.http_calls import HttpCalls, client_tls
 from nsq_compat.nsqd.lookup_peers import LookupPeers
+from nsq_compat.nsqd.memory import TopicExemption
 from nsq_compat.nsqd.metadata import MetadataFile
 from nsq_compat.nsqd.options import PROGRAM, TOPOLOGY_AWARE_CONSUMPTION, NsqdOptions, hostname, settle
 from nsq_compat.nsqd.policy_file import load_policies
@@ -161,6 +162,7 @@ class Daemon:
             clock_offset=lambda: time.time() - time.monotonic(),
         )
         self._broker = Broker(queue_limits(options), self._storage)
+        TopicExemption(self._broker)
         self._config = options.config
         self._policies = load_policies(options.config)
         self._policing = Policing(self._broker, time.monotonic, time.time_ns)

@@ -1,9 +1,15 @@
-"""The process's memory in /stats."""
+"""The process's memory in /stats, and the topics that garbage collection passes over."""
 
 import errno
+import gc
+from collections.abc import Iterator
 from pathlib import Path
 
-from nsq_compat.nsqd.memory import MemoryFigures
+import pytest
+
+from nsq_compat.nsqd.memory import MemoryFigures, TopicExemption
+from nsq_compat.queue.broker import Broker
+from nsq_compat.queue.limits import QueueLimits
 
 
 def test_without_a_free_descriptor_the_figures_are_those_of_the_last_call(monkeypatch):
@@ -18,3 +24,29 @@ def test_without_a_free_descriptor_the_figures_are_those_of_the_last_call(monkey
     again = memory.figures()
     assert again["heap_in_use_bytes"] == before["heap_in_use_bytes"]
     assert again["heap_idle_bytes"] == before["heap_idle_bytes"]
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    """Its topics are exempted; afterwards nothing is."""
+    broker = Broker(QueueLimits())
+    TopicExemption(broker)
+    yield broker
+    gc.unfreeze()
+
+
+def test_topics_are_exempt_from_collection_once_there_are_many(broker):
+    for number in range(2_000):
+        broker.topic(f"t{number}").channel("c")
+    collected = {id(each) for each in gc.get_objects()}
+    assert not [name for name, topic in broker.topics.items() if id(topic) in collected]
+
+
+def test_topics_that_come_and_go_are_not_exempted_again(broker):
+    for number in range(500):
+        broker.topic(f"t{number}")
+    exempt = gc.get_freeze_count()
+    for number in range(1_000):
+        broker.delete_topic(f"t{number}")
+        broker.topic(f"t{number + 500}")
+    assert gc.get_freeze_count() <= exempt
