@@ -33,7 +33,7 @@ from nsq_compat.queue.group import (
     salvage,
     unpack_header,
 )
-from nsq_compat.queue.segment import FIRST_GROUP, Index, Place, Segment
+from nsq_compat.queue.segment import FIRST_GROUP, UNKNOWN_SEQ, Index, Place, Segment
 
 BLOCK_SIZE: Final = 1 << 18
 
@@ -255,11 +255,12 @@ def _build_index(segment: Segment, damage: Damage) -> Index:
         base, block = offset, segment.pread(BLOCK_SIZE, offset)
         header = decode_header(block, 0, base)
         if header is None:
-            offset = _step_over(segment, damage, index, base)
+            offset, seq = _step_over(segment, damage, index, base)
             continue
         while header is not None:
             offset = header.end
             if header.kind == MESSAGES:
+                index.number_last(header.first_seq)
                 seq = header.first_seq
             if header.kind in HAS_IDS:
                 index.count += header.record_count
@@ -280,12 +281,16 @@ def _first_id(segment: Segment, header: GroupHeader) -> bytes | None:
     return payload[begin + _MESSAGE_ID.start : begin + _MESSAGE_ID.stop]
 
 
-def _step_over(segment: Segment, damage: Damage, index: Index, offset: int) -> int:
-    """Past the damage at `offset`; what is left of a group there is found by that very offset again."""
+def _step_over(segment: Segment, damage: Damage, index: Index, offset: int) -> tuple[int, int]:
+    """Past the damage at `offset`: where the next group begins, and the number of the next message if that is known.
+
+    What is left of a group there is found by that very offset again.
+    """
     reader = GroupReader(segment, damage, offset, counts_all=False)
     for group in reader._find_next():
         if group.kind in HAS_IDS:
             if offset >= index.next_offset:
-                index.add(Place(group.first_seq, message_id(group.frames[0]), offset))
+                seq = group.first_seq if group.kind == MESSAGES else UNKNOWN_SEQ
+                index.add(Place(seq, message_id(group.frames[0]), offset))
             index.count += len(group.frames)
-    return reader.offset
+    return reader.offset, reader.next_seq or UNKNOWN_SEQ

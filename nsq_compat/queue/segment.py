@@ -38,6 +38,10 @@ _ZEROS: Final = bytes(_AHEAD)
 _FAR: Final = 1 << 62
 
 
+UNKNOWN_SEQ: Final = (1 << 64) - 1
+"""In an index: behind damage, before the next group with a number."""
+
+
 class Place(NamedTuple):
     """A group in a segment: the number of its first message or the next one's, its first message's id, its offset."""
 
@@ -67,6 +71,13 @@ class Index:
         self._ids.append(place.first_id)
         self._offsets.append(place.offset)
         self.next_offset = place.offset + INDEX_STEP
+
+    def number_last(self, seq: int) -> None:
+        """`seq` is the number that the last places were added without."""
+        at = len(self._seqs) - 1
+        while at >= 0 and self._seqs[at] == UNKNOWN_SEQ:
+            self._seqs[at] = seq
+            at -= 1
 
     def place_of_seq(self, seq: int) -> tuple[int, int]:
         """Where to begin reading to find a message by its number: the offset, and the first number from there on."""

@@ -359,6 +359,24 @@ def test_whatever_happened_to_several_files_every_loss_is_counted(data):
     assert found.counted >= topic.lost(found)
 
 
+def test_a_loss_before_a_deferred_message_is_counted():
+    """The first sound group has no number: the index must not take it for the one of the lost message before it."""
+    disk = SimulatedDisk()
+    log = TopicLog.open(cast("Files", disk), FOLDER)
+    immediate, deferred, after = ([b"%016x" % number] for number in range(3))
+    log.append(make_frames(immediate, NOW_NS, [b"lost"]), 0)
+    begin = log.end.offset
+    log.append(make_frames(deferred, NOW_NS, [b"later"]), 1, NOW_NS, DEFERRED)
+    log.append(make_frames(after, NOW_NS, [b"after"]), 1)
+    log.close()
+    path = f"{FOLDER}/log.{1:020}"
+    content = disk.content(path)
+    disk.put(path, content[:FIRST_GROUP] + bytes(begin - FIRST_GROUP) + content[begin:])
+    log = TopicLog.open(cast("Files", disk), FOLDER)
+    assert [message_id(frame) for group in log.reader(0).read() for frame in group.frames] == after
+    assert log.damaged_records == 1
+
+
 def test_what_cannot_be_fetched_is_counted_once():
     log = TopicLog.open(cast("Files", SMALL.disk.copy()), FOLDER, segment_size=1000)
     for _ in range(2):
