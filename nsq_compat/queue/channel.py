@@ -85,6 +85,8 @@ class _Retry:
     """When to try again to read something."""
 
     def __init__(self) -> None:
+        self.is_waiting = False
+        """Whether nothing is read before the next attempt."""
         self.until = NEVER
         """When the next attempt is due; ``NEVER`` if none has to be waited for."""
         self._delay = 0.0
@@ -96,7 +98,12 @@ class _Retry:
         self._delay = RETRY_SECONDS if is_first else min(2 * self._delay, LONGEST_RETRY_SECONDS)
         self._failed_at = now
         self.until = now + self._delay
+        self.is_waiting = True
         return is_first
+
+    def end_waiting(self) -> None:
+        self.until = NEVER
+        self.is_waiting = False
 
 
 class Channel:
@@ -122,7 +129,6 @@ class Channel:
     ) -> None:
         self.topic_name = topic_name
         self.name = name
-        self.ephemeral = is_ephemeral(name)
         self.paused = False
         self.exiting = False
         self.message_count = 0
@@ -135,7 +141,6 @@ class Channel:
         self.dead_letters: DeadLetterBox | None = None
         self.consumers: dict[Consumer, None] = {}
         self.latency = None if limits.latency is None else Latency(limits.latency)
-        self.topology_aware = limits.topology_aware
         self.alarm = NEVER
         self._limits = limits
         self._schedule = schedule
@@ -147,12 +152,24 @@ class Channel:
         self.deferred = deferred
         self._left_behind: list[InFlight] = []
         self._delivered_count = 0
-        self._waits_for_disk = False  # nothing is taken until the log is tried again
-        self._log_retry = _Retry()
+        self._log_retry = _Retry()  # nothing is taken while it is waiting
         self._deferred_retry = _Retry()
-        self._nearest_first = NearestFirst() if self.topology_aware else None
-        self._line = Line() if self._nearest_first is None else self._nearest_first
+        self._line = NearestFirst() if limits.topology_aware else Line()
         self._watching: NearestFirst | Throttle | None = self._nearest_first
+
+    @property
+    def ephemeral(self) -> bool:
+        return is_ephemeral(self.name)
+
+    @property
+    def topology_aware(self) -> bool:
+        """Whether consumers nearby come first."""
+        return self._nearest_first is not None
+
+    @property
+    def _nearest_first(self) -> NearestFirst | None:
+        line = self._line.line if isinstance(self._line, Throttle) else self._line
+        return line if isinstance(line, NearestFirst) else None
 
     # --- What it holds ------------------------------------------------------------------------------------------------
 
@@ -178,7 +195,8 @@ class Channel:
     @property
     def delivered(self) -> Sequence[int]:
         """Frames given to consumers by ``Locality``; nsqd: unless these are told apart, all of them are global."""
-        return (0, 0, self._delivered_count) if self._nearest_first is None else self._nearest_first.counts
+        nearest_first = self._nearest_first
+        return (0, 0, self._delivered_count) if nearest_first is None else nearest_first.counts
 
     @property
     def in_flight_count(self) -> int:
@@ -234,7 +252,7 @@ class Channel:
         cannot be read is tried again a little later.
         """
         share = self._line.share(consumer, len(self._pending))
-        if self.paused or not share or self._waits_for_disk:
+        if self.paused or not share or self._log_retry.is_waiting:
             self._line.wait(consumer)
             return NOTHING
         wanted = room if room < share else share  # Hot: written out, because `min` is a call
@@ -352,7 +370,8 @@ class Channel:
         """Deliver at no more than this rate from now on; None: as fast as consumers take it."""
         line = self._line
         if isinstance(line, Throttle) and rate is None:
-            self._line, self._watching = line.line, self._nearest_first
+            self._line = line.line
+            self._watching = self._nearest_first
             self._schedule.cancel(line)
             self._wake()
         elif rate is not None:
@@ -399,8 +418,7 @@ class Channel:
                     consumer.wake()  # it has room again
         self._left_behind = [in_flight for in_flight in self._left_behind if in_flight]
         if now >= self._log_retry.until:
-            self._log_retry.until = NEVER
-            self._waits_for_disk = False
+            self._log_retry.end_waiting()
             self._wake()
         next_release = self._release_deferred(now)
         return min(
@@ -486,9 +504,9 @@ class Channel:
         due = self.deferred.next_due()
         if due > now:
             return due
-        if now < self._deferred_retry.until < NEVER:
+        if self._deferred_retry.is_waiting and now < self._deferred_retry.until:
             return self._deferred_retry.until
-        self._deferred_retry.until = NEVER
+        self._deferred_retry.end_waiting()
         room = max(self._limits.mem_queue_size, MAX_BATCH) - self._pending.returned_count
         if room <= 0:
             self._pending.on_room = self._go_on_releasing
@@ -516,11 +534,10 @@ class Channel:
         """The log cannot be read. The position stays, and all consumers wait until it is tried again."""
         if self._log_retry.failed(now):
             log.warning("CHANNEL(%s): cannot read messages, trying again - %s", self.name, error)
-        self._waits_for_disk = True
         self._schedule.at(self._log_retry.until, self)
 
     def _wake(self) -> None:
-        if not self.paused and not self._waits_for_disk:
+        if not self.paused and not self._log_retry.is_waiting:
             self._line.wake(len(self._pending))
 
     def _drop(self, count: int) -> None:

@@ -177,8 +177,10 @@ class TopicStore:
         self, frames: Sequence[bytes], first_seq: int, due_ns: int = 0, kind: int = MESSAGES, joined: bytes = b""
     ) -> None:
         """Write a group, as ``TopicLog.append`` does. Raises ``OSError``: then nothing of it is kept."""
+        # Hot: once for every publish; `_keep_reserve` is written out.
         try:
-            self._keep_reserve()
+            if self._storage.reserve.given_up:
+                self._keep_reserve()
             self.log.append(frames, first_seq, due_ns, kind, joined)
         except OSError as error:
             self._storage.failed(error)

@@ -12,6 +12,7 @@ Invariants:
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Final
 
 from nsq_compat.protocol import command_table as table
@@ -96,14 +97,11 @@ class NsqdSession(Conversation):
         self.drop = drop
         self._broker = broker
         self._limits = limits
-        self._host = host
-        self._authorize = authorize
-        self._access = Access(self._ask) if limits.auth_required else None
+        self._access = Access(partial(self._ask, authorize, host)) if limits.auth_required else None
         self._now = now
         self._now_ns = now_ns
         self._connect_ts = now_ns // 1_000_000_000
-        self._opening = b""
-        self._opened = False
+        self._opening: bytes | None = b""  # the part of the magic that was received; None behind it
         self._reader = CommandReader(self._admit, max_msg_size=limits.max_msg_size, max_body_size=limits.max_body_size)
         self._commands: Iterator[Command] = iter(())
         self._effort = 0  # of the commands executed in this call
@@ -253,8 +251,8 @@ class NsqdSession(Conversation):
     # --- Reading ------------------------------------------------------------------------------------------------------
 
     def _receive(self, data: bytes) -> None:
-        if not self._opened:
-            data = self._receive_magic(data)
+        if self._opening is not None:
+            data = self._receive_magic(self._opening + data)
         if data:
             self._commands = self._reader.receive_data(data)
             self._execute()
@@ -292,16 +290,15 @@ class NsqdSession(Conversation):
         self._publisher.cancel()
 
     def _receive_magic(self, data: bytes) -> bytes:
-        """Returns what came behind the magic."""
-        self._opening += data
-        if len(self._opening) < len(MAGIC):
+        """Return the bytes behind the magic; `data` is everything received so far."""
+        if len(data) < len(MAGIC):
+            self._opening = data
             return b""
-        magic, rest = self._opening[: len(MAGIC)], self._opening[len(MAGIC) :]
+        magic, rest = data[: len(MAGIC)], data[len(MAGIC) :]
         if magic != MAGIC:
             raise FatalClientError(E_BAD_PROTOCOL)
         log.info("CLIENT(%s): desired protocol magic '%s'", self.peer, magic.decode())
-        self._opened = True
-        self._opening = b""
+        self._opening = None
         self._restart_heartbeat()  # who has not said what it speaks is not spoken to
         self._renew_deadline()
         return rest
@@ -464,14 +461,14 @@ class NsqdSession(Conversation):
         if self._access is not None:
             self._access.require(spec, topic, channel, self._now)
 
-    def _ask(self, secret: bytes) -> Grants:
+    def _ask(self, authorize: Authorize, host: str, secret: bytes) -> Grants:
         # Time stands still for the client's deadline: it is not the one who is slow.
         deadline, self._deadline = self._deadline, NEVER
         self.wake()  # replies to what came before leave meanwhile, and heartbeats are looked after
         try:
             tls = self._layers.tls
             name = tls.common_name if tls is not None else ""
-            grants = self._authorize(Credentials(secret, self._host, tls=tls is not None, common_name=name))
+            grants = authorize(Credentials(secret, host, tls=tls is not None, common_name=name))
         except AuthFailed as error:
             log.warning("PROTOCOL(V2): [%s] AUTH failed %s", self.peer, error)
             raise
