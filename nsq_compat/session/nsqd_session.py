@@ -53,7 +53,7 @@ from nsq_compat.session.nsqd_limits import (
     negotiate,
     settings_before_identify,
 )
-from nsq_compat.session.publisher import Publisher
+from nsq_compat.session.publisher import DONE, IN_STEPS, PUBLISHED, Publisher
 from nsq_compat.session.refusals import failed, not_in_flight, tls_missing, wrong_state
 from nsq_compat.session.subscription import Counts, Subscription
 from nsq_compat.session.upgrade import HANDSHAKE_SECONDS, Layers, TlsFacts, Upgrade
@@ -130,7 +130,7 @@ class NsqdSession(Conversation):
     def receive_data(self, data: bytes, now: float, now_ns: int) -> None:
         """Feed what the socket gave."""
         publisher = self._publisher
-        if publisher.posted is not None or publisher.unanswered is not None:
+        if publisher.state != DONE:
             publisher.settle()
         if self.has_unread:
             self._read_all()
@@ -159,7 +159,7 @@ class NsqdSession(Conversation):
             return
         self._now, self._now_ns = now, now_ns
         try:
-            if not self._publisher.batch or self._publisher.publish_on():
+            if self._publisher.state != IN_STEPS or self._publisher.publish_on():
                 self._execute()
             self._renew_deadline()  # the client is not the one that is slow
         except (FatalClientError, SilentClose) as error:
@@ -174,7 +174,7 @@ class NsqdSession(Conversation):
         """Replies first, then one batch of messages; `has_more` says whether to come back for another."""
         self.has_more = False
         publisher = self._publisher
-        if publisher.unanswered is not None:
+        if publisher.state == PUBLISHED:
             publisher.answer()
         if now >= self._deadline:
             self._stop_reading("i/o timeout")
@@ -266,7 +266,7 @@ class NsqdSession(Conversation):
             self._effort += 1
             if isinstance(command, Publish):
                 self._publisher.publish(command, self._now, self._now_ns)
-                if self._publisher.batch:
+                if self._publisher.state == IN_STEPS:
                     break
             elif isinstance(command, Finish):
                 self._finish(command)

@@ -1,10 +1,16 @@
-"""A client as a producer: its messages on their way into topics, and what it hears of them.
+"""A client as a producer: its publishes on their way into topics, and the replies to them.
 
-What came alone is posted, if there is an intake, to be published with what others post in this turn (see
-``queue.intake``). The client is answered when that is done, and nothing it asks for afterwards is looked at before.
+A publish is done at once, or `state` says what it waits for:
+
+- ``POSTED``: it came alone, and is published with those of other producers at the end of this turn (``queue.intake``).
+- ``PUBLISHED``: it came alone and is published. Its OK is left to ``answer``, so that messages leave before it.
+- ``IN_STEPS``: it is too large to be published at once; ``publish_on`` takes the next step.
+
+No command that follows is executed before the state is ``DONE`` again.
 """
 
 from collections.abc import Callable
+from typing import Final
 
 from nsq_compat.protocol import command_table as table
 from nsq_compat.protocol.command_table import CommandSpec
@@ -17,6 +23,11 @@ from nsq_compat.queue.intake import Intake
 from nsq_compat.queue.large_batch import LargeBatch, is_large
 from nsq_compat.queue.topic import Topic
 from nsq_compat.session.refusals import failed
+
+DONE: Final = 0
+POSTED: Final = 1
+PUBLISHED: Final = 2
+IN_STEPS: Final = 3
 
 
 class Publisher:
@@ -36,15 +47,14 @@ class Publisher:
         fail: Callable[[FatalClientError], None],
         wake: Callable[[], None],
     ) -> None:
-        self.posted: Publish | None = None
-        self.unanswered: Publish | None = None
-        """What is published, and what the client is told of by ``answer``, which must come before another reply."""
-        self.batch: tuple[Publish, LargeBatch] | None = None
-        """An MPUB that is too large to be published at once; see ``publish_on``."""
+        self.state = DONE
+        """What a publish waits for: one of the constants above."""
         self.counts: dict[bytes, int] = {}
         """Messages by topic."""
         self._broker = broker
         self._intake = intake
+        self._command: Publish | None = None  # while the state is not DONE
+        self._large: LargeBatch | None = None  # while it is IN_STEPS
         self._require = require
         self._reply = reply
         self._fail = fail
@@ -52,89 +62,99 @@ class Publisher:
         self._last_name = b""
         self._last_topic: Topic | None = None
 
+    @property
+    def posted(self) -> Publish | None:
+        return self._command if self.state == POSTED else None
+
     def publish(self, command: Publish, now: float, now_ns: int) -> None:
-        """A PUB, a run of them, or an MPUB. Raises ``FatalClientError``."""
+        """Publish a PUB, a run of them, or an MPUB. Raises ``FatalClientError``."""
         bodies = command.bodies
         try:
             topic = self._topic_of(command.spec, command.tokens[1])
             if is_large(bodies):
                 command.bodies = ()  # the batch frees them in steps
-                self.batch = command, topic.large_batch([*bodies], now, now_ns)
+                self._large = topic.large_batch([*bodies], now, now_ns)
+                self._command, self.state = command, IN_STEPS
                 return
             topic.publish(bodies, now, now_ns)
         except (Refused, OSError) as error:
             raise failed(command.spec, error) from None
-        self._confirm(command)
-
-    def publish_on(self) -> bool:
-        """The next step of `batch`; whether that was the last. Raises ``FatalClientError``."""
-        assert self.batch is not None, "there is a batch under way"
-        command, batch = self.batch
-        if batch.is_published:
-            if batch.forget_bodies():
-                return False
-            self.batch = None
-            return True
-        try:
-            if batch.step():
-                self._count(command.tokens[1], batch.count)
-                self._reply(OK if command.spec is table.MPUB else OK * batch.count)
-        except (Refused, OSError) as error:
-            self.batch = None
-            raise failed(command.spec, error) from None
-        return False
+        self._confirm(command.spec, command.tokens[1], len(bodies))
 
     def publish_alone(self, command: Publish, now: float, now_ns: int) -> None:
-        """The same, perhaps later in this turn: `posted` says so. Raises ``FatalClientError``."""
+        """Publish a PUB that came alone, at once or later in this turn; the reply is owed. Raises the same."""
         # Hot: runs for every synchronous PUB.
         bodies = command.bodies
         try:
             topic = self._topic_of(command.spec, command.tokens[1])
             if self._intake is not None and self._intake.post(topic, bodies, self, now, now_ns):
-                self.posted = command
+                self._command, self.state = command, POSTED
                 return
             topic.publish(bodies, now, now_ns)
         except (Refused, OSError) as error:
             raise failed(command.spec, error) from None
-        self.unanswered = command
-
-    def answer(self) -> None:
-        """Tell the client of what is `unanswered`. Consumers who wait for it need not wait for this."""
-        # Hot: runs for every synchronous PUB.
-        command, self.unanswered = self.unanswered, None
-        if command is not None:
-            self._confirm(command)
+        self._command, self.state = command, PUBLISHED
 
     def publish_deferred(self, command: Line, delay: float, now: float, now_ns: int) -> None:
-        """A DPUB; `delay` in seconds. Raises ``FatalClientError``."""
+        """Publish a DPUB; `delay` in seconds. Raises ``FatalClientError``."""
         try:
             self._topic_of(command.spec, command.tokens[1]).publish([command.body], now, now_ns, defer=delay)
         except (Refused, OSError) as error:
             raise failed(command.spec, error) from None
-        self._count(command.tokens[1], 1)
-        self._reply(OK)
+        self._confirm(command.spec, command.tokens[1], 1)
+
+    def publish_on(self) -> bool:
+        """Take the next step of what is ``IN_STEPS``; return whether it is done. Raises ``FatalClientError``."""
+        command, large = self._command, self._large
+        assert command is not None, "a publish is in steps"
+        assert large is not None, "a publish is in steps"
+        if large.is_published:
+            if large.forget_bodies():
+                return False
+            self._done()
+            return True
+        try:
+            if large.step():
+                self._confirm(command.spec, command.tokens[1], large.count)
+        except (Refused, OSError) as error:
+            self._done()
+            raise failed(command.spec, error) from None
+        return False
+
+    def answer(self) -> None:
+        """Reply to what is ``PUBLISHED``."""
+        # Hot: runs for every synchronous PUB.
+        command = self._command
+        assert command is not None, "a publish waits for its reply"
+        self._command, self.state = None, DONE
+        self._confirm(command.spec, command.tokens[1], len(command.bodies))
 
     def settle(self) -> None:
-        """Publish what is posted, and whatever others have posted with it, now; nothing is left to be told."""
-        if self.posted is not None and self._intake is not None:
+        """Publish what is ``POSTED`` now, with what other producers posted, and reply."""
+        if self.state == POSTED and self._intake is not None:
             self._intake.settle()
-        self.answer()
+        if self.state == PUBLISHED:
+            self.answer()
 
     def published(self, error: Exception | None) -> None:
-        """What was posted is published, or was refused for this reason; the client hears it in its turn."""
-        command, self.posted = self.posted, None
+        """What was ``POSTED`` is published, or `error` says why it was refused; the reply is owed."""
+        command = self._command
         assert command is not None, "only what was posted is published so"
         if error is None:
-            self.unanswered = command
+            self.state = PUBLISHED
         else:
+            self._done()
             self._fail(failed(command.spec, error))
         self._wake()
 
     def cancel(self) -> None:
-        """Publish nothing more of `batch`, if there is one."""
-        if self.batch is not None:
-            self.batch[1].cancel()
-            self.batch = None
+        """Publish nothing more of what is ``IN_STEPS``."""
+        if self._large is not None:
+            self._large.cancel()
+            self._done()
+
+    def _done(self) -> None:
+        self._command, self._large, self.state = None, None, DONE
 
     def _topic_of(self, spec: CommandSpec, topic: bytes) -> Topic:
         # Hot: runs for every synchronous PUB, whose line is as a rule the one before, the very same object.
@@ -146,11 +166,8 @@ class Publisher:
             self._last_name, self._last_topic = topic, last
         return last
 
-    def _confirm(self, command: Publish) -> None:
-        # Hot: runs for every synchronous PUB, with `_count` written out.
-        topic, count, counts = command.tokens[1], len(command.bodies), self.counts
+    def _confirm(self, spec: CommandSpec, topic: bytes, count: int) -> None:
+        # Hot: runs for every synchronous PUB.
+        counts = self.counts
         counts[topic] = counts.get(topic, 0) + count
-        self._reply(OK if count == 1 or command.spec is table.MPUB else OK * count)
-
-    def _count(self, topic: bytes, messages: int) -> None:
-        self.counts[topic] = self.counts.get(topic, 0) + messages
+        self._reply(OK if count == 1 or spec is table.MPUB else OK * count)
