@@ -53,7 +53,7 @@ from nsq_compat.session.nsqd_limits import (
     negotiate,
     settings_before_identify,
 )
-from nsq_compat.session.publisher import DONE, IN_STEPS, PUBLISHED, Publisher
+from nsq_compat.session.publisher import IN_STEPS, Publisher
 from nsq_compat.session.refusals import failed, not_in_flight, tls_missing, wrong_state
 from nsq_compat.session.subscription import Counts, Subscription
 from nsq_compat.session.upgrade import HANDSHAKE_SECONDS, Layers, TlsFacts, Upgrade
@@ -130,7 +130,7 @@ class NsqdSession(Conversation):
     def receive_data(self, data: bytes, now: float, now_ns: int) -> None:
         """Feed what the socket gave."""
         publisher = self._publisher
-        if publisher.state != DONE:
+        if publisher.state:
             publisher.settle()
         if self.has_unread:
             self._read_all()
@@ -174,7 +174,7 @@ class NsqdSession(Conversation):
         """Replies first, then one batch of messages; `has_more` says whether to come back for another."""
         self.has_more = False
         publisher = self._publisher
-        if publisher.state == PUBLISHED:
+        if publisher.state:
             publisher.answer()
         if now >= self._deadline:
             self._stop_reading("i/o timeout")

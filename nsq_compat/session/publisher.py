@@ -24,7 +24,7 @@ from nsq_compat.queue.large_batch import LargeBatch, is_large
 from nsq_compat.queue.topic import Topic
 from nsq_compat.session.refusals import failed
 
-DONE: Final = 0
+DONE: Final = 0  # the only false one, so that the message path tests `state` without a comparison
 POSTED: Final = 1
 PUBLISHED: Final = 2
 IN_STEPS: Final = 3
@@ -88,12 +88,14 @@ class Publisher:
         try:
             topic = self._topic_of(command.spec, command.tokens[1])
             if self._intake is not None and self._intake.post(topic, bodies, self, now, now_ns):
-                self._command, self.state = command, POSTED
+                self._command = command
+                self.state = POSTED
                 return
             topic.publish(bodies, now, now_ns)
         except (Refused, OSError) as error:
             raise failed(command.spec, error) from None
-        self._command, self.state = command, PUBLISHED
+        self._command = command
+        self.state = PUBLISHED
 
     def publish_deferred(self, command: Line, delay: float, now: float, now_ns: int) -> None:
         """Publish a DPUB; `delay` in seconds. Raises ``FatalClientError``."""
@@ -122,19 +124,21 @@ class Publisher:
         return False
 
     def answer(self) -> None:
-        """Reply to what is ``PUBLISHED``."""
-        # Hot: runs for every synchronous PUB.
+        """Reply to what is ``PUBLISHED``, if anything is."""
+        # Hot: runs for every synchronous PUB, with `_confirm` written out.
         command = self._command
-        assert command is not None, "a publish waits for its reply"
-        self._command, self.state = None, DONE
-        self._confirm(command.spec, command.tokens[1], len(command.bodies))
+        if command is not None and self.state == PUBLISHED:
+            self._command = None
+            self.state = DONE
+            topic, count, counts = command.tokens[1], len(command.bodies), self.counts
+            counts[topic] = counts.get(topic, 0) + count
+            self._reply(OK if count == 1 or command.spec is table.MPUB else OK * count)
 
     def settle(self) -> None:
         """Publish what is ``POSTED`` now, with what other producers posted, and reply."""
         if self.state == POSTED and self._intake is not None:
             self._intake.settle()
-        if self.state == PUBLISHED:
-            self.answer()
+        self.answer()
 
     def published(self, error: Exception | None) -> None:
         """What was ``POSTED`` is published, or `error` says why it was refused; the reply is owed."""
@@ -167,7 +171,5 @@ class Publisher:
         return last
 
     def _confirm(self, spec: CommandSpec, topic: bytes, count: int) -> None:
-        # Hot: runs for every synchronous PUB.
-        counts = self.counts
-        counts[topic] = counts.get(topic, 0) + count
+        self.counts[topic] = self.counts.get(topic, 0) + count
         self._reply(OK if count == 1 or spec is table.MPUB else OK * count)
