@@ -13,15 +13,15 @@ _NOISE = 0.2
 """CPUs used by strangers from which on they may be what limits it."""
 
 LIMITS = {
-    "server": "a CPU is full with the server: msg/s is its own.",
-    "machine": "all CPUs are full: msg/s is what a server of several threads could get beside the generator. With more"
-    " CPUs it would be higher, and that of a server with one thread would not: of the two ratios the one of CPU us/msg"
-    " holds on any machine.",
-    "round trips": "nobody is busy. A message's time is that of two processes waking each other, in which the server's"
-    " own part is its CPU us/msg and all else is the same for both: the ratio of msg/s is nearer to 1.00 than the"
-    " servers are apart.",
-    "GENERATOR": "the generator's core is full: msg/s, and its ratio, say nothing about the server; CPU us/msg does.",
-    "(disturbed)": "other processes had their part of the machine: only the ratio of CPU us/msg says something.",
+    "server": "the server uses a whole CPU. msg/s is the server's own rate.",
+    "machine": "all CPUs are in use. msg/s is what a server with several threads reaches beside the generator. With"
+    " more CPUs its rate would rise, and the rate of a server with one thread would not. Of the two ratios, only that"
+    " of CPU us/msg holds on any machine.",
+    "round trips": "no CPU is busy all the time. Most of a message's time is two processes waking each other, which is"
+    " the same for both servers; the server's own part is its CPU us/msg. The ratio of msg/s is therefore closer to"
+    " 1.00 than the servers are.",
+    "GENERATOR": "the generator's core is full. msg/s and its ratio say nothing about the server; CPU us/msg does.",
+    "(disturbed)": "other processes used part of the machine. Only the ratio of CPU us/msg is meaningful.",
 }
 """What kept a rate from being higher, and what that means for the ratio."""
 

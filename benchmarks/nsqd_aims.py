@@ -19,45 +19,51 @@ def _p99(row: str, floor: float, aim: float, **why: str) -> dict[str, Aim]:
     }
 
 
-_LOG = "every message is in its topic's log before the OK, where Go's has it in memory"
-_ONE_CPU = "one nsqd has one CPU, Go's takes all there are"
-_LONE = f"each message is received and answered by itself, which is most of what it costs; {_LOG}; {_ONE_CPU}"
-_CIPHER = "what a cipher costs is the same for both, and the larger part"
+_LOG = "nsqd writes every message to its topic's log before the OK, Go's keeps it in memory"
+_ONE_CPU = "one nsqd uses one CPU, Go's uses all"
+_LONE = f"receiving and answering each message by itself is most of the cost; {_LOG}; {_ONE_CPU}"
+_CIPHER = "the cipher is the larger part of the cost, and the same for both"
 
 AIMS: dict[str, Aim] = {
     **_each("MPUB 200 x 200 B", 1.2, 2.5, mpub_200x200=f"{_LOG}; {_ONE_CPU}"),
     **_each(
-        "MPUB 10 x 200 B", 0.9, 1.5, mpub_10x200=f"ten messages share what a request costs, not 200; {_LOG}; {_ONE_CPU}"
+        "MPUB 10 x 200 B",
+        0.9,
+        1.5,
+        mpub_10x200=f"only ten messages share the cost of a request, not 200; {_LOG}; {_ONE_CPU}",
     ),
     **_each(
         "deliver + FIN, RDY 2,500",
         2,
         4,
-        deliver_fin_rdy2500=f"each FIN is looked up by itself, and each message taken out of a list; {_ONE_CPU}",
+        deliver_fin_rdy2500=f"each FIN is looked up and each message taken from a list by itself; {_ONE_CPU}",
     ),
     **_each(
         "publish while consuming",
         2,
         4,
-        publish_while_consuming=f"reading, the log and deliveries take turns in one thread; {_ONE_CPU}",
+        publish_while_consuming=f"one thread reads, writes the log and delivers; {_ONE_CPU}",
     ),
     **_each(
         "fan-out to 10 channels",
         3,
         6,
-        fanout_10=f"ten sends and ten runs of FINs remain for each batch, however little is copied; {_ONE_CPU}",
+        fanout_10=f"each batch still takes ten sends and ten series of FINs, however little is copied; {_ONE_CPU}",
     ),
     **_each(
         "PUB synchronous, 1 connection",
         0.9,
         1.2,
-        pub_sync_1=f"most of it is two processes waking each other, and looking out takes a CPU; {_LOG}",
-        pub_sync_1_poller=f"looking out takes a CPU, and the generator's scheduler makes that longer; {_LOG}",
+        pub_sync_1=f"most of the time is two processes waking each other, and polling takes a CPU; {_LOG}",
+        pub_sync_1_poller=f"polling takes a CPU, and the generator's scheduler prolongs it; {_LOG}",
     ),
     **_each("PUB synchronous, 10 and 100 connections", 0.7, 1.0, pub_sync_10=_LONE, pub_sync_100=_LONE),
     **_each("PUB pipelined", 2, 4, pub_pipelined=_ONE_CPU),
     **_each(
-        "RDY 1 ping-pong", 0.7, 1.0, rdy1_pingpong="most of it is two processes waking each other, the same for both"
+        "RDY 1 ping-pong",
+        0.7,
+        1.0,
+        rdy1_pingpong="most of the time is two processes waking each other, the same for both",
     ),
     **_each("HTTP /pub keep-alive, 10 connections", 1.0, 1.5, http_pub=_LONE),
     **_each("HTTP /mpub", 1.0, 1.5, http_mpub=f"{_LOG}; {_ONE_CPU}"),
@@ -65,28 +71,28 @@ AIMS: dict[str, Aim] = {
         "p99 latency at 1 k/s and 10 k/s",
         0.7,
         0.2,
-        latency_1k="two wake-ups of what has slept are most of it, on caches that were others' meanwhile",
-        latency_10k="the system's wake-ups, the same for both, are the larger part; the log is written on the way",
+        latency_1k="most of the time is two wake-ups, with CPU caches that other processes used meanwhile",
+        latency_10k="the larger part is the system's wake-ups, the same for both; nsqd also writes the log",
     ),
     **_p99(
         "p99 latency at 1 k/s with --busy-poll-time=5ms",
         0.7,
         0.2,
-        latency_1k_busy_poll="the generator's wake-ups remain, and with two CPUs it has one of them",
+        latency_1k_busy_poll="the generator's wake-ups remain, and it uses one of the two CPUs",
     ),
     **_p99(
         "p99 latency with RDY > 1 and output buffering on",
         0.1,
         0.02,
-        latency_1k_buffered="what is left is the time of a wake-up",
-        latency_10k_buffered="at this rate Go's buffer is full, and sent, long before its 250 ms are over",
+        latency_1k_buffered="the rest is the time of a wake-up",
+        latency_10k_buffered="at this rate Go's buffer is full, and sent, long before its 250 ms end",
     ),
     **_each(
         "publish and drain through disk, default mem-queue-size",
         2,
         5,
         mpub_to_disk=f"both write each message once; {_ONE_CPU}",
-        drain_from_disk="reading blocks is cheap, and FINs cost what they do in memory",
+        drain_from_disk="reading blocks is cheap, and FINs cost as much as in memory",
     ),
     **_each(
         "TLS, snappy, deflate, both ways",
@@ -94,15 +100,15 @@ AIMS: dict[str, Aim] = {
         1.5,
         mpub_200x200_tls=f"{_CIPHER}; {_LOG}; {_ONE_CPU}",
         pub_pipelined_tls=_ONE_CPU,
-        pub_sync_10_tls=f"{_LONE}; and for two calls of OpenSSL",
+        pub_sync_10_tls=f"{_LONE}; each message also takes two calls of OpenSSL",
         deliver_fin_rdy2500_tls=f"{_CIPHER}; {_ONE_CPU}",
         mpub_200x200_snappy=f"{_LOG}; {_ONE_CPU}",
         pub_pipelined_snappy=_ONE_CPU,
         deliver_fin_rdy2500_snappy=_ONE_CPU,
         mpub_200x200_deflate=f"{_LOG}; {_ONE_CPU}",
-        mpub_200x200_deflate_pieces=f"each MPUB comes in a hundred pieces; {_LOG}; {_ONE_CPU}",
+        mpub_200x200_deflate_pieces=f"each MPUB arrives in a hundred pieces; {_LOG}; {_ONE_CPU}",
         pub_pipelined_deflate=_ONE_CPU,
-        deliver_fin_rdy2500_deflate=f"compressing is nearly all of it, by the same algorithm; {_ONE_CPU}",
+        deliver_fin_rdy2500_deflate=f"compression is nearly all of the cost, with the same algorithm; {_ONE_CPU}",
     ),
     "idle-10000": Aim(
         "memory per idle connection",

@@ -28,7 +28,7 @@ def _sync(connections: int, what: str = "", **flags: str | float) -> Scenario:
     plural = "connections" if connections > 1 else "connection"
     return _scenario(
         f"pub-sync-{connections}",
-        f"PUB{what} on {connections:,} {plural}, each awaits its OK before the next",
+        f"PUB{what} on {connections:,} {plural}, each waits for its OK before the next",
         publish="pub",
         publishers=connections,
         **flags,
@@ -103,11 +103,11 @@ def _in_pieces(layer: str) -> Scenario:
 
 
 def _latency(name: str, rate: int, *, buffered: bool = False, busy_poll: str = "") -> Scenario:
-    how = "with the output buffer nsqd gives everybody" if buffered else "which asks not to be buffered"
+    how = "with nsqd's default output buffer" if buffered else "which turns output buffering off"
     flags = {} if buffered else {"unbuffered": "true"}
     load = load_of(publish="pub", rate=rate, consumers=1, rdy=100, **flags)
     time = f"{ENOUGH_SECONDS:.0f} s or more"
-    what = f"{rate:,} PUB a second for {time}, whatever is answered, one consumer at RDY 100, {how}"
+    what = f"{rate:,} PUB a second for {time}, at a fixed rate, one consumer at RDY 100, {how}"
     ours: tuple[str, ...] = ()
     if busy_poll:
         ours = (f"--busy-poll-time={busy_poll}",)
@@ -154,13 +154,13 @@ def _idle(connections: int) -> Scenario:
 
 
 def _at(level: str, scenario: Scenario) -> Scenario:
-    what = f"`{scenario.name}` with ours at `--durability={level}`; Go's nsqd knows one way only"
+    what = f"`{scenario.name}` with ours at `--durability={level}`; Go's nsqd has only one level"
     return replace(scenario, name=f"{scenario.name}-{level}", what=what, ours=(f"--durability={level}",))
 
 
 _MPUB = _scenario(
     "mpub-200x200",
-    "MPUB of 200, 4 connections that await each OK; the one channel keeps everything",
+    "MPUB of 200, 4 connections that wait for each OK; one channel keeps all messages",
     publish="mpub",
     batch=200,
     publishers=4,
@@ -171,8 +171,8 @@ _ALL = (
         "Publishing",
         _MPUB,
         _scenario("mpub-10x200", "the same with MPUB of 10", publish="mpub", batch=10, publishers=4),
-        _lone("", ", by a thread that reads and writes and does nothing else", thread="true"),
-        _lone("-poller", ", by way of Go's poller and scheduler, as in a program in Go"),
+        _lone("", ", by a thread that only reads and writes", thread="true"),
+        _lone("-poller", ", with Go's poller and scheduler, as in a Go program"),
         *map(_sync, (10, 100)),
         replace(_sync(1000), connections=1000),
         _scenario(
@@ -185,7 +185,7 @@ _ALL = (
         ),
         _scenario(
             "http-pub",
-            "POST /pub on 10 keep-alive connections, each awaits its answer",
+            "POST /pub on 10 keep-alive connections, each waits for its answer",
             publish="http-pub",
             publishers=10,
         ),
@@ -201,18 +201,22 @@ _ALL = (
         "Delivering",
         _scenario(
             "rdy1-pingpong",
-            "a channel filled before, one consumer at RDY 1: each message waits for the FIN of the one before",
+            "a channel filled in advance, one consumer at RDY 1: each message waits for the FIN of the one before",
             prefill="true",
             consumers=1,
             rdy=1,
         ),
         _scenario(
-            "rdy1-20-consumers", "a channel filled before, 20 consumers at RDY 1", prefill="true", consumers=20, rdy=1
+            "rdy1-20-consumers",
+            "a channel filled in advance, 20 consumers at RDY 1",
+            prefill="true",
+            consumers=20,
+            rdy=1,
         ),
         *(
             _scenario(
                 f"deliver-fin-rdy{ready}",
-                f"a channel filled before, drained by 2 consumers at RDY {ready}; FINs of one read leave in one write",
+                f"a channel filled in advance, drained by 2 consumers at RDY {ready}; FINs of one read leave together",
                 prefill="true",
                 consumers=2,
                 rdy=ready,
@@ -272,7 +276,7 @@ _ALL = (
         "1,000 topics",
         _scenario(
             "pub-1000-topics",
-            "PUB to 1,000 topics in turn, a channel each, on 10 connections, each awaits its OK before the next",
+            "PUB to 1,000 topics in turn, a channel each, on 10 connections, each waits for its OK before the next",
             publish="pub",
             publishers=10,
             topics=1000,
@@ -306,7 +310,7 @@ _ALL = (
         ),
         Scenario(
             "drain-from-disk",
-            "deliver-fin-rdy2500 with that: a backlog that had no place in memory",
+            "deliver-fin-rdy2500 with that: a backlog that did not fit into memory",
             load_of(prefill="true", consumers=2, rdy=2500, most=MOST // 2),
         ),
         Scenario(

@@ -46,7 +46,7 @@ def render(
         parts += [f"## {group}", _table(columns, servers, of_group)]
     limited = {scenario: rounds for scenario, rounds in results.items() if scenario.kind in _LIMITED}
     if limited:
-        parts += ["## What limits, and what that says", _limits(servers, limited)]
+        parts += ["## What limits the rate, and what that means", _limits(servers, limited)]
     parts += ["## What was done", _what_was_done(circumstances.entries, results)]
     if circumstances.left_out:
         lines = (f"- `{scenario.name}`: {why}." for scenario, why in circumstances.left_out.items())
@@ -61,9 +61,10 @@ def standings_of(servers: Sequence[Server], results: Results) -> dict[str, list[
     return found if any(found.values()) else {}
 
 
-_FLOORS = """Ours beside Go's nsqd, both with default durability; floors must be reached, aims are meant to be, by each
-of the figures named. Above 1.00 is better than Go's, except where less is better: there it is ours divided by Go's.
-Figures in brackets decide nothing: other processes used more than half a CPU meanwhile."""
+_FLOORS = """\
+Ours compared with Go's nsqd, both at default durability. A floor must be reached, an aim should be, by each of the
+figures named. Above 1.00 is better than Go's. Where less is better, the figure is ours divided by Go's. Figures in
+brackets are not judged, because other processes used more than half a CPU meanwhile."""
 
 
 def _preamble(
@@ -113,8 +114,7 @@ def _limits(servers: Sequence[Server], results: Results) -> str:
         for scenario, server, rounds in _each(servers, results)
     )
     parts = [
-        "The generator has one core to itself, by its own setting; of that it used at most"
-        f" {busiest:.2f} ({where}), as its own clock says."
+        f"The generator limits itself to one core, and used at most {busiest:.2f} of it by its own clock ({where})."
     ]
     for name, meaning in LIMITS.items():
         limited: dict[str, list[str]] = {}

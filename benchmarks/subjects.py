@@ -88,7 +88,7 @@ SUBJECTS = {
             LOOKUPD_SCENARIOS,
             _nsqlookupd,
             ("lookupd",),
-            "8 ask, each awaits its answer before the next question, unless the scenario says otherwise",
+            "8 clients, each waits for its answer before the next query, unless the scenario says otherwise",
             _HERE / "RESULTS-nsqlookupd.md",
         ),
     )
