@@ -69,7 +69,7 @@ def test_every_line_arrives_once(
         }
 
 
-def test_who_may_only_read_may_not_publish(
+def test_a_client_that_may_only_read_may_not_publish(
     client: Client, nsqd: NsqdProcess, topic: str, lines_file: LinesFile, tmp_path: Path
 ) -> None:
     file, out = lines_file(100), tmp_path / "out"
@@ -81,7 +81,7 @@ def test_who_may_only_read_may_not_publish(
 
 
 @pytest.mark.parametrize("options", [{}, {"auth_secret": "wrong"}], ids=["no secret", "wrong secret"])
-def test_a_client_nobody_knows_is_not_let_in(
+def test_an_unknown_client_is_refused(
     gonsq: Client, nsqd: NsqdProcess, options: dict[str, object], topic: str, lines_file: LinesFile
 ) -> None:
     with pytest.raises(ClientFailed):

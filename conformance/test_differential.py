@@ -141,7 +141,7 @@ def test_whatever_is_changed_is_found_and_the_shortest_stream_for_it(
     assert shortest.ours != shortest.theirs
 
 
-def test_who_interrupts_is_told_what_came_of_it_so_far(nsqd_command: str, tmp_path: Path) -> None:
+def test_an_interrupted_run_reports_its_results_so_far(nsqd_command: str, tmp_path: Path) -> None:
     file = tmp_path / "summary.json"
     asked = [
         "--nsqd",

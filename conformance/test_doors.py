@@ -51,13 +51,13 @@ def test_what_is_put_can_be_got(pull: DoorProcess, nsqd: NsqdProcess, topic: str
     assert pull.ask("/get") == (200, b"")
 
 
-def test_nothing_stays_taken_while_nobody_asks(pull: DoorProcess, nsqd: NsqdProcess, topic: str) -> None:
+def test_nothing_stays_in_flight_without_a_request(pull: DoorProcess, nsqd: NsqdProcess, topic: str) -> None:
     assert pull.ask("/mput", b"1\n2\n3") == (200, b"")
     assert len(pull.ask("/get?wait=20")[1]) == 1
     eventually(lambda: waiting(nsqd, topic) == 2)
 
 
-def test_an_answer_that_nobody_reads_goes_back(pull: DoorProcess, nsqd: NsqdProcess, topic: str) -> None:
+def test_an_answer_that_is_not_read_goes_back(pull: DoorProcess, nsqd: NsqdProcess, topic: str) -> None:
     for _ in range(30):
         assert pull.ask("/put", LARGE) == (200, b"")
     caller = pull.call("/mget?num_items=30&wait=20", receive_buffer=4096)
@@ -67,7 +67,7 @@ def test_an_answer_that_nobody_reads_goes_back(pull: DoorProcess, nsqd: NsqdProc
     assert nsqd.channel_stats(topic, "c")["timeout_count"] == 0
 
 
-def test_a_topic_streams_and_who_leaves_returns_the_rest(
+def test_a_topic_streams_and_a_client_that_leaves_returns_the_rest(
     start: StartDoor, pull: DoorProcess, nsqd: NsqdProcess, topic: str
 ) -> None:
     pubsub = start("nsq_pubsub", f"--nsqd-tcp-address={nsqd.tcp_address}")

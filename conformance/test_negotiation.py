@@ -180,7 +180,7 @@ def test_where_clients_are_authorized_the_right_secret_opens_and_another_does_no
 
 
 @pytest.mark.parametrize("name", CLIENTS)
-def test_a_client_nobody_knows_is_not_let_in(
+def test_an_unknown_client_is_refused(
     name: str,
     request: pytest.FixtureRequest,
     demanding: NsqdProcess,

@@ -165,7 +165,7 @@ def test_refusals_are_nsqs(cluster: Cluster, method: str, path: str, body: str, 
     assert cluster.refusal(method, path, body) == (status, message)
 
 
-def test_a_topic_nobody_knows_is_an_upstream_error(cluster: Cluster) -> None:
+def test_an_unknown_topic_is_an_upstream_error(cluster: Cluster) -> None:
     status, message = cluster.refusal("GET", "/api/topics/nobody.knows")
     assert status == 502
     assert message.startswith("UPSTREAM_ERROR: failed to query any nsqlookupd: got response 404 Not Found")

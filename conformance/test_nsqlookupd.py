@@ -55,7 +55,7 @@ def test_a_consumer_that_comes_before_its_topic_finds_it_later(
     assert_each_line_once(file, out)
 
 
-def test_who_has_a_consumer_keeps_it_when_nsqlookupd_goes(
+def test_a_consumer_stays_connected_when_nsqlookupd_stops(
     client: Client, nsqd: NsqdProcess, nsqlookupd_command: str, topic: str, lines_file: LinesFile, tmp_path: Path
 ) -> None:
     file, out = lines_file(200), tmp_path / "out"
@@ -82,7 +82,7 @@ def test_what_a_connection_said_ends_with_it(nsqd: NsqdProcess, nsqlookupd: Nsql
     assert nsqlookupd.get("/channels", topic=topic) == {"channels": ["ch"]}
 
 
-def test_a_topic_nobody_knows_is_not_found(nsqlookupd: NsqlookupdProcess) -> None:
+def test_an_unknown_topic_is_not_found(nsqlookupd: NsqlookupdProcess) -> None:
     with pytest.raises(HTTPError, match="404"):
         nsqlookupd.get("/lookup", topic="nobody_knows_it")
 

@@ -56,7 +56,7 @@ def test_attempts_are_counted_on_and_on(client: RawClient, topic: str) -> None:
         client.requeues(message)
 
 
-def test_a_requeued_message_goes_to_whoever_is_ready(client: RawClient, consumer: RawClient, topic: str) -> None:
+def test_a_requeued_message_goes_to_any_ready_consumer(client: RawClient, consumer: RawClient, topic: str) -> None:
     message = client.publishes(topic, b"x").subscribes(topic, ready=1).message()
     consumer.subscribes(topic, ready=1)
     client.sends(b"RDY 0\n").requeues(message)

@@ -76,7 +76,7 @@ def test_a_deferred_message_comes_to_every_channel(
     assert client.message().body == consumer.message().body == b"x"
 
 
-def test_a_deferred_message_takes_nobodys_room(client: RawClient, topic: str) -> None:
+def test_a_deferred_message_takes_no_room_in_flight(client: RawClient, topic: str) -> None:
     message = client.publishes(topic, b"a", b"b").subscribes(topic, ready=1).message()
     assert client.requeues(message, 30_000).message().body == b"b"
 

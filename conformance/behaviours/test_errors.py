@@ -12,7 +12,7 @@ ID = b"0123456789abcdef"
 LONGEST_LINE = 16384
 
 
-def test_a_magic_nobody_knows_is_refused(nsqd: NsqdProcess) -> None:
+def test_an_unknown_magic_is_refused(nsqd: NsqdProcess) -> None:
     with RawClient(nsqd.tcp_address, magic=b"  V1") as client:
         assert client.error() == b"E_BAD_PROTOCOL"
         assert client.is_closed()
@@ -176,7 +176,7 @@ def test_an_end_within_a_line_is_no_error(client: RawClient) -> None:
     assert client.sends(b"PUB some_to").ends_sending().is_closed()
 
 
-def test_who_ends_sending_still_hears_the_answers(client: RawClient, topic: str) -> None:
+def test_a_client_that_ends_sending_still_gets_the_answers(client: RawClient, topic: str) -> None:
     client.sends(b"PUB %b\n" % topic.encode() + sized(b"x")).ends_sending()
     assert client.response() == b"OK"
     assert client.is_closed()
@@ -268,7 +268,7 @@ def test_nothing_said_behind_a_fatal_error_is_done(nsqd: NsqdProcess, client: Ra
     assert nsqd.topic_stats(topic) is None
 
 
-def test_one_connections_error_is_nobody_elses(client: RawClient, connect: Connect, topic: str) -> None:
+def test_one_connections_error_does_not_affect_others(client: RawClient, connect: Connect, topic: str) -> None:
     other = connect().sends(b"WRONG\n")
     assert other.error() == b"E_INVALID invalid command WRONG"
     client.publishes(topic, b"x")

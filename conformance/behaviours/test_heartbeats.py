@@ -108,15 +108,15 @@ def test_the_first_comes_an_interval_after_identifying(heard: Conversations) -> 
     assert 0.99 < beats(heard(answering))[0] < 1.9
 
 
-def test_who_answers_stays(heard: Conversations) -> None:
+def test_a_client_that_answers_heartbeats_stays(heard: Conversations) -> None:
     assert all(frame is not None for _, frame in heard(answering))
 
 
-def test_who_is_silent_for_two_intervals_is_closed(heard: Conversations) -> None:
+def test_a_client_that_is_silent_for_two_intervals_is_closed(heard: Conversations) -> None:
     assert 1.99 < end(heard(silent)) < 5
 
 
-def test_the_end_of_who_was_silent_is_without_a_word(heard: Conversations) -> None:
+def test_a_silent_connection_ends_without_an_error_frame(heard: Conversations) -> None:
     assert all(frame in {None, (RESPONSE, HEARTBEAT)} for _, frame in heard(silent))
 
 
@@ -132,11 +132,11 @@ def test_they_come_however_much_else_is_said(heard: Conversations) -> None:
     assert len(beats(heard(publishing))) in {2, 3}
 
 
-def test_who_does_not_want_them_gets_none_and_stays(heard: Conversations) -> None:
+def test_a_client_that_disables_heartbeats_gets_none_and_stays(heard: Conversations) -> None:
     assert heard(without) == []
 
 
-def test_who_never_identified_has_thirty_seconds(heard: Conversations) -> None:
+def test_a_client_that_never_identified_has_thirty_seconds(heard: Conversations) -> None:
     assert heard(never_identified) == []
 
 

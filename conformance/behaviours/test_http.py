@@ -20,7 +20,7 @@ def bodies(client: RawClient, topic: str, count: int) -> list[bytes]:
 # --- What every request meets -----------------------------------------------------------------------------------------
 
 ROUTES = {
-    "a path nobody knows": ("GET", "/nobody", 404, {"message": "NOT_FOUND"}),
+    "an unknown path": ("GET", "/nobody", 404, {"message": "NOT_FOUND"}),
     "POST where GET belongs": ("POST", "/ping", 405, {"message": "METHOD_NOT_ALLOWED"}),
     "GET where POST belongs": ("GET", "/pub", 405, {"message": "METHOD_NOT_ALLOWED"}),
     "DELETE": ("DELETE", "/stats", 405, {"message": "METHOD_NOT_ALLOWED"}),
@@ -293,7 +293,7 @@ def test_an_option_is_shown(nsqd: NsqdProcess, name: str, value: bytes) -> None:
     assert (answer.status, answer.body) == (200, value)
 
 
-def test_an_option_nobody_knows(nsqd: NsqdProcess) -> None:
+def test_an_unknown_option(nsqd: NsqdProcess) -> None:
     answer = nsqd.asks("GET", "/config/nobody")
     assert (answer.status, answer.json()) == (400, {"message": "INVALID_OPTION"})
 
@@ -307,7 +307,7 @@ def test_the_log_level_can_be_set(nsqd: NsqdProcess, level: str, number: int) ->
 
 
 REFUSED_TO_SET = {
-    "a level nobody knows": ("log_level", b"warning", 400, "INVALID_VALUE"),
+    "an unknown level": ("log_level", b"warning", 400, "INVALID_VALUE"),
     "a level by its number": ("log_level", b"2", 400, "INVALID_VALUE"),
     "no level": ("log_level", b"", 413, "INVALID_VALUE"),
     "addresses that are no list": ("nsqlookupd_tcp_addresses", b"{}", 400, "INVALID_VALUE"),

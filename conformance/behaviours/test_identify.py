@@ -22,11 +22,11 @@ def client_stats(nsqd: NsqdProcess, topic: str) -> dict[str, Any]:
     return stats
 
 
-def test_who_does_not_negotiate_hears_ok(client: RawClient) -> None:
+def test_without_feature_negotiation_the_answer_is_ok(client: RawClient) -> None:
     assert says(client, b"{}").response() == b"OK"
 
 
-def test_who_negotiates_hears_what_holds_in_this_order(client: RawClient) -> None:
+def test_feature_negotiation_is_answered_in_this_order(client: RawClient) -> None:
     answer = client.identifies()
     assert list(answer) == [
         "max_rdy_count",
@@ -153,7 +153,7 @@ def test_a_heartbeat_interval_that_is_granted(client: RawClient, interval: int) 
 TAKEN = {
     "null instead of an object": b"null",
     "space around the object": b" \r\n\t{} ",
-    "fields nobody knows": b'{"fields":["nobody","knows"],"x":{"y":null}}',
+    "unknown fields": b'{"fields":["nobody","knows"],"x":{"y":null}}',
     "null for a field": b'{"client_id":null,"heartbeat_interval":null}',
     "a field twice, of which the last counts": b'{"sample_rate":5,"sample_rate":6}',
     "bytes that are no UTF-8": b'{"client_id":"\xff"}',
@@ -204,7 +204,7 @@ def test_both_compressions_at_once_are_refused(client: RawClient) -> None:
     assert client.is_closed()
 
 
-def test_who_does_not_negotiate_gets_no_compression(client: RawClient) -> None:
+def test_without_feature_negotiation_there_is_no_compression(client: RawClient) -> None:
     assert says(client, b'{"snappy":true}').response() == b"OK"
     client.sends(b"WRONG\n")
     assert client.error() == b"E_INVALID invalid command WRONG"
@@ -220,7 +220,7 @@ def test_what_a_client_says_of_itself_is_in_stats(client: RawClient, nsqd: NsqdP
 @pytest.mark.parametrize(
     ("field", "value"), [("client_id", "127.0.0.1"), ("hostname", "127.0.0.1"), ("user_agent", "")]
 )
-def test_who_says_nothing_is_known_by_its_address(
+def test_a_client_without_identify_is_known_by_its_address(
     client: RawClient, nsqd: NsqdProcess, topic: str, field: str, value: str
 ) -> None:
     client.subscribes(topic)
@@ -228,7 +228,9 @@ def test_who_says_nothing_is_known_by_its_address(
 
 
 @pytest.mark.parametrize("field", ["client_id", "hostname"])
-def test_who_identifies_without_a_name_has_none(client: RawClient, nsqd: NsqdProcess, topic: str, field: str) -> None:
+def test_a_client_that_identifies_without_a_name_has_none(
+    client: RawClient, nsqd: NsqdProcess, topic: str, field: str
+) -> None:
     client.identifies()
     client.subscribes(topic)
     assert client_stats(nsqd, topic)[field] == ""

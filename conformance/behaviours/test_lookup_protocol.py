@@ -52,7 +52,7 @@ def producers(nsqlookupd: NsqlookupdProcess, topic: str) -> list[dict[str, Any]]
 # --- V1 ---------------------------------------------------------------------------------------------------------------
 
 
-def test_a_magic_nobody_knows_is_refused(nsqlookupd: NsqlookupdProcess) -> None:
+def test_an_unknown_magic_is_refused(nsqlookupd: NsqlookupdProcess) -> None:
     with Peer(nsqlookupd, magic=b"  V2") as peer:
         assert peer.reply() == b"E_BAD_PROTOCOL"
         assert peer.is_closed()
@@ -66,7 +66,7 @@ def test_identifying_is_answered_with_where_nsqlookupd_is(peer: Peer, nsqlookupd
 
 
 @pytest.mark.parametrize("said", [b"PING\n", b"PING\r\n", b"PING and more\n", b"  PING  \n"])
-def test_ping_is_answered_whoever_asks(peer: Peer, said: bytes) -> None:
+def test_ping_is_always_answered(peer: Peer, said: bytes) -> None:
     assert peer.says(said) == b"OK"
 
 
@@ -142,7 +142,7 @@ def test_an_nsqd_is_refused_and_closed(peer: Peer, said: bytes, refusal: bytes) 
 # --- What is registered is found --------------------------------------------------------------------------------------
 
 
-def test_who_registers_a_topic_is_found(peer: Peer, nsqlookupd: NsqlookupdProcess, topic: str) -> None:
+def test_an_nsqd_that_registers_a_topic_is_found(peer: Peer, nsqlookupd: NsqlookupdProcess, topic: str) -> None:
     peer.is_a_node().registers(topic)
     (producer,) = producers(nsqlookupd, topic)
     assert producer.pop("remote_address").startswith("127.0.0.1:")
@@ -193,11 +193,11 @@ def test_unregistering_a_channel_leaves_the_topic(peer: Peer, nsqlookupd: Nsqloo
     assert len(producers(nsqlookupd, topic)) == 1
 
 
-def test_unregistering_what_nobody_knows_is_no_error(peer: Peer, topic: str) -> None:
+def test_unregistering_an_unknown_name_is_no_error(peer: Peer, topic: str) -> None:
     peer.is_a_node().unregisters(topic).unregisters(topic, "ch")
 
 
-def test_an_ephemeral_channel_goes_with_who_unregisters_it(
+def test_an_ephemeral_channel_is_removed_when_its_last_nsqd_unregisters(
     peer: Peer, nsqlookupd: NsqlookupdProcess, topic: str
 ) -> None:
     peer.is_a_node().registers(topic, "ch#ephemeral").unregisters(topic, "ch#ephemeral")
@@ -233,14 +233,14 @@ def test_registering_anew_takes_the_tombstone_away(peer: Peer, nsqlookupd: Nsqlo
     assert len(producers(nsqlookupd, topic)) == 1
 
 
-def test_who_is_silent_for_too_long_is_not_found(forgetful: NsqlookupdProcess, topic: str) -> None:
+def test_an_nsqd_that_is_silent_for_too_long_is_not_found(forgetful: NsqlookupdProcess, topic: str) -> None:
     with Peer(forgetful) as peer:
         peer.is_a_node().registers(topic)
         assert soon(lambda: not producers(forgetful, topic))
         assert all(topic not in node["topics"] for node in forgetful.get("/nodes")["producers"])
 
 
-def test_who_is_silent_is_found_again_when_it_pings(forgetful: NsqlookupdProcess, topic: str) -> None:
+def test_a_silent_nsqd_is_found_again_when_it_pings(forgetful: NsqlookupdProcess, topic: str) -> None:
     with Peer(forgetful) as peer:
         peer.is_a_node().registers(topic)
         assert soon(lambda: not producers(forgetful, topic))
@@ -284,11 +284,11 @@ def test_a_channel_can_be_deleted(nsqlookupd: NsqlookupdProcess, topic: str) -> 
     assert nsqlookupd.get("/channels", topic=topic) == {"channels": []}
 
 
-def test_deleting_a_topic_nobody_knows_is_no_error(nsqlookupd: NsqlookupdProcess) -> None:
+def test_deleting_an_unknown_topic_is_no_error(nsqlookupd: NsqlookupdProcess) -> None:
     assert nsqlookupd.asks("POST", "/topic/delete?topic=nobody").status == 200
 
 
-def test_channels_of_a_topic_nobody_knows_are_none(nsqlookupd: NsqlookupdProcess) -> None:
+def test_an_unknown_topic_has_no_channels(nsqlookupd: NsqlookupdProcess) -> None:
     assert nsqlookupd.get("/channels", topic="nobody") == {"channels": []}
 
 
@@ -305,7 +305,7 @@ REFUSED = {
     "an unknown channel to delete": ("POST", "/channel/delete?topic=t&channel=nobody", 404, "CHANNEL_NOT_FOUND"),
     "a tombstone for no topic": ("POST", "/topic/tombstone?node=n:1", 400, "MISSING_ARG_TOPIC"),
     "a tombstone for no node": ("POST", "/topic/tombstone?topic=t", 400, "MISSING_ARG_NODE"),
-    "a path nobody knows": ("GET", "/nobody", 404, "NOT_FOUND"),
+    "an unknown path": ("GET", "/nobody", 404, "NOT_FOUND"),
     "a wrong method": ("POST", "/lookup", 405, "METHOD_NOT_ALLOWED"),
 }
 

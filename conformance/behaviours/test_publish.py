@@ -122,7 +122,7 @@ def test_a_consumer_may_publish_too(client: RawClient, topic: str) -> None:
     assert frames[1].data.endswith(b"y")
 
 
-def test_who_has_said_cls_may_still_publish(client: RawClient, topic: str) -> None:
+def test_a_client_may_still_publish_after_cls(client: RawClient, topic: str) -> None:
     client.subscribes(topic).sends(b"CLS\n")
     assert client.response() == b"CLOSE_WAIT"
     client.publishes(topic, b"x")

@@ -165,12 +165,12 @@ def test_a_consumer_is_known_by_its_address_and_protocol(client: RawClient, nsqd
     assert (consumer["remote_address"], consumer["version"]) == (f"127.0.0.1:{client.port}", "V2")
 
 
-def test_a_topic_nobody_knows_is_null(nsqd: NsqdProcess) -> None:
+def test_an_unknown_topic_is_null(nsqd: NsqdProcess) -> None:
     document = nsqd.stats_document(topic="nobody")
     assert (document["topics"], document["producers"]) == (None, None)
 
 
-def test_a_channel_nobody_knows_leaves_no_topic(nsqd: NsqdProcess, topic: str) -> None:
+def test_an_unknown_channel_leaves_no_topic(nsqd: NsqdProcess, topic: str) -> None:
     nsqd.create_channel(topic, "ch")
     assert nsqd.stats_document(topic=topic, channel="nobody")["topics"] == []
 
@@ -212,7 +212,7 @@ def test_a_producer_shows_every_topic_it_published_to(client: RawClient, nsqd: N
     assert counts == {topic: 1, topic + ".b": 2}
 
 
-def test_a_latency_nobody_asked_for_is_not_measured(nsqd: NsqdProcess, topic: str) -> None:
+def test_a_latency_is_only_measured_on_request(nsqd: NsqdProcess, topic: str) -> None:
     nsqd.create_channel(topic, "ch")
     assert nsqd.channel_stats(topic, "ch")["e2e_processing_latency"] == {"count": 0, "percentiles": None}
 

@@ -149,7 +149,7 @@ def test_a_client_that_subscribed_is_in_state_3(client: RawClient, nsqd: NsqdPro
     assert consumer["state"] == 3
 
 
-def test_who_has_no_heartbeats_may_not_subscribe(client: RawClient, topic: str) -> None:
+def test_a_client_without_heartbeats_may_not_subscribe(client: RawClient, topic: str) -> None:
     client.identifies(heartbeat_interval=-1)
     client.sends(f"SUB {topic} ch\n".encode())
     assert client.error() == b"E_INVALID cannot SUB with heartbeats disabled"
@@ -256,6 +256,6 @@ def test_an_ephemeral_topic_stays_while_it_has_a_channel(
     eventually(lambda: channels(nsqd, name) == ["stays"])
 
 
-def test_an_ephemeral_channel_nobody_had_stays(nsqd: NsqdProcess, topic: str) -> None:
+def test_an_ephemeral_channel_that_was_never_used_stays(nsqd: NsqdProcess, topic: str) -> None:
     nsqd.create_channel(topic, "ch#ephemeral")
     assert channels(nsqd, topic) == ["ch#ephemeral"]

@@ -19,9 +19,7 @@ def nsqd(nsqd_command: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield process
 
 
-def test_what_nobody_answers_comes_again_when_its_time_is_over(
-    client: RawClient, nsqd: NsqdProcess, awake: str
-) -> None:
+def test_an_unanswered_message_comes_again_after_its_timeout(client: RawClient, nsqd: NsqdProcess, awake: str) -> None:
     began = time.monotonic()
     message = client.publishes(awake, b"x").subscribes(awake, ready=1).message()
     assert client.message() == message._replace(attempts=2)
@@ -63,7 +61,7 @@ def test_an_answer_after_the_time_is_refused(client: RawClient, nsqd: NsqdProces
     assert client.finishes(message).error() == b"E_FIN_FAILED FIN %b failed ID not in flight" % message.id
 
 
-def test_what_timed_out_belongs_to_who_gets_it_then(client: RawClient, consumer: RawClient, awake: str) -> None:
+def test_a_timed_out_message_belongs_to_its_next_consumer(client: RawClient, consumer: RawClient, awake: str) -> None:
     message = client.publishes(awake, b"x").subscribes(awake, ready=1).message()
     consumer.identifies(msg_timeout=2400)
     consumer.subscribes(awake, ready=1)

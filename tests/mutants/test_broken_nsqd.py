@@ -12,9 +12,7 @@ pytestmark = pytest.mark.timeout(300)
 
 CAUGHT_BY = {
     "attempts_do_not_grow": "test_answers.py::test_a_requeued_message_comes_back_as_the_next_attempt",
-    "attempts_grow_by_two_at_a_timeout": (
-        "test_timeouts.py::test_what_nobody_answers_comes_again_when_its_time_is_over"
-    ),
+    "attempts_grow_by_two_at_a_timeout": ("test_timeouts.py::test_an_unanswered_message_comes_again_after_its_timeout"),
     "a_requeued_message_is_lost": "test_answers.py::test_requeues_are_counted",
     "a_requeue_forgets_its_delay": "test_deferral.py::test_a_requeued_message_with_a_time_comes_when_it_is_over",
     "a_finished_message_stays": "test_answers.py::test_a_finished_message_is_gone",
@@ -39,10 +37,10 @@ CAUGHT_BY = {
     ),
     "the_first_heartbeat_is_late": "test_heartbeats.py::test_the_first_comes_an_interval_after_identifying",
     "there_are_no_heartbeats": "test_heartbeats.py::test_they_come_once_an_interval",
-    "silence_is_forgiven": "test_heartbeats.py::test_who_is_silent_for_two_intervals_is_closed",
+    "silence_is_forgiven": "test_heartbeats.py::test_a_client_that_is_silent_for_two_intervals_is_closed",
     "half_a_command_is_an_answer": "test_heartbeats.py::test_half_a_command_is_no_answer",
     "two_subs_are_fine": "test_errors.py::test_a_consumer_is_refused_and_closed",
-    "heartbeats_are_not_needed": "test_subscribe.py::test_who_has_no_heartbeats_may_not_subscribe",
+    "heartbeats_are_not_needed": "test_subscribe.py::test_a_client_without_heartbeats_may_not_subscribe",
     "a_number_may_be_signed": "test_errors.py::test_a_consumer_is_refused_and_closed",
     "stats_forget_rdy": "test_subscribe.py::test_stats_show_rdy_and_in_flight",
 }

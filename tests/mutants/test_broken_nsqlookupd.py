@@ -8,15 +8,15 @@ from tests.mutants.catching import assert_caught, ways_of
 pytestmark = pytest.mark.timeout(300)
 
 CAUGHT_BY = {
-    "a_registration_is_lost": "test_who_registers_a_topic_is_found",
+    "a_registration_is_lost": "test_an_nsqd_that_registers_a_topic_is_found",
     "a_channel_comes_without_its_topic": "test_registering_a_channel_registers_its_topic",
     "unregistering_does_nothing": "test_unregistering_a_topic_takes_the_producer_back",
     "a_channel_takes_its_topic_along": "test_unregistering_a_channel_leaves_the_topic",
-    "an_ephemeral_channel_stays": "test_an_ephemeral_channel_goes_with_who_unregisters_it",
+    "an_ephemeral_channel_stays": "test_an_ephemeral_channel_is_removed_when_its_last_nsqd_unregisters",
     "a_lost_connection_stays": "test_what_a_lost_connection_registered_is_no_longer_found",
-    "a_ping_does_not_count": "test_who_is_silent_is_found_again_when_it_pings",
+    "a_ping_does_not_count": "test_a_silent_nsqd_is_found_again_when_it_pings",
     "who_has_not_identified_is_welcome": "test_refused_and_closed",
-    "silence_is_forgiven": "test_who_is_silent_for_too_long_is_not_found",
+    "silence_is_forgiven": "test_an_nsqd_that_is_silent_for_too_long_is_not_found",
     "a_tombstone_is_ignored": "test_a_tombstoned_producer_is_not_found",
     "a_tombstone_never_ends": "test_a_tombstone_ends_with_its_time",
     "a_tombstone_is_for_every_topic": "test_a_tombstoned_producer_is_not_found",

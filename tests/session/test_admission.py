@@ -54,7 +54,7 @@ def test_the_first_thing_wrong_is_named(line, state, said):
     assert refusal.value.data == said
 
 
-def test_who_has_no_heartbeats_may_not_subscribe():
+def test_a_client_without_heartbeats_may_not_subscribe():
     with pytest.raises(FatalClientError) as refusal:
         judge([b"SUB"], INIT, heartbeats=False)
     assert refusal.value.data == b"E_INVALID cannot SUB with heartbeats disabled"

@@ -18,7 +18,7 @@ def answer_to(client, **wishes):
     return json.loads(frame.text)
 
 
-def test_who_does_not_negotiate_hears_ok(client):
+def test_without_feature_negotiation_the_answer_is_ok(client):
     client.identifies(client_id="me").hears(b"OK")
     client.identifies(feature_negotiation=False, tls_v1=True, snappy=True, deflate=True).hears(b"OK").and_stays()
 
