@@ -17,10 +17,10 @@ from nsq_compat.net.process import spare_the_collector
 from nsq_compat.protocol.command_reader import CommandReader
 from nsq_compat.protocol.command_table import COMMANDS
 from nsq_compat.protocol.message import make_frames, message_ids
-from nsq_compat.queue.backlog import Backlog
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.data_path import our_folder
 from nsq_compat.queue.files import OsFiles
+from nsq_compat.queue.frame_queue import FrameQueue
 from nsq_compat.queue.guid import GuidFactory
 from nsq_compat.queue.in_flight import InFlight
 from nsq_compat.queue.intake import Intake
@@ -116,14 +116,14 @@ def _taking_ids(number: int) -> Callable[[], Callable[[], object]]:
     return make
 
 
-def _passing_backlog() -> Callable[[], object]:
-    backlog = Backlog()
+def _passing_frame_queue() -> Callable[[], object]:
+    queue = FrameQueue()
     frames = make_frames(_some_ids(), _NOW_NS, _BODIES)
 
     def run() -> None:
-        backlog.extend(frames)
-        backlog.take(_BATCH // 2, 1 << 20)
-        backlog.take(_BATCH, 1 << 20)
+        queue.extend(frames)
+        queue.take(_BATCH // 2, 1 << 20)
+        queue.take(_BATCH, 1 << 20)
 
     return run
 
@@ -286,7 +286,7 @@ BENCHMARKS = (
     Benchmark("guid: one id", 1, _taking_ids(1)),
     Benchmark("message: make_frames of 200", _BATCH, _making_frames),
     Benchmark("message: message_ids of 200", _BATCH, _cutting_ids),
-    Benchmark("backlog: 200 in, 100 and 100 out", _BATCH, _passing_backlog),
+    Benchmark("frame queue: 200 in, 100 and 100 out", _BATCH, _passing_frame_queue),
     Benchmark("in_flight: add and finish 200", _BATCH, _passing_flight),
     Benchmark("topic: publish 200, one channel", _BATCH, _publishing),
     Benchmark("session: one PUB and its OK", 1, _answering(_PUB)),

@@ -11,7 +11,7 @@ What moves:
     channel       frames shared out             limits      what bounds all of it
     pending       what a channel could deliver  exiting     the refusal when something ends
     cursor        a place in a topic's stream   schedule    who wants attention when
-    backlog       frames in memory              in_flight   frames that were sent
+    frame_queue   frames in memory              in_flight   frames that were sent
     deferred      frames before their time      line        whose turn it is, the nearest first
     latency       from publish to FIN           guard       who lets messages in, or does not
     intake        posts of one turn, together   stamper     bodies into frames

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol
 
 from nsq_compat.protocol.message import timestamp_ns
-from nsq_compat.queue.backlog import ANY_SIZE
 from nsq_compat.queue.exiting import Refused
+from nsq_compat.queue.frame_queue import ANY_SIZE
 from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.policies import Bounds
 from nsq_compat.queue.schedule import Schedule

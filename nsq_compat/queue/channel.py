@@ -18,11 +18,11 @@ from typing import Final, Protocol
 
 from nsq_compat.protocol.message import attempts, next_attempts
 from nsq_compat.protocol.names import is_ephemeral
-from nsq_compat.queue.backlog import NOTHING
 from nsq_compat.queue.checkpoint import Place, copied_messages
 from nsq_compat.queue.cursor import Cursor
 from nsq_compat.queue.deferred import Deferred, Fetch
 from nsq_compat.queue.exiting import Exiting
+from nsq_compat.queue.frame_queue import NOTHING
 from nsq_compat.queue.in_flight import NEVER, InFlight
 from nsq_compat.queue.latency import Latency
 from nsq_compat.queue.limits import QueueLimits

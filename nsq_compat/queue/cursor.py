@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Final
 
-from nsq_compat.queue.backlog import ANY_SIZE, Backlog
+from nsq_compat.queue.frame_queue import ANY_SIZE, FrameQueue
 from nsq_compat.queue.group import Group
 from nsq_compat.queue.topic_log import LogReader, TopicLog
 
@@ -52,7 +52,7 @@ class Cursor:
         self._memory = memory
         self._memory_bytes = memory_bytes
         self._allowed = allowed
-        self._window = Backlog()
+        self._window = FrameQueue()
         self._reader: LogReader | None = None
         self._unused: deque[Group] = deque()
         self._gaps: deque[tuple[int, int]] = deque()  # passed over: from, up to; all of them ahead of `position`

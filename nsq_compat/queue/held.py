@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 
 from nsq_compat.protocol.message import attempts, message_id
-from nsq_compat.queue.backlog import ANY_SIZE
 from nsq_compat.queue.checkpoint import Place, entries_at_once
 from nsq_compat.queue.cursor import Cursor
 from nsq_compat.queue.deferred import Deferred, Fetch
+from nsq_compat.queue.frame_queue import ANY_SIZE
 
 
 class Held:

@@ -13,9 +13,9 @@ from itertools import islice
 from typing import Final
 
 from nsq_compat.protocol.message import with_attempts
-from nsq_compat.queue.backlog import Backlog
 from nsq_compat.queue.cursor import Cursor
 from nsq_compat.queue.deferred import Fetch
+from nsq_compat.queue.frame_queue import FrameQueue
 
 _FETCHED_AT_ONCE: Final = 256
 
@@ -26,7 +26,7 @@ class Pending:
     def __init__(self, cursor: Cursor, memory: int) -> None:
         self.cursor = cursor
         self._memory = memory
-        self._returned = Backlog()
+        self._returned = FrameQueue()
         self._turns: deque[tuple[int, int]] = deque()  # of what came back: after which position, how many
         self._passed = 0  # taken from the stream so far
         self._restored: deque[tuple[bytes, int]] = deque()  # id, number of the next delivery

@@ -1,4 +1,4 @@
-"""Frames that wait: a queue of batches.
+"""Frames that wait in memory: a queue of batches.
 
 A batch goes in as it is, the very list every channel of the topic was given, so a fan-out to twenty channels costs
 twenty appends however many messages it has. Batches are never changed; a part that was taken is skipped by an offset.
@@ -15,7 +15,7 @@ ANY_SIZE: Final = 1 << 62
 """More bytes than there can be."""
 
 
-class Backlog:
+class FrameQueue:
     """First in, first out. Knows no limit: whoever puts frames in decides what does not fit.
 
     `length` is what ``len`` gives, for who asks with every message.
