@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from nsq_compat.protocol.message import message_id
 from nsq_compat.protocol.storage_schema import MESSAGES
-from nsq_compat.queue.checkpoint import Checkpoint, Place, entry_id
+from nsq_compat.queue.checkpoint import ChannelState, TopicState, entry_id
 from nsq_compat.queue.damage import Damage, without
 from nsq_compat.queue.group_reader import HAS_IDS, GroupReader, first_id_of
 from nsq_compat.queue.log_reader import LogEnd
@@ -33,7 +33,7 @@ class Missing(NamedTuple):
     where: str
 
 
-def audit(log: TopicLog, last: Checkpoint | None, streams: Callable[[], Sequence[tuple[Place, int]]]) -> None:
+def audit(log: TopicLog, last: TopicState | None, streams: Callable[[], Sequence[tuple[ChannelState, int]]]) -> None:
     """Take out of the places what the log has lost. Raises ``OSError``.
 
     `streams` are the places and where the stream ends for each. A channel's stream ends where the topic holds messages
@@ -65,7 +65,7 @@ def _note_short_file(log: TopicLog, end: LogEnd) -> None:
 # --- Numbered messages ------------------------------------------------------------------------------------------------
 
 
-def _missing_numbers(log: TopicLog, last: Checkpoint | None, first: int) -> Iterator[Missing]:
+def _missing_numbers(log: TopicLog, last: TopicState | None, first: int) -> Iterator[Missing]:
     """From number `first` on."""
     complete_from = log.bounds.complete_from
     for missing in _gaps_between(log.segments, log.folder, last.end if last is not None else None, first):
@@ -74,7 +74,7 @@ def _missing_numbers(log: TopicLog, last: Checkpoint | None, first: int) -> Iter
             yield missing._replace(begin=begin)
 
 
-def _is_cut(log: TopicLog, last: Checkpoint | None) -> bool:
+def _is_cut(log: TopicLog, last: TopicState | None) -> bool:
     """Whether the last file that the checkpoint knows is not as long as it says."""
     if last is None or not last.end.offset:
         return False
@@ -104,7 +104,7 @@ def _missing_behind(segment: Segment, limit: int, seq: int, first: int, where: s
             yield Missing(found, seq, segment.path, where)
 
 
-def _take_out(missing: Missing, place: Place, stop: int, damage: Damage) -> None:
+def _take_out(missing: Missing, place: ChannelState, stop: int, damage: Damage) -> None:
     begin, end = max(missing.begin, place.position), min(missing.end, stop)
     for lost in without(place.gaps, begin, end):
         damage.lose(missing.path, missing.where, *lost)
@@ -127,7 +127,7 @@ def _merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 # --- Messages that are known by their ids -----------------------------------------------------------------------------
 
 
-def _take_out_ids(log: TopicLog, places: Sequence[Place]) -> None:
+def _take_out_ids(log: TopicLog, places: Sequence[ChannelState]) -> None:
     wanted = sorted({entry_id(key) for place in places for key in place.entries})
     outside = set(_outside_segments(log.segments, wanted, log.damage)) if wanted else set()
     if not outside:

@@ -68,7 +68,7 @@ class Broker:
             store.log.close()
             raise
         topic = Topic(name, self.limits, self.schedule, self, store)
-        if last is None and before.end and before.channels:
+        if last is None and before.end.seq and before.channels:
             _log_missing_checkpoint(name, store.log.is_whole)
         topic.restore(before, channels, now, now_ns)
         self.topics[name] = topic

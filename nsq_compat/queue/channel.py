@@ -18,7 +18,7 @@ from typing import Final, Protocol
 
 from nsq_compat.protocol.message import attempts, next_attempts
 from nsq_compat.protocol.names import is_ephemeral
-from nsq_compat.queue.checkpoint import Place, copied_messages
+from nsq_compat.queue.checkpoint import ChannelState, copied_messages
 from nsq_compat.queue.cursor import Cursor
 from nsq_compat.queue.deferred import Deferred, Fetch
 from nsq_compat.queue.exiting import Exiting
@@ -109,7 +109,7 @@ class _Retry:
 class Channel:
     """`now` is monotonic seconds everywhere. Made by a topic; `exiting` once it is deleted or the daemon stops.
 
-    `on_abandoned` is called when the last consumer has left an ephemeral channel, `on_change` whenever `place` has
+    `on_abandoned` is called when the last consumer has left an ephemeral channel, `on_change` whenever `state` has
     something new to say, `on_requeued` for a message put back with a delay: the channel's name, the message's id, the
     number of its next delivery, when it is due.
     """
@@ -457,13 +457,13 @@ class Channel:
 
     # --- What must survive --------------------------------------------------------------------------------------------
 
-    def place(self) -> Place:
+    def state(self) -> ChannelState:
         """Where the channel stands in the stream, and what it has taken from it and not finished."""
         in_flight = (each.frames for each in self._all_in_flight())
         unfinished = copied_messages(in_flight, self._pending.returned(), self._pending.restored())
-        return Place(self._cursor.position, self.deferred.keys(), list(self._cursor.gaps), unfinished)
+        return ChannelState(self._cursor.position, self.deferred.keys(), list(self._cursor.gaps), unfinished)
 
-    def restore(self, place: Place, end: int, shift: float, fetch: Fetch) -> None:
+    def restore(self, place: ChannelState, end: int, shift: float, fetch: Fetch) -> None:
         """Go on from a place, in a stream that ends at `end`; `shift` makes due times of today's clock."""
         self._cursor.move(place.position, end, place.gaps)
         self.restore_messages(place.at_once(), fetch)
@@ -485,7 +485,7 @@ class Channel:
             yield from in_flight.frames.values()
 
     def surrender_memory(self) -> None:
-        """Make `place` name what waits in memory one by one: it is not in the log at its place in the stream."""
+        """Make `state` name what waits in memory one by one: it is not in the log at its place in the stream."""
         self._pending.put_back(self._cursor.take_memory())
 
     # --- Inside -------------------------------------------------------------------------------------------------------

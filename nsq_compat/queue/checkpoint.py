@@ -32,8 +32,8 @@ _CHECKED = HEADER.slices["crc"].stop
 _PAUSED, _AWAITS_CHANNELS, _INCOMPLETE = 1, 2, 4
 _AT_ONCE = bytes(8)  # a due time of 0
 
-HELD_BY_TOPIC = ""
-"""The name under which a topic keeps what no channel has got."""
+_HELD_BY_TOPIC = ""
+"""The name under which the file has what no channel has got."""
 
 
 class BadCheckpoint(Exception):
@@ -41,10 +41,12 @@ class BadCheckpoint(Exception):
 
 
 @dataclass(slots=True)
-class Place:
-    """One channel's place. `entries` are keys as ``deferred`` holds them, `gaps` what it passes over in the stream.
+class ChannelState:
+    """What a channel has still to deliver, or a topic that holds messages back.
 
-    A key is an entry of a checkpoint and, if that is known, the location of its message in the log.
+    `position` is the place in the topic's stream, `gaps` are parts of the stream behind it that are passed over,
+    `entries` are the messages taken from the stream and not finished: keys as ``deferred`` holds them. A key is an
+    entry of a checkpoint and, if that is known, the location of its message in the log.
 
     `unfinished` are messages that have no entry yet, as `copied_messages` returns them: there may be a hundred thousand
     in flight, and their entries are made a step at a time.
@@ -68,7 +70,7 @@ class Place:
         return self.entries
 
     def pass_over(self, begin: int, end: int) -> None:
-        """What lies there in the stream, behind everything it has, is not for it."""
+        """Do not deliver this part of the stream, which lies behind everything the channel has."""
         if self.position == begin:
             self.position = end
         elif begin < end:
@@ -84,35 +86,64 @@ class Place:
         return [key for key in self.all_entries() if not is_at_once(key)]
 
     def take_deferred(self) -> list[bytes]:
-        """The same; the place has no entries any more. There may be millions, for which a copy would take memory."""
+        """The same; the entries are forgotten, because with millions of them a second list would double the memory."""
         keys = self.deferred()
         self.entries = []
         return keys
 
 
 @dataclass(slots=True)
-class Checkpoint:
-    """All of a topic: `end` is where its log ended, `clock_offset` plus a due time is seconds since 1970."""
+class TopicState:
+    """All that a checkpoint says of a topic, and that recovery finds out.
+
+    `end` is where the topic's log ended, and the number of the next message. `clock_offset` plus a due time is seconds
+    since 1970.
+    """
 
     end: LogEnd
     clock_offset: float
     last_id: bytes
-    places: dict[str, Place]
+    channels: dict[str, ChannelState] = field(default_factory=dict)
+    held: ChannelState | None = None
+    """What no channel has got yet, if messages are held back."""
     paused: bool = False
     awaits_channels: bool = False
     incomplete: bool = False
     """Some messages that are to be delivered may be in memory only, at level ``memory``: no log has their numbers."""
+    everything: ChannelState | None = None
+    """Recovery found no checkpoint: all there is, for channels of which nothing is known. Not written."""
+    gone: set[str] = field(default_factory=set)
+    """Channels that recovery found deleted. Not written."""
+    is_current: bool = True
+    """Whether the checkpoint on the disk says all of this. Not written."""
+
+    @property
+    def held_back(self) -> bool:
+        """Whether channels get nothing of what is published."""
+        return self.paused or self.awaits_channels
+
+    @property
+    def backlogs(self) -> list[ChannelState]:
+        """All there are; those that are not channels' come first."""
+        return [state for state, _ in self.streams]
+
+    @property
+    def streams(self) -> list[tuple[ChannelState, int]]:
+        """The same, each with the number at which the stream ends for it."""
+        stop = self.end.seq if self.held is None else self.held.position
+        others = [each for each in (self.held, self.everything) if each is not None]
+        return [*((each, self.end.seq) for each in others), *((each, stop) for each in self.channels.values())]
 
     def encode(self) -> bytes:
-        """The file's content."""
+        """The content of the checkpoint file."""
         return b"".join(Encoding(self).finish())
 
 
 class Encoding:
     """A checkpoint on its way to the bytes of its file: a step at a time, because there may be millions of entries."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self._checkpoint = checkpoint
+    def __init__(self, state: TopicState) -> None:
+        self._state = state
         self._pieces: list[bytes] = []
         self._locations: list[bytes] = []
         self._crc = 0
@@ -129,23 +160,21 @@ class Encoding:
         return self._pieces
 
     def _encode(self) -> Iterator[bool]:
-        checkpoint, pieces = self._checkpoint, self._pieces
-        held_back = checkpoint.paused * _PAUSED | checkpoint.awaits_channels * _AWAITS_CHANNELS
-        held_back |= checkpoint.incomplete * _INCOMPLETE
-        header = HEADER.pack(
-            0, *checkpoint.end, checkpoint.clock_offset, checkpoint.last_id, held_back, len(checkpoint.places)
-        )
+        topic, pieces = self._state, self._pieces
+        named = dict(topic.channels) if topic.held is None else {**topic.channels, _HELD_BY_TOPIC: topic.held}
+        flags = topic.paused * _PAUSED | topic.awaits_channels * _AWAITS_CHANNELS | topic.incomplete * _INCOMPLETE
+        header = HEADER.pack(0, *topic.end, topic.clock_offset, topic.last_id, flags, len(named))
         pieces.append(header)
         self._crc = google_crc32c.value(header[_CHECKED:])
-        for place in checkpoint.places.values():
-            while place.add_entries():
+        for state in named.values():
+            while state.add_entries():
                 yield True
-        for name, place in checkpoint.places.items():
+        for name, state in named.items():
             raw = name.encode("ascii")
-            gaps = [GAP.pack(*gap) for gap in place.gaps]
-            self._add(b"".join((CHANNEL.pack(len(raw), place.position, len(gaps), len(place.entries)), raw, *gaps)))
-            for begin in range(0, len(place.entries), _ENTRIES_AT_ONCE):
-                entries = place.entries[begin : begin + _ENTRIES_AT_ONCE]
+            gaps = [GAP.pack(*gap) for gap in state.gaps]
+            self._add(b"".join((CHANNEL.pack(len(raw), state.position, len(gaps), len(state.entries)), raw, *gaps)))
+            for begin in range(0, len(state.entries), _ENTRIES_AT_ONCE):
+                entries = state.entries[begin : begin + _ENTRIES_AT_ONCE]
                 self._add(b"".join([key[:_ENTRY_SIZE] for key in entries]))
                 self._locations.append(b"".join([key[_ENTRY_SIZE:] or _UNKNOWN for key in entries]))
                 yield True
@@ -161,37 +190,41 @@ class Encoding:
         self._pieces.append(piece)
 
 
-def decode(data: bytes) -> Checkpoint:
-    """The checkpoint of a file's content. Raises ``BadCheckpoint``."""
+def decode(data: bytes) -> TopicState:
+    """The state that a checkpoint file says. Raises ``BadCheckpoint``."""
     try:
-        crc, segment, offset, seq, clock_offset, last_id, held_back, count = HEADER.unpack_from(data)
+        crc, segment, offset, seq, clock_offset, last_id, flags, count = HEADER.unpack_from(data)
         if google_crc32c.value(data[_CHECKED:]) != crc:
             raise BadCheckpoint("checksum does not match")
-        found: list[tuple[str, Place, int, int]] = []
-        position = HEADER.size
-        for _ in range(count):
-            length, place, gaps, entries = CHANNEL.unpack_from(data, position)
-            name_end = position + CHANNEL.size + length
-            name = data[position + CHANNEL.size : name_end].decode("ascii")
-            gaps_end = name_end + gaps * GAP.size
-            position = gaps_end + entries * ENTRY.size
-            passed_over = [
-                (begin, end) for begin, end in map(GAP.unpack_from, _cut(data, name_end, gaps_end, GAP.size))
-            ]
-            if position > len(data):
-                raise ValueError("cut short")
-            found.append((name, Place(place, gaps=passed_over), gaps_end, entries))
-        located = data.startswith(LOCATIONS_MAGIC, position)
-        position += len(LOCATIONS_MAGIC)
-        for _, channel, begin, entries in found:
-            channel.entries = _keys(data, begin, position if located else None, entries)
-            position += entries * _LOCATION.size
-        places = {name: channel for name, channel, _, _ in found}
+        named = _decode_channels(data, count)
     except (struct.error, ValueError) as error:
         raise BadCheckpoint(str(error)) from None
+    held = named.pop(_HELD_BY_TOPIC, None)
+    paused, awaits_channels, incomplete = (bool(flags & flag) for flag in (_PAUSED, _AWAITS_CHANNELS, _INCOMPLETE))
     end = LogEnd(segment, offset, seq)
-    flags = (bool(held_back & flag) for flag in (_PAUSED, _AWAITS_CHANNELS, _INCOMPLETE))
-    return Checkpoint(end, clock_offset, last_id, places, *flags)
+    return TopicState(end, clock_offset, last_id, named, held, paused, awaits_channels, incomplete)
+
+
+def _decode_channels(data: bytes, count: int) -> dict[str, ChannelState]:
+    """By name. Raises ``struct.error`` and ``ValueError``."""
+    found: list[tuple[str, ChannelState, int, int]] = []
+    at = HEADER.size
+    for _ in range(count):
+        length, position, gaps, entries = CHANNEL.unpack_from(data, at)
+        name_end = at + CHANNEL.size + length
+        name = data[at + CHANNEL.size : name_end].decode("ascii")
+        gaps_end = name_end + gaps * GAP.size
+        at = gaps_end + entries * ENTRY.size
+        passed_over = [(begin, end) for begin, end in map(GAP.unpack_from, _cut(data, name_end, gaps_end, GAP.size))]
+        if at > len(data):
+            raise ValueError("cut short")
+        found.append((name, ChannelState(position, gaps=passed_over), gaps_end, entries))
+    located = data.startswith(LOCATIONS_MAGIC, at)
+    at += len(LOCATIONS_MAGIC)
+    for _, state, begin, entries in found:
+        state.entries = _keys(data, begin, at if located else None, entries)
+        at += entries * _LOCATION.size
+    return {name: state for name, state, _, _ in found}
 
 
 def _keys(data: bytes, begin: int, locations: int | None, count: int) -> list[bytes]:

@@ -20,7 +20,7 @@ from itertools import islice
 from typing import Final
 
 from nsq_compat.protocol.message import attempts, message_id, message_ids, timestamp_ns
-from nsq_compat.queue.checkpoint import ENTRY, HELD_BY_TOPIC, Checkpoint, Place, entry_id
+from nsq_compat.queue.checkpoint import ENTRY, ChannelState, TopicState, entry_id
 from nsq_compat.queue.files import Files, replace_file
 from nsq_compat.queue.go_import import GoImport, GoQueue, GoTopic, find_go_topics
 from nsq_compat.queue.go_queue_reader import QueueReport
@@ -111,7 +111,7 @@ class _Builder:
         self._stored = StoredTopic(files, folder, segment_size)
         self._log = self._stored.log
         self._state = self._stored.state
-        self._seq = max(self._state.end, self._log.end.seq)
+        self._seq = max(self._state.end.seq, self._log.end.seq)
         self._is_new = self._seq == 0 and not self._state.channels
         self._begin = self._seq
         self._serial = _BEHIND_OTHERS
@@ -126,11 +126,11 @@ class _Builder:
         """Write log and checkpoint; `known` is what nsqd.dat says of the topic."""
         streamed = self._largest() if self._is_new else None
         if streamed is not None:
-            self._state.channels[streamed] = place = Place(self._seq)
+            self._state.channels[streamed] = place = ChannelState(self._seq)
             self._add_to_stream(self._queues.pop(streamed), [place])
         # From here on the stream is everybody's.
         if self._is_new:
-            self._state.held = Place(self._seq)
+            self._state.held = ChannelState(self._seq)
         self._make_channels([channel.name for channel in known.channels])
         self._hold_or_hand_over(known.paused)
         for name in sorted(name for name in self._queues if name is not None):
@@ -148,13 +148,13 @@ class _Builder:
         held = self._state.held
         names = {*known, *(name for name in self._queues if name is not None)}
         for name in sorted(names - self._state.channels.keys()):
-            self._state.channels[name] = Place(self._seq if held is None else held.position)
+            self._state.channels[name] = ChannelState(self._seq if held is None else held.position)
 
     def _hold_or_hand_over(self, is_paused: bool) -> None:
         """Go's nsqd had the last word on whether the topic is paused; without channels it holds on in any case."""
         state = self._state
         if is_paused or not state.channels:
-            state.held = state.held or Place(self._seq)
+            state.held = state.held or ChannelState(self._seq)
         elif state.held is not None:
             for place in state.channels.values():
                 place.entries += state.held.entries
@@ -174,7 +174,7 @@ class _Builder:
         while some := list(islice(frames, _BATCH_COUNT)):
             yield from _cut(some)
 
-    def _add_to_stream(self, queue: GoQueue, places: list[Place]) -> None:
+    def _add_to_stream(self, queue: GoQueue, places: list[ChannelState]) -> None:
         """Append the messages; those out of order go beside the log, to every one of `places`."""
         for batch in self._batches(queue):
             growing: list[bytes] = []
@@ -191,11 +191,11 @@ class _Builder:
                 self._seq += len(growing)
             self._keep(others, places)
 
-    def _add_beside(self, queue: GoQueue, place: Place) -> None:
+    def _add_beside(self, queue: GoQueue, place: ChannelState) -> None:
         for batch in self._batches(queue):
             self._keep(batch, [place])
 
-    def _keep(self, frames: list[bytes], places: list[Place]) -> None:
+    def _keep(self, frames: list[bytes], places: list[ChannelState]) -> None:
         if not frames:
             return
         self._log.keep(frames)
@@ -206,7 +206,7 @@ class _Builder:
             for place in places:
                 place.entries.append(entry)
 
-    def _name_once(self, place: Place) -> None:
+    def _name_once(self, place: ChannelState) -> None:
         """Go's files hold a message twice when their positions are out of date; of those the channel gets one."""
         ours = [key for key in place.entries if ENTRY.unpack_from(key)[1] < _BEHIND_OTHERS]
         taken_over = {entry_id(key): key for key in place.entries if ENTRY.unpack_from(key)[1] >= _BEHIND_OTHERS}
@@ -225,13 +225,10 @@ class _Builder:
     def _write_checkpoint(self) -> None:
         state = self._state
         self._log.sync()
-        places = dict(state.channels)
-        for place in places.values():
+        for place in state.channels.values():
             place.entries.sort()
-        if state.held is not None:
-            places[HELD_BY_TOPIC] = state.held
         end = self._log.end._replace(seq=self._seq)
-        saved = Checkpoint(end, state.clock_offset, self._last_id(), places)
+        saved = TopicState(end, state.clock_offset, self._last_id(), state.channels, state.held)
         replace_file(self._files, os.path.join(self._folder, CHECKPOINT), saved.encode(), sync=True)
 
     def _last_id(self) -> bytes:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from nsq_compat.protocol.message import attempts, message_id
-from nsq_compat.queue.checkpoint import Place, entries_at_once
+from nsq_compat.queue.checkpoint import ChannelState, entries_at_once
 from nsq_compat.queue.cursor import Cursor
 from nsq_compat.queue.deferred import Deferred, Fetch
 from nsq_compat.queue.frame_queue import ANY_SIZE
@@ -46,12 +46,12 @@ class Held:
             return count
         return len(self.cursor.take(limit, max_bytes))
 
-    def place(self) -> Place:
+    def state(self) -> ChannelState:
         """What a checkpoint says of it."""
         entries = [*entries_at_once(self.restored), *self.deferred.keys()]
-        return Place(self.cursor.position, entries, list(self.cursor.gaps))
+        return ChannelState(self.cursor.position, entries, list(self.cursor.gaps))
 
-    def restore(self, place: Place, end: int, shift: float) -> None:
+    def restore(self, place: ChannelState, end: int, shift: float) -> None:
         """Be as a checkpoint said, in a stream that ends at `end`; `shift` makes due times of today's clock."""
         self.cursor.move(place.position, end, place.gaps)
         self.restored = place.at_once()
@@ -64,7 +64,7 @@ class Held:
         yield from self.deferred.frames().items()
 
     def surrender_memory(self) -> None:
-        """Make `place` name what waits in memory one by one: it is not in the log at its place in the stream."""
+        """Make `state` name what waits in memory one by one: it is not in the log at its place in the stream."""
         self.restored += _named(self.cursor.take_memory())
 
 

@@ -8,16 +8,15 @@ Without a checkpoint all of the log is replayed. If the log is not whole either,
 does not tell who had what any more: every channel gets all there is.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 from nsq_compat.protocol.message import attempts, message_id, message_ids
 from nsq_compat.protocol.names import is_ephemeral
 from nsq_compat.queue.audit import audit
 from nsq_compat.queue.checkpoint import (
     ENTRY,
-    HELD_BY_TOPIC,
-    Checkpoint,
-    Place,
+    ChannelState,
+    TopicState,
     entries_at_once,
     key_location,
     pack_key,
@@ -46,113 +45,180 @@ _NS_PER_SECOND = 1_000_000_000
 _NO_ID = b"0" * 16
 
 
-@dataclass(slots=True)
-class Recovered:
-    """A topic as it was. Due times are of the checkpoint's clock; `clock_offset` makes seconds since 1970 of them."""
+class _Replay:
+    """Does again to a state what the log says was done."""
 
-    end: int = 0
-    clock_offset: float = 0.0
-    last_id: bytes = _NO_ID
-    paused: bool = False
-    awaits_channels: bool = False
-    channels: dict[str, Place] = field(default_factory=dict)
-    held: Place | None = None
-    """What no channel has got, if any is held back."""
-    gone: set[str] = field(default_factory=set)
-    """Channels that were deleted, whoever still names them."""
-    everything: Place | None = None
-    """All there is, for channels that nobody knows more of; None if there was a checkpoint."""
-    is_current: bool = True
-    """Whether the checkpoint says all of it."""
-    requeued: Requeued = field(default_factory=Requeued)
-    """Messages that were put back with a delay, as far as the replayed log tells."""
+    def __init__(self, topic: TopicState) -> None:
+        self.topic = topic
+        self.seq = topic.end.seq
+        self.requeued = Requeued()
 
-    @property
-    def held_back(self) -> bool:
-        """Whether channels get nothing of what is published."""
-        return self.paused or self.awaits_channels
+    def messages(self, group: Group) -> None:
+        self.seq = group.first_seq + len(group.frames)
+        self.topic.last_id = max(self.topic.last_id, message_id(group.frames[-1]))
 
-    @property
-    def places(self) -> list[Place]:
-        """All there are."""
-        return [place for place, _ in self.streams]
+    def deferred(self, group: Group) -> None:
+        topic = self.topic
+        if group.due_ns / _NS_PER_SECOND < topic.clock_offset:
+            _count_from_1970(topic)
+        due = group.due_ns / _NS_PER_SECOND - topic.clock_offset
+        receivers = [topic.held] if topic.held is not None else list(topic.channels.values())
+        if topic.everything is not None:
+            receivers.append(topic.everything)
+        locations = locations_of(group.place, group.frames) if group.place else [NOWHERE] * len(group.frames)
+        for number, location in zip(message_ids(group.frames), locations, strict=True):
+            topic.last_id = max(topic.last_id, number)
+            for state in receivers:
+                state.entries.append(pack_key(due, len(state.entries), number, 1, location))
 
-    @property
-    def streams(self) -> list[tuple[Place, int]]:
-        """All places, and where the stream ends for each; those that are not channels' come first."""
-        stands = self.end if self.held is None else self.held.position
-        others = [each for each in (self.held, self.everything) if each is not None]
-        return [*((each, self.end) for each in others), *((each, stands) for each in self.channels.values())]
+    def was_requeued(self, group: Group) -> None:
+        self.requeued.add(group.frames[0])
+
+    def channel_created(self, group: Group) -> None:
+        topic, name = self.topic, _name(group)
+        if name in topic.channels:
+            return
+        state = ChannelState(group.first_seq)
+        if topic.held is not None and not topic.held_back:
+            state, topic.held = topic.held, None  # the first channel takes what the topic held
+        if not is_ephemeral(name):  # which would have ended with the process, and what it took with it
+            topic.channels[name] = state
+            topic.gone.discard(name)
+
+    def channel_deleted(self, group: Group) -> None:
+        topic, name = self.topic, _name(group)
+        topic.channels.pop(name, None)
+        self.requeued.forget(name)
+        topic.gone.add(name)
+        if not topic.channels and topic.held is None:
+            topic.held = ChannelState(group.first_seq)
+
+    def channel_emptied(self, group: Group) -> None:
+        topic, name = self.topic, _name(group)
+        self.requeued.forget(name)
+        if name in topic.channels:
+            topic.channels[name] = ChannelState(topic.held.position if topic.held is not None else group.first_seq)
+
+    def topic_emptied(self, group: Group) -> None:
+        topic = self.topic
+        if topic.held is not None:
+            for state in topic.channels.values():
+                state.pass_over(topic.held.position, group.first_seq)
+            topic.held = ChannelState(group.first_seq)
+
+    def topic_paused(self, group: Group) -> None:
+        self.topic.paused = True
+        self._hold(group)
+
+    def topic_unpaused(self, _: Group) -> None:
+        self.topic.paused = False
+        self._hand_over()
+
+    def topic_awaits_channels(self, group: Group) -> None:
+        self.topic.awaits_channels = True
+        self._hold(group)
+
+    def topic_knows_channels(self, _: Group) -> None:
+        self.topic.awaits_channels = False
+        self._hand_over()
+
+    def _hold(self, group: Group) -> None:
+        if self.topic.held is None:
+            self.topic.held = ChannelState(group.first_seq)
+
+    def _hand_over(self) -> None:
+        topic = self.topic
+        if topic.held is not None and topic.channels and not topic.held_back:
+            for state in topic.channels.values():
+                state.entries += topic.held.entries
+            topic.held = None
 
 
-def recover(last: Checkpoint | None, log: TopicLog) -> Recovered:
-    """Replay the log behind the checkpoint, or all of it if there is none, and see what is lost. Raises ``OSError``."""
-    if last is None:
-        topic = Recovered(log.oldest, is_current=False, held=Place(log.oldest), everything=Place(log.oldest))
-    else:
-        topic = Recovered(last.end.seq, last.clock_offset, last.last_id, channels=dict(last.places))
-        topic.held = topic.channels.pop(HELD_BY_TOPIC, None)
-        topic.awaits_channels = last.awaits_channels
-        holds = topic.held is not None and bool(topic.channels)
-        topic.paused = last.paused or (holds and not topic.awaits_channels)
-        log.bounds.complete_from = last.end.seq if last.incomplete else 0
+_REPLAY = {
+    MESSAGES: _Replay.messages,
+    DEFERRED: _Replay.deferred,
+    REQUEUED: _Replay.was_requeued,
+    CHANNEL_CREATED: _Replay.channel_created,
+    CHANNEL_DELETED: _Replay.channel_deleted,
+    CHANNEL_EMPTIED: _Replay.channel_emptied,
+    TOPIC_EMPTIED: _Replay.topic_emptied,
+    TOPIC_PAUSED: _Replay.topic_paused,
+    TOPIC_UNPAUSED: _Replay.topic_unpaused,
+    TOPIC_AWAITS_CHANNELS: _Replay.topic_awaits_channels,
+    TOPIC_KNOWS_CHANNELS: _Replay.topic_knows_channels,
+}
+
+
+def recover(last: TopicState | None, log: TopicLog) -> TopicState:
+    """Replay the log behind the checkpoint, or all of it if there is none, and see what is lost. Raises ``OSError``.
+
+    The states of the checkpoint's channels become those of the result.
+    """
+    topic = _nothing_known(log) if last is None else _as_of_checkpoint(last)
+    log.bounds.complete_from = topic.end.seq if topic.incomplete else 0
     kept = {message_id(frame): attempts(frame) for frame in log.kept_frames()} if last is None else {}
+    replay = _Replay(topic)
     for group in log.recovered():
         topic.is_current = False
-        topic.end = max(topic.end, group.first_seq)  # numbers are used up without a message in the log, at level memory
-        _REPLAY[group.kind](topic, group)
+        replay.seq = max(
+            replay.seq, group.first_seq
+        )  # numbers are used up without a message in the log, at level memory
+        _REPLAY[group.kind](replay, group)
         if kept and group.kind in HAS_IDS:
             for number in message_ids(group.frames):
                 kept.pop(number, None)
-    topic.end = max(topic.end, log.end.seq)
+    topic.end = log.end._replace(seq=max(replay.seq, log.end.seq))
     if topic.everything is not None and not log.is_whole:
-        _give_everything_to_everybody(topic, topic.everything, kept)
-    _defer_requeued(topic, log)
+        _give_everything_to_all(topic, topic.everything, kept, replay.requeued)
+    _defer_requeued(topic, replay.requeued, log)
     audit(log, last, lambda: topic.streams)
     topic.is_current = topic.is_current and not log.damaged_records  # else each start would find the loss again
     return topic
 
 
-def _defer_requeued(topic: Recovered, log: TopicLog) -> None:
+def _nothing_known(log: TopicLog) -> TopicState:
+    """Before anything is replayed, where there is no checkpoint."""
+    oldest = log.oldest
+    return TopicState(
+        log.end._replace(seq=oldest),
+        clock_offset=0.0,
+        last_id=_NO_ID,
+        held=ChannelState(oldest),
+        everything=ChannelState(oldest),
+        is_current=False,
+    )
+
+
+def _as_of_checkpoint(last: TopicState) -> TopicState:
+    topic = replace(last, channels=dict(last.channels))
+    holds = topic.held is not None and bool(topic.channels)
+    topic.paused = last.paused or (holds and not topic.awaits_channels)
+    return topic
+
+
+def _defer_requeued(topic: TopicState, requeued: Requeued, log: TopicLog) -> None:
     """Last of all: what was put back with a delay may be anywhere in the replayed part of the log."""
-    if topic.requeued:
-        if topic.requeued.earliest_due() <= topic.clock_offset:
+    if requeued:
+        if requeued.earliest_due() <= topic.clock_offset:
             _count_from_1970(topic)
-        topic.requeued.apply(topic.channels, topic.clock_offset, log)
+        requeued.apply(topic.channels, topic.clock_offset, log)
 
 
-def _give_everything_to_everybody(topic: Recovered, everything: Place, kept: dict[bytes, int]) -> None:
+def _give_everything_to_all(
+    topic: TopicState, everything: ChannelState, kept: dict[bytes, int], requeued: Requeued
+) -> None:
     everything.entries += entries_at_once(sorted(kept.items()))
     topic.last_id = max(topic.last_id, max(kept, default=_NO_ID))
-    names = dict.fromkeys((*topic.channels, *topic.requeued.names))
-    topic.channels = {name: Place(everything.position, list(everything.entries)) for name in names}
+    names = dict.fromkeys((*topic.channels, *requeued.names))
+    topic.channels = {name: ChannelState(everything.position, list(everything.entries)) for name in names}
     topic.held = None if topic.channels else everything
     topic.paused = topic.awaits_channels = False
 
 
-def _messages(topic: Recovered, group: Group) -> None:
-    topic.end = group.first_seq + len(group.frames)
-    topic.last_id = max(topic.last_id, message_id(group.frames[-1]))
-
-
-def _deferred(topic: Recovered, group: Group) -> None:
-    if group.due_ns / _NS_PER_SECOND < topic.clock_offset:
-        _count_from_1970(topic)
-    due = group.due_ns / _NS_PER_SECOND - topic.clock_offset
-    places = [topic.held] if topic.held is not None else list(topic.channels.values())
-    if topic.everything is not None:
-        places.append(topic.everything)
-    locations = locations_of(group.place, group.frames) if group.place else [NOWHERE] * len(group.frames)
-    for number, location in zip(message_ids(group.frames), locations, strict=True):
-        topic.last_id = max(topic.last_id, number)
-        for place in places:
-            place.entries.append(pack_key(due, len(place.entries), number, 1, location))
-
-
-def _count_from_1970(topic: Recovered) -> None:
+def _count_from_1970(topic: TopicState) -> None:
     """The wall clock was set back so far that there is a due time before the monotonic clock began."""
-    for place in topic.places:
-        place.entries = [_shifted(key, topic.clock_offset) for key in place.entries]
+    for state in topic.backlogs:
+        state.entries = [_shifted(key, topic.clock_offset) for key in state.entries]
     topic.clock_offset = 0.0
 
 
@@ -161,90 +227,5 @@ def _shifted(key: bytes, by: float) -> bytes:
     return pack_key(due + by if due else 0.0, serial, number, attempt, key_location(key))
 
 
-def _channel_created(topic: Recovered, group: Group) -> None:
-    name = _name(group)
-    if name in topic.channels:
-        return
-    place = Place(group.first_seq)
-    if topic.held is not None and not topic.held_back:
-        place, topic.held = topic.held, None  # the first channel takes what the topic held
-    if not is_ephemeral(name):  # which would have ended with the process, and what it took with it
-        topic.channels[name] = place
-        topic.gone.discard(name)
-
-
-def _channel_deleted(topic: Recovered, group: Group) -> None:
-    topic.channels.pop(_name(group), None)
-    topic.requeued.forget(_name(group))
-    topic.gone.add(_name(group))
-    if not topic.channels and topic.held is None:
-        topic.held = Place(group.first_seq)
-
-
-def _channel_emptied(topic: Recovered, group: Group) -> None:
-    topic.requeued.forget(_name(group))
-    if _name(group) in topic.channels:
-        stands = topic.held.position if topic.held is not None else group.first_seq
-        topic.channels[_name(group)] = Place(stands)
-
-
-def _topic_emptied(topic: Recovered, group: Group) -> None:
-    if topic.held is not None:
-        for place in topic.channels.values():
-            place.pass_over(topic.held.position, group.first_seq)
-        topic.held = Place(group.first_seq)
-
-
-def _topic_paused(topic: Recovered, group: Group) -> None:
-    topic.paused = True
-    _hold(topic, group)
-
-
-def _topic_unpaused(topic: Recovered, group: Group) -> None:
-    topic.paused = False
-    _hand_over(topic)
-
-
-def _topic_awaits_channels(topic: Recovered, group: Group) -> None:
-    topic.awaits_channels = True
-    _hold(topic, group)
-
-
-def _topic_knows_channels(topic: Recovered, group: Group) -> None:
-    topic.awaits_channels = False
-    _hand_over(topic)
-
-
-def _requeued(topic: Recovered, group: Group) -> None:
-    topic.requeued.add(group.frames[0])
-
-
-def _hold(topic: Recovered, group: Group) -> None:
-    if topic.held is None:
-        topic.held = Place(group.first_seq)
-
-
-def _hand_over(topic: Recovered) -> None:
-    if topic.held is not None and topic.channels and not topic.held_back:
-        for place in topic.channels.values():
-            place.entries += topic.held.entries
-        topic.held = None
-
-
 def _name(group: Group) -> str:
     return group.frames[0].decode("ascii")
-
-
-_REPLAY = {
-    MESSAGES: _messages,
-    DEFERRED: _deferred,
-    REQUEUED: _requeued,
-    CHANNEL_CREATED: _channel_created,
-    CHANNEL_DELETED: _channel_deleted,
-    CHANNEL_EMPTIED: _channel_emptied,
-    TOPIC_EMPTIED: _topic_emptied,
-    TOPIC_PAUSED: _topic_paused,
-    TOPIC_UNPAUSED: _topic_unpaused,
-    TOPIC_AWAITS_CHANNELS: _topic_awaits_channels,
-    TOPIC_KNOWS_CHANNELS: _topic_knows_channels,
-}

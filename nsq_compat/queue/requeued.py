@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from nsq_compat.protocol import storage_schema
 from nsq_compat.protocol.layout import derive
 from nsq_compat.protocol.message import message_id
-from nsq_compat.queue.checkpoint import Place, entry_id, key_location, pack_key
+from nsq_compat.queue.checkpoint import ChannelState, entry_id, key_location, pack_key
 from nsq_compat.queue.group import NOWHERE
 from nsq_compat.queue.topic_log import TopicLog
 
@@ -67,14 +67,14 @@ class Requeued:
         """In seconds since 1970."""
         return min(delay.due_ns for each in self._channels.values() for delay in each.values()) / _NS_PER_SECOND
 
-    def apply(self, places: dict[str, Place], clock_offset: float, log: TopicLog) -> None:
+    def apply(self, places: dict[str, ChannelState], clock_offset: float, log: TopicLog) -> None:
         """Defer them in these places. Raises ``OSError``."""
         for name, delays in self._channels.items():
             if name in places:
                 _apply(places[name], delays, clock_offset, log)
 
 
-def _apply(place: Place, delays: dict[bytes, Delay], clock_offset: float, log: TopicLog) -> None:
+def _apply(place: ChannelState, delays: dict[bytes, Delay], clock_offset: float, log: TopicLog) -> None:
     """A message is among the place's entries, or in the stream ahead of it: there it is to be passed over.
 
     What is in neither was finished before, or is damaged and counted elsewhere.
@@ -95,7 +95,7 @@ def _entry(delay: Delay, serial: int, clock_offset: float, location: bytes = NOW
     return pack_key(max(0.0, due), serial, delay.message_id, delay.attempts, location)
 
 
-def _find_in_stream(log: TopicLog, place: Place, wanted: dict[bytes, Delay]) -> Iterator[tuple[int, bytes]]:
+def _find_in_stream(log: TopicLog, place: ChannelState, wanted: dict[bytes, Delay]) -> Iterator[tuple[int, bytes]]:
     """Numbers and ids, from the place's position on; ids grow with the numbers, so the search ends behind the last."""
     missing = set(wanted)
     if not missing:
@@ -113,7 +113,7 @@ def _find_in_stream(log: TopicLog, place: Place, wanted: dict[bytes, Delay]) -> 
             return
 
 
-def _pass_over(place: Place, numbers: Sequence[int]) -> None:
+def _pass_over(place: ChannelState, numbers: Sequence[int]) -> None:
     """Messages of these numbers are not to be read in the stream."""
     ranges = sorted([*place.gaps, *((seq, seq + 1) for seq in numbers)])
     place.gaps = []

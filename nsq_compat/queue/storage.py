@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final
 
 from nsq_compat.queue import checkpoint
-from nsq_compat.queue.checkpoint import BadCheckpoint, Checkpoint, entry_id
+from nsq_compat.queue.checkpoint import BadCheckpoint, TopicState, entry_id
 from nsq_compat.queue.data_path import our_folder, reason, topic_folder, topics_in
 from nsq_compat.queue.descriptors import DEFAULT_LIMIT, Descriptors
 from nsq_compat.queue.files import Files, adopt_temporary, read_file, replace_file, write_temporary
@@ -83,7 +83,7 @@ class Storage:
             self.files.fsync_folder(our_folder(self.data_path))  # an earlier run may have made them at another level
         return topics_in(self.files, self.data_path)
 
-    def open(self, name: str) -> tuple["TopicStore", Checkpoint | None]:
+    def open(self, name: str) -> tuple["TopicStore", TopicState | None]:
         """A topic's store and its last checkpoint. Damage is logged and counted; raises ``OSError`` all the same."""
         folder = topic_folder(self.data_path, name)
         last = self._last_checkpoint(folder)
@@ -143,7 +143,7 @@ class Storage:
             log.info("the data path takes data again")
             self.error = None
 
-    def _last_checkpoint(self, folder: str) -> Checkpoint | None:
+    def _last_checkpoint(self, folder: str) -> TopicState | None:
         path = os.path.join(folder, CHECKPOINT)
         try:
             return checkpoint.decode(read_file(self.files, path))
@@ -271,18 +271,18 @@ class TopicStore:
             self.log.note_new_name()
 
     def release(
-        self, saved: Checkpoint, kept: Callable[[], Iterable[bytes]], pause: Callable[[], None] = lambda: None
+        self, saved: TopicState, kept: Callable[[], Iterable[bytes]], pause: Callable[[], None] = lambda: None
     ) -> None:
         """Delete what is needed neither by this checkpoint, which is saved, nor by a later one.
 
         `kept` tells what was written beside the log after the checkpoint was made. `pause` is called between pieces of
         the work, where there is much.
         """
-        places = saved.places.values()
-        seq = min((place.position for place in places), default=saved.end.seq)
+        backlogs = saved.backlogs
+        seq = min((each.position for each in backlogs), default=saved.end.seq)
 
         def unfinished() -> Iterable[bytes]:
-            return (entry_id(key) for place in places for key in place.all_entries())
+            return (entry_id(key) for each in backlogs for key in each.all_entries())
 
         commit = partial(self._storage.commit, self.log)
         self.log.release(seq, unfinished, saved.end, commit, kept=kept, pause=pause)

@@ -7,9 +7,9 @@ from typing import Final
 
 from nsq_compat.protocol.message import with_attempts
 from nsq_compat.queue import checkpoint
-from nsq_compat.queue.checkpoint import ENTRY, BadCheckpoint, Checkpoint, Place
+from nsq_compat.queue.checkpoint import ENTRY, BadCheckpoint, ChannelState, TopicState
 from nsq_compat.queue.files import Files, read_file
-from nsq_compat.queue.recovery import Recovered, recover
+from nsq_compat.queue.recovery import recover
 from nsq_compat.queue.storage import CHECKPOINT
 from nsq_compat.queue.topic_log import DEFAULT_SEGMENT_SIZE, TopicLog
 
@@ -28,7 +28,7 @@ class StoredTopic:
         start = last.end if last is not None else None
         self.log = TopicLog.open(files, folder, segment_size=segment_size, start=start)
         try:
-            self.state: Recovered = recover(last, self.log)
+            self.state: TopicState = recover(last, self.log)
         except OSError:
             self.log.close()
             raise
@@ -61,19 +61,19 @@ class StoredTopic:
         for _, place, _ in places:
             for _ in self._unfinished(place.entries):
                 pass
-        first = min((place.position for _, place, _ in places), default=self.state.end)
-        for _ in self._stream(Place(first), self.state.end):
+        first = min((place.position for _, place, _ in places), default=self.state.end.seq)
+        for _ in self._stream(ChannelState(first), self.state.end.seq):
             pass
 
-    def _places(self) -> Iterator[tuple[str | None, Place, int]]:
+    def _places(self) -> Iterator[tuple[str | None, ChannelState, int]]:
         """Each channel's name and place, and where the stream ends for it."""
         state = self.state
         if state.held is not None:
-            yield None, state.held, state.end
+            yield None, state.held, state.end.seq
         for name, place in sorted(state.channels.items()):
-            yield name, place, state.end if state.held is None else state.held.position
+            yield name, place, state.end.seq if state.held is None else state.held.position
 
-    def _frames(self, place: Place, end: int) -> Iterator[bytes]:
+    def _frames(self, place: ChannelState, end: int) -> Iterator[bytes]:
         yield from self._unfinished(place.entries)
         yield from self._stream(place, end)
 
@@ -85,7 +85,7 @@ class StoredTopic:
                 if number in found:
                     yield with_attempts(found[number], attempt)
 
-    def _stream(self, place: Place, end: int) -> Iterator[bytes]:
+    def _stream(self, place: ChannelState, end: int) -> Iterator[bytes]:
         position = place.position
         for gap, following in [*place.gaps, (end, end)]:
             yield from self._part(position, gap)
@@ -99,7 +99,7 @@ class StoredTopic:
             for group in groups:
                 yield from _before(end, group.first_seq, group.frames)
 
-    def _last_checkpoint(self, files: Files, folder: str) -> Checkpoint | None:
+    def _last_checkpoint(self, files: Files, folder: str) -> TopicState | None:
         try:
             return checkpoint.decode(read_file(files, os.path.join(folder, CHECKPOINT)))
         except FileNotFoundError:
@@ -109,7 +109,7 @@ class StoredTopic:
             return None
 
 
-def _distance(place: Place, end: int) -> int:
+def _distance(place: ChannelState, end: int) -> int:
     return max(0, end - place.position - sum(stop - begin for begin, stop in place.gaps))
 
 

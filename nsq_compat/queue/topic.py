@@ -18,7 +18,7 @@ from typing import Final, Protocol
 from nsq_compat.protocol.message import message_id
 from nsq_compat.protocol.names import is_ephemeral
 from nsq_compat.queue.channel import Channel
-from nsq_compat.queue.checkpoint import HELD_BY_TOPIC, Checkpoint, Place
+from nsq_compat.queue.checkpoint import ChannelState, TopicState
 from nsq_compat.queue.cursor import MOST_BYTES_IN_MEMORY, MOST_IN_MEMORY, Cursor
 from nsq_compat.queue.deferred import Deferred
 from nsq_compat.queue.diary import Diary
@@ -40,7 +40,6 @@ from nsq_compat.queue.held import Held
 from nsq_compat.queue.large_batch import LargeBatch
 from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.looking import Look, latest_of
-from nsq_compat.queue.recovery import Recovered
 from nsq_compat.queue.schedule import Schedule
 from nsq_compat.queue.shared_reads import SharedReads
 from nsq_compat.queue.stamper import Stamper
@@ -412,23 +411,22 @@ class Topic:
 
     # --- What must survive --------------------------------------------------------------------------------------------
 
-    def checkpoint(self, now: float, now_ns: int) -> Checkpoint:
+    def checkpoint(self, now: float, now_ns: int) -> TopicState:
         """Where every channel stands, as of now; changes are announced anew from here on."""
         assert self.store is not None, "what lives in memory alone has no checkpoint"
         self._changed = False
         self._diary.write_requeued()  # before the end of the log, so that it is not replayed
-        places = {name: each.place() for name, each in self.channels.items() if not each.ephemeral}
-        if self._holding:
-            places[HELD_BY_TOPIC] = self._held.place()
-        offset = now_ns / _NS_PER_SECOND - now
-        end = self.store.log.end._replace(seq=self._seq)
-        first = min((place.position for place in places.values()), default=self._seq)
+        log_end = self.store.log.end._replace(seq=self._seq)
+        state = TopicState(log_end, now_ns / _NS_PER_SECOND - now, self._stamper.ids.last)
+        state.channels = {name: each.state() for name, each in self.channels.items() if not each.ephemeral}
+        state.held = self._held.state() if self._holding else None
+        state.paused, state.awaits_channels = self.paused, self.awaits_channels
+        first = min((each.position for each in state.backlogs), default=self._seq)
         written = self.store.always or self._memory_is_written
-        incomplete = not written or first < min(self.store.log.bounds.complete_from, self._seq)
-        flags = self.paused, self.awaits_channels, incomplete
-        return Checkpoint(end, offset, self._stamper.ids.last, places, *flags)
+        state.incomplete = not written or first < min(self.store.log.bounds.complete_from, self._seq)
+        return state
 
-    def checkpoint_saved(self, saved: Checkpoint) -> None:
+    def checkpoint_saved(self, saved: TopicState) -> None:
         """This checkpoint is the one on the disk."""
         self._saved_end = saved.end
 
@@ -443,42 +441,42 @@ class Topic:
             and not any(channel.in_flight_count for channel in self.channels.values())
         )
 
-    def release(self, saved: Checkpoint, pause: Callable[[], None] = lambda: None) -> None:
+    def release(self, saved: TopicState, pause: Callable[[], None] = lambda: None) -> None:
         """Delete what is not needed any more now that this checkpoint is saved, with pauses if that is much work."""
         assert self.store is not None, "what lives in memory alone has no checkpoint"
         if not self.exiting:
             self.store.release(saved, self._kept_since, pause)
 
-    def restore(self, before: Recovered, channels: Iterable[str], now: float, now_ns: int) -> None:
+    def restore(self, before: TopicState, channels: Iterable[str], now: float, now_ns: int) -> None:
         """Be as before; channels that are named and were not there begin here, unless nobody knows which there were."""
         assert self.store is not None, "only a store remembers"
         shift = before.clock_offset - (now_ns / _NS_PER_SECOND - now)
-        end = self.store.log.end
-        self._seq = before.end
+        log_end = self.store.log.end
+        self._seq = before.end.seq
         self._stamper.ids.start_after(before.last_id)
         self.paused = before.paused
         self.awaits_channels = before.awaits_channels
         held = before.held
-        stands = before.end if held is None else held.position
-        for name, place in before.channels.items():
-            self._make_channel(name, 0).restore(place, stands, shift, self.store.log.fetch)
+        stands = self._seq if held is None else held.position
+        for name, state in before.channels.items():
+            self._make_channel(name, 0).restore(state, stands, shift, self.store.log.fetch)
         if not self.store.log.has_begun:
             for kind, name in self._what_there_is():
                 self._note(kind, name, stands)
-        place = Place(stands) if held is not None or before.everything is None else before.everything
+        begin = ChannelState(stands) if held is not None or before.everything is None else before.everything
         for name in channels:
             if name not in self.channels and name not in before.gone and not is_ephemeral(name):
-                own = Place(place.position, list(place.entries), list(place.gaps))
+                own = ChannelState(begin.position, list(begin.entries), list(begin.gaps))
                 self._make_channel(name, 0).restore(own, stands, shift, self.store.log.fetch)
                 self._note(CHANNEL_CREATED, name, stands)
         self._held = self._hold_from_here()
         if held is not None:
-            self._held.restore(held, before.end, shift)
+            self._held.restore(held, self._seq, shift)
             self._hand_over()
         elif not self.channels:
             self._note(CHANNEL_DELETED, "")  # the ephemeral ones, which ended with the process: the topic holds again
-        if before.is_current and self.store.log.end == end:
-            self._saved_end = end
+        if before.is_current and self.store.log.end == log_end:
+            self._saved_end = log_end
         else:
             self._note_change()
 

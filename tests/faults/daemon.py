@@ -128,7 +128,7 @@ class Daemon(NsqdProcess):
         except FileNotFoundError:
             return 1 << 62
         last = checkpoint.decode(content)
-        place = last.places.get(channel)
+        place = last.channels.get(channel)
         return 1 << 62 if place is None else len(place.entries) + last.end.seq - place.position
 
     def connect(self) -> socket.socket:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsq_compat.protocol.message import make_frames, message_id
-from nsq_compat.queue.checkpoint import Checkpoint, Place, entries_at_once
+from nsq_compat.queue.checkpoint import ChannelState, TopicState, entries_at_once
 from nsq_compat.queue.files import Files
 from nsq_compat.queue.group import CHANNEL_CREATED, DEFERRED, HEADER_SIZE, MESSAGES
 from nsq_compat.queue.segment import FIRST_GROUP
@@ -263,14 +263,14 @@ def acknowledged(everything: bool) -> Acknowledged:
         (deferred if is_deferred else immediate).extend(ids)
     half = len(immediate) // 2
     unfinished = sorted([*immediate[:half:9], *deferred[::3]])
-    places = {"half": Place(half, entries_at_once([(each, 1) for each in unfinished]))}
+    places = {"half": ChannelState(half, entries_at_once([(each, 1) for each in unfinished]))}
     needed, by_id = {"half": {*immediate[half:], *unfinished}}, {"half": {*unfinished}}
     if everything:
-        places["all"] = Place(0, entries_at_once([(each, 1) for each in deferred]))
+        places["all"] = ChannelState(0, entries_at_once([(each, 1) for each in deferred]))
         needed["all"], by_id["all"] = {*immediate, *deferred}, {*deferred}
     else:
         log.release(half, lambda: unfinished, log.end)
-    checkpoint = Checkpoint(log.end, 0.0, b"%016x" % next_id, places)
+    checkpoint = TopicState(log.end, 0.0, b"%016x" % next_id, places)
     log.close()
     disk.put(f"{FOLDER}/checkpoint", checkpoint.encode())
     return Acknowledged(disk, needed, by_id)

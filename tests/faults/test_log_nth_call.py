@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from nsq_compat.protocol.message import make_frames, message_id
-from nsq_compat.queue.checkpoint import Checkpoint, Place, entries_at_once, entry_id
+from nsq_compat.queue.checkpoint import ChannelState, TopicState, entries_at_once, entry_id
 from nsq_compat.queue.cursor import Cursor
 from nsq_compat.queue.files import Files
 from nsq_compat.queue.group import DEFERRED, MESSAGES
@@ -162,27 +162,27 @@ class ShortReads(SimulatedDisk):
         return super().pread(fd, min(size, 700), offset)
 
 
-def waiting(disk: SimulatedDisk) -> tuple[SimulatedDisk, Checkpoint, list[bytes]]:
+def waiting(disk: SimulatedDisk) -> tuple[SimulatedDisk, TopicState, list[bytes]]:
     """A topic on that disk in which 200 messages wait for a channel, stopped properly."""
     log = TopicLog.open(cast("Files", disk), FOLDER, segment_size=2000)
     ids = [b"%016x" % number for number in range(200)]
     for number, each in enumerate(ids):
         log.append(make_frames([each], NOW_NS, [b"x" * 60]), number)
-    last = Checkpoint(log.end, 0.0, ids[-1], {"c": Place(0, entries_at_once([(each, 1) for each in ids[:20]]))})
+    last = TopicState(log.end, 0.0, ids[-1], {"c": ChannelState(0, entries_at_once([(each, 1) for each in ids[:20]]))})
     log.close()
     return disk, last, ids
 
 
-def consume(files: FaultyFiles, last: Checkpoint) -> tuple[list[bytes], list[bytes], int]:
+def consume(files: FaultyFiles, last: TopicState) -> tuple[list[bytes], list[bytes], int]:
     """By number and by id, what a daemon delivers that starts again, and asks again, until the system answers."""
-    places = {"c": Place(0, list(last.places["c"].entries))}
+    places = {"c": ChannelState(0, list(last.channels["c"].entries))}
     while True:
         with suppress(OSError):
             log = TopicLog.open(cast("Files", files), FOLDER, segment_size=2000, start=last.end)
-            state = recover(replace(last, places=places), log)
+            state = recover(replace(last, channels=places), log)
             break
     cursor = Cursor(log, 2)
-    cursor.move(state.channels["c"].position, state.end, state.channels["c"].gaps)
+    cursor.move(state.channels["c"].position, state.end.seq, state.channels["c"].gaps)
     taken: list[bytes] = []
     while len(cursor):
         with suppress(OSError):
@@ -192,7 +192,7 @@ def consume(files: FaultyFiles, last: Checkpoint) -> tuple[list[bytes], list[byt
         with suppress(OSError):
             found = sorted(log.fetch(wanted))
             break
-    log.release(state.end // 2, lambda: wanted, log.end)
+    log.release(state.end.seq // 2, lambda: wanted, log.end)
     return taken, found, log.damaged_records
 
 

@@ -33,7 +33,7 @@ from nsq_compat.protocol.names import is_ephemeral
 from nsq_compat.queue import recovery
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel
-from nsq_compat.queue.checkpoint import Checkpoint, Place
+from nsq_compat.queue.checkpoint import ChannelState, TopicState
 from nsq_compat.queue.cursor import Cursor
 from nsq_compat.queue.data_path import our_folder
 from nsq_compat.queue.deferred import Deferred
@@ -218,7 +218,7 @@ class Known:
     live: Model
     durable: Model
     paused_channels: set[str] = field(default_factory=set)
-    saved: Checkpoint | None = None
+    saved: TopicState | None = None
     to_be_durable: Model | None = None
     """What `saved` makes durable once it is written."""
 
@@ -852,8 +852,8 @@ def _deletes_what_is_not_finished(release: Callable[..., None]) -> Callable[...,
     return lambda self, seq, unfinished, *rest, kept, pause: release(self, seq, lambda: (), *rest)
 
 
-def _names_nothing_one_by_one(place: Callable[[Channel], Place]) -> Callable[[Channel], Place]:
-    return lambda self: Place(place(self).position)
+def _names_nothing_one_by_one(state: Callable[[Channel], ChannelState]) -> Callable[[Channel], ChannelState]:
+    return lambda self: ChannelState(state(self).position)
 
 
 def _takes_the_clock_for_the_same(restore: Callable[..., None]) -> Callable[..., None]:
@@ -893,7 +893,7 @@ MUTANTS: dict[str, Mutant] = {
     "a place that skips a message": (QueueOnDisk, Cursor, "take", _loses_one_of_many),
     "a log that is deleted too early": (QueueOnDisk, TopicLog, "release", _deletes_too_much),
     "a log that copies nothing forward": (QueueOnDisk, TopicLog, "release", _deletes_what_is_not_finished),
-    "a checkpoint without what is in flight": (QueueOnDisk, Channel, "place", _names_nothing_one_by_one),
+    "a checkpoint without what is in flight": (QueueOnDisk, Channel, "state", _names_nothing_one_by_one),
     "due times of another clock": (QueueOnDisk, Deferred, "restore", _takes_the_clock_for_the_same),
     "a pause that forgets who is behind": (QueueInMemory, Topic, "_spills", _spills_as_if_there_were_no_pause),
     "deferred frames that are nowhere": (QueueInMemory, Deferred, "_stays", _trusts_the_log_with_everything),

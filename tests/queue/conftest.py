@@ -13,7 +13,7 @@ import pytest
 from nsq_compat.protocol import message
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel
-from nsq_compat.queue.checkpoint import Checkpoint
+from nsq_compat.queue.checkpoint import TopicState
 from nsq_compat.queue.data_path import make_our_folder, topic_folder
 from nsq_compat.queue.files import Files, OsFiles
 from nsq_compat.queue.in_flight import InFlight
@@ -244,7 +244,7 @@ class DataPath:
         target = daemon.topic(topic)
         target.release(self._write(daemon, target))
 
-    def _write(self, daemon: Daemon, topic: Topic) -> Checkpoint:
+    def _write(self, daemon: Daemon, topic: Topic) -> TopicState:
         assert topic.store is not None
         checkpoint = topic.checkpoint(daemon.now, daemon.now_ns)
         topic.store.write_checkpoint(checkpoint.encode())

@@ -856,7 +856,7 @@ def test_a_place_names_what_was_taken_and_not_finished(logging_daemon):
     consumer.finishes(taken[0])
     consumer.requeues(taken[1])
     consumer.requeues(taken[2], delay=9.0)
-    place = logging_daemon.channel().place()
+    place = logging_daemon.channel().state()
     assert place.position == 5
     assert place.at_once() == [
         (gone.id_of(b"0"), 2),
@@ -873,7 +873,7 @@ def test_a_place_makes_its_entries_a_step_at_a_time(logging_daemon):
     logging_daemon.publishes(*[b"%d" % number for number in range(10_000)])
     while consumer.takes(2500):
         pass
-    place = logging_daemon.channel().place()
+    place = logging_daemon.channel().state()
     counts = [len(place.entries)]
     while place.add_entries():
         counts.append(len(place.entries))
@@ -886,7 +886,7 @@ def test_a_place_stays_as_it_was_while_the_channel_goes_on(logging_daemon):
     for _ in range(4):
         consumer.takes(1)
     consumer.requeues(b"waits")
-    place = logging_daemon.channel().place()
+    place = logging_daemon.channel().state()
     consumer.finishes(b"finished")
     consumer.requeues(b"requeued")
     consumer.requeues(b"put off", delay=9.0)
@@ -900,7 +900,7 @@ def test_a_restored_channel_wakes_who_waits(logging_daemon):
     consumer = logging_daemon.consumer()
     logging_daemon.publishes(b"a")
     consumer.takes()
-    place = logging_daemon.channel().place()
+    place = logging_daemon.channel().state()
     other = logging_daemon.topic("orders").channel("other")
     waiting = logging_daemon.consumer("other")
     assert waiting.takes() == []

@@ -23,7 +23,7 @@ def test_a_place_brings_back_what_was_given_up_to_it(make_frames):
     before.deferred.add(make_frames(b"c", first=2), 5.0)
     before.surrender_memory()
     assert [number for number, _ in before.restored] == [b"%016x" % number for number in range(2)]
-    after.restore(before.place(), 2, shift=0.0)
+    after.restore(before.state(), 2, shift=0.0)
     assert after.restored == before.restored
     assert after.deferred.next_due() == 5.0
     assert len(after) == len(before) == 3

@@ -3,7 +3,7 @@
 import pytest
 
 from nsq_compat.protocol.message import make_frames, message_id
-from nsq_compat.queue.checkpoint import ENTRY, HELD_BY_TOPIC, Checkpoint, Place, entries_at_once
+from nsq_compat.queue.checkpoint import ENTRY, ChannelState, TopicState, entries_at_once
 from nsq_compat.queue.files import OsFiles
 from nsq_compat.queue.group import (
     CHANNEL_CREATED,
@@ -49,9 +49,8 @@ class Past:
         return make_frames(ids, 0, [b"x" * size] * count)
 
     def checkpoint(self, clock_offset=0.0, paused=False, awaits_channels=False, **places):
-        places = {name.replace("held", HELD_BY_TOPIC): place for name, place in places.items()}
         end = self.log.end._replace(seq=self.seq)
-        return Checkpoint(end, clock_offset, b"0" * 16, places, paused, awaits_channels)
+        return TopicState(end, clock_offset, b"0" * 16, places, places.pop("held", None), paused, awaits_channels)
 
     def recovered(self, last=None):
         log = TopicLog.open(OsFiles(), self.folder, segment_size=500, start=last.end if last else None)
@@ -78,14 +77,14 @@ def unfinished(place):
 
 def test_nothing_at_all_is_a_topic_that_holds_nothing(past):
     topic = past.recovered()
-    assert (topic.end, topic.channels, topic.held, topic.paused) == (0, {}, Place(0), False)
+    assert (topic.end.seq, topic.channels, topic.held, topic.paused) == (0, {}, ChannelState(0), False)
 
 
 def test_a_topic_without_a_channel_holds_everything(past):
     past.published(3)
     due = past.deferred(50)
     topic = past.recovered()
-    assert (topic.end, topic.held.position, topic.last_id) == (3, 0, due)
+    assert (topic.end.seq, topic.held.position, topic.last_id) == (3, 0, due)
     assert unfinished(topic.held) == [(due, 50.0)]
 
 
@@ -97,7 +96,7 @@ def test_the_first_channel_takes_what_was_held_and_a_later_one_begins_where_it_w
     past.noted(CHANNEL_CREATED, "later")
     past.published(1)
     topic = past.recovered()
-    assert (topic.channels["first"].position, topic.channels["later"].position, topic.end) == (0, 3, 4)
+    assert (topic.channels["first"].position, topic.channels["later"].position, topic.end.seq) == (0, 3, 4)
     assert unfinished(topic.channels["first"]) == [(due, 50.0)]
     assert (topic.channels["later"].entries, topic.held) == ([], None)
 
@@ -121,7 +120,7 @@ def test_a_channel_deleted_and_made_again_has_nothing_from_before(past):
     past.published(3)
     past.noted(CHANNEL_CREATED, "a")
     topic = past.recovered()
-    assert (topic.channels["a"], topic.channels["b"].position, topic.gone) == (Place(5), 0, set())
+    assert (topic.channels["a"], topic.channels["b"].position, topic.gone) == (ChannelState(5), 0, set())
 
 
 def test_a_deleted_channel_is_known_to_be_gone(past):
@@ -136,7 +135,7 @@ def test_when_the_last_channel_is_deleted_the_topic_holds_from_there(past):
     past.noted(CHANNEL_DELETED, "a")
     past.published(1)
     topic = past.recovered()
-    assert (topic.held, topic.channels, topic.end) == (Place(2), {}, 3)
+    assert (topic.held, topic.channels, topic.end.seq) == (ChannelState(2), {}, 3)
 
 
 def test_what_goes_to_an_ephemeral_channel_is_not_held_and_what_follows_it_is(past):
@@ -144,10 +143,10 @@ def test_what_goes_to_an_ephemeral_channel_is_not_held_and_what_follows_it_is(pa
     past.noted(CHANNEL_CREATED, "tail#ephemeral", 0)
     past.published(2)
     topic = past.recovered()
-    assert (topic.held, topic.channels, topic.end) == (None, {}, 4)
+    assert (topic.held, topic.channels, topic.end.seq) == (None, {}, 4)
     past.noted(CHANNEL_DELETED, "tail#ephemeral")
     past.published(1)
-    assert past.recovered().held == Place(4)
+    assert past.recovered().held == ChannelState(4)
 
 
 def test_emptying_is_done_again(past):
@@ -161,7 +160,7 @@ def test_emptying_is_done_again(past):
     past.noted(CHANNEL_EMPTIED, "nobody")
     past.published(1)
     topic = past.recovered()
-    assert (topic.channels, topic.end) == ({"a": Place(4)}, 5)
+    assert (topic.channels, topic.end.seq) == ({"a": ChannelState(4)}, 5)
 
 
 def test_a_pause_is_done_again(past):
@@ -189,7 +188,7 @@ def test_what_was_dropped_during_a_pause_is_passed_over(past):
     past.noted(TOPIC_EMPTIED)
     past.noted(TOPIC_UNPAUSED)
     topic = past.recovered()
-    assert topic.channels == {"behind": Place(0, [], [(2, 5)]), "new": Place(5)}
+    assert topic.channels == {"behind": ChannelState(0, [], [(2, 5)]), "new": ChannelState(5)}
 
 
 def test_a_pause_without_a_channel_stays_one(past):
@@ -197,7 +196,7 @@ def test_a_pause_without_a_channel_stays_one(past):
     past.noted(TOPIC_PAUSED)
     past.noted(CHANNEL_CREATED, "a", 0)
     topic = past.recovered()
-    assert (topic.paused, topic.held, topic.channels) == (True, Place(0), {"a": Place(0)})
+    assert (topic.paused, topic.held, topic.channels) == (True, ChannelState(0), {"a": ChannelState(0)})
 
 
 # --- Behind a checkpoint ----------------------------------------------------------------------------------------------
@@ -205,38 +204,38 @@ def test_a_pause_without_a_channel_stays_one(past):
 
 def test_what_is_logged_behind_a_checkpoint_is_added_to_it(past):
     past.published(5)
-    last = past.checkpoint(a=Place(3, entries_at_once([(b"%016x" % 1, 4)])), b=Place(5))
+    last = past.checkpoint(a=ChannelState(3, entries_at_once([(b"%016x" % 1, 4)])), b=ChannelState(5))
     past.published(2)
     due = past.deferred(9)
     topic = past.recovered(last)
-    assert (topic.end, topic.held) == (7, None)
+    assert (topic.end.seq, topic.held) == (7, None)
     assert (topic.channels["a"].position, unfinished(topic.channels["a"])) == (3, [(b"%016x" % 1, 0.0), (due, 9.0)])
     assert (topic.channels["b"].position, unfinished(topic.channels["b"])) == (5, [(due, 9.0)])
 
 
 def test_a_channel_the_checkpoint_knows_is_not_made_again(past):
-    last = past.checkpoint(a=Place(0))
+    last = past.checkpoint(a=ChannelState(0))
     past.published(1)
     past.noted(CHANNEL_CREATED, "a")
-    assert past.recovered(last).channels == {"a": Place(0)}
+    assert past.recovered(last).channels == {"a": ChannelState(0)}
 
 
 def test_messages_that_were_never_logged_have_numbers_all_the_same(past):
     past.published(1)
     past.seq = 8
-    last = past.checkpoint(a=Place(8))
-    assert past.recovered(last).end == 8
+    last = past.checkpoint(a=ChannelState(8))
+    assert past.recovered(last).end.seq == 8
     past.seq = 11
     past.noted(CHANNEL_CREATED, "b")
-    assert past.recovered(last).end == 11
+    assert past.recovered(last).end.seq == 11
 
 
 def test_a_topic_that_holds_has_a_place_in_the_checkpoint(past):
     past.published(2)
-    topic = past.recovered(past.checkpoint(held=Place(1)))
-    assert (topic.held, topic.paused, topic.channels) == (Place(1), False, {})
-    topic = past.recovered(past.checkpoint(held=Place(1), paused=True))
-    assert (topic.held, topic.paused) == (Place(1), True)
+    topic = past.recovered(past.checkpoint(held=ChannelState(1)))
+    assert (topic.held, topic.paused, topic.channels) == (ChannelState(1), False, {})
+    topic = past.recovered(past.checkpoint(held=ChannelState(1), paused=True))
+    assert (topic.held, topic.paused) == (ChannelState(1), True)
 
 
 def test_a_topic_that_waited_to_know_its_channels_waits_again(past):
@@ -262,24 +261,24 @@ def test_who_is_paused_and_waits_to_know_its_channels_holds_until_both_are_over(
     past.published(1)
     past.noted(first)
     topic = past.recovered()
-    assert topic.held == Place(0)
+    assert topic.held == ChannelState(0)
     assert (topic.paused, topic.awaits_channels) == (first == TOPIC_KNOWS_CHANNELS, first == TOPIC_UNPAUSED)
     past.noted(TOPIC_UNPAUSED if first == TOPIC_KNOWS_CHANNELS else TOPIC_KNOWS_CHANNELS)
     assert past.recovered().held is None
 
 
 def test_a_checkpoint_says_that_a_topic_waits_to_know_its_channels(past):
-    topic = past.recovered(past.checkpoint(awaits_channels=True, held=Place(0), a=Place(0)))
+    topic = past.recovered(past.checkpoint(awaits_channels=True, held=ChannelState(0), a=ChannelState(0)))
     assert (topic.awaits_channels, topic.paused) == (True, False)
 
 
 def test_a_topic_with_channels_that_holds_is_paused(past):
-    topic = past.recovered(past.checkpoint(held=Place(0), a=Place(0)))
+    topic = past.recovered(past.checkpoint(held=ChannelState(0), a=ChannelState(0)))
     assert topic.paused
 
 
 def test_due_times_are_on_the_clock_of_the_checkpoint(past):
-    last = past.checkpoint(clock_offset=1000.0, a=Place(0))
+    last = past.checkpoint(clock_offset=1000.0, a=ChannelState(0))
     due = past.deferred(1050)
     topic = past.recovered(last)
     assert (topic.clock_offset, unfinished(topic.channels["a"])) == (1000.0, [(due, 50.0)])
@@ -289,7 +288,7 @@ def test_a_clock_set_back_behind_the_start_of_the_machine_makes_nothing_due(past
     past.log.keep(make_frames([b"%016x" % 900, b"%016x" % 901], 0, [b"", b""]))
     before = ENTRY.pack(70.0, 1, b"%016x" % 900, 3)
     at_once = entries_at_once([(b"%016x" % 901, 1)])
-    last = past.checkpoint(clock_offset=1000.0, a=Place(0, [before, *at_once]))
+    last = past.checkpoint(clock_offset=1000.0, a=ChannelState(0, [before, *at_once]))
     due = past.deferred(950)
     topic = past.recovered(last)
     seconds = [(number, due + topic.clock_offset) for number, due in unfinished(topic.channels["a"])]
@@ -298,14 +297,14 @@ def test_a_clock_set_back_behind_the_start_of_the_machine_makes_nothing_due(past
 
 def test_a_damaged_last_message_keeps_its_number(past):
     past.published(1)
-    last = past.checkpoint(a=Place(0))
+    last = past.checkpoint(a=ChannelState(0))
     past.published(2, size=10)
     path = past.log._segments[-1].path
     past.log.close()
     with open(path, "r+b") as file:
         file.seek(-50, 2)
         file.write(b"\xff")
-    assert past.recovered(last).end == 3
+    assert past.recovered(last).end.seq == 3
 
 
 # --- Without a checkpoint, from what is left of a log -----------------------------------------------------------------
@@ -342,7 +341,7 @@ def test_a_log_released_in_its_middle_is_not_whole(past):
     past.noted(TOPIC_EMPTIED)
     topic = past.recovered()
     assert past.log.oldest == 0
-    assert (topic.held.position, topic.everything.position, topic.end) == (0, 0, 12)
+    assert (topic.held.position, topic.everything.position, topic.end.seq) == (0, 0, 12)
 
 
 def test_what_is_kept_and_logged_as_well_comes_once(past):
@@ -350,7 +349,7 @@ def test_what_is_kept_and_logged_as_well_comes_once(past):
     past.log.append(frames, 0)
     past.log.keep(frames[:2])
     topic = past.recovered()
-    assert (topic.held.position, topic.held.entries, topic.end) == (0, [], 3)
+    assert (topic.held.position, topic.held.entries, topic.end.seq) == (0, [], 3)
 
 
 def test_what_is_kept_has_the_attempts_it_was_kept_with(past):

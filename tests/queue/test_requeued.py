@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsq_compat.protocol import storage_schema
-from nsq_compat.queue.checkpoint import Place
+from nsq_compat.queue.checkpoint import ChannelState
 from nsq_compat.queue.requeued import ROW, Requeued, _pass_over, decode_requeued, encode_requeued
 from nsq_compat.queue.storage import CHECKPOINT, Durability
 
@@ -210,7 +210,7 @@ def test_the_codec_is_what_is_declared(name, values):
 
 @given(st.integers(0, 5), st.lists(st.integers(6, 30), unique=True))
 def test_gaps_leave_out_just_the_numbers_given(position, numbers):
-    place = Place(position, gaps=[(31, 33)])
+    place = ChannelState(position, gaps=[(31, 33)])
     _pass_over(place, numbers)
     read = set(range(place.position, 40)).difference(*(range(*gap) for gap in place.gaps))
     assert read == set(range(position, 40)) - set(numbers) - {31, 32}

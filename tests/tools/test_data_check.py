@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from nsq_compat.protocol.message import make_frames
-from nsq_compat.queue.checkpoint import Checkpoint, Place
+from nsq_compat.queue.checkpoint import ChannelState, TopicState
 from nsq_compat.queue.data_path import make_our_folder, topic_folder
 from nsq_compat.queue.files import OsFiles
 from nsq_compat.queue.go_queue_reader import QueueReport
@@ -74,7 +74,7 @@ def stored_topic(data_path, count):
     end = log.end
     log.close()
     folder = data_path / "nsq_compat" / "t.topic"
-    (folder / "checkpoint").write_bytes(Checkpoint(end, 0.0, b"f" * 16, {"c": Place(0)}).encode())
+    (folder / "checkpoint").write_bytes(TopicState(end, 0.0, b"f" * 16, {"c": ChannelState(0)}).encode())
     return folder / "log.00000000000000000001", end
 
 
