@@ -7,9 +7,8 @@ What moves:
 
     broker        all topics                    guid        message ids by the batch
     topic         bodies in, frames to channels stats       snapshots for /stats
-    held          what no channel may have yet  statsd_lines  the same for statsd
-    channel       frames shared out             limits      what bounds all of it
-    pending       what a channel could deliver  exiting     the refusal when something ends
+    channel       frames shared out             statsd_lines  the same for statsd
+    backlog       what either has to deliver    limits      what bounds all of it
     cursor        a place in a topic's stream   schedule    who wants attention when
     frame_queue   frames in memory              in_flight   frames that were sent
     deferred      frames before their time      line        whose turn it is, the nearest first

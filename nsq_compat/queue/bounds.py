@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol
 
 from nsq_compat.protocol.message import timestamp_ns
+from nsq_compat.queue.backlog import Backlog
 from nsq_compat.queue.exiting import Refused
 from nsq_compat.queue.frame_queue import ANY_SIZE
 from nsq_compat.queue.in_flight import NEVER
@@ -39,22 +40,13 @@ class Full(Refused):
 class Bounded(Protocol):
     """A channel, or what a topic holds."""
 
+    backlog: Backlog
     dropped_count: int
     rejected_count: int
 
     @property
     def full_name(self) -> str:
         """For log lines and clients: ``topic orders``, ``channel orders:archive``."""
-
-    @property
-    def waiting_count(self) -> int:
-        """Messages that wait for a consumer; what is in flight or deferred is not counted."""
-
-    def waiting_bytes(self) -> int:
-        """About how big they are, as they are sent."""
-
-    def front(self, limit: int) -> Sequence[bytes]:
-        """Some that would be taken next; nothing is taken. Raises ``OSError``."""
 
     def drop_oldest(self, limit: int, max_bytes: int) -> int:
         """Take out what would be taken next, count it as dropped, return how many. Raises ``OSError``."""
@@ -91,19 +83,19 @@ class Kept:
 
     def _found(self, now_ns: int) -> str:
         bounds, target = self.bounds, self.target
-        if bounds.max_bytes is not None and target.waiting_bytes() >= bounds.max_bytes:
+        if bounds.max_bytes is not None and target.backlog.byte_count() >= bounds.max_bytes:
             return "max_bytes"
-        if bounds.max_age is not None and self._too_old(now_ns, target.front(1)):
+        if bounds.max_age is not None and self._too_old(now_ns, target.backlog.peek(1)):
             return "max_age"
         return ""
 
     def _drop(self, now_ns: int) -> int:
         bounds, target = self.bounds, self.target
-        if bounds.max_depth is not None and (excess := target.waiting_count - bounds.max_depth) > 0:
+        if bounds.max_depth is not None and (excess := len(target.backlog) - bounds.max_depth) > 0:
             return target.drop_oldest(min(excess, _AT_ONCE), ANY_SIZE)
-        if bounds.max_bytes is not None and (excess := target.waiting_bytes() - bounds.max_bytes) > 0:
+        if bounds.max_bytes is not None and (excess := target.backlog.byte_count() - bounds.max_bytes) > 0:
             return target.drop_oldest(_AT_ONCE, excess)
-        if bounds.max_age is not None and (old := self._too_old(now_ns, target.front(_AT_ONCE))):
+        if bounds.max_age is not None and (old := self._too_old(now_ns, target.backlog.peek(_AT_ONCE))):
             return target.drop_oldest(old, ANY_SIZE)
         return 0
 
@@ -152,7 +144,7 @@ class Keeper:
         """Somebody publishes so many messages. Raises ``Full``."""
         for kept in self._receivers():
             bounds = kept.bounds
-            too_deep = bounds.max_depth is not None and kept.target.waiting_count + count > bounds.max_depth
+            too_deep = bounds.max_depth is not None and len(kept.target.backlog) + count > bounds.max_depth
             if bounds.drops:
                 self._schedule.at(now if too_deep else now + SOON_SECONDS, self)
             elif too_deep or kept.full:
@@ -175,7 +167,7 @@ class Keeper:
                 kept.is_unreadable = True
         if more:
             return now + _PAUSE_SECONDS
-        return now + LOOK_SECONDS if any(kept.target.waiting_count for kept in self._all()) else NEVER
+        return now + LOOK_SECONDS if any(len(kept.target.backlog) for kept in self._all()) else NEVER
 
     def _receivers(self) -> Iterator[Kept]:
         """Who gets what is published now."""

@@ -18,17 +18,14 @@ from typing import Final, Protocol
 
 from nsq_compat.protocol.message import attempts, next_attempts
 from nsq_compat.protocol.names import is_ephemeral
-from nsq_compat.queue.checkpoint import ChannelState, copied_messages
-from nsq_compat.queue.cursor import Cursor
-from nsq_compat.queue.deferred import Deferred, Fetch
+from nsq_compat.queue.backlog import Backlog, Look
+from nsq_compat.queue.checkpoint import ChannelState
 from nsq_compat.queue.exiting import Exiting
 from nsq_compat.queue.frame_queue import NOTHING
 from nsq_compat.queue.in_flight import NEVER, InFlight
 from nsq_compat.queue.latency import Latency
 from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.line import Line, NearestFirst, Waiting
-from nsq_compat.queue.looking import Look, latest_of, look_at
-from nsq_compat.queue.pending import Pending
 from nsq_compat.queue.policies import NOTHING_APPLIES, Rate
 from nsq_compat.queue.schedule import AT_ONCE, Schedule
 from nsq_compat.queue.stats import ClientStats
@@ -121,8 +118,7 @@ class Channel:
         limits: QueueLimits,
         schedule: Schedule,
         *,
-        cursor: Cursor,
-        deferred: Deferred,
+        backlog: Backlog,
         on_abandoned: Callable[["Channel"], None],
         on_change: Callable[[], None],
         on_requeued: Callable[[str, bytes, int, float], None] | None = None,
@@ -147,9 +143,8 @@ class Channel:
         self._on_abandoned = on_abandoned
         self._on_change = on_change
         self._on_requeued = on_requeued
-        self._cursor = cursor
-        self._pending = Pending(cursor, limits.mem_queue_size)
-        self.deferred = deferred
+        self.backlog = backlog
+        self._cursor = backlog.cursor  # Hot: an attribute less for every publish
         self._left_behind: list[InFlight] = []
         self._delivered_count = 0
         self._log_retry = _Retry()  # nothing is taken while it is waiting
@@ -174,23 +169,22 @@ class Channel:
     # --- What it holds ------------------------------------------------------------------------------------------------
 
     @property
+    def full_name(self) -> str:
+        """For log lines and clients: ``channel orders:archive``."""
+        return f"channel {self.topic_name}:{self.name}"
+
+    @property
     def depth(self) -> int:
         """Frames that could be delivered now; what is in flight or deferred is not counted."""
-        return len(self._pending)
-
-    @property
-    def backend_depth(self) -> int:
-        """The part of the depth that mem-queue-size has no room for."""
-        return self._cursor.backend_depth
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether some of it is only in the log."""
-        return self._cursor.behind > 0
+        return len(self.backlog)
 
     @property
     def deferred_count(self) -> int:
-        return len(self.deferred)
+        return len(self.backlog.deferred)
+
+    @property
+    def in_flight_count(self) -> int:
+        return sum(len(each) for each in self._all_in_flight())
 
     @property
     def delivered(self) -> Sequence[int]:
@@ -198,15 +192,15 @@ class Channel:
         nearest_first = self._nearest_first
         return (0, 0, self._delivered_count) if nearest_first is None else nearest_first.counts
 
-    @property
-    def in_flight_count(self) -> int:
-        return sum(len(each) for each in self._all_in_flight())
+    def look(self, count: int) -> Look:
+        """At most `count` messages of each kind it holds; nothing is taken. Raises ``OSError``."""
+        return self.backlog.look(count, self._all_in_flight())
+
+    def look_at_latest(self, count: int) -> Look:
+        """The last `count` messages of each kind that are in memory."""
+        return self.backlog.latest(count, self._all_in_flight())
 
     # --- Frames in ----------------------------------------------------------------------------------------------------
-
-    def spills(self, count: int) -> bool:
-        """Whether so many more messages would not fit into memory, and have to be in the log."""
-        return self._cursor.spills(count)
 
     def put(self, frames: Sequence[bytes]) -> None:
         """Take a batch from the topic: the same frames for every channel, never to be changed."""
@@ -227,20 +221,15 @@ class Channel:
     def defer(self, frames: Sequence[bytes], due: float, locations: Sequence[bytes]) -> None:
         """Take a batch that may not be delivered before `due`; `locations` are those in the log, if it is there."""
         self.message_count += len(frames)
-        fitting = self.deferred.fitting(frames)
-        self._drop(len(frames) - len(fitting))
-        self._put_off(fitting, due, locations)
+        self._drop(self.backlog.defer(frames, due, locations))
+        self._schedule.at(due, self)
 
-    def follow(self, held: Cursor, deferred: Deferred) -> None:
+    def follow(self, held: Backlog) -> None:
         """Take over what waited in the topic."""
-        self.message_count += len(held) + len(deferred)
-        self._drop(self._cursor.follow(held) + deferred.share_with(self.deferred))
-        self._schedule.at(self.deferred.next_due(), self)
+        self.message_count += len(held.cursor) + len(held.deferred)
+        self._drop(self.backlog.follow(held))
+        self._schedule.at(self.backlog.deferred.next_due(), self)
         self._wake()
-
-    def pass_over(self, position: int) -> None:
-        """What the topic held back up to there in the stream it has dropped, or names one by one."""
-        self._cursor.pass_over(position)
 
     # --- Frames out ---------------------------------------------------------------------------------------------------
 
@@ -251,7 +240,7 @@ class Channel:
         One that gets something, has room left and does not empty the backlog has to come again by itself. A log that
         cannot be read is tried again a little later.
         """
-        share = self._line.share(consumer, len(self._pending))
+        share = self._line.share(consumer, len(self.backlog))
         if self.paused or not share or self._log_retry.is_waiting:
             self._line.wait(consumer)
             return NOTHING
@@ -259,7 +248,7 @@ class Channel:
         if wanted > MAX_BATCH:
             wanted = MAX_BATCH
         try:
-            frames = self._pending.take(wanted, MAX_BATCH_BYTES)
+            frames = self.backlog.take(wanted, MAX_BATCH_BYTES)
         except OSError as error:
             self._wait_for_disk(now, error)
             self._line.wait(consumer)
@@ -267,7 +256,7 @@ class Channel:
         consumer.in_flight.add(frames, now, timeout)
         if now + timeout < self.alarm:
             self._schedule.at(now + timeout, self)
-        if not self._pending:
+        if not self.backlog:
             if len(frames) < room:
                 self._line.wait(consumer)
         elif not frames:  # they were damaged, and there is more behind them
@@ -275,7 +264,7 @@ class Channel:
             self._wake()
         self._delivered_count += len(frames)
         if self._watching is not None:
-            self._watching.took(consumer, len(frames), room, len(self._pending), now)
+            self._watching.took(consumer, len(frames), room, len(self.backlog), now)
         return frames
 
     def stand_back(self, consumer: Consumer) -> None:
@@ -299,11 +288,12 @@ class Channel:
         self._on_change()
         again = next_attempts(self._to_be_tried_again([frame]))
         if delay > 0 and again:
-            self._put_off(again, now + delay, ())
+            self.backlog.deferred.add(again, now + delay)
+            self._schedule.at(now + delay, self)
             if self._on_requeued is not None:
                 self._on_requeued(self.name, message_id, attempts(again[0]), now + delay)
         else:
-            self._add(again)
+            self._put_back(again)
 
     def touch(self, consumer: Consumer, message_id: bytes, now: float, timeout: float) -> None:
         """Give a consumer more time for a message, up to max-msg-timeout in all. Raises ``NotInFlight``."""
@@ -329,7 +319,7 @@ class Channel:
         assert self.dead_letters is not None, "whoever calls has them from there"
         frames = self.dead_letters.in_flight.frames_of(ids)
         self.dead_letters.in_flight.finish(ids)
-        self._add(next_attempts(frames))
+        self._put_back(next_attempts(frames))
 
     # --- Consumers ----------------------------------------------------------------------------------------------------
 
@@ -379,11 +369,6 @@ class Channel:
                 line = self._line = self._watching = Throttle(line, self._schedule, self._wake)
             line.follow(rate, now)
 
-    @property
-    def throttled(self) -> bool:
-        """Whether messages wait for their rate."""
-        return isinstance(self._line, Throttle) and self._line.is_empty
-
     def empty(self) -> None:
         """Drop everything: waiting, deferred and in flight."""
         self._forget_all()
@@ -413,7 +398,7 @@ class Channel:
                 left -= len(expired)
                 self.timeout_count += len(expired)
                 self._on_change()
-                self._add(next_attempts(self._to_be_tried_again(expired)))
+                self._put_back(next_attempts(self._to_be_tried_again(expired)))
                 if consumer is not None:
                     consumer.wake()  # it has room again
         self._left_behind = [in_flight for in_flight in self._left_behind if in_flight]
@@ -425,32 +410,9 @@ class Channel:
             [next_release, self._log_retry.until, *(in_flight.next_deadline() for in_flight in self._all_in_flight())]
         )
 
-    def look(self, count: int) -> Look:
-        """At most `count` messages of each kind it holds. May raise ``OSError``."""
-        return look_at(self._pending.look(count), self.deferred, self._all_in_flight(), count)
-
-    def look_at_latest(self, count: int) -> Look:
-        """What came last of what it has in memory."""
-        return latest_of(self._cursor.latest(count), self.deferred, self._all_in_flight(), count)
-
-    # --- Bounds (``bounds.Bounded``) ----------------------------------------------------------------------------------
-
-    @property
-    def full_name(self) -> str:
-        return f"channel {self.topic_name}:{self.name}"
-
-    @property
-    def waiting_count(self) -> int:
-        return len(self._pending)
-
-    def waiting_bytes(self) -> int:
-        return self._pending.byte_count()
-
-    def front(self, limit: int) -> Sequence[bytes]:
-        return self._pending.look(limit)
-
     def drop_oldest(self, limit: int, max_bytes: int) -> int:
-        count = len(self._pending.take(limit, max_bytes))
+        """Forget what would be taken next, count it as dropped, return how many. Raises ``OSError``."""
+        count = self.backlog.drop_oldest(limit, max_bytes)
         self.dropped_count += count
         self._on_change()
         return count
@@ -458,74 +420,51 @@ class Channel:
     # --- What must survive --------------------------------------------------------------------------------------------
 
     def state(self) -> ChannelState:
-        """Where the channel stands in the stream, and what it has taken from it and not finished."""
-        in_flight = (each.frames for each in self._all_in_flight())
-        unfinished = copied_messages(in_flight, self._pending.returned(), self._pending.restored())
-        return ChannelState(self._cursor.position, self.deferred.keys(), list(self._cursor.gaps), unfinished)
+        """What the channel has still to deliver; what is in flight comes again after a restart."""
+        return self.backlog.state(each.frames for each in self._all_in_flight())
 
-    def restore(self, place: ChannelState, end: int, shift: float, fetch: Fetch) -> None:
-        """Go on from a place, in a stream that ends at `end`; `shift` makes due times of today's clock."""
-        self._cursor.move(place.position, end, place.gaps)
-        self.restore_messages(place.at_once(), fetch)
-        self.deferred.restore(place.take_deferred(), shift)
-        self._schedule.at(self.deferred.next_due(), self)
-
-    def restore_messages(self, messages: Sequence[tuple[bytes, int]], fetch: Fetch) -> None:
-        """Deliver these (id, number of the next delivery) before all others."""
-        self._pending.restore(messages, fetch)
+    def restore(self, state: ChannelState, end: int, shift: float) -> None:
+        """Go on from a state, in a stream that ends at `end`; `shift` makes due times of today's clock."""
+        self.backlog.restore(state, end, shift)
+        self._schedule.at(self.backlog.deferred.next_due(), self)
         self._wake()
 
     def frames_in_memory(self) -> Iterator[bytes]:
-        """All frames it holds, for when memory ends."""
-        for batch in self._cursor.in_memory():
-            yield from batch
-        yield from self._pending.returned()
-        yield from self.deferred.frames().values()
+        """All frames it has, for when memory ends."""
+        yield from self.backlog.frames_in_memory()
         for in_flight in self._all_in_flight():
             yield from in_flight.frames.values()
 
-    def surrender_memory(self) -> None:
-        """Make `state` name what waits in memory one by one: it is not in the log at its place in the stream."""
-        self._pending.put_back(self._cursor.take_memory())
-
     # --- Inside -------------------------------------------------------------------------------------------------------
 
-    def _add(self, frames: Sequence[bytes]) -> None:
-        self._pending.put_back(frames)
+    def _put_back(self, frames: Sequence[bytes]) -> None:
+        self.backlog.put_back(frames)
         if self._line.waiting:
             self._wake()
 
-    def _put_off(self, frames: Sequence[bytes], due: float, locations: Sequence[bytes]) -> None:
-        self.deferred.add(frames, due, locations)
-        self._schedule.at(due, self)
-
     def _release_deferred(self, now: float) -> float:
         """Put back some of what is due, as far as there is room in memory; returns when to go on."""
-        due = self.deferred.next_due()
+        due = self.backlog.deferred.next_due()
         if due > now:
             return due
         if self._deferred_retry.is_waiting and now < self._deferred_retry.until:
             return self._deferred_retry.until
         self._deferred_retry.end_waiting()
-        room = max(self._limits.mem_queue_size, MAX_BATCH) - self._pending.returned_count
+        room = max(self._limits.mem_queue_size, MAX_BATCH) - self.backlog.returned_count
         if room <= 0:
-            self._pending.on_room = self._go_on_releasing
+            self.backlog.on_room = lambda: self._schedule.at(AT_ONCE, self)
             return NEVER
         try:
-            self._add(self.deferred.release(now, min(room, MAX_BATCH)))
+            self._put_back(self.backlog.deferred.release(now, min(room, MAX_BATCH)))
         except OSError as error:
             if self._deferred_retry.failed(now):
                 log.warning("CHANNEL(%s): cannot read deferred messages, trying again - %s", self.name, error)
             return self._deferred_retry.until
-        following = self.deferred.next_due()
+        following = self.backlog.deferred.next_due()
         return now if following <= now else max(following, now + _RELEASE_SECONDS)
 
-    def _go_on_releasing(self) -> None:
-        self._schedule.at(AT_ONCE, self)
-
     def _forget_all(self) -> None:
-        self._pending.empty()
-        self.deferred.empty()
+        self.backlog.empty()
         for in_flight in self._all_in_flight():
             in_flight.clear()
         self._left_behind.clear()
@@ -538,7 +477,7 @@ class Channel:
 
     def _wake(self) -> None:
         if not self.paused and not self._log_retry.is_waiting:
-            self._line.wake(len(self._pending))
+            self._line.wake(len(self.backlog))
 
     def _drop(self, count: int) -> None:
         if count and not self.dropped_count:

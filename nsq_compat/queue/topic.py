@@ -12,11 +12,12 @@ Invariants:
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, Protocol
 
 from nsq_compat.protocol.message import message_id
 from nsq_compat.protocol.names import is_ephemeral
+from nsq_compat.queue.backlog import Backlog, Look
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.checkpoint import ChannelState, TopicState
 from nsq_compat.queue.cursor import MOST_BYTES_IN_MEMORY, MOST_IN_MEMORY, Cursor
@@ -36,10 +37,8 @@ from nsq_compat.queue.group import (
     locations_of,
 )
 from nsq_compat.queue.guard import CLOSED, Guard
-from nsq_compat.queue.held import Held
 from nsq_compat.queue.large_batch import LargeBatch
 from nsq_compat.queue.limits import QueueLimits
-from nsq_compat.queue.looking import Look, latest_of
 from nsq_compat.queue.schedule import Schedule
 from nsq_compat.queue.shared_reads import SharedReads
 from nsq_compat.queue.stamper import Stamper
@@ -99,22 +98,17 @@ class Topic:
         self._saved_end: LogEnd | None = None
         self._watch: Watch | None = None
         self._reads = None if store is None else SharedReads(store.log.fetch, schedule)
-        self._held = self._hold_from_here()
+        self.backlog = self._hold_from_here()
 
     @property
     def depth(self) -> int:
         """Messages no channel has got yet."""
-        return len(self._held)
+        return len(self.backlog) + len(self.backlog.deferred)
 
     @property
     def full_name(self) -> str:
         """For log lines and clients, as a channel has one."""
         return f"topic {self.name}"
-
-    @property
-    def backend_depth(self) -> int:
-        """The part of the depth that mem-queue-size has no room for."""
-        return self._held.cursor.backend_depth
 
     def recent(self, count: int, now: float, now_ns: int) -> Sequence[Published]:
         """What was published last, finished or not, oldest first. May raise ``OSError``.
@@ -131,7 +125,7 @@ class Topic:
     def _looks(self) -> Iterator[Look]:
         """What is in memory, where the log has not all of it."""
         if self.store is None or not self.store.always:
-            yield latest_of(self._held.cursor.latest(MOST), self._held.deferred, (), MOST)
+            yield self.backlog.latest(MOST, ())
             for channel in self.channels.values():
                 yield channel.look_at_latest(MOST)
 
@@ -185,7 +179,7 @@ class Topic:
                 batch.staged = None
             self._seq += count
             if self._holding:
-                self._drop(self._held.cursor.extend_by(count, batch.kept))
+                self._drop(self.backlog.cursor.extend_by(count, batch.kept))
             else:
                 for channel in self.channels.values():
                     channel.put_batch(count, batch.kept)
@@ -211,18 +205,22 @@ class Topic:
             store.append(frames, self._seq, joined=joined)
         self._seq += len(frames)
         if self._holding:
-            self._drop(self._held.cursor.extend(frames))
+            self._drop(self.backlog.cursor.extend(frames))
         else:
             for channel in self.channels.values():
                 channel.put(frames)
 
     def _spills(self, count: int) -> bool:
         if self._holding:  # a channel that is behind its log goes on reading there when the pause is over
-            return self._held.cursor.spills(count) or any(channel.is_behind for channel in self.channels.values())
-        return any(channel.spills(count) for channel in self.channels.values())
+            return self.backlog.cursor.spills(count) or any(
+                channel.backlog.cursor.behind for channel in self.channels.values()
+            )
+        return any(channel.backlog.cursor.spills(count) for channel in self.channels.values())
 
     def _defer(self, frames: Sequence[bytes], due: float, due_ns: int) -> None:
-        targets = [self._held.deferred] if self._holding else [each.deferred for each in self.channels.values()]
+        targets = (
+            [self.backlog.deferred] if self._holding else [each.backlog.deferred for each in self.channels.values()]
+        )
         logged = self.store is not None and (self.store.always or any(each.spills(len(frames)) for each in targets))
         locations: Sequence[bytes] = ()
         if self.store is not None and logged:
@@ -231,9 +229,7 @@ class Topic:
             self.store.append(frames, self._seq, due_ns, DEFERRED)
             locations = locations_of(self.store.log.last_place, frames)
         if self._holding:
-            fitting = self._held.deferred.fitting(frames)
-            self._drop(len(frames) - len(fitting))
-            self._held.deferred.add(fitting, due, locations)
+            self._drop(self.backlog.defer(frames, due, locations))
         else:
             for channel in self.channels.values():
                 channel.defer(frames, due, locations)
@@ -248,7 +244,7 @@ class Topic:
             if self.exiting:
                 raise Exiting
             was_holding = self._holding
-            position = self._held.cursor.position if was_holding else self._seq
+            position = self.backlog.cursor.position if was_holding else self._seq
             if self.store is not None and not is_ephemeral(name):
                 self._diary.note_creation(name, position)
             channel = self._make_channel(name, position)
@@ -274,8 +270,7 @@ class Topic:
             name,
             self._limits,
             self._schedule,
-            cursor=self._make_cursor(store, position),
-            deferred=self._make_deferred(store),
+            backlog=self._make_backlog(store, position),
             on_abandoned=self._delete,
             on_change=self._note_change,
             on_requeued=None if store is None else self._diary.note_requeued,
@@ -290,7 +285,7 @@ class Topic:
         self._count_readers()
         channel.delete()
         if not self.channels and not self._held_back:
-            self._held = self._hold_from_here()
+            self.backlog = self._hold_from_here()
         if not channel.ephemeral or self._holding:
             self._note(CHANNEL_DELETED, channel.name)
         self._note_ephemeral()
@@ -340,7 +335,7 @@ class Topic:
 
     def empty(self) -> None:
         """Drop what no channel has got yet; the channels keep what they have (nsqd)."""
-        self._held.empty()
+        self.backlog.empty()
         self._pass_over()
         self._note(TOPIC_EMPTIED, "")
         self._note_change()
@@ -366,11 +361,11 @@ class Topic:
             return
         channels = [channel for channel in self.channels.values() if not channel.ephemeral]
         frames = {message_id(frame): frame for channel in channels for frame in channel.frames_in_memory()}
-        frames.update(self._held.frames_in_memory())
+        frames.update((message_id(frame), frame) for frame in self.backlog.frames_in_memory())
         self.store.keep([frames[number] for number in sorted(frames)])
         for channel in channels:
-            channel.surrender_memory()
-        self._held.surrender_memory()
+            channel.backlog.surrender_memory()
+        self.backlog.surrender_memory()
         self._memory_is_written = True
         self._pass_over()
         self._note_change()
@@ -392,18 +387,9 @@ class Topic:
         """Whether what is published waits here, and not in the channels."""
         return self._holding
 
-    @property
-    def waiting_count(self) -> int:
-        return len(self._held) - len(self._held.deferred)
-
-    def waiting_bytes(self) -> int:
-        return self._held.cursor.byte_count()
-
-    def front(self, limit: int) -> Sequence[bytes]:
-        return self._held.front(limit, self.store.log.fetch if self.store is not None else _nothing_there)
-
     def drop_oldest(self, limit: int, max_bytes: int) -> int:
-        count = self._held.drop(limit, max_bytes)
+        """Forget the oldest of what no channel has got, count it as dropped, return how many. Raises ``OSError``."""
+        count = self.backlog.drop_oldest(limit, max_bytes)
         self.dropped_count += count
         self._pass_over()
         self._note_change()
@@ -419,7 +405,7 @@ class Topic:
         log_end = self.store.log.end._replace(seq=self._seq)
         state = TopicState(log_end, now_ns / _NS_PER_SECOND - now, self._stamper.ids.last)
         state.channels = {name: each.state() for name, each in self.channels.items() if not each.ephemeral}
-        state.held = self._held.state() if self._holding else None
+        state.held = self.backlog.state() if self._holding else None
         state.paused, state.awaits_channels = self.paused, self.awaits_channels
         first = min((each.position for each in state.backlogs), default=self._seq)
         written = self.store.always or self._memory_is_written
@@ -459,7 +445,7 @@ class Topic:
         held = before.held
         stands = self._seq if held is None else held.position
         for name, state in before.channels.items():
-            self._make_channel(name, 0).restore(state, stands, shift, self.store.log.fetch)
+            self._make_channel(name, 0).restore(state, stands, shift)
         if not self.store.log.has_begun:
             for kind, name in self._what_there_is():
                 self._note(kind, name, stands)
@@ -467,11 +453,11 @@ class Topic:
         for name in channels:
             if name not in self.channels and name not in before.gone and not is_ephemeral(name):
                 own = ChannelState(begin.position, list(begin.entries), list(begin.gaps))
-                self._make_channel(name, 0).restore(own, stands, shift, self.store.log.fetch)
+                self._make_channel(name, 0).restore(own, stands, shift)
                 self._note(CHANNEL_CREATED, name, stands)
-        self._held = self._hold_from_here()
+        self.backlog = self._hold_from_here()
         if held is not None:
-            self._held.restore(held, self._seq, shift)
+            self.backlog.restore(held, self._seq, shift)
             self._hand_over()
         elif not self.channels:
             self._note(CHANNEL_DELETED, "")  # the ephemeral ones, which ended with the process: the topic holds again
@@ -493,7 +479,7 @@ class Topic:
 
     def _begin_holding(self) -> None:
         if not self._holding:
-            self._held = self._hold_from_here()
+            self.backlog = self._hold_from_here()
 
     def _end_holding(self) -> None:
         self._hand_over()
@@ -501,8 +487,16 @@ class Topic:
         self._note_change()
         self._diary.settle()
 
-    def _hold_from_here(self) -> Held:
-        return Held(self._make_cursor(self.store, self._seq), self._make_deferred(self.store))
+    def _hold_from_here(self) -> Backlog:
+        return self._make_backlog(self.store, self._seq)
+
+    def _make_backlog(self, store: TopicStore | None, position: int) -> Backlog:
+        return Backlog(
+            self._make_cursor(store, position),
+            self._make_deferred(store),
+            self._limits.mem_queue_size,
+            self.store.log.fetch if self.store is not None else None,
+        )
 
     def _make_cursor(self, store: TopicStore | None, position: int) -> Cursor:
         allowed = self._limits.mem_queue_size
@@ -534,23 +528,21 @@ class Topic:
         """What was held goes to every channel, unless it has to be held on."""
         if self._holding:
             return
-        held, self._held = self._held, self._hold_from_here()
+        held, self.backlog = self.backlog, self._hold_from_here()
         for channel in self.channels.values():
-            if self.store is not None and held.restored:
-                channel.restore_messages(held.restored, self.store.log.fetch)
-            channel.follow(held.cursor, held.deferred)
+            channel.follow(held)
 
     def _pass_over(self) -> None:
         """What was held and is not any more is not for the channels of a paused topic to read in the log."""
         for channel in self.channels.values():
             if self._holding:
-                channel.pass_over(self._held.cursor.position)
+                channel.backlog.cursor.pass_over(self.backlog.cursor.position)
 
     def _kept_since(self) -> Iterator[bytes]:
         """Ids that a checkpoint made a while ago need not name, and whose frames are beside the log."""
         if self.store is not None and not self.store.always:
-            for deferred in [self._held.deferred, *(each.deferred for each in self.channels.values())]:
-                yield from deferred.ids_on_disk()
+            for backlog in [self.backlog, *(each.backlog for each in self.channels.values())]:
+                yield from backlog.deferred.ids_on_disk()
 
     def _drop(self, count: int) -> None:
         if count and not self.dropped_count:
@@ -581,8 +573,3 @@ class Topic:
         if not self._changed and self.store is not None:
             self._changed = True
             self._observer.changed(self)
-
-
-def _nothing_there(ids: Sequence[bytes], locations: Mapping[bytes, bytes] | None = None, /) -> Mapping[bytes, bytes]:
-    """Where there is no log."""
-    return {}

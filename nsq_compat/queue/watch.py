@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from nsq_compat.protocol.message import message_id
+from nsq_compat.queue.backlog import Look
 from nsq_compat.queue.in_flight import NEVER
-from nsq_compat.queue.looking import Look
 from nsq_compat.queue.topic_log import TopicLog
 
 MOST: Final = 100

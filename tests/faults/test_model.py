@@ -861,7 +861,7 @@ def _takes_the_clock_for_the_same(restore: Callable[..., None]) -> Callable[...,
 
 
 def _spills_as_if_there_were_no_pause(spills: Callable[[Topic, int], bool]) -> Callable[[Topic, int], bool]:
-    return lambda self, count: self._held.cursor.spills(count) if self._holding else spills(self, count)
+    return lambda self, count: self.backlog.cursor.spills(count) if self._holding else spills(self, count)
 
 
 def _trusts_the_log_with_everything(stays: Callable[..., bool]) -> Callable[..., bool]:

@@ -209,11 +209,11 @@ def test_bytes_in_the_log_are_guessed_from_its_size(data_path):
     channel = daemon.channel()
     for _ in range(100):
         daemon.publishes(b"x" * 970)
-    assert 90_000 < channel.waiting_bytes() < 115_000
+    assert 90_000 < channel.backlog.byte_count() < 115_000
     consumer = daemon.consumer()
     for _ in range(50):
         consumer.takes(1)
-    assert 40_000 < channel.waiting_bytes() < 60_000
+    assert 40_000 < channel.backlog.byte_count() < 60_000
 
 
 def test_messages_known_by_their_ids_alone_are_dropped_first(data_path):
@@ -223,7 +223,7 @@ def test_messages_known_by_their_ids_alone_are_dropped_first(data_path):
     second = data_path.start(Durability.MEMORY, mem_queue_size=100)
     second.publishes(b"d")
     second.follows({"max_age": "1s", "when_full": "drop-oldest"})
-    assert [bytes(frame[-1:]) for frame in second.topic().front(2)] == [b"a", b"b"]
+    assert [bytes(frame[-1:]) for frame in second.topic().backlog.peek(2)] == [b"a", b"b"]
     second.follows({"max_depth": 2, "when_full": "drop-oldest"})
     for _ in range(5):
         second.waits(0.01)

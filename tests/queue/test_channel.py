@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from nsq_compat.protocol import message
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import MAX_BATCH, MAX_BATCH_BYTES, Channel, NotInFlight, TooManyConsumers
-from nsq_compat.queue.checkpoint import ENTRY
+from nsq_compat.queue.checkpoint import ENTRY, ChannelState, entries_at_once
 from nsq_compat.queue.exiting import Exiting
 from nsq_compat.queue.in_flight import NEVER, InFlight
 from nsq_compat.queue.limits import QueueLimits
@@ -613,8 +613,8 @@ def test_what_memory_does_not_hold_comes_from_the_log(logging_daemon):
     consumer = logging_daemon.consumer()
     logging_daemon.publishes(b"a", b"b", b"c")
     logging_daemon.publishes(b"d")
-    assert logging_daemon.channel().is_behind
-    assert logging_daemon.channel().backend_depth == 2
+    assert logging_daemon.channel().backlog.cursor.behind
+    assert logging_daemon.channel().backlog.backend_depth == 2
     assert consumer.takes() == [b"a", b"b", b"c", b"d"]
     assert logging_daemon.channel().dropped_count == 0
 
@@ -699,7 +699,8 @@ def test_damage_that_leaves_a_consumer_with_nothing_does_not_put_it_to_sleep(log
     lost = [(b"%016x" % number, 2) for number in range(300)]
     consumer = logging_daemon.consumer()
     channel.empty()
-    channel.restore_messages([*lost, (message.message_id(kept), 2)], channel_log(logging_daemon).fetch)
+    unfinished = entries_at_once([*lost, (message.message_id(kept), 2)])
+    channel.restore(ChannelState(1, unfinished), 1, shift=0.0)
     taken: list[bytes] = []
     consumer.awake = True
     while consumer.awake:
@@ -798,7 +799,12 @@ def test_a_channel_that_closes_can_still_be_asked_what_it_holds(daemon, channel)
 def test_a_channel_knows_its_name_and_starts_with_nothing(channel):
     assert isinstance(channel, Channel)
     assert (channel.topic_name, channel.name, channel.ephemeral, channel.paused) == ("orders", "archive", False, False)
-    assert (channel.depth, channel.backend_depth, channel.in_flight_count, channel.deferred_count) == (0, 0, 0, 0)
+    assert (channel.depth, channel.backlog.backend_depth, channel.in_flight_count, channel.deferred_count) == (
+        0,
+        0,
+        0,
+        0,
+    )
     assert (channel.message_count, channel.requeue_count, channel.timeout_count, channel.dropped_count) == (0, 0, 0, 0)
 
 
@@ -904,7 +910,7 @@ def test_a_restored_channel_wakes_who_waits(logging_daemon):
     other = logging_daemon.topic("orders").channel("other")
     waiting = logging_daemon.consumer("other")
     assert waiting.takes() == []
-    other.restore(place, 1, 0.0, channel_log(logging_daemon).fetch)
+    other.restore(place, 1, 0.0)
     assert waiting.awake
     assert waiting.takes() == [b"a"]
     assert waiting.attempts(b"a") == 2

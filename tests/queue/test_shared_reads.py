@@ -167,7 +167,7 @@ def test_a_damaged_message_does_not_come_and_is_counted_and_its_neighbours_come(
         file.write(b"x")
     (received,) = receives(daemon, [consumer])
     assert sorted(received) == [each for each in bodies if each != bodies[7]]
-    assert consumer._channel.deferred.damaged_count == 1
+    assert consumer._channel.backlog.deferred.damaged_count == 1
 
 
 def test_what_was_read_is_forgotten_when_nothing_is_read_any_more(make_frames):

@@ -435,7 +435,7 @@ def test_more_deferred_messages_than_memory_holds_all_come(data_path, durability
     bodies = [b"%02d" % number for number in range(20)]
     for each in bodies:
         daemon.publishes(each, defer=5.0)
-    assert len(daemon.channel().deferred.frames()) <= 2
+    assert len(daemon.channel().backlog.deferred.frames()) <= 2
     daemon.waits(5)
     assert left(consumer) == bodies
 
@@ -453,7 +453,7 @@ def test_more_messages_put_off_than_memory_holds_all_come_even_after_others_were
         consumer.takes(1)
         consumer.requeues(each, delay=5.0)
         daemon.topic().release(before)
-    assert len(daemon.channel().deferred.frames()) <= 2
+    assert len(daemon.channel().backlog.deferred.frames()) <= 2
     daemon.waits(5)
     assert left(consumer) == bodies
     assert {consumer.attempts(each) for each in bodies} == {2}
@@ -472,7 +472,7 @@ def test_what_cannot_be_written_down_stays_in_memory(data_path, disk, monkeypatc
             daemon.publishes(b"%d" % number)
             (each,) = consumer.takes(1)
             consumer.requeues(each, delay=5.0)
-    assert len(daemon.channel().deferred.frames()) == 4
+    assert len(daemon.channel().backlog.deferred.frames()) == 4
     daemon.waits(5)
     assert left(consumer) == [b"0", b"1", b"2", b"3"]
 

@@ -17,7 +17,6 @@ def test_after_a_burst_messages_come_at_their_rate(daemon):
     daemon.publishes(*many(10))
     assert len(consumer.takes()) == 2
     assert consumer.takes() == []
-    assert daemon.channel().throttled
     daemon.waits(0.05)
     assert not consumer.awake
     daemon.waits(0.06)
@@ -99,7 +98,6 @@ def test_the_end_of_the_policy_frees_everybody(daemon):
     daemon.follows()
     assert consumer.awake
     assert len(consumer.takes()) == 8
-    assert not daemon.channel().throttled
 
 
 def test_another_rate_holds_from_now_on_and_the_same_one_changes_nothing(daemon):

@@ -343,7 +343,7 @@ def test_nothing_is_published_into_a_topic_that_ends(daemon, channel):
 def test_a_topic_knows_its_name_and_starts_with_nothing(daemon):
     topic = daemon.topic()
     assert (topic.name, topic.ephemeral, topic.paused, topic.exiting) == ("orders", False, False, False)
-    assert (topic.depth, topic.backend_depth, topic.message_count, topic.message_bytes) == (0, 0, 0, 0)
+    assert (topic.depth, topic.backlog.backend_depth, topic.message_count, topic.message_bytes) == (0, 0, 0, 0)
     assert daemon.topic("orders#ephemeral").ephemeral
 
 
@@ -361,11 +361,11 @@ def test_what_is_all_in_the_log_takes_so_much_memory_and_no_more(data_path, monk
         daemon.channel()
     for number in range(8):
         daemon.publishes(b"%d" % number)
-    cursor = topic._held.cursor if holding else daemon.channel()._cursor
+    cursor = (topic if holding else daemon.channel()).backlog.cursor
     in_memory = 3 if durability is Durability.OS else 6
     assert sum(map(len, cursor.in_memory())) == in_memory
     holder = topic if holding else daemon.channel()
-    assert (holder.depth, holder.backend_depth) == (8, 2)
+    assert (holder.depth, holder.backlog.backend_depth) == (8, 2)
     consumer = daemon.consumer()
     assert [body for _ in range(4) for body in consumer.takes()] == [b"%d" % number for number in range(8)]
 
@@ -377,14 +377,14 @@ def test_an_ephemeral_channel_keeps_what_the_options_say(data_path, monkeypatch,
     channel = daemon.topic().channel("c#ephemeral")
     for number in range(8):
         daemon.publishes(b"%d" % number)
-    assert (channel.depth, channel.backend_depth, channel.dropped_count) == (6, 0, 2)
+    assert (channel.depth, channel.backlog.backend_depth, channel.dropped_count) == (6, 0, 2)
 
 
 def test_what_is_held_beyond_memory_is_in_the_log(logging_daemon):
     logging_daemon.publishes(b"a", b"b")
-    assert logging_daemon.topic().backend_depth == 0
+    assert logging_daemon.topic().backlog.backend_depth == 0
     logging_daemon.publishes(b"c", b"d")
-    assert (logging_daemon.topic().depth, logging_daemon.topic().backend_depth) == (4, 2)
+    assert (logging_daemon.topic().depth, logging_daemon.topic().backlog.backend_depth) == (4, 2)
     assert logging_daemon.topic().dropped_count == 0
     consumer = logging_daemon.consumer()
     assert consumer.takes() + consumer.takes() == [b"a", b"b", b"c", b"d"]

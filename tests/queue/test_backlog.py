@@ -1,0 +1,322 @@
+"""What a topic or channel has to deliver: the stream, returned frames, deferred ones, and those before a restart."""
+
+import pytest
+
+from nsq_compat.protocol.message import attempts, body, make_frames, message_id, with_attempts
+from nsq_compat.queue.backlog import Backlog
+from nsq_compat.queue.checkpoint import ChannelState, entries_at_once
+from nsq_compat.queue.cursor import Cursor
+from nsq_compat.queue.deferred import Deferred
+
+PLENTY = 1 << 30
+
+
+def frames(*bodies):
+    return make_frames([b"%016x" % hash_of(each) for each in bodies], 0, bodies)
+
+
+def hash_of(text):
+    return int.from_bytes(text, "big")
+
+
+def frame(text):
+    return frames(text)[0]
+
+
+class Log:
+    """Frames by id; notes what it was asked for, and may fail."""
+
+    def __init__(self):
+        self.frames = {}
+        self.asked = 0
+        self.failing = False
+
+    def holds(self, *bodies):
+        self.frames = {message_id(each): each for each in frames(*bodies)}
+
+    def fetch(self, ids, locations=None):
+        if self.failing:
+            raise OSError("cannot read")
+        self.asked += len(ids)
+        return {number: self.frames[number] for number in ids if number in self.frames}
+
+
+@pytest.fixture
+def cursor():
+    return Cursor(None, 100)
+
+
+@pytest.fixture
+def log():
+    return Log()
+
+
+@pytest.fixture
+def backlog(cursor, log):
+    return Backlog(cursor, Deferred(), 2, log.fetch)
+
+
+def restores(backlog, *messages):
+    """Bodies, and the number of the next delivery."""
+    named = [(message_id(frame(text)), attempt) for text, attempt in messages]
+    backlog.restore(ChannelState(0, entries_at_once(named)), 0, shift=0.0)
+
+
+def taken(backlog, limit=PLENTY, max_bytes=PLENTY):
+    return [body(each) for each in backlog.take(limit, max_bytes)]
+
+
+def all_of(backlog):
+    found = []
+    while some := taken(backlog):
+        found += some
+    return found
+
+
+def test_the_stream_comes_in_order(backlog, cursor):
+    cursor.extend(frames(b"a", b"b", b"c"))
+    assert (len(backlog), taken(backlog, 2), taken(backlog)) == (3, [b"a", b"b"], [b"c"])
+
+
+def test_what_came_back_goes_to_the_end_of_the_line(backlog, cursor):
+    cursor.extend(frames(b"a", b"b"))
+    backlog.put_back(frames(b"x"))
+    cursor.extend(frames(b"c"))
+    assert all_of(backlog) == [b"a", b"b", b"x", b"c"]
+
+
+def test_looking_shows_what_would_be_taken_in_that_order_and_takes_nothing(backlog, cursor):
+    cursor.extend(frames(b"a", b"b", b"c"))
+    backlog.put_back(frames(b"x", b"y"))
+    cursor.extend(frames(b"d"))
+    taken(backlog, 1)
+    backlog.put_back(frames(b"z"))
+    looks = [[body(each) for each in backlog.peek(count)] for count in range(9)]
+    order = all_of(backlog)
+    assert sorted(order) == [b"b", b"c", b"d", b"x", b"y", b"z"]
+    assert looks == [order[:count] for count in range(9)]
+
+
+def test_looking_reads_no_more_of_what_was_there_before_a_restart_than_is_asked_for(backlog, cursor, log):
+    log.holds(b"a", b"b", b"c")
+    restores(backlog, (b"a", 2), (b"b", 2), (b"c", 2))
+    cursor.extend(frames(b"d"))
+    seen = backlog.peek(2)
+    assert [(body(each), attempts(each)) for each in seen] == [(b"a", 2), (b"b", 2)]
+    assert (log.asked, [body(each) for each in backlog.peek(9)]) == (2, [b"a", b"b", b"c", b"d"])
+    assert all_of(backlog) == [b"a", b"b", b"c", b"d"]
+
+
+def test_what_came_back_waits_for_no_more_than_memory_holds(backlog, cursor):
+    cursor.extend(frames(b"a", b"b", b"c", b"d"))
+    taken(backlog, 1)
+    backlog.put_back(frames(b"x"))
+    assert all_of(backlog) == [b"b", b"c", b"x", b"d"]
+
+
+def test_what_came_back_comes_at_once_if_nothing_else_is_there(backlog, cursor):
+    backlog.put_back(frames(b"x", b"y"))
+    assert (backlog.returned_count, taken(backlog, 1), taken(backlog)) == (2, [b"x"], [b"y"])
+
+
+def test_what_came_back_at_different_times_keeps_its_order(backlog, cursor):
+    cursor.extend(frames(b"a", b"b", b"c"))
+    backlog.put_back(frames(b"x"))
+    taken(backlog, 1)
+    backlog.put_back(frames(b"y"))
+    assert taken(backlog) == [b"b", b"x", b"c", b"y"]
+
+
+def test_putting_back_nothing_changes_nothing(backlog):
+    backlog.put_back([])
+    assert (len(backlog), taken(backlog)) == (0, [])
+
+
+def test_no_more_bytes_are_taken_than_wanted(backlog, cursor):
+    cursor.extend(frames(b"a", b"b"))
+    backlog.put_back(frames(b"x"))
+    size = len(frame(b"a"))
+    assert taken(backlog, PLENTY, 2 * size) == [b"a", b"b"]
+    assert taken(backlog, PLENTY, 2 * size) == [b"x"]
+
+
+def test_emptying_forgets_all_four(backlog, cursor):
+    restores(backlog, (b"r", 2))
+    cursor.extend(frames(b"a"))
+    backlog.put_back(frames(b"x"))
+    backlog.defer(frames(b"d"), 5.0)
+    backlog.empty()
+    assert (len(backlog), len(backlog.deferred), taken(backlog), list(backlog.returned())) == (0, 0, [], [])
+    assert backlog.state().all_entries() == []
+
+
+def test_deferred_messages_cannot_be_delivered_yet_and_do_not_count(backlog, cursor):
+    cursor.extend(frames(b"a"))
+    assert backlog.defer(frames(b"c", b"d"), 5.0) == 0
+    assert (len(backlog), len(backlog.deferred), taken(backlog)) == (1, 2, [b"a"])
+
+
+def test_without_a_log_what_memory_has_no_room_for_is_not_deferred(cursor):
+    backlog = Backlog(cursor, Deferred(None, 1), 2)
+    assert (backlog.defer(frames(b"a", b"b"), 5.0), len(backlog.deferred)) == (1, 1)
+
+
+def test_the_oldest_are_dropped_in_the_order_of_delivery(backlog, cursor):
+    cursor.extend(frames(b"a", b"b"))
+    backlog.put_back(frames(b"x"))
+    assert (backlog.drop_oldest(1, PLENTY), backlog.drop_oldest(1, PLENTY), all_of(backlog)) == (1, 1, [b"x"])
+
+
+def test_another_backlog_is_given_a_copy_of_everything(backlog, cursor, log):
+    log.holds(b"r")
+    other = Backlog(Cursor(None, 100), Deferred(), 2, log.fetch)
+    restores(backlog, (b"r", 3))
+    cursor.extend(frames(b"a"))
+    backlog.put_back(frames(b"x"))
+    backlog.defer(frames(b"d"), 5.0)
+    assert other.follow(backlog) == 0
+    assert (sorted(all_of(other)), other.deferred.next_due()) == ([b"a", b"r", b"x"], 5.0)
+    assert (len(backlog), len(backlog.deferred)) == (3, 1)
+
+
+def test_its_state_brings_back_what_was_given_up_to_it(backlog, cursor):
+    after = Backlog(Cursor(None, 100), Deferred(), 2)
+    cursor.extend(frames(b"a", b"b"))
+    backlog.defer(frames(b"d"), 5.0)
+    backlog.surrender_memory()
+    ids = [(message_id(each), 1) for each in frames(b"a", b"b")]
+    assert (backlog.state().position, backlog.state().at_once()) == (2, ids)
+    after.restore(backlog.state(), 2, shift=1.0)
+    assert (after.state().at_once(), after.deferred.next_due()) == (ids, 6.0)
+
+
+def test_its_state_names_what_consumers_have(backlog):
+    backlog.put_back(frames(b"b"))
+    number = message_id(frame(b"a"))
+    state = backlog.state([{number: with_attempts(frame(b"a"), 6)}])
+    assert state.at_once() == [(number, 7), (message_id(frame(b"b")), 1)]
+
+
+def test_what_is_in_memory_is_named_for_when_memory_ends(backlog, cursor):
+    cursor.extend(frames(b"a"))
+    backlog.put_back(frames(b"x"))
+    backlog.defer(frames(b"d"), 5.0)
+    assert [body(each) for each in backlog.frames_in_memory()] == [b"a", b"x", b"d"]
+
+
+# --- What was there before a restart ----------------------------------------------------------------------------------
+
+
+def test_what_is_restored_comes_first_with_the_number_of_its_next_delivery(backlog, cursor, log):
+    log.holds(b"q", b"r")
+    restores(backlog, (b"q", 3), (b"r", 7))
+    cursor.extend(frames(b"a"))
+    assert len(backlog) == 3
+    some = [*backlog.take(PLENTY, PLENTY), *backlog.take(PLENTY, PLENTY)]
+    assert [(body(each), attempts(each)) for each in some] == [(b"q", 3), (b"r", 7), (b"a", 1)]
+
+
+def test_until_it_is_its_turn_only_ids_are_in_memory(backlog, log):
+    bodies = [b"%d" % number for number in range(2000)]
+    log.holds(*bodies)
+    restores(backlog, *((each, 2) for each in bodies))
+    assert log.asked == 0
+    for count in range(1, 20):
+        assert taken(backlog, 1) == bodies[count - 1 : count]
+        assert backlog.returned_count <= 256
+    assert len(backlog) == 2000 - 19
+    assert [number for number, _ in backlog.state().at_once()] == [message_id(frame(each)) for each in bodies[19:]]
+
+
+def test_nothing_is_stuck_behind_what_was_named_twice(backlog, log):
+    log.holds(b"q", b"r", b"s")
+    restores(backlog, *((each, 2) for each in (b"q", b"r", b"q", b"s")))
+    assert taken(backlog) == [b"q", b"r", b"q", b"s"]
+    assert (len(backlog), backlog.damaged_count) == (0, 0)
+
+
+def test_who_puts_everything_back_does_not_keep_the_rest_from_being_restored(backlog, log):
+    bodies = [b"%d" % number for number in range(600)]
+    log.holds(*bodies)
+    restores(backlog, *((each, 2) for each in bodies))
+    seen: set[bytes] = set()
+    for _ in range(2000):
+        some = backlog.take(1, PLENTY)
+        seen.update(map(body, some))
+        backlog.put_back(some)
+    assert seen == set(bodies)
+
+
+def test_a_log_that_cannot_be_read_costs_nothing(backlog, log):
+    log.holds(b"r")
+    restores(backlog, (b"r", 2))
+    log.failing = True
+    with pytest.raises(OSError, match="cannot read"):
+        backlog.take(1, PLENTY)
+    assert len(backlog) == 1
+    log.failing = False
+    assert taken(backlog) == [b"r"]
+
+
+def test_what_the_log_has_lost_is_counted_and_left_out(backlog, log):
+    log.holds(b"r")
+    restores(backlog, (b"lost", 2), (b"r", 2))
+    assert taken(backlog) == [b"r"]
+    assert (backlog.damaged_count, len(backlog)) == (1, 0)
+
+
+def test_what_came_back_can_be_looked_at(backlog):
+    again = with_attempts(frame(b"x"), 4)
+    backlog.put_back([again])
+    assert list(backlog.returned()) == [again]
+
+
+# --- A channel looked at ----------------------------------------------------------------------------------------------
+
+
+def bodies(frames):
+    return [body(frame) for frame in frames]
+
+
+def test_every_kind_is_shown_and_nothing_is_taken(daemon, channel):
+    consumer = daemon.consumer(timeout=60.0)
+    daemon.publishes(b"a", b"b", b"c")
+    daemon.publishes(b"later", defer=30.0)
+    daemon.publishes(b"sooner", defer=20.0)
+    consumer.takes(room=1)
+    for _ in range(2):
+        look = channel.look(10)
+        assert bodies(look.waiting) == [b"b", b"c"]
+        assert [(due - daemon.now, body(frame)) for due, frame in look.deferred] == [
+            (20.0, b"sooner"),
+            (30.0, b"later"),
+        ]
+        assert [(over - daemon.now, body(frame)) for over, frame in look.in_flight] == [(60.0, b"a")]
+    assert (channel.depth, channel.deferred_count, channel.in_flight_count) == (2, 2, 1)
+    assert consumer.takes() == [b"b", b"c"]
+    assert consumer.attempts(b"b") == 1
+
+
+def test_no_more_of_a_kind_than_asked_for_and_of_in_flight_those_that_end_first(daemon, channel):
+    slow, quick = daemon.consumer(timeout=90.0), daemon.consumer(timeout=30.0)
+    daemon.publishes(*(b"%d" % number for number in range(10)))
+    slow.takes(room=4)
+    quick.takes(room=2)
+    look = channel.look(3)
+    assert (len(look.waiting), len(look.in_flight)) == (3, 3)
+    assert bodies(frame for _, frame in look.in_flight)[:2] == [*quick.frames]
+
+
+def test_a_message_put_off_says_which_attempt_is_next(daemon, channel):
+    consumer = daemon.consumer()
+    daemon.publishes(b"a")
+    consumer.takes()
+    consumer.requeues(b"a", delay=5.0)
+    ((_, frame),) = channel.look(1).deferred
+    assert (body(frame), attempts(frame)) == (b"a", 2)
+
+
+def test_an_ephemeral_channel_is_looked_at_as_any_other(daemon):
+    channel = daemon.channel("tail#ephemeral")
+    daemon.publishes(b"a", b"b")
+    assert bodies(channel.look(10).waiting) == [b"a", b"b"]
