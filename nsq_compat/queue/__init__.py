@@ -6,33 +6,33 @@ its channels, kept in flight at one consumer of each, finished or put back.
 What moves:
 
     broker        all topics                    guid        message ids by the batch
-    topic         bodies in, frames to channels stats       snapshots for /stats
-    channel       frames shared out             statsd_lines  the same for statsd
-    backlog       what either has to deliver    limits      what bounds all of it
-    cursor        a place in a topic's stream   schedule    who wants attention when
-    frame_queue   frames in memory              in_flight   frames that were sent
-    deferred      frames before their time      line        whose turn it is, the nearest first
-    latency       from publish to FIN           guard       who lets messages in, or does not
-    intake        posts of one turn, together   stamper     bodies into frames
-    diary         what comes and goes besides messages
+    topic         bodies in, frames to channels stamper     bodies into frames
+    channel       frames shared out             stats       snapshots for /stats
+    backlog       what either has to deliver    statsd_lines  the same for statsd
+    cursor        a place in a topic's stream   limits      what bounds all of it
+    frame_queue   frames in memory              schedule    alarms, in the order of their times
+    deferred      frames before their time      in_flight   frames that were sent
+    latency       from publish to FIN           line        idle consumers, in turn or the nearest first
+    intake        posts of one turn, together   exiting     why a publish is refused, and the check for it
+    watch         what was published last       diary       what comes and goes besides messages
+    large_batch   a publish in steps            requeued    REQ delays in the log
     shared_reads  deferred frames read for one channel and needed by the others
-    requeued      REQ delays in the log
 
-What an operator may want besides (off unless he says so):
+What an operator may want besides (off by default):
 
-    policies      what was written, and for whom  policing    put in force, on what is there and what comes
+    policies      what was written, and for what  policing  put in force, on what is there and what comes
     dead_letters  tried often enough            bounds      how much may wait
-    throttle      a rate, before the line       tally       what must not be logged each time
+    throttle      a rate, before the line
 
 What stays:
 
-    storage       all topics on disk            topic_log   segments, recovery, release
-    checkpoint    where each channel stands     segment     one file of a log
-    recovery      from both to where it was     group       the frames of one publish, with checksums
-    files         the seam to the file system   kept        old messages beside the log
-    descriptors   open files, with a reserve    unsynced    what is not durable yet, sync_job makes it so
-    reserve       disk space for checkpoints    leftovers   of deleted topics
-    group_reader, log_reader, id_search, numbering, damage                      reading it all back
+    storage       all topics on disk, and a reserve of space    topic_log   segments, recovery, release
+    checkpoint    the state of a topic in a file                segment     one file of a log
+    recovery      the state from checkpoint and log             group       the frames of one publish, with checksums
+    audit         what a log has lost                           kept        old messages beside the log
+    files         the seam to the file system                   staged_batch  the file of a large publish
+    descriptors   open files, with a reserve, and read errors   sync        what is not durable yet, and making it so
+    group_reader, log_reader, id_search, damage                 reading it all back
 
 What Go's nsqd left, and what it gets back:
 

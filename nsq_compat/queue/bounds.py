@@ -19,18 +19,36 @@ from nsq_compat.queue.frame_queue import ANY_SIZE
 from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.policies import Bounds
 from nsq_compat.queue.schedule import Schedule
-from nsq_compat.queue.tally import Tally
 
 log = logging.getLogger(__name__)
 
 SOON_SECONDS: Final = 0.1
 """After a publish, until bytes and ages are looked at."""
 LOOK_SECONDS: Final = 1.0
+LOG_SECONDS: Final = 10.0
+"""Between two log lines about the same."""
 _AT_ONCE: Final = 1024
 """Messages dropped in one turn of the event loop, so that nobody waits for it."""
 _PAUSE_SECONDS: Final = 0.001
 """Between two such turns."""
 _NS_PER_SECOND: Final = 1_000_000_000
+
+
+class Tally:
+    """Counts what happens too often to be logged each time, and says now and then how many there were."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._silent_until = 0.0
+
+    def add(self, count: int, now: float) -> int:
+        """So many more. Returns how many to speak of now; 0: not yet."""
+        self._count += count
+        if now < self._silent_until:
+            return 0
+        said, self._count = self._count, 0
+        self._silent_until = now + LOG_SECONDS
+        return said
 
 
 class Full(Refused):

@@ -6,8 +6,7 @@ from typing import Protocol
 
 from nsq_compat.protocol.names import is_ephemeral
 from nsq_compat.queue.channel import Channel
-from nsq_compat.queue.exiting import Exiting
-from nsq_compat.queue.guard import CLOSED
+from nsq_compat.queue.exiting import CLOSED, Exiting
 from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.recovery import recover
 from nsq_compat.queue.schedule import Schedule

@@ -5,6 +5,7 @@
     <queue>.diskqueue.*.dat          Go's messages, until they are imported: see ``go_import``
     nsq_compat/                      ours; Go looks at nothing in it
         <topic>.topic/               a topic's log and checkpoint
+        <topic>.deleted-<n>/         what is left of a deleted topic, until it can be removed
         <topic>.importing/           a topic being built from Go's files
         <topic>.replaced/            what that topic was before, for a moment
         imported/<n>/                Go's files whose messages are ours now
@@ -15,8 +16,10 @@ Like Go's, a daemon locks the folder itself, so that ours and Go's exclude each 
 
 import errno
 import fcntl
+import itertools
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Final
 
@@ -24,6 +27,7 @@ from nsq_compat.queue.files import Files
 
 FOLDER: Final = "nsq_compat"
 TOPIC_SUFFIX: Final = ".topic"
+_LEFTOVER: Final = re.compile(r".+\.deleted-[0-9]+")
 
 
 class DataPathError(Exception):
@@ -138,3 +142,19 @@ def _is_writable(path: str) -> bool:
 def _require(holds: Callable[[str], bool], path: str, complaint: str) -> None:
     if not holds(path):
         raise DataPathError(f"cannot write to data-path: {path} is {complaint}")
+
+
+def leftover_name(folder: str, taken: Iterable[str]) -> str:
+    """Where a topic's folder is moved before it is deleted; `taken` are the names that are there already."""
+    parent, name = os.path.split(folder)
+    stem = name.removesuffix(TOPIC_SUFFIX)
+    names = (f"{stem}.deleted-{number}" for number in itertools.count(1))
+    occupied = frozenset(taken)
+    return os.path.join(parent, next(candidate for candidate in names if candidate not in occupied))
+
+
+def remove_leftovers(files: Files, folder: str) -> None:
+    """Delete what is left of deleted topics in the folder of all topics. Raises ``OSError``."""
+    for name in files.listdir(folder):
+        if _LEFTOVER.fullmatch(name):
+            remove_folder(files, os.path.join(folder, name))

@@ -16,12 +16,12 @@ from typing import Final
 
 from nsq_compat.protocol.message import attempts, body, message_id
 from nsq_compat.protocol.names import is_valid_name
+from nsq_compat.queue.bounds import Tally
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.exiting import Exiting, Refused
 from nsq_compat.queue.in_flight import InFlight
 from nsq_compat.queue.policies import DeadLettering
-from nsq_compat.queue.tally import Tally
 from nsq_compat.queue.topic import Topic
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,6 @@
-"""The refusals every part of the queue shares."""
+"""Why a publish is refused, and the check that refuses it."""
+
+from typing import Final, Protocol
 
 
 class Refused(Exception):
@@ -10,3 +12,17 @@ class Exiting(Refused):
 
     def __str__(self) -> str:
         return "exiting"
+
+
+class Guard(Protocol):
+    def admit(self, count: int, now: float) -> None:
+        """So many messages are published. Raises ``Refused``."""
+
+
+class _Closed:
+    def admit(self, count: int, now: float) -> None:
+        raise Exiting
+
+
+CLOSED: Final[Guard] = _Closed()
+"""Lets nothing in, for good."""

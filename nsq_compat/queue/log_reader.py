@@ -1,5 +1,11 @@
-"""Reading a log from one segment to the next: everything, or the immediate messages by their numbers."""
+"""Reading a log from one segment to the next: everything, or the immediate messages by their numbers.
 
+``number_segments`` and ``find_end`` say, when a log is opened, where its numbers stand: the first of each segment and
+the next to be given. Headers and groups may be damaged. A number that is too high is safe; a number that is used a
+second time is not.
+"""
+
+import logging
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
@@ -7,8 +13,12 @@ from typing import Final, NamedTuple
 from nsq_compat.queue.damage import Damage
 from nsq_compat.queue.group import MESSAGES, Group
 from nsq_compat.queue.group_reader import BLOCK_SIZE, HAS_IDS, GroupReader, index_of
-from nsq_compat.queue.segment import FIRST_GROUP, Segment
+from nsq_compat.queue.segment import FIRST_GROUP, Segment, SegmentHeader
 
+log = logging.getLogger(__name__)
+
+UNKNOWN: Final = (1 << 64) - 1
+"""The number of a segment's first message before ``number_segments``."""
 _LOOK_BACK: Final = (1 << 16, 1 << 18, 1 << 20, 1 << 21)
 """Bytes from the end of a segment in which the last messages are looked for, more and more of them."""
 _FEW_SEGMENTS: Final = 3
@@ -204,3 +214,45 @@ class LogReader:
                 tail = list(frames)
                 merged.append(Group(MESSAGES, first_seq, 0, tail))
             self.seq = end
+
+
+def number_segments(segments: Sequence[Segment], headers: Sequence[SegmentHeader | None]) -> None:
+    """A segment whose header is damaged gets the number of its first message, at most too high: that is safe."""
+    following = UNKNOWN
+    for segment, header in zip(reversed(segments), reversed(headers), strict=True):
+        segment.first_seq = following = header.first_seq if header else _first_seq_of(segment, following)
+
+
+def _first_seq_of(segment: Segment, following: int) -> int:
+    if segment.end > FIRST_GROUP:
+        log.warning("LOG(%s): its header is damaged", segment.path)
+    segment.lost_header = True
+    reader = GroupReader(segment, Damage(quiet=True))
+    while groups := reader.read():
+        for group in groups:
+            if group.kind == MESSAGES:
+                return group.first_seq
+    return following
+
+
+def find_end(segments: Sequence[Segment], start: LogEnd | None) -> tuple[int, int | None]:
+    """The next number, from the last segment that tells; and where in the last one an unfinished tail begins.
+
+    What is missing before the end that a checkpoint knows is for others to find (``audit``, ``LogWalk``).
+    """
+    seq = start.seq if start else 0
+    tail: int | None = None
+    for segment in reversed(segments):
+        begin = start.offset if start and start.segment == segment.number else FIRST_GROUP
+        reader = GroupReader(segment, Damage(quiet=True), min(begin, segment.end))
+        while reader.read():
+            pass
+        if segment is segments[-1]:
+            tail = reader.tail
+        known = segment.first_seq if segment.first_seq != UNKNOWN else 0
+        seq = max(seq, reader.next_seq, known)
+        if known or reader.next_seq or begin > FIRST_GROUP:
+            break
+    for segment in segments:
+        segment.first_seq = min(segment.first_seq, seq)
+    return seq, tail

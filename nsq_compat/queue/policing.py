@@ -12,7 +12,7 @@ from nsq_compat.queue.bounds import Keeper, Kept
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.dead_letters import DeadLetters
-from nsq_compat.queue.guard import CLOSED
+from nsq_compat.queue.exiting import CLOSED
 from nsq_compat.queue.policies import Policies
 from nsq_compat.queue.topic import Topic
 

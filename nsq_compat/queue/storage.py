@@ -8,18 +8,17 @@ import errno
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from enum import Enum
 from functools import partial
 from typing import Final
 
 from nsq_compat.queue import checkpoint
 from nsq_compat.queue.checkpoint import BadCheckpoint, TopicState, entry_id
-from nsq_compat.queue.data_path import our_folder, reason, topic_folder, topics_in
+from nsq_compat.queue.data_path import our_folder, reason, remove_leftovers, topic_folder, topics_in
 from nsq_compat.queue.descriptors import DEFAULT_LIMIT, Descriptors
 from nsq_compat.queue.files import Files, adopt_temporary, read_file, replace_file, write_temporary
 from nsq_compat.queue.group import MESSAGES
-from nsq_compat.queue.leftovers import remove_leftovers
-from nsq_compat.queue.reserve import Reserve
 from nsq_compat.queue.staged_batch import StagedBatch
 from nsq_compat.queue.topic_log import Later, TopicLog
 
@@ -27,8 +26,56 @@ log = logging.getLogger(__name__)
 
 CHECKPOINT: Final = "checkpoint"
 _RESERVE: Final = "reserve"
+_RESERVE_SIZE: Final = 1 << 20
+"""Bytes: enough for the checkpoint of a topic with some 30,000 unfinished messages."""
 _PROBE: Final = "probe"
 _PROBE_SIZE: Final = 128 * 1024  # more than a log asks for when it goes on
+
+
+class Reserve:
+    """Disk space set aside, so that consumers can empty a data path that is full.
+
+    Space comes back when logs are deleted, and a log may be deleted only after a checkpoint that no longer needs it was
+    written: without room for that checkpoint the disk would stay full for ever. So a file of zeros takes some space
+    early. When a checkpoint finds no room the file is emptied for it. Until the space is taken back nothing may be
+    published, or publishers would take it.
+
+    `path` is the file; it outlives the process. `given_up` says that its space is in use now, or may be.
+    """
+
+    def __init__(self, files: Files, path: str, size: int = _RESERVE_SIZE) -> None:
+        self.held = False
+        self.given_up = False
+        self._files = files
+        self._path = path
+        self._size = size
+
+    def take(self) -> None:
+        """Set the space aside, if it is not. Raises ``OSError`` when there is not that much."""
+        if self.held:
+            return
+        fd = self._files.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        try:
+            self._files.fallocate(fd, 0, self._size)
+        except OSError:
+            self._empty(fd)
+            raise
+        finally:
+            self._files.close(fd)
+        self.held, self.given_up = True, False
+
+    def give_up(self) -> None:
+        """Let others have the space. Raises ``OSError``."""
+        self.held, self.given_up = False, True
+        fd = self._files.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self._empty(fd)
+        finally:
+            self._files.close(fd)
+
+    def _empty(self, fd: int) -> None:
+        with suppress(OSError):
+            self._files.ftruncate(fd, 0)
 
 
 class Durability(Enum):

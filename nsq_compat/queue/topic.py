@@ -23,7 +23,7 @@ from nsq_compat.queue.checkpoint import ChannelState, TopicState
 from nsq_compat.queue.cursor import MOST_BYTES_IN_MEMORY, MOST_IN_MEMORY, Cursor
 from nsq_compat.queue.deferred import Deferred
 from nsq_compat.queue.diary import Diary
-from nsq_compat.queue.exiting import Exiting
+from nsq_compat.queue.exiting import CLOSED, Exiting, Guard
 from nsq_compat.queue.group import (
     CHANNEL_CREATED,
     CHANNEL_DELETED,
@@ -36,7 +36,6 @@ from nsq_compat.queue.group import (
     TOPIC_UNPAUSED,
     locations_of,
 )
-from nsq_compat.queue.guard import CLOSED, Guard
 from nsq_compat.queue.large_batch import LargeBatch
 from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.schedule import Schedule

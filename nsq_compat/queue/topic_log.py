@@ -22,20 +22,26 @@ from typing import Final
 
 from nsq_compat.protocol.message import message_id
 from nsq_compat.queue.damage import Damage
-from nsq_compat.queue.data_path import remove_folder
+from nsq_compat.queue.data_path import leftover_name, remove_folder
 from nsq_compat.queue.descriptors import Descriptors
 from nsq_compat.queue.files import Files
 from nsq_compat.queue.group import MESSAGES, Group, encode_group, location_of, place_of, split_location
 from nsq_compat.queue.group_reader import BLOCK_SIZE, HAS_IDS, index_of
 from nsq_compat.queue.id_search import fetch_at, fetch_from, find_in, shares, sorted_ids, spans_of
 from nsq_compat.queue.kept import Kept
-from nsq_compat.queue.leftovers import leftover_name
-from nsq_compat.queue.log_reader import LogBounds, LogEnd, LogReader, LogWalk, latest_groups
-from nsq_compat.queue.numbering import UNKNOWN, find_end, number_segments
+from nsq_compat.queue.log_reader import (
+    UNKNOWN,
+    LogBounds,
+    LogEnd,
+    LogReader,
+    LogWalk,
+    find_end,
+    latest_groups,
+    number_segments,
+)
 from nsq_compat.queue.segment import FIRST_GROUP, INDEX_STEP, Place, Segment, SegmentHeader, decode_segment_header
 from nsq_compat.queue.staged_batch import StagedBatch
-from nsq_compat.queue.sync_job import SyncJob
-from nsq_compat.queue.unsynced import Unsynced
+from nsq_compat.queue.sync import SyncJob, Unsynced
 
 __all__ = ["DEFAULT_SEGMENT_SIZE", "LogEnd", "LogReader", "SyncJob", "TopicLog"]
 

@@ -1,7 +1,6 @@
 import pytest
 
-from nsq_compat.queue.exiting import Exiting
-from nsq_compat.queue.guard import CLOSED
+from nsq_compat.queue.exiting import CLOSED, Exiting
 
 
 def test_what_is_closed_lets_nothing_in():

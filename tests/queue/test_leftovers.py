@@ -1,5 +1,5 @@
+from nsq_compat.queue.data_path import leftover_name, remove_leftovers
 from nsq_compat.queue.files import OsFiles
-from nsq_compat.queue.leftovers import leftover_name, remove_leftovers
 
 
 def test_a_leftover_has_a_name_that_is_not_taken():

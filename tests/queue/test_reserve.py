@@ -5,7 +5,7 @@ from typing import cast
 import pytest
 
 from nsq_compat.queue.files import Files, OsFiles
-from nsq_compat.queue.reserve import Reserve
+from nsq_compat.queue.storage import Reserve
 from tests.faults.disk import FaultyFiles
 
 SIZE = 100_000
