@@ -141,7 +141,7 @@ class Channel:
         self._limits = limits
         self._schedule = schedule
         self._on_abandoned = on_abandoned
-        self._on_change = on_change
+        self.on_change = on_change
         self._on_requeued = on_requeued
         self.backlog = backlog
         self._cursor = backlog.cursor  # Hot: an attribute less for every publish
@@ -276,7 +276,7 @@ class Channel:
 
     def finish(self, consumer: Consumer, ids: Sequence[bytes]) -> list[bytes]:
         """Forget messages for good; return the ids that were not in flight at this consumer."""
-        self._on_change()
+        self.on_change()
         return consumer.in_flight.finish(ids)
 
     def requeue(self, consumer: Consumer, message_id: bytes, now: float, delay: float) -> None:
@@ -285,7 +285,7 @@ class Channel:
         if frame is None:
             raise NotInFlight(self.why_not(message_id))
         self.requeue_count += 1
-        self._on_change()
+        self.on_change()
         again = next_attempts(self._to_be_tried_again([frame]))
         if delay > 0 and again:
             self.backlog.deferred.add(again, now + delay)
@@ -293,7 +293,7 @@ class Channel:
             if self._on_requeued is not None:
                 self._on_requeued(self.name, message_id, attempts(again[0]), now + delay)
         else:
-            self._put_back(again)
+            self.put_back(again)
 
     def touch(self, consumer: Consumer, message_id: bytes, now: float, timeout: float) -> None:
         """Give a consumer more time for a message, up to max-msg-timeout in all. Raises ``NotInFlight``."""
@@ -307,19 +307,11 @@ class Channel:
         elsewhere = any(message_id in in_flight.frames for in_flight in self._all_in_flight())
         return NOT_OWNER if elsewhere else NOT_IN_FLIGHT
 
-    def bury(self, ids: Sequence[bytes]) -> None:
-        """Forget messages from the box for good: the dead-letter topic has them."""
-        assert self.dead_letters is not None, "whoever calls has them from there"
-        gone = len(ids) - len(self.dead_letters.in_flight.finish(ids))
-        self.dead_letter_count += gone
-        self._on_change()
-
-    def revive(self, ids: Sequence[bytes]) -> None:
-        """Put messages from the box back, to be delivered again: no dead-letter topic takes them."""
-        assert self.dead_letters is not None, "whoever calls has them from there"
-        frames = self.dead_letters.in_flight.frames_of(ids)
-        self.dead_letters.in_flight.finish(ids)
-        self._put_back(next_attempts(frames))
+    def put_back(self, frames: Sequence[bytes]) -> None:
+        """Deliver these again; each carries the number of its next delivery."""
+        self.backlog.put_back(frames)
+        if self._line.waiting:
+            self._wake()
 
     # --- Consumers ----------------------------------------------------------------------------------------------------
 
@@ -392,29 +384,24 @@ class Channel:
     def on_alarm(self, now: float) -> float:
         """Put back some of the messages that timed out and some that are due; the result says when to go on."""
         left = _EXPIRED_AT_ONCE
-        for in_flight, consumer in self._in_flight_with_consumers():
-            expired = in_flight.expire(now, left) if left > 0 else ()
-            if expired:
-                left -= len(expired)
-                self.timeout_count += len(expired)
-                self._on_change()
-                self._put_back(next_attempts(self._to_be_tried_again(expired)))
-                if consumer is not None:
-                    consumer.wake()  # it has room again
+        for consumer in list(self.consumers):
+            if expired := self._expire(consumer.in_flight, now, left):
+                left -= expired
+                consumer.wake()  # it has room again
+        for in_flight in self._left_behind:
+            left -= self._expire(in_flight, now, left)
         self._left_behind = [in_flight for in_flight in self._left_behind if in_flight]
         if now >= self._log_retry.until:
             self._log_retry.end_waiting()
             self._wake()
-        next_release = self._release_deferred(now)
-        return min(
-            [next_release, self._log_retry.until, *(in_flight.next_deadline() for in_flight in self._all_in_flight())]
-        )
+        deadlines = [in_flight.next_deadline() for in_flight in self._all_in_flight()]
+        return min([self._release_deferred(now), self._log_retry.until, *deadlines])
 
     def drop_oldest(self, limit: int, max_bytes: int) -> int:
         """Forget what would be taken next, count it as dropped, return how many. Raises ``OSError``."""
         count = self.backlog.drop_oldest(limit, max_bytes)
         self.dropped_count += count
-        self._on_change()
+        self.on_change()
         return count
 
     # --- What must survive --------------------------------------------------------------------------------------------
@@ -437,10 +424,14 @@ class Channel:
 
     # --- Inside -------------------------------------------------------------------------------------------------------
 
-    def _put_back(self, frames: Sequence[bytes]) -> None:
-        self.backlog.put_back(frames)
-        if self._line.waiting:
-            self._wake()
+    def _expire(self, in_flight: InFlight, now: float, limit: int) -> int:
+        """Put back what timed out, about `limit` messages at most; return how many."""
+        expired = in_flight.expire(now, limit) if limit > 0 else ()
+        if expired:
+            self.timeout_count += len(expired)
+            self.on_change()
+            self.put_back(next_attempts(self._to_be_tried_again(expired)))
+        return len(expired)
 
     def _release_deferred(self, now: float) -> float:
         """Put back some of what is due, as far as there is room in memory; returns when to go on."""
@@ -455,7 +446,7 @@ class Channel:
             self.backlog.on_room = lambda: self._schedule.at(AT_ONCE, self)
             return NEVER
         try:
-            self._put_back(self.backlog.deferred.release(now, min(room, MAX_BATCH)))
+            self.put_back(self.backlog.deferred.release(now, min(room, MAX_BATCH)))
         except OSError as error:
             if self._deferred_retry.failed(now):
                 log.warning("CHANNEL(%s): cannot read deferred messages, trying again - %s", self.name, error)
@@ -494,7 +485,3 @@ class Channel:
     def _all_in_flight(self) -> list[InFlight]:
         dying = () if self.dead_letters is None else (self.dead_letters.in_flight,)
         return [*(consumer.in_flight for consumer in self.consumers), *self._left_behind, *dying]
-
-    def _in_flight_with_consumers(self) -> list[tuple[InFlight, Consumer | None]]:
-        own: list[tuple[InFlight, Consumer | None]] = [(consumer.in_flight, consumer) for consumer in self.consumers]
-        return own + [(in_flight, None) for in_flight in self._left_behind]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Final
 
-from nsq_compat.protocol.message import attempts, body, message_id
+from nsq_compat.protocol.message import attempts, body, message_id, next_attempts
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.queue.bounds import Tally
 from nsq_compat.queue.broker import Broker
@@ -68,6 +68,17 @@ class Box:
             self._office.gather(self)
         return [frame for frame in frames if attempts(frame) < self._max_attempts]
 
+    def discard(self, ids: Sequence[bytes]) -> None:
+        """Forget messages for good: the dead-letter topic has them."""
+        self.channel.dead_letter_count += len(ids) - len(self.in_flight.finish(ids))
+        self.channel.on_change()
+
+    def put_back(self, ids: Sequence[bytes]) -> None:
+        """Give messages back to the channel, to be delivered again: no dead-letter topic takes them."""
+        frames = self.in_flight.frames_of(ids)
+        self.in_flight.finish(ids)
+        self.channel.put_back(next_attempts(frames))
+
 
 class DeadLetters:
     """All boxes. `wake` is called when there is something to send; it must not send at once."""
@@ -120,7 +131,7 @@ class DeadLetters:
             if dead:
                 self._topic(box.target).publish(list(map(body, dead.values())), now, now_ns)
         except Exiting:  # the daemon drains, which waits for every message to be consumed
-            channel.revive(ids)
+            box.put_back(ids)
         except (Refused, OSError) as error:
             if box.tally.add(len(ids), now):
                 log.error(
@@ -128,7 +139,7 @@ class DeadLetters:
                 )
             return False
         else:
-            channel.bury(ids)
+            box.discard(ids)
             if count := box.tally.add(len(ids), now):
                 log.warning("CHANNEL(%s:%s): %d more to %s", channel.topic_name, channel.name, count, box.target)
         if not box.in_flight:
