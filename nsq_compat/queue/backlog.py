@@ -18,10 +18,14 @@ from typing import Final, NamedTuple
 
 from nsq_compat.protocol.message import with_attempts
 from nsq_compat.queue.checkpoint import ChannelState, copied_messages
-from nsq_compat.queue.cursor import Cursor
+from nsq_compat.queue.cursor import MOST_BYTES_IN_MEMORY, MOST_IN_MEMORY, Cursor
 from nsq_compat.queue.deferred import Deferred, Fetch
 from nsq_compat.queue.frame_queue import FrameQueue
 from nsq_compat.queue.in_flight import InFlight
+from nsq_compat.queue.limits import QueueLimits
+from nsq_compat.queue.schedule import Schedule
+from nsq_compat.queue.shared_reads import SharedReads
+from nsq_compat.queue.storage import TopicStore
 
 _FETCHED_AT_ONCE: Final = 256
 
@@ -234,3 +238,36 @@ class Backlog:
             on_room, self.on_room = self.on_room, None
             on_room()
         return frames
+
+
+class BacklogFactory:
+    """Makes the backlogs of one topic: in memory what the options allow, the rest in the topic's log."""
+
+    def __init__(self, limits: QueueLimits, store: TopicStore | None, schedule: Schedule) -> None:
+        self._memory = limits.mem_queue_size
+        self._store = store
+        self._reads = None if store is None else SharedReads(store.log.fetch, schedule)
+
+    def set_channel_count(self, count: int) -> None:
+        """So many channels may read the same deferred messages from the log."""
+        if self._reads is not None:
+            self._reads.readers = count
+
+    def make(self, position: int, *, logged: bool = True) -> Backlog:
+        """An empty backlog at that place in the stream; not `logged` where the channel or the topic is ephemeral."""
+        store, memory = self._store, self._memory
+        fetch = store.log.fetch if store is not None else None
+        if store is None or self._reads is None or not logged:
+            return Backlog(Cursor(None, memory, position, position), Deferred(None, memory), memory, fetch)
+        if not store.always:
+            deferred = Deferred(self._reads.fetch, memory, keep=store.keep)
+            return Backlog(Cursor(store.log, memory, position, position), deferred, memory, fetch)
+        cursor = Cursor(
+            store.log,
+            min(memory, MOST_IN_MEMORY),
+            position,
+            position,
+            memory_bytes=MOST_BYTES_IN_MEMORY,
+            allowed=memory,
+        )
+        return Backlog(cursor, Deferred(self._reads.fetch, memory, locate=store.log.locate), memory, fetch)

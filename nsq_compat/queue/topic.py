@@ -17,11 +17,9 @@ from typing import Final, Protocol
 
 from nsq_compat.protocol.message import message_id
 from nsq_compat.protocol.names import is_ephemeral
-from nsq_compat.queue.backlog import Backlog, Look
+from nsq_compat.queue.backlog import Backlog, BacklogFactory, Look
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.checkpoint import ChannelState, TopicState
-from nsq_compat.queue.cursor import MOST_BYTES_IN_MEMORY, MOST_IN_MEMORY, Cursor
-from nsq_compat.queue.deferred import Deferred
 from nsq_compat.queue.diary import Diary
 from nsq_compat.queue.exiting import CLOSED, Exiting, Guard
 from nsq_compat.queue.group import (
@@ -39,7 +37,6 @@ from nsq_compat.queue.group import (
 from nsq_compat.queue.large_batch import LargeBatch
 from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.schedule import Schedule
-from nsq_compat.queue.shared_reads import SharedReads
 from nsq_compat.queue.stamper import Stamper
 from nsq_compat.queue.storage import TopicStore
 from nsq_compat.queue.topic_log import LogEnd
@@ -96,7 +93,7 @@ class Topic:
         self._memory_is_written = False  # at level memory, when the daemon stops
         self._saved_end: LogEnd | None = None
         self._watch: Watch | None = None
-        self._reads = None if store is None else SharedReads(store.log.fetch, schedule)
+        self._backlogs = BacklogFactory(limits, store, schedule)
         self.backlog = self._hold_from_here()
 
     @property
@@ -269,19 +266,19 @@ class Topic:
             name,
             self._limits,
             self._schedule,
-            backlog=self._make_backlog(store, position),
+            backlog=self._backlogs.make(position, logged=store is not None),
             on_abandoned=self._delete,
             on_change=self._note_change,
             on_requeued=None if store is None else self._diary.note_requeued,
         )
         self.channels[name] = channel
-        self._count_readers()
+        self._backlogs.set_channel_count(len(self.channels))
         return channel
 
     def _delete(self, channel: Channel) -> None:
         log.info("TOPIC(%s): deleting channel %s", self.name, channel.name)
         del self.channels[channel.name]
-        self._count_readers()
+        self._backlogs.set_channel_count(len(self.channels))
         channel.delete()
         if not self.channels and not self._held_back:
             self.backlog = self._hold_from_here()
@@ -487,41 +484,7 @@ class Topic:
         self._diary.settle()
 
     def _hold_from_here(self) -> Backlog:
-        return self._make_backlog(self.store, self._seq)
-
-    def _make_backlog(self, store: TopicStore | None, position: int) -> Backlog:
-        return Backlog(
-            self._make_cursor(store, position),
-            self._make_deferred(store),
-            self._limits.mem_queue_size,
-            self.store.log.fetch if self.store is not None else None,
-        )
-
-    def _make_cursor(self, store: TopicStore | None, position: int) -> Cursor:
-        allowed = self._limits.mem_queue_size
-        if store is None:
-            return Cursor(None, allowed, position, position)
-        if not store.always:
-            return Cursor(store.log, allowed, position, position)
-        return Cursor(
-            store.log,
-            min(allowed, MOST_IN_MEMORY),
-            position,
-            position,
-            memory_bytes=MOST_BYTES_IN_MEMORY,
-            allowed=allowed,
-        )
-
-    def _make_deferred(self, store: TopicStore | None) -> Deferred:
-        if store is None or self._reads is None:
-            return Deferred(None, self._limits.mem_queue_size)
-        if store.always:
-            return Deferred(self._reads.fetch, self._limits.mem_queue_size, locate=store.log.locate)
-        return Deferred(self._reads.fetch, self._limits.mem_queue_size, keep=store.keep)
-
-    def _count_readers(self) -> None:
-        if self._reads is not None:
-            self._reads.readers = len(self.channels)
+        return self._backlogs.make(self._seq)
 
     def _hand_over(self) -> None:
         """What was held goes to every channel, unless it has to be held on."""
