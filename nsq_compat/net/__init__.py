@@ -1,9 +1,8 @@
-"""Sockets and greenlets: the shells around sessions and HTTP applications. Below the programs, gevent is only here.
+"""Sockets and greenlets: the shells around sessions. Below the programs, gevent is only here.
 
     acceptor        accepts clients                     listeners       addresses to listening sockets
     tcp_server      knows its connections               http_server     HTTP/1.1 for machines
-    connection      a socket and its session            http_connection one HTTP client
-    timers          the queue's alarms                  http_reader     bytes to requests, by llhttp
+    connection      a socket and its session            timers          the queue's alarms
     codec_stack     what lies between the two           certificates    files to TLS, again on SIGHUP
     tls             TLS, bytes to bytes                 tls_lenient     TLS that takes any client certificate
     tls_words       TLS as NSQ speaks of it             turn            what is done at its end
@@ -11,7 +10,7 @@
     loop_lag        how late the event loop is          vigil           whether it sleeps between two requests
     process         a daemon's own: asked to stop, looked at
     dialer          connects to another server          resolver        names to addresses
-    descriptor_limit  descriptors left to files         http_message    requests and responses as values
+    descriptor_limit  descriptors left to files
 
 May import: ``session`` and below. Sockets are plain non-blocking ones and waiting is done with the event loop's
 watchers: nothing is monkey-patched.

@@ -57,9 +57,6 @@ RECEIVE_SIZE: Final = 64 * 1024
 FEW: Final = 479
 """Bytes that most requests are no longer than; Python makes a buffer for so many without asking malloc."""
 MAX_OWED_REPLIES: Final = 64 * 1024
-LINGER_SECONDS: Final = 1.0
-SLOWEST_RATE: Final = 1024.0
-"""Bytes per second; slower clients use up their write timeout."""
 _READ: Final = 1
 _WRITE: Final = 2
 _monotonic: Final = time.monotonic
@@ -119,6 +116,7 @@ class Connection(Generic[Session]):
         self._input_ended = False  # the client sends no more
         self._hung_up = False
         self._over = False
+        self._released = False
         self.session = make_session(self, _monotonic(), _time_ns())
 
     # --- The read loop ------------------------------------------------------------------------------------------------
@@ -132,7 +130,7 @@ class Connection(Generic[Session]):
         except Exception as error:
             self._lose(error)
         finally:
-            self._end()
+            self.release()
 
     def _read_loop(self) -> None:
         while self._wait_readable():
@@ -473,13 +471,13 @@ class Connection(Generic[Session]):
         timeout = self.session.write_timeout
         if timeout is None:
             return None
-        return max(0.0, began + timeout + sent / SLOWEST_RATE - _monotonic())
+        return max(0.0, began + timeout + sent / self.session.slowest_rate - _monotonic())
 
     # --- Time ---------------------------------------------------------------------------------------------------------
 
     def _set_alarm(self) -> None:
         self._alarm.stop()
-        self._alarm_at = _monotonic() + LINGER_SECONDS if self._hung_up else self.session.next_wakeup()
+        self._alarm_at = _monotonic() + self.session.linger_seconds if self._hung_up else self.session.next_wakeup()
         if self._alarm_at != float("inf"):
             self._alarm.close()
             self._alarm = self._hub.loop.timer(max(0.0, self._alarm_at - _monotonic()))
@@ -512,13 +510,21 @@ class Connection(Generic[Session]):
 
     def _lose(self, error: Exception) -> None:
         if isinstance(error, OSError):
-            log.error("%s(%s) - %s", self.actor, self.peer, error)
+            log.log(self.session.lost_level, "%s(%s) - %s", self.actor, self.peer, error)
         else:
             log.error("%s(%s) - internal error", self.actor, self.peer, exc_info=error)
         self.abort()
 
-    def _end(self) -> None:
-        self._over = True
+    def stop_reading(self) -> None:
+        """Read what has been received already, and then the end of the input."""
+        with contextlib.suppress(OSError):  # the client was quicker
+            self._socket.shutdown(socket.SHUT_RD)
+
+    def release(self) -> None:
+        """Close the socket, once `run` has ended or if it never began. May be called twice."""
+        if self._released:
+            return
+        self._released = self._over = True
         self._resume = None
         self._readable.stop()
         self._readable.close()

@@ -48,7 +48,7 @@ from nsq_compat.queue.storage import Durability, Storage
 from nsq_compat.session.nsqd_limits import NsqdLimits
 from nsq_compat.session.nsqd_session import NsqdSession
 from nsq_compat.web.metrics import Metrics
-from nsq_compat.web.nsqd_api import PUBLISHING_PATHS, NsqdApi, TlsRequired
+from nsq_compat.web.nsqd_api import NsqdApi, TlsRequired
 
 log = logging.getLogger(__name__)
 
@@ -210,15 +210,19 @@ class Daemon:
             tcp_port=tcp_port,
             http_port=http_port,
         )
-        api = NsqdApi(service)
+        api = NsqdApi(service, self._intake)
+        is_immediate = options.publishing_over_http and self._storage.durability is not Durability.FSYNC
+        immediate = api.publishing if is_immediate else None
         self._http: list[HttpServer] = []
         if http_listener:
             gate = TlsRequired(port_of(https_listener) if https_listener else 0)
             handler = gate if options.tls_required == TLS_REQUIRED else api
-            at_once = () if self._storage.durability is Durability.FSYNC else PUBLISHING_PATHS
-            self._http.append(HttpServer(http_listener, handler, at_once=at_once))
+            in_loop = immediate if handler is api else None
+            self._http.append(HttpServer(http_listener, handler, immediate=in_loop, turn=turn))
         if https_listener:
-            self._http.append(HttpServer(https_listener, api, name="HTTPS", tls=make_tls))
+            self._http.append(
+                HttpServer(https_listener, api, name="HTTPS", tls=make_tls, immediate=immediate, turn=turn)
+            )
         self._statsd = StatsdPush(options, self._broker, service.memory) if options.statsd_address else None
 
     def start(self) -> None:

@@ -12,6 +12,9 @@
     lookup_peer     nsqlookupd, as nsqd talks to it
     upgrade         TLS and compression, on their way between socket and session
     refusals        errors in NSQ's words
+    http_session    an HTTP client of a daemon
+    http_reader     its bytes to requests, by llhttp
+    http_message    requests and responses as values
     client_session  the other side: a client talking to nsqd
 
 May import: ``queue``, ``registry`` and below, and nothing that does I/O; import-linter sees to it. A session is

@@ -1,5 +1,7 @@
 """What a connection asks of a session, whichever protocol it speaks."""
 
+import logging
+
 from nsq_compat.session.upgrade import Upgrade
 
 
@@ -25,6 +27,12 @@ class Conversation:
         """Commands that were received wait to be executed: call `read_on` until none do, and feed nothing before."""
         self.upgrade: Upgrade | None = None
         """What is to come between socket and session next; until it is there nothing is sent or received."""
+        self.lost_level = logging.ERROR
+        """The level at which a connection that breaks is logged."""
+        self.linger_seconds = 1.0
+        """How long what the client still sends after the last reply is dropped, so that it gets to read that reply."""
+        self.slowest_rate = 1024.0
+        """Bytes per second; slower clients use up their write timeout."""
 
     @property
     def posted(self) -> object | None:

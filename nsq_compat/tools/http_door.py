@@ -24,9 +24,9 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from nsq_compat.net.descriptor_limit import ClientDescriptors
-from nsq_compat.net.http_message import TEXT, Admission, HttpLimits, Request, Response, encode_response, http_date
-from nsq_compat.net.http_reader import Phase, RequestReader
 from nsq_compat.net.listeners import address_of, close_listener, peer_of, prepare_client
+from nsq_compat.session.http_message import TEXT, Admission, HttpLimits, Request, Response, encode_response, http_date
+from nsq_compat.session.http_reader import Phase, RequestReader
 
 log = logging.getLogger(__name__)
 

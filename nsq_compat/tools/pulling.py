@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from nsq_compat.client import Message, Producer, PublishError
-from nsq_compat.net.http_message import Admission, Request, Response
 from nsq_compat.protocol.durations import parse_duration, seconds
 from nsq_compat.protocol.errors import NsqError
 from nsq_compat.protocol.go_json import dumps
+from nsq_compat.session.http_message import Admission, Request, Response
 from nsq_compat.tools.http_door import Caller, Gone
 from nsq_compat.tools.on_demand import OnDemand
 from nsq_compat.web.query import parse_query

@@ -7,11 +7,11 @@ are nsqd's.
 from collections.abc import Callable
 from typing import TypeVar
 
-from nsq_compat.net.http_message import Request, Response
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.exiting import Exiting
 from nsq_compat.queue.topic import Topic
+from nsq_compat.session.http_message import Request, Response
 from nsq_compat.web.nsqd_service import NsqdService
 from nsq_compat.web.publishing import topic_of
 from nsq_compat.web.query import parse_query, required, required_name

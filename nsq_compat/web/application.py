@@ -4,8 +4,8 @@ import logging
 import time
 from typing import Final
 
-from nsq_compat.net.http_message import Admission, Request, Response
 from nsq_compat.protocol.durations import format_duration
+from nsq_compat.session.http_message import Admission, Request, Response
 from nsq_compat.web.responses import JSON, V1, ApiError, error
 from nsq_compat.web.routing import IGNORED_BODY_LIMIT, Answer, Router, Routes
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from nsq_compat import missing_package
-from nsq_compat.net.http_message import Request, Response
+from nsq_compat.session.http_message import Request, Response
 from nsq_compat.web import responses
 from nsq_compat.web.routing import Route, Routes
 

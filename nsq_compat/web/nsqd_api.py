@@ -1,7 +1,8 @@
 """nsqd's HTTP API: the table of its routes. What they do lies in the module each comes from."""
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from nsq_compat.queue.intake import Intake
 from nsq_compat.web.administration import Administration
 from nsq_compat.web.application import Application, TlsRequired
 from nsq_compat.web.configuration import Configuration
@@ -16,19 +17,19 @@ from nsq_compat.web.statistics import HEALTHY, Statistics
 if TYPE_CHECKING:
     from nsq_compat.web.nsqd_metrics import NsqdCollector
 
-__all__ = ["PUBLISHING_PATHS", "NsqdApi", "NsqdOptions", "NsqdService", "TlsRequired"]
-
-
-PUBLISHING_PATHS: Final = frozenset({"/pub", "/mpub", "/put", "/mput"})
-"""Where messages are taken; that waits for nothing but the disk, where it is synced before the answer."""
+__all__ = ["NsqdApi", "NsqdOptions", "NsqdService", "TlsRequired"]
 
 
 class NsqdApi(Application):
-    """The handler behind nsqd's HTTP and HTTPS ports. Wrap the plain port in `TlsRequired` when TLS is required."""
+    """The handler behind nsqd's HTTP and HTTPS ports. Wrap the plain port in `TlsRequired` when TLS is required.
 
-    def __init__(self, service: NsqdService) -> None:
+    `publishing` answers without waiting where the disk is not synced before the answer.
+    """
+
+    def __init__(self, service: NsqdService, intake: Intake | None = None) -> None:
+        self.publishing = Publishing(service, intake)
         service.metrics.collect_from(lambda: _collector(service))
-        super().__init__(_routes(service))
+        super().__init__(_routes(service, self.publishing))
 
 
 def _collector(service: NsqdService) -> "NsqdCollector":
@@ -38,8 +39,7 @@ def _collector(service: NsqdService) -> "NsqdCollector":
     return NsqdCollector(service, service.options.metrics_max_names)
 
 
-def _routes(service: NsqdService) -> Routes:
-    publishing = Publishing(service)
+def _routes(service: NsqdService, publishing: Publishing) -> Routes:
     administration = Administration(service)
     statistics = Statistics(service)
     configuration = Configuration(service)

@@ -8,10 +8,10 @@ which things were registered (nsqlookupd: in no order).
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Final, Protocol
 
-from nsq_compat.net.http_message import Request, Response
 from nsq_compat.protocol.go_json import dumps
 from nsq_compat.registry.registration import Producer, Registration, Tombstone
 from nsq_compat.registry.registration_db import RegistrationDb
+from nsq_compat.session.http_message import Request, Response
 from nsq_compat.web import responses
 from nsq_compat.web.application import Application
 from nsq_compat.web.metrics import READY, Metrics, monitoring_routes

@@ -6,9 +6,9 @@ Ours alone (docs/differences.md: peek).
 import base64
 from typing import Final
 
-from nsq_compat.net.http_message import Request, Response
 from nsq_compat.protocol.message import attempts, body, message_id, timestamp_ns
 from nsq_compat.queue.watch import MOST
+from nsq_compat.session.http_message import Request, Response
 from nsq_compat.web import responses
 from nsq_compat.web.administration import Administration
 from nsq_compat.web.nsqd_service import NsqdService

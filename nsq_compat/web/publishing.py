@@ -4,16 +4,18 @@ import logging
 import re
 import struct
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Final
 
-from nsq_compat.net.http_message import Admission, Request, Response
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.queue.bounds import Full
 from nsq_compat.queue.exiting import Exiting, Refused
+from nsq_compat.queue.intake import Intake, Producer
 from nsq_compat.queue.large_batch import is_large
 from nsq_compat.queue.topic import Topic
+from nsq_compat.session.http_message import Admission, Request, Response
 from nsq_compat.web.nsqd_service import NsqdService
-from nsq_compat.web.query import parse_boolean, parse_query
+from nsq_compat.web.query import REMEMBERED_LENGTH, parse_boolean, parse_query, parse_remembered
 from nsq_compat.web.responses import OK, ApiError, error
 
 log = logging.getLogger(__name__)
@@ -32,10 +34,19 @@ _CLOSED: Final = error(
 )
 
 
+_MESSAGE_PATHS: Final = frozenset({"/pub", "/put"})
+
+
 class Publishing:
-    def __init__(self, service: NsqdService) -> None:
+    """Routes that take messages. With an `intake`, requests that came alone share a log write per iteration."""
+
+    paths: Final = _MESSAGE_PATHS | {"/mpub", "/mput"}
+
+    def __init__(self, service: NsqdService, intake: Intake | None = None) -> None:
+        self._intake = intake
         options = service.options
         self._service = service
+        self._topics = service.broker.topics
         self._max_msg_size = options.max_msg_size
         self._max_body_size = options.max_body_size
         self._max_defer_ms = options.max_defer_timeout // _NS_PER_MS
@@ -44,21 +55,11 @@ class Publishing:
         self.refusal_admission = Admission(self._max_body_size, _CLOSED)
 
     def publish(self, request: Request) -> Response:
-        if not request.body:
-            raise ApiError(400, "MSG_EMPTY")
-        parameters = parse_query(request.query)
-        topic = topic_of(self._service, parameters)
-        defer = self._defer_of(parameters) if "defer" in parameters else 0.0
+        topic, defer = self._destination(request)
         return self._put(topic, [request.body], defer)
 
     def publish_many(self, request: Request) -> Response:
-        # nsqd: `defer` is not looked at.
-        parameters = parse_query(request.query)
-        topic = topic_of(self._service, parameters)
-        if _is_binary(parameters):
-            parts = split_binary(request.body, self._max_msg_size, self._max_body_size)
-        else:
-            parts = split_text(request.body, self._max_msg_size)
+        topic, parts = self._split(request)
         bodies: list[bytes] = []
         for part in parts:
             if bodies:
@@ -70,20 +71,80 @@ class Publishing:
         """Instead of both, where auth servers decide who may publish: they know nothing of HTTP (http-auth)."""
         return _CLOSED
 
+    # --- Without waiting: `session.http_session.ImmediateHandler` -----------------------------------------------------
+
+    def begin(self, request: Request, producer: Producer | None, now: float, now_ns: int) -> Response | None:
+        """Publish now, or at the end of this event-loop iteration; then return None and tell `producer`."""
+        # Hot: runs for every message published over HTTP.
+        try:
+            if request.path in _MESSAGE_PATHS:
+                topic, defer = self._destination(request)
+                bodies = [request.body]
+            else:
+                topic, parts = self._split(request)
+                bodies, defer = list(chain.from_iterable(parts)), 0.0
+                if not bodies:
+                    return OK
+            if (
+                producer is not None
+                and not defer
+                and self._intake is not None
+                and self._intake.post(topic, bodies, producer, now, now_ns)
+            ):
+                return None
+            topic.publish(bodies, now, now_ns, defer)
+        except ApiError as refusal:
+            return error(refusal.status, refusal.code)
+        except (Refused, OSError) as failure:
+            return self.outcome(failure)
+        return OK
+
+    def outcome(self, failure: Exception | None) -> Response:
+        """The response to a request whose messages were published, or not for this reason."""
+        if failure is None:
+            return OK
+        if isinstance(failure, OSError):
+            # nsqd: a disk that refuses is reported as a daemon that stops; either way the message was not taken.
+            log.error("publish over HTTP failed - %s", failure)
+        refusal = _refusal_for(failure)
+        return error(refusal.status, refusal.code)
+
+    def settle(self) -> None:
+        """Publish what was posted in this event-loop iteration."""
+        if self._intake is not None:
+            self._intake.settle()
+
+    def _destination(self, request: Request) -> tuple[Topic, float]:
+        """The topic of a single message, and the seconds by which it is deferred."""
+        if not request.body:
+            raise ApiError(400, "MSG_EMPTY")
+        query = request.query
+        # Hot: a publisher sends the same short query with every message.
+        parameters = parse_remembered(query) if len(query) <= REMEMBERED_LENGTH else parse_query(query)
+        topic = self._topics.get(parameters.get("topic", "")) or topic_of(self._service, parameters)
+        return topic, self._defer_of(parameters) if "defer" in parameters else 0.0
+
+    def _split(self, request: Request) -> tuple[Topic, Iterator[list[bytes]]]:
+        """The topic of a batch, and its messages in parts."""
+        # nsqd: `defer` is not looked at.
+        parameters = parse_query(request.query)
+        topic = topic_of(self._service, parameters)
+        if _is_binary(parameters):
+            return topic, split_binary(request.body, self._max_msg_size, self._max_body_size)
+        return topic, split_text(request.body, self._max_msg_size)
+
     def _put(self, topic: Topic, bodies: list[bytes], defer: float = 0.0) -> Response:
         try:
             if is_large(bodies):
                 self._put_in_steps(topic, bodies)
             else:
                 topic.publish(bodies, self._service.now(), self._service.now_ns(), defer)
-        except Full:
-            raise ApiError(503, "TOPIC_FULL") from None  # docs/differences.md: policies
-        except Refused:
-            raise ApiError(503, "EXITING") from None
+        except Refused as failure:
+            raise _refusal_for(failure) from None
         except OSError as failure:
             # nsqd: a disk that refuses is reported as a daemon that stops; either way the message was not taken.
             log.error("TOPIC(%s): publish over HTTP failed - %s", topic.name, failure)
-            raise ApiError(503, "EXITING") from None
+            raise _refusal_for(failure) from None
         return OK
 
     def _put_in_steps(self, topic: Topic, bodies: list[bytes]) -> None:
@@ -102,6 +163,11 @@ class Publishing:
         if not _is_integer(text) or not 0 <= (defer_ms := int(text)) <= self._max_defer_ms:
             raise ApiError(400, "INVALID_DEFER")
         return defer_ms / 1000
+
+
+def _refusal_for(failure: Exception) -> ApiError:
+    # docs/differences.md: policies
+    return ApiError(503, "TOPIC_FULL" if isinstance(failure, Full) else "EXITING")
 
 
 def topic_of(service: NsqdService, parameters: Mapping[str, str]) -> Topic:

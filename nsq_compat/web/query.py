@@ -8,7 +8,7 @@ from urllib.parse import unquote_to_bytes
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.web.responses import ApiError
 
-_REMEMBERED_LENGTH: Final = 256
+REMEMBERED_LENGTH: Final = 256
 
 
 def parse_query(query: bytes) -> Mapping[str, str]:
@@ -17,7 +17,7 @@ def parse_query(query: bytes) -> Mapping[str, str]:
     Bytes that are not UTF-8 come out as surrogates: no name has them.
     """
     # A publisher sends the same short query with every message.
-    return _parse_remembered(query) if len(query) <= _REMEMBERED_LENGTH else _parse(query)
+    return parse_remembered(query) if len(query) <= REMEMBERED_LENGTH else _parse(query)
 
 
 def _parse(query: bytes) -> Mapping[str, str]:
@@ -32,7 +32,8 @@ def _parse(query: bytes) -> Mapping[str, str]:
     return parameters
 
 
-_parse_remembered = lru_cache(maxsize=1024)(_parse)
+parse_remembered = lru_cache(maxsize=1024)(_parse)
+"""For queries of at most `REMEMBERED_LENGTH` bytes."""
 
 _HEX: Final = frozenset(b"0123456789abcdefABCDEF")
 

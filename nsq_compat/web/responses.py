@@ -7,8 +7,8 @@ for the few routes people call by hand: text, errors too.
 from collections.abc import Iterable
 from typing import Any, Final
 
-from nsq_compat.net.http_message import TEXT, Response
 from nsq_compat.protocol.go_json import dumps
+from nsq_compat.session.http_message import TEXT, Response
 
 JSON: Final = ("Content-Type", "application/json; charset=utf-8")
 HTML: Final = ("Content-Type", "text/html; charset=utf-8")

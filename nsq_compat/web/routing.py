@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
-from nsq_compat.net.http_message import Admission, Request, Response
+from nsq_compat.session.http_message import Admission, Request, Response
 from nsq_compat.web.responses import HTML, error
 
 Answer = Callable[[Request], Response]

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from nsq_compat.net.http_message import Request, Response
 from nsq_compat.protocol.go_json import dumps
 from nsq_compat.queue.stats import ChannelStats, ClientStats, LatencyStats, TopicStats, snapshot
+from nsq_compat.session.http_message import Request, Response
 from nsq_compat.web import responses
 from nsq_compat.web.nsqd_service import NsqdService
 from nsq_compat.web.query import parse_boolean, parse_query

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
-from nsq_compat.net.http_message import Admission, Request, Response
+from nsq_compat.session.http_message import Admission, Request, Response
 from nsq_compat.web.application import INTERNAL_ERROR, log_access
 from nsq_compat.web.responses import error
 

@@ -16,8 +16,9 @@ from gevent import socket as gevent_socket
 from gevent.event import Event
 
 from nsq_compat.net.certificates import Certificates
-from nsq_compat.net.http_message import Admission, HttpLimits, Request, Response
 from nsq_compat.net.http_server import HttpServer
+from nsq_compat.queue.intake import Producer
+from nsq_compat.session.http_message import Admission, HttpLimits, Request, Response
 
 BODY_LIMIT = 1000
 TOO_BIG = Response(413, b"too big")
@@ -33,6 +34,7 @@ class Echo:
         self.requests: list[Request] = []
         self.in_the_loop: list[bool] = []
         self.is_well = False
+        self.paths: Container[str] = ()
         self.go = Event()
         self.waiting = Event()
 
@@ -40,6 +42,15 @@ class Echo:
         if path == "/admit-fails":
             raise RuntimeError("admit")
         return Admission(10_000_000 if path == "/large" else BODY_LIMIT, TOO_BIG)
+
+    def begin(self, request: Request, producer: Producer | None, now: float, now_ns: int) -> Response:
+        return self.respond(request)
+
+    def outcome(self, error: Exception | None) -> Response:
+        raise AssertionError("nothing is left open")
+
+    def settle(self) -> None:
+        raise AssertionError("nothing is left open")
 
     def respond(self, request: Request) -> Response:
         self.requests.append(request)
@@ -147,10 +158,11 @@ def open_client() -> Iterator[Open]:
 
 @pytest.fixture
 def serve(echo: Echo, servers: list[HttpServer], open_client: Open) -> Serve:
-    def start(at_once: Container[str] = (), **limits: float) -> Connect:
+    def start(immediate: Container[str] = (), **limits: float) -> Connect:
         listener = socket.create_server(("127.0.0.1", 0))
         address = listener.getsockname()
-        server = HttpServer(listener, echo, HttpLimits(**limits), at_once=at_once)  # type: ignore[arg-type]
+        echo.paths = immediate
+        server = HttpServer(listener, echo, HttpLimits(**limits), immediate=echo)  # type: ignore[arg-type]
         server.start()
         servers.append(server)
         return lambda: open_client(address)
@@ -247,37 +259,37 @@ def post(path: str, body: bytes) -> bytes:
     return b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (path.encode(), len(body), body)
 
 
-def test_a_request_like_the_one_before_is_answered_in_the_event_loop(serve: Serve, echo: Echo) -> None:
-    client = serve(at_once={"/pub"})()
+def test_a_request_that_never_waits_is_answered_in_the_event_loop(serve: Serve, echo: Echo) -> None:
+    client = serve(immediate={"/pub"})()
     for number, path in enumerate(("/pub", "/pub", "/other", "/other", "/pub", "/pub")):
         client.says(post(path, b"x" * number))
         assert client.hears_reply().body == b"POST %b %b" % (path.encode(), b"x" * number)
-    assert echo.in_the_loop == [False, True, False, False, False, True]
+    assert echo.in_the_loop == [True, True, False, False, True, True]
 
 
 def test_a_reply_of_many_megabytes_arrives_whole_from_there_too(serve: Serve, echo: Echo) -> None:
-    client = serve(at_once={"/huge"})()
+    client = serve(immediate={"/huge"})()
     for _ in range(3):
         assert len(client.says(post("/huge", b"x")).hears_reply().body) == 8_000_000
-    assert echo.in_the_loop == [False, True, True]
+    assert echo.in_the_loop == [True, True, True]
 
 
 @pytest.mark.parametrize("path", ["/fails", "/bad-header"])
 def test_an_exception_there_ends_the_connection_as_elsewhere(
     serve: Serve, echo: Echo, caplog: pytest.LogCaptureFixture, path: str
 ) -> None:
-    client = serve(at_once={path})()
+    client = serve(immediate={path})()
     echo.is_well = True
     assert client.says(post(path, b"x")).hears_reply().status_line == "HTTP/1.1 200 OK"
     echo.is_well = False
     assert client.says(post(path, b"x")).hears_reply().status_line == "HTTP/1.1 500 Internal Server Error"
     client.hears_end()
-    assert echo.in_the_loop == [False, True]
+    assert echo.in_the_loop == [True, True]
     assert "panic in HTTP handler" in caplog.text
 
 
 def test_a_client_that_resets_the_connection_is_forgotten(serve: Serve, servers: list[HttpServer]) -> None:
-    client = serve(at_once={"/pub"})()
+    client = serve(immediate={"/pub"})()
     client.says(post("/pub", b"x")).hears_reply()
     client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     client.socket.close()

@@ -46,13 +46,13 @@ def iterations() -> Iterator[Iterations]:
 @pytest.mark.interpreted
 def test_clients_that_leave_at_once_are_seen_off_some_at_a_time(server, connect, eventually, iterations, monkeypatch):
     clients = [connect().subscribes(b"t", b"c", ready=1) for _ in range(CLIENTS)]
-    end = Connection._end
+    end = Connection.release
 
     def counted_end(connection) -> None:
         iterations.count()
         end(connection)
 
-    monkeypatch.setattr(Connection, "_end", counted_end)
+    monkeypatch.setattr(Connection, "release", counted_end)
     for client in clients:
         client.socket.close()
     eventually(lambda: not server.tcp.sessions)
@@ -75,13 +75,13 @@ def test_consumers_of_a_deleted_channel_are_seen_off_some_at_a_time(
     server, connect, eventually, iterations, monkeypatch
 ):
     clients = [connect().subscribes(b"t", b"c", ready=1) for _ in range(CLIENTS)]
-    end = Connection._end
+    end = Connection.release
 
     def counted_end(connection) -> None:
         iterations.count()
         end(connection)
 
-    monkeypatch.setattr(Connection, "_end", counted_end)
+    monkeypatch.setattr(Connection, "release", counted_end)
     server.broker.topics["t"].delete_channel("c")
     eventually(lambda: not server.tcp.sessions)
     assert sum(iterations.counts) == CLIENTS

@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from nsq_compat.net.http_message import Admission, HttpLimits, Response
 from nsq_compat.net.listeners import listen
+from nsq_compat.session.http_message import Admission, HttpLimits, Response
 from nsq_compat.tools.http_door import Door, Gone
 from tests.client.waiting import wait_until
 

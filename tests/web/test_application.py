@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from nsq_compat.net.http_message import Request, Response
+from nsq_compat.session.http_message import Request, Response
 from nsq_compat.web.application import Application, TlsRequired
 from nsq_compat.web.responses import ApiError
 from nsq_compat.web.routing import IGNORED_BODY_LIMIT, Route

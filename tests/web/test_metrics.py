@@ -3,7 +3,7 @@
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families as prometheus_text
 
-from nsq_compat.net.http_message import Request
+from nsq_compat.session.http_message import Request
 from nsq_compat.web.application import Application
 from nsq_compat.web.metrics import READY, Metrics, monitoring_routes
 

@@ -3,10 +3,10 @@
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from nsq_compat.net.http_message import Request
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.latency import LatencyOptions
 from nsq_compat.queue.limits import QueueLimits
+from nsq_compat.session.http_message import Request
 from tests.web.conftest import Caller, Daemon
 
 LABELS = ("topic", "channel", "quantile")

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from nsq_compat.net.http_message import Request, Response
 from nsq_compat.protocol.lookup_commands import PeerInfo
 from nsq_compat.registry.registration import Producer
 from nsq_compat.registry.registration_db import RegistrationDb
+from nsq_compat.session.http_message import Request, Response
 from nsq_compat.web.metrics import Metrics
 from nsq_compat.web.nsqlookupd_api import NsqlookupdApi
 

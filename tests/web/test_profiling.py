@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from nsq_compat.net.http_message import Response
+from nsq_compat.session.http_message import Response
 
 
 @pytest.mark.parametrize(

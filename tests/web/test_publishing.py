@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq_compat.net.http_message import Request
 from nsq_compat.protocol import schema
+from nsq_compat.session.http_message import Request
 from nsq_compat.web.nsqd_api import NsqdApi
 from nsq_compat.web.publishing import split_binary, split_text
 from nsq_compat.web.responses import ApiError

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nsq_compat.net.http_message import Response
+from nsq_compat.session.http_message import Response
 from nsq_compat.web.routing import Route, Router
 
 

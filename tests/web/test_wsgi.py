@@ -2,7 +2,7 @@
 
 import pytest
 
-from nsq_compat.net.http_message import Request
+from nsq_compat.session.http_message import Request
 from nsq_compat.web.responses import error
 from nsq_compat.web.wsgi import WsgiHandler
 

@@ -9,7 +9,7 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 from werkzeug.routing import MapAdapter
 
 from nsq_compat.cluster.fan_out import AllFailed
-from nsq_compat.net import http_message
+from nsq_compat.session import http_message
 from nsq_compat.web.admin import access
 from nsq_compat.web.admin.api import api, refusal, upstream_failure
 from nsq_compat.web.admin.assets import assets, folder

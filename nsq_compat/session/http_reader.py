@@ -19,7 +19,7 @@ from urllib.parse import unquote
 
 from httptools import HttpParserCallbackError, HttpParserError, HttpParserUpgrade, HttpRequestParser
 
-from nsq_compat.net.http_message import TEXT, Admission, HttpLimits, Request, Response, transport_error
+from nsq_compat.session.http_message import TEXT, Admission, HttpLimits, Request, Response, transport_error
 
 BAD_REQUEST: Final = transport_error(400)
 MISSING_HOST: Final = transport_error(400, "missing required Host header")

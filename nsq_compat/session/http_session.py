@@ -1,0 +1,375 @@
+"""One HTTP client's conversation: received bytes in, replies out. Knows no socket, no greenlet, no clock.
+
+The handler's `respond` may take its time, so `receive_data` does not call it: the requests are kept, `has_unread` is
+set, and each call of `read_on` answers one. Requests that an `ImmediateHandler` answers never wait, so they are
+answered within `receive_data`; one that came alone may be answered at the end of the event-loop iteration instead,
+together with what other clients publish in it.
+
+Invariants:
+
+- Replies leave in the order of their requests.
+- A refusal, a failure of the handler and a request without keep-alive end the conversation after their reply.
+- While a request is answered no deadline runs: that time is not the client's.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Container
+from typing import Final, Protocol
+
+from nsq_compat.queue.in_flight import NEVER
+from nsq_compat.queue.intake import Producer
+from nsq_compat.session.conversation import Conversation
+from nsq_compat.session.http_message import (
+    HttpHandler,
+    HttpLimits,
+    Request,
+    Response,
+    encode_response,
+    http_date,
+)
+from nsq_compat.session.http_reader import Phase, RequestReader
+from nsq_compat.session.upgrade import TlsFacts, Upgrade
+
+log = logging.getLogger(__name__)
+
+INTERNAL_ERROR: Final = Response(
+    500,
+    b'{"message":"INTERNAL_ERROR"}',
+    (("Content-Type", "application/json; charset=utf-8"), ("X-Nsq-Content-Type", "nsq; version=1.0")),
+)
+_NS_PER_SECOND: Final = 1_000_000_000
+MAX_IMMEDIATE_BODY: Final = 8 * 1024
+"""Bytes. Larger bodies may take long to publish, which only `read_on` may."""
+REQUESTS_AT_ONCE: Final = 128
+"""Answered in one call of `receive_data` or `read_on`, of those that do not wait."""
+
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class ImmediateHandler(Protocol):
+    """Answers POST requests to some paths without waiting for anything."""
+
+    @property
+    def paths(self) -> Container[str]: ...
+
+    def begin(self, request: Request, producer: Producer | None, now: float, now_ns: int) -> Response | None:
+        """The response; None if `producer` is told of the outcome at the end of this event-loop iteration."""
+
+    def outcome(self, error: Exception | None) -> Response:
+        """The response to a request that `begin` left open, once the producer knows the outcome."""
+
+    def settle(self) -> None:
+        """Tell every waiting producer of its outcome now."""
+
+
+class HttpSession(Conversation):
+    """One HTTP client, from accept to close.
+
+    It is the ``queue.intake.Producer`` of the message it has posted. `remote_address` is what handlers are told;
+    `wake` asks the shell to call `data_to_send` soon. With `tls` the conversation begins with a handshake.
+    """
+
+    def __init__(
+        self,
+        handler: HttpHandler,
+        limits: HttpLimits,
+        *,
+        remote_address: str,
+        wake: Callable[[], None],
+        now: float,
+        now_ns: int,
+        immediate: ImmediateHandler | None = None,
+        tls: bool = False,
+    ) -> None:
+        super().__init__()
+        self.lost_level = logging.DEBUG
+        self.linger_seconds = limits.linger_seconds
+        self.slowest_rate = limits.slowest_rate
+        self._handler = handler
+        self._limits = limits
+        self._remote_address = remote_address
+        self._wake = wake
+        self._immediate = immediate
+        self._paths: Container[str] = immediate.paths if immediate is not None else ()
+        self._reader = RequestReader(handler.admit, limits, remote_address)
+        self._requests: deque[Request | Response] = deque()
+        self._posted: Request | None = None
+        self._replies: list[bytes] = []
+        self._last_plain: tuple[Response, int, bytes] | None = None  # response, second of its date, encoded reply
+        self._now_ns = now_ns
+        self._finishing = False
+        self._input_ended = False
+        self._is_closed = False
+        self._idle_seconds = limits.idle_seconds
+        self._deadline = now + limits.head_seconds
+        self._deadline_is_due = False  # to be set when the replies leave
+        self._phase = Phase.IDLE
+        self._body_began = now
+        if tls:
+            self.upgrade = Upgrade(None, b"", self._upgraded, self._upgrade_failed)
+
+    # --- What the shell calls -----------------------------------------------------------------------------------------
+
+    @property
+    def posted(self) -> object | None:
+        return self._posted
+
+    def receive_data(self, data: bytes, now: float, now_ns: int) -> None:
+        # Hot: runs for every message published over HTTP.
+        if self._posted is not None and self._immediate is not None:
+            self._immediate.settle()
+        if self.closing:
+            return
+        if self.upgrade is not None:
+            self.upgrade.received += data
+            return
+        self._now_ns = now_ns
+        known = self._reader.read_known(data)
+        if known is not None:
+            if (
+                known.path in self._paths
+                and known.method == "POST"
+                and len(known.body) <= MAX_IMMEDIATE_BODY
+                and not self._finishing
+            ):
+                self._answer_alone(known, now, now_ns)
+                self._deadline = now + self._idle_seconds
+                return
+            self._requests.append(known)
+        else:
+            self._read(data)
+        self._answer_immediate(now, now_ns)
+        self._after_answers(now)
+
+    def read_on(self, now: float, now_ns: int) -> None:
+        if self.closing:
+            self._forget_requests()
+            return
+        self._now_ns = now_ns
+        self._answer(self._requests.popleft())
+        self._deadline_is_due = True
+        self._answer_immediate(now, now_ns)
+        self._after_answers(now)
+
+    def end_of_input(self) -> None:
+        """The client sends no more; what it has asked for is still answered."""
+        self._input_ended = True
+        if self._posted is not None and self._immediate is not None:
+            self._immediate.settle()
+        if self.upgrade is not None:
+            self._upgrade_failed("EOF")
+        elif not self.has_unread:
+            self.closing = True
+
+    def finish(self) -> bool:
+        """The server stops: the request under way is the last one. Returns whether nothing more is to be read."""
+        self._finishing = True
+        return not self.has_unread and self._posted is None and self._reader.phase is not Phase.BODY
+
+    def data_to_send(self, now: float) -> bytes:
+        if self._deadline_is_due:
+            if not self.has_unread:
+                self._move_deadline(now, answered=True)
+        elif now >= self._deadline and not self.has_unread:
+            self._give_up()
+        replies = self._replies
+        data = replies[0] if len(replies) == 1 else b"".join(replies)
+        replies.clear()
+        return data
+
+    def next_wakeup(self) -> float:
+        return NEVER if self.has_unread else self._deadline
+
+    @property
+    def write_timeout(self) -> float | None:
+        return self._limits.write_seconds
+
+    @property
+    def owed_replies(self) -> int:
+        return sum(map(len, self._replies))
+
+    def stalled(self) -> None:
+        self._deadline_is_due = True  # the write timeout runs now
+
+    def closed(self) -> None:
+        self.closing = True
+        self._forget_requests()
+        if not self._is_closed:
+            self._is_closed = True
+            self._reader.close()
+
+    def published(self, error: Exception | None) -> None:
+        """Answer the request whose message was posted."""
+        request, self._posted = self._posted, None
+        assert request is not None, "only posted messages are published so"
+        assert self._immediate is not None, "it has posted the message"
+        self._reply(request, self._immediate.outcome(error))
+        self.closing = self.closing or self._finishing or self._input_ended
+        self._wake()
+
+    # --- Reading ------------------------------------------------------------------------------------------------------
+
+    def _read(self, data: bytes) -> None:
+        try:
+            self._requests.extend(self._reader.receive_data(data))
+        except Exception:
+            log.exception("panic in HTTP handler")
+            self._requests.append(INTERNAL_ERROR)
+
+    def _is_immediate(self, request: Request) -> bool:
+        return request.method == "POST" and len(request.body) <= MAX_IMMEDIATE_BODY and not self._finishing
+
+    def _answer_alone(self, request: Request, now: float, now_ns: int) -> None:
+        """Answer the only request there is, perhaps at the end of this event-loop iteration."""
+        # Hot: runs for every message published over HTTP.
+        assert self._immediate is not None, "it has the path"
+        self._posted = request
+        try:
+            response = self._immediate.begin(request, self, now, now_ns)
+        except Exception as failure:
+            response = _failed(request, failure)
+        if response is None:
+            return
+        self._posted = None
+        last = self._last_plain
+        if (
+            last is not None
+            and last[0] is response
+            and last[1] == now_ns // _NS_PER_SECOND
+            and request.version == "1.1"
+        ):
+            self._replies.append(last[2])
+        else:
+            self._reply(request, response)
+
+    def _answer_now(self, request: Request, now: float, now_ns: int) -> None:
+        """Answer one of several requests that never wait."""
+        assert self._immediate is not None, "it has the path"
+        try:
+            response = self._immediate.begin(request, None, now, now_ns)
+            assert response is not None, "there is no producer to be told later"
+        except Exception as failure:
+            response = _failed(request, failure)
+        self._reply(request, response)
+
+    def _answer_immediate(self, now: float, now_ns: int) -> None:
+        """Answer the requests at the front that never wait; `has_unread` says whether others are left."""
+        requests, count = self._requests, 0
+        while requests and not self.closing and count < REQUESTS_AT_ONCE:
+            request = requests[0]
+            if isinstance(request, Response):
+                requests.popleft()
+                self._refuse(request)
+            elif request.path in self._paths and self._is_immediate(request):
+                requests.popleft()
+                if not requests and not count and request.keep_alive:
+                    self._answer_alone(request, now, now_ns)
+                    self._deadline_is_due = True
+                    break
+                self._answer_now(request, now, now_ns)
+            else:
+                break
+            count += 1
+        if self.closing:
+            self._forget_requests()
+        self.has_unread = bool(requests)
+        if count:
+            self._deadline_is_due = True
+
+    def _after_answers(self, now: float) -> None:
+        """What follows when the requests that were received are answered."""
+        if self.has_unread or self.closing or self._posted is not None:
+            return
+        if self._finishing and self._deadline_is_due:
+            self.closing = True  # that was the last request
+        elif self._input_ended or self._reader.finished:
+            self.closing = True
+        else:
+            if self._reader.owes_continue:
+                self._replies.append(_CONTINUE)
+                self._reader.continue_sent()
+            if not self._deadline_is_due:
+                self._move_deadline(now, answered=False)
+
+    def _forget_requests(self) -> None:
+        self.has_unread = False
+        self._requests.clear()
+
+    # --- Answering ----------------------------------------------------------------------------------------------------
+
+    def _answer(self, request: Request | Response) -> None:
+        if isinstance(request, Response):
+            self._refuse(request)
+            return
+        try:
+            response = self._handler.respond(request)
+        except Exception as failure:
+            response = _failed(request, failure)
+        self._reply(request, response)
+
+    def _reply(self, request: Request, response: Response) -> None:
+        second = self._now_ns // _NS_PER_SECOND
+        keep_alive = request.keep_alive and not response.close and not (self._finishing and not self._requests)
+        is_plain = keep_alive and request.version == "1.1" and request.method == "POST"
+        if is_plain:
+            last = self._last_plain  # a publisher gets the same reply for a whole second
+            if last is not None and last[0] is response and last[1] == second:
+                self._replies.append(last[2])
+                return
+        self.closing = self.closing or not keep_alive
+        date = http_date(second)
+        try:
+            reply = encode_response(
+                response, date, version=request.version, keep_alive=keep_alive, bodiless=request.method == "HEAD"
+            )
+        except Exception:
+            log.exception("panic in HTTP handler - %s %r", request.method, request.target)
+            self.closing = True
+            reply = encode_response(INTERNAL_ERROR, date, version=request.version, keep_alive=False)
+        else:
+            if is_plain:
+                self._last_plain = response, second, reply
+        self._replies.append(reply)
+
+    def _refuse(self, refusal: Response) -> None:
+        date = http_date(self._now_ns // _NS_PER_SECOND)
+        self._replies.append(encode_response(refusal, date, version="1.1", keep_alive=False))
+        self.closing = True
+
+    # --- TLS ----------------------------------------------------------------------------------------------------------
+
+    def _upgraded(self, tls: TlsFacts | None, now: float) -> None:
+        self.upgrade = None
+
+    def _upgrade_failed(self, reason: str) -> None:
+        log.warning("http: TLS handshake error from %s: %s", self._remote_address, reason)
+        self.upgrade = None
+        self.closing = True
+
+    # --- Deadlines ----------------------------------------------------------------------------------------------------
+
+    def _move_deadline(self, now: float, *, answered: bool) -> None:
+        """After a read: how long the client may take for what it does now."""
+        self._deadline_is_due = False
+        phase, limits = self._reader.phase, self._limits
+        changed = answered or phase is not self._phase
+        if phase is Phase.BODY:
+            if changed:
+                self._body_began = now
+            self._deadline = self._body_began + limits.body_seconds + self._reader.body_size / limits.slowest_rate
+        elif changed:
+            self._deadline = now + (limits.idle_seconds if phase is Phase.IDLE else limits.head_seconds)
+        self._phase = phase
+
+    def _give_up(self) -> None:
+        """The client's time is over."""
+        log.debug("[%s] - deadline passed (%s)", self._remote_address, self._reader.phase.name)
+        if self.upgrade is not None:
+            self._upgrade_failed("timeout")
+        self.closing = True
+
+
+def _failed(request: Request, failure: Exception) -> Response:
+    log.error("panic in HTTP handler - %s %r", request.method, request.target, exc_info=failure)
+    return INTERNAL_ERROR._replace(close=True)
