@@ -4,6 +4,7 @@ import logging
 import re
 import struct
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from itertools import chain
 from typing import Final
 
@@ -15,7 +16,7 @@ from nsq_compat.queue.large_batch import is_large
 from nsq_compat.queue.topic import Topic
 from nsq_compat.session.http_message import Admission, Request, Response
 from nsq_compat.web.nsqd_service import NsqdService
-from nsq_compat.web.query import REMEMBERED_LENGTH, parse_boolean, parse_query, parse_remembered
+from nsq_compat.web.query import REMEMBERED_LENGTH, parse_boolean, parse_query
 from nsq_compat.web.responses import OK, ApiError, error
 
 log = logging.getLogger(__name__)
@@ -78,8 +79,13 @@ class Publishing:
         # Hot: runs for every message published over HTTP.
         try:
             if request.path in _MESSAGE_PATHS:
-                topic, defer = self._destination(request)
-                bodies = [request.body]
+                query, bodies, defer = request.query, [request.body], 0.0
+                name = _only_topic(query) if request.body and len(query) <= REMEMBERED_LENGTH else None
+                known = self._topics.get(name) if name is not None else None
+                if known is not None:
+                    topic = known
+                else:
+                    topic, defer = self._destination(request)
             else:
                 topic, parts = self._split(request)
                 bodies, defer = list(chain.from_iterable(parts)), 0.0
@@ -118,10 +124,8 @@ class Publishing:
         """The topic of a single message, and the seconds by which it is deferred."""
         if not request.body:
             raise ApiError(400, "MSG_EMPTY")
-        query = request.query
-        # Hot: a publisher sends the same short query with every message.
-        parameters = parse_remembered(query) if len(query) <= REMEMBERED_LENGTH else parse_query(query)
-        topic = self._topics.get(parameters.get("topic", "")) or topic_of(self._service, parameters)
+        parameters = parse_query(request.query)
+        topic = topic_of(self._service, parameters)
         return topic, self._defer_of(parameters) if "defer" in parameters else 0.0
 
     def _split(self, request: Request) -> tuple[Topic, Iterator[list[bytes]]]:
@@ -163,6 +167,13 @@ class Publishing:
         if not _is_integer(text) or not 0 <= (defer_ms := int(text)) <= self._max_defer_ms:
             raise ApiError(400, "INVALID_DEFER")
         return defer_ms / 1000
+
+
+@lru_cache(maxsize=1024)
+def _only_topic(query: bytes) -> str | None:
+    """The topic of a query that names it and does not defer. Remembered: a publisher repeats its query."""
+    parameters = parse_query(query)
+    return None if "defer" in parameters else parameters.get("topic")
 
 
 def _refusal_for(failure: Exception) -> ApiError:

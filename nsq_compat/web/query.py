@@ -17,7 +17,7 @@ def parse_query(query: bytes) -> Mapping[str, str]:
     Bytes that are not UTF-8 come out as surrogates: no name has them.
     """
     # A publisher sends the same short query with every message.
-    return parse_remembered(query) if len(query) <= REMEMBERED_LENGTH else _parse(query)
+    return _parse_remembered(query) if len(query) <= REMEMBERED_LENGTH else _parse(query)
 
 
 def _parse(query: bytes) -> Mapping[str, str]:
@@ -32,8 +32,7 @@ def _parse(query: bytes) -> Mapping[str, str]:
     return parameters
 
 
-parse_remembered = lru_cache(maxsize=1024)(_parse)
-"""For queries of at most `REMEMBERED_LENGTH` bytes."""
+_parse_remembered = lru_cache(maxsize=1024)(_parse)
 
 _HEX: Final = frozenset(b"0123456789abcdefABCDEF")
 
