@@ -116,7 +116,6 @@ class Connection(Generic[Session]):
         self._input_ended = False  # the client sends no more
         self._hung_up = False
         self._over = False
-        self._released = False
         self.session = make_session(self, _monotonic(), _time_ns())
 
     # --- The read loop ------------------------------------------------------------------------------------------------
@@ -522,9 +521,9 @@ class Connection(Generic[Session]):
 
     def release(self) -> None:
         """Close the socket, once `run` has ended or if it never began. May be called twice."""
-        if self._released:
+        if self._socket.fileno() < 0:
             return
-        self._released = self._over = True
+        self._over = True
         self._resume = None
         self._readable.stop()
         self._readable.close()

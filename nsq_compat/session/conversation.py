@@ -27,12 +27,6 @@ class Conversation:
         """Commands that were received wait to be executed: call `read_on` until none do, and feed nothing before."""
         self.upgrade: Upgrade | None = None
         """What is to come between socket and session next; until it is there nothing is sent or received."""
-        self.lost_level = logging.ERROR
-        """The level at which a connection that breaks is logged."""
-        self.linger_seconds = 1.0
-        """How long what the client still sends after the last reply is dropped, so that it gets to read that reply."""
-        self.slowest_rate = 1024.0
-        """Bytes per second; slower clients use up their write timeout."""
 
     @property
     def posted(self) -> object | None:
@@ -68,6 +62,23 @@ class Conversation:
     def write_timeout(self) -> float | None:
         """How long, in seconds, the client may take nothing of what is sent; None for as long as it likes."""
         return None
+
+    # Properties, because Python looks up attributes faster in an object that has no more than thirty.
+
+    @property
+    def slowest_rate(self) -> float:
+        """Bytes per second; slower clients use up their write timeout."""
+        return 1024.0
+
+    @property
+    def linger_seconds(self) -> float:
+        """How long what the client still sends after the last reply is dropped, so that it gets to read that reply."""
+        return 1.0
+
+    @property
+    def lost_level(self) -> int:
+        """The level at which a connection that breaks is logged."""
+        return logging.ERROR
 
     @property
     def owed_replies(self) -> int:

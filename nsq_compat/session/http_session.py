@@ -83,9 +83,6 @@ class HttpSession(Conversation):
         tls: bool = False,
     ) -> None:
         super().__init__()
-        self.lost_level = logging.DEBUG
-        self.linger_seconds = limits.linger_seconds
-        self.slowest_rate = limits.slowest_rate
         self._handler = handler
         self._limits = limits
         self._remote_address = remote_address
@@ -184,6 +181,18 @@ class HttpSession(Conversation):
     @property
     def write_timeout(self) -> float | None:
         return self._limits.write_seconds
+
+    @property
+    def slowest_rate(self) -> float:
+        return self._limits.slowest_rate
+
+    @property
+    def linger_seconds(self) -> float:
+        return self._limits.linger_seconds
+
+    @property
+    def lost_level(self) -> int:
+        return logging.DEBUG  # a client that has gone is nothing unusual
 
     @property
     def owed_replies(self) -> int:

@@ -1,4 +1,4 @@
-"""HTTP publishers under one event loop: what they publish within an iteration shares a log write, and is answered then."""
+"""HTTP publishers under one event loop: messages of one iteration share a log write, and are answered when it ends."""
 
 from collections.abc import Callable
 
