@@ -428,13 +428,17 @@ class Connection(Generic[Session]):
         if data:
             self._send_now(data)
         if session.closing:
-            if self._writer is None:
+            if not self._is_writing():
                 self._hang_up()
             return
         if session.has_more:
             self.wake()  # others have their turn first
         if self._alarm_at > session.next_wakeup():
             self._set_alarm()
+
+    def _is_writing(self) -> bool:
+        # A method: compiled code would take `_writer` for what it was before `_send_now`.
+        return self._writer is not None
 
     def _send_now(self, data: bytes) -> None:
         try:
