@@ -6,7 +6,7 @@ nothing else of the project.
 Read ``schema`` first: it declares every byte layout of the wire; ``storage_schema``, ``checkpoint_schema`` and
 ``go_schema`` those of files. Then, from the outside in:
 
-- ``layout`` derives fast codecs from the fixed-size declarations.
+- ``layout`` derives fast codecs from the fixed-size declarations; ``sizes`` are those of sizes and counts.
 - ``frames`` and ``message`` build what nsqd sends, of ``alike`` bodies by the batch; ``frame_reader`` cuts it apart
   again on the client's side.
 - ``commands`` are the values a client's commands become, ``command_table`` the grammar as data, and

@@ -11,12 +11,8 @@ from nsq_compat.protocol.alike import Alike
 from nsq_compat.protocol.command_table import PUB, BodySpec, CommandSpec
 from nsq_compat.protocol.commands import Command, Line, Publish
 from nsq_compat.protocol.errors import E_BAD_BODY, E_BAD_MESSAGE, FatalClientError
+from nsq_compat.protocol.sizes import SIZE_OF_SIZE, read_batch_header, read_size
 
-SIZE_OF_SIZE: Final = 4
-"""Bytes of the number before a body, its size, and of a count."""
-
-read_size: Final = struct.Struct(">i").unpack_from
-_read_three_sizes: Final = struct.Struct(">iii").unpack_from
 _WORTH_A_LOOK: Final = 4
 _ALIKE_AT_ONCE: Final = 256
 """Messages of one size; bounds what a remembered layout takes."""
@@ -43,7 +39,7 @@ def whole_batch(data: bytes, begin: int, max_msg_size: int, max_body_size: int) 
     body_size: int
     count: int
     size: int
-    body_size, count, size = _read_three_sizes(data, begin)
+    body_size, count, size = read_batch_header(data, begin)
     if body_size != len(data) - begin - SIZE_OF_SIZE or body_size > max_body_size:
         return _NONE
     if not 0 < count <= _ALIKE_AT_ONCE or not 0 < size <= max_msg_size:

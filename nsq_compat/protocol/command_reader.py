@@ -17,10 +17,11 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from nsq_compat.protocol.command_bodies import SIZE_OF_SIZE, MultipleBody, SizedBody, read_size, whole_batch
+from nsq_compat.protocol.command_bodies import MultipleBody, SizedBody, whole_batch
 from nsq_compat.protocol.command_table import MPUB, PUB, BodySpec, CommandSpec
 from nsq_compat.protocol.commands import Command, Finish, Line, Publish
 from nsq_compat.protocol.errors import SilentClose
+from nsq_compat.protocol.sizes import SIZE_OF_SIZE, read_size
 
 MAX_LINE: Final = 16384
 """nsqd: its read buffer; the longest line with its newline. A longer one ends the connection without a word."""

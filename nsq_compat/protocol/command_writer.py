@@ -4,23 +4,21 @@ Functions of values to bytes, ready to be joined with others and sent. Names are
 caller who wants to know before asks ``names``. Durations are whole milliseconds.
 """
 
-import struct
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 from nsq_compat.protocol.identify import IdentifyRequest
 from nsq_compat.protocol.schema import MAGIC_V2
+from nsq_compat.protocol.sizes import pack_size
 
 MAGIC: Final[bytes] = MAGIC_V2.value
 NOP: Final = b"NOP\n"
 CLS: Final = b"CLS\n"
 
-_pack_size = struct.Struct(">i").pack
-
 
 def sized(body: bytes) -> bytes:
     """A body with its size in front: ``schema.SIZED_BODY``."""
-    return _pack_size(len(body)) + body
+    return pack_size(len(body)) + body
 
 
 def identify(request: IdentifyRequest) -> bytes:
@@ -62,7 +60,7 @@ def publish_deferred(topic: str, body: bytes, delay_ms: int) -> bytes:
 
 def publish_together(topic: str, bodies: Sequence[bytes]) -> bytes:
     """MPUB: ``schema.MPUB_BODY`` behind its line."""
-    pieces = [_pack_size(len(bodies))]
+    pieces = [pack_size(len(bodies))]
     for body in bodies:
-        pieces += (_pack_size(len(body)), body)
+        pieces += (pack_size(len(body)), body)
     return f"MPUB {topic}\n".encode() + sized(b"".join(pieces))

@@ -22,9 +22,9 @@ from nsq_compat.protocol.errors import (
     SilentClose,
 )
 from nsq_compat.protocol.go_json import INT64, STRING, Fields, JsonError, dumps, loads_object
-from nsq_compat.protocol.layout import derive
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.protocol.receive_buffer import ReceiveBuffer
+from nsq_compat.protocol.sizes import SIZE_OF_SIZE, pack_size, read_size
 
 MAGIC: Final[bytes] = schema.MAGIC_V1.value
 PING: Final = b"PING\n"
@@ -40,7 +40,6 @@ DEFAULT_MAX_BODY_SIZE: Final = 1 << 20
 DEFAULT_MAX_REPLY_SIZE: Final = 5 << 20
 """nsqd: its --max-body-size."""
 
-_SIZE = derive(schema.LOOKUPD_REPLY_HEADER)
 _PORTS: Final = ("tcp_port", "http_port")
 
 
@@ -117,7 +116,7 @@ class ReplyReader:
 
     def __init__(self, max_size: int = DEFAULT_MAX_REPLY_SIZE) -> None:
         self._max_size = max_size
-        self._buffer = ReceiveBuffer(_SIZE.size)
+        self._buffer = ReceiveBuffer(SIZE_OF_SIZE)
 
     def receive_data(self, data: bytes) -> Iterator[bytes]:
         """Take what the socket gave; iterate over the data of the replies that are complete.
@@ -129,17 +128,17 @@ class ReplyReader:
     def _replies(self) -> Iterator[bytes]:
         buffer = self._buffer
         data, position = buffer.gather(), 0
-        buffer.needed = _SIZE.size
-        while position + _SIZE.size <= len(data):
-            (size,) = _SIZE.unpack_from(data, position)
+        buffer.needed = SIZE_OF_SIZE
+        while position + SIZE_OF_SIZE <= len(data):
+            (size,) = read_size(data, position)
             if not 0 <= size <= self._max_size:
                 raise LookupReplyError(f"a reply of {size} bytes, not 0 to {self._max_size}")
-            stop = position + _SIZE.size + size
+            stop = position + SIZE_OF_SIZE + size
             if stop > len(data):
-                buffer.needed = _SIZE.size + size
+                buffer.needed = SIZE_OF_SIZE + size
                 break
             buffer.position = stop
-            yield data[position + _SIZE.size : stop]
+            yield data[position + SIZE_OF_SIZE : stop]
             position = stop
         buffer.gather()
 
@@ -158,7 +157,7 @@ def decode_lookupd_info(data: bytes) -> LookupdInfo:
 
 def reply(data: bytes) -> bytes:
     """A reply in wire form; `data` is ``OK``, what ``encode_lookupd_info`` gives, or an error's ``data``."""
-    return _SIZE.pack(len(data)) + data
+    return pack_size(len(data)) + data
 
 
 def encode_lookupd_info(info: LookupdInfo) -> bytes:
@@ -266,11 +265,11 @@ class LookupCommandReader:
     def _next_body(self, tokens: Sequence[bytes]) -> LookupCommand | None:
         buffer = self._buffer
         if self._body_size is None:
-            if len(buffer.data) - buffer.position < _SIZE.size:
-                buffer.needed = _SIZE.size
+            if len(buffer.data) - buffer.position < SIZE_OF_SIZE:
+                buffer.needed = SIZE_OF_SIZE
                 return None
-            self._body_size = self._judged(_SIZE.unpack_from(buffer.data, buffer.position)[0])
-            buffer.position += _SIZE.size
+            self._body_size = self._judged(read_size(buffer.data, buffer.position)[0])
+            buffer.position += SIZE_OF_SIZE
         stop = buffer.position + self._body_size
         if stop > len(buffer.data):
             buffer.needed = self._body_size

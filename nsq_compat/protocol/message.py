@@ -15,6 +15,7 @@ from nsq_compat.protocol import schema
 from nsq_compat.protocol.alike import Alike
 from nsq_compat.protocol.frames import FRAME_TYPE_MESSAGE
 from nsq_compat.protocol.layout import derive
+from nsq_compat.protocol.sizes import pack_size
 
 HEADER: Final = derive(schema.MESSAGE_FRAME_HEADER)
 HEADER_SIZE: Final = HEADER.size
@@ -24,8 +25,7 @@ _ID: Final = HEADER.slices["id"]
 _ATTEMPTS: Final = HEADER.slices["attempts"]
 _TIMESTAMP: Final = HEADER.slices["timestamp_ns"]
 _MAX_ATTEMPTS: Final = 0xFFFF
-_pack_size: Final = struct.Struct(">i").pack
-_SIZES: Final = [_pack_size(_EMPTY_SIZE + length) for length in range(4096)]
+_SIZES: Final = [pack_size(_EMPTY_SIZE + length) for length in range(4096)]
 """The size field by the length of a body, for usual ones."""
 _ID_BEGIN: Final[int] = _ID.start
 _ID_END: Final[int] = _ID.stop
@@ -64,8 +64,7 @@ def make_frames(
         sizes: Iterable[bytes] = map(_SIZES.__getitem__, lengths)
         return tuple(map(b"".join, zip(sizes, repeat(same), ids, bodies)))
     except IndexError:  # one of them is bigger
-        pack = _pack_size
-        sizes = (pack(_EMPTY_SIZE + length) for length in lengths)
+        sizes = (pack_size(_EMPTY_SIZE + length) for length in lengths)
         return tuple(map(b"".join, zip(sizes, repeat(same), ids, bodies)))
 
 
@@ -76,7 +75,7 @@ def join_alike(ids: Sequence[bytes], timestamp_ns: int, bodies: Alike, id_start:
     count = len(bodies)
     if len(ids) != count:
         raise ValueError("each body needs an id of its own")
-    parts = [_pack_size(_EMPTY_SIZE + len(bodies[0])) + _between_size_and_id(timestamp_ns) + id_start] * (3 * count)
+    parts = [pack_size(_EMPTY_SIZE + len(bodies[0])) + _between_size_and_id(timestamp_ns) + id_start] * (3 * count)
     parts[1::3] = ids
     parts[2::3] = bodies
     return b"".join(parts)

@@ -38,8 +38,11 @@ MAGIC_V2: Final = Const(b"  V2")
 
 # --- Commands with a body ---------------------------------------------------------------------------------------------
 
+SIZE: Final = Struct("size" / Int32sb)
+"""The number of bytes that follow, and in an MPUB the count of messages. It is signed: a negative one is an error."""
+
 SIZED_BODY: Final = Prefixed(Int32sb, GreedyBytes)
-"""What follows the line of PUB, DPUB, IDENTIFY and AUTH. The size is signed: a negative one is a client's mistake."""
+"""What follows the line of PUB, DPUB, IDENTIFY and AUTH."""
 
 
 def _mpub_size(context: Any) -> int:
@@ -62,6 +65,9 @@ MPUB_BODY: Final = Struct(
     "bodies" / Array(this.count, SIZED_BODY),
 )
 """What follows an MPUB line. The count says where it ends: ``size`` is never compared with what follows (nsqd)."""
+
+MPUB_HEADER: Final = Struct("size" / Int32sb, "count" / Int32sb, "first_size" / Int32sb)
+"""What ``MPUB_BODY`` begins with, up to the first body."""
 
 # --- Frames from nsqd -------------------------------------------------------------------------------------------------
 
@@ -108,9 +114,7 @@ MESSAGE_FRAME: Final = Struct(
 
 # --- nsqlookupd -------------------------------------------------------------------------------------------------------
 
-LOOKUPD_REPLY_HEADER: Final = Struct("size" / Int32sb)
-
-LOOKUPD_REPLY: Final = Prefixed(Int32sb, GreedyBytes)
+LOOKUPD_REPLY: Final = SIZED_BODY
 """Replies of nsqlookupd have a size and no type."""
 
 LOOKUPD_IDENTIFY: Final = Struct("line" / Const(b"IDENTIFY\n"), "body" / SIZED_BODY)

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import google_crc32c
 
 from nsq_compat.protocol import checkpoint_schema, storage_schema
-from nsq_compat.protocol.frames import FRAME_TYPE_MESSAGE
+from nsq_compat.protocol.frames import FRAME_HEADER, FRAME_TYPE_MESSAGE
 from nsq_compat.protocol.layout import derive
 from nsq_compat.protocol.message import HEADER_SIZE as MESSAGE_HEADER_SIZE
 from nsq_compat.protocol.message import cut_alike
@@ -63,7 +63,7 @@ LOW_32: Final = 0xFFFFFFFF
 
 unpack_header: Final = _HEADER.unpack_from
 _frame_size: Final = struct.Struct(">I").unpack_from
-_FRAME_TYPE: Final = struct.pack(">i", FRAME_TYPE_MESSAGE)
+_FRAME_TYPE: Final = FRAME_HEADER.pack(0, FRAME_TYPE_MESSAGE)[FRAME_HEADER.offset("type") :]
 
 _ALIKE_AT_ONCE: Final = 256
 """Frames of one size; bounds what a remembered layout takes."""

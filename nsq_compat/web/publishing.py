@@ -2,13 +2,13 @@
 
 import logging
 import re
-import struct
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import chain
 from typing import Final
 
 from nsq_compat.protocol.names import is_valid_name
+from nsq_compat.protocol.sizes import SIZE_OF_SIZE, read_size
 from nsq_compat.queue.bounds import Full
 from nsq_compat.queue.exiting import Exiting, Refused
 from nsq_compat.queue.intake import Intake, Producer
@@ -21,8 +21,6 @@ from nsq_compat.web.responses import OK, ApiError, error
 
 log = logging.getLogger(__name__)
 
-_read_size = struct.Struct(">i").unpack_from
-_SIZE_OF_SIZE: Final = 4
 _PART_SIZE: Final = 32 * 1024
 """Bytes of lines that are split at once, and the length of the line that ends there."""
 _PART_COUNT: Final = 16384
@@ -220,20 +218,20 @@ def split_binary(body: bytes, max_msg_size: int, max_body_size: int) -> Iterator
     nsqd: whatever is wrong has status 413.
     """
     end = len(body)
-    if end < _SIZE_OF_SIZE:
+    if end < SIZE_OF_SIZE:
         raise ApiError(413, "BAD_BODY")
-    count = _read_size(body, 0)[0]
+    count = read_size(body, 0)[0]
     # nsqd: a message takes at least a size and one byte.
-    if not 0 < count <= (max_body_size - _SIZE_OF_SIZE) // (_SIZE_OF_SIZE + 1):
+    if not 0 < count <= (max_body_size - SIZE_OF_SIZE) // (SIZE_OF_SIZE + 1):
         raise ApiError(413, "BAD_BODY")
     bodies: list[bytes] = []
-    position = _SIZE_OF_SIZE
+    position = SIZE_OF_SIZE
     # Hot: runs for every message. A count that lies ends at the first message that is not there.
     for _ in range(count):
-        begin = position + _SIZE_OF_SIZE
+        begin = position + SIZE_OF_SIZE
         if begin > end:
             raise ApiError(413, "BAD_MESSAGE")
-        size = _read_size(body, position)[0]
+        size = read_size(body, position)[0]
         position = begin + size
         if not 0 < size <= max_msg_size or position > end:
             raise ApiError(413, "BAD_MESSAGE")

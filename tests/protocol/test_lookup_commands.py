@@ -91,7 +91,7 @@ def test_replies_come_out_however_the_bytes_were_cut(bodies, rest, points):
 
 @pytest.mark.parametrize("size", [-(1 << 31), -1, 1001, (1 << 31) - 1])
 def test_a_reply_that_lies_about_its_size_is_refused_after_those_before_it(size):
-    wire = lookup.reply(b"OK") + schema.LOOKUPD_REPLY_HEADER.build({"size": size})
+    wire = lookup.reply(b"OK") + schema.SIZE.build({"size": size})
     assert replies(wire + bytes(2000)) == ([b"OK"], True)
     assert replies(wire) == ([b"OK"], True)
 

@@ -1,10 +1,13 @@
 """Declarations against bytes written out by hand: whoever breaks one of these breaks the wire."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from construct import ConstructError, Container
 
+import nsq_compat
 from nsq_compat.protocol import schema
 
 ID = b"0123456789abcdef"
@@ -35,7 +38,8 @@ LAYOUTS: dict[str, tuple[Any, bytes]] = {
         {"timestamp_ns": 1, "attempts": 2, "id": ID, "body": b"xy"},
         b"\0\0\0\x20\0\0\0\2\0\0\0\0\0\0\0\1\0\2" + ID + b"xy",
     ),
-    "LOOKUPD_REPLY_HEADER": ({"size": 2}, b"\0\0\0\2"),
+    "SIZE": ({"size": 2}, b"\0\0\0\2"),
+    "MPUB_HEADER": ({"size": 7, "count": 1, "first_size": 3}, b"\0\0\0\7\0\0\0\1\0\0\0\3"),
     "LOOKUPD_REPLY": (b"OK", b"\0\0\0\2OK"),
     "LOOKUPD_IDENTIFY": ({"body": b"{}"}, b"IDENTIFY\n\0\0\0\2{}"),
     "SNAPPY_CHUNK_HEADER": ({"type": 1, "length": 0x030201}, b"\1\1\2\3"),
@@ -83,3 +87,9 @@ def test_the_size_of_an_mpub_body_is_not_held_against_its_messages():
 def test_lies_are_refused(name, wire):
     with pytest.raises(ConstructError):
         getattr(schema, name).parse(wire)
+
+
+def test_no_module_writes_the_format_of_a_size_by_hand():
+    package = Path(nsq_compat.__file__).parent
+    by_hand = re.compile(r"""struct\.\w+\(["']>i+["']""")
+    assert [file.name for file in package.rglob("*.py") if by_hand.search(file.read_text("utf-8"))] == []
