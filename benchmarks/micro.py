@@ -102,7 +102,11 @@ def _making_frames() -> Callable[[], object]:
 
 
 def _some_ids() -> list[bytes]:
-    return GuidFactory(0).take(_BATCH, _NOW_NS)
+    return _ids(GuidFactory(0))
+
+
+def _ids(factory: GuidFactory) -> list[bytes]:
+    return [factory.take_one(_NOW_NS) for _ in range(_BATCH)]
 
 
 # --- queue ------------------------------------------------------------------------------------------------------------
@@ -111,7 +115,7 @@ def _some_ids() -> list[bytes]:
 def _taking_ids(number: int) -> Callable[[], Callable[[], object]]:
     def make() -> Callable[[], object]:
         factory = GuidFactory(0)
-        return lambda: factory.take(number, _NOW_NS)
+        return lambda: factory.take_runs(number, _NOW_NS)
 
     return make
 
@@ -132,7 +136,7 @@ def _passing_flight() -> Callable[[], object]:
     in_flight = InFlight()
     factory = GuidFactory(0)
     # Ids that come again must have been forgotten meanwhile.
-    batches = [factory.take(_BATCH, _NOW_NS) for _ in range(100)]
+    batches = [_ids(factory) for _ in range(100)]
     deliveries = cycle([(ids, make_frames(ids, _NOW_NS, _BODIES)) for ids in batches])
 
     def run() -> None:

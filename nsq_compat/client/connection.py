@@ -87,7 +87,6 @@ class Connection:
         self.settings = settings
         self.in_flight = 0
         self.rejected_count = 0
-        self.received_count = 0
         self.round_trip = 0.0
         """Seconds from a command to its answer: the longest exchange while the connection was opened."""
         self.requeue_delay = 90.0
@@ -248,7 +247,6 @@ class Connection:
         messages = [Message(each.id, each.body, each.timestamp_ns, each.attempts, self, address) for each in wire]
         with self._lock:
             self.in_flight += len(messages)
-        self.received_count += len(messages)
         if self._owner is not None:
             self._owner.received(self, messages)
 

@@ -41,13 +41,9 @@ class GuidFactory:
         start = self._start if number >> SEQUENCE_BITS == self._tick else self._start_of(number)
         return start + _THREE_DIGITS[number & (_SEQUENCE_SIZE - 1)]
 
-    def take(self, count: int, now_ns: int) -> list[bytes]:
-        """The next `count` ids, growing."""
-        return [start + digits for start, ends in self.take_runs(count, now_ns) for digits in ends]
-
     def take_runs(self, count: int, now_ns: int) -> list[tuple[bytes, list[bytes]]]:
-        """The same in runs: how all ids of a tick begin, and how each ends."""
-        # Hot: runs for every publish. Whoever makes frames joins pieces anyway, and needs no id in one.
+        """The next `count` ids, growing, in runs: the first digits of all ids of a tick, and the last ones of each."""
+        # Hot: runs for every publish. Frames are joined from pieces, so an id is needed in two pieces, not in one.
         return self.runs_from(self._reserve(count, now_ns), count)
 
     def runs_from(self, first: int, count: int) -> list[tuple[bytes, list[bytes]]]:

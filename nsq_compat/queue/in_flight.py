@@ -123,11 +123,6 @@ class InFlight:
                 if message_id in self.frames and message_id not in self._returned:
                     yield deadline, self.frames[message_id]
 
-    @property
-    def place_count(self) -> int:
-        """How many deadlines are kept, those of messages that were finished meanwhile too."""
-        return self._places
-
     def clear(self) -> int:
         """Forget everything; return how many frames that was."""
         count = len(self.frames)

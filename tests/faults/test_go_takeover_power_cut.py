@@ -1,6 +1,7 @@
 """The power is cut while Go's queues are taken over: afterwards every message is there once."""
 
 from contextlib import suppress
+from itertools import repeat
 from random import Random
 
 import pytest
@@ -15,7 +16,7 @@ from nsq_compat.queue.stored_topic import StoredTopic
 from tests.faults.disk import SimulatedDisk
 
 NOW_NS = 1_700_000_000_000_000_000
-IDS = GuidFactory(7).take(100, NOW_NS)
+IDS = list(map(GuidFactory(7).take_one, repeat(NOW_NS, 100)))
 CHANGING = ("open", "pwrite", "fsync", "fdatasync", "fsync_folder", "rename", "unlink", "mkdir", "rmdir")
 EXPECTED = {"a": [1, 2, 7, 8], "b": [1, 7, 8]}
 

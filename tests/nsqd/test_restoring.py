@@ -164,7 +164,7 @@ def test_it_is_used_again_if_the_process_ends_before_it_is_replaced(stored):
 
 def test_gos_queues_are_not_imported_with_a_damaged_one_but_without_any(stored, caplog):
     disk = with_nsqd_dat(stored, WRITTEN[:-1])
-    [number] = GuidFactory(7).take(1, NOW_NS)
+    number = GuidFactory(7).take_one(NOW_NS)
     write_queue(cast("Files", disk), DATA_PATH, "go:c", [GoMessage(NOW_NS, 0, number, b"go's")], 1 << 20)
     before = sorted(disk.listdir(DATA_PATH))
     with pytest.raises(MetadataError, match="Go's queues beside it are not imported"):

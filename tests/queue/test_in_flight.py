@@ -52,7 +52,7 @@ def test_who_finishes_in_order_leaves_no_places_behind_to_be_looked_through(in_f
         window.append(frames)
         if len(window) == 10:
             in_flight.finish(ids_of(window.pop(0)))
-        assert in_flight.place_count <= 11 * size
+        assert in_flight._places <= 11 * size
 
 
 def test_places_behind_a_message_that_takes_long_are_caught_up_with(in_flight, make_frames):
@@ -61,13 +61,13 @@ def test_places_behind_a_message_that_takes_long_are_caught_up_with(in_flight, m
     for frames in others:
         in_flight.add(frames, now=100.0, timeout=60.0)
         in_flight.finish(ids_of(frames))
-    assert in_flight.place_count == 600
+    assert in_flight._places == 600
     in_flight.finish(ids_of(slow))
     for first in range(1000, 1600):
         frames = make_frames(b"x", first=first)
         in_flight.add(frames, now=100.0, timeout=60.0)
         in_flight.finish(ids_of(frames))
-    assert in_flight.place_count == 0
+    assert in_flight._places == 0
 
 
 def test_ids_that_are_not_here_are_named_in_their_order(in_flight, make_frames):

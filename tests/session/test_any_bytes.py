@@ -5,7 +5,7 @@ the cut they come in changes nothing.
 """
 
 import json
-from itertools import pairwise
+from itertools import pairwise, repeat
 from typing import Any
 
 from hypothesis import given
@@ -56,7 +56,7 @@ def message_ids(draw):
 
 
 def first_ids():
-    return GuidFactory(0).take(4, 1_700_001_000_000_000_000)
+    return list(map(GuidFactory(0).take_one, repeat(1_700_001_000_000_000_000, 4)))
 
 
 @st.composite

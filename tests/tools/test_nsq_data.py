@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import repeat
 
 import pytest
 
@@ -21,7 +22,7 @@ from nsq_compat.queue.topic_log import TopicLog
 from nsq_compat.tools.nsq_data import run
 
 NOW_NS = 1_700_000_000_000_000_000
-IDS = GuidFactory(1).take(10, NOW_NS)
+IDS = list(map(GuidFactory(1).take_one, repeat(NOW_NS, 10)))
 TOPICS = (TopicMetadata("t", False, (ChannelMetadata("c", True),)), TopicMetadata("idle", True))
 
 
