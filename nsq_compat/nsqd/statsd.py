@@ -18,7 +18,7 @@ from nsq_compat.nsqd.options import NsqdOptions
 from nsq_compat.protocol.durations import SECOND
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel
-from nsq_compat.queue.stats import snapshot
+from nsq_compat.queue.snapshot import snapshot
 from nsq_compat.queue.statsd_lines import StatsdLines, packets
 from nsq_compat.queue.topic import Topic
 

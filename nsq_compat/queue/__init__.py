@@ -7,7 +7,7 @@ What moves:
 
     broker        all topics                    guid        message ids by the batch
     topic         bodies in, frames to channels stamper     bodies into frames
-    channel       frames shared out             stats       snapshots for /stats
+    channel       frames shared out             stats       the values of /stats; snapshot reads them
     backlog       what either has to deliver    statsd_lines  the same for statsd
     cursor        a place in a topic's stream   limits      what bounds all of it
     frame_queue   frames in memory              schedule    alarms, in the order of their times

@@ -14,7 +14,7 @@
     prometheus       what of that needs prometheus_client, which is an extra
     profiling        /debug
     go_time          durations and moments as Go prints them
-    nsqlookupd_api   nsqlookupd's API: its routes, its answers, what it asks of the daemon
+    nsqlookupd_api   nsqlookupd's API: its routes, its answers;  nsqlookupd_service  what it asks of the daemon
 
 May import net (the values of `http_message` only), session, queue, registry and protocol; never gevent: what
 has to wait or to look at greenlets is asked of the service.

@@ -13,7 +13,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from nsq_compat.protocol.names import is_ephemeral
-from nsq_compat.queue.stats import ChannelStats, TopicStats, snapshot
+from nsq_compat.queue.snapshot import snapshot
+from nsq_compat.queue.stats import ChannelStats, TopicStats
 from nsq_compat.web.nsqd_service import NsqdService
 from nsq_compat.web.statistics import HEALTHY, unhurried
 

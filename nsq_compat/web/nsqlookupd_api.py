@@ -6,7 +6,7 @@ which things were registered (nsqlookupd: in no order).
 """
 
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from nsq_compat.protocol.go_json import dumps
 from nsq_compat.registry.registration import Producer, Registration, Tombstone
@@ -14,8 +14,9 @@ from nsq_compat.registry.registration_db import RegistrationDb
 from nsq_compat.session.http_message import Request, Response
 from nsq_compat.web import responses
 from nsq_compat.web.application import Application
-from nsq_compat.web.metrics import READY, Metrics, monitoring_routes
-from nsq_compat.web.profiling import Profiling, RunningProcess
+from nsq_compat.web.metrics import READY, monitoring_routes
+from nsq_compat.web.nsqlookupd_service import NsqlookupdService
+from nsq_compat.web.profiling import Profiling
 from nsq_compat.web.query import parse_query, required, required_name
 from nsq_compat.web.responses import EMPTY, ApiError
 from nsq_compat.web.routing import Route, Routes
@@ -25,26 +26,6 @@ if TYPE_CHECKING:
 
 GOS_ZERO_TIME_NS: Final = -6795364578871345152
 """What a moment that never was looks like in /debug."""
-
-
-class NsqlookupdService(RunningProcess, Protocol):
-    """The daemon, as its HTTP API sees it."""
-
-    @property
-    def db(self) -> RegistrationDb: ...
-
-    @property
-    def metrics(self) -> Metrics: ...
-
-    @property
-    def version(self) -> str:
-        """What is announced, ``1.3.0``."""
-
-    def now(self) -> float:
-        """Monotonic seconds."""
-
-    def now_ns(self) -> int:
-        """Wall clock, nanoseconds."""
 
 
 class NsqlookupdApi(Application):

@@ -1,19 +1,17 @@
 """nsqlookupd's figures for Prometheus: how much it knows, and of whom. None has a topic's name on it."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-if TYPE_CHECKING:
-    from nsq_compat.web.nsqlookupd_api import NsqlookupdService
+from nsq_compat.web.nsqlookupd_service import NsqlookupdService
 
 
 class NsqlookupdCollector(Collector):
     """Asked for every scrape."""
 
-    def __init__(self, service: "NsqlookupdService") -> None:
+    def __init__(self, service: NsqlookupdService) -> None:
         self._service = service
 
     def collect(self) -> Iterable[Metric]:
@@ -32,6 +30,6 @@ class NsqlookupdCollector(Collector):
             yield GaugeMetricFamily(name, help, value=value)
 
 
-def _tombstones(service: "NsqlookupdService") -> int:
+def _tombstones(service: NsqlookupdService) -> int:
     now, db = service.now(), service.db
     return sum(db.is_tombstoned(producer, topic, now) for producer in db.producers for topic in producer.tombstones)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsq_compat.queue.line import Locality, NearestFirst
-from nsq_compat.queue.stats import snapshot
+from nsq_compat.queue.snapshot import snapshot
 
 ZONE, REGION, GLOBAL = Locality
 

@@ -4,7 +4,8 @@ import pytest
 
 from nsq_compat.protocol.message import make_frames
 from nsq_compat.queue.latency import LatencyOptions
-from nsq_compat.queue.stats import ChannelStats, ClientStats, LatencyStats, TopicStats, snapshot
+from nsq_compat.queue.snapshot import snapshot
+from nsq_compat.queue.stats import ChannelStats, ClientStats, LatencyStats, TopicStats
 
 
 def names(kind: type) -> list[str]:

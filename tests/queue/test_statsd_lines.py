@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq_compat.queue.stats import LatencyStats, snapshot
+from nsq_compat.queue.snapshot import snapshot
+from nsq_compat.queue.stats import LatencyStats
 from nsq_compat.queue.statsd_lines import StatsdLines, packets
 
 MEMORY = {"heap_objects": 5, "next_gc_bytes": 7, "gc_total_runs": 10}
