@@ -1,12 +1,15 @@
-"""The modules that setup.cfg lists are compiled where that was asked for, and nowhere else."""
+"""The modules that setup.cfg names are compiled where that was asked for, and nowhere else."""
 
+import fnmatch
 import os
 import shutil
 import subprocess
 import sys
-from configparser import ConfigParser
+from configparser import ConfigParser, SectionProxy
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -14,17 +17,54 @@ ROOT = Path(__file__).parents[2]
 ASKED_FOR = os.environ.get("NSQ_COMPAT_COMPILED") == "1"  # scripts/test says so, for its second run
 
 
-def listed() -> list[str]:
+def loaded_setup() -> ModuleType:
+    """setup.py as a module; it builds nothing unless it is run."""
+    spec = spec_from_file_location("nsq_compat_setup", ROOT / "setup.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def settings() -> SectionProxy:
     setup_cfg = ConfigParser(interpolation=None)
     setup_cfg.read(ROOT / "setup.cfg")
-    return [f"nsq_compat.{module}" for module in setup_cfg["compiled"]["modules"].split()]
+    return setup_cfg["compiled"]
 
 
-@pytest.mark.parametrize("name", listed())
+MODULES: list[str] = loaded_setup().compiled_modules(ROOT)
+
+
+@pytest.mark.parametrize("name", MODULES)
 def test_a_module_is_what_was_asked_for(name: str):
-    file = import_module(name).__file__
+    file = import_module(f"nsq_compat.{name}").__file__
     assert file is not None
     assert Path(file).suffix == (".so" if ASKED_FOR else ".py")
+
+
+def test_a_module_of_the_folders_is_compiled_unless_it_is_an_exception(tmp_path: Path):
+    for name in ("queue/__init__.py", "queue/topic.py", "queue/go_data.py", "queue/seam.py", "web/query.py"):
+        (tmp_path / "nsq_compat" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "nsq_compat" / name).touch()
+    exceptions = ("# Read once.", "queue.go_*", "queue.seam")
+    written = "[compiled]\nfolders = queue\nexceptions =\n" + "".join(f"    {line}\n" for line in exceptions)
+    (tmp_path / "setup.cfg").write_text(written)
+    assert loaded_setup().compiled_modules(tmp_path) == ["queue.topic"]
+
+
+def test_every_exception_is_a_module_that_there_is():
+    folders = settings()["folders"].split()
+    modules = [f"{folder}.{file.stem}" for folder in folders for file in (ROOT / "nsq_compat" / folder).glob("*.py")]
+    assert [each for each in settings()["exceptions"].split() if not fnmatch.filter(modules, each)] == []
+
+
+def test_what_is_hot_in_nsqd_is_compiled():
+    clients = {"protocol.frame_reader", "session.client_session"}
+    folders = settings()["folders"].split()
+    files = [file for folder in folders for file in (ROOT / "nsq_compat" / folder).glob("*.py")]
+    hot = {f"{file.parent.name}.{file.stem}" for file in files if "# Hot: " in file.read_text("utf-8")}
+    assert hot - set(MODULES) == clients
 
 
 def test_so_is_the_nsqd_that_tests_start():
