@@ -189,7 +189,7 @@ class Connection(Generic[Session]):
 
     def _receive_what_came(self) -> bytes:
         """Raises ``BlockingIOError``; at the end of the stream nothing."""
-        # Hot: runs for every synchronous PUB. Who has said little is expected to do so again.
+        # Hot: runs for every synchronous PUB. A short read is expected to be followed by another short one.
         if not self._expects_few:
             data = self._recv(self._receive_size)
         else:

@@ -55,7 +55,7 @@ class StandardTls(Tls):
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
-        # Hot: its own methods of these names do no more than call them.
+        # Hot: the methods of `SSLObject` with these names only call these.
         inner: Any = self._tls._sslobj  # type: ignore[attr-defined]
         self._read_plain: Callable[[int], bytes] = inner.read
         self._write_plain: Callable[[bytes], int] = inner.write
@@ -80,7 +80,7 @@ class StandardTls(Tls):
         return self._outgoing.read()
 
     def decode(self, data: bytes, limit: int = MAX_PIECE) -> Iterable[bytes]:
-        # Hot: who awaits each answer sends one record at a time, which needs neither a generator nor another look.
+        # Hot: a client that awaits each answer sends one record at a time, which needs no generator and no second read.
         self._incoming.write(data)
         size = len(data)
         if 0 < size < limit:

@@ -80,7 +80,7 @@ class CommandReader:
 
         None says that nothing was taken, and that it is for `receive_data`. Raises nothing.
         """
-        # Hot: who awaits each answer sends one command at a time, which costs half as much without the generator.
+        # Hot: a client that awaits each answer sends one command at a time: half the cost without the generator.
         if self._available or self._body is not None:
             return None
         if len(data) == self._alone_size and data.startswith(self._head):
@@ -207,7 +207,7 @@ class CommandReader:
 
     def _read_publish_run(self, spec: CommandSpec, tokens: list[bytes], line: bytes, end: int) -> Publish | None:
         """As many PUBs with the same line as are complete and in order; None when not even the first is."""
-        # Hot: the whole of a pipelined PUB. Whatever is irregular is left to the careful way, `_read_body`.
+        # Hot: the whole of a pipelined PUB. Anything irregular is left to `_read_body`.
         buffer, position, max_msg_size = self._buffer, self._position, self._max_msg_size
         bodies: list[bytes] = []
         while position + SIZE_OF_SIZE <= end:

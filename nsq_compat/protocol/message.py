@@ -50,8 +50,8 @@ def make_frames(
 
     `ids` are what follows `id_start` in them; `lengths` those of the bodies, if they are known.
     """
-    # Hot: runs for every message published. A tuple, because the garbage collector soon stops looking into a tuple of
-    # bytes, and a backlog of a million frames is a lot to look into.
+    # Hot: runs for every message published. The result is a tuple, because the garbage collector soon stops
+    # traversing a tuple of bytes, and a backlog may have a million frames.
     if len(ids) != len(bodies):
         raise ValueError("each body needs an id of its own")
     # Only size and id differ from frame to frame. Joining what is there costs less than packing it, and map, zip and
@@ -70,8 +70,8 @@ def make_frames(
 
 def join_alike(ids: Sequence[bytes], timestamp_ns: int, bodies: Alike, id_start: bytes = b"") -> bytes:
     """The same frames, one behind the other."""
-    # Hot: the messages of an MPUB, as a rule. Joined by the batch and cut again they cost less than one by one, and
-    # whoever writes them down wants them joined.
+    # Hot: runs for most MPUBs. Joining a batch and cutting it again costs less than making frames one by one, and the
+    # log is written from the joined bytes.
     count = len(bodies)
     if len(ids) != count:
         raise ValueError("each body needs an id of its own")
@@ -102,7 +102,7 @@ def message_id(frame: bytes) -> bytes:
 
 def message_ids(frames: Sequence[bytes]) -> list[bytes]:
     """The ids of many frames."""
-    # Hot: runs for every message delivered; where it is a single one, there is no need of so much machinery.
+    # Hot: runs for every message delivered; where it is a single one, an index is cheaper than `map`.
     if len(frames) == 1:
         return [frames[0][_ID_BEGIN:_ID_END]]
     return list(map(_id_of, frames))

@@ -155,8 +155,8 @@ class InFlight:
 
     def _forget_first_places(self, most: int) -> None:
         """The same a little at a time, which is all there is to do where FINs come in the order of the messages."""
-        # Hot: writing anew takes half a millisecond for a thousand places, and everybody waits. One batch more may go
-        # than was finished, so those behind a message that took long are caught up with. In order, a batch's last
+        # Hot: writing anew takes half a millisecond for a thousand places, and the event loop waits. One batch more may
+        # go than was finished, so those behind a message that took long are caught up with. In order, a batch's last
         # message is finished last, and no other need be looked at.
         batches, frames = self._batches, self.frames
         for _ in range(most):
