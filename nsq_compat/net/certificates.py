@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from nsq_compat import missing_package
 from nsq_compat.net.tls import StandardTls, Tls
 
 log = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ _OLD_LEVEL: Final = ":@SECLEVEL=0"
 
 
 class CertificateError(Exception):
-    """A file cannot be used; the text says why."""
+    """A file cannot be used, or a package is missing; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +89,23 @@ def _read(files: TlsFiles) -> Callable[[], Tls]:
     if files.root_ca:
         _trust(context, files.root_ca)
     if files.client_policy == REQUIRE:
-        # Here, because nobody else needs the megabytes it brings.
-        from nsq_compat.net.tls_lenient import LenientTls, lenient_context
-
-        lenient = lenient_context(files.certificate, files.key, files.min_version, ciphers)
-        return lambda: LenientTls(lenient)
+        return _lenient(files, ciphers)
     if files.client_policy == REQUIRE_VERIFY:
         context.verify_mode = ssl.CERT_REQUIRED
         if not files.root_ca:
             context.load_default_certs(ssl.Purpose.CLIENT_AUTH)
     return lambda: StandardTls(context)
+
+
+def _lenient(files: TlsFiles, ciphers: str) -> Callable[[], Tls]:
+    """By pyOpenSSL, which is an extra: only this policy needs it, and it takes some megabytes."""
+    try:
+        from nsq_compat.net.tls_lenient import LenientTls, lenient_context
+    except ImportError:
+        reason = missing_package("pyopenssl", extra="pyopenssl")
+        raise CertificateError(f"--tls-client-auth-policy={REQUIRE}: {reason}") from None
+    context = lenient_context(files.certificate, files.key, files.min_version, ciphers)
+    return lambda: LenientTls(context)
 
 
 def _load_certificate(context: ssl.SSLContext, files: TlsFiles) -> None:

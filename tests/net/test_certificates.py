@@ -1,7 +1,9 @@
 """Certificates from files: which files are taken, which versions, and what a reload changes."""
 
+import re
 import shutil
 import ssl
+import sys
 import warnings
 from dataclasses import replace
 
@@ -109,6 +111,15 @@ def test_a_reload_is_for_those_who_come_after_it(authority, tmp_path, policy):
     certificates.reload()
     assert subject(connects()[0]) == "renewed"
     assert list(server.decode(before.encode(b"NOP\n"))) == [b"NOP\n"]
+
+
+def test_a_client_policy_that_needs_a_package_names_it_where_it_is_missing(authority, monkeypatch):
+    monkeypatch.setitem(sys.modules, "nsq_compat.net.tls_lenient", None)
+    says = "--tls-client-auth-policy=require: pyopenssl is not installed: pip install 'nsq_compat[pyopenssl]'"
+    with pytest.raises(CertificateError, match=f"^{re.escape(says)}$"):
+        Certificates(authority.files(client_policy="require"))
+    for policy in ("", "require-verify"):
+        assert Certificates(authority.files(client_policy=policy)).make_tls()
 
 
 def test_a_reload_of_something_bad_changes_nothing_and_is_logged(authority, tmp_path, caplog):

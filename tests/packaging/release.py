@@ -104,7 +104,11 @@ class Release:
         parser = settings()
         extras = parser["options.extras_require"]
         wanted = words(parser["options"]["install_requires"]) + build_requirements() + ["build", "pip", "wheel"]
-        wanted += [line for extra in ("admin", "conformance", "metrics", "snappy") for line in words(extras[extra])]
+        wanted += [
+            line
+            for extra in ("admin", "conformance", "metrics", "pyopenssl", "snappy")
+            for line in words(extras[extra])
+        ]
         pip = (sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check")
         run(*pip, "--dest", self.packages, "--constraint", CONSTRAINTS, *wanted, cwd=self.folder)
 

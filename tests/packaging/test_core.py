@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from nsq_conformance.certificates import Certificates
 from nsq_conformance.nsqadmin_process import NsqadminProcess
 from nsq_conformance.nsqd_process import NsqdProcess
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess
@@ -14,7 +15,7 @@ from tests.packaging.release import console_scripts, run, settings, words
 
 pytestmark = pytest.mark.timeout(300)
 
-EXTRAS = ("admin", "metrics", "snappy")
+EXTRAS = ("admin", "metrics", "pyopenssl", "snappy")
 SNAPPY = "python-snappy is not installed: pip install 'nsq_compat[snappy]'"
 NEGOTIATION = """
 from nsq_compat.client import Producer
@@ -36,7 +37,7 @@ def named(requirement: str) -> str:
 def test_only_what_is_asked_for_is_installed(release):
     extras = settings()["options.extras_require"]
     optional = {named(line) for extra in EXTRAS for line in words(extras[extra])}
-    assert optional == {"flask", "jinja2", "python-snappy", "prometheus-client"}
+    assert optional == {"flask", "jinja2", "python-snappy", "prometheus-client", "pyopenssl"}
     assert packages_of(release.installed()) & optional == set()
     assert packages_of(release.installed("all")) >= optional
 
@@ -63,6 +64,16 @@ def test_nsqd_serves_without_figures_and_without_snappy_and_says_so(release, tmp
         asks = NEGOTIATION.format(address=nsqd.tcp_address, options="snappy=True")
         assert nsqd.tcp_address.rpartition(":")[2] in run(sys.executable, "-c", asks, cwd=tmp_path)
         assert (nsqd.topic_stats("orders") or {}).get("message_count") == 1
+
+
+def test_nsqd_refuses_the_one_client_policy_that_needs_pyopenssl(release, tmp_path):
+    files = Certificates(tmp_path)
+    checks = [release.installed() / "nsqd", "--check-config", f"--data-path={tmp_path}", *files.options]
+    refused = subprocess.run([*checks, "--tls-client-auth-policy=require"], capture_output=True, text=True, timeout=60)
+    assert refused.returncode == 1
+    assert "pip install 'nsq_compat[pyopenssl]'" in refused.stderr
+    run(*checks, "--tls-client-auth-policy=require-verify", cwd=tmp_path)
+    run(release.installed("all") / "nsqd", *checks[1:], "--tls-client-auth-policy=require", cwd=tmp_path)
 
 
 def test_nsqlookupd_serves_without_figures(release):
