@@ -11,6 +11,7 @@ import struct
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby, islice
+from operator import itemgetter
 from typing import Final
 
 from google_crc32c import value as crc32c
@@ -32,6 +33,7 @@ _ID_BEGIN: Final = HEADER_SIZE + MESSAGE_HEADER.offset("id")
 _ID_END: Final = HEADER_SIZE + MESSAGE_HEADER.slices["id"].stop
 _SIZE_FIELD: Final = 4
 _SORTED_AT_ONCE: Final = 4096
+_FIRST: Final = itemgetter(0)
 _size_of: Final = struct.Struct(">I").unpack_from
 
 
@@ -46,7 +48,7 @@ def sorted_ids(ids: Iterable[bytes], pause: Callable[[], None]) -> list[bytes]:
     if len(pieces) < 2:
         return pieces[0] if pieces else []
     found: list[bytes] = []
-    unique = (each for each, _ in groupby(heapq.merge(*pieces)))
+    unique = map(_FIRST, groupby(heapq.merge(*pieces)))  # compiled, a generator expression is a list
     while piece := list(islice(unique, _SORTED_AT_ONCE)):
         found += piece
         pause()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from enum import Enum
 from functools import partial
+from itertools import chain
 from typing import Final
 
 from nsq_compat.queue import checkpoint
@@ -329,7 +330,8 @@ class TopicStore:
         seq = min((each.position for each in backlogs), default=saved.end.seq)
 
         def unfinished() -> Iterable[bytes]:
-            return (entry_id(key) for each in backlogs for key in each.all_entries())
+            # Compiled, a generator expression is a list.
+            return map(entry_id, chain.from_iterable(each.all_entries() for each in backlogs))
 
         commit = partial(self._storage.commit, self.log)
         self.log.release(seq, unfinished, saved.end, commit, kept=kept, pause=pause)
