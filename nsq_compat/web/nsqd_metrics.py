@@ -20,7 +20,7 @@ from nsq_compat.web.statistics import HEALTHY, unhurried
 
 OTHERS: Final = "(others)"
 """In place of the names of those without series of their own."""
-_ROWS_AT_ONCE: Final = 200
+_ROWS_AT_ONCE: Final = 100
 _NANOSECONDS: Final = 1e9
 
 S = TypeVar("S", TopicStats, ChannelStats)

@@ -14,7 +14,7 @@ from nsq_compat.web.query import parse_boolean, parse_query
 from nsq_compat.web.stats_text import StatsReport, render
 
 HEALTHY: Final = "OK"
-_TOPICS_AT_ONCE: Final = 100
+_TOPICS_AT_ONCE: Final = 32
 
 # The order and names of nsqd's JSON. "?" marks what is left out when it is empty, 0 or false.
 _TOPIC_KEYS: Final = (
@@ -97,7 +97,7 @@ class Statistics:
 
 
 def unhurried(topics: Iterable[TopicStats], let_others_run: Callable[[], None]) -> Iterator[TopicStats]:
-    """The same topics; others run before each hundred, because ten thousand take half a second.
+    """The same topics; others run before every 32 of them, because ten thousand take half a second.
 
     Of all requests that are answered so one goes on in an iteration of the event loop.
     """
@@ -127,11 +127,14 @@ def _of_topic(producers: Sequence[ClientStats], topic: str) -> Sequence[ClientSt
 def _report_json(report: StatsReport, topics: Iterable[TopicStats]) -> bytes:
     """`topics` are the report's own; each is written as it comes."""
     head = dumps({"version": report.version, "health": report.health, "start_time": int(report.started_at)})
-    written = ",".join([dumps(_topic_json(topic)) for topic in topics])
-    array = "null" if report.topics is None else f"[{written}]"
+    # Encoded one by one and joined once: a copy of what 20,000 topics take holds up the event loop for milliseconds.
+    written = [b"%s," % dumps(_topic_json(topic)).encode() for topic in topics]
+    if written:
+        written[-1] = written[-1][:-1]
+    begin, end = (b"null", b"") if report.topics is None else (b"[", b"]")
     memory = {} if report.memory is None else {"memory": dict(report.memory)}
     tail = dumps({**memory, "producers": [_client_json(producer) for producer in report.producers] or None})
-    return f'{head[:-1]},"topics":{array},{tail[1:]}'.encode()
+    return b"".join((f'{head[:-1]},"topics":'.encode(), begin, *written, end, f",{tail[1:]}".encode()))
 
 
 def _topic_json(topic: TopicStats) -> dict[str, Any]:
