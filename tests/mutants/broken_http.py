@@ -17,9 +17,9 @@ Members = dict[str, Any]
 # --- Publishing -------------------------------------------------------------------------------------------------------
 
 
-@instead_of(Publishing, "publish")
-def a_pub_of_nothing_is_fine(original: Function, api: Publishing, request: Any) -> object:
-    return original(api, request) if request.body else EMPTY
+@instead_of(Publishing, "begin")
+def a_pub_of_nothing_is_fine(original: Function, api: Publishing, request: Any, *others: object) -> object:
+    return original(api, request, *others) if request.body else EMPTY
 
 
 @instead_of(publishing, "split_text")

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from nsq_compat.net.certificates import CertificateError, Certificates
+from nsq_compat.net.tls import StandardTls
 from nsq_compat.net.tls_words import TlsError
 
 VERSIONS = {
@@ -119,7 +120,7 @@ def test_a_client_policy_that_needs_a_package_names_it_where_it_is_missing(autho
     with pytest.raises(CertificateError, match=f"^{re.escape(says)}$"):
         Certificates(authority.files(client_policy="require"))
     for policy in ("", "require-verify"):
-        assert Certificates(authority.files(client_policy=policy)).make_tls()
+        assert isinstance(Certificates(authority.files(client_policy=policy)).make_tls(), StandardTls)
 
 
 def test_a_reload_of_something_bad_changes_nothing_and_is_logged(authority, tmp_path, caplog):
