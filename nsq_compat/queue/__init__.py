@@ -22,7 +22,6 @@ What an operator may want besides (off by default):
 
     policies      what was written, and for what  policing  put in force, on what is there and what comes
     dead_letters  tried often enough            bounds      how much may wait
-    throttle      a rate, before the line
 
 What stays:
 

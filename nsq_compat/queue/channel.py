@@ -13,8 +13,8 @@ Invariants:
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol
 
 from nsq_compat.protocol.message import attempts, next_attempts
 from nsq_compat.protocol.names import is_ephemeral
@@ -25,11 +25,9 @@ from nsq_compat.queue.frame_queue import NOTHING
 from nsq_compat.queue.in_flight import NEVER, InFlight
 from nsq_compat.queue.latency import Latency
 from nsq_compat.queue.limits import QueueLimits
-from nsq_compat.queue.line import Line, NearestFirst, Waiting
-from nsq_compat.queue.policies import NOTHING_APPLIES, Rate
+from nsq_compat.queue.line import Line, NearestFirst, Rate, Throttle, Waiting
 from nsq_compat.queue.schedule import AT_ONCE, Schedule
 from nsq_compat.queue.stats import ClientStats
-from nsq_compat.queue.throttle import Throttle
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +131,7 @@ class Channel:
         self.dropped_count = 0
         self.dead_letter_count = 0
         self.rejected_count = 0
-        self.applied = NOTHING_APPLIES
+        self.describe_policy: Callable[[str, str], Mapping[str, Any]] | None = None
         self.dead_letters: DeadLetterBox | None = None
         self.consumers: dict[Consumer, None] = {}
         self.latency = None if limits.latency is None else Latency(limits.latency)

@@ -15,6 +15,7 @@ import re2
 
 from nsq_compat.protocol.durations import SECOND, format_duration, parse_duration
 from nsq_compat.protocol.names import EPHEMERAL_SUFFIX, is_valid_name
+from nsq_compat.queue.line import Rate
 
 DEFAULT_DEAD_LETTER_TOPIC: Final = "{topic}.{channel}.dead"
 REJECT: Final = "reject"
@@ -69,14 +70,6 @@ class Bounds:
             limits["max_age"] = format_duration(int(self.max_age * SECOND))
         settings = {key: value for key, value in limits.items() if value is not None}
         return {**settings, "when_full": DROP_OLDEST if self.drops else REJECT}
-
-
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """Messages a second; `burst` is how many may be delivered at once after a pause."""
-
-    per_second: float
-    burst: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.dead_letters import DeadLetters
 from nsq_compat.queue.exiting import CLOSED
-from nsq_compat.queue.policies import Policies
+from nsq_compat.queue.policies import Applied, Policies
 from nsq_compat.queue.topic import Topic
 
 log = logging.getLogger(__name__)
@@ -29,6 +29,7 @@ class Policing:
         self._now = now
         self._now_ns = now_ns
         self._keepers: dict[Topic, Keeper] = {}
+        self._applied: dict[Channel, Applied] = {}
         broker.observers.append(self)
 
     def apply(self, policies: Policies) -> None:
@@ -50,7 +51,7 @@ class Policing:
     def topic_deleted(self, topic: Topic) -> None:
         self._dismiss(topic)
         for channel in topic.channels.values():
-            self.dead_letters.forget(channel)
+            self._forget(channel)
 
     def channel_created(self, topic: Topic, channel: Channel) -> None:
         if self.policies:
@@ -58,14 +59,19 @@ class Policing:
             self._guard(topic)
 
     def channel_deleted(self, topic: Topic, channel: Channel) -> None:
-        self.dead_letters.forget(channel)
+        self._forget(channel)
         if topic in self._keepers:
             self._guard(topic)
+
+    def _forget(self, channel: Channel) -> None:
+        self.dead_letters.forget(channel)
+        self._applied.pop(channel, None)
 
     # --- Putting in force ---------------------------------------------------------------------------------------------
 
     def _apply_to_channel(self, channel: Channel) -> None:
-        applied = channel.applied = self.policies.for_channel(channel.topic_name, channel.name)
+        applied = self._applied[channel] = self.policies.for_channel(channel.topic_name, channel.name)
+        channel.describe_policy = applied.described
         self.dead_letters.apply(channel, applied.dead_lettering)
         channel.throttle(applied.rate, self._now())
 
@@ -77,9 +83,9 @@ class Policing:
         bounds = self.policies.for_topic(topic.name)
         held = Kept(topic, bounds) if bounds is not None else None
         channels = [
-            Kept(channel, channel.applied.bounds)
+            Kept(channel, applied.bounds)
             for channel in topic.channels.values()
-            if channel.applied.bounds is not None
+            if (applied := self._applied.get(channel)) is not None and applied.bounds is not None
         ]
         if held is not None or channels:
             keeper = Keeper(self._broker.schedule, held, channels, topic, self._now_ns)

@@ -71,7 +71,7 @@ def _channel_stats(channel: Channel, now: float, include_clients: bool) -> Chann
         dropped_count=channel.dropped_count,
         dead_letter_count=channel.dead_letter_count,
         rejected_count=channel.rejected_count,
-        policy=channel.applied.described(channel.topic_name, channel.name),
+        policy=channel.describe_policy(channel.topic_name, channel.name) if channel.describe_policy else {},
     )
 
 

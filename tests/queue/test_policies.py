@@ -1,6 +1,7 @@
 import pytest
 
-from nsq_compat.queue.policies import NOTHING_APPLIES, Bounds, DeadLettering, Policies, PolicyError, Rate
+from nsq_compat.queue.line import Rate
+from nsq_compat.queue.policies import NOTHING_APPLIES, Bounds, DeadLettering, Policies, PolicyError
 
 
 def complaint(*written: object) -> str:

@@ -1,8 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq_compat.queue.line import Locality
-from nsq_compat.queue.throttle import TICK_SECONDS
+from nsq_compat.queue.line import TICK_SECONDS, Locality
 
 SLOW = {"max_rate": 10, "burst": 2}
 
