@@ -1,6 +1,7 @@
 """All topics of one daemon: get or create, delete, bring back after a restart, close."""
 
 import logging
+from bisect import bisect_left, insort
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -36,6 +37,7 @@ class Broker:
         self.schedule = Schedule()
         self.topics: dict[str, Topic] = {}
         self.observers: list[BrokerObserver] = []
+        self._sorted_names: list[str] = []
         self._storage = storage
         self._changed: dict[Topic, None] = {}
         self._refuses_publishing = False
@@ -49,7 +51,8 @@ class Broker:
             store = None
             if self._storage is not None and not is_ephemeral(name):
                 store = self._storage.create(name)
-            topic = self.topics[name] = Topic(name, self.limits, self.schedule, self, store)
+            topic = Topic(name, self.limits, self.schedule, self, store)
+            self._add(topic)
             log.info("TOPIC(%s): created", name)
             for observer in self.observers:
                 observer.topic_created(topic)
@@ -70,17 +73,26 @@ class Broker:
         if last is None and before.end.seq and before.channels:
             _log_missing_checkpoint(name, store.log.is_whole)
         topic.restore(before, channels, now, now_ns)
-        self.topics[name] = topic
+        self._add(topic)
         return topic
+
+    def sorted_names(self) -> list[str]:
+        """Of all topics, as they are now."""
+        return self._sorted_names.copy()
 
     def delete_topic(self, name: str) -> None:
         """End a topic with its channels and all they hold. Raises ``KeyError``."""
         topic = self.topics.pop(name)
+        del self._sorted_names[bisect_left(self._sorted_names, name)]
         log.info("TOPIC(%s): deleting", name)
         self._changed.pop(topic, None)
         topic.delete()
         for observer in self.observers:
             observer.topic_deleted(topic)
+
+    def _add(self, topic: Topic) -> None:
+        self.topics[topic.name] = topic
+        insort(self._sorted_names, topic.name)  # sorting 20,000 anew takes milliseconds
 
     def refuse_publishing(self) -> None:
         """From now on no topic takes messages, and none is made; what there is goes on being consumed."""

@@ -19,7 +19,7 @@ def snapshot(
 
     Each is looked at when it is asked for. nsqd: with a channel filter, topics that lack the channel are left out.
     """
-    for name in [topic] if topic else sorted(broker.topics):
+    for name in [topic] if topic else broker.sorted_names():
         found = broker.topics.get(name)
         if found is not None and (not channel or channel in found.channels):
             yield _topic_stats(found, now, channel, include_clients)

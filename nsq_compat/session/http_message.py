@@ -61,6 +61,8 @@ class Response(NamedTuple):
     """The connection ends with this reply."""
     reason: str = ""
     """The text behind the status, where it is not the usual one."""
+    rest: tuple[bytes, ...] = ()
+    """What follows `body`, if that is long: it is sent piece by piece, and other clients are served in between."""
 
 
 class Admission(NamedTuple):
@@ -106,12 +108,13 @@ class HttpLimits:
 def encode_response(
     response: Response, date: bytes, *, version: str, keep_alive: bool, bodiless: bool = False
 ) -> bytes:
-    """The reply to a request of this `version`, in one piece.
+    """The reply to a request of this `version`, as far as `response.rest`.
 
     `date` is `http_date`'s; `keep_alive` says whether the connection goes on; `bodiless` is for HEAD, whose reply has
     the length of a body but not the body.
     """
-    head = _encode_head(response.status, response.reason, response.headers, len(response.body), version, keep_alive)
+    length = len(response.body) + sum(map(len, response.rest))
+    head = _encode_head(response.status, response.reason, response.headers, length, version, keep_alive)
     if bodiless:
         return b"%b%b\r\n\r\n" % (head, date)
     return b"%b%b\r\n\r\n%b" % (head, date, response.body)

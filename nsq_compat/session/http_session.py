@@ -1,9 +1,9 @@
 """One HTTP client's conversation: received bytes in, replies out. Knows no socket, no greenlet, no clock.
 
 The handler's `respond` may take its time, so `receive_data` does not call it: the requests are kept, `has_unread` is
-set, and each call of `read_on` answers one. Requests that an `ImmediateHandler` answers never wait, so they are
-answered within `receive_data`; one that came alone may be answered at the end of the event-loop iteration instead,
-together with what other clients publish in it.
+set, and each call of `read_on` answers one, or adds a piece to a long reply. Requests that an `ImmediateHandler`
+answers never wait, so they are answered within `receive_data`; one that came alone may be answered at the end of the
+event-loop iteration instead, together with what other clients publish in it.
 
 Invariants:
 
@@ -93,6 +93,8 @@ class HttpSession(Conversation):
         self._requests: deque[Request | Response] = deque()
         self._posted: Request | None = None
         self._replies: list[bytes] = []
+        self._rest: deque[bytes] = deque()  # of the reply to the last request
+        self._closes_after_rest = False
         self._last_plain: tuple[Response, int, bytes] | None = None  # response, second of its date, encoded reply
         self._now_ns = now_ns
         self._finishing = False
@@ -144,7 +146,10 @@ class HttpSession(Conversation):
             self._forget_requests()
             return
         self._now_ns = now_ns
-        self._answer(self._requests.popleft())
+        if self._rest:
+            self._send_rest()
+        else:
+            self._answer(self._requests.popleft())
         self._deadline_is_due = True
         self._answer_immediate(now, now_ns)
         self._after_answers(now)
@@ -265,7 +270,7 @@ class HttpSession(Conversation):
     def _answer_immediate(self, now: float, now_ns: int) -> None:
         """Answer the requests at the front that never wait; `has_unread` says whether others are left."""
         requests, count = self._requests, 0
-        while requests and not self.closing and count < REQUESTS_AT_ONCE:
+        while requests and not self.closing and not self._rest and count < REQUESTS_AT_ONCE:
             request = requests[0]
             if isinstance(request, Response):
                 requests.popleft()
@@ -282,7 +287,7 @@ class HttpSession(Conversation):
             count += 1
         if self.closing:
             self._forget_requests()
-        self.has_unread = bool(requests)
+        self.has_unread = bool(requests or self._rest)
         if count:
             self._deadline_is_due = True
 
@@ -304,6 +309,7 @@ class HttpSession(Conversation):
     def _forget_requests(self) -> None:
         self.has_unread = False
         self._requests.clear()
+        self._rest.clear()
 
     # --- Answering ----------------------------------------------------------------------------------------------------
 
@@ -326,7 +332,11 @@ class HttpSession(Conversation):
             if last is not None and last[0] is response and last[1] == second:
                 self._replies.append(last[2])
                 return
-        self.closing = self.closing or not keep_alive
+        if response.rest and request.method != "HEAD":
+            self._rest.extend(response.rest)
+            self._closes_after_rest = not keep_alive
+        else:
+            self.closing = self.closing or not keep_alive
         date = http_date(second)
         try:
             reply = encode_response(
@@ -335,11 +345,17 @@ class HttpSession(Conversation):
         except Exception:
             log.exception("panic in HTTP handler - %s %r", request.method, request.target)
             self.closing = True
+            self._rest.clear()
             reply = encode_response(INTERNAL_ERROR, date, version=request.version, keep_alive=False)
         else:
             if is_plain:
                 self._last_plain = response, second, reply
         self._replies.append(reply)
+
+    def _send_rest(self) -> None:
+        self._replies.append(self._rest.popleft())
+        if not self._rest:
+            self.closing = self.closing or self._closes_after_rest
 
     def _refuse(self, refusal: Response) -> None:
         date = http_date(self._now_ns // _NS_PER_SECOND)

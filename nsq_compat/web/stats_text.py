@@ -27,28 +27,30 @@ class StatsReport:
     producers: Sequence[ClientStats]
 
 
-def render(report: StatsReport, topics: Iterable[TopicStats]) -> str:
-    """`topics` are the report's own; each is written as it comes."""
+def render(report: StatsReport, topics: Iterable[TopicStats]) -> Iterator[str]:
+    """The lines with their line breaks; `topics` are the report's own, and each is written as it comes."""
+    for line in _lines(report, topics):
+        yield f"{line}\n"
+
+
+def _lines(report: StatsReport, topics: Iterable[TopicStats]) -> Iterator[str]:
     uptime_ns = max(0, report.now_ns - int(report.started_at * _SECOND_NS))
-    lines = [
-        report.version_line,
-        f"start_time {format_moment(report.started_at)}",
-        f"uptime {format_duration(uptime_ns)}",
-        "",
-        f"Health: {report.health}",
-    ]
+    yield report.version_line
+    yield f"start_time {format_moment(report.started_at)}"
+    yield f"uptime {format_duration(uptime_ns)}"
+    yield ""
+    yield f"Health: {report.health}"
     if report.memory is not None:
-        lines += ["", "Memory:"]
-        lines += [f"   {name:<25}\t{value}" for name, value in report.memory.items()]
-    lines += ["", "Topics:" if report.topics else "Topics: None"]
+        yield from ("", "Memory:")
+        yield from (f"   {name:<25}\t{value}" for name, value in report.memory.items())
+    yield from ("", "Topics:" if report.topics else "Topics: None")
     now = report.now_ns // _SECOND_NS
     for number, topic in enumerate(topics):
         if number:
-            lines.append("")
-        lines += _topic_lines(topic, now)
-    lines += ["", "Producers:" if report.producers else "Producers: None"]
-    lines += [f"   {_client_text(producer, now)}" for producer in report.producers]
-    return "\n".join(lines) + "\n"
+            yield ""
+        yield from _topic_lines(topic, now)
+    yield from ("", "Producers:" if report.producers else "Producers: None")
+    yield from (f"   {_client_text(producer, now)}" for producer in report.producers)
 
 
 def _topic_lines(topic: TopicStats, now: int) -> Iterator[str]:

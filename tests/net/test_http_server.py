@@ -63,6 +63,8 @@ class Echo:
             return Response(200, headers=(("X-Bad", "a\r\nb"),))
         if request.path == "/huge":
             return Response(200, b"x" * 8_000_000)
+        if request.path == "/long":
+            return Response(200, b"0", rest=tuple(b"%d" % (number % 10) * 8_000 for number in range(1000)))
         if request.path == "/wait":
             self.waiting.set()
             self.go.wait()
@@ -253,6 +255,51 @@ def test_a_half_closed_client_still_gets_its_replies(connect: Connect) -> None:
 def test_a_reply_of_many_megabytes_arrives_whole(connect: Connect) -> None:
     client = connect().says(b"GET /huge HTTP/1.1\r\nHost: x\r\n\r\n")
     assert len(client.hears_reply().body) == 8_000_000
+
+
+LONG = b"0" + b"".join(b"%d" % (number % 10) * 8_000 for number in range(1000))
+
+
+def test_a_reply_in_pieces_arrives_whole_before_that_to_the_next_request(connect: Connect) -> None:
+    client = connect().says(b"GET /long HTTP/1.1\r\nHost: x\r\n\r\n" * 2 + PING)
+    assert client.hears_reply().body == LONG
+    assert client.hears_reply().body == LONG
+    assert client.hears_reply().body == b"GET /ping "
+
+
+def test_head_of_a_reply_in_pieces_has_its_length_only(connect: Connect) -> None:
+    client = connect().says(b"HEAD /long HTTP/1.1\r\nHost: x\r\n\r\n" + PING)
+    assert client.hears_reply(bodiless=True).headers["content-length"] == str(len(LONG))
+    assert client.hears_reply().body == b"GET /ping "
+
+
+def test_the_connection_closes_after_the_last_piece(connect: Connect) -> None:
+    client = connect().says(b"GET /long HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" + PING)
+    assert client.hears_reply().body == LONG
+    client.hears_end()
+    half_closed = connect().says(b"GET /long HTTP/1.1\r\nHost: x\r\n\r\n")
+    half_closed.socket.shutdown(socket.SHUT_WR)
+    assert half_closed.hears_reply().body == LONG
+    half_closed.hears_end()
+
+
+def test_others_are_answered_between_two_pieces(connect: Connect) -> None:
+    long, other = connect().says(b"GET /long HTTP/1.1\r\nHost: x\r\n\r\n"), connect()
+    long._receive()  # it has begun
+    answered = 0
+    while len(long.received) < len(LONG):
+        assert other.says(PING).hears_reply().body == b"GET /ping "
+        answered += 1
+        long._receive()
+    assert answered >= 10
+
+
+def test_a_client_that_does_not_read_the_pieces_is_closed(
+    serve: Serve, servers: list[HttpServer], eventually: Callable[[Callable[[], bool]], None]
+) -> None:
+    serve(write_seconds=0.05, slowest_rate=1e9)().says(b"GET /long HTTP/1.1\r\nHost: x\r\n\r\n")
+    eventually(lambda: servers[0].connection_count == 1)
+    eventually(lambda: servers[0].connection_count == 0)
 
 
 def post(path: str, body: bytes) -> bytes:

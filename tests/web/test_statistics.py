@@ -171,7 +171,7 @@ def test_channels_show_clients_latency_and_what_is_not_zero():
         paused=False,
     )
     report = StatsReport("1.3.0", "line", "OK", 1000.0, 0, (topic,), None, ())
-    (shown,) = json.loads(_report_json(report, (topic,)))["topics"][0]["channels"]
+    (shown,) = json.loads(b"".join(_report_json(report, (topic,))))["topics"][0]["channels"]
     assert " ".join(shown) == (
         "channel_name depth backend_depth in_flight_count deferred_count message_count global_msg_count "
         "requeue_count timeout_count dropped_count client_count clients paused e2e_processing_latency"

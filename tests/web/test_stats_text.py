@@ -56,7 +56,7 @@ def client(**values):
 
 def body(topics=(), producers=(), memory=None):
     report = StatsReport("1.3.0", "nsqd v1.3.0", "OK", 1000.0, 1127_687_255_628, topics, memory, producers)
-    return render(report, report.topics or ()).split("\n\n", 2)[2]
+    return "".join(render(report, report.topics or ())).split("\n\n", 2)[2]
 
 
 def test_the_head_names_version_start_uptime_and_health(call, daemon, monkeypatch):
