@@ -13,20 +13,20 @@ from itertools import count, cycle
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from nsq_compat.log.data_path import our_folder
+from nsq_compat.log.files import OsFiles
+from nsq_compat.log.storage import Durability, Storage
 from nsq_compat.net.process import spare_the_collector
 from nsq_compat.protocol.command_reader import CommandReader
 from nsq_compat.protocol.command_table import COMMANDS
 from nsq_compat.protocol.message import make_frames, message_ids
 from nsq_compat.queue.broker import Broker
-from nsq_compat.queue.data_path import our_folder
-from nsq_compat.queue.files import OsFiles
 from nsq_compat.queue.frame_queue import FrameQueue
-from nsq_compat.queue.guid import GuidFactory
+from nsq_compat.queue.ids import MessageIds
 from nsq_compat.queue.in_flight import InFlight
-from nsq_compat.queue.intake import Intake
 from nsq_compat.queue.latency import LatencyOptions
 from nsq_compat.queue.limits import QueueLimits
-from nsq_compat.queue.storage import Durability, Storage
+from nsq_compat.queue.publish_batch import PublishBatch
 from nsq_compat.session.nsqd_limits import NsqdLimits
 from nsq_compat.session.nsqd_session import MAGIC, NsqdSession
 
@@ -102,10 +102,10 @@ def _making_frames() -> Callable[[], object]:
 
 
 def _some_ids() -> list[bytes]:
-    return _ids(GuidFactory(0))
+    return _ids(MessageIds(0))
 
 
-def _ids(factory: GuidFactory) -> list[bytes]:
+def _ids(factory: MessageIds) -> list[bytes]:
     return [factory.take_one(_NOW_NS) for _ in range(_BATCH)]
 
 
@@ -114,7 +114,7 @@ def _ids(factory: GuidFactory) -> list[bytes]:
 
 def _taking_ids(number: int) -> Callable[[], Callable[[], object]]:
     def make() -> Callable[[], object]:
-        factory = GuidFactory(0)
+        factory = MessageIds(0)
         return lambda: factory.take_runs(number, _NOW_NS)
 
     return make
@@ -134,7 +134,7 @@ def _passing_frame_queue() -> Callable[[], object]:
 
 def _passing_flight() -> Callable[[], object]:
     in_flight = InFlight()
-    factory = GuidFactory(0)
+    factory = MessageIds(0)
     # Ids that come again must have been forgotten meanwhile.
     batches = [_ids(factory) for _ in range(100)]
     deliveries = cycle([(ids, make_frames(ids, _NOW_NS, _BODIES)) for ids in batches])
@@ -162,7 +162,9 @@ def _publishing() -> Callable[[], object]:
 # --- session ----------------------------------------------------------------------------------------------------------
 
 
-def _session(broker: Broker, intake: Intake | None = None, wake: Callable[[], None] = lambda: None) -> NsqdSession:
+def _session(
+    broker: Broker, publish_batch: PublishBatch | None = None, wake: Callable[[], None] = lambda: None
+) -> NsqdSession:
     session = NsqdSession(
         broker,
         NsqdLimits(),
@@ -170,7 +172,7 @@ def _session(broker: Broker, intake: Intake | None = None, wake: Callable[[], No
         host="127.0.0.1",
         wake=wake,
         drop=lambda: None,
-        intake=intake,
+        publish_batch=publish_batch,
         now=_NOW,
         now_ns=_NOW_NS,
     )
@@ -217,13 +219,13 @@ def _posting(sessions: int, data: bytes) -> Callable[[], Callable[[], object]]:
     def make() -> Callable[[], object]:
         folder, broker = _logged()
         channel = broker.topic("t").channel("c")
-        intake = Intake(lambda callback: None)
-        producers = [_producer(broker, intake) for _ in range(sessions)]
+        publish_batch = PublishBatch(lambda callback: None)
+        producers = [_producer(broker, publish_batch) for _ in range(sessions)]
 
         def run() -> object:
             for producer in producers:
                 producer.receive_data(data, _NOW, _NOW_NS)
-            intake.settle()
+            publish_batch.settle()
             if channel.depth > _FULL:
                 channel.empty()
             return folder  # which goes with `run`
@@ -233,12 +235,12 @@ def _posting(sessions: int, data: bytes) -> Callable[[], Callable[[], object]]:
     return make
 
 
-def _producer(broker: Broker, intake: Intake) -> NsqdSession:
+def _producer(broker: Broker, publish_batch: PublishBatch) -> NsqdSession:
     def wake() -> None:
         session.data_to_send(_NOW)
         session.next_wakeup()
 
-    session = _session(broker, intake, wake)
+    session = _session(broker, publish_batch, wake)
     return session
 
 

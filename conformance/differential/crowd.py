@@ -19,7 +19,7 @@ MOST_SHORTENED: Final = 20
 
 
 @dataclass(slots=True)
-class Tally:
+class LogThrottle:
     """What came of the streams so far."""
 
     streams: int = 0
@@ -50,7 +50,7 @@ class Crowd:
     """Plays the streams of some seeds; `found` is told of each difference as soon as it is certain."""
 
     def __init__(self, comparison: Comparison, side_by_side: int, found: Callable[[int, Difference], None]) -> None:
-        self.tally = Tally()
+        self.tally = LogThrottle()
         self.underway: set[int] = set()
         """Seeds whose streams are being played."""
         self._comparison = comparison

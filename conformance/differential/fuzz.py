@@ -23,7 +23,7 @@ from typing import Final
 
 from nsq_conformance.differential.asking import Unanswered
 from nsq_conformance.differential.comparing import Comparison, Difference
-from nsq_conformance.differential.crowd import Crowd, Tally
+from nsq_conformance.differential.crowd import Crowd, LogThrottle
 from nsq_conformance.differential.vocabulary import OPTIONS
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 
@@ -48,7 +48,7 @@ class Interrupted:
 class Progress:
     """A line on stderr now and then."""
 
-    def __init__(self, tally: Callable[[], Tally], total: int, every: float) -> None:
+    def __init__(self, tally: Callable[[], LogThrottle], total: int, every: float) -> None:
         self._tally, self._total, self._every = tally, total, every
         self._due = time.monotonic() + every
 
@@ -58,7 +58,7 @@ class Progress:
             print(f"of {self._total}: {self._tally()}", file=sys.stderr, flush=True)
 
 
-def fuzz(comparison: Comparison, options: argparse.Namespace, interrupted: Interrupted) -> tuple[Tally, str]:
+def fuzz(comparison: Comparison, options: argparse.Namespace, interrupted: Interrupted) -> tuple[LogThrottle, str]:
     """What came of the streams, and why it ended before its time, if it did."""
 
     def tell(seed: int, difference: Difference) -> None:
@@ -86,7 +86,7 @@ def described(seed: int, difference: Difference) -> str:
     return _LONG_RUN.sub(lambda run: f"{run[1]}*{len(run[0])}", text)
 
 
-def summary(tally: Tally, options: argparse.Namespace, why: str) -> dict[str, object]:
+def summary(tally: LogThrottle, options: argparse.Namespace, why: str) -> dict[str, object]:
     """As JSON has it."""
     return {
         "nsqd": version(options.nsqd),

@@ -3,12 +3,12 @@
 It takes no lock and no port, so it may run beside the daemon whose next configuration it looks at.
 """
 
+from nsq_compat.log.data_path import check_folder, resolved
 from nsq_compat.net.listeners import check_address
 from nsq_compat.nsqd.daemon import http_calls
 from nsq_compat.nsqd.options import NsqdOptions
 from nsq_compat.nsqd.policy_file import load_policies
 from nsq_compat.nsqd.tls import certificates_of
-from nsq_compat.queue.data_path import check_folder, resolved
 
 
 def check(options: NsqdOptions) -> None:

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 import gevent
 from gevent.pool import Pool
 
+from nsq_compat.log.checkpoint import Encoding
+from nsq_compat.log.data_path import reason
+from nsq_compat.log.storage import Storage, TopicStore
 from nsq_compat.net.long_work import let_others_run
 from nsq_compat.nsqd.waiting import in_thread
 from nsq_compat.queue.broker import Broker
-from nsq_compat.queue.checkpoint import Encoding
-from nsq_compat.queue.data_path import reason
-from nsq_compat.queue.storage import Storage, TopicStore
 from nsq_compat.queue.topic import Topic
 
 log = logging.getLogger(__name__)

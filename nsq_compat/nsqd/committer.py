@@ -10,8 +10,8 @@ from collections.abc import Callable
 import gevent
 from gevent.event import AsyncResult
 
+from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.nsqd.waiting import in_thread
-from nsq_compat.queue.topic_log import TopicLog
 from nsq_compat.web.metrics import Metrics
 
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)

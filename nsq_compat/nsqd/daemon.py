@@ -8,6 +8,10 @@ import gevent
 from nsq_compat import NSQ_VERSION, version_line
 from nsq_compat.cli.errors import OptionError
 from nsq_compat.cli.kinds import TLS_NOT_REQUIRED, TLS_REQUIRED
+from nsq_compat.godata import export as go_export
+from nsq_compat.log.data_path import DataPathLock, make_our_folder, reason, resolved
+from nsq_compat.log.files import OsFiles
+from nsq_compat.log.storage import Durability, Storage
 from nsq_compat.net.connection import Connection
 from nsq_compat.net.descriptor_limit import descriptors_left_by_clients
 from nsq_compat.net.http_server import HttpServer
@@ -33,18 +37,14 @@ from nsq_compat.nsqd.service import Service
 from nsq_compat.nsqd.statsd import StatsdPush
 from nsq_compat.nsqd.tls import certificates_of
 from nsq_compat.nsqd.topic_channels import TopicChannels
+from nsq_compat.policy.enforcer import PolicyEnforcer
 from nsq_compat.protocol.compression import SNAPPY_INSTALLED, SNAPPY_MISSING
 from nsq_compat.protocol.durations import MILLISECOND, SECOND
 from nsq_compat.protocol.lookup_commands import PeerInfo
-from nsq_compat.queue import go_export
 from nsq_compat.queue.broker import Broker
-from nsq_compat.queue.data_path import DataPathLock, make_our_folder, reason, resolved
-from nsq_compat.queue.files import OsFiles
-from nsq_compat.queue.intake import Intake
 from nsq_compat.queue.latency import LatencyOptions
 from nsq_compat.queue.limits import QueueLimits
-from nsq_compat.queue.policing import Policing
-from nsq_compat.queue.storage import Durability, Storage
+from nsq_compat.queue.publish_batch import PublishBatch
 from nsq_compat.session.nsqd_limits import NsqdLimits
 from nsq_compat.session.nsqd_session import NsqdSession
 from nsq_compat.web.metrics import Metrics
@@ -165,8 +165,8 @@ class Daemon:
         TopicExemption(self._broker)
         self._config = options.config
         self._policies = load_policies(options.config)
-        self._policing = Policing(self._broker, time.monotonic, time.time_ns)
-        self._dead_letters = DeadLetterSender(self._policing.dead_letters)
+        self._enforcer = PolicyEnforcer(self._broker, time.monotonic, time.time_ns)
+        self._dead_letters = DeadLetterSender(self._enforcer.dead_letters)
         self._metadata = MetadataFile(files, data_path, self._broker)
         self._checkpoints = Checkpoints(self._broker, self._storage, options.sync_timeout / SECOND)
         self._alarms = AlarmClock(self._broker.schedule)
@@ -186,7 +186,7 @@ class Daemon:
         # Sessions wait for two things only: auth servers, and the disk where it is synced before OK.
         waits = self._limits.auth_required or self._storage.durability is Durability.FSYNC
         turn = Turn(gevent.get_hub().loop)
-        self._intake = None if waits else Intake(turn.call)
+        self._publish_batch = None if waits else PublishBatch(turn.call)
         self._vigil = Vigil(patience=options.busy_poll_time / SECOND)
         looks = self._vigil.patient or not waits  # who waits for others may as well sleep, unless told not to
         self._tcp = TcpServer(
@@ -206,11 +206,11 @@ class Daemon:
             self._tcp,
             metrics,
             self.drain,
-            self._policing,
+            self._enforcer,
             tcp_port=tcp_port,
             http_port=http_port,
         )
-        api = NsqdApi(service, self._intake)
+        api = NsqdApi(service, self._publish_batch)
         is_immediate = options.publishing_over_http and self._storage.durability is not Durability.FSYNC
         immediate = api.publishing if is_immediate else None
         self._http: list[HttpServer] = []
@@ -228,7 +228,7 @@ class Daemon:
     def start(self) -> None:
         """Bring back what the data path holds, then serve; who connected meanwhile has waited in the kernel."""
         restore(self._broker, self._storage)
-        self._policing.apply(self._policies)
+        self._enforcer.apply(self._policies)
         self._dead_letters.start()
         self._metadata.start()
         self._metadata.save()
@@ -275,11 +275,11 @@ class Daemon:
             self._certificates.reload()
         if self._config:
             try:
-                self._policing.apply(load_policies(self._config))
+                self._enforcer.apply(load_policies(self._config))
             except OptionError as error:
                 log.error("policies stay as they are - %s", error)
             else:
-                log.info("NSQ: %d policies in force", len(self._policing.policies))
+                log.info("NSQ: %d policies in force", len(self._enforcer.policies))
 
     def _make_session(self, connection: Connection[NsqdSession], host: str, now: float, now_ns: int) -> NsqdSession:
         return NsqdSession(
@@ -290,7 +290,7 @@ class Daemon:
             wake=connection.wake,
             drop=connection.abort,
             authorize=self._auth.authorize,
-            intake=self._intake,
+            publish_batch=self._publish_batch,
             now=now,
             now_ns=now_ns,
         )

@@ -7,7 +7,7 @@ from typing import Final
 import gevent
 from gevent.event import Event
 
-from nsq_compat.queue.dead_letters import DeadLetters
+from nsq_compat.policy.dead_letters import DeadLetters
 
 log = logging.getLogger(__name__)
 

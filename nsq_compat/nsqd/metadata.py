@@ -11,12 +11,12 @@ import gevent
 from gevent.event import Event
 from gevent.lock import Semaphore
 
+from nsq_compat.log.data_path import reason
+from nsq_compat.log.files import Files
+from nsq_compat.log.metadata import ChannelMetadata, TopicMetadata, save_metadata
 from nsq_compat.nsqd.waiting import in_thread
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel
-from nsq_compat.queue.data_path import reason
-from nsq_compat.queue.files import Files
-from nsq_compat.queue.metadata import ChannelMetadata, TopicMetadata, save_metadata
 from nsq_compat.queue.topic import Topic
 
 log = logging.getLogger(__name__)

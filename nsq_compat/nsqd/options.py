@@ -30,8 +30,8 @@ from nsq_compat.cli.kinds import (
 )
 from nsq_compat.cli.logs import FORMATS, INFO, TEXT
 from nsq_compat.cli.options import option
+from nsq_compat.log.storage import Durability
 from nsq_compat.protocol.durations import HOUR, MILLISECOND, MINUTE, SECOND
-from nsq_compat.queue.storage import Durability
 
 PROGRAM: Final = "nsqd"
 STOP: Final = "stop"

@@ -5,7 +5,7 @@ from typing import Final
 
 from nsq_compat.cli import config_file
 from nsq_compat.cli.errors import OptionError
-from nsq_compat.queue.policies import Policies, PolicyError
+from nsq_compat.policy.policies import Policies, PolicyError
 
 KEY: Final = "policies"
 _TABLE: Final = re.compile(rf"""\s*\[\[\s*["']?{KEY}["']?\s*\]\]""")

@@ -3,11 +3,11 @@
 import logging
 import time
 
+from nsq_compat.godata.takeover import take_over
+from nsq_compat.log.metadata import TopicMetadata, recover_metadata
+from nsq_compat.log.storage import Storage
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.queue.broker import Broker
-from nsq_compat.queue.go_takeover import take_over
-from nsq_compat.queue.metadata import TopicMetadata, recover_metadata
-from nsq_compat.queue.storage import Storage
 
 log = logging.getLogger(__name__)
 

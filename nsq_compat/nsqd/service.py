@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import nsq_compat
 from nsq_compat.cli.logs import parse_log_level, set_level
 from nsq_compat.cli.options import option_value
+from nsq_compat.log.storage import Storage
 from nsq_compat.net.long_work import let_others_run
 from nsq_compat.net.process import Process
 from nsq_compat.net.tcp_server import TcpServer
@@ -16,11 +17,10 @@ from nsq_compat.nsqd.lookup_peers import LookupPeers
 from nsq_compat.nsqd.memory import MemoryFigures
 from nsq_compat.nsqd.metadata import MetadataFile
 from nsq_compat.nsqd.options import PROGRAM, NsqdOptions
+from nsq_compat.policy.enforcer import PolicyEnforcer
+from nsq_compat.policy.policies import Policies
 from nsq_compat.queue.broker import Broker
-from nsq_compat.queue.policies import Policies
-from nsq_compat.queue.policing import Policing
 from nsq_compat.queue.stats import ClientStats
-from nsq_compat.queue.storage import Storage
 from nsq_compat.session.nsqd_session import NsqdSession
 from nsq_compat.web.metrics import Metrics
 
@@ -40,7 +40,7 @@ class Service(Process):
         tcp: TcpServer[NsqdSession],
         metrics: Metrics,
         drain: Drain,
-        policing: Policing,
+        enforcer: PolicyEnforcer,
         *,
         tcp_port: int,
         http_port: int,
@@ -62,7 +62,7 @@ class Service(Process):
         self._metadata = metadata
         self._lookup_peers = lookup_peers
         self._drain = drain
-        self._policing = policing
+        self._enforcer = enforcer
         self._memory = MemoryFigures()
 
     def health(self) -> str:
@@ -85,7 +85,7 @@ class Service(Process):
         if name == "drain":
             return self.draining
         if name == "policies":
-            return self._policing.policies.written
+            return self._enforcer.policies.written
         return option_value(self.options, name)
 
     def set_log_level(self, text: str) -> None:
@@ -98,8 +98,8 @@ class Service(Process):
             self._lookup_peers.set_addresses(self.options.nsqlookupd_tcp_addresses)
 
     def set_policies(self, written: object) -> None:
-        self._policing.apply(Policies(written))
-        log.info("NSQ: %d policies in force", len(self._policing.policies))
+        self._enforcer.apply(Policies(written))
+        log.info("NSQ: %d policies in force", len(self._enforcer.policies))
 
     @property
     def draining(self) -> bool:

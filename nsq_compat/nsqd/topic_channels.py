@@ -15,6 +15,7 @@ import gevent
 from gevent.lock import BoundedSemaphore
 from gevent.pool import Group
 
+from nsq_compat.log.data_path import reason
 from nsq_compat.nsqd.http_calls import CallFailed, HttpCalls
 from nsq_compat.nsqd.lookup_peers import LookupPeers, Peer
 from nsq_compat.protocol.addresses import problem_with
@@ -23,8 +24,7 @@ from nsq_compat.protocol.lookup_commands import LookupdInfo
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel
-from nsq_compat.queue.data_path import reason
-from nsq_compat.queue.exiting import Exiting
+from nsq_compat.queue.errors import Exiting
 from nsq_compat.queue.topic import Topic
 
 log = logging.getLogger(__name__)

@@ -7,16 +7,16 @@ import struct
 from functools import lru_cache
 from typing import Final
 
-from nsq_compat.protocol.alike import Alike
 from nsq_compat.protocol.command_table import PUB, BodySpec, CommandSpec
 from nsq_compat.protocol.commands import Command, Line, Publish
 from nsq_compat.protocol.errors import E_BAD_BODY, E_BAD_MESSAGE, FatalClientError
 from nsq_compat.protocol.sizes import SIZE_OF_SIZE, read_batch_header, read_size
+from nsq_compat.protocol.uniform_bodies import UniformBodies
 
 _WORTH_A_LOOK: Final = 4
 _ALIKE_AT_ONCE: Final = 256
 """Messages of one size; bounds what a remembered layout takes."""
-_NONE: Final = Alike()
+_NONE: Final = UniformBodies()
 
 
 @lru_cache(maxsize=64)
@@ -31,7 +31,7 @@ def _cut_alike(buffer: bytes, position: int, size: int, count: int) -> tuple[byt
     return fields[1::2] if fields[::2].count(fields[0]) == count else ()
 
 
-def whole_batch(data: bytes, begin: int, max_msg_size: int, max_body_size: int) -> Alike:
+def whole_batch(data: bytes, begin: int, max_msg_size: int, max_body_size: int) -> UniformBodies:
     """The messages of the MPUB whose size is at `begin`, if they are of one size and all there is; else none."""
     start = begin + 2 * SIZE_OF_SIZE
     if start + SIZE_OF_SIZE > len(data):
@@ -46,7 +46,7 @@ def whole_batch(data: bytes, begin: int, max_msg_size: int, max_body_size: int) 
         return _NONE
     if start + count * (SIZE_OF_SIZE + size) != len(data):
         return _NONE
-    return Alike(_cut_alike(data, start, size, count))
+    return UniformBodies(_cut_alike(data, start, size, count))
 
 
 class SizedBody:

@@ -12,10 +12,10 @@ from operator import itemgetter
 from typing import Final
 
 from nsq_compat.protocol import schema
-from nsq_compat.protocol.alike import Alike
 from nsq_compat.protocol.frames import FRAME_TYPE_MESSAGE
 from nsq_compat.protocol.layout import derive
 from nsq_compat.protocol.sizes import pack_size
+from nsq_compat.protocol.uniform_bodies import UniformBodies
 
 HEADER: Final = derive(schema.MESSAGE_FRAME_HEADER)
 HEADER_SIZE: Final = HEADER.size
@@ -68,7 +68,7 @@ def make_frames(
         return tuple(map(b"".join, zip(sizes, repeat(same), ids, bodies)))
 
 
-def join_alike(ids: Sequence[bytes], timestamp_ns: int, bodies: Alike, id_start: bytes = b"") -> bytes:
+def join_uniform(ids: Sequence[bytes], timestamp_ns: int, bodies: UniformBodies, id_start: bytes = b"") -> bytes:
     """The same frames, one behind the other."""
     # Hot: runs for most MPUBs. Joining a batch and cutting it again costs less than making frames one by one, and the
     # log is written from the joined bytes.
@@ -81,7 +81,7 @@ def join_alike(ids: Sequence[bytes], timestamp_ns: int, bodies: Alike, id_start:
     return b"".join(parts)
 
 
-def cut_alike(joined: bytes, size: int, begin: int, count: int) -> tuple[bytes, ...]:
+def cut_uniform(joined: bytes, size: int, begin: int, count: int) -> tuple[bytes, ...]:
     """So many frames of that size, the first of which is at `begin`."""
     return _alike(size, count).unpack_from(joined, begin)
 

@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Final, NamedTuple
 
+from nsq_compat.log.checkpoint import ChannelState, copied_messages
+from nsq_compat.log.storage import TopicStore
 from nsq_compat.protocol.message import with_attempts
-from nsq_compat.queue.checkpoint import ChannelState, copied_messages
 from nsq_compat.queue.cursor import MOST_BYTES_IN_MEMORY, MOST_IN_MEMORY, Cursor
 from nsq_compat.queue.deferred import Deferred, Fetch
 from nsq_compat.queue.frame_queue import FrameQueue
@@ -25,12 +26,11 @@ from nsq_compat.queue.in_flight import InFlight
 from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.schedule import Schedule
 from nsq_compat.queue.shared_reads import SharedReads
-from nsq_compat.queue.storage import TopicStore
 
 _FETCHED_AT_ONCE: Final = 256
 
 
-class Look(NamedTuple):
+class Peek(NamedTuple):
     """Frames, those first that something will happen to first; moments are monotonic seconds."""
 
     waiting: list[bytes]
@@ -139,12 +139,12 @@ class Backlog:
 
     # --- Looking ------------------------------------------------------------------------------------------------------
 
-    def peek(self, count: int) -> list[bytes]:
+    def peek_waiting(self, count: int) -> list[bytes]:
         """What would be taken next, `count` of it or fewer, about in that order.
 
         Raises ``OSError`` when the log cannot be read.
         """
-        returned, stream = self.returned(), iter(self.cursor.look(count))
+        returned, stream = self.returned(), iter(self.cursor.peek(count))
         frames = [*islice(returned, max(0, self._before_next_restored)), *self._peek_restored(count)]
         passed = self._passed
         for turn, size in self._turns:
@@ -155,16 +155,16 @@ class Backlog:
             passed = max(passed, turn)
         return [*frames, *stream][:count]
 
-    def look(self, count: int, flights: Iterable[InFlight]) -> Look:
+    def peek(self, count: int, flights: Iterable[InFlight]) -> Peek:
         """At most `count` of each kind, at a cost that does not depend on how many there are. Raises ``OSError``."""
-        first_of_each = chain.from_iterable(islice(each.look(), count) for each in flights)
-        return Look(self.peek(count), self.deferred.look(count), heapq.nsmallest(count, first_of_each))
+        first_of_each = chain.from_iterable(islice(each.peek(), count) for each in flights)
+        return Peek(self.peek_waiting(count), self.deferred.peek(count), heapq.nsmallest(count, first_of_each))
 
-    def latest(self, count: int, flights: Iterable[InFlight]) -> Look:
+    def latest(self, count: int, flights: Iterable[InFlight]) -> Peek:
         """The last `count` of each kind and consumer that are in memory; what is in flight is among what waits."""
         newest = (islice(reversed(each.frames.values()), count) for each in flights)
         waiting = [*self.cursor.latest(count), *chain.from_iterable(newest)]
-        return Look(waiting, self.deferred.latest(count), [])
+        return Peek(waiting, self.deferred.latest(count), [])
 
     def returned(self) -> Iterator[bytes]:
         """Returned frames, oldest first."""

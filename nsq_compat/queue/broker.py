@@ -5,13 +5,13 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable
 from typing import Protocol
 
+from nsq_compat.log.recovery import recover
+from nsq_compat.log.storage import Storage
 from nsq_compat.protocol.names import is_ephemeral
 from nsq_compat.queue.channel import Channel
-from nsq_compat.queue.exiting import CLOSED, Exiting
+from nsq_compat.queue.errors import REFUSES_ALL, Exiting
 from nsq_compat.queue.limits import QueueLimits
-from nsq_compat.queue.recovery import recover
 from nsq_compat.queue.schedule import Schedule
-from nsq_compat.queue.storage import Storage
 from nsq_compat.queue.topic import Topic
 
 log = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class Broker:
         """From now on no topic takes messages, and none is made; what there is goes on being consumed."""
         self._refuses_publishing = True
         for topic in self.topics.values():
-            topic.guard = CLOSED
+            topic.admission = REFUSES_ALL
 
     def close(self) -> None:
         """The daemon stops: no topic takes or gives anything from now on."""

@@ -16,18 +16,18 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
+from nsq_compat.log.checkpoint import ChannelState
 from nsq_compat.protocol.message import attempts, next_attempts
 from nsq_compat.protocol.names import is_ephemeral
-from nsq_compat.queue.backlog import Backlog, Look
-from nsq_compat.queue.checkpoint import ChannelState
-from nsq_compat.queue.exiting import Exiting
+from nsq_compat.queue.backlog import Backlog, Peek
+from nsq_compat.queue.errors import Exiting
 from nsq_compat.queue.frame_queue import NOTHING
 from nsq_compat.queue.in_flight import NEVER, InFlight
 from nsq_compat.queue.latency import Latency
 from nsq_compat.queue.limits import QueueLimits
-from nsq_compat.queue.line import Line, NearestFirst, Rate, Throttle, Waiting
 from nsq_compat.queue.schedule import AT_ONCE, Schedule
 from nsq_compat.queue.stats import ClientStats
+from nsq_compat.queue.wait_queue import Rate, Throttle, Waiting, WaitQueue, ZoneWaitQueue
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class TooManyConsumers(Exception):
     """The channel has as many consumers as it may."""
 
 
-class DeadLetterBox(Protocol):
+class DeadLetterQueue(Protocol):
     """Where messages of a channel wait that were tried often enough; to the channel they are in flight."""
 
     in_flight: InFlight
@@ -132,7 +132,7 @@ class Channel:
         self.dead_letter_count = 0
         self.rejected_count = 0
         self.describe_policy: Callable[[str, str], Mapping[str, Any]] | None = None
-        self.dead_letters: DeadLetterBox | None = None
+        self.dead_letters: DeadLetterQueue | None = None
         self.consumers: dict[Consumer, None] = {}
         self.latency = None if limits.latency is None else Latency(limits.latency)
         self.alarm = NEVER
@@ -147,8 +147,8 @@ class Channel:
         self._delivered_count = 0
         self._log_retry = _Retry()  # nothing is taken while it is waiting
         self._deferred_retry = _Retry()
-        self._line = NearestFirst() if limits.topology_aware else Line()
-        self._watching: NearestFirst | Throttle | None = self._nearest_first
+        self._wait_queue = ZoneWaitQueue() if limits.topology_aware else WaitQueue()
+        self._watching: ZoneWaitQueue | Throttle | None = self._zones
 
     @property
     def ephemeral(self) -> bool:
@@ -157,12 +157,12 @@ class Channel:
     @property
     def topology_aware(self) -> bool:
         """Whether consumers nearby come first."""
-        return self._nearest_first is not None
+        return self._zones is not None
 
     @property
-    def _nearest_first(self) -> NearestFirst | None:
-        line = self._line.line if isinstance(self._line, Throttle) else self._line
-        return line if isinstance(line, NearestFirst) else None
+    def _zones(self) -> ZoneWaitQueue | None:
+        line = self._wait_queue.inner if isinstance(self._wait_queue, Throttle) else self._wait_queue
+        return line if isinstance(line, ZoneWaitQueue) else None
 
     # --- What it holds ------------------------------------------------------------------------------------------------
 
@@ -187,14 +187,14 @@ class Channel:
     @property
     def delivered(self) -> Sequence[int]:
         """Frames given to consumers by ``Locality``; nsqd: unless these are told apart, all of them are global."""
-        nearest_first = self._nearest_first
+        nearest_first = self._zones
         return (0, 0, self._delivered_count) if nearest_first is None else nearest_first.counts
 
-    def look(self, count: int) -> Look:
+    def peek(self, count: int) -> Peek:
         """At most `count` messages of each kind it holds; nothing is taken. Raises ``OSError``."""
-        return self.backlog.look(count, self._all_in_flight())
+        return self.backlog.peek(count, self._all_in_flight())
 
-    def look_at_latest(self, count: int) -> Look:
+    def peek_latest(self, count: int) -> Peek:
         """The last `count` messages of each kind that are in memory."""
         return self.backlog.latest(count, self._all_in_flight())
 
@@ -207,7 +207,7 @@ class Channel:
         dropped = self._cursor.extend(frames)
         if dropped:
             self._drop(dropped)
-        if self._line.waiting:
+        if self._wait_queue.waiting:
             self._wake()
 
     def put_batch(self, count: int, first: Sequence[Sequence[bytes]]) -> None:
@@ -238,9 +238,9 @@ class Channel:
         One that gets something, has room left and does not empty the backlog has to come again by itself. A log that
         cannot be read is tried again a little later.
         """
-        share = self._line.share(consumer, len(self.backlog))
+        share = self._wait_queue.share(consumer, len(self.backlog))
         if self.paused or not share or self._log_retry.is_waiting:
-            self._line.wait(consumer)
+            self._wait_queue.wait(consumer)
             return NOTHING
         wanted = room if room < share else share  # Hot: written out, because `min` is a call
         if wanted > MAX_BATCH:
@@ -249,16 +249,16 @@ class Channel:
             frames = self.backlog.take(wanted, MAX_BATCH_BYTES)
         except OSError as error:
             self._wait_for_disk(now, error)
-            self._line.wait(consumer)
+            self._wait_queue.wait(consumer)
             return NOTHING
         consumer.in_flight.add(frames, now, timeout)
         if now + timeout < self.alarm:
             self._schedule.at(now + timeout, self)
         if not self.backlog:
             if len(frames) < room:
-                self._line.wait(consumer)
+                self._wait_queue.wait(consumer)
         elif not frames:  # they were damaged, and there is more behind them
-            self._line.wait(consumer)
+            self._wait_queue.wait(consumer)
             self._wake()
         self._delivered_count += len(frames)
         if self._watching is not None:
@@ -267,7 +267,7 @@ class Channel:
 
     def stand_back(self, consumer: Consumer) -> None:
         """The consumer takes nothing for now; if it was woken, another is."""
-        if self._line.leave(consumer):
+        if self._wait_queue.leave(consumer):
             self._wake()
 
     # --- Answers ------------------------------------------------------------------------------------------------------
@@ -308,7 +308,7 @@ class Channel:
     def put_back(self, frames: Sequence[bytes]) -> None:
         """Deliver these again; each carries the number of its next delivery."""
         self.backlog.put_back(frames)
-        if self._line.waiting:
+        if self._wait_queue.waiting:
             self._wake()
 
     # --- Consumers ----------------------------------------------------------------------------------------------------
@@ -348,15 +348,15 @@ class Channel:
 
     def throttle(self, rate: Rate | None, now: float) -> None:
         """Deliver at no more than this rate from now on; None: as fast as consumers take it."""
-        line = self._line
+        line = self._wait_queue
         if isinstance(line, Throttle) and rate is None:
-            self._line = line.line
-            self._watching = self._nearest_first
+            self._wait_queue = line.inner
+            self._watching = self._zones
             self._schedule.cancel(line)
             self._wake()
         elif rate is not None:
             if not isinstance(line, Throttle):
-                line = self._line = self._watching = Throttle(line, self._schedule, self._wake)
+                line = self._wait_queue = self._watching = Throttle(line, self._schedule, self._wake)
             line.follow(rate, now)
 
     def empty(self) -> None:
@@ -369,8 +369,8 @@ class Channel:
         """The channel ends, with its consumers; what it holds can still be asked for."""
         self.exiting = True
         self._schedule.cancel(self)
-        if isinstance(self._line, Throttle):
-            self._schedule.cancel(self._line)
+        if isinstance(self._wait_queue, Throttle):
+            self._schedule.cancel(self._wait_queue)
         for consumer in list(self.consumers):
             consumer.close()
 
@@ -466,7 +466,7 @@ class Channel:
 
     def _wake(self) -> None:
         if not self.paused and not self._log_retry.is_waiting:
-            self._line.wake(len(self.backlog))
+            self._wait_queue.wake(len(self.backlog))
 
     def _drop(self, count: int) -> None:
         if count and not self.dropped_count:

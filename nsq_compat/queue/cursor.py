@@ -17,9 +17,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Final
 
+from nsq_compat.log.group import Group
+from nsq_compat.log.topic_log import LogReader, TopicLog
 from nsq_compat.queue.frame_queue import ANY_SIZE, FrameQueue
-from nsq_compat.queue.group import Group
-from nsq_compat.queue.topic_log import LogReader, TopicLog
 
 MOST_IN_MEMORY: Final = 50_000
 MOST_BYTES_IN_MEMORY: Final = 1 << 24
@@ -195,13 +195,13 @@ class Cursor:
         """The batches that wait in memory."""
         return self._window.batches()
 
-    def look(self, count: int) -> list[bytes]:
+    def peek(self, count: int) -> list[bytes]:
         """What would be taken next, `count` of it or fewer. Raises ``OSError`` as `take` does."""
         if not self._window and self.position < self.end:
             self._read_block()
         frames = list(islice(chain.from_iterable(self._window.batches()), count))
         if len(frames) < count and self.behind and not self._gaps:
-            frames += self._look_behind()[: count - len(frames)]
+            frames += self._peek_behind()[: count - len(frames)]
         return frames
 
     def latest(self, count: int) -> list[bytes]:
@@ -239,7 +239,7 @@ class Cursor:
         if expected >= stop or not self._window:
             self._stop_reading()
 
-    def _look_behind(self) -> list[bytes]:
+    def _peek_behind(self) -> list[bytes]:
         """Some of what memory does not hold."""
         assert self._log is not None, "what is not in memory is in the log"
         groups = self._log.reader(self.position + len(self._window)).read()

@@ -17,9 +17,9 @@ from contextlib import suppress
 from itertools import filterfalse, islice, repeat
 from typing import Final, Protocol
 
+from nsq_compat.log.checkpoint import ENTRY, entry_id, key_location, pack_key
+from nsq_compat.log.group import NOWHERE
 from nsq_compat.protocol.message import attempts, message_id, with_attempts
-from nsq_compat.queue.checkpoint import ENTRY, entry_id, key_location, pack_key
-from nsq_compat.queue.group import NOWHERE
 from nsq_compat.queue.in_flight import NEVER
 
 _MANY = 50_000
@@ -123,7 +123,7 @@ class Deferred:
         self.damaged_count += len(entries) - len(released)
         return released
 
-    def look(self, count: int) -> list[tuple[float, bytes]]:
+    def peek(self, count: int) -> list[tuple[float, bytes]]:
         """Those that are due first, and when; nothing is taken. Raises ``OSError``."""
         self._settle()
         entries, frames = self._read(_first(self._keys, count))
@@ -134,7 +134,7 @@ class Deferred:
     def latest(self, count: int) -> list[tuple[float, bytes]]:
         """Those in memory that were put in last, and when they are due; where very many wait, `look`."""
         if len(self._keys) > _MANY:
-            return self.look(count)
+            return self.peek(count)
         newest = set(islice(reversed(self._frames), count))
         entries = (ENTRY.unpack_from(key) for key in self._keys if entry_id(key) in newest)
         return [(due, with_attempts(self._frames[number], attempt)) for due, _, number, attempt in entries]

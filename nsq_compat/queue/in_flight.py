@@ -114,7 +114,7 @@ class InFlight:
             self._take_if_there(message_id, expired)
         return expired
 
-    def look(self) -> Iterator[tuple[float, bytes]]:
+    def peek(self) -> Iterator[tuple[float, bytes]]:
         """Deadlines and frames: those that were touched, then the others, the oldest delivery first."""
         for message_id, exception in self._exceptions.items():
             yield exception.deadline, self.frames[message_id]

@@ -15,14 +15,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, Protocol
 
-from nsq_compat.protocol.message import message_id
-from nsq_compat.protocol.names import is_ephemeral
-from nsq_compat.queue.backlog import Backlog, BacklogFactory, Look
-from nsq_compat.queue.channel import Channel
-from nsq_compat.queue.checkpoint import ChannelState, TopicState
-from nsq_compat.queue.diary import Diary
-from nsq_compat.queue.exiting import CLOSED, Exiting, Guard
-from nsq_compat.queue.group import (
+from nsq_compat.log.checkpoint import ChannelState, TopicState
+from nsq_compat.log.control_log import ControlLog
+from nsq_compat.log.group import (
     CHANNEL_CREATED,
     CHANNEL_DELETED,
     CHANNEL_EMPTIED,
@@ -34,13 +29,18 @@ from nsq_compat.queue.group import (
     TOPIC_UNPAUSED,
     locations_of,
 )
-from nsq_compat.queue.large_batch import LargeBatch
+from nsq_compat.log.storage import TopicStore
+from nsq_compat.log.topic_log import LogEnd
+from nsq_compat.protocol.message import message_id
+from nsq_compat.protocol.names import is_ephemeral
+from nsq_compat.queue.backlog import Backlog, BacklogFactory, Peek
+from nsq_compat.queue.channel import Channel
+from nsq_compat.queue.errors import REFUSES_ALL, Admission, Exiting
+from nsq_compat.queue.ids import FrameFactory
+from nsq_compat.queue.large_publish import LargeBatch
 from nsq_compat.queue.limits import QueueLimits
+from nsq_compat.queue.recent_messages import MOST, Published, RecentMessages
 from nsq_compat.queue.schedule import Schedule
-from nsq_compat.queue.stamper import Stamper
-from nsq_compat.queue.storage import TopicStore
-from nsq_compat.queue.topic_log import LogEnd
-from nsq_compat.queue.watch import MOST, Published, Watch
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class Topic:
         self.paused = False
         self.awaits_channels = False
         self.exiting = False
-        self.guard: Guard | None = None
+        self.admission: Admission | None = None
         """Who has to admit what is published; NSQ knows none."""
         self.channels: dict[str, Channel] = {}
         self.message_count = 0
@@ -85,14 +85,14 @@ class Topic:
         self._schedule = schedule
         self._observer = observer
         self.store = store
-        self._stamper = Stamper(limits.node_id)
+        self._frames = FrameFactory(limits.node_id)
         self._seq = 0
         self._large_batches: deque[LargeBatch] = deque()
-        self._diary = Diary(name, store)
+        self._control_log = ControlLog(name, store)
         self._changed = False
         self._memory_is_written = False  # at level memory, when the daemon stops
         self._saved_end: LogEnd | None = None
-        self._watch: Watch | None = None
+        self._recent: RecentMessages | None = None
         self._backlogs = BacklogFactory(limits, store, schedule)
         self.backlog = self._hold_from_here()
 
@@ -111,38 +111,38 @@ class Topic:
 
         Whoever asks again and again misses nothing. The first time it is what the log and memory still have.
         """
-        if self._watch is None:
-            watch = Watch(self._forget_watch)
-            watch.begin(self.store.log if self.store is not None else None, self._looks(), now, now_ns)
-            self._watch = watch
-        self._schedule.at(self._watch.ask(now), self._watch)
-        return self._watch.latest(count)
+        if self._recent is None:
+            recent = RecentMessages(self._forget_recent)
+            recent.begin(self.store.log if self.store is not None else None, self._peeks(), now, now_ns)
+            self._recent = recent
+        self._schedule.at(self._recent.ask(now), self._recent)
+        return self._recent.latest(count)
 
-    def _looks(self) -> Iterator[Look]:
+    def _peeks(self) -> Iterator[Peek]:
         """What is in memory, where the log has not all of it."""
         if self.store is None or not self.store.always:
             yield self.backlog.latest(MOST, ())
             for channel in self.channels.values():
-                yield channel.look_at_latest(MOST)
+                yield channel.peek_latest(MOST)
 
-    def _forget_watch(self) -> None:
-        self._watch = None
+    def _forget_recent(self) -> None:
+        self._recent = None
 
     # --- Publishing ---------------------------------------------------------------------------------------------------
 
     def publish(self, bodies: Sequence[bytes], now: float, now_ns: int, defer: float = 0.0) -> None:
         """Make messages, all of them or none. `defer` in seconds. Raises ``Refused`` and ``OSError``."""
-        if self.guard is not None:
-            self.guard.admit(len(bodies), now)
-        frames, joined, size = self._stamper.stamp(bodies, now_ns)
+        if self.admission is not None:
+            self.admission.admit(len(bodies), now)
+        frames, joined, size = self._frames.make(bodies, now_ns)
         if defer > 0:
             self._defer(frames, now + defer, now_ns + int(defer * _NS_PER_SECOND))
         else:
             self._deliver(frames, joined)
         self.message_count += len(bodies)
         self.message_bytes += size
-        if self._watch is not None:
-            self._watch.note(frames, now_ns + int(defer * _NS_PER_SECOND) if defer > 0 else 0)
+        if self._recent is not None:
+            self._recent.note(frames, now_ns + int(defer * _NS_PER_SECOND) if defer > 0 else 0)
         if self.store is not None and self.store.commits:
             self.store.commit()
 
@@ -154,7 +154,7 @@ class Topic:
         return LargeBatch(
             bodies,
             now_ns,
-            self._stamper,
+            self._frames,
             self._large_batches,
             stage=store.stage if store is not None and stages else None,
             add=lambda staged, frames: store.add_to(staged, frames) if store is not None else None,
@@ -181,16 +181,16 @@ class Topic:
                     channel.put_batch(count, batch.kept)
         self.message_count += count
         self.message_bytes += batch.size
-        if self._watch is not None:
-            self._watch.note(batch.latest, 0)
+        if self._recent is not None:
+            self._recent.note(batch.latest, 0)
         if store is not None and store.commits:
             store.commit()
 
     def _admit(self, count: int, now: float) -> None:
         if self.exiting:
             raise Exiting
-        if self.guard is not None:
-            self.guard.admit(count, now)
+        if self.admission is not None:
+            self.admission.admit(count, now)
 
     def _deliver(self, frames: Sequence[bytes], joined: bytes) -> None:
         # Hot: once for every publish.
@@ -242,7 +242,7 @@ class Topic:
             was_holding = self._holding
             position = self.backlog.cursor.position if was_holding else self._seq
             if self.store is not None and not is_ephemeral(name):
-                self._diary.note_creation(name, position)
+                self._control_log.note_creation(name, position)
             channel = self._make_channel(name, position)
             log.info("TOPIC(%s): new channel(%s)", self.name, name)
             if was_holding:  # else what is held is empty, and of a time before what was published since
@@ -257,7 +257,7 @@ class Topic:
     def delete_channel(self, name: str) -> None:
         """End a channel with all it holds. Raises ``KeyError``."""
         self._delete(self.channels[name])
-        self._diary.settle()
+        self._control_log.settle()
 
     def _make_channel(self, name: str, position: int) -> Channel:
         store = None if is_ephemeral(name) else self.store
@@ -269,7 +269,7 @@ class Topic:
             backlog=self._backlogs.make(position, logged=store is not None),
             on_abandoned=self._delete,
             on_change=self._note_change,
-            on_requeued=None if store is None else self._diary.note_requeued,
+            on_requeued=None if store is None else self._control_log.note_requeued,
         )
         self.channels[name] = channel
         self._backlogs.set_channel_count(len(self.channels))
@@ -297,7 +297,7 @@ class Topic:
             self.paused = True
             self._note(TOPIC_PAUSED, "")
             self._note_change()
-            self._diary.settle()
+            self._control_log.settle()
 
     def unpause(self) -> None:
         """Give the channels what was kept."""
@@ -335,19 +335,19 @@ class Topic:
         self._pass_over()
         self._note(TOPIC_EMPTIED, "")
         self._note_change()
-        self._diary.settle()
+        self._control_log.settle()
 
     def empty_channel(self, name: str) -> None:
         """Drop everything a channel has: waiting, deferred and in flight. Raises ``KeyError``."""
         self.channels[name].empty()
         self._note(CHANNEL_EMPTIED, name)
         self._note_change()
-        self._diary.settle()
+        self._control_log.settle()
 
     def close(self) -> None:
         """The daemon stops: nothing is taken or given any more. What is held stays where it is kept."""
         self.exiting = True
-        self.guard = CLOSED
+        self.admission = REFUSES_ALL
         for channel in self.channels.values():
             channel.close()
 
@@ -369,10 +369,10 @@ class Topic:
     def delete(self) -> None:
         """The topic ends, with its channels and all they hold."""
         self.exiting = True
-        self.guard = CLOSED
+        self.admission = REFUSES_ALL
         for channel in self.channels.values():
             channel.delete()
-        self._diary.discard_requeued()
+        self._control_log.discard_requeued()
         if self.store is not None:
             self.store.delete()
 
@@ -397,9 +397,9 @@ class Topic:
         """Where every channel stands, as of now; changes are announced anew from here on."""
         assert self.store is not None, "what lives in memory alone has no checkpoint"
         self._changed = False
-        self._diary.write_requeued()  # before the end of the log, so that it is not replayed
+        self._control_log.write_requeued()  # before the end of the log, so that it is not replayed
         log_end = self.store.log.end._replace(seq=self._seq)
-        state = TopicState(log_end, now_ns / _NS_PER_SECOND - now, self._stamper.ids.last)
+        state = TopicState(log_end, now_ns / _NS_PER_SECOND - now, self._frames.ids.last)
         state.channels = {name: each.state() for name, each in self.channels.items() if not each.ephemeral}
         state.held = self.backlog.state() if self._holding else None
         state.paused, state.awaits_channels = self.paused, self.awaits_channels
@@ -435,7 +435,7 @@ class Topic:
         shift = before.clock_offset - (now_ns / _NS_PER_SECOND - now)
         log_end = self.store.log.end
         self._seq = before.end.seq
-        self._stamper.ids.start_after(before.last_id)
+        self._frames.ids.start_after(before.last_id)
         self.paused = before.paused
         self.awaits_channels = before.awaits_channels
         held = before.held
@@ -481,7 +481,7 @@ class Topic:
         self._hand_over()
         self._note_ephemeral()
         self._note_change()
-        self._diary.settle()
+        self._control_log.settle()
 
     def _hold_from_here(self) -> Backlog:
         return self._backlogs.make(self._seq)
@@ -515,7 +515,7 @@ class Topic:
         self.dropped_count += count
 
     def _note(self, kind: int, name: str, seq: int | None = None) -> None:
-        self._diary.note(kind, name, self._seq if seq is None else seq)
+        self._control_log.note(kind, name, self._seq if seq is None else seq)
 
     def _note_ephemeral(self) -> None:
         """All goes to channels that end with the process: the log has to say that the topic does not hold it."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Container
 from typing import Final, Protocol
 
 from nsq_compat.queue.in_flight import NEVER
-from nsq_compat.queue.intake import Producer
+from nsq_compat.queue.publish_batch import Producer
 from nsq_compat.session.conversation import Conversation
 from nsq_compat.session.http_message import (
     HttpHandler,
@@ -66,7 +66,7 @@ class ImmediateHandler(Protocol):
 class HttpSession(Conversation):
     """One HTTP client, from accept to close.
 
-    It is the ``queue.intake.Producer`` of the message it has posted. `remote_address` is what handlers are told;
+    It is the ``queue.publish_batch.Producer`` of the message it has posted. `remote_address` is what handlers are told;
     `wake` asks the shell to call `data_to_send` soon. With `tls` the conversation begins with a handshake.
     """
 

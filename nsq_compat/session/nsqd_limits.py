@@ -10,7 +10,7 @@ from nsq_compat import NSQ_VERSION
 from nsq_compat.protocol.errors import E_BAD_BODY, E_IDENTIFY_FAILED, FatalClientError
 from nsq_compat.protocol.identify import IdentifyRequest, IdentifyResponse
 from nsq_compat.queue.in_flight import NEVER
-from nsq_compat.queue.line import Locality
+from nsq_compat.queue.wait_queue import Locality
 
 _MIN_HEARTBEAT_MS: Final = 1000
 _MIN_MSG_TIMEOUT_MS: Final = 1000

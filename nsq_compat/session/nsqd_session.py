@@ -37,9 +37,9 @@ from nsq_compat.protocol.numbers import number
 from nsq_compat.protocol.schema import MAGIC_V2
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import NotInFlight, TooManyConsumers
-from nsq_compat.queue.exiting import Exiting
+from nsq_compat.queue.errors import Exiting
 from nsq_compat.queue.in_flight import NEVER
-from nsq_compat.queue.intake import Intake
+from nsq_compat.queue.publish_batch import PublishBatch
 from nsq_compat.queue.stats import ClientStats
 from nsq_compat.session.admission import delay_of, judge
 from nsq_compat.session.authorization import Access, AuthFailed, Authorize, Credentials, Grants, not_asked
@@ -71,7 +71,7 @@ class NsqdSession(Conversation):
     `host` is its address without the port, "" for a unix socket; `peer` names it in log lines and stats. `wake` asks
     the shell to call `data_to_send` soon and must not do so itself; `drop` asks it to close the connection at once.
     `authorize` may take its time within `receive_data`: the shell may go on calling everything else meanwhile.
-    With an `intake`, what is `posted` there is answered at the end of the turn, when the session wakes its shell.
+    With a `publish_batch`, publishes `posted` there are answered at the end of the event-loop iteration.
     Times: `now` monotonic seconds, `now_ns` nanoseconds since 1970.
     """
 
@@ -85,7 +85,7 @@ class NsqdSession(Conversation):
         wake: Callable[[], None],
         drop: Callable[[], None],
         authorize: Authorize = not_asked,
-        intake: Intake | None = None,
+        publish_batch: PublishBatch | None = None,
         now: float,
         now_ns: int,
     ) -> None:
@@ -118,7 +118,7 @@ class NsqdSession(Conversation):
         self._renew_deadline()
         self._publisher = Publisher(
             broker,
-            intake,
+            publish_batch,
             require=self._require if limits.auth_required else None,
             reply=self._replies.append,
             fail=self._end_with,

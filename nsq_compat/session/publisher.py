@@ -2,7 +2,7 @@
 
 A publish is done at once, or `state` says what it waits for:
 
-- ``POSTED``: it came alone, and is published with those of other producers at the end of this turn (``queue.intake``).
+- ``POSTED``: it is published with those of other producers at the end of this iteration (``queue.publish_batch``).
 - ``PUBLISHED``: it came alone and is published. Its OK is left to ``answer``, so that messages leave before it.
 - ``IN_STEPS``: it is too large to be published at once; ``publish_on`` takes the next step.
 
@@ -18,9 +18,9 @@ from nsq_compat.protocol.commands import Line, Publish
 from nsq_compat.protocol.errors import FatalClientError
 from nsq_compat.protocol.frames import OK
 from nsq_compat.queue.broker import Broker
-from nsq_compat.queue.exiting import Refused
-from nsq_compat.queue.intake import Intake
-from nsq_compat.queue.large_batch import LargeBatch, is_large
+from nsq_compat.queue.errors import Refused
+from nsq_compat.queue.large_publish import LargeBatch, is_large
+from nsq_compat.queue.publish_batch import PublishBatch
 from nsq_compat.queue.topic import Topic
 from nsq_compat.session.refusals import failed
 
@@ -31,7 +31,7 @@ IN_STEPS: Final = 3
 
 
 class Publisher:
-    """It is the ``queue.intake.Producer`` of what it posts. `now` is monotonic seconds, `now_ns` wall clock.
+    """It is the ``queue.publish_batch.Producer`` of what it posts. `now` is monotonic seconds, `now_ns` wall clock.
 
     `reply` takes frames for the client, `fail` what ends its connection, and `wake` has sent what came of what was
     posted. `require` raises what a client hears that may not publish there; None: everybody may.
@@ -40,7 +40,7 @@ class Publisher:
     def __init__(
         self,
         broker: Broker,
-        intake: Intake | None,
+        publish_batch: PublishBatch | None,
         *,
         require: Callable[[CommandSpec, bytes], None] | None,
         reply: Callable[[bytes], None],
@@ -52,7 +52,7 @@ class Publisher:
         self.counts: dict[bytes, int] = {}
         """Messages by topic."""
         self._broker = broker
-        self._intake = intake
+        self._publish_batch = publish_batch
         self._command: Publish | None = None  # while the state is not DONE
         self._large: LargeBatch | None = None  # while it is IN_STEPS
         self._require = require
@@ -88,7 +88,7 @@ class Publisher:
         bodies = command.bodies
         try:
             topic = self._topic_of(command.spec, command.tokens[1])
-            if self._intake is not None and self._intake.post(topic, bodies, self, now, now_ns):
+            if self._publish_batch is not None and self._publish_batch.post(topic, bodies, self, now, now_ns):
                 self._command = command
                 self.state = POSTED
                 return
@@ -137,8 +137,8 @@ class Publisher:
 
     def settle(self) -> None:
         """Publish what is ``POSTED`` now, with what other producers posted, and reply."""
-        if self.state == POSTED and self._intake is not None:
-            self._intake.settle()
+        if self.state == POSTED and self._publish_batch is not None:
+            self._publish_batch.settle()
         self.answer()
 
     def published(self, error: Exception | None) -> None:

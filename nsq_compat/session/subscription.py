@@ -13,8 +13,8 @@ from typing import NamedTuple
 from nsq_compat.protocol.message import message_ids
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.in_flight import InFlight
-from nsq_compat.queue.line import Locality
 from nsq_compat.queue.stats import ClientStats
+from nsq_compat.queue.wait_queue import Locality
 
 
 class Counts(NamedTuple):

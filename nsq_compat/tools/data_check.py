@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from nsq_compat.queue.data_path import topic_folder, topics_in
-from nsq_compat.queue.files import Files, OsFiles
-from nsq_compat.queue.go_data import queues_among
-from nsq_compat.queue.go_queue_reader import QueueReport, read_queue
-from nsq_compat.queue.metadata import MetadataError, TopicMetadata, load_metadata
-from nsq_compat.queue.stored_topic import StoredTopic
+from nsq_compat.godata.format import queues_among
+from nsq_compat.godata.reader import QueueReport, read_queue
+from nsq_compat.log.data_path import topic_folder, topics_in
+from nsq_compat.log.files import Files, OsFiles
+from nsq_compat.log.metadata import MetadataError, TopicMetadata, load_metadata
+from nsq_compat.log.stored_topic import StoredTopic
 
 
 @dataclass(slots=True)

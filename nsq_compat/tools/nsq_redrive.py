@@ -24,9 +24,9 @@ from nsq_compat.cluster.fan_out import AllFailed
 from nsq_compat.cluster.http_client import HttpClient, HttpClientOptions
 from nsq_compat.cluster.nodes import Node
 from nsq_compat.cluster.statistics import TopicStats
+from nsq_compat.policy.dead_letters import REDRIVE_CHANNEL
+from nsq_compat.policy.policies import DEFAULT_DEAD_LETTER_TOPIC, DeadLettering
 from nsq_compat.protocol.names import is_valid_name
-from nsq_compat.queue.dead_letters import REDRIVE_CHANNEL
-from nsq_compat.queue.policies import DEFAULT_DEAD_LETTER_TOPIC, DeadLettering
 from nsq_compat.tools.client_options import consumer_options, producer_options
 from nsq_compat.tools.on_demand import OnDemand
 from nsq_compat.tools.program import (

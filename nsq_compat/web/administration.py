@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.queue.channel import Channel
-from nsq_compat.queue.exiting import Exiting
+from nsq_compat.queue.errors import Exiting
 from nsq_compat.queue.topic import Topic
 from nsq_compat.session.http_message import Request, Response
 from nsq_compat.web.nsqd_service import NsqdService

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from nsq_compat.queue.policies import PolicyError
+from nsq_compat.policy.policies import PolicyError
 from nsq_compat.session.http_message import Admission, Request, Response
 from nsq_compat.web import responses
 from nsq_compat.web.nsqd_service import NsqdService

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from nsq_compat.queue.intake import Intake
+from nsq_compat.queue.publish_batch import PublishBatch
 from nsq_compat.web.administration import Administration
 from nsq_compat.web.application import Application, TlsRequired
 from nsq_compat.web.configuration import Configuration
@@ -26,8 +26,8 @@ class NsqdApi(Application):
     `publishing` answers without waiting where the disk is not synced before the answer.
     """
 
-    def __init__(self, service: NsqdService, intake: Intake | None = None) -> None:
-        self.publishing = Publishing(service, intake)
+    def __init__(self, service: NsqdService, publish_batch: PublishBatch | None = None) -> None:
+        self.publishing = Publishing(service, publish_batch)
         service.metrics.collect_from(lambda: _collector(service))
         super().__init__(_routes(service, self.publishing))
 

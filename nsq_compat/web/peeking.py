@@ -7,7 +7,7 @@ import base64
 from typing import Final
 
 from nsq_compat.protocol.message import attempts, body, message_id, timestamp_ns
-from nsq_compat.queue.watch import MOST
+from nsq_compat.queue.recent_messages import MOST
 from nsq_compat.session.http_message import Request, Response
 from nsq_compat.web import responses
 from nsq_compat.web.administration import Administration
@@ -30,14 +30,14 @@ class Peeking:
         limit = _limit(parse_query(request.query).get("limit", str(_USUAL)))
         channel = self._administration.channel_of(request)
         try:
-            look = channel.look(limit)
+            peek = channel.peek(limit)
         except OSError:
             raise ApiError(500, "INTERNAL_ERROR") from None
         shown = {
             "depth": channel.depth,
-            "messages": [_shown(frame) for frame in look.waiting],
-            "deferred": [_shown(frame) | {"due": self._wall_ns(due)} for due, frame in look.deferred],
-            "in_flight": [_shown(frame) | {"deadline": self._wall_ns(over)} for over, frame in look.in_flight],
+            "messages": [_shown(frame) for frame in peek.waiting],
+            "deferred": [_shown(frame) | {"due": self._wall_ns(due)} for due, frame in peek.deferred],
+            "in_flight": [_shown(frame) | {"deadline": self._wall_ns(over)} for over, frame in peek.in_flight],
         }
         return responses.json(shown)
 

@@ -7,12 +7,12 @@ from functools import lru_cache
 from itertools import chain
 from typing import Final
 
+from nsq_compat.policy.limits import Full
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.protocol.sizes import SIZE_OF_SIZE, read_size
-from nsq_compat.queue.bounds import Full
-from nsq_compat.queue.exiting import Exiting, Refused
-from nsq_compat.queue.intake import Intake, Producer
-from nsq_compat.queue.large_batch import is_large
+from nsq_compat.queue.errors import Exiting, Refused
+from nsq_compat.queue.large_publish import is_large
+from nsq_compat.queue.publish_batch import Producer, PublishBatch
 from nsq_compat.queue.topic import Topic
 from nsq_compat.session.http_message import Admission, Request, Response
 from nsq_compat.web.nsqd_service import NsqdService
@@ -37,12 +37,12 @@ _MESSAGE_PATHS: Final = frozenset({"/pub", "/put"})
 
 
 class Publishing:
-    """Routes that take messages. With an `intake`, requests that came alone share a log write per iteration."""
+    """Routes that take messages. With an `publish_batch`, requests that came alone share a log write per iteration."""
 
     paths: Final = _MESSAGE_PATHS | {"/mpub", "/mput"}
 
-    def __init__(self, service: NsqdService, intake: Intake | None = None) -> None:
-        self._intake = intake
+    def __init__(self, service: NsqdService, publish_batch: PublishBatch | None = None) -> None:
+        self._publish_batch = publish_batch
         options = service.options
         self._service = service
         self._topics = service.broker.topics
@@ -92,8 +92,8 @@ class Publishing:
             if (
                 producer is not None
                 and not defer
-                and self._intake is not None
-                and self._intake.post(topic, bodies, producer, now, now_ns)
+                and self._publish_batch is not None
+                and self._publish_batch.post(topic, bodies, producer, now, now_ns)
             ):
                 return None
             topic.publish(bodies, now, now_ns, defer)
@@ -115,8 +115,8 @@ class Publishing:
 
     def settle(self) -> None:
         """Publish what was posted in this event-loop iteration."""
-        if self._intake is not None:
-            self._intake.settle()
+        if self._publish_batch is not None:
+            self._publish_batch.settle()
 
     def _destination(self, request: Request) -> tuple[Topic, float]:
         """The topic of a single message, and the seconds by which it is deferred."""

@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from nsq_compat.queue import segment
+from nsq_compat.log import segment
 from tests.faults.daemon import Daemon
 
 StartDaemon = Callable[..., Daemon]

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlencode
 from urllib.request import Request, urlopen
 
-from nsq_compat.queue import checkpoint
+from nsq_compat.log import checkpoint
 from nsq_conformance.nsqd_process import NsqdProcess
 from tests.faults.watched_nsqd import HELD, watched_nsqd
 

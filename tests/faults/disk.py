@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, Self, TypeVar
 
-from nsq_compat.queue.files import Files
+from nsq_compat.log.files import Files
 
 SECTOR = 512
 

@@ -1,6 +1,6 @@
 """A process that dies at a chosen step: the n-th call that may change something on the disk is its last."""
 
-from nsq_compat.queue.files import OsFiles
+from nsq_compat.log.files import OsFiles
 
 CHANGING = ("open", "pwrite", "fsync", "fsync_folder", "rename", "unlink", "mkdir", "rmdir")
 

@@ -6,17 +6,17 @@ from random import Random
 
 import pytest
 
+from nsq_compat.godata.format import GoMessage, queue_name
+from nsq_compat.godata.takeover import take_over
+from nsq_compat.godata.writer import write_queue
+from nsq_compat.log.data_path import our_folder, topic_folder
+from nsq_compat.log.stored_topic import StoredTopic
 from nsq_compat.protocol import message
-from nsq_compat.queue.data_path import our_folder, topic_folder
-from nsq_compat.queue.go_data import GoMessage, queue_name
-from nsq_compat.queue.go_queue_writer import write_queue
-from nsq_compat.queue.go_takeover import take_over
-from nsq_compat.queue.guid import GuidFactory
-from nsq_compat.queue.stored_topic import StoredTopic
+from nsq_compat.queue.ids import MessageIds
 from tests.faults.disk import SimulatedDisk
 
 NOW_NS = 1_700_000_000_000_000_000
-IDS = list(map(GuidFactory(7).take_one, repeat(NOW_NS, 100)))
+IDS = list(map(MessageIds(7).take_one, repeat(NOW_NS, 100)))
 CHANGING = ("open", "pwrite", "fsync", "fdatasync", "fsync_folder", "rename", "unlink", "mkdir", "rmdir")
 EXPECTED = {"a": [1, 2, 7, 8], "b": [1, 7, 8]}
 

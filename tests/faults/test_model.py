@@ -28,27 +28,27 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from nsq_compat.log import recovery
+from nsq_compat.log.checkpoint import ChannelState, TopicState
+from nsq_compat.log.control_log import ControlLog
+from nsq_compat.log.data_path import our_folder
+from nsq_compat.log.files import Files
+from nsq_compat.log.group import DEFERRED, TOPIC_AWAITS_CHANNELS
+from nsq_compat.log.segment import Segment
+from nsq_compat.log.storage import CHECKPOINT, Durability, Storage, TopicStore
+from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol import message
 from nsq_compat.protocol.names import is_ephemeral
-from nsq_compat.queue import recovery
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel
-from nsq_compat.queue.checkpoint import ChannelState, TopicState
 from nsq_compat.queue.cursor import Cursor
-from nsq_compat.queue.data_path import our_folder
 from nsq_compat.queue.deferred import Deferred
-from nsq_compat.queue.diary import Diary
-from nsq_compat.queue.files import Files
-from nsq_compat.queue.group import DEFERRED, TOPIC_AWAITS_CHANNELS
-from nsq_compat.queue.guid import GuidFactory
+from nsq_compat.queue.ids import MessageIds
 from nsq_compat.queue.in_flight import InFlight
 from nsq_compat.queue.limits import QueueLimits
-from nsq_compat.queue.line import Locality
-from nsq_compat.queue.segment import Segment
 from nsq_compat.queue.stats import ClientStats
-from nsq_compat.queue.storage import CHECKPOINT, Durability, Storage, TopicStore
 from nsq_compat.queue.topic import Topic
-from nsq_compat.queue.topic_log import TopicLog
+from nsq_compat.queue.wait_queue import Locality
 from tests.faults.conftest import LONG_ROUNDS
 from tests.faults.disk import SECTOR, SimulatedDisk
 
@@ -899,10 +899,10 @@ MUTANTS: dict[str, Mutant] = {
     "deferred frames that are nowhere": (QueueInMemory, Deferred, "_stays", _trusts_the_log_with_everything),
     "what was emptied comes back": (QueueOnDisk, Cursor, "pass_over", _does_nothing),
     "an OK before the disk has it": (QueueAtFsync, TopicStore, "commit", _does_nothing),
-    "a pause or an end before the disk has it": (QueueAtFsync, Diary, "settle", _does_nothing),
+    "a pause or an end before the disk has it": (QueueAtFsync, ControlLog, "settle", _does_nothing),
     "a topic's end before the disk has it": (QueueAtFsync, TopicLog, "delete", _forgets_the_name),
     "a checkpoint before the disk has its name": (QueueAtFsync, TopicLog, "note_new_name", _does_nothing),
-    "ids that begin again": (QueueOnDisk, GuidFactory, "start_after", _does_nothing),
+    "ids that begin again": (QueueOnDisk, MessageIds, "start_after", _does_nothing),
     "a log begun late that knows no channels": (QueueOnDisk, TopicStore, "begin", _does_nothing),
     "a read error that reads as zeros": (QueueOnDiskThatFailsReads, Segment, "pread", _reads_zeros),
 }
@@ -911,7 +911,7 @@ MUTANTS: dict[str, Mutant] = {
 def find_a_failure(machine: type[QueueOnDisk]) -> None:
     """The same search every time, and nothing made smaller."""
     searching = settings(
-        max_examples=1500, stateful_step_count=60, derandomize=True, database=None, phases=[Phase.generate]
+        max_examples=4000, stateful_step_count=60, derandomize=True, database=None, phases=[Phase.generate]
     )
     run_state_machine_as_test(machine, settings=searching)
 

@@ -23,8 +23,8 @@ from nsq_compat.net.vigil import Vigil
 from nsq_compat.protocol.compression import Codec, Deflate, Snappy
 from nsq_compat.protocol.frame_reader import Frame, FrameReader
 from nsq_compat.queue.broker import Broker
-from nsq_compat.queue.intake import Intake
 from nsq_compat.queue.limits import QueueLimits
+from nsq_compat.queue.publish_batch import PublishBatch
 from nsq_compat.session.authorization import Authorize, not_asked
 from nsq_compat.session.nsqd_limits import NsqdLimits
 from nsq_compat.session.nsqd_session import NsqdSession
@@ -43,7 +43,7 @@ class Server:
         self.broker = Broker(QueueLimits(mem_queue_size=1_000_000))
         self.alarms = AlarmClock(self.broker.schedule)
         turn = Turn(gevent.get_hub().loop)
-        self.intake = None if session_waits else Intake(turn.call)
+        self.publish_batch = None if session_waits else PublishBatch(turn.call)
         listener = listen("127.0.0.1:0")
         self.address = listener.getsockname()
         self.tcp = TcpServer(
@@ -61,7 +61,7 @@ class Server:
             wake=connection.wake,
             drop=connection.abort,
             authorize=self.authorize,
-            intake=self.intake,
+            publish_batch=self.publish_batch,
             now=now,
             now_ns=now_ns,
         )

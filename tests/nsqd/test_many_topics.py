@@ -5,14 +5,14 @@ import time
 
 import gevent
 
+from nsq_compat.log.files import OsFiles
+from nsq_compat.log.metadata import load_metadata
+from nsq_compat.log.storage import Durability, Storage
+from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.nsqd.checkpoints import Checkpoints
 from nsq_compat.nsqd.metadata import MetadataFile
 from nsq_compat.queue.broker import Broker
-from nsq_compat.queue.files import OsFiles
 from nsq_compat.queue.limits import QueueLimits
-from nsq_compat.queue.metadata import load_metadata
-from nsq_compat.queue.storage import Durability, Storage
-from nsq_compat.queue.topic_log import TopicLog
 
 
 class SlowToCreate(OsFiles):

@@ -5,24 +5,24 @@ from typing import cast
 
 import pytest
 
-from nsq_compat.nsqd.restoring import restore
-from nsq_compat.queue.data_path import our_folder
-from nsq_compat.queue.files import Files
-from nsq_compat.queue.go_data import GoMessage
-from nsq_compat.queue.go_queue_writer import write_queue
-from nsq_compat.queue.guid import GuidFactory
-from nsq_compat.queue.limits import QueueLimits
-from nsq_compat.queue.metadata import (
+from nsq_compat.godata.format import GoMessage
+from nsq_compat.godata.writer import write_queue
+from nsq_compat.log.data_path import our_folder
+from nsq_compat.log.files import Files
+from nsq_compat.log.metadata import (
     ChannelMetadata,
     MetadataError,
     TopicMetadata,
     decode_metadata,
     encode_metadata,
 )
-from nsq_compat.queue.storage import Durability, Storage
-from nsq_compat.queue.topic_log import TopicLog
+from nsq_compat.log.storage import Durability, Storage
+from nsq_compat.log.topic_log import TopicLog
+from nsq_compat.nsqd.restoring import restore
+from nsq_compat.queue.ids import MessageIds
+from nsq_compat.queue.limits import QueueLimits
+from tests.broker import NOW_NS, Daemon
 from tests.faults.disk import SimulatedDisk
-from tests.queue.conftest import NOW_NS, Daemon
 
 DATA_PATH = "/data"
 NSQD_DAT = "/data/nsqd.dat"
@@ -164,7 +164,7 @@ def test_it_is_used_again_if_the_process_ends_before_it_is_replaced(stored):
 
 def test_gos_queues_are_not_imported_with_a_damaged_one_but_without_any(stored, caplog):
     disk = with_nsqd_dat(stored, WRITTEN[:-1])
-    number = GuidFactory(7).take_one(NOW_NS)
+    number = MessageIds(7).take_one(NOW_NS)
     write_queue(cast("Files", disk), DATA_PATH, "go:c", [GoMessage(NOW_NS, 0, number, b"go's")], 1 << 20)
     before = sorted(disk.listdir(DATA_PATH))
     with pytest.raises(MetadataError, match="Go's queues beside it are not imported"):

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsq_compat.protocol import message, schema
-from nsq_compat.protocol.alike import Alike
+from nsq_compat.protocol.uniform_bodies import UniformBodies
 
 ID = b"0123456789abcdef"
 FRAME = b"\0\0\0\x23\0\0\0\2\0\0\0\0\0\0\x01\0\0\1" + ID + b"hello"
@@ -49,9 +49,9 @@ def test_frames_of_bodies_alike_are_the_same_joined_and_cut(timestamp_ns, count,
     ends = [b"%016d" % number for number in range(count)]
     ends = [end[len(start) :] for end in ends]
     frames = message.make_frames(ends, timestamp_ns, bodies, start)
-    joined = message.join_alike(ends, timestamp_ns, Alike(bodies), start)
+    joined = message.join_uniform(ends, timestamp_ns, UniformBodies(bodies), start)
     assert joined == b"".join(frames)
-    assert message.cut_alike(b"before" + joined + b"behind", len(frames[0]), 6, count) == frames
+    assert message.cut_uniform(b"before" + joined + b"behind", len(frames[0]), 6, count) == frames
 
 
 @given(timestamps, attempts, ids, bodies)
@@ -105,7 +105,7 @@ def test_each_body_needs_its_own_id():
     with pytest.raises(ValueError, match="an id of its own"):
         message.make_frames([ID, ID], 0, [b"one"])
     with pytest.raises(ValueError, match="an id of its own"):
-        message.join_alike([ID, ID], 0, Alike([b"one"]))
+        message.join_uniform([ID, ID], 0, UniformBodies([b"one"]))
 
 
 def test_a_timestamp_beyond_64_bits_is_refused():

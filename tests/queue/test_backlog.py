@@ -2,9 +2,9 @@
 
 import pytest
 
+from nsq_compat.log.checkpoint import ChannelState, entries_at_once
 from nsq_compat.protocol.message import attempts, body, make_frames, message_id, with_attempts
 from nsq_compat.queue.backlog import Backlog
-from nsq_compat.queue.checkpoint import ChannelState, entries_at_once
 from nsq_compat.queue.cursor import Cursor
 from nsq_compat.queue.deferred import Deferred
 
@@ -91,19 +91,19 @@ def test_looking_shows_what_would_be_taken_in_that_order_and_takes_nothing(backl
     cursor.extend(frames(b"d"))
     taken(backlog, 1)
     backlog.put_back(frames(b"z"))
-    looks = [[body(each) for each in backlog.peek(count)] for count in range(9)]
+    peeks = [[body(each) for each in backlog.peek_waiting(count)] for count in range(9)]
     order = all_of(backlog)
     assert sorted(order) == [b"b", b"c", b"d", b"x", b"y", b"z"]
-    assert looks == [order[:count] for count in range(9)]
+    assert peeks == [order[:count] for count in range(9)]
 
 
 def test_looking_reads_no_more_of_what_was_there_before_a_restart_than_is_asked_for(backlog, cursor, log):
     log.holds(b"a", b"b", b"c")
     restores(backlog, (b"a", 2), (b"b", 2), (b"c", 2))
     cursor.extend(frames(b"d"))
-    seen = backlog.peek(2)
+    seen = backlog.peek_waiting(2)
     assert [(body(each), attempts(each)) for each in seen] == [(b"a", 2), (b"b", 2)]
-    assert (log.asked, [body(each) for each in backlog.peek(9)]) == (2, [b"a", b"b", b"c", b"d"])
+    assert (log.asked, [body(each) for each in backlog.peek_waiting(9)]) == (2, [b"a", b"b", b"c", b"d"])
     assert all_of(backlog) == [b"a", b"b", b"c", b"d"]
 
 
@@ -285,13 +285,13 @@ def test_every_kind_is_shown_and_nothing_is_taken(daemon, channel):
     daemon.publishes(b"sooner", defer=20.0)
     consumer.takes(room=1)
     for _ in range(2):
-        look = channel.look(10)
-        assert bodies(look.waiting) == [b"b", b"c"]
-        assert [(due - daemon.now, body(frame)) for due, frame in look.deferred] == [
+        peek = channel.peek(10)
+        assert bodies(peek.waiting) == [b"b", b"c"]
+        assert [(due - daemon.now, body(frame)) for due, frame in peek.deferred] == [
             (20.0, b"sooner"),
             (30.0, b"later"),
         ]
-        assert [(over - daemon.now, body(frame)) for over, frame in look.in_flight] == [(60.0, b"a")]
+        assert [(over - daemon.now, body(frame)) for over, frame in peek.in_flight] == [(60.0, b"a")]
     assert (channel.depth, channel.deferred_count, channel.in_flight_count) == (2, 2, 1)
     assert consumer.takes() == [b"b", b"c"]
     assert consumer.attempts(b"b") == 1
@@ -302,9 +302,9 @@ def test_no_more_of_a_kind_than_asked_for_and_of_in_flight_those_that_end_first(
     daemon.publishes(*(b"%d" % number for number in range(10)))
     slow.takes(room=4)
     quick.takes(room=2)
-    look = channel.look(3)
-    assert (len(look.waiting), len(look.in_flight)) == (3, 3)
-    assert bodies(frame for _, frame in look.in_flight)[:2] == [*quick.frames]
+    peek = channel.peek(3)
+    assert (len(peek.waiting), len(peek.in_flight)) == (3, 3)
+    assert bodies(frame for _, frame in peek.in_flight)[:2] == [*quick.frames]
 
 
 def test_a_message_put_off_says_which_attempt_is_next(daemon, channel):
@@ -312,11 +312,11 @@ def test_a_message_put_off_says_which_attempt_is_next(daemon, channel):
     daemon.publishes(b"a")
     consumer.takes()
     consumer.requeues(b"a", delay=5.0)
-    ((_, frame),) = channel.look(1).deferred
+    ((_, frame),) = channel.peek(1).deferred
     assert (body(frame), attempts(frame)) == (b"a", 2)
 
 
 def test_an_ephemeral_channel_is_looked_at_as_any_other(daemon):
     channel = daemon.channel("tail#ephemeral")
     daemon.publishes(b"a", b"b")
-    assert bodies(channel.look(10).waiting) == [b"a", b"b"]
+    assert bodies(channel.peek(10).waiting) == [b"a", b"b"]

@@ -3,11 +3,11 @@ import logging
 import pytest
 
 from nsq_compat.queue.channel import Channel
-from nsq_compat.queue.exiting import Exiting
+from nsq_compat.queue.errors import Exiting
 from nsq_compat.queue.topic import Topic
 
 
-class Diary:
+class ControlLog:
     """An observer that writes down what it is told, and whether the maps agreed with it."""
 
     def __init__(self, daemon) -> None:
@@ -33,8 +33,8 @@ class Diary:
 
 
 @pytest.fixture
-def diary(daemon) -> Diary:
-    return Diary(daemon)
+def control_log(daemon) -> ControlLog:
+    return ControlLog(daemon)
 
 
 def test_a_topic_is_made_once(daemon, caplog):
@@ -45,15 +45,15 @@ def test_a_topic_is_made_once(daemon, caplog):
     assert daemon.broker.topics == {"orders": topic}
 
 
-def test_observers_are_told_of_all_that_comes_and_goes(daemon, diary):
+def test_observers_are_told_of_all_that_comes_and_goes(daemon, control_log):
     daemon.channel("archive")
     daemon.channel("archive")
     daemon.topic().delete_channel("archive")
     daemon.broker.delete_topic("orders")
-    assert diary.entries == ["+orders", "+orders:archive", "-orders:archive", "-orders"]
+    assert control_log.entries == ["+orders", "+orders:archive", "-orders:archive", "-orders"]
 
 
-def test_a_deleted_topic_takes_its_channels_and_consumers_along(daemon, diary, caplog):
+def test_a_deleted_topic_takes_its_channels_and_consumers_along(daemon, control_log, caplog):
     consumer = daemon.consumer()
     channel = daemon.channel()
     daemon.publishes(b"a")
@@ -61,7 +61,7 @@ def test_a_deleted_topic_takes_its_channels_and_consumers_along(daemon, diary, c
         daemon.broker.delete_topic("orders")
     assert [record.message for record in caplog.records] == ["TOPIC(orders): deleting"]
     assert (consumer.closed, channel.exiting, channel.depth) == (True, True, 0)
-    assert diary.entries[-1] == "-orders"
+    assert control_log.entries[-1] == "-orders"
 
 
 def test_a_topic_published_to_after_its_deletion_is_a_new_one(daemon):
@@ -79,14 +79,14 @@ def test_deleting_a_topic_that_is_not_there_is_an_error(daemon):
         daemon.broker.delete_topic("nowhere")
 
 
-def test_an_ephemeral_topic_ends_with_its_last_channel(daemon, diary):
+def test_an_ephemeral_topic_ends_with_its_last_channel(daemon, control_log):
     tail = daemon.consumer("tail#ephemeral", "live#ephemeral")
     daemon.channel("kept", "live#ephemeral")
     tail.leaves()
     assert "live#ephemeral" in daemon.broker.topics
     daemon.topic("live#ephemeral").delete_channel("kept")
     assert daemon.broker.topics == {}
-    assert diary.entries[-2:] == ["-live#ephemeral:kept", "-live#ephemeral"]
+    assert control_log.entries[-2:] == ["-live#ephemeral:kept", "-live#ephemeral"]
 
 
 def test_an_ephemeral_topic_that_never_had_a_channel_lives_on(daemon):
@@ -100,13 +100,13 @@ def test_an_ephemeral_channel_of_any_other_topic_ends_alone(daemon):
     assert list(daemon.broker.topics) == ["orders"]
 
 
-def test_consumers_that_leave_a_deleted_ephemeral_topic_delete_nothing_twice(daemon, diary):
+def test_consumers_that_leave_a_deleted_ephemeral_topic_delete_nothing_twice(daemon, control_log):
     tail = daemon.consumer("tail#ephemeral", "live#ephemeral")
     daemon.broker.delete_topic("live#ephemeral")
     again = daemon.channel("tail#ephemeral", "live#ephemeral")
     tail.leaves()
     assert daemon.topic("live#ephemeral").channels == {"tail#ephemeral": again}
-    assert diary.entries.count("-live#ephemeral") == 1
+    assert control_log.entries.count("-live#ephemeral") == 1
 
 
 def test_a_broker_that_closes_takes_and_makes_nothing_any_more(daemon):
@@ -148,9 +148,9 @@ def test_what_comes_back_is_announced_to_nobody(data_path):
     daemon.channel()
     data_path.kill(daemon)
     later = data_path.start()
-    diary = Diary(later)
+    control_log = ControlLog(later)
     later.broker.restore("orders", [], later.now, later.now_ns)
-    assert diary.entries == []
+    assert control_log.entries == []
 
 
 def test_a_topic_is_among_the_changed_once_until_it_was_checkpointed(logging_daemon):

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsq_compat.log.checkpoint import ENTRY, ChannelState, entries_at_once
 from nsq_compat.protocol import message
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import MAX_BATCH, MAX_BATCH_BYTES, Channel, NotInFlight, TooManyConsumers
-from nsq_compat.queue.checkpoint import ENTRY, ChannelState, entries_at_once
-from nsq_compat.queue.exiting import Exiting
+from nsq_compat.queue.errors import Exiting
 from nsq_compat.queue.in_flight import NEVER, InFlight
 from nsq_compat.queue.limits import QueueLimits
-from nsq_compat.queue.line import Locality
 from nsq_compat.queue.stats import ClientStats
+from nsq_compat.queue.wait_queue import Locality
 
 # --- A message and its consumer ---------------------------------------------------------------------------------------
 

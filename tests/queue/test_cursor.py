@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsq_compat.log.files import OsFiles
+from nsq_compat.log.group import Group
+from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol.message import body, make_frames
 from nsq_compat.queue.cursor import Cursor
-from nsq_compat.queue.files import OsFiles
-from nsq_compat.queue.group import Group
-from nsq_compat.queue.topic_log import TopicLog
 
 PLENTY = 1 << 30
 
@@ -383,10 +383,10 @@ def test_whatever_happens_a_cursor_gives_what_was_not_dropped_in_order(tmp_path_
 def test_looking_shows_what_would_be_taken_and_takes_nothing():
     cursor = Cursor(None, memory=10)
     cursor.extend((b"a", b"b"))
-    assert (cursor.look(10), cursor.look(1), cursor.latest(1)) == ([b"a", b"b"], [b"a"], [b"b"])
+    assert (cursor.peek(10), cursor.peek(1), cursor.latest(1)) == ([b"a", b"b"], [b"a"], [b"b"])
     assert len(cursor) == 2
     assert list(cursor.take(1, 1 << 20)) == [b"a"]
-    assert cursor.look(10) == [b"b"]
+    assert cursor.peek(10) == [b"b"]
 
 
 def test_looking_goes_on_in_the_log_and_leaves_it_there(log):
@@ -394,12 +394,12 @@ def test_looking_goes_on_in_the_log_and_leaves_it_there(log):
     cursor = stream.cursor(memory=3)
     for _ in range(20):
         stream.publish(2, size=100)
-    assert numbers(cursor.look(10)) == list(range(10))
+    assert numbers(cursor.peek(10)) == list(range(10))
     assert (cursor.behind, numbers(cursor.latest(10))) == (38, [0, 1])
     assert taken(cursor, 4) == [0, 1]
-    assert numbers(cursor.look(100)) == list(range(2, 40))
+    assert numbers(cursor.peek(100)) == list(range(2, 40))
     assert all_of(cursor) == list(range(2, 40))
-    assert cursor.look(10) == []
+    assert cursor.peek(10) == []
 
 
 def test_looking_stops_where_a_paused_topic_holds_back(log):
@@ -408,7 +408,7 @@ def test_looking_stops_where_a_paused_topic_holds_back(log):
     stream.publish(3)
     stream.cursors = [stream.cursor(memory=1)]
     stream.publish(3)
-    assert numbers(cursor.look(10)) == [0, 1, 2]
+    assert numbers(cursor.peek(10)) == [0, 1, 2]
 
 
 def test_what_the_options_would_allow_in_memory_alarms_nobody(log):

@@ -71,7 +71,7 @@ def test_looking_shows_those_that_are_due_first_and_takes_nothing(dues, count):
     deferred = Deferred()
     for number, due in enumerate(dues):
         deferred.add(make_message_frames([b"%016x" % number], 0, [b"%d" % number]), due=float(due))
-    seen = deferred.look(count)
+    seen = deferred.peek(count)
     assert [due for due, _ in seen] == sorted(dues)[:count]
     assert [frame for _, frame in seen] == deferred.release(99.0, PLENTY)[:count]
 
@@ -81,7 +81,7 @@ def test_looking_finds_in_the_log_what_memory_does_not_hold_and_says_its_next_at
     deferred = Deferred(Log(*frames).fetch, memory=0)
     deferred.add_entry(10.0, message_id(frames[0]), 3)
     deferred.add_entry(5.0, b"0123456789abcdef", 1)
-    assert deferred.look(5) == [(10.0, with_attempts(frames[0], 3))]
+    assert deferred.peek(5) == [(10.0, with_attempts(frames[0], 3))]
     assert len(deferred) == 2
 
 

@@ -91,7 +91,7 @@ def test_looking_shows_each_frame_with_its_deadline(in_flight, make_frames):
     in_flight.touch(message_id(b), 200.0, MAX_LIFETIME)
     in_flight.take(message_id(c))
     in_flight.add([c], now=110.0, timeout=60.0)
-    assert sorted(in_flight.look()) == [(160.0, d), (170.0, c), (200.0, b)]
+    assert sorted(in_flight.peek()) == [(160.0, d), (170.0, c), (200.0, b)]
     assert len(in_flight) == 3
 
 

@@ -5,11 +5,11 @@ from random import Random
 
 import pytest
 
+from nsq_compat.log.storage import Durability
 from nsq_compat.protocol.message import body, message_id
 from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.schedule import Schedule
 from nsq_compat.queue.shared_reads import SharedReads
-from nsq_compat.queue.storage import Durability
 
 COUNT = 400
 SPREAD = 40.0

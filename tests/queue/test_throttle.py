@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq_compat.queue.line import TICK_SECONDS, Locality
+from nsq_compat.queue.wait_queue import TICK_SECONDS, Locality
 
 SLOW = {"max_rate": 10, "burst": 2}
 

@@ -3,9 +3,9 @@ import logging
 
 import pytest
 
+from nsq_compat.log.storage import Durability
 from nsq_compat.protocol import message
-from nsq_compat.queue.exiting import Exiting
-from nsq_compat.queue.storage import Durability
+from nsq_compat.queue.errors import Exiting
 
 NOW_NS = 1_700_000_000_000_000_000
 

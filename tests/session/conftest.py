@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from nsq_compat.queue.broker import Broker
-from nsq_compat.queue.intake import Intake
 from nsq_compat.queue.limits import QueueLimits
+from nsq_compat.queue.publish_batch import PublishBatch
 from nsq_compat.queue.stats import ClientStats
 from nsq_compat.session.authorization import Authorize, not_asked
 from nsq_compat.session.nsqd_limits import NsqdLimits
@@ -50,7 +50,7 @@ class Nsqd:
         of_the_queue = {field.name for field in fields(QueueLimits)} & set(options)
         self.broker = Broker(QueueLimits(**{name: options.pop(name) for name in of_the_queue}))
         self._ending: list[Callable[[], None]] = []
-        self.intake = Intake(self._ending.append)
+        self.publish_batch = PublishBatch(self._ending.append)
         self.limits = NsqdLimits(**options)
         self.now = 1000.0
         self.clients: list[Client] = []
@@ -119,7 +119,7 @@ class Client:
             wake=self._wake,
             drop=self._close,
             authorize=lambda credentials: nsqd.authorize(credentials),
-            intake=nsqd.intake,
+            publish_batch=nsqd.publish_batch,
             now=nsqd.now,
             now_ns=nsqd.now_ns,
         )

@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq_compat.queue.guid import GuidFactory
+from nsq_compat.queue.ids import MessageIds
 
 SMALL = {"max_msg_size": 50, "max_body_size": 200, "max_rdy_count": 20}
 MOST_BYTES_PER_BYTE = 64
@@ -56,7 +56,7 @@ def message_ids(draw):
 
 
 def first_ids():
-    return list(map(GuidFactory(0).take_one, repeat(1_700_001_000_000_000_000, 4)))
+    return list(map(MessageIds(0).take_one, repeat(1_700_001_000_000_000_000, 4)))
 
 
 @st.composite

@@ -4,13 +4,13 @@ import errno
 import os
 from pathlib import Path
 
+from nsq_compat.godata.reader import QueueReport
+from nsq_compat.log.checkpoint import ChannelState, TopicState
+from nsq_compat.log.data_path import make_our_folder, topic_folder
+from nsq_compat.log.files import OsFiles
+from nsq_compat.log.metadata import ChannelMetadata, TopicMetadata
+from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol.message import make_frames
-from nsq_compat.queue.checkpoint import ChannelState, TopicState
-from nsq_compat.queue.data_path import make_our_folder, topic_folder
-from nsq_compat.queue.files import OsFiles
-from nsq_compat.queue.go_queue_reader import QueueReport
-from nsq_compat.queue.metadata import ChannelMetadata, TopicMetadata
-from nsq_compat.queue.topic_log import TopicLog
 from nsq_compat.tools.data_check import Findings, TopicFindings, _ReadOnly, as_json, as_text, check
 
 
@@ -103,7 +103,7 @@ def test_a_topic_that_cannot_be_read_is_told_with_the_reason_and_the_others_are_
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(_ReadOnly, "pread", staticmethod(fails))
-    monkeypatch.setattr("nsq_compat.queue.stored_topic.read_file", lambda files, path: Path(path).read_bytes())
+    monkeypatch.setattr("nsq_compat.log.stored_topic.read_file", lambda files, path: Path(path).read_bytes())
     findings = check(OsFiles(), str(tmp_path))
     assert findings.damaged
     assert findings.topics[0].problems == [f"cannot be read: [Errno 5] Input/output error: '{path}'"]

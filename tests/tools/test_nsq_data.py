@@ -9,20 +9,20 @@ from itertools import repeat
 
 import pytest
 
+from nsq_compat.godata.format import GoMessage
+from nsq_compat.godata.reader import read_queue
+from nsq_compat.godata.takeover import take_over
+from nsq_compat.godata.writer import write_queue
+from nsq_compat.log.data_path import DataPathLock, make_our_folder, topic_folder
+from nsq_compat.log.files import OsFiles
+from nsq_compat.log.metadata import ChannelMetadata, TopicMetadata, load_metadata, save_metadata
+from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol import message
-from nsq_compat.queue.data_path import DataPathLock, make_our_folder, topic_folder
-from nsq_compat.queue.files import OsFiles
-from nsq_compat.queue.go_data import GoMessage
-from nsq_compat.queue.go_queue_reader import read_queue
-from nsq_compat.queue.go_queue_writer import write_queue
-from nsq_compat.queue.go_takeover import take_over
-from nsq_compat.queue.guid import GuidFactory
-from nsq_compat.queue.metadata import ChannelMetadata, TopicMetadata, load_metadata, save_metadata
-from nsq_compat.queue.topic_log import TopicLog
+from nsq_compat.queue.ids import MessageIds
 from nsq_compat.tools.nsq_data import run
 
 NOW_NS = 1_700_000_000_000_000_000
-IDS = list(map(GuidFactory(1).take_one, repeat(NOW_NS, 10)))
+IDS = list(map(MessageIds(1).take_one, repeat(NOW_NS, 10)))
 TOPICS = (TopicMetadata("t", False, (ChannelMetadata("c", True),)), TopicMetadata("idle", True))
 
 

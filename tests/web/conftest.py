@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from nsq_compat.policy.policies import Policies
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.in_flight import InFlight
 from nsq_compat.queue.limits import QueueLimits
-from nsq_compat.queue.line import Locality
-from nsq_compat.queue.policies import Policies
 from nsq_compat.queue.stats import ClientStats
 from nsq_compat.queue.topic import Topic
+from nsq_compat.queue.wait_queue import Locality
 from nsq_compat.session.http_message import Request, Response
 from nsq_compat.web.metrics import Metrics
 from nsq_compat.web.nsqd_api import NsqdApi

@@ -5,11 +5,11 @@ import json
 
 import pytest
 
+from nsq_compat.log.data_path import make_our_folder
+from nsq_compat.log.files import OsFiles
+from nsq_compat.log.storage import Durability, Storage
 from nsq_compat.queue.broker import Broker
-from nsq_compat.queue.data_path import make_our_folder
-from nsq_compat.queue.files import OsFiles
 from nsq_compat.queue.limits import QueueLimits
-from nsq_compat.queue.storage import Durability, Storage
 from tests.web.conftest import SECOND, Caller
 
 

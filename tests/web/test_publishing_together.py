@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from nsq_compat.queue.intake import Intake
+from nsq_compat.queue.publish_batch import PublishBatch
 from nsq_compat.session.http_message import HttpLimits
 from nsq_compat.session.http_session import MAX_IMMEDIATE_BODY, HttpSession
 from nsq_compat.web.nsqd_api import NsqdApi
@@ -75,7 +75,7 @@ def loop() -> EventLoop:
 
 @pytest.fixture
 def connect(daemon, loop) -> Callable[[], Client]:
-    api = NsqdApi(daemon, Intake(loop.at_end))
+    api = NsqdApi(daemon, PublishBatch(loop.at_end))
     return lambda: Client(api, loop)
 
 

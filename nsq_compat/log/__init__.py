@@ -1,0 +1,34 @@
+"""The topic log: what an acknowledged message is written to, and what brings a topic back after a restart.
+
+A topic's folder holds a log and a checkpoint. The log is a sequence of segments, a segment is a sequence of groups, and
+a group is one publish with its checksums. The checkpoint says how far each channel has read, and which messages it has
+taken and not finished.
+
+Writing:
+
+    storage         all topics of a data path, the durability level, a reserve of disk space
+    topic_log       one topic's segments: append, read, release, delete
+    segment         one file of a log                    staged_batch  the file of a large publish
+    group           the encoding of one publish          retained      messages copied out of released segments
+    control_log     control records: channels, pauses, emptying, REQ delays
+    sync            group commit of what was appended
+
+Reading:
+
+    reader          across segments, in order            id_search     messages by location or by id
+    group_reader    within a segment, past damage        damage        counts and logs what is lost
+
+Starting:
+
+    checkpoint      a topic's state in a file            recovery      the state from checkpoint and log
+    audit           compares the log with its checkpoint stored_topic  a topic read without a daemon
+
+Files:
+
+    files           the seam to the file system          descriptors   open files, with a limit and a reserve
+    data_path       the folder, its lock, its layout     metadata      nsqd.dat, in Go's format
+
+May import ``protocol``. Functions that touch files raise ``OSError``; damage raises nothing and is counted.
+
+Read ``topic_log`` first, then ``group`` and ``recovery``.
+"""

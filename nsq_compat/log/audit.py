@@ -1,0 +1,190 @@
+"""At the start: is everything there that the checkpoint says was acknowledged and is still to be delivered?
+
+Looked at are the sizes and headers of the segments, the last messages of each that is still needed, and the ids in the
+kept files. What is missing is counted, logged, and taken out of the channels, so that their depths are what can be
+delivered. A damaged place between sound groups is found, and counted, when it is read.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from nsq_compat.log.checkpoint import ChannelState, TopicState, entry_id
+from nsq_compat.log.damage import Damage, without
+from nsq_compat.log.group_reader import HAS_IDS, GroupReader, first_id_of
+from nsq_compat.log.reader import LogEnd
+from nsq_compat.log.segment import FIRST_GROUP, Segment
+from nsq_compat.log.topic_log import TopicLog
+from nsq_compat.protocol.message import message_id
+from nsq_compat.protocol.storage_schema import MESSAGES
+
+_LOOK_BACK: Final = (1 << 16, 1 << 18, 1 << 20, 1 << 62)
+"""Bytes from the end of a segment in which its last messages are looked for, more and more of them."""
+_NO_ID: Final = b""
+
+
+class Missing(NamedTuple):
+    """Numbers that no segment holds, and where they should be."""
+
+    begin: int
+    end: int
+    path: str
+    where: str
+
+
+def audit(log: TopicLog, last: TopicState | None, streams: Callable[[], Sequence[tuple[ChannelState, int]]]) -> None:
+    """Take out of the places what the log has lost. Raises ``OSError``.
+
+    `streams` are the places and where the stream ends for each. A channel's stream ends where the topic holds messages
+    back, which may move: that place comes before those of channels.
+    """
+    places = streams()
+    first = min((place.position for place, stop in places if place.position < stop), default=None)
+    if last is not None:
+        _note_short_file(log, last.end)
+    if first is not None:
+        for missing in _missing_numbers(log, last, first):
+            for each in range(len(places)):
+                _take_out(missing, *streams()[each], log.damage)
+    if last is not None and not last.incomplete:
+        _take_out_ids(log, [place for place, _ in places])
+
+
+def _note_short_file(log: TopicLog, end: LogEnd) -> None:
+    if not end.offset:
+        return
+    path = log.segment_path(end.segment)
+    segment = next((each for each in log.segments if each.number == end.segment), None)
+    if segment is None:
+        log.damage.note(path, f"is missing; the checkpoint says that it has {end.offset} bytes")
+    elif segment.end < end.offset:
+        log.damage.note(path, f"has {segment.end} bytes; the checkpoint says that it has {end.offset}")
+
+
+# --- Numbered messages ------------------------------------------------------------------------------------------------
+
+
+def _missing_numbers(log: TopicLog, last: TopicState | None, first: int) -> Iterator[Missing]:
+    """From number `first` on."""
+    complete_from = log.bounds.complete_from
+    for missing in _gaps_between(log.segments, log.folder, last.end if last is not None else None, first):
+        begin = missing.begin if _is_cut(log, last) else max(missing.begin, complete_from)
+        if begin < missing.end:
+            yield missing._replace(begin=begin)
+
+
+def _is_cut(log: TopicLog, last: TopicState | None) -> bool:
+    """Whether the last file that the checkpoint knows is not as long as it says."""
+    if last is None or not last.end.offset:
+        return False
+    return not any(each.number == last.end.segment and each.end >= last.end.offset for each in log.segments)
+
+
+def _gaps_between(segments: Sequence[Segment], folder: str, end: LogEnd | None, first: int) -> Iterator[Missing]:
+    oldest = segments[0].first_seq if segments else (end.seq if end is not None else first)
+    if first < oldest:
+        yield Missing(first, oldest, folder, "its beginning: a file is missing")
+    for segment, following in pairwise(segments):
+        if following.first_seq > first and not segment.released:
+            where = "its end" if following.number == segment.number + 1 else "its end: the next file is missing"
+            yield from _missing_behind(segment, segment.end, following.first_seq, first, where)
+    if end is not None and segments and segments[-1].number <= end.segment and end.seq > first:
+        segment = segments[-1]
+        limit = end.offset if segment.number == end.segment else segment.end
+        where = "its end" if segment.number == end.segment else "its end: the next file is missing"
+        yield from _missing_behind(segment, limit, end.seq, first, where)
+
+
+def _missing_behind(segment: Segment, limit: int, seq: int, first: int, where: str) -> Iterator[Missing]:
+    """Of the numbers up to `seq` those that come after the last message in the segment's first `limit` bytes."""
+    if seq > segment.first_seq:
+        found = max(_last_in(segment, limit, seq).seq, segment.first_seq, first)
+        if found < seq:
+            yield Missing(found, seq, segment.path, where)
+
+
+def _take_out(missing: Missing, place: ChannelState, stop: int, damage: Damage) -> None:
+    begin, end = max(missing.begin, place.position), min(missing.end, stop)
+    for lost in without(place.gaps, begin, end):
+        damage.lose(missing.path, missing.where, *lost)
+    if begin < end:
+        place.gaps = _merged(sorted([*place.gaps, (begin, end)]))
+        while place.gaps and place.gaps[0][0] <= place.position:
+            place.position = max(place.position, place.gaps.pop(0)[1])
+
+
+def _merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    merged: list[tuple[int, int]] = []
+    for begin, end in ranges:
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+# --- Messages that are known by their ids -----------------------------------------------------------------------------
+
+
+def _take_out_ids(log: TopicLog, places: Sequence[ChannelState]) -> None:
+    wanted = sorted({entry_id(key) for place in places for key in place.entries})
+    outside = set(_outside_segments(log.segments, wanted, log.damage)) if wanted else set()
+    if not outside:
+        return
+    for ids in log.kept_ids():
+        outside.difference_update(ids)
+    if outside:
+        log.damage.lose_ids(log.folder, sorted(outside))
+        for place in places:
+            place.entries = [key for key in place.entries if entry_id(key) not in outside]
+
+
+def _outside_segments(segments: Sequence[Segment], ids: Sequence[bytes], damage: Damage) -> Iterator[bytes]:
+    """Those of the (sorted) ids that are not between the first and the last id of any segment."""
+    done = 0
+    firsts = [(first, each) for each in segments if (first := first_id_of(each, damage)) is not None]
+    for place, (first, segment) in enumerate(firsts):
+        begin = bisect_left(ids, first)
+        yield from ids[done:begin]
+        done = max(done, begin)
+        following = firsts[place + 1][0] if place + 1 < len(firsts) else None
+        share_end = len(ids) if following is None else bisect_left(ids, following)
+        if begin < share_end:
+            last_id = _last_in(segment, segment.end, 1 << 64, any_kind=True).id
+            done = min(max(done, bisect_right(ids, last_id)), share_end)
+    yield from ids[done:]
+
+
+# --- The end of a segment ---------------------------------------------------------------------------------------------
+
+
+class _Last(NamedTuple):
+    seq: int
+    """Behind the last message with a number; 0 if there is none."""
+    id: bytes
+    """Of the last message of any kind."""
+
+
+def _last_in(segment: Segment, limit: int, seq: int, any_kind: bool = False) -> _Last:
+    """The last message that begins before `limit` and has a number below `seq`."""
+    limit = min(limit, segment.end)
+    for size in _LOOK_BACK:
+        reader = GroupReader(segment, Damage(quiet=True))
+        if size < limit - FIRST_GROUP:
+            reader.seek(limit - size)
+        found = _last_from(reader, limit, seq)
+        if found.seq or (any_kind and found.id) or size >= limit:
+            break
+    return found
+
+
+def _last_from(reader: GroupReader, limit: int, seq: int) -> _Last:
+    found_seq, found_id = 0, _NO_ID
+    while reader.offset < limit and (groups := reader.read()):
+        for group in groups:
+            if group.kind == MESSAGES and group.first_seq < seq:
+                found_seq = group.first_seq + len(group.frames)
+            if group.kind in HAS_IDS:
+                found_id = message_id(group.frames[-1])
+    return _Last(found_seq, found_id)

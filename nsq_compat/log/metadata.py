@@ -1,0 +1,251 @@
+"""nsqd.dat: which topics and channels exist and which of them are paused, in the very form Go's nsqd reads and writes.
+
+It holds no message. Ephemeral topics and channels are never in it.
+"""
+
+import logging
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from nsq_compat import NSQ_VERSION
+from nsq_compat.log.data_path import reason
+from nsq_compat.log.files import Files, read_file, replace_file
+from nsq_compat.protocol.go_json import JsonError, dumps, loads_untyped
+from nsq_compat.protocol.names import is_ephemeral, is_valid_name
+
+log = logging.getLogger(__name__)
+
+FILE_NAME: Final = "nsqd.dat"
+
+_ROOT: Final[dict[str, Any]] = {"topics": [], "version": ""}
+_TOPIC: Final[dict[str, Any]] = {"name": "", "paused": False, "channels": []}
+_CHANNEL: Final[dict[str, Any]] = {"name": "", "paused": False}
+_TYPE_NAMES: Final = {list: "an array", str: "a string", bool: "a boolean"}
+_DAMAGES_SHOWN: Final = 5
+_SHOWN_NAME: Final = 80  # characters; a valid name is shorter
+
+
+class MetadataError(Exception):
+    """nsqd.dat cannot be read, understood or kept; the text is for the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelMetadata:
+    """One channel of a topic."""
+
+    name: str
+    paused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TopicMetadata:
+    """One topic."""
+
+    name: str
+    paused: bool = False
+    channels: tuple[ChannelMetadata, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """What could be read of nsqd.dat, and what is wrong with the rest. Each topic is there once."""
+
+    topics: tuple[TopicMetadata, ...] = ()
+    damages: tuple[str, ...] = ()
+
+    @property
+    def damage(self) -> str:
+        """What is wrong, for one line of a log; empty when nothing is."""
+        shown = "; ".join(self.damages[:_DAMAGES_SHOWN])
+        more = len(self.damages) - _DAMAGES_SHOWN
+        return f"{shown}; and {more} more" if more > 0 else shown
+
+
+def read_metadata(files: Files, data_path: str) -> Metadata:
+    """What nsqd.dat in `data_path` says; nothing when there is none.
+
+    Raises ``MetadataError`` when the system does not let it be read, which is no damage.
+    """
+    content = _content(files, data_path)
+    return Metadata() if content is None else decode_metadata(content)
+
+
+def load_metadata(files: Files, data_path: str) -> tuple[TopicMetadata, ...]:
+    """The topics in nsqd.dat in `data_path`; none when there is no file. Raises ``MetadataError``, also for damage."""
+    metadata = read_metadata(files, data_path)
+    if metadata.damages:
+        raise MetadataError(f"failed to parse metadata in {path_of(data_path)} - {metadata.damage}")
+    return metadata.topics
+
+
+def recover_metadata(files: Files, data_path: str) -> tuple[TopicMetadata, ...]:
+    """The topics that can be read in nsqd.dat in `data_path`. Of a damaged file a copy is kept and one ERROR logged.
+
+    nsqd.dat itself stays until it is replaced, so that what can be read is not lost if the process ends before that.
+    Raises ``MetadataError`` when the system does not let it be read or kept.
+    """
+    content = _content(files, data_path)
+    if content is None:
+        return ()
+    metadata = decode_metadata(content)
+    if metadata.damages:
+        path = path_of(data_path)
+        try:
+            kept = _keep_aside(files, data_path, content)
+        except OSError as error:
+            raise MetadataError(
+                f"{path} is damaged ({metadata.damage}) and no copy of it can be kept - {reason(error)}"
+            ) from None
+        log.error(
+            "metadata in %s is damaged (%s): kept as %s; topics and channels come from their logs, "
+            "those without a log may be missing, and paused channels may no longer be paused",
+            path, metadata.damage, kept,
+        )  # fmt: skip
+    return metadata.topics
+
+
+def path_of(data_path: str) -> str:
+    """Where nsqd.dat is."""
+    return os.path.join(data_path, FILE_NAME)
+
+
+def save_metadata(files: Files, data_path: str, topics: Iterable[TopicMetadata]) -> None:
+    """Replace nsqd.dat, atomically and for good. Raises ``OSError``."""
+    replace_file(files, path_of(data_path), encode_metadata(topics), sync=True)
+
+
+def decode_metadata(data: bytes) -> Metadata:
+    """What the content of nsqd.dat says. Never raises: what makes no sense is left out and described."""
+    return _Decoder().decode(data)
+
+
+def encode_metadata(topics: Iterable[TopicMetadata]) -> bytes:
+    """The content of nsqd.dat. What is ephemeral is left out."""
+    # One at a time: a thread that encodes ten thousand in one call lets no other run meanwhile.
+    rows = ",".join([dumps(_row(topic)) for topic in topics if not is_ephemeral(topic.name)])
+    return f'{{"topics":{f"[{rows}]" if rows else "null"},"version":{dumps(NSQ_VERSION)}}}'.encode()
+
+
+def _row(topic: TopicMetadata) -> dict[str, Any]:
+    channels = [
+        {"name": channel.name, "paused": channel.paused} for channel in topic.channels if not is_ephemeral(channel.name)
+    ]
+    return {"name": topic.name, "paused": topic.paused, "channels": channels or None}  # nsqd: an empty list is null
+
+
+def _content(files: Files, data_path: str) -> bytes | None:
+    """All of nsqd.dat; None when there is none. Raises ``MetadataError``."""
+    path = path_of(data_path)
+    try:
+        return read_file(files, path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise MetadataError(f"failed to read metadata from {path} - {reason(error)}") from None
+
+
+def _keep_aside(files: Files, data_path: str, content: bytes) -> str:
+    """The path of a durable file with this content: a new one, unless a start before this one wrote it already."""
+    taken = files.listdir(data_path)
+    number = 1
+    while (name := f"{FILE_NAME}.bad-{number}") in taken:
+        path = os.path.join(data_path, name)
+        if _has_content(files, path, content):
+            files.fsync_folder(data_path)  # its name may not have become durable
+            return path
+        number += 1
+    path = os.path.join(data_path, name)
+    replace_file(files, path, content, sync=True)
+    return path
+
+
+def _has_content(files: Files, path: str, content: bytes) -> bool:
+    try:
+        return files.size(path) == len(content) and read_file(files, path) == content
+    except OSError:
+        return False
+
+
+class _Decoder:
+    """Reads one nsqd.dat; `damages` says what was left out."""
+
+    def __init__(self) -> None:
+        self.damages: list[str] = []
+
+    def decode(self, data: bytes) -> Metadata:
+        if not data.strip():
+            return Metadata(damages=("unexpected end of JSON input",))
+        try:
+            root = loads_untyped(data)
+        except JsonError as error:
+            return Metadata(damages=(str(error),))
+        topics = self._topics(self._fields(root, _ROOT, "the file")["topics"])
+        return Metadata(topics, tuple(self.damages))
+
+    def _topics(self, rows: Iterable[object]) -> tuple[TopicMetadata, ...]:
+        topics: dict[str, TopicMetadata] = {}
+        for number, row in enumerate(rows, 1):
+            topic = self._topic(row, f"topic {number}")
+            if topic is None:
+                continue
+            known = topics.setdefault(topic.name, topic)
+            if known is not topic:
+                self.damages.append(f"topic {topic.name} is named twice")
+                if known != topic:
+                    # Which channels are this topic's is not known, and a wrong one would be given its messages.
+                    topics[topic.name] = TopicMetadata(topic.name)
+        return tuple(topics.values())
+
+    def _topic(self, row: object, place: str) -> TopicMetadata | None:
+        fields = self._fields(row, _TOPIC, place)
+        if not self._is_valid(fields["name"], place):
+            return None
+        place = f"topic {fields['name']}"
+        channels: dict[str, bool] = {}
+        for number, each in enumerate(fields["channels"], 1):
+            channel = self._fields(each, _CHANNEL, f"channel {number} of {place}")
+            name = channel["name"]
+            if not self._is_valid(name, f"channel {number} of {place}"):
+                continue
+            if name in channels:
+                self.damages.append(f"channel {name} of {place} is named twice")
+            # Paused wins: a channel that is paused keeps its messages.
+            channels[name] = channels.get(name, False) or channel["paused"]
+        rows = tuple(ChannelMetadata(name, paused) for name, paused in channels.items())
+        return TopicMetadata(fields["name"], fields["paused"], rows)
+
+    def _fields(self, value: object, defaults: dict[str, Any], place: str) -> dict[str, Any]:
+        """The fields of an object; one that is missing, null or of another type has its default."""
+        if not isinstance(value, dict):
+            if value is not None:
+                self.damages.append(f"{place} is not an object")
+            return defaults
+        found = dict(defaults)
+        for name, default in defaults.items():
+            given = value.get(name)
+            if type(given) is type(default):
+                found[name] = given
+            elif given is not None:
+                self.damages.append(f"{place}: {name} is not {_TYPE_NAMES[type(default)]}")
+        self._look_for_damaged_keys(value, defaults, place)
+        return found
+
+    def _look_for_damaged_keys(self, value: dict[str, Any], defaults: dict[str, Any], place: str) -> None:
+        """An unknown key alone is none of ours; where a known one is missing, it is likely to be that one, damaged."""
+        missing = sorted(defaults.keys() - value.keys() - {"version"})
+        unknown = sorted(value.keys() - defaults.keys())
+        if missing and unknown:
+            self.damages.append(f"{place} has {_shown(unknown[0])} instead of {missing[0]}")
+
+    def _is_valid(self, name: str, place: str) -> bool:
+        valid = is_valid_name(name)
+        if not valid:
+            self.damages.append(f"{place} has the invalid name {_shown(name)}")
+        return valid
+
+
+def _shown(text: str) -> str:
+    """Text of a damaged file, for a line of a log."""
+    return ascii(text[:_SHOWN_NAME])

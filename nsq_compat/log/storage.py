@@ -1,0 +1,344 @@
+"""Where topics keep what must not be forgotten: one folder with a log and a checkpoint for each topic.
+
+How much is kept follows the durability level. A ``TopicStore`` is what a topic sees of it; whether the disk is well is
+known here for all of them.
+"""
+
+import errno
+import logging
+import os
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from enum import Enum
+from functools import partial
+from itertools import chain
+from typing import Final
+
+from nsq_compat.log import checkpoint
+from nsq_compat.log.checkpoint import BadCheckpoint, TopicState, entry_id
+from nsq_compat.log.data_path import our_folder, reason, remove_leftovers, topic_folder, topics_in
+from nsq_compat.log.descriptors import DEFAULT_LIMIT, Descriptors
+from nsq_compat.log.files import Files, adopt_temporary, read_file, replace_file, write_temporary
+from nsq_compat.log.group import MESSAGES
+from nsq_compat.log.staged_batch import StagedBatch
+from nsq_compat.log.topic_log import Later, TopicLog
+
+log = logging.getLogger(__name__)
+
+CHECKPOINT: Final = "checkpoint"
+_RESERVE: Final = "reserve"
+_RESERVE_SIZE: Final = 1 << 20
+"""Bytes: enough for the checkpoint of a topic with some 30,000 unfinished messages."""
+_PROBE: Final = "probe"
+_PROBE_SIZE: Final = 128 * 1024  # more than a log asks for when it goes on
+
+
+class Reserve:
+    """Disk space set aside, so that consumers can empty a data path that is full.
+
+    Space comes back when logs are deleted, and a log may be deleted only after a checkpoint that no longer needs it was
+    written: without room for that checkpoint the disk would stay full for ever. So a file of zeros takes some space
+    early. When a checkpoint finds no room the file is emptied for it. Until the space is taken back nothing may be
+    published, or publishers would take it.
+
+    `path` is the file; it outlives the process. `given_up` says that its space is in use now, or may be.
+    """
+
+    def __init__(self, files: Files, path: str, size: int = _RESERVE_SIZE) -> None:
+        self.held = False
+        self.given_up = False
+        self._files = files
+        self._path = path
+        self._size = size
+
+    def take(self) -> None:
+        """Set the space aside, if it is not. Raises ``OSError`` when there is not that much."""
+        if self.held:
+            return
+        fd = self._files.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        try:
+            self._files.fallocate(fd, 0, self._size)
+        except OSError:
+            self._empty(fd)
+            raise
+        finally:
+            self._files.close(fd)
+        self.held, self.given_up = True, False
+
+    def give_up(self) -> None:
+        """Let others have the space. Raises ``OSError``."""
+        self.held, self.given_up = False, True
+        fd = self._files.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self._empty(fd)
+        finally:
+            self._files.close(fd)
+
+    def _empty(self, fd: int) -> None:
+        with suppress(OSError):
+            self._files.ftruncate(fd, 0)
+
+
+class Durability(Enum):
+    """What an acknowledged message survives."""
+
+    MEMORY = "memory"
+    """A clean stop: the log takes what memory does not hold."""
+    OS = "os"
+    """The end of the process, however sudden: written before OK."""
+    FSYNC = "fsync"
+    """The loss of power: on the disk before OK."""
+
+
+class Storage:
+    """All topics of one data path.
+
+    `commit` returns when everything appended to a log is on the disk, or raises ``OSError``; it may wait. It is called
+    at level ``fsync`` after every append, at all levels before something is deleted that was copied. `open_files` is
+    how many files all logs together keep open. `later` is asked for what need not be done before an OK,
+    `at_end_of_iteration` to call something once, soon. `clock_offset` is seconds since 1970 minus monotonic ones.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        data_path: str,
+        *,
+        durability: Durability,
+        segment_size: int,
+        commit: Callable[[TopicLog], None],
+        open_files: int = DEFAULT_LIMIT,
+        later: Later = lambda prepare: None,
+        at_end_of_iteration: Later = lambda write: write(),
+        clock_offset: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self.files = files
+        self.at_end_of_iteration = at_end_of_iteration
+        self.clock_offset = clock_offset
+        self.data_path = data_path
+        self.durability = durability
+        self.commit = commit
+        self.error: str | None = None
+        self.segment_size = segment_size
+        self.reserve = Reserve(files, os.path.join(our_folder(data_path), _RESERVE))
+        self._descriptors = Descriptors(files, open_files)
+        self._later = later
+
+    def names(self) -> list[str]:
+        """The topics there are, sorted. Finishes deletions that were interrupted."""
+        remove_leftovers(self.files, our_folder(self.data_path))
+        if self.durability is Durability.FSYNC:
+            self.files.fsync_folder(our_folder(self.data_path))  # an earlier run may have made them at another level
+        return topics_in(self.files, self.data_path)
+
+    def open(self, name: str) -> tuple["TopicStore", TopicState | None]:
+        """A topic's store and its last checkpoint. Damage is logged and counted; raises ``OSError`` all the same."""
+        folder = topic_folder(self.data_path, name)
+        last = self._last_checkpoint(folder)
+        topic_log = TopicLog.open(
+            self.files,
+            folder,
+            segment_size=self.segment_size,
+            start=last.end if last is not None else None,
+            descriptors=self._descriptors,
+            later=self._later,
+        )
+        return TopicStore(self, folder, topic_log), last
+
+    def create(self, name: str) -> "TopicStore":
+        """The store of a topic that is new. Raises ``OSError``."""
+        store, last = self.open(name)
+        if last is not None or store.log.disk_bytes:
+            store.delete()  # of a topic that was deleted: its folder could not be moved out of the way then
+            store, last = self.open(name)
+            if last is not None or store.log.disk_bytes:
+                raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+        return store
+
+    @property
+    def problem(self) -> str | None:
+        """Why the disk is not well: what it does not take, or else what it does not give; None if it is well."""
+        return self.error or self._descriptors.read_faults.problem
+
+    @property
+    def read_errors(self) -> int:
+        """How many reads of the logs failed since the start."""
+        return self._descriptors.read_faults.count
+
+    def probe(self) -> None:
+        """While the disk fails, find out whether it works again: there may be no producer and no reader any more."""
+        self._descriptors.read_faults.retry()
+        if self.error is not None or not self.reserve.held:
+            path = os.path.join(our_folder(self.data_path), _PROBE)
+            try:
+                self.reserve.take()
+                replace_file(self.files, path, bytes(_PROBE_SIZE), sync=False)
+                self.files.unlink(path)
+            except OSError as error:
+                self.failed(error)
+            else:
+                self.succeeded()
+
+    def failed(self, error: OSError) -> None:
+        """A write failed: not well until one succeeds."""
+        if self.error is None:
+            log.error("the data path takes nothing: %s", reason(error))
+        self.error = reason(error)
+
+    def succeeded(self) -> None:
+        """A write succeeded."""
+        if self.error is not None:
+            log.info("the data path takes data again")
+            self.error = None
+
+    def _last_checkpoint(self, folder: str) -> TopicState | None:
+        path = os.path.join(folder, CHECKPOINT)
+        try:
+            return checkpoint.decode(read_file(self.files, path))
+        except FileNotFoundError:
+            return None
+        except BadCheckpoint as error:
+            log.error("checkpoint %s is damaged (%s): what is in the log comes again", path, error)
+            return None
+
+
+class TopicStore:
+    """One topic's folder."""
+
+    def __init__(self, storage: Storage, folder: str, topic_log: TopicLog) -> None:
+        self.log = topic_log
+        self.always = storage.durability is not Durability.MEMORY
+        self.is_complete = self.always or topic_log.has_begun
+        """Whether the log tells of all there is; else it has to ``begin``: at level memory it may be empty for long."""
+        self._storage = storage
+        self._checkpoint_path = os.path.join(folder, CHECKPOINT)
+        self.commits = storage.durability is Durability.FSYNC
+        self.at_end_of_iteration = storage.at_end_of_iteration
+        self.clock_offset = storage.clock_offset
+
+    @property
+    def is_used(self) -> bool:
+        """Whether anything is there a checkpoint could speak of."""
+        return self.always or self.log.disk_bytes > 0
+
+    def append(
+        self, frames: Sequence[bytes], first_seq: int, due_ns: int = 0, kind: int = MESSAGES, joined: bytes = b""
+    ) -> None:
+        """Write a group, as ``TopicLog.append`` does. Raises ``OSError``: then nothing of it is kept."""
+        # Hot: once for every publish; `_keep_reserve` is written out.
+        try:
+            if self._storage.reserve.given_up:
+                self._keep_reserve()
+            self.log.append(frames, first_seq, due_ns, kind, joined)
+        except OSError as error:
+            self._storage.failed(error)
+            raise
+        if self._storage.error is not None:
+            self._storage.succeeded()
+
+    def stage(self) -> StagedBatch:
+        """A file for a large publish; see ``TopicLog.stage``. Raises ``OSError``."""
+        try:
+            self._keep_reserve()
+            return self.log.stage()
+        except OSError as error:
+            self._storage.failed(error)
+            raise
+
+    def add_to(self, staged: StagedBatch, frames: Sequence[bytes]) -> None:
+        """Write some of the messages. Raises ``OSError``."""
+        try:
+            self._keep_reserve()
+            staged.add(frames)
+        except OSError as error:
+            self._storage.failed(error)
+            raise
+
+    def attach(self, staged: StagedBatch, first_seq: int) -> None:
+        """Make the batch part of the log, all of it or nothing. Raises ``OSError``."""
+        try:
+            self.log.attach(staged, first_seq)
+        except OSError as error:
+            self._storage.failed(error)
+            raise
+        if self._storage.error is not None:
+            self._storage.succeeded()
+
+    def _keep_reserve(self) -> None:
+        if self._storage.reserve.given_up:  # what room there is belongs to checkpoints
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def commit(self) -> None:
+        """At level ``fsync`` wait until what was appended is on the disk. Raises ``OSError``: it may not be kept."""
+        if not self.commits:
+            return
+        try:
+            self._storage.commit(self.log)
+        except OSError as error:
+            self._storage.failed(error)
+            raise
+
+    def begin(self, notes: Iterable[tuple[int, str]], seq: int) -> None:
+        """Write what there is, kinds and names, into a log that begins later than its topic. Raises ``OSError``."""
+        for kind, name in notes:
+            self.append([name.encode("ascii")], seq, kind=kind)
+        self.is_complete = True
+
+    def note(self, kind: int, name: str, seq: int) -> None:
+        """Write down that something other than a message came or went, if the log is to know. Raises ``OSError``."""
+        if self.always or self.log.has_begun:
+            self.append([name.encode("ascii")], seq, kind=kind)
+
+    def keep(self, frames: Sequence[bytes]) -> None:
+        """Write frames beside the log, to be found by their ids. Raises ``OSError``."""
+        if frames:
+            self.log.keep(frames)
+
+    def write_checkpoint(self, *pieces: bytes) -> None:
+        """Write the next checkpoint, which counts once ``adopt_checkpoint`` was called. Raises ``OSError``.
+
+        May run in a thread of its own. At level ``fsync`` what it speaks of has to be on the disk before.
+        """
+        files, reserve = self._storage.files, self._storage.reserve
+        try:
+            write_temporary(files, self._checkpoint_path, *pieces, sync=self.commits)
+        except OSError as error:
+            if error.errno != errno.ENOSPC or not (reserve.held or reserve.given_up):
+                raise
+            if reserve.held:  # another thread may have given it up just now
+                reserve.give_up()
+            write_temporary(files, self._checkpoint_path, *pieces, sync=self.commits)
+
+    def adopt_checkpoint(self) -> None:
+        """Make what was written the checkpoint; the next ``commit`` makes that durable. Raises ``OSError``.
+
+        Not in a thread: while one was writing, the topic may have been deleted and another of its name been made.
+        """
+        adopt_temporary(self._storage.files, self._checkpoint_path)
+        if self.commits:
+            self.log.note_new_name()
+
+    def release(
+        self, saved: TopicState, kept: Callable[[], Iterable[bytes]], pause: Callable[[], None] = lambda: None
+    ) -> None:
+        """Delete what is needed neither by this checkpoint, which is saved, nor by a later one.
+
+        `kept` tells what was written beside the log after the checkpoint was made. `pause` is called between pieces of
+        the work, where there is much.
+        """
+        backlogs = saved.backlogs
+        seq = min((each.position for each in backlogs), default=saved.end.seq)
+
+        def unfinished() -> Iterable[bytes]:
+            # Compiled, a generator expression is a list.
+            return map(entry_id, chain.from_iterable(each.all_entries() for each in backlogs))
+
+        commit = partial(self._storage.commit, self.log)
+        self.log.release(seq, unfinished, saved.end, commit, kept=kept, pause=pause)
+
+    def delete(self) -> None:
+        """Remove all of it; what cannot be removed now is removed at the next start."""
+        try:
+            self.log.delete(durably=self.commits)
+        except OSError as error:
+            self._storage.failed(error)

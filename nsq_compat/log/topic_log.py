@@ -1,0 +1,535 @@
+"""A topic's log: segments that are only appended to, and the messages kept when old segments are deleted.
+
+The order of things, which recovery relies on:
+
+- Segments are numbered from 1; messages from 0, and a message's number (seq) never goes back. A segment's header says
+  where the numbers stood when it was begun, so a group of an earlier segment with such a number is one whose write
+  failed and could not be undone: it is passed over.
+- A run never appends to a segment of an earlier run. What an earlier run left half written is cut off if possible and
+  passed over if not.
+- Nothing is deleted before what was copied out of it is durable.
+"""
+
+import logging
+import os
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from operator import attrgetter
+from typing import Final
+
+from nsq_compat.log.damage import Damage
+from nsq_compat.log.data_path import leftover_name, remove_folder
+from nsq_compat.log.descriptors import Descriptors
+from nsq_compat.log.files import Files
+from nsq_compat.log.group import MESSAGES, Group, encode_group, location_of, place_of, split_location
+from nsq_compat.log.group_reader import BLOCK_SIZE, HAS_IDS, index_of
+from nsq_compat.log.id_search import fetch_at, fetch_from, find_in, shares, sorted_ids, spans_of
+from nsq_compat.log.reader import (
+    UNKNOWN,
+    LogBounds,
+    LogEnd,
+    LogReader,
+    LogWalk,
+    find_end,
+    latest_groups,
+    number_segments,
+)
+from nsq_compat.log.retained import Retained
+from nsq_compat.log.segment import FIRST_GROUP, INDEX_STEP, IndexEntry, Segment, SegmentHeader, decode_segment_header
+from nsq_compat.log.staged_batch import StagedBatch
+from nsq_compat.log.sync import SyncJob, Unsynced
+from nsq_compat.protocol.message import message_id
+
+__all__ = ["DEFAULT_SEGMENT_SIZE", "LogEnd", "LogReader", "SyncJob", "TopicLog"]
+
+log = logging.getLogger(__name__)
+
+DEFAULT_SEGMENT_SIZE: Final = 100 << 20
+
+_FILE_NAME: Final = re.compile(r"(log|kept)\.([0-9]{20})")
+_STAGED: Final = "staged"
+_COPY_AT_ONCE: Final = 4096  # ids
+_FILES_AT_ONCE: Final = 16
+"""Are copied from before the copies are synced: a sync each would take longer, more would be more to do again."""
+_PATIENCE: Final = 16
+_SPANS_AT_ONCE: Final = 8
+"""Parts of a segment, of some INDEX_STEP bytes each, that are looked through to locate messages."""
+_NO_LOCATIONS: Final[Mapping[bytes, bytes]] = {}
+
+Later = Callable[[Callable[[], None]], object]
+"""Whom to ask for a call when what is being done now is done, and answered."""
+
+
+class TopicLog:
+    """Made by ``open``. Every method that touches files raises ``OSError`` when the system refuses."""
+
+    def __init__(self, descriptors: Descriptors, folder: str, segment_size: int, later: Later) -> None:
+        self.folder = folder
+        self.start: LogEnd | None = None
+        self.damage = Damage()
+        self.last_place = 0
+        """Where the group begins that was appended last and was none of MESSAGES (``group.place_of``)."""
+        self._descriptors = descriptors
+        self._files = descriptors.files
+        self._own_descriptors = False
+        self._segment_size = segment_size
+        self._later = later
+        self._segments: list[Segment] = []
+        self._active: Segment | None = None  # the last of the segments, if this run made it
+        self._last_number = 0
+        self._staged_count = 0
+        self._seq = 0
+        self.bounds = LogBounds(lambda: self._seq)
+        self._kept = Retained(descriptors, lambda number: self._path("kept", number), segment_size)
+        self._unsynced = Unsynced(descriptors)
+        self._patience = 0
+        self._considered = 0
+        self._closed = False
+
+    @classmethod
+    def open(
+        cls,
+        files: Files,
+        folder: str,
+        *,
+        segment_size: int = DEFAULT_SEGMENT_SIZE,
+        start: LogEnd | None = None,
+        descriptors: Descriptors | None = None,
+        later: Later = lambda prepare: None,
+    ) -> "TopicLog":
+        """The log in `folder`, made if need be; `start` is where ``recovered`` begins, the oldest group by default.
+
+        Damage is counted and passed over. `descriptors` are those of all logs; `files` must be the same as theirs.
+        `later` may call what it is given when nobody waits for an append any more; it need not.
+        """
+        opened = cls(Descriptors(files) if descriptors is None else descriptors, folder, segment_size, later)
+        opened._own_descriptors = descriptors is None
+        opened._open(start)
+        return opened
+
+    # --- Where things stand -------------------------------------------------------------------------------------------
+
+    @property
+    def end(self) -> LogEnd:
+        """Behind the last group. What is appended from now on is what ``recovered`` gives if started here."""
+        last = self._segments[-1] if self._segments else None
+        return LogEnd(last.number, last.end, self._seq) if last else LogEnd(self._last_number, 0, self._seq)
+
+    @property
+    def oldest(self) -> int:
+        """The number of the oldest message there may be."""
+        return self._segments[0].first_seq if self._segments else self._seq
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything was ever written to it, not counting what is kept beside it."""
+        return bool(self._segments)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing was deleted from it or kept beside it yet."""
+        following = enumerate(self._segments, 1)  # any of them may be released first, not just the oldest
+        return not len(self._kept) and all(one.number == number and not one.released for number, one in following)
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes in all files, without what is only reserved."""
+        return sum(segment.end for segment in [*self._segments, *self._kept.segments])
+
+    @property
+    def segments(self) -> Sequence[Segment]:
+        """All files but the kept ones, the oldest first."""
+        return self._segments
+
+    def segment_path(self, number: int) -> str:
+        """Where the segment of that number is, or would be."""
+        return self._path("log", number)
+
+    def bytes_behind(self, seq: int) -> int:
+        """About how much of the log follows from that message on, as if all in one segment were of one size."""
+        total, following = 0, self._seq
+        for segment in reversed(self._segments):
+            if following > max(seq, segment.first_seq):
+                part = (following - max(seq, segment.first_seq)) / (following - segment.first_seq)
+                total += int(segment.end * part)
+            following = segment.first_seq
+            if following <= seq:
+                break
+        return total
+
+    @property
+    def damaged_records(self) -> int:
+        """Messages found lost since the log was opened."""
+        return self.damage.records
+
+    # --- Writing ------------------------------------------------------------------------------------------------------
+
+    def append(
+        self, frames: Sequence[bytes], first_seq: int, due_ns: int = 0, kind: int = MESSAGES, joined: bytes = b""
+    ) -> None:
+        """Write one group, all or nothing. `first_seq` counts for MESSAGES and must not be below ``end.seq``.
+
+        `joined`: the frames one behind the other, if somebody has them so.
+        """
+        # Hot: runs for every publish.
+        if not frames:
+            return
+        segment = self._active
+        if segment is None or segment.abandoned:
+            segment = self._begin_segment()
+        offset = segment.end
+        data = encode_group(kind, first_seq, due_ns, frames, offset, joined)
+        if offset + len(data) > self._segment_size and offset > FIRST_GROUP:
+            segment = self._begin_segment()
+            offset = segment.end
+            data = encode_group(kind, first_seq, due_ns, frames, offset, joined)
+        if kind == MESSAGES and first_seq < self._seq:
+            raise ValueError(f"message number {first_seq} again: the next one is {self._seq}")
+        segment.append(data, self._segment_size)
+        index = segment.index
+        assert index is not None, "a segment that is appended to was made with an index"
+        if kind in HAS_IDS:
+            index.count += len(frames)
+            if offset >= index.next_offset:
+                index.add(IndexEntry(first_seq if kind == MESSAGES else self._seq, message_id(frames[0]), offset))
+                if len(data) < INDEX_STEP:  # of so much there is little to be gained
+                    self._later(self._prepare)
+        if kind == MESSAGES:
+            self._seq = first_seq + len(frames)
+        else:
+            self.last_place = place_of(segment.number, offset)
+
+    def stage(self) -> StagedBatch:
+        """A file for the messages of one large publish, to be attached when they are all there."""
+        self._staged_count += 1
+        return StagedBatch(self._descriptors, self._path(_STAGED, self._staged_count), self._segment_size)
+
+    def attach(self, staged: StagedBatch, first_seq: int) -> None:
+        """Go on in the file of that batch, which is a segment from here on. All or nothing."""
+        if first_seq < self._seq:
+            raise ValueError(f"message number {first_seq} again: the next one is {self._seq}")
+        staged.number(first_seq, self._seq)
+        segment = staged.segment
+        number = self._last_number + 1
+        path = self._path("log", number)
+        self._files.rename(segment.path, path)
+        self._last_number = segment.number = number
+        segment.path = segment.file.path = path
+        if self._active:
+            self._active.close()
+        self._add_segment(segment)
+        self._seq = first_seq + staged.count
+
+    def keep(self, frames: Iterable[bytes]) -> None:
+        """Write frames that ``fetch`` shall find though they are in no segment, or soon will not be."""
+        self._kept.add(frames)
+        self._note_kept()
+
+    # --- Reading ------------------------------------------------------------------------------------------------------
+
+    def recovered(self) -> Iterator[Group]:
+        """The groups behind `start` of all kinds, in order, a block in memory at a time."""
+        walk = LogWalk(self._segments, self.damage, self.bounds, counts_all=True)
+        walk.begin_at(self.start)
+        while groups := walk.read(BLOCK_SIZE):
+            yield from groups
+
+    def reader(self, seq: int) -> LogReader:
+        """Reads immediate messages from that number on."""
+        return LogReader(LogWalk(self._segments, self.damage, self.bounds), seq)
+
+    def latest(self, count: int) -> list[Group]:
+        """The last groups of messages, deferred ones too, oldest first: `count` messages, or what 2 MiB hold."""
+        return latest_groups(self._segments, count, self.damage)
+
+    def fetch(self, ids: Iterable[bytes], locations: Mapping[bytes, bytes] = _NO_LOCATIONS) -> dict[bytes, bytes]:
+        """The frames of these messages, by id. Those that cannot be found are left out, and counted.
+
+        `locations`, by id, say where some of them are, or were: these need not be searched for.
+        """
+        found = self._fetch_at(locations) if locations else {}
+        wanted = sorted({each for each in ids if each not in found})
+        if not wanted:
+            return found
+        found |= self._kept.fetch(wanted)
+        if missing := [each for each in wanted if each not in found]:
+            for segment, some in shares(self._segments, self._segments, missing, self.damage):
+                found |= fetch_from(segment, some, self.damage)
+        self.damage.lose_ids(self.folder, [each for each in wanted if each not in found])
+        return found
+
+    def locate(self, ids: Iterable[bytes]) -> dict[bytes, bytes]:
+        """The locations of these messages, as far as a bounded search finds them; best for ids near one another."""
+        found: dict[bytes, bytes] = {}
+        spans = _SPANS_AT_ONCE
+        for segment, some in shares(self._segments, self._segments, sorted(ids), self.damage):
+            for span, wanted in spans_of(segment, some, self.damage) if some else ():
+                if not spans:
+                    return found
+                spans -= 1
+                for number, (offset, frame) in find_in(segment, span, wanted).items():
+                    found[number] = location_of(place_of(segment.number, offset), frame)
+        return found
+
+    def kept_frames(self) -> Iterator[bytes]:
+        """What was written by ``keep``, in no order; some perhaps more than once."""
+        return self._kept.frames()
+
+    def kept_ids(self) -> Iterator[Sequence[bytes]]:
+        """The ids of those."""
+        return self._kept.ids()
+
+    # --- Deleting -----------------------------------------------------------------------------------------------------
+
+    def release(
+        self,
+        seq: int,
+        unfinished: Callable[[], Iterable[bytes]],
+        start: LogEnd | None = None,
+        sync: Callable[[], None] | None = None,
+        *,
+        kept: Callable[[], Iterable[bytes]] = tuple,
+        pause: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Nothing below `seq` is needed any more but the messages in `unfinished()`, deferred ones included.
+
+        There may be hundreds of thousands: `pause` is called between a few thousand and the next, and others may use
+        the log meanwhile. `kept()` are ids of messages written by ``keep`` that are needed as well; it is asked when
+        all that is decided at once.
+
+        `start` is the one of the checkpoint that the next ``open`` will be given, ``end`` by default: from its segment
+        on nothing is touched. Segments with many unfinished messages stay, of others these are copied; `sync` makes the
+        copies durable, and others may use the log meanwhile. Best effort: when the system refuses, that is logged and
+        tried again another time; what did not change since the last call is only looked at every few calls.
+        """
+        limit = start.segment if start else self.end.segment
+        following = zip(self._segments, self._segments[1:], strict=False)
+        candidates = [
+            one for one, after in following if one.number < limit and after.first_seq <= seq and not one.released
+        ]
+        if not self._is_worth_it(candidates):
+            return
+        alive = sorted_ids(unfinished(), pause)
+        if self._closed:
+            return
+        if more := set(kept()):
+            alive = sorted(more.union(alive))
+        try:
+            # All decided before anybody else runs: what is written later is in none of these files.
+            parts = list(shares(self._segments, candidates, alive, self.damage))
+            steps = [(partial(self._copy, segment, some, pause), segment.release) for segment, some in parts]
+            for file in self._kept.mostly_dead(alive):
+                steps.append((partial(self._kept.copy, file, alive), partial(self._kept.remove, file)))
+            while steps and not self._closed:
+                self._copy_and_delete(steps[:_FILES_AT_ONCE], sync or self.sync)
+                del steps[:_FILES_AT_ONCE]
+        except OSError as error:
+            log.warning("LOG(%s): nothing released - %s", self.folder, error)
+
+    def close(self) -> None:
+        """Cut off what is reserved and close all files. Syncs nothing."""
+        self._closed = True
+        for segment in [*self._segments, *self._kept.segments]:
+            self._descriptors.read_faults.forget(segment)
+        for segment in self._segments:
+            segment.close()
+        self._kept.close()
+        self._active = None
+        self._unsynced.close()
+        if self._own_descriptors:
+            self._descriptors.close_all()
+
+    def delete(self, durably: bool = False) -> None:
+        """Delete everything; what cannot be deleted now is under a name that ``leftovers`` knows.
+
+        `durably`: not even a power cut brings it back.
+        """
+        self.close()
+        parent = os.path.dirname(self.folder)
+        doomed = leftover_name(self.folder, self._descriptors.with_room(lambda: self._files.listdir(parent)))
+        self._files.rename(self.folder, doomed)
+        if durably:
+            self._descriptors.with_room(lambda: self._files.fsync_folder(parent))
+        try:
+            self._descriptors.with_room(lambda: remove_folder(self._files, doomed))
+        except OSError as error:
+            log.warning("LOG(%s): not wholly deleted - %s", doomed, error)
+
+    # --- Durability ---------------------------------------------------------------------------------------------------
+
+    def begin_sync(self) -> SyncJob:
+        """What makes all that was appended so far durable. ``finish_sync`` must follow."""
+        return self._unsynced.begin_sync()
+
+    def finish_sync(self, job: SyncJob, error: OSError | None) -> None:
+        """Take note of how the job went, in the thread of the log."""
+        self._unsynced.finish_sync(job, error, self._active)
+        if error:
+            log.error("LOG(%s): failed to sync, going on in a new file - %s", self.folder, error)
+
+    def note_new_name(self) -> None:
+        """Something in its folder has a new name, which the next sync is to make durable."""
+        self._unsynced.add_folder(self.folder)
+
+    def sync(self) -> None:
+        """Make all that was appended durable, here and now."""
+        job = self.begin_sync()
+        try:
+            job.run()
+        except OSError as error:
+            self.finish_sync(job, error)
+            raise
+        self.finish_sync(job, None)
+
+    # --- Opening ------------------------------------------------------------------------------------------------------
+
+    def _open(self, start: LogEnd | None) -> None:
+        self.start = start
+        try:
+            names = self._descriptors.with_room(lambda: self._files.listdir(self.folder))
+        except FileNotFoundError:
+            self._files.mkdir(self.folder)
+            self._unsynced.add_folder(os.path.dirname(self.folder))
+            names = ()
+        for name in names:
+            if name.startswith(_STAGED):  # of a process that ended in the middle of a publish
+                with suppress(OSError):
+                    self._files.unlink(f"{self.folder}/{name}")
+        found = sorted((match[1], int(match[2])) for name in names if (match := _FILE_NAME.fullmatch(name)))
+        headers: list[SegmentHeader | None] = []
+        for kind, number in found:
+            size = self._files.size(self._path(kind, number))
+            if kind == "kept":
+                self._kept.found(number, size)
+            else:
+                segment = Segment(self._descriptors, self._path(kind, number), number, UNKNOWN, size)
+                header = decode_segment_header(segment.pread(FIRST_GROUP, 0))
+                if header and header.released:
+                    segment.note_released()
+                headers.append(header)
+                self._segments.append(segment)
+        self._last_number = max([start.segment if start else 0, *(segment.number for segment in self._segments)])
+        for segment in self._segments:
+            if start is not None and segment.number == start.segment:
+                segment.note_acknowledged(start.offset)
+        number_segments(self._segments, headers)
+        self._seq, tail = find_end(self._segments, start)
+        if self._segments:
+            self._cut_tail(self._segments[-1], tail)
+
+    def _cut_tail(self, segment: Segment, tail: int | None) -> None:
+        if tail is not None and tail < segment.end:
+            try:
+                segment.truncate(tail)
+            except OSError as error:
+                log.warning("LOG(%s): the unfinished tail stays - %s", segment.path, error)
+        self._unsynced.add(segment)
+
+    # --- Inside -------------------------------------------------------------------------------------------------------
+
+    def _fetch_at(self, locations: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+        """What is still where it was, and sound."""
+        by_segment: dict[int, list[tuple[int, int]]] = {}
+        for location in sorted(locations.values()):
+            number, offset, crc = split_location(location)
+            by_segment.setdefault(number, []).append((offset, crc))
+        found: dict[bytes, bytes] = {}
+        for number, wanted in by_segment.items():
+            place = bisect_left(self._segments, number, key=attrgetter("number"))
+            segment = self._segments[place] if place < len(self._segments) else None
+            if segment is not None and segment.number == number and not segment.released:
+                found.update((message_id(frame), frame) for frame in fetch_at(segment, wanted))
+        return {message: found[message] for message in locations if message in found}
+
+    def _path(self, kind: str, number: int) -> str:
+        return f"{self.folder}/{kind}.{number:020}"
+
+    def _begin_segment(self) -> Segment:
+        number = self._last_number + 1
+        path = self._path("log", number)
+        self._last_number = number
+        try:
+            segment = Segment.create(self._descriptors, path, number, self._seq, self._segment_size)
+        except OSError:
+            if not self._is_there(path):  # else the number is not used again
+                self._last_number = number - 1
+            raise
+        if self._active:
+            self._active.close()
+        self._add_segment(segment)
+        return segment
+
+    def _add_segment(self, segment: Segment) -> None:
+        self._segments.append(segment)
+        self._active = segment
+        self._unsynced.add(segment)
+        self._unsynced.add_folder(self.folder)
+
+    def _prepare(self) -> None:
+        if self._active is not None:
+            self._active.prepare(self._segment_size)
+
+    def _is_there(self, path: str) -> bool:
+        try:
+            self._files.size(path)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            pass  # nobody knows
+        return True
+
+    def _note_kept(self) -> None:
+        for segment in self._kept.segments:
+            if segment.needs_sync and segment.index is not None and segment not in self._unsynced:
+                self._unsynced.add(segment)
+                self._unsynced.add_folder(self.folder)
+
+    def _copy_and_delete(
+        self, steps: Sequence[tuple[Callable[[], bool], Callable[[], None]]], sync: Callable[[], None]
+    ) -> None:
+        """Of some files: copy what is needed, make that durable, delete what could be copied."""
+        deletions = [delete for copy, delete in steps if copy()]
+        self._note_kept()
+        if any(segment in self._unsynced for segment in self._kept.segments):
+            sync()
+        if not self._closed:  # else its files are gone, and there may be another log in their place
+            for delete in deletions:
+                delete()
+            self._remove_released()
+
+    def _is_worth_it(self, candidates: Sequence[Segment]) -> bool:
+        """Whether to look at all: there is something new, or it is a while since the last time."""
+        if not candidates and not self._kept:
+            return False
+        self._patience -= 1
+        newest = candidates[-1].number if candidates else 0
+        if newest <= self._considered and self._patience > 0:
+            return False
+        self._considered = max(newest, self._considered)
+        self._patience = _PATIENCE
+        return True
+
+    def _copy(self, segment: Segment, alive: Sequence[bytes], pause: Callable[[], None]) -> bool:
+        """Copy what is unfinished, if that pays; whether nothing of the segment is needed any more then."""
+        if alive and len(alive) * 2 > index_of(segment, self.damage).count:
+            return False
+        # Copied again even if an earlier run did so already: whether that copy is durable nobody knows.
+        copied = 0
+        for begin in range(0, len(alive), _COPY_AT_ONCE):
+            if begin:
+                pause()
+            if self._closed:
+                return False
+            frames = fetch_from(segment, alive[begin : begin + _COPY_AT_ONCE], self.damage)
+            self.keep(frames.values())
+            copied += len(frames)
+        return copied == len(alive)  # else some are unreadable now; whoever fetches these counts them
+
+    def _remove_released(self) -> None:
+        """From the oldest on: between others a file that says it was released stays, else its messages seemed lost."""
+        while self._segments and self._segments[0].released:
+            self._segments[0].remove()
+            self._unsynced.discard(self._segments.pop(0))

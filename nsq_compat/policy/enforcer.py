@@ -1,0 +1,100 @@
+"""Policies put in force: on every topic and channel there is, and on each that comes.
+
+What a policy changes hangs on the topic or channel itself (its admission, its box for dead letters, its throttle), so
+where none applies nothing is there to be asked. Other policies may be applied at any time; what they say is in force
+from then on, for what waits already as well.
+"""
+
+import logging
+from collections.abc import Callable
+
+from nsq_compat.policy.dead_letters import DeadLetters
+from nsq_compat.policy.limits import Limited, LimitEnforcer
+from nsq_compat.policy.policies import Applied, Policies
+from nsq_compat.queue.broker import Broker
+from nsq_compat.queue.channel import Channel
+from nsq_compat.queue.errors import REFUSES_ALL
+from nsq_compat.queue.topic import Topic
+
+log = logging.getLogger(__name__)
+
+
+class PolicyEnforcer:
+    """An observer of the broker. `now` is monotonic seconds, `now_ns` the wall clock."""
+
+    def __init__(self, broker: Broker, now: Callable[[], float], now_ns: Callable[[], int]) -> None:
+        self.policies = Policies()
+        self.dead_letters = DeadLetters(broker)
+        self._broker = broker
+        self._now = now
+        self._now_ns = now_ns
+        self._enforcers: dict[Topic, LimitEnforcer] = {}
+        self._applied: dict[Channel, Applied] = {}
+        broker.observers.append(self)
+
+    def apply(self, policies: Policies) -> None:
+        """From now on these, and no others."""
+        before, self.policies = self.policies, policies
+        if not before and not policies:
+            return
+        for topic in self._broker.topics.values():
+            for channel in topic.channels.values():
+                self._apply_to_channel(channel)
+            self._limit(topic)
+
+    # --- What comes and goes ------------------------------------------------------------------------------------------
+
+    def topic_created(self, topic: Topic) -> None:
+        if self.policies:
+            self._limit(topic)
+
+    def topic_deleted(self, topic: Topic) -> None:
+        self._dismiss(topic)
+        for channel in topic.channels.values():
+            self._forget(channel)
+
+    def channel_created(self, topic: Topic, channel: Channel) -> None:
+        if self.policies:
+            self._apply_to_channel(channel)
+            self._limit(topic)
+
+    def channel_deleted(self, topic: Topic, channel: Channel) -> None:
+        self._forget(channel)
+        if topic in self._enforcers:
+            self._limit(topic)
+
+    def _forget(self, channel: Channel) -> None:
+        self.dead_letters.forget(channel)
+        self._applied.pop(channel, None)
+
+    # --- Putting in force ---------------------------------------------------------------------------------------------
+
+    def _apply_to_channel(self, channel: Channel) -> None:
+        applied = self._applied[channel] = self.policies.for_channel(channel.topic_name, channel.name)
+        channel.describe_policy = applied.described
+        self.dead_letters.apply(channel, applied.dead_lettering)
+        channel.throttle(applied.rate, self._now())
+
+    def _limit(self, topic: Topic) -> None:
+        """Give a topic the enforcer it needs, if it needs one."""
+        if topic.admission is REFUSES_ALL:
+            return
+        self._dismiss(topic)
+        bounds = self.policies.for_topic(topic.name)
+        held = Limited(topic, bounds) if bounds is not None else None
+        channels = [
+            Limited(channel, applied.bounds)
+            for channel in topic.channels.values()
+            if (applied := self._applied.get(channel)) is not None and applied.bounds is not None
+        ]
+        if held is not None or channels:
+            enforcer = LimitEnforcer(self._broker.schedule, held, channels, topic, self._now_ns)
+            topic.admission = self._enforcers[topic] = enforcer
+            enforcer.begin(self._now())
+
+    def _dismiss(self, topic: Topic) -> None:
+        enforcer = self._enforcers.pop(topic, None)
+        if enforcer is not None:
+            enforcer.end()
+            if topic.admission is enforcer:
+                topic.admission = None

@@ -1,0 +1,242 @@
+"""Policies: what an operator wants done with a channel's messages that NSQ would not do. Without any, nothing is.
+
+A policy names topics and channels by regular expressions (RE2's, and the whole name has to match) and says one or more
+of three things: how often a message is tried and where it goes then, how much may wait and what happens beyond, how
+fast consumers get it. For each of the three the first policy that fits and speaks of it decides.
+
+This module is values only: what was written, and what follows from it for a channel. ``enforcer`` puts it in force.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import re2
+
+from nsq_compat.protocol.durations import SECOND, format_duration, parse_duration
+from nsq_compat.protocol.names import EPHEMERAL_SUFFIX, is_valid_name
+from nsq_compat.queue.wait_queue import Rate
+
+DEFAULT_DEAD_LETTER_TOPIC: Final = "{topic}.{channel}.dead"
+REJECT: Final = "reject"
+DROP_OLDEST: Final = "drop-oldest"
+_ATTEMPTS_AT_MOST: Final = 0xFFFF
+_LARGEST: Final = (1 << 63) - 1
+_SMOOTHNESS: Final = 10
+"""Unless told otherwise a channel that was idle may deliver the messages of a tenth of a second at once."""
+
+
+class PolicyError(ValueError):
+    """A policy that means nothing. `number` counts from 1, 0 for all of them; `key` may be empty."""
+
+    def __init__(self, number: int, key: str, text: str) -> None:
+        super().__init__(": ".join(part for part in (f"policy {number}" if number else "", key, text) if part))
+        self.number = number
+        self.key = key
+        self.text = text
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLettering:
+    """After so many attempts a message goes to another topic."""
+
+    max_attempts: int
+    topic: str
+    """With ``{topic}`` and ``{channel}`` for where the message comes from."""
+
+    def topic_for(self, topic: str, channel: str) -> str:
+        """The topic's name, which may be none that is allowed: too long."""
+        names = {"{topic}": topic, "{channel}": channel}
+        name = self.topic
+        for placeholder, value in names.items():
+            name = name.replace(placeholder, value.removesuffix(EPHEMERAL_SUFFIX))
+        return name
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How much may wait; None for any amount. `max_age` in seconds since a message was published."""
+
+    max_depth: int | None
+    max_bytes: int | None
+    max_age: float | None
+    drops: bool
+    """What is too much is dropped, the oldest first; else publishing is refused."""
+
+    def described(self) -> Mapping[str, Any]:
+        """As it would be written."""
+        limits: dict[str, Any] = {"max_depth": self.max_depth, "max_bytes": self.max_bytes}
+        if self.max_age is not None:
+            limits["max_age"] = format_duration(int(self.max_age * SECOND))
+        settings = {key: value for key, value in limits.items() if value is not None}
+        return {**settings, "when_full": DROP_OLDEST if self.drops else REJECT}
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What is in force for one channel."""
+
+    dead_lettering: DeadLettering | None = None
+    bounds: Bounds | None = None
+    rate: Rate | None = None
+
+    def described(self, topic: str, channel: str) -> Mapping[str, Any]:
+        """As it would be written for this channel alone; empty where nothing applies."""
+        settings: dict[str, Any] = {}
+        if self.dead_lettering is not None:
+            settings["max_attempts"] = self.dead_lettering.max_attempts
+            settings["dead_letter_topic"] = self.dead_lettering.topic_for(topic, channel)
+        if self.bounds is not None:
+            settings |= self.bounds.described()
+        if self.rate is not None:
+            settings |= {"max_rate": self.rate.per_second, "burst": self.rate.burst}
+        return settings
+
+
+NOTHING_APPLIES: Final = Applied()
+
+
+class Policy:
+    """One of them, as it was written. Raises ``PolicyError``."""
+
+    def __init__(self, number: int, written: Mapping[str, Any]) -> None:
+        self.written = written
+        for key in written:
+            if key not in _KEYS:
+                raise PolicyError(number, key, "there is no such setting")
+        values = {key: _checked(number, key, value) for key, value in written.items()}
+        self._topic = values.get("topic")
+        self._channel = values.get("channel")
+        self.dead_lettering: DeadLettering | None = None
+        self.bounds: Bounds | None = None
+        self.rate: Rate | None = None
+        if "max_attempts" in values:
+            template = values.get("dead_letter_topic", DEFAULT_DEAD_LETTER_TOPIC)
+            self.dead_lettering = DeadLettering(values["max_attempts"], template)
+        if not values.keys().isdisjoint(("max_depth", "max_bytes", "max_age")):
+            depth, size, age = (values.get(key) for key in ("max_depth", "max_bytes", "max_age"))
+            self.bounds = Bounds(depth, size, age, drops=values.get("when_full") == DROP_OLDEST)
+        if "max_rate" in values:
+            rate = values["max_rate"]
+            self.rate = Rate(rate, values.get("burst", max(1, int(rate / _SMOOTHNESS))))
+        for key, needed in _NEEDS.items():
+            if key in written and written.keys().isdisjoint(needed):
+                raise PolicyError(number, key, f"means nothing without {' or '.join(needed)}")
+        if self.dead_lettering is None and self.bounds is None and self.rate is None:
+            raise PolicyError(number, "", "says nothing: max_attempts, max_depth, max_bytes, max_age or max_rate")
+
+    def fits(self, topic: str, channel: str) -> bool:
+        """`channel` is "" for what waits in the topic itself: a policy that names channels is not about that."""
+        if self._topic is not None and self._topic.fullmatch(topic) is None:
+            return False
+        return self._channel is None or (channel != "" and self._channel.fullmatch(channel) is not None)
+
+
+class Policies:
+    """All of them, in their order. Raises ``PolicyError``."""
+
+    def __init__(self, written: object = ()) -> None:
+        if not isinstance(written, list | tuple) or not all(isinstance(each, Mapping) for each in written):
+            raise PolicyError(0, "", "policies are a list of tables")
+        self._policies = [Policy(number, each) for number, each in enumerate(written, 1)]
+
+    def __len__(self) -> int:
+        return len(self._policies)
+
+    @property
+    def written(self) -> list[Mapping[str, Any]]:
+        """As they were given."""
+        return [policy.written for policy in self._policies]
+
+    def for_channel(self, topic: str, channel: str) -> Applied:
+        """What is in force for a channel."""
+        fitting = [policy for policy in self._policies if policy.fits(topic, channel)]
+        if not fitting:
+            return NOTHING_APPLIES
+        return Applied(
+            next((each.dead_lettering for each in fitting if each.dead_lettering is not None), None),
+            next((each.bounds for each in fitting if each.bounds is not None), None),
+            next((each.rate for each in fitting if each.rate is not None), None),
+        )
+
+    def for_topic(self, topic: str) -> Bounds | None:
+        """What is in force for the messages a topic holds back, because it has no channel or is paused."""
+        return self.for_channel(topic, "").bounds
+
+
+# --- What may be written ----------------------------------------------------------------------------------------------
+
+
+def _checked(number: int, key: str, value: object) -> Any:
+    try:
+        return _KEYS[key](value)
+    except ValueError as error:
+        raise PolicyError(number, key, str(error)) from None
+
+
+def _integer(largest: int) -> Callable[[object], int]:
+    def check(value: object) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= largest:
+            raise ValueError(f"must be an integer from 1 to {largest}")
+        return value
+
+    return check
+
+
+def _pattern(value: object) -> Any:
+    if not isinstance(value, str):
+        raise ValueError("must be a regular expression")
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        return re2.compile(value, options)
+    except re2.error as error:
+        reason = error.args[0].decode() if isinstance(error.args[0], bytes) else error.args[0]
+        raise ValueError(f"not a regular expression: {reason}") from None
+
+
+def _topic_name(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError("must be the name of a topic")
+    # The shortest it can become: names of one letter.
+    shortest = value.replace("{topic}", "t").replace("{channel}", "c")
+    if not is_valid_name(shortest) or shortest.endswith(EPHEMERAL_SUFFIX):
+        raise ValueError("must be the name of a topic that is not ephemeral; {topic} and {channel} stand for names")
+    return value
+
+
+def _duration(value: object) -> float:
+    if not isinstance(value, str) or (nanoseconds := parse_duration(value)) <= 0:
+        raise ValueError('must be a duration above 0, such as "24h"')
+    return nanoseconds / SECOND
+
+
+def _when_full(value: object) -> str:
+    if value not in (REJECT, DROP_OLDEST):
+        raise ValueError(f'must be "{REJECT}" or "{DROP_OLDEST}"')
+    return str(value)
+
+
+def _rate(value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1e9:
+        raise ValueError("must be a number above 0: messages a second")
+    return float(value)
+
+
+_KEYS: Final[Mapping[str, Callable[[object], Any]]] = {
+    "topic": _pattern,
+    "channel": _pattern,
+    "max_attempts": _integer(_ATTEMPTS_AT_MOST),
+    "dead_letter_topic": _topic_name,
+    "max_depth": _integer(_LARGEST),
+    "max_bytes": _integer(_LARGEST),
+    "max_age": _duration,
+    "when_full": _when_full,
+    "max_rate": _rate,
+    "burst": _integer(_LARGEST),
+}
+_NEEDS: Final[Mapping[str, Sequence[str]]] = {
+    "dead_letter_topic": ("max_attempts",),
+    "when_full": ("max_depth", "max_bytes", "max_age"),
+    "burst": ("max_rate",),
+}

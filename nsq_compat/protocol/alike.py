@@ -1,7 +1,0 @@
-"""Bodies of one size. A module of its own, because a class that is a tuple cannot be compiled."""
-
-
-class Alike(tuple[bytes, ...]):
-    """Bodies of one size, which whoever cut them out has seen."""
-
-    __slots__ = ()

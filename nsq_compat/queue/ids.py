@@ -1,0 +1,158 @@
+"""Message ids by the batch.
+
+An id is a 64-bit number, written as 16 hex digits: ticks of 2**20 ns since an epoch of its own, 10 bits of node id, 12
+bits of sequence. Ids of one factory only grow. nsqd sleeps when a tick's 4096 numbers are used up or the clock goes
+back; here the next id is the greater of "one more than the last" and "now", so neither ever blocks a publisher: the ids
+run ahead of the clock until it catches up. A clock beyond the year 2085, which an id has no bits for, is not believed.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from nsq_compat.protocol.message import cut_uniform, join_uniform, make_frame, make_frames
+from nsq_compat.protocol.uniform_bodies import UniformBodies
+
+TICK_SHIFT: Final = 20
+EPOCH_TICK: Final = 1288834974288
+NODE_ID_BITS: Final = 10
+SEQUENCE_BITS: Final = 12
+_SEQUENCE_SIZE: Final = 1 << SEQUENCE_BITS
+_LAST_BELIEVED: Final = 1 << (41 + SEQUENCE_BITS)  # leaves the ids that run ahead as much room again
+_THREE_DIGITS: Final = [b"%03x" % number for number in range(_SEQUENCE_SIZE)]
+"""How an id ends, by its sequence; it begins with 13 digits for tick and node, and so end these."""
+_ERA_SHIFT: Final = 14
+"""What is left of a tick is in an id's first 7 digits: they stay for 17 s."""
+
+
+class MessageIds:
+    """Makes the ids of one topic; `node_id` is in [0, 1024)."""
+
+    def __init__(self, node_id: int) -> None:
+        self._node = node_id << SEQUENCE_BITS
+        self._next = 0  # tick and sequence as one number, the node id left out
+        self._tick = -1  # the one that `_start` was made for
+        self._start = b""
+        self._era = -1  # the one that `_era_digits` were made for
+        self._era_digits = b""
+
+    def take_one(self, now_ns: int) -> bytes:
+        """The next id, 16 ASCII hex digits."""
+        # Hot: runs for every synchronous PUB; what it shares with `take_runs` is spelled out, because calls cost most.
+        number = ((now_ns >> TICK_SHIFT) - EPOCH_TICK) << SEQUENCE_BITS
+        if not self._next < number < _LAST_BELIEVED:
+            number = self._next
+        self._next = number + 1
+        start = self._start if number >> SEQUENCE_BITS == self._tick else self._start_of(number)
+        return start + _THREE_DIGITS[number & (_SEQUENCE_SIZE - 1)]
+
+    def take_runs(self, count: int, now_ns: int) -> list[tuple[bytes, list[bytes]]]:
+        """The next `count` ids, growing, in runs: the first digits of all ids of a tick, and the last ones of each."""
+        # Hot: runs for every publish. Frames are joined from pieces, so an id is needed in two pieces, not in one.
+        return self.runs_from(self._reserve(count, now_ns), count)
+
+    def runs_from(self, first: int, count: int) -> list[tuple[bytes, list[bytes]]]:
+        """As ``take_runs``, of the numbers from `first` on, which are taken already or are to be with ``skip_to``."""
+        end = first + count
+        runs: list[tuple[bytes, list[bytes]]] = []
+        while first < end:
+            sequence = first & (_SEQUENCE_SIZE - 1)
+            tick_end = min(end, first - sequence + _SEQUENCE_SIZE)
+            runs.append((self._start_of(first), _THREE_DIGITS[sequence : sequence + tick_end - first]))
+            first = tick_end
+        return runs
+
+    def ahead(self, until_ns: int, room: int) -> int:
+        """A number that ids given out until that time do not reach, nor the next `room` ids."""
+        clock = ((until_ns >> TICK_SHIFT) - EPOCH_TICK) << SEQUENCE_BITS
+        return max(self._next + room, clock if clock < _LAST_BELIEVED else 0)
+
+    def has_reached(self, number: int) -> bool:
+        """Whether that number, or one behind it, was given out."""
+        return self._next > number
+
+    def skip_to(self, number: int) -> None:
+        """Give out only numbers from this one on."""
+        self._next = number
+
+    def _reserve(self, count: int, now_ns: int) -> int:
+        """The first of so many numbers that nobody else gets."""
+        clock = ((now_ns >> TICK_SHIFT) - EPOCH_TICK) << SEQUENCE_BITS
+        first = clock if self._next < clock < _LAST_BELIEVED else self._next
+        self._next = first + count
+        return first
+
+    def _start_of(self, number: int) -> bytes:
+        # The digits of a number cost more than all else: a tick's are all alike, and most are those of the tick before.
+        tick = number >> SEQUENCE_BITS
+        if tick != self._tick:
+            self._tick = tick
+            era = tick >> _ERA_SHIFT
+            if era != self._era:
+                self._era, self._era_digits = era, b"%07x" % era
+            ends = (tick & 3) << NODE_ID_BITS | self._node >> SEQUENCE_BITS
+            self._start = self._era_digits + _THREE_DIGITS[(tick >> 2) & 0xFFF] + _THREE_DIGITS[ends]
+        return self._start
+
+    @property
+    def last(self) -> bytes:
+        """The greatest id given out, or one below all there can be."""
+        return b"%016x" % (self._id(self._next - 1) if self._next else 0)
+
+    def start_after(self, last: bytes) -> None:
+        """Give out only greater ids than this one, whatever the clock says."""
+        number = int(last, 16)
+        tick, sequence = number >> (NODE_ID_BITS + SEQUENCE_BITS), number & (_SEQUENCE_SIZE - 1)
+        following = (tick << SEQUENCE_BITS | sequence) + 1
+        if self._id(following) <= number:  # made by a node of a higher id, which this daemon may have had before
+            following = (tick + 1) << SEQUENCE_BITS
+        self._next = max(self._next, following)
+
+    def _id(self, number: int) -> int:
+        tick, sequence = number >> SEQUENCE_BITS, number & (_SEQUENCE_SIZE - 1)
+        return tick << (NODE_ID_BITS + SEQUENCE_BITS) | self._node | sequence
+
+
+class FrameFactory:
+    """One topic's. `ids` are the topic's own."""
+
+    def __init__(self, node_id: int) -> None:
+        self.ids = MessageIds(node_id)
+
+    def make(self, bodies: Sequence[bytes], now_ns: int) -> tuple[tuple[bytes, ...], bytes, int]:
+        """A frame for each of the bodies; the frames one behind the other, or b"" where nobody has joined them; bytes
+        of the bodies together.
+        """
+        # Hot: runs for every publish.
+        if len(bodies) == 1:
+            body = bodies[0]
+            return (make_frame(self.ids.take_one(now_ns), now_ns, body),), b"", len(body)
+        if type(bodies) is UniformBodies:
+            frames, joined = self._make_uniform(bodies, now_ns)
+            return frames, joined, len(bodies) * len(bodies[0])
+        lengths = list(map(len, bodies))
+        return self._make_any(bodies, lengths, now_ns), b"", sum(lengths)
+
+    def make_from(self, bodies: Sequence[bytes], now_ns: int, first: int) -> tuple[bytes, ...]:
+        """Frames with the ids from number `first` on, which `ids` said lie ahead."""
+        frames: list[bytes] = []
+        for start, ends in self.ids.runs_from(first, len(bodies)):
+            frames += make_frames(ends, now_ns, bodies[len(frames) : len(frames) + len(ends)], start)
+        return tuple(frames)
+
+    def _make_any(self, bodies: Sequence[bytes], lengths: Sequence[int], now_ns: int) -> tuple[bytes, ...]:
+        runs = self.ids.take_runs(len(bodies), now_ns)
+        if len(runs) == 1:
+            ((start, ends),) = runs
+            return make_frames(ends, now_ns, bodies, start, lengths)
+        frames: list[bytes] = []
+        for start, ends in runs:  # more than a tick has ids left
+            frames += make_frames(ends, now_ns, bodies[len(frames) : len(frames) + len(ends)], start)
+        return tuple(frames)
+
+    def _make_uniform(self, bodies: UniformBodies, now_ns: int) -> tuple[tuple[bytes, ...], bytes]:
+        joined, done = b"", 0
+        for start, ends in self.ids.take_runs(len(bodies), now_ns):
+            some = bodies if len(ends) == len(bodies) else UniformBodies(bodies[done : done + len(ends)])
+            joined += join_uniform(ends, now_ns, some, start)
+            done += len(ends)
+        return cut_uniform(joined, len(joined) // done, 0, done), joined

@@ -1,0 +1,142 @@
+"""One publish of so many messages that making and writing them would hold up the event loop: done in steps.
+
+Others run between two steps, and may publish to the same topic: their messages are before or behind the batch, never
+inside it. All messages of the batch are published by the last step, or none is.
+
+Ids grow in the order of publishing, so the batch takes ids that lie ahead of those that others are given meanwhile. If
+they reach them all the same, the messages are made anew, with ids further ahead.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from nsq_compat.log.staged_batch import StagedBatch
+from nsq_compat.queue.ids import FrameFactory
+
+MOST_AT_ONCE: Final = 16384
+"""Messages that are published in one go. A message takes about 0.3 us then."""
+_MOST_BYTES_AT_ONCE: Final = 1 << 20
+_FEW: Final = 256
+"""Messages whose bytes are not counted. Each step of a batch has at least one message, so little would be gained."""
+_STEP: Final = 4096
+_STEP_BYTES: Final = 1 << 20
+_FREED_AT_ONCE: Final = 1 << 15
+_AHEAD_NS: Final = 60_000_000_000
+"""How far the ids of a batch are ahead of the clock, which others' ids follow."""
+_ROOM: Final = 1 << 14
+"""Ids left for others, where ids are ahead of the clock already."""
+
+
+def is_large(bodies: Sequence[bytes]) -> bool:
+    """Whether publishing these in one go would hold the event loop for too long."""
+    count = len(bodies)
+    return count > _FEW and (count > MOST_AT_ONCE or sum(map(len, bodies)) > _MOST_BYTES_AT_ONCE)
+
+
+class LargeBatch:
+    """Made by a topic. `line` is that topic's large batches: only the first of them does anything. `bodies` are given
+    over to the batch.
+
+    `stage` makes the file for the messages; without it they stay in memory. Of the frames only the first `keep` are
+    kept, and those of the last step. `admit` raises ``Refused``, `publish` takes over when everything is ready.
+    """
+
+    def __init__(
+        self,
+        bodies: list[bytes],
+        now_ns: int,
+        frames: FrameFactory,
+        line: "deque[LargeBatch]",
+        *,
+        stage: Callable[[], StagedBatch] | None,
+        add: Callable[[StagedBatch, Sequence[bytes]], None],
+        keep: int,
+        admit: Callable[[int], None],
+        publish: Callable[["LargeBatch"], None],
+    ) -> None:
+        self.count = len(bodies)
+        self.size = 0
+        self.kept: list[Sequence[bytes]] = []
+        self.latest: Sequence[bytes] = ()
+        self.staged: StagedBatch | None = None
+        self.is_published = False
+        self._bodies = bodies
+        self._now_ns = now_ns
+        self._frames = frames
+        self._line = line
+        self._stage = stage
+        self._add = add
+        self._keep = keep
+        self._admit = admit
+        self._publish = publish
+        self._next = 0
+        self._first_id = -1
+        self._ahead_ns = _AHEAD_NS
+        self._room = max(_ROOM, self.count >> 2)
+        line.append(self)
+
+    def step(self) -> bool:
+        """Do some of the work; true when the batch is published. Raises ``Refused`` and ``OSError``: then none is."""
+        try:
+            self._admit(self.count)
+            if self._line[0] is not self:
+                return False
+            if self._next < self.count:
+                self._make_some()
+                return False
+            if self._frames.ids.has_reached(self._first_id):
+                self._start_again()
+                return False
+            self._frames.ids.skip_to(self._first_id + self.count)
+            self._publish(self)
+        except BaseException:
+            self.cancel()
+            raise
+        self.is_published = True
+        self._line.remove(self)
+        self.kept.clear()
+        return True
+
+    def forget_bodies(self) -> bool:
+        """Free some of the bodies, once they are published; whether there are more. 500,000 at once take 20 ms."""
+        del self._bodies[-_FREED_AT_ONCE:]
+        return len(self._bodies) > 0
+
+    def cancel(self) -> None:
+        """Publish nothing, unless it is published already. May be called twice."""
+        if self in self._line:
+            self._line.remove(self)
+        self._discard()
+
+    def _make_some(self) -> None:
+        if self._first_id < 0:
+            self._first_id = self._frames.ids.ahead(self._now_ns + self._ahead_ns, self._room)
+            if self._stage is not None:
+                self.staged = self._stage()
+        begin, count = self._next, _STEP
+        bodies = self._bodies[begin : begin + count]
+        while (size := sum(map(len, bodies))) > _STEP_BYTES and count > 1:
+            count //= 2
+            bodies = bodies[:count]
+        frames = self._frames.make_from(bodies, self._now_ns, self._first_id + begin)
+        if self.staged is not None:
+            self._add(self.staged, frames)
+        if begin < self._keep:
+            self.kept.append(frames)
+        self.latest = frames
+        self.size += size
+        self._next = begin + len(bodies)
+
+    def _start_again(self) -> None:
+        self._discard()
+        self._next, self._first_id = 0, -1
+        self.size = 0
+        self._ahead_ns *= 2
+        self._room *= 2
+
+    def _discard(self) -> None:
+        self.kept.clear()
+        if self.staged is not None:
+            self.staged.discard()
+            self.staged = None

@@ -1,0 +1,162 @@
+"""Our messages become Go's, all of them at one moment, whatever moment the process dies at."""
+
+import os
+import shutil
+
+import pytest
+
+from nsq_compat.godata.export import ExportRefused, export, recover
+from nsq_compat.godata.format import GoMessage, frame_of
+from nsq_compat.godata.reader import read_queue
+from nsq_compat.log.files import OsFiles
+from nsq_compat.log.metadata import ChannelMetadata, TopicMetadata, decode_metadata, save_metadata
+from tests.faults.dying import Crash, Dying
+
+TOPICS = (TopicMetadata("t", True, (ChannelMetadata("c", True),)), TopicMetadata("idle"))
+
+
+def frame(body):
+    return frame_of(GoMessage(1_700_000_000_000_000_000, 0, b"0123456789abcdef", body))
+
+
+def backlogs():
+    yield "t", None, [frame(b"1")]
+    yield "t", "c", map(frame, [b"2", b"3"])
+    yield "u", "d", [frame(b"4")]
+
+
+def ours(folder):
+    (folder / "nsq_compat" / "t.topic").mkdir(parents=True)
+    (folder / "nsq_compat" / "t.topic" / "log").write_bytes(b"precious")
+    save_metadata(OsFiles(), str(folder), TOPICS)
+
+
+def run(files, source, target):
+    return [
+        (each.topic, each.channel, each.messages)
+        for each in export(files, str(source), str(target), TOPICS, backlogs(), 1 << 20)
+    ]
+
+
+def gos(folder):
+    return [[each.body for each in read_queue(OsFiles(), str(folder), name)] for name in ("t", "t:c", "u:d")]
+
+
+def metadata_of(folder):
+    return decode_metadata((folder / "nsqd.dat").read_bytes()).topics
+
+
+COMPLETE = [[b"1"], [b"2", b"3"], [b"4"]]
+NOTHING: list[list[bytes]] = [[], [], []]
+
+
+def test_everything_is_gos_and_ours_is_kept_aside(tmp_path):
+    ours(tmp_path)
+    assert run(OsFiles(), tmp_path, tmp_path) == [("t", None, 1), ("t", "c", 2), ("u", "d", 1)]
+    assert gos(tmp_path) == COMPLETE
+    others = sorted(name for name in os.listdir(tmp_path) if "diskqueue" not in name)
+    assert others == ["nsq_compat.exported-1", "nsqd.dat"]
+    assert (tmp_path / "nsq_compat.exported-1" / "t.topic" / "log").read_bytes() == b"precious"
+
+
+def test_gos_nsqd_dat_knows_every_queue(tmp_path):
+    ours(tmp_path)
+    run(OsFiles(), tmp_path, tmp_path)
+    assert metadata_of(tmp_path) == (*TOPICS, TopicMetadata("u", False, (ChannelMetadata("d"),)))
+
+
+def test_another_folder_gets_a_copy(tmp_path):
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    target.mkdir()
+    ours(source)
+    run(OsFiles(), source, target)
+    assert gos(target) == COMPLETE
+    assert sorted(os.listdir(source)) == ["nsq_compat", "nsqd.dat"]
+    assert "nsq_compat" not in os.listdir(target)
+
+
+def test_a_second_export_keeps_the_first(tmp_path):
+    for _ in range(2):
+        ours(tmp_path)
+        run(OsFiles(), tmp_path, tmp_path)
+        for name in os.listdir(tmp_path):
+            if "diskqueue" in name:
+                os.unlink(tmp_path / name)
+    assert {"nsq_compat.exported-1", "nsq_compat.exported-2"} <= set(os.listdir(tmp_path))
+
+
+def test_queues_of_gos_are_not_written_over(tmp_path):
+    ours(tmp_path)
+    (tmp_path / "x.diskqueue.meta.dat").write_bytes(b"0\n0,0\n0,0\n")
+    with pytest.raises(ExportRefused, match="queue files of Go's already, such as x.diskqueue.meta.dat"):
+        run(OsFiles(), tmp_path, tmp_path)
+
+
+def test_a_folder_without_ours_has_nothing_to_export(tmp_path):
+    with pytest.raises(ExportRefused, match="nothing to export"):
+        run(OsFiles(), tmp_path, tmp_path)
+
+
+def test_another_data_path_is_not_mixed_with(tmp_path):
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    target.mkdir()
+    ours(source)
+    (target / "nsqd.dat").touch()
+    with pytest.raises(ExportRefused, match="another data path already"):
+        run(OsFiles(), source, target)
+
+
+def test_a_backlog_that_cannot_be_read_changes_nothing(tmp_path):
+    ours(tmp_path)
+
+    def broken():
+        yield frame(b"1")
+        raise OSError("no")
+
+    with pytest.raises(OSError, match="no"):
+        list(export(OsFiles(), str(tmp_path), str(tmp_path), TOPICS, [("t", None, broken())], 1 << 20))
+    recover(OsFiles(), str(tmp_path))
+    assert sorted(os.listdir(tmp_path)) == ["nsq_compat", "nsqd.dat"]
+
+
+def test_whatever_step_the_process_dies_at_it_is_all_ours_or_all_gos(tmp_path):
+    outcomes = []
+    for number in range(1, 1000):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        ours(folder)
+        try:
+            run(Dying(number), folder, folder)
+        except Crash:
+            recover(OsFiles(), str(folder))
+        else:
+            break
+        finally:
+            is_ours = (folder / "nsq_compat").is_dir()
+            outcomes.append(is_ours)
+            assert gos(folder) == (NOTHING if is_ours else COMPLETE), number
+            assert metadata_of(folder)[: len(TOPICS)] == TOPICS
+            left = {name for name in os.listdir(folder) if "diskqueue" not in name}
+            assert left == {"nsqd.dat", "nsq_compat" if is_ours else "nsq_compat.exported-1"}
+            shutil.rmtree(folder)
+    assert outcomes == sorted(outcomes, reverse=True)
+    assert set(outcomes) == {True, False}
+
+
+def test_it_may_die_again_while_it_recovers(tmp_path):
+    for number in range(1, 60, 2):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        ours(folder)
+        try:
+            run(Dying(number), folder, folder)
+        except Crash:
+            for again in range(1, 12):
+                try:
+                    recover(Dying(again), str(folder))
+                except Crash:
+                    continue
+        recover(OsFiles(), str(folder))
+        assert gos(folder) == (NOTHING if (folder / "nsq_compat").is_dir() else COMPLETE)

@@ -1,0 +1,360 @@
+"""From a checkpoint and the log behind it to where everybody stood, log by log."""
+
+import pytest
+
+from nsq_compat.log.checkpoint import ENTRY, ChannelState, TopicState, entries_at_once
+from nsq_compat.log.files import OsFiles
+from nsq_compat.log.group import (
+    CHANNEL_CREATED,
+    CHANNEL_DELETED,
+    CHANNEL_EMPTIED,
+    DEFERRED,
+    TOPIC_AWAITS_CHANNELS,
+    TOPIC_EMPTIED,
+    TOPIC_KNOWS_CHANNELS,
+    TOPIC_PAUSED,
+    TOPIC_UNPAUSED,
+)
+from nsq_compat.log.recovery import recover
+from nsq_compat.log.topic_log import TopicLog
+from nsq_compat.protocol.message import make_frames, message_id
+
+SECOND = 1_000_000_000
+
+
+class Past:
+    """Writes a log as a topic would, and remembers where a checkpoint was taken."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.log = TopicLog.open(OsFiles(), folder, segment_size=500)
+        self.seq = 0
+        self.serial = 0
+
+    def published(self, count=1, size=0):
+        self.log.append(self.frames(count, size), self.seq)
+        self.seq += count
+
+    def deferred(self, due):
+        frames = self.frames(1)
+        self.log.append(frames, self.seq, due * SECOND, DEFERRED)
+        return message_id(frames[0])
+
+    def noted(self, kind, name="", seq=None):
+        self.log.append([name.encode()], self.seq if seq is None else seq, kind=kind)
+
+    def frames(self, count, size=0):
+        ids = [b"%016x" % (self.serial + number) for number in range(count)]
+        self.serial += count
+        return make_frames(ids, 0, [b"x" * size] * count)
+
+    def checkpoint(self, clock_offset=0.0, paused=False, awaits_channels=False, **places):
+        end = self.log.end._replace(seq=self.seq)
+        return TopicState(end, clock_offset, b"0" * 16, places, places.pop("held", None), paused, awaits_channels)
+
+    def recovered(self, last=None):
+        log = TopicLog.open(OsFiles(), self.folder, segment_size=500, start=last.end if last else None)
+        try:
+            return recover(last, log)
+        finally:
+            log.close()
+
+
+@pytest.fixture
+def past(tmp_path):
+    past = Past(str(tmp_path / "t.topic"))
+    yield past
+    past.log.close()
+
+
+def unfinished(place):
+    """Ids and due times."""
+    return [(number, due) for due, _, number, _ in map(ENTRY.unpack_from, sorted(place.entries))]
+
+
+# --- Without a checkpoint, from a whole log ---------------------------------------------------------------------------
+
+
+def test_nothing_at_all_is_a_topic_that_holds_nothing(past):
+    topic = past.recovered()
+    assert (topic.end.seq, topic.channels, topic.held, topic.paused) == (0, {}, ChannelState(0), False)
+
+
+def test_a_topic_without_a_channel_holds_everything(past):
+    past.published(3)
+    due = past.deferred(50)
+    topic = past.recovered()
+    assert (topic.end.seq, topic.held.position, topic.last_id) == (3, 0, due)
+    assert unfinished(topic.held) == [(due, 50.0)]
+
+
+def test_the_first_channel_takes_what_was_held_and_a_later_one_begins_where_it_was_made(past):
+    past.published(2)
+    due = past.deferred(50)
+    past.noted(CHANNEL_CREATED, "first", 0)
+    past.published(1)
+    past.noted(CHANNEL_CREATED, "later")
+    past.published(1)
+    topic = past.recovered()
+    assert (topic.channels["first"].position, topic.channels["later"].position, topic.end.seq) == (0, 3, 4)
+    assert unfinished(topic.channels["first"]) == [(due, 50.0)]
+    assert (topic.channels["later"].entries, topic.held) == ([], None)
+
+
+def test_deferred_messages_are_of_the_channels_there_were(past):
+    past.noted(CHANNEL_CREATED, "first")
+    early = past.deferred(50)
+    past.noted(CHANNEL_CREATED, "later")
+    late = past.deferred(10)
+    topic = past.recovered()
+    assert unfinished(topic.channels["first"]) == [(late, 10.0), (early, 50.0)]
+    assert unfinished(topic.channels["later"]) == [(late, 10.0)]
+
+
+def test_a_channel_deleted_and_made_again_has_nothing_from_before(past):
+    past.noted(CHANNEL_CREATED, "a")
+    past.noted(CHANNEL_CREATED, "b")
+    past.published(2)
+    past.deferred(9)
+    past.noted(CHANNEL_DELETED, "a")
+    past.published(3)
+    past.noted(CHANNEL_CREATED, "a")
+    topic = past.recovered()
+    assert (topic.channels["a"], topic.channels["b"].position, topic.gone) == (ChannelState(5), 0, set())
+
+
+def test_a_deleted_channel_is_known_to_be_gone(past):
+    past.noted(CHANNEL_CREATED, "a")
+    past.noted(CHANNEL_DELETED, "a")
+    assert past.recovered().gone == {"a"}
+
+
+def test_when_the_last_channel_is_deleted_the_topic_holds_from_there(past):
+    past.noted(CHANNEL_CREATED, "a")
+    past.published(2)
+    past.noted(CHANNEL_DELETED, "a")
+    past.published(1)
+    topic = past.recovered()
+    assert (topic.held, topic.channels, topic.end.seq) == (ChannelState(2), {}, 3)
+
+
+def test_what_goes_to_an_ephemeral_channel_is_not_held_and_what_follows_it_is(past):
+    past.published(2)
+    past.noted(CHANNEL_CREATED, "tail#ephemeral", 0)
+    past.published(2)
+    topic = past.recovered()
+    assert (topic.held, topic.channels, topic.end.seq) == (None, {}, 4)
+    past.noted(CHANNEL_DELETED, "tail#ephemeral")
+    past.published(1)
+    assert past.recovered().held == ChannelState(4)
+
+
+def test_emptying_is_done_again(past):
+    past.published(2)
+    past.deferred(9)
+    past.noted(TOPIC_EMPTIED)
+    past.noted(CHANNEL_CREATED, "a", 2)
+    past.published(2)
+    past.deferred(9)
+    past.noted(CHANNEL_EMPTIED, "a")
+    past.noted(CHANNEL_EMPTIED, "nobody")
+    past.published(1)
+    topic = past.recovered()
+    assert (topic.channels, topic.end.seq) == ({"a": ChannelState(4)}, 5)
+
+
+def test_a_pause_is_done_again(past):
+    past.noted(CHANNEL_CREATED, "a")
+    past.published(2)
+    past.noted(TOPIC_PAUSED)
+    past.published(3)
+    held = past.deferred(9)
+    past.noted(CHANNEL_CREATED, "made meanwhile", 2)
+    topic = past.recovered()
+    assert (topic.paused, topic.held.position, unfinished(topic.held)) == (True, 2, [(held, 9.0)])
+    assert {name: place.position for name, place in topic.channels.items()} == {"a": 0, "made meanwhile": 2}
+    past.noted(TOPIC_UNPAUSED)
+    topic = past.recovered()
+    assert (topic.paused, topic.held) == (False, None)
+    assert [unfinished(place) for place in topic.channels.values()] == [[(held, 9.0)], [(held, 9.0)]]
+
+
+def test_what_was_dropped_during_a_pause_is_passed_over(past):
+    past.noted(CHANNEL_CREATED, "behind")
+    past.published(2)
+    past.noted(TOPIC_PAUSED)
+    past.noted(CHANNEL_CREATED, "new")
+    past.published(3)
+    past.noted(TOPIC_EMPTIED)
+    past.noted(TOPIC_UNPAUSED)
+    topic = past.recovered()
+    assert topic.channels == {"behind": ChannelState(0, [], [(2, 5)]), "new": ChannelState(5)}
+
+
+def test_a_pause_without_a_channel_stays_one(past):
+    past.published(1)
+    past.noted(TOPIC_PAUSED)
+    past.noted(CHANNEL_CREATED, "a", 0)
+    topic = past.recovered()
+    assert (topic.paused, topic.held, topic.channels) == (True, ChannelState(0), {"a": ChannelState(0)})
+
+
+# --- Behind a checkpoint ----------------------------------------------------------------------------------------------
+
+
+def test_what_is_logged_behind_a_checkpoint_is_added_to_it(past):
+    past.published(5)
+    last = past.checkpoint(a=ChannelState(3, entries_at_once([(b"%016x" % 1, 4)])), b=ChannelState(5))
+    past.published(2)
+    due = past.deferred(9)
+    topic = past.recovered(last)
+    assert (topic.end.seq, topic.held) == (7, None)
+    assert (topic.channels["a"].position, unfinished(topic.channels["a"])) == (3, [(b"%016x" % 1, 0.0), (due, 9.0)])
+    assert (topic.channels["b"].position, unfinished(topic.channels["b"])) == (5, [(due, 9.0)])
+
+
+def test_a_channel_the_checkpoint_knows_is_not_made_again(past):
+    last = past.checkpoint(a=ChannelState(0))
+    past.published(1)
+    past.noted(CHANNEL_CREATED, "a")
+    assert past.recovered(last).channels == {"a": ChannelState(0)}
+
+
+def test_messages_that_were_never_logged_have_numbers_all_the_same(past):
+    past.published(1)
+    past.seq = 8
+    last = past.checkpoint(a=ChannelState(8))
+    assert past.recovered(last).end.seq == 8
+    past.seq = 11
+    past.noted(CHANNEL_CREATED, "b")
+    assert past.recovered(last).end.seq == 11
+
+
+def test_a_topic_that_holds_has_a_place_in_the_checkpoint(past):
+    past.published(2)
+    topic = past.recovered(past.checkpoint(held=ChannelState(1)))
+    assert (topic.held, topic.paused, topic.channels) == (ChannelState(1), False, {})
+    topic = past.recovered(past.checkpoint(held=ChannelState(1), paused=True))
+    assert (topic.held, topic.paused) == (ChannelState(1), True)
+
+
+def test_a_topic_that_waited_to_know_its_channels_waits_again(past):
+    past.noted(TOPIC_AWAITS_CHANNELS)
+    past.noted(CHANNEL_CREATED, "own")
+    past.published(2)
+    held = past.deferred(9)
+    topic = past.recovered()
+    assert (topic.awaits_channels, topic.paused, topic.held.position) == (True, False, 0)
+    past.noted(CHANNEL_CREATED, "learned", 0)
+    past.noted(TOPIC_KNOWS_CHANNELS)
+    topic = past.recovered()
+    assert (topic.awaits_channels, topic.held) == (False, None)
+    for name in ("own", "learned"):
+        assert (topic.channels[name].position, unfinished(topic.channels[name])) == (0, [(held, 9.0)])
+
+
+@pytest.mark.parametrize("first", [TOPIC_KNOWS_CHANNELS, TOPIC_UNPAUSED])
+def test_who_is_paused_and_waits_to_know_its_channels_holds_until_both_are_over(past, first):
+    past.noted(CHANNEL_CREATED, "a")
+    past.noted(TOPIC_PAUSED)
+    past.noted(TOPIC_AWAITS_CHANNELS)
+    past.published(1)
+    past.noted(first)
+    topic = past.recovered()
+    assert topic.held == ChannelState(0)
+    assert (topic.paused, topic.awaits_channels) == (first == TOPIC_KNOWS_CHANNELS, first == TOPIC_UNPAUSED)
+    past.noted(TOPIC_UNPAUSED if first == TOPIC_KNOWS_CHANNELS else TOPIC_KNOWS_CHANNELS)
+    assert past.recovered().held is None
+
+
+def test_a_checkpoint_says_that_a_topic_waits_to_know_its_channels(past):
+    topic = past.recovered(past.checkpoint(awaits_channels=True, held=ChannelState(0), a=ChannelState(0)))
+    assert (topic.awaits_channels, topic.paused) == (True, False)
+
+
+def test_a_topic_with_channels_that_holds_is_paused(past):
+    topic = past.recovered(past.checkpoint(held=ChannelState(0), a=ChannelState(0)))
+    assert topic.paused
+
+
+def test_due_times_are_on_the_clock_of_the_checkpoint(past):
+    last = past.checkpoint(clock_offset=1000.0, a=ChannelState(0))
+    due = past.deferred(1050)
+    topic = past.recovered(last)
+    assert (topic.clock_offset, unfinished(topic.channels["a"])) == (1000.0, [(due, 50.0)])
+
+
+def test_a_clock_set_back_behind_the_start_of_the_machine_makes_nothing_due(past):
+    past.log.keep(make_frames([b"%016x" % 900, b"%016x" % 901], 0, [b"", b""]))
+    before = ENTRY.pack(70.0, 1, b"%016x" % 900, 3)
+    at_once = entries_at_once([(b"%016x" % 901, 1)])
+    last = past.checkpoint(clock_offset=1000.0, a=ChannelState(0, [before, *at_once]))
+    due = past.deferred(950)
+    topic = past.recovered(last)
+    seconds = [(number, due + topic.clock_offset) for number, due in unfinished(topic.channels["a"])]
+    assert seconds == [(b"%016x" % 901, 0.0), (due, 950.0), (b"%016x" % 900, 1070.0)]
+
+
+def test_a_damaged_last_message_keeps_its_number(past):
+    past.published(1)
+    last = past.checkpoint(a=ChannelState(0))
+    past.published(2, size=10)
+    path = past.log._segments[-1].path
+    past.log.close()
+    with open(path, "r+b") as file:
+        file.seek(-50, 2)
+        file.write(b"\xff")
+    assert past.recovered(last).end.seq == 3
+
+
+# --- Without a checkpoint, from what is left of a log -----------------------------------------------------------------
+
+
+def test_from_a_log_that_is_not_whole_everybody_gets_everything(past):
+    past.noted(CHANNEL_CREATED, "a")
+    for _ in range(20):
+        past.published(1, size=100)
+    kept = past.frames(1)
+    past.log.keep(kept)
+    past.log.release(15, lambda: [message_id(kept[0])])
+    past.noted(CHANNEL_CREATED, "b")
+    past.noted(CHANNEL_CREATED, "c")
+    past.noted(CHANNEL_DELETED, "c")
+    due = past.deferred(9)
+    oldest = past.log.oldest
+    assert oldest > 0
+    topic = past.recovered()
+    everything = [(message_id(kept[0]), 0.0), (due, 9.0)]
+    assert (topic.channels["b"].position, unfinished(topic.channels["b"])) == (oldest, everything)
+    assert (topic.everything.position, unfinished(topic.everything)) == (oldest, everything)
+    assert (topic.channels.keys(), topic.gone, topic.held) == ({"b"}, {"c"}, None)
+
+
+def test_a_log_released_in_its_middle_is_not_whole(past):
+    frames = past.frames(4, size=100)
+    past.log.append(frames, 0)  # a file of its own, and nothing of it is finished
+    past.seq = 4
+    past.noted(CHANNEL_CREATED, "a")
+    for _ in range(8):
+        past.published(1, size=100)
+    past.log.release(past.seq, lambda: map(message_id, frames))
+    past.noted(TOPIC_EMPTIED)
+    topic = past.recovered()
+    assert past.log.oldest == 0
+    assert (topic.held.position, topic.everything.position, topic.end.seq) == (0, 0, 12)
+
+
+def test_what_is_kept_and_logged_as_well_comes_once(past):
+    frames = past.frames(3)
+    past.log.append(frames, 0)
+    past.log.keep(frames[:2])
+    topic = past.recovered()
+    assert (topic.held.position, topic.held.entries, topic.end.seq) == (0, [], 3)
+
+
+def test_what_is_kept_has_the_attempts_it_was_kept_with(past):
+    (frame,) = past.frames(1)
+    past.log.keep([frame[:16] + b"\0\7" + frame[18:]])
+    topic = past.recovered()
+    assert [entry[3] for entry in map(ENTRY.unpack_from, topic.held.entries)] == [7]
+    assert topic.last_id == message_id(frame)

@@ -1,0 +1,129 @@
+from typing import cast
+
+import pytest
+
+from nsq_compat.log.descriptors import Descriptors
+from nsq_compat.log.files import Files
+from nsq_compat.log.retained import Retained
+from nsq_compat.protocol.message import make_frames, message_id
+from tests.faults.disk import SimulatedDisk
+
+NOW_NS = 1_700_000_000_000_000_000
+
+
+def frames_of(*numbers: int, size: int = 100) -> tuple[bytes, ...]:
+    return make_frames([b"%016x" % each for each in numbers], NOW_NS, [bytes(size)] * len(numbers))
+
+
+def ids_of(*numbers: int) -> list[bytes]:
+    return [b"%016x" % each for each in numbers]
+
+
+class Keeper:
+    """Retained files in a folder, one run after the other."""
+
+    def __init__(self):
+        self.disk = SimulatedDisk()
+        self.start()
+
+    def start(self):
+        self.kept = Retained(Descriptors(cast("Files", self.disk), reserve=0), lambda number: f"/kept.{number}", 20_000)
+        for name in sorted(self.disk.listdir("/"), key=lambda name: int(name[5:])):
+            self.kept.found(int(name[5:]), self.disk.size(f"/{name}"))
+
+    def numbers(self, *numbers: int) -> list[int]:
+        """Which of these are found."""
+        found = self.kept.fetch(ids_of(*numbers))
+        assert all(message_id(frame) == each for each, frame in found.items())
+        return sorted(int(each, 16) for each in found)
+
+    def release(self, *unfinished: int) -> None:
+        ids = ids_of(*sorted(unfinished))
+        for file in self.kept.mostly_dead(ids):
+            assert self.kept.copy(file, ids)
+            self.kept.remove(file)
+
+
+@pytest.fixture
+def keeper() -> Keeper:
+    return Keeper()
+
+
+def test_what_is_kept_is_found_by_its_id_in_this_run_and_the_next(keeper):
+    keeper.kept.add(frames_of(5, 3, 900, 4))
+    keeper.kept.add(frames_of(2, 1000))
+    for _ in range(2):
+        assert keeper.numbers(1, 2, 3, 4, 5, 6, 900, 1000) == [2, 3, 4, 5, 900, 1000]
+        keeper.start()
+
+
+def test_a_file_has_a_bounded_size_and_another_run_begins_another(keeper):
+    keeper.kept.add(frames_of(*range(2000)))
+    before = len(keeper.kept)
+    assert before > 2
+    assert keeper.numbers(0, 999, 1999) == [0, 999, 1999]
+    keeper.start()
+    keeper.kept.add(frames_of(5000))
+    assert len(keeper.kept) == before + 1
+    assert keeper.numbers(0, 1999, 5000) == [0, 1999, 5000]
+
+
+def test_files_of_which_nothing_is_wanted_are_deleted(keeper):
+    keeper.kept.add(frames_of(1, 2, 3))
+    keeper.start()
+    keeper.kept.add(frames_of(4, 5, 6))
+    keeper.release(5, 6)
+    assert keeper.disk.listdir("/") == ["kept.2"]
+    keeper.release()
+    assert keeper.disk.listdir("/") == []
+    keeper.kept.add(frames_of(7))
+    assert keeper.numbers(7) == [7]
+
+
+def test_files_that_are_mostly_dead_are_copied_before_they_go(keeper):
+    keeper.kept.add(frames_of(*range(1000)))
+    size = sum(keeper.disk.size(f"/{name}") for name in keeper.disk.listdir("/"))
+    alive = [10, 500, 501, 999]
+    keeper.release(*alive)
+    assert sum(keeper.disk.size(f"/{name}") for name in keeper.disk.listdir("/")) < size
+    for _ in range(2):
+        assert keeper.numbers(*range(1000)) == alive or set(alive) <= set(keeper.numbers(*alive))
+        keeper.start()
+
+
+def test_files_that_are_mostly_alive_stay(keeper):
+    keeper.kept.add(frames_of(*range(100)))
+    files = keeper.disk.listdir("/")
+    keeper.release(*range(60))
+    assert keeper.disk.listdir("/") == files
+    assert keeper.numbers(*range(60)) == list(range(60))
+
+
+def test_nothing_more_is_written_to_a_file_that_is_to_go(keeper):
+    keeper.kept.add(frames_of(*range(100)))
+    (file,) = keeper.kept.mostly_dead(ids_of(50))
+    keeper.kept.add(frames_of(101))
+    assert keeper.kept.copy(file, ids_of(50))
+    keeper.kept.remove(file)
+    assert keeper.numbers(50, 101) == [50, 101]
+    assert "kept.1" not in keeper.disk.listdir("/")
+
+
+def test_damage_costs_what_it_hits_and_the_file_is_not_deleted_for_it(keeper):
+    keeper.kept.add(frames_of(*range(1000), size=300))
+    keeper.start()
+    content = bytearray(keeper.disk.content("/kept.1"))
+    content[content.index(b"%016x" % 20)] ^= 1
+    keeper.disk.put("/kept.1", bytes(content))
+    found = keeper.numbers(*range(19, 22))
+    assert found == [19, 21]
+    file = next(each for each in keeper.kept.mostly_dead(ids_of(19, 20)) if each.segment.number == 1)
+    assert not keeper.kept.copy(file, ids_of(19, 20))
+    assert file not in keeper.kept.mostly_dead(ids_of(19, 20)), "it stays as long as something in it is needed"
+    assert file in keeper.kept.mostly_dead([])
+
+
+def test_large_messages_are_kept_too(keeper):
+    keeper.kept.add(frames_of(1, 2, 3, size=300_000))
+    keeper.start()
+    assert keeper.numbers(1, 2, 3) == [1, 2, 3]

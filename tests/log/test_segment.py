@@ -1,0 +1,347 @@
+import errno
+from typing import cast
+
+import pytest
+
+from nsq_compat.log import segment as segment_module
+from nsq_compat.log.damage import Damage
+from nsq_compat.log.descriptors import Descriptors
+from nsq_compat.log.files import Files
+from nsq_compat.log.group import encode_group
+from nsq_compat.log.group_reader import GroupReader, first_id_of, index_of
+from nsq_compat.log.segment import (
+    FIRST_GROUP,
+    INDEX_STEP,
+    Segment,
+    decode_segment_header,
+    encode_segment_header,
+)
+from nsq_compat.protocol.message import make_frames
+from nsq_compat.protocol.storage_schema import CHANNEL_CREATED, DEFERRED, MESSAGES, RELEASED_MAGIC
+from tests.faults.disk import SimulatedDisk
+
+PATH = "/log"
+NOW_NS = 1_700_000_000_000_000_000
+MIB = 1 << 20
+
+
+class CountingDisk(SimulatedDisk):
+    """Counts calls, and lets those in `failing` fail."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls: list[str] = []
+        self.failing: dict[str, int] = {}
+        self.writes: list[tuple[int, int]] = []  # offset, size
+        self.refuses_zeros = False
+
+    def fail(self, name):
+        self.calls.append(name)
+        if name in self.failing:
+            raise OSError(self.failing[name], f"{name} fails")
+
+    def pwrite(self, fd, data, offset):
+        if "pwrite" in self.failing:
+            super().pwrite(fd, data[:5], offset)
+        self.fail("pwrite")
+        if self.refuses_zeros and not any(data):
+            raise OSError(errno.ENOSPC, "no zeros")
+        self.writes.append((offset, len(data)))
+        return super().pwrite(fd, data, offset)
+
+    def fallocate(self, fd, offset, size):
+        self.fail("fallocate")
+        super().fallocate(fd, offset, size)
+
+    def ftruncate(self, fd, size):
+        self.fail("ftruncate")
+        super().ftruncate(fd, size)
+
+    def pread(self, fd, size, offset):
+        if "pread" in self.failing and offset <= 5000 < offset + size:
+            self.fail("pread")
+        return super().pread(fd, size, offset)
+
+
+@pytest.fixture
+def disk() -> CountingDisk:
+    return CountingDisk()
+
+
+@pytest.fixture
+def segment(disk: CountingDisk) -> Segment:
+    return Segment.create(Descriptors(cast("Files", disk), reserve=0), PATH, 1, 7, 100 * MIB)
+
+
+def found(disk: SimulatedDisk, first_seq: int = 0) -> Segment:
+    """The same file in the next run."""
+    return Segment(Descriptors(cast("Files", disk), reserve=0), PATH, 1, first_seq, disk.size(PATH))
+
+
+def frames_of(first: int, count: int, size: int = 100) -> tuple[bytes, ...]:
+    return make_frames([b"%016x" % each for each in range(first, first + count)], NOW_NS, [bytes(size)] * count)
+
+
+def test_a_new_file_says_where_the_numbers_stand(disk, segment):
+    header = decode_segment_header(disk.content(PATH))
+    assert header is not None
+    assert header == (7, False)
+    assert segment.end == FIRST_GROUP
+
+
+def test_a_damaged_header_is_none():
+    wire = encode_segment_header(7)
+    for offset in range(len(wire)):
+        damaged = bytearray(wire)
+        damaged[offset] ^= 4
+        assert decode_segment_header(bytes(damaged)) is None
+        assert decode_segment_header(wire[:offset]) is None
+
+
+def test_space_is_reserved_in_growing_steps_and_given_back(disk, segment):
+    for _ in range(300):
+        segment.append(bytes(1000), 100 * MIB)
+    assert disk.calls.count("fallocate") == 3
+    assert len(disk.content(PATH)) > 300_000 + FIRST_GROUP == segment.end
+    segment.close()
+    assert len(disk.content(PATH)) == segment.end
+
+
+def test_nothing_is_reserved_beyond_the_size_of_a_segment_but_what_is_needed(disk, segment):
+    segment.append(bytes(70_000), 75_000)
+    assert len(disk.content(PATH)) <= 75_000
+    segment.append(bytes(70_000), 75_000)
+    assert len(disk.content(PATH)) == segment.end
+
+
+def test_without_room_for_a_step_there_may_be_room_for_the_data(disk, segment):
+    disk.failing["fallocate"] = errno.ENOSPC
+    for _ in range(50):
+        segment.append(b"x" * 5000, 100 * MIB)
+    assert disk.content(PATH)[FIRST_GROUP:] == b"x" * 250_000
+    assert disk.calls.count("fallocate") < 5, "it is not tried for every group"
+
+
+def test_zeros_are_written_ahead_once_there_is_much(disk, segment):
+    bodies = [bytes([number % 255 + 1]) * 1000 for number in range(1000)]
+    zeros = []
+    for body in bodies:
+        before, end = len(disk.writes), segment.end
+        segment.append(body, 100 * MIB)
+        zeros += [(end, offset, offset + size) for offset, size in disk.writes[before:-1]]
+    assert disk.content(PATH)[FIRST_GROUP : segment.end] == b"".join(bodies)
+    assert 5 < len(zeros) < 10
+    assert all(segment_module._MUCH <= end <= begin < stop for end, begin, stop in zeros)
+    assert [begin for _, begin, _ in zeros[1:]] == [stop for _, _, stop in zeros[:-1]]
+
+
+def test_no_zeros_go_beyond_the_size_of_a_segment(disk, segment):
+    for _ in range(500):
+        segment.append(bytes(1000), 500_100)
+    assert max(offset + size for offset, size in disk.writes) == 500_100
+
+
+def test_a_big_group_needs_no_zeros(disk, segment):
+    for _ in range(10):
+        segment.append(b"x" * 200_000, 100 * MIB)
+    assert {size for _, size in disk.writes} == {FIRST_GROUP, 200_000}
+
+
+def test_zeros_that_cannot_be_written_are_not_needed(disk, segment):
+    disk.refuses_zeros = True
+    for _ in range(500):
+        segment.append(b"x" * 1000, 100 * MIB)
+    assert disk.content(PATH)[FIRST_GROUP : segment.end] == b"x" * 500_000
+    assert not segment.abandoned
+
+
+def test_what_was_prepared_no_append_has_to_wait_for(disk, segment):
+    segment.prepare(100 * MIB)
+    assert disk.writes == [(0, FIRST_GROUP)], "there is not much yet"
+    segment.append(bytes(segment_module._MUCH), 100 * MIB)
+    prepared = 0
+    for number in range(500):
+        if number % 60 == 0:  # every INDEX_STEP or so
+            before = len(disk.writes)
+            segment.prepare(100 * MIB)
+            segment.prepare(100 * MIB)
+            prepared += len(disk.writes) - before
+        before, calls = len(disk.writes), len(disk.calls)
+        segment.append(b"x" * 1000, 100 * MIB)
+        assert disk.writes[before:] == [(segment.end - 1000, 1000)]
+        assert disk.calls[calls:] == ["pwrite"]
+    assert prepared < 8, "not at every call"
+    assert disk.content(PATH)[segment.end - 500_000 : segment.end] == b"x" * 500_000
+
+
+def test_nothing_is_prepared_beyond_the_size_of_a_segment(disk, segment):
+    for _ in range(500):
+        segment.append(bytes(1000), 600_000)
+        segment.prepare(600_000)
+    assert max(offset + size for offset, size in disk.writes) == 600_000
+
+
+@pytest.mark.parametrize("call", ["pwrite", "fallocate", "open"])
+def test_what_cannot_be_prepared_is_not_needed(call, disk, segment, monkeypatch):
+    segment.append(b"x" * 300_000, 100 * MIB)
+    if call == "open":
+        segment._descriptors.close(segment.file)
+        monkeypatch.setattr(disk, "open", lambda *_: disk.fail("open"))
+    disk.failing[call] = errno.EMFILE
+    segment.prepare(100 * MIB)
+    monkeypatch.undo()
+    disk.failing.clear()
+    segment.append(b"x" * 300_000, 100 * MIB)
+    assert disk.content(PATH)[FIRST_GROUP : segment.end] == b"x" * 600_000
+
+
+def test_an_abandoned_segment_is_not_prepared(disk, segment):
+    segment.append(bytes(300_000), 100 * MIB)
+    segment.abandoned = True
+    before = list(disk.calls)
+    segment.prepare(100 * MIB)
+    assert disk.calls == before
+
+
+def test_a_failed_write_is_undone(disk, segment):
+    segment.append(b"before", MIB)
+    disk.failing["pwrite"] = errno.ENOSPC
+    with pytest.raises(OSError, match="pwrite"):
+        segment.append(b"half of it", MIB)
+    assert disk.content(PATH)[FIRST_GROUP:] == b"before"
+    disk.failing.clear()
+    segment.append(b" behind", MIB)
+    assert disk.content(PATH)[FIRST_GROUP : segment.end] == b"before behind"
+
+
+def test_a_failed_write_that_cannot_be_undone_ends_the_segment(disk, segment):
+    disk.failing.update(pwrite=errno.EIO, ftruncate=errno.EIO)
+    with pytest.raises(OSError, match="pwrite"):
+        segment.append(b"half of it", MIB)
+    assert segment.abandoned
+    assert segment.end == FIRST_GROUP
+
+
+def test_a_file_that_cannot_be_begun_is_not_left_behind(disk):
+    disk.failing["pwrite"] = errno.ENOSPC
+    with pytest.raises(OSError, match="pwrite"):
+        Segment.create(Descriptors(cast("Files", disk), reserve=0), PATH, 1, 7, MIB)
+    assert disk.listdir("/") == []
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.EMFILE, errno.ENOMEM])
+def test_an_error_of_the_system_is_raised_with_the_name_of_the_file(disk, segment, number):
+    segment.append(b"x" * 20_000, MIB)
+    disk.failing["pread"] = number
+    with pytest.raises(OSError, match="pread") as caught:
+        segment.pread(20_000, 100)
+    assert caught.value.filename == PATH
+
+
+def test_a_read_that_gives_less_than_was_asked_for_is_continued(disk, segment):
+    segment.append(bytes(range(250)) * 80, MIB)
+    whole = segment.pread(20_000, FIRST_GROUP)
+    pread = disk.pread
+    disk.pread = lambda fd, size, offset: pread(fd, min(size, 777), offset)
+    assert segment.pread(20_000, FIRST_GROUP) == whole
+
+
+def test_an_outage_is_logged_once_and_its_end_once(disk, caplog):
+    caplog.set_level("INFO")
+    descriptors = Descriptors(cast("Files", disk), reserve=0)
+    faults = descriptors.read_faults
+    segments = [Segment.create(descriptors, f"{PATH}{number}", number, 7, MIB) for number in range(2)]
+    disk.failing["pread"] = errno.EIO
+    for _ in range(3):
+        for segment in segments:
+            with pytest.raises(OSError, match="pread"):
+                segment.pread(6000, 0)
+    assert (faults.count, faults.problem) == (6, f"cannot read {PATH}0: input/output error")
+    disk.failing.clear()
+    steps = (lambda: segments[0].pread(6000, 0), lambda: segments[1].pread(1, 0), faults.retry)
+    healthy = []
+    for step in steps:
+        step()
+        healthy.append(faults.problem is None)
+    assert healthy == [False, False, True], "one file is not all, nor is a part of what could not be read"
+    assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
+
+
+def test_a_file_that_is_deleted_is_no_longer_waited_for(disk, segment):
+    disk.failing["pread"] = errno.EIO
+    with pytest.raises(OSError, match="pread"):
+        segment.pread(6000, 0)
+    segment.remove()
+    assert segment._descriptors.read_faults.problem is None
+
+
+def test_a_released_file_keeps_its_header_and_nothing_else(disk, segment):
+    segment.append(b"x" * 20_000, MIB)
+    segment.release()
+    assert disk.content(PATH) == encode_segment_header(7, RELEASED_MAGIC)
+    assert decode_segment_header(disk.content(PATH)) == (7, True)
+
+
+def publish(segment: Segment, counts, size: int = 100) -> None:
+    seq = number = 0
+    for position, count in enumerate(counts):
+        kind = (MESSAGES, CHANNEL_CREATED, DEFERRED)[position % 3]
+        frames = [b"archive"] if kind == CHANNEL_CREATED else frames_of(number, count, size)
+        segment.append(encode_group(kind, seq, 0, frames, segment.end), 100 * MIB)
+        number += len(frames)
+        seq += count if kind == MESSAGES else 0
+
+
+def test_the_index_made_later_leads_to_every_message(disk, segment):
+    publish(segment, [1, 1, 300, 900, 1, 20] * 20)
+    segment.close()
+    later = found(disk)
+    assert first_id_of(later, Damage()) == b"%016x" % 0
+    index = index_of(later, Damage())
+    everything = {}
+    reader = GroupReader(later, Damage())
+    while True:
+        offset = reader.offset
+        groups = reader.read(1)
+        if not groups:
+            break
+        if groups[0].kind != CHANNEL_CREATED:
+            everything.update({frame[18:34]: offset for frame in groups[0].frames})
+    assert index.count == len(everything)
+    spans = {index.span_of_id(message_id) for message_id in everything}
+    for message_id, offset in everything.items():
+        begin, end = index.span_of_id(message_id)
+        assert begin <= offset < end
+    assert len(spans) > segment.end // INDEX_STEP // 4
+
+
+def test_the_index_leads_to_every_number(disk, segment):
+    publish(segment, [1, 1, 300, 900, 1, 20] * 20)
+    segment.close()
+    later = found(disk)
+    index = index_of(later, Damage())
+    reader = GroupReader(later, Damage())
+    while True:
+        offset = reader.offset
+        groups = reader.read(1)
+        if not groups:
+            break
+        if groups[0].kind == MESSAGES:
+            first = groups[0].first_seq
+            assert index.place_of_seq(first)[0] <= offset
+            assert offset - index.place_of_seq(first)[0] < 3 * INDEX_STEP
+            assert index.place_of_seq(first + len(groups[0].frames) - 1)[0] <= offset
+
+
+def test_an_index_is_not_misled_by_a_damaged_id(disk, segment):
+    publish(segment, [200, 1, 1] * 40)
+    segment.close()
+    content = bytearray(disk.content(PATH))
+    place = content.index(b"%016x" % 0)
+    content[place] = ord("f")
+    disk.put(PATH, bytes(content))
+    later = found(disk)
+    message_id = b"%016x" % 5000
+    begin, end = index_of(later, Damage()).span_of_id(message_id)
+    assert begin <= content.index(message_id) <= end + INDEX_STEP
+    assert end - begin < 4 * INDEX_STEP

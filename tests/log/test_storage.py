@@ -1,0 +1,728 @@
+"""What survives which end, at which level: a data path, and one daemon after the other on it."""
+
+import errno
+import os
+
+import pytest
+
+from nsq_compat.log.checkpoint import BadCheckpoint, decode
+from nsq_compat.log.storage import CHECKPOINT, Durability
+from nsq_compat.protocol.message import body, message_id
+
+LOGGED = [Durability.OS, Durability.FSYNC]
+
+
+def left(consumer):
+    """Everything a consumer gets now."""
+    found = []
+    while some := consumer.takes():
+        found += some
+    return found
+
+
+def recent(daemon, count):
+    return [body(frame) for frame, _ in daemon.topic().recent(count, daemon.now, daemon.now_ns)]
+
+
+def read(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+# --- Levels -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("durability", LOGGED)
+def test_what_was_published_is_there_after_a_kill(data_path, durability):
+    daemon = data_path.start(durability)
+    daemon.channel()
+    daemon.publishes(b"a")
+    daemon.publishes(b"b", b"c")
+    data_path.kill(daemon)
+    assert left(data_path.start(durability).consumer()) == [b"a", b"b", b"c"]
+
+
+def test_what_was_published_last_can_be_looked_at_however_far_it_has_got(data_path):
+    daemon = data_path.start()
+    assert recent(daemon, 3) == []
+    consumer = daemon.consumer()
+    daemon.publishes(b"a", b"b")
+    daemon.publishes(b"c")
+    assert left(consumer) == [b"a", b"b", b"c"]
+    daemon.publishes(b"d")
+    assert (recent(daemon, 3), recent(daemon, 100)) == ([b"b", b"c", b"d"], [b"a", b"b", b"c", b"d"])
+    data_path.kill(daemon)
+    assert recent(data_path.start(), 3) == [b"b", b"c", b"d"]
+
+
+def test_at_level_memory_nothing_is_written_while_memory_holds_it(data_path):
+    daemon = data_path.start(Durability.MEMORY)
+    daemon.channel()
+    daemon.publishes(b"a", b"b")
+    assert not daemon.topic().store.is_used
+    assert os.listdir(data_path.folder()) == []
+    data_path.kill(daemon)
+    assert left(data_path.start().consumer()) == []
+
+
+@pytest.mark.parametrize("durability", list(Durability))
+def test_a_clean_stop_keeps_everything_at_every_level(data_path, durability):
+    daemon = data_path.start(durability)
+    consumer = daemon.consumer()
+    daemon.publishes(b"in flight", b"requeued")
+    consumer.takes()
+    consumer.requeues(b"requeued")
+    daemon.publishes(b"put off")
+    consumer.takes(1)
+    consumer.takes(1)
+    consumer.requeues(b"put off", delay=50.0)
+    daemon.publishes(b"a", b"b", b"c", b"d")
+    daemon.publishes(b"deferred", defer=70.0)
+    daemon.publishes(b"other topic", topic="returns")
+    data_path.stop(daemon)
+    daemon = data_path.start(durability)
+    consumer = daemon.consumer()
+    assert sorted(left(consumer)) == [b"a", b"b", b"c", b"d", b"in flight", b"requeued"]
+    assert [consumer.attempts(each) for each in (b"a", b"in flight", b"requeued")] == [1, 2, 3]
+    daemon.waits(49.9)
+    assert b"put off" not in left(consumer)
+    daemon.waits(0.2)
+    assert b"put off" in left(consumer)
+    assert consumer.attempts(b"put off") == 2
+    daemon.waits(25)
+    assert b"deferred" in left(consumer)
+    assert left(daemon.consumer(topic="returns")) == [b"other topic"]
+    assert daemon.topic().store.log.damaged_records == 0
+
+
+def test_what_is_finished_after_a_checkpoint_comes_again_after_a_kill_and_nothing_else(data_path):
+    daemon = data_path.start()
+    consumer = daemon.consumer()
+    daemon.publishes(b"before", b"in flight", b"after")
+    consumer.takes()
+    consumer.finishes(b"before")
+    data_path.checkpoint(daemon)
+    consumer.finishes(b"after")
+    data_path.kill(daemon)
+    consumer = data_path.start().consumer()
+    assert left(consumer) == [b"in flight", b"after"]
+    assert (consumer.attempts(b"in flight"), consumer.attempts(b"after")) == (2, 2)
+
+
+def test_all_of_a_batch_is_there_or_nothing_of_it(data_path):
+    daemon = data_path.start()
+    daemon.publishes(b"a")
+    size = daemon.topic().store.log.end.offset
+    daemon.publishes(b"b", b"c", b"d")
+    full = daemon.topic().store.log.end.offset
+    daemon.topic().store.log.close()
+    path = os.path.join(data_path.folder(), "log.00000000000000000001")
+    for cut in range(size, full, 7):
+        os.truncate(path, cut)
+        daemon = data_path.start()
+        assert left(daemon.consumer()) == [b"a"]
+        daemon.broker.topics["orders"].store.log.close()
+        os.truncate(path, cut)
+
+
+def test_a_publish_that_is_refused_changes_nothing(data_path, disk, monkeypatch):
+    daemon = data_path.start()
+    consumer = daemon.consumer()
+    daemon.publishes(b"a")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "write", full)
+        with pytest.raises(OSError, match="no room"):
+            daemon.publishes(b"b")
+        with pytest.raises(OSError, match="no room"):
+            daemon.channel("new")
+    assert (daemon.topic().message_count, list(daemon.topic().channels)) == (1, ["archive"])
+    daemon.publishes(b"c")
+    assert left(consumer) == [b"a", b"c"]
+    data_path.kill(daemon)
+    assert left(data_path.start().consumer()) == [b"a", b"c"]
+
+
+# --- Channels come and go between a checkpoint and the end ------------------------------------------------------------
+
+
+def test_a_channel_made_after_the_checkpoint_begins_exactly_where_it_did(data_path):
+    daemon = data_path.start()
+    daemon.channel("old")
+    daemon.publishes(b"a")
+    data_path.checkpoint(daemon)
+    daemon.publishes(b"b")
+    daemon.channel("new")
+    daemon.publishes(b"c")
+    data_path.kill(daemon)
+    daemon = data_path.start()
+    assert left(daemon.consumer("new")) == [b"c"]
+    assert left(daemon.consumer("old")) == [b"a", b"b", b"c"]
+
+
+def test_a_channel_deleted_and_made_again_after_the_checkpoint_has_only_what_came_then(data_path):
+    daemon = data_path.start()
+    consumer = daemon.consumer("again")
+    daemon.channel("other")
+    daemon.publishes(b"a", b"b")
+    consumer.takes(1)
+    daemon.publishes(b"deferred", defer=5.0)
+    data_path.checkpoint(daemon)
+    daemon.publishes(b"c")
+    daemon.topic().delete_channel("again")
+    daemon.publishes(b"d")
+    daemon.channel("again")
+    daemon.publishes(b"e")
+    data_path.kill(daemon)
+    daemon = data_path.start()
+    daemon.waits(5)
+    assert left(daemon.consumer("again")) == [b"e"]
+    assert left(daemon.consumer("other")) == [b"a", b"b", b"deferred", b"c", b"d", b"e"]
+
+
+def test_a_deleted_channel_does_not_come_back_because_an_old_list_names_it(data_path):
+    daemon = data_path.start()
+    daemon.channel("kept")
+    daemon.channel("gone")
+    daemon.topic().delete_channel("gone")
+    data_path.kill(daemon)
+    assert list(data_path.start(named=["kept", "gone"]).topic().channels) == ["kept"]
+
+
+def test_a_channel_only_the_list_names_begins_here_and_is_remembered(data_path):
+    daemon = data_path.start()
+    daemon.channel("known")
+    daemon.publishes(b"a")
+    data_path.checkpoint(daemon)
+    data_path.kill(daemon)
+    daemon = data_path.start(named=["named"])
+    daemon.publishes(b"b")
+    data_path.kill(daemon)
+    daemon = data_path.start()
+    assert left(daemon.consumer("named")) == [b"b"]
+    assert left(daemon.consumer("known")) == [b"a", b"b"]
+
+
+def test_a_deleted_topic_is_gone_and_one_of_its_name_begins_anew(data_path):
+    daemon = data_path.start()
+    consumer = daemon.consumer()
+    daemon.publishes(*[b"%d" % number for number in range(9)])
+    consumer.takes(1)
+    daemon.broker.delete_topic("orders")
+    assert consumer.takes() == []
+    daemon.publishes(b"new")
+    data_path.kill(daemon)
+    daemon = data_path.start()
+    assert left(daemon.consumer()) == [b"new"]
+    assert os.listdir(os.path.dirname(data_path.folder())) == ["orders.topic"]
+
+
+def test_a_topic_whose_folder_could_not_be_removed_takes_messages_again(data_path, disk, monkeypatch):
+    daemon = data_path.start()
+    daemon.channel()
+    daemon.publishes(b"a", b"b")
+
+    def refuse(*_):
+        raise OSError(errno.EIO, "broken")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "rename", refuse, raising=False)
+        daemon.broker.delete_topic("orders")
+        with pytest.raises(OSError, match="not empty"):
+            daemon.topic()
+    daemon.publishes(b"c")
+    data_path.kill(daemon)
+    assert left(data_path.start().consumer()) == [b"c"]
+
+
+# --- The first channel ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("durability", list(Durability))
+def test_the_first_channel_gets_a_backlog_longer_than_memory_across_restarts(data_path, durability):
+    data_path.segment_size = 2000
+    daemon = data_path.start(durability)
+    bodies = [b"%d" % number for number in range(200)]
+    for each in bodies[:100]:
+        daemon.publishes(each)
+    daemon.publishes(b"deferred", defer=5.0)
+    data_path.checkpoint(daemon)
+    data_path.stop(daemon)
+    daemon = data_path.start(durability)
+    assert daemon.topic().depth == 101
+    for each in bodies[100:]:
+        daemon.publishes(each)
+    consumer = daemon.consumer()
+    assert left(consumer) == bodies
+    daemon.waits(5)
+    assert left(consumer) == [b"deferred"]
+
+
+def test_an_ephemeral_first_channel_takes_what_waited_with_it_into_its_end(data_path):
+    daemon = data_path.start()
+    daemon.publishes(b"a")
+    tail = daemon.consumer("tail#ephemeral")
+    assert left(tail) == [b"a"]
+    daemon.publishes(b"b")
+    data_path.kill(daemon)
+    daemon = data_path.start()
+    assert (daemon.topic().depth, list(daemon.topic().channels)) == (0, [])
+    daemon.publishes(b"c")
+    data_path.kill(daemon)
+    assert left(data_path.start().consumer()) == [b"c"]
+
+
+def test_after_the_last_ephemeral_channel_the_topic_holds_again(data_path):
+    daemon = data_path.start()
+    tail = daemon.consumer("tail#ephemeral")
+    data_path.checkpoint(daemon)
+    daemon.publishes(b"seen")
+    tail.leaves()
+    daemon.publishes(b"a")
+    data_path.kill(daemon)
+    daemon = data_path.start()
+    assert (daemon.topic().depth, left(daemon.consumer())) == (1, [b"a"])
+
+
+def test_a_lasting_channel_beside_an_ephemeral_one_begins_where_it_was_made(data_path):
+    daemon = data_path.start()
+    daemon.consumer("tail#ephemeral")
+    daemon.publishes(b"a")
+    daemon.channel("late")
+    daemon.publishes(b"b")
+    data_path.kill(daemon)
+    assert left(data_path.start().consumer("late")) == [b"b"]
+
+
+# --- Pauses -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("durability", list(Durability))
+def test_what_is_published_during_a_pause_is_not_lost_to_a_channel_that_was_behind(data_path, durability):
+    daemon = data_path.start(durability)
+    consumer = daemon.consumer()
+    daemon.publishes(b"a", b"b", b"c")  # more than memory holds
+    daemon.topic().pause()
+    daemon.publishes(b"d")
+    daemon.topic().unpause()
+    daemon.publishes(b"e")
+    assert daemon.channel().depth == 5
+    assert left(consumer) == [b"a", b"b", b"c", b"d", b"e"]
+
+
+@pytest.mark.parametrize("durability", list(Durability))
+def test_a_channel_reads_no_further_than_the_pause(data_path, durability):
+    daemon = data_path.start(durability)
+    consumer = daemon.consumer()
+    daemon.publishes(b"a", b"b", b"c")
+    daemon.topic().pause()
+    daemon.publishes(b"d", b"e", b"f")
+    assert left(consumer) == [b"a", b"b", b"c"]
+    assert (daemon.channel().depth, daemon.topic().depth) == (0, 3)
+
+
+@pytest.mark.parametrize("durability", list(Durability))
+@pytest.mark.parametrize("killed", [False, True])
+def test_what_a_paused_topic_held_and_dropped_stays_away_from_channels_that_are_behind(data_path, durability, killed):
+    daemon = data_path.start(durability)
+    daemon.consumer()
+    daemon.publishes(b"a", b"b", b"c")
+    data_path.checkpoint(daemon)
+    daemon.topic().pause()
+    daemon.publishes(b"x", b"y", b"z")
+    daemon.topic().empty()
+    daemon.publishes(b"d")
+    if durability is Durability.MEMORY or not killed:
+        data_path.stop(daemon)
+    else:
+        data_path.kill(daemon)
+    daemon = data_path.start(durability)
+    assert (daemon.topic().paused, daemon.topic().depth) == (True, 1)
+    daemon.topic().unpause()
+    daemon.publishes(b"e")
+    assert sorted(left(daemon.consumer())) == [b"a", b"b", b"c", b"d", b"e"]
+    assert daemon.topic().store.log.damaged_records == 0
+
+
+def test_a_topic_paused_without_a_channel_is_paused_after_a_kill(data_path):
+    daemon = data_path.start()
+    daemon.topic().pause()
+    data_path.checkpoint(daemon)
+    daemon.channel()
+    daemon.publishes(b"a")
+    data_path.kill(daemon)
+    daemon = data_path.start()
+    assert (daemon.topic().paused, daemon.topic().depth, daemon.channel().depth) == (True, 1, 0)
+
+
+# --- Time -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_a_deferred_message_keeps_its_wall_clock_time_whatever_the_monotonic_clock_does(data_path, checkpointed):
+    daemon = data_path.start()
+    daemon.channel()
+    daemon.publishes(b"a", defer=100.0)
+    if checkpointed:
+        data_path.checkpoint(daemon)
+    data_path.kill(daemon)
+    data_path.clock += data_path.now + 40 - 3  # another boot, 40 seconds later
+    data_path.now = 3.0
+    daemon = data_path.start()
+    consumer = daemon.consumer()
+    daemon.waits(59.9)
+    assert left(consumer) == []
+    daemon.waits(0.2)
+    assert left(consumer) == [b"a"]
+
+
+def test_what_became_due_meanwhile_comes_at_once(data_path):
+    daemon = data_path.start()
+    daemon.channel()
+    daemon.publishes(b"a", defer=100.0)
+    data_path.kill(daemon)
+    data_path.clock += 3600.0
+    assert left(data_path.start().consumer()) == [b"a"]
+
+
+def test_a_clock_set_back_behind_the_start_of_the_machine_makes_nothing_come_early(data_path):
+    data_path.now = 10.0
+    daemon = data_path.start()
+    daemon.channel()
+    data_path.checkpoint(daemon)
+    daemon.clock -= 3600
+    daemon.publishes(b"a", defer=100.0)
+    data_path.kill(daemon)
+    data_path.clock -= 3600
+    daemon = data_path.start()
+    consumer = daemon.consumer()
+    daemon.waits(99)
+    assert left(consumer) == []
+    daemon.waits(2)
+    assert left(consumer) == [b"a"]
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_ids_grow_across_restarts_even_if_the_clock_was_set_back(data_path, checkpointed):
+    numbers = []
+    for round_number in range(3):
+        daemon = data_path.start()
+        consumer = daemon.consumer()
+        first, second, deferred = [b"%d.%d" % (round_number, number) for number in range(3)]
+        daemon.publishes(first, second)
+        daemon.publishes(deferred, defer=0.5)
+        daemon.waits(1)
+        left(consumer)
+        numbers.append([consumer.id_of(each) for each in (first, second, deferred)])
+        if checkpointed:
+            data_path.checkpoint(daemon)
+        data_path.kill(daemon)
+        data_path.clock -= 7200.0
+    flat = [number for some in numbers for number in some]
+    assert flat == sorted(set(flat))
+
+
+# --- More deferred than memory ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("durability", list(Durability))
+def test_more_deferred_messages_than_memory_holds_all_come(data_path, durability):
+    daemon = data_path.start(durability)
+    consumer = daemon.consumer()
+    bodies = [b"%02d" % number for number in range(20)]
+    for each in bodies:
+        daemon.publishes(each, defer=5.0)
+    assert len(daemon.channel().backlog.deferred.frames()) <= 2
+    daemon.waits(5)
+    assert left(consumer) == bodies
+
+
+@pytest.mark.parametrize("durability", list(Durability))
+def test_more_messages_put_off_than_memory_holds_all_come_even_after_others_were_deleted(data_path, durability):
+    """At level memory they were never logged: they have to be written down when memory lets go of them."""
+    data_path.segment_size = 500
+    daemon = data_path.start(durability)
+    consumer = daemon.consumer()
+    bodies = [b"%02d" % number for number in range(20)]
+    for each in bodies:
+        before = daemon.topic().checkpoint(daemon.now, daemon.now_ns)
+        daemon.publishes(each)
+        consumer.takes(1)
+        consumer.requeues(each, delay=5.0)
+        daemon.topic().release(before)
+    assert len(daemon.channel().backlog.deferred.frames()) <= 2
+    daemon.waits(5)
+    assert left(consumer) == bodies
+    assert {consumer.attempts(each) for each in bodies} == {2}
+
+
+def test_what_cannot_be_written_down_stays_in_memory(data_path, disk, monkeypatch):
+    daemon = data_path.start(Durability.MEMORY)
+    consumer = daemon.consumer()
+    with monkeypatch.context() as patched:
+
+        def full(*_):
+            raise OSError(errno.ENOSPC, "no room")
+
+        patched.setattr(disk, "write", full)
+        for number in range(4):
+            daemon.publishes(b"%d" % number)
+            (each,) = consumer.takes(1)
+            consumer.requeues(each, delay=5.0)
+    assert len(daemon.channel().backlog.deferred.frames()) == 4
+    daemon.waits(5)
+    assert left(consumer) == [b"0", b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("durability", list(Durability))
+def test_what_a_pause_held_deferred_reaches_a_channel_that_has_no_memory_left(data_path, durability):
+    daemon = data_path.start(durability)
+    consumer = daemon.consumer()
+    daemon.publishes(b"a", b"b", defer=5.0)
+    daemon.topic().pause()
+    daemon.publishes(b"c", b"d", defer=5.0)
+    daemon.topic().unpause()
+    daemon.waits(5)
+    assert left(consumer) == [b"a", b"b", b"c", b"d"]
+
+
+# --- Checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_that_was_not_adopted_is_none(data_path):
+    daemon = data_path.start()
+    consumer = daemon.consumer()
+    daemon.publishes(b"a", b"b")
+    consumer.takes(1)
+    data_path.checkpoint(daemon)
+    consumer.finishes(b"a")
+    store = daemon.topic().store
+    content = daemon.topic().checkpoint(daemon.now, daemon.now_ns).encode()
+    store.write_checkpoint(content[: len(content) // 2])
+    data_path.kill(daemon)
+    assert left(data_path.start().consumer()) == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", None])
+def test_without_its_checkpoint_a_topic_gives_everything_again_and_loses_nothing(data_path, content, caplog):
+    data_path.segment_size = 1000
+    daemon = data_path.start()
+    archive, slow = daemon.consumer("archive"), daemon.consumer("slow")
+    daemon.publishes(b"old", b"very old", defer=500.0)
+    for number in range(60):
+        daemon.publishes(b"%d" % number)
+        for consumer in (archive, slow):
+            consumer.finishes(*consumer.takes())
+        data_path.checkpoint(daemon)
+    daemon.channel("late")
+    daemon.publishes(b"last")
+    names = os.listdir(data_path.folder())
+    assert any(name.startswith("kept") for name in names)
+    assert "log.00000000000000000001" not in names
+    data_path.checkpoint(daemon)
+    data_path.kill(daemon)
+    path = os.path.join(data_path.folder(), CHECKPOINT)
+    if content is None:
+        os.unlink(path)
+    else:
+        with open(path, "wb") as file:
+            file.write(content)
+    daemon = data_path.start(named=["archive", "slow", "late"])
+    for name in ("archive", "slow", "late"):
+        found = left(daemon.consumer(name))
+        assert {b"old", b"very old", b"last"} <= set(found)
+        assert len(found) == len(set(found))
+    assert ("is damaged" in caplog.text) == (content is not None)
+    daemon.publishes(b"goes on")
+    assert daemon.channel("archive").depth == 1
+
+
+def test_a_checkpoint_newer_than_the_log_loses_only_what_the_log_lost(data_path):
+    daemon = data_path.start()
+    consumer = daemon.consumer()
+    daemon.publishes(b"a")
+    size = daemon.topic().store.log.end.offset
+    daemon.publishes(b"b")
+    consumer.takes(1)
+    data_path.checkpoint(daemon)
+    daemon.topic().store.log.close()
+    data_path.kill(daemon)
+    os.truncate(os.path.join(data_path.folder(), "log.00000000000000000001"), size)
+    daemon = data_path.start()
+    daemon.publishes(b"c")
+    consumer = daemon.consumer()
+    assert left(consumer) == [b"a", b"c"]
+    assert (daemon.channel().depth, consumer.attempts(b"a")) == (0, 2)
+    data_path.kill(daemon)
+    assert left(data_path.start().consumer()) == [b"a", b"c"]
+
+
+def test_at_level_memory_there_is_no_checkpoint_as_long_as_there_is_nothing_on_disk(data_path):
+    daemon = data_path.start(Durability.MEMORY)
+    daemon.channel()
+    daemon.publishes(b"a", b"b")
+    assert not daemon.topic().store.is_used
+    daemon.publishes(b"c")
+    assert daemon.topic().store.is_used
+
+
+def lose_checkpoint(data_path):
+    os.unlink(os.path.join(data_path.folder(), CHECKPOINT))
+
+
+@pytest.mark.parametrize("defer", [0.0, 50.0], ids=["at once", "deferred"])
+def test_a_log_begun_because_memory_is_used_up_tells_which_channels_there_were(data_path, defer):
+    daemon = data_path.start(Durability.MEMORY)
+    daemon.channel("archive")
+    daemon.channel("slow")
+    daemon.publishes(b"a", b"b", b"c", defer=defer)
+    daemon.topic().empty()
+    data_path.stop(daemon)
+    daemon = data_path.start()
+    daemon.publishes(b"d")
+    data_path.kill(daemon)
+    lose_checkpoint(data_path)
+    daemon = data_path.start()
+    assert set(daemon.topic().channels) == {"archive", "slow"}
+    daemon.waits(defer)
+    for name in ("archive", "slow"):
+        assert sorted(left(daemon.consumer(name))) == [b"a", b"b", b"c", b"d"]
+
+
+def test_a_log_begun_because_memory_is_used_up_tells_of_a_pause(data_path):
+    daemon = data_path.start(Durability.MEMORY)
+    daemon.channel()
+    daemon.topic().pause()
+    daemon.topic().await_channels()
+    daemon.publishes(b"a", b"b", b"c")
+    data_path.kill(daemon)
+    daemon = data_path.start()
+    assert (daemon.topic().paused, daemon.topic().awaits_channels, daemon.topic().depth) == (True, True, 3)
+    consumer = daemon.consumer()
+    daemon.topic().unpause()
+    assert left(consumer) == []
+    daemon.topic().learn_channels([])
+    assert left(consumer) == [b"a", b"b", b"c"]
+
+
+def test_a_log_begun_beside_what_memory_left_tells_which_channels_there_were(data_path):
+    daemon = data_path.start(Durability.MEMORY)
+    daemon.channel()
+    daemon.publishes(b"a", b"b")
+    data_path.stop(daemon)
+    daemon = data_path.start()
+    assert [name for name in os.listdir(data_path.folder()) if name.startswith("kept")]
+    consumer = daemon.consumer()
+    daemon.publishes(b"c")
+    consumer.finishes(*left(consumer))
+    for _ in range(20):  # it is only looked at every few times
+        data_path.checkpoint(daemon)
+    assert not [name for name in os.listdir(data_path.folder()) if name.startswith("kept")]
+    daemon.publishes(b"d")
+    daemon.topic().empty()
+    data_path.kill(daemon)
+    lose_checkpoint(data_path)
+    assert left(data_path.start().consumer()) == [b"c", b"d"]
+
+
+def test_a_log_that_could_not_begin_begins_with_the_next_publish(data_path, disk, monkeypatch):
+    daemon = data_path.start(Durability.MEMORY, mem_queue_size=0)
+    daemon.channel("archive")
+    daemon.channel("slow")
+    writes = 0
+
+    def full_at_the_second(fd, data, offset):
+        nonlocal writes
+        writes += 1
+        if writes > 2:  # the first is the segment's header
+            raise OSError(errno.ENOSPC, "no room")
+        return os.pwrite(fd, data, offset)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "write", full_at_the_second)
+        with pytest.raises(OSError, match="no room"):
+            daemon.publishes(b"a")
+    assert daemon.topic().message_count == 0
+    daemon.publishes(b"b")
+    data_path.kill(daemon)
+    daemon = data_path.start()
+    assert [left(daemon.consumer(name)) for name in ("archive", "slow")] == [[b"b"], [b"b"]]
+
+
+def test_old_messages_that_nobody_finishes_do_not_keep_the_disk_full(data_path):
+    data_path.segment_size = 2000
+    daemon = data_path.start()
+    consumer = daemon.consumer(timeout=1e6)
+    daemon.publishes(b"for ever")
+    consumer.takes()
+    for _ in range(40):
+        daemon.publishes(*[b"x" * 100 for _ in range(10)])
+        for frame in consumer_frames(daemon, consumer):
+            assert daemon.channel().finish(consumer, [message_id(frame)]) == []
+        data_path.checkpoint(daemon)
+    assert daemon.topic().store.log.disk_bytes < 8000
+    data_path.kill(daemon)
+    assert left(data_path.start().consumer()) == [b"for ever"]
+
+
+def consumer_frames(daemon, consumer):
+    frames = []
+    while some := daemon.channel().take(consumer, 100, daemon.now, 1e6):
+        frames += [frame for frame in some if body(frame) != b"for ever"]
+    return frames
+
+
+def test_what_a_checkpoint_says_is_what_was_true_when_it_was_made(data_path):
+    daemon = data_path.start()
+    consumer = daemon.consumer()
+    daemon.publishes(b"a", b"b", b"c")
+    consumer.takes(2)
+    consumer.finishes(b"a")
+    data_path.checkpoint(daemon)
+    consumer.finishes(b"b")
+    saved = decode(read(os.path.join(data_path.folder(), CHECKPOINT)))
+    place = saved.channels["archive"]
+    assert (place.position, place.at_once(), place.deferred()) == (2, [(consumer.id_of(b"b"), 2)], [])
+    with pytest.raises(BadCheckpoint):
+        decode(b"")
+
+
+def test_an_unpublished_topic_is_there_after_a_kill(data_path):
+    daemon = data_path.start()
+    daemon.topic("empty")
+    data_path.kill(daemon)
+    assert list(data_path.start().broker.topics) == ["empty"]
+
+
+def test_nothing_ephemeral_is_on_disk(data_path):
+    daemon = data_path.start()
+    daemon.publishes(b"a", topic="live#ephemeral")
+    daemon.channel("archive", "live#ephemeral")
+    assert os.listdir(os.path.dirname(data_path.folder())) == []
+    assert daemon.topic("live#ephemeral").store is None
+
+
+# --- Whether the disk is well -----------------------------------------------------------------------------------------
+
+
+def test_the_disk_is_ill_from_a_failed_write_to_the_next_that_succeeds(data_path, disk, monkeypatch):
+    daemon = data_path.start()
+    storage = daemon.broker._storage
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "write", full)
+        with pytest.raises(OSError, match="no room"):
+            daemon.publishes(b"a")
+        assert storage.error == "no space left on device"
+        storage.probe()
+        assert storage.error is not None
+    storage.probe()
+    assert storage.error is None
+    daemon.publishes(b"a")
+    assert daemon.topic().depth == 1

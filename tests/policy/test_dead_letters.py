@@ -1,0 +1,206 @@
+import errno
+import os
+
+import pytest
+
+from nsq_compat.policy.dead_letters import REDRIVE_CHANNEL
+from nsq_compat.queue.errors import Exiting
+
+TWICE = {"topic": "orders", "max_attempts": 2}
+DEAD = "orders.archive.dead"
+
+
+@pytest.fixture
+def consumer(daemon):
+    daemon.follows(TWICE)
+    return daemon.consumer(timeout=60.0)
+
+
+def fails(consumer, body, times):
+    for _ in range(times):
+        assert body in consumer.takes()
+        consumer.requeues(body)
+
+
+def test_what_was_requeued_often_enough_goes_to_the_dead_letter_topic_body_unchanged(daemon, consumer):
+    daemon.publishes(b"good", b"bad")
+    assert consumer.takes() == [b"good", b"bad"]
+    consumer.finishes(b"good")
+    consumer.requeues(b"bad")
+    assert consumer.takes() == [b"bad"]
+    consumer.requeues(b"bad")
+    assert consumer.takes() == []
+    channel = daemon.channel()
+    assert (channel.depth, channel.in_flight_count, channel.dead_letter_count) == (0, 1, 0)  # on its way
+    assert daemon.sends_dead_letters()
+    assert (channel.depth, channel.in_flight_count, channel.dead_letter_count) == (0, 0, 1)
+    assert channel.requeue_count == 2
+    assert list(daemon.topic(DEAD).channels) == [REDRIVE_CHANNEL]
+    reader = daemon.consumer(REDRIVE_CHANNEL, DEAD)
+    assert reader.takes() == [b"bad"]
+    assert reader.attempts(b"bad") == 1
+
+
+def test_timeouts_count_and_so_do_those_of_a_consumer_that_left(daemon, consumer):
+    daemon.publishes(b"a")
+    consumer.takes()
+    daemon.waits(60)
+    assert consumer.takes() == [b"a"]
+    consumer.leaves()
+    daemon.waits(60)
+    assert daemon.sends_dead_letters()
+    assert daemon.channel(REDRIVE_CHANNEL, DEAD).depth == 1
+    assert daemon.channel().timeout_count == 2
+
+
+def test_a_delay_is_for_messages_that_come_again(daemon, consumer):
+    daemon.publishes(b"a")
+    fails(consumer, b"a", 1)
+    consumer.takes()
+    consumer.requeues(b"a", delay=10.0)
+    assert daemon.channel().deferred_count == 0
+    assert daemon.enforcer.dead_letters.is_waiting
+
+
+def test_somebody_is_told_that_there_is_something_to_send(daemon, consumer):
+    calls = []
+    daemon.enforcer.dead_letters.wake = lambda: calls.append(daemon.channel(REDRIVE_CHANNEL, DEAD).depth)
+    daemon.publishes(b"a")
+    fails(consumer, b"a", 2)
+    assert calls == [0]
+
+
+def test_what_lies_in_a_dead_letter_topic_is_tried_for_ever(daemon, consumer):
+    daemon.follows({"max_attempts": 1, "dead_letter_topic": "dead"})
+    daemon.publishes(b"a")
+    fails(consumer, b"a", 1)
+    assert daemon.sends_dead_letters()
+    reader = daemon.consumer(REDRIVE_CHANNEL, "dead")
+    fails(reader, b"a", 5)
+    assert reader.takes() == [b"a"]
+
+
+def test_a_dead_letter_topic_that_has_channels_gets_no_other(daemon, consumer):
+    daemon.channel("mine", DEAD)
+    daemon.publishes(b"a")
+    fails(consumer, b"a", 2)
+    assert daemon.sends_dead_letters()
+    assert list(daemon.topic(DEAD).channels) == ["mine"]
+
+
+def test_policies_that_end_leave_what_is_on_its_way_and_take_no_more(daemon, consumer):
+    daemon.publishes(b"a", b"b")
+    consumer.takes()
+    daemon.follows({"max_attempts": 1})
+    consumer.requeues(b"a")
+    daemon.follows()
+    consumer.requeues(b"b")
+    assert consumer.takes() == [b"b"]
+    assert daemon.sends_dead_letters()
+    assert daemon.channel(REDRIVE_CHANNEL, DEAD).depth == 1
+
+
+def test_a_name_that_is_too_long_is_said_and_messages_come_again_as_ever(daemon, caplog):
+    daemon.follows({"max_attempts": 1})
+    consumer = daemon.consumer("c" * 64)
+    assert f"no dead-letter topic, orders.{'c' * 64}.dead is no valid name" in caplog.text
+    daemon.publishes(b"a")
+    fails(consumer, b"a", 3)
+
+
+def test_more_than_one_batch_is_sent_bit_by_bit(daemon, consumer):
+    bodies = [b"%d" % number for number in range(300)]
+    daemon.follows({"max_attempts": 1})
+    daemon.publishes(*bodies)
+    while taken := consumer.takes():
+        for body in taken:
+            consumer.requeues(body)
+    rounds = 0
+    while daemon.enforcer.dead_letters.is_waiting:
+        assert daemon.sends_dead_letters()
+        rounds += 1
+    assert rounds == 2
+    assert daemon.channel(REDRIVE_CHANNEL, DEAD).depth == 300
+
+
+def test_while_publishing_is_refused_messages_come_again(daemon, consumer):
+    daemon.publishes(b"a")
+    fails(consumer, b"a", 2)
+    daemon.broker.refuse_publishing()
+    assert daemon.sends_dead_letters()
+    assert consumer.takes() == [b"a"]
+    assert consumer.attempts(b"a") == 3
+    with pytest.raises(Exiting):
+        daemon.topic(DEAD)
+
+
+def test_what_is_on_its_way_ends_with_its_channel(daemon, consumer):
+    daemon.publishes(b"a", b"b")
+    fails(consumer, b"a", 2)
+    daemon.topic().delete_channel("archive")
+    assert not daemon.enforcer.dead_letters.is_waiting
+    assert daemon.sends_dead_letters()
+    assert DEAD not in daemon.broker.topics
+
+
+def test_emptying_the_channel_empties_the_box(daemon, consumer):
+    daemon.publishes(b"a")
+    fails(consumer, b"a", 2)
+    daemon.topic().empty_channel("archive")
+    assert daemon.sends_dead_letters()
+    assert not daemon.enforcer.dead_letters.is_waiting
+    assert daemon.channel().dead_letter_count == 0
+
+
+def test_a_disk_that_takes_nothing_keeps_them_on_their_way(data_path, disk, monkeypatch, caplog):
+    daemon = data_path.start()
+    daemon.follows(TWICE)
+    consumer = daemon.consumer()
+    daemon.publishes(b"a")
+    fails(consumer, b"a", 2)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "write", full)
+        assert not daemon.sends_dead_letters()
+    assert "takes no dead letters - " in caplog.text
+    assert daemon.channel().in_flight_count == 1
+    assert daemon.sends_dead_letters()
+    assert daemon.channel().in_flight_count == 0
+    assert daemon.channel(REDRIVE_CHANNEL, DEAD).depth == 1
+
+
+@pytest.mark.parametrize("sent", [False, True])
+def test_a_crash_on_the_way_leaves_a_message_in_one_place_at_least(data_path, sent):
+    first = data_path.start()
+    first.follows(TWICE)
+    consumer = first.consumer()
+    first.publishes(b"a")
+    fails(consumer, b"a", 2)
+    data_path.checkpoint(first)
+    if sent:
+        assert first.sends_dead_letters()
+    data_path.kill(first)
+    second = data_path.start()
+    again = second.consumer()
+    assert again.takes() == [b"a"]
+    assert again.attempts(b"a") == 3
+    assert (DEAD in second.broker.topics) == sent
+    if sent:
+        assert second.channel(REDRIVE_CHANNEL, DEAD).depth == 1
+
+
+def test_once_a_checkpoint_knows_it_is_in_the_dead_letter_topic_alone(data_path):
+    first = data_path.start()
+    first.follows(TWICE)
+    consumer = first.consumer()
+    first.publishes(b"a")
+    fails(consumer, b"a", 2)
+    assert first.sends_dead_letters()
+    data_path.checkpoint(first)
+    data_path.kill(first)
+    second = data_path.start()
+    assert second.channel().depth == 0
+    assert second.channel(REDRIVE_CHANNEL, DEAD).depth == 1

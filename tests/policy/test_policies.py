@@ -1,0 +1,120 @@
+import pytest
+
+from nsq_compat.policy.policies import NOTHING_APPLIES, Bounds, DeadLettering, Policies, PolicyError
+from nsq_compat.queue.wait_queue import Rate
+
+
+def complaint(*written: object) -> str:
+    with pytest.raises(PolicyError) as caught:
+        Policies(list(written))
+    return str(caught.value)
+
+
+def test_without_policies_nothing_applies():
+    assert Policies().for_channel("orders", "archive") is NOTHING_APPLIES
+    assert Policies().for_topic("orders") is None
+    assert len(Policies()) == 0
+
+
+def test_everything_a_policy_may_say():
+    policies = Policies(
+        [
+            {"topic": "orders", "max_attempts": 5, "dead_letter_topic": "dead"},
+            {"max_depth": 10, "max_bytes": 100, "max_age": "1m30s", "when_full": "drop-oldest"},
+            {"max_rate": 2.5, "burst": 7},
+        ]
+    )
+    applied = policies.for_channel("orders", "archive")
+    assert applied.dead_lettering == DeadLettering(5, "dead")
+    assert applied.bounds == Bounds(10, 100, 90.0, drops=True)
+    assert applied.rate == Rate(2.5, 7)
+    assert applied.described("orders", "archive") == {
+        "max_attempts": 5, "dead_letter_topic": "dead", "max_depth": 10, "max_bytes": 100, "max_age": "1m30s",
+        "when_full": "drop-oldest", "max_rate": 2.5, "burst": 7,
+    }  # fmt: skip
+    assert Policies(policies.written).for_channel("orders", "archive") == applied
+
+
+def test_what_is_not_said_has_a_default():
+    applied = Policies([{"max_attempts": 3, "max_depth": 1, "max_rate": 50}]).for_channel("orders", "archive")
+    assert applied.dead_lettering is not None
+    assert applied.dead_lettering.topic_for("orders", "archive") == "orders.archive.dead"
+    assert applied.bounds == Bounds(1, None, None, drops=False)
+    assert applied.rate == Rate(50.0, 5)
+
+
+def test_a_pattern_has_to_match_the_whole_name():
+    policies = Policies([{"topic": "orders|pay.*", "channel": "a+", "max_rate": 1}])
+    assert policies.for_channel("orders", "aa").rate
+    assert policies.for_channel("payments", "a").rate
+    assert not policies.for_channel("orders2", "a").rate
+    assert not policies.for_channel("my.orders", "a").rate
+    assert not policies.for_channel("orders", "ab").rate
+
+
+def test_the_first_that_fits_and_speaks_of_something_decides_about_that():
+    policies = Policies(
+        [
+            {"channel": "slow", "max_rate": 1},
+            {"topic": "orders", "max_attempts": 2},
+            {"max_rate": 100, "max_attempts": 9},
+        ]
+    )
+    slow = policies.for_channel("orders", "slow")
+    assert slow.rate == Rate(1.0, 1)
+    assert slow.dead_lettering is not None
+    assert slow.dead_lettering.max_attempts == 2
+    other = policies.for_channel("clicks", "fast")
+    assert other.rate == Rate(100.0, 10)
+    assert other.dead_lettering is not None
+    assert other.dead_lettering.max_attempts == 9
+
+
+def test_a_policy_that_names_channels_is_not_about_what_a_topic_holds():
+    policies = Policies([{"channel": ".*", "max_depth": 1}, {"topic": "orders", "max_depth": 2}])
+    assert policies.for_topic("orders") == Bounds(2, None, None, drops=False)
+    assert policies.for_topic("clicks") is None
+
+
+def test_names_of_ephemeral_channels_go_without_their_ending():
+    dead_lettering = DeadLettering(1, "{topic}.{channel}.dead")
+    assert dead_lettering.topic_for("t#ephemeral", "c#ephemeral") == "t.c.dead"
+
+
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        ({"max_attempt": 1}, "policy 1: max_attempt: there is no such setting"),
+        ({}, "policy 1: says nothing: max_attempts, max_depth, max_bytes, max_age or max_rate"),
+        ({"when_full": "reject"}, "policy 1: when_full: means nothing without max_depth or max_bytes or max_age"),
+        ({"max_depth": 1, "burst": 1}, "policy 1: burst: means nothing without max_rate"),
+        ({"max_depth": 1, "dead_letter_topic": "d"}, "policy 1: dead_letter_topic: means nothing without max_attempts"),
+        ({"max_attempts": 0}, "policy 1: max_attempts: must be an integer from 1 to 65535"),
+        ({"max_attempts": True}, "policy 1: max_attempts: must be an integer from 1 to 65535"),
+        ({"max_attempts": "5"}, "policy 1: max_attempts: must be an integer from 1 to 65535"),
+        ({"max_depth": -1}, "policy 1: max_depth: must be an integer from 1 to 9223372036854775807"),
+        ({"max_age": "tomorrow"}, 'policy 1: max_age: time: invalid duration "tomorrow"'),
+        ({"max_age": "0s"}, 'policy 1: max_age: must be a duration above 0, such as "24h"'),
+        ({"max_age": 5}, 'policy 1: max_age: must be a duration above 0, such as "24h"'),
+        ({"max_depth": 1, "when_full": "drop"}, 'policy 1: when_full: must be "reject" or "drop-oldest"'),
+        ({"max_rate": 0}, "policy 1: max_rate: must be a number above 0: messages a second"),
+        ({"max_rate": float("nan")}, "policy 1: max_rate: must be a number above 0: messages a second"),
+        ({"max_rate": 1, "topic": "("}, "policy 1: topic: not a regular expression: missing ): ("),
+        ({"max_rate": 1, "channel": 5}, "policy 1: channel: must be a regular expression"),
+    ],
+)  # fmt: skip
+def test_a_policy_that_means_nothing_is_refused_with_its_reason(written, text):
+    assert complaint(written) == text
+
+
+@pytest.mark.parametrize("topic", ["two words", "{topic}#ephemeral", "", "{message}", "x" * 65, 5])
+def test_a_dead_letter_topic_has_to_be_able_to_exist(topic):
+    assert complaint({"max_rate": 1}, {"max_attempts": 1, "dead_letter_topic": topic}).startswith(
+        "policy 2: dead_letter_topic: must be the name of a topic"
+    )
+
+
+@pytest.mark.parametrize("written", [{"max_depth": 1}, "", "policies", 5, None, [5]])
+def test_policies_are_a_list_of_tables(written):
+    with pytest.raises(PolicyError, match="policies are a list of tables"):
+        Policies(written)

@@ -1,0 +1,273 @@
+"""A publish in steps: others publish in between, and the batch is there as a whole or not at all."""
+
+import errno
+import os
+
+import pytest
+
+from nsq_compat.log.storage import Durability
+from nsq_compat.protocol import message
+from nsq_compat.queue.errors import Exiting
+from nsq_compat.queue.large_publish import MOST_AT_ONCE
+
+COUNT = MOST_AT_ONCE + 4000
+BODIES = [b"%d" % number for number in range(COUNT)]
+
+LEVELS = pytest.mark.parametrize("durability", list(Durability))
+
+
+def begins(daemon, bodies=BODIES, topic="orders"):
+    return daemon.topic(topic).large_batch([*bodies], daemon.now, daemon.now_ns)
+
+
+def everything(consumer):
+    return [body for batch in iter(lambda: consumer.takes(256), []) for body in batch]
+
+
+def steps_to_its_end(batch):
+    steps = 1
+    while not batch.step():
+        steps += 1
+    return steps
+
+
+def staged_files(data_path):
+    return [name for name in os.listdir(data_path.folder()) if name.startswith("staged")]
+
+
+def ids_of(consumer):
+    return [message.message_id(frame) for frame in consumer.frames.values()]
+
+
+@LEVELS
+def test_all_messages_are_published_in_order_by_the_last_step(data_path, durability):
+    daemon = data_path.start(durability)
+    consumer = daemon.consumer()
+    batch = begins(daemon)
+    while not batch.step():
+        assert daemon.channel().depth == daemon.topic().message_count == 0
+    assert daemon.channel().depth == daemon.topic().message_count == COUNT
+    assert daemon.topic().message_bytes == sum(map(len, BODIES))
+    assert everything(consumer) == BODIES
+    assert staged_files(data_path) == []
+
+
+@pytest.mark.interpreted
+def test_a_step_makes_a_bounded_number_of_messages(data_path):
+    daemon = data_path.start()
+    made = []
+    stamp = daemon.topic()._frames.make_from
+    batch = begins(daemon)
+
+    def noting(bodies, *rest):
+        made.append(len(bodies))
+        return stamp(bodies, *rest)
+
+    daemon.topic()._frames.make_from = noting
+    assert steps_to_its_end(batch) > COUNT / 4096
+    assert max(made) <= 4096
+    assert sum(made) == COUNT
+
+
+def test_a_step_makes_a_bounded_number_of_bytes(data_path):
+    daemon = data_path.start()
+    consumer = daemon.consumer()
+    bodies = [b"x" * 1000] * COUNT
+    assert steps_to_its_end(begins(daemon, bodies)) > COUNT * 1000 / (1 << 20)
+    assert len(everything(consumer)) == COUNT
+
+
+@LEVELS
+def test_what_others_publish_meanwhile_is_before_the_batch_and_ids_grow(data_path, durability):
+    daemon = data_path.start(durability)
+    consumer = daemon.consumer()
+    batch = begins(daemon)
+    others: list[bytes] = []
+    while not batch.step():
+        daemon.now += 0.01
+        others.append(b"other %d" % len(others))
+        daemon.publishes(others[-1])
+    daemon.publishes(b"behind")
+    assert everything(consumer) == [*others, *BODIES, b"behind"]
+    assert ids_of(consumer) == sorted(set(ids_of(consumer)))
+
+
+def test_others_that_reach_the_ids_of_the_batch_make_it_begin_again(data_path):
+    daemon = data_path.start()
+    consumer = daemon.consumer()
+    batch = begins(daemon)
+    batch.step()
+    daemon.now += 100.0
+    daemon.publishes(b"a")
+    assert steps_to_its_end(batch) > COUNT / 4096 + 2
+    assert everything(consumer) == [b"a", *BODIES]
+    assert ids_of(consumer) == sorted(set(ids_of(consumer)))
+
+
+def test_two_batches_of_one_topic_do_not_mix(data_path):
+    daemon = data_path.start()
+    consumer = daemon.consumer()
+    first, second = begins(daemon), begins(daemon, [b"second"] * COUNT)
+    while not first.step():
+        assert not second.step()
+    assert steps_to_its_end(second) > 1
+    assert everything(consumer) == [*BODIES, *[b"second"] * COUNT]
+
+
+def test_a_batch_that_is_given_up_leaves_nothing_and_holds_up_no_other(data_path):
+    daemon = data_path.start()
+    consumer = daemon.consumer()
+    first, second = begins(daemon), begins(daemon)
+    first.step()
+    assert staged_files(data_path) != []
+    first.cancel()
+    assert staged_files(data_path) == []
+    steps_to_its_end(second)
+    assert everything(consumer) == BODIES
+
+
+@pytest.mark.parametrize("refused", range(1, 26))
+def test_a_disk_that_refuses_any_write_of_the_batch_loses_all_of_it_and_nothing_else(data_path, disk, refused):
+    daemon = data_path.start()
+    consumer = daemon.consumer()
+    daemon.publishes(b"before")
+    writes = 0
+
+    def write(fd, data, offset):
+        nonlocal writes
+        writes += 1
+        if writes == refused:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return os.pwrite(fd, data, offset)
+
+    disk.write = write
+    batch = begins(daemon)
+    try:
+        steps_to_its_end(batch)
+        published = BODIES
+    except OSError:
+        published = []
+    disk.write = os.pwrite
+    assert bool(published) == (writes < refused)
+    daemon.publishes(b"behind")
+    assert everything(consumer) == [b"before", *published, b"behind"]
+    assert staged_files(data_path) == []
+    data_path.kill(daemon)
+    again = data_path.start()
+    assert everything(again.consumer()) == [b"before", *published, b"behind"]
+
+
+def test_a_topic_that_is_deleted_meanwhile_takes_nothing(data_path):
+    daemon = data_path.start()
+    batch = begins(daemon)
+    batch.step()
+    daemon.broker.delete_topic("orders")
+    with pytest.raises(Exiting):
+        batch.step()
+    assert daemon.topic().message_count == 0
+
+
+@LEVELS
+def test_a_daemon_that_is_killed_in_the_middle_has_nothing_of_the_batch(data_path, durability):
+    daemon = data_path.start(durability)
+    daemon.channel()
+    daemon.publishes(b"before")
+    batch = begins(daemon)
+    for _ in range(3):
+        batch.step()
+    data_path.kill(daemon)
+    again = data_path.start(durability)
+    assert everything(again.consumer()) == ([] if durability is Durability.MEMORY else [b"before"])
+    assert staged_files(data_path) == []
+
+
+@pytest.mark.parametrize("durability", [Durability.OS, Durability.FSYNC])
+def test_a_daemon_that_is_killed_behind_it_has_all_of_it(data_path, durability):
+    daemon = data_path.start(durability)
+    daemon.channel()
+    daemon.publishes(b"before")
+    steps_to_its_end(begins(daemon))
+    daemon.publishes(b"behind")
+    data_path.kill(daemon)
+    again = data_path.start(durability)
+    assert everything(again.consumer()) == [b"before", *BODIES, b"behind"]
+    assert again.topic().store.log.damaged_records == 0
+
+
+@LEVELS
+def test_a_stop_keeps_it(data_path, durability):
+    daemon = data_path.start(durability, mem_queue_size=100_000)
+    daemon.channel()
+    daemon.publishes(b"before")
+    steps_to_its_end(begins(daemon))
+    daemon.publishes(b"behind")
+    data_path.stop(daemon)
+    again = data_path.start(durability, mem_queue_size=100_000)
+    assert sorted(everything(again.consumer())) == sorted([b"before", *BODIES, b"behind"])
+
+
+def test_a_message_of_the_batch_is_found_by_its_id(data_path):
+    daemon = data_path.start()
+    consumer = daemon.consumer()
+    daemon.publishes(b"before")
+    steps_to_its_end(begins(daemon))
+    daemon.publishes(b"behind")
+    assert len(everything(consumer)) == COUNT + 2
+    wanted = [message.message_id(consumer.frames[body]) for body in (b"before", b"0", b"777", BODIES[-1], b"behind")]
+    found = daemon.topic().store.log.fetch(wanted)
+    assert [message.body(found[each]) for each in wanted] == [b"before", b"0", b"777", BODIES[-1], b"behind"]
+
+
+def test_a_topic_without_channels_holds_it_for_the_first_one(data_path):
+    daemon = data_path.start()
+    steps_to_its_end(begins(daemon))
+    assert daemon.topic().depth == COUNT
+    assert everything(daemon.consumer()) == BODIES
+
+
+def test_an_ephemeral_channel_keeps_what_it_has_room_for(data_path):
+    daemon = data_path.start(mem_queue_size=5000)
+    lasting, passing = daemon.consumer(), daemon.consumer("metrics#ephemeral")
+    steps_to_its_end(begins(daemon))
+    assert everything(passing) == BODIES[:5000]
+    assert daemon.channel("metrics#ephemeral").dropped_count == COUNT - 5000
+    assert everything(lasting) == BODIES
+
+
+@pytest.mark.parametrize("room", [100, COUNT + 100])
+def test_an_ephemeral_topic_keeps_what_it_has_room_for(start, room):
+    daemon = start(mem_queue_size=room)
+    consumer = daemon.consumer(topic="t#ephemeral")
+    steps_to_its_end(begins(daemon, topic="t#ephemeral"))
+    assert everything(consumer) == BODIES[:room]
+
+
+def test_a_topic_that_is_too_deep_for_the_batch_refuses_it(data_path):
+    daemon = data_path.start()
+    daemon.channel()
+    daemon.follows({"topic": "orders", "max_depth": 10})
+    with pytest.raises(Exception, match="full"):
+        begins(daemon).step()
+    assert staged_files(data_path) == []
+
+
+def test_the_last_of_it_are_among_the_recent_messages(data_path):
+    daemon = data_path.start()
+    daemon.topic().recent(10, daemon.now, daemon.now_ns)
+    steps_to_its_end(begins(daemon))
+    recent = daemon.topic().recent(3, daemon.now, daemon.now_ns)
+    assert [message.body(each.frame) for each in recent] == BODIES[-3:]
+
+
+def test_the_bodies_of_a_published_batch_are_freed_in_steps(data_path):
+    daemon = data_path.start()
+    bodies = [b"%d" % number for number in range(100_000)]
+    batch = daemon.topic().large_batch(bodies, daemon.now, daemon.now_ns)
+    steps_to_its_end(batch)
+    left = [len(bodies)]
+    while batch.forget_bodies():
+        left.append(len(bodies))
+    assert len(left) > 3
+    assert bodies == []
+    batch.cancel()
+    assert daemon.topic().message_count == 100_000

@@ -1,0 +1,225 @@
+"""What producers post in one turn is published together, and each hears of its own."""
+
+import errno
+from collections.abc import Callable
+
+import pytest
+
+from nsq_compat.protocol.uniform_bodies import UniformBodies
+from nsq_compat.queue.broker import Broker
+from nsq_compat.queue.errors import Exiting, Refused
+from nsq_compat.queue.limits import QueueLimits
+from nsq_compat.queue.publish_batch import ENOUGH, PublishBatch
+
+NOW, NOW_NS = 1000.0, 1_700_000_000_000_000_000
+
+
+class Poster:
+    """A producer that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Exception | None] = []
+
+    def published(self, error) -> None:
+        self.told.append(error)
+
+
+class TurnEnd:
+    """The end of the turn, when a test says so."""
+
+    def __init__(self) -> None:
+        self.callbacks: list[Callable[[], None]] = []
+
+    def comes(self) -> None:
+        while self.callbacks:
+            self.callbacks.pop()()
+
+
+class NoteHowMuch:
+    """A admission that lets in so many at once."""
+
+    def __init__(self, most: int) -> None:
+        self.asked: list[int] = []
+        self._most = most
+
+    def admit(self, count: int, now: float) -> None:
+        self.asked.append(count)
+        if sum(self.asked) > self._most:
+            raise Refused("enough")
+
+
+@pytest.fixture
+def turn_end() -> TurnEnd:
+    return TurnEnd()
+
+
+@pytest.fixture
+def publish_batch(turn_end) -> PublishBatch:
+    return PublishBatch(turn_end.callbacks.append)
+
+
+@pytest.fixture
+def topic():
+    topic = Broker(QueueLimits()).topic("t")
+    topic.channel("c")
+    return topic
+
+
+@pytest.fixture
+def batches(topic, monkeypatch):
+    """The bodies of each ``publish`` of the topic."""
+    seen, publish = [], topic.publish
+
+    def noting(bodies, now, now_ns):
+        seen.append(list(bodies))
+        publish(bodies, now, now_ns)
+
+    monkeypatch.setattr(topic, "publish", noting)
+    return seen
+
+
+@pytest.mark.interpreted
+def test_what_several_post_in_a_turn_is_published_once_and_in_order(publish_batch, turn_end, topic, batches):
+    one, two, three = (Poster() for _ in range(3))
+    assert publish_batch.post(topic, [b"a"], one, NOW, NOW_NS)
+    assert publish_batch.post(topic, [b"b", b"c"], two, NOW, NOW_NS)
+    assert publish_batch.post(topic, (b"d",), three, NOW, NOW_NS)
+    assert (batches, one.told) == ([], [])
+    turn_end.comes()
+    assert batches == [[b"a", b"b", b"c", b"d"]]
+    assert one.told == two.told == three.told == [None]
+    assert topic.message_count == 4
+
+
+def test_the_end_of_a_turn_is_asked_for_once_a_turn(publish_batch, turn_end, topic):
+    for _ in range(3):
+        publish_batch.post(topic, [b"a"], Poster(), NOW, NOW_NS)
+        publish_batch.post(topic, [b"b"], Poster(), NOW, NOW_NS)
+        assert len(turn_end.callbacks) == 1
+        turn_end.comes()
+
+
+def test_who_is_alone_is_told_to_publish_by_itself(publish_batch, turn_end, topic):
+    alone, other = Poster(), Poster()
+    assert publish_batch.post(topic, [b"a"], alone, NOW, NOW_NS)
+    turn_end.comes()
+    assert not publish_batch.post(topic, [b"b"], alone, NOW, NOW_NS)
+    assert not publish_batch.post(topic, [b"b"], alone, NOW, NOW_NS)
+    assert turn_end.callbacks == []
+    assert publish_batch.post(topic, [b"c"], other, NOW, NOW_NS)
+    assert publish_batch.post(topic, [b"d"], alone, NOW, NOW_NS)
+
+
+def test_each_topic_gets_its_own(publish_batch, turn_end, topic):
+    second = Broker(QueueLimits()).topic("second")
+    for body, where in ((b"a", topic), (b"b", second), (b"c", topic)):
+        publish_batch.post(where, [body], Poster(), NOW, NOW_NS)
+    turn_end.comes()
+    assert (topic.message_count, second.message_count) == (2, 1)
+
+
+@pytest.mark.interpreted
+def test_settling_does_at_once_what_the_end_of_the_turn_would(publish_batch, turn_end, topic, batches):
+    one, two = Poster(), Poster()
+    publish_batch.post(topic, [b"a"], one, NOW, NOW_NS)
+    publish_batch.post(topic, [b"b"], two, NOW, NOW_NS)
+    publish_batch.settle()
+    assert batches == [[b"a", b"b"]]
+    turn_end.comes()
+    assert batches == [[b"a", b"b"]]
+    assert one.told == [None]
+
+
+@pytest.mark.interpreted
+def test_so_many_messages_wait_for_no_more(publish_batch, turn_end, topic, batches):
+    posters = [Poster() for _ in range(ENOUGH + 1)]
+    for poster in posters:
+        publish_batch.post(topic, [b"x"], poster, NOW, NOW_NS)
+    assert list(map(len, batches)) == [ENOUGH]
+    assert posters[0].told == [None]
+    assert posters[-1].told == []
+    turn_end.comes()
+    assert list(map(len, batches)) == [ENOUGH, 1]
+
+
+def test_who_has_enough_to_publish_is_told_to_do_so_by_itself(publish_batch, turn_end, topic):
+    assert not publish_batch.post(topic, [b"x"] * ENOUGH, Poster(), NOW, NOW_NS)
+    assert turn_end.callbacks == []
+    assert publish_batch.post(topic, [b"x"] * (ENOUGH - 1), Poster(), NOW, NOW_NS)
+
+
+@pytest.mark.interpreted
+def test_what_the_disk_refuses_together_is_tried_one_by_one(publish_batch, turn_end, topic, batches, monkeypatch):
+    full = OSError(errno.ENOSPC, "No space left on device")
+    publish = topic.publish
+
+    def short_of_room(bodies, now, now_ns):
+        if bodies != [b"small"]:
+            raise full
+        publish(bodies, now, now_ns)
+
+    monkeypatch.setattr(topic, "publish", short_of_room)
+    small, big = Poster(), Poster()
+    publish_batch.post(topic, [b"small"], small, NOW, NOW_NS)
+    publish_batch.post(topic, [b"b" * 100], big, NOW, NOW_NS)
+    turn_end.comes()
+    assert small.told == [None]
+    assert big.told == [full]
+    assert topic.message_count == 1
+
+
+@pytest.mark.interpreted
+def test_a_mistake_of_ours_is_told_to_whom_it_concerns_and_logged(publish_batch, turn_end, topic, monkeypatch, caplog):
+    publish = topic.publish
+
+    def mistaken(bodies, now, now_ns):
+        if b"odd" in bodies:
+            raise ZeroDivisionError
+        publish(bodies, now, now_ns)
+
+    monkeypatch.setattr(topic, "publish", mistaken)
+    usual, odd = Poster(), Poster()
+    publish_batch.post(topic, [b"odd"], odd, NOW, NOW_NS)
+    publish_batch.post(topic, [b"usual"], usual, NOW, NOW_NS)
+    turn_end.comes()
+    assert usual.told == [None]
+    assert str(odd.told[0]) == "internal error"
+    assert "publishing failed" in caplog.text
+
+
+def test_a_guard_is_asked_about_each_and_turns_away_as_many_as_it_would(publish_batch, turn_end, topic):
+    topic.admission = NoteHowMuch(most=3)
+    posters = [Poster() for _ in range(3)]
+    for poster, bodies in zip(posters, ([b"a"], [b"b", b"c"], [b"d"]), strict=True):
+        publish_batch.post(topic, bodies, poster, NOW, NOW_NS)
+    turn_end.comes()
+    assert topic.admission.asked == [1, 2, 1]
+    assert [poster.told[0] for poster in posters[:2]] == [None, None]
+    assert isinstance(posters[2].told[0], Refused)
+    assert topic.message_count == 3
+
+
+def test_who_posts_to_a_topic_that_ends_before_the_turn_does_is_told(publish_batch, turn_end, topic):
+    one, two = Poster(), Poster()
+    publish_batch.post(topic, [b"a"], one, NOW, NOW_NS)
+    publish_batch.post(topic, [b"b"], two, NOW, NOW_NS)
+    topic.delete()
+    turn_end.comes()
+    assert isinstance(one.told[0], Exiting)
+    assert isinstance(two.told[0], Exiting)
+
+
+@pytest.mark.parametrize(
+    ("second", "kind"),
+    [(UniformBodies((b"c", b"d")), UniformBodies), (UniformBodies((b"cc", b"dd")), list), ([b"c"], list)],
+    ids=["alike", "of another size", "not known to be"],
+)
+@pytest.mark.interpreted
+def test_bodies_alike_are_alike_together_too(publish_batch, topic, turn_end, monkeypatch, second, kind):
+    seen = []
+    monkeypatch.setattr(topic, "publish", lambda bodies, now, now_ns: seen.append(bodies))
+    publish_batch.post(topic, UniformBodies((b"a", b"b")), Poster(), NOW, NOW_NS)
+    publish_batch.post(topic, second, Poster(), NOW, NOW_NS)
+    turn_end.comes()
+    assert seen == [kind((b"a", b"b", *second))]
+    assert type(seen[0]) is kind
