@@ -1,4 +1,4 @@
-"""The table of hot functions in docs/architecture.md is what the comments in the code say."""
+"""The table of hot functions in docs/architecture.md agrees with the comments in the code."""
 
 import shutil
 import subprocess
