@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.machine import ROOT
+from tests.docs.sandbox import ROOT
 from tests.packaging.release import console_scripts
 
 FOREIGN_FLAGS = {

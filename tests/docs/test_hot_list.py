@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.docs.machine import ROOT
+from tests.docs.sandbox import ROOT
 
 PAGE = ROOT / "docs" / "architecture.md"
 

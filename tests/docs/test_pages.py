@@ -1,4 +1,4 @@
-"""The commands of every page work as written. Each page is run in a sandbox of its own (`machine.py`)."""
+"""The commands of every page work as written. Each page is run in a sandbox of its own (`sandbox.py`)."""
 
 import json
 import sys
@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from tests.docs.blocks import RUN, SHOWN, Block, blocks
-from tests.docs.machine import ROOT, run, search_path
 from tests.docs.pages import NOT_RUN, SETUPS, Setup
+from tests.docs.sandbox import ROOT, run, search_path
 
 FOLDERS = ("conformance", "benchmarks", "contrib")
 SECONDS = 300
@@ -63,8 +63,8 @@ def test_the_commands_of_a_page_work(page, tmp_path, request):
     # Without progress meters, as in a terminal.
     (tmp_path / "here" / ".curlrc").write_text("silent\nshow-error\n")
     (tmp_path / "plan.json").write_text(json.dumps(plan))
-    conductor = [sys.executable, "-m", "tests.docs.conductor", str(tmp_path)]
-    log = run(conductor, tmp_path, hosts=setup.hosts, addresses=setup.addresses, timeout=SECONDS)
+    runner = [sys.executable, "-m", "tests.docs.page_runner", str(tmp_path)]
+    log = run(runner, tmp_path, hosts=setup.hosts, addresses=setup.addresses, timeout=SECONDS)
     verdict = tmp_path / "verdict"
     assert verdict.exists(), log
     assert not verdict.read_text(), f"{verdict.read_text()}\n{log}"

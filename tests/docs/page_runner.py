@@ -1,6 +1,6 @@
-"""Runs the blocks of a page in one shell, and compares the output. Started inside the page's sandbox (`machine.py`).
+"""Runs the blocks of a page in one shell, and compares the output. Started inside the page's sandbox (`sandbox.py`).
 
-``python conductor.py FOLDER`` reads ``plan.json`` in the folder and writes ``verdict``: empty if every block did what
+``python page_runner.py FOLDER`` reads ``plan.json`` in the folder and writes ``verdict``: empty if every block did what
 the page says, else what failed.
 """
 
