@@ -125,7 +125,7 @@ def test_statistics_are_asked_for_as_narrowly_as_possible(of_nsqds, two):
     two[0].says("stats", {"health": "OK", "topics": [{"topic_name": "t"}, {"topic_name": "not asked for"}]})
     node = of_nsqds.describe(two[0].address)
     two[0].heard.clear()
-    answer = of_nsqds.statistics([node], "t", "c")
+    answer = of_nsqds.stats([node], "t", "c")
     assert [topic.topic_name for topic in answer.value[0][1].topics] == ["t"]
     assert two[0].heard == ["GET stats?format=json&include_mem=false&topic=t&channel=c&include_clients=false"]
 

@@ -8,7 +8,7 @@ from nsq_compat.cluster.nodes import (
     read_registrations,
     version_key,
 )
-from nsq_compat.cluster.reading import BadAnswer
+from nsq_compat.cluster.reading import InvalidAnswer
 
 
 def entry(**fields):
@@ -79,13 +79,13 @@ def test_a_registration_of_another_form_is_skipped_too(lie):
 
 
 def test_the_registrations_are_a_list():
-    with pytest.raises(BadAnswer):
+    with pytest.raises(InvalidAnswer):
         read_registrations({"a": 1})
 
 
 @pytest.mark.parametrize("host", ["a/b", "a@b", "a?b", "a b", "a#b", "a\\b", "x" * 300])
 def test_a_host_that_would_mean_more_in_a_url_is_refused(host):
-    with pytest.raises(BadAnswer):
+    with pytest.raises(InvalidAnswer):
         read_node(entry(broadcast_address=host))
 
 

@@ -1,6 +1,10 @@
 import base64
 
-from nsq_compat.cluster.peek import Message, peek, recent
+import pytest
+
+from nsq_compat.cluster.peek import MAX_CHANNELS, Message, oldest_messages, peek, recent
+from nsq_compat.cluster.snapshot import Snapshot
+from nsq_compat.cluster.stats import ChannelStats, TopicStats
 
 
 def entry(body=b"hello", **fields):
@@ -15,7 +19,7 @@ def test_messages_come_from_each_node(client, daemon, nobody):
     assert (message.timestamp, message.attempts, message.text) == (1.5, 1, "hello")
     assert daemon.heard == ["GET channel/peek?topic=t&channel=c&limit=5"]
     assert "connection refused" in gone.error
-    assert gone.able
+    assert gone.supported
 
 
 def test_what_was_published_last_comes_the_same_way(client, daemon):
@@ -27,13 +31,13 @@ def test_what_was_published_last_comes_the_same_way(client, daemon):
 
 def test_gos_nsqd_cannot(client, daemon):
     (look,) = peek(client, [daemon.address], "t", "c", 5)
-    assert not look.able
+    assert not look.supported
 
 
 def test_ours_without_the_channel_can(client, daemon):
     daemon.says("channel/peek", {"message": "CHANNEL_NOT_FOUND"}, 404)
     (look,) = peek(client, [daemon.address], "t", "c", 5)
-    assert look.able
+    assert look.supported
     assert "CHANNEL_NOT_FOUND" in look.error
 
 
@@ -67,3 +71,40 @@ def test_what_is_deferred_or_in_flight_comes_with_its_moment(client, daemon):
     assert ([each.until for each in look.deferred], [each.until for each in look.in_flight]) == ([2.5], [3.5])
     daemon.says("channel/peek", {"deferred": [entry(due="soon")]})
     assert "invalid answer" in peek(client, [daemon.address], "t", "c", 5)[0].error
+
+
+def snapshot(*channels):
+    return Snapshot(taken_at=100.0, topics=(TopicStats(topic_name="t", channels=list(channels)),))
+
+
+def channel(name, *nodes, depth=5, consumers=0):
+    parts = [ChannelStats(channel_name=name, topic_name="t", node=node, depth=depth) for node in nodes]
+    return ChannelStats(channel_name=name, topic_name="t", depth=depth, client_count=consumers, nodes=parts)
+
+
+@pytest.fixture
+def published(make_daemon):
+    """A daemon whose next message was published at this second."""
+
+    def at(second):
+        message = {"id": "i", "timestamp": second * 10**9, "size": 1, "body": base64.b64encode(b"x").decode()}
+        return make_daemon().says("channel/peek", {"messages": [message]})
+
+    return at
+
+
+def test_the_oldest_of_all_nodes_counts(client, published, nobody):
+    channels = [channel("c", published(50).address, published(20).address, nobody)]
+    assert oldest_messages(client, snapshot(*channels)) == {("t", "c"): 20.0}
+
+
+def test_what_cannot_be_told_is_left_out(client, daemon):
+    assert oldest_messages(client, snapshot(channel("c", daemon.address), channel("empty", depth=0))) == {}
+
+
+def test_only_the_worst_are_asked_about(client, published):
+    node = published(50)
+    many = [channel(f"c{number}", node.address, consumers=1) for number in range(30)]
+    found = oldest_messages(client, snapshot(*many, channel("unread", node.address, depth=1)))
+    assert len(found) == MAX_CHANNELS
+    assert ("t", "unread") in found

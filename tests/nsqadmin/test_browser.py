@@ -174,30 +174,30 @@ def test_the_chart_is_drawn_while_one_looks(site, browser):
         lambda: browser.run("return document.querySelector('#charts polyline').getAttribute('points')") != before,
         "a chart that moves",
     )
-    browser.sees("21", "#figures")
+    browser.sees("21", "#totals")
 
 
 def test_what_is_published_is_seen_as_it_comes(site, browser):
     filled(site, "tailed", "before")
     browser.open(site.url("/topics/tailed"))
     browser.click("#actions a", "Watch")
-    browser.sees("before", "#looks")
+    browser.sees("before", "#peeks")
     publish(site.nsqd, "tailed", "while one looks")
-    browser.sees("while one looks", "#looks li:first-child")
+    browser.sees("while one looks", "#peeks li:first-child")
 
 
 def test_what_no_log_has_and_what_is_deferred_is_seen_as_it_comes(site, browser):
     topic = "tailed%23ephemeral"
     filled(site, "tailed#ephemeral")
     browser.open(site.url(f"/messages/{topic}"))
-    browser.sees("Nothing yet", "#looks")
+    browser.sees("No messages yet", "#peeks")
     assert site.nsqd.asks("POST", f"/pub?topic={topic}", b"at once").status == 200
     assert site.nsqd.asks("POST", f"/pub?topic={topic}&defer=90000", b"tomorrow").status == 200
-    browser.sees("tomorrow", "#looks li:first-child")
-    browser.sees("deferred, due in 1m", "#looks li:first-child")
-    browser.sees("at once", "#looks li + li")
+    browser.sees("tomorrow", "#peeks li:first-child")
+    browser.sees("deferred, due in 1m", "#peeks li:first-child")
+    browser.sees("at once", "#peeks li + li")
     browser.open(site.url(f"/topics/{topic}/archive/messages"))
-    browser.sees("Deferred", "#looks h3 + ol + h3")
+    browser.sees("Deferred", "#peeks h3 + ol + h3")
     assert site.nsqd.channel_stats("tailed#ephemeral", "archive")["deferred_count"] == 1
 
 
@@ -208,9 +208,9 @@ def test_refreshing_can_be_paused(site, browser):
     browser.sees("Paused", ".tools")
     # The button asks for the page at once when it is switched on again, so nothing has to be waited for in between.
     publish(site.nsqd, "paused.page", "two")
-    assert "\n1\n" in browser.text_of("#figures")
+    assert "\n1\n" in browser.text_of("#totals")
     browser.click("#live", "Paused")
-    browser.sees("\n2\n", "#figures")
+    browser.sees("\n2\n", "#totals")
 
 
 def test_everything_works_without_scripts(site, browser):
@@ -318,7 +318,7 @@ def test_logging_in_and_a_refused_action(site, browser, start: StartNsqadmin, tm
     refused = browser.run("return fetch('/api/topics/guarded', {method: 'DELETE'}).then(answer => answer.status)")
     assert refused == 403
     browser.open(f"http://{nsqadmin.http_address}/topics/guarded?confirm=delete")
-    browser.sees("You may not do this.")
+    browser.sees("You do not have permission for this.")
     browser.click(".tools button", "Log out")
     browser.sees("Log in", "h1")
     assert site.nsqd.channel_stats("guarded", "archive")["depth"] == 1

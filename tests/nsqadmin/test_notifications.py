@@ -54,7 +54,7 @@ def test_without_an_endpoint_there_is_nobody_to_tell(client):
 
 
 def test_more_than_can_wait_are_dropped_and_counted_in_the_log(client, caplog, monkeypatch):
-    monkeypatch.setattr(notifications_module, "_MOST_WAITING", 2)
+    monkeypatch.setattr(notifications_module, "_MAX_WAITING", 2)
     notifications = Notifications(client, "http://127.0.0.1:1/")
     for _ in range(3):
         notifications.notify({"action": "x"})

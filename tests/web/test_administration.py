@@ -1,6 +1,16 @@
 """/topic/... and /channel/...: every check in its order, under its name."""
 
+import base64
+import json
+
 import pytest
+
+from nsq_compat.log.data_path import make_our_folder
+from nsq_compat.log.files import OsFiles
+from nsq_compat.log.storage import Durability, Storage
+from nsq_compat.queue.broker import Broker
+from nsq_compat.queue.limits import QueueLimits
+from tests.web.conftest import SECOND, Caller
 
 TOPIC_ROUTES = ["create", "delete", "empty", "pause", "unpause"]
 CHANNEL_ROUTES = TOPIC_ROUTES
@@ -107,3 +117,96 @@ def test_a_stopping_daemon_makes_nothing(call, daemon):
     daemon.broker.close()
     assert code(call.post("/topic/create?topic=new")) == refused(503, "EXITING")
     assert code(call.post("/channel/create?topic=known&channel=new")) == refused(503, "EXITING")
+
+
+def bodies(response):
+    return [base64.b64decode(message["body"]) for message in json.loads(response.body)["messages"]]
+
+
+@pytest.fixture
+def channel(daemon):
+    topic = daemon.broker.topic("t")
+    channel = topic.channel("c")
+    topic.publish([b"one", b"two", b"three"], 50.0, 1_700_000_000_000_000_000)
+    return channel
+
+
+def test_what_waits_is_shown_and_stays(call, channel):
+    for _ in range(2):
+        response = call.get("/channel/peek?topic=t&channel=c")
+        assert bodies(response) == [b"one", b"two", b"three"]
+    assert channel.depth == 3
+    answer = json.loads(response.body)
+    assert answer["depth"] == 3
+    first = answer["messages"][0]
+    assert list(first) == ["id", "timestamp", "attempts", "size", "body"]
+    assert (first["timestamp"], first["attempts"], first["size"]) == (1_700_000_000_000_000_000, 1, 3)
+
+
+def test_no_more_than_asked_for(call, channel):
+    assert bodies(call.get("/channel/peek?topic=t&channel=c&limit=2")) == [b"one", b"two"]
+
+
+def test_a_long_body_is_shown_in_part(call, daemon):
+    topic = daemon.broker.topic("t")
+    topic.channel("c")
+    topic.publish([b"x" * 20_000], 50.0, 1)
+    (message,) = json.loads(call.get("/channel/peek?topic=t&channel=c").body)["messages"]
+    assert message["size"] == 20_000
+    assert len(base64.b64decode(message["body"])) == 16 * 1024
+
+
+@pytest.mark.parametrize("limit", ["0", "101", "-1", "x", "", "9" * 50])
+def test_a_limit_that_is_none_is_refused(call, channel, limit):
+    response = call.get(f"/channel/peek?topic=t&channel=c&limit={limit}")
+    assert (response.status, json.loads(response.body)) == (400, {"message": "INVALID_ARG_LIMIT"})
+
+
+def test_what_is_missing_is_said(call, channel):
+    assert json.loads(call.get("/channel/peek?topic=t").body) == {"message": "MISSING_ARG_CHANNEL"}
+    assert json.loads(call.get("/channel/peek?topic=x&channel=c").body) == {"message": "TOPIC_NOT_FOUND"}
+    assert json.loads(call.get("/channel/peek?topic=t&channel=x").body) == {"message": "CHANNEL_NOT_FOUND"}
+
+
+def test_where_auth_servers_decide_who_reads_nobody_peeks(daemon, channel):
+    daemon.options.peeking_over_http = False
+    assert json.loads(Caller(daemon).get("/channel/peek?topic=t&channel=c").body) == {"message": "NOT_FOUND"}
+
+
+def test_what_is_deferred_and_what_is_in_flight_is_shown_with_its_moment(call, daemon, channel, drain):
+    topic = daemon.broker.topic("t")
+    channel.add_consumer(drain)
+    channel.take(drain, 1, 50.0, 60.0)
+    topic.publish([b"later"], 50.0, 1, 7.5)
+    answer = json.loads(call.get("/channel/peek?topic=t&channel=c").body)
+    moments = {
+        kind: [(base64.b64decode(each["body"]), each[key] - daemon.wall_ns) for each in answer[kind]]
+        for kind, key in (("deferred", "due"), ("in_flight", "deadline"))
+    }
+    assert moments == {"deferred": [(b"later", 7_500_000_000)], "in_flight": [(b"one", 60_000_000_000)]}
+    assert [base64.b64decode(each["body"]) for each in answer["messages"]] == [b"two", b"three"]
+
+
+def test_what_was_published_to_a_topic_without_a_log_is_shown_too(call, daemon, channel):
+    daemon.broker.topic("t").publish([b"later"], 50.0, 1_000, 2.0)
+    answer = json.loads(call.get("/topic/recent?topic=t").body)
+    assert answer["message_count"] == 4
+    assert [message.get("due") for message in answer["messages"]] == [None, None, None, daemon.wall_ns + 2 * SECOND]
+    assert base64.b64decode(answer["messages"][0]["body"]) == b"one"
+
+
+def test_what_was_published_last_is_shown_though_it_is_finished(call, daemon, drain, tmp_path):
+    files = OsFiles()
+    make_our_folder(files, str(tmp_path))
+    storage = Storage(files, str(tmp_path), durability=Durability.OS, segment_size=1 << 20, commit=lambda _: None)
+    daemon.broker = Broker(QueueLimits(), storage)
+    topic = daemon.broker.topic("t")
+    for number in range(5):
+        topic.publish([f"message {number}".encode()], 50.0, 1)
+    assert len(drain(topic)) == 5
+    shown = Caller(daemon).get("/topic/recent?topic=t&limit=3")
+    assert bodies(shown) == [b"message 2", b"message 3", b"message 4"]
+    assert json.loads(shown.body)["message_count"] == 5
+    assert topic.store is not None
+    topic.store.log.close()
+    assert json.loads(call.get("/topic/recent").body) == {"message": "MISSING_ARG_TOPIC"}

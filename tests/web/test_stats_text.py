@@ -1,11 +1,12 @@
 """/stats for people: column by column what nsqd prints."""
 
+import time
 from dataclasses import replace
 
 import pytest
 
 from nsq_compat.queue.stats import ChannelStats, ClientStats, LatencyStats, TopicStats
-from nsq_compat.web.stats_text import StatsReport, render
+from nsq_compat.web.stats_text import StatsReport, format_time, render
 
 MS = 1_000_000
 
@@ -131,3 +132,14 @@ def test_anything_but_json_is_text(call):
         response = call.get("/stats" + query)
         assert ("Content-Type", "text/plain; charset=utf-8") in response.headers
         assert response.body.startswith(b"nsqd v1.3.0")
+
+
+@pytest.mark.parametrize(("zone", "text"), [("UTC", "2026-11-21T03:50:26Z"), ("XXX-5:30", "2026-11-21T09:20:26+05:30")])
+def test_moments_are_local_and_utc_is_z(monkeypatch, zone, text):
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        assert format_time(1795233026.9) == text
+    finally:
+        monkeypatch.undo()
+        time.tzset()

@@ -1,15 +1,14 @@
-"""NSQ's JSON of what nsqadmin's API answers: the keys, their order, and what is left out when it is 0 or empty."""
+"""The JSON of nsqadmin's API: keys and their order are NSQ's."""
 
 from collections.abc import Sequence
 from typing import Any, Final
 
-from nsq_compat.cluster.latency import Latency, Percentile
 from nsq_compat.cluster.nodes import Node
-from nsq_compat.cluster.statistics import ChannelStats, ClientStats, TopicStats
+from nsq_compat.cluster.stats import ChannelStats, ClientStats, Latency, Percentile, TopicStats
 
 _SECOND_NS: Final = 1_000_000_000
 
-# "?" marks what is left out when it is empty or 0.
+# A key with "?" is left out if its value is empty or 0.
 _DELIVERY: Final = "zone_local_msg_count? region_local_msg_count? global_msg_count?"
 _TOPIC: Final = (
     f"node hostname topic_name depth memory_depth backend_depth message_count delivery_msg_count {_DELIVERY}"
@@ -77,7 +76,7 @@ def counters(channels: Sequence[ChannelStats]) -> dict[str, Any]:
 
 
 def _latency(latency: Latency, stats: TopicStats | ChannelStats, channel_name: str) -> dict[str, Any]:
-    # nsqadmin: a sum says whose it is, a node's own figures do not.
+    # nsqadmin: only a sum has the names of its topic and channel.
     total = bool(stats.nodes)
     percentiles = latency.percentiles
     return {
@@ -101,7 +100,7 @@ def _percentile(percentile: Percentile, total: bool) -> dict[str, Any]:
 
 
 def _list(stats: TopicStats | ChannelStats, values: list[Any]) -> list[Any] | None:
-    """nsqadmin: an empty list of a sum is null, that of a node is what the node said."""
+    """nsqadmin: an empty list is null in a sum, and [] on a node."""
     return values or (None if stats.nodes else [])
 
 

@@ -1,17 +1,17 @@
-"""What nsqadmin's pages ask of the program that serves them."""
+"""The interface that the program nsqadmin provides to its pages."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from nsq_compat.cluster.actions import Actions
 from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.history import History
-from nsq_compat.cluster.steering import Steering
 from nsq_compat.web.admin.users import Users
 from nsq_compat.web.metrics import Metrics
 
 
 class AdminOptions(Protocol):
-    """The options the pages read, spelled like their config keys. Durations are integer nanoseconds."""
+    """Options that the pages read, named like their config keys. Durations are integer nanoseconds."""
 
     @property
     def base_path(self) -> str: ...
@@ -51,14 +51,14 @@ class AdminService(Protocol):
     @property
     def cluster(self) -> Cluster: ...
     @property
-    def steering(self) -> Steering: ...
+    def actions(self) -> Actions: ...
     @property
     def metrics(self) -> Metrics: ...
     @property
     def history(self) -> History: ...
     @property
     def users(self) -> Users | None:
-        """None where nobody has to log in."""
+        """None if no login is required."""
 
     @property
     def secret_key(self) -> bytes: ...
@@ -67,7 +67,7 @@ class AdminService(Protocol):
         """Unix seconds."""
 
     def notify(self, action: Mapping[str, Any]) -> None:
-        """Tell the notification endpoint, if there is one; does not wait."""
+        """Queue a notification for the endpoint, if one is configured."""
 
     def config_value(self, name: str) -> object:
         """Raises KeyError."""

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
+from nsq_compat.cluster.actions import Actions
 from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.history import History
 from nsq_compat.cluster.http_client import HttpClient, HttpClientOptions
-from nsq_compat.cluster.steering import Steering
 from nsq_compat.web.admin.app import create_app
 from nsq_compat.web.admin.users import Users
 from nsq_compat.web.metrics import Metrics
@@ -55,7 +55,7 @@ class Service:
 
     def __post_init__(self) -> None:
         self.cluster = Cluster(HttpClient(HttpClientOptions(request_timeout=20)), self.options)
-        self.steering = Steering(self.cluster)
+        self.actions = Actions(self.cluster)
         self.metrics = Metrics("nsqadmin", self.version)
 
     def now(self) -> float:

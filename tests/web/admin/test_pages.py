@@ -50,7 +50,7 @@ def test_the_nodes_are_listed_with_their_health(browser, nsqd):
     text = shown(browser.get("/nodes"))
     assert "nsqd nodes ( 1 )" in text
     assert f"{nsqd.address} 1 {nsqd.port} 1.3.0 OK" in text
-    assert "No nsqd with" in shown(browser.get("/nodes?q=nobody"))
+    assert "No nsqd has “other”" in shown(browser.get("/nodes?q=other"))
 
 
 def test_a_node_shows_its_topics_and_clients(browser, nsqd):
@@ -75,7 +75,7 @@ def test_the_counter_adds_up_all_channels(browser):
 
 def test_lookup_says_so_where_there_is_none(browser):
     assert "No nsqlookupd is configured" in browser.get("/lookup").text
-    assert "The topic is deleted from nsqlookupd" in browser.get("/lookup?confirm=delete&topic=t").text
+    assert "nsqlookupd forgets the topic" in browser.get("/lookup?confirm=delete&topic=t").text
 
 
 def test_messages_are_shown_as_text_or_as_bytes(browser, nsqd):
@@ -101,9 +101,9 @@ def test_what_is_deferred_and_what_is_in_flight_says_until_when(browser, nsqd):
     deferred, over = ({key: int((NOW + 90) * 1e9)} for key in ("due", "deadline"))
     nsqd.says("channel/peek", {"deferred": [message | deferred], "in_flight": [message | over]})
     page = shown(browser.get("/topics/orders/archive/messages"))
-    assert "Nothing waits." in page
-    assert "attempt 2 next deferred, due in 1m 30s" in page
-    assert "attempt 2 1m 30s left to answer" in page
+    assert "No waiting messages." in page
+    assert "next attempt: 2 deferred, due in 1m 30s" in page
+    assert "attempt 2 times out in 1m 30s" in page
 
 
 def test_an_nsqd_that_cannot_show_messages_is_said_to(browser):
@@ -121,7 +121,7 @@ def test_what_is_published_is_shown_the_latest_first(browser, nsqd):
     nsqd.says("topic/recent", {"messages": [messages[0] | {"due": int((NOW + 60) * 1e9)}]})
     assert "deferred, due in 1m" in browser.get("/messages/orders").text
     nsqd.says("topic/recent", {"messages": []})
-    assert "New messages are shown here as they are published" in browser.get("/messages/orders").text
+    assert "New messages appear here when they are published" in browser.get("/messages/orders").text
     nsqd.says("topic/recent", {"message": "NOT_FOUND"}, 404)
     assert "cannot show messages" in browser.get("/messages/orders").text
 

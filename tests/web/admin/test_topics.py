@@ -85,7 +85,7 @@ def test_a_channel_shows_its_clients(browser):
     assert "c1.example:5000" in text
     assert "TLS" in text
     assert "1m 5s" in text
-    assert "No clients connected" in shown(browser.get("/topics/orders/archive"))
+    assert "No clients are connected" in shown(browser.get("/topics/orders/archive"))
 
 
 def test_a_channel_shows_which_policies_apply_and_what_they_did(browser, nsqd):
@@ -114,7 +114,7 @@ def test_what_is_not_there_is_a_page_that_says_so(browser):
     for path in ("/topics/nope", "/topics/orders/nope", "/nowhere"):
         page = browser.get(path, headers={"Accept": "text/html"})
         assert page.status_code == 404
-        assert "There is no such page" in page.text
+        assert "there is no such page" in page.text
 
 
 HOSTILE = "<script>alert(1)</script>\"'&"
@@ -172,7 +172,7 @@ def test_losing_messages_is_asked_about_with_how_many(browser):
     assert "Empty orders/archive? 12,304 messages on 1 node will be deleted" in text
     text = shown(browser.get("/topics/orders?confirm=delete"))
     assert "12,311 messages" in text
-    assert "its 2 channels" in text
+    assert "Its 2 channels are deleted too." in text
     assert "1 consumer is connected" in text
     assert "7 messages on 1 node" in shown(browser.get("/topics/orders?confirm=empty"))
 

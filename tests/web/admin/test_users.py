@@ -1,6 +1,6 @@
 import pytest
 
-from nsq_compat.web.admin.users import MOST_ATTEMPTS, Attempts, Role, UserFileError, Users, make_line
+from nsq_compat.web.admin.users import MAX_ATTEMPTS, Attempts, Role, UserFileError, Users, make_line
 
 
 def test_a_line_that_was_made_lets_its_user_in():
@@ -12,10 +12,10 @@ def test_a_line_that_was_made_lets_its_user_in():
 
 def test_a_wrong_name_or_password_is_nobody():
     users = Users(make_line("ada", "admin", "secret"))
-    assert users.log_in("ada", "wrong") is Role.NOBODY
-    assert users.log_in("eve", "secret") is Role.NOBODY
-    assert users.log_in("", "") is Role.NOBODY
-    assert users.role_of("eve") is Role.NOBODY
+    assert users.log_in("ada", "wrong") is Role.NONE
+    assert users.log_in("eve", "secret") is Role.NONE
+    assert users.log_in("", "") is Role.NONE
+    assert users.role_of("eve") is Role.NONE
 
 
 def test_the_password_is_not_in_the_line_and_no_two_lines_are_alike():
@@ -28,7 +28,7 @@ def test_the_password_is_not_in_the_line_and_no_two_lines_are_alike():
     ("line", "reason"),
     [
         ("ada", "role must be one of"),
-        (":admin:x", "a name must stand"),
+        (":admin:x", "must begin with a valid user name"),
         ("ada:king:x", "role must be one of viewer, operator, admin"),
         ("ada:admin:secret", r"scrypt\$N"),
         ("ada:admin:scrypt$a$8$1$AA==$AA==", "invalid literal"),
@@ -51,15 +51,15 @@ def test_no_line_is_made_of_what_could_not_be_read_back(name, role, password):
 def test_a_password_that_was_right_is_not_worked_out_again():
     users = Users(make_line("ada", "admin", "secret"))
     assert [users.log_in("ada", "secret") for _ in range(3)] == 3 * [Role.ADMIN]
-    assert users.log_in("ada", "other") is Role.NOBODY
+    assert users.log_in("ada", "other") is Role.NONE
     assert users.log_in("ada", "secret") is Role.ADMIN
 
 
 def test_who_only_tries_has_to_wait():
     attempts = Attempts()
-    for second in range(MOST_ATTEMPTS):
+    for second in range(MAX_ATTEMPTS):
         assert attempts.allowed("10.0.0.1", "ada", second)
-        attempts.failed("10.0.0.1", "ada", second)
+        attempts.add_failed("10.0.0.1", "ada", second)
     assert not attempts.allowed("10.0.0.1", "ada", 30.0)
     assert attempts.allowed("10.0.0.1", "bob", 30.0)
     assert attempts.allowed("10.0.0.2", "ada", 30.0)
