@@ -39,9 +39,7 @@ class Sampler:
             began = time.monotonic()
             try:
                 with_clients = samples % _CLIENTS_INTERVAL == 0
-                snapshot = take_snapshot(
-                    self._cluster, time.time(), clients=with_clients, let_others_run=gevent.sleep
-                )
+                snapshot = take_snapshot(self._cluster, time.time(), clients=with_clients, let_others_run=gevent.sleep)
                 self._history.add(snapshot, gevent.sleep)
                 if with_clients:
                     self._history.oldest = oldest_messages(self._cluster.client, snapshot)

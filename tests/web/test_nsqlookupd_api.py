@@ -5,6 +5,7 @@ import logging
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from nsq_compat.protocol.lookup_commands import PeerInfo
 from nsq_compat.registry.registration import Producer
@@ -227,3 +228,27 @@ def test_questions_are_logged(nsqlookupd, caplog):
     with caplog.at_level(logging.INFO):
         nsqlookupd.call("GET", "/lookup?topic=t")
     assert caplog.records[0].message.startswith("404 GET /lookup?topic=t (127.0.0.1:50000) ")
+
+
+# --- Metrics -----------------------------------------------------------------------------------------------------------
+
+
+def scrape(nsqlookupd):
+    page = nsqlookupd.call("GET", "/metrics").body.decode()
+    families = text_string_to_metric_families(page)
+    return {(each.name, *each.labels.values()): each.value for family in families for each in family.samples}
+
+
+def test_metrics_count_nodes_topics_channels_and_tombstones(nsqlookupd):
+    nsqlookupd.joins("n1", "orders", "orders:archive", "orders:mail")
+    nsqlookupd.moment += 301.0
+    nsqlookupd.joins("n2", "orders", "clicks")
+    nsqlookupd.call("POST", "/topic/tombstone?topic=clicks&node=n2:4151")
+    found = scrape(nsqlookupd)
+    assert found["nsqlookupd_nodes", "active"] == 1
+    assert found["nsqlookupd_nodes", "inactive"] == 1
+    assert (found["nsqlookupd_topics",], found["nsqlookupd_channels",], found["nsqlookupd_tombstones",]) == (2, 2, 1)
+
+
+def test_nsqlookupd_is_always_ready(nsqlookupd):
+    assert nsqlookupd.call("GET", "/readyz").status == 200

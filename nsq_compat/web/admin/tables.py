@@ -42,7 +42,7 @@ class Page(Generic[T]):
         return {name: value or None for name, value in values.items()}
 
     def sorted_by(self, column: str) -> dict[str, Any]:
-        """Parameters of a column header's link. Numbers are sorted in descending order first; a second click reverses."""
+        """Parameters of a column header's link. Numbers are sorted in descending order first; a click reverses."""
         descending = not self.descending if column == self.sort else column != "name"
         return self.parameters(sort=column, desc=int(descending), page=1)
 
