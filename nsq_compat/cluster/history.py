@@ -111,7 +111,7 @@ class History:
     """The newest snapshot, and series of depths and rates.
 
     `latest` is None before the first snapshot. `oldest` is when the next message of some channels was published, in
-    Unix seconds. `not_ready` has the channels whose consumers all were at RDY 0 in the last snapshot with clients.
+    Unix seconds. `not_ready` has the channels that had all consumers at RDY 0 in the last snapshot with clients.
     """
 
     def __init__(self, step: int = FINE_SECONDS) -> None:

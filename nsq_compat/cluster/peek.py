@@ -15,7 +15,7 @@ from nsq_compat.cluster.snapshot import Snapshot
 from nsq_compat.cluster.stats import ChannelStats
 
 MAX_CHANNELS: Final = 10
-"""Channels whose oldest message is queried."""
+"""Channels that are queried for their oldest message."""
 MAX_NODES: Final = 5
 """Nodes queried for each of these channels."""
 _NO_SUCH_PATH: Final = r"{\"message\":\"NOT_FOUND\"}"

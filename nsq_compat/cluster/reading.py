@@ -70,7 +70,7 @@ def boolean(value: object) -> bool:
 
 
 def array(read: Callable[[object], T], value: object) -> list[T]:
-    """An array, whose members are read by `read`."""
+    """An array. `read` reads its members."""
     if value is None:
         return []
     if not isinstance(value, list):

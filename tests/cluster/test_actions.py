@@ -1,4 +1,4 @@
-"""Orders to a cluster, seen from the daemons that hear them."""
+"""Actions on a cluster, as the requests that daemons receive."""
 
 import pytest
 
@@ -28,70 +28,70 @@ def lookupd(make_daemon, nsqd):
 
 
 @pytest.fixture
-def steering(client, lookupd):
+def actions(client, lookupd):
     return Actions(Cluster(client, Addresses(nsqlookupd_http_addresses=(lookupd.address,))))
 
 
 @pytest.fixture
-def steering_nsqds(client, nsqd):
+def actions_on_nsqds(client, nsqd):
     return Actions(Cluster(client, Addresses(nsqd_http_addresses=(nsqd.address,))))
 
 
 @pytest.mark.parametrize("action", ["pause", "unpause", "empty"])
-def test_a_change_reaches_the_nodes_that_have_the_topic(steering, nsqd, lookupd, action):
-    assert steering.change(action, "t") == ()
-    assert steering.change(action, "t", "c#ephemeral") == ()
+def test_a_change_reaches_the_nodes_that_have_the_topic(actions, nsqd, lookupd, action):
+    assert actions.change(action, "t") == ()
+    assert actions.change(action, "t", "c#ephemeral") == ()
     assert nsqd.orders == [f"topic/{action}?topic=t", f"channel/{action}?topic=t&channel=c%23ephemeral"]
     assert lookupd.orders == []
 
 
-def test_a_change_may_be_for_one_node(steering, nsqd, lookupd):
-    assert steering.change("pause", "t", node=nsqd.address) == ()
+def test_a_change_may_be_for_one_node(actions, nsqd, lookupd):
+    assert actions.change("pause", "t", node=nsqd.address) == ()
     assert nsqd.orders == ["topic/pause?topic=t"]
     assert lookupd.heard == []
 
 
-def test_deleting_takes_the_announcement_first(steering, nsqd, lookupd):
-    assert steering.delete("t", "c") == ()
+def test_a_deletion_goes_to_nsqlookupds_first(actions, nsqd, lookupd):
+    assert actions.delete("t", "c") == ()
     assert lookupd.orders == nsqd.orders == ["channel/delete?topic=t&channel=c"]
 
 
-def test_a_new_topic_is_announced_and_a_new_channel_made(steering, nsqd, lookupd):
-    assert steering.create("t") == ()
+def test_a_topic_is_created_in_nsqlookupds_and_a_channel_on_nodes_too(actions, nsqd, lookupd):
+    assert actions.create("t") == ()
     assert nsqd.orders == []
-    assert steering.create("t", "c") == ()
+    assert actions.create("t", "c") == ()
     assert lookupd.orders == ["topic/create?topic=t", "topic/create?topic=t", "channel/create?topic=t&channel=c"]
     assert nsqd.orders == ["channel/create?topic=t&channel=c"]
 
 
-def test_without_nsqlookupds_nothing_is_announced(steering_nsqds, nsqd):
-    assert steering_nsqds.create("t") == ()
+def test_without_nsqlookupds_only_nodes_are_called(actions_on_nsqds, nsqd):
+    assert actions_on_nsqds.create("t") == ()
     assert nsqd.orders == []
     with pytest.raises(AllFailed, match="failed to query any nsqlookupd: $"):
-        steering_nsqds.create("t", "c")
-    assert steering_nsqds.create_on([nsqd.address], "t", "c") == ()
+        actions_on_nsqds.create("t", "c")
+    assert actions_on_nsqds.create_on([nsqd.address], "t", "c") == ()
     assert nsqd.orders == ["topic/create?topic=t", "channel/create?topic=t&channel=c"]
 
 
-def test_a_tombstone_is_set_and_the_topic_deleted_there(steering, nsqd, lookupd):
-    assert steering.tombstone("t", nsqd.address) == ()
+def test_a_tombstone_is_set_and_the_topic_is_deleted_on_the_node(actions, nsqd, lookupd):
+    assert actions.tombstone("t", nsqd.address) == ()
     port = nsqd.address.rpartition(":")[2]
     assert lookupd.orders == [f"topic/tombstone?topic=t&node=127.0.0.1%3A{port}"]
     assert nsqd.orders == ["topic/delete?topic=t"]
 
 
-def test_a_tombstone_for_a_node_that_is_gone_is_an_error(steering, nobody):
+def test_a_tombstone_for_a_node_that_is_gone_is_an_error(actions, no_listener):
     with pytest.raises(AllFailed, match="failed to query any nsqd: "):
-        steering.tombstone("t", nobody)
+        actions.tombstone("t", no_listener)
 
 
-def test_who_did_not_do_it_is_named(steering, nsqd):
+def test_a_failed_node_is_named(actions, nsqd):
     nsqd.says("channel/pause", {"message": "CHANNEL_NOT_FOUND"}, 404)
-    (error,) = steering.change("pause", "t", "c")
+    (error,) = actions.change("pause", "t", "c")
     assert "CHANNEL_NOT_FOUND" in error
 
 
-def test_a_message_goes_to_one_node(steering, nsqd):
-    assert steering.publish(nsqd.address, "t", b"hello") == ()
-    assert steering.publish(nsqd.address, "t", b"later", 500) == ()
+def test_a_message_goes_to_one_node(actions, nsqd):
+    assert actions.publish(nsqd.address, "t", b"hello") == ()
+    assert actions.publish(nsqd.address, "t", b"later", 500) == ()
     assert nsqd.orders == ["pub?topic=t hello", "pub?topic=t&defer=500 later"]

@@ -11,7 +11,7 @@ def read(**topic):
     return read_node_stats(NODE, {"health": "OK", "start_time": 5, "topics": [{"topic_name": "t", **topic}]})
 
 
-def test_what_was_said_is_marked_with_who_said_it():
+def test_stats_have_the_node_they_come_from():
     stats = read(channels=[{"channel_name": "c", "clients": [{"client_id": "x"}]}])
     assert (stats.health, stats.start_time) == ("OK", 5)
     (topic,) = stats.topics
@@ -22,13 +22,13 @@ def test_what_was_said_is_marked_with_who_said_it():
     assert (client.node, client.node_topology_zone) == ("n1:2", "z")
 
 
-def test_what_is_not_said_is_derived():
+def test_derived_counts_are_computed():
     (topic,) = read(depth=10, backend_depth=4, zone_local_msg_count=1, global_msg_count=2).topics
     assert topic.memory_depth == 6
     assert topic.delivery_msg_count == 3
 
 
-def test_clients_not_asked_for_are_none_and_no_clients_are_none_of_that():
+def test_clients_are_none_unless_requested():
     (topic,) = read(channels=[{"clients": None}, {"clients": []}]).topics
     assert [channel.clients for channel in topic.channels] == [None, []]
 
@@ -48,12 +48,12 @@ def test_clients_not_asked_for_are_none_and_no_clients_are_none_of_that():
         {"e2e_processing_latency": {"percentiles": [{"quantile": "x"}]}},
     ],
 )
-def test_a_lie_about_types_spoils_the_answer(topic):
+def test_a_wrong_type_invalidates_the_answer(topic):
     with pytest.raises(InvalidAnswer):
         read(**topic)
 
 
-def test_no_topics_may_be_said_in_two_ways():
+def test_topics_may_be_null_or_empty():
     assert read_node_stats(NODE, {"topics": None}).topics == read_node_stats(NODE, {"topics": []}).topics == []
 
 
@@ -67,34 +67,34 @@ def only(latency):
     return percentile
 
 
-def test_one_node_is_its_own_average_and_extremes():
+def test_the_latency_of_one_node_is_average_min_and_max():
     percentile = only(measured(7, p99=5.0))
     assert (percentile.quantile, percentile.average, percentile.min, percentile.max, percentile.count) == (
         *(0.99, 5.0, 5.0, 5.0, 7),
     )
 
 
-def test_over_nodes_the_average_is_weighted_by_messages():
+def test_the_average_over_nodes_is_weighted_by_messages():
     percentile = only(merged_latency([measured(1, p99=10.0), measured(3, p99=30.0)]))
     assert (percentile.average, percentile.min, percentile.max, percentile.count) == (25.0, 10.0, 30.0, 4)
 
 
-def test_a_node_without_messages_does_not_count_as_the_fastest():
+def test_a_node_without_messages_is_not_the_minimum():
     percentile = only(merged_latency([measured(0, p99=0.0), measured(2, p99=30.0)]))
     assert (percentile.average, percentile.min) == (30.0, 30.0)
 
 
-def test_nothing_measured_anywhere_is_zero():
+def test_latency_without_measurements_is_zero():
     percentile = only(merged_latency([measured(0, p99=0.0)]))
     assert (percentile.average, percentile.min, percentile.max, percentile.count) == (0.0, 0.0, 0.0, 0)
 
 
-def test_quantiles_keep_the_order_nsqd_gave_them():
+def test_quantiles_keep_nsqds_order():
     latency = merged_latency([measured(1, p99=1.0, p95=1.0), measured(1, p50=1.0, p99=1.0)])
     assert [percentile.quantile for percentile in latency.percentiles or ()] == [0.99, 0.95, 0.5]
 
 
-def test_not_asked_for_is_none():
+def test_latency_that_nsqd_does_not_measure_is_none():
     assert read_latency({"count": 0, "percentiles": None}) == Latency()
     assert read_latency(None) == Latency()
     assert merged_latency([Latency(), Latency(3)]) == Latency(3)

@@ -1,4 +1,4 @@
-"""/topic/... and /channel/...: every check in its order, under its name."""
+"""/topic/... and /channel/...: checks in nsqd's order, with nsqd's codes; peek and recent."""
 
 import base64
 import json
@@ -31,7 +31,7 @@ def known(call):
 
 
 @pytest.mark.parametrize("route", TOPIC_ROUTES)
-def test_a_topic_route_needs_a_topic_and_a_sound_query(call, route):
+def test_a_topic_route_needs_a_topic_and_a_valid_query(call, route):
     assert code(call.post(f"/topic/{route}")) == refused(400, "MISSING_ARG_TOPIC")
     assert code(call.post(f"/topic/{route}?topic=%")) == refused(400, "INVALID_REQUEST")
 
@@ -63,7 +63,7 @@ def test_invalid_and_unknown_topics(call, route, invalid, unknown):
     ],
 )
 @pytest.mark.parametrize("route", CHANNEL_ROUTES)
-def test_channel_routes_check_in_one_order(call, route, query, answer):
+def test_channel_routes_check_in_nsqds_order(call, route, query, answer):
     assert code(call.post(f"/channel/{route}{query}")) == refused(*answer)
 
 
@@ -73,7 +73,7 @@ def test_an_unknown_channel_is_not_found(call, route):
 
 
 @pytest.mark.parametrize("route", TOPIC_ROUTES)
-def test_success_is_an_empty_reply_without_a_type(call, route):
+def test_success_is_an_empty_response_without_a_type(call, route):
     for response in (
         call.post(f"/channel/{route}?topic=known&channel=known"),
         call.post(f"/topic/{route}?topic=known"),
@@ -82,7 +82,7 @@ def test_success_is_an_empty_reply_without_a_type(call, route):
         assert response.headers == (("X-Nsq-Content-Type", "nsq; version=1.0"),)
 
 
-def test_topics_and_channels_come_and_go(call, daemon):
+def test_topics_and_channels_can_be_created_and_deleted(call, daemon):
     call.post("/topic/create?topic=t")
     call.post("/channel/create?topic=t&channel=c")
     assert list(daemon.broker.topics["t"].channels) == ["c"]
@@ -92,7 +92,7 @@ def test_topics_and_channels_come_and_go(call, daemon):
     assert "t" not in daemon.broker.topics
 
 
-def test_pausing_is_written_down_before_the_answer(call, daemon):
+def test_pausing_is_saved_before_the_response(call, daemon):
     topic = daemon.broker.topics["known"]
     call.post("/topic/pause?topic=known")
     call.post("/channel/pause?topic=known&channel=known")
@@ -102,7 +102,7 @@ def test_pausing_is_written_down_before_the_answer(call, daemon):
     assert (topic.paused, topic.channels["known"].paused, daemon.saves) == (False, False, 4)
 
 
-def test_emptying_a_topic_leaves_its_channels_alone(call, daemon):
+def test_emptying_a_topic_does_not_empty_its_channels(call, daemon):
     topic = daemon.broker.topics["known"]
     call.post("/pub?topic=known", b"in the channel")
     call.post("/topic/pause?topic=known")
@@ -113,7 +113,7 @@ def test_emptying_a_topic_leaves_its_channels_alone(call, daemon):
     assert topic.channels["known"].depth == 0
 
 
-def test_a_stopping_daemon_makes_nothing(call, daemon):
+def test_a_stopping_daemon_creates_nothing(call, daemon):
     daemon.broker.close()
     assert code(call.post("/topic/create?topic=new")) == refused(503, "EXITING")
     assert code(call.post("/channel/create?topic=known&channel=new")) == refused(503, "EXITING")
@@ -131,7 +131,7 @@ def channel(daemon):
     return channel
 
 
-def test_what_waits_is_shown_and_stays(call, channel):
+def test_waiting_messages_are_shown_and_stay(call, channel):
     for _ in range(2):
         response = call.get("/channel/peek?topic=t&channel=c")
         assert bodies(response) == [b"one", b"two", b"three"]
@@ -143,11 +143,11 @@ def test_what_waits_is_shown_and_stays(call, channel):
     assert (first["timestamp"], first["attempts"], first["size"]) == (1_700_000_000_000_000_000, 1, 3)
 
 
-def test_no_more_than_asked_for(call, channel):
+def test_a_peek_has_at_most_limit_messages(call, channel):
     assert bodies(call.get("/channel/peek?topic=t&channel=c&limit=2")) == [b"one", b"two"]
 
 
-def test_a_long_body_is_shown_in_part(call, daemon):
+def test_a_long_body_is_shown_partly(call, daemon):
     topic = daemon.broker.topic("t")
     topic.channel("c")
     topic.publish([b"x" * 20_000], 50.0, 1)
@@ -157,23 +157,23 @@ def test_a_long_body_is_shown_in_part(call, daemon):
 
 
 @pytest.mark.parametrize("limit", ["0", "101", "-1", "x", "", "9" * 50])
-def test_a_limit_that_is_none_is_refused(call, channel, limit):
+def test_an_invalid_limit_is_refused(call, channel, limit):
     response = call.get(f"/channel/peek?topic=t&channel=c&limit={limit}")
     assert (response.status, json.loads(response.body)) == (400, {"message": "INVALID_ARG_LIMIT"})
 
 
-def test_what_is_missing_is_said(call, channel):
+def test_missing_parameters_topics_and_channels_are_errors(call, channel):
     assert json.loads(call.get("/channel/peek?topic=t").body) == {"message": "MISSING_ARG_CHANNEL"}
     assert json.loads(call.get("/channel/peek?topic=x&channel=c").body) == {"message": "TOPIC_NOT_FOUND"}
     assert json.loads(call.get("/channel/peek?topic=t&channel=x").body) == {"message": "CHANNEL_NOT_FOUND"}
 
 
-def test_where_auth_servers_decide_who_reads_nobody_peeks(daemon, channel):
+def test_with_auth_servers_there_is_no_peek(daemon, channel):
     daemon.options.peeking_over_http = False
     assert json.loads(Caller(daemon).get("/channel/peek?topic=t&channel=c").body) == {"message": "NOT_FOUND"}
 
 
-def test_what_is_deferred_and_what_is_in_flight_is_shown_with_its_moment(call, daemon, channel, drain):
+def test_deferred_and_in_flight_messages_have_their_deadlines(call, daemon, channel, drain):
     topic = daemon.broker.topic("t")
     channel.add_consumer(drain)
     channel.take(drain, 1, 50.0, 60.0)
@@ -187,7 +187,7 @@ def test_what_is_deferred_and_what_is_in_flight_is_shown_with_its_moment(call, d
     assert [base64.b64decode(each["body"]) for each in answer["messages"]] == [b"two", b"three"]
 
 
-def test_what_was_published_to_a_topic_without_a_log_is_shown_too(call, daemon, channel):
+def test_messages_of_a_topic_without_a_log_are_shown(call, daemon, channel):
     daemon.broker.topic("t").publish([b"later"], 50.0, 1_000, 2.0)
     answer = json.loads(call.get("/topic/recent?topic=t").body)
     assert answer["message_count"] == 4
@@ -195,7 +195,7 @@ def test_what_was_published_to_a_topic_without_a_log_is_shown_too(call, daemon, 
     assert base64.b64decode(answer["messages"][0]["body"]) == b"one"
 
 
-def test_what_was_published_last_is_shown_though_it_is_finished(call, daemon, drain, tmp_path):
+def test_recent_messages_are_shown_even_if_finished(call, daemon, drain, tmp_path):
     files = OsFiles()
     make_our_folder(files, str(tmp_path))
     storage = Storage(files, str(tmp_path), durability=Durability.OS, segment_size=1 << 20, commit=lambda _: None)

@@ -1,4 +1,4 @@
-"""/ping, /info and /stats as JSON: keys, their order, what is left out and what is null."""
+"""/ping, /info and /stats as JSON: keys and their order, omitted and null values."""
 
 import json
 from dataclasses import replace
@@ -78,7 +78,7 @@ def test_stats_of_a_topic_have_nsqds_keys_in_nsqds_order(call):
         ("&topic=&channel=", {"a": ["x", "y"], "b": ["x"]}),
     ],
 )
-def test_filters_leave_what_they_name(call, query, topics):
+def test_filters_select_topics_and_channels(call, query, topics):
     for topic, channel in (("b", "x"), ("a", "y"), ("a", "x")):
         call.post(f"/topic/create?topic={topic}")
         call.post(f"/channel/create?topic={topic}&channel={channel}")
@@ -87,7 +87,7 @@ def test_filters_leave_what_they_name(call, query, topics):
     assert list(topics) == [topic["topic_name"] for topic in shown]
 
 
-def test_of_an_unknown_topic_everything_is_null(call, daemon):
+def test_stats_of_an_unknown_topic_are_null(call, daemon):
     daemon.connected_producers = (replace(CLIENT, pub_counts=(("t", 2),)),)
     shown = stats(call, "&topic=nosuch")
     assert (shown["topics"], shown["producers"]) == (None, None)
@@ -184,7 +184,7 @@ def test_channels_show_clients_latency_and_what_is_not_zero():
 
 
 @pytest.mark.parametrize("form", ["json", "text"])
-def test_while_many_topics_are_shown_others_have_their_turn(call, daemon, form):
+def test_stats_of_many_topics_let_others_run(call, daemon, form):
     turns: list[int] = []
 
     def let_others_run():
@@ -195,7 +195,7 @@ def test_while_many_topics_are_shown_others_have_their_turn(call, daemon, form):
     for number in range(250):
         daemon.broker.topic(f"t{number:03}")
     body = call.get(f"/stats?format={form}").body
-    assert len(turns) >= 4  # while it is gathered, and while it is written
+    assert len(turns) >= 4  # while collecting and while encoding
     assert b"t248" in body
     assert b"t249" not in body
 

@@ -94,7 +94,7 @@ def perform(action: Callable[[], Errors], done: str, next_url: str, role: Role =
         errors = action()
     except AllFailed as failure:
         errors = (str(failure),)
-    # The outcome is stored in a cookie, whose size is limited.
+    # The outcome is stored in a cookie of limited size.
     for error in errors[:_MAX_ERRORS_SHOWN]:
         flash(error[:_MAX_ERROR_LENGTH], "error")
     if len(errors) > _MAX_ERRORS_SHOWN:

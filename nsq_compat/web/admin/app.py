@@ -33,7 +33,7 @@ from nsq_compat.web.responses import ApiError
 _EXPLANATIONS: Final = {
     401: "Log in to see this page.",
     403: "You do not have permission for this.",
-    404: "Not found: there is no such page, topic, channel or node.",
+    404: "This page, topic, channel or node does not exist.",
     405: "This page does not support the request.",
     429: "Too many wrong passwords. Wait a minute and try again.",
     502: "No part of the cluster answered.",

@@ -1,4 +1,4 @@
-"""nsqadmin's application in front of real daemons that answer what a test says."""
+"""nsqadmin's application, with real daemons that send answers chosen by the test."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -77,7 +77,7 @@ class Service:
 
 
 class Nsqd(Daemon):
-    """An nsqd as its HTTP API shows it: `topics` is what /stats says; it does whatever it is told."""
+    """An nsqd's HTTP API: `topics` are those of /stats, and every POST succeeds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ def browser(service: Service) -> FlaskClient:
 
 
 class Form:
-    """Fills in a form as a browser does: with the token of the page it is on."""
+    """Submits a form with the token of its page, as a browser does."""
 
     def __init__(self, browser: FlaskClient) -> None:
         self.browser = browser

@@ -39,7 +39,7 @@ def test_without_configuration_every_visitor_may_do_everything(browser):
 @pytest.mark.parametrize(
     ("name", "statuses"), [("vic", (200, 403, 403, 403)), ("olga", (200, 200, 403, 403)), ("ada", (200, 200, 200, 200))]
 )
-def test_a_role_may_do_what_it_is_for(behind_login, name, statuses):
+def test_a_role_has_its_permissions(behind_login, name, statuses):
     requests = (("GET", "/api/topics", ""), PAUSE, EMPTY, DELETE)
     assert tuple(status(behind_login, request, (name, f"{name}-pw")) for request in requests) == statuses
 
@@ -65,7 +65,7 @@ def test_without_a_login_nothing_is_accessible(behind_login, nsqd):
         {"Origin": "null"},
     ],
 )
-def test_another_site_cannot_act_in_a_visitors_name(browser, nsqd, headers):
+def test_requests_of_other_sites_change_nothing(browser, nsqd, headers):
     assert status(browser, DELETE, **headers) == 403
     assert status(browser, PAUSE, **headers) == 403
     assert nsqd.orders == []
@@ -74,7 +74,7 @@ def test_another_site_cannot_act_in_a_visitors_name(browser, nsqd, headers):
 @pytest.mark.parametrize(
     "headers", [{"Sec-Fetch-Site": "same-origin"}, {"Sec-Fetch-Site": "none"}, {"Origin": "http://localhost"}]
 )
-def test_our_own_pages_can(browser, headers):
+def test_requests_of_our_own_pages_are_accepted(browser, headers):
     assert status(browser, PAUSE, **headers) == 200
 
 

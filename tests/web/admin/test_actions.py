@@ -1,4 +1,4 @@
-"""Whatever is done is told and logged."""
+"""Notifications and the audit log of actions, and which nodes may receive them."""
 
 import logging
 
@@ -7,7 +7,7 @@ import pytest
 from tests.web.admin.conftest import NOW
 
 
-def test_what_was_done_is_told_with_who_and_where_from(browser, service):
+def test_a_notification_has_the_user_and_the_address(browser, service):
     browser.post(
         "/api/topics/orders/mail?x=1",
         data='{"action":"pause"}',
@@ -26,7 +26,7 @@ def test_what_was_done_is_told_with_who_and_where_from(browser, service):
     assert told["url"] == "https://admin.example:4171/api/topics/orders/mail?x=1"
 
 
-def test_every_action_has_its_name(browser, service, nsqd):
+def test_every_action_has_its_name_in_the_notification(browser, service, nsqd):
     for method, path, body in [
         ("POST", "/api/topics", '{"topic":"t"}'),
         ("POST", "/api/topics/orders", '{"action":"empty"}'),
@@ -42,14 +42,14 @@ def test_every_action_has_its_name(browser, service, nsqd):
     ]
 
 
-def test_a_change_that_failed_is_told_a_deletion_that_failed_is_not(browser, service, nsqd):
+def test_only_failed_changes_are_notified_not_failed_deletions(browser, service, nsqd):
     nsqd.says("stats", b"", 500)
     assert browser.post("/api/topics/orders", data='{"action":"pause"}').status_code == 502
     assert browser.delete("/api/topics/orders").status_code == 502
     assert [told["action"] for told in service.notified] == ["pause_topic"]
 
 
-def test_the_audit_log_has_a_line_for_each(browser, caplog):
+def test_the_audit_log_has_a_line_for_each_action(browser, caplog):
     with caplog.at_level(logging.INFO):
         browser.post("/api/topics/orders", data='{"action":"pause"}', headers={"X-Forwarded-User": "ada"})
     assert "AUDIT: ada () pause_topic orders: done" in caplog.text
@@ -57,13 +57,13 @@ def test_the_audit_log_has_a_line_for_each(browser, caplog):
 
 @pytest.fixture
 def stranger(make_nsqd):
-    """A server that would do everything, and that the cluster does not know."""
+    """A server outside the cluster that would accept any request."""
     return make_nsqd()
 
 
 @pytest.fixture
 def lookupd(make_nsqd, nsqd, service):
-    """An nsqlookupd that announces one node; nsqadmin asks it instead of a fixed list."""
+    """An nsqlookupd that announces one node, instead of a fixed list."""
     lookupd = make_nsqd()
     producers = {"producers": [nsqd.info(hostname="h", topics=["orders"])]}
     lookupd.says("nodes", producers).says("lookup", producers).says("topic/tombstone", b"")
@@ -73,7 +73,7 @@ def lookupd(make_nsqd, nsqd, service):
 
 
 def everything_that_names(submit, browser, node):
-    """The statuses of all requests by which a visitor names a node to be told something."""
+    """The statuses of all requests that name a node."""
     forms = [
         ("/topics/orders", {"action": "pause"}),
         ("/topics/orders", {"action": "unpause"}),
@@ -89,9 +89,7 @@ def everything_that_names(submit, browser, node):
 
 
 @pytest.mark.parametrize("through_nsqlookupd", [True, False])
-def test_a_node_the_cluster_does_not_know_is_not_asked(
-    request, browser, submit, service, stranger, nsqd, through_nsqlookupd
-):
+def test_an_unknown_node_receives_no_request(request, browser, submit, service, stranger, nsqd, through_nsqlookupd):
     if through_nsqlookupd:
         request.getfixturevalue("lookupd")
     assert set(everything_that_names(submit, browser, stranger.address)) == {404}
@@ -105,21 +103,21 @@ def test_a_node_the_cluster_does_not_know_is_not_asked(
     assert service.notified == []
 
 
-def test_a_node_the_cluster_knows_is_told(submit, browser, lookupd, nsqd):
+def test_a_known_node_receives_the_request(submit, browser, lookupd, nsqd):
     assert set(everything_that_names(submit, browser, nsqd.address)) == {200, 303}
     assert len(nsqd.orders) == 9
     assert lookupd.orders[0].startswith("topic/tombstone?topic=orders&node=127.0.0.1%3A")
 
 
 @pytest.mark.parametrize("spelling", ["LOCALHOST:{}", "localhost.:{}", "Localhost:{}"])
-def test_another_spelling_of_a_known_node_is_that_node_as_the_cluster_spells_it(submit, service, nsqd, spelling):
+def test_another_spelling_of_a_known_node_reaches_it_at_the_clusters_spelling(submit, service, nsqd, spelling):
     service.options.nsqd_http_addresses = (f"localhost:{nsqd.port}",)
     submit("/topics/orders", action="pause", node=spelling.format(nsqd.port))
     assert nsqd.orders == ["topic/pause?topic=orders"]
     assert service.notified[0]["node"] == f"localhost:{nsqd.port}"
 
 
-def test_an_ipv6_node_is_known_in_all_its_spellings(submit, service, lookupd):
+def test_an_ipv6_node_is_known_in_all_spellings(submit, service, lookupd):
     lookupd.says("nodes", {"producers": [{"broadcast_address": "::1", "http_port": 1, "tcp_port": 2}]})
     for node in ("[::1]:1", "[0:0:0:0:0:0:0:1]:1", "[::0001]:1"):
         assert submit("/topics/orders", action="pause", node=node).status_code == 303
@@ -146,7 +144,7 @@ def test_an_ipv6_node_is_known_in_all_its_spellings(submit, service, lookupd):
         ),
     ],
 )
-def test_text_that_is_no_address_names_no_node(submit, nsqd, node):
+def test_text_that_is_not_an_address_is_an_invalid_node(submit, nsqd, node):
     assert submit("/topics/orders", action="pause", node=node).status_code == 400
     assert submit("/topics/orders", action="publish", body="x", node=node).status_code == 400
     assert nsqd.orders == []
@@ -156,14 +154,14 @@ def test_a_test_message_needs_a_node(submit, nsqd):
     assert submit("/topics/orders", action="publish", body="x").status_code == 400
 
 
-def test_a_known_node_cannot_send_a_tombstones_order_elsewhere(browser, lookupd, nsqd, stranger):
+def test_a_known_node_cannot_redirect_a_tombstone_to_another_address(browser, lookupd, nsqd, stranger):
     nsqd.says("info", stranger.info())
     assert browser.delete(f"/api/nodes/{nsqd.address}", data='{"topic":"orders"}').status_code == 200
     assert nsqd.orders == ["topic/delete?topic=orders"]
     assert stranger.heard == []
 
 
-def test_nodes_cannot_be_named_while_no_nsqlookupd_answers(browser, lookupd, nsqd, stranger):
+def test_actions_on_a_node_fail_while_no_nsqlookupd_answers(browser, lookupd, nsqd, stranger):
     lookupd.says("nodes", b"", 500)
     for node in (nsqd.address, stranger.address):
         assert browser.delete(f"/api/nodes/{node}", data='{"topic":"orders"}').status_code == 502

@@ -1,4 +1,4 @@
-"""nsqadmin watched by Prometheus."""
+"""/metrics, /livez and /readyz of nsqadmin."""
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -13,7 +13,7 @@ def scrape(browser):
     return {sample.name: sample.value for family in families for sample in family.samples}
 
 
-def test_the_cluster_is_shown_as_it_was_last_seen(service, browser):
+def test_metrics_are_those_of_the_last_sample(service, browser):
     service.metrics.collect_from(lambda: collect(service.history))
     assert "nsqadmin_nodes" not in scrape(browser)
     service.history.add(take_snapshot(service.cluster, service.now()))

@@ -1,4 +1,4 @@
-"""Home, nodes, counter, lookup, messages: the smaller areas."""
+"""The pages of the cluster, of nodes and of messages."""
 
 import base64
 import html
@@ -14,18 +14,18 @@ def shown(page):
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page.text)).strip()
 
 
-def test_home_says_what_needs_attention_and_links_to_it(browser):
+def test_the_overview_shows_alerts_with_links(browser):
     page = browser.get("/")
     assert "orders / archive 12,304 messages and no consumer" in shown(page)
     assert 'href="/topics/orders/archive"' in page.text
 
 
-def test_home_says_when_all_is_well(browser, nsqd):
+def test_the_overview_says_if_there_are_no_problems(browser, nsqd):
     nsqd.topics = [topic_json("t")]
     assert "All nodes answer" in browser.get("/").text
 
 
-def test_home_shows_the_newest_snapshot_and_not_an_old_one(browser, service, nsqd):
+def test_the_overview_shows_the_newest_snapshot_but_not_an_old_one(browser, service, nsqd):
     service.history.add(take_snapshot(service.cluster, NOW))
     nsqd.topics = []
     assert "orders" in browser.get("/").text
@@ -33,7 +33,7 @@ def test_home_shows_the_newest_snapshot_and_not_an_old_one(browser, service, nsq
     assert "No topics yet" in browser.get("/").text
 
 
-def test_rates_and_charts_come_from_what_was_sampled(browser, service, nsqd):
+def test_rates_and_charts_come_from_samples(browser, service, nsqd):
     for second in range(0, 60, 10):
         nsqd.topics = [topic_json("t", message_count=100 * second, depth=second)]
         service.history.add(take_snapshot(service.cluster, NOW + second))
@@ -55,12 +55,12 @@ def test_the_nodes_are_listed_with_their_health(browser, nsqd):
 
 def test_a_node_shows_its_topics_and_clients(browser, nsqd):
     text = shown(browser.get(f"/nodes/{nsqd.address}"))
-    assert "7 waiting (5 + 2 on disk), 20,000 messages" in text
+    assert "depth 7 (5 + 2 on disk), 20,000 messages published" in text
     assert "1 client of mail" in text
     assert browser.get("/nodes/other:1").status_code == 404
 
 
-def test_a_tombstone_is_asked_about_and_set(browser, submit, nsqd):
+def test_a_tombstone_is_confirmed_and_set(browser, submit, nsqd):
     text = shown(browser.get(f"/nodes/{nsqd.address}?confirm=tombstone&topic=orders"))
     assert "12,311 messages" in text
     assert browser.get(f"/nodes/{nsqd.address}?confirm=tombstone&topic=x").status_code == 404
@@ -73,12 +73,12 @@ def test_the_counter_adds_up_all_channels(browser):
     assert 'data-counter="20000"' in browser.get("/counter").text
 
 
-def test_lookup_says_so_where_there_is_none(browser):
+def test_the_lookup_page_says_if_no_nsqlookupd_is_configured(browser):
     assert "No nsqlookupd is configured" in browser.get("/lookup").text
     assert "nsqlookupd forgets the topic" in browser.get("/lookup?confirm=delete&topic=t").text
 
 
-def test_messages_are_shown_as_text_or_as_bytes(browser, nsqd):
+def test_messages_are_shown_as_text_or_hexadecimal(browser, nsqd):
     messages = [
         {
             "id": "0" * 16,
@@ -96,7 +96,7 @@ def test_messages_are_shown_as_text_or_as_bytes(browser, nsqd):
     assert "1m 5s old" in shown(page)
 
 
-def test_what_is_deferred_and_what_is_in_flight_says_until_when(browser, nsqd):
+def test_deferred_and_in_flight_messages_show_their_deadline(browser, nsqd):
     message = {"id": "i", "timestamp": int(NOW * 1e9), "attempts": 2, "size": 1, "body": "eA=="}
     deferred, over = ({key: int((NOW + 90) * 1e9)} for key in ("due", "deadline"))
     nsqd.says("channel/peek", {"deferred": [message | deferred], "in_flight": [message | over]})
@@ -106,11 +106,11 @@ def test_what_is_deferred_and_what_is_in_flight_says_until_when(browser, nsqd):
     assert "attempt 2 times out in 1m 30s" in page
 
 
-def test_an_nsqd_that_cannot_show_messages_is_said_to(browser):
+def test_an_nsqd_that_cannot_show_messages_is_named(browser):
     assert "cannot show messages" in browser.get("/topics/orders/archive/messages?limit=25").text
 
 
-def test_what_is_published_is_shown_the_latest_first(browser, nsqd):
+def test_published_messages_are_shown_newest_first(browser, nsqd):
     messages = [
         {"id": str(number) * 16, "timestamp": int((NOW - 9 + number) * 1e9), "attempts": 1, "size": 1, "body": "eA=="}
         for number in range(3)
@@ -126,7 +126,7 @@ def test_what_is_published_is_shown_the_latest_first(browser, nsqd):
     assert "cannot show messages" in browser.get("/messages/orders").text
 
 
-def test_a_cluster_that_does_not_answer_is_not_said_to_be_well(browser, nsqd):
+def test_a_cluster_that_does_not_answer_is_not_called_healthy(browser, nsqd):
     nsqd.says("info", b"", 500)
     for path in ("/", "/topics"):
         page = browser.get(path)
@@ -138,7 +138,7 @@ def test_a_cluster_that_does_not_answer_is_not_said_to_be_well(browser, nsqd):
 
 @pytest.fixture
 def lookupd(make_nsqd, nsqd, service):
-    """An nsqlookupd that lists our nsqd beside a registration whose address is none."""
+    """An nsqlookupd that lists our nsqd and a registration with an invalid address."""
     lookupd = make_nsqd()
     listed = [nsqd.info(broadcast_address="a b", hostname="web3"), nsqd.info(topics=["orders"])]
     lookupd.says("nodes", {"producers": listed}).says("lookup", {"producers": listed})

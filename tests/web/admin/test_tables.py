@@ -12,30 +12,30 @@ def page(**arguments):
     return page_of(ROWS, arguments, COLUMNS, lambda row: row[0])
 
 
-def test_a_page_is_a_part_of_the_whole():
+def test_a_page_has_its_part_of_the_rows():
     assert page().rows == ROWS[:ROWS_PER_PAGE]
     assert page(page="3").rows == ROWS[200:]
     assert (page().found, page().count) == (250, 3)
 
 
 @pytest.mark.parametrize(("number", "shown"), [("0", 1), ("99", 3), ("x", 1), ("-1", 1), ("9" * 50, 1), ("²", 1)])
-def test_a_page_there_is_not_is_the_nearest_one(number, shown):
+def test_a_page_number_out_of_range_is_the_nearest_page(number, shown):
     assert page(page=number).number == shown
 
 
-def test_a_part_of_a_table_has_a_parameter_of_its_own():
+def test_a_part_has_its_own_parameter():
     part = part_of(ROWS, {"nodes": "2", "page": "3"}, "nodes")
     assert (part.rows, part.found, part.number, part.count) == (ROWS[100:200], 250, 2, 3)
     assert part_of([], {"nodes": "9"}, "nodes").rows == []
 
 
-def test_equal_rows_stay_in_the_order_of_their_names():
+def test_equal_rows_are_sorted_by_name():
     rows = page(sort="size", desc="1").rows
     assert rows[0] == ("n006", 6)
     assert list(rows) == sorted(rows, key=lambda row: (-row[1], row[0]))
 
 
-def test_a_head_turns_the_order_the_second_time():
+def test_a_second_click_on_a_column_header_reverses_the_order():
     assert page().sorted_by("size") == {"q": None, "sort": "size", "desc": 1, "page": None}
     assert page(sort="size", desc="1").sorted_by("size")["desc"] is None
     assert page(sort="size", desc="1").order("size") == "descending"
@@ -44,7 +44,7 @@ def test_a_head_turns_the_order_the_second_time():
 
 
 @given(st.dictionaries(st.sampled_from(["q", "sort", "desc", "page"]), st.text(max_size=20)))
-def test_whatever_is_asked_for_there_is_a_page(arguments):
+def test_any_arguments_give_a_page(arguments):
     shown = page_of(ROWS, arguments, COLUMNS, lambda row: row[0])
     assert 1 <= shown.number <= shown.count
     assert len(shown.rows) <= ROWS_PER_PAGE

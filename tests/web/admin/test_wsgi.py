@@ -36,7 +36,7 @@ def ask(application, target, base="/", method="GET", body=b"", headers=None):
     return handler.respond(request)
 
 
-def test_the_reply_comes_in_one_piece_and_the_server_counts_it(application):
+def test_the_response_is_joined_without_content_length(application):
     response = ask(application, "/")
     assert (response.status, response.reason, response.body) == (302, "Found", b"hello")
     assert response.headers == (("Location", "/x"),)
@@ -59,18 +59,18 @@ def test_the_request_becomes_an_environ(application):
 @pytest.mark.parametrize(
     ("target", "script", "path"), [("/ui", "/ui", "/"), ("/ui/", "/ui", "/"), ("/ui/topics", "/ui", "/topics")]
 )
-def test_the_base_path_comes_off(application, target, script, path):
+def test_the_base_path_becomes_the_script_name(application, target, script, path):
     ask(application, target, base="/ui")
     assert (application.environ["SCRIPT_NAME"], application.environ["PATH_INFO"]) == (script, path)
 
 
 @pytest.mark.parametrize("target", ["/", "/topics", "/uix", "/UI"])
-def test_outside_the_base_path_there_is_nothing(application, target):
+def test_paths_outside_the_base_path_are_not_found(application, target):
     assert ask(application, target, base="/ui").status == 404
     assert application.environ == {}
 
 
-def test_an_application_that_falls_over_is_an_internal_error(caplog):
+def test_an_exception_of_the_application_is_an_internal_error(caplog):
     def falls_over(environ, start_response):
         raise ZeroDivisionError
 
