@@ -12,75 +12,53 @@ from nsq_compat.web.profiling import RunningProcess
 class NsqdOptions(Protocol):
     """Options that the API reads, named like their config keys. Durations are integer nanoseconds."""
 
-    @property
-    def broadcast_address(self) -> str: ...
-    @property
-    def max_msg_size(self) -> int: ...
-    @property
-    def max_body_size(self) -> int: ...
-    @property
-    def max_defer_timeout(self) -> int: ...
+    broadcast_address: str
+    max_msg_size: int
+    max_body_size: int
+    max_defer_timeout: int
+    max_heartbeat_interval: int
+    max_output_buffer_size: int
+    max_output_buffer_timeout: int
+    max_deflate_level: int
+    topology_zone: str
+    topology_region: str
+    metrics_max_names: int
+
     @property
     def publishing_over_http(self) -> bool: ...
     @property
     def peeking_over_http(self) -> bool: ...
-    @property
-    def max_heartbeat_interval(self) -> int: ...
-    @property
-    def max_output_buffer_size(self) -> int: ...
-    @property
-    def max_output_buffer_timeout(self) -> int: ...
-    @property
-    def max_deflate_level(self) -> int: ...
-    @property
-    def topology_zone(self) -> str: ...
-    @property
-    def topology_region(self) -> str: ...
-    @property
-    def metrics_max_names(self) -> int: ...
 
 
 class NsqdService(RunningProcess, Protocol):
-    @property
-    def broker(self) -> Broker: ...
+    broker: Broker
+    metrics: Metrics
+    version: str
+    """The announced version, ``1.3.0``."""
+    version_line: str
+    """``nsqd v1.3.0 (built w/...)``, the first line of /stats as text."""
+    hostname: str
+    tcp_port: int
+    """The bound port; -1 for a unix socket."""
+    http_port: int
+    """As `tcp_port`; 0 if HTTP is off."""
+    started_at: float
+    """Unix seconds."""
 
     @property
     def options(self) -> NsqdOptions: ...
 
     @property
-    def metrics(self) -> Metrics: ...
-
-    @property
-    def version(self) -> str:
-        """The announced version, ``1.3.0``."""
-
-    @property
-    def version_line(self) -> str:
-        """``nsqd v1.3.0 (built w/...)``, the first line of /stats as text."""
-
-    @property
-    def hostname(self) -> str: ...
-
-    @property
-    def tcp_port(self) -> int:
-        """The bound port; -1 for a unix socket."""
-
-    @property
-    def http_port(self) -> int:
-        """As `tcp_port`; 0 if HTTP is off."""
-
-    @property
-    def started_at(self) -> float:
-        """Unix seconds."""
+    def draining(self) -> bool: ...
 
     def now(self) -> float:
         """Monotonic seconds."""
 
-    def let_others_run(self) -> None:
-        """Let the event loop serve other clients. For calls between two steps of long work."""
-
     def now_ns(self) -> int:
         """Wall clock, nanoseconds."""
+
+    def let_others_run(self) -> None:
+        """Let the event loop serve other clients. For calls between two steps of long work."""
 
     def health(self) -> str:
         """``OK``, or ``NOK - <error>`` after a failed write or read."""
@@ -112,9 +90,6 @@ class NsqdService(RunningProcess, Protocol):
 
     def set_policies(self, written: object) -> None:
         """Replace ``config_value("policies")``, a list of mappings. Raises ``PolicyError``."""
-
-    @property
-    def draining(self) -> bool: ...
 
     def drain(self) -> None:
         """Accept no more messages, and stop when consumers have finished the rest. It cannot be undone."""

@@ -29,15 +29,10 @@ GO_ZERO_TIME_NS: Final = -6795364578871345152
 class NsqlookupdService(RunningProcess, Protocol):
     """The interface that nsqlookupd provides to its HTTP API."""
 
-    @property
-    def db(self) -> RegistrationDb: ...
-
-    @property
-    def metrics(self) -> Metrics: ...
-
-    @property
-    def version(self) -> str:
-        """The announced version, ``1.3.0``."""
+    db: RegistrationDb
+    metrics: Metrics
+    version: str
+    """The announced version, ``1.3.0``."""
 
     def now(self) -> float:
         """Monotonic seconds."""

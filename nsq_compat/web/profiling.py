@@ -12,28 +12,19 @@ import sys
 import threading
 import tracemalloc
 from collections import Counter
+from collections.abc import Mapping
 from types import FrameType
 from typing import Final, Protocol
 
 from nsq_compat.protocol.quoting import quote
 from nsq_compat.protocol.redacting import without_secrets
 from nsq_compat.session.http_message import TEXT, Request, Response
-from nsq_compat.web.application import Route, Routes
+from nsq_compat.web.application import Handler, Route, Routes
 from nsq_compat.web.query import parse_query
 from nsq_compat.web.responses import HTML, plain
 
 _NO_SNIFF: Final = ("X-Content-Type-Options", "nosniff")
 _is_integer = re.compile(r"[+-]?[0-9]{1,19}").fullmatch
-
-_PROFILES: Final = {
-    "block": "empty: Python does not record contention",
-    "cmdline": "the command line, arguments separated by NUL",
-    "goroutine": "the stacks of all greenlets and threads",
-    "heap": "live objects by type, and by line of allocation if tracemalloc runs",
-    "profile": "CPU samples for ?seconds=30, one stack per line, for flame graph tools",
-    "symbol": "empty: samples contain names",
-    "threadcreate": "threads of the process",
-}
 
 _DEFAULT_SECONDS: Final = 30.0
 _MAX_SECONDS: Final = 300.0
@@ -55,28 +46,32 @@ class Profiling:
     def __init__(self, process: RunningProcess) -> None:
         self._process = process
         self._sampling = False
+        self._profiles: Mapping[str, tuple[Handler, str]] = {
+            "block": (self.block, "empty: Python does not record contention"),
+            "cmdline": (self.command_line, "the command line, arguments separated by NUL"),
+            "goroutine": (self.greenlets, "the stacks of all greenlets and threads"),
+            "heap": (self.heap, "live objects by type, and by line of allocation if tracemalloc runs"),
+            "profile": (self.profile, "CPU samples for ?seconds=30, one stack per line, for flame graph tools"),
+            "symbol": (self.symbol, "empty: samples contain names"),
+            "threadcreate": (self.threads, "threads of the process"),
+        }
 
     # --- /debug/pprof -------------------------------------------------------------------------------------------------
 
     def routes(self, index: str) -> Routes:
         """The profiles' routes. The path of the index has a trailing slash in nsqd, but not in nsqlookupd."""
-        symbol = Route(self.symbol, logged=False)
+        routes = {name: {"GET": Route(handler, logged=False)} for name, (handler, _) in self._profiles.items()}
+        routes["symbol"]["POST"] = Route(self.symbol, logged=False)
         return {
             index: {"GET": Route(self.index, logged=False)},
-            "/debug/pprof/cmdline": {"GET": Route(self.command_line, logged=False)},
-            "/debug/pprof/symbol": {"GET": symbol, "POST": symbol},
-            "/debug/pprof/profile": {"GET": Route(self.profile, logged=False)},
-            "/debug/pprof/heap": {"GET": Route(self.heap, logged=False)},
-            "/debug/pprof/goroutine": {"GET": Route(self.greenlets, logged=False)},
-            "/debug/pprof/block": {"GET": Route(self.block, logged=False)},
-            "/debug/pprof/threadcreate": {"GET": Route(self.threads, logged=False)},
+            **{f"/debug/pprof/{name}": methods for name, methods in routes.items()},
         }
 
     def index(self, request: Request) -> Response:
         folder = "" if request.path.endswith("/") else "pprof/"
         rows = "".join(
             f'<tr><td><a href="{folder}{name}">{name}</a></td><td>{html.escape(text)}</td></tr>\n'
-            for name, text in _PROFILES.items()
+            for name, (_, text) in self._profiles.items()
         )
         page = f"<html>\n<head><title>/debug/pprof/</title></head>\n<body>\n<table>\n{rows}</table>\n</body>\n</html>\n"
         return Response(200, page.encode("utf-8"), (HTML, _NO_SNIFF))

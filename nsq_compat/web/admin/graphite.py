@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from flask import Blueprint, Response, request
 
@@ -27,28 +27,15 @@ TIMEFRAMES: Final = ("1h", "2h", "12h", "24h", "48h", "168h", "off")
 DEFAULT_TIMEFRAME: Final = "2h"
 _COUNTERS: Final = frozenset({"requeue_count", "timeout_count", "message_count", "gc_runs"})
 _COLOURS: Final[Mapping[str, str]] = {"depth": "red", "deferred_count": "red"}
-_SPARKLINE: Final = {
-    "height": "20",
-    "width": "120",
-    "hideGrid": "true",
-    "hideLegend": "true",
-    "hideAxes": "true",
-    "bgcolor": "ff000000",
-    "fgcolor": "black",
-    "margin": "0",
-    "yMin": "0",
-    "lineMode": "connected",
-    "drawNullAsZero": "false",
-}
-_LARGE: Final = {
-    "height": "450",
-    "width": "800",
-    "bgcolor": "ff000000",
-    "fgcolor": "999999",
-    "yMin": "0",
-    "lineMode": "connected",
-    "drawNullAsZero": "false",
-}
+_SPARKLINE: Final = dict(
+    parse_qsl(
+        "height=20&width=120&hideGrid=true&hideLegend=true&hideAxes=true&bgcolor=ff000000&fgcolor=black&margin=0&yMin=0"
+        "&lineMode=connected&drawNullAsZero=false"
+    )
+)
+_LARGE: Final = dict(
+    parse_qsl("height=450&width=800&bgcolor=ff000000&fgcolor=999999&yMin=0&lineMode=connected&drawNullAsZero=false")
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, Final, Generic, TypeVar
 
 from flask import request, session, url_for
@@ -30,21 +31,16 @@ class Page(Generic[T]):
     """Rows on all pages."""
     number: int
     count: int
-    search: str
-    sort: str
-    descending: bool
-
-    def parameters(self, **changed: Any) -> dict[str, Any]:
-        """Parameters of a link to this table, with these changes. Defaults are None."""
-        values = {"q": self.search, "sort": self.sort, "desc": int(self.descending), "page": self.number, **changed}
-        if values["page"] == 1:
-            values["page"] = None
-        return {name: value or None for name, value in values.items()}
+    parameter: str = "page"
+    """The parameter of the URL with the number of the page."""
+    search: str = ""
+    sort: str = "name"
+    descending: bool = False
 
     def sorted_by(self, column: str) -> dict[str, Any]:
         """Parameters of a column header's link. Numbers are sorted in descending order first; a click reverses."""
         descending = not self.descending if column == self.sort else column != "name"
-        return self.parameters(sort=column, desc=int(descending), page=1)
+        return {"q": self.search or None, "sort": column, "desc": int(descending) or None, "page": None}
 
     def order(self, column: str) -> str:
         """The value of aria-sort."""
@@ -53,28 +49,13 @@ class Page(Generic[T]):
         return "descending" if self.descending else "ascending"
 
 
-@dataclass(frozen=True, slots=True)
-class Part(Generic[T]):
-    """A page of a table without search and sorting. `parameter` has the number of the page."""
-
-    rows: Sequence[T]
-    found: int
-    number: int
-    count: int
-    parameter: str
-
-
-def part_of(rows: Sequence[T], arguments: Mapping[str, str], parameter: str) -> Part[T]:
-    count, number, first = _page_of(len(rows), arguments.get(parameter, "1"))
-    return Part(rows[first : first + ROWS_PER_PAGE], len(rows), number, count, parameter)
-
-
-def address(**changed: Any) -> str:
-    """The URL of the current page with changed parameters. None removes a parameter."""
-    # Other parameters of the request are dropped: url_for gives some names a meaning of their own.
-    kept = {name: value for name in _PARAMETERS if (value := request.args.get(name))}
-    assert request.endpoint is not None, "a page has an endpoint"
-    return url_for(request.endpoint, **(request.view_args or {}), **{**kept, **changed})
+def part_of(rows: Sequence[T], arguments: Mapping[str, str], parameter: str) -> Page[T]:
+    """A page of a table without search and sorting."""
+    count = max(1, -(-len(rows) // ROWS_PER_PAGE))
+    wanted = arguments.get(parameter, "")
+    valid = wanted.isascii() and wanted.isdigit() and len(wanted) < 9
+    number = min(max(1, int(wanted) if valid else 1), count)
+    return Page(rows[(number - 1) * ROWS_PER_PAGE : number * ROWS_PER_PAGE], len(rows), number, count, parameter)
 
 
 def page_of(
@@ -88,16 +69,15 @@ def page_of(
     found = [row for row in rows if search.lower() in name(row).lower()]
     found.sort(key=name)
     found.sort(key=columns[sort], reverse=descending)
-    count, number, first = _page_of(len(found), arguments.get("page", "1"))
-    return Page(found[first : first + ROWS_PER_PAGE], len(found), number, count, search, sort, descending)
+    return replace(part_of(found, arguments, "page"), search=search, sort=sort, descending=descending)
 
 
-def _page_of(rows: int, wanted: str) -> tuple[int, int, int]:
-    """The number of pages, the number of the wanted page, and its first row."""
-    count = max(1, -(-rows // ROWS_PER_PAGE))
-    valid = wanted.isascii() and wanted.isdigit() and len(wanted) < 9
-    number = min(max(1, int(wanted) if valid else 1), count)
-    return count, number, (number - 1) * ROWS_PER_PAGE
+def address(**changed: Any) -> str:
+    """The URL of the current page with changed parameters. None removes a parameter."""
+    # Other parameters of the request are dropped: url_for gives some names a meaning of their own.
+    kept = {name: value for name in _PARAMETERS if (value := request.args.get(name))}
+    assert request.endpoint is not None, "a page has an endpoint"
+    return url_for(request.endpoint, **(request.view_args or {}), **{**kept, **changed})
 
 
 # --- Topics and channels ----------------------------------------------------------------------------------------------
@@ -131,16 +111,12 @@ class Row:
 
 
 _COLUMNS: Final[Mapping[str, Callable[[Row], Any]]] = {
-    "name": lambda row: row.name,
-    "depth": lambda row: row.depth,
-    "in_flight": lambda row: row.in_flight,
-    "deferred": lambda row: row.deferred,
-    "timed_out": lambda row: row.timed_out,
-    "requeued": lambda row: row.requeued,
-    "messages": lambda row: row.stats.message_count,
+    **{
+        name: attrgetter(name)
+        for name in ("name", "depth", "in_flight", "deferred", "timed_out", "requeued", "channels", "consumers")
+    },
+    "messages": attrgetter("stats.message_count"),
     "rate": lambda row: -1.0 if row.rate is None else row.rate,
-    "channels": lambda row: row.channels,
-    "consumers": lambda row: row.consumers,
 }
 
 
