@@ -5,6 +5,7 @@ plain: text without the header, errors too.
 """
 
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import Any, Final
 
 from nsq_compat.protocol.go_json import dumps
@@ -29,6 +30,16 @@ class ApiError(Exception):
 def text(body: bytes) -> Response:
     # nsqd: an empty body has no type.
     return Response(200, body, (TEXT, V1) if body else (V1,))
+
+
+def picked(value: object, keys: str) -> dict[str, Any]:
+    """These attributes of a value, in order. A key with "?" is left out if its value is empty, 0 or false."""
+    return {name: found for name, optional in _parsed(keys) if (found := getattr(value, name)) or not optional}
+
+
+@lru_cache(maxsize=32)
+def _parsed(keys: str) -> tuple[tuple[str, bool], ...]:
+    return tuple((key.rstrip("?"), key.endswith("?")) for key in keys.split())
 
 
 def json(value: Any) -> Response:

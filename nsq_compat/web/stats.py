@@ -11,12 +11,13 @@ from nsq_compat.session.http_message import Request, Response
 from nsq_compat.web import responses
 from nsq_compat.web.nsqd_service import NsqdService
 from nsq_compat.web.query import parse_boolean, parse_query
+from nsq_compat.web.responses import picked
 from nsq_compat.web.stats_text import StatsReport, render
 
 HEALTHY: Final = "OK"
 _MAX_TOPICS_AT_ONCE: Final = 12
 
-# The keys of nsqd's JSON, in order. A key with "?" is left out if its value is empty, 0 or false.
+# The keys of nsqd's JSON (`responses.picked`).
 _TOPIC_KEYS: Final = (
     "topic_name channels depth backend_depth message_count message_bytes dropped_count? rejected_count? "
     "damaged_records? paused e2e_processing_latency"
@@ -131,21 +132,21 @@ def _report_json(report: StatsReport, topics: Iterable[TopicStats]) -> Iterator[
 
 
 def _topic_json(topic: TopicStats) -> dict[str, Any]:
-    value = _picked(topic, _TOPIC_FIELDS)
+    value = picked(topic, _TOPIC_KEYS)
     value["channels"] = [_channel_json(channel) for channel in topic.channels]
     value["e2e_processing_latency"] = _latency_json(topic.e2e_processing_latency)
     return value
 
 
 def _channel_json(channel: ChannelStats) -> dict[str, Any]:
-    value = _picked(channel, _CHANNEL_FIELDS)
+    value = picked(channel, _CHANNEL_KEYS)
     value["clients"] = None if channel.clients is None else [_client_json(client) for client in channel.clients]
     value["e2e_processing_latency"] = _latency_json(channel.e2e_processing_latency)
     return value
 
 
 def _client_json(client: ClientStats) -> dict[str, Any]:
-    value = _picked(client, _CLIENT_FIELDS)
+    value = picked(client, _CLIENT_KEYS)
     if client.pub_counts:
         value["pub_counts"] = [{"topic": topic, "count": count} for topic, count in client.pub_counts]
     return value
@@ -155,17 +156,3 @@ def _latency_json(latency: LatencyStats) -> dict[str, Any]:
     percentiles = latency.percentiles
     pairs = None if percentiles is None else [{"quantile": quantile, "value": value} for quantile, value in percentiles]
     return {"count": latency.count, "percentiles": pairs}
-
-
-def _picked(stats: object, fields: Sequence[tuple[str, bool]]) -> dict[str, Any]:
-    """The fields in order, without optional ones that are empty."""
-    return {name: value for name, optional in fields if (value := getattr(stats, name)) or not optional}
-
-
-def _fields(keys: str) -> tuple[tuple[str, bool], ...]:
-    return tuple((key.rstrip("?"), key.endswith("?")) for key in keys.split())
-
-
-_TOPIC_FIELDS: Final = _fields(_TOPIC_KEYS)
-_CHANNEL_FIELDS: Final = _fields(_CHANNEL_KEYS)
-_CLIENT_FIELDS: Final = _fields(_CLIENT_KEYS)

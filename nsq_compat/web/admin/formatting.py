@@ -70,12 +70,6 @@ def octets(size: float) -> str:
 
 
 FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
-    "commas": commas,
-    "per_second": per_second,
-    "short": short,
-    "nanoseconds": nanoseconds,
-    "long_duration": long_duration,
-    "percentile_name": percentile_name,
-    "clock": clock,
-    "octets": octets,
+    filter.__name__: filter
+    for filter in (commas, per_second, short, nanoseconds, long_duration, percentile_name, clock, octets)
 }
