@@ -113,8 +113,8 @@ class Publishing:
         if isinstance(failure, OSError):
             # nsqd: a failed write is reported as EXITING.
             log.error("publish over HTTP failed - %s", failure)
-        failed = _error_for(failure)
-        return error(failed.status, failed.code)
+        # docs/differences.md: policies
+        return error(503, "TOPIC_FULL" if isinstance(failure, Full) else "EXITING")
 
     def settle(self) -> None:
         """Publish the messages posted in this event-loop iteration."""
@@ -144,12 +144,8 @@ class Publishing:
                 self._put_in_steps(topic, bodies)
             else:
                 topic.publish(bodies, self._service.now(), self._service.now_ns(), defer)
-        except Refused as failure:
-            raise _error_for(failure) from None
-        except OSError as failure:
-            # nsqd: a failed write is reported as EXITING.
-            log.error("TOPIC(%s): publish over HTTP failed - %s", topic.name, failure)
-            raise _error_for(failure) from None
+        except (Refused, OSError) as failure:
+            return self.outcome(failure)
         return OK
 
     def _put_in_steps(self, topic: Topic, bodies: list[bytes]) -> None:
@@ -175,11 +171,6 @@ def _only_topic(query: bytes) -> str | None:
     """The topic of a query without `defer`. Cached, because a publisher repeats its query."""
     parameters = parse_query(query)
     return None if "defer" in parameters else parameters.get("topic")
-
-
-def _error_for(failure: Exception) -> ApiError:
-    # docs/differences.md: policies
-    return ApiError(503, "TOPIC_FULL" if isinstance(failure, Full) else "EXITING")
 
 
 def topic_of(service: NsqdService, parameters: Mapping[str, str]) -> Topic:

@@ -1,5 +1,6 @@
 """nsqadmin's application, with real daemons that send answers chosen by the test."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -160,3 +161,8 @@ class Form:
 @pytest.fixture
 def submit(browser: FlaskClient) -> Form:
     return Form(browser)
+
+
+def shown(page: Any) -> str:
+    """The text of a page on one line."""
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page.text)).strip()

@@ -1,15 +1,10 @@
 """Pages of topics and channels, and their forms."""
 
-import re
+import base64
 
 import pytest
 
-from tests.web.admin.conftest import Options, channel_json, topic_json
-
-
-def shown(page):
-    """The text of a page on one line."""
-    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page.text)).strip()
+from tests.web.admin.conftest import NOW, Options, channel_json, shown, topic_json
 
 
 def test_the_list_shows_the_depth_of_a_topic_and_its_channels(browser):
@@ -216,3 +211,54 @@ def test_an_inactive_topic_has_a_page(service, browser, make_nsqd):
     assert "No nsqd has this topic" in browser.get("/topics/shadow").text
     assert "shadow" in shown(browser.get("/lookup"))
     assert isinstance(service.options, Options)
+
+
+# --- Messages ---------------------------------------------------------------------------------------------------------
+
+
+def test_messages_are_shown_as_text_or_hexadecimal(browser, nsqd):
+    messages = [
+        {
+            "id": "0" * 16,
+            "timestamp": int((NOW - 65) * 1e9),
+            "attempts": 2,
+            "size": len(body),
+            "body": base64.b64encode(body).decode(),
+        }
+        for body in (b"<b>hello</b>", b"\xff\x00")
+    ]
+    nsqd.says("channel/peek", {"messages": messages}, 200)
+    page = browser.get("/topics/orders/archive/messages")
+    assert "&lt;b&gt;hello" in page.text
+    assert "ff 00" in page.text
+    assert "1m 5s old" in shown(page)
+
+
+def test_deferred_and_in_flight_messages_show_their_deadline(browser, nsqd):
+    message = {"id": "i", "timestamp": int(NOW * 1e9), "attempts": 2, "size": 1, "body": "eA=="}
+    deferred, over = ({key: int((NOW + 90) * 1e9)} for key in ("due", "deadline"))
+    nsqd.says("channel/peek", {"deferred": [message | deferred], "in_flight": [message | over]})
+    page = shown(browser.get("/topics/orders/archive/messages"))
+    assert "No waiting messages." in page
+    assert "next attempt: 2 deferred, due in 1m 30s" in page
+    assert "attempt 2 times out in 1m 30s" in page
+
+
+def test_an_nsqd_that_cannot_show_messages_is_named(browser):
+    assert "cannot show messages" in browser.get("/topics/orders/archive/messages?limit=25").text
+
+
+def test_published_messages_are_shown_newest_first(browser, nsqd):
+    messages = [
+        {"id": str(number) * 16, "timestamp": int((NOW - 9 + number) * 1e9), "attempts": 1, "size": 1, "body": "eA=="}
+        for number in range(3)
+    ]
+    nsqd.says("topic/recent", {"messages": messages})
+    text = browser.get("/messages/orders").text
+    assert text.index("2" * 16) < text.index("1" * 16) < text.index("0" * 16)
+    nsqd.says("topic/recent", {"messages": [messages[0] | {"due": int((NOW + 60) * 1e9)}]})
+    assert "deferred, due in 1m" in browser.get("/messages/orders").text
+    nsqd.says("topic/recent", {"messages": []})
+    assert "New messages appear here when they are published" in browser.get("/messages/orders").text
+    nsqd.says("topic/recent", {"message": "NOT_FOUND"}, 404)
+    assert "cannot show messages" in browser.get("/messages/orders").text

@@ -1,17 +1,11 @@
-"""The pages of the cluster, of nodes and of messages."""
+"""The overview, the counter and the lookup page; invalid registrations on all pages."""
 
-import base64
 import html
-import re
 
 import pytest
 
 from nsq_compat.cluster.snapshot import take_snapshot
-from tests.web.admin.conftest import NOW, topic_json
-
-
-def shown(page):
-    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page.text)).strip()
+from tests.web.admin.conftest import NOW, shown, topic_json
 
 
 def test_the_overview_shows_alerts_with_links(browser):
@@ -46,29 +40,6 @@ def test_rates_and_charts_come_from_samples(browser, service, nsqd):
     assert '<polyline class="line"' in browser.get("/").text
 
 
-def test_the_nodes_are_listed_with_their_health(browser, nsqd):
-    text = shown(browser.get("/nodes"))
-    assert "nsqd nodes ( 1 )" in text
-    assert f"{nsqd.address} 1 {nsqd.port} 1.3.0 OK" in text
-    assert "No nsqd has “other”" in shown(browser.get("/nodes?q=other"))
-
-
-def test_a_node_shows_its_topics_and_clients(browser, nsqd):
-    text = shown(browser.get(f"/nodes/{nsqd.address}"))
-    assert "depth 7 (5 + 2 on disk), 20,000 messages published" in text
-    assert "1 client of mail" in text
-    assert browser.get("/nodes/other:1").status_code == 404
-
-
-def test_a_tombstone_is_confirmed_and_set(browser, submit, nsqd):
-    text = shown(browser.get(f"/nodes/{nsqd.address}?confirm=tombstone&topic=orders"))
-    assert "12,311 messages" in text
-    assert browser.get(f"/nodes/{nsqd.address}?confirm=tombstone&topic=x").status_code == 404
-    assert submit(f"/nodes/{nsqd.address}", action="tombstone", topic="orders").status_code == 303
-    assert nsqd.orders == ["topic/delete?topic=orders"]
-    assert submit(f"/nodes/{nsqd.address}", action="x").status_code == 400
-
-
 def test_the_counter_adds_up_all_channels(browser):
     assert 'data-counter="20000"' in browser.get("/counter").text
 
@@ -76,54 +47,6 @@ def test_the_counter_adds_up_all_channels(browser):
 def test_the_lookup_page_says_if_no_nsqlookupd_is_configured(browser):
     assert "No nsqlookupd is configured" in browser.get("/lookup").text
     assert "nsqlookupd forgets the topic" in browser.get("/lookup?confirm=delete&topic=t").text
-
-
-def test_messages_are_shown_as_text_or_hexadecimal(browser, nsqd):
-    messages = [
-        {
-            "id": "0" * 16,
-            "timestamp": int((NOW - 65) * 1e9),
-            "attempts": 2,
-            "size": len(body),
-            "body": base64.b64encode(body).decode(),
-        }
-        for body in (b"<b>hello</b>", b"\xff\x00")
-    ]
-    nsqd.says("channel/peek", {"messages": messages}, 200)
-    page = browser.get("/topics/orders/archive/messages")
-    assert "&lt;b&gt;hello" in page.text
-    assert "ff 00" in page.text
-    assert "1m 5s old" in shown(page)
-
-
-def test_deferred_and_in_flight_messages_show_their_deadline(browser, nsqd):
-    message = {"id": "i", "timestamp": int(NOW * 1e9), "attempts": 2, "size": 1, "body": "eA=="}
-    deferred, over = ({key: int((NOW + 90) * 1e9)} for key in ("due", "deadline"))
-    nsqd.says("channel/peek", {"deferred": [message | deferred], "in_flight": [message | over]})
-    page = shown(browser.get("/topics/orders/archive/messages"))
-    assert "No waiting messages." in page
-    assert "next attempt: 2 deferred, due in 1m 30s" in page
-    assert "attempt 2 times out in 1m 30s" in page
-
-
-def test_an_nsqd_that_cannot_show_messages_is_named(browser):
-    assert "cannot show messages" in browser.get("/topics/orders/archive/messages?limit=25").text
-
-
-def test_published_messages_are_shown_newest_first(browser, nsqd):
-    messages = [
-        {"id": str(number) * 16, "timestamp": int((NOW - 9 + number) * 1e9), "attempts": 1, "size": 1, "body": "eA=="}
-        for number in range(3)
-    ]
-    nsqd.says("topic/recent", {"messages": messages})
-    text = browser.get("/messages/orders").text
-    assert text.index("2" * 16) < text.index("1" * 16) < text.index("0" * 16)
-    nsqd.says("topic/recent", {"messages": [messages[0] | {"due": int((NOW + 60) * 1e9)}]})
-    assert "deferred, due in 1m" in browser.get("/messages/orders").text
-    nsqd.says("topic/recent", {"messages": []})
-    assert "New messages appear here when they are published" in browser.get("/messages/orders").text
-    nsqd.says("topic/recent", {"message": "NOT_FOUND"}, 404)
-    assert "cannot show messages" in browser.get("/messages/orders").text
 
 
 def test_a_cluster_that_does_not_answer_is_not_called_healthy(browser, nsqd):
