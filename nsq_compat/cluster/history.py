@@ -103,10 +103,6 @@ def _not_ready(snapshot: Snapshot) -> Iterator[Key]:
                 yield (topic.topic_name, channel.channel_name)
 
 
-def _waiting(topic: TopicStats) -> int:
-    return topic.depth + sum(channel.depth for channel in topic.channels)
-
-
 class History:
     """The newest snapshot, and series of depths and rates.
 
@@ -125,14 +121,15 @@ class History:
     def add(self, snapshot: Snapshot, let_others_run: Callable[[], None] = lambda: None) -> None:
         """`let_others_run` is called between steps, as in `take_snapshot`."""
         self.latest = snapshot
-        waiting, published = sum(map(_waiting, snapshot.topics)), sum(topic.message_count for topic in snapshot.topics)
+        waiting = sum(topic.waiting for topic in snapshot.topics)
+        published = sum(topic.message_count for topic in snapshot.topics)
         self._put(CLUSTER, snapshot.taken_at, waiting, published, snapshot.answers)
         for index, topic in enumerate(snapshot.topics):
             if index % _MAX_TOPICS_AT_ONCE == 0:
                 let_others_run()
             if topic.nodes:
                 key = (topic.topic_name, "")
-                self._put(key, snapshot.taken_at, _waiting(topic), topic.message_count, _nodes(topic))
+                self._put(key, snapshot.taken_at, topic.waiting, topic.message_count, _nodes(topic))
             for channel in topic.channels:
                 key = (topic.topic_name, channel.channel_name)
                 self._put(key, snapshot.taken_at, channel.depth, channel.message_count, _nodes(channel))

@@ -152,6 +152,11 @@ class TopicStats(Stats):
     channels: list[ChannelStats] = field(default_factory=list)
     nodes: list["TopicStats"] = field(default_factory=list)
 
+    @property
+    def waiting(self) -> int:
+        """Messages waiting in the topic and its channels."""
+        return self.depth + sum(channel.depth for channel in self.channels)
+
 
 @dataclass(slots=True, kw_only=True)
 class NodeStats:

@@ -174,30 +174,30 @@ def test_the_chart_is_updated_on_an_open_page(site, browser):
         lambda: browser.run("return document.querySelector('#charts polyline').getAttribute('points')") != before,
         "a chart that moves",
     )
-    browser.sees("21", "#totals")
+    browser.sees("21", "#figures")
 
 
 def test_new_messages_appear_on_the_watch_page(site, browser):
     filled(site, "tailed", "before")
     browser.open(site.url("/topics/tailed"))
     browser.click("#actions a", "Watch")
-    browser.sees("before", "#peeks")
+    browser.sees("before", "#looks")
     publish(site.nsqd, "tailed", "while one looks")
-    browser.sees("while one looks", "#peeks li:first-child")
+    browser.sees("while one looks", "#looks li:first-child")
 
 
 def test_ephemeral_and_deferred_messages_appear_on_the_watch_page(site, browser):
     topic = "tailed%23ephemeral"
     filled(site, "tailed#ephemeral")
     browser.open(site.url(f"/messages/{topic}"))
-    browser.sees("No messages yet", "#peeks")
+    browser.sees("No messages yet", "#looks")
     assert site.nsqd.asks("POST", f"/pub?topic={topic}", b"at once").status == 200
     assert site.nsqd.asks("POST", f"/pub?topic={topic}&defer=90000", b"tomorrow").status == 200
-    browser.sees("tomorrow", "#peeks li:first-child")
-    browser.sees("deferred, due in 1m", "#peeks li:first-child")
-    browser.sees("at once", "#peeks li + li")
+    browser.sees("tomorrow", "#looks li:first-child")
+    browser.sees("deferred, due in 1m", "#looks li:first-child")
+    browser.sees("at once", "#looks li + li")
     browser.open(site.url(f"/topics/{topic}/archive/messages"))
-    browser.sees("Deferred", "#peeks h3 + ol + h3")
+    browser.sees("Deferred", "#looks h3 + ol + h3")
     assert site.nsqd.channel_stats("tailed#ephemeral", "archive")["deferred_count"] == 1
 
 
@@ -208,9 +208,9 @@ def test_refreshing_can_be_paused(site, browser):
     browser.sees("Paused", ".tools")
     # Switching refreshes on again fetches the page at once.
     publish(site.nsqd, "paused.page", "two")
-    assert "\n1\n" in browser.text_of("#totals")
+    assert "\n1\n" in browser.text_of("#figures")
     browser.click("#live", "Paused")
-    browser.sees("\n2\n", "#totals")
+    browser.sees("\n2\n", "#figures")
 
 
 def test_everything_works_without_scripts(site, browser):

@@ -37,7 +37,7 @@ def overview() -> str:
             "Channels": len(channels),
             "Nodes": len(snapshot.nodes),
             "Consumers": sum(channel.client_count for channel in channels),
-            "Waiting": sum(topic.depth for topic in snapshot.topics) + sum(channel.depth for channel in channels),
+            "Waiting": sum(topic.waiting for topic in snapshot.topics),
             "In flight": sum(channel.in_flight_count for channel in channels),
         },
         timeframe=timeframe(),

@@ -78,5 +78,5 @@ def _confirmation(node: str, stats: NodeStats, name: str) -> str:
         "nodes/confirm.html",
         node=node,
         topic=topic,
-        messages=topic.depth + sum(channel.depth for channel in topic.channels),
+        messages=topic.waiting,
     )

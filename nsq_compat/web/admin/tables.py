@@ -125,7 +125,7 @@ def topic_row(topic: TopicStats, history: History) -> Row:
     return Row(
         name=topic.topic_name,
         stats=topic,
-        depth=topic.depth + sum(channel.depth for channel in channels),
+        depth=topic.waiting,
         in_flight=sum(channel.in_flight_count for channel in channels),
         deferred=sum(channel.deferred_count for channel in channels),
         requeued=sum(channel.requeue_count for channel in channels),
