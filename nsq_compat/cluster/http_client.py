@@ -1,8 +1,7 @@
-"""One request to one NSQ daemon over HTTP.
+"""A request to one daemon over HTTP.
 
-Every request ends: one deadline is for all of it, from the connection to the last byte (`bounded_http`), and an answer
-has a largest size. A daemon that
-requires TLS says so with a 403 that names its HTTPS port; the request is then made there.
+One deadline covers the request from connecting to the last byte (`bounded_http`), and the size of an answer is limited.
+If the daemon requires TLS, it answers 403 with its HTTPS port, and the request is repeated there.
 """
 
 import errno
@@ -17,18 +16,18 @@ import urllib3
 
 from nsq_compat.bounded_http import Deadline, bounded_session
 from nsq_compat.cluster import reading
-from nsq_compat.cluster.reading import BadAnswer
+from nsq_compat.cluster.reading import InvalidAnswer
 from nsq_compat.protocol.quoting import quote
 
-LARGEST_ANSWER: Final = 32 * 1024 * 1024
-"""Bytes. A thousand topics with their channels and clients take about one MiB."""
-_LONGEST_QUOTED: Final = 300
-_CHUNK: Final = 64 * 1024
+MAX_ANSWER_BYTES: Final = 32 * 1024 * 1024
+"""A thousand topics with their channels and clients take about 1 MiB."""
+_MAX_QUOTED_BYTES: Final = 300
+_READ_BYTES: Final = 64 * 1024
 _NOT_CONNECTED: Final = frozenset({errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH})
 
 
 class UpstreamError(Exception):
-    """A daemon that could not be asked, or refused; the text says which and why, in NSQ's words where it has some."""
+    """A failed request. The text names the daemon and the reason, in NSQ's words where NSQ has them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +43,13 @@ class HttpClientOptions:
 
 
 class HttpClient:
-    def __init__(self, options: HttpClientOptions, largest_answer: int = LARGEST_ANSWER) -> None:
+    def __init__(self, options: HttpClientOptions, max_answer_bytes: int = MAX_ANSWER_BYTES) -> None:
         self.timeout = options.request_timeout
         self._times = (min(options.connect_timeout, options.request_timeout), options.request_timeout)
-        self._largest_answer = largest_answer
-        # nsqadmin: no proxies from the environment. No cookies either: one daemon's are not another's.
+        self._largest_answer = max_answer_bytes
+        # nsqadmin: no proxies from the environment. No cookies, because one session serves all daemons.
         session = bounded_session()
-        # A connection kept over a restart of the daemon would fail the next request.
+        # A kept connection would fail the first request after a restart of the daemon.
         session.headers.update({"Accept": "application/vnd.nsq; version=1.0", "Connection": "close"})
         session.verify = not options.tls_skip_verify and (options.tls_root_ca_file or True)
         if options.tls_skip_verify:
@@ -60,23 +59,23 @@ class HttpClient:
         self._session = session
 
     def get(self, address: str, path: str, **parameters: str) -> Any:
-        """The JSON value a daemon answers. Raises `UpstreamError`."""
+        """The JSON value of a daemon's answer. Raises `UpstreamError`."""
         body = self._request("GET", address, path, parameters, None)
         try:
             return reading.load(body)
-        except BadAnswer as error:
+        except InvalidAnswer as error:
             raise UpstreamError(f"{_url_of('http', address, path, parameters)}: {error}") from None
 
     def post(self, address: str, path: str, parameters: dict[str, str], body: bytes = b"") -> None:
-        """Tell a daemon something. Raises `UpstreamError`."""
+        """Send a command to a daemon. Raises `UpstreamError`."""
         self._request("POST", address, path, parameters, body)
 
     def fetch(self, url: str, headers: dict[str, str] | None = None) -> tuple[int, str, bytes]:
-        """Status, content type and body of any URL."""
+        """GET any URL: status, content type and body."""
         return self._exchange("GET", url, None, headers, Deadline(self.timeout))
 
     def send(self, url: str, body: bytes, headers: dict[str, str]) -> int:
-        """POST to any URL; the status."""
+        """POST to any URL: status."""
         return self._exchange("POST", url, body, headers, Deadline(self.timeout))[0]
 
     def _request(self, method: str, address: str, path: str, parameters: dict[str, str], body: bytes | None) -> bytes:
@@ -88,13 +87,13 @@ class HttpClient:
             status, _, answer = self._exchange(method, secure, body, None, deadline)
         if status != 200:
             reason = http.client.responses.get(status, "")
-            raise UpstreamError(f"got response {status} {reason} {quote(answer[:_LONGEST_QUOTED])}")
+            raise UpstreamError(f"got response {status} {reason} {quote(answer[:_MAX_QUOTED_BYTES])}")
         return answer
 
     def _exchange(
         self, method: str, url: str, body: bytes | None, headers: dict[str, str] | None, deadline: Deadline
     ) -> tuple[int, str, bytes]:
-        with _in_words(method, url), deadline:
+        with _errors_as_upstream_errors(method, url), deadline:
             response = self._session.request(
                 method, url, data=body, headers=headers, timeout=self._times, stream=True, allow_redirects=False
             )
@@ -105,8 +104,8 @@ class HttpClient:
 
     def _read(self, response: requests.Response) -> bytes:
         answer = bytearray()
-        # One piece as it comes: to wait for a full buffer would be to wait for a sender that drips.
-        while chunk := response.raw.read1(_CHUNK, decode_content=True):
+        # read1 returns available bytes; read would wait for a full buffer, however slowly the daemon sends.
+        while chunk := response.raw.read1(_READ_BYTES, decode_content=True):
             answer += chunk
             if len(answer) > self._largest_answer:
                 raise UpstreamError(f"the answer is larger than {self._largest_answer} bytes")
@@ -124,13 +123,13 @@ def _url_of(scheme: str, address: str, path: str, parameters: dict[str, str]) ->
 def _https_port(answer: bytes) -> int:
     try:
         return reading.integer(reading.mapping(reading.load(answer)).get("https_port"))
-    except BadAnswer:
+    except InvalidAnswer:
         return 0
 
 
 @contextmanager
-def _in_words(method: str, url: str) -> Iterator[None]:
-    """Whatever goes wrong with a request becomes an `UpstreamError` that begins as Go's do."""
+def _errors_as_upstream_errors(method: str, url: str) -> Iterator[None]:
+    """Turn errors into `UpstreamError`, with texts that begin like Go's."""
     try:
         yield
     except UpstreamError as error:
@@ -142,12 +141,12 @@ def _in_words(method: str, url: str) -> Iterator[None]:
 
 
 def _reason(url: str, error: BaseException) -> str:
-    """What the system said, without what requests and urllib3 wrap around it."""
+    """The system's error text, without the texts that requests and urllib3 add."""
     causes = [error]
     while causes[-1].__context__ is not None:
         causes.append(causes[-1].__context__)
-    said = next((cause for cause in reversed(causes) if isinstance(cause, OSError) and cause.strerror), None)
-    if said is None:
+    system = next((cause for cause in reversed(causes) if isinstance(cause, OSError) and cause.strerror), None)
+    if system is None:
         return f"{type(causes[-1]).__name__}: {causes[-1]}"
-    words = (said.strerror or "").lower()
-    return f"dial tcp {url.split('/')[2]}: connect: {words}" if said.errno in _NOT_CONNECTED else words
+    text = (system.strerror or "").lower()
+    return f"dial tcp {url.split('/')[2]}: connect: {text}" if system.errno in _NOT_CONNECTED else text

@@ -1,4 +1,4 @@
-"""The daemon as its HTTP API sees it (`web.nsqlookupd_service.NsqlookupdService`)."""
+"""The daemon as its HTTP API sees it (`web.nsqlookupd_api.NsqlookupdService`)."""
 
 import time
 

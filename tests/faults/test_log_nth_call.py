@@ -116,7 +116,7 @@ class Story:
         assert log.end.seq > max(self.acknowledged.values(), default=-1)
 
 
-def tell_all(fault: int | str, length: int, log_class: type[TopicLog] = TopicLog) -> int:
+def call_all(fault: int | str, length: int, log_class: type[TopicLog] = TopicLog) -> int:
     first = 0
     while True:
         first += 1
@@ -129,13 +129,13 @@ def tell_all(fault: int | str, length: int, log_class: type[TopicLog] = TopicLog
 @pytest.mark.parametrize("length", [1, 2, 9])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_whichever_call_fails_nothing_acknowledged_is_lost(fault, length):
-    assert tell_all(FAULTS[fault], length) > 30, "there were calls to fail"
+    assert call_all(FAULTS[fault], length) > 30, "there were calls to fail"
 
 
 @pytest.mark.interpreted
 def test_a_log_that_acknowledges_what_it_did_not_write_is_found_out():
     with pytest.raises(AssertionError, match="what was acknowledged is there"):
-        tell_all(errno.ENOSPC, 1, Careless)
+        call_all(errno.ENOSPC, 1, Careless)
 
 
 def test_publishing_goes_on_once_the_disk_takes_data_again():
