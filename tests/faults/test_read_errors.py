@@ -4,11 +4,13 @@ import hashlib
 import shlex
 import shutil
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from nsq_conformance.daemon_process import DaemonFailed
+from nsq_conformance.nsqadmin_process import NsqadminProcess, installed_nsqadmin
 from tests.faults.client import Client
 from tests.faults.conftest import StartDaemon
 from tests.faults.daemon import Daemon
@@ -18,6 +20,7 @@ from tests.faults.watched_nsqd import watched_nsqd
 
 # --- While it runs ----------------------------------------------------------------------------------------------------
 
+BODIES = [b"%03d" % number + b"x" * 60 for number in range(200)]
 MESSAGES = 20_000
 SECONDS = 1.5
 DESCRIPTORS = 128
@@ -64,9 +67,33 @@ def test_a_moment_of_read_errors_costs_no_message_and_is_logged_once(start: Star
     assert daemon.log.count("everything can be read again") == 1
 
 
+def test_nsqadmin_shows_what_cannot_be_read_while_that_lasts(start: StartDaemon, tmp_path: Path) -> None:
+    daemon = start()
+    daemon.create_channel("orders", "c")
+    with Client(daemon.address()) as producer:
+        producer.publish("orders", *BODIES)
+    daemon.stop()
+    daemon = start("--broadcast-address=127.0.0.1")  # nothing of what waits is in memory
+    nsqadmin = NsqadminProcess(installed_nsqadmin(), options=[f"--nsqd-http-address={daemon.http_address}"])
+    with ExitStack() as stack:
+        with failing(
+            daemon, "pread64"
+        ):  # before nsqadmin asks for the oldest messages, which are in memory from then on
+            consumer = stack.enter_context(Client(daemon.address()))
+            consumer.subscribe("orders", "c", len(BODIES))
+            wait_until(lambda: "cannot read" in daemon.ping())
+            stack.enter_context(nsqadmin)
+            page = nsqadmin.get("/")
+            concerns = page[page.index("Needs attention") :].partition("</section>")[0]
+            assert "NOK - cannot read" in concerns
+            assert f"orders.topic/log.{1:020}: input/output error" in concerns
+        assert len(consumer.take(len(BODIES))) == len(BODIES)
+        wait_until(lambda: daemon.ping() == "OK")
+        wait_until(lambda: "cannot read" not in nsqadmin.get("/"), within=30)
+
+
 # --- At the start -----------------------------------------------------------------------------------------------------
 
-BODIES = [b"%03d" % number + b"x" * 60 for number in range(200)]
 OPTIONS = ("--mem-queue-size=10", "--max-bytes-per-file=4000", "--sync-timeout=100ms")
 LOG = f"nsq_compat/t.topic/log.{2:020}"
 
