@@ -76,9 +76,8 @@ def test_nsqadmin_shows_what_cannot_be_read_while_that_lasts(start: StartDaemon,
     daemon = start("--broadcast-address=127.0.0.1")  # nothing of what waits is in memory
     nsqadmin = NsqadminProcess(installed_nsqadmin(), options=[f"--nsqd-http-address={daemon.http_address}"])
     with ExitStack() as stack:
-        with failing(
-            daemon, "pread64"
-        ):  # before nsqadmin asks for the oldest messages, which are in memory from then on
+        # nsqadmin asks for the oldest messages, which are in memory from then on: it starts later.
+        with failing(daemon, "pread64"):
             consumer = stack.enter_context(Client(daemon.address()))
             consumer.subscribe("orders", "c", len(BODIES))
             wait_until(lambda: "cannot read" in daemon.ping())
