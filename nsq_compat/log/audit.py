@@ -86,8 +86,11 @@ def _gaps_between(segments: Sequence[Segment], folder: str, end: LogEnd | None, 
     if first < oldest:
         yield Missing(first, oldest, folder, "its beginning: a file is missing")
     for segment, following in pairwise(segments):
-        if following.first_seq > first and not segment.released:
-            where = "its end" if following.number == segment.number + 1 else "its end: the next file is missing"
+        is_next = following.number == segment.number + 1
+        # A released segment has no message from `first` on, but what is missing behind it may have had some.
+        nothing_lost = segment.released and is_next and not following.lost_header
+        if following.first_seq > first and not nothing_lost:
+            where = "its end" if is_next else "its end: the next file is missing"
             yield from _missing_behind(segment, segment.end, following.first_seq, first, where)
     if end is not None and segments and segments[-1].number <= end.segment and end.seq > first:
         segment = segments[-1]

@@ -4,7 +4,7 @@ from nsq_compat.cluster.alerts import Severity, find_alerts
 from nsq_compat.cluster.history import History
 from nsq_compat.cluster.nodes import Node
 from nsq_compat.cluster.snapshot import Snapshot
-from nsq_compat.cluster.stats import ChannelStats, ClientStats, NodeStats, TopicStats
+from nsq_compat.cluster.stats import ChannelStats, ClientStats, NodeStats, TopicStats, read_node_stats
 
 NODE = Node(broadcast_address="n", hostname="h", tcp_port=1, http_port=2, version="1.0.0")
 WELL = {"n:2": NodeStats(health="OK", start_time=1, topics=[])}
@@ -101,6 +101,16 @@ def test_unreachable_unhealthy_and_outdated_nodes_are_alerts():
     assert found(nodes=(NODE,), answers=ill) == [(Severity.SERIOUS, "unhealthy", "NOK - disk full")]
     old = Node(broadcast_address="n", hostname="h", tcp_port=1, http_port=2, version="1.0.0", out_of_date=True)
     assert found(nodes=(old,), answers=WELL)[0][:2] == (Severity.NOTE, "out-of-date")
+
+
+def test_a_read_error_is_shown_in_the_words_of_the_node_and_before_a_deep_channel():
+    reason = "NOK - cannot read /data/nsq_compat/orders.topic/log.00000000000000000001: input/output error"
+    answers = {"n:2": read_node_stats(NODE, {"health": reason, "start_time": 1, "topics": []})}
+    behind = channel(depth=5000, client_count=1)
+    assert found(behind, nodes=(NODE,), answers=answers, history=growing(0, 5000)) == [
+        (Severity.SERIOUS, "unhealthy", reason),
+        (Severity.WARNING, "behind", "5,000 messages behind, growing by 500.0 a second"),
+    ]
 
 
 def test_alerts_are_sorted_by_severity_and_depth():
