@@ -15,12 +15,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from nsq_compat.protocol import go_schema, message
+from nsq_compat.protocol import message, storage_schema
 from nsq_compat.protocol.frames import FRAME_TYPE_MESSAGE
 from nsq_compat.protocol.layout import derive
 from nsq_compat.protocol.names import is_valid_name
 
-RECORD_HEADER = derive(go_schema.RECORD_HEADER)
+RECORD_HEADER = derive(storage_schema.GO_RECORD_HEADER)
 SIZE_FIELD: int = RECORD_HEADER.slices["size"].stop
 SMALLEST_RECORD = RECORD_HEADER.size - SIZE_FIELD
 """The least a record's size field may say: a message without a body."""

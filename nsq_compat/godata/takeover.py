@@ -24,8 +24,8 @@ from nsq_compat.godata.reader import QueueReport
 from nsq_compat.log.checkpoint import ENTRY, ChannelState, TopicState, entry_id
 from nsq_compat.log.files import Files, replace_file
 from nsq_compat.log.metadata import MetadataError, TopicMetadata, path_of, read_metadata
+from nsq_compat.log.recovery import StoredTopic
 from nsq_compat.log.storage import CHECKPOINT
-from nsq_compat.log.stored_topic import StoredTopic
 from nsq_compat.protocol.message import attempts, message_id, message_ids, timestamp_ns
 from nsq_compat.queue.ids import EPOCH_TICK, NODE_ID_BITS, SEQUENCE_BITS, TICK_SHIFT
 

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from nsq_compat.log.checkpoint import ChannelState, TopicState, entry_id
 from nsq_compat.log.damage import Damage, without
 from nsq_compat.log.group_reader import HAS_IDS, GroupReader, first_id_of
-from nsq_compat.log.reader import LogEnd
+from nsq_compat.log.reading import LogEnd
 from nsq_compat.log.segment import FIRST_GROUP, Segment
 from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol.message import message_id

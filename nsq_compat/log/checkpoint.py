@@ -13,16 +13,16 @@ import google_crc32c
 
 from nsq_compat.log.group import NOWHERE
 from nsq_compat.log.topic_log import LogEnd
-from nsq_compat.protocol import checkpoint_schema
-from nsq_compat.protocol.checkpoint_schema import LOCATIONS_MAGIC
+from nsq_compat.protocol import storage_schema
 from nsq_compat.protocol.layout import derive
 from nsq_compat.protocol.message import attempts, message_id
+from nsq_compat.protocol.storage_schema import LOCATIONS_MAGIC
 
-HEADER = derive(checkpoint_schema.CHECKPOINT_HEADER)
-CHANNEL = derive(checkpoint_schema.CHECKPOINT_CHANNEL)
-GAP = derive(checkpoint_schema.CHECKPOINT_GAP)
-ENTRY = derive(checkpoint_schema.CHECKPOINT_ENTRY)
-_LOCATION = derive(checkpoint_schema.CHECKPOINT_LOCATION)
+HEADER = derive(storage_schema.CHECKPOINT_HEADER)
+CHANNEL = derive(storage_schema.CHECKPOINT_CHANNEL)
+GAP = derive(storage_schema.CHECKPOINT_GAP)
+ENTRY = derive(storage_schema.CHECKPOINT_ENTRY)
+_LOCATION = derive(storage_schema.CHECKPOINT_LOCATION)
 _ENTRY_ID = ENTRY.slices["id"]
 _ENTRY_SIZE = ENTRY.size
 _ENTRIES_AT_ONCE = 4096

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import google_crc32c
 
-from nsq_compat.protocol import checkpoint_schema, storage_schema
+from nsq_compat.protocol import storage_schema
 from nsq_compat.protocol.frames import FRAME_HEADER, FRAME_TYPE_MESSAGE
 from nsq_compat.protocol.layout import derive
 from nsq_compat.protocol.message import HEADER_SIZE as MESSAGE_HEADER_SIZE
@@ -80,7 +80,7 @@ NOWHERE: Final = b""
 """The location of a message that is not in a segment, or of which it is not known where."""
 _OFFSET_BITS: Final = 40
 _OFFSET_MASK: Final = (1 << _OFFSET_BITS) - 1
-_LOCATION: Final = derive(checkpoint_schema.CHECKPOINT_LOCATION)
+_LOCATION: Final = derive(storage_schema.CHECKPOINT_LOCATION)
 
 
 def place_of(segment: int, offset: int) -> int:

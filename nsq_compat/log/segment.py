@@ -8,6 +8,7 @@ the dozen cost a fifth (docs/decisions/0016).
 
 import logging
 from bisect import bisect_right
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -15,8 +16,10 @@ from google_crc32c import value as crc32c
 
 from nsq_compat.log.descriptors import Descriptors, File
 from nsq_compat.log.files import write_all
+from nsq_compat.log.group import HEADER_SIZE, MESSAGES, GroupHeader, encode_group, encode_headers, header_of
 from nsq_compat.protocol import storage_schema
 from nsq_compat.protocol.layout import derive
+from nsq_compat.protocol.message import message_id
 
 log = logging.getLogger(__name__)
 
@@ -287,3 +290,51 @@ def decode_segment_header(data: bytes) -> SegmentHeader | None:
     if magic not in _MAGICS or data[:FIRST_GROUP] != encode_segment_header(first_seq, magic):
         return None
     return SegmentHeader(first_seq, magic == storage_schema.RELEASED_MAGIC)
+
+
+class _Written(NamedTuple):
+    header: GroupHeader
+    first_id: bytes
+
+
+class StagedBatch:
+    """Made by ``TopicLog.stage``. `segment` has no number before the batch is attached to the log."""
+
+    def __init__(self, descriptors: Descriptors, path: str, max_size: int) -> None:
+        self.segment = Segment.create(descriptors, path, 0, 0, max_size)
+        self.count = 0
+        self._descriptors = descriptors
+        self._max_size = max_size
+        self._groups: list[_Written] = []
+
+    def add(self, frames: Sequence[bytes]) -> None:
+        """Write one group. Raises ``OSError``."""
+        offset = self.segment.end
+        data = encode_group(MESSAGES, self.count, 0, frames, offset)
+        self.segment.append(data, self._max_size)
+        self._groups.append(_Written(header_of(data, offset), message_id(frames[0])))
+        self.count += len(frames)
+
+    def number(self, first_seq: int, log_seq: int) -> None:
+        """Give the messages their numbers. `log_seq` is where the log's numbers stand. Raises ``OSError``."""
+        segment = self.segment
+        fd = self._descriptors.use(segment.file)
+        files = self._descriptors.files
+        index = Index()
+        for header, first_id in self._groups:
+            numbered = header._replace(first_seq=first_seq + header.first_seq)
+            front, trailer = encode_headers(numbered)
+            write_all(files, fd, front, header.offset)
+            if trailer:
+                write_all(files, fd, trailer, header.end - HEADER_SIZE)
+            if header.offset >= index.next_offset:
+                index.add(IndexEntry(numbered.first_seq, first_id, header.offset))
+        write_all(files, fd, encode_segment_header(log_seq), 0)
+        index.count = self.count
+        segment.index = index
+        segment.first_seq = log_seq
+
+    def discard(self) -> None:
+        """Delete the file. What cannot be deleted now is deleted when the log is opened the next time."""
+        with suppress(OSError):
+            self.segment.remove()

@@ -26,20 +26,32 @@ from nsq_compat.log.descriptors import Descriptors
 from nsq_compat.log.files import Files
 from nsq_compat.log.group import MESSAGES, Group, encode_group, location_of, place_of, split_location
 from nsq_compat.log.group_reader import BLOCK_SIZE, HAS_IDS, index_of
-from nsq_compat.log.id_search import fetch_at, fetch_from, find_in, shares, sorted_ids, spans_of
-from nsq_compat.log.reader import (
+from nsq_compat.log.reading import (
     UNKNOWN,
     LogBounds,
     LogEnd,
     LogReader,
     LogWalk,
+    fetch_at,
+    fetch_from,
     find_end,
+    find_in,
     latest_groups,
     number_segments,
+    shares,
+    sorted_ids,
+    spans_of,
 )
 from nsq_compat.log.retained import Retained
-from nsq_compat.log.segment import FIRST_GROUP, INDEX_STEP, IndexEntry, Segment, SegmentHeader, decode_segment_header
-from nsq_compat.log.staged_batch import StagedBatch
+from nsq_compat.log.segment import (
+    FIRST_GROUP,
+    INDEX_STEP,
+    IndexEntry,
+    Segment,
+    SegmentHeader,
+    StagedBatch,
+    decode_segment_header,
+)
 from nsq_compat.log.sync import SyncJob, Unsynced
 from nsq_compat.protocol.message import message_id
 

@@ -1,15 +1,16 @@
 """One nsqlookupd: its database, its listeners, and the order in which they start and stop."""
 
 import logging
+import time
 
 from nsq_compat import NSQ_VERSION, version_line
 from nsq_compat.net.connection import Connection
 from nsq_compat.net.http_server import HttpServer
 from nsq_compat.net.listeners import listen, port_of
 from nsq_compat.net.loop_lag import LoopLag
+from nsq_compat.net.process import Process
 from nsq_compat.net.tcp_server import TcpServer
 from nsq_compat.nsqlookupd.options import PROGRAM, NsqlookupdOptions, hostname
-from nsq_compat.nsqlookupd.service import Service
 from nsq_compat.protocol.durations import SECOND
 from nsq_compat.protocol.lookup_commands import LookupdInfo
 from nsq_compat.registry.registration_db import RegistrationDb
@@ -18,6 +19,16 @@ from nsq_compat.web.metrics import Metrics
 from nsq_compat.web.nsqlookupd_api import NsqlookupdApi
 
 log = logging.getLogger(__name__)
+
+
+class Service(Process):
+    def __init__(self, db: RegistrationDb, metrics: Metrics) -> None:
+        self.db = db
+        self.metrics = metrics
+        self.version = NSQ_VERSION
+        self.now = time.monotonic
+        self.now_ns = time.time_ns
+
 
 STOP_SECONDS = 5.0
 """How long a stop waits for connections to end."""

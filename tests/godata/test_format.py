@@ -17,7 +17,7 @@ from nsq_compat.godata.format import (
     queue_name,
     queues_among,
 )
-from nsq_compat.protocol import go_schema, message
+from nsq_compat.protocol import message, storage_schema
 
 messages = st.builds(
     GoMessage,
@@ -92,7 +92,7 @@ def test_names_are_those_of_go():
 
 @given(messages)
 def test_a_record_is_what_the_declaration_says(stored):
-    assert encode_record(stored) == go_schema.RECORD.build(stored._asdict())
+    assert encode_record(stored) == storage_schema.GO_RECORD.build(stored._asdict())
 
 
 def test_a_frame_is_meant_for_the_next_delivery():

@@ -8,9 +8,9 @@ import shutil
 
 import pytest
 
+from nsq_compat.godata.export import write_queue
 from nsq_compat.godata.format import GoMessage, queue_name
 from nsq_compat.godata.queue_import import RECEIPT, GoImport, find_go_topics
-from nsq_compat.godata.writer import write_queue
 from nsq_compat.log.data_path import make_our_folder, topic_folder
 from nsq_compat.log.files import OsFiles
 from nsq_compat.protocol import message

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nsq_compat.godata.export import write_queue
 from nsq_compat.godata.format import GoMessage, queue_name
 from nsq_compat.godata.takeover import take_over
-from nsq_compat.godata.writer import write_queue
 from nsq_compat.log.data_path import make_our_folder, topic_folder
 from nsq_compat.log.files import OsFiles
 from nsq_compat.log.metadata import ChannelMetadata, TopicMetadata, save_metadata
-from nsq_compat.log.stored_topic import StoredTopic
+from nsq_compat.log.recovery import StoredTopic
 from nsq_compat.protocol import message
 from nsq_compat.queue.ids import MessageIds
 from tests.faults.dying import Crash, Dying

@@ -21,7 +21,7 @@ from nsq_compat.log.checkpoint import (
 )
 from nsq_compat.log.group import NOWHERE, location_of, place_of
 from nsq_compat.log.topic_log import LogEnd
-from nsq_compat.protocol import checkpoint_schema
+from nsq_compat.protocol import storage_schema
 
 numbers = st.integers(0, (1 << 64) - 1)
 ids = st.integers(0, (1 << 64) - 1).map(lambda number: b"%016x" % number)
@@ -58,25 +58,25 @@ def test_what_is_decoded_is_what_was_encoded(checkpoint):
 
 
 def test_the_bytes_are_those_of_the_declaration():
-    parsed = checkpoint_schema.CHECKPOINT.parse(SMALL.encode())
-    assert (parsed.header.log_offset, parsed.header.held_back, parsed.places[0].name) == (400, 1, b"c")
-    assert parsed.places[0].gaps[0].end == 6
-    assert checkpoint_schema.CHECKPOINT.build(parsed) == SMALL.encode()
+    parsed = storage_schema.CHECKPOINT.parse(SMALL.encode())
+    assert (parsed.header.log_offset, parsed.header.held_back, parsed.states[0].name) == (400, 1, b"c")
+    assert parsed.states[0].gaps[0].end == 6
+    assert storage_schema.CHECKPOINT.build(parsed) == SMALL.encode()
 
 
 def test_an_older_version_finds_what_it_reads_before_the_locations():
     place = SMALL.channels["c"]
     plain = replace(SMALL, channels={"c": replace(place, entries=[key[: ENTRY.size] for key in place.entries])})
     content, plain_content = SMALL.encode()[HEADER.size :], plain.encode()[HEADER.size :]
-    assert content.startswith(plain_content + checkpoint_schema.LOCATIONS_MAGIC)
+    assert content.startswith(plain_content + storage_schema.LOCATIONS_MAGIC)
     assert decode(plain.encode()) == plain
 
 
 def test_locations_are_those_of_the_declaration():
-    parsed = checkpoint_schema.CHECKPOINT.parse(SMALL.encode())
-    assert [location.place for location in parsed.locations.places[0]] == [0, place_of(1, 300)]
+    parsed = storage_schema.CHECKPOINT.parse(SMALL.encode())
+    assert [location.place for location in parsed.locations.locations[0]] == [0, place_of(1, 300)]
     without = TopicState(LogEnd(1, 400, 9), 1.5, b"%016x" % 77, {"c": ChannelState(3)})
-    assert checkpoint_schema.CHECKPOINT.parse(without.encode()).locations is None
+    assert storage_schema.CHECKPOINT.parse(without.encode()).locations is None
 
 
 def test_many_entries_are_encoded_a_step_at_a_time():

@@ -9,10 +9,10 @@ from itertools import repeat
 
 import pytest
 
+from nsq_compat.godata.export import write_queue
 from nsq_compat.godata.format import GoMessage
 from nsq_compat.godata.reader import read_queue
 from nsq_compat.godata.takeover import take_over
-from nsq_compat.godata.writer import write_queue
 from nsq_compat.log.data_path import DataPathLock, make_our_folder, topic_folder
 from nsq_compat.log.files import OsFiles
 from nsq_compat.log.metadata import ChannelMetadata, TopicMetadata, load_metadata, save_metadata

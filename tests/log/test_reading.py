@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq_compat.log.id_search import sorted_ids
+from nsq_compat.log.reading import sorted_ids
 
 
 @given(st.lists(st.integers(0, 30_000), max_size=50), st.sampled_from((1, 7, 4096)))
