@@ -11,8 +11,8 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from nsq_compat.log.checkpoint import ChannelState, TopicState, entry_id
-from nsq_compat.log.damage import Damage, without
-from nsq_compat.log.group_reader import HAS_IDS, GroupReader, first_id_of
+from nsq_compat.log.damage import Damage, uncovered
+from nsq_compat.log.group_reader import MESSAGE_KINDS, GroupReader, first_id_of
 from nsq_compat.log.reading import LogEnd
 from nsq_compat.log.segment import FIRST_GROUP, Segment
 from nsq_compat.log.topic_log import TopicLog
@@ -106,8 +106,8 @@ def _missing_behind(segment: Segment, limit: int, seq: int, first: int, where: s
 
 def _take_out(missing: Missing, place: ChannelState, stop: int, damage: Damage) -> None:
     begin, end = max(missing.begin, place.position), min(missing.end, stop)
-    for lost in without(place.gaps, begin, end):
-        damage.lose(missing.path, missing.where, *lost)
+    for lost in uncovered(place.gaps, begin, end):
+        damage.report_range(missing.path, missing.where, *lost)
     if begin < end:
         place.gaps = _merged(sorted([*place.gaps, (begin, end)]))
         while place.gaps and place.gaps[0][0] <= place.position:
@@ -135,7 +135,7 @@ def _take_out_ids(log: TopicLog, places: Sequence[ChannelState]) -> None:
     for ids in log.kept_ids():
         outside.difference_update(ids)
     if outside:
-        log.damage.lose_ids(log.folder, sorted(outside))
+        log.damage.report_ids(log.folder, sorted(outside))
         for place in places:
             place.entries = [key for key in place.entries if entry_id(key) not in outside]
 
@@ -185,6 +185,6 @@ def _last_from(reader: GroupReader, limit: int, seq: int) -> _Last:
         for group in groups:
             if group.kind == MESSAGES and group.first_seq < seq:
                 found_seq = group.first_seq + len(group.frames)
-            if group.kind in HAS_IDS:
+            if group.kind in MESSAGE_KINDS:
                 found_id = message_id(group.frames[-1])
     return _Last(found_seq, found_id)

@@ -25,12 +25,12 @@ ENTRY = derive(storage_schema.CHECKPOINT_ENTRY)
 _LOCATION = derive(storage_schema.CHECKPOINT_LOCATION)
 _ENTRY_ID = ENTRY.slices["id"]
 _ENTRY_SIZE = ENTRY.size
-_ENTRIES_AT_ONCE = 4096
+_ENTRIES_PER_STEP = 4096
 _UNKNOWN = bytes(_LOCATION.size)
-_CHECKED = HEADER.slices["crc"].stop
+_CRC_END = HEADER.slices["crc"].stop
 
 _PAUSED, _AWAITS_CHANNELS, _INCOMPLETE = 1, 2, 4
-_AT_ONCE = bytes(8)  # a due time of 0
+_DUE_AT_ONCE = bytes(8)  # a due time of 0
 
 _HELD_BY_TOPIC = ""
 """The name under which the file has what no channel has got."""
@@ -59,7 +59,7 @@ class ChannelState:
 
     def add_entries(self) -> bool:
         """Make entries for some of `unfinished`; returns whether there were any."""
-        some = list(islice(self.unfinished, _ENTRIES_AT_ONCE))
+        some = list(islice(self.unfinished, _ENTRIES_PER_STEP))
         self.entries += [ENTRY.pack(0.0, 0, number, attempt) for number, attempt in some]
         return bool(some)
 
@@ -165,7 +165,7 @@ class Encoding:
         flags = topic.paused * _PAUSED | topic.awaits_channels * _AWAITS_CHANNELS | topic.incomplete * _INCOMPLETE
         header = HEADER.pack(0, *topic.end, topic.clock_offset, topic.last_id, flags, len(named))
         pieces.append(header)
-        self._crc = google_crc32c.value(header[_CHECKED:])
+        self._crc = google_crc32c.value(header[_CRC_END:])
         for state in named.values():
             while state.add_entries():
                 yield True
@@ -173,8 +173,8 @@ class Encoding:
             raw = name.encode("ascii")
             gaps = [GAP.pack(*gap) for gap in state.gaps]
             self._add(b"".join((CHANNEL.pack(len(raw), state.position, len(gaps), len(state.entries)), raw, *gaps)))
-            for begin in range(0, len(state.entries), _ENTRIES_AT_ONCE):
-                entries = state.entries[begin : begin + _ENTRIES_AT_ONCE]
+            for begin in range(0, len(state.entries), _ENTRIES_PER_STEP):
+                entries = state.entries[begin : begin + _ENTRIES_PER_STEP]
                 self._add(b"".join([key[:_ENTRY_SIZE] for key in entries]))
                 self._locations.append(b"".join([key[_ENTRY_SIZE:] or _UNKNOWN for key in entries]))
                 yield True
@@ -183,7 +183,7 @@ class Encoding:
             for piece in self._locations:
                 self._add(piece)
                 yield True
-        pieces[0] = header[: _CHECKED - 4] + struct.pack(">I", self._crc) + header[_CHECKED:]
+        pieces[0] = header[: _CRC_END - 4] + struct.pack(">I", self._crc) + header[_CRC_END:]
 
     def _add(self, piece: bytes) -> None:
         self._crc = google_crc32c.extend(self._crc, piece)
@@ -194,7 +194,7 @@ def decode(data: bytes) -> TopicState:
     """The state that a checkpoint file says. Raises ``BadCheckpoint``."""
     try:
         crc, segment, offset, seq, clock_offset, last_id, flags, count = HEADER.unpack_from(data)
-        if google_crc32c.value(data[_CHECKED:]) != crc:
+        if google_crc32c.value(data[_CRC_END:]) != crc:
             raise BadCheckpoint("checksum does not match")
         named = _decode_channels(data, count)
     except (struct.error, ValueError) as error:
@@ -268,7 +268,7 @@ def copied_messages(
 
 def is_at_once(key: bytes) -> bool:
     """Whether an entry's message is to be delivered as soon as possible."""
-    return key.startswith(_AT_ONCE)
+    return key.startswith(_DUE_AT_ONCE)
 
 
 def entry_id(key: bytes) -> bytes:

@@ -12,9 +12,9 @@ from typing import Final
 
 log = logging.getLogger(__name__)
 
-_REMEMBERED: Final = 10_000
-"""Places without numbers that are counted once; a disk with more of them is counted too high."""
-_LISTED: Final = 100
+_MAX_REMEMBERED: Final = 10_000
+"""Places uncovered numbers that are counted once; a disk with more of them is counted too high."""
+_MAX_FINDINGS: Final = 100
 
 
 class Damage:
@@ -37,7 +37,7 @@ class Damage:
         if records > 0 and self._is_new(path, place):
             self._add(path, place, records)
 
-    def lose(self, path: str, place: object, begin: int, end: int) -> None:
+    def report_range(self, path: str, place: object, begin: int, end: int) -> None:
         """The messages with the numbers from `begin` up to `end` are lost."""
         if begin >= end:
             return
@@ -55,7 +55,7 @@ class Damage:
         if new:
             self._add(path, place, new)
 
-    def lose_ids(self, path: str, ids: Iterable[bytes]) -> None:
+    def report_ids(self, path: str, ids: Iterable[bytes]) -> None:
         """The messages with these ids are in no file."""
         lost = [each for each in ids if self._is_new(path, each)]
         if lost:
@@ -71,7 +71,7 @@ class Damage:
     def _is_new(self, path: str, place: object) -> bool:
         if (path, place) in self._places:
             return False
-        if len(self._places) < _REMEMBERED:
+        if len(self._places) < _MAX_REMEMBERED:
             self._places.add((path, place))
         return True
 
@@ -84,11 +84,11 @@ class Damage:
             log.error("LOG(%s): damaged at %s, %s lost; more of this file is only counted", path, place, count)
 
     def _list(self, line: str) -> None:
-        if len(self.findings) < _LISTED:
+        if len(self.findings) < _MAX_FINDINGS:
             self.findings.append(line)
 
 
-def without(ranges: Sequence[tuple[int, int]], begin: int, end: int) -> list[tuple[int, int]]:
+def uncovered(ranges: Sequence[tuple[int, int]], begin: int, end: int) -> list[tuple[int, int]]:
     """What the (sorted) ranges leave uncovered between `begin` and `end`."""
     left: list[tuple[int, int]] = []
     for low, high in ranges:

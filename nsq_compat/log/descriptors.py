@@ -16,7 +16,7 @@ from nsq_compat.log.files import Files
 
 log = logging.getLogger(__name__)
 
-_REMEMBERED: Final = 1000
+_MAX_FAULTS: Final = 1000
 """Places; a disk that has more of them stays unhealthy for the first ones."""
 
 
@@ -51,7 +51,7 @@ class ReadFaults:
         if self.problem is None:
             self.problem = f"cannot read {segment.path}: {reason[:1].lower()}{reason[1:]}"
             log.error("LOG(%s): cannot read %d bytes at %d, trying again - %s", segment.path, size, offset, reason)
-        if len(self._sizes) < _REMEMBERED:
+        if len(self._sizes) < _MAX_FAULTS:
             self._sizes[segment, offset] = size
 
     def succeeded(self, segment: Readable, offset: int, size: int) -> None:

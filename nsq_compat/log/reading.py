@@ -1,8 +1,13 @@
-"""Reading a log from one segment to the next: everything, or the immediate messages by their numbers.
+"""Reading the segments of a log: in order, by message number, by location, or by message id.
 
-``number_segments`` and ``find_end`` say, when a log is opened, where its numbers stand: the first of each segment and
-the next to be given. Headers and groups may be damaged. A number that is too high is safe; a number that is used a
-second time is not.
+- ``LogCursor`` and ``LogReader`` read across segments, all groups or only the numbered messages.
+- ``fetch_at`` reads frames at known locations. It leaves out whatever does not match its checksum; the search by id,
+  which can read past damage, then decides and reports.
+- ``fetch_from`` finds messages by id. Ids grow with the log. All lists of ids here are sorted.
+- ``number_segments`` and ``find_end`` restore the message numbers when a log is opened, although headers and groups may
+  be damaged. A number that is too high is safe; a number that is used twice is not.
+
+All of it raises ``OSError``.
 """
 
 import heapq
@@ -18,23 +23,21 @@ from google_crc32c import value as crc32c
 
 from nsq_compat.log.damage import Damage
 from nsq_compat.log.group import HEADER_SIZE, MESSAGES, Group, cut_frames, decode_header, unpack_header
-from nsq_compat.log.group_reader import BLOCK_SIZE, HAS_IDS, GroupReader, first_id_of, index_of
-from nsq_compat.log.segment import FIRST_GROUP, Segment, SegmentHeader
+from nsq_compat.log.group_reader import BLOCK_SIZE, MESSAGE_KINDS, GroupReader, first_id_of, index_of
+from nsq_compat.log.segment import FIRST_GROUP, UNKNOWN_SEQ, Segment, SegmentHeader
 from nsq_compat.protocol.message import HEADER as MESSAGE_HEADER
 from nsq_compat.protocol.message import message_id
 from nsq_compat.protocol.storage_schema import GROUP_MAGIC
 
 log = logging.getLogger(__name__)
 
-UNKNOWN: Final = (1 << 64) - 1
-"""The number of a segment's first message before ``number_segments``."""
 _LOOK_BACK: Final = (1 << 16, 1 << 18, 1 << 20, 1 << 21)
-"""Bytes from the end of a segment in which the last messages are looked for, more and more of them."""
-_FEW_SEGMENTS: Final = 3
+"""Bytes read from the end of a segment to find its last messages: the next step if one does not suffice."""
+_MAX_SEGMENTS_READ: Final = 3
 
 
 class LogEnd(NamedTuple):
-    """A place between two groups: a segment's number (0: before the first), an offset, the next message's number."""
+    """A position between two groups: segment number (0: before the first), offset, number of the next message."""
 
     segment: int
     offset: int
@@ -42,40 +45,34 @@ class LogEnd(NamedTuple):
 
 
 class LogBounds:
-    """What is known of a log's numbers besides what is in its files.
-
-    All numbers from `complete_from` up to `next_seq()` were given to messages that were written to the log.
-    """
+    """The range of message numbers that the log must contain: from `complete_from` up to `next_seq()`."""
 
     def __init__(self, next_seq: Callable[[], int]) -> None:
         self.complete_from = 0
         self.next_seq = next_seq
 
 
-class LogWalk:
-    """Through the groups of a log from one segment to the next, as far as they were ever acknowledged.
-
-    `counts_all` is as ``GroupReader`` has it.
-    """
+class LogCursor:
+    """Reads the groups of a log, from one segment to the next. `counts_all` is that of ``GroupReader``."""
 
     def __init__(
         self, segments: Sequence[Segment], damage: Damage, bounds: LogBounds, *, counts_all: bool = False
     ) -> None:
-        self._segments = segments  # the log's own, which changes
+        self._segments = segments  # the log's own list, which changes
         self._damage = damage
         self._bounds = bounds
         self._counts_all = counts_all
         self._segment: Segment | None = None
         self._reader: GroupReader | None = None
-        self._seq = 0  # behind what was passed
+        self._seq = 0  # the number after the last message passed
 
     @property
     def is_lost(self) -> bool:
-        """Whether the segment it was in is no more, or it never began."""
+        """Whether the cursor needs a seek: its segment was deleted, or it has none yet."""
         return self._segment is None or self._segment.removed
 
-    def begin_at(self, start: LogEnd | None) -> None:
-        """At that place, or at the oldest group."""
+    def seek_to(self, start: LogEnd | None) -> None:
+        """Go to a position; None is the oldest group."""
         segments = self._segments
         if start is None:
             if segments:
@@ -92,19 +89,18 @@ class LogWalk:
                 self._lose(segment, "before", start.seq, segment.first_seq)
                 break
 
-    def begin_with(self, seq: int) -> None:
-        """Where the message of that number is, or before."""
+    def seek_seq(self, seq: int) -> None:
+        """Go to the group of the message with this number, or to an earlier one."""
         segments = self._segments
         if segments:
-            place = max(bisect_right(segments, seq, key=lambda segment: segment.first_seq) - 1, 0)
-            segment = segments[place]
-            offset, first = index_of(segment, self._damage).place_of_seq(seq)
+            segment = segments[max(bisect_right(segments, seq, key=lambda segment: segment.first_seq) - 1, 0)]
+            offset, first = index_of(segment, self._damage).seek(seq)
             self._lose(segment, "before", seq, segment.first_seq)
             self._seq = max(seq, segment.first_seq)
             self._enter(segment, offset, segment.first_seq if offset == FIRST_GROUP else first)
 
     def read(self, max_bytes: int) -> list[Group]:
-        """The next groups; nothing at the end, which may move."""
+        """Read the next groups; none at the end of the log, which may grow."""
         while self._segment and self._reader:
             following = self._following()
             groups = self._reader.read(max_bytes)
@@ -131,19 +127,18 @@ class LogWalk:
 
     def _cross(self, following: Segment) -> None:
         assert self._segment is not None
-        if not self._segment.released:  # else nothing is missing
+        if not self._segment.released:  # nothing is missing in a released segment
             self._settle(following, "before", following.first_seq)
         self._seq = following.first_seq
         self._enter(following, FIRST_GROUP, following.first_seq)
 
     def _end(self) -> None:
-        """Nothing follows for now."""
         assert self._segment is not None
         self._settle(self._segment, "its end", self._bounds.next_seq())
         self._seq = max(self._seq, self._bounds.next_seq())
 
     def _settle(self, segment: Segment, place: str, seq: int) -> None:
-        """Whatever comes next has at least this number: what is missing before it is lost."""
+        """Report messages before `seq`, the next number in the log, that were not found."""
         assert self._reader is not None
         if self._lose(segment, place, max(self._seq, self._reader.next_seq), seq):
             self._reader.suspect = None
@@ -151,9 +146,9 @@ class LogWalk:
             self._reader.settle(seq)
 
     def _lose(self, segment: Segment, place: str, begin: int, end: int) -> bool:
-        """Count the numbers from `begin` up to `end`, as far as these were in the log. Whether any were."""
+        """Report the numbers from `begin` up to `end` as lost, if the log had them. Returns whether it did."""
         begin = max(begin, self._bounds.complete_from)
-        self._damage.lose(segment.path, place, begin, end)
+        self._damage.report_range(segment.path, place, begin, end)
         return begin < end
 
     def _enter(self, segment: Segment, offset: int, seq: int) -> None:
@@ -162,9 +157,9 @@ class LogWalk:
 
 
 def latest_groups(segments: Sequence[Segment], count: int, damage: Damage) -> list[Group]:
-    """The last groups of messages, deferred ones too, oldest first: `count` messages, or what 2 MiB hold."""
+    """The last groups of messages, including deferred ones, oldest first: `count` messages, or those in 2 MiB."""
     groups: list[Group] = []
-    for segment in reversed(segments[-_FEW_SEGMENTS:]):
+    for segment in reversed(segments[-_MAX_SEGMENTS_READ:]):
         groups = _last_groups(segment, count - _messages(groups), damage) + groups
         if _messages(groups) >= count or segment.end > _LOOK_BACK[-1]:
             break
@@ -178,7 +173,7 @@ def _last_groups(segment: Segment, count: int, damage: Damage) -> list[Group]:
         reader.seek(segment.end - size)
         found = []
         while groups := reader.read():
-            found += (group for group in groups if group.kind in HAS_IDS)
+            found += (group for group in groups if group.kind in MESSAGE_KINDS)
         if _messages(found) >= count or size >= segment.end:
             break
     return found
@@ -189,22 +184,21 @@ def _messages(groups: Iterable[Group]) -> int:
 
 
 class LogReader:
-    """Reads the immediate messages of a log, from a number on. `seq` is the number of the next one to come."""
+    """Reads the numbered messages of a log, from a number on. `seq` is the number of the next one."""
 
-    def __init__(self, walk: LogWalk, seq: int) -> None:
+    def __init__(self, cursor: LogCursor, seq: int) -> None:
         self.seq = seq
-        self._walk = walk
+        self._cursor = cursor
 
     def read(self, max_bytes: int = BLOCK_SIZE) -> list[Group]:
-        """The next messages, about `max_bytes` of them; nothing at the end, for the time being.
+        """Read the next messages, about `max_bytes`; none at the end of the log, which may grow.
 
-        Publishes that follow one another are one group here. Numbers may be left out: what was never logged, and what
-        is damaged.
+        Consecutive groups are merged. Numbers may be missing: messages that were never logged, and damaged ones.
         """
-        if self._walk.is_lost:
-            self._walk.begin_with(self.seq)
+        if self._cursor.is_lost:
+            self._cursor.seek_seq(self.seq)
         merged: list[Group] = []
-        while not merged and (groups := self._walk.read(max_bytes)):
+        while not merged and (groups := self._cursor.read(max_bytes)):
             self._merge(groups, merged)
         return merged
 
@@ -226,8 +220,8 @@ class LogReader:
 
 
 def number_segments(segments: Sequence[Segment], headers: Sequence[SegmentHeader | None]) -> None:
-    """A segment whose header is damaged gets the number of its first message, at most too high: that is safe."""
-    following = UNKNOWN
+    """Set `first_seq` of all segments. If a header is damaged, it is the number of the segment's first message."""
+    following = UNKNOWN_SEQ
     for segment, header in zip(reversed(segments), reversed(headers), strict=True):
         segment.first_seq = following = header.first_seq if header else _first_seq_of(segment, following)
 
@@ -235,7 +229,7 @@ def number_segments(segments: Sequence[Segment], headers: Sequence[SegmentHeader
 def _first_seq_of(segment: Segment, following: int) -> int:
     if segment.end > FIRST_GROUP:
         log.warning("LOG(%s): its header is damaged", segment.path)
-    segment.lost_header = True
+    segment.header_lost = True
     reader = GroupReader(segment, Damage(quiet=True))
     while groups := reader.read():
         for group in groups:
@@ -245,9 +239,9 @@ def _first_seq_of(segment: Segment, following: int) -> int:
 
 
 def find_end(segments: Sequence[Segment], start: LogEnd | None) -> tuple[int, int | None]:
-    """The next number, from the last segment that tells; and where in the last one an unfinished tail begins.
+    """Find the next message number, and the offset in the last segment at which an unfinished tail begins.
 
-    What is missing before the end that a checkpoint knows is for others to find (``audit``, ``LogWalk``).
+    Messages that are missing before `start`, the end in the checkpoint, are found by ``audit`` and ``LogCursor``.
     """
     seq = start.seq if start else 0
     tail: int | None = None
@@ -258,7 +252,7 @@ def find_end(segments: Sequence[Segment], start: LogEnd | None) -> tuple[int, in
             pass
         if segment is segments[-1]:
             tail = reader.tail
-        known = segment.first_seq if segment.first_seq != UNKNOWN else 0
+        known = segment.first_seq if segment.first_seq != UNKNOWN_SEQ else 0
         seq = max(seq, reader.next_seq, known)
         if known or reader.next_seq or begin > FIRST_GROUP:
             break
@@ -268,23 +262,23 @@ def find_end(segments: Sequence[Segment], start: LogEnd | None) -> tuple[int, in
 
 
 _BLOCK: Final = BLOCK_SIZE // 4
-_TAIL: Final = 1 << 10
-"""Bytes read of a group whose size is not known yet; enough for all of a small one."""
-_GAP: Final = 1 << 12
-"""Bytes between two wanted groups that are rather read than sought over."""
+_GROUP_PROBE: Final = 1 << 10
+"""Bytes to read of a group whose size is unknown; enough for a whole small group."""
+_MAX_READ_GAP: Final = 1 << 12
+"""Two wanted groups that are at most this far apart are read together."""
 _ID_BEGIN: Final = HEADER_SIZE + MESSAGE_HEADER.offset("id")
 _ID_END: Final = HEADER_SIZE + MESSAGE_HEADER.slices["id"].stop
 _SIZE_FIELD: Final = 4
-_SORTED_AT_ONCE: Final = 4096
+_SORT_CHUNK: Final = 4096
 _FIRST: Final = itemgetter(0)
 _size_of: Final = struct.Struct(">I").unpack_from
 
 
 def sorted_ids(ids: Iterable[bytes], pause: Callable[[], None]) -> list[bytes]:
-    """Sort ids and drop duplicates. Of many, a few thousand at a time: `pause` is called in between."""
+    """Sort ids and drop duplicates, a few thousand at a time; `pause` is called in between."""
     remaining = iter(ids)
     pieces: list[list[bytes]] = []
-    while piece := list(islice(remaining, _SORTED_AT_ONCE)):
+    while piece := list(islice(remaining, _SORT_CHUNK)):
         if pieces:
             pause()
         pieces.append(sorted(set(piece)))
@@ -292,16 +286,16 @@ def sorted_ids(ids: Iterable[bytes], pause: Callable[[], None]) -> list[bytes]:
         return pieces[0] if pieces else []
     found: list[bytes] = []
     unique = map(_FIRST, groupby(heapq.merge(*pieces)))  # compiled, a generator expression is a list
-    while piece := list(islice(unique, _SORTED_AT_ONCE)):
+    while piece := list(islice(unique, _SORT_CHUNK)):
         found += piece
         pause()
     return found
 
 
-def shares(
+def split_by_segment(
     segments: Sequence[Segment], chosen: Iterable[Segment], ids: Sequence[bytes], damage: Damage
 ) -> Iterator[tuple[Segment, Sequence[bytes]]]:
-    """For each of the chosen segments the part of the ids that is in it and not in one of the others."""
+    """For each of the chosen segments, the part of the ids in its range of ids."""
     firsts = [(first_id_of(segment, damage), segment) for segment in segments]
     begins = [first for first, _ in firsts if first is not None]
     asked = frozenset(chosen)
@@ -311,21 +305,21 @@ def shares(
         if first is None:
             yield segment, ()
             continue
-        place = bisect_left(begins, first)
-        end = bisect_left(ids, begins[place + 1]) if place + 1 < len(begins) else len(ids)
+        at = bisect_left(begins, first)
+        end = bisect_left(ids, begins[at + 1]) if at + 1 < len(begins) else len(ids)
         yield segment, ids[bisect_left(ids, first) : end]
 
 
 def fetch_at(segment: Segment, wanted: Sequence[tuple[int, int]]) -> Iterator[bytes]:
-    """The frames at these offsets that have these checksums; sorted, and neighbours are read together."""
+    """The sound frames at the `wanted` offsets and checksums, which are sorted by offset."""
     start, count = 0, len(wanted)
     while start < count:
         first = last = wanted[start][0]
         stop = start + 1
-        while stop < count and (following := wanted[stop][0]) - last <= _GAP and following - first <= _BLOCK:
+        while stop < count and (following := wanted[stop][0]) - last <= _MAX_READ_GAP and following - first <= _BLOCK:
             last = following
             stop += 1
-        block = segment.pread(max(min(last + _TAIL, segment.end) - first, 0), first)
+        block = segment.pread(max(min(last + _GROUP_PROBE, segment.end) - first, 0), first)
         for offset, crc in wanted[start:stop]:
             frame = _frame_at(segment, block, offset - first, offset)
             if crc32c(frame) == crc:
@@ -334,7 +328,7 @@ def fetch_at(segment: Segment, wanted: Sequence[tuple[int, int]]) -> Iterator[by
 
 
 def _frame_at(segment: Segment, block: bytes, at: int, offset: int) -> bytes:
-    """What is at `block[at:]`, or at that offset of the file, if it were a frame."""
+    """The bytes of the frame that should be at `block[at:]`, which is at `offset` of the file."""
     if at + 4 > len(block):
         return b""
     size = _SIZE_FIELD + _size_of(block, at)[0]
@@ -344,26 +338,28 @@ def _frame_at(segment: Segment, block: bytes, at: int, offset: int) -> bytes:
 
 
 def fetch_from(segment: Segment, ids: Sequence[bytes], damage: Damage) -> dict[bytes, bytes]:
-    """The frames of those ids that can be read in the segment, by id."""
+    """The frames of these messages, by id, as far as they can be read in the segment."""
     found: dict[bytes, bytes] = {}
-    for span, wanted in spans_of(segment, ids, damage):
-        found.update((number, frame) for number, (_, frame) in find_in(segment, span, wanted).items())
+    for span, wanted in group_by_span(segment, ids, damage):
+        found.update((each, frame) for each, (_, frame) in find_in_span(segment, span, wanted).items())
         if missing := wanted - found.keys():
             found |= _search(segment, span, missing, damage)
     return found
 
 
-def spans_of(segment: Segment, ids: Iterable[bytes], damage: Damage) -> Iterator[tuple[tuple[int, int], set[bytes]]]:
-    """Between which offsets the groups of these ids begin, in the order of the log, and which ids they are."""
+def group_by_span(
+    segment: Segment, ids: Iterable[bytes], damage: Damage
+) -> Iterable[tuple[tuple[int, int], set[bytes]]]:
+    """The ranges of offsets in which the groups of these messages begin, each with its ids, in the order of the log."""
     index = index_of(segment, damage)
     spans: dict[tuple[int, int], set[bytes]] = {}
     for each in ids:
         spans.setdefault(index.span_of_id(each), set()).add(each)
-    yield from spans.items()
+    return spans.items()
 
 
-def find_in(segment: Segment, span: tuple[int, int], wanted: set[bytes]) -> dict[bytes, tuple[int, bytes]]:
-    """The offsets and frames of these messages, by id; only what is wanted is checked. Stops at whatever is damaged."""
+def find_in_span(segment: Segment, span: tuple[int, int], wanted: set[bytes]) -> dict[bytes, tuple[int, bytes]]:
+    """The offsets and frames of these messages, by id. Skips other groups unchecked, and stops at damage."""
     found: dict[bytes, tuple[int, bytes]] = {}
     base, stop = span
     stop = min(stop, segment.end)
@@ -372,14 +368,14 @@ def find_in(segment: Segment, span: tuple[int, int], wanted: set[bytes]) -> dict
     while len(found) < len(wanted) and base + at < stop:
         if at + _ID_END > len(block):
             base, at = base + at, 0
-            block = segment.pread(min(stop - base + _TAIL, _BLOCK + _TAIL, segment.end - base), base)
+            block = segment.pread(min(min(stop - base, _BLOCK) + _GROUP_PROBE, segment.end - base), base)
             if len(block) < HEADER_SIZE:
                 break
         magic, _, _, _, _, size, count, kind = unpack_header(block, at)
         if magic != GROUP_MAGIC:
             break
-        if count == 1 and (kind not in HAS_IDS or block[at + _ID_BEGIN : at + _ID_END] not in wanted):
-            at += HEADER_SIZE + size  # if that is damaged, no group begins there
+        if count == 1 and (kind not in MESSAGE_KINDS or block[at + _ID_BEGIN : at + _ID_END] not in wanted):
+            at += HEADER_SIZE + size  # if `size` is damaged, no group begins there
             continue
         header = decode_header(block, at, base + at)
         if header is None or header.end > segment.end:
@@ -391,21 +387,21 @@ def find_in(segment: Segment, span: tuple[int, int], wanted: set[bytes]) -> dict
         if crc32c(block[begin:end]) != header.payload_crc:
             break
         begin = header.frames_begin - base
-        for frame in cut_frames(block, begin, end, count) if kind in HAS_IDS else ():
-            if (number := message_id(frame)) in wanted:
-                found[number] = base + begin, frame
+        for frame in cut_frames(block, begin, end, count) if kind in MESSAGE_KINDS else ():
+            if (found_id := message_id(frame)) in wanted:
+                found[found_id] = base + begin, frame
             begin += len(frame)
         at = header.end - base
     return found
 
 
 def _search(segment: Segment, span: tuple[int, int], wanted: set[bytes], damage: Damage) -> dict[bytes, bytes]:
-    """What can be read of these messages past damage, which is counted."""
+    """The frames of these messages that can be read past damage, which is reported."""
     found: dict[bytes, bytes] = {}
     begin, end = span
     reader = GroupReader(segment, damage, begin, counts_all=False)
     while len(found) < len(wanted) and reader.offset < end and (groups := reader.read(_BLOCK)):
         for group in groups:
-            if group.kind in HAS_IDS:
+            if group.kind in MESSAGE_KINDS:
                 found.update((each, frame) for frame in group.frames if (each := message_id(frame)) in wanted)
     return found

@@ -43,7 +43,7 @@ from nsq_compat.log.group import (
     Group,
     locations_of,
 )
-from nsq_compat.log.group_reader import HAS_IDS
+from nsq_compat.log.group_reader import MESSAGE_KINDS
 from nsq_compat.log.storage import CHECKPOINT
 from nsq_compat.log.topic_log import DEFAULT_SEGMENT_SIZE, TopicLog
 from nsq_compat.protocol.message import attempts, message_id, message_ids, with_attempts
@@ -172,7 +172,7 @@ def recover(last: TopicState | None, log: TopicLog) -> TopicState:
             replay.seq, group.first_seq
         )  # numbers are used up without a message in the log, at level memory
         _REPLAY[group.kind](replay, group)
-        if kept and group.kind in HAS_IDS:
+        if kept and group.kind in MESSAGE_KINDS:
             for number in message_ids(group.frames):
                 kept.pop(number, None)
     topic.end = log.end._replace(seq=max(replay.seq, log.end.seq))

@@ -30,7 +30,7 @@ class Run(NamedTuple):
     record_count: int
 
 
-class KeptFile:
+class RetainedFile:
     """A file of kept messages."""
 
     def __init__(self, segment: Segment) -> None:
@@ -53,8 +53,8 @@ class Retained:
         self._descriptors = descriptors
         self._path_of = path_of
         self._segment_size = segment_size
-        self._files: list[KeptFile] = []
-        self._active: KeptFile | None = None
+        self._files: list[RetainedFile] = []
+        self._active: RetainedFile | None = None
         self._last_number = 0
 
     def __len__(self) -> int:
@@ -65,9 +65,9 @@ class Retained:
         """The files, as files."""
         return (file.segment for file in self._files)
 
-    def found(self, number: int, size: int) -> None:
+    def add_file(self, number: int, size: int) -> None:
         """A file of an earlier run; in the order of the numbers."""
-        self._files.append(KeptFile(Segment(self._descriptors, self._path_of(number), number, 0, size)))
+        self._files.append(RetainedFile(Segment(self._descriptors, self._path_of(number), number, 0, size)))
         self._last_number = number
 
     def add(self, frames: Iterable[bytes]) -> None:
@@ -99,9 +99,9 @@ class Retained:
             for run in file.runs():
                 yield message_ids(_read_run(file, run, Damage(quiet=True)))
 
-    def mostly_dead(self, unfinished: Sequence[bytes]) -> list[KeptFile]:
+    def mostly_dead(self, unfinished: Sequence[bytes]) -> list[RetainedFile]:
         """Files of which little or nothing is among the (sorted) unfinished ids; nothing more is written to them."""
-        dead: list[KeptFile] = []
+        dead: list[RetainedFile] = []
         for file in self._files:
             runs = file.runs()
             alive = sum(_between(unfinished, run) for run in runs)
@@ -113,7 +113,7 @@ class Retained:
             self._active = None
         return dead
 
-    def copy(self, file: KeptFile, unfinished: Sequence[bytes]) -> bool:
+    def copy(self, file: RetainedFile, unfinished: Sequence[bytes]) -> bool:
         """Copy what is unfinished to other files. Whether all of it could be read: else the file is still needed."""
         wanted = set(unfinished)
         damage = Damage(quiet=True)
@@ -123,7 +123,7 @@ class Retained:
         file.is_damaged = damage.records > 0
         return not file.is_damaged
 
-    def remove(self, file: KeptFile) -> None:
+    def remove(self, file: RetainedFile) -> None:
         """Delete a file."""
         file.segment.remove()
         self._files.remove(file)
@@ -142,19 +142,19 @@ class Retained:
         active.segment.append(encode_group(MESSAGES, 0, 0, frames, offset), self._segment_size)
         active.runs().append(Run(message_id(frames[0]), message_id(frames[-1]), offset, len(frames)))
 
-    def _begin(self) -> KeptFile:
+    def _begin(self) -> RetainedFile:
         if self._active:
             self._active.segment.close()
             self._active = None
         self._last_number += 1
         path = self._path_of(self._last_number)
         segment = Segment.create(self._descriptors, path, self._last_number, 0, self._segment_size)
-        self._active = KeptFile(segment)
+        self._active = RetainedFile(segment)
         self._files.append(self._active)
         return self._active
 
 
-def _read_run(file: KeptFile, run: Run, damage: Damage) -> list[bytes]:
+def _read_run(file: RetainedFile, run: Run, damage: Damage) -> list[bytes]:
     reader = GroupReader(file.segment, damage, run.offset)
     frames: list[bytes] = []
     while len(frames) < run.record_count and (groups := reader.read(_GROUP_SIZE)):

@@ -96,7 +96,7 @@ class Unsynced:
             if error is None:
                 target.segment.synced = max(target.segment.synced, target.end)
         for segment, _, end in job.failed if error else ():
-            segment.refused = max(segment.refused, end)
+            segment.sync_failed_end = max(segment.sync_failed_end, end)
             segment.poisoned = segment.abandoned = True
         for folder, _ in job.folders:
             self._descriptors.unpin(folder)

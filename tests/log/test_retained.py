@@ -29,7 +29,7 @@ class Keeper:
     def start(self):
         self.kept = Retained(Descriptors(cast("Files", self.disk), reserve=0), lambda number: f"/kept.{number}", 20_000)
         for name in sorted(self.disk.listdir("/"), key=lambda name: int(name[5:])):
-            self.kept.found(int(name[5:]), self.disk.size(f"/{name}"))
+            self.kept.add_file(int(name[5:]), self.disk.size(f"/{name}"))
 
     def numbers(self, *numbers: int) -> list[int]:
         """Which of these are found."""

@@ -131,7 +131,7 @@ def test_zeros_are_written_ahead_once_there_is_much(disk, segment):
         zeros += [(end, offset, offset + size) for offset, size in disk.writes[before:-1]]
     assert disk.content(PATH)[FIRST_GROUP : segment.end] == b"".join(bodies)
     assert 5 < len(zeros) < 10
-    assert all(segment_module._MUCH <= end <= begin < stop for end, begin, stop in zeros)
+    assert all(segment_module._ZERO_AHEAD_FROM <= end <= begin < stop for end, begin, stop in zeros)
     assert [begin for _, begin, _ in zeros[1:]] == [stop for _, _, stop in zeros[:-1]]
 
 
@@ -158,7 +158,7 @@ def test_zeros_that_cannot_be_written_are_not_needed(disk, segment):
 def test_what_was_prepared_no_append_has_to_wait_for(disk, segment):
     segment.prepare(100 * MIB)
     assert disk.writes == [(0, FIRST_GROUP)], "there is not much yet"
-    segment.append(bytes(segment_module._MUCH), 100 * MIB)
+    segment.append(bytes(segment_module._ZERO_AHEAD_FROM), 100 * MIB)
     prepared = 0
     for number in range(500):
         if number % 60 == 0:  # every INDEX_STEP or so
@@ -328,9 +328,9 @@ def test_the_index_leads_to_every_number(disk, segment):
             break
         if groups[0].kind == MESSAGES:
             first = groups[0].first_seq
-            assert index.place_of_seq(first)[0] <= offset
-            assert offset - index.place_of_seq(first)[0] < 3 * INDEX_STEP
-            assert index.place_of_seq(first + len(groups[0].frames) - 1)[0] <= offset
+            assert index.seek(first)[0] <= offset
+            assert offset - index.seek(first)[0] < 3 * INDEX_STEP
+            assert index.seek(first + len(groups[0].frames) - 1)[0] <= offset
 
 
 def test_an_index_is_not_misled_by_a_damaged_id(disk, segment):
