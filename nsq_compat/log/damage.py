@@ -13,7 +13,7 @@ from typing import Final
 log = logging.getLogger(__name__)
 
 _MAX_REMEMBERED: Final = 10_000
-"""Places uncovered numbers that are counted once; a disk with more of them is counted too high."""
+"""Places without message numbers that are remembered, to count each once. Beyond that the count may be too high."""
 _MAX_FINDINGS: Final = 100
 
 

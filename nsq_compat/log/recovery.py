@@ -1,17 +1,18 @@
-"""From a checkpoint and the log behind it to where every channel stood when the process ended.
+"""Restores the state of a topic and its channels from the last checkpoint and the log after it.
 
-The checkpoint is a moment some time before the end; what the log holds behind it is replayed over it: messages only
-move the end of the stream, deferred ones are entered wherever they went at the time, and what came, went, was emptied
-or paused is done again.
+The log after the checkpoint is replayed: messages only move the end of the stream, deferred messages are entered in the
+states that received them, and control records (channels created, deleted, emptied, pauses) are applied again.
 
-Without a checkpoint all of the log is replayed. If the log is not whole either, since what was finished is deleted, it
-does not tell who had what any more: every channel gets all there is.
+Without a checkpoint the whole log is replayed. If old segments were deleted, the log no longer tells which channel
+still needs which message, so every channel gets all of them.
+
+A ``StoredTopic`` is a topic that a tool or an import reads from its folder, without a daemon.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Final
 
 from nsq_compat.log import checkpoint
@@ -54,7 +55,7 @@ _NO_ID = b"0" * 16
 
 
 class _Replay:
-    """Does again to a state what the log says was done."""
+    """Applies the groups of a log to a state."""
 
     def __init__(self, topic: TopicState) -> None:
         self.topic = topic
@@ -74,10 +75,10 @@ class _Replay:
         if topic.everything is not None:
             receivers.append(topic.everything)
         locations = locations_of(group.place, group.frames) if group.place else [NOWHERE] * len(group.frames)
-        for number, location in zip(message_ids(group.frames), locations, strict=True):
-            topic.last_id = max(topic.last_id, number)
+        for each_id, location in zip(message_ids(group.frames), locations, strict=True):
+            topic.last_id = max(topic.last_id, each_id)
             for state in receivers:
-                state.entries.append(pack_key(due, len(state.entries), number, 1, location))
+                state.entries.append(pack_key(due, len(state.entries), each_id, 1, location))
 
     def was_requeued(self, group: Group) -> None:
         self.requeued.add(group.frames[0])
@@ -88,8 +89,8 @@ class _Replay:
             return
         state = ChannelState(group.first_seq)
         if topic.held is not None and not topic.held_back:
-            state, topic.held = topic.held, None  # the first channel takes what the topic held
-        if not is_ephemeral(name):  # which would have ended with the process, and what it took with it
+            state, topic.held = topic.held, None  # the first channel receives the topic's messages
+        if not is_ephemeral(name):  # an ephemeral channel and its messages ended with the process
             topic.channels[name] = state
             topic.gone.discard(name)
 
@@ -158,9 +159,9 @@ _REPLAY = {
 
 
 def recover(last: TopicState | None, log: TopicLog) -> TopicState:
-    """Replay the log behind the checkpoint, or all of it if there is none, and see what is lost. Raises ``OSError``.
+    """Replay the log from the checkpoint `last` on, or all of it if that is None, and audit it. Raises ``OSError``.
 
-    The states of the checkpoint's channels become those of the result.
+    The channel states of `last` are changed, and become those of the result.
     """
     topic = _nothing_known(log) if last is None else _as_of_checkpoint(last)
     log.bounds.complete_from = topic.end.seq if topic.incomplete else 0
@@ -168,24 +169,23 @@ def recover(last: TopicState | None, log: TopicLog) -> TopicState:
     replay = _Replay(topic)
     for group in log.recovered():
         topic.is_current = False
-        replay.seq = max(
-            replay.seq, group.first_seq
-        )  # numbers are used up without a message in the log, at level memory
+        # At level memory, numbers may have been used for messages that are not in the log.
+        replay.seq = max(replay.seq, group.first_seq)
         _REPLAY[group.kind](replay, group)
         if kept and group.kind in MESSAGE_KINDS:
-            for number in message_ids(group.frames):
-                kept.pop(number, None)
+            for each_id in message_ids(group.frames):
+                kept.pop(each_id, None)
     topic.end = log.end._replace(seq=max(replay.seq, log.end.seq))
     if topic.everything is not None and not log.is_whole:
         _give_everything_to_all(topic, topic.everything, kept, replay.requeued)
     _defer_requeued(topic, replay.requeued, log)
     audit(log, last, lambda: topic.streams)
-    topic.is_current = topic.is_current and not log.damaged_records  # else each start would find the loss again
+    topic.is_current = topic.is_current and not log.damaged_records  # else every start would report the loss again
     return topic
 
 
 def _nothing_known(log: TopicLog) -> TopicState:
-    """Before anything is replayed, where there is no checkpoint."""
+    """The state before the replay, if there is no checkpoint."""
     oldest = log.oldest
     return TopicState(
         log.end._replace(seq=oldest),
@@ -205,7 +205,7 @@ def _as_of_checkpoint(last: TopicState) -> TopicState:
 
 
 def _defer_requeued(topic: TopicState, requeued: Requeued, log: TopicLog) -> None:
-    """Last of all: what was put back with a delay may be anywhere in the replayed part of the log."""
+    """Apply REQ delays after the replay, because the messages may be anywhere in the replayed part of the log."""
     if requeued:
         if requeued.earliest_due() <= topic.clock_offset:
             _count_from_1970(topic)
@@ -224,15 +224,15 @@ def _give_everything_to_all(
 
 
 def _count_from_1970(topic: TopicState) -> None:
-    """The wall clock was set back so far that there is a due time before the monotonic clock began."""
+    """Make due times relative to 1970: the wall clock was set back, so one is before the monotonic clock's zero."""
     for state in topic.backlogs:
         state.entries = [_shifted(key, topic.clock_offset) for key in state.entries]
     topic.clock_offset = 0.0
 
 
 def _shifted(key: bytes, by: float) -> bytes:
-    due, serial, number, attempt = ENTRY.unpack_from(key)
-    return pack_key(due + by if due else 0.0, serial, number, attempt, key_location(key))
+    due, serial, each_id, attempt = ENTRY.unpack_from(key)
+    return pack_key(due + by if due else 0.0, serial, each_id, attempt, key_location(key))
 
 
 def _name(group: Group) -> str:
@@ -243,9 +243,10 @@ _FETCHED_AT_ONCE: Final = 1024
 
 
 class StoredTopic:
-    """A topic's log and where its channels stood. Raises ``OSError``; damage is counted, here and in `log`.
+    """A topic's log and recovered state, read from its folder. Must be closed. Raises ``OSError``.
 
-    To be closed. Nobody else may use the folder meanwhile.
+    No other process may use the folder meanwhile. A damaged checkpoint is described in `checkpoint_error`; damage in
+    the log is counted in `log`.
     """
 
     def __init__(self, files: Files, folder: str, segment_size: int = DEFAULT_SEGMENT_SIZE) -> None:
@@ -260,7 +261,6 @@ class StoredTopic:
             raise
 
     def close(self) -> None:
-        """Close the files."""
         self.log.close()
 
     def __enter__(self) -> "StoredTopic":
@@ -270,60 +270,56 @@ class StoredTopic:
         self.close()
 
     def depths(self) -> dict[str | None, int]:
-        """Messages by channel, None being what no channel has got."""
-        return {name: len(place.entries) + _distance(place, end) for name, place, end in self._places()}
+        """The number of messages by channel; None stands for the topic itself."""
+        return {name: len(state.entries) + _distance(state, end) for name, state, end in self._states()}
 
     def backlogs(self) -> Iterator[tuple[str | None, Iterator[bytes]]]:
-        """By channel, the frames of the next deliveries: those taken from the stream before, then what follows in it.
+        """By channel, the frames of the next deliveries: first unfinished messages, then those in the stream.
 
-        None, where there is such a thing, is what no channel has got; it comes first.
+        None stands for the topic itself, if it holds messages back, and comes first.
         """
-        for name, place, end in self._places():
-            yield name, self._frames(place, end)
+        for name, state, end in self._states():
+            yield name, chain(self._unfinished(state.entries), self._stream(state, end))
 
     def read_needed(self) -> None:
-        """Read everything that is still to be delivered, so that `log` has counted what is damaged of it."""
-        places = list(self._places())
-        for _, place, _ in places:
-            for _ in self._unfinished(place.entries):
+        """Read all undelivered messages, so that `log` has counted the damaged ones."""
+        states = list(self._states())
+        for _, state, _ in states:
+            for _ in self._unfinished(state.entries):
                 pass
-        first = min((place.position for _, place, _ in places), default=self.state.end.seq)
+        first = min((state.position for _, state, _ in states), default=self.state.end.seq)
         for _ in self._stream(ChannelState(first), self.state.end.seq):
             pass
 
-    def _places(self) -> Iterator[tuple[str | None, ChannelState, int]]:
-        """Each channel's name and place, and where the stream ends for it."""
-        state = self.state
-        if state.held is not None:
-            yield None, state.held, state.end.seq
-        for name, place in sorted(state.channels.items()):
-            yield name, place, state.end.seq if state.held is None else state.held.position
-
-    def _frames(self, place: ChannelState, end: int) -> Iterator[bytes]:
-        yield from self._unfinished(place.entries)
-        yield from self._stream(place, end)
+    def _states(self) -> Iterator[tuple[str | None, ChannelState, int]]:
+        """Each channel's name and state, and the number at which the stream ends for it."""
+        topic = self.state
+        if topic.held is not None:
+            yield None, topic.held, topic.end.seq
+        for name, state in sorted(topic.channels.items()):
+            yield name, state, topic.end.seq if topic.held is None else topic.held.position
 
     def _unfinished(self, entries: Iterable[bytes]) -> Iterator[bytes]:
         keys = iter(sorted(entries))
-        while some := [ENTRY.unpack_from(key) for key in islice(keys, _FETCHED_AT_ONCE)]:
-            found = self.log.fetch([number for _, _, number, _ in some])
-            for _, _, number, attempt in some:
-                if number in found:
-                    yield with_attempts(found[number], attempt)
+        while fetched := [ENTRY.unpack_from(key) for key in islice(keys, _FETCHED_AT_ONCE)]:
+            found = self.log.fetch([each_id for _, _, each_id, _ in fetched])
+            for _, _, each_id, attempt in fetched:
+                if each_id in found:
+                    yield with_attempts(found[each_id], attempt)
 
-    def _stream(self, place: ChannelState, end: int) -> Iterator[bytes]:
-        position = place.position
-        for gap, following in [*place.gaps, (end, end)]:
-            yield from self._part(position, gap)
+    def _stream(self, state: ChannelState, end: int) -> Iterator[bytes]:
+        position = state.position
+        for gap, following in [*state.gaps, (end, end)]:
+            yield from self._range(position, gap)
             position = following
 
-    def _part(self, position: int, end: int) -> Iterator[bytes]:
+    def _range(self, position: int, end: int) -> Iterator[bytes]:
         if position >= end:
             return
         reader = self.log.reader(position)
         while reader.seq < end and (groups := reader.read()):
             for group in groups:
-                yield from _before(end, group.first_seq, group.frames)
+                yield from group.frames[: max(0, end - group.first_seq)]
 
     def _last_checkpoint(self, files: Files, folder: str) -> TopicState | None:
         try:
@@ -335,9 +331,5 @@ class StoredTopic:
             return None
 
 
-def _distance(place: ChannelState, end: int) -> int:
-    return max(0, end - place.position - sum(stop - begin for begin, stop in place.gaps))
-
-
-def _before(end: int, first: int, frames: Sequence[bytes]) -> Sequence[bytes]:
-    return frames if first + len(frames) <= end else frames[: max(0, end - first)]
+def _distance(state: ChannelState, end: int) -> int:
+    return max(0, end - state.position - sum(stop - begin for begin, stop in state.gaps))
