@@ -92,7 +92,7 @@ def test_a_second_export_keeps_the_first(tmp_path):
 def test_queues_of_gos_are_not_written_over(tmp_path):
     ours(tmp_path)
     (tmp_path / "x.diskqueue.meta.dat").write_bytes(b"0\n0,0\n0,0\n")
-    with pytest.raises(ExportRefused, match="queue files of Go's already, such as x.diskqueue.meta.dat"):
+    with pytest.raises(ExportRefused, match="already has queue files of Go's nsqd, such as x.diskqueue.meta.dat"):
         run(OsFiles(), tmp_path, tmp_path)
 
 
@@ -107,7 +107,7 @@ def test_another_data_path_is_not_mixed_with(tmp_path):
     target.mkdir()
     ours(source)
     (target / "nsqd.dat").touch()
-    with pytest.raises(ExportRefused, match="another data path already"):
+    with pytest.raises(ExportRefused, match="is already a data path"):
         run(OsFiles(), source, target)
 
 

@@ -124,20 +124,9 @@ def test_the_files_of_an_empty_topic_are_only_moved(tmp_path):
     go_has(tmp_path, "t", None)
     make_our_folder(OsFiles(), str(tmp_path))
     (topic,) = find_go_topics(OsFiles(), str(tmp_path))
-    GoImport(OsFiles(), str(tmp_path)).dismiss(topic)
+    GoImport(OsFiles(), str(tmp_path)).set_aside_empty(topic)
     assert sorted(os.listdir(tmp_path)) == ["nsq_compat"]
     assert os.listdir(tmp_path / "nsq_compat") == ["imported"]
-
-
-def test_an_import_that_is_given_up_leaves_gos_files(tmp_path):
-    go_has(tmp_path, "t", None, b"1")
-    make_our_folder(OsFiles(), str(tmp_path))
-    importer = GoImport(OsFiles(), str(tmp_path))
-    (topic,) = find_go_topics(OsFiles(), str(tmp_path))
-    importer.begin(topic)
-    importer.abandon(topic)
-    assert gos(tmp_path) == [b"1"]
-    assert os.listdir(tmp_path / "nsq_compat") == []
 
 
 def steps_of(prepare, tmp_path):

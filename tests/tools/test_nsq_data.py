@@ -259,7 +259,7 @@ def test_attempts_are_those_of_the_deliveries_so_far(tmp_path, nsq_data):
 def test_a_data_path_of_gos_has_nothing_to_export(go_path, nsq_data):
     code, _, complaint = nsq_data("export")
     assert code == 2
-    assert "queue files of Go's already" in complaint
+    assert "already has queue files of Go's nsqd" in complaint
 
 
 def test_damage_shows_in_the_exit_code_of_an_export(our_path, nsq_data):
