@@ -32,10 +32,10 @@ _AT_ONCE: Final = 256
 _NEVER: Final = 1 << 16  # more than attempts can count
 
 
-class Box:
+class DeadLetterQueue:
     """One channel's."""
 
-    def __init__(self, office: "DeadLetters", channel: Channel) -> None:
+    def __init__(self, office: "DeadLetterQueues", channel: Channel) -> None:
         self.in_flight = InFlight()  # without deadlines: what is here waits as long as it has to
         self.channel = channel
         self.target = ""  # the name of its dead-letter topic
@@ -58,7 +58,7 @@ class Box:
         """Whether anything is still put in."""
         return self._max_attempts != _NEVER
 
-    def sort_out(self, frames: Sequence[bytes]) -> Sequence[bytes]:
+    def enqueue_exhausted(self, frames: Sequence[bytes]) -> Sequence[bytes]:
         """Keep what was tried often enough; return the others. What a dead-letter topic holds is tried for ever."""
         if not self.is_open or self._office.is_target(self.channel.topic_name):
             return frames
@@ -80,15 +80,15 @@ class Box:
         self.channel.put_back(next_attempts(frames))
 
 
-class DeadLetters:
+class DeadLetterQueues:
     """All boxes. `wake` is called when there is something to send; it must not send at once."""
 
     def __init__(self, broker: Broker, wake: Callable[[], None] = lambda: None) -> None:
         self.wake = wake
         self._broker = broker
-        self._boxes: dict[Channel, Box] = {}
+        self._boxes: dict[Channel, DeadLetterQueue] = {}
         self._targets: set[str] = set()
-        self._waiting: dict[Box, None] = {}
+        self._waiting: dict[DeadLetterQueue, None] = {}
 
     @property
     def is_waiting(self) -> bool:
@@ -103,7 +103,7 @@ class DeadLetters:
         """Put a policy in force for a channel, or take it back."""
         box = self._boxes.get(channel)
         if box is None and policy is not None:
-            box = channel.dead_letters = self._boxes[channel] = Box(self, channel)
+            box = channel.dead_letters = self._boxes[channel] = DeadLetterQueue(self, channel)
         if box is not None:
             box.follow(policy)
             self._targets = {each.target for each in self._boxes.values()}
@@ -114,7 +114,7 @@ class DeadLetters:
         if box is not None:
             self._waiting.pop(box, None)
 
-    def gather(self, box: Box) -> None:
+    def gather(self, box: DeadLetterQueue) -> None:
         """A box has something to send."""
         self._waiting[box] = None
         self.wake()
@@ -124,7 +124,7 @@ class DeadLetters:
         outcomes = [self._send(box, now, now_ns) for box in list(self._waiting)]
         return all(outcomes)
 
-    def _send(self, box: Box, now: float, now_ns: int) -> bool:
+    def _send(self, box: DeadLetterQueue, now: float, now_ns: int) -> bool:
         dead = dict(islice(box.in_flight.frames.items(), _AT_ONCE))
         channel, ids = box.channel, list(dead)
         try:

@@ -8,7 +8,7 @@ from then on, for what waits already as well.
 import logging
 from collections.abc import Callable
 
-from nsq_compat.policy.dead_letters import DeadLetters
+from nsq_compat.policy.dead_letters import DeadLetterQueues
 from nsq_compat.policy.limits import Limited, LimitEnforcer
 from nsq_compat.policy.policies import Applied, Policies
 from nsq_compat.queue.broker import Broker
@@ -24,7 +24,7 @@ class PolicyEnforcer:
 
     def __init__(self, broker: Broker, now: Callable[[], float], now_ns: Callable[[], int]) -> None:
         self.policies = Policies()
-        self.dead_letters = DeadLetters(broker)
+        self.dead_letters = DeadLetterQueues(broker)
         self._broker = broker
         self._now = now
         self._now_ns = now_ns
