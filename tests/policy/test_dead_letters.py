@@ -143,7 +143,7 @@ def test_what_is_on_its_way_ends_with_its_channel(daemon, consumer):
     assert DEAD not in daemon.broker.topics
 
 
-def test_emptying_the_channel_empties_the_box(daemon, consumer):
+def test_emptying_the_channel_empties_the_dead_letter_queue(daemon, consumer):
     daemon.publishes(b"a")
     fails(consumer, b"a", 2)
     daemon.topic().empty_channel("archive")

@@ -1,7 +1,7 @@
 import pytest
 
 from nsq_compat.log.storage import Durability
-from nsq_compat.policy.limits import LOG_SECONDS, LOOK_SECONDS, SOON_SECONDS, Full, LogThrottle
+from nsq_compat.policy.limits import CHECK_DELAY_SECONDS, CHECK_INTERVAL_SECONDS, LOG_SECONDS, Full, LogThrottle
 
 
 def depths(daemon):
@@ -63,11 +63,11 @@ def test_bytes_are_looked_at_soon_after(daemon):
     daemon.follows({"max_bytes": 1000})
     consumer = daemon.consumer()
     daemon.publishes(b"x" * 2000)
-    daemon.waits(SOON_SECONDS)
+    daemon.waits(CHECK_DELAY_SECONDS)
     with pytest.raises(Full, match="max_bytes"):
         daemon.publishes(b"y")
     consumer.takes()
-    daemon.waits(LOOK_SECONDS)
+    daemon.waits(CHECK_INTERVAL_SECONDS)
     daemon.publishes(b"y")
 
 
@@ -81,7 +81,7 @@ def test_publishing_is_refused_while_the_first_in_line_is_too_old(daemon):
     with pytest.raises(Full, match="max_age"):
         daemon.publishes(b"c")
     assert consumer.takes(1) == [b"a"]
-    daemon.waits(LOOK_SECONDS)
+    daemon.waits(CHECK_INTERVAL_SECONDS)
     daemon.publishes(b"c")
 
 
@@ -137,7 +137,7 @@ def test_bytes_are_dropped_to_their_bound(daemon):
     daemon.follows({"max_bytes": 5000, "when_full": "drop-oldest"})
     daemon.channel()
     daemon.publishes(*[b"x" * 966 for _ in range(10)])  # 1000 with their headers
-    daemon.waits(SOON_SECONDS)
+    daemon.waits(CHECK_DELAY_SECONDS)
     daemon.waits(0.01)
     assert daemon.channel().depth == 5
     assert daemon.channel().dropped_count == 5
@@ -240,7 +240,7 @@ def test_a_disk_that_cannot_be_read_drops_nothing(data_path, disk, caplog):
     daemon.waits(0)
     assert "channel orders:archive cannot be looked at" in caplog.text
     disk.unreadable = False
-    daemon.waits(LOOK_SECONDS)
+    daemon.waits(CHECK_INTERVAL_SECONDS)
     assert daemon.channel().depth == 1
 
 
@@ -278,8 +278,8 @@ def test_a_daemon_that_refuses_publishing_goes_on_doing_so(daemon):
 
 
 def test_the_first_is_spoken_of_at_once_and_the_rest_together():
-    tally = LogThrottle()
-    assert tally.add(3, 100.0) == 3
-    assert tally.add(1, 101.0) == 0
-    assert tally.add(2, 100.0 + LOG_SECONDS) == 3
-    assert tally.add(5, 100.0 + 1.5 * LOG_SECONDS) == 0
+    throttle = LogThrottle()
+    assert throttle.add(3, 100.0) == 3
+    assert throttle.add(1, 101.0) == 0
+    assert throttle.add(2, 100.0 + LOG_SECONDS) == 3
+    assert throttle.add(5, 100.0 + 1.5 * LOG_SECONDS) == 0

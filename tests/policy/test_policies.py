@@ -28,7 +28,7 @@ def test_everything_a_policy_may_say():
     assert applied.dead_lettering == DeadLettering(5, "dead")
     assert applied.bounds == Bounds(10, 100, 90.0, drops=True)
     assert applied.rate == Rate(2.5, 7)
-    assert applied.described("orders", "archive") == {
+    assert applied.to_settings("orders", "archive") == {
         "max_attempts": 5, "dead_letter_topic": "dead", "max_depth": 10, "max_bytes": 100, "max_age": "1m30s",
         "when_full": "drop-oldest", "max_rate": 2.5, "burst": 7,
     }  # fmt: skip
