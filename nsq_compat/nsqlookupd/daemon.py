@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 
 class Service(Process):
+    """The ``web.nsqlookupd_service.NsqlookupdService`` of this daemon."""
+
     def __init__(self, db: RegistrationDb, metrics: Metrics) -> None:
         self.db = db
         self.metrics = metrics
@@ -31,23 +33,23 @@ class Service(Process):
 
 
 STOP_SECONDS = 5.0
-"""How long a stop waits for connections to end."""
+"""How long `stop` waits for connections to end."""
 
 RECEIVE_SIZE = 256
-"""A handful of commands: when a thousand nsqd register all they have at once, who asks must not wait for all of it."""
+"""A few commands. When a thousand nsqd register all their topics at once, lookups must not wait for all of that."""
 
 _ANY_PORT = ":0"
 
 
 class Daemon:
-    """Listens from the moment it is made, serves between `start` and `stop`. Raises ``ListenError`` when made."""
+    """Listens when it is created, and serves between `start` and `stop`. The constructor raises ``ListenError``."""
 
     def __init__(self, options: NsqlookupdOptions) -> None:
         log.info("%s", version_line(PROGRAM))
         self._db = RegistrationDb(options.inactive_producer_timeout / SECOND, options.tombstone_lifetime / SECOND)
         tcp_listener = listen(options.tcp_address or _ANY_PORT)
         http_listener = listen(options.http_address or _ANY_PORT)
-        self._about_us = LookupdInfo(
+        self._info = LookupdInfo(
             broadcast_address=options.broadcast_address,
             hostname=hostname(),
             tcp_port=port_of(tcp_listener),
@@ -65,7 +67,7 @@ class Daemon:
         self._http.start()
 
     def stop(self) -> None:
-        """Stop answering before producers leave: nobody is to hear that a topic has none."""
+        """Stop the HTTP API before producers leave, so that no consumer is told that a topic has no producers."""
         self._http.stop(STOP_SECONDS)
         self._tcp.stop(STOP_SECONDS)
         self._loop_lag.stop()
@@ -73,4 +75,4 @@ class Daemon:
     def _make_session(
         self, connection: Connection[LookupdSession], host: str, now: float, now_ns: int
     ) -> LookupdSession:
-        return LookupdSession(self._db, self._about_us, peer=connection.peer, now=now)
+        return LookupdSession(self._db, self._info, peer=connection.peer, now=now)

@@ -12,7 +12,7 @@ from nsq_compat.protocol.lookup_commands import LookupdInfo, PeerInfo, encode_lo
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.registry.registration_db import RegistrationDb
-from nsq_compat.session.lookup_peer import ANSWER_SECONDS, GRACE_SECONDS, PING_SECONDS, WINDOW, LookupPeer
+from nsq_compat.session.lookup_peer import GRACE_SECONDS, MAX_UNANSWERED, PING_SECONDS, REPLY_TIMEOUT, LookupPeer
 from nsq_compat.session.lookupd_session import LookupdSession
 
 INFO = PeerInfo("127.0.0.1", "host", 4151, 4150, "region", "zone", "1.3.0")
@@ -34,14 +34,14 @@ class Nsqd:
         self.options = options
         self.now = 100.0
         self.wakes = 0
-        self.greeted: list[LookupdInfo] = []
+        self.identified: list[LookupdInfo] = []
         self.connects()
 
     def connects(self) -> None:
         self.broker.observers.clear()
         self.session = LookupPeer(
-            self.broker, INFO, address="lookupd:4160", wake=self._wake, greeted=self.greeted.append, now=self.now,
-            **self.options,
+            self.broker, INFO, address="lookupd:4160", wake=self._wake, on_identified=self.identified.append,
+            now=self.now, **self.options,
         )  # fmt: skip
         self.broker.observers.append(self.session)
 
@@ -80,7 +80,7 @@ def test_it_says_who_it_is_and_nothing_more_before_that_is_answered(nsqd):
     assert nsqd.says() == OPENING
     nsqd.broker.topic("returns")
     assert nsqd.says() == b""
-    assert nsqd.greeted == []
+    assert nsqd.identified == []
 
 
 def test_once_it_is_answered_everything_is_registered_a_topic_by_its_channels(nsqd, caplog):
@@ -94,10 +94,10 @@ def test_once_it_is_answered_everything_is_registered_a_topic_by_its_channels(ns
     assert said.splitlines() == [
         b"REGISTER orders archive", b"REGISTER orders tail#ephemeral", b"REGISTER returns", b"REGISTER short#ephemeral",
     ]  # fmt: skip
-    assert nsqd.greeted == [LOOKUPD]
-    assert not nsqd.session.is_settled
+    assert nsqd.identified == [LOOKUPD]
+    assert not nsqd.session.all_registered
     nsqd.hears(OK * 4)
-    assert nsqd.session.is_settled
+    assert nsqd.session.all_registered
     assert [record.message for record in caplog.records][:2] == [
         "LOOKUPD(lookupd:4160): peer info {TCPPort:4160 HTTPPort:4161 Version:1.3.0 BroadcastAddress:10.0.0.1}",
         "LOOKUPD(lookupd:4160): REGISTER orders archive",
@@ -165,23 +165,23 @@ def test_what_went_and_came_again_is_registered_behind_the_end_of_what_it_was(ns
 
 
 def test_few_commands_wait_for_an_answer_however_much_there_is(nsqd):
-    for number in range(3 * WINDOW):
+    for number in range(3 * MAX_UNANSWERED):
         nsqd.broker.topic(f"topic{number}")
     nsqd.says()
-    assert nsqd.hears(GREETING).count(b"\n") == WINDOW
+    assert nsqd.hears(GREETING).count(b"\n") == MAX_UNANSWERED
     assert nsqd.says() == b""
     assert nsqd.hears(OK * 30).count(b"\n") == 30
 
 
 def test_a_topic_that_goes_before_its_turn_is_not_registered(nsqd):
-    for number in range(WINDOW + 1):
+    for number in range(MAX_UNANSWERED + 1):
         nsqd.broker.topic(f"topic{number}")
     nsqd.says()
     nsqd.hears(GREETING)
-    nsqd.broker.delete_topic(f"topic{WINDOW}")
-    assert nsqd.hears(OK * WINDOW) == b"UNREGISTER topic%d\n" % WINDOW
+    nsqd.broker.delete_topic(f"topic{MAX_UNANSWERED}")
+    assert nsqd.hears(OK * MAX_UNANSWERED) == b"UNREGISTER topic%d\n" % MAX_UNANSWERED
     assert nsqd.hears(OK) == b""
-    assert nsqd.session.is_settled
+    assert nsqd.session.all_registered
 
 
 # --- Pings and silence ------------------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ def test_whoever_does_not_answer_in_time_is_left(nsqd, owed):
         else:
             nsqd.broker.topic("orders")
             nsqd.says()
-    assert nsqd.waits(ANSWER_SECONDS) == b""
+    assert nsqd.waits(REPLY_TIMEOUT) == b""
     assert not nsqd.session.closing, "it may be us who was held up"
     assert nsqd.waits(GRACE_SECONDS) == b""
     assert nsqd.session.closing
@@ -226,12 +226,12 @@ def test_whoever_does_not_answer_in_time_is_left(nsqd, owed):
 
 def test_an_answer_in_the_grace_is_one(nsqd):
     nsqd.says()
-    nsqd.waits(ANSWER_SECONDS)
+    nsqd.waits(REPLY_TIMEOUT)
     nsqd.hears(GREETING)
     nsqd.waits(GRACE_SECONDS)
     assert not nsqd.session.closing
     nsqd.waits(PING_SECONDS)
-    nsqd.waits(ANSWER_SECONDS)
+    nsqd.waits(REPLY_TIMEOUT)
     assert not nsqd.session.closing, "the next grace is a new one"
 
 
@@ -241,7 +241,7 @@ def test_answers_that_trickle_in_are_answers(nsqd):
     nsqd.says()
     nsqd.hears(GREETING)
     for _ in range(49):
-        nsqd.waits(ANSWER_SECONDS - 1)
+        nsqd.waits(REPLY_TIMEOUT - 1)
         nsqd.hears(OK)
         assert not nsqd.session.closing
 
@@ -256,7 +256,7 @@ def test_answers_that_trickle_in_are_answers(nsqd):
         (reply(b"\xff"), "REGISTER orders - \\xff"),
         (b"\xff\xff\xff\xff", "REGISTER orders - a reply of -1 bytes, not 0 to 1000"),
         (b"HTTP/1.1 400 Bad Request\r\n", "REGISTER orders - a reply of 1213486160 bytes, not 0 to 1000"),
-        (OK + OK, "an answer to nothing"),
+        (OK + OK, "a reply without a command"),
     ],
 )
 def test_what_is_no_answer_ends_the_conversation(data, failure):
@@ -355,7 +355,7 @@ class NsqdAndNsqlookupd(RuleBasedStateMachine):
             self.the_connection_is_lost()
             self.teardown()
             return
-        assert self.nsqd.session.is_settled
+        assert self.nsqd.session.all_registered
         (producer,) = self.db.producers
         there = self.nsqd.broker.topics
         assert producer.topics.keys() == there.keys()

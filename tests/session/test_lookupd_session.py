@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from nsq_compat.protocol.lookup_commands import LookupdInfo
 from nsq_compat.registry.registration_db import RegistrationDb
 from nsq_compat.session.conversation import Conversation
-from nsq_compat.session.lookupd_session import COMMANDS_AT_ONCE, LookupdSession
+from nsq_compat.session.lookupd_session import MAX_COMMANDS_PER_CALL, LookupdSession
 
 ABOUT_US = LookupdInfo("lookup1", "host1", 4161, 4160, "1.3.0")
 INFO = (
@@ -363,10 +363,10 @@ def test_noise_from_the_start_is_harmless(data, positions):
 def test_a_read_full_of_commands_is_executed_in_parts(nsqlookupd):
     session = nsqlookupd.joins().session
     session.receive_data(b"REGISTER t c\n" * 1000, nsqlookupd.now, 0)
-    assert session.owed_replies == COMMANDS_AT_ONCE * len(b"\0\0\0\2OK")
+    assert session.owed_replies == MAX_COMMANDS_PER_CALL * len(b"\0\0\0\2OK")
     calls = 1
     while session.has_unread:
         session.read_on(nsqlookupd.now, 0)
         calls += 1
-    assert calls >= 1000 / COMMANDS_AT_ONCE
+    assert calls >= 1000 / MAX_COMMANDS_PER_CALL
     assert session.owed_replies == 1000 * len(b"\0\0\0\2OK")
