@@ -19,7 +19,7 @@ from beginning to end is read as it is. In any other part, a record must be foll
 looks like a record: a valid size, a time between 2001 and 2043, an id of 16 hex digits, and the same again where that
 one ends. If not, the next such offset is searched for, and the bytes up to it are counted as damaged, whereas Go's nsqd
 gives up the rest of the file. It is not always clear which of two sizes is wrong. A record that covers others is
-dropped in favour of them. One whose size became too small is delivered short, as Go's nsqd does. A wrong size that ends
+dropped in favour of them. A record with too small a size is delivered short, as Go's nsqd does. A wrong size that ends
 at the end of another record is not detected.
 """
 

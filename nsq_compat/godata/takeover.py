@@ -8,8 +8,8 @@ queue follow in the stream, for all channels.
 If the positions are out of date, the same message may be in a queue twice, or in a topic's and a channel's queue. A
 channel receives it once.
 
-Ids in the stream must grow. Those of Go's nsqd nearly do. A message whose id is out of order is retained outside the
-stream, and so is one whose id does not match its timestamp, because one damaged, very large id would force all
+Ids in the stream must grow. Those of Go's nsqd nearly do. A message with an id out of order is retained outside the
+stream, and so is one with an id that does not match its timestamp, because one damaged, very large id would force all
 following messages out of the stream.
 """
 

@@ -8,7 +8,7 @@
         <topic>.deleted-<n>/         the rest of a deleted topic, until it can be removed
         <topic>.importing/           a topic that is being imported from Go's files
         <topic>.replaced/            the previous state of that topic, while they are swapped
-        imported/<n>/                Go's files whose messages were imported
+        imported/<n>/                Go's files, after their messages were imported
     nsq_compat.exported-<n>/         was nsq_compat/ until it was exported as Go's files: see ``godata.export``
 
 nsqd locks the folder itself, as Go's nsqd does, so the two exclude each other.

@@ -1,6 +1,6 @@
 """The seam to the file system: logs, checkpoints and metadata use files only through ``Files``.
 
-Tests replace it with a disk whose calls fail or write short, or that loses unsynced data in a power cut.
+Tests replace it with a disk that fails or shortens calls, or loses unsynced data in a power cut.
 """
 
 import errno

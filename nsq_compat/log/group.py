@@ -16,38 +16,7 @@ from nsq_compat.protocol.frames import FRAME_HEADER, FRAME_TYPE_MESSAGE
 from nsq_compat.protocol.layout import derive
 from nsq_compat.protocol.message import HEADER_SIZE as MESSAGE_HEADER_SIZE
 from nsq_compat.protocol.message import cut_uniform
-from nsq_compat.protocol.storage_schema import (
-    CHANNEL_CREATED,
-    CHANNEL_DELETED,
-    CHANNEL_EMPTIED,
-    DEFERRED,
-    GROUP_MAGIC,
-    KINDS,
-    MESSAGES,
-    REQUEUED,
-    TOPIC_AWAITS_CHANNELS,
-    TOPIC_EMPTIED,
-    TOPIC_KNOWS_CHANNELS,
-    TOPIC_PAUSED,
-    TOPIC_UNPAUSED,
-    TRAILER_MAGIC,
-)
-
-__all__ = [
-    "CHANNEL_CREATED",
-    "CHANNEL_DELETED",
-    "CHANNEL_EMPTIED",
-    "DEFERRED",
-    "MESSAGES",
-    "REQUEUED",
-    "TOPIC_AWAITS_CHANNELS",
-    "TOPIC_EMPTIED",
-    "TOPIC_KNOWS_CHANNELS",
-    "TOPIC_PAUSED",
-    "TOPIC_UNPAUSED",
-    "Group",
-    "GroupHeader",
-]
+from nsq_compat.protocol.storage_schema import GROUP_MAGIC, KINDS, MESSAGES, TRAILER_MAGIC
 
 _crc32c: Final = google_crc32c.value
 _extend: Final = google_crc32c.extend
@@ -76,7 +45,7 @@ _MAX_SCAN_FACTOR: Final = 16
 
 
 NOWHERE: Final = b""
-"""The location of a message that is not in a segment, or whose location is unknown."""
+"""The location of a message that is not in a segment, or has no known location."""
 _OFFSET_BITS: Final = 40
 _OFFSET_MASK: Final = (1 << _OFFSET_BITS) - 1
 _LOCATION: Final = derive(storage_schema.CHECKPOINT_LOCATION)
@@ -200,7 +169,7 @@ def decode_header(data: bytes, at: int, offset: int) -> GroupHeader | None:
 
 
 def decode_trailer(data: bytes, at: int, offset: int) -> GroupHeader | None:
-    """The header of the group whose trailer is at `data[at:]`; None if there is no sound trailer."""
+    """The header in the trailer at `data[at:]`; None if there is no sound trailer."""
     if len(data) - at < HEADER_SIZE or not data.startswith(TRAILER_MAGIC, at):
         return None
     _, header_crc, *fields = unpack_header(data, at)

@@ -39,7 +39,7 @@ from nsq_compat.protocol.storage_schema import DEFERRED, GROUP_MAGIC, MAGIC_PREF
 BLOCK_SIZE: Final = 1 << 18
 
 MESSAGE_KINDS: Final = (MESSAGES, DEFERRED)
-"""The kinds of groups whose frames are messages."""
+"""The kinds of groups that contain messages."""
 
 _SMALL_READ: Final = 1 << 12
 _MESSAGE_ID: Final = MESSAGE_HEADER.slices["id"]

@@ -22,12 +22,12 @@ from typing import Final, NamedTuple
 from google_crc32c import value as crc32c
 
 from nsq_compat.log.damage import Damage
-from nsq_compat.log.group import HEADER_SIZE, MESSAGES, Group, cut_frames, decode_header, unpack_header
+from nsq_compat.log.group import HEADER_SIZE, Group, cut_frames, decode_header, unpack_header
 from nsq_compat.log.group_reader import BLOCK_SIZE, MESSAGE_KINDS, GroupReader, first_id_of, index_of
 from nsq_compat.log.segment import FIRST_GROUP, UNKNOWN_SEQ, Segment, SegmentHeader
 from nsq_compat.protocol.message import HEADER as MESSAGE_HEADER
 from nsq_compat.protocol.message import message_id
-from nsq_compat.protocol.storage_schema import GROUP_MAGIC
+from nsq_compat.protocol.storage_schema import GROUP_MAGIC, MESSAGES
 
 log = logging.getLogger(__name__)
 
@@ -263,7 +263,7 @@ def find_end(segments: Sequence[Segment], start: LogEnd | None) -> tuple[int, in
 
 _BLOCK: Final = BLOCK_SIZE // 4
 _GROUP_PROBE: Final = 1 << 10
-"""Bytes to read of a group whose size is unknown; enough for a whole small group."""
+"""Bytes to read of a group of unknown size; enough for a whole small group."""
 _MAX_READ_GAP: Final = 1 << 12
 """Two wanted groups that are at most this far apart are read together."""
 _ID_BEGIN: Final = HEADER_SIZE + MESSAGE_HEADER.offset("id")

@@ -28,27 +28,25 @@ from nsq_compat.log.checkpoint import (
 )
 from nsq_compat.log.control_log import Requeued
 from nsq_compat.log.files import Files, read_file
-from nsq_compat.log.group import (
+from nsq_compat.log.group import NOWHERE, Group, locations_of
+from nsq_compat.log.group_reader import MESSAGE_KINDS
+from nsq_compat.log.storage import CHECKPOINT
+from nsq_compat.log.topic_log import DEFAULT_SEGMENT_SIZE, TopicLog
+from nsq_compat.protocol.message import attempts, message_id, message_ids, with_attempts
+from nsq_compat.protocol.names import is_ephemeral
+from nsq_compat.protocol.storage_schema import (
     CHANNEL_CREATED,
     CHANNEL_DELETED,
     CHANNEL_EMPTIED,
     DEFERRED,
     MESSAGES,
-    NOWHERE,
     REQUEUED,
     TOPIC_AWAITS_CHANNELS,
     TOPIC_EMPTIED,
     TOPIC_KNOWS_CHANNELS,
     TOPIC_PAUSED,
     TOPIC_UNPAUSED,
-    Group,
-    locations_of,
 )
-from nsq_compat.log.group_reader import MESSAGE_KINDS
-from nsq_compat.log.storage import CHECKPOINT
-from nsq_compat.log.topic_log import DEFAULT_SEGMENT_SIZE, TopicLog
-from nsq_compat.protocol.message import attempts, message_id, message_ids, with_attempts
-from nsq_compat.protocol.names import is_ephemeral
 
 _NS_PER_SECOND = 1_000_000_000
 _NO_ID = b"0" * 16

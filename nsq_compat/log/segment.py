@@ -17,10 +17,11 @@ from google_crc32c import value as crc32c
 
 from nsq_compat.log.descriptors import Descriptors, File
 from nsq_compat.log.files import write_all
-from nsq_compat.log.group import HEADER_SIZE, MESSAGES, GroupHeader, encode_group, encode_headers, header_of
+from nsq_compat.log.group import HEADER_SIZE, GroupHeader, encode_group, encode_headers, header_of
 from nsq_compat.protocol import storage_schema
 from nsq_compat.protocol.layout import derive
 from nsq_compat.protocol.message import message_id
+from nsq_compat.protocol.storage_schema import MESSAGES
 
 log = logging.getLogger(__name__)
 
@@ -215,7 +216,7 @@ class Segment:
         self._files.ftruncate(fd, FIRST_GROUP)
 
     def note_released(self) -> None:
-        """Set the state of a segment whose header is marked as released."""
+        """Set the state of a segment that is marked as released."""
         self._descriptors.read_faults.forget(self)
         self.released = True
         self.index = Index()

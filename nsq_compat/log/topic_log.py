@@ -24,7 +24,7 @@ from nsq_compat.log.damage import Damage
 from nsq_compat.log.data_path import leftover_name, remove_folder
 from nsq_compat.log.descriptors import Descriptors
 from nsq_compat.log.files import Files
-from nsq_compat.log.group import MESSAGES, Group, encode_group, location_of, place_of, split_location
+from nsq_compat.log.group import Group, encode_group, location_of, place_of, split_location
 from nsq_compat.log.group_reader import BLOCK_SIZE, MESSAGE_KINDS, index_of
 from nsq_compat.log.reading import (
     LogBounds,
@@ -54,6 +54,7 @@ from nsq_compat.log.segment import (
 )
 from nsq_compat.log.sync import SyncJob, Unsynced
 from nsq_compat.protocol.message import message_id
+from nsq_compat.protocol.storage_schema import MESSAGES
 
 __all__ = ["DEFAULT_SEGMENT_SIZE", "LogEnd", "LogReader", "SyncJob", "TopicLog"]
 

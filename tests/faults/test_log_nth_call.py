@@ -11,10 +11,10 @@ import pytest
 
 from nsq_compat.log.checkpoint import ChannelState, TopicState, entries_at_once, entry_id
 from nsq_compat.log.files import Files
-from nsq_compat.log.group import DEFERRED, MESSAGES
 from nsq_compat.log.recovery import recover
 from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol.message import make_frames, message_id
+from nsq_compat.protocol.storage_schema import DEFERRED, MESSAGES
 from nsq_compat.queue.cursor import Cursor
 from tests.faults.disk import SHORT_WRITE, FaultyFiles, SimulatedDisk
 

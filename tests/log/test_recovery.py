@@ -6,7 +6,11 @@ import pytest
 
 from nsq_compat.log.checkpoint import ENTRY, ChannelState, TopicState, entries_at_once
 from nsq_compat.log.files import OsFiles
-from nsq_compat.log.group import (
+from nsq_compat.log.recovery import StoredTopic, recover
+from nsq_compat.log.topic_log import LogEnd, TopicLog
+from nsq_compat.protocol import message
+from nsq_compat.protocol.message import make_frames, message_id
+from nsq_compat.protocol.storage_schema import (
     CHANNEL_CREATED,
     CHANNEL_DELETED,
     CHANNEL_EMPTIED,
@@ -17,10 +21,6 @@ from nsq_compat.log.group import (
     TOPIC_PAUSED,
     TOPIC_UNPAUSED,
 )
-from nsq_compat.log.recovery import StoredTopic, recover
-from nsq_compat.log.topic_log import LogEnd, TopicLog
-from nsq_compat.protocol import message
-from nsq_compat.protocol.message import make_frames, message_id
 
 SECOND = 1_000_000_000
 
