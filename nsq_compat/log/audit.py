@@ -109,19 +109,7 @@ def _remove_numbers(missing: Missing, state: ChannelState, stop: int, damage: Da
     for lost in uncovered(state.gaps, begin, end):
         damage.report_range(missing.path, missing.where, *lost)
     if begin < end:
-        state.gaps = _merged(sorted([*state.gaps, (begin, end)]))
-        while state.gaps and state.gaps[0][0] <= state.position:
-            state.position = max(state.position, state.gaps.pop(0)[1])
-
-
-def _merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    merged: list[tuple[int, int]] = []
-    for begin, end in ranges:
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        else:
-            merged.append((begin, end))
-    return merged
+        state.skip(begin, end)
 
 
 # --- Messages with an entry in the checkpoint -------------------------------------------------------------------------

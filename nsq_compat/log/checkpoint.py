@@ -69,25 +69,26 @@ class ChannelState:
             pass
         return self.entries
 
-    def pass_over(self, begin: int, end: int) -> None:
-        """Do not deliver this range of the stream, which follows all the messages of this state."""
-        if self.position == begin:
-            self.position = end
-        elif begin < end:
-            self.gaps.append((begin, end))
+    def skip(self, begin: int, end: int) -> None:
+        """Do not deliver this range of the stream, which may overlap earlier `gaps`."""
+        ranges = sorted([*self.gaps, (begin, end)]) if begin < end else self.gaps
+        self.gaps = []
+        for low, high in ranges:
+            if low <= self.position:
+                self.position = max(self.position, high)
+            elif self.gaps and low <= self.gaps[-1][1]:
+                self.gaps[-1] = (self.gaps[-1][0], max(high, self.gaps[-1][1]))
+            else:
+                self.gaps.append((low, high))
 
     def at_once(self) -> list[tuple[bytes, int]]:
         """Messages that are due at once, in order: id and number of the next delivery."""
         keys = sorted(key for key in self.all_entries() if is_at_once(key))
         return [(message_id, attempt) for _, _, message_id, attempt in map(ENTRY.unpack_from, keys)]
 
-    def deferred(self) -> list[bytes]:
-        """The keys of deferred messages."""
-        return [key for key in self.all_entries() if not is_at_once(key)]
-
     def take_deferred(self) -> list[bytes]:
-        """Like `deferred`, but clears `entries`, because for millions of messages two lists would double the memory."""
-        keys = self.deferred()
+        """The keys of deferred messages. Clears `entries`, because millions of keys should not be in two lists."""
+        keys = [key for key in self.all_entries() if not is_at_once(key)]
         self.entries = []
         return keys
 

@@ -110,7 +110,7 @@ class _Replay:
         topic = self.topic
         if topic.held is not None:
             for state in topic.channels.values():
-                state.pass_over(topic.held.position, group.first_seq)
+                state.skip(topic.held.position, group.first_seq)
             topic.held = ChannelState(group.first_seq)
 
     def topic_paused(self, group: Group) -> None:

@@ -264,14 +264,14 @@ def acknowledged(everything: bool) -> Acknowledged:
         (deferred if is_deferred else immediate).extend(ids)
     half = len(immediate) // 2
     unfinished = sorted([*immediate[:half:9], *deferred[::3]])
-    places = {"half": ChannelState(half, entries_at_once([(each, 1) for each in unfinished]))}
+    states = {"half": ChannelState(half, entries_at_once([(each, 1) for each in unfinished]))}
     needed, by_id = {"half": {*immediate[half:], *unfinished}}, {"half": {*unfinished}}
     if everything:
-        places["all"] = ChannelState(0, entries_at_once([(each, 1) for each in deferred]))
+        states["all"] = ChannelState(0, entries_at_once([(each, 1) for each in deferred]))
         needed["all"], by_id["all"] = {*immediate, *deferred}, {*deferred}
     else:
         log.release(half, lambda: unfinished, log.end)
-    checkpoint = TopicState(log.end, 0.0, b"%016x" % next_id, places)
+    checkpoint = TopicState(log.end, 0.0, b"%016x" % next_id, states)
     log.close()
     disk.put(f"{FOLDER}/checkpoint", checkpoint.encode())
     return Acknowledged(disk, needed, by_id)

@@ -1,4 +1,4 @@
-"""Our messages become Go's, all of them at one moment, whatever moment the process dies at."""
+"""An export switches all messages to Go at once, at whatever step the process is killed."""
 
 import errno
 import os
@@ -53,7 +53,7 @@ COMPLETE = [[b"1"], [b"2", b"3"], [b"4"]]
 NOTHING: list[list[bytes]] = [[], [], []]
 
 
-def test_everything_is_gos_and_ours_is_kept_aside(tmp_path):
+def test_all_messages_become_gos_and_our_folder_is_kept(tmp_path):
     ours(tmp_path)
     assert run(OsFiles(), tmp_path, tmp_path) == [("t", None, 1), ("t", "c", 2), ("u", "d", 1)]
     assert gos(tmp_path) == COMPLETE
@@ -62,7 +62,7 @@ def test_everything_is_gos_and_ours_is_kept_aside(tmp_path):
     assert (tmp_path / "nsq_compat.exported-1" / "t.topic" / "log").read_bytes() == b"precious"
 
 
-def test_gos_nsqd_dat_knows_every_queue(tmp_path):
+def test_the_exported_nsqd_dat_names_every_queue(tmp_path):
     ours(tmp_path)
     run(OsFiles(), tmp_path, tmp_path)
     assert metadata_of(tmp_path) == (*TOPICS, TopicMetadata("u", False, (ChannelMetadata("d"),)))
@@ -89,19 +89,19 @@ def test_a_second_export_keeps_the_first(tmp_path):
     assert {"nsq_compat.exported-1", "nsq_compat.exported-2"} <= set(os.listdir(tmp_path))
 
 
-def test_queues_of_gos_are_not_written_over(tmp_path):
+def test_existing_queues_of_go_are_not_overwritten(tmp_path):
     ours(tmp_path)
     (tmp_path / "x.diskqueue.meta.dat").write_bytes(b"0\n0,0\n0,0\n")
     with pytest.raises(ExportRefused, match="already has queue files of Go's nsqd, such as x.diskqueue.meta.dat"):
         run(OsFiles(), tmp_path, tmp_path)
 
 
-def test_a_folder_without_ours_has_nothing_to_export(tmp_path):
+def test_a_data_path_without_our_folder_has_nothing_to_export(tmp_path):
     with pytest.raises(ExportRefused, match="nothing to export"):
         run(OsFiles(), tmp_path, tmp_path)
 
 
-def test_another_data_path_is_not_mixed_with(tmp_path):
+def test_an_export_into_another_data_path_is_refused(tmp_path):
     source, target = tmp_path / "source", tmp_path / "target"
     source.mkdir()
     target.mkdir()
@@ -124,7 +124,7 @@ def test_a_backlog_that_cannot_be_read_changes_nothing(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["nsq_compat", "nsqd.dat"]
 
 
-def test_whatever_step_the_process_dies_at_it_is_all_ours_or_all_gos(tmp_path):
+def test_all_messages_are_ours_or_gos_at_whatever_step_the_process_is_killed(tmp_path):
     outcomes = []
     for number in range(1, 1000):
         folder = tmp_path / str(number)
@@ -148,7 +148,7 @@ def test_whatever_step_the_process_dies_at_it_is_all_ours_or_all_gos(tmp_path):
     assert set(outcomes) == {True, False}
 
 
-def test_it_may_die_again_while_it_recovers(tmp_path):
+def test_the_process_may_be_killed_again_while_it_recovers(tmp_path):
     for number in range(1, 60, 2):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -214,13 +214,13 @@ def test_what_is_written_is_read_again(tmp_path_factory, bodies, limit):
     assert all(size <= max(limit, largest) for name, size in sizes(folder).items() if "meta" not in name)
 
 
-def test_many_megabytes_are_written_in_pieces(tmp_path):
+def test_many_megabytes_are_written_in_several_writes(tmp_path):
     bodies = [os.urandom(700_000) for _ in range(5)]
     write_queue(OsFiles(), str(tmp_path), "t", map(stored, bodies), 100 << 20)
     assert [each.body for each in read_queue(OsFiles(), str(tmp_path), "t")] == bodies
 
 
-def test_a_queue_that_exists_is_refused(tmp_path):
+def test_an_existing_queue_is_refused(tmp_path):
     (tmp_path / "t.diskqueue.000004.dat").write_bytes(b"")
     with pytest.raises(FileExistsError, match="the queue t exists already"):
         write_queue(OsFiles(), str(tmp_path), "t", [], 1000)
@@ -245,7 +245,7 @@ class Failing(OsFiles):
         return super().__getattribute__(name)
 
 
-def test_wherever_writing_fails_nothing_is_left(tmp_path):
+def test_a_failed_write_leaves_no_files(tmp_path):
     failures = 0
     for number in range(1, 100):
         try:
