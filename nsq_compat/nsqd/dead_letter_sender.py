@@ -7,7 +7,7 @@ from typing import Final
 import gevent
 from gevent.event import Event
 
-from nsq_compat.policy.dead_letters import DeadLetters
+from nsq_compat.policy.dead_letters import DeadLetterQueues
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +18,7 @@ RETRY_SECONDS: Final = 1.0
 class DeadLetterSender:
     """Between `start` and `stop`, which sends what there still is, once."""
 
-    def __init__(self, dead_letters: DeadLetters) -> None:
+    def __init__(self, dead_letters: DeadLetterQueues) -> None:
         self._dead_letters = dead_letters
         self._wanted = Event()
         self._stop = Event()

@@ -6,8 +6,8 @@ from typing import cast
 
 import pytest
 
+from nsq_compat.godata.export import write_queue
 from nsq_compat.godata.format import GoMessage
-from nsq_compat.godata.writer import write_queue
 from nsq_compat.log.data_path import our_folder
 from nsq_compat.log.files import Files
 from nsq_compat.log.metadata import (
