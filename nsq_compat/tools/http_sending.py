@@ -12,9 +12,8 @@ from typing import Final, Literal
 from urllib.parse import quote_plus
 
 import requests
-import urllib3
 
-from nsq_compat.bounded_http import Deadline, bounded_session
+from nsq_compat.bounded_http import FAILURES, Deadline, bounded_session, root_error
 from nsq_compat.protocol.redacting import without_secrets
 
 PLACE: Final = "%s"
@@ -23,7 +22,6 @@ _CHUNK: Final = 64 * 1024
 _LONGEST_ANSWER: Final = 1 << 20
 """Bytes that are read for the sake of the connection; behind them it is cheaper to make another one."""
 _AT_ONCE: Final = 1.0
-_FAILURES: Final = (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError)
 
 
 class NotSent(Exception):
@@ -45,7 +43,11 @@ class HttpSender:
         self._method = method
         self._request_timeout = request_timeout
         self._timeouts = (min(connect_timeout, request_timeout), request_timeout)
-        session = bounded_session(connections, ssl_context=ssl.create_default_context())
+        tls = ssl.create_default_context()
+        tls.load_verify_locations(
+            requests.utils.DEFAULT_CA_BUNDLE_PATH
+        )  # for a system that has no authorities of its own
+        session = bounded_session(connections, tls)
         session.headers.clear()
         session.headers["Accept-Encoding"] = "gzip"
         for name, value in headers:
@@ -57,7 +59,7 @@ class HttpSender:
         try:
             self._session.prepare_request(self._request(address, b"x"))
             self._session.get_adapter(address)
-        except _FAILURES as error:
+        except FAILURES as error:
             # What the error says in full shows secrets that are in the URL or in headers.
             raise NotSent(f"{without_secrets(address)}: {type(error).__name__}") from None
 
@@ -74,7 +76,7 @@ class HttpSender:
                 self._exchange(address, body)
         except (requests.Timeout, TimeoutError):
             raise NotSent("timeout") from None
-        except _FAILURES as error:
+        except FAILURES as error:
             raise NotSent(_reason(error)) from None
 
     def _exchange(self, address: str, body: bytes) -> None:
@@ -84,7 +86,7 @@ class HttpSender:
             closing(self._session.send(request, stream=True, timeout=self._timeouts)) as response,
         ):
             deadline.check()  # headers that were cut off look complete
-            with suppress(*_FAILURES):  # what comes behind the status decides nothing
+            with suppress(*FAILURES):  # what comes behind the status decides nothing
                 self._read_on(response)
         if not 200 <= response.status_code < 300:
             raise NotSent(f"got status code {response.status_code}")
@@ -106,12 +108,9 @@ class HttpSender:
 
 
 def _reason(error: BaseException) -> str:
-    """What the system said, without what the libraries wrap around it, which shows the URL and so the message."""
-    causes: list[BaseException] = [error]
-    while causes[-1].__context__ is not None:
-        causes.append(causes[-1].__context__)
-    said = next((cause.strerror for cause in reversed(causes) if isinstance(cause, OSError) and cause.strerror), None)
-    return said.lower() if said else type(causes[-1]).__name__
+    """The system's words without those of the libraries, which show the URL and so the message."""
+    root = root_error(error)
+    return root.strerror.lower() if isinstance(root, OSError) and root.strerror else type(root).__name__
 
 
 def headers_of(words: Sequence[str]) -> list[tuple[str, str]]:

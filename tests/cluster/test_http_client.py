@@ -47,7 +47,7 @@ def test_a_forbidden_without_a_port_is_a_refusal(client, daemon):
 
 
 def test_an_answer_without_end_is_cut_off(daemon):
-    client = HttpClient(HttpClientOptions(request_timeout=20), largest_answer=1000)
+    client = HttpClient(HttpClientOptions(request_timeout=20), max_answer=1000)
     daemon.says("stats", b"[" + b"1," * 1000)
     with pytest.raises(UpstreamError, match="larger than 1000 bytes"):
         client.get(daemon.address, "stats")

@@ -93,17 +93,17 @@ def test_refused_answers_leave_nothing_behind_for_the_garbage_collector(long_win
 
 def test_an_answer_that_is_too_long_is_not_read_to_its_end(long_winded, calls, monkeypatch):
     sizes = []
-    read = urllib3.HTTPResponse.read
+    read1 = urllib3.HTTPResponse.read1
 
     def counting_read(response, *args, **kwargs):
-        body = read(response, *args, **kwargs)
+        body = read1(response, *args, **kwargs)
         sizes.append(len(body))
         return body
 
-    monkeypatch.setattr(urllib3.HTTPResponse, "read", counting_read)
+    monkeypatch.setattr(urllib3.HTTPResponse, "read1", counting_read)
     with pytest.raises(AuthFailed, match=f"more than {LARGEST_ANSWER} bytes"):
         AuthServers([long_winded], GET, calls).authorize(WHO)
-    assert sizes == [LARGEST_ANSWER + 1]
+    assert LARGEST_ANSWER < sum(sizes) <= LARGEST_ANSWER + 65536
 
 
 @pytest.mark.parametrize("method", [GET, POST])
