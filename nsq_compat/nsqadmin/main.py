@@ -11,7 +11,7 @@ import sys
 from importlib.util import find_spec
 
 from nsq_compat import missing_package, version_line
-from nsq_compat.cli.errors import OptionError
+from nsq_compat.cli.kinds import OptionError
 from nsq_compat.cli.lifecycle import exit_checked, exit_fatal, read_options
 from nsq_compat.cli.logs import configure
 from nsq_compat.net.descriptor_limit import raise_descriptor_limit
