@@ -14,7 +14,7 @@ from nsq_compat.net.process import Process
 from nsq_compat.net.tcp_server import TcpServer
 from nsq_compat.nsqd.drain import Drain
 from nsq_compat.nsqd.lookup_peers import LookupPeers
-from nsq_compat.nsqd.memory import MemoryFigures
+from nsq_compat.nsqd.memory import MemoryStats
 from nsq_compat.nsqd.metadata import MetadataFile
 from nsq_compat.nsqd.options import PROGRAM, NsqdOptions
 from nsq_compat.policy.enforcer import PolicyEnforcer
@@ -63,7 +63,7 @@ class Service(Process):
         self._lookup_peers = lookup_peers
         self._drain = drain
         self._enforcer = enforcer
-        self._memory = MemoryFigures()
+        self._memory = MemoryStats()
 
     def health(self) -> str:
         problem = self._storage.problem
@@ -79,7 +79,7 @@ class Service(Process):
         return len(self._tcp.sessions)
 
     def memory(self) -> dict[str, int]:
-        return self._memory.figures()
+        return self._memory.stats()
 
     def config_value(self, name: str) -> object:
         if name == "drain":

@@ -9,7 +9,7 @@ from nsq_compat.log.files import OsFiles
 from nsq_compat.log.metadata import load_metadata
 from nsq_compat.log.storage import Durability, Storage
 from nsq_compat.log.topic_log import TopicLog
-from nsq_compat.nsqd.checkpoints import Checkpoints
+from nsq_compat.nsqd.durability import Checkpoints
 from nsq_compat.nsqd.metadata import MetadataFile
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.limits import QueueLimits

@@ -2,8 +2,8 @@ import os
 
 import pytest
 
-from nsq_compat.cli.errors import OptionError
 from nsq_compat.cli.flags import parse, usage
+from nsq_compat.cli.kinds import OptionError
 from nsq_compat.cli.options import option_value, table_of
 from nsq_compat.nsqd.options import (
     NsqdOptions,

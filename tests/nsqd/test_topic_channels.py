@@ -180,7 +180,7 @@ def test_one_that_takes_its_time_costs_the_topic_that_much_and_the_others_answer
 
 
 def test_one_that_took_its_time_is_left_alone_for_a_while(impatient, web, start_with, wait_until, monkeypatch):
-    monkeypatch.setattr(topic_channels, "LEFT_ALONE_SECONDS", PATIENCE)
+    monkeypatch.setattr(topic_channels, "SKIP_SECONDS", PATIENCE)
     web.gate.clear()
     impatient.starts(start_with(web))
     first = impatient.publishes("first")

@@ -18,7 +18,7 @@ from nsq_compat.log.metadata import (
 )
 from nsq_compat.log.storage import Durability, Storage
 from nsq_compat.log.topic_log import TopicLog
-from nsq_compat.nsqd.restoring import restore
+from nsq_compat.nsqd.startup import restore
 from nsq_compat.queue.ids import MessageIds
 from nsq_compat.queue.limits import QueueLimits
 from tests.broker import NOW_NS, Daemon
