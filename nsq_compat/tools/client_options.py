@@ -5,12 +5,15 @@ told is read, checked and left.
 """
 
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from nsq_compat.cli.kinds import STRINGS
 from nsq_compat.cli.options import option
+from nsq_compat.cluster.cluster import Cluster
+from nsq_compat.cluster.http_client import HttpClient, HttpClientOptions
 from nsq_compat.protocol.durations import MILLISECOND, SECOND, parse_duration
 from nsq_compat.tools.program import Refused
 
@@ -150,3 +153,16 @@ def _tls(options: dict[str, Any]) -> dict[str, Any]:
         if theirs in options:
             translated[ours] = options[theirs]
     return translated
+
+
+@dataclass(frozen=True, slots=True)
+class _Lookupds:
+    nsqlookupd_http_addresses: Sequence[str]
+    nsqd_http_addresses: Sequence[str] = ()
+
+
+def cluster_of(addresses: Sequence[str], *, connect_timeout: float, request_timeout: float) -> Cluster:
+    """`addresses` are ``host:port`` or URLs, as `--lookupd-http-address` takes them."""
+    found = [urlsplit(each if "://" in each else f"//{each}").netloc for each in addresses]
+    client = HttpClient(HttpClientOptions(connect_timeout=connect_timeout, request_timeout=request_timeout))
+    return Cluster(client, _Lookupds(found))

@@ -28,7 +28,7 @@ from nsq_compat.policy.dead_letters import REDRIVE_CHANNEL
 from nsq_compat.policy.policies import DEFAULT_DEAD_LETTER_TOPIC, DeadLettering
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.tools.client_options import consumer_options, producer_options
-from nsq_compat.tools.on_demand import OnDemand
+from nsq_compat.tools.http_consumers.on_demand import OnDemand
 from nsq_compat.tools.program import (
     Refused,
     Stopping,

@@ -23,8 +23,7 @@ from nsq_compat.tools.client_options import ReadingOptions, consumer_options, pr
 from nsq_compat.tools.destinations import MODES, Destinations
 from nsq_compat.tools.json_filter import JsonFilter
 from nsq_compat.tools.program import Refused, Stopping, log_plainly, one_kind_of_address, options_of, run, user_agent
-from nsq_compat.tools.progress import Progress, channel_backlog
-from nsq_compat.tools.request_times import RequestTimes
+from nsq_compat.tools.progress import Progress, RequestTimes, channel_backlog
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Final, NoReturn, TypeVar
 
 from nsq_compat import NSQ_VERSION, __version__, version_line
-from nsq_compat.cli.errors import OptionError
 from nsq_compat.cli.flags import EXIT_FAILURE, parse_arguments
+from nsq_compat.cli.kinds import OptionError
 from nsq_compat.cli.options import table_of
 
 T = TypeVar("T")

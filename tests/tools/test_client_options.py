@@ -3,8 +3,9 @@ import ssl
 import pytest
 
 from nsq_compat.client.options import split_options
-from nsq_compat.tools.client_options import consumer_options, producer_options
+from nsq_compat.tools.client_options import cluster_of, consumer_options, producer_options
 from nsq_compat.tools.program import Refused
+from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 
 
 @pytest.mark.parametrize(
@@ -59,3 +60,15 @@ def test_tls_options_are_those_of_our_client():
 def test_what_is_wrong_is_said(word, complaint):
     with pytest.raises(Refused, match=complaint):
         consumer_options([word])
+
+
+@pytest.fixture(scope="module")
+def lookupd():
+    with NsqlookupdProcess(installed_nsqlookupd()) as process:
+        yield process
+
+
+@pytest.mark.parametrize("address", ["{}", "http://{}", "http://{}/"])
+def test_an_address_may_be_a_url(lookupd, address):
+    cluster = cluster_of([address.format(lookupd.http_address)], connect_timeout=20, request_timeout=20)
+    assert cluster.topics().value == []

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nsq_compat.client import Producer
-from nsq_compat.tools.progress import Progress, channel_backlog
+from nsq_compat.tools.progress import Progress, RequestTimes, channel_backlog
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 from tests.client.waiting import wait_until
@@ -105,3 +105,45 @@ def test_the_backlog_is_what_waits_in_the_channel_of_all_topics(nsqd, lookupd):
 def test_without_an_nsqlookupd_that_answers_the_backlog_is_not_known():
     assert channel_backlog(["t"], "c", [])() is None
     assert channel_backlog(["t"], "c", ["127.0.0.1:1"])() is None
+
+
+@pytest.fixture
+def lines():
+    return []
+
+
+def test_the_line_comes_with_the_request_behind_so_many(lines):
+    times = RequestTimes(["a"], 100, lines.append)
+    for number in range(100):
+        times.add("a", number / 1000)
+    assert lines == []
+    times.add("a", 0.1)
+    assert lines == ["[aggregate]: finished 100 - 99th: 100.00ms - 95th: 97.00ms - avg: 50.50ms"]
+
+
+def test_the_next_line_comes_after_as_many_again(lines):
+    times = RequestTimes(["a"], 100, lines.append)
+    for _ in range(301):
+        times.add("a", 0.001)
+    assert len(lines) == 3
+    assert times.count == 301
+
+
+def test_several_addresses_have_lines_of_their_own(lines):
+    times = RequestTimes(["http://me:secret@a/", "b"], 100, lines.append)
+    for _ in range(101):
+        times.add("http://me:secret@a/", 0.001)
+    assert [line.split(" ")[0] for line in lines] == ["[http://a/]:", "[aggregate]:"]
+
+
+def test_few_values_are_warned_of(lines):
+    RequestTimes(["a"], 99, lines.append)
+    assert lines == ["Warning: use more than 100 status values for accurate percentiles (configured with 99)"]
+
+
+def test_zero_is_silence(lines):
+    times = RequestTimes(["a", "b"], 0, lines.append)
+    for _ in range(1000):
+        times.add("a", 0.001)
+    assert lines == []
+    assert times.count == 1000

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nsq_compat.tools.pulling import LONGEST_WAIT, read_wait
+from nsq_compat.tools.http_consumers.pulling import LONGEST_WAIT, read_wait
 from nsq_compat.web.responses import ApiError
 
 

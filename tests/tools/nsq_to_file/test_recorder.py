@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from nsq_compat.client import Consumer, Producer
-from nsq_compat.tools.file_names import FileNames
-from nsq_compat.tools.file_series import FileSeries, Rules
-from nsq_compat.tools.recording import Recording, SyncRules
-from nsq_compat.tools.topic_recorder import TopicRecorder
+from nsq_compat.tools.nsq_to_file.file_names import FileNames
+from nsq_compat.tools.nsq_to_file.file_series import FileSeries, Rules
+from nsq_compat.tools.nsq_to_file.recorder import Recording, SyncRules, TopicRecorder
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from tests.client.waiting import wait_until
 

@@ -1,15 +1,155 @@
-"""Into the output directory, never over anything, and what dead processes left."""
+"""One file: what is synced is in it, and it opens, whatever became of its process."""
 
 import errno
 import gzip
 import os
 import shutil
+import subprocess
+import sys
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from nsq_compat.tools.file_names import FileNames, Name
-from nsq_compat.tools.finished_files import make_whole, put_in_place, recover
-from nsq_compat.tools.output_file import OutputFile
+from nsq_compat.tools.nsq_to_file.file_names import FileNames, Name
+from nsq_compat.tools.nsq_to_file.output_file import (
+    InUse,
+    OutputFile,
+    cut_unfinished_member,
+    lock,
+    make_folder,
+    make_whole,
+    put_in_place,
+    recover,
+)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return str(tmp_path / "a" / "b" / "file")
+
+
+def contents(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def test_what_is_written_can_be_read_at_once(path):
+    file = OutputFile.open(path, exclusive=True)
+    file.write(b"one\n")
+    assert contents(path) == b"one\n"
+    assert file.size == 4
+    file.close()
+
+
+def test_compressed_a_file_opens_after_every_sync_and_holds_no_piece_before(path):
+    file = OutputFile.open(path, exclusive=True, gzip_level=6)
+    for line in (b"one\n", b"two\n"):
+        before = contents(path)
+        file.write(line)
+        assert contents(path) == before
+        file.sync()
+        assert gzip.decompress(contents(path)).endswith(line)
+    assert file.size == 8
+    file.close()
+    assert gzip.decompress(contents(path)) == b"one\ntwo\n"
+
+
+def test_a_compressed_file_of_nothing_opens_too(path):
+    OutputFile.open(path, exclusive=True, gzip_level=9).close()
+    assert contents(path)
+    assert gzip.decompress(contents(path)) == b""
+
+
+def test_an_exclusive_file_is_not_there_before(path):
+    OutputFile.open(path, exclusive=True).close()
+    with pytest.raises(FileExistsError):
+        OutputFile.open(path, exclusive=True)
+
+
+def test_others_are_appended_to_and_their_size_counts(path):
+    for _ in range(2):
+        file = OutputFile.open(path, exclusive=False)
+        file.write(b"line\n")
+        file.close()
+    assert contents(path) == b"line\nline\n"
+    assert file.size == 10
+
+
+def test_half_a_line_of_a_dead_process_does_not_begin_the_next(path):
+    file = OutputFile.open(path, exclusive=False)
+    file.write(b"whole\nhal")
+    file.close()
+    file = OutputFile.open(path, exclusive=False)
+    file.write(b"next\n")
+    file.close()
+    assert contents(path).split(b"\n") == [b"whole", b"hal", b"next", b""]
+
+
+def test_a_file_that_somebody_writes_to_is_only_shared_on_request(path):
+    first = OutputFile.open(path, exclusive=False)
+    first.write(b"not yet whole")
+    with pytest.raises(InUse):
+        OutputFile.open(path, exclusive=False)
+    second = OutputFile.open(path, exclusive=False, shared=True)
+    second.write(b", by two\n")
+    second.close()
+    first.close()
+    assert contents(path) == b"not yet whole, by two\n"
+
+
+def test_a_file_is_let_go_when_its_process_dies(path):
+    program = f"""
+import os, signal
+from nsq_compat.tools.nsq_to_file.output_file import OutputFile
+file = OutputFile.open({path!r}, exclusive=False)
+file.write(b"x")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", program], check=False, timeout=30)
+    assert contents(path) == b"x"
+    OutputFile.open(path, exclusive=False).close()
+
+
+def test_folders_are_the_groups_too_and_not_the_worlds(path):
+    make_folder(os.path.dirname(path))
+    assert os.stat(os.path.dirname(path)).st_mode & 0o007 == 0
+
+
+MEMBERS = st.lists(st.binary(max_size=200), max_size=4)
+
+
+@given(members=MEMBERS, data=st.data())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_file_cut_anywhere_becomes_its_whole_members(tmp_path, members, data):
+    compressed = [gzip.compress(each) for each in members]
+    everything = b"".join(compressed)
+    cut = data.draw(st.integers(0, len(everything)))
+    path = tmp_path / "cut.gz"
+    path.write_bytes(everything[:cut])
+    whole = 0
+    while whole < len(members) and len(b"".join(compressed[: whole + 1])) <= cut:
+        whole += 1
+    with path.open("r+b") as file:
+        assert cut_unfinished_member(file.fileno())
+    assert path.read_bytes() == b"".join(compressed[:whole])
+    assert gzip.decompress(path.read_bytes()) == b"".join(members[:whole])
+
+
+def test_a_damaged_file_is_left_alone(tmp_path):
+    path = tmp_path / "damaged.gz"
+    path.write_bytes(gzip.compress(b"one") + b"no gzip at all" + gzip.compress(b"two"))
+    before = path.read_bytes()
+    with path.open("r+b") as file:
+        assert not cut_unfinished_member(file.fileno())
+    assert path.read_bytes() == before
+
+
+def test_a_lock_is_one_processs(tmp_path):
+    path = tmp_path / "file"
+    with path.open("w") as one, path.open("w") as another:
+        assert lock(one.fileno())
+        assert not lock(another.fileno())
 
 
 @pytest.fixture

@@ -33,15 +33,13 @@ from nsq_compat.client import Consumer
 from nsq_compat.client.handling import Handler
 from nsq_compat.cluster.fan_out import AllFailed
 from nsq_compat.protocol.durations import MINUTE, SECOND
-from nsq_compat.tools.client_options import ReadingOptions, consumer_options
-from nsq_compat.tools.file_names import REVISION, BadFormat, FileNames
-from nsq_compat.tools.file_series import FileSeries, Rules
-from nsq_compat.tools.finished_files import recover
-from nsq_compat.tools.lookupds import cluster_of
+from nsq_compat.tools.client_options import ReadingOptions, cluster_of, consumer_options
+from nsq_compat.tools.nsq_to_file.file_names import REVISION, BadFormat, FileNames
+from nsq_compat.tools.nsq_to_file.file_series import FileSeries, Rules
+from nsq_compat.tools.nsq_to_file.output_file import recover
+from nsq_compat.tools.nsq_to_file.recorder import Recording, SyncRules, TopicRecorder
 from nsq_compat.tools.program import Refused, one_kind_of_address, run, user_agent
 from nsq_compat.tools.progress import Progress, channel_backlog
-from nsq_compat.tools.recording import Recording, SyncRules
-from nsq_compat.tools.topic_recorder import TopicRecorder
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ import pytest
 
 from nsq_compat.client import Consumer
 from nsq_compat.net.listeners import listen
-from nsq_compat.tools.http_door import Door
-from nsq_compat.tools.subscribing import PubSub
+from nsq_compat.tools.http_consumers.ack_http import Door
+from nsq_compat.tools.http_consumers.streaming import PubSub
 from tests.client.waiting import wait_until
 
 

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from nsq_compat.client import Consumer
-from nsq_compat.tools.on_demand import OnDemand
+from nsq_compat.tools.http_consumers.on_demand import OnDemand
 from nsq_conformance.nsqd_process import installed_nsqd
 from tests.client.waiting import wait_until
 from tests.tools.nsqd import Nsqd

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from nsq_compat.tools.file_names import FileNames
-from nsq_compat.tools.file_series import FileSeries, Rules
+from nsq_compat.tools.nsq_to_file.file_names import FileNames
+from nsq_compat.tools.nsq_to_file.file_series import FileSeries, Rules
 
 HOUR_NS = 3600 * 10**9
 NOON_NS = int(time.mktime((2026, 11, 21, 12, 0, 0, 0, 0, -1))) * 10**9

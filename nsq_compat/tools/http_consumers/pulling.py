@@ -16,8 +16,8 @@ from nsq_compat.protocol.durations import parse_duration, seconds
 from nsq_compat.protocol.errors import NsqError
 from nsq_compat.protocol.go_json import dumps
 from nsq_compat.session.http_message import Admission, Request, Response
-from nsq_compat.tools.http_door import Caller, Gone
-from nsq_compat.tools.on_demand import OnDemand
+from nsq_compat.tools.http_consumers.ack_http import Caller, Gone
+from nsq_compat.tools.http_consumers.on_demand import OnDemand
 from nsq_compat.web.query import parse_query
 from nsq_compat.web.responses import JSON, ApiError, plain
 

@@ -20,7 +20,7 @@ from nsq_compat.client import Consumer, Message
 from nsq_compat.client.handling import Handler
 from nsq_compat.protocol.durations import SECOND, format_duration
 from nsq_compat.session.http_message import TEXT, Admission, Request, Response, http_date
-from nsq_compat.tools.http_door import LONGEST_LOOK, SHORTEST_LOOK, Caller, Gone
+from nsq_compat.tools.http_consumers.ack_http import LONGEST_LOOK, SHORTEST_LOOK, Caller, Gone
 from nsq_compat.web.query import parse_query, required_name
 from nsq_compat.web.responses import ApiError, plain
 

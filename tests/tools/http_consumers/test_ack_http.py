@@ -8,7 +8,7 @@ import pytest
 
 from nsq_compat.net.listeners import listen
 from nsq_compat.session.http_message import Admission, HttpLimits, Response
-from nsq_compat.tools.http_door import Door, Gone
+from nsq_compat.tools.http_consumers.ack_http import Door, Gone
 from tests.client.waiting import wait_until
 
 LARGE = b"x" * 20_000_000

@@ -13,9 +13,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nsq_compat.tools.file_names import FileNames, Name
-from nsq_compat.tools.finished_files import make_whole, put_in_place
-from nsq_compat.tools.output_file import OutputFile
+from nsq_compat.tools.nsq_to_file.file_names import FileNames, Name
+from nsq_compat.tools.nsq_to_file.output_file import OutputFile, make_whole, put_in_place
 
 log = logging.getLogger(__name__)
 

@@ -24,10 +24,10 @@ from nsq_compat.net.process import stop_signal
 from nsq_compat.protocol.durations import MILLISECOND, SECOND, seconds
 from nsq_compat.session.http_message import HttpLimits
 from nsq_compat.tools.client_options import ReadingOptions, consumer_options, producer_options
-from nsq_compat.tools.http_door import Door
-from nsq_compat.tools.on_demand import OnDemand
+from nsq_compat.tools.http_consumers.ack_http import Door
+from nsq_compat.tools.http_consumers.on_demand import OnDemand
+from nsq_compat.tools.http_consumers.pulling import Pulling
 from nsq_compat.tools.program import Refused, log_plainly, one_kind_of_address, options_of, run, user_agent
-from nsq_compat.tools.pulling import Pulling
 
 PROGRAM: Final = "nsq_pull"
 _USER_AGENT: Final = user_agent(PROGRAM)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq_compat.tools.file_names import BadFormat, FileNames, Name, Recognized, datetime_text
+from nsq_compat.tools.nsq_to_file.file_names import BadFormat, FileNames, Name, Recognized, datetime_text
 
 DEFAULT = "<TOPIC>.<HOST><REV>.<DATETIME>.log"
 MOMENT = time.struct_time((2026, 11, 21, 4, 5, 6, 0, 0, -1))

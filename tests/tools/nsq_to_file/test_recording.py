@@ -6,9 +6,9 @@ import time
 import pytest
 
 from nsq_compat.client.message import Message
-from nsq_compat.tools.file_names import FileNames
-from nsq_compat.tools.file_series import FileSeries, Rules
-from nsq_compat.tools.recording import Recording, SyncRules
+from nsq_compat.tools.nsq_to_file.file_names import FileNames
+from nsq_compat.tools.nsq_to_file.file_series import FileSeries, Rules
+from nsq_compat.tools.nsq_to_file.recorder import Recording, SyncRules
 
 NOW_NS = time.time_ns()
 PATIENCE = 30.0

@@ -20,9 +20,9 @@ from nsq_compat.net.process import stop_signal
 from nsq_compat.protocol.durations import SECOND, seconds
 from nsq_compat.session.http_message import HttpLimits
 from nsq_compat.tools.client_options import ReadingOptions, consumer_options
-from nsq_compat.tools.http_door import Door
+from nsq_compat.tools.http_consumers.ack_http import Door
+from nsq_compat.tools.http_consumers.streaming import MakeConsumer, PubSub
 from nsq_compat.tools.program import Refused, log_plainly, one_kind_of_address, options_of, run, user_agent
-from nsq_compat.tools.subscribing import MakeConsumer, PubSub
 
 PROGRAM: Final = "nsq_pubsub"
 
