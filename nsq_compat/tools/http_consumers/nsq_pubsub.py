@@ -1,7 +1,7 @@
 """``nsq_pubsub``: topics as HTTP streams, a line for each message."""
 
 # ruff: noqa: E402
-# First of all, before anything takes a name from the modules this replaces: a caller costs greenlets, not threads.
+# Before any other import takes a name from the modules this replaces: a consumer then costs greenlets, not threads.
 from gevent import monkey
 
 monkey.patch_all()
@@ -20,7 +20,7 @@ from nsq_compat.net.process import stop_signal
 from nsq_compat.protocol.durations import SECOND, seconds
 from nsq_compat.session.http_message import HttpLimits
 from nsq_compat.tools.client_options import ReadingOptions, consumer_options
-from nsq_compat.tools.http_consumers.ack_http import Door
+from nsq_compat.tools.http_consumers.ack_http import AckHttpServer
 from nsq_compat.tools.http_consumers.streaming import MakeConsumer, PubSub
 from nsq_compat.tools.program import Refused, log_plainly, one_kind_of_address, options_of, run, user_agent
 
@@ -29,11 +29,11 @@ PROGRAM: Final = "nsq_pubsub"
 
 @dataclass(slots=True, kw_only=True)
 class Options(ReadingOptions):
-    """Names and defaults are NSQ's, as far as it had them."""
+    """Names and defaults are NSQ's where it has them."""
 
     version: bool = option("version", BOOLEAN, False, "print the version and exit")
     http_address: str = option("http-address", STRING, "0.0.0.0:8080", "host:port to listen on")
-    max_in_flight: int = option("max-in-flight", INTEGER, 100, "messages on their way to one client, at most")
+    max_in_flight: int = option("max-in-flight", INTEGER, 100, "most messages in flight to one client")
     client_timeout: int = option(
         "client-timeout", DURATION, 30 * SECOND, "how long a client may take to read a message"
     )
@@ -53,22 +53,22 @@ def serve(words: Sequence[str]) -> None:
     one_kind_of_address(options.nsqd_tcp_addresses, options.lookupd_http_addresses)
     log_plainly()
     raise_descriptor_limit()
-    make_consumer = _consumers(options)
+    make_consumer = _consumer_factory(options)
     client_timeout = seconds(options.client_timeout)
     try:
-        make_consumer("topic", "channel", print)  # what it refuses, it refuses now
+        make_consumer("topic", "channel", print)  # raises what it would raise for each client
         listener = listen(options.http_address)
     except (TypeError, ValueError, ListenError) as error:
         raise Refused(str(error)) from error
     stop = stop_signal()
-    door = Door(listener, PubSub(make_consumer, client_timeout), HttpLimits(write_seconds=client_timeout))
-    door.start()
+    server = AckHttpServer(listener, PubSub(make_consumer, client_timeout), HttpLimits(write_seconds=client_timeout))
+    server.start()
     stop.wait()
-    door.stop()
+    server.stop()
 
 
-def _consumers(options: Options) -> MakeConsumer:
-    # Nobody here could know that a message is hopeless: none is given up.
+def _consumer_factory(options: Options) -> MakeConsumer:
+    # The client of a stream cannot say that a message is hopeless, so none is given up.
     settings = {"max_tries": 0, **consumer_options(options.consumer_opt)}
 
     def make_consumer(topic: str, channel: str, handler: Handler) -> Consumer:

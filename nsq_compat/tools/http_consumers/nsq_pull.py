@@ -1,10 +1,10 @@
 """``nsq_pull``: a topic and channel behind HTTP, for programs that ask for messages instead of being sent them.
 
-Whoever used simplequeue points at it: /get, /mget and /put are the same, and what is not handed out stays with nsqd.
+It can replace simplequeue: /get, /mget and /put are the same. Messages that are not handed out stay in nsqd.
 """
 
 # ruff: noqa: E402
-# First of all, before anything takes a name from the modules this replaces: a caller costs greenlets, not threads.
+# Before any other import takes a name from the modules this replaces: a client then costs greenlets, not threads.
 from gevent import monkey
 
 monkey.patch_all()
@@ -24,7 +24,7 @@ from nsq_compat.net.process import stop_signal
 from nsq_compat.protocol.durations import MILLISECOND, SECOND, seconds
 from nsq_compat.session.http_message import HttpLimits
 from nsq_compat.tools.client_options import ReadingOptions, consumer_options, producer_options
-from nsq_compat.tools.http_consumers.ack_http import Door
+from nsq_compat.tools.http_consumers.ack_http import AckHttpServer
 from nsq_compat.tools.http_consumers.on_demand import OnDemand
 from nsq_compat.tools.http_consumers.pulling import Pulling
 from nsq_compat.tools.program import Refused, log_plainly, one_kind_of_address, options_of, run, user_agent
@@ -35,13 +35,13 @@ _USER_AGENT: Final = user_agent(PROGRAM)
 
 @dataclass(slots=True, kw_only=True)
 class Options(ReadingOptions):
-    """Names are those of NSQ's utilities where they mean the same."""
+    """Names are those of NSQ's utilities where the meaning is the same."""
 
     version: bool = option("version", BOOLEAN, False, "print the version and exit")
     http_address: str = option("http-address", STRING, "0.0.0.0:8080", "host:port to listen on")
     topic: str = option("topic", STRING, "", "topic to get from and to put to")
     channel: str = option("channel", STRING, "", "channel to get from")
-    max_in_flight: int = option("max-in-flight", INTEGER, 100, "messages that are handed out at once, at most")
+    max_in_flight: int = option("max-in-flight", INTEGER, 100, "most messages that are handed out at once")
     wait: int = option(
         "wait", DURATION, 200 * MILLISECOND, "how long a request waits for a message if it does not say so itself"
     )
@@ -68,7 +68,7 @@ def serve(words: Sequence[str]) -> None:
     _check(options)
     log_plainly()
     raise_descriptor_limit()
-    with ExitStack() as ending:
+    with ExitStack() as running:
         try:
             queue = OnDemand(_consumer(options), options.max_in_flight)
             producer = _producer(options)
@@ -76,14 +76,16 @@ def serve(words: Sequence[str]) -> None:
         except (TypeError, ValueError, ListenError) as error:
             raise Refused(str(error)) from error
         if producer is not None:
-            ending.callback(producer.close)
-        pulling = Pulling(queue, producer, options.topic, wait=seconds(options.wait), most=options.max_in_flight)
+            running.callback(producer.close)
+        pulling = Pulling(
+            queue, producer, options.topic, wait=seconds(options.wait), max_messages=options.max_in_flight
+        )
         stop = stop_signal()
         queue.start()
-        ending.callback(queue.stop)
-        door = Door(listener, pulling, HttpLimits(write_seconds=seconds(options.client_timeout)))
-        door.start()
-        ending.callback(door.stop)
+        running.callback(queue.stop)
+        server = AckHttpServer(listener, pulling, HttpLimits(write_seconds=seconds(options.client_timeout)))
+        server.start()
+        running.callback(server.stop)
         stop.wait()
 
 
@@ -100,7 +102,7 @@ def _check(options: Options) -> None:
 
 
 def _consumer(options: Options) -> "partial[Consumer]":
-    # Whoever pulls decides what is given up; nothing is dropped here.
+    # The client decides which messages are given up; none is dropped here.
     settings = {"max_tries": 0, **consumer_options(options.consumer_opt)}
     return partial(
         Consumer,

@@ -1,15 +1,15 @@
-"""Messages of a topic and channel, taken from nsqd when somebody wants them and not before.
+"""Takes messages of a topic and channel from nsqd when a client asks for them, and not before.
 
-Theory of operation. A consumer asks for messages ahead of time, with RDY; whoever may not come again for an hour must
-not. So the consumer is paused for good, and RDY is told to each nsqd from here: what it has in flight plus what is
-wanted at this moment, which is 0 most of the time. Every nsqd is asked, because nobody knows which of them has
-something; what comes too much is kept for the next who wants it, for a second, and then goes back.
+A consumer asks for messages ahead of time, with RDY. Here they would be in flight until a client happens to ask. So the
+consumer's own RDY stays 0, and this module sends RDY to each nsqd: the messages in flight there plus the number that is
+missing now, which is 0 most of the time. Every nsqd is asked, because it is not known which of them has messages.
+Surplus messages are kept for a second for the next request, and then requeued.
 
 Invariants:
 
-- With nobody waiting, RDY is 0 and nothing stays in flight for longer than `KEPT_SECONDS`.
-- Handed out and kept together never exceed `most`, but for one message of each further nsqd.
-- Who came first is served first.
+- Without requests, RDY is 0 and no message stays in flight for longer than `KEEP_SECONDS`.
+- Messages handed out and kept never exceed `max_in_flight`, but for one message of each further nsqd.
+- Requests are served in FIFO order.
 """
 
 import threading
@@ -17,21 +17,29 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, Protocol
 
 from nsq_compat.client import Connection, Consumer, Message
 from nsq_compat.client.handling import Handler
 from nsq_compat.protocol import command_writer
 
-KEPT_SECONDS: Final = 1.0
-_LOOK_SECONDS: Final = 0.25
-"""How late a node that has just been connected is asked."""
+KEEP_SECONDS: Final = 1.0
+_POLL_SECONDS: Final = 0.25
+"""How late an nsqd that has just been connected is asked."""
 
 
-class Wish:
-    """What somebody waits for. `messages` grows to at most `count`; then and meanwhile `wake` is set."""
+class Event(Protocol):
+    """An event of threads, or of greenlets."""
 
-    def __init__(self, count: int, wake: threading.Event) -> None:
+    def set(self) -> None: ...
+
+    def wait(self, timeout: float, /) -> object: ...
+
+
+class Demand:
+    """A request for messages. `messages` grows to at most `count`, and `wake` is set each time."""
+
+    def __init__(self, count: int, wake: Event) -> None:
         self.count = count
         self.wake = wake
         self.messages: list[Message] = []
@@ -42,120 +50,115 @@ class Wish:
 
 
 class OnDemand:
-    """`make_consumer` is given the handler; what else a consumer is told is decided there."""
+    """`make_consumer` is given the handler and decides everything else."""
 
-    def __init__(self, make_consumer: Callable[[Handler], Consumer], most: int) -> None:
+    def __init__(self, make_consumer: Callable[[Handler], Consumer], max_in_flight: int) -> None:
         self._consumer = make_consumer(self._deliver)
         self._consumer.set_max_in_flight(0)
-        self._most = most
+        self._max_in_flight = max_in_flight
         self._lock = threading.RLock()
-        self._wishes: deque[Wish] = deque()
-        self._kept: deque[tuple[float, Message]] = deque()
-        self._told: dict[Connection, int] = {}
-        self._something_kept = threading.Event()
+        self._demands: deque[Demand] = deque()
+        self._surplus: deque[tuple[float, Message]] = deque()
+        self._ready_counts: dict[Connection, int] = {}
+        self._surplus_changed = threading.Event()
         self._stopping = False
-        self._keeper = threading.Thread(target=self._keep, name="nsq kept messages", daemon=True)
+        self._requeuer = threading.Thread(target=self._requeue_surplus, name="nsq surplus", daemon=True)
 
     @property
     def in_flight(self) -> int:
-        """Handed out or kept."""
+        """Messages handed out or kept."""
         return self._consumer.in_flight
 
     def start(self) -> None:
         self._consumer.start()
-        self._keeper.start()
+        self._requeuer.start()
 
     def stop(self) -> None:
-        """Nobody must be waiting any more."""
+        """There must be no requests any more."""
         self._stopping = True
-        self._something_kept.set()
-        self._keeper.join()
+        self._surplus_changed.set()
+        self._requeuer.join()
         self._consumer.stop(timeout=5.0)
 
     @contextmanager
-    def wish(self, count: int, wake: threading.Event) -> Iterator[Wish]:
-        """While this lasts, up to `count` messages are gathered; they are the caller's to answer afterwards."""
-        wish = Wish(min(count, self._most), wake)
+    def request(self, count: int, wake: Event) -> Iterator[Demand]:
+        """Gather up to `count` messages inside the ``with`` block, which are then the caller's to answer."""
+        demand = Demand(min(count, self._max_in_flight), wake)
         with self._lock:
-            while self._kept and wish.missing:
-                _, message = self._kept.popleft()
+            while self._surplus and demand.missing:
+                _, message = self._surplus.popleft()
                 if not message.is_lost:
-                    wish.messages.append(message)
-            self._wishes.append(wish)
-            self._ask()
+                    demand.messages.append(message)
+            self._demands.append(demand)
+            self._send_ready()
         try:
-            yield wish
+            yield demand
         finally:
             with self._lock:
-                self._wishes.remove(wish)
-                self._ask()
+                self._demands.remove(demand)
+                self._send_ready()
 
-    def wait(self, wish: Wish, seconds: float) -> None:
-        """Until something has come for `wish`, or its `wake` is set, or so long."""
-        if wish.missing:
-            wish.wake.wait(min(seconds, _LOOK_SECONDS))
+    def wait(self, demand: Demand, seconds: float) -> None:
+        """Return when a message has been received for `demand`, its `wake` is set, or the time is over."""
+        if demand.missing:
+            demand.wake.wait(min(seconds, _POLL_SECONDS))
         with self._lock:
-            self._ask()
+            self._send_ready()
 
     def finish(self, messages: list[Message]) -> None:
         for message in messages:
             message.finish()
-        self._answered()
+        with self._lock:
+            self._send_ready()
 
-    def give_back(self, messages: list[Message]) -> None:
-        """They are delivered again at once, here or elsewhere."""
+    def put_back(self, messages: list[Message]) -> None:
+        """Requeue messages; nsqd delivers them again at once, here or elsewhere."""
         for message in messages:
             message.requeue(delay=0, backoff=False)
-        self._answered()
-
-    # --- Inside -------------------------------------------------------------------------------------------------------
-
-    def _answered(self) -> None:
         with self._lock:
-            self._ask()
+            self._send_ready()
 
     def _deliver(self, message: Message) -> None:
         message.enable_async()
         with self._lock:
-            wish = next((wish for wish in self._wishes if wish.missing), None)
-            if wish is None:
-                self._kept.append((time.monotonic(), message))
-                self._something_kept.set()
+            demand = next((demand for demand in self._demands if demand.missing), None)
+            if demand is None:
+                self._surplus.append((time.monotonic(), message))
+                self._surplus_changed.set()
             else:
-                wish.messages.append(message)
-                wish.wake.set()
-            self._ask()
+                demand.messages.append(message)
+                demand.wake.set()
+            self._send_ready()
 
-    def _ask(self) -> None:
-        """Tell every nsqd how much is wanted now; under the lock. Before a FIN or REQ, so that it is obeyed first."""
-        connections = self._consumer.connections
-        missing = sum(wish.missing for wish in self._wishes)
-        missing = max(0, min(missing, self._most - self.in_flight))
-        told = {connection: self._told.get(connection, 0) for connection in connections}
-        for connection, before in told.items():
+    def _send_ready(self) -> None:
+        """Send every nsqd its RDY, if changed; under the lock. Before a FIN or REQ, so that it applies first."""
+        missing = sum(demand.missing for demand in self._demands)
+        missing = max(0, min(missing, self._max_in_flight - self.in_flight))
+        counts = {connection: self._ready_counts.get(connection, 0) for connection in self._consumer.connections}
+        for connection, before in counts.items():
             count = min(connection.in_flight + missing, connection.max_rdy_count) if missing else 0
             if count != before:
                 connection.tell(command_writer.ready(count))
-                told[connection] = count
-        self._told = told
+                counts[connection] = count
+        self._ready_counts = counts
 
-    def _keep(self) -> None:
-        """What nobody has come for goes back."""
+    def _requeue_surplus(self) -> None:
+        """Requeue each surplus message after its time, and all of them at the end."""
         while not self._stopping:
-            self._something_kept.wait()
-            self._something_kept.clear()
-            while self._kept and not self._stopping:
-                due = self._kept[0][0] + KEPT_SECONDS
+            self._surplus_changed.wait()
+            self._surplus_changed.clear()
+            while self._surplus and not self._stopping:
+                due = self._surplus[0][0] + KEEP_SECONDS
                 if (left := due - time.monotonic()) > 0:
-                    self._something_kept.wait(left)
-                    self._something_kept.clear()
+                    self._surplus_changed.wait(left)
+                    self._surplus_changed.clear()
                 else:
-                    self._return_oldest()
-        while self._kept:
-            self._return_oldest()
+                    self._requeue_oldest()
+        while self._surplus:
+            self._requeue_oldest()
 
-    def _return_oldest(self) -> None:
+    def _requeue_oldest(self) -> None:
         with self._lock:
-            if self._kept:
-                _, message = self._kept.popleft()
+            if self._surplus:
+                _, message = self._surplus.popleft()
                 message.requeue(delay=0, backoff=False)

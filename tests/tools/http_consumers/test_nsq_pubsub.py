@@ -1,4 +1,4 @@
-"""nsq_pubsub as a process before a real nsqd, with callers of every kind."""
+"""nsq_pubsub as a process before a real nsqd, with clients of every kind."""
 
 import re
 import signal
@@ -21,7 +21,7 @@ def pubsub(start_door):
 
 
 def subscribe(door, topic, receive_buffer=0):
-    """A caller of /sub who has read the head of the answer."""
+    """A client of /sub that has read the head of the answer."""
     caller = door.call(f"/sub?topic={topic}&channel=c", receive_buffer)
     head = b""
     while not head.endswith(HEAD_END):
@@ -34,7 +34,7 @@ def in_flight(nsqd, topic):
     return nsqd.channel_stats(topic, "c")["in_flight_count"]
 
 
-def test_each_message_is_a_line_and_finished_once_it_has_arrived(pubsub, nsqd, topic):
+def test_each_message_is_a_line_and_is_finished_when_it_has_arrived(pubsub, nsqd, topic):
     bodies = [b"%d" % number for number in range(300)]
     with subscribe(pubsub, topic) as caller, caller.makefile("rb") as lines:
         nsqd.publish(topic, *bodies)
@@ -43,7 +43,7 @@ def test_each_message_is_a_line_and_finished_once_it_has_arrived(pubsub, nsqd, t
     assert nsqd.channel_stats(topic, "c")["requeue_count"] == 0
 
 
-def test_what_a_caller_leaves_without_reading_goes_back_at_once(pubsub, nsqd, topic):
+def test_messages_that_a_leaving_client_has_not_read_are_requeued_at_once(pubsub, nsqd, topic):
     nsqd.publish(topic, *[LARGE] * 40)
     caller = subscribe(pubsub, topic, receive_buffer=4096)
     wait_until(lambda: in_flight(nsqd, topic) > 20)
@@ -52,7 +52,7 @@ def test_what_a_caller_leaves_without_reading_goes_back_at_once(pubsub, nsqd, to
     assert nsqd.channel_stats(topic, "c")["timeout_count"] == 0
 
 
-def test_who_reads_nothing_is_disconnected_and_others_get_it(start_door, nsqd, topic):
+def test_a_client_that_reads_nothing_is_disconnected_and_its_messages_requeued(start_door, nsqd, topic):
     door = start_door("nsq_pubsub", "--client-timeout=100ms")
     nsqd.publish(topic, *[LARGE] * 40)
     with subscribe(door, topic, receive_buffer=4096):
@@ -61,7 +61,7 @@ def test_who_reads_nothing_is_disconnected_and_others_get_it(start_door, nsqd, t
         assert nsqd.waiting(topic) == 40
 
 
-def test_no_caller_has_more_on_the_way_than_was_allowed(start_door, nsqd, topic):
+def test_no_client_has_more_than_max_in_flight_messages(start_door, nsqd, topic):
     door = start_door("nsq_pubsub", "--max-in-flight=3")
     nsqd.publish(topic, *[LARGE] * 20)
     with subscribe(door, topic, receive_buffer=4096):
@@ -69,7 +69,7 @@ def test_no_caller_has_more_on_the_way_than_was_allowed(start_door, nsqd, topic)
         assert nsqd.channel_stats(topic, "c")["depth"] >= 20 - 3 - 1
 
 
-def test_killed_it_has_finished_nothing_that_it_had_not_written(start_door, nsqd, topic):
+def test_when_killed_it_has_finished_no_message_that_was_not_written(start_door, nsqd, topic):
     door = start_door("nsq_pubsub", "--consumer-opt=msg_timeout,1s")
     bodies = [b"%d " % number + LARGE for number in range(40)]
     nsqd.publish(topic, *bodies)
@@ -82,7 +82,7 @@ def test_killed_it_has_finished_nothing_that_it_had_not_written(start_door, nsqd
     assert finished <= len(written) < 40
 
 
-def test_the_callers_are_listed_whoever_has_left(pubsub, nsqd, topic):
+def test_stats_list_the_connected_clients(pubsub, nsqd, topic):
     subscribe(pubsub, topic).close()
     with subscribe(pubsub, topic) as second, subscribe(pubsub, topic) as third:
         nsqd.publish(topic, b"x")
@@ -99,14 +99,14 @@ def test_the_callers_are_listed_whoever_has_left(pubsub, nsqd, topic):
     wait_until(lambda: pubsub.ask("/stats")[1] == b"Total Messages: 1\n\n")
 
 
-def test_whatever_else_a_caller_says_ends_his_stream(pubsub, nsqd, topic):
+def test_anything_that_a_client_sends_ends_its_stream(pubsub, nsqd, topic):
     with subscribe(pubsub, topic) as caller:
         caller.sendall(b"q")
         assert caller.recv(1) == b""
     wait_until(lambda: nsqd.channel_stats(topic, "c")["client_count"] == 0)
 
 
-def test_what_is_missing_or_wrong_is_said_with_500(pubsub):
+def test_missing_or_wrong_arguments_are_answered_with_500(pubsub):
     for target, answer in {
         "/sub": (500, b"MISSING_ARG_TOPIC"),
         "/sub?topic=a%20b&channel=c": (500, b"INVALID_ARG_TOPIC"),
@@ -117,7 +117,7 @@ def test_what_is_missing_or_wrong_is_said_with_500(pubsub):
         assert pubsub.ask(target) == answer
 
 
-def test_asked_to_stop_it_ends_its_streams_in_order(pubsub, nsqd, topic):
+def test_sigterm_ends_its_streams_in_order(pubsub, nsqd, topic):
     with subscribe(pubsub, topic) as caller, caller.makefile("rb") as lines:
         nsqd.publish(topic, b"last")
         assert lines.readline() == b"last\n"
@@ -139,7 +139,7 @@ def test_asked_to_stop_it_ends_its_streams_in_order(pubsub, nsqd, topic):
         (["--nsqd-tcp-address=h"], b"not host:port: 'h'"),
     ],
 )
-def test_what_it_cannot_begin_with_is_said(flags, complaint):
+def test_wrong_options_are_refused_with_the_reason(flags, complaint):
     done = subprocess.run([PROGRAM, *flags], capture_output=True, timeout=30, check=False)
     assert done.returncode == 1
     assert complaint in done.stderr

@@ -1,4 +1,4 @@
-"""nsq_pull as a process before a real nsqd, with callers of every kind."""
+"""nsq_pull as a process before a real nsqd, with clients of every kind."""
 
 import json
 import signal
@@ -39,7 +39,7 @@ def is_connected(nsqd, topic):
     return nsqd.channel_stats(topic, "c")["client_count"] == 1
 
 
-def test_what_is_put_can_be_got_and_is_finished(pull, nsqd, topic):
+def test_a_message_that_is_put_can_be_got_and_is_finished(pull, nsqd, topic):
     assert pull.ask("/put", b"posted \xff\n") == (200, b"")
     assert pull.ask("/get?wait=20") == (200, b"posted \xff\n")
     assert pull.ask("/put?data=a%20b%26c") == (200, b"")
@@ -53,7 +53,7 @@ def test_an_empty_queue_gives_an_empty_answer(pull):
     assert pull.ask("/mget?num_items=5&wait=0") == (200, b"")
 
 
-def test_nothing_is_taken_from_nsqd_before_somebody_asks(pull, nsqd, topic):
+def test_no_message_is_taken_from_nsqd_before_a_request(pull, nsqd, topic):
     wait_until(lambda: is_connected(nsqd, topic))
     assert pull.ask("/get?wait=0") == (200, b"")
     nsqd.publish(topic, b"1", b"2")
@@ -61,7 +61,7 @@ def test_nothing_is_taken_from_nsqd_before_somebody_asks(pull, nsqd, topic):
     wait_until(lambda: nsqd.waiting(topic) == 1)
 
 
-def test_who_waits_gets_what_is_published_meanwhile(pull, nsqd, topic):
+def test_a_waiting_request_gets_a_message_published_meanwhile(pull, nsqd, topic):
     with pull.call("/get?wait=60") as waiting:
         wait_until(lambda: is_connected(nsqd, topic))
         nsqd.publish(topic, b"at last")
@@ -70,7 +70,7 @@ def test_who_waits_gets_what_is_published_meanwhile(pull, nsqd, topic):
     assert answer.endswith(b"\r\n\r\nat last")
 
 
-def test_several_can_be_got_at_once_between_separators_of_ones_choice(pull, nsqd, topic):
+def test_several_messages_can_be_got_with_a_separator(pull, nsqd, topic):
     assert pull.ask("/mput", b"1\n2\n\n3\n") == (200, b"")
     assert pull.ask("/mget?num_items=2&wait=20") == (200, b"1\n2")
     assert pull.ask("/mput?separator=--&data=4--5") == (200, b"")
@@ -78,7 +78,7 @@ def test_several_can_be_got_at_once_between_separators_of_ones_choice(pull, nsqd
     wait_until(lambda: nsqd.unfinished(topic) == 0)
 
 
-def test_one_connection_can_ask_again_and_again(pull, nsqd, topic):
+def test_a_connection_can_carry_many_requests(pull, nsqd, topic):
     nsqd.publish(topic, *(b"%d" % number for number in range(20)))
     got = []
     with socket.create_connection(("127.0.0.1", int(pull.http_address.rpartition(":")[2])), timeout=30) as caller:
@@ -89,14 +89,14 @@ def test_one_connection_can_ask_again_and_again(pull, nsqd, topic):
     wait_until(lambda: nsqd.unfinished(topic) == 0)
 
 
-def test_a_message_that_comes_when_who_waited_has_left_is_not_lost(pull, nsqd, topic):
+def test_a_message_for_a_client_that_has_left_is_not_lost(pull, nsqd, topic):
     pull.call("/get?wait=60").close()
     wait_until(lambda: is_connected(nsqd, topic))
     nsqd.publish(topic, b"kept")
     assert pull.ask("/get?wait=20") == (200, b"kept")
 
 
-def test_what_a_caller_leaves_without_reading_goes_back_at_once(pull, nsqd, topic):
+def test_messages_that_a_leaving_client_has_not_read_are_requeued_at_once(pull, nsqd, topic):
     nsqd.publish(topic, *[LARGE] * 30)
     caller = pull.call("/mget?num_items=30&wait=20", receive_buffer=4096)
     assert caller.recv(15) == b"HTTP/1.1 200 OK"
@@ -108,7 +108,7 @@ def test_what_a_caller_leaves_without_reading_goes_back_at_once(pull, nsqd, topi
     wait_until(lambda: b"returned:30\n" in pull.ask("/stats")[1])
 
 
-def test_who_reads_nothing_is_given_up_and_others_get_it(start_door, nsqd, topic):
+def test_a_client_that_reads_nothing_is_disconnected_and_its_messages_requeued(start_door, nsqd, topic):
     pull = start_door("nsq_pull", f"--topic={topic}", "--channel=c", "--client-timeout=100ms")
     nsqd.publish(topic, *[LARGE] * 30)
     with pull.call("/mget?num_items=30&wait=20", receive_buffer=4096) as stalled:
@@ -116,7 +116,7 @@ def test_who_reads_nothing_is_given_up_and_others_get_it(start_door, nsqd, topic
         wait_until(lambda: nsqd.waiting(topic) == 30)
 
 
-def test_killed_with_an_answer_half_written_it_has_finished_nothing(start_door, nsqd, topic):
+def test_when_killed_with_an_answer_half_written_it_has_finished_nothing(start_door, nsqd, topic):
     pull = start_door("nsq_pull", f"--topic={topic}", "--channel=c", "--consumer-opt=msg_timeout,1s")
     nsqd.publish(topic, *[LARGE] * 30)
     with pull.call("/mget?num_items=30&wait=20", receive_buffer=4096) as caller:
@@ -125,7 +125,7 @@ def test_killed_with_an_answer_half_written_it_has_finished_nothing(start_door, 
         wait_until(lambda: nsqd.waiting(topic) == 30)
 
 
-def test_asked_to_stop_it_answers_who_waits_and_leaves(pull, nsqd, topic):
+def test_sigterm_answers_waiting_requests_and_stops(pull, nsqd, topic):
     with pull.call("/get?wait=60") as waiting:
         wait_until(lambda: is_connected(nsqd, topic))
         pull.send_signal(signal.SIGTERM)
@@ -135,19 +135,19 @@ def test_asked_to_stop_it_answers_who_waits_and_leaves(pull, nsqd, topic):
     assert pull.stop() == 0
 
 
-def test_what_is_asked_wrongly_is_said(pull):
+def test_wrong_requests_are_answered_with_the_reason(pull):
     for method, target, status, text in WRONG:
         assert pull.ask(target, method=method) == (status, text)
 
 
-def test_a_message_too_large_for_nsqd_is_the_callers_mistake(pull):
+def test_a_message_too_large_for_nsqd_is_answered_with_400(pull):
     status, text = pull.ask("/put", b"x" * (1 << 20) + b"x")
     assert status == 400
     assert b"E_BAD_MESSAGE" in text
     assert pull.ask("/put", b"x" * (5 << 20) + b"x")[0] == 413
 
 
-def test_what_nobody_accepts_may_be_tried_again(start_door, topic):
+def test_a_message_that_no_nsqd_accepts_is_answered_with_503(start_door, topic):
     nowhere = start_door(
         "nsq_pull",
         f"--topic={topic}",
@@ -158,14 +158,14 @@ def test_what_nobody_accepts_may_be_tried_again(start_door, topic):
     assert (status, b"127.0.0.1:1 refused" in text) == (503, True)
 
 
-def test_with_nsqlookupd_it_must_be_told_where_to_put(topic):
+def test_with_nsqlookupd_it_needs_a_destination_for_puts(topic):
     options = [f"--topic={topic}", "--channel=c", "--lookupd-http-address=127.0.0.1:1"]
     with DoorProcess(installed("nsq_pull"), options=options) as pull:
         assert pull.ask("/put", b"x") == (501, b"no --destination-nsqd-tcp-address to put to\n")
         assert pull.ask("/get?wait=0") == (200, b"")
 
 
-def test_the_figures_can_be_read_and_reset(pull):
+def test_the_stats_can_be_read_and_reset(pull):
     pull.ask("/put", b"x")
     pull.ask("/get?wait=20")
     pull.ask("/get?wait=0")
@@ -194,7 +194,7 @@ def test_the_figures_can_be_read_and_reset(pull):
         ),
     ],
 )
-def test_what_it_cannot_begin_with_is_said(flags, complaint):
+def test_wrong_options_are_refused_with_the_reason(flags, complaint):
     done = subprocess.run([PROGRAM, *flags], capture_output=True, timeout=30, check=False)
     assert done.returncode == 1
     assert complaint in done.stderr

@@ -20,10 +20,12 @@ def queue_of(topic):
     """An OnDemand of `topic`; it is stopped at the end of the test."""
     made = []
 
-    def make(*nsqds, most=10):
+    def make(*nsqds, max_in_flight=10):
         addresses = [nsqd.tcp_address for nsqd in nsqds]
-        make_consumer = partial(Consumer, topic, "c", nsqd_tcp_addresses=addresses, max_in_flight=most, max_tries=0)
-        made.append(OnDemand(make_consumer, most))
+        make_consumer = partial(
+            Consumer, topic, "c", nsqd_tcp_addresses=addresses, max_in_flight=max_in_flight, max_tries=0
+        )
+        made.append(OnDemand(make_consumer, max_in_flight))
         made[-1].start()
         return made[-1]
 
@@ -33,18 +35,18 @@ def queue_of(topic):
 
 
 def take(queue, count):
-    """So many messages, waiting for them."""
+    """Wait for so many messages."""
     deadline = time.monotonic() + PATIENCE
     wake = threading.Event()
-    with queue.wish(count, wake) as wish:
-        while wish.missing:
-            assert time.monotonic() < deadline, f"{wish.missing} of {count} are missing"
+    with queue.request(count, wake) as demand:
+        while demand.missing:
+            assert time.monotonic() < deadline, f"{demand.missing} of {count} are missing"
             wake.clear()
-            queue.wait(wish, PATIENCE)
-    return wish.messages
+            queue.wait(demand, PATIENCE)
+    return demand.messages
 
 
-def test_no_more_is_taken_than_somebody_wants(queue_of, nsqd, topic):
+def test_no_more_messages_are_taken_than_requested(queue_of, nsqd, topic):
     queue = queue_of(nsqd)
     nsqd.publish(topic, b"1", b"2", b"3")
     messages = take(queue, 2)
@@ -56,39 +58,39 @@ def test_no_more_is_taken_than_somebody_wants(queue_of, nsqd, topic):
     assert queue.in_flight == 0
 
 
-def test_what_is_given_back_comes_again_at_once(queue_of, nsqd, topic):
+def test_a_message_that_is_put_back_is_delivered_again_at_once(queue_of, nsqd, topic):
     queue = queue_of(nsqd)
     nsqd.publish(topic, b"1")
-    queue.give_back(take(queue, 1))
+    queue.put_back(take(queue, 1))
     (message,) = take(queue, 1)
     assert message.attempts == 2
     queue.finish([message])
 
 
-def test_handed_out_at_once_are_so_many_at_most(queue_of, nsqd, topic):
-    queue = queue_of(nsqd, most=2)
+def test_the_messages_handed_out_are_bounded(queue_of, nsqd, topic):
+    queue = queue_of(nsqd, max_in_flight=2)
     nsqd.publish(topic, b"1", b"2", b"3")
     held = take(queue, 2)
-    with queue.wish(5, threading.Event()) as wish:
-        assert wish.count == 2
-        queue.wait(wish, 0.1)
-        assert wish.missing == 2
+    with queue.request(5, threading.Event()) as demand:
+        assert demand.count == 2
+        queue.wait(demand, 0.1)
+        assert demand.missing == 2
         queue.finish(held)
-        wait_until(lambda: wish.missing == 1)
-    queue.finish(wish.messages)
+        wait_until(lambda: demand.missing == 1)
+    queue.finish(demand.messages)
 
 
-def test_who_came_first_is_served_first(queue_of, nsqd, topic):
+def test_requests_are_served_in_order(queue_of, nsqd, topic):
     queue = queue_of(nsqd)
-    with queue.wish(1, threading.Event()) as first, queue.wish(1, threading.Event()) as second:
+    with queue.request(1, threading.Event()) as first, queue.request(1, threading.Event()) as second:
         nsqd.publish(topic, b"1", b"2")
         while first.missing or second.missing:
             queue.wait(second, PATIENCE)
-    assert [wish.messages[0].body for wish in (first, second)] == [b"1", b"2"]
+    assert [demand.messages[0].body for demand in (first, second)] == [b"1", b"2"]
     queue.finish(first.messages + second.messages)
 
 
-def test_of_several_nsqd_each_is_asked_and_what_came_too_much_goes_back(queue_of, nsqd, topic, tmp_path):
+def test_each_of_several_nsqd_is_asked_and_surplus_messages_are_requeued(queue_of, nsqd, topic, tmp_path):
     with Nsqd(installed_nsqd(), tmp_path) as other:
         other.create_channel(topic, "c")
         queue = queue_of(nsqd, other)
