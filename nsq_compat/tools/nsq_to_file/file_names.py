@@ -1,7 +1,7 @@
-"""What nsq_to_file calls its files. Pure: names in, names out, and moments as numbers.
+"""The names of nsq_to_file's files. Pure: names in, names out, and times as numbers.
 
-`--filename-format` has places for the topic, the host, the process and the date; what is left open until a file is
-opened is its revision, which tells files apart that would have the same name.
+`--filename-format` has places for the topic, the host, the process and the date. The revision, which distinguishes
+files that would have the same name, is left open until a file is opened.
 """
 
 import re
@@ -13,13 +13,13 @@ REVISION: Final = "<REV>"
 _TOKEN = re.compile("<(TOPIC|HOST|PID|DATETIME|REV)>")
 _DATETIME_CODE = re.compile("%([YymdHIMSpBbAaZz%])")
 _GZIP_SUFFIX: Final = ".gz"
-_ANY: Final = {
+_PATTERNS: Final = {
     "TOPIC": r"[.a-zA-Z0-9_-]+(?:#ephemeral)?",
     "PID": r"\d+",
     "DATETIME": r".*?",
     "REV": r"-\d{6,}",
 }
-"""What stands for a token in a name that somebody else may have made; for the host it is only our own."""
+"""Patterns of the values in names of files that another process may have made; the host must be this one."""
 
 
 class BadFormat(ValueError):
@@ -28,7 +28,7 @@ class BadFormat(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A path below some folder, its revision left open."""
+    """A relative path whose revision is left open."""
 
     template: str
 
@@ -61,7 +61,7 @@ class FileNames:
         needs_revisions: bool,
         gzip: bool,
     ) -> Self:
-        """Raises ``BadFormat``. `host_identifier` may hold ``<SHORT_HOST>`` and ``<HOSTNAME>``."""
+        """Raises ``BadFormat``. `host_identifier` may contain ``<SHORT_HOST>`` and ``<HOSTNAME>``."""
         if needs_revisions and REVISION not in filename_format:
             raise BadFormat(f"missing {REVISION} in --filename-format when gzip, rotation, or work dir enabled")
         if not needs_revisions:
@@ -73,7 +73,7 @@ class FileNames:
         return cls(filename_format, datetime_format, host, pid)
 
     def name(self, topic: str, now_ns: int) -> Name:
-        """What a file of a topic that is opened now is called. Raises ``BadFormat`` for one that leads elsewhere."""
+        """The name of a topic's file that is opened now. Raises ``BadFormat`` if it leads out of the directory."""
         values = {
             "TOPIC": topic,
             "HOST": self.host,
@@ -82,13 +82,13 @@ class FileNames:
             "REV": REVISION,
         }
         template = _TOKEN.sub(lambda token: values[token[1]], self.format).lstrip("/")
-        # There may be a topic called "..", and whoever may publish may not write beside the output directory.
+        # A topic may be named "..", and publishing must not give write access outside of the output directory.
         if ".." in template.split("/"):
             raise BadFormat(f"{template} leads out of the output directory")
         return Name(template)
 
     def recognize(self, path: str) -> "Recognized | None":
-        """A file that this program, or one like it before, has made and would move when it is finished."""
+        """Parse the name of an unfinished file of this program, or of an earlier process with the same options."""
         found = self._pattern().fullmatch(path)
         if found is None:
             return None
@@ -98,11 +98,11 @@ class FileNames:
         return Recognized(values.get("TOPIC", ""), Name(template + suffix), int(values["REV"][1:]))
 
     def _plain_format(self) -> str:
-        """It may have been told to compress before and not now, or the other way round."""
+        """Without the suffix, because --gzip may have changed since the file was made."""
         return self.format.lstrip("/").removesuffix(_GZIP_SUFFIX)
 
     def _pattern(self) -> re.Pattern[str]:
-        any_of = {**_ANY, "HOST": re.escape(self.host)}
+        any_of = {**_PATTERNS, "HOST": re.escape(self.host)}
         pattern, seen = "", set[str]()
         for index, piece in enumerate(_TOKEN.split(self._plain_format())):
             if index % 2 == 0:
@@ -115,7 +115,7 @@ class FileNames:
 
 @dataclass(frozen=True, slots=True)
 class Recognized:
-    """What a name says; the topic is "" where names do not say it."""
+    """The parts of a name; the topic is "" where names do not contain it."""
 
     topic: str
     name: Name
@@ -123,6 +123,6 @@ class Recognized:
 
 
 def datetime_text(datetime_format: str, now_ns: int) -> str:
-    """Local time in strftime's codes, as far as nsq_to_file knows them; others stay as they are written."""
+    """Local time in those of strftime's codes that nsq_to_file supports; others are kept as text."""
     moment = time.localtime(now_ns // 1_000_000_000)
     return _DATETIME_CODE.sub(lambda code: "%" if code[1] == "%" else time.strftime(code[0], moment), datetime_format)

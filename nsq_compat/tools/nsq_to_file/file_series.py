@@ -1,11 +1,10 @@
-"""The files of one topic of nsq_to_file, one after the other: which is written to now, when the next one begins, and
-where each ends up.
+"""The files of one topic of nsq_to_file: the open one, when the next one begins, and where finished ones are put.
 
-A file is over when the date in its name has passed, when it is old, or when it has become too large, whichever of these
-was asked for. It is closed before the next one is opened; with a work directory it is put in place then.
+A file ends when the date in its name has passed, when it is old, or when it is too large, as the options say. It is
+closed before the next one is opened; with a work directory it is then moved to the output directory.
 
-`now` is monotonic, `now_ns` wall clock. Everything raises ``OSError`` as the disk does, and then nothing that was not
-synced may be finished.
+`now` is monotonic, `now_ns` wall clock. All methods may raise ``OSError``; after that, only synced messages may be
+finished.
 """
 
 import logging
@@ -14,14 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nsq_compat.tools.nsq_to_file.file_names import FileNames, Name
-from nsq_compat.tools.nsq_to_file.output_file import OutputFile, make_whole, put_in_place
+from nsq_compat.tools.nsq_to_file.output_file import OutputFile, put_in_place, repair
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """Where files go and when they end; a size or interval of 0 is none."""
+    """Where files go and when they end; a size or interval of 0 is no limit."""
 
     output_dir: str
     work_dir: str
@@ -35,7 +34,7 @@ class Rules:
 
     @property
     def needs_revisions(self) -> bool:
-        """Whether there may be several files of one name."""
+        """Whether several files can have one name."""
         return self.gzip_level is not None or self.rotate_size > 0 or self.rotate_interval > 0 or self.moves
 
     @property
@@ -55,11 +54,11 @@ class FileSeries:
 
     @property
     def path(self) -> str | None:
-        """Of the file that is open."""
+        """The path of the open file."""
         return self._file.path if self._file else None
 
     def must_rotate(self, now: float, now_ns: int) -> bool:
-        """Whether the next message belongs into another file than the one that is open, or none is."""
+        """Whether the next message belongs into a new file."""
         file, rules = self._file, self._rules
         if file is None:
             return True
@@ -75,7 +74,7 @@ class FileSeries:
         return True
 
     def open_next(self, now: float, now_ns: int) -> None:
-        """Close the file that is open, if one is, and open the next."""
+        """Close the open file, if any, and open the next."""
         self.close()
         name = self._names.name(self._topic, now_ns)
         self._revision = self._revision + 1 if name == self._name else 0
@@ -86,8 +85,8 @@ class FileSeries:
         self._file = file
         self._opened_at = now
 
-    def fitting(self, bodies: Sequence[bytes]) -> int:
-        """How many of these the file takes until it is too large; at least one."""
+    def count_fitting(self, bodies: Sequence[bytes]) -> int:
+        """How many of these lines to write until the file is too large; at least one."""
         limit = self._rules.rotate_size
         if limit <= 0:
             return len(bodies)
@@ -99,7 +98,7 @@ class FileSeries:
         return len(bodies)
 
     def write(self, bodies: Sequence[bytes]) -> None:
-        """Each becomes a line."""
+        """Write each as a line."""
         self._open_file.write(b"".join([body + b"\n" for body in bodies]))
 
     def sync(self) -> None:
@@ -107,7 +106,7 @@ class FileSeries:
             self._file.sync()
 
     def close(self) -> None:
-        """Sync the file that is open, if one is, close it and put it in place."""
+        """Sync and close the open file, if any, and put it in place."""
         file, self._file = self._file, None
         if file is None:
             return
@@ -122,7 +121,7 @@ class FileSeries:
         return self._file
 
     def _try_to_open(self, name: Name) -> OutputFile | None:
-        """The file of this revision, unless it is taken, or too large already."""
+        """Open the file of this revision; None if it is taken or already too large."""
         rules, relative = self._rules, name.with_revision(self._revision)
         path = os.path.join(rules.work_dir, relative)
         if rules.moves and os.path.exists(os.path.join(rules.output_dir, relative)):
@@ -134,7 +133,7 @@ class FileSeries:
         except FileExistsError:
             following = os.path.join(rules.work_dir, name.with_revision(self._revision + 1))
             if name.is_gzip and not os.path.exists(following):
-                make_whole(path)  # the last one may be that of a process that was killed
+                repair(path)  # the last file may have been left by a process that was killed
             return None
         if 0 < rules.rotate_size < file.size:
             file.close()

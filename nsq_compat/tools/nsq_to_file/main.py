@@ -1,13 +1,6 @@
-"""``nsq_to_file``: what is published to topics, a line for each message, in files on the disk.
+"""The program ``nsq_to_file``: its options, signals, and the topics that it records.
 
-    file_names      what files are called
-    output_file     one file: written, synced, compressed
-    finished_files  into the output directory, and what a killed process left
-    file_series     the files of a topic: when one ends and the next begins
-    recording       what is written and not finished yet
-    topic_recorder  a consumer, and the thread that writes
-
-A message is finished when the file that holds it is on the disk. Better than Go's: see docs/differences.md.
+docs/differences.md lists where it is better than Go's.
 """
 
 import logging
@@ -47,7 +40,7 @@ PROGRAM: Final = "nsq_to_file"
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STOP_SECONDS: Final = 30.0
 _RETRY_SECONDS: Final = 5.0
-"""When no nsqlookupd says which topics there are, they are asked again so soon."""
+"""Until topics are requested again, if no nsqlookupd answered."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,7 +58,7 @@ class Options(ReadingOptions):
         "topic-refresh", DURATION, MINUTE, "how often to ask nsqlookupd for topics, where none are named"
     )
     channel: str = option("channel", STRING, "nsq_to_file", "channel to read from")
-    max_in_flight: int = option("max-in-flight", INTEGER, 200, "messages of a topic that wait to be synced, at most")
+    max_in_flight: int = option("max-in-flight", INTEGER, 200, "most messages of a topic that wait to be synced")
     http_client_connect_timeout: int = option(
         "http-client-connect-timeout", DURATION, 2 * SECOND, "how long a connection to nsqlookupd may take"
     )
@@ -84,12 +77,14 @@ class Options(ReadingOptions):
     host_identifier: str = option(
         "host-identifier", STRING, "", "<HOST> in names, in which <SHORT_HOST> and <HOSTNAME> are replaced"
     )
-    gzip: bool = option("gzip", BOOLEAN, False, "compress")
+    gzip: bool = option("gzip", BOOLEAN, False, "compress files")
     gzip_level: int = option("gzip-level", INTEGER, 6, "from 1 (fast) to 9 (small)")
-    skip_empty_files: bool = option("skip-empty-files", BOOLEAN, False, "open a file when there is something to write")
-    rotate_size: int = option("rotate-size", INTEGER, 0, "begin another file after so many bytes, uncompressed")
-    rotate_interval: int = option("rotate-interval", DURATION, 0, "begin another file after so long")
-    sync_interval: int = option("sync-interval", DURATION, 30 * SECOND, "sync to the disk and finish at least so often")
+    skip_empty_files: bool = option(
+        "skip-empty-files", BOOLEAN, False, "open a file only when there is a message to write"
+    )
+    rotate_size: int = option("rotate-size", INTEGER, 0, "size in bytes, uncompressed, at which a new file begins")
+    rotate_interval: int = option("rotate-interval", DURATION, 0, "age at which a new file begins")
+    sync_interval: int = option("sync-interval", DURATION, 30 * SECOND, "longest time between two syncs to the disk")
 
 
 def main() -> None:
@@ -143,7 +138,7 @@ def _check(options: Options) -> None:
 
 
 def _compiled(pattern: str) -> Any:
-    """Go's regular expressions, as RE2 reads them. Raises ``Refused``."""
+    """Compile a regular expression as Go does, with RE2. Raises ``Refused``."""
     quiet = re2.Options()
     quiet.log_errors = False
     try:
@@ -153,7 +148,7 @@ def _compiled(pattern: str) -> Any:
 
 
 class NsqToFile:
-    """A recorder for each topic, and what happens to all of them, one thing after the other."""
+    """A recorder for each topic, and a queue of events that concern all of them."""
 
     def __init__(self, options: Options) -> None:
         """Raises ``Refused``."""
@@ -161,7 +156,7 @@ class NsqToFile:
         self.recorders: dict[str, TopicRecorder] = {}
         self._options = options
         self._refused_topics: set[str] = set()
-        self._happenings: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._consumer_options = self._read_consumer_options()
         self._rules = Rules(
             output_dir=options.output_dir,
@@ -187,33 +182,33 @@ class NsqToFile:
             raise Refused(str(error)) from error
 
     def run(self) -> None:
-        """Until a signal says so, or a disk fails."""
+        """Return after a signal, or when a disk fails."""
         options = self._options
-        # Before any thread is started: all of them inherit it.
+        # Before any thread starts, because all of them inherit the mask.
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        threading.Thread(target=self._hear_signals, name="signals", daemon=True).start()
+        threading.Thread(target=self._receive_signals, name="signals", daemon=True).start()
         if self._rules.moves:
             recover(self._rules.work_dir, self._rules.output_dir, self._names, self._wants)
         for recorder in self.recorders.values():
             recorder.start()
         if not options.topic:
-            threading.Thread(target=self._ask_for_topics, name="topics", daemon=True).start()
+            threading.Thread(target=self._poll_topics, name="topics", daemon=True).start()
         backlog = channel_backlog(self.recorders, options.channel, options.lookupd_http_addresses)
         with Progress(self._recorded, backlog):
-            while (happening := self._happenings.get()) is not None:
-                happening()
+            while (event := self._events.get()) is not None:
+                event()
             self._stop()
 
     def _recorded(self) -> int:
         return sum(recorder.recording.recorded for recorder in list(self.recorders.values()))
 
-    # --- What happens -------------------------------------------------------------------------------------------------
+    # --- Events -------------------------------------------------------------------------------------------------------
 
-    def _hear_signals(self) -> None:
-        # Fetched, not handled: of several signals the system gives some to any thread, and then Python's handler would
-        # be called when the main thread is next awake, which waits for nothing else.
+    def _receive_signals(self) -> None:
+        # sigwait instead of a handler: the system may deliver a signal to any thread, and Python would call a handler
+        # only when the main thread wakes up next.
         while True:
-            self._happenings.put(self._reopen if signal.sigwait(_SIGNALS) == signal.SIGHUP else None)
+            self._events.put(self._reopen if signal.sigwait(_SIGNALS) == signal.SIGHUP else None)
 
     def _reopen(self) -> None:
         for recorder in self.recorders.values():
@@ -221,10 +216,10 @@ class NsqToFile:
 
     def _fail(self) -> None:
         self.failed = True
-        self._happenings.put(None)
+        self._events.put(None)
 
     def _follow(self, topics: Iterable[str]) -> None:
-        """Begin with those that are new."""
+        """Begin to record new topics."""
         for topic in topics:
             if topic in self.recorders or topic in self._refused_topics:
                 continue
@@ -251,11 +246,11 @@ class NsqToFile:
     # --- Topics -------------------------------------------------------------------------------------------------------
 
     def _wants(self, topic: str) -> bool:
-        """The topic is "" where names of files do not say it."""
+        """The topic is "" where names of files do not contain it."""
         named = self._options.topic
         return not topic or ((not named or topic in named) and self._pattern.search(topic) is not None)
 
-    def _ask_for_topics(self) -> None:
+    def _poll_topics(self) -> None:
         options = self._options
         cluster = cluster_of(
             options.lookupd_http_addresses,
@@ -270,22 +265,22 @@ class NsqToFile:
                 log.error("could not retrieve topic list: %s", error)
                 time.sleep(min(interval, _RETRY_SECONDS))
                 continue
-            except Exception:  # the top of a thread, and no topic would be found without it
+            except Exception:  # the top of a thread that must not end
                 log.exception("could not retrieve topic list: internal error")
             else:
                 for each in answer.errors:
                     log.warning("could not retrieve all of the topic list: %s", each)
-                self._happenings.put(partial(self._follow, answer.value))
+                self._events.put(partial(self._follow, answer.value))
             time.sleep(interval)
 
     def _recorder(self, topic: str) -> TopicRecorder:
-        """Raises ``ValueError`` (``BadFormat``) for a topic that cannot be subscribed to, or name a file."""
+        """Raises ``ValueError`` for a topic that cannot be subscribed to, or (``BadFormat``) cannot name a file."""
         options, now_ns = self._options, time.time_ns()
         self._names.name(topic, now_ns)
         label = f"{topic}/{options.channel}"
         rules = SyncRules(
             interval=options.sync_interval / SECOND,
-            at_most=options.max_in_flight,
+            max_unsynced=options.max_in_flight,
             skip_empty=options.skip_empty_files,
         )
         recording = Recording(label, FileSeries(topic, self._names, self._rules), rules, time.monotonic())
@@ -310,7 +305,7 @@ class NsqToFile:
             **consumer_options(options.consumer_opt),
             "user_agent": user_agent(PROGRAM),
             "max_in_flight": options.max_in_flight,
-            # However often a message came: it is written, not given up.
+            # Every message is written, however often it was delivered.
             "max_tries": 0,
         }
 

@@ -1,10 +1,10 @@
-"""One file of nsq_to_file: what is written is on the disk after `sync`, and is a file that opens at any moment after.
+"""One file of nsq_to_file: written, synced, compressed, put in place when it is finished, recovered after a crash.
 
-With gzip a sync ends a member of the file. A member is written in one piece when it is complete, so that a process that
-is killed leaves whole members; only a kill in the middle of that write can leave part of one, of which nothing was
-finished, and `cut_unfinished_member` takes it off.
+`sync` makes all data durable, and at any time after it the file can be opened. With gzip a sync ends a member of the
+file. A member is written in one call when it is complete, so a process that is killed leaves whole members. Only a kill
+during that call can leave a part of one; none of its messages was finished, and `cut_unfinished_member` removes it.
 
-Whoever writes to a file holds a lock on it, by which others know that it is not a dead process's.
+A process that writes to a file holds a lock on it, which shows others that the file was not left by a dead process.
 """
 
 import errno
@@ -33,12 +33,12 @@ class InUse(FileExistsError):
 
 
 class OutputFile:
-    """An open file; every method raises ``OSError``, after which nothing that was not synced may be believed."""
+    """An open file. Every method may raise ``OSError``, after which data that was not synced may be lost."""
 
     def __init__(self, path: str, fd: int, gzip_level: int | None) -> None:
         self.path = path
         self.size = os.fstat(fd).st_size
-        """Bytes it held when it was opened, and what was written since, before compression."""
+        """Bytes at its opening, plus bytes written since, before compression."""
         self._fd = fd
         self._gzip_level = gzip_level
         self._compressor: zlib._Compress | None = None
@@ -46,15 +46,17 @@ class OutputFile:
 
     @classmethod
     def open(cls, path: str, *, exclusive: bool, shared: bool = False, gzip_level: int | None = None) -> Self:
-        """With its folders. `exclusive`: raises ``FileExistsError`` if there is one. Else it is appended to; unless it
-        may be `shared` with other processes, raises ``InUse`` if one writes to it.
+        """Open or create a file, with its folders.
+
+        `exclusive` raises ``FileExistsError`` if the file exists; otherwise it is appended to. Unless the file may be
+        `shared` with other processes, raises ``InUse`` if one writes to it.
         """
         make_folder(os.path.dirname(path))
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | (os.O_EXCL if exclusive else 0)
         fd = os.open(path, flags, _FILE_MODE)
         try:
             is_alone = lock(fd)
-            # Between the two calls somebody may have taken it for a dead process's.
+            # Between the two calls another process may have moved it, as that of a dead process.
             if not _is_still_there(path, fd) or not (is_alone or shared):
                 raise InUse(f"{path} is in use")
             sync_folder(os.path.dirname(path))
@@ -76,7 +78,7 @@ class OutputFile:
         self._member.append(self._compressor.compress(data))
 
     def sync(self) -> None:
-        """What was written is on the disk, and readable, when this returns."""
+        """Return when all data is on the disk and readable."""
         if self._compressor is not None:
             self._member.append(self._compressor.flush())
             _write_all(self._fd, b"".join(self._member))
@@ -88,19 +90,19 @@ class OutputFile:
         """Sync, and close it whether or not that succeeds."""
         try:
             if self._gzip_level is not None and not self.size:
-                self.write(b"")  # a file of nothing would be no gzip file
+                self.write(b"")  # an empty file is not a gzip file
             self.sync()
         finally:
             os.close(self._fd)
 
     def _end_last_line(self) -> None:
-        """A line that a dead process left unfinished must not become the beginning of the next."""
+        """End a line that a dead process left unfinished, so that the next one begins at its own line."""
         if self._gzip_level is None and self.size and os.pread(self._fd, 1, self.size - 1) != b"\n":
             self.write(b"\n")
 
 
 def cut_unfinished_member(fd: int) -> bool:
-    """Make what a killed process left a gzip file that opens; False if it is damaged, and then it is left alone."""
+    """Truncate a gzip file to whole members; False if it is damaged, and then it is not changed."""
     whole = position = 0
     while True:
         member = zlib.decompressobj(_GZIP_WINDOW)
@@ -119,7 +121,7 @@ def cut_unfinished_member(fd: int) -> bool:
 
 
 def lock(fd: int) -> bool:
-    """Whether nobody else holds the file; nobody does then until it is closed. File systems without locks hold none."""
+    """Lock the file until it is closed; False if another process has. Succeeds on file systems without locks."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -130,7 +132,7 @@ def lock(fd: int) -> bool:
 
 
 def make_folder(folder: str) -> None:
-    """With all above it; each is on the disk when this returns."""
+    """Create a folder and its parents durably."""
     if not folder or os.path.isdir(folder):
         return
     above = os.path.dirname(folder)
@@ -143,7 +145,7 @@ def make_folder(folder: str) -> None:
 
 
 def sync_folder(folder: str) -> None:
-    """The names in it survive a power cut."""
+    """Make the names in a folder durable."""
     fd = os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -165,13 +167,13 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 _NO_LINKS: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK})
-_COPYING: Final = ".moving"
+_COPY_SUFFIX: Final = ".moving"
 
 
 def put_in_place(source: str, folder: str, name: Name, revision: int) -> str:
-    """Move a file to its name below `folder`, with this revision or the next that is free; returns its path.
+    """Move a file atomically to its name below `folder`, with the next free revision; returns its path.
 
-    It is there as a whole or not at all. Raises ``OSError``.
+    Raises ``OSError``.
     """
     for number in count(revision):
         target = os.path.join(folder, name.with_revision(number))
@@ -186,11 +188,11 @@ def put_in_place(source: str, folder: str, name: Name, revision: int) -> str:
         else:
             log.info("renamed finished file %s to %s to avoid overwrite", source, target)
         return target
-    raise AssertionError("numbers do not end")
+    raise AssertionError("count() does not end")
 
 
 def _move(source: str, target: str) -> None:
-    """Raises ``FileExistsError``. In a crash it is in one of the two places, or in both."""
+    """Raises ``FileExistsError``. After a crash the file is in one of the two places, or in both."""
     try:
         os.link(source, target)
     except OSError as error:
@@ -202,9 +204,9 @@ def _move(source: str, target: str) -> None:
 
 
 def _copy(source: str, target: str) -> None:
-    """To another file system, or to one that cannot link."""
-    os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))  # the name is ours
-    copy = target + _COPYING
+    """Copy to another file system, or on one without links."""
+    os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))  # reserves the name
+    copy = target + _COPY_SUFFIX
     try:
         with open(source, "rb") as old, open(copy, "wb") as new:
             shutil.copyfileobj(old, new)
@@ -219,19 +221,19 @@ def _copy(source: str, target: str) -> None:
 
 
 def recover(work_dir: str, output_dir: str, names: FileNames, wants: Callable[[str], bool]) -> None:
-    """Put what dead processes left in the work directory in place. `wants` says which topics are ours."""
+    """Put files in place that dead processes left in the work directory, of topics that `wants` accepts."""
     for path in sorted(_files_below(work_dir)):
         recognized = names.recognize(os.path.relpath(path, work_dir))
         if recognized is None or not wants(recognized.topic):
             continue
         try:
             _recover_one(path, output_dir, recognized)
-        except OSError as error:  # it stays where it is; what comes now must be written all the same
+        except OSError as error:  # it stays; new messages must be written nevertheless
             log.error("cannot put %s in place: %s", path, error)
 
 
-def make_whole(path: str) -> bool:
-    """What a dead process left of a gzip file becomes one that opens; False if its process lives, or it is damaged."""
+def repair(path: str) -> bool:
+    """Repair a gzip file that a dead process left; False if its process lives, or it is damaged."""
     fd = os.open(path, os.O_RDWR)
     try:
         return lock(fd) and cut_unfinished_member(fd)

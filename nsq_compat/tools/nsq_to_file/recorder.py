@@ -1,9 +1,10 @@
-"""One topic of nsq_to_file: its consumer, and the thread that writes what comes.
+"""One topic of nsq_to_file: its consumer, the thread that writes, and when messages are finished.
 
-The consumer's handler only passes messages on; the thread takes what has gathered, so that a batch is one write, and
-syncs when the recording says so, or when the consumer would get no more before some are finished.
+The consumer's handler only passes messages on. The thread takes what has gathered, so that a batch is one write, and
+syncs when the recording says so, or when the consumer would receive no more before some messages are finished.
 
-When the disk fails, nothing more is written: what is not safe goes back to nsqd, and `on_failure` is called.
+Invariant: a message is finished after the file that contains it was synced, never before. When the disk fails, nothing
+more is written: messages that are not synced are requeued, and `on_failure` is called.
 """
 
 import enum
@@ -24,50 +25,57 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncRules:
-    """When to sync, and what to do when there is nothing to write; seconds."""
+    """When to sync and when to open files."""
 
     interval: float
-    at_most: int
+    """Seconds."""
+    max_unsynced: int
     """Messages that wait for a sync."""
     skip_empty: bool = False
-    """A file is opened when there is something to write, not before."""
+    """Open a file only when there is a message to write."""
 
 
 class Recording:
+    """Messages of one topic that are written and not finished yet. No I/O but that of `series`, and no threads.
+
+    A sync is due when enough messages wait for one, when the interval is over, when a file ends, and before nsqd's
+    message timeout. `now` is monotonic, `now_ns` wall clock.
+    """
+
     def __init__(self, label: str, series: FileSeries, rules: SyncRules, now: float) -> None:
         self.series = series
         self.recorded = 0
-        """Messages that were synced and finished."""
+        """Number of messages synced and finished."""
         self.unsynced: list[Message] = []
         self._label = label
         self._rules = rules
         self._tick_due = now + rules.interval
-        self._patience_ends = 0.0
+        self._sync_due = 0.0
 
-    def write(self, messages: Sequence[Message], now: float, now_ns: int, patience: float) -> None:
-        """`patience`: the seconds within which nsqd should hear of them."""
+    def write(self, messages: Sequence[Message], now: float, now_ns: int, timeout: float) -> None:
+        """Write messages, which are to be finished within `timeout` seconds."""
         if not self.unsynced:
-            self._patience_ends = now + patience
-        # Those whose connection is gone will come again.
+            self._sync_due = now + timeout
+        # nsqd delivers those again whose connection is gone.
         left = [message for message in messages if not message.is_lost]
         while left:
             if self.series.must_rotate(now, now_ns):
                 self.sync()
                 self.series.open_next(now, now_ns)
             bodies = [message.body for message in left]
-            count = self.series.fitting(bodies)
+            count = self.series.count_fitting(bodies)
             self.series.write(bodies[:count])
             self.unsynced += left[:count]
             left = left[count:]
-        if len(self.unsynced) >= self._rules.at_most:
+        if len(self.unsynced) >= self._rules.max_unsynced:
             self.sync()
 
     def due(self) -> float:
-        """When `tick` wants to be called."""
-        return min(self._tick_due, self._patience_ends) if self.unsynced else self._tick_due
+        """When to call `tick`."""
+        return min(self._tick_due, self._sync_due) if self.unsynced else self._tick_due
 
     def tick(self, now: float, now_ns: int) -> None:
-        """Sync; and when the interval is over, see whether the file is."""
+        """Sync; at the end of the interval also end a file that is due."""
         self.sync()
         if now < self._tick_due:
             return
@@ -89,25 +97,25 @@ class Recording:
         self.unsynced.clear()
 
     def close(self) -> None:
-        """Sync, finish, and put the file in place; the next message opens the next."""
+        """Sync, finish, and put the file in place; the next message opens another."""
         self.sync()
         self.series.close()
 
-    def give_back(self) -> None:
-        """The disk has failed: somebody else may write what is not safe."""
+    def requeue_unsynced(self) -> None:
+        """The disk has failed: another process may write these messages."""
         for message in self.unsynced:
             if not message.is_answered:
                 message.requeue(delay=0, backoff=False)
         self.unsynced.clear()
 
 
-_LONGEST_BATCH: Final = 1000
-_LOOK_AGAIN: Final = 1.0
-"""Seconds after which it is asked again whether more would come: RDY may have been shared out anew."""
+_MAX_BATCH: Final = 1000
+_POLL_SECONDS: Final = 1.0
+"""Between checks whether more messages can come, because RDY may have been redistributed."""
 
 
 class _Order(enum.Enum):
-    """What the thread is told, in turn with the messages."""
+    """Orders to the thread, in one queue with the messages."""
 
     SYNC = enum.auto()
     REOPEN = enum.auto()
@@ -137,11 +145,11 @@ class TopicRecorder:
         self.consumer.start()
 
     def reopen(self) -> None:
-        """Sync and close the file; the next message opens the next."""
+        """Sync and close the file; the next message opens another."""
         self._queue.put(_Order.REOPEN)
 
     def stop(self, timeout: float) -> None:
-        """Ask for no more, write what has come, close the file. It returns when the file is closed."""
+        """Stop the consumer, write all received messages, and return when the file is closed."""
         self._stopping = True
         self._queue.put(_Order.SYNC)
         self.consumer.stop(timeout)
@@ -163,20 +171,20 @@ class TopicRecorder:
         except Exception as error:  # the top of a thread
             log.critical("[%s] %s", self._label, error, exc_info=None if isinstance(error, OSError) else error)
             self._on_failure()
-            self._give_back(messages)
+            self._requeue(messages)
             while order is not _Order.END:
                 messages, order = self._gather()
-                self._give_back(messages)
+                self._requeue(messages)
 
     def _gather(self) -> tuple[list[Message], _Order | None]:
-        """What has come, up to the next order; waits for the first, until something is due."""
+        """Received messages up to the next order; waits for the first one, until the recording is due."""
         messages = list[Message]()
         wait = self.recording.due() - time.monotonic()
         try:
-            item = self._queue.get(timeout=max(0.0, min(wait, _LOOK_AGAIN) if self.recording.unsynced else wait))
+            item = self._queue.get(timeout=max(0.0, min(wait, _POLL_SECONDS) if self.recording.unsynced else wait))
             while isinstance(item, Message):
                 messages.append(item)
-                if len(messages) == _LONGEST_BATCH:
+                if len(messages) == _MAX_BATCH:
                     return messages, None
                 item = self._queue.get_nowait()
         except queue.Empty:
@@ -186,24 +194,24 @@ class TopicRecorder:
     def _record(self, messages: list[Message], order: _Order | None) -> None:
         recording, now, now_ns = self.recording, time.monotonic(), time.time_ns()
         if messages:
-            recording.write(messages, now, now_ns, self._patience())
+            recording.write(messages, now, now_ns, self._sync_timeout())
         if order in (_Order.REOPEN, _Order.END):
             recording.close()
         elif now >= recording.due():
             recording.tick(now, now_ns)
-        elif recording.unsynced and (order is _Order.SYNC or self._nothing_more_will_come()):
+        elif recording.unsynced and (order is _Order.SYNC or self._is_starved()):
             recording.sync()
 
-    def _nothing_more_will_come(self) -> bool:
+    def _is_starved(self) -> bool:
         return self._queue.empty() and (self._stopping or self.consumer.is_starved())
 
-    def _patience(self) -> float:
-        """Half the time for which nsqd waits before it delivers a message again."""
+    def _sync_timeout(self) -> float:
+        """Half of the message timeout."""
         return min((connection.msg_timeout for connection in self.consumer.connections), default=0.0) / 2
 
-    def _give_back(self, messages: Iterable[Message]) -> None:
+    def _requeue(self, messages: Iterable[Message]) -> None:
         self.consumer.set_max_in_flight(0)
-        self.recording.give_back()
+        self.recording.requeue_unsynced()
         for message in messages:
             if not message.is_answered:
                 message.requeue(delay=0, backoff=False)

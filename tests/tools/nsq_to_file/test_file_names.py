@@ -23,23 +23,23 @@ def test_every_token_has_its_value_and_the_revision_stays_open():
     assert name.with_revision(3) == "2026-11-21_04/orders/vm.77-000003"
 
 
-def test_where_nothing_can_have_the_same_name_there_are_no_revisions():
+def test_without_files_of_the_same_name_there_are_no_revisions():
     assert names(needs_revisions=False).name("t", NOW_NS) == Name("t.vm.2026-11-21_04.log")
 
 
-def test_where_something_can_a_format_without_revisions_is_refused():
+def test_with_files_of_the_same_name_a_format_without_revisions_is_refused():
     with pytest.raises(BadFormat, match="missing <REV> in --filename-format when gzip, rotation, or work dir enabled"):
         names("<TOPIC>.log")
 
 
 @pytest.mark.parametrize("given_format", ["<TOPIC><REV>", "<TOPIC><REV>.gz"])
-def test_compressed_files_say_so_once(given_format):
+def test_compressed_files_have_one_suffix(given_format):
     name = names(given_format, gzip=True).name("t", NOW_NS)
     assert name.with_revision(0) == "t-000000.gz"
     assert name.is_gzip
 
 
-def test_the_host_may_be_called_otherwise():
+def test_the_host_can_be_named():
     name = names("<HOST><REV>", host_identifier="dc1-<SHORT_HOST>-<HOSTNAME>").name("t", NOW_NS)
     assert name.with_revision(0) == "dc1-vm-vm.example.org-000000"
 
@@ -48,7 +48,7 @@ def test_a_leading_slash_stays_below_the_folder():
     assert names("/a/<TOPIC><REV>").name("t", NOW_NS).with_revision(0) == "a/t-000000"
 
 
-def test_no_topic_leads_out_of_the_folder():
+def test_a_topic_cannot_lead_out_of_the_folder():
     with pytest.raises(BadFormat, match="leads out"):
         names("<TOPIC>/x<REV>").name("..", NOW_NS)
 
@@ -64,7 +64,7 @@ def test_no_topic_leads_out_of_the_folder():
         ("%%Y", "%Y"),
     ],
 )
-def test_dates_are_in_the_codes_nsq_knows_and_all_else_stays(datetime_format, text):
+def test_dates_use_the_codes_of_nsq_and_other_text_stays(datetime_format, text):
     moment = time.struct_time((2026, 11, 21, 4, 5, 6, 5, 325, -1))
     assert datetime_text(datetime_format, int(time.mktime(moment)) * 10**9) == text
 
@@ -73,17 +73,17 @@ TOPICS = st.from_regex(r"\A[.a-zA-Z0-9_-]{1,10}(#ephemeral)?\Z").filter(lambda t
 
 
 @given(TOPICS, st.integers(0, 10**7), st.booleans())
-def test_what_was_named_is_recognized(topic, revision, gzip):
+def test_a_name_is_recognized(topic, revision, gzip):
     made = names("<TOPIC>/<PID>.<HOST><REV>.<DATETIME>.log<REV>", "%Y/%m", gzip=gzip)
     name = made.name(topic, NOW_NS)
     assert made.recognize(name.with_revision(revision)) == Recognized(topic, name, revision)
 
 
-def test_so_is_what_another_process_made_at_another_time_with_or_without_compression():
+def test_a_name_of_another_process_is_recognized_with_or_without_compression():
     found = names("<TOPIC>.<HOST><REV>.<PID>.<DATETIME>").recognize("t.vm-000012.99.1999.gz")
     assert found == Recognized("t", Name("t.vm<REV>.99.1999.gz"), 12)
 
 
 @pytest.mark.parametrize("path", ["t.other-000000.x.log", "t.vm.x.log", "t.vm-000000.x.log.tmp", "vm-000000.x.log"])
-def test_others_files_are_not(path):
+def test_names_of_other_programs_are_not_recognized(path):
     assert names().recognize(path) is None

@@ -42,7 +42,7 @@ class Topic:
         while left:
             if self.series.must_rotate(self.now, self.now_ns):
                 self.series.open_next(self.now, self.now_ns)
-            count = self.series.fitting(left)
+            count = self.series.count_fitting(left)
             self.series.write(left[:count])
             left = left[count:]
 
@@ -57,7 +57,7 @@ def topic(tmp_path):
     return lambda **rules: Topic(tmp_path, **rules)
 
 
-def test_one_file_takes_all_until_the_date_in_its_name_has_passed(topic):
+def test_a_file_ends_when_the_date_in_its_name_has_passed(topic):
     t = topic()
     t.writes(b"1", b"2")
     t.now_ns += HOUR_NS - 1
@@ -67,7 +67,7 @@ def test_one_file_takes_all_until_the_date_in_its_name_has_passed(topic):
     assert t.files() == {"t.12": b"1\n2\n3\n", "t.13": b"4\n"}
 
 
-def test_after_a_restart_the_same_file_goes_on(topic):
+def test_after_a_restart_the_same_file_is_continued(topic):
     t = topic()
     t.writes(b"1")
     t.series.close()
@@ -82,7 +82,7 @@ def test_a_file_ends_with_the_message_that_makes_it_too_large(topic):
     assert t.files() == {"t-000000.12": b"12\n12\n", "t-000001.12": b"12\n1234567\n", "t-000002.12": b"1\n"}
 
 
-def test_after_a_restart_the_first_file_that_is_not_too_large_goes_on(topic):
+def test_after_a_restart_the_first_file_that_is_not_too_large_is_continued(topic):
     t = topic(rotate_size=5)
     t.writes(b"12", b"12", b"12")
     t.series.close()
@@ -104,7 +104,7 @@ def test_a_file_ends_when_it_is_old_and_none_is_appended_to(topic):
     assert t.files() == {"t-000000.12": b"1\n2\n", "t-000001.12": b"3\n", "t-000002.12": b"4\n"}
 
 
-def test_a_new_date_counts_from_the_beginning(topic):
+def test_a_new_date_restarts_the_revisions(topic):
     t = topic(rotate_interval=10)
     t.writes(b"1")
     t.now, t.now_ns = 11.0, NOON_NS + HOUR_NS
@@ -131,7 +131,7 @@ def test_the_size_of_compressed_files_is_that_of_their_messages(topic):
     assert [gzip.decompress(data) for data in t.files().values()] == [b"12\n12\n", b"12\n"]
 
 
-def test_what_a_killed_process_left_of_a_compressed_file_opens_again(topic):
+def test_a_compressed_file_of_a_killed_process_is_repaired(topic):
     t = topic(gzip_level=6)
     t.output.mkdir()
     (t.output / "t-000000.12.gz").write_bytes(gzip.compress(b"1\n") + gzip.compress(b"2\n")[:5])
@@ -140,7 +140,7 @@ def test_what_a_killed_process_left_of_a_compressed_file_opens_again(topic):
     assert [gzip.decompress(data) for data in t.files().values()] == [b"1\n", b"3\n"]
 
 
-def test_with_a_work_directory_only_finished_files_are_in_the_other(topic):
+def test_with_a_work_directory_the_output_directory_has_only_finished_files(topic):
     t = topic(moves=True, rotate_size=3)
     t.writes(b"12", b"12", b"3")
     assert t.files() == {"t-000000.12": b"12\n12\n"}
@@ -150,7 +150,7 @@ def test_with_a_work_directory_only_finished_files_are_in_the_other(topic):
     assert t.files(t.work) == {}
 
 
-def test_closed_and_closed_again_it_goes_on_with_the_next_revision(topic):
+def test_after_two_closes_the_next_revision_is_opened(topic):
     t = topic(moves=True)
     for number in (b"1", b"2"):
         t.writes(number)
@@ -178,13 +178,13 @@ def test_two_processes_in_one_work_directory_have_a_file_each(topic, tmp_path):
     assert one.files() == {"t-000000.12": b"1\n2\n", "t-000001.12": b"1\n2\n"}
 
 
-def test_two_ways_to_write_one_folder_are_one_folder(tmp_path):
+def test_two_paths_of_one_folder_are_the_same(tmp_path):
     (tmp_path / "o").mkdir()
     rules = Rules(output_dir=str(tmp_path / "o"), work_dir=str(tmp_path / "." / "o" / ".." / "o"))
     assert not rules.moves
 
 
-def test_a_file_that_was_moved_away_goes_on_at_its_old_place_when_it_is_opened_again(topic):
+def test_a_file_that_was_moved_away_is_created_again(topic):
     t = topic()
     t.writes(b"1")
     os.rename(t.output / "t.12", t.output / "rotated")

@@ -87,7 +87,7 @@ def test_topics_are_found_at_once_and_later_and_only_those_that_match(start, tmp
         publish(nsqd, "other", b"2")
         wait_until(lambda: len(lookupd.get("/topics")["topics"]) == 2)
         process = start(
-            # One that is down is nobody's end.
+            # An nsqlookupd that is down does not matter.
             "--lookupd-http-address=127.0.0.1:1",
             f"--lookupd-http-address={lookupd.http_address}",
             "--topic-pattern=^orders",
@@ -102,7 +102,7 @@ def test_topics_are_found_at_once_and_later_and_only_those_that_match(start, tmp
     assert log.count("skipping topic other (doesn't match pattern ^orders)") == 1
 
 
-def test_while_no_nsqlookupd_answers_it_goes_on_asking(start, tmp_path, lookupd):
+def test_while_no_nsqlookupd_answers_it_keeps_polling(start, tmp_path, lookupd):
     address, http_address = lookupd.tcp_address, lookupd.http_address
     lookupd.stop()
     process = start(
@@ -149,7 +149,7 @@ def test_hangups_with_a_work_directory_and_no_empty_files_lose_nothing(start, tm
     assert lines(tmp_path / "work") == {}
 
 
-def test_what_a_killed_one_left_in_the_work_directory_is_put_in_place(start, tmp_path, nsqd):
+def test_files_of_a_killed_process_in_the_work_directory_are_put_in_place(start, tmp_path, nsqd):
     flags = ("--topic=t", f"--nsqd-tcp-address={nsqd.tcp_address}", f"--work-dir={tmp_path / 'work'}")
     process = start(*flags)
     publish(nsqd, "t", b"1")
@@ -163,7 +163,7 @@ def test_what_a_killed_one_left_in_the_work_directory_is_put_in_place(start, tmp
     assert lines(tmp_path / "work") == {}
 
 
-def test_a_signal_ends_it_while_nsqd_is_not_there(start):
+def test_a_signal_ends_it_while_nsqd_is_down(start):
     process = start("--topic=t", "--nsqd-tcp-address=127.0.0.1:1", "--log-prefix=here ")
     assert process.stderr is not None
     while "re-connecting" not in process.stderr.readline():
@@ -181,7 +181,7 @@ def test_a_disk_that_fails_ends_it_with_an_error_and_without_the_message(start, 
     wait_until(lambda: nsqd.channel_stats("t", "nsq_to_file")["depth"] == 1)
 
 
-def test_however_often_a_message_came_it_is_written(start, tmp_path, nsqd):
+def test_a_message_is_written_however_often_it_was_delivered(start, tmp_path, nsqd):
     publish(nsqd, "t", b"1")
     attempts: list[int] = []
 
@@ -216,7 +216,7 @@ NSQD = "--nsqd-tcp-address=127.0.0.1:1"
         (["--topic=..", NSQD, "--filename-format=<TOPIC>/x"], "leads out of the output directory"),
     ],
 )
-def test_what_it_could_not_do_is_refused_at_the_start(start, flags, complaint):
+def test_wrong_options_are_refused_with_the_reason(start, flags, complaint):
     process = start(*flags)
     output, log = process.communicate(timeout=40)
     assert (process.returncode, output) == (1, "")

@@ -18,9 +18,9 @@ from nsq_compat.tools.nsq_to_file.output_file import (
     cut_unfinished_member,
     lock,
     make_folder,
-    make_whole,
     put_in_place,
     recover,
+    repair,
 )
 
 
@@ -34,7 +34,7 @@ def contents(path: str) -> bytes:
         return file.read()
 
 
-def test_what_is_written_can_be_read_at_once(path):
+def test_written_data_can_be_read_at_once(path):
     file = OutputFile.open(path, exclusive=True)
     file.write(b"one\n")
     assert contents(path) == b"one\n"
@@ -42,7 +42,7 @@ def test_what_is_written_can_be_read_at_once(path):
     file.close()
 
 
-def test_compressed_a_file_opens_after_every_sync_and_holds_no_piece_before(path):
+def test_a_compressed_file_can_be_opened_after_every_sync_and_has_no_partial_member_before(path):
     file = OutputFile.open(path, exclusive=True, gzip_level=6)
     for line in (b"one\n", b"two\n"):
         before = contents(path)
@@ -55,19 +55,19 @@ def test_compressed_a_file_opens_after_every_sync_and_holds_no_piece_before(path
     assert gzip.decompress(contents(path)) == b"one\ntwo\n"
 
 
-def test_a_compressed_file_of_nothing_opens_too(path):
+def test_an_empty_compressed_file_can_be_opened(path):
     OutputFile.open(path, exclusive=True, gzip_level=9).close()
     assert contents(path)
     assert gzip.decompress(contents(path)) == b""
 
 
-def test_an_exclusive_file_is_not_there_before(path):
+def test_an_exclusive_file_must_not_exist(path):
     OutputFile.open(path, exclusive=True).close()
     with pytest.raises(FileExistsError):
         OutputFile.open(path, exclusive=True)
 
 
-def test_others_are_appended_to_and_their_size_counts(path):
+def test_other_files_are_appended_to_and_their_size_counts(path):
     for _ in range(2):
         file = OutputFile.open(path, exclusive=False)
         file.write(b"line\n")
@@ -76,7 +76,7 @@ def test_others_are_appended_to_and_their_size_counts(path):
     assert file.size == 10
 
 
-def test_half_a_line_of_a_dead_process_does_not_begin_the_next(path):
+def test_half_a_line_of_a_dead_process_is_ended(path):
     file = OutputFile.open(path, exclusive=False)
     file.write(b"whole\nhal")
     file.close()
@@ -86,7 +86,7 @@ def test_half_a_line_of_a_dead_process_does_not_begin_the_next(path):
     assert contents(path).split(b"\n") == [b"whole", b"hal", b"next", b""]
 
 
-def test_a_file_that_somebody_writes_to_is_only_shared_on_request(path):
+def test_a_file_that_another_process_writes_to_is_only_shared_on_request(path):
     first = OutputFile.open(path, exclusive=False)
     first.write(b"not yet whole")
     with pytest.raises(InUse):
@@ -98,7 +98,7 @@ def test_a_file_that_somebody_writes_to_is_only_shared_on_request(path):
     assert contents(path) == b"not yet whole, by two\n"
 
 
-def test_a_file_is_let_go_when_its_process_dies(path):
+def test_a_file_is_unlocked_when_its_process_dies(path):
     program = f"""
 import os, signal
 from nsq_compat.tools.nsq_to_file.output_file import OutputFile
@@ -111,7 +111,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     OutputFile.open(path, exclusive=False).close()
 
 
-def test_folders_are_the_groups_too_and_not_the_worlds(path):
+def test_folders_are_for_the_group_and_not_for_others(path):
     make_folder(os.path.dirname(path))
     assert os.stat(os.path.dirname(path)).st_mode & 0o007 == 0
 
@@ -121,7 +121,7 @@ MEMBERS = st.lists(st.binary(max_size=200), max_size=4)
 
 @given(members=MEMBERS, data=st.data())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_file_cut_anywhere_becomes_its_whole_members(tmp_path, members, data):
+def test_a_file_cut_anywhere_is_truncated_to_whole_members(tmp_path, members, data):
     compressed = [gzip.compress(each) for each in members]
     everything = b"".join(compressed)
     cut = data.draw(st.integers(0, len(everything)))
@@ -136,7 +136,7 @@ def test_a_file_cut_anywhere_becomes_its_whole_members(tmp_path, members, data):
     assert gzip.decompress(path.read_bytes()) == b"".join(members[:whole])
 
 
-def test_a_damaged_file_is_left_alone(tmp_path):
+def test_a_damaged_file_is_not_changed(tmp_path):
     path = tmp_path / "damaged.gz"
     path.write_bytes(gzip.compress(b"one") + b"no gzip at all" + gzip.compress(b"two"))
     before = path.read_bytes()
@@ -145,7 +145,7 @@ def test_a_damaged_file_is_left_alone(tmp_path):
     assert path.read_bytes() == before
 
 
-def test_a_lock_is_one_processs(tmp_path):
+def test_a_lock_belongs_to_one_process(tmp_path):
     path = tmp_path / "file"
     with path.open("w") as one, path.open("w") as another:
         assert lock(one.fileno())
@@ -168,18 +168,18 @@ def put(work, output, revision=0) -> str:
     return os.path.relpath(put_in_place(str(work / "f"), str(output), Name("folder/f<REV>.log"), revision), output)
 
 
-def test_a_file_goes_to_its_name(work, output):
+def test_a_file_is_moved_to_its_name(work, output):
     assert put(work, output, revision=4) == "folder/f-000004.log"
     assert (output / "folder/f-000004.log").read_bytes() == b"content"
     assert not list(work.iterdir())
 
 
-def test_what_is_there_stays_and_the_next_revision_is_taken(work, output):
+def test_an_existing_file_stays_and_the_next_revision_is_used(work, output):
     assert [put(work, output) for _ in range(3)] == [f"folder/f-{number:06d}.log" for number in range(3)]
 
 
 @pytest.mark.parametrize("number", [errno.EXDEV, errno.EPERM])
-def test_where_no_links_lead_it_is_copied(work, output, monkeypatch, number):
+def test_without_links_a_file_is_copied(work, output, monkeypatch, number):
     def no_link(source, target):
         raise OSError(number, "no link")
 
@@ -220,25 +220,25 @@ def leave(path, data: bytes) -> None:
     path.write_bytes(data)
 
 
-def test_what_a_dead_process_left_is_put_in_place_and_not_over_anything(work, output, names):
+def test_files_of_a_dead_process_are_put_in_place_without_overwriting(work, output, names):
     leave(work / "t/vm-000002.2020.log", b"left\n")
     output.mkdir()
     leave(output / "t/vm-000002.2020.log", b"before\n")
     assert recovered(work, output, names) == {"t/vm-000002.2020.log": b"before\n", "t/vm-000003.2020.log": b"left\n"}
 
 
-def test_compressed_it_opens_again(work, output, names):
+def test_a_compressed_file_of_a_dead_process_can_be_opened(work, output, names):
     leave(work / "t/vm-000000.2020.log.gz", gzip.compress(b"one\n") + gzip.compress(b"two\n")[:-3])
     (data,) = recovered(work, output, names).values()
     assert gzip.decompress(data) == b"one\n"
 
 
-def test_what_is_damaged_is_kept_as_it_is(work, output, names):
+def test_a_damaged_file_is_put_in_place_unchanged(work, output, names):
     leave(work / "t/vm-000000.2020.log.gz", b"damaged")
     assert recovered(work, output, names) == {"t/vm-000000.2020.log.gz": b"damaged"}
 
 
-def test_files_with_nothing_in_them_go(work, output, names):
+def test_empty_files_are_deleted(work, output, names):
     leave(work / "t/vm-000000.2020.log", b"")
     leave(work / "t/vm-000001.2020.log.gz", gzip.compress(b"never synced")[:-1])
     output.mkdir()
@@ -246,7 +246,7 @@ def test_files_with_nothing_in_them_go(work, output, names):
     assert not list((work / "t").iterdir())
 
 
-def test_a_file_of_a_process_that_lives_is_its_own(work, output, names):
+def test_a_file_of_a_live_process_stays(work, output, names):
     file = OutputFile.open(str(work / "t/vm-000000.2020.log"), exclusive=True)
     file.write(b"line\n")
     output.mkdir()
@@ -262,7 +262,7 @@ def test_files_of_other_topics_and_other_programs_stay(work, output, names):
     assert recovered(work, output, names, wants=lambda topic: topic == "t") == {}
 
 
-def test_one_that_cannot_be_moved_does_not_keep_the_others(work, output, names):
+def test_a_file_that_cannot_be_moved_does_not_affect_others(work, output, names):
     leave(work / "a/vm-000000.2020.log", b"line\n")
     leave(work / "t/vm-000000.2020.log", b"line\n")
     output.mkdir()
@@ -271,9 +271,9 @@ def test_one_that_cannot_be_moved_does_not_keep_the_others(work, output, names):
     assert (work / "a/vm-000000.2020.log").exists()
 
 
-def test_a_file_that_is_being_written_is_not_made_whole(tmp_path):
+def test_a_file_that_is_being_written_is_not_repaired(tmp_path):
     path = str(tmp_path / "x.gz")
     file = OutputFile.open(path, exclusive=True, gzip_level=6)
-    assert not make_whole(path)
+    assert not repair(path)
     file.close()
-    assert make_whole(path)
+    assert repair(path)

@@ -47,7 +47,7 @@ def record(nsqd, tmp_path, failed) -> Iterator[Callable[..., TopicRecorder]]:
     def start(max_in_flight: int = 100, interval: float = 1000, **options: Any) -> TopicRecorder:
         rules = Rules(output_dir=str(tmp_path / "output"), work_dir=str(tmp_path / "output"))
         series = FileSeries("t", FileNames("<TOPIC>", "", "vm", 1), rules)
-        sync = SyncRules(interval=interval, at_most=max_in_flight)
+        sync = SyncRules(interval=interval, max_unsynced=max_in_flight)
         recording = Recording("t/c", series, sync, time.monotonic())
         subscribe = partial(
             Consumer, "t", "c", nsqd_tcp_addresses=nsqd.tcp_address, max_in_flight=max_in_flight, max_tries=0, **options
@@ -71,7 +71,7 @@ def has_nothing_left(nsqd: NsqdProcess) -> bool:
     return (stats["depth"], stats["in_flight_count"], stats["deferred_count"]) == (0, 0, 0)
 
 
-def test_more_than_may_be_in_flight_comes_through_without_waiting_for_the_interval(record, publish, nsqd, tmp_path):
+def test_more_messages_than_max_in_flight_do_not_wait_for_the_interval(record, publish, nsqd, tmp_path):
     bodies = [b"%04d" % number for number in range(2000)]
     publish(*bodies)
     recorder = record(max_in_flight=50)
@@ -80,7 +80,7 @@ def test_more_than_may_be_in_flight_comes_through_without_waiting_for_the_interv
     assert recorder.recording.recorded == 2000
 
 
-def test_few_messages_are_finished_before_nsqd_loses_patience(record, publish, nsqd, tmp_path):
+def test_few_messages_are_finished_before_their_timeout(record, publish, nsqd, tmp_path):
     record(msg_timeout=4)
     publish(b"1", b"2", b"3")
     wait_until(lambda: lines(tmp_path) == [b"1", b"2", b"3"])
@@ -89,7 +89,7 @@ def test_few_messages_are_finished_before_nsqd_loses_patience(record, publish, n
     assert (stats["timeout_count"], stats["requeue_count"]) == (0, 0)
 
 
-def test_stopped_it_has_written_and_finished_what_came(record, publish, nsqd, tmp_path):
+def test_after_a_stop_all_received_messages_are_written_and_finished(record, publish, nsqd, tmp_path):
     recorder = record()
     publish(b"1", b"2", b"3")
     wait_until(lambda: len(recorder.recording.unsynced) == 3)
@@ -109,7 +109,7 @@ def test_a_file_that_was_moved_away_is_opened_again_on_request(record, publish, 
     wait_until(lambda: lines(tmp_path) == [b"behind"])
 
 
-def test_when_the_disk_fails_everything_goes_back_to_nsqd(record, publish, nsqd, tmp_path, failed):
+def test_when_the_disk_fails_all_messages_are_requeued(record, publish, nsqd, tmp_path, failed):
     (tmp_path / "output").write_bytes(b"a file where a folder should be")
     recorder = record()
     publish(b"1", b"2", b"3")

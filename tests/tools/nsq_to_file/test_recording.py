@@ -45,10 +45,10 @@ def messages(nsqd):
 
 @pytest.fixture
 def make(tmp_path):
-    def make(at_most=100, interval=10.0, skip_empty=False, **rules) -> Recording:
+    def make(max_unsynced=100, interval=10.0, skip_empty=False, **rules) -> Recording:
         of_files = Rules(output_dir=str(tmp_path), work_dir=str(tmp_path), **rules)
         names = FileNames("<TOPIC><REV>" if of_files.needs_revisions else "<TOPIC>", "", "vm", 1)
-        sync = SyncRules(interval=interval, at_most=at_most, skip_empty=skip_empty)
+        sync = SyncRules(interval=interval, max_unsynced=max_unsynced, skip_empty=skip_empty)
         return Recording("t/c", FileSeries("t", names, of_files), sync, now=0.0)
 
     return make
@@ -64,7 +64,7 @@ def test_messages_are_written_at_once_and_finished_with_the_next_sync(make, mess
     assert recording.recorded == 2
 
 
-def test_before_the_file_is_synced_nothing_is_finished(make, messages, nsqd, monkeypatch):
+def test_no_message_is_finished_before_the_file_is_synced(make, messages, nsqd, monkeypatch):
     recording = make()
     recording.write(messages(b"1"), 1.0, NOW_NS, PATIENCE)
     synced = []
@@ -79,7 +79,7 @@ def test_before_the_file_is_synced_nothing_is_finished(make, messages, nsqd, mon
     assert nsqd.answers
 
 
-def test_when_syncing_fails_nothing_is_finished_and_all_goes_back(make, messages, nsqd, monkeypatch):
+def test_when_a_sync_fails_all_messages_are_requeued(make, messages, nsqd, monkeypatch):
     recording = make()
     recording.write(messages(b"1", b"2"), 1.0, NOW_NS, PATIENCE)
 
@@ -91,12 +91,12 @@ def test_when_syncing_fails_nothing_is_finished_and_all_goes_back(make, messages
         with pytest.raises(OSError, match="the disk is gone"):
             recording.sync()
     assert not nsqd.answers
-    recording.give_back()
+    recording.requeue_unsynced()
     assert nsqd.answers == [("REQ", b"1"), ("REQ", b"2")]
 
 
-def test_as_many_as_may_wait_are_synced_together(make, messages, nsqd):
-    recording = make(at_most=2)
+def test_the_maximum_of_unsynced_messages_causes_a_sync(make, messages, nsqd):
+    recording = make(max_unsynced=2)
     recording.write(messages(b"1"), 1.0, NOW_NS, PATIENCE)
     assert not nsqd.answers
     recording.write(messages(b"2"), 1.0, NOW_NS, PATIENCE)
@@ -110,7 +110,7 @@ def test_a_file_that_ends_is_synced_before_the_next_begins(make, messages, nsqd,
     assert sorted(os.listdir(tmp_path)) == ["t-000000", "t-000001"]
 
 
-def test_the_interval_ends_the_waiting(make, messages, nsqd):
+def test_the_interval_causes_a_sync(make, messages, nsqd):
     recording = make(interval=10)
     recording.write(messages(b"1"), 1.0, NOW_NS, PATIENCE)
     assert recording.due() == 10.0
@@ -119,7 +119,7 @@ def test_the_interval_ends_the_waiting(make, messages, nsqd):
     assert recording.due() == 20.0
 
 
-def test_nsqd_hears_of_a_message_before_its_patience_ends(make, messages, nsqd):
+def test_messages_are_finished_before_their_timeout(make, messages, nsqd):
     recording = make(interval=1000)
     recording.write(messages(b"1"), 1.0, NOW_NS, PATIENCE)
     recording.write(messages(b"2"), 20.0, NOW_NS, PATIENCE)
@@ -129,14 +129,14 @@ def test_nsqd_hears_of_a_message_before_its_patience_ends(make, messages, nsqd):
     assert recording.due() == 1000.0
 
 
-def test_with_nothing_to_write_files_begin_and_end_with_the_interval(make, tmp_path):
+def test_without_messages_files_begin_and_end_with_the_interval(make, tmp_path):
     recording = make(rotate_interval=5)
     for now in (10.0, 20.0):
         recording.tick(now, NOW_NS)
     assert sorted(os.listdir(tmp_path)) == ["t-000000", "t-000001"]
 
 
-def test_unless_empty_files_are_not_wanted(make, messages, tmp_path):
+def test_with_skip_empty_there_are_no_empty_files(make, messages, tmp_path):
     recording = make(rotate_interval=5, skip_empty=True)
     recording.tick(10.0, NOW_NS)
     assert not os.listdir(tmp_path)
@@ -156,7 +156,7 @@ def test_closing_finishes_everything_and_can_be_done_again(make, messages, nsqd)
     assert nsqd.answers == [("FIN", b"1")]
 
 
-def test_what_came_over_a_connection_that_is_gone_is_not_written(make, messages, nsqd, tmp_path):
+def test_messages_of_a_closed_connection_are_not_written(make, messages, nsqd, tmp_path):
     recording = make()
     nsqd.is_over = True
     recording.write(messages(b"1"), 1.0, NOW_NS, PATIENCE)
