@@ -1,7 +1,7 @@
-"""One message to one URL: POSTed as a body, or put into the URL of a GET. Any number of threads share the connections.
+"""Sends messages to URLs, as the body of a POST or in the URL of a GET. Threads may share a sender.
 
-A message has arrived when the answer's status says so (2xx); what follows it is read, so that the connection can be
-used again, and thrown away. Nothing is taken from the environment, and no cookies are kept.
+A message is accepted when the status of the answer is 2xx. The body is read, so that the connection can be reused, and
+ignored.
 """
 
 import ssl
@@ -16,20 +16,20 @@ import requests
 from nsq_compat.bounded_http import FAILURES, Deadline, bounded_session, root_error
 from nsq_compat.protocol.redacting import without_secrets
 
-PLACE: Final = "%s"
-"""Where the message goes in the URL of a GET."""
+PLACEHOLDER: Final = "%s"
+"""Replaced by the message in the URL of a GET."""
 _CHUNK: Final = 64 * 1024
-_LONGEST_ANSWER: Final = 1 << 20
-"""Bytes that are read for the sake of the connection; behind them it is cheaper to make another one."""
-_AT_ONCE: Final = 1.0
+_MAX_IGNORED_BYTES: Final = 1 << 20
+"""Of a body, read to reuse the connection; beyond that, a new connection is cheaper."""
+_RETRY_WITHIN: Final = 1.0
 
 
 class NotSent(Exception):
-    """It has not arrived, as far as can be told; the text says why and shows nothing of the message."""
+    """The URL has not accepted the message, as far as is known; the text shows nothing of the message."""
 
 
 class HttpSender:
-    """At most so many `connections` are kept to each host. Of headers with one name the last one wins."""
+    """Keeps at most so many `connections` to each host. Of headers with the same name the last one is sent."""
 
     def __init__(
         self,
@@ -55,12 +55,12 @@ class HttpSender:
         self._session = session
 
     def check(self, address: str) -> None:
-        """Raises ``NotSent`` if no message could ever be sent to it."""
+        """Raises ``NotSent`` if no message could be sent to this URL."""
         try:
             self._session.prepare_request(self._request(address, b"x"))
             self._session.get_adapter(address)
         except FAILURES as error:
-            # What the error says in full shows secrets that are in the URL or in headers.
+            # The full text would show secrets in the URL or in headers.
             raise NotSent(f"{without_secrets(address)}: {type(error).__name__}") from None
 
     def send(self, address: str, body: bytes) -> None:
@@ -70,9 +70,9 @@ class HttpSender:
             try:
                 self._exchange(address, body)
             except requests.ConnectionError as error:
-                if isinstance(error, requests.Timeout) or time.monotonic() - began > _AT_ONCE:
+                if isinstance(error, requests.Timeout) or time.monotonic() - began > _RETRY_WITHIN:
                     raise
-                # A connection that was kept is closed by the server some time, perhaps just now.
+                # The server may have closed a kept connection just now.
                 self._exchange(address, body)
         except (requests.Timeout, TimeoutError):
             raise NotSent("timeout") from None
@@ -86,7 +86,7 @@ class HttpSender:
             closing(self._session.send(request, stream=True, timeout=self._timeouts)) as response,
         ):
             deadline.check()  # headers that were cut off look complete
-            with suppress(*FAILURES):  # what comes behind the status decides nothing
+            with suppress(*FAILURES):  # the status alone decides
                 self._read_on(response)
         if not 200 <= response.status_code < 300:
             raise NotSent(f"got status code {response.status_code}")
@@ -94,12 +94,12 @@ class HttpSender:
     def _request(self, address: str, body: bytes) -> requests.Request:
         if self._method == "POST":
             return requests.Request("POST", address, data=body)
-        # nsq_to_http: the address is a format. Where it takes %% for a percent sign, one alone is good enough too.
-        before, _, behind = (part.replace("%%", "%") for part in address.partition(PLACE))
+        # nsq_to_http: the address is a printf format, so %% is a percent sign; a single one is accepted too.
+        before, _, behind = (part.replace("%%", "%") for part in address.partition(PLACEHOLDER))
         return requests.Request("GET", f"{before}{quote_plus(body)}{behind}")
 
     def _read_on(self, response: requests.Response) -> None:
-        left = _LONGEST_ANSWER
+        left = _MAX_IGNORED_BYTES
         while left > 0:
             chunk = response.raw.read1(_CHUNK, decode_content=False)
             if not chunk:
@@ -113,7 +113,7 @@ def _reason(error: BaseException) -> str:
     return root.strerror.lower() if isinstance(root, OSError) and root.strerror else type(root).__name__
 
 
-def headers_of(words: Sequence[str]) -> list[tuple[str, str]]:
+def parse_headers(words: Sequence[str]) -> list[tuple[str, str]]:
     """Each word is ``Name: value``. Raises ``ValueError``."""
     headers = []
     for word in words:

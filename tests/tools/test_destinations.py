@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq_compat.tools.destinations import FIRST_REST, LONGEST_REST, MODES, EpsilonGreedy, HostPool, RoundRobin
+from nsq_compat.tools.destinations import FIRST_PENALTY, MAX_PENALTY, MODES, EpsilonGreedy, HostPool, RoundRobin
 
 
 class Time:
@@ -57,13 +57,13 @@ def test_a_pool_takes_turns(pool):
 def test_one_that_failed_rests(pool, time):
     pool.failed("b")
     assert chosen(pool, 4) == "acac"
-    time.now += FIRST_REST
+    time.now += FIRST_PENALTY
     assert chosen(pool, 2) == "ac"
 
 
 def test_one_that_has_rested_is_tried_once_and_rests_twice_as_long_if_it_fails(pool, time):
     pool.failed("b")
-    for rest in (30, 60, 120, 240, 480, LONGEST_REST, LONGEST_REST):
+    for rest in (30, 60, 120, 240, 480, MAX_PENALTY, MAX_PENALTY):
         time.now += rest
         assert "b" not in chosen(pool, 3)
         time.now += 0.5
@@ -73,12 +73,12 @@ def test_one_that_has_rested_is_tried_once_and_rests_twice_as_long_if_it_fails(p
 
 def test_one_that_has_rested_and_succeeds_lives(pool, time):
     pool.failed("b")
-    time.now += FIRST_REST + 1
+    time.now += FIRST_PENALTY + 1
     assert chosen(pool, 3).count("b") == 1
     pool.succeeded("b", 0.1)
     assert chosen(pool, 3).count("b") == 1
     pool.failed("b")
-    time.now += FIRST_REST + 1
+    time.now += FIRST_PENALTY + 1
     assert chosen(pool, 3).count("b") == 1
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nsq_compat.tools.http_sending import HttpSender, NotSent, headers_of
+from nsq_compat.tools.http_sending import HttpSender, NotSent, parse_headers
 from tests.cluster.hostile import (
     DEADLINE,
     DRIPPING,
@@ -153,13 +153,13 @@ def test_nothing_is_sent_by_looking(target):
 
 
 def test_headers_are_cut_at_their_first_colon():
-    assert headers_of([" A : b:c ", "A:d"]) == [("A", "b:c"), ("A", "d")]
+    assert parse_headers([" A : b:c ", "A:d"]) == [("A", "b:c"), ("A", "d")]
 
 
 @pytest.mark.parametrize("word", ["", "A", "A:", ":b", "A: "])
 def test_a_header_has_a_name_and_a_value(word):
     with pytest.raises(ValueError, match="invalid header"):
-        headers_of([word])
+        parse_headers([word])
 
 
 @pytest.mark.parametrize("answer", [*_BEFORE_THE_END_OF_HEADERS, dripping_redirects])

@@ -11,7 +11,7 @@ import pytest
 from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.http_client import HttpClient, HttpClientOptions
 from nsq_compat.cluster.statistics import ChannelStats
-from nsq_compat.tools.nsq_stat import Options, Watch, row
+from nsq_compat.tools.nsq_stat import ChannelSampler, Options, row
 from nsq_compat.tools.program import Refused
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 
@@ -59,26 +59,26 @@ Look = Callable[[], dict[str, ChannelStats]]
 
 
 @pytest.fixture
-def watch(nsqds: list[NsqdProcess]) -> Watch:
+def sampler(nsqds: list[NsqdProcess]) -> ChannelSampler:
     options = Options(nsqd_http_addresses=tuple(each.http_address for each in nsqds))
-    return Watch(Cluster(HttpClient(HttpClientOptions(request_timeout=10)), options), "t", "c")
+    return ChannelSampler(Cluster(HttpClient(HttpClientOptions(request_timeout=10)), options), "t", "c")
 
 
-def test_who_does_not_answer_is_said_and_counted_as_it_was(nsqds, watch, capfd):
-    assert sum(each.depth for each in watch.look().values()) == 6
+def test_who_does_not_answer_is_said_and_counted_as_it_was(nsqds, sampler, capfd):
+    assert sum(each.depth for each in sampler.sample().values()) == 6
     nsqds[1].stop()
-    assert sum(each.depth for each in watch.look().values()) == 6
+    assert sum(each.depth for each in sampler.sample().values()) == 6
     assert nsqds[1].http_address in capfd.readouterr().err
     nsqds[0].stop()
-    assert sum(each.depth for each in watch.look().values()) == 6
+    assert sum(each.depth for each in sampler.sample().values()) == 6
 
 
-def test_a_channel_that_is_nowhere_is_said(nsqds, watch):
-    watch.look()
+def test_a_channel_that_is_nowhere_is_said(nsqds, sampler):
+    sampler.sample()
     for each in nsqds:
         urlopen(Request(f"http://{each.http_address}/channel/delete?topic=t&channel=c", data=b""), timeout=10).close()
     with pytest.raises(Refused, match=r"failed to find channel\(c\) in stats metadata for topic\(t\)"):
-        watch.look()
+        sampler.sample()
 
 
 def test_nobody_answering_at_the_start_ends_it():

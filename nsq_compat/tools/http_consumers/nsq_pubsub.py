@@ -8,21 +8,20 @@ monkey.patch_all()
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from nsq_compat.cli.kinds import BOOLEAN, DURATION, INTEGER, STRING
 from nsq_compat.cli.options import option
-from nsq_compat.client import Consumer
-from nsq_compat.client.handling import Handler
 from nsq_compat.net.descriptor_limit import raise_descriptor_limit
 from nsq_compat.net.listeners import ListenError, listen
 from nsq_compat.net.process import stop_signal
 from nsq_compat.protocol.durations import SECOND, seconds
 from nsq_compat.session.http_message import HttpLimits
-from nsq_compat.tools.client_options import ReadingOptions, consumer_options
+from nsq_compat.tools.client_options import ReadingOptions
 from nsq_compat.tools.http_consumers.ack_http import AckHttpServer
-from nsq_compat.tools.http_consumers.streaming import MakeConsumer, PubSub
-from nsq_compat.tools.program import Refused, log_plainly, one_kind_of_address, options_of, run, user_agent
+from nsq_compat.tools.http_consumers.streaming import PubSub
+from nsq_compat.tools.program import Refused, log_plainly, one_kind_of_address, options_of, run
 
 PROGRAM: Final = "nsq_pubsub"
 
@@ -53,7 +52,7 @@ def serve(words: Sequence[str]) -> None:
     one_kind_of_address(options.nsqd_tcp_addresses, options.lookupd_http_addresses)
     log_plainly()
     raise_descriptor_limit()
-    make_consumer = _consumer_factory(options)
+    make_consumer = partial(options.consumer, PROGRAM, max_in_flight=options.max_in_flight)
     client_timeout = seconds(options.client_timeout)
     try:
         make_consumer("topic", "channel", print)  # raises what it would raise for each client
@@ -65,25 +64,6 @@ def serve(words: Sequence[str]) -> None:
     server.start()
     stop.wait()
     server.stop()
-
-
-def _consumer_factory(options: Options) -> MakeConsumer:
-    # The client of a stream cannot say that a message is hopeless, so none is given up.
-    settings = {"max_tries": 0, **consumer_options(options.consumer_opt)}
-
-    def make_consumer(topic: str, channel: str, handler: Handler) -> Consumer:
-        return Consumer(
-            topic,
-            channel,
-            handler,
-            nsqd_tcp_addresses=options.nsqd_tcp_addresses,
-            lookupd_http_addresses=options.lookupd_http_addresses,
-            max_in_flight=options.max_in_flight,
-            user_agent=user_agent(PROGRAM),
-            **settings,
-        )
-
-    return make_consumer
 
 
 if __name__ == "__main__":

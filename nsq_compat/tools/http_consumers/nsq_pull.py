@@ -17,20 +17,19 @@ from typing import Final
 
 from nsq_compat.cli.kinds import BOOLEAN, DURATION, INTEGER, STRING, STRINGS
 from nsq_compat.cli.options import option
-from nsq_compat.client import Consumer, Producer
+from nsq_compat.client import Producer
 from nsq_compat.net.descriptor_limit import raise_descriptor_limit
 from nsq_compat.net.listeners import ListenError, listen
 from nsq_compat.net.process import stop_signal
 from nsq_compat.protocol.durations import MILLISECOND, SECOND, seconds
 from nsq_compat.session.http_message import HttpLimits
-from nsq_compat.tools.client_options import ReadingOptions, consumer_options, producer_options
+from nsq_compat.tools.client_options import ReadingOptions, producer_options
 from nsq_compat.tools.http_consumers.ack_http import AckHttpServer
 from nsq_compat.tools.http_consumers.on_demand import OnDemand
 from nsq_compat.tools.http_consumers.pulling import Pulling
 from nsq_compat.tools.program import Refused, log_plainly, one_kind_of_address, options_of, run, user_agent
 
 PROGRAM: Final = "nsq_pull"
-_USER_AGENT: Final = user_agent(PROGRAM)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,7 +69,10 @@ def serve(words: Sequence[str]) -> None:
     raise_descriptor_limit()
     with ExitStack() as running:
         try:
-            queue = OnDemand(_consumer(options), options.max_in_flight)
+            make_consumer = partial(
+                options.consumer, PROGRAM, options.topic, options.channel, max_in_flight=options.max_in_flight
+            )
+            queue = OnDemand(make_consumer, options.max_in_flight)
             producer = _producer(options)
             listener = listen(options.http_address)
         except (TypeError, ValueError, ListenError) as error:
@@ -101,25 +103,10 @@ def _check(options: Options) -> None:
         raise Refused("--wait must not be negative")
 
 
-def _consumer(options: Options) -> "partial[Consumer]":
-    # The client decides which messages are given up; none is dropped here.
-    settings = {"max_tries": 0, **consumer_options(options.consumer_opt)}
-    return partial(
-        Consumer,
-        options.topic,
-        options.channel,
-        nsqd_tcp_addresses=options.nsqd_tcp_addresses,
-        lookupd_http_addresses=options.lookupd_http_addresses,
-        max_in_flight=options.max_in_flight,
-        user_agent=_USER_AGENT,
-        **settings,
-    )
-
-
 def _producer(options: Options) -> Producer | None:
     addresses = options.destination_nsqd_tcp_addresses or options.nsqd_tcp_addresses
     settings = producer_options(options.producer_opt)
-    return Producer(addresses, user_agent=_USER_AGENT, **settings) if addresses else None
+    return Producer(addresses, user_agent=user_agent(PROGRAM), **settings) if addresses else None
 
 
 if __name__ == "__main__":
