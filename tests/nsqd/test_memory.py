@@ -12,7 +12,7 @@ from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.limits import QueueLimits
 
 
-def test_without_a_free_descriptor_the_figures_are_those_of_the_last_call(monkeypatch):
+def test_without_a_free_descriptor_the_statistics_are_those_of_the_last_call(monkeypatch):
     memory = MemoryStats()
     before = memory.stats()
     assert before["heap_in_use_bytes"] > 1_000_000

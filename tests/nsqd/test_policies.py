@@ -67,7 +67,7 @@ def fail_until_gone(consumer: Client, body: bytes, times: int) -> None:
         consumer.requeue(message.id, 0)
 
 
-def test_a_message_that_fails_often_enough_waits_in_the_dead_letter_topic_and_stats_say_so(nsqd, connect):
+def test_a_message_that_fails_often_enough_goes_to_the_dead_letter_topic(nsqd, connect):
     consumer = connect()
     consumer.subscribe("orders", "archive", ready=1)
     connect().publish("orders", b"bad")
@@ -82,12 +82,12 @@ def test_a_message_that_fails_often_enough_waits_in_the_dead_letter_topic_and_st
     assert nsqd.logs("CHANNEL(orders:archive): 1 more to orders.archive.dead")
 
 
-def test_without_policies_stats_are_as_they_are(nsqd):
+def test_without_policies_stats_do_not_change(nsqd):
     nsqd.create_channel("clicks", "archive")
     assert not {"policy", "dead_letter_count", "rejected_count"} & set(nsqd.channel_stats("clicks", "archive"))
 
 
-def test_a_hangup_signal_reads_them_again_for_channels_that_run_and_a_bad_file_changes_nothing(nsqd, config, connect):
+def test_sighup_reads_policies_again_and_a_bad_file_changes_nothing(nsqd, config, connect):
     consumer = connect()
     consumer.subscribe("orders", "archive", ready=1)
     config.write_text("[[policies]]\nmax_attempts = 3\n")
@@ -107,7 +107,7 @@ def test_a_hangup_signal_reads_them_again_for_channels_that_run_and_a_bad_file_c
     assert in_force(nsqd) == [{"max_attempts": 3}]
 
 
-def test_they_are_put_over_http_for_what_is_there_and_a_bad_one_changes_nothing(nsqd, connect):
+def test_policies_can_be_put_over_http_and_bad_ones_change_nothing(nsqd, connect):
     nsqd.create_channel("orders", "archive")
     producer = connect()
     producer.publish("orders", b"a")
@@ -127,7 +127,7 @@ def test_they_are_put_over_http_for_what_is_there_and_a_bad_one_changes_nothing(
     connect().publish("orders", b"b")
 
 
-def test_the_oldest_are_dropped_and_counted(nsqd, connect):
+def test_the_oldest_messages_are_dropped_and_counted(nsqd, connect):
     put(nsqd, [{"max_depth": 2, "when_full": "drop-oldest"}])
     nsqd.create_channel("orders", "archive")
     connect().publish_together("orders", [b"a", b"b", b"c", b"d"])
@@ -137,7 +137,7 @@ def test_the_oldest_are_dropped_and_counted(nsqd, connect):
     assert [message.body for message in consumer.take(2)] == [b"c", b"d"]
 
 
-def test_a_rate_holds_back_what_a_consumer_is_ready_for(nsqd, connect):
+def test_a_rate_limits_a_consumer_below_its_rdy(nsqd, connect):
     put(nsqd, [{"max_rate": 0.001, "burst": 3}])
     consumer = connect()
     consumer.subscribe("orders", "archive", ready=100)
@@ -148,7 +148,7 @@ def test_a_rate_holds_back_what_a_consumer_is_ready_for(nsqd, connect):
     assert len(consumer.take(7)) == 7
 
 
-def test_what_was_dead_lettered_stays_so_after_a_clean_stop(nsqd, start, connect):
+def test_dead_letters_stay_after_a_clean_stop(nsqd, start, connect):
     consumer = connect()
     consumer.subscribe("orders", "archive", ready=1)
     connect().publish("orders", b"bad")
@@ -192,7 +192,7 @@ def complaint(path: str) -> str:
     return str(caught.value).removeprefix(f"failed to load config file {path} - ")
 
 
-def test_a_file_without_policies_has_none_and_so_has_no_file(write):
+def test_without_a_file_or_tables_there_are_no_policies(write):
     assert len(load_policies(write('tcp_address = "0.0.0.0:4150"\n'))) == 0
     assert len(load_policies("")) == 0
 
@@ -217,9 +217,9 @@ def test_policies_are_tables_beside_the_options(write):
         ("policies = 5\n", "policies are a list of tables"),
     ],
 )
-def test_a_complaint_names_the_line_as_far_as_that_can_be_told(write, text, expected):
+def test_an_error_names_the_line_if_it_is_found(write, text, expected):
     assert complaint(write(text)) == expected
 
 
-def test_a_file_that_is_no_toml_is_refused_as_ever(write):
+def test_a_file_that_is_not_toml_is_refused(write):
     assert "line 1" in complaint(write("[[policies\n"))

@@ -96,7 +96,7 @@ def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
 
 
-def test_undamaged_it_says_what_is_paused(stored, caplog):
+def test_an_undamaged_file_says_which_are_paused(stored, caplog):
     disk = with_nsqd_dat(stored, WRITTEN)
     daemon = start(disk)
     assert names(daemon) == {"orders": {"a", "b"}, "pay": set()}
@@ -106,7 +106,7 @@ def test_undamaged_it_says_what_is_paused(stored, caplog):
     assert errors(caplog) == []
 
 
-def test_whichever_bit_is_flipped_every_message_comes_and_what_is_kept_aside_is_logged(stored, caplog):
+def test_with_any_bit_flipped_every_message_is_delivered(stored, caplog):
     silent = 0
     for flipped in flips():
         caplog.clear()
@@ -137,7 +137,7 @@ def is_another_name_at_most(flipped: bytes) -> bool:
 
 
 @pytest.mark.parametrize("end", range(len(WRITTEN)))
-def test_wherever_it_is_cut_every_message_comes_and_an_error_is_logged(stored, caplog, end):
+def test_with_any_truncation_every_message_is_delivered_and_an_error_logged(stored, caplog, end):
     disk = with_nsqd_dat(stored, WRITTEN[:end])
     daemon = start(disk)
     assert len(errors(caplog)) == 1
@@ -145,7 +145,7 @@ def test_wherever_it_is_cut_every_message_comes_and_an_error_is_logged(stored, c
     assert waiting(daemon) == WAITING
 
 
-def test_what_can_be_read_of_it_is_used(stored, caplog):
+def test_the_readable_part_of_a_damaged_file_is_used(stored, caplog):
     disk = with_nsqd_dat(stored, WRITTEN.replace(b'"pay"', b'"p y"'))
     daemon = start(disk)
     assert daemon.channel("b").paused
@@ -176,7 +176,7 @@ def test_gos_queues_are_not_imported_with_a_damaged_one_but_without_any(stored, 
     assert waiting(daemon) == WAITING
 
 
-def test_gos_queues_without_a_message_are_not_put_away_either(stored):
+def test_gos_empty_queues_are_not_moved_with_a_damaged_file(stored):
     disk = with_nsqd_dat(stored, WRITTEN.replace(b'"pay"', b'"p y"'))
     write_queue(cast("Files", disk), DATA_PATH, "go:c", [], 1 << 20)
     before = sorted(disk.listdir(DATA_PATH))

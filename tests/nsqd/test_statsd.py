@@ -1,4 +1,4 @@
-"""Figures pushed to a real UDP socket, by themselves and then by an nsqd that runs."""
+"""Statistics pushed to a real UDP socket, by themselves and then by a running nsqd."""
 
 import logging
 import re
@@ -99,7 +99,7 @@ def publish(broker, *bodies, topic="orders"):
     broker.topic(topic).publish(bodies, 0.0, NOW_NS)
 
 
-def test_figures_arrive_again_and_again(broker, statsd, push):
+def test_statistics_are_pushed_in_intervals(broker, statsd, push):
     push()
     publish(broker, b"abc")
     statsd.hears("nsq.topic.orders.message_bytes", 3)
@@ -110,7 +110,7 @@ def test_figures_arrive_again_and_again(broker, statsd, push):
     statsd.hears("nsq.topic.orders.message_count", 3)
 
 
-def test_counters_go_on_growing_when_something_is_deleted_and_made_again(broker, statsd, push):
+def test_counters_keep_growing_when_a_topic_is_deleted_and_created(broker, statsd, push):
     push()
     broker.topic("orders").channel("archive")
     publish(broker, b"a", b"b")
@@ -126,7 +126,7 @@ def test_counters_go_on_growing_when_something_is_deleted_and_made_again(broker,
     statsd.hears("nsq.topic.orders.channel.archive.message_count", 6)
 
 
-def test_no_packet_is_larger_than_was_asked_for(broker, statsd, push):
+def test_no_packet_is_larger_than_the_option(broker, statsd, push):
     for number in range(20):
         broker.topic(f"topic{number}").channel("archive")
     publish(broker, b"x", topic="topic19")
@@ -136,7 +136,7 @@ def test_no_packet_is_larger_than_was_asked_for(broker, statsd, push):
     assert len(statsd.sizes) > 20
 
 
-def test_memory_and_what_is_ephemeral_may_be_left_out(broker, statsd, push):
+def test_memory_and_ephemeral_names_can_be_excluded(broker, statsd, push):
     broker.topic("a#ephemeral")
     broker.topic("b")
     push(statsd_mem_stats=False, statsd_exclude_ephemeral=True)
@@ -160,7 +160,7 @@ def test_packets_are_spread_over_the_interval_and_a_stop_sends_the_rest_at_once(
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:99999", f"{'x' * 70}:8125", "127.0.0.1:noservice"])
-def test_an_address_that_leads_nowhere_is_logged_each_time_and_no_count_is_lost(address, broker, statsd, push, caplog):
+def test_an_unresolvable_address_is_logged_and_no_count_is_lost(address, broker, statsd, push, caplog):
     publish(broker, b"abc")
     pushing = push(statsd_address=address)
     with gevent.Timeout(20):
@@ -172,7 +172,7 @@ def test_an_address_that_leads_nowhere_is_logged_each_time_and_no_count_is_lost(
     statsd.hears("nsq.topic.orders.message_count", 1)
 
 
-def test_what_cannot_be_sent_is_lost_and_logged_once_a_push(broker, statsd, push, caplog):
+def test_lost_packets_are_logged_once_a_push(broker, statsd, push, caplog):
     publish(broker, b"abc")
     pushing = push(statsd_prefix="x" * 70_000 + ".")  # no datagram is that long
     with gevent.Timeout(20):
@@ -181,7 +181,7 @@ def test_what_cannot_be_sent_is_lost_and_logged_once_a_push(broker, statsd, push
     assert pushing._pushing
 
 
-def test_a_push_that_fails_is_not_the_last(broker, statsd, push, caplog):
+def test_a_failed_push_is_followed_by_others(broker, statsd, push, caplog):
     pushing = push()
     memory, pushing._memory = pushing._memory, lambda: 1 // 0
     with gevent.Timeout(20):
@@ -200,7 +200,7 @@ def test_starting_and_stopping_are_logged_in_nsqs_words(statsd, push, caplog):
     assert "STATSD: closing" in caplog.text
 
 
-def test_what_a_running_nsqd_knows_of_clients_nearby_and_of_latency_is_pushed(statsd, tmp_path):
+def test_a_running_nsqd_pushes_zone_counts_and_latencies(statsd, tmp_path):
     options = (
         f"--statsd-address={statsd.address}",
         "--statsd-interval=10ms",
@@ -258,7 +258,7 @@ def value_of(name, text):
     return value
 
 
-def test_every_figure_has_nsqs_name_and_kind_in_nsqs_order(daemon, lines):
+def test_every_line_has_nsqs_name_and_kind_in_nsqs_order(daemon, lines):
     consumer = daemon.consumer()
     daemon.publishes(b"one", b"four", b"seven")
     consumer.takes(room=2)
@@ -283,7 +283,7 @@ def test_every_figure_has_nsqs_name_and_kind_in_nsqs_order(daemon, lines):
     )
 
 
-def test_a_counter_is_what_was_added_and_a_gauge_what_is(daemon, lines):
+def test_a_counter_is_a_difference_and_a_gauge_a_value(daemon, lines):
     daemon.channel()
     daemon.publishes(b"a", b"b")
     said(lines, daemon, MEMORY)
@@ -295,7 +295,7 @@ def test_a_counter_is_what_was_added_and_a_gauge_what_is(daemon, lines):
     assert value_of("nsq.host_4151.topic.orders.message_bytes", said(lines, daemon)) == "0|c"
 
 
-def test_what_was_deleted_and_made_again_counts_from_nothing(daemon, lines):
+def test_a_topic_that_is_created_again_counts_from_0(daemon, lines):
     daemon.channel()
     daemon.publishes(b"a", b"b")
     said(lines, daemon)
@@ -315,7 +315,7 @@ def test_what_was_deleted_and_made_again_counts_from_nothing(daemon, lines):
     assert value_of("nsq.host_4151.topic.orders.channel.archive.message_count", text) == "1|c"
 
 
-def test_nothing_has_to_be_known_to_be_forgotten(lines):
+def test_unknown_names_can_be_forgotten(lines):
     lines.forget_channel("orders", "archive")
     lines.forget_topic("orders")
 
@@ -325,7 +325,7 @@ def test_ephemeral_names_are_sent_as_they_are(daemon, lines):
     assert "nsq.host_4151.topic.t#ephemeral.channel.x#ephemeral.depth:0|g\n" in said(lines, daemon)
 
 
-def test_ephemeral_topics_and_channels_may_be_left_out(daemon):
+def test_ephemeral_topics_and_channels_can_be_excluded(daemon):
     lines = StatsdLines("", exclude_ephemeral=True)
     daemon.channel("x", "t#ephemeral")
     daemon.channel("x#ephemeral", "u")
@@ -356,17 +356,17 @@ def test_a_packet_takes_as_many_lines_as_fit():
     assert packets([b"aa\n", b"bb\n", b"c\n", b"dddd\n", b"\n"], 6) == [b"aa\nbb\n", b"c\n", b"dddd\n\n"]
 
 
-def test_a_line_too_long_for_a_packet_goes_alone():
+def test_a_line_too_long_for_a_packet_is_sent_alone():
     assert packets([b"a\n", b"bbbbbbb\n", b"c\n"], 4) == [b"a\n", b"bbbbbbb\n", b"c\n"]
 
 
 @pytest.mark.parametrize("size", [0, -1])
-def test_a_size_that_is_none_is_4096(size):
+def test_a_size_that_is_not_positive_is_4096(size):
     assert [len(packet) for packet in packets([b"123456789abcdef\n"] * 300, size)] == [4096, 704]
 
 
 @given(st.lists(st.binary(min_size=1, max_size=20)), st.integers(min_value=1, max_value=50))
-def test_packets_hold_every_line_whole_in_order_and_none_is_bigger_than_it_must_be(lines, size):
+def test_packets_contain_every_line_whole_and_in_order(lines, size):
     made = packets(lines, size)
     assert b"".join(made) == b"".join(lines)
     assert all(len(packet) <= size or packet in lines for packet in made)

@@ -1,4 +1,4 @@
-"""What the utilities' tests stand on: a real nsqd, utilities as processes of their own, HTTP servers to send to."""
+"""Fixtures of the utilities' tests: a real nsqd, utilities as processes, HTTP servers to send to."""
 
 import itertools
 import subprocess
@@ -40,7 +40,7 @@ def target(make_target: Callable[[], HttpTarget]) -> HttpTarget:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
-    """Start a utility, by name and flags; it is gone at the end of the test."""
+    """Start a utility by name and flags; it is killed at the end of the test."""
     started: list[subprocess.Popen[str]] = []
 
     def start_it(name: str, *flags: str) -> "subprocess.Popen[str]":
@@ -56,7 +56,7 @@ def start() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
 
 @pytest.fixture(scope="session")
 def nsqd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nsqd]:
-    """One nsqd for all; each test has a topic of its own."""
+    """One nsqd for all tests, each of which has a topic of its own."""
     with Nsqd(installed_nsqd(), tmp_path_factory.mktemp("nsqd")) as process:
         yield process
 
