@@ -3,7 +3,6 @@
 import random
 import time
 from collections.abc import Sequence
-from typing import Final
 from urllib.parse import urlencode
 
 import gevent
@@ -12,9 +11,6 @@ from nsq_compat.nsqd.http_calls import CallFailed, HttpCalls
 from nsq_compat.protocol.go_json import dumps
 from nsq_compat.protocol.redacting import without_secrets
 from nsq_compat.session.authorization import LARGEST_ANSWER, AuthFailed, Credentials, Grants, read_answer
-
-GET: Final = "get"
-POST: Final = "post"
 
 
 class AuthServers:
@@ -45,7 +41,7 @@ class AuthServers:
             "secret": credentials.secret,
             "tls": "true" if credentials.tls else "false",
         }
-        if self._method == POST:
+        if self._method == "post":
             return self._calls.post(url, _json(parameters), LARGEST_ANSWER)
         return self._calls.get(f"{url}?{urlencode(parameters)}", LARGEST_ANSWER)
 

@@ -3,7 +3,7 @@
 import errno
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, NoReturn
 
 from nsq_compat.godata.format import queues_among
@@ -114,27 +114,10 @@ def as_json(findings: Findings) -> dict[str, Any]:
         "data_path": findings.data_path,
         "damaged": findings.damaged,
         "metadata_error": findings.metadata_error or None,
-        "metadata": [
-            {
-                "name": topic.name,
-                "paused": topic.paused,
-                "channels": [{"name": channel.name, "paused": channel.paused} for channel in topic.channels],
-            }
-            for topic in findings.metadata
-        ],
+        "metadata": [asdict(topic) for topic in findings.metadata],
         "bad_files": findings.bad_files,
         "go_queues": [_queue_as_json(queue) for queue in findings.queues],
-        "topics": [
-            {
-                "name": topic.name,
-                "bytes": topic.bytes,
-                "depths": topic.depths,
-                "damaged_records": topic.damaged_records,
-                "damages": topic.damages,
-                "problems": topic.problems,
-            }
-            for topic in findings.topics
-        ],
+        "topics": [asdict(topic) for topic in findings.topics],
     }
 
 

@@ -18,7 +18,7 @@ import gevent
 import pytest
 import urllib3
 
-from nsq_compat.nsqd.auth import GET, POST, AuthServers
+from nsq_compat.nsqd.auth import AuthServers
 from nsq_compat.nsqd.http_calls import HttpCalls, client_tls
 from nsq_compat.session.authorization import LARGEST_ANSWER, AuthFailed, Credentials
 from nsq_conformance.auth_server import EVERYTHING, AuthServer
@@ -78,7 +78,7 @@ def test_refused_answers_leave_nothing_behind_for_the_garbage_collector(long_win
     def ask() -> None:
         for address in (long_winded, server.address):
             with pytest.raises(AuthFailed):
-                AuthServers([address], GET, calls).authorize(Credentials(b"s3cret", "10.0.0.7", False, ""))
+                AuthServers([address], "get", calls).authorize(Credentials(b"s3cret", "10.0.0.7", False, ""))
 
     ask()
     gc.collect()
@@ -102,11 +102,11 @@ def test_an_answer_that_is_too_long_is_not_read_to_its_end(long_winded, calls, m
 
     monkeypatch.setattr(urllib3.HTTPResponse, "read1", counting_read)
     with pytest.raises(AuthFailed, match=f"more than {LARGEST_ANSWER} bytes"):
-        AuthServers([long_winded], GET, calls).authorize(CREDENTIALS)
+        AuthServers([long_winded], "get", calls).authorize(CREDENTIALS)
     assert LARGEST_ANSWER < sum(sizes) <= LARGEST_ANSWER + 65536
 
 
-@pytest.mark.parametrize("method", [GET, POST])
+@pytest.mark.parametrize("method", ["get", "post"])
 def test_a_request_is_that_of_nsq(server, calls, method):
     grants = AuthServers([server.address], method, calls).authorize(CREDENTIALS)
     assert grants.allow("t", "c")
@@ -115,25 +115,25 @@ def test_a_request_is_that_of_nsq(server, calls, method):
 
 
 def test_an_address_with_a_scheme_is_the_whole_url(server, calls):
-    AuthServers([f"http://{server.address}/who/is"], GET, calls).authorize(CREDENTIALS)
+    AuthServers([f"http://{server.address}/who/is"], "get", calls).authorize(CREDENTIALS)
     assert server.requests == ["GET /who/is"]
 
 
 def test_a_secret_that_is_not_text_is_sent_too(server, calls):
     with pytest.raises(AuthFailed):
-        AuthServers([server.address], POST, calls).authorize(Credentials(b"a\xff\xfe", "", tls=False, common_name=""))
+        AuthServers([server.address], "post", calls).authorize(Credentials(b"a\xff\xfe", "", tls=False, common_name=""))
     assert server.questions == [{"common_name": [""], "remote_ip": [""], "secret": ["a\ufffd\ufffd"], "tls": ["false"]}]
 
 
 def test_a_server_that_does_not_answer_is_replaced_by_another(server, calls):
-    servers = AuthServers([unused_address(), server.address, unused_address()], GET, calls)
+    servers = AuthServers([unused_address(), server.address, unused_address()], "get", calls)
     for _ in range(20):
         assert servers.authorize(CREDENTIALS).identity == "holder of 8 characters"
 
 
 def test_the_first_server_is_chosen_at_random(server, calls):
     with AuthServer({SECRET: EVERYTHING}) as other:
-        servers = AuthServers([server.address, other.address], GET, calls)
+        servers = AuthServers([server.address, other.address], "get", calls)
         while not (server.requests and other.requests):
             servers.authorize(CREDENTIALS)
 
@@ -142,7 +142,7 @@ def test_when_none_answers_the_log_has_every_reason(server, calls):
     server.answer = 500, b"s3cr&t"
     silent = unused_address()
     with pytest.raises(AuthFailed) as caught:
-        AuthServers([silent, f"http://user:pass@{server.address}/auth?key=1"], GET, calls).authorize(CREDENTIALS)
+        AuthServers([silent, f"http://user:pass@{server.address}/auth?key=1"], "get", calls).authorize(CREDENTIALS)
     assert set(str(caught.value).split("; ")) == {
         f"failed to auth against {silent} - connection refused",
         f"failed to auth against http://{server.address}/auth - answered with status 500",
@@ -152,7 +152,7 @@ def test_when_none_answers_the_log_has_every_reason(server, calls):
 def test_an_answer_that_makes_no_sense_is_a_failure(server, calls):
     server.answer = 200, b'{"ttl":0}'
     with pytest.raises(AuthFailed, match=r"invalid TTL 0 \(must be >0\)"):
-        AuthServers([server.address], GET, calls).authorize(CREDENTIALS)
+        AuthServers([server.address], "get", calls).authorize(CREDENTIALS)
 
 
 # --- A whole nsqd -----------------------------------------------------------------------------------------------------

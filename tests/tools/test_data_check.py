@@ -1,6 +1,7 @@
 """How findings are told."""
 
 import errno
+import json
 import os
 from pathlib import Path
 
@@ -111,7 +112,7 @@ def test_a_topic_that_cannot_be_read_is_reported_and_others_are_checked(tmp_path
 
 def test_json_contains_the_same():
     findings = Findings("/", (TopicMetadata("t", True, (ChannelMetadata("c"),)),), topics=[TopicFindings("t")])
-    assert as_json(findings) == {
+    assert json.loads(json.dumps(as_json(findings))) == {
         "data_path": "/",
         "damaged": False,
         "metadata_error": None,
