@@ -108,13 +108,13 @@ class Daemon:
         turn = Turn(gevent.get_hub().loop)
         self._publish_batch = None if waits else PublishBatch(turn.call)
         self._vigil = Vigil(patience=options.busy_poll_time / SECOND)
-        looks = self._vigil.patient or not waits  # a session that waits may as well sleep, unless told not to
+        polls = self._vigil.patient or not waits  # a session that waits may as well sleep, unless told not to
         self._tcp = TcpServer(
             tcp_listener,
             self._make_session,
             make_tls,
             session_waits=waits,
-            vigil=self._vigil if looks else None,
+            vigil=self._vigil if polls else None,
             turn=turn,
         )
         service = Service(
