@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from nsq_conformance.daemon_process import installed
-from nsq_conformance.door_process import DoorProcess
+from nsq_conformance.http_consumer_process import HttpConsumerProcess
 from nsq_conformance.nsqd_process import installed_nsqd
 from tests.tools.http_target import HttpTarget
 from tests.tools.nsqd import Nsqd
 
-StartDoor = Callable[..., DoorProcess]
+StartConsumer = Callable[..., HttpConsumerProcess]
 
 _topic_numbers = itertools.count(1)
 
@@ -70,12 +70,12 @@ def topic(nsqd: Nsqd) -> str:
 
 
 @pytest.fixture
-def start_door(nsqd: Nsqd) -> Iterator[StartDoor]:
+def start_consumer(nsqd: Nsqd) -> Iterator[StartConsumer]:
     """Start a program with these flags beside nsqd; it is stopped at the end of the test."""
     with ExitStack() as running:
 
-        def start(program: str, *flags: str) -> DoorProcess:
+        def start(program: str, *flags: str) -> HttpConsumerProcess:
             options = [f"--nsqd-tcp-address={nsqd.tcp_address}", *flags]
-            return running.enter_context(DoorProcess(installed(program), options=options))
+            return running.enter_context(HttpConsumerProcess(installed(program), options=options))
 
         yield start

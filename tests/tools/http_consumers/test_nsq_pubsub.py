@@ -16,13 +16,13 @@ HEAD_END = b"\r\n\r\n"
 
 
 @pytest.fixture
-def pubsub(start_door):
-    return start_door("nsq_pubsub")
+def pubsub(start_consumer):
+    return start_consumer("nsq_pubsub")
 
 
-def subscribe(door, topic, receive_buffer=0):
+def subscribe(program, topic, receive_buffer=0):
     """A client of /sub that has read the head of the answer."""
-    caller = door.call(f"/sub?topic={topic}&channel=c", receive_buffer)
+    caller = program.call(f"/sub?topic={topic}&channel=c", receive_buffer)
     head = b""
     while not head.endswith(HEAD_END):
         head += caller.recv(1)
@@ -52,30 +52,30 @@ def test_messages_that_a_leaving_client_has_not_read_are_requeued_at_once(pubsub
     assert nsqd.channel_stats(topic, "c")["timeout_count"] == 0
 
 
-def test_a_client_that_reads_nothing_is_disconnected_and_its_messages_requeued(start_door, nsqd, topic):
-    door = start_door("nsq_pubsub", "--client-timeout=100ms")
+def test_a_client_that_reads_nothing_is_disconnected_and_its_messages_requeued(start_consumer, nsqd, topic):
+    program = start_consumer("nsq_pubsub", "--client-timeout=100ms")
     nsqd.publish(topic, *[LARGE] * 40)
-    with subscribe(door, topic, receive_buffer=4096):
+    with subscribe(program, topic, receive_buffer=4096):
         wait_until(lambda: nsqd.channel_stats(topic, "c")["requeue_count"] > 20)
         wait_until(lambda: nsqd.channel_stats(topic, "c")["client_count"] == 0)
         assert nsqd.waiting(topic) == 40
 
 
-def test_no_client_has_more_than_max_in_flight_messages(start_door, nsqd, topic):
-    door = start_door("nsq_pubsub", "--max-in-flight=3")
+def test_no_client_has_more_than_max_in_flight_messages(start_consumer, nsqd, topic):
+    program = start_consumer("nsq_pubsub", "--max-in-flight=3")
     nsqd.publish(topic, *[LARGE] * 20)
-    with subscribe(door, topic, receive_buffer=4096):
+    with subscribe(program, topic, receive_buffer=4096):
         wait_until(lambda: in_flight(nsqd, topic) == 3)
         assert nsqd.channel_stats(topic, "c")["depth"] >= 20 - 3 - 1
 
 
-def test_when_killed_it_has_finished_no_message_that_was_not_written(start_door, nsqd, topic):
-    door = start_door("nsq_pubsub", "--consumer-opt=msg_timeout,1s")
+def test_when_killed_it_has_finished_no_message_that_was_not_written(start_consumer, nsqd, topic):
+    program = start_consumer("nsq_pubsub", "--consumer-opt=msg_timeout,1s")
     bodies = [b"%d " % number + LARGE for number in range(40)]
     nsqd.publish(topic, *bodies)
-    with subscribe(door, topic, receive_buffer=4096) as caller, caller.makefile("rb") as lines:
+    with subscribe(program, topic, receive_buffer=4096) as caller, caller.makefile("rb") as lines:
         first = [lines.readline() for _ in range(3)]
-        door.kill()
+        program.kill()
         wait_until(lambda: nsqd.waiting(topic) >= 0)
         finished = 40 - nsqd.waiting(topic)
         written = first + [line for line in lines if line.endswith(b"\n")]

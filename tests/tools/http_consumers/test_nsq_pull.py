@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nsq_conformance.daemon_process import installed
-from nsq_conformance.door_process import DoorProcess
+from nsq_conformance.http_consumer_process import HttpConsumerProcess
 from tests.client.waiting import wait_until
 
 PROGRAM = Path(sys.executable).with_name("nsq_pull")
@@ -31,8 +31,8 @@ WRONG = (
 
 
 @pytest.fixture
-def pull(start_door, topic):
-    return start_door("nsq_pull", f"--topic={topic}", "--channel=c")
+def pull(start_consumer, topic):
+    return start_consumer("nsq_pull", f"--topic={topic}", "--channel=c")
 
 
 def is_connected(nsqd, topic):
@@ -108,16 +108,16 @@ def test_messages_that_a_leaving_client_has_not_read_are_requeued_at_once(pull, 
     wait_until(lambda: b"returned:30\n" in pull.ask("/stats")[1])
 
 
-def test_a_client_that_reads_nothing_is_disconnected_and_its_messages_requeued(start_door, nsqd, topic):
-    pull = start_door("nsq_pull", f"--topic={topic}", "--channel=c", "--client-timeout=100ms")
+def test_a_client_that_reads_nothing_is_disconnected_and_its_messages_requeued(start_consumer, nsqd, topic):
+    pull = start_consumer("nsq_pull", f"--topic={topic}", "--channel=c", "--client-timeout=100ms")
     nsqd.publish(topic, *[LARGE] * 30)
     with pull.call("/mget?num_items=30&wait=20", receive_buffer=4096) as stalled:
         assert stalled.recv(15) == b"HTTP/1.1 200 OK"
         wait_until(lambda: nsqd.waiting(topic) == 30)
 
 
-def test_when_killed_with_an_answer_half_written_it_has_finished_nothing(start_door, nsqd, topic):
-    pull = start_door("nsq_pull", f"--topic={topic}", "--channel=c", "--consumer-opt=msg_timeout,1s")
+def test_when_killed_with_an_answer_half_written_it_has_finished_nothing(start_consumer, nsqd, topic):
+    pull = start_consumer("nsq_pull", f"--topic={topic}", "--channel=c", "--consumer-opt=msg_timeout,1s")
     nsqd.publish(topic, *[LARGE] * 30)
     with pull.call("/mget?num_items=30&wait=20", receive_buffer=4096) as caller:
         assert caller.recv(15) == b"HTTP/1.1 200 OK"
@@ -147,8 +147,8 @@ def test_a_message_too_large_for_nsqd_is_answered_with_400(pull):
     assert pull.ask("/put", b"x" * (5 << 20) + b"x")[0] == 413
 
 
-def test_a_message_that_no_nsqd_accepts_is_answered_with_503(start_door, topic):
-    nowhere = start_door(
+def test_a_message_that_no_nsqd_accepts_is_answered_with_503(start_consumer, topic):
+    nowhere = start_consumer(
         "nsq_pull",
         f"--topic={topic}",
         "--channel=c",
@@ -160,7 +160,7 @@ def test_a_message_that_no_nsqd_accepts_is_answered_with_503(start_door, topic):
 
 def test_with_nsqlookupd_it_needs_a_destination_for_puts(topic):
     options = [f"--topic={topic}", "--channel=c", "--lookupd-http-address=127.0.0.1:1"]
-    with DoorProcess(installed("nsq_pull"), options=options) as pull:
+    with HttpConsumerProcess(installed("nsq_pull"), options=options) as pull:
         assert pull.ask("/put", b"x") == (501, b"no --destination-nsqd-tcp-address to put to\n")
         assert pull.ask("/get?wait=0") == (200, b"")
 

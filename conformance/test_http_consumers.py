@@ -7,28 +7,28 @@ import pytest
 
 from nsq_conformance.cluster import eventually
 from nsq_conformance.daemon_process import installed
-from nsq_conformance.door_process import DoorProcess
+from nsq_conformance.http_consumer_process import HttpConsumerProcess
 from nsq_conformance.nsqd_process import NsqdProcess
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess
 
 LARGE = b"x" * 400_000
 
-StartDoor = Callable[..., DoorProcess]
+StartConsumer = Callable[..., HttpConsumerProcess]
 
 
 @pytest.fixture
-def start() -> Iterator[StartDoor]:
+def start() -> Iterator[StartConsumer]:
     """Start a program with these flags; it is stopped at the end of the test."""
     with ExitStack() as running:
 
-        def start_it(program: str, *flags: str) -> DoorProcess:
-            return running.enter_context(DoorProcess(installed(program), options=flags))
+        def start_it(program: str, *flags: str) -> HttpConsumerProcess:
+            return running.enter_context(HttpConsumerProcess(installed(program), options=flags))
 
         yield start_it
 
 
 @pytest.fixture
-def pull(start: StartDoor, nsqd: NsqdProcess, topic: str) -> DoorProcess:
+def pull(start: StartConsumer, nsqd: NsqdProcess, topic: str) -> HttpConsumerProcess:
     nsqd.create_channel(topic, "c")
     return start("nsq_pull", f"--topic={topic}", "--channel=c", f"--nsqd-tcp-address={nsqd.tcp_address}")
 
@@ -39,7 +39,7 @@ def waiting(nsqd: NsqdProcess, topic: str) -> int:
     return -1 if stats["in_flight_count"] or stats["deferred_count"] else int(stats["depth"])
 
 
-def test_what_is_put_can_be_got(pull: DoorProcess, nsqd: NsqdProcess, topic: str) -> None:
+def test_what_is_put_can_be_got(pull: HttpConsumerProcess, nsqd: NsqdProcess, topic: str) -> None:
     assert pull.ask("/put", b"one") == (200, b"")
     assert pull.ask("/mput", b"two\nthree\n") == (200, b"")
     _, first = pull.ask("/get?wait=20")
@@ -51,13 +51,13 @@ def test_what_is_put_can_be_got(pull: DoorProcess, nsqd: NsqdProcess, topic: str
     assert pull.ask("/get") == (200, b"")
 
 
-def test_nothing_stays_in_flight_without_a_request(pull: DoorProcess, nsqd: NsqdProcess, topic: str) -> None:
+def test_nothing_stays_in_flight_without_a_request(pull: HttpConsumerProcess, nsqd: NsqdProcess, topic: str) -> None:
     assert pull.ask("/mput", b"1\n2\n3") == (200, b"")
     assert len(pull.ask("/get?wait=20")[1]) == 1
     eventually(lambda: waiting(nsqd, topic) == 2)
 
 
-def test_an_answer_that_is_not_read_goes_back(pull: DoorProcess, nsqd: NsqdProcess, topic: str) -> None:
+def test_an_answer_that_is_not_read_goes_back(pull: HttpConsumerProcess, nsqd: NsqdProcess, topic: str) -> None:
     for _ in range(30):
         assert pull.ask("/put", LARGE) == (200, b"")
     caller = pull.call("/mget?num_items=30&wait=20", receive_buffer=4096)
@@ -68,7 +68,7 @@ def test_an_answer_that_is_not_read_goes_back(pull: DoorProcess, nsqd: NsqdProce
 
 
 def test_a_topic_streams_and_a_client_that_leaves_returns_the_rest(
-    start: StartDoor, pull: DoorProcess, nsqd: NsqdProcess, topic: str
+    start: StartConsumer, pull: HttpConsumerProcess, nsqd: NsqdProcess, topic: str
 ) -> None:
     pubsub = start("nsq_pubsub", f"--nsqd-tcp-address={nsqd.tcp_address}")
     with pubsub.call(f"/sub?topic={topic}&channel=c") as caller, caller.makefile("rb") as lines:
@@ -87,7 +87,7 @@ def test_a_topic_streams_and_a_client_that_leaves_returns_the_rest(
 
 
 def test_nsqd_may_be_found_through_nsqlookupd(
-    start: StartDoor,
+    start: StartConsumer,
     nsqd_command: str,
     nsqlookupd: NsqlookupdProcess,
     topic: str,

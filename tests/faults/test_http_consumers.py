@@ -1,11 +1,11 @@
-"""Who reads over HTTP and loses his network: what was written to him and has not arrived goes back."""
+"""A client of nsq_pubsub or nsq_pull that loses its network: unacknowledged messages are requeued."""
 
 from collections.abc import Iterator
 
 import pytest
 
 from nsq_conformance.daemon_process import installed
-from nsq_conformance.door_process import DoorProcess
+from nsq_conformance.http_consumer_process import HttpConsumerProcess
 from tests.faults.conftest import StartDaemon
 from tests.faults.network import Cable
 from tests.faults.waiting import wait_until
@@ -34,19 +34,19 @@ def cable() -> Iterator[Cable]:
         ("nsq_pull", "/get?wait=60", ["--topic=t", "--channel=c"]),
     ],
 )
-def test_what_was_written_to_one_who_is_cut_off_goes_to_others(
+def test_messages_that_have_not_arrived_are_requeued(
     start: StartDaemon, cable: Cable, program: str, target: str, flags: list[str]
 ):
     nsqd = start()
     nsqd.create_channel("t", "c")
     host, port = nsqd.address()
     options = [f"--nsqd-tcp-address={host}:{port}", f"--http-address={cable.near}:0", "--client-timeout=1s", *flags]
-    with DoorProcess(installed(program), options=options) as door:
-        near, _, door_port = door.http_address.rpartition(":")
-        with cable.run(CALLER.format(address=(near, int(door_port)), target=target)) as far:
+    with HttpConsumerProcess(installed(program), options=options) as consumer:
+        near, _, near_port = consumer.http_address.rpartition(":")
+        with cable.run(CALLER.format(address=(near, int(near_port)), target=target)) as far:
             assert far.stdout is not None
             assert far.stdout.readline() == "asked\n"
-            # Somebody waits: he was heard.
+            # The request has arrived.
             wait_until(lambda: any(each["ready_count"] for each in nsqd.channel_stats("t", "c")["clients"]))
             cable.cut()
             nsqd.http("pub", b"lost on its way", topic="t")

@@ -7,7 +7,7 @@ from http.client import HTTPConnection
 from nsq_conformance.daemon_process import DaemonProcess
 
 
-class DoorProcess(DaemonProcess):
+class HttpConsumerProcess(DaemonProcess):
     """One running program that hands out messages over HTTP."""
 
     speaks_tcp = False
