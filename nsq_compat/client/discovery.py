@@ -8,20 +8,16 @@ import json
 import logging
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-import requests
-import urllib3
-
-from nsq_compat.bounded_http import Deadline, bounded_session
+from nsq_compat.bounded_http import FAILURES, Deadline, bounded_session, exchange
 from nsq_compat.protocol.addresses import problem_with, shown
 
 log = logging.getLogger(__name__)
 
-_MAX_ANSWER_SIZE = 16 << 20
-_PIECE = 1 << 16
+_MAX_ANSWER_BYTES = 16 << 20
 _MOST_NAMED = 5
 
 
@@ -49,33 +45,27 @@ def ask(address: str, topic: str, *, connect_timeout: float = 1.0, request_timeo
 
     `request_timeout` is for the whole of it. A topic nobody has is an empty set.
     """
-    headers = {"Accept": "application/vnd.nsq; version=1.0"}
-    timeout = (connect_timeout, request_timeout)
     try:
-        # What is inside a cluster is not asked for through a proxy.
-        with bounded_session() as session, Deadline(request_timeout) as deadline:
-            with session.get(lookup_url(address, topic), headers=headers, timeout=timeout, stream=True) as response:
-                deadline.check()  # headers that were cut off look complete
-                if response.status_code == 404:
-                    return Listing(set())
-                response.raise_for_status()
-                body = b"".join(_bounded(response))
-            deadline.check()
-        return _listing(json.loads(body))
+        with bounded_session() as session:
+            answer = exchange(
+                session,
+                "GET",
+                lookup_url(address, topic),
+                Deadline(request_timeout),
+                connect_timeout=connect_timeout,
+                max_body=_MAX_ANSWER_BYTES,
+                headers={"Accept": "application/vnd.nsq; version=1.0"},
+                follow_redirects=True,
+            )
+        if answer.status == 404:
+            return Listing(set())
+        if answer.status >= 400:
+            raise LookupFailed(f"{address}: got status {answer.status}")
+        return _listing(json.loads(answer.body))
     except TimeoutError as error:
         raise LookupFailed(f"{address}: the answer takes too long") from error
-    except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+    except FAILURES as error:
         raise LookupFailed(f"{address}: {error}") from error
-
-
-def _bounded(response: requests.Response) -> Iterator[bytes]:
-    size = 0
-    # As it comes: whoever sends a byte a second must not keep us for as many seconds as there are bytes.
-    while piece := response.raw.read1(_PIECE, decode_content=True):
-        size += len(piece)
-        if size > _MAX_ANSWER_SIZE:
-            raise ValueError("the answer is too large")
-        yield piece
 
 
 def _listing(answer: Any) -> Listing:

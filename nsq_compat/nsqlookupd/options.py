@@ -8,8 +8,7 @@ import os
 from dataclasses import dataclass
 from typing import Final
 
-from nsq_compat.cli.errors import OptionError
-from nsq_compat.cli.kinds import BOOLEAN, DURATION, LOG_LEVEL, STRING, choice
+from nsq_compat.cli.kinds import BOOLEAN, DURATION, LOG_LEVEL, STRING, OptionError, choice
 from nsq_compat.cli.logs import FORMATS, INFO, TEXT
 from nsq_compat.cli.options import option
 from nsq_compat.net.listeners import split_host_port

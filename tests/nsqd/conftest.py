@@ -25,7 +25,7 @@ class Nsqlookupd(Daemon):
 
     @property
     def registered(self) -> set[tuple[str, str]]:
-        """Topics (with ""), and topics with channels, that somebody has."""
+        """The registered topics (with ""), and topics with channels."""
         return {(each.topic, each.channel) for each in self.db.registrations() if each.producers}
 
 
