@@ -18,7 +18,7 @@ from nsq_compat.log.files import OsFiles
 from nsq_compat.log.storage import Durability, Storage
 from nsq_compat.net.process import spare_the_collector
 from nsq_compat.protocol.command_reader import CommandReader
-from nsq_compat.protocol.command_table import COMMANDS
+from nsq_compat.protocol.commands import COMMANDS
 from nsq_compat.protocol.message import make_frames, message_ids
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.frame_queue import FrameQueue

@@ -26,7 +26,7 @@ from nsq_compat.client.settings import ConnectionSettings
 from nsq_compat.client.tls import TlsStream
 from nsq_compat.protocol import command_writer
 from nsq_compat.protocol.errors import NsqError
-from nsq_compat.protocol.frame_reader import Message as WireMessage
+from nsq_compat.protocol.frames import Message as WireMessage
 from nsq_compat.session.client_session import (
     Answered,
     ClientSession,

@@ -16,7 +16,7 @@ import requests
 import urllib3
 
 from nsq_compat.bounded_http import Deadline, bounded_session
-from nsq_compat.protocol.addresses import problem_with, shown
+from nsq_compat.protocol.names import problem_with, shown
 
 log = logging.getLogger(__name__)
 

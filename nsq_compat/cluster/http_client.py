@@ -18,7 +18,7 @@ import urllib3
 from nsq_compat.bounded_http import Deadline, bounded_session
 from nsq_compat.cluster import reading
 from nsq_compat.cluster.reading import BadAnswer
-from nsq_compat.protocol.quoting import quote
+from nsq_compat.protocol.errors import quote
 
 LARGEST_ANSWER: Final = 32 * 1024 * 1024
 """Bytes. A thousand topics with their channels and clients take about one MiB."""

@@ -7,7 +7,7 @@ from typing import Final
 
 from nsq_compat.cluster import reading
 from nsq_compat.cluster.reading import BadAnswer
-from nsq_compat.protocol.addresses import canonical_host, is_host, is_port, problem_with, shown
+from nsq_compat.protocol.names import canonical_host, is_host, is_port, problem_with, shown
 
 _ADDRESS: Final = re.compile(r"(?:(?P<name>[^:\[\]]+)|\[(?P<ipv6>[^\[\]]+)\]):(?P<port>[0-9]{1,5})", re.ASCII)
 _VERSION: Final = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(?:-([0-9A-Za-z.-]+))?(?:\+[0-9A-Za-z.-]+)?")

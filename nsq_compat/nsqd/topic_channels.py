@@ -18,10 +18,9 @@ from gevent.pool import Group
 from nsq_compat.log.data_path import reason
 from nsq_compat.nsqd.http_calls import CallFailed, HttpCalls
 from nsq_compat.nsqd.lookup_peers import LookupPeers, Peer
-from nsq_compat.protocol.addresses import problem_with
 from nsq_compat.protocol.go_json import STRING, Fields, JsonError, list_of, loads_object
 from nsq_compat.protocol.lookup_commands import LookupdInfo
-from nsq_compat.protocol.names import is_valid_name
+from nsq_compat.protocol.names import is_valid_name, problem_with
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.errors import Exiting

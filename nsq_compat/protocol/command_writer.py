@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from nsq_compat.protocol.identify import IdentifyRequest
+from nsq_compat.protocol.layout import pack_size
 from nsq_compat.protocol.schema import MAGIC_V2
-from nsq_compat.protocol.sizes import pack_size
 
 MAGIC: Final[bytes] = MAGIC_V2.value
 NOP: Final = b"NOP\n"

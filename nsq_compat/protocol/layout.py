@@ -8,9 +8,11 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 import construct
+
+from nsq_compat.protocol import schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,3 +100,17 @@ def _with_constants(
         return tuple(value for index, value in enumerate(values) if index not in constants)
 
     return pack, unpack_from
+
+
+_SIZE: Final = derive(schema.SIZE)
+_BATCH_HEADER: Final = derive(schema.MPUB_HEADER)
+
+SIZE_OF_SIZE: Final[int] = _SIZE.size
+"""Bytes of a size, and of a count of messages."""
+
+pack_size: Final = _SIZE.pack
+read_size: Final = _SIZE.unpack_from
+"""A tuple of one."""
+
+read_batch_header: Final = _BATCH_HEADER.unpack_from
+"""The size of an MPUB's body, its count of messages, and the size of the first one."""

@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 
-from nsq_compat.protocol import command_table as table
-from nsq_compat.protocol.command_table import COMMANDS, CommandSpec
+from nsq_compat.protocol import commands as table
+from nsq_compat.protocol.commands import COMMANDS, CommandSpec, number
 from nsq_compat.protocol.errors import E_BAD_CHANNEL, E_BAD_TOPIC, E_INVALID, FatalClientError
 from nsq_compat.protocol.names import is_valid_name
-from nsq_compat.protocol.numbers import number
 from nsq_compat.protocol.schema import MESSAGE_ID_LENGTH
 from nsq_compat.session.refusals import bad_name, wrong_state
 

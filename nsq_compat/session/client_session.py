@@ -24,15 +24,17 @@ from typing import Final
 from nsq_compat.protocol import command_writer
 from nsq_compat.protocol.compression import Codec, CompressionError, Deflate, Snappy
 from nsq_compat.protocol.errors import E_FIN_FAILED, E_REQ_FAILED, E_TOUCH_FAILED, NsqError
-from nsq_compat.protocol.frame_reader import (
+from nsq_compat.protocol.frames import (
     DEFAULT_MAX_FRAME_SIZE,
+    FRAME_TYPE_ERROR,
+    FRAME_TYPE_MESSAGE,
+    FRAME_TYPE_RESPONSE,
     Frame,
     FrameError,
     FrameReader,
     Message,
     parse_message,
 )
-from nsq_compat.protocol.frames import FRAME_TYPE_ERROR, FRAME_TYPE_MESSAGE, FRAME_TYPE_RESPONSE
 from nsq_compat.protocol.identify import IdentifyRequest, IdentifyResponse, decode_identify_response
 
 DEFAULT_MAX_RDY_COUNT: Final = 2500

@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
-from nsq_compat.protocol import command_table as table
+from nsq_compat.protocol import commands as table
 from nsq_compat.protocol.command_reader import CommandReader
-from nsq_compat.protocol.command_table import CLOSING, INIT, SUBSCRIBED, CommandSpec
-from nsq_compat.protocol.commands import Command, Finish, Line, Publish
+from nsq_compat.protocol.commands import CLOSING, INIT, SUBSCRIBED, Command, CommandSpec, Finish, Line, Publish, number
 from nsq_compat.protocol.errors import (
     E_AUTH_DISABLED,
     E_BAD_PROTOCOL,
@@ -33,7 +32,6 @@ from nsq_compat.protocol.errors import (
 )
 from nsq_compat.protocol.frames import CLOSE_WAIT, HEARTBEAT, OK, error_frame, response_frame
 from nsq_compat.protocol.identify import decode_identify
-from nsq_compat.protocol.numbers import number
 from nsq_compat.protocol.schema import MAGIC_V2
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import NotInFlight, TooManyConsumers

@@ -12,9 +12,8 @@ No command that follows is executed before the state is ``DONE`` again.
 from collections.abc import Callable
 from typing import Final
 
-from nsq_compat.protocol import command_table as table
-from nsq_compat.protocol.command_table import CommandSpec
-from nsq_compat.protocol.commands import Line, Publish
+from nsq_compat.protocol import commands as table
+from nsq_compat.protocol.commands import CommandSpec, Line, Publish
 from nsq_compat.protocol.errors import FatalClientError
 from nsq_compat.protocol.frames import OK
 from nsq_compat.queue.broker import Broker

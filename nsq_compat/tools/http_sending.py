@@ -15,7 +15,7 @@ import requests
 import urllib3
 
 from nsq_compat.bounded_http import Deadline, bounded_session
-from nsq_compat.protocol.redacting import without_secrets
+from nsq_compat.protocol.errors import without_secrets
 
 PLACE: Final = "%s"
 """Where the message goes in the URL of a GET."""

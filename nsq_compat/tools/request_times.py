@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from nsq_compat.protocol.redacting import without_secrets
+from nsq_compat.protocol.errors import without_secrets
 from nsq_compat.tools.program import say
 
 _FEW: Final = 100

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
-from nsq_compat.protocol.addresses import problem_with, shown
+from nsq_compat.protocol.names import problem_with, shown
 from pyspark_nsq.options import ReadOptions
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from nsq_compat.protocol import schema
 from nsq_compat.protocol.command_reader import LARGEST_DOCUMENT, MAX_LINE, CommandReader
-from nsq_compat.protocol.command_table import COMMANDS, CommandSpec
-from nsq_compat.protocol.commands import Command, Finish, Line, Publish
+from nsq_compat.protocol.commands import COMMANDS, Command, CommandSpec, Finish, Line, Publish
 from nsq_compat.protocol.errors import E_INVALID, FatalClientError, SilentClose
 
 MAX_MSG_SIZE = 20

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from nsq_compat.protocol import command_writer as write
 from nsq_compat.protocol.compression import Codec, Deflate, Snappy
 from nsq_compat.protocol.errors import E_FIN_FAILED, NsqError
-from nsq_compat.protocol.frame_reader import parse_message
-from nsq_compat.protocol.frames import CLOSE_WAIT, HEARTBEAT, OK, error_frame, response_frame
+from nsq_compat.protocol.frames import CLOSE_WAIT, HEARTBEAT, OK, error_frame, parse_message, response_frame
 from nsq_compat.protocol.identify import IdentifyRequest
 from nsq_compat.protocol.message import make_frames
 from nsq_compat.session.client_session import (
