@@ -14,11 +14,9 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Self
 
-from nsq_compat.client import handling
 from nsq_compat.client.connection import Connection
-from nsq_compat.client.handling import Handler
-from nsq_compat.client.message import Message
-from nsq_compat.client.options import address_list, split_options
+from nsq_compat.client.message import Handler, Message, finish_or_requeue, log_giving_up, requeue_after_error
+from nsq_compat.client.settings import address_list, split_options
 from nsq_compat.client.subscription import Subscription
 
 log = logging.getLogger(__name__)
@@ -61,7 +59,7 @@ class Consumer:
         )
         self._handler = handler
         self._max_tries = max_tries
-        self._giving_up = giving_up or handling.log_giving_up
+        self._giving_up = giving_up or log_giving_up
         self._concurrency = min(concurrency, settings.max_in_flight)
         self._waiting: deque[Message] = deque()
         self._turns: queue.SimpleQueue[bool] = queue.SimpleQueue()
@@ -164,13 +162,13 @@ class Consumer:
         try:
             if 0 < self._max_tries < message.attempts:
                 self._giving_up(message)
-                handling.settle(message, True)
+                finish_or_requeue(message, True)
                 return
             succeeded = self._handler(message) is not False
         except (Exception, SystemExit) as error:  # whatever a handler raises: no thread of ours ends by it
-            handling.failed(message, error)
+            requeue_after_error(message, error)
         else:
-            handling.settle(message, succeeded)
+            finish_or_requeue(message, succeeded)
 
     def _give_back(self) -> None:
         """What no handler has begun goes back at once; what one is at comes back when nsqd's timeout is over."""

@@ -1,7 +1,10 @@
 """One delivery of a message, as handlers get it: what it is, and the answers nsqd may be given."""
 
+import logging
 from collections.abc import Callable
 from typing import Final, Protocol
+
+log = logging.getLogger(__name__)
 
 FINISH: Final = "finish"
 REQUEUE: Final = "requeue"
@@ -104,3 +107,26 @@ class Message:
 
     def __repr__(self) -> str:
         return f"<Message {self.id.decode('ascii', 'replace')} attempt {self.attempts} from {self.nsqd}>"
+
+
+Handler = Callable[[Message], object]
+
+
+def log_giving_up(message: Message) -> None:
+    log.warning("msg %s attempted %d times, giving up", message.id.decode("ascii", "replace"), message.attempts)
+
+
+def finish_or_requeue(message: Message, succeeded: bool) -> None:
+    """Answer for a handler that has returned, unless it did so itself or will."""
+    if not message.is_answered and not message.waits:
+        if succeeded:
+            message.finish()
+        else:
+            message.requeue()
+
+
+def requeue_after_error(message: Message, error: BaseException) -> None:
+    """Answer for a handler that has raised."""
+    log.error("handling of message %s failed", message.id.decode("ascii", "replace"), exc_info=error)
+    if not message.is_answered:
+        message.requeue()

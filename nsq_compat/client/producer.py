@@ -16,9 +16,8 @@ from typing import Any, Final, Self
 from nsq_compat.client.batching import Batcher
 from nsq_compat.client.connection import Connection, ConnectionLost, NotDone
 from nsq_compat.client.nodes import Candidates, Node, Nodes
-from nsq_compat.client.options import address_list
 from nsq_compat.client.outcomes import Attempt, Outcome, Published, judge
-from nsq_compat.client.settings import ConnectionSettings
+from nsq_compat.client.settings import ConnectionSettings, address_list
 from nsq_compat.protocol import command_writer
 from nsq_compat.protocol.errors import E_BAD_BODY, E_BAD_MESSAGE, E_BAD_TOPIC, E_INVALID, NsqError
 from nsq_compat.protocol.names import is_valid_name

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
 
-from nsq_compat.client import event_loop, handling
+from nsq_compat.client import event_loop
 from nsq_compat.client.connection import Connection
-from nsq_compat.client.message import Message
-from nsq_compat.client.options import address_list, split_options
+from nsq_compat.client.message import Message, finish_or_requeue, log_giving_up, requeue_after_error
+from nsq_compat.client.settings import address_list, split_options
 from nsq_compat.client.subscription import Subscription
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class Reader:
 
     def giving_up(self, message: Message) -> None:
         """Called instead of the handler when a message came more than `max_tries` times; it is finished then."""
-        handling.log_giving_up(message)
+        log_giving_up(message)
 
     def preprocess_message(self, message: Message) -> Message:
         return message
@@ -171,12 +171,12 @@ class Reader:
         try:
             if 0 < self.max_tries < message.attempts:
                 self.giving_up(message)
-                handling.settle(message, True)
+                finish_or_requeue(message, True)
                 return
             message = self.preprocess_message(message)
             result = self.process_message(message) if self.validate_message(message) else True
         except Exception as error:  # whatever a handler raises
-            handling.failed(message, error)
+            requeue_after_error(message, error)
         else:
             self._settle(message, result)
 
@@ -192,17 +192,17 @@ class Reader:
         else:
             if result is None and not message.waits and not message.is_answered:
                 log.error("[%s] the handler returned None, neither True nor False: requeueing", self.name)
-            handling.settle(message, bool(result))
+            finish_or_requeue(message, bool(result))
 
     def _settle_later(self, message: Message, done: "asyncio.Future[Any] | Future[Any]") -> None:
         self._tasks.discard(done)
         message.waits = False
         try:
-            handling.settle(message, bool(done.result()))
+            finish_or_requeue(message, bool(done.result()))
         except asyncio.CancelledError:
-            handling.settle(message, False)
+            finish_or_requeue(message, False)
         except Exception as error:  # whatever a handler raises
-            handling.failed(message, error)
+            requeue_after_error(message, error)
 
     def _give_back(self) -> None:
         while self._waiting:

@@ -2,7 +2,7 @@
 
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
@@ -107,4 +107,45 @@ class ConnectionSettings:
         return context
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SubscriptionSettings:
+    """Options of a consumer as a whole; seconds. Names are pynsq's where it has them."""
+
+    max_in_flight: int = 1
+    requeue_delay: float = 90
+    max_requeue_delay: float = 900
+    lookupd_poll_interval: float = 60
+    lookupd_poll_jitter: float = 0.3
+    lookupd_connect_timeout: float = 1.0
+    lookupd_request_timeout: float = 2.0
+    low_rdy_idle_timeout: float = 10
+    backoff: bool = True
+    first_backoff_duration: float = 2
+    max_backoff_duration: float = 128
+    reconnect_delay: float = 8
+    max_reconnect_delay: float = 120
+
+    def __post_init__(self) -> None:
+        if self.max_in_flight < 1:
+            raise ValueError(f"max_in_flight must be 1 or more, not {self.max_in_flight!r}")
+
+
 SETTING_NAMES: Final = frozenset(each.name for each in fields(ConnectionSettings))
+
+
+_SUBSCRIPTION_NAMES = frozenset(each.name for each in fields(SubscriptionSettings))
+
+
+def split_options(options: Mapping[str, Any]) -> tuple[SubscriptionSettings, ConnectionSettings]:
+    """Raises ``TypeError`` for a name that neither has, ``ValueError`` for a wrong value."""
+    if unknown := options.keys() - _SUBSCRIPTION_NAMES - SETTING_NAMES:
+        raise TypeError(f"unknown options: {', '.join(sorted(unknown))}")
+    return (
+        SubscriptionSettings(**{name: value for name, value in options.items() if name in _SUBSCRIPTION_NAMES}),
+        ConnectionSettings(**{name: value for name, value in options.items() if name in SETTING_NAMES}),
+    )
+
+
+def address_list(addresses: str | Iterable[str] | None) -> list[str]:
+    """One address, several, or none."""
+    return [addresses] if isinstance(addresses, str) else list(addresses or ())

@@ -19,12 +19,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass
 
-from nsq_compat.client.backoff import Backoff, Pace
 from nsq_compat.client.connection import Connection, ConnectionLost, split_address
 from nsq_compat.client.discovery import Discovery
 from nsq_compat.client.message import Message
-from nsq_compat.client.ready import ReadyCounts
-from nsq_compat.client.settings import ConnectionSettings
+from nsq_compat.client.ready import Backoff, Pace, ReadyCounts
+from nsq_compat.client.settings import ConnectionSettings, SubscriptionSettings
 from nsq_compat.protocol import command_writer
 from nsq_compat.protocol.names import is_valid_name
 
@@ -33,29 +32,6 @@ log = logging.getLogger(__name__)
 REDISTRIBUTE_SECONDS = 5.0
 SETTLE_SECONDS = 0.25
 """How long, beside its round trip, a connection whose RDY was lowered may still get what was on its way."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SubscriptionSettings:
-    """Options of a consumer as a whole; seconds. Names are pynsq's where it has them."""
-
-    max_in_flight: int = 1
-    requeue_delay: float = 90
-    max_requeue_delay: float = 900
-    lookupd_poll_interval: float = 60
-    lookupd_poll_jitter: float = 0.3
-    lookupd_connect_timeout: float = 1.0
-    lookupd_request_timeout: float = 2.0
-    low_rdy_idle_timeout: float = 10
-    backoff: bool = True
-    first_backoff_duration: float = 2
-    max_backoff_duration: float = 128
-    reconnect_delay: float = 8
-    max_reconnect_delay: float = 120
-
-    def __post_init__(self) -> None:
-        if self.max_in_flight < 1:
-            raise ValueError(f"max_in_flight must be 1 or more, not {self.max_in_flight!r}")
 
 
 @dataclass(slots=True)

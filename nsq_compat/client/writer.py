@@ -13,9 +13,9 @@ from typing import Any
 
 from nsq_compat.client import event_loop
 from nsq_compat.client.connection import Connection
-from nsq_compat.client.options import address_list
 from nsq_compat.client.outcomes import Error, Published
 from nsq_compat.client.producer import Producer
+from nsq_compat.client.settings import address_list
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import Final
 from nsq_compat.cli.kinds import BOOLEAN, DURATION, INTEGER, STRING
 from nsq_compat.cli.options import option
 from nsq_compat.client import Consumer
-from nsq_compat.client.handling import Handler
+from nsq_compat.client.message import Handler
 from nsq_compat.net.descriptor_limit import raise_descriptor_limit
 from nsq_compat.net.listeners import ListenError, listen
 from nsq_compat.net.process import stop_signal

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from nsq_compat.client import Connection, Consumer, Message
-from nsq_compat.client.handling import Handler
+from nsq_compat.client.message import Handler
 from nsq_compat.protocol import command_writer
 
 KEPT_SECONDS: Final = 1.0

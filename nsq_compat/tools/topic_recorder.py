@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from nsq_compat.client import Consumer, Message
-from nsq_compat.client.handling import Handler
+from nsq_compat.client.message import Handler
 from nsq_compat.tools.recording import Recording
 
 log = logging.getLogger(__name__)

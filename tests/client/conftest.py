@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from nsq_compat.client.consumer import Consumer
-from nsq_compat.client.handling import Handler
+from nsq_compat.client.message import Handler
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from tests.client.fake_lookupd import FakeLookupd
 from tests.client.fake_nsqd import FakeNsqd, MakeNsqd

@@ -1,6 +1,6 @@
 import pytest
 
-from nsq_compat.client.message import AlreadyAnswered, Message
+from nsq_compat.client.message import AlreadyAnswered, Message, finish_or_requeue, log_giving_up, requeue_after_error
 
 
 class Answers:
@@ -88,3 +88,39 @@ def test_it_is_lost_with_its_connection(message, answers):
 
 def test_it_says_what_it_is(message):
     assert repr(message) == "<Message 0123456789abcdef attempt 2 from host:1>"
+
+
+def test_success_finishes_a_message_and_a_second_outcome_changes_nothing(message, answers):
+    finish_or_requeue(message, True)
+    finish_or_requeue(message, False)
+    assert answers.given == ["finish"]
+
+
+def test_failure_requeues(message, answers):
+    finish_or_requeue(message, False)
+    assert answers.given == [(None, True)]
+
+
+def test_an_async_message_is_not_answered_when_the_handler_returns(message, answers):
+    message.enable_async()
+    finish_or_requeue(message, True)
+    assert answers.given == []
+
+
+def test_an_exception_requeues_an_async_message_too_and_is_logged(message, answers, caplog):
+    message.enable_async()
+    requeue_after_error(message, RuntimeError("on purpose"))
+    assert answers.given == [(None, True)]
+    assert "on purpose" in caplog.text
+
+
+def test_an_exception_after_the_answer_is_only_logged(message, answers, caplog):
+    message.finish()
+    requeue_after_error(message, RuntimeError("on purpose"))
+    assert answers.given == ["finish"]
+    assert "on purpose" in caplog.text
+
+
+def test_giving_up_is_logged_in_nsqs_words(message, caplog):
+    log_giving_up(message)
+    assert "msg 0123456789abcdef attempted 2 times, giving up" in caplog.text

@@ -2,8 +2,8 @@
 
 import pytest
 
-from nsq_compat.client.backoff import Pace
 from nsq_compat.client.message import Message
+from nsq_compat.client.ready import Pace
 from nsq_compat.protocol.frames import OK, error_frame
 from tests.client.conftest import StartConsumer
 from tests.client.fake_lookupd import FakeLookupd
