@@ -82,7 +82,7 @@ def _cpu_ns(run: Callable[[], object], loops: int) -> int:
 def _reading(data: bytes) -> Callable[[], Callable[[], object]]:
     def make() -> Callable[[], object]:
         reader = CommandReader(lambda tokens: COMMANDS[tokens[0]], max_msg_size=1 << 20, max_body_size=5 << 20)
-        return lambda: reader.receive_alone(data) or list(reader.receive_data(data))
+        return lambda: reader.receive_single(data) or list(reader.receive_data(data))
 
     return make
 

@@ -16,7 +16,7 @@ import requests
 import urllib3
 
 from nsq_compat.bounded_http import Deadline, bounded_session
-from nsq_compat.protocol.names import problem_with, shown
+from nsq_compat.protocol.names import address_error, printable
 
 log = logging.getLogger(__name__)
 
@@ -87,8 +87,8 @@ def _listing(answer: Any) -> Listing:
     for each in producers:
         fields = each if isinstance(each, dict) else {}
         host, port = fields.get("broadcast_address"), fields.get("tcp_port")
-        if problem := problem_with(host, TCP=port):
-            skipped.append(f"nsqd {shown(fields.get('hostname', ''))}: {problem}")
+        if problem := address_error(host, TCP=port):
+            skipped.append(f"nsqd {printable(fields.get('hostname', ''))}: {problem}")
         else:
             nodes.add(f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}")
     return Listing(nodes, tuple(skipped))

@@ -73,7 +73,7 @@ class Producer:
     def publish_many(self, topic: str, bodies: Sequence[bytes], *, timeout: float | None = None) -> Published:
         """MPUB: all of them or none. Raises like `publish`."""
         _check(topic, bodies)
-        return self._publish(command_writer.publish_together(topic, bodies), timeout)
+        return self._publish(command_writer.publish_many(topic, bodies), timeout)
 
     def publish_async(self, topic: str, body: bytes, *, defer: float = 0.0) -> Future[Published]:
         """The same in the background, together with others for the same topic; the future raises what `publish` does.
@@ -190,7 +190,7 @@ def _command(topic: str, bodies: Sequence[bytes], defer: float) -> bytes:
         return command_writer.publish_deferred(topic, body, int(defer * 1000))
     if len(bodies) == 1:
         return command_writer.publish(topic, bodies[0])
-    return command_writer.publish_together(topic, bodies)
+    return command_writer.publish_many(topic, bodies)
 
 
 def _check(topic: str, bodies: Sequence[bytes]) -> None:

@@ -19,30 +19,30 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Final
 
-from nsq_compat.protocol.commands import MPUB, PUB, BodySpec, Command, CommandSpec, Finish, Line, Publish
+from nsq_compat.protocol.commands import MPUB, PUB, BodySpec, Command, CommandSpec, Finish, Publish, SimpleCommand
 from nsq_compat.protocol.errors import E_BAD_BODY, E_BAD_MESSAGE, FatalClientError, SilentClose
 from nsq_compat.protocol.layout import SIZE_OF_SIZE, read_batch_header, read_size
 from nsq_compat.protocol.uniform_bodies import UniformBodies
 
-_WORTH_A_LOOK: Final = 4
-_ALIKE_AT_ONCE: Final = 256
+_MIN_UNIFORM_RUN: Final = 4
+_MAX_UNIFORM_RUN: Final = 256
 """Messages of one size; bounds what a remembered layout takes."""
 _NONE: Final = UniformBodies()
 
 
 @lru_cache(maxsize=64)
-def _alike(size: int, count: int) -> struct.Struct:
+def _uniform_layout(size: int, count: int) -> struct.Struct:
     """So many messages of that size, each with its size before it."""
     return struct.Struct(f"{SIZE_OF_SIZE}s{size}s" * count)
 
 
-def _cut_alike(buffer: bytes, position: int, size: int, count: int) -> tuple[bytes, ...]:
+def _cut_uniform(buffer: bytes, position: int, size: int, count: int) -> tuple[bytes, ...]:
     """So many messages that are all there, if all of them are of that size, which the first one is; else none."""
-    fields = _alike(size, count).unpack_from(buffer, position)
+    fields = _uniform_layout(size, count).unpack_from(buffer, position)
     return fields[1::2] if fields[::2].count(fields[0]) == count else ()
 
 
-def whole_batch(data: bytes, begin: int, max_msg_size: int, max_body_size: int) -> UniformBodies:
+def parse_uniform_batch(data: bytes, begin: int, max_msg_size: int, max_body_size: int) -> UniformBodies:
     """The messages of the MPUB whose size is at `begin`, if they are of one size and all there is; else none."""
     start = begin + 2 * SIZE_OF_SIZE
     if start + SIZE_OF_SIZE > len(data):
@@ -53,11 +53,11 @@ def whole_batch(data: bytes, begin: int, max_msg_size: int, max_body_size: int) 
     body_size, count, size = read_batch_header(data, begin)
     if body_size != len(data) - begin - SIZE_OF_SIZE or body_size > max_body_size:
         return _NONE
-    if not 0 < count <= _ALIKE_AT_ONCE or not 0 < size <= max_msg_size:
+    if not 0 < count <= _MAX_UNIFORM_RUN or not 0 < size <= max_msg_size:
         return _NONE
     if start + count * (SIZE_OF_SIZE + size) != len(data):
         return _NONE
-    return UniformBodies(_cut_alike(data, start, size, count))
+    return UniformBodies(_cut_uniform(data, start, size, count))
 
 
 class SizedBody:
@@ -76,7 +76,7 @@ class SizedBody:
         if self._size is None:
             if end - position < SIZE_OF_SIZE:
                 return None, position
-            self._size = self._judged(read_size(buffer, position)[0])
+            self._size = self._checked_size(read_size(buffer, position)[0])
             self.needed = self._size
             position += SIZE_OF_SIZE
         stop = position + self._size
@@ -85,24 +85,24 @@ class SizedBody:
         body = buffer[position:stop]
         if self._spec is PUB:
             return Publish(self._spec, self._tokens, [body]), stop
-        return Line(self._spec, self._tokens, body), stop
+        return SimpleCommand(self._spec, self._tokens, body), stop
 
-    def _judged(self, size: int) -> int:
+    def _checked_size(self, size: int) -> int:
         if size <= 0:
-            raise self._refusal(f"invalid {self._wording.noun} size {size}")
+            raise self._error(f"invalid {self._wording.noun} size {size}")
         if size > self._limit:
-            raise self._refusal(f"{self._wording.whole} too big {size} > {self._limit}")
+            raise self._error(f"{self._wording.whole} too big {size} > {self._limit}")
         return size
 
-    def unreadable(self) -> FatalClientError:
+    def read_error(self) -> FatalClientError:
         part = " size" if self._size is None else ""
-        return self._refusal(f"failed to read {self._wording.noun}{part}")
+        return self._error(f"failed to read {self._wording.noun}{part}")
 
-    def _refusal(self, text: str) -> FatalClientError:
+    def _error(self, text: str) -> FatalClientError:
         return FatalClientError(self._wording.code, f"{self._spec.name} {text}")
 
 
-class MultipleBody:
+class BatchBody:
     """The body of an MPUB: a size, a count, then so many sized messages.
 
     nsqd: the size is checked and then forgotten; the count decides where the command ends. Here the size limit also
@@ -126,12 +126,12 @@ class MultipleBody:
         if self._size is None:
             if end - position < SIZE_OF_SIZE:
                 return None, position
-            self._size = self._judged_size(read_size(buffer, position)[0])
+            self._size = self._checked_size(read_size(buffer, position)[0])
             position += SIZE_OF_SIZE
         if self._count is None:
             if end - position < SIZE_OF_SIZE:
                 return None, position
-            self._count = self._judged_count(read_size(buffer, position)[0])
+            self._count = self._checked_count(read_size(buffer, position)[0])
             position += SIZE_OF_SIZE
         position = self._read_messages(buffer, position, end, self._count)
         if len(self._bodies) < self._count:
@@ -142,9 +142,9 @@ class MultipleBody:
         # Hot: runs for every message of an MPUB.
         begin, max_msg_size = position, self._max_msg_size
         last_allowed = begin + self._max_body_size - self._taken
-        while alike := self._next_alike(buffer, position, min(end, last_allowed), count - len(self._bodies)):
-            self._bodies += alike
-            position += len(alike) * (SIZE_OF_SIZE + len(alike[0]))
+        while uniform := self._next_uniform(buffer, position, min(end, last_allowed), count - len(self._bodies)):
+            self._bodies += uniform
+            position += len(uniform) * (SIZE_OF_SIZE + len(uniform[0]))
         append = self._bodies.append
         self._in_message = False
         self.needed = SIZE_OF_SIZE
@@ -155,7 +155,7 @@ class MultipleBody:
             (size,) = read_size(buffer, position)
             stop = start + size
             if size > max_msg_size or size <= 0 or stop > last_allowed:
-                raise self._wrong_message(size, stop - last_allowed)
+                raise self._message_error(size, stop - last_allowed)
             if stop > end:
                 self._in_message = True
                 self.needed = SIZE_OF_SIZE + size
@@ -165,12 +165,12 @@ class MultipleBody:
         self._taken += position - begin
         return position
 
-    def _next_alike(self, buffer: bytes, position: int, end: int, wanted: int) -> tuple[bytes, ...]:
+    def _next_uniform(self, buffer: bytes, position: int, end: int, wanted: int) -> tuple[bytes, ...]:
         """The next messages, if they are all there and of one size, so many at once; else none."""
         # Records of one size are cut by one call, at a quarter of the cost; others cost no more than looking at two.
-        count = min(wanted, _ALIKE_AT_ONCE)
+        count = min(wanted, _MAX_UNIFORM_RUN)
         start = position + SIZE_OF_SIZE
-        if count < _WORTH_A_LOOK or start > end:
+        if count < _MIN_UNIFORM_RUN or start > end:
             return ()
         size = read_size(buffer, position)[0]
         following = start + size
@@ -178,38 +178,38 @@ class MultipleBody:
             return ()
         if buffer[position:start] != buffer[following : following + SIZE_OF_SIZE]:
             return ()
-        return _cut_alike(buffer, position, size, count)
+        return _cut_uniform(buffer, position, size, count)
 
-    def _judged_size(self, size: int) -> int:
+    def _checked_size(self, size: int) -> int:
         if size <= 0:
-            raise self._refusal(f"invalid body size {size}")
+            raise self._error(f"invalid body size {size}")
         if size > self._max_body_size:
-            raise self._refusal(f"body too big {size} > {self._max_body_size}")
+            raise self._error(f"body too big {size} > {self._max_body_size}")
         return size
 
-    def _judged_count(self, count: int) -> int:
+    def _checked_count(self, count: int) -> int:
         # nsqd: a message takes at least a size and one byte.
         if not 0 < count <= (self._max_body_size - SIZE_OF_SIZE) // (SIZE_OF_SIZE + 1):
-            raise self._refusal(f"invalid message count {count}")
+            raise self._error(f"invalid message count {count}")
         return count
 
-    def _wrong_message(self, size: int, excess: int) -> FatalClientError:
+    def _message_error(self, size: int, excess: int) -> FatalClientError:
         if size <= 0:
-            return self._refusal(f"invalid message({len(self._bodies)}) body size {size}", E_BAD_MESSAGE)
+            return self._error(f"invalid message({len(self._bodies)}) body size {size}", E_BAD_MESSAGE)
         if size > self._max_msg_size:
-            return self._refusal(f"message too big {size} > {self._max_msg_size}", E_BAD_MESSAGE)
-        return self._refusal(f"body too big {self._max_body_size + excess} > {self._max_body_size}")
+            return self._error(f"message too big {size} > {self._max_msg_size}", E_BAD_MESSAGE)
+        return self._error(f"body too big {self._max_body_size + excess} > {self._max_body_size}")
 
-    def unreadable(self) -> FatalClientError:
+    def read_error(self) -> FatalClientError:
         if self._size is None:
-            return self._refusal("failed to read body size")
+            return self._error("failed to read body size")
         if self._count is None:
-            return self._refusal("failed to read message count")
+            return self._error("failed to read message count")
         if self._in_message:
-            return self._refusal("failed to read message body", E_BAD_MESSAGE)
-        return self._refusal(f"failed to read message({len(self._bodies)}) body size", E_BAD_MESSAGE)
+            return self._error("failed to read message body", E_BAD_MESSAGE)
+        return self._error(f"failed to read message({len(self._bodies)}) body size", E_BAD_MESSAGE)
 
-    def _refusal(self, text: str, code: str = E_BAD_BODY) -> FatalClientError:
+    def _error(self, text: str, code: str = E_BAD_BODY) -> FatalClientError:
         return FatalClientError(code, f"{self._spec.name} {text}")
 
 
@@ -222,16 +222,16 @@ _CARRIAGE_RETURN: Final = ord("\r")
 _lone_fin: Final = re.compile(rb"FIN ([^\n\r ]{16})\n").fullmatch
 _LONE_FIN_SIZE: Final = 21
 _new_tuple: Final = tuple.__new__  # what a named tuple does when it is called, without its Python, twice as long
-LARGEST_DOCUMENT: Final = 1 << 18
+MAX_DOCUMENT_SIZE: Final = 1 << 18
 """Bytes of an IDENTIFY or AUTH. nsqd: up to --max-body-size, and decoding 5 MB takes 0.2 s (document-size)."""
-_MOST_KNOWN: Final = 256
+_MAX_KNOWN_LINES: Final = 256
 """Lines of one connection: who publishes to more topics has them judged now and then."""
 
 
 class CommandReader:
     """Reads one connection's commands, from behind the magic.
 
-    What the socket gives is for `receive_alone`, which knows the usual, and where that does not take it for
+    What the socket gives is for `receive_single`, which knows the usual, and where that does not take it for
     `receive_data`.
 
     `admit` is called with the tokens of each complete line, but for FINs that are well-formed as they are, and perhaps
@@ -250,22 +250,22 @@ class CommandReader:
         self._needed = 1
         self._buffer = b""
         self._position = 0
-        self._body: SizedBody | MultipleBody | None = None
+        self._body: SizedBody | BatchBody | None = None
         # PUB and MPUB lines that were admitted, with their ends, and the last of them.
         self._known: dict[bytes, tuple[CommandSpec, list[bytes]]] = {}
         self._line = b""
         self._line_spec = PUB
         self._line_tokens: list[bytes] = []
         # How the last PUB that came alone began, up to its body, and the size of all of it: the next is often like it.
-        self._head = b""
-        self._alone_size = -1
+        self._single_prefix = b""
+        self._single_size = -1
 
     @property
     def amid_command(self) -> bool:
         """Whether what was received ends with a part of a command."""
         return self._available > 0 or self._body is not None
 
-    def receive_alone(self, data: bytes) -> Publish | Finish | None:
+    def receive_single(self, data: bytes) -> Publish | Finish | None:
         """What the socket gave, if that is just one PUB or MPUB with a line that is known, or one FIN; else None.
 
         None says that nothing was taken, and that it is for `receive_data`. Raises nothing.
@@ -273,13 +273,13 @@ class CommandReader:
         # Hot: a client that awaits each answer sends one command at a time: half the cost without the generator.
         if self._available or self._body is not None:
             return None
-        if len(data) == self._alone_size and data.startswith(self._head):
-            return Publish(self._line_spec, self._line_tokens, (data[len(self._head) :],))
+        if len(data) == self._single_size and data.startswith(self._single_prefix):
+            return Publish(self._line_spec, self._line_tokens, (data[len(self._single_prefix) :],))
         if len(data) == _LONE_FIN_SIZE and (fin := _lone_fin(data)) is not None:
             return _new_tuple(Finish, ([fin[1]],))
         line = self._line
         if not data.startswith(line) or not line:
-            line = self._recall(data)
+            line = self._find_known_line(data)
             if not line:
                 return None
         begin = len(line)
@@ -289,31 +289,31 @@ class CommandReader:
             if not 0 < size <= self._max_msg_size or read_size(data, begin)[0] != size:
                 return None
             bodies: Sequence[bytes] = (data[begin + SIZE_OF_SIZE :],)
-            self._head, self._alone_size = data[: begin + SIZE_OF_SIZE], len(data)
+            self._single_prefix, self._single_size = data[: begin + SIZE_OF_SIZE], len(data)
         else:
-            bodies = whole_batch(data, begin, self._max_msg_size, self._max_body_size)
+            bodies = parse_uniform_batch(data, begin, self._max_msg_size, self._max_body_size)
             if not bodies:
                 return None
         return Publish(spec, self._line_tokens, bodies)
 
-    def _recall(self, data: bytes) -> bytes:
+    def _find_known_line(self, data: bytes) -> bytes:
         """The line that the data begins with, if it is known."""
         line = data[: data.find(b"\n") + 1]
         known = self._known.get(line)
         if known is None:
             return b""
-        self._take_for_usual(line, *known)
+        self._select_line(line, *known)
         return line
 
-    def _learn(self, line: bytes, spec: CommandSpec, tokens: list[bytes]) -> None:
-        if len(self._known) >= _MOST_KNOWN:
+    def _remember_line(self, line: bytes, spec: CommandSpec, tokens: list[bytes]) -> None:
+        if len(self._known) >= _MAX_KNOWN_LINES:
             self._known.clear()
         self._known[line] = spec, tokens
-        self._take_for_usual(line, spec, tokens)
+        self._select_line(line, spec, tokens)
 
-    def _take_for_usual(self, line: bytes, spec: CommandSpec, tokens: list[bytes]) -> None:
+    def _select_line(self, line: bytes, spec: CommandSpec, tokens: list[bytes]) -> None:
         self._line, self._line_spec, self._line_tokens = line, spec, tokens
-        self._alone_size = -1
+        self._single_size = -1
 
     def receive_data(self, data: bytes) -> Iterator[Command]:
         """Take what the socket gave; the commands that are complete, to be gone through once, before more is fed.
@@ -363,7 +363,7 @@ class CommandReader:
         """
         if self._body is None:
             raise SilentClose("end of input")
-        raise self._body.unreadable()
+        raise self._body.read_error()
 
     def _next_command(self, end: int) -> Command | None:
         if self._body is not None:
@@ -385,9 +385,9 @@ class CommandReader:
         self._position = newline + 1
         spec = self._admit(tokens)
         if spec.body is None:
-            return Line(spec, tokens, b"")
+            return SimpleCommand(spec, tokens, b"")
         if spec is PUB or spec is MPUB:
-            self._learn(buffer[position : newline + 1], spec, tokens)
+            self._remember_line(buffer[position : newline + 1], spec, tokens)
         if spec is PUB:
             command = self._read_publish_run(spec, tokens, self._line, end)
             if command is not None:
@@ -418,13 +418,13 @@ class CommandReader:
         self._body = self._expect_body(spec, tokens, spec.body)
         return Publish(spec, tokens, bodies)
 
-    def _expect_body(self, spec: CommandSpec, tokens: list[bytes], body: BodySpec) -> SizedBody | MultipleBody:
+    def _expect_body(self, spec: CommandSpec, tokens: list[bytes], body: BodySpec) -> SizedBody | BatchBody:
         if body.multiple:
-            return MultipleBody(spec, tokens, self._max_msg_size, self._max_body_size)
-        limit = self._max_msg_size if body.is_message else min(self._max_body_size, LARGEST_DOCUMENT)
+            return BatchBody(spec, tokens, self._max_msg_size, self._max_body_size)
+        limit = self._max_msg_size if body.is_message else min(self._max_body_size, MAX_DOCUMENT_SIZE)
         return SizedBody(spec, tokens, body, limit)
 
-    def _read_body(self, body: SizedBody | MultipleBody, end: int) -> Command | None:
+    def _read_body(self, body: SizedBody | BatchBody, end: int) -> Command | None:
         command, self._position = body.read(self._buffer, self._position, end)
         if command is None:
             self._needed = body.needed

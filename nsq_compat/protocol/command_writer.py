@@ -58,7 +58,7 @@ def publish_deferred(topic: str, body: bytes, delay_ms: int) -> bytes:
     return f"DPUB {topic} {delay_ms}\n".encode() + sized(body)
 
 
-def publish_together(topic: str, bodies: Sequence[bytes]) -> bytes:
+def publish_many(topic: str, bodies: Sequence[bytes]) -> bytes:
     """MPUB: ``schema.MPUB_BODY`` behind its line."""
     pieces = [pack_size(len(bodies))]
     for body in bodies:

@@ -35,7 +35,7 @@ class CommandSpec:
     name: str
     states: frozenset[int]
     tokens: int = 1
-    shortage: str = ""
+    missing_params: str = ""
     has_topic: bool = False
     has_channel: bool = False
     has_message_id: bool = False
@@ -94,7 +94,7 @@ class Publish:
         return (self.spec, self.tokens, self.bodies) == (other.spec, other.tokens, other.bodies)
 
 
-class Line(NamedTuple):
+class SimpleCommand(NamedTuple):
     """Any other command: its line cut at the spaces, and the sized body behind it where the command has one."""
 
     spec: CommandSpec
@@ -102,7 +102,7 @@ class Line(NamedTuple):
     body: bytes
 
 
-Command = Finish | Publish | Line
+Command = Finish | Publish | SimpleCommand
 
 
 BEYOND_64_BITS: Final = 1 << 64
@@ -111,7 +111,7 @@ BEYOND_64_BITS: Final = 1 << 64
 _MAX_DIGITS: Final = 19
 
 
-def number(raw: bytes) -> int | None:
+def parse_number(raw: bytes) -> int | None:
     """A decimal parameter: digits only, an empty one is 0; None for anything else.
 
     What does not fit 64 bits becomes ``BEYOND_64_BITS``, where nsqd lets it wrap around.

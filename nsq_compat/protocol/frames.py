@@ -105,7 +105,7 @@ class FrameReader:
         if not buffer.append(data):
             return FrameBlock(b"", [0], others)
         data = buffer.gather()
-        table = _messages_alike(data, max_size)
+        table = _uniform_run(data, max_size)
         starts, position = list[int](), table[-1]
         end = len(data)
         last_start = end - header_size
@@ -153,7 +153,7 @@ class FrameReader:
         buffer.gather()
 
 
-def _messages_alike(data: bytes, max_size: int) -> range:
+def _uniform_run(data: bytes, max_size: int) -> range:
     """Where the whole messages begin, and where the last ends, that stand at the beginning and all have the size of the
     first. Looks at no more than some times what it finds."""
     # Column by column, without an object for a frame: what is published by programs often has one size.

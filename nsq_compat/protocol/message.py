@@ -82,11 +82,11 @@ def join_uniform(ids: Sequence[bytes], timestamp_ns: int, bodies: UniformBodies,
 
 def cut_uniform(joined: bytes, size: int, begin: int, count: int) -> tuple[bytes, ...]:
     """So many frames of that size, the first of which is at `begin`."""
-    return _alike(size, count).unpack_from(joined, begin)
+    return _uniform_layout(size, count).unpack_from(joined, begin)
 
 
 @lru_cache(maxsize=64)
-def _alike(size: int, count: int) -> struct.Struct:
+def _uniform_layout(size: int, count: int) -> struct.Struct:
     return struct.Struct(f"{size}s" * count)
 
 

@@ -51,14 +51,14 @@ def is_port(number: object) -> bool:
     return type(number) is int and 0 < number <= _LARGEST_PORT
 
 
-def problem_with(host: object, **ports: object) -> str:
+def address_error(host: object, **ports: object) -> str:
     """Why an announced address cannot be used, in a few printable characters; empty for one that can be."""
     if not is_host(host):
-        return f"invalid broadcast address {shown(host)}"
-    return next((f"invalid {name} port {shown(port)}" for name, port in ports.items() if not is_port(port)), "")
+        return f"invalid broadcast address {printable(host)}"
+    return next((f"invalid {name} port {printable(port)}" for name, port in ports.items() if not is_port(port)), "")
 
 
-def shown(value: object) -> str:
+def printable(value: object) -> str:
     """What another daemon said, for a log line or an error text: quoted, printable and short."""
     text = str(value)
     cut = "..." if len(text) > _LONGEST_SHOWN else ""

@@ -164,7 +164,7 @@ def test_messages_go_both_ways_through_tls(tls_nsqd, topic, connect, told, autho
     connection = connect(tls_nsqd.tcp_address, (topic, "c"), **options)
     connection.tell(command_writer.ready(100))
     bodies = [b"%d" % number * 3000 for number in range(20)]
-    assert ask(connection, command_writer.publish_together(topic, bodies)) == b"OK"
+    assert ask(connection, command_writer.publish_many(topic, bodies)) == b"OK"
     wait_until(lambda: len(told.messages) == 20)
     assert sorted(message.body for message in told.messages) == sorted(bodies)
     for message in told.messages:

@@ -9,8 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nsq_compat.protocol import schema
-from nsq_compat.protocol.command_reader import LARGEST_DOCUMENT, MAX_LINE, CommandReader
-from nsq_compat.protocol.commands import COMMANDS, Command, CommandSpec, Finish, Line, Publish
+from nsq_compat.protocol.command_reader import MAX_DOCUMENT_SIZE, MAX_LINE, CommandReader
+from nsq_compat.protocol.commands import COMMANDS, Command, CommandSpec, Finish, Publish, SimpleCommand
 from nsq_compat.protocol.errors import E_INVALID, FatalClientError, SilentClose
 
 MAX_MSG_SIZE = 20
@@ -99,7 +99,7 @@ def hear(reader: CommandReader, pieces: Iterable[bytes]) -> Heard:
     events: list[Event] = []
     try:
         for piece in pieces:
-            alone = reader.receive_alone(piece)
+            alone = reader.receive_single(piece)
             for command in reader.receive_data(piece) if alone is None else [alone]:
                 events += flat([command])
         reader.end_of_input()
@@ -121,7 +121,7 @@ def single(reader: CommandReader, data: bytes) -> Command:
 
 
 def alone_or_first(reader: CommandReader, data: bytes) -> Any:
-    return reader.receive_alone(data) or single(reader, data)
+    return reader.receive_single(data) or single(reader, data)
 
 
 # --- Lines ------------------------------------------------------------------------------------------------------------
@@ -129,9 +129,9 @@ def alone_or_first(reader: CommandReader, data: bytes) -> Any:
 
 @pytest.mark.parametrize("command", [b"IDENTIFY", b"AUTH"])
 def test_a_document_has_a_limit_of_its_own_below_that_of_bodies(command):
-    largest = command + b"\n" + sized(b"x" * LARGEST_DOCUMENT)
+    largest = command + b"\n" + sized(b"x" * MAX_DOCUMENT_SIZE)
     assert hear(new_reader(max_body_size=1 << 20), [largest]).error is None
-    too_big = command + b"\n" + number(LARGEST_DOCUMENT + 1)
+    too_big = command + b"\n" + number(MAX_DOCUMENT_SIZE + 1)
     refusal = b"E_BAD_BODY %s body too big 262145 > 262144" % command
     assert hear(new_reader(max_body_size=1 << 20), [too_big]).error == refusal
 
@@ -155,7 +155,7 @@ def test_a_document_has_a_limit_of_its_own_below_that_of_bodies(command):
     ],
 )
 def test_a_line_is_cut_at_single_spaces_and_may_end_with_one_carriage_return(reader, line, tokens):
-    assert single(reader, line) == Line(COMMANDS[tokens[0]], tokens, b"")
+    assert single(reader, line) == SimpleCommand(COMMANDS[tokens[0]], tokens, b"")
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,9 @@ def test_a_body_may_be_longer_than_any_line():
 
 def test_an_id_is_taken_as_long_as_it_is_for_whoever_admits_to_refuse(noting_reader, admitted):
     for message_id in (ID[:15], ID + b"0", ID * 100, b""):
-        assert single(noting_reader, b"FIN " + message_id + b"\n") == Line(COMMANDS[b"FIN"], [b"FIN", message_id], b"")
+        assert single(noting_reader, b"FIN " + message_id + b"\n") == SimpleCommand(
+            COMMANDS[b"FIN"], [b"FIN", message_id], b""
+        )
     assert [tokens[1] for tokens in admitted] == [ID[:15], ID + b"0", ID * 100, b""]
 
 
@@ -226,7 +228,7 @@ def test_a_run_of_fins_ends_where_something_else_begins(reader):
     first, second, third, fourth = (b"FIN " + each + b"\n" for each in ids)
     assert list(reader.receive_data(first + second + b"NOP\n" + third + fourth)) == [
         Finish(ids[:2]),
-        Line(COMMANDS[b"NOP"], [b"NOP"], b""),
+        SimpleCommand(COMMANDS[b"NOP"], [b"NOP"], b""),
         Finish(ids[2:]),
     ]
 
@@ -298,9 +300,9 @@ def test_lines_of_many_topics_are_known_but_not_of_any_number(noting_reader, adm
     ],
 )
 def test_a_pub_that_comes_alone_is_taken_where_its_line_is_known_and_nothing_is_odd(reader, data, bodies):
-    assert reader.receive_alone(pub(b"one")) is None
+    assert reader.receive_single(pub(b"one")) is None
     single(reader, pub(b"one"))
-    alone = reader.receive_alone(data)
+    alone = reader.receive_single(data)
     assert (alone and list(alone.bodies)) == bodies
 
 
@@ -330,20 +332,20 @@ def test_a_pub_that_comes_alone_is_taken_where_its_line_is_known_and_nothing_is_
 )
 def test_an_mpub_that_comes_alone_is_taken_where_its_messages_are_alike_and_nothing_is_odd(reader, data, bodies):
     single(reader, mpub(b"any"))
-    alone = reader.receive_alone(data)
+    alone = reader.receive_single(data)
     assert (alone and list(alone.bodies)) == bodies
 
 
 def test_nothing_comes_alone_behind_the_beginning_of_something_else(reader):
     single(reader, pub(b"one"))
     fin = b"FIN " + ID + b"\n"
-    assert reader.receive_alone(fin) == Finish([ID])
+    assert reader.receive_single(fin) == Finish([ID])
     for beginning in (b"P", b"PUB t\n", b"PUB t\n" + number(7)):
         reader = new_reader()
         single(reader, pub(b"one"))
         assert list(reader.receive_data(beginning)) == []
-        assert reader.receive_alone(pub(b"two")) is None
-        assert reader.receive_alone(fin) is None
+        assert reader.receive_single(pub(b"two")) is None
+        assert reader.receive_single(fin) is None
 
 
 def test_a_pub_like_the_last_one_goes_to_the_topic_of_its_own_line(reader):
@@ -351,15 +353,15 @@ def test_a_pub_like_the_last_one_goes_to_the_topic_of_its_own_line(reader):
     for data in (pub(b"one", to_t), pub(b"one", to_u), batch):
         single(reader, data)
     for data in (pub(b"one", to_t), pub(b"two", to_t), pub(b"one", to_u), pub(b"two", to_t), batch, pub(b"one", to_t)):
-        alone = reader.receive_alone(data)
+        alone = reader.receive_single(data)
         assert alone == Publish(COMMANDS[data[: data.index(b" ")]], data[: data.index(b"\n")].split(b" "), (data[-3:],))
 
 
 def test_a_pub_as_long_as_the_last_one_with_another_size_is_not_like_it(reader):
     single(reader, pub(b"one"))
-    assert reader.receive_alone(pub(b"two")) is not None
-    assert reader.receive_alone(b"PUB t\n" + number(2) + b"two") is None
-    assert reader.receive_alone(b"") is None
+    assert reader.receive_single(pub(b"two")) is not None
+    assert reader.receive_single(b"PUB t\n" + number(2) + b"two") is None
+    assert reader.receive_single(b"") is None
 
 
 COMMANDS_OF_MANY_KINDS = st.one_of(
@@ -418,11 +420,13 @@ def test_a_pub_is_refused_by_its_line_before_its_body_has_come():
 @pytest.mark.parametrize("name", [b"IDENTIFY", b"AUTH"])
 def test_a_document_may_be_as_big_as_a_body(reader, name):
     body = b"x" * MAX_BODY_SIZE
-    assert single(reader, name + b"\n" + sized(body)) == Line(COMMANDS[name], [name], body)
+    assert single(reader, name + b"\n" + sized(body)) == SimpleCommand(COMMANDS[name], [name], body)
 
 
 def test_a_deferred_message_comes_with_its_line(reader):
-    assert single(reader, b"DPUB t 100\n" + sized(b"body")) == Line(COMMANDS[b"DPUB"], [b"DPUB", b"t", b"100"], b"body")
+    assert single(reader, b"DPUB t 100\n" + sized(b"body")) == SimpleCommand(
+        COMMANDS[b"DPUB"], [b"DPUB", b"t", b"100"], b"body"
+    )
 
 
 def test_a_body_may_hold_anything(reader):
@@ -641,7 +645,7 @@ def test_what_was_handed_back_is_gone_and_the_reader_begins_anew(reader):
         assert reader.hand_back() == BEHIND
         assert reader.hand_back() == b""
     assert reader.hand_back() == b""
-    assert single(reader, b"RDY 1\n") == Line(COMMANDS[b"RDY"], [b"RDY", b"1"], b"")
+    assert single(reader, b"RDY 1\n") == SimpleCommand(COMMANDS[b"RDY"], [b"RDY", b"1"], b"")
 
 
 def test_what_came_in_several_pieces_is_handed_back_in_one(reader):
@@ -844,7 +848,7 @@ MEGABYTE = 1 << 20
     "data",
     [
         pytest.param(pub(b"x" * MEGABYTE), id="one big message"),
-        pytest.param(b"IDENTIFY\n" + sized(b"x" * LARGEST_DOCUMENT), id="one big document"),
+        pytest.param(b"IDENTIFY\n" + sized(b"x" * MAX_DOCUMENT_SIZE), id="one big document"),
         pytest.param(mpub(b"x" * MEGABYTE), id="one big message in an MPUB"),
         pytest.param(mpub(*[b"x" * 100_000] * 10), id="some big messages in an MPUB"),
         pytest.param(mpub(*[b"x" * 100] * 10_000), id="many small messages in an MPUB"),

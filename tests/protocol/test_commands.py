@@ -2,7 +2,7 @@
 
 import pytest
 
-from nsq_compat.protocol.commands import BEYOND_64_BITS, CLOSING, COMMANDS, INIT, PUB, SUBSCRIBED, number
+from nsq_compat.protocol.commands import BEYOND_64_BITS, CLOSING, COMMANDS, INIT, PUB, SUBSCRIBED, parse_number
 
 ALWAYS = {INIT, SUBSCRIBED, CLOSING}
 PARAMETERS = "insufficient number of parameters"
@@ -43,7 +43,7 @@ def test_a_command_has_its_place_in_the_conversation(name, states):
 
 
 @pytest.mark.parametrize(
-    ("name", "tokens", "shortage"),
+    ("name", "tokens", "missing_params"),
     [
         (b"SUB", 3, PARAMETERS),
         (b"PUB", 2, PARAMETERS),
@@ -54,9 +54,9 @@ def test_a_command_has_its_place_in_the_conversation(name, states):
         (b"TOUCH", 2, PARAMS),
     ],
 )
-def test_a_command_that_lacks_parameters_is_refused_in_words_of_its_own(name, tokens, shortage):
+def test_a_command_that_lacks_parameters_is_refused_in_words_of_its_own(name, tokens, missing_params):
     spec = COMMANDS[name]
-    assert (spec.tokens, spec.shortage) == (tokens, shortage)
+    assert (spec.tokens, spec.missing_params) == (tokens, missing_params)
 
 
 @pytest.mark.parametrize("name", [b"IDENTIFY", b"AUTH", b"RDY", b"CLS", b"NOP"])
@@ -101,18 +101,18 @@ def test_five_commands_have_a_body_and_one_has_many_messages_in_it():
 
 @pytest.mark.parametrize(("raw", "value"), [(b"", 0), (b"0", 0), (b"007", 7), (b"2500", 2500), (b"0" * 30 + b"9", 9)])
 def test_digits_are_a_number_and_nothing_is_zero(raw, value):
-    assert number(raw) == value
+    assert parse_number(raw) == value
 
 
 @pytest.mark.parametrize("raw", [b"-1", b"+1", b"1.0", b" 1", b"1 ", b"1\n", b"0x1", b"\xd9\xa3", b"1_000"])
 def test_everything_else_is_none(raw):
-    assert number(raw) is None
+    assert parse_number(raw) is None
 
 
 @pytest.mark.parametrize("raw", [b"1" + b"0" * 19, b"18446744073709551617", b"9" * 4000])
 def test_what_does_not_fit_64_bits_is_too_big_for_every_limit(raw):
-    assert number(raw) == BEYOND_64_BITS
+    assert parse_number(raw) == BEYOND_64_BITS
 
 
 def test_the_largest_value_a_limit_may_have_is_read_as_it_stands():
-    assert number(b"9223372036854775807") == 2**63 - 1
+    assert parse_number(b"9223372036854775807") == 2**63 - 1
