@@ -1,16 +1,15 @@
-"""The server's side of the V2 protocol: bytes in any cut, commands out.
+"""nsqd's reader of the V2 protocol: bytes to commands.
 
-How it works. Bytes that cannot be used yet wait as the chunks they came in; `_needed` says how many must be there
-before another look is worth it, so a body of a megabyte is joined once, not once per read. From there a loop takes, at
-the current position: a body that is awaited, else a run of FINs, else one line.
+Bytes that cannot be used yet are kept as the chunks in which they arrived. `_needed` is the number of bytes with which
+the reader can continue, so that a body of a megabyte is joined once and not at every read. A loop then reads, at the
+current position, the body of the last line, or a run of FINs, or a line.
 
 Invariants:
 
-- *Any cut of the input gives the same commands*, runs taken apart, and the same error at the same place.
-- A line is judged (`admit`) when it is complete and before its body is awaited; a size is judged when its four bytes
-  are there and before memory is taken for what it announces.
-- The reader is lazy: when a command raises or its effects change what the following bytes mean, nothing behind it has
-  been looked at, and `hand_back` returns it.
+- However the input is split, the commands and errors are the same. Only runs of FINs and PUBs may be split differently.
+- A complete line is checked (`admit`) before its body is awaited, and a size before memory is allocated for it.
+- The reader is lazy: it has not looked at the bytes after a command when it yields the command. If the command fails,
+  or changes the meaning of the following bytes, `hand_back` returns them.
 """
 
 import re
@@ -24,44 +23,65 @@ from nsq_compat.protocol.errors import E_BAD_BODY, E_BAD_MESSAGE, FatalClientErr
 from nsq_compat.protocol.layout import SIZE_OF_SIZE, read_batch_header, read_size
 from nsq_compat.protocol.uniform_bodies import UniformBodies
 
+MAX_LINE: Final = 16384
+"""nsqd: the size of its read buffer, which limits a line with its newline. A longer line closes the connection."""
+
+MAX_DOCUMENT_SIZE: Final = 1 << 18
+"""Bytes of an IDENTIFY or AUTH body. nsqd allows --max-body-size; decoding 5 MB takes 0.2 s
+(docs/differences.md: document-size)."""
+
+_MAX_KNOWN_LINES: Final = 256
+"""Admitted lines remembered for a connection."""
+
 _MIN_UNIFORM_RUN: Final = 4
 _MAX_UNIFORM_RUN: Final = 256
-"""Messages of one size; bounds what a remembered layout takes."""
-_NONE: Final = UniformBodies()
+"""Messages of one size that are read at once; limits the size of a cached layout."""
+
+_NO_BODIES: Final = UniformBodies()
+
+_FIN_RUN: Final = re.compile(rb"(?:FIN [^\n\r ]{16}\n){1,256}")
+_FIN_FIRST_BYTE: Final = ord("F")
+_CARRIAGE_RETURN: Final = ord("\r")
+_single_fin: Final = re.compile(rb"FIN ([^\n\r ]{16})\n").fullmatch
+_SINGLE_FIN_SIZE: Final = 21
+_new_tuple: Final = tuple.__new__
+"""Makes a named tuple in half the time of a call of its class."""
+
+# --- Bodies -----------------------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=64)
 def _uniform_layout(size: int, count: int) -> struct.Struct:
-    """So many messages of that size, each with its size before it."""
+    """The layout of `count` messages of `size` bytes, each after its size."""
     return struct.Struct(f"{SIZE_OF_SIZE}s{size}s" * count)
 
 
 def _cut_uniform(buffer: bytes, position: int, size: int, count: int) -> tuple[bytes, ...]:
-    """So many messages that are all there, if all of them are of that size, which the first one is; else none."""
+    """The bodies of `count` complete messages, if all have the `size` of the first one; else none."""
     fields = _uniform_layout(size, count).unpack_from(buffer, position)
     return fields[1::2] if fields[::2].count(fields[0]) == count else ()
 
 
 def parse_uniform_batch(data: bytes, begin: int, max_msg_size: int, max_body_size: int) -> UniformBodies:
-    """The messages of the MPUB whose size is at `begin`, if they are of one size and all there is; else none."""
+    """The messages of the MPUB with its size at `begin`, if they have one size and end with `data`; else none."""
     start = begin + 2 * SIZE_OF_SIZE
     if start + SIZE_OF_SIZE > len(data):
-        return _NONE
+        return _NO_BODIES
     body_size: int
     count: int
     size: int
     body_size, count, size = read_batch_header(data, begin)
     if body_size != len(data) - begin - SIZE_OF_SIZE or body_size > max_body_size:
-        return _NONE
+        return _NO_BODIES
     if not 0 < count <= _MAX_UNIFORM_RUN or not 0 < size <= max_msg_size:
-        return _NONE
+        return _NO_BODIES
     if start + count * (SIZE_OF_SIZE + size) != len(data):
-        return _NONE
+        return _NO_BODIES
     return UniformBodies(_cut_uniform(data, start, size, count))
 
 
 class SizedBody:
-    """A body that is awaited: first its size, then as many bytes."""
+    """Reads a body that has its size before it."""
 
     def __init__(self, spec: CommandSpec, tokens: list[bytes], body: BodySpec, limit: int) -> None:
         self._spec = spec
@@ -72,7 +92,7 @@ class SizedBody:
         self.needed = SIZE_OF_SIZE
 
     def read(self, buffer: bytes, position: int, end: int) -> tuple[Command | None, int]:
-        """The command, if its body is complete in the buffer, and where reading stopped."""
+        """The command, if its body is complete in the buffer, and the position after the bytes that were read."""
         if self._size is None:
             if end - position < SIZE_OF_SIZE:
                 return None, position
@@ -103,10 +123,10 @@ class SizedBody:
 
 
 class BatchBody:
-    """The body of an MPUB: a size, a count, then so many sized messages.
+    """Reads the body of an MPUB: a size, a count, and that many sized messages.
 
-    nsqd: the size is checked and then forgotten; the count decides where the command ends. Here the size limit also
-    bounds what the messages take together (docs/differences.md: mpub-total).
+    nsqd: the size is checked and then ignored; the count determines where the command ends. Here --max-body-size also
+    limits the messages' total size (docs/differences.md: mpub-total).
     """
 
     def __init__(self, spec: CommandSpec, tokens: list[bytes], max_msg_size: int, max_body_size: int) -> None:
@@ -116,13 +136,14 @@ class BatchBody:
         self._max_body_size = max_body_size
         self._size: int | None = None
         self._count: int | None = None
-        self._taken = SIZE_OF_SIZE  # bytes of the body so far, the count included
+        self._consumed = SIZE_OF_SIZE  # bytes of the body read so far, including the count
         self._bodies: list[bytes] = []
         self._in_message = False
         self.needed = SIZE_OF_SIZE
 
     def read(self, buffer: bytes, position: int, end: int) -> tuple[Command | None, int]:
-        """The command, if its last message is complete in the buffer, and where reading stopped."""
+        """The command, if its last message is complete in the buffer, and the position after the bytes that were
+        read."""
         if self._size is None:
             if end - position < SIZE_OF_SIZE:
                 return None, position
@@ -141,7 +162,7 @@ class BatchBody:
     def _read_messages(self, buffer: bytes, position: int, end: int, count: int) -> int:
         # Hot: runs for every message of an MPUB.
         begin, max_msg_size = position, self._max_msg_size
-        last_allowed = begin + self._max_body_size - self._taken
+        last_allowed = begin + self._max_body_size - self._consumed
         while uniform := self._next_uniform(buffer, position, min(end, last_allowed), count - len(self._bodies)):
             self._bodies += uniform
             position += len(uniform) * (SIZE_OF_SIZE + len(uniform[0]))
@@ -162,12 +183,12 @@ class BatchBody:
                 break
             append(buffer[start:stop])
             position = stop
-        self._taken += position - begin
+        self._consumed += position - begin
         return position
 
     def _next_uniform(self, buffer: bytes, position: int, end: int, wanted: int) -> tuple[bytes, ...]:
-        """The next messages, if they are all there and of one size, so many at once; else none."""
-        # Records of one size are cut by one call, at a quarter of the cost; others cost no more than looking at two.
+        """The next messages, if at least `_MIN_UNIFORM_RUN` are complete and have one size; else none."""
+        # One call splits all of them, at a quarter of the cost. For other messages, comparing two sizes costs little.
         count = min(wanted, _MAX_UNIFORM_RUN)
         start = position + SIZE_OF_SIZE
         if count < _MIN_UNIFORM_RUN or start > end:
@@ -188,7 +209,7 @@ class BatchBody:
         return size
 
     def _checked_count(self, count: int) -> int:
-        # nsqd: a message takes at least a size and one byte.
+        # nsqd: a message has at least a size and one byte.
         if not 0 < count <= (self._max_body_size - SIZE_OF_SIZE) // (SIZE_OF_SIZE + 1):
             raise self._error(f"invalid message count {count}")
         return count
@@ -213,30 +234,18 @@ class BatchBody:
         return FatalClientError(code, f"{self._spec.name} {text}")
 
 
-MAX_LINE: Final = 16384
-"""nsqd: its read buffer; the longest line with its newline. A longer one ends the connection without a word."""
-
-_FIN_RUN: Final = re.compile(rb"(?:FIN [^\n\r ]{16}\n){1,256}")
-_FIN_FIRST_BYTE: Final = ord("F")
-_CARRIAGE_RETURN: Final = ord("\r")
-_lone_fin: Final = re.compile(rb"FIN ([^\n\r ]{16})\n").fullmatch
-_LONE_FIN_SIZE: Final = 21
-_new_tuple: Final = tuple.__new__  # what a named tuple does when it is called, without its Python, twice as long
-MAX_DOCUMENT_SIZE: Final = 1 << 18
-"""Bytes of an IDENTIFY or AUTH. nsqd: up to --max-body-size, and decoding 5 MB takes 0.2 s (document-size)."""
-_MAX_KNOWN_LINES: Final = 256
-"""Lines of one connection: who publishes to more topics has them judged now and then."""
+# --- Commands ---------------------------------------------------------------------------------------------------------
 
 
 class CommandReader:
-    """Reads one connection's commands, from behind the magic.
+    """Reads the commands of one connection, after the magic.
 
-    What the socket gives is for `receive_single`, which knows the usual, and where that does not take it for
+    The caller passes received bytes to `receive_single` first. If it returns None, the caller passes them to
     `receive_data`.
 
-    `admit` is called with the tokens of each complete line, but for FINs that are well-formed as they are, and perhaps
-    for a PUB or MPUB line like an earlier one: what it has once admitted of these it must go on admitting. It returns
-    the command's spec or raises what is to be answered. Sizes are in bytes.
+    `admit` is called with the tokens of a complete line. It returns the command's spec or raises the error to answer
+    with. It is not called for well-formed FINs, and not always for a PUB or MPUB line that it has admitted before, so
+    it must not change its mind about these. Sizes are in bytes.
     """
 
     def __init__(
@@ -251,31 +260,31 @@ class CommandReader:
         self._buffer = b""
         self._position = 0
         self._body: SizedBody | BatchBody | None = None
-        # PUB and MPUB lines that were admitted, with their ends, and the last of them.
+        # Admitted PUB and MPUB lines, including their newlines, and the last one used.
         self._known: dict[bytes, tuple[CommandSpec, list[bytes]]] = {}
         self._line = b""
         self._line_spec = PUB
         self._line_tokens: list[bytes] = []
-        # How the last PUB that came alone began, up to its body, and the size of all of it: the next is often like it.
+        # The last single PUB up to its body, and its total size: the next PUB often has the same.
         self._single_prefix = b""
         self._single_size = -1
 
     @property
     def amid_command(self) -> bool:
-        """Whether what was received ends with a part of a command."""
+        """Whether the received bytes end inside a command."""
         return self._available > 0 or self._body is not None
 
     def receive_single(self, data: bytes) -> Publish | Finish | None:
-        """What the socket gave, if that is just one PUB or MPUB with a line that is known, or one FIN; else None.
+        """The command, if the received bytes are exactly one FIN, or one PUB or MPUB with a line admitted before.
 
-        None says that nothing was taken, and that it is for `receive_data`. Raises nothing.
+        If it returns None, it has consumed nothing. Never raises.
         """
-        # Hot: a client that awaits each answer sends one command at a time: half the cost without the generator.
+        # Hot: a client that awaits each reply sends one command at a time: half the cost without the generator.
         if self._available or self._body is not None:
             return None
         if len(data) == self._single_size and data.startswith(self._single_prefix):
             return Publish(self._line_spec, self._line_tokens, (data[len(self._single_prefix) :],))
-        if len(data) == _LONE_FIN_SIZE and (fin := _lone_fin(data)) is not None:
+        if len(data) == _SINGLE_FIN_SIZE and (fin := _single_fin(data)) is not None:
             return _new_tuple(Finish, ([fin[1]],))
         line = self._line
         if not data.startswith(line) or not line:
@@ -297,7 +306,7 @@ class CommandReader:
         return Publish(spec, self._line_tokens, bodies)
 
     def _find_known_line(self, data: bytes) -> bytes:
-        """The line that the data begins with, if it is known."""
+        """The line at the beginning of `data`, if it was admitted before; else empty."""
         line = data[: data.find(b"\n") + 1]
         known = self._known.get(line)
         if known is None:
@@ -316,10 +325,10 @@ class CommandReader:
         self._single_size = -1
 
     def receive_data(self, data: bytes) -> Iterator[Command]:
-        """Take what the socket gave; the commands that are complete, to be gone through once, before more is fed.
+        """Add received bytes and iterate over the complete commands. Iterate to the end before the next call.
 
-        Going through them raises ``FatalClientError`` for what NSQ refuses, ``SilentClose`` for an over-long line, and
-        whatever `admit` raises. After an error the reader is not to be fed again.
+        The iterator raises ``FatalClientError`` for invalid input, ``SilentClose`` for a line that is too long, and the
+        errors of `admit`. The reader cannot be used after an error.
         """
         self._chunks.append(data)
         self._available += len(data)
@@ -345,9 +354,9 @@ class CommandReader:
             self._available = len(rest)
 
     def hand_back(self) -> bytes:
-        """The bytes behind the last command, taken out of the reader: they belong to another protocol now.
+        """Remove and return the bytes after the last command: they belong to TLS or a compressed stream.
 
-        May be called as soon as that command was yielded; the iterator then has no more.
+        May be called while iterating; the iterator then ends.
         """
         rest = self._buffer[self._position :] + b"".join(self._chunks)
         self._position = len(self._buffer)
@@ -356,10 +365,10 @@ class CommandReader:
         return rest
 
     def end_of_input(self) -> None:
-        """Say what an end of input, or a deadline, means at this point: always raises.
+        """Raise the error for EOF, or for a deadline, at this point.
 
-        Between commands and inside a line ``SilentClose``, inside a body a ``FatalClientError`` that names the part
-        which could not be read (nsqd: the same for both causes).
+        ``SilentClose`` between commands and inside a line. Inside a body, a ``FatalClientError`` that names the part
+        that could not be read (nsqd: the same for EOF and deadline).
         """
         if self._body is None:
             raise SilentClose("end of input")
@@ -372,7 +381,7 @@ class CommandReader:
         if buffer[position] == _FIN_FIRST_BYTE:
             run = _FIN_RUN.match(buffer, position)
             if run is not None:
-                # Hot: one match and one split for hundreds of FINs. An id cannot hold what separates them.
+                # Hot: one match and one split for hundreds of FINs. An id cannot contain the separator.
                 self._position = run.end()
                 return Finish(buffer[position + 4 : run.end() - 1].split(b"\nFIN "))
         newline = buffer.find(b"\n", position, position + MAX_LINE)
@@ -396,8 +405,8 @@ class CommandReader:
         return self._read_body(self._body, end)
 
     def _read_publish_run(self, spec: CommandSpec, tokens: list[bytes], line: bytes, end: int) -> Publish | None:
-        """As many PUBs with the same line as are complete and in order; None when not even the first is."""
-        # Hot: the whole of a pipelined PUB. Anything irregular is left to `_read_body`.
+        """All complete PUBs that repeat the line; None if the first one is incomplete or invalid."""
+        # Hot: runs for every pipelined PUB. Incomplete and invalid ones are left to `_read_body`.
         buffer, position, max_msg_size = self._buffer, self._position, self._max_msg_size
         bodies: list[bytes] = []
         while position + SIZE_OF_SIZE <= end:
@@ -412,7 +421,7 @@ class CommandReader:
             position = stop + len(line)
         if not bodies:
             return None
-        # The line of the next PUB has been taken already; its body is incomplete or wrong.
+        # The line of the next PUB was consumed; its body is incomplete or invalid.
         self._position = position
         assert spec.body is not None, "PUB has a body"
         self._body = self._expect_body(spec, tokens, spec.body)

@@ -1,7 +1,7 @@
-"""A client's commands in wire form: what ``command_reader`` cuts apart again on the server's side.
+"""Commands in wire form, for clients. ``command_reader`` reads them in nsqd.
 
-Functions of values to bytes, ready to be joined with others and sent. Names are not checked: nsqd judges them, and a
-caller who wants to know before asks ``names``. Durations are whole milliseconds.
+Topic and channel names are not checked here (``names`` does); nsqd refuses illegal ones. Durations are whole
+milliseconds.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ CLS: Final = b"CLS\n"
 
 
 def sized(body: bytes) -> bytes:
-    """A body with its size in front: ``schema.SIZED_BODY``."""
+    """A body after its size: ``schema.SIZED_BODY``."""
     return pack_size(len(body)) + body
 
 
@@ -38,8 +38,8 @@ def ready(count: int) -> bytes:
 
 
 def finish(ids: Iterable[bytes]) -> bytes:
-    """One FIN for each id."""
-    return b"".join([b"FIN %s\n" % each for each in ids])
+    """A FIN for each id."""
+    return b"".join([b"FIN %s\n" % message_id for message_id in ids])
 
 
 def requeue(message_id: bytes, delay_ms: int) -> bytes:
@@ -59,7 +59,7 @@ def publish_deferred(topic: str, body: bytes, delay_ms: int) -> bytes:
 
 
 def publish_many(topic: str, bodies: Sequence[bytes]) -> bytes:
-    """MPUB: ``schema.MPUB_BODY`` behind its line."""
+    """MPUB: a line and ``schema.MPUB_BODY``."""
     pieces = [pack_size(len(bodies))]
     for body in bodies:
         pieces += (pack_size(len(body)), body)

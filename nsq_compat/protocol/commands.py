@@ -1,7 +1,7 @@
-"""Commands as values: what the command reader makes of a client's bytes.
+"""The commands of the V2 protocol: their grammar as a table, and the values that the command reader makes of them.
 
-Commands that come in runs are one value for the whole run: a consumer sends hundreds of FINs between two reads, and a
-producer may pipeline as many PUBs.
+The table says in which states a command is allowed, which parameters it has and which body follows its line. Error
+texts are NSQ's, including their inconsistencies, because clients match on them.
 """
 
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 
 from nsq_compat.protocol.errors import E_BAD_BODY, E_BAD_MESSAGE
 
-# Where a conversation stands; the numbers are those shown in /stats. Plain numbers, because one is looked up for every
-# command and an enum hashes ten times slower.
+# States of a connection, numbered as in /stats. Integers, because every command looks one up, and an enum member takes
+# ten times as long to hash.
 INIT: Final = 0
 SUBSCRIBED: Final = 3
 CLOSING: Final = 4
@@ -19,7 +19,11 @@ CLOSING: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class BodySpec:
-    """The sized body behind a line: how its errors are worded, and which limit it has."""
+    """The sized body that follows a line.
+
+    `code`, `noun` and `whole` word its errors ("invalid {noun} size", "{whole} too big"). `is_message` selects the
+    limit: --max-msg-size or --max-body-size.
+    """
 
     code: str
     noun: str
@@ -30,7 +34,8 @@ class BodySpec:
 
 @dataclass(frozen=True, slots=True)
 class CommandSpec:
-    """One command. `tokens` counts the name; names stand at fixed places: the topic first, the channel second."""
+    """A command. `tokens` is the number of tokens in its line, including the name. A topic is the second, a channel the
+    third."""
 
     name: str
     states: frozenset[int]
@@ -68,17 +73,17 @@ NOP: Final = CommandSpec("NOP", _ANY)
 COMMANDS = {
     spec.name.encode("ascii"): spec for spec in (IDENTIFY, AUTH, SUB, PUB, MPUB, DPUB, RDY, FIN, REQ, TOUCH, CLS, NOP)
 }
-"""By the name as it stands on the wire; names are case-sensitive."""
+"""By name as on the wire; names are case-sensitive."""
 
 
 class Finish(NamedTuple):
-    """A run of well-formed ``FIN <id>`` lines; `ids` are the 16 ASCII bytes each."""
+    """Consecutive well-formed ``FIN <id>`` lines. `ids` are 16 bytes each."""
 
     ids: Sequence[bytes]
 
 
 class Publish:
-    """A run of PUBs to one topic, each of which is owed its own reply; or one MPUB, which is owed a single one."""
+    """Consecutive PUBs to one topic, each with a reply of its own; or one MPUB, with a single reply."""
 
     # Hot: one is made for every synchronous PUB. Compiled, a dataclass takes eight times the instructions.
     __slots__ = ("bodies", "spec", "tokens")
@@ -95,7 +100,7 @@ class Publish:
 
 
 class SimpleCommand(NamedTuple):
-    """Any other command: its line cut at the spaces, and the sized body behind it where the command has one."""
+    """Any other command: its line, split at the spaces, and its sized body, if it has one."""
 
     spec: CommandSpec
     tokens: list[bytes]
@@ -104,17 +109,16 @@ class SimpleCommand(NamedTuple):
 
 Command = Finish | Publish | SimpleCommand
 
-
 BEYOND_64_BITS: Final = 1 << 64
-"""Stands for every value that does not fit; too big for every limit (docs/differences.md: numbers)."""
+"""Any number that does not fit 64 bits; larger than every limit (docs/differences.md: numbers)."""
 
 _MAX_DIGITS: Final = 19
 
 
 def parse_number(raw: bytes) -> int | None:
-    """A decimal parameter: digits only, an empty one is 0; None for anything else.
+    """A decimal parameter: digits only, 0 if empty, None for anything else.
 
-    What does not fit 64 bits becomes ``BEYOND_64_BITS``, where nsqd lets it wrap around.
+    A number that does not fit 64 bits becomes ``BEYOND_64_BITS``; in NSQ's nsqd it wraps around.
     """
     if not raw:
         return 0

@@ -1,6 +1,6 @@
-"""The frames nsqd sends that are not messages: responses and errors. Message frames are made in ``message``.
+"""Frames from nsqd: building responses and errors, and the client's reader of all frames.
 
-A frame is immutable bytes in wire form, size field included, ready to be joined with others and sent.
+A built frame is bytes in wire form, including the size field. ``message`` builds message frames.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,16 +17,16 @@ FRAME_TYPE_MESSAGE: Final = 2
 FRAME_HEADER: Final = derive(schema.FRAME_HEADER)
 
 _pack_header = FRAME_HEADER.pack
-_TYPE_SIZE: Final = FRAME_HEADER.size - FRAME_HEADER.offset("type")  # what the size field counts besides the data
+_TYPE_SIZE: Final = FRAME_HEADER.size - FRAME_HEADER.offset("type")  # counted by the size field
 
 
 def response_frame(data: bytes) -> bytes:
-    """A response in wire form: ``OK``, ``CLOSE_WAIT``, ``_heartbeat_`` or a JSON object."""
+    """A response: ``OK``, ``CLOSE_WAIT``, ``_heartbeat_`` or a JSON object."""
     return _pack_header(_TYPE_SIZE + len(data), FRAME_TYPE_RESPONSE) + data
 
 
 def error_frame(data: bytes) -> bytes:
-    """An error in wire form; ``data`` is what ``NsqError.data`` gives."""
+    """An error; `data` is ``NsqError.data``."""
     return _pack_header(_TYPE_SIZE + len(data), FRAME_TYPE_ERROR) + data
 
 
@@ -35,33 +35,37 @@ HEARTBEAT: Final = response_frame(b"_heartbeat_")
 CLOSE_WAIT: Final = response_frame(b"CLOSE_WAIT")
 
 
-DEFAULT_MAX_FRAME_SIZE = 16 << 20
-"""Bytes; well above a message of nsqd's default --max-msg-size (1 MiB). nsqd does not announce its own limit."""
+# --- Reading frames ---------------------------------------------------------------------------------------------------
 
-_MESSAGE_HEADER = derive(schema.MESSAGE_HEADER)
-_TYPE_OFFSET = FRAME_HEADER.offset("type")
-_MIN_FRAME_SIZE = FRAME_HEADER.size - _TYPE_OFFSET
-_MIN_MESSAGE_SIZE = _MIN_FRAME_SIZE + _MESSAGE_HEADER.size
+DEFAULT_MAX_FRAME_SIZE: Final = 16 << 20
+"""Bytes; nsqd's default --max-msg-size is 1 MiB. nsqd does not announce its limit."""
 
-# Messages, when it is tried whether those at the beginning are alike.
-_FIRST_LOOK = 16
+_MESSAGE_HEADER: Final = derive(schema.MESSAGE_HEADER)
+_TYPE_OFFSET: Final = FRAME_HEADER.offset("type")
+_MIN_FRAME_SIZE: Final = FRAME_HEADER.size - _TYPE_OFFSET
+_MIN_MESSAGE_SIZE: Final = _MIN_FRAME_SIZE + _MESSAGE_HEADER.size
+
+_FIRST_PROBE: Final = 16
+"""Messages that are first tested for equal sizes."""
 
 
 class FrameError(Exception):
-    """What arrived cannot be frames; the connection is of no more use."""
+    """The input is not a sequence of valid frames; the connection must be closed."""
 
 
 class Frame(NamedTuple):
-    """One frame: `type` is one of ``frames.FRAME_TYPE_*`` (not checked), `data` what follows it."""
+    """A frame. `type` is not checked; the known ones are ``FRAME_TYPE_*``."""
 
     type: int
     data: bytes
 
 
 class FrameBlock(NamedTuple):
-    """Frames as they came: number i is ``data[starts[i] : starts[i + 1]]``, header and all. Those that are no messages
-    are in `others` too, with their numbers; every message has a whole header. Where `starts` is a range, all frames are
-    messages of one size, its step."""
+    """Consecutive frames: frame i, including its header, is ``data[starts[i] : starts[i + 1]]``.
+
+    `others` has the frames that are not messages, with their indexes. Every message is at least as long as its header.
+    If `starts` is a range, all frames are messages of one size, its step.
+    """
 
     data: bytes
     starts: Sequence[int]
@@ -69,7 +73,7 @@ class FrameBlock(NamedTuple):
 
 
 class Message(NamedTuple):
-    """What the data of a message frame says. `id` is 16 ASCII bytes, `attempts` 1 at the first delivery."""
+    """A parsed message. `id` is 16 ASCII bytes; `attempts` is 1 at the first delivery."""
 
     timestamp_ns: int
     attempts: int
@@ -78,26 +82,31 @@ class Message(NamedTuple):
 
 
 class FrameReader:
-    """Reads one connection's frames. `max_frame_size` bounds a frame's size field: its type and data, in bytes."""
+    """Reads the frames of one connection.
+
+    The result does not depend on how the input is split. Time is linear in the input; at most one read and one
+    incomplete frame are kept. `max_frame_size` limits a frame's size field (type and data, in bytes), and is checked
+    before the rest of the frame is awaited.
+    """
 
     def __init__(self, max_frame_size: int = DEFAULT_MAX_FRAME_SIZE) -> None:
         self._max_frame_size = max_frame_size
         self._buffer = ReceiveBuffer(FRAME_HEADER.size)
 
     def receive_data(self, data: bytes) -> Iterator[Frame]:
-        """Take what the socket gave; iterate over the frames that are complete.
+        """Add received bytes and iterate over the complete frames.
 
-        Lazy: what has not been iterated over stays for the next call or for `hand_back`. The iterator raises
-        ``FrameError`` when a frame says it is smaller than its own type or larger than allowed, and does so every time.
+        Frames that were not iterated over remain for the next call or for `hand_back`. The iterator raises
+        ``FrameError`` if a size field is too small or too large, now and in every later call.
         """
         return self._frames() if self._buffer.append(data) else iter(())
 
     def receive_block(self, data: bytes) -> FrameBlock:
-        """Take what the socket gave; all frames that are complete at once, for who handles them by the thousand.
+        """Add received bytes and return all complete frames at once, for callers that process thousands together.
 
-        Raises ``FrameError`` as `receive_data` does, also for a message shorter than its header, and every time.
+        Raises ``FrameError`` as `receive_data` does, and also for a message shorter than its header.
         """
-        # Hot: runs for every message a task of Spark receives.
+        # Hot: runs for every message that a Spark task receives.
         buffer, unpack_header, max_size = self._buffer, FRAME_HEADER.unpack_from, self._max_frame_size
         header_size, to_type = FRAME_HEADER.size, _TYPE_OFFSET
         message_type, min_size = FRAME_TYPE_MESSAGE, _MIN_MESSAGE_SIZE
@@ -114,7 +123,7 @@ class FrameReader:
             size, frame_type = unpack_header(data, position)
             is_message = frame_type == message_type
             if not (min_size if is_message else _MIN_FRAME_SIZE) <= size <= max_size:
-                raise _wrong_size(size, frame_type, max_size)
+                raise _block_error(size, frame_type, max_size)
             stop = position + to_type + size
             if stop > end:
                 buffer.needed = to_type + size
@@ -128,11 +137,11 @@ class FrameReader:
         return FrameBlock(data, [*table[:-1], *starts, position] if starts else table, others)
 
     def hand_back(self) -> bytes:
-        """The bytes behind the last frame, taken out of the reader: they belong to TLS or a compressed stream now."""
+        """Remove and return the bytes after the last frame: they belong to TLS or a compressed stream."""
         return self._buffer.hand_back()
 
     def _frames(self) -> Iterator[Frame]:
-        # Hot: runs for every message a consumer receives. The locals save lookups.
+        # Hot: runs for every message that a consumer receives. The locals save lookups.
         buffer, unpack_header, max_size = self._buffer, FRAME_HEADER.unpack_from, self._max_frame_size
         header_size, to_type = FRAME_HEADER.size, _TYPE_OFFSET
         data, position = buffer.gather(), 0
@@ -142,7 +151,7 @@ class FrameReader:
         while position <= last_start:
             size, frame_type = unpack_header(data, position)
             if not _MIN_FRAME_SIZE <= size <= max_size:
-                raise _bad_size(size, max_size)
+                raise _size_error(size, max_size)
             stop = position + to_type + size
             if stop > end:
                 buffer.needed = to_type + size
@@ -154,9 +163,11 @@ class FrameReader:
 
 
 def _uniform_run(data: bytes, max_size: int) -> range:
-    """Where the whole messages begin, and where the last ends, that stand at the beginning and all have the size of the
-    first. Looks at no more than some times what it finds."""
-    # Column by column, without an object for a frame: what is published by programs often has one size.
+    """Starts, and the final end, of the complete messages at the beginning that have the size of the first one.
+
+    Tests at most eight times as many bytes as it finds, beyond the first probe.
+    """
+    # Compares the headers column by column, without an object for each frame.
     if len(data) < FRAME_HEADER.size:
         return range(1)
     header = data[: FRAME_HEADER.size]
@@ -164,35 +175,35 @@ def _uniform_run(data: bytes, max_size: int) -> range:
     step = _TYPE_OFFSET + size
     if frame_type != FRAME_TYPE_MESSAGE or not _MIN_MESSAGE_SIZE <= size <= max_size:
         return range(1)
-    position, most = 0, _FIRST_LOOK
+    position, probe = 0, _FIRST_PROBE
     while True:
-        alike = min(most, (len(data) - position) // step)
-        for place in range(FRAME_HEADER.size):
-            column = data[position + place : position + alike * step : step]
-            alike -= len(column.lstrip(header[place : place + 1]))
-        position += alike * step
-        if alike < most:
+        same = min(probe, (len(data) - position) // step)
+        for offset in range(FRAME_HEADER.size):
+            column = data[position + offset : position + same * step : step]
+            same -= len(column.lstrip(header[offset : offset + 1]))
+        position += same * step
+        if same < probe:
             return range(0, position + 1, step)
-        most *= 8
+        probe *= 8
 
 
 def parse_message(data: bytes) -> Message:
-    """The message in a message frame's data. Raises ``FrameError`` when it is shorter than a message's header."""
+    """Parse the data of a message frame. Raises ``FrameError`` if it is shorter than a message's header."""
     if len(data) < _MESSAGE_HEADER.size:
-        raise _short_message(len(data))
+        raise _short_message_error(len(data))
     timestamp_ns, attempts, message_id = _MESSAGE_HEADER.unpack_from(data)
     return Message(timestamp_ns, attempts, message_id, data[_MESSAGE_HEADER.size :])
 
 
-def _wrong_size(size: int, frame_type: int, max_size: int) -> FrameError:
+def _block_error(size: int, frame_type: int, max_size: int) -> FrameError:
     if frame_type == FRAME_TYPE_MESSAGE and _MIN_FRAME_SIZE <= size <= max_size:
-        return _short_message(size - _MIN_FRAME_SIZE)
-    return _bad_size(size, max_size)
+        return _short_message_error(size - _MIN_FRAME_SIZE)
+    return _size_error(size, max_size)
 
 
-def _bad_size(size: int, max_size: int) -> FrameError:
-    return FrameError(f"a frame of {size} bytes, not {_MIN_FRAME_SIZE} to {max_size}")
+def _size_error(size: int, max_size: int) -> FrameError:
+    return FrameError(f"invalid frame size {size}, not {_MIN_FRAME_SIZE} to {max_size}")
 
 
-def _short_message(size: int) -> FrameError:
-    return FrameError(f"a message of {size} bytes, its header alone has {_MESSAGE_HEADER.size}")
+def _short_message_error(size: int) -> FrameError:
+    return FrameError(f"message of {size} bytes is shorter than its header of {_MESSAGE_HEADER.size}")

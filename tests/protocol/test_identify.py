@@ -1,6 +1,5 @@
 import contextlib
 import json
-from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ from hypothesis import strategies as st
 from nsq_compat.protocol.errors import FatalClientError
 from nsq_compat.protocol.go_json import JsonError
 from nsq_compat.protocol.identify import (
-    REQUEST_FIELDS,
     IdentifyRequest,
     IdentifyResponse,
     decode_identify,
@@ -34,10 +32,6 @@ RESPONSE = IdentifyResponse(
     topology_region="<r>",
     topology_zone="",
 )
-
-
-def test_a_request_has_exactly_the_fields_that_are_read():
-    assert [field.name for field in fields(IdentifyRequest)] == list(REQUEST_FIELDS)
 
 
 def test_what_a_client_says_is_read():
