@@ -150,15 +150,15 @@ class Batcher:
                 now = time.monotonic()
                 due = float("inf")
                 for topic, waiting in self._topics.items():
-                    ripe_at = self._ripe_at(waiting)
-                    if ripe_at <= now:
+                    due_at = self._due_at(waiting)
+                    if due_at <= now:
                         return topic, self._take(topic, waiting)
-                    due = min(due, ripe_at)
+                    due = min(due, due_at)
                 if self._closed and not self._topics:
                     return None
                 self._changed.wait(None if due == float("inf") else due - now)
 
-    def _ripe_at(self, waiting: _Queue) -> float:
+    def _due_at(self, waiting: _Queue) -> float:
         """When the oldest of a topic leaves at the latest; long ago for a full batch."""
         oldest = waiting.entries[0]
         is_full = waiting.messages >= self._max_messages or waiting.size >= self._max_bytes
@@ -189,7 +189,7 @@ class Batcher:
             )
         except Exception as error:  # the caller's to judge, through its future
             outcome = error
-        if _may_be_of_one(outcome) and len(entries) > 1:
+        if _may_concern_one_entry(outcome) and len(entries) > 1:
             # One of them may be what nsqd does not take; the others must not suffer for it.
             for entry in entries:
                 self._send(topic, [entry])
@@ -201,6 +201,6 @@ class Batcher:
                 entry.future.set_result(outcome)
 
 
-def _may_be_of_one(outcome: object) -> bool:
+def _may_concern_one_entry(outcome: object) -> bool:
     """Whether a node has said no. Who is not there would let each of them wait as long again."""
     return isinstance(outcome, Refused) and any(isinstance(each.error, NsqError) for each in outcome.attempts)

@@ -44,18 +44,18 @@ log = logging.getLogger(__name__)
 DEFAULT_MSG_TIMEOUT = 60.0
 _SUB = object()
 _RECEIVE_SIZE = 1 << 18
-_GOODBYE_SECONDS = 2.0
+_CLOSE_TIMEOUT = 2.0
 
 
 class ConnectionLost(Exception):
     """The connection ended, or never came to be. What was asked and not answered may have been done, or not."""
 
 
-class NotDone(ConnectionLost):
+class NotExecuted(ConnectionLost):
     """The connection ended, and this was certainly not executed: nsqd had refused something before it."""
 
 
-class Owner(Protocol):
+class ConnectionObserver(Protocol):
     """Who is told what happens on a connection, in the thread of its ``run``."""
 
     def received(self, connection: "Connection", messages: list[Message]) -> None: ...
@@ -72,7 +72,7 @@ class Owner(Protocol):
 class Connection:
     """To one nsqd, at `address` (``host:port``).
 
-    `owner` is told what comes; a producer needs none. With a topic and channel as `subscription` it is no open
+    `observer` is told what comes; a producer needs none. With a topic and channel as `subscription` it is no open
     connection before nsqd has agreed to SUB.
     """
 
@@ -80,7 +80,7 @@ class Connection:
         self,
         address: str,
         settings: ConnectionSettings,
-        owner: Owner | None = None,
+        observer: ConnectionObserver | None = None,
         subscription: tuple[str, str] | None = None,
     ) -> None:
         self.address = address
@@ -91,16 +91,16 @@ class Connection:
         """Seconds from a command to its answer: the longest exchange while the connection was opened."""
         self.requeue_delay = 90.0
         self.max_requeue_delay = 900.0
-        self._owner = owner
+        self._observer = observer
         self._session = ClientSession(settings.identify(), auth_secret=settings.secret())
         self._lock = threading.Lock()
         self._flush_wanted = threading.Event()
         self._flush_is_due = False
         self._socket: socket.socket | None = None
         self._tls: TlsStream | None = None
-        self._ended = threading.Event()
-        self._leaving = False
-        self._over = False
+        self._finished = threading.Event()
+        self._closing = False
+        self._closed = False
         self._reason: Exception | None = None
         self._is_ready = False
         if subscription is not None:
@@ -116,8 +116,8 @@ class Connection:
         return self.address
 
     @property
-    def is_over(self) -> bool:
-        return self._over
+    def is_closed(self) -> bool:
+        return self._closed
 
     @property
     def max_rdy_count(self) -> int:
@@ -138,29 +138,29 @@ class Connection:
             self._connect(deadline)
             while not self._is_ready:
                 self._step(deadline)
-                if self._over:
+                if self._closed:
                     raise ConnectionLost("closed")
             assert self._socket is not None, "connected above"
             self._socket.settimeout(self.settings.silence)
         except (OSError, ProtocolError, NsqError, ValueError, ConnectionLost) as error:
-            self._over = True
+            self._closed = True
             if self._socket is not None:
                 self._socket.close()
-            self._ended.set()
+            self._finished.set()
             raise ConnectionLost(f"{self.address}: {error}") from error
         log.info("[%s] connected: %s", self.address, self._session.response)
 
     def _connect(self, deadline: float) -> None:
         host, port = split_address(self.address)
-        self._socket = socket.create_connection((host, port), timeout=_left(deadline))
+        self._socket = socket.create_connection((host, port), timeout=_time_left(deadline))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def _step(self, deadline: float) -> None:
         """One exchange on the way to an open connection."""
         connected, session = self._connected(), self._session
-        connected.settimeout(_left(deadline))
+        connected.settimeout(_time_left(deadline))
         began = time.monotonic()
-        self._send_owed()
+        self._send_pending()
         data = self._start_tls(connected, deadline) if session.tls_wanted else self._receive(connected)
         self.round_trip = max(self.round_trip, time.monotonic() - began)
         for event in session.receive_data(data) if data else ():
@@ -174,7 +174,7 @@ class Connection:
         tls = TlsStream(self.settings.tls_context(), split_address(self.address)[0])
 
         def receive() -> bytes:
-            connected.settimeout(_left(deadline))
+            connected.settimeout(_time_left(deadline))
             return connected.recv(_RECEIVE_SIZE)
 
         tls.shake_hands(connected.sendall, receive)
@@ -193,27 +193,27 @@ class Connection:
         except Exception as error:  # the top of a thread
             if not isinstance(error, OSError | ProtocolError | ConnectionLost | NsqError):
                 log.exception("[%s] internal error", self.address)
-            self.close(error)
+            self.abort(error)
         writer.join()
         self._connected().close()
-        self._answer_all()
-        self._ended.set()
-        if self._owner is not None:
-            self._owner.closed(self, self._reason or ConnectionLost("closed"))
+        self._fail_unanswered()
+        self._finished.set()
+        if self._observer is not None:
+            self._observer.closed(self, self._reason or ConnectionLost("closed"))
 
     def _read_loop(self) -> None:
         connected = self._connected()
-        while not self._over:
+        while not self._closed:
             try:
                 data = self._receive(connected)
             except TimeoutError:
                 raise ConnectionLost(f"silent for {self.settings.silence:g} s") from None
             with self._lock:
                 events = self._session.receive_data(data) if data else []
-                tls_owes = self._tls is not None and self._tls.owes
+                tls_pending = self._tls is not None and self._tls.has_pending
             for event in events:
                 self._on_event(event)
-            if tls_owes:
+            if tls_pending:
                 self._flush_soon()
 
     def _receive(self, connected: socket.socket) -> bytes:
@@ -230,16 +230,16 @@ class Connection:
         if isinstance(event, Received):
             self._on_messages(event.messages)
         elif isinstance(event, Answered):
-            _settle(event.ticket, event.data)
+            _resolve(event.ticket, event.data)
         elif isinstance(event, Heartbeat):
             self._flush_soon()
-            if self._owner is not None:
-                self._owner.heartbeat(self)
+            if self._observer is not None:
+                self._observer.heartbeat(self)
         elif isinstance(event, Rejected):
             self.rejected_count += 1
             log.warning("[%s] %s", self.address, event.error)
         elif isinstance(event, Failed):
-            _settle(event.ticket, event.error)
+            _resolve(event.ticket, event.error)
             raise event.error
 
     def _on_messages(self, wire: Sequence[WireMessage]) -> None:
@@ -247,23 +247,23 @@ class Connection:
         messages = [Message(each.id, each.body, each.timestamp_ns, each.attempts, self, address) for each in wire]
         with self._lock:
             self.in_flight += len(messages)
-        if self._owner is not None:
-            self._owner.received(self, messages)
+        if self._observer is not None:
+            self._observer.received(self, messages)
 
     # --- Commands -----------------------------------------------------------------------------------------------------
 
     def ask(self, command: bytes) -> Future[bytes]:
-        """Send a command that nsqd answers. The future raises ``NsqError``, ``NotDone`` or ``ConnectionLost``."""
+        """Send a command that nsqd answers. The future raises ``NsqError``, ``NotExecuted`` or ``ConnectionLost``."""
         answer: Future[bytes] = Future()
         with self._lock:
-            if self._over:
-                answer.set_exception(NotDone(f"{self.address}: {self._reason or 'not connected'}"))
+            if self._closed:
+                answer.set_exception(NotExecuted(f"{self.address}: {self._reason or 'not connected'}"))
                 return answer
             self._session.ask(command, answer)
         self._flush_soon()
         return answer
 
-    def tell(self, command: bytes) -> None:
+    def send(self, command: bytes) -> None:
         """Send a command that nsqd does not answer, soon. After the end of the connection it goes nowhere."""
         with self._lock:
             self._session.send(command)
@@ -275,8 +275,8 @@ class Connection:
             self._session.send(b"FIN %s\n" % message.id)
             self.in_flight -= 1
         self._flush_soon()
-        if self._owner is not None:
-            self._owner.answered(self, True)
+        if self._observer is not None:
+            self._observer.answered(self, True)
 
     def requeue(self, message: Message, delay: float | None, backoff: bool) -> None:
         if delay is None:
@@ -285,11 +285,11 @@ class Connection:
             self._session.send(command_writer.requeue(message.id, int(delay * 1000)))
             self.in_flight -= 1
         self._flush_soon()
-        if self._owner is not None:
-            self._owner.answered(self, False if backoff else None)
+        if self._observer is not None:
+            self._observer.answered(self, False if backoff else None)
 
     def touch(self, message: Message) -> None:
-        self.tell(command_writer.touch(message.id))
+        self.send(command_writer.touch(message.id))
 
     # --- Sending ------------------------------------------------------------------------------------------------------
 
@@ -300,42 +300,42 @@ class Connection:
 
     def _write_loop(self) -> None:
         try:
-            while not self._over:
+            while not self._closed:
                 self._flush_wanted.wait()
                 self._flush_wanted.clear()
                 self._flush_is_due = False
-                self._send_owed()
-                if self._leaving:
+                self._send_pending()
+                if self._closing:
                     self._connected().shutdown(socket.SHUT_WR)
                     return
         except OSError as error:
-            self.close(error)
+            self.abort(error)
 
-    def _send_owed(self) -> None:
+    def _send_pending(self) -> None:
         connected = self._connected()
-        while data := self._owed():
+        while data := self._pending_data():
             connected.sendall(data)
 
-    def _owed(self) -> bytes:
+    def _pending_data(self) -> bytes:
         with self._lock:
             data = self._session.data_to_send()
             return data if self._tls is None else self._tls.encode(data)
 
     # --- The end ------------------------------------------------------------------------------------------------------
 
-    def hang_up(self, timeout: float = _GOODBYE_SECONDS) -> None:
+    def close(self, timeout: float = _CLOSE_TIMEOUT) -> None:
         """Send what is owed, wait until nsqd has read it all and closes, or so long; then close."""
-        self._leaving = True
+        self._closing = True
         self._flush_wanted.set()
-        self._ended.wait(timeout)
-        self.close()
+        self._finished.wait(timeout)
+        self.abort()
 
-    def close(self, reason: Exception | None = None) -> None:
+    def abort(self, reason: Exception | None = None) -> None:
         """End the connection at once; `run` returns soon after."""
         with self._lock:
-            if self._over:
+            if self._closed:
                 return
-            self._over = True
+            self._closed = True
             self._reason = reason or ConnectionLost("closed")
         log.info("[%s] connection closed: %s", self.address, self._reason)
         # Shut down, so that nobody waits for it any more; whoever runs it closes it, when nobody can use its number.
@@ -344,12 +344,12 @@ class Connection:
                 self._socket.shutdown(socket.SHUT_RDWR)
         self._flush_wanted.set()
 
-    def _answer_all(self) -> None:
+    def _fail_unanswered(self) -> None:
         """Nothing more will come: whoever waits is told what is known."""
         session, reason = self._session, self._reason
-        unknown = NotDone if session.failure is not None else ConnectionLost
+        unknown = NotExecuted if session.failure is not None else ConnectionLost
         while session.unanswered:
-            _settle(session.unanswered.popleft(), unknown(f"{self.address}: {reason}"))
+            _resolve(session.unanswered.popleft(), unknown(f"{self.address}: {reason}"))
 
     def _connected(self) -> socket.socket:
         if self._socket is None:
@@ -365,14 +365,14 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _left(deadline: float) -> float:
+def _time_left(deadline: float) -> float:
     left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError("timed out")
     return left
 
 
-def _settle(ticket: object, outcome: bytes | Exception) -> None:
+def _resolve(ticket: object, outcome: bytes | Exception) -> None:
     if isinstance(ticket, Future) and ticket.set_running_or_notify_cancel():
         if isinstance(outcome, Exception):
             ticket.set_exception(outcome)

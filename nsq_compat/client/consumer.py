@@ -104,7 +104,7 @@ class Consumer:
             self._give_back()
         for _ in self._workers:
             self._turns.put(False)
-        self.subscription.hang_up()
+        self.subscription.close()
         self._stopped.set()
 
     def stop_soon(self, timeout: float = 30.0) -> None:

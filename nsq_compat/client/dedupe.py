@@ -27,7 +27,7 @@ _CLAIMED: Final = 1
 _KEPT: Final = 2
 
 
-class Sight(enum.Enum):
+class KeyState(enum.Enum):
     NEW = "new"
     """Not seen, or forgotten: it is claimed now."""
     BUSY = "busy"
@@ -39,7 +39,7 @@ class Sight(enum.Enum):
 class Filter(Protocol):
     """Remembers keys; any thread may call it."""
 
-    def claim(self, key: bytes) -> Sight:
+    def claim(self, key: bytes) -> KeyState:
         """Test and set, in one step."""
         ...
 
@@ -72,14 +72,14 @@ class SlotFilter:
         self._table = bytearray(slots * DIGEST_SIZE)
         self._lock = threading.Lock()
 
-    def claim(self, key: bytes) -> Sight:
+    def claim(self, key: bytes) -> KeyState:
         wanted = digest(key)
         with self._lock:
             state = self._state(wanted)
             if state:
-                return Sight.SEEN if state == _KEPT else Sight.BUSY
+                return KeyState.SEEN if state == _KEPT else KeyState.BUSY
             self._write(wanted, _CLAIMED)
-        return Sight.NEW
+        return KeyState.NEW
 
     def keep(self, key: bytes) -> None:
         self._change(key, _KEPT)
@@ -133,10 +133,10 @@ class Deduplicated:
     def __call__(self, message: Message) -> Any:
         key = self._key(message)
         sight = self._seen.claim(key)
-        if sight is Sight.SEEN:
+        if sight is KeyState.SEEN:
             self.duplicates += 1
             return True
-        if sight is Sight.BUSY:
+        if sight is KeyState.BUSY:
             self.postponed += 1
             message.requeue(backoff=False)
             return None

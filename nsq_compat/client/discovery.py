@@ -21,8 +21,8 @@ from nsq_compat.protocol.names import address_error, printable
 log = logging.getLogger(__name__)
 
 _MAX_ANSWER_SIZE = 16 << 20
-_PIECE = 1 << 16
-_MOST_NAMED = 5
+_READ_SIZE = 1 << 16
+_MAX_LOGGED = 5
 
 
 class LookupFailed(Exception):
@@ -71,7 +71,7 @@ def ask(address: str, topic: str, *, connect_timeout: float = 1.0, request_timeo
 def _bounded(response: requests.Response) -> Iterator[bytes]:
     size = 0
     # As it comes: whoever sends a byte a second must not keep us for as many seconds as there are bytes.
-    while piece := response.raw.read1(_PIECE, decode_content=True):
+    while piece := response.raw.read1(_READ_SIZE, decode_content=True):
         size += len(piece)
         if size > _MAX_ANSWER_SIZE:
             raise ValueError("the answer is too large")
@@ -184,7 +184,7 @@ class Discovery:
         # Only one thread at a time asks an nsqlookupd.
         before, self._skipped[lookupd] = self._skipped.get(lookupd, frozenset()), frozenset(skipped)
         new = sorted(self._skipped[lookupd] - before)
-        for each in new[:_MOST_NAMED]:
+        for each in new[:_MAX_LOGGED]:
             log.warning("[%s] nsqlookupd %s: skipped the registration of %s", self._topic, lookupd, each)
-        if len(new) > _MOST_NAMED:
-            log.warning("[%s] nsqlookupd %s: skipped %d more", self._topic, lookupd, len(new) - _MOST_NAMED)
+        if len(new) > _MAX_LOGGED:
+            log.warning("[%s] nsqlookupd %s: skipped %d more", self._topic, lookupd, len(new) - _MAX_LOGGED)

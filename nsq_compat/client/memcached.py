@@ -11,14 +11,14 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from nsq_compat.client.dedupe import Sight, digest, slot_of
+from nsq_compat.client.dedupe import KeyState, digest, slot_of
 
 log = logging.getLogger(__name__)
 
 _CLAIMED: Final = b"?"
 _KEPT: Final = b"+"
-_AT_ONCE: Final = -1  # as an expiry: gone
-_TRIES: Final = 3
+_EXPIRED: Final = -1  # as an expiry: gone
+_MAX_TRIES: Final = 3
 
 T = TypeVar("T")
 
@@ -39,28 +39,28 @@ class MemcachedFilter:
         self._claim_seconds = claim_seconds
         self._prefix = prefix
 
-    def claim(self, key: bytes) -> Sight:
-        return self._guarded(lambda: self._claim(digest(key)), Sight.NEW)
+    def claim(self, key: bytes) -> KeyState:
+        return self._or_default(lambda: self._claim(digest(key)), KeyState.NEW)
 
     def keep(self, key: bytes) -> None:
-        self._guarded(lambda: self._change(digest(key), _KEPT, 0), None)
+        self._or_default(lambda: self._change(digest(key), _KEPT, 0), None)
 
     def forget(self, key: bytes) -> None:
-        self._guarded(lambda: self._change(digest(key), _CLAIMED, _AT_ONCE), None)
+        self._or_default(lambda: self._change(digest(key), _CLAIMED, _EXPIRED), None)
 
-    def _claim(self, wanted: bytes) -> Sight:
+    def _claim(self, wanted: bytes) -> KeyState:
         slot, claim = self._slot(wanted), _CLAIMED + wanted
-        for _ in range(_TRIES):
+        for _ in range(_MAX_TRIES):
             value, token = self._client.gets(slot)
             if value is None:
                 done = self._client.add(slot, claim, self._claim_seconds, noreply=False)
             elif value[1:] == wanted:
-                return Sight.SEEN if value[:1] == _KEPT else Sight.BUSY
+                return KeyState.SEEN if value[:1] == _KEPT else KeyState.BUSY
             else:
                 done = self._client.cas(slot, claim, token, self._claim_seconds, noreply=False)
             if done:
-                return Sight.NEW
-        return Sight.NEW  # a slot that others fight for is as good as overwritten
+                return KeyState.NEW
+        return KeyState.NEW  # a slot that others fight for is as good as overwritten
 
     def _change(self, wanted: bytes, state: bytes, expire: int) -> None:
         slot = self._slot(wanted)
@@ -71,7 +71,7 @@ class MemcachedFilter:
     def _slot(self, wanted: bytes) -> str:
         return f"{self._prefix}{slot_of(wanted, self.slots)}"
 
-    def _guarded(self, act: Callable[[], T], otherwise: T) -> T:
+    def _or_default(self, act: Callable[[], T], otherwise: T) -> T:
         try:
             return act()
         except Exception as error:  # the client's own, of many kinds

@@ -15,7 +15,7 @@ class Delivery(Protocol):
     """Where a message's answers go: the connection it came from."""
 
     @property
-    def is_over(self) -> bool: ...
+    def is_closed(self) -> bool: ...
     def finish(self, message: "Message") -> None: ...
     def requeue(self, message: "Message", delay: float | None, backoff: bool) -> None: ...
     def touch(self, message: "Message") -> None: ...
@@ -32,7 +32,17 @@ class Message:
     delivery. Answers may come from any thread.
     """
 
-    __slots__ = ("_delivery", "_listeners", "attempts", "body", "id", "is_answered", "nsqd", "timestamp", "waits")
+    __slots__ = (
+        "_delivery",
+        "_listeners",
+        "attempts",
+        "body",
+        "id",
+        "is_answered",
+        "is_deferred",
+        "nsqd",
+        "timestamp",
+    )
 
     def __init__(
         self, id: bytes, body: bytes, timestamp: int, attempts: int, delivery: Delivery, nsqd: str = ""
@@ -44,7 +54,7 @@ class Message:
         self.nsqd = nsqd
         """The address it came from; ids are only unique together with it and the topic."""
         self.is_answered = False
-        self.waits = False
+        self.is_deferred = False
         """The handler has said that the answer comes later."""
         self._delivery = delivery
         self._listeners: list[tuple[str, Callable[..., object]]] | None = None
@@ -52,7 +62,7 @@ class Message:
     @property
     def is_lost(self) -> bool:
         """Its connection is gone: no answer will reach nsqd, which delivers it again when its time is over."""
-        return self._delivery.is_over
+        return self._delivery.is_closed
 
     def finish(self) -> None:
         """Handled: nsqd forgets it. Raises ``AlreadyAnswered``."""
@@ -79,10 +89,10 @@ class Message:
 
     def enable_async(self) -> None:
         """The handler's return is no answer; somebody will call `finish` or `requeue` later."""
-        self.waits = True
+        self.is_deferred = True
 
     def is_async(self) -> bool:
-        return self.waits
+        return self.is_deferred
 
     def has_responded(self) -> bool:
         return self.is_answered
@@ -118,7 +128,7 @@ def log_giving_up(message: Message) -> None:
 
 def finish_or_requeue(message: Message, succeeded: bool) -> None:
     """Answer for a handler that has returned, unless it did so itself or will."""
-    if not message.is_answered and not message.waits:
+    if not message.is_answered and not message.is_deferred:
         if succeeded:
             message.finish()
         else:

@@ -19,7 +19,7 @@ class Node:
     def __init__(self, address: str, settings: ConnectionSettings) -> None:
         split_address(address)
         self.address = address
-        self.shunned_until = 0.0
+        self.penalized_until = 0.0
         self._settings = settings
         self._lock = threading.Lock()
         self._connection: Connection | None = None
@@ -29,7 +29,7 @@ class Node:
     def connection(self) -> Connection | None:
         """The one in use, None while there is none that lives."""
         connection = self._connection
-        return None if connection is None or connection.is_over else connection
+        return None if connection is None or connection.is_closed else connection
 
     def connect(self, deadline: float) -> Connection:
         """The connection, made now if need be. Raises ``ConnectionLost``, by the deadline at the latest."""
@@ -52,18 +52,18 @@ class Node:
         threading.Thread(target=connection.run, name=f"nsqd {self.address}", daemon=True).start()
         return connection
 
-    def shun(self, now: float) -> None:
+    def penalize(self, now: float) -> None:
         """It gave trouble: others come first for a while, each time twice as long."""
-        self.shunned_until = now + self._penalty
+        self.penalized_until = now + self._penalty
         self._penalty = min(2 * self._penalty, _LONGEST_PENALTY)
 
-    def forgive(self) -> None:
-        self.shunned_until = 0.0
+    def reset(self) -> None:
+        self.penalized_until = 0.0
         self._penalty = _FIRST_PENALTY
 
-    def hang_up(self) -> None:
+    def close(self) -> None:
         if connection := self.connection:
-            connection.hang_up()
+            connection.close()
 
 
 class Candidates:
@@ -120,15 +120,15 @@ class Nodes:
     def __iter__(self) -> Iterator[Node]:
         return iter(self._nodes)
 
-    def in_turn(self) -> list[Node]:
+    def in_order(self) -> list[Node]:
         now, turn = self._clock(), self._turn
         self._turn = (turn + 1) % len(self._nodes)
         rotated = [*self._nodes[turn:], *self._nodes[:turn]]
-        return sorted(rotated, key=lambda node: max(0.0, node.shunned_until - now))
+        return sorted(rotated, key=lambda node: max(0.0, node.penalized_until - now))
 
-    def hang_up(self) -> None:
+    def close(self) -> None:
         """Close every connection, once nsqd has read what it was sent."""
-        threads = [threading.Thread(target=node.hang_up, daemon=True) for node in self._nodes]
+        threads = [threading.Thread(target=node.close, daemon=True) for node in self._nodes]
         for thread in threads:
             thread.start()
         for thread in threads:

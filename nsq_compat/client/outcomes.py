@@ -35,12 +35,12 @@ class Published:
     @property
     def nodes(self) -> tuple[str, ...]:
         """Which nodes said OK."""
-        return nodes_with(self.attempts, Outcome.SENT)
+        return _nodes_with(self.attempts, Outcome.SENT)
 
     @property
     def doubtful(self) -> tuple[str, ...]:
         """Which nodes may have it besides."""
-        return nodes_with(self.attempts, Outcome.UNKNOWN)
+        return _nodes_with(self.attempts, Outcome.UNKNOWN)
 
 
 class Error(Exception):
@@ -57,7 +57,7 @@ class PublishError(Error):
     @property
     def nodes(self) -> tuple[str, ...]:
         """Which nodes said OK all the same: some, where more copies were wanted."""
-        return nodes_with(self.attempts, Outcome.SENT)
+        return _nodes_with(self.attempts, Outcome.SENT)
 
 
 class Refused(PublishError):
@@ -72,15 +72,15 @@ class TooFewCopies(PublishError):
     """Nodes have it, fewer than were asked for."""
 
 
-def nodes_with(attempts: Sequence[Attempt], outcome: Outcome) -> tuple[str, ...]:
+def _nodes_with(attempts: Sequence[Attempt], outcome: Outcome) -> tuple[str, ...]:
     return tuple(attempt.address for attempt in attempts if attempt.outcome is outcome)
 
 
-def judge(attempts: Sequence[Attempt], copies: int) -> Published:
+def result_of(attempts: Sequence[Attempt], copies: int) -> Published:
     """Raises the ``PublishError`` that the attempts amount to, unless there are enough copies."""
-    sent = len(nodes_with(attempts, Outcome.SENT))
+    sent = len(_nodes_with(attempts, Outcome.SENT))
     if sent >= copies:
         return Published(tuple(attempts))
     if sent:
         raise TooFewCopies(attempts)
-    raise (Unknown if nodes_with(attempts, Outcome.UNKNOWN) else Refused)(attempts)
+    raise (Unknown if _nodes_with(attempts, Outcome.UNKNOWN) else Refused)(attempts)

@@ -14,9 +14,9 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from nsq_compat.client.batching import Batcher
-from nsq_compat.client.connection import Connection, ConnectionLost, NotDone
+from nsq_compat.client.connection import Connection, ConnectionLost, NotExecuted
 from nsq_compat.client.nodes import Candidates, Node, Nodes
-from nsq_compat.client.outcomes import Attempt, Outcome, Published, judge
+from nsq_compat.client.outcomes import Attempt, Outcome, Published, result_of
 from nsq_compat.client.settings import ConnectionSettings, address_list
 from nsq_compat.protocol import command_writer
 from nsq_compat.protocol.errors import E_BAD_BODY, E_BAD_MESSAGE, E_BAD_TOPIC, E_INVALID, NsqError
@@ -24,7 +24,7 @@ from nsq_compat.protocol.names import is_valid_name
 
 log = logging.getLogger(__name__)
 
-_OF_THE_MESSAGE: Final = frozenset({E_INVALID, E_BAD_TOPIC, E_BAD_BODY, E_BAD_MESSAGE})
+_MESSAGE_ERRORS: Final = frozenset({E_INVALID, E_BAD_TOPIC, E_BAD_BODY, E_BAD_MESSAGE})
 """Errors that another node would answer with too."""
 
 
@@ -105,7 +105,7 @@ class Producer:
     def close(self, timeout: float | None = 30.0) -> bool:
         """Send what waits, then disconnect; whether everything was sent in time. What was not is ``Refused``."""
         done = self._batcher.close(timeout)
-        self._nodes.hang_up()
+        self._nodes.close()
         return done
 
     def __enter__(self) -> Self:
@@ -123,28 +123,28 @@ class Producer:
             node.connect(time.monotonic() + self._publish_timeout)
         except ConnectionLost as error:
             log.warning("%s", error)
-            node.shun(time.monotonic())
+            node.penalize(time.monotonic())
 
     def _publish_batch(self, topic: str, bodies: Sequence[bytes], defer: float) -> Published:
         return self._publish(_command(topic, bodies, defer), None)
 
     def _publish(self, command: bytes, timeout: float | None) -> Published:
         deadline = time.monotonic() + (self._publish_timeout if timeout is None else timeout)
-        candidates = Candidates(self._nodes.in_turn(), max(2, len(self._nodes)) + self._copies - 1)
+        candidates = Candidates(self._nodes.in_order(), max(2, len(self._nodes)) + self._copies - 1)
         attempts: list[Attempt] = []
         # All but one in other threads: nodes are asked at once.
         others = [
-            threading.Thread(target=self._place, args=(command, candidates, deadline, attempts), daemon=True)
+            threading.Thread(target=self._publish_copy, args=(command, candidates, deadline, attempts), daemon=True)
             for _ in range(self._copies - 1)
         ]
         for thread in others:
             thread.start()
-        self._place(command, candidates, deadline, attempts)
+        self._publish_copy(command, candidates, deadline, attempts)
         for thread in others:
             thread.join()
-        return judge(attempts, self._copies)
+        return result_of(attempts, self._copies)
 
-    def _place(self, command: bytes, candidates: Candidates, deadline: float, attempts: list[Attempt]) -> None:
+    def _publish_copy(self, command: bytes, candidates: Candidates, deadline: float, attempts: list[Attempt]) -> None:
         """One copy on one node: try until one has it, or there is no node or no time left."""
         while (left := deadline - time.monotonic()) > 0 and (node := candidates.take()) is not None:
             attempt = self._attempt(node, command, time.monotonic() + left / (candidates.left + 1))
@@ -157,31 +157,31 @@ class Producer:
         try:
             connection = node.connect(deadline)
         except ConnectionLost as error:
-            node.shun(time.monotonic())
+            node.penalize(time.monotonic())
             return Attempt(node.address, Outcome.REFUSED, error)
         answer = connection.ask(command)
         try:
             answer.result(max(0.0, deadline - time.monotonic()))
         except TimeoutError as error:
             # Whoever does not answer is not waited for by others either.
-            connection.close(ConnectionLost("no answer in time"))
-            node.shun(time.monotonic())
+            connection.abort(ConnectionLost("no answer in time"))
+            node.penalize(time.monotonic())
             return Attempt(node.address, Outcome.UNKNOWN, TimeoutError(str(error) or "no answer in time"))
         except NsqError as error:
-            if error.code not in _OF_THE_MESSAGE:
-                node.shun(time.monotonic())
+            if error.code not in _MESSAGE_ERRORS:
+                node.penalize(time.monotonic())
             return Attempt(node.address, Outcome.REFUSED, error)
-        except NotDone as error:
+        except NotExecuted as error:
             return Attempt(node.address, Outcome.REFUSED, error)
         except ConnectionLost as error:
-            node.shun(time.monotonic())
+            node.penalize(time.monotonic())
             return Attempt(node.address, Outcome.UNKNOWN, error)
-        node.forgive()
+        node.reset()
         return Attempt(node.address, Outcome.SENT)
 
 
 def _is_final(attempt: Attempt) -> bool:
-    return isinstance(attempt.error, NsqError) and attempt.error.code in _OF_THE_MESSAGE
+    return isinstance(attempt.error, NsqError) and attempt.error.code in _MESSAGE_ERRORS
 
 
 def _command(topic: str, bodies: Sequence[bytes], defer: float) -> bytes:

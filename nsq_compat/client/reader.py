@@ -22,7 +22,7 @@ from nsq_compat.client.subscription import Subscription
 
 log = logging.getLogger(__name__)
 
-_TURN_SECONDS = 0.01
+_MAX_BATCH_SECONDS = 0.01
 
 
 class Reader:
@@ -132,7 +132,7 @@ class Reader:
             self._subscription.stop_receiving(timeout)
             if not self._subscription.wait_until_answered(max(0.0, deadline - time.monotonic())):
                 self._give_back()
-            self._subscription.hang_up()
+            self._subscription.close()
             self._stopped = True
         event_loop.unregister(self)
 
@@ -145,24 +145,24 @@ class Reader:
     def _deliver(self, messages: list[Message]) -> None:
         # In a connection's thread.
         self._waiting.extend(messages)
-        self._on_loop(self._handle_some)
+        self._call_on_loop(self._handle_waiting)
 
     def _on_heartbeat(self, connection: Connection) -> None:
-        self._on_loop(self.heartbeat, connection)
+        self._call_on_loop(self.heartbeat, connection)
 
-    def _on_loop(self, act: Callable[..., object], *arguments: object) -> None:
+    def _call_on_loop(self, act: Callable[..., object], *arguments: object) -> None:
         try:
             self._loop.call_soon_threadsafe(act, *arguments)
         except RuntimeError:  # the loop is closed, and nobody will handle anything any more
             self._give_back()
 
-    def _handle_some(self) -> None:
+    def _handle_waiting(self) -> None:
         """What waits, for as long as others on the loop may be kept from their turn."""
-        end = time.monotonic() + _TURN_SECONDS
+        end = time.monotonic() + _MAX_BATCH_SECONDS
         while self._waiting:
             self._handle(self._waiting.popleft())
             if time.monotonic() > end:
-                self._loop.call_soon(self._handle_some)
+                self._loop.call_soon(self._handle_waiting)
                 return
 
     def _handle(self, message: Message) -> None:
@@ -188,15 +188,15 @@ class Reader:
             task.add_done_callback(lambda done: self._settle_later(message, done))
         elif isinstance(result, Future):
             message.enable_async()
-            result.add_done_callback(lambda done: self._on_loop(self._settle_later, message, done))
+            result.add_done_callback(lambda done: self._call_on_loop(self._settle_later, message, done))
         else:
-            if result is None and not message.waits and not message.is_answered:
+            if result is None and not message.is_deferred and not message.is_answered:
                 log.error("[%s] the handler returned None, neither True nor False: requeueing", self.name)
             finish_or_requeue(message, bool(result))
 
     def _settle_later(self, message: Message, done: "asyncio.Future[Any] | Future[Any]") -> None:
         self._tasks.discard(done)
-        message.waits = False
+        message.is_deferred = False
         try:
             finish_or_requeue(message, bool(done.result()))
         except asyncio.CancelledError:

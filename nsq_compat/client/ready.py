@@ -7,7 +7,7 @@ more (its RDY was lowered); all of it together never exceeds the permits, so who
 have answered.
 
 nsqd does not confirm RDY. What it sent before it read a lower one is still on its way, so a connection that was lowered
-occupies its former RDY until that many messages have come, or until it has *settled*: `settle_time` seconds and twice
+occupies its previous RDY until that many messages have come, or until it has *settled*: `settle_time` seconds and twice
 its round trip after RDY was sent.
 
 - *Enough permits for all*: a connection begins with RDY 1 and gets its even share with its first message. RDY is sent
@@ -53,7 +53,7 @@ class Share:
     granted_at: float = 0.0
     last_message_at: float = 0.0
     has_begun: bool = False
-    former: int = 0
+    previous: int = 0
     """The RDY that nsqd may still follow until `settles_at`, while it is greater than `sent`."""
     settles_at: float = 0.0
 
@@ -68,7 +68,7 @@ class ReadyCounts(Generic[C]):
         self.shares: dict[C, Share] = {}
         self.changes: list[tuple[C, int]] = []
         self.is_short = False
-        """Somebody waits for others to answer: `room_appeared` will serve him."""
+        """Somebody waits for others to answer: `answered` will serve him."""
         self.settles_at = math.inf
         """When `settle` has something to do."""
         self._idle_timeout = idle_timeout
@@ -93,11 +93,11 @@ class ReadyCounts(Generic[C]):
         share = self.shares.get(connection)
         if share is None:
             return
-        if share.former:
+        if share.previous:
             # Of an RDY that was taken back: others get that much less.
-            self._cut(now)
-            if connection.in_flight >= share.former:
-                share.former = 0
+            self._reclaim_unused(now)
+            if connection.in_flight >= share.previous:
+                share.previous = 0
         share.has_begun = True
         share.last_message_at = now
         share.remaining -= count
@@ -106,7 +106,7 @@ class ReadyCounts(Generic[C]):
             if share.sent and wanted >= share.sent:
                 self._raise(connection, share, wanted, now, again=True)
 
-    def room_appeared(self, now: float) -> None:
+    def answered(self, now: float) -> None:
         """Messages were answered."""
         if self.is_short:
             self._share_out(now)
@@ -117,8 +117,8 @@ class ReadyCounts(Generic[C]):
             return
         for share in self.shares.values():
             if share.settles_at <= now:
-                share.former = 0
-        self.settles_at = min((share.settles_at for share in self.shares.values() if share.former), default=math.inf)
+                share.previous = 0
+        self.settles_at = min((share.settles_at for share in self.shares.values() if share.previous), default=math.inf)
         self._share_out(now)
 
     def redistribute(self, now: float) -> None:
@@ -140,7 +140,7 @@ class ReadyCounts(Generic[C]):
             taken = self._random.sample(busy, min(1, len(busy)))
         for connection in taken:
             self._send(connection, self.shares[connection], 0, now)
-        self._share_out(now, but_not=frozenset(taken))
+        self._share_out(now, exclude=frozenset(taken))
 
     @property
     def is_starved(self) -> bool:
@@ -149,18 +149,18 @@ class ReadyCounts(Generic[C]):
 
     # --- Sharing out --------------------------------------------------------------------------------------------------
 
-    def _share_out(self, now: float, but_not: frozenset[C] = frozenset()) -> None:
+    def _share_out(self, now: float, exclude: frozenset[C] = frozenset()) -> None:
         self.is_short = False
         for connection, share in self.shares.items():
             wanted = self._wanted(connection, share)
             if share.sent > wanted:
                 self._send(connection, share, wanted, now)
         if self.permits >= len(self.shares):
-            self._cut(now)
+            self._reclaim_unused(now)
             for connection, share in self.shares.items():
                 self._raise(connection, share, self._wanted(connection, share), now)
         else:
-            self._serve_some(now, but_not)
+            self._share_out_few(now, exclude)
 
     def _wanted(self, connection: C, share: Share) -> int:
         """What the connection should have, if there is room."""
@@ -169,21 +169,21 @@ class ReadyCounts(Generic[C]):
             each = min(each, 1)
         return min(each, connection.max_rdy_count)
 
-    def _serve_some(self, now: float, but_not: frozenset[C]) -> None:
+    def _share_out_few(self, now: float, exclude: frozenset[C]) -> None:
         holding = [connection for connection, share in self.shares.items() if share.sent]
         for connection in self._random.sample(holding, max(0, len(holding) - self.permits)):
             self._send(connection, self.shares[connection], 0, now)
-        self._cut(now)
+        self._reclaim_unused(now)
         free = self.permits - self._occupied()
         # A connection that has not settled may get messages without RDY.
-        waiting = [connection for connection in self.shares if not self._held(connection)]
+        waiting = [connection for connection in self.shares if not self._occupied_by(connection)]
         # Who has just given its permit back gets it again only if nobody else can have it.
-        preferred = [connection for connection in waiting if connection not in but_not] or waiting
+        preferred = [connection for connection in waiting if connection not in exclude] or waiting
         for connection in self._random.sample(preferred, max(0, min(free, len(preferred)))):
             self._send(connection, self.shares[connection], 1, now)
         self.is_short = sum(1 for share in self.shares.values() if share.sent) < self.permits
 
-    def _cut(self, now: float) -> None:
+    def _reclaim_unused(self, now: float) -> None:
         """While others still have in flight what they may no longer have, those who could get more may not."""
         # What is on its way already is not made less by a lower RDY.
         excess = sum(max(share.sent, connection.in_flight) for connection, share in self.shares.items()) - self.permits
@@ -196,18 +196,18 @@ class ReadyCounts(Generic[C]):
                 self._send(connection, share, share.sent - unused, now)
                 excess -= unused
 
-    def _held(self, connection: C) -> int:
+    def _occupied_by(self, connection: C) -> int:
         share = self.shares[connection]
-        return max(share.sent, share.former, connection.in_flight)
+        return max(share.sent, share.previous, connection.in_flight)
 
     def _occupied(self) -> int:
-        return sum(map(self._held, self.shares))
+        return sum(map(self._occupied_by, self.shares))
 
     def _raise(self, connection: C, share: Share, wanted: int, now: float, again: bool = False) -> None:
         """Up to `wanted`, as far as the others leave room; with `again` also if that is no more than before."""
         if share.sent >= wanted and not again:
             return
-        room = self.permits - (self._occupied() - self._held(connection))
+        room = self.permits - (self._occupied() - self._occupied_by(connection))
         count = min(wanted, room)
         self.is_short |= count < wanted
         if count > share.sent or (again and count == share.sent):
@@ -217,7 +217,7 @@ class ReadyCounts(Generic[C]):
         if count > 0 and not share.sent:
             share.granted_at = now
         if count < share.sent and connection.in_flight < share.sent and self._settle_time:
-            share.former = max(share.former, share.sent)
+            share.previous = max(share.previous, share.sent)
             share.settles_at = now + self._settle_time + 2 * connection.round_trip
             self.settles_at = min(self.settles_at, share.settles_at)
         share.sent = share.remaining = count

@@ -29,7 +29,7 @@ from nsq_compat.protocol.names import is_valid_name
 
 log = logging.getLogger(__name__)
 
-REDISTRIBUTE_SECONDS = 5.0
+REDISTRIBUTE_INTERVAL = 5.0
 SETTLE_SECONDS = 0.25
 """How long, beside its round trip, a connection whose RDY was lowered may still get what was on its way."""
 
@@ -84,11 +84,11 @@ class Subscription:
             settings.first_backoff_duration, settings.max_backoff_duration if settings.backoff else 0.0
         )
         self._redistribute_due = 0.0
-        self._tend_due = 0.0
-        self._tend_soon = threading.Event()
+        self._next_due = 0.0
+        self._wake_timer = threading.Event()
         self._stopping = False
         self._answers = threading.Condition()
-        self._tender: threading.Thread | None = None
+        self._timer: threading.Thread | None = None
 
     def _make_discovery(self, lookupds: Sequence[str]) -> Discovery:
         settings = self.settings
@@ -106,8 +106,8 @@ class Subscription:
 
     def start(self) -> None:
         """Connect, and stay connected until `stop`. It returns at once."""
-        self._tender = threading.Thread(target=self._tend_loop, name=f"nsq {self.topic}/{self.channel}", daemon=True)
-        self._tender.start()
+        self._timer = threading.Thread(target=self._timer_loop, name=f"nsq {self.topic}/{self.channel}", daemon=True)
+        self._timer.start()
         if self._discovery is not None:
             self._discovery.start()
 
@@ -118,11 +118,11 @@ class Subscription:
             self._share_out()
             connections = list(self._ready.shares)
             opening = [each for each in self._connections.values() if each not in self._ready.shares]
-        self._tend_soon.set()
+        self._wake_timer.set()
         if self._discovery is not None:
             self._discovery.stop()
         for connection in opening:
-            connection.close()
+            connection.abort()
         wait([connection.ask(command_writer.CLS) for connection in connections], timeout)
 
     def wait_until_answered(self, timeout: float) -> bool:
@@ -130,11 +130,11 @@ class Subscription:
         with self._answers:
             return self._answers.wait_for(lambda: self.in_flight == 0, timeout)
 
-    def hang_up(self) -> None:
+    def close(self) -> None:
         """Close every connection once nsqd has read what it was sent."""
         with self._lock:
             connections, threads = list(self._connections.values()), list(self._threads.values())
-        goodbyes = [threading.Thread(target=connection.hang_up, daemon=True) for connection in connections]
+        goodbyes = [threading.Thread(target=connection.close, daemon=True) for connection in connections]
         for each in goodbyes:
             each.start()
         for each in [*goodbyes, *threads]:
@@ -194,10 +194,10 @@ class Subscription:
             with self._answers:
                 self._answers.notify_all()
         if succeeded is False or (succeeded and self._backoff.pace is not Pace.FLOWING):
-            self._count_result(succeeded)
+            self._count_outcome(succeeded)
         elif self._ready.is_short:
             with self._lock:
-                self._ready.room_appeared(time.monotonic())
+                self._ready.answered(time.monotonic())
                 self._send_changes()
 
     def heartbeat(self, connection: Connection) -> None:
@@ -223,11 +223,11 @@ class Subscription:
         if retry is not None:
             log.info("[%s/%s] (%s) re-connecting in %g s", self.topic, self.channel, address, retry.delay)
             retry.delay = min(2 * retry.delay, self.settings.max_reconnect_delay)
-        self._tend_soon.set()
+        self._wake_timer.set()
 
     # --- Inside -------------------------------------------------------------------------------------------------------
 
-    def _count_result(self, succeeded: bool) -> None:
+    def _count_outcome(self, succeeded: bool) -> None:
         now, backoff = time.monotonic(), self._backoff
         with self._lock:
             changed = backoff.succeeded(now) if succeeded else backoff.failed(now)
@@ -240,7 +240,7 @@ class Subscription:
             log.info("[%s/%s] resuming", self.topic, self.channel)
         else:
             log.warning("[%s/%s] backing off for %.3g s (level %d)", self.topic, self.channel, wait_for, backoff.level)
-            self._tend_soon.set()
+            self._wake_timer.set()
 
     def _share_out(self) -> None:
         """Give the permits there are at this pace to the connections; under the lock."""
@@ -254,10 +254,10 @@ class Subscription:
 
     def _send_changes(self) -> None:
         for connection, count in self._ready.changes:
-            connection.tell(command_writer.ready(count))
+            connection.send(command_writer.ready(count))
         self._ready.changes.clear()
-        if self._ready.settles_at < self._tend_due:
-            self._tend_soon.set()
+        if self._ready.settles_at < self._next_due:
+            self._wake_timer.set()
 
     def _found(self, addresses: set[str]) -> None:
         with self._lock:
@@ -286,7 +286,7 @@ class Subscription:
             return
         with self._lock:
             if self._stopping:
-                connection.close()
+                connection.abort()
             elif (retry := self._retries.get(connection.address)) is not None:
                 retry.delay = self.settings.reconnect_delay
             self._ready.add(connection, time.monotonic())
@@ -296,18 +296,18 @@ class Subscription:
 
     # --- Time ---------------------------------------------------------------------------------------------------------
 
-    def _tend_loop(self) -> None:
+    def _timer_loop(self) -> None:
         while not self._stopping:
-            self._tend_soon.clear()
+            self._wake_timer.clear()
             try:
                 with self._lock:
-                    due = self._tend(time.monotonic())
+                    due = self._run_due(time.monotonic())
             except Exception:  # the top of a thread, and nobody would reconnect without it
                 log.exception("[%s/%s] internal error", self.topic, self.channel)
                 due = time.monotonic() + 1.0
-            self._tend_soon.wait(max(0.0, due - time.monotonic()))
+            self._wake_timer.wait(max(0.0, due - time.monotonic()))
 
-    def _tend(self, now: float) -> float:
+    def _run_due(self, now: float) -> float:
         """Do what is due; returns when to come back. Under the lock."""
         for address, retry in self._retries.items():
             if retry.due <= now:
@@ -318,11 +318,11 @@ class Subscription:
         self._ready.settle(now)
         self._send_changes()
         if now >= self._redistribute_due:
-            self._redistribute_due = now + REDISTRIBUTE_SECONDS
+            self._redistribute_due = now + REDISTRIBUTE_INTERVAL
             self._ready.redistribute(now)
             self._send_changes()
         waits = [retry.due for address, retry in self._retries.items() if address not in self._connections]
         if self._backoff.pace is Pace.WAITING:
             waits.append(self._backoff.until)
-        self._tend_due = min([self._redistribute_due, self._ready.settles_at, *waits])
-        return self._tend_due
+        self._next_due = min([self._redistribute_due, self._ready.settles_at, *waits])
+        return self._next_due

@@ -19,7 +19,7 @@ class TlsStream:
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=server_name)
 
     @property
-    def owes(self) -> bool:
+    def has_pending(self) -> bool:
         """Whether TLS itself has something to say; `encode` has it."""
         return self._outgoing.pending > 0
 

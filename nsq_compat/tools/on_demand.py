@@ -135,7 +135,7 @@ class OnDemand:
         for connection, before in told.items():
             count = min(connection.in_flight + missing, connection.max_rdy_count) if missing else 0
             if count != before:
-                connection.tell(command_writer.ready(count))
+                connection.send(command_writer.ready(count))
                 told[connection] = count
         self._told = told
 

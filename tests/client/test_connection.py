@@ -8,7 +8,7 @@ from concurrent.futures import Future
 import pytest
 import trustme
 
-from nsq_compat.client.connection import Connection, ConnectionLost, NotDone, split_address
+from nsq_compat.client.connection import Connection, ConnectionLost, NotExecuted, split_address
 from nsq_compat.client.message import Message
 from nsq_compat.client.settings import ConnectionSettings
 from nsq_compat.protocol import command_writer
@@ -64,7 +64,7 @@ def connect(told: Told) -> Iterator[Connect]:
 
     yield connect
     for connection, thread in threads:
-        connection.close()
+        connection.abort()
         thread.join()
 
 
@@ -78,7 +78,7 @@ def ask(connection: Connection, command: bytes) -> bytes:
 def test_what_is_asked_is_answered_and_what_is_told_arrives(fake, connect):
     connection = connect(fake.address)
     assert ask(connection, command_writer.publish("t", b"body")) == b"OK"
-    connection.tell(command_writer.NOP)
+    connection.send(command_writer.NOP)
     wait_until(lambda: fake.said("NOP"))
     assert connection.id == fake.address
 
@@ -113,7 +113,7 @@ def test_who_is_closed_while_it_opens_is_no_connection(make_nsqd):
 
     def close_it() -> None:
         wait_until(lambda: fake.said("IDENTIFY"))
-        connection.close()
+        connection.abort()
 
     closer = threading.Thread(target=close_it)
     closer.start()
@@ -162,7 +162,7 @@ def tls_nsqd(authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ns
 def test_messages_go_both_ways_through_tls(tls_nsqd, topic, connect, told, authority_file, compression):
     options = {"tls_v1": True, "tls_options": {"ca_certs": authority_file}, **compression}
     connection = connect(tls_nsqd.tcp_address, (topic, "c"), **options)
-    connection.tell(command_writer.ready(100))
+    connection.send(command_writer.ready(100))
     bodies = [b"%d" % number * 3000 for number in range(20)]
     assert ask(connection, command_writer.publish_many(topic, bodies)) == b"OK"
     wait_until(lambda: len(told.messages) == 20)
@@ -187,7 +187,7 @@ def test_a_certificate_of_nobody_known_is_refused(tls_nsqd):
 
 def test_nobody_looks_at_the_certificate_if_that_is_wanted(tls_nsqd, connect):
     options = {"cert_reqs": ssl.CERT_NONE}
-    assert not connect(tls_nsqd.tcp_address, tls_v1=True, tls_options=options).is_over
+    assert not connect(tls_nsqd.tcp_address, tls_v1=True, tls_options=options).is_closed
 
 
 @pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
@@ -195,7 +195,7 @@ def test_a_context_of_ones_own_is_used_as_it_is(tls_nsqd, authority, connect, ne
     context = ssl.create_default_context()
     context.maximum_version = newest
     authority.configure_trust(context)
-    assert not connect(tls_nsqd.tcp_address, tls_v1=True, tls_options=context).is_over
+    assert not connect(tls_nsqd.tcp_address, tls_v1=True, tls_options=context).is_closed
 
 
 def test_who_does_not_offer_tls_is_not_spoken_to(nsqd):
@@ -227,17 +227,17 @@ def test_what_was_behind_an_error_was_certainly_not_done(make_nsqd, connect):
     answers = [connection.ask(command_writer.publish("t", b"body")) for _ in range(3)]
     wait_until(lambda: len(fake.said("PUB")) == 3)
     fake.peer.send(OK + error_frame(b"E_PUB_FAILED PUB failed exiting"))
-    assert [outcome(answer) for answer in answers] == ["answered", "NsqError", "NotDone"]
+    assert [outcome(answer) for answer in answers] == ["answered", "NsqError", "NotExecuted"]
     with pytest.raises(NsqError, match="E_PUB_FAILED"):
         answers[1].result()
 
 
 def test_what_is_asked_after_the_end_is_certainly_not_done(fake, connect):
     connection = connect(fake.address)
-    connection.close()
-    with pytest.raises(NotDone):
+    connection.abort()
+    with pytest.raises(NotExecuted):
         ask(connection, command_writer.publish("t", b"body"))
-    connection.tell(command_writer.NOP)
+    connection.send(command_writer.NOP)
 
 
 def test_hanging_up_sends_what_is_owed_first(fake, connect, told):
@@ -246,17 +246,17 @@ def test_hanging_up_sends_what_is_owed_first(fake, connect, told):
     wait_until(lambda: len(told.messages) == 200)
     for message in told.messages:
         message.finish()
-    connection.hang_up(20)
+    connection.close(20)
     assert fake.peer.finished == sent
-    assert connection.is_over
+    assert connection.is_closed
 
 
 def test_hanging_up_waits_no_longer_than_it_may(fake, connect, monkeypatch):
     connection = connect(fake.address)
     fake._on_command = lambda peer, command: threading.Event().wait(2)
-    connection.tell(command_writer.NOP)
-    connection.hang_up(0.05)
-    assert connection.is_over
+    connection.send(command_writer.NOP)
+    connection.close(0.05)
+    assert connection.is_closed
 
 
 def test_the_owner_is_told_of_answers_heartbeats_and_the_end(fake, connect, told):
@@ -269,5 +269,5 @@ def test_the_owner_is_told_of_answers_heartbeats_and_the_end(fake, connect, told
     told.messages[2].requeue(backoff=False)
     assert told.answers == [True, False, None]
     assert connection.in_flight == 0
-    connection.close()
+    connection.abort()
     wait_until(lambda: len(told.reasons) == 1)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq_compat.client.dedupe import Deduplicated, Sight, SlotFilter, overwritten, slots_for
+from nsq_compat.client.dedupe import Deduplicated, KeyState, SlotFilter, overwritten, slots_for
 from nsq_compat.client.message import Message
 from nsq_compat.client.producer import Producer
 from nsq_compat.client.reader import Reader
@@ -62,7 +62,7 @@ def test_what_is_measured_is_what_was_computed(later):
         filter_.keep(key)
     for key in numbered(later, begin=sample):
         filter_.claim(key)
-    forgotten = sum(filter_.claim(key) is Sight.NEW for key in reversed(numbered(sample)))
+    forgotten = sum(filter_.claim(key) is KeyState.NEW for key in reversed(numbered(sample)))
     # Of the sample itself up to 400 came later too, 200 on average; and each that was asked for is there again.
     assert forgotten / sample == pytest.approx(overwritten(slots, later + sample // 2), abs=0.07)
 
@@ -72,16 +72,16 @@ def test_what_is_measured_is_what_was_computed(later):
 
 def test_a_key_is_new_then_busy_then_seen():
     filter_ = SlotFilter(100)
-    assert [filter_.claim(b"a"), filter_.claim(b"a")] == [Sight.NEW, Sight.BUSY]
+    assert [filter_.claim(b"a"), filter_.claim(b"a")] == [KeyState.NEW, KeyState.BUSY]
     filter_.keep(b"a")
-    assert filter_.claim(b"a") is Sight.SEEN
+    assert filter_.claim(b"a") is KeyState.SEEN
 
 
 def test_a_key_that_was_not_handled_is_new_again():
     filter_ = SlotFilter(100)
     filter_.claim(b"a")
     filter_.forget(b"a")
-    assert filter_.claim(b"a") is Sight.NEW
+    assert filter_.claim(b"a") is KeyState.NEW
 
 
 def test_only_who_holds_the_slot_is_kept_or_forgotten():
@@ -90,8 +90,8 @@ def test_only_who_holds_the_slot_is_kept_or_forgotten():
     filter_.claim(b"b")
     filter_.keep(b"a")
     filter_.forget(b"a")
-    assert filter_.claim(b"b") is Sight.BUSY
-    assert filter_.claim(b"a") is Sight.NEW
+    assert filter_.claim(b"b") is KeyState.BUSY
+    assert filter_.claim(b"a") is KeyState.NEW
 
 
 @given(st.lists(st.tuples(st.sampled_from("ckf"), st.binary(max_size=2)), max_size=200), st.integers(1, 50))
@@ -101,9 +101,9 @@ def test_it_may_forget_and_never_invents(steps, slots):
     for step, key in steps:
         if step == "c":
             sight = filter_.claim(key)
-            assert sight is not Sight.SEEN or key in kept
-            assert sight is not Sight.BUSY or key in claimed
-            if sight is Sight.NEW:
+            assert sight is not KeyState.SEEN or key in kept
+            assert sight is not KeyState.BUSY or key in claimed
+            if sight is KeyState.NEW:
                 claimed.add(key)
                 kept.discard(key)
         elif step == "k":
@@ -122,7 +122,7 @@ def test_of_many_threads_one_gets_a_key():
     keys = numbered(500)
 
     def claim_all() -> None:
-        wins.update([key for key in keys if filter_.claim(key) is Sight.NEW])
+        wins.update([key for key in keys if filter_.claim(key) is KeyState.NEW])
 
     threads = [threading.Thread(target=claim_all) for _ in range(8)]
     for thread in threads:

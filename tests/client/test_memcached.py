@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pymemcache.client.base import PooledClient
 
-from nsq_compat.client.dedupe import Deduplicated, Sight
+from nsq_compat.client.dedupe import Deduplicated, KeyState
 from nsq_compat.client.memcached import MemcachedFilter
 from tests.client.waiting import wait_until
 
@@ -35,16 +35,16 @@ def client(memcached: Path) -> Iterator[PooledClient]:
 
 def test_a_key_is_new_then_busy_then_seen_by_whoever_asks(client):
     one, other = MemcachedFilter(client, 1000), MemcachedFilter(client, 1000)
-    assert [one.claim(b"a"), other.claim(b"a")] == [Sight.NEW, Sight.BUSY]
+    assert [one.claim(b"a"), other.claim(b"a")] == [KeyState.NEW, KeyState.BUSY]
     one.keep(b"a")
-    assert other.claim(b"a") is Sight.SEEN
+    assert other.claim(b"a") is KeyState.SEEN
 
 
 def test_a_key_that_was_not_handled_is_new_again(client):
     filter_ = MemcachedFilter(client, 1000)
     filter_.claim(b"a")
     filter_.forget(b"a")
-    assert filter_.claim(b"a") is Sight.NEW
+    assert filter_.claim(b"a") is KeyState.NEW
 
 
 def test_only_who_holds_the_slot_is_kept_or_forgotten(client):
@@ -53,8 +53,8 @@ def test_only_who_holds_the_slot_is_kept_or_forgotten(client):
     filter_.claim(b"b")
     filter_.keep(b"a")
     filter_.forget(b"a")
-    assert filter_.claim(b"b") is Sight.BUSY
-    assert filter_.claim(b"a") is Sight.NEW
+    assert filter_.claim(b"b") is KeyState.BUSY
+    assert filter_.claim(b"a") is KeyState.NEW
 
 
 def test_the_claim_of_who_was_killed_ends_by_itself_and_what_was_handled_stays(client):
@@ -62,13 +62,13 @@ def test_the_claim_of_who_was_killed_ends_by_itself_and_what_was_handled_stays(c
     filter_.claim(b"killed")
     filter_.claim(b"handled")
     filter_.keep(b"handled")
-    wait_until(lambda: filter_.claim(b"killed") is Sight.NEW)
-    assert filter_.claim(b"handled") is Sight.SEEN
+    wait_until(lambda: filter_.claim(b"killed") is KeyState.NEW)
+    assert filter_.claim(b"handled") is KeyState.SEEN
 
 
 def test_filters_with_another_prefix_know_nothing_of_each_other(client):
     MemcachedFilter(client, 1000, prefix="one-").claim(b"a")
-    assert MemcachedFilter(client, 1000, prefix="other-").claim(b"a") is Sight.NEW
+    assert MemcachedFilter(client, 1000, prefix="other-").claim(b"a") is KeyState.NEW
 
 
 def test_a_slot_that_others_change_in_between_is_taken_all_the_same(client):
@@ -82,12 +82,12 @@ def test_a_slot_that_others_change_in_between_is_taken_all_the_same(client):
 
         add, cas = client.add, client.cas
 
-    assert MemcachedFilter(Racing(), 1000).claim(b"a") is Sight.NEW
+    assert MemcachedFilter(Racing(), 1000).claim(b"a") is KeyState.NEW
 
 
 def test_without_memcached_everything_is_new_and_counted(tmp_path, caplog):
     filter_ = MemcachedFilter(PooledClient(str(tmp_path / "nobody")), 1000)
-    assert [filter_.claim(b"a"), filter_.claim(b"a")] == [Sight.NEW, Sight.NEW]
+    assert [filter_.claim(b"a"), filter_.claim(b"a")] == [KeyState.NEW, KeyState.NEW]
     filter_.keep(b"a")
     filter_.forget(b"a")
     assert filter_.failures == 4

@@ -6,7 +6,7 @@ from nsq_compat.client.message import AlreadyAnswered, Message, finish_or_requeu
 class Answers:
     """Where a message's answers go."""
 
-    is_over = False
+    is_closed = False
 
     def __init__(self) -> None:
         self.given: list[object] = []
@@ -82,7 +82,7 @@ def test_the_answer_comes_later_if_the_handler_says_so(message):
 
 def test_it_is_lost_with_its_connection(message, answers):
     assert not message.is_lost
-    answers.is_over = True
+    answers.is_closed = True
     assert message.is_lost
 
 

@@ -34,27 +34,27 @@ def names(nodes: list[Node]) -> list[str]:
 
 
 def test_nodes_take_turns(nodes):
-    assert [names(nodes.in_turn()) for _ in range(4)] == [list("abc"), list("bca"), list("cab"), list("abc")]
+    assert [names(nodes.in_order()) for _ in range(4)] == [list("abc"), list("bca"), list("cab"), list("abc")]
 
 
 def test_who_gave_trouble_comes_last_and_each_time_for_longer(nodes, clock):
     first = next(iter(nodes))
     for penalty in (1, 2, 4, 8, 16, 32, 60, 60):
-        first.shun(clock.now)
-        assert first.shunned_until == clock.now + penalty
-    assert all(nodes.in_turn()[-1] is first for _ in range(3))
-    clock.now = first.shunned_until
-    assert {names(nodes.in_turn())[0] for _ in range(3)} == set("abc")
+        first.penalize(clock.now)
+        assert first.penalized_until == clock.now + penalty
+    assert all(nodes.in_order()[-1] is first for _ in range(3))
+    clock.now = first.penalized_until
+    assert {names(nodes.in_order())[0] for _ in range(3)} == set("abc")
 
 
 def test_a_success_makes_good_again(nodes, clock):
     first = next(iter(nodes))
-    first.shun(clock.now)
-    first.shun(clock.now)
-    first.forgive()
-    assert first.shunned_until == 0
-    first.shun(clock.now)
-    assert first.shunned_until == clock.now + 1
+    first.penalize(clock.now)
+    first.penalize(clock.now)
+    first.reset()
+    assert first.penalized_until == 0
+    first.penalize(clock.now)
+    assert first.penalized_until == clock.now + 1
 
 
 def test_an_address_given_twice_is_one_node():
@@ -91,7 +91,7 @@ def test_many_threads_share_one_connection(fake):
     for thread in threads:
         thread.join()
     assert len(fake.peers) == 1
-    node.hang_up()
+    node.close()
     wait_until(lambda: node.connection is None)
 
 

@@ -126,7 +126,7 @@ def test_a_silent_half_open_connection_is_found_dead_by_its_heartbeats(make_nsqd
     with Producer(fake.address, heartbeat_interval=1) as producer:
         producer.publish("t", b"body")
         (connection,) = producer.connections
-        wait_until(lambda: connection.is_over)
+        wait_until(lambda: connection.is_closed)
         producer.publish("t", b"body")
     assert len(fake.peers) == 2
 

@@ -78,7 +78,7 @@ def test_permits_are_shared_evenly_and_a_newcomer_waits_for_room(a, b):
     assert said(ready) == [(a, 5)]
     assert ready.is_short
     a.in_flight = 9
-    ready.room_appeared(2)
+    ready.answered(2)
     assert said(ready) == [(b, 1)]
     a.in_flight = 5
     b.in_flight = 1
@@ -153,7 +153,7 @@ def test_a_busy_connection_does_not_keep_the_only_permit_for_ever(a, b):
     assert counts(ready) == [0, 0]
     assert ready.is_short
     a.in_flight = 0
-    ready.room_appeared(11)
+    ready.answered(11)
     assert sum(counts(ready)) == 1
 
 
@@ -221,7 +221,7 @@ class Consuming(RuleBasedStateMachine):
         busy = [conn for conn in self.told if conn.in_flight]
         if busy:
             data.draw(st.sampled_from(busy)).in_flight -= 1
-            self.ready.room_appeared(self.now)
+            self.ready.answered(self.now)
             self.follow()
 
     @rule(permits=st.integers(0, 12))
@@ -288,7 +288,7 @@ def test_when_all_of_it_has_come_nothing_more_is_waited_for(a, b):
     ready.received(a, 9, 1)
     said(ready)
     a.in_flight = 9
-    ready.room_appeared(1)
+    ready.answered(1)
     assert said(ready) == [(b, 1)]
 
 
@@ -398,7 +398,7 @@ class ConsumingFromAfar:
         for peer in self.any_of([peer for peer in self.peers if peer.in_flight]):
             peer.in_flight -= 1
             peer.unread.append(-1)
-            self.ready.room_appeared(self.now)
+            self.ready.answered(self.now)
 
     def change_permits(self) -> None:
         """The program changes max_in_flight, or it backs off (0), tries one message (1), goes on (7)."""

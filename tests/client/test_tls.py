@@ -99,7 +99,7 @@ def test_what_is_said_right_behind_the_handshake_is_not_left_lying():
     stream = TlsStream(context, "nsqd.example")
     stream.shake_hands(server.shake_hands, answer)
     assert stream.decode(b"") == b"at once"
-    assert not stream.owes
+    assert not stream.has_pending
 
 
 def test_another_name_is_refused():
