@@ -1,10 +1,10 @@
-"""The filter of ``dedupe`` on memcached, shared by any number of consumers: a slot is a key of memcached's.
+"""A filter of ``dedupe`` on memcached, for several consumers. Each slot is a key of memcached.
 
-A claim expires by itself after `claim_seconds`, so the message of a consumer that was killed is handled by whoever gets
-it next; that should be a little less than nsqd's message timeout. What was handled stays until its slot is
-overwritten, or memcached needs the room.
+A claim expires after `claim_seconds`, so that the message of a killed consumer can be handled by another. The time
+should be a little less than nsqd's message timeout. A kept key stays until its slot is overwritten or memcached evicts
+it.
 
-When memcached cannot be asked every key is new: a duplicate may be handled, no message is lost.
+If memcached fails, every key is new: duplicates may be handled, but no message is lost.
 """
 
 import logging
@@ -17,16 +17,16 @@ log = logging.getLogger(__name__)
 
 _CLAIMED: Final = b"?"
 _KEPT: Final = b"+"
-_EXPIRED: Final = -1  # as an expiry: gone
+_EXPIRED: Final = -1  # an expiry that deletes the key
 _MAX_TRIES: Final = 3
 
 T = TypeVar("T")
 
 
 class MemcachedFilter:
-    """`client` is one of pymemcache's that is safe to use from several threads, as ``PooledClient`` is.
+    """`client` is a thread-safe client of pymemcache, such as ``PooledClient``.
 
-    `prefix` keeps several filters on one memcached apart; those that share one have the same `slots`.
+    `prefix` separates several filters on one memcached. Consumers that share a filter need the same `slots`.
     """
 
     def __init__(self, client: Any, slots: int, *, claim_seconds: int = 55, prefix: str = "nsq-seen-") -> None:
@@ -34,7 +34,7 @@ class MemcachedFilter:
             raise ValueError(f"slots and claim_seconds must be 1 or more, not {slots!r} and {claim_seconds!r}")
         self.slots = slots
         self.failures = 0
-        """How often memcached could not be asked."""
+        """Failed requests to memcached."""
         self._client = client
         self._claim_seconds = claim_seconds
         self._prefix = prefix
@@ -60,7 +60,7 @@ class MemcachedFilter:
                 done = self._client.cas(slot, claim, token, self._claim_seconds, noreply=False)
             if done:
                 return KeyState.NEW
-        return KeyState.NEW  # a slot that others fight for is as good as overwritten
+        return KeyState.NEW  # the slot keeps changing: treat it as overwritten
 
     def _change(self, wanted: bytes, state: bytes, expire: int) -> None:
         slot = self._slot(wanted)
@@ -74,7 +74,7 @@ class MemcachedFilter:
     def _or_default(self, act: Callable[[], T], otherwise: T) -> T:
         try:
             return act()
-        except Exception as error:  # the client's own, of many kinds
+        except Exception as error:  # pymemcache raises many kinds
             self.failures += 1
             log.warning("memcached: %s", error)
             return otherwise

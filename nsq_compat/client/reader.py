@@ -1,7 +1,7 @@
-"""Reader: pynsq's consumer, with its names, options and rules, on our subscription.
+"""Reader: a consumer with pynsq's names, options and rules.
 
-Handlers are called one at a time on the event loop (``event_loop``). True finishes a message and False requeues it; a
-coroutine or future does so with its result; after ``enable_async`` the program answers when it likes.
+Handlers are called one at a time on the event loop (``event_loop``). Returning True finishes a message and False
+requeues it, also as the result of a coroutine or future. After ``enable_async`` the program answers later.
 """
 
 import asyncio
@@ -26,8 +26,8 @@ _MAX_BATCH_SECONDS = 0.01
 
 
 class Reader:
-    """Made before or while the event loop runs; it connects once it does. Options beside those named here are those of
-    ``SubscriptionSettings`` and ``ConnectionSettings``.
+    """Connects when the event loop runs; may be made before. Other options are those of ``SubscriptionSettings`` and
+    ``ConnectionSettings``.
     """
 
     def __init__(
@@ -66,7 +66,8 @@ class Reader:
         self._loop.call_soon_threadsafe(self._start)
         event_loop.register(self)
 
-    # --- To be overridden ---------------------------------------------------------------------------------------------
+    # --- Methods to override
+    # ---------------------------------------------------------------------------------------------
 
     def process_message(self, message: Message) -> Any:
         """Calls the handler."""
@@ -74,24 +75,24 @@ class Reader:
         return self.message_handler(message)
 
     def giving_up(self, message: Message) -> None:
-        """Called instead of the handler when a message came more than `max_tries` times; it is finished then."""
+        """Called instead of the handler after more than `max_tries` deliveries; the message is then finished."""
         log_giving_up(message)
 
     def preprocess_message(self, message: Message) -> Message:
         return message
 
     def validate_message(self, message: Message) -> bool:
-        """A message for which this is False is finished unhandled."""
+        """If False, the message is finished without calling the handler."""
         return True
 
     def heartbeat(self, connection: Connection) -> None:
-        """Called for every heartbeat of an nsqd."""
+        """Called for each heartbeat from nsqd."""
 
-    # --- What can be asked and changed --------------------------------------------------------------------------------
+    # --- State --------------------------------------------------------------------------------------------------------
 
     @property
     def conns(self) -> dict[str, Connection]:
-        """Subscribed connections by address."""
+        """The subscribed connections by address."""
         return {connection.address: connection for connection in self._subscription.connections}
 
     @property
@@ -99,40 +100,35 @@ class Reader:
         return self._subscription.max_in_flight
 
     def is_starved(self) -> bool:
-        """Whether gathered messages should be answered now: nothing waits for the handler, and a connection has 85 % or
-        more of what it may have in flight.
-        """
+        """Whether a handler that collects messages should answer them now, as ``Consumer.is_starved``."""
         return not self._waiting and self._subscription.is_starved()
 
     def set_message_handler(self, message_handler: Callable[[Message], Any]) -> None:
         self.message_handler = message_handler
 
     def set_max_in_flight(self, max_in_flight: int) -> None:
-        """0 pauses the reader."""
+        """Change the limit; 0 pauses the reader."""
         self._subscription.set_max_in_flight(max_in_flight)
 
     def connect_to_nsqd(self, host: str, port: int) -> None:
         self._subscription.connect(f"{host}:{port}")
 
     def query_lookupd(self) -> None:
-        """Ask every nsqlookupd now."""
+        """Query every nsqlookupd now."""
         self._subscription.poll_lookupd()
 
     def close(self) -> None:
-        """Ask for no more, and disconnect when what has come is answered; it returns at once."""
+        """Stop receiving, and disconnect when all messages are answered. Returns immediately."""
         stop = threading.Thread(target=self.shut_down, args=(event_loop.STOP_SECONDS,), name="nsq stop", daemon=True)
         stop.start()
 
     def shut_down(self, timeout: float) -> None:
-        """The same, waiting at most so long; what was not handled by then goes back to nsqd. Not on the event loop."""
+        """`close`, and wait for it; after `timeout`, waiting messages are requeued. Not to be called on the event
+        loop."""
         with self._stop_lock:
             if self._stopped:
                 return
-            deadline = time.monotonic() + timeout
-            self._subscription.stop_receiving(timeout)
-            if not self._subscription.wait_until_answered(max(0.0, deadline - time.monotonic())):
-                self._give_back()
-            self._subscription.close()
+            self._subscription.stop(timeout, self._requeue_waiting)
             self._stopped = True
         event_loop.unregister(self)
 
@@ -143,7 +139,7 @@ class Reader:
         self._subscription.start()
 
     def _deliver(self, messages: list[Message]) -> None:
-        # In a connection's thread.
+        # Runs in a connection's thread.
         self._waiting.extend(messages)
         self._call_on_loop(self._handle_waiting)
 
@@ -153,11 +149,11 @@ class Reader:
     def _call_on_loop(self, act: Callable[..., object], *arguments: object) -> None:
         try:
             self._loop.call_soon_threadsafe(act, *arguments)
-        except RuntimeError:  # the loop is closed, and nobody will handle anything any more
-            self._give_back()
+        except RuntimeError:  # the loop is closed: no message will be handled
+            self._requeue_waiting()
 
     def _handle_waiting(self) -> None:
-        """What waits, for as long as others on the loop may be kept from their turn."""
+        """Handle waiting messages; yield to the event loop after `_MAX_BATCH_SECONDS`."""
         end = time.monotonic() + _MAX_BATCH_SECONDS
         while self._waiting:
             self._handle(self._waiting.popleft())
@@ -167,7 +163,7 @@ class Reader:
 
     def _handle(self, message: Message) -> None:
         if message.is_lost:
-            return  # it comes again whatever is done with it now
+            return  # it will be delivered again
         try:
             if 0 < self.max_tries < message.attempts:
                 self.giving_up(message)
@@ -175,7 +171,7 @@ class Reader:
                 return
             message = self.preprocess_message(message)
             result = self.process_message(message) if self.validate_message(message) else True
-        except Exception as error:  # whatever a handler raises
+        except Exception as error:  # raised by the handler
             requeue_after_error(message, error)
         else:
             self._settle(message, result)
@@ -201,9 +197,9 @@ class Reader:
             finish_or_requeue(message, bool(done.result()))
         except asyncio.CancelledError:
             finish_or_requeue(message, False)
-        except Exception as error:  # whatever a handler raises
+        except Exception as error:  # raised by the handler
             requeue_after_error(message, error)
 
-    def _give_back(self) -> None:
+    def _requeue_waiting(self) -> None:
         while self._waiting:
             self._waiting.popleft().requeue(delay=0, backoff=False)

@@ -1,4 +1,4 @@
-"""What every connection to nsqd is told, whoever opens it: the options' names and units are pynsq's."""
+"""Options of connections and consumers, with pynsq's names and units."""
 
 import socket
 import ssl
@@ -19,12 +19,11 @@ _TLS_OPTIONS: Final = frozenset({"ca_certs", "cert_reqs", "certfile", "keyfile",
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConnectionSettings:
-    """Options of a connection. Seconds, except `output_buffer_timeout`, which is milliseconds as in pynsq.
+    """Options of a connection. Times are in seconds; `output_buffer_timeout` is in milliseconds, as in pynsq.
 
-    `timeout` bounds connecting with everything that belongs to it, until nsqd may be given commands. `tls_options`
-    is an ``ssl.SSLContext``, or a dict with pynsq's keys (``ca_certs``, ``cert_reqs``, ``certfile``, ``keyfile``,
-    ``ciphers``; and ``check_hostname``, which is False as with pynsq); without it the system's authorities and the
-    host's name are checked.
+    `timeout` limits opening the connection, including negotiation. `tls_options` is an ``ssl.SSLContext``, or a dict
+    with pynsq's keys (``ca_certs``, ``cert_reqs``, ``certfile``, ``keyfile``, ``ciphers``) and ``check_hostname``,
+    which is False by default, as in pynsq. Without it, the system's authorities are used and the host name is verified.
     """
 
     timeout: float = 5.0
@@ -61,7 +60,7 @@ class ConnectionSettings:
 
     @property
     def silence(self) -> float:
-        """After how many seconds without a byte a connection is dead: two heartbeats."""
+        """Seconds without received data after which a connection fails: two heartbeat intervals."""
         return 2 * self.heartbeat_interval
 
     def identify(self) -> IdentifyRequest:
@@ -84,12 +83,12 @@ class ConnectionSettings:
         )
 
     def secret(self) -> bytes:
-        """`auth_secret` as it is sent; empty for none."""
+        """`auth_secret` in bytes; empty if there is none."""
         secret = self.auth_secret or b""
         return secret.encode("utf-8") if isinstance(secret, str) else secret
 
     def tls_context(self) -> ssl.SSLContext:
-        """Raises ``OSError`` for files that cannot be read, ``ValueError`` for options nobody knows."""
+        """Raises ``OSError`` for files that cannot be read, ``ValueError`` for unknown options."""
         options = self.tls_options
         if isinstance(options, ssl.SSLContext):
             return options
@@ -109,7 +108,7 @@ class ConnectionSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SubscriptionSettings:
-    """Options of a consumer as a whole; seconds. Names are pynsq's where it has them."""
+    """Options of a consumer as a whole. Times are in seconds."""
 
     max_in_flight: int = 1
     requeue_delay: float = 90
@@ -130,14 +129,12 @@ class SubscriptionSettings:
             raise ValueError(f"max_in_flight must be 1 or more, not {self.max_in_flight!r}")
 
 
-SETTING_NAMES: Final = frozenset(each.name for each in fields(ConnectionSettings))
-
-
-_SUBSCRIPTION_NAMES = frozenset(each.name for each in fields(SubscriptionSettings))
+SETTING_NAMES: Final = frozenset(option.name for option in fields(ConnectionSettings))
+_SUBSCRIPTION_NAMES: Final = frozenset(option.name for option in fields(SubscriptionSettings))
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[SubscriptionSettings, ConnectionSettings]:
-    """Raises ``TypeError`` for a name that neither has, ``ValueError`` for a wrong value."""
+    """The settings in keyword arguments. Raises ``TypeError`` for unknown names, ``ValueError`` for wrong values."""
     if unknown := options.keys() - _SUBSCRIPTION_NAMES - SETTING_NAMES:
         raise TypeError(f"unknown options: {', '.join(sorted(unknown))}")
     return (
@@ -147,5 +144,5 @@ def split_options(options: Mapping[str, Any]) -> tuple[SubscriptionSettings, Con
 
 
 def address_list(addresses: str | Iterable[str] | None) -> list[str]:
-    """One address, several, or none."""
+    """A list of addresses from one address, several, or None."""
     return [addresses] if isinstance(addresses, str) else list(addresses or ())

@@ -354,7 +354,7 @@ def test_stopping_under_load_loses_nothing(nsqd, topic, start_consumer):
     [
         ({"topic": "no spaces"}, "topic"),
         ({"channel": ""}, "channel"),
-        ({"nsqd_tcp_addresses": []}, "neither"),
+        ({"nsqd_tcp_addresses": []}, "is required"),
         ({"nsqd_tcp_addresses": ["localhost"]}, "host:port"),
         ({"max_in_flight": 0}, "max_in_flight"),
         ({"concurrency": 0}, "concurrency"),
@@ -362,7 +362,7 @@ def test_stopping_under_load_loses_nothing(nsqd, topic, start_consumer):
         ({"lookupd_poll_jitter": 2.0, "lookupd_http_addresses": ["h:1"]}, "jitter"),
     ],
 )
-def test_wrong_options_are_said_at_once(start_consumer, options, error):
+def test_wrong_options_are_refused_at_once(start_consumer, options, error):
     with pytest.raises(ValueError, match=error):
         start_consumer(lambda message: None, **{"nsqd_tcp_addresses": "127.0.0.1:1", **options})
 

@@ -91,7 +91,7 @@ def test_many_threads_share_one_connection(fake):
     for thread in threads:
         thread.join()
     assert len(fake.peers) == 1
-    node.close()
+    node.connect(deadline).close()
     wait_until(lambda: node.connection is None)
 
 

@@ -185,9 +185,9 @@ def test_an_nsqd_without_tls_is_not_spoken_to_in_the_clear():
         session.receive_data(agreed(tls_v1=False))
 
 
-def test_data_before_the_handshake_is_from_somebody_else():
+def test_data_before_the_tls_handshake_is_an_error():
     session = ClientSession(IdentifyRequest(tls_v1=True))
-    with pytest.raises(ProtocolError, match="before TLS"):
+    with pytest.raises(ProtocolError, match="before the TLS"):
         session.receive_data(agreed(tls_v1=True) + OK)
 
 
@@ -195,7 +195,7 @@ def test_an_upgrade_that_does_not_begin_with_ok_is_an_error():
     session = ClientSession(IdentifyRequest(tls_v1=True))
     session.receive_data(agreed(tls_v1=True))
     session.tls_established()
-    with pytest.raises(ProtocolError, match="not with OK"):
+    with pytest.raises(ProtocolError, match="expected OK after an upgrade"):
         session.receive_data(CLOSE_WAIT)
 
 
