@@ -10,12 +10,10 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from types import TracebackType
 from typing import Any, Self
 
 from nsq_compat.client.connection import Connection
 from nsq_compat.client.message import Handler, Message, finish_or_requeue, log_giving_up, requeue_after_error
-from nsq_compat.client.settings import address_list, split_options
 from nsq_compat.client.subscription import Subscription
 
 log = logging.getLogger(__name__)
@@ -47,20 +45,18 @@ class Consumer:
     ) -> None:
         if concurrency < 1:
             raise ValueError(f"concurrency must be 1 or more, not {concurrency!r}")
-        settings, connection_settings = split_options(options)
         self.subscription = Subscription(
             topic,
             channel,
             self._deliver,
-            nsqd_tcp_addresses=address_list(nsqd_tcp_addresses),
-            lookupd_http_addresses=address_list(lookupd_http_addresses),
-            settings=settings,
-            connection_settings=connection_settings,
+            nsqd_tcp_addresses=nsqd_tcp_addresses,
+            lookupd_http_addresses=lookupd_http_addresses,
+            options=options,
         )
         self._handler = handler
         self._max_tries = max_tries
         self._giving_up = giving_up or log_giving_up
-        self._concurrency = min(concurrency, settings.max_in_flight)
+        self._concurrency = min(concurrency, self.subscription.max_in_flight)
         self._waiting: deque[Message] = deque()
         self._wakeups: queue.SimpleQueue[bool] = queue.SimpleQueue()
         """True wakes a worker, False ends it."""
@@ -111,9 +107,7 @@ class Consumer:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     # --- State --------------------------------------------------------------------------------------------------------

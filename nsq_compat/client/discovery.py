@@ -16,6 +16,7 @@ import requests
 import urllib3
 
 from nsq_compat.bounded_http import Deadline, bounded_session
+from nsq_compat.client.settings import SubscriptionSettings
 from nsq_compat.protocol.names import address_error, printable
 
 log = logging.getLogger(__name__)
@@ -99,8 +100,8 @@ class Discovery:
     """Polls every nsqlookupd until stopped. After each response, `found` is called with the nodes that any of them
     lists.
 
-    `interval` is the time between polls in seconds; a random share of it, up to `jitter`, is added, so that consumers
-    that were started together do not poll together.
+    The interval between polls is extended by a random share, so that consumers that were started together do not poll
+    together.
     """
 
     def __init__(
@@ -108,20 +109,12 @@ class Discovery:
         topic: str,
         lookupd_http_addresses: Iterable[str],
         found: Callable[[set[str]], object],
-        *,
-        interval: float = 60,
-        jitter: float = 0.3,
-        connect_timeout: float = 1.0,
-        request_timeout: float = 2.0,
+        settings: SubscriptionSettings,
     ) -> None:
-        if not 0 <= jitter <= 1:
-            raise ValueError(f"lookupd_poll_jitter must be 0 to 1, not {jitter!r}")
         self._topic = topic
         self._lookupds = sorted(set(lookupd_http_addresses))
         self._found = found
-        self._interval = interval
-        self._jitter = jitter
-        self._timeouts = {"connect_timeout": connect_timeout, "request_timeout": request_timeout}
+        self._settings = settings
         self._stopped = threading.Event()
         self._poll_again = threading.Event()
         self._querying: set[str] = set()
@@ -142,7 +135,7 @@ class Discovery:
 
     def next_interval(self) -> float:
         """Seconds until the next poll."""
-        return self._interval * (1 + random.random() * self._jitter)
+        return self._settings.lookupd_poll_interval * (1 + random.random() * self._settings.lookupd_poll_jitter)
 
     def _poll_loop(self) -> None:
         while not self._stopped.is_set():
@@ -164,7 +157,12 @@ class Discovery:
 
     def _ask(self, address: str) -> None:
         try:
-            listing = ask(address, self._topic, **self._timeouts)
+            listing = ask(
+                address,
+                self._topic,
+                connect_timeout=self._settings.lookupd_connect_timeout,
+                request_timeout=self._settings.lookupd_request_timeout,
+            )
         except LookupFailed as error:
             log.warning("[%s] nsqlookupd %s", self._topic, error)
             listing = None

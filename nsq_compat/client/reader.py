@@ -17,7 +17,6 @@ from typing import Any
 from nsq_compat.client import event_loop
 from nsq_compat.client.connection import Connection
 from nsq_compat.client.message import Message, finish_or_requeue, log_giving_up, requeue_after_error
-from nsq_compat.client.settings import address_list, split_options
 from nsq_compat.client.subscription import Subscription
 
 log = logging.getLogger(__name__)
@@ -47,15 +46,13 @@ class Reader:
         self.name = name or f"{topic}:{channel}"
         self.max_tries = max_tries
         self.message_handler = message_handler
-        settings, connection_settings = split_options({**options, "max_in_flight": max_in_flight})
         self._subscription = Subscription(
             topic,
             channel,
             self._deliver,
-            nsqd_tcp_addresses=address_list(nsqd_tcp_addresses),
-            lookupd_http_addresses=address_list(lookupd_http_addresses),
-            settings=settings,
-            connection_settings=connection_settings,
+            nsqd_tcp_addresses=nsqd_tcp_addresses,
+            lookupd_http_addresses=lookupd_http_addresses,
+            options={**options, "max_in_flight": max_in_flight},
             heartbeat=self._on_heartbeat,
         )
         self._waiting: deque[Message] = deque()
@@ -66,8 +63,7 @@ class Reader:
         self._loop.call_soon_threadsafe(self._start)
         event_loop.register(self)
 
-    # --- Methods to override
-    # ---------------------------------------------------------------------------------------------
+    # --- Methods to override ------------------------------------------------------------------------------------------
 
     def process_message(self, message: Message) -> Any:
         """Calls the handler."""

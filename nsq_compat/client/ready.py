@@ -147,8 +147,7 @@ class ReadyCounts(Generic[C]):
         """Whether a connection has at least 85 % of its RDY in flight."""
         return any(0 < connection.in_flight >= _STARVED_FROM * share.sent for connection, share in self.shares.items())
 
-    # --- Distribution
-    # --------------------------------------------------------------------------------------------------
+    # --- Distribution -------------------------------------------------------------------------------------------------
 
     def _share_out(self, now: float, exclude: frozenset[C] = frozenset()) -> None:
         self.is_short = False

@@ -127,6 +127,8 @@ class SubscriptionSettings:
     def __post_init__(self) -> None:
         if self.max_in_flight < 1:
             raise ValueError(f"max_in_flight must be 1 or more, not {self.max_in_flight!r}")
+        if not 0 <= self.lookupd_poll_jitter <= 1:
+            raise ValueError(f"lookupd_poll_jitter must be 0 to 1, not {self.lookupd_poll_jitter!r}")
 
 
 SETTING_NAMES: Final = frozenset(option.name for option in fields(ConnectionSettings))

@@ -16,15 +16,16 @@ Invariants:
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import wait
 from dataclasses import dataclass
+from typing import Any
 
 from nsq_compat.client.connection import Connection, ConnectionLost, close_all, split_address
 from nsq_compat.client.discovery import Discovery
 from nsq_compat.client.message import Message
 from nsq_compat.client.ready import Backoff, Pace, ReadyCounts
-from nsq_compat.client.settings import ConnectionSettings, SubscriptionSettings
+from nsq_compat.client.settings import address_list, split_options
 from nsq_compat.protocol import command_writer
 from nsq_compat.protocol.names import is_valid_name
 
@@ -44,7 +45,10 @@ class _Retry:
 
 
 class Subscription:
-    """`deliver` is called with each batch, in the thread of its connection. It must return quickly."""
+    """`deliver` is called with each batch, in the thread of its connection. It must return quickly.
+
+    `options` are those of ``SubscriptionSettings`` and ``ConnectionSettings``.
+    """
 
     def __init__(
         self,
@@ -52,10 +56,9 @@ class Subscription:
         channel: str,
         deliver: Callable[[list[Message]], object],
         *,
-        nsqd_tcp_addresses: Sequence[str],
-        lookupd_http_addresses: Sequence[str],
-        settings: SubscriptionSettings,
-        connection_settings: ConnectionSettings,
+        nsqd_tcp_addresses: str | Iterable[str] | None,
+        lookupd_http_addresses: str | Iterable[str] | None,
+        options: Mapping[str, Any],
         heartbeat: Callable[[Connection], object] | None = None,
     ) -> None:
         for noun, name in (("topic", topic), ("channel", channel)):
@@ -63,21 +66,21 @@ class Subscription:
                 raise ValueError(f"{name!r} is not a valid {noun} name")
         self.topic = topic
         self.channel = channel
+        settings, self._connection_settings = split_options(options)
         self.settings = settings
         self.max_in_flight = settings.max_in_flight
         self._deliver = deliver
         self._heartbeat = heartbeat
-        self._connection_settings = connection_settings
-        self._named = list(dict.fromkeys(nsqd_tcp_addresses))
-        for address in self._named:
+        nsqds, lookupds = address_list(nsqd_tcp_addresses), address_list(lookupd_http_addresses)
+        for address in nsqds:
             split_address(address)
-        if not nsqd_tcp_addresses and not lookupd_http_addresses:
+        if not nsqds and not lookupds:
             raise ValueError("nsqd_tcp_addresses or lookupd_http_addresses is required")
-        self._discovery = self._make_discovery(lookupd_http_addresses) if lookupd_http_addresses else None
+        self._discovery = Discovery(topic, lookupds, self._found, settings) if lookupds else None
         self._lock = threading.Lock()
         self._connections: dict[str, Connection] = {}
         self._threads: dict[Connection, threading.Thread] = {}
-        self._retries = {address: _Retry(0.0, settings.reconnect_delay) for address in self._named}
+        self._retries = {address: _Retry(0.0, settings.reconnect_delay) for address in nsqds}
         self._ready: ReadyCounts[Connection] = ReadyCounts(
             self.max_in_flight, settings.low_rdy_idle_timeout, settle_time=SETTLE_SECONDS
         )
@@ -90,18 +93,6 @@ class Subscription:
         self._stopping = False
         self._answers = threading.Condition()
         self._timer: threading.Thread | None = None
-
-    def _make_discovery(self, lookupds: Sequence[str]) -> Discovery:
-        settings = self.settings
-        return Discovery(
-            self.topic,
-            lookupds,
-            self._found,
-            interval=settings.lookupd_poll_interval,
-            jitter=settings.lookupd_poll_jitter,
-            connect_timeout=settings.lookupd_connect_timeout,
-            request_timeout=settings.lookupd_request_timeout,
-        )
 
     # --- Interface ----------------------------------------------------------------------------------------------------
 
@@ -183,8 +174,7 @@ class Subscription:
         if self._discovery is not None:
             self._discovery.poll_now()
 
-    # --- Events of connections
-    # ---------------------------------------------------------------------------------------------
+    # --- Events of connections ----------------------------------------------------------------------------------------
 
     def received(self, connection: Connection, messages: list[Message]) -> None:
         with self._lock:
@@ -298,8 +288,7 @@ class Subscription:
         log.info("[%s/%s] (%s) subscribed", self.topic, self.channel, connection.address)
         connection.run()
 
-    # --- Timers
-    # ---------------------------------------------------------------------------------------------------------
+    # --- Timers -------------------------------------------------------------------------------------------------------
 
     def _timer_loop(self) -> None:
         while not self._stopping:

@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import Final
 
 from nsq_compat.protocol.commands import MPUB, PUB, BodySpec, Command, CommandSpec, Finish, Publish, SimpleCommand
-from nsq_compat.protocol.errors import E_BAD_BODY, E_BAD_MESSAGE, FatalClientError, SilentClose
+from nsq_compat.protocol.errors import E_BAD_MESSAGE, FatalClientError, SilentClose
 from nsq_compat.protocol.layout import SIZE_OF_SIZE, read_batch_header, read_size
 from nsq_compat.protocol.uniform_bodies import UniformBodies
 
@@ -81,7 +81,7 @@ def parse_uniform_batch(data: bytes, begin: int, max_msg_size: int, max_body_siz
 
 
 class SizedBody:
-    """Reads a body that has its size before it."""
+    """Reads a body of at most `limit` bytes that has its size before it."""
 
     def __init__(self, spec: CommandSpec, tokens: list[bytes], body: BodySpec, limit: int) -> None:
         self._spec = spec
@@ -118,32 +118,28 @@ class SizedBody:
         part = " size" if self._size is None else ""
         return self._error(f"failed to read {self._wording.noun}{part}")
 
-    def _error(self, text: str) -> FatalClientError:
-        return FatalClientError(self._wording.code, f"{self._spec.name} {text}")
+    def _error(self, text: str, code: str = "") -> FatalClientError:
+        return FatalClientError(code or self._wording.code, f"{self._spec.name} {text}")
 
 
-class BatchBody:
+class BatchBody(SizedBody):
     """Reads the body of an MPUB: a size, a count, and that many sized messages.
 
     nsqd: the size is checked and then ignored; the count determines where the command ends. Here --max-body-size also
     limits the messages' total size (docs/differences.md: mpub-total).
     """
 
-    def __init__(self, spec: CommandSpec, tokens: list[bytes], max_msg_size: int, max_body_size: int) -> None:
-        self._spec = spec
-        self._tokens = tokens
+    def __init__(
+        self, spec: CommandSpec, tokens: list[bytes], body: BodySpec, max_msg_size: int, max_body_size: int
+    ) -> None:
+        super().__init__(spec, tokens, body, max_body_size)
         self._max_msg_size = max_msg_size
-        self._max_body_size = max_body_size
-        self._size: int | None = None
         self._count: int | None = None
         self._consumed = SIZE_OF_SIZE  # bytes of the body read so far, including the count
         self._bodies: list[bytes] = []
         self._in_message = False
-        self.needed = SIZE_OF_SIZE
 
     def read(self, buffer: bytes, position: int, end: int) -> tuple[Command | None, int]:
-        """The command, if its last message is complete in the buffer, and the position after the bytes that were
-        read."""
         if self._size is None:
             if end - position < SIZE_OF_SIZE:
                 return None, position
@@ -162,7 +158,7 @@ class BatchBody:
     def _read_messages(self, buffer: bytes, position: int, end: int, count: int) -> int:
         # Hot: runs for every message of an MPUB.
         begin, max_msg_size = position, self._max_msg_size
-        last_allowed = begin + self._max_body_size - self._consumed
+        last_allowed = begin + self._limit - self._consumed
         while uniform := self._next_uniform(buffer, position, min(end, last_allowed), count - len(self._bodies)):
             self._bodies += uniform
             position += len(uniform) * (SIZE_OF_SIZE + len(uniform[0]))
@@ -201,16 +197,9 @@ class BatchBody:
             return ()
         return _cut_uniform(buffer, position, size, count)
 
-    def _checked_size(self, size: int) -> int:
-        if size <= 0:
-            raise self._error(f"invalid body size {size}")
-        if size > self._max_body_size:
-            raise self._error(f"body too big {size} > {self._max_body_size}")
-        return size
-
     def _checked_count(self, count: int) -> int:
         # nsqd: a message has at least a size and one byte.
-        if not 0 < count <= (self._max_body_size - SIZE_OF_SIZE) // (SIZE_OF_SIZE + 1):
+        if not 0 < count <= (self._limit - SIZE_OF_SIZE) // (SIZE_OF_SIZE + 1):
             raise self._error(f"invalid message count {count}")
         return count
 
@@ -219,7 +208,7 @@ class BatchBody:
             return self._error(f"invalid message({len(self._bodies)}) body size {size}", E_BAD_MESSAGE)
         if size > self._max_msg_size:
             return self._error(f"message too big {size} > {self._max_msg_size}", E_BAD_MESSAGE)
-        return self._error(f"body too big {self._max_body_size + excess} > {self._max_body_size}")
+        return self._error(f"body too big {self._limit + excess} > {self._limit}")
 
     def read_error(self) -> FatalClientError:
         if self._size is None:
@@ -229,9 +218,6 @@ class BatchBody:
         if self._in_message:
             return self._error("failed to read message body", E_BAD_MESSAGE)
         return self._error(f"failed to read message({len(self._bodies)}) body size", E_BAD_MESSAGE)
-
-    def _error(self, text: str, code: str = E_BAD_BODY) -> FatalClientError:
-        return FatalClientError(code, f"{self._spec.name} {text}")
 
 
 # --- Commands ---------------------------------------------------------------------------------------------------------
@@ -259,7 +245,7 @@ class CommandReader:
         self._needed = 1
         self._buffer = b""
         self._position = 0
-        self._body: SizedBody | BatchBody | None = None
+        self._body: SizedBody | None = None
         # Admitted PUB and MPUB lines, including their newlines, and the last one used.
         self._known: dict[bytes, tuple[CommandSpec, list[bytes]]] = {}
         self._line = b""
@@ -427,13 +413,13 @@ class CommandReader:
         self._body = self._expect_body(spec, tokens, spec.body)
         return Publish(spec, tokens, bodies)
 
-    def _expect_body(self, spec: CommandSpec, tokens: list[bytes], body: BodySpec) -> SizedBody | BatchBody:
+    def _expect_body(self, spec: CommandSpec, tokens: list[bytes], body: BodySpec) -> SizedBody:
         if body.multiple:
-            return BatchBody(spec, tokens, self._max_msg_size, self._max_body_size)
+            return BatchBody(spec, tokens, body, self._max_msg_size, self._max_body_size)
         limit = self._max_msg_size if body.is_message else min(self._max_body_size, MAX_DOCUMENT_SIZE)
         return SizedBody(spec, tokens, body, limit)
 
-    def _read_body(self, body: SizedBody | BatchBody, end: int) -> Command | None:
+    def _read_body(self, body: SizedBody, end: int) -> Command | None:
         command, self._position = body.read(self._buffer, self._position, end)
         if command is None:
             self._needed = body.needed

@@ -128,17 +128,12 @@ def body(frame: bytes) -> bytes:
     return frame[HEADER_SIZE:]
 
 
-def next_attempt(frame: bytes) -> bytes:
-    """The frame for redelivering a message."""
-    # nsqd: the attempt number has 16 bits and wraps around.
-    return with_attempts(frame, (attempts(frame) + 1) & _MAX_ATTEMPTS)
-
-
 def with_attempts(frame: bytes, number: int) -> bytes:
     """The frame with attempt number `number`."""
     return frame[: _ATTEMPTS.start] + _uint16.pack(number) + frame[_ATTEMPTS.stop :]
 
 
 def next_attempts(frames: Sequence[bytes]) -> list[bytes]:
-    """``next_attempt`` of each."""
-    return [next_attempt(frame) for frame in frames]
+    """The frames for redelivering messages."""
+    # nsqd: the attempt number has 16 bits and wraps around.
+    return [with_attempts(frame, (attempts(frame) + 1) & _MAX_ATTEMPTS) for frame in frames]

@@ -1,4 +1,4 @@
-"""What the client's guide says of options is complete. What it shows is run by tests/docs."""
+"""The client's guide documents every option. tests/docs runs its examples."""
 
 import inspect
 from dataclasses import fields

@@ -4,7 +4,7 @@ from nsq_compat.client.message import AlreadyAnswered, Message, finish_or_requeu
 
 
 class Answers:
-    """Where a message's answers go."""
+    """Records a message's answers."""
 
     is_closed = False
 
@@ -42,7 +42,7 @@ def message(answers) -> Message:
         ({"time_ms": -1}, (None, True)),
     ],
 )
-def test_the_delay_of_a_requeue_is_given_or_left_to_the_consumer(message, answers, options, answer):
+def test_the_delay_of_a_requeue_is_given_or_the_consumers(message, answers, options, answer):
     message.requeue(**options)
     assert answers.given == [answer]
 
@@ -57,14 +57,14 @@ def test_a_message_is_answered_once(message, answers, first, second):
     assert message.has_responded()
 
 
-def test_it_may_be_touched_often_and_still_answered(message, answers):
+def test_a_message_may_be_touched_often_before_it_is_answered(message, answers):
     message.touch()
     message.touch()
     message.finish()
     assert answers.given == ["touch", "touch", "finish"]
 
 
-def test_who_listens_hears_of_an_answer_before_nsqd(message, answers):
+def test_listeners_are_called_before_an_answer_is_sent(message, answers):
     heard: list[object] = []
     for event in ("touch", "finish", "requeue"):
         message.on(event, lambda message, event=event: heard.append((event, message.id, len(answers.given))))
@@ -73,20 +73,20 @@ def test_who_listens_hears_of_an_answer_before_nsqd(message, answers):
     assert heard == [("touch", message.id, 0), ("finish", message.id, 1)]
 
 
-def test_the_answer_comes_later_if_the_handler_says_so(message):
+def test_a_handler_may_defer_the_answer(message):
     assert not message.is_async()
     message.enable_async()
     assert message.is_async()
     assert not message.has_responded()
 
 
-def test_it_is_lost_with_its_connection(message, answers):
+def test_a_message_is_lost_with_its_connection(message, answers):
     assert not message.is_lost
     answers.is_closed = True
     assert message.is_lost
 
 
-def test_it_says_what_it_is(message):
+def test_the_repr_of_a_message(message):
     assert repr(message) == "<Message 0123456789abcdef attempt 2 from host:1>"
 
 

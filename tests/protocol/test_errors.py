@@ -28,7 +28,7 @@ def test_a_description_that_ends_in_a_space_keeps_it():
     assert FatalClientError(E_INVALID, b"invalid command ").data == b"E_INVALID invalid command "
 
 
-def test_what_a_client_sent_is_echoed_byte_for_byte():
+def test_bytes_of_a_client_are_preserved():
     every_byte = bytes(range(256))
     assert FatalClientError(E_INVALID, b"invalid command " + every_byte).data.endswith(every_byte)
 
@@ -54,7 +54,7 @@ def test_every_code_is_spelled_as_its_constant():
     [
         (b"", '""'),
         (b"plain name", '"plain name"'),
-        (b'a\x00\xffb"\\\xc3\xa9', r'"a\x00\xffb\"\\é"'),  # as a real nsqd was seen to print it
+        (b'a\x00\xffb"\\\xc3\xa9', r'"a\x00\xffb\"\\é"'),  # printed by a real nsqd
         (b"\a\b\f\n\r\t\v", r'"\a\b\f\n\r\t\v"'),
         (b"\x1b\x7f", r'"\x1b\x7f"'),
         (b"'", '"\'"'),
@@ -63,9 +63,9 @@ def test_every_code_is_spelled_as_its_constant():
         ("\ufffd".encode(), '"\ufffd"'),
         ("\U0001f600".encode(), '"\U0001f600"'),
         ("\U000e0001\U0010ffff".encode(), r'"\U000e0001\U0010ffff"'),
-        (b"\xe2\x82", r'"\xe2\x82"'),  # cut short
+        (b"\xe2\x82", r'"\xe2\x82"'),  # truncated
         (b"\xc0\x80", r'"\xc0\x80"'),  # overlong
-        (b"\xed\xa0\x80", r'"\xed\xa0\x80"'),  # half a surrogate pair
+        (b"\xed\xa0\x80", r'"\xed\xa0\x80"'),  # a lone surrogate
         (b"\xf4\x90\x80\x80", r'"\xf4\x90\x80\x80"'),  # beyond Unicode
     ],
 )
@@ -77,7 +77,7 @@ def test_bytes_are_quoted_as_go_does(raw, quoted):
 def test_a_quoted_name_is_one_printable_line_from_which_the_bytes_can_be_read_back(raw):
     quoted = quote(raw)
     assert quoted.isprintable()
-    # Python reads the same escapes, except that it takes \xNN for a character; so does this, for both sides.
+    # Python reads the same escapes, but \xNN as a character, so both sides are compared that way.
     expected = "".join(
         chr(ord(character) - 0xDC00) if 0xDC80 <= ord(character) <= 0xDCFF else character
         for character in raw.decode("utf-8", "surrogateescape")
@@ -96,5 +96,5 @@ def test_a_quoted_name_is_one_printable_line_from_which_the_bytes_can_be_read_ba
         ("http://[::1", "http://[::1"),
     ],
 )
-def test_an_address_is_shown_without_its_secrets(text, shown):
+def test_secrets_are_removed_from_urls(text, shown):
     assert without_secrets(text) == shown
