@@ -51,7 +51,7 @@ class ConnectionLost(Exception):
 
 
 class NotExecuted(ConnectionLost):
-    """The connection ended, and nsqd did not execute the command: it had refused an earlier one."""
+    """nsqd did not execute the command: the connection was closed, or nsqd had refused an earlier command."""
 
 
 class ConnectionObserver(Protocol):
