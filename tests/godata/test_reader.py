@@ -229,7 +229,7 @@ def test_a_changed_byte_costs_at_most_its_own_message(tmp_path_factory, offset, 
     assume(STARTS[victim] + 4 + size not in STARTS[victim + 2 :])  # ends where another record does: nobody can tell
     found = queue.read()
     assert not Counter(BODIES[:victim] + BODIES[victim + 1 :]) - Counter(found)
-    assert len(found) <= len(BODIES) + 1  # a body that peeks like records may be cut into one
+    assert len(found) <= len(BODIES) + 1  # a body that looks like records may be cut into one
 
 
 @pytest.mark.parametrize("cut", range(len(WHOLE)))

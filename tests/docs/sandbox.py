@@ -1,8 +1,8 @@
-"""A machine for one page: its commands run as they stand, on NSQ's own ports and on the paths they name.
+"""A sandbox for one page, in which its commands run as they are written, with NSQ's own ports and the named paths.
 
-It is this machine with everything that changes thrown away at the end: a file system whose changes go into memory, a
-network with nobody else on it, and processes that end with it. So a page may write to /etc and /var/lib, every page
-has port 4150, and pages run side by side. Only root can make one.
+It is this machine with an overlay file system whose changes are kept in memory, a network namespace, and a process
+namespace. A page may write to /etc and /var/lib, every page has port 4150, and pages run in parallel. Only root can
+create one.
 """
 
 import os
@@ -47,9 +47,9 @@ def run(
     addresses: Sequence[str],
     timeout: float,
 ) -> str:
-    """Run it, and return what it says. One that takes longer is killed.
+    """Run a command in a new sandbox and return its output. It is killed after `timeout` seconds.
 
-    What it writes below `shared` stays. It is started in the checkout, whose modules it finds.
+    Files that it writes below `shared` stay. It is started in the checkout, and can import its modules.
     """
     (shared / "scratch").mkdir()
     ours = {
@@ -82,7 +82,7 @@ def run(
 
 
 def _mounts(*needed: Path) -> list[str]:
-    """Where file systems are mounted, besides the root, on which something needed lies."""
+    """Mount points, other than the root, of the file systems that contain the needed paths."""
     found = {
         str(parent) for path in needed for parent in (path.resolve(), *path.resolve().parents) if parent.is_mount()
     }
@@ -90,6 +90,6 @@ def _mounts(*needed: Path) -> list[str]:
 
 
 def search_path(*first: Path) -> str:
-    """PATH with these folders first, and none that belongs to the environment the tests run in."""
+    """PATH with these folders first, and without those of the environment in which the tests run."""
     kept = [each for each in os.environ["PATH"].split(":") if not Path(each).is_relative_to(sys.prefix)]
     return ":".join([*map(str, first), *kept])

@@ -1,7 +1,7 @@
-"""Types a page's commands into one shell, one after the other, and looks at what they say. Runs inside its machine.
+"""Runs the blocks of a page in one shell, and compares the output. Started inside the page's sandbox (`sandbox.py`).
 
-``python conductor.py FOLDER``: reads ``plan.json`` there, writes ``verdict``: nothing if all went as the page says, or
-what did not.
+``python page_runner.py FOLDER`` reads ``plan.json`` in the folder and writes ``verdict``: empty if every block did what
+the page says, else what failed.
 """
 
 import json
@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from tests.docs.blocks import CONSOLE, PYCON, PYTHON, Block, commands, is_as_shown
+from tests.docs.blocks import CONSOLE, PYCON, PYTHON, Block, commands, matches
 
 LISTENERS: Final = frozenset({"nsqd", "nsqlookupd", "nsqadmin", "nsq_pubsub", "nsq_pull"})
-"""Programs that somebody at a terminal would see listening before typing the next command."""
+"""Programs that must be listening before the next command is run."""
 _STAYS: Final = re.compile(
     r"^(nsqd|nsqlookupd|nsqadmin|nsq_pubsub|nsq_pull|nsq_to_(file|http|nsq)|nsq_tail|curl)( |$)(?!.*(&$|\|))"
 )
@@ -27,7 +27,7 @@ _ENDS: Final = re.compile(r"--check-config|--version|--help|--n=|^curl (?!-N)")
 _COMMENT: Final = re.compile(r"\s+#\s.*$")
 _TERMINALS: Final = """
 kept=
-# Ctrl-C in the terminals where a program runs; nothing that stays may have failed.
+# Stop the programs in the foreground of the imagined terminals. None of them may have failed.
 leave() {
     for pid in $kept; do end "$pid"; done
     kept=
@@ -44,17 +44,17 @@ leave_all() {
 """
 
 
-_SECONDS_FOR_ONE: Final = 150.0
-_SECONDS_FOR_NEWS: Final = 60.0
+_SECONDS_FOR_A_COMMAND: Final = 150.0
+_SECONDS_FOR_A_CHANGE: Final = 60.0
 _LISTENING: Final = "0A"
 
 
-class Astray(Exception):
-    """Something was not as the page says."""
+class PageFailed(Exception):
+    """A block did not do what the page says."""
 
 
 class Shell:
-    """One bash, as the reader has it: variables, folder and background jobs last from block to block."""
+    """One bash for the whole page: variables, the folder and background jobs last from block to block."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -70,17 +70,19 @@ class Shell:
         self.run(_TERMINALS)
 
     def run(self, text: str) -> str:
-        """What it says, on both outputs, until it is done; what it leaves running listens then. Raises `Astray`."""
+        """Run commands, wait until the daemons they started listen, and return both outputs. Raises `PageFailed`."""
         self._count += 1
-        typed, said = (self._folder / f"{self._count}.{suffix}" for suffix in ("sh", "out"))
+        typed, output = (self._folder / f"{self._count}.{suffix}" for suffix in ("sh", "out"))
         typed.write_text(f"{text}\n")
         fd = self._status_fd
-        self._type(f'source {typed} {fd}>&- >{said} 2>&1 </dev/null; echo "$?" >&{fd}')
-        ended = bool(select.select([self._statuses], [], [], _SECONDS_FOR_ONE)[0]) and bool(self._statuses.read(64))
+        self._type(f'source {typed} {fd}>&- >{output} 2>&1 </dev/null; echo "$?" >&{fd}')
+        ended = bool(select.select([self._statuses], [], [], _SECONDS_FOR_A_COMMAND)[0]) and bool(
+            self._statuses.read(64)
+        )
         if not ended:
-            raise Astray(f"{text}\nfailed, or took too long; it said\n{said.read_text(errors='replace')}")
+            raise PageFailed(f"{text}\nfailed, or took too long. Its output:\n{output.read_text(errors='replace')}")
         self._wait_for_listeners()
-        return said.read_text(errors="replace")
+        return output.read_text(errors="replace")
 
     def _type(self, line: str) -> None:
         assert self._bash.stdin is not None
@@ -88,10 +90,10 @@ class Shell:
         self._bash.stdin.flush()
 
     def _wait_for_listeners(self) -> None:
-        deadline = time.monotonic() + _SECONDS_FOR_NEWS
+        deadline = time.monotonic() + _SECONDS_FOR_A_CHANGE
         while busy := [name for pid, name in self._about_to_listen() if not _listens(pid)]:
             if time.monotonic() > deadline:
-                raise Astray(f"does not listen: {busy}")
+                raise PageFailed(f"does not listen: {busy}")
             time.sleep(0.02)
 
     def _about_to_listen(self) -> Iterator[tuple[int, str]]:
@@ -102,7 +104,7 @@ class Shell:
             except OSError:
                 continue
             programs = {Path(word).name for word in words[:2]}
-            # A job that is still bash is about to become a program; while it does, its words are not to be read.
+            # A job that is still bash is about to become a program. Until then its command line cannot be read.
             becomes = int(parent) == self._bash.pid and words[0] in ("bash", "") and state != "Z"
             if programs & LISTENERS or becomes:
                 yield pid, " ".join(words)
@@ -118,7 +120,7 @@ def _listens(pid: int) -> bool:
     try:
         held = {_target(f"/proc/{pid}/fd/{number}") for number in os.listdir(f"/proc/{pid}/fd")}
     except OSError:
-        return True  # it has ended, which is another's business
+        return True  # it has ended; `leave` checks its status
     return any(f"socket:[{inode}]" in held for inode in listening)
 
 
@@ -129,8 +131,8 @@ def _target(link: str) -> str:
         return ""  # closed meanwhile
 
 
-def follow(shell: Shell, block: Block, folder: Path) -> None:
-    """Raises `Astray`."""
+def run_block(shell: Shell, block: Block, folder: Path) -> None:
+    """Run a block as its language demands. Raises `PageFailed`."""
     if block.language == PYTHON:
         _run_program(block, folder)
     elif block.language == PYCON:
@@ -138,16 +140,16 @@ def follow(shell: Shell, block: Block, folder: Path) -> None:
         shell.run(f"python -m doctest {folder}/session.txt")
     else:
         for command in commands(block):
-            typed = f"{command.text} || true" if _only_asks(command.text) else command.text
-            said = [shell.run(piece) for piece in in_terminals(typed)]
+            typed = f"{command.text} || true" if _only_queries(command.text) else command.text
+            output = [shell.run(piece) for piece in in_terminals(typed)]
             if block.language == CONSOLE:
-                _compare(shell, command.text, command.shown or "", "".join(said))
+                _compare(shell, command.text, command.shown or "", "".join(output))
 
 
 def in_terminals(text: str) -> list[str]:
-    """What to type, one after the other: what stays in the foreground gets a terminal of its own.
+    """Split commands so that a program that stays in the foreground gets a terminal of its own.
 
-    What did so in earlier blocks is left then.
+    Programs that earlier blocks left in the foreground are stopped first.
     """
     pieces: list[str] = []
     typed: list[str] = []
@@ -163,22 +165,22 @@ def in_terminals(text: str) -> list[str]:
     return [*pieces, "\n".join(typed)]
 
 
-def _compare(shell: Shell, text: str, shown: str, said: str) -> None:
-    """What is only asked for may take a moment to become so."""
-    deadline = time.monotonic() + (_SECONDS_FOR_NEWS if _only_asks(text) else 0)
-    while not is_as_shown(shown, said):
+def _compare(shell: Shell, text: str, shown: str, output: str) -> None:
+    """Compare the output with the page. A command that only queries is repeated until its output matches."""
+    deadline = time.monotonic() + (_SECONDS_FOR_A_CHANGE if _only_queries(text) else 0)
+    while not matches(shown, output):
         if time.monotonic() > deadline:
-            raise Astray(f"$ {text}\n{said}\nis not what is shown:\n{shown}")
+            raise PageFailed(f"$ {text}\n{output}\ndiffers from the page:\n{shown}")
         time.sleep(0.1)
-        said = shell.run(f"{text} || true")
+        output = shell.run(f"{text} || true")
 
 
-def _only_asks(text: str) -> bool:
+def _only_queries(text: str) -> bool:
     return text.startswith(("curl -s ", "grep ")) and not {"-d", "-X", "-T"} & set(text.split())
 
 
 def _run_program(block: Block, folder: Path) -> None:
-    """One that works until it is told to stop is told so when it has said something."""
+    """Run a Python program. One that runs until SIGTERM gets it after its first output."""
     program = folder / f"program-{block.line}.py"
     program.write_text(block.text)
     serves = "signal.SIGTERM" in block.text or "nsq.run()" in block.text
@@ -186,36 +188,36 @@ def _run_program(block: Block, folder: Path) -> None:
         ["python", program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, stdin=subprocess.DEVNULL
     ) as process:
         assert process.stdout is not None
-        if select.select([process.stdout], [], [], _SECONDS_FOR_ONE)[0] and serves:
+        if select.select([process.stdout], [], [], _SECONDS_FOR_A_COMMAND)[0] and serves:
             process.send_signal(signal.SIGTERM)
         try:
-            said = process.communicate(timeout=_SECONDS_FOR_ONE)[0]
+            output = process.communicate(timeout=_SECONDS_FOR_A_COMMAND)[0]
         except subprocess.TimeoutExpired:
             process.kill()
-            said = f"{process.communicate()[0]}\nand did not end"
-        if process.returncode or (serves and not said.strip()):
-            raise Astray(f"the program ended with {process.returncode} and said\n{said}")
+            output = f"{process.communicate()[0]}\n(it did not end)"
+        if process.returncode or (serves and not output.strip()):
+            raise PageFailed(f"the program ended with {process.returncode}. Its output:\n{output}")
 
 
-def conduct(plan: dict[str, Any], folder: Path) -> None:
-    """Raises `Astray`."""
+def run_page(plan: dict[str, Any], folder: Path) -> None:
+    """Run the blocks of the plan in order. Raises `PageFailed`."""
     os.environ.update(plan["environment"])
     os.chdir(plan["folder"])
     shell = Shell(folder)
     shell.run(plan["before"])
-    for each in plan["blocks"]:
-        block = Block(**each)
+    for fields in plan["blocks"]:
+        block = Block(**fields)
         try:
-            follow(shell, block, folder)
-        except Astray as failure:
-            raise Astray(f"{block.page}, line {block.line}:\n{failure}") from None
+            run_block(shell, block, folder)
+        except PageFailed as failure:
+            raise PageFailed(f"{block.page}, line {block.line}:\n{failure}") from None
     shell.run("leave_all")
 
 
 if __name__ == "__main__":
     shared = Path(sys.argv[1])
     try:
-        conduct(json.loads((shared / "plan.json").read_text()), shared)
+        run_page(json.loads((shared / "plan.json").read_text()), shared)
         (shared / "verdict").write_text("")
-    except Astray as failure:
+    except PageFailed as failure:
         (shared / "verdict").write_text(str(failure))
