@@ -15,7 +15,7 @@ from typing import Any, Final, Generic, TypeVar
 from nsq_compat.cli import literals
 from nsq_compat.cli.logs import LEVEL_NAMES, parse_log_level
 from nsq_compat.protocol.durations import MILLISECOND, format_duration, parse_duration
-from nsq_compat.protocol.quoting import quote
+from nsq_compat.protocol.errors import quote
 
 T = TypeVar("T")
 Strings = tuple[str, ...]

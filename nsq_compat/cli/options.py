@@ -14,7 +14,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Generic, TypeVar
 
 from nsq_compat.cli.kinds import Kind
-from nsq_compat.protocol.redacting import without_secrets
+from nsq_compat.protocol.errors import without_secrets
 
 T = TypeVar("T")
 

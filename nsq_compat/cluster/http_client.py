@@ -17,7 +17,7 @@ import urllib3
 from nsq_compat.bounded_http import FAILURES, Answer, Deadline, bounded_session, exchange, root_error
 from nsq_compat.cluster import reading
 from nsq_compat.cluster.reading import InvalidAnswer
-from nsq_compat.protocol.quoting import quote
+from nsq_compat.protocol.errors import quote
 
 MAX_ANSWER_BYTES: Final = 32 * 1024 * 1024
 """A thousand topics with their channels and clients take about one MiB."""

@@ -8,8 +8,8 @@ from urllib.parse import urlencode
 import gevent
 
 from nsq_compat.nsqd.http_calls import CallFailed, HttpCalls
+from nsq_compat.protocol.errors import without_secrets
 from nsq_compat.protocol.go_json import dumps
-from nsq_compat.protocol.redacting import without_secrets
 from nsq_compat.session.authorization import LARGEST_ANSWER, AuthFailed, Credentials, Grants, read_answer
 
 

@@ -18,10 +18,9 @@ from gevent.pool import Group
 from nsq_compat.log.data_path import reason
 from nsq_compat.nsqd.http_calls import CallFailed, HttpCalls
 from nsq_compat.nsqd.lookup_peers import LookupPeers, Peer
-from nsq_compat.protocol.addresses import problem_with
 from nsq_compat.protocol.go_json import STRING, Fields, JsonError, list_of, loads_object
 from nsq_compat.protocol.lookup_commands import LookupdInfo
-from nsq_compat.protocol.names import is_valid_name
+from nsq_compat.protocol.names import address_error, is_valid_name
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.errors import Exiting
@@ -125,7 +124,7 @@ class TopicChannels:
                 lookupd = peer.lookupd
                 if lookupd is None or not lookupd.broadcast_address or began < self._skipped_until.get(peer, 0.0):
                     return None
-                if problem := problem_with(lookupd.broadcast_address, HTTP=lookupd.http_port):
+                if problem := address_error(lookupd.broadcast_address, HTTP=lookupd.http_port):
                     return CallFailed(f"{peer.address}: {problem}")
                 return _channels_in(self._calls.get(_url(lookupd, topic)))
         except CallFailed as failure:

@@ -22,9 +22,9 @@ from nsq_compat.protocol.errors import (
     SilentClose,
 )
 from nsq_compat.protocol.go_json import INT64, STRING, Fields, JsonError, dumps, loads_object
+from nsq_compat.protocol.layout import SIZE_OF_SIZE, pack_size, read_size
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.protocol.receive_buffer import ReceiveBuffer
-from nsq_compat.protocol.sizes import SIZE_OF_SIZE, pack_size, read_size
 
 MAGIC: Final[bytes] = schema.MAGIC_V1.value
 PING: Final = b"PING\n"

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from nsq_compat.cli.kinds import STRINGS
 from nsq_compat.cli.options import option
 from nsq_compat.client import Consumer
-from nsq_compat.client.handling import Handler
+from nsq_compat.client.message import Handler
 from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.http_client import HttpClient, HttpClientOptions
 from nsq_compat.protocol.durations import MILLISECOND, SECOND, parse_duration

@@ -14,7 +14,7 @@ from urllib.parse import quote_plus
 import requests
 
 from nsq_compat.bounded_http import FAILURES, Deadline, bounded_session, root_error
-from nsq_compat.protocol.redacting import without_secrets
+from nsq_compat.protocol.errors import without_secrets
 
 PLACEHOLDER: Final = "%s"
 """Replaced by the message in the URL of a GET."""

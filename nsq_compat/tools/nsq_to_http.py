@@ -17,7 +17,7 @@ from nsq_compat.cli.kinds import BOOLEAN, DURATION, FLOAT, INTEGER, STRING, STRI
 from nsq_compat.cli.options import option
 from nsq_compat.client import Message
 from nsq_compat.protocol.durations import SECOND
-from nsq_compat.protocol.redacting import without_secrets
+from nsq_compat.protocol.errors import without_secrets
 from nsq_compat.tools.client_options import ReadingOptions
 from nsq_compat.tools.destinations import MODES, Destinations
 from nsq_compat.tools.http_sending import PLACEHOLDER, HttpSender, NotSent, parse_headers

@@ -12,7 +12,7 @@ from typing import Final, Self, TextIO
 
 from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.fan_out import AllFailed
-from nsq_compat.protocol.redacting import without_secrets
+from nsq_compat.protocol.errors import without_secrets
 from nsq_compat.tools.client_options import cluster_of
 from nsq_compat.tools.program import say
 

@@ -69,7 +69,7 @@ def commands(batch: pa.RecordBatch, options: WriteOptions) -> Iterator[bytes]:
             together.setdefault(topic, []).append(body)
     for topic, those in together.items():
         for packet in packets(those, options.mpub_messages, options.mpub_bytes):
-            yield command_writer.publish_together(_checked(topic), packet)
+            yield command_writer.publish_many(_checked(topic), packet)
 
 
 def packets(bodies: Iterable[bytes], most: int, most_bytes: int) -> Iterator[list[bytes]]:

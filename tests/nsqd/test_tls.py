@@ -14,7 +14,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from nsq_compat.protocol.frame_reader import FrameReader
+from nsq_compat.protocol.frames import FrameReader
 from nsq_conformance.certificates import Certificates
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 

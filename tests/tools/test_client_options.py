@@ -2,7 +2,7 @@ import ssl
 
 import pytest
 
-from nsq_compat.client.options import split_options
+from nsq_compat.client.settings import split_options
 from nsq_compat.tools.client_options import cluster_of, consumer_options, producer_options
 from nsq_compat.tools.program import Refused
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd

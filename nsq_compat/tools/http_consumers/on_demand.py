@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from typing import Final, Protocol
 
 from nsq_compat.client import Connection, Consumer, Message
-from nsq_compat.client.handling import Handler
+from nsq_compat.client.message import Handler
 from nsq_compat.protocol import command_writer
 
 KEEP_SECONDS: Final = 1.0
@@ -138,7 +138,7 @@ class OnDemand:
         for connection, before in counts.items():
             count = min(connection.in_flight + missing, connection.max_rdy_count) if missing else 0
             if count != before:
-                connection.tell(command_writer.ready(count))
+                connection.send(command_writer.ready(count))
                 counts[connection] = count
         self._ready_counts = counts
 

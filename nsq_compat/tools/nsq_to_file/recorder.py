@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from nsq_compat.client import Consumer, Message
-from nsq_compat.client.handling import Handler
+from nsq_compat.client.message import Handler
 from nsq_compat.tools.nsq_to_file.file_series import FileSeries
 
 log = logging.getLogger(__name__)

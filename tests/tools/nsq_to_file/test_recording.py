@@ -17,7 +17,7 @@ PATIENCE = 30.0
 class Nsqd:
     """Where answers go."""
 
-    is_over = False
+    is_closed = False
 
     def __init__(self):
         self.answers: list[tuple[str, bytes]] = []
@@ -158,7 +158,7 @@ def test_closing_finishes_everything_and_can_be_done_again(make, messages, nsqd)
 
 def test_messages_of_a_closed_connection_are_not_written(make, messages, nsqd, tmp_path):
     recording = make()
-    nsqd.is_over = True
+    nsqd.is_closed = True
     recording.write(messages(b"1"), 1.0, NOW_NS, PATIENCE)
     assert not os.listdir(tmp_path)
     assert not recording.unsynced
