@@ -92,7 +92,7 @@ _OTHERS = _cores("others' CPUs", "others")
 
 COLUMNS = {
     Kind.THROUGHPUT: _throughput("msg", ".2f"),
-    Kind.QUESTIONS: _throughput("question", ",.0f", _P50, _P99),
+    Kind.QUESTIONS: _throughput("query", ",.0f", _P50, _P99),
     Kind.REGISTRATION: _throughput("channel", ".1f"),
     Kind.LATENCY: (
         _P50,

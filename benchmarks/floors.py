@@ -92,7 +92,7 @@ def _ratio(figure: str, aim: Aim, ours: Rounds, peer: Rounds) -> float:
 
 def long_rows(found: Mapping[str, Sequence[Standing]]) -> list[list[str]]:
     """With the reasons; what stands beside the peer has its name in `found`. The first row is the head."""
-    rows = [["asked of", "scenario", "floor", "aim", *_titles(found), "why not the aim"]]
+    rows = [["load", "scenario", "floor", "aim", *_titles(found), "why not the aim"]]
     for of_scenario in zip(*found.values(), strict=True):
         each = of_scenario[0]
         cells = [cell for standing in of_scenario for cell in (standing.measured, standing.verdict)]
@@ -103,7 +103,7 @@ def long_rows(found: Mapping[str, Sequence[Standing]]) -> list[list[str]]:
 
 def short_rows(found: Mapping[str, Sequence[Standing]]) -> list[list[str]]:
     """A row for each aim, with the scenario that came out worst."""
-    rows = [["asked of", "floor", "aim", *_titles(found)]]
+    rows = [["load", "floor", "aim", *_titles(found)]]
     aims = {each.aim.row: each.aim for of_one in found.values() for each in of_one}
     for name, aim in aims.items():
         cells: list[str] = []

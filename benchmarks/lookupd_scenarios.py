@@ -21,12 +21,12 @@ def _lookup(name: str, what: str, all_topics: int, **flags: str | float) -> Scen
 
 LOOKUPD_SCENARIOS = (
     *grouped(
-        "Questions",
+        "Queries",
         _lookup("lookup-shared", "the same for all: an answer names 1,000 producers", _TOPICS),
-        _lookup("lookup-mixed", "of 2,000 there are: an answer names 100 producers", 10 * _TOPICS),
+        _lookup("lookup-mixed", "out of 2,000: an answer names 100 producers", 10 * _TOPICS),
         _lookup("lookup-own", "all different: an answer names one producer", _NSQDS * _TOPICS),
-        _lookup("lookup-fresh", "of 2,000 there are; a connection for each question", 10 * _TOPICS, fresh="true"),
-        _lookup("lookup-calm", "of 2,000 there are; 200 questions a second", 10 * _TOPICS, rate=200),
+        _lookup("lookup-fresh", "out of 2,000; a connection for each query", 10 * _TOPICS, fresh="true"),
+        _lookup("lookup-calm", "out of 2,000; 200 queries a second", 10 * _TOPICS, rate=200),
         Scenario(
             "lookup-small",
             "/lookup, 5 nsqd with 20 topics each, the same for all",
@@ -35,7 +35,7 @@ LOOKUPD_SCENARIOS = (
         ),
         Scenario(
             "nodes",
-            f"/nodes, {_NSQDS:,} nsqd with {_TOPICS} topics each; 2 ask",
+            f"/nodes, {_NSQDS:,} nsqd with {_TOPICS} topics each; 2 clients",
             load_of(nsqds=_NSQDS, topics=_TOPICS, **{"all-topics": _TOPICS}, ask="nodes", clients=2),
             Kind.QUESTIONS,
         ),

@@ -44,7 +44,7 @@ def _fan_out(channels: int) -> Scenario:
     plural = "channels" if channels > 1 else "channel"
     return _scenario(
         f"fanout-{channels}",
-        f"MPUB of 200 into a topic with {channels} {plural}, a consumer at RDY 2500 on each; counted are deliveries",
+        f"MPUB of 200 into a topic with {channels} {plural}, a consumer at RDY 2500 on each; deliveries are counted",
         publish="mpub",
         batch=200,
         channels=channels,
@@ -119,8 +119,8 @@ def _loaded(percent: int) -> Scenario:
     load: dict[str, str | float] = {"publish": "pub", "burst": 100, "outstanding": 2, "unbuffered": "true"}
     return Scenario(
         f"latency-{percent}-percent",
-        f"{percent} % of what this server did a second before (pipelined PUB, 1 connection; 1 consumer at RDY 2500, not"
-        " buffered), at given moments whatever is answered; what is due together is written together",
+        f"{percent} % of the rate that this server reached a second before (pipelined PUB, 1 connection; 1 consumer at"
+        " RDY 2500, not buffered), each message at its scheduled time; messages due at once are written together",
         load_of(**load, consumers=1, rdy=2500, capacity=percent / 100),
         Kind.LATENCY,
         options=_MEMORY,
@@ -132,7 +132,7 @@ def _delayed(name: str, what: str, **flags: str) -> Scenario:
     load = load_of(rate=1000, consumers=1, rdy=2500, unbuffered="true", pause=6, **flags)
     return Scenario(
         name,
-        f"1,000 a second, {what} after 100 to 1,000 ms: how long after that it comes",
+        f"1,000 messages a second, {what} with a delay of 100 to 1,000 ms: how much later they arrive",
         load,
         Kind.LATENCY,
         options=_MEMORY,
@@ -170,8 +170,8 @@ _ALL = (
     *grouped(
         "Publishing",
         _MPUB,
-        _scenario("mpub-10x200", "the same with MPUB of 10", publish="mpub", batch=10, publishers=4),
-        _lone("", ", by a thread that only reads and writes", thread="true"),
+        _scenario("mpub-10x200", "mpub-200x200 with MPUB of 10", publish="mpub", batch=10, publishers=4),
+        _lone("", ", from a thread that only reads and writes", thread="true"),
         _lone("-poller", ", with Go's poller and scheduler, as in a Go program"),
         *map(_sync, (10, 100)),
         replace(_sync(1000), connections=1000),
@@ -216,7 +216,8 @@ _ALL = (
         *(
             _scenario(
                 f"deliver-fin-rdy{ready}",
-                f"a channel filled in advance, drained by 2 consumers at RDY {ready}; FINs of one read leave together",
+                f"a channel filled in advance, drained by 2 consumers at RDY {ready}; the FINs for one read are sent"
+                " together",
                 prefill="true",
                 consumers=2,
                 rdy=ready,
@@ -225,7 +226,8 @@ _ALL = (
         ),
         _scenario(
             "mpub-drained",
-            "MPUB of 200, 2 connections, while 2 consumers at RDY 2500 drain the channel; until all is finished",
+            "MPUB of 200, 2 connections, while 2 consumers at RDY 2500 drain the channel; until all messages are"
+            " finished",
             publish="mpub",
             batch=200,
             publishers=2,
@@ -234,7 +236,8 @@ _ALL = (
         ),
         _scenario(
             "publish-while-consuming",
-            "PUB, 1 connection with up to 100 unanswered, while 2 consumers at RDY 2500 drain; until all is finished",
+            "PUB, 1 connection with up to 100 unanswered, while 2 consumers at RDY 2500 drain; until all messages are"
+            " finished",
             publish="pub",
             burst=50,
             outstanding=2,
@@ -284,7 +287,7 @@ _ALL = (
         replace(
             _scenario(
                 "drained-1000-topics",
-                "the same with a consumer at RDY 100 on each channel, until all is finished",
+                "pub-1000-topics with a consumer at RDY 100 on each channel, until all messages are finished",
                 publish="pub",
                 publishers=10,
                 topics=1000,
@@ -305,17 +308,17 @@ _ALL = (
         "Through the disk",
         Scenario(
             "mpub-to-disk",
-            "mpub-200x200 with memory for 10,000 messages, the default; the rest goes to the disk",
+            "mpub-200x200 with memory for 10,000 messages, the default; further messages go to the disk",
             load_of(publish="mpub", batch=200, publishers=4),
         ),
         Scenario(
             "drain-from-disk",
-            "deliver-fin-rdy2500 with that: a backlog that did not fit into memory",
+            "deliver-fin-rdy2500 with memory for 10,000 messages: a backlog that did not fit into memory",
             load_of(prefill="true", consumers=2, rdy=2500, most=MOST // 2),
         ),
         Scenario(
             "deliver-fin-from-disk",
-            "the same without any memory (`--mem-queue-size=0`): everything is read from the disk",
+            "deliver-fin-rdy2500 without memory (`--mem-queue-size=0`): every message is read from the disk",
             load_of(prefill="true", consumers=2, rdy=2500, most=MOST // 2),
             options=("--mem-queue-size=0",),
         ),
@@ -335,17 +338,17 @@ _ALL = (
         *map(_loaded, (25, 50, 75)),
     ),
     *grouped(
-        "How late delayed messages come",
-        _delayed("dpub-delay", "published by DPUB to be delivered", publish="dpub"),
-        _delayed("req-delay", "given back once by REQ to come again", publish="pub", requeue="true"),
+        "Lateness of delayed messages",
+        _delayed("dpub-delay", "published by DPUB", publish="dpub"),
+        _delayed("req-delay", "requeued once by REQ", publish="pub", requeue="true"),
     ),
     *grouped("Idle connections", *map(_idle, (1000, 10_000))),
     *grouped(
-        "Starting with much on disk",
+        "Starting with many messages on disk",
         Scenario(
             "start-1000-topics",
-            "stopped with 1,000,000 messages in 1,000 topics with a channel each, started again on what it left: until"
-            " both listeners are open",
+            "a start on a data path with 1,000,000 messages in 1,000 topics with a channel each: until both listeners"
+            " are open",
             load_of(fill="true", topics=1000, most=MOST),
             Kind.START,
         ),

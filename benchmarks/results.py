@@ -47,10 +47,10 @@ def render(
     limited = {scenario: rounds for scenario, rounds in results.items() if scenario.kind in _LIMITED}
     if limited:
         parts += ["## What limits the rate, and what that means", _limits(servers, limited)]
-    parts += ["## What was done", _what_was_done(circumstances.entries, results)]
+    parts += ["## Scenarios", _what_was_done(circumstances.entries, results)]
     if circumstances.left_out:
         lines = (f"- `{scenario.name}`: {why}." for scenario, why in circumstances.left_out.items())
-        parts += ["## What this machine cannot", "\n".join(lines)]
+        parts += ["## Scenarios that this machine cannot run", "\n".join(lines)]
     return "\n\n".join(parts)
 
 

@@ -131,15 +131,15 @@ def measure(arguments: argparse.Namespace, data_path: Path) -> Iterator[tuple[st
         yield "RSS of an empty nsqd", f"{nsqd.resident_bytes / 2**20:.0f} MiB"
         make_topics(nsqd, arguments.topics)
         defer_messages(nsqd, topic, arguments.deferred)
-        yield "RSS with everything", f"{nsqd.resident_bytes / 2**20:.0f} MiB"
+        yield "RSS with all of them", f"{nsqd.resident_bytes / 2**20:.0f} MiB"
         settle(nsqd)
         yield "idle CPU", leave_alone(nsqd, arguments.seconds)
         nsqd.kill()
         nsqd, took = start_again(stack, arguments.nsqd, data_path, topic, arguments.deferred)
         yield "start after kill -9", took
-        yield "RSS then", f"{nsqd.resident_bytes / 2**20:.0f} MiB"
+        yield "RSS after it", f"{nsqd.resident_bytes / 2**20:.0f} MiB"
         settle(nsqd)
-        yield "idle CPU then", leave_alone(nsqd, arguments.seconds)
+        yield "idle CPU after it", leave_alone(nsqd, arguments.seconds)
         began = time.monotonic()
         nsqd.stop(_PATIENCE)
         yield "clean stop", f"{time.monotonic() - began:.1f} s"
@@ -176,9 +176,9 @@ def render(arguments: argparse.Namespace, load_average: float, rows: Sequence[tu
     what = f"{arguments.topics:,} topics with a channel each, {arguments.deferred:,} deferred messages in one of them"
     return "\n\n".join(
         [
-            "# Results: what waits",
+            "# Results with many topics and deferred messages",
             "\n".join(f"- {fact}" for fact in facts),
-            f"With {what}; CPU is of one core, over {arguments.seconds:g} s.",
+            f"{what}. CPU is that of one core, over {arguments.seconds:g} s.",
             table([["what", "measured"], *map(list, rows)]),
         ]
     )

@@ -144,7 +144,7 @@ td, th {{ border-bottom: 1px solid #ddd; padding: .2em .5em; text-align: left }}
 
 def as_markdown(table: Sequence[Row], names: Sequence[str]) -> str:
     """Groups as headings, a line for each behaviour; cases of one behaviour follow each other."""
-    lines = ["# Conformance, behaviour by behaviour", "", "As `nsq-conformance` wrote it down.", ""]
+    lines = ["# Conformance, behaviour by behaviour", "", "Written by `nsq-conformance`.", ""]
     lines += [f"- {line}" for line in summaries(table, names)]
     for group, members in groupby(table, lambda row: row.group):
         lines += ["", f"## {group[0].upper()}{group[1:]}", "", f"| Behaviour | {' | '.join(names)} |"]

@@ -147,7 +147,7 @@ def test_a_tombstone_takes_a_node_out_of_a_topic(cluster: Cluster, topic: str) -
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "message"),
     [
-        ("GET", "/api/nodes/nobody:1", "", 404, "NODE_NOT_FOUND"),
+        ("GET", "/api/nodes/unknown:1", "", 404, "NODE_NOT_FOUND"),
         ("GET", "/api/nope", "", 404, "NOT_FOUND"),
         ("PUT", "/api/topics", "", 405, "METHOD_NOT_ALLOWED"),
         ("POST", "/api/topics", "", 400, "EOF"),
@@ -155,7 +155,7 @@ def test_a_tombstone_takes_a_node_out_of_a_topic(cluster: Cluster, topic: str) -
         ("POST", "/api/topics", '{"topic":"a b"}', 400, "INVALID_TOPIC"),
         ("POST", "/api/topics", '{"topic":"a","channel":"a b"}', 400, "INVALID_CHANNEL"),
         ("POST", "/api/topics/t", '{"action":"explode"}', 400, "INVALID_ACTION"),
-        ("DELETE", "/api/nodes/nobody:1", "{", 400, "INVALID_BODY"),
+        ("DELETE", "/api/nodes/unknown:1", "{", 400, "INVALID_BODY"),
         ("GET", "/api/graphite", "", 400, "INVALID_ARG_METRIC"),
         ("GET", "/config/nope", "", 400, "INVALID_OPTION"),
         ("PUT", "/config/log_level", "loud", 400, "INVALID_VALUE"),

@@ -21,7 +21,7 @@ from nsq_conformance.raw_client import RawClient
 
 _PATHS = (
     *("/api/topics", "/api/topics?inactive=true", "/api/nodes", "/api/counter"),
-    *("/api/topics/orders", "/api/topics/held", "/api/topics/fast%23ephemeral", "/api/topics/nobody"),
+    *("/api/topics/orders", "/api/topics/held", "/api/topics/fast%23ephemeral", "/api/topics/unknown"),
     *("/api/topics/orders/archive", "/api/topics/orders/billing", "/api/topics/fast%23ephemeral/tail%23ephemeral"),
 )
 

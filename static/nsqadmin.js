@@ -1,8 +1,8 @@
-// What makes the pages more comfortable; without it everything works all the same.
+// Optional: all pages work without this script.
 //
-// - Live: the page is fetched again now and then, and what is marked `data-live` is put in place of what it was.
-// - Links marked `data-dialog` show the page they lead to, a confirmation, in a dialog.
-// - The counter counts on between two looks.
+// - Live: fetches the page again in intervals, and replaces the elements with the attribute `data-live`.
+// - Links with the attribute `data-dialog` show the page they lead to, a confirmation, in a dialog.
+// - The counter counts up between two fetches.
 
 (() => {
   "use strict";
@@ -21,7 +21,7 @@
     return part.contains(focused) && focused.matches("input, select, textarea");
   }
 
-  function put(fresh) {
+  function replaceLiveParts(fresh) {
     for (const part of document.querySelectorAll("[data-live]")) {
       const other = fresh.getElementById(part.id);
       if (other === null || inUse(part) || part.innerHTML === other.innerHTML) continue;
@@ -37,38 +37,38 @@
     showTimes(fresh.getElementById("shown-at"));
   }
 
-  async function look() {
+  async function refresh() {
     if (paused || document.hidden || dialog.open) return;
     try {
       const answer = await fetch(location.href, { headers: { Accept: "text/html" }, signal: AbortSignal.timeout(15000) });
-      // A login page is no newer version of this one.
+      // A redirect to the login page is not a newer version of this page.
       if (!answer.ok || answer.redirected) throw new Error(String(answer.status));
       const text = await answer.text();
-      // While it was under way somebody may have paused, or opened a question.
-      if (!paused && !dialog.open) put(new DOMParser().parseFromString(text, "text/html"));
+      // The user may have paused or opened a dialog in the meantime.
+      if (!paused && !dialog.open) replaceLiveParts(new DOMParser().parseFromString(text, "text/html"));
       failures = 0;
     } catch {
       failures += 1;
     }
-    show();
+    showState();
   }
 
-  function show() {
+  function showState() {
     button.setAttribute("aria-pressed", String(!paused && !failures));
     button.textContent = paused ? "Paused" : failures ? "No answer" : "Live";
-    button.title = paused ? "Refresh this page by itself" : `Refreshed every ${seconds} seconds; click to pause`;
+    button.title = paused ? "Refresh this page automatically" : `Refreshed every ${seconds} seconds. Click to pause.`;
   }
 
-  function next() {
-    // One that does not answer is asked less and less often, up to once in a minute.
-    setTimeout(async () => { await look(); next(); }, Math.min(60, seconds * 2 ** Math.min(failures, 5)) * 1000);
+  function schedule() {
+    // After failures the interval doubles, up to a minute.
+    setTimeout(async () => { await refresh(); schedule(); }, Math.min(60, seconds * 2 ** Math.min(failures, 5)) * 1000);
   }
 
   function showTimes(fresh) {
     if (fresh) document.getElementById("shown-at").innerHTML = fresh.innerHTML;
     for (const time of document.querySelectorAll("time[datetime]")) {
       const moment = new Date(time.dateTime);
-      // Today's need no date; the whole of it is in the title.
+      // A time of today is shown without the date; the title has both.
       const today = moment.toDateString() === new Date().toDateString();
       time.textContent = today ? moment.toLocaleTimeString() : moment.toLocaleString();
       time.title = moment.toLocaleString();
@@ -80,11 +80,11 @@
     button.addEventListener("click", () => {
       paused = !paused;
       localStorage.setItem(PAUSED, paused ? "1" : "0");
-      show();
-      if (!paused) look();
+      showState();
+      if (!paused) refresh();
     });
-    show();
-    next();
+    showState();
+    schedule();
   }
   showTimes();
 
@@ -98,7 +98,7 @@
       const answer = await fetch(link.href, { headers: { Accept: "text/html" } });
       const page = new DOMParser().parseFromString(await answer.text(), "text/html");
       const question = page.getElementById("confirm");
-      if (question === null) throw new Error("no question");
+      if (question === null) throw new Error("no confirmation");
       dialog.replaceChildren(question);
       dialog.setAttribute("aria-label", question.querySelector("h1").textContent);
       dialog.showModal();
@@ -120,20 +120,20 @@
   const counter = document.getElementById("counter");
   if (counter !== null && !matchMedia("(prefers-reduced-motion: reduce)").matches) {
     let shown = Number(counter.dataset.counter);
-    let before = performance.now();
+    let previous = performance.now();
     setInterval(() => {
       const now = performance.now();
-      const passed = (now - before) / 1000;
-      before = now;
+      const elapsed = (now - previous) / 1000;
+      previous = now;
       if (paused) return;
       const known = Number(counter.dataset.counter);
-      // Count on at the rate, and catch up within about a second when that was not the truth.
-      shown += Number(counter.dataset.rate) * passed;
-      shown += (known - shown) * Math.min(1, passed);
+      // Count at the known rate, and correct the difference to the known value within about a second.
+      shown += Number(counter.dataset.rate) * elapsed;
+      shown += (known - shown) * Math.min(1, elapsed);
       counter.textContent = Math.round(Math.max(shown, 0)).toLocaleString("en");
     }, 100);
   }
 
-  // Choosing is enough; the button beside it is for those without this script.
+  // The form's button is for browsers without this script.
   document.querySelector(".timeframe select")?.addEventListener("change", (event) => event.target.form.submit());
 })();

@@ -60,7 +60,7 @@ def test_a_path_that_is_nearly_right_is_redirected(
     assert (answer.status, answer.headers["Location"]) == (status, location)
 
 
-@pytest.mark.parametrize("target", ["/info", "/stats?format=json", "/nobody", "/topic/create"])
+@pytest.mark.parametrize("target", ["/info", "/stats?format=json", "/unknown", "/topic/create"])
 def test_answers_carry_the_version_of_their_form(nsqd: NsqdProcess, target: str) -> None:
     assert nsqd.asks("GET", target).headers["X-NSQ-Content-Type"] == "nsq; version=1.0"
 

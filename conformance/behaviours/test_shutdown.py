@@ -203,7 +203,7 @@ def test_a_start_is_refused_for(nsqd_command: str, tmp_path: Path, option: str, 
     assert f"FATAL: failed to instantiate nsqd - {reason}" in ended.stderr
 
 
-@pytest.mark.parametrize("option", ["--nobody", "--msg-timeout=soon", "--mem-queue-size=many", "--snappy=perhaps"])
+@pytest.mark.parametrize("option", ["--unknown", "--msg-timeout=soon", "--mem-queue-size=many", "--snappy=perhaps"])
 def test_a_flag_that_is_not_understood(nsqd_command: str, tmp_path: Path, option: str) -> None:
     assert run(nsqd_command, f"--data-path={tmp_path}", option).returncode == CODE_OF_A_BAD_FLAG
 

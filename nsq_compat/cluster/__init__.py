@@ -1,22 +1,21 @@
-"""To many daemons over HTTP: ask all of them at once, add up what they say, tell all of them what to do.
+"""Queries and actions on a cluster of nsqd and nsqlookupd daemons, over HTTP.
 
-    cluster        what can be asked of a cluster; start here
-    steering       what can be done to it
-    http_client    one request to one daemon: deadline, size limit, TLS
-    fan_out        many requests side by side; who failed is said, the others' answers stand
-    nodes          an nsqd as nsqlookupd or its own /info describes it
-    skipped        registrations that make no sense, logged once
-    statistics     topics, channels and clients as one nsqd's /stats shows them
-    latency        percentiles of processing time
-    snapshot       the whole cluster at one moment;  history  what it was;  ages  its oldest messages
-    attention      what wants attention in it
-    peek           messages that wait in a channel
-    merge          one topic or channel over all nodes
-    reading        values out of JSON that may say anything
+    cluster      queries: topics, channels, nodes, producers, stats; read this first
+    actions      create, delete, pause, unpause, empty, tombstone, publish
+    http_client  one request to one daemon: deadline, size limit, TLS
+    fan_out      concurrent requests to many daemons; a failure costs only its own answer
+    reading      typed values out of untrusted JSON
 
-What a daemon answers is not trusted: it may lie about types, hang, or send without end. Whatever it does becomes the
-error of that daemon, in words.
+    nodes        an nsqd, as nsqlookupd or its own /info describes it
+    stats        topics, channels and clients, as /stats describes them
+    snapshot     the whole cluster at one moment, added up over its nodes
+    history      rates and depths over the last hour and day
+    alerts       rules that find problems in a snapshot and its history
+    peek         messages of a topic or channel, without delivering them
 
-May import session, queue and protocol; never gevent. It asks side by side in threads: a program that has replaced
-threads by greenlets gets greenlets.
+Answers are not trusted: a daemon may send wrong types, hang, or never stop sending. Each of these becomes an error with
+that daemon's name.
+
+May import session, queue and protocol; never gevent. Concurrency uses threads, which programs that use gevent replace
+by greenlets.
 """

@@ -1,4 +1,4 @@
-"""Many daemons asked side by side. One that fails or hangs costs its own answer and nobody else's time."""
+"""Concurrent requests to many daemons. A daemon that fails or hangs does not delay the answers of the others."""
 
 import queue
 import threading
@@ -8,64 +8,66 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from nsq_compat.cluster.http_client import UpstreamError
-from nsq_compat.cluster.reading import BadAnswer
+from nsq_compat.cluster.reading import InvalidAnswer
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-WIDTH: Final = 128
-"""How many are asked at the same time, as long as they answer."""
+MAX_CONCURRENT: Final = 128
+"""Concurrent calls, as long as some of them finish."""
 _STUCK_SECONDS: Final = 1.0
-"""When nobody has answered for so long, as many again are asked beside those that hang."""
-_GRACE: Final = 1.0
-# Seconds a call may take beyond its own timeout before it is given up: a daemon that sends its headers byte by byte.
+"""If no call finishes for so long, as many calls again are started."""
+_GRACE_SECONDS: Final = 1.0
+"""How long a call may exceed its own timeout."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer(Generic[T]):
-    """What could be learned, and the errors of those who did not answer."""
+    """The combined answer, with the errors of daemons that did not answer."""
 
     value: T
     errors: tuple[str, ...] = ()
-    silent: tuple[str, ...] = ()
-    """Who they are, as they were asked for."""
+    unreachable: tuple[str, ...] = ()
+    """The daemons behind `errors`, named as in the query."""
     skipped: tuple[str, ...] = ()
-    """Parts of the answers that make no sense and are left out, and why."""
+    """Invalid parts of answers, which are left out of `value`, with reasons."""
 
 
 class AllFailed(Exception):
-    """Nobody answered; the text is what NSQ's nsqadmin says."""
+    """No daemon answered. The text is that of NSQ's nsqadmin."""
 
 
-def ask_all(who: str, items: Sequence[T], ask: Callable[[T], R], timeout: float) -> Answer[list[tuple[T, R]]]:
-    """`ask` of every item, in the order of the items. Raises `AllFailed` if there is no answer at all.
+def query_all(kind: str, items: Sequence[T], query: Callable[[T], R], timeout: float) -> Answer[list[tuple[T, R]]]:
+    """The results of `query` in the order of `items`. Raises `AllFailed` if there is none.
 
-    nsqadmin: nobody to ask is nobody answered.
+    nsqadmin: an empty `items` counts as failed.
     """
-    answer = tell_all(items, ask, timeout)
+    answer = call_all(items, query, timeout)
     if not answer.value:
-        raise AllFailed(f"failed to query any {who}: " + "\n".join(answer.errors))
+        raise AllFailed(f"failed to query any {kind}: " + "\n".join(answer.errors))
     return answer
 
 
-def tell_all(
-    items: Sequence[T], call: Callable[[T], R], timeout: float, width: int = WIDTH
+def call_all(
+    items: Sequence[T], call: Callable[[T], R], timeout: float, max_concurrent: int = MAX_CONCURRENT
 ) -> Answer[list[tuple[T, R]]]:
-    """As `ask_all`, but nobody at all is as good as all. `width` at the same time."""
-    outcomes = _side_by_side(items, call, timeout, width)
-    done, errors, silent = [], [], []
+    """As `query_all`, but does not raise if no call succeeds."""
+    outcomes = _run_concurrently(items, call, timeout, max_concurrent)
+    done, errors, unreachable = [], [], []
     for item, outcome in zip(items, outcomes, strict=True):
-        if isinstance(outcome, UpstreamError | BadAnswer):
+        if isinstance(outcome, UpstreamError | InvalidAnswer):
             errors.append(str(outcome))
-            silent.append(str(item))
+            unreachable.append(str(item))
         elif isinstance(outcome, BaseException):
             raise outcome
         else:
             done.append((item, outcome))
-    return Answer(done, tuple(errors), tuple(silent))
+    return Answer(done, tuple(errors), tuple(unreachable))
 
 
-def _side_by_side(items: Sequence[T], call: Callable[[T], R], timeout: float, width: int) -> list[R | BaseException]:
+def _run_concurrently(
+    items: Sequence[T], call: Callable[[T], R], timeout: float, max_concurrent: int
+) -> list[R | BaseException]:
     outcomes: list[R | BaseException] = [UpstreamError(f"{item}: timeout") for item in items]
     finished: queue.Queue[tuple[int, R | BaseException]] = queue.Queue()
     waiting = iter(list(enumerate(items)))
@@ -82,22 +84,22 @@ def _side_by_side(items: Sequence[T], call: Callable[[T], R], timeout: float, wi
             except BaseException as error:
                 finished.put((index, error))
 
-    def begin(count: int) -> None:
+    def start(count: int) -> None:
         for _ in range(count):
-            # A daemon thread: one that hangs must not keep the program from ending.
+            # A daemon thread, because a thread that hangs must not keep the program running.
             threading.Thread(target=work, daemon=True).start()
 
-    begin(min(len(items), width))
-    begun = width
-    deadline = time.monotonic() + -(-len(items) // width) * (timeout + _GRACE)
+    start(min(len(items), max_concurrent))
+    started = max_concurrent
+    deadline = time.monotonic() + -(-len(items) // max_concurrent) * (timeout + _GRACE_SECONDS)
     missing = len(items)
     while missing and (left := deadline - time.monotonic()) > 0:
         try:
             index, outcome = finished.get(timeout=min(left, _STUCK_SECONDS))
         except queue.Empty:
-            if begun < len(items):
-                begin(width)
-                begun += width
+            if started < len(items):
+                start(max_concurrent)
+                started += max_concurrent
             continue
         outcomes[index] = outcome
         missing -= 1

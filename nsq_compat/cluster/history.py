@@ -1,8 +1,7 @@
-"""What topics and channels looked like over the last hour, finely, and the last day, coarsely.
+"""Depths and rates of topics and channels: the last hour at full resolution, the last day in five-minute steps.
 
-Fixed in size: a ring for each series, and no more than `MOST_SERIES` of them. Fed with snapshots; a counter that went
-back (its nsqd was started anew, or the topic is a new one) makes a gap in the rate, not a negative one, and so does a
-node that is missing, or comes back.
+Memory is bounded: rings of fixed size, for at most `MAX_SERIES` series. If a counter decreases (its nsqd was restarted,
+or the topic was created again), or if the set of nodes changes, the rate has a gap.
 """
 
 import math
@@ -12,20 +11,20 @@ from dataclasses import dataclass
 from typing import Final
 
 from nsq_compat.cluster.snapshot import Snapshot
-from nsq_compat.cluster.statistics import ChannelStats, TopicStats
+from nsq_compat.cluster.stats import ChannelStats, TopicStats
 
-MOST_SERIES: Final = 20_000
+MAX_SERIES: Final = 20_000
 FINE_SECONDS: Final = 10
 FINE_LENGTH: Final = 360
 COARSE_SECONDS: Final = 300
 COARSE_LENGTH: Final = 288
 _TREND_SECONDS: Final = 120
-_AT_ONCE: Final = 200
+_MAX_TOPICS_AT_ONCE: Final = 200
 
 Key = tuple[str, str]
-"""Topic, and channel or the empty string."""
+"""Topic and channel; the channel is empty for a topic itself."""
 CLUSTER: Final[Key] = ("", "")
-"""All topics together: what waits in them and their channels, and what is published."""
+"""The sum of all topics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +32,18 @@ class Point:
     at: float
     """Unix seconds."""
     depth: float
-    """Of a topic, its channels' included."""
+    """For a topic, including its channels."""
     rate: float
-    """Messages a second since the point before; nan where it is not known."""
+    """Messages a second since the previous point; nan if unknown."""
 
 
 class Ring:
-    """The last so many points, `step` seconds apart; a later point in the same step replaces the earlier."""
+    """The last `length` points, `step` seconds apart. A later point in a step replaces an earlier one."""
 
     def __init__(self, step: int, length: int) -> None:
         self._step = step
         self._length = length
-        self._slots = array("I", bytes(4 * length))  # one more than the slot; 0 for nothing yet
+        self._slots = array("I", bytes(4 * length))  # slot number plus 1; 0 if unused
         self._depths = array("f", bytes(4 * length))
         self._rates = array("f", bytes(4 * length))
 
@@ -54,7 +53,7 @@ class Ring:
         self._slots[index], self._depths[index], self._rates[index] = slot + 1, point.depth, point.rate
 
     def points(self, now: float) -> list[Point]:
-        """Oldest first, without what is older than the ring is long."""
+        """Oldest first, without points older than `length` steps."""
         newest = int(now) // self._step
         order = range(newest - self._length + 1, newest + 1)
         return [self._point(slot) for slot in order if slot >= 0 and self._slots[slot % self._length] == slot + 1]
@@ -76,17 +75,17 @@ class Series:
         self.rate = math.nan
 
     def put(self, at: float, depth: int, count: int, nodes: int) -> None:
-        """`nodes` stands for those that were counted: where they are others, what was counted before says nothing."""
-        passed = at - self.last_seen
-        known = self._count >= 0 and passed > 0 and count >= self._count and nodes == self._nodes
-        self.rate = (count - self._count) / passed if known else math.nan
+        """`nodes` is a hash of the counted nodes: counts of different nodes give no rate."""
+        elapsed = at - self.last_seen
+        known = self._count >= 0 and elapsed > 0 and count >= self._count and nodes == self._nodes
+        self.rate = (count - self._count) / elapsed if known else math.nan
         self.last_seen, self._count, self._nodes = at, count, nodes
         point = Point(at, depth, self.rate)
         self.fine.put(point)
         self.coarse.put(point)
 
     def growth(self) -> float:
-        """Messages a second by which the depth has changed over the last minutes; 0 where that is not known."""
+        """Change of the depth over the last two minutes, in messages a second; 0 if unknown."""
         points = [point for point in self.fine.points(self.last_seen) if point.at >= self.last_seen - _TREND_SECONDS]
         if len(points) < 2 or points[-1].at == points[0].at:
             return 0.0
@@ -104,38 +103,33 @@ def _not_ready(snapshot: Snapshot) -> Iterator[Key]:
                 yield (topic.topic_name, channel.channel_name)
 
 
-def _waiting(topic: TopicStats) -> int:
-    """What somebody still has to read."""
-    return topic.depth + sum(channel.depth for channel in topic.channels)
-
-
 class History:
-    """What is known of the past, in four forms.
+    """The newest snapshot, and series of depths and rates.
 
-    `latest` is the newest snapshot, None before the first; `oldest` says when the next message of some channels was
-    published, in Unix seconds; `not_ready` are the channels whose consumers were all at RDY 0 when clients were last
-    asked about; and there are series.
+    `latest` is None before the first snapshot. `oldest` is when the next message of some channels was published, in
+    Unix seconds. `not_ready` has the channels that had all consumers at RDY 0 in the last snapshot with clients.
     """
 
     def __init__(self, step: int = FINE_SECONDS) -> None:
         self.latest: Snapshot | None = None
         self.oldest: Mapping[Key, float] = {}
         self.not_ready: frozenset[Key] = frozenset()
-        # Looked at more often, a step shows the last look; less often, the ring is longer than an hour.
+        # With a shorter sample interval, a step keeps its last sample. With a longer one, the ring covers more time.
         self._step = max(FINE_SECONDS, step)
         self._series: dict[Key, Series] = {}
 
-    def add(self, snapshot: Snapshot, breathe: Callable[[], None] = lambda: None) -> None:
-        """`breathe` is called now and then, as `take_snapshot` does."""
+    def add(self, snapshot: Snapshot, let_others_run: Callable[[], None] = lambda: None) -> None:
+        """`let_others_run` is called between steps, as in `take_snapshot`."""
         self.latest = snapshot
-        waiting, published = sum(map(_waiting, snapshot.topics)), sum(topic.message_count for topic in snapshot.topics)
+        waiting = sum(topic.waiting for topic in snapshot.topics)
+        published = sum(topic.message_count for topic in snapshot.topics)
         self._put(CLUSTER, snapshot.taken_at, waiting, published, snapshot.answers)
-        for number, topic in enumerate(snapshot.topics):
-            if number % _AT_ONCE == 0:
-                breathe()
+        for index, topic in enumerate(snapshot.topics):
+            if index % _MAX_TOPICS_AT_ONCE == 0:
+                let_others_run()
             if topic.nodes:
                 key = (topic.topic_name, "")
-                self._put(key, snapshot.taken_at, _waiting(topic), topic.message_count, _nodes(topic))
+                self._put(key, snapshot.taken_at, topic.waiting, topic.message_count, _nodes(topic))
             for channel in topic.channels:
                 key = (topic.topic_name, channel.channel_name)
                 self._put(key, snapshot.taken_at, channel.depth, channel.message_count, _nodes(channel))
@@ -144,7 +138,7 @@ class History:
         self._forget(snapshot.taken_at - COARSE_SECONDS * COARSE_LENGTH)
 
     def rate(self, topic: str, channel: str = "") -> float | None:
-        """Messages a second; None where it is not known."""
+        """Messages a second; None if unknown."""
         series = self._series.get((topic, channel))
         return None if series is None or math.isnan(series.rate) else series.rate
 
@@ -153,7 +147,7 @@ class History:
         return 0.0 if series is None else series.growth()
 
     def seconds_to_empty(self, topic: str, channel: str, depth: int) -> float | None:
-        """When a backlog will be gone if it goes on like this; None if it does not shrink."""
+        """Time until the channel is empty at the current rate; None if its depth does not shrink."""
         growth = self.growth(topic, channel)
         return depth / -growth if depth and growth < 0 else None
 
@@ -163,13 +157,10 @@ class History:
             return []
         return (series.coarse if day else series.fine).points(now)
 
-    def depths(self, topic: str, channel: str, now: float) -> Iterable[float]:
-        return [point.depth for point in self.points(topic, channel, now)]
-
     def _put(self, key: Key, at: float, depth: int, count: int, nodes: Iterable[str]) -> None:
         series = self._series.get(key)
         if series is None:
-            if len(self._series) >= MOST_SERIES:
+            if len(self._series) >= MAX_SERIES:
                 return
             series = self._series[key] = Series(self._step)
         series.put(at, depth, count, hash(frozenset(nodes)))

@@ -1,8 +1,7 @@
-"""One request to one NSQ daemon over HTTP.
+"""A request to one daemon over HTTP.
 
-Every request ends: one deadline is for all of it, from the connection to the last byte (`bounded_http`), and an answer
-has a largest size. A daemon that
-requires TLS says so with a 403 that names its HTTPS port; the request is then made there.
+One deadline covers the request from connecting to the last byte (`bounded_http`), and the size of an answer is limited.
+If the daemon requires TLS, it answers 403 with its HTTPS port, and the request is repeated there.
 """
 
 import errno
@@ -17,17 +16,17 @@ import urllib3
 
 from nsq_compat.bounded_http import FAILURES, Answer, Deadline, bounded_session, exchange, root_error
 from nsq_compat.cluster import reading
-from nsq_compat.cluster.reading import BadAnswer
+from nsq_compat.cluster.reading import InvalidAnswer
 from nsq_compat.protocol.quoting import quote
 
 MAX_ANSWER_BYTES: Final = 32 * 1024 * 1024
-"""A thousand topics with their channels and clients take about one MiB."""
-_LONGEST_QUOTED: Final = 300
+"""A thousand topics with their channels and clients take about 1 MiB."""
+_MAX_QUOTED_BYTES: Final = 300
 _NOT_CONNECTED: Final = frozenset({errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH})
 
 
 class UpstreamError(Exception):
-    """A daemon that could not be asked, or refused; the text says which and why, in NSQ's words where it has some."""
+    """A failed request. The text names the daemon and the reason, in NSQ's words where NSQ has them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,13 +42,13 @@ class HttpClientOptions:
 
 
 class HttpClient:
-    def __init__(self, options: HttpClientOptions, max_answer: int = MAX_ANSWER_BYTES) -> None:
+    def __init__(self, options: HttpClientOptions, max_answer_bytes: int = MAX_ANSWER_BYTES) -> None:
         self.timeout = options.request_timeout
         self._connect_timeout = options.connect_timeout
-        self._max_answer = max_answer
-        # nsqadmin: no proxies from the environment. No cookies either: one daemon's are not another's.
+        self._max_answer_bytes = max_answer_bytes
+        # nsqadmin: no proxies from the environment. No cookies, because one session serves all daemons.
         session = bounded_session()
-        # A connection kept over a restart of the daemon would fail the next request.
+        # A kept connection would fail the first request after a restart of the daemon.
         session.headers.update({"Accept": "application/vnd.nsq; version=1.0", "Connection": "close"})
         session.verify = not options.tls_skip_verify and (options.tls_root_ca_file or True)
         if options.tls_skip_verify:
@@ -59,15 +58,15 @@ class HttpClient:
         self._session = session
 
     def get(self, address: str, path: str, **parameters: str) -> Any:
-        """The JSON value a daemon answers. Raises `UpstreamError`."""
+        """The JSON value of a daemon's answer. Raises `UpstreamError`."""
         body = self._request("GET", address, path, parameters, None)
         try:
             return reading.load(body)
-        except BadAnswer as error:
+        except InvalidAnswer as error:
             raise UpstreamError(f"{_url_of('http', address, path, parameters)}: {error}") from None
 
     def post(self, address: str, path: str, parameters: dict[str, str], body: bytes = b"") -> None:
-        """Tell a daemon something. Raises `UpstreamError`."""
+        """Send a command to a daemon. Raises `UpstreamError`."""
         self._request("POST", address, path, parameters, body)
 
     def fetch(self, url: str, headers: dict[str, str] | None = None) -> Answer:
@@ -87,20 +86,20 @@ class HttpClient:
             status, _, answer = self._exchange(method, secure, body, None, deadline)
         if status != 200:
             reason = http.client.responses.get(status, "")
-            raise UpstreamError(f"got response {status} {reason} {quote(answer[:_LONGEST_QUOTED])}")
+            raise UpstreamError(f"got response {status} {reason} {quote(answer[:_MAX_QUOTED_BYTES])}")
         return answer
 
     def _exchange(
         self, method: str, url: str, body: bytes | None, headers: dict[str, str] | None, deadline: Deadline
     ) -> Answer:
-        with _in_words(method, url):
+        with _errors_as_upstream_errors(method, url):
             return exchange(
                 self._session,
                 method,
                 url,
                 deadline,
                 connect_timeout=self._connect_timeout,
-                max_body=self._max_answer,
+                max_body=self._max_answer_bytes,
                 body=body,
                 headers=headers,
             )
@@ -117,13 +116,13 @@ def _url_of(scheme: str, address: str, path: str, parameters: dict[str, str]) ->
 def _https_port(answer: bytes) -> int:
     try:
         return reading.integer(reading.mapping(reading.load(answer)).get("https_port"))
-    except BadAnswer:
+    except InvalidAnswer:
         return 0
 
 
 @contextmanager
-def _in_words(method: str, url: str) -> Iterator[None]:
-    """Whatever goes wrong with a request becomes an `UpstreamError` that begins as Go's do."""
+def _errors_as_upstream_errors(method: str, url: str) -> Iterator[None]:
+    """Turn errors into `UpstreamError`, with texts that begin like Go's."""
     try:
         yield
     except UpstreamError as error:
@@ -135,6 +134,7 @@ def _in_words(method: str, url: str) -> Iterator[None]:
 
 
 def _reason(url: str, error: BaseException) -> str:
+    """The system's error text, without the texts that requests and urllib3 add."""
     root = root_error(error)
     if not isinstance(root, OSError) or not root.strerror:
         return f"{type(root).__name__}: {root}"

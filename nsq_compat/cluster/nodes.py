@@ -1,4 +1,4 @@
-"""An nsqd as others describe it: an entry of nsqlookupd's /nodes or /lookup, or its own /info."""
+"""An nsqd as described by an entry of nsqlookupd's /nodes or /lookup, or by its own /info."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from nsq_compat.cluster import reading
-from nsq_compat.cluster.reading import BadAnswer
+from nsq_compat.cluster.reading import InvalidAnswer
 from nsq_compat.protocol.addresses import canonical_host, is_host, is_port, problem_with, shown
 
 _ADDRESS: Final = re.compile(r"(?:(?P<name>[^:\[\]]+)|\[(?P<ipv6>[^\[\]]+)\]):(?P<port>[0-9]{1,5})", re.ASCII)
@@ -26,7 +26,7 @@ class Node:
     remote_addresses: list[str] = field(default_factory=list)
     """``<nsqlookupd>/<address of the connection>`` for each nsqlookupd that knows the node."""
     topics: dict[str, bool] = field(default_factory=dict)
-    """Names, and whether the node is tombstoned for the topic."""
+    """Names of topics, and whether the node is tombstoned for each."""
     out_of_date: bool = False
     """Another node has a newer version."""
 
@@ -43,12 +43,12 @@ class Node:
 
 
 def is_address(text: str) -> bool:
-    """Whether it is ``host:port`` and nothing that would mean more in a URL."""
+    """Whether the text is ``host:port``, without any other part of a URL."""
     return canonical_address(text) is not None
 
 
 def canonical_address(text: str) -> tuple[str, int] | None:
-    """Host and port, the same for all spellings of a host; None for what is not ``host:port``."""
+    """Host and port, equal for all spellings of a host. None if the text is not ``host:port``."""
     match = _ADDRESS.fullmatch(text)
     if match is None:
         return None
@@ -63,23 +63,23 @@ def join_host_port(host: str, port: int) -> str:
 
 
 def read_node(value: object) -> Node:
-    """A node's own /info, which may leave things out. Raises `BadAnswer`."""
+    """The node of an /info, which may lack fields. Raises `InvalidAnswer`."""
     node = _read_fields(reading.mapping(value))
     if node.broadcast_address and (problem := problem_with(node.broadcast_address)):
-        raise BadAnswer(f"invalid answer: {problem}")
+        raise InvalidAnswer(f"invalid answer: {problem}")
     return node
 
 
 def read_registrations(value: object) -> tuple[list[Node], list[str]]:
-    """The nodes of an nsqlookupd's listing, and why others of its entries are skipped. Raises `BadAnswer`.
+    """The nodes of an nsqlookupd's listing, and the reasons of skipped entries. Raises `InvalidAnswer`.
 
-    An nsqlookupd repeats what any nsqd says of itself: one invalid entry must not hide the others.
+    An nsqlookupd does not check what an nsqd announces, so one invalid entry must not hide the others.
     """
     nodes, skipped = [], []
-    for entry in reading.each(lambda each: each, value):
+    for entry in reading.array(lambda each: each, value):
         try:
             nodes.append(_read_registration(entry))
-        except BadAnswer as error:
+        except InvalidAnswer as error:
             skipped.append(f"{_name_of(entry)}: {str(error).removeprefix('invalid answer: ')}")
     return nodes, skipped
 
@@ -87,21 +87,21 @@ def read_registrations(value: object) -> tuple[list[Node], list[str]]:
 def _read_registration(entry: object) -> Node:
     node = _read_fields(reading.mapping(entry))
     if problem := problem_with(node.broadcast_address, TCP=node.tcp_port, HTTP=node.http_port):
-        raise BadAnswer(problem)
+        raise InvalidAnswer(problem)
     return node
 
 
 def _name_of(entry: object) -> str:
-    """How an operator finds the nsqd of an entry that is not valid."""
+    """Text that lets an operator find the nsqd of an invalid entry."""
     fields = entry if isinstance(entry, dict) else {}
     names = [f"{key} {shown(fields[key])}" for key in ("hostname", "remote_address") if fields.get(key)]
     return f"nsqd ({', '.join(names)})" if names else "an nsqd"
 
 
 def _read_fields(fields: Mapping[str, object]) -> Node:
-    names = reading.each(reading.text, fields.get("topics"))
-    tombstones = reading.each(reading.boolean, fields.get("tombstones"))
-    # Missing tombstones are none: Go's nsqadmin crashes on them.
+    names = reading.array(reading.text, fields.get("topics"))
+    tombstones = reading.array(reading.boolean, fields.get("tombstones"))
+    # Tombstones may be missing, which crashes Go's nsqadmin.
     tombstones += [False] * (len(names) - len(tombstones))
 
     def text(name: str) -> str:
@@ -121,12 +121,12 @@ def _read_fields(fields: Mapping[str, object]) -> Node:
 
 
 def version_key(version: str) -> tuple[int, int, int, bool, str]:
-    """For comparing; what is not a version is 0.0.0."""
+    """A key to compare versions. Invalid versions are 0.0.0."""
     match = _VERSION.fullmatch(version)
     if match is None or len(version) > 100:
         return (0, 0, 0, True, "")
-    major, minor, patch, before = match.groups()
-    return (int(major), int(minor), int(patch), before is None, before or "")
+    major, minor, patch, prerelease = match.groups()
+    return (int(major), int(minor), int(patch), prerelease is None, prerelease or "")
 
 
 def mark_out_of_date(nodes: Sequence[Node]) -> None:

@@ -1,16 +1,23 @@
-"""Messages that wait in a channel, or were published last, looked at without taking them. Only our nsqd shows them."""
+"""Messages of a topic or channel, without delivering them. Only our nsqd supports it; Go's answers 404."""
 
 import base64
 import binascii
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from nsq_compat.cluster import reading
-from nsq_compat.cluster.fan_out import tell_all
+from nsq_compat.cluster.fan_out import call_all
+from nsq_compat.cluster.history import Key
 from nsq_compat.cluster.http_client import HttpClient, UpstreamError
-from nsq_compat.cluster.reading import BadAnswer
+from nsq_compat.cluster.reading import InvalidAnswer
+from nsq_compat.cluster.snapshot import Snapshot
+from nsq_compat.cluster.stats import ChannelStats
 
+MAX_CHANNELS: Final = 10
+"""Channels that are queried for their oldest message."""
+MAX_NODES: Final = 5
+"""Nodes queried for each of these channels."""
 _NO_SUCH_PATH: Final = r"{\"message\":\"NOT_FOUND\"}"
 
 
@@ -21,18 +28,19 @@ class Message:
     """Unix seconds."""
     attempts: int
     body: bytes
+    """The first bytes of the body."""
     size: int
-    """Of the whole body, of which `body` may be the beginning."""
+    """Of the complete body."""
     until: float | None = None
-    """Unix seconds: when a deferred one may be delivered, or the time for one in flight is over."""
+    """Unix seconds when a deferred message is due, or a message in flight times out."""
 
     @property
     def text(self) -> str | None:
-        """None for a body that is not text."""
+        """None if the body is not text."""
         try:
             text = self.body.decode("utf-8")
         except UnicodeDecodeError as error:
-            # The end may be cut off within a character.
+            # The body may be cut off within a character.
             if error.start < len(self.body) - 3 or self.size == len(self.body):
                 return None
             text = self.body[: error.start].decode("utf-8")
@@ -40,49 +48,73 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Peek:
+    """The messages of one node, or its error."""
+
     node: str
     messages: tuple[Message, ...] = ()
     deferred: tuple[Message, ...] = ()
     in_flight: tuple[Message, ...] = ()
     error: str = ""
-    able: bool = True
-    """False: this nsqd has no way to show messages."""
+    supported: bool = True
+    """False if this nsqd cannot show messages."""
 
 
-def peek(client: HttpClient, nodes: Sequence[str], topic: str, channel: str, limit: int) -> list[Look]:
-    """What each node's channel would give next, and what it holds besides. Raises nothing."""
-    return _look(client, nodes, "channel/peek", topic=topic, channel=channel, limit=str(limit))
+def peek(client: HttpClient, nodes: Sequence[str], topic: str, channel: str, limit: int) -> list[Peek]:
+    """The messages that each node delivers next, and those deferred and in flight. Raises nothing."""
+    return _query(client, nodes, "channel/peek", topic=topic, channel=channel, limit=str(limit))
 
 
-def recent(client: HttpClient, nodes: Sequence[str], topic: str, limit: int) -> list[Look]:
-    """What was published to each node last, oldest first. Raises nothing."""
-    return _look(client, nodes, "topic/recent", topic=topic, limit=str(limit))
+def recent(client: HttpClient, nodes: Sequence[str], topic: str, limit: int) -> list[Peek]:
+    """The messages published to each node last, oldest first. Raises nothing."""
+    return _query(client, nodes, "topic/recent", topic=topic, limit=str(limit))
 
 
-def _look(client: HttpClient, nodes: Sequence[str], path: str, **parameters: str) -> list[Look]:
-    def look(node: str) -> Look:
+def oldest_messages(client: HttpClient, snapshot: Snapshot) -> Mapping[Key, float]:
+    """When the next message of the deepest channels was published, in Unix seconds. Raises nothing.
+
+    /stats does not contain it, and peeks at all channels would cost the nodes too much.
+    """
+    waiting = [channel for topic in snapshot.topics for channel in topic.channels if channel.depth]
+    # Channels without consumers have the oldest messages.
+    waiting.sort(key=lambda channel: (channel.client_count > 0, -channel.depth))
+    found = {}
+    for channel in waiting[:MAX_CHANNELS]:
+        published = _next_published(client, channel)
+        if published:
+            found[channel.topic_name, channel.channel_name] = min(published)
+    return found
+
+
+def _next_published(client: HttpClient, channel: ChannelStats) -> list[float]:
+    deepest = sorted((part for part in channel.nodes if part.depth), key=lambda part: -part.depth)
+    nodes = [part.node for part in deepest[:MAX_NODES]]
+    peeks = peek(client, nodes, channel.topic_name, channel.channel_name, 1)
+    return [message.timestamp for each in peeks for message in each.messages]
+
+
+def _query(client: HttpClient, nodes: Sequence[str], path: str, **parameters: str) -> list[Peek]:
+    def query(node: str) -> Peek:
         try:
             answer = reading.mapping(client.get(node, path, **parameters))
             waiting, deferred, in_flight = (
-                tuple(reading.each(_read, answer.get(key))) for key in ("messages", "deferred", "in_flight")
+                tuple(reading.array(_read_message, answer.get(key))) for key in ("messages", "deferred", "in_flight")
             )
-            return Look(node, waiting, deferred, in_flight)
-        except (UpstreamError, BadAnswer) as error:
-            # Go's nsqd knows no such path; ours would say what is missing.
-            return Look(node, error=str(error), able=_NO_SUCH_PATH not in str(error))
+            return Peek(node, waiting, deferred, in_flight)
+        except (UpstreamError, InvalidAnswer) as error:
+            # Go's nsqd does not have the path; ours would name the missing topic or channel.
+            return Peek(node, error=str(error), supported=_NO_SUCH_PATH not in str(error))
 
-    answer = tell_all(nodes, look, client.timeout)
-    seen = dict(answer.value)
-    return [seen.get(node, Look(node, error="timeout")) for node in nodes]
+    found = dict(call_all(nodes, query, client.timeout).value)
+    return [found.get(node, Peek(node, error="timeout")) for node in nodes]
 
 
-def _read(value: object) -> Message:
+def _read_message(value: object) -> Message:
     fields = reading.mapping(value)
     try:
         body = base64.b64decode(reading.text(fields.get("body")), validate=True)
     except (binascii.Error, ValueError):
-        raise BadAnswer("invalid answer: a body that is not base64") from None
+        raise InvalidAnswer("invalid answer: a body that is not base64") from None
     until = fields.get("due") or fields.get("deadline")
     return Message(
         id=reading.text(fields.get("id")),

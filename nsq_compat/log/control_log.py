@@ -10,12 +10,13 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from nsq_compat.log.checkpoint import ChannelState, entry_id, key_location, pack_key
-from nsq_compat.log.group import CHANNEL_CREATED, NOWHERE, REQUEUED
+from nsq_compat.log.group import NOWHERE
 from nsq_compat.log.storage import TopicStore
 from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol import storage_schema
 from nsq_compat.protocol.layout import derive
 from nsq_compat.protocol.message import message_id
+from nsq_compat.protocol.storage_schema import CHANNEL_CREATED, REQUEUED
 
 log = logging.getLogger(__name__)
 

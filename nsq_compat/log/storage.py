@@ -19,9 +19,9 @@ from nsq_compat.log.checkpoint import BadCheckpoint, TopicState, entry_id
 from nsq_compat.log.data_path import our_folder, reason, remove_leftovers, topic_folder, topics_in
 from nsq_compat.log.descriptors import DEFAULT_LIMIT, Descriptors
 from nsq_compat.log.files import Files, adopt_temporary, read_file, replace_file, write_temporary
-from nsq_compat.log.group import MESSAGES
-from nsq_compat.log.staged_batch import StagedBatch
+from nsq_compat.log.segment import StagedBatch
 from nsq_compat.log.topic_log import Later, TopicLog
+from nsq_compat.protocol.storage_schema import MESSAGES
 
 log = logging.getLogger(__name__)
 

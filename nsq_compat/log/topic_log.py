@@ -24,24 +24,37 @@ from nsq_compat.log.damage import Damage
 from nsq_compat.log.data_path import leftover_name, remove_folder
 from nsq_compat.log.descriptors import Descriptors
 from nsq_compat.log.files import Files
-from nsq_compat.log.group import MESSAGES, Group, encode_group, location_of, place_of, split_location
-from nsq_compat.log.group_reader import BLOCK_SIZE, HAS_IDS, index_of
-from nsq_compat.log.id_search import fetch_at, fetch_from, find_in, shares, sorted_ids, spans_of
-from nsq_compat.log.reader import (
-    UNKNOWN,
+from nsq_compat.log.group import Group, encode_group, location_of, place_of, split_location
+from nsq_compat.log.group_reader import BLOCK_SIZE, MESSAGE_KINDS, index_of
+from nsq_compat.log.reading import (
     LogBounds,
+    LogCursor,
     LogEnd,
     LogReader,
-    LogWalk,
+    fetch_at,
+    fetch_from,
     find_end,
+    find_in_span,
+    group_by_span,
     latest_groups,
     number_segments,
+    sorted_ids,
+    split_by_segment,
 )
 from nsq_compat.log.retained import Retained
-from nsq_compat.log.segment import FIRST_GROUP, INDEX_STEP, IndexEntry, Segment, SegmentHeader, decode_segment_header
-from nsq_compat.log.staged_batch import StagedBatch
+from nsq_compat.log.segment import (
+    FIRST_GROUP,
+    INDEX_STEP,
+    UNKNOWN_SEQ,
+    IndexEntry,
+    Segment,
+    SegmentHeader,
+    StagedBatch,
+    decode_segment_header,
+)
 from nsq_compat.log.sync import SyncJob, Unsynced
 from nsq_compat.protocol.message import message_id
+from nsq_compat.protocol.storage_schema import MESSAGES
 
 __all__ = ["DEFAULT_SEGMENT_SIZE", "LogEnd", "LogReader", "SyncJob", "TopicLog"]
 
@@ -191,7 +204,7 @@ class TopicLog:
         segment.append(data, self._segment_size)
         index = segment.index
         assert index is not None, "a segment that is appended to was made with an index"
-        if kind in HAS_IDS:
+        if kind in MESSAGE_KINDS:
             index.count += len(frames)
             if offset >= index.next_offset:
                 index.add(IndexEntry(first_seq if kind == MESSAGES else self._seq, message_id(frames[0]), offset))
@@ -211,7 +224,7 @@ class TopicLog:
         """Go on in the file of that batch, which is a segment from here on. All or nothing."""
         if first_seq < self._seq:
             raise ValueError(f"message number {first_seq} again: the next one is {self._seq}")
-        staged.number(first_seq, self._seq)
+        staged.assign_numbers(first_seq, self._seq)
         segment = staged.segment
         number = self._last_number + 1
         path = self._path("log", number)
@@ -232,14 +245,14 @@ class TopicLog:
 
     def recovered(self) -> Iterator[Group]:
         """The groups behind `start` of all kinds, in order, a block in memory at a time."""
-        walk = LogWalk(self._segments, self.damage, self.bounds, counts_all=True)
-        walk.begin_at(self.start)
-        while groups := walk.read(BLOCK_SIZE):
+        cursor = LogCursor(self._segments, self.damage, self.bounds, counts_all=True)
+        cursor.seek_to(self.start)
+        while groups := cursor.read(BLOCK_SIZE):
             yield from groups
 
     def reader(self, seq: int) -> LogReader:
         """Reads immediate messages from that number on."""
-        return LogReader(LogWalk(self._segments, self.damage, self.bounds), seq)
+        return LogReader(LogCursor(self._segments, self.damage, self.bounds), seq)
 
     def latest(self, count: int) -> list[Group]:
         """The last groups of messages, deferred ones too, oldest first: `count` messages, or what 2 MiB hold."""
@@ -256,21 +269,21 @@ class TopicLog:
             return found
         found |= self._kept.fetch(wanted)
         if missing := [each for each in wanted if each not in found]:
-            for segment, some in shares(self._segments, self._segments, missing, self.damage):
+            for segment, some in split_by_segment(self._segments, self._segments, missing, self.damage):
                 found |= fetch_from(segment, some, self.damage)
-        self.damage.lose_ids(self.folder, [each for each in wanted if each not in found])
+        self.damage.report_ids(self.folder, [each for each in wanted if each not in found])
         return found
 
     def locate(self, ids: Iterable[bytes]) -> dict[bytes, bytes]:
         """The locations of these messages, as far as a bounded search finds them; best for ids near one another."""
         found: dict[bytes, bytes] = {}
         spans = _SPANS_AT_ONCE
-        for segment, some in shares(self._segments, self._segments, sorted(ids), self.damage):
-            for span, wanted in spans_of(segment, some, self.damage) if some else ():
+        for segment, some in split_by_segment(self._segments, self._segments, sorted(ids), self.damage):
+            for span, wanted in group_by_span(segment, some, self.damage) if some else ():
                 if not spans:
                     return found
                 spans -= 1
-                for number, (offset, frame) in find_in(segment, span, wanted).items():
+                for number, (offset, frame) in find_in_span(segment, span, wanted).items():
                     found[number] = location_of(place_of(segment.number, offset), frame)
         return found
 
@@ -319,7 +332,7 @@ class TopicLog:
             alive = sorted(more.union(alive))
         try:
             # All decided before anybody else runs: what is written later is in none of these files.
-            parts = list(shares(self._segments, candidates, alive, self.damage))
+            parts = list(split_by_segment(self._segments, candidates, alive, self.damage))
             steps = [(partial(self._copy, segment, some, pause), segment.release) for segment, some in parts]
             for file in self._kept.mostly_dead(alive):
                 steps.append((partial(self._kept.copy, file, alive), partial(self._kept.remove, file)))
@@ -403,9 +416,9 @@ class TopicLog:
         for kind, number in found:
             size = self._files.size(self._path(kind, number))
             if kind == "kept":
-                self._kept.found(number, size)
+                self._kept.add_file(number, size)
             else:
-                segment = Segment(self._descriptors, self._path(kind, number), number, UNKNOWN, size)
+                segment = Segment(self._descriptors, self._path(kind, number), number, UNKNOWN_SEQ, size)
                 header = decode_segment_header(segment.pread(FIRST_GROUP, 0))
                 if header and header.released:
                     segment.note_released()

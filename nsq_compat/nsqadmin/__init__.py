@@ -1,8 +1,10 @@
-"""The program ``nsqadmin``: pages and an API to see and steer a cluster.
+"""The program ``nsqadmin``: pages and an API to inspect and administer a cluster.
 
-main            command line in, exit code out; replaces blocking calls by gevent's before anything else is imported
-options         flags, defaults, config keys; what is refused at the start
-daemon          the order of start and stop, and the daemon as its pages see it
-sampler         looks at the cluster now and then and feeds its history
-notifications   tells an endpoint what was done
+    main            command line and exit code; patches blocking calls with gevent's before other imports
+    options         flags, defaults, config keys, validation
+    daemon          the parts, and the order in which they start and stop; read this first
+    sampler         takes snapshots of the cluster in intervals, and adds them to the history
+    notifications   sends actions to --notification-http-endpoint
+
+May import everything except the other programs.
 """

@@ -1,20 +1,20 @@
-"""One nsqadmin: its listener, its pages, and what runs beside them."""
+"""The daemon nsqadmin: HTTP server, sampler, notifications, and the interface to its pages (`AdminService`)."""
 
 import logging
 import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import nsq_compat
 from nsq_compat.cli.kinds import OptionError
 from nsq_compat.cli.logs import parse_log_level, set_level
 from nsq_compat.cli.options import option_value
+from nsq_compat.cluster.actions import Actions
 from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.history import History
 from nsq_compat.cluster.http_client import HttpClient, HttpClientOptions
-from nsq_compat.cluster.steering import Steering
 from nsq_compat.net.http_server import HttpServer
 from nsq_compat.net.listeners import listen
 from nsq_compat.net.loop_lag import LoopLag
@@ -23,18 +23,16 @@ from nsq_compat.nsqadmin.options import PROGRAM, NsqadminOptions
 from nsq_compat.nsqadmin.sampler import Sampler
 from nsq_compat.protocol.durations import SECOND, seconds
 from nsq_compat.web.admin.app import create_app
+from nsq_compat.web.admin.monitoring import collect
 from nsq_compat.web.admin.users import UserFileError, Users
+from nsq_compat.web.admin.wsgi import WsgiHandler
 from nsq_compat.web.metrics import Metrics
 from nsq_compat.web.responses import error
-from nsq_compat.web.wsgi import WsgiHandler
-
-if TYPE_CHECKING:
-    from nsq_compat.web.admin.cluster_figures import ClusterCollector
 
 log = logging.getLogger(__name__)
 
-STOP_SECONDS: Final = 5.0
-_LARGEST_BODY: Final = 1024 * 1024 + 64 * 1024
+STOP_TIMEOUT: Final = 5.0
+_MAX_BODY_BYTES: Final = 1024 * 1024 + 64 * 1024
 
 
 def client_options(options: NsqadminOptions) -> HttpClientOptions:
@@ -49,10 +47,7 @@ def client_options(options: NsqadminOptions) -> HttpClientOptions:
 
 
 class Daemon:
-    """Listens from the moment it is made; serves between `start` and `stop`. Is its pages' `AdminService`.
-
-    Raises ``OptionError`` and ``ListenError`` when made.
-    """
+    """Listens when created, and serves from `start` to `stop`. Creation raises ``OptionError`` and ``ListenError``."""
 
     def __init__(self, options: NsqadminOptions) -> None:
         log.info("%s", nsq_compat.version_line(PROGRAM))
@@ -64,17 +59,17 @@ class Daemon:
         self.now = time.time
         client = HttpClient(client_options(options))
         self.cluster = Cluster(client, options)
-        self.steering = Steering(self.cluster)
+        self.actions = Actions(self.cluster)
         self.history = History(max(1, options.sample_interval // SECOND))
         self._sampler = Sampler(self.cluster, self.history, seconds(options.sample_interval))
         self._notifications = Notifications(client, options.notification_http_endpoint)
         self.metrics = Metrics(PROGRAM, self.version)
-        self.metrics.collect_from(self._collector)
+        self.metrics.collect_from(lambda: collect(self.history))
         self._loop_lag = LoopLag(self.metrics.observe_lag, self.metrics.observe_held)
         handler = WsgiHandler(
             create_app(self),
             base_path=options.base_path,
-            body_limit=_LARGEST_BODY,
+            body_limit=_MAX_BODY_BYTES,
             too_large=error(413, "INVALID_VALUE"),
         )
         self._http = HttpServer(listen(options.http_address), handler)
@@ -86,16 +81,10 @@ class Daemon:
         self._http.start()
 
     def stop(self) -> None:
-        self._http.stop(STOP_SECONDS)
+        self._http.stop(STOP_TIMEOUT)
         self._sampler.stop()
         self._notifications.stop()
         self._loop_lag.stop()
-
-    def _collector(self) -> "ClusterCollector":
-        # prometheus_client is an extra.
-        from nsq_compat.web.admin.cluster_figures import ClusterCollector
-
-        return ClusterCollector(self.history)
 
     def notify(self, action: Mapping[str, Any]) -> None:
         self._notifications.notify(action)

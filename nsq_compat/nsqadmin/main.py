@@ -1,7 +1,7 @@
 """``nsqadmin``: command line in, exit code out."""
 
 # ruff: noqa: E402
-# First of all, before anything takes a name from the modules this replaces: requests and threads wait as greenlets do.
+# First, before other modules import names that this replaces. requests and threads then use greenlets.
 from gevent import monkey
 
 monkey.patch_all()
@@ -30,7 +30,7 @@ def main() -> None:
         make_user(options.make_user)
         return
     require_flask()
-    # Only now: what serves pages needs flask, which is an extra.
+    # Not at the top: the pages need flask, which is an extra.
     from nsq_compat.nsqadmin.daemon import Daemon, read_users
 
     raise_descriptor_limit()
@@ -55,13 +55,13 @@ def main() -> None:
 
 
 def require_flask() -> None:
-    """End with a sentence where pages cannot be served."""
+    """Exit with an error if flask is not installed."""
     if find_spec("flask") is None:
         exit_fatal(PROGRAM, f"failed to instantiate nsqadmin - {missing_package('flask', 'admin')}")
 
 
 def make_user(name_and_role: str) -> None:
-    """Print a line for the user file; the password is the first line of stdin."""
+    """Print a line for the user file. The password is the first line of stdin."""
     name, _, role = name_and_role.partition(":")
     try:
         print(make_line(name, role or "admin", sys.stdin.readline().rstrip("\n")))

@@ -1,4 +1,4 @@
-"""What was done, told to `--notification-http-endpoint`: one POST after the other, behind the back of who did it."""
+"""Notifications: a POST to `--notification-http-endpoint` for each action, in order, in the background."""
 
 import logging
 from collections.abc import Mapping
@@ -12,17 +12,17 @@ from nsq_compat.protocol.go_json import dumps
 
 log = logging.getLogger(__name__)
 
-_MOST_WAITING: Final = 1000
+_MAX_WAITING: Final = 1000
 _HEADERS: Final = {"Content-Type": "application/json", "User-Agent": "Go-http-client/1.1"}
 
 
 class Notifications:
-    """An endpoint that cannot be reached costs a line in the log; Go's nsqadmin dies of it."""
+    """An endpoint that cannot be reached is logged. Go's nsqadmin exits."""
 
     def __init__(self, client: HttpClient, endpoint: str) -> None:
         self._client = client
         self._endpoint = endpoint
-        self._waiting: Queue[Mapping[str, Any]] = Queue(_MOST_WAITING)
+        self._waiting: Queue[Mapping[str, Any]] = Queue(_MAX_WAITING)
         self._greenlet: gevent.Greenlet[[], None] | None = None
 
     def start(self) -> None:
@@ -38,7 +38,7 @@ class Notifications:
             try:
                 self._waiting.put_nowait(action)
             except Full:
-                log.error("a notification was dropped: %d are waiting for %s", _MOST_WAITING, self._endpoint)
+                log.error("notification dropped: %d are already waiting for %s", _MAX_WAITING, self._endpoint)
 
     def _run(self) -> None:
         for action in self._waiting:

@@ -1,7 +1,7 @@
-"""nsqadmin's options: names, types and defaults are NSQ's; those at the end are ours.
+"""nsqadmin's options. Names, types and defaults are NSQ's; options that NSQ does not have come last.
 
-`log_level` and `nsqlookupd_http_addresses` may be changed while the program runs (/config); `base_path` is normalised
-once, when they are validated.
+/config may change `log_level` and `nsqlookupd_http_addresses` while the program runs. `validate` normalises
+`base_path`.
 """
 
 import ipaddress
@@ -22,7 +22,7 @@ PROGRAM: Final = "nsqadmin"
 
 @dataclass(slots=True, kw_only=True)
 class NsqadminOptions:
-    """What nsqadmin was told to do. Keyword arguments are config keys; durations are integer nanoseconds."""
+    """Fields are config keys. Durations are integer nanoseconds."""
 
     version: bool = option("version", BOOLEAN, False, "print the version and exit", in_file=False)
     config: str = option("config", STRING, "", "TOML file with more options; flags override it", in_file=False)
@@ -112,7 +112,7 @@ class NsqadminOptions:
 
 
 def validate(options: NsqadminOptions) -> None:
-    """Refuse what nsqadmin cannot run with. Raises OptionError with NSQ's text, in NSQ's order; resolves names."""
+    """Check options, in NSQ's order, and resolve host names. Raises OptionError with NSQ's text."""
     lookupds, nsqds = options.nsqlookupd_http_addresses, options.nsqd_http_addresses
     if not lookupds and not nsqds:
         raise OptionError("--nsqd-http-address or --lookupd-http-address required")
@@ -136,7 +136,7 @@ def validate(options: NsqadminOptions) -> None:
 
 
 def normalized_base_path(path: str) -> str:
-    """With a slash before it and none behind."""
+    """The path with a leading slash and without a trailing one."""
     return "/" + posixpath.normpath("/" + path).lstrip("/")
 
 
@@ -169,14 +169,14 @@ def _check_tls(options: NsqadminOptions) -> None:
 
 
 def _resolve(flag: str, address: str) -> None:
-    complaint = f"failed to resolve --{flag} ({address}) - "
+    prefix = f"failed to resolve --{flag} ({address}) - "
     host_and_port = split_host_port(address)
     if host_and_port is None:
         missing = ":" not in address
         reason = "missing port in address" if missing else "too many colons in address"
-        raise OptionError(f"{complaint}address {address}: {reason}")
+        raise OptionError(f"{prefix}address {address}: {reason}")
     try:
         socket.getaddrinfo(*host_and_port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise OptionError(f"{complaint}lookup {host_and_port[0]}: {reason.lower()}") from None
+        raise OptionError(f"{prefix}lookup {host_and_port[0]}: {reason.lower()}") from None

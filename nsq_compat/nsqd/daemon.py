@@ -8,7 +8,7 @@ import gevent
 from nsq_compat import NSQ_VERSION, version_line
 from nsq_compat.cli.kinds import TLS_REQUIRED, OptionError
 from nsq_compat.godata import export as go_export
-from nsq_compat.log.data_path import DataPathLock, make_our_folder, resolved
+from nsq_compat.log.data_path import DataPathError, DataPathLock, make_our_folder, resolved
 from nsq_compat.log.files import OsFiles
 from nsq_compat.log.storage import Durability, Storage
 from nsq_compat.net.connection import Connection
@@ -58,7 +58,12 @@ class Daemon:
         data_path = resolved(options.data_path)
         self._lock = DataPathLock(data_path)
         files = OsFiles()
-        go_export.recover(files, data_path)
+        try:
+            go_export.recover(files, data_path)
+        except OSError as error:
+            raise DataPathError(
+                f"failed to look for an interrupted export - {error}; see Read errors in docs/runbook.md"
+            ) from error
         make_our_folder(files, data_path)
         log.info("%s", version_line(PROGRAM))
         log.info("ID: %d", options.id)

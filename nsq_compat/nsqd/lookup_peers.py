@@ -87,7 +87,7 @@ class Peer:
         finally:
             self.lookupd = self._connection = None
         # An nsqlookupd that accepts everything and then closes, repeatedly, is not asked ten times a second.
-        if connection.session.is_settled and time.monotonic() - began > MAX_PAUSE_SECONDS:
+        if connection.session.all_registered and time.monotonic() - began > MAX_PAUSE_SECONDS:
             self._pause = FIRST_PAUSE_SECONDS
             self._last_failure = ""
         self._note_failure(connection.session.failure)
@@ -98,7 +98,7 @@ class Peer:
             self._info,
             address=self.address,
             wake=connection.wake,
-            greeted=self._greeted,
+            on_identified=self._greeted,
             now=now,
             max_reply_size=self._max_reply_size,
         )

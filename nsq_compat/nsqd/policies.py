@@ -10,7 +10,7 @@ from gevent.event import Event
 
 from nsq_compat.cli.kinds import OptionError
 from nsq_compat.cli.lifecycle import load_config
-from nsq_compat.policy.dead_letters import DeadLetters
+from nsq_compat.policy.dead_letters import DeadLetterQueues
 from nsq_compat.policy.policies import Policies, PolicyError
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ def _line_of(path: str, error: PolicyError) -> int:
 class DeadLetterSender:
     """Publishes dead letters in a greenlet, because publishing may wait for the disk."""
 
-    def __init__(self, dead_letters: DeadLetters) -> None:
+    def __init__(self, dead_letters: DeadLetterQueues) -> None:
         self._dead_letters = dead_letters
         self._wanted = Event()
         self._stop = Event()

@@ -5,7 +5,6 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import nsq_compat
 from nsq_compat.cli.logs import parse_log_level, set_level
@@ -33,7 +32,7 @@ log = logging.getLogger(__name__)
 class Service(Process):
     """`tcp_port` and `http_port` are the bound ones: -1 for a unix socket, 0 where there is no listener."""
 
-    version: ClassVar[str] = nsq_compat.NSQ_VERSION
+    version: str = nsq_compat.NSQ_VERSION
     now = staticmethod(time.monotonic)
     now_ns = staticmethod(time.time_ns)
     let_others_run = staticmethod(let_others_run)

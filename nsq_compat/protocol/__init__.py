@@ -3,8 +3,8 @@
 It imports the standard library, ``construct`` (only this folder does), ``snappy``, ``zlib_ng`` and ``google_crc32c``;
 nothing else of the project.
 
-Read ``schema`` first: it declares every byte layout of the wire; ``storage_schema``, ``checkpoint_schema`` and
-``go_schema`` those of files. Then, from the outside in:
+Read ``schema`` first: it declares every byte layout of the wire; ``storage_schema``
+those of files. Then, from the outside in:
 
 - ``layout`` derives fast codecs from the fixed-size declarations; ``sizes`` are those of sizes and counts.
 - ``frames`` and ``message`` build what nsqd sends, of ``alike`` bodies by the batch; ``frame_reader`` cuts it apart

@@ -60,7 +60,7 @@ class DeadLetterQueue(Protocol):
 
     in_flight: InFlight
 
-    def sort_out(self, frames: Sequence[bytes]) -> Sequence[bytes]:
+    def enqueue_exhausted(self, frames: Sequence[bytes]) -> Sequence[bytes]:
         """Keep those that are not to be delivered again; return the others."""
 
 
@@ -478,7 +478,7 @@ class Channel:
 
     def _to_be_tried_again(self, frames: Sequence[bytes]) -> Sequence[bytes]:
         """Of those that came back; the others have their box to wait in."""
-        return frames if self.dead_letters is None else self.dead_letters.sort_out(frames)
+        return frames if self.dead_letters is None else self.dead_letters.enqueue_exhausted(frames)
 
     def _all_in_flight(self) -> list[InFlight]:
         dying = () if self.dead_letters is None else (self.dead_letters.in_flight,)

@@ -3,7 +3,7 @@
 For each a short key is kept, in a heap; the frame too, as long as not too many wait, else it is fetched from the log
 when its time has come. A million deferred messages cost what their keys cost.
 
-Keys are bytes (`checkpoint_schema.CHECKPOINT_ENTRY`), followed by the location of the message in the log if that is
+Keys are bytes (`storage_schema.CHECKPOINT_ENTRY`), followed by the location of the message in the log if that is
 known (`checkpoint.pack_key`): compared as bytes they are in the order of their due times. A message without a location
 has to be searched for by its id, which costs a hundred times as much; so messages that were requeued are located by the
 batch, while those that were published together are still put back together.

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from nsq_compat.log.staged_batch import StagedBatch
+from nsq_compat.log.segment import StagedBatch
 from nsq_compat.queue.ids import FrameFactory
 
 MOST_AT_ONCE: Final = 16384

@@ -17,7 +17,12 @@ from typing import Final, Protocol
 
 from nsq_compat.log.checkpoint import ChannelState, TopicState
 from nsq_compat.log.control_log import ControlLog
-from nsq_compat.log.group import (
+from nsq_compat.log.group import locations_of
+from nsq_compat.log.storage import TopicStore
+from nsq_compat.log.topic_log import LogEnd
+from nsq_compat.protocol.message import message_id
+from nsq_compat.protocol.names import is_ephemeral
+from nsq_compat.protocol.storage_schema import (
     CHANNEL_CREATED,
     CHANNEL_DELETED,
     CHANNEL_EMPTIED,
@@ -27,12 +32,7 @@ from nsq_compat.log.group import (
     TOPIC_KNOWS_CHANNELS,
     TOPIC_PAUSED,
     TOPIC_UNPAUSED,
-    locations_of,
 )
-from nsq_compat.log.storage import TopicStore
-from nsq_compat.log.topic_log import LogEnd
-from nsq_compat.protocol.message import message_id
-from nsq_compat.protocol.names import is_ephemeral
 from nsq_compat.queue.backlog import Backlog, BacklogFactory, Peek
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.errors import REFUSES_ALL, Admission, Exiting

@@ -63,7 +63,7 @@ class Conversation:
         """How long, in seconds, the client may take nothing of what is sent; None for as long as it likes."""
         return None
 
-    # Properties, because Python peeks up attributes faster in an object that has no more than thirty.
+    # Properties, because Python looks up attributes faster in an object that has no more than thirty.
 
     @property
     def slowest_rate(self) -> float:

@@ -11,7 +11,7 @@ from nsq_compat.godata.reader import QueueReport, read_queue
 from nsq_compat.log.data_path import topic_folder, topics_in
 from nsq_compat.log.files import Files, OsFiles
 from nsq_compat.log.metadata import MetadataError, TopicMetadata, load_metadata
-from nsq_compat.log.stored_topic import StoredTopic
+from nsq_compat.log.recovery import StoredTopic
 
 
 @dataclass(slots=True)

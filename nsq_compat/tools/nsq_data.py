@@ -22,13 +22,13 @@ from nsq_compat.cli.kinds import BOOLEAN, INTEGER, STRING, STRINGS
 from nsq_compat.cli.logs import configure, parse_log_level
 from nsq_compat.cli.options import option, table_of
 from nsq_compat.godata import export as go_export
+from nsq_compat.godata.export import write_queue
 from nsq_compat.godata.format import GoMessage, QueueFiles, queues_among
 from nsq_compat.godata.reader import QueueReport, read_data_file
-from nsq_compat.godata.writer import write_queue
 from nsq_compat.log.data_path import DataPathError, DataPathLock, reason, resolved, topic_folder, topics_in
 from nsq_compat.log.files import Files, OsFiles
 from nsq_compat.log.metadata import MetadataError, load_metadata
-from nsq_compat.log.stored_topic import StoredTopic
+from nsq_compat.log.recovery import StoredTopic
 from nsq_compat.protocol.go_json import dumps
 from nsq_compat.tools.data_check import as_json, as_text, check
 

@@ -23,7 +23,7 @@ from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.fan_out import AllFailed
 from nsq_compat.cluster.http_client import HttpClient, HttpClientOptions
 from nsq_compat.cluster.nodes import Node
-from nsq_compat.cluster.statistics import TopicStats
+from nsq_compat.cluster.stats import TopicStats
 from nsq_compat.policy.dead_letters import REDRIVE_CHANNEL
 from nsq_compat.policy.policies import DEFAULT_DEAD_LETTER_TOPIC, DeadLettering
 from nsq_compat.protocol.names import is_valid_name
@@ -140,7 +140,7 @@ def _find(cluster: Cluster, topic: str) -> list[tuple[Node, TopicStats]]:
         nodes = cluster.producers(topic)
         if not nodes.value:
             raise Refused("; ".join([f"no nsqd has the topic {topic}", *map(str, nodes.errors)]))
-        statistics = cluster.statistics(nodes.value, topic)
+        statistics = cluster.stats(nodes.value, topic)
     except AllFailed as error:
         raise Refused(str(error)) from error
     for complaint in (*nodes.errors, *statistics.errors):
@@ -150,7 +150,7 @@ def _find(cluster: Cluster, topic: str) -> list[tuple[Node, TopicStats]]:
 
 def _refuse_other_channels(cluster: Cluster, nodes: Sequence[Node], topic: str, channel: str) -> None:
     try:
-        statistics = cluster.statistics(nodes, topic)
+        statistics = cluster.stats(nodes, topic)
     except AllFailed as error:
         raise Refused(str(error)) from error
     names = {each.channel_name for _, stats in statistics.value for at in stats.topics for each in at.channels}

@@ -13,8 +13,8 @@ from nsq_compat.cli.options import option
 from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.fan_out import AllFailed
 from nsq_compat.cluster.http_client import HttpClient, HttpClientOptions
-from nsq_compat.cluster.merge import channel_over_nodes
-from nsq_compat.cluster.statistics import ChannelStats
+from nsq_compat.cluster.snapshot import channel_over_nodes
+from nsq_compat.cluster.stats import ChannelStats
 from nsq_compat.protocol.durations import SECOND
 from nsq_compat.tools.program import Refused, Stopping, one_kind_of_address, options_of, run, say
 
@@ -128,7 +128,7 @@ class ChannelSampler:
 
     def _update(self) -> None:
         producers = self._cluster.producers(self._topic)
-        statistics = self._cluster.statistics(producers.value, self._topic, self._channel)
+        statistics = self._cluster.stats(producers.value, self._topic, self._channel)
         for error in (*producers.errors, *statistics.errors):
             say(f"WARNING: {error}")
         if not producers.errors:  # otherwise a missing node may only not have been found

@@ -96,7 +96,7 @@ def channel_backlog(topics: Collection[str], channel: str, lookupds: Sequence[st
 
 def _depth(cluster: Cluster, topic: str, channel: str) -> int:
     nodes = cluster.producers(topic).value
-    found = cluster.statistics(nodes, topic, channel).value
+    found = cluster.stats(nodes, topic, channel).value
     return sum(
         each.depth
         for _, stats in found

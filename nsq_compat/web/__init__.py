@@ -1,21 +1,23 @@
-"""HTTP applications: what daemons answer over HTTP. Values in, values out; no socket and no greenlet.
+"""HTTP APIs of the daemons: requests and responses as values, without sockets or greenlets.
 
-    application      routes, error boundary, access log: what every daemon's API is made of; start here
-    routing          which route a path means, and what a path that is none hears
-    responses        the two forms of reply (V1 and plain), and errors as exceptions
-    query            query strings, read as Go reads them
-    nsqd_service     what nsqd's API asks of the daemon
-    nsqd_api         the table of nsqd's routes
-    publishing       /pub and /mpub
-    administration   /topic/... and /channel/...;  peeking  what waits in a channel
-    statistics       /stats and /info;  stats_text is their form for people
+    application      routes, error handling and access log, common to all APIs; read this first
+    query            query strings, parsed as Go parses them
+    responses        the two kinds of response (V1 and plain), and errors as exceptions
+
+    nsqd_api         nsqd's routes
+    nsqd_service     the interface that the daemon provides to the API
+    publishing       /pub, /mpub
+    administration   /topic/..., /channel/...
     configuration    /config
-    metrics          /metrics, /livez, /readyz of every daemon;  nsqd_metrics, nsqlookupd_metrics  their figures
-    prometheus       what of that needs prometheus_client, which is an extra
-    profiling        /debug
-    go_time          durations and moments as Go prints them
-    nsqlookupd_api   nsqlookupd's API: its routes, its answers;  nsqlookupd_service  what it asks of the daemon
+    stats            /ping, /info, /stats;  stats_text  /stats as text
+    nsqd_metrics     nsqd's metrics for Prometheus
 
-May import net (the values of `http_message` only), session, queue, registry and protocol; never gevent: what
-has to wait or to look at greenlets is asked of the service.
+    nsqlookupd_api   nsqlookupd's routes, answers and metrics
+
+    metrics          /metrics, /livez, /readyz of every daemon
+    profiling        /debug
+    admin/           nsqadmin's pages and API
+
+May import net (only `http_message`), session, queue, registry and protocol; never gevent. Where a handler must wait or
+inspect greenlets, it calls the service.
 """

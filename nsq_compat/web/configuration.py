@@ -1,4 +1,4 @@
-"""GET and PUT /config/:opt: options looked at and, some of them, changed while the daemon runs; `drain` ends it."""
+"""GET and PUT /config/:opt: show options, and change some of them while nsqd runs. `drain` stops nsqd."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -35,9 +35,9 @@ class Configuration:
             raise ApiError(400, "INVALID_OPTION")
         try:
             self._writable[name](request.body)
-        except PolicyError as why:  # docs/differences.md: policies
-            raise ApiError(400, f"INVALID_VALUE: {why}") from None
-        except (ValueError, RecursionError):  # the latter from deeply nested JSON
+        except PolicyError as failure:  # docs/differences.md: policies
+            raise ApiError(400, f"INVALID_VALUE: {failure}") from None
+        except (ValueError, RecursionError):  # RecursionError: deeply nested JSON
             raise ApiError(400, "INVALID_VALUE") from None
         return self._value(name)
 
@@ -46,22 +46,21 @@ class Configuration:
             value = self._service.config_value(name)
         except KeyError:
             raise ApiError(400, "INVALID_OPTION") from None
-        # nsqd: strings come raw, everything else as JSON.
+        # nsqd: strings are shown raw, everything else as JSON.
         return responses.text(value.encode("utf-8")) if isinstance(value, str) else responses.json(value)
 
     def _set_lookupd_addresses(self, body: bytes) -> None:
         addresses = json.loads(body.decode("utf-8"))
-        if addresses is not None:
-            if not isinstance(addresses, list):
-                raise ValueError("not a list")
-            if not all(isinstance(address, str) for address in addresses):
-                raise ValueError("not a list of strings")
+        if addresses is not None and not (
+            isinstance(addresses, list) and all(isinstance(address, str) for address in addresses)
+        ):
+            raise ValueError("not a list of strings")
         self._service.set_lookupd_addresses(addresses)
 
     def _drain(self, body: bytes) -> None:
         # docs/differences.md: drain
         if body.strip() != b"true":
-            raise ValueError("there is no way back")
+            raise ValueError("a drain cannot be undone")
         self._service.drain()
 
     def _set_policies(self, body: bytes) -> None:

@@ -1,85 +1,94 @@
-"""/metrics, /livez and /readyz: what Prometheus and whoever restarts daemons ask of every one of them.
+"""/metrics, /livez and /readyz of every daemon.
 
-Nothing is counted for the sake of a scrape: collectors read what the daemon knows anyway, when they are asked. The few
-histograms there are (turns of the event loop, disk syncs) are fed by what does not happen once a message.
-
-Without prometheus_client, which is an extra, there are no figures, and /metrics says so.
+Collectors read values that the daemon keeps anyway. The histograms (event-loop lag, disk syncs) record events that are
+rarer than messages. prometheus_client is an extra: without it, /metrics is a 501 that says how to install it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from nsq_compat import missing_package
 from nsq_compat.session.http_message import Request, Response
 from nsq_compat.web import responses
-from nsq_compat.web.routing import Route, Routes
+from nsq_compat.web.application import Route, Routes
 
 if TYPE_CHECKING:
-    from prometheus_client.registry import Collector
-
-    from nsq_compat.web.prometheus import Registry
+    from prometheus_client.core import Metric
+    from prometheus_client.registry import CollectorRegistry
 
 READY: Final = ""
 LAG_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
-class NoFigures(Exception):
-    """prometheus_client is not installed; the text says how that is changed."""
+class MetricsUnavailable(Exception):
+    """prometheus_client is not installed. The text says how to install it."""
 
 
 class Metrics:
-    """One daemon's figures: its process, its event loop, and what is added."""
+    """The metrics of one daemon: its process, its event loop, and those of added collectors."""
 
     def __init__(self, program: str, version: str) -> None:
         self._registry = _registry(program, version)
         self.observe_lag = self.histogram(
-            f"{program}_event_loop_lag_seconds",
-            "How late the event loop was with something that had a time.",
-            LAG_BUCKETS,
+            f"{program}_event_loop_lag_seconds", "Delay of timers in the event loop.", LAG_BUCKETS
         )
         self.observe_held = self.histogram(
             f"{program}_event_loop_held_seconds",
-            "CPU time for which one piece of work kept the event loop from something that had a time.",
+            "CPU time for which one piece of work delayed a timer.",
             LAG_BUCKETS,
         )
 
-    def histogram(self, name: str, meaning: str, buckets: Sequence[float]) -> Callable[[float], None]:
-        """What to call with each value."""
-        return self._registry.histogram(name, meaning, buckets) if self._registry else _forget
+    def histogram(self, name: str, help: str, buckets: Sequence[float]) -> Callable[[float], None]:
+        """A function that records a value."""
+        if self._registry is None:
+            return lambda value: None
+        from prometheus_client import Histogram
 
-    def collect_from(self, make: Callable[[], "Collector"]) -> None:
-        """Have a collector asked for every scrape; where nobody can ask it is not even made, nor need be imported."""
-        if self._registry:
-            self._registry.register(make())
+        return Histogram(name, help, buckets=buckets, registry=self._registry).observe
+
+    def collect_from(self, collect: Callable[[], Iterable["Metric"]]) -> None:
+        """Call `collect` for each scrape. It may import prometheus_client: without that, it is not called."""
+        if self._registry is None:
+            return
+        from prometheus_client.registry import Collector
+
+        class FromFunction(Collector):
+            def collect(self) -> Iterable["Metric"]:
+                return collect()
+
+        self._registry.register(FromFunction())
 
     def page(self, accept: str = "") -> tuple[bytes, str]:
-        """All of it and its content type, as Prometheus accepts it. Raises ``NoFigures``."""
+        """The page and its content type, OpenMetrics if `accept` names it. Raises `MetricsUnavailable`."""
         if self._registry is None:
-            raise NoFigures(missing_package("prometheus_client", "metrics"))
-        return self._registry.page(accept)
+            raise MetricsUnavailable(missing_package("prometheus_client", "metrics"))
+        from prometheus_client.exposition import choose_encoder
+
+        encode, content_type = choose_encoder(accept)
+        return encode(self._registry), content_type
 
 
-def _registry(program: str, version: str) -> "Registry | None":
+def _registry(program: str, version: str) -> "CollectorRegistry | None":
     try:
-        from nsq_compat.web.prometheus import Registry
+        from prometheus_client import CollectorRegistry, GCCollector, Info, ProcessCollector
     except ModuleNotFoundError as failure:
         if failure.name != "prometheus_client":
             raise
         return None
-    return Registry(program, version)
-
-
-def _forget(value: float) -> None:
-    """Nobody will ask."""
+    registry = CollectorRegistry()
+    Info(f"{program}_build", "Version of the program.", registry=registry).info({"version": version})
+    ProcessCollector(registry=registry)
+    GCCollector(registry=registry)
+    return registry
 
 
 def monitoring_routes(metrics: Metrics, why_not_ready: Callable[[], str]) -> Routes:
-    """`why_not_ready` gives `READY`, or a sentence."""
+    """`why_not_ready` returns `READY`, or the reason as a sentence."""
 
     def show(request: Request) -> Response:
         try:
             page, content_type = metrics.page(request.headers.get(b"accept", b"").decode("latin-1"))
-        except NoFigures as failure:
+        except MetricsUnavailable as failure:
             return responses.plain(str(failure), 501)
         return Response(200, page, (("Content-Type", content_type),))
 
@@ -90,7 +99,7 @@ def monitoring_routes(metrics: Metrics, why_not_ready: Callable[[], str]) -> Rou
         reason = why_not_ready()
         return responses.plain(reason, 503) if reason else responses.plain("OK")
 
-    # Asked every few seconds by machines: a log line for each would be most of the log.
+    # Probes come every few seconds: their lines would fill the log.
     return {
         "/metrics": {"GET": Route(show, logged=False)},
         "/livez": {"GET": Route(live, logged=False)},

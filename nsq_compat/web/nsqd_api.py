@@ -1,47 +1,46 @@
-"""nsqd's HTTP API: the table of its routes. What they do lies in the module each comes from."""
+"""nsqd's HTTP API: the table of its routes."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from nsq_compat.queue.publish_batch import PublishBatch
 from nsq_compat.web.administration import Administration
-from nsq_compat.web.application import Application, TlsRequired
+from nsq_compat.web.application import Application, Route, Routes, TlsRequired
 from nsq_compat.web.configuration import Configuration
 from nsq_compat.web.metrics import READY, monitoring_routes
 from nsq_compat.web.nsqd_service import NsqdOptions, NsqdService
-from nsq_compat.web.peeking import Peeking
 from nsq_compat.web.profiling import Profiling
 from nsq_compat.web.publishing import Publishing
-from nsq_compat.web.routing import Route, Routes
-from nsq_compat.web.statistics import HEALTHY, Statistics
+from nsq_compat.web.stats import HEALTHY, Stats
 
 if TYPE_CHECKING:
-    from nsq_compat.web.nsqd_metrics import NsqdCollector
+    from prometheus_client.core import Metric
 
 __all__ = ["NsqdApi", "NsqdOptions", "NsqdService", "TlsRequired"]
 
 
 class NsqdApi(Application):
-    """The handler behind nsqd's HTTP and HTTPS ports. Wrap the plain port in `TlsRequired` when TLS is required.
+    """The handler behind nsqd's HTTP and HTTPS ports. If TLS is required, the plain port has `TlsRequired` instead.
 
-    `publishing` answers without waiting where the disk is not synced before the answer.
+    `publishing` answers without waiting, unless the disk is synced before the response.
     """
 
     def __init__(self, service: NsqdService, publish_batch: PublishBatch | None = None) -> None:
         self.publishing = Publishing(service, publish_batch)
-        service.metrics.collect_from(lambda: _collector(service))
+        service.metrics.collect_from(lambda: _collect(service))
         super().__init__(_routes(service, self.publishing))
 
 
-def _collector(service: NsqdService) -> "NsqdCollector":
+def _collect(service: NsqdService) -> Iterable["Metric"]:
     # prometheus_client is an extra.
-    from nsq_compat.web.nsqd_metrics import NsqdCollector
+    from nsq_compat.web.nsqd_metrics import collect
 
-    return NsqdCollector(service, service.options.metrics_max_names)
+    return collect(service)
 
 
 def _routes(service: NsqdService, publishing: Publishing) -> Routes:
     administration = Administration(service)
-    statistics = Statistics(service)
+    stats = Stats(service)
     configuration = Configuration(service)
     profiling = Profiling(service)
     if service.options.publishing_over_http:
@@ -50,16 +49,18 @@ def _routes(service: NsqdService, publishing: Publishing) -> Routes:
     else:
         pub = mpub = Route(publishing.refuse, publishing.refusal_admission)
     # docs/differences.md: peek
-    peeking = Peeking(service, administration)
-    looks: Routes = {"/channel/peek": {"GET": Route(peeking.peek)}, "/topic/recent": {"GET": Route(peeking.recent)}}
+    peek_routes: Routes = {
+        "/channel/peek": {"GET": Route(administration.peek)},
+        "/topic/recent": {"GET": Route(administration.recent)},
+    }
     return {
-        "/ping": {"GET": Route(statistics.ping)},
+        "/ping": {"GET": Route(stats.ping)},
         **monitoring_routes(service.metrics, lambda: _why_not_ready(service)),
-        "/info": {"GET": Route(statistics.info)},
-        "/stats": {"GET": Route(statistics.stats)},
+        "/info": {"GET": Route(stats.info)},
+        "/stats": {"GET": Route(stats.stats)},
         "/pub": {"POST": pub},
         "/mpub": {"POST": mpub},
-        # Names of NSQ before 0.3 (docs/differences.md: http-put).
+        # Names before NSQ 0.3 (docs/differences.md: http-put).
         "/put": {"POST": pub},
         "/mput": {"POST": mpub},
         "/topic/create": {"POST": Route(administration.create_topic)},
@@ -72,7 +73,7 @@ def _routes(service: NsqdService, publishing: Publishing) -> Routes:
         "/channel/empty": {"POST": Route(administration.empty_channel)},
         "/channel/pause": {"POST": Route(administration.pause_channel)},
         "/channel/unpause": {"POST": Route(administration.unpause_channel)},
-        **(looks if service.options.peeking_over_http else {}),
+        **(peek_routes if service.options.peeking_over_http else {}),
         "/config/:opt": {
             "GET": Route(configuration.show),
             "PUT": Route(configuration.change, configuration.admission),

@@ -1,46 +1,74 @@
-"""nsqlookupd's HTTP API: where to find a topic, what is known at all, and the few things an operator may change.
+"""nsqlookupd's HTTP API: lookups, lists, the changes an operator may make, and metrics.
 
-Answers may name hundreds of thousands of topics and producers, so they are put together from pieces that are JSON
-already: a producer's description (`registry.registration`), and names, which need no escapes. Lists are in the order in
-which things were registered (nsqlookupd: in no order).
+Answers may name hundreds of thousands of topics and producers. They are therefore joined from encoded JSON: producers
+as `registry.registration` describes them, and names, which need no escapes. Lists are in order of registration
+(nsqlookupd: in no order).
 """
 
-from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING, Final
+from collections.abc import Collection, Iterable, Iterator
+from typing import TYPE_CHECKING, Final, Protocol
 
 from nsq_compat.protocol.go_json import dumps
 from nsq_compat.registry.registration import Producer, Registration, Tombstone
 from nsq_compat.registry.registration_db import RegistrationDb
 from nsq_compat.session.http_message import Request, Response
 from nsq_compat.web import responses
-from nsq_compat.web.application import Application
-from nsq_compat.web.metrics import READY, monitoring_routes
-from nsq_compat.web.nsqlookupd_service import NsqlookupdService
-from nsq_compat.web.profiling import Profiling
+from nsq_compat.web.application import Application, Route, Routes
+from nsq_compat.web.metrics import READY, Metrics, monitoring_routes
+from nsq_compat.web.profiling import Profiling, RunningProcess
 from nsq_compat.web.query import parse_query, required, required_name
 from nsq_compat.web.responses import EMPTY, ApiError
-from nsq_compat.web.routing import Route, Routes
 
 if TYPE_CHECKING:
-    from nsq_compat.web.nsqlookupd_metrics import NsqlookupdCollector
+    from prometheus_client.core import Metric
 
-GOS_ZERO_TIME_NS: Final = -6795364578871345152
-"""What a moment that never was looks like in /debug."""
+GO_ZERO_TIME_NS: Final = -6795364578871345152
+"""Go's zero time, which /debug shows for a tombstone that does not exist."""
+
+
+class NsqlookupdService(RunningProcess, Protocol):
+    """The interface that nsqlookupd provides to its HTTP API."""
+
+    db: RegistrationDb
+    metrics: Metrics
+    version: str
+    """The announced version, ``1.3.0``."""
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+
+    def now_ns(self) -> int:
+        """Wall clock, nanoseconds."""
 
 
 class NsqlookupdApi(Application):
     """The handler behind nsqlookupd's HTTP port."""
 
     def __init__(self, service: NsqlookupdService) -> None:
-        service.metrics.collect_from(lambda: _collector(service))
+        service.metrics.collect_from(lambda: _collect(service))
         super().__init__(_routes(service))
 
 
-def _collector(service: NsqlookupdService) -> "NsqlookupdCollector":
+def _collect(service: NsqlookupdService) -> Iterable["Metric"]:
+    """The sizes of the registration database. No metric has the name of a topic."""
     # prometheus_client is an extra.
-    from nsq_compat.web.nsqlookupd_metrics import NsqlookupdCollector
+    from prometheus_client.core import GaugeMetricFamily
 
-    return NsqlookupdCollector(service)
+    now, db = service.now(), service.db
+    active = sum(1 for _ in db.nodes(now))
+    nodes = GaugeMetricFamily("nsqlookupd_nodes", "Registered nsqd nodes, by state.", labels=("state",))
+    nodes.add_metric(("active",), active)
+    nodes.add_metric(("inactive",), len(db.producers) - active)
+    yield nodes
+    tombstones = sum(
+        db.is_tombstoned(producer, topic, now) for producer in db.producers for topic in producer.tombstones
+    )
+    for name, help, value in (
+        ("nsqlookupd_topics", "Registered topics.", len(db.topics)),
+        ("nsqlookupd_channels", "Registered channels.", sum(len(db.channels(topic)) for topic in db.topics)),
+        ("nsqlookupd_tombstones", "Topics of nodes that lookups leave out.", tombstones),
+    ):
+        yield GaugeMetricFamily(name, help, value=value)
 
 
 def _routes(service: NsqlookupdService) -> Routes:
@@ -53,7 +81,7 @@ def _routes(service: NsqlookupdService) -> Routes:
         "/topics": {"GET": Route(directory.topics)},
         "/channels": {"GET": Route(directory.channels)},
         "/nodes": {"GET": Route(directory.nodes)},
-        "/debug": {"GET": Route(directory.everything)},
+        "/debug": {"GET": Route(directory.debug)},
         "/topic/create": {"POST": Route(directory.create_topic)},
         "/topic/delete": {"POST": Route(directory.delete_topic)},
         "/topic/tombstone": {"POST": Route(directory.tombstone)},
@@ -64,7 +92,7 @@ def _routes(service: NsqlookupdService) -> Routes:
 
 
 class Directory:
-    """The routes' answers."""
+    """The handlers of the routes."""
 
     def __init__(self, service: NsqlookupdService) -> None:
         self._service = service
@@ -76,7 +104,7 @@ class Directory:
     def info(self, request: Request) -> Response:
         return responses.json({"version": self._service.version})
 
-    # --- Questions ----------------------------------------------------------------------------------------------------
+    # --- Lookups ------------------------------------------------------------------------------------------------------
 
     def lookup(self, request: Request) -> Response:
         topic = required(parse_query(request.query), "topic")
@@ -102,7 +130,7 @@ class Directory:
         return responses.encoded_json(b'{"producers":[%b]}' % nodes)
 
     def _node(self, producer: Producer, now: float) -> bytes:
-        # nsqadmin reads the two lists side by side.
+        # nsqadmin reads the two lists in parallel.
         if producer.tombstones:
             is_tombstoned = self._db.is_tombstoned
             tombstones = dumps([is_tombstoned(producer, topic, now) for topic in producer.topics]).encode("ascii")
@@ -110,13 +138,13 @@ class Directory:
             tombstones = b"[%b]" % b",".join([b"false"] * len(producer.topics))
         return b'%b,"tombstones":%b,"topics":%b}' % (producer.described, tombstones, _names(producer.topics))
 
-    def everything(self, request: Request) -> Response:
-        """The whole database; for people, who do not ask often."""
+    def debug(self, request: Request) -> Response:
+        """The whole database, for debugging. Not optimized."""
         lists = sorted(_registered(self._db))
         members = b",".join([b'"%b":[%b]' % (key.encode("ascii"), b",".join(producers)) for key, producers in lists])
         return responses.encoded_json(b"{%b}" % members)
 
-    # --- What operators do --------------------------------------------------------------------------------------------
+    # --- Changes -----------------------------------------------------------------------------------------------------
 
     def create_topic(self, request: Request) -> Response:
         self._db.create_topic(required_name(parse_query(request.query), "topic"))
@@ -151,7 +179,7 @@ def _topic_and_channel(request: Request) -> tuple[str, str]:
 
 
 def _names(names: Collection[str]) -> bytes:
-    """A JSON array of legal names."""
+    """A JSON array of valid names."""
     return b'["%b"]' % '","'.join(names).encode("ascii") if names else b"[]"
 
 
@@ -159,7 +187,7 @@ def _names(names: Collection[str]) -> bytes:
 
 
 def _registered(db: RegistrationDb) -> Iterator[tuple[str, list[bytes]]]:
-    """Key to producers, of every registration that has any."""
+    """Keys and encoded producers of all registrations that have producers."""
     entries = {producer: _entry(producer) for producer in db.producers}
     if entries:
         yield "client::", list(entries.values())
@@ -184,7 +212,7 @@ def _entry(producer: Producer, tombstone: Tombstone | None = None) -> bytes:
         "last_update": producer.last_update_ns,
         "tcp_port": info.tcp_port,
         "tombstoned": tombstone is not None,
-        "tombstoned_at": GOS_ZERO_TIME_NS if tombstone is None else tombstone.at_ns,
+        "tombstoned_at": GO_ZERO_TIME_NS if tombstone is None else tombstone.at_ns,
         "topology_region": info.topology_region,
         "topology_zone": info.topology_zone,
         "version": info.version,

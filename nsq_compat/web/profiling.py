@@ -1,7 +1,6 @@
-"""/debug: a look into the running process, under the paths Go's pprof has. The contents are Python's, as text.
+"""/debug: profiles of the running process, at the paths of Go's pprof. The contents are Python's, as text.
 
-Whoever may reach the HTTP port may look, as with nsqd; nothing here changes what the daemon does, and one CPU profile
-runs at a time.
+As in nsqd, access is not restricted. One CPU profile runs at a time.
 """
 
 import ctypes
@@ -13,71 +12,66 @@ import sys
 import threading
 import tracemalloc
 from collections import Counter
+from collections.abc import Mapping
 from types import FrameType
 from typing import Final, Protocol
 
 from nsq_compat.protocol.quoting import quote
 from nsq_compat.protocol.redacting import without_secrets
 from nsq_compat.session.http_message import TEXT, Request, Response
+from nsq_compat.web.application import Handler, Route, Routes
 from nsq_compat.web.query import parse_query
 from nsq_compat.web.responses import HTML, plain
-from nsq_compat.web.routing import Route, Routes
 
 _NO_SNIFF: Final = ("X-Content-Type-Options", "nosniff")
 _is_integer = re.compile(r"[+-]?[0-9]{1,19}").fullmatch
 
-_PROFILES: Final = {
-    "block": "not recorded by Python: says so",
-    "cmdline": "the command line, arguments separated by NUL",
-    "goroutine": "the stacks of all greenlets and threads",
-    "heap": "live objects by type; where they were made, if tracemalloc runs",
-    "profile": "CPU samples for ?seconds=30, one stack a line, as flame graph tools read them",
-    "symbol": "nothing to look up: samples carry names",
-    "threadcreate": "threads of the process",
-}
-
 _DEFAULT_SECONDS: Final = 30.0
-_LONGEST_SECONDS: Final = 300.0
+_MAX_SECONDS: Final = 300.0
 _SAMPLE_INTERVAL: Final = 0.01
 _HEAP_LINES: Final = 100
 
 
 class RunningProcess(Protocol):
-    """What cannot be known here."""
+    """What profiling needs from the daemon's event loop."""
 
     def sleep(self, seconds: float) -> None:
-        """Wait while others run."""
+        """Sleep without blocking the event loop."""
 
     def greenlet_stacks(self) -> str:
-        """Every greenlet's and thread's stack, as text."""
+        """The stacks of all greenlets and threads, as text."""
 
 
 class Profiling:
     def __init__(self, process: RunningProcess) -> None:
         self._process = process
         self._sampling = False
+        self._profiles: Mapping[str, tuple[Handler, str]] = {
+            "block": (self.block, "empty: Python does not record contention"),
+            "cmdline": (self.command_line, "the command line, arguments separated by NUL"),
+            "goroutine": (self.greenlets, "the stacks of all greenlets and threads"),
+            "heap": (self.heap, "live objects by type, and by line of allocation if tracemalloc runs"),
+            "profile": (self.profile, "CPU samples for ?seconds=30, one stack per line, for flame graph tools"),
+            "symbol": (self.symbol, "empty: samples contain names"),
+            "threadcreate": (self.threads, "threads of the process"),
+        }
 
     # --- /debug/pprof -------------------------------------------------------------------------------------------------
 
     def routes(self, index: str) -> Routes:
-        """The profiles' routes; at which path their index is differs between NSQ's daemons in a slash."""
-        symbol = Route(self.symbol, logged=False)
+        """The profiles' routes. The path of the index has a trailing slash in nsqd, but not in nsqlookupd."""
+        routes = {name: {"GET": Route(handler, logged=False)} for name, (handler, _) in self._profiles.items()}
+        routes["symbol"]["POST"] = Route(self.symbol, logged=False)
         return {
             index: {"GET": Route(self.index, logged=False)},
-            "/debug/pprof/cmdline": {"GET": Route(self.command_line, logged=False)},
-            "/debug/pprof/symbol": {"GET": symbol, "POST": symbol},
-            "/debug/pprof/profile": {"GET": Route(self.profile, logged=False)},
-            "/debug/pprof/heap": {"GET": Route(self.heap, logged=False)},
-            "/debug/pprof/goroutine": {"GET": Route(self.greenlets, logged=False)},
-            "/debug/pprof/block": {"GET": Route(self.block, logged=False)},
-            "/debug/pprof/threadcreate": {"GET": Route(self.threads, logged=False)},
+            **{f"/debug/pprof/{name}": methods for name, methods in routes.items()},
         }
 
     def index(self, request: Request) -> Response:
         folder = "" if request.path.endswith("/") else "pprof/"
         rows = "".join(
             f'<tr><td><a href="{folder}{name}">{name}</a></td><td>{html.escape(text)}</td></tr>\n'
-            for name, text in _PROFILES.items()
+            for name, (_, text) in self._profiles.items()
         )
         page = f"<html>\n<head><title>/debug/pprof/</title></head>\n<body>\n<table>\n{rows}</table>\n</body>\n</html>\n"
         return Response(200, page.encode("utf-8"), (HTML, _NO_SNIFF))
@@ -108,21 +102,21 @@ class Profiling:
         return _dump("\n".join(lines) + "\n")
 
     def profile(self, request: Request) -> Response:
-        """Samples of where CPU time goes; an idle daemon gives none."""
+        """Samples of stacks, taken by CPU time: an idle daemon has none."""
         seconds = _seconds_of(parse_query(request.query).get("seconds", ""))
         if self._sampling:
             return _failed("cpu profiling already in use")
         self._sampling = True
         try:
             stacks = self._sample(seconds)
-        except ValueError as error:  # only the main thread may have signal handlers
+        except ValueError as error:  # not in the main thread, which alone may set signal handlers
             return _failed(str(error))
         finally:
             self._sampling = False
         return _dump("".join(f"{stack} {count}\n" for stack, count in stacks.most_common()))
 
     def _sample(self, seconds: float) -> Counter[str]:
-        # A signal rather than cProfile: that one cannot follow greenlets, and slows everything it watches.
+        # Not cProfile: it does not support greenlets, and slows the process.
         stacks: Counter[str] = Counter()
         before = signal.signal(signal.SIGPROF, lambda _, frame: stacks.update((_stack_text(frame),)))
         signal.setitimer(signal.ITIMER_PROF, _SAMPLE_INTERVAL, _SAMPLE_INTERVAL)
@@ -130,14 +124,14 @@ class Profiling:
             self._process.sleep(seconds)
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
-            # A last signal may still be on its way; the default action would end the process.
+            # A signal may still be pending; the default action would end the process.
             signal.signal(signal.SIGPROF, before if callable(before) else signal.SIG_IGN)
         return stacks
 
     # --- Others under /debug ------------------------------------------------------------------------------------------
 
     def set_block_rate(self, request: Request) -> Response:
-        """Checked and otherwise without effect: there is no block profile (docs/differences.md: debug)."""
+        """Check the rate. There is no block profile (docs/differences.md: debug)."""
         rate = parse_query(request.query).get("rate", "")
         if not _is_integer(rate):
             quoted = quote(rate.encode("utf-8", errors="surrogateescape"))
@@ -160,12 +154,12 @@ def _failed(reason: str) -> Response:
 
 
 def _seconds_of(text: str) -> float:
-    """nsqd: what is no positive number means the default."""
+    """nsqd: anything but a positive number means the default."""
     try:
         seconds = float(text)
     except ValueError:
         return _DEFAULT_SECONDS
-    return min(seconds, _LONGEST_SECONDS) if seconds > 0 else _DEFAULT_SECONDS
+    return min(seconds, _MAX_SECONDS) if seconds > 0 else _DEFAULT_SECONDS
 
 
 def _stack_text(frame: FrameType | None) -> str:
@@ -179,7 +173,7 @@ def _stack_text(frame: FrameType | None) -> str:
 
 
 def _trim_heap() -> None:
-    """Give free pages back to the system, where the C library can (glibc)."""
+    """Return free pages to the system, if the C library can (glibc)."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -1,4 +1,4 @@
-"""POST /pub and /mpub: messages over HTTP."""
+"""POST /pub and /mpub: publish over HTTP."""
 
 import logging
 import re
@@ -16,19 +16,19 @@ from nsq_compat.queue.publish_batch import Producer, PublishBatch
 from nsq_compat.queue.topic import Topic
 from nsq_compat.session.http_message import Admission, Request, Response
 from nsq_compat.web.nsqd_service import NsqdService
-from nsq_compat.web.query import REMEMBERED_LENGTH, parse_boolean, parse_query
+from nsq_compat.web.query import MAX_CACHED_LENGTH, parse_boolean, parse_query
 from nsq_compat.web.responses import OK, ApiError, error
 
 log = logging.getLogger(__name__)
 
-_PART_SIZE: Final = 32 * 1024
-"""Bytes of lines that are split at once, and the length of the line that ends there."""
-_PART_COUNT: Final = 16384
-"""Messages that are cut out of a binary body at once."""
-# Few enough digits for int() to be harmless.
+_MIN_PART_BYTES: Final = 32 * 1024
+"""A part of a text body ends with the first line break after so many bytes."""
+_MAX_PART_MESSAGES: Final = 16384
+"""Messages in a part of a binary body."""
+# Bounded, because int() takes quadratic time.
 _is_integer = re.compile(r"[+-]?0{0,64}[0-9]{1,19}").fullmatch
 _NS_PER_MS: Final = 1_000_000
-_CLOSED: Final = error(
+_FORBIDDEN: Final = error(
     403, "FORBIDDEN: while there are auth servers, publishing over HTTP needs --http-publish-without-auth"
 )
 
@@ -37,7 +37,7 @@ _MESSAGE_PATHS: Final = frozenset({"/pub", "/put"})
 
 
 class Publishing:
-    """Routes that take messages. With an `publish_batch`, requests that came alone share a log write per iteration."""
+    """Handlers that publish. With a `publish_batch`, all requests of an event-loop iteration share a log write."""
 
     paths: Final = _MESSAGE_PATHS | {"/mpub", "/mput"}
 
@@ -51,7 +51,7 @@ class Publishing:
         self._max_defer_ms = options.max_defer_timeout // _NS_PER_MS
         self.message_admission = Admission(self._max_msg_size, error(413, "MSG_TOO_BIG"))
         self.batch_admission = Admission(self._max_body_size, error(413, "BODY_TOO_BIG"))
-        self.refusal_admission = Admission(self._max_body_size, _CLOSED)
+        self.refusal_admission = Admission(self._max_body_size, _FORBIDDEN)
 
     def publish(self, request: Request) -> Response:
         topic, defer = self._destination(request)
@@ -67,18 +67,21 @@ class Publishing:
         return self._put(topic, bodies) if bodies else OK
 
     def refuse(self, request: Request) -> Response:
-        """Instead of both, where auth servers decide who may publish: they know nothing of HTTP (http-auth)."""
-        return _CLOSED
+        """The handler of both routes if auth servers are configured: they cannot authorize HTTP (http-auth)."""
+        return _FORBIDDEN
 
-    # --- Without waiting: `session.http_session.ImmediateHandler` -----------------------------------------------------
+    # --- Without waiting (`session.http_session.ImmediateHandler`) ----------------------------------------------------
 
     def begin(self, request: Request, producer: Producer | None, now: float, now_ns: int) -> Response | None:
-        """Publish now, or at the end of this event-loop iteration; then return None and tell `producer`."""
+        """Publish now and return the response, or post the messages for the end of the iteration and return None.
+
+        In the latter case `producer` is told the outcome.
+        """
         # Hot: runs for every message published over HTTP.
         try:
             if request.path in _MESSAGE_PATHS:
                 query, bodies, defer = request.query, [request.body], 0.0
-                name = _only_topic(query) if request.body and len(query) <= REMEMBERED_LENGTH else None
+                name = _only_topic(query) if request.body and len(query) <= MAX_CACHED_LENGTH else None
                 known = self._topics.get(name) if name is not None else None
                 if known is not None:
                     topic = known
@@ -97,24 +100,24 @@ class Publishing:
             ):
                 return None
             topic.publish(bodies, now, now_ns, defer)
-        except ApiError as refusal:
-            return error(refusal.status, refusal.code)
+        except ApiError as failure:
+            return error(failure.status, failure.code)
         except (Refused, OSError) as failure:
             return self.outcome(failure)
         return OK
 
     def outcome(self, failure: Exception | None) -> Response:
-        """The response to a request whose messages were published, or not for this reason."""
+        """The response to a publish, which succeeded if `failure` is None."""
         if failure is None:
             return OK
         if isinstance(failure, OSError):
-            # nsqd: a disk that refuses is reported as a daemon that stops; either way the message was not taken.
+            # nsqd: a failed write is reported as EXITING.
             log.error("publish over HTTP failed - %s", failure)
-        refusal = _refusal_for(failure)
-        return error(refusal.status, refusal.code)
+        # docs/differences.md: policies
+        return error(503, "TOPIC_FULL" if isinstance(failure, Full) else "EXITING")
 
     def settle(self) -> None:
-        """Publish what was posted in this event-loop iteration."""
+        """Publish the messages posted in this event-loop iteration."""
         if self._publish_batch is not None:
             self._publish_batch.settle()
 
@@ -128,7 +131,7 @@ class Publishing:
 
     def _split(self, request: Request) -> tuple[Topic, Iterator[list[bytes]]]:
         """The topic of a batch, and its messages in parts."""
-        # nsqd: `defer` is not looked at.
+        # nsqd: `defer` is ignored.
         parameters = parse_query(request.query)
         topic = topic_of(self._service, parameters)
         if _is_binary(parameters):
@@ -141,12 +144,8 @@ class Publishing:
                 self._put_in_steps(topic, bodies)
             else:
                 topic.publish(bodies, self._service.now(), self._service.now_ns(), defer)
-        except Refused as failure:
-            raise _refusal_for(failure) from None
-        except OSError as failure:
-            # nsqd: a disk that refuses is reported as a daemon that stops; either way the message was not taken.
-            log.error("TOPIC(%s): publish over HTTP failed - %s", topic.name, failure)
-            raise _refusal_for(failure) from None
+        except (Refused, OSError) as failure:
+            return self.outcome(failure)
         return OK
 
     def _put_in_steps(self, topic: Topic, bodies: list[bytes]) -> None:
@@ -157,10 +156,10 @@ class Publishing:
             while batch.forget_bodies():
                 self._service.let_others_run()
         finally:
-            batch.cancel()  # if the request was given up
+            batch.cancel()  # no effect unless the request was aborted
 
     def _defer_of(self, parameters: Mapping[str, str]) -> float:
-        """Seconds. nsqd: looked at only once the topic exists."""
+        """Seconds. nsqd: checked only after the topic was created."""
         text = parameters["defer"]
         if not _is_integer(text) or not 0 <= (defer_ms := int(text)) <= self._max_defer_ms:
             raise ApiError(400, "INVALID_DEFER")
@@ -169,23 +168,18 @@ class Publishing:
 
 @lru_cache(maxsize=1024)
 def _only_topic(query: bytes) -> str | None:
-    """The topic of a query that names it and does not defer. Remembered: a publisher repeats its query."""
+    """The topic of a query without `defer`. Cached, because a publisher repeats its query."""
     parameters = parse_query(query)
     return None if "defer" in parameters else parameters.get("topic")
 
 
-def _refusal_for(failure: Exception) -> ApiError:
-    # docs/differences.md: policies
-    return ApiError(503, "TOPIC_FULL" if isinstance(failure, Full) else "EXITING")
-
-
 def topic_of(service: NsqdService, parameters: Mapping[str, str]) -> Topic:
-    """The topic the query names, made if need be."""
+    """The topic that the query names, created if it does not exist."""
     name = parameters.get("topic")
     if name is None:
         raise ApiError(400, "MISSING_ARG_TOPIC")
     topic = service.broker.topics.get(name)
-    if topic is not None:  # its name was valid when it was made
+    if topic is not None:  # an existing name is valid
         return topic
     if not is_valid_name(name):
         raise ApiError(400, "INVALID_TOPIC")
@@ -196,12 +190,12 @@ def topic_of(service: NsqdService, parameters: Mapping[str, str]) -> Topic:
 
 
 def split_text(body: bytes, max_msg_size: int) -> Iterator[list[bytes]]:
-    """One message a line, empty lines dropped; in parts, of which there may be none."""
+    """Split lines into messages, without empty ones. Yields parts, possibly none."""
     begin, end = 0, len(body)
     while begin < end:
         stop = end
-        if end - begin > _PART_SIZE:
-            newline = body.find(b"\n", begin + _PART_SIZE)
+        if end - begin > _MIN_PART_BYTES:
+            newline = body.find(b"\n", begin + _MIN_PART_BYTES)
             stop = newline + 1 if newline >= 0 else end
         part = body if stop - begin == end else body[begin:stop]
         bodies = [line for line in part.split(b"\n") if line]
@@ -213,20 +207,20 @@ def split_text(body: bytes, max_msg_size: int) -> Iterator[list[bytes]]:
 
 
 def split_binary(body: bytes, max_msg_size: int, max_body_size: int) -> Iterator[list[bytes]]:
-    """A count, then so many sized messages (`schema.HTTP_MPUB_BODY`); what follows the last is ignored. In parts.
+    """Split `schema.HTTP_MPUB_BODY`, a count and sized messages, and yield parts. Bytes after the last are ignored.
 
-    nsqd: whatever is wrong has status 413.
+    nsqd: every error has status 413.
     """
     end = len(body)
     if end < SIZE_OF_SIZE:
         raise ApiError(413, "BAD_BODY")
     count = read_size(body, 0)[0]
-    # nsqd: a message takes at least a size and one byte.
+    # nsqd: a message has a size and at least one byte.
     if not 0 < count <= (max_body_size - SIZE_OF_SIZE) // (SIZE_OF_SIZE + 1):
         raise ApiError(413, "BAD_BODY")
     bodies: list[bytes] = []
     position = SIZE_OF_SIZE
-    # Hot: runs for every message. A count that lies ends at the first message that is not there.
+    # Hot: runs for every message. A wrong count ends at the first message that is missing.
     for _ in range(count):
         begin = position + SIZE_OF_SIZE
         if begin > end:
@@ -236,7 +230,7 @@ def split_binary(body: bytes, max_msg_size: int, max_body_size: int) -> Iterator
         if not 0 < size <= max_msg_size or position > end:
             raise ApiError(413, "BAD_MESSAGE")
         bodies.append(body[begin:position])
-        if len(bodies) == _PART_COUNT:
+        if len(bodies) == _MAX_PART_MESSAGES:
             yield bodies
             bodies = []
     yield bodies

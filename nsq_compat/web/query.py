@@ -1,4 +1,4 @@
-"""Query strings, read as Go's url.ParseQuery reads them, whose refusals are part of the API."""
+"""Query strings, parsed as Go's url.ParseQuery parses them: which queries are malformed is part of the API."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -8,16 +8,16 @@ from urllib.parse import unquote_to_bytes
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.web.responses import ApiError
 
-REMEMBERED_LENGTH: Final = 256
+MAX_CACHED_LENGTH: Final = 256
 
 
 def parse_query(query: bytes) -> Mapping[str, str]:
-    """The first value of every parameter; not to be changed. Raises ``ApiError`` for a malformed query.
+    """The first value of every parameter, read-only. Raises ``ApiError`` for a malformed query.
 
-    Bytes that are not UTF-8 come out as surrogates: no name has them.
+    Bytes that are not UTF-8 become surrogates, which no valid name contains.
     """
     # A publisher sends the same short query with every message.
-    return _parse_remembered(query) if len(query) <= REMEMBERED_LENGTH else _parse(query)
+    return _parse_cached(query) if len(query) <= MAX_CACHED_LENGTH else _parse(query)
 
 
 def _parse(query: bytes) -> Mapping[str, str]:
@@ -32,7 +32,7 @@ def _parse(query: bytes) -> Mapping[str, str]:
     return parameters
 
 
-_parse_remembered = lru_cache(maxsize=1024)(_parse)
+_parse_cached = lru_cache(maxsize=1024)(_parse)
 
 _HEX: Final = frozenset(b"0123456789abcdefABCDEF")
 
@@ -48,7 +48,7 @@ def _unescape(text: bytes) -> str:
 
 
 def required(parameters: Mapping[str, str], key: str) -> str:
-    """A parameter's value. Raises ``ApiError`` when it is not there."""
+    """A parameter's value. Raises ``ApiError`` if it is missing."""
     value = parameters.get(key)
     if value is None:
         raise ApiError(400, f"MISSING_ARG_{key.upper()}")
@@ -56,7 +56,7 @@ def required(parameters: Mapping[str, str], key: str) -> str:
 
 
 def required_name(parameters: Mapping[str, str], key: str) -> str:
-    """A topic's or channel's name. Raises ``ApiError`` when it is not there, or not legal."""
+    """A topic's or channel's name. Raises ``ApiError`` if it is missing or invalid."""
     name = required(parameters, key)
     if not is_valid_name(name):
         raise ApiError(400, f"INVALID_ARG_{key.upper()}")
@@ -67,5 +67,5 @@ _BOOLEANS: Final = {"true": True, "1": True, "false": False, "0": False}
 
 
 def parse_boolean(value: str) -> bool | None:
-    """None for anything but NSQ's four spellings: each route has its own idea what that means."""
+    """None for anything but NSQ's four spellings. Each route decides how to treat that."""
     return _BOOLEANS.get(value)

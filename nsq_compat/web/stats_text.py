@@ -1,20 +1,26 @@
-"""/stats for people: nsqd's columns, which scripts cut by position and pattern."""
+"""/stats as text, in nsqd's columns: scripts parse them by position and pattern."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from nsq_compat.protocol.durations import format_duration
 from nsq_compat.queue.stats import ChannelStats, ClientStats, LatencyStats, TopicStats
-from nsq_compat.web.go_time import format_moment
 
 _SECOND_NS = 1_000_000_000
 
 
+def format_time(unix_seconds: float) -> str:
+    """As Go: RFC 3339 in whole seconds and the local zone, ``Z`` for UTC."""
+    text = datetime.fromtimestamp(int(unix_seconds), UTC).astimezone().isoformat(timespec="seconds")
+    return text[:-6] + "Z" if text.endswith("+00:00") else text
+
+
 @dataclass(frozen=True, slots=True)
 class StatsReport:
-    """Everything one /stats shows, in either form.
+    """The contents of one /stats response, as JSON or text.
 
-    `topics` is None when the topic asked for does not exist, `memory` when it was not asked for.
+    `topics` is None if the requested topic does not exist, `memory` if it was not requested.
     """
 
     version: str
@@ -28,7 +34,7 @@ class StatsReport:
 
 
 def render(report: StatsReport, topics: Iterable[TopicStats]) -> Iterator[str]:
-    """The lines with their line breaks; `topics` are the report's own, and each is written as it comes."""
+    """The lines, with line breaks. `topics` are the report's, rendered one by one."""
     for line in _lines(report, topics):
         yield f"{line}\n"
 
@@ -36,7 +42,7 @@ def render(report: StatsReport, topics: Iterable[TopicStats]) -> Iterator[str]:
 def _lines(report: StatsReport, topics: Iterable[TopicStats]) -> Iterator[str]:
     uptime_ns = max(0, report.now_ns - int(report.started_at * _SECOND_NS))
     yield report.version_line
-    yield f"start_time {format_moment(report.started_at)}"
+    yield f"start_time {format_time(report.started_at)}"
     yield f"uptime {format_duration(uptime_ns)}"
     yield ""
     yield f"Health: {report.health}"
@@ -45,8 +51,8 @@ def _lines(report: StatsReport, topics: Iterable[TopicStats]) -> Iterator[str]:
         yield from (f"   {name:<25}\t{value}" for name, value in report.memory.items())
     yield from ("", "Topics:" if report.topics else "Topics: None")
     now = report.now_ns // _SECOND_NS
-    for number, topic in enumerate(topics):
-        if number:
+    for index, topic in enumerate(topics):
+        if index:
             yield ""
         yield from _topic_lines(topic, now)
     yield from ("", "Producers:" if report.producers else "Producers: None")
@@ -75,7 +81,7 @@ def _channel_lines(channel: ChannelStats, now: int) -> Iterator[str]:
 
 
 def _client_text(client: ClientStats, now: int) -> str:
-    # nsqd: a client that has published is shown as a producer, in whichever list.
+    # nsqd: a client that has published is shown as a producer, even in a list of consumers.
     name = f"{client.hostname}:{_port_of(client.remote_address)} {client.user_agent}"
     connected = format_duration((now - client.connect_ts) * _SECOND_NS)
     if client.pub_counts:

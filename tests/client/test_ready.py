@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from nsq_compat.client.backoff import Backoff, Pace
 from nsq_compat.client.ready import ReadyCounts
 
 
@@ -344,12 +345,12 @@ class ConsumingFromAfar:
         self.most = 7
 
     def run(self, steps: int) -> int:
-        """The worst excess of messages in flight over the permits."""
+        """The worst excess over the permits of messages that an nsqd sent and the consumer has not answered."""
         worst = 0
         for _ in range(steps):
             getattr(self, self.random.choice(self.STEPS))()
             self.follow()
-            worst = max(worst, self.in_flight() - self.most)
+            worst = max(worst, self.in_flight() + sum(peer.on_the_way for peer in self.peers) - self.most)
             settled = self.ready.settles_at == math.inf
             if settled and self.ready.permits and self.peers and not self.in_flight():
                 assert sum(share.sent for share in self.ready.shares.values()) > 0, "no message can come any more"
@@ -432,3 +433,155 @@ def test_without_time_to_settle_more_would_come():
     """That the walk finds what it looks for."""
     excesses = [ConsumingFromAfar(seed, settle_time=0.0).run(300) for seed in range(100)]
     assert max(excesses) > 0
+
+
+# --- With back-off ----------------------------------------------------------------------------------------------------
+
+MOST = 7
+SETTLE_SECONDS = 1.0
+
+
+class DistantPeer(Peer):
+    """Its commands and messages are on their way for half of `SETTLE_SECONDS` at most."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(limit)
+        self.unread_since = self.sent_since = math.inf
+
+
+class BackingOff(RuleBasedStateMachine):
+    """A consumer with back-off, connections that come and go, and nsqds that see each command late."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.ready: ReadyCounts[DistantPeer] = ReadyCounts(MOST, 10, random.Random(0), SETTLE_SECONDS)
+        self.backoff = Backoff(first=0.5, longest=4.0)
+        self.peers: list[DistantPeer] = []
+        self.redistribute_due = 5.0
+
+    def follow(self) -> None:
+        for peer, count in self.ready.changes:
+            self.tell(peer, count)
+        self.ready.changes.clear()
+
+    def tell(self, peer: DistantPeer, command: int) -> None:
+        if not peer.unread:
+            peer.unread_since = self.now
+        peer.unread.append(command)
+
+    def share_out(self) -> None:
+        permits = {Pace.FLOWING: MOST, Pace.WAITING: 0, Pace.TESTING: 1}[self.backoff.pace]
+        self.ready.set_permits(permits, self.now)
+
+    def one_of(self, data: st.DataObject, peers: list[DistantPeer]) -> list[DistantPeer]:
+        return [data.draw(st.sampled_from(peers))] if peers else []
+
+    @rule(limit=st.sampled_from([1, 3, 100]))
+    def connect(self, limit: int) -> None:
+        if len(self.peers) < 9:
+            self.peers.append(DistantPeer(limit))
+            self.ready.add(self.peers[-1], self.now)
+            self.follow()
+
+    @rule(data=st.data())
+    def lose(self, data: st.DataObject) -> None:
+        for peer in self.one_of(data, self.peers):
+            self.peers.remove(peer)
+            self.ready.remove(peer, self.now)
+            self.follow()
+
+    @rule(data=st.data(), count=st.integers(1, 5))
+    def nsqd_reads(self, data: st.DataObject, count: int) -> None:
+        for peer in self.one_of(data, [peer for peer in self.peers if peer.unread]):
+            self.read(peer, count)
+
+    def read(self, peer: DistantPeer, count: int) -> None:
+        for _ in range(min(count, len(peer.unread))):
+            peer.read()
+        peer.unread_since = self.now if peer.unread else math.inf
+
+    @rule(data=st.data(), count=st.integers(1, 9))
+    def nsqd_sends(self, data: st.DataObject, count: int) -> None:
+        for peer in self.one_of(data, [peer for peer in self.peers if peer.held_by_nsqd < peer.rdy]):
+            count = min(count, peer.rdy - peer.held_by_nsqd)
+            if not peer.on_the_way:
+                peer.sent_since = self.now
+            peer.held_by_nsqd += count
+            peer.on_the_way += count
+
+    @rule(data=st.data())
+    def messages_arrive(self, data: st.DataObject) -> None:
+        for peer in self.one_of(data, [peer for peer in self.peers if peer.on_the_way]):
+            self.arrive(peer)
+
+    def arrive(self, peer: DistantPeer) -> None:
+        count, peer.on_the_way, peer.sent_since = peer.on_the_way, 0, math.inf
+        peer.in_flight += count
+        self.ready.received(peer, count, self.now)
+        self.follow()
+
+    @rule(data=st.data(), outcome=st.sampled_from([True, True, True, False, None]))
+    def answer(self, data: st.DataObject, outcome: bool | None) -> None:
+        """`outcome` None: put back without counting as a failure."""
+        for peer in self.one_of(data, [peer for peer in self.peers if peer.in_flight]):
+            peer.in_flight -= 1
+            self.tell(peer, -1)
+            backoff = self.backoff
+            if outcome is False or (outcome and backoff.pace is not Pace.FLOWING):
+                if backoff.succeeded(self.now) if outcome else backoff.failed(self.now):
+                    self.share_out()
+            elif self.ready.is_short:
+                self.ready.room_appeared(self.now)
+            self.follow()
+
+    @rule(seconds=st.sampled_from([0.1, 0.3, 0.5]))
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        latest = self.now - SETTLE_SECONDS / 2
+        for peer in self.peers:
+            if peer.unread_since <= latest:
+                self.read(peer, len(peer.unread))
+            if peer.sent_since <= latest:
+                self.arrive(peer)
+        if self.backoff.passed(self.now):
+            self.share_out()
+        self.ready.settle(self.now)
+        if self.now >= self.redistribute_due:
+            self.redistribute_due = self.now + 5.0
+            self.ready.redistribute(self.now)
+        self.follow()
+
+    @rule()
+    def everything_arrives(self) -> None:
+        for _ in range(6):
+            self.pass_time(0.5)
+
+    @invariant()
+    def no_more_is_in_flight_than_the_consumer_allows(self) -> None:
+        assert sum(peer.in_flight for peer in self.peers) <= MOST
+
+    @invariant()
+    def no_more_is_outstanding_at_the_nsqds_but_for_answers_that_they_have_not_read(self) -> None:
+        unanswered = sum(peer.held_by_nsqd - peer.unread.count(-1) for peer in self.peers)
+        assert unanswered == sum(peer.in_flight + peer.on_the_way for peer in self.peers)
+        assert unanswered <= MOST
+
+    @invariant()
+    def no_nsqd_has_more_outstanding_than_it_was_ever_allowed(self) -> None:
+        assert all(peer.held_by_nsqd <= min(peer.max_rdy_count, MOST) for peer in self.peers)
+
+    @invariant()
+    def while_it_backs_off_nothing_more_is_asked_for(self) -> None:
+        asked_for = sum(share.sent for share in self.ready.shares.values())
+        assert asked_for <= {Pace.FLOWING: MOST, Pace.WAITING: 0, Pace.TESTING: 1}[self.backoff.pace]
+
+    @invariant()
+    def messages_can_come_unless_it_backs_off(self) -> None:
+        idle = self.ready.settles_at == math.inf and not any(peer.in_flight for peer in self.peers)
+        if idle and self.peers and self.backoff.pace is not Pace.WAITING:
+            assert sum(share.sent for share in self.ready.shares.values()) > 0
+
+
+BackingOff.TestCase.settings = settings(stateful_step_count=120)
+TestBackingOff = BackingOff.TestCase

@@ -1,4 +1,4 @@
-"""A client, and daemons for it to ask."""
+"""A client and daemons that it queries."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -33,7 +33,7 @@ def client() -> HttpClient:
 
 
 @pytest.fixture
-def nobody() -> str:
-    """An address where nobody listens."""
+def no_listener() -> str:
+    """An address without a listener."""
     with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
         return f"127.0.0.1:{server.server_address[1]}"

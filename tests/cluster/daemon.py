@@ -1,4 +1,4 @@
-"""A daemon that answers what a test tells it to: a real server on a real socket, on port 0."""
+"""A real HTTP server on port 0 that sends answers chosen by the test."""
 
 import threading
 from collections.abc import Callable
@@ -20,7 +20,7 @@ class Addresses:
 
 
 class Daemon:
-    """Answers by path, query included or not; what it was asked is in `heard`, bodies behind a blank."""
+    """Answers by path, with or without query. `heard` has the requests, with bodies after a blank."""
 
     def __init__(self) -> None:
         self.heard: list[str] = []
@@ -47,7 +47,7 @@ class Daemon:
 
     @property
     def orders(self) -> list[str]:
-        """The POST requests among what it heard."""
+        """The POST requests in `heard`."""
         return [heard.removeprefix("POST ") for heard in self.heard if heard.startswith("POST ")]
 
     def answer_to(self, target: str) -> Send:

@@ -1,7 +1,7 @@
-"""HTTP servers on real sockets that never come to an end, in one way or another.
+"""HTTP servers on real sockets that never end an answer, in various ways.
 
 Each answer sends something every `STEP` seconds, so that no single wait is long, and would be complete after `STEPS`:
-a client whose deadline is for each wait gets it, a client with one deadline for all of it does not.
+a client with a deadline for each wait receives it, a client with one deadline for the request does not.
 """
 
 import socket
@@ -15,7 +15,7 @@ import trustme
 STEP: Final = 0.03
 STEPS: Final = 150
 DEADLINE: Final = 0.6
-"""For clients: longer than a step, and much shorter than all of them."""
+"""A deadline for clients: longer than a step, and much shorter than the whole answer."""
 
 Answer = Callable[["HostileServer"], Iterator[bytes]]
 _OK = b"HTTP/1.1 200 OK\r\n"
@@ -66,7 +66,7 @@ def dripping_body(_: "HostileServer") -> Iterator[bytes]:
 
 
 def body_without_length(_: "HostileServer") -> Iterator[bytes]:
-    # It is complete JSON at any time, and its end is that of the connection.
+    # Complete JSON at any time; it ends with the connection.
     yield _OK + b"\r\n{}"
     yield from [b" "] * STEPS
 
@@ -110,7 +110,7 @@ def dripping_redirects(server: "HostileServer") -> Iterator[bytes]:
 
 
 def dripping_handshake(_: "HostileServer") -> Iterator[bytes]:
-    """The beginning of a TLS record that takes its time."""
+    """The beginning of a TLS record, sent slowly."""
     yield b"\x16\x03\x03\x40\x00"
     yield from [b"\x02"] * STEPS
 
@@ -119,13 +119,13 @@ FAST: Final = {endless_headers, redirecting_with_endless_body, redirecting}
 
 
 class HostileServer:
-    """Gives every request the same answer; with `tls` behind a handshake that it makes properly."""
+    """Sends the same answer to every request; with `tls` after a correct handshake."""
 
     def __init__(self, answer: Answer, *, tls: bool = False, reads: bool = True) -> None:
         self.requests = 0
         self.completed = 0
         self.cut_off = 0
-        """Answers whose connection the client ended before they were complete."""
+        """Number of answers that the client did not read to the end."""
         self._answer = answer
         self._reads = reads
         self._context = _tls_context() if tls else None

@@ -1,4 +1,4 @@
-"""Questions to a cluster: daemons that answer well, badly, or not at all."""
+"""Queries of a cluster: daemons with valid answers, invalid answers, or none."""
 
 import pytest
 
@@ -25,19 +25,19 @@ def producer(port, **fields):
     return {"broadcast_address": "n", "hostname": "h", "tcp_port": port, "http_port": port + 1, **fields}
 
 
-def test_topics_are_those_any_nsqlookupd_knows(through_lookupds, two):
+def test_topics_are_those_of_all_nsqlookupds(through_lookupds, two):
     two[0].says("topics", {"topics": ["b", "a"]})
     two[1].says("topics", {"topics": ["c", "a"]})
     assert through_lookupds.topics().value == ["a", "b", "c"]
 
 
-def test_topics_are_those_any_nsqd_has(of_nsqds, two):
+def test_topics_are_those_of_all_nsqds(of_nsqds, two):
     two[0].says("stats", {"topics": [{"topic_name": "b"}]})
     two[1].says("stats", {"topics": None})
     assert of_nsqds.topics().value == ["b"]
 
 
-def test_who_does_not_answer_is_a_warning(through_lookupds, two):
+def test_a_daemon_that_does_not_answer_is_an_error_of_the_answer(through_lookupds, two):
     two[0].says("topics", {"topics": ["a"]})
     two[1].says("topics", {"topics": "a"})
     answer = through_lookupds.topics()
@@ -45,12 +45,12 @@ def test_who_does_not_answer_is_a_warning(through_lookupds, two):
     assert answer.errors == ("invalid answer: not an array",)
 
 
-def test_nobody_answering_is_an_error(through_lookupds):
+def test_no_answer_at_all_raises(through_lookupds):
     with pytest.raises(AllFailed, match="failed to query any nsqlookupd: got response 404"):
         through_lookupds.topics()
 
 
-def test_a_node_known_to_two_is_one_node(through_lookupds, two):
+def test_a_node_of_two_nsqlookupds_is_one_node(through_lookupds, two):
     two[0].says(
         "nodes", {"producers": [producer(1, remote_address="r:1", version="1.3.0"), producer(5, version="1.2.0")]}
     )
@@ -73,7 +73,7 @@ def test_invalid_registrations_are_named_with_the_nodes_and_logged_once(through_
     assert [node.tcp_address for node in through_lookupds.nodes().value] == ["n:3", "n:5"]
     assert [node.tcp_address for node in through_lookupds.producers("t").value] == ["n:3"]
     assert caplog.messages == [text]
-    # It goes, and comes again: that is news.
+    # A registration that disappears and appears again is logged again.
     two[0].says("nodes", {"producers": []})
     assert through_lookupds.nodes().skipped == ()
     two[0].says("nodes", {"producers": [bad]})
@@ -81,7 +81,7 @@ def test_invalid_registrations_are_named_with_the_nodes_and_logged_once(through_
     assert caplog.messages == [text, text]
 
 
-def test_of_many_invalid_registrations_a_few_are_named(through_lookupds, two, caplog):
+def test_only_a_few_of_many_invalid_registrations_are_named(through_lookupds, two, caplog):
     two[0].says("nodes", {"producers": [producer(0, hostname=f"h{number}") for number in range(5000)]})
     two[1].says("nodes", {"producers": []})
     skipped = through_lookupds.nodes().skipped
@@ -104,14 +104,14 @@ def test_the_producers_of_a_topic_are_the_nsqds_that_have_it(of_nsqds, two):
     assert [node.http_address for node in of_nsqds.producers("t").value] == [two[0].address]
 
 
-def test_the_producers_of_a_topic_are_each_named_once(through_lookupds, two):
+def test_producers_are_listed_once(through_lookupds, two):
     for daemon in two:
         daemon.says("lookup", {"producers": [producer(1), producer(3)]})
     assert sorted(node.http_address for node in through_lookupds.producers("t").value) == ["n:2", "n:4"]
     assert two[0].heard == ["GET lookup?topic=t"]
 
 
-def test_an_nsqd_that_does_not_say_where_it_is_is_where_it_was_asked(of_nsqds, two):
+def test_an_nsqd_without_an_address_has_that_of_the_request(of_nsqds, two):
     for daemon in two:
         daemon.says("info", {"version": "0.3.0"})
         daemon.says("stats", {"topics": []})
@@ -120,17 +120,17 @@ def test_an_nsqd_that_does_not_say_where_it_is_is_where_it_was_asked(of_nsqds, t
     assert node.hostname == "127.0.0.1"
 
 
-def test_statistics_are_asked_for_as_narrowly_as_possible(of_nsqds, two):
+def test_stats_are_requested_for_the_topic_and_channel_only(of_nsqds, two):
     two[0].says("info", two[0].info())
     two[0].says("stats", {"health": "OK", "topics": [{"topic_name": "t"}, {"topic_name": "not asked for"}]})
     node = of_nsqds.describe(two[0].address)
     two[0].heard.clear()
-    answer = of_nsqds.statistics([node], "t", "c")
+    answer = of_nsqds.stats([node], "t", "c")
     assert [topic.topic_name for topic in answer.value[0][1].topics] == ["t"]
     assert two[0].heard == ["GET stats?format=json&include_mem=false&topic=t&channel=c&include_clients=false"]
 
 
-def test_channels_are_nsqlookupds_knowledge(through_lookupds, of_nsqds, two):
+def test_channels_are_those_of_nsqlookupds(through_lookupds, of_nsqds, two):
     for daemon in two:
         daemon.says("channels", {"channels": ["c"]})
     assert through_lookupds.channels("t").value == ["c"]

@@ -1,4 +1,4 @@
-"""One deadline for a whole answer, whatever part of it a server draws out."""
+"""One deadline for a whole request, whichever part of the answer is slow."""
 
 import threading
 
@@ -24,29 +24,29 @@ def hasty() -> HttpClient:
 
 
 @pytest.mark.parametrize("answer", DRIPPING)
-def test_an_answer_that_is_drawn_out_ends_at_the_deadline(hasty, answer):
+def test_a_slow_answer_ends_at_the_deadline(hasty, answer):
     with HostileServer(answer) as server, pytest.raises(UpstreamError, match=": timeout$"):
         hasty.get(server.address, "stats")
 
 
 @pytest.mark.parametrize("answer", DRIPPING)
-def test_an_order_whose_answer_is_drawn_out_ends_at_the_deadline(hasty, answer):
+def test_a_slow_answer_to_a_post_ends_at_the_deadline(hasty, answer):
     with HostileServer(answer) as server, pytest.raises(UpstreamError, match=": timeout$"):
         hasty.post(server.address, "pub", {"topic": "t"}, b"body")
 
 
 @pytest.mark.parametrize("answer", DRIPPING)
-def test_inside_tls_it_is_the_same(hasty, answer):
+def test_a_slow_answer_over_tls_ends_at_the_deadline(hasty, answer):
     with HostileServer(answer, tls=True) as server, pytest.raises(UpstreamError, match=": timeout$"):
         hasty.fetch(f"https://{server.address}/render")
 
 
-def test_a_tls_handshake_that_is_drawn_out_ends_at_the_deadline(hasty):
+def test_a_slow_tls_handshake_ends_at_the_deadline(hasty):
     with HostileServer(dripping_handshake) as server, pytest.raises(UpstreamError, match=": timeout$"):
         hasty.fetch(f"https://{server.address}/render")
 
 
-def test_the_way_to_the_tls_port_is_within_the_same_deadline(hasty, daemon):
+def test_the_deadline_includes_the_request_to_the_https_port(hasty, daemon):
     with HostileServer(dripping_handshake) as server:
         port = int(server.address.rpartition(":")[2])
         daemon.says("info", {"message": "TLS_REQUIRED", "https_port": port}, 403)
@@ -54,7 +54,7 @@ def test_the_way_to_the_tls_port_is_within_the_same_deadline(hasty, daemon):
             hasty.get(daemon.address, "info")
 
 
-def test_headers_without_end_are_refused_by_their_number(client):
+def test_endless_headers_are_refused(client):
     with HostileServer(endless_headers) as server, pytest.raises(UpstreamError, match="got more than 100 headers"):
         client.get(server.address, "stats")
 
@@ -67,7 +67,7 @@ def test_a_redirect_is_not_followed_and_its_body_not_read(client, answer):
         assert server.requests == 1
 
 
-def test_a_name_with_many_addresses_that_do_not_answer_costs_one_deadline(hasty, monkeypatch):
+def test_a_name_with_many_addresses_has_one_deadline(hasty, monkeypatch):
     def many(*_, **__):
         return [(2, 1, 6, "", (f"127.0.0.1{number:02}", 1)) for number in range(100)]
 
@@ -86,14 +86,14 @@ def test_a_name_with_many_addresses_that_do_not_answer_costs_one_deadline(hasty,
     assert all(timeout <= DEADLINE for timeout in tried)
 
 
-def test_what_is_done_in_time_leaves_nothing_behind(client, daemon):
+def test_a_request_in_time_leaves_no_timer(client, daemon):
     daemon.says("info", {"a": 1})
     for _ in range(20):
         assert client.get(daemon.address, "info") == {"a": 1}
     assert sum(thread.name == "http deadlines" for thread in threading.enumerate()) == 1
 
 
-def test_many_are_ended_side_by_side(hasty):
+def test_concurrent_requests_end_at_the_deadline(hasty):
     failures: list[str] = []
 
     def ask(address: str) -> None:
@@ -120,11 +120,11 @@ def test_a_request_needs_a_deadline(daemon):
             assert session.get(f"http://{daemon.address}/info").status_code == 404
 
 
-def test_an_error_in_time_stays_what_it_is():
+def test_an_error_before_the_deadline_is_unchanged():
     with pytest.raises(ValueError, match="mine"), Deadline(20):
         raise ValueError("mine")
 
 
-def test_an_error_behind_the_deadline_is_a_timeout():
+def test_an_error_after_the_deadline_is_a_timeout():
     with pytest.raises(TimeoutError), Deadline(0):
         raise ValueError("mine")

@@ -1,4 +1,4 @@
-"""One request: whatever the other side does, it ends, and in words."""
+"""One request: it always ends, and errors have texts."""
 
 import re
 import time
@@ -8,59 +8,59 @@ import pytest
 from nsq_compat.cluster.http_client import HttpClient, HttpClientOptions, UpstreamError
 
 
-def test_an_answer_is_the_value_it_says(client, daemon):
+def test_an_answer_is_a_json_value(client, daemon):
     daemon.says("stats", {"topics": [1, 2]})
     assert client.get(daemon.address, "stats", format="json", topic="a#b&c") == {"topics": [1, 2]}
     assert daemon.heard == ["GET stats?format=json&topic=a%23b%26c"]
 
 
-def test_a_post_carries_its_body_and_takes_any_success(client, daemon):
+def test_a_post_has_a_body_and_ignores_the_answer(client, daemon):
     daemon.says("pub", b"OK")
     client.post(daemon.address, "pub", {"topic": "t"}, b"body")
     assert daemon.heard == ["POST pub?topic=t body"]
 
 
-def test_a_refusal_is_shown_as_it_was_said(client, daemon):
+def test_an_error_has_the_daemons_text(client, daemon):
     daemon.says("lookup", {"message": "TOPIC_NOT_FOUND"}, 404)
     with pytest.raises(UpstreamError) as error:
         client.get(daemon.address, "lookup")
     assert str(error.value) == r'got response 404 Not Found "{\"message\":\"TOPIC_NOT_FOUND\"}"'
 
 
-def test_nobody_there_is_said_in_gos_words(client, nobody):
+def test_a_refused_connection_has_gos_error_text(client, no_listener):
     with pytest.raises(UpstreamError) as error:
-        client.get(nobody, "topics")
-    assert str(error.value) == f'Get "http://{nobody}/topics": dial tcp {nobody}: connect: connection refused'
+        client.get(no_listener, "topics")
+    assert str(error.value) == f'Get "http://{no_listener}/topics": dial tcp {no_listener}: connect: connection refused'
 
 
-def test_a_daemon_that_wants_tls_is_asked_at_its_other_port(client, daemon, nobody):
-    port = int(nobody.rpartition(":")[2])
+def test_a_daemon_that_requires_tls_is_asked_at_its_https_port(client, daemon, no_listener):
+    port = int(no_listener.rpartition(":")[2])
     daemon.says("info", {"message": "TLS_REQUIRED", "https_port": port}, 403)
-    with pytest.raises(UpstreamError, match=re.escape(f'Get "https://{nobody}/info": dial tcp {nobody}')):
+    with pytest.raises(UpstreamError, match=re.escape(f'Get "https://{no_listener}/info": dial tcp {no_listener}')):
         client.get(daemon.address, "info")
 
 
-def test_a_forbidden_without_a_port_is_a_refusal(client, daemon):
+def test_a_403_without_a_port_is_an_error(client, daemon):
     daemon.says("info", b"<html>", 403)
     with pytest.raises(UpstreamError, match='got response 403 Forbidden "<html>"'):
         client.get(daemon.address, "info")
 
 
-def test_an_answer_without_end_is_cut_off(daemon):
-    client = HttpClient(HttpClientOptions(request_timeout=20), max_answer=1000)
+def test_an_endless_answer_is_cut_off(daemon):
+    client = HttpClient(HttpClientOptions(request_timeout=20), max_answer_bytes=1000)
     daemon.says("stats", b"[" + b"1," * 1000)
     with pytest.raises(UpstreamError, match="larger than 1000 bytes"):
         client.get(daemon.address, "stats")
 
 
-def test_a_daemon_that_says_nothing_is_given_up(daemon):
+def test_a_daemon_that_does_not_answer_is_a_timeout(daemon):
     client = HttpClient(HttpClientOptions(request_timeout=0.2))
     daemon.does("stats", lambda handler: time.sleep(5))
     with pytest.raises(UpstreamError, match="timeout"):
         client.get(daemon.address, "stats")
 
 
-def test_a_daemon_that_answers_drop_by_drop_is_given_up(daemon):
+def test_a_daemon_that_answers_byte_by_byte_is_a_timeout(daemon):
     client = HttpClient(HttpClientOptions(request_timeout=0.5))
 
     def drip(handler):
@@ -75,21 +75,21 @@ def test_a_daemon_that_answers_drop_by_drop_is_given_up(daemon):
         client.get(daemon.address, "stats")
 
 
-def test_a_daemon_that_hangs_up_is_said_to(client, daemon):
+def test_a_closed_connection_is_an_error(client, daemon):
     daemon.does("stats", lambda handler: handler.connection.close())
     with pytest.raises(UpstreamError, match=r'^Get "http://\S+": [\w ]+'):
         client.get(daemon.address, "stats")
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"{", b"\xff", b"NaN"])
-def test_what_is_not_json_is_an_error_of_that_daemon(client, daemon, body):
+def test_invalid_json_is_an_error(client, daemon, body):
     daemon.says("stats", body)
     with pytest.raises(UpstreamError, match="invalid JSON"):
         client.get(daemon.address, "stats")
 
 
 @pytest.mark.parametrize("address", ["", "no port", "[::1", "127.0.0.1:x", "127.0.0.1:99999"])
-def test_an_address_that_is_none_is_an_error_too(client, address):
+def test_an_invalid_address_is_an_error(client, address):
     with pytest.raises(UpstreamError):
         client.get(address, "stats")
 

@@ -8,26 +8,26 @@ from nsq_compat.cluster.nodes import (
     read_registrations,
     version_key,
 )
-from nsq_compat.cluster.reading import BadAnswer
+from nsq_compat.cluster.reading import InvalidAnswer
 
 
 def entry(**fields):
     return {"broadcast_address": "n1", "http_port": 4151, "tcp_port": 4150, "version": "1.3.0", **fields}
 
 
-def test_a_node_knows_its_addresses():
+def test_a_node_has_its_addresses():
     node = read_node(entry(broadcast_address="::1"))
     assert node.http_address == "[::1]:4151"
     assert node.tcp_address == "[::1]:4150"
     assert str(node) == "[::1]:4151"
 
 
-def test_topics_come_sorted_with_their_tombstones():
+def test_topics_are_sorted_and_have_their_tombstones():
     assert read_node(entry(topics=["b", "a"], tombstones=[True, False])).topics == {"a": False, "b": True}
 
 
 @pytest.mark.parametrize("tombstones", [None, [], [True]])
-def test_missing_tombstones_are_none(tombstones):
+def test_missing_tombstones_are_false(tombstones):
     node = read_node(entry(topics=["a", "b"], tombstones=tombstones))
     assert node.topics == {"a": bool(tombstones), "b": False}
 
@@ -72,24 +72,24 @@ def test_an_invalid_registration_is_skipped_and_the_others_are_read(fields):
 
 
 @pytest.mark.parametrize("lie", [None, 7, "x", [], {}, {"topics": 3}, {"hostname": {"a": 1}}])
-def test_a_registration_of_another_form_is_skipped_too(lie):
+def test_a_registration_of_the_wrong_type_is_skipped(lie):
     nodes, skipped = read_registrations([lie, entry(**lie) if isinstance(lie, dict) else lie, entry()])
     assert nodes[-1].tcp_address == "n1:4150"
     assert len(nodes) + len(skipped) == 3
 
 
-def test_the_registrations_are_a_list():
-    with pytest.raises(BadAnswer):
+def test_registrations_must_be_a_list():
+    with pytest.raises(InvalidAnswer):
         read_registrations({"a": 1})
 
 
 @pytest.mark.parametrize("host", ["a/b", "a@b", "a?b", "a b", "a#b", "a\\b", "x" * 300])
-def test_a_host_that_would_mean_more_in_a_url_is_refused(host):
-    with pytest.raises(BadAnswer):
+def test_a_host_with_other_parts_of_a_url_is_refused(host):
+    with pytest.raises(InvalidAnswer):
         read_node(entry(broadcast_address=host))
 
 
-def test_addresses_are_told_from_other_text():
+def test_only_host_and_port_are_an_address():
     assert is_address("n1:4151")
     assert is_address("[::1]:4151")
     assert not is_address("n1")

@@ -1,6 +1,10 @@
 import base64
 
-from nsq_compat.cluster.peek import Message, peek, recent
+import pytest
+
+from nsq_compat.cluster.peek import MAX_CHANNELS, Message, oldest_messages, peek, recent
+from nsq_compat.cluster.snapshot import Snapshot
+from nsq_compat.cluster.stats import ChannelStats, TopicStats
 
 
 def entry(body=b"hello", **fields):
@@ -8,36 +12,36 @@ def entry(body=b"hello", **fields):
     return {"id": "i", "timestamp": 1_500_000_000, "attempts": 1, "size": len(body), "body": encoded, **fields}
 
 
-def test_messages_come_from_each_node(client, daemon, nobody):
+def test_a_peek_has_messages_of_each_node(client, daemon, no_listener):
     daemon.says("channel/peek", {"messages": [entry()]})
-    seen, gone = peek(client, [daemon.address, nobody], "t", "c", 5)
+    seen, gone = peek(client, [daemon.address, no_listener], "t", "c", 5)
     (message,) = seen.messages
     assert (message.timestamp, message.attempts, message.text) == (1.5, 1, "hello")
     assert daemon.heard == ["GET channel/peek?topic=t&channel=c&limit=5"]
     assert "connection refused" in gone.error
-    assert gone.able
+    assert gone.supported
 
 
-def test_what_was_published_last_comes_the_same_way(client, daemon):
+def test_recent_messages_are_read_in_the_same_way(client, daemon):
     daemon.says("topic/recent", {"messages": [entry()]})
     (look,) = recent(client, [daemon.address], "t", 5)
     assert look.messages[0].text == "hello"
     assert daemon.heard == ["GET topic/recent?topic=t&limit=5"]
 
 
-def test_gos_nsqd_cannot(client, daemon):
+def test_gos_nsqd_does_not_support_peeks(client, daemon):
     (look,) = peek(client, [daemon.address], "t", "c", 5)
-    assert not look.able
+    assert not look.supported
 
 
-def test_ours_without_the_channel_can(client, daemon):
+def test_our_nsqd_without_the_channel_supports_peeks(client, daemon):
     daemon.says("channel/peek", {"message": "CHANNEL_NOT_FOUND"}, 404)
     (look,) = peek(client, [daemon.address], "t", "c", 5)
-    assert look.able
+    assert look.supported
     assert "CHANNEL_NOT_FOUND" in look.error
 
 
-def test_a_lie_is_an_error_of_that_node(client, daemon):
+def test_an_invalid_answer_is_an_error_of_that_node(client, daemon):
     for lie in ({"messages": 3}, {"messages": [{"body": "*"}]}, {"messages": [{"id": 3}]}):
         daemon.says("channel/peek", lie)
         (look,) = peek(client, [daemon.address], "t", "c", 5)
@@ -48,22 +52,59 @@ def message(body, size=None):
     return Message("i", 0.0, 1, body, size or len(body))
 
 
-def test_text_is_told_from_bytes():
+def test_text_is_distinguished_from_binary_bodies():
     assert message(b"a\nb").text == "a\nb"
     assert message("ä".encode()).text == "ä"
     assert message(b"\x00").text is None
     assert message(b"\xff").text is None
 
 
-def test_a_character_cut_in_two_at_the_end_is_left_out():
+def test_a_character_cut_at_the_end_is_left_out():
     body = "aä".encode()[:2]
     assert message(body, 100).text == "a"
     assert message(body).text is None
 
 
-def test_what_is_deferred_or_in_flight_comes_with_its_moment(client, daemon):
+def test_deferred_and_in_flight_messages_have_a_deadline(client, daemon):
     daemon.says("channel/peek", {"deferred": [entry(due=2_500_000_000)], "in_flight": [entry(deadline=3_500_000_000)]})
     (look,) = peek(client, [daemon.address], "t", "c", 5)
     assert ([each.until for each in look.deferred], [each.until for each in look.in_flight]) == ([2.5], [3.5])
     daemon.says("channel/peek", {"deferred": [entry(due="soon")]})
     assert "invalid answer" in peek(client, [daemon.address], "t", "c", 5)[0].error
+
+
+def snapshot(*channels):
+    return Snapshot(taken_at=100.0, topics=(TopicStats(topic_name="t", channels=list(channels)),))
+
+
+def channel(name, *nodes, depth=5, consumers=0):
+    parts = [ChannelStats(channel_name=name, topic_name="t", node=node, depth=depth) for node in nodes]
+    return ChannelStats(channel_name=name, topic_name="t", depth=depth, client_count=consumers, nodes=parts)
+
+
+@pytest.fixture
+def published(make_daemon):
+    """A daemon with a next message published at this time."""
+
+    def at(second):
+        message = {"id": "i", "timestamp": second * 10**9, "size": 1, "body": base64.b64encode(b"x").decode()}
+        return make_daemon().says("channel/peek", {"messages": [message]})
+
+    return at
+
+
+def test_the_oldest_message_of_all_nodes_is_used(client, published, no_listener):
+    channels = [channel("c", published(50).address, published(20).address, no_listener)]
+    assert oldest_messages(client, snapshot(*channels)) == {("t", "c"): 20.0}
+
+
+def test_channels_without_an_answer_are_left_out(client, daemon):
+    assert oldest_messages(client, snapshot(channel("c", daemon.address), channel("empty", depth=0))) == {}
+
+
+def test_only_the_deepest_channels_are_queried(client, published):
+    node = published(50)
+    many = [channel(f"c{number}", node.address, consumers=1) for number in range(30)]
+    found = oldest_messages(client, snapshot(*many, channel("unread", node.address, depth=1)))
+    assert len(found) == MAX_CHANNELS
+    assert ("t", "unread") in found

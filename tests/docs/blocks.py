@@ -1,7 +1,7 @@
-"""The blocks of code in a page of Markdown, and what a block of commands says its output is.
+"""The code blocks of a Markdown page, with the commands and the outputs that a console block shows.
 
-A block is fenced and names its language, or indented: then it is commands for a shell, or, where its lines begin with
-``>>>``, a conversation with Python.
+A fenced block names its language. An indented block holds shell commands, or a Python session if it begins with
+``>>>``.
 """
 
 import re
@@ -11,9 +11,9 @@ from typing import Final
 
 SHELL, CONSOLE, PYTHON, PYCON = "sh", "console", "python", "pycon"
 RUN: Final = frozenset({SHELL, "bash", CONSOLE, PYTHON, PYCON})
-"""Languages of what is run."""
+"""Languages of blocks that are run."""
 SHOWN: Final = frozenset({"text", "json", "toml", "yaml"})
-"""Languages of what is only shown."""
+"""Languages of blocks that are not run."""
 
 _FENCE = re.compile(r"^(\s*)```(.*)$")
 _INDENT = "    "
@@ -39,14 +39,14 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Something to run, and the output the page shows for it; None where it shows none."""
+    """A command, and the output that the page shows for it. None if the page shows no output."""
 
     text: str
     shown: str | None = None
 
 
 def blocks(page: str, markdown: str) -> Iterator[Block]:
-    """In the order of the page."""
+    """Yield the blocks of a page, in order."""
     lines = markdown.split("\n")
     number = 0
     while number < len(lines):
@@ -66,7 +66,7 @@ def blocks(page: str, markdown: str) -> Iterator[Block]:
 
 
 def commands(block: Block) -> list[Command]:
-    """A block for a shell as what is typed one after the other."""
+    """The commands of a shell or console block, in order."""
     if block.language != CONSOLE:
         return [Command(block.text)]
     found: list[Command] = []
@@ -84,10 +84,10 @@ def commands(block: Block) -> list[Command]:
     return found
 
 
-def is_as_shown(shown: str, said: str) -> bool:
-    """Whether output is what a page shows: ``...`` stands for anything in a line, as a line for any lines."""
+def matches(shown: str, output: str) -> bool:
+    """Compare output with what a page shows. ``...`` stands for any text in a line; alone, for any lines."""
     pattern = "".join(
         r"(?:.*\n)*" if line == "..." else ".*".join(map(re.escape, line.rstrip().split("..."))) + r"[ \t]*\n"
         for line in shown.split("\n")
     )
-    return re.fullmatch(pattern, said.rstrip("\n") + "\n") is not None
+    return re.fullmatch(pattern, output.rstrip("\n") + "\n") is not None

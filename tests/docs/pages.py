@@ -1,7 +1,6 @@
-"""What stands around a page when its commands are run, and the blocks that are not run, each with the reason.
+"""The environment in which each page's commands are run, and the blocks that are not run, with the reasons.
 
-The one place for both. A block that is here and not in its page any more fails the test, as one does that is neither
-run nor here.
+A test fails if a block listed here is no longer in its page, or if a block is neither run nor listed.
 """
 
 from collections.abc import Mapping
@@ -10,11 +9,12 @@ from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
-    """`before` is typed first. `hosts` are names and their addresses, `addresses` are this machine's besides.
+class Setup:
+    """The environment of a page.
 
-    A page whose reader sits in a checkout has its commands typed there, any other in an empty folder. With `bare` the
-    reader has installed nothing yet; what is needed for that is there with `installs`.
+    The commands of `before` are run first. `hosts` maps host names to addresses. `addresses` are added to the loopback
+    interface. Commands are run in the checkout if `in_checkout`, else in an empty folder. With `bare`, nothing is
+    installed yet. With `installs`, pip can install without a network.
     """
 
     before: str = ""
@@ -58,9 +58,9 @@ make_channels() {{
 """nsqlookupd and nsqd; `make_channels topic channel...` makes them, with twenty messages."""
 CLIENTS: Final = f"{CLUSTER}make_channels orders archive later by-hand pynsq once"
 
-SCENES: Final[Mapping[str, Scene]] = {
-    "README.md": Scene(in_checkout=True, bare=True, installs=True),
-    "docs/migration.md": Scene(
+SETUPS: Final[Mapping[str, Setup]] = {
+    "README.md": Setup(in_checkout=True, bare=True, installs=True),
+    "docs/migration.md": Setup(
         f"""{GO_DATA_PATH}
 cat >/etc/nsqd.cfg <<'END'
 data_path = "/var/lib/nsqd"
@@ -69,11 +69,11 @@ nsqlookupd_tcp_addresses = ["lookup-1:4160"]
 END""",
         hosts={"lookup-1": "127.0.0.1", "nsqd-1": "127.0.0.1"},
     ),
-    "docs/client.md": Scene(CLIENTS),
-    "docs/coming-from-pynsq.md": Scene(CLIENTS),
-    "docs/dedupe.md": Scene(CLIENTS),
-    "docs/nsqadmin.md": Scene(CLUSTER),
-    "docs/operations.md": Scene(
+    "docs/client.md": Setup(CLIENTS),
+    "docs/coming-from-pynsq.md": Setup(CLIENTS),
+    "docs/dedupe.md": Setup(CLIENTS),
+    "docs/nsqadmin.md": Setup(CLUSTER),
+    "docs/operations.md": Setup(
         """
 python -m trustme --quiet --dir /tmp && cp /tmp/server.pem nsqd.crt && cp /tmp/server.key nsqd.key
 mkdir -p /var/lib/nsqd
@@ -84,7 +84,7 @@ kept=$!
         in_checkout=True,
         installs=True,
     ),
-    "docs/spark.md": Scene(
+    "docs/spark.md": Setup(
         f"""{CLUSTER}make_channels events spark
 mkdir -p /shared/nsq-spool
 python - <<'END'
@@ -100,14 +100,14 @@ drain(spool, spool.partition(1, 0), Origin("events", "spark", "127.0.0.1:4150"),
 END""",
         addresses=("10.0.0.7",),
     ),
-    "docs/utilities.md": Scene(
+    "docs/utilities.md": Setup(
         f"{CLUSTER}make_channels numbers archive pulled; make_channels orders nsq_to_file\n"
         "make_channels payments ledger; make_channels payments.ledger.dead redrive",
         hosts={"one": "127.0.0.1", "two": "127.0.0.1"},
         addresses=("10.0.0.2",),
     ),
-    "contrib/README.md": Scene(in_checkout=True, installs=True),
-    "docs/runbook.md": Scene(
+    "contrib/README.md": Setup(in_checkout=True, installs=True),
+    "docs/runbook.md": Setup(
         f"""
 nsqlookupd 2>/dev/null &
 for node in 1 2; do
@@ -141,10 +141,10 @@ while head -c 5000 /dev/zero | {_ASK} --data-binary @- 'http://nsqd-1:4151/pub?t
 
 NOT_RUN: Final[Mapping[tuple[str, str], str]] = {
     ("README.md", "scripts/run"): "conformance/test_demo.py runs the first; the second runs this test",
-    ("benchmarks/README.md", "```sh"): "minutes each, for a machine that does nothing else, and tools from the index",
+    ("benchmarks/README.md", "```sh"): "minutes each, on an idle machine, with tools from the package index",
     ("conformance/README.md", "```sh"): "minutes each, and another nsqd; scripts/test runs pytest conformance",
     ("contrib/README.md", "docker build --file contrib/container/Containerfile --tag nsq_compat ."): (
-        "no engine; tests/packaging/test_container.py does its steps"
+        "no container engine; tests/packaging/test_container.py runs the same steps"
     ),
     ("contrib/README.md", "kubectl apply --namespace queue --kustomize contrib/kubernetes/base"): (
         "no cluster; tests/packaging/test_kubernetes.py validates them"
@@ -153,8 +153,8 @@ NOT_RUN: Final[Mapping[tuple[str, str], str]] = {
     (
         "docs/operations.md",
         "systemctl enable --now nsqd",
-    ): "no systemd; tests/nsqd/test_systemd.py starts what the units do",
+    ): "no systemd; tests/nsqd/test_systemd.py starts the daemons as the units do",
     ("docs/spark.md", "```python"): "tests/spark/session does the same in a real session",
     ("docs/spark.md", "```bash"): "tests/spark/session/test_jobs.py submits them",
 }
-"""By page and first line, or by page and language for all there are of it."""
+"""Keys are the page and the first line of a block, or the page and a language for all its blocks of that language."""

@@ -1,8 +1,8 @@
-"""What of a page is a block, and when an output is the one that is shown."""
+"""The blocks of a page, and the comparison of outputs."""
 
 import pytest
 
-from tests.docs.blocks import Block, Command, blocks, commands, is_as_shown
+from tests.docs.blocks import Block, Command, blocks, commands, matches
 
 PAGE = """# A page
 
@@ -32,7 +32,7 @@ $ cat empty
 """
 
 
-def test_fenced_blocks_have_their_language_and_indented_ones_are_commands_or_python():
+def test_a_fenced_block_names_its_language_and_an_indented_one_is_shell_or_python():
     assert [(block.line, block.language, block.text) for block in blocks("a.md", PAGE)] == [
         (3, "sh", "nsqd &\ncurl one\n\ncurl two"),
         (13, "python", "print(1)"),
@@ -41,7 +41,7 @@ def test_fenced_blocks_have_their_language_and_indented_ones_are_commands_or_pyt
     ]
 
 
-def test_a_console_is_commands_and_what_each_of_them_says():
+def test_a_console_block_has_commands_and_their_outputs():
     *_, console, _ = blocks("a.md", PAGE)
     assert commands(console) == [Command("seq 2", "1\n2"), Command("curl \\\n    three", ""), Command("cat empty", "")]
     with pytest.raises(ValueError, match="begins with a prompt"):
@@ -49,7 +49,7 @@ def test_a_console_is_commands_and_what_each_of_them_says():
 
 
 @pytest.mark.parametrize(
-    ("shown", "said", "same"),
+    ("shown", "output", "same"),
     [
         ("one", "one\n", True),
         ("one", "two", False),
@@ -68,5 +68,5 @@ def test_a_console_is_commands_and_what_each_of_them_says():
         ("a column", "a column   \n", True),
     ],
 )
-def test_an_output_is_compared_with_what_is_shown(shown, said, same):
-    assert is_as_shown(shown, said) is same
+def test_an_output_is_compared_with_the_one_that_the_page_shows(shown, output, same):
+    assert matches(shown, output) is same

@@ -1,4 +1,4 @@
-"""A flag that a page names in a sentence is one of our programs'. Those in blocks are tried by running them."""
+"""Every flag that a page mentions in its text exists. Flags in code blocks are tested by running the blocks."""
 
 import re
 import subprocess
@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.machine import ROOT
+from tests.docs.sandbox import ROOT
 from tests.packaging.release import console_scripts
 
-ELSEWHERE = {
-    "docs/differences.md": {"queue-scan"},  # two flags that begin so
+FOREIGN_FLAGS = {
+    "docs/differences.md": {"queue-scan"},  # the beginning of two flags
     "docs/flags.md": {"name"},  # any flag
     "docs/guarantees.md": {"seed", "other-nsqd"},  # pytest's, in tests/faults and conformance
     "docs/spark.md": {"archives", "py-files"},  # spark-submit's
@@ -22,7 +22,7 @@ _FLAG = re.compile(r"(?<![\w-])--?([a-z][a-z0-9]*(?:-[a-z0-9]+)*)")
 _CODE = re.compile(r"`([^`]+)`")
 
 
-def said(command: tuple[str, ...]) -> str:
+def output_of(command: tuple[str, ...]) -> str:
     program, *words = command
     result = subprocess.run(
         [Path(sys.executable).with_name(program), *words], capture_output=True, text=True, timeout=50, cwd=ROOT
@@ -32,7 +32,7 @@ def said(command: tuple[str, ...]) -> str:
 
 @pytest.fixture(scope="module")
 def known() -> set[str]:
-    """Every flag of every program, out of its own mouth."""
+    """Every flag of every program, from its ``--help``."""
     asked: list[tuple[str, ...]] = [(script, "--help") for script in console_scripts()]
     asked += [("nsq_data", subcommand, "--help") for subcommand in ("check", "export", "salvage")]
     asked += [("python", "-m", "nsq_conformance.demo", "--help")]  # scripts/run
@@ -41,7 +41,7 @@ def known() -> set[str]:
     assert "windowed_counts.py" in jobs
     asked += [("python", f"spark/jobs/{job}", "--help") for job in jobs]
     with ThreadPoolExecutor(4) as threads:
-        return {flag for text in threads.map(said, asked) for flag in _FLAG.findall(text)}
+        return {flag for text in threads.map(output_of, asked) for flag in _FLAG.findall(text)}
 
 
 def test_every_flag_a_page_mentions_exists(known):
@@ -52,5 +52,5 @@ def test_every_flag_a_page_mentions_exists(known):
         sentences = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
         flags = [flag for code in _CODE.findall(sentences) for flag in _FLAG.finditer(code)]
         named = {flag[1] for flag in flags if flag[0].startswith("--")}
-        wrong |= {(page, flag) for flag in named - known - ELSEWHERE.get(page, set())}
+        wrong |= {(page, flag) for flag in named - known - FOREIGN_FLAGS.get(page, set())}
     assert wrong == set()

@@ -1,4 +1,4 @@
-"""Every page does what it says: its blocks are run as they stand, on a machine of their own (`machine.py`)."""
+"""The commands of every page work as written. Each page is run in a sandbox of its own (`sandbox.py`)."""
 
 import json
 import sys
@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from tests.docs.blocks import RUN, SHOWN, Block, blocks
-from tests.docs.machine import ROOT, run, search_path
-from tests.docs.pages import NOT_RUN, SCENES, Scene
+from tests.docs.pages import NOT_RUN, SETUPS, Setup
+from tests.docs.sandbox import ROOT, run, search_path
 
 FOLDERS = ("conformance", "benchmarks", "contrib")
 SECONDS = 300
@@ -34,7 +34,7 @@ def all_blocks() -> Iterator[Block]:
 
 
 def names(block: Block) -> set[tuple[str, str]]:
-    """Under which it may be declared not to be run."""
+    """The keys under which `NOT_RUN` may list a block."""
     return {(block.page, block.first_line), (block.page, f"```{block.language}")}
 
 
@@ -44,37 +44,37 @@ def is_run(block: Block) -> bool:
 
 @pytest.mark.timeout(SECONDS + 60)
 @pytest.mark.parametrize("page", [page for page in pages() if any(map(is_run, blocks_of(page)))])
-def test_a_page_does_what_it_says(page, tmp_path, request):
-    scene = SCENES.get(page, Scene())
-    # Who has installed nothing has the Python that the tests' environment was made of.
-    programs = Path(sys.base_prefix) / "bin" if scene.bare else Path(sys.executable).parent
+def test_the_commands_of_a_page_work(page, tmp_path, request):
+    setup = SETUPS.get(page, Setup())
+    # A machine with nothing installed has the Python from which the tests' environment was made.
+    programs = Path(sys.base_prefix) / "bin" if setup.bare else Path(sys.executable).parent
     plan = {
-        "before": scene.before,
+        "before": setup.before,
         "blocks": [asdict(block) for block in blocks_of(page) if is_run(block)],
-        "folder": str(ROOT if scene.in_checkout else tmp_path / "here"),
+        "folder": str(ROOT if setup.in_checkout else tmp_path / "here"),
         "environment": {
             "PATH": search_path(programs),
             "PROGRAMS": str(Path(sys.executable).parent),
             "HOME": str(tmp_path / "here"),
-            **(request.getfixturevalue("release").offline if scene.installs else {}),
+            **(request.getfixturevalue("release").offline if setup.installs else {}),
         },
     }
     (tmp_path / "here").mkdir()
-    # As at a terminal, where the answer is seen and no progress of it.
+    # Without progress meters, as in a terminal.
     (tmp_path / "here" / ".curlrc").write_text("silent\nshow-error\n")
     (tmp_path / "plan.json").write_text(json.dumps(plan))
-    conductor = [sys.executable, "-m", "tests.docs.conductor", str(tmp_path)]
-    log = run(conductor, tmp_path, hosts=scene.hosts, addresses=scene.addresses, timeout=SECONDS)
+    runner = [sys.executable, "-m", "tests.docs.page_runner", str(tmp_path)]
+    log = run(runner, tmp_path, hosts=setup.hosts, addresses=setup.addresses, timeout=SECONDS)
     verdict = tmp_path / "verdict"
     assert verdict.exists(), log
     assert not verdict.read_text(), f"{verdict.read_text()}\n{log}"
 
 
-def test_every_block_is_run_or_declared():
+def test_every_block_is_run_or_listed():
     assert [str(block) for block in all_blocks() if block.language not in RUN | SHOWN] == []
 
 
-def test_what_is_only_shown_is_no_command_and_can_be_read():
+def test_a_block_that_is_not_run_has_no_command_of_ours_and_can_be_parsed():
     for block in all_blocks():
         if block.language == "text":
             assert not block.text.startswith(OUR_PROGRAMS), block
@@ -84,11 +84,13 @@ def test_what_is_only_shown_is_no_command_and_can_be_read():
             assert yaml.safe_load(block.text), block
 
 
-def test_what_is_declared_not_to_be_run_is_there_and_has_a_reason():
-    there = [name for block in all_blocks() if block.language in RUN for name in names(block)]
-    assert [name for name in NOT_RUN if name not in there or (there.count(name) > 1 and "```" not in name[1])] == []
+def test_every_block_listed_as_not_run_exists_and_has_a_reason():
+    existing = [name for block in all_blocks() if block.language in RUN for name in names(block)]
+    assert [
+        name for name in NOT_RUN if name not in existing or (existing.count(name) > 1 and "```" not in name[1])
+    ] == []
     assert all(NOT_RUN.values())
-    assert set(SCENES) <= set(pages())
+    assert set(SETUPS) <= set(pages())
 
 
 def test_few_blocks_are_not_run():

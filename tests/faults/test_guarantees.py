@@ -18,5 +18,5 @@ def test_every_test_that_is_named_is_there():
 
 
 def test_every_fault_from_the_first_to_the_last_is_there():
-    numbers = {int(number) for number in re.findall(r"^\| F(\d+) ", PAGE, re.MULTILINE)}
+    numbers = {int(number) for number in re.findall(r"^- \*\*F(\d+)\b", PAGE, re.MULTILINE)}
     assert numbers == set(range(1, max(numbers) + 1))

@@ -1,6 +1,9 @@
 """F6 for the log by itself: whatever happens to the files, opening and reading go on, and only what is hit is lost."""
 
+import json
+import os
 from collections.abc import Iterable
+from pathlib import Path
 from random import Random
 from typing import NamedTuple, cast
 
@@ -9,12 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsq_compat.log.checkpoint import ChannelState, TopicState, entries_at_once
-from nsq_compat.log.files import Files
-from nsq_compat.log.group import CHANNEL_CREATED, DEFERRED, HEADER_SIZE, MESSAGES
+from nsq_compat.log.files import Files, OsFiles
+from nsq_compat.log.group import HEADER_SIZE
+from nsq_compat.log.recovery import StoredTopic
 from nsq_compat.log.segment import FIRST_GROUP
-from nsq_compat.log.stored_topic import StoredTopic
 from nsq_compat.log.topic_log import LogEnd, TopicLog
 from nsq_compat.protocol.message import make_frames, message_id
+from nsq_compat.protocol.storage_schema import CHANNEL_CREATED, DEFERRED, MESSAGES
+from nsq_compat.tools import nsq_data
 from tests.faults.disk import SimulatedDisk
 
 FOLDER = "/orders.topic"
@@ -246,15 +251,15 @@ class Found(NamedTuple):
         return all(len(self.delivered[str(name)]) == depth for name, depth in self.depths.items())
 
 
-def acknowledged(everything: bool) -> Acknowledged:
+def acknowledged(everything: bool, count: int = 400, segment_size: int = 4000) -> Acknowledged:
     """Several segments, and if not `everything` is needed one that was released and a kept file."""
     random = Random(11)
     disk = SimulatedDisk()
-    log = TopicLog.open(cast("Files", disk), FOLDER, segment_size=4000)
+    log = TopicLog.open(cast("Files", disk), FOLDER, segment_size=segment_size)
     immediate: list[bytes] = []
     deferred: list[bytes] = []
     next_id = 0
-    while next_id < 400:
+    while next_id < count:
         ids = [b"%016x" % (next_id + each) for each in range(random.choice([1, 1, 3, 12]))]
         next_id += len(ids)
         frames = make_frames(ids, NOW_NS, [random.randbytes(random.randint(1, 60)) for _ in ids])
@@ -263,20 +268,22 @@ def acknowledged(everything: bool) -> Acknowledged:
         (deferred if is_deferred else immediate).extend(ids)
     half = len(immediate) // 2
     unfinished = sorted([*immediate[:half:9], *deferred[::3]])
-    places = {"half": ChannelState(half, entries_at_once([(each, 1) for each in unfinished]))}
+    states = {"half": ChannelState(half, entries_at_once([(each, 1) for each in unfinished]))}
     needed, by_id = {"half": {*immediate[half:], *unfinished}}, {"half": {*unfinished}}
     if everything:
-        places["all"] = ChannelState(0, entries_at_once([(each, 1) for each in deferred]))
+        states["all"] = ChannelState(0, entries_at_once([(each, 1) for each in deferred]))
         needed["all"], by_id["all"] = {*immediate, *deferred}, {*deferred}
     else:
         log.release(half, lambda: unfinished, log.end)
-    checkpoint = TopicState(log.end, 0.0, b"%016x" % next_id, places)
+    checkpoint = TopicState(log.end, 0.0, b"%016x" % next_id, states)
     log.close()
     disk.put(f"{FOLDER}/checkpoint", checkpoint.encode())
     return Acknowledged(disk, needed, by_id)
 
 
 TOPICS = {"everything is needed": acknowledged(True), "some of it was released": acknowledged(False)}
+FEW = {"everything is needed": acknowledged(True, 14, 400), "some of it was released": acknowledged(False, 32, 400)}
+"""The same with few messages, so that every byte can be tried."""
 
 
 def files_of(topic: Acknowledged) -> list[tuple[str, bytes]]:
@@ -327,6 +334,17 @@ def test_a_file_that_is_shorter_than_it_was_is_counted_at_the_start(topic):
             assert bool(found.findings) >= bool(lost), (path, size)
 
 
+def test_a_file_behind_a_released_one_is_missed_as_well():
+    topic = acknowledged(False, 60, 700)
+    sizes = [len(content) for _, content in files_of(topic)]
+    assert FIRST_GROUP in sizes[:-2], "a released file between others"
+    for path, content in files_of(topic):
+        for rest in [None, *(content[:size] for size in range(FIRST_GROUP + 1))]:
+            found = topic.after(path, rest)
+            assert found.counted_at_start == found.counted == topic.lost(found), (path, rest)
+            assert found.agrees, (path, rest)
+
+
 @pytest.mark.parametrize("size", [512, 4096])
 def test_parts_of_a_file_that_are_zeros_are_counted_when_they_are_read(topic, size):
     for path, content in files_of(topic):
@@ -336,6 +354,67 @@ def test_parts_of_a_file_that_are_zeros_are_counted_when_they_are_read(topic, si
             lost = topic.lost(found)
             assert found.counted == lost, (path, begin)
             assert bool(found.findings) >= bool(lost), (path, begin)
+
+
+class OnDisk:
+    """A topic's files in a real data path, which ``nsq_data check`` looks at."""
+
+    def __init__(self, topic: Acknowledged, data_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+        self._data_path = data_path
+        self._folder = data_path / "nsq_compat" / "orders.topic"
+        self._folder.mkdir(parents=True)
+        for name in topic.disk.listdir(FOLDER):
+            (self._folder / name).write_bytes(topic.disk.content(f"{FOLDER}/{name}"))
+
+    def check_after(self, path: str, content: bytes | None) -> tuple[int, int, str]:
+        """The exit code, how many messages are lost, and what is listed, if one file has that content or is gone."""
+        file = self._folder / os.path.basename(path)
+        sound = file.read_bytes()
+        if content is None:
+            file.unlink()
+        else:
+            file.write_bytes(content)
+        code = nsq_data.run(["check", "--json", f"--data-path={self._data_path}"], OsFiles())
+        file.write_bytes(sound)
+        [topic] = json.loads(self._capsys.readouterr().out)["topics"]
+        assert topic["problems"] == []
+        return code, topic["damaged_records"], "\n".join(topic["damages"])
+
+
+@pytest.mark.parametrize("few", FEW)
+def test_whatever_byte_a_file_ends_at_nsq_data_check_counts_what_is_lost_and_says_where(few, tmp_path, capsys):
+    topic = FEW[few]
+    on_disk = OnDisk(topic, tmp_path, capsys)
+    losses = 0
+    for path, content in files_of(topic):
+        assert on_disk.check_after(path, content) == (0, 0, "")
+        for rest in [None, *(content[:size] for size in range(len(content)))]:
+            found = topic.after(path, rest)
+            lost = topic.lost(found)
+            losses += bool(lost)
+            where = path, None if rest is None else len(rest)
+            assert found.counted_at_start == found.counted == lost, where
+            if rest is None or len(rest) % 4 == 0:
+                code, counted, listed = on_disk.check_after(path, rest)
+                assert counted == lost, where
+                assert code == (1 if lost else 0), where
+                assert bool(listed) == bool(lost), where
+    assert losses > 500
+
+
+@pytest.mark.parametrize("few", FEW)
+def test_wherever_sixteen_bytes_are_zeros_nsq_data_check_counts_what_is_lost_and_says_where(few, tmp_path, capsys):
+    topic = FEW[few]
+    on_disk = OnDisk(topic, tmp_path, capsys)
+    for path, content in files_of(topic):
+        for begin in range(0, len(content), 7):
+            damaged = (content[:begin] + bytes(16) + content[begin + 16 :])[: len(content)]
+            lost = topic.lost(topic.after(path, damaged))
+            code, counted, listed = on_disk.check_after(path, damaged)
+            assert counted >= lost, (path, begin)  # finished messages of a damaged group are counted, too
+            assert code == (1 if counted else 0), (path, begin)
+            assert bool(listed) == bool(counted), (path, begin)
 
 
 @settings(max_examples=200)

@@ -33,12 +33,12 @@ from nsq_compat.log.checkpoint import ChannelState, TopicState
 from nsq_compat.log.control_log import ControlLog
 from nsq_compat.log.data_path import our_folder
 from nsq_compat.log.files import Files
-from nsq_compat.log.group import DEFERRED, TOPIC_AWAITS_CHANNELS
 from nsq_compat.log.segment import Segment
 from nsq_compat.log.storage import CHECKPOINT, Durability, Storage, TopicStore
 from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol import message
 from nsq_compat.protocol.names import is_ephemeral
+from nsq_compat.protocol.storage_schema import DEFERRED, TOPIC_AWAITS_CHANNELS
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.cursor import Cursor

@@ -5,6 +5,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -13,19 +14,22 @@ from tests.faults.daemon import Daemon
 
 
 @contextmanager
-def failing(daemon: Daemon, call: str) -> Iterator[None]:
-    """Meanwhile the system call returns EIO to every thread."""
+def failing(daemon: Daemon, call: str, *paths: Path) -> Iterator[None]:
+    """Meanwhile the system call returns EIO to every thread, or only for these files if any are given."""
     strace = shutil.which("strace")
     if strace is None:
         pytest.fail("this test needs strace to make system calls fail: apt-get install strace")
     arguments = [strace, "-f", "-e", f"trace={call}", "-e", f"inject={call}:error=EIO", "-p", str(daemon.pid)]
+    arguments += [word for path in paths for word in ("-P", str(path))]
     with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as tracer:
         assert tracer.stderr is not None
         first = tracer.stderr.readline()
         assert "attached" in first, first
-        yield
-        tracer.terminate()
-        tracer.communicate(timeout=20)
+        try:
+            yield
+        finally:
+            tracer.terminate()
+            tracer.communicate(timeout=20)
 
 
 def test_what_could_not_be_synced_is_refused_and_its_file_is_not_trusted_again(start, tmp_path):

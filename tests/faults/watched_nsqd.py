@@ -13,8 +13,9 @@ from pathlib import Path
 from nsq_compat.net.loop_lag import LoopLag
 from nsq_compat.nsqd import daemon
 from nsq_compat.nsqd.main import main
-from tests.faults.loop_watchdog import LoopWatchdog
+from tests.faults.loop_watchdog import HELD_SECONDS, LoopWatchdog
 
+LIMIT_SECONDS = float(os.environ.get("FAULT_HELD_MS") or HELD_SECONDS * 1000) / 1000
 HELD = "event loop held for"
 """Begins the log line of an iteration that was too long."""
 
@@ -30,7 +31,7 @@ def watched_nsqd(*python_arguments: str) -> str:
 class _WatchedLoop(LoopLag):
     def __init__(self, observe: Callable[[float], None], observe_held: Callable[[float], None]) -> None:
         super().__init__(observe, observe_held)
-        self._watchdog = LoopWatchdog(_report)
+        self._watchdog = LoopWatchdog(_report, LIMIT_SECONDS)
         self._watching = False
 
     def start(self) -> None:

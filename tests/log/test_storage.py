@@ -685,7 +685,7 @@ def test_what_a_checkpoint_says_is_what_was_true_when_it_was_made(data_path):
     consumer.finishes(b"b")
     saved = decode(read(os.path.join(data_path.folder(), CHECKPOINT)))
     place = saved.channels["archive"]
-    assert (place.position, place.at_once(), place.deferred()) == (2, [(consumer.id_of(b"b"), 2)], [])
+    assert (place.position, place.at_once(), place.take_deferred()) == (2, [(consumer.id_of(b"b"), 2)], [])
     with pytest.raises(BadCheckpoint):
         decode(b"")
 

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from nsq_compat.log.descriptors import Descriptors
 from nsq_compat.log.files import Files, OsFiles
-from nsq_compat.log.group import CHANNEL_CREATED, DEFERRED, MESSAGES, TOPIC_EMPTIED, Group
+from nsq_compat.log.group import Group
 from nsq_compat.log.topic_log import LogEnd, TopicLog
 from nsq_compat.protocol.message import make_frames, message_id
+from nsq_compat.protocol.storage_schema import CHANNEL_CREATED, DEFERRED, MESSAGES, TOPIC_EMPTIED
 from tests.faults.disk import SimulatedDisk
 
 FOLDER = "/orders.topic"

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from nsq_compat.nsqd.main import main
-from nsq_compat.web import publishing, statistics
+from nsq_compat.web import publishing, stats
 from nsq_compat.web.administration import Administration
 from nsq_compat.web.configuration import Configuration
 from nsq_compat.web.publishing import Publishing
 from nsq_compat.web.responses import EMPTY, ApiError
-from nsq_compat.web.statistics import Statistics
+from nsq_compat.web.stats import Stats
 from tests.mutants.breaking import Function, instead_of, run_broken
 
 Members = dict[str, Any]
@@ -87,43 +87,43 @@ def the_log_level_is_forgotten(original: Function, api: Configuration, body: byt
 # --- /stats -----------------------------------------------------------------------------------------------------------
 
 
-@instead_of(statistics, "_topic_json")
+@instead_of(stats, "_topic_json")
 def stats_miss_a_channel(original: Function, topic: object) -> Members:
     members: Members = original(topic)
     return members | {"channels": members["channels"][1:]}
 
 
-@instead_of(statistics, "_topic_json")
+@instead_of(stats, "_topic_json")
 def stats_forget_bytes(original: Function, topic: object) -> Members:
     members: Members = original(topic)
     return members | {"message_bytes": 0}
 
 
-@instead_of(statistics, "_channel_json")
+@instead_of(stats, "_channel_json")
 def depth_is_off_by_one(original: Function, channel: object) -> Members:
     members: Members = original(channel)
     return members | {"depth": members["depth"] + 1}
 
 
-@instead_of(statistics, "_channel_json")
+@instead_of(stats, "_channel_json")
 def stats_lose_a_member(original: Function, channel: object) -> Members:
     members: Members = original(channel)
     del members["timeout_count"]
     return members
 
 
-@instead_of(statistics, "_channel_json")
+@instead_of(stats, "_channel_json")
 def stats_show_nobody(original: Function, channel: object) -> Members:
     members: Members = original(channel)
     return members | {"clients": []}
 
 
-@instead_of(Statistics, "_report")
-def one_channel_is_all(original: Function, api: Statistics, topic: str, channel: str, **which: bool) -> object:
+@instead_of(Stats, "_report")
+def one_channel_is_all(original: Function, api: Stats, topic: str, channel: str, **which: bool) -> object:
     return original(api, topic, "", **which)
 
 
-@instead_of(statistics, "_default_true")
+@instead_of(stats, "_default_true")
 def nothing_can_be_left_out(original: Function, parameters: Mapping[str, str], key: str) -> bool:
     return True
 

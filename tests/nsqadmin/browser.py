@@ -1,6 +1,6 @@
-"""A real Chromium, driven through Debian's chromedriver: the few calls of the W3C's WebDriver protocol the tests need.
+"""A real Chromium, controlled through Debian's chromedriver with the WebDriver protocol.
 
-Waiting is asking again until it is so: a page changes when it likes.
+Waiting polls the page, because it changes at any time.
 """
 
 import json
@@ -35,10 +35,10 @@ class Element:
 
 
 class Browser:
-    """One window without a screen, 1280 by 900 unless it is told another size."""
+    """A headless window, 1280 by 900 unless resized."""
 
     def __init__(self, profile: Path) -> None:
-        # The port is the system's to choose, and read from what the driver says.
+        # The system chooses the port, and the driver prints it.
         self._driver = subprocess.Popen(["chromedriver", "--port=0"], stdout=subprocess.PIPE, text=True)
         assert self._driver.stdout is not None
         port = next(found[1] for line in self._driver.stdout if (found := _STARTED.search(line)))
@@ -71,18 +71,18 @@ class Browser:
     def devtools(self, command: str, **parameters: Any) -> Any:
         return self.call("POST", "goog/cdp/execute", {"cmd": command, "params": parameters})
 
-    # --- What a visitor does ------------------------------------------------------------------------------------------
+    # --- Actions of a visitor -----------------------------------------------------------------------------------------
 
     def open(self, url: str) -> None:
         self.call("POST", "url", {"url": url})
 
     def find(self, selector: str, text: str = "") -> Element:
-        """The element of a CSS selector that contains the text, waited for."""
+        """Wait for an element of a CSS selector that contains the text."""
         element: Element = until(lambda: self._found(selector, text), f"{selector} {text!r}")
         return element
 
     def click(self, selector: str, text: str = "") -> None:
-        """Click it as soon as it is there; one that was replaced meanwhile is looked for again."""
+        """Wait for an element and click it. An element that was replaced meanwhile is searched again."""
 
         def clicked() -> bool:
             element = self._found(selector, text)
@@ -93,13 +93,13 @@ class Browser:
         until(clicked, f"a click on {selector} {text!r}")
 
     def sees(self, text: str, selector: str = "main") -> None:
-        """Wait until the text is there."""
+        """Wait until the text is shown."""
         until(lambda: text in self.text_of(selector), f"{text!r} in {selector}")
 
     def sees_no_more(self, text: str, selector: str = "main") -> None:
         until(lambda: text not in self.text_of(selector), f"{selector} without {text!r}")
 
-    # --- What the tests ask -------------------------------------------------------------------------------------------
+    # --- State of the page --------------------------------------------------------------------------------------------
 
     @property
     def path(self) -> str:
@@ -124,7 +124,7 @@ class Browser:
         self.devtools("Emulation.setScriptExecutionDisabled", value=not on)
 
     def complaints(self) -> list[str]:
-        """What the console says, since it was asked last."""
+        """Console messages since the last call."""
         return [entry["message"] for entry in self.call("POST", "se/log", {"type": "browser"})]
 
     def _found(self, selector: str, text: str) -> Element | None:
@@ -140,6 +140,6 @@ def until(condition: Callable[[], Any], what: str) -> Any:
             if answer := condition():
                 return answer
         except LookupError:
-            pass  # it was replaced while it was asked
+            pass  # the element was replaced meanwhile
         assert time.monotonic() < deadline, f"in vain waited for {what}"
         time.sleep(0.02)

@@ -24,7 +24,7 @@ def nsqd(tmp_path: Path) -> Iterator[NsqdProcess]:
 
 @pytest.fixture
 def start() -> Iterator[StartNsqadmin]:
-    """Starts one with these flags; it is stopped when the test is over."""
+    """Starts nsqadmin with these flags, and stops it after the test."""
     with ExitStack() as stack:
 
         def start_nsqadmin(*arguments: str) -> NsqadminProcess:

@@ -64,7 +64,7 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture
 def browser(chromium: Browser, site: Site) -> Browser:
-    """A window as a new visitor has it."""
+    """A window of a new visitor."""
     chromium.scripts(on=True)
     chromium.prefer("light")
     chromium.resize(1280, 900)
@@ -106,7 +106,7 @@ def test_a_channel_is_found_opened_and_paused(site, browser):
     browser.sees_no_more("paused", "h1")
 
 
-def test_emptying_asks_first_and_says_how_much(site, browser):
+def test_emptying_is_confirmed_with_the_number_of_messages(site, browser):
     filled(site, "emptied", *(f"message {number}" for number in range(12)))
     browser.open(site.url("/topics/emptied/archive"))
     browser.click("#actions a", "Empty")
@@ -164,7 +164,7 @@ def test_a_topic_is_created_and_a_message_published_and_seen(site, browser):
     assert site.nsqd.channel_stats("made", "archive")["depth"] == 1
 
 
-def test_the_chart_is_drawn_while_one_looks(site, browser):
+def test_the_chart_is_updated_on_an_open_page(site, browser):
     filled(site, "charted", "one")
     browser.open(site.url("/topics/charted/archive"))
     browser.find("#charts polyline")
@@ -177,7 +177,7 @@ def test_the_chart_is_drawn_while_one_looks(site, browser):
     browser.sees("21", "#figures")
 
 
-def test_what_is_published_is_seen_as_it_comes(site, browser):
+def test_new_messages_appear_on_the_watch_page(site, browser):
     filled(site, "tailed", "before")
     browser.open(site.url("/topics/tailed"))
     browser.click("#actions a", "Watch")
@@ -186,11 +186,11 @@ def test_what_is_published_is_seen_as_it_comes(site, browser):
     browser.sees("while one looks", "#looks li:first-child")
 
 
-def test_what_no_log_has_and_what_is_deferred_is_seen_as_it_comes(site, browser):
+def test_ephemeral_and_deferred_messages_appear_on_the_watch_page(site, browser):
     topic = "tailed%23ephemeral"
     filled(site, "tailed#ephemeral")
     browser.open(site.url(f"/messages/{topic}"))
-    browser.sees("Nothing yet", "#looks")
+    browser.sees("No messages yet", "#looks")
     assert site.nsqd.asks("POST", f"/pub?topic={topic}", b"at once").status == 200
     assert site.nsqd.asks("POST", f"/pub?topic={topic}&defer=90000", b"tomorrow").status == 200
     browser.sees("tomorrow", "#looks li:first-child")
@@ -206,7 +206,7 @@ def test_refreshing_can_be_paused(site, browser):
     browser.open(site.url("/topics/paused.page/archive"))
     browser.click("#live", "Live")
     browser.sees("Paused", ".tools")
-    # The button asks for the page at once when it is switched on again, so nothing has to be waited for in between.
+    # Switching refreshes on again fetches the page at once.
     publish(site.nsqd, "paused.page", "two")
     assert "\n1\n" in browser.text_of("#figures")
     browser.click("#live", "Paused")
@@ -244,7 +244,7 @@ PAGES = (
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_no_page_is_wider_than_a_phone_or_complains(site, browser, path):
+def test_pages_fit_on_a_phone_without_console_errors(site, browser, path):
     filled(site, "everywhere", '{"a": 1}', "x" * 500)
     for width in (360, 1280):
         browser.resize(width, 800)
@@ -254,11 +254,11 @@ def test_no_page_is_wider_than_a_phone_or_complains(site, browser, path):
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_every_page_can_be_used_with_a_keyboard_and_read_aloud(site, browser, path):
+def test_pages_are_accessible_by_keyboard_and_screen_reader(site, browser, path):
     filled(site, "everywhere", '{"a": 1}')
     browser.open(site.url(path))
     assert browser.run("return document.querySelectorAll('h1').length") == 1
-    # Everything one can use has a name, and nothing is taken out of the order of the tab key.
+    # Every control has a name, and is reachable with the tab key.
     nameless = browser.run("""
         return [...document.querySelectorAll('a, button, input:not([type=hidden]), select, textarea, summary')]
             .filter(each => !(each.textContent.trim() || each.getAttribute('aria-label') || each.labels?.length))
@@ -270,7 +270,7 @@ def test_every_page_can_be_used_with_a_keyboard_and_read_aloud(site, browser, pa
 
 @pytest.fixture
 def liar() -> Iterator[Daemon]:
-    """An nsqd whose every word is meant for the browser."""
+    """An nsqd that sends HTML in all strings."""
     trap = '"><img src=x onerror="window.hit=1">{{7*7}}'
     client = dict.fromkeys(("hostname", "client_id", "remote_address", "user_agent", "tls_version"), trap)
     channel = {"channel_name": trap, "depth": 5, "paused": True, "client_count": 1, "clients": [client]}
@@ -285,7 +285,7 @@ def liar() -> Iterator[Daemon]:
     daemon.close()
 
 
-def test_what_a_hostile_nsqd_says_is_text_and_nothing_of_it_is_executed(liar, browser, start: StartNsqadmin):
+def test_text_of_a_hostile_nsqd_is_not_executed(liar, browser, start: StartNsqadmin):
     nsqadmin = start(f"--nsqd-http-address={liar.address}", "--sample-interval=1s")
     name = quote('"><img src=x onerror="window.hit=1">{{7*7}}', safe="")
     topic = f"/topics/{name}"
@@ -294,7 +294,7 @@ def test_what_a_hostile_nsqd_says_is_text_and_nothing_of_it_is_executed(liar, br
         browser.open(f"http://{nsqadmin.http_address}{page}")
         browser.sees("onerror=")
         assert browser.run("return [window.hit, document.images.length]") == [None, 1], page
-    # What is put in place by the script is text too.
+    # Parts replaced by the script are escaped too.
     browser.open(f"http://{nsqadmin.http_address}{topic}")
     browser.click("#actions a", "Delete")
     browser.sees("onerror=", "dialog")
@@ -318,7 +318,7 @@ def test_logging_in_and_a_refused_action(site, browser, start: StartNsqadmin, tm
     refused = browser.run("return fetch('/api/topics/guarded', {method: 'DELETE'}).then(answer => answer.status)")
     assert refused == 403
     browser.open(f"http://{nsqadmin.http_address}/topics/guarded?confirm=delete")
-    browser.sees("You may not do this.")
+    browser.sees("You do not have permission for this.")
     browser.click(".tools button", "Log out")
     browser.sees("Log in", "h1")
     assert site.nsqd.channel_stats("guarded", "archive")["depth"] == 1

@@ -1,4 +1,4 @@
-"""nsqadmin as a process: how it starts, refuses to start, shows a real nsqd, and stops."""
+"""nsqadmin as a process: start, invalid options, a real nsqd, stop."""
 
 import json
 import signal
@@ -44,7 +44,7 @@ def test_the_version_is_printed_in_nsqs_form():
         (["--nsqd-http-address=127.0.0.1:1", "--user-file=/dev/null/x"], "failed to read --user-file (/dev/null/x) - "),
     ],
 )
-def test_what_cannot_be_is_one_fatal_line_and_exit_code_1(arguments, reason):
+def test_invalid_options_are_one_fatal_line_and_exit_code_1(arguments, reason):
     result = run("--http-address=127.0.0.1:0", *arguments)
     assert result.returncode == 1
     assert f"FATAL: failed to instantiate nsqadmin - {reason}" in result.stderr.splitlines()[-1]
@@ -59,14 +59,14 @@ def test_a_configuration_is_checked_and_the_files_it_names(tmp_path):
     assert f"{tmp_path}/none" in result.stderr
 
 
-def test_a_user_is_made_from_a_password_on_stdin():
+def test_make_user_reads_the_password_from_stdin():
     result = run("--make-user=ada:operator", stdin="secret\n")
     assert result.returncode == 0
     assert Users(result.stdout).log_in("ada", "secret").name == "OPERATOR"
     assert run("--make-user=a b:admin", stdin="x\n").returncode == 1
 
 
-def test_a_real_nsqd_is_shown_and_steered(nsqd, start):
+def test_a_real_nsqd_is_shown_and_changed(nsqd, start):
     nsqd.create_channel("orders", "archive")
     publish(nsqd, "orders", "one", "two")
     nsqadmin = start(f"--nsqd-http-address={nsqd.http_address}", "--base-path=/ui")
@@ -88,7 +88,7 @@ def test_a_real_nsqd_is_shown_and_steered(nsqd, start):
 
 @contextmanager
 def registered(nsqlookupd, address, topic):
-    """An nsqd, as far as nsqlookupd can tell, that calls its address what it likes."""
+    """A client that registers with nsqlookupd as an nsqd with any address."""
     about = {"broadcast_address": address, "hostname": "web3", "tcp_port": 4150, "http_port": 4151, "version": "1.3.0"}
     body = json.dumps(about).encode()
     host, _, port = nsqlookupd.tcp_address.rpartition(":")
@@ -125,7 +125,7 @@ def test_an_nsqd_that_registers_an_invalid_address_hides_no_other(tmp_path, star
             assert sum("skipped nsqd" in line for line in nsqadmin._last_lines) == 1
 
 
-def test_a_node_that_hangs_holds_up_nobody_else(nsqd, start):
+def test_a_node_that_hangs_does_not_delay_others(nsqd, start):
     publish(nsqd, "orders", "one")
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         port = deaf.getsockname()[1]
@@ -137,7 +137,7 @@ def test_a_node_that_hangs_holds_up_nobody_else(nsqd, start):
         waiting = threading.Thread(target=lambda: answers.append(nsqadmin.get("/api/topics")))
         waiting.start()
         with deaf.accept()[0]:
-            # That request now waits for the deaf node. Others are served.
+            # That request waits for the deaf node, while others are served.
             assert nsqadmin.get("/ping") == "OK"
             assert not answers
             waiting.join(PATIENCE)
@@ -147,7 +147,7 @@ def test_a_node_that_hangs_holds_up_nobody_else(nsqd, start):
 
 
 @pytest.mark.parametrize("answer", [dripping_header, dripping_headers, dripping_chunk_size, continuing])
-def test_a_node_that_draws_its_answer_out_is_given_up_and_its_connection_closed(nsqd, start, answer):
+def test_a_node_that_answers_slowly_is_a_timeout_and_its_connection_is_closed(nsqd, start, answer):
     publish(nsqd, "orders", "one")
     with HostileServer(answer) as server:
         nsqadmin = start(
@@ -161,7 +161,7 @@ def test_a_node_that_draws_its_answer_out_is_given_up_and_its_connection_closed(
         assert (server.completed, server.cut_off) == (0, server.requests)
 
 
-def test_a_node_that_never_stops_talking_is_cut_off(nsqd, start):
+def test_a_node_with_an_endless_answer_is_cut_off(nsqd, start):
     publish(nsqd, "orders", "one")
     stop = threading.Event()
 
@@ -190,7 +190,7 @@ def test_a_node_that_never_stops_talking_is_cut_off(nsqd, start):
     assert "the answer is larger than 33554432 bytes" in answer["message"]
 
 
-def test_what_is_done_is_told_to_the_endpoint(nsqd, start):
+def test_actions_are_posted_to_the_notification_endpoint(nsqd, start):
     told: list[dict[str, str]] = []
     arrived = threading.Event()
 
@@ -216,7 +216,7 @@ def test_what_is_done_is_told_to_the_endpoint(nsqd, start):
         server.shutdown()
     assert told[0]["action"] == "pause_topic"
     assert told[0]["remote_ip"].startswith("127.0.0.1:")
-    # Now that nobody listens there any more, it goes on without.
+    # After the listener closed, nsqadmin continues.
     assert nsqadmin.send("/api/topics/orders", '{"action":"unpause"}') == '{"message":""}'
     assert nsqadmin.get("/ping") == "OK"
 

@@ -1,4 +1,4 @@
-"""What was done is told, one after the other, and nobody waits for it."""
+"""Notifications are sent in order, in the background."""
 
 from collections.abc import Iterator
 
@@ -24,7 +24,7 @@ def client() -> HttpClient:
 
 
 def told(notifications: Notifications, *actions: str) -> None:
-    """Tell these, and let them get out."""
+    """Send these notifications."""
     notifications.start()
     for action in actions:
         notifications.notify({"action": action})
@@ -32,30 +32,30 @@ def told(notifications: Notifications, *actions: str) -> None:
     notifications.stop()
 
 
-def test_each_is_told_in_its_turn(client, endpoint):
+def test_notifications_are_sent_in_order(client, endpoint):
     told(Notifications(client, f"http://{endpoint.address}/hook"), "one", "two")
     assert endpoint.orders == ['hook {"action":"one"}', 'hook {"action":"two"}']
 
 
-def test_an_answer_that_is_a_refusal_is_an_answer(client, endpoint):
+def test_an_error_status_of_the_endpoint_is_ignored(client, endpoint):
     endpoint.says("hook", b"", 500)
     told(Notifications(client, f"http://{endpoint.address}/hook"), "one", "two")
     assert len(endpoint.orders) == 2
 
 
-def test_an_endpoint_that_is_not_there_is_a_line_in_the_log(client, endpoint, caplog):
+def test_an_unreachable_endpoint_is_logged(client, endpoint, caplog):
     endpoint.close()
     told(Notifications(client, f"http://{endpoint.address}/hook"), "one")
     assert "failed to POST notification - Post" in caplog.text
 
 
-def test_without_an_endpoint_there_is_nobody_to_tell(client):
+def test_without_an_endpoint_no_notification_is_queued(client):
     told(Notifications(client, ""), "one")
 
 
-def test_more_than_can_wait_are_dropped_and_counted_in_the_log(client, caplog, monkeypatch):
-    monkeypatch.setattr(notifications_module, "_MOST_WAITING", 2)
+def test_notifications_beyond_the_limit_are_dropped_and_logged(client, caplog, monkeypatch):
+    monkeypatch.setattr(notifications_module, "_MAX_WAITING", 2)
     notifications = Notifications(client, "http://127.0.0.1:1/")
     for _ in range(3):
         notifications.notify({"action": "x"})
-    assert caplog.text.count("a notification was dropped") == 1
+    assert caplog.text.count("notification dropped") == 1

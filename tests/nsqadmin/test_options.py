@@ -96,7 +96,7 @@ def options(**fields):
         ),
     ],
 )
-def test_what_it_cannot_run_with_is_refused_in_nsqs_words(fields, text):
+def test_invalid_options_have_nsqs_error_texts(fields, text):
     with pytest.raises(OptionError) as refused:
         validate(options(**fields))
     assert str(refused.value).startswith(text)
@@ -105,11 +105,11 @@ def test_what_it_cannot_run_with_is_refused_in_nsqs_words(fields, text):
 @pytest.mark.parametrize(
     ("given", "normal"), [("", "/"), ("/", "/"), ("a", "/a"), ("/a/", "/a"), ("//a//b/../c", "/a/c"), ("/..", "/")]
 )
-def test_a_base_path_begins_with_a_slash_and_ends_with_none(given, normal):
+def test_a_base_path_has_a_leading_and_no_trailing_slash(given, normal):
     assert normalized_base_path(given) == normal
 
 
-def test_certificates_are_loaded_before_anything_is_served(tmp_path):
+def test_certificates_are_checked_at_the_start(tmp_path):
     cert, key = tmp_path / "c.pem", tmp_path / "k.pem"
     subprocess.run(
         [

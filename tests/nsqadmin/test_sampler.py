@@ -1,4 +1,4 @@
-"""The cluster looked at now and then."""
+"""Samples of the cluster in intervals."""
 
 import base64
 from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ def until(condition: Callable[[], object]) -> None:
             gevent.sleep(0.01)
 
 
-def test_history_is_fed_and_the_first_look_asks_for_everything(cluster, nsqd):
+def test_samples_feed_the_history_and_the_first_has_clients(cluster, nsqd):
     history = History()
     sampler = Sampler(cluster, history, 0.01)
     sampler.start()
@@ -51,7 +51,7 @@ def test_history_is_fed_and_the_first_look_asks_for_everything(cluster, nsqd):
     assert any("include_clients" not in look for look in looks)
 
 
-def test_no_interval_is_no_sampling(cluster, nsqd):
+def test_an_interval_of_zero_turns_sampling_off(cluster, nsqd):
     sampler = Sampler(cluster, History(), 0.0)
     sampler.start()
     gevent.sleep(0.05)
@@ -59,7 +59,7 @@ def test_no_interval_is_no_sampling(cluster, nsqd):
     assert nsqd.heard == []
 
 
-def test_a_look_that_fails_is_not_the_last(cluster, nsqd, caplog, monkeypatch):
+def test_sampling_continues_after_a_failure(cluster, nsqd, caplog, monkeypatch):
     history = History()
     failures = iter([ZeroDivisionError("once")])
     add = history.add

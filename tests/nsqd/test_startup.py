@@ -1,12 +1,13 @@
 """What a start makes of nsqd.dat and the logs when nsqd.dat is damaged."""
 
+import errno
 from collections.abc import Iterator
 from typing import cast
 
 import pytest
 
+from nsq_compat.godata.export import write_queue
 from nsq_compat.godata.format import GoMessage
-from nsq_compat.godata.writer import write_queue
 from nsq_compat.log.data_path import our_folder
 from nsq_compat.log.files import Files
 from nsq_compat.log.metadata import (
@@ -18,11 +19,13 @@ from nsq_compat.log.metadata import (
 )
 from nsq_compat.log.storage import Durability, Storage
 from nsq_compat.log.topic_log import TopicLog
+from nsq_compat.nsqd.durability import Checkpoints
 from nsq_compat.nsqd.startup import restore
 from nsq_compat.queue.ids import MessageIds
 from nsq_compat.queue.limits import QueueLimits
+from nsq_compat.queue.snapshot import snapshot
 from tests.broker import NOW_NS, Daemon
-from tests.faults.disk import SimulatedDisk
+from tests.faults.disk import FaultyFiles, SimulatedDisk
 
 DATA_PATH = "/data"
 NSQD_DAT = "/data/nsqd.dat"
@@ -35,9 +38,13 @@ WAITING = {("orders", "a"): [b"1", b"2"], ("orders", "b"): [b"1", b"2"], ("pay",
 """`new` is made after the start, and given what a topic without channels holds."""
 
 
-def start(disk: SimulatedDisk) -> Daemon:
+def storage_on(disk: SimulatedDisk) -> Storage:
     files = cast("Files", disk)
-    storage = Storage(files, DATA_PATH, durability=Durability.OS, segment_size=1 << 20, commit=TopicLog.sync)
+    return Storage(files, DATA_PATH, durability=Durability.OS, segment_size=1 << 20, commit=TopicLog.sync)
+
+
+def start(disk: SimulatedDisk) -> Daemon:
+    storage = storage_on(disk)
     daemon = Daemon(QueueLimits(), storage)
     restore(daemon.broker, storage)
     return daemon
@@ -94,6 +101,35 @@ def flips() -> Iterator[bytes]:
 def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Without the warnings that the topics, after kill -9, have no checkpoints."""
     return [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+
+
+@pytest.mark.parametrize("length", [1, 9])
+@pytest.mark.parametrize("fault", [errno.EIO, errno.EMFILE, errno.EACCES])
+@pytest.mark.parametrize("has_checkpoints", [False, True])
+def test_whichever_call_fails_the_start_works_or_is_refused_and_the_next_one_has_every_message(
+    stored, caplog, has_checkpoints, fault, length
+):
+    disk = with_nsqd_dat(stored, WRITTEN)
+    if has_checkpoints:
+        daemon = start(disk)
+        Checkpoints(daemon.broker, storage_on(disk), 60.0).write_last()
+        disk.kill()
+    refused = first = calls = 0
+    while first <= calls:
+        first += 1
+        failing = disk.copy()
+        files = FaultyFiles(cast("Files", failing), first, fault, length)
+        try:
+            start(cast("SimulatedDisk", files))
+        except (OSError, MetadataError):
+            refused += 1
+        calls = files.calls
+        caplog.clear()
+        daemon = start(failing.kill())
+        assert waiting(daemon) == WAITING, first
+        assert sum(topic.damaged_records for topic in snapshot(daemon.broker, daemon.now)) == 0, first
+        assert errors(caplog) == [], first
+    assert refused > 5
 
 
 def test_an_undamaged_file_says_which_are_paused(stored, caplog):

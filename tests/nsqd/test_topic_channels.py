@@ -111,7 +111,7 @@ def start_with(start: StartNsqlookupd, monkeypatch: pytest.MonkeyPatch) -> Calla
 
     def start_one(web: Web) -> str:
         lookupd = start()
-        monkeypatch.setattr(lookupd, "_about_us", web.lookupd)
+        monkeypatch.setattr(lookupd, "_info", web.lookupd)
         return lookupd.address
 
     return start_one

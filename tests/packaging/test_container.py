@@ -1,7 +1,7 @@
 """The container file: what it says, and its steps done without an engine.
 
 There is no engine here, so the image itself is not built. What is: its first stage, by the same commands, on a machine
-of its own (`tests.docs.machine`), but for the compiling, which takes minutes; and then what an engine would start from
+of its own (`tests.docs.sandbox`), but for the compiling, which takes minutes; and then what an engine would start from
 it, as the user it names, on a root nobody may write to, with /data that it may.
 """
 
@@ -18,7 +18,7 @@ from nsq_compat.cli.options import table_of
 from nsq_compat.nsqadmin.options import NsqadminOptions
 from nsq_compat.nsqd.options import NsqdOptions
 from nsq_compat.nsqlookupd.options import NsqlookupdOptions
-from tests.docs.machine import run
+from tests.docs.sandbox import run
 from tests.packaging.image import Image
 from tests.packaging.release import ROOT
 

@@ -1,7 +1,7 @@
 """The manifests in contrib/kubernetes: valid for Kubernetes, true to our programs, and their pods' commands run.
 
 No cluster: the API's own schemas judge what they are, and what a kubelet would run is run as it stands, on a machine
-that has the pods' names (`tests.docs.machine`).
+that has the pods' names (`tests.docs.sandbox`).
 """
 
 import shlex
@@ -23,7 +23,7 @@ from nsq_compat.nsqadmin.options import NsqadminOptions
 from nsq_compat.nsqd.options import NsqdOptions
 from nsq_compat.nsqlookupd.options import NsqlookupdOptions
 from nsq_compat.protocol.durations import SECOND
-from tests.docs.machine import ROOT, run, search_path
+from tests.docs.sandbox import ROOT, run, search_path
 from tests.packaging.image import Image
 
 FOLDER = ROOT / "contrib" / "kubernetes"

@@ -16,7 +16,7 @@ def test_without_policies_nothing_applies():
     assert len(Policies()) == 0
 
 
-def test_everything_a_policy_may_say():
+def test_all_settings_of_a_policy():
     policies = Policies(
         [
             {"topic": "orders", "max_attempts": 5, "dead_letter_topic": "dead"},
@@ -28,14 +28,14 @@ def test_everything_a_policy_may_say():
     assert applied.dead_lettering == DeadLettering(5, "dead")
     assert applied.bounds == Bounds(10, 100, 90.0, drops=True)
     assert applied.rate == Rate(2.5, 7)
-    assert applied.described("orders", "archive") == {
+    assert applied.to_settings("orders", "archive") == {
         "max_attempts": 5, "dead_letter_topic": "dead", "max_depth": 10, "max_bytes": 100, "max_age": "1m30s",
         "when_full": "drop-oldest", "max_rate": 2.5, "burst": 7,
     }  # fmt: skip
     assert Policies(policies.written).for_channel("orders", "archive") == applied
 
 
-def test_what_is_not_said_has_a_default():
+def test_settings_have_defaults():
     applied = Policies([{"max_attempts": 3, "max_depth": 1, "max_rate": 50}]).for_channel("orders", "archive")
     assert applied.dead_lettering is not None
     assert applied.dead_lettering.topic_for("orders", "archive") == "orders.archive.dead"
@@ -52,7 +52,7 @@ def test_a_pattern_has_to_match_the_whole_name():
     assert not policies.for_channel("orders", "ab").rate
 
 
-def test_the_first_that_fits_and_speaks_of_something_decides_about_that():
+def test_the_first_matching_policy_with_a_setting_decides_it():
     policies = Policies(
         [
             {"channel": "slow", "max_rate": 1},
@@ -70,13 +70,13 @@ def test_the_first_that_fits_and_speaks_of_something_decides_about_that():
     assert other.dead_lettering.max_attempts == 9
 
 
-def test_a_policy_that_names_channels_is_not_about_what_a_topic_holds():
+def test_a_policy_for_channels_does_not_apply_to_the_topics_own_messages():
     policies = Policies([{"channel": ".*", "max_depth": 1}, {"topic": "orders", "max_depth": 2}])
     assert policies.for_topic("orders") == Bounds(2, None, None, drops=False)
     assert policies.for_topic("clicks") is None
 
 
-def test_names_of_ephemeral_channels_go_without_their_ending():
+def test_the_suffix_of_ephemeral_channels_is_left_out():
     dead_lettering = DeadLettering(1, "{topic}.{channel}.dead")
     assert dead_lettering.topic_for("t#ephemeral", "c#ephemeral") == "t.c.dead"
 
@@ -103,12 +103,12 @@ def test_names_of_ephemeral_channels_go_without_their_ending():
         ({"max_rate": 1, "channel": 5}, "policy 1: channel: must be a regular expression"),
     ],
 )  # fmt: skip
-def test_a_policy_that_means_nothing_is_refused_with_its_reason(written, text):
+def test_an_invalid_policy_is_refused_with_a_reason(written, text):
     assert complaint(written) == text
 
 
 @pytest.mark.parametrize("topic", ["two words", "{topic}#ephemeral", "", "{message}", "x" * 65, 5])
-def test_a_dead_letter_topic_has_to_be_able_to_exist(topic):
+def test_a_dead_letter_topic_must_have_a_valid_name(topic):
     assert complaint({"max_rate": 1}, {"max_attempts": 1, "dead_letter_topic": topic}).startswith(
         "policy 2: dead_letter_topic: must be the name of a topic"
     )

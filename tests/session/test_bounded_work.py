@@ -1,6 +1,7 @@
 """However much a client sends at once, one call of its session does a bounded part of it."""
 
 import struct
+from itertools import pairwise
 
 import pytest
 
@@ -18,6 +19,17 @@ def test_a_read_full_of_small_commands_is_executed_in_parts(nsqd, line):
         client.session.read_on(nsqd.now, nsqd.now_ns)
         calls += 1
     assert calls >= 1000 / COMMANDS_AT_ONCE
+
+
+def test_a_read_full_of_dpubs_is_executed_in_smaller_parts(nsqd):
+    client = nsqd.connect()
+    client.session.receive_data(b"DPUB t 1000\n\0\0\0\1x" * 1000, nsqd.now, nsqd.now_ns)
+    published = [nsqd.broker.topic("t").message_count]
+    while client.session.has_unread:
+        client.session.read_on(nsqd.now, nsqd.now_ns)
+        published.append(nsqd.broker.topic("t").message_count)
+    assert published[-1] == 1000
+    assert max(after - before for before, after in pairwise([0, *published])) <= COMMANDS_AT_ONCE / 4
 
 
 def test_fins_that_are_refused_count_one_by_one(nsqd):

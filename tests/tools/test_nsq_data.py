@@ -9,10 +9,10 @@ from itertools import repeat
 
 import pytest
 
+from nsq_compat.godata.export import write_queue
 from nsq_compat.godata.format import GoMessage
 from nsq_compat.godata.reader import read_queue
 from nsq_compat.godata.takeover import take_over
-from nsq_compat.godata.writer import write_queue
 from nsq_compat.log.data_path import DataPathLock, make_our_folder, topic_folder
 from nsq_compat.log.files import OsFiles
 from nsq_compat.log.metadata import ChannelMetadata, TopicMetadata, load_metadata, save_metadata
@@ -259,7 +259,7 @@ def test_attempts_are_those_of_the_deliveries_so_far(tmp_path, nsq_data):
 def test_a_data_path_of_gos_has_nothing_to_export(go_path, nsq_data):
     code, _, complaint = nsq_data("export")
     assert code == 2
-    assert "queue files of Go's already" in complaint
+    assert "already has queue files of Go's nsqd" in complaint
 
 
 def test_damage_shows_in_the_exit_code_of_an_export(our_path, nsq_data):

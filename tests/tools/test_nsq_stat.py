@@ -10,7 +10,7 @@ import pytest
 
 from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.http_client import HttpClient, HttpClientOptions
-from nsq_compat.cluster.statistics import ChannelStats
+from nsq_compat.cluster.stats import ChannelStats
 from nsq_compat.tools.nsq_stat import ChannelSampler, Options, row
 from nsq_compat.tools.program import Refused
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd

@@ -1,4 +1,4 @@
-"""A daemon for the API to talk about: a real queue, and everything else under the test's hand."""
+"""A daemon for the API: a real queue, and other values that a test sets."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -67,7 +67,7 @@ class Daemon:
         return self.wall_ns
 
     def let_others_run(self) -> None:
-        """There are no others."""
+        """No other work exists."""
 
     def health(self) -> str:
         return self.health_text
@@ -104,7 +104,7 @@ class Daemon:
         self.saves += 1
 
     def sleep(self, seconds: float) -> None:
-        """Time does not pass here; some CPU time does."""
+        """Uses some CPU time, but no time passes."""
         sum(number * number for number in range(2_000_000))
 
     def greenlet_stacks(self) -> str:
@@ -112,7 +112,7 @@ class Daemon:
 
 
 class Caller:
-    """Calls an API the way the server does, without one."""
+    """Calls an API as the server does."""
 
     def __init__(self, daemon: Daemon) -> None:
         self.api = NsqdApi(daemon)
@@ -143,7 +143,7 @@ def call(daemon: Daemon) -> Caller:
 
 
 class Drain:
-    """A consumer that takes everything a topic has, and shows the bodies."""
+    """A consumer that takes all messages of a topic and returns the bodies."""
 
     locality = Locality.GLOBAL
 

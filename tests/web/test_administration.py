@@ -1,6 +1,16 @@
-"""/topic/... and /channel/...: every check in its order, under its name."""
+"""/topic/... and /channel/...: checks in nsqd's order, with nsqd's codes; peek and recent."""
+
+import base64
+import json
 
 import pytest
+
+from nsq_compat.log.data_path import make_our_folder
+from nsq_compat.log.files import OsFiles
+from nsq_compat.log.storage import Durability, Storage
+from nsq_compat.queue.broker import Broker
+from nsq_compat.queue.limits import QueueLimits
+from tests.web.conftest import SECOND, Caller
 
 TOPIC_ROUTES = ["create", "delete", "empty", "pause", "unpause"]
 CHANNEL_ROUTES = TOPIC_ROUTES
@@ -21,7 +31,7 @@ def known(call):
 
 
 @pytest.mark.parametrize("route", TOPIC_ROUTES)
-def test_a_topic_route_needs_a_topic_and_a_sound_query(call, route):
+def test_a_topic_route_needs_a_topic_and_a_valid_query(call, route):
     assert code(call.post(f"/topic/{route}")) == refused(400, "MISSING_ARG_TOPIC")
     assert code(call.post(f"/topic/{route}?topic=%")) == refused(400, "INVALID_REQUEST")
 
@@ -53,7 +63,7 @@ def test_invalid_and_unknown_topics(call, route, invalid, unknown):
     ],
 )
 @pytest.mark.parametrize("route", CHANNEL_ROUTES)
-def test_channel_routes_check_in_one_order(call, route, query, answer):
+def test_channel_routes_check_in_nsqds_order(call, route, query, answer):
     assert code(call.post(f"/channel/{route}{query}")) == refused(*answer)
 
 
@@ -63,7 +73,7 @@ def test_an_unknown_channel_is_not_found(call, route):
 
 
 @pytest.mark.parametrize("route", TOPIC_ROUTES)
-def test_success_is_an_empty_reply_without_a_type(call, route):
+def test_success_is_an_empty_response_without_a_type(call, route):
     for response in (
         call.post(f"/channel/{route}?topic=known&channel=known"),
         call.post(f"/topic/{route}?topic=known"),
@@ -72,7 +82,7 @@ def test_success_is_an_empty_reply_without_a_type(call, route):
         assert response.headers == (("X-Nsq-Content-Type", "nsq; version=1.0"),)
 
 
-def test_topics_and_channels_come_and_go(call, daemon):
+def test_topics_and_channels_can_be_created_and_deleted(call, daemon):
     call.post("/topic/create?topic=t")
     call.post("/channel/create?topic=t&channel=c")
     assert list(daemon.broker.topics["t"].channels) == ["c"]
@@ -82,7 +92,7 @@ def test_topics_and_channels_come_and_go(call, daemon):
     assert "t" not in daemon.broker.topics
 
 
-def test_pausing_is_written_down_before_the_answer(call, daemon):
+def test_pausing_is_saved_before_the_response(call, daemon):
     topic = daemon.broker.topics["known"]
     call.post("/topic/pause?topic=known")
     call.post("/channel/pause?topic=known&channel=known")
@@ -92,7 +102,7 @@ def test_pausing_is_written_down_before_the_answer(call, daemon):
     assert (topic.paused, topic.channels["known"].paused, daemon.saves) == (False, False, 4)
 
 
-def test_emptying_a_topic_leaves_its_channels_alone(call, daemon):
+def test_emptying_a_topic_does_not_empty_its_channels(call, daemon):
     topic = daemon.broker.topics["known"]
     call.post("/pub?topic=known", b"in the channel")
     call.post("/topic/pause?topic=known")
@@ -103,7 +113,100 @@ def test_emptying_a_topic_leaves_its_channels_alone(call, daemon):
     assert topic.channels["known"].depth == 0
 
 
-def test_a_stopping_daemon_makes_nothing(call, daemon):
+def test_a_stopping_daemon_creates_nothing(call, daemon):
     daemon.broker.close()
     assert code(call.post("/topic/create?topic=new")) == refused(503, "EXITING")
     assert code(call.post("/channel/create?topic=known&channel=new")) == refused(503, "EXITING")
+
+
+def bodies(response):
+    return [base64.b64decode(message["body"]) for message in json.loads(response.body)["messages"]]
+
+
+@pytest.fixture
+def channel(daemon):
+    topic = daemon.broker.topic("t")
+    channel = topic.channel("c")
+    topic.publish([b"one", b"two", b"three"], 50.0, 1_700_000_000_000_000_000)
+    return channel
+
+
+def test_waiting_messages_are_shown_and_stay(call, channel):
+    for _ in range(2):
+        response = call.get("/channel/peek?topic=t&channel=c")
+        assert bodies(response) == [b"one", b"two", b"three"]
+    assert channel.depth == 3
+    answer = json.loads(response.body)
+    assert answer["depth"] == 3
+    first = answer["messages"][0]
+    assert list(first) == ["id", "timestamp", "attempts", "size", "body"]
+    assert (first["timestamp"], first["attempts"], first["size"]) == (1_700_000_000_000_000_000, 1, 3)
+
+
+def test_a_peek_has_at_most_limit_messages(call, channel):
+    assert bodies(call.get("/channel/peek?topic=t&channel=c&limit=2")) == [b"one", b"two"]
+
+
+def test_a_long_body_is_shown_partly(call, daemon):
+    topic = daemon.broker.topic("t")
+    topic.channel("c")
+    topic.publish([b"x" * 20_000], 50.0, 1)
+    (message,) = json.loads(call.get("/channel/peek?topic=t&channel=c").body)["messages"]
+    assert message["size"] == 20_000
+    assert len(base64.b64decode(message["body"])) == 16 * 1024
+
+
+@pytest.mark.parametrize("limit", ["0", "101", "-1", "x", "", "9" * 50])
+def test_an_invalid_limit_is_refused(call, channel, limit):
+    response = call.get(f"/channel/peek?topic=t&channel=c&limit={limit}")
+    assert (response.status, json.loads(response.body)) == (400, {"message": "INVALID_ARG_LIMIT"})
+
+
+def test_missing_parameters_topics_and_channels_are_errors(call, channel):
+    assert json.loads(call.get("/channel/peek?topic=t").body) == {"message": "MISSING_ARG_CHANNEL"}
+    assert json.loads(call.get("/channel/peek?topic=x&channel=c").body) == {"message": "TOPIC_NOT_FOUND"}
+    assert json.loads(call.get("/channel/peek?topic=t&channel=x").body) == {"message": "CHANNEL_NOT_FOUND"}
+
+
+def test_with_auth_servers_there_is_no_peek(daemon, channel):
+    daemon.options.peeking_over_http = False
+    assert json.loads(Caller(daemon).get("/channel/peek?topic=t&channel=c").body) == {"message": "NOT_FOUND"}
+
+
+def test_deferred_and_in_flight_messages_have_their_deadlines(call, daemon, channel, drain):
+    topic = daemon.broker.topic("t")
+    channel.add_consumer(drain)
+    channel.take(drain, 1, 50.0, 60.0)
+    topic.publish([b"later"], 50.0, 1, 7.5)
+    answer = json.loads(call.get("/channel/peek?topic=t&channel=c").body)
+    moments = {
+        kind: [(base64.b64decode(each["body"]), each[key] - daemon.wall_ns) for each in answer[kind]]
+        for kind, key in (("deferred", "due"), ("in_flight", "deadline"))
+    }
+    assert moments == {"deferred": [(b"later", 7_500_000_000)], "in_flight": [(b"one", 60_000_000_000)]}
+    assert [base64.b64decode(each["body"]) for each in answer["messages"]] == [b"two", b"three"]
+
+
+def test_messages_of_a_topic_without_a_log_are_shown(call, daemon, channel):
+    daemon.broker.topic("t").publish([b"later"], 50.0, 1_000, 2.0)
+    answer = json.loads(call.get("/topic/recent?topic=t").body)
+    assert answer["message_count"] == 4
+    assert [message.get("due") for message in answer["messages"]] == [None, None, None, daemon.wall_ns + 2 * SECOND]
+    assert base64.b64decode(answer["messages"][0]["body"]) == b"one"
+
+
+def test_recent_messages_are_shown_even_if_finished(call, daemon, drain, tmp_path):
+    files = OsFiles()
+    make_our_folder(files, str(tmp_path))
+    storage = Storage(files, str(tmp_path), durability=Durability.OS, segment_size=1 << 20, commit=lambda _: None)
+    daemon.broker = Broker(QueueLimits(), storage)
+    topic = daemon.broker.topic("t")
+    for number in range(5):
+        topic.publish([f"message {number}".encode()], 50.0, 1)
+    assert len(drain(topic)) == 5
+    shown = Caller(daemon).get("/topic/recent?topic=t&limit=3")
+    assert bodies(shown) == [b"message 2", b"message 3", b"message 4"]
+    assert json.loads(shown.body)["message_count"] == 5
+    assert topic.store is not None
+    topic.store.log.close()
+    assert json.loads(call.get("/topic/recent").body) == {"message": "MISSING_ARG_TOPIC"}

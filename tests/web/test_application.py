@@ -1,4 +1,4 @@
-"""Dispatch, the error boundary, the access log and the TLS gate."""
+"""Dispatch, redirects, errors, the access log and required TLS."""
 
 import logging
 import re
@@ -6,9 +6,8 @@ import re
 import pytest
 
 from nsq_compat.session.http_message import Request, Response
-from nsq_compat.web.application import Application, TlsRequired
+from nsq_compat.web.application import IGNORED_BODY_LIMIT, Application, Route, Router, TlsRequired
 from nsq_compat.web.responses import ApiError
-from nsq_compat.web.routing import IGNORED_BODY_LIMIT, Route
 
 
 def refuse(request):
@@ -34,13 +33,13 @@ def test_a_route_answers(application):
     assert application.respond(request("/ok")).body == b"fine"
 
 
-def test_a_refusal_is_json_with_gos_escapes(application):
+def test_an_api_error_is_json_with_gos_escapes(application):
     response = application.respond(request("/refuse"))
     assert (response.status, response.body) == (400, b'{"message":"A\\u003cB"}')
     assert ("X-Nsq-Content-Type", "nsq; version=1.0") in response.headers
 
 
-def test_a_failure_is_an_internal_error_with_a_traceback(application, caplog):
+def test_an_exception_is_an_internal_error_with_a_traceback(application, caplog):
     response = application.respond(request("/fail"))
     assert (response.status, response.body) == (500, b'{"message":"INTERNAL_ERROR"}')
     assert caplog.records[0].exc_info
@@ -63,23 +62,102 @@ def test_requests_are_logged(application, caplog, path, method, line):
 
 
 @pytest.mark.parametrize(("path", "method"), [("/quiet", "GET"), ("/ok/", "GET"), ("/ok", "OPTIONS")])
-def test_what_nsqd_does_not_log_is_not_logged(application, caplog, path, method):
+def test_requests_that_nsqd_does_not_log_are_not_logged(application, caplog, path, method):
     with caplog.at_level(logging.INFO):
         application.respond(request(path, method))
     assert not caplog.records
 
 
-def test_a_large_body_for_nothing_hears_what_a_small_one_would(application):
+def test_a_large_unexpected_body_gets_the_response_of_a_small_one(application):
     limit, refusal = application.admit("POST", "/nope")
     assert (limit, refusal.status) == (IGNORED_BODY_LIMIT, 404)
     assert application.admit("POST", "/ok").refusal.status == 405
     assert application.admit("GET", "/ok").refusal.status == 413
 
 
-def test_behind_the_tls_gate_nothing_is_answered():
+def test_with_tls_required_every_response_names_the_https_port():
     gate = TlsRequired(4152)
     for path, method in (("/ping", "GET"), ("/pub", "POST"), ("/nope", "HEAD")):
         response = gate.respond(request(path, method))
         assert response.status == 403
         assert response.body == b'{"message": "TLS_REQUIRED", "https_port": 4152}'
         assert gate.admit(method, path).refusal == response
+
+
+@pytest.fixture
+def router():
+    route = Route(lambda request: Response(200))
+    return Router(
+        {
+            "/ping": {"GET": route},
+            "/pub": {"POST": route},
+            "/config/:opt": {"GET": route, "PUT": route},
+            "/debug/pprof/": {"GET": route},
+        }
+    )
+
+
+@pytest.mark.parametrize("path", ["/ping", "/pub", "/config/x", "/debug/pprof/"])
+def test_known_paths_have_methods(router, path):
+    assert router.methods(path)
+
+
+@pytest.mark.parametrize("path", ["", "/", "/pin", "/ping/", "/config", "/config/", "/config/a/b", "*", "host:80"])
+def test_other_paths_have_none(router, path):
+    assert not router.methods(path)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "query", "location"),
+    [
+        ("GET", "/ping/", b"", "/ping"),
+        ("GET", "/PING", b"a=%20b", "/ping?a=%20b"),
+        ("GET", "//ping", b"", "/ping"),
+        ("GET", "/x/../Ping/", b"", "/ping"),
+        ("GET", "/./ping", b"", "/ping"),
+        ("GET", "/../ping", b"", "/ping"),
+        ("GET", "/debug/pprof", b"", "/debug/pprof/"),
+        ("GET", "/Debug//PPROF", b"", "/debug/pprof/"),
+        ("GET", "/CONFIG/Id", b"", "/config/Id"),
+        ("PUT", "/config/id/", b"", "/config/id"),
+        ("POST", "/PUB/", b"topic=t", "/pub?topic=t"),
+    ],
+)
+def test_a_nearly_correct_path_is_redirected(router, method, path, query, location):
+    response = router.unmatched(method, path, query)
+    assert response.status == (301 if method == "GET" else 307)
+    assert ("Location", location) in response.headers
+
+
+def test_a_location_is_escaped_in_header_and_page(router):
+    response = router.unmatched("GET", '/config/"<\r\nX: y/', b"")
+    assert ("Location", "/config/%22%3C%0D%0AX:%20y") in response.headers
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/pub/"), ("HEAD", "/ping/"), ("OPTIONS", "/ping/"), ("DELETE", "/nope"), ("GET", "/")]
+)
+def test_paths_without_a_route_are_not_found(router, method, path):
+    response = router.unmatched(method, path, b"")
+    assert (response.status, response.body) == (404, b'{"message":"NOT_FOUND"}')
+
+
+@pytest.mark.parametrize(
+    ("path", "allow"),
+    [
+        ("/ping", "GET, OPTIONS"),
+        ("/pub", "OPTIONS, POST"),
+        ("/config/x", "GET, OPTIONS, PUT"),
+        ("*", "GET, OPTIONS, POST, PUT"),
+    ],
+)
+def test_a_wrong_method_is_405_with_the_allowed_methods(router, path, allow):
+    response = router.unmatched("DELETE", path, b"")
+    assert (response.status, response.body) == (405, b'{"message":"METHOD_NOT_ALLOWED"}')
+    assert ("Allow", allow) in response.headers
+
+
+def test_options_returns_only_the_methods(router):
+    assert router.unmatched("OPTIONS", "/pub", b"") == Response(200, headers=(("Allow", "OPTIONS, POST"),))
+    assert router.unmatched("OPTIONS", "*", b"") == Response(200)
+    assert router.unmatched("OPTIONS", "/nope", b"").status == 404

@@ -1,4 +1,4 @@
-"""/config/:opt: how values look, and the two that may be changed."""
+"""/config/:opt: the form of values, and options that can be changed."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def refused(status, name):
         (None, "null"),
     ],
 )
-def test_values_are_raw_text_or_json(call, daemon, value, text):
+def test_strings_are_raw_and_other_values_json(call, daemon, value, text):
     daemon.config["opt"] = value
     response = call.get("/config/opt")
     assert code(response) == (200, text)
@@ -44,7 +44,7 @@ def test_the_log_level_is_set_by_name_and_shown_as_a_number(call):
 
 
 @pytest.mark.parametrize("body", [b"warning", b"2", b" info", b"\xff"])
-def test_a_level_that_is_none_is_invalid(call, body):
+def test_an_unknown_log_level_is_invalid(call, body):
     assert code(call.put("/config/log_level", body)) == refused(400, "INVALID_VALUE")
 
 
@@ -54,11 +54,11 @@ def test_nsqlookupds_are_replaced(call, body, text):
 
 
 @pytest.mark.parametrize("body", [b"{}", b"[1]", b"[null", b"a:1", b'"a:1"', b"\xff", b"[" * 10_000])
-def test_addresses_that_are_no_list_of_strings_are_invalid(call, body):
+def test_addresses_must_be_a_list_of_strings(call, body):
     assert code(call.put("/config/nsqlookupd_tcp_addresses", body)) == refused(400, "INVALID_VALUE")
 
 
-def test_only_two_options_are_writable(call, daemon):
+def test_other_options_cannot_be_changed(call, daemon):
     daemon.config["snappy"] = True
     assert code(call.put("/config/snappy", b"false")) == refused(400, "INVALID_OPTION")
 
@@ -69,7 +69,7 @@ def test_empty_and_large_values_are_413(call, daemon):
     assert (limit, code(refusal)) == (daemon.options.max_msg_size, refused(413, "INVALID_VALUE"))
 
 
-def test_a_drain_is_begun_with_true_and_not_taken_back(call, daemon):
+def test_a_drain_starts_with_true_and_cannot_be_undone(call, daemon):
     daemon.config["drain"] = False
     assert code(call.get("/config/drain")) == (200, "false")
     assert code(call.put("/config/drain", b"false")) == refused(400, "INVALID_VALUE")

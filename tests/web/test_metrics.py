@@ -14,14 +14,14 @@ def asked(path: str, accept: str = "", reason: str = READY, metrics: Metrics | N
     return application.respond(Request("GET", path.encode(), path, b"", headers, b"", "127.0.0.1:5000"))
 
 
-def test_metrics_come_in_the_form_that_is_accepted():
+def test_metrics_have_the_accepted_format():
     [(_, plain)] = asked("/metrics").headers
     assert plain.startswith("text/plain; version=0.0.4")
     [(_, better)] = asked("/metrics", "application/openmetrics-text; version=1.0.0,text/plain;q=0.5").headers
     assert better.startswith("application/openmetrics-text; version=1.0.0")
 
 
-def test_both_forms_can_be_parsed_and_say_the_same():
+def test_both_formats_can_be_parsed_and_have_the_same_values():
     metrics = Metrics("nsqd", "1.3.0")
     metrics.observe_lag(0.003)
     for accept, parse in (("", prometheus_text), ("application/openmetrics-text; version=1.0.0", open_metrics)):
@@ -33,7 +33,7 @@ def test_both_forms_can_be_parsed_and_say_the_same():
         assert samples["process_resident_memory_bytes", None].value > 1e6
 
 
-def test_who_answers_lives_and_who_is_ready_says_so():
+def test_a_daemon_is_live_even_if_it_is_not_ready():
     assert (asked("/livez").status, asked("/livez").body) == (200, b"OK")
     assert (asked("/readyz").status, asked("/readyz").body) == (200, b"OK")
     refusal = asked("/readyz", reason="NOK - no space left on device")

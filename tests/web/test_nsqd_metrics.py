@@ -1,4 +1,4 @@
-"""nsqd's figures as Prometheus reads them."""
+"""nsqd's metrics, as Prometheus parses them."""
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
@@ -14,7 +14,7 @@ OPEN_METRICS = {b"accept": b"application/openmetrics-text; version=1.0.0"}
 
 
 def scrape(daemon):
-    """Values by the sample's name and its labels."""
+    """Values by name and labels."""
     request = Request("GET", b"/metrics", "/metrics", b"", OPEN_METRICS, b"", "127.0.0.1:5000")
     page = Caller(daemon).api.respond(request).body.decode()
     return {
@@ -32,7 +32,7 @@ def orders(daemon):
     return topic
 
 
-def test_topics_and_channels_have_what_stats_shows(daemon, orders):
+def test_topics_and_channels_have_the_values_of_stats(daemon, orders):
     orders.publish([b"later"], 50.0, 1, defer=10.0)
     found = scrape(daemon)
     assert found["nsqd_topic_messages_total", "orders"] == 3
@@ -47,7 +47,7 @@ def test_topics_and_channels_have_what_stats_shows(daemon, orders):
     assert not any("(others)" in key for key in found)
 
 
-def test_a_daemon_that_is_not_well_is_not_ready_but_lives(daemon, call):
+def test_an_unhealthy_daemon_is_not_ready_but_live(daemon, call):
     assert call.get("/readyz").status == 200
     daemon.health_text = "NOK - no space left on device"
     assert (call.get("/readyz").status, call.get("/readyz").body) == (503, b"NOK - no space left on device")
@@ -64,7 +64,7 @@ def test_the_time_from_publish_to_fin_is_in_seconds():
     assert scrape(daemon)["nsqd_channel_e2e_latency_seconds", "orders", "archive", "0.99"] == pytest.approx(2, rel=0.01)
 
 
-def test_what_is_ephemeral_is_added_up_without_its_names(daemon, orders):
+def test_ephemeral_topics_and_channels_are_added_up(daemon, orders):
     orders.channel("tail1#ephemeral")
     orders.channel("tail2#ephemeral")
     daemon.broker.topic("gone#ephemeral").publish([b"x"], 50.0, 1)
@@ -77,7 +77,7 @@ def test_what_is_ephemeral_is_added_up_without_its_names(daemon, orders):
     assert found["nsqd_channels_without_series",] == 2
 
 
-def test_no_more_names_than_allowed_have_series_and_the_rest_is_added_up(daemon):
+def test_topics_beyond_the_limit_of_names_are_added_up(daemon):
     daemon.options.metrics_max_names = 5
     for number in range(4):
         topic = daemon.broker.topic(f"topic{number}")
@@ -91,11 +91,11 @@ def test_no_more_names_than_allowed_have_series_and_the_rest_is_added_up(daemon)
     ]
     assert found["nsqd_channel_depth", "(others)", "(others)"] == 3 + 4
     assert found["nsqd_topics_without_series",] == 2
-    # A sum of counters would go back when a topic is deleted.
+    # A sum of counters would decrease when a topic is deleted.
     assert not any("(others)" in key for key in found if key[0].endswith("_total"))
 
 
-def test_others_have_their_turn_while_a_long_page_is_made():
+def test_a_long_page_lets_others_run():
     class Busy(Daemon):
         turns = 0
 

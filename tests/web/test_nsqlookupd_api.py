@@ -1,10 +1,11 @@
-"""nsqlookupd's HTTP API, called the way the server calls it."""
+"""nsqlookupd's HTTP API, called as the server calls it."""
 
 import json
 import logging
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from nsq_compat.protocol.lookup_commands import PeerInfo
 from nsq_compat.registry.registration import Producer
@@ -19,7 +20,7 @@ WALL_NS = 1_700_000_000_000_000_000
 
 
 class Nsqlookupd:
-    """Satisfies `NsqlookupdService`; `moment` is monotonic seconds and moves by hand."""
+    """Satisfies `NsqlookupdService`. The test sets `moment`, monotonic seconds."""
 
     version = "1.3.0"
 
@@ -36,13 +37,13 @@ class Nsqlookupd:
         return WALL_NS
 
     def sleep(self, seconds: float) -> None:
-        """Time does not pass here."""
+        """No time passes."""
 
     def greenlet_stacks(self) -> str:
         return "greenlet 1\n"
 
     def joins(self, host: str, *topics: str) -> Producer:
-        """An nsqd with topics, or with channels where there is a colon."""
+        """An nsqd with topics, or channels as ``topic:channel``."""
         info = PeerInfo(host, "host1", 4151, 4150, "r", "z", "1.3.0")
         producer = self.db.identify(f"127.0.0.1:{5000 + len(self.db.producers)}", info, self.moment, WALL_NS)
         for name in topics:
@@ -82,7 +83,7 @@ def of(host: str, port: int) -> dict[str, object]:
     }
 
 
-# --- Questions --------------------------------------------------------------------------------------------------------
+# --- Lookups ----------------------------------------------------------------------------------------------------------
 
 
 def test_ping_is_plain_and_info_is_json(nsqlookupd):
@@ -91,7 +92,7 @@ def test_ping_is_plain_and_info_is_json(nsqlookupd):
     assert nsqlookupd.call("GET", "/info").body == b'{"version":"1.3.0"}'
 
 
-def test_a_lookup_names_channels_and_producers(nsqlookupd):
+def test_a_lookup_has_channels_and_producers(nsqlookupd):
     nsqlookupd.joins("n1", "orders:archive", "orders:billing")
     nsqlookupd.joins("n2", "orders", "other")
     body = nsqlookupd.call("GET", "/lookup?topic=orders").body
@@ -115,7 +116,7 @@ def test_topics_and_channels_are_listed(nsqlookupd):
     assert nsqlookupd.get("/channels?topic=u%23ephemeral") == {"channels": []}
 
 
-def test_nodes_say_which_topics_they_have_and_where_a_tombstone_stands(nsqlookupd):
+def test_nodes_have_their_topics_and_tombstones(nsqlookupd):
     nsqlookupd.joins("n1", "t:c", "u")
     nsqlookupd.joins("n2")
     nsqlookupd.post("/topic/tombstone?topic=u&node=n1:4151")
@@ -127,7 +128,7 @@ def test_nodes_say_which_topics_they_have_and_where_a_tombstone_stands(nsqlookup
     assert nsqlookupd.get("/nodes")["producers"][0]["tombstones"] == [False, False]
 
 
-def test_the_silent_and_the_tombstoned_are_not_found(nsqlookupd):
+def test_inactive_and_tombstoned_nodes_are_left_out(nsqlookupd):
     nsqlookupd.joins("n1", "t")
     nsqlookupd.post("/topic/tombstone?topic=t&node=n1:4151")
     assert nsqlookupd.get("/lookup?topic=t")["producers"] == []
@@ -151,7 +152,7 @@ def test_debug_shows_everything_by_key(nsqlookupd):
     assert nsqlookupd.call("GET", "/debug").body == expected.encode()
 
 
-def test_profiles_have_their_index_where_nsqlookupd_has_it(nsqlookupd):
+def test_the_index_of_profiles_has_no_trailing_slash(nsqlookupd):
     index = nsqlookupd.call("GET", "/debug/pprof")
     assert index.status == 200
     assert b'href="pprof/heap"' in index.body
@@ -159,10 +160,10 @@ def test_profiles_have_their_index_where_nsqlookupd_has_it(nsqlookupd):
     assert nsqlookupd.call("GET", "/debug/pprof/").status == 301
 
 
-# --- What operators do ------------------------------------------------------------------------------------------------
+# --- Changes ----------------------------------------------------------------------------------------------------------
 
 
-def test_operators_create_and_delete(nsqlookupd):
+def test_topics_and_channels_are_created_and_deleted(nsqlookupd):
     for target in ("/topic/create?topic=t", "/channel/create?topic=u&channel=c", "/topic/delete?topic=t"):
         response = nsqlookupd.post(target)
         assert (response.status, response.body, response.headers) == (200, b"", (V1,))
@@ -171,12 +172,12 @@ def test_operators_create_and_delete(nsqlookupd):
     assert nsqlookupd.get("/channels?topic=u") == {"channels": []}
 
 
-def test_deleting_and_tombstoning_what_is_not_there_is_no_matter(nsqlookupd):
+def test_deleting_and_tombstoning_unknown_topics_succeeds(nsqlookupd):
     for target in ("/topic/delete?topic=no%20name", "/topic/delete?topic=t", "/topic/tombstone?topic=t&node=x"):
         assert nsqlookupd.post(target).status == 200
 
 
-def test_a_star_is_a_name_that_nobody_has(nsqlookupd):
+def test_a_star_is_an_unknown_name(nsqlookupd):
     # docs/differences.md: wildcard
     nsqlookupd.joins("n1", "t:c")
     nsqlookupd.post("/topic/delete?topic=*")
@@ -218,12 +219,36 @@ def test_errors_have_nsqs_codes(nsqlookupd, method, target, status, code):
     assert response.headers[-2:] == (JSON, V1)
 
 
-def test_what_ignores_its_query_minds_no_malformed_one(nsqlookupd):
+def test_routes_without_parameters_accept_a_malformed_query(nsqlookupd):
     for path in ("/ping", "/info", "/topics", "/nodes", "/debug"):
         assert nsqlookupd.call("GET", f"{path}?%zz").status == 200
 
 
-def test_questions_are_logged(nsqlookupd, caplog):
+def test_requests_to_nsqlookupd_are_logged(nsqlookupd, caplog):
     with caplog.at_level(logging.INFO):
         nsqlookupd.call("GET", "/lookup?topic=t")
     assert caplog.records[0].message.startswith("404 GET /lookup?topic=t (127.0.0.1:50000) ")
+
+
+# --- Metrics ----------------------------------------------------------------------------------------------------------
+
+
+def scrape(nsqlookupd):
+    page = nsqlookupd.call("GET", "/metrics").body.decode()
+    families = text_string_to_metric_families(page)
+    return {(each.name, *each.labels.values()): each.value for family in families for each in family.samples}
+
+
+def test_metrics_count_nodes_topics_channels_and_tombstones(nsqlookupd):
+    nsqlookupd.joins("n1", "orders", "orders:archive", "orders:mail")
+    nsqlookupd.moment += 301.0
+    nsqlookupd.joins("n2", "orders", "clicks")
+    nsqlookupd.call("POST", "/topic/tombstone?topic=clicks&node=n2:4151")
+    found = scrape(nsqlookupd)
+    assert found["nsqlookupd_nodes", "active"] == 1
+    assert found["nsqlookupd_nodes", "inactive"] == 1
+    assert (found["nsqlookupd_topics",], found["nsqlookupd_channels",], found["nsqlookupd_tombstones",]) == (2, 2, 1)
+
+
+def test_nsqlookupd_is_always_ready(nsqlookupd):
+    assert nsqlookupd.call("GET", "/readyz").status == 200

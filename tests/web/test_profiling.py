@@ -1,4 +1,4 @@
-"""/debug: everything answers, nothing breaks the process."""
+"""/debug: all profiles answer, and leave the process as it was."""
 
 import signal
 import sys
@@ -27,12 +27,12 @@ def test_profiles_are_text(call, path, beginning):
     assert ("X-Content-Type-Options", "nosniff") in response.headers
 
 
-def test_the_command_line_is_joined_by_nul(call, monkeypatch):
+def test_the_command_line_is_separated_by_nul(call, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["nsqd", "--x=1"])
     assert call.get("/debug/pprof/cmdline").body == b"nsqd\0--x=1"
 
 
-def test_the_cpu_profile_shows_where_time_went_and_leaves_no_trace(call):
+def test_the_cpu_profile_has_stacks_and_restores_the_signal_handler(call):
     before = signal.getsignal(signal.SIGPROF)
     response = call.get("/debug/pprof/profile?seconds=0.1")
     assert response.status == 200
@@ -58,7 +58,7 @@ def test_outside_the_main_thread_the_cpu_profile_is_refused(call):
 
 
 @pytest.mark.parametrize("text", ["x", "-1", "nan", ""])
-def test_seconds_that_are_none_mean_thirty(call, daemon, text):
+def test_invalid_seconds_are_thirty(call, daemon, text):
     slept: list[float] = []
     daemon.sleep = slept.append
     call.get(f"/debug/pprof/profile?seconds={text}")

@@ -1,4 +1,4 @@
-"""/pub and /mpub: what is taken, what is refused, and in which order things are looked at."""
+"""/pub and /mpub: accepted and refused requests, and the order of checks."""
 
 import contextlib
 import struct
@@ -68,7 +68,7 @@ def test_pub_checks_in_nsqds_order(call, query, body, answer):
     assert code(call.post("/pub" + query, body)) == answer
 
 
-def test_a_topic_exists_even_if_the_defer_is_refused(call, daemon):
+def test_a_topic_is_created_even_if_the_defer_is_refused(call, daemon):
     call.post("/pub?topic=made&defer=x", b"x")
     call.post("/pub?topic=not-made", b"")
     assert list(daemon.broker.topics) == ["made"]
@@ -82,7 +82,7 @@ def test_a_deferred_message_waits(call, daemon):
     assert daemon.broker.topics["t"].channels["c"].deferred_count == 1
 
 
-def test_a_broker_that_stops_says_exiting(call, daemon):
+def test_a_stopping_broker_is_exiting(call, daemon):
     call.post("/topic/create?topic=old")
     daemon.broker.close()
     for topic in ("old", "new"):
@@ -90,7 +90,7 @@ def test_a_broker_that_stops_says_exiting(call, daemon):
         assert code(call.post(f"/mpub?topic={topic}", b"x")) == refused(503, "EXITING")
 
 
-def test_a_disk_that_refuses_is_exiting_too(call, daemon, monkeypatch):
+def test_a_failed_write_is_exiting(call, daemon, monkeypatch):
     def refuse(*args):
         raise OSError(28, "No space left on device")
 
@@ -110,18 +110,18 @@ def test_a_body_may_be_as_large_as_a_message(call, daemon):
 
 
 @pytest.mark.parametrize("route", ["/mpub?", "/mput?", "/mpub?binary=false&", "/mpub?binary=0&", "/mpub?defer=x&"])
-def test_mpub_publishes_a_message_a_line(call, daemon, drain, route):
+def test_mpub_publishes_a_message_per_line(call, daemon, drain, route):
     assert code(call.post(f"{route}topic=t", b"\none\n\ntwo\r\nthree")) == (200, "OK")
     assert drain(daemon.broker.topics["t"]) == [b"one", b"two\r", b"three"]
 
 
 @pytest.mark.parametrize("body", [b"", b"\n", b"\n\n\n"])
-def test_mpub_of_nothing_is_fine_and_makes_the_topic(call, daemon, body):
+def test_an_empty_mpub_succeeds_and_creates_the_topic(call, daemon, body):
     assert code(call.post("/mpub?topic=t", body)) == (200, "OK")
     assert daemon.broker.topics["t"].message_count == 0
 
 
-def test_a_line_too_long_publishes_nothing(call, daemon):
+def test_a_line_that_is_too_long_publishes_nothing(call, daemon):
     assert code(call.post("/mpub?topic=t", b"fine\n" + b"x" * 101)) == refused(413, "MSG_TOO_BIG")
     assert daemon.broker.topics["t"].message_count == 0
 
@@ -134,12 +134,12 @@ def test_a_line_too_long_publishes_nothing(call, daemon):
         ("?topic=%", refused(400, "INVALID_REQUEST")),
     ],
 )
-def test_mpub_looks_at_the_query_before_the_body(call, query, answer):
+def test_mpub_checks_the_query_before_the_body(call, query, answer):
     assert code(call.post("/mpub" + query, b"x" * 200)) == answer
 
 
 @given(st.lists(st.binary(max_size=12)))
-def test_text_lines_are_split_as_they_were_joined(lines):
+def test_joined_lines_are_split_again(lines):
     pieces = [line.replace(b"\n", b"") for line in lines]
     assert joined(split_text(b"\n".join(pieces), 100)) == [piece for piece in pieces if piece]
 
@@ -151,7 +151,7 @@ def test_a_large_body_of_lines_is_split_in_parts():
     assert max(map(len, parts)) < 20_000
 
 
-def test_a_large_batch_is_published_in_steps_with_others_in_between(call, daemon):
+def test_a_large_batch_is_published_in_steps_that_let_others_run(call, daemon):
     seen = []
     daemon.let_others_run = lambda: seen.append(daemon.broker.topics["t"].depth)
     assert call.post("/mpub?topic=t", b"x\n" * 100_000).status == 200
@@ -168,13 +168,13 @@ def test_a_large_batch_is_published_in_steps_with_others_in_between(call, daemon
 
 
 @pytest.mark.parametrize("value", ["true", "1", "", "TRUE", "yes"])
-def test_binary_mpub_publishes_what_is_counted(call, daemon, drain, value):
+def test_a_binary_mpub_publishes_the_counted_messages(call, daemon, drain, value):
     response = call.post(f"/mpub?topic=t&binary={value}", batch(b"one\n", b"\0") + b"ignored")
     assert code(response) == (200, "OK")
     assert drain(daemon.broker.topics["t"]) == [b"one\n", b"\0"]
 
 
-def test_an_odd_binary_parameter_is_warned_about(call, caplog):
+def test_an_unknown_value_of_binary_is_logged_as_deprecated(call, caplog):
     call.post("/mpub?topic=t&binary=yes", batch(b"x"))
     assert caplog.messages == ["deprecated value 'yes' used for /mpub binary param"]
 
@@ -198,13 +198,13 @@ def test_an_odd_binary_parameter_is_warned_about(call, caplog):
         (struct.pack(">ii", 1, 2**31 - 1), "BAD_MESSAGE"),
     ],
 )
-def test_a_bad_batch_is_refused_whole_and_always_413(call, daemon, body, name):
+def test_an_invalid_batch_is_refused_with_413(call, daemon, body, name):
     assert code(call.post("/mpub?topic=t&binary=true", body)) == refused(413, name)
     assert daemon.broker.topics["t"].message_count == 0
 
 
 @pytest.mark.parametrize("path", ["/pub", "/mpub", "/put", "/mput"])
-def test_where_auth_servers_decide_publishing_is_closed_and_says_what_opens_it(daemon, path):
+def test_with_auth_servers_publishing_is_forbidden_and_the_error_names_the_option(daemon, path):
     daemon.options.publishing_over_http = False
     api = NsqdApi(daemon)
     reply = api.respond(Request("POST", b"", path, b"topic=t", {}, b"x", "127.0.0.1:50000"))
@@ -215,11 +215,11 @@ def test_where_auth_servers_decide_publishing_is_closed_and_says_what_opens_it(d
 
 
 @given(st.lists(st.binary(min_size=1, max_size=20), min_size=1, max_size=10))
-def test_batches_are_read_as_the_schema_declares_them(bodies):
+def test_binary_batches_match_the_schema(bodies):
     assert joined(split_binary(schema.HTTP_MPUB_BODY.build({"bodies": bodies}), 100, 1000)) == bodies
 
 
-def test_a_large_binary_body_is_cut_in_parts():
+def test_a_large_binary_body_is_split_in_parts():
     bodies = [b"%d" % number for number in range(50_000)]
     parts = list(split_binary(batch(*bodies), 100, 1_000_000))
     assert joined(parts) == bodies
@@ -227,7 +227,7 @@ def test_a_large_binary_body_is_cut_in_parts():
 
 
 @given(st.binary(max_size=60))
-def test_any_bytes_are_a_batch_or_a_refusal(body):
+def test_any_bytes_are_a_batch_or_an_error(body):
     with contextlib.suppress(ApiError):
         bodies = joined(split_binary(body, 100, 1000))
         assert body.startswith(schema.HTTP_MPUB_BODY.build({"bodies": bodies}))

@@ -27,7 +27,7 @@ class EventLoop:
 
 
 class Client:
-    """An HTTP client, seen from the other end of its session."""
+    """An HTTP client of a session."""
 
     def __init__(self, api: NsqdApi, loop: EventLoop) -> None:
         self._loop = loop
@@ -50,7 +50,7 @@ class Client:
         return self
 
     def is_served(self) -> "Client":
-        """By the greenlet, where handlers may wait."""
+        """Serve in the greenlet, where handlers may wait."""
         while self.session.has_unread:
             self.session.read_on(self._loop.now, 0)
         return self
@@ -81,18 +81,18 @@ def connect(daemon, loop) -> Callable[[], Client]:
 
 @pytest.fixture
 def messages(daemon) -> Callable[[], int]:
-    """How many the topic has been given."""
+    """The number of messages published to the topic."""
     return lambda: daemon.broker.topics["t"].message_count if "t" in daemon.broker.topics else 0
 
 
 @pytest.fixture
 def two(connect) -> tuple[Client, Client]:
-    """Neither was the last to publish, so the next message of the first one waits for those of others."""
+    """Two clients, neither of which published last, so that the next message of the first is posted."""
     first, second = connect(), connect()
     return first, second
 
 
-def test_publishers_of_one_iteration_are_answered_when_it_ends(two, loop, messages):
+def test_publishers_of_one_iteration_are_answered_at_its_end(two, loop, messages):
     one, other = two
     one.says(PUB).hears()
     other.says(post("/mpub?topic=t", b"a\nb\n")).hears()
@@ -104,7 +104,7 @@ def test_publishers_of_one_iteration_are_answered_when_it_ends(two, loop, messag
     other.hears(200)
 
 
-def test_a_publisher_that_is_the_only_one_is_answered_at_once(two, loop, messages):
+def test_a_lone_publisher_is_answered_at_once(two, loop, messages):
     one, _ = two
     one.says(PUB)
     loop.ends_iteration()
@@ -112,7 +112,7 @@ def test_a_publisher_that_is_the_only_one_is_answered_at_once(two, loop, message
     assert messages() == 2
 
 
-def test_a_request_behind_a_posted_message_takes_effect_after_it(two, messages):
+def test_a_request_after_a_posted_message_is_executed_after_it(two, messages):
     one, _ = two
     one.says(PUB).says(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
     assert messages() == 1
@@ -129,7 +129,7 @@ def test_pipelined_requests_are_answered_in_order(two, loop, messages):
     assert messages() == 3
 
 
-def test_a_posted_message_is_refused_like_any_other(two, loop, daemon):
+def test_a_posted_message_can_be_refused(two, loop, daemon):
     one, other = two
     daemon.broker.topic("t")
     one.says(PUB)
@@ -141,7 +141,7 @@ def test_a_posted_message_is_refused_like_any_other(two, loop, daemon):
 
 
 @pytest.mark.parametrize(("query", "status"), [("", 400), ("?topic=bad!", 400), ("?topic=t&defer=x", 400)])
-def test_a_request_that_is_wrong_is_refused_without_waiting(two, query, status):
+def test_an_invalid_request_is_refused_at_once(two, query, status):
     one, _ = two
     one.says(post(f"/pub{query}")).hears(status)
 
@@ -152,7 +152,7 @@ def test_a_deferred_message_is_not_posted(two, messages):
     assert messages() == 1
 
 
-def test_a_large_body_is_left_to_the_greenlet(two, daemon, connect):
+def test_a_large_body_is_handled_by_the_greenlet(two, daemon, connect):
     daemon.options.max_msg_size = daemon.options.max_body_size = 4 * MAX_IMMEDIATE_BODY
     client = Client(NsqdApi(daemon), EventLoop())
     client.says(post("/pub?topic=t", b"x" * (MAX_IMMEDIATE_BODY + 1)))
@@ -160,7 +160,7 @@ def test_a_large_body_is_left_to_the_greenlet(two, daemon, connect):
     client.is_served().hears(200)
 
 
-def test_a_publisher_that_stops_sending_is_answered_before_the_end(two, messages):
+def test_a_publisher_that_stops_sending_is_answered_before_the_connection_closes(two, messages):
     one, _ = two
     one.says(PUB)
     one.session.end_of_input()
@@ -169,7 +169,7 @@ def test_a_publisher_that_stops_sending_is_answered_before_the_end(two, messages
     assert one.session.closing
 
 
-def test_a_publisher_that_left_has_published(two, loop, messages):
+def test_a_disconnected_publisher_has_published(two, loop, messages):
     one, other = two
     one.says(PUB)
     one.session.closed()
@@ -179,7 +179,7 @@ def test_a_publisher_that_left_has_published(two, loop, messages):
     other.hears(200)
 
 
-def test_a_request_that_was_posted_is_the_last_one_of_a_server_that_stops(two, loop):
+def test_a_stopping_server_answers_a_posted_request_last(two, loop):
     one, _ = two
     one.says(PUB)
     assert not one.session.finish()
@@ -188,12 +188,12 @@ def test_a_request_that_was_posted_is_the_last_one_of_a_server_that_stops(two, l
     assert one.session.closing
 
 
-def test_an_idle_connection_is_not_read_from_when_the_server_stops(two):
+def test_a_stopping_server_does_not_read_from_idle_connections(two):
     one, _ = two
     assert one.session.finish()
 
 
-def test_a_client_has_the_idle_time_from_its_answer_on(two, loop):
+def test_the_idle_timeout_starts_with_the_response(two, loop):
     one, _ = two
     one.says(PUB)
     loop.now += 5

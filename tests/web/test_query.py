@@ -1,4 +1,4 @@
-"""Query strings as Go reads them."""
+"""Query strings, parsed as Go parses them."""
 
 import contextlib
 
@@ -27,7 +27,7 @@ from nsq_compat.web.responses import ApiError
         (b"a=%ff", {"a": "\udcff"}),
     ],
 )
-def test_the_first_value_of_every_parameter_counts(query, parameters):
+def test_the_first_value_of_a_parameter_is_used(query, parameters):
     assert parse_query(query) == parameters
 
 
@@ -49,7 +49,7 @@ def test_booleans_have_four_spellings():
     assert [parse_boolean(each) for each in spellings] == [True, True, False, False, None, None, None]
 
 
-def test_what_a_route_needs_is_there_or_named_in_the_error():
+def test_a_missing_or_invalid_parameter_is_named_in_the_error():
     parameters = {"topic": "t", "channel": "", "node": "anything at all"}
     assert required(parameters, "node") == "anything at all"
     assert required(parameters, "channel") == ""

@@ -1,11 +1,12 @@
-"""/stats for people: column by column what nsqd prints."""
+"""/stats as text: nsqd's columns."""
 
+import time
 from dataclasses import replace
 
 import pytest
 
 from nsq_compat.queue.stats import ChannelStats, ClientStats, LatencyStats, TopicStats
-from nsq_compat.web.stats_text import StatsReport, render
+from nsq_compat.web.stats_text import StatsReport, format_time, render
 
 MS = 1_000_000
 
@@ -59,7 +60,7 @@ def body(topics=(), producers=(), memory=None):
     return "".join(render(report, report.topics or ())).split("\n\n", 2)[2]
 
 
-def test_the_head_names_version_start_uptime_and_health(call, daemon, monkeypatch):
+def test_the_first_lines_are_version_start_uptime_and_health(call, daemon, monkeypatch):
     lines = call.get("/stats?include_mem=false").body.decode().split("\n")
     assert lines[0] == "nsqd v1.3.0 (built w/python3)"
     assert lines[1].startswith("start_time 1970-01-01T")
@@ -74,7 +75,7 @@ def test_memory_is_a_table_with_a_tab(call):
     assert lines[begin + 10 : begin + 12] == ["", "Topics: None"]
 
 
-def test_topics_channels_and_clients_line_up():
+def test_topics_channels_and_clients_are_aligned():
     latency = LatencyStats(count=8, percentiles=((1.0, 235.3469 * MS), (0.99, 1_500.0), (0.5, 2e9)))
     consumer = client(state=3, ready_count=100, finish_count=8, message_count=8)
     text = body(
@@ -122,7 +123,7 @@ def test_producers_show_where_they_published():
 
 
 @pytest.mark.parametrize(("address", "shown"), [("[::1]:5000", "vm:5000 "), ("@", "vm: ")])
-def test_the_port_is_what_follows_the_last_colon(address, shown):
+def test_the_port_follows_the_last_colon(address, shown):
     assert shown in body(producers=(client(remote_address=address),))
 
 
@@ -131,3 +132,14 @@ def test_anything_but_json_is_text(call):
         response = call.get("/stats" + query)
         assert ("Content-Type", "text/plain; charset=utf-8") in response.headers
         assert response.body.startswith(b"nsqd v1.3.0")
+
+
+@pytest.mark.parametrize(("zone", "text"), [("UTC", "2026-11-21T03:50:26Z"), ("XXX-5:30", "2026-11-21T09:20:26+05:30")])
+def test_times_are_local_and_utc_is_z(monkeypatch, zone, text):
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        assert format_time(1795233026.9) == text
+    finally:
+        monkeypatch.undo()
+        time.tzset()

@@ -1,19 +1,26 @@
-"""nsqadmin's pages and API: a Flask application.
+"""nsqadmin's pages and JSON API: a Flask application.
 
-    app            put together: blueprints, errors, headers; start here
-    service        what is asked of the program that serves it
-    access         who is asking and what they may do;  users  the user file;  login  its page
+    app            blueprints, errors, headers, compression, static files; read this first
+    wsgi           the application as a handler of our HTTP server
+    service        the interface that the program provides
 
-    home topics messages nodes counter lookup    pages, a module for each area of the site
-    looking        rows, charts and snapshots that pages share;  paging  long tables;  charts  lines over time
-    formatting     numbers and durations as people read them
+    access         visitors, roles, login, protection against requests of other sites
+    users          the user file: names, roles, passwords
 
-    api            NSQ's JSON API;  api_json  its answers;  request_json  its requests
-    gathering      figures with the warnings that came up on the way, for pages and API alike
-    acting         everything that changes the cluster;  forms  the pages' way there
-    configuration  /config;  graphite, proxy  pictures by Graphite;  assets  files;  compression
-    monitoring     /metrics, /livez, /readyz;  cluster_figures  what is shown there of the cluster
+    cluster        /, /counter, /lookup
+    topics         /topics, and messages of topics and channels
+    nodes          /nodes
+    tables         rows, searching, sorting, paging;  charts  lines as SVG coordinates
+    formatting     numbers and durations as text
+    graphite       graphs drawn by Graphite
 
-A view gathers, a template shows, neither computes. Templates lie in `templates/`, a folder for each blueprint, a file
-for each endpoint.
+    api            NSQ's JSON API;  api_json  its JSON
+    configuration  /config
+    monitoring     /ping, /metrics, /livez, /readyz
+
+    queries        queries of the cluster, with their warnings
+    actions        everything that changes the cluster
+
+A view queries, a template displays, neither computes. Templates lie in `templates/`: a folder for each blueprint, a
+file for each endpoint.
 """

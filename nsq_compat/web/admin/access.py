@@ -1,11 +1,12 @@
-"""Who is asking, what they may do, and that it was them who asked.
+"""Visitors of nsqadmin: identity, permissions, login, and protection against requests of other sites.
 
-Three ways, by what was configured: everybody may do everything (as NSQ's nsqadmin); the ACL header of a proxy in front
-names the user, and only `--admin-user`s may do more than look; or `--user-file`: everybody logs in, with a role.
+There are three modes. Without configuration, every visitor may do everything, as in NSQ. With `--admin-user`, a proxy
+in front of nsqadmin names the user in a header, and users that are not listed may only view. With `--user-file`, every
+visitor logs in and has a role.
 
-A browser sends cookies and a proxy's credentials along with requests that another site made it send. So a request that
-changes something must come from our own pages (`Origin`, `Sec-Fetch-Site`), and a form must carry its token. A program
-that is no browser sends neither header and is not in the way.
+A browser sends cookies and credentials even with requests that another site caused. A request that changes something
+must therefore come from our own pages (`Origin`, `Sec-Fetch-Site`), and a form must contain its token. Programs that
+are not browsers send neither header, and are accepted.
 """
 
 import base64
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
-from flask import Request, Response, current_app, g, redirect, request, session, url_for
+from flask import Blueprint, Request, Response, current_app, g, redirect, render_template, request, session, url_for
 
 from nsq_compat.web.admin.service import AdminService
 from nsq_compat.web.admin.users import Attempts, Role, Users
@@ -25,8 +26,12 @@ from nsq_compat.web.responses import ApiError
 
 log = logging.getLogger(__name__)
 
-_PROBES: Final = {"assets.ping", "monitoring.metrics", "monitoring.live", "monitoring.ready"}
-_WITHOUT_LOGIN: Final = frozenset({"assets.static", "assets.fonts", "login.show", "login.log_in", *_PROBES})
+_WITHOUT_LOGIN: Final = frozenset(
+    {
+        *("monitoring.ping", "monitoring.metrics", "monitoring.live", "monitoring.ready"),
+        *("assets.static", "assets.fonts", "login.show", "login.log_in"),
+    }
+)
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -36,7 +41,7 @@ class Visitor:
     role: Role
 
     def may(self, role: str) -> bool:
-        """Whether the role is at least this one."""
+        """Whether the visitor's role is at least this one."""
         return self.role >= Role[role.upper()]
 
     @property
@@ -50,40 +55,40 @@ def service() -> AdminService:
 
 
 def visitor() -> Visitor:
-    """Who made this request."""
+    """The visitor of the current request."""
     if "visitor" not in g:
-        # Nobody, should finding out be refused: the page that says so is for somebody, too.
-        g.visitor = Visitor("", Role.NOBODY)
+        # If identification fails, the error page needs a visitor too.
+        g.visitor = Visitor("", Role.NONE)
         g.visitor = _identify(service(), request)
     found: Visitor = g.visitor
     return found
 
 
-def log_in(users: Users, name: str, password: str) -> Role:
-    """As `Users.log_in`. Raises `ApiError` for somebody who only tries."""
+def authenticate(users: Users, name: str, password: str) -> Role:
+    """As `Users.log_in`. Raises `ApiError` 429 after too many failed attempts."""
     attempts: Attempts = current_app.extensions["nsqadmin.attempts"]
-    who, now = request.remote_addr or "", service().now()
-    if not attempts.allowed(who, name, now):
+    address, now = request.remote_addr or "", service().now()
+    if not attempts.allowed(address, name, now):
         raise ApiError(429, "TOO_MANY_ATTEMPTS")
     role = users.log_in(name, password)
-    if role is Role.NOBODY:
-        log.warning("AUDIT: %s failed to log in as %r", who, name)
-        attempts.failed(who, name, now)
+    if role is Role.NONE:
+        log.warning("AUDIT: %s failed to log in as %r", address, name)
+        attempts.add_failed(address, name, now)
     return role
 
 
 def require(role: Role) -> None:
-    """Raises `ApiError` for a visitor with less."""
+    """Raises `ApiError` 403 if the visitor's role is lower."""
     if visitor().role < role:
         raise ApiError(403, "FORBIDDEN")
 
 
-def guard() -> Response | None:
-    """Before every request: nobody gets past the login, and no other site acts in a visitor's name."""
+def check() -> Response | None:
+    """Check every request: changes must not come from other sites, and visitors must have logged in."""
     if request.method not in _SAFE_METHODS and _from_another_site(request):
         log.warning("refused %s %s: it came from another site (%s)", request.method, request.path, request.origin)
         raise ApiError(403, "FORBIDDEN")
-    if visitor().role is not Role.NOBODY or request.endpoint in _WITHOUT_LOGIN:
+    if visitor().role is not Role.NONE or request.endpoint in _WITHOUT_LOGIN:
         return None
     if request.path.startswith(("/api/", "/config/")):
         raise ApiError(401, "UNAUTHORIZED")
@@ -92,14 +97,14 @@ def guard() -> Response | None:
 
 
 def csrf_token() -> str:
-    """The token every form of this visitor carries."""
+    """The token that the visitor's forms contain."""
     if "csrf" not in session:
         session["csrf"] = secrets.token_urlsafe(24)
     return str(session["csrf"])
 
 
 def check_form() -> None:
-    """Raises `ApiError` for a form that did not come from our pages."""
+    """Raises `ApiError` 403 if the form lacks the visitor's token."""
     expected = str(session.get("csrf", ""))
     if not expected or not hmac.compare_digest(expected.encode(), request.form.get("csrf", "").encode()):
         raise ApiError(403, "FORBIDDEN")
@@ -117,15 +122,15 @@ def basic_credentials(asked: Request) -> tuple[str, str] | None:
     return (name, password) if colon else None
 
 
-def _identify(asked_of: AdminService, asked: Request) -> Visitor:
-    users, options = asked_of.users, asked_of.options
+def _identify(service: AdminService, asked: Request) -> Visitor:
+    users, options = service.users, service.options
     if users is not None:
         name = str(session.get("user", ""))
         if name:
-            # The file's role counts, not the cookie's: it may have changed.
+            # The role is that of the file, not of the login.
             return Visitor(name, users.role_of(name))
         name, password = basic_credentials(asked) or ("", "")
-        return Visitor(name, log_in(users, name, password) if name else Role.NOBODY)
+        return Visitor(name, authenticate(users, name, password) if name else Role.NONE)
     header = asked.headers.get(options.acl_http_header, "")
     if not options.admin_users:
         return Visitor(header, Role.ADMIN)
@@ -138,3 +143,49 @@ def _from_another_site(asked: Request) -> bool:
         return fetched_from not in ("same-origin", "none")
     origin = asked.headers.get("Origin")
     return origin is not None and urlsplit(origin).netloc != asked.host
+
+
+# --- The login page ---------------------------------------------------------------------------------------------------
+
+login = Blueprint("login", __name__)
+
+
+@login.get("/login")
+def show() -> str:
+    _require_user_file()
+    return render_template("login.html", next=_local_path(request.args.get("next", "")))
+
+
+@login.post("/login")
+def log_in() -> "Response | tuple[str, int]":
+    users = _require_user_file()
+    check_form()
+    name = request.form.get("name", "")
+    next_path = _local_path(request.form.get("next", ""))
+    if authenticate(users, name, request.form.get("password", "")) is Role.NONE:
+        return render_template("login.html", next=next_path, failed=True, name=name), 401
+    session.clear()
+    session["user"] = name
+    log.info("AUDIT: %s logged in as %s (%s)", request.remote_addr, name, users.role_of(name).name.lower())
+    target = request.script_root + next_path if next_path else url_for("cluster.overview")
+    return redirect(target, 303)  # type: ignore[return-value]
+
+
+@login.post("/logout")
+def log_out() -> Response:
+    check_form()
+    log.info("AUDIT: %s logged out", visitor().name)
+    session.clear()
+    return redirect(url_for("login.show"), 303)  # type: ignore[return-value]
+
+
+def _require_user_file() -> Users:
+    users = service().users
+    if users is None:
+        raise ApiError(404, "NOT_FOUND")
+    return users
+
+
+def _local_path(path: str) -> str:
+    """The path, or "" if it leads to another site."""
+    return path if path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable() else ""

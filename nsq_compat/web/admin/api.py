@@ -1,5 +1,6 @@
-"""/api: NSQ's nsqadmin API, key by key."""
+"""/api: the JSON API of NSQ's nsqadmin."""
 
+import json
 import re
 from typing import Any
 
@@ -8,11 +9,10 @@ from flask import Blueprint, Response, request
 from nsq_compat.cluster.fan_out import AllFailed
 from nsq_compat.protocol.go_json import dumps
 from nsq_compat.protocol.quoting import quote
-from nsq_compat.web.admin import acting, api_json
+from nsq_compat.web.admin import actions, api_json
 from nsq_compat.web.admin.access import require, service
-from nsq_compat.web.admin.gathering import Gathering
 from nsq_compat.web.admin.graphite import Graphite
-from nsq_compat.web.admin.request_json import read_texts
+from nsq_compat.web.admin.queries import Queries
 from nsq_compat.web.admin.users import Role
 from nsq_compat.web.query import parse_query
 from nsq_compat.web.responses import JSON, V1, ApiError
@@ -24,15 +24,15 @@ def v1(value: Any, status: int = 200) -> Response:
     return Response(dumps(value), status, [JSON, V1])
 
 
-def refusal(error: ApiError) -> Response:
+def v1_error(error: ApiError) -> Response:
     return v1({"message": error.code}, error.status)
 
 
-def upstream_failure(failure: AllFailed) -> ApiError:
+def upstream_error(failure: AllFailed) -> ApiError:
     return ApiError(502, f"UPSTREAM_ERROR: {failure}")
 
 
-# --- Looking ----------------------------------------------------------------------------------------------------------
+# --- Queries ----------------------------------------------------------------------------------------------------------
 
 
 @api.get("/topics")
@@ -40,43 +40,41 @@ def topics() -> Response:
     try:
         parameters = parse_query(request.query_string)
     except ApiError:
-        raise ApiError(400, _what_is_wrong(request.query_string)) from None
-    gathering = _gathering()
+        raise ApiError(400, _query_error(request.query_string)) from None
+    queries = _queries()
     found: Any
     if parameters.get("inactive") == "true":
-        found = {
-            name: channels or None for name, channels in gathering.channels_of(gathering.inactive_topics()).items()
-        }
+        found = {name: channels or None for name, channels in queries.channels_of(queries.inactive_topics()).items()}
     else:
-        found = gathering.topics() or None
-    return v1({"topics": found, "message": gathering.message()})
+        found = queries.topics() or None
+    return v1({"topics": found, "message": queries.message()})
 
 
 @api.get("/topics/<topic>")
 def topic(topic: str) -> Response:
-    gathering = _gathering()
-    stats = gathering.topic(topic)
-    return v1({**api_json.topic(stats, service().now()), "message": gathering.message()})
+    queries = _queries()
+    stats = queries.topic(topic)
+    return v1({**api_json.topic(stats, service().now()), "message": queries.message()})
 
 
 @api.get("/topics/<topic>/<channel>")
 def channel(topic: str, channel: str) -> Response:
-    gathering = _gathering()
-    stats = gathering.channel(topic, channel)
-    return v1({**api_json.channel(stats, service().now()), "message": gathering.message()})
+    queries = _queries()
+    stats = queries.channel(topic, channel)
+    return v1({**api_json.channel(stats, service().now()), "message": queries.message()})
 
 
 @api.get("/nodes")
 def nodes() -> Response:
-    gathering = _gathering()
-    found = [api_json.node(node) for node in gathering.nodes()]
-    return v1({"nodes": found or None, "message": gathering.message()})
+    queries = _queries()
+    found = [api_json.node(node) for node in queries.nodes()]
+    return v1({"nodes": found or None, "message": queries.message()})
 
 
 @api.get("/nodes/<node>")
 def node(node: str) -> Response:
-    gathering = _gathering()
-    _, stats = gathering.node(node)
+    queries = _queries()
+    _, stats = queries.node(node)
     now = service().now()
     clients = [client for topic in stats.topics for channel in topic.channels for client in channel.clients or ()]
     return v1(
@@ -85,16 +83,16 @@ def node(node: str) -> Response:
             "topics": [api_json.topic(topic, now) for topic in stats.topics] or None,
             "total_messages": sum(topic.message_count for topic in stats.topics),
             "total_clients": len(clients),
-            "message": gathering.message(),
+            "message": queries.message(),
         }
     )
 
 
 @api.get("/counter")
 def counter() -> Response:
-    gathering = _gathering()
-    stats = api_json.counters(gathering.channels_everywhere())
-    return v1({"stats": stats, "message": gathering.message()})
+    queries = _queries()
+    stats = api_json.counters(queries.channels_by_node())
+    return v1({"stats": stats, "message": queries.message()})
 
 
 @api.get("/graphite")
@@ -107,14 +105,14 @@ def graphite() -> Response:
     return v1({"rate": Graphite(service()).rate(parameters["target"])})
 
 
-# --- Doing ------------------------------------------------------------------------------------------------------------
+# --- Actions ----------------------------------------------------------------------------------------------------------
 
 
 @api.post("/topics")
 def create() -> Response:
     require(Role.OPERATOR)
     topic, channel = read_texts(request.get_data(), "topic", "channel")
-    return _done(acting.create(topic, channel))
+    return _done(actions.create(topic, channel))
 
 
 @api.post("/topics/<topic>")
@@ -130,13 +128,13 @@ def change_channel(topic: str, channel: str) -> Response:
 @api.delete("/topics/<topic>")
 def delete_topic(topic: str) -> Response:
     require(Role.ADMIN)
-    return _done(acting.delete(topic))
+    return _done(actions.delete(topic))
 
 
 @api.delete("/topics/<topic>/<channel>")
 def delete_channel(topic: str, channel: str) -> Response:
     require(Role.ADMIN)
-    return _done(acting.delete(topic, channel))
+    return _done(actions.delete(topic, channel))
 
 
 @api.delete("/nodes/<node>")
@@ -145,33 +143,83 @@ def tombstone(node: str) -> Response:
     try:
         (topic,) = read_texts(request.get_data(), "topic")
     except ApiError:
-        # nsqadmin: here, and only here, by this name.
+        # nsqadmin: only this route has this code.
         raise ApiError(400, "INVALID_BODY") from None
-    return _done(acting.tombstone(topic, node))
+    return _done(actions.tombstone(topic, node))
 
 
 def _change(topic: str, channel: str) -> Response:
     require(Role.OPERATOR)
     (action,) = read_texts(request.get_data(), "action")
-    if action not in acting.CHANGES:
+    if action not in actions.CHANGES:
         raise ApiError(400, "INVALID_ACTION")
-    require(acting.CHANGES[action])
-    return _done(acting.change(action, topic, channel))
+    require(actions.CHANGES[action])
+    return _done(actions.change(action, topic, channel))
 
 
-def _what_is_wrong(query: bytes) -> str:
-    """Of a query that cannot be read, in Go's words; this one route says it."""
+def _query_error(query: bytes) -> str:
+    """Go's error text for a malformed query, which only /api/topics returns."""
     escape = re.search(rb"%(?![0-9a-fA-F]{2}).{0,2}", query)
     if escape is None:
         return "invalid semicolon separator in query"
     return f"invalid URL escape {quote(escape[0])}"
 
 
-def _gathering() -> Gathering:
-    return Gathering(service().cluster)
+def _queries() -> Queries:
+    return Queries(service().cluster)
 
 
 def _done(errors: tuple[str, ...]) -> Response:
-    gathering = _gathering()
-    gathering.note(errors)
-    return v1({"message": gathering.message()})
+    queries = _queries()
+    queries.add_warning(errors)
+    return v1({"message": queries.message()})
+
+
+# --- JSON bodies of requests, parsed as Go's decoder does -------------------------------------------------------------
+
+_decoder = json.JSONDecoder()
+
+
+def read_texts(body: bytes, *names: str) -> list[str]:
+    """The strings at these keys, empty if absent. Raises `ApiError` with the text of Go's decoder.
+
+    As in Go, bytes after the first JSON value are ignored.
+    """
+    value = _first_value(body.decode("utf-8", "replace").lstrip(" \t\r\n"))
+    if value is None:
+        return [""] * len(names)
+    if not isinstance(value, dict):
+        fields = "; ".join(f'{name.title()} string "json:\\"{name}\\""' for name in names)
+        raise ApiError(400, f"json: cannot unmarshal {_kind(value)} into Go value of type struct {{ {fields} }}")
+    found = {key.lower(): each for key, each in value.items()}
+    texts = []
+    for name in names:
+        text = found.get(name)
+        if text is not None and not isinstance(text, str):
+            raise ApiError(400, f"json: cannot unmarshal {_kind(text)} into Go struct field .{name} of type string")
+        texts.append((text or "").encode("utf-8", "replace").decode("utf-8"))
+    return texts
+
+
+def _first_value(text: str) -> Any:
+    if not text:
+        raise ApiError(400, "EOF")
+    try:
+        return _decoder.raw_decode(text)[0]
+    except RecursionError:
+        raise ApiError(400, "exceeded max depth") from None
+    except json.JSONDecodeError as error:
+        raise ApiError(400, _go_error(text, error)) from None
+
+
+def _go_error(text: str, error: json.JSONDecodeError) -> str:
+    rest = text[error.pos :].lstrip(" \t\r\n")
+    if not rest or any(word.startswith(rest) for word in ("true", "false", "null")):
+        return "unexpected EOF"
+    where = "object key string" if "property name" in error.msg else "value"
+    return f"invalid character {rest[0]!r} looking for beginning of {where}"
+
+
+def _kind(value: object) -> str:
+    kinds = {bool: "bool", int: "number", float: "number", str: "string", list: "array", dict: "object"}
+    return kinds.get(type(value), "value")

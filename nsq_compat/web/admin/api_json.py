@@ -1,15 +1,15 @@
-"""NSQ's JSON of what nsqadmin's API answers: the keys, their order, and what is left out when it is 0 or empty."""
+"""The JSON of nsqadmin's API: keys and their order are NSQ's."""
 
 from collections.abc import Sequence
 from typing import Any, Final
 
-from nsq_compat.cluster.latency import Latency, Percentile
 from nsq_compat.cluster.nodes import Node
-from nsq_compat.cluster.statistics import ChannelStats, ClientStats, TopicStats
+from nsq_compat.cluster.stats import ChannelStats, ClientStats, Latency, Percentile, TopicStats
+from nsq_compat.web.responses import picked
 
 _SECOND_NS: Final = 1_000_000_000
 
-# "?" marks what is left out when it is empty or 0.
+# Keys of NSQ's JSON (`responses.picked`).
 _DELIVERY: Final = "zone_local_msg_count? region_local_msg_count? global_msg_count?"
 _TOPIC: Final = (
     f"node hostname topic_name depth memory_depth backend_depth message_count delivery_msg_count {_DELIVERY}"
@@ -29,7 +29,7 @@ _NODE: Final = "remote_address hostname broadcast_address tcp_port http_port ver
 
 def topic(stats: TopicStats, now: float) -> dict[str, Any]:
     return {
-        **_picked(stats, _TOPIC),
+        **picked(stats, _TOPIC),
         "nodes": [topic(part, now) for part in stats.nodes] or None,
         "channels": _list(stats, [channel(each, now) for each in stats.channels]),
         "paused": stats.paused,
@@ -39,7 +39,7 @@ def topic(stats: TopicStats, now: float) -> dict[str, Any]:
 
 def channel(stats: ChannelStats, now: float) -> dict[str, Any]:
     return {
-        **_picked(stats, _CHANNEL),
+        **picked(stats, _CHANNEL),
         "nodes": [channel(part, now) for part in stats.nodes] or None,
         "clients": None if stats.clients is None else _list(stats, [client(each, now) for each in stats.clients]),
         "paused": stats.paused,
@@ -49,14 +49,14 @@ def channel(stats: ChannelStats, now: float) -> dict[str, Any]:
 
 def client(stats: ClientStats, now: float) -> dict[str, Any]:
     connected = (int(now) - stats.connect_ts) * _SECOND_NS
-    return {**_picked(stats, _CLIENT), "connected": connected, **_picked(stats, _CLIENT_REST)}
+    return {**picked(stats, _CLIENT), "connected": connected, **picked(stats, _CLIENT_REST)}
 
 
 def node(described: Node) -> dict[str, Any]:
     topics = [{"topic": name, "tombstoned": tombstoned} for name, tombstoned in described.topics.items()]
     return {
         "remote_addresses": described.remote_addresses or None,
-        **_picked(described, _NODE),
+        **picked(described, _NODE),
         "topics": topics or None,
         "out_of_date": described.out_of_date,
     }
@@ -65,19 +65,16 @@ def node(described: Node) -> dict[str, Any]:
 def counters(channels: Sequence[ChannelStats]) -> dict[str, Any]:
     """By ``topic:channel:node``."""
     stats = {
-        f"{each.topic_name}:{each.channel_name}:{each.node}": {
-            "node": each.node,
-            "topic_name": each.topic_name,
-            "channel_name": each.channel_name,
-            "message_count": each.message_count,
-        }
-        for each in channels
+        f"{channel.topic_name}:{channel.channel_name}:{channel.node}": picked(
+            channel, "node topic_name channel_name message_count"
+        )
+        for channel in channels
     }
     return dict(sorted(stats.items()))
 
 
 def _latency(latency: Latency, stats: TopicStats | ChannelStats, channel_name: str) -> dict[str, Any]:
-    # nsqadmin: a sum says whose it is, a node's own figures do not.
+    # nsqadmin: only a sum has the names of its topic and channel.
     total = bool(stats.nodes)
     percentiles = latency.percentiles
     return {
@@ -90,21 +87,10 @@ def _latency(latency: Latency, stats: TopicStats | ChannelStats, channel_name: s
 
 
 def _percentile(percentile: Percentile, total: bool) -> dict[str, Any]:
-    values = {
-        "average": percentile.average,
-        "count": percentile.count,
-        "max": percentile.max,
-        "min": percentile.min,
-        "quantile": percentile.quantile,
-    }
+    values = picked(percentile, "average count max min quantile")
     return values if total else {**values, "value": percentile.average}
 
 
 def _list(stats: TopicStats | ChannelStats, values: list[Any]) -> list[Any] | None:
-    """nsqadmin: an empty list of a sum is null, that of a node is what the node said."""
+    """nsqadmin: an empty list is null in a sum, and [] on a node."""
     return values or (None if stats.nodes else [])
-
-
-def _picked(stats: object, keys: str) -> dict[str, Any]:
-    names = ((key.rstrip("?"), key.endswith("?")) for key in keys.split())
-    return {name: value for name, optional in names if (value := getattr(stats, name)) or not optional}

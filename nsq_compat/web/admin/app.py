@@ -1,50 +1,47 @@
-"""The Flask application: blueprints, one place for errors, and what every reply carries."""
+"""The Flask application: blueprints, errors, headers and compression of responses, static files."""
 
+import gzip
+import mimetypes
+import zlib
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Final
 
-from flask import Flask, Request, Response, current_app, render_template, request
+from flask import Blueprint, Flask, Request, Response, current_app, render_template, request
 from flask.sessions import SecureCookieSessionInterface
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 from werkzeug.routing import MapAdapter
 
+import nsq_compat
 from nsq_compat.cluster.fan_out import AllFailed
-from nsq_compat.session import http_message
 from nsq_compat.web.admin import access
-from nsq_compat.web.admin.api import api, refusal, upstream_failure
-from nsq_compat.web.admin.assets import assets, folder
-from nsq_compat.web.admin.compression import compress
+from nsq_compat.web.admin.access import login
+from nsq_compat.web.admin.api import api, upstream_error, v1_error
+from nsq_compat.web.admin.cluster import cluster
 from nsq_compat.web.admin.configuration import configuration
-from nsq_compat.web.admin.counter import counter
 from nsq_compat.web.admin.formatting import FILTERS
-from nsq_compat.web.admin.graphite import TIMEFRAMES, Graphite
-from nsq_compat.web.admin.home import home
-from nsq_compat.web.admin.login import login
-from nsq_compat.web.admin.lookup import lookup
-from nsq_compat.web.admin.messages import messages
+from nsq_compat.web.admin.graphite import TIMEFRAMES, Graphite, proxy
 from nsq_compat.web.admin.monitoring import monitoring
 from nsq_compat.web.admin.nodes import nodes
-from nsq_compat.web.admin.paging import address
-from nsq_compat.web.admin.proxy import proxy
 from nsq_compat.web.admin.service import AdminService
+from nsq_compat.web.admin.tables import address
 from nsq_compat.web.admin.topics import topics
 from nsq_compat.web.admin.users import Attempts
+from nsq_compat.web.application import moved
 from nsq_compat.web.responses import ApiError
-from nsq_compat.web.routing import moved
 
-_PAGES: Final = (home, topics, messages, nodes, counter, lookup, login)
-_EXPLAINED: Final = {
-    401: "This page is for users who have logged in.",
-    403: "You may not do this.",
-    404: "There is no such page, topic, channel or node.",
-    405: "This cannot be done here.",
-    429: "Too many wrong passwords. Wait a minute.",
-    502: "The cluster could not be asked.",
+_EXPLANATIONS: Final = {
+    401: "Log in to see this page.",
+    403: "You do not have permission for this.",
+    404: "This page, topic, channel or node does not exist.",
+    405: "This page does not support the request.",
+    429: "Too many wrong passwords. Wait a minute and try again.",
+    502: "No part of the cluster answered.",
 }
 
 
 class _Sessions(SecureCookieSessionInterface):
-    """A cookie that came to be over HTTPS stays there; the proxy in front says so."""
+    """Marks cookies as secure for browsers that use HTTPS, as the proxy's header tells."""
 
     def get_cookie_secure(self, app: Flask) -> bool:
         return request.headers.get("X-Scheme") == "https"
@@ -66,20 +63,20 @@ def create_app(service: AdminService) -> Flask:
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
     app.jinja_env.filters.update(FILTERS)
     app.jinja_env.globals["address"] = address
-    for blueprint in (*_PAGES, assets, configuration, monitoring, proxy):
+    for blueprint in (cluster, topics, nodes, login, assets, configuration, monitoring, proxy):
         app.register_blueprint(blueprint)
     app.register_blueprint(api, url_prefix="/api")
-    app.before_request(_options)
-    app.before_request(access.guard)
+    app.before_request(_answer_options)
+    app.before_request(access.check)
     app.after_request(_finish)
-    app.context_processor(_for_every_page)
-    app.register_error_handler(ApiError, _refused)
-    app.register_error_handler(AllFailed, lambda failure: _refused(upstream_failure(failure)))
-    app.register_error_handler(HTTPException, _http_error)
+    app.context_processor(_template_variables)
+    app.register_error_handler(ApiError, _error_response)
+    app.register_error_handler(AllFailed, lambda failure: _error_response(upstream_error(failure)))
+    app.register_error_handler(HTTPException, _http_error_response)
     return app
 
 
-def _for_every_page() -> dict[str, object]:
+def _template_variables() -> dict[str, object]:
     service = access.service()
     return {
         "visitor": access.visitor(),
@@ -92,7 +89,10 @@ def _for_every_page() -> dict[str, object]:
     }
 
 
-def _options() -> Response | None:
+# --- Errors -----------------------------------------------------------------------------------------------------------
+
+
+def _answer_options() -> Response | None:
     if request.method != "OPTIONS" or request.url_rule is None:
         return None
     response = Response("", 200, {"Allow": _allowed(_adapter(request).allowed_methods())})
@@ -101,32 +101,33 @@ def _options() -> Response | None:
 
 
 def _allowed(methods: Iterable[str]) -> str:
-    # nsqadmin: HEAD is not named, OPTIONS always.
+    # nsqadmin: without HEAD, always with OPTIONS.
     return ", ".join(sorted({*methods, "OPTIONS"} - {"HEAD"}))
 
 
-def _refused(error: ApiError) -> Response:
+def _error_response(error: ApiError) -> Response:
     if _wants_json(request):
-        return refusal(error)
-    page = render_template("error.html", status=error.status, code=error.code, text=_EXPLAINED.get(error.status, ""))
+        return v1_error(error)
+    page = render_template("error.html", status=error.status, code=error.code, text=_EXPLANATIONS.get(error.status, ""))
     return Response(page, error.status)
 
 
-def _http_error(error: HTTPException) -> "Response | HTTPException":
+def _http_error_response(error: HTTPException) -> Response:
     if isinstance(error, MethodNotAllowed):
-        response = refusal(ApiError(405, "METHOD_NOT_ALLOWED"))
+        response = v1_error(ApiError(405, "METHOD_NOT_ALLOWED"))
         response.headers["Allow"] = _allowed(error.valid_methods or ())
         return response
-    if isinstance(error, NotFound) and (meant := _meant(request)):
-        return _flask_response(moved(request.method, request.script_root + meant, request.query_string))
     if isinstance(error, NotFound):
-        return _refused(ApiError(404, "NOT_FOUND"))
+        if corrected := _corrected_path(request):
+            redirect = moved(request.method, request.script_root + corrected, request.query_string)
+            return Response(redirect.body, redirect.status, list(redirect.headers))
+        return _error_response(ApiError(404, "NOT_FOUND"))
     name = "INTERNAL_ERROR" if error.code in (None, 500) else error.name.upper().replace(" ", "_")
-    return _refused(ApiError(error.code or 500, name))
+    return _error_response(ApiError(error.code or 500, name))
 
 
-def _meant(asked: Request) -> str:
-    """A path of ours that this one differs from only in slashes or in letter case; empty if there is none."""
+def _corrected_path(asked: Request) -> str:
+    """An existing path that differs only in slashes or in letter case; empty if there is none."""
     clean = "/" + "/".join(part for part in asked.path.split("/") if part)
     for candidate in (clean, clean.lower()):
         if candidate != asked.path and _adapter(asked).test(candidate, asked.method):
@@ -136,19 +137,18 @@ def _meant(asked: Request) -> str:
 
 def _adapter(asked: Request) -> MapAdapter:
     adapter = current_app.create_url_adapter(asked)
-    assert adapter is not None, "there is one for every request"
+    assert adapter is not None, "a request always has an adapter"
     return adapter
-
-
-def _flask_response(answer: http_message.Response) -> Response:
-    return Response(answer.body, answer.status, list(answer.headers))
 
 
 def _wants_json(asked: Request) -> bool:
     if asked.path.startswith(("/api/", "/config/", "/static/", "/fonts/", "/render")):
         return True
-    # A path that is none of ours answers programs as NSQ does; people see a page.
+    # For other paths, programs get NSQ's JSON, and browsers get a page.
     return "text/html" not in asked.headers.get("Accept", "")
+
+
+# --- Headers and compression ------------------------------------------------------------------------------------------
 
 
 def _finish(response: Response) -> Response:
@@ -158,13 +158,67 @@ def _finish(response: Response) -> Response:
     headers.setdefault("Referrer-Policy", "same-origin")
     if response.mimetype == "text/html":
         headers["Cache-Control"] = "no-store"
-        headers["Content-Security-Policy"] = _policy(Graphite(access.service()).origin)
+        headers["Content-Security-Policy"] = _security_policy(Graphite(access.service()).origin)
     return compress(request, response)
 
 
-def _policy(graphite: str) -> str:
-    pictures = f"'self' data: {graphite}".strip()
+def _security_policy(graphite: str) -> str:
+    images = f"'self' data: {graphite}".strip()
     return (
-        f"default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src {pictures}; "
+        f"default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src {images}; "
         "font-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
     )
+
+
+def compress(request: Request, response: Response) -> Response:
+    """Use the first of gzip and deflate that the client lists. nsqadmin: an encoding with a weight is ignored."""
+    for word in request.headers.get("Accept-Encoding", "").split(","):
+        name = word.strip()
+        if name in ("gzip", "deflate"):
+            body = response.get_data()
+            response.set_data(gzip.compress(body, 6, mtime=0) if name == "gzip" else _deflate(body))
+            response.headers["Content-Encoding"] = name
+            response.headers["Vary"] = "Accept-Encoding"
+            break
+    return response
+
+
+def _deflate(body: bytes) -> bytes:
+    # nsqadmin: a raw stream, without a zlib header.
+    stream = zlib.compressobj(6, zlib.DEFLATED, -zlib.MAX_WBITS)
+    return stream.compress(body) + stream.flush()
+
+
+# --- Static files -----------------------------------------------------------------------------------------------------
+
+assets = Blueprint("assets", __name__)
+
+
+def folder(name: str) -> Path:
+    """The folder `templates` or `static`: inside the package if it is installed, beside it in a checkout."""
+    package = Path(nsq_compat.__file__).parent
+    inside = package / name
+    return inside if inside.is_dir() else package.parent / name
+
+
+@assets.get("/static/<asset>")
+def static(asset: str) -> Response:
+    try:
+        return _file(asset)
+    except (OSError, ValueError):  # ValueError: a name with a zero byte
+        return Response("NOT_FOUND", 404, {"Content-Type": "text/plain; charset=utf-8"})
+
+
+# nsqadmin: both paths serve the same files.
+assets.add_url_rule("/fonts/<asset>", "fonts", static)
+
+
+def _file(name: str) -> Response:
+    if name.startswith("."):
+        raise FileNotFoundError(name)
+    development = access.service().options.dev_static_dir
+    content = ((Path(development) if development else folder("static")) / name).read_bytes()
+    kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
+    if kind.startswith("text/"):
+        kind += "; charset=utf-8"
+    return Response(content, 200, {"Content-Type": kind, "Cache-Control": "max-age=300"})

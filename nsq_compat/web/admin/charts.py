@@ -1,4 +1,4 @@
-"""Lines over time, as coordinates for inline SVG: the templates only write them down."""
+"""Charts as coordinates for the inline SVG of the templates."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -22,9 +22,9 @@ class Tick:
 @dataclass(frozen=True, slots=True)
 class Chart:
     lines: tuple[str, ...]
-    """Points for <polyline>, a new one after every gap."""
+    """Points for <polyline>; one for each part between gaps."""
     areas: tuple[str, ...]
-    """The same, closed down to the axis, for <polygon>."""
+    """The same points closed along the axis, for <polygon>."""
     value_ticks: tuple[Tick, ...]
     time_ticks: tuple[Tick, ...]
     """Values are seconds before now."""
@@ -33,21 +33,21 @@ class Chart:
 
 
 def chart(points: Sequence[tuple[float, float]], now: float, span: float) -> Chart:
-    """Of (moment, value) pairs within the last `span` seconds; nan is a gap, and so is a longer silence."""
+    """A chart of (time, value) pairs of the last `span` seconds. A nan, or `span` / 40 without a pair, is a gap."""
     known = [value for at, value in points if now - at <= span and not math.isnan(value)]
     top = _round_up(max(known, default=0.0))
     step = span / 40
     runs: list[list[tuple[float, float]]] = []
-    before = -math.inf
+    previous = -math.inf
     for at, value in points:
         if now - at > span:
             continue
         if math.isnan(value):
-            before = -math.inf
+            previous = -math.inf
             continue
-        if at - before > step:
+        if at - previous > step:
             runs.append([])
-        before = at
+        previous = at
         runs[-1].append((WIDTH * (1 - (now - at) / span), HEIGHT * (1 - value / top)))
     return Chart(
         lines=tuple(_points(run) for run in runs),
@@ -60,14 +60,14 @@ def chart(points: Sequence[tuple[float, float]], now: float, span: float) -> Cha
 
 
 def sparkline(values: Iterable[float]) -> str:
-    """Points for one small <polyline>; empty where there are fewer than two."""
-    # A rate is not known at its first point.
+    """Points for a small <polyline>; empty if there are fewer than two."""
+    # The first rates of a series are unknown.
     known = [0.0 if math.isnan(value) else value for value in dropwhile(math.isnan, values)][-60:]
     if len(known) < 2:
         return ""
     top = max(known) or 1.0
     step = SPARK_WIDTH / (len(known) - 1)
-    # A pixel is left above and below for the line's own width.
+    # One pixel above and below is left for the width of the line.
     height = SPARK_HEIGHT - 2
     return _points([(index * step, 1 + height * (1 - value / top)) for index, value in enumerate(known)])
 
@@ -76,14 +76,10 @@ def _points(run: Sequence[tuple[float, float]]) -> str:
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in run)
 
 
-_LEAST: Final = 1e-9
-"""Below it there is nothing to be seen, and soon no power of ten."""
-
-
 def _round_up(value: float) -> float:
-    """The next 1, 2 or 5 with zeros."""
+    """The next larger 1, 2 or 5 times a power of ten."""
     if value <= 0:
         return 1.0
-    value = max(value, _LEAST)
+    value = max(value, 1e-9)  # smaller values would underflow
     power = 10.0 ** math.floor(math.log10(value))
     return next(step * power for step in (1, 2, 5, 10) if value <= step * power * (1 + 1e-9))

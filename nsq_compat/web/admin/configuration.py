@@ -13,7 +13,7 @@ from nsq_compat.web.responses import JSON, V1, ApiError
 
 configuration = Blueprint("configuration", __name__)
 
-_LARGEST_VALUE: Final = 1024 * 1024
+_MAX_VALUE_BYTES: Final = 1024 * 1024
 
 
 @configuration.before_request
@@ -34,7 +34,7 @@ def show(name: str) -> Response:
         value = service().config_value(name)
     except KeyError:
         raise ApiError(400, "INVALID_OPTION") from None
-    # nsqadmin: strings come raw, everything else as JSON.
+    # nsqadmin: strings are shown raw, everything else as JSON.
     if isinstance(value, str):
         return Response(value, 200, [("Content-Type", "text/plain; charset=utf-8"), V1])
     return Response(dumps(value), 200, [JSON, V1])
@@ -44,7 +44,7 @@ def show(name: str) -> Response:
 def change(name: str) -> Response:
     require(Role.ADMIN)
     body = request.get_data()
-    if not 0 < len(body) <= _LARGEST_VALUE:
+    if not 0 < len(body) <= _MAX_VALUE_BYTES:
         raise ApiError(413, "INVALID_VALUE")
     try:
         if name == "nsqlookupd_http_addresses":

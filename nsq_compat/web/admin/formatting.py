@@ -1,4 +1,4 @@
-"""Numbers, durations and names as people read them: the filters of the templates."""
+"""Numbers, durations and times as text: the filters of the templates."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ def commas(value: float) -> str:
 
 
 def per_second(rate: float | None) -> str:
-    """A rate; a dash where it is not known."""
+    """A rate; a dash if it is unknown."""
     if rate is None or math.isnan(rate):
         return "\u2013"
     return f"{rate:,.0f}" if rate >= 100 or rate == 0 else f"{rate:.1f}"
@@ -29,7 +29,7 @@ def short(value: float) -> str:
 
 
 def nanoseconds(ns: float) -> str:
-    """``1h2m3.45s``, ``189.11ms``, ``12us``: NSQ's nsqadmin's form, two decimals at most."""
+    """``12us``, ``189.11ms``, ``3.45s``, as NSQ's nsqadmin; from a minute on as `long_duration`."""
     if ns >= 60e9:
         return long_duration(ns / 1e9)
     for unit, name in _UNITS:
@@ -57,7 +57,7 @@ def percentile_name(quantile: float) -> str:
 
 
 def clock(unix_seconds: float) -> str:
-    """UTC, as it is written into ``<time datetime>``."""
+    """UTC, in the form of ``<time datetime>``."""
     return datetime.fromtimestamp(unix_seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -70,12 +70,6 @@ def octets(size: float) -> str:
 
 
 FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
-    "commas": commas,
-    "per_second": per_second,
-    "short": short,
-    "nanoseconds": nanoseconds,
-    "long_duration": long_duration,
-    "percentile_name": percentile_name,
-    "clock": clock,
-    "octets": octets,
+    filter.__name__: filter
+    for filter in (commas, per_second, short, nanoseconds, long_duration, percentile_name, clock, octets)
 }

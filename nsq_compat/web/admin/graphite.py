@@ -1,19 +1,23 @@
-"""Graphs drawn by a Graphite that nsqd's statsd figures go to: keys, targets, and the URLs of pictures.
+"""Graphs that Graphite draws from nsqd's statsd metrics: targets, URLs, and /render, which fetches them for browsers.
 
-The keys are those nsqd pushes (`--statsd-prefix`) as statsd and Graphite wrap them (`--statsd-*-format`).
+Keys are those that nsqd sends (`--statsd-prefix`), as statsd and Graphite wrap them (`--statsd-*-format`).
 """
 
+import base64
 import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from flask import Blueprint, Response, request
 
 from nsq_compat.cluster import reading
 from nsq_compat.cluster.http_client import UpstreamError
-from nsq_compat.cluster.reading import BadAnswer
+from nsq_compat.cluster.reading import InvalidAnswer
 from nsq_compat.protocol.durations import SECOND
+from nsq_compat.web.admin.access import service
 from nsq_compat.web.admin.service import AdminService
 from nsq_compat.web.responses import ApiError
 
@@ -23,28 +27,15 @@ TIMEFRAMES: Final = ("1h", "2h", "12h", "24h", "48h", "168h", "off")
 DEFAULT_TIMEFRAME: Final = "2h"
 _COUNTERS: Final = frozenset({"requeue_count", "timeout_count", "message_count", "gc_runs"})
 _COLOURS: Final[Mapping[str, str]] = {"depth": "red", "deferred_count": "red"}
-_SPARKLINE: Final = {
-    "height": "20",
-    "width": "120",
-    "hideGrid": "true",
-    "hideLegend": "true",
-    "hideAxes": "true",
-    "bgcolor": "ff000000",
-    "fgcolor": "black",
-    "margin": "0",
-    "yMin": "0",
-    "lineMode": "connected",
-    "drawNullAsZero": "false",
-}
-_LARGE: Final = {
-    "height": "450",
-    "width": "800",
-    "bgcolor": "ff000000",
-    "fgcolor": "999999",
-    "yMin": "0",
-    "lineMode": "connected",
-    "drawNullAsZero": "false",
-}
+_SPARKLINE: Final = dict(
+    parse_qsl(
+        "height=20&width=120&hideGrid=true&hideLegend=true&hideAxes=true&bgcolor=ff000000&fgcolor=black&margin=0&yMin=0"
+        "&lineMode=connected&drawNullAsZero=false"
+    )
+)
+_LARGE: Final = dict(
+    parse_qsl("height=450&width=800&bgcolor=ff000000&fgcolor=999999&yMin=0&lineMode=connected&drawNullAsZero=false")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +57,14 @@ class Graphite:
 
     @property
     def origin(self) -> str:
-        """Where pictures come from, if not from ourselves; for the content security policy."""
+        """The origin of graphs for the content security policy; empty if they come from nsqadmin."""
         if not self.enabled or self._options.proxy_graphite:
             return ""
         parts = urlsplit(self._options.graphite_url)
         return f"{parts.scheme}://{parts.hostname or ''}" + (f":{parts.port}" if parts.port else "")
 
     def target(self, metric: str, topic: str = "", channel: str = "", node: str = "*") -> str:
-        """What Graphite sums up: of a topic, of one of its channels, or (without a topic) of all."""
+        """The sum of a metric of a topic or channel; "counter" is the sum of the messages of all channels."""
         if metric == "counter":
             metric, key = "message_count", "topic.*.channel.*.message_count"
         else:
@@ -104,14 +95,14 @@ class Graphite:
             if status != 200:
                 raise UpstreamError(f"got response {status}")
             value = _first_datapoint(body)
-        except (UpstreamError, BadAnswer) as error:
+        except (UpstreamError, InvalidAnswer) as error:
             log.error("graphite request failed - %s", error)
             raise ApiError(500, "INTERNAL_ERROR") from None
         return "N/A" if value < 0 else f"{value / self._interval:.2f}"
 
     def _render(self, parameters: Mapping[str, str], targets: Sequence[str]) -> str:
         query = urlencode([*parameters.items(), *(("target", target) for target in targets)])
-        # nsqadmin: the address bar's path is used behind a base path too; ours is under it.
+        # nsqadmin: its /render is not below the base path. Ours is.
         base = self._options.base_path.rstrip("/") if self._options.proxy_graphite else self._options.graphite_url
         return f"{base}/render?{query}"
 
@@ -123,11 +114,11 @@ class Graphite:
 
 
 def _first_datapoint(body: bytes) -> float:
-    series = reading.each(reading.mapping, reading.load(body))
-    points = reading.each(lambda point: point, series[0].get("datapoints")) if series else []
+    series = reading.array(reading.mapping, reading.load(body))
+    points = reading.array(lambda point: point, series[0].get("datapoints")) if series else []
     first = points[0] if points else None
     if not isinstance(first, list) or not first or first[0] is None:
-        raise BadAnswer("no datapoint")
+        raise InvalidAnswer("no datapoint")
     return reading.number(first[0])
 
 
@@ -137,3 +128,32 @@ def _node_key(node: str) -> str:
 
 def _key(name: str) -> str:
     return re.sub(r"[^a-zA-Z0-9_.-]", "", name.replace(" ", "_").replace("/", "-"))
+
+
+# --- /render ----------------------------------------------------------------------------------------------------------
+
+proxy = Blueprint("proxy", __name__)
+
+_TRUSTED_TYPES: Final = ("image/", "application/json")
+"""Content types that are passed on. Graphite must not send the browser anything else from our origin."""
+
+
+@proxy.get("/render")
+def render() -> Response:
+    options = service().options
+    if not (options.proxy_graphite and options.graphite_url):
+        raise ApiError(404, "NOT_FOUND")
+    parts = urlsplit(options.graphite_url)
+    host = f"{parts.hostname or ''}" + (f":{parts.port}" if parts.port else "")
+    headers = {"X-Forwarded-For": request.remote_addr or ""}
+    if parts.username is not None:
+        pair = f"{parts.username}:{parts.password or ''}"
+        headers["Authorization"] = "Basic " + base64.b64encode(pair.encode()).decode("ascii")
+    query = request.query_string.decode("latin-1")
+    try:
+        status, kind, body = service().cluster.client.fetch(f"{parts.scheme}://{host}/render?{query}", headers)
+    except UpstreamError as error:
+        raise ApiError(502, f"UPSTREAM_ERROR: {error}") from None
+    if not kind.startswith(_TRUSTED_TYPES):
+        kind = "text/plain; charset=utf-8"
+    return Response(body, status, {"Content-Type": kind})

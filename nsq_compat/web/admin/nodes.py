@@ -1,14 +1,13 @@
-"""/nodes: the list of nsqds, one of them, and taking one out of a topic."""
+"""/nodes: the list of nsqds, the page of an nsqd, and tombstones."""
 
 from flask import Blueprint, Response, render_template, request, url_for
 
-from nsq_compat.cluster.statistics import NodeStats, TopicStats
-from nsq_compat.web.admin import acting
+from nsq_compat.cluster.stats import NodeStats, TopicStats
+from nsq_compat.web.admin import actions
 from nsq_compat.web.admin.access import require, service
-from nsq_compat.web.admin.forms import perform, submitted
-from nsq_compat.web.admin.gathering import Gathering
-from nsq_compat.web.admin.looking import current_snapshot, timeframe
-from nsq_compat.web.admin.paging import page_of
+from nsq_compat.web.admin.actions import form_field, perform
+from nsq_compat.web.admin.queries import Queries
+from nsq_compat.web.admin.tables import current_snapshot, page_of, timeframe
 from nsq_compat.web.admin.users import Role
 from nsq_compat.web.responses import ApiError
 
@@ -17,8 +16,8 @@ nodes = Blueprint("nodes", __name__)
 
 @nodes.get("/nodes")
 def list_() -> str:
-    gathering = Gathering(service().cluster)
-    found = gathering.nodes()
+    queries = Queries(service().cluster)
+    found = queries.nodes()
     columns = {
         "name": lambda node: node.hostname,
         "address": lambda node: node.http_address,
@@ -31,14 +30,14 @@ def list_() -> str:
         page=page_of(found, request.args, columns, lambda node: f"{node.hostname} {node.http_address}"),
         answers=snapshot.answers,
         lookupds=service().cluster.lookupds,
-        warnings=gathering.warnings,
+        warnings=queries.warnings,
     )
 
 
 @nodes.get("/nodes/<node>")
 def node(node: str) -> str:
-    gathering = Gathering(service().cluster)
-    described, stats = gathering.node(node)
+    queries = Queries(service().cluster)
+    described, stats = queries.node(node)
     if request.args.get("confirm") == "tombstone":
         return _confirmation(node, stats, request.args.get("topic", ""))
     return render_template(
@@ -48,18 +47,18 @@ def node(node: str) -> str:
         page=page_of(stats.topics, request.args, {"name": _topic_name}, _topic_name),
         messages=sum(topic.message_count for topic in stats.topics),
         clients=sum(channel.client_count for topic in stats.topics for channel in topic.channels),
-        warnings=gathering.warnings,
+        warnings=queries.warnings,
         timeframe=timeframe(),
     )
 
 
 @nodes.post("/nodes/<node>")
 def act(node: str) -> Response:
-    topic = submitted("topic")
-    if submitted("action") != "tombstone":
+    topic = form_field("topic")
+    if form_field("action") != "tombstone":
         raise ApiError(400, "INVALID_ACTION")
     return perform(
-        lambda: acting.tombstone(topic, node),
+        lambda: actions.tombstone(topic, node),
         f"Tombstoned {node} for {topic}.",
         url_for("topics.topic", topic=topic),
         Role.ADMIN,
@@ -79,5 +78,5 @@ def _confirmation(node: str, stats: NodeStats, name: str) -> str:
         "nodes/confirm.html",
         node=node,
         topic=topic,
-        messages=topic.depth + sum(channel.depth for channel in topic.channels),
+        messages=topic.waiting,
     )

@@ -1,7 +1,7 @@
-"""Who may log in, with which role: the user file, and its passwords.
+"""The user file: names, roles and passwords.
 
-A line is ``name:role:scrypt$N$r$p$salt$hash``, salt and hash in base64; ``#`` begins a comment. `make_line` makes one.
-A password that is wrong and a user that does not exist cost the same time.
+A line is ``name:role:scrypt$N$r$p$salt$hash``, salt and hash in base64, made by `make_line`. ``#`` starts a comment.
+Checking a password takes the same time for names that do not exist.
 """
 
 import base64
@@ -15,30 +15,31 @@ from enum import IntEnum
 from typing import Final
 
 _COST: Final = (2**14, 8, 1)
-_MOST_MEMORY: Final = 64 * 1024 * 1024
-MOST_ATTEMPTS: Final = 10
+_MAX_MEMORY: Final = 64 * 1024 * 1024
+MAX_ATTEMPTS: Final = 10
 _MINUTE: Final = 60.0
-_MOST_REMEMBERED: Final = 10_000
+_MAX_REMEMBERED: Final = 10_000
 _NAME: Final = re.compile(r"[^\s:#]{1,64}")
 
 
 class Role(IntEnum):
-    """What one may do; the higher may all the lower may."""
+    """Permissions. A role includes those below it."""
 
-    NOBODY = 0
+    NONE = 0
+    """Not logged in."""
     VIEWER = 1
-    """Look at figures."""
+    """View stats."""
     OPERATOR = 2
-    """Do what loses nothing: pause, unpause, create, publish, look at messages."""
+    """View messages, and actions that lose no messages: pause, unpause, create, publish."""
     ADMIN = 3
-    """Everything: empty, delete, tombstone."""
+    """All actions: also empty, delete, tombstone."""
 
 
 ROLES: Final[Mapping[str, Role]] = {role.name.lower(): role for role in Role if role}
 
 
 class UserFileError(ValueError):
-    """The text says which line and what is wrong with it."""
+    """The text names the line and the problem."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class Password:
 
 
 class Users:
-    """Raises `UserFileError` for a text that is no user file."""
+    """The users of a user file. Raises `UserFileError` for an invalid text."""
 
     def __init__(self, text: str) -> None:
         self._users: dict[str, tuple[Role, Password]] = {}
@@ -63,53 +64,53 @@ class Users:
                 except ValueError as error:
                     raise UserFileError(f"line {number}: {error}") from None
                 self._users[name] = (role, password)
-        self._nobody = Password(_COST, b"nobody", b"")
+        self._unknown_user = (Role.NONE, Password(_COST, b"unknown", b""))
         self._key = secrets.token_bytes(32)
-        self._known: dict[str, bytes] = {}
+        self._verified: dict[str, bytes] = {}
 
     def role_of(self, name: str) -> Role:
-        return self._users.get(name, (Role.NOBODY, self._nobody))[0]
+        return self._users.get(name, self._unknown_user)[0]
 
     def log_in(self, name: str, password: str) -> Role:
-        """The role, NOBODY for a wrong name or password."""
-        role, expected = self._users.get(name, (Role.NOBODY, self._nobody))
-        # A program that sends its password with every request need not cost scrypt's price every time.
+        """The role; NONE for a wrong name or password."""
+        role, expected = self._users.get(name, self._unknown_user)
+        # Programs send the password with every request, and scrypt is slow.
         digest = hmac.digest(self._key, f"{name}:{password}".encode("utf-8", "replace"), "sha256")
-        if hmac.compare_digest(self._known.get(name, b""), digest):
+        if hmac.compare_digest(self._verified.get(name, b""), digest):
             return role
         if not expected.matches(password):
-            return Role.NOBODY
-        self._known[name] = digest
+            return Role.NONE
+        self._verified[name] = digest
         return role
 
 
 class Attempts:
-    """Wrong passwords of one visitor for one name: after `MOST_ATTEMPTS` a minute they are not even looked at."""
+    """Failed logins, by address and name. After `MAX_ATTEMPTS` in a minute, further ones are refused unchecked."""
 
     def __init__(self) -> None:
         self._failed: dict[tuple[str, str], list[float]] = {}
 
-    def allowed(self, who: str, name: str, now: float) -> bool:
-        return len(self._recent(who, name, now)) < MOST_ATTEMPTS
+    def allowed(self, address: str, name: str, now: float) -> bool:
+        return len(self._recent(address, name, now)) < MAX_ATTEMPTS
 
-    def failed(self, who: str, name: str, now: float) -> None:
-        if len(self._failed) >= _MOST_REMEMBERED:
-            self._failed = {key: moments for key, moments in self._failed.items() if moments[-1] > now - _MINUTE}
-        if len(self._failed) < _MOST_REMEMBERED:
-            self._failed[who, name] = [*self._recent(who, name, now), now]
+    def add_failed(self, address: str, name: str, now: float) -> None:
+        if len(self._failed) >= _MAX_REMEMBERED:
+            self._failed = {key: times for key, times in self._failed.items() if times[-1] > now - _MINUTE}
+        if len(self._failed) < _MAX_REMEMBERED:
+            self._failed[address, name] = [*self._recent(address, name, now), now]
 
-    def _recent(self, who: str, name: str, now: float) -> list[float]:
-        return [moment for moment in self._failed.get((who, name), ()) if moment > now - _MINUTE]
+    def _recent(self, address: str, name: str, now: float) -> list[float]:
+        return [at for at in self._failed.get((address, name), ()) if at > now - _MINUTE]
 
 
 def make_line(name: str, role: str, password: str) -> str:
     """A line for the user file. Raises ValueError."""
     if not _NAME.fullmatch(name):
-        raise ValueError("a name has 1 to 64 characters, none of them a blank, ':' or '#'")
+        raise ValueError("invalid user name: it must have 1 to 64 characters, without blanks, ':' and '#'")
     if role not in ROLES:
-        raise ValueError(f"a role is one of {', '.join(ROLES)}")
+        raise ValueError(f"invalid role: it must be one of {', '.join(ROLES)}")
     if not password:
-        raise ValueError("a password is not empty")
+        raise ValueError("the password must not be empty")
     salt = secrets.token_bytes(16)
     parts = [*map(str, _COST), _encode(salt), _encode(_derive(password, salt, _COST))]
     return f"{name}:{role}:scrypt${'$'.join(parts)}"
@@ -118,7 +119,7 @@ def make_line(name: str, role: str, password: str) -> str:
 def _parse(line: str) -> tuple[str, Role, Password]:
     name, role, password = [*line.split(":", 2), "", ""][:3]
     if not _NAME.fullmatch(name):
-        raise ValueError("a name must stand before the first ':'")
+        raise ValueError("the line must begin with a valid user name and ':'")
     if role not in ROLES:
         raise ValueError(f"the role must be one of {', '.join(ROLES)}")
     scheme, *numbers = password.split("$")
@@ -130,7 +131,7 @@ def _parse(line: str) -> tuple[str, Role, Password]:
 
 def _derive(password: str, salt: bytes, cost: tuple[int, int, int]) -> bytes:
     n, r, p = cost
-    return hashlib.scrypt(password.encode("utf-8", "replace"), salt=salt, n=n, r=r, p=p, maxmem=_MOST_MEMORY, dklen=32)
+    return hashlib.scrypt(password.encode("utf-8", "replace"), salt=salt, n=n, r=r, p=p, maxmem=_MAX_MEMORY, dklen=32)
 
 
 def _encode(data: bytes) -> str:

@@ -1,5 +1,6 @@
-"""nsqadmin's application in front of real daemons that answer what a test says."""
+"""nsqadmin's application, with real daemons that send answers chosen by the test."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -8,10 +9,10 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
+from nsq_compat.cluster.actions import Actions
 from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.history import History
 from nsq_compat.cluster.http_client import HttpClient, HttpClientOptions
-from nsq_compat.cluster.steering import Steering
 from nsq_compat.web.admin.app import create_app
 from nsq_compat.web.admin.users import Users
 from nsq_compat.web.metrics import Metrics
@@ -55,7 +56,7 @@ class Service:
 
     def __post_init__(self) -> None:
         self.cluster = Cluster(HttpClient(HttpClientOptions(request_timeout=20)), self.options)
-        self.steering = Steering(self.cluster)
+        self.actions = Actions(self.cluster)
         self.metrics = Metrics("nsqadmin", self.version)
 
     def now(self) -> float:
@@ -77,7 +78,7 @@ class Service:
 
 
 class Nsqd(Daemon):
-    """An nsqd as its HTTP API shows it: `topics` is what /stats says; it does whatever it is told."""
+    """An nsqd's HTTP API: `topics` are those of /stats, and every POST succeeds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,7 +147,7 @@ def browser(service: Service) -> FlaskClient:
 
 
 class Form:
-    """Fills in a form as a browser does: with the token of the page it is on."""
+    """Submits a form with the token of its page, as a browser does."""
 
     def __init__(self, browser: FlaskClient) -> None:
         self.browser = browser
@@ -160,3 +161,8 @@ class Form:
 @pytest.fixture
 def submit(browser: FlaskClient) -> Form:
     return Form(browser)
+
+
+def shown(page: Any) -> str:
+    """The text of a page on one line."""
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page.text)).strip()

@@ -1,9 +1,10 @@
-"""Who gets in, and whose requests count as theirs."""
+"""Permissions, requests of other sites, and the login page."""
 
 import pytest
 
 from nsq_compat.web.admin.app import create_app
 from nsq_compat.web.admin.users import Users, make_line
+from tests.web.admin.conftest import Form
 
 LINES = "\n".join(
     make_line(name, role, f"{name}-pw") for name, role in (("vic", "viewer"), ("olga", "operator"), ("ada", "admin"))
@@ -18,24 +19,32 @@ def behind_login(service):
     return create_app(service).test_client()
 
 
+@pytest.fixture
+def log_in(behind_login):
+    form = Form(behind_login)
+    return lambda name="ada", password="ada-pw", **fields: form(
+        "/login", "/login", name=name, password=password, **fields
+    )
+
+
 def status(client, request, auth=None, **headers):
     method, path, body = request
     return client.open(path, method=method, data=body, auth=auth, headers=headers).status_code
 
 
-def test_without_a_user_file_everybody_may_do_everything(browser):
+def test_without_configuration_every_visitor_may_do_everything(browser):
     assert status(browser, PAUSE) == status(browser, DELETE) == 200
 
 
 @pytest.mark.parametrize(
     ("name", "statuses"), [("vic", (200, 403, 403, 403)), ("olga", (200, 200, 403, 403)), ("ada", (200, 200, 200, 200))]
 )
-def test_a_role_may_do_what_it_is_for(behind_login, name, statuses):
+def test_a_role_has_its_permissions(behind_login, name, statuses):
     requests = (("GET", "/api/topics", ""), PAUSE, EMPTY, DELETE)
     assert tuple(status(behind_login, request, (name, f"{name}-pw")) for request in requests) == statuses
 
 
-def test_nobody_gets_past_the_login(behind_login, nsqd):
+def test_without_a_login_nothing_is_accessible(behind_login, nsqd):
     assert status(behind_login, ("GET", "/api/topics", "")) == 401
     assert status(behind_login, ("GET", "/config/log_level", "")) == 401
     assert status(behind_login, DELETE) == 401
@@ -56,7 +65,7 @@ def test_nobody_gets_past_the_login(behind_login, nsqd):
         {"Origin": "null"},
     ],
 )
-def test_another_site_cannot_act_in_a_visitors_name(browser, nsqd, headers):
+def test_requests_of_other_sites_change_nothing(browser, nsqd, headers):
     assert status(browser, DELETE, **headers) == 403
     assert status(browser, PAUSE, **headers) == 403
     assert nsqd.orders == []
@@ -65,7 +74,7 @@ def test_another_site_cannot_act_in_a_visitors_name(browser, nsqd, headers):
 @pytest.mark.parametrize(
     "headers", [{"Sec-Fetch-Site": "same-origin"}, {"Sec-Fetch-Site": "none"}, {"Origin": "http://localhost"}]
 )
-def test_our_own_pages_can(browser, headers):
+def test_requests_of_our_own_pages_are_accepted(browser, headers):
     assert status(browser, PAUSE, **headers) == 200
 
 
@@ -77,7 +86,7 @@ def test_a_form_without_its_token_does_nothing(browser, submit, nsqd):
     assert nsqd.orders == ["topic/pause?topic=orders"]
 
 
-def test_who_may_only_look_sees_no_buttons(browser, service):
+def test_a_viewer_sees_no_buttons(browser, service):
     assert "Delete…" in browser.get("/topics/orders").text
     service.options.admin_users = ("ada",)
     page = browser.get("/topics/orders").text
@@ -85,3 +94,60 @@ def test_who_may_only_look_sees_no_buttons(browser, service):
     assert "<button>Pause" not in page
     assert browser.get("/topics/orders?confirm=delete").status_code == 403
     assert browser.get("/topics/orders/archive/messages").status_code == 403
+
+
+def test_a_login_redirects_to_the_page_requested_before(behind_login, log_in):
+    answer = log_in(next="/topics/orders?span=24h")
+    assert (answer.status_code, answer.headers["Location"]) == (303, "/topics/orders?span=24h")
+    page = behind_login.get("/topics/orders").text
+    assert "Log out" in page
+    assert "Delete…" in page
+
+
+def test_a_failed_login_does_not_tell_whether_the_user_exists(log_in):
+    wrong = log_in(password="x")
+    unknown = log_in("eve", "x")
+    assert wrong.status_code == unknown.status_code == 401
+    assert "Wrong user name or password" in wrong.text
+    assert "Wrong user name or password" in unknown.text
+
+
+@pytest.mark.parametrize("elsewhere", ["https://evil.example/", "//evil.example", "/\\evil.example", "evil"])
+def test_a_login_does_not_redirect_to_another_site(log_in, elsewhere):
+    answer = log_in(next=elsewhere)
+    assert answer.headers["Location"] == "/"
+
+
+def test_a_logout_ends_the_session(behind_login, log_in):
+    log_in()
+    assert behind_login.get("/topics").status_code == 200
+    assert Form(behind_login)("/logout", "/topics").status_code == 303
+    assert behind_login.get("/topics").status_code == 302
+
+
+def test_a_user_removed_from_the_file_has_no_access(behind_login, service, log_in):
+    log_in("vic", "vic-pw")
+    assert behind_login.get("/topics").status_code == 200
+    service.users = Users(make_line("ada", "admin", "ada-pw"))
+    assert behind_login.get("/topics").status_code == 302
+
+
+def test_the_cookie_is_hidden_from_scripts_and_other_sites(behind_login, log_in):
+    cookie = log_in().headers["Set-Cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=Lax" in cookie
+
+
+def test_without_a_user_file_there_is_no_login(service):
+    service.users = None
+    assert create_app(service).test_client().get("/login").status_code == 404
+
+
+def test_too_many_failed_logins_are_refused_unchecked(behind_login, log_in):
+    for _ in range(10):
+        assert log_in(password="x").status_code == 401
+    assert log_in().status_code == 429
+    assert behind_login.get("/api/topics", auth=("ada", "ada-pw")).status_code == 429
+    assert behind_login.get("/api/topics", auth=("vic", "vic-pw")).status_code == 200
+    page = behind_login.get("/topics", auth=("ada", "ada-pw"), headers={"Accept": "text/html"})
+    assert (page.status_code, "Wait a minute" in page.text) == (429, True)

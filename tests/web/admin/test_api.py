@@ -1,7 +1,13 @@
-"""NSQ's JSON, key by key."""
+"""The JSON API, key by key."""
 
 import json
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsq_compat.web.admin.api import read_texts
+from nsq_compat.web.responses import ApiError
 from tests.web.admin.conftest import channel_json, topic_json
 
 
@@ -27,7 +33,7 @@ def test_a_topic_has_nsqs_keys_in_nsqs_order(browser, nsqd):
     assert part["e2e_processing_latency"]["topic"] == ""
 
 
-def test_the_parts_of_a_topic_are_what_each_node_said(browser, make_nsqd, service, nsqd):
+def test_the_nodes_of_a_topic_are_the_answers_of_each_node(browser, make_nsqd, service, nsqd):
     other = make_nsqd()
     other.topics = [topic_json("orders", channel_json("archive", depth=1))]
     service.options.nsqd_http_addresses = (nsqd.address, other.address)
@@ -37,7 +43,7 @@ def test_the_parts_of_a_topic_are_what_each_node_said(browser, make_nsqd, servic
     assert depths == {nsqd.address: 12304, other.address: 1}
 
 
-def test_a_channel_comes_with_its_clients(browser):
+def test_a_channel_has_its_clients(browser):
     channel = browser.get("/api/topics/orders/mail").get_json(force=True)
     assert list(channel) == keys(
         "node hostname topic_name channel_name depth memory_depth backend_depth in_flight_count deferred_count "
@@ -52,14 +58,14 @@ def test_a_channel_comes_with_its_clients(browser):
     assert client["connected"] == 65_000_000_000
 
 
-def test_deliveries_are_named_when_there_are_any(browser, nsqd):
+def test_delivery_counts_are_shown_unless_zero(browser, nsqd):
     nsqd.topics = [topic_json("t", channel_json("c", zone_local_msg_count=2, global_msg_count=3))]
     channel = browser.get("/api/topics/t/c").get_json(force=True)
     assert (channel["delivery_msg_count"], channel["zone_local_msg_count"], channel["global_msg_count"]) == (5, 2, 3)
     assert "region_local_msg_count" not in channel
 
 
-def test_nothing_is_null_and_an_empty_list_of_a_node_stays_one(browser, nsqd):
+def test_empty_lists_are_null_in_sums_and_empty_on_nodes(browser, nsqd):
     nsqd.topics = [topic_json("t")]
     topic = browser.get("/api/topics/t").get_json(force=True)
     assert topic["channels"] is None
@@ -78,7 +84,7 @@ def test_latency_has_a_value_on_a_node_and_none_in_a_sum(browser, nsqd):
     assert part == [{**total[0], "value": 5}]
 
 
-def test_what_is_not_there_is_said_in_nsqs_codes(browser):
+def test_unknown_objects_have_nsqs_error_codes(browser):
     for path, status, code in [
         ("/api/topics/nope", 502, "UPSTREAM_ERROR: failed to query any nsqd: "),
         ("/api/topics/orders/nope", 404, "CHANNEL_NOT_FOUND"),
@@ -93,7 +99,7 @@ def test_what_is_not_there_is_said_in_nsqs_codes(browser):
         assert (answer.status_code, answer.get_json(force=True)) == (status, {"message": code}), path
 
 
-def test_part_of_a_cluster_is_a_warning_and_none_of_it_an_error(browser, service, nsqd, make_nsqd):
+def test_a_partial_answer_has_a_warning_and_no_answer_is_an_error(browser, service, nsqd, make_nsqd):
     broken = make_nsqd()
     broken.says("stats", b"oops", 500)
     service.options.nsqd_http_addresses = (nsqd.address, broken.address)
@@ -118,7 +124,7 @@ def test_nodes_and_one_node(browser, nsqd):
     assert (one["total_messages"], one["total_clients"]) == (20000, 1)
 
 
-def test_the_counter_counts_each_channel_on_each_node(browser, nsqd):
+def test_the_counter_has_each_channel_of_each_node(browser, nsqd):
     stats = browser.get("/api/counter").get_json(force=True)["stats"]
     assert stats[f"orders:archive:{nsqd.address}"] == {
         "node": nsqd.address,
@@ -141,7 +147,7 @@ def test_changes_reach_the_nodes(browser, nsqd):
     ]
 
 
-def test_what_is_not_understood_changes_nothing(browser, nsqd):
+def test_invalid_requests_change_nothing(browser, nsqd):
     for method, path, body, status, code in [
         ("POST", "/api/topics/orders", "", 400, "EOF"),
         ("POST", "/api/topics/orders", '{"action":"explode"}', 400, "INVALID_ACTION"),
@@ -156,7 +162,7 @@ def test_what_is_not_understood_changes_nothing(browser, nsqd):
     assert nsqd.orders == []
 
 
-def test_a_node_that_did_not_do_it_is_a_warning(browser, nsqd):
+def test_a_node_that_failed_is_a_warning(browser, nsqd):
     nsqd.says("channel/pause", b'{"message":"CHANNEL_NOT_FOUND"}', 404)
     answer = browser.post("/api/topics/orders/gone", data='{"action":"pause"}')
     assert answer.status_code == 200
@@ -172,6 +178,42 @@ def test_only_admin_users_may_change_things(browser, service, nsqd):
     assert len(nsqd.orders) == 1
 
 
-def test_a_tombstone_deletes_the_topic_there(browser, nsqd):
+def test_a_tombstone_deletes_the_topic_on_the_node(browser, nsqd):
     assert browser.delete(f"/api/nodes/{nsqd.address}", data='{"topic":"orders"}').status_code == 200
     assert nsqd.orders == ["topic/delete?topic=orders"]
+
+
+def test_bytes_after_the_first_value_are_ignored():
+    assert read_texts(b' {"TOPIC":"t","more":1} trailing', "topic", "channel") == ["t", ""]
+    assert read_texts(b"null", "topic") == [""]
+    assert read_texts(b'{"topic":null}', "topic") == [""]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"", "EOF"),
+        (b"  ", "EOF"),
+        (b"{", "unexpected EOF"),
+        (b'{"topic":"x"', "unexpected EOF"),
+        (b"nul", "unexpected EOF"),
+        (b"{bad}", "invalid character 'b' looking for beginning of object key string"),
+        (b"bad", "invalid character 'b' looking for beginning of value"),
+        (b'{"topic":3}', "json: cannot unmarshal number into Go struct field .topic of type string"),
+        (b"[]", 'json: cannot unmarshal array into Go value of type struct { Topic string "json:\\"topic\\"" }'),
+        (b"[" * 100_000, "exceeded max depth"),
+    ],
+)
+def test_invalid_json_has_gos_error_text(body, words):
+    with pytest.raises(ApiError) as refused:
+        read_texts(body, "topic")
+    assert (refused.value.status, refused.value.code) == (400, words)
+
+
+@given(st.binary())
+def test_any_bytes_are_strings_or_an_error(body):
+    try:
+        (text,) = read_texts(body, "topic")
+    except ApiError:
+        return
+    text.encode()

@@ -1,14 +1,18 @@
-"""What every reply carries, and what a path that is none hears."""
+"""Headers, errors, redirects, compression and static files."""
+
+import gzip
+import zlib
 
 import pytest
 
-from nsq_compat.web.admin.app import create_app
+import nsq_compat
+from nsq_compat.web.admin.app import create_app, folder
 
 
 @pytest.mark.parametrize(
     "path", ["/", "/topics", "/topics/orders", "/topics/orders/mail", "/nodes", "/counter", "/lookup"]
 )
-def test_pages_forbid_everything_that_is_not_ours(browser, path):
+def test_pages_have_a_strict_security_policy(browser, path):
     headers = browser.get(path).headers
     assert "default-src 'none'" in headers["Content-Security-Policy"]
     assert "'unsafe-inline'" not in headers["Content-Security-Policy"]
@@ -18,7 +22,7 @@ def test_pages_forbid_everything_that_is_not_ours(browser, path):
 
 
 @pytest.mark.parametrize("path", ["/", "/topics/orders", "/topics/orders/mail", "/nodes", "/counter", "/lookup"])
-def test_pages_bring_nothing_from_elsewhere_and_nothing_the_policy_forbids(browser, path):
+def test_pages_load_nothing_that_the_policy_forbids(browser, path):
     page = browser.get(path).text
     assert 'src="http' not in page
     assert '<link rel="stylesheet" href="/static/' in page
@@ -38,12 +42,12 @@ def test_pages_bring_nothing_from_elsewhere_and_nothing_the_policy_forbids(brows
         ("GET", "/api//topics", 301, "/api/topics"),
     ],
 )
-def test_a_path_wrong_only_in_slashes_or_case_is_corrected(browser, method, path, status, location):
+def test_a_path_wrong_only_in_slashes_or_case_is_redirected(browser, method, path, status, location):
     answer = browser.open(path, method=method)
     assert (answer.status_code, answer.headers["Location"]) == (status, location)
 
 
-def test_programs_hear_nsqs_refusals(browser):
+def test_programs_get_nsqs_errors(browser):
     assert browser.get("/nope").get_json(force=True) == {"message": "NOT_FOUND"}
     answer = browser.put("/api/topics")
     assert (answer.status_code, answer.text, answer.headers["Allow"]) == (
@@ -55,20 +59,70 @@ def test_programs_hear_nsqs_refusals(browser):
     assert (answer.status_code, answer.text, answer.headers["Allow"]) == (200, "", "GET, OPTIONS, POST")
 
 
-def test_links_lie_under_the_base_path(service):
+def test_links_are_below_the_base_path(service):
     client = create_app(service).test_client()
     page = client.get("/topics", base_url="http://x/nsq/ui", environ_overrides={"SCRIPT_NAME": "/nsq/ui"}).text
     assert 'href="/nsq/ui/static/nsqadmin.css"' in page
     assert 'href="/nsq/ui/topics/orders"' in page
 
 
-def test_a_cookie_over_https_stays_on_https(browser):
+def test_a_cookie_set_over_https_is_secure(browser):
     assert "Secure" in browser.get("/lookup", headers={"X-Scheme": "https"}).headers["Set-Cookie"]
     assert "Secure" not in browser.get("/lookup").headers.get("Set-Cookie", "")
 
 
-def test_a_mistake_of_ours_is_an_internal_error_and_in_the_log(browser, service, monkeypatch, caplog):
+def test_an_exception_is_an_internal_error_and_logged(browser, service, monkeypatch, caplog):
     monkeypatch.setattr(service.cluster, "topics", lambda: 1 // 0)
     answer = browser.get("/api/topics")
     assert (answer.status_code, answer.text) == (500, '{"message":"INTERNAL_ERROR"}')
     assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("accepted", "encoding"),
+    [
+        ("gzip", "gzip"),
+        ("deflate", "deflate"),
+        ("br, deflate, gzip", "deflate"),
+        ("gzip;q=1.0", None),
+        ("br", None),
+        ("", None),
+    ],
+)
+def test_the_first_known_encoding_is_used(browser, accepted, encoding):
+    answer = browser.get("/ping", headers={"Accept-Encoding": accepted})
+    assert answer.headers.get("Content-Encoding") == encoding
+    read = {None: bytes, "gzip": gzip.decompress, "deflate": lambda data: zlib.decompress(data, -zlib.MAX_WBITS)}
+    assert read[encoding](answer.data) == b"OK"
+    assert answer.headers.get("Vary") == ("Accept-Encoding" if encoding else None)
+
+
+def test_files_are_served_under_both_paths(browser):
+    for prefix in ("static", "fonts"):
+        answer = browser.get(f"/{prefix}/nsqadmin.css")
+        assert answer.status_code == 200
+        assert answer.headers["Content-Type"] == "text/css; charset=utf-8"
+
+
+def test_other_files_are_not_found(browser):
+    for name in ("nope", "..", ".hidden", "%2e%2e%2fsetup.cfg", "a%00b"):
+        answer = browser.get(f"/static/{name}")
+        assert answer.status_code == 404, name
+    assert browser.get("/static/nope").text == "NOT_FOUND"
+
+
+def test_dev_static_dir_replaces_the_folder(browser, service, tmp_path):
+    (tmp_path / "nsqadmin.css").write_text("body {}")
+    service.options.dev_static_dir = str(tmp_path)
+    assert browser.get("/static/nsqadmin.css").text == "body {}"
+    assert browser.get("/static/favicon.svg").status_code == 404
+
+
+def test_the_folders_are_found_in_a_checkout():
+    assert (folder("templates") / "layout.html").is_file()
+    assert folder("static").parent.name in ("nsq_compat", nsq_compat.__name__)
+
+
+def test_ping(browser):
+    answer = browser.get("/ping")
+    assert (answer.status_code, answer.text, answer.headers["Content-Type"]) == (200, "OK", "text/plain; charset=utf-8")

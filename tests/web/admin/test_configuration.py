@@ -7,7 +7,7 @@ USERS = "\n".join(make_line(name, name, "pw") for name in ("viewer", "operator",
 INSIDE, OUTSIDE = "127.0.0.1", "10.0.0.1"
 
 
-def test_an_option_is_shown_as_it_is(browser, service):
+def test_options_are_shown_as_text_or_json(browser, service):
     service.config |= {"http_address": "0.0.0.0:4171", "admin_users": ["ada"], "statsd_interval": 60}
     assert browser.get("/config/http_address").text == "0.0.0.0:4171"
     assert browser.get("/config/admin_users").text == '["ada"]'
@@ -32,12 +32,12 @@ def test_two_options_can_be_changed(browser, service):
         ("http_address", "x", 400, "INVALID_OPTION"),
     ],
 )
-def test_what_cannot_be_set_is_refused(browser, name, body, status, code):
+def test_invalid_options_and_values_are_refused(browser, name, body, status, code):
     answer = browser.put(f"/config/{name}", data=body)
     assert (answer.status_code, answer.get_json(force=True)) == (status, {"message": code})
 
 
-def test_only_allowed_addresses_get_at_it(browser, service):
+def test_only_addresses_inside_the_cidr_have_access(browser, service):
     service.config["log_level"] = 2
     for cidr, address, status in [
         ("127.0.0.1/8", "127.9.9.9", 200),

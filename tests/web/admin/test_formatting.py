@@ -21,21 +21,21 @@ def test_long_durations_have_two_units(seconds, text):
 @pytest.mark.parametrize(
     ("quantile", "name"), [(0.99, "99th"), (1.0, "100th"), (0.5, "50th"), (0.91, "91st"), (0.12, "12th"), (0.02, "2nd")]
 )
-def test_percentiles_are_called_by_their_ordinal(quantile, name):
+def test_percentiles_are_named_by_their_ordinal(quantile, name):
     assert formatting.percentile_name(quantile) == name
 
 
 @pytest.mark.parametrize(
     ("rate", "text"), [(None, "\u2013"), (math.nan, "\u2013"), (0, "0"), (0.26, "0.3"), (12345.6, "12,346")]
 )
-def test_rates_are_as_exact_as_they_are_small(rate, text):
+def test_small_rates_have_a_decimal(rate, text):
     assert formatting.per_second(rate) == text
 
 
 @pytest.mark.parametrize(
     ("value", "text"), [(0, "0"), (20, "20"), (0.5, "0.5"), (2500, "2.5k"), (1e6, "1M"), (2e9, "2G")]
 )
-def test_axes_are_labelled_shortly(value, text):
+def test_axis_labels_are_short(value, text):
     assert formatting.short(value) == text
 
 
@@ -46,6 +46,6 @@ def test_sizes_have_a_unit(size, text):
     assert formatting.octets(size) == text
 
 
-def test_the_rest():
+def test_numbers_have_commas_and_times_are_utc():
     assert formatting.commas(12304) == "12,304"
     assert formatting.clock(1_795_233_495) == "2026-11-21T03:58:15Z"

@@ -21,7 +21,7 @@ def test_targets_are_the_keys_nsqd_pushes(graphite):
     assert graphite.memory_target("gc_runs", "10.0.0.1:4151") == "stats.counters.nsq.10_0_0_1_4151.mem.gc_runs.count"
 
 
-def test_a_picture_has_a_small_and_a_large_form(graphite, nsqd):
+def test_a_graph_has_a_small_and_a_large_form(graphite, nsqd):
     picture = graphite.picture("Messages", "message_count", ["t"], "2h")
     small, large = (parse_qs(urlsplit(url).query) for url in (picture.sparkline, picture.large))
     assert picture.sparkline.startswith(f"http://{nsqd.address}/render?")
@@ -31,7 +31,7 @@ def test_a_picture_has_a_small_and_a_large_form(graphite, nsqd):
     assert (small["width"], large["width"]) == (["120"], ["800"])
 
 
-def test_pictures_are_shown_where_graphite_is_configured(browser, graphite, nsqd):
+def test_graphs_are_shown_if_graphite_is_configured(browser, graphite, nsqd):
     page = browser.get("/topics/orders?t=12h")
     assert f'src="http://{nsqd.address}/render?' in page.text
     assert "from=-12h" in page.text
@@ -50,7 +50,7 @@ def test_pictures_are_shown_where_graphite_is_configured(browser, graphite, nsqd
         ('[{"datapoints":[[741,1]]}]', "12.35"),
     ],
 )
-def test_a_rate_is_the_first_datapoint_a_second(browser, graphite, nsqd, answer, rate):
+def test_a_rate_is_the_first_datapoint_per_second(browser, graphite, nsqd, answer, rate):
     nsqd.says("render", answer.encode(), 200)
     assert browser.get("/api/graphite?metric=rate&target=t").get_json(force=True) == {"rate": rate}
 
@@ -64,7 +64,7 @@ def test_no_datapoint_is_an_internal_error(graphite, nsqd, answer):
         graphite.rate("t")
 
 
-def test_a_proxied_picture_comes_through_us(browser, service, graphite, nsqd):
+def test_a_proxied_graph_is_fetched_by_nsqadmin(browser, service, graphite, nsqd):
     service.options.proxy_graphite = True
     nsqd.says("render", b"<script>", 200)
     answer = browser.get("/render?target=t")

@@ -1,4 +1,4 @@
-"""Daemons that answer with something else than was asked for: every page and every answer of the API stays one."""
+"""Daemons with invalid answers: pages and the API still answer."""
 
 from random import Random
 from typing import Any
@@ -49,7 +49,7 @@ _PAGES = (
 
 
 def twisted(truth: Any, dice: Random, share: float) -> Any:
-    """The same with a share of it replaced, missing or under another name."""
+    """The same value with some parts replaced, removed or renamed."""
     if dice.random() < share:
         return dice.choice(_LIES)
     if isinstance(truth, dict):
@@ -60,7 +60,7 @@ def twisted(truth: Any, dice: Random, share: float) -> Any:
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(dice=st.randoms(use_true_random=False), through_nsqlookupd=st.booleans(), share=st.sampled_from([0.02, 0.1]))
-def test_whatever_is_answered_there_is_a_page(browser, nsqd, service, dice, through_nsqlookupd, share):
+def test_any_answers_give_a_page(browser, nsqd, service, dice, through_nsqlookupd, share):
     addresses = ((), (nsqd.address,)) if through_nsqlookupd else ((nsqd.address,), ())
     service.options.nsqd_http_addresses, service.options.nsqlookupd_http_addresses = addresses
     node = nsqd.info(topics=["orders"], tombstones=[False], remote_address="x")

@@ -1,10 +1,10 @@
-"""nsqadmin watched by Prometheus."""
+"""/metrics, /livez and /readyz of nsqadmin."""
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from nsq_compat.cluster.snapshot import take_snapshot
 from nsq_compat.web.admin.app import create_app
-from nsq_compat.web.admin.cluster_figures import ClusterCollector
+from nsq_compat.web.admin.monitoring import collect
 from nsq_compat.web.admin.users import Users, make_line
 
 
@@ -13,8 +13,8 @@ def scrape(browser):
     return {sample.name: sample.value for family in families for sample in family.samples}
 
 
-def test_the_cluster_is_shown_as_it_was_last_seen(service, browser):
-    service.metrics.collect_from(lambda: ClusterCollector(service.history))
+def test_metrics_are_those_of_the_last_sample(service, browser):
+    service.metrics.collect_from(lambda: collect(service.history))
     assert "nsqadmin_nodes" not in scrape(browser)
     service.history.add(take_snapshot(service.cluster, service.now()))
     found = scrape(browser)

@@ -1,18 +1,13 @@
-"""Pages of topics and channels, and what their forms do."""
+"""Pages of topics and channels, and their forms."""
 
-import re
+import base64
 
 import pytest
 
-from tests.web.admin.conftest import Options, channel_json, topic_json
+from tests.web.admin.conftest import NOW, Options, channel_json, shown, topic_json
 
 
-def shown(page):
-    """The words of a page, in one line."""
-    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page.text)).strip()
-
-
-def test_the_list_adds_up_what_somebody_still_has_to_read(browser):
+def test_the_list_shows_the_depth_of_a_topic_and_its_channels(browser):
     text = shown(browser.get("/topics"))
     assert "orders 12,311" in text  # 12,304 in a channel and 7 in the topic
 
@@ -56,7 +51,7 @@ def test_clients_of_a_channel_and_topics_of_a_node_are_paged(browser, nsqd):
     assert "all 151" in browser.get("/nodes").text
 
 
-def test_topics_that_nobody_has_are_paged_and_asked_about_side_by_side_and_only_if_shown(service, browser, make_nsqd):
+def test_inactive_topics_are_paged_and_only_channels_of_the_page_are_queried(service, browser, make_nsqd):
     lookupd = make_nsqd()
     lookupd.says("topics", {"topics": [f"t{number:03}" for number in range(150)]})
     lookupd.says("nodes", {"producers": []}).says("channels", {"channels": ["c"]})
@@ -67,7 +62,7 @@ def test_topics_that_nobody_has_are_paged_and_asked_about_side_by_side_and_only_
     assert len(browser.get("/api/topics?inactive=true").json["topics"]) == 150
 
 
-def test_parameters_that_mean_something_to_nobody_are_left_out_of_links(browser):
+def test_links_drop_unknown_parameters(browser):
     page = browser.get("/topics/orders?_scheme=javascript&_external=1&_anchor=x&topic=evil&sort=depth").text
     assert "javascript:" not in page
     assert "evil" not in page
@@ -85,10 +80,10 @@ def test_a_channel_shows_its_clients(browser):
     assert "c1.example:5000" in text
     assert "TLS" in text
     assert "1m 5s" in text
-    assert "No clients connected" in shown(browser.get("/topics/orders/archive"))
+    assert "No clients are connected" in shown(browser.get("/topics/orders/archive"))
 
 
-def test_a_channel_shows_which_policies_apply_and_what_they_did(browser, nsqd):
+def test_a_channel_shows_its_policies_and_their_counts(browser, nsqd):
     policy = {"max_attempts": 5, "dead_letter_topic": "orders.archive.dead", "max_rate": 2.5}
     nsqd.topics = [
         topic_json("orders", channel_json("archive", policy=policy, dead_letter_count=7), channel_json("mail"))
@@ -99,7 +94,7 @@ def test_a_channel_shows_which_policies_apply_and_what_they_did(browser, nsqd):
     assert "Policies" not in shown(browser.get("/topics/orders/mail"))
 
 
-def test_a_policy_that_is_not_the_same_on_every_node_is_shown_node_by_node(browser, service, nsqd, make_nsqd):
+def test_a_policy_that_differs_between_nodes_is_shown_per_node(browser, service, nsqd, make_nsqd):
     other = make_nsqd()
     service.options.nsqd_http_addresses += (other.address,)
     nsqd.topics = [topic_json("orders", channel_json("archive", policy={"max_rate": 10, "burst": 1}))]
@@ -110,17 +105,17 @@ def test_a_policy_that_is_not_the_same_on_every_node_is_shown_node_by_node(brows
     assert "Total burst 1 0 0 0" in text
 
 
-def test_what_is_not_there_is_a_page_that_says_so(browser):
+def test_unknown_topics_and_channels_are_error_pages(browser):
     for path in ("/topics/nope", "/topics/orders/nope", "/nowhere"):
         page = browser.get(path, headers={"Accept": "text/html"})
         assert page.status_code == 404
-        assert "There is no such page" in page.text
+        assert "does not exist" in page.text
 
 
 HOSTILE = "<script>alert(1)</script>\"'&"
 
 
-def test_a_hostile_name_is_text_wherever_it_stands(browser, nsqd):
+def test_a_hostile_name_is_escaped_on_every_page(browser, nsqd):
     nsqd.topics = [
         topic_json(
             HOSTILE, channel_json(HOSTILE, client_count=1, clients=[{"user_agent": HOSTILE, "hostname": HOSTILE}])
@@ -144,7 +139,7 @@ def test_a_node_that_does_not_answer_is_a_warning_on_the_page(browser, service, 
     assert "archive" in page.text
 
 
-def test_no_node_answering_is_a_page_that_says_why(browser, nsqd):
+def test_a_cluster_without_answers_is_an_error_page(browser, nsqd):
     nsqd.says("stats", b"", 500)
     page = browser.get("/topics/orders", headers={"Accept": "text/html"})
     assert page.status_code == 502
@@ -159,7 +154,7 @@ def test_a_form_changes_a_channel_everywhere_or_on_one_node(submit, nsqd, action
     assert nsqd.orders == 2 * [f"channel/{action}?topic=orders&channel=mail"]
 
 
-def test_the_next_page_says_how_it_went(browser, submit, nsqd):
+def test_the_next_page_shows_the_outcome(browser, submit, nsqd):
     submit("/topics/orders", action="pause")
     assert "Paused orders." in browser.get("/topics/orders").text
     nsqd.says("topic/unpause", b"no", 500)
@@ -167,48 +162,48 @@ def test_the_next_page_says_how_it_went(browser, submit, nsqd):
     assert "got response 500" in browser.get("/topics/orders").text
 
 
-def test_losing_messages_is_asked_about_with_how_many(browser):
+def test_a_confirmation_shows_how_many_messages_are_deleted(browser):
     text = shown(browser.get("/topics/orders/archive?confirm=empty"))
     assert "Empty orders/archive? 12,304 messages on 1 node will be deleted" in text
     text = shown(browser.get("/topics/orders?confirm=delete"))
     assert "12,311 messages" in text
-    assert "its 2 channels" in text
+    assert "Its 2 channels are deleted too." in text
     assert "1 consumer is connected" in text
     assert "7 messages on 1 node" in shown(browser.get("/topics/orders?confirm=empty"))
 
 
-def test_deleting_leads_to_what_is_left(submit, nsqd):
+def test_a_deletion_redirects_to_the_parent(submit, nsqd):
     assert submit("/topics/orders/mail", action="delete").headers["Location"] == "/topics/orders"
     assert submit("/topics/orders", action="delete").headers["Location"] == "/topics"
     assert nsqd.orders == ["channel/delete?topic=orders&channel=mail", "topic/delete?topic=orders"]
 
 
-def test_a_test_message_is_published_to_the_node_chosen(submit, nsqd):
+def test_a_test_message_is_published_to_the_chosen_node(submit, nsqd):
     submit("/topics/orders", action="publish", node=nsqd.address, body="hello", defer="500")
     assert nsqd.orders == ["pub?topic=orders&defer=500 hello"]
     assert submit("/topics/orders", action="publish", node=nsqd.address, body="").status_code == 400
     assert submit("/topics/orders", action="publish", node=nsqd.address, body="x", defer="-1").status_code == 400
 
 
-def test_a_topic_is_created_on_a_node_where_there_is_no_nsqlookupd(submit, nsqd):
+def test_without_nsqlookupd_a_topic_is_created_on_a_node(submit, nsqd):
     submit("/topics", topic="new", channel="c", node=nsqd.address)
     assert nsqd.orders == ["topic/create?topic=new", "channel/create?topic=new&channel=c"]
 
 
-@pytest.mark.parametrize("node", ["evil.example/x#:1", "a@b:1", "nobody"])
-def test_a_node_that_is_no_address_is_refused(submit, nsqd, node):
+@pytest.mark.parametrize("node", ["evil.example/x#:1", "a@b:1", "host"])
+def test_an_invalid_address_of_a_node_is_refused(submit, nsqd, node):
     for fields in ({"action": "pause"}, {"action": "publish", "body": "x"}):
         assert submit("/topics/orders", node=node, **fields).status_code == 400
     assert submit("/topics", topic="new", node=node).status_code == 400
     assert nsqd.orders == []
 
 
-def test_an_action_that_is_none_is_refused(submit):
+def test_an_unknown_action_is_refused(submit):
     assert submit("/topics/orders", action="explode").status_code == 400
     assert submit("/topics/orders/mail", action="publish").status_code == 400
 
 
-def test_a_topic_only_nsqlookupd_knows_has_a_page_too(service, browser, make_nsqd):
+def test_an_inactive_topic_has_a_page(service, browser, make_nsqd):
     lookupd = make_nsqd()
     lookupd.says("topics", {"topics": ["shadow"]}).says("lookup", {"producers": []})
     lookupd.says("nodes", {"producers": []}).says("channels", {"channels": ["c"]})
@@ -216,3 +211,54 @@ def test_a_topic_only_nsqlookupd_knows_has_a_page_too(service, browser, make_nsq
     assert "No nsqd has this topic" in browser.get("/topics/shadow").text
     assert "shadow" in shown(browser.get("/lookup"))
     assert isinstance(service.options, Options)
+
+
+# --- Messages ---------------------------------------------------------------------------------------------------------
+
+
+def test_messages_are_shown_as_text_or_hexadecimal(browser, nsqd):
+    messages = [
+        {
+            "id": "0" * 16,
+            "timestamp": int((NOW - 65) * 1e9),
+            "attempts": 2,
+            "size": len(body),
+            "body": base64.b64encode(body).decode(),
+        }
+        for body in (b"<b>hello</b>", b"\xff\x00")
+    ]
+    nsqd.says("channel/peek", {"messages": messages}, 200)
+    page = browser.get("/topics/orders/archive/messages")
+    assert "&lt;b&gt;hello" in page.text
+    assert "ff 00" in page.text
+    assert "1m 5s old" in shown(page)
+
+
+def test_deferred_and_in_flight_messages_show_their_deadline(browser, nsqd):
+    message = {"id": "i", "timestamp": int(NOW * 1e9), "attempts": 2, "size": 1, "body": "eA=="}
+    deferred, over = ({key: int((NOW + 90) * 1e9)} for key in ("due", "deadline"))
+    nsqd.says("channel/peek", {"deferred": [message | deferred], "in_flight": [message | over]})
+    page = shown(browser.get("/topics/orders/archive/messages"))
+    assert "No waiting messages." in page
+    assert "next attempt: 2 deferred, due in 1m 30s" in page
+    assert "attempt 2 times out in 1m 30s" in page
+
+
+def test_an_nsqd_that_cannot_show_messages_is_named(browser):
+    assert "cannot show messages" in browser.get("/topics/orders/archive/messages?limit=25").text
+
+
+def test_published_messages_are_shown_newest_first(browser, nsqd):
+    messages = [
+        {"id": str(number) * 16, "timestamp": int((NOW - 9 + number) * 1e9), "attempts": 1, "size": 1, "body": "eA=="}
+        for number in range(3)
+    ]
+    nsqd.says("topic/recent", {"messages": messages})
+    text = browser.get("/messages/orders").text
+    assert text.index("2" * 16) < text.index("1" * 16) < text.index("0" * 16)
+    nsqd.says("topic/recent", {"messages": [messages[0] | {"due": int((NOW + 60) * 1e9)}]})
+    assert "deferred, due in 1m" in browser.get("/messages/orders").text
+    nsqd.says("topic/recent", {"messages": []})
+    assert "New messages appear here when they are published" in browser.get("/messages/orders").text
+    nsqd.says("topic/recent", {"message": "NOT_FOUND"}, 404)
+    assert "cannot show messages" in browser.get("/messages/orders").text

@@ -1,0 +1,165 @@
+"""Everything that changes the cluster: checks, the action itself, the notification, the audit log.
+
+The API and the forms of the pages both use it, so that neither omits a step.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Final
+from urllib.parse import quote
+
+from flask import Response, flash, redirect, request
+
+from nsq_compat.cluster.actions import Errors
+from nsq_compat.cluster.fan_out import AllFailed
+from nsq_compat.cluster.nodes import is_address
+from nsq_compat.protocol.names import is_valid_name
+from nsq_compat.web.admin.access import basic_credentials, check_form, require, service, visitor
+from nsq_compat.web.admin.users import Role
+from nsq_compat.web.responses import ApiError
+
+log = logging.getLogger(__name__)
+
+CHANGES: Final = {"pause": Role.OPERATOR, "unpause": Role.OPERATOR, "empty": Role.ADMIN}
+"""Actions of `change`, and the roles that they require."""
+_MAX_BODY_BYTES: Final = 1024 * 1024
+_MAX_ERRORS_SHOWN: Final = 5
+_MAX_ERROR_LENGTH: Final = 200
+
+
+def create(topic: str, channel: str, node: str = "") -> Errors:
+    _check_names(topic, channel)
+    node = _known(node)
+    actions = service().actions
+    errors = actions.create_on([node], topic, channel) if node else actions.create(topic, channel)
+    _notify("create_topic", topic, node=node, errors=errors)
+    if channel:
+        _notify("create_channel", topic, channel, node=node, errors=errors)
+    return errors
+
+
+def change(action: str, topic: str, channel: str = "", node: str = "") -> Errors:
+    name = f"{action}_{'channel' if channel else 'topic'}"
+    node = _known(node)
+    try:
+        errors = service().actions.change(action, topic, channel, node)
+    except AllFailed as failure:
+        # nsqadmin: sends the notification even if no daemon answered.
+        _notify(name, topic, channel, node, (str(failure),))
+        raise
+    _notify(name, topic, channel, node, errors)
+    return errors
+
+
+def delete(topic: str, channel: str = "") -> Errors:
+    errors = service().actions.delete(topic, channel)
+    _notify("delete_channel" if channel else "delete_topic", topic, channel, errors=errors)
+    return errors
+
+
+def tombstone(topic: str, node: str) -> Errors:
+    if not is_valid_name(topic):
+        raise ApiError(400, "INVALID_TOPIC")
+    node = _known(node)
+    errors = service().actions.tombstone(topic, node)
+    _notify("tombstone_topic_producer", topic, node=node, errors=errors)
+    return errors
+
+
+def publish(topic: str, node: str, body: bytes, defer_ms: int) -> Errors:
+    require(Role.OPERATOR)
+    _check_names(topic, "")
+    node = _known(node)
+    if not node:
+        raise ApiError(400, "INVALID_NODE")
+    if not 0 < len(body) <= _MAX_BODY_BYTES:
+        raise ApiError(400, "MSG_EMPTY" if not body else "MSG_TOO_BIG")
+    errors = service().actions.publish(node, topic, body, defer_ms)
+    _audit("publish", topic, "", node, errors)
+    return errors
+
+
+# --- Forms of the pages -----------------------------------------------------------------------------------------------
+
+
+def form_field(name: str) -> str:
+    return request.form.get(name, "")
+
+
+def perform(action: Callable[[], Errors], done: str, next_url: str, role: Role = Role.OPERATOR) -> Response:
+    """Check the form and the role, perform the action, and redirect to `next_url`, which shows the outcome."""
+    check_form()
+    require(role)
+    try:
+        errors = action()
+    except AllFailed as failure:
+        errors = (str(failure),)
+    # The outcome is stored in a cookie of limited size.
+    for error in errors[:_MAX_ERRORS_SHOWN]:
+        flash(error[:_MAX_ERROR_LENGTH], "error")
+    if len(errors) > _MAX_ERRORS_SHOWN:
+        flash(f"and {len(errors) - _MAX_ERRORS_SHOWN} more errors", "error")
+    if not errors:
+        flash(done, "done")
+    return redirect(next_url, 303)  # type: ignore[return-value]
+
+
+def perform_change(topic: str, channel: str, next_url: str) -> Response:
+    """Pause, unpause or empty, as the form says."""
+    action, node = form_field("action"), form_field("node")
+    name = f"{topic}/{channel}" if channel else topic
+    where = f" on {node}" if node else ""
+    done = {"pause": "Paused", "unpause": "Unpaused", "empty": "Emptied"}[action]
+    return perform(lambda: change(action, topic, channel, node), f"{done} {name}{where}.", next_url, CHANGES[action])
+
+
+# --- Checks, notification, audit log ----------------------------------------------------------------------------------
+
+
+def _check_names(topic: str, channel: str) -> None:
+    if not is_valid_name(topic):
+        raise ApiError(400, "INVALID_TOPIC")
+    if channel and not is_valid_name(channel):
+        raise ApiError(400, "INVALID_CHANNEL")
+
+
+def _known(node: str) -> str:
+    """The node as the cluster spells it. Raises `ApiError` for other addresses, which must not receive requests."""
+    if not node:
+        return ""
+    if not is_address(node):
+        raise ApiError(400, "INVALID_NODE")
+    known = service().cluster.known_address(node)
+    if known is None:
+        raise ApiError(404, "NODE_NOT_FOUND")
+    return known
+
+
+def _notify(action: str, topic: str, channel: str = "", node: str = "", errors: Errors = ()) -> None:
+    _audit(action, topic, channel, node, errors)
+    secure = request.is_secure or request.headers.get("X-Scheme") == "https"
+    query = request.query_string.decode("latin-1")
+    url = f"{'https' if secure else 'http'}://{request.host}{quote(request.script_root + request.path)}"
+    # nsqadmin: only the user of HTTP Basic. We also know users by other means.
+    user = (basic_credentials(request) or ("", ""))[0] or visitor().name
+    optional = {"channel": channel, "node": node}
+    service().notify(
+        {
+            "action": action,
+            "topic": topic,
+            **{name: value for name, value in optional.items() if value},
+            "timestamp": int(service().now()),
+            **({"user": user} if user else {}),
+            "remote_ip": request.environ.get("nsqadmin.remote_address", request.remote_addr or ""),
+            "user_agent": request.headers.get("User-Agent", ""),
+            "url": url + (f"?{query}" if query else ""),
+            "via": service().hostname,
+        }
+    )
+
+
+def _audit(action: str, topic: str, channel: str, node: str, errors: Errors) -> None:
+    user, address = visitor().name or "anonymous", request.environ.get("nsqadmin.remote_address", "")
+    target = f"{topic}/{channel}" if channel else topic
+    outcome = f"failed at {len(errors)}: {'; '.join(errors)}" if errors else "done"
+    log.info("AUDIT: %s (%s) %s %s%s: %s", user, address, action, target, f" at {node}" if node else "", outcome)

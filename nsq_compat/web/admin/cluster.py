@@ -1,0 +1,88 @@
+"""Pages of the whole cluster: the overview, the counter, and what nsqlookupd knows."""
+
+from typing import Final
+
+from flask import Blueprint, render_template, request
+
+from nsq_compat.cluster.alerts import find_alerts
+from nsq_compat.cluster.history import CLUSTER
+from nsq_compat.web.admin.access import require, service
+from nsq_compat.web.admin.queries import Queries
+from nsq_compat.web.admin.tables import charts_of, current_snapshot, page_of, timeframe, topic_page, wants_day
+from nsq_compat.web.admin.users import Role
+
+cluster = Blueprint("cluster", __name__)
+
+_MAX_ALERTS: Final = 25
+_MAX_BUSIEST: Final = 20
+
+
+@cluster.get("/")
+def overview() -> str:
+    snapshot = current_snapshot(service())
+    alerts = find_alerts(snapshot, service().history)
+    channels = [channel for topic in snapshot.topics for channel in topic.channels]
+    return render_template(
+        "cluster/overview.html",
+        snapshot=snapshot,
+        warnings=snapshot.errors,
+        alerts=alerts[:_MAX_ALERTS],
+        more_alerts=max(0, len(alerts) - _MAX_ALERTS),
+        page=topic_page(service(), snapshot),
+        rate=service().history.rate(*CLUSTER),
+        charts=charts_of(service(), *CLUSTER),
+        day=wants_day(),
+        totals={
+            "Topics": len(snapshot.topics),
+            "Channels": len(channels),
+            "Nodes": len(snapshot.nodes),
+            "Consumers": sum(channel.client_count for channel in channels),
+            "Waiting": sum(topic.waiting for topic in snapshot.topics),
+            "In flight": sum(channel.in_flight_count for channel in channels),
+        },
+        timeframe=timeframe(),
+    )
+
+
+@cluster.get("/counter")
+def counter() -> str:
+    snapshot = current_snapshot(service())
+    history = service().history
+    rows = [
+        (
+            channel.topic_name,
+            channel.channel_name,
+            channel.message_count,
+            history.rate(channel.topic_name, channel.channel_name) or 0.0,
+        )
+        for topic in snapshot.topics
+        for channel in topic.channels
+    ]
+    return render_template(
+        "cluster/counter.html",
+        total=sum(count for _, _, count, _ in rows),
+        rate=sum(rate for *_, rate in rows),
+        busiest=sorted(rows, key=lambda row: -row[3])[:_MAX_BUSIEST],
+        warnings=snapshot.errors,
+        timeframe=timeframe(),
+    )
+
+
+@cluster.get("/lookup")
+def lookup() -> str:
+    if request.args.get("confirm") == "delete":
+        require(Role.ADMIN)
+        return render_template(
+            "cluster/confirm.html", topic=request.args.get("topic", ""), channel=request.args.get("channel", "")
+        )
+    queries = Queries(service().cluster)
+    lookupds = service().cluster.lookupds
+    page = page_of(queries.inactive_topics() if lookupds else [], request.args, {"name": str}, str)
+    return render_template(
+        "cluster/lookup.html",
+        lookupds=lookupds,
+        page=page,
+        channels=queries.channels_of(page.rows),
+        nodes=[] if lookupds else queries.nodes(),
+        warnings=queries.warnings,
+    )

@@ -1,0 +1,122 @@
+"""Alerts, rule by rule."""
+
+from nsq_compat.cluster.alerts import Severity, find_alerts
+from nsq_compat.cluster.history import History
+from nsq_compat.cluster.nodes import Node
+from nsq_compat.cluster.snapshot import Snapshot
+from nsq_compat.cluster.stats import ChannelStats, ClientStats, NodeStats, TopicStats, read_node_stats
+
+NODE = Node(broadcast_address="n", hostname="h", tcp_port=1, http_port=2, version="1.0.0")
+WELL = {"n:2": NodeStats(health="OK", start_time=1, topics=[])}
+
+
+def found(*channels, topic=None, nodes=(), answers=None, history=None):
+    topic = topic or TopicStats(topic_name="t", nodes=[TopicStats()], channels=list(channels))
+    snapshot = Snapshot(taken_at=100.0, topics=(topic,), nodes=nodes, answers=answers or {})
+    return [(alert.severity, alert.kind, alert.text) for alert in find_alerts(snapshot, history or History())]
+
+
+def channel(**fields):
+    return ChannelStats(topic_name="t", channel_name="c", **fields)
+
+
+def growing(*depths):
+    history = History()
+    for step, depth in enumerate(depths):
+        topic = TopicStats(topic_name="t", nodes=[TopicStats()], channels=[channel(depth=depth)])
+        history.add(Snapshot(taken_at=100.0 + 10 * step, topics=(topic,)))
+    return history
+
+
+def test_a_healthy_cluster_has_no_alerts():
+    assert found(channel(depth=5, client_count=1), nodes=(NODE,), answers=WELL) == []
+    assert found(channel(depth=0)) == []
+
+
+def test_messages_without_a_consumer_are_serious_when_they_grow():
+    assert found(channel(depth=1)) == [(Severity.WARNING, "no-consumer", "1 message and no consumer")]
+    assert found(channel(depth=30), history=growing(10, 20, 30)) == [
+        (Severity.SERIOUS, "no-consumer", "30 messages and no consumer, growing by 1.0 a second")
+    ]
+
+
+def test_an_alert_shows_the_age_of_the_oldest_message():
+    history = History()
+    for published, words in (
+        (-3600.0, ", oldest published 1 hour ago"),
+        (-50.0, ", oldest published 2 minutes ago"),
+        (90.0, ""),
+    ):
+        history.oldest = {("t", "c"): published}
+        assert found(channel(depth=1), history=history)[0][2] == f"1 message and no consumer{words}"
+
+
+def test_a_growing_backlog_is_a_warning_from_a_thousand_messages_on():
+    history = growing(1000, 2000)
+    assert found(channel(depth=2000, client_count=1), history=history)[0][:2] == (Severity.WARNING, "behind")
+    assert found(channel(depth=20, client_count=1), history=history) == []
+
+
+def test_consumers_that_are_all_at_rdy_0_are_a_warning():
+    for ready, found_alert in ((0, True), (1, False)):
+        clients = [ClientStats(ready_count=0), ClientStats(ready_count=ready)]
+        topic = TopicStats(topic_name="t", channels=[channel(depth=3, client_count=2, clients=clients)])
+        history = History()
+        history.add(Snapshot(taken_at=90.0, topics=(topic,), with_clients=True))
+        # A later snapshot without clients does not change it.
+        history.add(Snapshot(taken_at=100.0))
+        expected = [(Severity.WARNING, "not-ready", "3 messages, and all 2 consumers at RDY 0")]
+        assert found(channel(depth=3, client_count=2), history=history) == (expected if found_alert else [])
+
+
+def test_a_paused_topic_or_channel_is_a_note():
+    assert found(channel(depth=3, paused=True)) == [(Severity.NOTE, "paused", "paused, 3 messages waiting")]
+    topic = TopicStats(topic_name="t", paused=True)
+    assert found(topic=topic) == [(Severity.NOTE, "paused", "paused, 0 messages waiting")]
+
+
+def test_dropped_messages_are_a_warning():
+    assert found(channel(dropped_count=4))[0][:2] == (Severity.WARNING, "dropped")
+    assert found(topic=TopicStats(topic_name="t", dropped_count=4))[0][:2] == (Severity.WARNING, "dropped")
+
+
+def test_effects_of_policies_are_warnings():
+    assert found(channel(dead_letter_count=1, rejected_count=2, dropped_count=3)) == [
+        (Severity.WARNING, "dead-letters", "1 message moved to the dead-letter topic"),
+        (Severity.WARNING, "dropped", "3 messages dropped because of a policy"),
+        (Severity.WARNING, "refused", "2 messages refused because the channel was full"),
+    ]
+    ephemeral = ChannelStats(topic_name="t", channel_name="c#ephemeral", dropped_count=3)
+    assert found(ephemeral)[0][2] == "3 messages dropped because memory was full"
+
+
+def test_a_topic_without_channels_is_a_warning():
+    topic = TopicStats(topic_name="t", depth=1)
+    assert found(topic=topic) == [(Severity.WARNING, "no-channel", "1 message and no channel")]
+
+
+def test_unreachable_unhealthy_and_outdated_nodes_are_alerts():
+    assert found(nodes=(NODE,)) == [(Severity.SERIOUS, "unreachable", "does not answer")]
+    ill = {"n:2": NodeStats(health="NOK - disk full", start_time=1, topics=[])}
+    assert found(nodes=(NODE,), answers=ill) == [(Severity.SERIOUS, "unhealthy", "NOK - disk full")]
+    old = Node(broadcast_address="n", hostname="h", tcp_port=1, http_port=2, version="1.0.0", out_of_date=True)
+    assert found(nodes=(old,), answers=WELL)[0][:2] == (Severity.NOTE, "out-of-date")
+
+
+def test_a_read_error_is_shown_in_the_words_of_the_node_and_before_a_deep_channel():
+    reason = "NOK - cannot read /data/nsq_compat/orders.topic/log.00000000000000000001: input/output error"
+    answers = {"n:2": read_node_stats(NODE, {"health": reason, "start_time": 1, "topics": []})}
+    behind = channel(depth=5000, client_count=1)
+    assert found(behind, nodes=(NODE,), answers=answers, history=growing(0, 5000)) == [
+        (Severity.SERIOUS, "unhealthy", reason),
+        (Severity.WARNING, "behind", "5,000 messages behind, growing by 500.0 a second"),
+    ]
+
+
+def test_alerts_are_sorted_by_severity_and_depth():
+    topic = TopicStats(
+        topic_name="t",
+        channels=[ChannelStats(topic_name="t", channel_name=name, depth=depth) for name, depth in (("a", 1), ("b", 9))],
+    )
+    snapshot = Snapshot(taken_at=1.0, topics=(topic,), nodes=(NODE,))
+    assert [alert.channel or alert.node for alert in find_alerts(snapshot, History())] == ["n:2", "b", "a"]

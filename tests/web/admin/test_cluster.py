@@ -1,0 +1,94 @@
+"""The overview, the counter and the lookup page; invalid registrations on all pages."""
+
+import html
+
+import pytest
+
+from nsq_compat.cluster.snapshot import take_snapshot
+from tests.web.admin.conftest import NOW, shown, topic_json
+
+
+def test_the_overview_shows_alerts_with_links(browser):
+    page = browser.get("/")
+    assert "orders / archive 12,304 messages and no consumer" in shown(page)
+    assert 'href="/topics/orders/archive"' in page.text
+
+
+def test_the_overview_says_if_there_are_no_problems(browser, nsqd):
+    nsqd.topics = [topic_json("t")]
+    assert "All nodes answer" in browser.get("/").text
+
+
+def test_the_overview_shows_the_newest_snapshot_but_not_an_old_one(browser, service, nsqd):
+    service.history.add(take_snapshot(service.cluster, NOW))
+    nsqd.topics = []
+    assert "orders" in browser.get("/").text
+    service.time = NOW + 61
+    assert "No topics yet" in browser.get("/").text
+
+
+def test_rates_and_charts_come_from_samples(browser, service, nsqd):
+    for second in range(0, 60, 10):
+        nsqd.topics = [topic_json("t", message_count=100 * second, depth=second)]
+        service.history.add(take_snapshot(service.cluster, NOW + second))
+    service.time = NOW + 55
+    page = browser.get("/topics/t")
+    assert '<polyline class="line"' in page.text
+    assert "Messages a second 100" in shown(page)
+    assert '<polyline class="line"' in browser.get("/topics/t?span=24h").text
+    assert "Published /s 100" in shown(browser.get("/"))
+    assert '<polyline class="line"' in browser.get("/").text
+
+
+def test_the_counter_adds_up_all_channels(browser):
+    assert 'data-counter="20000"' in browser.get("/counter").text
+
+
+def test_the_lookup_page_says_if_no_nsqlookupd_is_configured(browser):
+    assert "No nsqlookupd is configured" in browser.get("/lookup").text
+    assert "nsqlookupd forgets the topic" in browser.get("/lookup?confirm=delete&topic=t").text
+
+
+def test_a_cluster_that_does_not_answer_is_not_called_healthy(browser, nsqd):
+    nsqd.says("info", b"", 500)
+    for path in ("/", "/topics"):
+        page = browser.get(path)
+        assert page.status_code == 200
+        assert "failed to query any nsqd" in page.text
+        assert "All nodes answer" not in page.text
+        assert "No topics yet" not in page.text
+
+
+@pytest.fixture
+def lookupd(make_nsqd, nsqd, service):
+    """An nsqlookupd that lists our nsqd and a registration with an invalid address."""
+    lookupd = make_nsqd()
+    listed = [nsqd.info(broadcast_address="a b", hostname="web3"), nsqd.info(topics=["orders"])]
+    lookupd.says("nodes", {"producers": listed}).says("lookup", {"producers": listed})
+    lookupd.says("topics", {"topics": ["orders"]}).says("channels", {"channels": ["archive"]})
+    service.options.nsqd_http_addresses, service.options.nsqlookupd_http_addresses = (), (lookupd.address,)
+    return lookupd
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/", "/topics", "/topics/orders", "/topics/orders/archive", "/nodes", "/counter", "/lookup"),
+        *("/messages/orders", "/topics/orders/archive/messages", "/nodes/{}"),
+    ],
+)
+def test_a_page_skips_an_invalid_registration_and_names_it(browser, lookupd, nsqd, path):
+    answer = browser.get(path.format(nsqd.address))
+    assert answer.status_code == 200
+    assert html.unescape(shown(answer)).count('nsqd (hostname "web3"): invalid broadcast address "a b"') == 1
+
+
+@pytest.mark.parametrize(
+    "path", ["/api/nodes", "/api/nodes/{}", "/api/counter", "/api/topics/orders", "/api/topics/orders/archive"]
+)
+def test_the_api_skips_an_invalid_registration_and_names_it(browser, lookupd, nsqd, path):
+    answer = browser.get(path.format(nsqd.address))
+    assert answer.status_code == 200
+    message = answer.get_json(force=True)["message"]
+    assert message.startswith("WARNING: ")
+    assert message.count('invalid broadcast address "a b"') == 1
