@@ -19,7 +19,7 @@ import fcntl
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final
 
@@ -82,9 +82,9 @@ class DataPathLock:
 def check_folder(data_path: str) -> None:
     """Raise ``DataPathError`` for an unusable data path. Neither locks nor creates anything."""
     os.close(_opened(data_path))
-    _require(_is_writable, data_path, "not ours to write to")
+    _check_writable(data_path)
     if os.path.lexists(our_folder(data_path)):
-        _require(_is_writable, our_folder(data_path), "not ours to write to")
+        _check_writable(our_folder(data_path))
 
 
 def _opened(data_path: str) -> int:
@@ -101,10 +101,11 @@ def make_our_folder(files: Files, data_path: str) -> None:
         files.mkdir(path, 0o700)
         files.fsync_folder(data_path)
     except FileExistsError:
-        _require(os.path.isdir, path, "not a directory")
+        if not os.path.isdir(path):
+            raise DataPathError(f"cannot write to data-path: {path} is not a directory") from None
     except OSError as error:
         raise DataPathError(f"cannot write to data-path: mkdir {path}: {reason(error)}") from None
-    _require(_is_writable, path, "not ours to write to")
+    _check_writable(path)
 
 
 def topics_in(files: Files, data_path: str) -> list[str]:
@@ -135,13 +136,9 @@ def reason(error: OSError) -> str:
     return text[:1].lower() + text[1:]
 
 
-def _is_writable(path: str) -> bool:
-    return os.access(path, os.R_OK | os.W_OK | os.X_OK)
-
-
-def _require(holds: Callable[[str], bool], path: str, complaint: str) -> None:
-    if not holds(path):
-        raise DataPathError(f"cannot write to data-path: {path} is {complaint}")
+def _check_writable(path: str) -> None:
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        raise DataPathError(f"cannot write to data-path: {path} is not ours to write to")
 
 
 def leftover_name(folder: str, taken: Iterable[str]) -> str:

@@ -46,11 +46,8 @@ class DeadLettering:
 
     def topic_for(self, topic: str, channel: str) -> str:
         """The name of the dead-letter topic, which may be too long to be valid."""
-        names = {"{topic}": topic, "{channel}": channel}
-        name = self.topic
-        for placeholder, value in names.items():
-            name = name.replace(placeholder, value.removesuffix(EPHEMERAL_SUFFIX))
-        return name
+        name = self.topic.replace("{topic}", topic.removesuffix(EPHEMERAL_SUFFIX))
+        return name.replace("{channel}", channel.removesuffix(EPHEMERAL_SUFFIX))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +90,6 @@ class Applied:
         return settings
 
 
-NOTHING_APPLIES: Final = Applied()
-
-
 class Policy:
     """One policy. `written` are its settings as they were given. Raises ``PolicyError``."""
 
@@ -103,7 +97,7 @@ class Policy:
         self.written = written
         for key in written:
             if key not in _KEYS:
-                raise PolicyError(number, key, "there is no such setting")
+                raise PolicyError(number, key, "unknown setting")
         values = {key: _checked(number, key, value) for key, value in written.items()}
         self._topic = values.get("topic")
         self._channel = values.get("channel")
@@ -121,9 +115,9 @@ class Policy:
             self.rate = Rate(rate, values.get("burst", max(1, int(rate / _BURSTS_PER_SECOND))))
         for key, needed in _NEEDS.items():
             if key in written and written.keys().isdisjoint(needed):
-                raise PolicyError(number, key, f"means nothing without {' or '.join(needed)}")
+                raise PolicyError(number, key, f"has no effect without {' or '.join(needed)}")
         if self.dead_lettering is None and self.bounds is None and self.rate is None:
-            raise PolicyError(number, "", "says nothing: max_attempts, max_depth, max_bytes, max_age or max_rate")
+            raise PolicyError(number, "", "needs max_attempts, max_depth, max_bytes, max_age or max_rate")
 
     def fits(self, topic: str, channel: str) -> bool:
         """Whether it selects a channel or, if `channel` is empty, the topic itself (never by a channel pattern)."""
@@ -137,7 +131,7 @@ class Policies:
 
     def __init__(self, written: object = ()) -> None:
         if not isinstance(written, list | tuple) or not all(isinstance(each, Mapping) for each in written):
-            raise PolicyError(0, "", "policies are a list of tables")
+            raise PolicyError(0, "", "policies must be a list of tables")
         self._policies = [Policy(number, each) for number, each in enumerate(written, 1)]
 
     def __len__(self) -> int:
@@ -151,8 +145,6 @@ class Policies:
     def for_channel(self, topic: str, channel: str) -> Applied:
         """The settings that apply to a channel."""
         fitting = [policy for policy in self._policies if policy.fits(topic, channel)]
-        if not fitting:
-            return NOTHING_APPLIES
         return Applied(
             next((each.dead_lettering for each in fitting if each.dead_lettering is not None), None),
             next((each.bounds for each in fitting if each.bounds is not None), None),
@@ -219,7 +211,7 @@ def _when_full(value: object) -> str:
 
 def _rate(value: object) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1e9:
-        raise ValueError("must be a number above 0: messages a second")
+        raise ValueError("must be a number above 0 (messages per second)")
     return float(value)
 
 

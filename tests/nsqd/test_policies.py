@@ -95,7 +95,7 @@ def test_sighup_reads_policies_again_and_a_bad_file_changes_nothing(nsqd, config
     eventually(lambda: in_force(nsqd) == [{"max_attempts": 3}])
     config.write_text("[[policies]]\nmax_attempts = 3\nmax_dept = 1\n")
     nsqd.send_signal(signal.SIGHUP)
-    reason = f"failed to load config file {config} - line 3: policy 1: max_dept: there is no such setting"
+    reason = f"failed to load config file {config} - line 3: policy 1: max_dept: unknown setting"
     assert nsqd.logs(f"ERROR: policies stay as they are - {reason}")
     assert in_force(nsqd) == [{"max_attempts": 3}]
     connect().publish("orders", b"bad")
@@ -120,7 +120,7 @@ def test_policies_can_be_put_over_http_and_bad_ones_change_nothing(nsqd, connect
         400,
         {"message": "INVALID_VALUE: policy 1: max_depth: must be an integer from 1 to 9223372036854775807"},
     )
-    assert put(nsqd, {"max_depth": 5}) == (400, {"message": "INVALID_VALUE: policies are a list of tables"})
+    assert put(nsqd, {"max_depth": 5}) == (400, {"message": "INVALID_VALUE: policies must be a list of tables"})
     assert in_force(nsqd) == [{"max_depth": 1}]
     assert nsqd.channel_stats("orders", "archive")["rejected_count"] == 2
     assert put(nsqd, []) == (200, [])

@@ -1,6 +1,6 @@
 import pytest
 
-from nsq_compat.policy.policies import NOTHING_APPLIES, Bounds, DeadLettering, Policies, PolicyError
+from nsq_compat.policy.policies import Applied, Bounds, DeadLettering, Policies, PolicyError
 from nsq_compat.queue.wait_queue import Rate
 
 
@@ -11,7 +11,7 @@ def complaint(*written: object) -> str:
 
 
 def test_without_policies_nothing_applies():
-    assert Policies().for_channel("orders", "archive") is NOTHING_APPLIES
+    assert Policies().for_channel("orders", "archive") == Applied()
     assert Policies().for_topic("orders") is None
     assert len(Policies()) == 0
 
@@ -84,11 +84,11 @@ def test_the_suffix_of_ephemeral_channels_is_left_out():
 @pytest.mark.parametrize(
     ("written", "text"),
     [
-        ({"max_attempt": 1}, "policy 1: max_attempt: there is no such setting"),
-        ({}, "policy 1: says nothing: max_attempts, max_depth, max_bytes, max_age or max_rate"),
-        ({"when_full": "reject"}, "policy 1: when_full: means nothing without max_depth or max_bytes or max_age"),
-        ({"max_depth": 1, "burst": 1}, "policy 1: burst: means nothing without max_rate"),
-        ({"max_depth": 1, "dead_letter_topic": "d"}, "policy 1: dead_letter_topic: means nothing without max_attempts"),
+        ({"max_attempt": 1}, "policy 1: max_attempt: unknown setting"),
+        ({}, "policy 1: needs max_attempts, max_depth, max_bytes, max_age or max_rate"),
+        ({"when_full": "reject"}, "policy 1: when_full: has no effect without max_depth or max_bytes or max_age"),
+        ({"max_depth": 1, "burst": 1}, "policy 1: burst: has no effect without max_rate"),
+        ({"max_depth": 1, "dead_letter_topic": "d"}, "policy 1: dead_letter_topic: has no effect without max_attempts"),
         ({"max_attempts": 0}, "policy 1: max_attempts: must be an integer from 1 to 65535"),
         ({"max_attempts": True}, "policy 1: max_attempts: must be an integer from 1 to 65535"),
         ({"max_attempts": "5"}, "policy 1: max_attempts: must be an integer from 1 to 65535"),
@@ -97,8 +97,8 @@ def test_the_suffix_of_ephemeral_channels_is_left_out():
         ({"max_age": "0s"}, 'policy 1: max_age: must be a duration above 0, such as "24h"'),
         ({"max_age": 5}, 'policy 1: max_age: must be a duration above 0, such as "24h"'),
         ({"max_depth": 1, "when_full": "drop"}, 'policy 1: when_full: must be "reject" or "drop-oldest"'),
-        ({"max_rate": 0}, "policy 1: max_rate: must be a number above 0: messages a second"),
-        ({"max_rate": float("nan")}, "policy 1: max_rate: must be a number above 0: messages a second"),
+        ({"max_rate": 0}, "policy 1: max_rate: must be a number above 0 (messages per second)"),
+        ({"max_rate": float("nan")}, "policy 1: max_rate: must be a number above 0 (messages per second)"),
         ({"max_rate": 1, "topic": "("}, "policy 1: topic: not a regular expression: missing ): ("),
         ({"max_rate": 1, "channel": 5}, "policy 1: channel: must be a regular expression"),
     ],
@@ -116,5 +116,5 @@ def test_a_dead_letter_topic_must_have_a_valid_name(topic):
 
 @pytest.mark.parametrize("written", [{"max_depth": 1}, "", "policies", 5, None, [5]])
 def test_policies_are_a_list_of_tables(written):
-    with pytest.raises(PolicyError, match="policies are a list of tables"):
+    with pytest.raises(PolicyError, match="policies must be a list of tables"):
         Policies(written)

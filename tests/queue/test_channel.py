@@ -869,7 +869,7 @@ def test_a_place_names_what_was_taken_and_not_finished(logging_daemon):
         (consumer.id_of(taken[1]), 2),
         (consumer.id_of(taken[3]), 2),
     ]
-    assert [(number, due) for due, _, number, _ in map(ENTRY.unpack_from, place.deferred())] == [
+    assert [(number, due) for due, _, number, _ in map(ENTRY.unpack_from, place.take_deferred())] == [
         (consumer.id_of(taken[2]), logging_daemon.now + 9.0)
     ]
 
@@ -899,7 +899,7 @@ def test_a_place_stays_as_it_was_while_the_channel_goes_on(logging_daemon):
     consumer.takes()
     assert place.position == 4
     assert place.at_once() == [(consumer.id_of(body), 2) for body in (b"finished", b"requeued", b"put off", b"waits")]
-    assert place.deferred() == []
+    assert place.take_deferred() == []
 
 
 def test_a_restored_channel_wakes_who_waits(logging_daemon):
