@@ -236,7 +236,7 @@ class DataPath:
         daemon.broker.close()
         for topic in daemon.broker.topics.values():
             if topic.store is not None:
-                topic.surrender_memory()
+                topic.flush()
                 self._write(daemon, topic)
                 topic.store.log.close()
 

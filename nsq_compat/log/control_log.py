@@ -39,7 +39,7 @@ class ControlLog:
 
     def note_creation(self, name: str, seq: int) -> None:
         """A channel came. Raises ``OSError`` if it must not be there without being written down."""
-        if self._store is not None and self._store.always:
+        if self._store is not None and self._store.writes_at_once:
             self.write_requeued()
             self._store.note(CHANNEL_CREATED, name, seq)
         else:
@@ -51,7 +51,7 @@ class ControlLog:
         Those of one loop iteration are written together.
         """
         store = self._store
-        if store is None or not store.always:
+        if store is None or not store.writes_at_once:
             return
         due_ns = int((due + store.clock_offset()) * _NS_PER_SECOND)
         is_first = not self._requeued

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from nsq_compat.log.damage import Damage
 from nsq_compat.log.group import MESSAGES, Group
 from nsq_compat.log.group_reader import BLOCK_SIZE, HAS_IDS, GroupReader, index_of
+from nsq_compat.log.memory_tail import MemoryTail
 from nsq_compat.log.segment import FIRST_GROUP, Segment, SegmentHeader
 
 log = logging.getLogger(__name__)
@@ -180,11 +181,15 @@ def _messages(groups: Iterable[Group]) -> int:
 
 
 class LogReader:
-    """Reads the immediate messages of a log, from a number on. `seq` is the number of the next one to come."""
+    """Reads the immediate messages of a log, from a number on. `seq` is the number of the next one to come.
 
-    def __init__(self, walk: LogWalk, seq: int) -> None:
+    `tail` holds the newest messages, if they are in no segment.
+    """
+
+    def __init__(self, walk: LogWalk, seq: int, tail: MemoryTail | None = None) -> None:
         self.seq = seq
         self._walk = walk
+        self._tail = tail
 
     def read(self, max_bytes: int = BLOCK_SIZE) -> list[Group]:
         """The next messages, about `max_bytes` of them; nothing at the end, for the time being.
@@ -192,12 +197,20 @@ class LogReader:
         Publishes that follow one another are one group here. Numbers may be left out: what was never logged, and what
         is damaged.
         """
+        tail = self._tail
+        if tail is not None and tail.count and self.seq >= tail.first_seq:
+            return self._read_tail(tail, max_bytes)
         if self._walk.is_lost:
             self._walk.begin_with(self.seq)
         merged: list[Group] = []
         while not merged and (groups := self._walk.read(max_bytes)):
             self._merge(groups, merged)
-        return merged
+        return merged or (self._read_tail(tail, max_bytes) if tail is not None and tail.count else [])
+
+    def _read_tail(self, tail: MemoryTail, max_bytes: int) -> list[Group]:
+        group = tail.read(self.seq, max_bytes)
+        self.seq = group.first_seq + len(group.frames)
+        return [group] if group.frames else []
 
     def _merge(self, groups: Iterable[Group], merged: list[Group]) -> None:
         tail: list[bytes] = []

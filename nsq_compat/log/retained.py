@@ -56,6 +56,7 @@ class Retained:
         self._files: list[KeptFile] = []
         self._active: KeptFile | None = None
         self._last_number = 0
+        self._protected: set[KeptFile] = set()
 
     def __len__(self) -> int:
         return len(self._files)
@@ -69,6 +70,15 @@ class Retained:
         """A file of an earlier run; in the order of the numbers."""
         self._files.append(KeptFile(Segment(self._descriptors, self._path_of(number), number, 0, size)))
         self._last_number = number
+
+    def begin_checkpoint(self) -> None:
+        """A checkpoint of this moment names all messages that are needed here; it does not know of later ones."""
+        self._protected.clear()
+
+    def protect_active(self) -> None:
+        """The last messages that were added are needed, whatever the checkpoint that is being written says."""
+        if self._active is not None:
+            self._protected.add(self._active)
 
     def add(self, frames: Iterable[bytes]) -> None:
         """Write frames; those of one call are wholly written or an error is raised, but some may be found again."""
@@ -103,6 +113,8 @@ class Retained:
         """Files of which little or nothing is among the (sorted) unfinished ids; nothing more is written to them."""
         dead: list[KeptFile] = []
         for file in self._files:
+            if file in self._protected:
+                continue
             runs = file.runs()
             alive = sum(_between(unfinished, run) for run in runs)
             if file.is_damaged and alive:
@@ -127,6 +139,7 @@ class Retained:
         """Delete a file."""
         file.segment.remove()
         self._files.remove(file)
+        self._protected.discard(file)
 
     def close(self) -> None:
         """Close every file."""

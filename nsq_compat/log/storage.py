@@ -7,7 +7,7 @@ known here for all of them.
 import errno
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from functools import partial
@@ -19,9 +19,10 @@ from nsq_compat.log.checkpoint import BadCheckpoint, TopicState, entry_id
 from nsq_compat.log.data_path import our_folder, reason, remove_leftovers, topic_folder, topics_in
 from nsq_compat.log.descriptors import DEFAULT_LIMIT, Descriptors
 from nsq_compat.log.files import Files, adopt_temporary, read_file, replace_file, write_temporary
-from nsq_compat.log.group import MESSAGES
+from nsq_compat.log.group import DEFERRED, MESSAGES, locations_of
 from nsq_compat.log.staged_batch import StagedBatch
-from nsq_compat.log.topic_log import Later, TopicLog
+from nsq_compat.log.topic_log import Later, LogEnd, TopicLog
+from nsq_compat.protocol.message import message_id
 
 log = logging.getLogger(__name__)
 
@@ -207,19 +208,19 @@ class TopicStore:
 
     def __init__(self, storage: Storage, folder: str, topic_log: TopicLog) -> None:
         self.log = topic_log
-        self.always = storage.durability is not Durability.MEMORY
-        self.is_complete = self.always or topic_log.has_begun
-        """Whether the log tells of all there is; else it has to ``begin``: at level memory it may be empty for long."""
+        self.writes_at_once = storage.durability is not Durability.MEMORY
+        """Whether messages are in a file before they are acknowledged."""
+        self._is_flushed = False
         self._storage = storage
         self._checkpoint_path = os.path.join(folder, CHECKPOINT)
         self.commits = storage.durability is Durability.FSYNC
         self.at_end_of_iteration = storage.at_end_of_iteration
         self.clock_offset = storage.clock_offset
 
-    @property
-    def is_used(self) -> bool:
-        """Whether anything is there a checkpoint could speak of."""
-        return self.always or self.log.disk_bytes > 0
+    def serve(self, mem_queue_size: int, first_needed: Callable[[], int]) -> None:
+        """Prepare for a topic's messages. `first_needed` returns the number of the first that a channel reads."""
+        if not self.writes_at_once:
+            self.log.keep_newest_in_memory(mem_queue_size, first_needed)
 
     def append(
         self, frames: Sequence[bytes], first_seq: int, due_ns: int = 0, kind: int = MESSAGES, joined: bytes = b""
@@ -235,6 +236,50 @@ class TopicStore:
             raise
         if self._storage.error is not None:
             self._storage.succeeded()
+
+    def append_deferred(
+        self, frames: Sequence[bytes], seq: int, due_ns: int, *, fit_in_memory: bool
+    ) -> Sequence[bytes]:
+        """Write deferred messages; returns their locations, or nothing if the caller has to keep them in memory.
+
+        `fit_in_memory` says that it can. `seq` is the number of the next immediate message. Raises ``OSError``.
+        """
+        if fit_in_memory and not self.writes_at_once:
+            return ()
+        self.log.spill()  # because ids grow with the log
+        self.append(frames, seq, due_ns, DEFERRED)
+        return locations_of(self.log.last_place, frames)
+
+    def locate(self, frames: Sequence[bytes]) -> Mapping[bytes, bytes]:
+        """Hand over frames that the caller will fetch again; returns the locations that are found easily, by id.
+
+        Raises ``OSError`` if they are in no file: the caller has to keep them.
+        """
+        if not self.writes_at_once:
+            self.log.keep(frames)
+            return {}
+        with suppress(OSError):
+            return self.log.locate(map(message_id, frames))
+        return {}
+
+    def spill_some(self) -> bool:
+        """Write some of the messages that are in memory only; returns whether none is left. Raises ``OSError``."""
+        try:
+            return self.log.spill_some()
+        except OSError as error:
+            self._storage.failed(error)
+            raise
+
+    def flush(self, frames: Callable[[], Iterable[bytes]]) -> None:
+        """Write everything that is in memory only, before nsqd stops. Raises ``OSError``.
+
+        `frames` returns the messages that channels have taken from the stream and hold in memory.
+        """
+        if not self.writes_at_once:
+            self.log.spill()
+            held = {message_id(frame): frame for frame in frames()}
+            self.log.keep([held[each] for each in sorted(held)])
+            self._is_flushed = True
 
     def stage(self) -> StagedBatch:
         """A file for a large publish; see ``TopicLog.stage``. Raises ``OSError``."""
@@ -255,7 +300,7 @@ class TopicStore:
             raise
 
     def attach(self, staged: StagedBatch, first_seq: int) -> None:
-        """Make the batch part of the log, all of it or nothing. Raises ``OSError``."""
+        """Make the batch part of the log, all of it or nothing, once nothing is left to spill. Raises ``OSError``."""
         try:
             self.log.attach(staged, first_seq)
         except OSError as error:
@@ -278,21 +323,19 @@ class TopicStore:
             self._storage.failed(error)
             raise
 
-    def begin(self, notes: Iterable[tuple[int, str]], seq: int) -> None:
-        """Write what there is, kinds and names, into a log that begins later than its topic. Raises ``OSError``."""
-        for kind, name in notes:
-            self.append([name.encode("ascii")], seq, kind=kind)
-        self.is_complete = True
-
     def note(self, kind: int, name: str, seq: int) -> None:
-        """Write down that something other than a message came or went, if the log is to know. Raises ``OSError``."""
-        if self.always or self.log.has_begun:
-            self.append([name.encode("ascii")], seq, kind=kind)
+        """Write a control record, about a channel or the topic. Raises ``OSError``."""
+        self.append([name.encode("ascii")], seq, kind=kind)
 
-    def keep(self, frames: Sequence[bytes]) -> None:
-        """Write frames beside the log, to be found by their ids. Raises ``OSError``."""
-        if frames:
-            self.log.keep(frames)
+    def note_missing(self, state: TopicState) -> None:
+        """Mark a checkpoint that is about to be written as incomplete, if it names messages that are in no file."""
+        first = min((each.position for each in state.backlogs), default=state.end.seq)
+        is_written = self.writes_at_once or self._is_flushed
+        state.incomplete = not is_written or first < min(self.log.bounds.complete_from, state.end.seq)
+
+    def is_saved(self, end: LogEnd | None) -> bool:
+        """Whether a checkpoint of that end of the log, and the files, have all messages."""
+        return self.writes_at_once and self.log.end == end
 
     def write_checkpoint(self, *pieces: bytes) -> None:
         """Write the next checkpoint, which counts once ``adopt_checkpoint`` was called. Raises ``OSError``.
@@ -318,13 +361,10 @@ class TopicStore:
         if self.commits:
             self.log.note_new_name()
 
-    def release(
-        self, saved: TopicState, kept: Callable[[], Iterable[bytes]], pause: Callable[[], None] = lambda: None
-    ) -> None:
+    def release(self, saved: TopicState, pause: Callable[[], None] = lambda: None) -> None:
         """Delete what is needed neither by this checkpoint, which is saved, nor by a later one.
 
-        `kept` tells what was written beside the log after the checkpoint was made. `pause` is called between pieces of
-        the work, where there is much.
+        `pause` is called between pieces of the work, where there is much.
         """
         backlogs = saved.backlogs
         seq = min((each.position for each in backlogs), default=saved.end.seq)
@@ -334,7 +374,7 @@ class TopicStore:
             return map(entry_id, chain.from_iterable(each.all_entries() for each in backlogs))
 
         commit = partial(self._storage.commit, self.log)
-        self.log.release(seq, unfinished, saved.end, commit, kept=kept, pause=pause)
+        self.log.release(seq, unfinished, saved.end, commit, pause=pause)
 
     def delete(self) -> None:
         """Remove all of it; what cannot be removed now is removed at the next start."""

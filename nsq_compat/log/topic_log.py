@@ -27,6 +27,7 @@ from nsq_compat.log.files import Files
 from nsq_compat.log.group import MESSAGES, Group, encode_group, location_of, place_of, split_location
 from nsq_compat.log.group_reader import BLOCK_SIZE, HAS_IDS, index_of
 from nsq_compat.log.id_search import fetch_at, fetch_from, find_in, shares, sorted_ids, spans_of
+from nsq_compat.log.memory_tail import MemoryTail
 from nsq_compat.log.reader import (
     UNKNOWN,
     LogBounds,
@@ -55,6 +56,7 @@ _COPY_AT_ONCE: Final = 4096  # ids
 _FILES_AT_ONCE: Final = 16
 """Are copied from before the copies are synced: a sync each would take longer, more would be more to do again."""
 _PATIENCE: Final = 16
+_SPILLED_AT_ONCE: Final = 1 << 16
 _SPANS_AT_ONCE: Final = 8
 """Parts of a segment, of some INDEX_STEP bytes each, that are looked through to locate messages."""
 _NO_LOCATIONS: Final[Mapping[bytes, bytes]] = {}
@@ -79,6 +81,7 @@ class TopicLog:
         self._later = later
         self._segments: list[Segment] = []
         self._active: Segment | None = None  # the last of the segments, if this run made it
+        self._tail: MemoryTail | None = None
         self._last_number = 0
         self._staged_count = 0
         self._seq = 0
@@ -109,6 +112,13 @@ class TopicLog:
         opened._own_descriptors = descriptors is None
         opened._open(start)
         return opened
+
+    def keep_newest_in_memory(self, limit: int, first_needed: Callable[[], int]) -> None:
+        """From now on write messages only when more than `limit` wait, or in `spill`: durability level ``memory``.
+
+        `first_needed` returns the number of the first message that a channel reads. Those before it are dropped.
+        """
+        self._tail = MemoryTail(limit, first_needed)
 
     # --- Where things stand -------------------------------------------------------------------------------------------
 
@@ -158,7 +168,7 @@ class TopicLog:
             following = segment.first_seq
             if following <= seq:
                 break
-        return total
+        return total + (self._tail.bytes_behind(seq) if self._tail is not None else 0)
 
     @property
     def damaged_records(self) -> int:
@@ -177,6 +187,19 @@ class TopicLog:
         # Hot: runs for every publish.
         if not frames:
             return
+        tail = self._tail
+        if tail is not None and kind == MESSAGES:
+            while not tail.append(first_seq, frames):
+                if not tail.count:
+                    break
+                self._spill_oldest(tail)
+            else:
+                return
+        self._write(frames, first_seq, due_ns, kind, joined)
+
+    def _write(
+        self, frames: Sequence[bytes], first_seq: int, due_ns: int = 0, kind: int = MESSAGES, joined: bytes = b""
+    ) -> None:
         segment = self._active
         if segment is None or segment.abandoned:
             segment = self._begin_segment()
@@ -202,6 +225,26 @@ class TopicLog:
         else:
             self.last_place = place_of(segment.number, offset)
 
+    def spill_some(self) -> bool:
+        """Write some of the messages that are in memory only; returns whether none is left there."""
+        tail = self._tail
+        if tail is None:
+            return True
+        tail.trim()
+        if tail.count:
+            self._spill_oldest(tail)
+        return not tail.count
+
+    def spill(self) -> None:
+        """Write all messages that are in memory only."""
+        while not self.spill_some():
+            pass
+
+    def _spill_oldest(self, tail: MemoryTail) -> None:
+        group = tail.oldest(_SPILLED_AT_ONCE)
+        self._write(group.frames, group.first_seq)
+        tail.drop(len(group.frames))
+
     def stage(self) -> StagedBatch:
         """A file for the messages of one large publish, to be attached when they are all there."""
         self._staged_count += 1
@@ -226,6 +269,7 @@ class TopicLog:
     def keep(self, frames: Iterable[bytes]) -> None:
         """Write frames that ``fetch`` shall find though they are in no segment, or soon will not be."""
         self._kept.add(frames)
+        self._kept.protect_active()
         self._note_kept()
 
     # --- Reading ------------------------------------------------------------------------------------------------------
@@ -239,11 +283,13 @@ class TopicLog:
 
     def reader(self, seq: int) -> LogReader:
         """Reads immediate messages from that number on."""
-        return LogReader(LogWalk(self._segments, self.damage, self.bounds), seq)
+        return LogReader(LogWalk(self._segments, self.damage, self.bounds), seq, self._tail)
 
     def latest(self, count: int) -> list[Group]:
         """The last groups of messages, deferred ones too, oldest first: `count` messages, or what 2 MiB hold."""
-        return latest_groups(self._segments, count, self.damage)
+        groups = self._tail.latest(count) if self._tail is not None else []
+        missing = count - sum(len(group.frames) for group in groups)
+        return latest_groups(self._segments, missing, self.damage) + groups if missing > 0 else groups
 
     def fetch(self, ids: Iterable[bytes], locations: Mapping[bytes, bytes] = _NO_LOCATIONS) -> dict[bytes, bytes]:
         """The frames of these messages, by id. Those that cannot be found are left out, and counted.
@@ -282,6 +328,11 @@ class TopicLog:
         """The ids of those."""
         return self._kept.ids()
 
+    def begin_checkpoint(self) -> LogEnd:
+        """The log's end, for a checkpoint of this moment. It does not name what ``keep`` writes from now on."""
+        self._kept.begin_checkpoint()
+        return self.end
+
     # --- Deleting -----------------------------------------------------------------------------------------------------
 
     def release(
@@ -290,21 +341,20 @@ class TopicLog:
         unfinished: Callable[[], Iterable[bytes]],
         start: LogEnd | None = None,
         sync: Callable[[], None] | None = None,
-        *,
-        kept: Callable[[], Iterable[bytes]] = tuple,
         pause: Callable[[], None] = lambda: None,
     ) -> None:
         """Nothing below `seq` is needed any more but the messages in `unfinished()`, deferred ones included.
 
         There may be hundreds of thousands: `pause` is called between a few thousand and the next, and others may use
-        the log meanwhile. `kept()` are ids of messages written by ``keep`` that are needed as well; it is asked when
-        all that is decided at once.
+        the log meanwhile. Messages that were written by ``keep`` after ``begin_checkpoint`` are needed as well.
 
         `start` is the one of the checkpoint that the next ``open`` will be given, ``end`` by default: from its segment
         on nothing is touched. Segments with many unfinished messages stay, of others these are copied; `sync` makes the
         copies durable, and others may use the log meanwhile. Best effort: when the system refuses, that is logged and
         tried again another time; what did not change since the last call is only looked at every few calls.
         """
+        if self._tail is not None:
+            self._tail.trim()
         limit = start.segment if start else self.end.segment
         following = zip(self._segments, self._segments[1:], strict=False)
         candidates = [
@@ -315,8 +365,6 @@ class TopicLog:
         alive = sorted_ids(unfinished(), pause)
         if self._closed:
             return
-        if more := set(kept()):
-            alive = sorted(more.union(alive))
         try:
             # All decided before anybody else runs: what is written later is in none of these files.
             parts = list(shares(self._segments, candidates, alive, self.damage))
@@ -524,7 +572,8 @@ class TopicLog:
             if self._closed:
                 return False
             frames = fetch_from(segment, alive[begin : begin + _COPY_AT_ONCE], self.damage)
-            self.keep(frames.values())
+            self._kept.add(frames.values())
+            self._note_kept()
             copied += len(frames)
         return copied == len(alive)  # else some are unreadable now; whoever fetches these counts them
 

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from nsq_compat.log.checkpoint import ChannelState, copied_messages
 from nsq_compat.log.storage import TopicStore
 from nsq_compat.protocol.message import with_attempts
-from nsq_compat.queue.cursor import MOST_BYTES_IN_MEMORY, MOST_IN_MEMORY, Cursor
+from nsq_compat.queue.cursor import Cursor
 from nsq_compat.queue.deferred import Deferred, Fetch
 from nsq_compat.queue.frame_queue import FrameQueue
 from nsq_compat.queue.in_flight import InFlight
@@ -184,16 +184,10 @@ class Backlog:
         self._restored.extend(state.at_once())
         self.deferred.restore(state.take_deferred(), shift)
 
-    def frames_in_memory(self) -> Iterator[bytes]:
-        """All frames it has, for when memory ends."""
-        for batch in self.cursor.in_memory():
-            yield from batch
+    def frames(self) -> Iterator[bytes]:
+        """The messages taken from the stream that it holds in memory: returned and deferred ones."""
         yield from self.returned()
-        yield from self.deferred.frames().values()
-
-    def surrender_memory(self) -> None:
-        """Make `state` name what waits in memory one by one: it is not in the log at its place in the stream."""
-        self.put_back(self.cursor.take_memory())
+        yield from self.deferred.frames()
 
     # --- Inside -------------------------------------------------------------------------------------------------------
 
@@ -259,15 +253,5 @@ class BacklogFactory:
         fetch = store.log.fetch if store is not None else None
         if store is None or self._reads is None or not logged:
             return Backlog(Cursor(None, memory, position, position), Deferred(None, memory), memory, fetch)
-        if not store.always:
-            deferred = Deferred(self._reads.fetch, memory, keep=store.keep)
-            return Backlog(Cursor(store.log, memory, position, position), deferred, memory, fetch)
-        cursor = Cursor(
-            store.log,
-            min(memory, MOST_IN_MEMORY),
-            position,
-            position,
-            memory_bytes=MOST_BYTES_IN_MEMORY,
-            allowed=memory,
-        )
-        return Backlog(cursor, Deferred(self._reads.fetch, memory, locate=store.log.locate), memory, fetch)
+        deferred = Deferred(self._reads.fetch, memory, store.locate)
+        return Backlog(Cursor(store.log, memory, position, position), deferred, memory, fetch)

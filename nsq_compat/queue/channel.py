@@ -414,9 +414,9 @@ class Channel:
         self._schedule.at(self.backlog.deferred.next_due(), self)
         self._wake()
 
-    def frames_in_memory(self) -> Iterator[bytes]:
-        """All frames it has, for when memory ends."""
-        yield from self.backlog.frames_in_memory()
+    def frames(self) -> Iterator[bytes]:
+        """The messages taken from the stream that it holds in memory."""
+        yield from self.backlog.frames()
         for in_flight in self._all_in_flight():
             yield from in_flight.frames.values()
 

@@ -13,7 +13,7 @@ those messages are never numbered.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain, islice
 from typing import Final
 
@@ -21,18 +21,16 @@ from nsq_compat.log.group import Group
 from nsq_compat.log.topic_log import LogReader, TopicLog
 from nsq_compat.queue.frame_queue import ANY_SIZE, FrameQueue
 
-MOST_IN_MEMORY: Final = 50_000
-MOST_BYTES_IN_MEMORY: Final = 1 << 24
+MAX_IN_MEMORY: Final = 50_000
+MAX_BYTES_IN_MEMORY: Final = 1 << 24
 """Frames for a cursor whose stream is all in the log. Reading back takes less than what memory for more would: it has
 to be got from the system, and is out of every cache when its turn comes (docs/decisions/0015)."""
 
 
 class Cursor:
-    """`memory` is how many frames may wait in memory, `memory_bytes` about how big they are if all are like the last;
-    a block just read may exceed both.
+    """`memory` is how many frames may wait in memory; with a log, MAX_IN_MEMORY and MAX_BYTES_IN_MEMORY bound them too.
 
-    `allowed` is how many the daemon's options say: it may hold fewer, and whoever watches these figures is not to be
-    alarmed by that.
+    The bytes are estimated as if all frames were as long as the last one. A block just read may exceed both bounds.
     """
 
     def __init__(
@@ -41,17 +39,14 @@ class Cursor:
         memory: int,
         position: int = 0,
         end: int = 0,
-        *,
-        memory_bytes: int = ANY_SIZE,
-        allowed: int | None = None,
     ) -> None:
         self.position = position
         self.end = end
         self.damaged_count = 0
         self._log = log
-        self._memory = memory
-        self._memory_bytes = memory_bytes
-        self._allowed = allowed
+        self._allowed = memory
+        self._memory = memory if log is None else min(memory, MAX_IN_MEMORY)
+        self._memory_bytes = ANY_SIZE if log is None else MAX_BYTES_IN_MEMORY
         self._window = FrameQueue()
         self._reader: LogReader | None = None
         self._unused: deque[Group] = deque()
@@ -69,8 +64,6 @@ class Cursor:
     @property
     def backend_depth(self) -> int:
         """How many messages the options have no room in memory for."""
-        if self._allowed is None:
-            return self.behind
         return max(0, min(self.behind, len(self) - self._allowed))
 
     @property
@@ -85,12 +78,8 @@ class Cursor:
             return in_memory
         return in_memory + self._log.bytes_behind(self.position + len(self._window))
 
-    def spills(self, count: int) -> bool:
-        """Whether so many more messages need the log."""
-        return self._log is not None and (self.behind > 0 or len(self._window) + count > self._memory)
-
     def extend(self, frames: Sequence[bytes]) -> int:
-        """The stream goes on with these, which are in the log if they spill. Returns how many were dropped."""
+        """The stream goes on with these, which are in the log, if there is one. Returns how many were dropped."""
         # Hot: once per channel for every publish. `behind` is spelled out, because calls are what this costs.
         window, count = self._window, len(frames)
         if not count:
@@ -184,16 +173,6 @@ class Cursor:
         self.position, self.end = min(position, end), end
         self._gaps.extend(gaps)
         self._gaps_size = sum(stop - begin for begin, stop in self._gaps)
-
-    def take_memory(self) -> Sequence[bytes]:
-        """Everything that waits in memory, taken as it stands."""
-        frames = self._window.take(len(self._window), ANY_SIZE)
-        self._advance(len(frames))
-        return frames
-
-    def in_memory(self) -> Iterator[Sequence[bytes]]:
-        """The batches that wait in memory."""
-        return self._window.batches()
 
     def peek(self, count: int) -> list[bytes]:
         """What would be taken next, `count` of it or fewer. Raises ``OSError`` as `take` does."""

@@ -13,8 +13,7 @@ import heapq
 import itertools
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from itertools import filterfalse, islice, repeat
+from itertools import chain, islice, repeat
 from typing import Final, Protocol
 
 from nsq_compat.log.checkpoint import ENTRY, entry_id, key_location, pack_key
@@ -41,29 +40,25 @@ class Fetch(Protocol):
         """`locations` are those of some of them. Raises ``OSError``."""
 
 
-Keep = Callable[[Sequence[bytes]], None]
-"""Write frames where ``Fetch`` finds them. Raises ``OSError``."""
 Locate = Callable[[Sequence[bytes]], Mapping[bytes, bytes]]
-"""Locations by id, of those that are found easily. Raises ``OSError``."""
+"""Hand frames over to the log: their locations by id, as far as they are found easily. Raises ``OSError``."""
 
 
 class Deferred:
     """Due times in monotonic seconds; those due at the same time come out in the order they went in.
 
-    `fetch` is None where there is no log: then every frame stays in memory. With a log, `memory` of them do; `keep` is
-    None where all messages are in the log from the beginning, and `locate` finds them there.
+    Without a log (`fetch` is None) every frame stays in memory. With a log, `memory` of them do. The log finds the
+    others by id, once they were handed over to it with `locate`.
     """
 
     def __init__(
         self,
         fetch: Fetch | None = None,
         memory: int = 1 << 62,
-        keep: Keep | None = None,
         locate: Locate | None = None,
     ) -> None:
         self.damaged_count = 0
         self._fetch = fetch
-        self._keep = keep
         self._locate = locate
         self._memory = memory
         self._keys: list[bytes] = []
@@ -76,9 +71,9 @@ class Deferred:
     def __len__(self) -> int:
         return len(self._keys) + len(self._unlocated)
 
-    def spills(self, count: int) -> bool:
-        """Whether so many more need to be in the log."""
-        return self._fetch is not None and len(self._frames) + count > self._memory
+    def fit_in_memory(self, count: int) -> bool:
+        """Whether the frames of `count` more messages stay in memory."""
+        return self._fetch is None or len(self._frames) + count <= self._memory
 
     def fitting(self, frames: Sequence[bytes]) -> Sequence[bytes]:
         """What of these may be added: all, unless there is no log for what memory does not hold."""
@@ -86,15 +81,14 @@ class Deferred:
 
     def add(self, frames: Sequence[bytes], due: float, locations: Sequence[bytes] = ()) -> None:
         """Keep messages until `due`. `locations` are given if they have just been logged."""
-        stays = self._stays(frames, bool(locations))
+        if self.fit_in_memory(len(frames)):
+            self._frames.update(zip(map(message_id, frames), frames, strict=True))
+        elif not locations:
+            for frame in frames:
+                self._hand_over(due, frame)
+            return
         for frame, location in zip(frames, locations or repeat(NOWHERE), strict=False):
-            number = message_id(frame)
-            if stays:
-                self._frames[number] = frame
-            elif location == NOWHERE and self._locate is not None:
-                self._put_back(due, frame)
-                continue
-            self.add_entry(due, number, attempts(frame), location)
+            self.add_entry(due, message_id(frame), attempts(frame), location)
 
     def add_entry(self, due: float, number: bytes, attempt: int, location: bytes = NOWHERE) -> None:
         """Keep a message by its id alone; its frame is in the log."""
@@ -153,26 +147,25 @@ class Deferred:
         self._settle()
         if other._fetch is None:
             return self._share_frames_with(other)
-        if other._keep is None:
-            other._frames.update(islice(self._frames.items(), max(0, other._memory - len(other._frames))))
-        elif other._stays([*self._frames.values()], logged=False):
-            other._frames.update(self._frames)
-        other._keys += self._keys  # those of a channel that has none are a heap as they are
-        if len(other._keys) > len(self._keys):
-            heapq.heapify(other._keys)
+        room = max(0, other._memory - len(other._frames))
+        other._frames.update(islice(self._frames.items(), room))
+        surplus = dict(islice(self._frames.items(), room, None))
+        for key in self._keys:
+            frame = None if key_location(key) else surplus.get(entry_id(key))
+            if frame is None:
+                other._keys.append(key)
+            else:
+                other._add_unlocated(key, frame)
+        heapq.heapify(other._keys)
         return 0
-
-    def ids_on_disk(self) -> Iterable[bytes]:
-        """Those whose frames are not in memory."""
-        return filterfalse(self._frames.__contains__, map(entry_id, self._keys))  # compiled, an expression is a list
 
     def keys(self) -> list[bytes]:
         """Every key there is now, as a checkpoint keeps it."""
         return [*self._keys, *self._unlocated]
 
-    def frames(self) -> Mapping[bytes, bytes]:
-        """Those in memory, by id; what they say of attempts is not up to date."""
-        return self._frames
+    def frames(self) -> Iterable[bytes]:
+        """Those in memory; what they say of attempts is not up to date."""
+        return chain(self._frames.values(), self._unlocated.values())
 
     def empty(self) -> int:
         """Forget everything; return how many messages that was."""
@@ -231,26 +224,31 @@ class Deferred:
                 self._less_recent, self._recent = self._recent, {}
             self._recent.update(locations)
 
-    def _put_back(self, due: float, frame: bytes) -> None:
+    def _hand_over(self, due: float, frame: bytes) -> None:
         """A message that came back and does not stay in memory: it is in the log, but nobody said where."""
         number = message_id(frame)
         location = self._recent.pop(number, NOWHERE) or self._less_recent.pop(number, NOWHERE)
         if location:
             self.add_entry(due, number, attempts(frame), location)
             return
-        self._unlocated[pack_key(due, next(_serials), number, attempts(frame))] = frame
-        self._first_unlocated = min(self._first_unlocated, due)
+        self._add_unlocated(pack_key(due, next(_serials), number, attempts(frame)), frame)
+
+    def _add_unlocated(self, key: bytes, frame: bytes) -> None:
+        self._unlocated[key] = frame
+        self._first_unlocated = min(self._first_unlocated, ENTRY.unpack_from(key)[0])
         if len(self._unlocated) >= _LOCATED_AT_ONCE:
             self._settle()
 
     def _settle(self) -> None:
-        """Locate what has gathered, as far as that is easy."""
+        """Hand the frames that have gathered over to the log. What it does not take stays in memory."""
         if not self._unlocated:
             return
         assert self._locate is not None, "else nothing gathers"
         found: Mapping[bytes, bytes] = {}
-        with suppress(OSError):  # then each is searched for when it is due
-            found = self._locate([entry_id(key) for key in self._unlocated])
+        try:
+            found = self._locate([*self._unlocated.values()])
+        except OSError:
+            self._frames.update((message_id(frame), frame) for frame in self._unlocated.values())
         for key in self._unlocated:
             due, serial, number, attempt = ENTRY.unpack_from(key)
             heapq.heappush(self._keys, pack_key(due, serial, number, attempt, found.get(number, NOWHERE)))
@@ -269,19 +267,6 @@ class Deferred:
             else:
                 self._unlocated[key] = frame
                 self._first_unlocated = min(self._first_unlocated, due)
-
-    def _stays(self, frames: Sequence[bytes], logged: bool) -> bool:
-        """Whether these are to stay in memory. What does not is in the log, or is written beside it now."""
-        if not self.spills(len(frames)):
-            return True
-        if logged or self._keep is None:
-            return False
-        try:
-            self._keep([*self._frames.values(), *frames])  # all at once, so that this does not come with every message
-        except OSError:
-            return True  # too much in memory is better than nothing anywhere
-        self._frames.clear()
-        return False
 
     def _share_frames_with(self, other: "Deferred") -> int:
         """With one that has no log: as many as it has room for, of those that are in memory."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from nsq_compat.log.staged_batch import StagedBatch
+from nsq_compat.log.storage import TopicStore
 from nsq_compat.queue.ids import FrameFactory
 
 MOST_AT_ONCE: Final = 16384
@@ -38,8 +39,8 @@ class LargeBatch:
     """Made by a topic. `line` is that topic's large batches: only the first of them does anything. `bodies` are given
     over to the batch.
 
-    `stage` makes the file for the messages; without it they stay in memory. Of the frames only the first `keep` are
-    kept, and those of the last step. `admit` raises ``Refused``, `publish` takes over when everything is ready.
+    `store` has the file for the messages; without it they stay in memory. Of the frames only the first `keep` are kept,
+    and those of the last step. `admit` raises ``Refused``, `publish` takes over when everything is ready.
     """
 
     def __init__(
@@ -49,8 +50,7 @@ class LargeBatch:
         frames: FrameFactory,
         line: "deque[LargeBatch]",
         *,
-        stage: Callable[[], StagedBatch] | None,
-        add: Callable[[StagedBatch, Sequence[bytes]], None],
+        store: TopicStore | None,
         keep: int,
         admit: Callable[[int], None],
         publish: Callable[["LargeBatch"], None],
@@ -65,8 +65,7 @@ class LargeBatch:
         self._now_ns = now_ns
         self._frames = frames
         self._line = line
-        self._stage = stage
-        self._add = add
+        self._store = store
         self._keep = keep
         self._admit = admit
         self._publish = publish
@@ -84,6 +83,8 @@ class LargeBatch:
                 return False
             if self._next < self.count:
                 self._make_some()
+                return False
+            if self._store is not None and not self._store.spill_some():
                 return False
             if self._frames.ids.has_reached(self._first_id):
                 self._start_again()
@@ -112,16 +113,16 @@ class LargeBatch:
     def _make_some(self) -> None:
         if self._first_id < 0:
             self._first_id = self._frames.ids.ahead(self._now_ns + self._ahead_ns, self._room)
-            if self._stage is not None:
-                self.staged = self._stage()
+            if self._store is not None:
+                self.staged = self._store.stage()
         begin, count = self._next, _STEP
         bodies = self._bodies[begin : begin + count]
         while (size := sum(map(len, bodies))) > _STEP_BYTES and count > 1:
             count //= 2
             bodies = bodies[:count]
         frames = self._frames.make_from(bodies, self._now_ns, self._first_id + begin)
-        if self.staged is not None:
-            self._add(self.staged, frames)
+        if self._store is not None and self.staged is not None:
+            self._store.add_to(self.staged, frames)
         if begin < self._keep:
             self.kept.append(frames)
         self.latest = frames

@@ -21,17 +21,14 @@ from nsq_compat.log.group import (
     CHANNEL_CREATED,
     CHANNEL_DELETED,
     CHANNEL_EMPTIED,
-    DEFERRED,
     TOPIC_AWAITS_CHANNELS,
     TOPIC_EMPTIED,
     TOPIC_KNOWS_CHANNELS,
     TOPIC_PAUSED,
     TOPIC_UNPAUSED,
-    locations_of,
 )
 from nsq_compat.log.storage import TopicStore
 from nsq_compat.log.topic_log import LogEnd
-from nsq_compat.protocol.message import message_id
 from nsq_compat.protocol.names import is_ephemeral
 from nsq_compat.queue.backlog import Backlog, BacklogFactory, Peek
 from nsq_compat.queue.channel import Channel
@@ -90,11 +87,12 @@ class Topic:
         self._large_batches: deque[LargeBatch] = deque()
         self._control_log = ControlLog(name, store)
         self._changed = False
-        self._memory_is_written = False  # at level memory, when the daemon stops
         self._saved_end: LogEnd | None = None
         self._recent: RecentMessages | None = None
         self._backlogs = BacklogFactory(limits, store, schedule)
         self.backlog = self._hold_from_here()
+        if store is not None:
+            store.serve(limits.mem_queue_size, self._first_needed)
 
     @property
     def depth(self) -> int:
@@ -119,11 +117,10 @@ class Topic:
         return self._recent.latest(count)
 
     def _peeks(self) -> Iterator[Peek]:
-        """What is in memory, where the log has not all of it."""
-        if self.store is None or not self.store.always:
-            yield self.backlog.latest(MOST, ())
-            for channel in self.channels.values():
-                yield channel.peek_latest(MOST)
+        """The newest messages in memory. They may be in no log."""
+        yield self.backlog.latest(MOST, ())
+        for channel in self.channels.values():
+            yield channel.peek_latest(MOST)
 
     def _forget_recent(self) -> None:
         self._recent = None
@@ -156,8 +153,7 @@ class Topic:
             now_ns,
             self._frames,
             self._large_batches,
-            stage=store.stage if store is not None and stages else None,
-            add=lambda staged, frames: store.add_to(staged, frames) if store is not None else None,
+            store=store if stages else None,
             keep=self._limits.mem_queue_size if stages or store is None else len(bodies),
             admit=lambda count: self._admit(count, now),
             publish=self._publish_batch,
@@ -169,8 +165,6 @@ class Topic:
             self._deliver([frame for frames in batch.kept for frame in frames], b"")
         else:
             if store is not None and batch.staged is not None:
-                if not store.is_complete:
-                    store.begin(self._what_there_is(), self._seq)
                 store.attach(batch.staged, self._seq)
                 batch.staged = None
             self._seq += count
@@ -195,9 +189,7 @@ class Topic:
     def _deliver(self, frames: Sequence[bytes], joined: bytes) -> None:
         # Hot: once for every publish.
         store = self.store
-        if store is not None and (store.always or self._spills(len(frames))):
-            if not store.is_complete:
-                store.begin(self._what_there_is(), self._seq)
+        if store is not None:
             store.append(frames, self._seq, joined=joined)
         self._seq += len(frames)
         if self._holding:
@@ -206,24 +198,14 @@ class Topic:
             for channel in self.channels.values():
                 channel.put(frames)
 
-    def _spills(self, count: int) -> bool:
-        if self._holding:  # a channel that is behind its log goes on reading there when the pause is over
-            return self.backlog.cursor.spills(count) or any(
-                channel.backlog.cursor.behind for channel in self.channels.values()
-            )
-        return any(channel.backlog.cursor.spills(count) for channel in self.channels.values())
-
     def _defer(self, frames: Sequence[bytes], due: float, due_ns: int) -> None:
         targets = (
             [self.backlog.deferred] if self._holding else [each.backlog.deferred for each in self.channels.values()]
         )
-        logged = self.store is not None and (self.store.always or any(each.spills(len(frames)) for each in targets))
         locations: Sequence[bytes] = ()
-        if self.store is not None and logged:
-            if not self.store.is_complete:
-                self.store.begin(self._what_there_is(), self._seq)
-            self.store.append(frames, self._seq, due_ns, DEFERRED)
-            locations = locations_of(self.store.log.last_place, frames)
+        if self.store is not None:
+            fit_in_memory = all(each.fit_in_memory(len(frames)) for each in targets)
+            locations = self.store.append_deferred(frames, self._seq, due_ns, fit_in_memory=fit_in_memory)
         if self._holding:
             self._drop(self.backlog.defer(frames, due, locations))
         else:
@@ -351,20 +333,10 @@ class Topic:
         for channel in self.channels.values():
             channel.close()
 
-    def surrender_memory(self) -> None:
-        """Memory ends: what is only there is written beside the log, so that a checkpoint can name it one by one."""
-        if self.store is None or self.store.always:
-            return
-        channels = [channel for channel in self.channels.values() if not channel.ephemeral]
-        frames = {message_id(frame): frame for channel in channels for frame in channel.frames_in_memory()}
-        frames.update((message_id(frame), frame) for frame in self.backlog.frames_in_memory())
-        self.store.keep([frames[number] for number in sorted(frames)])
-        for channel in channels:
-            channel.backlog.surrender_memory()
-        self.backlog.surrender_memory()
-        self._memory_is_written = True
-        self._pass_over()
-        self._note_change()
+    def flush(self) -> None:
+        """Write what is in memory only, when the daemon stops, so that a checkpoint can name it. Raises ``OSError``."""
+        if self.store is not None:
+            self.store.flush(self._frames_in_memory)
 
     def delete(self) -> None:
         """The topic ends, with its channels and all they hold."""
@@ -398,14 +370,12 @@ class Topic:
         assert self.store is not None, "what lives in memory alone has no checkpoint"
         self._changed = False
         self._control_log.write_requeued()  # before the end of the log, so that it is not replayed
-        log_end = self.store.log.end._replace(seq=self._seq)
+        log_end = self.store.log.begin_checkpoint()._replace(seq=self._seq)
         state = TopicState(log_end, now_ns / _NS_PER_SECOND - now, self._frames.ids.last)
         state.channels = {name: each.state() for name, each in self.channels.items() if not each.ephemeral}
         state.held = self.backlog.state() if self._holding else None
         state.paused, state.awaits_channels = self.paused, self.awaits_channels
-        first = min((each.position for each in state.backlogs), default=self._seq)
-        written = self.store.always or self._memory_is_written
-        state.incomplete = not written or first < min(self.store.log.bounds.complete_from, self._seq)
+        self.store.note_missing(state)
         return state
 
     def checkpoint_saved(self, saved: TopicState) -> None:
@@ -418,8 +388,7 @@ class Topic:
         return (
             not self._changed
             and self.store is not None
-            and self.store.always
-            and self.store.log.end == self._saved_end
+            and self.store.is_saved(self._saved_end)
             and not any(channel.in_flight_count for channel in self.channels.values())
         )
 
@@ -427,7 +396,7 @@ class Topic:
         """Delete what is not needed any more now that this checkpoint is saved, with pauses if that is much work."""
         assert self.store is not None, "what lives in memory alone has no checkpoint"
         if not self.exiting:
-            self.store.release(saved, self._kept_since, pause)
+            self.store.release(saved, pause)
 
     def restore(self, before: TopicState, channels: Iterable[str], now: float, now_ns: int) -> None:
         """Be as before; channels that are named and were not there begin here, unless nobody knows which there were."""
@@ -443,8 +412,7 @@ class Topic:
         for name, state in before.channels.items():
             self._make_channel(name, 0).restore(state, stands, shift)
         if not self.store.log.has_begun:
-            for kind, name in self._what_there_is():
-                self._note(kind, name, stands)
+            self._note_all(stands)
         begin = ChannelState(stands) if held is not None or before.everything is None else before.everything
         for name in channels:
             if name not in self.channels and name not in before.gone and not is_ephemeral(name):
@@ -500,12 +468,6 @@ class Topic:
             if self._holding:
                 channel.backlog.cursor.pass_over(self.backlog.cursor.position)
 
-    def _kept_since(self) -> Iterator[bytes]:
-        """Ids that a checkpoint made a while ago need not name, and whose frames are beside the log."""
-        if self.store is not None and not self.store.always:
-            for backlog in [self.backlog, *(each.backlog for each in self.channels.values())]:
-                yield from backlog.deferred.ids_on_disk()
-
     def _drop(self, count: int) -> None:
         if count and not self.dropped_count:
             log.warning(
@@ -522,14 +484,27 @@ class Topic:
         if not self._holding and all(channel.ephemeral for channel in self.channels.values()):
             self._note(CHANNEL_CREATED, next(iter(self.channels)))
 
-    def _what_there_is(self) -> Iterator[tuple[int, str]]:
-        """What a log that begins later than the topic begins with, as if all of it came only now."""
+    def _note_all(self, seq: int) -> None:
+        """What an empty log begins with, if the topic is older."""
         for name in self.channels:
-            yield CHANNEL_CREATED, name
+            self._note(CHANNEL_CREATED, name, seq)
         if self.paused:
-            yield TOPIC_PAUSED, ""
+            self._note(TOPIC_PAUSED, "", seq)
         if self.awaits_channels:
-            yield TOPIC_AWAITS_CHANNELS, ""
+            self._note(TOPIC_AWAITS_CHANNELS, "", seq)
+
+    def _first_needed(self) -> int:
+        """The number of the first message that a channel still reads, or the topic for its first channel."""
+        cursors = [channel.backlog.cursor for channel in self.channels.values() if not channel.ephemeral]
+        if self._holding:
+            cursors.append(self.backlog.cursor)
+        return min((cursor.position for cursor in cursors), default=self._seq)
+
+    def _frames_in_memory(self) -> Iterator[bytes]:
+        for channel in self.channels.values():
+            if not channel.ephemeral:
+                yield from channel.frames()
+        yield from self.backlog.frames()
 
     def _note_change(self) -> None:
         if not self._changed and self.store is not None:

@@ -34,11 +34,13 @@ from nsq_compat.log.control_log import ControlLog
 from nsq_compat.log.data_path import our_folder
 from nsq_compat.log.files import Files
 from nsq_compat.log.group import DEFERRED, TOPIC_AWAITS_CHANNELS
+from nsq_compat.log.retained import Retained
 from nsq_compat.log.segment import Segment
 from nsq_compat.log.storage import CHECKPOINT, Durability, Storage, TopicStore
 from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol import message
 from nsq_compat.protocol.names import is_ephemeral
+from nsq_compat.queue import deferred
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.cursor import Cursor
@@ -616,9 +618,8 @@ class QueueOnDisk(RuleBasedStateMachine):
         """The next is begun, and much may happen until it is written."""
         real, known = self.topic(topic)
         assert real.store is not None
-        if real.store.is_used:
-            known.saved = real.checkpoint(self.now, self.now_ns)
-            known.to_be_durable = known.live.copy(self.offset)
+        known.saved = real.checkpoint(self.now, self.now_ns)
+        known.to_be_durable = known.live.copy(self.offset)
 
     @rule(topic=topics)
     def end_checkpoint(self, topic: str) -> None:
@@ -683,7 +684,7 @@ class QueueOnDisk(RuleBasedStateMachine):
         for name, real in self.broker.topics.items():
             known = self.topics[name]
             assert real.store is not None
-            real.surrender_memory()
+            real.flush()
             real.store.commit()
             real.store.write_checkpoint(real.checkpoint(self.now, self.now_ns).encode())
             real.store.adopt_checkpoint()
@@ -754,8 +755,17 @@ def _what_must_come(model: Model, channel: str) -> set[Body]:
 class QueueInMemory(QueueOnDisk):
     """At level memory, where only a clean stop is survived: what is in memory and what spills is told apart here."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(deferred, "_LOCATED_AT_ONCE", 2)  # without effect in compiled code
+
     def open(self, durability: Durability, memory: int) -> None:
         super().open(Durability.MEMORY, memory)
+
+    def teardown(self) -> None:
+        self.patch.undo()
+        super().teardown()
 
     def kill(self, *args: object, **kwargs: object) -> None:
         """No rule here."""
@@ -770,6 +780,14 @@ class QueueInMemory(QueueOnDisk):
             self.publish(self.channel(channel)[0].topic_name, 1, 0, 0)
             self.take(channel, 0, 1)
             self.requeue_all_for_long(channel)
+
+    @has_channels
+    @rule(channel=pick, count=st.integers(3, 8))
+    def many_are_put_off_while_a_checkpoint_is_written(self, channel: int, count: int) -> None:
+        topic = self.channel(channel)[0].topic_name
+        self.begin_checkpoint(topic)
+        self.many_are_put_off_one_by_one(channel, count)
+        self.end_checkpoint(topic)
 
 
 class QueueOnDiskThatFailsReads(QueueOnDisk):
@@ -849,7 +867,7 @@ def _deletes_too_much(release: Callable[..., None]) -> Callable[..., None]:
 
 
 def _deletes_what_is_not_finished(release: Callable[..., None]) -> Callable[..., None]:
-    return lambda self, seq, unfinished, *rest, kept, pause: release(self, seq, lambda: (), *rest)
+    return lambda self, seq, unfinished, *rest, pause: release(self, seq, lambda: (), *rest)
 
 
 def _names_nothing_one_by_one(state: Callable[[Channel], ChannelState]) -> Callable[[Channel], ChannelState]:
@@ -860,12 +878,12 @@ def _takes_the_clock_for_the_same(restore: Callable[..., None]) -> Callable[...,
     return lambda self, keys, shift: restore(self, keys, 0.0)
 
 
-def _spills_as_if_there_were_no_pause(spills: Callable[[Topic, int], bool]) -> Callable[[Topic, int], bool]:
-    return lambda self, count: self.backlog.cursor.spills(count) if self._holding else spills(self, count)
+def _forgets_its_channels_while_paused(first_needed: Callable[[Topic], int]) -> Callable[[Topic], int]:
+    return lambda self: self.backlog.cursor.position if self._holding else first_needed(self)
 
 
-def _trusts_the_log_with_everything(stays: Callable[..., bool]) -> Callable[..., bool]:
-    return lambda self, frames, logged: not self.spills(len(frames))
+def _locates_nothing(_: Callable[..., Any]) -> Callable[..., dict[bytes, bytes]]:
+    return lambda *_: {}
 
 
 def _forgets_the_name(delete: Callable[..., None]) -> Callable[..., None]:
@@ -895,15 +913,21 @@ MUTANTS: dict[str, Mutant] = {
     "a log that copies nothing forward": (QueueOnDisk, TopicLog, "release", _deletes_what_is_not_finished),
     "a checkpoint without what is in flight": (QueueOnDisk, Channel, "state", _names_nothing_one_by_one),
     "due times of another clock": (QueueOnDisk, Deferred, "restore", _takes_the_clock_for_the_same),
-    "a pause that forgets who is behind": (QueueInMemory, Topic, "_spills", _spills_as_if_there_were_no_pause),
-    "deferred frames that are nowhere": (QueueInMemory, Deferred, "_stays", _trusts_the_log_with_everything),
+    "a pause that forgets who is behind": (
+        QueueInMemory,
+        Topic,
+        "_first_needed",
+        _forgets_its_channels_while_paused,
+    ),
+    "deferred frames that are nowhere": (QueueInMemory, TopicStore, "locate", _locates_nothing),
     "what was emptied comes back": (QueueOnDisk, Cursor, "pass_over", _does_nothing),
     "an OK before the disk has it": (QueueAtFsync, TopicStore, "commit", _does_nothing),
     "a pause or an end before the disk has it": (QueueAtFsync, ControlLog, "settle", _does_nothing),
     "a topic's end before the disk has it": (QueueAtFsync, TopicLog, "delete", _forgets_the_name),
     "a checkpoint before the disk has its name": (QueueAtFsync, TopicLog, "note_new_name", _does_nothing),
     "ids that begin again": (QueueOnDisk, MessageIds, "start_after", _does_nothing),
-    "a log begun late that knows no channels": (QueueOnDisk, TopicStore, "begin", _does_nothing),
+    "a clean stop that writes nothing": (QueueInMemory, TopicStore, "flush", _does_nothing),
+    "a checkpoint that lets go of later messages": (QueueInMemory, Retained, "protect_active", _does_nothing),
     "a read error that reads as zeros": (QueueOnDiskThatFailsReads, Segment, "pread", _reads_zeros),
 }
 

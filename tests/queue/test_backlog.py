@@ -183,7 +183,7 @@ def test_its_state_brings_back_what_was_given_up_to_it(backlog, cursor):
     after = Backlog(Cursor(None, 100), Deferred(), 2)
     cursor.extend(frames(b"a", b"b"))
     backlog.defer(frames(b"d"), 5.0)
-    backlog.surrender_memory()
+    backlog.put_back(cursor.take(2, PLENTY))
     ids = [(message_id(each), 1) for each in frames(b"a", b"b")]
     assert (backlog.state().position, backlog.state().at_once()) == (2, ids)
     after.restore(backlog.state(), 2, shift=1.0)
@@ -197,11 +197,11 @@ def test_its_state_names_what_consumers_have(backlog):
     assert state.at_once() == [(number, 7), (message_id(frame(b"b")), 1)]
 
 
-def test_what_is_in_memory_is_named_for_when_memory_ends(backlog, cursor):
+def test_the_frames_it_holds_are_those_that_were_taken_from_the_stream(backlog, cursor):
     cursor.extend(frames(b"a"))
     backlog.put_back(frames(b"x"))
     backlog.defer(frames(b"d"), 5.0)
-    assert [body(each) for each in backlog.frames_in_memory()] == [b"a", b"x", b"d"]
+    assert [body(each) for each in backlog.frames()] == [b"x", b"d"]
 
 
 # --- What was there before a restart ----------------------------------------------------------------------------------

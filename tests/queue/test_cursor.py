@@ -17,12 +17,11 @@ PLENTY = 1 << 30
 
 
 class Stream:
-    """Messages named by their numbers, published to cursors and, if one of them needs it, to the log."""
+    """Messages named by their numbers, published to the log and to cursors."""
 
-    def __init__(self, log, always=True):
+    def __init__(self, log):
         self.log = log
         self.end = 0
-        self.always = always
         self.cursors = []
 
     def cursor(self, memory, position=None):
@@ -33,8 +32,7 @@ class Stream:
     def publish(self, count, size=0):
         numbers = range(self.end, self.end + count)
         frames = make_frames([b"%016x" % number for number in numbers], 0, [b"%d" % n + b"." * size for n in numbers])
-        if self.always or any(cursor.spills(count) for cursor in self.cursors):
-            self.log.append(frames, self.end)
+        self.log.append(frames, self.end)
         self.end += count
         for cursor in self.cursors:
             assert cursor.extend(frames) == 0
@@ -67,13 +65,11 @@ def stream(log):
     return Stream(log)
 
 
-def test_what_fits_stays_in_memory_and_the_log_is_not_asked(stream):
-    cursor = Cursor(stream.log, 3)
-    stream.cursors.append(cursor)
-    stream.always = False
+def test_what_fits_stays_in_memory(stream):
+    cursor = stream.cursor(memory=3)
     stream.publish(2)
     stream.publish(1)
-    assert (len(cursor), cursor.behind, stream.log.disk_bytes) == (3, 0, 0)
+    assert (len(cursor), cursor.behind) == (3, 0)
     assert taken(cursor, 2) == [0, 1]
     assert (cursor.position, cursor.end) == (2, 3)
 
@@ -87,15 +83,12 @@ def test_what_does_not_fit_is_read_from_the_log(stream):
     assert (len(cursor), cursor.behind) == (0, 0)
 
 
-def test_once_it_is_behind_all_that_follows_goes_to_the_log_until_it_has_caught_up(stream):
-    stream.always = False
+def test_once_it_is_behind_all_that_follows_is_read_from_the_log_until_it_has_caught_up(stream):
     cursor = stream.cursor(memory=2)
     stream.publish(3)
-    assert cursor.spills(1)
     stream.publish(1)
     assert cursor.behind == 4
     assert all_of(cursor) == [0, 1, 2, 3]
-    assert not cursor.spills(2)
     stream.publish(2)
     assert cursor.behind == 0
     assert all_of(cursor) == [4, 5]
@@ -122,7 +115,6 @@ def test_reading_goes_on_with_what_was_logged_meanwhile(stream):
 def test_without_a_log_what_does_not_fit_is_dropped_and_has_no_number(make_frames):
     cursor = Cursor(None, 2)
     assert cursor.extend(make_frames(b"0", b"1", b"2")) == 1
-    assert not cursor.spills(5)
     assert cursor.extend(make_frames(b"3")) == 1
     assert taken(cursor) == [0, 1]
     assert (cursor.position, cursor.end) == (2, 2)
@@ -318,16 +310,6 @@ def test_a_position_behind_the_end_is_the_end(stream):
     assert (len(cursor), cursor.position, taken(cursor)) == (0, 4, [])
 
 
-def test_taking_memory_leaves_what_is_in_the_log(stream):
-    cursor = stream.cursor(memory=2)
-    stream.publish(2)
-    stream.publish(2)
-    assert [list(map(body, batch)) for batch in cursor.in_memory()] == [[b"0", b"1"]]
-    assert list(map(body, cursor.take_memory())) == [b"0", b"1"]
-    assert (cursor.position, len(cursor), cursor.behind) == (2, 2, 2)
-    assert all_of(cursor) == [2, 3]
-
-
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("publish"), st.integers(1, 6)),
@@ -411,10 +393,11 @@ def test_looking_stops_where_a_paused_topic_holds_back(log):
     assert numbers(cursor.peek(10)) == [0, 1, 2]
 
 
-def test_what_the_options_would_allow_in_memory_alarms_nobody(log):
+@pytest.mark.interpreted
+def test_messages_that_the_options_have_room_for_do_not_count_as_backend_depth(log, monkeypatch):
+    monkeypatch.setattr("nsq_compat.queue.cursor.MAX_IN_MEMORY", 2)
     stream = Stream(log)
-    cursor = Cursor(log, 2, allowed=5)
-    stream.cursors.append(cursor)
+    cursor = stream.cursor(memory=5)
     depths = []
     for _ in range(7):
         stream.publish(1)
@@ -424,10 +407,11 @@ def test_what_the_options_would_allow_in_memory_alarms_nobody(log):
     assert cursor.backend_depth == 0
 
 
-def test_big_frames_fill_memory_sooner(log):
+@pytest.mark.interpreted
+def test_big_frames_fill_memory_sooner(log, monkeypatch):
+    monkeypatch.setattr("nsq_compat.queue.cursor.MAX_BYTES_IN_MEMORY", 1000)
     stream = Stream(log)
-    cursor = Cursor(log, 100, memory_bytes=1000, allowed=100)
-    stream.cursors.append(cursor)
+    cursor = stream.cursor(memory=100)
     for _ in range(5):
         stream.publish(1, size=250)
     assert (cursor.behind, cursor.backend_depth) == (2, 0)
@@ -441,9 +425,10 @@ def test_big_frames_fill_memory_sooner(log):
     assert all_of(cursor) == [6, 7, 8, 9]
 
 
-def test_one_frame_of_any_size_comes_through(log):
+@pytest.mark.interpreted
+def test_one_frame_of_any_size_comes_through(log, monkeypatch):
+    monkeypatch.setattr("nsq_compat.queue.cursor.MAX_BYTES_IN_MEMORY", 1000)
     stream = Stream(log)
-    cursor = Cursor(log, 100, memory_bytes=1000)
-    stream.cursors.append(cursor)
+    cursor = stream.cursor(memory=100)
     stream.publish(1, size=2000)
     assert taken(cursor) == [0]

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsq_compat.log.group import NOWHERE
 from nsq_compat.protocol.message import body, message_id, with_attempts
 from nsq_compat.protocol.message import make_frames as make_message_frames
 from nsq_compat.queue.deferred import Deferred
@@ -31,6 +32,15 @@ class Log(dict[bytes, bytes]):
         if self.failing:
             raise OSError("cannot read")
         return {number: self[number] for number in ids if number in self}
+
+    def locate(self, frames: Sequence[bytes]) -> dict[bytes, bytes]:
+        if self.failing:
+            raise OSError("cannot write")
+        return {}
+
+
+def in_memory(deferred: Deferred) -> int:
+    return len(list(deferred.frames()))
 
 
 def bodies(frames):
@@ -142,7 +152,7 @@ def test_what_was_shared_at_one_time_keeps_its_order(deferred, make_frames):
 def test_emptying_says_how_much_it_was(deferred, make_frames):
     deferred.add(make_frames(b"a", b"b"), due=10.0)
     assert deferred.empty() == 2
-    assert (len(deferred), deferred.next_due(), dict(deferred.frames())) == (0, NEVER, {})
+    assert (len(deferred), deferred.next_due(), in_memory(deferred)) == (0, NEVER, 0)
     assert deferred.release(99.0, PLENTY) == []
 
 
@@ -150,21 +160,21 @@ def test_emptying_says_how_much_it_was(deferred, make_frames):
 
 
 def test_without_a_log_everything_stays_in_memory(deferred, make_frames):
-    assert not deferred.spills(PLENTY)
+    assert deferred.fit_in_memory(PLENTY)
     deferred.add(make_frames(*[b"x"] * PLENTY), due=10.0)
-    assert len(deferred.frames()) == PLENTY
+    assert in_memory(deferred) == PLENTY
 
 
 def test_with_a_log_no_more_frames_than_agreed_stay_in_memory(make_frames):
     a, b, c = make_frames(b"a", b"b", b"c")
     log = Log(a, b, c)
     deferred = Deferred(log.fetch, memory=2)
-    assert not deferred.spills(2)
-    assert deferred.spills(3)
+    assert deferred.fit_in_memory(2)
+    assert not deferred.fit_in_memory(3)
     deferred.add([a, b], due=10.0)
-    assert deferred.spills(1)
-    deferred.add([c], due=5.0)
-    assert (len(deferred), len(deferred.frames())) == (3, 2)
+    assert not deferred.fit_in_memory(1)
+    deferred.add([c], due=5.0, locations=[NOWHERE])
+    assert (len(deferred), in_memory(deferred)) == (3, 2)
     assert deferred.release(10.0, PLENTY) == [c, a, b]
     assert log.asked == [[message_id(c)]]
 
@@ -181,7 +191,7 @@ def test_what_is_all_in_memory_asks_the_log_nothing(make_frames):
 def test_a_frame_from_the_log_gets_the_number_of_its_next_delivery(make_frames):
     (frame,) = make_frames(b"a")
     deferred = Deferred(Log(frame).fetch, memory=0)
-    deferred.add([with_attempts(frame, 7)], due=10.0)
+    deferred.add([with_attempts(frame, 7)], due=10.0, locations=[NOWHERE])
     assert deferred.release(10.0, PLENTY) == [with_attempts(frame, 7)]
 
 
@@ -190,7 +200,7 @@ def test_a_log_that_cannot_be_read_costs_nothing(make_frames):
     log = Log(*frames)
     deferred = Deferred(log.fetch, memory=2)
     deferred.add(frames[:2], due=10.0)
-    deferred.add(frames[2:], due=10.0)
+    deferred.add(frames[2:], due=10.0, locations=[NOWHERE])
     log.failing = True
     with pytest.raises(OSError, match="cannot read"):
         deferred.release(10.0, PLENTY)
@@ -202,7 +212,7 @@ def test_a_log_that_cannot_be_read_costs_nothing(make_frames):
 def test_what_the_log_has_lost_is_counted_and_left_out(make_frames):
     a, b = make_frames(b"a", b"b")
     deferred = Deferred(Log(b).fetch, memory=0)
-    deferred.add([a, b], due=10.0)
+    deferred.add([a, b], due=10.0, locations=[NOWHERE] * 2)
     assert deferred.release(10.0, PLENTY) == [b]
     assert (deferred.damaged_count, len(deferred)) == (1, 0)
 
@@ -211,10 +221,39 @@ def test_what_is_shared_with_one_that_keeps_less_in_memory_is_in_the_log(make_fr
     frames = make_frames(b"a", b"b", b"c")
     roomy = Deferred(Log(*frames).fetch, memory=3)
     roomy.add(frames, due=10.0)
-    tight = Deferred(Log(*frames).fetch, memory=1)
+    log = Log(*frames)
+    tight = Deferred(log.fetch, memory=1, locate=log.locate)
     roomy.share_with(tight)
-    assert (len(tight), len(tight.frames())) == (3, 1)
+    assert bodies(frame for _, frame in tight.peek(3)) == [b"a", b"b", b"c"]
+    assert (len(tight), in_memory(tight)) == (3, 1)
     assert tight.release(10.0, PLENTY) == list(frames)
+
+
+@pytest.mark.interpreted
+def test_frames_that_do_not_fit_are_handed_over_to_the_log_in_batches(make_frames, monkeypatch):
+    monkeypatch.setattr("nsq_compat.queue.deferred._LOCATED_AT_ONCE", 3)
+    frames = make_frames(b"a", b"b", b"c", b"d", b"e")
+    log = Log(*frames)
+    deferred = Deferred(log.fetch, memory=1, locate=log.locate)
+    counts = []
+    for frame in frames:
+        deferred.add([frame], due=10.0)
+        counts.append(in_memory(deferred))
+    assert counts == [1, 2, 3, 1, 2]
+    assert deferred.release(10.0, PLENTY) == list(frames)
+
+
+@pytest.mark.interpreted
+def test_frames_that_the_log_does_not_take_stay_in_memory(make_frames, monkeypatch):
+    monkeypatch.setattr("nsq_compat.queue.deferred._LOCATED_AT_ONCE", 1)
+    frames = make_frames(b"a", b"b", b"c")
+    log = Log()
+    log.failing = True
+    deferred = Deferred(log.fetch, memory=1, locate=log.locate)
+    for frame in frames:
+        deferred.add([frame], due=10.0)
+    assert in_memory(deferred) == 3
+    assert deferred.release(10.0, PLENTY) == list(frames)
 
 
 def test_keys_bring_everything_back_with_times_of_another_clock(make_frames):
@@ -251,7 +290,7 @@ def test_everything_comes_out_once_at_the_first_release_that_may_have_it(batches
         frames = [b"\0" * 18 + b"%016x" % (number + index) for index in range(size)]
         number += size
         log.update((message_id(frame), frame) for frame in frames)
-        deferred.add(frames, float(due))
+        deferred.add(frames, float(due), [NOWHERE] * size)
         waiting += [(due, frame) for frame in frames]
     waiting.sort(key=lambda each: each[0])  # stable, so equal times keep their order
     for now, limit in releases:
@@ -260,4 +299,4 @@ def test_everything_comes_out_once_at_the_first_release_that_may_have_it(batches
         del waiting[: len(due_now)]
         assert len(deferred) == len(waiting)
         assert deferred.next_due() == (waiting[0][0] if waiting else NEVER)
-        assert len(deferred.frames()) <= memory
+        assert in_memory(deferred) <= memory
