@@ -56,7 +56,7 @@ _COPY_AT_ONCE: Final = 4096  # ids
 _FILES_AT_ONCE: Final = 16
 """Are copied from before the copies are synced: a sync each would take longer, more would be more to do again."""
 _PATIENCE: Final = 16
-_SPILLED_AT_ONCE: Final = 1 << 16
+_SPILLED_AT_ONCE: Final = 1 << 15
 _SPANS_AT_ONCE: Final = 8
 """Parts of a segment, of some INDEX_STEP bytes each, that are looked through to locate messages."""
 _NO_LOCATIONS: Final[Mapping[bytes, bytes]] = {}
