@@ -17,9 +17,8 @@ from nsq_compat.net.resolver import Resolver
 from nsq_compat.nsqd.options import NsqdOptions
 from nsq_compat.nsqd.statsd_lines import StatsdLines, packets
 from nsq_compat.protocol.durations import SECOND
-from nsq_compat.queue.broker import Broker
+from nsq_compat.queue.broker import Broker, snapshot
 from nsq_compat.queue.channel import Channel
-from nsq_compat.queue.snapshot import snapshot
 from nsq_compat.queue.topic import Topic
 
 log = logging.getLogger(__name__)

@@ -20,12 +20,11 @@ from nsq_compat.log.checkpoint import ChannelState, copied_messages
 from nsq_compat.log.storage import TopicStore
 from nsq_compat.protocol.message import with_attempts
 from nsq_compat.queue.cursor import Cursor
-from nsq_compat.queue.deferred import Deferred, Fetch
+from nsq_compat.queue.deferred import Deferred, Fetch, SharedReads
 from nsq_compat.queue.frame_queue import FrameQueue
 from nsq_compat.queue.in_flight import InFlight
 from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.schedule import Schedule
-from nsq_compat.queue.shared_reads import SharedReads
 
 _FETCHED_AT_ONCE: Final = 256
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsq_compat.nsqd.statsd_lines import StatsdLines, packets
+from nsq_compat.queue.broker import snapshot
 from nsq_compat.queue.limits import QueueLimits
-from nsq_compat.queue.snapshot import snapshot
 from nsq_compat.queue.stats import LatencyStats
 from tests.broker import Daemon
 

@@ -3,8 +3,8 @@ from dataclasses import FrozenInstanceError, fields
 import pytest
 
 from nsq_compat.protocol.message import make_frames
+from nsq_compat.queue.broker import snapshot
 from nsq_compat.queue.latency import LatencyOptions
-from nsq_compat.queue.snapshot import snapshot
 from nsq_compat.queue.stats import ChannelStats, ClientStats, LatencyStats, TopicStats
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq_compat.queue.snapshot import snapshot
+from nsq_compat.queue.broker import snapshot
 from nsq_compat.queue.wait_queue import Locality, ZoneWaitQueue
 
 ZONE, REGION, GLOBAL = Locality
