@@ -42,6 +42,8 @@ class MemoryTail:
     def append(self, first_seq: int, frames: Sequence[bytes]) -> bool:
         """Add the messages of one publish; returns False if there is no room for them."""
         # Hot: runs for every publish.
+        if not frames:
+            return True
         count = self.count + len(frames)
         if count > self._trim_count or self._size > self._trim_size or count > self._limit:
             self.trim()

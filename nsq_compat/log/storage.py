@@ -225,17 +225,31 @@ class TopicStore:
     def append(
         self, frames: Sequence[bytes], first_seq: int, due_ns: int = 0, kind: int = MESSAGES, joined: bytes = b""
     ) -> None:
-        """Write a group, as ``TopicLog.append`` does. Raises ``OSError``: then nothing of it is kept."""
+        """Add a group to the log, as ``TopicLog.append`` does. Raises ``OSError``: then nothing of it is kept.
+
+        At level ``memory`` the messages are written later, if at all.
+        """
         # Hot: once for every publish; `_keep_reserve` is written out.
+        in_memory = kind == MESSAGES and not self.writes_at_once
+        if in_memory and self.log.hold(frames, first_seq):
+            return
         try:
             if self._storage.reserve.given_up:
                 self._keep_reserve()
-            self.log.append(frames, first_seq, due_ns, kind, joined)
+            if not (in_memory and self._spill_and_hold(frames, first_seq)):
+                self.log.append(frames, first_seq, due_ns, kind, joined)
         except OSError as error:
             self._storage.failed(error)
             raise
         if self._storage.error is not None:
             self._storage.succeeded()
+
+    def _spill_and_hold(self, frames: Sequence[bytes], first_seq: int) -> bool:
+        """Write old messages until these fit into memory; returns False if they do not even fit alone."""
+        while not self.log.spill_some():
+            if self.log.hold(frames, first_seq):
+                return True
+        return self.log.hold(frames, first_seq)
 
     def append_deferred(
         self, frames: Sequence[bytes], seq: int, due_ns: int, *, fit_in_memory: bool
@@ -246,7 +260,8 @@ class TopicStore:
         """
         if fit_in_memory and not self.writes_at_once:
             return ()
-        self.log.spill()  # because ids grow with the log
+        while not self.spill_some():  # first, because ids grow with the log
+            pass
         self.append(frames, seq, due_ns, DEFERRED)
         return locations_of(self.log.last_place, frames)
 
@@ -265,6 +280,7 @@ class TopicStore:
     def spill_some(self) -> bool:
         """Write some of the messages that are in memory only; returns whether none is left. Raises ``OSError``."""
         try:
+            self._keep_reserve()
             return self.log.spill_some()
         except OSError as error:
             self._storage.failed(error)

@@ -114,7 +114,7 @@ class TopicLog:
         return opened
 
     def keep_newest_in_memory(self, limit: int, first_needed: Callable[[], int]) -> None:
-        """From now on write messages only when more than `limit` wait, or in `spill`: durability level ``memory``.
+        """From now on keep up to `limit` messages in memory, see `hold`: durability level ``memory``.
 
         `first_needed` returns the number of the first message that a channel reads. Those before it are dropped.
         """
@@ -182,24 +182,13 @@ class TopicLog:
     ) -> None:
         """Write one group, all or nothing. `first_seq` counts for MESSAGES and must not be below ``end.seq``.
 
+        No message may be in memory only: see ``spill``.
+
         `joined`: the frames one behind the other, if somebody has them so.
         """
         # Hot: runs for every publish.
         if not frames:
             return
-        tail = self._tail
-        if tail is not None and kind == MESSAGES:
-            while not tail.append(first_seq, frames):
-                if not tail.count:
-                    break
-                self._spill_oldest(tail)
-            else:
-                return
-        self._write(frames, first_seq, due_ns, kind, joined)
-
-    def _write(
-        self, frames: Sequence[bytes], first_seq: int, due_ns: int = 0, kind: int = MESSAGES, joined: bytes = b""
-    ) -> None:
         segment = self._active
         if segment is None or segment.abandoned:
             segment = self._begin_segment()
@@ -225,6 +214,11 @@ class TopicLog:
         else:
             self.last_place = place_of(segment.number, offset)
 
+    def hold(self, frames: Sequence[bytes], first_seq: int) -> bool:
+        """Keep messages in memory; returns False if there is no room."""
+        assert self._tail is not None, "keep_newest_in_memory comes first"
+        return self._tail.append(first_seq, frames)
+
     def spill_some(self) -> bool:
         """Write some of the messages that are in memory only; returns whether none is left there."""
         tail = self._tail
@@ -232,18 +226,15 @@ class TopicLog:
             return True
         tail.trim()
         if tail.count:
-            self._spill_oldest(tail)
+            group = tail.oldest(_SPILLED_AT_ONCE)
+            self.append(group.frames, group.first_seq)
+            tail.drop(len(group.frames))
         return not tail.count
 
     def spill(self) -> None:
         """Write all messages that are in memory only."""
         while not self.spill_some():
             pass
-
-    def _spill_oldest(self, tail: MemoryTail) -> None:
-        group = tail.oldest(_SPILLED_AT_ONCE)
-        self._write(group.frames, group.first_seq)
-        tail.drop(len(group.frames))
 
     def stage(self) -> StagedBatch:
         """A file for the messages of one large publish, to be attached when they are all there."""

@@ -35,8 +35,15 @@ class Writer:
         log.keep_newest_in_memory(limit, lambda: self.needed)
 
     def publish(self, count):
-        self.log.append(frames(self.end, count), self.end)
+        if not self.holds(count):
+            self.log.append(frames(self.end, count), self.end)
         self.end += count
+
+    def holds(self, count):
+        while not self.log.hold(frames(self.end, count), self.end):
+            if self.log.spill_some():
+                return self.log.hold(frames(self.end, count), self.end)
+        return True
 
     def reads(self, seq, max_bytes=PLENTY):
         reader = self.log.reader(seq)
