@@ -98,10 +98,10 @@ def test_taking_a_little_of_a_big_batch_copies_a_little(queue):
     assert batch.copied == 100 * 8
 
 
-def test_emptying_forgets_the_rest_and_says_how_much_it_was(queue):
+def test_emptying_drops_the_rest(queue):
     queue.extend([b"a", b"b", b"c"])
     queue.take(1, PLENTY)
-    assert queue.empty() == 2
+    queue.empty()
     assert len(queue) == 0
     queue.extend([b"d", b"e"])
     assert list(queue.take(5, PLENTY)) == [b"d", b"e"]
@@ -141,7 +141,7 @@ class BacklogIsAQueue(RuleBasedStateMachine):
 
     @rule()
     def empty(self) -> None:
-        assert self.queue.empty() == len(self.model)
+        self.queue.empty()
         self.model.clear()
 
     @invariant()
