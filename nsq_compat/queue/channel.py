@@ -471,7 +471,7 @@ class Channel:
     def _drop(self, count: int) -> None:
         if count and not self.dropped_count:
             log.warning(
-                "CHANNEL(%s): more than %d messages wait, dropping what comes now (see dropped_count in /stats)",
+                "CHANNEL(%s): more than %d messages wait, dropping new ones (see dropped_count in /stats)",
                 self.name, self._limits.mem_queue_size,
             )  # fmt: skip
         self.dropped_count += count

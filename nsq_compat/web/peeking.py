@@ -7,7 +7,7 @@ import base64
 from typing import Final
 
 from nsq_compat.protocol.message import attempts, body, message_id, timestamp_ns
-from nsq_compat.queue.recent_messages import MOST
+from nsq_compat.queue.recent_messages import MAX_MESSAGES
 from nsq_compat.session.http_message import Request, Response
 from nsq_compat.web import responses
 from nsq_compat.web.administration import Administration
@@ -56,7 +56,7 @@ class Peeking:
 
 
 def _limit(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 0 < int(text[:9]) <= MOST):
+    if not (text.isascii() and text.isdigit() and 0 < int(text[:9]) <= MAX_MESSAGES):
         raise ApiError(400, "INVALID_ARG_LIMIT")
     return int(text[:9])
 

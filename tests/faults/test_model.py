@@ -879,7 +879,7 @@ def _takes_the_clock_for_the_same(restore: Callable[..., None]) -> Callable[...,
 
 
 def _forgets_its_channels_while_paused(first_needed: Callable[[Topic], int]) -> Callable[[Topic], int]:
-    return lambda self: self.backlog.cursor.position if self._holding else first_needed(self)
+    return lambda self: self.backlog.cursor.position if self.is_holding else first_needed(self)
 
 
 def _locates_nothing(_: Callable[..., Any]) -> Callable[..., dict[bytes, bytes]]:

@@ -574,7 +574,7 @@ def test_what_does_not_fit_is_dropped_and_counted_the_newest_first(start, caplog
     assert consumer.takes() == [b"a", b"b", b"c"]
     assert (channel.message_count, channel.dropped_count) == (6, 3)
     assert [record.message for record in caplog.records] == [
-        "CHANNEL(archive): more than 3 messages wait, dropping what comes now (see dropped_count in /stats)"
+        "CHANNEL(archive): more than 3 messages wait, dropping new ones (see dropped_count in /stats)"
     ]
 
 

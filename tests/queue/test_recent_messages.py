@@ -4,7 +4,7 @@ import pytest
 
 from nsq_compat.log.storage import Durability
 from nsq_compat.protocol.message import body
-from nsq_compat.queue.recent_messages import MOST, MOST_BYTES, WATCHED_SECONDS
+from nsq_compat.queue.recent_messages import MAX_BYTES, MAX_MESSAGES, WATCHED_SECONDS
 
 
 def recent(daemon, count=10, topic="orders"):
@@ -13,7 +13,7 @@ def recent(daemon, count=10, topic="orders"):
 
 def deferrals(daemon):
     """By body, for how many seconds from now; 0 for those that never were."""
-    published = daemon.topic().recent(MOST, daemon.now, daemon.now_ns)
+    published = daemon.topic().recent(MAX_MESSAGES, daemon.now, daemon.now_ns)
     return {body(frame): round((due_ns - daemon.now_ns) / 1e9) if due_ns else 0 for frame, due_ns in published}
 
 
@@ -40,7 +40,7 @@ def test_of_more_than_a_page_the_last_are_there_the_first_time(any_daemon):
     daemon.publishes(*(b"deferred %d" % number for number in range(150)), defer=60.0)
     daemon.publishes(*(b"waiting %d" % number for number in range(3)))
     wanted = [*(b"deferred %d" % number for number in range(150)), *(b"waiting %d" % number for number in range(3))]
-    assert recent(daemon, MOST) == wanted[-MOST:]
+    assert recent(daemon, MAX_MESSAGES) == wanted[-MAX_MESSAGES:]
 
 
 def test_what_went_out_last_is_there(daemon):
@@ -81,19 +81,21 @@ def test_watching_changes_nothing_for_consumers(any_daemon):
 def test_no_more_is_kept_than_a_page_shows(daemon):
     consumer = daemon.consumer()
     recent(daemon)
-    daemon.publishes(*(b"%d" % number for number in range(3 * MOST)))
+    daemon.publishes(*(b"%d" % number for number in range(3 * MAX_MESSAGES)))
     daemon.publishes(b"last")
     consumer.takes()
-    assert recent(daemon, MOST) == [b"%d" % number for number in range(2 * MOST + 1, 3 * MOST)] + [b"last"]
+    assert recent(daemon, MAX_MESSAGES) == [
+        b"%d" % number for number in range(2 * MAX_MESSAGES + 1, 3 * MAX_MESSAGES)
+    ] + [b"last"]
 
 
 def test_nor_more_bytes(daemon):
     recent(daemon)
-    big = bytes(MOST_BYTES // 3)
+    big = bytes(MAX_BYTES // 3)
     for _ in range(5):
         daemon.publishes(big)
     assert len(recent(daemon)) == 2
-    daemon.publishes(bytes(2 * MOST_BYTES))
+    daemon.publishes(bytes(2 * MAX_BYTES))
     assert len(recent(daemon)) == 1
 
 

@@ -119,7 +119,7 @@ def test_what_does_not_fit_is_dropped_and_counted_the_newest_first(start, caplog
     assert (topic.depth, topic.dropped_count, topic.message_count) == (5, 1, 6)
     assert daemon.consumer().takes() == [b"a", b"c", b"d"]
     assert [record.message for record in caplog.records] == [
-        "TOPIC(orders): more than 3 messages wait, dropping what comes now (see dropped_count in /stats)"
+        "TOPIC(orders): more than 3 messages wait, dropping new ones (see dropped_count in /stats)"
     ]
 
 
