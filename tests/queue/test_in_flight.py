@@ -151,12 +151,12 @@ def test_a_touched_message_can_be_finished(in_flight, make_frames):
     assert in_flight.expire(190.0) == []
 
 
-def test_clearing_forgets_everything_and_says_how_much_it_was(in_flight, make_frames):
+def test_clearing_removes_everything(in_flight, make_frames):
     frames = make_frames(b"a", b"b", b"c")
     in_flight.add(frames, now=100.0, timeout=60.0)
     in_flight.touch(message_id(frames[0]), 190.0, MAX_LIFETIME)
     in_flight.take(message_id(frames[1]))
-    assert in_flight.clear() == 2
+    in_flight.clear()
     assert in_flight.next_deadline() == NEVER
     assert in_flight.expire(500.0) == []
 
@@ -316,7 +316,7 @@ class InFlightIsADictOfDeadlines(RuleBasedStateMachine):
 
     @rule()
     def clear(self) -> None:
-        assert self.in_flight.clear() == len(self.model)
+        self.in_flight.clear()
         self.model.clear()
 
     @invariant()

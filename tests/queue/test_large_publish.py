@@ -8,9 +8,9 @@ import pytest
 from nsq_compat.log.storage import Durability
 from nsq_compat.protocol import message
 from nsq_compat.queue.errors import Exiting
-from nsq_compat.queue.large_publish import MOST_AT_ONCE
+from nsq_compat.queue.large_publish import MAX_AT_ONCE
 
-COUNT = MOST_AT_ONCE + 4000
+COUNT = MAX_AT_ONCE + 4000
 BODIES = [b"%d" % number for number in range(COUNT)]
 
 LEVELS = pytest.mark.parametrize("durability", list(Durability))

@@ -9,7 +9,7 @@ from nsq_compat.protocol.uniform_bodies import UniformBodies
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.errors import Exiting, Refused
 from nsq_compat.queue.limits import QueueLimits
-from nsq_compat.queue.publish_batch import ENOUGH, PublishBatch
+from nsq_compat.queue.publish_batch import MAX_POSTED, PublishBatch
 
 NOW, NOW_NS = 1000.0, 1_700_000_000_000_000_000
 
@@ -132,20 +132,20 @@ def test_settling_does_at_once_what_the_end_of_the_turn_would(publish_batch, tur
 
 @pytest.mark.interpreted
 def test_so_many_messages_wait_for_no_more(publish_batch, turn_end, topic, batches):
-    posters = [Poster() for _ in range(ENOUGH + 1)]
+    posters = [Poster() for _ in range(MAX_POSTED + 1)]
     for poster in posters:
         publish_batch.post(topic, [b"x"], poster, NOW, NOW_NS)
-    assert list(map(len, batches)) == [ENOUGH]
+    assert list(map(len, batches)) == [MAX_POSTED]
     assert posters[0].told == [None]
     assert posters[-1].told == []
     turn_end.comes()
-    assert list(map(len, batches)) == [ENOUGH, 1]
+    assert list(map(len, batches)) == [MAX_POSTED, 1]
 
 
 def test_who_has_enough_to_publish_is_told_to_do_so_by_itself(publish_batch, turn_end, topic):
-    assert not publish_batch.post(topic, [b"x"] * ENOUGH, Poster(), NOW, NOW_NS)
+    assert not publish_batch.post(topic, [b"x"] * MAX_POSTED, Poster(), NOW, NOW_NS)
     assert turn_end.callbacks == []
-    assert publish_batch.post(topic, [b"x"] * (ENOUGH - 1), Poster(), NOW, NOW_NS)
+    assert publish_batch.post(topic, [b"x"] * (MAX_POSTED - 1), Poster(), NOW, NOW_NS)
 
 
 @pytest.mark.interpreted
