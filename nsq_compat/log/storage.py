@@ -1,7 +1,7 @@
-"""Where topics keep what must not be forgotten: one folder with a log and a checkpoint for each topic.
+"""The logs and checkpoints of all topics: a folder for each topic, the durability level, and a reserve of disk space.
 
-How much is kept follows the durability level. A ``TopicStore`` is what a topic sees of it; whether the disk is well is
-known here for all of them.
+A ``TopicStore`` is a topic's view of its folder. It applies the durability level, so that the queue need not know it.
+``Storage`` knows, for all topics, whether the disk works.
 """
 
 import errno
@@ -29,20 +29,19 @@ log = logging.getLogger(__name__)
 CHECKPOINT: Final = "checkpoint"
 _RESERVE: Final = "reserve"
 _RESERVE_SIZE: Final = 1 << 20
-"""Bytes: enough for the checkpoint of a topic with some 30,000 unfinished messages."""
+"""Bytes, enough for the checkpoint of a topic with about 30,000 unfinished messages."""
 _PROBE: Final = "probe"
-_PROBE_SIZE: Final = 128 * 1024  # more than a log asks for when it goes on
+_PROBE_SIZE: Final = 128 * 1024  # more than a log reserves for its next writes
 
 
 class Reserve:
-    """Disk space set aside, so that consumers can empty a data path that is full.
+    """Disk space that is reserved so that consumers can empty a full data path.
 
-    Space comes back when logs are deleted, and a log may be deleted only after a checkpoint that no longer needs it was
-    written: without room for that checkpoint the disk would stay full for ever. So a file of zeros takes some space
-    early. When a checkpoint finds no room the file is emptied for it. Until the space is taken back nothing may be
-    published, or publishers would take it.
+    Space is freed when logs are deleted. A log can only be deleted after the next checkpoint is written. Without room
+    for that checkpoint the disk would stay full. So a file of zeros reserves some space early, and is emptied when a
+    checkpoint finds no room. Publishes are refused until the space is reserved again, or they would use it up.
 
-    `path` is the file; it outlives the process. `given_up` says that its space is in use now, or may be.
+    `path` is the file, which stays when the process ends. `given_up` says that its space may be in use.
     """
 
     def __init__(self, files: Files, path: str, size: int = _RESERVE_SIZE) -> None:
@@ -53,7 +52,7 @@ class Reserve:
         self._size = size
 
     def take(self) -> None:
-        """Set the space aside, if it is not. Raises ``OSError`` when there is not that much."""
+        """Reserve the space, unless it is reserved. Raises ``OSError`` if there is not enough."""
         if self.held:
             return
         fd = self._files.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
@@ -67,7 +66,7 @@ class Reserve:
         self.held, self.given_up = True, False
 
     def give_up(self) -> None:
-        """Let others have the space. Raises ``OSError``."""
+        """Free the space. Raises ``OSError``."""
         self.held, self.given_up = False, True
         fd = self._files.open(self._path, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -81,23 +80,24 @@ class Reserve:
 
 
 class Durability(Enum):
-    """What an acknowledged message survives."""
+    """The kind of end that acknowledged messages survive."""
 
     MEMORY = "memory"
-    """A clean stop: the log takes what memory does not hold."""
+    """A clean stop. Only messages that memory has no room for are written."""
     OS = "os"
-    """The end of the process, however sudden: written before OK."""
+    """The end of the process, at any moment: messages are written before OK."""
     FSYNC = "fsync"
-    """The loss of power: on the disk before OK."""
+    """A power cut: messages are synced to disk before OK."""
 
 
 class Storage:
-    """All topics of one data path.
+    """The folders of all topics of a data path.
 
-    `commit` returns when everything appended to a log is on the disk, or raises ``OSError``; it may wait. It is called
-    at level ``fsync`` after every append, at all levels before something is deleted that was copied. `open_files` is
-    how many files all logs together keep open. `later` is asked for what need not be done before an OK,
-    `at_end_of_iteration` to call something once, soon. `clock_offset` is seconds since 1970 minus monotonic ones.
+    `commit` returns when everything appended to a log is synced, or raises ``OSError``; it may block. It is called
+    after every append at level ``fsync``, and at all levels before messages are deleted that were copied. `open_files`
+    is the number of files that all logs together keep open. `later` schedules work that need not be done before an OK;
+    `at_end_of_iteration` registers a callback for the end of the event-loop iteration. `clock_offset` returns seconds
+    since 1970 minus monotonic seconds.
     """
 
     def __init__(
@@ -126,14 +126,14 @@ class Storage:
         self._later = later
 
     def names(self) -> list[str]:
-        """The topics there are, sorted. Finishes deletions that were interrupted."""
+        """Return the names of all topics, sorted. Finishes interrupted deletions."""
         remove_leftovers(self.files, our_folder(self.data_path))
         if self.durability is Durability.FSYNC:
             self.files.fsync_folder(our_folder(self.data_path))  # an earlier run may have made them at another level
         return topics_in(self.files, self.data_path)
 
     def open(self, name: str) -> tuple["TopicStore", TopicState | None]:
-        """A topic's store and its last checkpoint. Damage is logged and counted; raises ``OSError`` all the same."""
+        """Return a topic's store and its last checkpoint. Damage is logged and counted. Raises ``OSError``."""
         folder = topic_folder(self.data_path, name)
         last = self._last_checkpoint(folder)
         topic_log = TopicLog.open(
@@ -147,10 +147,10 @@ class Storage:
         return TopicStore(self, folder, topic_log), last
 
     def create(self, name: str) -> "TopicStore":
-        """The store of a topic that is new. Raises ``OSError``."""
+        """Return the store of a new topic. Raises ``OSError``."""
         store, last = self.open(name)
         if last is not None or store.log.disk_bytes:
-            store.delete()  # of a topic that was deleted: its folder could not be moved out of the way then
+            store.delete()  # of a deleted topic: it could not be moved away at that time
             store, last = self.open(name)
             if last is not None or store.log.disk_bytes:
                 raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
@@ -158,16 +158,16 @@ class Storage:
 
     @property
     def problem(self) -> str | None:
-        """Why the disk is not well: what it does not take, or else what it does not give; None if it is well."""
+        """Why the data path is not healthy: the last failed write, else a failed read; None if it is healthy."""
         return self.error or self._descriptors.read_faults.problem
 
     @property
     def read_errors(self) -> int:
-        """How many reads of the logs failed since the start."""
+        """The number of failed log reads since the start."""
         return self._descriptors.read_faults.count
 
     def probe(self) -> None:
-        """While the disk fails, find out whether it works again: there may be no producer and no reader any more."""
+        """Check whether a failed disk works again, since there may be neither producers nor readers any more."""
         self._descriptors.read_faults.retry()
         if self.error is not None or not self.reserve.held:
             path = os.path.join(our_folder(self.data_path), _PROBE)
@@ -181,15 +181,15 @@ class Storage:
                 self.succeeded()
 
     def failed(self, error: OSError) -> None:
-        """A write failed: not well until one succeeds."""
+        """Note a failed write: the data path is not healthy until a write succeeds."""
         if self.error is None:
-            log.error("the data path takes nothing: %s", reason(error))
+            log.error("cannot write to the data path: %s", reason(error))
         self.error = reason(error)
 
     def succeeded(self) -> None:
-        """A write succeeded."""
+        """Note a successful write."""
         if self.error is not None:
-            log.info("the data path takes data again")
+            log.info("the data path can be written again")
             self.error = None
 
     def _last_checkpoint(self, folder: str) -> TopicState | None:
@@ -199,7 +199,7 @@ class Storage:
         except FileNotFoundError:
             return None
         except BadCheckpoint as error:
-            log.error("checkpoint %s is damaged (%s): what is in the log comes again", path, error)
+            log.error("checkpoint %s is damaged (%s): all messages in the log are delivered again", path, error)
             return None
 
 
@@ -218,18 +218,18 @@ class TopicStore:
         self.clock_offset = storage.clock_offset
 
     def serve(self, mem_queue_size: int, first_needed: Callable[[], int]) -> None:
-        """Prepare for a topic's messages. `first_needed` returns the number of the first that a channel reads."""
+        """Set the topic's limit. `first_needed` returns the number of the first message that a channel still reads."""
         if not self.writes_at_once:
             self.log.keep_newest_in_memory(mem_queue_size, first_needed)
 
     def append(
         self, frames: Sequence[bytes], first_seq: int, due_ns: int = 0, kind: int = MESSAGES, joined: bytes = b""
     ) -> None:
-        """Add a group to the log, as ``TopicLog.append`` does. Raises ``OSError``: then nothing of it is kept.
+        """Add a group to the log, as ``TopicLog.append`` does. Raises ``OSError``, having added nothing.
 
         At level ``memory`` the messages are written later, if at all.
         """
-        # Hot: once for every publish; `_keep_reserve` is written out.
+        # Hot: runs for every publish; `_keep_reserve` is written out.
         in_memory = kind == MESSAGES and not self.writes_at_once
         if in_memory and self.log.hold(frames, first_seq):
             return
@@ -298,7 +298,7 @@ class TopicStore:
             self._is_flushed = True
 
     def stage(self) -> StagedBatch:
-        """A file for a large publish; see ``TopicLog.stage``. Raises ``OSError``."""
+        """Create the file of a large publish, see ``TopicLog.stage``. Raises ``OSError``."""
         try:
             self._keep_reserve()
             return self.log.stage()
@@ -307,7 +307,7 @@ class TopicStore:
             raise
 
     def add_to(self, staged: StagedBatch, frames: Sequence[bytes]) -> None:
-        """Write some of the messages. Raises ``OSError``."""
+        """Write some messages of a large publish. Raises ``OSError``."""
         try:
             self._keep_reserve()
             staged.add(frames)
@@ -316,7 +316,7 @@ class TopicStore:
             raise
 
     def attach(self, staged: StagedBatch, first_seq: int) -> None:
-        """Make the batch part of the log, all of it or nothing, once nothing is left to spill. Raises ``OSError``."""
+        """Make the batch a part of the log, once nothing is left to spill. Raises ``OSError``, having done nothing."""
         try:
             self.log.attach(staged, first_seq)
         except OSError as error:
@@ -326,11 +326,11 @@ class TopicStore:
             self._storage.succeeded()
 
     def _keep_reserve(self) -> None:
-        if self._storage.reserve.given_up:  # what room there is belongs to checkpoints
+        if self._storage.reserve.given_up:  # the room that is left is for checkpoints
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def commit(self) -> None:
-        """At level ``fsync`` wait until what was appended is on the disk. Raises ``OSError``: it may not be kept."""
+        """At level ``fsync`` wait until appended groups are synced. Raises ``OSError``: they may be lost."""
         if not self.commits:
             return
         try:
@@ -354,9 +354,9 @@ class TopicStore:
         return self.writes_at_once and self.log.end == end
 
     def write_checkpoint(self, *pieces: bytes) -> None:
-        """Write the next checkpoint, which counts once ``adopt_checkpoint`` was called. Raises ``OSError``.
+        """Write the next checkpoint, which is valid once ``adopt_checkpoint`` was called. Raises ``OSError``.
 
-        May run in a thread of its own. At level ``fsync`` what it speaks of has to be on the disk before.
+        May run in a thread of its own. At level ``fsync`` the log has to be synced before.
         """
         files, reserve = self._storage.files, self._storage.reserve
         try:
@@ -369,18 +369,18 @@ class TopicStore:
             write_temporary(files, self._checkpoint_path, *pieces, sync=self.commits)
 
     def adopt_checkpoint(self) -> None:
-        """Make what was written the checkpoint; the next ``commit`` makes that durable. Raises ``OSError``.
+        """Replace the checkpoint by the one written last; the next ``commit`` makes that durable. Raises ``OSError``.
 
-        Not in a thread: while one was writing, the topic may have been deleted and another of its name been made.
+        Not to be called in a thread: the topic may have been deleted meanwhile, and another of its name created.
         """
         adopt_temporary(self._storage.files, self._checkpoint_path)
         if self.commits:
             self.log.note_new_name()
 
     def release(self, saved: TopicState, pause: Callable[[], None] = lambda: None) -> None:
-        """Delete what is needed neither by this checkpoint, which is saved, nor by a later one.
+        """Delete files that neither this checkpoint, which is saved, nor a later one needs.
 
-        `pause` is called between pieces of the work, where there is much.
+        `pause` is called from time to time.
         """
         backlogs = saved.backlogs
         seq = min((each.position for each in backlogs), default=saved.end.seq)
@@ -393,7 +393,7 @@ class TopicStore:
         self.log.release(seq, unfinished, saved.end, commit, pause=pause)
 
     def delete(self) -> None:
-        """Remove all of it; what cannot be removed now is removed at the next start."""
+        """Delete the folder. Files that cannot be deleted now are deleted at the next start."""
         try:
             self.log.delete(durably=self.commits)
         except OSError as error:

@@ -113,7 +113,7 @@ class Broker:
         return bool(self._changed)
 
     def take_changed(self) -> list[Topic]:
-        """Return the topics whose checkpoints are out of date, and start a new list."""
+        """Return the topics with outdated checkpoints, and start a new list."""
         changed, self._changed = list(self._changed), {}
         return changed
 

@@ -216,6 +216,6 @@ class Cursor:
         self._unused.clear()
 
     def _count_damaged(self, count: int) -> None:
-        """Skip messages whose records are damaged. The log has logged that."""
+        """Skip messages with damaged records, which the log has reported."""
         self.damaged_count += count
         self._advance(count)

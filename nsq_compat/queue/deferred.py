@@ -99,7 +99,7 @@ class Deferred:
             self.add_entry(due, id_of(frame), attempts(frame), location)
 
     def add_entry(self, due: float, message_id: bytes, attempt: int, location: bytes = NOWHERE) -> None:
-        """Defer a message whose frame is in the log or was added before."""
+        """Defer a message. Its frame is in the log, or was added before."""
         heapq.heappush(self._keys, pack_key(due, next(_serials), message_id, attempt, location))
 
     def release(self, now: float, limit: int) -> list[bytes]:

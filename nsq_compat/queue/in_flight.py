@@ -98,7 +98,7 @@ class InFlight:
         return deadline
 
     def expire(self, now: float, limit: int = _ALL) -> list[bytes]:
-        """Remove the frames whose deadline has passed, oldest delivery first. One batch may exceed `limit`."""
+        """Remove the frames that have timed out, oldest delivery first. One batch may exceed `limit`."""
         expired: list[bytes] = []
         while self._batches and self._batches[0][0] <= now and len(expired) < limit:
             ids = self._batches.popleft()[2]

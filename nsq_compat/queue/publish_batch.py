@@ -34,7 +34,7 @@ class Producer(Protocol):
 
 
 class PublishBatch:
-    """All posted publishes of a daemon; only for topics whose `publish` does not block.
+    """All posted publishes of a daemon; only for topics with a `publish` that does not block.
 
     `at_end_of_turn` registers a callback for the end of the event-loop iteration.
     """
