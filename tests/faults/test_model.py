@@ -1,11 +1,12 @@
-"""F19: the real broker, topics, channels and logs on a fake clock and a disk in memory, against a model of a hundred
-lines. What may happen to a daemon are the rules: messages come and go, the disk is full, checkpoints are written, the
-process is killed, the power is cut, the clock jumps, the daemon is stopped and started with another memory size.
+"""F19: the real broker, topics, channels and logs on a fake clock and a disk in memory, compared with a small model.
 
-The model is kept twice: `live` is what the daemon must have now, `durable` what it must have if it died now. What is
-logged happens to both; what consumers do happens to `live` alone, until a checkpoint makes a copy of it durable. So
-after a crash everything has to be exactly as in `durable`: nothing lost, nothing that was never there, nothing finished
-before the last checkpoint, no attempt uncounted, nothing deferred early.
+The rules are the events in the life of a daemon: messages come and go, the disk is full, checkpoints are written, the
+process is killed, the power is cut, the clock jumps, the daemon stops and starts with another memory size or level.
+
+There are two models of each topic: `live` is the state that the daemon must have now, `durable` the state that it must
+have if it ended now. Logged events change both. Answers of consumers change `live` alone, until a checkpoint makes a
+copy of it durable. So after a crash everything has to be exactly as in `durable`: nothing lost, nothing invented,
+nothing that was finished before the last checkpoint, no attempt uncounted, nothing deferred that comes early.
 """
 
 import errno
@@ -87,7 +88,7 @@ class Disk(SimulatedDisk):
 
 
 class Client:
-    """A consumer that asks when a rule says so."""
+    """A consumer that takes messages when a rule says so."""
 
     locality = Locality.GLOBAL
 
@@ -99,7 +100,7 @@ class Client:
     def close(self) -> None: ...
 
     def stats(self) -> ClientStats:
-        raise AssertionError("nobody asks")
+        raise AssertionError("no test asks for stats")
 
 
 # --- The model --------------------------------------------------------------------------------------------------------
@@ -107,7 +108,7 @@ class Client:
 
 @dataclass
 class Sent:
-    """A delivery that was not answered yet."""
+    """An unanswered delivery."""
 
     owner: Client
     attempts: int
@@ -117,7 +118,7 @@ class Sent:
 
 @dataclass
 class Messages:
-    """What a channel has, or a topic that holds it back. Numbers are those of the next delivery."""
+    """The messages of a channel, or those that a topic holds. Numbers are attempts at the next delivery."""
 
     waiting: dict[Body, int] = field(default_factory=dict)
     deferred: dict[Body, tuple[float, int]] = field(default_factory=dict)
@@ -143,7 +144,7 @@ class Messages:
                 del self.deferred[body]
 
     def copy(self, shift: float) -> "Messages":
-        """As a restart finds them."""
+        """Return them as they are after a restart."""
         again = {body: sent.attempts + 1 for body, sent in self.in_flight.items()}
         later = {body: (due + shift, attempts) for body, (due, attempts) in self.deferred.items()}
         return Messages(self.waiting | again, later)
@@ -196,12 +197,12 @@ class Model:
         self.channels[name] = Messages()
 
     def copy(self, shift: float) -> "Model":
-        """`shift` makes due times those of the other clock."""
+        """Return a copy; `shift` is added to due times."""
         channels = {name: each.copy(shift) for name, each in self.channels.items()}
         return Model(self.paused, self.awaits_channels, self.held.copy(shift), channels)
 
     def after_end(self, shift: float) -> "Model":
-        """As a restart finds it."""
+        """Return it as it is after a restart."""
         found = self.copy(shift)
         found.channels = {name: found.channels[name] for name in self.lasting}
         return found
@@ -215,14 +216,14 @@ class Model:
 
 @dataclass
 class Known:
-    """What the machine knows of a topic; due times are monotonic in `live`, wall clock in the others."""
+    """The models of a topic. Due times are monotonic in `live`, wall clock in the others."""
 
     live: Model
     durable: Model
     paused_channels: set[str] = field(default_factory=set)
     saved: TopicState | None = None
     to_be_durable: Model | None = None
-    """What `saved` makes durable once it is written."""
+    """The state that `saved` makes durable once it is written."""
 
     @property
     def all(self) -> list[Model]:
@@ -265,7 +266,7 @@ class QueueOnDisk(RuleBasedStateMachine):
 
     @property
     def offset(self) -> float:
-        """What makes wall clock seconds of monotonic ones."""
+        """Wall clock minus monotonic clock, in seconds."""
         return self.wall - self.now
 
     @property
@@ -274,7 +275,7 @@ class QueueOnDisk(RuleBasedStateMachine):
 
     def open(self, durability: Durability, memory: int) -> None:
         if durability is Durability.FSYNC and self.durability is not Durability.FSYNC:
-            self.disk = self.disk.copy()  # what was not synced in the other mode the system has written by now
+            self.disk = self.disk.copy()  # by now the system has written all that was not synced at the other level
         self.durability = durability
         self.storage = Storage(
             cast("Files", self.disk), DATA_PATH, durability=durability, segment_size=SEGMENT_SIZE, commit=TopicLog.sync
@@ -283,7 +284,7 @@ class QueueOnDisk(RuleBasedStateMachine):
         self.clients = {}
 
     def start(self, durability: Durability, memory: int, knows_metadata: bool = True) -> None:
-        """Start a daemon, which must be as `live` says. nsqd.dat may be missing."""
+        """Start a daemon, which must have the state `live`. nsqd.dat may be missing."""
         self.open(durability, memory)
         for name in self.storage.names():
             known = self.topics[name]
@@ -305,7 +306,7 @@ class QueueOnDisk(RuleBasedStateMachine):
         self.start(durability, memory, knows_metadata)
 
     def start_anew(self, durability: Durability, memory: int, promised: Callable[[Model, str], set[Body]]) -> None:
-        """More may come again than the model can tell, but once to a channel; then all topics are deleted."""
+        """More messages than the model knows may come again, each once to a channel. Then all topics are deleted."""
         self.open(self.durability, memory)
         everything = {b"%d" % number for number in range(self.serial)}
         for name in self.storage.names():
@@ -334,7 +335,7 @@ class QueueOnDisk(RuleBasedStateMachine):
             yield from frames
             if not frames and not channel.depth:
                 return
-        raise AssertionError("there is no end to it")
+        raise AssertionError("messages never end")
 
     def serve(self) -> None:
         self.broker.schedule.run(self.now)
@@ -357,7 +358,7 @@ class QueueOnDisk(RuleBasedStateMachine):
             self.serve()
 
     def channel(self, which: int) -> tuple[Channel, Messages]:
-        """One there is."""
+        """One of the channels."""
         there = [(name, channel) for name, known in self.topics.items() for channel in known.live.lasting]
         topic, channel = there[which % len(there)]
         return self.broker.topics[topic].channels[channel], self.topics[topic].live.channels[channel]
@@ -370,7 +371,7 @@ class QueueOnDisk(RuleBasedStateMachine):
         return clients[which]
 
     def in_flight(self, channel: Channel, messages: Messages) -> list[tuple[Body, Sent]]:
-        """What may be answered: whose consumer is still there."""
+        """The messages that their consumers can still answer."""
         there = self.clients.get(channel, {}).values()
         return [(body, sent) for body, sent in messages.in_flight.items() if sent.owner in there]
 
@@ -432,7 +433,7 @@ class QueueOnDisk(RuleBasedStateMachine):
     @has_channels
     @rule(channel=pick, share=st.sampled_from([1, 2, 5]), first=pick)
     def finish(self, channel: int, share: int, first: int) -> None:
-        """All but some, or some."""
+        """Finish some messages, or all but some."""
         real, messages = self.channel(channel)
         for number, (body, sent) in enumerate(self.in_flight(real, messages), first):
             if share == 1 or (number % share == 0) == (first % 2):
@@ -557,7 +558,7 @@ class QueueOnDisk(RuleBasedStateMachine):
         real, known = self.topic(topic)
         real.await_channels()
         assert real.store is not None
-        real.store.commit()  # as who makes a topic does last
+        real.store.commit()  # as the creator of a topic does last
         self.logged(known, Model.await_channels)
 
     @rule(topic=topics, channels=st.sets(st.sampled_from(["archive", "metrics", EPHEMERAL])))
@@ -615,7 +616,7 @@ class QueueOnDisk(RuleBasedStateMachine):
 
     @rule(topic=topics)
     def begin_checkpoint(self, topic: str) -> None:
-        """The next is begun, and much may happen until it is written."""
+        """Begin a checkpoint. Many events may follow before it is written."""
         real, known = self.topic(topic)
         assert real.store is not None
         known.saved = real.checkpoint(self.now, self.now_ns)
@@ -651,7 +652,7 @@ class QueueOnDisk(RuleBasedStateMachine):
     @precondition(lambda self: self.durability is not Durability.MEMORY)
     @rule(durability=durabilities, memory=memories, garbage=st.booleans())
     def kill_and_damage_all_checkpoints(self, durability: Durability, memory: int, garbage: bool) -> None:
-        """Everything in the logs comes again, and nothing is lost."""
+        """All messages in the logs come again, and none is lost."""
         for real in self.broker.topics.values():
             assert real.store is not None
             path = f"{real.store.log.folder}/{CHECKPOINT}"
@@ -666,7 +667,7 @@ class QueueOnDisk(RuleBasedStateMachine):
     @has_channels
     @rule(channel=pick, memory=memories, garbage=st.booleans())
     def level_memory_ends_and_all_checkpoints_are_damaged(self, channel: int, memory: int, garbage: bool) -> None:
-        """What was logged at that level tells as much as what is logged afterwards."""
+        """The log of that level restores as much as one of another level."""
         self.publish_during_a_pause(channel, 1, emptied=True)
         self.stop_and_start(Durability.OS, memory, orderly=True)
         self.kill_and_damage_all_checkpoints(Durability.OS, memory, garbage)
@@ -714,7 +715,7 @@ class QueueOnDisk(RuleBasedStateMachine):
         assert channel.in_flight_count == len(messages.in_flight)
 
     def teardown(self) -> None:
-        """Everybody gets everything, and when all is finished nothing is left, not even after a crash."""
+        """Every channel delivers all messages. When all are finished none is left, not even after a crash."""
         for name in list(self.topics):
             self.unpause_topic(name)
             self.a_topic_learns_its_channels(name, {"archive"})
@@ -746,14 +747,14 @@ class QueueOnDisk(RuleBasedStateMachine):
 
 
 def _what_must_come(model: Model, channel: str) -> set[Body]:
-    """To that channel, after the topic was unpaused and the channel made if it was not there."""
+    """Return the messages that must come to a channel, after it was created and the topic unpaused."""
     own = model.channels.get(channel, Messages())
     from_topic = model.held if channel in model.channels or not model.channels else Messages()
     return {*own.waiting, *own.deferred, *from_topic.waiting, *from_topic.deferred}
 
 
 class QueueInMemory(QueueOnDisk):
-    """At level memory, where only a clean stop is survived: what is in memory and what spills is told apart here."""
+    """At level memory, at which messages survive only a clean stop."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -791,7 +792,7 @@ class QueueInMemory(QueueOnDisk):
 
 
 class QueueOnDiskThatFailsReads(QueueOnDisk):
-    """An error of the system loses nothing and passes nothing over."""
+    """A read error loses no message and skips none."""
 
     @has_channels
     @rule(channel=pick, which=st.integers(0, 1), room=st.sampled_from([1, 2, 4, 100]))
@@ -804,7 +805,7 @@ class QueueOnDiskThatFailsReads(QueueOnDisk):
 
     @rule(seconds=st.sampled_from([1, 61, 600]))
     def time_passes_while_reads_fail(self, seconds: int) -> None:
-        """Messages that are due and cannot be read come when they can be."""
+        """Due messages that cannot be read come when reads work again."""
         self.disk.unreadable = True
         self.now += seconds
         self.wall += seconds
@@ -814,7 +815,7 @@ class QueueOnDiskThatFailsReads(QueueOnDisk):
 
 
 class QueueAtFsync(QueueOnDisk):
-    """At level fsync, where every crash is a power cut. What all runs together went through is counted."""
+    """At level fsync, where every crash is a power cut. Counts the events of all runs together."""
 
     power_cuts = 0
     published = 0
@@ -844,7 +845,7 @@ TestQueueInMemory = QueueInMemory.TestCase
 @pytest.mark.long
 @pytest.mark.timeout(0)
 def test_what_was_acknowledged_survives_many_power_cuts(seed: int) -> None:
-    QueueAtFsync.power_cuts = QueueAtFsync.published = 0  # others run it too, to see that it can fail
+    QueueAtFsync.power_cuts = QueueAtFsync.published = 0  # the mutants run it too
     searching = settings(max_examples=LONG_ROUNDS, stateful_step_count=100, database=None)
     run_state_machine_as_test(hypothesis.seed(seed)(QueueAtFsync), settings=searching)
     print(f"{QueueAtFsync.power_cuts} power cuts, {QueueAtFsync.published} messages published")
@@ -933,7 +934,7 @@ MUTANTS: dict[str, Mutant] = {
 
 
 def find_a_failure(machine: type[QueueOnDisk]) -> None:
-    """The same search every time, and nothing made smaller."""
+    """Search in the same way every time, without shrinking."""
     searching = settings(
         max_examples=4000, stateful_step_count=60, derandomize=True, database=None, phases=[Phase.generate]
     )
