@@ -168,7 +168,7 @@ def channel(daemon: Daemon) -> Channel:
 
 @pytest.fixture
 def make_frames() -> Callable[..., Sequence[bytes]]:
-    """Frames of the given bodies whose ids are numbered from `first`."""
+    """Frames of the given bodies, with ids numbered from `first`."""
 
     def make(*bodies: bytes, first: int = 0) -> Sequence[bytes]:
         return message.make_frames([b"%016x" % (first + number) for number in range(len(bodies))], NOW_NS, bodies)

@@ -914,7 +914,7 @@ MUTANTS: dict[str, Mutant] = {
     "a log that copies nothing forward": (QueueOnDisk, TopicLog, "release", _deletes_what_is_not_finished),
     "a checkpoint without what is in flight": (QueueOnDisk, Channel, "state", _names_nothing_one_by_one),
     "due times of another clock": (QueueOnDisk, Deferred, "restore", _takes_the_clock_for_the_same),
-    "a pause that forgets who is behind": (
+    "a pause that forgets channels that are behind": (
         QueueInMemory,
         Topic,
         "_first_needed",

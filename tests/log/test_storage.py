@@ -255,7 +255,7 @@ def test_a_deleted_topic_is_gone_and_one_of_its_name_begins_anew(data_path):
     assert os.listdir(os.path.dirname(data_path.folder())) == ["orders.topic"]
 
 
-def test_a_topic_whose_folder_could_not_be_removed_takes_messages_again(data_path, disk, monkeypatch):
+def test_a_topic_with_a_folder_that_could_not_be_removed_takes_messages_again(data_path, disk, monkeypatch):
     daemon = data_path.start()
     daemon.channel()
     daemon.publishes(b"a", b"b")
@@ -702,7 +702,7 @@ def test_a_data_path_may_be_used_at_another_level_after_a_clean_stop(data_path, 
     assert daemon.topic().store.log.damaged_records == 0
 
 
-def test_old_messages_that_nobody_finishes_do_not_keep_the_disk_full(data_path):
+def test_old_unfinished_messages_do_not_keep_the_disk_full(data_path):
     data_path.segment_size = 2000
     daemon = data_path.start()
     consumer = daemon.consumer(timeout=1e6)

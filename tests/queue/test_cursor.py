@@ -74,7 +74,7 @@ def test_what_fits_stays_in_memory(stream):
     assert (cursor.position, cursor.end) == (2, 3)
 
 
-def test_what_does_not_fit_is_read_from_the_log(stream):
+def test_messages_that_do_not_fit_are_read_from_the_log(stream):
     cursor = stream.cursor(memory=2)
     stream.publish(2)
     stream.publish(3)
@@ -102,7 +102,7 @@ def test_many_segments_are_read_one_after_the_other(stream):
     assert all_of(cursor, 7) == list(range(150))
 
 
-def test_reading_goes_on_with_what_was_logged_meanwhile(stream):
+def test_reading_goes_on_with_messages_logged_meanwhile(stream):
     cursor = stream.cursor(memory=0)
     stream.publish(2)
     assert taken(cursor, 1) == [0]
@@ -112,7 +112,7 @@ def test_reading_goes_on_with_what_was_logged_meanwhile(stream):
     assert all_of(cursor) == [4]
 
 
-def test_without_a_log_what_does_not_fit_is_dropped_and_has_no_number(make_frames):
+def test_without_a_log_messages_that_do_not_fit_are_dropped_and_get_no_number(make_frames):
     cursor = Cursor(None, 2)
     assert cursor.extend(make_frames(b"0", b"1", b"2")) == 1
     assert cursor.extend(make_frames(b"3")) == 1
@@ -169,7 +169,7 @@ def group(first, *numbers):
 
 
 @pytest.mark.interpreted
-def test_damaged_messages_are_counted_and_what_is_around_them_is_delivered():
+def test_damaged_messages_are_counted_and_those_around_them_are_delivered():
     cursor = Cursor(cast(TopicLog, HoledLog(group(0, 0, 1), group(4, 4))), 0, 0, 7)
     assert taken(cursor) == [0, 1]
     assert taken(cursor) == [4]
@@ -193,7 +193,7 @@ def test_groups_behind_a_hole_wait_until_the_position_is_there():
 # --- A pause ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_cursor_goes_on_with_what_another_has_held(stream):
+def test_a_cursor_follows_another_one(stream):
     channel = stream.cursor(memory=5)
     stream.publish(2)
     stream.cursors = []
@@ -203,7 +203,7 @@ def test_a_cursor_goes_on_with_what_another_has_held(stream):
     assert all_of(channel) == [0, 1, 2, 3]
 
 
-def test_a_cursor_that_is_behind_reads_what_another_held_in_the_log(stream):
+def test_a_cursor_that_is_behind_reads_the_messages_of_the_other_from_the_log(stream):
     channel = stream.cursor(memory=1)
     stream.publish(4)
     stream.cursors = []
@@ -214,7 +214,7 @@ def test_a_cursor_that_is_behind_reads_what_another_held_in_the_log(stream):
     assert all_of(channel) == [0, 1, 2, 3, 4, 5]
 
 
-def test_what_is_held_back_in_the_log_is_not_read_ahead(stream):
+def test_messages_in_the_log_that_a_topic_holds_are_not_read(stream):
     channel = stream.cursor(memory=0)
     stream.publish(3)
     stream.cursors = []
@@ -224,7 +224,7 @@ def test_what_is_held_back_in_the_log_is_not_read_ahead(stream):
     assert all_of(channel) == [1, 2]
 
 
-def test_what_was_held_back_and_dropped_is_passed_over_by_who_is_behind(stream):
+def test_a_cursor_that_is_behind_passes_over_dropped_messages(stream):
     channel = stream.cursor(memory=1)
     stream.publish(3)
     stream.cursors = []
@@ -240,7 +240,7 @@ def test_what_was_held_back_and_dropped_is_passed_over_by_who_is_behind(stream):
     assert (channel.position, channel.damaged_count, list(channel.gaps)) == (10, 0, [])
 
 
-def test_what_was_held_back_and_dropped_is_passed_over_by_who_has_the_rest_in_memory(stream):
+def test_a_cursor_with_the_rest_in_memory_passes_over_dropped_messages(stream):
     channel = stream.cursor(memory=10)
     stream.publish(2)
     stream.cursors = []
@@ -255,7 +255,7 @@ def test_what_was_held_back_and_dropped_is_passed_over_by_who_has_the_rest_in_me
     assert channel.position == 7
 
 
-def test_who_has_everything_simply_stands_behind_what_is_passed_over(stream):
+def test_a_cursor_at_its_end_moves_behind_dropped_messages(stream):
     cursor = stream.cursor(memory=1)
     stream.publish(1)
     taken(cursor)
@@ -272,7 +272,7 @@ def test_numbers_mean_nothing_to_a_cursor_without_a_log(make_frames):
     assert (len(cursor), taken(cursor)) == (1, [0])
 
 
-def test_without_a_log_what_another_held_beyond_memory_is_dropped(stream, make_frames):
+def test_without_a_log_messages_of_the_other_that_are_not_in_memory_are_dropped(stream, make_frames):
     ephemeral = Cursor(None, 2)
     ephemeral.extend(make_frames(b"90"))
     held = stream.cursor(memory=1)
@@ -285,7 +285,7 @@ def test_without_a_log_what_another_held_beyond_memory_is_dropped(stream, make_f
 # --- Leaving out and coming back --------------------------------------------------------------------------------------
 
 
-def test_skipping_to_the_end_forgets_memory_log_and_gaps(stream):
+def test_skipping_to_the_end_drops_memory_log_and_gaps(stream):
     cursor = stream.cursor(memory=2)
     stream.publish(2)
     stream.publish(3)
@@ -323,7 +323,7 @@ steps = st.lists(
 
 
 @given(steps=steps, memory=st.integers(0, 5))
-def test_whatever_happens_a_cursor_gives_what_was_not_dropped_in_order(tmp_path_factory, steps, memory):
+def test_after_any_steps_a_cursor_returns_the_messages_that_were_not_dropped_in_order(tmp_path_factory, steps, memory):
     folder = tmp_path_factory.mktemp("log") / "t.topic"
     log = TopicLog.open(OsFiles(), str(folder), segment_size=500)
     stream = Stream(log)
@@ -362,7 +362,7 @@ def test_whatever_happens_a_cursor_gives_what_was_not_dropped_in_order(tmp_path_
     log.close()
 
 
-def test_looking_shows_what_would_be_taken_and_takes_nothing():
+def test_peeking_shows_the_next_messages_and_takes_none():
     cursor = Cursor(None, memory=10)
     cursor.extend((b"a", b"b"))
     assert (cursor.peek(10), cursor.peek(1), cursor.latest(1)) == ([b"a", b"b"], [b"a"], [b"b"])
@@ -371,7 +371,7 @@ def test_looking_shows_what_would_be_taken_and_takes_nothing():
     assert cursor.peek(10) == [b"b"]
 
 
-def test_looking_goes_on_in_the_log_and_leaves_it_there(log):
+def test_peeking_goes_on_in_the_log(log):
     stream = Stream(log)
     cursor = stream.cursor(memory=3)
     for _ in range(20):
@@ -384,7 +384,7 @@ def test_looking_goes_on_in_the_log_and_leaves_it_there(log):
     assert cursor.peek(10) == []
 
 
-def test_looking_stops_where_a_paused_topic_holds_back(log):
+def test_peeking_stops_at_messages_that_a_paused_topic_holds(log):
     stream = Stream(log)
     cursor = stream.cursor(memory=1)
     stream.publish(3)

@@ -56,7 +56,7 @@ def deferred() -> Deferred:
     return Deferred()
 
 
-def test_a_frame_is_kept_until_its_time_and_not_a_moment_less(deferred, make_frames):
+def test_a_frame_is_not_released_before_its_time(deferred, make_frames):
     frames = make_frames(b"a")
     deferred.add(frames, due=10.0)
     assert deferred.release(9.999, PLENTY) == []
@@ -64,7 +64,7 @@ def test_a_frame_is_kept_until_its_time_and_not_a_moment_less(deferred, make_fra
     assert deferred.release(10.0, PLENTY) == []
 
 
-def test_the_sooner_comes_first_whenever_it_was_put_in(deferred, make_frames):
+def test_messages_are_released_in_the_order_of_due_times(deferred, make_frames):
     late, soon = make_frames(b"late", b"soon")
     deferred.add([late], due=20.0)
     deferred.add([soon], due=10.0)
@@ -72,7 +72,7 @@ def test_the_sooner_comes_first_whenever_it_was_put_in(deferred, make_frames):
     assert bodies(deferred.release(30.0, PLENTY)) == [b"soon", b"late"]
 
 
-def test_what_is_due_at_one_time_comes_in_the_order_it_went_in(deferred, make_frames):
+def test_messages_due_at_the_same_time_are_released_in_the_order_they_were_added(deferred, make_frames):
     d, c, b, a = make_frames(b"d", b"c", b"b", b"a")
     deferred.add([a, b], due=10.0)
     deferred.add([c], due=10.0)
@@ -81,7 +81,7 @@ def test_what_is_due_at_one_time_comes_in_the_order_it_went_in(deferred, make_fr
 
 
 @given(st.lists(st.integers(0, 20), max_size=40), st.integers(0, 45))
-def test_looking_shows_those_that_are_due_first_and_takes_nothing(dues, count):
+def test_peeking_shows_the_messages_due_first_and_takes_none(dues, count):
     deferred = Deferred()
     for number, due in enumerate(dues):
         deferred.add(make_message_frames([b"%016x" % number], 0, [b"%d" % number]), due=float(due))
@@ -90,7 +90,7 @@ def test_looking_shows_those_that_are_due_first_and_takes_nothing(dues, count):
     assert [frame for _, frame in seen] == deferred.release(99.0, PLENTY)[:count]
 
 
-def test_looking_finds_in_the_log_what_memory_does_not_hold_and_says_its_next_attempt(make_frames):
+def test_peeking_reads_the_log_and_shows_the_next_attempt(make_frames):
     frames = make_frames(b"a", b"b")
     deferred = Deferred(Log(*frames).fetch, memory=0)
     deferred.add_entry(10.0, message_id(frames[0]), 3)
@@ -99,7 +99,7 @@ def test_looking_finds_in_the_log_what_memory_does_not_hold_and_says_its_next_at
     assert len(deferred) == 2
 
 
-def test_those_put_in_last_are_found_whenever_they_are_due(deferred, make_frames, monkeypatch):
+def test_the_messages_added_last_are_found_whenever_they_are_due(deferred, make_frames, monkeypatch):
     a, b, c = make_frames(b"a", b"b", b"c")
     for due, frame in ((30.0, a), (10.0, b), (20.0, c)):
         deferred.add([frame], due)
@@ -108,7 +108,7 @@ def test_those_put_in_last_are_found_whenever_they_are_due(deferred, make_frames
     assert deferred.latest(1) == [(10.0, b)]
 
 
-def test_no_more_is_released_than_there_is_room_for_and_the_rest_stays_due(deferred, make_frames):
+def test_no_more_is_released_than_the_limit_and_the_rest_stays_due(deferred, make_frames):
     deferred.add(make_frames(b"a", b"b", b"c"), due=10.0)
     assert deferred.release(20.0, 0) == []
     assert bodies(deferred.release(20.0, 2)) == [b"a", b"b"]
@@ -123,14 +123,14 @@ def test_nothing_is_due_when_nothing_is_deferred(deferred, make_frames):
     assert deferred.next_due() == NEVER
 
 
-def test_the_number_of_the_next_delivery_is_kept(deferred, make_frames):
+def test_the_attempts_at_the_next_delivery_are_kept(deferred, make_frames):
     (frame,) = make_frames(b"a")
     again = with_attempts(frame, 7)
     deferred.add([again], due=10.0)
     assert deferred.release(10.0, PLENTY) == [again]
 
 
-def test_sharing_gives_another_the_same_messages_and_keeps_them(deferred, make_frames):
+def test_sharing_adds_the_same_messages_to_another_and_keeps_them(deferred, make_frames):
     a, b, c = make_frames(b"a", b"b", b"c")
     deferred.add([a, b], due=10.0)
     deferred.add([c], due=5.0)
@@ -143,7 +143,7 @@ def test_sharing_gives_another_the_same_messages_and_keeps_them(deferred, make_f
         assert each.release(10.0, PLENTY) == [a, b]
 
 
-def test_what_was_shared_at_one_time_keeps_its_order(deferred, make_frames):
+def test_shared_messages_keep_their_order(deferred, make_frames):
     before, *rest = make_frames(b"before", b"c", b"b", b"a")
     for frame in reversed(rest):
         deferred.add([frame], due=10.0)
@@ -183,7 +183,7 @@ def test_with_a_log_no_more_frames_than_agreed_stay_in_memory(make_frames):
     assert log.asked == [[message_id(c)]]
 
 
-def test_what_is_all_in_memory_asks_the_log_nothing(make_frames):
+def test_messages_in_memory_need_no_log_reads(make_frames):
     frames = make_frames(b"a", b"b")
     log = Log(*frames)
     deferred = Deferred(log.fetch, memory=2)
@@ -213,7 +213,7 @@ def test_a_log_that_cannot_be_read_costs_nothing(make_frames):
     assert deferred.release(10.0, PLENTY) == list(frames)
 
 
-def test_what_the_log_has_lost_is_counted_and_left_out(make_frames):
+def test_messages_that_the_log_has_lost_are_counted_and_left_out(make_frames):
     a, b = make_frames(b"a", b"b")
     deferred = Deferred(Log(b).fetch, memory=0)
     deferred.add([a, b], due=10.0, locations=[NOWHERE] * 2)
@@ -221,7 +221,7 @@ def test_what_the_log_has_lost_is_counted_and_left_out(make_frames):
     assert (deferred.damaged_count, len(deferred)) == (1, 0)
 
 
-def test_what_is_shared_with_one_that_keeps_less_in_memory_is_in_the_log(make_frames):
+def test_messages_shared_with_a_channel_that_has_less_room_are_read_from_the_log(make_frames):
     frames = make_frames(b"a", b"b", b"c")
     roomy = Deferred(Log(*frames).fetch, memory=3)
     roomy.add(frames, due=10.0)
@@ -260,7 +260,7 @@ def test_frames_that_the_log_does_not_take_stay_in_memory(make_frames, monkeypat
     assert deferred.release(10.0, PLENTY) == list(frames)
 
 
-def test_keys_bring_everything_back_with_times_of_another_clock(make_frames):
+def test_keys_restore_all_messages_with_due_times_of_another_clock(make_frames):
     frames = [with_attempts(frame, 3) for frame in make_frames(b"a", b"b", b"c")]
     before = Deferred()
     before.add(frames[:2], due=1010.0)
@@ -272,7 +272,7 @@ def test_keys_bring_everything_back_with_times_of_another_clock(make_frames):
     assert after.release(10.0, PLENTY) == frames[:2]
 
 
-def test_what_became_due_while_nobody_was_there_is_due_at_once(make_frames):
+def test_messages_that_became_due_while_nsqd_was_down_are_due_at_once(make_frames):
     frames = make_frames(b"a")
     before = Deferred()
     before.add(frames, due=10.0)
@@ -285,7 +285,7 @@ dues = st.integers(0, 20)
 
 
 @given(st.lists(st.tuples(dues, st.integers(0, 3))), st.lists(st.tuples(dues, st.integers(0, 9))).map(sorted), dues)
-def test_everything_comes_out_once_at_the_first_release_that_may_have_it(batches, releases, memory):
+def test_every_message_is_released_once_by_the_first_release_that_may(batches, releases, memory):
     log = Log()
     deferred = Deferred(log.fetch, memory)
     waiting: list[tuple[int, bytes]] = []
@@ -353,7 +353,7 @@ def receives(daemon, consumers, seconds=SPREAD + 10):
     return received
 
 
-def test_what_is_due_is_read_once_and_little_besides(data_path, meter):
+def test_due_messages_are_read_once_and_little_besides(data_path, meter):
     daemon = data_path.start()
     consumer = daemon.consumer()
     defers(daemon, some_bodies())
@@ -373,7 +373,7 @@ def test_one_read_serves_all_channels(data_path, meter):
     assert meter.bytes < COUNT * ONE
 
 
-def test_what_was_published_together_and_requeued_with_other_delays_is_not_read_together(data_path, meter):
+def test_messages_published_together_and_requeued_with_other_delays_are_not_read_together(data_path, meter):
     daemon = data_path.start(mem_queue_size=2)
     consumer = daemon.consumer()
     bodies = some_bodies()
@@ -390,7 +390,7 @@ def test_what_was_published_together_and_requeued_with_other_delays_is_not_read_
     assert meter.bytes < COUNT * ONE
 
 
-def test_what_is_requeued_again_and_again_is_looked_for_once(data_path, meter):
+def test_a_message_requeued_again_and_again_is_located_once(data_path, meter):
     daemon = data_path.start()
     consumer = daemon.consumer()
     bodies = some_bodies()
@@ -409,7 +409,7 @@ def test_what_is_requeued_again_and_again_is_looked_for_once(data_path, meter):
 
 
 @pytest.mark.parametrize("ending", ["stopped", "killed", "killed after a checkpoint"])
-def test_after_a_restart_it_is_known_where_they_are(data_path, meter, ending):
+def test_locations_survive_a_restart(data_path, meter, ending):
     daemon = data_path.start()
     daemon.channel()
     defers(daemon, some_bodies())
@@ -428,7 +428,7 @@ def test_after_a_restart_it_is_known_where_they_are(data_path, meter, ending):
 
 
 @pytest.mark.parametrize("durability", list(Durability))
-def test_what_was_copied_out_of_the_log_is_found_all_the_same(data_path, durability):
+def test_messages_copied_from_a_deleted_segment_are_found(data_path, durability):
     data_path.segment_size = 10_000
     daemon = data_path.start(durability)
     consumer = daemon.consumer()
@@ -447,7 +447,7 @@ def test_what_was_copied_out_of_the_log_is_found_all_the_same(data_path, durabil
     assert received == [b"early", b"late"]
 
 
-def test_a_damaged_message_does_not_come_and_is_counted_and_its_neighbours_come(data_path):
+def test_a_damaged_message_is_counted_and_its_neighbours_are_delivered(data_path):
     daemon = data_path.start()
     consumer = daemon.consumer()
     bodies = some_bodies(20)
@@ -465,7 +465,7 @@ def test_a_damaged_message_does_not_come_and_is_counted_and_its_neighbours_come(
     assert consumer._channel.backlog.deferred.damaged_count == 1
 
 
-def test_what_was_read_is_forgotten_when_nothing_is_read_any_more(make_frames):
+def test_shared_reads_are_dropped_a_moment_after_the_last_read(make_frames):
     frames = {message_id(frame): frame for frame in make_frames(b"a", b"b")}
     asked = []
 
@@ -486,7 +486,7 @@ def test_what_was_read_is_forgotten_when_nothing_is_read_any_more(make_frames):
     assert len(asked) == 4
 
 
-def test_a_single_channel_has_nothing_remembered_for_it(make_frames):
+def test_reads_of_a_single_channel_are_not_remembered(make_frames):
     frames = {message_id(frame): frame for frame in make_frames(b"a", b"b")}
     schedule = Schedule()
     reads = SharedReads(lambda ids, locations=(): {number: frames[number] for number in ids}, schedule)

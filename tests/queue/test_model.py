@@ -55,7 +55,7 @@ class Client:
         self.closed = True
 
     def stats(self) -> ClientStats:
-        raise AssertionError("nobody asks")
+        raise AssertionError("no test asks for stats")
 
     @property
     def room(self) -> int:
@@ -260,7 +260,7 @@ class QueueKeepsEveryMessage(RuleBasedStateMachine):
         raise AssertionError("consumers wake one another without end")
 
     def bury(self) -> None:
-        """Connections whose channel is gone are closed, as the shell does."""
+        """Close the connections of deleted channels, as nsqd does."""
         for client in [client for client in self.clients if client.closed]:
             self.leave(client)
 
@@ -489,7 +489,7 @@ class QueueKeepsEveryMessage(RuleBasedStateMachine):
 
     @invariant()
     def no_wake_up_is_lost(self) -> None:
-        """As many are awake as there are frames, or nobody who has room sleeps."""
+        """As many consumers are awake as there are frames, or none with room waits."""
         for real, model in self.models.items():
             clients = [client for client in self.clients if client.channel is real]
             if not model.paused and any(client.room and not client.awake for client in clients):
@@ -526,7 +526,7 @@ class NearestFirstToo(QueueKeepsEveryMessage):
 
     @invariant()
     def no_wake_up_is_lost(self) -> None:
-        """Nobody who has room sleeps, or as many of its locality are awake as there are frames, or somebody nearer."""
+        """No consumer with room waits, or as many of its locality are awake as there are frames, or a nearer one is."""
         for real, model in self.models.items():
             clients = [client for client in self.clients if client.channel is real]
             awake = [client.locality for client in clients if client.awake]
