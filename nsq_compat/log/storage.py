@@ -230,26 +230,24 @@ class TopicStore:
         At level ``memory`` the messages are written later, if at all.
         """
         # Hot: runs for every publish; `_keep_reserve` is written out.
-        in_memory = kind == MESSAGES and not self.writes_at_once
-        if in_memory and self.log.hold(frames, first_seq):
+        if kind == MESSAGES and not self.writes_at_once and self._hold(frames, first_seq):
             return
         try:
             if self._storage.reserve.given_up:
                 self._keep_reserve()
-            if not (in_memory and self._spill_and_hold(frames, first_seq)):
-                self.log.append(frames, first_seq, due_ns, kind, joined)
+            self.log.append(frames, first_seq, due_ns, kind, joined)
         except OSError as error:
             self._storage.failed(error)
             raise
         if self._storage.error is not None:
             self._storage.succeeded()
 
-    def _spill_and_hold(self, frames: Sequence[bytes], first_seq: int) -> bool:
-        """Write old messages until these fit into memory; returns False if they do not even fit alone."""
-        while not self.log.spill_some():
-            if self.log.hold(frames, first_seq):
-                return True
-        return self.log.hold(frames, first_seq)
+    def _hold(self, frames: Sequence[bytes], first_seq: int) -> bool:
+        """Keep messages in memory, and write older ones if need be. Returns False if memory is too small for them."""
+        while not self.log.hold(frames, first_seq):
+            if self.spill_some():
+                return self.log.hold(frames, first_seq)
+        return True
 
     def append_deferred(
         self, frames: Sequence[bytes], seq: int, due_ns: int, *, fit_in_memory: bool
@@ -279,6 +277,8 @@ class TopicStore:
 
     def spill_some(self) -> bool:
         """Write some of the messages that are in memory only; returns whether none is left. Raises ``OSError``."""
+        if self.writes_at_once:
+            return True
         try:
             self._keep_reserve()
             return self.log.spill_some()
