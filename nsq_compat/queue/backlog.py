@@ -45,7 +45,6 @@ class Backlog:
     def __init__(self, cursor: Cursor, deferred: Deferred, memory: int, fetch: Fetch | None = None) -> None:
         self.cursor = cursor
         self.deferred = deferred
-        self.damaged_count = 0
         self.on_room: Callable[[], None] | None = None
         """Called once, as soon as at most half as many returned frames wait as memory has room for."""
         self._memory = memory
@@ -205,7 +204,6 @@ class Backlog:
         frames = self._fetch_restored(batch)
         for _ in batch:
             self._restored.popleft()
-        self.damaged_count += len(batch) - len(frames)
         self._returned.extend(frames)
         self._turns.append((0, len(frames)))
         self._before_next_restored = len(self._returned)

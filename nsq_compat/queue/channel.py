@@ -182,7 +182,7 @@ class Channel:
 
     @property
     def in_flight_count(self) -> int:
-        return sum(len(each) for each in self._all_in_flight())
+        return sum(len(each) for each in self.in_flight_sets())
 
     @property
     def delivered(self) -> Sequence[int]:
@@ -192,11 +192,7 @@ class Channel:
 
     def peek(self, count: int) -> Peek:
         """Return at most `count` messages of each kind. Raises ``OSError``."""
-        return self.backlog.peek(count, self._all_in_flight())
-
-    def peek_latest(self, count: int) -> Peek:
-        """Return the last `count` messages of each kind that are in memory."""
-        return self.backlog.latest(count, self._all_in_flight())
+        return self.backlog.peek(count, self.in_flight_sets())
 
     # --- Frames in ----------------------------------------------------------------------------------------------------
 
@@ -304,7 +300,7 @@ class Channel:
 
     def why_not(self, message_id: bytes) -> str:
         """Return NSQ's reason why a consumer cannot answer a message that is not in flight at it."""
-        elsewhere = any(message_id in in_flight.frames for in_flight in self._all_in_flight())
+        elsewhere = any(message_id in in_flight.frames for in_flight in self.in_flight_sets())
         return NOT_OWNER if elsewhere else NOT_IN_FLIGHT
 
     def put_back(self, frames: Sequence[bytes]) -> None:
@@ -394,7 +390,7 @@ class Channel:
         if now >= self._log_retry.until:
             self._log_retry.end_waiting()
             self._wake()
-        deadlines = [in_flight.next_deadline() for in_flight in self._all_in_flight()]
+        deadlines = [in_flight.next_deadline() for in_flight in self.in_flight_sets()]
         return min([self._release_deferred(now), self._log_retry.until, *deadlines])
 
     def drop_oldest(self, limit: int, max_bytes: int) -> int:
@@ -408,7 +404,7 @@ class Channel:
 
     def state(self) -> ChannelState:
         """Return the state for a checkpoint. Messages in flight are delivered again after a restart."""
-        return self.backlog.state(each.frames for each in self._all_in_flight())
+        return self.backlog.state(each.frames for each in self.in_flight_sets())
 
     def restore(self, state: ChannelState, end: int, shift: float) -> None:
         """Restore a state, in a stream that ends at `end`; `shift` is added to due times."""
@@ -419,7 +415,7 @@ class Channel:
     def frames(self) -> Iterator[bytes]:
         """Yield the frames in memory that were taken from the stream."""
         yield from self.backlog.frames()
-        for in_flight in self._all_in_flight():
+        for in_flight in self.in_flight_sets():
             yield from in_flight.frames.values()
 
     # --- Inside -------------------------------------------------------------------------------------------------------
@@ -456,7 +452,7 @@ class Channel:
 
     def _forget_all(self) -> None:
         self.backlog.empty()
-        for in_flight in self._all_in_flight():
+        for in_flight in self.in_flight_sets():
             in_flight.clear()
         self._left_behind.clear()
 
@@ -476,6 +472,7 @@ class Channel:
         """Return the frames to be delivered again. The dead-letter queue keeps the others."""
         return frames if self.dead_letters is None else self.dead_letters.sort_out(frames)
 
-    def _all_in_flight(self) -> list[InFlight]:
+    def in_flight_sets(self) -> list[InFlight]:
+        """Return those of its consumers, of consumers that left, and of the dead-letter queue."""
         dying = () if self.dead_letters is None else (self.dead_letters.in_flight,)
         return [*(consumer.in_flight for consumer in self.consumers), *self._left_behind, *dying]

@@ -36,7 +36,6 @@ class Cursor:
     def __init__(self, log: TopicLog | None, memory: int, position: int = 0, end: int = 0) -> None:
         self.position = position
         self.end = end
-        self.damaged_count = 0
         self._log = log
         self._allowed = memory
         self._memory = memory if log is None else min(memory, MAX_IN_MEMORY)
@@ -201,21 +200,16 @@ class Cursor:
         expected = self.position
         while groups and groups[0].first_seq < stop and (not self._window or groups[0].first_seq == expected):
             group = groups.popleft()
-            self._count_damaged(group.first_seq - expected)
+            self._advance(group.first_seq - expected)  # over damaged messages, which the log counts
             frames = group.frames[: stop - group.first_seq]
             self._window.extend(frames)
             expected = group.first_seq + len(frames)
         self._unused = groups  # behind a gap, which `position` may pass only when it gets there
         if not self._window:
-            self._count_damaged(stop - self.position)
+            self._advance(stop - self.position)
         if expected >= stop or not self._window:
             self._stop_reading()
 
     def _stop_reading(self) -> None:
         self._reader = None
         self._unused.clear()
-
-    def _count_damaged(self, count: int) -> None:
-        """Skip messages with damaged records, which the log has reported."""
-        self.damaged_count += count
-        self._advance(count)

@@ -65,7 +65,6 @@ class Deferred:
         memory: int = 1 << 62,
         locate: Locate | None = None,
     ) -> None:
-        self.damaged_count = 0
         self._fetch = fetch
         self._locate = locate
         self._memory = memory
@@ -122,7 +121,6 @@ class Deferred:
             if frame is not None:
                 self._frames.pop(message_id, None)
                 released.append(frame if attempts(frame) == attempt else with_attempts(frame, attempt))
-        self.damaged_count += len(entries) - len(released)
         return released
 
     def peek(self, count: int) -> list[tuple[float, bytes]]:

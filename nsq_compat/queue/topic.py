@@ -111,7 +111,7 @@ class Topic:
         """
         if self._recent is None:
             recent = RecentMessages(self._forget_recent)
-            peeks = [channel.peek_latest(MAX_MESSAGES) for channel in self.channels.values()]
+            peeks = [each.backlog.latest(MAX_MESSAGES, each.in_flight_sets()) for each in self.channels.values()]
             peeks.append(self.backlog.latest(MAX_MESSAGES, ()))
             recent.begin(self.store.log if self.store is not None else None, peeks, now, now_ns)
             self._recent = recent
