@@ -10,6 +10,7 @@ Writing:
     topic_log       one topic's segments: append, read, release, delete
     segment         one file of a log, and the file that a large publish is written to
     group           the encoding of one publish          retained      messages copied out of released segments
+    memory_tail     the newest messages at level memory, which are in no file yet
     control_log     control records: channels, pauses, emptying, REQ delays
     sync            group commit of appended groups
 

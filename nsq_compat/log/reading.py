@@ -24,6 +24,7 @@ from google_crc32c import value as crc32c
 from nsq_compat.log.damage import Damage
 from nsq_compat.log.group import HEADER_SIZE, Group, cut_frames, decode_header, unpack_header
 from nsq_compat.log.group_reader import BLOCK_SIZE, MESSAGE_KINDS, GroupReader, first_id_of, index_of
+from nsq_compat.log.memory_tail import MemoryTail
 from nsq_compat.log.segment import FIRST_GROUP, UNKNOWN_SEQ, Segment, SegmentHeader
 from nsq_compat.protocol.message import HEADER as MESSAGE_HEADER
 from nsq_compat.protocol.message import message_id
@@ -184,23 +185,35 @@ def _messages(groups: Iterable[Group]) -> int:
 
 
 class LogReader:
-    """Reads the numbered messages of a log, from a number on. `seq` is the number of the next one."""
+    """Reads the numbered messages of a log, from a number on. `seq` is the number of the next one.
 
-    def __init__(self, cursor: LogCursor, seq: int) -> None:
+    `tail` holds the newest messages, if they are in no segment.
+    """
+
+    def __init__(self, cursor: LogCursor, seq: int, tail: MemoryTail | None = None) -> None:
         self.seq = seq
         self._cursor = cursor
+        self._tail = tail
 
     def read(self, max_bytes: int = BLOCK_SIZE) -> list[Group]:
         """Read the next messages, about `max_bytes`; none at the end of the log, which may grow.
 
         Consecutive groups are merged. Numbers may be missing: messages that were never logged, and damaged ones.
         """
+        tail = self._tail
+        if tail is not None and tail.count and self.seq >= tail.first_seq:
+            return self._read_tail(tail, max_bytes)
         if self._cursor.is_lost:
             self._cursor.seek_seq(self.seq)
         merged: list[Group] = []
         while not merged and (groups := self._cursor.read(max_bytes)):
             self._merge(groups, merged)
-        return merged
+        return merged or (self._read_tail(tail, max_bytes) if tail is not None and tail.count else [])
+
+    def _read_tail(self, tail: MemoryTail, max_bytes: int) -> list[Group]:
+        group = tail.read(self.seq, max_bytes)
+        self.seq = group.first_seq + len(group.frames)
+        return [group] if group.frames else []
 
     def _merge(self, groups: Iterable[Group], merged: list[Group]) -> None:
         tail: list[bytes] = []

@@ -61,7 +61,7 @@ class _Replay:
         self.requeued = Requeued()
 
     def messages(self, group: Group) -> None:
-        self.seq = group.first_seq + len(group.frames)
+        self.seq = max(self.seq, group.first_seq + len(group.frames))
         self.topic.last_id = max(self.topic.last_id, message_id(group.frames[-1]))
 
     def deferred(self, group: Group) -> None:

@@ -55,6 +55,7 @@ class Retained:
         self._files: list[RetainedFile] = []
         self._active: RetainedFile | None = None
         self._last_number = 0
+        self._protected: set[RetainedFile] = set()
 
     def __len__(self) -> int:
         return len(self._files)
@@ -67,6 +68,15 @@ class Retained:
         """Add a file of an earlier run, in the order of the file numbers."""
         self._files.append(RetainedFile(Segment(self._descriptors, self._path_of(number), number, 0, size)))
         self._last_number = number
+
+    def begin_checkpoint(self) -> None:
+        """A checkpoint of this moment names all messages that are needed here; it does not know of later ones."""
+        self._protected.clear()
+
+    def protect_active(self) -> None:
+        """The last messages that were added are needed, whatever the checkpoint that is being written says."""
+        if self._active is not None:
+            self._protected.add(self._active)
 
     def add(self, frames: Iterable[bytes]) -> None:
         """Write frames. If it raises, some of them may be found all the same."""
@@ -101,6 +111,8 @@ class Retained:
         """Files with few or none of the (sorted) unfinished messages. Nothing more is written to these files."""
         dead: list[RetainedFile] = []
         for file in self._files:
+            if file in self._protected:
+                continue
             ranges = file.ranges()
             alive = sum(_count_in(unfinished, group) for group in ranges)
             if file.is_damaged and alive:
@@ -124,6 +136,7 @@ class Retained:
     def remove(self, file: RetainedFile) -> None:
         file.segment.remove()
         self._files.remove(file)
+        self._protected.discard(file)
 
     def close(self) -> None:
         for file in self._files:

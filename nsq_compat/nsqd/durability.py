@@ -168,7 +168,7 @@ class Checkpoints:
 
     def _write(self, topic: Topic) -> None:
         store = topic.store
-        if store is None or topic.exiting or not store.is_used:
+        if store is None or topic.exiting:
             return
         checkpoint = topic.checkpoint(time.monotonic(), time.time_ns())
         store.commit()
@@ -189,7 +189,7 @@ def _write_last(topics: Sequence[Topic]) -> None:
     for topic in topics:
         store = _store_of(topic)
         try:
-            topic.surrender_memory()
+            topic.flush()
             store.commit()
         except OSError as error:
             _log_failed_close(topic, error)

@@ -19,9 +19,8 @@ from nsq_compat.net.resolver import Resolver
 from nsq_compat.nsqd.options import NsqdOptions
 from nsq_compat.protocol.durations import SECOND
 from nsq_compat.protocol.names import is_ephemeral
-from nsq_compat.queue.broker import Broker
+from nsq_compat.queue.broker import Broker, snapshot
 from nsq_compat.queue.channel import Channel
-from nsq_compat.queue.snapshot import snapshot
 from nsq_compat.queue.stats import ChannelStats, LatencyStats, TopicStats
 from nsq_compat.queue.topic import Topic
 

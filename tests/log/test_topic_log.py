@@ -196,7 +196,7 @@ def test_what_was_reserved_is_given_back_at_the_end_and_after_a_crash():
     assert sum(writer.files.size(f"{FOLDER}/{name}") for name in writer.paths()) == writer.log.disk_bytes
 
 
-def test_a_group_whose_write_failed_but_could_not_be_undone_is_passed_over(writer):
+def test_a_failed_write_that_could_not_be_undone_is_skipped(writer):
     writer.publish()
     disk = cast("SimulatedDisk", writer.files)
     path = f"{FOLDER}/{writer.paths()[0]}"

@@ -211,10 +211,10 @@ def test_policies_are_tables_beside_the_options(write):
         ),
         (
             '\n[[policies]] # all\ntopic = "a"\n[[policies]]\nmax_rate = 1\n',
-            "line 2: policy 1: says nothing: max_attempts, max_depth, max_bytes, max_age or max_rate",
+            "line 2: policy 1: needs max_attempts, max_depth, max_bytes, max_age or max_rate",
         ),
-        ("policies = [{max_rate = 0}]\n", "policy 1: max_rate: must be a number above 0: messages a second"),
-        ("policies = 5\n", "policies are a list of tables"),
+        ("policies = [{max_rate = 0}]\n", "policy 1: max_rate: must be a number above 0 (messages per second)"),
+        ("policies = 5\n", "policies must be a list of tables"),
     ],
 )
 def test_an_error_names_the_line_if_it_is_found(write, text, expected):
