@@ -27,7 +27,7 @@ from nsq_compat.queue.in_flight import InFlight
 from nsq_compat.queue.latency import LatencyOptions
 from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.publish_batch import PublishBatch
-from nsq_compat.session.nsqd_limits import NsqdLimits
+from nsq_compat.session.negotiation import NsqdLimits
 from nsq_compat.session.nsqd_session import MAGIC, NsqdSession
 
 _NOW, _NOW_NS = 1000.0, 1_700_000_000_000_000_000

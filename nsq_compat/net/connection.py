@@ -38,17 +38,48 @@ from typing import Final, Generic, TypeVar
 
 import gevent
 
-from nsq_compat.net.codec_stack import CodecStack
 from nsq_compat.net.long_work import endings, let_others_run
-from nsq_compat.net.tls import MakeTls, Tls
-from nsq_compat.net.tls_words import TlsError
-from nsq_compat.net.turn import Turn
+from nsq_compat.net.loop_tick import LoopTick
+from nsq_compat.net.tls import MakeTls, Tls, TlsError
 from nsq_compat.net.vigil import Vigil
-from nsq_compat.protocol.compression import CompressionError
-from nsq_compat.session.conversation import Conversation
-from nsq_compat.session.upgrade import Upgrade
+from nsq_compat.protocol.compression import Codec, CompressionError
+from nsq_compat.session.conversation import Conversation, Upgrade
 
 log = logging.getLogger(__name__)
+
+
+class CodecStack:
+    """Grows while a connection lives, even while what came before is being decoded."""
+
+    def __init__(self) -> None:
+        self._codecs: list[Codec] = []
+
+    def __len__(self) -> int:
+        return len(self._codecs)
+
+    def put_on(self, codec: Codec) -> None:
+        self._codecs.append(codec)
+
+    def encode(self, data: bytes) -> bytes:
+        """What to send for `data`; with none, what the codecs themselves have to say."""
+        for codec in reversed(self._codecs):
+            data = codec.encode(data)
+        return data
+
+    def decode(self, data: bytes, level: int = 0) -> Iterator[bytes]:
+        """The plain bytes in what was received below `level`, in pieces (see ``Codec.decode``).
+
+        A codec that is put on between two pieces gets the second.
+        """
+        if level == len(self._codecs):
+            yield data
+            return
+        for piece in self._codecs[level].decode(data):
+            if piece and level + 1 < len(self._codecs):
+                yield from self.decode(piece, level + 1)
+            else:
+                yield piece  # plain, or the end whatever lies above
+
 
 Session = TypeVar("Session", bound=Conversation)
 
@@ -68,7 +99,7 @@ class Connection(Generic[Session]):
 
     `run` is the read loop and returns when the connection is over. `abort` closes it from outside, at any time.
     `session_waits` says whether `receive_data` may let others run. `vigil` hears of each command that was
-    answered, and not of every part of one. Those who share a `turn` send in the order in which they have something.
+    answered, and not of every part of one. Those who share a `tick` send in the order in which they have something.
     """
 
     actor = "client"
@@ -84,7 +115,7 @@ class Connection(Generic[Session]):
         *,
         session_waits: bool = True,
         vigil: Vigil | None = None,
-        turn: Turn | None = None,
+        tick: LoopTick | None = None,
     ) -> None:
         client.setblocking(False)
         hub = gevent.get_hub()
@@ -100,7 +131,7 @@ class Connection(Generic[Session]):
         self._reader_waits = False
         self._session_waits = session_waits
         self._vigil = vigil
-        self._turn = Turn(hub.loop) if turn is None else turn
+        self._tick = LoopTick(hub.loop) if tick is None else tick
         self._in_place = not session_waits  # whether the watcher's callback reads, and not the greenlet
         self._unsettled = False  # it has, and left something to the greenlet
         self._watching = False
@@ -202,7 +233,7 @@ class Connection(Generic[Session]):
 
     def _answer(self) -> None:
         """Send the replies to it; behind the messages it brought, if nothing waits for them to be out."""
-        if self._turn.due and self.session.upgrade is None:
+        if self._tick.due and self.session.upgrade is None:
             self.wake()
         else:
             self.flush()
@@ -213,7 +244,7 @@ class Connection(Generic[Session]):
         if not self._reader_waits:
             self._stop_watching()
             return
-        self._turn.begin_reading()
+        self._tick.begin_reading()
         try:
             if not self._in_place:
                 self._resume_reader()
@@ -225,7 +256,7 @@ class Connection(Generic[Session]):
         except Exception as error:  # the top of a callback, as `run` is the top of a greenlet
             self._lose(error)
         finally:
-            self._turn.end_reading()
+            self._tick.end_reading()
 
     def _settle(self) -> None:
         """Before more is read: what was received is executed, the client takes its replies, and upgrades are made."""
@@ -407,7 +438,7 @@ class Connection(Generic[Session]):
         """The session may have something to send: flush at the end of this turn of the event loop."""
         if not self._flush_is_due and not self._over:
             self._flush_is_due = True
-            self._turn.add(self)
+            self._tick.add(self)
 
     def flush_when_due(self) -> None:
         """`flush` at the end of a turn: what goes wrong is this connection's alone."""

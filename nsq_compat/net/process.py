@@ -1,13 +1,54 @@
 """What a daemon asks of its own process: when to stop or to look again, and what is going on in it."""
 
+import contextlib
+import errno
 import gc
 import io
+import os
+import resource
 import signal
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Mapping
 
 import gevent
 from gevent.event import Event
 from gevent.util import print_run_info
+
+_ENOUGH_FOR_FEW_TOPICS = 512
+_MOST_LEFT = 4096
+
+
+def raise_descriptor_limit() -> None:
+    """Allow this process as many descriptors as it may allow itself (nsqd: Go's runtime does)."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def descriptors_left_by_clients() -> int:
+    """How many descriptors clients may not take: a quarter, or, where 512 are less than that, an eighth if it is more.
+
+    Half of them are for logs, which are opened and closed again and again where more topics than that are busy.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return _MOST_LEFT
+    return min(soft // 4, max(_ENOUGH_FOR_FEW_TOPICS, soft // 8), _MOST_LEFT)
+
+
+class ClientDescriptors:
+    """What a listener asks before it accepts; `descriptor` is any that stays open."""
+
+    def __init__(self, descriptor: int) -> None:
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._descriptor = descriptor
+        self._end = float("inf") if soft == resource.RLIM_INFINITY else soft - descriptors_left_by_clients()
+
+    def check(self) -> None:
+        """Raises ``OSError`` when a client would get one of those left to files."""
+        lowest = os.dup(self._descriptor)  # every descriptor below it is in use
+        os.close(lowest)
+        if lowest >= self._end:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 def stop_signal(before: list[Callable[[], None]] | None = None) -> Event:
@@ -64,3 +105,39 @@ class Process:
         text = io.StringIO()
         print_run_info(file=text)
         return text.getvalue()
+
+
+class Supervisor:
+    """`environment` says whom to tell (``NOTIFY_SOCKET``) and how often (``WATCHDOG_USEC``). Telling raises nothing."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        path = environment.get("NOTIFY_SOCKET", "")
+        # A name that begins with @ is none of the file system's.
+        self._address = "\0" + path[1:] if path.startswith("@") else path
+        self._limit = _seconds(environment.get("WATCHDOG_USEC", ""))
+        self._feeding: gevent.Greenlet[[], None] | None = None
+
+    def ready(self) -> None:
+        """It serves; from now on the watchdog is fed."""
+        self._tell("READY=1")
+        if self._address and self._limit:
+            self._feeding = gevent.spawn(self._feed)
+
+    def stopping(self) -> None:
+        """It has begun to stop, which may take longer than the watchdog waits."""
+        self._tell("STOPPING=1")
+
+    def _feed(self) -> None:
+        while True:
+            self._tell("WATCHDOG=1")
+            gevent.sleep(self._limit / 2)
+
+    def _tell(self, state: str) -> None:
+        if self._address:
+            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as to:
+                to.setblocking(False)
+                to.sendto(state.encode("ascii"), self._address)
+
+
+def _seconds(microseconds: str) -> float:
+    return int(microseconds) / 1e6 if microseconds.isdecimal() else 0.0

@@ -12,10 +12,9 @@ from cryptography.x509 import InvalidVersion
 from cryptography.x509.oid import NameOID
 from OpenSSL import SSL
 
-from nsq_compat.net.tls import Tls
-from nsq_compat.net.tls_words import TlsError, failure, suite_name, version_name
+from nsq_compat.net.tls import Tls, TlsError, failure, suite_name, version_name
 from nsq_compat.protocol.compression import MAX_PIECE
-from nsq_compat.session.upgrade import TlsFacts
+from nsq_compat.session.conversation import TlsFacts
 
 _OUTGOING_SIZE: Final = 1 << 16
 

@@ -13,13 +13,10 @@ from nsq_compat.log.data_path import DataPathLock, make_our_folder, reason, reso
 from nsq_compat.log.files import OsFiles
 from nsq_compat.log.storage import Durability, Storage
 from nsq_compat.net.connection import Connection
-from nsq_compat.net.descriptor_limit import descriptors_left_by_clients
-from nsq_compat.net.http_server import HttpServer
 from nsq_compat.net.listeners import listen, port_of
-from nsq_compat.net.loop_lag import LoopLag
-from nsq_compat.net.tcp_server import TcpServer
-from nsq_compat.net.timers import AlarmClock
-from nsq_compat.net.turn import Turn
+from nsq_compat.net.loop_tick import AlarmClock, LoopLag, LoopTick
+from nsq_compat.net.process import descriptors_left_by_clients
+from nsq_compat.net.server import HttpServer, TcpServer
 from nsq_compat.net.vigil import Vigil
 from nsq_compat.nsqd.auth import AuthServers
 from nsq_compat.nsqd.checkpoints import Checkpoints
@@ -45,7 +42,7 @@ from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.latency import LatencyOptions
 from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.publish_batch import PublishBatch
-from nsq_compat.session.nsqd_limits import NsqdLimits
+from nsq_compat.session.negotiation import NsqdLimits
 from nsq_compat.session.nsqd_session import NsqdSession
 from nsq_compat.web.metrics import Metrics
 from nsq_compat.web.nsqd_api import NsqdApi, TlsRequired
@@ -185,8 +182,8 @@ class Daemon:
         self.drain = Drain(self._broker, self._lookup_peers, options.drain_timeout / SECOND)
         # Sessions wait for two things only: auth servers, and the disk where it is synced before OK.
         waits = self._limits.auth_required or self._storage.durability is Durability.FSYNC
-        turn = Turn(gevent.get_hub().loop)
-        self._publish_batch = None if waits else PublishBatch(turn.call)
+        tick = LoopTick(gevent.get_hub().loop)
+        self._publish_batch = None if waits else PublishBatch(tick.call)
         self._vigil = Vigil(patience=options.busy_poll_time / SECOND)
         looks = self._vigil.patient or not waits  # who waits for others may as well sleep, unless told not to
         self._tcp = TcpServer(
@@ -195,7 +192,7 @@ class Daemon:
             make_tls,
             session_waits=waits,
             vigil=self._vigil if looks else None,
-            turn=turn,
+            tick=tick,
         )
         service = Service(
             options,
@@ -218,10 +215,10 @@ class Daemon:
             gate = TlsRequired(port_of(https_listener) if https_listener else 0)
             handler = gate if options.tls_required == TLS_REQUIRED else api
             in_loop = immediate if handler is api else None
-            self._http.append(HttpServer(http_listener, handler, immediate=in_loop, turn=turn))
+            self._http.append(HttpServer(http_listener, handler, immediate=in_loop, tick=tick))
         if https_listener:
             self._http.append(
-                HttpServer(https_listener, api, name="HTTPS", tls=make_tls, immediate=immediate, turn=turn)
+                HttpServer(https_listener, api, name="HTTPS", tls=make_tls, immediate=immediate, tick=tick)
             )
         self._statsd = StatsdPush(options, self._broker, service.memory) if options.statsd_address else None
 

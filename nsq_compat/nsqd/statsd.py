@@ -13,7 +13,7 @@ from typing import Any
 import gevent
 from gevent.event import Event
 
-from nsq_compat.net.resolver import Resolver
+from nsq_compat.net.dialer import Resolver
 from nsq_compat.nsqd.options import NsqdOptions
 from nsq_compat.nsqd.statsd_lines import StatsdLines, packets
 from nsq_compat.protocol.durations import SECOND

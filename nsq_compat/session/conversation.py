@@ -1,8 +1,37 @@
 """What a connection asks of a session, whichever protocol it speaks."""
 
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from nsq_compat.session.upgrade import Upgrade
+from nsq_compat.protocol.compression import Codec
+
+HANDSHAKE_SECONDS = 5.0
+"""nsqd: how long a client may take to shake hands."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFacts:
+    """What is known of a TLS connection, in NSQ's words. `common_name` is the client certificate's, "" without one."""
+
+    version: str
+    cipher_suite: str
+    common_name: str = ""
+
+
+@dataclass(slots=True)
+class Upgrade:
+    """The next layer, for the shell to put on as soon as everything so far is sent.
+
+    `codec` is None for TLS, which is the shell's to make. `received` are bytes that have come for the new layer
+    already. When it is in place the shell calls `done` with what is known of TLS and with `now`; if it cannot be,
+    `failed` with the reason.
+    """
+
+    codec: Codec | None
+    received: bytes
+    done: Callable[[TlsFacts | None, float], None]
+    failed: Callable[[str], None]
 
 
 class Conversation:

@@ -19,17 +19,17 @@ from typing import Final, Protocol
 
 from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.publish_batch import Producer
-from nsq_compat.session.conversation import Conversation
+from nsq_compat.session.conversation import Conversation, TlsFacts, Upgrade
 from nsq_compat.session.http_message import (
     HttpHandler,
     HttpLimits,
+    Phase,
     Request,
+    RequestReader,
     Response,
     encode_response,
     http_date,
 )
-from nsq_compat.session.http_reader import Phase, RequestReader
-from nsq_compat.session.upgrade import TlsFacts, Upgrade
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ Invariants:
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -41,11 +41,12 @@ from nsq_compat.queue.errors import Exiting
 from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.publish_batch import PublishBatch
 from nsq_compat.queue.stats import ClientStats
-from nsq_compat.session.admission import delay_of, judge
+from nsq_compat.session.admission import delay_of, failed, judge, not_in_flight, tls_missing, wrong_state
 from nsq_compat.session.authorization import Access, AuthFailed, Authorize, Credentials, Grants, not_asked
-from nsq_compat.session.client_figures import figures
-from nsq_compat.session.conversation import Conversation
-from nsq_compat.session.nsqd_limits import (
+from nsq_compat.session.conversation import HANDSHAKE_SECONDS, Conversation, TlsFacts, Upgrade
+from nsq_compat.session.negotiation import (
+    ClientSettings,
+    Layers,
     NsqdLimits,
     grant,
     identify_response,
@@ -54,11 +55,49 @@ from nsq_compat.session.nsqd_limits import (
     settings_before_identify,
 )
 from nsq_compat.session.publisher import IN_STEPS, Publisher
-from nsq_compat.session.refusals import failed, not_in_flight, tls_missing, wrong_state
 from nsq_compat.session.subscription import Counts, Subscription
-from nsq_compat.session.upgrade import HANDSHAKE_SECONDS, Layers, TlsFacts, Upgrade
 
 log = logging.getLogger(__name__)
+
+
+def figures(
+    *,
+    peer: str,
+    state: int,
+    connect_ts: int,
+    settings: ClientSettings,
+    layers: Layers,
+    access: Access | None,
+    counts: Counts,
+    pub_counts: Mapping[bytes, int],
+) -> ClientStats:
+    """`connect_ts` is Unix seconds; `access` is None where nobody has to say who he is."""
+    tls = layers.tls
+    grants = access.grants if access is not None else None
+    return ClientStats(
+        client_id=settings.client_id,
+        hostname=settings.hostname,
+        version="V2",
+        remote_address=peer,
+        state=state,
+        **counts._asdict(),
+        connect_ts=connect_ts,
+        sample_rate=settings.sample_rate,
+        deflate=layers.deflate,
+        snappy=layers.snappy,
+        user_agent=settings.user_agent,
+        authed=access is not None and access.authed,
+        auth_identity=grants.identity if grants is not None else "",
+        auth_identity_url=grants.identity_url if grants is not None else "",
+        topology_zone=settings.topology_zone,
+        topology_region=settings.topology_region,
+        pub_counts=tuple(sorted((topic.decode("ascii"), count) for topic, count in pub_counts.items())),
+        tls=tls is not None,
+        tls_cipher_suite=tls.cipher_suite if tls else "",
+        tls_version=tls.version if tls else "",
+        tls_negotiated_protocol_is_mutual=tls is not None,  # nsqd: whatever was negotiated
+    )
+
 
 MAGIC: Final = MAGIC_V2.value
 COMMANDS_AT_ONCE: Final = 128

@@ -22,7 +22,7 @@ from nsq_compat.queue.errors import Refused
 from nsq_compat.queue.large_publish import LargeBatch, is_large
 from nsq_compat.queue.publish_batch import PublishBatch
 from nsq_compat.queue.topic import Topic
-from nsq_compat.session.refusals import failed
+from nsq_compat.session.admission import failed
 
 DONE: Final = 0  # the only false one, so that the message path tests `state` without a comparison
 POSTED: Final = 1

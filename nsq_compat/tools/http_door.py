@@ -23,10 +23,19 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from nsq_compat.net.descriptor_limit import ClientDescriptors
 from nsq_compat.net.listeners import address_of, close_listener, peer_of, prepare_client
-from nsq_compat.session.http_message import TEXT, Admission, HttpLimits, Request, Response, encode_response, http_date
-from nsq_compat.session.http_reader import Phase, RequestReader
+from nsq_compat.net.process import ClientDescriptors
+from nsq_compat.session.http_message import (
+    TEXT,
+    Admission,
+    HttpLimits,
+    Phase,
+    Request,
+    RequestReader,
+    Response,
+    encode_response,
+    http_date,
+)
 
 log = logging.getLogger(__name__)
 

@@ -13,12 +13,11 @@ import pytest
 import trustme
 
 from nsq_compat.net.certificates import Certificates, TlsFiles
-from nsq_compat.net.codec_stack import CodecStack
+from nsq_compat.net.connection import CodecStack
 from nsq_compat.net.listeners import listen
-from nsq_compat.net.tcp_server import TcpServer
-from nsq_compat.net.timers import AlarmClock
+from nsq_compat.net.loop_tick import AlarmClock, LoopTick
+from nsq_compat.net.server import TcpServer
 from nsq_compat.net.tls import Tls
-from nsq_compat.net.turn import Turn
 from nsq_compat.net.vigil import Vigil
 from nsq_compat.protocol.compression import Codec, Deflate, Snappy
 from nsq_compat.protocol.frame_reader import Frame, FrameReader
@@ -26,7 +25,7 @@ from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.publish_batch import PublishBatch
 from nsq_compat.session.authorization import Authorize, not_asked
-from nsq_compat.session.nsqd_limits import NsqdLimits
+from nsq_compat.session.negotiation import NsqdLimits
 from nsq_compat.session.nsqd_session import NsqdSession
 
 PATIENCE = 20.0
@@ -42,12 +41,12 @@ class Server:
         self.authorize: Authorize = not_asked
         self.broker = Broker(QueueLimits(mem_queue_size=1_000_000))
         self.alarms = AlarmClock(self.broker.schedule)
-        turn = Turn(gevent.get_hub().loop)
-        self.publish_batch = None if session_waits else PublishBatch(turn.call)
+        tick = LoopTick(gevent.get_hub().loop)
+        self.publish_batch = None if session_waits else PublishBatch(tick.call)
         listener = listen("127.0.0.1:0")
         self.address = listener.getsockname()
         self.tcp = TcpServer(
-            listener, self._make_session, self._make_tls, session_waits=session_waits, vigil=vigil, turn=turn
+            listener, self._make_session, self._make_tls, session_waits=session_waits, vigil=vigil, tick=tick
         )
         self.alarms.start()
         self.tcp.start()

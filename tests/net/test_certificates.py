@@ -10,8 +10,7 @@ from dataclasses import replace
 import pytest
 
 from nsq_compat.net.certificates import CertificateError, Certificates
-from nsq_compat.net.tls import StandardTls
-from nsq_compat.net.tls_words import TlsError
+from nsq_compat.net.tls import StandardTls, TlsError
 
 VERSIONS = {
     "TLS1.0": ssl.TLSVersion.TLSv1,

@@ -16,7 +16,7 @@ from gevent import socket as gevent_socket
 from gevent.event import Event
 
 from nsq_compat.net.certificates import Certificates
-from nsq_compat.net.http_server import HttpServer
+from nsq_compat.net.server import HttpServer
 from nsq_compat.queue.publish_batch import Producer
 from nsq_compat.session.http_message import Admission, HttpLimits, Request, Response
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import gevent
 import pytest
 
-from nsq_compat.net.acceptor import ACCEPTED_AT_ONCE, Acceptor
 from nsq_compat.net.connection import Connection
 from nsq_compat.net.listeners import listen
 from nsq_compat.net.long_work import ENDINGS_AT_ONCE
+from nsq_compat.net.server import ACCEPTED_AT_ONCE, Acceptor
 
 CLIENTS = 400
 MOST_ENDINGS = 2 * ENDINGS_AT_ONCE

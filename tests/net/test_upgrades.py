@@ -11,7 +11,7 @@ import pytest
 
 from nsq_compat.net.certificates import Certificates
 from nsq_compat.protocol.compression import Deflate, Snappy
-from nsq_compat.session.nsqd_limits import NsqdLimits
+from nsq_compat.session.negotiation import NsqdLimits
 
 WAYS = [
     (False, {"deflate": True}),

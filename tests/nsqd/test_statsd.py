@@ -10,7 +10,7 @@ import gevent
 import gevent.socket
 import pytest
 
-from nsq_compat.net.resolver import Resolver
+from nsq_compat.net.dialer import Resolver
 from nsq_compat.nsqd.options import NsqdOptions
 from nsq_compat.nsqd.statsd import StatsdPush
 from nsq_compat.protocol.durations import MILLISECOND, SECOND

@@ -17,7 +17,7 @@ from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.publish_batch import PublishBatch
 from nsq_compat.queue.stats import ClientStats
 from nsq_compat.session.authorization import Authorize, not_asked
-from nsq_compat.session.nsqd_limits import NsqdLimits
+from nsq_compat.session.negotiation import NsqdLimits
 from nsq_compat.session.nsqd_session import NsqdSession
 
 RESPONSE, ERROR, MESSAGE = 0, 1, 2

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from nsq_compat.protocol import command_table as table
 from nsq_compat.protocol.errors import FatalClientError
 from nsq_compat.session.authorization import Access, AuthFailed, Credentials, Grants, read_answer
-from nsq_compat.session.upgrade import TlsFacts
+from nsq_compat.session.conversation import TlsFacts
 
 NOW = 1000.0
 ALL = {"topic": ".*", "channels": [".*"], "permissions": ["subscribe", "publish"]}

@@ -1,8 +1,8 @@
 from nsq_compat.session.authorization import Access, AuthFailed
-from nsq_compat.session.client_figures import figures
-from nsq_compat.session.nsqd_limits import NsqdLimits, settings_before_identify
+from nsq_compat.session.conversation import TlsFacts
+from nsq_compat.session.negotiation import Layers, NsqdLimits, settings_before_identify
+from nsq_compat.session.nsqd_session import figures
 from nsq_compat.session.subscription import Counts
-from nsq_compat.session.upgrade import Layers, TlsFacts
 
 
 def figures_of(layers: Layers, access: Access | None = None):

@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from nsq_compat import NSQ_VERSION
+from nsq_compat.protocol.compression import Codec, Deflate, Snappy
 from nsq_compat.protocol.errors import E_BAD_BODY, E_IDENTIFY_FAILED, FatalClientError
 from nsq_compat.protocol.identify import IdentifyRequest, IdentifyResponse
 from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.wait_queue import Locality
+from nsq_compat.session.conversation import TlsFacts
 
 _MIN_HEARTBEAT_MS: Final = 1000
 _MIN_MSG_TIMEOUT_MS: Final = 1000
@@ -186,3 +188,50 @@ def _checked(asked: int, current: int, allowed: tuple[int, int], name: str, off:
     if not low <= asked <= high:
         raise FatalClientError(E_BAD_BODY, f"IDENTIFY {name} ({asked}) is invalid")
     return asked
+
+
+class Layers:
+    """What one connection has between socket and session, and what it is about to get."""
+
+    def __init__(self) -> None:
+        self.tls: TlsFacts | None = None
+        self.deflate = False
+        self.snappy = False
+        self._wanted: tuple[Codec | None, ...] = ()
+
+    def want(self, features: Features) -> None:
+        """Raises ``FatalClientError`` for what cannot come on top of what is there."""
+        # nsqd begins again at the bare socket, and both sides then talk past each other.
+        if features.tls and (self.tls is not None or self.compressed):
+            raise FatalClientError(
+                E_IDENTIFY_FAILED, "IDENTIFY failed TLS cannot begin inside a TLS or compressed stream"
+            )
+        if self.compressed and (features.deflate or features.snappy):
+            raise FatalClientError(E_IDENTIFY_FAILED, "IDENTIFY failed the stream is compressed already")
+        if features.tls:
+            self._wanted = (None,)
+        if features.deflate:
+            self._wanted += (Deflate(features.deflate_level),)
+        elif features.snappy:
+            self._wanted += (Snappy(),)
+
+    @property
+    def compressed(self) -> bool:
+        return self.deflate or self.snappy
+
+    @property
+    def pending(self) -> bool:
+        """Whether something is still to be put on."""
+        return bool(self._wanted)
+
+    def next(self) -> Codec | None:
+        """The codec to put on now, None for TLS."""
+        return self._wanted[0]
+
+    def put_on(self, tls: TlsFacts | None) -> None:
+        """The one that was next is in place."""
+        codec, *rest = self._wanted
+        self._wanted = tuple(rest)
+        self.tls = tls or self.tls
+        self.deflate |= isinstance(codec, Deflate)
+        self.snappy |= isinstance(codec, Snappy)

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nsq_compat.session.http_message import Admission, HttpLimits, Request, Response
-from nsq_compat.session.http_reader import RequestReader
+from nsq_compat.session.http_message import Admission, HttpLimits, Request, RequestReader, Response
 
 LIMIT = 300
 TOO_BIG = Response(413, b"too big", close=True)

@@ -8,7 +8,7 @@ import gevent
 import pytest
 
 from nsq_compat.net.listeners import listen
-from nsq_compat.net.tcp_server import TcpServer
+from nsq_compat.net.server import TcpServer
 
 
 def test_a_wrong_magic_is_answered_and_closed(connect):
