@@ -16,7 +16,7 @@ from typing import Any
 from nsq_compat.log.data_path import our_folder
 from nsq_compat.log.files import OsFiles
 from nsq_compat.log.storage import Durability, Storage
-from nsq_compat.net.process import spare_the_collector
+from nsq_compat.net.process import tune_gc
 from nsq_compat.protocol.command_reader import CommandReader
 from nsq_compat.protocol.command_table import COMMANDS
 from nsq_compat.protocol.message import make_frames, message_ids
@@ -171,7 +171,7 @@ def _session(
         peer="127.0.0.1:1",
         host="127.0.0.1",
         wake=wake,
-        drop=lambda: None,
+        abort=lambda: None,
         publish_batch=publish_batch,
         now=_NOW,
         now_ns=_NOW_NS,
@@ -312,7 +312,7 @@ BENCHMARKS = (
 
 def main() -> None:
     chosen = [each for each in BENCHMARKS if not sys.argv[1:] or any(word in each.name for word in sys.argv[1:])]
-    spare_the_collector()
+    tune_gc()
     for benchmark in chosen:
         print(f"{benchmark.name:<40} {best_ns(benchmark):>9,.0f} ns", flush=True)
 

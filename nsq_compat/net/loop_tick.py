@@ -1,8 +1,5 @@
-"""Who has something to do at the end of a turn of the event loop, in the order in which they asked.
-
-First what is to be done before anybody sends, then everybody who has something to send: to the loop a message for ten
-consumers is what one for a single consumer is. Who reads last ends the turn right away; otherwise the loop is asked to.
-After `AT_ONCE` senders it is asked again, and looks at its sockets when that has gone on for a while.
+"""Work on the event loop itself: at the end of an iteration (`LoopTick`), at a set time (`AlarmClock`), and a
+measurement of how late it all is (`LoopLag`).
 """
 
 import logging
@@ -16,101 +13,98 @@ from nsq_compat.queue.schedule import Schedule
 
 log = logging.getLogger(__name__)
 
-AT_ONCE: Final = 64
-"""Senders. Where each takes 10 us, the loop may look at its sockets within a millisecond."""
+MAX_FLUSHES: Final = 64
+"""Connections flushed before the loop looks at its sockets again. At some 10 us each that is within a millisecond."""
+_NEVER: Final = float("inf")
+_MAX_ALARM_SECONDS: Final = 0.004
+"""Spent on alarms in one iteration; the last one may exceed it, and the rest runs in the next iteration."""
+_LAG_INTERVAL: Final = 0.25
 
 
 class Loop(Protocol):
-    """Of gevent's event loop what this needs."""
+    """The parts of gevent's event loop that `LoopTick` needs."""
 
     @property
     def pendingcnt(self) -> int:
-        """How many watchers have fired and were not called yet."""
+        """The number of watchers that have fired and were not called yet."""
 
     def run_callback(self, func: Callable[[], None]) -> object:
-        """Call it once, when everybody who is ready has been heard."""
+        """Call it once, after the watchers that have fired."""
 
 
-class Sender(Protocol):
-    """Whoever has something to send."""
+class Flushable(Protocol):
+    """A connection with something to send."""
 
     def flush_when_due(self) -> None:
-        """Send it. Raises nothing: the others are not to blame."""
+        """Send it. Raises nothing, because other connections follow."""
 
 
 class LoopTick:
-    """One event loop's."""
+    """The work at the end of an event-loop iteration: first `calls`, then a flush of the connections in `due`.
+
+    Flushing all connections together costs little more for ten consumers of a message than for one. A connection that
+    reads from its socket sets `is_reading` meanwhile and then calls `run` if there is work; `run` does it if no other
+    socket is waiting. In all other cases the loop is asked for a callback.
+    """
 
     def __init__(self, loop: Loop) -> None:
-        self.due: list[Sender] = []
-        self._calls: list[Callable[[], None]] = []
+        self.due: list[Flushable] = []
+        self.calls: list[Callable[[], None]] = []
+        self.is_reading = False
         self._loop = loop
-        self._held = False  # somebody is going to end it, and the loop need not
-        self._asked = False  # the loop was asked to
+        self._is_scheduled = False
 
-    def add(self, sender: Sender) -> None:
-        """Once for each turn."""
+    def add(self, connection: Flushable) -> None:
+        """Flush this connection, which has not been added since its last flush."""
         # Hot: runs for every synchronous PUB.
-        self.due.append(sender)
-        if not self._held:
-            self._ask()
+        self.due.append(connection)
+        if not self.is_reading:
+            self._schedule()
 
     def call(self, callback: Callable[[], None]) -> None:
-        """Before anybody sends."""
-        self._calls.append(callback)
-        if not self._held:
-            self._ask()
+        """Call this before the connections are flushed."""
+        self.calls.append(callback)
+        if not self.is_reading:
+            self._schedule()
 
-    def begin_reading(self) -> None:
-        """Called by the loop, to hear one of those who are ready; `end_reading` follows."""
-        self._held = True
+    def run(self) -> None:
+        """Do the work now unless other sockets are waiting to be read; called after reading from one."""
+        if self._loop.pendingcnt:
+            self._schedule()
+        else:
+            self._run()
 
-    def end_reading(self) -> None:
-        """Whoever it was is heard; if it was the last, this is the end of the turn."""
-        # Hot: runs for every synchronous PUB.
-        self._held = False
-        if self.due or self._calls:
-            if self._loop.pendingcnt:
-                self._ask()
-            else:
-                self._end()
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.run_callback(self._run_scheduled)
 
-    def _ask(self) -> None:
-        if not self._asked:
-            self._asked = True
-            self._loop.run_callback(self._end_as_asked)
+    def _run_scheduled(self) -> None:
+        self._is_scheduled = False
+        self._run()
 
-    def _end_as_asked(self) -> None:
-        self._asked = False
-        self._end()
-
-    def _end(self) -> None:
+    def _run(self) -> None:
         try:
-            if self._calls:
-                calls, self._calls = self._calls, []
-                self._held = True
+            if self.calls:
+                calls, self.calls = self.calls, []
+                self.is_reading = True
                 for call in calls:
                     call()
         finally:
-            self._held = False
-            self._send()
+            self.is_reading = False
+            self._flush()
 
-    def _send(self) -> None:
-        now, self.due = self.due, []  # who asks meanwhile is behind them
-        if len(now) > AT_ONCE:
-            now, self.due = now[:AT_ONCE], now[AT_ONCE:]
-            self._ask()
-        for sender in now:
-            sender.flush_when_due()
-
-
-_NEVER: Final = float("inf")
-_AT_MOST: Final = 0.004
-"""Seconds of alarms in one turn of the event loop, but for the last of them; what else is due comes in the next."""
+    def _flush(self) -> None:
+        connections, self.due = self.due, []  # a connection that is woken meanwhile has its turn after these
+        if len(connections) > MAX_FLUSHES:
+            connections, self.due = connections[:MAX_FLUSHES], connections[MAX_FLUSHES:]
+            self._schedule()
+        for connection in connections:
+            connection.flush_when_due()
 
 
 class AlarmClock:
-    """Runs a schedule when its time has come. Start it once."""
+    """Runs a schedule whenever something in it is due, with one timer that is set to the earliest. Start it once."""
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
@@ -140,11 +134,11 @@ class AlarmClock:
         self._wake_at(self._run_due())
 
     def _run_due(self) -> float:
-        # What `run` schedules anew must not set the timer on its way; its result says when to come back.
+        # While it runs, `run` may schedule again. That must not set the timer: its result says when to come back.
         self._set_to = 0.0
         began = time.monotonic()
         try:
-            return self._schedule.run(began, lambda: time.monotonic() - began > _AT_MOST)
+            return self._schedule.run(began, lambda: time.monotonic() - began > _MAX_ALARM_SECONDS)
         except Exception:  # the top of a callback
             log.exception("an alarm failed")
             return time.monotonic()
@@ -152,21 +146,23 @@ class AlarmClock:
             self._set_to = _NEVER
 
 
-_INTERVAL_SECONDS = 0.25
-
-
 def _ignore(seconds: float) -> None:
     pass
 
 
 class LoopLag:
-    """Tells `observe` how many seconds late it was woken, and `observe_held` how long the loop was held, repeatedly."""
+    """Measures a few times a second how late the event loop is.
+
+    `observe` is told how late a timer was in wall-clock seconds, which includes the time that other processes used the
+    CPU. `observe_held` is told how much CPU time this thread used while the timer was overdue. A long piece of work is
+    seen only from the timer's due time on, so the longest value observed is a lower bound.
+    """
 
     def __init__(
         self,
         observe: Callable[[float], None],
         observe_held: Callable[[float], None] = _ignore,
-        interval: float = _INTERVAL_SECONDS,
+        interval: float = _LAG_INTERVAL,
     ) -> None:
         self._observe = observe
         self._observe_held = observe_held
@@ -175,7 +171,7 @@ class LoopLag:
         self._timer = self._loop.timer(interval, repeat=interval)
         self._due = 0.0
         self._cpu_at_start = 0.0
-        self._over = False
+        self._is_stopped = False
 
     def start(self) -> None:
         self._due = time.monotonic() + self._interval
@@ -183,17 +179,17 @@ class LoopLag:
         self._timer.again(self._ring, update=True)
 
     def stop(self) -> None:
-        self._over = True
+        self._is_stopped = True
         self._timer.close()
 
     def _ring(self) -> None:
-        # A timer that is nearly due goes off when a client wakes the loop, before that client is heard. What need not
-        # be done at once is not what to let it wait for.
+        # A timer that is nearly due fires when a client wakes the loop, before that client is served. So the client
+        # does not wait for the observers, which are called later.
         late = max(0.0, time.monotonic() - self._due)
         self._loop.run_callback(self._tell, late, min(late, time.thread_time() - self._cpu_at_start))
 
     def _tell(self, late: float, held: float) -> None:
-        if not self._over:
+        if not self._is_stopped:
             self._observe(late)
             self._observe_held(held)
             self.start()

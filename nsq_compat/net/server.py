@@ -1,4 +1,7 @@
-"""Serves NSQ's TCP protocol on a listening socket: gives each client a greenlet, knows them all, can end them all."""
+"""Servers: a listening socket, a greenlet for each accepted connection, and an orderly stop.
+
+`TcpServer` speaks NSQ's protocols, `HttpServer` HTTP/1.1 for programs. The conversations are those of `session`.
+"""
 
 import errno
 import logging
@@ -8,31 +11,33 @@ from typing import Final, Generic
 
 import gevent
 
+from nsq_compat.net.busy_poll import BusyPoll
 from nsq_compat.net.connection import RECEIVE_SIZE, Connection, Session
 from nsq_compat.net.listeners import address_of, close_listener, peer_of, prepare_client
 from nsq_compat.net.loop_tick import LoopTick
 from nsq_compat.net.process import ClientDescriptors
 from nsq_compat.net.tls import MakeTls
-from nsq_compat.net.vigil import Vigil
 from nsq_compat.session.http_message import HttpHandler, HttpLimits
 from nsq_compat.session.http_session import HttpSession, ImmediateHandler
 
 log = logging.getLogger(__name__)
 
 _READABLE: Final = 1
-ACCEPTED_AT_ONCE: Final = 16
-"""Clients accepted in one iteration of the event loop, each of which takes some 0.2 ms until it is served."""
+MAX_ACCEPTS: Final = 16
+"""Clients accepted in one event-loop iteration; each takes some 0.2 ms until it is served."""
 _FIRST_PAUSE: Final = 0.05
-_LONGEST_PAUSE: Final = 1.0
-# What accept() says when a client has gone again: nothing to wait for.
+_MAX_PAUSE: Final = 1.0
+# What accept() fails with if a client has already closed its connection.
 _CLIENT_GONE: Final = frozenset({errno.ECONNABORTED, errno.EPROTO, errno.EINTR, errno.EPERM})
+
+SessionFactory = Callable[[Connection[Session], str, float, int], Session]
 
 
 class Acceptor:
-    """Owns a listening socket (TCP or unix) from here on.
+    """Accepts clients from a listening socket (TCP or unix), which it owns.
 
-    `serve` is given each client, prepared (`listeners.prepare_client`), and its socket name. `name` is the protocol,
-    for the log lines operators look for: ``TCP: listening on 127.0.0.1:4150``.
+    `serve` is given each client, prepared (`listeners.prepare_client`), and its socket name. `name` is the protocol in
+    NSQ's log lines, such as ``TCP: listening on 127.0.0.1:4150``.
     """
 
     def __init__(self, listener: socket.socket, name: str, serve: Callable[[socket.socket, object], None]) -> None:
@@ -49,7 +54,7 @@ class Acceptor:
         self._greenlet = gevent.spawn(self._accept_loop)
 
     def stop(self) -> None:
-        """Close the listener; who is connected stays. May be called twice."""
+        """Close the listener; accepted connections stay open. May be called twice."""
         if self._listener.fileno() < 0:
             return
         log.info("%s: closing %s", self._name, self._address)
@@ -68,17 +73,16 @@ class Acceptor:
                     self._accept_waiting()
                     pause = _FIRST_PAUSE
                 except OSError as error:
-                    # Out of descriptors or memory: the client stays in the kernel's queue until others have left.
+                    # Out of descriptors or memory: clients wait in the kernel's queue until others have left.
                     log.warning("temporary Accept() failure - %s; retrying in %.2fs", error, pause)
                     gevent.sleep(pause)
-                    pause = min(2 * pause, _LONGEST_PAUSE)
+                    pause = min(2 * pause, _MAX_PAUSE)
         finally:
             watcher.stop()
             watcher.close()
 
     def _accept_waiting(self) -> None:
-        """Take what waits, but not for ever: others want to run."""
-        for _ in range(ACCEPTED_AT_ONCE):
+        for _ in range(MAX_ACCEPTS):
             self._descriptors.check()
             try:
                 client, name = self._listener.accept()
@@ -92,16 +96,13 @@ class Acceptor:
             self._serve(client, name)
 
 
-SessionFactory = Callable[[Connection[Session], str, float, int], Session]
-
-
 class TcpServer(Generic[Session]):
-    """Owns a listening socket (TCP or unix) from here on, and every connection accepted from it.
+    """Serves NSQ's TCP protocols on a listening socket, which it owns.
 
     `make_session` is given the connection, the client's host, `now` and `now_ns`. `make_tls` is for sessions that offer
-    TLS. What a client may have done before others have their turn is what `receive_size` bytes of commands ask for.
-    `session_waits` says whether a session may let others run while it is fed: if none does, clients are served quicker,
-    all the more with a `vigil`, which hears of every answer. A `tick` may be shared with who does something at its end.
+    TLS. `receive_size` bounds the commands that one client may have executed before others have their turn.
+    `session_waits` says whether a session may switch to other greenlets while it is fed; if not, clients are served
+    faster, and `busy_poll` is told of their requests. Servers may share a `tick`.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class TcpServer(Generic[Session]):
         receive_size: int = RECEIVE_SIZE,
         *,
         session_waits: bool = True,
-        vigil: Vigil | None = None,
+        busy_poll: BusyPoll | None = None,
         tick: LoopTick | None = None,
     ) -> None:
         self._acceptor = Acceptor(listener, "TCP", self._serve)
@@ -120,20 +121,20 @@ class TcpServer(Generic[Session]):
         self._make_tls = make_tls
         self._receive_size = receive_size
         self._session_waits = session_waits
-        self._vigil = vigil
+        self._busy_poll = busy_poll
         self._tick = LoopTick(gevent.get_hub().loop) if tick is None else tick
         self._connections: dict[Connection[Session], gevent.Greenlet[[], None]] = {}
 
     @property
     def sessions(self) -> list[Session]:
-        """Of every client that is connected."""
+        """The sessions of all connected clients."""
         return [connection.session for connection in self._connections]
 
     def start(self) -> None:
         self._acceptor.start()
 
     def stop(self, timeout: float) -> None:
-        """Close the listener and every client, also those who never said a word; wait `timeout` seconds for them."""
+        """Close the listener and abort every connection; wait `timeout` seconds for them to end."""
         self._acceptor.stop()
         for connection in list(self._connections):
             connection.abort()
@@ -149,7 +150,7 @@ class TcpServer(Generic[Session]):
             self._make_tls,
             self._receive_size,
             session_waits=self._session_waits,
-            vigil=self._vigil,
+            busy_poll=self._busy_poll,
             tick=self._tick,
         )
         greenlet = self._connections[connection] = gevent.spawn(connection.run)
@@ -157,10 +158,10 @@ class TcpServer(Generic[Session]):
 
 
 class HttpServer:
-    """Owns a listening socket (TCP or unix) from here on, and every connection accepted from it.
+    """Serves HTTP, with `tls` HTTPS, on a listening socket, which it owns.
 
-    With `tls` it speaks HTTPS. `start` returns at once; `stop` lets requests under way finish. `immediate` answers some
-    requests in the event loop, which is cheaper. A `tick` may be shared with other servers.
+    `start` returns at once; `stop` lets current requests finish. `immediate` answers some requests in the event loop,
+    which is cheaper. Servers may share a `tick`.
     """
 
     def __init__(
@@ -190,15 +191,15 @@ class HttpServer:
         self._acceptor.start()
 
     def stop_accepting(self) -> None:
-        """Close the listener; clients that are connected stay."""
+        """Close the listener; accepted connections stay open."""
         self._acceptor.stop()
 
     def stop(self, timeout: float = 5.0) -> None:
-        """Accept no more, close idle connections, wait up to `timeout` seconds for requests under way, end the rest."""
+        """Accept no more, close idle connections, wait up to `timeout` seconds for current requests, abort the rest."""
         self.stop_accepting()
         for connection in list(self._connections):
             if connection.session.finish():
-                connection.stop_reading()
+                connection.close()
         gevent.joinall(list(self._connections.values()), timeout=timeout)
         gevent.killall(list(self._connections.values()))
         for connection in list(self._connections):
@@ -208,7 +209,7 @@ class HttpServer:
         peer = peer_of(name)[0]
         connection = Connection(client, peer, self._make_session, self._tls, session_waits=False, tick=self._tick)
         greenlet = self._connections[connection] = gevent.spawn(connection.run)
-        # However it ends, even killed before its first step.
+        # Also if it is killed before its first step.
         greenlet.link(lambda _: self._forget(connection))
 
     def _make_session(self, connection: Connection[HttpSession], now: float, now_ns: int) -> HttpSession:
@@ -225,4 +226,4 @@ class HttpServer:
 
     def _forget(self, connection: Connection[HttpSession]) -> None:
         self._connections.pop(connection, None)
-        connection.release()
+        connection.free()

@@ -15,7 +15,7 @@ from nsq_compat.cli.errors import OptionError
 from nsq_compat.cli.lifecycle import exit_checked, exit_fatal, read_options
 from nsq_compat.cli.logs import configure
 from nsq_compat.net.listeners import ListenError, check_address
-from nsq_compat.net.process import Supervisor, raise_descriptor_limit, spare_the_collector, stop_signal
+from nsq_compat.net.process import Supervisor, raise_descriptor_limit, stop_signal, tune_gc
 from nsq_compat.nsqadmin.options import PROGRAM, NsqadminOptions, validate
 from nsq_compat.web.admin.users import make_line
 
@@ -43,7 +43,7 @@ def main() -> None:
         daemon = Daemon(options)
     except (OptionError, ListenError) as error:
         exit_fatal(PROGRAM, f"failed to instantiate nsqadmin - {error}")
-    spare_the_collector()
+    tune_gc()
     supervisor = Supervisor(os.environ)
     daemon.start()
     supervisor.ready()

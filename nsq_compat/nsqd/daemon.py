@@ -12,12 +12,12 @@ from nsq_compat.godata import export as go_export
 from nsq_compat.log.data_path import DataPathLock, make_our_folder, reason, resolved
 from nsq_compat.log.files import OsFiles
 from nsq_compat.log.storage import Durability, Storage
+from nsq_compat.net.busy_poll import BusyPoll, has_spare_cpu
 from nsq_compat.net.connection import Connection
 from nsq_compat.net.listeners import listen, port_of
 from nsq_compat.net.loop_tick import AlarmClock, LoopLag, LoopTick
 from nsq_compat.net.process import descriptors_left_by_clients
 from nsq_compat.net.server import HttpServer, TcpServer
-from nsq_compat.net.vigil import Vigil
 from nsq_compat.nsqd.auth import AuthServers
 from nsq_compat.nsqd.checkpoints import Checkpoints
 from nsq_compat.nsqd.committer import Committer, sync_seconds
@@ -184,14 +184,15 @@ class Daemon:
         waits = self._limits.auth_required or self._storage.durability is Durability.FSYNC
         tick = LoopTick(gevent.get_hub().loop)
         self._publish_batch = None if waits else PublishBatch(tick.call)
-        self._vigil = Vigil(patience=options.busy_poll_time / SECOND)
-        looks = self._vigil.patient or not waits  # who waits for others may as well sleep, unless told not to
+        # Where sessions wait for others anyway, polling gains nothing.
+        polls = options.busy_poll_time > 0 or (not waits and has_spare_cpu())
+        self._busy_poll = BusyPoll(options.busy_poll_time / SECOND) if polls else None
         self._tcp = TcpServer(
             tcp_listener,
             self._make_session,
             make_tls,
             session_waits=waits,
-            vigil=self._vigil if looks else None,
+            busy_poll=self._busy_poll,
             tick=tick,
         )
         service = Service(
@@ -253,7 +254,8 @@ class Daemon:
         self._metadata.stop()
         log.info("NSQ: closing topics")
         self._alarms.stop()
-        self._vigil.stop()
+        if self._busy_poll is not None:
+            self._busy_poll.stop()
         self._loop_lag.stop()
         self._checkpoints.stop()
         self._broker.close()
@@ -285,7 +287,7 @@ class Daemon:
             peer=connection.peer,
             host=host,
             wake=connection.wake,
-            drop=connection.abort,
+            abort=connection.abort,
             authorize=self._auth.authorize,
             publish_batch=self._publish_batch,
             now=now,

@@ -17,8 +17,8 @@ from nsq_compat.net.process import (
     first_of,
     on_hangup,
     raise_descriptor_limit,
-    spare_the_collector,
     stop_signal,
+    tune_gc,
 )
 from nsq_compat.nsqd.check import check
 from nsq_compat.nsqd.daemon import Daemon
@@ -40,7 +40,7 @@ def main() -> None:
         daemon = Daemon(options)
     except (OptionError, DataPathError, ListenError) as error:
         exit_fatal(PROGRAM, f"failed to instantiate nsqd - {error}")
-    spare_the_collector()
+    tune_gc()
     supervisor = Supervisor(os.environ)
     if options.sigterm == DRAIN:
         before_stopping.append(daemon.drain.begin)

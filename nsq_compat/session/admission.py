@@ -1,4 +1,4 @@
-"""What can be judged of a command from its line: before its body has come, and before memory is taken for it."""
+"""Checks of a command's line, before its body is received or memory is allocated for it, and NSQ's error texts."""
 
 from collections.abc import Sequence
 
@@ -13,36 +13,36 @@ from nsq_compat.protocol.schema import MESSAGE_ID_LENGTH
 
 
 def wrong_state(spec: CommandSpec) -> FatalClientError:
-    """The command exists, and has no place here."""
+    """The error of a known command that is not allowed in this state."""
     return FatalClientError(E_INVALID, f"cannot {spec.name} in current state")
 
 
 def tls_missing(name: bytes) -> FatalClientError:
-    """TLS is required, and the connection has none yet."""
+    """The error of a command on a connection without the required TLS."""
     return FatalClientError(E_INVALID, b"cannot " + name + b" in current state (TLS required)")
 
 
 def bad_name(spec: CommandSpec, code: str, noun: str, name: bytes) -> FatalClientError:
-    """`noun` is ``topic`` or ``channel``."""
-    # nsqd: MPUB alone says its code twice.
+    """The error of an invalid name; `noun` is ``topic`` or ``channel``."""
+    # nsqd: only MPUB repeats its code.
     again = f"{code} " if spec is table.MPUB else ""
     return FatalClientError(code, f"{again}{spec.name} {noun} name {quote(name)} is not valid")
 
 
 def failed(spec: CommandSpec, error: Exception) -> FatalClientError:
-    """The queue refused, or the system did."""
-    # Of what the system refused the reason alone: clients need not know paths.
+    """The error of a command that the queue or the operating system refused."""
+    # Of a system error only the reason: clients need not know paths.
     text = reason(error) if isinstance(error, OSError) else str(error)
     return FatalClientError(f"E_{spec.name}_FAILED", f"{spec.name} failed {text}")
 
 
 def not_in_flight(code: str, name: str, message_id: bytes, why: str) -> ClientError:
-    """FIN, REQ and TOUCH of a message the client does not have; these alone are not fatal."""
+    """The error of a FIN, REQ or TOUCH of a message that the client does not have; these are not fatal."""
     return ClientError(code, f"{name} ".encode("ascii") + message_id + f" failed {why}".encode("ascii"))
 
 
-def judge(tokens: Sequence[bytes], state: int, *, heartbeats: bool) -> CommandSpec:
-    """Which command it is, where it has its place in this state and its words are as they should be; in nsqd's order.
+def check(tokens: Sequence[bytes], state: int, *, heartbeats: bool) -> CommandSpec:
+    """The command, if it is allowed in this state and its parameters are valid; checked in nsqd's order.
 
     Raises ``FatalClientError``.
     """
@@ -67,7 +67,7 @@ def judge(tokens: Sequence[bytes], state: int, *, heartbeats: bool) -> CommandSp
 
 
 def delay_of(tokens: Sequence[bytes], limit_ms: int) -> float:
-    """A DPUB's delay in seconds. Raises ``FatalClientError`` for one beyond the limit."""
+    """A DPUB's delay in seconds. Raises ``FatalClientError`` if it is not a number or beyond the limit."""
     delay_ms = number(tokens[2])
     if delay_ms is None:
         raise FatalClientError(E_INVALID, b"DPUB could not parse timeout " + tokens[2])

@@ -1,7 +1,15 @@
-"""HTTP requests and responses as values, and the bytes of a response.
+"""HTTP/1.1 messages: requests and responses as values, bytes to requests (`RequestReader`), responses to bytes.
 
-What the server (`http_server`) and the applications above it (`nsq_compat.web`) tell each other. Pure: no socket, no
-greenlet, so that an application is tested by calling it.
+The values are the interface between a session and the applications of `nsq_compat.web`. The reader uses llhttp
+(httptools). Its invariants:
+
+- A connection holds at most a head, a body of the size that its route allows, and one read.
+- A refusal ends the input: nothing after it is read as a request, and the connection closes.
+- The result does not depend on how the input is cut into reads.
+
+A publisher sends the same head with every request, except for the length of the body. The reader remembers a head that
+the parser has read. If a read is one whole request whose head differs only in that number, the request is made without
+the parser, exactly as the parser would have made it.
 """
 
 import re
@@ -43,9 +51,9 @@ class Request(NamedTuple):
 
     method: str
     target: bytes
-    """As sent: path, query and all."""
+    """As sent, with path and query."""
     path: str
-    """Without query and with %-escapes decoded."""
+    """Without the query, with %-escapes decoded."""
     query: bytes
     headers: Mapping[bytes, bytes]
     """Names in lower case; the values of a repeated header are joined by commas."""
@@ -57,42 +65,42 @@ class Request(NamedTuple):
 
 
 class Response(NamedTuple):
-    """A reply before it is bytes. The server adds Date, Content-Length and Connection."""
+    """A response. Encoding adds Date, Content-Length and Connection."""
 
     status: int
     body: bytes = b""
     headers: tuple[tuple[str, str], ...] = ()
     close: bool = False
-    """The connection ends with this reply."""
+    """The connection closes after this response."""
     reason: str = ""
-    """The text behind the status, where it is not the usual one."""
+    """The text after the status, if it is not the usual one."""
     rest: tuple[bytes, ...] = ()
-    """What follows `body`, if that is long: it is sent piece by piece, and other clients are served in between."""
+    """The rest of a long body, sent in pieces with other clients served in between."""
 
 
 class Admission(NamedTuple):
-    """How much body a request may bring, and what it hears when it brings more."""
+    """The largest body of a route, and the response to a larger one."""
 
     body_limit: int
     refusal: Response
 
 
 class HttpHandler(Protocol):
-    """What the server asks of an application."""
+    """An application, as a session calls it."""
 
     def admit(self, method: str, path: str) -> Admission:
-        """Called when the head of a request with a body is complete, before the body is read. Must not block."""
+        """The limit for the body, once the head of a request is complete. Must not block."""
 
     def respond(self, request: Request) -> Response:
-        """Answer a complete request; may block its greenlet. Whatever it raises becomes a 500."""
+        """Answer a complete request; may block its greenlet. An exception becomes a 500."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """What a client may take of us. Sizes in bytes, times in seconds.
+    """Limits for a client. Sizes in bytes, times in seconds.
 
-    A body and a reply get their time plus what `slowest_rate` allows for the bytes that did move: slow links pass,
-    a byte now and then does not.
+    The time for a body or a reply grows with the bytes that were transferred, at `slowest_rate`. So slow links pass,
+    and a client that sends a byte now and then does not.
     """
 
     max_head_bytes: int = 64 * 1024
@@ -107,16 +115,16 @@ class HttpLimits:
     idle_seconds: float = 600.0
     """Between two requests on one connection."""
     linger_seconds: float = 1.0
-    """How long what a refused client still sends is read and dropped, so that it gets to read the refusal."""
+    """How long a refused client's input is read and dropped, so that it can read the refusal."""
 
 
 def encode_response(
     response: Response, date: bytes, *, version: str, keep_alive: bool, bodiless: bool = False
 ) -> bytes:
-    """The reply to a request of this `version`, as far as `response.rest`.
+    """The bytes of a response to a request of this `version`, without `response.rest`.
 
-    `date` is `http_date`'s; `keep_alive` says whether the connection goes on; `bodiless` is for HEAD, whose reply has
-    the length of a body but not the body.
+    `date` is from `http_date`; `keep_alive` says whether the connection stays open; `bodiless` is for HEAD, whose
+    response has the length of the body but no body.
     """
     length = len(response.body) + sum(map(len, response.rest))
     head = _encode_head(response.status, response.reason, response.headers, length, version, keep_alive)
@@ -129,7 +137,7 @@ def encode_response(
 def _encode_head(
     status: int, reason: str, headers: tuple[tuple[str, str], ...], length: int, version: str, keep_alive: bool
 ) -> bytes:
-    """Everything before the date's value. Remembered: almost every reply is one of a handful."""
+    """The head up to the date's value. Cached, because almost all responses have one of a few heads."""
     lines = [f"HTTP/{version} {status} {reason or _REASONS.get(status, '')}"]
     lines += [f"{name}: {value}" for name, value in headers]
     lines.append(f"Content-Length: {length}")
@@ -146,14 +154,14 @@ def _encode_head(
 
 @lru_cache(maxsize=4)
 def http_date(unix_seconds: int) -> bytes:
-    """The Date header's value for a second."""
+    """The value of the Date header."""
     return formatdate(unix_seconds, usegmt=True).encode("ascii")
 
 
 def transport_error(status: int, detail: str = "") -> Response:
-    """What a request that never became one hears: plain text, then the end of the connection.
+    """The response to malformed input: plain text, then the connection closes.
 
-    nsqd: the text repeats the status line, a detail included.
+    nsqd: the text repeats the status line with the detail.
     """
     reason = f"{_REASONS[status]}: {detail}" if detail else ""
     text = f"{status} {reason or _REASONS[status]}"
@@ -176,23 +184,23 @@ _find_lengths: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,9})\r\n",
 _LONGEST_KNOWN_HEAD: Final = 4096
 _MOST_DIGITS: Final = 9
 _PATIENCE: Final = 8
-"""How many heads are remembered in vain before that is given up."""
+"""Heads remembered without use before the reader stops remembering them."""
 
 
 class Phase(Enum):
-    """How far the connection is with its next request."""
+    """How much of the next request has been received."""
 
     IDLE = auto()
     HEAD = auto()
     BODY = auto()
 
 
-class _Refused(Exception):
-    """Carries nothing: leaves the parser once the refusal is noted."""
+class _StopParsing(Exception):
+    """Leaves the parser's callbacks; the refusal is noted before."""
 
 
 class _Known(NamedTuple):
-    """A head before and behind the digits of its Content-Length, and what it means."""
+    """A remembered head: the bytes before and after the digits of its Content-Length, and the request it means."""
 
     before: bytes
     behind: bytes
@@ -201,14 +209,14 @@ class _Known(NamedTuple):
 
 
 class RequestReader:
-    """One connection's input, from accept to close. The public ``on_...`` methods are the parser's callbacks."""
+    """The input of one connection. The public ``on_...`` methods are the parser's callbacks."""
 
     __deletable__: Final = ("_parser",)  # compiled classes must say so
 
     def __init__(self, admit: Callable[[str, str], Admission], limits: HttpLimits, remote_address: str) -> None:
         self.phase = Phase.IDLE
         self.finished = False
-        """No further request will come out, whatever is fed."""
+        """No further request follows, whatever is fed."""
         self.body_size = 0
         self._admit = admit
         self._limits = limits
@@ -219,7 +227,7 @@ class RequestReader:
         self._patience = _PATIENCE
         self._ready: list[Request | Response] = []
         self._refusal: Response | None = None
-        # Bytes since the parser last gave us a whole head or a piece of body: what hides in its own buffers.
+        # Bytes fed since the parser last reported a whole head or a piece of a body; it buffers at most these.
         self._unseen = 0
         self._advanced = False
         self._upgrade_ignored = False
@@ -238,7 +246,7 @@ class RequestReader:
         self._expects_continue = False
 
     def receive_data(self, data: bytes) -> list[Request | Response]:
-        """What these bytes complete, in order: requests to answer; a response is a refusal, and the last item.
+        """The requests that these bytes complete, in order. A response is a refusal, and the last item.
 
         Raises only what `admit` raises.
         """
@@ -258,7 +266,7 @@ class RequestReader:
                 raise error.__context__ or error from None
             self._refuse(self._refusal)
         except HttpParserError:
-            # llhttp objects to bytes behind the last request of a connection; they are simply not read.
+            # llhttp refuses bytes after the last request of a connection; they are ignored.
             if not self.finished:
                 self._refuse(BAD_REQUEST)
         self._unseen = 0 if self._advanced else self._unseen + len(data)
@@ -270,25 +278,20 @@ class RequestReader:
 
     @property
     def owes_continue(self) -> bool:
-        """The client waits for ``100 Continue`` before it sends the body."""
+        """Whether the client waits for ``100 Continue`` before it sends the body."""
         return self._expects_continue and self.phase is Phase.BODY and not self.body_size
 
     def continue_sent(self) -> None:
         self._expects_continue = False
 
     def close(self) -> None:
-        """Break the cycle with the parser, so that a closed connection needs no garbage collector."""
+        """Break the reference cycle with the parser, so that a closed connection needs no garbage collection."""
         self.finished = True
         del self._parser
 
-    @property
-    def known_path(self) -> str:
-        """Where the known head goes; "" if none is."""
-        return self._known.request.path if self._known is not None else ""
-
     def read_known(self, data: bytes) -> Request | None:
-        """What ``receive_data`` gives, if that is one request with the known head; else None, and nothing is done."""
-        # Hot: runs for every message published over HTTP, and spares it the parser with its ten calls.
+        """The request, if `data` is exactly one with the remembered head; None, without any effect, otherwise."""
+        # Hot: runs for every message published over HTTP, and saves the parser with its ten calls.
         if self._known is None or self.phase is not Phase.IDLE or self._unseen or self.finished:
             return None
         before, behind, like, body_limit = self._known
@@ -316,13 +319,13 @@ class RequestReader:
         )
 
     def _remember(self, data: bytes, request: Request) -> None:
-        """Know the head of the request that is all there is in `data`, if it says how long its body is."""
+        """Remember the head of `request`, which is all of `data`, if it has a Content-Length."""
         if b"content-length" not in request.headers or not request.keep_alive:
             return
         self._patience -= 1
         head = data[: len(data) - len(request.body)]
         lengths = list(_find_lengths(head))
-        # The first empty line is the end of the head: nothing else, like a line break behind the body, was in between.
+        # The first empty line must end the head: then `data` has nothing else, such as a line break after the body.
         if len(lengths) == 1 and len(head) <= _LONGEST_KNOWN_HEAD and head.find(b"\r\n\r\n") == len(head) - 4:
             begin, end = lengths[0].span(1)
             self._known = _Known(head[:begin], head[end:], request._replace(body=b""), self._body_limit)
@@ -333,12 +336,12 @@ class RequestReader:
                 self._parser.feed_data(data)
                 return
             except HttpParserUpgrade as upgrade:
-                # nsqd: speaks HTTP/1.1 only, a wish to upgrade (Java's client has it by default) is ignored.
+                # nsqd: HTTP/1.1 only; a request to upgrade, which Java's client makes by default, is ignored.
                 data = data[upgrade.args[0] :]
                 self._resume_plain()
 
     def _resume_plain(self) -> None:
-        """A fresh parser where the old one left; it takes every upgrade for the end of HTTP, even before a body."""
+        """Continue with a new parser: it takes every upgrade for the end of HTTP, even before a body."""
         self._parser = HttpRequestParser(self)
         if not self._upgrade_ignored:
             return
@@ -353,9 +356,9 @@ class RequestReader:
         self.phase = Phase.IDLE
         self._body = b""
 
-    def _stop(self, refusal: Response) -> _Refused:
+    def _stop(self, refusal: Response) -> _StopParsing:
         self._refusal = refusal
-        return _Refused()
+        return _StopParsing()
 
     # --- Callbacks of the parser --------------------------------------------------------------------------------------
 
@@ -380,7 +383,7 @@ class RequestReader:
         self._count_head(len(name) + len(value))
         if self._header_count > self._limits.max_headers:
             raise self._stop(HEAD_TOO_LARGE)
-        if self.phase is Phase.BODY:  # a trailer: counted, not kept
+        if self.phase is Phase.BODY:  # a trailer: counted and dropped
             return
         name = name.lower()
         headers = self._headers
@@ -420,7 +423,7 @@ class RequestReader:
         if host is None:
             if self._version == "1.1":
                 raise self._stop(MISSING_HOST)
-        elif host != self._known_host:  # the same one with every request of a connection
+        elif host != self._known_host:  # it is the same with every request of a connection
             if not _is_host(host):
                 raise self._stop(MALFORMED_HOST)
             self._known_host = host
@@ -457,7 +460,7 @@ class RequestReader:
         self.body_size += len(piece)
         if self.body_size > self._body_limit:
             raise self._stop(self._too_big)
-        # A bytearray from the second piece on: a million small pieces in a list would take many times their size.
+        # A bytearray from the second piece on: a list of a million small pieces would take many times their size.
         if not self._body:
             self._body = piece
         elif isinstance(self._body, bytearray):
@@ -466,7 +469,7 @@ class RequestReader:
             self._body = bytearray(self._body) + piece
 
     def on_message_complete(self) -> None:
-        if self._upgrade_ignored:  # without its body, which the parser takes for another protocol
+        if self._upgrade_ignored:  # the parser takes the body for another protocol
             return
         self._advanced = True
         self.phase = Phase.IDLE
@@ -493,7 +496,7 @@ _FRAMING: Final = (b"content-length", b"transfer-encoding")
 
 
 def _path_of_unusual_target(target: str, method: str) -> str:
-    """The path of ``http://host/path``; of ``*`` and CONNECT's ``host:port`` what no route is named."""
+    """The path of ``http://host/path``; ``*`` and CONNECT's ``host:port`` unchanged, which match no route."""
     _, separator, rest = target.partition("://")
     if not separator or method == "CONNECT":
         return target

@@ -1,12 +1,12 @@
-"""A client as a producer: its publishes on their way into topics, and the replies to them.
+"""A client as a producer: its PUB, MPUB and DPUB on their way into topics, and the replies.
 
-A publish is done at once, or `state` says what it waits for:
+`state` says how far the last publish is. Most are ``DONE`` at once. The others are:
 
-- ``POSTED``: it is published with those of other producers at the end of this iteration (``queue.publish_batch``).
-- ``PUBLISHED``: it came alone and is published. Its OK is left to ``answer``, so that messages leave before it.
-- ``IN_STEPS``: it is too large to be published at once; ``publish_on`` takes the next step.
+- ``POSTED``: it came alone and is published at the end of this event-loop iteration, together with the publishes of
+  other producers (``queue.publish_batch``).
+- ``IN_STEPS``: it is too large to be published at once; `publish_step` takes the next step.
 
-No command that follows is executed before the state is ``DONE`` again.
+No further command is executed until the state is ``DONE`` again.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from typing import Final
 
 from nsq_compat.protocol import command_table as table
 from nsq_compat.protocol.command_table import CommandSpec
-from nsq_compat.protocol.commands import Line, Publish
+from nsq_compat.protocol.commands import Publish
 from nsq_compat.protocol.errors import FatalClientError
 from nsq_compat.protocol.frames import OK
 from nsq_compat.queue.broker import Broker
@@ -26,15 +26,14 @@ from nsq_compat.session.admission import failed
 
 DONE: Final = 0  # the only false one, so that the message path tests `state` without a comparison
 POSTED: Final = 1
-PUBLISHED: Final = 2
-IN_STEPS: Final = 3
+IN_STEPS: Final = 2
 
 
 class Publisher:
-    """It is the ``queue.publish_batch.Producer`` of what it posts. `now` is monotonic seconds, `now_ns` wall clock.
+    """The ``queue.publish_batch.Producer`` of one client. `now` is monotonic seconds, `now_ns` wall-clock time.
 
-    `reply` takes frames for the client, `fail` what ends its connection, and `wake` has sent what came of what was
-    posted. `require` raises what a client hears that may not publish there; None: everybody may.
+    `reply` takes frames for the client, `fail` an error that ends its connection, `wake` flushes the connection.
+    `require` raises the error of a client that may not publish to a topic; None permits all.
     """
 
     def __init__(
@@ -48,12 +47,11 @@ class Publisher:
         wake: Callable[[], None],
     ) -> None:
         self.state = DONE
-        """What a publish waits for: one of the constants above."""
         self.counts: dict[bytes, int] = {}
-        """Messages by topic."""
+        """Published messages by topic."""
         self._broker = broker
         self._publish_batch = publish_batch
-        self._command: Publish | None = None  # while the state is not DONE
+        self._command: Publish | None = None  # unless the state is DONE
         self._large: LargeBatch | None = None  # while it is IN_STEPS
         self._require = require
         self._reply = reply
@@ -62,52 +60,36 @@ class Publisher:
         self._last_name = b""
         self._last_topic: Topic | None = None
 
-    @property
-    def posted(self) -> Publish | None:
-        return self._command if self.state == POSTED else None
+    def publish(self, command: Publish, now: float, now_ns: int, delay: float = 0.0, *, is_alone: bool = False) -> None:
+        """Publish a command's messages, deferred by `delay` seconds. Raises ``FatalClientError``.
 
-    def publish(self, command: Publish, now: float, now_ns: int) -> None:
-        """Publish a PUB, a run of them, or an MPUB. Raises ``FatalClientError``."""
+        A command that came alone may be posted, and is never large.
+        """
+        # Hot: runs for every synchronous PUB.
         bodies = command.bodies
         try:
             topic = self._topic_of(command.spec, command.tokens[1])
-            if is_large(bodies):
+            if is_alone:
+                if self._publish_batch is not None and self._publish_batch.post(topic, bodies, self, now, now_ns):
+                    self._command = command
+                    self.state = POSTED
+                    return
+            elif is_large(bodies):
                 command.bodies = ()  # the batch frees them in steps
                 owned = bodies if isinstance(bodies, list) else [*bodies]  # copying 500,000 takes milliseconds
                 self._large = topic.large_batch(owned, now, now_ns)
                 self._command, self.state = command, IN_STEPS
                 return
-            topic.publish(bodies, now, now_ns)
+            topic.publish(bodies, now, now_ns, delay)
         except (Refused, OSError) as error:
             raise failed(command.spec, error) from None
-        self._confirm(command.spec, command.tokens[1], len(bodies))
+        self._confirm(command, len(bodies))
 
-    def publish_alone(self, command: Publish, now: float, now_ns: int) -> None:
-        """Publish a PUB that came alone, at once or later in this turn; the reply is owed. Raises the same."""
-        # Hot: runs for every synchronous PUB.
-        bodies = command.bodies
-        try:
-            topic = self._topic_of(command.spec, command.tokens[1])
-            if self._publish_batch is not None and self._publish_batch.post(topic, bodies, self, now, now_ns):
-                self._command = command
-                self.state = POSTED
-                return
-            topic.publish(bodies, now, now_ns)
-        except (Refused, OSError) as error:
-            raise failed(command.spec, error) from None
-        self._command = command
-        self.state = PUBLISHED
+    def publish_step(self) -> bool:
+        """Take the next step of a publish that is ``IN_STEPS``; return whether it is done.
 
-    def publish_deferred(self, command: Line, delay: float, now: float, now_ns: int) -> None:
-        """Publish a DPUB; `delay` in seconds. Raises ``FatalClientError``."""
-        try:
-            self._topic_of(command.spec, command.tokens[1]).publish([command.body], now, now_ns, defer=delay)
-        except (Refused, OSError) as error:
-            raise failed(command.spec, error) from None
-        self._confirm(command.spec, command.tokens[1], 1)
-
-    def publish_on(self) -> bool:
-        """Take the next step of what is ``IN_STEPS``; return whether it is done. Raises ``FatalClientError``."""
+        Raises ``FatalClientError``.
+        """
         command, large = self._command, self._large
         assert command is not None, "a publish is in steps"
         assert large is not None, "a publish is in steps"
@@ -118,42 +100,30 @@ class Publisher:
             return True
         try:
             if large.step():
-                self._confirm(command.spec, command.tokens[1], large.count)
+                self._confirm(command, large.count)
         except (Refused, OSError) as error:
             self._done()
             raise failed(command.spec, error) from None
         return False
 
-    def answer(self) -> None:
-        """Reply to what is ``PUBLISHED``, if anything is."""
-        # Hot: runs for every synchronous PUB, with `_confirm` written out.
-        command = self._command
-        if command is not None and self.state == PUBLISHED:
-            self._command = None
-            self.state = DONE
-            topic, count, counts = command.tokens[1], len(command.bodies), self.counts
-            counts[topic] = counts.get(topic, 0) + count
-            self._reply(OK if count == 1 or command.spec is table.MPUB else OK * count)
-
     def settle(self) -> None:
-        """Publish what is ``POSTED`` now, with what other producers posted, and reply."""
+        """Publish now what is ``POSTED``, together with the publishes of other producers."""
         if self.state == POSTED and self._publish_batch is not None:
             self._publish_batch.settle()
-        self.answer()
 
     def published(self, error: Exception | None) -> None:
-        """What was ``POSTED`` is published, or `error` says why it was refused; the reply is owed."""
+        """Reply to the ``POSTED`` publish, which has failed with `error` if that is not None."""
         command = self._command
-        assert command is not None, "only what was posted is published so"
+        assert command is not None, "a publish was posted"
+        self._command, self.state = None, DONE
         if error is None:
-            self.state = PUBLISHED
+            self._confirm(command, len(command.bodies))
         else:
-            self._done()
             self._fail(failed(command.spec, error))
         self._wake()
 
     def cancel(self) -> None:
-        """Publish nothing more of what is ``IN_STEPS``."""
+        """Abandon a publish that is ``IN_STEPS``."""
         if self._large is not None:
             self._large.cancel()
             self._done()
@@ -161,16 +131,17 @@ class Publisher:
     def _done(self) -> None:
         self._command, self._large, self.state = None, None, DONE
 
-    def _topic_of(self, spec: CommandSpec, topic: bytes) -> Topic:
-        # Hot: runs for every synchronous PUB, whose line is as a rule the one before, the very same object.
+    def _topic_of(self, spec: CommandSpec, name: bytes) -> Topic:
+        # Hot: runs for every synchronous PUB. Its line is mostly the same as the one before, and the very same object.
         if self._require is not None:
-            self._require(spec, topic)
-        last = self._last_topic
-        if last is None or topic is not self._last_name or last.exiting:
-            last = self._broker.topic(topic.decode("ascii"))
-            self._last_name, self._last_topic = topic, last
-        return last
+            self._require(spec, name)
+        topic = self._last_topic
+        if topic is None or name is not self._last_name or topic.exiting:
+            topic = self._broker.topic(name.decode("ascii"))
+            self._last_name, self._last_topic = name, topic
+        return topic
 
-    def _confirm(self, spec: CommandSpec, topic: bytes, count: int) -> None:
-        self.counts[topic] = self.counts.get(topic, 0) + count
-        self._reply(OK if count == 1 or spec is table.MPUB else OK * count)
+    def _confirm(self, command: Publish, count: int) -> None:
+        name, counts = command.tokens[1], self.counts
+        counts[name] = counts.get(name, 0) + count
+        self._reply(OK if count == 1 or command.spec is table.MPUB else OK * count)

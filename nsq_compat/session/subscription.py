@@ -1,9 +1,9 @@
-"""A client as a consumer of its channel: what it is ready for, what it has in flight, what it was given.
+"""A client as a consumer of its channel: its ready count, its messages in flight, its counters.
 
 Invariants:
 
-- Never more is in flight than the ready count allows at the moment of delivery.
-- What was negotiated before SUB is in force until the end: IDENTIFY has no place afterwards.
+- A delivery never makes more messages in flight than the ready count.
+- The settings negotiated before SUB stay in force: IDENTIFY is not allowed afterwards.
 """
 
 import random
@@ -18,7 +18,7 @@ from nsq_compat.queue.wait_queue import Locality
 
 
 class Counts(NamedTuple):
-    """The figures of a consumer, as ``ClientStats`` names them; all 0 for a client that is none."""
+    """The counters of a consumer, as ``ClientStats`` names them; all 0 for other clients."""
 
     ready_count: int = 0
     in_flight_count: int = 0
@@ -33,8 +33,8 @@ class Counts(NamedTuple):
 class Subscription:
     """From SUB to the end of the connection. It is the ``queue.channel.Consumer`` of its channel.
 
-    `msg_timeout` in seconds is that of a delivery, `touch_timeout` what a TOUCH adds. `stats` says what /stats shows.
-    Raises ``Exiting`` and ``TooManyConsumers``.
+    `msg_timeout` is the time limit of a delivery in seconds, `touch_timeout` the seconds that a TOUCH adds. `stats`
+    returns the client's figures for /stats. Raises ``Exiting`` and ``TooManyConsumers``.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Subscription:
     # --- Messages out -------------------------------------------------------------------------------------------------
 
     def next_batch(self, now: float) -> Sequence[bytes]:
-        """Frames to send now; `has_more` says whether to ask again."""
+        """Frames to send now; `has_more` says whether there may be more."""
         channel = self._channel
         self.has_more = False
         room = self.ready_count - len(self.in_flight.frames)  # Hot: not `len(self.in_flight)`, which is one call more
@@ -92,12 +92,12 @@ class Subscription:
         self.has_more = 0 < len(frames) < room and channel.depth > 0 and not channel.paused
         if self._sample_rate:
             taken, frames = len(frames), self._sample(frames)
-            self.has_more |= len(frames) < taken  # what was not drawn has left room for as many
+            self.has_more |= len(frames) < taken  # messages that were not drawn leave room for others
         self._message_count += len(frames)
         return frames
 
     def _sample(self, frames: Sequence[bytes]) -> list[bytes]:
-        # nsqd: what is not drawn is gone for the channel, and a rate of N lets N + 1 percent through.
+        # nsqd: a message that is not drawn is finished, and a rate of N delivers N + 1 percent.
         kept: list[bytes] = []
         discarded: list[bytes] = []
         for frame in frames:
@@ -106,13 +106,13 @@ class Subscription:
         return kept
 
     def stand_back(self) -> None:
-        """The client takes nothing for now: messages go to others."""
+        """Let messages go to other consumers while this client takes none."""
         self._channel.stand_back(self)
 
-    # --- Answers ------------------------------------------------------------------------------------------------------
+    # --- FIN, REQ, TOUCH ----------------------------------------------------------------------------------------------
 
     def finish(self, ids: Sequence[bytes], now: float, now_ns: int) -> list[bytes]:
-        """Forget messages for good; return the ids that were not in flight here."""
+        """Finish messages; return the ids that are not in flight to this client."""
         latency = self._channel.latency
         if latency is not None:
             latency.add(self.in_flight.frames_of(ids), now, now_ns)
@@ -121,23 +121,23 @@ class Subscription:
         return missing
 
     def requeue(self, message_id: bytes, now: float, delay: float) -> None:
-        """Put a message back, to be delivered again after `delay` seconds. Raises ``NotInFlight``."""
+        """Requeue a message for another delivery after `delay` seconds. Raises ``NotInFlight``."""
         self._channel.requeue(self, message_id, now, delay)
         self._requeue_count += 1
 
     def touch(self, message_id: bytes, now: float) -> None:
-        """Give the client more time for a message. Raises ``NotInFlight``."""
+        """Extend the time limit of a message. Raises ``NotInFlight``."""
         self._channel.touch(self, message_id, now, self._touch_timeout)
 
     def why_not(self, message_id: bytes) -> str:
-        """The reason, in NSQ's words, why the client cannot answer a message."""
+        """NSQ's text for why the client cannot finish, requeue or touch this message."""
         return self._channel.why_not(message_id)
 
     @property
     def consumer_count(self) -> int:
-        """Of the channel."""
+        """The number of the channel's consumers."""
         return len(self._channel.consumers)
 
     def leave(self) -> None:
-        """The connection is over. May be called twice."""
+        """Leave the channel when the connection is closed. May be called twice."""
         self._channel.remove_consumer(self)

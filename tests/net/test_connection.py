@@ -13,7 +13,7 @@ from gevent.event import Event
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq_compat.net.connection import FEW, RECEIVE_SIZE, CodecStack, Connection
+from nsq_compat.net.connection import RECEIVE_SIZE, SMALL_READ, CodecStack, Connection
 from nsq_compat.protocol.compression import Deflate, Snappy
 from nsq_compat.session.authorization import Credentials, Grants, read_answer
 
@@ -97,7 +97,9 @@ def test_a_client_that_closes_its_side_still_gets_its_replies(connect):
     assert client.rest() == b""
 
 
-@pytest.mark.parametrize("length", [FEW - 1, FEW, FEW + 1, 2 * FEW, RECEIVE_SIZE, RECEIVE_SIZE + 1])
+@pytest.mark.parametrize(
+    "length", [SMALL_READ - 1, SMALL_READ, SMALL_READ + 1, 2 * SMALL_READ, RECEIVE_SIZE, RECEIVE_SIZE + 1]
+)
 def test_who_has_said_little_may_say_any_amount(connect, length):
     consumer = connect().subscribes(b"t", b"c", ready=10)
     producer = connect()
@@ -305,7 +307,7 @@ def test_a_connection_that_ends_while_it_waits_ends_when_the_answer_is_there(
     if end == "the client goes":
         client.socket.close()
     else:
-        server.tcp.sessions[0].drop()
+        server.tcp.sessions[0].abort()
     gevent.sleep(0)
     auth_server.answers.set()
     eventually(lambda: not server.tcp.sessions)
@@ -340,8 +342,8 @@ def test_without_a_codec_bytes_pass_as_they_are():
 def test_the_last_codec_put_on_is_the_first_to_encode_and_the_last_to_decode(pieces):
     ours, theirs = CodecStack(), CodecStack()
     for make in (Snappy, lambda: Deflate(6)):
-        ours.put_on(make())
-        theirs.put_on(make())
+        ours.push(make())
+        theirs.push(make())
     assert len(ours) == 2
     for piece in pieces:
         assert b"".join(theirs.decode(ours.encode(piece))) == piece
@@ -349,24 +351,24 @@ def test_the_last_codec_put_on_is_the_first_to_encode_and_the_last_to_decode(pie
 
 def test_what_is_meant_for_an_upper_codec_may_enter_there():
     ours, theirs = CodecStack(), Deflate(6)
-    ours.put_on(Snappy())
-    ours.put_on(Deflate(6))
+    ours.push(Snappy())
+    ours.push(Deflate(6))
     assert b"".join(ours.decode(theirs.encode(b"data"), level=1)) == b"data"
 
 
 def test_a_codec_put_on_between_two_pieces_gets_the_second():
     stack, lower, upper = CodecStack(), Snappy(), Deflate(6)
-    stack.put_on(Snappy())
+    stack.push(Snappy())
     wire = lower.encode(bytes(65536)) + lower.encode(upper.encode(b"data"))
     pieces = stack.decode(wire)
     assert next(pieces) == bytes(65536)
-    stack.put_on(Deflate(6))
+    stack.push(Deflate(6))
     assert list(pieces) == [b"data"]
 
 
 def test_the_end_of_a_lower_stream_is_the_end_of_all():
     stack, lower = CodecStack(), zlib.compressobj(wbits=-zlib.MAX_WBITS)
-    stack.put_on(Deflate(6))
-    stack.put_on(Snappy())
+    stack.push(Deflate(6))
+    stack.push(Snappy())
     wire = lower.compress(Snappy().encode(b"last words")) + lower.flush()
     assert list(stack.decode(wire)) == [b"last words", b""]

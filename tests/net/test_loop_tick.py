@@ -1,4 +1,4 @@
-"""Who sends at the end of a tick, and in which order."""
+"""Work at the end of an event-loop iteration, alarms, and the loop's lag."""
 
 import socket
 import struct
@@ -11,7 +11,7 @@ import pytest
 from gevent.event import Event
 from gevent.queue import Queue
 
-from nsq_compat.net.loop_tick import AT_ONCE, AlarmClock, LoopLag, LoopTick
+from nsq_compat.net.loop_tick import MAX_FLUSHES, AlarmClock, LoopLag, LoopTick
 from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.schedule import Schedule
 
@@ -44,6 +44,13 @@ class Loop:
         callback()
 
 
+def ends_reading(tick):
+    """As a connection does."""
+    tick.is_reading = False
+    if tick.due or tick.calls:
+        tick.run()
+
+
 @pytest.fixture
 def loop():
     return Loop()
@@ -54,7 +61,7 @@ def tick(loop):
     return LoopTick(loop)
 
 
-def test_all_send_in_their_order_and_the_loop_is_asked_once(loop, tick):
+def test_connections_are_flushed_in_order_with_one_callback_of_the_loop(loop, tick):
     sent: list[str] = []
     for name in "abc":
         tick.add(Sender(sent, name))
@@ -64,18 +71,18 @@ def test_all_send_in_their_order_and_the_loop_is_asked_once(loop, tick):
     assert not tick.due
 
 
-def test_the_loop_is_asked_again_for_those_of_many_who_are_left_in_their_order(loop, tick):
+def test_many_connections_are_flushed_in_order_over_several_callbacks(loop, tick):
     sent: list[int] = []
-    many = 3 * AT_ONCE - 1
+    many = 3 * MAX_FLUSHES - 1
     for number in range(many):
         tick.add(Sender(sent, number, then=lambda: tick.add(Sender(sent, many)) if len(sent) == 1 else None))
-    for expected in (AT_ONCE, 2 * AT_ONCE, many + 1):
+    for expected in (MAX_FLUSHES, 2 * MAX_FLUSHES, many + 1):
         loop.calls_back()
         assert sent == list(range(expected))
     assert not loop.asked
 
 
-def test_who_asks_while_others_send_has_the_next_turn(loop, tick):
+def test_a_connection_added_during_a_flush_is_flushed_at_the_next_one(loop, tick):
     sent: list[str] = []
     tick.add(Sender(sent, "a", then=lambda: tick.add(Sender(sent, "again"))))
     tick.add(Sender(sent, "b"))
@@ -85,35 +92,35 @@ def test_who_asks_while_others_send_has_the_next_turn(loop, tick):
     assert sent == ["a", "b", "again"]
 
 
-def test_who_reads_last_ends_the_turn_of_all_who_read_and_the_loop_is_not_asked(loop, tick):
+def test_the_last_connection_that_reads_flushes_all_without_a_callback_of_the_loop(loop, tick):
     sent: list[str] = []
     for name, loop.pendingcnt in (("a", 1), ("b", 0)):
-        tick.begin_reading()
+        tick.is_reading = True
         tick.add(Sender(sent, name))
         assert sent == []
-        tick.end_reading()
+        ends_reading(tick)
     assert sent == ["a", "b"]
-    loop.calls_back()  # it was asked for the first one, who could not know that there is nothing but another reader
+    loop.calls_back()  # it was asked when the first connection had read
     assert sent == ["a", "b"]
-    tick.begin_reading()
+    tick.is_reading = True
     tick.add(Sender(sent, "c"))
-    tick.end_reading()
+    ends_reading(tick)
     assert sent == ["a", "b", "c"]
     assert not loop.asked
 
 
-def test_behind_who_reads_the_loop_ends_the_turn_where_others_are_ready(loop, tick):
+def test_if_other_sockets_wait_the_loop_is_asked_for_a_callback(loop, tick):
     sent: list[str] = []
     loop.pendingcnt = 1
-    tick.begin_reading()
+    tick.is_reading = True
     tick.add(Sender(sent, "a"))
-    tick.end_reading()
+    ends_reading(tick)
     assert sent == []
     loop.calls_back()
     assert sent == ["a"]
 
 
-def test_what_is_to_be_done_before_anybody_sends_is_done_first_and_its_senders_are_of_the_same_turn(loop, tick):
+def test_calls_run_before_the_flush_and_their_connections_are_flushed_with_the_others(loop, tick):
     done: list[str] = []
 
     def call():
@@ -124,14 +131,14 @@ def test_what_is_to_be_done_before_anybody_sends_is_done_first_and_its_senders_a
     tick.call(call)
     loop.calls_back()
     assert done == ["called", "a", "b"]
-    tick.begin_reading()
+    tick.is_reading = True
     tick.call(call)
-    tick.end_reading()
+    ends_reading(tick)
     assert done[3:] == ["called", "b"]
     assert not loop.asked
 
 
-def test_a_call_that_fails_holds_up_nobody(loop, tick):
+def test_a_call_that_fails_does_not_prevent_the_flush(loop, tick):
     def fail():
         raise ValueError("it fails")
 

@@ -22,7 +22,7 @@ from nsq_compat.net.process import (
     descriptors_left_by_clients,
     first_of,
     raise_descriptor_limit,
-    spare_the_collector,
+    tune_gc,
 )
 
 _STOPS_WHEN_ASKED = """
@@ -81,7 +81,7 @@ def collector() -> Iterator[None]:
 
 @pytest.mark.usefixtures("collector")
 def test_the_collector_leaves_alone_what_is_there_at_the_start():
-    spare_the_collector()
+    tune_gc()
     assert gc.get_freeze_count() > 0
 
 

@@ -117,7 +117,7 @@ class Client:
             peer=f"{host}:5000",
             host=host,
             wake=self._wake,
-            drop=self._close,
+            abort=self._close,
             authorize=lambda credentials: nsqd.authorize(credentials),
             publish_batch=nsqd.publish_batch,
             now=nsqd.now,
