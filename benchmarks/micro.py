@@ -203,7 +203,6 @@ def _answering(data: bytes, *, logged: bool = False) -> Callable[[], Callable[[]
         def run() -> object:
             session.receive_data(data, _NOW, _NOW_NS)
             session.data_to_send(_NOW)
-            session.next_wakeup()
             if channel.depth > _FULL:
                 channel.empty()
             return folder  # which goes with `run`
@@ -238,7 +237,6 @@ def _posting(sessions: int, data: bytes) -> Callable[[], Callable[[], object]]:
 def _producer(broker: Broker, publish_batch: PublishBatch) -> NsqdSession:
     def wake() -> None:
         session.data_to_send(_NOW)
-        session.next_wakeup()
 
     session = _session(broker, publish_batch, wake)
     return session

@@ -436,7 +436,10 @@ class Connection(Generic[Session]):
         """Flush at the end of this event-loop iteration, because the session may have something to send."""
         if not self._flush_is_due and not self._is_closed:
             self._flush_is_due = True
-            self._tick.add(self)
+            tick = self._tick
+            tick.due.append(self)
+            if not tick.is_reading:
+                tick.schedule()
 
     def flush_when_due(self) -> None:
         """`flush` as the last step of an iteration: an error must not reach other connections."""
@@ -465,7 +468,7 @@ class Connection(Generic[Session]):
             return False
         if session.has_more:
             self.wake()  # other connections have their turn first
-        if self._alarm_at > session.next_wakeup():
+        if self._alarm_at > session.next_wakeup:
             self._set_alarm()
         return bool(data)
 
@@ -514,7 +517,7 @@ class Connection(Generic[Session]):
 
     def _set_alarm(self) -> None:
         self._alarm.stop()
-        self._alarm_at = _monotonic() + self.session.linger_seconds if self._is_shut else self.session.next_wakeup()
+        self._alarm_at = _monotonic() + self.session.linger_seconds if self._is_shut else self.session.next_wakeup
         if self._alarm_at != float("inf"):
             self._alarm.close()
             self._alarm = self._hub.loop.timer(max(0.0, self._alarm_at - _monotonic()))

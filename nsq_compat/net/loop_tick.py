@@ -43,8 +43,8 @@ class LoopTick:
     """The work at the end of an event-loop iteration: first `calls`, then a flush of the connections in `due`.
 
     Flushing all connections together costs little more for ten consumers of a message than for one. A connection that
-    reads from its socket sets `is_reading` meanwhile and then calls `run` if there is work; `run` does it if no other
-    socket is waiting. In all other cases the loop is asked for a callback.
+    reads from its socket sets `is_reading` meanwhile, and then calls `run` if there is work. When work is added at
+    other times, `schedule` follows.
     """
 
     def __init__(self, loop: Loop) -> None:
@@ -54,27 +54,21 @@ class LoopTick:
         self._loop = loop
         self._is_scheduled = False
 
-    def add(self, connection: Flushable) -> None:
-        """Flush this connection, which has not been added since its last flush."""
-        # Hot: runs for every synchronous PUB.
-        self.due.append(connection)
-        if not self.is_reading:
-            self._schedule()
-
     def call(self, callback: Callable[[], None]) -> None:
         """Call this before the connections are flushed."""
         self.calls.append(callback)
         if not self.is_reading:
-            self._schedule()
+            self.schedule()
 
     def run(self) -> None:
         """Do the work now unless other sockets are waiting to be read; called after reading from one."""
         if self._loop.pendingcnt:
-            self._schedule()
+            self.schedule()
         else:
             self._run()
 
-    def _schedule(self) -> None:
+    def schedule(self) -> None:
+        """Ask the loop to do the work in this iteration, after the watchers that have fired."""
         if not self._is_scheduled:
             self._is_scheduled = True
             self._loop.run_callback(self._run_scheduled)
@@ -98,7 +92,7 @@ class LoopTick:
         connections, self.due = self.due, []  # a connection that is woken meanwhile has its turn after these
         if len(connections) > MAX_FLUSHES:
             connections, self.due = connections[:MAX_FLUSHES], connections[MAX_FLUSHES:]
-            self._schedule()
+            self.schedule()
         for connection in connections:
             connection.flush_when_due()
 

@@ -55,6 +55,8 @@ class Conversation:
         """Received commands wait for `read_on`; feed nothing before they are executed."""
         self.awaits_publish = False
         """The last `receive_data` left a publish, and its reply, to the end of the event-loop iteration."""
+        self.next_wakeup = float("inf")
+        """When to call `data_to_send`, which changes it, even if nothing happens; monotonic seconds."""
         self.upgrade: Upgrade | None = None
         """The next codec to push; until it is in place nothing is sent or received."""
 
@@ -72,10 +74,6 @@ class Conversation:
 
     def data_to_send(self, now: float) -> bytes:
         """The bytes to send to the client now."""
-        raise NotImplementedError
-
-    def next_wakeup(self) -> float:
-        """When to call `data_to_send` even if nothing happens: monotonic seconds, or infinity."""
         raise NotImplementedError
 
     def stalled(self) -> None:

@@ -101,7 +101,7 @@ class HttpSession(Conversation):
         self._input_ended = False
         self._is_closed = False
         self._idle_seconds = limits.idle_seconds
-        self._deadline = now + limits.head_seconds
+        self._deadline = self.next_wakeup = now + limits.head_seconds
         self._deadline_is_due = False  # to be set when the replies leave
         self._phase = Phase.IDLE
         self._body_began = now
@@ -172,13 +172,11 @@ class HttpSession(Conversation):
                 self._move_deadline(now, answered=True)
         elif now >= self._deadline and not self.has_unread:
             self._give_up()
+        self.next_wakeup = NEVER if self.has_unread else self._deadline
         replies = self._replies
         data = replies[0] if len(replies) == 1 else b"".join(replies)
         replies.clear()
         return data
-
-    def next_wakeup(self) -> float:
-        return NEVER if self.has_unread else self._deadline
 
     @property
     def write_timeout(self) -> float | None:

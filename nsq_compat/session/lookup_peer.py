@@ -69,6 +69,7 @@ class LookupPeer(Conversation):
         self._told_all = False
         self._ping_due = now + PING_SECONDS
         self._deadline = NEVER
+        self.next_wakeup = self._ping_due
         self._in_grace = False
         self._gone: OrderedDict[_Name, None] = OrderedDict()
         self._come: OrderedDict[_Name, str] = OrderedDict()  # with the word that log lines begin with
@@ -137,11 +138,8 @@ class LookupPeer(Conversation):
         commands = [*self._open(), *self._ping(now), *self._registrations()]
         if commands and self._deadline == NEVER:
             self._deadline = now + ANSWER_SECONDS
+        self.next_wakeup = min(self._ping_due, self._deadline)
         return b"".join(commands)
-
-    def next_wakeup(self) -> float:
-        """When a ping is due or an answer is late; monotonic seconds."""
-        return min(self._ping_due, self._deadline)
 
     @property
     def write_timeout(self) -> float | None:

@@ -108,11 +108,11 @@ class NsqdSession(Conversation):
         self._delivery = self._settings
         self._identified = False
         self._layers = Layers()
-        self._lacks_tls = limits.tls_required
         self._replies: list[bytes] = []
         self._heartbeat_due = NEVER
         self._deadline = NEVER
         self._renew_deadline()
+        self.next_wakeup = self._deadline
         self._publisher = Publisher(
             broker,
             publish_batch,
@@ -176,6 +176,8 @@ class NsqdSession(Conversation):
             self._replies.append(HEARTBEAT)
             while self._heartbeat_due <= now:
                 self._heartbeat_due += self._delivery.heartbeat_ms / 1000
+        deadline, heartbeat_due = self._deadline, self._heartbeat_due
+        self.next_wakeup = deadline if deadline < heartbeat_due or self.upgrade is not None else heartbeat_due
         replies, subscription = self._replies, self.subscription
         if subscription is not None and not self.closing:
             frames = subscription.next_batch(now)
@@ -187,12 +189,6 @@ class NsqdSession(Conversation):
         data = replies[0] if len(replies) == 1 else b"".join(replies)
         replies.clear()
         return data
-
-    def next_wakeup(self) -> float:
-        """When a heartbeat is due, or the client has been silent for too long."""
-        if self.upgrade is not None or self._deadline < self._heartbeat_due:
-            return self._deadline
-        return self._heartbeat_due
 
     @property
     def write_timeout(self) -> float | None:
@@ -316,7 +312,7 @@ class NsqdSession(Conversation):
     def _admit(self, tokens: Sequence[bytes]) -> CommandSpec:
         # The reader checks a repeated PUB or MPUB line only once, so the result must not change later. The publisher
         # checks permissions.
-        if self._lacks_tls and tokens[0] != b"IDENTIFY":
+        if self._lacks_tls() and tokens[0] != b"IDENTIFY":
             raise tls_missing(tokens[0])
         spec = check(tokens, self.state, heartbeats=self._settings.heartbeat_ms > 0)
         if spec is table.DPUB:
@@ -324,6 +320,9 @@ class NsqdSession(Conversation):
         elif spec is table.MPUB:
             self._create_topic(tokens)
         return spec
+
+    def _lacks_tls(self) -> bool:
+        return self._limits.tls_required and self._layers.tls is None
 
     def _create_topic(self, tokens: Sequence[bytes]) -> None:
         # nsqd: only MPUB checks permission, and creates its topic, before its body is received.
@@ -433,7 +432,6 @@ class NsqdSession(Conversation):
     def _upgraded(self, tls: TlsFacts | None, now: float) -> None:
         self._now = now
         self._layers.add(tls)
-        self._lacks_tls &= tls is None
         self._replies.append(OK)
         self.upgrade = None
         self._begin_upgrade(bytes)
@@ -455,7 +453,7 @@ class NsqdSession(Conversation):
     def _subscribed(self, spec: CommandSpec) -> Subscription:
         if self.subscription is None:
             # A run of FINs is not checked by `_admit`.
-            raise tls_missing(b"FIN") if self._lacks_tls else wrong_state(spec)
+            raise tls_missing(b"FIN") if self._lacks_tls() else wrong_state(spec)
         return self.subscription
 
     # --- Permission ---------------------------------------------------------------------------------------------------

@@ -44,6 +44,13 @@ class Loop:
         callback()
 
 
+def adds(tick, connection):
+    """As a connection does."""
+    tick.due.append(connection)
+    if not tick.is_reading:
+        tick.schedule()
+
+
 def ends_reading(tick):
     """As a connection does."""
     tick.is_reading = False
@@ -64,7 +71,7 @@ def tick(loop):
 def test_connections_are_flushed_in_order_with_one_callback_of_the_loop(loop, tick):
     sent: list[str] = []
     for name in "abc":
-        tick.add(Sender(sent, name))
+        adds(tick, Sender(sent, name))
     assert sent == []
     loop.calls_back()
     assert sent == ["a", "b", "c"]
@@ -75,7 +82,7 @@ def test_many_connections_are_flushed_in_order_over_several_callbacks(loop, tick
     sent: list[int] = []
     many = 3 * MAX_FLUSHES - 1
     for number in range(many):
-        tick.add(Sender(sent, number, then=lambda: tick.add(Sender(sent, many)) if len(sent) == 1 else None))
+        adds(tick, Sender(sent, number, then=lambda: adds(tick, Sender(sent, many)) if len(sent) == 1 else None))
     for expected in (MAX_FLUSHES, 2 * MAX_FLUSHES, many + 1):
         loop.calls_back()
         assert sent == list(range(expected))
@@ -84,8 +91,8 @@ def test_many_connections_are_flushed_in_order_over_several_callbacks(loop, tick
 
 def test_a_connection_added_during_a_flush_is_flushed_at_the_next_one(loop, tick):
     sent: list[str] = []
-    tick.add(Sender(sent, "a", then=lambda: tick.add(Sender(sent, "again"))))
-    tick.add(Sender(sent, "b"))
+    adds(tick, Sender(sent, "a", then=lambda: adds(tick, Sender(sent, "again"))))
+    adds(tick, Sender(sent, "b"))
     loop.calls_back()
     assert sent == ["a", "b"]
     loop.calls_back()
@@ -96,14 +103,14 @@ def test_the_last_connection_that_reads_flushes_all_without_a_callback_of_the_lo
     sent: list[str] = []
     for name, loop.pendingcnt in (("a", 1), ("b", 0)):
         tick.is_reading = True
-        tick.add(Sender(sent, name))
+        adds(tick, Sender(sent, name))
         assert sent == []
         ends_reading(tick)
     assert sent == ["a", "b"]
     loop.calls_back()  # it was asked when the first connection had read
     assert sent == ["a", "b"]
     tick.is_reading = True
-    tick.add(Sender(sent, "c"))
+    adds(tick, Sender(sent, "c"))
     ends_reading(tick)
     assert sent == ["a", "b", "c"]
     assert not loop.asked
@@ -113,7 +120,7 @@ def test_if_other_sockets_wait_the_loop_is_asked_for_a_callback(loop, tick):
     sent: list[str] = []
     loop.pendingcnt = 1
     tick.is_reading = True
-    tick.add(Sender(sent, "a"))
+    adds(tick, Sender(sent, "a"))
     ends_reading(tick)
     assert sent == []
     loop.calls_back()
@@ -125,9 +132,9 @@ def test_calls_run_before_the_flush_and_their_connections_are_flushed_with_the_o
 
     def call():
         done.append("called")
-        tick.add(Sender(done, "b"))
+        adds(tick, Sender(done, "b"))
 
-    tick.add(Sender(done, "a"))
+    adds(tick, Sender(done, "a"))
     tick.call(call)
     loop.calls_back()
     assert done == ["called", "a", "b"]
@@ -143,12 +150,12 @@ def test_a_call_that_fails_does_not_prevent_the_flush(loop, tick):
         raise ValueError("it fails")
 
     sent: list[str] = []
-    tick.add(Sender(sent, "a"))
+    adds(tick, Sender(sent, "a"))
     tick.call(fail)
     with pytest.raises(ValueError, match="it fails"):
         loop.calls_back()
     assert sent == ["a"]
-    tick.add(Sender(sent, "b"))
+    adds(tick, Sender(sent, "b"))
     loop.calls_back()
     assert sent == ["a", "b"]
 

@@ -224,7 +224,7 @@ class Client:
     # --- The shell ----------------------------------------------------------------------------------------------------
 
     def next_wakeup(self) -> float:
-        return self.session.next_wakeup() if self.is_open and self.reads else float("inf")
+        return self.session.next_wakeup if self.is_open and self.reads else float("inf")
 
     def flush(self) -> None:
         self.woken = False

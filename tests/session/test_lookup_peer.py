@@ -189,14 +189,14 @@ def test_a_topic_that_goes_before_its_turn_is_not_registered(nsqd):
 
 def test_it_pings_every_fifteen_seconds_whatever_else_is_said(nsqd):
     nsqd.is_registered()
-    assert nsqd.session.next_wakeup() == 100.0 + PING_SECONDS
+    assert nsqd.session.next_wakeup == 100.0 + PING_SECONDS
     assert nsqd.waits(PING_SECONDS - 1) == b""
     nsqd.broker.topic("orders")
     assert nsqd.says() == b"REGISTER orders\n"
     assert nsqd.hears(OK) == b""
     assert nsqd.waits(1) == b"PING\n"
     assert nsqd.hears(OK) == b""
-    assert nsqd.session.next_wakeup() == 100.0 + 2 * PING_SECONDS
+    assert nsqd.session.next_wakeup == 100.0 + 2 * PING_SECONDS
 
 
 def test_it_can_be_asked_to_find_out_whether_nsqlookupd_is_there(nsqd):
