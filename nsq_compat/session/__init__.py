@@ -5,8 +5,7 @@
     admission       checks of a command's line, NSQ's error texts
     negotiation     IDENTIFY: limits, settings, TLS and compression
     authorization   permissions from auth servers
-    publisher       the client as a producer
-    subscription    the client as a consumer of a channel
+    client_roles    the client as a producer, and as a consumer of a channel
     lookupd_session an nsqd, as a client of nsqlookupd (V1)
     lookup_peer     nsqlookupd, as nsqd talks to it
     http_session    an HTTP client of a daemon

@@ -40,6 +40,7 @@ from nsq_compat.queue.publish_batch import PublishBatch
 from nsq_compat.queue.stats import ClientStats
 from nsq_compat.session.admission import check, delay_of, failed, not_in_flight, tls_missing, wrong_state
 from nsq_compat.session.authorization import Access, AuthFailed, Authorize, Credentials, Grants, not_asked
+from nsq_compat.session.client_roles import DONE, IN_STEPS, Counts, Publisher, Subscription
 from nsq_compat.session.conversation import HANDSHAKE_SECONDS, Conversation, TlsFacts, Upgrade
 from nsq_compat.session.negotiation import (
     Layers,
@@ -50,8 +51,6 @@ from nsq_compat.session.negotiation import (
     negotiate,
     settings_before_identify,
 )
-from nsq_compat.session.publisher import DONE, IN_STEPS, Publisher
-from nsq_compat.session.subscription import Counts, Subscription
 
 log = logging.getLogger(__name__)
 

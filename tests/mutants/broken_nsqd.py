@@ -17,8 +17,8 @@ from nsq_compat.queue.in_flight import NEVER, InFlight
 from nsq_compat.queue.stats import ClientStats
 from nsq_compat.queue.topic import Topic
 from nsq_compat.session import nsqd_session
+from nsq_compat.session.client_roles import Subscription
 from nsq_compat.session.nsqd_session import NsqdSession
-from nsq_compat.session.subscription import Subscription
 from tests.mutants.breaking import Function, instead_of, run_broken
 
 # --- Messages ---------------------------------------------------------------------------------------------------------
