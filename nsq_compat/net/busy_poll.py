@@ -1,8 +1,9 @@
 """Busy polling: keep the event loop awake after a request if the next one is about to come.
 
 A client that waits for each reply lets the event loop sleep between two requests, and waking a process can take longer
-than serving the request. The loop therefore polls its sockets after a run of requests from one connection in quick
-succession. Other loads do not come sooner for it and would only pay the CPU (docs/decisions/0026).
+than serving the request. So after a run of requests from one connection in quick succession the loop polls its sockets
+after each further request, until it has polled in vain. Other loads do not come sooner for it, and would only pay the
+CPU (docs/decisions/0026).
 """
 
 import os
@@ -14,9 +15,11 @@ from typing import Any, Final
 from gevent.hub import get_hub
 
 MAX_POLL: Final = 100e-6
-"""Seconds: the longest time between two requests of a run, and of polling in vain."""
-MIN_RUN: Final = 16
-"""Requests in a run before the loop polls. Clients that send at their own times hardly ever have such a run."""
+"""Seconds until a poll is in vain."""
+MAX_GAP: Final = 2 * MAX_POLL
+"""Seconds between two requests of a run. While the loop sleeps, they are further apart by the time to wake it."""
+MIN_RUN: Final = 64
+"""Requests of a run before the loop polls, so that a poll in vain costs less than 2 us for each of them."""
 
 
 class BusyPoll:
@@ -41,7 +44,7 @@ class BusyPoll:
         """Note that a request of this client has been answered; `client` is any number that identifies it."""
         # Hot: runs for every synchronous PUB of a lone producer.
         now = self._now()
-        if client == self._client and now - self._served_at < self._max_poll:
+        if client == self._client and now - self._served_at < MAX_GAP:
             self._run += 1
         else:
             self._client, self._run = client, 0
@@ -59,6 +62,7 @@ class BusyPoll:
     def _poll(self) -> None:
         """Called in every iteration in which the loop has nothing to do."""
         if self._now() - self._served_at > self._max_poll:
+            self._run = 0
             self.is_polling = False
             self._idle.stop()
 

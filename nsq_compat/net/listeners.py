@@ -25,7 +25,12 @@ def listen(address: str) -> socket.socket:
     """
     try:
         host_and_port = split_host_port(address)
-        listener = _listen_unix(address) if host_and_port is None else _listen_tcp(*host_and_port)
+        if host_and_port is None:
+            _remove_if_dead(address)
+            listener = _bound(socket.AF_UNIX, address)
+        else:
+            family, name, dual_stack = _resolved(*host_and_port)
+            listener = _bound(family, name, dual_stack=dual_stack)
     except (OSError, ValueError, OverflowError) as error:
         raise ListenError(f"listen ({address}) failed - {_reason(error)}") from error
     listener.setblocking(False)
@@ -40,7 +45,7 @@ def check_address(address: str) -> None:
             os.close(os.open(os.path.dirname(address) or ".", os.O_RDONLY | os.O_DIRECTORY))
         else:
             family, name, _ = _resolved(*host_and_port)
-            _bound(family, (name[0], 0), dual_stack=False).close()
+            _bound(family, (name[0], 0)).close()
     except (OSError, ValueError, OverflowError) as error:
         raise ListenError(f"listen ({address}) failed - {_reason(error)}") from error
 
@@ -98,11 +103,6 @@ def prepare_client(client: socket.socket) -> None:
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_SECONDS)
 
 
-def _listen_tcp(host: str, port: str) -> socket.socket:
-    family, name, dual_stack = _resolved(host, port)
-    return _bound(family, name, dual_stack=dual_stack)
-
-
 def _resolved(host: str, port: str) -> tuple[int, tuple[Any, ...], bool]:
     """The family and name to bind to, and whether the socket also accepts IPv4."""
     if port.isdigit() and int(port) > MAX_PORT:
@@ -115,25 +115,14 @@ def _resolved(host: str, port: str) -> tuple[int, tuple[Any, ...], bool]:
     return family, name, dual_stack
 
 
-def _bound(family: int, name: object, *, dual_stack: bool) -> socket.socket:
+def _bound(family: int, name: Any, *, dual_stack: bool = False) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family != socket.AF_UNIX:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if dual_stack else 1)
-        listener.bind(name)  # type: ignore[arg-type]
-        listener.listen(_BACKLOG)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
-
-
-def _listen_unix(path: str) -> socket.socket:
-    _remove_if_dead(path)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        listener.bind(path)
+        listener.bind(name)
         listener.listen(_BACKLOG)
     except BaseException:
         listener.close()

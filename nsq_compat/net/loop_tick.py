@@ -5,7 +5,7 @@ measurement of how late it all is (`LoopLag`).
 import logging
 import time
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import gevent
 
@@ -19,17 +19,6 @@ _NEVER: Final = float("inf")
 _MAX_ALARM_SECONDS: Final = 0.004
 """Spent on alarms in one iteration; the last one may exceed it, and the rest runs in the next iteration."""
 _LAG_INTERVAL: Final = 0.25
-
-
-class Loop(Protocol):
-    """The parts of gevent's event loop that `LoopTick` needs."""
-
-    @property
-    def pendingcnt(self) -> int:
-        """The number of watchers that have fired and were not called yet."""
-
-    def run_callback(self, func: Callable[[], None]) -> object:
-        """Call it once, after the watchers that have fired."""
 
 
 class Flushable(Protocol):
@@ -47,7 +36,7 @@ class LoopTick:
     other times, `schedule` follows.
     """
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: Any) -> None:
         self.due: list[Flushable] = []
         self.calls: list[Callable[[], None]] = []
         self.is_reading = False

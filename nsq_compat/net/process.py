@@ -112,7 +112,7 @@ class Supervisor:
     """Notifies systemd (`Type=notify`, `WatchdogSec=`), if that started this process. Raises nothing.
 
     `environment` has the socket (``NOTIFY_SOCKET``) and the watchdog's limit (``WATCHDOG_USEC``). The event loop feeds
-    the watchdog, so systemd restarts a daemon whose loop is stuck.
+    the watchdog, so systemd restarts a daemon if its loop is stuck.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:

@@ -60,7 +60,7 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class Authorization:
-    """Permissions for the topics and channels whose names contain a match of these patterns."""
+    """Permissions for the topics and channels with a match of these patterns in their names."""
 
     topic: Any
     channels: tuple[Any, ...]

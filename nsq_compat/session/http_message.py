@@ -8,8 +8,8 @@ The values are the interface between a session and the applications of `nsq_comp
 - The result does not depend on how the input is cut into reads.
 
 A publisher sends the same head with every request, except for the length of the body. The reader remembers a head that
-the parser has read. If a read is one whole request whose head differs only in that number, the request is made without
-the parser, exactly as the parser would have made it.
+the parser has read. If a read is one whole request with the same head except for that number, the request is made
+without the parser, exactly as the parser would have made it.
 """
 
 import re
@@ -123,7 +123,7 @@ def encode_response(
 ) -> bytes:
     """The bytes of a response to a request of this `version`, without `response.rest`.
 
-    `date` is from `http_date`; `keep_alive` says whether the connection stays open; `bodiless` is for HEAD, whose
+    `date` is from `http_date`; `keep_alive` says whether the connection stays open; `bodiless` is for HEAD: the
     response has the length of the body but no body.
     """
     length = len(response.body) + sum(map(len, response.rest))

@@ -129,7 +129,7 @@ class HttpSession(Conversation):
                 and len(known.body) <= MAX_IMMEDIATE_BODY
                 and not self._finishing
             ):
-                self._answer_alone(known, now, now_ns)
+                self._publish(known, now, now_ns, is_alone=True)
                 self._deadline = now + self._idle_seconds
                 return
             self._requests.append(known)
@@ -209,7 +209,7 @@ class HttpSession(Conversation):
             self._reader.close()
 
     def published(self, error: Exception | None) -> None:
-        """Answer the request whose message was posted; `error` says why that failed, if it did."""
+        """Answer the posted request; `error` says why publishing failed, if it did."""
         request, self._posted = self._posted, None
         assert request is not None, "a message was posted"
         assert self._immediate is not None, "it posted the message"
@@ -229,39 +229,20 @@ class HttpSession(Conversation):
     def _is_immediate(self, request: Request) -> bool:
         return request.method == "POST" and len(request.body) <= MAX_IMMEDIATE_BODY and not self._finishing
 
-    def _answer_alone(self, request: Request, now: float, now_ns: int) -> None:
-        """Answer the only request, perhaps at the end of this event-loop iteration."""
+    def _publish(self, request: Request, now: float, now_ns: int, *, is_alone: bool) -> None:
+        """Answer an immediate request; one that came alone perhaps at the end of this event-loop iteration."""
         # Hot: runs for every message published over HTTP.
         assert self._immediate is not None, "it has the path"
-        self._posted = request
+        self._posted = request if is_alone else None
         try:
-            response = self._immediate.begin(request, self, now, now_ns)
+            response = self._immediate.begin(request, self if is_alone else None, now, now_ns)
         except Exception as failure:
             response = _failed(request, failure)
         if response is None:
             self.awaits_publish = True
-            return
-        self._posted = None
-        last = self._last_plain
-        if (
-            last is not None
-            and last[0] is response
-            and last[1] == now_ns // _NS_PER_SECOND
-            and request.version == "1.1"
-        ):
-            self._replies.append(last[2])
         else:
+            self._posted = None
             self._reply(request, response)
-
-    def _answer_now(self, request: Request, now: float, now_ns: int) -> None:
-        """Answer one of several immediate requests."""
-        assert self._immediate is not None, "it has the path"
-        try:
-            response = self._immediate.begin(request, None, now, now_ns)
-            assert response is not None, "no producer was passed"
-        except Exception as failure:
-            response = _failed(request, failure)
-        self._reply(request, response)
 
     def _answer_immediate(self, now: float, now_ns: int) -> None:
         """Answer the immediate requests at the front; `has_unread` says whether others are left."""
@@ -273,11 +254,8 @@ class HttpSession(Conversation):
                 self._refuse(request)
             elif request.path in self._paths and self._is_immediate(request):
                 requests.popleft()
-                if not requests and not count and request.keep_alive:
-                    self._answer_alone(request, now, now_ns)
-                    self._deadline_is_due = True
-                    break
-                self._answer_now(request, now, now_ns)
+                is_alone = not requests and not count and request.keep_alive
+                self._publish(request, now, now_ns, is_alone=is_alone)
             else:
                 break
             count += 1
