@@ -182,7 +182,7 @@ def came(client) -> int:
     return int(seconds) * 1_000_000_000 + int(nanoseconds)
 
 
-def test_a_message_leaves_before_the_ok_of_who_published_it(timed):
+def test_a_message_leaves_before_the_ok_of_its_producer(timed):
     consumers = [timed().subscribes(b"t", channel, ready=100) for channel in (b"c", b"d")]
     alone, *together = [timed() for _ in range(4)]
     for producers in 5 * [[alone], together]:
@@ -247,7 +247,7 @@ def test_an_alarm_that_always_has_more_to_do_leaves_the_event_loop_to_others():
     clock.stop()
 
 
-def test_what_was_scheduled_before_the_start_rings_too():
+def test_an_alarm_scheduled_before_the_start_rings():
     schedule = Schedule()
     sleeper = Sleeper().wants(schedule, 0.01)
     clock = AlarmClock(schedule)
@@ -287,7 +287,7 @@ def test_a_loop_that_was_busy_is_late_by_as_much():
     watch = LoopLag(lags.put, interval=0.01)
     watch.start()
     assert lags.get(timeout=20) >= 0
-    time.sleep(0.2)  # everybody waits for this
+    time.sleep(0.2)  # all greenlets wait for this
     assert max(lags.get(timeout=20), lags.get(timeout=20)) >= 0.1
     watch.stop()
     gevent.sleep(0)
@@ -311,7 +311,7 @@ def test_cpu_time_that_kept_the_loop_is_told_apart_from_time_spent_waiting():
     watch.stop()
 
 
-def test_a_client_is_heard_before_what_need_not_be_done_at_once():
+def test_a_client_is_served_before_the_observers_of_the_lag():
     order: list[str] = []
     here, there = socket.socketpair()
     readable: Any = gevent.get_hub().loop.io(here.fileno(), 1)

@@ -44,7 +44,7 @@ def iterations() -> Iterator[Iterations]:
 
 
 @pytest.mark.interpreted
-def test_clients_that_leave_at_once_are_seen_off_some_at_a_time(server, connect, eventually, iterations, monkeypatch):
+def test_clients_that_leave_together_are_closed_a_few_at_a_time(server, connect, eventually, iterations, monkeypatch):
     clients = [connect().subscribes(b"t", b"c", ready=1) for _ in range(CLIENTS)]
     end = Connection.free
 
@@ -71,7 +71,7 @@ def test_a_client_that_stays_is_served_while_the_others_leave(server, connect, e
 
 
 @pytest.mark.interpreted
-def test_consumers_of_a_deleted_channel_are_seen_off_some_at_a_time(
+def test_consumers_of_a_deleted_channel_are_closed_a_few_at_a_time(
     server, connect, eventually, iterations, monkeypatch
 ):
     clients = [connect().subscribes(b"t", b"c", ready=1) for _ in range(CLIENTS)]
@@ -90,7 +90,7 @@ def test_consumers_of_a_deleted_channel_are_seen_off_some_at_a_time(
         assert client.rest() == b""
 
 
-def test_clients_that_arrive_at_once_are_accepted_some_at_a_time(eventually, iterations):
+def test_clients_that_arrive_together_are_accepted_a_few_at_a_time(eventually, iterations):
     accepted: list[socket.socket] = []
 
     def serve(client: socket.socket, name: object) -> None:

@@ -41,7 +41,7 @@ class Received(NamedTuple):
 
 
 class Nsqd:
-    """Serves sessions as net/connection does: asks a session that was woken, or whose time has come, for its bytes.
+    """Serves sessions as net/connection does: sends the bytes of a session that was woken or is due.
 
     Options are the fields of ``NsqdLimits`` and ``QueueLimits``. `now` is monotonic seconds and moves in `waits`.
     """
@@ -83,7 +83,7 @@ class Nsqd:
         self.turns()
 
     def turns(self) -> None:
-        """Let everyone who was woken send, in turn, until all is quiet."""
+        """Let all woken sessions send, in turn, until none is woken."""
         for _ in range(TURNS_AT_MOST):
             while self._ending:
                 self._ending.pop()()
@@ -221,7 +221,7 @@ class Client:
     def stats(self) -> ClientStats:
         return self.session.stats()
 
-    # --- The shell ----------------------------------------------------------------------------------------------------
+    # --- The connection -----------------------------------------------------------------------------------------------
 
     def next_wakeup(self) -> float:
         return self.session.next_wakeup if self.is_open and self.reads else float("inf")

@@ -1,4 +1,4 @@
-"""A command's line by itself: what passes, and what is said of what does not, in nsqd's order."""
+"""A command's line by itself: valid lines pass, and errors are found in nsqd's order."""
 
 import pytest
 
@@ -27,7 +27,7 @@ ID = b"0123456789abcdef"
         (b"CLS", SUBSCRIBED),
     ],
 )
-def test_what_is_well_formed_and_in_its_place_is_known(line, state):
+def test_a_valid_command_in_the_right_state_passes(line, state):
     tokens = line.split(b" ")
     assert check(tokens, state, heartbeats=True) is COMMANDS[tokens[0]]
 
@@ -48,7 +48,7 @@ def test_what_is_well_formed_and_in_its_place_is_known(line, state):
         (b"FIN short", SUBSCRIBED, b"E_INVALID invalid message ID"),
     ],
 )
-def test_the_first_thing_wrong_is_named(line, state, said):
+def test_the_first_error_is_named(line, state, said):
     with pytest.raises(FatalClientError) as refusal:
         check(line.split(b" "), state, heartbeats=True)
     assert refusal.value.data == said

@@ -39,7 +39,7 @@ def test_fins_that_are_refused_count_one_by_one(nsqd):
     assert client.session.owed_replies < 300 * 60
 
 
-def test_a_client_that_is_gone_has_nothing_left_to_execute(nsqd):
+def test_commands_of_a_closed_client_are_not_executed(nsqd):
     client = nsqd.connect()
     client.session.receive_data(b"NOP\n" * 1000, nsqd.now, nsqd.now_ns)
     client.session.closed()

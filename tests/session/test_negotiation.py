@@ -98,7 +98,7 @@ requests = st.builds(
 
 
 @given(requests)
-def test_what_is_settled_is_always_within_the_limits(wishes):
+def test_negotiated_settings_are_always_within_the_limits(wishes):
     try:
         settings = negotiate(wishes, BEFORE, LIMITS)
     except FatalClientError:
@@ -129,7 +129,7 @@ NOTHING = {"tls": False, "deflate": False, "deflate_level": 6, "snappy": False}
         ({"deflate": True, "snappy": True}, replace(ALL, snappy=False), {"deflate": True}),
     ],
 )
-def test_a_feature_is_granted_where_it_is_asked_for_and_there(asked, limits, granted):
+def test_a_feature_is_granted_if_it_is_requested_and_available(asked, limits, granted):
     features = grant(IdentifyRequest(**asked), limits)
     assert {name: getattr(features, name) for name in NOTHING} == NOTHING | granted
 
@@ -178,14 +178,14 @@ def puts_on(client, tls=None):
 # --- In order ---------------------------------------------------------------------------------------------------------
 
 
-def test_who_asks_for_nothing_gets_no_upgrade_and_no_ok(client):
+def test_without_requested_features_there_is_no_upgrade_and_no_ok(client):
     identifies(client)
     assert client.session.upgrade is None
     client.publishes(b"one")
 
 
 @pytest.mark.parametrize(("feature", "codec"), [("deflate", Deflate), ("snappy", Snappy)])
-def test_a_compression_is_put_on_behind_the_answer_and_then_ok_is_said(client, feature, codec):
+def test_a_compression_follows_the_response_and_an_ok_follows_it(client, feature, codec):
     assert identifies(client, **{feature: True})[feature] is True
     assert isinstance(client.session.upgrade.codec, codec)
     assert client.stats.deflate is client.stats.snappy is False
@@ -195,7 +195,7 @@ def test_a_compression_is_put_on_behind_the_answer_and_then_ok_is_said(client, f
     client.publishes(b"one")
 
 
-def test_tls_is_the_shells_to_make_and_shows_in_stats(client):
+def test_the_connection_makes_tls_and_stats_show_it(client):
     assert identifies(client, tls_v1=True)["tls_v1"] is True
     assert client.session.upgrade.codec is None
     assert client.stats.tls is False
@@ -206,7 +206,7 @@ def test_tls_is_the_shells_to_make_and_shows_in_stats(client):
 
 
 @pytest.mark.parametrize(("feature", "codec"), [("deflate", Deflate), ("snappy", Snappy)])
-def test_tls_comes_first_and_each_step_says_ok(client, feature, codec):
+def test_tls_comes_first_and_an_ok_follows_each_step(client, feature, codec):
     identifies(client, tls_v1=True, **{feature: True})
     assert client.session.upgrade.codec is None
     puts_on(client, TLS).hears(b"OK")
@@ -225,7 +225,7 @@ def test_a_compression_may_come_with_a_later_identify_than_tls(client):
 
 
 @given(st.binary(max_size=60), st.booleans())
-def test_what_comes_behind_identify_belongs_to_what_is_put_on(make_nsqd, rest, in_one_piece):
+def test_bytes_after_identify_belong_to_the_next_codec(make_nsqd, rest, in_one_piece):
     client = make_nsqd(tls=True).connect()
     document = b'{"feature_negotiation":true,"snappy":true}'
     said = b"IDENTIFY\n" + len(document).to_bytes(4, "big") + document
@@ -238,7 +238,7 @@ def test_what_comes_behind_identify_belongs_to_what_is_put_on(make_nsqd, rest, i
     client.and_stays()
 
 
-def test_between_answer_and_upgrade_nothing_is_said(nsqd, client):
+def test_nothing_is_sent_between_the_response_and_the_upgrade(nsqd, client):
     identifies(client, tls_v1=True, heartbeat_interval=1000)
     nsqd.waits(HANDSHAKE_SECONDS - 0.1)
     client.hears()
