@@ -17,8 +17,8 @@ from nsq_compat.queue.in_flight import NEVER, InFlight
 from nsq_compat.queue.stats import ClientStats
 from nsq_compat.queue.topic import Topic
 from nsq_compat.session import nsqd_session
+from nsq_compat.session.client_roles import Subscription
 from nsq_compat.session.nsqd_session import NsqdSession
-from nsq_compat.session.subscription import Subscription
 from tests.mutants.breaking import Function, instead_of, run_broken
 
 # --- Messages ---------------------------------------------------------------------------------------------------------
@@ -187,12 +187,12 @@ def half_a_command_is_an_answer(original: Function, session: NsqdSession, data: 
     session._renew_deadline()
 
 
-@instead_of(nsqd_session, "judge")
+@instead_of(nsqd_session, "check")
 def two_subs_are_fine(original: Function, tokens: Sequence[bytes], state: int, *, heartbeats: bool) -> object:
     return original(tokens, INIT if tokens[0] == b"SUB" else state, heartbeats=heartbeats)
 
 
-@instead_of(nsqd_session, "judge")
+@instead_of(nsqd_session, "check")
 def heartbeats_are_not_needed(original: Function, tokens: Sequence[bytes], state: int, *, heartbeats: bool) -> object:
     return original(tokens, state, heartbeats=True)
 
