@@ -3,7 +3,7 @@
 A client that waits for each reply lets the event loop sleep between two requests, and waking a process can take longer
 than serving the request. So after a run of requests from one connection in quick succession the loop polls its sockets
 after each further request, until it has polled in vain. Other loads do not come sooner for it, and would only pay the
-CPU (docs/decisions/0026).
+CPU (docs/decisions/0025).
 """
 
 import os

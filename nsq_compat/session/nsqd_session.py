@@ -110,7 +110,6 @@ class NsqdSession(Conversation):
         self._commands: Iterator[Command] = iter(())
         self._effort = 0  # of the commands executed in this call
         self._settings = settings_before_identify(host, limits)
-        self._patience = self._settings.patience
         # nsqd: the first IDENTIFY fixes the settings of deliveries; another one changes the rest.
         self._delivery = self._settings
         self._identified = False
@@ -152,7 +151,7 @@ class NsqdSession(Conversation):
                     self.awaits_publish = publisher.state != DONE
                 else:
                     self._finish(alone)
-                self._deadline = now + self._patience
+                self._deadline = now + self._settings.patience
             else:
                 self._receive(data)
         except (FatalClientError, SilentClose) as error:
@@ -308,7 +307,7 @@ class NsqdSession(Conversation):
         return rest
 
     def _renew_deadline(self) -> None:
-        self._deadline = self._now + (HANDSHAKE_SECONDS if self.upgrade is not None else self._patience)
+        self._deadline = self._now + (HANDSHAKE_SECONDS if self.upgrade is not None else self._settings.patience)
 
     def _restart_heartbeat(self) -> None:
         interval = self._delivery.heartbeat_ms / 1000
@@ -418,7 +417,6 @@ class NsqdSession(Conversation):
         request = decode_identify(command.body)
         log.info("[%s] IDENTIFY: %s", self.peer, request)
         self._settings = negotiate(request, self._settings, self._limits)
-        self._patience = self._settings.patience
         if not self._identified:
             self._identified = True
             self._delivery = self._settings
