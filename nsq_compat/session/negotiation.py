@@ -78,6 +78,8 @@ class ClientSettings:
     user_agent: str = ""
     topology_region: str = ""
     topology_zone: str = ""
+    identified: bool = False
+    """Whether the client sent them, with IDENTIFY."""
 
     @property
     def patience(self) -> float:
@@ -131,6 +133,7 @@ def negotiate(request: IdentifyRequest, current: ClientSettings, limits: NsqdLim
         user_agent=request.user_agent,
         topology_region=request.topology_region,
         topology_zone=request.topology_zone,
+        identified=True,
     )
 
 

@@ -110,9 +110,9 @@ class NsqdSession(Conversation):
         self._commands: Iterator[Command] = iter(())
         self._effort = 0  # of the commands executed in this call
         self._settings = settings_before_identify(host, limits)
+        self._patience = self._settings.patience
         # nsqd: the first IDENTIFY fixes the settings of deliveries; another one changes the rest.
         self._delivery = self._settings
-        self._identified = False
         self._layers = Layers()
         self._replies: list[bytes] = []
         self._heartbeat_due = NEVER
@@ -151,7 +151,7 @@ class NsqdSession(Conversation):
                     self.awaits_publish = publisher.state != DONE
                 else:
                     self._finish(alone)
-                self._deadline = now + self._settings.patience
+                self._deadline = now + self._patience
             else:
                 self._receive(data)
         except (FatalClientError, SilentClose) as error:
@@ -307,7 +307,7 @@ class NsqdSession(Conversation):
         return rest
 
     def _renew_deadline(self) -> None:
-        self._deadline = self._now + (HANDSHAKE_SECONDS if self.upgrade is not None else self._settings.patience)
+        self._deadline = self._now + (HANDSHAKE_SECONDS if self.upgrade is not None else self._patience)
 
     def _restart_heartbeat(self) -> None:
         interval = self._delivery.heartbeat_ms / 1000
@@ -417,8 +417,8 @@ class NsqdSession(Conversation):
         request = decode_identify(command.body)
         log.info("[%s] IDENTIFY: %s", self.peer, request)
         self._settings = negotiate(request, self._settings, self._limits)
-        if not self._identified:
-            self._identified = True
+        self._patience = self._settings.patience
+        if not self._delivery.identified:
             self._delivery = self._settings
             self._restart_heartbeat()
         if not request.feature_negotiation:
