@@ -113,7 +113,8 @@ class Descriptors:
         self._wanted_reserve = reserve
         self._reserve: list[int] = []
         self._open: OrderedDict[File, None] = OrderedDict()
-        self._last: File | None = None
+        self.last: File | None = None
+        """The file used last, whose descriptor is valid."""
         self._refill()
 
     def __len__(self) -> int:
@@ -126,19 +127,19 @@ class Descriptors:
 
     def use(self, file: File) -> int:
         """The file's descriptor, valid until the next call of any method. Opens the file. Raises ``OSError``."""
-        if file is not self._last:
+        if file is not self.last:
             if file.fd == CLOSED:
                 self._admit(file, file.flags)
             else:
                 self._open[file] = None  # a pinned file may have been closed
                 self._open.move_to_end(file)
-            self._last = file
+            self.last = file
         return file.fd
 
     def create(self, file: File) -> int:
         """Like ``use``, for a file that must not exist yet."""
         self._admit(file, file.flags | os.O_CREAT | os.O_EXCL)
-        self._last = file
+        self.last = file
         return file.fd
 
     def pin(self, file: File) -> int:
@@ -156,8 +157,8 @@ class Descriptors:
     def close(self, file: File) -> None:
         """Close the file if it is open. A pinned file is closed when it is unpinned."""
         if self._open.pop(file, self) is None:
-            if self._last is file:
-                self._last = None
+            if self.last is file:
+                self.last = None
             if not file.pins:
                 self._close(file)
 

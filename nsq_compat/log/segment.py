@@ -160,7 +160,8 @@ class Segment:
         # Hot: runs for every publish.
         end = self.end
         stop = end + len(data)
-        fd = self._descriptors.use(self.file)
+        file, descriptors = self.file, self._descriptors
+        fd = file.fd if file is descriptors.last else descriptors.use(file)  # saves a call for a lone topic
         if stop > self._prepared:
             self._prepare(fd, stop, max_size)
         try:
