@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import socket
+import sys
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -66,6 +67,19 @@ def exempt_from_collection() -> None:
     A collection of 20,000 topics blocks the event loop for 0.4 s, and the one at exit takes 3 s.
     """
     gc.freeze()
+
+
+# --- Threads ----------------------------------------------------------------------------------------------------------
+
+THREAD_SWITCH_SECONDS: Final = 0.0005
+
+
+def shorten_thread_switches() -> None:
+    """Let the event loop interrupt a worker thread that runs Python code after 0.5 ms, not after CPython's 5 ms.
+
+    Four threads that read answers of auth servers otherwise delay it by 20 ms.
+    """
+    sys.setswitchinterval(THREAD_SWITCH_SECONDS)
 
 
 # --- File descriptors -------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from nsq_compat.net.process import (
     first_of,
     on_hangup,
     raise_descriptor_limit,
+    shorten_thread_switches,
     stop_signal,
     tune_gc,
 )
@@ -41,6 +42,7 @@ def main() -> None:
     except (OptionError, DataPathError, ListenError) as error:
         exit_fatal(PROGRAM, f"failed to instantiate nsqd - {error}")
     tune_gc()
+    shorten_thread_switches()
     supervisor = Supervisor(os.environ)
     if options.sigterm == DRAIN:
         before_stopping.append(daemon.drain.begin)

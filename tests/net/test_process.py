@@ -85,6 +85,35 @@ def test_the_collector_does_not_visit_the_objects_of_the_start():
     assert gc.get_freeze_count() > 0
 
 
+_SWITCHES_SOON = """
+import sys, threading, time
+from nsq_compat.net.process import shorten_thread_switches
+shorten_thread_switches()
+stopping = False
+def work():
+    while not stopping:
+        sum(range(1000))
+workers = [threading.Thread(target=work) for _ in range(4)]
+for worker in workers:
+    worker.start()
+waits = []
+for _ in range(100):
+    before = time.perf_counter()
+    time.sleep(0)
+    waits.append(time.perf_counter() - before)
+stopping = True
+print(sorted(waits)[50])
+"""
+
+
+def test_busy_worker_threads_do_not_keep_the_interpreter_for_as_long_as_cpython_lets_them():
+    ours, default = (
+        float(subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout)
+        for program in (_SWITCHES_SOON, _SWITCHES_SOON.replace("\nshorten_thread_switches()", ""))
+    )
+    assert ours < default / 2
+
+
 @pytest.fixture
 def systemd(tmp_path: Path) -> Iterator[gevent.socket.socket]:
     with gevent.socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
