@@ -6,7 +6,7 @@ Keys are numbers and the filter hashes them, so every run gives the same.
 
 from pathlib import Path
 
-from nsq_compat.client.dedupe import Sight, SlotFilter, overwritten
+from nsq_compat.client.dedupe import KeyState, SlotFilter, overwritten
 
 _SLOTS = 20_000
 _SAMPLE = 2_000
@@ -24,15 +24,15 @@ def measured(later: int) -> float:
         seen.claim(key)
         seen.keep(key)
     # The sample itself pushed some of it out before anything later came: those are not what is asked.
-    kept = [key for key in sample if seen.claim(key) is Sight.SEEN]
+    kept = [key for key in sample if seen.claim(key) is KeyState.SEEN]
     seen = SlotFilter(_SLOTS)
     for key in kept:
         seen.claim(key)
         seen.keep(key)
-    kept = [key for key in kept if seen.claim(key) is Sight.SEEN]
+    kept = [key for key in kept if seen.claim(key) is KeyState.SEEN]
     for number in range(later):
         seen.claim(b"later %d" % number)
-    return sum(seen.claim(key) is not Sight.SEEN for key in kept) / len(kept)
+    return sum(seen.claim(key) is not KeyState.SEEN for key in kept) / len(kept)
 
 
 def _x(later: float) -> float:

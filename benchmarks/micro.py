@@ -16,9 +16,9 @@ from typing import Any
 from nsq_compat.log.data_path import our_folder
 from nsq_compat.log.files import OsFiles
 from nsq_compat.log.storage import Durability, Storage
-from nsq_compat.net.process import spare_the_collector
+from nsq_compat.net.process import tune_gc
 from nsq_compat.protocol.command_reader import CommandReader
-from nsq_compat.protocol.command_table import COMMANDS
+from nsq_compat.protocol.commands import COMMANDS
 from nsq_compat.protocol.message import make_frames, message_ids
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.frame_queue import FrameQueue
@@ -82,7 +82,7 @@ def _cpu_ns(run: Callable[[], object], loops: int) -> int:
 def _reading(data: bytes) -> Callable[[], Callable[[], object]]:
     def make() -> Callable[[], object]:
         reader = CommandReader(lambda tokens: COMMANDS[tokens[0]], max_msg_size=1 << 20, max_body_size=5 << 20)
-        return lambda: reader.receive_alone(data) or list(reader.receive_data(data))
+        return lambda: reader.receive_single(data) or list(reader.receive_data(data))
 
     return make
 
@@ -312,7 +312,7 @@ BENCHMARKS = (
 
 def main() -> None:
     chosen = [each for each in BENCHMARKS if not sys.argv[1:] or any(word in each.name for word in sys.argv[1:])]
-    spare_the_collector()
+    tune_gc()
     for benchmark in chosen:
         print(f"{benchmark.name:<40} {best_ns(benchmark):>9,.0f} ns", flush=True)
 

@@ -1,16 +1,16 @@
-"""HTTP requests that end in time, whatever the server does: one deadline for the whole exchange.
+"""HTTP requests over `requests`, with bounds: one deadline for the whole exchange, and a largest body.
 
 The timeouts of `requests` are for one wait each: a server that sends a byte now and then never exceeds them, in the TLS
-handshake, in headers, in chunk sizes, with 100 Continue, or from redirect to redirect. So a watchdog shuts down the
-connection when the deadline passes, which ends whatever waits for it. In a program that replaced threads by greenlets
-the watchdog is a greenlet.
+handshake, in headers, in chunk sizes, with 100 Continue, or from redirect to redirect. So a watchdog shuts the
+connection down when the deadline passes, which ends whatever waits for it. In a program that replaced threads by
+greenlets the watchdog is a greenlet. Only name resolution is not interrupted: the resolver has timeouts of its own.
+
+`exchange` makes a whole request. A caller that treats the answer differently uses the two parts:
 
     with Deadline(5.0) as deadline:
         response = session.get(url, stream=True)
         body = read(response.raw)
         deadline.check()  # headers, or a body without a length, look complete when their connection is shut down
-
-Only name resolution is not interrupted: the resolver has timeouts of its own.
 """
 
 import contextlib
@@ -18,11 +18,13 @@ import heapq
 import itertools
 import os
 import socket
+import ssl
 import threading
 import time
+from http.client import HTTPException
 from http.cookiejar import DefaultCookiePolicy
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import requests
 import urllib3
@@ -31,7 +33,20 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import ConnectTimeoutError, NameResolutionError, NewConnectionError
 
-MOST_REDIRECTS: Final = 10
+MAX_REDIRECTS: Final = 10
+FAILURES: Final = (requests.RequestException, urllib3.exceptions.HTTPError, HTTPException, OSError, ValueError)
+"""Everything that a request can raise."""
+_CHUNK: Final = 64 * 1024
+
+
+class AnswerTooLarge(ValueError):
+    """The body exceeds the bound."""
+
+
+class Answer(NamedTuple):
+    status: int
+    content_type: str
+    body: bytes
 
 
 class Deadline:
@@ -76,17 +91,18 @@ class Deadline:
 
     def watch(self, connection: socket.socket) -> None:
         """Shut this connection down when the time is over, instead of the one watched before."""
-        self.check()
         with self._lock:
+            self.check()
             self._forget()
-            # A descriptor of our own: TLS takes the socket object over, and a closed number may be used again.
+            # A descriptor of its own: TLS takes the socket object over, and a closed number may be used again.
             self._handle = socket.socket(fileno=os.dup(connection.fileno()))
 
     def expire(self) -> None:
-        """Called by the watchdog."""
+        """End the exchange under way now; may be called by any thread."""
         with self._lock:
+            self.due = min(self.due, time.monotonic())
             if self._handle is not None and not self._is_done:
-                with contextlib.suppress(OSError):  # the server was quicker
+                with contextlib.suppress(OSError):  # closed by the server meanwhile
                     self._handle.shutdown(socket.SHUT_RDWR)
 
     def _forget(self) -> None:
@@ -132,22 +148,69 @@ def _current_deadline() -> Deadline | None:
     return getattr(_local, "deadline", None)
 
 
-def bounded_session(pool_size: int = 10, **tls: Any) -> requests.Session:
-    """A session whose requests need a `Deadline`. `tls` is for urllib3's pools (``ssl_context=``).
+def _deadline() -> Deadline:
+    deadline = _current_deadline()
+    if deadline is None:
+        raise urllib3.exceptions.HTTPError("a request outside a Deadline")
+    return deadline
 
-    Nothing is taken from the environment, no cookie is kept, and of a redirect no body is read.
+
+def bounded_session(connections: int = 10, tls: ssl.SSLContext | None = None) -> requests.Session:
+    """A session whose requests need a `Deadline`; at most so many `connections` are kept to each host.
+
+    Nothing is taken from the environment, no cookie is kept, and the body of a redirect is not read. With `tls` it
+    alone judges certificates, and the session's `verify` and `cert` are ignored.
     """
     session = requests.Session()
     session.trust_env = False
     session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=()))
-    session.max_redirects = MOST_REDIRECTS
-    session.hooks["response"].append(_without_body_of_redirect)
+    session.max_redirects = MAX_REDIRECTS
+    session.hooks["response"].append(_drop_body_of_redirect)
     for scheme in ("http://", "https://"):
-        session.mount(scheme, _Adapter(pool_size, tls))
+        session.mount(scheme, _Adapter(connections, tls))
     return session
 
 
-def _without_body_of_redirect(response: requests.Response, *_: Any, **__: Any) -> None:
+def exchange(
+    session: requests.Session,
+    method: str,
+    url: str,
+    deadline: Deadline,
+    *,
+    connect_timeout: float,
+    max_body: int,
+    body: bytes | None = None,
+    headers: dict[str, str] | None = None,
+    follow_redirects: bool = False,
+    decompress: bool = True,
+) -> Answer:
+    """Make a request and read all of its answer, whatever the status. Raises one of `FAILURES`."""
+    with deadline:
+        timeouts = (min(connect_timeout, max(0.001, deadline.left)), max(0.001, deadline.left))
+        with session.request(
+            method, url, data=body, headers=headers, timeout=timeouts, stream=True, allow_redirects=follow_redirects
+        ) as response:
+            deadline.check()  # headers that were cut off look complete
+            answer = bytearray()
+            # One piece as it comes: waiting for a full buffer would be waiting for a server that drips.
+            while chunk := response.raw.read1(_CHUNK, decode_content=decompress):
+                answer += chunk
+                if len(answer) > max_body:
+                    raise AnswerTooLarge(f"the answer is larger than {max_body} bytes")
+        deadline.check()
+    return Answer(response.status_code, response.headers.get("Content-Type", ""), bytes(answer))
+
+
+def root_error(error: BaseException) -> BaseException:
+    """The system's error below those that `requests` and urllib3 wrap around it, or else the innermost one."""
+    causes = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+        causes.append(cause)
+    system = (cause for cause in reversed(causes) if isinstance(cause, OSError) and cause.strerror)
+    return next(system, causes[-1])
+
+
+def _drop_body_of_redirect(response: requests.Response, *_: Any, **__: Any) -> None:
     # requests would read it whole, however large it is.
     if response.is_redirect:
         response._content = b""
@@ -155,13 +218,21 @@ def _without_body_of_redirect(response: requests.Response, *_: Any, **__: Any) -
 
 
 class _Adapter(HTTPAdapter):
-    def __init__(self, pool_size: int, tls: dict[str, Any]) -> None:
+    def __init__(self, connections: int, tls: ssl.SSLContext | None) -> None:
         self._tls = tls
-        super().__init__(pool_maxsize=pool_size)
+        super().__init__(pool_maxsize=connections)
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
-        super().init_poolmanager(*args, **{**kwargs, **self._tls})
+        if self._tls is not None:
+            kwargs["ssl_context"] = self._tls
+        super().init_poolmanager(*args, **kwargs)
         self.poolmanager.pool_classes_by_scheme = {"http": _HttpPool, "https": _HttpsPool}
+
+    def cert_verify(self, conn: Any, url: Any, verify: Any, cert: Any) -> None:
+        if self._tls is not None:
+            conn.cert_reqs = "CERT_REQUIRED"  # requests would add authorities of its own to the context
+        else:
+            super().cert_verify(conn, url, verify, cert)  # type: ignore[no-untyped-call]
 
 
 class _Watched(HTTPConnection):
@@ -172,9 +243,9 @@ class _Watched(HTTPConnection):
             _deadline().watch(self.sock)
         super().request(*args, **kwargs)
 
-    # Not connect(), which is over only after the TLS handshake.
+    # Not connect(), which returns only after the TLS handshake.
     def _new_conn(self) -> socket.socket:
-        connection = self._first_that_answers()
+        connection = self._connect_to_any()
         try:
             _deadline().watch(connection)
         except TimeoutError:
@@ -182,8 +253,8 @@ class _Watched(HTTPConnection):
             raise
         return connection
 
-    def _first_that_answers(self) -> socket.socket:
-        """Connects to the addresses of the name in turn, each within what is left of the time."""
+    def _connect_to_any(self) -> socket.socket:
+        """Connect to the addresses of the name in turn, each within what is left of the time."""
         name, timeout, deadline = self._dns_host, self.timeout, _deadline()
         try:
             found = socket.getaddrinfo(name, self.port, type=socket.SOCK_STREAM)
@@ -214,10 +285,3 @@ class _HttpPool(HTTPConnectionPool):
 
 class _HttpsPool(HTTPSConnectionPool):
     ConnectionCls = _WatchedTls
-
-
-def _deadline() -> Deadline:
-    deadline = _current_deadline()
-    if deadline is None:
-        raise urllib3.exceptions.HTTPError("a request outside a Deadline")
-    return deadline

@@ -1,6 +1,6 @@
-"""The real queue, a clock that a test moves, and consumers that take, answer and are woken.
+"""The real queue, with a clock that a test moves, and consumers that take messages, answer, and are woken.
 
-A message is named by its body here: `publishes(b"a", b"b")` is followed by `takes(2) == [b"a", b"b"]`.
+A test names a message by its body: after `publishes(b"a", b"b")` it expects `takes(2) == [b"a", b"b"]`.
 """
 
 import errno
@@ -30,7 +30,7 @@ NOW_NS = 1_700_000_000_000_000_000
 
 
 class Consumer:
-    """What a channel knows of a client, and no more. `wakes` counts, `awake` is true until it asks."""
+    """The client as a channel sees it. `wakes` counts; `awake` is true until it takes."""
 
     def __init__(self, daemon: "Daemon", channel: Channel, timeout: float, locality: Locality) -> None:
         self.in_flight = InFlight()
@@ -57,7 +57,7 @@ class Consumer:
         )  # fmt: skip
 
     def takes(self, room: int = 100) -> list[bytes]:
-        """One batch, by its bodies."""
+        """Take one batch; returns its bodies."""
         self.awake = False
         frames = self._channel.take(self, room, self._daemon.now, self._timeout)
         bodies = [message.body(frame) for frame in frames]
@@ -69,7 +69,7 @@ class Consumer:
         self._channel.stand_back(self)
 
     def finishes(self, *bodies: bytes) -> list[bytes]:
-        """Returns the bodies that were refused."""
+        """Return the bodies that were refused."""
         by_id = {self.id_of(body): body for body in bodies}
         return [by_id[message_id] for message_id in self._channel.finish(self, list(by_id))]
 
@@ -103,11 +103,11 @@ class Daemon:
         return int((self.clock + self.now) * 1e9)
 
     def follows(self, *policies: dict[str, object]) -> None:
-        """These policies from now on, and no others."""
+        """Apply these policies, and no others."""
         self.enforcer.apply(Policies(policies))
 
     def sends_dead_letters(self) -> bool:
-        """A batch of each channel's; False if any was refused."""
+        """Send a batch of each channel; False if any was refused."""
         return self.enforcer.dead_letters.send(self.now, self.now_ns)
 
     def topic(self, name: str = "orders") -> Topic:
@@ -126,21 +126,21 @@ class Daemon:
         timeout: float = 60.0,
         locality: Locality = Locality.GLOBAL,
     ) -> Consumer:
-        """A consumer of that channel that has not asked for anything yet."""
+        """A consumer of that channel that has not taken anything yet."""
         target = self.channel(channel, topic)
         consumer = Consumer(self, target, timeout, locality)
         target.add_consumer(consumer)
         return consumer
 
     def waiting_consumers(self, count: int) -> list[Consumer]:
-        """Consumers that have asked in this order and found nothing."""
+        """Consumers that found no message, in this order."""
         consumers = [self.consumer() for _ in range(count)]
         for consumer in consumers:
             assert consumer.takes() == []
         return consumers
 
     def waits(self, seconds: float) -> None:
-        """Time passes, and what is due is served."""
+        """Time passes, and due alarms are handled."""
         self.now += seconds
         self.broker.schedule.run(self.now)
 
@@ -162,13 +162,13 @@ def daemon(start: Callable[..., Daemon]) -> Daemon:
 
 @pytest.fixture
 def channel(daemon: Daemon) -> Channel:
-    """The channel everybody consumes from unless told otherwise."""
+    """The channel that consumers subscribe to by default."""
     return daemon.channel()
 
 
 @pytest.fixture
 def make_frames() -> Callable[..., Sequence[bytes]]:
-    """Frames of the given bodies whose ids are numbered from `first`."""
+    """Frames of the given bodies, with ids numbered from `first`."""
 
     def make(*bodies: bytes, first: int = 0) -> Sequence[bytes]:
         return message.make_frames([b"%016x" % (first + number) for number in range(len(bodies))], NOW_NS, bodies)
@@ -177,10 +177,7 @@ def make_frames() -> Callable[..., Sequence[bytes]]:
 
 
 class Disk(OsFiles):
-    """The real file system, which refuses to be read, with `errno`, while `unreadable` is set.
-
-    `write` does what `pwrite` is asked for, until a test puts something else in its place.
-    """
+    """The real file system. Reads fail with `errno` while `unreadable` is set. A test may replace `write`."""
 
     def __init__(self) -> None:
         self.unreadable = False
@@ -196,7 +193,7 @@ class Disk(OsFiles):
 
 
 class DataPath:
-    """A folder on which one daemon after the other runs; `clock`: how far the wall clock is ahead of the monotonic."""
+    """A folder on which one daemon runs after the other. `clock` is the wall clock minus the monotonic one."""
 
     def __init__(self, files: Files, path: str) -> None:
         self.files = files
@@ -206,7 +203,7 @@ class DataPath:
         self._daemons: list[Daemon] = []
 
     def start(self, durability: Durability = Durability.OS, named: Sequence[str] = (), **limits: int) -> Daemon:
-        """Start with what the logs know; `named` are the channels that nsqd.dat names, of every topic."""
+        """Start from the logs; `named` are the channels that nsqd.dat has, of every topic."""
         storage = Storage(
             self.files,
             self.path,
@@ -227,7 +224,7 @@ class DataPath:
     segment_size = 1 << 20
 
     def kill(self, daemon: Daemon) -> None:
-        """Nothing is closed properly; what the disk holds stays."""
+        """End without closing anything. The files stay as they are."""
         self.now = daemon.now
 
     def stop(self, daemon: Daemon) -> None:
@@ -236,7 +233,7 @@ class DataPath:
         daemon.broker.close()
         for topic in daemon.broker.topics.values():
             if topic.store is not None:
-                topic.surrender_memory()
+                topic.flush()
                 self._write(daemon, topic)
                 topic.store.log.close()
 
@@ -276,7 +273,7 @@ def disk() -> Disk:
 
 @pytest.fixture
 def logging_daemon(disk: Disk, tmp_path: Path) -> Iterator[Daemon]:
-    """A daemon that writes everything down and holds two messages of a channel in memory."""
+    """A daemon at level `os` that has two messages of a channel in memory."""
     make_our_folder(disk, str(tmp_path))
     storage = Storage(disk, str(tmp_path), durability=Durability.OS, segment_size=1 << 20, commit=lambda _: None)
     daemon = Daemon(QueueLimits(mem_queue_size=2), storage)

@@ -1,10 +1,10 @@
 """The command line, in the syntax of Go's flag package, read with a program's table of options.
 
 `-name` and `--name` are the same flag; a value follows after `=` or as the next word, except for booleans, which take
-one only after `=`. The first word that is no flag, or `--`, ends the flags, and what follows is not looked at:
+one only after `=`. The first word that is no flag, or `--`, ends the flags, and the words behind it are not examined:
 operators' scripts rely on both. Error texts, the usage text's layout and the exit codes are Go's too.
 
-`parse` is pure; `parse_arguments` is what a program calls: it prints and exits.
+`parse` is pure. `parse_arguments` is for programs: it prints and exits. `flags_page` makes docs/flags.md.
 """
 
 import os
@@ -16,8 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from nsq_compat.cli.errors import OptionError
-from nsq_compat.cli.kinds import quoted
+from nsq_compat.cli.kinds import OptionError, quoted
 from nsq_compat.cli.logs import STDERR
 from nsq_compat.cli.options import Option, Table
 
@@ -28,9 +27,29 @@ _HELP = ("h", "help")
 _QUOTED_NAME = re.compile("`([^`]*)`")
 _MARGIN = "\n    \t"
 
+_HEAD = """\
+# Flags
+
+Written by `scripts/flags-doc` from the tables in the programs. Do not edit.
+
+This page lists every option of nsqd, nsqlookupd and nsqadmin. Set an option on the command line, or by its name *in the
+file* in the TOML file that `--config` names. The command line takes precedence over the file.
+
+- `-name` and `--name` are the same. Write the value after `=`, or as the next word; the value of a boolean only after
+  `=`.
+- Write durations as `1m30s`. In the file, an integer is a number of milliseconds.
+- `--check-config` checks whether a daemon would start, and changes nothing.
+
+[Differences](differences.md) lists the options that differ from NSQ's.
+"""
+_COLUMNS = """\
+| Flag | In the file | Type | Default | Meaning |
+|---|---|---|---|---|
+"""
+
 
 class FlagError(Exception):
-    """A command line that cannot be read; the text is Go's."""
+    """A syntax error in the command line; the text is Go's."""
 
 
 class HelpRequested(Exception):
@@ -39,10 +58,10 @@ class HelpRequested(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """What a command line said."""
+    """A command line that was read."""
 
     given: Mapping[str, Any]
-    """Values by config key, only of flags that were given."""
+    """Values by config key, of the flags that were given."""
     rest: tuple[str, ...]
     """The words behind the flags. The daemons ignore them."""
 
@@ -106,7 +125,7 @@ def _usage_of(row: Option[Any]) -> str:
 
 
 def parse_arguments(program: str, table: Table, words: Iterable[str]) -> Arguments:
-    """`parse` for a program: help and mistakes go to stderr and end it, with exit code 0 for help, 2 for mistakes."""
+    """`parse` for a program: help and errors go to stderr and end it, with exit code 0 for help, 2 for errors."""
     try:
         return parse(table, words)
     except HelpRequested:
@@ -121,6 +140,33 @@ def parse_arguments(program: str, table: Table, words: Iterable[str]) -> Argumen
 
 
 def _complain(text: str) -> None:
-    # Not through sys.stderr: what nobody reads would stay in its buffer and spoil the exit code.
+    # Not through sys.stderr: text that is not read would stay in its buffer and change the exit code.
     with suppress(OSError):
         os.write(STDERR, text.encode("utf-8", "surrogateescape"))
+
+
+def flags_page(programs: Mapping[str, Table]) -> str:
+    """Markdown: a table for each program, by flag."""
+    sections = [
+        f"\n## {program}\n\n{_COLUMNS}" + "".join(map(_page_row, sorted(table, key=lambda row: row.flag)))
+        for program, table in programs.items()
+    ]
+    return _HEAD + "".join(sections)
+
+
+def _page_row(row: Option[Any]) -> str:
+    cells = (
+        f"`--{row.flag}`",
+        f"`{row.key}`" if row.in_file else "",
+        row.kind.type_name or "bool",
+        _default(row),
+        row.help.replace("`", "").replace("|", r"\|"),
+    )
+    return f"| {' | '.join(cells)} |\n"
+
+
+def _default(row: Option[Any]) -> str:
+    if row.follows_machine:
+        return "the machine's"
+    shown = row.kind.show(row.default)
+    return "" if shown == row.kind.unset else f"`{shown}`"

@@ -3,8 +3,8 @@
 Values are plain Python: durations are integer nanoseconds, lists are tuples, names (log levels, TLS versions) are
 NSQ's numbers.
 
-The config file is read a little more strictly than by NSQ, where its leniency only ever hid a mistake: see "Config
-file" in docs/differences.md. Quoted integers and booleans are accepted as NSQ does.
+The config file is read more strictly than NSQ does where its leniency only hides mistakes: see "Config file" in
+docs/differences.md. Quoted integers and booleans are accepted, as in NSQ.
 """
 
 import json
@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 from nsq_compat.cli import literals
-from nsq_compat.cli.errors import OptionError
 from nsq_compat.cli.logs import LEVEL_NAMES, parse_log_level
 from nsq_compat.protocol.durations import MILLISECOND, format_duration, parse_duration
-from nsq_compat.protocol.quoting import quote
+from nsq_compat.protocol.errors import quote
 
 T = TypeVar("T")
 Strings = tuple[str, ...]
@@ -27,7 +26,11 @@ TLS_REQUIRED: Final = 1
 TLS_REQUIRED_EXCEPT_HTTP: Final = 2
 
 TLS_VERSIONS: Final = {"tls1.0": 0x0301, "tls1.1": 0x0302, "tls1.2": 0x0303, "tls1.3": 0x0304}
-"""The versions an operator may ask for, and their numbers on the wire."""
+"""Versions by name, and their numbers on the wire."""
+
+
+class OptionError(Exception):
+    """An option, or a config file, that the program cannot start with. The text is for the operator; exit code 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,28 +38,28 @@ class Kind(Generic[T]):
     """How values of one type are written. `parse` and `convert` raise ValueError with the reason."""
 
     type_name: str
-    """What the usage text prints behind the flag; empty for flags that need no value."""
+    """Printed behind the flag in the usage text; empty for flags that need no value."""
     parse: Callable[[str, T], T]
-    """Text of the flag, and what the default or earlier occurrences of the flag left, to the new value."""
+    """Makes the new value of the flag's text and the value so far: the default, or that of earlier occurrences."""
     convert: Callable[[Any], T]
-    """A value as tomllib gives it."""
+    """Makes a value of what tomllib gives."""
     show: Callable[[T], str]
-    """A default in the usage text."""
+    """Formats a default for the usage text."""
     unset: str
-    """What `show` gives for the type's empty value: such a default is not mentioned."""
+    """The result of `show` for the type's empty value. Such a default is not mentioned."""
     takes_value: bool = True
     """False: the flag alone means true, and a value must be joined to it with `=`."""
     named: bool = False
-    """The value is one of a few names. NSQ checks these in the config file even when a flag overrides them."""
+    """The value is one of a few names, which NSQ checks in the config file even when a flag overrides them."""
 
 
 def quoted(text: str) -> str:
-    """A word of the command line, which may hold any bytes, between quotes for an error text."""
+    """Quote a word of the command line, which may contain any bytes, for an error text."""
     return quote(text.encode("utf-8", "surrogateescape"))
 
 
 def toml_text(value: object) -> str:
-    """A value from a config file, on one line, for an error text."""
+    """Format a value from a config file on one line, for an error text."""
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
@@ -94,7 +97,7 @@ STRING: Final[Kind[str]] = Kind(
 
 
 def choice(*names: str) -> Kind[str]:
-    """One of a few words, spelled as here."""
+    """The kind of a value that is one of these words."""
 
     def read(text: str) -> str:
         if text not in names:
@@ -193,7 +196,7 @@ def _float_element(text: str) -> float:
     try:
         return literals.parse_float(text)
     except ValueError:
-        # nsqd: this one mistake on the command line ends with exit code 1 and without the usage text.
+        # nsqd: this error alone ends with exit code 1 and without the usage text.
         raise OptionError(f"Could not parse: {text}") from None
 
 

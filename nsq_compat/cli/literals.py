@@ -35,7 +35,7 @@ _BOOLEANS = dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), True) | dict.
 
 
 def parse_int(text: str) -> int:
-    """A signed 64-bit integer, its base told by the prefix, underscores between digits allowed: `0x1f`, `1_000`."""
+    """A signed 64-bit integer whose prefix gives its base, with underscores between digits: `0x1f`, `1_000`."""
     match = _INTEGER.fullmatch(text)
     if match is None:
         raise ValueError(SYNTAX_ERROR)

@@ -1,15 +1,13 @@
-"""Log lines in NSQ's form on stderr, through the standard library's logging: `[nsqd] 2024/01/31 12:00:00.000000 INFO:
-text`; or, for programs that read them, a JSON object for each.
+"""Log lines on stderr through the standard library's logging, in NSQ's form or as JSON objects.
 
-Modules log to `logging.getLogger(__name__)` as usual; the program calls `configure` once, and one handler on the root
-logger writes everything. Three promises:
+NSQ's form is `[nsqd] 2024/01/31 12:00:00.000000 INFO: text`. Modules log to `logging.getLogger(__name__)`; the program
+calls `configure` once, and one handler on the root logger writes everything. Invariants:
 
-- One record is one line. Control characters in a message are escaped, so that nobody forges a line by putting a
-  newline into a topic name; a traceback follows its line, indented (in JSON it is a member).
-- Logging never raises: with stderr closed or its reader gone, lines are lost and the program lives on.
-- Logging never waits for a slow reader. What a pipe or socket does not take at once is kept, up to a bound, and
-  offered again with the next line; what exceeds the bound is counted, and the count is logged when the reader is
-  back.
+- One record is one line. Control characters in a message are escaped, so that a newline in a topic name cannot forge a
+  line; a traceback follows its line, indented (in JSON it is a member).
+- Logging never raises: with stderr closed or its reader gone, lines are lost and the program goes on.
+- Logging never waits for a slow reader. Data that a pipe or socket does not take at once is kept, up to a bound, and
+  offered again with the next line. Lines beyond the bound are counted, and the count is logged when the reader is back.
 """
 
 import _socket  # not socket: gevent may have replaced that, and a log call must never switch greenlets
@@ -31,17 +29,17 @@ ERROR: Final = 4
 FATAL: Final = 5
 
 LEVEL_NAMES: Final = {DEBUG: "DEBUG", INFO: "INFO", WARN: "WARNING", ERROR: "ERROR", FATAL: "FATAL"}
-"""NSQ's levels, as options hold them, and how lines show them. The standard library's numbers are ten times these."""
+"""NSQ's levels as options store them, and their names in log lines. The standard library's are ten times these."""
 
 STDERR: Final = 2
-LARGEST_BACKLOG: Final = 1024 * 1024
-"""Bytes of log lines kept for a reader that does not keep up."""
+MAX_BACKLOG_BYTES: Final = 1024 * 1024
+"""Of log lines kept for a reader that does not keep up."""
 TEXT: Final = "text"
 JSON: Final = "json"
 FORMATS: Final = (TEXT, JSON)
 
-LONGEST_FLUSH: Final = 1.0
-"""Seconds a program that ends waits for such a reader."""
+MAX_FLUSH_SECONDS: Final = 1.0
+"""How long a program that ends waits for such a reader."""
 
 _LEVELS = {"debug": DEBUG, "info": INFO, "warn": WARN, "error": ERROR, "fatal": FATAL}
 
@@ -62,7 +60,7 @@ def configure(prefix: str, level: int, fd: int = STDERR, form: str = TEXT) -> No
         handler.close()
     root.addHandler(JsonHandler(prefix, fd) if form == JSON else LineHandler(prefix, fd))
     set_level(level)
-    # What these collect for every record is not shown, and under gevent to ask for the thread is to make one.
+    # These are not shown, and under gevent asking for the current thread creates an object for it.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
 
 
@@ -87,18 +85,18 @@ def one_line(text: str) -> str:
 
 
 class Output(NamedTuple):
-    """A descriptor of our own. `write` writes what can be written at once; when that is nothing, BlockingIOError."""
+    """A descriptor that never blocks. `write` returns the number of bytes taken, or raises BlockingIOError for none."""
 
     write: Callable[[bytearray], int]
     close: Callable[[], None]
 
 
 NOWHERE: Final = Output(write=len, close=lambda: None)
-"""Takes everything and keeps nothing."""
+"""Discards everything."""
 
 
 class LineHandler(logging.Handler):
-    """Formats records and writes them to a file descriptor of its own, a copy of `fd`."""
+    """Formats records and writes them to a copy of the file descriptor `fd`."""
 
     def __init__(self, prefix: str, fd: int = STDERR) -> None:
         super().__init__()
@@ -112,7 +110,7 @@ class LineHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             text = self.format(record)
-        except Exception as error:  # a wrong argument in a log call must not stop its caller
+        except Exception as error:  # a wrong argument in a log call must not stop the program
             what = record.msg if type(record.msg) is str else type(record.msg).__name__
             text = self.line(record.created, ERROR, f"a log call failed ({type(error).__name__}): {what}")
         self.write(text)
@@ -136,14 +134,14 @@ class LineHandler(logging.Handler):
         return f"{self._prefix}{self._stamp}.{micros:06d} {LEVEL_NAMES[level]}: {one_line(text)}\n"
 
     def write(self, text: str) -> None:
-        """Write lines, or keep them until the next call, or count them as lost. Neither raises nor waits."""
+        """Write lines, keep them until the next call, or count them as lost. Neither raises nor waits."""
         data = text.encode("utf-8", "backslashreplace")
-        if len(self._backlog) + len(data) <= LARGEST_BACKLOG:
+        if len(self._backlog) + len(data) <= MAX_BACKLOG_BYTES:
             self._backlog += data
         else:
             self._lost += 1
         if self._drain() and self._lost:
-            notice, self._lost = f"{self._lost} log lines were lost: nobody read them in time", 0
+            notice, self._lost = f"{self._lost} log lines were lost: their reader was too slow", 0
             self._backlog += self.line(time.time(), WARN, notice).encode("utf-8", "backslashreplace")
             self._drain()
 
@@ -160,8 +158,8 @@ class LineHandler(logging.Handler):
         return True
 
     def flush(self) -> None:
-        """Give a slow reader some time to take the rest. Called when the program ends."""
-        deadline = time.monotonic() + LONGEST_FLUSH
+        """Wait a moment for a slow reader. Called when the program ends."""
+        deadline = time.monotonic() + MAX_FLUSH_SECONDS
         while not self._drain() and self._backlog and time.monotonic() < deadline:
             time.sleep(0.01)
 
@@ -202,21 +200,21 @@ def _level_of(record: logging.LogRecord) -> int:
 
 
 def _indented(text: str) -> str:
-    """Lines that belong to the one before: no log line begins with a blank."""
+    """Lines that belong to the one before, because no log line begins with a blank."""
     return "".join(f"    {one_line(line)}\n" for line in text.splitlines())
 
 
 def open_output(fd: int) -> Output:
-    """A second way to the file behind `fd` that never waits, as far as the system allows.
+    """Open the file behind `fd` again so that writing never blocks, as far as the system allows.
 
-    The file is shared with other processes, which is why it is not simply made non-blocking.
+    The descriptor itself is shared with other processes, so it cannot be made non-blocking.
     """
     try:
         mode = os.fstat(fd).st_mode
     except OSError:
-        return NOWHERE  # closed, and tomorrow the number may be a client's socket
+        return NOWHERE  # closed, and the number may be a client's socket later
     if stat.S_ISFIFO(mode):
-        # Opening a pipe anew gives us flags of our own. It fails when nobody reads, and without /proc.
+        # Opening a pipe again gives flags of its own. It fails if the pipe has no reader, and without /proc.
         with suppress(OSError):
             return _file(os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK))
     own = os.dup(fd)

@@ -1,8 +1,8 @@
-"""Options, declared once: a program's dataclass of options *is* its table.
+"""Options, declared once: a program's dataclass of options is its table of flags.
 
 A field made with `option()` carries the flag, the kind of value and the help text beside its type and default, and
-the field's name is the key in the config file. `table_of()` reads the rows back; the command line, the usage text,
-the config file and the values shown at run time all come from them, so they cannot drift apart.
+the field's name is the key in the config file. `table_of()` returns the rows; the command line, the usage text, the
+config file and the values shown at run time are all made from them, so they cannot differ.
 
     @dataclass(slots=True, kw_only=True)
     class Options:
@@ -14,7 +14,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Generic, TypeVar
 
 from nsq_compat.cli.kinds import Kind
-from nsq_compat.protocol.redacting import without_secrets
+from nsq_compat.protocol.errors import without_secrets
 
 T = TypeVar("T")
 
@@ -29,18 +29,18 @@ class Option(Generic[T]):
     kind: Kind[T]
     default: T
     help: str
-    """For the usage text; a word in back quotes replaces the type name there."""
+    """For the usage text, where a word in back quotes replaces the type name."""
     in_file: bool
     """False: only a flag, unknown to the config file and not shown at run time."""
     follows_machine: bool
-    """The default is another on another machine."""
+    """The default depends on the machine."""
 
 
 Table = tuple[Option[Any], ...]
 
 
 def option(flag: str, kind: Kind[T], default: T | Callable[[], T], help: str, *, in_file: bool = True) -> T:
-    """The dataclass field of one option, typed as its value. A callable default is asked whenever options are made."""
+    """The dataclass field of one option, typed as its value. A callable default is called for each options object."""
     row = {"flag": flag, "kind": kind, "help": help, "in_file": in_file}
     if callable(default):
         return field(default_factory=default, metadata=row)
@@ -48,7 +48,7 @@ def option(flag: str, kind: Kind[T], default: T | Callable[[], T], help: str, *,
 
 
 def table_of(options_type: type[Any]) -> Table:
-    """The rows of a dataclass of options, in the order of declaration. Fields without a flag are no rows."""
+    """The rows of a dataclass of options, in the order of declaration, without fields that are no flags."""
     return tuple(
         Option(
             key=column.name,
@@ -62,18 +62,13 @@ def table_of(options_type: type[Any]) -> Table:
 
 
 def option_value(options: Any, key: str) -> Any:
-    """An option's value by its config key, as GET /config/<key> shows it: durations in nanoseconds, tuples as lists,
-    URLs without passwords.
+    """An option's value as GET /config/<key> shows it: durations in nanoseconds, lists, URLs without passwords.
 
     Raises KeyError for a key the config file does not know.
     """
     if not any(row.key == key and row.in_file for row in table_of(type(options))):
         raise KeyError(key)
     value = getattr(options, key)
-    if isinstance(value, str):
-        return without_secrets(value)
-    return (
-        [without_secrets(each) if isinstance(each, str) else each for each in value]
-        if isinstance(value, tuple)
-        else value
-    )
+    if isinstance(value, tuple):
+        return [without_secrets(each) if isinstance(each, str) else each for each in value]
+    return without_secrets(value) if isinstance(value, str) else value

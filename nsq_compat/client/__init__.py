@@ -1,22 +1,20 @@
-"""The client library: consumers and producers for any nsqd, on plain sockets and threads.
+"""The client library: consumers and producers for any nsqd, with blocking sockets and threads.
 
-    consumer        handlers in threads                 producer        publish to one nsqd or to several at once
+    consumer        handlers in threads                 producer        publishes to one nsqd or to several
     reader          pynsq's Reader                      writer          pynsq's Writer
-    event_loop      where a pynsq program runs          batching        publishing in the background
-    handling        a handler's outcome to an answer    outcomes        sent, refused or unknown
-    message         what a handler is given             nodes           the nsqd to choose from
+    event_loop      the event loop of pynsq programs    batching        publishing in the background
+    message         a delivered message                 nodes           the nodes of a producer
+    dedupe          handles each message once           outcomes        results of a publish
+    memcached       de-duplication for many consumers
 
-    subscription    a topic and channel, read from several nsqd
-    discovery       nsqlookupd polled                   ready           max_in_flight shared out
-    backoff         slower when handling fails          connection      a socket, two threads and a session
-    settings        options of a connection             tls             TLS, bytes to bytes
-    options         keyword arguments to settings
-    dedupe          handling once what comes again      memcached       the same, shared by many consumers
+    subscription    a topic and channel at several nsqd discovery       polls nsqlookupd
+    connection      a socket, two threads, a session    ready           RDY counts, backoff
+    tls             TLS, bytes to bytes                 settings        options
 
-A pynsq program needs ``import nsq_compat.client as nsq`` and no more. Everything waits on the standard library's
-sockets and locks, so a program that monkey-patches itself with gevent first gets greenlets; gevent is never imported.
+A pynsq program needs only ``import nsq_compat.client as nsq``. All waiting uses the standard library's sockets and
+locks, so a program that monkey-patches with gevent gets greenlets; the client never imports gevent.
 
-May import: ``session`` and ``protocol``. Read ``subscription`` first, then ``connection``.
+May import ``session`` and ``protocol``. Read ``subscription`` first, then ``connection``.
 """
 
 from nsq_compat.client.connection import Connection, ConnectionLost

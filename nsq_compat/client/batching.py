@@ -1,7 +1,7 @@
-"""Publishing in the background: what waits for the same topic leaves together, and each caller has a future.
+"""Publishing in the background, in batches for each topic. Each call gets a future.
 
-While one batch is on its way the next one gathers, so batches grow by themselves when nsqd is slower than its
-producers; with a `linger` they are also waited for. Order within a topic is kept with one worker.
+While a batch is being published, the next one accumulates, so batches grow when nsqd is slower than its producers. With
+a `linger` a batch also waits for more messages. One worker preserves the order within a topic.
 """
 
 import threading
@@ -15,12 +15,12 @@ from nsq_compat.client.outcomes import Published, Refused
 from nsq_compat.protocol.errors import NsqError
 
 Publish = Callable[[str, Sequence[bytes], float], Published]
-"""Topic, bodies, seconds to defer them. Raises ``PublishError``."""
+"""Parameters: topic, bodies, delay in seconds. Raises ``PublishError``."""
 
 
 @dataclass(slots=True)
 class Entry:
-    """What one call has handed in: it is published whole."""
+    """The messages of one call, which are published together."""
 
     bodies: Sequence[bytes]
     defer: float
@@ -34,7 +34,7 @@ class Entry:
 
 @dataclass(slots=True)
 class _Queue:
-    """What waits for one topic, the oldest first."""
+    """The waiting entries of a topic, oldest first."""
 
     entries: deque[Entry] = field(default_factory=deque)
     messages: int = 0
@@ -53,11 +53,11 @@ class _Queue:
 
 
 class Closed(Exception):
-    """The producer was closed."""
+    """The producer is closed."""
 
 
 class Batcher:
-    """`max_messages` and `max_bytes` bound a batch (a larger entry goes alone), `max_waiting_bytes` all that waits."""
+    """`max_messages` and `max_bytes` limit a batch (a larger entry is sent alone), `max_waiting_bytes` all entries."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Batcher:
         self._workers: list[threading.Thread] = []
 
     def add(self, topic: str, bodies: Sequence[bytes], defer: float = 0.0) -> Future[Published]:
-        """Waits while too much waits already. Raises ``Closed``."""
+        """Add messages; blocks while `max_waiting_bytes` are waiting. Raises ``Closed``."""
         entry = Entry(bodies, defer, Future(), time.monotonic())
         with self._changed:
             while not self._closed and self._waiting_bytes >= self._max_waiting_bytes:
@@ -102,7 +102,7 @@ class Batcher:
         return entry.future
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Send all that waits, without lingering, and wait until each has its outcome; whether that was in time."""
+        """Send all waiting entries without lingering, and wait for their outcomes. False after the timeout."""
         with self._changed:
             self._flushing += 1
             self._changed.notify_all()
@@ -111,7 +111,7 @@ class Batcher:
             return done
 
     def close(self, timeout: float | None = None) -> bool:
-        """Take nothing more, send what waits; what is not sent in time is ``Refused``. Whether all was sent in time."""
+        """Refuse new messages and flush. Entries not sent in time are ``Refused``; False if there are any."""
         with self._changed:
             self._closed = True
         done = self.flush(timeout)
@@ -137,29 +137,29 @@ class Batcher:
     def _work(self) -> None:
         while (batch := self._next_batch()) is not None:
             topic, entries = batch
-            # Once on its way nothing can be cancelled any more.
+            # A future cannot be cancelled any more once its batch is sent.
             self._send(topic, [entry for entry in entries if entry.future.set_running_or_notify_cancel()])
             with self._changed:
                 self._unfinished -= len(entries)
                 self._changed.notify_all()
 
     def _next_batch(self) -> tuple[str, list[Entry]] | None:
-        """Waits for one; None at the end."""
+        """Wait for a batch that is due; None after `close`."""
         with self._changed:
             while True:
                 now = time.monotonic()
                 due = float("inf")
                 for topic, waiting in self._topics.items():
-                    ripe_at = self._ripe_at(waiting)
-                    if ripe_at <= now:
+                    due_at = self._due_at(waiting)
+                    if due_at <= now:
                         return topic, self._take(topic, waiting)
-                    due = min(due, ripe_at)
+                    due = min(due, due_at)
                 if self._closed and not self._topics:
                     return None
                 self._changed.wait(None if due == float("inf") else due - now)
 
-    def _ripe_at(self, waiting: _Queue) -> float:
-        """When the oldest of a topic leaves at the latest; long ago for a full batch."""
+    def _due_at(self, waiting: _Queue) -> float:
+        """The time to send the topic's next batch; 0 for at once."""
         oldest = waiting.entries[0]
         is_full = waiting.messages >= self._max_messages or waiting.size >= self._max_bytes
         if self._flushing or self._closed or oldest.defer or is_full:
@@ -176,7 +176,7 @@ class Batcher:
             taken.append(waiting.popleft())
         del self._topics[topic]
         if entries:
-            self._topics[topic] = waiting  # behind the others
+            self._topics[topic] = waiting  # after the other topics
         self._waiting_bytes -= sum(entry.size for entry in taken)
         return taken
 
@@ -187,10 +187,10 @@ class Batcher:
             outcome: Published | Exception = self._publish(
                 topic, [body for entry in entries for body in entry.bodies], entries[0].defer
             )
-        except Exception as error:  # the caller's to judge, through its future
+        except Exception as error:  # passed to the caller by its future
             outcome = error
-        if _may_be_of_one(outcome) and len(entries) > 1:
-            # One of them may be what nsqd does not take; the others must not suffer for it.
+        if _may_concern_one_entry(outcome) and len(entries) > 1:
+            # nsqd may have refused one entry: try each alone.
             for entry in entries:
                 self._send(topic, [entry])
             return
@@ -201,6 +201,6 @@ class Batcher:
                 entry.future.set_result(outcome)
 
 
-def _may_be_of_one(outcome: object) -> bool:
-    """Whether a node has said no. Who is not there would let each of them wait as long again."""
-    return isinstance(outcome, Refused) and any(isinstance(each.error, NsqError) for each in outcome.attempts)
+def _may_concern_one_entry(outcome: object) -> bool:
+    """Whether a node refused the batch. If no node could be reached, single entries would only wait again."""
+    return isinstance(outcome, Refused) and any(isinstance(attempt.error, NsqError) for attempt in outcome.attempts)

@@ -1,24 +1,19 @@
-"""Consumer: a handler is called for each message of a topic and channel, in threads of its own.
+"""Consumer: calls a handler for each message of a topic and channel, in its own threads.
 
-`concurrency` threads take messages in the order they came; the handler never runs more often at once than that, nor
-than max_in_flight. Closing handles what has come, gives back to nsqd what it did not get to, and drops nothing.
+`concurrency` threads, and at most max_in_flight, handle messages in the order of arrival. Stopping handles the messages
+that have arrived, and requeues those that it cannot handle in time.
 """
 
 import contextlib
 import logging
 import queue
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from types import TracebackType
 from typing import Any, Self
 
-from nsq_compat.client import handling
 from nsq_compat.client.connection import Connection
-from nsq_compat.client.handling import Handler
-from nsq_compat.client.message import Message
-from nsq_compat.client.options import address_list, split_options
+from nsq_compat.client.message import Handler, Message, finish_or_requeue, log_giving_up, requeue_after_error
 from nsq_compat.client.subscription import Subscription
 
 log = logging.getLogger(__name__)
@@ -27,11 +22,12 @@ log = logging.getLogger(__name__)
 class Consumer:
     """Calls `handler` with each ``Message``.
 
-    What the handler does is the answer: it returns (finished), returns False or raises (requeued with a growing
-    delay), calls ``message.finish()`` or ``message.requeue()`` itself, or ``message.enable_async()`` to do so later.
+    If the handler returns, the message is finished; if it returns False or raises, the message is requeued, with a
+    growing delay. The handler may also call ``message.finish()`` or ``message.requeue()`` itself, or
+    ``message.enable_async()`` to do so later.
 
-    `giving_up` is called instead of the handler, and the message finished, when it came more than `max_tries` times
-    (0: never). All other options are those of ``SubscriptionSettings`` and ``ConnectionSettings``.
+    `giving_up` is called instead of the handler, and the message finished, after more than `max_tries` deliveries (0:
+    no limit). Other options are those of ``SubscriptionSettings`` and ``ConnectionSettings``.
     """
 
     def __init__(
@@ -49,32 +45,30 @@ class Consumer:
     ) -> None:
         if concurrency < 1:
             raise ValueError(f"concurrency must be 1 or more, not {concurrency!r}")
-        settings, connection_settings = split_options(options)
         self.subscription = Subscription(
             topic,
             channel,
             self._deliver,
-            nsqd_tcp_addresses=address_list(nsqd_tcp_addresses),
-            lookupd_http_addresses=address_list(lookupd_http_addresses),
-            settings=settings,
-            connection_settings=connection_settings,
+            nsqd_tcp_addresses=nsqd_tcp_addresses,
+            lookupd_http_addresses=lookupd_http_addresses,
+            options=options,
         )
         self._handler = handler
         self._max_tries = max_tries
-        self._giving_up = giving_up or handling.log_giving_up
-        self._concurrency = min(concurrency, settings.max_in_flight)
+        self._giving_up = giving_up or log_giving_up
+        self._concurrency = min(concurrency, self.subscription.max_in_flight)
         self._waiting: deque[Message] = deque()
-        self._turns: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        """One for each worker that should look at what waits; False ends a worker."""
+        self._wakeups: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        """True wakes a worker, False ends it."""
         self._workers: list[threading.Thread] = []
         self._stopped = threading.Event()
         self._stop_lock = threading.Lock()
         self._stopping = False
 
-    # --- Its life -----------------------------------------------------------------------------------------------------
+    # --- Running ------------------------------------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Begin to consume, in the background."""
+        """Consume in the background."""
         for number in range(self._concurrency):
             worker = threading.Thread(target=self._work, name=f"nsq handler {number}", daemon=True)
             self._workers.append(worker)
@@ -83,64 +77,60 @@ class Consumer:
         return self
 
     def run(self) -> None:
-        """Consume until somebody calls `stop`."""
+        """Consume until `stop` is called."""
         self.start()
         self.wait()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Until the consumer has stopped, or so long; whether it has."""
+        """Wait until the consumer has stopped. False after the timeout."""
         return self._stopped.wait(timeout)
 
     def stop(self, timeout: float = 30.0) -> None:
-        """Ask for no more, handle what has come for at most `timeout` seconds, give the rest back to nsqd, close.
+        """Stop receiving, handle messages that have arrived for at most `timeout` seconds, requeue the rest,
+        disconnect.
 
-        Not to be called by the handler itself, which would wait for its own end: ``stop_soon`` is for it.
+        A handler cannot call it, because it would wait for itself; it calls ``stop_soon``.
         """
         with self._stop_lock:
             if self._stopping:
                 return
             self._stopping = True
-        deadline = time.monotonic() + timeout
-        self.subscription.stop_receiving(timeout)
-        if not self.subscription.wait_until_answered(max(0.0, deadline - time.monotonic())):
-            self._give_back()
+        self.subscription.stop(timeout, self._requeue_waiting)
         for _ in self._workers:
-            self._turns.put(False)
-        self.subscription.hang_up()
+            self._wakeups.put(False)
         self._stopped.set()
 
     def stop_soon(self, timeout: float = 30.0) -> None:
-        """The same from anywhere: a handler, a signal handler. It returns at once."""
+        """`stop` in the background; may be called by handlers and signal handlers."""
         threading.Thread(target=self.stop, args=(timeout,), name="nsq stop", daemon=True).start()
 
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
-    # --- What can be asked and changed --------------------------------------------------------------------------------
+    # --- State --------------------------------------------------------------------------------------------------------
 
     @property
     def connections(self) -> list[Connection]:
-        """To each nsqd it is subscribed at."""
+        """The subscribed connections."""
         return self.subscription.connections
 
     @property
     def in_flight(self) -> int:
-        """Messages received and not answered yet."""
+        """Messages received and not yet answered."""
         return self.subscription.in_flight
 
     def is_starved(self) -> bool:
-        """Whether gathered messages should be answered now: nothing waits for the handler, and a connection has 85 % or
-        more of what it may have in flight.
+        """Whether a handler that collects messages should answer them now.
+
+        True if no message waits for the handler, and a connection has at least 85 % of its RDY in flight.
         """
         return not self._waiting and self.subscription.is_starved()
 
     def set_max_in_flight(self, count: int) -> None:
-        """0 pauses the consumer."""
+        """Change the limit; 0 pauses the consumer."""
         self.subscription.set_max_in_flight(count)
 
     # --- Handling -----------------------------------------------------------------------------------------------------
@@ -148,32 +138,31 @@ class Consumer:
     def _deliver(self, messages: list[Message]) -> None:
         self._waiting.extend(messages)
         for _ in range(min(len(messages), self._concurrency)):
-            self._turns.put(True)
+            self._wakeups.put(True)
 
     def _work(self) -> None:
         waiting = self._waiting
-        while self._turns.get():
-            with contextlib.suppress(IndexError):  # nothing waits any more
+        while self._wakeups.get():
+            with contextlib.suppress(IndexError):  # none is waiting
                 while True:
                     self._handle(waiting.popleft())
 
     def _handle(self, message: Message) -> None:
         # Hot: runs for every message.
         if message.is_lost:
-            return  # it comes again whatever is done with it now
+            return  # it will be delivered again
         try:
             if 0 < self._max_tries < message.attempts:
                 self._giving_up(message)
-                handling.settle(message, True)
+                finish_or_requeue(message, True)
                 return
             succeeded = self._handler(message) is not False
-        except (Exception, SystemExit) as error:  # whatever a handler raises: no thread of ours ends by it
-            handling.failed(message, error)
+        except (Exception, SystemExit) as error:  # raised by the handler
+            requeue_after_error(message, error)
         else:
-            handling.settle(message, succeeded)
+            finish_or_requeue(message, succeeded)
 
-    def _give_back(self) -> None:
-        """What no handler has begun goes back at once; what one is at comes back when nsqd's timeout is over."""
+    def _requeue_waiting(self) -> None:
         with contextlib.suppress(IndexError):
             while True:
                 self._waiting.popleft().requeue(delay=0, backoff=False)

@@ -1,12 +1,12 @@
-"""Handling a message once although NSQ delivers it again: which keys were seen, in memory of a fixed size.
+"""De-duplication: handles each message once, although NSQ may deliver it several times.
 
-The filter is the opposite of a Bloom filter: a table of slots, where a key's slot holds the last key that fell on it.
-It may forget a key (another fell on its slot) and then calls it new; it never calls a new key seen. What is compared
-is a digest of 16 bytes less two bits.
+A filter remembers the keys of handled messages, in memory of fixed size. It is the opposite of a Bloom filter: a table
+in which a key's slot contains the last key that was mapped to it. It may forget a key, whose slot another key has
+taken, and then reports it as new. It never reports a new key as seen. Keys are compared by digests of 126 bits.
 
-A key is *claimed* while its message is handled and *kept* once that was a success; a failure forgets it, so that the
-redelivery is handled. A second delivery that comes while the first is being handled is neither: it is requeued. To
-finish it would lose the message if the first handler fails after nsqd's timeout, because both are the same message.
+A key is *claimed* while its message is handled, *kept* after a success, and *forgotten* after a failure, so that the
+redelivered message is handled. A second delivery while the key is claimed is requeued. Finishing it would lose the
+message if the first handler failed after nsqd's timeout.
 """
 
 import enum
@@ -22,40 +22,40 @@ from nsq_compat.client.message import FINISH, REQUEUE, Message
 log = logging.getLogger(__name__)
 
 DIGEST_SIZE: Final = 16
-_STATE_BITS: Final = 3
+_STATE_MASK: Final = 3
 _CLAIMED: Final = 1
 _KEPT: Final = 2
 
 
-class Sight(enum.Enum):
+class KeyState(enum.Enum):
     NEW = "new"
-    """Not seen, or forgotten: it is claimed now."""
+    """Not seen, or forgotten. The call has claimed it."""
     BUSY = "busy"
-    """Somebody has claimed it and is not done."""
+    """Claimed: a handler is processing it."""
     SEEN = "seen"
-    """It was handled."""
+    """Handled before."""
 
 
 class Filter(Protocol):
-    """Remembers keys; any thread may call it."""
+    """Remembers keys. Thread-safe."""
 
-    def claim(self, key: bytes) -> Sight:
-        """Test and set, in one step."""
+    def claim(self, key: bytes) -> KeyState:
+        """Return a key's state, and claim it if it is new, atomically."""
         ...
 
     def keep(self, key: bytes) -> None:
-        """It was handled."""
+        """Remember a claimed key: its message was handled."""
         ...
 
     def forget(self, key: bytes) -> None:
-        """It was not handled: the next time it is new."""
+        """Forget a claimed key: its message was not handled."""
         ...
 
 
 def digest(key: bytes) -> bytes:
-    """What a filter stores for a key; the two lowest bits are zero."""
+    """The digest that a filter stores; its two lowest bits are zero."""
     raw = hashlib.blake2b(key, digest_size=DIGEST_SIZE).digest()
-    return raw[:-1] + bytes([raw[-1] & ~_STATE_BITS])
+    return raw[:-1] + bytes([raw[-1] & ~_STATE_MASK])
 
 
 def slot_of(key_digest: bytes, slots: int) -> int:
@@ -63,7 +63,7 @@ def slot_of(key_digest: bytes, slots: int) -> int:
 
 
 class SlotFilter:
-    """In this process; 16 bytes a slot, taken from the system as they are used."""
+    """A filter in this process. A slot takes 16 bytes, allocated by the system when first used."""
 
     def __init__(self, slots: int) -> None:
         if slots < 1:
@@ -72,14 +72,14 @@ class SlotFilter:
         self._table = bytearray(slots * DIGEST_SIZE)
         self._lock = threading.Lock()
 
-    def claim(self, key: bytes) -> Sight:
+    def claim(self, key: bytes) -> KeyState:
         wanted = digest(key)
         with self._lock:
             state = self._state(wanted)
             if state:
-                return Sight.SEEN if state == _KEPT else Sight.BUSY
+                return KeyState.SEEN if state == _KEPT else KeyState.BUSY
             self._write(wanted, _CLAIMED)
-        return Sight.NEW
+        return KeyState.NEW
 
     def keep(self, key: bytes) -> None:
         self._change(key, _KEPT)
@@ -94,11 +94,11 @@ class SlotFilter:
                 self._write(wanted, state)
 
     def _state(self, wanted: bytes) -> int:
-        """Of this key; 0 if its slot holds another, or none."""
+        """The state of a key; 0 if its slot contains another key or none."""
         begin = slot_of(wanted, self.slots) * DIGEST_SIZE
         last = self._table[begin + DIGEST_SIZE - 1]
-        same = self._table[begin : begin + DIGEST_SIZE - 1] == wanted[:-1] and last & ~_STATE_BITS == wanted[-1]
-        return last & _STATE_BITS if same else 0
+        same = self._table[begin : begin + DIGEST_SIZE - 1] == wanted[:-1] and last & ~_STATE_MASK == wanted[-1]
+        return last & _STATE_MASK if same else 0
 
     def _write(self, wanted: bytes, state: int) -> None:
         begin = slot_of(wanted, self.slots) * DIGEST_SIZE
@@ -106,14 +106,14 @@ class SlotFilter:
 
 
 def body_of(message: Message) -> bytes:
-    """The key unless another is given: a redundant nsqd gives the same body another id."""
+    """The default key. Ids do not work, because two nsqd give the same body different ids."""
     return message.body
 
 
 class Deduplicated:
-    """A handler around a handler, for ``Consumer`` and ``Reader``: it calls the other one for what is new.
+    """A handler for ``Consumer`` and ``Reader`` that calls `handler` for new messages only.
 
-    `key` says what makes two messages the same. A handler that answers by itself, at once or later, is followed.
+    Messages with the same `key` are the same. `handler` may answer messages itself, immediately or later.
     """
 
     def __init__(
@@ -123,20 +123,20 @@ class Deduplicated:
         key: Callable[[Message], bytes] = body_of,
     ) -> None:
         self.duplicates = 0
-        """How many were finished because they were handled before."""
+        """Messages that were finished because they had been handled before."""
         self.postponed = 0
-        """How many were requeued because somebody was handling them."""
+        """Messages that were requeued because they were being handled."""
         self._handler = handler
         self._seen = seen
         self._key = key
 
     def __call__(self, message: Message) -> Any:
         key = self._key(message)
-        sight = self._seen.claim(key)
-        if sight is Sight.SEEN:
+        state = self._seen.claim(key)
+        if state is KeyState.SEEN:
             self.duplicates += 1
             return True
-        if sight is Sight.BUSY:
+        if state is KeyState.BUSY:
             self.postponed += 1
             message.requeue(backoff=False)
             return None
@@ -145,18 +145,18 @@ class Deduplicated:
         return self._handler(message)
 
 
-# --- How large --------------------------------------------------------------------------------------------------------
+# --- Size of a filter -------------------------------------------------------------------------------------------------
 
 
 def overwritten(slots: int, later: int) -> float:
-    """The probability that a key has been overwritten after so many later ones: ``1 - (1 - 1/slots) ** later``."""
+    """The probability that `later` further keys have overwritten a key: ``1 - (1 - 1/slots) ** later``."""
     return -math.expm1(later * math.log1p(-1 / slots)) if slots > 1 else float(later > 0)
 
 
 def slots_for(kept: float, later: int) -> int:
-    """How many slots keep a key with this probability after so many later ones: ``1 / (1 - kept ** (1/later))``."""
+    """The slots needed to keep a key with probability `kept` after `later` keys: ``1 / (1 - kept ** (1/later))``."""
     if not 0 < kept < 1:
-        raise ValueError(f"a probability between 0 and 1, not {kept!r}")
+        raise ValueError(f"kept must be a probability between 0 and 1, not {kept!r}")
     if later < 1:
-        raise ValueError(f"1 later key or more, not {later!r}")
+        raise ValueError(f"later must be 1 or more, not {later!r}")
     return math.ceil(-1 / math.expm1(math.log(kept) / later))

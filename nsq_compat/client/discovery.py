@@ -1,36 +1,34 @@
-"""Which nsqd have a topic: asks every nsqlookupd, at the start and again and again.
+"""Discovery of the nsqd that have a topic: polls every nsqlookupd.
 
-One that is down, slow or lying never stops the others: each is asked in a thread of its own, the whole answer must be
-there in time and be no larger than it may, and what is no answer counts as none.
+An nsqlookupd that is down, slow or faulty does not affect the others: each is queried in its own thread, and the time
+and size of its response are limited.
 """
 
 import json
 import logging
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-import requests
-import urllib3
-
-from nsq_compat.bounded_http import Deadline, bounded_session
-from nsq_compat.protocol.addresses import problem_with, shown
+from nsq_compat.bounded_http import FAILURES, Deadline, bounded_session, exchange
+from nsq_compat.client.settings import SubscriptionSettings
+from nsq_compat.protocol.names import address_error, printable
 
 log = logging.getLogger(__name__)
 
-_MAX_ANSWER_SIZE = 16 << 20
-_PIECE = 1 << 16
-_MOST_NAMED = 5
+_MAX_ANSWER_BYTES = 16 << 20
+_MAX_LOGGED = 5
 
 
 class LookupFailed(Exception):
-    """An nsqlookupd gave no answer that can be used."""
+    """An nsqlookupd did not return a usable response."""
 
 
 def lookup_url(address: str, topic: str) -> str:
-    """``host:port``, or a URL whose path and query are kept (a path of none is ``/lookup``), asked for `topic`."""
+    """The URL to look up `topic`. `address` is ``host:port``, or a URL; its path (default ``/lookup``) and query are
+    kept."""
     parts = urlsplit(address if "://" in address else f"http://{address}")
     path = parts.path if parts.path not in ("", "/") else "/lookup"
     query = urlencode([*parse_qsl(parts.query, keep_blank_values=True), ("topic", topic)])
@@ -38,67 +36,62 @@ def lookup_url(address: str, topic: str) -> str:
 
 
 class Listing(NamedTuple):
-    """The nsqd of a topic as ``host:port``, and which registrations are skipped because they are invalid."""
+    """The nsqd of a topic as ``host:port``, and descriptions of the registrations skipped as invalid."""
 
     nodes: set[str]
     skipped: tuple[str, ...] = ()
 
 
 def ask(address: str, topic: str, *, connect_timeout: float = 1.0, request_timeout: float = 2.0) -> Listing:
-    """What one nsqlookupd knows of a topic. Raises ``LookupFailed``.
+    """Query one nsqlookupd. Raises ``LookupFailed``. An unknown topic has no nodes.
 
-    `request_timeout` is for the whole of it. A topic nobody has is an empty set.
+    `request_timeout` limits the whole request, in seconds.
     """
-    headers = {"Accept": "application/vnd.nsq; version=1.0"}
-    timeout = (connect_timeout, request_timeout)
     try:
-        # What is inside a cluster is not asked for through a proxy.
-        with bounded_session() as session, Deadline(request_timeout) as deadline:
-            with session.get(lookup_url(address, topic), headers=headers, timeout=timeout, stream=True) as response:
-                deadline.check()  # headers that were cut off look complete
-                if response.status_code == 404:
-                    return Listing(set())
-                response.raise_for_status()
-                body = b"".join(_bounded(response))
-            deadline.check()
-        return _listing(json.loads(body))
+        with bounded_session() as session:
+            answer = exchange(
+                session,
+                "GET",
+                lookup_url(address, topic),
+                Deadline(request_timeout),
+                connect_timeout=connect_timeout,
+                max_body=_MAX_ANSWER_BYTES,
+                headers={"Accept": "application/vnd.nsq; version=1.0"},
+                follow_redirects=True,
+            )
+        if answer.status == 404:
+            return Listing(set())
+        if answer.status >= 400:
+            raise LookupFailed(f"{address}: got status {answer.status}")
+        return _listing(json.loads(answer.body))
     except TimeoutError as error:
         raise LookupFailed(f"{address}: the answer takes too long") from error
-    except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+    except FAILURES as error:
         raise LookupFailed(f"{address}: {error}") from error
-
-
-def _bounded(response: requests.Response) -> Iterator[bytes]:
-    size = 0
-    # As it comes: whoever sends a byte a second must not keep us for as many seconds as there are bytes.
-    while piece := response.raw.read1(_PIECE, decode_content=True):
-        size += len(piece)
-        if size > _MAX_ANSWER_SIZE:
-            raise ValueError("the answer is too large")
-        yield piece
 
 
 def _listing(answer: Any) -> Listing:
     data = answer.get("data", answer) if isinstance(answer, dict) else None
     producers = data.get("producers") if isinstance(data, dict) else None
     if not isinstance(producers, list):
-        raise ValueError("no list of producers in the answer")
+        raise ValueError("the response has no list of producers")
     nodes, skipped = set(), []
-    for each in producers:
-        fields = each if isinstance(each, dict) else {}
+    for producer in producers:
+        fields = producer if isinstance(producer, dict) else {}
         host, port = fields.get("broadcast_address"), fields.get("tcp_port")
-        if problem := problem_with(host, TCP=port):
-            skipped.append(f"nsqd {shown(fields.get('hostname', ''))}: {problem}")
+        if problem := address_error(host, TCP=port):
+            skipped.append(f"nsqd {printable(fields.get('hostname', ''))}: {problem}")
         else:
             nodes.add(f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}")
     return Listing(nodes, tuple(skipped))
 
 
 class Discovery:
-    """Polls nsqlookupd until stopped; `found` is given the union of what they know, whenever one has answered.
+    """Polls every nsqlookupd until stopped. After each response, `found` is called with the nodes that any of them
+    lists.
 
-    Seconds: `interval` between polls, of which up to the share `jitter` is added at random, so that consumers started
-    together do not ask together.
+    The interval between polls is extended by a random share, so that consumers that were started together do not poll
+    together.
     """
 
     def __init__(
@@ -106,23 +99,15 @@ class Discovery:
         topic: str,
         lookupd_http_addresses: Iterable[str],
         found: Callable[[set[str]], object],
-        *,
-        interval: float = 60,
-        jitter: float = 0.3,
-        connect_timeout: float = 1.0,
-        request_timeout: float = 2.0,
+        settings: SubscriptionSettings,
     ) -> None:
-        if not 0 <= jitter <= 1:
-            raise ValueError(f"lookupd_poll_jitter must be 0 to 1, not {jitter!r}")
         self._topic = topic
         self._lookupds = sorted(set(lookupd_http_addresses))
         self._found = found
-        self._interval = interval
-        self._jitter = jitter
-        self._timeouts = {"connect_timeout": connect_timeout, "request_timeout": request_timeout}
+        self._settings = settings
         self._stopped = threading.Event()
-        self._asked_again = threading.Event()
-        self._asking: set[str] = set()
+        self._poll_again = threading.Event()
+        self._querying: set[str] = set()
         self._known: dict[str, set[str]] = {}
         self._skipped: dict[str, frozenset[str]] = {}
         self._lock = threading.Lock()
@@ -132,37 +117,42 @@ class Discovery:
 
     def stop(self) -> None:
         self._stopped.set()
-        self._asked_again.set()
+        self._poll_again.set()
 
     def poll_now(self) -> None:
-        """Ask again without waiting for the interval."""
-        self._asked_again.set()
+        """Poll again without waiting for the interval."""
+        self._poll_again.set()
 
     def next_interval(self) -> float:
-        """How long to wait before the next poll."""
-        return self._interval * (1 + random.random() * self._jitter)
+        """Seconds until the next poll."""
+        return self._settings.lookupd_poll_interval * (1 + random.random() * self._settings.lookupd_poll_jitter)
 
     def _poll_loop(self) -> None:
         while not self._stopped.is_set():
-            self._asked_again.clear()
+            self._poll_again.clear()
             try:
                 self._poll()
-            except Exception:  # the top of a thread, and nobody would be found without it
+            except Exception:  # the top of a thread, which must go on
                 log.exception("[%s] internal error", self._topic)
-            self._asked_again.wait(self.next_interval())
+            self._poll_again.wait(self.next_interval())
 
     def _poll(self) -> None:
         for address in self._lookupds:
             with self._lock:
-                # One that still owes the last answer is not asked for another.
-                if address in self._asking:
+                # Not queried again before it has responded.
+                if address in self._querying:
                     continue
                 threading.Thread(target=self._ask, args=(address,), name=f"lookup {address}", daemon=True).start()
-                self._asking.add(address)
+                self._querying.add(address)
 
     def _ask(self, address: str) -> None:
         try:
-            listing = ask(address, self._topic, **self._timeouts)
+            listing = ask(
+                address,
+                self._topic,
+                connect_timeout=self._settings.lookupd_connect_timeout,
+                request_timeout=self._settings.lookupd_request_timeout,
+            )
         except LookupFailed as error:
             log.warning("[%s] nsqlookupd %s", self._topic, error)
             listing = None
@@ -172,19 +162,19 @@ class Discovery:
         if listing is not None:
             self._log_skipped(address, listing.skipped)
         with self._lock:
-            self._asking.discard(address)
-            # What it said last is no longer said: a node that only it listed is not reconnected to.
+            self._querying.discard(address)
+            # If it fails, its last response is dropped: nodes that only it listed are not reconnected to.
             self._known[address] = listing.nodes if listing else set()
             known = set().union(*self._known.values())
         if listing is not None and not self._stopped.is_set():
             self._found(known)
 
     def _log_skipped(self, lookupd: str, skipped: tuple[str, ...]) -> None:
-        """Once for each registration that is new; nsqlookupd lists it again with every poll."""
-        # Only one thread at a time asks an nsqlookupd.
+        """Log each new registration once; nsqlookupd lists it with every poll."""
+        # Without the lock: only one thread at a time queries an nsqlookupd.
         before, self._skipped[lookupd] = self._skipped.get(lookupd, frozenset()), frozenset(skipped)
         new = sorted(self._skipped[lookupd] - before)
-        for each in new[:_MOST_NAMED]:
-            log.warning("[%s] nsqlookupd %s: skipped the registration of %s", self._topic, lookupd, each)
-        if len(new) > _MOST_NAMED:
-            log.warning("[%s] nsqlookupd %s: skipped %d more", self._topic, lookupd, len(new) - _MOST_NAMED)
+        for registration in new[:_MAX_LOGGED]:
+            log.warning("[%s] nsqlookupd %s: skipped the registration of %s", self._topic, lookupd, registration)
+        if len(new) > _MAX_LOGGED:
+            log.warning("[%s] nsqlookupd %s: skipped %d more", self._topic, lookupd, len(new) - _MAX_LOGGED)

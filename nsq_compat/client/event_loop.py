@@ -1,6 +1,6 @@
-"""Where a pynsq program's handlers and callbacks run: on one event loop, one at a time, in the thread of ``run``.
+"""The event loop of a pynsq program: handlers and callbacks run on it, one at a time, in the thread of ``run``.
 
-It is asyncio's current loop, which is Tornado's too: coroutines, ``asyncio.run`` and Tornado's timers work as they did.
+It is asyncio's current loop, which Tornado also uses, so coroutines, ``asyncio.run`` and Tornado's timers work.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ class Client(Protocol):
     """A Reader or Writer."""
 
     def shut_down(self, timeout: float) -> None:
-        """Finish what there is to finish, while the loop still runs; then disconnect."""
+        """Finish pending work while the loop still runs, then disconnect."""
         ...
 
 
@@ -25,7 +25,7 @@ _clients: list[Client] = []
 
 
 def current_loop() -> asyncio.AbstractEventLoop:
-    """The running loop, else this thread's, made if there is none."""
+    """The running loop, or this thread's loop, which is made if necessary."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -44,7 +44,7 @@ def current_loop() -> asyncio.AbstractEventLoop:
 
 
 def register(client: Client) -> None:
-    """Keep it alive, and end it when ``run`` ends."""
+    """Keep a reference to the client, and shut it down when ``run`` ends."""
     _clients.append(client)
 
 
@@ -56,8 +56,8 @@ def unregister(client: Client) -> None:
 def run() -> None:
     """Run every Reader and Writer until SIGTERM or SIGINT, or until the loop is stopped.
 
-    A signal ends it in good order: nothing new is asked for, what has come is handled, for at most 30 seconds. A second
-    signal ends it at once.
+    On a signal, clients receive no more messages and handle those that have arrived, for at most 30 seconds. A second
+    signal stops the loop at once.
     """
     loop = current_loop()
     stopping = threading.Event()
@@ -67,11 +67,11 @@ def run() -> None:
             loop.call_soon_threadsafe(loop.stop)
             return
         stopping.set()
-        threading.Thread(target=finish, name="nsq stop", daemon=True).start()
+        threading.Thread(target=stop, name="nsq stop", daemon=True).start()
 
-    def finish() -> None:
+    def stop() -> None:
         _shut_down_all(STOP_SECONDS)
-        with contextlib.suppress(RuntimeError):  # closed: a second signal was quicker
+        with contextlib.suppress(RuntimeError):  # closed by a second signal
             loop.call_soon_threadsafe(loop.stop)
 
     before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}

@@ -1,32 +1,32 @@
-"""The filter of ``dedupe`` on memcached, shared by any number of consumers: a slot is a key of memcached's.
+"""A filter of ``dedupe`` on memcached, for several consumers. Each slot is a key of memcached.
 
-A claim expires by itself after `claim_seconds`, so the message of a consumer that was killed is handled by whoever gets
-it next; that should be a little less than nsqd's message timeout. What was handled stays until its slot is
-overwritten, or memcached needs the room.
+A claim expires after `claim_seconds`, so that the message of a killed consumer can be handled by another. The time
+should be a little less than nsqd's message timeout. A kept key stays until its slot is overwritten or memcached evicts
+it.
 
-When memcached cannot be asked every key is new: a duplicate may be handled, no message is lost.
+If memcached fails, every key is new: duplicates may be handled, but no message is lost.
 """
 
 import logging
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from nsq_compat.client.dedupe import Sight, digest, slot_of
+from nsq_compat.client.dedupe import KeyState, digest, slot_of
 
 log = logging.getLogger(__name__)
 
 _CLAIMED: Final = b"?"
 _KEPT: Final = b"+"
-_AT_ONCE: Final = -1  # as an expiry: gone
-_TRIES: Final = 3
+_EXPIRED: Final = -1  # an expiry that deletes the key
+_MAX_TRIES: Final = 3
 
 T = TypeVar("T")
 
 
 class MemcachedFilter:
-    """`client` is one of pymemcache's that is safe to use from several threads, as ``PooledClient`` is.
+    """`client` is a thread-safe client of pymemcache, such as ``PooledClient``.
 
-    `prefix` keeps several filters on one memcached apart; those that share one have the same `slots`.
+    `prefix` separates several filters on one memcached. Consumers that share a filter need the same `slots`.
     """
 
     def __init__(self, client: Any, slots: int, *, claim_seconds: int = 55, prefix: str = "nsq-seen-") -> None:
@@ -34,33 +34,33 @@ class MemcachedFilter:
             raise ValueError(f"slots and claim_seconds must be 1 or more, not {slots!r} and {claim_seconds!r}")
         self.slots = slots
         self.failures = 0
-        """How often memcached could not be asked."""
+        """Failed requests to memcached."""
         self._client = client
         self._claim_seconds = claim_seconds
         self._prefix = prefix
 
-    def claim(self, key: bytes) -> Sight:
-        return self._guarded(lambda: self._claim(digest(key)), Sight.NEW)
+    def claim(self, key: bytes) -> KeyState:
+        return self._or_default(lambda: self._claim(digest(key)), KeyState.NEW)
 
     def keep(self, key: bytes) -> None:
-        self._guarded(lambda: self._change(digest(key), _KEPT, 0), None)
+        self._or_default(lambda: self._change(digest(key), _KEPT, 0), None)
 
     def forget(self, key: bytes) -> None:
-        self._guarded(lambda: self._change(digest(key), _CLAIMED, _AT_ONCE), None)
+        self._or_default(lambda: self._change(digest(key), _CLAIMED, _EXPIRED), None)
 
-    def _claim(self, wanted: bytes) -> Sight:
+    def _claim(self, wanted: bytes) -> KeyState:
         slot, claim = self._slot(wanted), _CLAIMED + wanted
-        for _ in range(_TRIES):
+        for _ in range(_MAX_TRIES):
             value, token = self._client.gets(slot)
             if value is None:
                 done = self._client.add(slot, claim, self._claim_seconds, noreply=False)
             elif value[1:] == wanted:
-                return Sight.SEEN if value[:1] == _KEPT else Sight.BUSY
+                return KeyState.SEEN if value[:1] == _KEPT else KeyState.BUSY
             else:
                 done = self._client.cas(slot, claim, token, self._claim_seconds, noreply=False)
             if done:
-                return Sight.NEW
-        return Sight.NEW  # a slot that others fight for is as good as overwritten
+                return KeyState.NEW
+        return KeyState.NEW  # the slot keeps changing: treat it as overwritten
 
     def _change(self, wanted: bytes, state: bytes, expire: int) -> None:
         slot = self._slot(wanted)
@@ -71,10 +71,10 @@ class MemcachedFilter:
     def _slot(self, wanted: bytes) -> str:
         return f"{self._prefix}{slot_of(wanted, self.slots)}"
 
-    def _guarded(self, act: Callable[[], T], otherwise: T) -> T:
+    def _or_default(self, act: Callable[[], T], otherwise: T) -> T:
         try:
             return act()
-        except Exception as error:  # the client's own, of many kinds
+        except Exception as error:  # pymemcache raises many kinds
             self.failures += 1
             log.warning("memcached: %s", error)
             return otherwise

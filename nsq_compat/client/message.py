@@ -1,7 +1,15 @@
-"""One delivery of a message, as handlers get it: what it is, and the answers nsqd may be given."""
+"""A delivered message, with its answers, and the answer for a handler's outcome.
 
+A handler that returns finishes its message, and requeues it by returning False. If it raises, the exception is logged
+and the message is requeued, with a delay that grows with the attempts. If the handler answers the message itself, or
+calls ``enable_async``, its return value is ignored.
+"""
+
+import logging
 from collections.abc import Callable
 from typing import Final, Protocol
+
+log = logging.getLogger(__name__)
 
 FINISH: Final = "finish"
 REQUEUE: Final = "requeue"
@@ -9,27 +17,37 @@ TOUCH: Final = "touch"
 
 
 class Delivery(Protocol):
-    """Where a message's answers go: the connection it came from."""
+    """The connection that a message came from, which gets its answers."""
 
     @property
-    def is_over(self) -> bool: ...
+    def is_closed(self) -> bool: ...
     def finish(self, message: "Message") -> None: ...
     def requeue(self, message: "Message", delay: float | None, backoff: bool) -> None: ...
     def touch(self, message: "Message") -> None: ...
 
 
 class AlreadyAnswered(AssertionError):
-    """A message is finished or requeued once. An assertion, as pynsq's programs may expect."""
+    """The message was finished or requeued before. An AssertionError, because it is one in pynsq."""
 
 
 class Message:
-    """A message in flight. It must be finished or requeued before nsqd's timeout, or be touched.
+    """A message in flight. It must be finished, requeued or touched before nsqd's timeout; from any thread.
 
-    `id` is 16 ASCII bytes, `timestamp` nanoseconds since 1970 (when it was published), `attempts` 1 at the first
-    delivery. Answers may come from any thread.
+    `id` is 16 ASCII bytes, `timestamp` the time of publishing in nanoseconds since 1970. `attempts` is 1 at the first
+    delivery.
     """
 
-    __slots__ = ("_delivery", "_listeners", "attempts", "body", "id", "is_answered", "nsqd", "timestamp", "waits")
+    __slots__ = (
+        "_delivery",
+        "_listeners",
+        "attempts",
+        "body",
+        "id",
+        "is_answered",
+        "is_deferred",
+        "nsqd",
+        "timestamp",
+    )
 
     def __init__(
         self, id: bytes, body: bytes, timestamp: int, attempts: int, delivery: Delivery, nsqd: str = ""
@@ -39,27 +57,27 @@ class Message:
         self.timestamp = timestamp
         self.attempts = attempts
         self.nsqd = nsqd
-        """The address it came from; ids are only unique together with it and the topic."""
+        """The address of its nsqd. Ids are unique only together with it and the topic."""
         self.is_answered = False
-        self.waits = False
-        """The handler has said that the answer comes later."""
+        self.is_deferred = False
+        """The handler has called ``enable_async``."""
         self._delivery = delivery
         self._listeners: list[tuple[str, Callable[..., object]]] | None = None
 
     @property
     def is_lost(self) -> bool:
-        """Its connection is gone: no answer will reach nsqd, which delivers it again when its time is over."""
-        return self._delivery.is_over
+        """Whether its connection has ended. nsqd then delivers it again, whatever the answer."""
+        return self._delivery.is_closed
 
     def finish(self) -> None:
-        """Handled: nsqd forgets it. Raises ``AlreadyAnswered``."""
+        """Finish the message. Raises ``AlreadyAnswered``."""
         self._answer(FINISH)
         self._delivery.finish(self)
 
     def requeue(self, *, delay: float | None = None, time_ms: float | None = None, backoff: bool = True) -> None:
-        """Not handled: nsqd delivers it again after `delay` seconds (or `time_ms`).
+        """Let nsqd deliver the message again, after `delay` seconds or `time_ms` milliseconds.
 
-        Without one the delay grows with the attempts. `backoff` False leaves the consumer's pace alone. Raises
+        By default the delay grows with the attempts. With `backoff` False the consumer does not back off. Raises
         ``AlreadyAnswered``.
         """
         self._answer(REQUEUE)
@@ -68,39 +86,64 @@ class Message:
         self._delivery.requeue(self, delay if delay is not None and delay >= 0 else None, backoff)
 
     def touch(self) -> None:
-        """More time is needed: nsqd's timeout begins anew. Raises ``AlreadyAnswered``."""
-        if self.is_answered:
-            raise AlreadyAnswered(f"message {self.id.decode('ascii', 'replace')} was answered before")
-        self._tell(TOUCH)
+        """Restart nsqd's timeout. Raises ``AlreadyAnswered``."""
+        self._require_unanswered()
+        self._notify(TOUCH)
         self._delivery.touch(self)
 
     def enable_async(self) -> None:
-        """The handler's return is no answer; somebody will call `finish` or `requeue` later."""
-        self.waits = True
+        """Answer the message later: the handler's return value is ignored."""
+        self.is_deferred = True
 
     def is_async(self) -> bool:
-        return self.waits
+        return self.is_deferred
 
     def has_responded(self) -> bool:
         return self.is_answered
 
     def on(self, event: str, listener: Callable[..., object]) -> None:
-        """Have `listener` called, with ``message=``, before the answer `event` ("finish", "requeue", "touch")."""
+        """Call `listener(message=)` before the answer `event` ("finish", "requeue" or "touch")."""
         if self._listeners is None:
             self._listeners = []
         self._listeners.append((event, listener))
 
     def _answer(self, event: str) -> None:
-        if self.is_answered:
-            raise AlreadyAnswered(f"message {self.id.decode('ascii', 'replace')} was answered before")
+        self._require_unanswered()
         self.is_answered = True
         if self._listeners is not None:
-            self._tell(event)
+            self._notify(event)
 
-    def _tell(self, event: str) -> None:
-        for wanted, listener in self._listeners or ():
-            if wanted == event:
+    def _require_unanswered(self) -> None:
+        if self.is_answered:
+            raise AlreadyAnswered(f"message {self.id.decode('ascii', 'replace')} was answered before")
+
+    def _notify(self, event: str) -> None:
+        for name, listener in self._listeners or ():
+            if name == event:
                 listener(message=self)
 
     def __repr__(self) -> str:
         return f"<Message {self.id.decode('ascii', 'replace')} attempt {self.attempts} from {self.nsqd}>"
+
+
+Handler = Callable[[Message], object]
+
+
+def log_giving_up(message: Message) -> None:
+    log.warning("msg %s attempted %d times, giving up", message.id.decode("ascii", "replace"), message.attempts)
+
+
+def finish_or_requeue(message: Message, succeeded: bool) -> None:
+    """Answer for a handler that has returned, unless it has answered or will."""
+    if not message.is_answered and not message.is_deferred:
+        if succeeded:
+            message.finish()
+        else:
+            message.requeue()
+
+
+def requeue_after_error(message: Message, error: BaseException) -> None:
+    """Answer for a handler that has raised, and log the error."""
+    log.error("handling of message %s failed", message.id.decode("ascii", "replace"), exc_info=error)
+    if not message.is_answered:
+        message.requeue()

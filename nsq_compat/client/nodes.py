@@ -1,4 +1,4 @@
-"""The nsqd a producer may choose from: connections made when needed, trouble remembered, candidates in turn."""
+"""The nodes of a producer: connections made when needed, penalties for failures, and the order of attempts."""
 
 import threading
 import time
@@ -10,16 +10,16 @@ from nsq_compat.client.connection import Connection, ConnectionLost, split_addre
 from nsq_compat.client.settings import ConnectionSettings
 
 _FIRST_PENALTY = 1.0
-_LONGEST_PENALTY = 60.0
+_MAX_PENALTY = 60.0
 
 
 class Node:
-    """One nsqd. It has at most one connection, which many threads share."""
+    """An nsqd. It has at most one connection, which threads share."""
 
     def __init__(self, address: str, settings: ConnectionSettings) -> None:
         split_address(address)
         self.address = address
-        self.shunned_until = 0.0
+        self.penalized_until = 0.0
         self._settings = settings
         self._lock = threading.Lock()
         self._connection: Connection | None = None
@@ -27,12 +27,12 @@ class Node:
 
     @property
     def connection(self) -> Connection | None:
-        """The one in use, None while there is none that lives."""
+        """The open connection, if there is one."""
         connection = self._connection
-        return None if connection is None or connection.is_over else connection
+        return None if connection is None or connection.is_closed else connection
 
     def connect(self, deadline: float) -> Connection:
-        """The connection, made now if need be. Raises ``ConnectionLost``, by the deadline at the latest."""
+        """The open connection, made if necessary. Raises ``ConnectionLost``, at the deadline at the latest."""
         if connection := self.connection:
             return connection
         if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
@@ -52,24 +52,21 @@ class Node:
         threading.Thread(target=connection.run, name=f"nsqd {self.address}", daemon=True).start()
         return connection
 
-    def shun(self, now: float) -> None:
-        """It gave trouble: others come first for a while, each time twice as long."""
-        self.shunned_until = now + self._penalty
-        self._penalty = min(2 * self._penalty, _LONGEST_PENALTY)
+    def penalize(self, now: float) -> None:
+        """Use other nodes first for a while, which doubles each time. Called after a failure."""
+        self.penalized_until = now + self._penalty
+        self._penalty = min(2 * self._penalty, _MAX_PENALTY)
 
-    def forgive(self) -> None:
-        self.shunned_until = 0.0
+    def reset(self) -> None:
+        """Remove the penalty. Called after a success."""
+        self.penalized_until = 0.0
         self._penalty = _FIRST_PENALTY
-
-    def hang_up(self) -> None:
-        if connection := self.connection:
-            connection.hang_up()
 
 
 class Candidates:
-    """Nodes to try for one message, for as many takers at once as there are copies wanted; no node has two copies.
+    """The nodes to try for one publish. Each copy is published in its own thread; no node gets two copies.
 
-    Two rounds: the connection that breaks under the first message after a silence is no reason not to try again.
+    Each node may be tried twice, because a connection may have ended unnoticed while it was idle.
     """
 
     def __init__(self, nodes: Iterable[Node], attempts: int) -> None:
@@ -81,11 +78,11 @@ class Candidates:
 
     @property
     def left(self) -> int:
-        """How many attempts remain."""
+        """The number of attempts left."""
         return self._left
 
     def take(self) -> Node | None:
-        """The next one; None when there is none left that nobody is at."""
+        """The next node that no other copy uses; None if there is none, or no attempt is left."""
         with self._lock:
             for _ in range(len(self._order) if self._left > 0 else 0):
                 node = self._order.popleft()
@@ -97,13 +94,13 @@ class Candidates:
         return None
 
     def give_back(self, node: Node) -> None:
-        """It has not got a copy, and may be tried again."""
+        """Allow a node without a copy to be tried again."""
         with self._lock:
             self._taken.discard(node)
 
 
 class Nodes:
-    """All of a producer's nodes, in turn; those that gave trouble lately come last."""
+    """All nodes of a producer."""
 
     def __init__(
         self, addresses: Iterable[str], settings: ConnectionSettings, clock: Callable[[], float] = time.monotonic
@@ -120,16 +117,9 @@ class Nodes:
     def __iter__(self) -> Iterator[Node]:
         return iter(self._nodes)
 
-    def in_turn(self) -> list[Node]:
+    def in_order(self) -> list[Node]:
+        """The nodes in the order to try them: each call begins with the next node; penalized nodes are last."""
         now, turn = self._clock(), self._turn
         self._turn = (turn + 1) % len(self._nodes)
         rotated = [*self._nodes[turn:], *self._nodes[:turn]]
-        return sorted(rotated, key=lambda node: max(0.0, node.shunned_until - now))
-
-    def hang_up(self) -> None:
-        """Close every connection, once nsqd has read what it was sent."""
-        threads = [threading.Thread(target=node.hang_up, daemon=True) for node in self._nodes]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        return sorted(rotated, key=lambda node: max(0.0, node.penalized_until - now))

@@ -1,4 +1,4 @@
-"""How a publish ended: sent, refused, or unknown. One of the three, exactly, and what every node had to do with it."""
+"""Results of a publish: of each attempt at a node, and of the whole."""
 
 import enum
 from collections.abc import Sequence
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 class Outcome(enum.Enum):
     SENT = "sent"
-    """nsqd said OK."""
+    """nsqd answered OK."""
     REFUSED = "refused"
-    """The node has not got it: it said so, or was never given it."""
+    """The node does not have the message: it refused it, or did not receive it."""
     UNKNOWN = "unknown"
-    """It was sent and nothing came back: the node may have it."""
+    """The message was sent and not answered: the node may have it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What became of it at one node."""
+    """The outcome at one node."""
 
     address: str
     outcome: Outcome
@@ -28,59 +28,59 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """It was sent. Where an earlier attempt is unknown, it may be there twice."""
+    """A successful publish. If an earlier attempt is unknown, the message may be published twice."""
 
     attempts: tuple[Attempt, ...]
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Which nodes said OK."""
-        return nodes_with(self.attempts, Outcome.SENT)
+        """The nodes that answered OK."""
+        return _nodes_with(self.attempts, Outcome.SENT)
 
     @property
     def doubtful(self) -> tuple[str, ...]:
-        """Which nodes may have it besides."""
-        return nodes_with(self.attempts, Outcome.UNKNOWN)
+        """Other nodes that may have the message."""
+        return _nodes_with(self.attempts, Outcome.UNKNOWN)
 
 
 class Error(Exception):
-    """What the callbacks of ``Writer`` are given when something went wrong; the name is pynsq's."""
+    """An error passed to callbacks of ``Writer``; the name is pynsq's."""
 
 
 class PublishError(Error):
-    """It was not published as asked."""
+    """The publish failed."""
 
     def __init__(self, attempts: Sequence[Attempt]) -> None:
         self.attempts = tuple(attempts)
-        super().__init__("; ".join(map(str, attempts)) or "no time was left to try any node")
+        super().__init__("; ".join(map(str, attempts)) or "no time was left to try a node")
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Which nodes said OK all the same: some, where more copies were wanted."""
-        return nodes_with(self.attempts, Outcome.SENT)
+        """The nodes that answered OK; there may be some if several copies were requested."""
+        return _nodes_with(self.attempts, Outcome.SENT)
 
 
 class Refused(PublishError):
-    """No node has it, for certain."""
+    """No node has the message."""
 
 
 class Unknown(PublishError):
-    """No node said OK, one at least may have it."""
+    """No node answered OK; at least one may have the message."""
 
 
 class TooFewCopies(PublishError):
-    """Nodes have it, fewer than were asked for."""
+    """Fewer nodes than requested have the message."""
 
 
-def nodes_with(attempts: Sequence[Attempt], outcome: Outcome) -> tuple[str, ...]:
+def _nodes_with(attempts: Sequence[Attempt], outcome: Outcome) -> tuple[str, ...]:
     return tuple(attempt.address for attempt in attempts if attempt.outcome is outcome)
 
 
-def judge(attempts: Sequence[Attempt], copies: int) -> Published:
-    """Raises the ``PublishError`` that the attempts amount to, unless there are enough copies."""
-    sent = len(nodes_with(attempts, Outcome.SENT))
+def result_of(attempts: Sequence[Attempt], copies: int) -> Published:
+    """The result of the attempts. Raises a ``PublishError`` if there are too few copies."""
+    sent = len(_nodes_with(attempts, Outcome.SENT))
     if sent >= copies:
         return Published(tuple(attempts))
     if sent:
         raise TooFewCopies(attempts)
-    raise (Unknown if nodes_with(attempts, Outcome.UNKNOWN) else Refused)(attempts)
+    raise (Unknown if _nodes_with(attempts, Outcome.UNKNOWN) else Refused)(attempts)

@@ -1,8 +1,8 @@
-"""Producer: publishes to one of several nsqd, or to several at once, and says how that ended.
+"""Producer: publishes to one of several nsqd, or to several at once.
 
-A call ends within its timeout. Each attempt at a node has its share of what is left of it, so that there is time for
-another node: one that cannot be reached, has not answered in time or refused for a reason of its own. What it refused
-for the message's sake is not tried elsewhere. Every outcome of every attempt is in the result or in the exception.
+A call ends within its timeout. Each attempt at a node gets a share of the remaining time, so that another node can be
+tried if the first cannot be reached, does not answer in time or refuses for a reason of its own. If nsqd refuses the
+message itself, no other node is tried. The result, or the exception, contains the outcome of every attempt.
 """
 
 import logging
@@ -10,30 +10,29 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from types import TracebackType
 from typing import Any, Final, Self
 
 from nsq_compat.client.batching import Batcher
-from nsq_compat.client.connection import Connection, ConnectionLost, NotDone
+from nsq_compat.client.connection import Connection, ConnectionLost, NotExecuted, close_all
 from nsq_compat.client.nodes import Candidates, Node, Nodes
-from nsq_compat.client.options import address_list
-from nsq_compat.client.outcomes import Attempt, Outcome, Published, judge
-from nsq_compat.client.settings import ConnectionSettings
+from nsq_compat.client.outcomes import Attempt, Outcome, Published, result_of
+from nsq_compat.client.settings import ConnectionSettings, address_list
 from nsq_compat.protocol import command_writer
 from nsq_compat.protocol.errors import E_BAD_BODY, E_BAD_MESSAGE, E_BAD_TOPIC, E_INVALID, NsqError
 from nsq_compat.protocol.names import is_valid_name
 
 log = logging.getLogger(__name__)
 
-_OF_THE_MESSAGE: Final = frozenset({E_INVALID, E_BAD_TOPIC, E_BAD_BODY, E_BAD_MESSAGE})
-"""Errors that another node would answer with too."""
+_MESSAGE_ERRORS: Final = frozenset({E_INVALID, E_BAD_TOPIC, E_BAD_BODY, E_BAD_MESSAGE})
+"""Errors that every node would return."""
 
 
 class Producer:
-    """Publishes; any thread may call it.
+    """Publishes messages, from any thread.
 
-    `publish_timeout`, seconds, bounds a call that names none. `copies` is the number of nodes that must each say OK;
-    they are asked at once. `batch_*` are for `publish_async`. All other options are those of ``ConnectionSettings``.
+    `publish_timeout` (seconds) is the default timeout of a call. `copies` is the number of nodes that must answer OK;
+    they are asked at the same time. `batch_*` apply to `publish_async`. Other options are those of
+    ``ConnectionSettings``.
     """
 
     def __init__(
@@ -64,22 +63,22 @@ class Producer:
     # --- Publishing ---------------------------------------------------------------------------------------------------
 
     def publish(self, topic: str, body: bytes, *, defer: float = 0.0, timeout: float | None = None) -> Published:
-        """PUB; DPUB if it is to be deferred, by so many seconds.
+        """Publish with PUB, or with DPUB to defer the message by `defer` seconds.
 
-        Raises ``Refused``, ``Unknown`` or ``TooFewCopies``; ``ValueError`` for what NSQ does not allow.
+        Raises ``Refused``, ``Unknown`` or ``TooFewCopies``; ``ValueError`` for an invalid topic or an empty body.
         """
         _check(topic, [body])
         return self._publish(_command(topic, [body], defer), timeout)
 
     def publish_many(self, topic: str, bodies: Sequence[bytes], *, timeout: float | None = None) -> Published:
-        """MPUB: all of them or none. Raises like `publish`."""
+        """Publish all messages or none, with MPUB. Raises like `publish`."""
         _check(topic, bodies)
-        return self._publish(command_writer.publish_together(topic, bodies), timeout)
+        return self._publish(command_writer.publish_many(topic, bodies), timeout)
 
     def publish_async(self, topic: str, body: bytes, *, defer: float = 0.0) -> Future[Published]:
-        """The same in the background, together with others for the same topic; the future raises what `publish` does.
+        """`publish` in the background, together with other messages for the topic. The future raises like `publish`.
 
-        It waits only while 64 MiB are waiting already.
+        Blocks only while 64 MiB are waiting.
         """
         _check(topic, [body])
         return self._batcher.add(topic, [body], defer)
@@ -91,30 +90,28 @@ class Producer:
 
     @property
     def connections(self) -> list[Connection]:
-        """The living ones; they are made when first needed."""
+        """The open connections. A connection is made when first needed."""
         return [connection for node in self._nodes if (connection := node.connection) is not None]
 
     def connect(self) -> None:
-        """Begin to connect to every node, in the background; publishing does not need it."""
+        """Connect to every node in the background. Publishing connects by itself."""
         for node in self._nodes:
             threading.Thread(target=self._connect, args=(node,), name=f"nsqd {node.address}", daemon=True).start()
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Wait until everything published in the background has its outcome; whether that was in time."""
+        """Wait until everything published in the background has an outcome. False after the timeout."""
         return self._batcher.flush(timeout)
 
     def close(self, timeout: float | None = 30.0) -> bool:
-        """Send what waits, then disconnect; whether everything was sent in time. What was not is ``Refused``."""
+        """Publish what is waiting, then disconnect. False if not all was sent in time; the rest is ``Refused``."""
         done = self._batcher.close(timeout)
-        self._nodes.hang_up()
+        close_all(self.connections)
         return done
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # --- Inside -------------------------------------------------------------------------------------------------------
@@ -124,29 +121,29 @@ class Producer:
             node.connect(time.monotonic() + self._publish_timeout)
         except ConnectionLost as error:
             log.warning("%s", error)
-            node.shun(time.monotonic())
+            node.penalize(time.monotonic())
 
     def _publish_batch(self, topic: str, bodies: Sequence[bytes], defer: float) -> Published:
         return self._publish(_command(topic, bodies, defer), None)
 
     def _publish(self, command: bytes, timeout: float | None) -> Published:
         deadline = time.monotonic() + (self._publish_timeout if timeout is None else timeout)
-        candidates = Candidates(self._nodes.in_turn(), max(2, len(self._nodes)) + self._copies - 1)
+        candidates = Candidates(self._nodes.in_order(), max(2, len(self._nodes)) + self._copies - 1)
         attempts: list[Attempt] = []
-        # All but one in other threads: nodes are asked at once.
+        # One copy in this thread, the others in threads of their own.
         others = [
-            threading.Thread(target=self._place, args=(command, candidates, deadline, attempts), daemon=True)
+            threading.Thread(target=self._publish_copy, args=(command, candidates, deadline, attempts), daemon=True)
             for _ in range(self._copies - 1)
         ]
         for thread in others:
             thread.start()
-        self._place(command, candidates, deadline, attempts)
+        self._publish_copy(command, candidates, deadline, attempts)
         for thread in others:
             thread.join()
-        return judge(attempts, self._copies)
+        return result_of(attempts, self._copies)
 
-    def _place(self, command: bytes, candidates: Candidates, deadline: float, attempts: list[Attempt]) -> None:
-        """One copy on one node: try until one has it, or there is no node or no time left."""
+    def _publish_copy(self, command: bytes, candidates: Candidates, deadline: float, attempts: list[Attempt]) -> None:
+        """Publish one copy: try nodes until one has it, or no node or time is left."""
         while (left := deadline - time.monotonic()) > 0 and (node := candidates.take()) is not None:
             attempt = self._attempt(node, command, time.monotonic() + left / (candidates.left + 1))
             attempts.append(attempt)
@@ -158,31 +155,31 @@ class Producer:
         try:
             connection = node.connect(deadline)
         except ConnectionLost as error:
-            node.shun(time.monotonic())
+            node.penalize(time.monotonic())
             return Attempt(node.address, Outcome.REFUSED, error)
         answer = connection.ask(command)
         try:
             answer.result(max(0.0, deadline - time.monotonic()))
         except TimeoutError as error:
-            # Whoever does not answer is not waited for by others either.
-            connection.close(ConnectionLost("no answer in time"))
-            node.shun(time.monotonic())
+            # Aborted, so that other threads do not wait for this node.
+            connection.abort(ConnectionLost("no answer in time"))
+            node.penalize(time.monotonic())
             return Attempt(node.address, Outcome.UNKNOWN, TimeoutError(str(error) or "no answer in time"))
         except NsqError as error:
-            if error.code not in _OF_THE_MESSAGE:
-                node.shun(time.monotonic())
+            if error.code not in _MESSAGE_ERRORS:
+                node.penalize(time.monotonic())
             return Attempt(node.address, Outcome.REFUSED, error)
-        except NotDone as error:
+        except NotExecuted as error:
             return Attempt(node.address, Outcome.REFUSED, error)
         except ConnectionLost as error:
-            node.shun(time.monotonic())
+            node.penalize(time.monotonic())
             return Attempt(node.address, Outcome.UNKNOWN, error)
-        node.forgive()
+        node.reset()
         return Attempt(node.address, Outcome.SENT)
 
 
 def _is_final(attempt: Attempt) -> bool:
-    return isinstance(attempt.error, NsqError) and attempt.error.code in _OF_THE_MESSAGE
+    return isinstance(attempt.error, NsqError) and attempt.error.code in _MESSAGE_ERRORS
 
 
 def _command(topic: str, bodies: Sequence[bytes], defer: float) -> bytes:
@@ -191,12 +188,12 @@ def _command(topic: str, bodies: Sequence[bytes], defer: float) -> bytes:
         return command_writer.publish_deferred(topic, body, int(defer * 1000))
     if len(bodies) == 1:
         return command_writer.publish(topic, bodies[0])
-    return command_writer.publish_together(topic, bodies)
+    return command_writer.publish_many(topic, bodies)
 
 
 def _check(topic: str, bodies: Sequence[bytes]) -> None:
-    """nsqd would end the connection, which others use too."""
+    # nsqd would close the connection, which other threads share.
     if not is_valid_name(topic):
         raise ValueError(f"{topic!r} is not a valid topic name")
     if not bodies or not all(bodies):
-        raise ValueError("NSQ takes no empty messages")
+        raise ValueError("an NSQ message cannot be empty")

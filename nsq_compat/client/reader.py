@@ -1,7 +1,7 @@
-"""Reader: pynsq's consumer, with its names, options and rules, on our subscription.
+"""Reader: a consumer with pynsq's names, options and rules.
 
-Handlers are called one at a time on the event loop (``event_loop``). True finishes a message and False requeues it; a
-coroutine or future does so with its result; after ``enable_async`` the program answers when it likes.
+Handlers are called one at a time on the event loop (``event_loop``). Returning True finishes a message and False
+requeues it, also as the result of a coroutine or future. After ``enable_async`` the program answers later.
 """
 
 import asyncio
@@ -14,20 +14,19 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
 
-from nsq_compat.client import event_loop, handling
+from nsq_compat.client import event_loop
 from nsq_compat.client.connection import Connection
-from nsq_compat.client.message import Message
-from nsq_compat.client.options import address_list, split_options
+from nsq_compat.client.message import Message, finish_or_requeue, log_giving_up, requeue_after_error
 from nsq_compat.client.subscription import Subscription
 
 log = logging.getLogger(__name__)
 
-_TURN_SECONDS = 0.01
+_MAX_BATCH_SECONDS = 0.01
 
 
 class Reader:
-    """Made before or while the event loop runs; it connects once it does. Options beside those named here are those of
-    ``SubscriptionSettings`` and ``ConnectionSettings``.
+    """Connects when the event loop runs; may be made before. Other options are those of ``SubscriptionSettings`` and
+    ``ConnectionSettings``.
     """
 
     def __init__(
@@ -47,15 +46,13 @@ class Reader:
         self.name = name or f"{topic}:{channel}"
         self.max_tries = max_tries
         self.message_handler = message_handler
-        settings, connection_settings = split_options({**options, "max_in_flight": max_in_flight})
         self._subscription = Subscription(
             topic,
             channel,
             self._deliver,
-            nsqd_tcp_addresses=address_list(nsqd_tcp_addresses),
-            lookupd_http_addresses=address_list(lookupd_http_addresses),
-            settings=settings,
-            connection_settings=connection_settings,
+            nsqd_tcp_addresses=nsqd_tcp_addresses,
+            lookupd_http_addresses=lookupd_http_addresses,
+            options={**options, "max_in_flight": max_in_flight},
             heartbeat=self._on_heartbeat,
         )
         self._waiting: deque[Message] = deque()
@@ -66,7 +63,7 @@ class Reader:
         self._loop.call_soon_threadsafe(self._start)
         event_loop.register(self)
 
-    # --- To be overridden ---------------------------------------------------------------------------------------------
+    # --- Methods to override ------------------------------------------------------------------------------------------
 
     def process_message(self, message: Message) -> Any:
         """Calls the handler."""
@@ -74,24 +71,24 @@ class Reader:
         return self.message_handler(message)
 
     def giving_up(self, message: Message) -> None:
-        """Called instead of the handler when a message came more than `max_tries` times; it is finished then."""
-        handling.log_giving_up(message)
+        """Called instead of the handler after more than `max_tries` deliveries; the message is then finished."""
+        log_giving_up(message)
 
     def preprocess_message(self, message: Message) -> Message:
         return message
 
     def validate_message(self, message: Message) -> bool:
-        """A message for which this is False is finished unhandled."""
+        """If False, the message is finished without calling the handler."""
         return True
 
     def heartbeat(self, connection: Connection) -> None:
-        """Called for every heartbeat of an nsqd."""
+        """Called for each heartbeat from nsqd."""
 
-    # --- What can be asked and changed --------------------------------------------------------------------------------
+    # --- State --------------------------------------------------------------------------------------------------------
 
     @property
     def conns(self) -> dict[str, Connection]:
-        """Subscribed connections by address."""
+        """The subscribed connections by address."""
         return {connection.address: connection for connection in self._subscription.connections}
 
     @property
@@ -99,40 +96,35 @@ class Reader:
         return self._subscription.max_in_flight
 
     def is_starved(self) -> bool:
-        """Whether gathered messages should be answered now: nothing waits for the handler, and a connection has 85 % or
-        more of what it may have in flight.
-        """
+        """Whether a handler that collects messages should answer them now, as ``Consumer.is_starved``."""
         return not self._waiting and self._subscription.is_starved()
 
     def set_message_handler(self, message_handler: Callable[[Message], Any]) -> None:
         self.message_handler = message_handler
 
     def set_max_in_flight(self, max_in_flight: int) -> None:
-        """0 pauses the reader."""
+        """Change the limit; 0 pauses the reader."""
         self._subscription.set_max_in_flight(max_in_flight)
 
     def connect_to_nsqd(self, host: str, port: int) -> None:
         self._subscription.connect(f"{host}:{port}")
 
     def query_lookupd(self) -> None:
-        """Ask every nsqlookupd now."""
+        """Query every nsqlookupd now."""
         self._subscription.poll_lookupd()
 
     def close(self) -> None:
-        """Ask for no more, and disconnect when what has come is answered; it returns at once."""
+        """Stop receiving, and disconnect when all messages are answered. Returns immediately."""
         stop = threading.Thread(target=self.shut_down, args=(event_loop.STOP_SECONDS,), name="nsq stop", daemon=True)
         stop.start()
 
     def shut_down(self, timeout: float) -> None:
-        """The same, waiting at most so long; what was not handled by then goes back to nsqd. Not on the event loop."""
+        """`close`, and wait for it; after `timeout`, waiting messages are requeued. Not to be called on the event
+        loop."""
         with self._stop_lock:
             if self._stopped:
                 return
-            deadline = time.monotonic() + timeout
-            self._subscription.stop_receiving(timeout)
-            if not self._subscription.wait_until_answered(max(0.0, deadline - time.monotonic())):
-                self._give_back()
-            self._subscription.hang_up()
+            self._subscription.stop(timeout, self._requeue_waiting)
             self._stopped = True
         event_loop.unregister(self)
 
@@ -143,40 +135,40 @@ class Reader:
         self._subscription.start()
 
     def _deliver(self, messages: list[Message]) -> None:
-        # In a connection's thread.
+        # Runs in a connection's thread.
         self._waiting.extend(messages)
-        self._on_loop(self._handle_some)
+        self._call_on_loop(self._handle_waiting)
 
     def _on_heartbeat(self, connection: Connection) -> None:
-        self._on_loop(self.heartbeat, connection)
+        self._call_on_loop(self.heartbeat, connection)
 
-    def _on_loop(self, act: Callable[..., object], *arguments: object) -> None:
+    def _call_on_loop(self, act: Callable[..., object], *arguments: object) -> None:
         try:
             self._loop.call_soon_threadsafe(act, *arguments)
-        except RuntimeError:  # the loop is closed, and nobody will handle anything any more
-            self._give_back()
+        except RuntimeError:  # the loop is closed: no message will be handled
+            self._requeue_waiting()
 
-    def _handle_some(self) -> None:
-        """What waits, for as long as others on the loop may be kept from their turn."""
-        end = time.monotonic() + _TURN_SECONDS
+    def _handle_waiting(self) -> None:
+        """Handle waiting messages; yield to the event loop after `_MAX_BATCH_SECONDS`."""
+        end = time.monotonic() + _MAX_BATCH_SECONDS
         while self._waiting:
             self._handle(self._waiting.popleft())
             if time.monotonic() > end:
-                self._loop.call_soon(self._handle_some)
+                self._loop.call_soon(self._handle_waiting)
                 return
 
     def _handle(self, message: Message) -> None:
         if message.is_lost:
-            return  # it comes again whatever is done with it now
+            return  # it will be delivered again
         try:
             if 0 < self.max_tries < message.attempts:
                 self.giving_up(message)
-                handling.settle(message, True)
+                finish_or_requeue(message, True)
                 return
             message = self.preprocess_message(message)
             result = self.process_message(message) if self.validate_message(message) else True
-        except Exception as error:  # whatever a handler raises
-            handling.failed(message, error)
+        except Exception as error:  # raised by the handler
+            requeue_after_error(message, error)
         else:
             self._settle(message, result)
 
@@ -188,22 +180,22 @@ class Reader:
             task.add_done_callback(lambda done: self._settle_later(message, done))
         elif isinstance(result, Future):
             message.enable_async()
-            result.add_done_callback(lambda done: self._on_loop(self._settle_later, message, done))
+            result.add_done_callback(lambda done: self._call_on_loop(self._settle_later, message, done))
         else:
-            if result is None and not message.waits and not message.is_answered:
+            if result is None and not message.is_deferred and not message.is_answered:
                 log.error("[%s] the handler returned None, neither True nor False: requeueing", self.name)
-            handling.settle(message, bool(result))
+            finish_or_requeue(message, bool(result))
 
     def _settle_later(self, message: Message, done: "asyncio.Future[Any] | Future[Any]") -> None:
         self._tasks.discard(done)
-        message.waits = False
+        message.is_deferred = False
         try:
-            handling.settle(message, bool(done.result()))
+            finish_or_requeue(message, bool(done.result()))
         except asyncio.CancelledError:
-            handling.settle(message, False)
-        except Exception as error:  # whatever a handler raises
-            handling.failed(message, error)
+            finish_or_requeue(message, False)
+        except Exception as error:  # raised by the handler
+            requeue_after_error(message, error)
 
-    def _give_back(self) -> None:
+    def _requeue_waiting(self) -> None:
         while self._waiting:
             self._waiting.popleft().requeue(delay=0, backoff=False)

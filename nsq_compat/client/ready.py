@@ -1,23 +1,24 @@
-"""Who may be sent how many messages: max_in_flight, shared by the connections of a consumer.
+"""RDY counts: max_in_flight, distributed over the connections of a consumer; and backoff.
 
-Theory of operation. A *permit* is the right to have one message in flight; there are max_in_flight of them, one while
-the consumer tests the waters after failures, none while it waits. RDY is a connection's share of the permits: nsqd
-keeps that many messages in flight. What a connection occupies is its RDY, or what it still has in flight if that is
-more (its RDY was lowered); all of it together never exceeds the permits, so who should have more waits until others
-have answered.
+A *permit* allows one message in flight. There are max_in_flight permits; after failures none while the consumer waits,
+and one while it tests with a single message. RDY is a connection's share: nsqd keeps that many messages in flight. A
+connection occupies as many permits as its RDY, or as it has messages in flight if these are more (after its RDY was
+lowered). The sum never exceeds the number of permits, so raising one connection's RDY may have to wait until messages
+of others are answered.
 
-nsqd does not confirm RDY. What it sent before it read a lower one is still on its way, so a connection that was lowered
-occupies its former RDY until that many messages have come, or until it has *settled*: `settle_time` seconds and twice
-its round trip after RDY was sent.
+nsqd does not confirm RDY, and messages that it sent before it read a lower one are still arriving. A connection with a
+lowered RDY therefore occupies the previous one until that many messages have arrived, or until it has *settled*:
+`settle_time` seconds and two round trips after RDY was sent.
 
-- *Enough permits for all*: a connection begins with RDY 1 and gets its even share with its first message. RDY is sent
-  again when less than a quarter of the last one remains.
-- *Fewer permits than connections*: a random few have RDY 1. Who was idle for `idle_timeout` gives it back; if all who
-  hold one are busy, one of those who have had it for so long does, and it goes to somebody else.
+- *Enough permits for all connections*: a connection begins with RDY 1 and gets its even share with its first message.
+  RDY is sent again when less than a quarter of the last one remains.
+- *Fewer permits than connections*: some, chosen at random, have RDY 1. A connection that was idle for `idle_timeout`
+  loses its permit. If all of them are busy, one that has had its permit for that long loses it to another connection.
 
-Nothing here sends: every method returns nothing and leaves what is to be sent in `changes`.
+Nothing here sends: methods add the RDY commands to send to `changes`.
 """
 
+import enum
 import math
 import random
 from collections.abc import Hashable
@@ -29,7 +30,7 @@ _STARVED_FROM = 0.85
 
 
 class Consuming(Hashable, Protocol):
-    """What is asked of a connection."""
+    """A connection, as seen from here."""
 
     @property
     def in_flight(self) -> int: ...
@@ -37,7 +38,7 @@ class Consuming(Hashable, Protocol):
     def max_rdy_count(self) -> int: ...
     @property
     def round_trip(self) -> float:
-        """Seconds from a command to its answer, as measured when the connection was opened."""
+        """Seconds, measured while the connection was opened."""
 
 
 C = TypeVar("C", bound=Consuming)
@@ -45,20 +46,20 @@ C = TypeVar("C", bound=Consuming)
 
 @dataclass(slots=True)
 class Share:
-    """One connection's RDY as last sent, what remains of it, and since when."""
+    """A connection's RDY: as last sent, and what remains of it."""
 
     sent: int = 0
     remaining: int = 0
     granted_at: float = 0.0
     last_message_at: float = 0.0
     has_begun: bool = False
-    former: int = 0
-    """The RDY that nsqd may still follow until `settles_at`, while it is greater than `sent`."""
+    previous: int = 0
+    """A higher RDY that nsqd may still follow, until `settles_at`."""
     settles_at: float = 0.0
 
 
 class ReadyCounts(Generic[C]):
-    """Shares out `permits`. `choose` makes the random choices (``random.sample``)."""
+    """Distributes `permits` over connections."""
 
     def __init__(
         self, permits: int, idle_timeout: float, generator: random.Random | None = None, settle_time: float = 0.0
@@ -67,14 +68,14 @@ class ReadyCounts(Generic[C]):
         self.shares: dict[C, Share] = {}
         self.changes: list[tuple[C, int]] = []
         self.is_short = False
-        """Somebody waits for others to answer: `room_appeared` will serve him."""
+        """A connection's RDY can be raised after messages of others are answered."""
         self.settles_at = math.inf
-        """When `settle` has something to do."""
+        """The next time at which `settle` has to be called."""
         self._idle_timeout = idle_timeout
         self._settle_time = settle_time
         self._random = generator or random.Random()
 
-    # --- What happens -------------------------------------------------------------------------------------------------
+    # --- Events -------------------------------------------------------------------------------------------------------
 
     def set_permits(self, permits: int, now: float) -> None:
         self.permits = permits
@@ -92,11 +93,11 @@ class ReadyCounts(Generic[C]):
         share = self.shares.get(connection)
         if share is None:
             return
-        if share.former:
-            # Of an RDY that was taken back: others get that much less.
-            self._cut(now)
-            if connection.in_flight >= share.former:
-                share.former = 0
+        if share.previous:
+            # Messages for an RDY that was lowered: other connections get fewer.
+            self._reclaim_unused(now)
+            if connection.in_flight >= share.previous:
+                share.previous = 0
         share.has_begun = True
         share.last_message_at = now
         share.remaining -= count
@@ -105,23 +106,23 @@ class ReadyCounts(Generic[C]):
             if share.sent and wanted >= share.sent:
                 self._raise(connection, share, wanted, now, again=True)
 
-    def room_appeared(self, now: float) -> None:
-        """Messages were answered."""
+    def answered(self, now: float) -> None:
+        """Redistribute after messages were answered."""
         if self.is_short:
             self._share_out(now)
 
     def settle(self, now: float) -> None:
-        """Give to others what connections whose RDY was lowered no longer occupy."""
+        """Redistribute the permits of connections that have settled."""
         if now < self.settles_at:
             return
         for share in self.shares.values():
             if share.settles_at <= now:
-                share.former = 0
-        self.settles_at = min((share.settles_at for share in self.shares.values() if share.former), default=math.inf)
+                share.previous = 0
+        self.settles_at = min((share.settles_at for share in self.shares.values() if share.previous), default=math.inf)
         self._share_out(now)
 
     def redistribute(self, now: float) -> None:
-        """Every few seconds: take permits from where they lie idle when there are too few for all."""
+        """Move permits between connections if there are too few for all. Called every few seconds."""
         if not 0 < self.permits < len(self.shares):
             return
         held_long = [
@@ -139,52 +140,52 @@ class ReadyCounts(Generic[C]):
             taken = self._random.sample(busy, min(1, len(busy)))
         for connection in taken:
             self._send(connection, self.shares[connection], 0, now)
-        self._share_out(now, but_not=frozenset(taken))
+        self._share_out(now, exclude=frozenset(taken))
 
     @property
     def is_starved(self) -> bool:
-        """Whether somebody has nearly as much in flight as it may: whoever gathers messages should answer them now."""
+        """Whether a connection has at least 85 % of its RDY in flight."""
         return any(0 < connection.in_flight >= _STARVED_FROM * share.sent for connection, share in self.shares.items())
 
-    # --- Sharing out --------------------------------------------------------------------------------------------------
+    # --- Distribution -------------------------------------------------------------------------------------------------
 
-    def _share_out(self, now: float, but_not: frozenset[C] = frozenset()) -> None:
+    def _share_out(self, now: float, exclude: frozenset[C] = frozenset()) -> None:
         self.is_short = False
         for connection, share in self.shares.items():
             wanted = self._wanted(connection, share)
             if share.sent > wanted:
                 self._send(connection, share, wanted, now)
         if self.permits >= len(self.shares):
-            self._cut(now)
+            self._reclaim_unused(now)
             for connection, share in self.shares.items():
                 self._raise(connection, share, self._wanted(connection, share), now)
         else:
-            self._serve_some(now, but_not)
+            self._share_out_few(now, exclude)
 
     def _wanted(self, connection: C, share: Share) -> int:
-        """What the connection should have, if there is room."""
-        each = self.permits // len(self.shares) or min(1, self.permits)
+        """The RDY that the connection should have if permits are free."""
+        even = self.permits // len(self.shares) or min(1, self.permits)
         if not share.has_begun:
-            each = min(each, 1)
-        return min(each, connection.max_rdy_count)
+            even = min(even, 1)
+        return min(even, connection.max_rdy_count)
 
-    def _serve_some(self, now: float, but_not: frozenset[C]) -> None:
+    def _share_out_few(self, now: float, exclude: frozenset[C]) -> None:
         holding = [connection for connection, share in self.shares.items() if share.sent]
         for connection in self._random.sample(holding, max(0, len(holding) - self.permits)):
             self._send(connection, self.shares[connection], 0, now)
-        self._cut(now)
+        self._reclaim_unused(now)
         free = self.permits - self._occupied()
-        # A connection that has not settled may get messages without RDY.
-        waiting = [connection for connection in self.shares if not self._held(connection)]
-        # Who has just given its permit back gets it again only if nobody else can have it.
-        preferred = [connection for connection in waiting if connection not in but_not] or waiting
+        # A connection that has not settled may still receive messages without RDY.
+        waiting = [connection for connection in self.shares if not self._occupied_by(connection)]
+        # A connection that has just lost its permit gets it again only if no other can have it.
+        preferred = [connection for connection in waiting if connection not in exclude] or waiting
         for connection in self._random.sample(preferred, max(0, min(free, len(preferred)))):
             self._send(connection, self.shares[connection], 1, now)
         self.is_short = sum(1 for share in self.shares.values() if share.sent) < self.permits
 
-    def _cut(self, now: float) -> None:
-        """While others still have in flight what they may no longer have, those who could get more may not."""
-        # What is on its way already is not made less by a lower RDY.
+    def _reclaim_unused(self, now: float) -> None:
+        """Lower unused RDY while connections have more messages in flight than permitted."""
+        # A lower RDY does not take back messages in flight.
         excess = sum(max(share.sent, connection.in_flight) for connection, share in self.shares.items()) - self.permits
         if excess <= 0:
             return
@@ -195,18 +196,18 @@ class ReadyCounts(Generic[C]):
                 self._send(connection, share, share.sent - unused, now)
                 excess -= unused
 
-    def _held(self, connection: C) -> int:
+    def _occupied_by(self, connection: C) -> int:
         share = self.shares[connection]
-        return max(share.sent, share.former, connection.in_flight)
+        return max(share.sent, share.previous, connection.in_flight)
 
     def _occupied(self) -> int:
-        return sum(map(self._held, self.shares))
+        return sum(map(self._occupied_by, self.shares))
 
     def _raise(self, connection: C, share: Share, wanted: int, now: float, again: bool = False) -> None:
-        """Up to `wanted`, as far as the others leave room; with `again` also if that is no more than before."""
+        """Raise RDY up to `wanted`, as far as permits are free; with `again`, send it even if unchanged."""
         if share.sent >= wanted and not again:
             return
-        room = self.permits - (self._occupied() - self._held(connection))
+        room = self.permits - (self._occupied() - self._occupied_by(connection))
         count = min(wanted, room)
         self.is_short |= count < wanted
         if count > share.sent or (again and count == share.sent):
@@ -216,8 +217,64 @@ class ReadyCounts(Generic[C]):
         if count > 0 and not share.sent:
             share.granted_at = now
         if count < share.sent and connection.in_flight < share.sent and self._settle_time:
-            share.former = max(share.former, share.sent)
+            share.previous = max(share.previous, share.sent)
             share.settles_at = now + self._settle_time + 2 * connection.round_trip
             self.settles_at = min(self.settles_at, share.settles_at)
         share.sent = share.remaining = count
         self.changes.append((connection, count))
+
+
+class Pace(enum.Enum):
+    FLOWING = "flowing"
+    WAITING = "waiting"
+    """RDY is 0 until `until`. Outcomes concern earlier messages and are ignored."""
+    TESTING = "testing"
+    """RDY is 1 on one connection. The next outcome decides."""
+
+
+@dataclass(slots=True)
+class Backoff:
+    """How a consumer slows down after failures: it stops, waits, tests with one message, and waits less or longer.
+
+    Level n waits ``first * 2 ** (n - 1)`` seconds, at most `longest`; 0 turns backoff off. `failed` and `succeeded`
+    return whether the pace has changed.
+    """
+
+    first: float = 2.0
+    longest: float = 120.0
+    level: int = 0
+    pace: Pace = Pace.FLOWING
+    until: float = 0.0
+
+    def failed(self, now: float) -> bool:
+        if self.pace is Pace.WAITING or self.longest <= 0:
+            return False
+        # Higher levels would not wait longer, and each would need a success to be left.
+        if self._delay(self.level) < self.longest or self.level == 0:
+            self.level += 1
+        self._wait_from(now)
+        return True
+
+    def succeeded(self, now: float) -> bool:
+        if self.pace is not Pace.TESTING:
+            return False
+        self.level -= 1
+        if self.level:
+            self._wait_from(now)
+        else:
+            self.pace = Pace.FLOWING
+        return True
+
+    def passed(self, now: float) -> bool:
+        """Whether the wait is over; the pace becomes ``TESTING``."""
+        if self.pace is not Pace.WAITING or now < self.until:
+            return False
+        self.pace = Pace.TESTING
+        return True
+
+    def _wait_from(self, now: float) -> None:
+        self.pace = Pace.WAITING
+        self.until = now + self._delay(self.level)
+
+    def _delay(self, level: int) -> float:
+        return float(min(self.longest, self.first * 2 ** (level - 1)))

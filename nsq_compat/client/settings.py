@@ -1,8 +1,8 @@
-"""What every connection to nsqd is told, whoever opens it: the options' names and units are pynsq's."""
+"""Options of connections and consumers, with pynsq's names and units."""
 
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
@@ -19,12 +19,11 @@ _TLS_OPTIONS: Final = frozenset({"ca_certs", "cert_reqs", "certfile", "keyfile",
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConnectionSettings:
-    """Options of a connection. Seconds, except `output_buffer_timeout`, which is milliseconds as in pynsq.
+    """Options of a connection. Times are in seconds; `output_buffer_timeout` is in milliseconds, as in pynsq.
 
-    `timeout` bounds connecting with everything that belongs to it, until nsqd may be given commands. `tls_options`
-    is an ``ssl.SSLContext``, or a dict with pynsq's keys (``ca_certs``, ``cert_reqs``, ``certfile``, ``keyfile``,
-    ``ciphers``; and ``check_hostname``, which is False as with pynsq); without it the system's authorities and the
-    host's name are checked.
+    `timeout` limits opening the connection, including negotiation. `tls_options` is an ``ssl.SSLContext``, or a dict
+    with pynsq's keys (``ca_certs``, ``cert_reqs``, ``certfile``, ``keyfile``, ``ciphers``) and ``check_hostname``,
+    which is False by default, as in pynsq. Without it, the system's authorities are used and the host name is verified.
     """
 
     timeout: float = 5.0
@@ -61,7 +60,7 @@ class ConnectionSettings:
 
     @property
     def silence(self) -> float:
-        """After how many seconds without a byte a connection is dead: two heartbeats."""
+        """Seconds without received data after which a connection fails: two heartbeat intervals."""
         return 2 * self.heartbeat_interval
 
     def identify(self) -> IdentifyRequest:
@@ -84,12 +83,12 @@ class ConnectionSettings:
         )
 
     def secret(self) -> bytes:
-        """`auth_secret` as it is sent; empty for none."""
+        """`auth_secret` in bytes; empty if there is none."""
         secret = self.auth_secret or b""
         return secret.encode("utf-8") if isinstance(secret, str) else secret
 
     def tls_context(self) -> ssl.SSLContext:
-        """Raises ``OSError`` for files that cannot be read, ``ValueError`` for options nobody knows."""
+        """Raises ``OSError`` for files that cannot be read, ``ValueError`` for unknown options."""
         options = self.tls_options
         if isinstance(options, ssl.SSLContext):
             return options
@@ -107,4 +106,45 @@ class ConnectionSettings:
         return context
 
 
-SETTING_NAMES: Final = frozenset(each.name for each in fields(ConnectionSettings))
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SubscriptionSettings:
+    """Options of a consumer as a whole. Times are in seconds."""
+
+    max_in_flight: int = 1
+    requeue_delay: float = 90
+    max_requeue_delay: float = 900
+    lookupd_poll_interval: float = 60
+    lookupd_poll_jitter: float = 0.3
+    lookupd_connect_timeout: float = 1.0
+    lookupd_request_timeout: float = 2.0
+    low_rdy_idle_timeout: float = 10
+    backoff: bool = True
+    first_backoff_duration: float = 2
+    max_backoff_duration: float = 128
+    reconnect_delay: float = 8
+    max_reconnect_delay: float = 120
+
+    def __post_init__(self) -> None:
+        if self.max_in_flight < 1:
+            raise ValueError(f"max_in_flight must be 1 or more, not {self.max_in_flight!r}")
+        if not 0 <= self.lookupd_poll_jitter <= 1:
+            raise ValueError(f"lookupd_poll_jitter must be 0 to 1, not {self.lookupd_poll_jitter!r}")
+
+
+SETTING_NAMES: Final = frozenset(option.name for option in fields(ConnectionSettings))
+_SUBSCRIPTION_NAMES: Final = frozenset(option.name for option in fields(SubscriptionSettings))
+
+
+def split_options(options: Mapping[str, Any]) -> tuple[SubscriptionSettings, ConnectionSettings]:
+    """The settings in keyword arguments. Raises ``TypeError`` for unknown names, ``ValueError`` for wrong values."""
+    if unknown := options.keys() - _SUBSCRIPTION_NAMES - SETTING_NAMES:
+        raise TypeError(f"unknown options: {', '.join(sorted(unknown))}")
+    return (
+        SubscriptionSettings(**{name: value for name, value in options.items() if name in _SUBSCRIPTION_NAMES}),
+        ConnectionSettings(**{name: value for name, value in options.items() if name in SETTING_NAMES}),
+    )
+
+
+def address_list(addresses: str | Iterable[str] | None) -> list[str]:
+    """A list of addresses from one address, several, or None."""
+    return [addresses] if isinstance(addresses, str) else list(addresses or ())

@@ -1,73 +1,54 @@
-"""A topic and channel, read from several nsqd: finds them, connects and reconnects, shares out max_in_flight, slows
-down when handling fails, and gives every batch of messages to one callable. What becomes of them is decided above.
+"""Subscription to a topic and channel at several nsqd.
 
-A thread tends what depends on time, each connection has two, nsqlookupd is asked in others. The lock guards who is
-connected, RDY and the pace; nothing waits for a socket while it is held.
+It discovers nodes, connects and reconnects, distributes max_in_flight, backs off when handling fails, and passes each
+batch of messages to a callable.
+
+One thread runs timers, each connection has two threads, and nsqlookupd is queried in others. The lock protects the
+connections, RDY and the pace; no thread waits for a socket while holding it.
 
 Invariants:
 
-- One connection to an address at most, from the moment it is tried until it is over.
-- Nodes that were named are tried again and again, each time after twice as long; nodes that were found only when a
-  later poll finds them again.
-- What was sent as RDY or is in flight never exceeds max_in_flight, as far as can be known from this end.
+- There is at most one connection to an address, including attempts to connect.
+- Named nodes are retried with a delay that doubles. Discovered nodes are retried only when a later poll lists them.
+- RDY counts and messages in flight together never exceed max_in_flight, as far as the client can know.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import wait
 from dataclasses import dataclass
+from typing import Any
 
-from nsq_compat.client.backoff import Backoff, Pace
-from nsq_compat.client.connection import Connection, ConnectionLost, split_address
+from nsq_compat.client.connection import Connection, ConnectionLost, close_all, split_address
 from nsq_compat.client.discovery import Discovery
 from nsq_compat.client.message import Message
-from nsq_compat.client.ready import ReadyCounts
-from nsq_compat.client.settings import ConnectionSettings
+from nsq_compat.client.ready import Backoff, Pace, ReadyCounts
+from nsq_compat.client.settings import address_list, split_options
 from nsq_compat.protocol import command_writer
 from nsq_compat.protocol.names import is_valid_name
 
 log = logging.getLogger(__name__)
 
-REDISTRIBUTE_SECONDS = 5.0
+REDISTRIBUTE_INTERVAL = 5.0
 SETTLE_SECONDS = 0.25
-"""How long, beside its round trip, a connection whose RDY was lowered may still get what was on its way."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SubscriptionSettings:
-    """Options of a consumer as a whole; seconds. Names are pynsq's where it has them."""
-
-    max_in_flight: int = 1
-    requeue_delay: float = 90
-    max_requeue_delay: float = 900
-    lookupd_poll_interval: float = 60
-    lookupd_poll_jitter: float = 0.3
-    lookupd_connect_timeout: float = 1.0
-    lookupd_request_timeout: float = 2.0
-    low_rdy_idle_timeout: float = 10
-    backoff: bool = True
-    first_backoff_duration: float = 2
-    max_backoff_duration: float = 128
-    reconnect_delay: float = 8
-    max_reconnect_delay: float = 120
-
-    def __post_init__(self) -> None:
-        if self.max_in_flight < 1:
-            raise ValueError(f"max_in_flight must be 1 or more, not {self.max_in_flight!r}")
+"""Time, in addition to the round trip, in which a connection may still receive messages for an earlier, higher RDY."""
 
 
 @dataclass(slots=True)
 class _Retry:
-    """When a named node is tried again, and how long to wait after the next failure."""
+    """When a named node is tried again, and the delay after the next failure."""
 
     due: float
     delay: float
 
 
 class Subscription:
-    """`deliver` is given each batch, in a thread of the connection it came on: it must not handle, only pass on."""
+    """`deliver` is called with each batch, in the thread of its connection. It must return quickly.
+
+    `options` are those of ``SubscriptionSettings`` and ``ConnectionSettings``.
+    """
 
     def __init__(
         self,
@@ -75,10 +56,9 @@ class Subscription:
         channel: str,
         deliver: Callable[[list[Message]], object],
         *,
-        nsqd_tcp_addresses: Sequence[str],
-        lookupd_http_addresses: Sequence[str],
-        settings: SubscriptionSettings,
-        connection_settings: ConnectionSettings,
+        nsqd_tcp_addresses: str | Iterable[str] | None,
+        lookupd_http_addresses: str | Iterable[str] | None,
+        options: Mapping[str, Any],
         heartbeat: Callable[[Connection], object] | None = None,
     ) -> None:
         for noun, name in (("topic", topic), ("channel", channel)):
@@ -86,21 +66,21 @@ class Subscription:
                 raise ValueError(f"{name!r} is not a valid {noun} name")
         self.topic = topic
         self.channel = channel
+        settings, self._connection_settings = split_options(options)
         self.settings = settings
         self.max_in_flight = settings.max_in_flight
         self._deliver = deliver
         self._heartbeat = heartbeat
-        self._connection_settings = connection_settings
-        self._named = list(dict.fromkeys(nsqd_tcp_addresses))
-        for address in self._named:
+        nsqds, lookupds = address_list(nsqd_tcp_addresses), address_list(lookupd_http_addresses)
+        for address in nsqds:
             split_address(address)
-        if not nsqd_tcp_addresses and not lookupd_http_addresses:
-            raise ValueError("neither nsqd_tcp_addresses nor lookupd_http_addresses say where to read from")
-        self._discovery = self._make_discovery(lookupd_http_addresses) if lookupd_http_addresses else None
+        if not nsqds and not lookupds:
+            raise ValueError("nsqd_tcp_addresses or lookupd_http_addresses is required")
+        self._discovery = Discovery(topic, lookupds, self._found, settings) if lookupds else None
         self._lock = threading.Lock()
         self._connections: dict[str, Connection] = {}
         self._threads: dict[Connection, threading.Thread] = {}
-        self._retries = {address: _Retry(0.0, settings.reconnect_delay) for address in self._named}
+        self._retries = {address: _Retry(0.0, settings.reconnect_delay) for address in nsqds}
         self._ready: ReadyCounts[Connection] = ReadyCounts(
             self.max_in_flight, settings.low_rdy_idle_timeout, settle_time=SETTLE_SECONDS
         )
@@ -108,71 +88,61 @@ class Subscription:
             settings.first_backoff_duration, settings.max_backoff_duration if settings.backoff else 0.0
         )
         self._redistribute_due = 0.0
-        self._tend_due = 0.0
-        self._tend_soon = threading.Event()
+        self._next_due = 0.0
+        self._wake_timer = threading.Event()
         self._stopping = False
         self._answers = threading.Condition()
-        self._tender: threading.Thread | None = None
+        self._timer: threading.Thread | None = None
 
-    def _make_discovery(self, lookupds: Sequence[str]) -> Discovery:
-        settings = self.settings
-        return Discovery(
-            self.topic,
-            lookupds,
-            self._found,
-            interval=settings.lookupd_poll_interval,
-            jitter=settings.lookupd_poll_jitter,
-            connect_timeout=settings.lookupd_connect_timeout,
-            request_timeout=settings.lookupd_request_timeout,
-        )
-
-    # --- From above ---------------------------------------------------------------------------------------------------
+    # --- Interface ----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Connect, and stay connected until `stop`. It returns at once."""
-        self._tender = threading.Thread(target=self._tend_loop, name=f"nsq {self.topic}/{self.channel}", daemon=True)
-        self._tender.start()
+        """Connect, and stay connected until `stop`. Returns immediately."""
+        self._timer = threading.Thread(target=self._timer_loop, name=f"nsq {self.topic}/{self.channel}", daemon=True)
+        self._timer.start()
         if self._discovery is not None:
             self._discovery.start()
 
-    def stop_receiving(self, timeout: float) -> None:
-        """CLS everywhere, and wait until nsqd has agreed or so long: no new message comes after this."""
+    def stop(self, timeout: float, requeue_waiting: Callable[[], object]) -> None:
+        """Send CLS, wait for the answers to all messages in flight, and close the connections.
+
+        After `timeout` seconds, `requeue_waiting` is called, to requeue the messages that no handler has begun.
+        """
+        deadline = time.monotonic() + timeout
+        self._stop_receiving(timeout)
+        with self._answers:
+            all_answered = self._answers.wait_for(lambda: self.in_flight == 0, max(0.0, deadline - time.monotonic()))
+        if not all_answered:
+            requeue_waiting()
+        with self._lock:
+            connections, threads = list(self._connections.values()), list(self._threads.values())
+        close_all(connections)
+        for thread in threads:
+            thread.join(self._connection_settings.timeout)
+
+    def _stop_receiving(self, timeout: float) -> None:
+        """Send CLS to every nsqd and wait for the responses: no message arrives after them."""
         with self._lock:
             self._stopping = True
             self._share_out()
             connections = list(self._ready.shares)
             opening = [each for each in self._connections.values() if each not in self._ready.shares]
-        self._tend_soon.set()
+        self._wake_timer.set()
         if self._discovery is not None:
             self._discovery.stop()
         for connection in opening:
-            connection.close()
+            connection.abort()
         wait([connection.ask(command_writer.CLS) for connection in connections], timeout)
-
-    def wait_until_answered(self, timeout: float) -> bool:
-        """Whether everything in flight was finished or requeued in time."""
-        with self._answers:
-            return self._answers.wait_for(lambda: self.in_flight == 0, timeout)
-
-    def hang_up(self) -> None:
-        """Close every connection once nsqd has read what it was sent."""
-        with self._lock:
-            connections, threads = list(self._connections.values()), list(self._threads.values())
-        goodbyes = [threading.Thread(target=connection.hang_up, daemon=True) for connection in connections]
-        for each in goodbyes:
-            each.start()
-        for each in [*goodbyes, *threads]:
-            each.join(self._connection_settings.timeout)
 
     @property
     def connections(self) -> list[Connection]:
-        """Those that are subscribed."""
+        """The subscribed connections."""
         with self._lock:
             return list(self._ready.shares)
 
     @property
     def in_flight(self) -> int:
-        """Messages received and not answered yet."""
+        """Messages received and not yet answered."""
         with self._lock:
             return sum(max(0, connection.in_flight) for connection in self._ready.shares)
 
@@ -181,12 +151,12 @@ class Subscription:
         return self._backoff.pace
 
     def is_starved(self) -> bool:
-        """Whether a connection has 85 % or more of what it may have in flight."""
+        """Whether a connection has at least 85 % of its RDY in flight."""
         with self._lock:
             return self._ready.is_starved
 
     def set_max_in_flight(self, count: int) -> None:
-        """0 pauses."""
+        """Change the limit; 0 pauses."""
         if count < 0:
             raise ValueError(f"max_in_flight must be 0 or more, not {count!r}")
         with self._lock:
@@ -194,17 +164,17 @@ class Subscription:
             self._share_out()
 
     def connect(self, address: str) -> None:
-        """Connect to one more nsqd, once; nothing if it is connected."""
+        """Connect to another nsqd, once. Does nothing if it is connected."""
         split_address(address)
         with self._lock:
             self._connect(address)
 
     def poll_lookupd(self) -> None:
-        """Ask every nsqlookupd now."""
+        """Query every nsqlookupd now."""
         if self._discovery is not None:
             self._discovery.poll_now()
 
-    # --- From connections ---------------------------------------------------------------------------------------------
+    # --- Events of connections ----------------------------------------------------------------------------------------
 
     def received(self, connection: Connection, messages: list[Message]) -> None:
         with self._lock:
@@ -213,15 +183,15 @@ class Subscription:
         self._deliver(messages)
 
     def answered(self, connection: Connection, succeeded: bool | None) -> None:
-        # Hot: runs for every message. In the usual case nothing here depends on it.
+        # Hot: runs for every message. Usually none of the conditions holds.
         if self._stopping:
             with self._answers:
                 self._answers.notify_all()
         if succeeded is False or (succeeded and self._backoff.pace is not Pace.FLOWING):
-            self._count_result(succeeded)
+            self._count_outcome(succeeded)
         elif self._ready.is_short:
             with self._lock:
-                self._ready.room_appeared(time.monotonic())
+                self._ready.answered(time.monotonic())
                 self._send_changes()
 
     def heartbeat(self, connection: Connection) -> None:
@@ -240,18 +210,18 @@ class Subscription:
             if retry is not None:
                 retry.due = now + retry.delay
         with self._answers:
-            self._answers.notify_all()  # what was in flight on it is nsqd's again
+            self._answers.notify_all()  # its messages are no longer in flight
         if self._stopping:
             return
         log.warning("[%s/%s] (%s) %s", self.topic, self.channel, address, reason)
         if retry is not None:
             log.info("[%s/%s] (%s) re-connecting in %g s", self.topic, self.channel, address, retry.delay)
             retry.delay = min(2 * retry.delay, self.settings.max_reconnect_delay)
-        self._tend_soon.set()
+        self._wake_timer.set()
 
     # --- Inside -------------------------------------------------------------------------------------------------------
 
-    def _count_result(self, succeeded: bool) -> None:
+    def _count_outcome(self, succeeded: bool) -> None:
         now, backoff = time.monotonic(), self._backoff
         with self._lock:
             changed = backoff.succeeded(now) if succeeded else backoff.failed(now)
@@ -264,10 +234,10 @@ class Subscription:
             log.info("[%s/%s] resuming", self.topic, self.channel)
         else:
             log.warning("[%s/%s] backing off for %.3g s (level %d)", self.topic, self.channel, wait_for, backoff.level)
-            self._tend_soon.set()
+            self._wake_timer.set()
 
     def _share_out(self) -> None:
-        """Give the permits there are at this pace to the connections; under the lock."""
+        """Distribute the permits at the current pace. The caller holds the lock."""
         permits = 0 if self._stopping else self.max_in_flight
         if self._backoff.pace is Pace.WAITING:
             permits = 0
@@ -278,10 +248,10 @@ class Subscription:
 
     def _send_changes(self) -> None:
         for connection, count in self._ready.changes:
-            connection.tell(command_writer.ready(count))
+            connection.send(command_writer.ready(count))
         self._ready.changes.clear()
-        if self._ready.settles_at < self._tend_due:
-            self._tend_soon.set()
+        if self._ready.settles_at < self._next_due:
+            self._wake_timer.set()
 
     def _found(self, addresses: set[str]) -> None:
         with self._lock:
@@ -289,14 +259,14 @@ class Subscription:
                 self._connect(address)
 
     def _connect(self, address: str) -> None:
-        """Under the lock."""
+        """Connect if not connected. The caller holds the lock."""
         if address in self._connections or self._stopping:
             return
         connection = Connection(address, self._connection_settings, self, (self.topic, self.channel))
         connection.requeue_delay = self.settings.requeue_delay
         connection.max_requeue_delay = self.settings.max_requeue_delay
         thread = threading.Thread(target=self._serve, args=(connection,), name=f"nsqd {address}", daemon=True)
-        thread.start()  # if the system has no thread left, the address is tried again
+        thread.start()  # if it fails, the address is tried again
         self._connections[address] = connection
         self._threads[connection] = thread
 
@@ -310,7 +280,7 @@ class Subscription:
             return
         with self._lock:
             if self._stopping:
-                connection.close()
+                connection.abort()
             elif (retry := self._retries.get(connection.address)) is not None:
                 retry.delay = self.settings.reconnect_delay
             self._ready.add(connection, time.monotonic())
@@ -318,21 +288,21 @@ class Subscription:
         log.info("[%s/%s] (%s) subscribed", self.topic, self.channel, connection.address)
         connection.run()
 
-    # --- Time ---------------------------------------------------------------------------------------------------------
+    # --- Timers -------------------------------------------------------------------------------------------------------
 
-    def _tend_loop(self) -> None:
+    def _timer_loop(self) -> None:
         while not self._stopping:
-            self._tend_soon.clear()
+            self._wake_timer.clear()
             try:
                 with self._lock:
-                    due = self._tend(time.monotonic())
-            except Exception:  # the top of a thread, and nobody would reconnect without it
+                    due = self._run_due(time.monotonic())
+            except Exception:  # the top of a thread, which reconnects
                 log.exception("[%s/%s] internal error", self.topic, self.channel)
                 due = time.monotonic() + 1.0
-            self._tend_soon.wait(max(0.0, due - time.monotonic()))
+            self._wake_timer.wait(max(0.0, due - time.monotonic()))
 
-    def _tend(self, now: float) -> float:
-        """Do what is due; returns when to come back. Under the lock."""
+    def _run_due(self, now: float) -> float:
+        """Do what is due, and return when to run again. The caller holds the lock."""
         for address, retry in self._retries.items():
             if retry.due <= now:
                 self._connect(address)
@@ -342,11 +312,11 @@ class Subscription:
         self._ready.settle(now)
         self._send_changes()
         if now >= self._redistribute_due:
-            self._redistribute_due = now + REDISTRIBUTE_SECONDS
+            self._redistribute_due = now + REDISTRIBUTE_INTERVAL
             self._ready.redistribute(now)
             self._send_changes()
         waits = [retry.due for address, retry in self._retries.items() if address not in self._connections]
         if self._backoff.pace is Pace.WAITING:
             waits.append(self._backoff.until)
-        self._tend_due = min([self._redistribute_due, self._ready.settles_at, *waits])
-        return self._tend_due
+        self._next_due = min([self._redistribute_due, self._ready.settles_at, *waits])
+        return self._next_due

@@ -1,7 +1,7 @@
-"""Writer: pynsq's producer, with its names and options, on our producer.
+"""Writer: a producer with pynsq's names and options.
 
-Where pynsq gives up (no connection, a connection lost), this one tries another nsqd or the same again first. Commands
-for one topic that wait leave as one MPUB, in order. Callbacks run on the event loop (``event_loop``).
+Without a connection, or if one is lost, it retries where pynsq fails. Messages waiting for a topic are sent as one
+MPUB, in order. Callbacks run on the event loop (``event_loop``).
 """
 
 import asyncio
@@ -13,19 +13,19 @@ from typing import Any
 
 from nsq_compat.client import event_loop
 from nsq_compat.client.connection import Connection
-from nsq_compat.client.options import address_list
 from nsq_compat.client.outcomes import Error, Published
 from nsq_compat.client.producer import Producer
+from nsq_compat.client.settings import address_list
 
 log = logging.getLogger(__name__)
 
 Callback = Callable[[Connection | None, bytes | Exception], object]
-"""Called with the connection, None if there is none any more, and ``b"OK"`` or an ``Error``."""
+"""Parameters: the connection, if it is still open, and ``b"OK"`` or an ``Error``."""
 
 
 class Writer:
-    """Options beside those named here are those of ``Producer``. `reconnect_interval` is pynsq's and of no effect: a
-    connection is made again as soon as it is needed.
+    """Other options are those of ``Producer``. `reconnect_interval` exists for pynsq's sake and has no effect:
+    connections are made when needed.
     """
 
     def __init__(
@@ -46,26 +46,26 @@ class Writer:
 
     @property
     def conns(self) -> dict[str, Connection]:
-        """Living connections by address."""
+        """The open connections by address."""
         return {connection.address: connection for connection in self._producer.connections}
 
     def pub(self, topic: str, msg: bytes, callback: Callback | None = None) -> "asyncio.Future[bytes]":
-        """PUB. The future, and the callback, get ``b"OK"`` once nsqd has said it."""
+        """Publish a message. The future and the callback get ``b"OK"`` when nsqd has answered."""
         return self._publish(lambda: self._producer.publish_async(topic, msg), topic, callback)
 
     def mpub(
         self, topic: str, msg: bytes | Sequence[bytes], callback: Callback | None = None
     ) -> "asyncio.Future[bytes]":
-        """MPUB: all or none."""
+        """Publish all messages or none."""
         bodies = [msg] if isinstance(msg, bytes) else list(msg)
         return self._publish(lambda: self._producer.publish_many_async(topic, bodies), topic, callback)
 
     def dpub(self, topic: str, delay_ms: int, msg: bytes, callback: Callback | None = None) -> "asyncio.Future[bytes]":
-        """DPUB: delivered `delay_ms` milliseconds later."""
+        """Publish a message that is delivered after `delay_ms` milliseconds."""
         return self._publish(lambda: self._producer.publish_async(topic, msg, defer=delay_ms / 1000), topic, callback)
 
     def close(self) -> None:
-        """Send what waits, then disconnect; it waits for that."""
+        """Publish what is waiting, then disconnect. Blocks until done."""
         self.shut_down(event_loop.STOP_SECONDS)
 
     def shut_down(self, timeout: float) -> None:
@@ -80,7 +80,7 @@ class Writer:
         answer: asyncio.Future[bytes] = self._loop.create_future()
 
         def on_done(done: Future[Published]) -> None:
-            # In a thread of the producer. Once the loop is closed nobody waits for the answer.
+            # Runs in a thread of the producer. If the loop is closed, the answer is dropped.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._answer, done, topic, callback, answer)
 
@@ -100,7 +100,7 @@ class Writer:
             data, connection = error if isinstance(error, Error) else Error(str(error)), None
             if not answer.cancelled():
                 answer.set_exception(data)
-                answer.exception()  # who only looks at the callback is not told of it again
+                answer.exception()  # so that asyncio does not log it
         if callback is not None:
             callback(connection, data)
         elif error is not None:

@@ -14,15 +14,14 @@ from typing import Any, Final
 import requests
 import urllib3
 
-from nsq_compat.bounded_http import Deadline, bounded_session
+from nsq_compat.bounded_http import FAILURES, Answer, Deadline, bounded_session, exchange, root_error
 from nsq_compat.cluster import reading
 from nsq_compat.cluster.reading import InvalidAnswer
-from nsq_compat.protocol.quoting import quote
+from nsq_compat.protocol.errors import quote
 
 MAX_ANSWER_BYTES: Final = 32 * 1024 * 1024
-"""A thousand topics with their channels and clients take about 1 MiB."""
+"""A thousand topics with their channels and clients take about one MiB."""
 _MAX_QUOTED_BYTES: Final = 300
-_READ_BYTES: Final = 64 * 1024
 _NOT_CONNECTED: Final = frozenset({errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH})
 
 
@@ -45,8 +44,8 @@ class HttpClientOptions:
 class HttpClient:
     def __init__(self, options: HttpClientOptions, max_answer_bytes: int = MAX_ANSWER_BYTES) -> None:
         self.timeout = options.request_timeout
-        self._times = (min(options.connect_timeout, options.request_timeout), options.request_timeout)
-        self._largest_answer = max_answer_bytes
+        self._connect_timeout = options.connect_timeout
+        self._max_answer = max_answer_bytes
         # nsqadmin: no proxies from the environment. No cookies, because one session serves all daemons.
         session = bounded_session()
         # A kept connection would fail the first request after a restart of the daemon.
@@ -70,13 +69,13 @@ class HttpClient:
         """Send a command to a daemon. Raises `UpstreamError`."""
         self._request("POST", address, path, parameters, body)
 
-    def fetch(self, url: str, headers: dict[str, str] | None = None) -> tuple[int, str, bytes]:
-        """GET any URL: status, content type and body."""
+    def fetch(self, url: str, headers: dict[str, str] | None = None) -> Answer:
+        """GET any URL."""
         return self._exchange("GET", url, None, headers, Deadline(self.timeout))
 
     def send(self, url: str, body: bytes, headers: dict[str, str]) -> int:
-        """POST to any URL: status."""
-        return self._exchange("POST", url, body, headers, Deadline(self.timeout))[0]
+        """POST to any URL; the status."""
+        return self._exchange("POST", url, body, headers, Deadline(self.timeout)).status
 
     def _request(self, method: str, address: str, path: str, parameters: dict[str, str], body: bytes | None) -> bytes:
         url = _url_of("http", address, path, parameters)
@@ -92,24 +91,18 @@ class HttpClient:
 
     def _exchange(
         self, method: str, url: str, body: bytes | None, headers: dict[str, str] | None, deadline: Deadline
-    ) -> tuple[int, str, bytes]:
-        with _errors_as_upstream_errors(method, url), deadline:
-            response = self._session.request(
-                method, url, data=body, headers=headers, timeout=self._times, stream=True, allow_redirects=False
+    ) -> Answer:
+        with _errors_as_upstream_errors(method, url):
+            return exchange(
+                self._session,
+                method,
+                url,
+                deadline,
+                connect_timeout=self._connect_timeout,
+                max_body=self._max_answer,
+                body=body,
+                headers=headers,
             )
-            with response:
-                answer = self._read(response)
-            deadline.check()
-        return response.status_code, response.headers.get("Content-Type", ""), answer
-
-    def _read(self, response: requests.Response) -> bytes:
-        answer = bytearray()
-        # read1 returns available bytes; read would wait for a full buffer, however slowly the daemon sends.
-        while chunk := response.raw.read1(_READ_BYTES, decode_content=True):
-            answer += chunk
-            if len(answer) > self._largest_answer:
-                raise UpstreamError(f"the answer is larger than {self._largest_answer} bytes")
-        return bytes(answer)
 
 
 def _url_of(scheme: str, address: str, path: str, parameters: dict[str, str]) -> str:
@@ -136,17 +129,13 @@ def _errors_as_upstream_errors(method: str, url: str) -> Iterator[None]:
         raise UpstreamError(f'{method.title()} "{url}": {error}') from None
     except (requests.Timeout, TimeoutError):
         raise UpstreamError(f'{method.title()} "{url}": timeout') from None
-    except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+    except FAILURES as error:
         raise UpstreamError(f'{method.title()} "{url}": {_reason(url, error)}') from None
 
 
 def _reason(url: str, error: BaseException) -> str:
-    """The system's error text, without the texts that requests and urllib3 add."""
-    causes = [error]
-    while causes[-1].__context__ is not None:
-        causes.append(causes[-1].__context__)
-    system = next((cause for cause in reversed(causes) if isinstance(cause, OSError) and cause.strerror), None)
-    if system is None:
-        return f"{type(causes[-1]).__name__}: {causes[-1]}"
-    text = (system.strerror or "").lower()
-    return f"dial tcp {url.split('/')[2]}: connect: {text}" if system.errno in _NOT_CONNECTED else text
+    root = root_error(error)
+    if not isinstance(root, OSError) or not root.strerror:
+        return f"{type(root).__name__}: {root}"
+    text = root.strerror.lower()
+    return f"dial tcp {url.split('/')[2]}: connect: {text}" if root.errno in _NOT_CONNECTED else text

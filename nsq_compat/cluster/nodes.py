@@ -7,7 +7,7 @@ from typing import Final
 
 from nsq_compat.cluster import reading
 from nsq_compat.cluster.reading import InvalidAnswer
-from nsq_compat.protocol.addresses import canonical_host, is_host, is_port, problem_with, shown
+from nsq_compat.protocol.names import address_error, canonical_host, is_host, is_port, printable
 
 _ADDRESS: Final = re.compile(r"(?:(?P<name>[^:\[\]]+)|\[(?P<ipv6>[^\[\]]+)\]):(?P<port>[0-9]{1,5})", re.ASCII)
 _VERSION: Final = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(?:-([0-9A-Za-z.-]+))?(?:\+[0-9A-Za-z.-]+)?")
@@ -65,7 +65,7 @@ def join_host_port(host: str, port: int) -> str:
 def read_node(value: object) -> Node:
     """The node of an /info, which may lack fields. Raises `InvalidAnswer`."""
     node = _read_fields(reading.mapping(value))
-    if node.broadcast_address and (problem := problem_with(node.broadcast_address)):
+    if node.broadcast_address and (problem := address_error(node.broadcast_address)):
         raise InvalidAnswer(f"invalid answer: {problem}")
     return node
 
@@ -86,7 +86,7 @@ def read_registrations(value: object) -> tuple[list[Node], list[str]]:
 
 def _read_registration(entry: object) -> Node:
     node = _read_fields(reading.mapping(entry))
-    if problem := problem_with(node.broadcast_address, TCP=node.tcp_port, HTTP=node.http_port):
+    if problem := address_error(node.broadcast_address, TCP=node.tcp_port, HTTP=node.http_port):
         raise InvalidAnswer(problem)
     return node
 
@@ -94,7 +94,7 @@ def _read_registration(entry: object) -> Node:
 def _name_of(entry: object) -> str:
     """Text that lets an operator find the nsqd of an invalid entry."""
     fields = entry if isinstance(entry, dict) else {}
-    names = [f"{key} {shown(fields[key])}" for key in ("hostname", "remote_address") if fields.get(key)]
+    names = [f"{key} {printable(fields[key])}" for key in ("hostname", "remote_address") if fields.get(key)]
     return f"nsqd ({', '.join(names)})" if names else "an nsqd"
 
 

@@ -1,9 +1,10 @@
 """The data path of Go's nsqd: reading it at the start, and writing it for the way back.
 
     format        names, positions and records of Go's disk queues
-    reader        reads a disk queue, damaged or not     writer   writes one
-    queue_import  turns disk queues into topics          takeover does so for a whole data path
-    export        turns our topics into disk queues
+    reader        reads a disk queue, damaged or not
+    queue_import  moves disk queues into topics, atomically
+    takeover      imports all disk queues of a data path when nsqd starts
+    export        writes topics as disk queues, for the way back to Go's nsqd
 
 nsqd.dat, which both servers use, is in ``log.metadata``.
 

@@ -1,13 +1,13 @@
-"""The files of Go nsqd's disk queues: their names, their positions, and their messages as our frames.
+"""The disk queues of Go's nsqd: file names, positions, and messages as frames.
 
-A queue is named ``topic`` or ``topic:channel`` and consists of numbered data files and one file of positions:
+A queue is named ``topic`` or ``topic:channel``. It has numbered data files and one file of positions:
 
-    orders:archive.diskqueue.000007.dat       records, one behind the other
+    orders:archive.diskqueue.000007.dat       records, one after the other
     orders:archive.diskqueue.meta.dat         "3\\n7,0\\n7,93\\n": depth; file and offset of reading; of writing
-    orders:archive.diskqueue.000006.dat.bad   set aside by Go after an error; no part of the queue any more
+    orders:archive.diskqueue.000006.dat.bad   set aside by Go's nsqd after an error; no longer part of the queue
 
-Go writes the positions every two seconds or 2500 messages, so after a crash they are out of date. A message on disk
-counts the deliveries *so far*, our frames the delivery they are *meant for*: one more.
+Go's nsqd writes the positions every two seconds or 2500 messages, so after a crash they are out of date. The attempts
+of a record are the deliveries *so far*; those of a frame include the delivery that the frame is for.
 """
 
 import re
@@ -15,18 +15,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from nsq_compat.protocol import go_schema, message
+from nsq_compat.protocol import message, storage_schema
 from nsq_compat.protocol.frames import FRAME_TYPE_MESSAGE
 from nsq_compat.protocol.layout import derive
 from nsq_compat.protocol.names import is_valid_name
 
-RECORD_HEADER = derive(go_schema.RECORD_HEADER)
+RECORD_HEADER = derive(storage_schema.GO_RECORD_HEADER)
 SIZE_FIELD: int = RECORD_HEADER.slices["size"].stop
 SMALLEST_RECORD = RECORD_HEADER.size - SIZE_FIELD
-"""The least a record's size field may say: a message without a body."""
+"""The smallest valid value of a record's size field: that of a message without a body."""
 
-_ATTEMPTS_LIMIT = 1 << 16
-_FRAME_EXTRA = message.HEADER_SIZE - 4  # what a frame's size field counts besides the body
+_ATTEMPTS_MODULUS = 1 << 16
+_FRAME_OVERHEAD = message.HEADER_SIZE - 4  # a frame's size field does not count itself
 _data_file = re.compile(r"(.+)\.diskqueue\.(\d{6}|[1-9]\d{6,17})\.dat", re.DOTALL).fullmatch
 _positions_file = re.compile(r"(.+)\.diskqueue\.meta\.dat", re.DOTALL).fullmatch
 _bad_file = re.compile(r"(.+)\.diskqueue\.(\d{6}|[1-9]\d{6,17})\.dat\.bad", re.DOTALL).fullmatch
@@ -34,7 +34,7 @@ _positions = re.compile(r"(-?\d{1,19})\n(\d{1,18}),(\d{1,18})\n(\d{1,18}),(\d{1,
 
 
 class GoMessage(NamedTuple):
-    """A message as Go keeps it on disk. `attempts` counts the deliveries so far, `id` has 16 bytes."""
+    """A message in a disk queue. `attempts` counts the deliveries so far, `id` has 16 bytes."""
 
     timestamp_ns: int
     attempts: int
@@ -43,7 +43,7 @@ class GoMessage(NamedTuple):
 
 
 class Positions(NamedTuple):
-    """Where a queue is read and written next; `depth` is what Go believed to be in between."""
+    """The positions of a queue; `depth` is the number of messages between them, according to Go's nsqd."""
 
     depth: int
     read_file: int
@@ -52,21 +52,20 @@ class Positions(NamedTuple):
     write_offset: int
 
     def encode(self) -> bytes:
-        """The content of the file of positions."""
         return f"{self.depth}\n{self.read_file},{self.read_offset}\n{self.write_file},{self.write_offset}\n".encode(
             "ascii"
         )
 
 
 def decode_positions(data: bytes) -> Positions | None:
-    """The positions in a file's content; None when it holds anything else."""
+    """Decode a file of positions; None if it is invalid."""
     match = _positions(data.decode("latin-1"))
     return Positions(*map(int, match.groups())) if match else None
 
 
 @dataclass(slots=True)
 class QueueFiles:
-    """Which files of one queue a folder holds. The keys of `data` and `bad` are the numbers in the names."""
+    """The files of one queue in a folder. The keys of `data` and `bad` are the numbers in the file names."""
 
     name: str
     positions: str | None = None
@@ -75,7 +74,7 @@ class QueueFiles:
 
     @property
     def owner(self) -> tuple[str, str | None] | None:
-        """Topic and, for the queue of a channel, channel; None when the name is not that of a queue of nsqd's."""
+        """Topic and channel (None: the topic's own queue); None if the name is not that of a queue of nsqd."""
         topic, colon, channel = self.name.partition(":")
         if not is_valid_name(topic) or (colon and not is_valid_name(channel)):
             return None
@@ -83,12 +82,12 @@ class QueueFiles:
 
     @property
     def live(self) -> list[str]:
-        """The files that are still part of the queue: positions first, then the data in order."""
+        """The files that are part of the queue: positions first, then data files in order."""
         return ([] if self.positions is None else [self.positions]) + [self.data[n] for n in sorted(self.data)]
 
 
 def queues_among(names: Iterable[str]) -> dict[str, QueueFiles]:
-    """The queues that the files of a folder belong to, by name and sorted; other files are left out."""
+    """The queues among the file names of a folder, by queue name and sorted; other files are ignored."""
     found: dict[str, QueueFiles] = {}
     for name in names:
         if match := _data_file(name):
@@ -101,7 +100,7 @@ def queues_among(names: Iterable[str]) -> dict[str, QueueFiles]:
 
 
 def queue_name(topic: str, channel: str | None) -> str:
-    """What Go calls the queue of a topic or of one of its channels."""
+    """The name of the queue of a topic or channel."""
     return topic if channel is None else f"{topic}:{channel}"
 
 
@@ -124,13 +123,13 @@ def encode_record(stored: GoMessage) -> bytes:
 
 def frame_of(stored: GoMessage) -> bytes:
     """The frame of a message's next delivery."""
-    # nsqd: the number is 16 bits wide and wraps around.
-    attempts = (stored.attempts + 1) % _ATTEMPTS_LIMIT
-    size = _FRAME_EXTRA + len(stored.body)
+    # nsqd: attempts has 16 bits and wraps around.
+    attempts = (stored.attempts + 1) % _ATTEMPTS_MODULUS
+    size = _FRAME_OVERHEAD + len(stored.body)
     return message.HEADER.pack(size, FRAME_TYPE_MESSAGE, stored.timestamp_ns, attempts, stored.id) + stored.body
 
 
 def message_of(frame: bytes) -> GoMessage:
-    """The message on disk that Go will deliver as `frame`."""
-    attempts = (message.attempts(frame) - 1) % _ATTEMPTS_LIMIT
+    """The stored message that Go's nsqd delivers as `frame`."""
+    attempts = (message.attempts(frame) - 1) % _ATTEMPTS_MODULUS
     return GoMessage(message.timestamp_ns(frame), attempts, message.message_id(frame), message.body(frame))

@@ -1,22 +1,22 @@
-"""Go's queues become ours: every message once, whatever moment the process dies at.
+"""Imports the disk queues of Go's nsqd: each message exactly once, even if the process is killed at any time.
 
-A topic is imported as a whole, its own queue and those of its channels, in one transaction:
+A topic is imported as a whole, with the queues of its channels, in one transaction:
 
-1. `GoImport.begin` makes ``<topic>.importing``, an empty folder, or a copy of ``<topic>.topic`` where that exists. The
-   caller builds the topic in it, with the messages of the queues added.
-2. `GoImport.commit` syncs what lies in it and puts a list of Go's files, the *receipt*, beside it.
-3. ``<topic>.topic``, where it exists, is renamed to ``<topic>.replaced``.
+1. `GoImport.begin` creates the folder ``<topic>.importing``, a copy of ``<topic>.topic`` if that exists. The caller
+   adds the messages of the queues to it.
+2. `GoImport.commit` syncs the folder and writes the *receipt*, a list of Go's files, into it.
+3. ``<topic>.topic``, if it exists, is renamed to ``<topic>.replaced``.
 4. ``<topic>.importing`` is renamed to ``<topic>.topic``. From now on the messages are ours.
-5. ``<topic>.replaced`` is removed; the files in the receipt are moved to ``imported/<n>/``, positions first: should Go
-   be started in between, it sees an empty queue rather than one that is delivered twice.
+5. ``<topic>.replaced`` is removed. The files in the receipt are moved to ``imported/<n>/``, positions first: if Go's
+   nsqd is started in between, it sees an empty queue instead of delivering the messages a second time.
 6. The receipt is removed.
 
-Each step is durable before the next. What `GoImport.recover` finds says how far the last process came: without step 4
-everything before is undone and the import is repeated, with it everything behind is completed. If Go has used the files
-between 4 and 5, which their names, sizes and positions tell, they are not moved but imported again: then some messages
-come twice, but none is lost.
+Each step is durable before the next begins. `GoImport.recover` undoes an import that was interrupted before step 4,
+which is then repeated, and completes one that was interrupted later. If Go's nsqd has used the files between steps 4
+and 5, which shows in their names, sizes and positions, they are not moved but imported again: then some messages are
+delivered twice, but none is lost.
 
-What was moved is kept for the operator, who may remove ``imported`` at any time.
+The operator may remove ``imported`` at any time.
 """
 
 import json
@@ -48,33 +48,33 @@ class _BadReceipt(Exception):
 
 @dataclass(frozen=True, slots=True)
 class GoQueue:
-    """A queue in Go's files. `channel` None: what the topic holds that no channel has got."""
+    """A disk queue of Go's nsqd. `channel` None: the queue of the topic itself."""
 
     topic: str
     channel: str | None
     found: QueueFiles
 
     def frames(self, files: Files, data_path: str, report: QueueReport | None = None) -> Iterator[bytes]:
-        """The frames of the next deliveries, in order; see ``go_queue_reader`` for what happens to damage."""
+        """The frames of the next deliveries, in order. Damage goes into `report`."""
         return map(frame_of, read_queue(files, data_path, self.found.name, report, self.found))
 
 
 @dataclass(frozen=True, slots=True)
 class GoTopic:
-    """A topic with files of Go's; its own queue, if it has one, comes first."""
+    """A topic that has disk queues; the queue of the topic itself comes first."""
 
     name: str
     queues: tuple[GoQueue, ...]
 
     def is_empty(self, files: Files, data_path: str) -> bool:
-        """True when no queue has a message, as after a clean stop of Go's nsqd with nothing left to deliver."""
+        """Whether no queue has a message, as after a clean stop of Go's nsqd without a backlog."""
         return not any(True for queue in self.queues for _ in queue.frames(files, data_path))
 
 
 def find_go_topics(files: Files, data_path: str) -> list[GoTopic]:
-    """The topics that have live queue files of Go's in the data path, sorted by name.
+    """The topics that have disk queues in the data path, sorted by name.
 
-    Queues of what is ephemeral or has no legal name are left where they are: a warning is logged.
+    Queues of ephemeral topics or channels, or with invalid names, are left out, and a warning is logged.
     """
     by_topic: dict[str, list[GoQueue]] = {}
     for found in queues_among(files.listdir(data_path)).values():
@@ -93,7 +93,7 @@ def find_go_topics(files: Files, data_path: str) -> list[GoTopic]:
 
 @dataclass(frozen=True, slots=True)
 class _Receipt:
-    """Which files a topic was imported from: sizes by name, contents of the files of positions by name."""
+    """The files from which a topic was imported: sizes of all, and contents of files of positions, by name."""
 
     folder: str
     sizes: dict[str, int]
@@ -104,7 +104,7 @@ class _Receipt:
 
     @classmethod
     def decode(cls, data: bytes) -> "_Receipt":
-        """Raises ``_BadReceipt``. It moves files, so it is believed only when every part of it makes sense."""
+        """Raises ``_BadReceipt`` unless every part is valid, because files are moved according to it."""
         try:
             read = json.loads(data)
             receipt = cls(str(int(read["folder"])), dict(read["sizes"]), dict(read["positions"]))
@@ -117,7 +117,7 @@ class _Receipt:
 
 
 class GoImport:
-    """Imports Go's queues in a data path that is locked and has our folder. All methods raise ``OSError``."""
+    """The transactions of importing disk queues, in a locked data path. All methods raise ``OSError``."""
 
     def __init__(self, files: Files, data_path: str) -> None:
         self._files = files
@@ -127,7 +127,7 @@ class GoImport:
         self._receipts: dict[str, _Receipt] = {}
 
     def recover(self) -> None:
-        """Undo or complete what the last process left half done. Before anything of a topic is opened."""
+        """Undo or complete an interrupted import. Must be called before any topic is opened."""
         names = self._files.listdir(self._folder)
         for name in names:
             if name.endswith(REPLACED_SUFFIX):
@@ -140,8 +140,8 @@ class GoImport:
         self._files.fsync_folder(self._folder)
 
     def begin(self, topic: GoTopic) -> str:
-        """The folder in which to build the topic; it holds what the topic had already, nothing for a new one."""
-        # Before the first message is read: what is added later by whomever must not be taken for imported.
+        """Create the folder in which to build the topic: a copy of the topic's folder, or empty for a new topic."""
+        # Before the first message is read: messages added later must not count as imported.
         self._receipts[topic.name] = self._make_receipt(topic)
         staging = self._staging(topic.name)
         remove_folder(self._files, staging)
@@ -153,7 +153,7 @@ class GoImport:
         return staging
 
     def commit(self, topic: GoTopic) -> None:
-        """Make what lies in the folder the topic, and set Go's files aside. Nothing may be open in it."""
+        """Make the folder the topic, and move Go's files away. No file in it may be open."""
         staging, final = self._staging(topic.name), topic_folder(self._data_path, topic.name)
         for name in self._files.listdir(staging):
             _sync(self._files, os.path.join(staging, name))
@@ -168,14 +168,9 @@ class GoImport:
         remove_folder(self._files, replaced)
         self._complete(topic.name)
 
-    def dismiss(self, topic: GoTopic) -> None:
-        """Set aside the files of a topic that is empty; there is nothing to build, so nothing can come twice."""
+    def set_aside_empty(self, topic: GoTopic) -> None:
+        """Move the files of an empty topic away. This needs no transaction, because no message can be duplicated."""
         self._set_aside(topic.name, self._make_receipt(topic))
-
-    def abandon(self, topic: GoTopic) -> None:
-        """Give up what was begun; Go's files stay as they are."""
-        self._receipts.pop(topic.name, None)
-        remove_folder(self._files, self._staging(topic.name))
 
     def _staging(self, topic: str) -> str:
         return os.path.join(self._folder, topic + IMPORTING_SUFFIX)
@@ -199,7 +194,7 @@ class GoImport:
         return _Receipt(self._destination_number(), sizes, positions)
 
     def _destination_number(self) -> str:
-        """The folder under ``imported`` for all of this process's imports: a new one."""
+        """The name of the folder under ``imported`` for all imports of this process, a new one."""
         if not self._destination:
             taken: Sequence[str] = ()
             with suppress(FileNotFoundError):
@@ -218,14 +213,14 @@ class GoImport:
         except FileNotFoundError:
             return
         except _BadReceipt as error:
-            log.error("TOPIC(%s): receipt of an import is damaged - %s; what it lists is imported again", topic, error)
+            log.error("TOPIC(%s): receipt of an import is damaged - %s; its files are imported again", topic, error)
         else:
             self._set_aside(topic, receipt)
         self._files.unlink(path)
         self._files.fsync_folder(os.path.dirname(path))
 
     def _set_aside(self, topic: str, receipt: _Receipt) -> None:
-        """Move the files of the receipt, unless someone else has used the queues since it was made."""
+        """Move the files of the receipt away, unless another nsqd has used the queues since it was written."""
         present = self._files.listdir(self._data_path)
         queues = queues_among(receipt.sizes).keys()
         live = [name for key, found in queues_among(present).items() if key in queues for name in found.live]
@@ -238,7 +233,7 @@ class GoImport:
         destination = self._make_destination(receipt.folder)
         for name in sorted(live, key=lambda each: each not in receipt.positions):
             self._files.rename(os.path.join(self._data_path, name), os.path.join(destination, name))
-        # First where they are now: a power cut in between may leave a file under both names, but never under none.
+        # The destination first: a power cut in between may leave a file under both names, but not under none.
         self._files.fsync_folder(destination)
         self._files.fsync_folder(self._data_path)
 

@@ -1,26 +1,26 @@
-"""Reads a disk queue of Go's, damaged or not: every message that can be read, in order, in bounded memory.
+"""Reads a disk queue of Go's nsqd, damaged or not: all readable messages, in order, in bounded memory.
 
-**Which files.** Go trusts its file of positions; after a crash that is out of date, or missing while a queue is young
-(it was never written yet, or just removed because the queue was emptied). Then Go ignores data files and later writes
-over them: acknowledged messages are lost. Here every data file counts, from the one being read onwards:
+**Files.** Go's nsqd trusts the file of positions. After a crash the file is out of date. It is missing if the queue is
+young: it was not written yet, or was removed because the queue was emptied. Then Go's nsqd ignores the data files and
+later overwrites them, and so loses acknowledged messages. This reader reads all data files from the one being read on:
 
-- with positions, files before the reading position are finished and ignored; those *behind* the writing position are
-  read, because Go begins such a file before it writes down that it did. So is what follows the writing position.
-- without positions, or with some that cannot be understood, all data files are read from their beginning.
+- With positions, files before the read position are finished and ignored. Files *after* the write position are read,
+  because Go's nsqd begins a file before it writes the positions, and so is data after the write position.
+- Without positions, or with invalid ones, all data files are read from the beginning.
 
-Can that bring back messages that were finished long ago? Go deletes a file when it is read to its end, and all files
-when a queue is emptied or deleted, before it removes the positions. So without positions only files exist that were
-begun after that; what was consumed from them was consumed in the two seconds before a crash, and Go itself delivers
-again what was consumed in the two seconds before a crash. A duplicate of that kind is allowed, a loss is not. ``.bad``
-files are never read here: Go also sets aside files it had read to the end, so that is for an operator to decide.
+This does not bring back messages that were finished long ago. Go's nsqd deletes a file when it has been read to its
+end, and all files of a queue that is emptied or deleted before it removes the positions. So files without positions
+were begun after that, and messages in them that were finished were finished in the two seconds before a crash, which
+Go's nsqd delivers again too. Such a duplicate is allowed; a loss is not. ``.bad`` files are not read, because Go's nsqd
+also sets aside files that it has read to the end; the operator decides about them.
 
-**Damage.** Records have no checksum; a wrong size is all one can notice. A part of a file that is records from end to
-end is believed as it is. In any other, each record must be followed by what looks like another one (a sensible size, a
-time of this century, an id of 16 hex digits, and the same again where that one ends), or by the end. Where it is not,
-the next place that looks so is searched for, and what lies between is counted as damaged. Go gives up all the rest of
-such a file. One cannot always tell which of two sizes is wrong: a record that swallows its followers is dropped in
-their favour, one whose size became too small is delivered short, as Go would. A wrong size that happens to end where
-another record ends goes unnoticed.
+**Damage.** Records have no checksum, so only a wrong size can be detected. A part of a file that consists of records
+from beginning to end is read as it is. In any other part, a record must be followed by the end or by something that
+looks like a record: a valid size, a time between 2001 and 2043, an id of 16 hex digits, and the same again where that
+one ends. If not, the next such offset is searched for, and the bytes up to it are counted as damaged, whereas Go's nsqd
+gives up the rest of the file. It is not always clear which of two sizes is wrong. A record that covers others is
+dropped in favour of them. A record with too small a size is delivered short, as Go's nsqd does. A wrong size that ends
+at the end of another record is not detected.
 """
 
 import errno
@@ -43,25 +43,24 @@ from nsq_compat.godata.format import (
 from nsq_compat.log.files import Files
 
 MAX_RECORD_SIZE = 256 << 20
-"""Bytes. Whatever --max-msg-size was, a record that says it is larger is damaged."""
+"""Bytes. A record with a larger size is damaged, whatever --max-msg-size was."""
 
 MAX_DAMAGES_LISTED = 100
 _BLOCK = 1 << 20
-_POSITIONS_LIMIT = 128  # bytes; five numbers need fewer
+_MAX_POSITIONS_SIZE = 128  # bytes; five numbers need fewer
 _TIMESTAMP = RECORD_HEADER.slices["timestamp_ns"]
-# A time from 2001 to 2043 in nanoseconds: beyond that, its first byte would be a character of a text.
+# Times from 2001 to 2043: after that, the first byte would be a printable character.
 _EARLIEST_NS = 10**18
 _LATEST_NS = 0x20 << 56
-# Size, timestamp (both by their first byte), attempts, id: rejects at once nearly everything that is no record.
+# Size and timestamp (their first bytes), attempts, id: this rejects nearly everything that is not a record.
 _headers = re.compile(rb"(?=[\x00-\x10].{3}[\x0d-\x1f].{7}..[0-9a-f]{16})", re.DOTALL)
 _UNREADABLE = frozenset({errno.EIO, errno.EISDIR, errno.ELOOP, errno.ENOENT, errno.ENXIO, errno.ESPIPE})
-_READ = (
-    os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-)  # who names a pipe like a data file shall not make us wait for a writer
+# O_NONBLOCK: opening a pipe that is named like a data file must not wait for a writer.
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class Damage(NamedTuple):
-    """What could not be read. `size` is in bytes; 0 when it is not known, as for a missing file."""
+    """A damaged part of a file. `size` is in bytes; 0 if unknown, as for a missing file."""
 
     file: str
     offset: int
@@ -71,21 +70,21 @@ class Damage(NamedTuple):
 
 @dataclass(slots=True)
 class QueueReport:
-    """What reading a queue came to, complete when the reading is. `damages` lists the first of `damaged_parts`."""
+    """The result of reading a queue, complete when the iterator has ended. `damages` lists the first damaged parts."""
 
     name: str = ""
     claimed_depth: int | None = None
-    """How many messages Go's positions promise; out of date after a crash. None: there are no positions."""
+    """The depth in the file of positions, which is out of date after a crash. None: there are no positions."""
     messages: int = 0
     bytes: int = 0
-    """Of the bodies."""
+    """Size of all bodies."""
     unsynced: int = 0
-    """Messages found behind the positions, because Go had not written down that it wrote them."""
+    """Messages found after the write position, which was out of date."""
     damaged_parts: int = 0
     damaged_bytes: int = 0
     damages: list[Damage] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
-    """Files that are no part of the queue any more: finished, or set aside by Go as bad."""
+    """Files that are no longer part of the queue: finished ones, and ``.bad`` ones."""
 
     def add_damage(self, file: str, offset: int, size: int, reason: str) -> None:
         self.damaged_parts += 1
@@ -97,10 +96,10 @@ class QueueReport:
 def read_queue(
     files: Files, folder: str, name: str, report: QueueReport | None = None, found: QueueFiles | None = None
 ) -> Iterator[GoMessage]:
-    """The messages of the queue `name` in `folder` that are not finished, in order. Nothing is changed.
+    """Iterate over the unfinished messages of the queue `name` in `folder`, in order. Changes no file.
 
-    Damage never raises: it goes into `report`. An ``OSError`` does when it says nothing about the files, such as "too
-    many open files" or "permission denied". `found` spares listing the folder.
+    Damage goes into `report` and raises nothing. An ``OSError`` that says nothing about the files, such as "too many
+    open files" or "permission denied", is raised. `found` are the files of the queue, if they are known.
     """
     report = QueueReport() if report is None else report
     report.name = name
@@ -126,9 +125,9 @@ def read_queue(
 def read_data_file(
     files: Files, folder: str, name: str, report: QueueReport, *, start: int = 0, confirmed: int | None = None
 ) -> Iterator[GoMessage]:
-    """The messages of one data file from the offset `start` on; see `read_queue`.
+    """Iterate over the messages of one data file from the offset `start` on; see `read_queue`.
 
-    `confirmed` is the offset up to which Go has said that it wrote the file, None for all of it.
+    `confirmed` is the offset up to which the file was written according to the positions; None for all of it.
     """
     path = os.path.join(folder, name)
     try:
@@ -150,7 +149,7 @@ def _read_positions(files: Files, folder: str, found: QueueFiles, report: QueueR
     try:
         descriptor = files.open(os.path.join(folder, found.positions), _READ)
         try:
-            data = files.pread(descriptor, _POSITIONS_LIMIT, 0)
+            data = files.pread(descriptor, _MAX_POSITIONS_SIZE, 0)
         finally:
             files.close(descriptor)
     except OSError as error:
@@ -165,13 +164,13 @@ def _read_positions(files: Files, folder: str, found: QueueFiles, report: QueueR
 
 
 def _report_missing(name: str, present: list[int], positions: Positions | None, report: QueueReport) -> None:
-    """Say which numbers between reading and writing position have no file, as ranges: there may be very many."""
+    """Report missing files between read and write position, as ranges, because there may be very many."""
     if positions is None:
         return
     expected, last = positions.read_file, positions.write_file
     begin = positions.read_offset if last == expected else 0
     if positions.write_offset <= begin:
-        last -= 1  # nothing unread in the file being written; Go makes it when there is something to write
+        last -= 1  # nothing is unread in the file being written, which Go's nsqd creates at the first write
     for number in [*(n for n in present if n <= last), last + 1]:
         if number > expected:
             numbers = f"{expected:06d}" if number == expected + 1 else f"{expected:06d} to {number - 1:06d}"
@@ -180,14 +179,14 @@ def _report_missing(name: str, present: list[int], positions: Positions | None, 
 
 
 def _report_unreadable(report: QueueReport, name: str, size: int, error: OSError) -> None:
-    """Count a file the system cannot read; raises other errors, which may be gone the next time."""
+    """Report a file that the system cannot read; raises other errors, which may be temporary."""
     if error.errno not in _UNREADABLE:
         raise error
     report.add_damage(name, 0, size, os.strerror(error.errno))
 
 
 class _DataFile:
-    """A data file through a window of `_BLOCK` bytes, or of one record when that is larger."""
+    """A data file, read through a window of `_BLOCK` bytes, or of one record if that is larger."""
 
     def __init__(self, files: Files, descriptor: int, name: str, end: int) -> None:
         self.name = name
@@ -199,7 +198,7 @@ class _DataFile:
         self._last_search: tuple[int, int, int | None] = (0, 0, -1)
 
     def at(self, offset: int, size: int) -> bytes:
-        """The bytes there; fewer at the end of the file."""
+        """Read `size` bytes at `offset`; fewer at the end of the file."""
         begin = offset - self._begin
         if begin < 0 or begin + size > len(self._window):
             self._begin, begin = offset, 0
@@ -210,7 +209,7 @@ class _DataFile:
         data = self._files.pread(self._descriptor, size, offset)
         if len(data) >= size or not data:
             return data
-        parts = [data]  # a signal or a network file system may give less than there is
+        parts = [data]  # a signal or a network file system may cause a short read
         missing = size - len(data)
         while missing > 0 and (data := self._files.pread(self._descriptor, missing, offset + size - missing)):
             parts.append(data)
@@ -218,7 +217,7 @@ class _DataFile:
         return b"".join(parts)
 
     def record_end(self, offset: int, limit: int) -> int | None:
-        """Where the record at `offset` ends; None when its size is impossible."""
+        """The end of the record at `offset`; None if its size is impossible."""
         field = self.at(offset, SIZE_FIELD)
         size = int.from_bytes(field, "big", signed=True)
         if len(field) < SIZE_FIELD or not SMALLEST_RECORD <= size <= min(MAX_RECORD_SIZE, limit - offset - SIZE_FIELD):
@@ -226,20 +225,20 @@ class _DataFile:
         return offset + SIZE_FIELD + size
 
     def is_whole(self, start: int, end: int) -> bool:
-        """True when there are records, one behind the other, from `start` exactly to `end`."""
+        """Whether `start` to `end` is exactly one record after the other."""
         offset: int | None = start
         while offset is not None and offset < end:
             offset = self.record_end(offset, end)
         return offset == end
 
     def message(self, offset: int, end: int) -> GoMessage:
-        """The message of the record there."""
+        """Decode the record from `offset` to `end`."""
         record = self.at(offset, end - offset)
         _, timestamp_ns, attempts, message_id = RECORD_HEADER.unpack_from(record)
         return GoMessage(timestamp_ns, attempts, message_id, record[RECORD_HEADER.size :])
 
     def looks_like_record(self, offset: int, end: int) -> int | None:
-        """Where a record that looks like one of nsqd's ends; None when nothing at `offset` does."""
+        """The end of the record at `offset`; None if that does not look like a record of nsqd."""
         header = self.at(offset, RECORD_HEADER.size)
         if _headers.match(header) is None:
             return None
@@ -248,8 +247,8 @@ class _DataFile:
         return self.record_end(offset, end)
 
     def find_record(self, offset: int, end: int) -> int | None:
-        """The first offset from this one on that looks like a record followed by another one or by the end."""
-        # What was found is remembered: between two damages every record asks again for the same place.
+        """The first offset from this one on of a record that is followed by another one or by the end."""
+        # The result is cached: between two damaged parts, every record causes the same search.
         searched_from, searched_to, found = self._last_search
         if end == searched_to and searched_from <= offset and (found is None or offset <= found):
             return found
@@ -258,11 +257,11 @@ class _DataFile:
         return found
 
     def _candidates(self, offset: int, end: int) -> Iterator[int]:
-        """Offsets of what may be the header of a record."""
+        """The offsets at which a record's header may be."""
         while len(block := self.at(offset, min(_BLOCK, end - offset))) >= RECORD_HEADER.size:
             for match in _headers.finditer(block):
                 yield offset + match.start()
-            offset += len(block) - RECORD_HEADER.size + 1  # a header cut by the end of the block is the next one's
+            offset += len(block) - RECORD_HEADER.size + 1  # a header may continue after the block
 
     def _is_followed(self, offset: int, end: int) -> bool:
         stop = self.looks_like_record(offset, end)
@@ -270,7 +269,7 @@ class _DataFile:
 
 
 def _read(data: _DataFile, start: int, confirmed: int, report: QueueReport) -> Iterator[GoMessage]:
-    """The records from `start` to the end of the file, in up to two parts: the confirmed one and the rest."""
+    """Iterate over the records from `start` on, in up to two parts: the confirmed part and the rest."""
     if start > data.end:
         report.add_damage(data.name, data.end, start - data.end, "shorter than the reading position")
         return
@@ -278,11 +277,11 @@ def _read(data: _DataFile, start: int, confirmed: int, report: QueueReport) -> I
         report.add_damage(data.name, data.end, confirmed - data.end, "shorter than the writing position")
     parts = [(start, data.end)]
     try:
-        # Behind the confirmed part may be newer records, or the rest of older ones that were written over.
+        # The confirmed part may be followed by newer records, or by the rest of older ones that were overwritten.
         if start < confirmed < data.end and data.is_whole(start, confirmed):
             parts = [(start, confirmed), (confirmed, data.end)]
         for begin, end in parts:
-            read = _believed if data.is_whole(begin, end) else _doubted
+            read = _read_whole_part if data.is_whole(begin, end) else _read_damaged_part
             for offset, found in read(data, begin, end, report):
                 report.messages += 1
                 report.bytes += len(found.body)
@@ -292,8 +291,8 @@ def _read(data: _DataFile, start: int, confirmed: int, report: QueueReport) -> I
         _report_unreadable(report, data.name, data.end - start, error)
 
 
-def _believed(data: _DataFile, start: int, end: int, report: QueueReport) -> Iterator[tuple[int, GoMessage]]:
-    """The records of a part that is whole, with their offsets."""
+def _read_whole_part(data: _DataFile, start: int, end: int, report: QueueReport) -> Iterator[tuple[int, GoMessage]]:
+    """The messages of an undamaged part, with their offsets."""
     while start < end:
         stop = data.record_end(start, end)
         if stop is None:
@@ -303,8 +302,8 @@ def _believed(data: _DataFile, start: int, end: int, report: QueueReport) -> Ite
         start = stop
 
 
-def _doubted(data: _DataFile, start: int, end: int, report: QueueReport) -> Iterator[tuple[int, GoMessage]]:
-    """The records of a part that is damaged somewhere: see the module's docstring."""
+def _read_damaged_part(data: _DataFile, start: int, end: int, report: QueueReport) -> Iterator[tuple[int, GoMessage]]:
+    """The messages of a part that is damaged somewhere, with their offsets: see the module's docstring."""
     while start < end:
         stop = data.record_end(start, end)
         if stop is None:
@@ -314,7 +313,7 @@ def _doubted(data: _DataFile, start: int, end: int, report: QueueReport) -> Iter
         elif stop == end or data.looks_like_record(stop, end) is not None:
             yield start, data.message(start, stop)
             following = stop
-        elif (found := data.find_record(_behind_header(data, start, end), end)) is not None and found < stop:
+        elif (found := data.find_record(_search_start(data, start, end), end)) is not None and found < stop:
             report.add_damage(data.name, start, found - start, "a message's size is wrong")
             following = found
         else:
@@ -323,6 +322,6 @@ def _doubted(data: _DataFile, start: int, end: int, report: QueueReport) -> Iter
         start = following
 
 
-def _behind_header(data: _DataFile, start: int, end: int) -> int:
-    """Where to look for the next record when one at `start` is doubtful: what does not look like one may hide it."""
+def _search_start(data: _DataFile, start: int, end: int) -> int:
+    """Where to search for the record after a doubtful one at `start`: after its header, if that looks like one."""
     return start + (1 if data.looks_like_record(start, end) is None else RECORD_HEADER.size)

@@ -1,15 +1,16 @@
-"""A start on a data path that Go's nsqd has used: its queues become our topics, with everything they hold.
+"""Imports all disk queues of Go's nsqd when nsqd starts on its data path: they become our topics and channels.
 
-In a topic's log all channels read one stream, while Go's channels each hold a queue of their own, and what one has
-finished another may not have. So of a new topic the largest queue becomes the stream, which costs no memory however
-large it is; the messages of the other channels are kept beside the log and named one by one in the checkpoint. What no
-channel has got follows in the stream, for all of them.
+In our log all channels of a topic read one stream, while in Go's nsqd each channel has a queue of its own. For a new
+topic, the largest queue of a channel becomes the stream, which costs no memory however large it is. The messages of the
+other channels are retained outside the stream, with an entry each in the checkpoint. The messages in the topic's own
+queue follow in the stream, for all channels.
 
-Where Go's positions are out of date, its files hold a message twice, in one queue or in a topic's and a channel's: a
-channel gets it once.
+If the positions are out of date, the same message may be in a queue twice, or in a topic's and a channel's queue. A
+channel receives it once.
 
-The stream's ids must grow. Go's nearly do; a message whose id is out of order is kept beside the log too, and so is one
-whose id does not fit its time: a damaged id that is very large would stop all others.
+Ids in the stream must grow. Those of Go's nsqd nearly do. A message with an id out of order is retained outside the
+stream, and so is one with an id that does not match its timestamp, because one damaged, very large id would force all
+following messages out of the stream.
 """
 
 import logging
@@ -24,8 +25,8 @@ from nsq_compat.godata.reader import QueueReport
 from nsq_compat.log.checkpoint import ENTRY, ChannelState, TopicState, entry_id
 from nsq_compat.log.files import Files, replace_file
 from nsq_compat.log.metadata import MetadataError, TopicMetadata, path_of, read_metadata
+from nsq_compat.log.recovery import StoredTopic
 from nsq_compat.log.storage import CHECKPOINT
-from nsq_compat.log.stored_topic import StoredTopic
 from nsq_compat.protocol.message import attempts, message_id, message_ids, timestamp_ns
 from nsq_compat.queue.ids import EPOCH_TICK, NODE_ID_BITS, SEQUENCE_BITS, TICK_SHIFT
 
@@ -33,27 +34,27 @@ log = logging.getLogger(__name__)
 
 _BATCH_COUNT: Final = 1024
 _BATCH_BYTES: Final = 1 << 20
-_BEHIND_OTHERS: Final = 1 << 40
-"""Serials from here on: what is taken over waits behind what was ours before."""
+_FIRST_SERIAL: Final = 1 << 40
+"""Serials of imported messages begin here, so that they follow those that the topic had before."""
 _BELOW_TICK: Final = NODE_ID_BITS + SEQUENCE_BITS
 _DAY: Final = 86_400 * 10**9 >> TICK_SHIFT  # ticks
-_is_number = re.compile(rb"[0-9a-f]{16}").fullmatch
+_is_nsqd_id = re.compile(rb"[0-9a-f]{16}").fullmatch
 
 
 def take_over(files: Files, data_path: str, segment_size: int) -> None:
-    """Import every queue of Go's in a data path that is locked and has our folder. Before any topic is opened.
+    """Import all disk queues in a locked data path. Must be called before any topic is opened.
 
-    Logs what was imported and what was damaged. Raises ``OSError`` and ``MetadataError``: then Go's files are as they
-    were, and the next start tries again.
+    Logs imports and damage. Raises ``OSError`` and ``MetadataError``; then Go's files are unchanged, and the next start
+    tries again.
     """
     importer = GoImport(files, data_path)
     importer.recover()
     topics = find_go_topics(files, data_path)
-    known = _known(files, data_path) if topics else {}
+    known = _known_topics(files, data_path) if topics else {}
     for topic in topics:
         if topic.is_empty(files, data_path):
             _log_damage(_read_all(topic, files, data_path))
-            importer.dismiss(topic)
+            importer.set_aside_empty(topic)
             continue
         builder = _Builder(files, data_path, importer.begin(topic), topic, segment_size)
         try:
@@ -63,11 +64,11 @@ def take_over(files: Files, data_path: str, segment_size: int) -> None:
         importer.commit(topic)
 
 
-def _known(files: Files, data_path: str) -> dict[str, TopicMetadata]:
-    """What nsqd.dat says of Go's topics, by name. Raises ``MetadataError``, also when any part of it is damaged.
+def _known_topics(files: Files, data_path: str) -> dict[str, TopicMetadata]:
+    """The topics in nsqd.dat, by name. Raises ``MetadataError``, also if any part of the file is damaged.
 
-    A channel of Go's without a message may have no file, and then only nsqd.dat names it. Without it the channel would
-    not be given what waits in its topic, and once that is imported nothing could make up for it.
+    A channel without messages may have no queue file, so that only nsqd.dat names it. If it were overlooked, it would
+    not receive the messages that wait in its topic, and could not receive them after the import either.
     """
     metadata = read_metadata(files, data_path)
     if metadata.damages:
@@ -79,7 +80,7 @@ def _known(files: Files, data_path: str) -> dict[str, TopicMetadata]:
 
 
 def _read_all(topic: GoTopic, files: Files, data_path: str) -> list[QueueReport]:
-    """Reports of queues without a message."""
+    """The reports of queues without messages."""
     reports = []
     for queue in topic.queues:
         reports.append(QueueReport())
@@ -114,53 +115,52 @@ class _Builder:
         self._seq = max(self._state.end.seq, self._log.end.seq)
         self._is_new = self._seq == 0 and not self._state.channels
         self._begin = self._seq
-        self._serial = _BEHIND_OTHERS
+        self._serial = _FIRST_SERIAL
         self._queues = {queue.channel: queue for queue in topic.queues}
         self._reports: list[QueueReport] = []
 
     def close(self) -> None:
-        """Close the files."""
         self._stored.close()
 
     def build(self, known: TopicMetadata) -> list[QueueReport]:
-        """Write log and checkpoint; `known` is what nsqd.dat says of the topic."""
-        streamed = self._largest() if self._is_new else None
+        """Write log and checkpoint. `known` is the topic in nsqd.dat."""
+        streamed = self._largest_queue() if self._is_new else None
         if streamed is not None:
-            self._state.channels[streamed] = place = ChannelState(self._seq)
-            self._add_to_stream(self._queues.pop(streamed), [place])
-        # From here on the stream is everybody's.
-        if self._is_new:
+            self._state.channels[streamed] = state = ChannelState(self._seq)
+            self._add_to_stream(self._queues.pop(streamed), [state])
+        if self._is_new:  # messages from here on are for all channels
             self._state.held = ChannelState(self._seq)
-        self._make_channels([channel.name for channel in known.channels])
-        self._hold_or_hand_over(known.paused)
+        self._create_channels([channel.name for channel in known.channels])
+        self._pause_or_hand_over(known.paused)
         for name in sorted(name for name in self._queues if name is not None):
-            self._add_beside(self._queues[name], self._state.channels[name])
+            for batch in self._batches(self._queues[name]):
+                self._retain(batch, [self._state.channels[name]])
         if None in self._queues:
             held = self._state.held
             self._add_to_stream(self._queues[None], [held] if held else list(self._state.channels.values()))
-        for place in [*self._state.channels.values(), *([self._state.held] if self._state.held else [])]:
-            self._name_once(place)
+        for state in [*self._state.channels.values(), *([self._state.held] if self._state.held else [])]:
+            self._drop_duplicates(state)
         self._write_checkpoint()
         return self._reports
 
-    def _make_channels(self, known: Iterable[str]) -> None:
-        """Those that are not there yet, as if they were made now."""
+    def _create_channels(self, known: Iterable[str]) -> None:
+        """Create the channels that do not exist yet."""
         held = self._state.held
         names = {*known, *(name for name in self._queues if name is not None)}
         for name in sorted(names - self._state.channels.keys()):
             self._state.channels[name] = ChannelState(self._seq if held is None else held.position)
 
-    def _hold_or_hand_over(self, is_paused: bool) -> None:
-        """Go's nsqd had the last word on whether the topic is paused; without channels it holds on in any case."""
-        state = self._state
-        if is_paused or not state.channels:
-            state.held = state.held or ChannelState(self._seq)
-        elif state.held is not None:
-            for place in state.channels.values():
-                place.entries += state.held.entries
-            state.held = None
+    def _pause_or_hand_over(self, is_paused: bool) -> None:
+        """Pause the topic as nsqd.dat says. Unless it is paused or has no channel, give them its own messages."""
+        topic = self._state
+        if is_paused or not topic.channels:
+            topic.held = topic.held or ChannelState(self._seq)
+        elif topic.held is not None:
+            for state in topic.channels.values():
+                state.entries += topic.held.entries
+            topic.held = None
 
-    def _largest(self) -> str | None:
+    def _largest_queue(self) -> str | None:
         sizes = {
             name: sum(self._files.size(os.path.join(self._data_path, file)) for file in queue.found.live)
             for name, queue in self._queues.items()
@@ -171,81 +171,77 @@ class _Builder:
     def _batches(self, queue: GoQueue) -> Iterator[list[bytes]]:
         self._reports.append(QueueReport())
         frames = queue.frames(self._files, self._data_path, self._reports[-1])
-        while some := list(islice(frames, _BATCH_COUNT)):
-            yield from _cut(some)
+        while frames_read := list(islice(frames, _BATCH_COUNT)):
+            yield from _cut(frames_read)
 
-    def _add_to_stream(self, queue: GoQueue, places: list[ChannelState]) -> None:
-        """Append the messages; those out of order go beside the log, to every one of `places`."""
+    def _add_to_stream(self, queue: GoQueue, states: list[ChannelState]) -> None:
+        """Append the messages to the stream; those with an unsuitable id are retained, for each of `states`."""
         for batch in self._batches(queue):
             growing: list[bytes] = []
             others: list[bytes] = []
             for frame in batch:
-                number = message_id(frame)
-                if number > self._state.last_id and _is_of_its_time(number, timestamp_ns(frame)):
-                    self._state.last_id = number
+                frame_id = message_id(frame)
+                if frame_id > self._state.last_id and _matches_timestamp(frame_id, timestamp_ns(frame)):
+                    self._state.last_id = frame_id
                     growing.append(frame)
                 else:
                     others.append(frame)
             if growing:
                 self._log.append(growing, self._seq)
                 self._seq += len(growing)
-            self._keep(others, places)
+            self._retain(others, states)
 
-    def _add_beside(self, queue: GoQueue, place: ChannelState) -> None:
-        for batch in self._batches(queue):
-            self._keep(batch, [place])
-
-    def _keep(self, frames: list[bytes], places: list[ChannelState]) -> None:
+    def _retain(self, frames: list[bytes], states: list[ChannelState]) -> None:
         if not frames:
             return
         self._log.keep(frames)
         for frame in frames:
-            number = message_id(frame)
-            entry = ENTRY.pack(0.0, self._serial, number, attempts(frame))
+            entry = ENTRY.pack(0.0, self._serial, message_id(frame), attempts(frame))
             self._serial += 1
-            for place in places:
-                place.entries.append(entry)
+            for state in states:
+                state.entries.append(entry)
 
-    def _name_once(self, place: ChannelState) -> None:
-        """Go's files hold a message twice when their positions are out of date; of those the channel gets one."""
-        ours = [key for key in place.entries if ENTRY.unpack_from(key)[1] < _BEHIND_OTHERS]
-        taken_over = {entry_id(key): key for key in place.entries if ENTRY.unpack_from(key)[1] >= _BEHIND_OTHERS}
-        for number in [*map(entry_id, ours), *self._in_stream(max(place.position, self._begin), taken_over.keys())]:
-            taken_over.pop(number, None)
-        place.entries = [*ours, *taken_over.values()]
+    def _drop_duplicates(self, state: ChannelState) -> None:
+        """Drop imported entries of messages that the channel also has in another entry or in the stream."""
+        ours = [key for key in state.entries if ENTRY.unpack_from(key)[1] < _FIRST_SERIAL]
+        imported = {entry_id(key): key for key in state.entries if ENTRY.unpack_from(key)[1] >= _FIRST_SERIAL}
+        in_stream = self._ids_in_stream(max(state.position, self._begin), imported.keys())
+        for each_id in [*map(entry_id, ours), *in_stream]:
+            imported.pop(each_id, None)
+        state.entries = [*ours, *imported.values()]
 
-    def _in_stream(self, position: int, ids: Collection[bytes]) -> list[bytes]:
+    def _ids_in_stream(self, position: int, ids: Collection[bytes]) -> list[bytes]:
         """Which of the ids are in the stream from a position on."""
         reader = self._log.reader(position)
         found: list[bytes] = []
         while ids and (groups := reader.read()):
-            found += [number for group in groups for number in message_ids(group.frames) if number in ids]
+            found += [each for group in groups for each in message_ids(group.frames) if each in ids]
         return found
 
     def _write_checkpoint(self) -> None:
-        state = self._state
+        topic = self._state
         self._log.sync()
-        for place in state.channels.values():
-            place.entries.sort()
+        for state in topic.channels.values():
+            state.entries.sort()
         end = self._log.end._replace(seq=self._seq)
-        saved = TopicState(end, state.clock_offset, self._last_id(), state.channels, state.held)
+        saved = TopicState(end, topic.clock_offset, self._last_id(), topic.channels, topic.held)
         replace_file(self._files, os.path.join(self._folder, CHECKPOINT), saved.encode(), sync=True)
 
     def _last_id(self) -> bytes:
-        """What new ids must exceed: those of the stream's last tick, whatever node made them."""
+        """The id that new ones must exceed: the greatest of the stream's last tick, of any node id."""
         last = int(self._state.last_id, 16)
         return b"%016x" % (last | ((1 << _BELOW_TICK) - 1) if last else 0)
 
 
-def _is_of_its_time(number: bytes, published_ns: int) -> bool:
-    """Whether an id was made within a day of the message's time, as nsqd makes them."""
-    if not _is_number(number):
+def _matches_timestamp(message_id: bytes, published_ns: int) -> bool:
+    """Whether an id is one of nsqd, and its time is within a day of the message's timestamp."""
+    if not _is_nsqd_id(message_id):
         return False
-    return abs((int(number, 16) >> _BELOW_TICK) - ((published_ns >> TICK_SHIFT) - EPOCH_TICK)) < _DAY
+    return abs((int(message_id, 16) >> _BELOW_TICK) - ((published_ns >> TICK_SHIFT) - EPOCH_TICK)) < _DAY
 
 
 def _cut(frames: list[bytes]) -> Iterator[list[bytes]]:
-    """Pieces of not much more than `_BATCH_BYTES`."""
+    """Cut a list into batches of about `_BATCH_BYTES`."""
     piece: list[bytes] = []
     size = 0
     for frame in frames:

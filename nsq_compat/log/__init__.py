@@ -8,20 +8,21 @@ Writing:
 
     storage         all topics of a data path, the durability level, a reserve of disk space
     topic_log       one topic's segments: append, read, release, delete
-    segment         one file of a log                    staged_batch  the file of a large publish
+    segment         one file of a log, and the file that a large publish is written to
     group           the encoding of one publish          retained      messages copied out of released segments
+    memory_tail     the newest messages at level memory, which are in no file yet
     control_log     control records: channels, pauses, emptying, REQ delays
-    sync            group commit of what was appended
+    sync            group commit of appended groups
 
 Reading:
 
-    reader          across segments, in order            id_search     messages by location or by id
-    group_reader    within a segment, past damage        damage        counts and logs what is lost
+    reading         across segments: in order, by location, or by message id
+    group_reader    within a segment, past damage        damage        counts and logs lost messages
 
 Starting:
 
     checkpoint      a topic's state in a file            recovery      the state from checkpoint and log
-    audit           compares the log with its checkpoint stored_topic  a topic read without a daemon
+    audit           compares the log with its checkpoint
 
 Files:
 

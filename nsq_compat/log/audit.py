@@ -1,8 +1,8 @@
-"""At the start: is everything there that the checkpoint says was acknowledged and is still to be delivered?
+"""Checks at start that the log holds every message that the checkpoint promises and that is not finished.
 
-Looked at are the sizes and headers of the segments, the last messages of each that is still needed, and the ids in the
-kept files. What is missing is counted, logged, and taken out of the channels, so that their depths are what can be
-delivered. A damaged place between sound groups is found, and counted, when it is read.
+The audit reads the sizes and headers of the segments, the last messages of each segment that is still needed, and the
+ids of retained messages. Missing messages are counted, logged, and removed from the channels' states, so that depths
+are right. Damage between sound groups is found, and counted, when it is read.
 """
 
 from bisect import bisect_left, bisect_right
@@ -11,21 +11,21 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from nsq_compat.log.checkpoint import ChannelState, TopicState, entry_id
-from nsq_compat.log.damage import Damage, without
-from nsq_compat.log.group_reader import HAS_IDS, GroupReader, first_id_of
-from nsq_compat.log.reader import LogEnd
+from nsq_compat.log.damage import Damage, uncovered
+from nsq_compat.log.group_reader import MESSAGE_KINDS, GroupReader, first_id_of
+from nsq_compat.log.reading import LogEnd
 from nsq_compat.log.segment import FIRST_GROUP, Segment
 from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol.message import message_id
 from nsq_compat.protocol.storage_schema import MESSAGES
 
 _LOOK_BACK: Final = (1 << 16, 1 << 18, 1 << 20, 1 << 62)
-"""Bytes from the end of a segment in which its last messages are looked for, more and more of them."""
+"""Bytes read from the end of a segment to find its last messages: the next step if one does not suffice."""
 _NO_ID: Final = b""
 
 
 class Missing(NamedTuple):
-    """Numbers that no segment holds, and where they should be."""
+    """A range of message numbers that no segment contains, and where they should be."""
 
     begin: int
     end: int
@@ -34,24 +34,24 @@ class Missing(NamedTuple):
 
 
 def audit(log: TopicLog, last: TopicState | None, streams: Callable[[], Sequence[tuple[ChannelState, int]]]) -> None:
-    """Take out of the places what the log has lost. Raises ``OSError``.
+    """Remove from the states of channels and topic the messages that the log has lost. Raises ``OSError``.
 
-    `streams` are the places and where the stream ends for each. A channel's stream ends where the topic holds messages
-    back, which may move: that place comes before those of channels.
+    `streams` returns each state and the number at which the stream ends for it. It is called again for each state: a
+    channel's stream ends at the position of the topic's own state, which comes first and may move.
     """
-    places = streams()
-    first = min((place.position for place, stop in places if place.position < stop), default=None)
+    states = streams()
+    first = min((state.position for state, stop in states if state.position < stop), default=None)
     if last is not None:
-        _note_short_file(log, last.end)
+        _report_short_file(log, last.end)
     if first is not None:
         for missing in _missing_numbers(log, last, first):
-            for each in range(len(places)):
-                _take_out(missing, *streams()[each], log.damage)
+            for index in range(len(states)):
+                _remove_numbers(missing, *streams()[index], log.damage)
     if last is not None and not last.incomplete:
-        _take_out_ids(log, [place for place, _ in places])
+        _remove_ids(log, [state for state, _ in states])
 
 
-def _note_short_file(log: TopicLog, end: LogEnd) -> None:
+def _report_short_file(log: TopicLog, end: LogEnd) -> None:
     if not end.offset:
         return
     path = log.segment_path(end.segment)
@@ -66,7 +66,7 @@ def _note_short_file(log: TopicLog, end: LogEnd) -> None:
 
 
 def _missing_numbers(log: TopicLog, last: TopicState | None, first: int) -> Iterator[Missing]:
-    """From number `first` on."""
+    """The missing numbers from `first` on."""
     complete_from = log.bounds.complete_from
     for missing in _gaps_between(log.segments, log.folder, last.end if last is not None else None, first):
         begin = missing.begin if _is_cut(log, last) else max(missing.begin, complete_from)
@@ -75,7 +75,7 @@ def _missing_numbers(log: TopicLog, last: TopicState | None, first: int) -> Iter
 
 
 def _is_cut(log: TopicLog, last: TopicState | None) -> bool:
-    """Whether the last file that the checkpoint knows is not as long as it says."""
+    """Whether the last segment that the checkpoint knows is missing or shorter than it says."""
     if last is None or not last.end.offset:
         return False
     return not any(each.number == last.end.segment and each.end >= last.end.offset for each in log.segments)
@@ -88,7 +88,7 @@ def _gaps_between(segments: Sequence[Segment], folder: str, end: LogEnd | None, 
     for segment, following in pairwise(segments):
         is_next = following.number == segment.number + 1
         # A released segment has no message from `first` on, but what is missing behind it may have had some.
-        nothing_lost = segment.released and is_next and not following.lost_header
+        nothing_lost = segment.released and is_next and not following.header_lost
         if following.first_seq > first and not nothing_lost:
             where = "its end" if is_next else "its end: the next file is missing"
             yield from _missing_behind(segment, segment.end, following.first_seq, first, where)
@@ -100,58 +100,46 @@ def _gaps_between(segments: Sequence[Segment], folder: str, end: LogEnd | None, 
 
 
 def _missing_behind(segment: Segment, limit: int, seq: int, first: int, where: str) -> Iterator[Missing]:
-    """Of the numbers up to `seq` those that come after the last message in the segment's first `limit` bytes."""
+    """The numbers up to `seq` that follow the last message in the segment's first `limit` bytes."""
     if seq > segment.first_seq:
         found = max(_last_in(segment, limit, seq).seq, segment.first_seq, first)
         if found < seq:
             yield Missing(found, seq, segment.path, where)
 
 
-def _take_out(missing: Missing, place: ChannelState, stop: int, damage: Damage) -> None:
-    begin, end = max(missing.begin, place.position), min(missing.end, stop)
-    for lost in without(place.gaps, begin, end):
-        damage.lose(missing.path, missing.where, *lost)
+def _remove_numbers(missing: Missing, state: ChannelState, stop: int, damage: Damage) -> None:
+    begin, end = max(missing.begin, state.position), min(missing.end, stop)
+    for lost in uncovered(state.gaps, begin, end):
+        damage.report_range(missing.path, missing.where, *lost)
     if begin < end:
-        place.gaps = _merged(sorted([*place.gaps, (begin, end)]))
-        while place.gaps and place.gaps[0][0] <= place.position:
-            place.position = max(place.position, place.gaps.pop(0)[1])
+        state.skip(begin, end)
 
 
-def _merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    merged: list[tuple[int, int]] = []
-    for begin, end in ranges:
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        else:
-            merged.append((begin, end))
-    return merged
+# --- Messages with an entry in the checkpoint -------------------------------------------------------------------------
 
 
-# --- Messages that are known by their ids -----------------------------------------------------------------------------
-
-
-def _take_out_ids(log: TopicLog, places: Sequence[ChannelState]) -> None:
-    wanted = sorted({entry_id(key) for place in places for key in place.entries})
+def _remove_ids(log: TopicLog, states: Sequence[ChannelState]) -> None:
+    wanted = sorted({entry_id(key) for state in states for key in state.entries})
     outside = set(_outside_segments(log.segments, wanted, log.damage)) if wanted else set()
     if not outside:
         return
     for ids in log.kept_ids():
         outside.difference_update(ids)
     if outside:
-        log.damage.lose_ids(log.folder, sorted(outside))
-        for place in places:
-            place.entries = [key for key in place.entries if entry_id(key) not in outside]
+        log.damage.report_ids(log.folder, sorted(outside))
+        for state in states:
+            state.entries = [key for key in state.entries if entry_id(key) not in outside]
 
 
 def _outside_segments(segments: Sequence[Segment], ids: Sequence[bytes], damage: Damage) -> Iterator[bytes]:
-    """Those of the (sorted) ids that are not between the first and the last id of any segment."""
+    """The (sorted) ids that are not between the first and the last id of any segment."""
     done = 0
     firsts = [(first, each) for each in segments if (first := first_id_of(each, damage)) is not None]
-    for place, (first, segment) in enumerate(firsts):
+    for index, (first, segment) in enumerate(firsts):
         begin = bisect_left(ids, first)
         yield from ids[done:begin]
         done = max(done, begin)
-        following = firsts[place + 1][0] if place + 1 < len(firsts) else None
+        following = firsts[index + 1][0] if index + 1 < len(firsts) else None
         share_end = len(ids) if following is None else bisect_left(ids, following)
         if begin < share_end:
             last_id = _last_in(segment, segment.end, 1 << 64, any_kind=True).id
@@ -164,9 +152,9 @@ def _outside_segments(segments: Sequence[Segment], ids: Sequence[bytes], damage:
 
 class _Last(NamedTuple):
     seq: int
-    """Behind the last message with a number; 0 if there is none."""
+    """The number after the last numbered message; 0 if there is none."""
     id: bytes
-    """Of the last message of any kind."""
+    """The id of the last message of any kind."""
 
 
 def _last_in(segment: Segment, limit: int, seq: int, any_kind: bool = False) -> _Last:
@@ -188,6 +176,6 @@ def _last_from(reader: GroupReader, limit: int, seq: int) -> _Last:
         for group in groups:
             if group.kind == MESSAGES and group.first_seq < seq:
                 found_seq = group.first_seq + len(group.frames)
-            if group.kind in HAS_IDS:
+            if group.kind in MESSAGE_KINDS:
                 found_id = message_id(group.frames[-1])
     return _Last(found_seq, found_id)

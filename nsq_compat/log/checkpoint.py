@@ -1,7 +1,7 @@
-"""A topic's checkpoint: where each channel stands in the stream, and what it has taken from it and not finished.
+"""A topic's checkpoint: each channel's position in the stream, and the messages before it that are not finished.
 
-Read again after a crash, it makes every channel go on from where it stood: messages behind `position` come from the
-log, the unfinished ones by their ids. What was finished after the checkpoint was written comes again; nothing else.
+After a crash every channel continues from its state: messages after `position` come from the log, unfinished ones are
+fetched by their ids. Only messages that were finished after the checkpoint was written are delivered again.
 """
 
 import struct
@@ -13,27 +13,27 @@ import google_crc32c
 
 from nsq_compat.log.group import NOWHERE
 from nsq_compat.log.topic_log import LogEnd
-from nsq_compat.protocol import checkpoint_schema
-from nsq_compat.protocol.checkpoint_schema import LOCATIONS_MAGIC
+from nsq_compat.protocol import storage_schema
 from nsq_compat.protocol.layout import derive
 from nsq_compat.protocol.message import attempts, message_id
+from nsq_compat.protocol.storage_schema import LOCATIONS_MAGIC
 
-HEADER = derive(checkpoint_schema.CHECKPOINT_HEADER)
-CHANNEL = derive(checkpoint_schema.CHECKPOINT_CHANNEL)
-GAP = derive(checkpoint_schema.CHECKPOINT_GAP)
-ENTRY = derive(checkpoint_schema.CHECKPOINT_ENTRY)
-_LOCATION = derive(checkpoint_schema.CHECKPOINT_LOCATION)
+HEADER = derive(storage_schema.CHECKPOINT_HEADER)
+CHANNEL = derive(storage_schema.CHECKPOINT_CHANNEL)
+GAP = derive(storage_schema.CHECKPOINT_GAP)
+ENTRY = derive(storage_schema.CHECKPOINT_ENTRY)
+_LOCATION = derive(storage_schema.CHECKPOINT_LOCATION)
 _ENTRY_ID = ENTRY.slices["id"]
 _ENTRY_SIZE = ENTRY.size
-_ENTRIES_AT_ONCE = 4096
+_ENTRIES_PER_STEP = 4096
 _UNKNOWN = bytes(_LOCATION.size)
-_CHECKED = HEADER.slices["crc"].stop
+_CRC_END = HEADER.slices["crc"].stop
 
 _PAUSED, _AWAITS_CHANNELS, _INCOMPLETE = 1, 2, 4
-_AT_ONCE = bytes(8)  # a due time of 0
+_DUE_AT_ONCE = bytes(8)  # a due time of 0
 
 _HELD_BY_TOPIC = ""
-"""The name under which the file has what no channel has got."""
+"""The channel name of the topic's own state in the file."""
 
 
 class BadCheckpoint(Exception):
@@ -42,14 +42,14 @@ class BadCheckpoint(Exception):
 
 @dataclass(slots=True)
 class ChannelState:
-    """What a channel has still to deliver, or a topic that holds messages back.
+    """The messages that a channel, or a topic that holds messages back, has still to deliver.
 
-    `position` is the place in the topic's stream, `gaps` are parts of the stream behind it that are passed over,
-    `entries` are the messages taken from the stream and not finished: keys as ``deferred`` holds them. A key is an
-    entry of a checkpoint and, if that is known, the location of its message in the log.
+    `position` is the number of the next message in the topic's stream. `gaps` are later ranges of numbers that are not
+    delivered. `entries` are keys of messages that were taken from the stream and are not finished: the entry in the
+    checkpoint followed, if it is known, by the message's location in the log. ``queue.deferred`` has the same keys.
 
-    `unfinished` are messages that have no entry yet, as `copied_messages` returns them: there may be a hundred thousand
-    in flight, and their entries are made a step at a time.
+    `unfinished` are messages without an entry yet, as `copied_messages` returns them. There may be a hundred thousand
+    in flight, so their entries are created in steps.
     """
 
     position: int
@@ -58,45 +58,46 @@ class ChannelState:
     unfinished: Iterator[tuple[bytes, int]] = field(default_factory=lambda: iter(()), compare=False, repr=False)
 
     def add_entries(self) -> bool:
-        """Make entries for some of `unfinished`; returns whether there were any."""
-        some = list(islice(self.unfinished, _ENTRIES_AT_ONCE))
-        self.entries += [ENTRY.pack(0.0, 0, number, attempt) for number, attempt in some]
-        return bool(some)
+        """Create entries for the next few of `unfinished`; returns whether there were any."""
+        messages = list(islice(self.unfinished, _ENTRIES_PER_STEP))
+        self.entries += [ENTRY.pack(0.0, 0, message_id, attempt) for message_id, attempt in messages]
+        return bool(messages)
 
     def all_entries(self) -> list[bytes]:
-        """`entries`, once every message has its own."""
+        """Create the entries of all `unfinished` messages and return `entries`."""
         while self.add_entries():
             pass
         return self.entries
 
-    def pass_over(self, begin: int, end: int) -> None:
-        """Do not deliver this part of the stream, which lies behind everything the channel has."""
-        if self.position == begin:
-            self.position = end
-        elif begin < end:
-            self.gaps.append((begin, end))
+    def skip(self, begin: int, end: int) -> None:
+        """Do not deliver this range of the stream, which may overlap earlier `gaps`."""
+        ranges = sorted([*self.gaps, (begin, end)]) if begin < end else self.gaps
+        self.gaps = []
+        for low, high in ranges:
+            if low <= self.position:
+                self.position = max(self.position, high)
+            elif self.gaps and low <= self.gaps[-1][1]:
+                self.gaps[-1] = (self.gaps[-1][0], max(high, self.gaps[-1][1]))
+            else:
+                self.gaps.append((low, high))
 
     def at_once(self) -> list[tuple[bytes, int]]:
-        """Those to be delivered as soon as possible, in order: id and number of the next delivery."""
+        """Messages that are due at once, in order: id and number of the next delivery."""
         keys = sorted(key for key in self.all_entries() if is_at_once(key))
-        return [(number, attempt) for _, _, number, attempt in map(ENTRY.unpack_from, keys)]
-
-    def deferred(self) -> list[bytes]:
-        """The keys of the others."""
-        return [key for key in self.all_entries() if not is_at_once(key)]
+        return [(message_id, attempt) for _, _, message_id, attempt in map(ENTRY.unpack_from, keys)]
 
     def take_deferred(self) -> list[bytes]:
-        """The same; the entries are forgotten, because with millions of them a second list would double the memory."""
-        keys = self.deferred()
+        """The keys of deferred messages. Clears `entries`, because millions of keys should not be in two lists."""
+        keys = [key for key in self.all_entries() if not is_at_once(key)]
         self.entries = []
         return keys
 
 
 @dataclass(slots=True)
 class TopicState:
-    """All that a checkpoint says of a topic, and that recovery finds out.
+    """The state of a topic that a checkpoint contains and recovery restores.
 
-    `end` is where the topic's log ended, and the number of the next message. `clock_offset` plus a due time is seconds
+    `end` is the end of the topic's log, with the number of the next message. `clock_offset` plus a due time is seconds
     since 1970.
     """
 
@@ -105,31 +106,31 @@ class TopicState:
     last_id: bytes
     channels: dict[str, ChannelState] = field(default_factory=dict)
     held: ChannelState | None = None
-    """What no channel has got yet, if messages are held back."""
+    """The topic's own state if it holds messages back, which no channel has received."""
     paused: bool = False
     awaits_channels: bool = False
     incomplete: bool = False
-    """Some messages that are to be delivered may be in memory only, at level ``memory``: no log has their numbers."""
+    """Some undelivered messages may have been in memory only, at level ``memory``, so the log lacks their numbers."""
     everything: ChannelState | None = None
-    """Recovery found no checkpoint: all there is, for channels of which nothing is known. Not written."""
+    """If there was no checkpoint, a state with all messages, for channels without a known state. Not written."""
     gone: set[str] = field(default_factory=set)
-    """Channels that recovery found deleted. Not written."""
+    """Channels that were deleted after the checkpoint. Not written."""
     is_current: bool = True
-    """Whether the checkpoint on the disk says all of this. Not written."""
+    """Whether the checkpoint on disk is equal to this. Not written."""
 
     @property
     def held_back(self) -> bool:
-        """Whether channels get nothing of what is published."""
+        """Whether the topic holds new messages back from its channels."""
         return self.paused or self.awaits_channels
 
     @property
     def backlogs(self) -> list[ChannelState]:
-        """All there are; those that are not channels' come first."""
+        """All states: `held` and `everything` first, if there are such, then those of the channels."""
         return [state for state, _ in self.streams]
 
     @property
     def streams(self) -> list[tuple[ChannelState, int]]:
-        """The same, each with the number at which the stream ends for it."""
+        """Like `backlogs`, each with the number at which the stream ends for it."""
         stop = self.end.seq if self.held is None else self.held.position
         others = [each for each in (self.held, self.everything) if each is not None]
         return [*((each, self.end.seq) for each in others), *((each, stop) for each in self.channels.values())]
@@ -140,7 +141,7 @@ class TopicState:
 
 
 class Encoding:
-    """A checkpoint on its way to the bytes of its file: a step at a time, because there may be millions of entries."""
+    """Encodes a checkpoint in steps, because there may be millions of entries."""
 
     def __init__(self, state: TopicState) -> None:
         self._state = state
@@ -150,11 +151,11 @@ class Encoding:
         self._steps = self._encode()
 
     def step(self) -> bool:
-        """Do a little more; whether there is more to do."""
+        """Do one step; returns whether there may be more to do."""
         return next(self._steps, False)
 
     def finish(self) -> list[bytes]:
-        """Do the rest. The content, in pieces."""
+        """Do the remaining steps and return the content, in pieces."""
         while self.step():
             pass
         return self._pieces
@@ -165,7 +166,7 @@ class Encoding:
         flags = topic.paused * _PAUSED | topic.awaits_channels * _AWAITS_CHANNELS | topic.incomplete * _INCOMPLETE
         header = HEADER.pack(0, *topic.end, topic.clock_offset, topic.last_id, flags, len(named))
         pieces.append(header)
-        self._crc = google_crc32c.value(header[_CHECKED:])
+        self._crc = google_crc32c.value(header[_CRC_END:])
         for state in named.values():
             while state.add_entries():
                 yield True
@@ -173,8 +174,8 @@ class Encoding:
             raw = name.encode("ascii")
             gaps = [GAP.pack(*gap) for gap in state.gaps]
             self._add(b"".join((CHANNEL.pack(len(raw), state.position, len(gaps), len(state.entries)), raw, *gaps)))
-            for begin in range(0, len(state.entries), _ENTRIES_AT_ONCE):
-                entries = state.entries[begin : begin + _ENTRIES_AT_ONCE]
+            for begin in range(0, len(state.entries), _ENTRIES_PER_STEP):
+                entries = state.entries[begin : begin + _ENTRIES_PER_STEP]
                 self._add(b"".join([key[:_ENTRY_SIZE] for key in entries]))
                 self._locations.append(b"".join([key[_ENTRY_SIZE:] or _UNKNOWN for key in entries]))
                 yield True
@@ -183,7 +184,7 @@ class Encoding:
             for piece in self._locations:
                 self._add(piece)
                 yield True
-        pieces[0] = header[: _CHECKED - 4] + struct.pack(">I", self._crc) + header[_CHECKED:]
+        pieces[0] = header[: _CRC_END - 4] + struct.pack(">I", self._crc) + header[_CRC_END:]
 
     def _add(self, piece: bytes) -> None:
         self._crc = google_crc32c.extend(self._crc, piece)
@@ -191,10 +192,10 @@ class Encoding:
 
 
 def decode(data: bytes) -> TopicState:
-    """The state that a checkpoint file says. Raises ``BadCheckpoint``."""
+    """Decode a checkpoint file. Raises ``BadCheckpoint``."""
     try:
         crc, segment, offset, seq, clock_offset, last_id, flags, count = HEADER.unpack_from(data)
-        if google_crc32c.value(data[_CHECKED:]) != crc:
+        if google_crc32c.value(data[_CRC_END:]) != crc:
             raise BadCheckpoint("checksum does not match")
         named = _decode_channels(data, count)
     except (struct.error, ValueError) as error:
@@ -206,7 +207,7 @@ def decode(data: bytes) -> TopicState:
 
 
 def _decode_channels(data: bytes, count: int) -> dict[str, ChannelState]:
-    """By name. Raises ``struct.error`` and ``ValueError``."""
+    """The states by channel name. Raises ``struct.error`` and ``ValueError``."""
     found: list[tuple[str, ChannelState, int, int]] = []
     at = HEADER.size
     for _ in range(count):
@@ -228,7 +229,7 @@ def _decode_channels(data: bytes, count: int) -> dict[str, ChannelState]:
 
 
 def _keys(data: bytes, begin: int, locations: int | None, count: int) -> list[bytes]:
-    """So many entries, each with its location if that is there and known."""
+    """Decode `count` entries, each followed by its location if that is known."""
     entries = _cut(data, begin, begin + count * _ENTRY_SIZE, _ENTRY_SIZE)
     if locations is None:
         return list(entries)
@@ -236,27 +237,27 @@ def _keys(data: bytes, begin: int, locations: int | None, count: int) -> list[by
     return [entry if location == _UNKNOWN else entry + location for entry, location in pairs]
 
 
-def pack_key(due: float, serial: int, number: bytes, attempt: int, location: bytes = NOWHERE) -> bytes:
+def pack_key(due: float, serial: int, message_id: bytes, attempt: int, location: bytes = NOWHERE) -> bytes:
     """An entry, followed by its message's location if that is known."""
-    return ENTRY.pack(due, serial, number, attempt) + location
+    return ENTRY.pack(due, serial, message_id, attempt) + location
 
 
 def key_location(key: bytes) -> bytes:
-    """Where the message of an entry is in the log, or ``NOWHERE``."""
+    """The location in the log of a key's message, or ``NOWHERE``."""
     return key[_ENTRY_SIZE:]
 
 
 def entries_at_once(messages: Iterable[tuple[bytes, int]]) -> list[bytes]:
-    """Keys of messages (id, number of the next delivery) to be delivered as soon as possible, in this order."""
-    return [ENTRY.pack(0.0, serial, number, attempt) for serial, (number, attempt) in enumerate(messages)]
+    """Keys of messages (id, number of the next delivery) that are due at once, in this order."""
+    return [ENTRY.pack(0.0, serial, message_id, attempt) for serial, (message_id, attempt) in enumerate(messages)]
 
 
 def copied_messages(
     in_flight: Iterable[Mapping[bytes, bytes]], returned: Iterable[bytes], restored: Iterable[tuple[bytes, int]]
 ) -> Iterator[tuple[bytes, int]]:
-    """Id and number of the next delivery of all these messages, as they are at the time of the call.
+    """Id and number of the next delivery of all these messages, as of the time of the call.
 
-    A call copies references, which takes a twentieth of the time that it takes to look into the frames.
+    The call only copies references, which takes a twentieth of the time that decoding the frames takes.
     """
     delivered, waiting = list(chain.from_iterable(each.values() for each in in_flight)), list(returned)
     return chain(
@@ -267,12 +268,12 @@ def copied_messages(
 
 
 def is_at_once(key: bytes) -> bool:
-    """Whether an entry's message is to be delivered as soon as possible."""
-    return key.startswith(_AT_ONCE)
+    """Whether a key's message is due at once."""
+    return key.startswith(_DUE_AT_ONCE)
 
 
 def entry_id(key: bytes) -> bytes:
-    """The id of the message an entry is about."""
+    """The id of a key's message."""
     return key[_ENTRY_ID]
 
 

@@ -1,7 +1,7 @@
-"""What is lost in a log: counted, and logged once per file.
+"""Counts the lost messages of a log, and logs damage once per file.
 
-A message that is lost is counted by its number in the stream, or by its id if it has none or is looked for by its id.
-So it is counted once, however many channels look for it and however often the place is read.
+A lost message is identified by its message number, or by its id if it has no number or is searched for by id. So it is
+counted once, however many channels search for it and however often the damage is read.
 """
 
 import logging
@@ -12,15 +12,15 @@ from typing import Final
 
 log = logging.getLogger(__name__)
 
-_REMEMBERED: Final = 10_000
-"""Places without numbers that are counted once; a disk with more of them is counted too high."""
-_LISTED: Final = 100
+_MAX_REMEMBERED: Final = 10_000
+"""Places without message numbers that are remembered, to count each once. Beyond that the count may be too high."""
+_MAX_FINDINGS: Final = 100
 
 
 class Damage:
-    """The count of one log. `records` is exact where the damage left that to be known, else at least one a place.
+    """The damage of one log. `records` is the number of lost messages, with at least one for each damaged place.
 
-    `findings` is a line for each of the first places, for ``nsq_data check``. A `quiet` one only counts.
+    `findings` has a line for each of the first places, for ``nsq_data check``. If `quiet`, nothing is logged.
     """
 
     def __init__(self, quiet: bool = False) -> None:
@@ -29,16 +29,16 @@ class Damage:
         self._quiet = quiet
         self._places: set[tuple[str, object]] = set()
         self._files: set[str] = set()
-        self._begins: list[int] = []  # ranges of numbers that were counted: sorted, and apart from each other
+        self._begins: list[int] = []  # the ranges of numbers that were counted, sorted and disjoint
         self._ends: list[int] = []
 
     def report(self, path: str, place: object, records: int) -> None:
-        """`records` messages whose numbers are not known are lost at a place of a file: an offset."""
+        """Report the loss of so many messages with unknown numbers; `place` is an offset in the file."""
         if records > 0 and self._is_new(path, place):
             self._add(path, place, records)
 
-    def lose(self, path: str, place: object, begin: int, end: int) -> None:
-        """The messages with the numbers from `begin` up to `end` are lost."""
+    def report_range(self, path: str, place: object, begin: int, end: int) -> None:
+        """Report the loss of the messages with the numbers from `begin` up to `end`."""
         if begin >= end:
             return
         first = bisect_left(self._ends, begin)
@@ -55,14 +55,14 @@ class Damage:
         if new:
             self._add(path, place, new)
 
-    def lose_ids(self, path: str, ids: Iterable[bytes]) -> None:
-        """The messages with these ids are in no file."""
+    def report_ids(self, path: str, ids: Iterable[bytes]) -> None:
+        """Report the loss of the messages with these ids."""
         lost = [each for each in ids if self._is_new(path, each)]
         if lost:
             self._add(path, "message " + lost[0].decode("ascii", "replace"), len(lost))
 
     def note(self, path: str, text: str) -> None:
-        """Something is wrong with a file; what is lost with it is counted separately, and may be nothing."""
+        """Report a problem with a file. Messages that are lost by it are counted separately."""
         if self._is_new(path, text):
             if not self._quiet:
                 log.error("LOG(%s): %s", path, text)
@@ -71,7 +71,7 @@ class Damage:
     def _is_new(self, path: str, place: object) -> bool:
         if (path, place) in self._places:
             return False
-        if len(self._places) < _REMEMBERED:
+        if len(self._places) < _MAX_REMEMBERED:
             self._places.add((path, place))
         return True
 
@@ -84,12 +84,12 @@ class Damage:
             log.error("LOG(%s): damaged at %s, %s lost; more of this file is only counted", path, place, count)
 
     def _list(self, line: str) -> None:
-        if len(self.findings) < _LISTED:
+        if len(self.findings) < _MAX_FINDINGS:
             self.findings.append(line)
 
 
-def without(ranges: Sequence[tuple[int, int]], begin: int, end: int) -> list[tuple[int, int]]:
-    """What the (sorted) ranges leave uncovered between `begin` and `end`."""
+def uncovered(ranges: Sequence[tuple[int, int]], begin: int, end: int) -> list[tuple[int, int]]:
+    """The parts of `begin` to `end` that are in none of the (sorted) ranges."""
     left: list[tuple[int, int]] = []
     for low, high in ranges:
         if begin < min(low, end):

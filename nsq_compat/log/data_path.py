@@ -1,17 +1,17 @@
-"""The folder given as --data-path: who may use it, and where things lie in it.
+"""The folder given as --data-path: its layout, and the lock on it.
 
-    nsqd.dat                         in Go's form, see ``metadata``
-    nsqd.dat.bad-<n>                 a copy of a damaged one, for the operator
-    <queue>.diskqueue.*.dat          Go's messages, until they are imported: see ``go_import``
-    nsq_compat/                      ours; Go looks at nothing in it
+    nsqd.dat                         topics and channels, in Go's format: see ``metadata``
+    nsqd.dat.bad-<n>                 a copy of a damaged nsqd.dat, for the operator
+    <queue>.diskqueue.*.dat          messages of Go's nsqd, until they are imported: see ``godata.queue_import``
+    nsq_compat/                      our files; Go's nsqd ignores the folder
         <topic>.topic/               a topic's log and checkpoint
-        <topic>.deleted-<n>/         what is left of a deleted topic, until it can be removed
-        <topic>.importing/           a topic being built from Go's files
-        <topic>.replaced/            what that topic was before, for a moment
-        imported/<n>/                Go's files whose messages are ours now
-    nsq_compat.exported-<n>/         was nsq_compat/ until Go's files were made of it: see ``go_export``
+        <topic>.deleted-<n>/         the rest of a deleted topic, until it can be removed
+        <topic>.importing/           a topic that is being imported from Go's files
+        <topic>.replaced/            the previous state of that topic, while they are swapped
+        imported/<n>/                Go's files, after their messages were imported
+    nsq_compat.exported-<n>/         was nsq_compat/ until it was exported as Go's files: see ``godata.export``
 
-Like Go's, a daemon locks the folder itself, so that ours and Go's exclude each other.
+nsqd locks the folder itself, as Go's nsqd does, so the two exclude each other.
 """
 
 import errno
@@ -19,7 +19,7 @@ import fcntl
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final
 
@@ -31,28 +31,28 @@ _LEFTOVER: Final = re.compile(r".+\.deleted-[0-9]+")
 
 
 class DataPathError(Exception):
-    """The data path cannot be used; the text is for the operator, behind "failed to instantiate nsqd - "."""
+    """The data path cannot be used. The text follows "failed to instantiate nsqd - "."""
 
 
 def resolved(data_path: str) -> str:
-    """The data path itself; the current folder when the option is empty, as a path that survives a chdir."""
+    """The data path, or the current folder if the option is empty."""
     return data_path or os.getcwd()
 
 
 def our_folder(data_path: str) -> str:
-    """Where everything of ours lies."""
+    """The folder ``nsq_compat`` in the data path."""
     return os.path.join(data_path, FOLDER)
 
 
 def topic_folder(data_path: str, topic: str) -> str:
-    """Where a topic's log and checkpoint lie."""
+    """The folder of a topic's log and checkpoint."""
     return os.path.join(data_path, FOLDER, topic + TOPIC_SUFFIX)
 
 
 class DataPathLock:
-    """The right to use a data path, from when this is made until `release` or the end of the process.
+    """An exclusive lock on a data path, until `release` or the end of the process.
 
-    Raises ``DataPathError`` with Go's texts when the folder is missing, no folder, not ours to read, or in use.
+    Raises ``DataPathError``, with Go's texts, if the folder cannot be opened or is locked by another process.
     """
 
     def __init__(self, data_path: str) -> None:
@@ -67,7 +67,7 @@ class DataPathLock:
             ) from None
 
     def release(self) -> None:
-        """Let others have it. More than once is fine."""
+        """Unlock. Does nothing if it is unlocked already."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -80,11 +80,11 @@ class DataPathLock:
 
 
 def check_folder(data_path: str) -> None:
-    """Raises ``DataPathError`` for a data path nobody could use; takes no lock and makes nothing."""
+    """Raise ``DataPathError`` for an unusable data path. Neither locks nor creates anything."""
     os.close(_opened(data_path))
-    _require(_is_writable, data_path, "not ours to write to")
+    _check_writable(data_path)
     if os.path.lexists(our_folder(data_path)):
-        _require(_is_writable, our_folder(data_path), "not ours to write to")
+        _check_writable(our_folder(data_path))
 
 
 def _opened(data_path: str) -> int:
@@ -95,20 +95,21 @@ def _opened(data_path: str) -> int:
 
 
 def make_our_folder(files: Files, data_path: str) -> None:
-    """Make ``nsq_compat`` in the data path unless it is there. Raises ``DataPathError`` with a sentence."""
+    """Create ``nsq_compat`` in the data path unless it exists. Raises ``DataPathError``."""
     path = our_folder(data_path)
     try:
         files.mkdir(path, 0o700)
         files.fsync_folder(data_path)
     except FileExistsError:
-        _require(os.path.isdir, path, "not a directory")
+        if not os.path.isdir(path):
+            raise DataPathError(f"cannot write to data-path: {path} is not a directory") from None
     except OSError as error:
         raise DataPathError(f"cannot write to data-path: mkdir {path}: {reason(error)}") from None
-    _require(_is_writable, path, "not ours to write to")
+    _check_writable(path)
 
 
 def topics_in(files: Files, data_path: str) -> list[str]:
-    """The topics that have a folder here, sorted."""
+    """The names of the topics that have a folder in the data path, sorted."""
     try:
         names = files.listdir(our_folder(data_path))
     except FileNotFoundError:
@@ -117,7 +118,7 @@ def topics_in(files: Files, data_path: str) -> list[str]:
 
 
 def remove_folder(files: Files, path: str) -> None:
-    """Remove a folder and the files in it, if it is there. Folders inside are not expected and make it fail."""
+    """Remove a folder and the files in it, if it exists. Raises ``OSError`` if there are folders in it."""
     try:
         names = files.listdir(path)
     except FileNotFoundError:
@@ -130,22 +131,18 @@ def remove_folder(files: Files, path: str) -> None:
 
 
 def reason(error: OSError) -> str:
-    """The system's word for an error, spelled as Go does."""
+    """The system's text for an error, in lower case as Go writes it."""
     text = os.strerror(error.errno) if error.errno else str(error)
     return text[:1].lower() + text[1:]
 
 
-def _is_writable(path: str) -> bool:
-    return os.access(path, os.R_OK | os.W_OK | os.X_OK)
-
-
-def _require(holds: Callable[[str], bool], path: str, complaint: str) -> None:
-    if not holds(path):
-        raise DataPathError(f"cannot write to data-path: {path} is {complaint}")
+def _check_writable(path: str) -> None:
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        raise DataPathError(f"cannot write to data-path: {path} is not ours to write to")
 
 
 def leftover_name(folder: str, taken: Iterable[str]) -> str:
-    """Where a topic's folder is moved before it is deleted; `taken` are the names that are there already."""
+    """The path to which a topic's folder is renamed before it is deleted; `taken` are the names that exist."""
     parent, name = os.path.split(folder)
     stem = name.removesuffix(TOPIC_SUFFIX)
     names = (f"{stem}.deleted-{number}" for number in itertools.count(1))
@@ -154,7 +151,7 @@ def leftover_name(folder: str, taken: Iterable[str]) -> str:
 
 
 def remove_leftovers(files: Files, folder: str) -> None:
-    """Delete what is left of deleted topics in the folder of all topics. Raises ``OSError``."""
+    """Delete the remains of deleted topics in `folder`, the folder of all topics. Raises ``OSError``."""
     for name in files.listdir(folder):
         if _LEFTOVER.fullmatch(name):
             remove_folder(files, os.path.join(folder, name))

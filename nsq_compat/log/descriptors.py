@@ -1,7 +1,7 @@
-"""File descriptors that all logs share: opened when needed, the least recently used closed when there are too many.
+"""File descriptors of all logs: opened on demand, and the least recently used are closed when there are too many.
 
-A few more are kept open on nothing, as a reserve. When the process runs out of descriptors, because of sockets as a
-rule, one of these is given up, so that the logs go on working; it is taken back as soon as that is possible.
+A few more are kept open on /dev/null as a reserve. When the process runs out of descriptors, usually because of
+sockets, one of them is closed so that the logs can go on. The reserve is filled again as soon as that is possible.
 """
 
 import errno
@@ -16,8 +16,8 @@ from nsq_compat.log.files import Files
 
 log = logging.getLogger(__name__)
 
-_REMEMBERED: Final = 1000
-"""Places; a disk that has more of them stays unhealthy for the first ones."""
+_MAX_FAULTS: Final = 1000
+"""Unreadable ranges that are remembered."""
 
 
 class Readable(Protocol):
@@ -26,58 +26,57 @@ class Readable(Protocol):
     path: str
 
     def pread(self, size: int, offset: int) -> bytes:
-        """Raises ``OSError``; tells ``ReadFaults`` how it went."""
+        """Read, and report the result to ``ReadFaults``. Raises ``OSError``."""
 
 
 class ReadFaults:
-    """Which parts of the logs of a storage cannot be read now. A place is a segment and an offset in it.
+    """The ranges of log files that cannot be read at the moment.
 
-    An error of the system is not damage: the reader that met it keeps its position and tries again. One line is logged
-    when the first part becomes unreadable, one when all can be read again. In between, `problem` is the reason for the
-    daemon not being healthy.
+    A read error is not damage: the reader keeps its position and tries again. One line is logged when the first range
+    becomes unreadable, another when all are readable again. In between, the daemon is unhealthy because of `problem`.
     """
 
     def __init__(self) -> None:
         self.problem: str | None = None
-        """What cannot be read and why, for the operator; None if everything can, as far as is known."""
+        """The file that cannot be read and why, for the operator; None if there is none."""
         self.count = 0
-        """Reads that failed since the daemon started."""
+        """Failed reads since the daemon started."""
         self._sizes: dict[tuple[Readable, int], int] = {}
 
     def failed(self, segment: Readable, offset: int, size: int, error: OSError) -> None:
-        """So many bytes from `offset` on could not be read."""
+        """Record a failed read of `size` bytes at `offset`."""
         self.count += 1
         reason = os.strerror(error.errno) if error.errno else str(error)
         if self.problem is None:
             self.problem = f"cannot read {segment.path}: {reason[:1].lower()}{reason[1:]}"
             log.error("LOG(%s): cannot read %d bytes at %d, trying again - %s", segment.path, size, offset, reason)
-        if len(self._sizes) < _REMEMBERED:
+        if len(self._sizes) < _MAX_FAULTS:
             self._sizes[segment, offset] = size
 
     def succeeded(self, segment: Readable, offset: int, size: int) -> None:
-        """So many bytes from `offset` on were read."""
+        """Record a successful read of `size` bytes at `offset`."""
         end = offset + size
         self._drop([each for each in self._of(segment) if offset <= each[1] and each[1] + self._sizes[each] <= end])
 
     def forget(self, segment: Readable) -> None:
-        """Nothing more is read in that segment."""
+        """Forget a segment that is not read any more."""
         if self.problem is not None:
             self._drop(self._of(segment))
 
     def retry(self) -> None:
-        """Read again what could not be read, because its reader may have gone."""
+        """Read the unreadable ranges again, because there may be no reader left that does."""
         for (segment, offset), size in list(self._sizes.items()):
             try:
                 segment.pread(size, offset)
             except OSError:
-                break  # one is enough to know that it is not over
+                break  # one failure is enough to stay unhealthy
 
     def _of(self, segment: Readable) -> list[tuple[Readable, int]]:
         return [each for each in self._sizes if each[0] is segment]
 
-    def _drop(self, places: list[tuple[Readable, int]]) -> None:
-        for place in places:
-            del self._sizes[place]
+    def _drop(self, ranges: list[tuple[Readable, int]]) -> None:
+        for each in ranges:
+            del self._sizes[each]
         if not self._sizes and self.problem is not None:
             self.problem = None
             log.info("LOG: everything can be read again")
@@ -92,7 +91,7 @@ T = TypeVar("T")
 
 
 class File:
-    """A file by its path. `fd` is the descriptor's business: ask ``Descriptors.use`` for it each time."""
+    """A file that is opened on demand. Call ``Descriptors.use`` each time instead of reading `fd`."""
 
     __slots__ = ("fd", "flags", "path", "pins")
 
@@ -104,12 +103,12 @@ class File:
 
 
 class Descriptors:
-    """At most `limit` files open at once, pinned ones aside. Not for several threads: pin what another one uses."""
+    """Keeps at most `limit` files open, besides pinned ones. Not thread-safe: pin a file that another thread uses."""
 
     def __init__(self, files: Files, limit: int = DEFAULT_LIMIT, reserve: int = DEFAULT_RESERVE) -> None:
         self.files = files
         self.read_faults = ReadFaults()
-        """Of the files that these descriptors are for."""
+        """Read errors of these files."""
         self._limit = limit
         self._wanted_reserve = reserve
         self._reserve: list[int] = []
@@ -122,28 +121,28 @@ class Descriptors:
 
     @property
     def reserve(self) -> int:
-        """How many are in reserve now."""
+        """How many descriptors are in reserve."""
         return len(self._reserve)
 
     def use(self, file: File) -> int:
-        """The file's descriptor, good until the next call of anything here. Raises ``OSError``."""
+        """The file's descriptor, valid until the next call of any method. Opens the file. Raises ``OSError``."""
         if file is not self._last:
             if file.fd == CLOSED:
                 self._admit(file, file.flags)
             else:
-                self._open[file] = None  # it may have been closed while it is pinned
+                self._open[file] = None  # a pinned file may have been closed
                 self._open.move_to_end(file)
             self._last = file
         return file.fd
 
     def create(self, file: File) -> int:
-        """Like ``use``, for a file that must not be there yet."""
+        """Like ``use``, for a file that must not exist yet."""
         self._admit(file, file.flags | os.O_CREAT | os.O_EXCL)
         self._last = file
         return file.fd
 
     def pin(self, file: File) -> int:
-        """The descriptor, which stays open until ``unpin``, so that another thread can use it."""
+        """Like ``use``; the descriptor stays open until ``unpin``, so that another thread can use it."""
         fd = self.use(file)
         file.pins += 1
         return fd
@@ -151,16 +150,19 @@ class Descriptors:
     def unpin(self, file: File) -> None:
         """Undo one ``pin``."""
         file.pins -= 1
-        if not file.pins and file not in self._open:  # it was given up meanwhile
+        if not file.pins and file not in self._open:  # it was closed or evicted meanwhile
             self._close(file)
 
     def close(self, file: File) -> None:
-        """Close the file if it is open, once nothing pins it."""
+        """Close the file if it is open. A pinned file is closed when it is unpinned."""
         if self._open.pop(file, self) is None:
-            self._forget(file)
+            if self._last is file:
+                self._last = None
+            if not file.pins:
+                self._close(file)
 
     def with_room(self, operation: Callable[[], T]) -> T:
-        """Do something that needs a descriptor for a moment; give up others while there is none for it."""
+        """Call `operation`, which needs a descriptor, and close others while the process has none left."""
         while True:
             try:
                 return operation()
@@ -169,7 +171,7 @@ class Descriptors:
                     raise
 
     def close_all(self) -> None:
-        """The reserve and every file. Those that are pinned are closed when they are unpinned."""
+        """Close the reserve and every file."""
         for file in list(self._open):
             self.close(file)
         while self._reserve:
@@ -200,17 +202,11 @@ class Descriptors:
             while len(self._reserve) < self._wanted_reserve:
                 self._reserve.append(self.files.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
-    def _forget(self, file: File) -> None:
-        if self._last is file:
-            self._last = None
-        if not file.pins:
-            self._close(file)
-
     def _close(self, file: File) -> None:
         fd, file.fd = file.fd, CLOSED
         self._close_fd(fd)
 
     def _close_fd(self, fd: int) -> None:
-        # An error of close() is about data written earlier; who needs to know has called fdatasync.
+        # An error of close() concerns earlier writes, which fdatasync reports to callers that depend on them.
         with suppress(OSError):
             self.files.close(fd)

@@ -1,6 +1,6 @@
-"""The seam between the queue and the file system: everything the queue does to files goes through ``Files``.
+"""The seam to the file system: logs, checkpoints and metadata use files only through ``Files``.
 
-Tests put a disk in its place whose calls fail, write short, or lose what was not synced when the power is cut.
+Tests replace it with a disk that fails or shortens calls, or loses unsynced data in a power cut.
 """
 
 import errno
@@ -13,20 +13,20 @@ _TEMPORARY = ".tmp"
 
 
 class Files(Protocol):
-    """System calls, one each. All raise ``OSError``; none retries, none is atomic unless the system makes it so."""
+    """One system call per method. All raise ``OSError``; none retries."""
 
     def open(self, path: str, flags: int, mode: int = 0o600) -> int: ...
 
     def close(self, fd: int) -> None: ...
 
     def pread(self, fd: int, size: int, offset: int) -> bytes:
-        """At most `size` bytes; fewer at the end of the file."""
+        """Read at most `size` bytes."""
 
     def pwrite(self, fd: int, data: bytes, offset: int) -> int:
-        """How many bytes were written, which may be fewer than given."""
+        """Write; returns the number of bytes written, which may be smaller than that of `data`."""
 
     def fallocate(self, fd: int, offset: int, size: int) -> None:
-        """Reserve blocks of zeros; the file grows to at least `offset` + `size`."""
+        """Reserve zeroed blocks; the file grows to at least `offset` + `size`."""
 
     def ftruncate(self, fd: int, size: int) -> None: ...
 
@@ -51,7 +51,7 @@ class Files(Protocol):
 
 
 class OsFiles:
-    """The real thing."""
+    """The operating system's files."""
 
     close = staticmethod(os.close)
     pread = staticmethod(os.pread)
@@ -68,7 +68,7 @@ class OsFiles:
 
     @staticmethod
     def open(path: str, flags: int, mode: int = 0o600) -> int:
-        return os.open(path, flags, mode)  # whose own default lets everybody in
+        return os.open(path, flags, mode)  # os.open's default mode is 0o777
 
     @staticmethod
     def mkdir(path: str, mode: int = 0o700) -> None:
@@ -84,7 +84,7 @@ class OsFiles:
 
 
 def write_all(files: Files, fd: int, data: bytes, offset: int) -> None:
-    """Write until everything is written. Raises ``OSError``; a part may have been written then."""
+    """Write all of `data`. If it raises ``OSError``, a part may have been written."""
     written = files.pwrite(fd, data, offset)
     while written < len(data):
         more = files.pwrite(fd, data[written:], offset + written)
@@ -94,7 +94,7 @@ def write_all(files: Files, fd: int, data: bytes, offset: int) -> None:
 
 
 def read_file(files: Files, path: str) -> bytes:
-    """The whole of a small file. Raises ``FileNotFoundError`` and other ``OSError``."""
+    """Read a whole small file. Raises ``FileNotFoundError`` and other ``OSError``."""
     fd = files.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         pieces: list[bytes] = []
@@ -111,10 +111,9 @@ def read_file(files: Files, path: str) -> bytes:
 
 
 def replace_file(files: Files, path: str, data: bytes, *, sync: bool) -> None:
-    """Give a file a new content at once: whoever opens it finds the old or the new one, never a mixture.
+    """Replace the content of a file atomically. Raises ``OSError``, and then the old content stays.
 
-    With `sync` the new content also survives a power cut from when this returns. Raises ``OSError``, and the old
-    content stays then.
+    With `sync`, the new content is durable when this returns.
     """
     write_temporary(files, path, data, sync=sync)
     adopt_temporary(files, path)
@@ -123,7 +122,7 @@ def replace_file(files: Files, path: str, data: bytes, *, sync: bool) -> None:
 
 
 def write_temporary(files: Files, path: str, *pieces: bytes, sync: bool) -> None:
-    """The first half of ``replace_file``, which may take its time: the new content, under a name of its own."""
+    """The first, slow half of ``replace_file``: write the new content to a temporary file."""
     temporary = path + _TEMPORARY
     try:
         fd = files.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
@@ -143,7 +142,7 @@ def write_temporary(files: Files, path: str, *pieces: bytes, sync: bool) -> None
 
 
 def adopt_temporary(files: Files, path: str) -> None:
-    """The second half, at once: what was written becomes the file."""
+    """The second half: the temporary file replaces the file."""
     temporary = path + _TEMPORARY
     try:
         files.rename(temporary, path)

@@ -1,12 +1,12 @@
-"""Walks the groups of one segment, past whatever damage there is.
+"""Reads the groups of one segment, past damage.
 
-A place where no sound header stands is either the end or damage. It is damage if it was acknowledged
-(``Segment.acknowledged``), or if a sound header or trailer follows anywhere in the file: a header is found by its magic
-bytes and a checksum that only fits where it was written. Behind what was acknowledged, what cannot be told from a write
-that never finished (a group that the file is too short for, or that has a sector of zeros) is not counted as damage
-when nothing follows it.
+An offset without a sound header is either the end or damage. It is damage if the data there was acknowledged
+(``Segment.acknowledged``), or if a sound header or trailer follows anywhere in the file. Headers are found by their
+magic bytes and a checksum that is valid only at the offset where they were written. After the acknowledged part, a
+group that may be an unfinished write (the file ends in it, or it has a sector of zeros) and that nothing follows is not
+damage.
 
-What a damaged place cost is known when the number of the next message is known. Until then the place is a `suspect`.
+How many messages were lost is known when the number of the next message is. Until then the offset is a `suspect`.
 """
 
 from collections.abc import Sequence
@@ -14,12 +14,13 @@ from typing import Final, NamedTuple
 
 from google_crc32c import value as crc32c
 
-from nsq_compat.log.damage import Damage, without
+from nsq_compat.log.damage import Damage, uncovered
 from nsq_compat.log.group import (
     CHECKSUM_SIZE,
     HEADER_SIZE,
     LOW_32,
     MARK_SIZE,
+    SECTOR,
     Group,
     GroupHeader,
     cut_frames,
@@ -37,31 +38,29 @@ from nsq_compat.protocol.storage_schema import DEFERRED, GROUP_MAGIC, MAGIC_PREF
 
 BLOCK_SIZE: Final = 1 << 18
 
-HAS_IDS: Final = (MESSAGES, DEFERRED)
-"""Groups whose frames are messages."""
+MESSAGE_KINDS: Final = (MESSAGES, DEFERRED)
+"""The kinds of groups that contain messages."""
 
-_FEW: Final = 1 << 12
-
-_SECTOR: Final = 512
+_SMALL_READ: Final = 1 << 12
 _MESSAGE_ID: Final = MESSAGE_HEADER.slices["id"]
 
 
 class _Hit(NamedTuple):
-    """What a search found: a group, and where to go on behind it if its header is damaged (it has a trailer)."""
+    """A group that a search found by its header or, if that is damaged, by its trailer."""
 
     header: GroupHeader
     is_trailer: bool
 
 
 class GroupReader:
-    """Begins at the offset of a group. May be asked again at the end, when more was appended.
+    """Reads groups from an offset on. At the end, `read` may be called again after more was appended.
 
-    `offset` is where the next group begins, `next_seq` the number behind the last message passed (0 before the first),
-    whether it could be read or not. `tail` is where an end was found that was not the end of the file, or None.
-    `suspect` is where a damaged place began whose cost is not known yet, or None.
+    `offset` is where the next group begins. `next_seq` is the number after the last message passed, sound or not; 0
+    before the first. `tail` is the offset of an end that is not the end of the file, or None. `suspect` is the offset
+    of damage that is not counted yet, or None.
 
-    `seq` is the number of the first message from `offset` on, -1 if that is not known. `counts_all`: damage that cost
-    no numbered message is counted, too: a deferred message is otherwise counted when it is looked for by its id.
+    `seq` is the number of the first message from `offset` on, -1 if unknown. `counts_all`: also report damage that cost
+    no numbered message; otherwise a lost deferred message is reported when it is searched for by its id.
     """
 
     def __init__(
@@ -82,20 +81,20 @@ class GroupReader:
         self._damage = damage
 
     def seek(self, position: int) -> None:
-        """Go where a group begins, not far before or behind a place that is anywhere."""
+        """Go to a group near this offset, which may be anywhere in the file."""
         hit = self._search(max(position, FIRST_GROUP), FIRST_GROUP)
         self.offset = hit.header.offset if hit else self._segment.end
 
     def read(self, max_bytes: int = BLOCK_SIZE) -> list[Group]:
-        """The next groups, about as many as fit into `max_bytes`; nothing at the end. Raises ``OSError``."""
+        """Read the next groups, about `max_bytes`; none at the end. Raises ``OSError``."""
         groups: list[Group] = []
         while not groups and self.offset < self._segment.end:
             groups = self._read_block(max_bytes) or self._read_one()
         return groups
 
     def _read_block(self, max_bytes: int) -> list[Group]:
-        """Sound groups that are wholly in the next block."""
-        # Hot: runs for everything that is read back, so the header's checks are written out here once more.
+        """Read the sound groups at the beginning of the next block."""
+        # Hot: runs for everything that is read back, so the header's checks are repeated inline.
         base = self.offset
         block = self._segment.pread(min(max_bytes, self._segment.end - base), base)
         groups: list[Group] = []
@@ -129,7 +128,7 @@ class GroupReader:
         return groups
 
     def _read_one(self) -> list[Group]:
-        """The next group if it is too large for a block, or what is left of it, or nothing and a step forward."""
+        """Read the next group if it is larger than a block, or its sound frames; none after moving past damage."""
         if self.offset >= self._segment.end:
             return []
         header = decode_header(self._segment.pread(HEADER_SIZE, self.offset), 0, self.offset)
@@ -164,26 +163,26 @@ class GroupReader:
             self.next_seq = header.first_seq + header.record_count
 
     def _count(self, header: GroupHeader, groups: Sequence[Group]) -> None:
-        """Of a damaged group, what is not among the `groups` that could be read."""
+        """Report the frames of a damaged group that are not among the sound `groups`."""
         if header.kind == MESSAGES:
             found = [(group.first_seq, group.first_seq + len(group.frames)) for group in groups]
-            for lost in without(found, header.first_seq, header.first_seq + header.record_count):
-                self._damage.lose(self._segment.path, header.offset, *lost)
+            for lost in uncovered(found, header.first_seq, header.first_seq + header.record_count):
+                self._damage.report_range(self._segment.path, header.offset, *lost)
         elif self._counts_all:
             lost_count = header.record_count - sum(len(group.frames) for group in groups)
             self._damage.report(self._segment.path, header.offset, lost_count)
 
     def settle(self, seq: int) -> None:
-        """The next message has this number: what is missing before it was at the `suspect` place."""
-        place, self.suspect = self.suspect, None
+        """Report the loss at `suspect`, now that the number of the next message is known."""
+        suspect, self.suspect = self.suspect, None
         expected = self.next_seq or self._seq
         if 0 <= expected < seq:
-            self._damage.lose(self._segment.path, place, expected, seq)
-        elif self._counts_all and not (self._segment.lost_header and not self.next_seq):
-            self._damage.report(self._segment.path, place, 1)
+            self._damage.report_range(self._segment.path, suspect, expected, seq)
+        elif self._counts_all and not (self._segment.header_lost and not self.next_seq):
+            self._damage.report(self._segment.path, suspect, 1)
 
     def _find_next(self) -> list[Group]:
-        """No header where one should be."""
+        """Move to the next sound header or trailer, from an offset without a header."""
         offset = self.offset
         hit = self._search(offset + 1, offset)
         if hit is None:
@@ -194,8 +193,8 @@ class GroupReader:
         return self._read_group(hit.header) if hit.is_trailer else []
 
     def _finish(self, offset: int) -> list[Group]:
-        """Nothing follows: the end, or something torn, or damage."""
-        is_end = offset >= self._segment.acknowledged and self._is_end(offset)  # may raise: the offset stays then
+        """Move to the end of the file, because no group follows: this is the end, an unfinished write, or damage."""
+        is_end = offset >= self._segment.acknowledged and self._is_end(offset)  # if it raises, the offset stays
         self.offset = self._segment.end
         if is_end:
             self.tail = offset
@@ -204,15 +203,15 @@ class GroupReader:
         return []
 
     def _is_end(self, offset: int) -> bool:
-        data = self._segment.pread(_SECTOR, offset)
+        data = self._segment.pread(SECTOR, offset)
         if is_hole(data, offset) or decode_header(data, 0, offset):
             return True
-        # A write may end within a header.
+        # An unfinished write may end within a header.
         start = data[: len(GROUP_MAGIC)].rstrip(b"\0")
         return GROUP_MAGIC.startswith(start) and not any(data[HEADER_SIZE - 1 :])
 
     def _search(self, position: int, lowest: int) -> _Hit | None:
-        """The next group from a position on whose header or trailer is sound and that begins at `lowest` or later."""
+        """Find the next sound header or trailer from `position` on, of a group that begins at `lowest` or later."""
         end = self._segment.end
         while end - position >= HEADER_SIZE:
             block = self._segment.pread(BLOCK_SIZE, position)[: end - position]
@@ -231,19 +230,19 @@ class GroupReader:
 
 
 def index_of(segment: Segment, damage: Damage) -> Index:
-    """The segment's index, made now if an earlier run wrote the segment. Raises ``OSError``."""
+    """The segment's index. Builds it if an earlier run wrote the segment. Raises ``OSError``."""
     if segment.index is None:
         segment.index = _build_index(segment, damage)
     return segment.index
 
 
 def first_id_of(segment: Segment, damage: Damage) -> bytes | None:
-    """The smallest id in a segment, None if there is no message. Raises ``OSError``."""
+    """The smallest message id in a segment, None if it has no message. Raises ``OSError``."""
     if segment.index is not None:
         return segment.index.first_id
     reader = GroupReader(segment, damage, counts_all=False)
-    while segment.first_id is None and (groups := reader.read(_FEW)):
-        segment.first_id = next((message_id(each.frames[0]) for each in groups if each.kind in HAS_IDS), None)
+    while segment.first_id is None and (groups := reader.read(_SMALL_READ)):
+        segment.first_id = next((message_id(each.frames[0]) for each in groups if each.kind in MESSAGE_KINDS), None)
     return segment.first_id
 
 
@@ -260,9 +259,9 @@ def _build_index(segment: Segment, damage: Damage) -> Index:
         while header is not None:
             offset = header.end
             if header.kind == MESSAGES:
-                index.number_last(header.first_seq)
+                index.number_last_entries(header.first_seq)
                 seq = header.first_seq
-            if header.kind in HAS_IDS:
+            if header.kind in MESSAGE_KINDS:
                 index.count += header.record_count
                 if header.offset >= index.next_offset and (first_id := _first_id(segment, header)):
                     index.add(IndexEntry(seq, first_id, header.offset))
@@ -273,7 +272,7 @@ def _build_index(segment: Segment, damage: Damage) -> Index:
 
 
 def _first_id(segment: Segment, header: GroupHeader) -> bytes | None:
-    """The id of a group's first message; None if the group is damaged: a wrong id would mislead every search."""
+    """The id of a group's first message; None if the group is damaged, because a wrong id breaks every search."""
     payload = segment.pread(header.payload_end - header.payload_begin, header.payload_begin)
     if crc32c(payload) != header.payload_crc:
         return None
@@ -282,13 +281,13 @@ def _first_id(segment: Segment, header: GroupHeader) -> bytes | None:
 
 
 def _step_over(segment: Segment, damage: Damage, index: Index, offset: int) -> tuple[int, int]:
-    """Past the damage at `offset`: where the next group begins, and the number of the next message if that is known.
+    """Move past the damage at `offset`. Returns the offset of the next group and the next message's number, if known.
 
-    What is left of a group there is found by that very offset again.
+    Sound frames of the damaged group get an index entry with its offset, at which they can be read again.
     """
     reader = GroupReader(segment, damage, offset, counts_all=False)
     for group in reader._find_next():
-        if group.kind in HAS_IDS:
+        if group.kind in MESSAGE_KINDS:
             if offset >= index.next_offset:
                 seq = group.first_seq if group.kind == MESSAGES else UNKNOWN_SEQ
                 index.add(IndexEntry(seq, message_id(group.frames[0]), offset))

@@ -1,6 +1,6 @@
-"""nsqd.dat: which topics and channels exist and which of them are paused, in the very form Go's nsqd reads and writes.
+"""nsqd.dat: the topics and channels that exist and which are paused, in the format of Go's nsqd.
 
-It holds no message. Ephemeral topics and channels are never in it.
+It contains no messages, and no ephemeral topics or channels.
 """
 
 import logging
@@ -23,12 +23,12 @@ _ROOT: Final[dict[str, Any]] = {"topics": [], "version": ""}
 _TOPIC: Final[dict[str, Any]] = {"name": "", "paused": False, "channels": []}
 _CHANNEL: Final[dict[str, Any]] = {"name": "", "paused": False}
 _TYPE_NAMES: Final = {list: "an array", str: "a string", bool: "a boolean"}
-_DAMAGES_SHOWN: Final = 5
-_SHOWN_NAME: Final = 80  # characters; a valid name is shorter
+_MAX_DAMAGES_SHOWN: Final = 5
+_MAX_NAME_SHOWN: Final = 80  # characters; valid names are shorter
 
 
 class MetadataError(Exception):
-    """nsqd.dat cannot be read, understood or kept; the text is for the operator."""
+    """nsqd.dat cannot be read, parsed or copied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,30 +50,30 @@ class TopicMetadata:
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """What could be read of nsqd.dat, and what is wrong with the rest. Each topic is there once."""
+    """The readable part of nsqd.dat, with each topic once, and a description of each damage."""
 
     topics: tuple[TopicMetadata, ...] = ()
     damages: tuple[str, ...] = ()
 
     @property
     def damage(self) -> str:
-        """What is wrong, for one line of a log; empty when nothing is."""
-        shown = "; ".join(self.damages[:_DAMAGES_SHOWN])
-        more = len(self.damages) - _DAMAGES_SHOWN
+        """The damages as a text for one log line; empty if there are none."""
+        shown = "; ".join(self.damages[:_MAX_DAMAGES_SHOWN])
+        more = len(self.damages) - _MAX_DAMAGES_SHOWN
         return f"{shown}; and {more} more" if more > 0 else shown
 
 
 def read_metadata(files: Files, data_path: str) -> Metadata:
-    """What nsqd.dat in `data_path` says; nothing when there is none.
+    """Read nsqd.dat in `data_path`; if there is none, the result is empty.
 
-    Raises ``MetadataError`` when the system does not let it be read, which is no damage.
+    Raises ``MetadataError`` if the system fails to read the file, which is not damage.
     """
     content = _content(files, data_path)
     return Metadata() if content is None else decode_metadata(content)
 
 
 def load_metadata(files: Files, data_path: str) -> tuple[TopicMetadata, ...]:
-    """The topics in nsqd.dat in `data_path`; none when there is no file. Raises ``MetadataError``, also for damage."""
+    """The topics in nsqd.dat, none if there is no file. Raises ``MetadataError`` if it is unreadable or damaged."""
     metadata = read_metadata(files, data_path)
     if metadata.damages:
         raise MetadataError(f"failed to parse metadata in {path_of(data_path)} - {metadata.damage}")
@@ -81,10 +81,10 @@ def load_metadata(files: Files, data_path: str) -> tuple[TopicMetadata, ...]:
 
 
 def recover_metadata(files: Files, data_path: str) -> tuple[TopicMetadata, ...]:
-    """The topics that can be read in nsqd.dat in `data_path`. Of a damaged file a copy is kept and one ERROR logged.
+    """The topics that can be read in nsqd.dat. If the file is damaged, keeps a copy of it and logs one ERROR.
 
-    nsqd.dat itself stays until it is replaced, so that what can be read is not lost if the process ends before that.
-    Raises ``MetadataError`` when the system does not let it be read or kept.
+    nsqd.dat itself stays until it is replaced, so that nothing more is lost if the process ends before that. Raises
+    ``MetadataError`` if the system fails to read the file or to write the copy.
     """
     content = _content(files, data_path)
     if content is None:
@@ -93,7 +93,7 @@ def recover_metadata(files: Files, data_path: str) -> tuple[TopicMetadata, ...]:
     if metadata.damages:
         path = path_of(data_path)
         try:
-            kept = _keep_aside(files, data_path, content)
+            kept = _keep_copy(files, data_path, content)
         except OSError as error:
             raise MetadataError(
                 f"{path} is damaged ({metadata.damage}) and no copy of it can be kept - {reason(error)}"
@@ -107,23 +107,23 @@ def recover_metadata(files: Files, data_path: str) -> tuple[TopicMetadata, ...]:
 
 
 def path_of(data_path: str) -> str:
-    """Where nsqd.dat is."""
+    """The path of nsqd.dat."""
     return os.path.join(data_path, FILE_NAME)
 
 
 def save_metadata(files: Files, data_path: str, topics: Iterable[TopicMetadata]) -> None:
-    """Replace nsqd.dat, atomically and for good. Raises ``OSError``."""
+    """Replace nsqd.dat atomically and durably. Raises ``OSError``."""
     replace_file(files, path_of(data_path), encode_metadata(topics), sync=True)
 
 
 def decode_metadata(data: bytes) -> Metadata:
-    """What the content of nsqd.dat says. Never raises: what makes no sense is left out and described."""
+    """Decode nsqd.dat. Never raises: invalid parts are left out and described in `damages`."""
     return _Decoder().decode(data)
 
 
 def encode_metadata(topics: Iterable[TopicMetadata]) -> bytes:
-    """The content of nsqd.dat. What is ephemeral is left out."""
-    # One at a time: a thread that encodes ten thousand in one call lets no other run meanwhile.
+    """The content of nsqd.dat, without ephemeral topics and channels."""
+    # One topic per call: encoding ten thousand in one call would keep other threads from running.
     rows = ",".join([dumps(_row(topic)) for topic in topics if not is_ephemeral(topic.name)])
     return f'{{"topics":{f"[{rows}]" if rows else "null"},"version":{dumps(NSQ_VERSION)}}}'.encode()
 
@@ -136,7 +136,7 @@ def _row(topic: TopicMetadata) -> dict[str, Any]:
 
 
 def _content(files: Files, data_path: str) -> bytes | None:
-    """All of nsqd.dat; None when there is none. Raises ``MetadataError``."""
+    """The content of nsqd.dat; None if there is no file. Raises ``MetadataError``."""
     path = path_of(data_path)
     try:
         return read_file(files, path)
@@ -146,14 +146,14 @@ def _content(files: Files, data_path: str) -> bytes | None:
         raise MetadataError(f"failed to read metadata from {path} - {reason(error)}") from None
 
 
-def _keep_aside(files: Files, data_path: str, content: bytes) -> str:
-    """The path of a durable file with this content: a new one, unless a start before this one wrote it already."""
+def _keep_copy(files: Files, data_path: str, content: bytes) -> str:
+    """Write a durable file with this content, unless an earlier start did so. Returns its path."""
     taken = files.listdir(data_path)
     number = 1
     while (name := f"{FILE_NAME}.bad-{number}") in taken:
         path = os.path.join(data_path, name)
         if _has_content(files, path, content):
-            files.fsync_folder(data_path)  # its name may not have become durable
+            files.fsync_folder(data_path)  # its name may not be durable
             return path
         number += 1
     path = os.path.join(data_path, name)
@@ -169,7 +169,7 @@ def _has_content(files: Files, path: str, content: bytes) -> bool:
 
 
 class _Decoder:
-    """Reads one nsqd.dat; `damages` says what was left out."""
+    """Decodes one nsqd.dat; `damages` describes the parts that were left out."""
 
     def __init__(self) -> None:
         self.damages: list[str] = []
@@ -194,7 +194,7 @@ class _Decoder:
             if known is not topic:
                 self.damages.append(f"topic {topic.name} is named twice")
                 if known != topic:
-                    # Which channels are this topic's is not known, and a wrong one would be given its messages.
+                    # It is unknown which channels are this topic's, and a wrong one would receive its messages.
                     topics[topic.name] = TopicMetadata(topic.name)
         return tuple(topics.values())
 
@@ -211,13 +211,13 @@ class _Decoder:
                 continue
             if name in channels:
                 self.damages.append(f"channel {name} of {place} is named twice")
-            # Paused wins: a channel that is paused keeps its messages.
+            # If in doubt the channel is paused, because a paused channel keeps its messages.
             channels[name] = channels.get(name, False) or channel["paused"]
         rows = tuple(ChannelMetadata(name, paused) for name, paused in channels.items())
         return TopicMetadata(fields["name"], fields["paused"], rows)
 
     def _fields(self, value: object, defaults: dict[str, Any], place: str) -> dict[str, Any]:
-        """The fields of an object; one that is missing, null or of another type has its default."""
+        """The fields of an object. Fields that are missing, null or of another type have their default."""
         if not isinstance(value, dict):
             if value is not None:
                 self.damages.append(f"{place} is not an object")
@@ -229,15 +229,12 @@ class _Decoder:
                 found[name] = given
             elif given is not None:
                 self.damages.append(f"{place}: {name} is not {_TYPE_NAMES[type(default)]}")
-        self._look_for_damaged_keys(value, defaults, place)
-        return found
-
-    def _look_for_damaged_keys(self, value: dict[str, Any], defaults: dict[str, Any], place: str) -> None:
-        """An unknown key alone is none of ours; where a known one is missing, it is likely to be that one, damaged."""
+        # An unknown key is ignored, unless a known one is missing: then it is probably that one, damaged.
         missing = sorted(defaults.keys() - value.keys() - {"version"})
         unknown = sorted(value.keys() - defaults.keys())
         if missing and unknown:
             self.damages.append(f"{place} has {_shown(unknown[0])} instead of {missing[0]}")
+        return found
 
     def _is_valid(self, name: str, place: str) -> bool:
         valid = is_valid_name(name)
@@ -247,5 +244,5 @@ class _Decoder:
 
 
 def _shown(text: str) -> str:
-    """Text of a damaged file, for a line of a log."""
-    return ascii(text[:_SHOWN_NAME])
+    """Text of a damaged file, escaped and shortened for a log line."""
+    return ascii(text[:_MAX_NAME_SHOWN])

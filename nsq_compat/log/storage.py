@@ -1,13 +1,13 @@
-"""Where topics keep what must not be forgotten: one folder with a log and a checkpoint for each topic.
+"""The logs and checkpoints of all topics: a folder for each topic, the durability level, and a reserve of disk space.
 
-How much is kept follows the durability level. A ``TopicStore`` is what a topic sees of it; whether the disk is well is
-known here for all of them.
+A ``TopicStore`` is a topic's view of its folder. It applies the durability level, so that the queue need not know it.
+``Storage`` knows, for all topics, whether the disk works.
 """
 
 import errno
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from functools import partial
@@ -19,29 +19,30 @@ from nsq_compat.log.checkpoint import BadCheckpoint, TopicState, entry_id
 from nsq_compat.log.data_path import our_folder, reason, remove_leftovers, topic_folder, topics_in
 from nsq_compat.log.descriptors import DEFAULT_LIMIT, Descriptors
 from nsq_compat.log.files import Files, adopt_temporary, read_file, replace_file, write_temporary
-from nsq_compat.log.group import MESSAGES
-from nsq_compat.log.staged_batch import StagedBatch
-from nsq_compat.log.topic_log import Later, TopicLog
+from nsq_compat.log.group import locations_of
+from nsq_compat.log.segment import StagedBatch
+from nsq_compat.log.topic_log import Later, LogEnd, TopicLog
+from nsq_compat.protocol.message import message_id
+from nsq_compat.protocol.storage_schema import DEFERRED, MESSAGES
 
 log = logging.getLogger(__name__)
 
 CHECKPOINT: Final = "checkpoint"
 _RESERVE: Final = "reserve"
 _RESERVE_SIZE: Final = 1 << 20
-"""Bytes: enough for the checkpoint of a topic with some 30,000 unfinished messages."""
+"""Bytes, enough for the checkpoint of a topic with about 30,000 unfinished messages."""
 _PROBE: Final = "probe"
-_PROBE_SIZE: Final = 128 * 1024  # more than a log asks for when it goes on
+_PROBE_SIZE: Final = 128 * 1024  # more than a log reserves for its next writes
 
 
 class Reserve:
-    """Disk space set aside, so that consumers can empty a data path that is full.
+    """Disk space that is reserved so that consumers can empty a full data path.
 
-    Space comes back when logs are deleted, and a log may be deleted only after a checkpoint that no longer needs it was
-    written: without room for that checkpoint the disk would stay full for ever. So a file of zeros takes some space
-    early. When a checkpoint finds no room the file is emptied for it. Until the space is taken back nothing may be
-    published, or publishers would take it.
+    Space is freed when logs are deleted. A log can only be deleted after the next checkpoint is written. Without room
+    for that checkpoint the disk would stay full. So a file of zeros reserves some space early, and is emptied when a
+    checkpoint finds no room. Publishes are refused until the space is reserved again, or they would use it up.
 
-    `path` is the file; it outlives the process. `given_up` says that its space is in use now, or may be.
+    `path` is the file, which stays when the process ends. `given_up` says that its space may be in use.
     """
 
     def __init__(self, files: Files, path: str, size: int = _RESERVE_SIZE) -> None:
@@ -52,7 +53,7 @@ class Reserve:
         self._size = size
 
     def take(self) -> None:
-        """Set the space aside, if it is not. Raises ``OSError`` when there is not that much."""
+        """Reserve the space, unless it is reserved. Raises ``OSError`` if there is not enough."""
         if self.held:
             return
         fd = self._files.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
@@ -66,7 +67,7 @@ class Reserve:
         self.held, self.given_up = True, False
 
     def give_up(self) -> None:
-        """Let others have the space. Raises ``OSError``."""
+        """Free the space. Raises ``OSError``."""
         self.held, self.given_up = False, True
         fd = self._files.open(self._path, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -80,23 +81,24 @@ class Reserve:
 
 
 class Durability(Enum):
-    """What an acknowledged message survives."""
+    """The kind of end that acknowledged messages survive."""
 
     MEMORY = "memory"
-    """A clean stop: the log takes what memory does not hold."""
+    """A clean stop. Only messages that memory has no room for are written."""
     OS = "os"
-    """The end of the process, however sudden: written before OK."""
+    """The end of the process, at any moment: messages are written before OK."""
     FSYNC = "fsync"
-    """The loss of power: on the disk before OK."""
+    """A power cut: messages are synced to disk before OK."""
 
 
 class Storage:
-    """All topics of one data path.
+    """The folders of all topics of a data path.
 
-    `commit` returns when everything appended to a log is on the disk, or raises ``OSError``; it may wait. It is called
-    at level ``fsync`` after every append, at all levels before something is deleted that was copied. `open_files` is
-    how many files all logs together keep open. `later` is asked for what need not be done before an OK,
-    `at_end_of_iteration` to call something once, soon. `clock_offset` is seconds since 1970 minus monotonic ones.
+    `commit` returns when everything appended to a log is synced, or raises ``OSError``; it may block. It is called
+    after every append at level ``fsync``, and at all levels before messages are deleted that were copied. `open_files`
+    is the number of files that all logs together keep open. `later` schedules work that need not be done before an OK;
+    `at_end_of_iteration` registers a callback for the end of the event-loop iteration. `clock_offset` returns seconds
+    since 1970 minus monotonic seconds.
     """
 
     def __init__(
@@ -125,14 +127,14 @@ class Storage:
         self._later = later
 
     def names(self) -> list[str]:
-        """The topics there are, sorted. Finishes deletions that were interrupted."""
+        """Return the names of all topics, sorted. Finishes interrupted deletions."""
         remove_leftovers(self.files, our_folder(self.data_path))
         if self.durability is Durability.FSYNC:
             self.files.fsync_folder(our_folder(self.data_path))  # an earlier run may have made them at another level
         return topics_in(self.files, self.data_path)
 
     def open(self, name: str) -> tuple["TopicStore", TopicState | None]:
-        """A topic's store and its last checkpoint. Damage is logged and counted; raises ``OSError`` all the same."""
+        """Return a topic's store and its last checkpoint. Damage is logged and counted. Raises ``OSError``."""
         folder = topic_folder(self.data_path, name)
         last = self._last_checkpoint(folder)
         topic_log = TopicLog.open(
@@ -146,10 +148,10 @@ class Storage:
         return TopicStore(self, folder, topic_log), last
 
     def create(self, name: str) -> "TopicStore":
-        """The store of a topic that is new. Raises ``OSError``."""
+        """Return the store of a new topic. Raises ``OSError``."""
         store, last = self.open(name)
         if last is not None or store.log.disk_bytes:
-            store.delete()  # of a topic that was deleted: its folder could not be moved out of the way then
+            store.delete()  # of a deleted topic: it could not be moved away at that time
             store, last = self.open(name)
             if last is not None or store.log.disk_bytes:
                 raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
@@ -157,16 +159,16 @@ class Storage:
 
     @property
     def problem(self) -> str | None:
-        """Why the disk is not well: what it does not take, or else what it does not give; None if it is well."""
+        """Why the data path is not healthy: the last failed write, else a failed read; None if it is healthy."""
         return self.error or self._descriptors.read_faults.problem
 
     @property
     def read_errors(self) -> int:
-        """How many reads of the logs failed since the start."""
+        """The number of failed log reads since the start."""
         return self._descriptors.read_faults.count
 
     def probe(self) -> None:
-        """While the disk fails, find out whether it works again: there may be no producer and no reader any more."""
+        """Check whether a failed disk works again, since there may be neither producers nor readers any more."""
         self._descriptors.read_faults.retry()
         if self.error is not None or not self.reserve.held:
             path = os.path.join(our_folder(self.data_path), _PROBE)
@@ -180,15 +182,15 @@ class Storage:
                 self.succeeded()
 
     def failed(self, error: OSError) -> None:
-        """A write failed: not well until one succeeds."""
+        """Note a failed write: the data path is not healthy until a write succeeds."""
         if self.error is None:
-            log.error("the data path takes nothing: %s", reason(error))
+            log.error("cannot write to the data path: %s", reason(error))
         self.error = reason(error)
 
     def succeeded(self) -> None:
-        """A write succeeded."""
+        """Note a successful write."""
         if self.error is not None:
-            log.info("the data path takes data again")
+            log.info("the data path can be written again")
             self.error = None
 
     def _last_checkpoint(self, folder: str) -> TopicState | None:
@@ -198,7 +200,7 @@ class Storage:
         except FileNotFoundError:
             return None
         except BadCheckpoint as error:
-            log.error("checkpoint %s is damaged (%s): what is in the log comes again", path, error)
+            log.error("checkpoint %s is damaged (%s): all messages in the log are delivered again", path, error)
             return None
 
 
@@ -207,25 +209,30 @@ class TopicStore:
 
     def __init__(self, storage: Storage, folder: str, topic_log: TopicLog) -> None:
         self.log = topic_log
-        self.always = storage.durability is not Durability.MEMORY
-        self.is_complete = self.always or topic_log.has_begun
-        """Whether the log tells of all there is; else it has to ``begin``: at level memory it may be empty for long."""
+        self.writes_at_once = storage.durability is not Durability.MEMORY
+        """Whether messages are in a file before they are acknowledged."""
+        self._is_flushed = False
         self._storage = storage
         self._checkpoint_path = os.path.join(folder, CHECKPOINT)
         self.commits = storage.durability is Durability.FSYNC
         self.at_end_of_iteration = storage.at_end_of_iteration
         self.clock_offset = storage.clock_offset
 
-    @property
-    def is_used(self) -> bool:
-        """Whether anything is there a checkpoint could speak of."""
-        return self.always or self.log.disk_bytes > 0
+    def serve(self, mem_queue_size: int, first_needed: Callable[[], int]) -> None:
+        """Set the topic's limit. `first_needed` returns the number of the first message that a channel still reads."""
+        if not self.writes_at_once:
+            self.log.keep_newest_in_memory(mem_queue_size, first_needed)
 
     def append(
         self, frames: Sequence[bytes], first_seq: int, due_ns: int = 0, kind: int = MESSAGES, joined: bytes = b""
     ) -> None:
-        """Write a group, as ``TopicLog.append`` does. Raises ``OSError``: then nothing of it is kept."""
-        # Hot: once for every publish; `_keep_reserve` is written out.
+        """Add a group to the log, as ``TopicLog.append`` does. Raises ``OSError``, having added nothing.
+
+        At level ``memory`` the messages are written later, if at all.
+        """
+        # Hot: runs for every publish; `_keep_reserve` is written out.
+        if kind == MESSAGES and not self.writes_at_once and self._hold(frames, first_seq):
+            return
         try:
             if self._storage.reserve.given_up:
                 self._keep_reserve()
@@ -236,8 +243,63 @@ class TopicStore:
         if self._storage.error is not None:
             self._storage.succeeded()
 
+    def _hold(self, frames: Sequence[bytes], first_seq: int) -> bool:
+        """Keep messages in memory, and write older ones if need be. Returns False if memory is too small for them."""
+        while not self.log.hold(frames, first_seq):
+            if self.spill_some():
+                return self.log.hold(frames, first_seq)
+        return True
+
+    def append_deferred(
+        self, frames: Sequence[bytes], seq: int, due_ns: int, *, fit_in_memory: bool
+    ) -> Sequence[bytes]:
+        """Write deferred messages; returns their locations, or nothing if the caller has to keep them in memory.
+
+        `fit_in_memory` says that it can. `seq` is the number of the next immediate message. Raises ``OSError``.
+        """
+        if fit_in_memory and not self.writes_at_once:
+            return ()
+        while not self.spill_some():  # first, because ids grow with the log
+            pass
+        self.append(frames, seq, due_ns, DEFERRED)
+        return locations_of(self.log.last_place, frames)
+
+    def locate(self, frames: Sequence[bytes]) -> Mapping[bytes, bytes]:
+        """Hand over frames that the caller will fetch again; returns the locations that are found easily, by id.
+
+        Raises ``OSError`` if they are in no file: the caller has to keep them.
+        """
+        if not self.writes_at_once:
+            self.log.keep(frames)
+            return {}
+        with suppress(OSError):
+            return self.log.locate(map(message_id, frames))
+        return {}
+
+    def spill_some(self) -> bool:
+        """Write some of the messages that are in memory only; returns whether none is left. Raises ``OSError``."""
+        if self.writes_at_once:
+            return True
+        try:
+            self._keep_reserve()
+            return self.log.spill_some()
+        except OSError as error:
+            self._storage.failed(error)
+            raise
+
+    def flush(self, frames: Callable[[], Iterable[bytes]]) -> None:
+        """Write everything that is in memory only, before nsqd stops. Raises ``OSError``.
+
+        `frames` returns the messages that channels have taken from the stream and hold in memory.
+        """
+        if not self.writes_at_once:
+            self.log.spill()
+            held = {message_id(frame): frame for frame in frames()}
+            self.log.keep([held[each] for each in sorted(held)])
+            self._is_flushed = True
+
     def stage(self) -> StagedBatch:
-        """A file for a large publish; see ``TopicLog.stage``. Raises ``OSError``."""
+        """Create the file of a large publish, see ``TopicLog.stage``. Raises ``OSError``."""
         try:
             self._keep_reserve()
             return self.log.stage()
@@ -246,7 +308,7 @@ class TopicStore:
             raise
 
     def add_to(self, staged: StagedBatch, frames: Sequence[bytes]) -> None:
-        """Write some of the messages. Raises ``OSError``."""
+        """Write some messages of a large publish. Raises ``OSError``."""
         try:
             self._keep_reserve()
             staged.add(frames)
@@ -255,7 +317,7 @@ class TopicStore:
             raise
 
     def attach(self, staged: StagedBatch, first_seq: int) -> None:
-        """Make the batch part of the log, all of it or nothing. Raises ``OSError``."""
+        """Make the batch a part of the log, once nothing is left to spill. Raises ``OSError``, having done nothing."""
         try:
             self.log.attach(staged, first_seq)
         except OSError as error:
@@ -265,11 +327,11 @@ class TopicStore:
             self._storage.succeeded()
 
     def _keep_reserve(self) -> None:
-        if self._storage.reserve.given_up:  # what room there is belongs to checkpoints
+        if self._storage.reserve.given_up:  # the room that is left is for checkpoints
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def commit(self) -> None:
-        """At level ``fsync`` wait until what was appended is on the disk. Raises ``OSError``: it may not be kept."""
+        """At level ``fsync`` wait until appended groups are synced. Raises ``OSError``: they may be lost."""
         if not self.commits:
             return
         try:
@@ -278,26 +340,24 @@ class TopicStore:
             self._storage.failed(error)
             raise
 
-    def begin(self, notes: Iterable[tuple[int, str]], seq: int) -> None:
-        """Write what there is, kinds and names, into a log that begins later than its topic. Raises ``OSError``."""
-        for kind, name in notes:
-            self.append([name.encode("ascii")], seq, kind=kind)
-        self.is_complete = True
-
     def note(self, kind: int, name: str, seq: int) -> None:
-        """Write down that something other than a message came or went, if the log is to know. Raises ``OSError``."""
-        if self.always or self.log.has_begun:
-            self.append([name.encode("ascii")], seq, kind=kind)
+        """Write a control record, about a channel or the topic. Raises ``OSError``."""
+        self.append([name.encode("ascii")], seq, kind=kind)
 
-    def keep(self, frames: Sequence[bytes]) -> None:
-        """Write frames beside the log, to be found by their ids. Raises ``OSError``."""
-        if frames:
-            self.log.keep(frames)
+    def note_missing(self, state: TopicState) -> None:
+        """Mark a checkpoint that is about to be written as incomplete, if it names messages that are in no file."""
+        first = min((each.position for each in state.backlogs), default=state.end.seq)
+        is_written = self.writes_at_once or self._is_flushed
+        state.incomplete = not is_written or first < min(self.log.bounds.complete_from, state.end.seq)
+
+    def is_saved(self, end: LogEnd | None) -> bool:
+        """Whether a checkpoint of that end of the log, and the files, have all messages."""
+        return self.writes_at_once and self.log.end == end
 
     def write_checkpoint(self, *pieces: bytes) -> None:
-        """Write the next checkpoint, which counts once ``adopt_checkpoint`` was called. Raises ``OSError``.
+        """Write the next checkpoint, which is valid once ``adopt_checkpoint`` was called. Raises ``OSError``.
 
-        May run in a thread of its own. At level ``fsync`` what it speaks of has to be on the disk before.
+        May run in a thread of its own. At level ``fsync`` the log has to be synced before.
         """
         files, reserve = self._storage.files, self._storage.reserve
         try:
@@ -310,21 +370,18 @@ class TopicStore:
             write_temporary(files, self._checkpoint_path, *pieces, sync=self.commits)
 
     def adopt_checkpoint(self) -> None:
-        """Make what was written the checkpoint; the next ``commit`` makes that durable. Raises ``OSError``.
+        """Replace the checkpoint by the one written last; the next ``commit`` makes that durable. Raises ``OSError``.
 
-        Not in a thread: while one was writing, the topic may have been deleted and another of its name been made.
+        Not to be called in a thread: the topic may have been deleted meanwhile, and another of its name created.
         """
         adopt_temporary(self._storage.files, self._checkpoint_path)
         if self.commits:
             self.log.note_new_name()
 
-    def release(
-        self, saved: TopicState, kept: Callable[[], Iterable[bytes]], pause: Callable[[], None] = lambda: None
-    ) -> None:
-        """Delete what is needed neither by this checkpoint, which is saved, nor by a later one.
+    def release(self, saved: TopicState, pause: Callable[[], None] = lambda: None) -> None:
+        """Delete files that neither this checkpoint, which is saved, nor a later one needs.
 
-        `kept` tells what was written beside the log after the checkpoint was made. `pause` is called between pieces of
-        the work, where there is much.
+        `pause` is called from time to time.
         """
         backlogs = saved.backlogs
         seq = min((each.position for each in backlogs), default=saved.end.seq)
@@ -334,10 +391,10 @@ class TopicStore:
             return map(entry_id, chain.from_iterable(each.all_entries() for each in backlogs))
 
         commit = partial(self._storage.commit, self.log)
-        self.log.release(seq, unfinished, saved.end, commit, kept=kept, pause=pause)
+        self.log.release(seq, unfinished, saved.end, commit, pause=pause)
 
     def delete(self) -> None:
-        """Remove all of it; what cannot be removed now is removed at the next start."""
+        """Delete the folder. Files that cannot be deleted now are deleted at the next start."""
         try:
             self.log.delete(durably=self.commits)
         except OSError as error:

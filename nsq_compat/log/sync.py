@@ -1,4 +1,4 @@
-"""Making a log durable: what is not yet, and the job that a thread does while the log is appended to."""
+"""Makes a log durable: tracks unsynced segments, and syncs them in a thread while the log is appended to."""
 
 import errno
 import os
@@ -11,7 +11,7 @@ from nsq_compat.log.segment import Segment
 
 
 class Target(NamedTuple):
-    """A segment to be synced: its descriptor, and where it ended when the job was made."""
+    """A segment to be synced: its descriptor, and its end when the job was created."""
 
     segment: Segment
     fd: int
@@ -19,7 +19,7 @@ class Target(NamedTuple):
 
 
 class SyncJob:
-    """What a thread does to make a log durable. ``run`` touches nothing but descriptors that stay open meanwhile."""
+    """One sync of a log. ``run`` is called in a thread; it uses only descriptors, which are pinned until it ends."""
 
     def __init__(self, files: Files, targets: Sequence[Target], folders: Sequence[tuple[File, int]]) -> None:
         self.targets = targets
@@ -29,7 +29,7 @@ class SyncJob:
         self.is_poisoned = any(target.segment.poisoned for target in targets)
 
     def run(self) -> None:
-        """Raises ``OSError``; nothing of what the job covers may be called durable then."""
+        """Sync. If it raises ``OSError``, nothing that the job covers counts as durable."""
         if self.is_poisoned:
             raise OSError(errno.EIO, "an earlier sync of the log failed")
         for target in self.targets:
@@ -40,16 +40,16 @@ class SyncJob:
 
     @property
     def failed(self) -> Sequence[Target]:
-        """Of what an error leaves in doubt for ever, because the system would not tell a second time."""
+        """The targets that never become durable, because the system reports an error of a sync only once."""
         if self.is_poisoned:
             return [target for target in self.targets if target.segment.poisoned]
-        if self.done == len(self.targets):  # it was a folder: their names are in doubt
+        if self.done == len(self.targets):  # a folder's sync failed: the names of all targets are in doubt
             return self.targets
         return self.targets[self.done : self.done + 1]
 
 
 class Unsynced:
-    """The noting of one log. A segment stays in until a job has secured or given up all of it."""
+    """The unsynced segments and folders of one log. A segment stays until a sync of all of it succeeded or failed."""
 
     def __init__(self, descriptors: Descriptors) -> None:
         self._descriptors = descriptors
@@ -60,21 +60,21 @@ class Unsynced:
         return segment in self._segments
 
     def add(self, segment: Segment) -> None:
-        """It was written to, or is going to be."""
+        """Track a segment that is written to."""
         self._segments[segment] = None
 
     def add_folder(self, path: str) -> None:
-        """A name in there is new."""
-        # A job under way, which pins its folders, may be too early for it.
+        """Track a folder that has a new name in it."""
+        # A running job, which pins its folders, may have synced the folder already.
         if not any(folder.path == path and not folder.pins for folder in self._folders):
             self._folders.append(File(path, os.O_RDONLY | os.O_DIRECTORY))
 
     def discard(self, segment: Segment) -> None:
-        """Its file is gone."""
+        """Forget a deleted segment."""
         self._segments.pop(segment, None)
 
     def begin_sync(self) -> SyncJob:
-        """What makes all of it durable. Raises ``OSError`` when the files cannot be opened."""
+        """Create a job that makes everything durable. Raises ``OSError`` if files cannot be opened."""
         segments = [segment for segment in self._segments if segment.needs_sync and not segment.removed]
         targets: list[Target] = []
         folders: list[tuple[File, int]] = []
@@ -90,13 +90,13 @@ class Unsynced:
         return SyncJob(self._descriptors.files, targets, folders)
 
     def finish_sync(self, job: SyncJob, error: OSError | None, active: Segment | None) -> None:
-        """Take note of how the job went; `active` is still written to, so it stays in."""
+        """Record the result of a job. `active` is still written to, so it stays tracked."""
         for target in job.targets:
             self._descriptors.unpin(target.segment.file)
             if error is None:
                 target.segment.synced = max(target.segment.synced, target.end)
         for segment, _, end in job.failed if error else ():
-            segment.refused = max(segment.refused, end)
+            segment.sync_failed_end = max(segment.sync_failed_end, end)
             segment.poisoned = segment.abandoned = True
         for folder, _ in job.folders:
             self._descriptors.unpin(folder)
@@ -107,6 +107,6 @@ class Unsynced:
             del self._segments[segment]
 
     def close(self) -> None:
-        """Close the folders; the segments are the log's to close."""
+        """Close the folders. The log closes the segments."""
         for folder in self._folders:
             self._descriptors.close(folder)

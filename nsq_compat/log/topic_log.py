@@ -1,13 +1,13 @@
-"""A topic's log: segments that are only appended to, and the messages kept when old segments are deleted.
+"""A topic's log: segments that are only appended to, and messages retained when old segments are deleted.
 
-The order of things, which recovery relies on:
+Recovery relies on these rules:
 
-- Segments are numbered from 1; messages from 0, and a message's number (seq) never goes back. A segment's header says
-  where the numbers stood when it was begun, so a group of an earlier segment with such a number is one whose write
-  failed and could not be undone: it is passed over.
-- A run never appends to a segment of an earlier run. What an earlier run left half written is cut off if possible and
-  passed over if not.
-- Nothing is deleted before what was copied out of it is durable.
+- Segments are numbered from 1; messages from 0, and their numbers never go back. A segment's header has the next
+  message number when it was created. So a group of an earlier segment with such a number is a failed write that could
+  not be undone, and is skipped.
+- A process never appends to a segment of an earlier one. A group that an earlier process left half written is cut off
+  if possible, and skipped if not.
+- Nothing is deleted before the messages that were copied from it are durable.
 """
 
 import logging
@@ -24,24 +24,38 @@ from nsq_compat.log.damage import Damage
 from nsq_compat.log.data_path import leftover_name, remove_folder
 from nsq_compat.log.descriptors import Descriptors
 from nsq_compat.log.files import Files
-from nsq_compat.log.group import MESSAGES, Group, encode_group, location_of, place_of, split_location
-from nsq_compat.log.group_reader import BLOCK_SIZE, HAS_IDS, index_of
-from nsq_compat.log.id_search import fetch_at, fetch_from, find_in, shares, sorted_ids, spans_of
-from nsq_compat.log.reader import (
-    UNKNOWN,
+from nsq_compat.log.group import Group, encode_group, location_of, place_of, split_location
+from nsq_compat.log.group_reader import BLOCK_SIZE, MESSAGE_KINDS, index_of
+from nsq_compat.log.memory_tail import MemoryTail
+from nsq_compat.log.reading import (
     LogBounds,
+    LogCursor,
     LogEnd,
     LogReader,
-    LogWalk,
+    fetch_at,
+    fetch_from,
     find_end,
+    find_in_span,
+    group_by_span,
     latest_groups,
     number_segments,
+    sorted_ids,
+    split_by_segment,
 )
 from nsq_compat.log.retained import Retained
-from nsq_compat.log.segment import FIRST_GROUP, INDEX_STEP, IndexEntry, Segment, SegmentHeader, decode_segment_header
-from nsq_compat.log.staged_batch import StagedBatch
+from nsq_compat.log.segment import (
+    FIRST_GROUP,
+    INDEX_STEP,
+    UNKNOWN_SEQ,
+    IndexEntry,
+    Segment,
+    SegmentHeader,
+    StagedBatch,
+    decode_segment_header,
+)
 from nsq_compat.log.sync import SyncJob, Unsynced
 from nsq_compat.protocol.message import message_id
+from nsq_compat.protocol.storage_schema import MESSAGES
 
 __all__ = ["DEFAULT_SEGMENT_SIZE", "LogEnd", "LogReader", "SyncJob", "TopicLog"]
 
@@ -53,25 +67,26 @@ _FILE_NAME: Final = re.compile(r"(log|kept)\.([0-9]{20})")
 _STAGED: Final = "staged"
 _COPY_AT_ONCE: Final = 4096  # ids
 _FILES_AT_ONCE: Final = 16
-"""Are copied from before the copies are synced: a sync each would take longer, more would be more to do again."""
+"""Files from which messages are copied before the copies are synced."""
 _PATIENCE: Final = 16
+_SPILLED_AT_ONCE: Final = 1 << 15
 _SPANS_AT_ONCE: Final = 8
-"""Parts of a segment, of some INDEX_STEP bytes each, that are looked through to locate messages."""
+"""Parts of a segment, of about INDEX_STEP bytes each, that are searched to locate messages."""
 _NO_LOCATIONS: Final[Mapping[bytes, bytes]] = {}
 
 Later = Callable[[Callable[[], None]], object]
-"""Whom to ask for a call when what is being done now is done, and answered."""
+"""Schedules a callback for after the current request has been answered."""
 
 
 class TopicLog:
-    """Made by ``open``. Every method that touches files raises ``OSError`` when the system refuses."""
+    """Created by ``open``. Every method that touches files raises ``OSError``."""
 
     def __init__(self, descriptors: Descriptors, folder: str, segment_size: int, later: Later) -> None:
         self.folder = folder
         self.start: LogEnd | None = None
         self.damage = Damage()
         self.last_place = 0
-        """Where the group begins that was appended last and was none of MESSAGES (``group.place_of``)."""
+        """The place of the last group that was not of kind MESSAGES (``group.place_of``)."""
         self._descriptors = descriptors
         self._files = descriptors.files
         self._own_descriptors = False
@@ -79,6 +94,7 @@ class TopicLog:
         self._later = later
         self._segments: list[Segment] = []
         self._active: Segment | None = None  # the last of the segments, if this run made it
+        self._tail: MemoryTail | None = None
         self._last_number = 0
         self._staged_count = 0
         self._seq = 0
@@ -100,56 +116,63 @@ class TopicLog:
         descriptors: Descriptors | None = None,
         later: Later = lambda prepare: None,
     ) -> "TopicLog":
-        """The log in `folder`, made if need be; `start` is where ``recovered`` begins, the oldest group by default.
+        """Open the log in `folder`, or create it. ``recovered`` begins at `start`, by default the oldest group.
 
-        Damage is counted and passed over. `descriptors` are those of all logs; `files` must be the same as theirs.
-        `later` may call what it is given when nobody waits for an append any more; it need not.
+        Damage is counted and skipped. `descriptors` are those of all logs; `files` must be the same as theirs. `later`
+        schedules optional work.
         """
         opened = cls(Descriptors(files) if descriptors is None else descriptors, folder, segment_size, later)
         opened._own_descriptors = descriptors is None
         opened._open(start)
         return opened
 
-    # --- Where things stand -------------------------------------------------------------------------------------------
+    def keep_newest_in_memory(self, limit: int, first_needed: Callable[[], int]) -> None:
+        """From now on keep up to `limit` messages in memory, see `hold`: durability level ``memory``.
+
+        `first_needed` returns the number of the first message that a channel reads. Those before it are dropped.
+        """
+        self._tail = MemoryTail(limit, first_needed)
+
+    # --- State --------------------------------------------------------------------------------------------------------
 
     @property
     def end(self) -> LogEnd:
-        """Behind the last group. What is appended from now on is what ``recovered`` gives if started here."""
+        """The place behind the last group. With this `start`, ``recovered`` returns the groups appended from now on."""
         last = self._segments[-1] if self._segments else None
         return LogEnd(last.number, last.end, self._seq) if last else LogEnd(self._last_number, 0, self._seq)
 
     @property
     def oldest(self) -> int:
-        """The number of the oldest message there may be."""
+        """The lowest number that a message may have."""
         return self._segments[0].first_seq if self._segments else self._seq
 
     @property
     def has_begun(self) -> bool:
-        """Whether anything was ever written to it, not counting what is kept beside it."""
+        """Whether there is a segment."""
         return bool(self._segments)
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing was deleted from it or kept beside it yet."""
-        following = enumerate(self._segments, 1)  # any of them may be released first, not just the oldest
+        """Whether no segment was deleted or released, and no message retained."""
+        following = enumerate(self._segments, 1)
         return not len(self._kept) and all(one.number == number and not one.released for number, one in following)
 
     @property
     def disk_bytes(self) -> int:
-        """Bytes in all files, without what is only reserved."""
+        """Bytes in all files, without reserved space."""
         return sum(segment.end for segment in [*self._segments, *self._kept.segments])
 
     @property
     def segments(self) -> Sequence[Segment]:
-        """All files but the kept ones, the oldest first."""
+        """All segments, the oldest first."""
         return self._segments
 
     def segment_path(self, number: int) -> str:
-        """Where the segment of that number is, or would be."""
+        """Return the path of the segment with that number."""
         return self._path("log", number)
 
     def bytes_behind(self, seq: int) -> int:
-        """About how much of the log follows from that message on, as if all in one segment were of one size."""
+        """Approximate bytes behind `seq`, interpolated within its segment."""
         total, following = 0, self._seq
         for segment in reversed(self._segments):
             if following > max(seq, segment.first_seq):
@@ -158,11 +181,11 @@ class TopicLog:
             following = segment.first_seq
             if following <= seq:
                 break
-        return total
+        return total + (self._tail.bytes_behind(seq) if self._tail is not None else 0)
 
     @property
     def damaged_records(self) -> int:
-        """Messages found lost since the log was opened."""
+        """The number of messages found lost since the log was opened."""
         return self.damage.records
 
     # --- Writing ------------------------------------------------------------------------------------------------------
@@ -172,7 +195,9 @@ class TopicLog:
     ) -> None:
         """Write one group, all or nothing. `first_seq` counts for MESSAGES and must not be below ``end.seq``.
 
-        `joined`: the frames one behind the other, if somebody has them so.
+        No message may be in memory only: see ``spill``.
+
+        `joined`: the frames joined, if the caller has that.
         """
         # Hot: runs for every publish.
         if not frames:
@@ -191,27 +216,49 @@ class TopicLog:
         segment.append(data, self._segment_size)
         index = segment.index
         assert index is not None, "a segment that is appended to was made with an index"
-        if kind in HAS_IDS:
+        if kind in MESSAGE_KINDS:
             index.count += len(frames)
             if offset >= index.next_offset:
                 index.add(IndexEntry(first_seq if kind == MESSAGES else self._seq, message_id(frames[0]), offset))
-                if len(data) < INDEX_STEP:  # of so much there is little to be gained
+                if len(data) < INDEX_STEP:  # large groups gain little
                     self._later(self._prepare)
         if kind == MESSAGES:
             self._seq = first_seq + len(frames)
         else:
             self.last_place = place_of(segment.number, offset)
 
+    def hold(self, frames: Sequence[bytes], first_seq: int) -> bool:
+        """Keep messages in memory; returns False if there is no room."""
+        assert self._tail is not None, "keep_newest_in_memory comes first"
+        return self._tail.append(first_seq, frames)
+
+    def spill_some(self) -> bool:
+        """Write some of the messages that are in memory only; returns whether none is left there."""
+        tail = self._tail
+        if tail is None:
+            return True
+        tail.trim()
+        if tail.count:
+            group = tail.oldest(_SPILLED_AT_ONCE)
+            self.append(group.frames, group.first_seq)
+            tail.drop(len(group.frames))
+        return not tail.count
+
+    def spill(self) -> None:
+        """Write all messages that are in memory only."""
+        while not self.spill_some():
+            pass
+
     def stage(self) -> StagedBatch:
-        """A file for the messages of one large publish, to be attached when they are all there."""
+        """Create a file for the messages of a large publish, to be attached when it is complete."""
         self._staged_count += 1
         return StagedBatch(self._descriptors, self._path(_STAGED, self._staged_count), self._segment_size)
 
     def attach(self, staged: StagedBatch, first_seq: int) -> None:
-        """Go on in the file of that batch, which is a segment from here on. All or nothing."""
+        """Make the file of a large publish the last segment. All or nothing."""
         if first_seq < self._seq:
             raise ValueError(f"message number {first_seq} again: the next one is {self._seq}")
-        staged.number(first_seq, self._seq)
+        staged.assign_numbers(first_seq, self._seq)
         segment = staged.segment
         number = self._last_number + 1
         path = self._path("log", number)
@@ -224,31 +271,34 @@ class TopicLog:
         self._seq = first_seq + staged.count
 
     def keep(self, frames: Iterable[bytes]) -> None:
-        """Write frames that ``fetch`` shall find though they are in no segment, or soon will not be."""
+        """Retain frames that are in no segment, so that ``fetch`` finds them."""
         self._kept.add(frames)
+        self._kept.protect_active()
         self._note_kept()
 
     # --- Reading ------------------------------------------------------------------------------------------------------
 
     def recovered(self) -> Iterator[Group]:
-        """The groups behind `start` of all kinds, in order, a block in memory at a time."""
-        walk = LogWalk(self._segments, self.damage, self.bounds, counts_all=True)
-        walk.begin_at(self.start)
-        while groups := walk.read(BLOCK_SIZE):
+        """Yield the groups of all kinds behind `start`, in order, with a block in memory at a time."""
+        cursor = LogCursor(self._segments, self.damage, self.bounds, counts_all=True)
+        cursor.seek_to(self.start)
+        while groups := cursor.read(BLOCK_SIZE):
             yield from groups
 
     def reader(self, seq: int) -> LogReader:
-        """Reads immediate messages from that number on."""
-        return LogReader(LogWalk(self._segments, self.damage, self.bounds), seq)
+        """Return a reader of the immediate messages from that number on."""
+        return LogReader(LogCursor(self._segments, self.damage, self.bounds), seq, self._tail)
 
     def latest(self, count: int) -> list[Group]:
-        """The last groups of messages, deferred ones too, oldest first: `count` messages, or what 2 MiB hold."""
-        return latest_groups(self._segments, count, self.damage)
+        """Return the last groups of messages, also deferred ones, oldest first: `count` messages, or 2 MiB."""
+        groups = self._tail.latest(count) if self._tail is not None else []
+        missing = count - sum(len(group.frames) for group in groups)
+        return latest_groups(self._segments, missing, self.damage) + groups if missing > 0 else groups
 
     def fetch(self, ids: Iterable[bytes], locations: Mapping[bytes, bytes] = _NO_LOCATIONS) -> dict[bytes, bytes]:
-        """The frames of these messages, by id. Those that cannot be found are left out, and counted.
+        """Return the frames of these messages, by id. Those that cannot be found are left out, and counted.
 
-        `locations`, by id, say where some of them are, or were: these need not be searched for.
+        `locations`, by id, are where some of them are, or were. These need not be searched for.
         """
         found = self._fetch_at(locations) if locations else {}
         wanted = sorted({each for each in ids if each not in found})
@@ -256,31 +306,36 @@ class TopicLog:
             return found
         found |= self._kept.fetch(wanted)
         if missing := [each for each in wanted if each not in found]:
-            for segment, some in shares(self._segments, self._segments, missing, self.damage):
+            for segment, some in split_by_segment(self._segments, self._segments, missing, self.damage):
                 found |= fetch_from(segment, some, self.damage)
-        self.damage.lose_ids(self.folder, [each for each in wanted if each not in found])
+        self.damage.report_ids(self.folder, [each for each in wanted if each not in found])
         return found
 
     def locate(self, ids: Iterable[bytes]) -> dict[bytes, bytes]:
-        """The locations of these messages, as far as a bounded search finds them; best for ids near one another."""
+        """Return the locations that a bounded search finds, by id. It finds more if the ids are close together."""
         found: dict[bytes, bytes] = {}
         spans = _SPANS_AT_ONCE
-        for segment, some in shares(self._segments, self._segments, sorted(ids), self.damage):
-            for span, wanted in spans_of(segment, some, self.damage) if some else ():
+        for segment, some in split_by_segment(self._segments, self._segments, sorted(ids), self.damage):
+            for span, wanted in group_by_span(segment, some, self.damage) if some else ():
                 if not spans:
                     return found
                 spans -= 1
-                for number, (offset, frame) in find_in(segment, span, wanted).items():
-                    found[number] = location_of(place_of(segment.number, offset), frame)
+                for each, (offset, frame) in find_in_span(segment, span, wanted).items():
+                    found[each] = location_of(place_of(segment.number, offset), frame)
         return found
 
     def kept_frames(self) -> Iterator[bytes]:
-        """What was written by ``keep``, in no order; some perhaps more than once."""
+        """Yield the retained frames, in no order; some perhaps more than once."""
         return self._kept.frames()
 
     def kept_ids(self) -> Iterator[Sequence[bytes]]:
-        """The ids of those."""
+        """Yield the ids of the retained frames."""
         return self._kept.ids()
+
+    def begin_checkpoint(self) -> LogEnd:
+        """Return the log's end, for a checkpoint of this moment. It will not name messages retained later."""
+        self._kept.begin_checkpoint()
+        return self.end
 
     # --- Deleting -----------------------------------------------------------------------------------------------------
 
@@ -290,21 +345,20 @@ class TopicLog:
         unfinished: Callable[[], Iterable[bytes]],
         start: LogEnd | None = None,
         sync: Callable[[], None] | None = None,
-        *,
-        kept: Callable[[], Iterable[bytes]] = tuple,
         pause: Callable[[], None] = lambda: None,
     ) -> None:
-        """Nothing below `seq` is needed any more but the messages in `unfinished()`, deferred ones included.
+        """Delete the messages below `seq`, and deferred ones, but for those in `unfinished()`.
 
-        There may be hundreds of thousands: `pause` is called between a few thousand and the next, and others may use
-        the log meanwhile. `kept()` are ids of messages written by ``keep`` that are needed as well; it is asked when
-        all that is decided at once.
+        There may be hundreds of thousands: `pause` is called after every few thousand, and the log may be used
+        meanwhile. Messages that were retained after ``begin_checkpoint`` are kept as well.
 
-        `start` is the one of the checkpoint that the next ``open`` will be given, ``end`` by default: from its segment
-        on nothing is touched. Segments with many unfinished messages stay, of others these are copied; `sync` makes the
-        copies durable, and others may use the log meanwhile. Best effort: when the system refuses, that is logged and
-        tried again another time; what did not change since the last call is only looked at every few calls.
+        `start` is that of the next ``open``, from its checkpoint; by default ``end``. Nothing from its segment on is
+        deleted. Segments with many unfinished messages stay; from others these are copied. `sync` makes the copies
+        durable; the log may be used meanwhile. Errors are logged, and the work is tried again later. If nothing changed
+        since the last call, only every few calls do something.
         """
+        if self._tail is not None:
+            self._tail.trim()
         limit = start.segment if start else self.end.segment
         following = zip(self._segments, self._segments[1:], strict=False)
         candidates = [
@@ -315,11 +369,9 @@ class TopicLog:
         alive = sorted_ids(unfinished(), pause)
         if self._closed:
             return
-        if more := set(kept()):
-            alive = sorted(more.union(alive))
         try:
-            # All decided before anybody else runs: what is written later is in none of these files.
-            parts = list(shares(self._segments, candidates, alive, self.damage))
+            # Decided without a pause, so no message that is written later is in these files.
+            parts = list(split_by_segment(self._segments, candidates, alive, self.damage))
             steps = [(partial(self._copy, segment, some, pause), segment.release) for segment, some in parts]
             for file in self._kept.mostly_dead(alive):
                 steps.append((partial(self._kept.copy, file, alive), partial(self._kept.remove, file)))
@@ -330,7 +382,7 @@ class TopicLog:
             log.warning("LOG(%s): nothing released - %s", self.folder, error)
 
     def close(self) -> None:
-        """Cut off what is reserved and close all files. Syncs nothing."""
+        """Cut off reserved space and close all files, without a sync."""
         self._closed = True
         for segment in [*self._segments, *self._kept.segments]:
             self._descriptors.read_faults.forget(segment)
@@ -343,9 +395,9 @@ class TopicLog:
             self._descriptors.close_all()
 
     def delete(self, durably: bool = False) -> None:
-        """Delete everything; what cannot be deleted now is under a name that ``leftovers`` knows.
+        """Delete the folder. Files that cannot be deleted now are under a name that ``leftovers`` finds.
 
-        `durably`: not even a power cut brings it back.
+        `durably`: a power cut does not bring it back.
         """
         self.close()
         parent = os.path.dirname(self.folder)
@@ -361,21 +413,21 @@ class TopicLog:
     # --- Durability ---------------------------------------------------------------------------------------------------
 
     def begin_sync(self) -> SyncJob:
-        """What makes all that was appended so far durable. ``finish_sync`` must follow."""
+        """Return a job that syncs everything appended so far. ``finish_sync`` must follow."""
         return self._unsynced.begin_sync()
 
     def finish_sync(self, job: SyncJob, error: OSError | None) -> None:
-        """Take note of how the job went, in the thread of the log."""
+        """Note the result of the job, in the thread of the log."""
         self._unsynced.finish_sync(job, error, self._active)
         if error:
             log.error("LOG(%s): failed to sync, going on in a new file - %s", self.folder, error)
 
     def note_new_name(self) -> None:
-        """Something in its folder has a new name, which the next sync is to make durable."""
+        """Note that a file was renamed, which the next sync makes durable."""
         self._unsynced.add_folder(self.folder)
 
     def sync(self) -> None:
-        """Make all that was appended durable, here and now."""
+        """Sync everything appended so far."""
         job = self.begin_sync()
         try:
             job.run()
@@ -403,9 +455,9 @@ class TopicLog:
         for kind, number in found:
             size = self._files.size(self._path(kind, number))
             if kind == "kept":
-                self._kept.found(number, size)
+                self._kept.add_file(number, size)
             else:
-                segment = Segment(self._descriptors, self._path(kind, number), number, UNKNOWN, size)
+                segment = Segment(self._descriptors, self._path(kind, number), number, UNKNOWN_SEQ, size)
                 header = decode_segment_header(segment.pread(FIRST_GROUP, 0))
                 if header and header.released:
                     segment.note_released()
@@ -431,7 +483,7 @@ class TopicLog:
     # --- Inside -------------------------------------------------------------------------------------------------------
 
     def _fetch_at(self, locations: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-        """What is still where it was, and sound."""
+        """Return the frames that are still at their locations, and sound."""
         by_segment: dict[int, list[tuple[int, int]]] = {}
         for location in sorted(locations.values()):
             number, offset, crc = split_location(location)
@@ -478,7 +530,7 @@ class TopicLog:
         except FileNotFoundError:
             return False
         except OSError:
-            pass  # nobody knows
+            pass  # unknown
         return True
 
     def _note_kept(self) -> None:
@@ -490,18 +542,18 @@ class TopicLog:
     def _copy_and_delete(
         self, steps: Sequence[tuple[Callable[[], bool], Callable[[], None]]], sync: Callable[[], None]
     ) -> None:
-        """Of some files: copy what is needed, make that durable, delete what could be copied."""
+        """Copy needed messages from some files, sync the copies, and delete the files that were wholly copied."""
         deletions = [delete for copy, delete in steps if copy()]
         self._note_kept()
         if any(segment in self._unsynced for segment in self._kept.segments):
             sync()
-        if not self._closed:  # else its files are gone, and there may be another log in their place
+        if not self._closed:  # else the files are deleted, and another log may have their names
             for delete in deletions:
                 delete()
             self._remove_released()
 
     def _is_worth_it(self, candidates: Sequence[Segment]) -> bool:
-        """Whether to look at all: there is something new, or it is a while since the last time."""
+        """Whether a release may find something: there is a new file, or some calls have passed."""
         if not candidates and not self._kept:
             return False
         self._patience -= 1
@@ -513,10 +565,10 @@ class TopicLog:
         return True
 
     def _copy(self, segment: Segment, alive: Sequence[bytes], pause: Callable[[], None]) -> bool:
-        """Copy what is unfinished, if that pays; whether nothing of the segment is needed any more then."""
+        """Copy unfinished messages, unless there are many; returns whether the segment is not needed any more."""
         if alive and len(alive) * 2 > index_of(segment, self.damage).count:
             return False
-        # Copied again even if an earlier run did so already: whether that copy is durable nobody knows.
+        # Copied again even if an earlier run copied them, because that copy may not be durable.
         copied = 0
         for begin in range(0, len(alive), _COPY_AT_ONCE):
             if begin:
@@ -524,12 +576,13 @@ class TopicLog:
             if self._closed:
                 return False
             frames = fetch_from(segment, alive[begin : begin + _COPY_AT_ONCE], self.damage)
-            self.keep(frames.values())
+            self._kept.add(frames.values())
+            self._note_kept()
             copied += len(frames)
-        return copied == len(alive)  # else some are unreadable now; whoever fetches these counts them
+        return copied == len(alive)  # else some are unreadable now, and counted when they are fetched
 
     def _remove_released(self) -> None:
-        """From the oldest on: between others a file that says it was released stays, else its messages seemed lost."""
+        """Delete released segments, the oldest first. Between others they stay, or their messages would seem lost."""
         while self._segments and self._segments[0].released:
             self._segments[0].remove()
             self._unsynced.discard(self._segments.pop(0))

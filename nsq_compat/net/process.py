@@ -34,7 +34,7 @@ def on_hangup(act: Callable[[], None]) -> None:
     gevent.signal_handler(signal.SIGHUP, act)
 
 
-def spare_the_collector() -> None:
+def tune_gc() -> None:
     """Keep the garbage collector from walking over what lives long: the program itself, and what a daemon keeps.
 
     Cycles are rare here (frames are bytes, which it does not look into); counting references frees the rest.

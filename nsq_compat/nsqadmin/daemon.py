@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import nsq_compat
-from nsq_compat.cli.errors import OptionError
+from nsq_compat.cli.kinds import OptionError
 from nsq_compat.cli.logs import parse_log_level, set_level
 from nsq_compat.cli.options import option_value
 from nsq_compat.cluster.actions import Actions

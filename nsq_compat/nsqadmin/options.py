@@ -11,8 +11,7 @@ import ssl
 from dataclasses import dataclass
 from typing import Final
 
-from nsq_compat.cli.errors import OptionError
-from nsq_compat.cli.kinds import BOOLEAN, DURATION, LOG_LEVEL, STRING, STRINGS, choice
+from nsq_compat.cli.kinds import BOOLEAN, DURATION, LOG_LEVEL, STRING, STRINGS, OptionError, choice
 from nsq_compat.cli.logs import FORMATS, INFO, TEXT
 from nsq_compat.cli.options import option
 from nsq_compat.net.listeners import split_host_port

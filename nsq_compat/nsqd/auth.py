@@ -1,24 +1,20 @@
-"""Asks the servers of --auth-http-address what a client may do."""
+"""Asks the servers of --auth-http-address for a client's permissions."""
 
 import random
 import time
 from collections.abc import Sequence
-from typing import Final
 from urllib.parse import urlencode
 
 import gevent
 
 from nsq_compat.nsqd.http_calls import CallFailed, HttpCalls
+from nsq_compat.protocol.errors import without_secrets
 from nsq_compat.protocol.go_json import dumps
-from nsq_compat.protocol.redacting import without_secrets
 from nsq_compat.session.authorization import LARGEST_ANSWER, AuthFailed, Credentials, Grants, read_answer
-
-GET: Final = "get"
-POST: Final = "post"
 
 
 class AuthServers:
-    """`method` is how to ask: ``get`` or ``post``."""
+    """`method` is ``get`` or ``post``."""
 
     def __init__(self, addresses: Sequence[str], method: str, calls: HttpCalls) -> None:
         self._addresses = addresses
@@ -26,8 +22,8 @@ class AuthServers:
         self._calls = calls
 
     def authorize(self, credentials: Credentials) -> Grants:
-        """The first answer that can be used. Waits, and lets others run. Raises ``AuthFailed``."""
-        # nsqd: they share the load, and stand in for each other.
+        """The first usable answer. Waits, and lets others run. Raises ``AuthFailed``."""
+        # nsqd: the servers share the load, and replace each other.
         first = random.randrange(len(self._addresses))
         failures = []
         for address in (*self._addresses[first:], *self._addresses[:first]):
@@ -45,17 +41,17 @@ class AuthServers:
             "secret": credentials.secret,
             "tls": "true" if credentials.tls else "false",
         }
-        if self._method == POST:
+        if self._method == "post":
             return self._calls.post(url, _json(parameters), LARGEST_ANSWER)
         return self._calls.get(f"{url}?{urlencode(parameters)}", LARGEST_ANSWER)
 
 
 def _read_in_thread(body: bytes) -> Grants:
-    """``read_answer``, which may compile thousands of patterns, while other clients are served."""
+    """Run ``read_answer`` in a thread, because it may compile thousands of patterns."""
     now = time.monotonic()
 
     def outcome() -> Grants | AuthFailed:
-        # An exception raised in a thread is printed by gevent with a traceback, although it is handled.
+        # An exception that leaves a thread is printed by gevent with a traceback, although it is handled.
         try:
             return read_answer(body, now)
         except AuthFailed as error:
@@ -68,7 +64,7 @@ def _read_in_thread(body: bytes) -> Grants:
 
 
 def _json(parameters: dict[str, str | bytes]) -> bytes:
-    # nsqd: as a form has it, every name with a list of values.
+    # nsqd: like a form, every name with a list of values.
     return dumps(
         {
             name: [value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value]
@@ -78,5 +74,5 @@ def _json(parameters: dict[str, str | bytes]) -> bytes:
 
 
 def url_of(address: str) -> str:
-    """Of an address as the option has it: a URL, or host:port."""
+    """The URL of an address as the option has it: a URL, or host:port."""
     return address if "://" in address else f"http://{address}/auth"

@@ -6,10 +6,9 @@ import time
 import gevent
 
 from nsq_compat import NSQ_VERSION, version_line
-from nsq_compat.cli.errors import OptionError
-from nsq_compat.cli.kinds import TLS_NOT_REQUIRED, TLS_REQUIRED
+from nsq_compat.cli.kinds import TLS_REQUIRED, OptionError
 from nsq_compat.godata import export as go_export
-from nsq_compat.log.data_path import DataPathError, DataPathLock, make_our_folder, reason, resolved
+from nsq_compat.log.data_path import DataPathError, DataPathLock, make_our_folder, resolved
 from nsq_compat.log.files import OsFiles
 from nsq_compat.log.storage import Durability, Storage
 from nsq_compat.net.connection import Connection
@@ -22,30 +21,22 @@ from nsq_compat.net.timers import AlarmClock
 from nsq_compat.net.turn import Turn
 from nsq_compat.net.vigil import Vigil
 from nsq_compat.nsqd.auth import AuthServers
-from nsq_compat.nsqd.checkpoints import Checkpoints
-from nsq_compat.nsqd.committer import Committer, sync_seconds
-from nsq_compat.nsqd.dead_letter_sender import DeadLetterSender
 from nsq_compat.nsqd.drain import Drain
-from nsq_compat.nsqd.http_calls import HttpCalls, client_tls
+from nsq_compat.nsqd.durability import Checkpoints, Committer, sync_seconds
 from nsq_compat.nsqd.lookup_peers import LookupPeers
 from nsq_compat.nsqd.memory import TopicExemption
 from nsq_compat.nsqd.metadata import MetadataFile
-from nsq_compat.nsqd.options import PROGRAM, TOPOLOGY_AWARE_CONSUMPTION, NsqdOptions, hostname, settle
-from nsq_compat.nsqd.policy_file import load_policies
-from nsq_compat.nsqd.restoring import restore
+from nsq_compat.nsqd.options import PROGRAM, NsqdOptions, settle
+from nsq_compat.nsqd.policies import DeadLetterSender, load_policies
 from nsq_compat.nsqd.service import Service
+from nsq_compat.nsqd.startup import load_certificates, make_http_calls, peer_info, queue_limits, restore, session_limits
 from nsq_compat.nsqd.statsd import StatsdPush
-from nsq_compat.nsqd.tls import certificates_of
 from nsq_compat.nsqd.topic_channels import TopicChannels
 from nsq_compat.policy.enforcer import PolicyEnforcer
 from nsq_compat.protocol.compression import SNAPPY_INSTALLED, SNAPPY_MISSING
-from nsq_compat.protocol.durations import MILLISECOND, SECOND
-from nsq_compat.protocol.lookup_commands import PeerInfo
+from nsq_compat.protocol.durations import SECOND
 from nsq_compat.queue.broker import Broker
-from nsq_compat.queue.latency import LatencyOptions
-from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.publish_batch import PublishBatch
-from nsq_compat.session.nsqd_limits import NsqdLimits
 from nsq_compat.session.nsqd_session import NsqdSession
 from nsq_compat.web.metrics import Metrics
 from nsq_compat.web.nsqd_api import NsqdApi, TlsRequired
@@ -56,82 +47,11 @@ STOP_SECONDS = 5.0
 """How long a stop waits for connections to end."""
 
 
-def queue_limits(options: NsqdOptions) -> QueueLimits:
-    """What bounds the queue."""
-    return QueueLimits(
-        mem_queue_size=options.mem_queue_size,
-        max_msg_timeout=options.max_msg_timeout / SECOND,
-        max_channel_consumers=options.max_channel_consumers,
-        node_id=options.id,
-        latency=LatencyOptions(
-            options.e2e_processing_latency_percentiles, options.e2e_processing_latency_window_time / SECOND
-        )
-        if options.e2e_processing_latency_percentiles
-        else None,
-        topology_aware=options.has_experiment(TOPOLOGY_AWARE_CONSUMPTION),
-    )
-
-
-def session_limits(options: NsqdOptions) -> NsqdLimits:
-    """What clients may ask for."""
-    return NsqdLimits(
-        max_rdy_count=options.max_rdy_count,
-        max_msg_size=options.max_msg_size,
-        max_body_size=options.max_body_size,
-        msg_timeout_ms=options.msg_timeout // MILLISECOND,
-        max_msg_timeout_ms=options.max_msg_timeout // MILLISECOND,
-        max_req_timeout_ms=options.max_req_timeout // MILLISECOND,
-        max_defer_timeout_ms=options.max_defer_timeout // MILLISECOND,
-        client_timeout_ms=options.client_timeout // MILLISECOND,
-        max_heartbeat_interval_ms=options.max_heartbeat_interval // MILLISECOND,
-        max_output_buffer_size=options.max_output_buffer_size,
-        min_output_buffer_timeout_ms=options.min_output_buffer_timeout // MILLISECOND,
-        max_output_buffer_timeout_ms=options.max_output_buffer_timeout // MILLISECOND,
-        output_buffer_timeout_ms=options.output_buffer_timeout // MILLISECOND,
-        tls=bool(options.tls_cert or options.tls_key),
-        tls_required=options.tls_required != TLS_NOT_REQUIRED,
-        deflate=options.deflate,
-        max_deflate_level=options.max_deflate_level,
-        auth_required=bool(options.auth_http_addresses),
-        snappy=options.snappy and SNAPPY_INSTALLED,
-        topology_region=options.topology_region,
-        topology_zone=options.topology_zone,
-    )
-
-
-def peer_info(options: NsqdOptions) -> PeerInfo:
-    """What nsqlookupd is told of this daemon; the listeners are bound."""
-    return PeerInfo(
-        broadcast_address=options.broadcast_address,
-        hostname=hostname(),
-        http_port=options.broadcast_http_port,
-        tcp_port=options.broadcast_tcp_port,
-        topology_region=options.topology_region,
-        topology_zone=options.topology_zone,
-        version=NSQ_VERSION,
-    )
-
-
-def http_calls(options: NsqdOptions) -> HttpCalls:
-    """To nsqlookupd and to auth servers. Raises ``OptionError``."""
-    try:
-        tls = client_tls(options.tls_root_ca_file, options.tls_min_version)
-    except OSError as error:
-        raise OptionError(f"failed to build client TLS config - {reason(error)}") from error
-    return HttpCalls(
-        connect_timeout=options.http_client_connect_timeout / SECOND,
-        request_timeout=options.http_client_request_timeout / SECOND,
-        tls=tls,
-    )
-
-
 class Daemon:
-    """Owns its data path and listens from the moment it is made; serves between `start` and `stop`.
+    """Owns its data path and listens from its construction on; serves between `start` and `stop`.
 
-    `drain` may be begun meanwhile.
-
-    Raises ``OptionError``, ``DataPathError`` and ``ListenError`` when made, ``MetadataError`` and ``OSError`` when
-    started.
+    The constructor raises ``OptionError``, ``DataPathError`` and ``ListenError``, `start` ``MetadataError`` and
+    ``OSError``.
     """
 
     def __init__(self, options: NsqdOptions) -> None:
@@ -149,9 +69,9 @@ class Daemon:
         log.info("ID: %d", options.id)
         if options.snappy and not SNAPPY_INSTALLED:
             log.warning("snappy is not offered to clients: %s", SNAPPY_MISSING)
-        self._certificates = certificates_of(options)
+        self._certificates = load_certificates(options)
         self._limits = session_limits(options)
-        self._calls = http_calls(options)
+        self._calls = make_http_calls(options)
         self._auth = AuthServers(options.auth_http_addresses, options.auth_http_request_method, self._calls)
         metrics = Metrics(PROGRAM, NSQ_VERSION)
         self._loop_lag = LoopLag(metrics.observe_lag, metrics.observe_held)
@@ -188,30 +108,30 @@ class Daemon:
             self._broker, self._lookup_peers, self._calls, options.http_client_request_timeout / SECOND
         )
         self.drain = Drain(self._broker, self._lookup_peers, options.drain_timeout / SECOND)
-        # Sessions wait for two things only: auth servers, and the disk where it is synced before OK.
+        # Sessions wait only for auth servers, and for the disk where it is synced before OK.
         waits = self._limits.auth_required or self._storage.durability is Durability.FSYNC
         turn = Turn(gevent.get_hub().loop)
         self._publish_batch = None if waits else PublishBatch(turn.call)
         self._vigil = Vigil(patience=options.busy_poll_time / SECOND)
-        looks = self._vigil.patient or not waits  # who waits for others may as well sleep, unless told not to
+        polls = self._vigil.patient or not waits  # a session that waits may as well sleep, unless told not to
         self._tcp = TcpServer(
             tcp_listener,
             self._make_session,
             make_tls,
             session_waits=waits,
-            vigil=self._vigil if looks else None,
+            vigil=self._vigil if polls else None,
             turn=turn,
         )
         service = Service(
-            options,
-            self._broker,
-            self._storage,
-            self._metadata,
-            self._lookup_peers,
-            self._tcp,
-            metrics,
-            self.drain,
-            self._enforcer,
+            options=options,
+            broker=self._broker,
+            storage=self._storage,
+            metadata=self._metadata,
+            lookup_peers=self._lookup_peers,
+            tcp=self._tcp,
+            metrics=metrics,
+            drainer=self.drain,
+            enforcer=self._enforcer,
             tcp_port=tcp_port,
             http_port=http_port,
         )
@@ -231,7 +151,7 @@ class Daemon:
         self._statsd = StatsdPush(options, self._broker, service.memory) if options.statsd_address else None
 
     def start(self) -> None:
-        """Bring back what the data path holds, then serve; who connected meanwhile has waited in the kernel."""
+        """Restore the data path, then serve; clients that connected meanwhile have waited in the kernel."""
         restore(self._broker, self._storage)
         self._enforcer.apply(self._policies)
         self._dead_letters.start()
@@ -249,9 +169,9 @@ class Daemon:
             self._statsd.start()
 
     def stop(self) -> None:
-        """End every connection and then the queue, so that nothing is taken any more that could not be kept."""
+        """End every connection and then the queue, so that no message is accepted that could not be stored."""
         self.drain.stop()
-        self._lookup_peers.stop()  # before anybody is sent away, so that nobody is sent here
+        self._lookup_peers.stop()  # before connections end, so that no client is directed here
         self._calls.stop()
         self._tcp.stop(STOP_SECONDS)
         for server in self._http:
@@ -273,7 +193,7 @@ class Daemon:
         log.info("NSQ: bye")
 
     def reload(self) -> None:
-        """Read the certificates again, and the policies; what cannot be used changes nothing."""
+        """Read the certificates and policies again; those that cannot be used change nothing."""
         if self._certificates is None:
             log.info("TLS: no certificate to reload")
         else:

@@ -1,8 +1,8 @@
-"""Drain: a node that is to go takes nothing more, gives away what it has, and ends.
+"""Drain: before this node is retired, it refuses new messages, delivers those it has, and stops.
 
-Publishing is refused, nsqlookupd forgets this node, consumers who are connected go on and others may still come. When
-every channel is empty, nothing in flight nor deferred, or the time is over, it is done; what is left then stays in the
-data path, as after any stop.
+Publishing is refused and nsqlookupd forgets this node; connected consumers go on, and others may still connect. The
+drain is done when every channel is empty, with no message in flight or deferred, or when its time is over. Remaining
+messages stay in the data path, as after any stop.
 """
 
 import logging
@@ -17,18 +17,18 @@ from nsq_compat.queue.broker import Broker
 
 log = logging.getLogger(__name__)
 
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 
 
 class Drain:
-    """Begun once, never taken back. `patience` in seconds, 0 for any time; `done` is set when the daemon may stop."""
+    """Cannot be cancelled. `timeout` in seconds, 0 for none; `done` is set when the daemon may stop."""
 
-    def __init__(self, broker: Broker, lookup_peers: LookupPeers, patience: float) -> None:
+    def __init__(self, broker: Broker, lookup_peers: LookupPeers, timeout: float) -> None:
         self.done = Event()
         self.begun = False
         self._broker = broker
         self._lookup_peers = lookup_peers
-        self._patience = patience
+        self._timeout = timeout
         self._waiting: gevent.Greenlet[[], None] | None = None
 
     def begin(self) -> None:
@@ -40,26 +40,26 @@ class Drain:
             self._waiting = gevent.spawn(self._wait)
 
     def stop(self) -> None:
-        """The daemon stops, whatever there is left."""
+        """The daemon stops, whatever is left."""
         if self._waiting is not None:
             self._waiting.kill()
 
     def _wait(self) -> None:
-        deadline = time.monotonic() + self._patience
+        deadline = time.monotonic() + self._timeout
         try:
             self._lookup_peers.stop()
-            # Asking is cheap while there is something: the first that has it ends the search.
+            # Cheap while messages are left: the first topic that has some ends the search.
             while any(self._left()):
-                if self._patience and time.monotonic() >= deadline:
+                if self._timeout and time.monotonic() >= deadline:
                     log.warning("NSQ: drained not quite in time, %d messages stay", sum(self._left()))
                     return
-                gevent.sleep(_LOOK_SECONDS)
+                gevent.sleep(_POLL_SECONDS)
             log.info("NSQ: drained")
         finally:
             self.done.set()
 
     def _left(self) -> Iterator[int]:
-        """What consumers have still to take. A topic nobody has ever consumed keeps what it has."""
+        """Numbers of undelivered messages. A topic without channels keeps its messages and is not counted."""
         for topic in self._broker.topics.values():
             if topic.channels or topic.awaits_channels:
                 yield topic.depth

@@ -1,65 +1,45 @@
-"""HTTP calls to other servers, auth servers and nsqlookupds, from a daemon that must not wait for any of them.
+"""HTTP calls to other servers (auth servers, nsqlookupds) from a daemon that must not wait for any of them.
 
-`requests` blocks, so a call runs in a thread and only the greenlet that asked waits. Three rules keep a sick server
-from being anybody else's trouble:
+`requests` blocks, so a call runs in a thread and only the greenlet that made it waits. Three rules keep a failing
+server from harming others:
 
 - *Threads of its own.* Each server has a pool of threads; one that hangs uses up only the threads meant for it.
-- *An end to every call.* Past its deadline the caller gets ``CallFailed`` and the connection is shut under the thread,
-  which therefore ends too, whatever a server that sends a byte now and then may intend.
-- *A bound for every answer*, in bytes as they come: nothing is decompressed.
+- *An end to every call.* At its deadline the caller gets ``CallFailed``, and the connection is shut down under the
+  thread, which therefore ends too (`bounded_http`).
+- *A bound for every answer*, in bytes as received: nothing is decompressed.
 
-A call has a connection of its own (nsqd). Nothing is taken from the environment: no proxies, no netrc. URLs may hold a
-secret in their query: no error text shows any part of them, and the libraries' own logging is off.
+A call has a connection of its own (nsqd). URLs may have a secret in their query: no error text shows any part of them,
+and the libraries' own logging is off.
 """
 
-import http.client
 import logging
-import os
-import socket
 import ssl
-from contextlib import closing, suppress
-from functools import partial
-from threading import Lock
-from typing import Any, Final
-from urllib.parse import urljoin, urlsplit
+from typing import Final
+from urllib.parse import urlsplit
 
 import gevent
-import requests
-import urllib3
 from gevent.event import Event
 from gevent.threadpool import ThreadPool
-from requests.adapters import HTTPAdapter
-from urllib3.connection import HTTPConnection, HTTPSConnection
+from requests.exceptions import InvalidSchema, InvalidURL, MissingSchema, TooManyRedirects
 
 from nsq_compat import __version__
+from nsq_compat.bounded_http import FAILURES, MAX_REDIRECTS, AnswerTooLarge, Deadline, bounded_session, exchange
 from nsq_compat.protocol.go_json import INT64, JsonError, loads_object
 
-LARGEST_ANSWER: Final = 4 << 20
-"""Bytes of a body, unless the caller says less."""
+MAX_ANSWER_BYTES: Final = 4 << 20
+"""Of a body, unless the caller allows less."""
 THREADS_PER_SERVER: Final = 256
-"""A server that takes a second for each answer still has an answer for a thousand clients that come back at once."""
-MOST_REDIRECTS: Final = 10
+"""A server that takes a second for each answer can still serve a thousand clients that reconnect at once."""
 _IDLE_THREAD_SECONDS: Final = 10
-_MOST_IDLE_SERVERS: Final = 64
-_OK: Final = 200
-_FORBIDDEN: Final = 403
-_REDIRECTS: Final = {301: False, 302: False, 303: False, 307: True, 308: True}
-"""Whether the method and the body stay."""
+_MAX_IDLE_SERVERS: Final = 64
 _HEADERS: Final = {
     "Accept": "application/vnd.nsq; version=1.0",
     "Accept-Encoding": "identity",
     "Connection": "close",
     "User-Agent": f"nsq_compat/{__version__}",
 }
-_FAILURES: Final = (
-    requests.RequestException,
-    urllib3.exceptions.HTTPError,
-    http.client.HTTPException,
-    OSError,
-    ValueError,
-)
 
-# They log URLs, and an auth server's holds a secret.
+# They log URLs, and an auth server's contains a secret.
 logging.getLogger("urllib3").setLevel(logging.CRITICAL)
 
 
@@ -70,7 +50,7 @@ class CallFailed(Exception):
 def client_tls(root_ca_file: str, min_version: int) -> ssl.SSLContext:
     """How servers' certificates are judged: by the authorities in a PEM file, or without one by the system's.
 
-    `min_version` is TLS's number on the wire; nothing before 1.2 is spoken anyway. Raises ``OSError``.
+    `min_version` is TLS's number on the wire; the least is 1.2. Raises ``OSError``.
     """
     context = ssl.create_default_context(cafile=root_ca_file or None)
     if min_version > context.minimum_version:
@@ -89,33 +69,73 @@ class HttpCalls:
         self._stopping = Event()
 
     def stop(self) -> None:
-        """Let everybody go who waits, and nobody wait any more."""
+        """End all calls under way, and let none begin."""
         self._stopping.set()
 
-    def get(self, url: str, largest: int = LARGEST_ANSWER) -> bytes:
-        """The body of the answer, of `largest` bytes at most. Raises ``CallFailed``, also for every status but 200."""
-        return self._call("GET", url, None, largest)
+    def get(self, url: str, max_answer: int = MAX_ANSWER_BYTES) -> bytes:
+        """The body of the answer, of at most `max_answer` bytes. Raises ``CallFailed``, also for a status but 200."""
+        return self._call("GET", url, None, max_answer)
 
-    def post(self, url: str, body: bytes, largest: int = LARGEST_ANSWER) -> bytes:
+    def post(self, url: str, body: bytes, max_answer: int = MAX_ANSWER_BYTES) -> bytes:
         """As `get`, for a body of JSON."""
-        return self._call("POST", url, body, largest)
+        return self._call("POST", url, body, max_answer)
 
-    def _call(self, method: str, url: str, body: bytes | None, largest: int) -> bytes:
-        call = _Call(method, url, body, (self._connect_timeout, self._request_timeout), self._tls, largest)
-        late = CallFailed(f"no answer within {self._request_timeout:g}s")
+    def _call(self, method: str, url: str, body: bytes | None, max_answer: int) -> bytes:
+        deadline = Deadline(self._request_timeout)
+        late = CallFailed(self._too_late)
         try:
             with gevent.Timeout(self._request_timeout, late):
-                result = self._threads_for(url).spawn(call.outcome)
+                result = self._threads_for(url).spawn(self._outcome, method, url, body, max_answer, deadline)
                 gevent.wait([result, self._stopping], count=1)
         finally:
-            call.abandon()
+            deadline.expire()
         outcome = result.get() if result.ready() else None
         if outcome is None:
             raise CallFailed("the daemon stops")
         if isinstance(outcome, CallFailed):
-            # Another, without the traceback: its frames hold all of the call, and it would be in one of them.
-            raise CallFailed(str(outcome))
+            raise CallFailed(str(outcome))  # `outcome` would be in a cycle with its own traceback
         return outcome
+
+    @property
+    def _too_late(self) -> str:
+        return f"no answer within {self._request_timeout:g}s"
+
+    def _outcome(
+        self, method: str, url: str, body: bytes | None, max_answer: int, deadline: Deadline
+    ) -> bytes | CallFailed:
+        """Make the call, in a thread. An exception that leaves a thread is printed by gevent, so it is returned."""
+        try:
+            return self._ask(method, url, body, max_answer, deadline)
+        # A new one in each case: the traceback of the old one keeps all of the call for the garbage collector.
+        except CallFailed as failure:
+            return CallFailed(str(failure))
+        except AnswerTooLarge:
+            return CallFailed(f"answered with more than {max_answer} bytes")
+        except FAILURES as error:
+            return CallFailed(self._too_late if deadline.left <= 0 else _reason(error))
+
+    def _ask(self, method: str, url: str, body: bytes | None, max_answer: int, deadline: Deadline) -> bytes:
+        with bounded_session(tls=self._tls) as session:
+            session.headers.clear()
+            session.headers.update(_HEADERS)
+            while True:
+                answer = exchange(
+                    session,
+                    method,
+                    url,
+                    deadline,
+                    connect_timeout=self._connect_timeout,
+                    max_body=max_answer,
+                    body=body,
+                    headers=None if body is None else {"Content-Type": "application/json"},
+                    follow_redirects=True,
+                    decompress=False,
+                )
+                if answer.status == 200:
+                    return answer.body
+                if answer.status != 403 or url.lower().startswith("https"):
+                    raise CallFailed(f"answered with status {answer.status}")
+                url = _over_tls(url, answer.body)  # nsqd: a server that requires TLS names its port
 
     def _threads_for(self, url: str) -> ThreadPool:
         try:
@@ -129,166 +149,39 @@ class HttpCalls:
         return pool
 
     def _forget_idle_servers(self) -> None:
-        """Who names servers may name a new one every time."""
-        if len(self._pools) >= _MOST_IDLE_SERVERS:
+        """Bound the pools, because a registration can name a new server every time."""
+        if len(self._pools) >= _MAX_IDLE_SERVERS:
             for server in [server for server, pool in self._pools.items() if not pool.size]:
                 self._pools.pop(server).kill()
 
 
-class _Call:
-    """One call. `outcome` runs in a thread; `abandon` is called by the greenlet that waited, in any case."""
-
-    def __init__(
-        self,
-        method: str,
-        url: str,
-        body: bytes | None,
-        timeouts: tuple[float, float],
-        tls: ssl.SSLContext,
-        largest: int,
-    ) -> None:
-        self.tls = tls
-        self._largest = largest
-        self._method = method
-        self._url = url
-        self._body = body
-        self._timeouts = timeouts
-        self._lock = Lock()
-        self._line: socket.socket | None = None
-        self._abandoned = False
-
-    # --- In the thread ------------------------------------------------------------------------------------------------
-
-    def outcome(self) -> bytes | CallFailed:
-        # What a thread raises gevent prints with a traceback, though somebody is going to handle it.
-        try:
-            return self._ask_until_answered()
-        except CallFailed as failure:
-            return CallFailed(str(failure))
-        except _FAILURES as error:
-            return CallFailed(_reason(error))
-        finally:
-            self._hang_up()
-
-    def _ask_until_answered(self) -> bytes:
-        for _ in range(MOST_REDIRECTS + 1):
-            status, location, body = self._ask()
-            if status == _OK:
-                return body
-            if status in _REDIRECTS and location:
-                self._url = urljoin(self._url, location)
-                if not _REDIRECTS[status]:
-                    self._method, self._body = "GET", None
-            elif status == _FORBIDDEN and not self._url.lower().startswith("https"):
-                # nsqd: a server that insists on TLS says where it speaks it.
-                self._url = _over_tls(self._url, body)
-            else:
-                raise CallFailed(f"answered with status {status}")
-        raise CallFailed(f"more than {MOST_REDIRECTS} redirects")
-
-    def _ask(self) -> tuple[int, str | None, bytes]:
-        if not self._url.lower().startswith(("http://", "https://")):
-            raise CallFailed("not a URL of HTTP")
-        headers = _HEADERS if self._body is None else {**_HEADERS, "Content-Type": "application/json"}
-        request = requests.Request(self._method, self._url, headers=headers, data=self._body).prepare()
-        # A session would ask the environment for more, and read the whole body of a redirect, however long.
-        with closing(_Adapter(self)) as adapter, adapter.send(request, stream=True, timeout=self._timeouts) as response:
-            body = response.raw.read(self._largest + 1, decode_content=False)
-            if len(body) > self._largest:
-                raise CallFailed(f"answered with more than {self._largest} bytes")
-            return response.status_code, response.headers.get("Location"), body
-
-    def connected(self, connection: socket.socket) -> None:
-        """Keep a handle on the connection that nobody else can close, whatever the libraries do to theirs."""
-        self._hang_up()
-        with self._lock:
-            if self._abandoned:
-                connection.close()
-                raise CallFailed("too late")
-            self._line = socket.socket(fileno=os.dup(connection.fileno()))
-
-    def _hang_up(self) -> None:
-        with self._lock:
-            if self._line is not None:
-                self._line.close()
-                self._line = None
-
-    # --- In the greenlet that waited ----------------------------------------------------------------------------------
-
-    def abandon(self) -> None:
-        """Nobody waits any more. If the thread still reads, its connection is shut."""
-        with self._lock:
-            self._abandoned = True
-            if self._line is not None:
-                with suppress(OSError):  # the server was quicker
-                    self._line.shutdown(socket.SHUT_RDWR)
-
-
-class _Adapter(HTTPAdapter):
-    """Shows its call every connection, and judges certificates as the call says, not by a list of its own."""
-
-    def __init__(self, call: _Call) -> None:
-        self._call = call
-        super().__init__()
-
-    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
-        super().init_poolmanager(*args, **kwargs, ssl_context=self._call.tls)
-
-    def cert_verify(self, conn: Any, *_: Any, **__: Any) -> None:
-        """Prepares what connections to one server are made by."""
-        conn.cert_reqs = "CERT_REQUIRED"
-        conn.ConnectionCls = partial(_SHOWN[conn.scheme], self._call)
-
-
-class _Shown:
-    """A connection that its call is told of."""
-
-    def __init__(self, call: _Call, *args: Any, **kwargs: Any) -> None:
-        self._call = call
-        super().__init__(*args, **kwargs)
-
-    # Not connect(), which is over only after the TLS handshake.
-    def _new_conn(self) -> socket.socket:
-        connection: socket.socket = super()._new_conn()  # type: ignore[misc]
-        self._call.connected(connection)
-        return connection
-
-
-class _ShownHttp(_Shown, HTTPConnection): ...
-
-
-class _ShownHttps(_Shown, HTTPSConnection): ...
-
-
-# Not classes made for each call: those are freed only by the garbage collector, a thousand in 80 ms.
-_SHOWN: Final[dict[str, type[_Shown]]] = {"http": _ShownHttp, "https": _ShownHttps}
-
-
 def _over_tls(url: str, refusal: bytes) -> str:
-    """The same place over TLS, on the port a 403 names."""
+    """The same URL over TLS, on the port that a 403 names."""
     try:
         port = loads_object(refusal, {"https_port": INT64})["https_port"]
     except JsonError:
-        raise CallFailed(f"answered with status {_FORBIDDEN}") from None
+        raise CallFailed("answered with status 403") from None
     parts = urlsplit(url)
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
     return parts._replace(scheme="https", netloc=f"{host}:{port}").geturl()
 
 
-# --- Errors -----------------------------------------------------------------------------------------------------------
-
-
 def _reason(error: BaseException) -> str:
-    """What is at the bottom of it, because what the libraries say shows the URL."""
-    text = "not a URL" if isinstance(error, requests.exceptions.InvalidURL) else "no answer in HTTP"
+    """The innermost cause that has words of its own: those of the libraries show the URL."""
+    if isinstance(error, InvalidURL | InvalidSchema | MissingSchema):
+        return "not a URL of HTTP"
+    if isinstance(error, TooManyRedirects):
+        return f"more than {MAX_REDIRECTS} redirects"
+    text = "no answer in HTTP"
     cause: BaseException | None = error
     while cause is not None:
-        text = _reason_of_system(cause) or text
-        cause = _cause(cause)
+        text = _system_words(cause) or text
+        causes = (cause.__cause__, getattr(cause, "reason", None), *cause.args)
+        cause = next((each for each in causes if isinstance(each, BaseException)), None)
     return text
 
 
-def _reason_of_system(error: BaseException) -> str:
+def _system_words(error: BaseException) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"TLS: {error.verify_message}"
     if isinstance(error, ssl.SSLError):
@@ -296,9 +189,3 @@ def _reason_of_system(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return "connection timed out"
     return (error.strerror or "").lower() if isinstance(error, OSError) else ""
-
-
-def _cause(error: BaseException) -> BaseException | None:
-    """What `error` was raised because of, which each library has a way of its own to say."""
-    causes = (error.__cause__, getattr(error, "reason", None), *error.args)
-    return next((cause for cause in causes if isinstance(cause, BaseException)), None)

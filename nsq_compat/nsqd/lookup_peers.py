@@ -1,8 +1,8 @@
-"""The nsqlookupds this daemon is registered with: a greenlet for each, and none waits for another.
+"""Registration at every nsqlookupd: a greenlet for each, so that none waits for another.
 
-A peer connects, has its conversation (`session.lookup_peer`), and when that ends for whatever reason tries again, at
-first soon and then every few seconds. What it is to say is read from the broker when it says it, so nothing piles up
-while an nsqlookupd is away, and one that comes back is told everything.
+A peer connects and has its conversation (`session.lookup_peer`). When that ends for any reason it connects again, at
+first soon and then every few seconds. Registrations are read from the broker when they are sent, so nothing accumulates
+while an nsqlookupd is unreachable, and one that returns is told everything.
 """
 
 import logging
@@ -25,15 +25,15 @@ log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 3.0
 FIRST_PAUSE_SECONDS = 0.1
-LONGEST_PAUSE_SECONDS = 5.0
+MAX_PAUSE_SECONDS = 5.0
 _CLOSE_SECONDS = 1.0
 
 
 class Peer:
     """One nsqlookupd, from `start` to `stop`.
 
-    `lookupd` is what it said of itself, as long as the conversation goes on. `was_tried` is set when it has said so for
-    the first time, or the first attempt has failed.
+    `lookupd` is its description of itself while it is connected. `was_tried` is set when that has been received for the
+    first time, or the first attempt has failed.
     """
 
     def __init__(self, address: str, broker: Broker, info: PeerInfo, max_reply_size: int) -> None:
@@ -51,14 +51,14 @@ class Peer:
 
     @property
     def session(self) -> LookupPeer | None:
-        """The conversation that goes on."""
+        """The conversation under way."""
         return self._connection.session if self._connection is not None else None
 
     def start(self) -> None:
         self._running = gevent.spawn(self._run)
 
     def stop(self) -> None:
-        """nsqd: close, without a word; nsqlookupd forgets what it was told."""
+        """nsqd: close the connection without a command; nsqlookupd then forgets the registrations."""
         if self._running is not None:
             self._running.kill(timeout=_CLOSE_SECONDS)
 
@@ -72,13 +72,13 @@ class Peer:
                 log.exception("LOOKUPD(%s): internal error", self.address)
             self.was_tried.set()
             gevent.sleep(self._pause * random.uniform(0.5, 1.0))
-            self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS)
+            self._pause = min(2 * self._pause, MAX_PAUSE_SECONDS)
 
     def _converse(self) -> None:
-        """Until the conversation ends. Raises ``OSError`` when none begins."""
+        """Connect, and return when the conversation has ended. Raises ``OSError`` if it cannot connect."""
         log.log(self._level(), "LOOKUP connecting to %s", self.address)
-        line = self._dialer.connect(CONNECT_SECONDS)
-        connection = self._connection = Connection(line, self.address, self._make_session)
+        client = self._dialer.connect(CONNECT_SECONDS)
+        connection = self._connection = Connection(client, self.address, self._make_session)
         connection.actor = "LOOKUPD"
         connection.wake()
         began = time.monotonic()
@@ -86,8 +86,8 @@ class Peer:
             connection.run()
         finally:
             self.lookupd = self._connection = None
-        # One that takes everything and then leaves, again and again, is not worth being asked ten times a second.
-        if connection.session.is_settled and time.monotonic() - began > LONGEST_PAUSE_SECONDS:
+        # An nsqlookupd that accepts everything and then closes, repeatedly, is not asked ten times a second.
+        if connection.session.all_registered and time.monotonic() - began > MAX_PAUSE_SECONDS:
             self._pause = FIRST_PAUSE_SECONDS
             self._last_failure = ""
         self._note_failure(connection.session.failure)
@@ -98,7 +98,7 @@ class Peer:
             self._info,
             address=self.address,
             wake=connection.wake,
-            greeted=self._greeted,
+            on_identified=self._greeted,
             now=now,
             max_reply_size=self._max_reply_size,
         )
@@ -114,12 +114,12 @@ class Peer:
             self._last_failure = failure
 
     def _level(self) -> int:
-        """Of what is said of every attempt: one that is away for a day is not worth a line every few seconds."""
+        # An nsqlookupd that is down for a day must not cause a line every few seconds.
         return logging.DEBUG if self._last_failure else logging.INFO
 
 
 class LookupPeers:
-    """All of them; an observer of the broker. `info` is what each is told of this daemon."""
+    """All nsqlookupds; an observer of the broker. `info` describes this daemon to them."""
 
     def __init__(self, broker: Broker, info: PeerInfo, max_reply_size: int) -> None:
         self._broker = broker
@@ -129,16 +129,16 @@ class LookupPeers:
 
     @property
     def peers(self) -> list[Peer]:
-        """Those there are now, registered with or not."""
+        """The configured nsqlookupds, whether connected or not."""
         return list(self._peers.values())
 
     def start(self, addresses: Iterable[str]) -> None:
-        """Everything that is there already will be registered, too."""
+        """Connect to these; topics and channels that exist already are registered too."""
         self._broker.observers.append(self)
         self.set_addresses(addresses)
 
     def set_addresses(self, addresses: Iterable[str]) -> None:
-        """Be registered with these and no others; those that stay notice nothing."""
+        """Register at these and no others; connections that stay are not affected."""
         wanted = dict.fromkeys(addresses)
         before, self._peers = self._peers, {}
         for address in wanted:
@@ -153,7 +153,7 @@ class LookupPeers:
             peer.stop()  # others run meanwhile
 
     def stop(self) -> None:
-        """Be registered with none."""
+        """Close all registrations."""
         before, self._peers = self._peers, {}
         if before:
             log.info("LOOKUP: closing")
@@ -161,7 +161,7 @@ class LookupPeers:
             peer.stop()
 
     def suspect(self, peer: Peer) -> None:
-        """It does not answer elsewhere: find out soon whether it is still there."""
+        """Ping a peer now whose HTTP does not answer, to learn soon whether it is alive."""
         if peer.session is not None:
             peer.session.ping_now(time.monotonic())
 

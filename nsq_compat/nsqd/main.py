@@ -5,18 +5,18 @@ import sys
 from collections.abc import Callable
 
 from nsq_compat import version_line
-from nsq_compat.cli.errors import OptionError
+from nsq_compat.cli.kinds import OptionError
 from nsq_compat.cli.lifecycle import exit_checked, exit_fatal, read_options
 from nsq_compat.cli.logs import configure
 from nsq_compat.log.data_path import DataPathError
 from nsq_compat.log.metadata import MetadataError
 from nsq_compat.net.descriptor_limit import raise_descriptor_limit
 from nsq_compat.net.listeners import ListenError
-from nsq_compat.net.process import exempt_from_collection, first_of, on_hangup, spare_the_collector, stop_signal
+from nsq_compat.net.process import exempt_from_collection, first_of, on_hangup, stop_signal, tune_gc
 from nsq_compat.net.supervisor import Supervisor
-from nsq_compat.nsqd.check import check
 from nsq_compat.nsqd.daemon import Daemon
 from nsq_compat.nsqd.options import DRAIN, PROGRAM, NsqdOptions, validate
+from nsq_compat.nsqd.startup import check
 
 
 def main() -> None:
@@ -34,7 +34,7 @@ def main() -> None:
         daemon = Daemon(options)
     except (OptionError, DataPathError, ListenError) as error:
         exit_fatal(PROGRAM, f"failed to instantiate nsqd - {error}")
-    spare_the_collector()
+    tune_gc()
     supervisor = Supervisor(os.environ)
     if options.sigterm == DRAIN:
         before_stopping.append(daemon.drain.begin)

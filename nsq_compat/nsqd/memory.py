@@ -1,4 +1,4 @@
-"""The process's memory in the nine figures of NSQ's /stats, as far as Python has their like (docs/differences.md)."""
+"""Memory statistics of /stats, as far as Python has an equivalent (docs/differences.md), and the garbage collector."""
 
 import gc
 import os
@@ -13,24 +13,24 @@ from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.topic import Topic
 
-_EXEMPTED_AT_ONCE = 500
-"""Topics; a collection of the objects of a thousand takes 10 ms."""
+_TOPICS_PER_EXEMPTION = 500
+"""Collecting the objects of a thousand topics takes 10 ms."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_REMEMBERED_PAUSES = 1000
+_MAX_PAUSES = 1000
 
 
-class MemoryFigures:
-    """Watches the garbage collector from its making on. One per process."""
+class MemoryStats:
+    """Observes the garbage collector from its construction on. One per process."""
 
     def __init__(self) -> None:
-        self._pauses_us: deque[float] = deque(maxlen=_REMEMBERED_PAUSES)
+        self._pauses_us: deque[float] = deque(maxlen=_MAX_PAUSES)
         self._began = 0.0
-        self._pages = (0, 0)  # of the whole process, and resident; as they were read last
+        self._pages = (0, 0)  # total and resident, when last read
         gc.callbacks.append(self._on_collection)
 
-    def figures(self) -> dict[str, int]:
+    def stats(self) -> dict[str, int]:
         """By NSQ's names and in its order; sizes in bytes, pauses in microseconds."""
-        with suppress(OSError):  # without a free descriptor /stats has the figures of its last call
+        with suppress(OSError):  # without a free descriptor the values of the last call are used
             size, resident = Path("/proc/self/statm").read_text("ascii").split()[:2]
             self._pages = int(size), int(resident)
         total_bytes, resident_bytes = (pages * _PAGE for pages in self._pages)
@@ -57,18 +57,18 @@ class MemoryFigures:
 class TopicExemption:
     """Exempts topics from garbage collection as their number grows: collecting 20,000 of them takes 0.4 s.
 
-    Only a number that was never reached before counts. So where topics come and go, what is exempt stays bounded, and
+    Only a new maximum of their number counts. So where topics come and go, the exempted objects stay bounded, and
     deleted topics are collected.
     """
 
     def __init__(self, broker: Broker) -> None:
         self._topics = broker.topics
-        self._next_count = _EXEMPTED_AT_ONCE
+        self._next_count = _TOPICS_PER_EXEMPTION
         broker.observers.append(self)
 
     def topic_created(self, topic: Topic) -> None:
         if len(self._topics) >= self._next_count:
-            self._next_count = len(self._topics) + _EXEMPTED_AT_ONCE
+            self._next_count = len(self._topics) + _TOPICS_PER_EXEMPTION
             exempt_from_collection()
 
     def topic_deleted(self, topic: Topic) -> None: ...

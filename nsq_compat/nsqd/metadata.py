@@ -1,7 +1,7 @@
-"""Keeps nsqd.dat as the broker is: saved after whatever comes or goes, and at once when something is paused.
+"""Keeps nsqd.dat up to date: saved soon after a topic or channel is created or deleted, at once when one is paused.
 
-It is for Go's nsqd, for tools, and for what the logs do not know: which channels are paused. That a topic or channel
-exists is in the topic's own log before anybody is told so.
+The file is for Go's nsqd, for tools, and for what the logs do not contain: which channels are paused. That a topic or
+channel exists is in the topic's own log before a client is told so.
 """
 
 import logging
@@ -14,7 +14,7 @@ from gevent.lock import Semaphore
 from nsq_compat.log.data_path import reason
 from nsq_compat.log.files import Files
 from nsq_compat.log.metadata import ChannelMetadata, TopicMetadata, save_metadata
-from nsq_compat.nsqd.waiting import in_thread
+from nsq_compat.nsqd.durability import in_thread
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.topic import Topic
@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 1.0
 _TOPICS_AT_ONCE = 500
-_PAUSE_SECONDS = 0.001  # with a sleep of 0 the event loop would not look at its sockets
-_SHARE_OF_TIME = 20  # so that ten thousand topics that come one by one do not have the file written all day
+_PAUSE_SECONDS = 0.001  # with a sleep of 0 the event loop would not poll its sockets
+_MIN_INTERVAL_PER_SAVE = 20  # times what a save took, so that many new topics do not keep the daemon busy with it
 
 
 class MetadataFile:
@@ -49,8 +49,8 @@ class MetadataFile:
         self.save()
 
     def save(self) -> bool:
-        """Save as it is now; a failure is logged."""
-        with self._turn:  # one after the other: they write under the same name
+        """Save the current state; a failure is logged."""
+        with self._turn:  # one after the other, because they write the same file
             return self._save()
 
     def _save(self) -> bool:
@@ -63,9 +63,9 @@ class MetadataFile:
         return True
 
     def _topics(self) -> list[TopicMetadata]:
-        """Each topic as it is when its turn comes, with others running in between; deleted ones are left out.
+        """Each topic as it is when it is read, with others running in between; deleted ones are left out.
 
-        What changes meanwhile asks to be saved again.
+        A change meanwhile causes another save.
         """
         taken = []
         for number, (name, topic) in enumerate(list(self._broker.topics.items()), 1):
@@ -96,4 +96,4 @@ class MetadataFile:
             if not self.save():
                 self._wanted.set()
                 gevent.sleep(_RETRY_SECONDS)
-            gevent.sleep(_SHARE_OF_TIME * (time.monotonic() - began))
+            gevent.sleep(_MIN_INTERVAL_PER_SAVE * (time.monotonic() - began))

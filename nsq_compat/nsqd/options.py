@@ -1,9 +1,8 @@
 """nsqd's options: names, types and defaults are NSQ's, so that its command lines and config files keep working.
 
 The dataclass is the table (see `nsq_compat.cli.options`): an attribute is named as its config key, durations are
-integer nanoseconds, lists are tuples. `log_level` and `nsqlookupd_tcp_addresses` may be changed while the daemon
-runs; the two broadcast ports and `statsd_prefix` are completed once, by `settle`, when the listeners are bound.
-Everything else stays as it was parsed.
+integer nanoseconds, lists are tuples. `log_level` and `nsqlookupd_tcp_addresses` may change while the daemon runs. The
+two broadcast ports and `statsd_prefix` are completed once, by `settle`, when the listeners are bound.
 """
 
 import hashlib
@@ -12,7 +11,6 @@ import zlib
 from dataclasses import dataclass
 from typing import Final
 
-from nsq_compat.cli.errors import OptionError
 from nsq_compat.cli.kinds import (
     BOOLEAN,
     DURATION,
@@ -26,6 +24,7 @@ from nsq_compat.cli.kinds import (
     TLS_REQUIRED,
     TLS_REQUIREMENT,
     TLS_VERSIONS,
+    OptionError,
     choice,
 )
 from nsq_compat.cli.logs import FORMATS, INFO, TEXT
@@ -51,7 +50,7 @@ def node_id(host: str) -> int:
 
 @dataclass(slots=True, kw_only=True)
 class NsqdOptions:
-    """What one nsqd was told to do. `NsqdOptions()` holds the defaults; keyword arguments are config keys."""
+    """The options of one nsqd. `NsqdOptions()` has the defaults; keyword arguments are config keys."""
 
     version: bool = option("version", BOOLEAN, False, "print the version and exit", in_file=False)
     config: str = option("config", STRING, "", "TOML file with more options; flags override it", in_file=False)
@@ -80,7 +79,7 @@ class NsqdOptions:
     verbose: bool = option("verbose", BOOLEAN, False, "deprecated and ignored: use --log-level", in_file=False)
     worker_id: bool = option("worker-id", BOOLEAN, False, "deprecated and ignored: use --node-id", in_file=False)
 
-    # Where to listen, and what to tell others about it.
+    # Addresses to listen on, and to announce.
     tcp_address: str = option(
         "tcp-address", STRING, "0.0.0.0:4150", "where TCP clients connect: host:port, or the path of a unix socket"
     )
@@ -312,12 +311,12 @@ class NsqdOptions:
 
     @property
     def publishing_over_http(self) -> bool:
-        """Whether /pub and /mpub are open: auth servers decide about TCP clients alone."""
+        """Whether /pub and /mpub are open: auth servers only authorize TCP clients."""
         return self.http_publish_without_auth or not self.auth_http_addresses
 
     @property
     def peeking_over_http(self) -> bool:
-        """Whether messages can be looked at over HTTP: with auth servers, they are for those who are let in."""
+        """Whether messages can be inspected over HTTP: not with auth servers, which only authorize TCP clients."""
         return not self.auth_http_addresses
 
     def has_experiment(self, name: str) -> bool:
@@ -326,7 +325,7 @@ class NsqdOptions:
 
 
 def validate(options: NsqdOptions) -> None:
-    """Refuse what nsqd cannot run with. Raises OptionError with NSQ's text, in NSQ's order; does no I/O."""
+    """Refuse options that nsqd cannot run with. Raises OptionError with NSQ's text, in NSQ's order; does no I/O."""
     if not 1 <= options.max_deflate_level <= 9:
         raise OptionError("--max-deflate-level must be [1,9]")
     if not 0 <= options.id < 1024:
@@ -341,16 +340,16 @@ def validate(options: NsqdOptions) -> None:
     if options.e2e_processing_latency_percentiles and options.e2e_processing_latency_window_time <= 0:
         raise OptionError("--e2e-processing-latency-window-time must be positive")  # NSQ's first FIN would never end
     for complaint, is_wrong in (
-        # NSQ starts with these and falls over later, at its first topic, client or push.
+        # NSQ starts with these and fails later, at its first topic, client or push.
         ("--mem-queue-size must not be negative", options.mem_queue_size < 0),
         ("--output-buffer-timeout must not be negative", options.output_buffer_timeout < 0),
         ("--busy-poll-time must not be negative", options.busy_poll_time < 0),
         ("--drain-timeout must not be negative", options.drain_timeout < 0),
         ("--metrics-max-names must not be negative", options.metrics_max_names < 0),
         ("--statsd-interval must be positive", options.statsd_address and options.statsd_interval <= 0),
-        # It looks for late messages ten times a second; here they would be late all the time.
+        # NSQ scans for timeouts ten times a second; here every message would be late at once.
         ("--msg-timeout must be at least 1ms", options.msg_timeout < MILLISECOND),
-        # And it takes 0 for no limit, which is too long to wait for anybody.
+        # For NSQ, 0 means no limit.
         ("--http-client-connect-timeout must be positive", options.http_client_connect_timeout <= 0),
         ("--http-client-request-timeout must be positive", options.http_client_request_timeout <= 0),
     ):
@@ -359,7 +358,7 @@ def validate(options: NsqdOptions) -> None:
 
 
 def settle(options: NsqdOptions, tcp_port: int, http_port: int) -> None:
-    """Complete what depends on the bound listeners. A port is 0 where there is none (unix socket, listener off)."""
+    """Complete the options that depend on the bound ports; 0 where there is none (unix socket, no listener)."""
     options.broadcast_tcp_port = options.broadcast_tcp_port or tcp_port
     options.broadcast_http_port = options.broadcast_http_port or http_port
     options.statsd_prefix = expand_statsd_prefix(

@@ -4,6 +4,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import nsq_compat
 from nsq_compat.cli.logs import parse_log_level, set_level
@@ -14,7 +15,7 @@ from nsq_compat.net.process import Process
 from nsq_compat.net.tcp_server import TcpServer
 from nsq_compat.nsqd.drain import Drain
 from nsq_compat.nsqd.lookup_peers import LookupPeers
-from nsq_compat.nsqd.memory import MemoryFigures
+from nsq_compat.nsqd.memory import MemoryStats
 from nsq_compat.nsqd.metadata import MetadataFile
 from nsq_compat.nsqd.options import PROGRAM, NsqdOptions
 from nsq_compat.policy.enforcer import PolicyEnforcer
@@ -27,65 +28,54 @@ from nsq_compat.web.metrics import Metrics
 log = logging.getLogger(__name__)
 
 
+@dataclass(kw_only=True, eq=False)
 class Service(Process):
     """`tcp_port` and `http_port` are the bound ones: -1 for a unix socket, 0 where there is no listener."""
 
-    def __init__(
-        self,
-        options: NsqdOptions,
-        broker: Broker,
-        storage: Storage,
-        metadata: MetadataFile,
-        lookup_peers: LookupPeers,
-        tcp: TcpServer[NsqdSession],
-        metrics: Metrics,
-        drain: Drain,
-        enforcer: PolicyEnforcer,
-        *,
-        tcp_port: int,
-        http_port: int,
-    ) -> None:
-        self.options = options
-        self.broker = broker
-        self.metrics = metrics
-        self.tcp_port = tcp_port
-        self.http_port = http_port
+    now = staticmethod(time.monotonic)
+    now_ns = staticmethod(time.time_ns)
+    let_others_run = staticmethod(let_others_run)
+
+    options: NsqdOptions
+    broker: Broker
+    storage: Storage
+    metadata: MetadataFile
+    lookup_peers: LookupPeers
+    tcp: TcpServer[NsqdSession]
+    metrics: Metrics
+    drainer: Drain
+    enforcer: PolicyEnforcer
+    tcp_port: int
+    http_port: int
+
+    def __post_init__(self) -> None:
         self.version = nsq_compat.NSQ_VERSION
         self.version_line = nsq_compat.version_line(PROGRAM)
         self.hostname = os.uname().nodename
         self.started_at = time.time()
-        self.now = time.monotonic
-        self.now_ns = time.time_ns
-        self.let_others_run = let_others_run
-        self._tcp = tcp
-        self._storage = storage
-        self._metadata = metadata
-        self._lookup_peers = lookup_peers
-        self._drain = drain
-        self._enforcer = enforcer
-        self._memory = MemoryFigures()
+        self._memory = MemoryStats()
 
     def health(self) -> str:
-        problem = self._storage.problem
+        problem = self.storage.problem
         return "OK" if problem is None else f"NOK - {problem}"
 
     def read_errors(self) -> int:
-        return self._storage.read_errors
+        return self.storage.read_errors
 
     def producers(self) -> Sequence[ClientStats]:
-        return [session.stats() for session in self._tcp.sessions if session.has_published]
+        return [session.stats() for session in self.tcp.sessions if session.has_published]
 
     def connection_count(self) -> int:
-        return len(self._tcp.sessions)
+        return len(self.tcp.sessions)
 
     def memory(self) -> dict[str, int]:
-        return self._memory.figures()
+        return self._memory.stats()
 
     def config_value(self, name: str) -> object:
         if name == "drain":
             return self.draining
         if name == "policies":
-            return self._enforcer.policies.written
+            return self.enforcer.policies.written
         return option_value(self.options, name)
 
     def set_log_level(self, text: str) -> None:
@@ -95,18 +85,18 @@ class Service(Process):
     def set_lookupd_addresses(self, addresses: Sequence[str] | None) -> None:
         self.options.nsqlookupd_tcp_addresses = tuple(addresses or ())
         if not self.draining:
-            self._lookup_peers.set_addresses(self.options.nsqlookupd_tcp_addresses)
+            self.lookup_peers.set_addresses(self.options.nsqlookupd_tcp_addresses)
 
     def set_policies(self, written: object) -> None:
-        self._enforcer.apply(Policies(written))
-        log.info("NSQ: %d policies in force", len(self._enforcer.policies))
+        self.enforcer.apply(Policies(written))
+        log.info("NSQ: %d policies in force", len(self.enforcer.policies))
 
     @property
     def draining(self) -> bool:
-        return self._drain.begun
+        return self.drainer.begun
 
     def drain(self) -> None:
-        self._drain.begin()
+        self.drainer.begin()
 
     def save_metadata(self) -> None:
-        self._metadata.save()
+        self.metadata.save()

@@ -1,25 +1,27 @@
-"""Pushes the figures of /stats to a statsd, again and again: --statsd-address and what belongs to it.
+"""Pushes statistics to statsd in intervals, as lines `prefix.topic.orders.depth:7|g` with NSQ's names and order.
 
-Nothing here is worth waiting for: names are looked up in a thread, a packet that does not leave at once is lost, an
-address that cannot be resolved is tried again next time. What the counters would have said is said then.
+A gauge is a value as it is, a counter the difference to the previous push; the first counts from the daemon's start.
+
+A push never waits: names are resolved in a thread, and a packet that does not leave at once is lost. An address that
+cannot be resolved is tried again at the next interval, whose counters then cover both.
 """
 
 import logging
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import gevent
 from gevent.event import Event
 
 from nsq_compat.net.resolver import Resolver
 from nsq_compat.nsqd.options import NsqdOptions
-from nsq_compat.nsqd.statsd_lines import StatsdLines, packets
 from nsq_compat.protocol.durations import SECOND
-from nsq_compat.queue.broker import Broker
+from nsq_compat.protocol.names import is_ephemeral
+from nsq_compat.queue.broker import Broker, snapshot
 from nsq_compat.queue.channel import Channel
-from nsq_compat.queue.snapshot import snapshot
+from nsq_compat.queue.stats import ChannelStats, LatencyStats, TopicStats
 from nsq_compat.queue.topic import Topic
 
 log = logging.getLogger(__name__)
@@ -27,14 +29,37 @@ log = logging.getLogger(__name__)
 _STOP_SECONDS = 1.0
 _RESOLVE_SECONDS = 5.0
 _NOT_SPREAD_OVER = 1.0
-"""Seconds at the end of an interval in which nothing is sent (nsqd)."""
+"""Seconds at the end of an interval without packets (nsqd)."""
 _TOPICS_AT_ONCE = 100
 _PAUSE_SECONDS = 0.001
-"""Between two turns of the event loop; with a sleep of 0 it would not look at its sockets."""
+"""With a sleep of 0 the event loop would not poll its sockets."""
+_COUNTER: Final = "c"
+_GAUGE: Final = "g"
+
+# statsd's name, the field of the statistics, the kind.
+_TOPIC_METRICS: Final = (
+    ("message_count", "message_count", _COUNTER),
+    ("message_bytes", "message_bytes", _COUNTER),
+    ("depth", "depth", _GAUGE),
+    ("backend_depth", "backend_depth", _GAUGE),
+)
+_CHANNEL_METRICS: Final = (
+    ("message_count", "message_count", _COUNTER),
+    ("depth", "depth", _GAUGE),
+    ("backend_depth", "backend_depth", _GAUGE),
+    ("in_flight_count", "in_flight_count", _GAUGE),
+    ("deferred_count", "deferred_count", _GAUGE),
+    ("requeue_count", "requeue_count", _COUNTER),
+    ("timeout_count", "timeout_count", _COUNTER),
+    ("clients", "client_count", _GAUGE),
+)
+_COUNTED_MEMORY: Final = {"gc_total_runs": "gc_runs"}
+
+_DEFAULT_PACKET_BYTES: Final = 4096
 
 
 class StatsdPush:
-    """`memory` gives the memory figures of /stats. Observes its broker, to know what is gone."""
+    """`memory` returns the memory statistics of /stats. Observes the broker, to forget deleted topics and channels."""
 
     def __init__(self, options: NsqdOptions, broker: Broker, memory: Callable[[], Mapping[str, int]]) -> None:
         self._address = options.statsd_address
@@ -48,12 +73,12 @@ class StatsdPush:
         self._pushing: gevent.Greenlet[[], None] | None = None
 
     def start(self) -> None:
-        """Push for the first time when an interval is over."""
+        """The first push is after one interval."""
         self._broker.observers.append(self)
         self._pushing = gevent.spawn(self._push_until_stopped)
 
     def stop(self) -> None:
-        """What is left of a push that began goes out at once."""
+        """Send the rest of a push under way at once."""
         self._stopping.set()
         if self._pushing is not None:
             self._pushing.join(_STOP_SECONDS)
@@ -100,7 +125,7 @@ class StatsdPush:
             yield from self._lines.of_memory(self._memory())
 
     def _send(self, sender: socket.socket, datagrams: Sequence[bytes], target: tuple[Any, ...]) -> None:
-        """Spread over the interval, so that statsd's buffer need not hold all of them (nsqd)."""
+        """Spread the packets over the interval, so that they do not overflow statsd's buffer (nsqd)."""
         pause = max(0.0, self._interval - _NOT_SPREAD_OVER) / max(1, len(datagrams))
         lost, reason = 0, ""
         for datagram in datagrams:
@@ -111,3 +136,97 @@ class StatsdPush:
             self._stopping.wait(pause)
         if lost:
             log.warning("STATSD: lost %d of %d packets to %s - %s", lost, len(datagrams), self._address, reason)
+
+
+class StatsdLines:
+    """Formats lines, and remembers the last counters. `prefix` ends with a dot or is empty; lines end with a newline.
+
+    Deleted topics and channels must be forgotten, because new ones of the same name count from 0. Go's nsqd sends a
+    negative count then.
+    """
+
+    def __init__(self, prefix: str, *, exclude_ephemeral: bool) -> None:
+        self._prefix = prefix
+        self._exclude_ephemeral = exclude_ephemeral
+        self._last_topics: dict[str, TopicStats] = {}
+        self._last_channels: dict[str, dict[str, ChannelStats]] = {}
+        self._last_memory: Mapping[str, int] = {}
+
+    def of_topic(self, topic: TopicStats) -> list[bytes]:
+        """The lines about a topic and its channels."""
+        name = topic.topic_name
+        if self._is_excluded(name):
+            return []
+        key = f"{self._prefix}topic.{name}."
+        lines = list(_lines_of(key, _TOPIC_METRICS, topic, self._last_topics.get(name)))
+        last = self._last_channels.get(name, {})
+        for channel in topic.channels:
+            if not self._is_excluded(channel.channel_name):
+                key_of_channel = f"{key}channel.{channel.channel_name}."
+                lines += _lines_of(key_of_channel, _CHANNEL_METRICS, channel, last.get(channel.channel_name))
+        self._last_topics[name] = topic
+        self._last_channels[name] = {channel.channel_name: channel for channel in topic.channels}
+        return lines
+
+    def of_memory(self, stats: Mapping[str, int]) -> list[bytes]:
+        """The lines about the process; `stats` are those of /stats."""
+        key = f"{self._prefix}mem."
+        lines = []
+        for name, value in stats.items():
+            if name in _COUNTED_MEMORY:
+                lines.append(_line(key, _COUNTED_MEMORY[name], value - self._last_memory.get(name, 0), _COUNTER))
+            else:
+                lines.append(_line(key, name, value, _GAUGE))
+        self._last_memory = stats
+        return lines
+
+    def forget_topic(self, topic: str) -> None:
+        self._last_topics.pop(topic, None)
+        self._last_channels.pop(topic, None)
+
+    def forget_channel(self, topic: str, channel: str) -> None:
+        self._last_channels.get(topic, {}).pop(channel, None)
+
+    def _is_excluded(self, name: str) -> bool:
+        return self._exclude_ephemeral and is_ephemeral(name)
+
+
+def packets(lines: Iterable[bytes], size: int) -> list[bytes]:
+    """Join the lines into packets of at most `size` bytes; a longer line has a packet of its own (nsqd).
+
+    nsqd: a size that is not positive is 4096 bytes.
+    """
+    limit = size if size > 0 else _DEFAULT_PACKET_BYTES
+    gathered: list[list[bytes]] = []
+    room = 0
+    for line in lines:
+        if len(line) > room:
+            gathered.append([])
+            room = limit
+        gathered[-1].append(line)
+        room -= len(line)
+    return [b"".join(packet) for packet in gathered]
+
+
+def _lines_of(
+    key: str,
+    metrics: Iterable[tuple[str, str, str]],
+    stats: TopicStats | ChannelStats,
+    last: TopicStats | ChannelStats | None,
+) -> Iterator[bytes]:
+    for name, field, kind in metrics:
+        value = getattr(stats, field)
+        if kind == _COUNTER and last is not None:
+            value -= getattr(last, field)
+        yield _line(key, name, value, kind)
+    yield from _latencies(key, stats.e2e_processing_latency)
+
+
+def _latencies(key: str, latency: LatencyStats) -> Iterator[bytes]:
+    for quantile, nanoseconds in latency.percentiles or ():
+        # nsqd: in whole percent, so 0.999 and 1.0 share a name.
+        yield _line(key, f"e2e_processing_latency_{quantile * 100:.0f}", int(nanoseconds), _GAUGE)
+
+
+def _line(key: str, name: str, value: int, kind: str) -> bytes:
+    return f"{key}{name}:{value}|{kind}\n".encode()

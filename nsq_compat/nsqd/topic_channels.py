@@ -1,7 +1,7 @@
-"""The channels a new topic has on other nodes: asked of every nsqlookupd, so that its first messages reach them all.
+"""Asks every nsqlookupd for the channels that a new topic has on other nodes, so that its first messages reach them.
 
-Whoever makes the topic does not wait: the topic keeps what it is given (`queue.topic.Topic.await_channels`) until the
-answers are in or their time is over (docs/decisions/0005).
+The command that creates the topic does not wait: the topic keeps its messages (`queue.topic.Topic.await_channels`)
+until the answers have arrived or their time is over (docs/decisions/0005).
 """
 
 import logging
@@ -18,10 +18,9 @@ from gevent.pool import Group
 from nsq_compat.log.data_path import reason
 from nsq_compat.nsqd.http_calls import CallFailed, HttpCalls
 from nsq_compat.nsqd.lookup_peers import LookupPeers, Peer
-from nsq_compat.protocol.addresses import problem_with
 from nsq_compat.protocol.go_json import STRING, Fields, JsonError, list_of, loads_object
 from nsq_compat.protocol.lookup_commands import LookupdInfo
-from nsq_compat.protocol.names import is_valid_name
+from nsq_compat.protocol.names import address_error, is_valid_name
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.errors import Exiting
@@ -29,38 +28,38 @@ from nsq_compat.queue.topic import Topic
 
 log = logging.getLogger(__name__)
 
-AT_ONCE: Final = 32
-"""Topics asked for at a time, so that ten thousand new ones do not become as many threads."""
+MAX_TOPICS_AT_ONCE: Final = 32
+"""Bounds the threads that ten thousand new topics cause."""
 SLOW_SECONDS: Final = 1.0
-"""An nsqlookupd whose failure took that long is left alone for a while: it would hold up each new topic in turn."""
-LEFT_ALONE_SECONDS: Final = 10.0
+"""An nsqlookupd whose failure took so long is skipped for a while, because it would delay each new topic."""
+SKIP_SECONDS: Final = 10.0
 RETRY_SECONDS: Final = 1.0
-"""Between two attempts to write down what the disk did not take."""
+"""Between attempts to create channels that the disk did not take."""
 _ANSWER: Final[Fields] = {"channels": list_of(STRING)}
 
 
 class TopicChannels:
-    """An observer of the broker. `patience`: how many seconds the answers for one topic may take."""
+    """An observer of the broker. `timeout` is the time in seconds for the answers about one topic."""
 
-    def __init__(self, broker: Broker, peers: LookupPeers, calls: HttpCalls, patience: float) -> None:
+    def __init__(self, broker: Broker, peers: LookupPeers, calls: HttpCalls, timeout: float) -> None:
         self._broker = broker
         self._peers = peers
         self._calls = calls
-        self._patience = patience
-        self._turn = BoundedSemaphore(AT_ONCE)
+        self._timeout = timeout
+        self._turn = BoundedSemaphore(MAX_TOPICS_AT_ONCE)
         self._learning = Group()
         self._asking = Group()
-        self._left_alone: WeakKeyDictionary[Peer, float] = WeakKeyDictionary()  # until then
+        self._skipped_until: WeakKeyDictionary[Peer, float] = WeakKeyDictionary()
 
     def start(self) -> None:
-        """Topics that were waiting when the last process ended are asked for again."""
+        """Ask again for topics that were waiting when the last process ended."""
         self._broker.observers.append(self)
         for topic in list(self._broker.topics.values()):
             if topic.awaits_channels:
                 self._learning.spawn(self._learn, topic)
 
     def stop(self) -> None:
-        """Topics that wait do so until the next start."""
+        """Topics that are waiting continue to wait after the next start."""
         self._learning.kill()
         self._asking.kill()
 
@@ -97,12 +96,12 @@ class TopicChannels:
     def _ask_safely(self, topic: str) -> list[str]:
         try:
             return self._ask(topic)
-        except Exception:  # whatever it is, it must not keep the topic waiting for ever
+        except Exception:  # the topic must not wait for ever
             log.exception("TOPIC(%s): internal error", topic)
             return []
 
     def _ask(self, topic: str) -> list[str]:
-        """The channels that any nsqlookupd knows."""
+        """The channels that any nsqlookupd has for the topic."""
         asking = [self._asking.spawn(self._outcome, peer, topic) for peer in self._peers.peers]
         outcomes = [each.get() for each in asking]
         failures = [outcome for outcome in outcomes if isinstance(outcome, CallFailed)]
@@ -117,21 +116,21 @@ class TopicChannels:
         return sorted({name for names in answers for name in names})
 
     def _outcome(self, peer: Peer, topic: str) -> list[str] | CallFailed | None:
-        """What one nsqlookupd answers; None if it is not there to be asked."""
+        """The answer of one nsqlookupd; None if it is not connected or skipped."""
         began = time.monotonic()
         try:
-            with gevent.Timeout(self._patience, CallFailed("no answer in time")):
+            with gevent.Timeout(self._timeout, CallFailed("no answer in time")):
                 peer.was_tried.wait()
                 lookupd = peer.lookupd
-                if lookupd is None or not lookupd.broadcast_address or began < self._left_alone.get(peer, 0.0):
+                if lookupd is None or not lookupd.broadcast_address or began < self._skipped_until.get(peer, 0.0):
                     return None
-                if problem := problem_with(lookupd.broadcast_address, HTTP=lookupd.http_port):
+                if problem := address_error(lookupd.broadcast_address, HTTP=lookupd.http_port):
                     return CallFailed(f"{peer.address}: {problem}")
                 return _channels_in(self._calls.get(_url(lookupd, topic)))
         except CallFailed as failure:
             self._peers.suspect(peer)
             if time.monotonic() - began >= SLOW_SECONDS:
-                self._left_alone[peer] = time.monotonic() + LEFT_ALONE_SECONDS
+                self._skipped_until[peer] = time.monotonic() + SKIP_SECONDS
             return CallFailed(f"{peer.address}: {failure}")
 
 

@@ -1,6 +1,6 @@
-"""nsqlookupd's options: names, types and defaults are NSQ's, so that its command lines and config files keep working.
+"""nsqlookupd's options. Names, types and defaults are NSQ's, so that command lines and config files keep working.
 
-The dataclass is the table (see `nsq_compat.cli.options`): an attribute is named as its config key, durations are
+The dataclass is the table (see `nsq_compat.cli.options`): attributes have the names of config keys, durations are in
 integer nanoseconds.
 """
 
@@ -8,8 +8,7 @@ import os
 from dataclasses import dataclass
 from typing import Final
 
-from nsq_compat.cli.errors import OptionError
-from nsq_compat.cli.kinds import BOOLEAN, DURATION, LOG_LEVEL, STRING, choice
+from nsq_compat.cli.kinds import BOOLEAN, DURATION, LOG_LEVEL, STRING, OptionError, choice
 from nsq_compat.cli.logs import FORMATS, INFO, TEXT
 from nsq_compat.cli.options import option
 from nsq_compat.net.listeners import split_host_port
@@ -25,7 +24,7 @@ def hostname() -> str:
 
 @dataclass(slots=True, kw_only=True)
 class NsqlookupdOptions:
-    """What one nsqlookupd was told to do; `NsqlookupdOptions()` holds the defaults."""
+    """The options of one nsqlookupd; `NsqlookupdOptions()` are the defaults."""
 
     version: bool = option("version", BOOLEAN, False, "print the version and exit", in_file=False)
     config: str = option("config", STRING, "", "TOML file with more options; flags override it", in_file=False)
@@ -61,8 +60,8 @@ class NsqlookupdOptions:
 
 
 def validate(options: NsqlookupdOptions) -> None:
-    """Raises OptionError for what NSQ refuses to start with."""
+    """Raise OptionError for values with which NSQ refuses to start."""
     for address in (options.tcp_address, options.http_address):
-        # nsqlookupd: no unix sockets; empty is any port.
+        # nsqlookupd: no unix sockets; an empty address is any port.
         if address and split_host_port(address) is None:
             raise OptionError(f"listen ({address}) failed - missing port in address")

@@ -7,5 +7,5 @@
 
 The rate limit is a wait queue of the channel: ``queue.wait_queue.Throttle``.
 
-May import ``queue`` and ``protocol``. A channel or topic without policies does not reach this folder.
+May import ``queue`` and ``protocol``. A channel or topic without policies calls nothing in this folder.
 """

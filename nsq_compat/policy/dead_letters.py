@@ -1,12 +1,12 @@
-"""Messages that were tried as often as a policy allows, on their way to their dead-letter topic.
+"""Dead letters: messages that reached a policy's max_attempts, on their way to the dead-letter topic.
 
-How it works. A message that a consumer requeues or lets time out after its last attempt does not go back to its
-channel: it moves into the channel's box, where it counts as in flight. `send` publishes what lies in the boxes, body by
-body as the producer gave them, and only when the dead-letter topic has taken a message does the channel forget it. So
-a crash in between leaves it in both, never in none.
+When a consumer requeues a message after its last attempt, or lets it time out, the message does not return to its
+channel. It moves to the channel's dead-letter queue, where it counts as in flight. `send` publishes the bodies of the
+queued messages, and a message leaves its channel only when the dead-letter topic has accepted it. So after a crash in
+between, both have the message.
 
-A dead-letter topic is made with a channel of its own, so that what lies there waits for whoever redrives it, also
-after somebody had a look with a channel that came and went.
+A dead-letter topic is created with a channel, REDRIVE_CHANNEL, so that its messages wait there until they are redriven,
+even if another channel is created to inspect them and deleted again.
 """
 
 import logging
@@ -27,126 +27,118 @@ from nsq_compat.queue.topic import Topic
 log = logging.getLogger(__name__)
 
 REDRIVE_CHANNEL: Final = "redrive"
-"""The channel a dead-letter topic begins with."""
-_AT_ONCE: Final = 256
-_NEVER: Final = 1 << 16  # more than attempts can count
+_BATCH_SIZE: Final = 256
+_UNLIMITED: Final = 1 << 16  # attempts has 16 bits
 
 
-class Box:
-    """One channel's."""
+class DeadLetterQueue:
+    """The dead letters of one channel."""
 
-    def __init__(self, office: "DeadLetters", channel: Channel) -> None:
-        self.in_flight = InFlight()  # without deadlines: what is here waits as long as it has to
+    def __init__(self, queues: "DeadLetterQueues", channel: Channel) -> None:
+        self.in_flight = InFlight()  # without deadlines
         self.channel = channel
-        self.target = ""  # the name of its dead-letter topic
-        self.tally = LogThrottle()
-        self._office = office
-        self._max_attempts = _NEVER
+        self.target = ""  # the dead-letter topic's name
+        self.log_throttle = LogThrottle()
+        self._queues = queues
+        self._max_attempts = _UNLIMITED
 
-    def follow(self, policy: DeadLettering | None) -> None:
-        """From now on do as the policy says; without one nothing more is put in."""
+    def apply(self, policy: DeadLettering | None) -> None:
+        """Apply a policy; without one no more messages are enqueued."""
         topic, channel = self.channel.topic_name, self.channel.name
         target = "" if policy is None else policy.topic_for(topic, channel)
-        self._max_attempts = _NEVER
+        self._max_attempts = _UNLIMITED
         if policy is not None and is_valid_name(target):
             self.target, self._max_attempts = target, policy.max_attempts
         elif policy is not None:
             log.error("CHANNEL(%s:%s): no dead-letter topic, %s is no valid name", topic, channel, target)
 
-    @property
-    def is_open(self) -> bool:
-        """Whether anything is still put in."""
-        return self._max_attempts != _NEVER
-
-    def sort_out(self, frames: Sequence[bytes]) -> Sequence[bytes]:
-        """Keep what was tried often enough; return the others. What a dead-letter topic holds is tried for ever."""
-        if not self.is_open or self._office.is_target(self.channel.topic_name):
+    def enqueue_exhausted(self, frames: Sequence[bytes]) -> Sequence[bytes]:
+        """Enqueue the messages that have no attempts left; returns the others. Dead-letter topics have no limit."""
+        if self._max_attempts == _UNLIMITED or self._queues.is_target(self.channel.topic_name):
             return frames
         dead = [frame for frame in frames if attempts(frame) >= self._max_attempts]
         if dead:
             self.in_flight.frames.update((message_id(frame), frame) for frame in dead)
-            self._office.gather(self)
+            self._queues.schedule(self)
         return [frame for frame in frames if attempts(frame) < self._max_attempts]
 
     def discard(self, ids: Sequence[bytes]) -> None:
-        """Forget messages for good: the dead-letter topic has them."""
+        """Finish messages that the dead-letter topic has accepted."""
         self.channel.dead_letter_count += len(ids) - len(self.in_flight.finish(ids))
         self.channel.on_change()
 
     def put_back(self, ids: Sequence[bytes]) -> None:
-        """Give messages back to the channel, to be delivered again: no dead-letter topic takes them."""
+        """Return messages to the channel, to be delivered again, because no dead-letter topic accepts them."""
         frames = self.in_flight.frames_of(ids)
         self.in_flight.finish(ids)
         self.channel.put_back(next_attempts(frames))
 
 
-class DeadLetters:
-    """All boxes. `wake` is called when there is something to send; it must not send at once."""
+class DeadLetterQueues:
+    """The dead-letter queues of all channels. `wake` is called when there is something to send; it must not block."""
 
     def __init__(self, broker: Broker, wake: Callable[[], None] = lambda: None) -> None:
         self.wake = wake
         self._broker = broker
-        self._boxes: dict[Channel, Box] = {}
+        self._queues: dict[Channel, DeadLetterQueue] = {}
         self._targets: set[str] = set()
-        self._waiting: dict[Box, None] = {}
+        self._scheduled: dict[DeadLetterQueue, None] = {}
 
     @property
     def is_waiting(self) -> bool:
         """Whether there is anything to send."""
-        return bool(self._waiting)
+        return bool(self._scheduled)
 
     def is_target(self, topic: str) -> bool:
         """Whether this is a dead-letter topic."""
         return topic in self._targets
 
     def apply(self, channel: Channel, policy: DeadLettering | None) -> None:
-        """Put a policy in force for a channel, or take it back."""
-        box = self._boxes.get(channel)
-        if box is None and policy is not None:
-            box = channel.dead_letters = self._boxes[channel] = Box(self, channel)
-        if box is not None:
-            box.follow(policy)
-            self._targets = {each.target for each in self._boxes.values()}
+        """Apply a policy to a channel; None ends an earlier one."""
+        queue = self._queues.get(channel)
+        if queue is None and policy is not None:
+            queue = channel.dead_letters = self._queues[channel] = DeadLetterQueue(self, channel)
+        if queue is not None:
+            queue.apply(policy)
+            self._targets = {each.target for each in self._queues.values()}
 
     def forget(self, channel: Channel) -> None:
-        """The channel is gone, with what was in its box."""
-        box = self._boxes.pop(channel, None)
-        if box is not None:
-            self._waiting.pop(box, None)
+        """Remove the queue of a deleted channel, with its messages."""
+        queue = self._queues.pop(channel, None)
+        if queue is not None:
+            self._scheduled.pop(queue, None)
 
-    def gather(self, box: Box) -> None:
-        """A box has something to send."""
-        self._waiting[box] = None
+    def schedule(self, queue: DeadLetterQueue) -> None:
+        """Include a queue in the next `send`."""
+        self._scheduled[queue] = None
         self.wake()
 
     def send(self, now: float, now_ns: int) -> bool:
-        """Publish a batch of every box; others may run meanwhile. Returns False if any was refused: try again later."""
-        outcomes = [self._send(box, now, now_ns) for box in list(self._waiting)]
+        """Publish a batch of every queue, which may wait for the disk. Returns False if any was refused."""
+        outcomes = [self._send(queue, now, now_ns) for queue in list(self._scheduled)]
         return all(outcomes)
 
-    def _send(self, box: Box, now: float, now_ns: int) -> bool:
-        dead = dict(islice(box.in_flight.frames.items(), _AT_ONCE))
-        channel, ids = box.channel, list(dead)
+    def _send(self, queue: DeadLetterQueue, now: float, now_ns: int) -> bool:
+        dead = dict(islice(queue.in_flight.frames.items(), _BATCH_SIZE))
+        topic, channel, ids = queue.channel.topic_name, queue.channel.name, list(dead)
         try:
             if dead:
-                self._topic(box.target).publish(list(map(body, dead.values())), now, now_ns)
-        except Exiting:  # the daemon drains, which waits for every message to be consumed
-            box.put_back(ids)
+                self._target(queue.target).publish(list(map(body, dead.values())), now, now_ns)
+        except Exiting:  # the daemon drains, so consumers have to receive the messages
+            queue.put_back(ids)
         except (Refused, OSError) as error:
-            if box.tally.add(len(ids), now):
-                log.error(
-                    "CHANNEL(%s:%s): %s takes no dead letters - %s", channel.topic_name, channel.name, box.target, error
-                )
+            if queue.log_throttle.add(len(ids), now):
+                log.error("CHANNEL(%s:%s): %s takes no dead letters - %s", topic, channel, queue.target, error)
             return False
         else:
-            box.discard(ids)
-            if count := box.tally.add(len(ids), now):
-                log.warning("CHANNEL(%s:%s): %d more to %s", channel.topic_name, channel.name, count, box.target)
-        if not box.in_flight:
-            self._waiting.pop(box, None)
+            queue.discard(ids)
+            if count := queue.log_throttle.add(len(ids), now):
+                log.warning("CHANNEL(%s:%s): %d more to %s", topic, channel, count, queue.target)
+        if not queue.in_flight:
+            self._scheduled.pop(queue, None)
         return True
 
-    def _topic(self, name: str) -> Topic:
+    def _target(self, name: str) -> Topic:
         topic = self._broker.topic(name)
         if not topic.channels:
             topic.channel(REDRIVE_CHANNEL)

@@ -1,14 +1,14 @@
-"""Policies put in force: on every topic and channel there is, and on each that comes.
+"""Applies policies to all existing topics and channels, and to new ones.
 
-What a policy changes hangs on the topic or channel itself (its admission, its box for dead letters, its throttle), so
-where none applies nothing is there to be asked. Other policies may be applied at any time; what they say is in force
-from then on, for what waits already as well.
+A policy is attached to the topic or channel itself, as its admission check, dead-letter queue or throttle. Topics and
+channels without policies have none of these. Policies can be changed at any time, and then also apply to messages that
+already wait.
 """
 
 import logging
 from collections.abc import Callable
 
-from nsq_compat.policy.dead_letters import DeadLetters
+from nsq_compat.policy.dead_letters import DeadLetterQueues
 from nsq_compat.policy.limits import Limited, LimitEnforcer
 from nsq_compat.policy.policies import Applied, Policies
 from nsq_compat.queue.broker import Broker
@@ -24,7 +24,7 @@ class PolicyEnforcer:
 
     def __init__(self, broker: Broker, now: Callable[[], float], now_ns: Callable[[], int]) -> None:
         self.policies = Policies()
-        self.dead_letters = DeadLetters(broker)
+        self.dead_letters = DeadLetterQueues(broker)
         self._broker = broker
         self._now = now
         self._now_ns = now_ns
@@ -33,7 +33,7 @@ class PolicyEnforcer:
         broker.observers.append(self)
 
     def apply(self, policies: Policies) -> None:
-        """From now on these, and no others."""
+        """Replace the policies."""
         before, self.policies = self.policies, policies
         if not before and not policies:
             return
@@ -42,14 +42,14 @@ class PolicyEnforcer:
                 self._apply_to_channel(channel)
             self._limit(topic)
 
-    # --- What comes and goes ------------------------------------------------------------------------------------------
+    # --- Observer of the broker ---------------------------------------------------------------------------------------
 
     def topic_created(self, topic: Topic) -> None:
         if self.policies:
             self._limit(topic)
 
     def topic_deleted(self, topic: Topic) -> None:
-        self._dismiss(topic)
+        self._remove_enforcer(topic)
         for channel in topic.channels.values():
             self._forget(channel)
 
@@ -67,19 +67,19 @@ class PolicyEnforcer:
         self.dead_letters.forget(channel)
         self._applied.pop(channel, None)
 
-    # --- Putting in force ---------------------------------------------------------------------------------------------
+    # --- Inside -------------------------------------------------------------------------------------------------------
 
     def _apply_to_channel(self, channel: Channel) -> None:
         applied = self._applied[channel] = self.policies.for_channel(channel.topic_name, channel.name)
-        channel.describe_policy = applied.described
+        channel.describe_policy = applied.to_settings
         self.dead_letters.apply(channel, applied.dead_lettering)
         channel.throttle(applied.rate, self._now())
 
     def _limit(self, topic: Topic) -> None:
-        """Give a topic the enforcer it needs, if it needs one."""
+        """Replace a topic's enforcer by a new one, or by none if no limit applies."""
         if topic.admission is REFUSES_ALL:
             return
-        self._dismiss(topic)
+        self._remove_enforcer(topic)
         bounds = self.policies.for_topic(topic.name)
         held = Limited(topic, bounds) if bounds is not None else None
         channels = [
@@ -90,11 +90,11 @@ class PolicyEnforcer:
         if held is not None or channels:
             enforcer = LimitEnforcer(self._broker.schedule, held, channels, topic, self._now_ns)
             topic.admission = self._enforcers[topic] = enforcer
-            enforcer.begin(self._now())
+            enforcer.start(self._now())
 
-    def _dismiss(self, topic: Topic) -> None:
+    def _remove_enforcer(self, topic: Topic) -> None:
         enforcer = self._enforcers.pop(topic, None)
         if enforcer is not None:
-            enforcer.end()
+            enforcer.stop()
             if topic.admission is enforcer:
                 topic.admission = None

@@ -1,10 +1,10 @@
-"""Policies: what an operator wants done with a channel's messages that NSQ would not do. Without any, nothing is.
+"""Policies: optional settings for topics and channels that NSQ does not have.
 
-A policy names topics and channels by regular expressions (RE2's, and the whole name has to match) and says one or more
-of three things: how often a message is tried and where it goes then, how much may wait and what happens beyond, how
-fast consumers get it. For each of the three the first policy that fits and speaks of it decides.
+A policy selects topics and channels by regular expressions (RE2, matching the whole name) and sets one or more of:
+the dead-letter topic after max_attempts, limits on the backlog, the rate of deliveries. For each of these, the first
+matching policy that sets it applies.
 
-This module is values only: what was written, and what follows from it for a channel. ``enforcer`` puts it in force.
+This module only parses policies and computes what applies to a channel. ``enforcer`` applies it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,14 +20,14 @@ from nsq_compat.queue.wait_queue import Rate
 DEFAULT_DEAD_LETTER_TOPIC: Final = "{topic}.{channel}.dead"
 REJECT: Final = "reject"
 DROP_OLDEST: Final = "drop-oldest"
-_ATTEMPTS_AT_MOST: Final = 0xFFFF
-_LARGEST: Final = (1 << 63) - 1
-_SMOOTHNESS: Final = 10
-"""Unless told otherwise a channel that was idle may deliver the messages of a tenth of a second at once."""
+_MAX_ATTEMPTS: Final = 0xFFFF
+_MAX_INTEGER: Final = (1 << 63) - 1
+_BURSTS_PER_SECOND: Final = 10
+"""By default an idle channel may deliver the messages of a tenth of a second at once."""
 
 
 class PolicyError(ValueError):
-    """A policy that means nothing. `number` counts from 1, 0 for all of them; `key` may be empty."""
+    """An invalid policy. `number` counts from 1, 0 stands for the whole list; `key` may be empty."""
 
     def __init__(self, number: int, key: str, text: str) -> None:
         super().__init__(": ".join(part for part in (f"policy {number}" if number else "", key, text) if part))
@@ -38,33 +38,30 @@ class PolicyError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class DeadLettering:
-    """After so many attempts a message goes to another topic."""
+    """After `max_attempts` attempts, messages go to the dead-letter topic."""
 
     max_attempts: int
     topic: str
-    """With ``{topic}`` and ``{channel}`` for where the message comes from."""
+    """A template: ``{topic}`` and ``{channel}`` stand for the names of the message's topic and channel."""
 
     def topic_for(self, topic: str, channel: str) -> str:
-        """The topic's name, which may be none that is allowed: too long."""
-        names = {"{topic}": topic, "{channel}": channel}
-        name = self.topic
-        for placeholder, value in names.items():
-            name = name.replace(placeholder, value.removesuffix(EPHEMERAL_SUFFIX))
-        return name
+        """The name of the dead-letter topic, which may be too long to be valid."""
+        name = self.topic.replace("{topic}", topic.removesuffix(EPHEMERAL_SUFFIX))
+        return name.replace("{channel}", channel.removesuffix(EPHEMERAL_SUFFIX))
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How much may wait; None for any amount. `max_age` in seconds since a message was published."""
+    """Limits on a backlog; None is unlimited. `max_age` is in seconds since the publish."""
 
     max_depth: int | None
     max_bytes: int | None
     max_age: float | None
     drops: bool
-    """What is too much is dropped, the oldest first; else publishing is refused."""
+    """Beyond the limits, the oldest messages are dropped; otherwise publishes are rejected."""
 
-    def described(self) -> Mapping[str, Any]:
-        """As it would be written."""
+    def to_settings(self) -> Mapping[str, Any]:
+        """The settings of a policy with these limits."""
         limits: dict[str, Any] = {"max_depth": self.max_depth, "max_bytes": self.max_bytes}
         if self.max_age is not None:
             limits["max_age"] = format_duration(int(self.max_age * SECOND))
@@ -74,36 +71,33 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What is in force for one channel."""
+    """The settings that apply to one channel."""
 
     dead_lettering: DeadLettering | None = None
     bounds: Bounds | None = None
     rate: Rate | None = None
 
-    def described(self, topic: str, channel: str) -> Mapping[str, Any]:
-        """As it would be written for this channel alone; empty where nothing applies."""
+    def to_settings(self, topic: str, channel: str) -> Mapping[str, Any]:
+        """The settings of a policy for this channel alone; empty if nothing applies."""
         settings: dict[str, Any] = {}
         if self.dead_lettering is not None:
             settings["max_attempts"] = self.dead_lettering.max_attempts
             settings["dead_letter_topic"] = self.dead_lettering.topic_for(topic, channel)
         if self.bounds is not None:
-            settings |= self.bounds.described()
+            settings |= self.bounds.to_settings()
         if self.rate is not None:
             settings |= {"max_rate": self.rate.per_second, "burst": self.rate.burst}
         return settings
 
 
-NOTHING_APPLIES: Final = Applied()
-
-
 class Policy:
-    """One of them, as it was written. Raises ``PolicyError``."""
+    """One policy. `written` are its settings as they were given. Raises ``PolicyError``."""
 
     def __init__(self, number: int, written: Mapping[str, Any]) -> None:
         self.written = written
         for key in written:
             if key not in _KEYS:
-                raise PolicyError(number, key, "there is no such setting")
+                raise PolicyError(number, key, "unknown setting")
         values = {key: _checked(number, key, value) for key, value in written.items()}
         self._topic = values.get("topic")
         self._channel = values.get("channel")
@@ -118,26 +112,26 @@ class Policy:
             self.bounds = Bounds(depth, size, age, drops=values.get("when_full") == DROP_OLDEST)
         if "max_rate" in values:
             rate = values["max_rate"]
-            self.rate = Rate(rate, values.get("burst", max(1, int(rate / _SMOOTHNESS))))
+            self.rate = Rate(rate, values.get("burst", max(1, int(rate / _BURSTS_PER_SECOND))))
         for key, needed in _NEEDS.items():
             if key in written and written.keys().isdisjoint(needed):
-                raise PolicyError(number, key, f"means nothing without {' or '.join(needed)}")
+                raise PolicyError(number, key, f"has no effect without {' or '.join(needed)}")
         if self.dead_lettering is None and self.bounds is None and self.rate is None:
-            raise PolicyError(number, "", "says nothing: max_attempts, max_depth, max_bytes, max_age or max_rate")
+            raise PolicyError(number, "", "needs max_attempts, max_depth, max_bytes, max_age or max_rate")
 
     def fits(self, topic: str, channel: str) -> bool:
-        """`channel` is "" for what waits in the topic itself: a policy that names channels is not about that."""
+        """Whether it selects a channel or, if `channel` is empty, the topic itself (never by a channel pattern)."""
         if self._topic is not None and self._topic.fullmatch(topic) is None:
             return False
         return self._channel is None or (channel != "" and self._channel.fullmatch(channel) is not None)
 
 
 class Policies:
-    """All of them, in their order. Raises ``PolicyError``."""
+    """All policies, in order. Raises ``PolicyError``."""
 
     def __init__(self, written: object = ()) -> None:
         if not isinstance(written, list | tuple) or not all(isinstance(each, Mapping) for each in written):
-            raise PolicyError(0, "", "policies are a list of tables")
+            raise PolicyError(0, "", "policies must be a list of tables")
         self._policies = [Policy(number, each) for number, each in enumerate(written, 1)]
 
     def __len__(self) -> int:
@@ -145,14 +139,12 @@ class Policies:
 
     @property
     def written(self) -> list[Mapping[str, Any]]:
-        """As they were given."""
+        """The policies as they were given."""
         return [policy.written for policy in self._policies]
 
     def for_channel(self, topic: str, channel: str) -> Applied:
-        """What is in force for a channel."""
+        """The settings that apply to a channel."""
         fitting = [policy for policy in self._policies if policy.fits(topic, channel)]
-        if not fitting:
-            return NOTHING_APPLIES
         return Applied(
             next((each.dead_lettering for each in fitting if each.dead_lettering is not None), None),
             next((each.bounds for each in fitting if each.bounds is not None), None),
@@ -160,11 +152,11 @@ class Policies:
         )
 
     def for_topic(self, topic: str) -> Bounds | None:
-        """What is in force for the messages a topic holds back, because it has no channel or is paused."""
+        """The limits on the messages that a topic holds back because it has no channel or is paused."""
         return self.for_channel(topic, "").bounds
 
 
-# --- What may be written ----------------------------------------------------------------------------------------------
+# --- Validation of settings -------------------------------------------------------------------------------------------
 
 
 def _checked(number: int, key: str, value: object) -> Any:
@@ -198,7 +190,7 @@ def _pattern(value: object) -> Any:
 def _topic_name(value: object) -> str:
     if not isinstance(value, str):
         raise ValueError("must be the name of a topic")
-    # The shortest it can become: names of one letter.
+    # The shortest possible name, with names of one letter.
     shortest = value.replace("{topic}", "t").replace("{channel}", "c")
     if not is_valid_name(shortest) or shortest.endswith(EPHEMERAL_SUFFIX):
         raise ValueError("must be the name of a topic that is not ephemeral; {topic} and {channel} stand for names")
@@ -219,21 +211,21 @@ def _when_full(value: object) -> str:
 
 def _rate(value: object) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1e9:
-        raise ValueError("must be a number above 0: messages a second")
+        raise ValueError("must be a number above 0 (messages per second)")
     return float(value)
 
 
 _KEYS: Final[Mapping[str, Callable[[object], Any]]] = {
     "topic": _pattern,
     "channel": _pattern,
-    "max_attempts": _integer(_ATTEMPTS_AT_MOST),
+    "max_attempts": _integer(_MAX_ATTEMPTS),
     "dead_letter_topic": _topic_name,
-    "max_depth": _integer(_LARGEST),
-    "max_bytes": _integer(_LARGEST),
+    "max_depth": _integer(_MAX_INTEGER),
+    "max_bytes": _integer(_MAX_INTEGER),
     "max_age": _duration,
     "when_full": _when_full,
     "max_rate": _rate,
-    "burst": _integer(_LARGEST),
+    "burst": _integer(_MAX_INTEGER),
 }
 _NEEDS: Final[Mapping[str, Sequence[str]]] = {
     "dead_letter_topic": ("max_attempts",),

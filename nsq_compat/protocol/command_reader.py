@@ -1,52 +1,237 @@
-"""The server's side of the V2 protocol: bytes in any cut, commands out.
+"""nsqd's reader of the V2 protocol: bytes to commands.
 
-How it works. Bytes that cannot be used yet wait as the chunks they came in; `_needed` says how many must be there
-before another look is worth it, so a body of a megabyte is joined once, not once per read. From there a loop takes, at
-the current position: a body that is awaited, else a run of FINs, else one line.
+Bytes that cannot be used yet are kept as the chunks in which they arrived. `_needed` is the number of bytes with which
+the reader can continue, so that a body of a megabyte is joined once and not at every read. A loop then reads, at the
+current position, the body of the last line, or a run of FINs, or a line.
 
 Invariants:
 
-- *Any cut of the input gives the same commands*, runs taken apart, and the same error at the same place.
-- A line is judged (`admit`) when it is complete and before its body is awaited; a size is judged when its four bytes
-  are there and before memory is taken for what it announces.
-- The reader is lazy: when a command raises or its effects change what the following bytes mean, nothing behind it has
-  been looked at, and `hand_back` returns it.
+- However the input is split, the commands and errors are the same. Only runs of FINs and PUBs may be split differently.
+- A complete line is checked (`admit`) before its body is awaited, and a size before memory is allocated for it.
+- The reader is lazy: it has not looked at the bytes after a command when it yields the command. If the command fails,
+  or changes the meaning of the following bytes, `hand_back` returns them.
 """
 
 import re
+import struct
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Final
 
-from nsq_compat.protocol.command_bodies import MultipleBody, SizedBody, whole_batch
-from nsq_compat.protocol.command_table import MPUB, PUB, BodySpec, CommandSpec
-from nsq_compat.protocol.commands import Command, Finish, Line, Publish
-from nsq_compat.protocol.errors import SilentClose
-from nsq_compat.protocol.sizes import SIZE_OF_SIZE, read_size
+from nsq_compat.protocol.commands import MPUB, PUB, BodySpec, Command, CommandSpec, Finish, Publish, SimpleCommand
+from nsq_compat.protocol.errors import E_BAD_MESSAGE, FatalClientError, SilentClose
+from nsq_compat.protocol.layout import SIZE_OF_SIZE, read_batch_header, read_size
+from nsq_compat.protocol.uniform_bodies import UniformBodies
 
 MAX_LINE: Final = 16384
-"""nsqd: its read buffer; the longest line with its newline. A longer one ends the connection without a word."""
+"""nsqd: the size of its read buffer, which limits a line with its newline. A longer line closes the connection."""
+
+MAX_DOCUMENT_SIZE: Final = 1 << 18
+"""Bytes of an IDENTIFY or AUTH body. nsqd allows --max-body-size; decoding 5 MB takes 0.2 s
+(docs/differences.md: document-size)."""
+
+_MAX_KNOWN_LINES: Final = 256
+"""Admitted lines remembered for a connection."""
+
+_MIN_UNIFORM_RUN: Final = 4
+_MAX_UNIFORM_RUN: Final = 256
+"""Messages of one size that are read at once; limits the size of a cached layout."""
+
+_NO_BODIES: Final = UniformBodies()
 
 _FIN_RUN: Final = re.compile(rb"(?:FIN [^\n\r ]{16}\n){1,256}")
 _FIN_FIRST_BYTE: Final = ord("F")
 _CARRIAGE_RETURN: Final = ord("\r")
-_lone_fin: Final = re.compile(rb"FIN ([^\n\r ]{16})\n").fullmatch
-_LONE_FIN_SIZE: Final = 21
-_new_tuple: Final = tuple.__new__  # what a named tuple does when it is called, without its Python, twice as long
-LARGEST_DOCUMENT: Final = 1 << 18
-"""Bytes of an IDENTIFY or AUTH. nsqd: up to --max-body-size, and decoding 5 MB takes 0.2 s (document-size)."""
-_MOST_KNOWN: Final = 256
-"""Lines of one connection: who publishes to more topics has them judged now and then."""
+_single_fin: Final = re.compile(rb"FIN ([^\n\r ]{16})\n").fullmatch
+_SINGLE_FIN_SIZE: Final = 21
+_new_tuple: Final = tuple.__new__
+"""Makes a named tuple in half the time of a call of its class."""
+
+# --- Bodies -----------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=64)
+def _uniform_layout(size: int, count: int) -> struct.Struct:
+    """The layout of `count` messages of `size` bytes, each after its size."""
+    return struct.Struct(f"{SIZE_OF_SIZE}s{size}s" * count)
+
+
+def _cut_uniform(buffer: bytes, position: int, size: int, count: int) -> tuple[bytes, ...]:
+    """The bodies of `count` complete messages, if all have the `size` of the first one; else none."""
+    fields = _uniform_layout(size, count).unpack_from(buffer, position)
+    return fields[1::2] if fields[::2].count(fields[0]) == count else ()
+
+
+def parse_uniform_batch(data: bytes, begin: int, max_msg_size: int, max_body_size: int) -> UniformBodies:
+    """The messages of the MPUB with its size at `begin`, if they have one size and end with `data`; else none."""
+    start = begin + 2 * SIZE_OF_SIZE
+    if start + SIZE_OF_SIZE > len(data):
+        return _NO_BODIES
+    body_size: int
+    count: int
+    size: int
+    body_size, count, size = read_batch_header(data, begin)
+    if body_size != len(data) - begin - SIZE_OF_SIZE or body_size > max_body_size:
+        return _NO_BODIES
+    if not 0 < count <= _MAX_UNIFORM_RUN or not 0 < size <= max_msg_size:
+        return _NO_BODIES
+    if start + count * (SIZE_OF_SIZE + size) != len(data):
+        return _NO_BODIES
+    return UniformBodies(_cut_uniform(data, start, size, count))
+
+
+class SizedBody:
+    """Reads a body of at most `limit` bytes that has its size before it."""
+
+    def __init__(self, spec: CommandSpec, tokens: list[bytes], body: BodySpec, limit: int) -> None:
+        self._spec = spec
+        self._tokens = tokens
+        self._wording = body
+        self._limit = limit
+        self._size: int | None = None
+        self.needed = SIZE_OF_SIZE
+
+    def read(self, buffer: bytes, position: int, end: int) -> tuple[Command | None, int]:
+        """The command, if its body is complete in the buffer, and the position after the bytes that were read."""
+        if self._size is None:
+            if end - position < SIZE_OF_SIZE:
+                return None, position
+            self._size = self._checked_size(read_size(buffer, position)[0])
+            self.needed = self._size
+            position += SIZE_OF_SIZE
+        stop = position + self._size
+        if stop > end:
+            return None, position
+        body = buffer[position:stop]
+        if self._spec is PUB:
+            return Publish(self._spec, self._tokens, [body]), stop
+        return SimpleCommand(self._spec, self._tokens, body), stop
+
+    def _checked_size(self, size: int) -> int:
+        if size <= 0:
+            raise self._error(f"invalid {self._wording.noun} size {size}")
+        if size > self._limit:
+            raise self._error(f"{self._wording.whole} too big {size} > {self._limit}")
+        return size
+
+    def read_error(self) -> FatalClientError:
+        part = " size" if self._size is None else ""
+        return self._error(f"failed to read {self._wording.noun}{part}")
+
+    def _error(self, text: str, code: str = "") -> FatalClientError:
+        return FatalClientError(code or self._wording.code, f"{self._spec.name} {text}")
+
+
+class BatchBody(SizedBody):
+    """Reads the body of an MPUB: a size, a count, and that many sized messages.
+
+    nsqd: the size is checked and then ignored; the count determines where the command ends. Here --max-body-size also
+    limits the messages' total size (docs/differences.md: mpub-total).
+    """
+
+    def __init__(
+        self, spec: CommandSpec, tokens: list[bytes], body: BodySpec, max_msg_size: int, max_body_size: int
+    ) -> None:
+        super().__init__(spec, tokens, body, max_body_size)
+        self._max_msg_size = max_msg_size
+        self._count: int | None = None
+        self._consumed = SIZE_OF_SIZE  # bytes of the body read so far, including the count
+        self._bodies: list[bytes] = []
+        self._in_message = False
+
+    def read(self, buffer: bytes, position: int, end: int) -> tuple[Command | None, int]:
+        if self._size is None:
+            if end - position < SIZE_OF_SIZE:
+                return None, position
+            self._size = self._checked_size(read_size(buffer, position)[0])
+            position += SIZE_OF_SIZE
+        if self._count is None:
+            if end - position < SIZE_OF_SIZE:
+                return None, position
+            self._count = self._checked_count(read_size(buffer, position)[0])
+            position += SIZE_OF_SIZE
+        position = self._read_messages(buffer, position, end, self._count)
+        if len(self._bodies) < self._count:
+            return None, position
+        return Publish(self._spec, self._tokens, self._bodies), position
+
+    def _read_messages(self, buffer: bytes, position: int, end: int, count: int) -> int:
+        # Hot: runs for every message of an MPUB.
+        begin, max_msg_size = position, self._max_msg_size
+        last_allowed = begin + self._limit - self._consumed
+        while uniform := self._next_uniform(buffer, position, min(end, last_allowed), count - len(self._bodies)):
+            self._bodies += uniform
+            position += len(uniform) * (SIZE_OF_SIZE + len(uniform[0]))
+        append = self._bodies.append
+        self._in_message = False
+        self.needed = SIZE_OF_SIZE
+        for _ in range(count - len(self._bodies)):
+            start = position + SIZE_OF_SIZE
+            if start > end:
+                break
+            (size,) = read_size(buffer, position)
+            stop = start + size
+            if size > max_msg_size or size <= 0 or stop > last_allowed:
+                raise self._message_error(size, stop - last_allowed)
+            if stop > end:
+                self._in_message = True
+                self.needed = SIZE_OF_SIZE + size
+                break
+            append(buffer[start:stop])
+            position = stop
+        self._consumed += position - begin
+        return position
+
+    def _next_uniform(self, buffer: bytes, position: int, end: int, wanted: int) -> tuple[bytes, ...]:
+        """The next messages, if at least `_MIN_UNIFORM_RUN` are complete and have one size; else none."""
+        # One call splits all of them, at a quarter of the cost. For other messages, comparing two sizes costs little.
+        count = min(wanted, _MAX_UNIFORM_RUN)
+        start = position + SIZE_OF_SIZE
+        if count < _MIN_UNIFORM_RUN or start > end:
+            return ()
+        size = read_size(buffer, position)[0]
+        following = start + size
+        if not 0 < size <= self._max_msg_size or position + count * (SIZE_OF_SIZE + size) > end:
+            return ()
+        if buffer[position:start] != buffer[following : following + SIZE_OF_SIZE]:
+            return ()
+        return _cut_uniform(buffer, position, size, count)
+
+    def _checked_count(self, count: int) -> int:
+        # nsqd: a message has at least a size and one byte.
+        if not 0 < count <= (self._limit - SIZE_OF_SIZE) // (SIZE_OF_SIZE + 1):
+            raise self._error(f"invalid message count {count}")
+        return count
+
+    def _message_error(self, size: int, excess: int) -> FatalClientError:
+        if size <= 0:
+            return self._error(f"invalid message({len(self._bodies)}) body size {size}", E_BAD_MESSAGE)
+        if size > self._max_msg_size:
+            return self._error(f"message too big {size} > {self._max_msg_size}", E_BAD_MESSAGE)
+        return self._error(f"body too big {self._limit + excess} > {self._limit}")
+
+    def read_error(self) -> FatalClientError:
+        if self._size is None:
+            return self._error("failed to read body size")
+        if self._count is None:
+            return self._error("failed to read message count")
+        if self._in_message:
+            return self._error("failed to read message body", E_BAD_MESSAGE)
+        return self._error(f"failed to read message({len(self._bodies)}) body size", E_BAD_MESSAGE)
+
+
+# --- Commands ---------------------------------------------------------------------------------------------------------
 
 
 class CommandReader:
-    """Reads one connection's commands, from behind the magic.
+    """Reads the commands of one connection, after the magic.
 
-    What the socket gives is for `receive_alone`, which knows the usual, and where that does not take it for
+    The caller passes received bytes to `receive_single` first. If it returns None, the caller passes them to
     `receive_data`.
 
-    `admit` is called with the tokens of each complete line, but for FINs that are well-formed as they are, and perhaps
-    for a PUB or MPUB line like an earlier one: what it has once admitted of these it must go on admitting. It returns
-    the command's spec or raises what is to be answered. Sizes are in bytes.
+    `admit` is called with the tokens of a complete line. It returns the command's spec or raises the error to answer
+    with. It is not called for well-formed FINs, and not always for a PUB or MPUB line that it has admitted before, so
+    it must not change its mind about these. Sizes are in bytes.
     """
 
     def __init__(
@@ -60,36 +245,36 @@ class CommandReader:
         self._needed = 1
         self._buffer = b""
         self._position = 0
-        self._body: SizedBody | MultipleBody | None = None
-        # PUB and MPUB lines that were admitted, with their ends, and the last of them.
+        self._body: SizedBody | None = None
+        # Admitted PUB and MPUB lines, including their newlines, and the last one used.
         self._known: dict[bytes, tuple[CommandSpec, list[bytes]]] = {}
         self._line = b""
         self._line_spec = PUB
         self._line_tokens: list[bytes] = []
-        # How the last PUB that came alone began, up to its body, and the size of all of it: the next is often like it.
-        self._head = b""
-        self._alone_size = -1
+        # The last single PUB up to its body, and its total size: the next PUB often has the same.
+        self._single_prefix = b""
+        self._single_size = -1
 
     @property
     def amid_command(self) -> bool:
-        """Whether what was received ends with a part of a command."""
+        """Whether the received bytes end inside a command."""
         return self._available > 0 or self._body is not None
 
-    def receive_alone(self, data: bytes) -> Publish | Finish | None:
-        """What the socket gave, if that is just one PUB or MPUB with a line that is known, or one FIN; else None.
+    def receive_single(self, data: bytes) -> Publish | Finish | None:
+        """The command, if the received bytes are exactly one FIN, or one PUB or MPUB with a line admitted before.
 
-        None says that nothing was taken, and that it is for `receive_data`. Raises nothing.
+        If it returns None, it has consumed nothing. Never raises.
         """
-        # Hot: a client that awaits each answer sends one command at a time: half the cost without the generator.
+        # Hot: a client that awaits each reply sends one command at a time: half the cost without the generator.
         if self._available or self._body is not None:
             return None
-        if len(data) == self._alone_size and data.startswith(self._head):
-            return Publish(self._line_spec, self._line_tokens, (data[len(self._head) :],))
-        if len(data) == _LONE_FIN_SIZE and (fin := _lone_fin(data)) is not None:
+        if len(data) == self._single_size and data.startswith(self._single_prefix):
+            return Publish(self._line_spec, self._line_tokens, (data[len(self._single_prefix) :],))
+        if len(data) == _SINGLE_FIN_SIZE and (fin := _single_fin(data)) is not None:
             return _new_tuple(Finish, ([fin[1]],))
         line = self._line
         if not data.startswith(line) or not line:
-            line = self._recall(data)
+            line = self._find_known_line(data)
             if not line:
                 return None
         begin = len(line)
@@ -99,37 +284,37 @@ class CommandReader:
             if not 0 < size <= self._max_msg_size or read_size(data, begin)[0] != size:
                 return None
             bodies: Sequence[bytes] = (data[begin + SIZE_OF_SIZE :],)
-            self._head, self._alone_size = data[: begin + SIZE_OF_SIZE], len(data)
+            self._single_prefix, self._single_size = data[: begin + SIZE_OF_SIZE], len(data)
         else:
-            bodies = whole_batch(data, begin, self._max_msg_size, self._max_body_size)
+            bodies = parse_uniform_batch(data, begin, self._max_msg_size, self._max_body_size)
             if not bodies:
                 return None
         return Publish(spec, self._line_tokens, bodies)
 
-    def _recall(self, data: bytes) -> bytes:
-        """The line that the data begins with, if it is known."""
+    def _find_known_line(self, data: bytes) -> bytes:
+        """The line at the beginning of `data`, if it was admitted before; else empty."""
         line = data[: data.find(b"\n") + 1]
         known = self._known.get(line)
         if known is None:
             return b""
-        self._take_for_usual(line, *known)
+        self._select_line(line, *known)
         return line
 
-    def _learn(self, line: bytes, spec: CommandSpec, tokens: list[bytes]) -> None:
-        if len(self._known) >= _MOST_KNOWN:
+    def _remember_line(self, line: bytes, spec: CommandSpec, tokens: list[bytes]) -> None:
+        if len(self._known) >= _MAX_KNOWN_LINES:
             self._known.clear()
         self._known[line] = spec, tokens
-        self._take_for_usual(line, spec, tokens)
+        self._select_line(line, spec, tokens)
 
-    def _take_for_usual(self, line: bytes, spec: CommandSpec, tokens: list[bytes]) -> None:
+    def _select_line(self, line: bytes, spec: CommandSpec, tokens: list[bytes]) -> None:
         self._line, self._line_spec, self._line_tokens = line, spec, tokens
-        self._alone_size = -1
+        self._single_size = -1
 
     def receive_data(self, data: bytes) -> Iterator[Command]:
-        """Take what the socket gave; the commands that are complete, to be gone through once, before more is fed.
+        """Add received bytes and iterate over the complete commands. Iterate to the end before the next call.
 
-        Going through them raises ``FatalClientError`` for what NSQ refuses, ``SilentClose`` for an over-long line, and
-        whatever `admit` raises. After an error the reader is not to be fed again.
+        The iterator raises ``FatalClientError`` for invalid input, ``SilentClose`` for a line that is too long, and the
+        errors of `admit`. The reader cannot be used after an error.
         """
         self._chunks.append(data)
         self._available += len(data)
@@ -155,9 +340,9 @@ class CommandReader:
             self._available = len(rest)
 
     def hand_back(self) -> bytes:
-        """The bytes behind the last command, taken out of the reader: they belong to another protocol now.
+        """Remove and return the bytes after the last command: they belong to TLS or a compressed stream.
 
-        May be called as soon as that command was yielded; the iterator then has no more.
+        May be called while iterating; the iterator then ends.
         """
         rest = self._buffer[self._position :] + b"".join(self._chunks)
         self._position = len(self._buffer)
@@ -166,14 +351,14 @@ class CommandReader:
         return rest
 
     def end_of_input(self) -> None:
-        """Say what an end of input, or a deadline, means at this point: always raises.
+        """Raise the error for EOF, or for a deadline, at this point.
 
-        Between commands and inside a line ``SilentClose``, inside a body a ``FatalClientError`` that names the part
-        which could not be read (nsqd: the same for both causes).
+        ``SilentClose`` between commands and inside a line. Inside a body, a ``FatalClientError`` that names the part
+        that could not be read (nsqd: the same for EOF and deadline).
         """
         if self._body is None:
             raise SilentClose("end of input")
-        raise self._body.unreadable()
+        raise self._body.read_error()
 
     def _next_command(self, end: int) -> Command | None:
         if self._body is not None:
@@ -182,7 +367,7 @@ class CommandReader:
         if buffer[position] == _FIN_FIRST_BYTE:
             run = _FIN_RUN.match(buffer, position)
             if run is not None:
-                # Hot: one match and one split for hundreds of FINs. An id cannot hold what separates them.
+                # Hot: one match and one split for hundreds of FINs. An id cannot contain the separator.
                 self._position = run.end()
                 return Finish(buffer[position + 4 : run.end() - 1].split(b"\nFIN "))
         newline = buffer.find(b"\n", position, position + MAX_LINE)
@@ -195,9 +380,9 @@ class CommandReader:
         self._position = newline + 1
         spec = self._admit(tokens)
         if spec.body is None:
-            return Line(spec, tokens, b"")
+            return SimpleCommand(spec, tokens, b"")
         if spec is PUB or spec is MPUB:
-            self._learn(buffer[position : newline + 1], spec, tokens)
+            self._remember_line(buffer[position : newline + 1], spec, tokens)
         if spec is PUB:
             command = self._read_publish_run(spec, tokens, self._line, end)
             if command is not None:
@@ -206,8 +391,8 @@ class CommandReader:
         return self._read_body(self._body, end)
 
     def _read_publish_run(self, spec: CommandSpec, tokens: list[bytes], line: bytes, end: int) -> Publish | None:
-        """As many PUBs with the same line as are complete and in order; None when not even the first is."""
-        # Hot: the whole of a pipelined PUB. Anything irregular is left to `_read_body`.
+        """All complete PUBs that repeat the line; None if the first one is incomplete or invalid."""
+        # Hot: runs for every pipelined PUB. Incomplete and invalid ones are left to `_read_body`.
         buffer, position, max_msg_size = self._buffer, self._position, self._max_msg_size
         bodies: list[bytes] = []
         while position + SIZE_OF_SIZE <= end:
@@ -222,19 +407,19 @@ class CommandReader:
             position = stop + len(line)
         if not bodies:
             return None
-        # The line of the next PUB has been taken already; its body is incomplete or wrong.
+        # The line of the next PUB was consumed; its body is incomplete or invalid.
         self._position = position
         assert spec.body is not None, "PUB has a body"
         self._body = self._expect_body(spec, tokens, spec.body)
         return Publish(spec, tokens, bodies)
 
-    def _expect_body(self, spec: CommandSpec, tokens: list[bytes], body: BodySpec) -> SizedBody | MultipleBody:
+    def _expect_body(self, spec: CommandSpec, tokens: list[bytes], body: BodySpec) -> SizedBody:
         if body.multiple:
-            return MultipleBody(spec, tokens, self._max_msg_size, self._max_body_size)
-        limit = self._max_msg_size if body.is_message else min(self._max_body_size, LARGEST_DOCUMENT)
+            return BatchBody(spec, tokens, body, self._max_msg_size, self._max_body_size)
+        limit = self._max_msg_size if body.is_message else min(self._max_body_size, MAX_DOCUMENT_SIZE)
         return SizedBody(spec, tokens, body, limit)
 
-    def _read_body(self, body: SizedBody | MultipleBody, end: int) -> Command | None:
+    def _read_body(self, body: SizedBody, end: int) -> Command | None:
         command, self._position = body.read(self._buffer, self._position, end)
         if command is None:
             self._needed = body.needed

@@ -1,15 +1,15 @@
-"""A client's commands in wire form: what ``command_reader`` cuts apart again on the server's side.
+"""Commands in wire form, for clients. ``command_reader`` reads them in nsqd.
 
-Functions of values to bytes, ready to be joined with others and sent. Names are not checked: nsqd judges them, and a
-caller who wants to know before asks ``names``. Durations are whole milliseconds.
+Topic and channel names are not checked here (``names`` does); nsqd refuses illegal ones. Durations are whole
+milliseconds.
 """
 
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 from nsq_compat.protocol.identify import IdentifyRequest
+from nsq_compat.protocol.layout import pack_size
 from nsq_compat.protocol.schema import MAGIC_V2
-from nsq_compat.protocol.sizes import pack_size
 
 MAGIC: Final[bytes] = MAGIC_V2.value
 NOP: Final = b"NOP\n"
@@ -17,7 +17,7 @@ CLS: Final = b"CLS\n"
 
 
 def sized(body: bytes) -> bytes:
-    """A body with its size in front: ``schema.SIZED_BODY``."""
+    """A body after its size: ``schema.SIZED_BODY``."""
     return pack_size(len(body)) + body
 
 
@@ -38,8 +38,8 @@ def ready(count: int) -> bytes:
 
 
 def finish(ids: Iterable[bytes]) -> bytes:
-    """One FIN for each id."""
-    return b"".join([b"FIN %s\n" % each for each in ids])
+    """A FIN for each id."""
+    return b"".join([b"FIN %s\n" % message_id for message_id in ids])
 
 
 def requeue(message_id: bytes, delay_ms: int) -> bytes:
@@ -58,8 +58,8 @@ def publish_deferred(topic: str, body: bytes, delay_ms: int) -> bytes:
     return f"DPUB {topic} {delay_ms}\n".encode() + sized(body)
 
 
-def publish_together(topic: str, bodies: Sequence[bytes]) -> bytes:
-    """MPUB: ``schema.MPUB_BODY`` behind its line."""
+def publish_many(topic: str, bodies: Sequence[bytes]) -> bytes:
+    """MPUB: a line and ``schema.MPUB_BODY``."""
     pieces = [pack_size(len(bodies))]
     for body in bodies:
         pieces += (pack_size(len(body)), body)

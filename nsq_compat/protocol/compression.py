@@ -1,12 +1,12 @@
-"""Deflate and snappy, bytes to bytes: what lies between a socket and everything else once a client has asked for it.
+"""Compression of a connection: deflate and snappy, bytes to bytes.
 
-A codec serves both directions of one connection. What it compresses is complete for the peer at once (flushed). What
-it decompresses comes out in pieces, so that a few hostile bytes cannot fill the memory; together they are the same
-bytes however the input was cut. Where the input is corrupt ``CompressionError`` is raised; snappy gives everything
-before that place, of deflate the last plain bytes may be lost with what follows.
+A codec serves both directions of a connection. Compressed data is flushed, so that the peer can decompress all of it.
+Decompressed data is returned in pieces of limited size, so that a few hostile bytes cannot exhaust the memory; their
+concatenation does not depend on how the input is split. Corrupt input raises ``CompressionError``. Snappy first returns
+all data before the corruption; with deflate, the last bytes before it may be lost.
 
-Both are as nsqd has them: deflate without a header, snappy in its framing format, where each direction begins with
-the stream identifier and each chunk carries a checksum.
+nsqd: deflate has no header; snappy uses the framing format, in which each direction begins with a stream identifier and
+each chunk has a checksum.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,18 +25,18 @@ except ModuleNotFoundError:  # an extra
     snappy = None
 
 SNAPPY_INSTALLED: Final = snappy is not None
-"""Whether there may be a `Snappy`. Who would make one without asks here first."""
+"""Whether `Snappy` can be used; check before making one."""
 SNAPPY_MISSING: Final = missing_package("python-snappy", "snappy")
 
 MAX_PIECE: Final = 1 << 16
-"""Bytes of plain data made at once, unless another limit is given."""
+"""The default limit of a decompressed piece, in bytes."""
 
 # --- The snappy framing format ----------------------------------------------------------------------------------------
 
 _HEADER_SIZE: Final = schema.SNAPPY_CHUNK_HEADER.sizeof()
 _CRC_SIZE: Final = 4
-_MAX_BLOCK: Final = 1 << 16  # plain bytes in a chunk
-_MAX_COMPRESSED_BLOCK: Final = 32 + _MAX_BLOCK + _MAX_BLOCK // 6  # the worst a block may grow to when compressed
+_MAX_BLOCK: Final = 1 << 16  # bytes of plain data in a chunk
+_MAX_COMPRESSED_BLOCK: Final = 32 + _MAX_BLOCK + _MAX_BLOCK // 6  # snappy's worst case
 _MAX_CHUNK: Final = _CRC_SIZE + _MAX_COMPRESSED_BLOCK
 _STREAM_IDENTIFIER: Final[bytes] = schema.SNAPPY_STREAM_IDENTIFIER.build({})
 
@@ -53,32 +53,31 @@ _INPUT_SLICE: Final = 1 << 14
 
 
 class CompressionError(Exception):
-    """The peer's stream is corrupt; the connection is of no more use."""
+    """The compressed stream is corrupt; the connection must be closed."""
 
 
 class Codec(Protocol):
-    """Both directions of one connection: plain bytes on one side, those of the wire on the other."""
+    """Compresses and decompresses one connection."""
 
     def encode(self, data: bytes) -> bytes:
-        """What to send for `data`; the peer can read all of it."""
+        """Compress and flush `data`."""
         ...
 
     def decode(self, data: bytes, limit: int = MAX_PIECE) -> Iterable[bytes]:
-        """The plain bytes in what was received, in pieces; iterate once, to the end before the next call.
+        """Decompress received bytes, in pieces. Iterate to the end before the next call.
 
-        A piece is never empty, but for one that says the peer has ended its stream; what follows that is nothing.
-        A piece has at most `limit` bytes, or 64 KiB if that is more. Raises ``CompressionError``, or while
-        iterating.
+        A piece has at most `limit` bytes, or 64 KiB if that is more. An empty piece marks the end of the peer's stream;
+        later input is ignored. Raises ``CompressionError``, possibly while iterating.
         """
         ...
 
 
 class Deflate:
-    """Raw deflate; each direction is one stream, flushed to a byte boundary after every ``encode``."""
+    """Raw deflate. Each direction is one stream, flushed to a byte boundary after each ``encode``."""
 
     def __init__(self, level: int) -> None:
         if not 1 <= level <= 9:
-            raise ValueError(f"deflate level {level}, not 1 to 9")
+            raise ValueError(f"deflate level must be 1 to 9, not {level}")
         self._compressor = zlib_ng.compressobj(level, wbits=_RAW_DEFLATE)
         self._decompressor = zlib_ng.decompressobj(_RAW_DEFLATE)
         self._ended = False
@@ -89,7 +88,7 @@ class Deflate:
         return self._compressor.compress(data) + self._compressor.flush(zlib_ng.Z_SYNC_FLUSH)
 
     def decode(self, data: bytes, limit: int = MAX_PIECE) -> Iterator[bytes]:
-        # Slices, because it copies the input it has not used yet for every piece.
+        # In slices, because zlib copies the unused input for every piece.
         for begin in range(0, 0 if self._ended else len(data), _INPUT_SLICE):
             waiting = data[begin : begin + _INPUT_SLICE]
             while True:
@@ -114,9 +113,9 @@ class Deflate:
 class Snappy:
     """The snappy framing format.
 
-    Streams are read here and not by the library, which believes what a block says of its own size, takes a stream
-    without identifier, keeps what is incomplete without a bound, and costs several times as much where chunks are
-    small. It decodes single blocks.
+    The library only decompresses single blocks. Its reader of streams trusts the size that a block claims, accepts a
+    stream without an identifier, buffers incomplete chunks without a limit, and is several times slower with small
+    chunks.
     """
 
     def __init__(self) -> None:
@@ -151,13 +150,13 @@ class Snappy:
             raise refusal
 
     def _chunks(self) -> Iterator[tuple[bytes, int]]:
-        """The complete chunks that hold data, each with the plain size it claims."""
+        """The complete data chunks, each with the plain size it claims."""
         buffer = self._buffer
         data, position = buffer.gather(), 0
         buffer.needed = _HEADER_SIZE
         while position + _HEADER_SIZE <= len(data):
             kind, length = chunk_header(data, position)
-            self._judge(kind, length)
+            self._check_header(kind, length)
             stop = position + _HEADER_SIZE + length
             if stop > len(data):
                 buffer.needed = stop - position
@@ -165,60 +164,61 @@ class Snappy:
             chunk = data[position:stop]
             buffer.position = position = stop
             if kind == _IDENTIFIER and chunk != _STREAM_IDENTIFIER:
-                raise CompressionError("not a snappy stream identifier")
+                raise CompressionError("invalid snappy stream identifier")
             if kind in (_COMPRESSED, _UNCOMPRESSED):
                 yield chunk, _plain_size(kind, chunk)
         buffer.gather()
 
-    def _judge(self, kind: int, length: int) -> None:
-        """Whether a chunk may be awaited."""
+    def _check_header(self, kind: int, length: int) -> None:
+        """Check a chunk's header, before the rest of the chunk is awaited."""
         if not self._identified and kind != _IDENTIFIER:
-            raise CompressionError("a snappy stream without its identifier")
+            raise CompressionError("the snappy stream has no identifier")
         self._identified = True
-        # nsqd: a longer chunk is refused even where its content would be skipped.
+        # nsqd: a longer chunk is refused even if its type is skippable.
         if length > _MAX_CHUNK:
-            raise CompressionError(f"a snappy chunk of {length} bytes")
+            raise CompressionError(f"snappy chunk too long: {length} bytes")
         if _UNCOMPRESSED < kind < _FIRST_SKIPPABLE:
-            raise CompressionError(f"an unknown snappy chunk type {kind:#04x}")
+            raise CompressionError(f"unknown snappy chunk type {kind:#04x}")
 
 
 def chunk_header(data: bytes, position: int) -> tuple[int, int]:
-    """Type and length of the snappy chunk at `position`; what ``schema.SNAPPY_CHUNK_HEADER`` says, faster."""
+    """Type and length of the snappy chunk at `position`: a fast ``schema.SNAPPY_CHUNK_HEADER``."""
     return data[position], int.from_bytes(data[position + 1 : position + _HEADER_SIZE], "little")
 
 
 def _plain_size(kind: int, chunk: bytes) -> int:
-    """How many plain bytes a chunk claims to hold, judged before any memory is taken for them."""
+    """The plain size that a chunk claims, checked before memory is allocated for it."""
     begin = _HEADER_SIZE + _CRC_SIZE
     if len(chunk) < begin:
-        raise CompressionError("a snappy chunk without its checksum")
+        raise CompressionError("snappy chunk without a checksum")
     size = len(chunk) - begin if kind == _UNCOMPRESSED else _block_size(chunk[begin : begin + 3])
     if size > _MAX_BLOCK:
-        raise CompressionError(f"a snappy block of {size} bytes")
+        raise CompressionError(f"snappy block too large: {size} bytes")
     return size
 
 
 def _block_size(prefix: bytes) -> int:
-    """The plain size a raw block begins with: seven bits a byte, the lowest first. Three bytes are enough for 65536."""
+    """The plain size at the beginning of a raw block: seven bits a byte, lowest first. Three bytes suffice for
+    65536."""
     size = 0
     for index, byte in enumerate(prefix):
         size |= (byte & 0x7F) << (7 * index)
         if byte < 0x80:
             return size
-    raise CompressionError("a snappy block that is too large or says no size")
+    raise CompressionError("snappy block with an invalid size")
 
 
 def _decode(chunk: bytes) -> bytes:
-    """The plain bytes of a chunk that holds data."""
+    """The plain bytes of a data chunk."""
     checksum = int.from_bytes(chunk[_HEADER_SIZE : _HEADER_SIZE + _CRC_SIZE], "little")
     block = chunk[_HEADER_SIZE + _CRC_SIZE :]
     if chunk[0] == _COMPRESSED:
         try:
             block = snappy.uncompress(block)
         except snappy.UncompressError:
-            raise CompressionError("a corrupt snappy block") from None
+            raise CompressionError("corrupt snappy block") from None
     crc = google_crc32c.value(block)
-    # Masked, as the format has it: turned by 15 bits, plus a constant.
+    # The format masks the checksum: rotated by 15 bits, plus a constant.
     if ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF != checksum:
-        raise CompressionError("a snappy block with a wrong checksum")
+        raise CompressionError("snappy block with a wrong checksum")
     return block

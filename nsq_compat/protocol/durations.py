@@ -1,8 +1,7 @@
-"""Durations as operators write them (`1h30m`, `250ms`) and as the options hold them: integer nanoseconds.
+"""Durations in Go's syntax (`1h30m`, `250ms`), as integer nanoseconds.
 
 Syntax, rounding and error texts are those of Go's `time.ParseDuration` and `Duration.String`, because flags, config
-files, usage texts and log lines are written in them. Inside the servers a duration is float seconds: `seconds()` is
-the only bridge.
+files and log lines use them. Elsewhere a duration is float seconds: `seconds()` converts.
 """
 
 import re
@@ -15,7 +14,7 @@ SECOND: Final = 1_000_000_000
 MINUTE: Final = 60 * SECOND
 HOUR: Final = 60 * MINUTE
 
-_LARGEST = 2**63 - 1
+_MAX_INT64 = 2**63 - 1
 _UNITS = {
     "ns": NANOSECOND,
     "us": MICROSECOND,
@@ -30,7 +29,7 @@ _TERM = re.compile(r"(?P<whole>[0-9]*)(?:\.(?P<fraction>[0-9]*))?(?P<unit>[^.0-9
 
 
 def seconds(ns: int) -> float:
-    """Integer nanoseconds, as options hold them, to float seconds, as everything else counts."""
+    """Integer nanoseconds, as in options, to float seconds."""
     return ns / SECOND
 
 
@@ -48,7 +47,7 @@ def parse_duration(text: str) -> int:
             raise ValueError(f"time: invalid duration {_quote(text)}")
         total += _nanoseconds(term, text)
         position = term.end()
-        if total > _LARGEST + negative:
+        if total > _MAX_INT64 + negative:
             raise ValueError(f"time: invalid duration {_quote(text)}")
     return -total if negative else total
 
@@ -60,24 +59,24 @@ def _nanoseconds(term: re.Match[str], text: str) -> int:
     if name not in _UNITS:
         raise ValueError(f"time: unknown unit {_quote(name)} in duration {_quote(text)}")
     unit = _UNITS[name]
-    # nsqd: a fraction is scaled in floating point and cut off, not rounded.
+    # nsqd: a fraction is scaled in floating point and truncated.
     numerator, denominator = _fraction(term["fraction"] or "")
     return int(term["whole"] or 0) * unit + int(numerator * (unit / denominator))
 
 
 def _fraction(digits: str) -> tuple[int, float]:
-    """Digits behind the point as a ratio; those that no longer fit 64 bits are ignored."""
+    """Digits after the point as a ratio; digits beyond 64 bits are ignored."""
     numerator, denominator = 0, 1.0
     for digit in digits:
         longer = 10 * numerator + int(digit)
-        if longer > _LARGEST + 1:
+        if longer > _MAX_INT64 + 1:
             break
         numerator, denominator = longer, 10 * denominator
     return numerator, denominator
 
 
 def format_duration(ns: int) -> str:
-    """The shortest usual spelling: `1m0s`, `250ms`, `1.5s`, `0s`."""
+    """The duration as Go prints it: `1m0s`, `250ms`, `1.5s`, `0s`."""
     sign = "-" if ns < 0 else ""
     ns = abs(ns)
     if ns == 0:
@@ -98,7 +97,7 @@ def _decimal(value: int, unit: int) -> str:
 
 
 def _quote(text: str) -> str:
-    """Quoted for an error text: plain ASCII stays, every other byte becomes \\xNN."""
+    """Quote for an error text: every byte that is not printable ASCII becomes \\xNN."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return '"' + "".join(c if " " <= c <= "\x7f" else _hex(c) for c in escaped) + '"'
 

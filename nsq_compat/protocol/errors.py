@@ -1,10 +1,8 @@
-"""What can go wrong between bytes and values, as exceptions that carry NSQ's error codes.
+"""Protocol errors, and the quoting of untrusted text in errors and logs.
 
-An error knows the bytes its error frame holds; exactly one place (the session) turns it into a frame. Whose fault
-it is and what follows shows in the type: after a ``ClientError`` the connection lives on, after a
-``FatalClientError`` the frame is sent and the connection closed, a ``SilentClose`` says nothing at all.
-
-The texts are NSQ's own, because clients compare them.
+An error carries one of NSQ's codes and a description in NSQ's words, because clients compare them. The session turns it
+into an error frame. Its class determines what follows: the connection stays open after a ``ClientError``, is closed
+after the frame of a ``FatalClientError``, and is closed without a frame by a ``SilentClose``.
 """
 
 from typing import Final
@@ -30,10 +28,10 @@ E_UNAUTHORIZED: Final = "E_UNAUTHORIZED"
 
 
 class NsqError(Exception):
-    """An error a client is told about: one of the codes above and a description in NSQ's words.
+    """An error that is reported to the client.
 
-    A description may echo what the client sent. Given as bytes it is kept byte for byte; ``description`` then
-    shows undecodable bytes as surrogate escapes.
+    The description may contain bytes that the client sent. If it is passed as bytes, ``data`` preserves them; in
+    ``description`` undecodable bytes are surrogate escapes.
     """
 
     def __init__(self, code: str, description: str | bytes = "") -> None:
@@ -45,17 +43,17 @@ class NsqError(Exception):
 
     @property
     def data(self) -> bytes:
-        """What the error frame holds: code, space, description; the code alone when there is no description."""
+        """The data of the error frame: code, space, description; only the code if there is no description."""
         text = f"{self.code} {self.description}" if self.description else self.code
         return text.encode("utf-8", "surrogateescape")
 
     def __str__(self) -> str:
-        """The same for a log line: always printable as UTF-8, undecodable bytes as ``\\xNN``."""
+        """``data`` as text for a log line; undecodable bytes become ``\\xNN``."""
         return self.data.decode("utf-8", "backslashreplace")
 
 
 class ClientError(NsqError):
-    """Only this command failed; the connection lives on."""
+    """The command failed; the connection stays open."""
 
 
 class FatalClientError(NsqError):
@@ -63,4 +61,54 @@ class FatalClientError(NsqError):
 
 
 class SilentClose(Exception):
-    """The connection is closed without a frame: an over-long line, the end of input, a deadline between commands."""
+    """The connection is closed without an error frame: a line too long, EOF, a deadline between commands."""
+
+
+# --- Untrusted text ---------------------------------------------------------------------------------------------------
+
+_SHORT_ESCAPES: Final = {
+    '"': r"\"",
+    "\\": r"\\",
+    "\a": r"\a",
+    "\b": r"\b",
+    "\f": r"\f",
+    "\n": r"\n",
+    "\r": r"\r",
+    "\t": r"\t",
+    "\v": r"\v",
+}
+_FIRST_ESCAPED_BYTE: Final = 0xDC80  # the surrogateescape handler maps the bytes 0x80 to 0xFF here
+_LAST_ESCAPED_BYTE: Final = 0xDCFF
+
+
+def quote(raw: bytes) -> str:
+    """Quote bytes as Go's ``%q`` does, as NSQ's error texts do with names.
+
+    The result is one printable line: bytes that are not UTF-8 become ``\\xNN``, unprintable characters ``\\uNNNN``.
+    """
+    return '"' + "".join(map(_escape, raw.decode("utf-8", "surrogateescape"))) + '"'
+
+
+def _escape(character: str) -> str:
+    if character in _SHORT_ESCAPES:
+        return _SHORT_ESCAPES[character]
+    # Go and Python have the same printable characters: letters, marks, numbers, punctuation, symbols, the ASCII space.
+    if character.isprintable():
+        return character
+    code = ord(character)
+    if code < 0x20 or code == 0x7F:
+        return f"\\x{code:02x}"
+    if _FIRST_ESCAPED_BYTE <= code <= _LAST_ESCAPED_BYTE:
+        return f"\\x{code - 0xDC00:02x}"
+    if code < 0x10000:
+        return f"\\u{code:04x}"
+    return f"\\U{code:08x}"
+
+
+def without_secrets(text: str) -> str:
+    """A URL, or an argument that ends in one, without user, password and query. Other text is unchanged.
+
+    `https://me:pw@host/auth?key=1` becomes `https://host/auth`.
+    """
+    scheme, separator, rest = text.partition("://")
+    return f"{scheme}{separator}{rest.partition('?')[0].rpartition('@')[2]}" if separator else text

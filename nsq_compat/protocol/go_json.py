@@ -1,13 +1,13 @@
-"""JSON the way Go reads and writes it, because clients were written against that.
+"""JSON as Go reads and writes it, because NSQ's clients were written against Go's.
 
-Writing differs from Python's in spaces, in escapes (``<``, ``>``, ``&``, U+2028 and U+2029 inside strings) and in
-floats (``1``, not ``1.0``). Reading is typed: the caller says which fields an object may have and of what kind, and
-gets all of them, absent ones as their kind's zero.
+Writing differs from Python's in spaces, in escapes (``<``, ``>``, ``&``, U+2028 and U+2029 in strings) and in floats
+(``1``, not ``1.0``). Reading is typed: the caller names the fields of an object and their kinds. The result has all of
+them; an absent field is its kind's zero.
 
-How reading treats what the standard leaves open (nsqd): keys match without regard to case, unknown ones are ignored,
-the last of several equal keys wins, ``null`` is as good as absent, a number for an integer must be written as one and
-must fit, what is not UTF-8 becomes U+FFFD. A byte order mark, anything behind the value and ``NaN`` are errors. A
-difference: Go nests up to 10000 levels deep, here Python's recursion limit ends it, as an error like any other.
+nsqd: keys match case-insensitively, unknown keys are ignored, the last of several equal keys wins, ``null`` means
+absent, an integer must be written as one and must fit, bytes that are not UTF-8 become U+FFFD. A byte order mark,
+data after the value and ``NaN`` are errors. One difference: Go allows 10000 levels of nesting; here the limit is
+Python's recursion limit.
 """
 
 import json
@@ -20,11 +20,11 @@ from json.encoder import encode_basestring
 from typing import Any, Final
 
 Fields = Mapping[str, "Kind"]
-"""What an object may hold, by name in lower case."""
+"""The fields of an object, by name in lower case."""
 
 
 class JsonError(ValueError):
-    """Not JSON, or not of the kind that was asked for."""
+    """The input is not JSON, or a value is not of the expected kind."""
 
 
 # --- Writing ----------------------------------------------------------------------------------------------------------
@@ -35,10 +35,10 @@ _FIXED_POINT_BELOW: Final = 1e21
 
 
 def dumps(value: Any) -> str:
-    """Compact JSON of dicts with string keys (in their order), lists, tuples, strings, numbers, booleans and None.
+    """Compact JSON of dicts with string keys (in order), lists, tuples, strings, numbers, booleans and None.
 
-    Always encodable as UTF-8: half a surrogate pair becomes the replacement character. Raises ``ValueError`` for NaN
-    and infinities, ``TypeError`` for other types.
+    A lone surrogate becomes U+FFFD, so the result can be encoded as UTF-8. Raises ``ValueError`` for NaN and
+    infinities, ``TypeError`` for other types.
     """
     pieces: list[str] = []
     _write(value, pieces.append)
@@ -82,7 +82,7 @@ def _float(number: float) -> str:
     shortest = repr(number)
     if number == 0 or _FIXED_POINT_FROM <= abs(number) < _FIXED_POINT_BELOW:
         return format(Decimal(shortest), "f").removesuffix(".0")
-    # Python pads the exponent to two digits; Go does not when it is negative, and its positive ones have two anyway.
+    # Python pads the exponent to two digits. Go does not; positive exponents have two digits here anyway.
     return shortest.replace("e-0", "e-")
 
 
@@ -97,49 +97,49 @@ _SCALARS: Final[Mapping[type, Callable[[Any], str]]] = {
 # --- Reading ----------------------------------------------------------------------------------------------------------
 
 _SURROGATES: Final = re.compile("[\ud800-\udfff]")
-_LONGEST_INT64: Final = 20  # characters, the sign included
+_MAX_INT64_LENGTH: Final = 20  # characters, including the sign
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a field's value must be: `zero` when it is absent or null, else what `read` makes of it or ``JsonError``."""
+    """The type of a field: `zero` is its value if absent or null; `read` converts a value or raises ``JsonError``."""
 
     zero: Any
     read: Callable[[Any], Any]
 
 
 class _Members(tuple[tuple[str, Any], ...]):
-    """An object as it was written, equal keys and all; arrays are lists."""
+    """The members of an object in order, including repeated keys. Arrays are lists."""
 
 
 def loads_object(data: bytes, fields: Fields) -> dict[str, Any]:
-    """The object in `data` (or ``null``, an object without fields) as a dict with exactly the given fields.
+    """Parse an object into a dict with exactly the given fields. ``null`` is an object without members.
 
-    Raises ``JsonError``, and nothing else, whatever the bytes are.
+    Raises only ``JsonError``, for any bytes.
     """
     value = _decode(_decoder, data)
     return _read_object(_Members() if value is None else value, fields)
 
 
 def loads_untyped(data: bytes) -> Any:
-    """The value in `data`, for a reader that uses what makes sense in it and reports the rest.
+    """Parse any value, for callers that validate it themselves.
 
-    Objects are dicts: keys are in lower case, and a ``null`` does not replace a value given before. Strings may have
-    half surrogate pairs. Raises ``JsonError``, and nothing else, whatever the bytes are.
+    Objects are dicts with keys in lower case; a ``null`` does not replace an earlier value. Strings may contain lone
+    surrogates. Raises only ``JsonError``, for any bytes.
     """
     return _decode(_untyped_decoder, data)
 
 
 def _decode(decoder: json.JSONDecoder, data: bytes) -> Any:
     try:
-        # Every byte that is not UTF-8 comes out as half a surrogate pair, and those become U+FFFD one by one, as in Go.
+        # A byte that is not UTF-8 becomes a lone surrogate here, which later becomes one U+FFFD, as in Go.
         return decoder.decode(data.decode("utf-8", "surrogateescape"))
     except (ValueError, RecursionError) as error:
         raise JsonError(str(error)) from None
 
 
 def list_of(member: Kind) -> Kind:
-    """An array, read as a tuple; ``null`` members are the member's zero."""
+    """An array, as a tuple; a ``null`` is the member's zero."""
 
     def read(value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list):
@@ -150,7 +150,7 @@ def list_of(member: Kind) -> Kind:
 
 
 def object_of(fields: Fields) -> Kind:
-    """An object inside another, read as a dict with exactly the given fields."""
+    """A nested object, as a dict with exactly the given fields."""
     return Kind(_read_object(_Members(), fields), lambda value: _read_object(value, fields))
 
 
@@ -175,7 +175,7 @@ def _as_dict(members: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _without_case(key: str) -> str:
-    # Two letters outside ASCII are a k and an s in another case: the Kelvin sign, which lower() knows, and the long s.
+    # Go also folds the Kelvin sign to k, as lower() does, and the long s to s.
     return key.lower().replace("\u017f", "s")
 
 
@@ -183,7 +183,7 @@ def _integer_of(bits: int) -> Kind:
     limit = 1 << (bits - 1)
 
     def read(value: Any) -> int:
-        if type(value) is not int or not -limit <= value < limit:  # a bool is an int to isinstance
+        if type(value) is not int or not -limit <= value < limit:  # isinstance accepts a bool
             raise JsonError(f"not an integer of {bits} bits")
         return value
 
@@ -209,12 +209,12 @@ INT32: Final = _integer_of(32)
 
 
 def _integer(literal: str) -> int | float:
-    # A float stands for "fits nowhere": converting a literal of a million digits would take long, or raise.
-    return int(literal) if len(literal) <= _LONGEST_INT64 else math.inf
+    # A float is refused by every kind. Converting a literal of a million digits would take long, or raise.
+    return int(literal) if len(literal) <= _MAX_INT64_LENGTH else math.inf
 
 
 def _fraction(literal: str) -> float:
-    # No kind reads a float, so its value is not worth computing.
+    # No kind accepts a float, so its value does not matter.
     return math.nan
 
 

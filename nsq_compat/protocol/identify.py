@@ -1,6 +1,4 @@
-"""IDENTIFY: what a client says of itself and asks for, and what nsqd answers, written and read by either side. Only the
-forms; who gets what is decided by the session.
-"""
+"""The body of IDENTIFY and nsqd's response to it, encoded and decoded. The session negotiates."""
 
 from dataclasses import dataclass, fields
 from typing import Final
@@ -8,31 +6,13 @@ from typing import Final
 from nsq_compat.protocol.errors import E_BAD_BODY, FatalClientError
 from nsq_compat.protocol.go_json import BOOL, INT32, INT64, STRING, Fields, JsonError, dumps, loads_object
 
-REQUEST_FIELDS: Final[Fields] = {
-    "client_id": STRING,
-    "hostname": STRING,
-    "heartbeat_interval": INT64,
-    "output_buffer_size": INT64,
-    "output_buffer_timeout": INT64,
-    "feature_negotiation": BOOL,
-    "tls_v1": BOOL,
-    "deflate": BOOL,
-    "deflate_level": INT64,
-    "snappy": BOOL,
-    "sample_rate": INT32,
-    "user_agent": STRING,
-    "msg_timeout": INT64,
-    "topology_region": STRING,
-    "topology_zone": STRING,
-}
-
 
 @dataclass(frozen=True, slots=True)
 class IdentifyRequest:
-    """The fields of an IDENTIFY body that nsqd knows; absent ones are zero, which nowhere differs from saying so.
+    """The fields of an IDENTIFY body that nsqd knows. Absent fields are zero; nsqd treats both alike.
 
     `heartbeat_interval`, `output_buffer_timeout` and `msg_timeout` are milliseconds, `output_buffer_size` bytes,
-    `sample_rate` percent. No value is checked here.
+    `sample_rate` percent. Values are not validated here.
     """
 
     client_id: str = ""
@@ -52,16 +32,16 @@ class IdentifyRequest:
     topology_zone: str = ""
 
     def encode(self) -> bytes:
-        """The JSON object, without the fields that say nothing: to nsqd they are the same as absent ones."""
-        said = {field.name: getattr(self, field.name) for field in fields(self)}
-        return dumps({name: value for name, value in said.items() if value}).encode("utf-8")
+        """The JSON object, without fields that are zero."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return dumps({name: value for name, value in values.items() if value}).encode("utf-8")
 
 
 @dataclass(frozen=True, slots=True)
 class IdentifyResponse:
-    """What a client that negotiates is told. The order of the fields is the order on the wire (nsqd).
+    """nsqd's response to a client that negotiates. nsqd: the fields are in this order on the wire.
 
-    `max_msg_timeout`, `msg_timeout` and `output_buffer_timeout` are milliseconds; the topology is the daemon's own.
+    `max_msg_timeout`, `msg_timeout` and `output_buffer_timeout` are milliseconds. The topology is the daemon's.
     """
 
     max_rdy_count: int
@@ -81,40 +61,36 @@ class IdentifyResponse:
     topology_zone: str
 
     def encode(self) -> bytes:
-        """The JSON object, the data of a response frame."""
+        """The JSON object, as the data of a response frame."""
         return dumps({field.name: getattr(self, field.name) for field in fields(self)}).encode("utf-8")
 
 
-RESPONSE_FIELDS: Final[Fields] = {
-    "max_rdy_count": INT64,
-    "version": STRING,
-    "max_msg_timeout": INT64,
-    "msg_timeout": INT64,
-    "tls_v1": BOOL,
-    "deflate": BOOL,
-    "deflate_level": INT64,
-    "max_deflate_level": INT64,
-    "snappy": BOOL,
-    "sample_rate": INT32,
-    "auth_required": BOOL,
-    "output_buffer_size": INT64,
-    "output_buffer_timeout": INT64,
-    "topology_region": STRING,
-    "topology_zone": STRING,
-}
+_KINDS: Final = {str: STRING, bool: BOOL, int: INT64}
+
+
+def _fields_of(message: type[IdentifyRequest] | type[IdentifyResponse]) -> Fields:
+    # nsqd: the sample rate is the only field of 32 bits.
+    return {
+        field.name: INT32 if field.name == "sample_rate" else _KINDS[field.type]  # type: ignore[index]
+        for field in fields(message)
+    }
+
+
+_REQUEST_FIELDS: Final = _fields_of(IdentifyRequest)
+_RESPONSE_FIELDS: Final = _fields_of(IdentifyResponse)
 
 
 def decode_identify(body: bytes) -> IdentifyRequest:
-    """The request in an IDENTIFY body. Raises ``FatalClientError`` for what is not such a JSON object."""
+    """Decode the body of an IDENTIFY. Raises ``FatalClientError`` for anything but such a JSON object."""
     try:
-        return IdentifyRequest(**loads_object(body, REQUEST_FIELDS))
+        return IdentifyRequest(**loads_object(body, _REQUEST_FIELDS))
     except JsonError:
         raise FatalClientError(E_BAD_BODY, "IDENTIFY failed to decode JSON body") from None
 
 
 def decode_identify_response(data: bytes) -> IdentifyResponse:
-    """What nsqd answered; what it left out is zero, and all of it is for ``OK``, the answer to who does not negotiate.
+    """Decode nsqd's response. Absent fields are zero, and so are all fields if it is ``OK`` (no negotiation).
 
-    Raises ``ValueError`` for what is neither.
+    Raises ``ValueError`` for anything else.
     """
-    return IdentifyResponse(**loads_object(b"{}" if data == b"OK" else data, RESPONSE_FIELDS))
+    return IdentifyResponse(**loads_object(b"{}" if data == b"OK" else data, _RESPONSE_FIELDS))

@@ -1,26 +1,28 @@
-"""Fast codecs out of declarations: a fixed-size ``construct.Struct`` becomes one ``struct.Struct`` and named slices.
+"""Fast codecs derived from declarations: a ``construct.Struct`` of fixed size becomes a ``struct.Struct`` and slices.
 
-A declaration parses in tens of microseconds, what is derived from it in a fraction of one. Only what can be translated
-exactly is translated; anything else is refused when the module that asks is imported, never while serving.
+Parsing with construct takes tens of microseconds, with the derived codec a fraction of one. A declaration that cannot
+be translated exactly is refused when the module that uses it is imported.
 """
 
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 import construct
+
+from nsq_compat.protocol import schema
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The fast twin of a declaration.
+    """The codec of a declaration.
 
-    ``pack(*values)`` and ``unpack_from(buffer, offset=0)`` take and return the fields in declared order, leaving out
-    constants: those are written by ``pack`` and checked by ``unpack_from`` (``ValueError``). Both raise
-    ``struct.error`` for numbers that do not fit and buffers that are too short; the length of a bytes field is the
-    caller's word, ``struct`` pads and cuts without a sound. ``slices`` locates every field, constants included.
+    ``pack(*values)`` takes and ``unpack_from(buffer, offset=0)`` returns the fields in declared order, without
+    constants, which ``pack`` writes and ``unpack_from`` checks (``ValueError``). Both raise ``struct.error`` for
+    numbers that do not fit and buffers that are too short. ``pack`` pads or truncates a bytes field of the wrong length
+    silently. ``slices`` has the position of every field, constants included.
     """
 
     size: int
@@ -29,15 +31,15 @@ class Layout:
     slices: Mapping[str, slice]
 
     def offset(self, name: str) -> int:
-        """Where a field begins, in bytes from the start."""
+        """A field's position, in bytes."""
         begin: int = self.slices[name].start
         return begin
 
 
 def derive(declaration: construct.Struct) -> Layout:
-    """The codec for a struct of named big-endian numbers, ``Bytes(n)`` and constants of these.
+    """The codec of a struct of named big-endian numbers, ``Bytes(n)`` and constants of these.
 
-    Raises ``TypeError`` that names the field it cannot translate.
+    Raises ``TypeError``, naming the field, for anything else.
     """
     if not isinstance(declaration, construct.Struct):
         raise TypeError(f"only a construct.Struct has a layout, not {declaration!r}")
@@ -63,7 +65,7 @@ def derive(declaration: construct.Struct) -> Layout:
 
 
 def _describe(member: construct.Construct) -> tuple[str, construct.Construct, Any]:
-    """A member's name, its field without wrapping, and its constant (None: a real field)."""
+    """A member's name, its unwrapped field, and its constant, if it is one."""
     if not isinstance(member, construct.Renamed) or not member.name:
         raise TypeError(f"a field without a name cannot be located: {member!r}")
     name, field = member.name, member.subcon
@@ -73,7 +75,7 @@ def _describe(member: construct.Construct) -> tuple[str, construct.Construct, An
 
 
 def _format_of(name: str, field: construct.Construct) -> tuple[str, int]:
-    """The ``struct`` code of one field and its length in bytes."""
+    """The ``struct`` code of a field and its length in bytes."""
     if isinstance(field, construct.FormatField) and field.fmtstr.startswith(">"):
         return field.fmtstr[1:], field.length
     if isinstance(field, construct.Bytes) and isinstance(field.length, int):
@@ -98,3 +100,19 @@ def _with_constants(
         return tuple(value for index, value in enumerate(values) if index not in constants)
 
     return pack, unpack_from
+
+
+# --- Sizes ------------------------------------------------------------------------------------------------------------
+
+_SIZE: Final = derive(schema.SIZE)
+_BATCH_HEADER: Final = derive(schema.MPUB_HEADER)
+
+SIZE_OF_SIZE: Final[int] = _SIZE.size
+"""Bytes of a size field, and of the count of messages in an MPUB."""
+
+pack_size: Final = _SIZE.pack
+read_size: Final = _SIZE.unpack_from
+"""Returns a tuple of one."""
+
+read_batch_header: Final = _BATCH_HEADER.unpack_from
+"""Returns the size of an MPUB's body, its count of messages, and the size of the first message."""

@@ -1,11 +1,11 @@
 """The V1 protocol between nsqd and nsqlookupd, both ends: bytes to commands and replies, and back.
 
-nsqd connects, says the magic and IDENTIFY, then one command at a time, each answered by one reply: a size and as many
-bytes, without a type. A command is a line; IDENTIFY alone has a sized body, which is JSON. To nsqlookupd every error
-is fatal: it is sent like any reply, then the connection is closed.
+nsqd connects and sends the magic, IDENTIFY, and then other commands. Each command is answered by one reply: a size and
+as many bytes, without a type. A command is a line; only IDENTIFY has a sized body, which is JSON. In nsqlookupd every
+error is fatal: it is sent as a reply, then the connection is closed.
 
-Invariants, for both readers: *any cut of the input gives the same values* and the same error at the same place; a size
-is judged before what it announces is awaited; time is linear in the bytes.
+Invariants of both readers: *any cut of the input gives the same values* and the same error at the same place; a size is
+checked before its data is awaited; time is linear in the bytes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,20 +22,21 @@ from nsq_compat.protocol.errors import (
     SilentClose,
 )
 from nsq_compat.protocol.go_json import INT64, STRING, Fields, JsonError, dumps, loads_object
+from nsq_compat.protocol.layout import SIZE_OF_SIZE, pack_size, read_size
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.protocol.receive_buffer import ReceiveBuffer
-from nsq_compat.protocol.sizes import SIZE_OF_SIZE, pack_size, read_size
 
 MAGIC: Final[bytes] = schema.MAGIC_V1.value
 PING: Final = b"PING\n"
 OK: Final = b"OK"
-"""The data of the reply to everything but IDENTIFY."""
+"""The data of the reply to all commands but IDENTIFY."""
 
 MAX_LINE: Final = 16384
-"""The longest line with its newline that is waited for, as in nsqd; NSQ's nsqlookupd waits for any."""
+"""The maximum size of a line with its newline, as in nsqd. NSQ's nsqlookupd has no limit."""
 
 DEFAULT_MAX_BODY_SIZE: Final = 1 << 20
-"""Of an IDENTIFY, which takes some hundred bytes. NSQ's nsqlookupd has no limit, and ends at a negative size."""
+"""The maximum size of IDENTIFY's body, which is usually a few hundred bytes. NSQ's nsqlookupd has no limit, and
+crashes at a negative size."""
 
 DEFAULT_MAX_REPLY_SIZE: Final = 5 << 20
 """nsqd: its --max-body-size."""
@@ -45,7 +46,7 @@ _PORTS: Final = ("tcp_port", "http_port")
 
 @dataclass(frozen=True, slots=True)
 class PeerInfo:
-    """What a daemon tells nsqlookupd of itself. In alphabetical order, as on the wire."""
+    """The body of IDENTIFY. Fields are in alphabetical order, as on the wire."""
 
     broadcast_address: str = ""
     hostname: str = ""
@@ -58,7 +59,7 @@ class PeerInfo:
 
 @dataclass(frozen=True, slots=True)
 class LookupdInfo:
-    """What nsqlookupd answers to IDENTIFY. In alphabetical order, as on the wire."""
+    """The reply to IDENTIFY. Fields are in alphabetical order, as on the wire."""
 
     broadcast_address: str = ""
     hostname: str = ""
@@ -70,19 +71,19 @@ class LookupdInfo:
 _LOOKUPD_INFO_FIELDS: Final[Fields] = {
     field.name: INT64 if field.name in _PORTS else STRING
     for field in fields(LookupdInfo)
-    if field.name != "hostname"  # nsqd: not read, so it may be anything
+    if field.name != "hostname"  # nsqd: ignored, so it may have any type
 }
 _PEER_INFO_FIELDS: Final[Fields] = {
     field.name: INT64 if field.name in _PORTS else STRING for field in fields(PeerInfo)
-} | {"remote_address": STRING}  # nsqlookupd: must be a string if it is there, and is not used
+} | {"remote_address": STRING}  # nsqlookupd: must be a string if present, and is ignored
 
 
 class LookupReplyError(Exception):
-    """What arrived cannot be nsqlookupd's reply; the connection is of no more use."""
+    """Received data is not a valid reply of nsqlookupd; the connection must be closed."""
 
 
 class LookupCommand(NamedTuple):
-    """A command to nsqlookupd: its line cut at the spaces, and the body (IDENTIFY's, otherwise empty)."""
+    """A command to nsqlookupd: its line split at spaces, and the body, which only IDENTIFY has."""
 
     tokens: Sequence[bytes]
     body: bytes
@@ -92,18 +93,18 @@ class LookupCommand(NamedTuple):
 
 
 def identify(info: PeerInfo) -> bytes:
-    """The first command of every connection."""
+    """IDENTIFY, the first command of every connection."""
     command: bytes = schema.LOOKUPD_IDENTIFY.build({"body": dumps(asdict(info)).encode("utf-8")})
     return command
 
 
 def register(topic: str, channel: str = "") -> bytes:
-    """Says that this daemon has a topic, or a channel and its topic."""
+    """REGISTER a topic, or a channel and its topic."""
     return _registration("REGISTER", topic, channel)
 
 
 def unregister(topic: str, channel: str = "") -> bytes:
-    """Says that a channel is gone, or a topic with all its channels."""
+    """UNREGISTER a channel, or a topic with all its channels."""
     return _registration("UNREGISTER", topic, channel)
 
 
@@ -112,16 +113,16 @@ def _registration(verb: str, topic: str, channel: str) -> bytes:
 
 
 class ReplyReader:
-    """Reads one connection's replies. `max_size` bounds the data of one, in bytes."""
+    """Reads one connection's replies. `max_size` is the maximum size of a reply's data in bytes."""
 
     def __init__(self, max_size: int = DEFAULT_MAX_REPLY_SIZE) -> None:
         self._max_size = max_size
         self._buffer = ReceiveBuffer(SIZE_OF_SIZE)
 
     def receive_data(self, data: bytes) -> Iterator[bytes]:
-        """Take what the socket gave; iterate over the data of the replies that are complete.
+        """Feed received bytes; iterate over the data of complete replies.
 
-        The iterator raises ``LookupReplyError`` when a reply is larger than allowed or its size is negative.
+        The iterator raises ``LookupReplyError`` if a reply's size is too large or negative.
         """
         return self._replies() if self._buffer.append(data) else iter(())
 
@@ -144,7 +145,7 @@ class ReplyReader:
 
 
 def decode_lookupd_info(data: bytes) -> LookupdInfo:
-    """The reply to IDENTIFY. Raises ``LookupReplyError`` for everything but a JSON object, so for errors too."""
+    """Decode the reply to IDENTIFY. Raises ``LookupReplyError`` unless it is a JSON object, so also for errors."""
     try:
         return LookupdInfo(**loads_object(data, _LOOKUPD_INFO_FIELDS))
     except JsonError:
@@ -156,7 +157,7 @@ def decode_lookupd_info(data: bytes) -> LookupdInfo:
 
 
 def reply(data: bytes) -> bytes:
-    """A reply in wire form; `data` is ``OK``, what ``encode_lookupd_info`` gives, or an error's ``data``."""
+    """A reply in wire form; `data` is ``OK``, a result of ``encode_lookupd_info``, or an error's ``data``."""
     return pack_size(len(data)) + data
 
 
@@ -166,7 +167,7 @@ def encode_lookupd_info(info: LookupdInfo) -> bytes:
 
 
 def decode_peer_info(body: bytes) -> PeerInfo:
-    """What an IDENTIFY body says. Raises ``FatalClientError`` for bad JSON and for missing fields."""
+    """Decode an IDENTIFY body. Raises ``FatalClientError`` for invalid JSON and missing fields."""
     try:
         values = loads_object(body, _PEER_INFO_FIELDS)
     except JsonError:
@@ -179,10 +180,7 @@ def decode_peer_info(body: bytes) -> PeerInfo:
 
 
 def registration(tokens: Sequence[bytes]) -> tuple[str, str]:
-    """Topic and channel ("" for none) of REGISTER or UNREGISTER, `tokens` being the whole line.
-
-    Raises ``FatalClientError``. An empty channel is as good as none (nsqlookupd).
-    """
+    """Topic and channel ("" for none) of a REGISTER or UNREGISTER line. Raises ``FatalClientError``."""
     verb = tokens[0].decode("ascii")
     if len(tokens) < 2:
         raise FatalClientError(E_INVALID, f"{verb} insufficient number of params")
@@ -194,7 +192,7 @@ def registration(tokens: Sequence[bytes]) -> tuple[str, str]:
     return topic.decode("ascii"), channel.decode("ascii")
 
 
-# nsqlookupd: a line loses what Unicode calls white space at both ends, not only a carriage return.
+# nsqlookupd: all Unicode white space is stripped from both ends of a line, not only a carriage return.
 _WHITE_SPACE: Final = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
     map(chr, range(0x2000, 0x200B))
 )
@@ -202,10 +200,10 @@ _VERBS: Final = frozenset({b"PING", b"IDENTIFY", b"REGISTER", b"UNREGISTER"})
 
 
 class LookupCommandReader:
-    """Reads one connection's commands, from behind the magic.
+    """Reads one connection's commands, after the magic.
 
-    `admit` is called with the tokens of each complete line whose verb is known, before a body is awaited; it raises
-    what is to be answered when the command is not allowed now. `max_body_size` is in bytes.
+    `admit` is called with the tokens of each complete line that has a known verb, before a body is awaited. It raises
+    the error to reply if the command is not allowed now. `max_body_size` is in bytes.
     """
 
     def __init__(self, admit: Callable[[Sequence[bytes]], None], *, max_body_size: int = DEFAULT_MAX_BODY_SIZE) -> None:
@@ -216,18 +214,15 @@ class LookupCommandReader:
         self._body_size: int | None = None
 
     def receive_data(self, data: bytes) -> Iterator[LookupCommand]:
-        """Take what the socket gave; iterate over the commands that are complete.
+        """Feed received bytes; iterate over complete commands.
 
-        The iterator raises ``FatalClientError`` for what nsqlookupd refuses, ``SilentClose`` for an over-long line, and
-        whatever `admit` raises. After an error the reader is not to be fed again.
+        The iterator raises ``FatalClientError`` for invalid commands, ``SilentClose`` for an over-long line, and the
+        errors of `admit`. After an error the reader must not be fed again.
         """
         return self._commands() if self._buffer.append(data) else iter(())
 
     def end_of_input(self) -> None:
-        """Say what the end of input means at this point: always raises.
-
-        Between commands and inside a line ``SilentClose``, inside a body a ``FatalClientError``.
-        """
+        """Handle EOF: raises ``SilentClose`` between commands and inside a line, ``FatalClientError`` inside a body."""
         if self._identify is None:
             raise SilentClose("end of input")
         part = " size" if self._body_size is None else ""
@@ -268,7 +263,7 @@ class LookupCommandReader:
             if len(buffer.data) - buffer.position < SIZE_OF_SIZE:
                 buffer.needed = SIZE_OF_SIZE
                 return None
-            self._body_size = self._judged(read_size(buffer.data, buffer.position)[0])
+            self._body_size = self._checked_size(read_size(buffer.data, buffer.position)[0])
             buffer.position += SIZE_OF_SIZE
         stop = buffer.position + self._body_size
         if stop > len(buffer.data):
@@ -279,8 +274,8 @@ class LookupCommandReader:
         self._identify = self._body_size = None
         return LookupCommand(tokens, body)
 
-    def _judged(self, size: int) -> int:
-        # Both refusals are ours, in nsqd's words.
+    def _checked_size(self, size: int) -> int:
+        # nsqlookupd has neither check; the texts are nsqd's.
         if size < 0:
             raise FatalClientError(E_BAD_BODY, f"IDENTIFY invalid body size {size}")
         if size > self._max_body_size:

@@ -1,7 +1,7 @@
-"""A message is its wire frame: immutable bytes that every channel shares until the message is finished.
+"""Message frames. A message is its wire frame: immutable bytes, shared by all channels until the message is finished.
 
-Everything here takes and returns frames, most of it lists of them. A queued frame carries the attempt number it *will
-be* delivered with, so a delivery copies nothing; only a redelivery makes a new frame.
+A queued frame has the attempt number of its *next* delivery, so that a delivery copies nothing. Only a redelivery makes
+a new frame.
 """
 
 import struct
@@ -13,8 +13,7 @@ from typing import Final
 
 from nsq_compat.protocol import schema
 from nsq_compat.protocol.frames import FRAME_TYPE_MESSAGE
-from nsq_compat.protocol.layout import derive
-from nsq_compat.protocol.sizes import pack_size
+from nsq_compat.protocol.layout import derive, pack_size
 from nsq_compat.protocol.uniform_bodies import UniformBodies
 
 HEADER: Final = derive(schema.MESSAGE_FRAME_HEADER)
@@ -26,7 +25,7 @@ _ATTEMPTS: Final = HEADER.slices["attempts"]
 _TIMESTAMP: Final = HEADER.slices["timestamp_ns"]
 _MAX_ATTEMPTS: Final = 0xFFFF
 _SIZES: Final = [pack_size(_EMPTY_SIZE + length) for length in range(4096)]
-"""The size field by the length of a body, for usual ones."""
+"""Size fields by length of the body."""
 _ID_BEGIN: Final[int] = _ID.start
 _ID_END: Final[int] = _ID.stop
 _id_of: Final = itemgetter(_ID)
@@ -35,7 +34,7 @@ _uint16: Final = struct.Struct(">H")
 
 
 def make_frame(message_id: bytes, timestamp_ns: int, body: bytes) -> bytes:
-    """A body's frame, ready for its first delivery (attempts = 1)."""
+    """The frame of a body for its first delivery (attempts = 1)."""
     return HEADER.pack(_EMPTY_SIZE + len(body), FRAME_TYPE_MESSAGE, timestamp_ns, 1, message_id) + body
 
 
@@ -46,16 +45,15 @@ def make_frames(
     id_start: bytes = b"",
     lengths: Sequence[int] = (),
 ) -> tuple[bytes, ...]:
-    """``make_frame`` of each body, all with the same timestamp.
+    """``make_frame`` of each body, with the same timestamp.
 
-    `ids` are what follows `id_start` in them; `lengths` those of the bodies, if they are known.
+    A message id is `id_start` followed by an element of `ids`. `lengths` are those of the bodies, if already known.
     """
-    # Hot: runs for every message published. The result is a tuple, because the garbage collector soon stops
-    # traversing a tuple of bytes, and a backlog may have a million frames.
+    # Hot: runs for every message published. The result is a tuple, because the garbage collector soon untracks a
+    # tuple of bytes, and a backlog may have a million frames.
     if len(ids) != len(bodies):
         raise ValueError("each body needs an id of its own")
-    # Only size and id differ from frame to frame. Joining what is there costs less than packing it, and map, zip and
-    # join are C: no frame costs a turn of the interpreter.
+    # Only size and id differ between frames. Joining costs less than packing, and map, zip and join run in C.
     same = _between_size_and_id(timestamp_ns) + id_start
     lengths = lengths or list(map(len, bodies))
     try:
@@ -63,15 +61,15 @@ def make_frames(
             return tuple(map(b"".join, zip(repeat(_SIZES[lengths[0]] + same), ids, bodies)))
         sizes: Iterable[bytes] = map(_SIZES.__getitem__, lengths)
         return tuple(map(b"".join, zip(sizes, repeat(same), ids, bodies)))
-    except IndexError:  # one of them is bigger
+    except IndexError:  # a body that _SIZES does not cover
         sizes = (pack_size(_EMPTY_SIZE + length) for length in lengths)
         return tuple(map(b"".join, zip(sizes, repeat(same), ids, bodies)))
 
 
 def join_uniform(ids: Sequence[bytes], timestamp_ns: int, bodies: UniformBodies, id_start: bytes = b"") -> bytes:
-    """The same frames, one behind the other."""
-    # Hot: runs for most MPUBs. Joining a batch and cutting it again costs less than making frames one by one, and the
-    # log is written from the joined bytes.
+    """The frames of ``make_frames``, concatenated."""
+    # Hot: runs for most MPUBs. Joining a batch and splitting it costs less than making frames one by one, and the log
+    # writes the joined bytes.
     count = len(bodies)
     if len(ids) != count:
         raise ValueError("each body needs an id of its own")
@@ -82,12 +80,12 @@ def join_uniform(ids: Sequence[bytes], timestamp_ns: int, bodies: UniformBodies,
 
 
 def cut_uniform(joined: bytes, size: int, begin: int, count: int) -> tuple[bytes, ...]:
-    """So many frames of that size, the first of which is at `begin`."""
-    return _alike(size, count).unpack_from(joined, begin)
+    """The `count` frames of `size` bytes each that begin at `begin`."""
+    return _uniform_layout(size, count).unpack_from(joined, begin)
 
 
 @lru_cache(maxsize=64)
-def _alike(size: int, count: int) -> struct.Struct:
+def _uniform_layout(size: int, count: int) -> struct.Struct:
     return struct.Struct(f"{size}s" * count)
 
 
@@ -96,51 +94,46 @@ def _between_size_and_id(timestamp_ns: int) -> bytes:
 
 
 def message_id(frame: bytes) -> bytes:
-    """The 16 ASCII bytes a client names the message by."""
+    """The message's id, 16 ASCII bytes."""
     return frame[_ID_BEGIN:_ID_END]
 
 
 def message_ids(frames: Sequence[bytes]) -> list[bytes]:
     """The ids of many frames."""
-    # Hot: runs for every message delivered; where it is a single one, an index is cheaper than `map`.
+    # Hot: runs for every message delivered. For a single one, an index is cheaper than `map`.
     if len(frames) == 1:
         return [frames[0][_ID_BEGIN:_ID_END]]
     return list(map(_id_of, frames))
 
 
 def attempts(frame: bytes) -> int:
-    """The number of the delivery the frame is meant for, 1 the first time."""
+    """The attempt number of the frame's delivery, from 1."""
     number: int = _uint16.unpack_from(frame, _ATTEMPTS.start)[0]
     return number
 
 
 def timestamp_ns(frame: bytes) -> int:
-    """When the message was published, in nanoseconds since 1970."""
+    """The time of publishing, in nanoseconds since 1970."""
     return int.from_bytes(_timestamp_of(frame), "big", signed=True)
 
 
 def raw_timestamps(frames: Iterable[bytes]) -> list[bytes]:
-    """The timestamps of many frames as they are in them: eight bytes, equal for what was published together."""
-    # Hot: runs for every message finished while latencies are watched.
+    """The timestamp fields of many frames: eight bytes each, equal for messages of one publish."""
+    # Hot: runs for every message finished while latencies are measured.
     return list(map(_timestamp_of, frames))
 
 
 def body(frame: bytes) -> bytes:
-    """What the producer gave."""
+    """The message's body."""
     return frame[HEADER_SIZE:]
 
 
-def next_attempt(frame: bytes) -> bytes:
-    """The frame of the next delivery of a message that was delivered and not finished."""
-    # nsqd: the number is 16 bits wide and wraps around.
-    return with_attempts(frame, (attempts(frame) + 1) & _MAX_ATTEMPTS)
-
-
 def with_attempts(frame: bytes, number: int) -> bytes:
-    """The frame for the delivery of this number."""
+    """The frame with attempt number `number`."""
     return frame[: _ATTEMPTS.start] + _uint16.pack(number) + frame[_ATTEMPTS.stop :]
 
 
 def next_attempts(frames: Sequence[bytes]) -> list[bytes]:
-    """``next_attempt`` of each."""
-    return [next_attempt(frame) for frame in frames]
+    """The frames for redelivering messages."""
+    # nsqd: the attempt number has 16 bits and wraps around.
+    return [with_attempts(frame, (attempts(frame) + 1) & _MAX_ATTEMPTS) for frame in frames]

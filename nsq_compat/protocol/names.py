@@ -1,24 +1,26 @@
-"""Which topic and channel names are allowed.
+"""Valid names of topics and channels, and valid addresses that other daemons announce.
 
-One rule for both: letters, digits, ``.``, ``_`` and ``-``, then perhaps ``#ephemeral``; 1 to 64 bytes in all.
-A name that passes is ASCII, so everything above this layer may hold it as ``str``.
+Topics and channels have the same rule: letters, digits, ``.``, ``_`` and ``-``, then optionally ``#ephemeral``; 1 to 64
+bytes in total. A valid name is ASCII, so the layers above use ``str``.
 """
 
+import ipaddress
 import re
 from typing import Final
+
+from nsq_compat.protocol.errors import quote
 
 MAX_NAME_LENGTH: Final = 64
 EPHEMERAL_SUFFIX: Final = "#ephemeral"
 
 _RULE: Final = rf"[.a-zA-Z0-9_-]+(?:{EPHEMERAL_SUFFIX})?"
-# Called for every PUB line: the bound methods save an attribute lookup each time. fullmatch, because "$" would also
-# accept a name with a newline behind it.
+# Bound methods save an attribute lookup per call. `fullmatch`, because "$" also matches before a trailing newline.
 _matches_text: Final = re.compile(_RULE).fullmatch
 _matches_bytes: Final = re.compile(_RULE.encode("ascii")).fullmatch
 
 
 def is_valid_name(name: bytes | str) -> bool:
-    """True for a legal topic or channel name, its length counted with the ``#ephemeral`` suffix."""
+    """Whether it is a valid topic or channel name."""
     if len(name) > MAX_NAME_LENGTH:
         return False
     if isinstance(name, bytes):
@@ -27,5 +29,54 @@ def is_valid_name(name: bytes | str) -> bool:
 
 
 def is_ephemeral(name: str) -> bool:
-    """True when a topic or channel of this (valid) name lives only as long as it is used."""
+    """Whether a topic or channel with this (valid) name is deleted when it is no longer used."""
     return name.endswith(EPHEMERAL_SUFFIX)
+
+
+# --- Addresses --------------------------------------------------------------------------------------------------------
+
+_HOST_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,255}")
+_MAX_PORT: Final = 65535
+_MAX_PRINTED: Final = 60
+
+
+def is_host(text: object) -> bool:
+    """Whether it is a host name or an IP address, and safe to use in a URL."""
+    if not isinstance(text, str):
+        return False
+    return _is_ipv6(text) if ":" in text else _HOST_NAME.fullmatch(text) is not None
+
+
+def is_port(number: object) -> bool:
+    """Whether it is a port from 1 to 65535."""
+    return type(number) is int and 0 < number <= _MAX_PORT
+
+
+def address_error(host: object, **ports: object) -> str:
+    """Why an announced address is invalid, in a few printable characters; empty if it is valid."""
+    if not is_host(host):
+        return f"invalid broadcast address {printable(host)}"
+    return next((f"invalid {name} port {printable(port)}" for name, port in ports.items() if not is_port(port)), "")
+
+
+def printable(value: object) -> str:
+    """A value from another daemon for a log line or an error text: quoted and at most 60 characters."""
+    text = str(value)
+    cut = "..." if len(text) > _MAX_PRINTED else ""
+    return quote(text[:_MAX_PRINTED].encode("utf-8", "replace")) + cut
+
+
+def canonical_host(host: str) -> str:
+    """A host's canonical spelling: lower case, no trailing dot, IPv6 in its shortest form."""
+    if _is_ipv6(host):
+        return str(ipaddress.IPv6Address(host)).lower()
+    return host.lower().removesuffix(".")
+
+
+def _is_ipv6(text: str) -> bool:
+    try:
+        address = ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    # `ipaddress` accepts any text as a zone ("%eth0").
+    return address.scope_id is None or _HOST_NAME.fullmatch(address.scope_id) is not None

@@ -1,15 +1,15 @@
-"""Received bytes on their way into a reader that takes them as they become usable.
+"""Received bytes that a reader cannot use yet: shared by the readers of frames, of nsqlookupd's protocol and of snappy.
 
-Pieces are joined only when a reader said it could go on (`needed`), so a body of a megabyte that arrives in a thousand
-reads is copied once, not a thousand times. `position` moves as the reader consumes, and what lies behind it is never
-lost, wherever the reader stops.
+Received pieces are joined only when the reader has enough to continue (`needed`), so that a body of a megabyte that
+arrives in a thousand reads is copied once.
 """
 
 
 class ReceiveBuffer:
     """Bytes of one direction of one connection.
 
-    `data` from `position` on is what can be read now; more may wait until `needed` bytes are there in all.
+    The reader reads `data` from `position`, which it advances. Later pieces are kept apart until there are `needed`
+    unread bytes in total.
     """
 
     def __init__(self, needed: int) -> None:
@@ -20,16 +20,16 @@ class ReceiveBuffer:
         self._later_size = 0
 
     def append(self, data: bytes) -> bool:
-        """Take what was received; true when there is enough to go on."""
+        """Add received bytes. True if the reader has enough to continue."""
         self._later.append(data)
         self._later_size += len(data)
         return len(self.data) - self.position + self._later_size >= self.needed
 
     def gather(self) -> bytes:
-        """Everything unread, as one piece and with `position` 0: it becomes `data`."""
+        """Join everything unread into `data`, with `position` 0."""
         rest = self.data[self.position :] if self.position else self.data
         if self._later:
-            # A read that follows a fully consumed one is used as it is.
+            # After everything was read, a single new piece needs no copy.
             rest = b"".join([rest, *self._later]) if rest or len(self._later) > 1 else self._later[0]
             self._later = []
             self._later_size = 0
@@ -38,7 +38,7 @@ class ReceiveBuffer:
         return rest
 
     def hand_back(self) -> bytes:
-        """Everything unread, taken out."""
+        """Remove and return everything unread."""
         rest = self.gather()
         self.data = b""
         return rest

@@ -1,10 +1,8 @@
-"""Every byte layout of NSQ's protocols, declared once with construct. All integers are big-endian unless said so.
+"""Every byte layout of NSQ's protocols, declared once with construct. Integers are big-endian unless noted.
 
-This module is the truth, not the way: parsing with construct costs tens of microseconds, so nothing here runs once per
-message. Fixed-size layouts are turned into fast codecs by ``layout.derive``; what has a variable size is cut by hand
-where it is read. Tests hold both against these declarations, in both directions.
-
-Layouts whose bytes may be misread are the place to look first: whoever changes a declaration here changes the wire.
+Parsing with construct takes tens of microseconds, so nothing here runs for each message. ``layout.derive`` makes fast
+codecs of the fixed-size layouts; those of variable size are read by hand-written code. Tests compare both with these
+declarations, in both directions. A change to a declaration is a change to the wire format.
 """
 
 from typing import Any, Final
@@ -39,10 +37,10 @@ MAGIC_V2: Final = Const(b"  V2")
 # --- Commands with a body ---------------------------------------------------------------------------------------------
 
 SIZE: Final = Struct("size" / Int32sb)
-"""The number of bytes that follow, and in an MPUB the count of messages. It is signed: a negative one is an error."""
+"""The number of bytes that follow; in an MPUB also the count of messages. Signed: a negative number is an error."""
 
 SIZED_BODY: Final = Prefixed(Int32sb, GreedyBytes)
-"""What follows the line of PUB, DPUB, IDENTIFY and AUTH."""
+"""Follows the line of PUB, DPUB, IDENTIFY and AUTH."""
 
 
 def _mpub_size(context: Any) -> int:
@@ -57,22 +55,22 @@ HTTP_MPUB_BODY: Final = Struct(
     "count" / Rebuild(Int32sb, _body_count),
     "bodies" / Array(this.count, SIZED_BODY),
 )
-"""What ``POST /mpub?binary=true`` carries."""
+"""The body of ``POST /mpub?binary=true``."""
 
 MPUB_BODY: Final = Struct(
     "size" / Rebuild(Int32sb, _mpub_size),
     "count" / Rebuild(Int32sb, _body_count),
     "bodies" / Array(this.count, SIZED_BODY),
 )
-"""What follows an MPUB line. The count says where it ends: ``size`` is never compared with what follows (nsqd)."""
+"""Follows an MPUB line. It ends after `count` bodies; like nsqd, nothing compares `size` with their sizes."""
 
 MPUB_HEADER: Final = Struct("size" / Int32sb, "count" / Int32sb, "first_size" / Int32sb)
-"""What ``MPUB_BODY`` begins with, up to the first body."""
+"""The beginning of ``MPUB_BODY``, up to the first body."""
 
 # --- Frames from nsqd -------------------------------------------------------------------------------------------------
 
 FRAME_HEADER: Final = Struct("size" / Int32sb, "type" / Int32sb)
-"""``size`` counts what follows it: the type (4) and the data."""
+"""`size` is that of the type (4) and the data."""
 
 FRAME: Final = Struct(
     "size" / Rebuild(Int32sb, lambda context: 4 + len(context.data)),
@@ -97,13 +95,13 @@ MESSAGE_HEADER: Final = Struct(
     "attempts" / Int16ub,
     "id" / Bytes(MESSAGE_ID_LENGTH),
 )
-"""What a message frame's data begins with; the body takes the rest."""
+"""The beginning of a message frame's data; the rest is the body."""
 
 MESSAGE: Final = Struct(*MESSAGE_HEADER.subcons, "body" / GreedyBytes)
 """The data of a message frame."""
 
 MESSAGE_FRAME_HEADER: Final = Struct(*FRAME_HEADER.subcons, *MESSAGE_HEADER.subcons)
-"""Everything before the body, for writing a whole message frame at once."""
+"""Everything before the body of a message frame."""
 
 MESSAGE_FRAME: Final = Struct(
     "size" / Rebuild(Int32sb, lambda context: 4 + MESSAGE_HEADER.sizeof() + len(context.body)),
@@ -115,15 +113,15 @@ MESSAGE_FRAME: Final = Struct(
 # --- nsqlookupd -------------------------------------------------------------------------------------------------------
 
 LOOKUPD_REPLY: Final = SIZED_BODY
-"""Replies of nsqlookupd have a size and no type."""
+"""A reply of nsqlookupd has a size and no type."""
 
 LOOKUPD_IDENTIFY: Final = Struct("line" / Const(b"IDENTIFY\n"), "body" / SIZED_BODY)
-"""The one command to nsqlookupd with a body: JSON."""
+"""The only command to nsqlookupd with a body, which is JSON."""
 
 # --- Snappy framing format (little-endian) ----------------------------------------------------------------------------
 
 SNAPPY_CHUNK_HEADER: Final = Struct("type" / Int8ub, "length" / Int24ul)
-"""``length`` counts what follows the header."""
+"""`length` is that of the data after the header."""
 
 SNAPPY_DATA_CHUNK: Final = Struct(
     "type" / Int8ub,
@@ -131,9 +129,9 @@ SNAPPY_DATA_CHUNK: Final = Struct(
     "masked_crc" / Int32ul,
     "data" / Bytes(this.length - 4),
 )
-"""A chunk of type 0 (``data`` is one raw snappy block) or 1 (``data`` as it is), with the CRC-32C of the plain data."""
+"""A chunk of type 0 (`data` is one raw snappy block) or 1 (`data` is plain), with the CRC-32C of the plain data."""
 
 SNAPPY_STREAM_IDENTIFIER: Final = Struct(
     "type" / Const(0xFF, Int8ub), "length" / Const(6, Int24ul), "magic" / Const(b"sNaPpY")
 )
-"""Every snappy stream begins with it, each direction by itself."""
+"""The first chunk of a snappy stream, in each direction."""

@@ -1,7 +1,7 @@
-"""Bodies of one size. A module of its own, because a class that is a tuple cannot be compiled."""
+"""Bodies known to have one size. Its own module, because mypyc cannot compile a class derived from tuple."""
 
 
 class UniformBodies(tuple[bytes, ...]):
-    """Bodies of one size, which whoever cut them out has seen."""
+    """Bodies of one size; the reader has checked it."""
 
     __slots__ = ()

@@ -1,11 +1,11 @@
-"""What a topic or a channel has to deliver: its place in the topic's stream, returned frames, deferred frames.
+"""The messages that a topic or a channel has to deliver: its part of the stream, returned frames, deferred frames.
 
-*Returned* is what was taken from the stream and came back: requeued, timed out, or deferred and due now. It goes to the
-end of the queue, as it stands then, but never behind more than `memory` messages, so that a long backlog in the log
-does not delay it for hours.
+*Returned* messages were taken from the stream and came back: requeued, timed out, or deferred and due now. They go to
+the end of the queue as it stands then, but never behind more than `memory` messages, so that a long backlog in the log
+does not delay them for hours.
 
-*Restored* is what was returned or in flight when the daemon ended. It comes before everything else. Until its turn
-comes only the ids are in memory.
+*Restored* messages were returned or in flight when nsqd stopped. They come before all others. Until then only their ids
+are in memory.
 
 Invariant: a message is in exactly one of the four parts, and leaves by ``take``, ``drop_oldest`` or ``empty`` only.
 """
@@ -19,54 +19,52 @@ from typing import Final, NamedTuple
 from nsq_compat.log.checkpoint import ChannelState, copied_messages
 from nsq_compat.log.storage import TopicStore
 from nsq_compat.protocol.message import with_attempts
-from nsq_compat.queue.cursor import MOST_BYTES_IN_MEMORY, MOST_IN_MEMORY, Cursor
-from nsq_compat.queue.deferred import Deferred, Fetch
+from nsq_compat.queue.cursor import Cursor
+from nsq_compat.queue.deferred import Deferred, Fetch, SharedReads
 from nsq_compat.queue.frame_queue import FrameQueue
 from nsq_compat.queue.in_flight import InFlight
 from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.schedule import Schedule
-from nsq_compat.queue.shared_reads import SharedReads
 
 _FETCHED_AT_ONCE: Final = 256
 
 
 class Peek(NamedTuple):
-    """Frames, those first that something will happen to first; moments are monotonic seconds."""
+    """Frames, the next ones first. Times are monotonic seconds."""
 
     waiting: list[bytes]
     deferred: list[tuple[float, bytes]]
-    """When it is due."""
+    """With due times."""
     in_flight: list[tuple[float, bytes]]
-    """When its consumer's time is over."""
+    """With deadlines."""
 
 
 class Backlog:
-    """`cursor` is the part that follows the stream. `fetch` reads restored messages from the log, if there is one."""
+    """`cursor` is the part in the stream. `fetch` reads restored messages from the log, if there is one."""
 
     def __init__(self, cursor: Cursor, deferred: Deferred, memory: int, fetch: Fetch | None = None) -> None:
         self.cursor = cursor
         self.deferred = deferred
-        self.damaged_count = 0
         self.on_room: Callable[[], None] | None = None
-        """Called once, as soon as no more than half of what may come back to memory waits there."""
+        """Called once, as soon as at most half as many returned frames wait as memory has room for."""
         self._memory = memory
         self._fetch = fetch
         self._returned = FrameQueue()
-        self._turns: deque[tuple[int, int]] = deque()  # of returned frames: after which position, how many
-        self._passed = 0  # taken from the stream so far
-        self._restored: deque[tuple[bytes, int]] = deque()  # id, number of the next delivery
+        self._turns: deque[tuple[int, int]] = deque()  # of returned frames: behind which message, how many
+        self._passed = 0  # number of messages taken from the stream
+        self._restored: deque[tuple[bytes, int]] = deque()  # id, attempts at the next delivery
         self._before_next_restored = 0  # returned frames to be taken before more restored messages are read
 
     def __len__(self) -> int:
-        """Messages that could be delivered now: all but the deferred ones."""
-        # Hot: asked twice for every delivery. Where nothing was returned this saves a call.
+        """The number of messages that could be delivered now: all but the deferred ones."""
+        # Hot: runs twice for every delivery. If nothing was returned this saves a call.
         if not self._turns and not self._restored:
             return len(self.cursor)
         return len(self.cursor) + len(self._returned) + len(self._restored)
 
     @property
     def backend_depth(self) -> int:
-        """The part of the length that mem-queue-size has no room for."""
+        """The number of messages that mem-queue-size has no room for."""
         return self.cursor.backend_depth
 
     @property
@@ -74,28 +72,28 @@ class Backlog:
         return len(self._returned)
 
     def byte_count(self) -> int:
-        """Approximate size of what waits, without restored messages, of which only the ids are known."""
+        """Approximate bytes of the waiting messages, without restored ones, of which only the ids are known."""
         return self.cursor.byte_count() + sum(map(len, self.returned()))
 
     # --- In -----------------------------------------------------------------------------------------------------------
 
     def put_back(self, frames: Sequence[bytes]) -> None:
-        """Frames that were delivered before, or deferred; they carry the number of their next delivery."""
+        """Return frames that were delivered or deferred. They carry the attempts of their next delivery."""
         if frames:
             self._returned.extend(frames)
             self._turns.append((self._passed + min(len(self.cursor), self._memory), len(frames)))
 
     def defer(self, frames: Sequence[bytes], due: float, locations: Sequence[bytes] = ()) -> int:
-        """Keep new messages until `due`; `locations` are those in the log, if they are there.
+        """Defer new messages until `due`; returns how many were dropped, because there is neither room nor a log.
 
-        Returns how many were dropped because there is no room and no log.
+        `locations` are those in the log, if they are there.
         """
         fitting = self.deferred.fitting(frames)
         self.deferred.add(fitting, due, locations)
         return len(frames) - len(fitting)
 
     def follow(self, held: "Backlog") -> int:
-        """Take over a copy of what a topic held. Returns how many were dropped because there is no room and no log."""
+        """Add a copy of the messages that a topic held; returns how many were dropped, as ``defer`` does."""
         self.put_back(list(held.returned()))
         self._restored.extend(held._restored)
         return self.cursor.follow(held.cursor) + held.deferred.share_with(self.deferred)
@@ -103,11 +101,8 @@ class Backlog:
     # --- Out ----------------------------------------------------------------------------------------------------------
 
     def take(self, limit: int, max_bytes: int) -> Sequence[bytes]:
-        """At most `limit` frames and about `max_bytes` bytes.
-
-        Raises ``OSError`` when the log cannot be read, having taken nothing.
-        """
-        if not self._turns and not self._restored:  # Hot: as a rule nothing came back
+        """Take at most `limit` frames and about `max_bytes` bytes. Raises ``OSError``, having taken nothing."""
+        if not self._turns and not self._restored:  # Hot: usually nothing was returned
             frames = self.cursor.take(limit, max_bytes)
             self._passed += len(frames)
             return frames
@@ -118,18 +113,17 @@ class Backlog:
             try:
                 more = self._take_run(limit - len(frames), max_bytes - size)
             except OSError:
-                break  # what was taken goes out; who asks again is told
+                break  # the frames taken so far are delivered; the next call raises
             if not more:
                 break
             frames = [*frames, *more]
         return frames
 
     def drop_oldest(self, limit: int, max_bytes: int) -> int:
-        """Forget what would be taken next; return how many messages that was. Raises ``OSError`` as ``take`` does."""
+        """Drop the messages that ``take`` would return; returns how many. Raises ``OSError`` as ``take`` does."""
         return len(self.take(limit, max_bytes))
 
     def empty(self) -> None:
-        """Forget everything."""
         self.cursor.skip_to_end()
         self.deferred.empty()
         self._returned.empty()
@@ -137,15 +131,15 @@ class Backlog:
         self._restored.clear()
         self._before_next_restored = 0
 
-    # --- Looking ------------------------------------------------------------------------------------------------------
+    # --- Peeking ------------------------------------------------------------------------------------------------------
 
     def peek_waiting(self, count: int) -> list[bytes]:
-        """What would be taken next, `count` of it or fewer, about in that order.
-
-        Raises ``OSError`` when the log cannot be read.
-        """
+        """Return up to `count` frames that ``take`` would return next, in about that order. Raises ``OSError``."""
         returned, stream = self.returned(), iter(self.cursor.peek(count))
-        frames = [*islice(returned, max(0, self._before_next_restored)), *self._peek_restored(count)]
+        frames = [
+            *islice(returned, max(0, self._before_next_restored)),
+            *self._fetch_restored(list(islice(self._restored, count))),
+        ]
         passed = self._passed
         for turn, size in self._turns:
             if len(frames) >= count:
@@ -156,12 +150,15 @@ class Backlog:
         return [*frames, *stream][:count]
 
     def peek(self, count: int, flights: Iterable[InFlight]) -> Peek:
-        """At most `count` of each kind, at a cost that does not depend on how many there are. Raises ``OSError``."""
+        """Return at most `count` messages of each kind, at a cost that does not depend on their number.
+
+        Raises ``OSError``.
+        """
         first_of_each = chain.from_iterable(islice(each.peek(), count) for each in flights)
         return Peek(self.peek_waiting(count), self.deferred.peek(count), heapq.nsmallest(count, first_of_each))
 
     def latest(self, count: int, flights: Iterable[InFlight]) -> Peek:
-        """The last `count` of each kind and consumer that are in memory; what is in flight is among what waits."""
+        """Return the last `count` messages of each kind and consumer in memory; those in flight are among `waiting`."""
         newest = (islice(reversed(each.frames.values()), count) for each in flights)
         waiting = [*self.cursor.latest(count), *chain.from_iterable(newest)]
         return Peek(waiting, self.deferred.latest(count), [])
@@ -171,34 +168,28 @@ class Backlog:
         for batch in self._returned.batches():
             yield from batch
 
-    # --- What must survive --------------------------------------------------------------------------------------------
+    # --- Checkpoints --------------------------------------------------------------------------------------------------
 
     def state(self, in_flight: Iterable[Mapping[bytes, bytes]] = ()) -> ChannelState:
-        """What a checkpoint says of it; `in_flight` are the frames that consumers have, by id."""
+        """Return the part of a checkpoint that describes it; `in_flight` are the frames that consumers have, by id."""
         unfinished = copied_messages(in_flight, self.returned(), self._restored)
         return ChannelState(self.cursor.position, self.deferred.keys(), list(self.cursor.gaps), unfinished)
 
     def restore(self, state: ChannelState, end: int, shift: float) -> None:
-        """Be as a checkpoint said, in a stream that ends at `end`; `shift` makes due times of today's clock."""
+        """Restore a state, in a stream that ends at `end`; `shift` is added to due times."""
         self.cursor.move(state.position, end, state.gaps)
         self._restored.extend(state.at_once())
         self.deferred.restore(state.take_deferred(), shift)
 
-    def frames_in_memory(self) -> Iterator[bytes]:
-        """All frames it has, for when memory ends."""
-        for batch in self.cursor.in_memory():
-            yield from batch
+    def frames(self) -> Iterator[bytes]:
+        """Yield the frames in memory that were taken from the stream: returned and deferred ones."""
         yield from self.returned()
-        yield from self.deferred.frames().values()
-
-    def surrender_memory(self) -> None:
-        """Make `state` name what waits in memory one by one: it is not in the log at its place in the stream."""
-        self.put_back(self.cursor.take_memory())
+        yield from self.deferred.frames()
 
     # --- Inside -------------------------------------------------------------------------------------------------------
 
     def _take_run(self, limit: int, max_bytes: int) -> Sequence[bytes]:
-        """From the stream up to the turn of what came back, or from that."""
+        """Take frames from the stream up to the next returned ones, or take those."""
         if self._turns:
             turn, count = self._turns[0]
             if turn <= self._passed or not len(self.cursor):
@@ -209,24 +200,20 @@ class Backlog:
         return frames
 
     def _read_restored(self) -> None:
-        assert self._fetch is not None, "restored messages are in a log"
-        some = list(islice(self._restored, _FETCHED_AT_ONCE))
-        found = self._fetch([number for number, _ in some])
-        for _ in some:
+        batch = list(islice(self._restored, _FETCHED_AT_ONCE))
+        frames = self._fetch_restored(batch)
+        for _ in batch:
             self._restored.popleft()
-        frames = [with_attempts(found[number], attempt) for number, attempt in some if number in found]
-        self.damaged_count += len(some) - len(frames)
         self._returned.extend(frames)
         self._turns.append((0, len(frames)))
         self._before_next_restored = len(self._returned)
 
-    def _peek_restored(self, count: int) -> list[bytes]:
-        some = list(islice(self._restored, count))
-        if not some:
+    def _fetch_restored(self, batch: Sequence[tuple[bytes, int]]) -> list[bytes]:
+        if not batch:
             return []
         assert self._fetch is not None, "restored messages are in a log"
-        found = self._fetch([number for number, _ in some])
-        return [with_attempts(found[number], attempt) for number, attempt in some if number in found]
+        found = self._fetch([message_id for message_id, _ in batch])
+        return [with_attempts(found[message_id], attempt) for message_id, attempt in batch if message_id in found]
 
     def _take_returned(self, limit: int, max_bytes: int) -> Sequence[bytes]:
         turn, count = self._turns.popleft()
@@ -241,7 +228,7 @@ class Backlog:
 
 
 class BacklogFactory:
-    """Makes the backlogs of one topic: in memory what the options allow, the rest in the topic's log."""
+    """Creates the backlogs of one topic. What memory has no room for is in the topic's log."""
 
     def __init__(self, limits: QueueLimits, store: TopicStore | None, schedule: Schedule) -> None:
         self._memory = limits.mem_queue_size
@@ -249,25 +236,15 @@ class BacklogFactory:
         self._reads = None if store is None else SharedReads(store.log.fetch, schedule)
 
     def set_channel_count(self, count: int) -> None:
-        """So many channels may read the same deferred messages from the log."""
+        """Set how many channels may read the same deferred messages from the log."""
         if self._reads is not None:
             self._reads.readers = count
 
     def make(self, position: int, *, logged: bool = True) -> Backlog:
-        """An empty backlog at that place in the stream; not `logged` where the channel or the topic is ephemeral."""
+        """Return an empty backlog at that position in the stream; `logged` is false for ephemeral channels."""
         store, memory = self._store, self._memory
         fetch = store.log.fetch if store is not None else None
         if store is None or self._reads is None or not logged:
             return Backlog(Cursor(None, memory, position, position), Deferred(None, memory), memory, fetch)
-        if not store.always:
-            deferred = Deferred(self._reads.fetch, memory, keep=store.keep)
-            return Backlog(Cursor(store.log, memory, position, position), deferred, memory, fetch)
-        cursor = Cursor(
-            store.log,
-            min(memory, MOST_IN_MEMORY),
-            position,
-            position,
-            memory_bytes=MOST_BYTES_IN_MEMORY,
-            allowed=memory,
-        )
-        return Backlog(cursor, Deferred(self._reads.fetch, memory, locate=store.log.locate), memory, fetch)
+        deferred = Deferred(self._reads.fetch, memory, store.locate)
+        return Backlog(Cursor(store.log, memory, position, position), deferred, memory, fetch)

@@ -3,13 +3,13 @@
 Invariants:
 
 - *Conservation.* Every frame that was put is in exactly one place: the backlog, one in-flight set (a consumer's, one
-  that a consumer left behind, or that of messages on their way to the dead-letter topic), deferred, or finished; what
-  is dropped or dead-lettered is counted.
-- *Attempts.* A queued frame carries the attempt number it will be delivered with, a frame in flight the number it was
-  delivered with.
-- *Fair waking.* No more consumers are woken than there are frames, they are woken in turn, and what one of them takes
-  is capped by its share of the depth (see ``line``). Unless paused, as many consumers are awake as there are frames, or
-  none waits, or somebody nearer is awake; when one that was woken asks or stands back, that stays true.
+  that a consumer left behind, or that of messages on their way to the dead-letter topic), or deferred; or it is
+  finished. Messages that are dropped or dead-lettered are counted.
+- *Attempts.* A queued frame carries the attempt number of its next delivery, a frame in flight that of its last one.
+- *Fair waking.* No more consumers are woken than there are frames, they are woken in turn, and each takes at most its
+  share of the depth (see ``wait_queue``). Unless the channel is paused, one of these is true: as many consumers are
+  awake as there are frames, no consumer waits, or a nearer one is awake. It stays true when a woken consumer takes
+  frames or stands back.
 """
 
 import logging
@@ -32,63 +32,63 @@ from nsq_compat.queue.wait_queue import Rate, Throttle, Waiting, WaitQueue, Zone
 log = logging.getLogger(__name__)
 
 MAX_BATCH: Final = 256
-"""Frames one consumer takes at once, so that a fast one does not hold up a turn of the event loop."""
+"""Frames that a consumer takes at once, so that a fast one does not delay the others."""
 MAX_BATCH_BYTES: Final = 256 * 1024
 RETRY_SECONDS: Final = 0.1
-"""Before the second attempt at what the disk refused."""
+"""Pause before the first retry of a failed read."""
 LONGEST_RETRY_SECONDS: Final = 3.2
-"""Before each further attempt the time is doubled, up to this."""
+"""The pause is doubled before each further retry, up to this."""
 _EXPIRED_AT_ONCE: Final = 1024
-"""Messages whose timeout is handled by one alarm, about 2 ms of work; other clients are served before the next."""
+"""Timeouts handled by one alarm, about 2 ms of work; other clients are served before the next."""
 _RELEASE_SECONDS: Final = 0.002
-"""Between two releases of deferred messages, so that many that are due one after the other go together."""
+"""Between two releases of deferred messages, so that messages with close due times are released together."""
 
 NOT_IN_FLIGHT: Final = "ID not in flight"
 NOT_OWNER: Final = "client does not own message"
 
 
 class NotInFlight(Exception):
-    """The message a consumer names is not its own; the text is the reason in NSQ's words."""
+    """The message is not in flight at this consumer. The text is NSQ's reason."""
 
 
 class TooManyConsumers(Exception):
-    """The channel has as many consumers as it may."""
+    """The channel has as many consumers as allowed."""
 
 
 class DeadLetterQueue(Protocol):
-    """Where messages of a channel wait that were tried often enough; to the channel they are in flight."""
+    """Holds messages of a channel that exceeded their attempts. The channel counts them as in flight."""
 
     in_flight: InFlight
 
-    def sort_out(self, frames: Sequence[bytes]) -> Sequence[bytes]:
-        """Keep those that are not to be delivered again; return the others."""
+    def enqueue_exhausted(self, frames: Sequence[bytes]) -> Sequence[bytes]:
+        """Keep the frames that are not to be delivered again; return the others."""
 
 
 class Consumer(Waiting, Protocol):
-    """Whoever takes frames: it can be woken, and it holds what it has not answered."""
+    """Takes frames, and holds those that it has not answered."""
 
     in_flight: InFlight
 
     def close(self) -> None:
-        """The channel is gone, and with it the consumer's purpose."""
+        """The channel is closed or deleted."""
 
     def stats(self) -> ClientStats:
-        """What /stats shows of it."""
+        """Return its values in /stats."""
 
 
 class _Retry:
-    """When to try again to read something."""
+    """The back-off between attempts to read."""
 
     def __init__(self) -> None:
         self.is_waiting = False
-        """Whether nothing is read before the next attempt."""
+        """Whether reads are suspended until the next attempt."""
         self.until = NEVER
-        """When the next attempt is due; ``NEVER`` if none has to be waited for."""
+        """When the next attempt is due; ``NEVER`` if reads are not suspended."""
         self._delay = 0.0
         self._failed_at = -NEVER
 
     def failed(self, now: float) -> bool:
-        """Set `until`. Returns whether this is the first failure for a while."""
+        """Suspend reads; returns whether this is the first failure for a while."""
         is_first = now - self._failed_at > 2 * LONGEST_RETRY_SECONDS
         self._delay = RETRY_SECONDS if is_first else min(2 * self._delay, LONGEST_RETRY_SECONDS)
         self._failed_at = now
@@ -102,11 +102,11 @@ class _Retry:
 
 
 class Channel:
-    """`now` is monotonic seconds everywhere. Made by a topic; `exiting` once it is deleted or the daemon stops.
+    """Created by a topic. `now` is monotonic seconds everywhere. `exiting` once it is deleted or nsqd stops.
 
-    `on_abandoned` is called when the last consumer has left an ephemeral channel, `on_change` whenever `state` has
-    something new to say, `on_requeued` for a message put back with a delay: the channel's name, the message's id, the
-    number of its next delivery, when it is due.
+    `on_abandoned` is called when the last consumer has left an ephemeral channel. `on_change` is called when `state`
+    changes in a way that the log does not record. `on_requeued` is called for a message requeued with a delay: channel,
+    message id, attempts at the next delivery, due time.
     """
 
     def __init__(
@@ -142,13 +142,13 @@ class Channel:
         self.on_change = on_change
         self._on_requeued = on_requeued
         self.backlog = backlog
-        self._cursor = backlog.cursor  # Hot: an attribute less for every publish
+        self._cursor = backlog.cursor  # Hot: saves an attribute for every publish
         self._left_behind: list[InFlight] = []
         self._delivered_count = 0
         self._log_retry = _Retry()  # nothing is taken while it is waiting
         self._deferred_retry = _Retry()
         self._wait_queue = ZoneWaitQueue() if limits.topology_aware else WaitQueue()
-        self._watching: ZoneWaitQueue | Throttle | None = self._zones
+        self._notified: ZoneWaitQueue | Throttle | None = self._zones  # of every delivery
 
     @property
     def ephemeral(self) -> bool:
@@ -156,24 +156,24 @@ class Channel:
 
     @property
     def topology_aware(self) -> bool:
-        """Whether consumers nearby come first."""
+        """Whether nearby consumers come first."""
         return self._zones is not None
 
     @property
     def _zones(self) -> ZoneWaitQueue | None:
-        line = self._wait_queue.inner if isinstance(self._wait_queue, Throttle) else self._wait_queue
-        return line if isinstance(line, ZoneWaitQueue) else None
+        queue = self._wait_queue.inner if isinstance(self._wait_queue, Throttle) else self._wait_queue
+        return queue if isinstance(queue, ZoneWaitQueue) else None
 
-    # --- What it holds ------------------------------------------------------------------------------------------------
+    # --- Messages it has ----------------------------------------------------------------------------------------------
 
     @property
     def full_name(self) -> str:
-        """For log lines and clients: ``channel orders:archive``."""
+        """The name in log lines and errors: ``channel orders:archive``."""
         return f"channel {self.topic_name}:{self.name}"
 
     @property
     def depth(self) -> int:
-        """Frames that could be delivered now; what is in flight or deferred is not counted."""
+        """The number of messages that could be delivered now, without those in flight or deferred."""
         return len(self.backlog)
 
     @property
@@ -182,27 +182,23 @@ class Channel:
 
     @property
     def in_flight_count(self) -> int:
-        return sum(len(each) for each in self._all_in_flight())
+        return sum(len(each) for each in self.in_flight_sets())
 
     @property
     def delivered(self) -> Sequence[int]:
-        """Frames given to consumers by ``Locality``; nsqd: unless these are told apart, all of them are global."""
-        nearest_first = self._zones
-        return (0, 0, self._delivered_count) if nearest_first is None else nearest_first.counts
+        """Deliveries by ``Locality``. nsqd: all of them are global without topology-aware consumption."""
+        zones = self._zones
+        return (0, 0, self._delivered_count) if zones is None else zones.counts
 
     def peek(self, count: int) -> Peek:
-        """At most `count` messages of each kind it holds; nothing is taken. Raises ``OSError``."""
-        return self.backlog.peek(count, self._all_in_flight())
-
-    def peek_latest(self, count: int) -> Peek:
-        """The last `count` messages of each kind that are in memory."""
-        return self.backlog.latest(count, self._all_in_flight())
+        """Return at most `count` messages of each kind. Raises ``OSError``."""
+        return self.backlog.peek(count, self.in_flight_sets())
 
     # --- Frames in ----------------------------------------------------------------------------------------------------
 
     def put(self, frames: Sequence[bytes]) -> None:
-        """Take a batch from the topic: the same frames for every channel, never to be changed."""
-        # Hot: once per channel for every publish.
+        """Add a published batch: the same frames for every channel, never to be changed."""
+        # Hot: runs for every publish, once per channel.
         self.message_count += len(frames)
         dropped = self._cursor.extend(frames)
         if dropped:
@@ -211,19 +207,19 @@ class Channel:
             self._wake()
 
     def put_batch(self, count: int, first: Sequence[Sequence[bytes]]) -> None:
-        """The same for so many messages, of which `first` has those that memory may hold (``Cursor.extend_by``)."""
+        """Like ``put``, for `count` messages; `first` has those that memory may hold (``Cursor.extend_by``)."""
         self.message_count += count
         self._drop(self._cursor.extend_by(count, first))
         self._wake()
 
     def defer(self, frames: Sequence[bytes], due: float, locations: Sequence[bytes]) -> None:
-        """Take a batch that may not be delivered before `due`; `locations` are those in the log, if it is there."""
+        """Add a batch that must not be delivered before `due`; `locations` are those in the log, if it is there."""
         self.message_count += len(frames)
         self._drop(self.backlog.defer(frames, due, locations))
         self._schedule.at(due, self)
 
     def follow(self, held: Backlog) -> None:
-        """Take over what waited in the topic."""
+        """Add a copy of the messages that the topic held."""
         self.message_count += len(held.cursor) + len(held.deferred)
         self._drop(self.backlog.follow(held))
         self._schedule.at(self.backlog.deferred.next_due(), self)
@@ -232,11 +228,11 @@ class Channel:
     # --- Frames out ---------------------------------------------------------------------------------------------------
 
     def take(self, consumer: Consumer, room: int, now: float, timeout: float) -> Sequence[bytes]:
-        """Deliver at most `room` frames to a consumer, one batch of them: they are in flight until `now + timeout`.
+        """Deliver a batch of at most `room` frames to a consumer; they are in flight until `now + timeout`.
 
-        A consumer that gets nothing, or empties the backlog and has room left, is woken when there is something for it.
-        One that gets something, has room left and does not empty the backlog has to come again by itself. A log that
-        cannot be read is tried again a little later.
+        A consumer that gets nothing, or empties the backlog and has room left, is woken when there are messages for it.
+        One that gets some, has room left and does not empty the backlog has to call again by itself. A log that cannot
+        be read is tried again later.
         """
         share = self._wait_queue.share(consumer, len(self.backlog))
         if self.paused or not share or self._log_retry.is_waiting:
@@ -248,7 +244,9 @@ class Channel:
         try:
             frames = self.backlog.take(wanted, MAX_BATCH_BYTES)
         except OSError as error:
-            self._wait_for_disk(now, error)
+            if self._log_retry.failed(now):
+                log.warning("CHANNEL(%s): cannot read messages, trying again - %s", self.name, error)
+            self._schedule.at(self._log_retry.until, self)
             self._wait_queue.wait(consumer)
             return NOTHING
         consumer.in_flight.add(frames, now, timeout)
@@ -261,30 +259,30 @@ class Channel:
             self._wait_queue.wait(consumer)
             self._wake()
         self._delivered_count += len(frames)
-        if self._watching is not None:
-            self._watching.took(consumer, len(frames), room, len(self.backlog), now)
+        if self._notified is not None:
+            self._notified.took(consumer, len(frames), room, len(self.backlog), now)
         return frames
 
     def stand_back(self, consumer: Consumer) -> None:
-        """The consumer takes nothing for now; if it was woken, another is."""
+        """Note that the consumer takes nothing for now. If it was woken, another one is woken instead."""
         if self._wait_queue.leave(consumer):
             self._wake()
 
     # --- Answers ------------------------------------------------------------------------------------------------------
 
     def finish(self, consumer: Consumer, ids: Sequence[bytes]) -> list[bytes]:
-        """Forget messages for good; return the ids that were not in flight at this consumer."""
+        """Finish messages; returns the ids that were not in flight at this consumer."""
         self.on_change()
         return consumer.in_flight.finish(ids)
 
     def requeue(self, consumer: Consumer, message_id: bytes, now: float, delay: float) -> None:
-        """Put a message back, to be delivered again after `delay` seconds. Raises ``NotInFlight``."""
+        """Requeue a message, to be delivered again after `delay` seconds. Raises ``NotInFlight``."""
         frame = consumer.in_flight.take(message_id)
         if frame is None:
             raise NotInFlight(self.why_not(message_id))
         self.requeue_count += 1
         self.on_change()
-        again = next_attempts(self._to_be_tried_again([frame]))
+        again = next_attempts(self._without_dead_letters([frame]))
         if delay > 0 and again:
             self.backlog.deferred.add(again, now + delay)
             self._schedule.at(now + delay, self)
@@ -301,12 +299,12 @@ class Channel:
         self._schedule.at(deadline, self)
 
     def why_not(self, message_id: bytes) -> str:
-        """The reason, in NSQ's words, why a consumer cannot answer a message that is not in its own set."""
-        elsewhere = any(message_id in in_flight.frames for in_flight in self._all_in_flight())
+        """Return NSQ's reason why a consumer cannot answer a message that is not in flight at it."""
+        elsewhere = any(message_id in in_flight.frames for in_flight in self.in_flight_sets())
         return NOT_OWNER if elsewhere else NOT_IN_FLIGHT
 
     def put_back(self, frames: Sequence[bytes]) -> None:
-        """Deliver these again; each carries the number of its next delivery."""
+        """Deliver frames again. They carry the attempts of their next delivery."""
         self.backlog.put_back(frames)
         if self._wait_queue.waiting:
             self._wake()
@@ -314,7 +312,7 @@ class Channel:
     # --- Consumers ----------------------------------------------------------------------------------------------------
 
     def add_consumer(self, consumer: Consumer) -> None:
-        """Raises ``TooManyConsumers`` and ``Exiting``."""
+        """Subscribe a consumer. Raises ``TooManyConsumers`` and ``Exiting``."""
         if self.exiting:
             raise Exiting
         limit = self._limits.max_channel_consumers
@@ -323,10 +321,10 @@ class Channel:
         self.consumers[consumer] = None
 
     def remove_consumer(self, consumer: Consumer) -> None:
-        """A consumer is gone.
+        """Unsubscribe a consumer.
 
-        nsqd: what it has in flight is not put back now but when its time is over, so a consumer that dies of a message
-        does not take its fellows along in a second.
+        nsqd: its messages in flight are not requeued now, but when they time out. So a message that crashes consumers
+        does not crash all of them within a second.
         """
         if self.consumers.pop(consumer, self) is self:
             return
@@ -339,7 +337,7 @@ class Channel:
     # --- Control ------------------------------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Deliver nothing; timeouts and deferred messages go on."""
+        """Stop deliveries. Timeouts and deferred messages are still handled."""
         self.paused = True
 
     def unpause(self) -> None:
@@ -347,26 +345,26 @@ class Channel:
         self._wake()
 
     def throttle(self, rate: Rate | None, now: float) -> None:
-        """Deliver at no more than this rate from now on; None: as fast as consumers take it."""
-        line = self._wait_queue
-        if isinstance(line, Throttle) and rate is None:
-            self._wait_queue = line.inner
-            self._watching = self._zones
-            self._schedule.cancel(line)
+        """Limit deliveries to this rate; None removes the limit."""
+        queue = self._wait_queue
+        if isinstance(queue, Throttle) and rate is None:
+            self._wait_queue = queue.inner
+            self._notified = self._zones
+            self._schedule.cancel(queue)
             self._wake()
         elif rate is not None:
-            if not isinstance(line, Throttle):
-                line = self._wait_queue = self._watching = Throttle(line, self._schedule, self._wake)
-            line.follow(rate, now)
+            if not isinstance(queue, Throttle):
+                queue = self._wait_queue = self._notified = Throttle(queue, self._schedule, self._wake)
+            queue.follow(rate, now)
 
     def empty(self) -> None:
-        """Drop everything: waiting, deferred and in flight."""
+        """Drop all messages, also those deferred and in flight."""
         self._forget_all()
         for consumer in self.consumers:
             consumer.wake()  # it has room again
 
     def close(self) -> None:
-        """The channel ends, with its consumers; what it holds can still be asked for."""
+        """Close the consumers and stop deliveries. The messages stay, for the last checkpoint."""
         self.exiting = True
         self._schedule.cancel(self)
         if isinstance(self._wait_queue, Throttle):
@@ -375,12 +373,12 @@ class Channel:
             consumer.close()
 
     def delete(self) -> None:
-        """The channel ends, with its consumers and all it holds."""
+        """Close the channel and drop its messages."""
         self.close()
         self._forget_all()
 
     def on_alarm(self, now: float) -> float:
-        """Put back some of the messages that timed out and some that are due; the result says when to go on."""
+        """Requeue some of the messages that timed out, and some that are due; returns when to go on."""
         left = _EXPIRED_AT_ONCE
         for consumer in list(self.consumers):
             if expired := self._expire(consumer.in_flight, now, left):
@@ -392,47 +390,47 @@ class Channel:
         if now >= self._log_retry.until:
             self._log_retry.end_waiting()
             self._wake()
-        deadlines = [in_flight.next_deadline() for in_flight in self._all_in_flight()]
+        deadlines = [in_flight.next_deadline() for in_flight in self.in_flight_sets()]
         return min([self._release_deferred(now), self._log_retry.until, *deadlines])
 
     def drop_oldest(self, limit: int, max_bytes: int) -> int:
-        """Forget what would be taken next, count it as dropped, return how many. Raises ``OSError``."""
+        """Drop the next messages, and count them as dropped; returns how many. Raises ``OSError``."""
         count = self.backlog.drop_oldest(limit, max_bytes)
         self.dropped_count += count
         self.on_change()
         return count
 
-    # --- What must survive --------------------------------------------------------------------------------------------
+    # --- Checkpoints --------------------------------------------------------------------------------------------------
 
     def state(self) -> ChannelState:
-        """What the channel has still to deliver; what is in flight comes again after a restart."""
-        return self.backlog.state(each.frames for each in self._all_in_flight())
+        """Return the state for a checkpoint. Messages in flight are delivered again after a restart."""
+        return self.backlog.state(each.frames for each in self.in_flight_sets())
 
     def restore(self, state: ChannelState, end: int, shift: float) -> None:
-        """Go on from a state, in a stream that ends at `end`; `shift` makes due times of today's clock."""
+        """Restore a state, in a stream that ends at `end`; `shift` is added to due times."""
         self.backlog.restore(state, end, shift)
         self._schedule.at(self.backlog.deferred.next_due(), self)
         self._wake()
 
-    def frames_in_memory(self) -> Iterator[bytes]:
-        """All frames it has, for when memory ends."""
-        yield from self.backlog.frames_in_memory()
-        for in_flight in self._all_in_flight():
+    def frames(self) -> Iterator[bytes]:
+        """Yield the frames in memory that were taken from the stream."""
+        yield from self.backlog.frames()
+        for in_flight in self.in_flight_sets():
             yield from in_flight.frames.values()
 
     # --- Inside -------------------------------------------------------------------------------------------------------
 
     def _expire(self, in_flight: InFlight, now: float, limit: int) -> int:
-        """Put back what timed out, about `limit` messages at most; return how many."""
+        """Requeue about `limit` timed-out messages at most; returns how many."""
         expired = in_flight.expire(now, limit) if limit > 0 else ()
         if expired:
             self.timeout_count += len(expired)
             self.on_change()
-            self.put_back(next_attempts(self._to_be_tried_again(expired)))
+            self.put_back(next_attempts(self._without_dead_letters(expired)))
         return len(expired)
 
     def _release_deferred(self, now: float) -> float:
-        """Put back some of what is due, as far as there is room in memory; returns when to go on."""
+        """Release some of the due messages, as far as there is room in memory; returns when to go on."""
         due = self.backlog.deferred.next_due()
         if due > now:
             return due
@@ -454,15 +452,9 @@ class Channel:
 
     def _forget_all(self) -> None:
         self.backlog.empty()
-        for in_flight in self._all_in_flight():
+        for in_flight in self.in_flight_sets():
             in_flight.clear()
         self._left_behind.clear()
-
-    def _wait_for_disk(self, now: float, error: OSError) -> None:
-        """The log cannot be read. The position stays, and all consumers wait until it is tried again."""
-        if self._log_retry.failed(now):
-            log.warning("CHANNEL(%s): cannot read messages, trying again - %s", self.name, error)
-        self._schedule.at(self._log_retry.until, self)
 
     def _wake(self) -> None:
         if not self.paused and not self._log_retry.is_waiting:
@@ -471,15 +463,16 @@ class Channel:
     def _drop(self, count: int) -> None:
         if count and not self.dropped_count:
             log.warning(
-                "CHANNEL(%s): more than %d messages wait, dropping what comes now (see dropped_count in /stats)",
+                "CHANNEL(%s): more than %d messages wait, dropping new ones (see dropped_count in /stats)",
                 self.name, self._limits.mem_queue_size,
             )  # fmt: skip
         self.dropped_count += count
 
-    def _to_be_tried_again(self, frames: Sequence[bytes]) -> Sequence[bytes]:
-        """Of those that came back; the others have their box to wait in."""
-        return frames if self.dead_letters is None else self.dead_letters.sort_out(frames)
+    def _without_dead_letters(self, frames: Sequence[bytes]) -> Sequence[bytes]:
+        """Return the frames to be delivered again. The dead-letter queue keeps the others."""
+        return frames if self.dead_letters is None else self.dead_letters.enqueue_exhausted(frames)
 
-    def _all_in_flight(self) -> list[InFlight]:
+    def in_flight_sets(self) -> list[InFlight]:
+        """Return those of its consumers, of consumers that left, and of the dead-letter queue."""
         dying = () if self.dead_letters is None else (self.dead_letters.in_flight,)
         return [*(consumer.in_flight for consumer in self.consumers), *self._left_behind, *dying]

@@ -1,19 +1,19 @@
-"""A place in a topic's stream: the next messages in memory, and behind them, if they are too many, the log.
+"""A position in a topic's stream of messages, with the next messages in memory as far as there is room.
 
-Messages of a stream are numbered. `position` is the number of the next one to be taken, `end` that of the next one to
-be published. What follows `position` is in memory as far as memory goes; the rest is read from the log, a block at a
-time, when memory is used up.
+The messages of a stream are numbered. `position` is the number of the next one to be taken, `end` that of the next one
+to be published. The messages from `position` on are in memory as far as they fit. The rest is read from the log, a
+block at a time, when those in memory are used up.
 
-A part of the stream may be *passed over*: what a paused topic held back and then dropped is not for its channels, which
-may still have to read what comes before.
+Parts of the stream may be *passed over*: messages that a paused topic held and dropped are not for its channels, which
+may still have to read messages before them.
 
-Invariant: memory holds the messages from `position` on, without those that are passed over and without any other gap,
-and everything behind them up to `end` is in the log. A cursor without a log (ephemeral) drops what does not fit, and
-those messages are never numbered.
+Invariant: memory holds the messages from `position` on, without those passed over and without any other gap, and
+everything up to `end` is in the log. A cursor without a log (ephemeral) drops messages that do not fit, and does not
+number them.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain, islice
 from typing import Final
 
@@ -21,37 +21,25 @@ from nsq_compat.log.group import Group
 from nsq_compat.log.topic_log import LogReader, TopicLog
 from nsq_compat.queue.frame_queue import ANY_SIZE, FrameQueue
 
-MOST_IN_MEMORY: Final = 50_000
-MOST_BYTES_IN_MEMORY: Final = 1 << 24
-"""Frames for a cursor whose stream is all in the log. Reading back takes less than what memory for more would: it has
-to be got from the system, and is out of every cache when its turn comes (docs/decisions/0015)."""
+MAX_IN_MEMORY: Final = 50_000
+MAX_BYTES_IN_MEMORY: Final = 1 << 24
+"""Frames of a cursor with a log. Reading back costs less than memory for more: that has to be allocated by the system,
+and is out of every cache when the messages are delivered (docs/decisions/0015)."""
 
 
 class Cursor:
-    """`memory` is how many frames may wait in memory, `memory_bytes` about how big they are if all are like the last;
-    a block just read may exceed both.
+    """`memory` bounds the frames in memory; with a log, MAX_IN_MEMORY and MAX_BYTES_IN_MEMORY bound them too.
 
-    `allowed` is how many the daemon's options say: it may hold fewer, and whoever watches these figures is not to be
-    alarmed by that.
+    The bytes are estimated as if all frames were as long as the last one. A block just read may exceed both bounds.
     """
 
-    def __init__(
-        self,
-        log: TopicLog | None,
-        memory: int,
-        position: int = 0,
-        end: int = 0,
-        *,
-        memory_bytes: int = ANY_SIZE,
-        allowed: int | None = None,
-    ) -> None:
+    def __init__(self, log: TopicLog | None, memory: int, position: int = 0, end: int = 0) -> None:
         self.position = position
         self.end = end
-        self.damaged_count = 0
         self._log = log
-        self._memory = memory
-        self._memory_bytes = memory_bytes
-        self._allowed = allowed
+        self._allowed = memory
+        self._memory = memory if log is None else min(memory, MAX_IN_MEMORY)
+        self._memory_bytes = ANY_SIZE if log is None else MAX_BYTES_IN_MEMORY
         self._window = FrameQueue()
         self._reader: LogReader | None = None
         self._unused: deque[Group] = deque()
@@ -63,35 +51,29 @@ class Cursor:
 
     @property
     def behind(self) -> int:
-        """How many messages are only in the log."""
+        """The number of messages that are only in the log."""
         return self.end - self.position - self._gaps_size - len(self._window)
 
     @property
     def backend_depth(self) -> int:
-        """How many messages the options have no room in memory for."""
-        if self._allowed is None:
-            return self.behind
+        """The number of messages that mem-queue-size has no room for."""
         return max(0, min(self.behind, len(self) - self._allowed))
 
     @property
     def gaps(self) -> Iterable[tuple[int, int]]:
-        """What is passed over on the way to the end, in order: from the first number up to the second."""
+        """The ranges passed over between position and end, in order: first number, and the number after the last."""
         return self._gaps
 
     def byte_count(self) -> int:
-        """About how big everything here is: what is only in the log is guessed from the size of the log there."""
+        """Approximate bytes of all messages; those only in the log are estimated from its size."""
         in_memory = sum(sum(map(len, batch)) for batch in self._window.batches())
         if self._log is None or not self.behind:
             return in_memory
         return in_memory + self._log.bytes_behind(self.position + len(self._window))
 
-    def spills(self, count: int) -> bool:
-        """Whether so many more messages need the log."""
-        return self._log is not None and (self.behind > 0 or len(self._window) + count > self._memory)
-
     def extend(self, frames: Sequence[bytes]) -> int:
-        """The stream goes on with these, which are in the log if they spill. Returns how many were dropped."""
-        # Hot: once per channel for every publish. `behind` is spelled out, because calls are what this costs.
+        """Add published frames, which are in the log if there is one. Returns how many were dropped."""
+        # Hot: once per channel for every publish. `behind` is written out, because calls are what this costs.
         window, count = self._window, len(frames)
         if not count:
             return 0
@@ -111,10 +93,7 @@ class Cursor:
         return count - len(kept)
 
     def extend_by(self, count: int, first: Sequence[Sequence[bytes]]) -> int:
-        """The same for so many messages, of which `first` has the first ones, in batches, as many as memory may hold.
-
-        They are in the log, if there is one.
-        """
+        """Like ``extend``, for `count` messages; `first` has batches of the first ones, as many as memory may hold."""
         window = self._window
         room = self._memory - window.length
         size = len(first[-1][-1]) if first else 0
@@ -124,30 +103,30 @@ class Cursor:
             return 0
         kept = 0
         for batch in first:
-            some = batch[: max(0, room - kept)]
-            window.extend(some)
-            kept += len(some)
+            fitting = batch[: max(0, room - kept)]
+            window.extend(fitting)
+            kept += len(fitting)
         self.end += kept
         return count - kept
 
     def take(self, limit: int, max_bytes: int) -> Sequence[bytes]:
-        """At most `limit` frames and about `max_bytes` bytes. Raises ``OSError`` when the log cannot be read."""
+        """Take at most `limit` frames and about `max_bytes` bytes. Raises ``OSError`` if the log cannot be read."""
         if not self._window and self.position < self.end:
             self._read_block()
         frames = self._window.take(limit, max_bytes)
         if self._gaps:
             self._advance(len(frames))
-        else:  # Hot: a call less for every delivery
+        else:  # Hot: saves a call for every delivery
             self.position += len(frames)
         return frames
 
     def follow(self, other: "Cursor") -> int:
-        """Go on where another cursor of the same stream stands, which holds what follows; return how many were dropped.
+        """Go on with the messages of a cursor that begins where this one ends; returns how many were dropped.
 
-        It may hold more in memory than this one has room for: it will not grow from there.
+        Memory may exceed its bound by the other's messages; it does not grow from there.
         """
         if self.behind:
-            self.end = other.end  # whoever is behind made everything after it go to the log
+            self.end = other.end
             self._adopt_gaps(other)
             return 0
         batches = list(other._window.batches())
@@ -160,7 +139,7 @@ class Cursor:
         return 0
 
     def pass_over(self, position: int) -> None:
-        """The stream goes on at `position`: what lies between its end and there is not for who reads here."""
+        """Skip the part of the stream between its end and `position`, where it goes on."""
         if self._log is None or position <= self.end:
             return  # without a log numbers mean nothing
         if self.position == self.end:
@@ -171,7 +150,7 @@ class Cursor:
         self.end = position
 
     def skip_to_end(self) -> None:
-        """Nothing that is here is wanted any more."""
+        """Drop all messages."""
         self._window.empty()
         self._stop_reading()
         self._gaps.clear()
@@ -179,33 +158,25 @@ class Cursor:
         self.position = self.end
 
     def move(self, position: int, end: int, gaps: Iterable[tuple[int, int]] = ()) -> None:
-        """Stand somewhere else in the stream; all of it is in the log, but for the gaps."""
+        """Go to another place in the stream, all of which is in the log, except for the gaps."""
         self.skip_to_end()
         self.position, self.end = min(position, end), end
         self._gaps.extend(gaps)
         self._gaps_size = sum(stop - begin for begin, stop in self._gaps)
 
-    def take_memory(self) -> Sequence[bytes]:
-        """Everything that waits in memory, taken as it stands."""
-        frames = self._window.take(len(self._window), ANY_SIZE)
-        self._advance(len(frames))
-        return frames
-
-    def in_memory(self) -> Iterator[Sequence[bytes]]:
-        """The batches that wait in memory."""
-        return self._window.batches()
-
     def peek(self, count: int) -> list[bytes]:
-        """What would be taken next, `count` of it or fewer. Raises ``OSError`` as `take` does."""
+        """Return up to `count` frames that ``take`` would return next. Raises ``OSError`` if the log cannot be read."""
         if not self._window and self.position < self.end:
             self._read_block()
         frames = list(islice(chain.from_iterable(self._window.batches()), count))
         if len(frames) < count and self.behind and not self._gaps:
-            frames += self._peek_behind()[: count - len(frames)]
-        return frames
+            assert self._log is not None, "messages that are not in memory are in the log"
+            for group in self._log.reader(self.position + len(self._window)).read():
+                frames += group.frames[: max(0, self.end - group.first_seq)]
+        return frames[:count]
 
     def latest(self, count: int) -> list[bytes]:
-        """The last of what waits in memory, oldest first."""
+        """Return the last `count` frames in memory, oldest first."""
         return self._window.latest(count)
 
     def _adopt_gaps(self, other: "Cursor") -> None:
@@ -220,36 +191,25 @@ class Cursor:
             self.position += stop - begin
 
     def _read_block(self) -> None:
-        assert self._log is not None, "what is not in memory is in the log"
+        assert self._log is not None, "messages that are not in memory are in the log"
         if self._reader is None:
             self._reader = self._log.reader(self.position)
-        # The log may go on behind the end: with what a paused topic holds back.
+        # The log may go on behind `end`, with messages that a paused topic holds.
         stop = self._gaps[0][0] if self._gaps else self.end
         groups = self._unused or deque(self._reader.read())
         expected = self.position
         while groups and groups[0].first_seq < stop and (not self._window or groups[0].first_seq == expected):
             group = groups.popleft()
-            self._lose(group.first_seq - expected)
+            self._advance(group.first_seq - expected)  # over damaged messages, which the log counts
             frames = group.frames[: stop - group.first_seq]
             self._window.extend(frames)
             expected = group.first_seq + len(frames)
-        self._unused = groups  # behind a gap, which the position may pass only when it gets there
+        self._unused = groups  # behind a gap, which `position` may pass only when it gets there
         if not self._window:
-            self._lose(stop - self.position)
+            self._advance(stop - self.position)
         if expected >= stop or not self._window:
             self._stop_reading()
-
-    def _peek_behind(self) -> list[bytes]:
-        """Some of what memory does not hold."""
-        assert self._log is not None, "what is not in memory is in the log"
-        groups = self._log.reader(self.position + len(self._window)).read()
-        return [frame for group in groups for frame in group.frames[: max(0, self.end - group.first_seq)]]
 
     def _stop_reading(self) -> None:
         self._reader = None
         self._unused.clear()
-
-    def _lose(self, count: int) -> None:
-        """Messages whose records are damaged; the log has said so."""
-        self.damaged_count += count
-        self._advance(count)

@@ -1,109 +1,110 @@
-"""Messages that may not be delivered before their time.
+"""Messages that must not be delivered before their time.
 
-For each a short key is kept, in a heap; the frame too, as long as not too many wait, else it is fetched from the log
-when its time has come. A million deferred messages cost what their keys cost.
+A heap has a short key for each. The first ones have their frames in memory; the others' frames are read from the log
+when they are due. So a million deferred messages cost as much as their keys.
 
-Keys are bytes (`checkpoint_schema.CHECKPOINT_ENTRY`), followed by the location of the message in the log if that is
-known (`checkpoint.pack_key`): compared as bytes they are in the order of their due times. A message without a location
-has to be searched for by its id, which costs a hundred times as much; so messages that were requeued are located by the
-batch, while those that were published together are still put back together.
+A key is bytes (`storage_schema.CHECKPOINT_ENTRY`), followed by the location of the message in the log if that is
+known (`checkpoint.pack_key`). Compared as bytes, keys are in the order of due times. A message without a location has
+to be searched for by its id, which costs a hundred times as much. So requeued messages are located in batches, while
+neighbours in the log are still requeued together.
 """
 
 import heapq
 import itertools
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from itertools import filterfalse, islice, repeat
+from itertools import chain, islice, repeat
 from typing import Final, Protocol
 
 from nsq_compat.log.checkpoint import ENTRY, entry_id, key_location, pack_key
 from nsq_compat.log.group import NOWHERE
-from nsq_compat.protocol.message import attempts, message_id, with_attempts
+from nsq_compat.protocol.message import attempts, with_attempts
+from nsq_compat.protocol.message import message_id as id_of
 from nsq_compat.queue.in_flight import NEVER
+from nsq_compat.queue.schedule import AT_ONCE, Schedule
 
-_MANY = 50_000
-"""Too many to look for a few among them while everybody waits."""
+_MAX_SEARCHED = 50_000
+"""Keys that `latest` looks through; more would hold the event loop for too long."""
 _LOCATED_AT_ONCE: Final = 256
 _SEARCHED_AT_ONCE: Final = 16
-"""Messages without a location that are released at once, so that others need not wait for the search."""
+"""Messages without a location that are released at once; others are served before the next."""
 _REMEMBERED: Final = 4096
-"""Locations of messages that were released, for when they are requeued; twice as many at most."""
+"""Locations of released messages, for requeues; at most twice as many."""
+
+_MAX_SHARED: Final = 2048
+"""Frames that channels may share before older ones are dropped; at most twice as many."""
+_MAX_SHARED_BYTES: Final = 1 << 20
+_SHARED_SECONDS: Final = 1.0
+_NO_LOCATIONS: Final[Mapping[bytes, bytes]] = {}
 
 _pack_due: Final = struct.Struct(">d").pack
 _serials: Final = itertools.count(1)
 
 
 class Fetch(Protocol):
-    """Frames by id, from the log; those that cannot be read are left out."""
+    """Reads frames by id from the log. Those that cannot be read are left out."""
 
     def __call__(self, ids: Sequence[bytes], locations: Mapping[bytes, bytes] = ..., /) -> Mapping[bytes, bytes]:
-        """`locations` are those of some of them. Raises ``OSError``."""
+        """`locations` has those that are known. Raises ``OSError``."""
 
 
-Keep = Callable[[Sequence[bytes]], None]
-"""Write frames where ``Fetch`` finds them. Raises ``OSError``."""
 Locate = Callable[[Sequence[bytes]], Mapping[bytes, bytes]]
-"""Locations by id, of those that are found easily. Raises ``OSError``."""
+"""Hand frames over to the log: their locations by id, as far as they are found easily. Raises ``OSError``."""
 
 
 class Deferred:
-    """Due times in monotonic seconds; those due at the same time come out in the order they went in.
+    """Due times are monotonic seconds. Messages due at the same time are released in the order they were added.
 
-    `fetch` is None where there is no log: then every frame stays in memory. With a log, `memory` of them do; `keep` is
-    None where all messages are in the log from the beginning, and `locate` finds them there.
+    Without a log (`fetch` is None) every frame stays in memory. With a log, `memory` of them do. The log finds the
+    others by id, once they were handed over to it with `locate`.
     """
 
     def __init__(
         self,
         fetch: Fetch | None = None,
         memory: int = 1 << 62,
-        keep: Keep | None = None,
         locate: Locate | None = None,
     ) -> None:
-        self.damaged_count = 0
         self._fetch = fetch
-        self._keep = keep
         self._locate = locate
         self._memory = memory
         self._keys: list[bytes] = []
         self._frames: dict[bytes, bytes] = {}
-        self._unlocated: dict[bytes, bytes] = {}  # keys of messages to be located together, and their frames
+        self._unlocated: dict[bytes, bytes] = {}  # by key, to be located together
         self._first_unlocated = NEVER
-        self._recent: dict[bytes, bytes] = {}  # locations of what was released last, and before that
+        self._recent: dict[bytes, bytes] = {}  # locations of the last released messages
         self._less_recent: dict[bytes, bytes] = {}
 
     def __len__(self) -> int:
         return len(self._keys) + len(self._unlocated)
 
-    def spills(self, count: int) -> bool:
-        """Whether so many more need to be in the log."""
-        return self._fetch is not None and len(self._frames) + count > self._memory
+    def fit_in_memory(self, count: int) -> bool:
+        """Whether the frames of `count` more messages stay in memory."""
+        return self._fetch is None or len(self._frames) + count <= self._memory
 
     def fitting(self, frames: Sequence[bytes]) -> Sequence[bytes]:
-        """What of these may be added: all, unless there is no log for what memory does not hold."""
+        """Return the frames that may be added: all with a log, else those that fit into memory."""
         return frames if self._fetch is not None else frames[: max(0, self._memory - len(self))]
 
     def add(self, frames: Sequence[bytes], due: float, locations: Sequence[bytes] = ()) -> None:
-        """Keep messages until `due`. `locations` are given if they have just been logged."""
-        stays = self._stays(frames, bool(locations))
+        """Defer messages until `due`. `locations` are given if they have just been logged."""
+        if self.fit_in_memory(len(frames)):
+            self._frames.update(zip(map(id_of, frames), frames, strict=True))
+        elif not locations:
+            for frame in frames:
+                self._hand_over(due, frame)
+            return
         for frame, location in zip(frames, locations or repeat(NOWHERE), strict=False):
-            number = message_id(frame)
-            if stays:
-                self._frames[number] = frame
-            elif location == NOWHERE and self._locate is not None:
-                self._put_back(due, frame)
-                continue
-            self.add_entry(due, number, attempts(frame), location)
+            self.add_entry(due, id_of(frame), attempts(frame), location)
 
-    def add_entry(self, due: float, number: bytes, attempt: int, location: bytes = NOWHERE) -> None:
-        """Keep a message by its id alone; its frame is in the log."""
-        heapq.heappush(self._keys, pack_key(due, next(_serials), number, attempt, location))
+    def add_entry(self, due: float, message_id: bytes, attempt: int, location: bytes = NOWHERE) -> None:
+        """Defer a message. Its frame is in the log, or was added before."""
+        heapq.heappush(self._keys, pack_key(due, next(_serials), message_id, attempt, location))
 
     def release(self, now: float, limit: int) -> list[bytes]:
-        """Take out what is due, the earliest first, at most `limit`. Raises ``OSError``, having taken nothing.
+        """Take at most `limit` due messages, the earliest first. Raises ``OSError``, having taken nothing.
 
-        Fewer where they have to be searched for: there is more as long as ``next_due`` says so.
+        It returns fewer if they have to be searched for. ``next_due`` tells whether there are more.
         """
         if self._first_unlocated <= now:
             self._settle_those_due(now)
@@ -115,83 +116,80 @@ class Deferred:
                 heapq.heappush(self._keys, key)
             raise
         released: list[bytes] = []
-        for _, _, number, attempt in entries:
-            frame = frames.get(number)
+        for _, _, message_id, attempt in entries:
+            frame = frames.get(message_id)
             if frame is not None:
-                self._frames.pop(number, None)
+                self._frames.pop(message_id, None)
                 released.append(frame if attempts(frame) == attempt else with_attempts(frame, attempt))
-        self.damaged_count += len(entries) - len(released)
         return released
 
     def peek(self, count: int) -> list[tuple[float, bytes]]:
-        """Those that are due first, and when; nothing is taken. Raises ``OSError``."""
+        """Return the messages that are due first, with due times. Raises ``OSError``."""
         self._settle()
         entries, frames = self._read(_first(self._keys, count))
         return [
-            (due, with_attempts(frames[number], attempt)) for due, _, number, attempt in entries if number in frames
+            (due, with_attempts(frames[message_id], attempt))
+            for due, _, message_id, attempt in entries
+            if message_id in frames
         ]
 
     def latest(self, count: int) -> list[tuple[float, bytes]]:
-        """Those in memory that were put in last, and when they are due; where very many wait, `look`."""
-        if len(self._keys) > _MANY:
+        """Return the messages in memory that were added last, with due times; of very many, those due first."""
+        if len(self._keys) > _MAX_SEARCHED:
             return self.peek(count)
         newest = set(islice(reversed(self._frames), count))
         entries = (ENTRY.unpack_from(key) for key in self._keys if entry_id(key) in newest)
-        return [(due, with_attempts(self._frames[number], attempt)) for due, _, number, attempt in entries]
+        return [(due, with_attempts(self._frames[message_id], attempt)) for due, _, message_id, attempt in entries]
 
     def restore(self, keys: list[bytes], shift: float) -> None:
-        """Take over the keys of a checkpoint, and the list itself; `shift` is added to their due times."""
+        """Add the keys of a checkpoint, emptying the list; `shift` is added to their due times."""
         keys.sort(reverse=True)
-        while keys:  # so that there is never a second set of them
+        while keys:  # so that there are never two sets of keys in memory
             key = keys.pop()
-            due, _, number, attempt = ENTRY.unpack_from(key)
-            self._keys.append(pack_key(max(0.0, due + shift), next(_serials), number, attempt, key_location(key)))
+            due, _, message_id, attempt = ENTRY.unpack_from(key)
+            self._keys.append(pack_key(max(0.0, due + shift), next(_serials), message_id, attempt, key_location(key)))
         heapq.heapify(self._keys)
 
     def share_with(self, other: "Deferred") -> int:
-        """Give another all of it: the same frames, as a fan-out does. Returns how many it has no place for."""
+        """Add all messages to another channel's; returns how many do not fit there."""
         self._settle()
         if other._fetch is None:
             return self._share_frames_with(other)
-        if other._keep is None:
-            other._frames.update(islice(self._frames.items(), max(0, other._memory - len(other._frames))))
-        elif other._stays([*self._frames.values()], logged=False):
-            other._frames.update(self._frames)
-        other._keys += self._keys  # those of a channel that has none are a heap as they are
-        if len(other._keys) > len(self._keys):
-            heapq.heapify(other._keys)
+        room = max(0, other._memory - len(other._frames))
+        other._frames.update(islice(self._frames.items(), room))
+        surplus = dict(islice(self._frames.items(), room, None))
+        for key in self._keys:
+            frame = None if key_location(key) else surplus.get(entry_id(key))
+            if frame is None:
+                other._keys.append(key)
+            else:
+                other._add_unlocated(key, frame)
+        heapq.heapify(other._keys)
         return 0
 
-    def ids_on_disk(self) -> Iterable[bytes]:
-        """Those whose frames are not in memory."""
-        return filterfalse(self._frames.__contains__, map(entry_id, self._keys))  # compiled, an expression is a list
-
     def keys(self) -> list[bytes]:
-        """Every key there is now, as a checkpoint keeps it."""
+        """Return all keys, for a checkpoint."""
         return [*self._keys, *self._unlocated]
 
-    def frames(self) -> Mapping[bytes, bytes]:
-        """Those in memory, by id; what they say of attempts is not up to date."""
-        return self._frames
+    def frames(self) -> Iterable[bytes]:
+        """Return the frames in memory. The attempts in them are not up to date."""
+        return chain(self._frames.values(), self._unlocated.values())
 
-    def empty(self) -> int:
-        """Forget everything; return how many messages that was."""
-        dropped = len(self)
+    def empty(self) -> None:
         self._keys.clear()
         self._frames.clear()
         self._unlocated.clear()
         self._first_unlocated = NEVER
-        return dropped
 
     def next_due(self) -> float:
-        """When `release` has something to do."""
+        """Return when `release` has something to do."""
         if not self._keys:
             return self._first_unlocated
         due: float = ENTRY.unpack_from(self._keys[0])[0]
         return due if due < self._first_unlocated else self._first_unlocated
 
     def _take_keys(self, now: float, limit: int) -> list[bytes]:
-        """The keys of what is due, the earliest first, no longer in the heap."""
+        """Take the keys of due messages from the heap, the earliest first."""
         heap = self._keys
         keys: list[bytes] = []
         until = _pack_due(now) + b"\xff" * 8  # no serial number is so great
@@ -206,19 +204,19 @@ class Deferred:
         return keys
 
     def _read(self, keys: Sequence[bytes]) -> tuple[list[tuple[float, int, bytes, int]], dict[bytes, bytes]]:
-        """What the keys say, and the frames that can be read, by id. Raises ``OSError``."""
+        """Return the unpacked keys, and the frames that can be read, by id. Raises ``OSError``."""
         entries = [ENTRY.unpack_from(key) for key in keys]
         found: dict[bytes, bytes] = {}
         missing: list[bytes] = []
         locations: dict[bytes, bytes] = {}
-        for key, (_, _, number, _) in zip(keys, entries, strict=True):
-            frame = self._frames.get(number)
+        for key, (_, _, message_id, _) in zip(keys, entries, strict=True):
+            frame = self._frames.get(message_id)
             if frame is not None:
-                found[number] = frame
+                found[message_id] = frame
                 continue
-            missing.append(number)
+            missing.append(message_id)
             if location := key_location(key):
-                locations[number] = location
+                locations[message_id] = location
         if missing:
             assert self._fetch is not None, "what is not in memory is in the log"
             found.update(self._fetch(missing, locations))
@@ -231,34 +229,39 @@ class Deferred:
                 self._less_recent, self._recent = self._recent, {}
             self._recent.update(locations)
 
-    def _put_back(self, due: float, frame: bytes) -> None:
-        """A message that came back and does not stay in memory: it is in the log, but nobody said where."""
-        number = message_id(frame)
-        location = self._recent.pop(number, NOWHERE) or self._less_recent.pop(number, NOWHERE)
+    def _hand_over(self, due: float, frame: bytes) -> None:
+        """Defer a returned message that memory has no room for. Its location in the log may be unknown."""
+        message_id = id_of(frame)
+        location = self._recent.pop(message_id, NOWHERE) or self._less_recent.pop(message_id, NOWHERE)
         if location:
-            self.add_entry(due, number, attempts(frame), location)
+            self.add_entry(due, message_id, attempts(frame), location)
             return
-        self._unlocated[pack_key(due, next(_serials), number, attempts(frame))] = frame
-        self._first_unlocated = min(self._first_unlocated, due)
+        self._add_unlocated(pack_key(due, next(_serials), message_id, attempts(frame)), frame)
+
+    def _add_unlocated(self, key: bytes, frame: bytes) -> None:
+        self._unlocated[key] = frame
+        self._first_unlocated = min(self._first_unlocated, ENTRY.unpack_from(key)[0])
         if len(self._unlocated) >= _LOCATED_AT_ONCE:
             self._settle()
 
     def _settle(self) -> None:
-        """Locate what has gathered, as far as that is easy."""
+        """Hand the gathered frames over to the log. They stay in memory if it fails."""
         if not self._unlocated:
             return
         assert self._locate is not None, "else nothing gathers"
         found: Mapping[bytes, bytes] = {}
-        with suppress(OSError):  # then each is searched for when it is due
-            found = self._locate([entry_id(key) for key in self._unlocated])
+        try:
+            found = self._locate([*self._unlocated.values()])
+        except OSError:
+            self._frames.update((id_of(frame), frame) for frame in self._unlocated.values())
         for key in self._unlocated:
-            due, serial, number, attempt = ENTRY.unpack_from(key)
-            heapq.heappush(self._keys, pack_key(due, serial, number, attempt, found.get(number, NOWHERE)))
+            due, serial, message_id, attempt = ENTRY.unpack_from(key)
+            heapq.heappush(self._keys, pack_key(due, serial, message_id, attempt, found.get(message_id, NOWHERE)))
         self._unlocated.clear()
         self._first_unlocated = NEVER
 
     def _settle_those_due(self, now: float) -> None:
-        """What is due already needs no location: its frame is there."""
+        """Keep the frames of messages that are already due: they need no location."""
         rest = self._unlocated
         self._unlocated, self._first_unlocated = {}, NEVER
         for key, frame in rest.items():
@@ -270,32 +273,19 @@ class Deferred:
                 self._unlocated[key] = frame
                 self._first_unlocated = min(self._first_unlocated, due)
 
-    def _stays(self, frames: Sequence[bytes], logged: bool) -> bool:
-        """Whether these are to stay in memory. What does not is in the log, or is written beside it now."""
-        if not self.spills(len(frames)):
-            return True
-        if logged or self._keep is None:
-            return False
-        try:
-            self._keep([*self._frames.values(), *frames])  # all at once, so that this does not come with every message
-        except OSError:
-            return True  # too much in memory is better than nothing anywhere
-        self._frames.clear()
-        return False
-
     def _share_frames_with(self, other: "Deferred") -> int:
-        """With one that has no log: as many as it has room for, of those that are in memory."""
+        """Share with a channel without a log: as many frames in memory as it has room for."""
         here = sorted(key for key in self._keys if entry_id(key) in self._frames)
         shared = here[: max(0, other._memory - len(other))]
         for key in shared:
-            due, _, number, attempt = ENTRY.unpack_from(key)
-            other._frames[number] = self._frames[number]
-            other.add_entry(due, number, attempt)
+            due, _, message_id, attempt = ENTRY.unpack_from(key)
+            other._frames[message_id] = self._frames[message_id]
+            other.add_entry(due, message_id, attempt)
         return len(self) - len(shared)
 
 
 def _first(heap: Sequence[bytes], count: int) -> list[bytes]:
-    """The smallest keys of a heap, which stays as it is, in order: only their neighbours are compared."""
+    """Return the smallest keys of a heap, in order, without changing it."""
     found: list[bytes] = []
     candidates = [(heap[0], 0)] if heap else []
     while candidates and len(found) < count:
@@ -305,3 +295,52 @@ def _first(heap: Sequence[bytes], count: int) -> list[bytes]:
             if child < len(heap):
                 heapq.heappush(candidates, (heap[child], child))
     return found
+
+
+class SharedReads:
+    """Log reads for the deferred messages of one topic, remembered for a moment.
+
+    All channels of a topic need the same messages at about the same time. What is remembered is bounded, and is
+    dropped a second after the last read. `readers` is the number of channels.
+    """
+
+    def __init__(self, fetch: Fetch, schedule: Schedule) -> None:
+        self.alarm = NEVER
+        self.readers = 0
+        self._fetch = fetch
+        self._schedule = schedule
+        self._recent: dict[bytes, bytes] = {}
+        self._less_recent: dict[bytes, bytes] = {}
+        self._bytes = 0
+        self._used = False
+
+    def fetch(self, ids: Sequence[bytes], locations: Mapping[bytes, bytes] = _NO_LOCATIONS) -> Mapping[bytes, bytes]:
+        """See ``Fetch``."""
+        if self.readers < 2:
+            return self._fetch(ids, locations)
+        found = {message_id: frame for message_id in ids if (frame := self._remembered(message_id)) is not None}
+        if len(found) < len(ids):
+            missing = [message_id for message_id in ids if message_id not in found]
+            known = {message_id: locations[message_id] for message_id in missing if message_id in locations}
+            more = self._fetch(missing, known)
+            found.update(more)
+            self._remember(more)
+        return found
+
+    def on_alarm(self, now: float) -> float:
+        if self._used:
+            self._used = False
+            return now + _SHARED_SECONDS
+        self._recent, self._less_recent, self._bytes = {}, {}, 0
+        return NEVER
+
+    def _remembered(self, message_id: bytes) -> bytes | None:
+        return self._recent.get(message_id) or self._less_recent.get(message_id)
+
+    def _remember(self, frames: Mapping[bytes, bytes]) -> None:
+        self._used = True
+        self._schedule.at(AT_ONCE, self)
+        self._recent.update(frames)
+        self._bytes += sum(map(len, frames.values()))
+        if len(self._recent) > _MAX_SHARED or self._bytes > _MAX_SHARED_BYTES:
+            self._less_recent, self._recent, self._bytes = self._recent, {}, 0

@@ -4,19 +4,21 @@ from typing import Final, Protocol
 
 
 class Refused(Exception):
-    """A message is not taken. The text is for the client."""
+    """A message is not accepted. The text is for the client."""
 
 
 class Exiting(Refused):
-    """The topic or channel is being deleted, or the daemon stops or drains. Clients know the word."""
+    """The topic or channel is being deleted, or nsqd stops or drains. The text is NSQ's."""
 
     def __str__(self) -> str:
         return "exiting"
 
 
 class Admission(Protocol):
+    """A check before each publish to a topic. NSQ refuses for one reason only: the topic is exiting."""
+
     def admit(self, count: int, now: float) -> None:
-        """So many messages are published. Raises ``Refused``."""
+        """Allow `count` messages to be published, or raise ``Refused``."""
 
 
 class _Closed:
@@ -25,4 +27,3 @@ class _Closed:
 
 
 REFUSES_ALL: Final[Admission] = _Closed()
-"""Lets nothing in, for good."""

@@ -1,7 +1,8 @@
-"""Frames that wait in memory: a queue of batches.
+"""A FIFO queue of frames in memory, stored as batches.
 
-A batch goes in as it is, the very list every channel of the topic was given, so a fan-out to twenty channels costs
-twenty appends however many messages it has. Batches are never changed; a part that was taken is skipped by an offset.
+A batch is stored as it is: every channel of the topic has the same list, so a fan-out to twenty channels takes twenty
+appends, however many messages the batch has. Batches are never changed. An offset skips the frames of the first batch
+that were taken.
 """
 
 from bisect import bisect_right
@@ -12,20 +13,17 @@ from typing import Final
 
 NOTHING: Sequence[bytes] = ()
 ANY_SIZE: Final = 1 << 62
-"""More bytes than there can be."""
+"""As a number of bytes: no limit."""
 
 
 class FrameQueue:
-    """First in, first out. Knows no limit: whoever puts frames in decides what does not fit.
-
-    `length` is what ``len`` gives, for who asks with every message.
-    """
+    """Has no limit of its own. `length` is the same as ``len``, without a call."""
 
     def __init__(self) -> None:
         self._batches: deque[Sequence[bytes]] = deque()
-        self._append = self._batches.append  # compiled, looking for a method costs as much as calling it
+        self._append = self._batches.append  # compiled, looking up a method costs as much as calling it
         self._popleft = self._batches.popleft
-        self._offset = 0  # frames of the first batch that are gone
+        self._offset = 0
         self.length = 0
 
     def __len__(self) -> int:
@@ -38,28 +36,25 @@ class FrameQueue:
             self.length += len(frames)
 
     def take(self, limit: int, max_bytes: int) -> Sequence[bytes]:
-        """At most `limit` frames and, from the second one on, at most `max_bytes` bytes."""
+        """Take at most `limit` frames and, from the second one on, at most `max_bytes` bytes."""
         frames = self._take(limit)
         if len(frames) > 1 and sum(map(len, frames)) > max_bytes:
-            kept = _how_many_fit(frames, max_bytes)
+            kept = max(1, bisect_right(list(accumulate(map(len, frames))), max_bytes))
             self._put_back(frames[kept:])
             frames = frames[:kept]
         return frames
 
-    def empty(self) -> int:
-        """Forget everything; return how many frames that was."""
-        dropped = self.length
+    def empty(self) -> None:
         self._batches.clear()
         self._offset = self.length = 0
-        return dropped
 
     def batches(self) -> Iterator[Sequence[bytes]]:
-        """What waits, oldest first; not to be changed meanwhile."""
+        """Yield the frames in order. The queue must not be changed meanwhile."""
         for number, batch in enumerate(self._batches):
             yield batch if number else batch[self._offset :]
 
     def latest(self, count: int) -> list[bytes]:
-        """The last of what waits, oldest first; nothing is taken."""
+        """Return the last `count` frames, oldest first."""
         found: list[Sequence[bytes]] = []
         missing = count = min(count, self.length)
         for batch in reversed(self._batches):
@@ -92,13 +87,9 @@ class FrameQueue:
         return batch[begin:] if begin else batch
 
     def _put_back(self, frames: Sequence[bytes]) -> None:
-        """What was taken last and is not wanted after all."""
+        """Undo a part of the last ``_take``."""
         self.length += len(frames)
-        in_first = min(len(frames), self._offset)  # these are there still
+        in_first = min(len(frames), self._offset)  # they were not removed from the first batch
         self._offset -= in_first
         if in_first < len(frames):
             self._batches.appendleft(frames[: len(frames) - in_first])
-
-
-def _how_many_fit(frames: Sequence[bytes], max_bytes: int) -> int:
-    return max(1, bisect_right(list(accumulate(map(len, frames))), max_bytes))

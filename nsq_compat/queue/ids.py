@@ -1,9 +1,9 @@
-"""Message ids by the batch.
+"""Message ids, and frames from bodies.
 
 An id is a 64-bit number, written as 16 hex digits: ticks of 2**20 ns since an epoch of its own, 10 bits of node id, 12
-bits of sequence. Ids of one factory only grow. nsqd sleeps when a tick's 4096 numbers are used up or the clock goes
-back; here the next id is the greater of "one more than the last" and "now", so neither ever blocks a publisher: the ids
-run ahead of the clock until it catches up. A clock beyond the year 2085, which an id has no bits for, is not believed.
+bits of sequence. The ids of one factory only grow. nsqd sleeps when a tick's 4096 numbers are used up or the clock goes
+back. Here the next id is the greater of "one more than the last" and "now", so publishes never wait: ids run ahead of
+the clock until it catches up. A clock beyond the year 2085, for which an id has no bits, is ignored.
 """
 
 from collections.abc import Sequence
@@ -17,41 +17,41 @@ EPOCH_TICK: Final = 1288834974288
 NODE_ID_BITS: Final = 10
 SEQUENCE_BITS: Final = 12
 _SEQUENCE_SIZE: Final = 1 << SEQUENCE_BITS
-_LAST_BELIEVED: Final = 1 << (41 + SEQUENCE_BITS)  # leaves the ids that run ahead as much room again
+_MAX_CLOCK: Final = 1 << (41 + SEQUENCE_BITS)  # half of the range; the other half is for ids that run ahead
 _THREE_DIGITS: Final = [b"%03x" % number for number in range(_SEQUENCE_SIZE)]
-"""How an id ends, by its sequence; it begins with 13 digits for tick and node, and so end these."""
+"""The last digits of an id, by sequence. The 13 digits for tick and node before them end in the same way."""
 _ERA_SHIFT: Final = 14
-"""What is left of a tick is in an id's first 7 digits: they stay for 17 s."""
+"""The rest of a tick is an id's first 7 digits, which change every 17 s."""
 
 
 class MessageIds:
-    """Makes the ids of one topic; `node_id` is in [0, 1024)."""
+    """The ids of one topic; `node_id` is in [0, 1024)."""
 
     def __init__(self, node_id: int) -> None:
         self._node = node_id << SEQUENCE_BITS
         self._next = 0  # tick and sequence as one number, the node id left out
-        self._tick = -1  # the one that `_start` was made for
+        self._tick = -1  # of `_start`
         self._start = b""
-        self._era = -1  # the one that `_era_digits` were made for
+        self._era = -1  # of `_era_digits`
         self._era_digits = b""
 
     def take_one(self, now_ns: int) -> bytes:
-        """The next id, 16 ASCII hex digits."""
-        # Hot: runs for every synchronous PUB; what it shares with `take_runs` is spelled out, because calls cost most.
+        """Take the next id, 16 ASCII hex digits."""
+        # Hot: runs for every synchronous PUB. Code shared with `take_runs` is written out, because calls cost most.
         number = ((now_ns >> TICK_SHIFT) - EPOCH_TICK) << SEQUENCE_BITS
-        if not self._next < number < _LAST_BELIEVED:
+        if not self._next < number < _MAX_CLOCK:
             number = self._next
         self._next = number + 1
         start = self._start if number >> SEQUENCE_BITS == self._tick else self._start_of(number)
         return start + _THREE_DIGITS[number & (_SEQUENCE_SIZE - 1)]
 
     def take_runs(self, count: int, now_ns: int) -> list[tuple[bytes, list[bytes]]]:
-        """The next `count` ids, growing, in runs: the first digits of all ids of a tick, and the last ones of each."""
-        # Hot: runs for every publish. Frames are joined from pieces, so an id is needed in two pieces, not in one.
+        """Take the next `count` ids, in runs: the first digits of all ids of a tick, and the last digits of each."""
+        # Hot: runs for every publish. Frames are joined from pieces, so two pieces of an id do as well.
         return self.runs_from(self._reserve(count, now_ns), count)
 
     def runs_from(self, first: int, count: int) -> list[tuple[bytes, list[bytes]]]:
-        """As ``take_runs``, of the numbers from `first` on, which are taken already or are to be with ``skip_to``."""
+        """Like ``take_runs``, for the numbers from `first` on. They are taken already, or will be with ``skip_to``."""
         end = first + count
         runs: list[tuple[bytes, list[bytes]]] = []
         while first < end:
@@ -62,27 +62,27 @@ class MessageIds:
         return runs
 
     def ahead(self, until_ns: int, room: int) -> int:
-        """A number that ids given out until that time do not reach, nor the next `room` ids."""
+        """Return a number that ids taken until that time do not reach, nor the next `room` ids."""
         clock = ((until_ns >> TICK_SHIFT) - EPOCH_TICK) << SEQUENCE_BITS
-        return max(self._next + room, clock if clock < _LAST_BELIEVED else 0)
+        return max(self._next + room, clock if clock < _MAX_CLOCK else 0)
 
     def has_reached(self, number: int) -> bool:
-        """Whether that number, or one behind it, was given out."""
+        """Whether that number, or a later one, was taken."""
         return self._next > number
 
     def skip_to(self, number: int) -> None:
-        """Give out only numbers from this one on."""
+        """Take only numbers from this one on."""
         self._next = number
 
     def _reserve(self, count: int, now_ns: int) -> int:
-        """The first of so many numbers that nobody else gets."""
+        """Reserve `count` numbers; returns the first."""
         clock = ((now_ns >> TICK_SHIFT) - EPOCH_TICK) << SEQUENCE_BITS
-        first = clock if self._next < clock < _LAST_BELIEVED else self._next
+        first = clock if self._next < clock < _MAX_CLOCK else self._next
         self._next = first + count
         return first
 
     def _start_of(self, number: int) -> bytes:
-        # The digits of a number cost more than all else: a tick's are all alike, and most are those of the tick before.
+        # Formatting digits is the largest cost. They are the same for all ids of a tick, and mostly for the next tick.
         tick = number >> SEQUENCE_BITS
         if tick != self._tick:
             self._tick = tick
@@ -95,15 +95,15 @@ class MessageIds:
 
     @property
     def last(self) -> bytes:
-        """The greatest id given out, or one below all there can be."""
+        """The greatest id taken, or one below all ids."""
         return b"%016x" % (self._id(self._next - 1) if self._next else 0)
 
     def start_after(self, last: bytes) -> None:
-        """Give out only greater ids than this one, whatever the clock says."""
+        """Take only greater ids than this one, whatever the clock says."""
         number = int(last, 16)
         tick, sequence = number >> (NODE_ID_BITS + SEQUENCE_BITS), number & (_SEQUENCE_SIZE - 1)
         following = (tick << SEQUENCE_BITS | sequence) + 1
-        if self._id(following) <= number:  # made by a node of a higher id, which this daemon may have had before
+        if self._id(following) <= number:  # of a higher node id, which this daemon may have had before
             following = (tick + 1) << SEQUENCE_BITS
         self._next = max(self._next, following)
 
@@ -113,15 +113,13 @@ class MessageIds:
 
 
 class FrameFactory:
-    """One topic's. `ids` are the topic's own."""
+    """Creates the frames of one topic, with its `ids`."""
 
     def __init__(self, node_id: int) -> None:
         self.ids = MessageIds(node_id)
 
     def make(self, bodies: Sequence[bytes], now_ns: int) -> tuple[tuple[bytes, ...], bytes, int]:
-        """A frame for each of the bodies; the frames one behind the other, or b"" where nobody has joined them; bytes
-        of the bodies together.
-        """
+        """Return a frame for each body, the frames joined (b"" if that costs extra), and the size of the bodies."""
         # Hot: runs for every publish.
         if len(bodies) == 1:
             body = bodies[0]
@@ -133,7 +131,7 @@ class FrameFactory:
         return self._make_any(bodies, lengths, now_ns), b"", sum(lengths)
 
     def make_from(self, bodies: Sequence[bytes], now_ns: int, first: int) -> tuple[bytes, ...]:
-        """Frames with the ids from number `first` on, which `ids` said lie ahead."""
+        """Return frames with the ids from number `first` on, which is from ``MessageIds.ahead``."""
         frames: list[bytes] = []
         for start, ends in self.ids.runs_from(first, len(bodies)):
             frames += make_frames(ends, now_ns, bodies[len(frames) : len(frames) + len(ends)], start)
@@ -145,14 +143,14 @@ class FrameFactory:
             ((start, ends),) = runs
             return make_frames(ends, now_ns, bodies, start, lengths)
         frames: list[bytes] = []
-        for start, ends in runs:  # more than a tick has ids left
+        for start, ends in runs:  # more messages than the tick has ids left
             frames += make_frames(ends, now_ns, bodies[len(frames) : len(frames) + len(ends)], start)
         return tuple(frames)
 
     def _make_uniform(self, bodies: UniformBodies, now_ns: int) -> tuple[tuple[bytes, ...], bytes]:
         joined, done = b"", 0
         for start, ends in self.ids.take_runs(len(bodies), now_ns):
-            some = bodies if len(ends) == len(bodies) else UniformBodies(bodies[done : done + len(ends)])
-            joined += join_uniform(ends, now_ns, some, start)
+            run = bodies if len(ends) == len(bodies) else UniformBodies(bodies[done : done + len(ends)])
+            joined += join_uniform(ends, now_ns, run, start)
             done += len(ends)
         return cut_uniform(joined, len(joined) // done, 0, done), joined

@@ -1,10 +1,10 @@
-"""What one consumer has been sent and has not answered.
+"""The messages that one consumer was sent and has not answered.
 
-How it works. A consumer's timeout is fixed when it subscribes, so batches expire in the order they were sent: a deque
-of (deadline, ids) and no heap. A finished id is taken from the dict only; its place in the deque is skipped when it
-comes up, and once more than half of the deque is such places it is written anew. Two kinds of ids have a deadline
-that differs from their place in the deque, and are kept in `_exceptions`: those that were touched, and those that were
-given back and then sent to the same consumer again.
+How it works. A consumer's timeout is fixed when it subscribes, so batches expire in the order in which they were sent:
+a deque of (deadline, ids), and no heap. A finished id is removed from the dict only. Its place in the deque is skipped
+later, and the deque is rewritten once more than half of it is such places. Two kinds of ids have a deadline that
+differs from that of their place, and are in `_exceptions`: those that were touched, and those that were requeued and
+then sent to the same consumer again.
 
 Invariant: every id in `frames` has exactly one deadline, in `_exceptions` if it is there, else in the deque.
 """
@@ -34,13 +34,13 @@ class InFlight:
         self._batches: deque[tuple[float, float, list[bytes]]] = deque()  # deadline, delivered, ids
         self._places = 0
         self._exceptions: dict[bytes, _Exception] = {}
-        self._returned: set[bytes] = set()  # given back while their place in the deque remains
+        self._returned: set[bytes] = set()  # requeued, or touched, while their place remains in the deque
 
     def __len__(self) -> int:
         return len(self.frames)
 
     def add(self, frames: Sequence[bytes], now: float, timeout: float) -> None:
-        """Note a delivery; `timeout` in seconds must not shrink from call to call."""
+        """Add a delivery. `timeout` in seconds must not shrink from call to call."""
         ids = message_ids(frames)
         if len(ids) == 1:  # Hot: a consumer at RDY 1
             self.frames[ids[0]] = frames[0]
@@ -59,13 +59,13 @@ class InFlight:
             self._forget_finished_places()
 
     def frames_of(self, ids: Sequence[bytes]) -> list[bytes]:
-        """Those of these that are in flight here, each once."""
+        """Return the frames of those ids that are in flight, each once."""
         frames = self.frames
         return [frames[message_id] for message_id in dict.fromkeys(ids) if message_id in frames]
 
     def finish(self, ids: Sequence[bytes]) -> list[bytes]:
-        """Forget these; return the ids that are not in flight here, in their order."""
-        # Hot: one pop per id.
+        """Remove these; returns the ids that are not in flight, in their order."""
+        # Hot: runs for every FIN.
         pop = self.frames.pop
         missing = [message_id for message_id in ids if pop(message_id, None) is None]
         if self._exceptions:
@@ -76,16 +76,16 @@ class InFlight:
         return missing
 
     def take(self, message_id: bytes) -> bytes | None:
-        """Hand back one frame, which may be delivered again; None when it is not in flight here."""
+        """Remove one frame and return it; None if it is not in flight. It may be delivered again."""
         frame = self.frames.pop(message_id, None)
         if frame is not None and self._exceptions.pop(message_id, None) is None:
             self._returned.add(message_id)
         return frame
 
     def touch(self, message_id: bytes, deadline: float, max_lifetime: float) -> float | None:
-        """Move one deadline, at most to `max_lifetime` seconds after the delivery; return it as it is now.
+        """Move a deadline, at most to `max_lifetime` seconds after the delivery; returns the new one.
 
-        None when the message is not in flight here.
+        None if the message is not in flight.
         """
         if message_id not in self.frames:
             return None
@@ -98,7 +98,7 @@ class InFlight:
         return deadline
 
     def expire(self, now: float, limit: int = _ALL) -> list[bytes]:
-        """Take out the frames whose deadline has come, oldest delivery first; `limit` may be exceeded by one batch."""
+        """Remove the frames that have timed out, oldest delivery first. One batch may exceed `limit`."""
         expired: list[bytes] = []
         while self._batches and self._batches[0][0] <= now and len(expired) < limit:
             ids = self._batches.popleft()[2]
@@ -115,7 +115,7 @@ class InFlight:
         return expired
 
     def peek(self) -> Iterator[tuple[float, bytes]]:
-        """Deadlines and frames: those that were touched, then the others, the oldest delivery first."""
+        """Yield deadlines and frames: first touched messages, then the others, oldest delivery first."""
         for message_id, exception in self._exceptions.items():
             yield exception.deadline, self.frames[message_id]
         for deadline, _, ids in self._batches:
@@ -123,18 +123,15 @@ class InFlight:
                 if message_id in self.frames and message_id not in self._returned:
                     yield deadline, self.frames[message_id]
 
-    def clear(self) -> int:
-        """Forget everything; return how many frames that was."""
-        count = len(self.frames)
+    def clear(self) -> None:
         self.frames.clear()
         self._batches.clear()
         self._exceptions.clear()
         self._returned.clear()
         self._places = 0
-        return count
 
     def next_deadline(self) -> float:
-        """When `expire` may have something to do; never later than the next deadline, perhaps earlier."""
+        """Return a time not later than the next deadline, perhaps earlier."""
         if not self.frames:
             return NEVER
         earliest = self._batches[0][0] if self._batches else NEVER
@@ -154,10 +151,10 @@ class InFlight:
         raise AssertionError("a message in flight has a place among the batches or the exceptions")
 
     def _forget_first_places(self, most: int) -> None:
-        """The same a little at a time, which is all there is to do where FINs come in the order of the messages."""
-        # Hot: writing anew takes half a millisecond for a thousand places, and the event loop waits. One batch more may
-        # go than was finished, so those behind a message that took long are caught up with. In order, a batch's last
-        # message is finished last, and no other need be looked at.
+        """Remove up to `most` finished batches from the front of the deque."""
+        # Hot: rewriting the deque blocks the event loop, for half a millisecond per thousand places. It is not needed
+        # if FINs come in the order of the messages. One batch more than was finished may be removed, which catches up
+        # after a slow message. In order, a batch's last message is finished last, so the others need not be checked.
         batches, frames = self._batches, self.frames
         for _ in range(most):
             if not batches:

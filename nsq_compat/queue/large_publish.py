@@ -1,45 +1,45 @@
-"""One publish of so many messages that making and writing them would hold up the event loop: done in steps.
+"""A publish of so many messages that creating and writing them at once would hold up the event loop: done in steps.
 
-Others run between two steps, and may publish to the same topic: their messages are before or behind the batch, never
-inside it. All messages of the batch are published by the last step, or none is.
+Other greenlets run between two steps, and may publish to the same topic. Their messages are before or behind the batch,
+never inside it. The last step publishes all messages of the batch; before it none is published.
 
-Ids grow in the order of publishing, so the batch takes ids that lie ahead of those that others are given meanwhile. If
-they reach them all the same, the messages are made anew, with ids further ahead.
+Ids grow in the order of publishing. So the batch takes ids ahead of those that other publishes get meanwhile. If these
+reach them all the same, the frames are created again, with ids further ahead.
 """
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from nsq_compat.log.staged_batch import StagedBatch
+from nsq_compat.log.segment import StagedBatch
+from nsq_compat.log.storage import TopicStore
 from nsq_compat.queue.ids import FrameFactory
 
-MOST_AT_ONCE: Final = 16384
-"""Messages that are published in one go. A message takes about 0.3 us then."""
-_MOST_BYTES_AT_ONCE: Final = 1 << 20
-_FEW: Final = 256
-"""Messages whose bytes are not counted. Each step of a batch has at least one message, so little would be gained."""
+MAX_AT_ONCE: Final = 16384
+"""Messages published without steps, at about 0.3 us each."""
+_MAX_BYTES_AT_ONCE: Final = 1 << 20
+_MIN_MESSAGES: Final = 256
+"""Fewer messages are never published in steps. A step has at least one message, so little would be gained."""
 _STEP: Final = 4096
 _STEP_BYTES: Final = 1 << 20
 _FREED_AT_ONCE: Final = 1 << 15
 _AHEAD_NS: Final = 60_000_000_000
-"""How far the ids of a batch are ahead of the clock, which others' ids follow."""
+"""How far the ids of a batch are ahead of the clock, which the ids of other publishes follow."""
 _ROOM: Final = 1 << 14
-"""Ids left for others, where ids are ahead of the clock already."""
+"""Ids left for other publishes, if ids are ahead of the clock already."""
 
 
 def is_large(bodies: Sequence[bytes]) -> bool:
-    """Whether publishing these in one go would hold the event loop for too long."""
+    """Whether publishing these at once would hold the event loop for too long."""
     count = len(bodies)
-    return count > _FEW and (count > MOST_AT_ONCE or sum(map(len, bodies)) > _MOST_BYTES_AT_ONCE)
+    return count > _MIN_MESSAGES and (count > MAX_AT_ONCE or sum(map(len, bodies)) > _MAX_BYTES_AT_ONCE)
 
 
 class LargeBatch:
-    """Made by a topic. `line` is that topic's large batches: only the first of them does anything. `bodies` are given
-    over to the batch.
+    """Created by a topic. `queue` has that topic's large batches; only the first one proceeds. `bodies` are consumed.
 
-    `stage` makes the file for the messages; without it they stay in memory. Of the frames only the first `keep` are
-    kept, and those of the last step. `admit` raises ``Refused``, `publish` takes over when everything is ready.
+    `store` has the file for the messages; without it they stay in memory. Of the frames, the first `keep` and those of
+    the last step are kept. `admit` raises ``Refused``; `publish` is called when everything is ready.
     """
 
     def __init__(
@@ -47,10 +47,9 @@ class LargeBatch:
         bodies: list[bytes],
         now_ns: int,
         frames: FrameFactory,
-        line: "deque[LargeBatch]",
+        queue: "deque[LargeBatch]",
         *,
-        stage: Callable[[], StagedBatch] | None,
-        add: Callable[[StagedBatch, Sequence[bytes]], None],
+        store: TopicStore | None,
         keep: int,
         admit: Callable[[int], None],
         publish: Callable[["LargeBatch"], None],
@@ -64,9 +63,8 @@ class LargeBatch:
         self._bodies = bodies
         self._now_ns = now_ns
         self._frames = frames
-        self._line = line
-        self._stage = stage
-        self._add = add
+        self._queue = queue
+        self._store = store
         self._keep = keep
         self._admit = admit
         self._publish = publish
@@ -74,16 +72,21 @@ class LargeBatch:
         self._first_id = -1
         self._ahead_ns = _AHEAD_NS
         self._room = max(_ROOM, self.count >> 2)
-        line.append(self)
+        queue.append(self)
 
     def step(self) -> bool:
-        """Do some of the work; true when the batch is published. Raises ``Refused`` and ``OSError``: then none is."""
+        """Do a part of the work; returns whether the batch is published now.
+
+        Raises ``Refused`` and ``OSError``: then no message is published.
+        """
         try:
             self._admit(self.count)
-            if self._line[0] is not self:
+            if self._queue[0] is not self:
                 return False
             if self._next < self.count:
                 self._make_some()
+                return False
+            if self._store is not None and not self._store.spill_some():
                 return False
             if self._frames.ids.has_reached(self._first_id):
                 self._start_again()
@@ -94,34 +97,34 @@ class LargeBatch:
             self.cancel()
             raise
         self.is_published = True
-        self._line.remove(self)
+        self._queue.remove(self)
         self.kept.clear()
         return True
 
     def forget_bodies(self) -> bool:
-        """Free some of the bodies, once they are published; whether there are more. 500,000 at once take 20 ms."""
+        """Free some of the published bodies; returns whether there are more. 500,000 at once take 20 ms."""
         del self._bodies[-_FREED_AT_ONCE:]
         return len(self._bodies) > 0
 
     def cancel(self) -> None:
-        """Publish nothing, unless it is published already. May be called twice."""
-        if self in self._line:
-            self._line.remove(self)
+        """Give up, unless the batch is published already. May be called twice."""
+        if self in self._queue:
+            self._queue.remove(self)
         self._discard()
 
     def _make_some(self) -> None:
         if self._first_id < 0:
             self._first_id = self._frames.ids.ahead(self._now_ns + self._ahead_ns, self._room)
-            if self._stage is not None:
-                self.staged = self._stage()
+            if self._store is not None:
+                self.staged = self._store.stage()
         begin, count = self._next, _STEP
         bodies = self._bodies[begin : begin + count]
         while (size := sum(map(len, bodies))) > _STEP_BYTES and count > 1:
             count //= 2
             bodies = bodies[:count]
         frames = self._frames.make_from(bodies, self._now_ns, self._first_id + begin)
-        if self.staged is not None:
-            self._add(self.staged, frames)
+        if self._store is not None and self.staged is not None:
+            self._store.add_to(self.staged, frames)
         if begin < self._keep:
             self.kept.append(frames)
         self.latest = frames

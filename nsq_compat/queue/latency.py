@@ -1,11 +1,10 @@
-"""How long messages take from being published to being finished, as quantiles over the last while.
+"""Latency from publish to FIN, as quantiles over a window of time.
 
-Values go into sketches (DDSketch, see docs/decisions), which are small however many there are, say every quantile
-within one percent, and are merged without losing any of that: a topic's figures are exactly those of all its channels'
-messages together.
+Values are added to sketches (DDSketch, see docs/decisions). Their size is bounded, every quantile is accurate to one
+percent, and merging is exact: a topic's quantiles are those of the messages of all its channels.
 
-nsqd: the time is kept in halves of the window, and what is told covers the present half and the one before: between
-half a window and a whole one. The halves of all channels begin at the same moments.
+nsqd: the window consists of two halves, and quantiles cover the current half and the one before, that is, between half
+a window and a whole one. The halves of all channels begin at the same time.
 """
 
 import math
@@ -21,48 +20,48 @@ from nsq_compat.queue.stats import LatencyStats
 
 _RELATIVE_ACCURACY: Final = 0.01
 _MAX_BINS: Final = 2200
-"""From a nanosecond to thirty years at that accuracy; should that not do, the shortest times lose theirs."""
+"""Enough for a nanosecond to thirty years. Beyond that, the shortest times lose accuracy."""
 
 
 @dataclass(frozen=True, slots=True)
 class LatencyOptions:
-    """What is asked for: quantiles in (0,1], in the order to be shown, over so many seconds."""
+    """Quantiles in (0,1], in the order to be shown, and the window in seconds."""
 
     quantiles: tuple[float, ...]
     window: float
 
 
 class Latency:
-    """Of one channel. `now` is monotonic seconds, `now_ns` the wall clock that messages are stamped with."""
+    """The latency of one channel. `now` is monotonic seconds, `now_ns` the wall clock of message timestamps."""
 
     def __init__(self, options: LatencyOptions) -> None:
         self._quantiles = options.quantiles
         self._half = options.window / 2
-        self._number = 0.0  # of the present half
-        self._present: Sketch | None = None
-        self._before: Sketch | None = None
+        self._number = 0.0  # of the current half
+        self._current: Sketch | None = None
+        self._previous: Sketch | None = None
 
     def add(self, frames: Sequence[bytes], now: float, now_ns: int) -> None:
-        """These were finished just now."""
-        # Hot: runs for every FIN. What was published together is stamped alike, and is inserted once for all of it.
+        """Add messages that were finished just now."""
+        # Hot: runs for every FIN. Messages published together have one timestamp, which is added once for all.
         if not frames:
             return
         self._move_on(now)
-        if self._present is None:
-            self._present = Sketch(_RELATIVE_ACCURACY, _MAX_BINS)
+        if self._current is None:
+            self._current = Sketch(_RELATIVE_ACCURACY, _MAX_BINS)
         timestamps = raw_timestamps(frames)
         first, count = timestamps[0], len(timestamps)
-        alike = timestamps.count(first) == count  # cheaper to ask than to count each
-        for timestamp, number in ((first, count),) if alike else Counter(timestamps).items():
-            # A clock that was set back does not make a message faster than at once.
-            self._present.add(max(0, now_ns - int.from_bytes(timestamp, "big")), number)
+        are_equal = timestamps.count(first) == count  # cheaper than counting each
+        for timestamp, number in ((first, count),) if are_equal else Counter(timestamps).items():
+            # If the clock was set back, the difference may be negative.
+            self._current.add(max(0, now_ns - int.from_bytes(timestamp, "big")), number)
 
     def stats(self, now: float, others: Iterable["Latency"] = ()) -> LatencyStats:
-        """What the window holds, together with that of others. nsqd: of nothing, every percentile is 0."""
+        """Return the values of the window, merged with those of others. nsqd: without values every percentile is 0."""
         merged = Sketch(_RELATIVE_ACCURACY, _MAX_BINS)
         for each in (self, *others):
             each._move_on(now)
-            for sketch in (each._before, each._present):
+            for sketch in (each._previous, each._current):
                 if sketch is not None:
                     merged.merge(sketch)
         return LatencyStats(
@@ -72,20 +71,20 @@ class Latency:
 
     def _move_on(self, now: float) -> None:
         number = now // self._half
-        if number > self._number:  # who looks at many takes his time, and may come with a moment that is over
-            self._before = self._present if number == self._number + 1 else None
-            self._present = None
+        if number > self._number:  # a snapshot of many channels may use a time that has passed
+            self._previous = self._current if number == self._number + 1 else None
+            self._current = None
             self._number = number
 
 
 def _value(sketch: Sketch, quantile: float) -> float:
-    """The smallest value that so large a part of all values does not exceed; whole nanoseconds."""
+    """Return the smallest value that this part of all values does not exceed, in whole nanoseconds."""
     if not sketch.count:
         return 0.0
-    # The sketch's own idea of a quantile lies between two values and would say the smaller: of two, even for 0.99. It
-    # counts from 0; half a place keeps rounding errors from reaching the value before.
+    # The sketch places a quantile between two values and returns the smaller one: of two values, even for 0.99. Its
+    # ranks begin at 0; half a rank keeps rounding errors from reaching the value before.
     rank = math.ceil(quantile * sketch.count) - 0.5
     last = sketch.count - 1
     value = sketch.get_quantile_value(rank / last if rank < last else 1.0)
-    assert value is not None, "only an empty sketch has none"
+    assert value is not None, "only an empty sketch has no value"
     return float(round(value))

@@ -1,4 +1,4 @@
-"""What bounds the queue, from the daemon's options."""
+"""Limits of topics and channels, from nsqd's options."""
 
 from dataclasses import dataclass
 
@@ -7,9 +7,9 @@ from nsq_compat.queue.latency import LatencyOptions
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """Durations in seconds; `max_channel_consumers` 0 means no limit, a `latency` of None that it is not watched.
+    """Durations are in seconds. `max_channel_consumers` 0 means no limit; without `latency` none is measured.
 
-    `topology_aware`: consumers nearby come first.
+    `topology_aware`: nearby consumers come first.
     """
 
     mem_queue_size: int = 10_000

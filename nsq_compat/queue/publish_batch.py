@@ -1,14 +1,14 @@
-"""What producers say within one turn of the event loop: published together at its end.
+"""The publishes of one event-loop iteration, published together at its end.
 
-Whoever awaits each OK sends one message at a time. By itself each would be a group in the log, a system call, and a
-round through topic and channels; producers who do so at the same time share one.
+A producer that awaits each OK publishes one message at a time. Each would be a group in the log, a system call, and a
+pass through topic and channels. Producers that do so at the same time share one.
 
 Invariants:
 
-- *An OK still means published*: a producer is told only when its topic has taken what it posted.
-- *No producer suffers for another*: what cannot be published together is published one by one, each with an answer of
-  its own.
-- A producer that goes on before the end of the turn calls `settle` first, so what it asks for takes effect in order.
+- *An OK means published*: a producer is notified only when its topic has the message.
+- *No producer suffers for another*: what cannot be published together is published one by one, each with its own
+  answer.
+- *Order*: a producer that goes on within the iteration calls `settle` first.
 """
 
 import logging
@@ -22,21 +22,21 @@ from nsq_compat.queue.topic import Topic
 
 log = logging.getLogger(__name__)
 
-ENOUGH: Final = 64
-"""Messages: so many are published without waiting for more. Little is to be saved then, and caches are small."""
+MAX_POSTED: Final = 64
+"""Messages. More are not gathered: little is saved by it, and CPU caches are small."""
 
 
 class Producer(Protocol):
-    """Whoever posts; one thing at a time."""
+    """A connection with at most one unanswered publish."""
 
     def published(self, error: Exception | None) -> None:
-        """What was posted is published, or was refused for this reason: let the client know."""
+        """Answer the client: published, or refused because of `error`."""
 
 
 class PublishBatch:
-    """One daemon's. `at_end_of_turn` calls back once, when everybody who is ready has been heard.
+    """All posted publishes of a daemon; only for topics with a `publish` that does not block.
 
-    Only for topics whose `publish` does not wait.
+    `at_end_of_turn` registers a callback for the end of the event-loop iteration.
     """
 
     def __init__(self, at_end_of_turn: Callable[[Callable[[], None]], object]) -> None:
@@ -48,16 +48,19 @@ class PublishBatch:
         self._now_ns = 0
 
     def post(self, topic: Topic, bodies: Sequence[bytes], producer: Producer, now: float, now_ns: int) -> bool:
-        """Publish this soon, and tell the producer; False if it had better do so itself, being alone."""
+        """Publish at the end of the iteration, and notify the producer; False if it should publish by itself.
+
+        That is cheaper for a producer that is alone, or has many messages.
+        """
         # Hot: runs for every synchronous PUB.
         count = len(bodies)
-        if count >= ENOUGH:
+        if count >= MAX_POSTED:
             return False
         if not self._count:
             if producer is self._last:
                 return False
             self._at_end_of_turn(self.settle)
-        elif self._count >= ENOUGH:
+        elif self._count >= MAX_POSTED:
             self.settle()
         self._last = producer
         self._now, self._now_ns = now, now_ns
@@ -70,29 +73,29 @@ class PublishBatch:
         return True
 
     def settle(self) -> None:
-        """Publish what was posted, and tell who posted it."""
+        """Publish all posted messages, and notify their producers."""
         if self._count:
             posts, self._posts, self._count = self._posts, {}, 0
-            for topic, some in posts.items():
-                self._publish(topic, some)
+            for topic, posted in posts.items():
+                self._publish(topic, posted)
 
     def _publish(self, topic: Topic, posts: Sequence[tuple[Sequence[bytes], Producer]]) -> None:
-        # A admission counts whom it turns away, and one post may pass where two do not.
+        # An admission check counts the messages that it refuses, and may accept one post where it refuses two.
         if len(posts) > 1 and topic.admission is None:
-            together = _together([bodies for bodies, _ in posts])
+            together = _joined([bodies for bodies, _ in posts])
             try:
                 topic.publish(together, self._now, self._now_ns)
-            except Exception as error:  # whatever it is, it need not concern all of them
+            except Exception as error:  # it may concern one of them only
                 log.info("TOPIC(%s): trying %d publishers one by one - %s", topic.name, len(posts), error)
             else:
-                # Answers that leave close together find a client awake that hears several of them.
+                # Answers that are sent close together reach a client in one read.
                 for _, producer in posts:
                     producer.published(None)
                 return
         for bodies, producer in posts:
-            producer.published(self._refusal(topic, bodies))
+            producer.published(self._publish_one(topic, bodies))
 
-    def _refusal(self, topic: Topic, bodies: Sequence[bytes]) -> Exception | None:
+    def _publish_one(self, topic: Topic, bodies: Sequence[bytes]) -> Exception | None:
         try:
             topic.publish(bodies, self._now, self._now_ns)
         except (Refused, OSError) as error:
@@ -103,9 +106,9 @@ class PublishBatch:
         return None
 
 
-def _together(batches: Sequence[Sequence[bytes]]) -> Sequence[bytes]:
-    """All of them; it still shows if they are alike."""
+def _joined(batches: Sequence[Sequence[bytes]]) -> Sequence[bytes]:
+    """Return all bodies, as ``UniformBodies`` if they all have one size."""
     bodies = chain.from_iterable(batches)
     size = len(batches[0][0])
-    alike = all(type(each) is UniformBodies and len(each[0]) == size for each in batches)
-    return UniformBodies(bodies) if alike else list(bodies)
+    are_uniform = all(type(batch) is UniformBodies and len(batch[0]) == size for batch in batches)
+    return UniformBodies(bodies) if are_uniform else list(bodies)

@@ -1,7 +1,7 @@
-"""What was published to a topic last, kept for as long as somebody asks for it.
+"""The last messages published to a topic, for as long as clients ask for them.
 
-A topic has one only while it is watched, so nobody pays for it otherwise. It begins with what the log and memory still
-have, and from then on is told of everything, so that it knows what never was in a log and was finished since.
+They begin with those that the log and memory still have. From then on every publish is added, so that messages are
+included that are in no log and were finished since.
 """
 
 from collections import deque
@@ -13,11 +13,10 @@ from nsq_compat.protocol.message import message_id
 from nsq_compat.queue.backlog import Peek
 from nsq_compat.queue.in_flight import NEVER
 
-MOST: Final = 100
-"""Messages that are kept."""
-MOST_BYTES: Final = 4 << 20
+MAX_MESSAGES: Final = 100
+MAX_BYTES: Final = 4 << 20
 WATCHED_SECONDS: Final = 60.0
-"""After the last time somebody asked."""
+"""Kept for so long after the last request."""
 _NS_PER_SECOND: Final = 1_000_000_000
 
 
@@ -29,7 +28,7 @@ class Published(NamedTuple):
 
 
 class RecentMessages:
-    """Its alarm is for the schedule; `on_end` is called when nobody has asked for a while."""
+    """`on_end` is called WATCHED_SECONDS after the last request, by the schedule's alarm."""
 
     def __init__(self, on_end: Callable[[], None]) -> None:
         self.alarm = NEVER
@@ -39,31 +38,30 @@ class RecentMessages:
         self._until = 0.0
 
     def begin(self, log: TopicLog | None, peeks: Iterable[Peek], now: float, now_ns: int) -> None:
-        """With what there still is of what was published before. Raises ``OSError``."""
+        """Add the messages published before, as far as they can be found. Raises ``OSError``."""
         known: dict[bytes, Published] = {}
-        for group in log.latest(MOST) if log is not None else ():
-            known.update((message_id(frame), Published(frame, group.due_ns)) for frame in group.frames[-MOST:])
+        for group in log.latest(MAX_MESSAGES) if log is not None else ():
+            known.update((message_id(frame), Published(frame, group.due_ns)) for frame in group.frames[-MAX_MESSAGES:])
         for peek in peeks:
             known.update((message_id(frame), Published(frame, 0)) for frame in peek.waiting)
             for due, frame in peek.deferred:
                 known[message_id(frame)] = Published(frame, now_ns + int((due - now) * _NS_PER_SECOND))
-        self._add(known[number] for number in sorted(known)[-MOST:])  # ids are in the order of publishing
+        self._add(known[each] for each in sorted(known)[-MAX_MESSAGES:])  # ids are in the order of publishing
 
     def note(self, frames: Sequence[bytes], due_ns: int) -> None:
-        """These are published now."""
-        self._add(Published(frame, due_ns) for frame in frames[-MOST:])
+        """Add messages that are being published."""
+        self._add(Published(frame, due_ns) for frame in frames[-MAX_MESSAGES:])
 
     def ask(self, now: float) -> float:
-        """Somebody watches; returns until when that counts."""
+        """Note a request; returns until when messages are kept for it."""
         self._until = now + WATCHED_SECONDS
         return self._until
 
     def latest(self, count: int) -> list[Published]:
-        """The last of them, oldest first."""
+        """Return the last messages, oldest first."""
         return list(self._kept)[-count:]
 
     def on_alarm(self, now: float) -> float:
-        """Called by the schedule."""
         if now < self._until:
             return self._until
         self._on_end()
@@ -74,5 +72,5 @@ class RecentMessages:
         for each in published:
             kept.append(each)
             self._bytes += len(each.frame)
-            while len(kept) > MOST or (self._bytes > MOST_BYTES and len(kept) > 1):
+            while len(kept) > MAX_MESSAGES or (self._bytes > MAX_BYTES and len(kept) > 1):
                 self._bytes -= len(kept.popleft().frame)

@@ -1,7 +1,7 @@
 """The values that /stats shows. Field names, their order and their meaning are NSQ's; `dropped_count`,
 `dead_letter_count`, `rejected_count`, `policy`, `log_bytes` and `damaged_records` are ours.
 
-These are plain values that import nothing of the queue. `snapshot` reads them from a broker.
+They are plain values. ``broker.snapshot`` reads them.
 """
 
 from collections.abc import Mapping
@@ -54,7 +54,7 @@ class ClientStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelStats:
-    """One channel; `clients` is None when they were not asked for."""
+    """One channel; `clients` is None if the caller does not want them."""
 
     channel_name: str
     depth: int
@@ -79,7 +79,7 @@ class ChannelStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicStats:
-    """One topic; `depth` counts what no channel has got yet."""
+    """One topic; `depth` counts the messages that no channel has received yet."""
 
     topic_name: str
     channels: tuple[ChannelStats, ...]

@@ -1,45 +1,42 @@
-"""A topic: makes messages of bodies, writes them down, and hands the same frames to each of its channels.
+"""A topic: turns bodies into messages, writes them to its log, and gives the same frames to each of its channels.
 
-While there is no channel, or the topic is paused, messages wait here; the first channel gets all of them, a later one
-only what comes after it. So they do while a new topic waits to know which channels there are elsewhere: publishing goes
-on, and what was published goes to all of them when they are known.
+The topic itself *holds* messages while it has no channel, is paused, or is new and waits for nsqlookupd to name the
+channels that exist elsewhere. The first channel gets all held messages; a later one only those published after it.
 
 Invariants:
 
-- Messages are numbered in the order of publishing; a channel's cursor and the log mean the same by a number.
-- What is to be logged is in the log before a channel or a producer hears of it, so a failed write changes nothing.
+- Messages are numbered in the order of publishing. Cursors and the log use these numbers.
+- A message is in the log before a channel gets it or a producer gets OK. So a failed write changes nothing.
 """
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Final, Protocol
 
 from nsq_compat.log.checkpoint import ChannelState, TopicState
 from nsq_compat.log.control_log import ControlLog
-from nsq_compat.log.group import (
+from nsq_compat.log.storage import TopicStore
+from nsq_compat.log.topic_log import LogEnd
+from nsq_compat.protocol.names import is_ephemeral
+from nsq_compat.protocol.storage_schema import (
     CHANNEL_CREATED,
     CHANNEL_DELETED,
     CHANNEL_EMPTIED,
-    DEFERRED,
     TOPIC_AWAITS_CHANNELS,
     TOPIC_EMPTIED,
     TOPIC_KNOWS_CHANNELS,
     TOPIC_PAUSED,
     TOPIC_UNPAUSED,
-    locations_of,
 )
-from nsq_compat.log.storage import TopicStore
-from nsq_compat.log.topic_log import LogEnd
-from nsq_compat.protocol.message import message_id
-from nsq_compat.protocol.names import is_ephemeral
-from nsq_compat.queue.backlog import Backlog, BacklogFactory, Peek
+from nsq_compat.queue.backlog import BacklogFactory
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.errors import REFUSES_ALL, Admission, Exiting
 from nsq_compat.queue.ids import FrameFactory
 from nsq_compat.queue.large_publish import LargeBatch
 from nsq_compat.queue.limits import QueueLimits
-from nsq_compat.queue.recent_messages import MOST, Published, RecentMessages
+from nsq_compat.queue.recent_messages import MAX_MESSAGES, Published, RecentMessages
 from nsq_compat.queue.schedule import Schedule
 
 log = logging.getLogger(__name__)
@@ -48,18 +45,18 @@ _NS_PER_SECOND: Final = 1_000_000_000
 
 
 class TopicObserver(Protocol):
-    """Who wants to know what comes and goes: metadata, nsqlookupd, and the broker itself."""
+    """Is notified when channels come and go, and when the checkpoint is out of date."""
 
     def channel_created(self, topic: "Topic", channel: Channel) -> None: ...
 
     def channel_deleted(self, topic: "Topic", channel: Channel) -> None: ...
 
     def changed(self, topic: "Topic") -> None:
-        """There is something a checkpoint should know; said once until the next one."""
+        """The checkpoint is out of date; called once until the next one."""
 
 
 class Topic:
-    """Made by a broker; `exiting` once it is deleted or the daemon stops. Without a store it lives in memory alone."""
+    """Created by a broker. `exiting` once it is deleted or nsqd stops. Without a store it is in memory only."""
 
     def __init__(
         self,
@@ -75,7 +72,7 @@ class Topic:
         self.awaits_channels = False
         self.exiting = False
         self.admission: Admission | None = None
-        """Who has to admit what is published; NSQ knows none."""
+        """Checked before each publish, if there is one. NSQ has none."""
         self.channels: dict[str, Channel] = {}
         self.message_count = 0
         self.message_bytes = 0
@@ -90,40 +87,36 @@ class Topic:
         self._large_batches: deque[LargeBatch] = deque()
         self._control_log = ControlLog(name, store)
         self._changed = False
-        self._memory_is_written = False  # at level memory, when the daemon stops
         self._saved_end: LogEnd | None = None
         self._recent: RecentMessages | None = None
         self._backlogs = BacklogFactory(limits, store, schedule)
-        self.backlog = self._hold_from_here()
+        self.backlog = self._backlogs.make(self._seq)
+        if store is not None:
+            store.serve(limits.mem_queue_size, self._first_needed)
 
     @property
     def depth(self) -> int:
-        """Messages no channel has got yet."""
+        """The number of messages that the topic holds."""
         return len(self.backlog) + len(self.backlog.deferred)
 
     @property
     def full_name(self) -> str:
-        """For log lines and clients, as a channel has one."""
+        """The name in log lines and errors: ``topic orders``."""
         return f"topic {self.name}"
 
     def recent(self, count: int, now: float, now_ns: int) -> Sequence[Published]:
-        """What was published last, finished or not, oldest first. May raise ``OSError``.
+        """Return the last published messages, finished or not, oldest first. May raise ``OSError``.
 
-        Whoever asks again and again misses nothing. The first time it is what the log and memory still have.
+        The first call finds those that the log and memory still have. Frequent calls miss none.
         """
         if self._recent is None:
             recent = RecentMessages(self._forget_recent)
-            recent.begin(self.store.log if self.store is not None else None, self._peeks(), now, now_ns)
+            peeks = [each.backlog.latest(MAX_MESSAGES, each.in_flight_sets()) for each in self.channels.values()]
+            peeks.append(self.backlog.latest(MAX_MESSAGES, ()))
+            recent.begin(self.store.log if self.store is not None else None, peeks, now, now_ns)
             self._recent = recent
         self._schedule.at(self._recent.ask(now), self._recent)
         return self._recent.latest(count)
-
-    def _peeks(self) -> Iterator[Peek]:
-        """What is in memory, where the log has not all of it."""
-        if self.store is None or not self.store.always:
-            yield self.backlog.latest(MOST, ())
-            for channel in self.channels.values():
-                yield channel.peek_latest(MOST)
 
     def _forget_recent(self) -> None:
         self._recent = None
@@ -131,7 +124,7 @@ class Topic:
     # --- Publishing ---------------------------------------------------------------------------------------------------
 
     def publish(self, bodies: Sequence[bytes], now: float, now_ns: int, defer: float = 0.0) -> None:
-        """Make messages, all of them or none. `defer` in seconds. Raises ``Refused`` and ``OSError``."""
+        """Publish messages, all or none, to be delivered after `defer` seconds. Raises ``Refused`` and ``OSError``."""
         if self.admission is not None:
             self.admission.admit(len(bodies), now)
         frames, joined, size = self._frames.make(bodies, now_ns)
@@ -147,17 +140,16 @@ class Topic:
             self.store.commit()
 
     def large_batch(self, bodies: list[bytes], now: float, now_ns: int) -> LargeBatch:
-        """A publish in steps, for bodies that are ``is_large``. To be stepped to its end, or cancelled."""
+        """Return a publish in steps, for bodies that are ``is_large``. To be stepped to its end, or cancelled."""
         store = self.store
-        # At level fsync a batch that a power cut leaves half written has to show, which takes one group for all of it.
+        # At level fsync a batch that a power cut left half written must be recognized, so it has to be one group.
         stages = store is not None and not store.commits
         return LargeBatch(
             bodies,
             now_ns,
             self._frames,
             self._large_batches,
-            stage=store.stage if store is not None and stages else None,
-            add=lambda staged, frames: store.add_to(staged, frames) if store is not None else None,
+            store=store if stages else None,
             keep=self._limits.mem_queue_size if stages or store is None else len(bodies),
             admit=lambda count: self._admit(count, now),
             publish=self._publish_batch,
@@ -169,12 +161,10 @@ class Topic:
             self._deliver([frame for frames in batch.kept for frame in frames], b"")
         else:
             if store is not None and batch.staged is not None:
-                if not store.is_complete:
-                    store.begin(self._what_there_is(), self._seq)
                 store.attach(batch.staged, self._seq)
                 batch.staged = None
             self._seq += count
-            if self._holding:
+            if self.is_holding:
                 self._drop(self.backlog.cursor.extend_by(count, batch.kept))
             else:
                 for channel in self.channels.values():
@@ -193,38 +183,24 @@ class Topic:
             self.admission.admit(count, now)
 
     def _deliver(self, frames: Sequence[bytes], joined: bytes) -> None:
-        # Hot: once for every publish.
+        # Hot: runs for every publish.
         store = self.store
-        if store is not None and (store.always or self._spills(len(frames))):
-            if not store.is_complete:
-                store.begin(self._what_there_is(), self._seq)
+        if store is not None:
             store.append(frames, self._seq, joined=joined)
         self._seq += len(frames)
-        if self._holding:
+        if self.is_holding:
             self._drop(self.backlog.cursor.extend(frames))
         else:
             for channel in self.channels.values():
                 channel.put(frames)
 
-    def _spills(self, count: int) -> bool:
-        if self._holding:  # a channel that is behind its log goes on reading there when the pause is over
-            return self.backlog.cursor.spills(count) or any(
-                channel.backlog.cursor.behind for channel in self.channels.values()
-            )
-        return any(channel.backlog.cursor.spills(count) for channel in self.channels.values())
-
     def _defer(self, frames: Sequence[bytes], due: float, due_ns: int) -> None:
-        targets = (
-            [self.backlog.deferred] if self._holding else [each.backlog.deferred for each in self.channels.values()]
-        )
-        logged = self.store is not None and (self.store.always or any(each.spills(len(frames)) for each in targets))
         locations: Sequence[bytes] = ()
-        if self.store is not None and logged:
-            if not self.store.is_complete:
-                self.store.begin(self._what_there_is(), self._seq)
-            self.store.append(frames, self._seq, due_ns, DEFERRED)
-            locations = locations_of(self.store.log.last_place, frames)
-        if self._holding:
+        if self.store is not None:
+            backlogs = [self.backlog] if self.is_holding else [channel.backlog for channel in self.channels.values()]
+            fit_in_memory = all(backlog.deferred.fit_in_memory(len(frames)) for backlog in backlogs)
+            locations = self.store.append_deferred(frames, self._seq, due_ns, fit_in_memory=fit_in_memory)
+        if self.is_holding:
             self._drop(self.backlog.defer(frames, due, locations))
         else:
             for channel in self.channels.values():
@@ -234,28 +210,28 @@ class Topic:
     # --- Channels -----------------------------------------------------------------------------------------------------
 
     def channel(self, name: str) -> Channel:
-        """The channel of that (valid) name, made if need be. Raises ``Exiting`` and ``OSError``."""
+        """Return the channel of that (valid) name; create it if it is missing. Raises ``Exiting`` and ``OSError``."""
         channel = self.channels.get(name)
         if channel is None:
             if self.exiting:
                 raise Exiting
-            was_holding = self._holding
+            was_holding = self.is_holding
             position = self.backlog.cursor.position if was_holding else self._seq
             if self.store is not None and not is_ephemeral(name):
                 self._control_log.note_creation(name, position)
             channel = self._make_channel(name, position)
             log.info("TOPIC(%s): new channel(%s)", self.name, name)
-            if was_holding:  # else what is held is empty, and of a time before what was published since
+            if was_holding:
                 self._hand_over()
             self._note_ephemeral()
             self._note_change()
             self._observer.channel_created(self, channel)
             if self.store is not None:
-                self.store.commit()  # last, because others run meanwhile
+                self.store.commit()  # last, because it may block while other greenlets run
         return channel
 
     def delete_channel(self, name: str) -> None:
-        """End a channel with all it holds. Raises ``KeyError``."""
+        """Delete a channel with its messages. Raises ``KeyError``."""
         self._delete(self.channels[name])
         self._control_log.settle()
 
@@ -280,9 +256,9 @@ class Topic:
         del self.channels[channel.name]
         self._backlogs.set_channel_count(len(self.channels))
         channel.delete()
-        if not self.channels and not self._held_back:
-            self.backlog = self._hold_from_here()
-        if not channel.ephemeral or self._holding:
+        if not self.channels and not (self.paused or self.awaits_channels):
+            self.backlog = self._backlogs.make(self._seq)
+        if not channel.ephemeral or self.is_holding:
             self._note(CHANNEL_DELETED, channel.name)
         self._note_ephemeral()
         self._note_change()
@@ -291,33 +267,35 @@ class Topic:
     # --- Control ------------------------------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Keep what is published; the channels go on with what they have."""
+        """Hold published messages. The channels go on with those they have."""
         if not self.paused:
-            self._begin_holding()
+            if not self.is_holding:
+                self.backlog = self._backlogs.make(self._seq)
             self.paused = True
             self._note(TOPIC_PAUSED, "")
             self._note_change()
             self._control_log.settle()
 
     def unpause(self) -> None:
-        """Give the channels what was kept."""
+        """Give the held messages to the channels."""
         if self.paused:
             self.paused = False
             self._note(TOPIC_UNPAUSED, "")
             self._end_holding()
 
     def await_channels(self) -> None:
-        """Keep what is published until `learn_channels`; those who publish notice nothing."""
+        """Hold published messages until `learn_channels`."""
         if not self.awaits_channels:
-            self._begin_holding()
+            if not self.is_holding:
+                self.backlog = self._backlogs.make(self._seq)
             self.awaits_channels = True
             self._note(TOPIC_AWAITS_CHANNELS, "")
             self._note_change()
 
     def learn_channels(self, names: Iterable[str]) -> None:
-        """Make these channels, and give all there are what was kept. Raises ``Exiting``, ``OSError``: ask again then.
+        """Create these channels, and give the held messages to all channels.
 
-        nsqd: not the ephemeral ones, which have no consumer here.
+        nsqd: without the ephemeral ones, which have no consumer here. Raises ``Exiting``, and ``OSError``: try again.
         """
         if self.exiting:
             raise Exiting
@@ -330,7 +308,7 @@ class Topic:
             self._end_holding()
 
     def empty(self) -> None:
-        """Drop what no channel has got yet; the channels keep what they have (nsqd)."""
+        """Drop the held messages. nsqd: the channels keep theirs."""
         self.backlog.empty()
         self._pass_over()
         self._note(TOPIC_EMPTIED, "")
@@ -338,36 +316,27 @@ class Topic:
         self._control_log.settle()
 
     def empty_channel(self, name: str) -> None:
-        """Drop everything a channel has: waiting, deferred and in flight. Raises ``KeyError``."""
+        """Drop all messages of a channel, also those deferred and in flight. Raises ``KeyError``."""
         self.channels[name].empty()
         self._note(CHANNEL_EMPTIED, name)
         self._note_change()
         self._control_log.settle()
 
     def close(self) -> None:
-        """The daemon stops: nothing is taken or given any more. What is held stays where it is kept."""
+        """Refuse publishes and close the channels, before nsqd stops. Messages stay."""
         self.exiting = True
         self.admission = REFUSES_ALL
         for channel in self.channels.values():
             channel.close()
 
-    def surrender_memory(self) -> None:
-        """Memory ends: what is only there is written beside the log, so that a checkpoint can name it one by one."""
-        if self.store is None or self.store.always:
-            return
-        channels = [channel for channel in self.channels.values() if not channel.ephemeral]
-        frames = {message_id(frame): frame for channel in channels for frame in channel.frames_in_memory()}
-        frames.update((message_id(frame), frame) for frame in self.backlog.frames_in_memory())
-        self.store.keep([frames[number] for number in sorted(frames)])
-        for channel in channels:
-            channel.backlog.surrender_memory()
-        self.backlog.surrender_memory()
-        self._memory_is_written = True
-        self._pass_over()
-        self._note_change()
+    def flush(self) -> None:
+        """Write all messages that are in no file yet, before nsqd stops. Raises ``OSError``."""
+        if self.store is not None:
+            lasting = [channel for channel in self.channels.values() if not channel.ephemeral]
+            self.store.flush(lambda: chain(self.backlog.frames(), *(channel.frames() for channel in lasting)))
 
     def delete(self) -> None:
-        """The topic ends, with its channels and all they hold."""
+        """Delete the channels, the messages, and the folder."""
         self.exiting = True
         self.admission = REFUSES_ALL
         for channel in self.channels.values():
@@ -376,62 +345,54 @@ class Topic:
         if self.store is not None:
             self.store.delete()
 
-    # --- Bounds of what it holds (``bounds.Bounded``) -----------------------------------------------------------------
-
-    @property
-    def is_holding(self) -> bool:
-        """Whether what is published waits here, and not in the channels."""
-        return self._holding
+    # --- Limits of a policy -------------------------------------------------------------------------------------------
 
     def drop_oldest(self, limit: int, max_bytes: int) -> int:
-        """Forget the oldest of what no channel has got, count it as dropped, return how many. Raises ``OSError``."""
+        """Drop the oldest held messages, and count them as dropped; returns how many. Raises ``OSError``."""
         count = self.backlog.drop_oldest(limit, max_bytes)
         self.dropped_count += count
         self._pass_over()
         self._note_change()
         return count
 
-    # --- What must survive --------------------------------------------------------------------------------------------
+    # --- Checkpoints --------------------------------------------------------------------------------------------------
 
     def checkpoint(self, now: float, now_ns: int) -> TopicState:
-        """Where every channel stands, as of now; changes are announced anew from here on."""
-        assert self.store is not None, "what lives in memory alone has no checkpoint"
+        """Return the state of the topic and its channels. The observer is notified of changes from now on."""
+        assert self.store is not None, "a topic without a store has no checkpoint"
         self._changed = False
-        self._control_log.write_requeued()  # before the end of the log, so that it is not replayed
-        log_end = self.store.log.end._replace(seq=self._seq)
+        self._control_log.write_requeued()  # before the end of the log is taken, so that they are not replayed
+        log_end = self.store.log.begin_checkpoint()._replace(seq=self._seq)
         state = TopicState(log_end, now_ns / _NS_PER_SECOND - now, self._frames.ids.last)
         state.channels = {name: each.state() for name, each in self.channels.items() if not each.ephemeral}
-        state.held = self.backlog.state() if self._holding else None
+        state.held = self.backlog.state() if self.is_holding else None
         state.paused, state.awaits_channels = self.paused, self.awaits_channels
-        first = min((each.position for each in state.backlogs), default=self._seq)
-        written = self.store.always or self._memory_is_written
-        state.incomplete = not written or first < min(self.store.log.bounds.complete_from, self._seq)
+        self.store.note_missing(state)
         return state
 
     def checkpoint_saved(self, saved: TopicState) -> None:
-        """This checkpoint is the one on the disk."""
+        """Note that this checkpoint is on the disk."""
         self._saved_end = saved.end
 
     @property
     def is_checkpoint_current(self) -> bool:
-        """Whether the checkpoint on the disk says all that a new one would say, and memory holds nothing besides."""
+        """Whether a new checkpoint would say the same as that on the disk, and no message is in memory only."""
         return (
             not self._changed
             and self.store is not None
-            and self.store.always
-            and self.store.log.end == self._saved_end
+            and self.store.is_saved(self._saved_end)
             and not any(channel.in_flight_count for channel in self.channels.values())
         )
 
     def release(self, saved: TopicState, pause: Callable[[], None] = lambda: None) -> None:
-        """Delete what is not needed any more now that this checkpoint is saved, with pauses if that is much work."""
-        assert self.store is not None, "what lives in memory alone has no checkpoint"
+        """Delete files that are not needed any more, once this checkpoint is saved; calls `pause` from time to time."""
+        assert self.store is not None, "a topic without a store has no checkpoint"
         if not self.exiting:
-            self.store.release(saved, self._kept_since, pause)
+            self.store.release(saved, pause)
 
     def restore(self, before: TopicState, channels: Iterable[str], now: float, now_ns: int) -> None:
-        """Be as before; channels that are named and were not there begin here, unless nobody knows which there were."""
-        assert self.store is not None, "only a store remembers"
+        """Restore a state. Further `channels` begin at the end, or get all messages if the state was lost."""
+        assert self.store is not None, "a state was read from a store"
         shift = before.clock_offset - (now_ns / _NS_PER_SECOND - now)
         log_end = self.store.log.end
         self._seq = before.end.seq
@@ -443,20 +404,19 @@ class Topic:
         for name, state in before.channels.items():
             self._make_channel(name, 0).restore(state, stands, shift)
         if not self.store.log.has_begun:
-            for kind, name in self._what_there_is():
-                self._note(kind, name, stands)
+            self._begin_log(stands)
         begin = ChannelState(stands) if held is not None or before.everything is None else before.everything
         for name in channels:
             if name not in self.channels and name not in before.gone and not is_ephemeral(name):
                 own = ChannelState(begin.position, list(begin.entries), list(begin.gaps))
                 self._make_channel(name, 0).restore(own, stands, shift)
                 self._note(CHANNEL_CREATED, name, stands)
-        self.backlog = self._hold_from_here()
+        self.backlog = self._backlogs.make(self._seq)
         if held is not None:
             self.backlog.restore(held, self._seq, shift)
             self._hand_over()
         elif not self.channels:
-            self._note(CHANNEL_DELETED, "")  # the ephemeral ones, which ended with the process: the topic holds again
+            self._note(CHANNEL_DELETED, "")  # ephemeral ones, which ended with the process: the topic holds again
         if before.is_current and self.store.log.end == log_end:
             self._saved_end = log_end
         else:
@@ -465,17 +425,10 @@ class Topic:
     # --- Inside -------------------------------------------------------------------------------------------------------
 
     @property
-    def _holding(self) -> bool:
-        # Hot: asked for every publish. `_held_back` in other words, which saves a call.
+    def is_holding(self) -> bool:
+        """Whether the topic holds published messages, instead of giving them to its channels."""
+        # Hot: runs for every publish.
         return self.paused or self.awaits_channels or not self.channels
-
-    @property
-    def _held_back(self) -> bool:
-        return self.paused or self.awaits_channels
-
-    def _begin_holding(self) -> None:
-        if not self._holding:
-            self.backlog = self._hold_from_here()
 
     def _end_holding(self) -> None:
         self._hand_over()
@@ -483,33 +436,24 @@ class Topic:
         self._note_change()
         self._control_log.settle()
 
-    def _hold_from_here(self) -> Backlog:
-        return self._backlogs.make(self._seq)
-
     def _hand_over(self) -> None:
-        """What was held goes to every channel, unless it has to be held on."""
-        if self._holding:
+        """Give the held messages to every channel, unless the topic still holds."""
+        if self.is_holding:
             return
-        held, self.backlog = self.backlog, self._hold_from_here()
+        held, self.backlog = self.backlog, self._backlogs.make(self._seq)
         for channel in self.channels.values():
             channel.follow(held)
 
     def _pass_over(self) -> None:
-        """What was held and is not any more is not for the channels of a paused topic to read in the log."""
+        """Keep the channels of a paused topic from reading, in the log, messages that the topic held and dropped."""
         for channel in self.channels.values():
-            if self._holding:
+            if self.is_holding:
                 channel.backlog.cursor.pass_over(self.backlog.cursor.position)
-
-    def _kept_since(self) -> Iterator[bytes]:
-        """Ids that a checkpoint made a while ago need not name, and whose frames are beside the log."""
-        if self.store is not None and not self.store.always:
-            for backlog in [self.backlog, *(each.backlog for each in self.channels.values())]:
-                yield from backlog.deferred.ids_on_disk()
 
     def _drop(self, count: int) -> None:
         if count and not self.dropped_count:
             log.warning(
-                "TOPIC(%s): more than %d messages wait, dropping what comes now (see dropped_count in /stats)",
+                "TOPIC(%s): more than %d messages wait, dropping new ones (see dropped_count in /stats)",
                 self.name, self._limits.mem_queue_size,
             )  # fmt: skip
         self.dropped_count += count
@@ -518,18 +462,25 @@ class Topic:
         self._control_log.note(kind, name, self._seq if seq is None else seq)
 
     def _note_ephemeral(self) -> None:
-        """All goes to channels that end with the process: the log has to say that the topic does not hold it."""
-        if not self._holding and all(channel.ephemeral for channel in self.channels.values()):
+        """Record that the topic does not hold its messages, if all its channels are ephemeral."""
+        if not self.is_holding and all(channel.ephemeral for channel in self.channels.values()):
             self._note(CHANNEL_CREATED, next(iter(self.channels)))
 
-    def _what_there_is(self) -> Iterator[tuple[int, str]]:
-        """What a log that begins later than the topic begins with, as if all of it came only now."""
+    def _begin_log(self, seq: int) -> None:
+        """Write the topic's state as control records into an empty log. The messages before are in other files."""
         for name in self.channels:
-            yield CHANNEL_CREATED, name
+            self._note(CHANNEL_CREATED, name, seq)
         if self.paused:
-            yield TOPIC_PAUSED, ""
+            self._note(TOPIC_PAUSED, "", seq)
         if self.awaits_channels:
-            yield TOPIC_AWAITS_CHANNELS, ""
+            self._note(TOPIC_AWAITS_CHANNELS, "", seq)
+
+    def _first_needed(self) -> int:
+        """Return the number of the first message that a channel still has to read, or the topic itself."""
+        cursors = [channel.backlog.cursor for channel in self.channels.values() if not channel.ephemeral]
+        if self.is_holding:
+            cursors.append(self.backlog.cursor)
+        return min((cursor.position for cursor in cursors), default=self._seq)
 
     def _note_change(self) -> None:
         if not self._changed and self.store is not None:

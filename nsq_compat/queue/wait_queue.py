@@ -1,18 +1,18 @@
-"""Whose turn it is: the consumers of a channel that found nothing and wait, and those that were woken and are to come.
+"""The wait queue of a channel: idle consumers in FIFO order, and woken ones that have not taken frames yet.
 
 Invariants of a ``WaitQueue``:
 
 - No more consumers are woken than there are frames, and they are woken in turn.
-- What one of them gets is capped by its share of what is there, with the others that were woken in mind.
+- A consumer takes at most its share of the frames. The other woken consumers have theirs.
 
-A ``Throttle`` stands in front of either: a token bucket, so that consumers get messages at no more than a rate. There
-is no polling: consumers that find the bucket empty wait as they do when there is no message, and an alarm, set to when
-there will be a token, wakes as many of them as there are tokens, in order.
+A ``Throttle`` wraps either kind with a token bucket, so that deliveries do not exceed a rate. There is no polling: a
+consumer that finds the bucket empty waits as if there was no message. An alarm, set for the next token, wakes as many
+consumers as there are tokens, in order.
 
 With topology-aware consumption (``ZoneWaitQueue``) the same holds for each locality by itself, and:
 
-- Nobody is woken, and nobody is given anything, while somebody nearer is awake; and whoever is awake comes, or stands
-  back. So nothing waits for a consumer nearby that does not take it.
+- No consumer is woken or given frames while a nearer one is awake. An awake one takes frames, or stands back. So no
+  message waits for a nearby consumer that does not take it.
 """
 
 from collections import deque
@@ -25,12 +25,12 @@ from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.schedule import Schedule
 
 TICK_SECONDS: Final = 0.005
-"""Between two alarms, at least: a high rate comes in small batches."""
+"""The least time between two alarms; at a high rate messages are delivered in small batches."""
 _ROUNDING: Final = 1e-9
 
 
 class Locality(IntEnum):
-    """How near a consumer is to the daemon, nearest first (nsqd's names)."""
+    """How near a consumer is to the daemon, nearest first. The names are nsqd's."""
 
     ZONE_LOCAL = 0
     REGION_LOCAL = 1
@@ -38,45 +38,45 @@ class Locality(IntEnum):
 
 
 class Waiting(Protocol):
-    """Whoever stands in a line."""
+    """A consumer, as the wait queue sees it."""
 
     locality: Locality
 
     def wake(self) -> None:
-        """Frames may be there to take. Must not take them at once: it is called from within `put`."""
+        """Note that there may be frames to take, later: it is called from within `put`."""
 
 
 class WaitQueue:
-    """Everybody is equally near."""
+    """The wait queue of consumers that are all equally near."""
 
     def __init__(self) -> None:
         self.waiting: set[Waiting] = set()
-        """Everybody who asked and found nothing."""
-        self._order: deque[Waiting] = deque()  # the same, who came first before the others
-        self._add_last = self._order.append  # compiled, looking for a method costs as much as calling it
+        """Consumers that found no frame."""
+        self._order: deque[Waiting] = deque()  # the same, in FIFO order
+        self._add_last = self._order.append  # compiled, looking up a method costs as much as calling it
         self._take_first = self._order.popleft
-        self._woken: set[Waiting] = set()  # and has not asked since
+        self._woken: set[Waiting] = set()  # and have not taken frames since
 
     def share(self, consumer: Waiting, depth: int) -> int:
-        """A consumer asks: so many of the frames that are there may be its own."""
+        """Return how many of the frames a consumer may take."""
         # Hot: runs for every delivery.
         return _share(self._woken, consumer, depth)
 
     def wait(self, consumer: Waiting) -> None:
-        """It wants to be woken; asking again does not cost its place in the line."""
-        # Hot: runs for every delivery that leaves nothing; an ``OrderedDict`` takes twice as long.
+        """Add a consumer, unless it waits already."""
+        # Hot: runs for every delivery that empties the backlog. An ``OrderedDict`` takes twice as long.
         if consumer not in self.waiting:
             self.waiting.add(consumer)
             self._add_last(consumer)
 
     def leave(self, consumer: Waiting) -> bool:
-        """It wants nothing for now. Returns whether it was to come, so that somebody else may."""
-        if _removed(self.waiting, consumer):  # seldom: who leaves has as a rule just been given something
+        """Remove a consumer; returns whether it was woken, so that another one should be."""
+        if _removed(self.waiting, consumer):  # rare: usually it has just taken frames
             self._order.remove(consumer)
         return _removed(self._woken, consumer)
 
     def wake(self, depth: int) -> None:
-        """So many frames are there."""
+        """Wake consumers for `depth` frames."""
         while self._order and len(self._woken) < depth:
             consumer = self._take_first()
             self.waiting.remove(consumer)
@@ -85,7 +85,7 @@ class WaitQueue:
 
 
 class ZoneWaitQueue(WaitQueue):
-    """A line for each locality, the nearer before the farther; counts what each was given."""
+    """A queue for each locality, nearest first. Counts the deliveries of each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class ZoneWaitQueue(WaitQueue):
                 break
 
     def took(self, consumer: Waiting, count: int, room: int, depth: int, now: float) -> None:
-        """It was given `count` of the frames it had room for, and `depth` are left; what time it is matters to none."""
+        """Note a delivery of `count` frames; `depth` are left. `now` is unused here."""
         self.counts[consumer.locality] += count
         if depth and 0 < count < room:
             self._tiers[consumer.locality].coming.add(consumer)
@@ -133,9 +133,9 @@ class _Tier:
     """The consumers of one locality."""
 
     def __init__(self) -> None:
-        self.order: deque[Waiting] = deque()  # who waits, who came first before the others
+        self.order: deque[Waiting] = deque()  # waiting, in FIFO order
         self.woken: set[Waiting] = set()
-        self.coming: set[Waiting] = set()  # got some, have room, and come for more by themselves
+        self.coming: set[Waiting] = set()  # took frames, have room, and take more by themselves
 
     @property
     def is_awake(self) -> bool:
@@ -144,16 +144,16 @@ class _Tier:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Messages a second; `burst` is how many may be delivered at once after a pause."""
+    """Messages per second; `burst` is how many may be delivered at once after a pause."""
 
     per_second: float
     burst: int
 
 
 class Throttle(WaitQueue):
-    """Stands where the channel's line stood; `line` is that one, and everybody in it stays.
+    """Wraps a channel's wait queue, with the consumers in it.
 
-    `wake_channel` makes the channel call `wake`, if there is something and it is not paused.
+    `wake_channel` makes the channel call `wake`, if there are messages and it is not paused.
     """
 
     def __init__(self, inner: WaitQueue, schedule: Schedule, wake_channel: Callable[[], None]) -> None:
@@ -166,23 +166,23 @@ class Throttle(WaitQueue):
         self._wake_channel = wake_channel
         self._rate = Rate(1.0, 1)
         self._tokens = 0.0
-        self._filled = 0.0  # when that was so
+        self._filled = 0.0  # when `_tokens` was computed
 
     def follow(self, rate: Rate, now: float) -> None:
-        """From now on keep to this rate; the bucket begins full."""
+        """Change the rate. The bucket begins full."""
         if rate != self._rate:
             self._rate, self._tokens, self._filled = rate, float(rate.burst), now
 
     @property
     def is_empty(self) -> bool:
-        """Whether a message would have to wait for its token."""
+        """Whether a message has to wait for a token."""
         return self._whole < 1
 
     @property
     def _whole(self) -> int:
         return int(self._tokens + _ROUNDING)
 
-    # --- As a line ----------------------------------------------------------------------------------------------------
+    # --- A wait queue -------------------------------------------------------------------------------------------------
 
     def share(self, consumer: Waiting, depth: int) -> int:
         return self.inner.share(consumer, min(depth, self._whole))
@@ -197,14 +197,14 @@ class Throttle(WaitQueue):
         self.inner.wake(min(depth, self._whole))
 
     def took(self, consumer: Waiting, count: int, room: int, depth: int, now: float) -> None:
-        """It was given `count` of the frames it had room for, and `depth` are left."""
+        """Note a delivery of `count` frames; `depth` are left."""
         self._fill(now)
         self._tokens -= count
         self._schedule.at(self._next(now), self)
         if self._zones is not None:
             self._zones.took(consumer, count, room, min(depth, self._whole), now)
 
-    # --- As something with an alarm -----------------------------------------------------------------------------------
+    # --- An alarm -----------------------------------------------------------------------------------------------------
 
     def on_alarm(self, now: float) -> float:
         self._fill(now)
@@ -217,7 +217,7 @@ class Throttle(WaitQueue):
         self._filled = now
 
     def _next(self, now: float) -> float:
-        """When there is a token, or all there can be."""
+        """Return when there will be a token, or, if there is one, when the bucket will be full."""
         missing = (1.0 if self.is_empty else self._rate.burst) - self._tokens
         if missing <= _ROUNDING:
             return NEVER
@@ -225,17 +225,17 @@ class Throttle(WaitQueue):
 
 
 def _share(woken: set[Waiting], consumer: Waiting, depth: int) -> int:
-    # Those woken and yet to come have their share too, the first to come must not take it all; and what is left over by
-    # an even division is for the woken (nsqd: who waits is served before who comes by).
+    # Other woken consumers have their share too: the first one must not take all. The remainder of the division is for
+    # woken consumers. nsqd: a waiting consumer is served before one that is not.
     claims = consumer in woken
     woken.discard(consumer)
     others = len(woken)
     return (depth + (others if claims else 0)) // (others + 1)
 
 
-def _removed(some: set[Waiting], consumer: Waiting) -> bool:
-    """Whether it was there; it is not any more."""
-    if consumer not in some:
+def _removed(consumers: set[Waiting], consumer: Waiting) -> bool:
+    """Remove a consumer from a set; returns whether it was there."""
+    if consumer not in consumers:
         return False
-    some.remove(consumer)
+    consumers.remove(consumer)
     return True

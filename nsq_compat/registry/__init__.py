@@ -1,7 +1,9 @@
-"""The heart of nsqlookupd: which nsqd has which topics and channels. No network, no clock.
+"""nsqlookupd's database: which nsqd has which topics and channels.
 
-    registration_db   all of it, and the questions asked of it; start here
-    registration      what it is made of: producers, and what they have registered
+    registration_db   the database: changes and queries
+    registration      its records: producers, and the topics and channels they registered
 
-May import: ``protocol``, and nothing that does I/O; import-linter sees to it.
+May import ``protocol``. Uses no network and no clock.
+
+Read ``registration_db`` first.
 """

@@ -1,6 +1,6 @@
-"""What the database is made of: producers, and the topics and channels they have registered.
+"""The records of the database: producers, and the topics and channels that they have registered.
 
-Each knows the others it belongs to, so that no question makes anybody search. Only `registration_db` changes them.
+Producers and registrations refer to each other, so that no query has to search. Only `registration_db` changes them.
 """
 
 from dataclasses import dataclass, field
@@ -13,33 +13,33 @@ _NEVER = float("-inf")
 
 @dataclass(frozen=True, slots=True)
 class Tombstone:
-    """Consumers are kept away from a topic's producer for a while, counted from here."""
+    """Keeps consumers from a topic's producer for a while, from the time when it was set."""
 
     at: float
     """Monotonic seconds."""
     at_ns: int
-    """Nanoseconds since 1970, to be shown."""
+    """The same in nanoseconds since 1970, for display."""
 
 
 @dataclass(eq=False, slots=True)
 class Producer:
-    """One nsqd: a connection, from its IDENTIFY to its end. Two connections of one nsqd are two (nsqlookupd)."""
+    """One nsqd, which is a connection that has sent IDENTIFY. Two connections of one nsqd are two (nsqlookupd)."""
 
     id: str
-    """The address it came from, ``ip:port``."""
+    """The remote address, ``ip:port``."""
     info: PeerInfo
     last_update: float
-    """When it was last heard of, in monotonic seconds."""
+    """Time of the last command, in monotonic seconds."""
     last_update_ns: int
-    """The same in nanoseconds since 1970, to be shown."""
+    """The same in nanoseconds since 1970, for display."""
     topics: "dict[str, Registration]" = field(default_factory=dict)
     channels: "dict[Registration, None]" = field(default_factory=dict)
     tombstones: dict[str, Tombstone] = field(default_factory=dict)
-    """By topic. One whose time is over stays, without effect, as long as the topic is registered."""
+    """By topic. An expired one stays, without effect, as long as the topic is registered."""
     described: bytes = field(init=False)
-    """What consumers and operators are told of it: a JSON object without its closing brace.
+    """The producer in replies of the HTTP API: a JSON object without its closing brace.
 
-    Written once, because a directory is asked far more often than it changes.
+    Encoded once, because queries are far more frequent than changes.
     """
 
     def __post_init__(self) -> None:
@@ -58,20 +58,20 @@ class Producer:
 
     @property
     def node(self) -> str:
-        """How an operator names it."""
+        """Its name for operators."""
         return f"{self.info.broadcast_address}:{self.info.http_port}"
 
 
 @dataclass(eq=False, slots=True)
 class Registration:
-    """A topic, or a channel of one. It outlives its last producer, until it is deleted (nsqlookupd)."""
+    """A topic or channel. It outlives its last producer, until it is deleted (nsqlookupd)."""
 
     topic: str
     channel: str = ""
     """Empty for the registration of a topic."""
     producers: dict[Producer, None] = field(default_factory=dict)
     active: tuple[Producer, ...] = ()
-    """Of a topic: whom consumers are sent to; true before `active_until`."""
+    """Of a topic: the producers for consumers, valid before `active_until`."""
     active_until: float = _NEVER
 
     @property
@@ -79,5 +79,5 @@ class Registration:
         return "channel" if self.channel else "topic"
 
     def changed(self) -> None:
-        """Who is active has to be found out again."""
+        """Invalidate `active`."""
         self.active, self.active_until = (), _NEVER

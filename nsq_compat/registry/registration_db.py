@@ -1,17 +1,17 @@
-"""The registration database: what nsqd daemons say they have, and who has it.
+"""The registration database: which nsqd has which topics and channels.
 
-A producer that is not heard of for a while is inactive: still known, but nobody is sent to it until it is heard of
-again. A tombstone keeps consumers from one topic of a producer. Topics and channels stay when their last producer
-goes; only deleting ends them, or, if they are ephemeral, unregistering (nsqlookupd).
+A producer that has been silent for a while is inactive: lookups omit it until it sends a command again. A tombstone
+keeps consumers from one topic of a producer. Topics and channels outlive their last producer. They end when they are
+deleted or, if they are ephemeral, unregistered (nsqlookupd).
 
 Invariants:
 
-- A producer has a registration exactly if the registration has the producer.
-- Who is active is found out once and remembered until something happens, or until time alone may change it. Asking
-  for one topic costs as much with a million others.
-- Names that got in are legal, so they need no escapes where they are shown.
+- A producer refers to a registration if and only if the registration refers to the producer.
+- The active producers of a topic are cached until a change, or until the time at which the result may change. So the
+  cost of a lookup does not depend on the number of topics.
+- Names in the database are valid, so they need no escaping in output.
 
-Times: `now` monotonic seconds, `now_ns` nanoseconds since 1970.
+`now` is in monotonic seconds, `now_ns` in nanoseconds since 1970.
 """
 
 import logging
@@ -28,11 +28,11 @@ _FOREVER = float("inf")
 
 
 class Lookup(NamedTuple):
-    """What a consumer of a topic needs to know."""
+    """The result of a lookup for consumers of a topic."""
 
     channels: Collection[str]
     producers: tuple[Producer, ...]
-    """Those to connect to; the same object as before if nothing has changed."""
+    """The producers to connect to; the same object as before if nothing has changed."""
 
 
 class RegistrationDb:
@@ -43,20 +43,20 @@ class RegistrationDb:
         self._tombstone_lifetime = tombstone_lifetime
         self._producers: dict[Producer, None] = {}
         self._topics: dict[str, Registration] = {}
-        # Apart from the topics: a channel may outlive its ephemeral topic (nsqlookupd).
+        # Not part of the topics: a channel may outlive its ephemeral topic (nsqlookupd).
         self._channels: dict[str, dict[str, Registration]] = {}
 
-    # --- What nsqd daemons say ----------------------------------------------------------------------------------------
+    # --- Commands of nsqd daemons -------------------------------------------------------------------------------------
 
     def identify(self, peer: str, info: PeerInfo, now: float, now_ns: int) -> Producer:
-        """A new producer."""
+        """Add a producer."""
         producer = Producer(peer, info, now, now_ns)
         self._producers[producer] = None
         _log_change(producer, "REGISTER", "client")
         return producer
 
     def heard_of(self, producer: Producer, now: float, now_ns: int) -> None:
-        """It is alive."""
+        """Record a sign of life of a producer."""
         was_inactive = self._is_inactive(producer, now)
         producer.last_update, producer.last_update_ns = now, now_ns
         if was_inactive:
@@ -64,7 +64,7 @@ class RegistrationDb:
                 topic.changed()
 
     def register(self, producer: Producer, topic: str, channel: str = "") -> None:
-        """It has a channel and its topic, or a topic."""
+        """Register a topic of a producer, or a channel and its topic."""
         if channel:
             registration = self._channel(topic, channel)
             if producer not in registration.producers:
@@ -79,14 +79,14 @@ class RegistrationDb:
             _log_change(producer, "REGISTER", "topic", topic)
 
     def unregister(self, producer: Producer, topic: str, channel: str = "") -> None:
-        """It no longer has a channel, or a topic with all its channels."""
+        """Remove a channel from a producer, or a topic with all its channels."""
         if channel:
             self._unregister_channel(producer, topic, channel)
         else:
             self._unregister_topic(producer, topic)
 
     def forget(self, producer: Producer) -> None:
-        """It is gone; what it had stays, even if it is ephemeral (nsqlookupd)."""
+        """Remove a producer. Its topics and channels stay, even ephemeral ones (nsqlookupd)."""
         for channel in list(producer.channels):
             _withdraw(producer, channel)
         for topic in list(producer.topics.values()):
@@ -106,7 +106,7 @@ class RegistrationDb:
     def _unregister_topic(self, producer: Producer, topic: str) -> None:
         for channel in self._channels.get(topic, {}).values():
             if producer in channel.producers:
-                # nsqlookupd: nsqd says so of each channel first.
+                # nsqlookupd: nsqd should have unregistered each channel first.
                 log.warning(
                     "client(%s) unexpected UNREGISTER category:channel key:%s subkey:%s",
                     producer.id,
@@ -121,20 +121,20 @@ class RegistrationDb:
         if not registration.producers and is_ephemeral(topic):
             self._drop(registration)
 
-    # --- What operators do --------------------------------------------------------------------------------------------
+    # --- Commands of operators ----------------------------------------------------------------------------------------
 
     def create_topic(self, topic: str) -> None:
         log.info("DB: adding topic(%s)", topic)
         self._topic(topic)
 
     def create_channel(self, topic: str, channel: str) -> None:
-        """And its topic."""
+        """Create a channel and its topic."""
         log.info("DB: adding channel(%s) in topic(%s)", channel, topic)
         self._channel(topic, channel)
         self.create_topic(topic)
 
     def delete_topic(self, topic: str) -> None:
-        """Forget a topic and its channels until they are registered anew; one that does not exist is no matter."""
+        """Delete a topic and its channels, if it exists. A producer may register them again."""
         for channel in list(self._channels.get(topic, {}).values()):
             self._delete_channel(channel)
         registration = self._topics.get(topic)
@@ -143,7 +143,7 @@ class RegistrationDb:
             self._drop(registration)
 
     def delete_channel(self, topic: str, channel: str) -> None:
-        """Forget a channel. Raises ``KeyError``."""
+        """Delete a channel. Raises ``KeyError``."""
         self._delete_channel(self._channels[topic][channel])
 
     def _delete_channel(self, channel: Registration) -> None:
@@ -151,9 +151,9 @@ class RegistrationDb:
         self._drop(channel)
 
     def tombstone(self, topic: str, node: str, now: float, now_ns: int) -> None:
-        """Keep consumers from the producers of a topic that are named so: ``<broadcast address>:<HTTP port>``.
+        """Keep consumers from the producers of a topic that match `node`: ``<broadcast address>:<HTTP port>``.
 
-        An IPv6 address may stand in brackets (docs/differences.md: tombstone-ipv6). That nobody is meant is no matter.
+        An IPv6 address may have brackets (docs/differences.md: tombstone-ipv6). Does nothing if no producer matches.
         """
         log.info("DB: setting tombstone for producer@%s of topic(%s)", node, topic)
         registration = self._topics.get(topic)
@@ -164,25 +164,25 @@ class RegistrationDb:
                 producer.tombstones[topic] = Tombstone(now, now_ns)
                 registration.changed()
 
-    # --- Questions ----------------------------------------------------------------------------------------------------
+    # --- Queries ------------------------------------------------------------------------------------------------------
 
     @property
     def topics(self) -> Collection[str]:
         return self._topics.keys()
 
     def channels(self, topic: str) -> Collection[str]:
-        """Of a topic that need not exist."""
+        """The channels of a topic, which need not exist."""
         return self._channels.get(topic, {}).keys()
 
     def lookup(self, topic: str, now: float) -> Lookup:
-        """Where to consume a topic. Raises ``KeyError``."""
+        """The channels and active producers of a topic. Raises ``KeyError``."""
         registration = self._topics[topic]
         if now >= registration.active_until:
             self._find_active(registration, now)
         return Lookup(self.channels(topic), registration.active)
 
     def nodes(self, now: float) -> Iterator[Producer]:
-        """All active producers, tombstones or not."""
+        """All active producers, including those with tombstones."""
         return (producer for producer in self._producers if not self._is_inactive(producer, now))
 
     def is_tombstoned(self, producer: Producer, topic: str, now: float) -> bool:
@@ -191,7 +191,7 @@ class RegistrationDb:
 
     @property
     def producers(self) -> Collection[Producer]:
-        """All, active or not."""
+        """All producers, including inactive ones."""
         return self._producers.keys()
 
     def registrations(self) -> Iterator[Registration]:
@@ -210,7 +210,7 @@ class RegistrationDb:
         until = _FOREVER
         for producer in topic.producers:
             if self._is_inactive(producer, now):
-                continue  # comes back in `heard_of`
+                continue  # `heard_of` invalidates the result
             if self.is_tombstoned(producer, topic.topic, now):
                 until = min(until, producer.tombstones[topic.topic].at + self._tombstone_lifetime)
             else:
@@ -264,6 +264,6 @@ def _log_change(producer: Producer, verb: str, category: str, topic: str = "", c
 
 
 def _without_brackets(node: str) -> str:
-    """``[::1]:4151`` as ``::1:4151``, which is how the two are joined here (nsqlookupd)."""
+    """``[::1]:4151`` as ``::1:4151``, as nsqlookupd joins address and port."""
     host, _, port = node.rpartition(":")
     return f"{host[1:-1]}:{port}" if host.startswith("[") and host.endswith("]") else node

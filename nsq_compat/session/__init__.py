@@ -13,6 +13,7 @@
     upgrade         TLS and compression, on their way between socket and session
     refusals        errors in NSQ's words
     http_session    an HTTP client of a daemon
+    ack_session     an HTTP client whose acknowledgements are awaited
     http_reader     its bytes to requests, by llhttp
     http_message    requests and responses as values
     client_session  the other side: a client talking to nsqd

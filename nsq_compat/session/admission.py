@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 
-from nsq_compat.protocol import command_table as table
-from nsq_compat.protocol.command_table import COMMANDS, CommandSpec
+from nsq_compat.protocol import commands as table
+from nsq_compat.protocol.commands import COMMANDS, CommandSpec, parse_number
 from nsq_compat.protocol.errors import E_BAD_CHANNEL, E_BAD_TOPIC, E_INVALID, FatalClientError
 from nsq_compat.protocol.names import is_valid_name
-from nsq_compat.protocol.numbers import number
 from nsq_compat.protocol.schema import MESSAGE_ID_LENGTH
 from nsq_compat.session.refusals import bad_name, wrong_state
 
@@ -24,7 +23,7 @@ def judge(tokens: Sequence[bytes], state: int, *, heartbeats: bool) -> CommandSp
     if spec is table.SUB and not heartbeats:
         raise FatalClientError(E_INVALID, "cannot SUB with heartbeats disabled")
     if len(tokens) < spec.tokens:
-        raise FatalClientError(E_INVALID, f"{spec.name} {spec.shortage}")
+        raise FatalClientError(E_INVALID, f"{spec.name} {spec.missing_params}")
     if spec is table.AUTH and len(tokens) > 1:
         raise FatalClientError(E_INVALID, "AUTH invalid number of parameters")
     if spec.has_topic and not is_valid_name(tokens[1]):
@@ -38,7 +37,7 @@ def judge(tokens: Sequence[bytes], state: int, *, heartbeats: bool) -> CommandSp
 
 def delay_of(tokens: Sequence[bytes], limit_ms: int) -> float:
     """A DPUB's delay in seconds. Raises ``FatalClientError`` for one beyond the limit."""
-    delay_ms = number(tokens[2])
+    delay_ms = parse_number(tokens[2])
     if delay_ms is None:
         raise FatalClientError(E_INVALID, b"DPUB could not parse timeout " + tokens[2])
     if delay_ms > limit_ms:

@@ -11,10 +11,9 @@ from typing import Any, Final
 
 import re2
 
-from nsq_compat.protocol.command_table import CommandSpec
-from nsq_compat.protocol.errors import E_AUTH_FAILED, E_AUTH_FIRST, E_INVALID, E_UNAUTHORIZED, FatalClientError
+from nsq_compat.protocol.commands import CommandSpec
+from nsq_compat.protocol.errors import E_AUTH_FAILED, E_AUTH_FIRST, E_INVALID, E_UNAUTHORIZED, FatalClientError, quote
 from nsq_compat.protocol.go_json import INT64, STRING, JsonError, dumps, list_of, loads_object, object_of
-from nsq_compat.protocol.quoting import quote
 
 _SUBSCRIBE: Final = "subscribe"
 _PUBLISH: Final = "publish"

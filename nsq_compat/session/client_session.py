@@ -1,19 +1,18 @@
-"""The client's side of a conversation with nsqd: received bytes in, events out; commands in, bytes to send out.
+"""The client side of a connection to nsqd, without I/O: received bytes to events, commands to bytes to send.
 
-The shell connects, then sends what `data_to_send` returns and feeds `receive_data` with what the socket gives, in any
-order and cut. The session opens by itself: magic, IDENTIFY, TLS, compression, AUTH, each only once the answer to the
-one before has come; what is asked for meanwhile is kept until `Opened`. Heartbeats are answered by themselves. One
-thread at a time: a shell with several has a lock around each call.
+The caller connects, sends the bytes that `data_to_send` returns, and passes received bytes to `receive_data`. The
+session negotiates by itself: magic, IDENTIFY, TLS, compression, AUTH, one at a time. Commands given meanwhile are sent
+after `Opened`. The session answers heartbeats. It is not thread-safe.
 
-TLS is the shell's: once `tls_wanted` is set it sends nothing more in the clear, makes the handshake, and calls
-`tls_established`. Compression is done in here.
+The caller makes TLS: when `tls_wanted` is set, it makes the handshake and calls `tls_established`. The session
+compresses and decompresses.
 
 Invariants:
 
-- *Any cut of the input gives the same messages and answers*, in the same order; any bytes lead to these or to
-  ``ProtocolError``, never to another exception.
-- nsqd answers in the order it was asked, so the oldest ticket belongs to the next answer. An error ends the
-  conversation, except one about a message that is no longer ours: nothing behind the command it answers was executed.
+- The messages and answers, and their order, do not depend on how the input is split. Any bytes lead to events or to
+  ``ProtocolError``.
+- nsqd answers in order, so the next answer belongs to the oldest ticket. An error ends the connection, and later
+  commands were not executed; the exception are errors for messages that are no longer in flight.
 """
 
 from collections import deque
@@ -24,31 +23,33 @@ from typing import Final
 from nsq_compat.protocol import command_writer
 from nsq_compat.protocol.compression import Codec, CompressionError, Deflate, Snappy
 from nsq_compat.protocol.errors import E_FIN_FAILED, E_REQ_FAILED, E_TOUCH_FAILED, NsqError
-from nsq_compat.protocol.frame_reader import (
+from nsq_compat.protocol.frames import (
     DEFAULT_MAX_FRAME_SIZE,
+    FRAME_TYPE_ERROR,
+    FRAME_TYPE_MESSAGE,
+    FRAME_TYPE_RESPONSE,
     Frame,
     FrameError,
     FrameReader,
     Message,
     parse_message,
 )
-from nsq_compat.protocol.frames import FRAME_TYPE_ERROR, FRAME_TYPE_MESSAGE, FRAME_TYPE_RESPONSE
 from nsq_compat.protocol.identify import IdentifyRequest, IdentifyResponse, decode_identify_response
 
 DEFAULT_MAX_RDY_COUNT: Final = 2500
-"""What an nsqd that names none allows."""
+"""Used if nsqd does not name a limit."""
 
 _DEFAULT_DEFLATE_LEVEL = 6
-_SURVIVED = frozenset({E_FIN_FAILED, E_REQ_FAILED, E_TOUCH_FAILED})
+_NON_FATAL = frozenset({E_FIN_FAILED, E_REQ_FAILED, E_TOUCH_FAILED})
 
 
 class ProtocolError(Exception):
-    """What came cannot be from an nsqd, or nsqd lacks what we cannot do without; the connection is of no more use."""
+    """nsqd sent invalid data, or does not offer a required feature. The connection must be closed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The connection is ready for commands. `auth` is what AUTH was answered, empty without."""
+    """The connection is ready for commands. `auth` is the response to AUTH, or empty."""
 
     response: IdentifyResponse
     auth: bytes = b""
@@ -56,15 +57,15 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """Messages that came together."""
+    """Messages that arrived together."""
 
     messages: list[Message]
 
 
 @dataclass(frozen=True, slots=True)
 class ReceivedFrames:
-    """As `Received`, of a session that keeps frames: message i is the frame ``data[starts[i] : starts[i + 1]]``, whose
-    header is whole. Where `starts` is a range, all of them have one size, its step."""
+    """Messages that arrived together, unparsed: message i is the frame ``data[starts[i] : starts[i + 1]]``, which is at
+    least as long as its header. If `starts` is a range, all frames have one size, its step."""
 
     data: bytes
     starts: Sequence[int]
@@ -72,7 +73,7 @@ class ReceivedFrames:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """nsqd has done what was asked under this ticket."""
+    """nsqd has executed the command with this ticket."""
 
     ticket: object
     data: bytes
@@ -80,14 +81,14 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A FIN, REQ or TOUCH was of no effect: the message timed out before, or is another's. The connection lives on."""
+    """A FIN, REQ or TOUCH had no effect: the message is no longer in flight here. The connection stays open."""
 
     error: NsqError
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """nsqd ends the connection. `ticket` is what it would not do, None if that was a command without an answer."""
+    """nsqd closes the connection. `ticket` is that of the refused command, if it had one."""
 
     error: NsqError
     ticket: object = None
@@ -95,15 +96,15 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """nsqd asked whether we live; the answer is in `data_to_send`."""
+    """nsqd sent a heartbeat; `data_to_send` contains the answer."""
 
 
 Event = Opened | Received | ReceivedFrames | Answered | Rejected | Failed | Heartbeat
 
 
 class ClientSession:
-    """One connection to nsqd. `auth_secret` is sent when nsqd asks for authorization. With `keeps_frames` the messages
-    of an open connection are not parsed: they come as `ReceivedFrames`."""
+    """A connection to nsqd. `auth_secret` is sent if nsqd requires authorization. With `keeps_frames`, messages are not
+    parsed: they are returned as `ReceivedFrames`."""
 
     def __init__(
         self,
@@ -117,8 +118,8 @@ class ClientSession:
         self.tls_wanted = False
         self.failure: NsqError | None = None
         self.unanswered: deque[object] = deque()
-        """Tickets of what nsqd owes an answer, the oldest first. After a `failure` none of it was executed; when the
-        connection just ends, nobody knows."""
+        """Tickets of unanswered commands, oldest first. After a `failure` they were not executed. If the connection
+        ends without one, they may have been."""
         self.response: IdentifyResponse | None = None
         self._request = request
         self._auth_secret = auth_secret
@@ -126,27 +127,27 @@ class ClientSession:
         self._keeps_frames = keeps_frames
         self._codec: Codec | None = None
         self._out = [command_writer.MAGIC, command_writer.identify(request)]
-        self._kept: list[bytes] = []
-        self._expecting: Callable[[bytes, list[Event]], None] = self._on_identify_response
+        self._queued: list[bytes] = []
+        self._on_response: Callable[[bytes, list[Event]], None] = self._on_identify_response
 
     @property
     def max_rdy_count(self) -> int:
-        """How many messages nsqd lets us have in flight."""
+        """The largest RDY that nsqd accepts."""
         return (self.response.max_rdy_count if self.response else 0) or DEFAULT_MAX_RDY_COUNT
 
     # --- Commands -----------------------------------------------------------------------------------------------------
 
     def send(self, command: bytes) -> None:
-        """A command, or several, that nsqd does not answer: RDY, FIN, REQ, TOUCH, NOP."""
-        (self._out if self.is_open else self._kept).append(command)
+        """Send one or more commands that nsqd does not answer: RDY, FIN, REQ, TOUCH, NOP."""
+        (self._out if self.is_open else self._queued).append(command)
 
     def ask(self, command: bytes, ticket: object) -> None:
-        """A command that nsqd answers: SUB, PUB, MPUB, DPUB, CLS. `ticket` comes back with the answer."""
+        """Send a command that nsqd answers: SUB, PUB, MPUB, DPUB, CLS. Its `Answered` event has the `ticket`."""
         self.unanswered.append(ticket)
         self.send(command)
 
     def data_to_send(self) -> bytes:
-        """What is to be sent next; nothing while TLS is to be made."""
+        """The bytes to send; empty while TLS is being made."""
         if self.tls_wanted or not self._out:
             return b""
         data = b"".join(self._out)
@@ -154,22 +155,22 @@ class ClientSession:
         return data if self._codec is None else self._codec.encode(data)
 
     def tls_established(self) -> None:
-        """The shell has made TLS; everything from now on goes through it."""
+        """Called after the TLS handshake. Everything from now on is sent and received with TLS."""
         self.tls_wanted = False
-        self._expecting = self._on_tls_answer
+        self._on_response = self._on_tls_response
 
     # --- Receiving ----------------------------------------------------------------------------------------------------
 
     def receive_data(self, data: bytes) -> list[Event]:
-        """Feed what the socket, or TLS, gave. Raises ``ProtocolError``."""
+        """Process received bytes, decrypted by TLS if used. Raises ``ProtocolError``."""
         events: list[Event] = []
         try:
-            self._feed(data, events)
+            self._decode(data, events)
         except (FrameError, CompressionError) as error:
             raise ProtocolError(str(error)) from error
         return events
 
-    def _feed(self, data: bytes, events: list[Event]) -> None:
+    def _decode(self, data: bytes, events: list[Event]) -> None:
         if self._codec is None:
             self._read(data, events)
             return
@@ -192,7 +193,7 @@ class ClientSession:
             codec = self._codec
             self._receive_frame(frame, events)
             if self.tls_wanted or self._codec is not codec:
-                self._cross(events)
+                self._switch_stream(events)
                 return
             if self._keeps_frames and self.is_open:
                 self._read_block(self._reader.hand_back(), events)
@@ -201,42 +202,42 @@ class ClientSession:
             events.append(Received(messages))
 
     def _read_block(self, data: bytes, events: list[Event]) -> None:
-        # Nothing is upgraded any more once the connection is open, so no frame changes what those behind it are.
+        # An open connection is not upgraded, so no frame changes the meaning of the following bytes.
         block = self._reader.receive_block(data)
         begin = 0
-        for number, frame in block.others:
-            if number > begin:
-                events.append(ReceivedFrames(block.data, block.starts[begin : number + 1]))
+        for index, frame in block.others:
+            if index > begin:
+                events.append(ReceivedFrames(block.data, block.starts[begin : index + 1]))
             self._receive_frame(frame, events)
-            begin = number + 1
+            begin = index + 1
         if len(block.starts) - 1 > begin:
             events.append(ReceivedFrames(block.data, block.starts[begin:]))
 
-    def _cross(self, events: list[Event]) -> None:
-        """What lies behind the frame that upgrades the connection belongs to the new stream."""
+    def _switch_stream(self, events: list[Event]) -> None:
+        """Pass the bytes after the frame that upgrades the connection to the new stream."""
         rest = self._reader.hand_back()
         if self.tls_wanted and rest:
-            raise ProtocolError("nsqd sent data before TLS was made")
+            raise ProtocolError("nsqd sent data before the TLS handshake")
         if rest:
-            self._feed(rest, events)
+            self._decode(rest, events)
 
     def _receive_frame(self, frame: Frame, events: list[Event]) -> None:
         if frame.type == FRAME_TYPE_ERROR:
             self._on_error(_error_of(frame.data), events)
         elif frame.type != FRAME_TYPE_RESPONSE:
-            raise ProtocolError(f"a frame of unknown type {frame.type}")
+            raise ProtocolError(f"unknown frame type {frame.type}")
         elif frame.data == b"_heartbeat_":
             self._out.append(command_writer.NOP)
             events.append(Heartbeat())
         elif not self.is_open:
-            self._expecting(frame.data, events)
+            self._on_response(frame.data, events)
         elif self.unanswered:
             events.append(Answered(self.unanswered.popleft(), frame.data))
         else:
-            raise ProtocolError(f"an answer to nothing: {frame.data[:80]!r}")
+            raise ProtocolError(f"unexpected response: {frame.data[:80]!r}")
 
     def _on_error(self, error: NsqError, events: list[Event]) -> None:
-        if error.code in _SURVIVED:
+        if error.code in _NON_FATAL:
             events.append(Rejected(error))
             return
         self.failure = error
@@ -248,17 +249,17 @@ class ClientSession:
         try:
             response = decode_identify_response(data)
         except ValueError as error:
-            raise ProtocolError(f"not an answer to IDENTIFY: {data[:80]!r}") from error
+            raise ProtocolError(f"invalid response to IDENTIFY: {data[:80]!r}") from error
         self.response = response
         if self._request.tls_v1:
-            # Going on in the clear would show everybody what was meant to be hidden.
+            # Continuing without TLS would disclose the data.
             if not response.tls_v1:
-                raise ProtocolError("TLS was asked for and nsqd does not offer it")
+                raise ProtocolError("TLS is required, and nsqd does not offer it")
             self.tls_wanted = True
         else:
             self._compress(events)
 
-    def _on_tls_answer(self, data: bytes, events: list[Event]) -> None:
+    def _on_tls_response(self, data: bytes, events: list[Event]) -> None:
         _expect_ok(data)
         self._compress(events)
 
@@ -271,30 +272,30 @@ class ClientSession:
         else:
             self._authenticate(events)
             return
-        self._expecting = self._on_compression_answer
+        self._on_response = self._on_compression_response
 
-    def _on_compression_answer(self, data: bytes, events: list[Event]) -> None:
+    def _on_compression_response(self, data: bytes, events: list[Event]) -> None:
         _expect_ok(data)
         self._authenticate(events)
 
     def _authenticate(self, events: list[Event]) -> None:
         if self._auth_secret and self.response and self.response.auth_required:
             self._out.append(command_writer.auth(self._auth_secret))
-            self._expecting = self._open
+            self._on_response = self._open
         else:
             self._open(b"", events)
 
     def _open(self, auth: bytes, events: list[Event]) -> None:
-        assert self.response is not None, "nothing opens before IDENTIFY was answered"
+        assert self.response is not None, "IDENTIFY is answered before the connection opens"
         self.is_open = True
-        self._out += self._kept
-        self._kept.clear()
+        self._out += self._queued
+        self._queued.clear()
         events.append(Opened(self.response, auth))
 
 
 def _expect_ok(data: bytes) -> None:
     if data != b"OK":
-        raise ProtocolError(f"an upgraded connection began with {data[:80]!r}, not with OK")
+        raise ProtocolError(f"expected OK after an upgrade, not {data[:80]!r}")
 
 
 def _error_of(data: bytes) -> NsqError:

@@ -1,16 +1,16 @@
-"""A conversation with nsqlookupd, nsqd's side of it: who this daemon is, what it has, and that it is still there.
+"""nsqd's side of a connection to nsqlookupd: identifies this nsqd, registers its topics and channels, sends pings.
 
-What nsqlookupd is to know is a state, not a queue of commands. A conversation begins with all there is; from then on
-the names of what came and went are noted, and what is said of a name is what is true when its turn comes. So however
-slow nsqlookupd is, nothing piles up but names, once each; and when the conversation ends, nothing is kept at all: the
-next one begins with all there is.
+The session keeps a state in sync, not a queue of commands. First it registers all topics and channels. Then it collects
+the names of those that are created or deleted, and sends what is true of a name when its turn comes. So a slow
+nsqlookupd causes no backlog but a set of names. When the connection ends, nothing is kept: the next one begins with all
+topics and channels again.
 
 Invariants:
 
-- Nothing is said before IDENTIFY was answered, and never are more than `WINDOW` commands unanswered.
-- What went is said before what came: to nsqlookupd, the end of a topic is the end of its channels, also of those that a
-  new topic of that name has.
-- Whatever is not an answer in time ends the conversation, with the reason in `failure`.
+- No command is sent before the reply to IDENTIFY, and at most `MAX_UNANSWERED` commands are unanswered.
+- Removals are sent before additions, because UNREGISTER of a topic also removes its channels in nsqlookupd, including
+  those of a new topic of that name.
+- An unexpected or late reply ends the session, with the reason in `failure`.
 """
 
 import logging
@@ -28,21 +28,21 @@ from nsq_compat.session.conversation import Conversation
 log = logging.getLogger(__name__)
 
 PING_SECONDS = 15.0
-ANSWER_SECONDS = 5.0
-"""How long nsqlookupd may say nothing while it owes answers."""
+REPLY_TIMEOUT = 5.0
+"""How long nsqlookupd may be silent while replies are outstanding."""
 GRACE_SECONDS = 1.0
-"""After that: it may be us who was held up, with the answer unread."""
-WINDOW = 100
+"""Additional time to read a reply that arrived while this process was held up."""
+MAX_UNANSWERED = 100
 
 _Name = tuple[str, str]
 """A topic and "", or a topic and a channel."""
 
 
 class LookupPeer(Conversation):
-    """One connection to one nsqlookupd, from the magic on.
+    """The session of one connection to one nsqlookupd.
 
-    `address` names it in log lines. `wake` asks the shell to call `data_to_send` soon and must not do so itself;
-    `greeted` is called when nsqlookupd has said who it is.
+    `address` names it in log lines. `wake` must make the shell call `data_to_send` soon, but not call it itself.
+    `on_identified` is called with nsqlookupd's reply to IDENTIFY.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class LookupPeer(Conversation):
         *,
         address: str,
         wake: Callable[[], None],
-        greeted: Callable[[LookupdInfo], None],
+        on_identified: Callable[[LookupdInfo], None],
         now: float,
         max_reply_size: int = lookup_commands.DEFAULT_MAX_REPLY_SIZE,
     ) -> None:
@@ -61,169 +61,162 @@ class LookupPeer(Conversation):
         self._broker = broker
         self._address = address
         self._wake = wake
-        self._greeted = greeted
+        self._on_identified = on_identified
         self._opening = lookup_commands.MAGIC + lookup_commands.identify(info)
         self._reader = ReplyReader(max_reply_size)
         self._unanswered: deque[str] = deque()
-        self._has_greeted = False
-        self._told_all = False
+        self._identified = False
+        self.all_registered = False
+        """Whether nsqlookupd has acknowledged all topics and channels that existed when the session began."""
         self._ping_due = now + PING_SECONDS
         self._deadline = NEVER
         self._in_grace = False
-        self._gone: OrderedDict[_Name, None] = OrderedDict()
-        self._come: OrderedDict[_Name, str] = OrderedDict()  # with the word that log lines begin with
-        self._untold: deque[str] = deque()
+        self._removed: OrderedDict[_Name, None] = OrderedDict()
+        self._added: OrderedDict[_Name, str] = OrderedDict()  # with the prefix of the log line
+        self._unregistered_topics: deque[str] = deque()
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether nsqlookupd has acknowledged all there was when the conversation began."""
-        return self._told_all
-
-    # --- What came and went -------------------------------------------------------------------------------------------
+    # --- Observer of the broker ---------------------------------------------------------------------------------------
 
     def topic_created(self, topic: Topic) -> None:
-        self._note_come(topic.name, "")
+        self._note_added(topic.name, "")
 
     def channel_created(self, topic: Topic, channel: Channel) -> None:
-        self._note_come(topic.name, channel.name)
+        self._note_added(topic.name, channel.name)
 
     def channel_deleted(self, topic: Topic, channel: Channel) -> None:
-        self._note_gone(topic.name, channel.name)
+        self._note_removed(topic.name, channel.name)
 
     def topic_deleted(self, topic: Topic) -> None:
         for channel in topic.channels:
-            self._note_gone(topic.name, channel)
-        self._note_gone(topic.name, "")
+            self._note_removed(topic.name, channel)
+        self._note_removed(topic.name, "")
 
     def ping_now(self, now: float) -> None:
-        """Find out whether it is still there."""
+        """Send a ping now, to check that nsqlookupd still answers."""
         self._ping_due = min(self._ping_due, now)
         self._wake()
 
-    def _note_come(self, topic: str, channel: str) -> None:
-        if self._has_greeted:
-            self._come[topic, channel] = "channel " if channel else "topic "
+    def _note_added(self, topic: str, channel: str) -> None:
+        if self._identified:
+            self._added[topic, channel] = "channel " if channel else "topic "
             self._wake()
 
-    def _note_gone(self, topic: str, channel: str) -> None:
-        if self._has_greeted:
-            self._gone[topic, channel] = None
+    def _note_removed(self, topic: str, channel: str) -> None:
+        if self._identified:
+            self._removed[topic, channel] = None
             self._wake()
 
-    # --- What the shell calls -----------------------------------------------------------------------------------------
+    # --- Called by the shell ------------------------------------------------------------------------------------------
 
     def receive_data(self, data: bytes, now: float, now_ns: int) -> None:
-        """Feed what the socket gave."""
         if self.closing:
             return
         try:
             for reply in self._reader.receive_data(data):
-                self._answered(reply)
+                self._handle_reply(reply)
         except LookupReplyError as error:
             self._fail(str(error))
         self._in_grace = False
-        self._deadline = now + ANSWER_SECONDS if self._unanswered else NEVER
+        self._deadline = now + REPLY_TIMEOUT if self._unanswered else NEVER
 
     def end_of_input(self) -> None:
-        """nsqlookupd has closed its side."""
         self._fail("EOF")
 
     def data_to_send(self, now: float) -> bytes:
-        """The next commands, as far as answers have come for earlier ones."""
+        """The next commands, as many as the limit on unanswered ones allows."""
         if now >= self._deadline:
-            self._doubt(now)
+            self._check_deadline(now)
         if self.closing:
             return b""
-        commands = [*self._open(), *self._ping(now), *self._registrations()]
+        commands = [*self._send_opening(), *self._send_ping(now), *self._send_registrations()]
         if commands and self._deadline == NEVER:
-            self._deadline = now + ANSWER_SECONDS
+            self._deadline = now + REPLY_TIMEOUT
         return b"".join(commands)
 
     def next_wakeup(self) -> float:
-        """When a ping is due or an answer is late; monotonic seconds."""
+        """When a ping is due or a reply is late; monotonic seconds."""
         return min(self._ping_due, self._deadline)
 
     @property
     def write_timeout(self) -> float | None:
-        return ANSWER_SECONDS
+        return REPLY_TIMEOUT
 
     def closed(self) -> None:
-        """The connection is over."""
         self.closing = True
 
-    # --- Saying -------------------------------------------------------------------------------------------------------
+    # --- Commands -----------------------------------------------------------------------------------------------------
 
-    def _open(self) -> Iterator[bytes]:
+    def _send_opening(self) -> Iterator[bytes]:
         if self._opening:
             opening, self._opening = self._opening, b""
             self._unanswered.append("IDENTIFY")
             yield opening
 
-    def _ping(self, now: float) -> Iterator[bytes]:
+    def _send_ping(self, now: float) -> Iterator[bytes]:
         if now >= self._ping_due:
             self._ping_due = now + PING_SECONDS
-            if self._has_greeted:
+            if self._identified:
                 log.debug("LOOKUPD(%s): sending heartbeat", self._address)
                 self._unanswered.append("PING")
                 yield lookup_commands.PING
 
-    def _registrations(self) -> Iterator[bytes]:
-        if not self._has_greeted:
+    def _send_registrations(self) -> Iterator[bytes]:
+        if not self._identified:
             return
-        while len(self._unanswered) < WINDOW:
-            if self._gone:
-                name, _ = self._gone.popitem(last=False)
-                yield self._say("channel " if name[1] else "topic ", lookup_commands.unregister(*name))
-            elif self._come:
-                name, prefix = self._come.popitem(last=False)
-                if self._is_there(*name):
-                    yield self._say(prefix, lookup_commands.register(*name))
-            elif self._untold:
-                topic = self._untold.popleft()
+        while len(self._unanswered) < MAX_UNANSWERED:
+            if self._removed:
+                name, _ = self._removed.popitem(last=False)
+                yield self._track("channel " if name[1] else "topic ", lookup_commands.unregister(*name))
+            elif self._added:
+                name, prefix = self._added.popitem(last=False)
+                if self._exists(*name):
+                    yield self._track(prefix, lookup_commands.register(*name))
+            elif self._unregistered_topics:
+                topic = self._unregistered_topics.popleft()
                 # nsqd: a channel registers its topic, too.
                 channels = self._broker.topics[topic].channels if topic in self._broker.topics else ()
-                self._come.update(dict.fromkeys([(topic, channel) for channel in channels] or [(topic, "")], ""))
+                self._added.update(dict.fromkeys([(topic, channel) for channel in channels] or [(topic, "")], ""))
             else:
                 return
 
-    def _is_there(self, topic: str, channel: str) -> bool:
+    def _exists(self, topic: str, channel: str) -> bool:
         found = self._broker.topics.get(topic)
         return found is not None and (not channel or channel in found.channels)
 
-    def _say(self, prefix: str, command: bytes) -> bytes:
+    def _track(self, prefix: str, command: bytes) -> bytes:
         text = command.decode("ascii").rstrip()
         log.info("LOOKUPD(%s): %s%s", self._address, prefix, text)
         self._unanswered.append(text)
         return command
 
-    # --- Hearing ------------------------------------------------------------------------------------------------------
+    # --- Replies ------------------------------------------------------------------------------------------------------
 
-    def _answered(self, reply: bytes) -> None:
+    def _handle_reply(self, reply: bytes) -> None:
         if not self._unanswered:
-            raise LookupReplyError("an answer to nothing")
-        if not self._has_greeted:
-            self._greet(lookup_commands.decode_lookupd_info(reply))
+            raise LookupReplyError("a reply without a command")
+        if not self._identified:
+            self._handle_identify_reply(lookup_commands.decode_lookupd_info(reply))
         elif reply != lookup_commands.OK:
             # Go's nsqd takes anything for OK (docs/differences.md: lookup-answers).
             raise LookupReplyError(reply[:100].decode("utf-8", "backslashreplace"))
         self._unanswered.popleft()
-        if not (self._unanswered or self._untold or self._come or self._gone):
-            self._told_all = True
+        if not (self._unanswered or self._unregistered_topics or self._added or self._removed):
+            self.all_registered = True
 
-    def _greet(self, info: LookupdInfo) -> None:
+    def _handle_identify_reply(self, info: LookupdInfo) -> None:
         log.info(
             "LOOKUPD(%s): peer info {TCPPort:%d HTTPPort:%d Version:%s BroadcastAddress:%s}",
             self._address, info.tcp_port, info.http_port, info.version, info.broadcast_address,
         )  # fmt: skip
         if not info.broadcast_address:
             log.error("LOOKUPD(%s): no broadcast address", self._address)
-        self._has_greeted = True
-        self._untold = deque(self._broker.topics)
-        self._greeted(info)
+        self._identified = True
+        self._unregistered_topics = deque(self._broker.topics)
+        self._on_identified(info)
 
-    def _doubt(self, now: float) -> None:
+    def _check_deadline(self, now: float) -> None:
         if self._in_grace:
-            self._fail(f"no answer within {ANSWER_SECONDS:g}s")
+            self._fail(f"no answer within {REPLY_TIMEOUT:g}s")
         self._in_grace = True
         self._deadline = now + GRACE_SECONDS
 

@@ -1,9 +1,9 @@
-"""One nsqd's conversation with nsqlookupd: received bytes in, bytes to send out. Knows no socket and no clock.
+"""nsqlookupd's side of a connection from nsqd: received bytes in, bytes to send out. Uses no socket and no clock.
 
 Invariants:
 
 - *Any bytes lead to replies, or to an error and a close*, never to another exception. Every error is fatal.
-- What a connection has registered lives as long as the connection.
+- A connection's registrations end with the connection.
 """
 
 import logging
@@ -29,36 +29,36 @@ from nsq_compat.session.conversation import Conversation
 
 log = logging.getLogger(__name__)
 
-SILENCE: Final = 60.0
-"""Seconds for each step up to IDENTIFY. Behind it a peer may be silent: that makes it inactive, no more."""
+IDENTIFY_TIMEOUT: Final = 60.0
+"""Seconds for each step up to IDENTIFY. After that a silent nsqd only becomes inactive."""
 WRITE_TIMEOUT: Final = 30.0
-COMMANDS_AT_ONCE: Final = 64
-"""Commands that one call executes at most; each takes some 20 us and most are logged."""
+MAX_COMMANDS_PER_CALL: Final = 64
+"""Commands that one call executes; each takes about 20 us, and most are logged."""
 _NEVER: Final = float("inf")
 
 
 class LookupdSession(Conversation):
-    """One TCP client, from its magic to its close. `peer` is its address, and what it is called in answers.
+    """The session of one TCP client. `peer` is its address, which is also its name in replies of the HTTP API.
 
-    Times: `now` monotonic seconds, `now_ns` nanoseconds since 1970.
+    `now` is in monotonic seconds, `now_ns` in nanoseconds since 1970.
     """
 
-    def __init__(self, db: RegistrationDb, about_us: LookupdInfo, *, peer: str, now: float) -> None:
+    def __init__(self, db: RegistrationDb, info: LookupdInfo, *, peer: str, now: float) -> None:
         super().__init__()
         self.peer = peer
         self._db = db
-        self._about_us = about_us
+        self._info = info
         self._opening = b""
         self._opened = False
         self._reader = LookupCommandReader(self._admit)
-        self._commands: Iterator[LookupCommand] = iter(())  # of what was received, yet to be executed
+        self._commands: Iterator[LookupCommand] = iter(())  # received, not executed yet
         self._producer: Producer | None = None
         self._replies: list[bytes] = []
         self._now = now
         self._now_ns = 0
-        self._deadline = now + SILENCE
+        self._deadline = now + IDENTIFY_TIMEOUT
 
-    # --- What the shell calls -----------------------------------------------------------------------------------------
+    # --- Called by the shell ------------------------------------------------------------------------------------------
 
     def receive_data(self, data: bytes, now: float, now_ns: int) -> None:
         if self.closing:
@@ -117,18 +117,18 @@ class LookupdSession(Conversation):
             self._execute()
 
     def _execute(self) -> None:
-        """Some of the commands that wait. `has_unread` says whether there may be more."""
+        """Execute some of the commands. `has_unread` says whether there may be more."""
         self.has_unread = False
         for count, command in enumerate(self._commands, 1):
             self._replies.append(reply(_ON_COMMAND[command.tokens[0]](self, command)))
             if self._producer is None:
-                self._deadline = self._now + SILENCE
-            if count == COMMANDS_AT_ONCE:
+                self._deadline = self._now + IDENTIFY_TIMEOUT
+            if count == MAX_COMMANDS_PER_CALL:
                 self.has_unread = True
                 return
 
     def _receive_magic(self, data: bytes) -> bytes:
-        """Returns what came behind the magic."""
+        """Returns the data after the magic."""
         self._opening += data
         if len(self._opening) < len(MAGIC):
             return b""
@@ -138,7 +138,7 @@ class LookupdSession(Conversation):
             raise FatalClientError(E_BAD_PROTOCOL)
         self._opened = True
         self._opening = b""
-        self._deadline = self._now + SILENCE
+        self._deadline = self._now + IDENTIFY_TIMEOUT
         return rest
 
     def _admit(self, tokens: Sequence[bytes]) -> None:
@@ -148,11 +148,11 @@ class LookupdSession(Conversation):
         if verb in (b"REGISTER", b"UNREGISTER") and self._producer is None:
             raise FatalClientError(E_INVALID, "client must IDENTIFY")
 
-    # --- Commands, each returning its reply's data --------------------------------------------------------------------
+    # --- Commands; each returns the data of its reply -----------------------------------------------------------------
 
     def _ping(self, command: LookupCommand) -> bytes:
         producer = self._producer
-        if producer is not None:  # nsqlookupd: before IDENTIFY it is answered all the same
+        if producer is not None:  # nsqlookupd: PING is answered even before IDENTIFY
             since = format_duration(int((self._now - producer.last_update) * SECOND))
             log.info("CLIENT(%s): pinged (last ping %s)", self.peer, since)
             self._db.heard_of(producer, self._now, self._now_ns)
@@ -170,7 +170,7 @@ class LookupdSession(Conversation):
         )
         self._producer = self._db.identify(self.peer, info, self._now, self._now_ns)
         self._deadline = _NEVER
-        return encode_lookupd_info(self._about_us)
+        return encode_lookupd_info(self._info)
 
     def _register(self, command: LookupCommand) -> bytes:
         self._db.register(self._identified(), *registration(command.tokens))
@@ -187,7 +187,7 @@ class LookupdSession(Conversation):
     # --- Errors -------------------------------------------------------------------------------------------------------
 
     def _within_boundary(self, act: Callable[..., None], *args: bytes) -> None:
-        """The one place where errors become replies."""
+        """Call `act`, and turn errors into replies."""
         try:
             act(*args)
         except FatalClientError as error:

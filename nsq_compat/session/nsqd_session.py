@@ -15,10 +15,19 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
-from nsq_compat.protocol import command_table as table
+from nsq_compat.protocol import commands as table
 from nsq_compat.protocol.command_reader import CommandReader
-from nsq_compat.protocol.command_table import CLOSING, INIT, SUBSCRIBED, CommandSpec
-from nsq_compat.protocol.commands import Command, Finish, Line, Publish
+from nsq_compat.protocol.commands import (
+    CLOSING,
+    INIT,
+    SUBSCRIBED,
+    Command,
+    CommandSpec,
+    Finish,
+    Publish,
+    SimpleCommand,
+    parse_number,
+)
 from nsq_compat.protocol.errors import (
     E_AUTH_DISABLED,
     E_BAD_PROTOCOL,
@@ -33,7 +42,6 @@ from nsq_compat.protocol.errors import (
 )
 from nsq_compat.protocol.frames import CLOSE_WAIT, HEARTBEAT, OK, error_frame, response_frame
 from nsq_compat.protocol.identify import decode_identify
-from nsq_compat.protocol.numbers import number
 from nsq_compat.protocol.schema import MAGIC_V2
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import NotInFlight, TooManyConsumers
@@ -143,7 +151,7 @@ class NsqdSession(Conversation):
             self.upgrade.received += data
             return
         try:
-            if (alone := self._reader.receive_alone(data)) is not None:
+            if (alone := self._reader.receive_single(data)) is not None:
                 # Hot: a command that comes alone. Before the magic none does.
                 if isinstance(alone, Publish):
                     publisher.publish_alone(alone, now, now_ns)
@@ -336,7 +344,7 @@ class NsqdSession(Conversation):
 
     # --- Commands -----------------------------------------------------------------------------------------------------
 
-    def _publish_deferred(self, command: Line) -> None:
+    def _publish_deferred(self, command: SimpleCommand) -> None:
         delay = delay_of(command.tokens, self._limits.max_defer_timeout_ms)
         self._publisher.publish_deferred(command, delay, self._now, self._now_ns)
         self._effort += _DPUB_EFFORT - 1
@@ -347,12 +355,12 @@ class NsqdSession(Conversation):
             self._refuse(not_in_flight(E_FIN_FAILED, "FIN", message_id, subscription.why_not(message_id)))
             self._effort += subscription.consumer_count >> 5  # each of them was asked
 
-    def _finish_line(self, command: Line) -> None:
+    def _finish_line(self, command: SimpleCommand) -> None:
         self._finish(Finish([command.tokens[1]]))
 
-    def _requeue(self, command: Line) -> None:
+    def _requeue(self, command: SimpleCommand) -> None:
         subscription = self._subscribed(command.spec)
-        message_id, delay_ms = command.tokens[1], number(command.tokens[2])
+        message_id, delay_ms = command.tokens[1], parse_number(command.tokens[2])
         if delay_ms is None:
             raise FatalClientError(E_INVALID, b"REQ could not parse timeout " + command.tokens[2])
         if delay_ms > self._limits.max_req_timeout_ms:
@@ -364,7 +372,7 @@ class NsqdSession(Conversation):
         except NotInFlight as error:
             self._refuse(not_in_flight(E_REQ_FAILED, "REQ", message_id, str(error)))
 
-    def _touch(self, command: Line) -> None:
+    def _touch(self, command: SimpleCommand) -> None:
         subscription = self._subscribed(command.spec)
         message_id = command.tokens[1]
         try:
@@ -372,7 +380,7 @@ class NsqdSession(Conversation):
         except NotInFlight as error:
             self._refuse(not_in_flight(E_TOUCH_FAILED, "TOUCH", message_id, str(error)))
 
-    def _subscribe(self, command: Line) -> None:
+    def _subscribe(self, command: SimpleCommand) -> None:
         self._require(command.spec, *command.tokens[1:3])
         topic, channel = (name.decode("ascii") for name in command.tokens[1:3])
         try:
@@ -391,24 +399,24 @@ class NsqdSession(Conversation):
         self.state = SUBSCRIBED
         self._replies.append(OK)
 
-    def _ready(self, command: Line) -> None:
+    def _ready(self, command: SimpleCommand) -> None:
         subscription = self._subscribed(command.spec)
         if self.state == CLOSING:
             return  # nsqd: not even parsed
         raw = command.tokens[1] if len(command.tokens) > 1 else b"1"
-        count = number(raw)
+        count = parse_number(raw)
         if count is None:
             raise FatalClientError(E_INVALID, b"RDY could not parse count " + raw)
         if count > self._limits.max_rdy_count:
             raise FatalClientError(E_INVALID, f"RDY count {count} out of range 0-{self._limits.max_rdy_count}")
         subscription.ready_count = count
 
-    def _start_closing(self, command: Line) -> None:
+    def _start_closing(self, command: SimpleCommand) -> None:
         self._subscribed(command.spec).ready_count = 0
         self.state = CLOSING
         self._replies.append(CLOSE_WAIT)
 
-    def _identify(self, command: Line) -> None:
+    def _identify(self, command: SimpleCommand) -> None:
         request = decode_identify(command.body)
         log.info("[%s] IDENTIFY: %s", self.peer, request)
         self._settings = negotiate(request, self._settings, self._limits)
@@ -444,12 +452,12 @@ class NsqdSession(Conversation):
         self._refuse(FatalClientError(E_IDENTIFY_FAILED, f"IDENTIFY failed {reason}"))
         self.closing = True
 
-    def _authenticate(self, command: Line) -> None:
+    def _authenticate(self, command: SimpleCommand) -> None:
         if self._access is None:
             raise FatalClientError(E_AUTH_DISABLED, "AUTH disabled")
         self._replies.append(response_frame(self._access.authenticate(command.body)))
 
-    def _do_nothing(self, command: Line) -> None:
+    def _do_nothing(self, command: SimpleCommand) -> None:
         pass
 
     def _subscribed(self, spec: CommandSpec) -> Subscription:
@@ -508,7 +516,7 @@ class NsqdSession(Conversation):
         self._effort += 1
 
 
-_ON_LINE: dict[str, Callable[[NsqdSession, Line], None]] = {
+_ON_LINE: dict[str, Callable[[NsqdSession, SimpleCommand], None]] = {
     "IDENTIFY": NsqdSession._identify,
     "AUTH": NsqdSession._authenticate,
     "SUB": NsqdSession._subscribe,

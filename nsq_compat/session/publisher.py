@@ -12,9 +12,8 @@ No command that follows is executed before the state is ``DONE`` again.
 from collections.abc import Callable
 from typing import Final
 
-from nsq_compat.protocol import command_table as table
-from nsq_compat.protocol.command_table import CommandSpec
-from nsq_compat.protocol.commands import Line, Publish
+from nsq_compat.protocol import commands as table
+from nsq_compat.protocol.commands import CommandSpec, Publish, SimpleCommand
 from nsq_compat.protocol.errors import FatalClientError
 from nsq_compat.protocol.frames import OK
 from nsq_compat.queue.broker import Broker
@@ -98,7 +97,7 @@ class Publisher:
         self._command = command
         self.state = PUBLISHED
 
-    def publish_deferred(self, command: Line, delay: float, now: float, now_ns: int) -> None:
+    def publish_deferred(self, command: SimpleCommand, delay: float, now: float, now_ns: int) -> None:
         """Publish a DPUB; `delay` in seconds. Raises ``FatalClientError``."""
         try:
             self._topic_of(command.spec, command.tokens[1]).publish([command.body], now, now_ns, defer=delay)

@@ -1,10 +1,9 @@
 """What a client hears when it may not have what it asked for: errors in NSQ's words, made of their parts."""
 
 from nsq_compat.log.data_path import reason
-from nsq_compat.protocol import command_table as table
-from nsq_compat.protocol.command_table import CommandSpec
-from nsq_compat.protocol.errors import E_INVALID, ClientError, FatalClientError
-from nsq_compat.protocol.quoting import quote
+from nsq_compat.protocol import commands as table
+from nsq_compat.protocol.commands import CommandSpec
+from nsq_compat.protocol.errors import E_INVALID, ClientError, FatalClientError, quote
 
 
 def wrong_state(spec: CommandSpec) -> FatalClientError:

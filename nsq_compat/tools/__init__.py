@@ -1,27 +1,24 @@
 """Programs for operators, each a module with a `main`.
 
-    nsq_data        what a data path holds: check it, export it to Go's nsqd, salvage what was given up
-    data_check      what `nsq_data check` finds out, and how it says so
-    nsq_stat        a channel's figures over all nodes, again and again
-    nsq_pubsub      topics as HTTP streams; what it answers: subscribing
-    nsq_pull        a channel behind HTTP, message by message; what it answers: pulling
-    nsq_tail        show messages as they come
-    nsq_to_file     what is published, in files; its own modules are listed there
-    nsq_to_http     a request for each message
-    nsq_to_nsq      messages published again elsewhere
-    nsq_redrive     dead letters published again where they came from
-    to_nsq          publish what comes on standard input
+    nsq_data        check a data path, export it to Go's nsqd, salvage Go's bad files
+    data_check      the findings of `nsq_data check`, as text and JSON
+    nsq_stat        a channel's statistics over all nodes, in intervals
+    nsq_tail        print messages
+    nsq_to_file/    write messages to files
+    nsq_to_http     make an HTTP request for each message
+    nsq_to_nsq      publish messages again at other nsqd
+    nsq_redrive     publish dead letters again to their topic
+    to_nsq          publish records from standard input
+    http_consumers/ nsq_pubsub and nsq_pull: messages for HTTP clients
 
-    program         how they begin, complain and end
-    http_door       HTTP for handing out messages: what of an answer has arrived, and whether anybody waits
-    on_demand       messages taken from nsqd when somebody wants them
-    client_options  where they read, --consumer-opt and --producer-opt
-    lookupds        the cluster behind --lookupd-http-address
-    destinations    which of several targets is next
-    request_times   --status-every
-    http_sending    a message to a URL
-    json_filter     which JSON messages pass, and what of them
-    progress        how far they have come, on a terminal
+    program         command line, error messages, signals and exit codes of every utility
+    client_options  the flags for reading a channel, --consumer-opt and --producer-opt
+    destinations    the choice among several destinations
+    http_sending    an HTTP request for a message
+    json_filter     which JSON messages pass, and which of their fields
+    progress        progress on a terminal, and --status-every
 
 May import everything below; nothing imports it.
+
+Read ``program`` first, then ``nsq_tail``.
 """

@@ -1,18 +1,23 @@
-"""Where a utility reads, and ``--consumer-opt`` and ``--producer-opt``: go-nsq's options as options of our client.
+"""Options of the client library: the flags for reading a channel, ``--consumer-opt`` and ``--producer-opt``.
 
-Each of those is ``key,value``, or ``key`` alone for true; dashes in keys are underscores. What our client need not be
-told is read, checked and left.
+The last two take go-nsq's options, as ``key,value``, or ``key`` alone for true; dashes in keys are underscores. Options
+that our client does not have are checked and ignored.
 """
 
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from nsq_compat.cli.kinds import STRINGS
 from nsq_compat.cli.options import option
+from nsq_compat.client import Consumer
+from nsq_compat.client.message import Handler
+from nsq_compat.cluster.cluster import Cluster
+from nsq_compat.cluster.http_client import HttpClient, HttpClientOptions
 from nsq_compat.protocol.durations import MILLISECOND, SECOND, parse_duration
-from nsq_compat.tools.program import Refused
+from nsq_compat.tools.program import Refused, user_agent
 
 _HOUR = 3600.0
 
@@ -31,10 +36,26 @@ class ReadingOptions:
         "consumer-opt", STRINGS, (), "`name,value` of an option of the client library (repeat for several)"
     )
 
+    def consumer(self, program: str, topic: str, channel: str, handler: Handler, **settings: Any) -> Consumer:
+        """Make a consumer that never gives a message up unless ``--consumer-opt`` says so. Raises ``Refused``."""
+        settings = {"max_tries": 0, **settings, **consumer_options(self.consumer_opt)}
+        try:
+            return Consumer(
+                topic,
+                channel,
+                handler,
+                nsqd_tcp_addresses=self.nsqd_tcp_addresses,
+                lookupd_http_addresses=self.lookupd_http_addresses,
+                user_agent=user_agent(program),
+                **settings,
+            )
+        except (TypeError, ValueError) as error:
+            raise Refused(str(error)) from error
+
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """How a value is read, between which limits it must be, and what our client calls it ("" if it need not know)."""
+    """How a value is read, its limits, and the name of our client's option ("" for none)."""
 
     read: Callable[[str], Any]
     name: str = ""
@@ -92,7 +113,7 @@ _KEYS: Final[dict[str, _Key]] = {
     "msg_timeout": _Key(_seconds, "msg_timeout", 0),
     "auth_secret": _Key(str, "auth_secret"),
 }
-_OF_CONSUMERS: Final = frozenset({
+_CONSUMER_ONLY: Final = frozenset({
     "lookupd_poll_interval", "lookupd_poll_jitter", "lookupd_request_timeout", "max_requeue_delay", "requeue_delay",
     "max_backoff_duration", "first_backoff_duration", "max_tries", "low_rdy_idle_timeout",
 })  # fmt: skip
@@ -106,7 +127,7 @@ def consumer_options(words: Iterable[str]) -> dict[str, Any]:
 def producer_options(words: Iterable[str]) -> dict[str, Any]:
     """Keyword arguments for ``client.Producer``. Raises ``Refused``."""
     options = _read(words, "producer-opt")
-    return {name: value for name, value in options.items() if name not in _OF_CONSUMERS}
+    return {name: value for name, value in options.items() if name not in _CONSUMER_ONLY}
 
 
 def _read(words: Iterable[str], flag: str) -> dict[str, Any]:
@@ -126,19 +147,19 @@ def _read(words: Iterable[str], flag: str) -> dict[str, Any]:
     if tls:
         options["tls_options"] = _tls(tls)
     if not options.get("msg_timeout", 1):
-        del options["msg_timeout"]  # nsqd's own
+        del options["msg_timeout"]  # nsqd's default
     return options
 
 
-def _value(row: _Key, key: str, text: str, complaint: str) -> Any:
+def _value(row: _Key, key: str, text: str, problem: str) -> Any:
     try:
         value = row.read(text)
     except ValueError:
-        raise Refused(f"{complaint}: cannot read {key}") from None
-    for limit, wrong, sign in ((row.low, row.low is not None and value < row.low, "<"),
-                               (row.high, row.high is not None and value > row.high, ">")):  # fmt: skip
-        if wrong:
-            raise Refused(f"invalid {key} ! {text} {sign} {limit:g}")
+        raise Refused(f"{problem}: cannot read {key}") from None
+    if row.low is not None and value < row.low:
+        raise Refused(f"invalid {key} ! {text} < {row.low:g}")
+    if row.high is not None and value > row.high:
+        raise Refused(f"invalid {key} ! {text} > {row.high:g}")
     return value
 
 
@@ -150,3 +171,16 @@ def _tls(options: dict[str, Any]) -> dict[str, Any]:
         if theirs in options:
             translated[ours] = options[theirs]
     return translated
+
+
+@dataclass(frozen=True, slots=True)
+class _Lookupds:
+    nsqlookupd_http_addresses: Sequence[str]
+    nsqd_http_addresses: Sequence[str] = ()
+
+
+def cluster_of(addresses: Sequence[str], *, connect_timeout: float, request_timeout: float) -> Cluster:
+    """The cluster that these nsqlookupds know; `addresses` are ``host:port`` or URLs."""
+    found = [urlsplit(each if "://" in each else f"//{each}").netloc for each in addresses]
+    client = HttpClient(HttpClientOptions(connect_timeout=connect_timeout, request_timeout=request_timeout))
+    return Cluster(client, _Lookupds(found))

@@ -1,9 +1,9 @@
-"""What a data path holds, found out without changing a byte of it: ``nsq_data check``."""
+"""``nsq_data check``: examine a data path without changing it, and report the findings as text or JSON."""
 
 import errno
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, NoReturn
 
 from nsq_compat.godata.format import queues_among
@@ -11,12 +11,12 @@ from nsq_compat.godata.reader import QueueReport, read_queue
 from nsq_compat.log.data_path import topic_folder, topics_in
 from nsq_compat.log.files import Files, OsFiles
 from nsq_compat.log.metadata import MetadataError, TopicMetadata, load_metadata
-from nsq_compat.log.stored_topic import StoredTopic
+from nsq_compat.log.recovery import StoredTopic
 
 
 @dataclass(slots=True)
 class Findings:
-    """Everything `check` has to say."""
+    """The result of `check`."""
 
     data_path: str
     metadata: tuple[TopicMetadata, ...] = ()
@@ -24,13 +24,13 @@ class Findings:
     queues: list[QueueReport] = field(default_factory=list)
     """Go's."""
     bad_files: int = 0
-    """Files Go has set aside. They are old damage: not counted as damage of this data path."""
+    """Files that Go has set aside; not counted as damage, because they are old."""
     topics: list["TopicFindings"] = field(default_factory=list)
     """Ours."""
 
     @property
     def damaged(self) -> bool:
-        """Whether anything is lost, or would be refused at a start."""
+        """Whether messages are lost, or a start would fail."""
         return bool(
             self.metadata_error
             or any(queue.damaged_parts for queue in self.queues)
@@ -40,21 +40,21 @@ class Findings:
 
 @dataclass(slots=True)
 class TopicFindings:
-    """A topic as our files hold it."""
+    """A topic in our files."""
 
     name: str
     bytes: int = 0
-    """In its files, finished messages included."""
+    """Size of its files, finished messages included."""
     depths: dict[str, int] = field(default_factory=dict)
-    """By channel; "" for what no channel has got."""
+    """By channel; "" for messages of the topic that no channel has yet."""
     damaged_records: int = 0
     damages: list[str] = field(default_factory=list)
-    """Which file is damaged, where, and how many messages that cost; not more than the first hundred places."""
+    """File, offset and number of lost messages of the first hundred damaged places."""
     problems: list[str] = field(default_factory=list)
 
 
 def check(files: Files, data_path: str) -> Findings:
-    """Read everything. Raises ``OSError`` when the system refuses to let us look."""
+    """Read all files. Raises ``OSError`` if the folder cannot be read."""
     findings = Findings(data_path)
     try:
         findings.metadata = load_metadata(files, data_path)
@@ -85,13 +85,13 @@ def _check_topic(files: Files, data_path: str, name: str) -> TopicFindings:
             finally:
                 findings.damaged_records = topic.log.damaged_records
                 findings.damages = topic.log.damage.findings
-    except OSError as error:  # which is no reason not to look at the other topics
+    except OSError as error:  # other topics can be examined nevertheless
         findings.problems.append(f"cannot be read: {error}")
     return findings
 
 
 class _ReadOnly(OsFiles):
-    """Lets the very code that a daemon runs look at its files, and refuses to change any."""
+    """Files for the code of the daemon, that refuse every change."""
 
     @staticmethod
     def open(path: str, flags: int, mode: int = 0o600) -> int:
@@ -114,27 +114,10 @@ def as_json(findings: Findings) -> dict[str, Any]:
         "data_path": findings.data_path,
         "damaged": findings.damaged,
         "metadata_error": findings.metadata_error or None,
-        "metadata": [
-            {
-                "name": topic.name,
-                "paused": topic.paused,
-                "channels": [{"name": channel.name, "paused": channel.paused} for channel in topic.channels],
-            }
-            for topic in findings.metadata
-        ],
+        "metadata": [asdict(topic) for topic in findings.metadata],
         "bad_files": findings.bad_files,
         "go_queues": [_queue_as_json(queue) for queue in findings.queues],
-        "topics": [
-            {
-                "name": topic.name,
-                "bytes": topic.bytes,
-                "depths": topic.depths,
-                "damaged_records": topic.damaged_records,
-                "damages": topic.damages,
-                "problems": topic.problems,
-            }
-            for topic in findings.topics
-        ],
+        "topics": [asdict(topic) for topic in findings.topics],
     }
 
 
@@ -153,7 +136,7 @@ def _queue_as_json(queue: QueueReport) -> dict[str, Any]:
 
 
 def as_text(findings: Findings) -> Iterator[str]:
-    """The findings as lines for people."""
+    """The findings as lines of text."""
     yield f"data path {findings.data_path}"
     yield from _metadata_lines(findings)
     for topic in findings.topics:

@@ -1,14 +1,14 @@
-"""Which of several destinations a message goes to, in the modes of NSQ's utilities.
+"""The choice among several destinations for a message, in the modes of NSQ's utilities.
 
     round-robin      each in turn
-    hostpool         each in turn of those that live: one that failed rests for 30 s, and each time it fails again for
+    hostpool         each healthy one in turn: one that fails is skipped for 30 s, and each time it fails again for
                      twice as long, up to 15 min
-    epsilon-greedy   of those that live the faster ones more often; now and then any, to learn how fast it is
+    epsilon-greedy   healthy ones by their speed; sometimes any of them, to measure it
 
-Whoever asks says which destinations have failed this very message, and gets another one until there is none left. When
-nobody else lives, those who rest are taken for living again: it may have been the network that failed.
+The caller names the destinations that have failed this message, and gets another one until none is left. When no other
+destination is healthy, skipped ones count as healthy again, because the network may have failed.
 
-Any thread may ask. Given the same clock and the same random numbers, the answers are the same.
+May be used by any thread. Given the same clock and random numbers, the choices are the same.
 """
 
 import random
@@ -22,53 +22,53 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Final
 
-FIRST_REST: Final = 30.0
-LONGEST_REST: Final = 900.0
+FIRST_PENALTY: Final = 30.0
+MAX_PENALTY: Final = 900.0
 FIRST_EPSILON: Final = 0.3
-"""How often any destination is taken, for the sake of learning; less each time it happens."""
-LEAST_EPSILON: Final = 0.01
+"""The probability of choosing any destination, which decreases each time."""
+MIN_EPSILON: Final = 0.01
 _EPSILON_DECAY: Final = 0.9
 WINDOW: Final = 300.0
-"""Seconds after which a measured time counts no more; until then it counts less and less."""
+"""Seconds for which a measured time counts, with decreasing weight."""
 _SPANS: Final = 30
-_SHORTEST: Final = 1e-6
-"""Seconds; nothing is faster."""
+_MIN_SECONDS: Final = 1e-6
+"""Bounds the speed of a destination."""
 
 
 @dataclass
 class Destinations(ABC):
-    """What the modes share: turns, and one lock around everything."""
+    """The common part of the modes: turns, and one lock."""
 
     addresses: Sequence[str]
-    """One or more; what is named twice has two turns."""
+    """One or more; one that is named twice has two turns."""
     clock: Callable[[], float] = time.monotonic
     random: Callable[[], float] = random.random
     _turn: int = field(default=0, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def choose(self, failed: Collection[str] = ()) -> str | None:
-        """The next one that is not among those that have failed this message; None if all have."""
+        """The next destination that has not failed this message; None if all have."""
         with self._lock:
             others = [each for each in self._in_turn() if each not in failed]
             return self._choose(others, self.clock()) if others else None
 
     @abstractmethod
     def _choose(self, others: Sequence[str], now: float) -> str:
-        """One of these, which are in turn."""
+        """Choose one of these, which are in the order of their turns."""
 
     def succeeded(self, address: str, seconds: float) -> None:
-        """It has taken a message, which took so long."""
+        """It has accepted a message in so many seconds."""
         return
 
     def failed(self, address: str) -> None:
-        """It has not."""
+        """It has not accepted a message."""
         return
 
     def _in_turn(self) -> list[str]:
         return [*self.addresses[self._turn :], *self.addresses[: self._turn]]
 
     def _take(self, address: str) -> str:
-        """The next turn is that of the one behind it."""
+        """Move the turn behind `address`."""
         self._turn = (self._turn + self._in_turn().index(address) + 1) % len(self.addresses)
         return address
 
@@ -84,18 +84,18 @@ class RoundRobin(Destinations):
 
 @dataclass(slots=True)
 class _Health:
-    rests: bool = False
+    is_penalized: bool = False
     until: float = 0.0
-    rest: float = FIRST_REST
+    penalty: float = FIRST_PENALTY
 
     def may_be_tried(self, now: float) -> bool:
-        return not self.rests or self.until < now
+        return not self.is_penalized or self.until < now
 
     def begin_trial(self, now: float) -> None:
-        """It rests on, for longer, unless it succeeds: until then it is tried once."""
-        if self.rests:
-            self.rest = min(2 * self.rest, LONGEST_REST)
-            self.until = now + self.rest
+        """A penalized destination is tried once; the penalty is doubled until it succeeds."""
+        if self.is_penalized:
+            self.penalty = min(2 * self.penalty, MAX_PENALTY)
+            self.until = now + self.penalty
 
 
 @dataclass
@@ -106,7 +106,7 @@ class HostPool(Destinations):
         chosen = next((each for each in others if self._health[each].may_be_tried(now)), None)
         if chosen is None:
             for each in others:
-                self._health[each].rests = False
+                self._health[each].is_penalized = False
             chosen = others[0]
         return self._try(self._take(chosen), now)
 
@@ -116,17 +116,17 @@ class HostPool(Destinations):
 
     def succeeded(self, address: str, seconds: float) -> None:
         with self._lock:
-            self._health[address].rests = False
+            self._health[address].is_penalized = False
 
     def failed(self, address: str) -> None:
         with self._lock:
-            if not self._health[address].rests:
-                self._health[address] = _Health(True, self.clock() + FIRST_REST)
+            if not self._health[address].is_penalized:
+                self._health[address] = _Health(True, self.clock() + FIRST_PENALTY)
 
 
 @dataclass(slots=True)
 class _Span:
-    """What was measured in one of the spans a window has: how often, and seconds in all."""
+    """Measurements in one part of the window: their count and total seconds."""
 
     number: int
     count: int = 0
@@ -135,7 +135,7 @@ class _Span:
 
 @dataclass(slots=True)
 class _Speed:
-    """How long a destination took lately."""
+    """Recent times of a destination."""
 
     spans: deque[_Span] = field(default_factory=lambda: deque(maxlen=_SPANS))
 
@@ -147,7 +147,7 @@ class _Speed:
         self.spans[-1].total += seconds
 
     def average(self, now: float) -> float | None:
-        """Recent times count for more; None if there are none."""
+        """The weighted average, in which recent times count more; None without times."""
         oldest = _span_number(now) - _SPANS
         weighted = [(span.number - oldest, span.total / span.count) for span in self.spans if span.number > oldest]
         weights = sum(weight for weight, _ in weighted)
@@ -158,8 +158,8 @@ def _span_number(now: float) -> int:
     return int(now * _SPANS / WINDOW)
 
 
-def _drawn(shares: Mapping[str, float], draw: float) -> str:
-    """Each as often as its share of them all, if `draw` is evenly between 0 and 1."""
+def _draw(shares: Mapping[str, float], draw: float) -> str:
+    """Choose in proportion to the shares, with a `draw` uniform in 0 to 1."""
     sums = list(accumulate(shares.values()))
     return list(shares)[min(bisect_right(sums, draw * sums[-1]), len(sums) - 1)]
 
@@ -171,16 +171,16 @@ class EpsilonGreedy(HostPool):
 
     def _choose(self, others: Sequence[str], now: float) -> str:
         if self.random() < self._epsilon:
-            self._epsilon = max(LEAST_EPSILON, self._epsilon * _EPSILON_DECAY)
+            self._epsilon = max(MIN_EPSILON, self._epsilon * _EPSILON_DECAY)
             return super()._choose(others, now)
         shares = {
-            each: 1 / max(average, _SHORTEST)
+            each: 1 / max(average, _MIN_SECONDS)
             for each in others
             if self._health[each].may_be_tried(now) and (average := self._speeds[each].average(now)) is not None
         }
         if not shares:
             return super()._choose(others, now)
-        return self._try(_drawn(shares, self.random()), now)
+        return self._try(_draw(shares, self.random()), now)
 
     def succeeded(self, address: str, seconds: float) -> None:
         super().succeeded(address, seconds)

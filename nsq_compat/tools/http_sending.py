@@ -1,7 +1,7 @@
-"""One message to one URL: POSTed as a body, or put into the URL of a GET. Any number of threads share the connections.
+"""Sends messages to URLs, as the body of a POST or in the URL of a GET. Threads may share a sender.
 
-A message has arrived when the answer's status says so (2xx); what follows it is read, so that the connection can be
-used again, and thrown away. Nothing is taken from the environment, and no cookies are kept.
+A message is accepted when the status of the answer is 2xx. The body is read, so that the connection can be reused, and
+ignored.
 """
 
 import ssl
@@ -12,26 +12,24 @@ from typing import Final, Literal
 from urllib.parse import quote_plus
 
 import requests
-import urllib3
 
-from nsq_compat.bounded_http import Deadline, bounded_session
-from nsq_compat.protocol.redacting import without_secrets
+from nsq_compat.bounded_http import FAILURES, Deadline, bounded_session, root_error
+from nsq_compat.protocol.errors import without_secrets
 
-PLACE: Final = "%s"
-"""Where the message goes in the URL of a GET."""
+PLACEHOLDER: Final = "%s"
+"""Replaced by the message in the URL of a GET."""
 _CHUNK: Final = 64 * 1024
-_LONGEST_ANSWER: Final = 1 << 20
-"""Bytes that are read for the sake of the connection; behind them it is cheaper to make another one."""
-_AT_ONCE: Final = 1.0
-_FAILURES: Final = (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError)
+_MAX_IGNORED_BYTES: Final = 1 << 20
+"""Of a body, read to reuse the connection; beyond that, a new connection is cheaper."""
+_RETRY_WITHIN: Final = 1.0
 
 
 class NotSent(Exception):
-    """It has not arrived, as far as can be told; the text says why and shows nothing of the message."""
+    """The URL has not accepted the message, as far as is known; the text shows nothing of the message."""
 
 
 class HttpSender:
-    """At most so many `connections` are kept to each host. Of headers with one name the last one wins."""
+    """Keeps at most so many `connections` to each host. Of headers with the same name the last one is sent."""
 
     def __init__(
         self,
@@ -45,7 +43,11 @@ class HttpSender:
         self._method = method
         self._request_timeout = request_timeout
         self._timeouts = (min(connect_timeout, request_timeout), request_timeout)
-        session = bounded_session(connections, ssl_context=ssl.create_default_context())
+        tls = ssl.create_default_context()
+        tls.load_verify_locations(
+            requests.utils.DEFAULT_CA_BUNDLE_PATH
+        )  # for a system that has no authorities of its own
+        session = bounded_session(connections, tls)
         session.headers.clear()
         session.headers["Accept-Encoding"] = "gzip"
         for name, value in headers:
@@ -53,12 +55,12 @@ class HttpSender:
         self._session = session
 
     def check(self, address: str) -> None:
-        """Raises ``NotSent`` if no message could ever be sent to it."""
+        """Raises ``NotSent`` if no message could be sent to this URL."""
         try:
             self._session.prepare_request(self._request(address, b"x"))
             self._session.get_adapter(address)
-        except _FAILURES as error:
-            # What the error says in full shows secrets that are in the URL or in headers.
+        except FAILURES as error:
+            # The full text would show secrets in the URL or in headers.
             raise NotSent(f"{without_secrets(address)}: {type(error).__name__}") from None
 
     def send(self, address: str, body: bytes) -> None:
@@ -68,13 +70,13 @@ class HttpSender:
             try:
                 self._exchange(address, body)
             except requests.ConnectionError as error:
-                if isinstance(error, requests.Timeout) or time.monotonic() - began > _AT_ONCE:
+                if isinstance(error, requests.Timeout) or time.monotonic() - began > _RETRY_WITHIN:
                     raise
-                # A connection that was kept is closed by the server some time, perhaps just now.
+                # The server may have closed a kept connection just now.
                 self._exchange(address, body)
         except (requests.Timeout, TimeoutError):
             raise NotSent("timeout") from None
-        except _FAILURES as error:
+        except FAILURES as error:
             raise NotSent(_reason(error)) from None
 
     def _exchange(self, address: str, body: bytes) -> None:
@@ -84,7 +86,7 @@ class HttpSender:
             closing(self._session.send(request, stream=True, timeout=self._timeouts)) as response,
         ):
             deadline.check()  # headers that were cut off look complete
-            with suppress(*_FAILURES):  # what comes behind the status decides nothing
+            with suppress(*FAILURES):  # the status alone decides
                 self._read_on(response)
         if not 200 <= response.status_code < 300:
             raise NotSent(f"got status code {response.status_code}")
@@ -92,12 +94,12 @@ class HttpSender:
     def _request(self, address: str, body: bytes) -> requests.Request:
         if self._method == "POST":
             return requests.Request("POST", address, data=body)
-        # nsq_to_http: the address is a format. Where it takes %% for a percent sign, one alone is good enough too.
-        before, _, behind = (part.replace("%%", "%") for part in address.partition(PLACE))
+        # nsq_to_http: the address is a printf format, so %% is a percent sign; a single one is accepted too.
+        before, _, behind = (part.replace("%%", "%") for part in address.partition(PLACEHOLDER))
         return requests.Request("GET", f"{before}{quote_plus(body)}{behind}")
 
     def _read_on(self, response: requests.Response) -> None:
-        left = _LONGEST_ANSWER
+        left = _MAX_IGNORED_BYTES
         while left > 0:
             chunk = response.raw.read1(_CHUNK, decode_content=False)
             if not chunk:
@@ -106,15 +108,12 @@ class HttpSender:
 
 
 def _reason(error: BaseException) -> str:
-    """What the system said, without what the libraries wrap around it, which shows the URL and so the message."""
-    causes: list[BaseException] = [error]
-    while causes[-1].__context__ is not None:
-        causes.append(causes[-1].__context__)
-    said = next((cause.strerror for cause in reversed(causes) if isinstance(cause, OSError) and cause.strerror), None)
-    return said.lower() if said else type(causes[-1]).__name__
+    """The system's words without those of the libraries, which show the URL and so the message."""
+    root = root_error(error)
+    return root.strerror.lower() if isinstance(root, OSError) and root.strerror else type(root).__name__
 
 
-def headers_of(words: Sequence[str]) -> list[tuple[str, str]]:
+def parse_headers(words: Sequence[str]) -> list[tuple[str, str]]:
     """Each word is ``Name: value``. Raises ``ValueError``."""
     headers = []
     for word in words:

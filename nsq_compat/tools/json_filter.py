@@ -1,7 +1,6 @@
-"""What nsq_to_nsq passes on of JSON messages: those with a field, or with a value in it, and only some of their fields.
+"""Filters JSON messages for nsq_to_nsq: by a field, by its value, and to some of the fields.
 
-Messages are read and written as Go does: numbers are of 64 bits, what is not UTF-8 becomes U+FFFD, members come out
-sorted.
+Messages are read and written as Go does: numbers have 64 bits, invalid UTF-8 becomes U+FFFD, members are sorted.
 """
 
 import json
@@ -14,11 +13,11 @@ from nsq_compat.cli.literals import parse_float
 from nsq_compat.protocol.go_json import JsonError, dumps
 
 _SURROGATES: Final = re.compile("[\ud800-\udfff]")
-_LARGEST_INT64: Final = 2.0**63
+_INT64_END: Final = 2.0**63
 
 
 class JsonFilter:
-    """`field` must be there, and have the `value`, unless they are empty; without `fields` a message passes whole."""
+    """A message must have `field` with `value`, unless they are empty; without `fields` it passes whole."""
 
     def __init__(self, field: str = "", value: str = "", fields: Sequence[str] = ()) -> None:
         self._field = field
@@ -27,11 +26,11 @@ class JsonFilter:
         self._fields = sorted(set(fields))
 
     def __bool__(self) -> bool:
-        """Whether it looks at messages at all."""
+        """Whether messages are parsed at all."""
         return bool(self._field or self._fields)
 
     def apply(self, body: bytes) -> bytes | None:
-        """What passes; None if nothing does. Raises ``JsonError`` for what is no JSON object."""
+        """The filtered message; None if it does not pass. Raises ``JsonError`` if it is not a JSON object."""
         if not self:
             return body
         try:
@@ -51,7 +50,7 @@ class JsonFilter:
     def _is_wanted(self, members: dict[str, Any]) -> bool:
         if self._field not in members or not self._value:
             return self._field in members
-        value = _whole(members[self._field])
+        value = _normalized(members[self._field])
         if isinstance(value, bool):
             return self._value == ("true" if value else "false")
         if isinstance(value, float):
@@ -66,7 +65,7 @@ def _number_of(text: str) -> float | None:
         return None
 
 
-# --- As Go reads and writes -------------------------------------------------------------------------------------------
+# --- JSON as in Go ----------------------------------------------------------------------------------------------------
 
 
 def _read(body: bytes) -> dict[str, Any]:
@@ -89,20 +88,20 @@ def _number(literal: str) -> float:
 
 
 def _as_integer(value: Any) -> Any:
-    """nsq_to_nsq: a number without a fraction is an integer if 64 bits hold it, except inside other values."""
-    if isinstance(value, float) and value.is_integer() and -_LARGEST_INT64 <= value < _LARGEST_INT64:
+    """nsq_to_nsq: a number without fraction becomes an integer if it fits 64 bits, except inside other values."""
+    if isinstance(value, float) and value.is_integer() and -_INT64_END <= value < _INT64_END:
         return int(value)
-    return _whole(value)
+    return _normalized(value)
 
 
-def _whole(value: Any) -> Any:
-    """Members sorted, no half surrogates."""
+def _normalized(value: Any) -> Any:
+    """Sort members, and replace single surrogates."""
     if isinstance(value, str):
         return _SURROGATES.sub("\ufffd", value)
     if isinstance(value, list):
-        return [_whole(each) for each in value]
+        return [_normalized(each) for each in value]
     if isinstance(value, dict):
-        return {name: _whole(value[name]) for name in sorted(value)}
+        return {name: _normalized(value[name]) for name in sorted(value)}
     return value
 
 

@@ -1,11 +1,11 @@
-"""``nsq_data``: look at a data path, hand it back to Go's nsqd, and get out of Go's ``.bad`` files what is in them.
+"""``nsq_data``: check a data path, export it to Go's nsqd, and salvage messages from Go's ``.bad`` files.
 
     nsq_data check   --data-path=... [--json]
     nsq_data export  --data-path=... [--to=...]
     nsq_data salvage --data-path=... [--queue=...] [--into=topic[:channel]] [--json]
 
-Works only while no nsqd, ours or Go's, uses the data path. Exit code 0: all is well; 1: damage was found, or not all
-could be done; 2: nothing could be done (wrong usage, no such folder, in use).
+The data path must not be used by an nsqd, ours or Go's. Exit code 0: success; 1: damage was found, or a part failed; 2:
+nothing was done (wrong usage, no such folder, in use).
 """
 
 import base64
@@ -22,13 +22,13 @@ from nsq_compat.cli.kinds import BOOLEAN, INTEGER, STRING, STRINGS
 from nsq_compat.cli.logs import configure, parse_log_level
 from nsq_compat.cli.options import option, table_of
 from nsq_compat.godata import export as go_export
+from nsq_compat.godata.export import write_queue
 from nsq_compat.godata.format import GoMessage, QueueFiles, queues_among
 from nsq_compat.godata.reader import QueueReport, read_data_file
-from nsq_compat.godata.writer import write_queue
 from nsq_compat.log.data_path import DataPathError, DataPathLock, reason, resolved, topic_folder, topics_in
 from nsq_compat.log.files import Files, OsFiles
 from nsq_compat.log.metadata import MetadataError, load_metadata
-from nsq_compat.log.stored_topic import StoredTopic
+from nsq_compat.log.recovery import StoredTopic
 from nsq_compat.protocol.go_json import dumps
 from nsq_compat.tools.data_check import as_json, as_text, check
 
@@ -87,7 +87,7 @@ def main() -> NoReturn:
 
 
 def run(words: Sequence[str], files: Files) -> int:
-    """Run the subcommand that the words behind the program's name ask for; returns the exit code."""
+    """Run the subcommand of a command line; returns the exit code."""
     name = words[0] if words else ""
     if name.lstrip("-") == "version" and name.startswith("-"):
         print(version_line(PROGRAM))
@@ -101,7 +101,7 @@ def run(words: Sequence[str], files: Files) -> int:
     except (DataPathError, MetadataError, _Refused, go_export.ExportRefused) as error:
         return _complain(EXIT_USAGE, str(error))
     except BrokenPipeError:
-        # Who reads us has seen enough. What is still buffered must not fail once more at exit.
+        # The reader has closed its end. Buffered output must not fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILURE
     except OSError as error:
@@ -156,7 +156,7 @@ def _export(files: Files, words: Sequence[str]) -> int:
 
 
 def _stored_backlogs(files: Files, data_path: str, complaints: list[str]) -> Iterator[go_export.Backlog]:
-    """What our files in `data_path` have to deliver, by topic and channel."""
+    """The undelivered messages in our files, by topic and channel."""
     for name in topics_in(files, data_path):
         with StoredTopic(files, topic_folder(data_path, name)) as topic:
             if topic.checkpoint_error:
@@ -210,7 +210,7 @@ def _salvage_into(
         write_queue(files, data_path, options.into, messages, options.max_bytes_per_file)
     except FileExistsError as error:
         raise _Refused(f"{error}; start nsqd, which takes its messages over, or choose another") from None
-    # Not to be salvaged twice. The file stays: what is damaged in it may mean something to somebody.
+    # Not to be salvaged twice. The files are kept, because their damaged parts may still be of use.
     for name in bad:
         path = os.path.join(data_path, name)
         files.rename(path, path + SALVAGED_SUFFIX)

@@ -1,11 +1,11 @@
-"""``nsq_redrive``: messages of a dead-letter topic, published again where they came from.
+"""``nsq_redrive``: publish the messages of a dead-letter topic again to the topic that they came from.
 
-Each nsqd's are published at that nsqd. A message is finished in the dead-letter topic only when nsqd has said OK to the
-publish, so one that is interrupted may be published twice and is never lost. It ends when as many were moved as waited
-when it began, or as `--count` says.
+Messages stay on their nsqd. A message is finished in the dead-letter topic only when nsqd has answered OK to the
+publish, so after an interruption it may be published twice but is never lost. The program ends when it has moved as
+many messages as were waiting when it began, or as many as `--count` says.
 
-NSQ publishes to a topic, not to a channel: where the topic has more channels than the one the messages failed in, all
-of them would get them again, so that has to be asked for.
+NSQ publishes to a topic, not to a channel. If the topic has other channels than the one in which the messages failed,
+they get the messages again too, which requires `--all-channels`.
 """
 
 import threading
@@ -28,7 +28,7 @@ from nsq_compat.policy.dead_letters import REDRIVE_CHANNEL
 from nsq_compat.policy.policies import DEFAULT_DEAD_LETTER_TOPIC, DeadLettering
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.tools.client_options import consumer_options, producer_options
-from nsq_compat.tools.on_demand import OnDemand
+from nsq_compat.tools.http_consumers.on_demand import OnDemand
 from nsq_compat.tools.program import (
     Refused,
     Stopping,
@@ -41,12 +41,12 @@ from nsq_compat.tools.program import (
 )
 
 PROGRAM: Final = "nsq_redrive"
-_AT_ONCE: Final = 200
-_STEPS_A_SECOND: Final = 10
-"""How evenly a rate is kept."""
+_MAX_IN_FLIGHT: Final = 200
+_BATCHES_PER_SECOND: Final = 10
+"""With a rate."""
 _QUIET_SECONDS: Final = 5.0
-"""So long without a message means that somebody else has what is missing."""
-_LOOK_SECONDS: Final = 0.1
+"""Without a message for so long, another consumer has the missing ones."""
+_POLL_SECONDS: Final = 0.1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,11 +63,11 @@ class Options:
     dead_letter_channel: str = option("dead-letter-channel", STRING, REDRIVE_CHANNEL, "its channel to read from")
     destination_topic: str = option("destination-topic", STRING, "", "topic to publish to; by default --topic")
     all_channels: bool = option(
-        "all-channels", BOOLEAN, False, "go on although other channels of the destination get the messages as well"
+        "all-channels", BOOLEAN, False, "continue although other channels of the destination get the messages as well"
     )
     count: int = option("count", INTEGER, 0, "most messages to move; by default all that wait")
     rate: int = option("rate", INTEGER, 0, "most messages a second; by default no limit")
-    dry_run: bool = option("dry-run", BOOLEAN, False, "say what would be moved, and move nothing")
+    dry_run: bool = option("dry-run", BOOLEAN, False, "report what would be moved, and move nothing")
     nsqd_http_addresses: tuple[str, ...] = option(
         "nsqd-http-address", STRINGS, (), "host:port of an nsqd (repeat for several)"
     )
@@ -95,9 +95,9 @@ def redrive(words: Sequence[str]) -> None:
     reading = {**consumer_options(options.consumer_opt), "max_tries": 0}
     writing = producer_options(options.producer_opt)
     log_plainly()
-    stopping = Stopping()  # before the cluster is asked, which starts a thread
+    stopping = Stopping()  # before requests to the cluster, which start a thread
     cluster = Cluster(HttpClient(HttpClientOptions()), options)
-    found = _found(cluster, source)
+    found = _find(cluster, source)
     if not options.all_channels:
         _refuse_other_channels(cluster, [node for node, _ in found], destination, options.channel)
     left = options.count or sum(_waiting(topic, options.dead_letter_channel) for _, topic in found)
@@ -134,8 +134,8 @@ def _check(options: Options) -> str:
     return source
 
 
-def _found(cluster: Cluster, topic: str) -> list[tuple[Node, TopicStats]]:
-    """The nodes that have a topic, with what they say of it; all must answer."""
+def _find(cluster: Cluster, topic: str) -> list[tuple[Node, TopicStats]]:
+    """The nodes that have a topic, with their statistics of it. Nodes that do not answer are reported on stderr."""
     try:
         nodes = cluster.producers(topic)
         if not nodes.value:
@@ -145,8 +145,7 @@ def _found(cluster: Cluster, topic: str) -> list[tuple[Node, TopicStats]]:
         raise Refused(str(error)) from error
     for complaint in (*nodes.errors, *statistics.errors):
         say(f"WARNING: {complaint}")
-    found = [(node, each) for node, stats in statistics.value for each in stats.topics if each.topic_name == topic]
-    return found
+    return [(node, each) for node, stats in statistics.value for each in stats.topics if each.topic_name == topic]
 
 
 def _refuse_other_channels(cluster: Cluster, nodes: Sequence[Node], topic: str, channel: str) -> None:
@@ -161,7 +160,7 @@ def _refuse_other_channels(cluster: Cluster, nodes: Sequence[Node], topic: str, 
 
 
 def _waiting(topic: TopicStats, name: str) -> int:
-    """What can be moved: what the channel has, and what the topic holds for its first channel."""
+    """Messages that can be moved: those of the channel, and those that the topic keeps for its first channel."""
     channels = [each for each in topic.channels if each.channel_name == name]
     return topic.depth + sum(each.depth + each.deferred_count + each.in_flight_count for each in channels)
 
@@ -170,28 +169,28 @@ def _waiting(topic: TopicStats, name: str) -> int:
 def _moving(
     node: Node, source: str, destination: str, options: Options, reading: Mapping[str, Any], writing: Mapping[str, Any]
 ) -> Iterator["Mover"]:
-    with ExitStack() as ending:
+    with ExitStack() as running:
         try:
-            producer = ending.enter_context(Producer(node.tcp_address, user_agent=user_agent(PROGRAM), **writing))
+            producer = running.enter_context(Producer(node.tcp_address, user_agent=user_agent(PROGRAM), **writing))
             consumer = partial(
                 Consumer,
                 source,
                 options.dead_letter_channel,
                 nsqd_tcp_addresses=node.tcp_address,
-                max_in_flight=_AT_ONCE,
+                max_in_flight=_MAX_IN_FLIGHT,
                 user_agent=user_agent(PROGRAM),
                 **reading,
             )
-            messages = OnDemand(consumer, _AT_ONCE)
+            messages = OnDemand(consumer, _MAX_IN_FLIGHT)
         except (TypeError, ValueError) as error:
             raise Refused(str(error)) from error
         messages.start()
-        ending.callback(messages.stop)
+        running.callback(messages.stop)
         yield Mover(messages, producer, destination)
 
 
 class Mover:
-    """Between two topics of one nsqd."""
+    """Moves messages between two topics of one nsqd."""
 
     def __init__(self, messages: OnDemand, producer: Producer, topic: str) -> None:
         self._messages = messages
@@ -200,38 +199,35 @@ class Mover:
         self._moved = 0
 
     def move(self, count: int, rate: int, stopping: Stopping) -> int:
-        """So many, or as many as there are; returns how many. Raises ``Refused`` when nsqd does not take them."""
-        at_once = min(_AT_ONCE, max(1, rate // _STEPS_A_SECOND)) if rate else _AT_ONCE
-        begun = time.monotonic()
+        """Move up to `count` messages; returns how many. Raises ``Refused`` when nsqd does not take them."""
+        batch_size = min(_MAX_IN_FLIGHT, max(1, rate // _BATCHES_PER_SECOND)) if rate else _MAX_IN_FLIGHT
+        began = time.monotonic()
         while self._moved < count and not stopping:
-            some = self._take(min(at_once, count - self._moved), stopping)
-            if not some:
+            batch = self._take(min(batch_size, count - self._moved), stopping)
+            if not batch:
                 break
-            self._publish(some)
+            self._publish(batch)
             if rate:
-                stopping.wait(max(0.0, begun + self._moved / rate - time.monotonic()))
+                stopping.wait(max(0.0, began + self._moved / rate - time.monotonic()))
         return self._moved
 
     def _take(self, count: int, stopping: Stopping) -> list[Message]:
         deadline = time.monotonic() + _QUIET_SECONDS
         wake = threading.Event()
-        with self._messages.wish(count, wake) as wish:
-            while not wish.messages and not stopping and time.monotonic() < deadline:
-                self._messages.wait(wish, _LOOK_SECONDS)
+        with self._messages.request(count, wake) as demand:
+            while not demand.messages and not stopping and time.monotonic() < deadline:
+                self._messages.wait(demand, _POLL_SECONDS)
                 wake.clear()
-        return wish.messages
+        return demand.messages
 
-    def _publish(self, some: list[Message]) -> None:
-        """In batches that nsqd takes, however big the messages are."""
-        outcomes = [(message, self._producer.publish_async(self._topic, message.body)) for message in some]
-        errors: dict[Message, BaseException] = {}
-        for message, outcome in outcomes:
-            if (error := outcome.exception()) is not None:
-                errors[message] = error
-        self._messages.finish([message for message in some if message not in errors])
-        self._moved += len(some) - len(errors)
+    def _publish(self, batch: list[Message]) -> None:
+        # The producer makes batches that nsqd accepts, however large the messages are.
+        outcomes = [(message, self._producer.publish_async(self._topic, message.body)) for message in batch]
+        errors = {message: error for message, outcome in outcomes if (error := outcome.exception()) is not None}
+        self._messages.finish([message for message in batch if message not in errors])
+        self._moved += len(batch) - len(errors)
         if errors:
-            self._messages.give_back(list(errors))
+            self._messages.put_back(list(errors))
             raise Refused(f"after {self._moved} messages: {next(iter(errors.values()))}")
 
 

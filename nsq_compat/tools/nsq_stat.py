@@ -1,7 +1,7 @@
-"""``nsq_stat``: the figures of a channel over all its nodes, a row for each interval.
+"""``nsq_stat``: the statistics of a channel over all its nodes, a row for each interval.
 
-Better than Go's: a node that does not answer is said on stderr and counted as it was, instead of ending the program; a
-node that comes does not look like a burst of messages; the last row of ``--count`` is the end.
+Better than Go's: a node that does not answer is reported on stderr and counted with its last values, instead of ending
+the program; a new node does not look like a burst of messages; the program ends after the last row of ``--count``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -66,16 +66,16 @@ def stat(words: Sequence[str]) -> None:
             request_timeout=options.http_client_request_timeout / SECOND,
         )
     )
-    watch = Watch(Cluster(client, options), options.topic, options.channel)
+    sampler = ChannelSampler(Cluster(client, options), options.topic, options.channel)
     interval = options.interval / SECOND
-    before = watch.look()
+    before = sampler.sample()
     printed = 0
     while printed != options.count:
         if printed % _ROWS_UNDER_A_HEADER == 0:
             print(_HEADER, flush=True)
         if stopping.wait(interval):
             return
-        now = watch.look()
+        now = sampler.sample()
         print(row(before, now, interval), flush=True)
         before = now
         printed += 1
@@ -101,12 +101,12 @@ def _check(options: Options) -> None:
             raise Refused(f"{flag} error - address should not contain scheme")
 
 
-Seen = Mapping[str, ChannelStats]
+Sample = Mapping[str, ChannelStats]
 """The channel on each node, by the node's HTTP address."""
 
 
-class Watch:
-    """The channel, looked at again and again. Who does not answer is as it was."""
+class ChannelSampler:
+    """Requests the statistics of a channel. A node that does not answer keeps its last values."""
 
     def __init__(self, cluster: Cluster, topic: str, channel: str) -> None:
         self._cluster = cluster
@@ -114,10 +114,10 @@ class Watch:
         self._channel = channel
         self._seen: dict[str, ChannelStats] = {}
 
-    def look(self) -> Seen:
-        """Raises ``Refused`` if nobody ever answered, and when the channel is nowhere any more."""
+    def sample(self) -> Sample:
+        """Raises ``Refused`` if no node has ever answered, and when no node has the channel any more."""
         try:
-            self._look()
+            self._update()
         except AllFailed as error:
             if not self._seen:
                 raise Refused(f"ERROR: failed to get nsqd stats - {error}") from error
@@ -126,12 +126,12 @@ class Watch:
             raise Refused(f"ERROR: failed to find channel({self._channel}) in stats metadata for topic({self._topic})")
         return dict(self._seen)
 
-    def _look(self) -> None:
+    def _update(self) -> None:
         producers = self._cluster.producers(self._topic)
         statistics = self._cluster.stats(producers.value, self._topic, self._channel)
         for error in (*producers.errors, *statistics.errors):
             say(f"WARNING: {error}")
-        if not producers.errors:  # else who is not named may only not have been found
+        if not producers.errors:  # otherwise a missing node may only not have been found
             for gone in self._seen.keys() - {node.http_address for node in producers.value}:
                 del self._seen[gone]
         for node, stats in statistics.value:
@@ -140,8 +140,8 @@ class Watch:
             self._seen.update((node.http_address, each) for each in channels)
 
 
-def row(before: Seen, now: Seen, interval: float) -> str:
-    """Rates are those of the nodes that were there before, too."""
+def row(before: Sample, now: Sample, interval: float) -> str:
+    """Format a row; the rates are those of nodes in both samples."""
     then = channel_over_nodes("", [before[address] for address in now if address in before])
     still = channel_over_nodes("", [now[address] for address in now if address in before])
     total = channel_over_nodes("", list(now.values()))

@@ -1,8 +1,8 @@
-"""``nsq_to_http``: every message of a topic becomes an HTTP request to one of several URLs.
+"""``nsq_to_http``: an HTTP request to one of several URLs for each message of a topic.
 
-Better than Go's: a message is finished only when a target has taken it, however often it must come again (unless
-``--consumer-opt=max_attempts,N`` ends that); what one target does not take is offered to the others at once, so that
-one that fails stops nobody but itself; only when all of them fail does the consumer slow down.
+Better than Go's: a message is finished only when a URL has accepted it, however often it must be delivered (unless
+``--consumer-opt=max_attempts,N`` limits that). A message that one URL does not accept is sent to the others at once, so
+a URL that fails does not affect others. The consumer backs off only when all of them fail.
 """
 
 import logging
@@ -15,15 +15,14 @@ from typing import Final
 from nsq_compat import NSQ_VERSION
 from nsq_compat.cli.kinds import BOOLEAN, DURATION, FLOAT, INTEGER, STRING, STRINGS, choice
 from nsq_compat.cli.options import option
-from nsq_compat.client import Consumer, Message
+from nsq_compat.client import Message
 from nsq_compat.protocol.durations import SECOND
-from nsq_compat.protocol.redacting import without_secrets
-from nsq_compat.tools.client_options import ReadingOptions, consumer_options
+from nsq_compat.protocol.errors import without_secrets
+from nsq_compat.tools.client_options import ReadingOptions
 from nsq_compat.tools.destinations import MODES, Destinations
-from nsq_compat.tools.http_sending import PLACE, HttpSender, NotSent, headers_of
-from nsq_compat.tools.program import Refused, Stopping, log_plainly, one_kind_of_address, options_of, run, user_agent
-from nsq_compat.tools.progress import Progress, channel_backlog
-from nsq_compat.tools.request_times import RequestTimes
+from nsq_compat.tools.http_sending import PLACEHOLDER, HttpSender, NotSent, parse_headers
+from nsq_compat.tools.program import Refused, Stopping, log_plainly, one_kind_of_address, options_of, run
+from nsq_compat.tools.progress import Progress, RequestTimes, channel_backlog
 
 log = logging.getLogger(__name__)
 
@@ -38,12 +37,12 @@ class Options(ReadingOptions):
     version: bool = option("version", BOOLEAN, False, "print the version and exit")
     topic: str = option("topic", STRING, "", "topic to read")
     channel: str = option("channel", STRING, PROGRAM, "channel to read from")
-    max_in_flight: int = option("max-in-flight", INTEGER, 200, "messages that wait for their request, at most")
-    post: tuple[str, ...] = option("post", STRINGS, (), "URL to POST to, the message as body (repeat for several)")
-    get: tuple[str, ...] = option("get", STRINGS, (), "URL to GET, the message in place of %s (repeat for several)")
+    max_in_flight: int = option("max-in-flight", INTEGER, 200, "most messages that wait for their request")
+    post: tuple[str, ...] = option("post", STRINGS, (), "URL to POST messages to (repeat for several)")
+    get: tuple[str, ...] = option("get", STRINGS, (), "URL to GET, with the message for %s (repeat for several)")
     header: tuple[str, ...] = option("header", STRINGS, (), "`name: value` of every request (repeat for several)")
     content_type: str = option("content-type", STRING, _CONTENT_TYPE, "Content-Type of a POST")
-    n: int = option("n", INTEGER, 100, "requests at once, at most")
+    n: int = option("n", INTEGER, 100, "most requests at once")
     mode: str = option("mode", choice(*MODES), "hostpool", f"how a URL is chosen: {', '.join(MODES)}")
     sample: float = option("sample", FLOAT, 1.0, "share of the messages that are sent, 0 to 1")
     status_every: int = option("status-every", INTEGER, 250, "requests between two lines of timings; 0 for none")
@@ -63,7 +62,6 @@ def main() -> None:
 def relay(words: Sequence[str]) -> None:
     """Raises ``Refused``."""
     options = options_of(PROGRAM, Options, words)
-    settings = {"max_tries": 0, **consumer_options(options.consumer_opt)}
     sender = _checked_sender(options)
     log_plainly()
     stopping = Stopping()
@@ -74,29 +72,23 @@ def relay(words: Sequence[str]) -> None:
         RequestTimes(addresses, options.status_every),
         options.sample,
     )
-    try:
-        consumer = Consumer(
-            options.topic,
-            options.channel,
-            handler,
-            nsqd_tcp_addresses=options.nsqd_tcp_addresses,
-            lookupd_http_addresses=options.lookupd_http_addresses,
-            user_agent=user_agent(PROGRAM),
-            max_in_flight=options.max_in_flight,
-            concurrency=options.n,
-            **settings,
-        )
-    except (TypeError, ValueError) as error:
-        raise Refused(str(error)) from error
+    consumer = options.consumer(
+        PROGRAM,
+        options.topic,
+        options.channel,
+        handler,
+        max_in_flight=options.max_in_flight,
+        concurrency=options.n,
+    )
     backlog = channel_backlog([options.topic], options.channel, options.lookupd_http_addresses)
     with Progress(lambda: handler.times.count, backlog), consumer:
         stopping.wait()
 
 
 def _checked_sender(options: Options) -> HttpSender:
-    """Complaints in NSQ's order."""
+    """Errors are reported in NSQ's order."""
     try:
-        headers = headers_of(options.header)
+        headers = parse_headers(options.header)
     except ValueError:
         raise Refused("--header value format should be 'key=value'") from None
     if not options.topic or not options.channel:
@@ -125,7 +117,7 @@ def _check_urls(options: Options) -> None:
         raise Refused("--get or --post required")
     if options.get and options.post:
         raise Refused("use --get or --post not both")
-    if any(address.count(PLACE) != 1 for address in options.get):
+    if any(address.count(PLACEHOLDER) != 1 for address in options.get):
         raise Refused("invalid GET address - must be a printf string")
 
 
@@ -149,7 +141,7 @@ def _sender(options: Options, headers: list[tuple[str, str]]) -> HttpSender:
 
 
 class Relay:
-    """The handler: it returns when a target has taken the message, or is answered False when all have failed."""
+    """The handler: returns True when a URL has accepted the message, False when all have failed."""
 
     def __init__(self, sender: HttpSender, destinations: Destinations, times: RequestTimes, sample: float) -> None:
         self.times = times

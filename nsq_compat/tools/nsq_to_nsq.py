@@ -1,8 +1,8 @@
-"""``nsq_to_nsq``: the messages of topics, published again at one of several nsqd.
+"""``nsq_to_nsq``: publish the messages of topics again at one of several nsqd.
 
-Better than Go's: a message is finished only when a destination has it, however often it must come again (unless
-``--consumer-opt=max_attempts,N`` ends that); what one destination does not take is offered to the others at once; what
-is no JSON where JSON was asked for is kept unless ``--non-json`` says otherwise.
+Better than Go's: a message is finished only when a destination has it, however often it must be delivered (unless
+``--consumer-opt=max_attempts,N`` limits that). A message that one destination does not take is sent to the others at
+once. Where JSON is required, a message that is not JSON is kept unless ``--non-json`` says otherwise.
 """
 
 import logging
@@ -19,18 +19,16 @@ from nsq_compat.client import Consumer, Message, Producer, Published
 from nsq_compat.client.batching import Closed
 from nsq_compat.protocol.go_json import JsonError
 from nsq_compat.protocol.names import is_valid_name
-from nsq_compat.tools.client_options import ReadingOptions, consumer_options, producer_options
+from nsq_compat.tools.client_options import ReadingOptions, producer_options
 from nsq_compat.tools.destinations import MODES, Destinations
 from nsq_compat.tools.json_filter import JsonFilter
 from nsq_compat.tools.program import Refused, Stopping, log_plainly, one_kind_of_address, options_of, run, user_agent
-from nsq_compat.tools.progress import Progress, channel_backlog
-from nsq_compat.tools.request_times import RequestTimes
+from nsq_compat.tools.progress import Progress, RequestTimes, channel_backlog
 
 log = logging.getLogger(__name__)
 
 PROGRAM: Final = "nsq_to_nsq"
-_SHOWN: Final = 200
-"""Bytes of a message that a log line shows."""
+_MAX_LOGGED_BYTES: Final = 200
 _REQUEUE: Final = "requeue"
 _PASS: Final = "pass"
 _DROP: Final = "drop"
@@ -43,7 +41,7 @@ class Options(ReadingOptions):
     version: bool = option("version", BOOLEAN, False, "print the version and exit")
     topic: tuple[str, ...] = option("topic", STRINGS, (), "topic to read (repeat for several)")
     channel: str = option("channel", STRING, PROGRAM, "channel to read from")
-    max_in_flight: int = option("max-in-flight", INTEGER, 200, "messages of a topic on their way at once, at most")
+    max_in_flight: int = option("max-in-flight", INTEGER, 200, "most messages of a topic in flight")
     destination_topic: str = option(
         "destination-topic", STRING, "", "topic to publish to; by default the topic of the message"
     )
@@ -60,7 +58,7 @@ class Options(ReadingOptions):
         "non-json",
         choice(_REQUEUE, _PASS, _DROP),
         _REQUEUE,
-        f"what is done with messages that are no JSON objects where they should be: {_REQUEUE}, {_PASS} or {_DROP}",
+        f"what to do with messages that are not JSON objects where that is required: {_REQUEUE}, {_PASS} or {_DROP}",
     )
     destination_nsqd_tcp_addresses: tuple[str, ...] = option(
         "destination-nsqd-tcp-address", STRINGS, (), "host:port of an nsqd to publish to (repeat for several)"
@@ -78,14 +76,13 @@ def relay(words: Sequence[str]) -> None:
     options = options_of(PROGRAM, Options, words)
     topics = list(dict.fromkeys(options.topic))
     _check(options)
-    reading = {"max_tries": 0, **consumer_options(options.consumer_opt)}
-    writing = producer_options(options.producer_opt)
+    producer_settings = producer_options(options.producer_opt)
     log_plainly()
     stopping = Stopping()
     with ExitStack() as closing:
         try:
-            publisher = _publisher(options, writing, closing)
-            consumers = [_consumer(options, topic, publisher, reading) for topic in topics]
+            publisher = _publisher(options, producer_settings, closing)
+            consumers = [_consumer(options, topic, publisher) for topic in topics]
         except (TypeError, ValueError) as error:
             raise Refused(str(error)) from error
         backlog = channel_backlog(topics, options.channel, options.lookupd_http_addresses)
@@ -96,7 +93,7 @@ def relay(words: Sequence[str]) -> None:
 
 
 def _check(options: Options) -> None:
-    """Complaints in NSQ's order."""
+    """Errors are reported in NSQ's order."""
     if not options.topic or not options.channel:
         raise Refused("--topic and --channel are required")
     if not all(map(is_valid_name, options.topic)):
@@ -112,32 +109,24 @@ def _check(options: Options) -> None:
 
 def _publisher(options: Options, settings: dict[str, Any], closing: ExitStack) -> "Publisher":
     addresses = options.destination_nsqd_tcp_addresses
-    elsewhere = closing.enter_context(ThreadPoolExecutor(1, "elsewhere"))
+    retries = closing.enter_context(ThreadPoolExecutor(1, "retries"))
     producers = {
         address: closing.enter_context(Producer(address, user_agent=user_agent(PROGRAM), **settings))
         for address in dict.fromkeys(addresses)
     }
     return Publisher(
-        producers, MODES[options.mode](addresses), RequestTimes(list(producers), options.status_every), elsewhere
+        producers, MODES[options.mode](addresses), RequestTimes(list(producers), options.status_every), retries
     )
 
 
-def _consumer(options: Options, topic: str, publisher: "Publisher", settings: dict[str, Any]) -> Consumer:
+def _consumer(options: Options, topic: str, publisher: "Publisher") -> Consumer:
     wanted = JsonFilter(options.require_json_field, options.require_json_value, options.whitelist_json_field)
-    return Consumer(
-        topic,
-        options.channel,
-        Relay(wanted, options.non_json, publisher, options.destination_topic or topic),
-        nsqd_tcp_addresses=options.nsqd_tcp_addresses,
-        lookupd_http_addresses=options.lookupd_http_addresses,
-        user_agent=user_agent(PROGRAM),
-        max_in_flight=options.max_in_flight,
-        **settings,
-    )
+    handler = Relay(wanted, options.non_json, publisher, options.destination_topic or topic)
+    return options.consumer(PROGRAM, topic, options.channel, handler, max_in_flight=options.max_in_flight)
 
 
 class Relay:
-    """The handler of one topic. What does not pass is finished."""
+    """The handler of one topic. Messages that do not pass the filter are finished."""
 
     def __init__(self, wanted: JsonFilter, non_json: str, publisher: "Publisher", topic: str) -> None:
         self._wanted = wanted
@@ -149,9 +138,9 @@ class Relay:
         try:
             body = self._wanted.apply(message.body)
         except JsonError:
-            log.error("Unable to decode json: %r (%s)", message.body[:_SHOWN], self._non_json)
+            log.error("Unable to decode json: %r (%s)", message.body[:_MAX_LOGGED_BYTES], self._non_json)
             if self._non_json == _REQUEUE:
-                message.requeue(backoff=False)  # the others are not to blame
+                message.requeue(backoff=False)  # other messages are not affected
                 return
             body = message.body if self._non_json == _PASS else None
         if body is not None:
@@ -160,19 +149,19 @@ class Relay:
 
 
 class Publisher:
-    """Publishes in the background, and answers messages when that has its outcome."""
+    """Publishes in the background, and answers a message when its outcome is known."""
 
     def __init__(
-        self, producers: dict[str, Producer], destinations: Destinations, times: RequestTimes, elsewhere: Executor
+        self, producers: dict[str, Producer], destinations: Destinations, times: RequestTimes, retries: Executor
     ) -> None:
         self.times = times
         self._producers = producers
         self._destinations = destinations
-        self._elsewhere = elsewhere
-        """Where one destination hands over to another: their own threads must not wait for each other."""
+        self._retries = retries
+        """Publishes at the next destination, because the threads of two producers must not wait for each other."""
 
     def publish(self, message: Message, topic: str, body: bytes, failed: tuple[str, ...] = ()) -> None:
-        """At one that has not failed this message yet; if all have, it comes again."""
+        """Publish at a destination that has not failed this message yet; requeue it if all have."""
         address = self._destinations.choose(failed)
         if address is None:
             message.requeue()
@@ -190,12 +179,12 @@ class Publisher:
                 self._succeeded(message, address, time.monotonic() - began)
             else:
                 self._failed(message, address, error)
-                self._elsewhere.submit(self.publish_elsewhere, message, topic, body, (*failed, address))
+                self._retries.submit(self.retry, message, topic, body, (*failed, address))
 
         future.add_done_callback(done)
 
-    def publish_elsewhere(self, message: Message, topic: str, body: bytes, failed: tuple[str, ...]) -> None:
-        """`publish`, once more; not for one that nsqd will deliver again anyway."""
+    def retry(self, message: Message, topic: str, body: bytes, failed: tuple[str, ...]) -> None:
+        """Publish at another destination, unless nsqd will deliver the message again anyway."""
         if not message.is_lost:
             message.touch()
             self.publish(message, topic, body, failed)

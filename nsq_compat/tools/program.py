@@ -1,7 +1,7 @@
-"""What every utility begins and ends with: flags, complaints as Go's utilities word them, signals.
+"""The command line, error messages, signals and exit codes of every utility, as Go's utilities have them.
 
-A utility complains with a dated line on stderr and exits with 1; wrong flags are 2 (`cli.flags`). SIGINT and SIGTERM
-ask it to stop: what it is at is ended in order, and the exit code is 0.
+An error is a dated line on stderr and exit code 1; wrong flags are exit code 2 (`cli.flags`). SIGINT and SIGTERM end
+the work under way in order, with exit code 0.
 """
 
 import logging
@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Final, NoReturn, TypeVar
 
 from nsq_compat import NSQ_VERSION, __version__, version_line
-from nsq_compat.cli.errors import OptionError
 from nsq_compat.cli.flags import EXIT_FAILURE, parse_arguments
+from nsq_compat.cli.kinds import OptionError
 from nsq_compat.cli.options import table_of
 
 T = TypeVar("T")
@@ -24,11 +24,11 @@ _SIGNALS: Final = frozenset({signal.SIGINT, signal.SIGTERM})
 
 
 class Refused(Exception):
-    """It cannot begin, or not go on; the text is for the operator."""
+    """The program cannot begin or go on; the text is for the operator."""
 
 
 def options_of(program: str, options_type: type[T], words: Sequence[str]) -> T:
-    """The options a command line gives, of a dataclass with `version` among them; `-version` ends the program."""
+    """Options of a command line, as a dataclass with a field `version`; `-version` ends the program."""
     given = dict(parse_arguments(program, table_of(options_type), words).given)
     if given.get("version"):
         print(version_line(program).split(" (")[0])
@@ -36,27 +36,27 @@ def options_of(program: str, options_type: type[T], words: Sequence[str]) -> T:
     try:
         return options_type(**given)
     except OptionError as error:
-        complain(str(error))
+        fail(str(error))
 
 
 def user_agent(program: str) -> str:
-    """What a utility tells nsqd of itself."""
+    """The user agent that a utility sends to nsqd."""
     return f"{program}/{NSQ_VERSION} nsq_compat/{__version__}"
 
 
 def say(text: str) -> None:
-    """A dated line on stderr, as Go's utilities have them."""
+    """Print a dated line on stderr, as Go's utilities do."""
     print(time.strftime("%Y/%m/%d %H:%M:%S"), text, file=sys.stderr)
 
 
-def complain(text: str) -> NoReturn:
-    """The last line of a program that cannot go on; exits with 1."""
+def fail(text: str) -> NoReturn:
+    """Print an error and exit with code 1."""
     say(text)
     raise SystemExit(EXIT_FAILURE)
 
 
 def one_kind_of_address(named: Sequence[str], lookupds: Sequence[str], flag: str = "--nsqd-tcp-address") -> None:
-    """Raises ``Refused`` unless exactly one of the two kinds is given."""
+    """Raises ``Refused`` unless exactly one of the two kinds of addresses is given."""
     if not named and not lookupds:
         raise Refused(f"{flag} or --lookupd-http-address required")
     if named and lookupds:
@@ -64,7 +64,7 @@ def one_kind_of_address(named: Sequence[str], lookupds: Sequence[str], flag: str
 
 
 def log_plainly(level: int = logging.INFO) -> None:
-    """Log lines of the client library, in the plain form of Go's utilities, on stderr."""
+    """Log to stderr in the form of Go's utilities."""
     logging.basicConfig(
         stream=sys.stderr, level=level, format="%(asctime)s %(levelname).3s %(message)s", datefmt="%Y/%m/%d %H:%M:%S"
     )
@@ -73,8 +73,8 @@ def log_plainly(level: int = logging.INFO) -> None:
 class Stopping:
     """Whether the program was asked to stop, by a signal or by itself.
 
-    To be made before there are other threads. A thread of its own fetches the signals: of those that come close
-    together the system gives some to threads that would never be woken by them.
+    Must be created before any other thread, because it blocks the signals, which a thread of its own receives. With
+    handlers, a signal that the system delivers to another thread might not wake the main thread.
     """
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class Stopping:
         return self._asked.is_set()
 
     def fileno(self) -> int:
-        """Readable once somebody has asked."""
+        """A descriptor that is readable after `ask`."""
         return self._readable
 
     def ask(self) -> None:
@@ -96,7 +96,7 @@ class Stopping:
             os.write(self._writable, b"!")
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Until somebody asks, or so long; whether somebody has."""
+        """Wait for `ask`; returns whether it was called."""
         return self._asked.wait(timeout)
 
     def _listen(self) -> None:
@@ -106,13 +106,13 @@ class Stopping:
 
 
 def run(main: Callable[[Sequence[str]], None]) -> NoReturn:
-    """Call a utility with the words behind its name; what it cannot do becomes a line and an exit code."""
+    """Call a utility with the words of the command line; ``Refused`` becomes a line and an exit code."""
     try:
         main(sys.argv[1:])
     except Refused as error:
-        complain(str(error))
+        fail(str(error))
     except BrokenPipeError:
-        # Who reads us has seen enough. What is still buffered must not fail once more at exit.
+        # The reader has closed its end. Buffered output must not fail again at exit.
         sys.stdout = None
         raise SystemExit(EXIT_FAILURE) from None
     raise SystemExit(0)

@@ -1,12 +1,10 @@
-"""How far a long-running utility has come, on one line of the terminal: messages, rate, backlog.
+"""Progress of a long-running utility: one line on a terminal, and lines of request times (--status-every)."""
 
-Where stderr is no terminal nothing is shown and nobody is asked. The line ends at its own beginning, so that a log line
-that comes between is written over it.
-"""
-
+import math
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from types import TracebackType
@@ -14,15 +12,22 @@ from typing import Final, Self, TextIO
 
 from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.fan_out import AllFailed
-from nsq_compat.tools.lookupds import cluster_of
+from nsq_compat.protocol.errors import without_secrets
+from nsq_compat.tools.client_options import cluster_of
+from nsq_compat.tools.program import say
 
 _INTERVAL: Final = 2.0
-_CLEAR_BEHIND: Final = "\033[K"
-"""What the terminal takes for: nothing more on this line."""
+_CLEAR_TO_END: Final = "\033[K"
+_MIN_ACCURATE: Final = 100
+"""With fewer times the 99th percentile is the longest one."""
 
 
 class Progress:
-    """A context manager that shows the figures every two seconds. `backlog` is None while nobody knows."""
+    """A context manager that shows messages, rate and backlog every two seconds, if stderr is a terminal.
+
+    `backlog` returns None if it is unknown. The cursor is left at the start of the line, so that a log line overwrites
+    it.
+    """
 
     def __init__(
         self,
@@ -42,7 +47,7 @@ class Progress:
 
     def __enter__(self) -> Self:
         if self._terminal.isatty():
-            self._thread = threading.Thread(target=self._show_on, name="progress", daemon=True)
+            self._thread = threading.Thread(target=self._show_until_stopped, name="progress", daemon=True)
             self._thread.start()
         return self
 
@@ -55,7 +60,7 @@ class Progress:
                 self._write("")
 
     def show(self) -> None:
-        """Write the line anew; the rate is that since the last time."""
+        """Write the line again; the rate is that since the last call."""
         backlog = self._backlog()
         now, messages = self._clock(), self._messages()
         then, before = self._last
@@ -63,30 +68,30 @@ class Progress:
         rate = (messages - before) / (now - then) if now > then else 0.0
         self._write(f"{messages:,} messages, {rate:,.0f}/s" + ("" if backlog is None else f", backlog {backlog:,}"))
 
-    def _show_on(self) -> None:
+    def _show_until_stopped(self) -> None:
         with suppress(OSError):  # the terminal is gone
             while not self._stopped.wait(_INTERVAL):
                 self.show()
 
     def _write(self, text: str) -> None:
-        self._terminal.write(f"\r{text}{_CLEAR_BEHIND}\r")
+        self._terminal.write(f"\r{text}{_CLEAR_TO_END}\r")
         self._terminal.flush()
 
 
 def channel_backlog(topics: Collection[str], channel: str, lookupds: Sequence[str]) -> Callable[[], int | None]:
-    """A backlog for `Progress`: what waits in a channel of these topics, on all nodes that nsqlookupd knows.
+    """A backlog for `Progress`: the depth of a channel of these topics on all nodes, unknown without nsqlookupds.
 
-    Without an nsqlookupd nobody knows. `topics` is looked at each time.
+    `topics` may change; it is read each time.
     """
     cluster = cluster_of(lookupds, connect_timeout=1.0, request_timeout=2.0)
 
-    def ask() -> int | None:
+    def backlog() -> int | None:
         try:
             return sum(_depth(cluster, topic, channel) for topic in list(topics)) if lookupds else None
         except AllFailed:
             return None
 
-    return ask
+    return backlog
 
 
 def _depth(cluster: Cluster, topic: str, channel: str) -> int:
@@ -99,3 +104,63 @@ def _depth(cluster: Cluster, topic: str, channel: str) -> int:
         for each in of_topic.channels
         if each.channel_name == channel
     )
+
+
+class RequestTimes:
+    """Prints percentiles of request times: of all destinations together and, if there are several, of each.
+
+    May be used by any thread.
+    """
+
+    def __init__(self, addresses: Sequence[str], every: int, say: Callable[[str], object] = say) -> None:
+        self.count = 0
+        """Requests so far."""
+        self._say = say
+        self._lock = threading.Lock()
+        self._all = _Times(every, "[aggregate]:")
+        self._each: dict[str, _Times] = {}
+        if len(addresses) > 1:
+            self._each = {each: _Times(every, f"[{without_secrets(each)}]:") for each in addresses}
+        if 0 < every < _MIN_ACCURATE:
+            say(
+                f"Warning: use more than {_MIN_ACCURATE} status values for accurate percentiles"
+                f" (configured with {every})"
+            )
+
+    def add(self, address: str, seconds: float) -> None:
+        with self._lock:
+            self.count += 1
+            times = [*filter(None, [self._each.get(address)]), self._all]
+            lines = [line for line in (each.add(seconds) for each in times) if line]
+        for line in lines:
+            self._say(line)
+
+
+class _Times:
+    def __init__(self, every: int, name: str) -> None:
+        self._every = every
+        self._name = name
+        self._since = 0
+        self._last: deque[float] = deque(maxlen=max(0, every))
+
+    def add(self, seconds: float) -> str | None:
+        """Returns the line when it is due."""
+        if self._every <= 0:
+            return None
+        self._last.append(seconds)
+        self._since += 1
+        if self._since <= self._every:
+            return None
+        # nsq_to_http: the line is printed with the request after the last one, which counts for the next line too.
+        self._since = 1
+        times = sorted(self._last)
+        average = sum(times) / len(times)
+        return (
+            f"{self._name} finished {len(times)} - 99th: {_percentile(times, 0.99) * 1000:.2f}ms"
+            f" - 95th: {_percentile(times, 0.95) * 1000:.2f}ms - avg: {average * 1000:.2f}ms"
+        )
+
+
+def _percentile(times: Sequence[float], share: float) -> float:
+    # nsq_to_http: rounded up, and half a place further.
+    return times[min(len(times) - 1, math.ceil(share * len(times) + 0.5))]

@@ -1,7 +1,7 @@
-"""``to_nsq``: publish what comes on standard input, a message for each record.
+"""``to_nsq``: publish the records on standard input, a message for each.
 
-Better than Go's: a last record without delimiter is published whole, the topic is checked, many records are on their
-way at once, and what could not be published is said with its number. A signal ends the reading, not the publishing.
+Better than Go's: a last record without delimiter is published whole, the topic is checked, many records are published
+at once, and an error has the number of its record. A signal ends the reading; records that were read are published.
 """
 
 import os
@@ -26,8 +26,8 @@ from nsq_compat.tools.progress import Progress
 
 PROGRAM: Final = "to_nsq"
 _READ_SIZE: Final = 1 << 16
-_ON_THEIR_WAY: Final = 2000
-"""Records that wait for their OK at once; there and in memory, no more."""
+_MAX_UNANSWERED: Final = 2000
+"""Records that wait for their OK, which bounds the memory."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,13 +60,13 @@ def publish_input(words: Sequence[str]) -> None:
     addresses = list(dict.fromkeys(options.nsqd_tcp_addresses))
     # One producer for all nodes: a record is published when each of them has it.
     with Producer(addresses, copies=len(addresses), user_agent=user_agent(PROGRAM), **settings) as producer:
-        lines = _Lines(producer, options.topic)
-        with Progress(lambda: lines.answered):
+        published = _Records(producer, options.topic)
+        with Progress(lambda: published.answered):
             for record in _paced(records(partial(_standard_input, stopping), delimiter), options.rate):
-                lines.publish(record)
+                published.publish(record)
                 if stopping:
                     break
-            lines.finish()
+            published.finish()
 
 
 def _checked(options: Options) -> bytes:
@@ -82,8 +82,8 @@ def _checked(options: Options) -> bytes:
     return delimiter
 
 
-class _Lines:
-    """Records on their way, in order; the first that fails ends the program with its number."""
+class _Records:
+    """Records being published, in order; the first that fails ends the program with its number."""
 
     def __init__(self, producer: Producer, topic: str) -> None:
         self._producer = producer
@@ -93,7 +93,7 @@ class _Lines:
 
     def publish(self, record: bytes) -> None:
         self._waiting.append(self._producer.publish_async(self._topic, record))
-        while len(self._waiting) > _ON_THEIR_WAY or (self._waiting and self._waiting[0].done()):
+        while len(self._waiting) > _MAX_UNANSWERED or (self._waiting and self._waiting[0].done()):
             self._await_first()
 
     def finish(self) -> None:
@@ -109,7 +109,7 @@ class _Lines:
 
 
 def records(read: Callable[[int], bytes], delimiter: bytes) -> Iterator[bytes]:
-    """What stands between delimiters, and behind the last one; empty records are skipped (to_nsq)."""
+    """Records between delimiters, and behind the last one; empty records are skipped (to_nsq)."""
     rest = b""
     while data := read(_READ_SIZE):
         *whole, rest = (rest + data).split(delimiter) if delimiter in data else (rest + data,)
@@ -119,13 +119,13 @@ def records(read: Callable[[int], bytes], delimiter: bytes) -> Iterator[bytes]:
 
 
 def _standard_input(stopping: Stopping, size: int) -> bytes:
-    """What comes; nothing at the end of it, and when it is time to stop."""
+    """Read input; nothing at its end, and when the program should stop."""
     select.select([0, stopping.fileno()], [], [])
     return b"" if stopping else os.read(0, size)
 
 
 def _paced(records: Iterator[bytes], rate: int) -> Iterator[bytes]:
-    """No more than `rate` a second, but for what was saved up while nothing came: a second's worth at most."""
+    """At most `rate` records a second, plus unused allowance of up to a second."""
     if rate <= 0:
         yield from records
         return

@@ -16,8 +16,7 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import Final, Protocol
 
-from nsq_compat.protocol.quoting import quote
-from nsq_compat.protocol.redacting import without_secrets
+from nsq_compat.protocol.errors import quote, without_secrets
 from nsq_compat.session.http_message import TEXT, Request, Response
 from nsq_compat.web.application import Handler, Route, Routes
 from nsq_compat.web.query import parse_query

@@ -8,8 +8,8 @@ from itertools import chain
 from typing import Final
 
 from nsq_compat.policy.limits import Full
+from nsq_compat.protocol.layout import SIZE_OF_SIZE, read_size
 from nsq_compat.protocol.names import is_valid_name
-from nsq_compat.protocol.sizes import SIZE_OF_SIZE, read_size
 from nsq_compat.queue.errors import Exiting, Refused
 from nsq_compat.queue.large_publish import is_large
 from nsq_compat.queue.publish_batch import Producer, PublishBatch

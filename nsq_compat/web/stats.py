@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from nsq_compat.protocol.go_json import dumps
-from nsq_compat.queue.snapshot import snapshot
+from nsq_compat.queue.broker import snapshot
 from nsq_compat.queue.stats import ChannelStats, ClientStats, LatencyStats, TopicStats
 from nsq_compat.session.http_message import Request, Response
 from nsq_compat.web import responses

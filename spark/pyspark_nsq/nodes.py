@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
-from nsq_compat.protocol.addresses import problem_with, shown
+from nsq_compat.protocol.names import address_error, printable
 from pyspark_nsq.options import ReadOptions
 
 log = logging.getLogger(__name__)
@@ -260,8 +260,8 @@ def _producers(lookupd: str, topic: str, answer: Any) -> tuple[list[Node], list[
     try:
         for each in answer.get("data", answer)["producers"] or () if answer is not None else ():
             host, tcp, http_port = each["broadcast_address"], each["tcp_port"], each["http_port"]
-            if problem := problem_with(host, TCP=tcp, HTTP=http_port):
-                skipped.append(f"{lookupd}: skipped nsqd {shown(each.get('hostname', ''))}: {problem}")
+            if problem := address_error(host, TCP=tcp, HTTP=http_port):
+                skipped.append(f"{lookupd}: skipped nsqd {printable(each.get('hostname', ''))}: {problem}")
                 continue
             host = f"[{host}]" if ":" in host else host
             nodes.append(Node(topic, f"{host}:{tcp}", f"{host}:{http_port}"))

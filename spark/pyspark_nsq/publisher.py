@@ -69,7 +69,7 @@ def commands(batch: pa.RecordBatch, options: WriteOptions) -> Iterator[bytes]:
             by_topic.setdefault(topic, []).append(body)
     for topic, of_topic in by_topic.items():
         for packet in split_into_mpubs(of_topic, options.mpub_messages, options.mpub_bytes):
-            yield command_writer.publish_together(_checked(topic), packet)
+            yield command_writer.publish_many(_checked(topic), packet)
 
 
 def split_into_mpubs(bodies: Iterable[bytes], max_messages: int, max_bytes: int) -> Iterator[list[bytes]]:

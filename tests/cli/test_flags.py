@@ -3,14 +3,24 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq_compat.cli.errors import OptionError
-from nsq_compat.cli.flags import Arguments, FlagError, HelpRequested, parse, parse_arguments, usage
-from nsq_compat.cli.kinds import BOOLEAN, DURATION, FLOATS, INTEGER, LOG_LEVEL, STRING, STRINGS, TLS_REQUIREMENT
+from nsq_compat.cli.flags import Arguments, FlagError, HelpRequested, flags_page, parse, parse_arguments, usage
+from nsq_compat.cli.kinds import (
+    BOOLEAN,
+    DURATION,
+    FLOATS,
+    INTEGER,
+    LOG_LEVEL,
+    STRING,
+    STRINGS,
+    TLS_REQUIREMENT,
+    OptionError,
+)
 from nsq_compat.cli.options import option, table_of
 from nsq_compat.protocol.durations import MINUTE, SECOND
 
@@ -55,7 +65,7 @@ TABLE = table_of(Options)
         (["-tls"], {"tls": 1}, ()),
         (["-tls=tcp-https"], {"tls": 2}, ()),
         (["-log-level", "Error"], {"log_level": 4}, ()),
-        # Flags end at the first word that is none, and nothing behind it is looked at.
+        # Flags end at the first word that is none; the words behind it are not examined.
         (["-slow", "false", "-size=7"], {"slow": True}, ("false", "-size=7")),
         (["-tls", "true", "-bogus"], {"tls": 1}, ("true", "-bogus")),
         (["extra", "-bogus"], {}, ("extra", "-bogus")),
@@ -151,7 +161,7 @@ def test_the_usage_text_has_go_s_layout():
         (["-size=x"], 2, 'invalid value "x" for flag -size: parse error\n' + USAGE),
     ],
 )
-def test_help_and_mistakes_go_to_stderr_and_end_the_program(capfd, words, code, text):
+def test_help_and_errors_go_to_stderr_and_end_the_program(capfd, words, code, text):
     with pytest.raises(SystemExit) as caught:
         parse_arguments("prog", TABLE, words)
     assert caught.value.code == code
@@ -167,7 +177,7 @@ def test_a_wrong_percentile_ends_the_program_with_a_dated_line_instead(capfd):
     assert re.fullmatch(r"\d{4}/\d\d/\d\d \d\d:\d\d:\d\d Could not parse: abc\n", err)
 
 
-def test_a_mistake_has_its_exit_code_even_when_nobody_reads_stderr():
+def test_an_error_has_its_exit_code_even_when_stderr_is_not_read():
     reader, writer = os.pipe()
     os.close(reader)
     program = "from nsq_compat.cli.flags import parse_arguments; parse_arguments('prog', (), ['-bogus'])"
@@ -198,3 +208,30 @@ def test_any_command_line_gives_values_of_the_right_types_or_one_of_three_answer
     defaults = {row.key: row.default for row in TABLE}
     assert all(type(value) is type(defaults[key]) for key, value in arguments.given.items())
     Options(**arguments.given)
+
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(slots=True, kw_only=True)
+class PageOptions:
+    wait: int = option("wait-time", DURATION, 90 * 10**9, "how long, a|b")
+    all: bool = option("all", BOOLEAN, False, "everything", in_file=False)
+    name: str = option("name", STRING, lambda: "this machine", "`which`")
+
+
+def test_a_program_has_a_row_for_each_flag():
+    page = flags_page({"prog": table_of(PageOptions)})
+    assert page.partition("## prog")[2] == (
+        "\n\n| Flag | In the file | Type | Default | Meaning |\n|---|---|---|---|---|\n"
+        "| `--all` |  | bool |  | everything |\n"
+        "| `--name` | `name` | string | the machine's | which |\n"
+        "| `--wait-time` | `wait` | duration | `1m30s` | how long, a\\|b |\n"
+    )
+
+
+def test_the_page_in_the_documentation_is_what_the_tables_say():
+    script = ROOT / "scripts" / "flags-doc"
+    environment = {**os.environ, "PYTHON": sys.executable}
+    page = subprocess.run([script], env=environment, capture_output=True, text=True, check=True, timeout=50).stdout
+    assert (ROOT / "docs" / "flags.md").read_text() == page, "run scripts/flags-doc >docs/flags.md"

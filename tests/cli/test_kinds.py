@@ -3,7 +3,7 @@ import math
 import pytest
 
 from nsq_compat.cli import kinds
-from nsq_compat.cli.errors import OptionError
+from nsq_compat.cli.kinds import OptionError
 from nsq_compat.protocol.durations import MILLISECOND, MINUTE, SECOND
 
 
@@ -146,7 +146,7 @@ def test_a_value_of_the_config_file_is_converted(kind, toml, value):
         (kinds.TLS_MIN_VERSION, 771, "expected a TLS version, got 771"),
     ],
 )
-def test_a_wrong_value_of_the_config_file_is_refused_with_a_clear_sentence(kind, toml, reason):
+def test_a_wrong_value_of_the_config_file_is_refused_with_the_reason(kind, toml, reason):
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - the whole text is compared
         kind.convert(toml)
     assert str(caught.value) == reason
@@ -183,10 +183,10 @@ def test_a_default_is_shown_as_go_shows_it(kind, value, shown):
         (kinds.TLS_MIN_VERSION, 0),
     ],
 )
-def test_an_empty_default_is_known_by_its_look(kind, empty):
+def test_an_empty_default_is_recognized_by_its_text(kind, empty):
     assert kind.show(empty) == kind.unset
 
 
-def test_not_a_number_passes_as_a_percentile_here_and_is_left_to_validation():
+def test_nan_is_accepted_as_a_percentile_and_left_to_validation():
     (percentile,) = kinds.FLOATS.parse("nan", ())
     assert math.isnan(percentile)

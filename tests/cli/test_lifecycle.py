@@ -3,9 +3,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from nsq_compat.cli.kinds import BOOLEAN, INTEGER, STRING
-from nsq_compat.cli.lifecycle import exit_checked, exit_fatal, read_options
-from nsq_compat.cli.options import option
+from nsq_compat.cli.kinds import BOOLEAN, INTEGER, LOG_LEVEL, STRING, STRINGS, TLS_MIN_VERSION, OptionError
+from nsq_compat.cli.lifecycle import exit_checked, exit_fatal, load_config, merge_config, read_options
+from nsq_compat.cli.options import option, table_of
 
 FATAL_LINE = r"\[prog\] \d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6} FATAL: "
 
@@ -51,7 +51,7 @@ def test_version_does_not_win_over_a_wrong_flag(capfd):
     assert capfd.readouterr().err.startswith("flag provided but not defined: -bogus\nUsage of prog:\n")
 
 
-def test_version_can_be_taken_back():
+def test_a_later_flag_overrides_version():
     assert read("-version", "-version=false").version is False
 
 
@@ -63,7 +63,7 @@ def test_a_wrong_config_file_is_a_fatal_line_with_the_default_prefix(capfd, tmp_
     assert re.fullmatch(FATAL_LINE + re.escape(reason) + "\n", capfd.readouterr().err)
 
 
-def test_what_was_checked_and_found_good_is_said_on_stdout(capfd):
+def test_a_successful_check_is_reported_on_stdout(capfd):
     with pytest.raises(SystemExit) as caught:
         exit_checked("prog")
     assert caught.value.code == 0
@@ -75,3 +75,110 @@ def test_a_fatal_line_is_one_line(capfd):
         exit_fatal("prog", "bad\n[prog] news")
     assert caught.value.code == 1
     assert re.fullmatch(FATAL_LINE + r"bad\\n\[prog\] news\n", capfd.readouterr().err)
+
+
+# --- The config file --------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, kw_only=True)
+class FileOptions:
+    version: bool = option("version", BOOLEAN, False, "", in_file=False)
+    id: int = option("node-id", INTEGER, 1, "")
+    fast: bool = option("fast", BOOLEAN, True, "")
+    peers: tuple[str, ...] = option("peer", STRINGS, (), "")
+    log_level: int = option("log-level", LOG_LEVEL, 2, "")
+    tls_min_version: int = option("tls-min-version", TLS_MIN_VERSION, 769, "")
+
+
+TABLE = table_of(FileOptions)
+
+
+@pytest.fixture
+def write_config(tmp_path):
+    path = tmp_path / "nsqd.cfg"
+
+    def write(content):
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return str(path)
+
+    return write
+
+
+def reason_of(call, *arguments):
+    with pytest.raises(OptionError) as caught:
+        call(*arguments)
+    return str(caught.value)
+
+
+def test_a_file_is_toml(write_config):
+    assert load_config(write_config('id = 5\npeers = ["a"]\n')) == {"id": 5, "peers": ["a"]}
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_accepted(write_config):
+    assert load_config(write_config(b"\xef\xbb\xbfid = 5\r\nfast = true\r\n")) == {"id": 5, "fast": True}
+
+
+def test_a_missing_file_is_reported_in_go_s_words(tmp_path):
+    path = f"{tmp_path}/nsqd.cfg"
+    assert reason_of(load_config, path) == f"failed to load config file {path} - open {path}: no such file or directory"
+
+
+def test_a_folder_is_reported_in_go_s_words(tmp_path):
+    assert (
+        reason_of(load_config, str(tmp_path))
+        == f"failed to load config file {tmp_path} - read {tmp_path}: is a directory"
+    )
+
+
+@pytest.mark.parametrize(
+    "content", [b"id", b"id =", b"id = 5\nid = 6", b"id = '\xff'", b"\xff\xfei\x00", b"id = " + b"9" * 5000, b"\0"]
+)
+def test_a_file_that_is_not_toml_is_refused_by_name(write_config, content):
+    path = write_config(content)
+    assert reason_of(load_config, path).startswith(f"failed to load config file {path} - ")
+
+
+def test_deep_nesting_is_refused_like_any_other_error(write_config):
+    path = write_config("a = " + "[" * 5000 + "]" * 5000)
+    assert reason_of(load_config, path) == f"failed to load config file {path} - nested too deeply"
+
+
+def test_the_file_sets_options_that_the_command_line_does_not():
+    content = {"id": 5, "fast": False, "log_level": "debug"}
+    assert merge_config(TABLE, {"id": 7}, "f", content) == {"id": 7, "fast": False, "log_level": 1}
+
+
+def test_a_list_on_the_command_line_replaces_that_of_the_file():
+    assert merge_config(TABLE, {"peers": ("x",)}, "f", {"peers": ["a", "b"]}) == {"peers": ("x",)}
+
+
+@pytest.mark.parametrize("key", ["version", "node_id", "node-id", "ID", "peer", "bogus", "section"])
+def test_unknown_keys_flag_spellings_and_sections_are_ignored(key):
+    assert merge_config(TABLE, {}, "f", {key: {"id": 5}}) == {}
+
+
+def test_a_wrong_value_is_named_with_its_file_and_key():
+    reason = reason_of(merge_config, TABLE, {}, "f", {"id": "5k"})
+    assert reason == 'failed to load config file f - id: expected an integer, got "5k": parse error'
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ({"log_level": "loud"}, "failed parsing log_level loud"),
+        ({"log_level": 1}, "failed parsing log_level 1"),
+        ({"log_level": True}, "failed parsing log_level true"),
+        ({"tls_min_version": "ssl3.0"}, "failed parsing tls_min_version ssl3.0"),
+    ],
+)
+def test_a_wrong_name_is_reported_in_go_s_words(content, reason):
+    assert reason_of(merge_config, TABLE, {}, "f", content) == reason
+
+
+def test_names_are_checked_first_and_even_when_a_flag_overrides_them():
+    content = {"id": "x", "log_level": "loud"}
+    assert reason_of(merge_config, TABLE, {"log_level": 1}, "f", content) == "failed parsing log_level loud"
+
+
+def test_other_values_are_not_checked_when_a_flag_overrides_them():
+    assert merge_config(TABLE, {"id": 7}, "f", {"id": "x"}) == {"id": 7}

@@ -34,7 +34,7 @@ def test_an_integer_shows_its_base_by_its_prefix(text, value):
 @pytest.mark.parametrize(
     "text", ["", " 5", "5 ", "1e3", "1.5", "08", "0x", "0b2", "0_", "_1", "1_", "1__0", "0_x1", "+-5", "0b", "\u0663"]
 )
-def test_what_is_no_integer_is_a_parse_error(text):
+def test_other_text_is_not_an_integer(text):
     with pytest.raises(ValueError, match="^parse error$"):
         literals.parse_int(text)
 
@@ -76,14 +76,14 @@ def test_a_float_is_decimal_or_hexadecimal_with_an_exponent(text, value):
     assert literals.parse_float(text) == value
 
 
-def test_not_a_number_is_a_float_but_takes_no_sign():
+def test_nan_is_a_float_without_a_sign():
     assert math.isnan(literals.parse_float("NaN"))
     with pytest.raises(ValueError, match="parse error"):
         literals.parse_float("-nan")
 
 
 @pytest.mark.parametrize("text", ["", "abc", " 0.5", "1e", "0x1", "0b1", "1_.5", "1._5", "_1.0", "1_e1", "\u0661"])
-def test_what_is_no_float_is_a_parse_error(text):
+def test_other_text_is_not_a_float(text):
     with pytest.raises(ValueError, match="^parse error$"):
         literals.parse_float(text)
 

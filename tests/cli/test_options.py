@@ -16,7 +16,7 @@ class Options:
     not_an_option: int = 3
 
 
-def test_a_row_is_made_of_the_field_and_what_was_said_about_it():
+def test_a_row_is_made_of_the_field_and_its_metadata():
     assert table_of(Options)[1] == Option(
         flag="msg-timeout",
         key="msg_timeout",
@@ -28,7 +28,7 @@ def test_a_row_is_made_of_the_field_and_what_was_said_about_it():
     )
 
 
-def test_rows_keep_the_order_of_declaration_and_plain_fields_are_none():
+def test_rows_keep_the_order_of_declaration_without_plain_fields():
     assert [row.key for row in table_of(Options)] == ["version", "msg_timeout", "peers", "host"]
 
 
@@ -37,7 +37,7 @@ def test_options_made_without_arguments_hold_the_defaults_of_the_table():
     assert all(getattr(options, row.key) == row.default for row in table_of(Options))
 
 
-def test_a_default_may_be_found_out_when_options_are_made():
+def test_a_callable_default_is_called_for_each_options_object():
     assert Options().host == "here"
     assert table_of(Options)[3].default == "here"
     assert table_of(Options)[3].follows_machine
@@ -50,7 +50,7 @@ def test_an_option_can_be_looked_up_by_its_config_key():
 
 
 @pytest.mark.parametrize("key", ["version", "peer", "msg-timeout", "not_an_option", "", "__class__"])
-def test_what_the_config_file_does_not_know_cannot_be_looked_up(key):
+def test_an_option_that_is_only_a_flag_cannot_be_looked_up(key):
     with pytest.raises(KeyError):
         option_value(Options(), key)
 

@@ -1,4 +1,4 @@
-"""What the client's tests stand on: a real nsqd, and servers on real sockets that misbehave on demand."""
+"""Fixtures: a real nsqd, and fake servers on real sockets that misbehave on demand."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from nsq_compat.client.consumer import Consumer
-from nsq_compat.client.handling import Handler
+from nsq_compat.client.message import Handler
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from tests.client.fake_lookupd import FakeLookupd
 from tests.client.fake_nsqd import FakeNsqd, MakeNsqd
@@ -16,7 +16,7 @@ _topic_numbers = itertools.count(1)
 
 @pytest.fixture(scope="session")
 def nsqd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NsqdProcess]:
-    """One nsqd for all; each test has a topic of its own."""
+    """One nsqd for all tests; each test has its own topic."""
     with NsqdProcess(installed_nsqd(), tmp_path_factory.mktemp("nsqd")) as process:
         yield process
 
@@ -56,7 +56,7 @@ StartConsumer = Callable[..., Consumer]
 
 @pytest.fixture
 def start_consumer() -> Iterator[StartConsumer]:
-    """Start a consumer of topic `t`, channel `c` unless told otherwise; it is stopped at the end of the test."""
+    """Start a consumer, by default of topic `t` and channel `c`; it is stopped at the end of the test."""
     started: list[Consumer] = []
 
     def start(handler: Handler, topic: str = "t", channel: str = "c", **options: object) -> Consumer:

@@ -1,4 +1,4 @@
-"""An nsqlookupd's /lookup on a real socket: it says what a test wants, when and as slowly as it wants."""
+"""A fake nsqlookupd with /lookup on a real socket; a test sets its responses and their timing."""
 
 import json
 import threading
@@ -7,7 +7,7 @@ from urllib.parse import parse_qs, urlsplit
 
 
 class FakeLookupd:
-    """`addresses` are the nsqd it knows, for any topic; `reply` overrules them with a status and a body, and
+    """`addresses` are its nsqd, for any topic; `reply` replaces them by a status and a body, and
     `replies` do so once each before.
 
     With `held` set it answers only when `release` is called.

@@ -1,4 +1,4 @@
-"""An nsqd on a real socket that behaves as badly as a test wants it to, and remembers what it was told."""
+"""A fake nsqd on a real socket that misbehaves on demand and records the commands it receives."""
 
 import contextlib
 import json
@@ -8,17 +8,16 @@ import threading
 from collections.abc import Callable, Sequence
 
 from nsq_compat.protocol.command_reader import CommandReader
-from nsq_compat.protocol.command_table import COMMANDS, CommandSpec
-from nsq_compat.protocol.commands import Command, Finish, Publish
+from nsq_compat.protocol.commands import COMMANDS, Command, CommandSpec, Finish, Publish
 from nsq_compat.protocol.errors import FatalClientError, SilentClose
 from nsq_compat.protocol.frames import CLOSE_WAIT, HEARTBEAT, OK, response_frame
 from nsq_compat.protocol.message import make_frames
 
 Answer = bytes | list[bytes] | None
-"""What is sent for a command; None: nothing, ever. Of a list one after the other, the last for good."""
+"""The response to a command; None for none. The responses of a list are sent in turn, the last one repeatedly."""
 
 CLOSE = b""
-"""Instead of an answer: close the connection."""
+"""Instead of a response: close the connection."""
 
 DEFAULTS: dict[str, Answer] = {
     "IDENTIFY": response_frame(json.dumps({"max_rdy_count": 2500, "msg_timeout": 60_000}).encode()),
@@ -32,7 +31,7 @@ DEFAULTS: dict[str, Answer] = {
 
 
 class Peer:
-    """One client of it."""
+    """One client's connection."""
 
     def __init__(self, connected: socket.socket) -> None:
         self.socket = connected
@@ -46,18 +45,18 @@ class Peer:
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
-            # Gone as when its machine is: with a reset, if something was left unread.
+            # Ends as a crashed machine does: with a reset if data was unread.
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()
 
     def said(self, name: str) -> list[str]:
-        """The lines of one command, in order."""
+        """The received lines of one command, in order."""
         return [line for line in list(self.lines) if line.split(" ")[0] == name]
 
 
 class FakeNsqd:
-    """Answers by `answers`, command by command; a test changes them while it runs."""
+    """Responds to each command as `answers` says; a test may change them."""
 
     def __init__(self, answers: dict[str, Answer] | None = None, **features: object) -> None:
         self.answers = {**DEFAULTS, **(answers or {})}
@@ -74,15 +73,15 @@ class FakeNsqd:
 
     @property
     def peer(self) -> Peer:
-        """The one that came last."""
+        """The last connection."""
         return self.peers[-1]
 
     def said(self, name: str) -> list[str]:
-        """What the last peer said, nothing before there is one."""
+        """The lines that the last peer sent; none without a peer."""
         return self.peers[-1].said(name) if self.peers else []
 
     def send_messages(self, bodies: Sequence[bytes], attempts: int = 1, peer: Peer | None = None) -> list[bytes]:
-        """To the last peer, whatever it is ready for; returns their ids."""
+        """Send messages to the last peer, regardless of its RDY. Returns their ids."""
         ids = [b"%016x" % (self._next_id + index) for index in range(len(bodies))]
         self._next_id += len(bodies)
         frames = b"".join(make_frames(ids, 1_000, bodies))

@@ -1,4 +1,4 @@
-"""The client in a program that has monkey-patched itself: run it with an nsqd and a topic, and it says what it saw."""
+"""A monkey-patched program with the client. Its arguments are an nsqd and a topic; it prints what it observed."""
 
 from gevent import monkey
 
@@ -20,7 +20,7 @@ turns = 0
 
 
 def tick() -> None:
-    """Another greenlet of the program, which must have its turns all the while."""
+    """Another greenlet, which must be scheduled all the time."""
     global turns
     while True:
         gevent.sleep(0.001)

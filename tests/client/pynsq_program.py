@@ -1,4 +1,4 @@
-"""A program as people have them, on pynsq: run it with the module to import, an nsqd, a topic and a number.
+"""A typical pynsq program. Its arguments are the module to import, an nsqd, a topic and a number.
 
 It publishes so many messages with each command, handles them in each of the ways a handler can, and says what it saw.
 """

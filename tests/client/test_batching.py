@@ -12,7 +12,7 @@ PUBLISHED = Published((Attempt("a:1", Outcome.SENT),))
 
 
 class Nsqd:
-    """Takes batches, one after the other; while `gate` is closed it takes its time."""
+    """Receives batches one at a time; blocks while `gate` is closed."""
 
     def __init__(self) -> None:
         self.batches: list[tuple[str, list[bytes], float]] = []
@@ -40,14 +40,14 @@ def nsqd() -> Nsqd:
 
 
 def behind_a_closed_gate(nsqd: Nsqd, batcher: Batcher) -> None:
-    """One batch is on its way: what comes now gathers."""
+    """Wait until a batch is being sent, so that the next one accumulates."""
     nsqd.gate.clear()
     batcher.add("first", [b"0"])
     wait_until(lambda: nsqd.batches)
     nsqd.batches.clear()
 
 
-def test_what_comes_while_a_batch_is_on_its_way_leaves_together(nsqd):
+def test_messages_added_while_a_batch_is_sent_form_the_next_batch(nsqd):
     batcher = Batcher(nsqd.publish)
     behind_a_closed_gate(nsqd, batcher)
     for number in range(5):
@@ -57,7 +57,7 @@ def test_what_comes_while_a_batch_is_on_its_way_leaves_together(nsqd):
     assert nsqd.batches == [("t", [b"0", b"1", b"2", b"3", b"4"], 0.0)]
 
 
-def test_a_batch_has_a_largest_count_and_size(nsqd):
+def test_a_batch_is_limited_in_messages_and_bytes(nsqd):
     batcher = Batcher(nsqd.publish, max_messages=3, max_bytes=100)
     behind_a_closed_gate(nsqd, batcher)
     for body in (b"1", b"2", b"3", b"4", b"x" * 96, b"y" * 200, b"5"):
@@ -83,7 +83,7 @@ def test_topics_take_turns(nsqd):
     assert [topic for topic, _, _ in nsqd.batches] == ["a", "b", "a", "b"]
 
 
-def test_with_a_linger_a_batch_is_waited_for_until_it_is_full(nsqd):
+def test_with_a_linger_a_batch_is_sent_when_it_is_full(nsqd):
     batcher = Batcher(nsqd.publish, max_messages=2, linger=3600)
     first = batcher.add("t", [b"1"])
     assert not first.done()
@@ -93,7 +93,7 @@ def test_with_a_linger_a_batch_is_waited_for_until_it_is_full(nsqd):
     assert batcher.close(20)
 
 
-def test_with_a_linger_a_batch_leaves_when_its_oldest_has_waited_so_long(nsqd):
+def test_with_a_linger_a_batch_is_sent_when_its_oldest_entry_is_due(nsqd):
     batcher = Batcher(nsqd.publish, linger=0.02)
     assert batcher.add("t", [b"1"]).result(20) is PUBLISHED
     assert batcher.close(20)
@@ -107,7 +107,7 @@ def test_flushing_ends_the_linger(nsqd):
     assert batcher.close(20)
 
 
-def test_what_is_published_together_stays_together_and_what_is_deferred_alone(nsqd):
+def test_an_entry_is_sent_whole_and_a_deferred_one_alone(nsqd):
     batcher = Batcher(nsqd.publish, max_messages=2)
     behind_a_closed_gate(nsqd, batcher)
     batcher.add("t", [b"1", b"2", b"3"])
@@ -118,7 +118,7 @@ def test_what_is_published_together_stays_together_and_what_is_deferred_alone(ns
     assert nsqd.batches == [("t", [b"1", b"2", b"3"], 0.0), ("t", [b"4"], 1.5), ("t", [b"5"], 0.0)]
 
 
-def test_what_nsqd_does_not_take_makes_no_other_suffer(nsqd):
+def test_a_refused_entry_does_not_fail_the_others_of_its_batch(nsqd):
     batcher = Batcher(nsqd.publish)
     nsqd.refused = {b"bad"}
     behind_a_closed_gate(nsqd, batcher)
@@ -130,7 +130,7 @@ def test_what_nsqd_does_not_take_makes_no_other_suffer(nsqd):
     assert batcher.close(20)
 
 
-def test_who_is_away_is_not_asked_again_for_each_message(nsqd):
+def test_an_unreachable_node_is_not_tried_again_for_each_entry(nsqd):
     batcher = Batcher(nsqd.publish)
     behind_a_closed_gate(nsqd, batcher)
     futures = [batcher.add("t", [b"1"]), batcher.add("t", [b"2"])]
@@ -143,7 +143,7 @@ def test_who_is_away_is_not_asked_again_for_each_message(nsqd):
     assert nsqd.batches == [("t", [b"1", b"2"], 0.0)]
 
 
-def test_an_unknown_outcome_is_everybodys_and_nothing_is_sent_twice(nsqd):
+def test_an_unknown_outcome_applies_to_the_whole_batch_and_nothing_is_sent_twice(nsqd):
     batcher = Batcher(nsqd.publish)
     behind_a_closed_gate(nsqd, batcher)
     futures = [batcher.add("t", [b"1"]), batcher.add("t", [b"2"])]
@@ -156,7 +156,7 @@ def test_an_unknown_outcome_is_everybodys_and_nothing_is_sent_twice(nsqd):
     assert batcher.close(20)
 
 
-def test_who_publishes_faster_than_nsqd_takes_has_to_wait(nsqd):
+def test_adding_blocks_while_too_many_bytes_are_waiting(nsqd):
     batcher = Batcher(nsqd.publish, max_waiting_bytes=10)
     behind_a_closed_gate(nsqd, batcher)
     batcher.add("t", [b"x" * 20])
@@ -170,7 +170,7 @@ def test_who_publishes_faster_than_nsqd_takes_has_to_wait(nsqd):
     assert nsqd.batches[-1] == ("t", [b"late"], 0.0)
 
 
-def test_what_is_not_sent_before_the_end_is_refused(nsqd):
+def test_entries_not_sent_before_the_batcher_closes_are_refused(nsqd):
     batcher = Batcher(nsqd.publish)
     behind_a_closed_gate(nsqd, batcher)
     waiting = batcher.add("t", [b"1"])
@@ -180,14 +180,14 @@ def test_what_is_not_sent_before_the_end_is_refused(nsqd):
     nsqd.gate.set()
 
 
-def test_after_the_end_nothing_is_taken(nsqd):
+def test_a_closed_batcher_refuses_entries(nsqd):
     batcher = Batcher(nsqd.publish)
     assert batcher.close(20)
     with pytest.raises(Closed):
         batcher.add("t", [b"1"])
 
 
-def test_what_was_cancelled_in_time_is_forgotten_without_harm(nsqd):
+def test_a_cancelled_entry_is_not_sent(nsqd):
     batcher = Batcher(nsqd.publish)
     behind_a_closed_gate(nsqd, batcher)
     cancelled, other = batcher.add("t", [b"1"]), batcher.add("t", [b"2"])

@@ -1,4 +1,4 @@
-"""One connection by itself: opening, upgrades, answers, and every way it can end."""
+"""A connection: opening, upgrades, answers, and every way to end."""
 
 import ssl
 import threading
@@ -8,7 +8,7 @@ from concurrent.futures import Future
 import pytest
 import trustme
 
-from nsq_compat.client.connection import Connection, ConnectionLost, NotDone, split_address
+from nsq_compat.client.connection import Connection, ConnectionLost, NotExecuted, split_address
 from nsq_compat.client.message import Message
 from nsq_compat.client.settings import ConnectionSettings
 from nsq_compat.protocol import command_writer
@@ -20,7 +20,7 @@ from tests.client.waiting import wait_until
 
 
 class Told:
-    """What an owner was told."""
+    """Records the observer's events."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
@@ -51,7 +51,7 @@ Connect = Callable[..., Connection]
 
 @pytest.fixture
 def connect(told: Told) -> Iterator[Connect]:
-    """Open a connection and run it; it is gone at the end of the test."""
+    """Open and run a connection; it is aborted at the end of the test."""
     threads: list[tuple[Connection, threading.Thread]] = []
 
     def connect(address: str, subscription: tuple[str, str] | None = None, **settings: object) -> Connection:
@@ -64,7 +64,7 @@ def connect(told: Told) -> Iterator[Connect]:
 
     yield connect
     for connection, thread in threads:
-        connection.close()
+        connection.abort()
         thread.join()
 
 
@@ -75,45 +75,45 @@ def ask(connection: Connection, command: bytes) -> bytes:
 # --- Opening ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_asked_is_answered_and_what_is_told_arrives(fake, connect):
+def test_requests_are_answered_and_sent_commands_arrive(fake, connect):
     connection = connect(fake.address)
     assert ask(connection, command_writer.publish("t", b"body")) == b"OK"
-    connection.tell(command_writer.NOP)
+    connection.send(command_writer.NOP)
     wait_until(lambda: fake.said("NOP"))
     assert connection.id == fake.address
 
 
 @pytest.mark.parametrize(("asked_for", "seconds"), [(None, 60.0), (7, 7.0)])
-def test_nsqd_says_how_long_it_waits_for_an_answer(nsqd, connect, asked_for, seconds):
+def test_the_message_timeout_is_nsqds(nsqd, connect, asked_for, seconds):
     assert connect(nsqd.tcp_address, msg_timeout=asked_for).msg_timeout == seconds
 
 
-def test_an_identify_that_is_refused_is_no_connection(make_nsqd):
+def test_a_refused_identify_fails_the_connection(make_nsqd):
     fake = make_nsqd({"IDENTIFY": error_frame(b"E_BAD_BODY IDENTIFY sample rate (100) is invalid")})
     with pytest.raises(ConnectionLost, match="sample rate"):
         Connection(fake.address, ConnectionSettings()).open()
 
 
 @pytest.mark.parametrize("answer", [CLOSE, None, b"\0\0\0\x06\0\0\0\0{]"], ids=["closes", "silent", "babbles"])
-def test_an_nsqd_that_does_not_agree_is_no_connection_within_the_timeout(make_nsqd, answer):
+def test_an_nsqd_that_does_not_respond_fails_the_connection_within_the_timeout(make_nsqd, answer):
     fake = make_nsqd({"IDENTIFY": answer})
     with pytest.raises(ConnectionLost, match=fake.address):
         Connection(fake.address, ConnectionSettings(timeout=0.2)).open()
 
 
-def test_a_refused_subscription_is_no_connection(make_nsqd):
+def test_a_refused_subscription_fails_the_connection(make_nsqd):
     fake = make_nsqd({"SUB": error_frame(b"E_UNAUTHORIZED AUTH failed for SUB")})
     with pytest.raises(ConnectionLost, match="E_UNAUTHORIZED"):
         Connection(fake.address, ConnectionSettings(), None, ("t", "c")).open()
 
 
-def test_who_is_closed_while_it_opens_is_no_connection(make_nsqd):
+def test_aborting_a_connection_while_it_opens_fails_it(make_nsqd):
     fake = make_nsqd({"IDENTIFY": None})
     connection = Connection(fake.address, ConnectionSettings(timeout=30))
 
     def close_it() -> None:
         wait_until(lambda: fake.said("IDENTIFY"))
-        connection.close()
+        connection.abort()
 
     closer = threading.Thread(target=close_it)
     closer.start()
@@ -128,7 +128,7 @@ def test_an_address_is_host_and_port(address):
         split_address(address)
 
 
-def test_an_address_may_be_of_the_sixth_version():
+def test_an_address_may_be_ipv6():
     assert split_address("[::1]:4150") == ("::1", 4150)
 
 
@@ -162,9 +162,9 @@ def tls_nsqd(authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ns
 def test_messages_go_both_ways_through_tls(tls_nsqd, topic, connect, told, authority_file, compression):
     options = {"tls_v1": True, "tls_options": {"ca_certs": authority_file}, **compression}
     connection = connect(tls_nsqd.tcp_address, (topic, "c"), **options)
-    connection.tell(command_writer.ready(100))
+    connection.send(command_writer.ready(100))
     bodies = [b"%d" % number * 3000 for number in range(20)]
-    assert ask(connection, command_writer.publish_together(topic, bodies)) == b"OK"
+    assert ask(connection, command_writer.publish_many(topic, bodies)) == b"OK"
     wait_until(lambda: len(told.messages) == 20)
     assert sorted(message.body for message in told.messages) == sorted(bodies)
     for message in told.messages:
@@ -173,32 +173,32 @@ def test_messages_go_both_ways_through_tls(tls_nsqd, topic, connect, told, autho
     assert tls_nsqd.channel_stats(topic, "c")["in_flight_count"] == 0
 
 
-def test_a_name_that_is_not_the_certificates_is_refused_if_it_is_to_be_checked(tls_nsqd, authority_file):
+def test_a_wrong_host_name_is_refused_if_names_are_verified(tls_nsqd, authority_file):
     address = tls_nsqd.tcp_address.replace("127.0.0.1", "localhost")
     options = {"ca_certs": authority_file, "check_hostname": True}
     with pytest.raises(ConnectionLost, match="Hostname mismatch"):
         Connection(address, ConnectionSettings(tls_v1=True, tls_options=options)).open()
 
 
-def test_a_certificate_of_nobody_known_is_refused(tls_nsqd):
+def test_a_certificate_of_an_unknown_authority_is_refused(tls_nsqd):
     with pytest.raises(ConnectionLost, match="certificate verify failed"):
         Connection(tls_nsqd.tcp_address, ConnectionSettings(tls_v1=True)).open()
 
 
-def test_nobody_looks_at_the_certificate_if_that_is_wanted(tls_nsqd, connect):
+def test_verification_of_certificates_can_be_turned_off(tls_nsqd, connect):
     options = {"cert_reqs": ssl.CERT_NONE}
-    assert not connect(tls_nsqd.tcp_address, tls_v1=True, tls_options=options).is_over
+    assert not connect(tls_nsqd.tcp_address, tls_v1=True, tls_options=options).is_closed
 
 
 @pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_a_context_of_ones_own_is_used_as_it_is(tls_nsqd, authority, connect, newest):
+def test_an_ssl_context_is_used_unchanged(tls_nsqd, authority, connect, newest):
     context = ssl.create_default_context()
     context.maximum_version = newest
     authority.configure_trust(context)
-    assert not connect(tls_nsqd.tcp_address, tls_v1=True, tls_options=context).is_over
+    assert not connect(tls_nsqd.tcp_address, tls_v1=True, tls_options=context).is_closed
 
 
-def test_who_does_not_offer_tls_is_not_spoken_to(nsqd):
+def test_a_connection_without_tls_is_not_used_if_tls_is_required(nsqd):
     with pytest.raises(ConnectionLost, match="does not offer it"):
         Connection(nsqd.tcp_address, ConnectionSettings(tls_v1=True)).open()
 
@@ -211,7 +211,7 @@ def outcome(answer: "Future[bytes]") -> str:
     return type(error).__name__ if error else "answered"
 
 
-def test_what_nobody_answered_is_unknown_when_the_connection_breaks(make_nsqd, connect, told):
+def test_unanswered_requests_are_unknown_when_the_connection_breaks(make_nsqd, connect, told):
     fake = make_nsqd({"PUB": None})
     connection = connect(fake.address)
     answers = [connection.ask(command_writer.publish("t", b"body")) for _ in range(2)]
@@ -221,45 +221,45 @@ def test_what_nobody_answered_is_unknown_when_the_connection_breaks(make_nsqd, c
     wait_until(lambda: len(told.reasons) == 1)
 
 
-def test_what_was_behind_an_error_was_certainly_not_done(make_nsqd, connect):
+def test_requests_after_a_refused_one_were_not_executed(make_nsqd, connect):
     fake = make_nsqd({"PUB": None})
     connection = connect(fake.address)
     answers = [connection.ask(command_writer.publish("t", b"body")) for _ in range(3)]
     wait_until(lambda: len(fake.said("PUB")) == 3)
     fake.peer.send(OK + error_frame(b"E_PUB_FAILED PUB failed exiting"))
-    assert [outcome(answer) for answer in answers] == ["answered", "NsqError", "NotDone"]
+    assert [outcome(answer) for answer in answers] == ["answered", "NsqError", "NotExecuted"]
     with pytest.raises(NsqError, match="E_PUB_FAILED"):
         answers[1].result()
 
 
-def test_what_is_asked_after_the_end_is_certainly_not_done(fake, connect):
+def test_requests_on_a_closed_connection_are_not_executed(fake, connect):
     connection = connect(fake.address)
-    connection.close()
-    with pytest.raises(NotDone):
+    connection.abort()
+    with pytest.raises(NotExecuted):
         ask(connection, command_writer.publish("t", b"body"))
-    connection.tell(command_writer.NOP)
+    connection.send(command_writer.NOP)
 
 
-def test_hanging_up_sends_what_is_owed_first(fake, connect, told):
+def test_closing_sends_pending_commands_first(fake, connect, told):
     connection = connect(fake.address, ("t", "c"))
     sent = fake.send_messages([b"x"] * 200)
     wait_until(lambda: len(told.messages) == 200)
     for message in told.messages:
         message.finish()
-    connection.hang_up(20)
+    connection.close(20)
     assert fake.peer.finished == sent
-    assert connection.is_over
+    assert connection.is_closed
 
 
-def test_hanging_up_waits_no_longer_than_it_may(fake, connect, monkeypatch):
+def test_closing_waits_no_longer_than_its_timeout(fake, connect, monkeypatch):
     connection = connect(fake.address)
     fake._on_command = lambda peer, command: threading.Event().wait(2)
-    connection.tell(command_writer.NOP)
-    connection.hang_up(0.05)
-    assert connection.is_over
+    connection.send(command_writer.NOP)
+    connection.close(0.05)
+    assert connection.is_closed
 
 
-def test_the_owner_is_told_of_answers_heartbeats_and_the_end(fake, connect, told):
+def test_the_observer_gets_answers_heartbeats_and_the_end(fake, connect, told):
     connection = connect(fake.address, ("t", "c"))
     fake.send_messages([b"1", b"2", b"3"])
     fake.beat()
@@ -269,5 +269,5 @@ def test_the_owner_is_told_of_answers_heartbeats_and_the_end(fake, connect, told
     told.messages[2].requeue(backoff=False)
     assert told.answers == [True, False, None]
     assert connection.in_flight == 0
-    connection.close()
+    connection.abort()
     wait_until(lambda: len(told.reasons) == 1)

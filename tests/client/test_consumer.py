@@ -35,7 +35,7 @@ def test_every_message_is_handled_and_finished(nsqd, topic, start_consumer, bodi
     assert (stats["depth"], stats["in_flight_count"], stats["requeue_count"]) == (0, 0, 0)
 
 
-def test_what_fails_comes_again_with_one_more_attempt(nsqd, topic, start_consumer):
+def test_a_failed_message_is_redelivered_with_one_more_attempt(nsqd, topic, start_consumer):
     attempts = []
 
     def handle(message: Message) -> bool:
@@ -50,7 +50,7 @@ def test_what_fails_comes_again_with_one_more_attempt(nsqd, topic, start_consume
 
 
 @pytest.mark.parametrize("options", [{"snappy": True}, {"deflate": True, "deflate_level": 3}])
-def test_it_works_compressed_or_not_as_nsqd_likes(nsqd, topic, start_consumer, bodies, options):
+def test_messages_are_handled_with_and_without_compression(nsqd, topic, start_consumer, bodies, options):
     with Producer(nsqd.tcp_address, **options) as producer:
         producer.publish_many(topic, [b"x" * 5000, b"y"])
     start_consumer(lambda message: bodies.append(message.body), topic, nsqd_tcp_addresses=nsqd.tcp_address, **options)
@@ -77,7 +77,7 @@ def test_success_is_fin_and_failure_req_with_a_delay_that_grows_with_the_attempt
     assert fake.peer.said("REQ") == [f"REQ {false.decode()} 10000", f"REQ {raised.decode()} 30000"]
 
 
-def test_a_handler_that_wants_to_exit_has_failed_and_others_go_on(fake, start_consumer, bodies):
+def test_a_handler_that_raises_system_exit_has_failed_and_others_continue(fake, start_consumer, bodies):
     def handle(message: Message) -> None:
         if message.body == b"exit":
             sys.exit("on purpose")
@@ -89,7 +89,7 @@ def test_a_handler_that_wants_to_exit_has_failed_and_others_go_on(fake, start_co
     wait_until(lambda: fake.said("REQ") and bodies == [b"next"])
 
 
-def test_the_delay_of_a_requeue_has_an_end(fake, start_consumer):
+def test_the_delay_of_a_requeue_is_limited(fake, start_consumer):
     start_consumer(
         lambda message: False,
         nsqd_tcp_addresses=fake.address,
@@ -104,7 +104,7 @@ def test_the_delay_of_a_requeue_has_an_end(fake, start_consumer):
     assert fake.peer.said("REQ") == [f"REQ {sent.decode()} 25000"]
 
 
-def test_what_was_tried_too_often_is_given_up_and_finished_unhandled(fake, start_consumer, bodies):
+def test_a_message_with_too_many_attempts_is_given_up_and_finished(fake, start_consumer, bodies):
     given_up: list[bytes] = []
     start_consumer(
         lambda message: bodies.append(message.body),
@@ -119,7 +119,7 @@ def test_what_was_tried_too_often_is_given_up_and_finished_unhandled(fake, start
     assert (bodies, given_up) == ([b"fifth"], [b"sixth"])
 
 
-def test_a_handler_may_answer_by_itself(fake, start_consumer):
+def test_a_handler_may_answer_the_message_itself(fake, start_consumer):
     def handle(message: Message) -> None:
         message.touch()
         message.requeue(delay=1.5)
@@ -133,7 +133,7 @@ def test_a_handler_may_answer_by_itself(fake, start_consumer):
     assert fake.peer.finished == []
 
 
-def test_nothing_is_touched_unless_the_handler_asks(fake, start_consumer):
+def test_messages_are_touched_only_by_the_handler(fake, start_consumer):
     start_consumer(lambda message: None, nsqd_tcp_addresses=fake.address)
     wait_until(lambda: fake.said("RDY"))
     fake.send_messages([b"body"])
@@ -159,7 +159,7 @@ def test_an_answer_may_come_later_from_another_thread(fake, start_consumer):
     assert consumer.in_flight == 0
 
 
-def test_a_late_answer_that_nsqd_refuses_is_survived(nsqd, topic, start_consumer, bodies):
+def test_a_late_answer_that_nsqd_refuses_does_not_end_the_connection(nsqd, topic, start_consumer, bodies):
     first: list[Message] = []
 
     def handle(message: Message) -> None:
@@ -186,7 +186,7 @@ def test_a_late_answer_that_nsqd_refuses_is_survived(nsqd, topic, start_consumer
 
 
 class AtOnce:
-    """A handler that knows how often it ran at the same time."""
+    """A handler that counts its concurrent calls."""
 
     def __init__(self) -> None:
         self.now = self.most = self.count = 0
@@ -203,9 +203,7 @@ class AtOnce:
 
 
 @pytest.mark.parametrize(("concurrency", "max_in_flight", "most"), [(1, 50, 1), (4, 50, 4), (50, 3, 3)])
-def test_handlers_never_run_more_often_at_once_than_they_may(
-    nsqd, topic, start_consumer, concurrency, max_in_flight, most
-):
+def test_the_number_of_concurrent_handlers_is_limited(nsqd, topic, start_consumer, concurrency, max_in_flight, most):
     with Producer(nsqd.tcp_address) as producer:
         producer.publish_many(topic, [b"x"] * 100)
     handler = AtOnce()
@@ -217,7 +215,7 @@ def test_handlers_never_run_more_often_at_once_than_they_may(
     assert (handler.most > 1) == (most > 1)
 
 
-def test_an_nsqd_that_sends_more_than_it_may_changes_nothing_about_that(fake, start_consumer):
+def test_the_limit_of_concurrent_handlers_holds_if_nsqd_sends_more_than_rdy(fake, start_consumer):
     handler = AtOnce()
     start_consumer(handler, nsqd_tcp_addresses=fake.address, concurrency=10, max_in_flight=2)
     wait_until(lambda: fake.said("RDY"))
@@ -226,7 +224,7 @@ def test_an_nsqd_that_sends_more_than_it_may_changes_nothing_about_that(fake, st
     assert handler.most <= 2
 
 
-def test_a_long_handler_keeps_no_finish_from_leaving(fake, start_consumer):
+def test_a_long_handler_does_not_delay_the_fins_of_others(fake, start_consumer):
     held, release = threading.Event(), threading.Event()
 
     def handle(message: Message) -> None:
@@ -245,7 +243,7 @@ def test_a_long_handler_keeps_no_finish_from_leaving(fake, start_consumer):
     wait_until(lambda: fake.peer.finished == [short, long])
 
 
-def test_what_waits_when_its_connection_breaks_is_not_handled_since_it_comes_again(fake, start_consumer, bodies):
+def test_messages_of_a_broken_connection_are_not_handled(fake, start_consumer, bodies):
     held, release = threading.Event(), threading.Event()
 
     def handle(message: Message) -> None:
@@ -268,7 +266,7 @@ def test_what_waits_when_its_connection_breaks_is_not_handled_since_it_comes_aga
 # --- Stopping ---------------------------------------------------------------------------------------------------------
 
 
-def test_stopping_says_cls_and_finishes_what_is_in_flight(fake, start_consumer, bodies):
+def test_stopping_sends_cls_and_finishes_messages_in_flight(fake, start_consumer, bodies):
     held, release = threading.Event(), threading.Event()
 
     def handle(message: Message) -> None:
@@ -282,14 +280,14 @@ def test_stopping_says_cls_and_finishes_what_is_in_flight(fake, start_consumer, 
     held.wait()
     consumer.stop_soon()
     wait_until(lambda: fake.peer.said("CLS"))
-    assert fake.peer.lines[-2:] == ["RDY 0", "CLS"]  # no message sets out meanwhile
+    assert fake.peer.lines[-2:] == ["RDY 0", "CLS"]  # no message is sent in between
     release.set()
     assert consumer.wait(20)
     assert fake.peer.finished == sent
     assert bodies == [b"one", b"two", b"three"]
 
 
-def test_what_no_handler_got_to_in_time_is_given_back(fake, start_consumer):
+def test_stopping_requeues_messages_that_no_handler_has_begun(fake, start_consumer):
     held, release = threading.Event(), threading.Event()
 
     def handle(message: Message) -> None:
@@ -307,7 +305,7 @@ def test_what_no_handler_got_to_in_time_is_given_back(fake, start_consumer):
     assert fake.peer.said("REQ") == [f"REQ {each.decode()} 0" for each in others]
 
 
-def test_a_handler_may_end_its_consumer(nsqd, topic, start_consumer):
+def test_a_handler_may_stop_its_consumer(nsqd, topic, start_consumer):
     with Producer(nsqd.tcp_address) as producer:
         producer.publish(topic, b"last")
     consumers: list[Consumer] = []
@@ -354,7 +352,7 @@ def test_stopping_under_load_loses_nothing(nsqd, topic, start_consumer):
     [
         ({"topic": "no spaces"}, "topic"),
         ({"channel": ""}, "channel"),
-        ({"nsqd_tcp_addresses": []}, "neither"),
+        ({"nsqd_tcp_addresses": []}, "is required"),
         ({"nsqd_tcp_addresses": ["localhost"]}, "host:port"),
         ({"max_in_flight": 0}, "max_in_flight"),
         ({"concurrency": 0}, "concurrency"),
@@ -362,17 +360,17 @@ def test_stopping_under_load_loses_nothing(nsqd, topic, start_consumer):
         ({"lookupd_poll_jitter": 2.0, "lookupd_http_addresses": ["h:1"]}, "jitter"),
     ],
 )
-def test_wrong_options_are_said_at_once(start_consumer, options, error):
+def test_wrong_options_are_refused_at_once(start_consumer, options, error):
     with pytest.raises(ValueError, match=error):
         start_consumer(lambda message: None, **{"nsqd_tcp_addresses": "127.0.0.1:1", **options})
 
 
-def test_an_option_nobody_knows_is_a_type_error(start_consumer):
+def test_an_unknown_option_is_a_type_error(start_consumer):
     with pytest.raises(TypeError, match="max_inflight"):
         start_consumer(lambda message: None, nsqd_tcp_addresses="127.0.0.1:1", max_inflight=3)
 
 
-def test_starved_is_a_consumer_that_will_get_no_more_before_it_answers(fake: FakeNsqd, start_consumer: StartConsumer):
+def test_a_consumer_is_starved_if_it_gets_no_more_before_it_answers(fake: FakeNsqd, start_consumer: StartConsumer):
     kept: list[Message] = []
 
     def handle(message: Message) -> None:

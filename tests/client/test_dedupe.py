@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq_compat.client.dedupe import Deduplicated, Sight, SlotFilter, overwritten, slots_for
+from nsq_compat.client.dedupe import Deduplicated, KeyState, SlotFilter, overwritten, slots_for
 from nsq_compat.client.message import Message
 from nsq_compat.client.producer import Producer
 from nsq_compat.client.reader import Reader
@@ -21,7 +21,7 @@ def numbered(count: int, begin: int = 0) -> list[bytes]:
 
 
 @pytest.mark.parametrize(("slots", "later", "probability"), [(100, 459, 0.99), (1_563_461, 3_600_000, 0.90)])
-def test_how_likely_a_key_is_overwritten(slots, later, probability):
+def test_the_probability_that_a_key_is_overwritten(slots, later, probability):
     assert overwritten(slots, later) == pytest.approx(probability, abs=1e-4)
 
 
@@ -35,7 +35,7 @@ def test_100_slots_keep_one_of_a_hundred_after_459():
 
 
 @given(st.floats(0.001, 0.999), st.integers(1, 10**9))
-def test_as_many_slots_as_it_says_are_enough_and_fewer_are_not(kept, later):
+def test_the_computed_number_of_slots_is_the_smallest_that_suffices(kept, later):
     slots = slots_for(kept, later)
     assert 1 - overwritten(slots, later) >= kept * (1 - 1e-9)
     if slots > 2:
@@ -48,13 +48,13 @@ def test_one_slot_holds_the_last_key():
 
 
 @pytest.mark.parametrize(("kept", "later"), [(0, 5), (1, 5), (0.5, 0)])
-def test_what_cannot_be_sized_is_a_value_error(kept, later):
-    with pytest.raises(ValueError, match="probability|later key"):
+def test_invalid_parameters_of_a_filters_size_are_a_value_error(kept, later):
+    with pytest.raises(ValueError, match="probability|later must"):
         slots_for(kept, later)
 
 
 @pytest.mark.parametrize("later", [500, 2000, 5000])
-def test_what_is_measured_is_what_was_computed(later):
+def test_the_measured_share_of_forgotten_keys_is_the_computed_one(later):
     slots, sample = 2000, 400
     filter_ = SlotFilter(slots)
     for key in numbered(sample):
@@ -62,8 +62,8 @@ def test_what_is_measured_is_what_was_computed(later):
         filter_.keep(key)
     for key in numbered(later, begin=sample):
         filter_.claim(key)
-    forgotten = sum(filter_.claim(key) is Sight.NEW for key in reversed(numbered(sample)))
-    # Of the sample itself up to 400 came later too, 200 on average; and each that was asked for is there again.
+    forgotten = sum(filter_.claim(key) is KeyState.NEW for key in reversed(numbered(sample)))
+    # On average 200 keys of the sample came after a key, and each claim inserts the key again.
     assert forgotten / sample == pytest.approx(overwritten(slots, later + sample // 2), abs=0.07)
 
 
@@ -72,38 +72,38 @@ def test_what_is_measured_is_what_was_computed(later):
 
 def test_a_key_is_new_then_busy_then_seen():
     filter_ = SlotFilter(100)
-    assert [filter_.claim(b"a"), filter_.claim(b"a")] == [Sight.NEW, Sight.BUSY]
+    assert [filter_.claim(b"a"), filter_.claim(b"a")] == [KeyState.NEW, KeyState.BUSY]
     filter_.keep(b"a")
-    assert filter_.claim(b"a") is Sight.SEEN
+    assert filter_.claim(b"a") is KeyState.SEEN
 
 
 def test_a_key_that_was_not_handled_is_new_again():
     filter_ = SlotFilter(100)
     filter_.claim(b"a")
     filter_.forget(b"a")
-    assert filter_.claim(b"a") is Sight.NEW
+    assert filter_.claim(b"a") is KeyState.NEW
 
 
-def test_only_who_holds_the_slot_is_kept_or_forgotten():
+def test_only_the_key_in_a_slot_is_kept_or_forgotten():
     filter_ = SlotFilter(1)
     filter_.claim(b"a")
     filter_.claim(b"b")
     filter_.keep(b"a")
     filter_.forget(b"a")
-    assert filter_.claim(b"b") is Sight.BUSY
-    assert filter_.claim(b"a") is Sight.NEW
+    assert filter_.claim(b"b") is KeyState.BUSY
+    assert filter_.claim(b"a") is KeyState.NEW
 
 
 @given(st.lists(st.tuples(st.sampled_from("ckf"), st.binary(max_size=2)), max_size=200), st.integers(1, 50))
-def test_it_may_forget_and_never_invents(steps, slots):
+def test_a_filter_may_forget_keys_and_never_invents_them(steps, slots):
     filter_ = SlotFilter(slots)
     claimed, kept = set(), set()
     for step, key in steps:
         if step == "c":
             sight = filter_.claim(key)
-            assert sight is not Sight.SEEN or key in kept
-            assert sight is not Sight.BUSY or key in claimed
-            if sight is Sight.NEW:
+            assert sight is not KeyState.SEEN or key in kept
+            assert sight is not KeyState.BUSY or key in claimed
+            if sight is KeyState.NEW:
                 claimed.add(key)
                 kept.discard(key)
         elif step == "k":
@@ -116,13 +116,13 @@ def test_it_may_forget_and_never_invents(steps, slots):
             kept.discard(key)
 
 
-def test_of_many_threads_one_gets_a_key():
+def test_one_of_many_threads_claims_a_key():
     filter_ = SlotFilter(1 << 20)
     wins: Counter[bytes] = Counter()
     keys = numbered(500)
 
     def claim_all() -> None:
-        wins.update([key for key in keys if filter_.claim(key) is Sight.NEW])
+        wins.update([key for key in keys if filter_.claim(key) is KeyState.NEW])
 
     threads = [threading.Thread(target=claim_all) for _ in range(8)]
     for thread in threads:
@@ -133,7 +133,7 @@ def test_of_many_threads_one_gets_a_key():
     assert len(wins) == 500
 
 
-def test_a_filter_has_a_slot():
+def test_a_filter_needs_a_slot():
     with pytest.raises(ValueError, match="slots"):
         SlotFilter(0)
 
@@ -141,7 +141,7 @@ def test_a_filter_has_a_slot():
 # --- Around a handler -------------------------------------------------------------------------------------------------
 
 
-def test_what_a_redundant_pair_delivers_twice_is_handled_once(make_nsqd, start_consumer):
+def test_a_message_delivered_by_two_nodes_is_handled_once(make_nsqd, start_consumer):
     bodies = []
     handler = Deduplicated(lambda message: bodies.append(message.body), SlotFilter(1000))
     pair = [make_nsqd(), make_nsqd()]
@@ -180,7 +180,7 @@ def test_a_failure_is_forgotten_so_that_the_redelivery_is_handled(nsqd, topic, s
     assert attempts == [1, 2, 3]
 
 
-def test_what_is_being_handled_is_neither_handled_again_nor_finished(fake, start_consumer):
+def test_a_message_being_handled_is_neither_handled_again_nor_finished(fake, start_consumer):
     kept = []
 
     def handle(message: Message) -> None:
@@ -211,7 +211,7 @@ def test_any_function_of_a_message_may_be_the_key(fake, start_consumer):
     assert bodies == [b"a1", b"b1"]
 
 
-def test_a_reader_of_pynsqs_can_have_it_too(fake):
+def test_a_reader_can_use_a_deduplicated_handler(fake):
     bodies = []
 
     async def handle(message: Message) -> bool:

@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from nsq_compat.client.discovery import Discovery, LookupFailed, ask, lookup_url
+from nsq_compat.client.settings import SubscriptionSettings
 from tests.client.fake_lookupd import FakeLookupd
 from tests.client.waiting import wait_until
 from tests.cluster.hostile import (
@@ -22,13 +23,17 @@ NOWHERE = "127.0.0.1:1"
 
 
 class Found:
-    """What a discovery has found, each time."""
+    """Records each result of a discovery."""
 
     def __init__(self) -> None:
         self.times: list[set[str]] = []
 
     def __call__(self, addresses: set[str]) -> None:
         self.times.append(addresses)
+
+
+def settings(interval: float = 60, **options: float) -> SubscriptionSettings:
+    return SubscriptionSettings(lookupd_poll_interval=interval, **options)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -45,22 +50,22 @@ def found() -> Found:
         ("http://host/behind/a/proxy?zone=a", "http://host/behind/a/proxy?zone=a&topic=t%23ephemeral"),
     ],
 )
-def test_where_a_lookupd_is_asked(address, url):
+def test_the_url_of_a_lookup(address, url):
     assert lookup_url(address, "t#ephemeral") == url
 
 
-def test_it_knows_the_nsqd_of_a_topic(lookupd):
+def test_a_lookup_returns_the_nsqd_of_a_topic(lookupd):
     lookupd.addresses = ["one.example:4150", "127.0.0.2:4250"]
     assert ask(lookupd.address, "orders").nodes == {"one.example:4150", "127.0.0.2:4250"}
     assert lookupd.asked == ["orders"]
 
 
-def test_a_topic_nobody_has_is_no_failure(lookupd):
+def test_an_unknown_topic_has_no_nodes(lookupd):
     lookupd.reply = (404, b'{"message":"TOPIC_NOT_FOUND"}')
     assert ask(lookupd.address, "t").nodes == set()
 
 
-def test_the_envelope_of_old_versions_is_opened(lookupd):
+def test_the_envelope_of_old_versions_is_understood(lookupd):
     producers = [{"broadcast_address": "h", "tcp_port": 1}]
     lookupd.reply = (200, json.dumps({"status_code": 200, "data": {"producers": producers}}).encode())
     assert ask(lookupd.address, "t").nodes == {"h:1"}
@@ -77,19 +82,19 @@ def test_the_envelope_of_old_versions_is_opened(lookupd):
         (200, b"\xff"),
     ],
 )
-def test_what_is_no_answer_is_a_failure(lookupd, reply):
+def test_an_invalid_response_is_a_failure(lookupd, reply):
     lookupd.reply = reply
     with pytest.raises(LookupFailed, match=lookupd.address):
         ask(lookupd.address, "t")
 
 
-def test_one_producer_that_makes_no_sense_does_not_hide_the_others(lookupd):
+def test_an_invalid_producer_does_not_hide_the_others(lookupd):
     lies = [None, {}, {"broadcast_address": "h"}, {"broadcast_address": "", "tcp_port": 1}, {"tcp_port": "x"}]
     lookupd.reply = (200, json.dumps({"producers": [*lies, {"broadcast_address": "h", "tcp_port": 1}]}).encode())
     assert ask(lookupd.address, "t").nodes == {"h:1"}
 
 
-def test_one_that_answers_drop_by_drop_is_given_up_in_time():
+def test_a_slowly_sent_response_is_given_up_in_time():
     over = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -109,21 +114,21 @@ def test_one_that_answers_drop_by_drop_is_given_up_in_time():
         thread.join()
 
 
-def test_the_union_of_all_is_found_and_one_that_is_down_stops_nobody(lookupd, found):
+def test_the_union_of_all_responses_is_found_although_one_nsqlookupd_is_down(lookupd, found):
     other = FakeLookupd()
     lookupd.addresses, other.addresses = ["a:1", "b:1"], ["b:1", "c:1"]
-    discovery = Discovery("t", [NOWHERE, lookupd.address, other.address], found)
+    discovery = Discovery("t", [NOWHERE, lookupd.address, other.address], found, settings())
     discovery.start()
     wait_until(lambda: {"a:1", "b:1", "c:1"} in found.times)
     discovery.stop()
     other.close()
 
 
-def test_a_slow_one_stops_nobody_and_is_not_asked_again_before_it_answers(lookupd, found):
+def test_a_slow_nsqlookupd_delays_no_other_and_is_not_queried_again_before_it_responds(lookupd, found):
     slow = FakeLookupd()
     slow.held = True
     slow.addresses, lookupd.addresses = ["slow:1"], ["a:1"]
-    discovery = Discovery("t", [slow.address, lookupd.address], found, interval=0.01, request_timeout=30)
+    discovery = Discovery("t", [slow.address, lookupd.address], found, settings(0.01, lookupd_request_timeout=30))
     discovery.start()
     wait_until(lambda: len(found.times) > 5)
     assert slow.asked == ["t"]
@@ -134,8 +139,8 @@ def test_a_slow_one_stops_nobody_and_is_not_asked_again_before_it_answers(lookup
     slow.close()
 
 
-def test_polling_goes_on_and_finds_what_is_new(lookupd, found):
-    discovery = Discovery("t", [lookupd.address], found, interval=0.01)
+def test_polling_continues_and_finds_new_nodes(lookupd, found):
+    discovery = Discovery("t", [lookupd.address], found, settings(0.01))
     discovery.start()
     wait_until(lambda: found.times)
     lookupd.addresses = ["new:1"]
@@ -145,8 +150,8 @@ def test_polling_goes_on_and_finds_what_is_new(lookupd, found):
     discovery.stop()
 
 
-def test_it_polls_at_once_when_asked(lookupd, found):
-    discovery = Discovery("t", [lookupd.address], found, interval=3600)
+def test_a_poll_can_be_requested(lookupd, found):
+    discovery = Discovery("t", [lookupd.address], found, settings(3600))
     discovery.start()
     wait_until(lambda: found.times)
     discovery.poll_now()
@@ -155,7 +160,7 @@ def test_it_polls_at_once_when_asked(lookupd, found):
 
 
 def test_the_interval_grows_by_a_random_share_of_itself(found):
-    discovery = Discovery("t", [NOWHERE], found, interval=100, jitter=0.3)
+    discovery = Discovery("t", [NOWHERE], found, settings(100, lookupd_poll_jitter=0.3))
     waits = [discovery.next_interval() for _ in range(200)]
     assert 100 <= min(waits) < 105
     assert 125 < max(waits) <= 130
@@ -171,7 +176,7 @@ def test_the_interval_grows_by_a_random_share_of_itself(found):
         *({"tcp_port": port} for port in (0, 99999, -1, "4150", True, None)),
     ],
 )
-def test_a_registration_that_is_invalid_is_skipped_and_named(lookupd, fields):
+def test_an_invalid_registration_is_skipped_and_named(lookupd, fields):
     bad = {"broadcast_address": "h", "tcp_port": 1, "hostname": "web3", **fields}
     good = {"broadcast_address": "::1", "tcp_port": 4150}
     lookupd.reply = (200, json.dumps({"producers": [bad, good]}).encode())
@@ -184,7 +189,7 @@ def test_a_registration_that_is_invalid_is_skipped_and_named(lookupd, fields):
 def test_an_invalid_registration_is_logged_when_it_appears_and_not_with_every_poll(lookupd, found, caplog):
     bad = [{"broadcast_address": "a b", "tcp_port": number, "hostname": str(number)} for number in range(1, 10)]
     lookupd.reply = (200, json.dumps({"producers": bad}).encode())
-    discovery = Discovery("t", [lookupd.address], found, interval=0.01)
+    discovery = Discovery("t", [lookupd.address], found, settings(0.01))
     discovery.start()
     wait_until(lambda: len(found.times) > 5)
     discovery.stop()
@@ -198,12 +203,12 @@ def test_an_invalid_registration_is_logged_when_it_appears_and_not_with_every_po
 
 
 @pytest.mark.parametrize("answer", [*DRIPPING, dripping_redirects])
-def test_an_nsqlookupd_that_draws_its_answer_out_is_given_up_at_the_deadline(answer):
+def test_a_response_sent_slowly_is_given_up_at_the_deadline(answer):
     with HostileServer(answer) as server, pytest.raises(LookupFailed, match="takes too long"):
         ask(server.address, "t", request_timeout=DEADLINE)
 
 
-def test_a_tls_handshake_that_is_drawn_out_is_given_up_at_the_deadline():
+def test_a_slow_tls_handshake_is_given_up_at_the_deadline():
     with HostileServer(dripping_handshake) as server, pytest.raises(LookupFailed, match="takes too long"):
         ask(f"https://{server.address}", "t", request_timeout=DEADLINE)
 
@@ -216,6 +221,6 @@ def test_redirects_in_a_loop_are_followed_ten_times_and_their_bodies_not_read(an
         assert server.requests == 11
 
 
-def test_headers_without_end_are_refused_by_their_number():
+def test_the_number_of_headers_is_limited():
     with HostileServer(endless_headers) as server, pytest.raises(LookupFailed, match="got more than 100 headers"):
         ask(server.address, "t", request_timeout=20)

@@ -1,4 +1,4 @@
-"""What the client's guide says of options is complete. What it shows is run by tests/docs."""
+"""The client's guide documents every option. tests/docs runs its examples."""
 
 import inspect
 from dataclasses import fields
@@ -6,8 +6,7 @@ from pathlib import Path
 
 from nsq_compat.client.consumer import Consumer
 from nsq_compat.client.producer import Producer
-from nsq_compat.client.settings import ConnectionSettings
-from nsq_compat.client.subscription import SubscriptionSettings
+from nsq_compat.client.settings import ConnectionSettings, SubscriptionSettings
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -9,7 +9,7 @@ from nsq_compat.client import event_loop
 
 
 class Client:
-    """Takes `gate`'s time to shut down."""
+    """Shuts down when `gate` opens."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
@@ -33,14 +33,14 @@ def client():
     asyncio.set_event_loop(None)
 
 
-def test_it_is_the_running_loop_if_one_runs():
+def test_the_current_loop_is_the_running_one():
     async def ask() -> bool:
         return event_loop.current_loop() is asyncio.get_running_loop()
 
     assert asyncio.run(ask())
 
 
-def test_it_is_the_threads_loop_otherwise(client):
+def test_the_current_loop_is_the_threads_if_none_runs(client):
     assert event_loop.current_loop() is event_loop.current_loop()
 
 
@@ -50,7 +50,7 @@ def test_a_closed_loop_is_replaced(client):
     assert event_loop.current_loop() is not closed
 
 
-def test_a_signal_ends_it_once_the_clients_are_done(client):
+def test_a_signal_stops_the_loop_after_the_clients(client):
     loop = event_loop.current_loop()
     before = signal.getsignal(signal.SIGTERM)
     loop.call_soon(os.kill, os.getpid(), signal.SIGTERM)
@@ -60,7 +60,7 @@ def test_a_signal_ends_it_once_the_clients_are_done(client):
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_a_second_signal_ends_it_at_once(client):
+def test_a_second_signal_stops_the_loop_at_once(client):
     loop = event_loop.current_loop()
     loop.call_soon(os.kill, os.getpid(), signal.SIGINT)
     loop.call_later(0.05, os.kill, os.getpid(), signal.SIGINT)
@@ -69,7 +69,7 @@ def test_a_second_signal_ends_it_at_once(client):
     client.gate.set()
 
 
-def test_a_program_that_stops_the_loop_itself_ends_too(client):
+def test_run_returns_if_the_program_stops_the_loop(client):
     loop = event_loop.current_loop()
     loop.call_soon(loop.stop)
     event_loop.run()

@@ -1,4 +1,4 @@
-"""Blocking code that becomes cooperative: the same client under gevent's monkey-patching, in a process of its own."""
+"""The client under gevent's monkey-patching, in its own process."""
 
 import json
 import subprocess

@@ -1,12 +1,12 @@
 import pytest
 
-from nsq_compat.client.message import AlreadyAnswered, Message
+from nsq_compat.client.message import AlreadyAnswered, Message, finish_or_requeue, log_giving_up, requeue_after_error
 
 
 class Answers:
-    """Where a message's answers go."""
+    """Records a message's answers."""
 
-    is_over = False
+    is_closed = False
 
     def __init__(self) -> None:
         self.given: list[object] = []
@@ -42,7 +42,7 @@ def message(answers) -> Message:
         ({"time_ms": -1}, (None, True)),
     ],
 )
-def test_the_delay_of_a_requeue_is_given_or_left_to_the_consumer(message, answers, options, answer):
+def test_the_delay_of_a_requeue_is_given_or_the_consumers(message, answers, options, answer):
     message.requeue(**options)
     assert answers.given == [answer]
 
@@ -57,14 +57,14 @@ def test_a_message_is_answered_once(message, answers, first, second):
     assert message.has_responded()
 
 
-def test_it_may_be_touched_often_and_still_answered(message, answers):
+def test_a_message_may_be_touched_often_before_it_is_answered(message, answers):
     message.touch()
     message.touch()
     message.finish()
     assert answers.given == ["touch", "touch", "finish"]
 
 
-def test_who_listens_hears_of_an_answer_before_nsqd(message, answers):
+def test_listeners_are_called_before_an_answer_is_sent(message, answers):
     heard: list[object] = []
     for event in ("touch", "finish", "requeue"):
         message.on(event, lambda message, event=event: heard.append((event, message.id, len(answers.given))))
@@ -73,18 +73,54 @@ def test_who_listens_hears_of_an_answer_before_nsqd(message, answers):
     assert heard == [("touch", message.id, 0), ("finish", message.id, 1)]
 
 
-def test_the_answer_comes_later_if_the_handler_says_so(message):
+def test_a_handler_may_defer_the_answer(message):
     assert not message.is_async()
     message.enable_async()
     assert message.is_async()
     assert not message.has_responded()
 
 
-def test_it_is_lost_with_its_connection(message, answers):
+def test_a_message_is_lost_with_its_connection(message, answers):
     assert not message.is_lost
-    answers.is_over = True
+    answers.is_closed = True
     assert message.is_lost
 
 
-def test_it_says_what_it_is(message):
+def test_the_repr_of_a_message(message):
     assert repr(message) == "<Message 0123456789abcdef attempt 2 from host:1>"
+
+
+def test_success_finishes_a_message_and_a_second_outcome_changes_nothing(message, answers):
+    finish_or_requeue(message, True)
+    finish_or_requeue(message, False)
+    assert answers.given == ["finish"]
+
+
+def test_failure_requeues(message, answers):
+    finish_or_requeue(message, False)
+    assert answers.given == [(None, True)]
+
+
+def test_an_async_message_is_not_answered_when_the_handler_returns(message, answers):
+    message.enable_async()
+    finish_or_requeue(message, True)
+    assert answers.given == []
+
+
+def test_an_exception_requeues_an_async_message_too_and_is_logged(message, answers, caplog):
+    message.enable_async()
+    requeue_after_error(message, RuntimeError("on purpose"))
+    assert answers.given == [(None, True)]
+    assert "on purpose" in caplog.text
+
+
+def test_an_exception_after_the_answer_is_only_logged(message, answers, caplog):
+    message.finish()
+    requeue_after_error(message, RuntimeError("on purpose"))
+    assert answers.given == ["finish"]
+    assert "on purpose" in caplog.text
+
+
+def test_giving_up_is_logged_in_nsqs_words(message, caplog):
+    log_giving_up(message)
+    assert "msg 0123456789abcdef attempted 2 times, giving up" in caplog.text

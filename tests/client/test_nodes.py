@@ -34,34 +34,34 @@ def names(nodes: list[Node]) -> list[str]:
 
 
 def test_nodes_take_turns(nodes):
-    assert [names(nodes.in_turn()) for _ in range(4)] == [list("abc"), list("bca"), list("cab"), list("abc")]
+    assert [names(nodes.in_order()) for _ in range(4)] == [list("abc"), list("bca"), list("cab"), list("abc")]
 
 
-def test_who_gave_trouble_comes_last_and_each_time_for_longer(nodes, clock):
+def test_a_penalized_node_comes_last_each_time_for_longer(nodes, clock):
     first = next(iter(nodes))
     for penalty in (1, 2, 4, 8, 16, 32, 60, 60):
-        first.shun(clock.now)
-        assert first.shunned_until == clock.now + penalty
-    assert all(nodes.in_turn()[-1] is first for _ in range(3))
-    clock.now = first.shunned_until
-    assert {names(nodes.in_turn())[0] for _ in range(3)} == set("abc")
+        first.penalize(clock.now)
+        assert first.penalized_until == clock.now + penalty
+    assert all(nodes.in_order()[-1] is first for _ in range(3))
+    clock.now = first.penalized_until
+    assert {names(nodes.in_order())[0] for _ in range(3)} == set("abc")
 
 
-def test_a_success_makes_good_again(nodes, clock):
+def test_a_success_removes_the_penalty(nodes, clock):
     first = next(iter(nodes))
-    first.shun(clock.now)
-    first.shun(clock.now)
-    first.forgive()
-    assert first.shunned_until == 0
-    first.shun(clock.now)
-    assert first.shunned_until == clock.now + 1
+    first.penalize(clock.now)
+    first.penalize(clock.now)
+    first.reset()
+    assert first.penalized_until == 0
+    first.penalize(clock.now)
+    assert first.penalized_until == clock.now + 1
 
 
 def test_an_address_given_twice_is_one_node():
     assert len(Nodes(["a:1", "a:1"], SETTINGS)) == 1
 
 
-def test_candidates_come_in_order_and_then_once_more(nodes):
+def test_candidates_are_tried_in_order_twice(nodes):
     candidates = Candidates(nodes, 6)
     seen = []
     while (node := candidates.take()) is not None:
@@ -71,7 +71,7 @@ def test_candidates_come_in_order_and_then_once_more(nodes):
     assert candidates.left == 0
 
 
-def test_who_has_a_copy_or_is_being_asked_is_not_asked_for_another(nodes):
+def test_a_node_in_use_for_one_copy_is_not_used_for_another(nodes):
     candidates = Candidates(nodes, 100)
     a = candidates.take()
     b = candidates.take()
@@ -91,11 +91,11 @@ def test_many_threads_share_one_connection(fake):
     for thread in threads:
         thread.join()
     assert len(fake.peers) == 1
-    node.hang_up()
+    node.connect(deadline).close()
     wait_until(lambda: node.connection is None)
 
 
-def test_nobody_waits_beyond_the_deadline_for_another_threads_connection(make_nsqd):
+def test_waiting_for_another_threads_connection_ends_at_the_deadline(make_nsqd):
     silent = make_nsqd({"IDENTIFY": None})
     node = Node(silent.address, ConnectionSettings(timeout=20))
 

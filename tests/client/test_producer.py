@@ -21,7 +21,7 @@ def depth(nsqd, topic: str) -> int:
 # --- With a real nsqd -------------------------------------------------------------------------------------------------
 
 
-def test_what_is_published_arrives(nsqd, topic):
+def test_published_messages_arrive(nsqd, topic):
     nsqd.create_channel(topic, "c")
     with Producer(nsqd.tcp_address) as producer:
         assert producer.publish(topic, b"one").nodes == (nsqd.tcp_address,)
@@ -31,7 +31,7 @@ def test_what_is_published_arrives(nsqd, topic):
     assert nsqd.channel_stats(topic, "c")["deferred_count"] == 1
 
 
-def test_what_nsqd_refuses_for_the_messages_sake_is_refused_at_once(nsqd, topic, fake):
+def test_an_error_of_the_message_is_final(nsqd, topic, fake):
     with Producer([nsqd.tcp_address, fake.address]) as producer, pytest.raises(Refused) as refusal:
         producer.publish(topic, b"x" * 2_000_000)
     (attempt,) = refusal.value.attempts
@@ -42,7 +42,7 @@ def test_what_nsqd_refuses_for_the_messages_sake_is_refused_at_once(nsqd, topic,
 # --- Misbehaving nodes ------------------------------------------------------------------------------------------------
 
 
-def test_a_node_that_cannot_be_reached_is_passed_over(fake):
+def test_an_unreachable_node_is_skipped(fake):
     with Producer([NOWHERE, fake.address]) as producer:
         published = producer.publish("t", b"body")
     assert published.nodes == (fake.address,)
@@ -50,14 +50,14 @@ def test_a_node_that_cannot_be_reached_is_passed_over(fake):
     assert published.doubtful == ()
 
 
-def test_a_node_that_gave_trouble_is_tried_last_for_a_while(fake):
+def test_a_node_that_failed_is_tried_last_for_a_while(fake):
     with Producer([NOWHERE, fake.address]) as producer:
         producer.publish("t", b"body")
         for _ in range(4):
             assert len(producer.publish("t", b"body").attempts) == 1
 
 
-def test_publishing_to_a_silent_node_fails_in_time_and_goes_elsewhere(make_nsqd):
+def test_publishing_to_a_silent_node_fails_in_time_and_uses_another(make_nsqd):
     silent, good = make_nsqd(SILENT), make_nsqd()
     with Producer([silent.address, good.address]) as producer:
         published = producer.publish("t", b"body", timeout=0.4)
@@ -65,8 +65,8 @@ def test_publishing_to_a_silent_node_fails_in_time_and_goes_elsewhere(make_nsqd)
     assert published.doubtful == (silent.address,)
 
 
-def test_a_node_that_reads_nothing_holds_nobody_up(make_nsqd):
-    # It accepts, agrees to everything, and then its machine stands still: the kernel's buffers fill.
+def test_a_node_that_does_not_read_blocks_no_other_publish(make_nsqd):
+    # It accepts, negotiates, and then does not read: the kernel's buffers fill.
     stuck, good = make_nsqd(SILENT), make_nsqd()
     with Producer([stuck.address, good.address]) as producer:
         published = producer.publish("t", b"x" * 12_000_000, timeout=1)
@@ -76,7 +76,7 @@ def test_a_node_that_reads_nothing_holds_nobody_up(make_nsqd):
         assert time.monotonic() - started < 15
 
 
-def test_without_another_node_the_outcome_is_unknown_and_said_in_time(make_nsqd):
+def test_without_another_node_the_outcome_is_unknown_within_the_timeout(make_nsqd):
     silent = make_nsqd(SILENT)
     with Producer(silent.address) as producer, pytest.raises(Unknown) as error:
         producer.publish("t", b"body", timeout=0.2)
@@ -84,18 +84,18 @@ def test_without_another_node_the_outcome_is_unknown_and_said_in_time(make_nsqd)
     assert error.value.nodes == ()
 
 
-def test_without_any_node_the_message_is_refused_for_certain():
+def test_without_any_node_the_message_is_refused():
     with Producer([NOWHERE, "127.0.0.1:2"]) as producer, pytest.raises(Refused) as error:
         producer.publish("t", b"body", timeout=5)
     assert {attempt.outcome for attempt in error.value.attempts} == {Outcome.REFUSED}
 
 
-def test_no_time_is_no_attempt(fake):
+def test_without_time_no_node_is_tried(fake):
     with Producer(fake.address) as producer, pytest.raises(Refused, match="no time"):
         producer.publish("t", b"body", timeout=0)
 
 
-def test_a_full_node_is_left_for_another(make_nsqd):
+def test_a_node_with_a_full_disk_is_skipped(make_nsqd):
     full, good = make_nsqd({"PUB": error_frame(b"E_PUB_FAILED PUB failed no space left on device")}), make_nsqd()
     with Producer([full.address, good.address]) as producer:
         published = producer.publish("t", b"body")
@@ -103,7 +103,7 @@ def test_a_full_node_is_left_for_another(make_nsqd):
     assert published.doubtful == ()
 
 
-def test_the_first_message_after_a_dead_connection_is_not_lost(make_nsqd):
+def test_the_first_message_after_a_connection_died_is_not_lost(make_nsqd):
     dying = make_nsqd({"PUB": CLOSE})
     with Producer(dying.address) as producer:
         producer.connect()
@@ -114,24 +114,24 @@ def test_the_first_message_after_a_dead_connection_is_not_lost(make_nsqd):
     assert published.nodes == (dying.address,)
 
 
-def test_a_connection_that_breaks_under_a_message_is_made_again(make_nsqd):
+def test_a_connection_that_breaks_during_a_publish_is_made_again(make_nsqd):
     fake = make_nsqd({"PUB": [CLOSE, OK]})
     with Producer(fake.address) as producer:
         published = producer.publish("t", b"body")
     assert [attempt.outcome for attempt in published.attempts] == [Outcome.UNKNOWN, Outcome.SENT]
 
 
-def test_a_silent_half_open_connection_is_found_dead_by_its_heartbeats(make_nsqd):
+def test_heartbeats_detect_a_half_open_connection(make_nsqd):
     fake = make_nsqd()
     with Producer(fake.address, heartbeat_interval=1) as producer:
         producer.publish("t", b"body")
         (connection,) = producer.connections
-        wait_until(lambda: connection.is_over)
+        wait_until(lambda: connection.is_closed)
         producer.publish("t", b"body")
     assert len(fake.peers) == 2
 
 
-def test_what_was_behind_a_refused_message_goes_elsewhere_without_a_doubt(make_nsqd):
+def test_messages_after_a_refused_one_are_published_again_without_doubt(make_nsqd):
     picky = make_nsqd({"PUB": None})
     with Producer(picky.address, batch_workers=1) as producer:
         outcomes: list[object] = []
@@ -142,10 +142,10 @@ def test_what_was_behind_a_refused_message_goes_elsewhere_without_a_doubt(make_n
         for thread in threads:
             thread.start()
         wait_until(lambda: len(picky.said("PUB")) == 3)
-        peer = picky.peer  # the client may be back before the end of this
+        peer = picky.peer  # the client may reconnect before this ends
         picky.answers["PUB"] = OK
         peer.send(error_frame(b"E_PUB_FAILED PUB failed exiting"))
-        with suppress(OSError):  # the client may be quicker to leave
+        with suppress(OSError):  # the client may have disconnected
             peer.socket.shutdown(2)
         for thread in threads:
             thread.join()
@@ -155,7 +155,7 @@ def test_what_was_behind_a_refused_message_goes_elsewhere_without_a_doubt(make_n
 # --- Redundant pairs --------------------------------------------------------------------------------------------------
 
 
-def test_copies_go_to_as_many_nodes_at_once(make_nsqd):
+def test_copies_are_published_to_several_nodes_at_once(make_nsqd):
     nodes = [make_nsqd() for _ in range(3)]
     with Producer([node.address for node in nodes], copies=2) as producer:
         published = producer.publish("t", b"body")
@@ -163,7 +163,7 @@ def test_copies_go_to_as_many_nodes_at_once(make_nsqd):
     assert sum(node.peer.bodies.count(b"body") for node in nodes if node.peers) == 2
 
 
-def test_a_copy_that_fails_goes_to_a_node_that_has_none(make_nsqd):
+def test_a_failed_copy_is_published_to_a_node_without_one(make_nsqd):
     silent, *good = make_nsqd(SILENT), make_nsqd(), make_nsqd()
     with Producer([silent.address, *(node.address for node in good)], copies=2) as producer:
         published = producer.publish("t", b"body", timeout=1)
@@ -171,7 +171,7 @@ def test_a_copy_that_fails_goes_to_a_node_that_has_none(make_nsqd):
     assert published.doubtful == (silent.address,)
 
 
-def test_too_few_copies_are_said_with_the_nodes_that_have_one(fake):
+def test_too_few_copies_name_the_nodes_that_have_one(fake):
     with Producer([fake.address, NOWHERE], copies=2) as producer, pytest.raises(TooFewCopies) as error:
         producer.publish("t", b"body", timeout=5)
     assert error.value.nodes == (fake.address,)
@@ -181,7 +181,7 @@ def test_too_few_copies_are_said_with_the_nodes_that_have_one(fake):
 # --- In the background ------------------------------------------------------------------------------------------------
 
 
-def test_what_is_published_in_the_background_arrives_in_order_and_batched(fake):
+def test_background_publishes_arrive_in_order_and_batched(fake):
     sent = [b"%d" % number for number in range(2000)]
     with Producer(fake.address) as producer:
         futures = [producer.publish_async("t", body) for body in sent]
@@ -191,14 +191,14 @@ def test_what_is_published_in_the_background_arrives_in_order_and_batched(fake):
     assert len(fake.peer.said("MPUB")) < 1000
 
 
-def test_closing_sends_what_waits(fake):
+def test_closing_publishes_waiting_messages(fake):
     producer = Producer(fake.address, batch_linger=3600)
     future = producer.publish_async("t", b"body")
     assert producer.close()
     assert future.result().nodes == (fake.address,)
 
 
-def test_what_is_wrong_is_said_at_once(fake):
+def test_invalid_topics_and_bodies_are_refused_at_once(fake):
     with Producer(fake.address) as producer:
         for topic, body in (("no spaces", b"x"), ("t", b"")):
             with pytest.raises(ValueError, match="valid topic|empty"):
@@ -209,7 +209,7 @@ def test_what_is_wrong_is_said_at_once(fake):
             producer.publish_many("t", [])
 
 
-def test_a_producer_needs_nodes_and_not_more_copies_than_these():
+def test_a_producer_needs_at_least_as_many_nodes_as_copies():
     with pytest.raises(ValueError, match="no nsqd_tcp_addresses"):
         Producer([])
     with pytest.raises(ValueError, match="copies"):

@@ -1,4 +1,4 @@
-"""pynsq's Reader and ours, run by the same programs, and what ours does beyond that."""
+"""The same programs with pynsq's Reader and ours, and features of ours."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ COUNT = 6
 
 
 @pytest.mark.parametrize("module", ["nsq", "nsq_compat.client"])
-def test_a_pynsq_program_needs_another_import_and_no_more(nsqd, topic, module):
+def test_a_pynsq_program_needs_only_another_import(nsqd, topic, module):
     for channel in ("plain", "coroutine", "async", "never"):
         nsqd.create_channel(topic, channel)
     command = [sys.executable, "-W", "ignore", str(PROGRAM), module, nsqd.tcp_address, topic, str(COUNT)]
@@ -45,7 +45,7 @@ async def until(condition: Any, within: float = 20.0) -> None:
 
 
 def drive(conversation: Coroutine[Any, Any, None]) -> None:
-    """Run it on an event loop of its own, then end whatever readers it made."""
+    """Run a coroutine on its own event loop, then shut its readers down."""
     asyncio.run(conversation)
     for client in list(event_loop._clients):
         client.shut_down(0.1)
@@ -76,7 +76,7 @@ def test_handlers_run_on_the_loop_one_at_a_time(fake):
     assert threads == {threading.get_ident()}
 
 
-def test_none_is_neither_yes_nor_no_and_requeued(fake, caplog):
+def test_a_message_is_requeued_if_the_handler_returns_none(fake, caplog):
     async def talk() -> None:
         reader_of(fake, lambda message: None)
         await subscribed(fake)
@@ -88,7 +88,7 @@ def test_none_is_neither_yes_nor_no_and_requeued(fake, caplog):
     assert "neither True nor False" in caplog.text
 
 
-def test_a_future_of_another_thread_answers_too(fake):
+def test_the_result_of_a_future_answers_the_message(fake):
     with ThreadPoolExecutor() as pool:
 
         async def talk() -> None:
@@ -115,7 +115,7 @@ def test_a_cancelled_coroutine_is_a_failure(fake):
 
 
 class Hooked(nsq.Reader):
-    """Every hook of pynsq's."""
+    """Overrides every hook of pynsq."""
 
     seen: list[str]
 
@@ -152,7 +152,7 @@ def test_the_hooks_of_a_subclass_are_called(fake):
     assert Hooked.seen == ["VALID", "gave up", "heartbeat True"]
 
 
-def test_closing_answers_what_is_in_flight_before_it_disconnects(fake):
+def test_closing_answers_messages_in_flight_before_it_disconnects(fake):
     held = []
 
     def handle(message: Message) -> None:
@@ -172,7 +172,7 @@ def test_closing_answers_what_is_in_flight_before_it_disconnects(fake):
     drive(talk())
 
 
-def test_more_nsqd_and_another_share_can_be_given_while_it_runs(make_nsqd):
+def test_nodes_and_max_in_flight_can_be_changed_while_it_runs(make_nsqd):
     first, second = make_nsqd(), make_nsqd()
 
     async def talk() -> None:
@@ -192,7 +192,7 @@ def test_more_nsqd_and_another_share_can_be_given_while_it_runs(make_nsqd):
     drive(talk())
 
 
-def test_messages_that_nobody_handles_any_more_go_back(fake):
+def test_messages_are_requeued_if_the_loop_is_closed(fake):
     async def talk() -> None:
         reader_of(fake, lambda message: True)
         await subscribed(fake)

@@ -1,4 +1,4 @@
-"""RDY on a clock the tests move. A `Conn` is what a connection shows: what is in flight, what its nsqd allows."""
+"""RDY counts with simulated time. A `Conn` is a fake connection."""
 
 import math
 import random
@@ -9,8 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from nsq_compat.client.backoff import Backoff, Pace
-from nsq_compat.client.ready import ReadyCounts
+from nsq_compat.client.ready import Backoff, Pace, ReadyCounts
 
 
 @dataclass(eq=False)
@@ -61,7 +60,7 @@ def test_ready_is_sent_again_when_less_than_a_quarter_remains(a):
     assert said(ready) == [(a, 100)]
 
 
-def test_no_nsqd_is_told_more_than_it_allows(a):
+def test_no_rdy_is_above_nsqds_limit(a):
     a.max_rdy_count = 10
     ready: ReadyCounts[Conn] = ReadyCounts(100, 10)
     ready.add(a, 0)
@@ -69,7 +68,7 @@ def test_no_nsqd_is_told_more_than_it_allows(a):
     assert counts(ready) == [10]
 
 
-def test_permits_are_shared_evenly_and_a_newcomer_waits_for_room(a, b):
+def test_permits_are_shared_evenly_and_a_new_connection_waits_for_free_ones(a, b):
     ready: ReadyCounts[Conn] = ReadyCounts(10, 10)
     ready.add(a, 0)
     ready.received(a, 1, 0)
@@ -79,7 +78,7 @@ def test_permits_are_shared_evenly_and_a_newcomer_waits_for_room(a, b):
     assert said(ready) == [(a, 5)]
     assert ready.is_short
     a.in_flight = 9
-    ready.room_appeared(2)
+    ready.answered(2)
     assert said(ready) == [(b, 1)]
     a.in_flight = 5
     b.in_flight = 1
@@ -87,7 +86,7 @@ def test_permits_are_shared_evenly_and_a_newcomer_waits_for_room(a, b):
     assert said(ready) == [(b, 5)]
 
 
-def test_who_leaves_gives_its_share_to_the_others(a, b):
+def test_the_share_of_a_lost_connection_goes_to_the_others(a, b):
     ready: ReadyCounts[Conn] = ReadyCounts(10, 10)
     for conn in (a, b):
         ready.add(conn, 0)
@@ -105,7 +104,7 @@ def test_at_least_one_each_when_permits_do_not_divide(a, b):
     assert counts(ready) == [1, 1]
 
 
-def test_without_permits_nobody_has_any_and_all_have_theirs_again_afterwards(a, b):
+def test_without_permits_every_rdy_is_zero_and_is_restored_afterwards(a, b):
     ready: ReadyCounts[Conn] = ReadyCounts(10, 10)
     for conn in (a, b):
         ready.add(conn, 0)
@@ -143,7 +142,7 @@ def test_an_idle_connection_gives_its_permit_to_another(a, b):
     assert after is not before
 
 
-def test_a_busy_connection_does_not_keep_the_only_permit_for_ever(a, b):
+def test_a_busy_connection_does_not_keep_the_only_permit(a, b):
     ready: ReadyCounts[Conn] = ReadyCounts(1, 10)
     ready.add(a, 0)
     ready.add(b, 0)
@@ -154,11 +153,11 @@ def test_a_busy_connection_does_not_keep_the_only_permit_for_ever(a, b):
     assert counts(ready) == [0, 0]
     assert ready.is_short
     a.in_flight = 0
-    ready.room_appeared(11)
+    ready.answered(11)
     assert sum(counts(ready)) == 1
 
 
-def test_with_enough_permits_nothing_is_taken_from_who_is_idle(a, b):
+def test_with_enough_permits_an_idle_connection_keeps_its_share(a, b):
     ready: ReadyCounts[Conn] = ReadyCounts(2, 10)
     ready.add(a, 0)
     ready.add(b, 0)
@@ -166,7 +165,7 @@ def test_with_enough_permits_nothing_is_taken_from_who_is_idle(a, b):
     assert counts(ready) == [1, 1]
 
 
-def test_starved_is_who_has_85_percent_of_its_ready_count_in_flight(a):
+def test_starved_means_85_percent_of_rdy_in_flight(a):
     ready: ReadyCounts[Conn] = ReadyCounts(100, 10)
     ready.add(a, 0)
     ready.received(a, 1, 0)
@@ -177,7 +176,7 @@ def test_starved_is_who_has_85_percent_of_its_ready_count_in_flight(a):
 
 
 class Consuming(RuleBasedStateMachine):
-    """Connections come and go, messages come as RDY allows, answers are given, permits change."""
+    """Connections come and go, messages arrive as RDY allows and are answered, permits change."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -222,7 +221,7 @@ class Consuming(RuleBasedStateMachine):
         busy = [conn for conn in self.told if conn.in_flight]
         if busy:
             data.draw(st.sampled_from(busy)).in_flight -= 1
-            self.ready.room_appeared(self.now)
+            self.ready.answered(self.now)
             self.follow()
 
     @rule(permits=st.integers(0, 12))
@@ -262,7 +261,7 @@ Consuming.TestCase.settings = settings(stateful_step_count=40)
 TestConsuming = Consuming.TestCase
 
 
-def test_what_was_taken_from_one_is_given_to_another_when_it_can_no_longer_be_used(a, b):
+def test_a_lowered_share_is_given_to_another_once_it_has_settled(a, b):
     ready: ReadyCounts[Conn] = ReadyCounts(10, 10, settle_time=0.25)
     a.round_trip = 0.5
     ready.add(a, 0)
@@ -270,7 +269,7 @@ def test_what_was_taken_from_one_is_given_to_another_when_it_can_no_longer_be_us
     a.in_flight = 3
     said(ready)
     ready.add(b, 1)
-    # Seven more may be on their way from a: b can have nothing.
+    # Seven more messages may be arriving from a, so b gets no permit.
     assert said(ready) == [(a, 5)]
     assert ready.settles_at == 1 + 0.25 + 2 * 0.5
     ready.settle(2.2)
@@ -280,7 +279,7 @@ def test_what_was_taken_from_one_is_given_to_another_when_it_can_no_longer_be_us
     assert ready.settles_at == math.inf
 
 
-def test_when_all_of_it_has_come_nothing_more_is_waited_for(a, b):
+def test_a_connection_has_settled_when_all_messages_have_arrived(a, b):
     ready: ReadyCounts[Conn] = ReadyCounts(10, 10, settle_time=0.25)
     ready.add(a, 0)
     ready.received(a, 1, 0)
@@ -289,11 +288,11 @@ def test_when_all_of_it_has_come_nothing_more_is_waited_for(a, b):
     ready.received(a, 9, 1)
     said(ready)
     a.in_flight = 9
-    ready.room_appeared(1)
+    ready.answered(1)
     assert said(ready) == [(b, 1)]
 
 
-def test_a_connection_that_is_lost_is_not_waited_for(a, b):
+def test_a_lost_connection_occupies_nothing(a, b):
     ready: ReadyCounts[Conn] = ReadyCounts(10, 10, settle_time=0.25)
     ready.add(a, 0)
     ready.received(a, 1, 0)
@@ -304,12 +303,12 @@ def test_a_connection_that_is_lost_is_not_waited_for(a, b):
 
 
 class Peer(Conn):
-    """A connection with its nsqd, which reads RDY late, and whose messages take their time."""
+    """A connection and its nsqd, with delayed commands and messages."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(max_rdy_count=limit)
         self.unread: list[int] = []
-        """RDY that nsqd has not read yet, and None for each message answered."""
+        """RDY counts that nsqd has not read yet, and None for each answered message."""
         self.rdy = 0
         self.held_by_nsqd = 0
         self.on_the_way = 0
@@ -323,7 +322,7 @@ class Peer(Conn):
 
 
 class ConsumingFromAfar:
-    """As `Consuming`, with commands and messages that are on their way while other things happen.
+    """As `Consuming`, with delayed commands and messages.
 
     Nothing is on its way for as long as `settle_time`: what `wait` passes over has arrived before. The steps are
     weighted by hand, because an excess takes a dozen of them in order.
@@ -399,10 +398,10 @@ class ConsumingFromAfar:
         for peer in self.any_of([peer for peer in self.peers if peer.in_flight]):
             peer.in_flight -= 1
             peer.unread.append(-1)
-            self.ready.room_appeared(self.now)
+            self.ready.answered(self.now)
 
     def change_permits(self) -> None:
-        """The program changes max_in_flight, or it backs off (0), tries one message (1), goes on (7)."""
+        """The program changes max_in_flight, or backs off (0), tests one message (1), resumes (7)."""
         permits = self.random.choice([0, 1, 1, 3, 7])
         self.most = max(permits, self.most)
         self.ready.set_permits(permits, self.now)
@@ -414,7 +413,7 @@ class ConsumingFromAfar:
                     peer.read()
                 self.arrive(peer)
                 self.follow()
-        # After a cut of the permits nsqd may still send what it was allowed before.
+        # After permits were reduced, nsqd may still send messages for the earlier RDY.
         self.most = max(self.ready.permits, sum(max(peer.rdy, peer.in_flight) for peer in self.peers))
         self.now += self.random.randint(1, 20)
         self.ready.settle(self.now)
@@ -424,13 +423,13 @@ class ConsumingFromAfar:
         return sum(peer.in_flight for peer in self.peers)
 
 
-def test_no_more_comes_than_there_are_permits_while_commands_and_messages_are_on_their_way():
+def test_messages_in_flight_never_exceed_the_permits_whatever_the_delays():
     excesses = [ConsumingFromAfar(seed, settle_time=1.0).run(300) for seed in range(300)]
     assert max(excesses) <= 0
 
 
-def test_without_time_to_settle_more_would_come():
-    """That the walk finds what it looks for."""
+def test_without_settling_messages_in_flight_would_exceed_the_permits():
+    """The random walk detects excess messages."""
     excesses = [ConsumingFromAfar(seed, settle_time=0.0).run(300) for seed in range(100)]
     assert max(excesses) > 0
 
@@ -532,7 +531,7 @@ class BackingOff(RuleBasedStateMachine):
                 if backoff.succeeded(self.now) if outcome else backoff.failed(self.now):
                     self.share_out()
             elif self.ready.is_short:
-                self.ready.room_appeared(self.now)
+                self.ready.answered(self.now)
             self.follow()
 
     @rule(seconds=st.sampled_from([0.1, 0.3, 0.5]))
@@ -585,3 +584,69 @@ class BackingOff(RuleBasedStateMachine):
 
 BackingOff.TestCase.settings = settings(stateful_step_count=120)
 TestBackingOff = BackingOff.TestCase
+
+
+def test_failures_wait_twice_as_long_each_time():
+    backoff = Backoff(first=2, longest=120)
+    now, waits = 100.0, []
+    for _ in range(8):
+        assert backoff.failed(now)
+        assert backoff.pace is Pace.WAITING
+        waits.append(backoff.until - now)
+        now = backoff.until
+        assert backoff.passed(now)
+    assert waits == [2, 4, 8, 16, 32, 64, 120, 120]
+
+
+def test_outcomes_are_ignored_while_the_consumer_waits():
+    backoff = Backoff(first=2)
+    backoff.failed(0)
+    assert not backoff.failed(1)
+    assert not backoff.succeeded(1)
+    assert (backoff.level, backoff.until) == (1, 2)
+
+
+def test_after_the_wait_it_tests_with_one_message():
+    backoff = Backoff(first=2)
+    backoff.failed(0)
+    assert not backoff.passed(1.9)
+    assert backoff.passed(2)
+    assert backoff.pace is Pace.TESTING
+    assert not backoff.passed(3)
+
+
+def test_each_success_lowers_the_level_until_messages_flow():
+    backoff = Backoff(first=2)
+    backoff.failed(0)
+    backoff.passed(2)
+    backoff.failed(2)
+    assert backoff.until == 6
+    backoff.passed(6)
+    assert backoff.succeeded(6)
+    assert (backoff.pace, backoff.until) == (Pace.WAITING, 8)
+    backoff.passed(8)
+    assert backoff.succeeded(8)
+    assert backoff.pace is Pace.FLOWING
+    assert not backoff.succeeded(9)
+
+
+def test_failures_at_the_longest_wait_do_not_raise_the_level():
+    backoff = Backoff(first=2, longest=8)
+    now = 0.0
+    for _ in range(50):
+        backoff.failed(now)
+        now = backoff.until
+        backoff.passed(now)
+    successes = 0
+    while backoff.pace is not Pace.FLOWING:
+        backoff.succeeded(now)
+        successes += 1
+        now = max(now, backoff.until)
+        backoff.passed(now)
+    assert successes == 3
+
+
+def test_backoff_can_be_turned_off():
+    backoff = Backoff(longest=0)
+    assert not backoff.failed(0)
+    assert backoff.pace is Pace.FLOWING

@@ -2,7 +2,7 @@ import ssl
 
 import pytest
 
-from nsq_compat.client.settings import ConnectionSettings
+from nsq_compat.client.settings import ConnectionSettings, address_list, split_options
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_a_wrong_value_is_named(wrong):
         ConnectionSettings(**wrong)
 
 
-def test_what_is_asked_for_is_in_milliseconds_on_the_wire():
+def test_times_are_milliseconds_on_the_wire():
     request = ConnectionSettings(heartbeat_interval=1.5, msg_timeout=2.25, output_buffer_timeout=30).identify()
     assert (request.heartbeat_interval, request.msg_timeout, request.output_buffer_timeout) == (1500, 2250, 30)
     assert request.feature_negotiation
@@ -35,7 +35,7 @@ def test_the_client_id_is_the_short_hostname_unless_given():
     assert ConnectionSettings(hostname="a.b.example", client_id="x").identify().client_id == "x"
 
 
-def test_two_heartbeats_of_silence_are_the_end():
+def test_a_connection_fails_after_two_silent_heartbeats():
     assert ConnectionSettings(heartbeat_interval=30).silence == 60
 
 
@@ -49,18 +49,36 @@ def test_without_tls_options_authority_and_name_are_checked():
     assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
 
 
-def test_options_as_pynsq_has_them():
+def test_tls_options_of_pynsq():
     context = ConnectionSettings(
         tls_options={"cert_reqs": ssl.CERT_NONE, "ciphers": "ECDHE+AESGCM", "ssl_version": 5}
     ).tls_context()
     assert (context.verify_mode, context.check_hostname) == (ssl.CERT_NONE, False)
 
 
-def test_an_option_nobody_knows_is_named():
+def test_an_unknown_tls_option_is_named():
     with pytest.raises(ValueError, match="ca_cert$"):
         ConnectionSettings(tls_options={"ca_cert": "x"}).tls_context()
 
 
-def test_a_context_is_taken_as_it_is():
+def test_a_given_ssl_context_is_unchanged():
     context = ssl.create_default_context()
     assert ConnectionSettings(tls_options=context).tls_context() is context
+
+
+def test_options_are_split_by_name():
+    subscription, connection = split_options({"max_in_flight": 7, "snappy": True})
+    assert subscription.max_in_flight == 7
+    assert connection.snappy
+
+
+def test_an_unknown_option_is_named():
+    with pytest.raises(TypeError, match="snapy"):
+        split_options({"snapy": True})
+
+
+@pytest.mark.parametrize(
+    ("given", "addresses"), [("h:1", ["h:1"]), (["h:1", "h:2"], ["h:1", "h:2"]), (("h:1",), ["h:1"]), (None, [])]
+)
+def test_addresses_are_one_or_several(given, addresses):
+    assert address_list(given) == addresses

@@ -1,9 +1,9 @@
-"""Several nsqd and one consumer: who is connected when, and who may send how much."""
+"""A consumer of several nsqd: connections and the distribution of RDY."""
 
 import pytest
 
-from nsq_compat.client.backoff import Pace
 from nsq_compat.client.message import Message
+from nsq_compat.client.ready import Pace
 from nsq_compat.protocol.frames import OK, error_frame
 from tests.client.conftest import StartConsumer
 from tests.client.fake_lookupd import FakeLookupd
@@ -20,7 +20,7 @@ def subscribed(fake: FakeNsqd) -> bool:
 
 
 def waits_in(caplog: pytest.LogCaptureFixture) -> list[float]:
-    """Before each reconnection, in seconds."""
+    """The delays of reconnections, in seconds."""
     return [record.args[3] for record in caplog.records if "re-connecting" in record.msg]  # type: ignore[index,misc]
 
 
@@ -33,7 +33,7 @@ def test_identify_comes_first_then_sub_then_ready_one(fake, start_consumer):
     assert fake.peer.lines == ["IDENTIFY", "SUB t c", "RDY 1"]
 
 
-def test_it_says_who_it_is_and_what_it_wants(fake, start_consumer):
+def test_identify_has_the_clients_options(fake, start_consumer):
     start_consumer(
         nothing,
         nsqd_tcp_addresses=fake.address,
@@ -62,7 +62,7 @@ def test_it_says_who_it_is_and_what_it_wants(fake, start_consumer):
         assert part in said
 
 
-def test_authorization_comes_before_sub_when_nsqd_asks_for_it(make_nsqd, start_consumer):
+def test_authorization_comes_before_sub_if_nsqd_requires_it(make_nsqd, start_consumer):
     fake = make_nsqd(auth_required=True)
     start_consumer(nothing, nsqd_tcp_addresses=fake.address, auth_secret="secret")
     wait_until(lambda: subscribed(fake))
@@ -89,7 +89,7 @@ def test_discovered_nodes_are_connected_to_once_however_often_they_are_found(fak
 # --- Reconnecting -----------------------------------------------------------------------------------------------------
 
 
-def test_a_named_node_is_tried_again_each_time_after_twice_as_long(make_nsqd, start_consumer, caplog):
+def test_a_named_node_is_retried_with_a_doubling_delay(make_nsqd, start_consumer, caplog):
     caplog.set_level("INFO")
     fake = make_nsqd({"SUB": CLOSE})
     start_consumer(nothing, nsqd_tcp_addresses=fake.address, reconnect_delay=0.01, max_reconnect_delay=0.05)
@@ -97,7 +97,7 @@ def test_a_named_node_is_tried_again_each_time_after_twice_as_long(make_nsqd, st
     assert waits_in(caplog)[:5] == [0.01, 0.02, 0.04, 0.05, 0.05]
 
 
-def test_after_a_good_connection_the_wait_begins_anew(make_nsqd, start_consumer, caplog):
+def test_a_successful_connection_resets_the_delay(make_nsqd, start_consumer, caplog):
     caplog.set_level("INFO")
     fake = make_nsqd({"SUB": [CLOSE, CLOSE, OK]})
     start_consumer(nothing, nsqd_tcp_addresses=fake.address, reconnect_delay=0.01)
@@ -107,7 +107,7 @@ def test_after_a_good_connection_the_wait_begins_anew(make_nsqd, start_consumer,
     assert waits_in(caplog) == [0.01, 0.02, 0.01]
 
 
-def test_a_discovered_node_is_tried_again_only_when_a_later_poll_lists_it(fake, lookupd, start_consumer):
+def test_a_discovered_node_is_retried_only_when_a_later_poll_lists_it(fake, lookupd, start_consumer):
     lookupd.addresses = [fake.address]
     consumer = start_consumer(nothing, lookupd_http_addresses=lookupd.address, reconnect_delay=0.01)
     wait_until(lambda: subscribed(fake))
@@ -116,7 +116,7 @@ def test_a_discovered_node_is_tried_again_only_when_a_later_poll_lists_it(fake, 
     wait_until(lambda: not consumer.connections)
 
     def poll() -> int:
-        # A poll while the last one is not answered yet is none.
+        # A poll is skipped while the last one is unanswered.
         consumer.subscription.poll_lookupd()
         return len(lookupd.asked)
 
@@ -136,7 +136,7 @@ def test_a_node_that_is_no_longer_listed_stays_connected(fake, lookupd, start_co
     assert consumer.connections
 
 
-def test_consuming_goes_on_while_every_lookupd_is_down(fake, start_consumer):
+def test_consuming_continues_while_every_nsqlookupd_is_down(fake, start_consumer):
     lookupd, bodies = FakeLookupd(), []
     lookupd.addresses = [fake.address]
     start_consumer(
@@ -150,19 +150,19 @@ def test_consuming_goes_on_while_every_lookupd_is_down(fake, start_consumer):
     wait_until(lambda: bodies)
 
 
-def test_one_dead_node_keeps_nobody_from_the_others(make_nsqd, start_consumer):
+def test_a_dead_node_does_not_affect_the_others(make_nsqd, start_consumer):
     silent, good = make_nsqd({"IDENTIFY": None}), make_nsqd()
     start_consumer(nothing, nsqd_tcp_addresses=[silent.address, "127.0.0.1:1", good.address], timeout=30)
     wait_until(lambda: subscribed(good))
 
 
-def test_a_node_that_never_agrees_is_given_up_in_time(make_nsqd, start_consumer):
+def test_a_node_that_does_not_respond_is_given_up_in_time(make_nsqd, start_consumer):
     fake = make_nsqd({"SUB": None})
     start_consumer(nothing, nsqd_tcp_addresses=fake.address, timeout=0.1, reconnect_delay=0.01)
     wait_until(lambda: len(fake.peers) > 1)
 
 
-def test_a_half_open_connection_is_found_dead_after_two_heartbeats(fake, start_consumer, caplog):
+def test_a_half_open_connection_fails_after_two_heartbeats(fake, start_consumer, caplog):
     start_consumer(nothing, nsqd_tcp_addresses=fake.address, heartbeat_interval=1, reconnect_delay=0.01)
     wait_until(lambda: len(fake.peers) == 2)
     assert "silent for 2 s" in caplog.text
@@ -185,7 +185,7 @@ def test_an_error_ends_the_connection(fake, start_consumer, code):
 
 
 @pytest.mark.parametrize("code", [b"E_FIN_FAILED", b"E_REQ_FAILED", b"E_TOUCH_FAILED"])
-def test_failures_of_fin_req_and_touch_are_counted_and_survived(fake, start_consumer, code):
+def test_failed_fin_req_and_touch_are_counted_and_do_not_end_the_connection(fake, start_consumer, code):
     consumer = start_consumer(nothing, nsqd_tcp_addresses=fake.address, reconnect_delay=0.01)
     wait_until(lambda: subscribed(fake))
     fake.peer.send(error_frame(code + b" X 0000000000000000 failed ID not in flight"))
@@ -196,7 +196,7 @@ def test_failures_of_fin_req_and_touch_are_counted_and_survived(fake, start_cons
     assert len(fake.peers) == 1
 
 
-def test_garbage_ends_the_connection_and_nothing_else(fake, start_consumer):
+def test_garbage_ends_only_its_connection(fake, start_consumer):
     start_consumer(nothing, nsqd_tcp_addresses=fake.address, reconnect_delay=0.01)
     wait_until(lambda: subscribed(fake))
     fake.peer.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")
@@ -235,7 +235,7 @@ def test_with_fewer_permits_than_nodes_some_have_ready_one(make_nsqd, start_cons
 # --- Backing off ------------------------------------------------------------------------------------------------------
 
 
-def test_failures_stop_everybody_then_one_is_asked_for_one_then_all_flows_again(make_nsqd, start_consumer):
+def test_failures_stop_all_nodes_then_one_is_tested_then_all_resume(make_nsqd, start_consumer):
     a, b = make_nsqd(), make_nsqd()
     failing = True
     consumer = start_consumer(
@@ -257,7 +257,7 @@ def test_failures_stop_everybody_then_one_is_asked_for_one_then_all_flows_again(
     assert consumer.subscription.pace is Pace.FLOWING
 
 
-def test_a_requeue_may_leave_the_pace_alone(fake, start_consumer):
+def test_a_requeue_without_backoff_does_not_change_the_pace(fake, start_consumer):
     consumer = start_consumer(lambda message: message.requeue(backoff=False), nsqd_tcp_addresses=fake.address)
     wait_until(lambda: subscribed(fake))
     fake.send_messages([b"x"])

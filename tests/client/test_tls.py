@@ -1,4 +1,4 @@
-"""Both ends in memory: ours, and a server's of the standard library."""
+"""Both ends in memory: our client, and a server with the standard library."""
 
 import contextlib
 import ssl
@@ -14,7 +14,7 @@ AUTHORITY = trustme.CA()
 
 
 class Server:
-    """The other end."""
+    """The server."""
 
     def __init__(self, newest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -29,7 +29,7 @@ class Server:
             self.tls.do_handshake()
 
     def hear(self, data: bytes) -> bytes:
-        """The plain bytes in what came."""
+        """Decrypt received bytes."""
         self._incoming.write(data)
         pieces = []
         with contextlib.suppress(ssl.SSLWantReadError):
@@ -60,18 +60,18 @@ def stream(server) -> TlsStream:
 
 
 @given(said=st.binary(max_size=100_000))
-def test_what_we_say_is_heard(server, stream, said):
+def test_encoded_data_is_decrypted_by_the_peer(server, stream, said):
     assert server.hear(stream.encode(said)) == said
 
 
 @given(said=st.binary(min_size=1, max_size=50_000), cut=st.integers(1, 20_000))
-def test_what_is_said_to_us_is_heard_however_it_is_cut(server, stream, said, cut):
+def test_received_data_is_decoded_however_it_is_split(server, stream, said, cut):
     server.tls.write(said)
     wire = server.owed()
     assert b"".join(stream.decode(wire[begin : begin + cut]) for begin in range(0, len(wire), cut)) == said
 
 
-def test_a_goodbye_is_no_error():
+def test_close_notify_is_not_an_error():
     server = Server()
     stream = connect(server)
     server.tls.write(b"last words")
@@ -80,13 +80,13 @@ def test_a_goodbye_is_no_error():
     assert stream.decode(server.owed()) == b"last words"
 
 
-def test_what_is_not_tls_is_an_error():
+def test_data_that_is_not_tls_is_an_error():
     with pytest.raises(ssl.SSLError):
         connect(Server()).decode(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
 
-def test_what_is_said_right_behind_the_handshake_is_not_left_lying():
-    # In version 1.2 the server has the last word of the handshake.
+def test_data_directly_after_the_handshake_is_returned():
+    # In TLS 1.2 the server sends the last message of the handshake.
     server = Server(ssl.TLSVersion.TLSv1_2)
 
     def answer() -> bytes:
@@ -99,15 +99,15 @@ def test_what_is_said_right_behind_the_handshake_is_not_left_lying():
     stream = TlsStream(context, "nsqd.example")
     stream.shake_hands(server.shake_hands, answer)
     assert stream.decode(b"") == b"at once"
-    assert not stream.owes
+    assert not stream.has_pending
 
 
-def test_another_name_is_refused():
+def test_a_wrong_host_name_is_refused():
     with pytest.raises(ssl.SSLCertVerificationError):
         connect(Server(), "elsewhere.example")
 
 
-def test_an_end_during_the_handshake_is_a_connection_error():
+def test_eof_during_the_handshake_is_a_connection_error():
     stream = TlsStream(ssl.create_default_context(), "nsqd.example")
     with pytest.raises(ConnectionError, match="handshake"):
         stream.shake_hands(lambda data: None, lambda: b"")

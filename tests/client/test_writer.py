@@ -12,7 +12,7 @@ NOWHERE = "127.0.0.1:1"
 
 
 def drive(conversation: Coroutine[Any, Any, None]) -> None:
-    """Run it on an event loop of its own, then end whatever writers it made."""
+    """Run a coroutine on its own event loop, then shut its writers down."""
     asyncio.run(conversation)
     for client in list(event_loop._clients):
         client.shut_down(1)
@@ -40,7 +40,7 @@ def test_the_callback_and_the_future_get_ok_from_the_connection_that_took_it(fak
     assert fake.peer.said("DPUB") == ["DPUB t 1500"]
 
 
-def test_an_error_goes_to_the_callback_and_to_who_awaits(make_nsqd):
+def test_an_error_goes_to_the_callback_and_to_the_future(make_nsqd):
     fake = make_nsqd({"PUB": error_frame(b"E_BAD_MESSAGE PUB message too big")})
     answers: list[tuple[Any, Any]] = []
 
@@ -65,7 +65,7 @@ def test_without_a_callback_an_error_is_logged(caplog):
     assert "failed to publish to t" in caplog.text
 
 
-def test_what_was_published_before_the_loop_ended_is_sent(fake):
+def test_messages_published_before_the_loop_ended_are_sent(fake):
     async def talk() -> None:
         nsq.Writer(fake.address).pub("t", b"last words")
 

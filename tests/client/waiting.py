@@ -1,4 +1,4 @@
-"""Waiting for what other threads do, by looking again and again."""
+"""Waits for other threads by polling a condition."""
 
 import time
 from collections.abc import Callable

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
-from nsq_compat.protocol.frame_reader import Frame, FrameReader, Message, parse_message
-from nsq_compat.protocol.frames import FRAME_TYPE_ERROR, FRAME_TYPE_MESSAGE
+from nsq_compat.protocol.frames import FRAME_TYPE_ERROR, FRAME_TYPE_MESSAGE, Frame, FrameReader, Message, parse_message
 
 _RECEIVE_SIZE = 1 << 18
 

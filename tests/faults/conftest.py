@@ -30,8 +30,8 @@ def seed() -> int:
 def zeros_ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether a small log, too, writes zeros where the next groups will be, as a big one does."""
     if request.param:
-        monkeypatch.setattr(segment, "_MUCH", 0)
-        monkeypatch.setattr(segment, "_AHEAD", 512)
+        monkeypatch.setattr(segment, "_ZERO_AHEAD_FROM", 0)
+        monkeypatch.setattr(segment, "_ZERO_AHEAD", 512)
         monkeypatch.setattr(segment, "_ZEROS", bytes(512))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nsq_compat.protocol.frame_reader import Message
+from nsq_compat.protocol.frames import Message
 from nsq_conformance.nsqd_process import installed_nsqd
 from tests.faults.client import Client
 from tests.faults.conftest import StartDaemon

@@ -6,11 +6,11 @@ from random import Random
 
 import pytest
 
+from nsq_compat.godata.export import write_queue
 from nsq_compat.godata.format import GoMessage, queue_name
 from nsq_compat.godata.takeover import take_over
-from nsq_compat.godata.writer import write_queue
 from nsq_compat.log.data_path import our_folder, topic_folder
-from nsq_compat.log.stored_topic import StoredTopic
+from nsq_compat.log.recovery import StoredTopic
 from nsq_compat.protocol import message
 from nsq_compat.queue.ids import MessageIds
 from tests.faults.disk import SimulatedDisk

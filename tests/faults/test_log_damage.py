@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from nsq_compat.log.checkpoint import ChannelState, TopicState, entries_at_once
 from nsq_compat.log.files import Files, OsFiles
-from nsq_compat.log.group import CHANNEL_CREATED, DEFERRED, HEADER_SIZE, MESSAGES
+from nsq_compat.log.group import HEADER_SIZE
+from nsq_compat.log.recovery import StoredTopic
 from nsq_compat.log.segment import FIRST_GROUP
-from nsq_compat.log.stored_topic import StoredTopic
 from nsq_compat.log.topic_log import LogEnd, TopicLog
 from nsq_compat.protocol.message import make_frames, message_id
+from nsq_compat.protocol.storage_schema import CHANNEL_CREATED, DEFERRED, MESSAGES
 from nsq_compat.tools import nsq_data
 from tests.faults.disk import SimulatedDisk
 
@@ -267,14 +268,14 @@ def acknowledged(everything: bool, count: int = 400, segment_size: int = 4000) -
         (deferred if is_deferred else immediate).extend(ids)
     half = len(immediate) // 2
     unfinished = sorted([*immediate[:half:9], *deferred[::3]])
-    places = {"half": ChannelState(half, entries_at_once([(each, 1) for each in unfinished]))}
+    states = {"half": ChannelState(half, entries_at_once([(each, 1) for each in unfinished]))}
     needed, by_id = {"half": {*immediate[half:], *unfinished}}, {"half": {*unfinished}}
     if everything:
-        places["all"] = ChannelState(0, entries_at_once([(each, 1) for each in deferred]))
+        states["all"] = ChannelState(0, entries_at_once([(each, 1) for each in deferred]))
         needed["all"], by_id["all"] = {*immediate, *deferred}, {*deferred}
     else:
         log.release(half, lambda: unfinished, log.end)
-    checkpoint = TopicState(log.end, 0.0, b"%016x" % next_id, places)
+    checkpoint = TopicState(log.end, 0.0, b"%016x" % next_id, states)
     log.close()
     disk.put(f"{FOLDER}/checkpoint", checkpoint.encode())
     return Acknowledged(disk, needed, by_id)

@@ -11,10 +11,10 @@ import pytest
 
 from nsq_compat.log.checkpoint import ChannelState, TopicState, entries_at_once, entry_id
 from nsq_compat.log.files import Files
-from nsq_compat.log.group import DEFERRED, MESSAGES
 from nsq_compat.log.recovery import recover
 from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol.message import make_frames, message_id
+from nsq_compat.protocol.storage_schema import DEFERRED, MESSAGES
 from nsq_compat.queue.cursor import Cursor
 from tests.faults.disk import SHORT_WRITE, FaultyFiles, SimulatedDisk
 
@@ -175,11 +175,11 @@ def waiting(disk: SimulatedDisk) -> tuple[SimulatedDisk, TopicState, list[bytes]
 
 def consume(files: FaultyFiles, last: TopicState) -> tuple[list[bytes], list[bytes], int]:
     """By number and by id, what a daemon delivers that starts again, and asks again, until the system answers."""
-    places = {"c": ChannelState(0, list(last.channels["c"].entries))}
+    states = {"c": ChannelState(0, list(last.channels["c"].entries))}
     while True:
         with suppress(OSError):
             log = TopicLog.open(cast("Files", files), FOLDER, segment_size=2000, start=last.end)
-            state = recover(replace(last, channels=places), log)
+            state = recover(replace(last, channels=states), log)
             break
     cursor = Cursor(log, 2)
     cursor.move(state.channels["c"].position, state.end.seq, state.channels["c"].gaps)

@@ -7,9 +7,9 @@ from typing import cast
 import pytest
 
 from nsq_compat.log.files import Files
-from nsq_compat.log.group import DEFERRED, MESSAGES
 from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol.message import make_frames, message_id
+from nsq_compat.protocol.storage_schema import DEFERRED, MESSAGES
 from tests.faults.disk import SimulatedDisk
 
 pytestmark = pytest.mark.usefixtures("zeros_ahead")

@@ -17,7 +17,7 @@ from nsq_compat.godata.format import (
     queue_name,
     queues_among,
 )
-from nsq_compat.protocol import go_schema, message
+from nsq_compat.protocol import message, storage_schema
 
 messages = st.builds(
     GoMessage,
@@ -42,12 +42,12 @@ def test_a_wrong_depth_may_be_negative():
     [b"", b"3", b"3\n7,0\n", b"3\n7,0\n7\n", b"x\n0,0\n0,0\n", b"0\n-1,0\n0,0\n", b"0\n0,0\n0,0\n0", b"\0" * 12,
      b"0\n0,0\n0," + b"9" * 40 + b"\n", "٣\n0,0\n0,0\n".encode()],
 )  # fmt: skip
-def test_anything_else_is_no_positions(data):
+def test_other_contents_are_not_positions(data):
     assert decode_positions(data) is None
 
 
 @given(st.binary(max_size=40))
-def test_any_bytes_are_positions_or_not(data):
+def test_any_bytes_are_decoded_or_rejected(data):
     positions = decode_positions(data)
     assert positions is None or min(positions[1:]) >= 0
 
@@ -82,7 +82,7 @@ def test_a_queue_belongs_to_a_topic_or_a_channel(name, owner):
     assert QueueFiles(name).owner == owner
 
 
-def test_names_are_those_of_go():
+def test_file_names_are_those_of_go():
     assert queue_name("t", None) == "t"
     assert queue_name("t", "c") == "t:c"
     assert positions_name("t:c") == "t:c.diskqueue.meta.dat"
@@ -91,8 +91,8 @@ def test_names_are_those_of_go():
 
 
 @given(messages)
-def test_a_record_is_what_the_declaration_says(stored):
-    assert encode_record(stored) == go_schema.RECORD.build(stored._asdict())
+def test_a_record_matches_the_declaration(stored):
+    assert encode_record(stored) == storage_schema.GO_RECORD.build(stored._asdict())
 
 
 def test_a_frame_is_meant_for_the_next_delivery():
@@ -102,5 +102,5 @@ def test_a_frame_is_meant_for_the_next_delivery():
 
 
 @given(messages)
-def test_a_message_survives_being_a_frame(stored):
+def test_a_message_survives_conversion_to_a_frame(stored):
     assert message_of(frame_of(stored)) == stored

@@ -1,6 +1,6 @@
-"""Go's queues become ours: once, whatever moment the process dies at.
+"""Imports of disk queues: each message exactly once, at whatever step the process is killed.
 
-The log of a topic is played by one file, to which every frame is appended as it is.
+Instead of a log, a topic has one file to which all frames are appended.
 """
 
 import os
@@ -8,9 +8,9 @@ import shutil
 
 import pytest
 
+from nsq_compat.godata.export import write_queue
 from nsq_compat.godata.format import GoMessage, queue_name
 from nsq_compat.godata.queue_import import RECEIPT, GoImport, find_go_topics
-from nsq_compat.godata.writer import write_queue
 from nsq_compat.log.data_path import make_our_folder, topic_folder
 from nsq_compat.log.files import OsFiles
 from nsq_compat.protocol import message
@@ -78,14 +78,14 @@ def test_topics_and_channels_are_found_by_their_files(tmp_path):
     assert [topic.is_empty(OsFiles(), str(tmp_path)) for topic in found] == [True, False]
 
 
-def test_what_is_ephemeral_or_nameless_stays_where_it_is(tmp_path, caplog):
+def test_queues_that_are_ephemeral_or_have_invalid_names_are_left_alone(tmp_path, caplog):
     go_has(tmp_path, "t#ephemeral", "c", b"1")
     go_has(tmp_path, "t", "not legal", b"1")
     assert find_go_topics(OsFiles(), str(tmp_path)) == []
     assert len(caplog.messages) == 2
 
 
-def test_a_queue_with_nothing_but_bad_files_is_none(tmp_path):
+def test_a_queue_with_only_bad_files_is_ignored(tmp_path):
     (tmp_path / "t.diskqueue.000000.dat.bad").touch()
     assert find_go_topics(OsFiles(), str(tmp_path)) == []
 
@@ -98,7 +98,7 @@ def test_frames_are_those_of_the_next_delivery(tmp_path):
     assert message.message_id(frame) == stored(b"1").id
 
 
-def test_an_import_moves_the_files_and_leaves_no_trace_of_itself(tmp_path):
+def test_an_import_moves_the_files_and_leaves_no_temporary_ones(tmp_path):
     go_has(tmp_path, "t", None, b"1", b"2")
     go_has(tmp_path, "t", "c", b"3")
     go_has(tmp_path, "u", None, b"4")
@@ -112,7 +112,7 @@ def test_an_import_moves_the_files_and_leaves_no_trace_of_itself(tmp_path):
     assert len(os.listdir(tmp_path / "nsq_compat" / "imported" / "1")) == 6
 
 
-def test_a_topic_that_is_ours_already_keeps_what_it_has(tmp_path):
+def test_an_existing_topic_keeps_its_messages(tmp_path):
     for body in (b"1", b"2"):
         go_has(tmp_path, "t", None, body)
         import_all(OsFiles(), tmp_path)
@@ -124,20 +124,9 @@ def test_the_files_of_an_empty_topic_are_only_moved(tmp_path):
     go_has(tmp_path, "t", None)
     make_our_folder(OsFiles(), str(tmp_path))
     (topic,) = find_go_topics(OsFiles(), str(tmp_path))
-    GoImport(OsFiles(), str(tmp_path)).dismiss(topic)
+    GoImport(OsFiles(), str(tmp_path)).set_aside_empty(topic)
     assert sorted(os.listdir(tmp_path)) == ["nsq_compat"]
     assert os.listdir(tmp_path / "nsq_compat") == ["imported"]
-
-
-def test_an_import_that_is_given_up_leaves_gos_files(tmp_path):
-    go_has(tmp_path, "t", None, b"1")
-    make_our_folder(OsFiles(), str(tmp_path))
-    importer = GoImport(OsFiles(), str(tmp_path))
-    (topic,) = find_go_topics(OsFiles(), str(tmp_path))
-    importer.begin(topic)
-    importer.abandon(topic)
-    assert gos(tmp_path) == [b"1"]
-    assert os.listdir(tmp_path / "nsq_compat") == []
 
 
 def steps_of(prepare, tmp_path):
@@ -164,7 +153,7 @@ def topics_of_ours(folder):
 
 
 @pytest.mark.parametrize("prepare", [a_new_topic, topics_of_ours])
-def test_whatever_step_the_process_dies_at_every_message_comes_once(prepare, tmp_path):
+def test_every_message_is_delivered_once_at_whatever_step_the_process_is_killed(prepare, tmp_path):
     steps = steps_of(prepare, tmp_path)
     assert steps > 40
     for number in range(1, steps + 1):
@@ -180,7 +169,7 @@ def test_whatever_step_the_process_dies_at_every_message_comes_once(prepare, tmp
         shutil.rmtree(folder)
 
 
-def test_it_may_die_again_while_it_recovers(tmp_path):
+def test_the_process_may_be_killed_again_while_it_recovers(tmp_path):
     steps = steps_of(topics_of_ours, tmp_path)
     for number in range(1, steps + 1, 3):
         folder = tmp_path / str(number)
@@ -218,7 +207,7 @@ def interrupted_before_the_files_are_moved(folder):
     assert (ours(folder, "t"), gos(folder)) == ([b"1"], [b"1"])
 
 
-def test_files_that_nobody_has_used_are_moved_by_the_next_start(tmp_path):
+def test_unused_files_are_moved_by_the_next_start(tmp_path):
     interrupted_before_the_files_are_moved(tmp_path)
     import_all(OsFiles(), tmp_path)
     assert (ours(tmp_path, "t"), gos(tmp_path)) == ([b"1"], [])
@@ -246,7 +235,7 @@ def test_files_that_another_nsqd_has_used_are_imported_again(tmp_path, caplog, u
     [b"", b"{}", b"\xff", b"[" * 10_000, b'{"folder":"../..","sizes":{},"positions":{}}',
      b'{"folder":"1","sizes":{"../x":1},"positions":{}}', b'{"folder":"1","sizes":{},"positions":{"x":""}}'],
 )  # fmt: skip
-def test_a_damaged_receipt_means_importing_again(tmp_path, caplog, receipt):
+def test_a_damaged_receipt_causes_another_import(tmp_path, caplog, receipt):
     interrupted_before_the_files_are_moved(tmp_path)
     (tmp_path / "nsq_compat" / "t.topic" / RECEIPT).write_bytes(receipt)
     import_all(OsFiles(), tmp_path)

@@ -1,4 +1,4 @@
-"""Reading Go's queues: files written by hand, then damaged in every way. A message is named by its body here."""
+"""Reading disk queues of Go: written by hand, and then damaged. Messages are identified by their bodies."""
 
 import errno
 import os
@@ -65,7 +65,7 @@ def test_a_message_keeps_time_attempts_and_id(queue):
     assert found == GoMessage(NOW_NS, 2, b"0123456789abcdef", b"hello")
 
 
-def test_reading_begins_at_the_reading_position(queue):
+def test_reading_begins_at_the_read_position(queue):
     first = records(b"finished")
     both = records(b"finished", b"next")
     queue.has(f"1\n7,{len(first)}\n7,{len(both)}\n", f7=both)
@@ -89,7 +89,7 @@ def test_a_queue_without_files_is_empty(queue):
     assert queue.read() == []
 
 
-def test_files_before_the_reading_position_are_finished(queue):
+def test_files_before_the_read_position_are_finished(queue):
     queue.has(f"1\n5,0\n5,{len(records(b'new'))}\n", f4=records(b"finished"), f5=records(b"new"))
     assert queue.read() == [b"new"]
     assert queue.report.ignored == ["q.diskqueue.000004.dat"]
@@ -101,19 +101,19 @@ def test_bad_files_are_never_read(queue):
     assert queue.report.ignored == ["q.diskqueue.000000.dat.bad"]
 
 
-def test_ids_that_are_not_nsqds_do_not_matter(queue):
+def test_ids_of_other_programs_are_read(queue):
     data = b"".join(encode_record(GoMessage(1, 0, b"?" * 16, body)) for body in (b"a", b"b"))
     queue.has(f"2\n0,0\n0,{len(data)}\n", f0=data)
     assert queue.read() == [b"a", b"b"]
 
 
-def test_other_queues_are_not_looked_at(queue):
+def test_other_queues_are_not_read(queue):
     queue.has("1\n0,0\n0,31\n", f0=records(b"a"))
     assert list(read_queue(OsFiles(), queue.folder, "q:c")) == []
 
 
 @given(st.lists(st.binary(max_size=200), max_size=20), st.integers(1, 400))
-def test_any_messages_in_any_files_come_in_order(tmp_path_factory, bodies, size):
+def test_any_messages_in_any_files_are_read_in_order(tmp_path_factory, bodies, size):
     queue = Queue(tmp_path_factory.mktemp("queue"))
     content: dict[int, bytes] = {}
     for number, body in enumerate(bodies):
@@ -128,52 +128,52 @@ def test_any_messages_in_any_files_come_in_order(tmp_path_factory, bodies, size)
 # --- After a crash ----------------------------------------------------------------------------------------------------
 
 
-def test_without_positions_every_data_file_counts(queue):
+def test_without_positions_every_data_file_is_read(queue):
     queue.has(f2=records(b"a", b"b"), f3=records(b"c"))
     assert queue.read() == [b"a", b"b", b"c"]
     assert queue.report.claimed_depth is None
     assert queue.report.damaged_parts == 0
 
 
-def test_positions_that_make_no_sense_are_damage_and_no_more(queue):
+def test_invalid_positions_are_only_damage(queue):
     queue.has("garbage", f0=records(b"a"))
     assert queue.read() == [b"a"]
     assert [damage.reason for damage in queue.report.damages] == ["not the positions of a queue"]
 
 
-def test_what_follows_the_writing_position_is_read(queue):
+def test_data_after_the_write_position_is_read(queue):
     queue.has(f"1\n0,0\n0,{len(records(b'a'))}\n", f0=records(b"a", b"b", b"c"))
     assert queue.read() == [b"a", b"b", b"c"]
     assert (queue.report.unsynced, queue.report.damaged_parts) == (2, 0)
 
 
-def test_files_behind_the_writing_position_are_read(queue):
+def test_files_after_the_write_position_are_read(queue):
     # nsqd: after such a start it writes to the next file, and only later says so.
     queue.has(f"1\n0,0\n0,{len(records(b'a'))}\n", f0=records(b"a", b"b"), f1=records(b"c"))
     assert queue.read() == [b"a", b"b", b"c"]
     assert queue.report.unsynced == 2
 
 
-def test_the_rest_of_older_messages_behind_the_end_is_searched(queue):
+def test_the_rest_of_overwritten_messages_is_searched(queue):
     new, old = records(b"new"), records(b"old one", b"old two", b"old three")
     queue.has(f"1\n0,0\n0,{len(new)}\n", f0=new + old[len(new) :])
     assert queue.read() == [b"new", b"old two", b"old three"]
     assert (queue.report.unsynced, queue.report.damaged_parts) == (2, 1)
 
 
-def test_a_reading_position_beyond_the_writing_position_reads_what_is_there(queue):
+def test_a_read_position_after_the_write_position_reads_the_rest(queue):
     first = len(records(b"a"))
     queue.has(f"-1\n0,{first}\n0,0\n", f0=records(b"a", b"b"))
     assert queue.read() == [b"b"]
 
 
-def test_a_reading_position_beyond_the_file_is_damage(queue):
+def test_a_read_position_beyond_the_file_is_damage(queue):
     queue.has("1\n0,500\n1,0\n", f0=records(b"a"))
     assert queue.read() == []
     assert queue.report.damages[0].reason == "shorter than the reading position"
 
 
-def test_a_file_cut_short_is_damage(queue):
+def test_a_truncated_file_is_damage(queue):
     data = records(b"a", b"b")
     queue.has(f"2\n0,0\n0,{len(data)}\n", f0=data[:-1])
     assert queue.read() == [b"a"]
@@ -211,7 +211,7 @@ def test_a_wrong_size_costs_one_message(queue, victim, size):
     assert (queue.report.damaged_parts, queue.report.damaged_bytes) == (1, STARTS[victim + 1] - at)
 
 
-def test_a_record_that_swallows_others_is_dropped_in_their_favour(queue):
+def test_a_record_that_covers_others_is_dropped_in_their_favour(queue):
     at, size = STARTS[1], STARTS[4] - STARTS[1]
     queue.has(f"6\n0,0\n0,{len(WHOLE)}\n", f0=WHOLE[:at] + struct.pack(">i", size) + WHOLE[at + 4 :])
     assert queue.read() == [BODIES[0], *BODIES[2:]]
@@ -226,20 +226,20 @@ def test_a_changed_byte_costs_at_most_its_own_message(tmp_path_factory, offset, 
     queue.has(f"6\n0,0\n0,{len(WHOLE)}\n", f0=bytes(damaged))
     victim = max(number for number in range(len(BODIES)) if STARTS[number] <= offset)
     size = int.from_bytes(damaged[STARTS[victim] : STARTS[victim] + 4], "big")
-    assume(STARTS[victim] + 4 + size not in STARTS[victim + 2 :])  # ends where another record does: nobody can tell
+    assume(STARTS[victim] + 4 + size not in STARTS[victim + 2 :])  # ends where another record does: not detectable
     found = queue.read()
     assert not Counter(BODIES[:victim] + BODIES[victim + 1 :]) - Counter(found)
     assert len(found) <= len(BODIES) + 1  # a body that looks like records may be cut into one
 
 
 @pytest.mark.parametrize("cut", range(len(WHOLE)))
-def test_a_tail_cut_anywhere_costs_what_it_cuts(queue, cut):
+def test_a_truncated_tail_costs_only_the_messages_in_it(queue, cut):
     queue.has(f0=WHOLE[:cut])
     assert queue.read() == [body for body, end in zip(BODIES, STARTS[1:], strict=True) if end <= cut]
     assert queue.report.damaged_parts == (cut not in STARTS)
 
 
-def test_a_page_of_zeros_costs_what_was_on_it(queue):
+def test_a_page_of_zeros_costs_only_the_messages_on_it(queue):
     bodies = [b"%04d" % number + bytes(60) for number in range(200)]
     data = records(*bodies)
     queue.has(f0=data[:4096] + bytes(4096) + data[8192:])
@@ -306,7 +306,7 @@ def test_a_broken_disk_is_damage(queue):
     assert queue.report.damages[0].reason == "Input/output error"
 
 
-def test_what_may_pass_is_not_taken_for_damage(queue):
+def test_a_temporary_error_is_not_damage(queue):
     queue.has(f0=records(b"a"))
     with pytest.raises(OSError, match="memory"):
         queue.read(failing(errno.ENOMEM))

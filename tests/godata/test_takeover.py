@@ -1,4 +1,4 @@
-"""A data path of Go's becomes ours, in real logs: each channel is given what Go's channel held."""
+"""An import of a data path of Go: each channel receives the messages that its queue held."""
 
 import os
 from itertools import repeat
@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nsq_compat.godata.export import write_queue
 from nsq_compat.godata.format import GoMessage, queue_name
 from nsq_compat.godata.takeover import take_over
-from nsq_compat.godata.writer import write_queue
 from nsq_compat.log.data_path import make_our_folder, topic_folder
 from nsq_compat.log.files import OsFiles
 from nsq_compat.log.metadata import ChannelMetadata, TopicMetadata, save_metadata
-from nsq_compat.log.stored_topic import StoredTopic
+from nsq_compat.log.recovery import StoredTopic
 from nsq_compat.protocol import message
 from nsq_compat.queue.ids import MessageIds
 from tests.faults.dying import Crash, Dying
@@ -56,7 +56,7 @@ def data_path(tmp_path):
     return DataPath(tmp_path)
 
 
-def test_every_channel_gets_its_own(data_path):
+def test_every_channel_gets_the_messages_of_its_queue(data_path):
     data_path.go_has("t", None)
     data_path.go_has("t", "a", 5, 6, 7, 8, 9)
     data_path.go_has("t", "b", 2, 8, 9)
@@ -64,7 +64,7 @@ def test_every_channel_gets_its_own(data_path):
     assert data_path.taken_over().ours() == {"a": [5, 6, 7, 8, 9], "b": [2, 8, 9], "c": []}
 
 
-def test_what_no_channel_has_got_is_for_all(data_path):
+def test_messages_in_the_topics_queue_are_for_all_channels(data_path):
     data_path.go_has("t", None, 8, 9)
     data_path.go_has("t", "a", 1, 2, 3)
     data_path.go_has("t", "b", 2)
@@ -72,7 +72,7 @@ def test_what_no_channel_has_got_is_for_all(data_path):
     assert data_path.taken_over().ours() == {"a": [1, 2, 3, 8, 9], "b": [2, 8, 9], "idle": [8, 9]}
 
 
-def test_what_a_topic_gave_to_its_channels_and_still_has_comes_once(data_path):
+def test_a_message_in_a_topics_and_a_channels_queue_is_delivered_once(data_path):
     """Go's positions of the topic are older than its channels' files."""
     data_path.go_has("t", None, 5, 6, 7, 8, 9)
     data_path.go_has("t", "a", 1, 2, 3, 5, 6, 7)
@@ -80,18 +80,18 @@ def test_what_a_topic_gave_to_its_channels_and_still_has_comes_once(data_path):
     assert data_path.taken_over().ours() == {"a": [1, 2, 3, 5, 6, 7, 8, 9], "b": [5, 6, 7, 8, 9]}
 
 
-def test_what_a_channel_put_back_and_still_has_comes_once(data_path):
+def test_a_message_twice_in_a_channels_queue_is_delivered_once(data_path):
     data_path.go_has("t", "a", 1, 2, 3, 1, 4, 2, 5)
     data_path.go_has("t", "b", 1, 2, 1)
     assert data_path.taken_over().ours() == {"a": [1, 2, 3, 4, 5], "b": [2, 1]}
 
 
-def test_without_channels_the_topic_holds_it(data_path):
+def test_without_channels_the_topic_holds_the_messages(data_path):
     data_path.go_has("t", None, 1, 2)
     assert data_path.taken_over().ours() == {None: [1, 2]}
 
 
-def test_a_paused_topic_holds_it_back(data_path):
+def test_a_paused_topic_holds_the_messages_back(data_path):
     data_path.go_has("t", None, 8)
     data_path.go_has("t", "a", 1)
     data_path.knows("t", "a", paused=True)
@@ -116,7 +116,7 @@ def test_messages_out_of_order_are_not_lost(data_path):
 
 
 @pytest.mark.parametrize("number", [b"f" * 16, b"?" * 16])
-def test_an_id_out_of_its_time_stops_nothing(data_path, number):
+def test_an_id_that_does_not_match_its_timestamp_is_not_in_the_way(data_path, number):
     messages = [stored(1)._replace(id=number), stored(2), stored(3)]
     write_queue(OsFiles(), str(data_path.folder), "t", messages, 1 << 20)
     data_path.taken_over()
@@ -127,7 +127,7 @@ def test_an_id_out_of_its_time_stops_nothing(data_path, number):
         assert IDS[3] < ids.take_one(NOW_NS) < b"f"
 
 
-def test_new_ids_follow_whatever_node_made_the_old_ones(data_path):
+def test_new_ids_exceed_old_ones_of_any_node(data_path):
     data_path.go_has("t", None, 1, 2, 3)
     data_path.taken_over()
     with StoredTopic(OsFiles(), topic_folder(str(data_path.folder), "t")) as topic:
@@ -136,7 +136,7 @@ def test_new_ids_follow_whatever_node_made_the_old_ones(data_path):
         assert ids.take_one(0) > IDS[3]
 
 
-def test_a_topic_that_is_ours_already_gets_more(data_path):
+def test_an_existing_topic_gets_more_messages(data_path):
     data_path.go_has("t", None, 1)
     data_path.go_has("t", "a", 2)
     data_path.taken_over()
@@ -147,14 +147,14 @@ def test_a_topic_that_is_ours_already_gets_more(data_path):
     assert {name: sorted(numbers) for name, numbers in data_path.ours().items()} == {"a": [1, 2, 3, 9], "b": [4, 9]}
 
 
-def test_a_topic_that_held_gives_to_the_channels_go_made(data_path):
+def test_a_topic_that_held_messages_gives_them_to_the_channels_that_go_created(data_path):
     data_path.go_has("t", None, 1)
     data_path.taken_over()
     data_path.go_has("t", "a", 2)
     assert {name: sorted(numbers) for name, numbers in data_path.taken_over().ours().items()} == {"a": [1, 2]}
 
 
-def test_a_topic_that_go_unpaused_is_unpaused(data_path):
+def test_a_topic_that_was_unpaused_in_go_is_unpaused(data_path):
     data_path.go_has("t", None, 8)
     data_path.go_has("t", "a", 1)
     data_path.knows("t", "a", paused=True)
@@ -164,14 +164,14 @@ def test_a_topic_that_go_unpaused_is_unpaused(data_path):
     assert {name: sorted(numbers) for name, numbers in data_path.taken_over().ours().items()} == {"a": [1, 2, 8]}
 
 
-def test_queues_without_messages_leave_nothing_but_their_files(data_path):
+def test_queues_without_messages_are_only_moved(data_path):
     data_path.go_has("t", None)
     data_path.go_has("t", "a")
     data_path.taken_over()
     assert os.listdir(data_path.folder / "nsq_compat") == ["imported"]
 
 
-def test_what_was_imported_and_what_was_damaged_is_logged(data_path, caplog):
+def test_imports_and_damage_are_logged(data_path, caplog):
     caplog.set_level("INFO")
     data_path.go_has("t", None, 1, 2)
     with open(data_path.folder / "t.diskqueue.000000.dat", "ab") as file:
@@ -181,7 +181,7 @@ def test_what_was_imported_and_what_was_damaged_is_logged(data_path, caplog):
     assert "DISKQUEUE(t): 1 damaged parts, 7 bytes could not be read" in caplog.messages
 
 
-def test_a_large_queue_is_taken_over_in_pieces(data_path):
+def test_a_large_queue_is_imported_in_batches(data_path):
     messages = [stored(number)._replace(body=b"%d" % number + b" " * 20_000) for number in range(300)]
     write_queue(OsFiles(), str(data_path.folder), "t:a", messages, 1 << 20)
     assert data_path.taken_over().ours() == {"a": list(range(300))}
@@ -192,7 +192,7 @@ queues = st.lists(st.integers(0, 60), max_size=30)
 
 @given(st.dictionaries(st.sampled_from(["a", "b", "c"]), queues), queues, st.sampled_from([0, 50, 100]))
 @settings(max_examples=60)
-def test_whatever_go_held_is_ours_once(tmp_path_factory, channels, topic_queue, shift):
+def test_all_messages_of_go_are_imported_once(tmp_path_factory, channels, topic_queue, shift):
     data_path = DataPath(tmp_path_factory.mktemp("data"))
     common = [number + shift for number in topic_queue]
     data_path.go_has("t", None, *common)
@@ -206,7 +206,7 @@ def test_whatever_go_held_is_ours_once(tmp_path_factory, channels, topic_queue, 
         assert {name: sorted(numbers) for name, numbers in data_path.ours().items()} == expected
 
 
-def test_whatever_step_the_process_dies_at_every_message_comes_once(tmp_path):
+def test_every_message_is_delivered_once_at_whatever_step_the_process_is_killed(tmp_path):
     for number in range(1, 1000):
         (tmp_path / str(number)).mkdir()
         data_path = DataPath(tmp_path / str(number))

@@ -1,4 +1,4 @@
-"""A checkpoint survives encoding, and nothing but a whole checkpoint is taken for one."""
+"""A checkpoint is decoded as it was encoded, and anything but a complete checkpoint is rejected."""
 
 from dataclasses import replace
 
@@ -21,13 +21,13 @@ from nsq_compat.log.checkpoint import (
 )
 from nsq_compat.log.group import NOWHERE, location_of, place_of
 from nsq_compat.log.topic_log import LogEnd
-from nsq_compat.protocol import checkpoint_schema
+from nsq_compat.protocol import storage_schema
 
 numbers = st.integers(0, (1 << 64) - 1)
 ids = st.integers(0, (1 << 64) - 1).map(lambda number: b"%016x" % number)
 locations = st.just(NOWHERE) | st.builds(location_of, st.integers(1, (1 << 64) - 1), st.binary(max_size=3))
 entries = st.builds(pack_key, st.floats(0, 1e12), numbers, ids, st.integers(0, 65535), locations)
-places = st.builds(
+states = st.builds(
     ChannelState, numbers, st.lists(entries, max_size=5), st.lists(st.tuples(numbers, numbers), max_size=3)
 )
 names = st.text(st.sampled_from("abcXYZ.-_019"), min_size=1, max_size=64)
@@ -36,8 +36,8 @@ checkpoints = st.builds(
     st.builds(LogEnd, st.integers(0, 1 << 62), st.integers(0, 1 << 62), numbers),
     st.floats(allow_nan=False, allow_infinity=False),
     ids,
-    st.dictionaries(names, places, max_size=4),
-    st.none() | places,
+    st.dictionaries(names, states, max_size=4),
+    st.none() | states,
     st.booleans(),
     st.booleans(),
     st.booleans(),
@@ -53,33 +53,33 @@ SMALL = TopicState(
 
 
 @given(checkpoints)
-def test_what_is_decoded_is_what_was_encoded(checkpoint):
+def test_decoding_reverses_encoding(checkpoint):
     assert decode(checkpoint.encode()) == checkpoint
 
 
-def test_the_bytes_are_those_of_the_declaration():
-    parsed = checkpoint_schema.CHECKPOINT.parse(SMALL.encode())
-    assert (parsed.header.log_offset, parsed.header.held_back, parsed.places[0].name) == (400, 1, b"c")
-    assert parsed.places[0].gaps[0].end == 6
-    assert checkpoint_schema.CHECKPOINT.build(parsed) == SMALL.encode()
+def test_the_encoding_matches_the_declaration():
+    parsed = storage_schema.CHECKPOINT.parse(SMALL.encode())
+    assert (parsed.header.log_offset, parsed.header.held_back, parsed.states[0].name) == (400, 1, b"c")
+    assert parsed.states[0].gaps[0].end == 6
+    assert storage_schema.CHECKPOINT.build(parsed) == SMALL.encode()
 
 
-def test_an_older_version_finds_what_it_reads_before_the_locations():
-    place = SMALL.channels["c"]
-    plain = replace(SMALL, channels={"c": replace(place, entries=[key[: ENTRY.size] for key in place.entries])})
+def test_an_older_version_reads_a_checkpoint_without_the_locations():
+    state = SMALL.channels["c"]
+    plain = replace(SMALL, channels={"c": replace(state, entries=[key[: ENTRY.size] for key in state.entries])})
     content, plain_content = SMALL.encode()[HEADER.size :], plain.encode()[HEADER.size :]
-    assert content.startswith(plain_content + checkpoint_schema.LOCATIONS_MAGIC)
+    assert content.startswith(plain_content + storage_schema.LOCATIONS_MAGIC)
     assert decode(plain.encode()) == plain
 
 
-def test_locations_are_those_of_the_declaration():
-    parsed = checkpoint_schema.CHECKPOINT.parse(SMALL.encode())
-    assert [location.place for location in parsed.locations.places[0]] == [0, place_of(1, 300)]
+def test_the_locations_match_the_declaration():
+    parsed = storage_schema.CHECKPOINT.parse(SMALL.encode())
+    assert [location.place for location in parsed.locations.locations[0]] == [0, place_of(1, 300)]
     without = TopicState(LogEnd(1, 400, 9), 1.5, b"%016x" % 77, {"c": ChannelState(3)})
-    assert checkpoint_schema.CHECKPOINT.parse(without.encode()).locations is None
+    assert storage_schema.CHECKPOINT.parse(without.encode()).locations is None
 
 
-def test_many_entries_are_encoded_a_step_at_a_time():
+def test_many_entries_are_encoded_in_steps():
     keys = [pack_key(float(number), number, b"%016x" % number, 1) for number in range(20_000)]
     checkpoint = TopicState(LogEnd(1, 400, 9), 1.5, b"%016x" % 77, {"c": ChannelState(3, keys)})
     encoding = Encoding(checkpoint)
@@ -92,7 +92,7 @@ def test_many_entries_are_encoded_a_step_at_a_time():
 
 
 @pytest.mark.parametrize("offset", range(len(SMALL.encode())))
-def test_a_flipped_bit_anywhere_is_noticed(offset):
+def test_a_flipped_bit_is_detected(offset):
     data = bytearray(SMALL.encode())
     data[offset] ^= 1 << (offset % 8)
     with pytest.raises(BadCheckpoint):
@@ -100,31 +100,37 @@ def test_a_flipped_bit_anywhere_is_noticed(offset):
 
 
 @pytest.mark.parametrize("size", range(len(SMALL.encode())))
-def test_a_checkpoint_that_is_cut_short_is_noticed(size):
+def test_a_truncated_checkpoint_is_detected(size):
     with pytest.raises(BadCheckpoint):
         decode(SMALL.encode()[:size])
 
 
 @given(st.binary(max_size=300))
-def test_garbage_is_noticed(data):
+def test_garbage_is_detected(data):
     with pytest.raises(BadCheckpoint):
         decode(data)
 
 
-def test_entries_are_told_apart_by_their_due_times():
+def test_entries_are_due_at_once_or_deferred():
     soon = ENTRY.pack(5.0, 1, b"%016x" % 1, 4)
     at_once = entries_at_once([(b"%016x" % 9, 2), (b"%016x" % 3, 1)])
-    place = ChannelState(0, [soon, *reversed(at_once)])
-    assert place.at_once() == [(b"%016x" % 9, 2), (b"%016x" % 3, 1)]
-    assert place.deferred() == [soon]
-    assert [is_at_once(key) for key in place.entries] == [False, True, True]
+    state = ChannelState(0, [soon, *reversed(at_once)])
+    assert [is_at_once(key) for key in state.entries] == [False, True, True]
+    assert state.at_once() == [(b"%016x" % 9, 2), (b"%016x" % 3, 1)]
+    assert state.take_deferred() == [soon]
+    assert state.entries == []
     assert entry_id(soon) == b"%016x" % 1
 
 
-def test_passing_over_moves_who_has_all_and_makes_a_gap_for_who_is_behind():
+def test_skipping_moves_the_position_or_makes_a_gap():
     ahead, behind = ChannelState(5), ChannelState(3)
-    for place in (ahead, behind):
-        place.pass_over(5, 8)
-        place.pass_over(9, 9)
+    for state in (ahead, behind):
+        state.skip(5, 8)
+        state.skip(9, 9)
     assert (ahead.position, ahead.gaps) == (8, [])
     assert (behind.position, behind.gaps) == (3, [(5, 8)])
+    behind.skip(2, 4)
+    behind.skip(7, 10)
+    assert (behind.position, behind.gaps) == (4, [(5, 10)])
+    behind.skip(4, 5)
+    assert (behind.position, behind.gaps) == (10, [])

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from nsq_compat.log.checkpoint import ChannelState
 from nsq_compat.log.control_log import ROW, ControlLog, Requeued, _pass_over, decode_requeued, encode_requeued
-from nsq_compat.log.group import CHANNEL_CREATED, TOPIC_PAUSED
 from nsq_compat.log.storage import CHECKPOINT, Durability
 from nsq_compat.protocol import storage_schema
+from nsq_compat.protocol.storage_schema import CHANNEL_CREATED, TOPIC_PAUSED
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Who may use a data path, and what is said to whom may not."""
+"""The layout of a data path, its lock, and the errors for unusable ones."""
 
 import os
 import subprocess
@@ -9,8 +9,10 @@ import pytest
 from nsq_compat.log.data_path import (
     DataPathError,
     DataPathLock,
+    leftover_name,
     make_our_folder,
     remove_folder,
+    remove_leftovers,
     resolved,
     topic_folder,
     topics_in,
@@ -18,7 +20,7 @@ from nsq_compat.log.data_path import (
 from nsq_compat.log.files import OsFiles
 
 
-def test_a_data_path_is_one_daemons_at_a_time(tmp_path):
+def test_a_data_path_is_locked_by_one_daemon_at_a_time(tmp_path):
     with DataPathLock(str(tmp_path)):
         with pytest.raises(DataPathError) as caught:
             DataPathLock(str(tmp_path))
@@ -44,13 +46,13 @@ def test_releasing_twice_is_fine(tmp_path):
     lock.release()
 
 
-def test_a_missing_folder_is_not_made(tmp_path):
+def test_a_missing_folder_is_not_created(tmp_path):
     with pytest.raises(DataPathError) as caught:
         DataPathLock(f"{tmp_path}/no")
     assert str(caught.value) == f"failed to lock data-path: open {tmp_path}/no: no such file or directory"
 
 
-def test_a_file_is_no_data_path(tmp_path):
+def test_a_file_is_not_a_data_path(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(DataPathError, match="open .*/file: not a directory$"):
         DataPathLock(f"{tmp_path}/file")
@@ -62,13 +64,13 @@ def test_the_current_folder_is_the_default(tmp_path, monkeypatch):
     assert resolved("x") == "x"
 
 
-def test_our_folder_is_for_its_owner_only_and_made_once(tmp_path):
+def test_our_folder_is_accessible_by_its_owner_only_and_created_once(tmp_path):
     make_our_folder(OsFiles(), str(tmp_path))
     make_our_folder(OsFiles(), str(tmp_path))
     assert os.stat(tmp_path / "nsq_compat").st_mode & 0o777 == 0o700
 
 
-def test_a_file_where_our_folder_should_be_is_said(tmp_path):
+def test_a_file_in_place_of_our_folder_is_reported(tmp_path):
     (tmp_path / "nsq_compat").touch()
     with pytest.raises(DataPathError, match="cannot write to data-path: .*/nsq_compat is not a directory"):
         make_our_folder(OsFiles(), str(tmp_path))
@@ -78,7 +80,7 @@ def test_a_file_where_our_folder_should_be_is_said(tmp_path):
     ("error", "text"),
     [(PermissionError(13, ""), "permission denied"), (OSError(30, ""), "read-only file system")],
 )
-def test_a_data_path_that_cannot_be_written_to_is_said(tmp_path, error, text):
+def test_a_read_only_data_path_is_reported(tmp_path, error, text):
     class Refusing(OsFiles):
         @staticmethod
         def mkdir(path, mode=0o700):
@@ -104,3 +106,16 @@ def test_removing_a_folder_removes_its_files(tmp_path):
     remove_folder(OsFiles(), str(folder))
     remove_folder(OsFiles(), str(folder))
     assert not folder.exists()
+
+
+def test_a_leftover_has_a_name_that_is_not_taken():
+    assert leftover_name("/data/orders.topic", ["orders.topic", "orders.deleted-1"]) == "/data/orders.deleted-2"
+
+
+def test_only_the_remains_of_deleted_topics_are_removed(tmp_path):
+    for folder in (leftover_name(str(tmp_path / "orders.topic"), []), str(tmp_path / "returns.topic")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "log.1").write_bytes(b"")
+    (tmp_path / "reserve").write_bytes(b"")
+    remove_leftovers(OsFiles(), str(tmp_path))
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["reserve", "returns.topic"]

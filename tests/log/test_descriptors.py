@@ -32,7 +32,7 @@ def start(limit=3, reserve=0, system=1000):
     return disk, descriptors, [File(f"/{number}") for number in range(9)]
 
 
-def test_a_file_is_opened_when_it_is_used_and_stays_open():
+def test_a_file_is_opened_on_first_use_and_stays_open():
     disk, descriptors, files = start()
     fd = descriptors.use(files[4])
     assert disk.pread(fd, 9, 0) == b"4"
@@ -60,7 +60,7 @@ def test_a_pinned_file_stays_open_until_it_is_unpinned():
     assert fd not in disk.open_files
 
 
-def test_when_everything_is_pinned_the_limit_is_passed():
+def test_pinned_files_may_exceed_the_limit():
     _, descriptors, files = start(limit=2)
     assert len({descriptors.pin(file) for file in files}) == len(files)
 
@@ -75,7 +75,7 @@ def test_a_file_closed_while_pinned_can_be_used_again():
     assert not disk.open_files
 
 
-def test_creating_refuses_a_file_that_is_there():
+def test_creating_an_existing_file_fails():
     disk, descriptors, files = start()
     with pytest.raises(FileExistsError):
         descriptors.create(files[0])
@@ -83,7 +83,7 @@ def test_creating_refuses_a_file_that_is_there():
     assert disk.content("/new") == b"n"
 
 
-def test_the_reserve_is_given_up_when_there_are_no_descriptors_and_taken_back_later():
+def test_the_reserve_is_used_when_descriptors_run_out_and_filled_again_later():
     disk, descriptors, files = start(limit=8, reserve=2, system=6)
     others = [disk.open("/8", 0) for _ in range(4)]
     assert descriptors.reserve == 2
@@ -98,7 +98,7 @@ def test_the_reserve_is_given_up_when_there_are_no_descriptors_and_taken_back_la
     assert descriptors.reserve == 2
 
 
-def test_what_needs_a_descriptor_for_a_moment_gets_room_or_the_error():
+def test_an_operation_that_needs_a_descriptor_gets_one_or_raises():
     disk, descriptors, files = start(reserve=1, system=2)
     descriptors.use(files[0])
 
@@ -134,7 +134,7 @@ def test_closing_all_leaves_nothing_open():
     assert descriptors.use(files[0]) != CLOSED
 
 
-def test_the_real_limit_of_the_process_is_survived(tmp_path):
+def test_logs_work_at_the_descriptor_limit_of_the_process(tmp_path):
     (tmp_path / "f").write_bytes(b"x")
     descriptors = Descriptors(OsFiles(), reserve=4)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

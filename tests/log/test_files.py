@@ -19,7 +19,7 @@ def failing(method: str, files: Files) -> Files:
     return cast("Files", Failing(files, 1, errno.EIO, 99))
 
 
-def test_a_replaced_file_has_the_new_content_and_nothing_is_left_beside_it(tmp_path):
+def test_a_replaced_file_has_the_new_content_and_no_temporary_file_is_left(tmp_path):
     path = tmp_path / "checkpoint"
     for content in (b"old", b"new, and longer", b""):
         replace_file(OsFiles(), str(path), content, sync=True)
@@ -29,7 +29,7 @@ def test_a_replaced_file_has_the_new_content_and_nothing_is_left_beside_it(tmp_p
 
 
 @pytest.mark.parametrize("method", ["open", "pwrite", "fsync", "rename"])
-def test_a_replacement_that_fails_leaves_the_old_content(tmp_path, method):
+def test_a_failed_replacement_leaves_the_old_content(tmp_path, method):
     path = tmp_path / "checkpoint"
     replace_file(OsFiles(), str(path), b"old", sync=False)
     with pytest.raises(OSError, match=method):
@@ -38,7 +38,7 @@ def test_a_replacement_that_fails_leaves_the_old_content(tmp_path, method):
     assert os.listdir(tmp_path) == ["checkpoint"]
 
 
-def test_a_synced_replacement_survives_a_power_cut_and_another_one_is_old_or_new():
+def test_a_synced_replacement_survives_a_power_cut_and_an_unsynced_one_is_old_or_new():
     for seed in range(50):
         disk = SimulatedDisk()
         files = cast("Files", disk)
@@ -57,7 +57,7 @@ def test_a_file_is_read_whole(tmp_path):
         read_file(OsFiles(), str(tmp_path / "other"))
 
 
-def test_a_short_write_is_gone_on_with_and_one_of_nothing_is_an_error():
+def test_a_short_write_is_continued_and_an_empty_one_is_an_error():
     disk = SimulatedDisk()
     fd = disk.open("/f", os.O_CREAT)
     write_all(cast("Files", FaultyFiles(disk, 1, "short write", 3)), fd, b"0123456789", 2)

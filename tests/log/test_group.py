@@ -48,7 +48,7 @@ def test_a_group_is_what_is_declared(bodies, kind, first_seq, due_ns, offset):
 
 
 @given(bodies, st.integers(0, 1 << 40), st.binary(max_size=20))
-def test_header_and_trailer_say_the_same_wherever_they_are_in_a_block(bodies, offset, before):
+def test_header_and_trailer_are_decoded_at_any_offset_of_a_block(bodies, offset, before):
     frames = frames_of(*bodies)
     data = before + encode_group(schema.MESSAGES, 7, 0, frames, offset) + b"behind"
     header = decode_header(data, len(before), offset)
@@ -61,19 +61,19 @@ def test_header_and_trailer_say_the_same_wherever_they_are_in_a_block(bodies, of
 
 
 @given(bodies, st.sampled_from(schema.KINDS), st.integers(0, 1 << 40))
-def test_frames_that_are_joined_already_make_the_same_group(bodies, kind, offset):
+def test_joined_frames_make_the_same_group(bodies, kind, offset):
     frames = frames_of(*bodies)
     assert encode_group(kind, 7, 0, frames, offset, b"".join(frames)) == encode_group(kind, 7, 0, frames, offset)
 
 
 @pytest.mark.parametrize("sizes", [[4] * 300, [4, 3, 5], [4, 5, 3], [3, 4, 5], [0, 256, 512, 256], [256, 0, 512]])
-def test_frames_are_cut_where_each_begins_whatever_their_sizes_add_up_to(sizes):
+def test_frames_of_any_sizes_are_cut_at_their_beginnings(sizes):
     frames = frames_of(*(b"x" * size for size in sizes))
     joined = b"".join(frames)
     assert tuple(cut_frames(b"!" + joined, 1, 1 + len(joined), len(frames))) == frames
 
 
-def test_a_header_somewhere_else_than_it_was_written_is_none():
+def test_a_header_is_valid_only_at_the_offset_where_it_was_written():
     data = encode_group(schema.MESSAGES, 7, 0, frames_of(b"a", b"b"), 1000)
     assert decode_header(data, 0, 1000)
     assert decode_header(data, 0, 1001) is None
@@ -82,7 +82,7 @@ def test_a_header_somewhere_else_than_it_was_written_is_none():
 
 
 @pytest.mark.parametrize("size", [0, 3, HEADER_SIZE - 1])
-def test_a_part_of_a_header_is_none(size):
+def test_a_part_of_a_header_is_no_header(size):
     data = encode_group(schema.MESSAGES, 7, 0, frames_of(b"a"), 0)[:size]
     assert decode_header(data, 0, 0) is None
     assert decode_trailer(data, 0, 0) is None
@@ -97,7 +97,7 @@ def salvaged(damage) -> list[Group] | None:
     return salvage(header, bytes(data))
 
 
-def test_the_undamaged_records_of_a_group_keep_their_numbers():
+def test_the_sound_frames_of_a_damaged_group_keep_their_numbers():
     def damage(data):
         data[data.index(b"one!")] ^= 1
         data[data.index(b"two!")] ^= 1
@@ -109,7 +109,7 @@ def test_the_undamaged_records_of_a_group_keep_their_numbers():
     ]
 
 
-def test_a_record_whose_size_is_damaged_is_stepped_over():
+def test_a_frame_with_a_damaged_size_is_skipped():
     frames = frames_of(b"zero", b"one!", b"two!", b"three", b"four")
 
     def damage(data):
@@ -131,7 +131,7 @@ def test_a_group_with_a_sector_of_zeros_was_never_written():
     assert salvage(header, bytes(data)) is None
 
 
-def test_a_message_made_to_be_searched_for_ever_is_not():
+def test_the_search_for_frames_in_a_crafted_message_ends():
     trap = b"\x00\x00\x00\x30\x00\x00\x00\x02" * 50_000
     data = bytearray(encode_group(schema.MESSAGES, 0, 0, frames_of(trap, b"behind"), 0))
     data[60] ^= 1
@@ -140,7 +140,7 @@ def test_a_message_made_to_be_searched_for_ever_is_not():
     assert salvage(header, bytes(data)) is not None
 
 
-def test_a_hole_is_the_rest_of_a_sector():
+def test_a_hole_extends_to_the_end_of_the_sector():
     assert is_hole(bytes(12) + b"x", 500)
     assert not is_hole(bytes(11) + b"x", 500)
     assert is_hole(b"", 0)

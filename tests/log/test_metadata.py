@@ -1,4 +1,4 @@
-"""nsqd.dat, in and out of Go's form."""
+"""nsqd.dat, decoded and encoded in Go's format."""
 
 import errno
 import os
@@ -32,7 +32,7 @@ def reads(*topics):
     return Metadata(topics)
 
 
-def test_the_form_is_gos_to_the_byte():
+def test_the_format_is_that_of_go_to_the_byte():
     assert encode_metadata([TopicMetadata("t", False, (ChannelMetadata("c", True),)), TopicMetadata("u", True)]) == (
         b'{"topics":[{"name":"t","paused":false,"channels":[{"name":"c","paused":true}]},'
         b'{"name":"u","paused":true,"channels":null}],"version":"1.3.0"}'
@@ -43,7 +43,7 @@ def test_no_topics_are_null():
     assert encode_metadata([]) == b'{"topics":null,"version":"1.3.0"}'
 
 
-def test_what_is_ephemeral_is_left_out():
+def test_ephemeral_topics_and_channels_are_left_out():
     written = encode_metadata(
         [TopicMetadata("t", False, (ChannelMetadata("c#ephemeral"),)), TopicMetadata("u#ephemeral")]
     )
@@ -56,7 +56,7 @@ def test_what_is_written_is_read_again(given_topics):
 
 
 @pytest.mark.parametrize("data", [b"null", b"{}", b'{"topics":null}', b'{"topics":[],"extra":[1,{}]}'])
-def test_nothing_is_no_topics(data):
+def test_an_empty_file_has_no_topics(data):
     assert decode_metadata(data) == reads()
 
 
@@ -82,7 +82,7 @@ def test_keys_match_in_any_case():
         (b'{"topics":[{"name":1}]}', "topic 1: name is not a string; topic 1 has the invalid name ''"),
     ],
 )
-def test_a_file_of_nothing_but_damage_has_no_topics_and_says_why(data, damage):
+def test_a_completely_damaged_file_has_no_topics_and_a_reason(data, damage):
     metadata = decode_metadata(data)
     assert (metadata.topics, metadata.damage) == ((), damage)
 
@@ -124,13 +124,13 @@ READS_U = TopicMetadata("u", True, (ChannelMetadata("c", True),))
         ),
     ],
 )
-def test_what_makes_no_sense_is_left_out_and_the_rest_is_used(row, topics, damage):
+def test_invalid_parts_are_left_out_and_the_rest_is_used(row, topics, damage):
     metadata = decode_metadata(b'{"topics":[%s,%s],"version":"1.3.0"}' % (row, U))
     assert metadata.topics == (*topics, READS_U)
     assert metadata.damage == damage
 
 
-def test_of_a_topic_that_is_there_twice_only_the_name_is_believed():
+def test_of_a_topic_that_is_named_twice_only_the_name_is_used():
     other = b'{"name":"u","paused":false,"channels":[{"name":"d"}]}'
     assert decode_metadata(b'{"topics":[%s,%s]}' % (U, other)) == Metadata(
         (TopicMetadata("u"),), ("topic u is named twice",)
@@ -138,26 +138,26 @@ def test_of_a_topic_that_is_there_twice_only_the_name_is_believed():
     assert decode_metadata(b'{"topics":[%s,%s]}' % (U, U)).topics == (READS_U,)
 
 
-def test_of_much_damage_the_beginning_is_told():
+def test_of_many_damages_the_first_are_shown():
     damage = decode_metadata(b'{"topics":[%s]}' % b",".join([b'{"name":"%s"}' % (b"!" * 500)] * 9)).damage
     assert damage.count("invalid name") == 5
     assert damage.endswith("; and 4 more")
     assert len(damage) < 1000
 
 
-def test_a_key_that_is_unknown_is_ignored_where_none_is_missing():
+def test_an_unknown_key_is_ignored_if_no_known_one_is_missing():
     assert decode_metadata(b'{"topics":[{"name":"t","paused":true,"channels":null,"new":1}]}') == reads(
         TopicMetadata("t", True)
     )
 
 
 @pytest.mark.parametrize("read", [load_metadata, recover_metadata])
-def test_a_missing_file_is_a_fresh_start(tmp_path, read):
+def test_a_missing_file_has_no_topics(tmp_path, read):
     assert read(OsFiles(), str(tmp_path)) == ()
     assert os.listdir(tmp_path) == []
 
 
-def test_who_wants_all_of_it_is_told_of_the_damage(tmp_path):
+def test_loading_a_damaged_file_fails(tmp_path):
     (tmp_path / "nsqd.dat").write_bytes(b"")
     with pytest.raises(MetadataError) as caught:
         load_metadata(OsFiles(), str(tmp_path))
@@ -166,7 +166,7 @@ def test_who_wants_all_of_it_is_told_of_the_damage(tmp_path):
 
 
 @pytest.mark.parametrize("read", [load_metadata, recover_metadata])
-def test_a_file_that_cannot_be_read_is_no_damage_and_says_why(tmp_path, read):
+def test_a_file_that_cannot_be_read_is_not_damaged_and_has_a_reason(tmp_path, read):
     (tmp_path / "nsqd.dat").mkdir()
     with pytest.raises(MetadataError, match="failed to read metadata from .*/nsqd.dat - is a directory"):
         read(OsFiles(), str(tmp_path))
@@ -174,7 +174,7 @@ def test_a_file_that_cannot_be_read_is_no_damage_and_says_why(tmp_path, read):
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
-def test_a_read_that_fails_is_no_damage(tmp_path, number):
+def test_a_failed_read_is_not_damage(tmp_path, number):
     class Failing(OsFiles):
         @staticmethod
         def pread(fd: int, size: int, offset: int, /) -> bytes:
@@ -186,7 +186,7 @@ def test_a_read_that_fails_is_no_damage(tmp_path, number):
     assert os.listdir(tmp_path) == ["nsqd.dat"]
 
 
-def test_a_damaged_file_is_kept_under_another_name_and_what_can_be_read_is_used(tmp_path, caplog):
+def test_a_damaged_file_is_copied_and_its_readable_part_is_used(tmp_path, caplog):
     damaged = b'{"topics":[{"name":"t t"},%s]}' % U
     (tmp_path / "nsqd.dat").write_bytes(damaged)
     assert recover_metadata(OsFiles(), str(tmp_path)) == (READS_U,)
@@ -200,7 +200,7 @@ def test_a_damaged_file_is_kept_under_another_name_and_what_can_be_read_is_used(
     )
 
 
-def test_nothing_that_was_kept_is_overwritten(tmp_path):
+def test_copies_are_not_overwritten(tmp_path):
     (tmp_path / "nsqd.dat.bad-2").mkdir()
     for content in (b"one", b"two", b"two", b"one", b"three"):
         (tmp_path / "nsqd.dat").write_bytes(content)
@@ -212,7 +212,7 @@ def test_nothing_that_was_kept_is_overwritten(tmp_path):
 
 
 @pytest.mark.parametrize("call", ["rename", "pwrite", "fsync", "listdir"])
-def test_a_damaged_file_that_cannot_be_kept_stops_the_start(tmp_path, call):
+def test_a_damaged_file_that_cannot_be_copied_prevents_the_start(tmp_path, call):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -237,7 +237,7 @@ def test_a_power_cut_leaves_the_damaged_file_or_its_copy(seed):
     assert recover_metadata(after, "/data") == ()
 
 
-def test_saving_replaces_the_file_for_its_owner_only(tmp_path):
+def test_a_saved_file_is_readable_by_its_owner_only(tmp_path):
     save_metadata(OsFiles(), str(tmp_path), [TopicMetadata("old")])
     save_metadata(OsFiles(), str(tmp_path), [TopicMetadata("t", True)])
     assert load_metadata(OsFiles(), str(tmp_path)) == (TopicMetadata("t", True),)

@@ -1,10 +1,16 @@
-"""From a checkpoint and the log behind it to where everybody stood, log by log."""
+"""Recovery: the state of a topic from its checkpoint and the log after it, log by log."""
+
+import os
 
 import pytest
 
 from nsq_compat.log.checkpoint import ENTRY, ChannelState, TopicState, entries_at_once
 from nsq_compat.log.files import OsFiles
-from nsq_compat.log.group import (
+from nsq_compat.log.recovery import StoredTopic, recover
+from nsq_compat.log.topic_log import LogEnd, TopicLog
+from nsq_compat.protocol import message
+from nsq_compat.protocol.message import make_frames, message_id
+from nsq_compat.protocol.storage_schema import (
     CHANNEL_CREATED,
     CHANNEL_DELETED,
     CHANNEL_EMPTIED,
@@ -15,9 +21,6 @@ from nsq_compat.log.group import (
     TOPIC_PAUSED,
     TOPIC_UNPAUSED,
 )
-from nsq_compat.log.recovery import recover
-from nsq_compat.log.topic_log import TopicLog
-from nsq_compat.protocol.message import make_frames, message_id
 
 SECOND = 1_000_000_000
 
@@ -48,9 +51,9 @@ class Past:
         self.serial += count
         return make_frames(ids, 0, [b"x" * size] * count)
 
-    def checkpoint(self, clock_offset=0.0, paused=False, awaits_channels=False, **places):
+    def checkpoint(self, clock_offset=0.0, paused=False, awaits_channels=False, **states):
         end = self.log.end._replace(seq=self.seq)
-        return TopicState(end, clock_offset, b"0" * 16, places, places.pop("held", None), paused, awaits_channels)
+        return TopicState(end, clock_offset, b"0" * 16, states, states.pop("held", None), paused, awaits_channels)
 
     def recovered(self, last=None):
         log = TopicLog.open(OsFiles(), self.folder, segment_size=500, start=last.end if last else None)
@@ -67,15 +70,15 @@ def past(tmp_path):
     past.log.close()
 
 
-def unfinished(place):
+def unfinished(state):
     """Ids and due times."""
-    return [(number, due) for due, _, number, _ in map(ENTRY.unpack_from, sorted(place.entries))]
+    return [(message_id, due) for due, _, message_id, _ in map(ENTRY.unpack_from, sorted(state.entries))]
 
 
 # --- Without a checkpoint, from a whole log ---------------------------------------------------------------------------
 
 
-def test_nothing_at_all_is_a_topic_that_holds_nothing(past):
+def test_an_empty_log_is_a_topic_without_messages(past):
     topic = past.recovered()
     assert (topic.end.seq, topic.channels, topic.held, topic.paused) == (0, {}, ChannelState(0), False)
 
@@ -88,7 +91,7 @@ def test_a_topic_without_a_channel_holds_everything(past):
     assert unfinished(topic.held) == [(due, 50.0)]
 
 
-def test_the_first_channel_takes_what_was_held_and_a_later_one_begins_where_it_was_made(past):
+def test_the_first_channel_receives_held_messages_and_a_later_one_begins_where_it_was_created(past):
     past.published(2)
     due = past.deferred(50)
     past.noted(CHANNEL_CREATED, "first", 0)
@@ -101,7 +104,7 @@ def test_the_first_channel_takes_what_was_held_and_a_later_one_begins_where_it_w
     assert (topic.channels["later"].entries, topic.held) == ([], None)
 
 
-def test_deferred_messages_are_of_the_channels_there_were(past):
+def test_deferred_messages_belong_to_the_channels_of_that_time(past):
     past.noted(CHANNEL_CREATED, "first")
     early = past.deferred(50)
     past.noted(CHANNEL_CREATED, "later")
@@ -111,7 +114,7 @@ def test_deferred_messages_are_of_the_channels_there_were(past):
     assert unfinished(topic.channels["later"]) == [(late, 10.0)]
 
 
-def test_a_channel_deleted_and_made_again_has_nothing_from_before(past):
+def test_a_recreated_channel_has_no_earlier_messages(past):
     past.noted(CHANNEL_CREATED, "a")
     past.noted(CHANNEL_CREATED, "b")
     past.published(2)
@@ -123,13 +126,13 @@ def test_a_channel_deleted_and_made_again_has_nothing_from_before(past):
     assert (topic.channels["a"], topic.channels["b"].position, topic.gone) == (ChannelState(5), 0, set())
 
 
-def test_a_deleted_channel_is_known_to_be_gone(past):
+def test_a_deleted_channel_is_among_the_deleted_ones(past):
     past.noted(CHANNEL_CREATED, "a")
     past.noted(CHANNEL_DELETED, "a")
     assert past.recovered().gone == {"a"}
 
 
-def test_when_the_last_channel_is_deleted_the_topic_holds_from_there(past):
+def test_after_the_last_channel_is_deleted_the_topic_holds_messages(past):
     past.noted(CHANNEL_CREATED, "a")
     past.published(2)
     past.noted(CHANNEL_DELETED, "a")
@@ -138,7 +141,7 @@ def test_when_the_last_channel_is_deleted_the_topic_holds_from_there(past):
     assert (topic.held, topic.channels, topic.end.seq) == (ChannelState(2), {}, 3)
 
 
-def test_what_goes_to_an_ephemeral_channel_is_not_held_and_what_follows_it_is(past):
+def test_messages_for_an_ephemeral_channel_are_not_held_but_later_ones_are(past):
     past.published(2)
     past.noted(CHANNEL_CREATED, "tail#ephemeral", 0)
     past.published(2)
@@ -149,7 +152,7 @@ def test_what_goes_to_an_ephemeral_channel_is_not_held_and_what_follows_it_is(pa
     assert past.recovered().held == ChannelState(4)
 
 
-def test_emptying_is_done_again(past):
+def test_emptying_is_replayed(past):
     past.published(2)
     past.deferred(9)
     past.noted(TOPIC_EMPTIED)
@@ -157,13 +160,13 @@ def test_emptying_is_done_again(past):
     past.published(2)
     past.deferred(9)
     past.noted(CHANNEL_EMPTIED, "a")
-    past.noted(CHANNEL_EMPTIED, "nobody")
+    past.noted(CHANNEL_EMPTIED, "unknown")
     past.published(1)
     topic = past.recovered()
     assert (topic.channels, topic.end.seq) == ({"a": ChannelState(4)}, 5)
 
 
-def test_a_pause_is_done_again(past):
+def test_a_pause_is_replayed(past):
     past.noted(CHANNEL_CREATED, "a")
     past.published(2)
     past.noted(TOPIC_PAUSED)
@@ -172,14 +175,14 @@ def test_a_pause_is_done_again(past):
     past.noted(CHANNEL_CREATED, "made meanwhile", 2)
     topic = past.recovered()
     assert (topic.paused, topic.held.position, unfinished(topic.held)) == (True, 2, [(held, 9.0)])
-    assert {name: place.position for name, place in topic.channels.items()} == {"a": 0, "made meanwhile": 2}
+    assert {name: state.position for name, state in topic.channels.items()} == {"a": 0, "made meanwhile": 2}
     past.noted(TOPIC_UNPAUSED)
     topic = past.recovered()
     assert (topic.paused, topic.held) == (False, None)
-    assert [unfinished(place) for place in topic.channels.values()] == [[(held, 9.0)], [(held, 9.0)]]
+    assert [unfinished(state) for state in topic.channels.values()] == [[(held, 9.0)], [(held, 9.0)]]
 
 
-def test_what_was_dropped_during_a_pause_is_passed_over(past):
+def test_messages_dropped_during_a_pause_are_skipped(past):
     past.noted(CHANNEL_CREATED, "behind")
     past.published(2)
     past.noted(TOPIC_PAUSED)
@@ -191,7 +194,7 @@ def test_what_was_dropped_during_a_pause_is_passed_over(past):
     assert topic.channels == {"behind": ChannelState(0, [], [(2, 5)]), "new": ChannelState(5)}
 
 
-def test_a_pause_without_a_channel_stays_one(past):
+def test_a_pause_without_a_channel_stays(past):
     past.published(1)
     past.noted(TOPIC_PAUSED)
     past.noted(CHANNEL_CREATED, "a", 0)
@@ -202,7 +205,7 @@ def test_a_pause_without_a_channel_stays_one(past):
 # --- Behind a checkpoint ----------------------------------------------------------------------------------------------
 
 
-def test_what_is_logged_behind_a_checkpoint_is_added_to_it(past):
+def test_messages_logged_after_a_checkpoint_are_added_to_it(past):
     past.published(5)
     last = past.checkpoint(a=ChannelState(3, entries_at_once([(b"%016x" % 1, 4)])), b=ChannelState(5))
     past.published(2)
@@ -213,14 +216,14 @@ def test_what_is_logged_behind_a_checkpoint_is_added_to_it(past):
     assert (topic.channels["b"].position, unfinished(topic.channels["b"])) == (5, [(due, 9.0)])
 
 
-def test_a_channel_the_checkpoint_knows_is_not_made_again(past):
+def test_a_channel_in_the_checkpoint_is_not_created_again(past):
     last = past.checkpoint(a=ChannelState(0))
     past.published(1)
     past.noted(CHANNEL_CREATED, "a")
     assert past.recovered(last).channels == {"a": ChannelState(0)}
 
 
-def test_messages_that_were_never_logged_have_numbers_all_the_same(past):
+def test_messages_that_were_never_logged_have_numbers_too(past):
     past.published(1)
     past.seq = 8
     last = past.checkpoint(a=ChannelState(8))
@@ -230,7 +233,7 @@ def test_messages_that_were_never_logged_have_numbers_all_the_same(past):
     assert past.recovered(last).end.seq == 11
 
 
-def test_a_topic_that_holds_has_a_place_in_the_checkpoint(past):
+def test_a_topic_that_holds_messages_has_a_state_in_the_checkpoint(past):
     past.published(2)
     topic = past.recovered(past.checkpoint(held=ChannelState(1)))
     assert (topic.held, topic.paused, topic.channels) == (ChannelState(1), False, {})
@@ -238,7 +241,7 @@ def test_a_topic_that_holds_has_a_place_in_the_checkpoint(past):
     assert (topic.held, topic.paused) == (ChannelState(1), True)
 
 
-def test_a_topic_that_waited_to_know_its_channels_waits_again(past):
+def test_a_topic_that_awaited_its_channels_awaits_them_again(past):
     past.noted(TOPIC_AWAITS_CHANNELS)
     past.noted(CHANNEL_CREATED, "own")
     past.published(2)
@@ -254,7 +257,7 @@ def test_a_topic_that_waited_to_know_its_channels_waits_again(past):
 
 
 @pytest.mark.parametrize("first", [TOPIC_KNOWS_CHANNELS, TOPIC_UNPAUSED])
-def test_who_is_paused_and_waits_to_know_its_channels_holds_until_both_are_over(past, first):
+def test_a_paused_topic_that_awaits_its_channels_holds_messages_until_both_end(past, first):
     past.noted(CHANNEL_CREATED, "a")
     past.noted(TOPIC_PAUSED)
     past.noted(TOPIC_AWAITS_CHANNELS)
@@ -267,31 +270,31 @@ def test_who_is_paused_and_waits_to_know_its_channels_holds_until_both_are_over(
     assert past.recovered().held is None
 
 
-def test_a_checkpoint_says_that_a_topic_waits_to_know_its_channels(past):
+def test_a_checkpoint_records_that_a_topic_awaits_its_channels(past):
     topic = past.recovered(past.checkpoint(awaits_channels=True, held=ChannelState(0), a=ChannelState(0)))
     assert (topic.awaits_channels, topic.paused) == (True, False)
 
 
-def test_a_topic_with_channels_that_holds_is_paused(past):
+def test_a_topic_with_channels_that_holds_messages_is_paused(past):
     topic = past.recovered(past.checkpoint(held=ChannelState(0), a=ChannelState(0)))
     assert topic.paused
 
 
-def test_due_times_are_on_the_clock_of_the_checkpoint(past):
+def test_due_times_use_the_clock_of_the_checkpoint(past):
     last = past.checkpoint(clock_offset=1000.0, a=ChannelState(0))
     due = past.deferred(1050)
     topic = past.recovered(last)
     assert (topic.clock_offset, unfinished(topic.channels["a"])) == (1000.0, [(due, 50.0)])
 
 
-def test_a_clock_set_back_behind_the_start_of_the_machine_makes_nothing_due(past):
+def test_a_clock_set_back_before_boot_makes_nothing_due(past):
     past.log.keep(make_frames([b"%016x" % 900, b"%016x" % 901], 0, [b"", b""]))
     before = ENTRY.pack(70.0, 1, b"%016x" % 900, 3)
     at_once = entries_at_once([(b"%016x" % 901, 1)])
     last = past.checkpoint(clock_offset=1000.0, a=ChannelState(0, [before, *at_once]))
     due = past.deferred(950)
     topic = past.recovered(last)
-    seconds = [(number, due + topic.clock_offset) for number, due in unfinished(topic.channels["a"])]
+    seconds = [(message_id, due + topic.clock_offset) for message_id, due in unfinished(topic.channels["a"])]
     assert seconds == [(b"%016x" % 901, 0.0), (due, 950.0), (b"%016x" % 900, 1070.0)]
 
 
@@ -310,7 +313,7 @@ def test_a_damaged_last_message_keeps_its_number(past):
 # --- Without a checkpoint, from what is left of a log -----------------------------------------------------------------
 
 
-def test_from_a_log_that_is_not_whole_everybody_gets_everything(past):
+def test_from_an_incomplete_log_every_channel_gets_every_message(past):
     past.noted(CHANNEL_CREATED, "a")
     for _ in range(20):
         past.published(1, size=100)
@@ -330,7 +333,7 @@ def test_from_a_log_that_is_not_whole_everybody_gets_everything(past):
     assert (topic.channels.keys(), topic.gone, topic.held) == ({"b"}, {"c"}, None)
 
 
-def test_a_log_released_in_its_middle_is_not_whole(past):
+def test_a_log_released_in_its_middle_is_incomplete(past):
     frames = past.frames(4, size=100)
     past.log.append(frames, 0)  # a file of its own, and nothing of it is finished
     past.seq = 4
@@ -344,7 +347,7 @@ def test_a_log_released_in_its_middle_is_not_whole(past):
     assert (topic.held.position, topic.everything.position, topic.end.seq) == (0, 0, 12)
 
 
-def test_what_is_kept_and_logged_as_well_comes_once(past):
+def test_a_message_that_is_retained_and_logged_is_delivered_once(past):
     frames = past.frames(3)
     past.log.append(frames, 0)
     past.log.keep(frames[:2])
@@ -352,9 +355,91 @@ def test_what_is_kept_and_logged_as_well_comes_once(past):
     assert (topic.held.position, topic.held.entries, topic.end.seq) == (0, [], 3)
 
 
-def test_what_is_kept_has_the_attempts_it_was_kept_with(past):
+def test_a_retained_message_keeps_its_attempts(past):
     (frame,) = past.frames(1)
     past.log.keep([frame[:16] + b"\0\7" + frame[18:]])
     topic = past.recovered()
     assert [entry[3] for entry in map(ENTRY.unpack_from, topic.held.entries)] == [7]
     assert topic.last_id == message_id(frame)
+
+
+def frame(number):
+    (made,) = message.make_frames([b"%016x" % number], 5, [b"%d" % number])
+    return made
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return str(tmp_path / "t.topic")
+
+
+@pytest.fixture
+def topic_log(folder):
+    opened = TopicLog.open(OsFiles(), folder)
+    yield opened
+    opened.close()
+
+
+def save(folder, end, channels, held=None):
+    with open(os.path.join(folder, "checkpoint"), "wb") as file:
+        file.write(TopicState(end, 0.0, b"0" * 16, channels, held).encode())
+
+
+def backlogs(folder):
+    with StoredTopic(OsFiles(), folder) as topic:
+        found = {
+            name: [(message.body(each), message.attempts(each)) for each in frames] for name, frames in topic.backlogs()
+        }
+        assert topic.depths() == {name: len(frames) for name, frames in found.items()}
+        return found
+
+
+def test_without_a_channel_all_messages_are_held_by_the_topic(folder, topic_log):
+    topic_log.append([frame(1), frame(2)], 0)
+    assert backlogs(folder) == {None: [(b"1", 1), (b"2", 1)]}
+
+
+def test_a_channel_gets_its_unfinished_messages_and_later_ones(folder, topic_log):
+    topic_log.append([frame(number) for number in range(1, 7)], 0)
+    save(folder, topic_log.end, {"c": ChannelState(4, entries_at_once([(b"%016x" % 2, 3)])), "d": ChannelState(6)})
+    assert backlogs(folder) == {"c": [(b"2", 3), (b"5", 1), (b"6", 1)], "d": []}
+
+
+def test_messages_logged_after_the_checkpoint_count(folder, topic_log):
+    save(folder, topic_log.end, {"c": ChannelState(0)})
+    topic_log.append([frame(1)], 0)
+    topic_log.append([b"d"], 1, kind=CHANNEL_CREATED)
+    topic_log.append([frame(2)], 1)
+    topic_log.append([frame(3)], 2, due_ns=9, kind=DEFERRED)
+    assert backlogs(folder) == {"c": [(b"3", 1), (b"1", 1), (b"2", 1)], "d": [(b"3", 1), (b"2", 1)]}
+
+
+def test_a_paused_topic_holds_later_messages_back(folder, topic_log):
+    topic_log.append([frame(1), frame(2), frame(3)], 0)
+    save(folder, topic_log.end, {"c": ChannelState(1)}, held=ChannelState(2))
+    assert backlogs(folder) == {None: [(b"3", 1)], "c": [(b"2", 1)]}
+
+
+def test_a_damaged_checkpoint_is_reported_and_every_message_is_delivered(folder, topic_log):
+    topic_log.append([frame(1)], 0)
+    with open(os.path.join(folder, "checkpoint"), "wb") as file:
+        file.write(b"garbage")
+    assert backlogs(folder) == {None: [(b"1", 1)]}
+    with StoredTopic(OsFiles(), folder) as topic:
+        assert topic.checkpoint_error
+
+
+def test_reading_all_undelivered_messages_counts_damaged_ones(folder, topic_log):
+    topic_log.append([frame(1)], 0)
+    save(folder, topic_log.end, {"c": ChannelState(0, entries_at_once([(b"%016x" % 99, 1)]))})
+    with StoredTopic(OsFiles(), folder) as topic:
+        topic.read_needed()
+        assert topic.log.damaged_records == 1
+
+
+def test_a_missing_segment_is_damage(folder):
+    os.mkdir(folder)
+    save(folder, LogEnd(1, 400, 7), {"c": ChannelState(0)})
+    with StoredTopic(OsFiles(), folder) as topic:
+        topic.read_needed()
+        assert list(dict(topic.backlogs())["c"]) == []

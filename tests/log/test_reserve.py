@@ -15,7 +15,7 @@ def blocks(path) -> int:
     return os.stat(path).st_blocks
 
 
-def test_what_is_reserved_takes_space_until_it_is_given_up(tmp_path):
+def test_the_reserve_takes_space_until_it_is_given_up(tmp_path):
     path = tmp_path / "reserve"
     reserve = Reserve(OsFiles(), str(path), SIZE)
     reserve.take()
@@ -29,7 +29,7 @@ def test_what_is_reserved_takes_space_until_it_is_given_up(tmp_path):
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_it_is_there_again_after_a_restart_though_the_disk_is_full(tmp_path):
+def test_the_reserve_exists_after_a_restart_although_the_disk_is_full(tmp_path):
     path = str(tmp_path / "reserve")
     Reserve(OsFiles(), path, SIZE).take()
     again = Reserve(OsFiles(), path, SIZE)
@@ -38,7 +38,7 @@ def test_it_is_there_again_after_a_restart_though_the_disk_is_full(tmp_path):
     assert blocks(path) * 512 < 2 * SIZE
 
 
-def test_without_room_nothing_is_held_and_nothing_is_left(tmp_path):
+def test_without_space_there_is_no_reserve_and_no_file_is_left(tmp_path):
     path = tmp_path / "reserve"
     reserve = Reserve(cast("Files", FaultyFiles(OsFiles(), 2, errno.ENOSPC, 1)), str(path), SIZE)
     with pytest.raises(OSError, match="fallocate"):

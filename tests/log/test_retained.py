@@ -29,7 +29,7 @@ class Keeper:
     def start(self):
         self.kept = Retained(Descriptors(cast("Files", self.disk), reserve=0), lambda number: f"/kept.{number}", 20_000)
         for name in sorted(self.disk.listdir("/"), key=lambda name: int(name[5:])):
-            self.kept.found(int(name[5:]), self.disk.size(f"/{name}"))
+            self.kept.add_file(int(name[5:]), self.disk.size(f"/{name}"))
 
     def numbers(self, *numbers: int) -> list[int]:
         """Which of these are found."""
@@ -49,7 +49,7 @@ def keeper() -> Keeper:
     return Keeper()
 
 
-def test_what_is_kept_is_found_by_its_id_in_this_run_and_the_next(keeper):
+def test_retained_messages_are_found_by_id_in_this_run_and_the_next(keeper):
     keeper.kept.add(frames_of(5, 3, 900, 4))
     keeper.kept.add(frames_of(2, 1000))
     for _ in range(2):
@@ -57,7 +57,7 @@ def test_what_is_kept_is_found_by_its_id_in_this_run_and_the_next(keeper):
         keeper.start()
 
 
-def test_a_file_has_a_bounded_size_and_another_run_begins_another(keeper):
+def test_a_file_has_a_bounded_size_and_each_run_begins_a_new_one(keeper):
     keeper.kept.add(frames_of(*range(2000)))
     before = len(keeper.kept)
     assert before > 2
@@ -68,7 +68,7 @@ def test_a_file_has_a_bounded_size_and_another_run_begins_another(keeper):
     assert keeper.numbers(0, 1999, 5000) == [0, 1999, 5000]
 
 
-def test_files_of_which_nothing_is_wanted_are_deleted(keeper):
+def test_files_without_unfinished_messages_are_deleted(keeper):
     keeper.kept.add(frames_of(1, 2, 3))
     keeper.start()
     keeper.kept.add(frames_of(4, 5, 6))
@@ -80,7 +80,7 @@ def test_files_of_which_nothing_is_wanted_are_deleted(keeper):
     assert keeper.numbers(7) == [7]
 
 
-def test_files_that_are_mostly_dead_are_copied_before_they_go(keeper):
+def test_mostly_dead_files_are_copied_before_they_are_deleted(keeper):
     keeper.kept.add(frames_of(*range(1000)))
     size = sum(keeper.disk.size(f"/{name}") for name in keeper.disk.listdir("/"))
     alive = [10, 500, 501, 999]
@@ -91,7 +91,7 @@ def test_files_that_are_mostly_dead_are_copied_before_they_go(keeper):
         keeper.start()
 
 
-def test_files_that_are_mostly_alive_stay(keeper):
+def test_mostly_alive_files_stay(keeper):
     keeper.kept.add(frames_of(*range(100)))
     files = keeper.disk.listdir("/")
     keeper.release(*range(60))
@@ -99,7 +99,7 @@ def test_files_that_are_mostly_alive_stay(keeper):
     assert keeper.numbers(*range(60)) == list(range(60))
 
 
-def test_nothing_more_is_written_to_a_file_that_is_to_go(keeper):
+def test_a_file_that_is_to_be_deleted_is_not_written_to(keeper):
     keeper.kept.add(frames_of(*range(100)))
     (file,) = keeper.kept.mostly_dead(ids_of(50))
     keeper.kept.add(frames_of(101))
@@ -109,7 +109,7 @@ def test_nothing_more_is_written_to_a_file_that_is_to_go(keeper):
     assert "kept.1" not in keeper.disk.listdir("/")
 
 
-def test_damage_costs_what_it_hits_and_the_file_is_not_deleted_for_it(keeper):
+def test_damage_affects_only_its_message_and_the_file_is_not_deleted(keeper):
     keeper.kept.add(frames_of(*range(1000), size=300))
     keeper.start()
     content = bytearray(keeper.disk.content("/kept.1"))
@@ -123,7 +123,7 @@ def test_damage_costs_what_it_hits_and_the_file_is_not_deleted_for_it(keeper):
     assert file in keeper.kept.mostly_dead([])
 
 
-def test_large_messages_are_kept_too(keeper):
+def test_large_messages_are_retained(keeper):
     keeper.kept.add(frames_of(1, 2, 3, size=300_000))
     keeper.start()
     assert keeper.numbers(1, 2, 3) == [1, 2, 3]

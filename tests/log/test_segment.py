@@ -82,14 +82,14 @@ def frames_of(first: int, count: int, size: int = 100) -> tuple[bytes, ...]:
     return make_frames([b"%016x" % each for each in range(first, first + count)], NOW_NS, [bytes(size)] * count)
 
 
-def test_a_new_file_says_where_the_numbers_stand(disk, segment):
+def test_the_header_of_a_new_file_has_the_next_message_number(disk, segment):
     header = decode_segment_header(disk.content(PATH))
     assert header is not None
     assert header == (7, False)
     assert segment.end == FIRST_GROUP
 
 
-def test_a_damaged_header_is_none():
+def test_a_damaged_header_is_not_decoded():
     wire = encode_segment_header(7)
     for offset in range(len(wire)):
         damaged = bytearray(wire)
@@ -98,7 +98,7 @@ def test_a_damaged_header_is_none():
         assert decode_segment_header(wire[:offset]) is None
 
 
-def test_space_is_reserved_in_growing_steps_and_given_back(disk, segment):
+def test_space_is_reserved_in_growing_steps_and_released_on_close(disk, segment):
     for _ in range(300):
         segment.append(bytes(1000), 100 * MIB)
     assert disk.calls.count("fallocate") == 3
@@ -107,14 +107,14 @@ def test_space_is_reserved_in_growing_steps_and_given_back(disk, segment):
     assert len(disk.content(PATH)) == segment.end
 
 
-def test_nothing_is_reserved_beyond_the_size_of_a_segment_but_what_is_needed(disk, segment):
+def test_no_more_than_the_segment_size_is_reserved_unless_a_group_is_larger(disk, segment):
     segment.append(bytes(70_000), 75_000)
     assert len(disk.content(PATH)) <= 75_000
     segment.append(bytes(70_000), 75_000)
     assert len(disk.content(PATH)) == segment.end
 
 
-def test_without_room_for_a_step_there_may_be_room_for_the_data(disk, segment):
+def test_if_there_is_no_space_for_a_step_the_data_may_still_fit(disk, segment):
     disk.failing["fallocate"] = errno.ENOSPC
     for _ in range(50):
         segment.append(b"x" * 5000, 100 * MIB)
@@ -122,7 +122,7 @@ def test_without_room_for_a_step_there_may_be_room_for_the_data(disk, segment):
     assert disk.calls.count("fallocate") < 5, "it is not tried for every group"
 
 
-def test_zeros_are_written_ahead_once_there_is_much(disk, segment):
+def test_zeros_are_written_ahead_in_a_large_file(disk, segment):
     bodies = [bytes([number % 255 + 1]) * 1000 for number in range(1000)]
     zeros = []
     for body in bodies:
@@ -131,7 +131,7 @@ def test_zeros_are_written_ahead_once_there_is_much(disk, segment):
         zeros += [(end, offset, offset + size) for offset, size in disk.writes[before:-1]]
     assert disk.content(PATH)[FIRST_GROUP : segment.end] == b"".join(bodies)
     assert 5 < len(zeros) < 10
-    assert all(segment_module._MUCH <= end <= begin < stop for end, begin, stop in zeros)
+    assert all(segment_module._ZERO_AHEAD_FROM <= end <= begin < stop for end, begin, stop in zeros)
     assert [begin for _, begin, _ in zeros[1:]] == [stop for _, _, stop in zeros[:-1]]
 
 
@@ -147,7 +147,7 @@ def test_a_big_group_needs_no_zeros(disk, segment):
     assert {size for _, size in disk.writes} == {FIRST_GROUP, 200_000}
 
 
-def test_zeros_that_cannot_be_written_are_not_needed(disk, segment):
+def test_a_failure_to_write_zeros_is_ignored(disk, segment):
     disk.refuses_zeros = True
     for _ in range(500):
         segment.append(b"x" * 1000, 100 * MIB)
@@ -155,10 +155,10 @@ def test_zeros_that_cannot_be_written_are_not_needed(disk, segment):
     assert not segment.abandoned
 
 
-def test_what_was_prepared_no_append_has_to_wait_for(disk, segment):
+def test_an_append_after_prepare_only_writes(disk, segment):
     segment.prepare(100 * MIB)
     assert disk.writes == [(0, FIRST_GROUP)], "there is not much yet"
-    segment.append(bytes(segment_module._MUCH), 100 * MIB)
+    segment.append(bytes(segment_module._ZERO_AHEAD_FROM), 100 * MIB)
     prepared = 0
     for number in range(500):
         if number % 60 == 0:  # every INDEX_STEP or so
@@ -182,7 +182,7 @@ def test_nothing_is_prepared_beyond_the_size_of_a_segment(disk, segment):
 
 
 @pytest.mark.parametrize("call", ["pwrite", "fallocate", "open"])
-def test_what_cannot_be_prepared_is_not_needed(call, disk, segment, monkeypatch):
+def test_a_failure_to_prepare_is_ignored(call, disk, segment, monkeypatch):
     segment.append(b"x" * 300_000, 100 * MIB)
     if call == "open":
         segment._descriptors.close(segment.file)
@@ -222,7 +222,7 @@ def test_a_failed_write_that_cannot_be_undone_ends_the_segment(disk, segment):
     assert segment.end == FIRST_GROUP
 
 
-def test_a_file_that_cannot_be_begun_is_not_left_behind(disk):
+def test_a_file_that_cannot_be_created_completely_is_removed(disk):
     disk.failing["pwrite"] = errno.ENOSPC
     with pytest.raises(OSError, match="pwrite"):
         Segment.create(Descriptors(cast("Files", disk), reserve=0), PATH, 1, 7, MIB)
@@ -230,7 +230,7 @@ def test_a_file_that_cannot_be_begun_is_not_left_behind(disk):
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.EMFILE, errno.ENOMEM])
-def test_an_error_of_the_system_is_raised_with_the_name_of_the_file(disk, segment, number):
+def test_a_system_error_is_raised_with_the_file_name(disk, segment, number):
     segment.append(b"x" * 20_000, MIB)
     disk.failing["pread"] = number
     with pytest.raises(OSError, match="pread") as caught:
@@ -238,7 +238,7 @@ def test_an_error_of_the_system_is_raised_with_the_name_of_the_file(disk, segmen
     assert caught.value.filename == PATH
 
 
-def test_a_read_that_gives_less_than_was_asked_for_is_continued(disk, segment):
+def test_a_short_read_is_continued(disk, segment):
     segment.append(bytes(range(250)) * 80, MIB)
     whole = segment.pread(20_000, FIRST_GROUP)
     pread = disk.pread
@@ -246,7 +246,7 @@ def test_a_read_that_gives_less_than_was_asked_for_is_continued(disk, segment):
     assert segment.pread(20_000, FIRST_GROUP) == whole
 
 
-def test_an_outage_is_logged_once_and_its_end_once(disk, caplog):
+def test_the_beginning_and_the_end_of_an_outage_are_logged_once(disk, caplog):
     caplog.set_level("INFO")
     descriptors = Descriptors(cast("Files", disk), reserve=0)
     faults = descriptors.read_faults
@@ -267,7 +267,7 @@ def test_an_outage_is_logged_once_and_its_end_once(disk, caplog):
     assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
 
 
-def test_a_file_that_is_deleted_is_no_longer_waited_for(disk, segment):
+def test_a_deleted_file_is_no_longer_unreadable(disk, segment):
     disk.failing["pread"] = errno.EIO
     with pytest.raises(OSError, match="pread"):
         segment.pread(6000, 0)
@@ -275,7 +275,7 @@ def test_a_file_that_is_deleted_is_no_longer_waited_for(disk, segment):
     assert segment._descriptors.read_faults.problem is None
 
 
-def test_a_released_file_keeps_its_header_and_nothing_else(disk, segment):
+def test_a_released_file_keeps_only_its_header(disk, segment):
     segment.append(b"x" * 20_000, MIB)
     segment.release()
     assert disk.content(PATH) == encode_segment_header(7, RELEASED_MAGIC)
@@ -292,7 +292,7 @@ def publish(segment: Segment, counts, size: int = 100) -> None:
         seq += count if kind == MESSAGES else 0
 
 
-def test_the_index_made_later_leads_to_every_message(disk, segment):
+def test_an_index_built_later_leads_to_every_message(disk, segment):
     publish(segment, [1, 1, 300, 900, 1, 20] * 20)
     segment.close()
     later = found(disk)
@@ -328,12 +328,12 @@ def test_the_index_leads_to_every_number(disk, segment):
             break
         if groups[0].kind == MESSAGES:
             first = groups[0].first_seq
-            assert index.place_of_seq(first)[0] <= offset
-            assert offset - index.place_of_seq(first)[0] < 3 * INDEX_STEP
-            assert index.place_of_seq(first + len(groups[0].frames) - 1)[0] <= offset
+            assert index.seek(first)[0] <= offset
+            assert offset - index.seek(first)[0] < 3 * INDEX_STEP
+            assert index.seek(first + len(groups[0].frames) - 1)[0] <= offset
 
 
-def test_an_index_is_not_misled_by_a_damaged_id(disk, segment):
+def test_a_damaged_id_is_not_indexed(disk, segment):
     publish(segment, [200, 1, 1] * 40)
     segment.close()
     content = bytearray(disk.content(PATH))

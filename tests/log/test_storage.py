@@ -5,9 +5,11 @@ import os
 
 import pytest
 
-from nsq_compat.log.checkpoint import BadCheckpoint, decode
+from nsq_compat.log.checkpoint import BadCheckpoint, ChannelState, TopicState, decode, entries_at_once
+from nsq_compat.log.files import replace_file
 from nsq_compat.log.storage import CHECKPOINT, Durability
-from nsq_compat.protocol.message import body, message_id
+from nsq_compat.log.topic_log import LogEnd, TopicLog
+from nsq_compat.protocol.message import body, make_frames, message_id
 
 LOGGED = [Durability.OS, Durability.FSYNC]
 
@@ -55,14 +57,47 @@ def test_what_was_published_last_can_be_looked_at_however_far_it_has_got(data_pa
     assert recent(data_path.start(), 3) == [b"b", b"c", b"d"]
 
 
-def test_at_level_memory_nothing_is_written_while_memory_holds_it(data_path):
+def test_at_level_memory_no_message_is_written_while_memory_holds_it(data_path):
     daemon = data_path.start(Durability.MEMORY)
     daemon.channel()
+    before = daemon.topic().store.log.disk_bytes
     daemon.publishes(b"a", b"b")
-    assert not daemon.topic().store.is_used
-    assert os.listdir(data_path.folder()) == []
+    assert daemon.topic().store.log.disk_bytes == before
     data_path.kill(daemon)
     assert left(data_path.start().consumer()) == []
+
+
+def test_at_level_memory_messages_that_all_channels_have_taken_are_never_written(data_path):
+    daemon = data_path.start(Durability.MEMORY)
+    consumer = daemon.consumer()
+    before = daemon.topic().store.log.disk_bytes
+    for number in range(20):
+        daemon.publishes(b"%d" % number)
+        consumer.finishes(*consumer.takes())
+    assert daemon.topic().store.log.disk_bytes == before
+    daemon.publishes(b"a", b"b")
+    daemon.publishes(b"c")
+    assert daemon.topic().store.log.disk_bytes > before
+    assert left(consumer) == [b"a", b"b", b"c"]
+
+
+def test_at_level_memory_the_oldest_messages_are_spilled(data_path):
+    daemon = data_path.start(Durability.MEMORY)
+    daemon.channel()
+    for each in (b"a", b"b", b"c"):
+        daemon.publishes(each)
+    data_path.kill(daemon)
+    assert left(data_path.start().consumer()) == [b"a", b"b"]
+
+
+def test_at_level_memory_messages_of_a_quiet_topic_are_dropped_with_the_next_checkpoint(data_path):
+    daemon = data_path.start(Durability.MEMORY, mem_queue_size=100)
+    consumer = daemon.consumer()
+    daemon.publishes(b"a")
+    consumer.finishes(*consumer.takes())
+    assert [each.frames for each in daemon.topic().store.log.latest(10)] != []
+    data_path.checkpoint(daemon)
+    assert daemon.topic().store.log.latest(10) == []
 
 
 @pytest.mark.parametrize("durability", list(Durability))
@@ -220,7 +255,7 @@ def test_a_deleted_topic_is_gone_and_one_of_its_name_begins_anew(data_path):
     assert os.listdir(os.path.dirname(data_path.folder())) == ["orders.topic"]
 
 
-def test_a_topic_whose_folder_could_not_be_removed_takes_messages_again(data_path, disk, monkeypatch):
+def test_a_topic_with_a_folder_that_could_not_be_removed_takes_messages_again(data_path, disk, monkeypatch):
     daemon = data_path.start()
     daemon.channel()
     daemon.publishes(b"a", b"b")
@@ -435,14 +470,18 @@ def test_more_deferred_messages_than_memory_holds_all_come(data_path, durability
     bodies = [b"%02d" % number for number in range(20)]
     for each in bodies:
         daemon.publishes(each, defer=5.0)
-    assert len(daemon.channel().backlog.deferred.frames()) <= 2
+    assert len(list(daemon.channel().backlog.deferred.frames())) <= 2
     daemon.waits(5)
     assert left(consumer) == bodies
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("durability", list(Durability))
-def test_more_messages_put_off_than_memory_holds_all_come_even_after_others_were_deleted(data_path, durability):
-    """At level memory they were never logged: they have to be written down when memory lets go of them."""
+def test_more_messages_put_off_than_memory_holds_all_come_even_after_others_were_deleted(
+    data_path, durability, monkeypatch
+):
+    """At level memory they were never logged: they have to be written when memory has no room for them."""
+    monkeypatch.setattr("nsq_compat.queue.deferred._LOCATED_AT_ONCE", 1)
     data_path.segment_size = 500
     daemon = data_path.start(durability)
     consumer = daemon.consumer()
@@ -453,13 +492,15 @@ def test_more_messages_put_off_than_memory_holds_all_come_even_after_others_were
         consumer.takes(1)
         consumer.requeues(each, delay=5.0)
         daemon.topic().release(before)
-    assert len(daemon.channel().backlog.deferred.frames()) <= 2
+    assert len(list(daemon.channel().backlog.deferred.frames())) <= 2
     daemon.waits(5)
     assert left(consumer) == bodies
     assert {consumer.attempts(each) for each in bodies} == {2}
 
 
+@pytest.mark.interpreted
 def test_what_cannot_be_written_down_stays_in_memory(data_path, disk, monkeypatch):
+    monkeypatch.setattr("nsq_compat.queue.deferred._LOCATED_AT_ONCE", 1)
     daemon = data_path.start(Durability.MEMORY)
     consumer = daemon.consumer()
     with monkeypatch.context() as patched:
@@ -472,7 +513,7 @@ def test_what_cannot_be_written_down_stays_in_memory(data_path, disk, monkeypatc
             daemon.publishes(b"%d" % number)
             (each,) = consumer.takes(1)
             consumer.requeues(each, delay=5.0)
-    assert len(daemon.channel().backlog.deferred.frames()) == 4
+    assert len(list(daemon.channel().backlog.deferred.frames())) == 4
     daemon.waits(5)
     assert left(consumer) == [b"0", b"1", b"2", b"3"]
 
@@ -560,21 +601,12 @@ def test_a_checkpoint_newer_than_the_log_loses_only_what_the_log_lost(data_path)
     assert left(data_path.start().consumer()) == [b"a", b"c"]
 
 
-def test_at_level_memory_there_is_no_checkpoint_as_long_as_there_is_nothing_on_disk(data_path):
-    daemon = data_path.start(Durability.MEMORY)
-    daemon.channel()
-    daemon.publishes(b"a", b"b")
-    assert not daemon.topic().store.is_used
-    daemon.publishes(b"c")
-    assert daemon.topic().store.is_used
-
-
 def lose_checkpoint(data_path):
     os.unlink(os.path.join(data_path.folder(), CHECKPOINT))
 
 
 @pytest.mark.parametrize("defer", [0.0, 50.0], ids=["at once", "deferred"])
-def test_a_log_begun_because_memory_is_used_up_tells_which_channels_there_were(data_path, defer):
+def test_a_log_written_at_level_memory_tells_which_channels_there_were(data_path, defer):
     daemon = data_path.start(Durability.MEMORY)
     daemon.channel("archive")
     daemon.channel("slow")
@@ -592,7 +624,7 @@ def test_a_log_begun_because_memory_is_used_up_tells_which_channels_there_were(d
         assert sorted(left(daemon.consumer(name))) == [b"a", b"b", b"c", b"d"]
 
 
-def test_a_log_begun_because_memory_is_used_up_tells_of_a_pause(data_path):
+def test_a_log_written_at_level_memory_tells_of_a_pause(data_path):
     daemon = data_path.start(Durability.MEMORY)
     daemon.channel()
     daemon.topic().pause()
@@ -608,16 +640,19 @@ def test_a_log_begun_because_memory_is_used_up_tells_of_a_pause(data_path):
     assert left(consumer) == [b"a", b"b", b"c"]
 
 
-def test_a_log_begun_beside_what_memory_left_tells_which_channels_there_were(data_path):
-    daemon = data_path.start(Durability.MEMORY)
-    daemon.channel()
-    daemon.publishes(b"a", b"b")
-    data_path.stop(daemon)
+def test_a_log_begun_beside_retained_messages_tells_which_channels_there_were(data_path):
+    frames = make_frames([b"%016x" % number for number in (1, 2)], 0, [b"a", b"b"])
+    log = TopicLog.open(data_path.files, data_path.folder())
+    log.keep(frames)
+    log.close()
+    place = ChannelState(2, entries_at_once((message_id(frame), 1) for frame in frames))
+    state = TopicState(LogEnd(0, 0, 2), 0.0, message_id(frames[1]), {"archive": place})
+    replace_file(data_path.files, os.path.join(data_path.folder(), CHECKPOINT), state.encode(), sync=False)
     daemon = data_path.start()
-    assert [name for name in os.listdir(data_path.folder()) if name.startswith("kept")]
     consumer = daemon.consumer()
     daemon.publishes(b"c")
-    consumer.finishes(*left(consumer))
+    assert sorted(left(consumer)) == [b"a", b"b", b"c"]
+    consumer.finishes(b"a", b"b", b"c")
     for _ in range(20):  # it is only looked at every few times
         data_path.checkpoint(daemon)
     assert not [name for name in os.listdir(data_path.folder()) if name.startswith("kept")]
@@ -628,31 +663,46 @@ def test_a_log_begun_beside_what_memory_left_tells_which_channels_there_were(dat
     assert left(data_path.start().consumer()) == [b"c", b"d"]
 
 
-def test_a_log_that_could_not_begin_begins_with_the_next_publish(data_path, disk, monkeypatch):
-    daemon = data_path.start(Durability.MEMORY, mem_queue_size=0)
-    daemon.channel("archive")
-    daemon.channel("slow")
-    writes = 0
+def test_at_level_memory_a_publish_that_cannot_spill_is_refused_and_nothing_is_lost(data_path, disk, monkeypatch):
+    daemon = data_path.start(Durability.MEMORY)
+    consumer = daemon.consumer()
+    daemon.publishes(b"a")
+    daemon.publishes(b"b")
 
-    def full_at_the_second(fd, data, offset):
-        nonlocal writes
-        writes += 1
-        if writes > 2:  # the first is the segment's header
-            raise OSError(errno.ENOSPC, "no room")
-        return os.pwrite(fd, data, offset)
+    def full(*_):
+        raise OSError(errno.ENOSPC, "no room")
 
     with monkeypatch.context() as patched:
-        patched.setattr(disk, "write", full_at_the_second)
+        patched.setattr(disk, "write", full)
         with pytest.raises(OSError, match="no room"):
-            daemon.publishes(b"a")
-    assert daemon.topic().message_count == 0
-    daemon.publishes(b"b")
-    data_path.kill(daemon)
-    daemon = data_path.start()
-    assert [left(daemon.consumer(name)) for name in ("archive", "slow")] == [[b"b"], [b"b"]]
+            daemon.publishes(b"c")
+    assert (daemon.topic().message_count, daemon.channel().depth) == (2, 2)
+    daemon.publishes(b"d")
+    assert left(consumer) == [b"a", b"b", b"d"]
 
 
-def test_old_messages_that_nobody_finishes_do_not_keep_the_disk_full(data_path):
+@pytest.mark.parametrize("first", list(Durability))
+@pytest.mark.parametrize("second", list(Durability))
+def test_a_data_path_may_be_used_at_another_level_after_a_clean_stop(data_path, first, second):
+    daemon = data_path.start(first)
+    daemon.channel("slow")
+    consumer = daemon.consumer()
+    daemon.publishes(*[b"%d" % number for number in range(5)])
+    daemon.publishes(b"later", defer=9.0)
+    assert len(consumer.takes(1)) == 1
+    data_path.stop(daemon)
+    daemon = data_path.start(second)
+    daemon.publishes(b"5")
+    data_path.stop(daemon)
+    daemon = data_path.start(first)
+    everything = [b"%d" % number for number in range(6)]
+    daemon.waits(9)
+    for name in ("archive", "slow"):
+        assert sorted(left(daemon.consumer(name))) == [*everything, b"later"]
+    assert daemon.topic().store.log.damaged_records == 0
+
+
+def test_old_unfinished_messages_do_not_keep_the_disk_full(data_path):
     data_path.segment_size = 2000
     daemon = data_path.start()
     consumer = daemon.consumer(timeout=1e6)
@@ -685,7 +735,7 @@ def test_what_a_checkpoint_says_is_what_was_true_when_it_was_made(data_path):
     consumer.finishes(b"b")
     saved = decode(read(os.path.join(data_path.folder(), CHECKPOINT)))
     place = saved.channels["archive"]
-    assert (place.position, place.at_once(), place.deferred()) == (2, [(consumer.id_of(b"b"), 2)], [])
+    assert (place.position, place.at_once(), place.take_deferred()) == (2, [(consumer.id_of(b"b"), 2)], [])
     with pytest.raises(BadCheckpoint):
         decode(b"")
 

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from nsq_compat.log.descriptors import Descriptors
 from nsq_compat.log.files import Files, OsFiles
-from nsq_compat.log.group import CHANNEL_CREATED, DEFERRED, MESSAGES, TOPIC_EMPTIED, Group
+from nsq_compat.log.group import Group
 from nsq_compat.log.topic_log import LogEnd, TopicLog
 from nsq_compat.protocol.message import make_frames, message_id
+from nsq_compat.protocol.storage_schema import CHANNEL_CREATED, DEFERRED, MESSAGES, TOPIC_EMPTIED
 from tests.faults.disk import SimulatedDisk
 
 FOLDER = "/orders.topic"
@@ -195,7 +196,7 @@ def test_what_was_reserved_is_given_back_at_the_end_and_after_a_crash():
     assert sum(writer.files.size(f"{FOLDER}/{name}") for name in writer.paths()) == writer.log.disk_bytes
 
 
-def test_a_group_whose_write_failed_but_could_not_be_undone_is_passed_over(writer):
+def test_a_failed_write_that_could_not_be_undone_is_skipped(writer):
     writer.publish()
     disk = cast("SimulatedDisk", writer.files)
     path = f"{FOLDER}/{writer.paths()[0]}"

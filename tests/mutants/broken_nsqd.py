@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from nsq_compat.nsqd.main import main
-from nsq_compat.protocol.command_table import INIT
+from nsq_compat.protocol.commands import INIT
 from nsq_compat.queue import channel as channel_module
 from nsq_compat.queue.channel import Channel, NotInFlight
 from nsq_compat.queue.in_flight import NEVER, InFlight

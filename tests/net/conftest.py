@@ -21,7 +21,7 @@ from nsq_compat.net.tls import Tls
 from nsq_compat.net.turn import Turn
 from nsq_compat.net.vigil import Vigil
 from nsq_compat.protocol.compression import Codec, Deflate, Snappy
-from nsq_compat.protocol.frame_reader import Frame, FrameReader
+from nsq_compat.protocol.frames import Frame, FrameReader
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.publish_batch import PublishBatch

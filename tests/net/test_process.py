@@ -10,7 +10,7 @@ import gevent
 import pytest
 from gevent.event import Event
 
-from nsq_compat.net.process import Process, first_of, spare_the_collector
+from nsq_compat.net.process import Process, first_of, tune_gc
 
 _STOPS_WHEN_ASKED = """
 import gevent
@@ -68,5 +68,5 @@ def collector() -> Iterator[None]:
 
 @pytest.mark.usefixtures("collector")
 def test_the_collector_leaves_alone_what_is_there_at_the_start():
-    spare_the_collector()
+    tune_gc()
     assert gc.get_freeze_count() > 0

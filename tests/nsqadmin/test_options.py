@@ -2,7 +2,7 @@ import subprocess
 
 import pytest
 
-from nsq_compat.cli.errors import OptionError
+from nsq_compat.cli.kinds import OptionError
 from nsq_compat.cli.options import table_of
 from nsq_compat.nsqadmin.options import NsqadminOptions, normalized_base_path, validate
 

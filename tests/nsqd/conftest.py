@@ -20,12 +20,12 @@ class Nsqlookupd(Daemon):
         options = {"http_address": "127.0.0.1:0", "broadcast_address": "127.0.0.1", **options}
         super().__init__(NsqlookupdOptions(tcp_address=tcp_address, **options))  # type: ignore[arg-type]
         self.db = self._db
-        self.address = f"127.0.0.1:{self._about_us.tcp_port}"
+        self.address = f"127.0.0.1:{self._info.tcp_port}"
         self.start()
 
     @property
     def registered(self) -> set[tuple[str, str]]:
-        """Topics (with ""), and topics with channels, that somebody has."""
+        """The registered topics (with ""), and topics with channels."""
         return {(each.topic, each.channel) for each in self.db.registrations() if each.producers}
 
 

@@ -1,4 +1,4 @@
-"""Auth servers: how they are asked by themselves, and then by an nsqd whose clients have to wait for them."""
+"""Auth servers: requests by themselves, and then of an nsqd whose clients wait for them."""
 
 import gc
 import json
@@ -18,7 +18,7 @@ import gevent
 import pytest
 import urllib3
 
-from nsq_compat.nsqd.auth import GET, POST, AuthServers
+from nsq_compat.nsqd.auth import AuthServers
 from nsq_compat.nsqd.http_calls import HttpCalls, client_tls
 from nsq_compat.session.authorization import LARGEST_ANSWER, AuthFailed, Credentials
 from nsq_conformance.auth_server import EVERYTHING, AuthServer
@@ -27,7 +27,7 @@ from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 
 PATIENCE = 30.0
 SECRET = "s3cr&t \N{SNOWMAN}"
-WHO = Credentials(SECRET.encode(), "10.0.0.7", tls=True, common_name="me")
+CREDENTIALS = Credentials(SECRET.encode(), "10.0.0.7", tls=True, common_name="me")
 
 
 @pytest.fixture
@@ -41,8 +41,8 @@ def server() -> Iterator[AuthServer]:
         yield server
 
 
-def nobody() -> str:
-    """An address where nobody listens."""
+def unused_address() -> str:
+    """An address without a listener."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{unused.getsockname()[1]}"
@@ -78,7 +78,7 @@ def test_refused_answers_leave_nothing_behind_for_the_garbage_collector(long_win
     def ask() -> None:
         for address in (long_winded, server.address):
             with pytest.raises(AuthFailed):
-                AuthServers([address], GET, calls).authorize(Credentials(b"s3cret", "10.0.0.7", False, ""))
+                AuthServers([address], "get", calls).authorize(Credentials(b"s3cret", "10.0.0.7", False, ""))
 
     ask()
     gc.collect()
@@ -93,56 +93,56 @@ def test_refused_answers_leave_nothing_behind_for_the_garbage_collector(long_win
 
 def test_an_answer_that_is_too_long_is_not_read_to_its_end(long_winded, calls, monkeypatch):
     sizes = []
-    read = urllib3.HTTPResponse.read
+    read1 = urllib3.HTTPResponse.read1
 
     def counting_read(response, *args, **kwargs):
-        body = read(response, *args, **kwargs)
+        body = read1(response, *args, **kwargs)
         sizes.append(len(body))
         return body
 
-    monkeypatch.setattr(urllib3.HTTPResponse, "read", counting_read)
+    monkeypatch.setattr(urllib3.HTTPResponse, "read1", counting_read)
     with pytest.raises(AuthFailed, match=f"more than {LARGEST_ANSWER} bytes"):
-        AuthServers([long_winded], GET, calls).authorize(WHO)
-    assert sizes == [LARGEST_ANSWER + 1]
+        AuthServers([long_winded], "get", calls).authorize(CREDENTIALS)
+    assert LARGEST_ANSWER < sum(sizes) <= LARGEST_ANSWER + 65536
 
 
-@pytest.mark.parametrize("method", [GET, POST])
-def test_a_server_is_asked_as_nsq_asks(server, calls, method):
-    grants = AuthServers([server.address], method, calls).authorize(WHO)
+@pytest.mark.parametrize("method", ["get", "post"])
+def test_a_request_is_that_of_nsq(server, calls, method):
+    grants = AuthServers([server.address], method, calls).authorize(CREDENTIALS)
     assert grants.allow("t", "c")
     assert server.requests == [f"{method.upper()} /auth"]
     assert server.questions == [{"common_name": ["me"], "remote_ip": ["10.0.0.7"], "secret": [SECRET], "tls": ["true"]}]
 
 
 def test_an_address_with_a_scheme_is_the_whole_url(server, calls):
-    AuthServers([f"http://{server.address}/who/is"], GET, calls).authorize(WHO)
+    AuthServers([f"http://{server.address}/who/is"], "get", calls).authorize(CREDENTIALS)
     assert server.requests == ["GET /who/is"]
 
 
-def test_a_secret_that_is_no_text_is_sent_all_the_same(server, calls):
+def test_a_secret_that_is_not_text_is_sent_too(server, calls):
     with pytest.raises(AuthFailed):
-        AuthServers([server.address], POST, calls).authorize(Credentials(b"a\xff\xfe", "", tls=False, common_name=""))
+        AuthServers([server.address], "post", calls).authorize(Credentials(b"a\xff\xfe", "", tls=False, common_name=""))
     assert server.questions == [{"common_name": [""], "remote_ip": [""], "secret": ["a\ufffd\ufffd"], "tls": ["false"]}]
 
 
-def test_who_does_not_answer_is_stood_in_for(server, calls):
-    servers = AuthServers([nobody(), server.address, nobody()], GET, calls)
+def test_a_server_that_does_not_answer_is_replaced_by_another(server, calls):
+    servers = AuthServers([unused_address(), server.address, unused_address()], "get", calls)
     for _ in range(20):
-        assert servers.authorize(WHO).identity == "holder of 8 characters"
+        assert servers.authorize(CREDENTIALS).identity == "holder of 8 characters"
 
 
-def test_the_first_to_be_asked_is_any_of_them(server, calls):
+def test_the_first_server_is_chosen_at_random(server, calls):
     with AuthServer({SECRET: EVERYTHING}) as other:
-        servers = AuthServers([server.address, other.address], GET, calls)
+        servers = AuthServers([server.address, other.address], "get", calls)
         while not (server.requests and other.requests):
-            servers.authorize(WHO)
+            servers.authorize(CREDENTIALS)
 
 
-def test_when_none_answers_the_log_learns_why_of_each(server, calls):
+def test_when_none_answers_the_log_has_every_reason(server, calls):
     server.answer = 500, b"s3cr&t"
-    silent = nobody()
+    silent = unused_address()
     with pytest.raises(AuthFailed) as caught:
-        AuthServers([silent, f"http://user:pass@{server.address}/auth?key=1"], GET, calls).authorize(WHO)
+        AuthServers([silent, f"http://user:pass@{server.address}/auth?key=1"], "get", calls).authorize(CREDENTIALS)
     assert set(str(caught.value).split("; ")) == {
         f"failed to auth against {silent} - connection refused",
         f"failed to auth against http://{server.address}/auth - answered with status 500",
@@ -152,7 +152,7 @@ def test_when_none_answers_the_log_learns_why_of_each(server, calls):
 def test_an_answer_that_makes_no_sense_is_a_failure(server, calls):
     server.answer = 200, b'{"ttl":0}'
     with pytest.raises(AuthFailed, match=r"invalid TTL 0 \(must be >0\)"):
-        AuthServers([server.address], GET, calls).authorize(WHO)
+        AuthServers([server.address], "get", calls).authorize(CREDENTIALS)
 
 
 # --- A whole nsqd -----------------------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ def test_a_client_authenticates_publishes_and_consumes(nsqd, server):
     }
 
 
-def test_a_server_that_hangs_holds_up_only_who_asked(nsqd, server):
+def test_a_server_that_hangs_delays_only_its_client(nsqd, server):
     with ExitStack() as stack:
         working, waiting = (stack.enter_context(Client(nsqd)) for _ in range(2))
         working.says(b"AUTH", SECRET.encode()).hears()
@@ -238,7 +238,7 @@ def test_a_server_that_does_not_answer_in_time_is_a_failed_auth(server, tmp_path
         assert client.hears() == b""
 
 
-def test_an_auth_server_over_tls_is_asked_if_the_given_authority_vouches_for_it(tmp_path):
+def test_an_auth_server_over_tls_needs_a_certificate_of_the_given_authority(tmp_path):
     certificates = Certificates(tmp_path)
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(certificates.certificate, certificates.key)
@@ -267,7 +267,7 @@ def test_clients_that_wait_for_an_auth_server_do_not_hold_up_a_stop(nsqd, server
     assert "internal error" not in log
 
 
-def test_a_client_that_goes_while_it_waits_is_forgotten(nsqd, server):
+def test_a_client_that_leaves_while_it_waits_is_forgotten(nsqd, server):
     server.is_open.clear()
     with Client(nsqd) as client:
         client.says(b"AUTH", SECRET.encode()).says(b"SUB t c")
@@ -282,7 +282,7 @@ def test_a_client_that_goes_while_it_waits_is_forgotten(nsqd, server):
             gevent.sleep(0.01)
 
 
-def test_publishing_over_http_is_closed_where_auth_servers_decide(nsqd):
+def test_publishing_over_http_is_refused_with_auth_servers(nsqd):
     for path in ("pub", "mpub"):
         with pytest.raises(HTTPError) as caught:
             urlopen(f"http://{nsqd.http_address}/{path}?topic=t", data=b"x", timeout=PATIENCE)
@@ -293,13 +293,13 @@ def test_publishing_over_http_is_closed_where_auth_servers_decide(nsqd):
         assert reply.status == 200
 
 
-def test_publishing_over_http_can_be_opened(server, tmp_path):
+def test_publishing_over_http_can_be_allowed(server, tmp_path):
     with nsqd_asking(server, tmp_path, "--http-publish-without-auth") as nsqd:
         reply = urlopen(f"http://{nsqd.http_address}/pub?topic=t", data=b"x", timeout=PATIENCE)
         assert reply.read() == b"OK"
 
 
-def test_no_secret_is_shown_by_whatever_can_be_asked_or_read(server, tmp_path):
+def test_no_endpoint_or_log_line_shows_the_secret(server, tmp_path):
     address = f"http://me:passw0rd@{server.address}/auth?key=passw0rd"
     with (
         NsqdProcess(

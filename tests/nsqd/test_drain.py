@@ -95,7 +95,7 @@ def filled(nsqd: NsqdProcess, *bodies: bytes) -> None:
         publish(nsqd, body)
 
 
-def test_publishing_is_refused_nsqlookupd_forgets_and_the_end_comes_with_the_last_fin(tmp_path, nsqlookupd):
+def test_a_drain_refuses_publishes_unregisters_and_ends_with_the_last_fin(tmp_path, nsqlookupd):
     with start(tmp_path, f"--lookupd-tcp-address={nsqlookupd.tcp_address}") as nsqd:
         filled(nsqd, b"1", b"2")
         eventually(lambda: nsqlookupd.get("/lookup", topic="orders")["producers"])
@@ -117,7 +117,7 @@ def test_publishing_is_refused_nsqlookupd_forgets_and_the_end_comes_with_the_las
         assert nsqd.logs("NSQ: bye")
 
 
-def test_sigterm_drains_where_that_is_wanted_and_a_new_consumer_may_still_come(tmp_path):
+def test_sigterm_can_drain_and_new_consumers_can_connect(tmp_path):
     with start(tmp_path, "--sigterm=drain") as nsqd:
         filled(nsqd, b"1")
         nsqd.send_signal(signal.SIGTERM)
@@ -140,7 +140,7 @@ def test_a_second_signal_stops_at_once_and_nothing_is_lost(tmp_path, number):
         assert nsqd.channel_stats("orders", "archive")["depth"] == 1
 
 
-def test_what_nobody_takes_in_time_stays_in_the_data_path(tmp_path):
+def test_messages_left_at_the_timeout_stay_in_the_data_path(tmp_path):
     with start(tmp_path, "--drain-timeout=50ms") as nsqd:
         filled(nsqd, b"1", b"2")
         put_drain(nsqd)
@@ -150,7 +150,7 @@ def test_what_nobody_takes_in_time_stays_in_the_data_path(tmp_path):
         assert nsqd.channel_stats("orders", "archive")["depth"] == 2
 
 
-def test_a_topic_nobody_has_ever_consumed_holds_up_nothing(tmp_path):
+def test_a_topic_without_channels_does_not_delay_a_drain(tmp_path):
     with start(tmp_path, "--drain-timeout=0s") as nsqd:
         publish(nsqd, b"1", "unread")
         put_drain(nsqd)

@@ -44,7 +44,7 @@ def peers(broker: Broker) -> Iterator[LookupPeers]:
     peers.stop()
 
 
-def test_what_is_there_and_what_comes_and_goes_is_registered_with_all(broker, peers, start, wait_until):
+def test_existing_and_changing_topics_are_registered_at_all_nsqlookupds(broker, peers, start, wait_until):
     one, two = start(), start()
     broker.topic("orders").channel("archive")
     peers.start([one.address, two.address, one.address])
@@ -58,7 +58,7 @@ def test_what_is_there_and_what_comes_and_goes_is_registered_with_all(broker, pe
 
 
 @pytest.mark.parametrize("sick", [deaf, babbling, mute, None])
-def test_a_sick_one_keeps_no_other_waiting(broker, peers, start, wait_until, sick):
+def test_a_failing_nsqlookupd_does_not_delay_others(broker, peers, start, wait_until, sick):
     well = start()
     with listen("127.0.0.1:0") as listener:
         address = f"127.0.0.1:{port_of(listener)}"
@@ -79,14 +79,14 @@ def accept_for_ever(listener, serve, clients):
         with client:
             serve(client)
 
-    with ExitStack() as closing:  # also whom nobody has begun to serve
+    with ExitStack() as closing:  # also connections that are not served yet
         accepting = closing.enter_context(gevent.socket.socket(fileno=listener.dup().detach()))
         accepting.settimeout(None)
         while True:
             clients.spawn(serve_and_close, closing.enter_context(accepting.accept()[0]))
 
 
-def test_one_that_comes_back_is_told_everything_anew(broker, peers, start, wait_until):
+def test_an_nsqlookupd_that_returns_is_told_everything(broker, peers, start, wait_until):
     before = start()
     broker.topic("orders").channel("archive")
     peers.start([before.address])
@@ -97,7 +97,7 @@ def test_one_that_comes_back_is_told_everything_anew(broker, peers, start, wait_
     wait_until(lambda: after.registered == {("orders", ""), ("orders", "archive"), ("returns", "")})
 
 
-def test_one_that_comes_late_is_found(broker, peers, start, wait_until):
+def test_an_nsqlookupd_that_starts_late_is_found(broker, peers, start, wait_until):
     with listen("127.0.0.1:0") as listener:
         address = f"127.0.0.1:{port_of(listener)}"
     broker.topic("orders")
@@ -112,7 +112,7 @@ def test_one_that_comes_late_is_found(broker, peers, start, wait_until):
     assert peer.lookupd.broadcast_address == "127.0.0.1"
 
 
-def test_addresses_can_be_changed_and_those_that_stay_notice_nothing(broker, peers, start, wait_until, caplog):
+def test_addresses_can_change_without_affecting_those_that_stay(broker, peers, start, wait_until, caplog):
     stays, goes, comes = start(), start(), start()
     broker.topic("orders")
     peers.start([stays.address, goes.address])
@@ -126,7 +126,7 @@ def test_addresses_can_be_changed_and_those_that_stay_notice_nothing(broker, pee
     assert said == [f"LOOKUP({comes.address}): adding peer", f"LOOKUP({goes.address}): removing peer"]
 
 
-def test_after_a_stop_none_knows_of_it(broker, peers, start, wait_until, caplog):
+def test_after_a_stop_no_registration_is_left(broker, peers, start, wait_until, caplog):
     lookupd = start()
     broker.topic("orders")
     peers.start([lookupd.address])
@@ -149,7 +149,7 @@ def test_the_same_failure_is_logged_once(broker, peers, start, wait_until, caplo
     assert {level for level, _ in said[1:]} == {"DEBUG"}
 
 
-def test_one_that_is_suspected_is_pinged_at_once(broker, peers, start, wait_until):
+def test_a_suspected_nsqlookupd_is_pinged_at_once(broker, peers, start, wait_until):
     lookupd = start()
     peers.start([lookupd.address])
     wait_until(lambda: lookupd.db.producers)
@@ -159,7 +159,7 @@ def test_one_that_is_suspected_is_pinged_at_once(broker, peers, start, wait_unti
     wait_until(lambda: producer.last_update > heard_of)
 
 
-def test_one_that_takes_everything_and_leaves_is_asked_less_and_less(broker, peers, wait_until, monkeypatch):
+def test_an_nsqlookupd_that_keeps_closing_is_connected_to_less_often(broker, peers, wait_until, monkeypatch):
     pauses: list[float] = []
 
     def no_chance(low: float, high: float) -> float:

@@ -68,7 +68,7 @@ def test_an_unknown_flag_exits_as_gos_do():
         (["--tls-required"], "cannot require TLS client connections without TLS key and cert"),
     ],
 )
-def test_what_cannot_be_is_one_fatal_line_and_exit_code_1(arguments, reason, tmp_path):
+def test_a_failed_start_is_one_fatal_line_and_exit_code_1(arguments, reason, tmp_path):
     result = run("--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", f"--data-path={tmp_path}", *arguments)
     assert result.returncode == 1
     last = result.stderr.splitlines()[-1]
@@ -77,7 +77,7 @@ def test_what_cannot_be_is_one_fatal_line_and_exit_code_1(arguments, reason, tmp
 
 
 @pytest.mark.parametrize("program", ["nsqd", "nsqlookupd", "nsqadmin"])
-def test_every_line_is_json_where_that_is_wanted_also_the_last_one(program, tmp_path):
+def test_with_json_every_log_line_is_json(program, tmp_path):
     command = [
         sys.executable,
         "-m",
@@ -97,7 +97,7 @@ def test_every_line_is_json_where_that_is_wanted_also_the_last_one(program, tmp_
     assert lines[-1]["message"].endswith("invalid port")
 
 
-def test_a_configuration_is_checked_beside_the_daemon_that_has_lock_and_ports(nsqd, tmp_path):
+def test_a_configuration_is_checked_beside_the_running_daemon(nsqd, tmp_path):
     before = sorted(tmp_path.iterdir())
     result = run("--check-config", f"--tcp-address={nsqd.tcp_address}", f"--data-path={tmp_path}")
     assert (result.returncode, result.stdout, result.stderr) == (0, "nsqd: configuration OK\n", "")
@@ -149,8 +149,8 @@ def test_it_stops_cleanly_with_clients_in_every_state(nsqd, number):
     assert "NSQ: bye" in nsqd._last_lines[-1]
 
 
-def test_data_is_for_nobody_else_whatever_the_umask_and_whatever_the_data_path_allows(tmp_path):
-    tmp_path.chmod(0o755)  # somebody else's choice, and left alone
+def test_data_is_private_whatever_the_umask_and_the_mode_of_the_data_path(tmp_path):
+    tmp_path.chmod(0o755)  # chosen by the operator, and not changed
     script = f'umask 0; exec {installed_nsqd()} "$@"'
     with (
         NsqdProcess(f"bash -c '{script}' nsqd", tmp_path, options=["--mem-queue-size=1"]) as nsqd,
@@ -243,7 +243,7 @@ def test_info_and_stats_show_the_real_ports_and_clients(nsqd):
     assert '"pub_counts":[{"topic":"t","count":1}]' in text
 
 
-def test_want_of_descriptors_is_survived_without_burning_the_cpu(tmp_path):
+def test_a_lack_of_descriptors_is_survived_without_using_the_cpu(tmp_path):
     script = f'ulimit -n 64; exec {installed_nsqd()} "$@"'
     with NsqdProcess(f"bash -c '{script}' nsqd", tmp_path) as nsqd, ExitStack() as stack:
         clients = [stack.enter_context(connect(nsqd)) for _ in range(100)]
@@ -271,7 +271,7 @@ def test_with_a_busy_poll_time_it_does_not_sleep_after_a_command(tmp_path, durab
         with gevent.Timeout(30):
             while _cpu_seconds(nsqd) < looked_until:
                 gevent.sleep(0.05)
-        # Nor is anybody kept waiting by it.
+        # And no client waits for it.
         client.sendall(PUB)
         assert hears(client) == OK
         with urlopen(f"http://{nsqd.http_address}/ping", timeout=20) as ping:

@@ -9,7 +9,7 @@ from nsq_compat.log.files import OsFiles
 from nsq_compat.log.metadata import load_metadata
 from nsq_compat.log.storage import Durability, Storage
 from nsq_compat.log.topic_log import TopicLog
-from nsq_compat.nsqd.checkpoints import Checkpoints
+from nsq_compat.nsqd.durability import Checkpoints
 from nsq_compat.nsqd.metadata import MetadataFile
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.limits import QueueLimits
@@ -48,7 +48,7 @@ def test_at_the_end_the_disk_takes_several_checkpoints_at_a_time_and_all_are_the
     assert files.most > 1
 
 
-def test_others_run_while_the_names_of_all_topics_are_gathered(tmp_path):
+def test_others_run_while_the_names_of_all_topics_are_read(tmp_path):
     broker = Broker(QueueLimits())
     for number in range(2_000):
         broker.topic(f"t{number}").channel("c")
@@ -73,7 +73,7 @@ def test_others_run_while_the_names_of_all_topics_are_gathered(tmp_path):
     assert len(saved) == 1_999
 
 
-def test_between_two_pieces_of_a_large_checkpoint_the_loop_looks_at_its_sockets(tmp_path):
+def test_between_two_pieces_of_a_large_checkpoint_the_loop_polls_its_sockets(tmp_path):
     (tmp_path / "nsq_compat").mkdir()
     storage = Storage(OsFiles(), str(tmp_path), durability=Durability.OS, segment_size=1 << 20, commit=TopicLog.sync)
     broker = Broker(QueueLimits(), storage)

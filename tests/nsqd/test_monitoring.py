@@ -106,7 +106,7 @@ def queries(panel: dict[str, Any]) -> list[str]:
     return [target["expr"] for target in panel.get("targets", ())]
 
 
-def test_rules_and_dashboard_ask_only_for_what_daemons_have(nsqd):
+def test_rules_and_dashboard_use_only_existing_metrics(nsqd):
     publish(nsqd, b"1")
     nsqd.create_channel("orders", "archive")
     names: set[str] = set()
@@ -126,7 +126,7 @@ def test_rules_and_dashboard_ask_only_for_what_daemons_have(nsqd):
         assert wanted <= names, expression
 
 
-def test_rules_have_what_prometheus_wants_and_a_sentence_for_people():
+def test_rules_have_the_fields_of_prometheus_and_a_sentence():
     found = rules()
     assert len({rule["alert"] for rule in found}) == len(found)
     for rule in found:

@@ -2,8 +2,8 @@ import os
 
 import pytest
 
-from nsq_compat.cli.errors import OptionError
 from nsq_compat.cli.flags import parse, usage
+from nsq_compat.cli.kinds import OptionError
 from nsq_compat.cli.options import option_value, table_of
 from nsq_compat.nsqd.options import (
     NsqdOptions,
@@ -194,18 +194,18 @@ def test_five_flags_mean_nothing_in_the_config_file():
     assert {row.flag for row in TABLE if not row.in_file} == flags_only
 
 
-def test_every_option_has_its_default_and_can_be_asked_for_at_run_time():
+def test_every_option_has_its_default_and_can_be_read_at_run_time():
     options = NsqdOptions()
     assert {row.key: option_value(options, row.key) for row in TABLE if row.in_file} == DEFAULTS_SHOWN_AT_RUN_TIME
 
 
 @pytest.mark.parametrize("key", ["version", "config", "verbose", "worker_id", "client_timeout", "node_id", "bogus"])
-def test_other_names_cannot_be_asked_for(key):
+def test_other_names_cannot_be_read(key):
     with pytest.raises(KeyError):
         option_value(NsqdOptions(), key)
 
 
-def test_every_default_is_what_its_flag_would_give():
+def test_every_default_is_a_value_of_its_flag():
     for row in TABLE:
         if row.kind.type_name not in ("value", ""):
             text = row.kind.show(row.default).strip('"')
@@ -230,7 +230,7 @@ def test_the_host_name_is_the_machine_s():
 
 
 @pytest.mark.parametrize("words", [["-verbose"], ["-worker-id"], ["-worker-id=false"]])
-def test_deprecated_flags_are_accepted_and_mean_nothing(words):
+def test_deprecated_flags_are_accepted_and_ignored(words):
     validate(options_from(*words))
 
 
@@ -240,7 +240,7 @@ def test_a_client_policy_makes_tls_mandatory():
     assert options_from("-tls-client-auth-policy=").tls_required == 0
 
 
-def test_publishing_over_http_is_closed_only_where_auth_servers_decide():
+def test_publishing_over_http_is_refused_only_with_auth_servers():
     assert options_from().publishing_over_http
     assert not options_from("-auth-http-address=a:1").publishing_over_http
     assert options_from("-auth-http-address=a:1", "-http-publish-without-auth").publishing_over_http
@@ -297,7 +297,7 @@ def test_the_defaults_are_valid():
         ),
     ],
 )
-def test_what_cannot_run_is_refused_in_nsq_s_words(words, text):
+def test_impossible_options_are_refused_in_nsq_s_words(words, text):
     with pytest.raises(OptionError) as caught:
         validate(options_from(*words))
     assert str(caught.value) == text
@@ -315,7 +315,7 @@ def test_what_cannot_run_is_refused_in_nsq_s_words(words, text):
         ["-msg-timeout=1ms", "-output-buffer-timeout=0", "-http-client-request-timeout=1ns"],
     ],
 )
-def test_the_limits_themselves_can_run(words):
+def test_the_limits_themselves_are_valid(words):
     validate(options_from(*words))
 
 
@@ -336,14 +336,14 @@ def test_the_statsd_prefix_names_host_and_port_and_ends_in_a_dot(prefix, host, p
     assert expand_statsd_prefix(prefix, host, port) == expanded
 
 
-def test_bound_ports_fill_in_what_was_not_given():
+def test_bound_ports_complete_the_options():
     options = NsqdOptions(broadcast_address="h.x")
     settle(options, 4150, 4151)
     assert (options.broadcast_tcp_port, options.broadcast_http_port) == (4150, 4151)
     assert options.statsd_prefix == "nsq.h_x_4151."
 
 
-def test_given_ports_win_over_bound_ones():
+def test_given_ports_take_precedence_over_bound_ones():
     options = NsqdOptions(broadcast_address="h.x", broadcast_tcp_port=1, broadcast_http_port=2)
     settle(options, 4150, 4151)
     assert (options.broadcast_tcp_port, options.broadcast_http_port) == (1, 2)

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from nsq_compat.cli.kinds import OptionError
+from nsq_compat.nsqd.policies import load_policies
 from nsq_conformance.cluster import eventually
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from tests.faults.client import Client, Refused
@@ -65,7 +67,7 @@ def fail_until_gone(consumer: Client, body: bytes, times: int) -> None:
         consumer.requeue(message.id, 0)
 
 
-def test_a_message_that_fails_often_enough_waits_in_the_dead_letter_topic_and_stats_say_so(nsqd, connect):
+def test_a_message_that_fails_often_enough_goes_to_the_dead_letter_topic(nsqd, connect):
     consumer = connect()
     consumer.subscribe("orders", "archive", ready=1)
     connect().publish("orders", b"bad")
@@ -80,12 +82,12 @@ def test_a_message_that_fails_often_enough_waits_in_the_dead_letter_topic_and_st
     assert nsqd.logs("CHANNEL(orders:archive): 1 more to orders.archive.dead")
 
 
-def test_without_policies_stats_are_as_they_are(nsqd):
+def test_without_policies_stats_do_not_change(nsqd):
     nsqd.create_channel("clicks", "archive")
     assert not {"policy", "dead_letter_count", "rejected_count"} & set(nsqd.channel_stats("clicks", "archive"))
 
 
-def test_a_hangup_signal_reads_them_again_for_channels_that_run_and_a_bad_file_changes_nothing(nsqd, config, connect):
+def test_sighup_reads_policies_again_and_a_bad_file_changes_nothing(nsqd, config, connect):
     consumer = connect()
     consumer.subscribe("orders", "archive", ready=1)
     config.write_text("[[policies]]\nmax_attempts = 3\n")
@@ -93,7 +95,7 @@ def test_a_hangup_signal_reads_them_again_for_channels_that_run_and_a_bad_file_c
     eventually(lambda: in_force(nsqd) == [{"max_attempts": 3}])
     config.write_text("[[policies]]\nmax_attempts = 3\nmax_dept = 1\n")
     nsqd.send_signal(signal.SIGHUP)
-    reason = f"failed to load config file {config} - line 3: policy 1: max_dept: there is no such setting"
+    reason = f"failed to load config file {config} - line 3: policy 1: max_dept: unknown setting"
     assert nsqd.logs(f"ERROR: policies stay as they are - {reason}")
     assert in_force(nsqd) == [{"max_attempts": 3}]
     connect().publish("orders", b"bad")
@@ -105,7 +107,7 @@ def test_a_hangup_signal_reads_them_again_for_channels_that_run_and_a_bad_file_c
     assert in_force(nsqd) == [{"max_attempts": 3}]
 
 
-def test_they_are_put_over_http_for_what_is_there_and_a_bad_one_changes_nothing(nsqd, connect):
+def test_policies_can_be_put_over_http_and_bad_ones_change_nothing(nsqd, connect):
     nsqd.create_channel("orders", "archive")
     producer = connect()
     producer.publish("orders", b"a")
@@ -118,14 +120,14 @@ def test_they_are_put_over_http_for_what_is_there_and_a_bad_one_changes_nothing(
         400,
         {"message": "INVALID_VALUE: policy 1: max_depth: must be an integer from 1 to 9223372036854775807"},
     )
-    assert put(nsqd, {"max_depth": 5}) == (400, {"message": "INVALID_VALUE: policies are a list of tables"})
+    assert put(nsqd, {"max_depth": 5}) == (400, {"message": "INVALID_VALUE: policies must be a list of tables"})
     assert in_force(nsqd) == [{"max_depth": 1}]
     assert nsqd.channel_stats("orders", "archive")["rejected_count"] == 2
     assert put(nsqd, []) == (200, [])
     connect().publish("orders", b"b")
 
 
-def test_the_oldest_are_dropped_and_counted(nsqd, connect):
+def test_the_oldest_messages_are_dropped_and_counted(nsqd, connect):
     put(nsqd, [{"max_depth": 2, "when_full": "drop-oldest"}])
     nsqd.create_channel("orders", "archive")
     connect().publish_together("orders", [b"a", b"b", b"c", b"d"])
@@ -135,7 +137,7 @@ def test_the_oldest_are_dropped_and_counted(nsqd, connect):
     assert [message.body for message in consumer.take(2)] == [b"c", b"d"]
 
 
-def test_a_rate_holds_back_what_a_consumer_is_ready_for(nsqd, connect):
+def test_a_rate_limits_a_consumer_below_its_rdy(nsqd, connect):
     put(nsqd, [{"max_rate": 0.001, "burst": 3}])
     consumer = connect()
     consumer.subscribe("orders", "archive", ready=100)
@@ -146,7 +148,7 @@ def test_a_rate_holds_back_what_a_consumer_is_ready_for(nsqd, connect):
     assert len(consumer.take(7)) == 7
 
 
-def test_what_was_dead_lettered_stays_so_after_a_clean_stop(nsqd, start, connect):
+def test_dead_letters_stay_after_a_clean_stop(nsqd, start, connect):
     consumer = connect()
     consumer.subscribe("orders", "archive", ready=1)
     connect().publish("orders", b"bad")
@@ -168,3 +170,56 @@ def test_check_config_names_the_line(tmp_path, config):
     refused = subprocess.run(command, capture_output=True, check=False, text=True)
     assert refused.returncode == 1
     assert f'{config} - line 4: policy 1: when_full: must be "reject" or "drop-oldest"' in refused.stderr
+
+
+# --- The config file --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str], str]:
+    path = tmp_path / "nsqd.cfg"
+
+    def write_file(text: str) -> str:
+        path.write_text(text)
+        return str(path)
+
+    return write_file
+
+
+def complaint(path: str) -> str:
+    with pytest.raises(OptionError) as caught:
+        load_policies(path)
+    return str(caught.value).removeprefix(f"failed to load config file {path} - ")
+
+
+def test_without_a_file_or_tables_there_are_no_policies(write):
+    assert len(load_policies(write('tcp_address = "0.0.0.0:4150"\n'))) == 0
+    assert len(load_policies("")) == 0
+
+
+def test_policies_are_tables_beside_the_options(write):
+    policies = load_policies(write('tcp_address = "x:1"\n[[policies]]\nmax_rate = 1\n[[policies]]\nmax_depth = 2\n'))
+    assert policies.written == [{"max_rate": 1}, {"max_depth": 2}]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            'log_level = "info"\n\n[[policies]]\nmax_rate = 1\n[[ "policies" ]]\ntopic = "a"\nmax_depth = 0\n',
+            "line 7: policy 2: max_depth: must be an integer from 1 to 9223372036854775807",
+        ),
+        (
+            '\n[[policies]] # all\ntopic = "a"\n[[policies]]\nmax_rate = 1\n',
+            "line 2: policy 1: needs max_attempts, max_depth, max_bytes, max_age or max_rate",
+        ),
+        ("policies = [{max_rate = 0}]\n", "policy 1: max_rate: must be a number above 0 (messages per second)"),
+        ("policies = 5\n", "policies must be a list of tables"),
+    ],
+)
+def test_an_error_names_the_line_if_it_is_found(write, text, expected):
+    assert complaint(write(text)) == expected
+
+
+def test_a_file_that_is_not_toml_is_refused(write):
+    assert "line 1" in complaint(write("[[policies\n"))

@@ -1,4 +1,4 @@
-"""nsqd and nsqlookupds as processes: what it tells them of itself, and whom it tells."""
+"""nsqd and nsqlookupds as processes: registrations, and changes of the addresses."""
 
 import json
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def nodes(nsqlookupd: NsqlookupdProcess) -> list[dict[str, object]]:
     return [{name: value for name, value in node.items() if name != "remote_address"} for node in found]
 
 
-def test_a_node_says_how_to_reach_it_and_where_it_stands(nsqlookupds: list[NsqlookupdProcess], tmp_path: Path):
+def test_a_node_registers_its_addresses_and_its_topology(nsqlookupds: list[NsqlookupdProcess], tmp_path: Path):
     one, _ = nsqlookupds
     options = [
         f"--lookupd-tcp-address={one.tcp_address}", "--broadcast-address=nsqd.example", "--broadcast-tcp-port=7000",

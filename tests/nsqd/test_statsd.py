@@ -1,22 +1,28 @@
-"""Figures pushed to a real UDP socket, by themselves and then by an nsqd that runs."""
+"""Statistics pushed to a real UDP socket, by themselves and then by a running nsqd."""
 
 import logging
 import re
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
+from itertools import pairwise
 
 import gevent
 import gevent.socket
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nsq_compat.net.resolver import Resolver
 from nsq_compat.nsqd.options import NsqdOptions
-from nsq_compat.nsqd.statsd import StatsdPush
+from nsq_compat.nsqd.statsd import StatsdLines, StatsdPush, packets
 from nsq_compat.protocol.durations import MILLISECOND, SECOND
-from nsq_compat.queue.broker import Broker
+from nsq_compat.queue.broker import Broker, snapshot
 from nsq_compat.queue.limits import QueueLimits
+from nsq_compat.queue.stats import LatencyStats
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
+from tests.broker import Daemon
 
 NOW_NS = 1_700_000_000_000_000_000
 
@@ -92,7 +98,7 @@ def publish(broker, *bodies, topic="orders"):
     broker.topic(topic).publish(bodies, 0.0, NOW_NS)
 
 
-def test_figures_arrive_again_and_again(broker, statsd, push):
+def test_statistics_are_pushed_in_intervals(broker, statsd, push):
     push()
     publish(broker, b"abc")
     statsd.hears("nsq.topic.orders.message_bytes", 3)
@@ -103,7 +109,7 @@ def test_figures_arrive_again_and_again(broker, statsd, push):
     statsd.hears("nsq.topic.orders.message_count", 3)
 
 
-def test_counters_go_on_growing_when_something_is_deleted_and_made_again(broker, statsd, push):
+def test_counters_keep_growing_when_a_topic_is_deleted_and_created(broker, statsd, push):
     push()
     broker.topic("orders").channel("archive")
     publish(broker, b"a", b"b")
@@ -119,7 +125,7 @@ def test_counters_go_on_growing_when_something_is_deleted_and_made_again(broker,
     statsd.hears("nsq.topic.orders.channel.archive.message_count", 6)
 
 
-def test_no_packet_is_larger_than_was_asked_for(broker, statsd, push):
+def test_no_packet_is_larger_than_the_option(broker, statsd, push):
     for number in range(20):
         broker.topic(f"topic{number}").channel("archive")
     publish(broker, b"x", topic="topic19")
@@ -129,7 +135,7 @@ def test_no_packet_is_larger_than_was_asked_for(broker, statsd, push):
     assert len(statsd.sizes) > 20
 
 
-def test_memory_and_what_is_ephemeral_may_be_left_out(broker, statsd, push):
+def test_memory_and_ephemeral_names_can_be_excluded(broker, statsd, push):
     broker.topic("a#ephemeral")
     broker.topic("b")
     push(statsd_mem_stats=False, statsd_exclude_ephemeral=True)
@@ -153,7 +159,7 @@ def test_packets_are_spread_over_the_interval_and_a_stop_sends_the_rest_at_once(
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:99999", f"{'x' * 70}:8125", "127.0.0.1:noservice"])
-def test_an_address_that_leads_nowhere_is_logged_each_time_and_no_count_is_lost(address, broker, statsd, push, caplog):
+def test_an_unresolvable_address_is_logged_and_no_count_is_lost(address, broker, statsd, push, caplog):
     publish(broker, b"abc")
     pushing = push(statsd_address=address)
     with gevent.Timeout(20):
@@ -165,7 +171,7 @@ def test_an_address_that_leads_nowhere_is_logged_each_time_and_no_count_is_lost(
     statsd.hears("nsq.topic.orders.message_count", 1)
 
 
-def test_what_cannot_be_sent_is_lost_and_logged_once_a_push(broker, statsd, push, caplog):
+def test_lost_packets_are_logged_once_a_push(broker, statsd, push, caplog):
     publish(broker, b"abc")
     pushing = push(statsd_prefix="x" * 70_000 + ".")  # no datagram is that long
     with gevent.Timeout(20):
@@ -174,7 +180,7 @@ def test_what_cannot_be_sent_is_lost_and_logged_once_a_push(broker, statsd, push
     assert pushing._pushing
 
 
-def test_a_push_that_fails_is_not_the_last(broker, statsd, push, caplog):
+def test_a_failed_push_is_followed_by_others(broker, statsd, push, caplog):
     pushing = push()
     memory, pushing._memory = pushing._memory, lambda: 1 // 0
     with gevent.Timeout(20):
@@ -193,7 +199,7 @@ def test_starting_and_stopping_are_logged_in_nsqs_words(statsd, push, caplog):
     assert "STATSD: closing" in caplog.text
 
 
-def test_what_a_running_nsqd_knows_of_clients_nearby_and_of_latency_is_pushed(statsd, tmp_path):
+def test_a_running_nsqd_pushes_zone_counts_and_latencies(statsd, tmp_path):
     options = (
         f"--statsd-address={statsd.address}",
         "--statsd-interval=10ms",
@@ -224,3 +230,143 @@ def test_what_a_running_nsqd_knows_of_clients_nearby_and_of_latency_is_pushed(st
                 statsd.receive()
         shown = nsqd.channel_stats("orders", "archive")
     assert (shown["zone_local_msg_count"], shown["e2e_processing_latency"]["count"]) == (1, 1)
+
+
+MEMORY = {"heap_objects": 5, "next_gc_bytes": 7, "gc_total_runs": 10}
+
+
+@pytest.fixture
+def daemon():
+    return Daemon(QueueLimits())
+
+
+@pytest.fixture
+def lines():
+    return StatsdLines("nsq.host_4151.", exclude_ephemeral=False)
+
+
+def said(lines, daemon, memory=None):
+    of_topics = [
+        line for topic in snapshot(daemon.broker, daemon.now, include_clients=False) for line in lines.of_topic(topic)
+    ]
+    return b"".join([*of_topics, *lines.of_memory(memory or {})]).decode()
+
+
+def value_of(name, text):
+    (value,) = [line.partition(":")[2] for line in text.splitlines() if line.partition(":")[0] == name]
+    return value
+
+
+def test_every_line_has_nsqs_name_and_kind_in_nsqs_order(daemon, lines):
+    consumer = daemon.consumer()
+    daemon.publishes(b"one", b"four", b"seven")
+    consumer.takes(room=2)
+    consumer.requeues(b"one", delay=5.0)
+    daemon.waits(60)
+    assert said(lines, daemon, MEMORY) == (
+        "nsq.host_4151.topic.orders.message_count:3|c\n"
+        "nsq.host_4151.topic.orders.message_bytes:12|c\n"
+        "nsq.host_4151.topic.orders.depth:0|g\n"
+        "nsq.host_4151.topic.orders.backend_depth:0|g\n"
+        "nsq.host_4151.topic.orders.channel.archive.message_count:3|c\n"
+        "nsq.host_4151.topic.orders.channel.archive.depth:3|g\n"
+        "nsq.host_4151.topic.orders.channel.archive.backend_depth:0|g\n"
+        "nsq.host_4151.topic.orders.channel.archive.in_flight_count:0|g\n"
+        "nsq.host_4151.topic.orders.channel.archive.deferred_count:0|g\n"
+        "nsq.host_4151.topic.orders.channel.archive.requeue_count:1|c\n"
+        "nsq.host_4151.topic.orders.channel.archive.timeout_count:1|c\n"
+        "nsq.host_4151.topic.orders.channel.archive.clients:1|g\n"
+        "nsq.host_4151.mem.heap_objects:5|g\n"
+        "nsq.host_4151.mem.next_gc_bytes:7|g\n"
+        "nsq.host_4151.mem.gc_runs:10|c\n"
+    )
+
+
+def test_a_counter_is_a_difference_and_a_gauge_a_value(daemon, lines):
+    daemon.channel()
+    daemon.publishes(b"a", b"b")
+    said(lines, daemon, MEMORY)
+    daemon.publishes(b"c")
+    second = said(lines, daemon, {**MEMORY, "gc_total_runs": 12})
+    assert value_of("nsq.host_4151.topic.orders.channel.archive.message_count", second) == "1|c"
+    assert value_of("nsq.host_4151.topic.orders.channel.archive.depth", second) == "3|g"
+    assert value_of("nsq.host_4151.mem.gc_runs", second) == "2|c"
+    assert value_of("nsq.host_4151.topic.orders.message_bytes", said(lines, daemon)) == "0|c"
+
+
+def test_a_topic_that_is_created_again_counts_from_0(daemon, lines):
+    daemon.channel()
+    daemon.publishes(b"a", b"b")
+    said(lines, daemon)
+    daemon.topic().delete_channel("archive")
+    lines.forget_channel("orders", "archive")
+    daemon.channel()
+    daemon.publishes(b"c", b"d", b"e")
+    text = said(lines, daemon)
+    assert value_of("nsq.host_4151.topic.orders.message_count", text) == "3|c"
+    assert value_of("nsq.host_4151.topic.orders.channel.archive.message_count", text) == "3|c"
+    daemon.broker.delete_topic("orders")
+    lines.forget_topic("orders")
+    daemon.channel()
+    daemon.publishes(b"f")
+    text = said(lines, daemon)
+    assert value_of("nsq.host_4151.topic.orders.message_count", text) == "1|c"
+    assert value_of("nsq.host_4151.topic.orders.channel.archive.message_count", text) == "1|c"
+
+
+def test_unknown_names_can_be_forgotten(lines):
+    lines.forget_channel("orders", "archive")
+    lines.forget_topic("orders")
+
+
+def test_ephemeral_names_are_sent_as_they_are(daemon, lines):
+    daemon.channel("x#ephemeral", "t#ephemeral")
+    assert "nsq.host_4151.topic.t#ephemeral.channel.x#ephemeral.depth:0|g\n" in said(lines, daemon)
+
+
+def test_ephemeral_topics_and_channels_can_be_excluded(daemon):
+    lines = StatsdLines("", exclude_ephemeral=True)
+    daemon.channel("x", "t#ephemeral")
+    daemon.channel("x#ephemeral", "u")
+    daemon.channel("y", "u")
+    keys = {line.rpartition(".")[0] for line in said(lines, daemon).splitlines()}
+    assert keys == {"topic.u", "topic.u.channel.y"}
+
+
+def test_latencies_are_whole_nanoseconds_named_by_whole_percents(daemon, lines):
+    daemon.channel()
+    (topic,) = snapshot(daemon.broker, daemon.now)
+    latency = LatencyStats(count=3, percentiles=((1.0, 2500.7), (0.999, 2400.0), (0.5, 0.0)))
+    (channel,) = topic.channels
+    channel = replace(channel, e2e_processing_latency=replace(latency, percentiles=((0.95, 7.0),)))
+    text = b"".join(lines.of_topic(replace(topic, channels=(channel,), e2e_processing_latency=latency))).decode()
+    assert text.splitlines()[4:7] == [
+        "nsq.host_4151.topic.orders.e2e_processing_latency_100:2500|g",
+        "nsq.host_4151.topic.orders.e2e_processing_latency_100:2400|g",
+        "nsq.host_4151.topic.orders.e2e_processing_latency_50:0|g",
+    ]
+    assert text.splitlines()[-1] == "nsq.host_4151.topic.orders.channel.archive.e2e_processing_latency_95:7|g"
+
+
+# --- Packets ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_packet_takes_as_many_lines_as_fit():
+    assert packets([b"aa\n", b"bb\n", b"c\n", b"dddd\n", b"\n"], 6) == [b"aa\nbb\n", b"c\n", b"dddd\n\n"]
+
+
+def test_a_line_too_long_for_a_packet_is_sent_alone():
+    assert packets([b"a\n", b"bbbbbbb\n", b"c\n"], 4) == [b"a\n", b"bbbbbbb\n", b"c\n"]
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_size_that_is_not_positive_is_4096(size):
+    assert [len(packet) for packet in packets([b"123456789abcdef\n"] * 300, size)] == [4096, 704]
+
+
+@given(st.lists(st.binary(min_size=1, max_size=20)), st.integers(min_value=1, max_value=50))
+def test_packets_contain_every_line_whole_and_in_order(lines, size):
+    made = packets(lines, size)
+    assert b"".join(made) == b"".join(lines)
+    assert all(len(packet) <= size or packet in lines for packet in made)
+    assert all(len(first) + len(second) > size for first, second in pairwise(made))

@@ -38,7 +38,7 @@ def settings(program: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("program", OPTIONS)
-def test_a_unit_starts_its_daemon_with_flags_it_knows(program):
+def test_a_unit_starts_its_daemon_with_known_flags(program):
     unit = dict(settings(program))
     assert unit["Type"] == "notify"
     path, *words = shlex.split(unit["ExecStart"])
@@ -48,7 +48,7 @@ def test_a_unit_starts_its_daemon_with_flags_it_knows(program):
 
 
 @pytest.mark.parametrize("program", OPTIONS)
-def test_a_unit_lets_its_daemon_do_nothing_else(program):
+def test_a_unit_restricts_its_daemon(program):
     unit = dict(settings(program))
     assert unit["NoNewPrivileges"] == unit["ProtectHome"] == unit["PrivateDevices"] == "yes"
     assert unit["ProtectSystem"] == "strict"
@@ -63,7 +63,7 @@ def test_a_stop_by_systemd_leaves_time_for_a_drain():
 
 
 @pytest.mark.parametrize("program", OPTIONS)
-def test_a_daemon_says_when_it_serves_feeds_the_watchdog_and_says_when_it_stops(program, systemd, tmp_path):
+def test_a_daemon_notifies_systemd_of_start_watchdog_and_stop(program, systemd, tmp_path):
     words = NEEDED.get(program, ["--nsqd-http-address=127.0.0.1:1", "--sample-interval=0s"])
     if program == "nsqd":
         words = [*words, f"--data-path={tmp_path}", "--sigterm=drain"]

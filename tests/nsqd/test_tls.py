@@ -1,4 +1,4 @@
-"""nsqd as a process with certificates: who is let in where, what a start refuses, and SIGHUP."""
+"""nsqd as a process with certificates: admission of clients, refused starts, and SIGHUP."""
 
 import json
 import signal
@@ -14,7 +14,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from nsq_compat.protocol.frame_reader import FrameReader
+from nsq_compat.protocol.frames import FrameReader
 from nsq_conformance.certificates import Certificates
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 
@@ -77,7 +77,7 @@ class Client:
         return dict(part[0] for part in certificate["subject"])["commonName"]
 
 
-def test_tls_is_offered_and_nobody_has_to_take_it(start, certificates):
+def test_tls_is_offered_and_optional(start, certificates):
     nsqd = start()
     with Client(nsqd) as plain, Client(nsqd) as client:
         assert plain.says(b"PUB t\n\0\0\0\1x").hears() == b"OK"
@@ -98,7 +98,7 @@ def test_https_serves_the_same_api(start, certificates):
 
 
 @pytest.mark.parametrize("required", ["true", "tcp-https"])
-def test_where_tls_is_required_the_plain_doors_are_closed(start, certificates, required):
+def test_with_tls_required_plain_connections_are_refused(start, certificates, required):
     nsqd = start(f"--tls-required={required}")
     with Client(nsqd) as plain:
         assert plain.says(b"NOP\n").hears() == b"E_INVALID cannot NOP in current state (TLS required)"
@@ -118,7 +118,7 @@ def test_where_tls_is_required_the_plain_doors_are_closed(start, certificates, r
         assert json.load(refusal.value) == {"message": "TLS_REQUIRED", "https_port": port}
 
 
-def test_a_client_policy_closes_every_door_to_whom_nobody_knows(start, certificates):
+def test_a_client_policy_refuses_unknown_certificates_everywhere(start, certificates):
     nsqd = start("--tls-client-auth-policy=require-verify", f"--tls-root-ca-file={certificates.root_ca}")
     with Client(nsqd) as client:
         assert client.starts_tls(certificates.trusting(certificates.client)).hears() == b"OK"
@@ -133,21 +133,21 @@ def test_a_client_policy_closes_every_door_to_whom_nobody_knows(start, certifica
         urlopen(f"https://{nsqd.https_address}/ping", timeout=20, context=certificates.trusting())
 
 
-def test_a_client_policy_that_takes_any_certificate_takes_no_client_without_one(start, certificates):
+def test_a_client_policy_for_any_certificate_requires_one(start, certificates):
     nsqd = start("--tls-client-auth-policy=require")
-    stranger, nobody = certificates.trusting(certificates.stranger), certificates.trusting()
+    stranger, anonymous = certificates.trusting(certificates.stranger), certificates.trusting()
     with Client(nsqd) as client:
         assert client.starts_tls(stranger).hears() == b"OK"
         assert client.says(b"PUB t\n\0\0\0\1x").hears() == b"OK"
     with Client(nsqd) as client, pytest.raises(ssl.SSLError, match="CERTIFICATE_REQUIRED"):
-        client.starts_tls(nobody).hears()
+        client.starts_tls(anonymous).hears()
     with urlopen(f"https://{nsqd.https_address}/ping", timeout=20, context=stranger) as answer:
         assert answer.read() == b"OK"
     with pytest.raises(OSError, match="ALERT|EOF|reset"):
-        urlopen(f"https://{nsqd.https_address}/ping", timeout=20, context=nobody)
+        urlopen(f"https://{nsqd.https_address}/ping", timeout=20, context=anonymous)
 
 
-def test_sighup_takes_new_certificates_and_keeps_who_is_connected(start, certificates):
+def test_sighup_loads_new_certificates_and_keeps_connections(start, certificates):
     nsqd = start()
     with Client(nsqd) as before, Client(nsqd) as after, Client(nsqd) as last:
         assert before.starts_tls(certificates.trusting()).hears() == b"OK"
@@ -168,14 +168,14 @@ def test_sighup_takes_new_certificates_and_keeps_who_is_connected(start, certifi
             assert client.says(b"PUB t\n\0\0\0\1x").hears() == b"OK"
 
 
-def test_sighup_without_certificates_harms_nothing(tmp_path):
+def test_sighup_without_certificates_changes_nothing(tmp_path):
     with NsqdProcess(installed_nsqd(), tmp_path) as nsqd, Client(nsqd) as client:
         nsqd.send_signal(signal.SIGHUP)
         assert nsqd.logs("TLS: no certificate to reload")
         assert client.says(b"PUB t\n\0\0\0\1x").hears() == b"OK"
 
 
-def test_compressions_can_be_kept_from_clients(tmp_path):
+def test_compressions_can_be_disabled(tmp_path):
     options = ["--deflate=false", "--snappy=false", "--max-deflate-level=3"]
     document = b'{"feature_negotiation":true,"deflate":true,"snappy":true,"tls_v1":true}'
     with NsqdProcess(installed_nsqd(), tmp_path, options=options) as nsqd, Client(nsqd) as client:
@@ -197,7 +197,7 @@ def test_compressions_can_be_kept_from_clients(tmp_path):
         ),
     ],
 )
-def test_certificates_that_cannot_be_used_stop_the_start(certificates, tmp_path, options, reason):
+def test_unusable_certificates_prevent_the_start(certificates, tmp_path, options, reason):
     given = [option.format_map(vars(certificates)) for option in options]
     fixed = ["--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", f"--data-path={tmp_path}"]
     result = subprocess.run([*NSQD, *fixed, *given], capture_output=True, text=True, timeout=50, check=False)

@@ -77,7 +77,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(self.server.answer)
 
     def log_message(self, *args: object) -> None:
-        """Nobody wants to know."""
+        """Not logged."""
 
 
 @pytest.fixture
@@ -111,13 +111,13 @@ def start_with(start: StartNsqlookupd, monkeypatch: pytest.MonkeyPatch) -> Calla
 
     def start_one(web: Web) -> str:
         lookupd = start()
-        monkeypatch.setattr(lookupd, "_about_us", web.lookupd)
+        monkeypatch.setattr(lookupd, "_info", web.lookupd)
         return lookupd.address
 
     return start_one
 
 
-def test_the_first_messages_of_a_topic_reach_every_channel_any_nsqlookupd_knows(nsqd, start, wait_until):
+def test_the_first_messages_of_a_topic_reach_every_registered_channel(nsqd, start, wait_until):
     one, two = start(), start()
     one.db.create_channel("orders", "archive")
     two.db.create_channel("orders", "metrics")
@@ -131,7 +131,7 @@ def test_the_first_messages_of_a_topic_reach_every_channel_any_nsqlookupd_knows(
     wait_until(lambda: ("orders", "archive") in two.registered)
 
 
-def test_a_channel_made_meanwhile_gets_them_too(nsqd, web, start_with, wait_until):
+def test_a_channel_created_meanwhile_gets_them_too(nsqd, web, start_with, wait_until):
     web.gate.clear()
     nsqd.starts(start_with(web))
     topic = nsqd.publishes("orders")
@@ -151,12 +151,12 @@ def test_names_are_escaped(nsqd, web, start_with, wait_until):
     wait_until(lambda: web.asked == ["/channels?topic=short%23ephemeral"])
 
 
-def test_without_an_nsqlookupd_nothing_is_held(nsqd):
+def test_without_an_nsqlookupd_a_topic_does_not_wait(nsqd):
     topic = nsqd.starts().publishes("orders")
     assert not topic.awaits_channels
 
 
-def test_one_that_is_away_is_not_waited_for(nsqd, start, wait_until, caplog):
+def test_an_nsqlookupd_that_is_down_is_not_waited_for(nsqd, start, wait_until, caplog):
     with listen("127.0.0.1:0") as listener:
         away = f"127.0.0.1:{port_of(listener)}"
     nsqd.starts(away)
@@ -165,7 +165,7 @@ def test_one_that_is_away_is_not_waited_for(nsqd, start, wait_until, caplog):
     assert "no available nsqlookupd to query for channels to pre-create for topic orders" in caplog.text
 
 
-def test_one_that_takes_its_time_costs_the_topic_that_much_and_the_others_answers_count(
+def test_a_slow_nsqlookupd_delays_the_topic_and_other_answers_count(
     impatient, start, web, start_with, wait_until, caplog
 ):
     well, slow = start(), start_with(web)
@@ -179,8 +179,8 @@ def test_one_that_takes_its_time_costs_the_topic_that_much_and_the_others_answer
     assert f"failed to query nsqlookupd for channels to pre-create for topic orders - {reason}" in caplog.text
 
 
-def test_one_that_took_its_time_is_left_alone_for_a_while(impatient, web, start_with, wait_until, monkeypatch):
-    monkeypatch.setattr(topic_channels, "LEFT_ALONE_SECONDS", PATIENCE)
+def test_a_slow_nsqlookupd_is_skipped_for_a_while(impatient, web, start_with, wait_until, monkeypatch):
+    monkeypatch.setattr(topic_channels, "SKIP_SECONDS", PATIENCE)
     web.gate.clear()
     impatient.starts(start_with(web))
     first = impatient.publishes("first")
@@ -199,7 +199,7 @@ def test_one_that_took_its_time_is_left_alone_for_a_while(impatient, web, start_
         (200, b"\xff", "not a list of channels"),
     ],
 )
-def test_what_is_no_answer_makes_no_channel(nsqd, web, start_with, wait_until, caplog, status, answer, reason):
+def test_a_wrong_answer_creates_no_channel(nsqd, web, start_with, wait_until, caplog, status, answer, reason):
     web.status, web.answer = status, answer
     nsqd.starts(start_with(web))
     topic = nsqd.publishes("orders")
@@ -230,7 +230,7 @@ def test_a_topic_that_is_deleted_meanwhile_is_forgotten(nsqd, web, start_with, w
     assert again.channels["archive"].depth == 1
 
 
-def test_a_disk_that_takes_nothing_is_tried_again(nsqd, start, wait_until, monkeypatch, caplog):
+def test_a_failed_write_is_repeated(nsqd, start, wait_until, monkeypatch, caplog):
     monkeypatch.setattr(topic_channels, "RETRY_SECONDS", 0.01)
     lookupd = start()
     lookupd.db.create_channel("orders", "archive")
@@ -261,14 +261,14 @@ def test_a_topic_that_waited_when_the_last_process_ended_is_asked_for_again(nsqd
     assert topic.channels["archive"].depth == 1
 
 
-def test_and_goes_on_by_itself_if_there_is_nobody_to_ask_any_more(nsqd, wait_until):
+def test_without_nsqlookupds_a_waiting_topic_continues_after_a_restart(nsqd, wait_until):
     topic = nsqd.broker.topic("orders")
     topic.await_channels()
     nsqd.starts()
     wait_until(lambda: not topic.awaits_channels)
 
 
-def test_one_whose_answers_fail_is_pinged(nsqd, web, start_with, wait_until, monkeypatch):
+def test_an_nsqlookupd_whose_answers_fail_is_pinged(nsqd, web, start_with, wait_until, monkeypatch):
     suspected: list[Peer] = []
     monkeypatch.setattr(nsqd.peers, "suspect", suspected.append)
     web.status = 500
@@ -277,7 +277,7 @@ def test_one_whose_answers_fail_is_pinged(nsqd, web, start_with, wait_until, mon
     wait_until(lambda: suspected == nsqd.peers.peers)
 
 
-def test_a_bug_of_ours_does_not_keep_a_topic_waiting(nsqd, start, wait_until, monkeypatch, caplog):
+def test_an_internal_error_does_not_keep_a_topic_waiting(nsqd, start, wait_until, monkeypatch, caplog):
     def fail(*_: object) -> str:
         raise RuntimeError("a bug")
 

@@ -1,4 +1,4 @@
-"""nsqlookupd as a process: how it starts, refuses to start, stops, and what no client can do to it."""
+"""nsqlookupd as a process: start, stop, fatal options, and clients that misbehave."""
 
 import json
 import random
@@ -97,7 +97,7 @@ def test_an_unknown_flag_exits_as_gos_does():
         (["--http-address=/run/nsq.sock"], "listen (/run/nsq.sock) failed - missing port in address"),
     ],
 )
-def test_what_cannot_be_is_one_fatal_line_and_exit_code_1(arguments, reason):
+def test_an_impossible_option_is_one_fatal_line_and_exit_code_1(arguments, reason):
     result = run("--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", *arguments)
     assert result.returncode == 1
     last = result.stderr.splitlines()[-1]
@@ -138,7 +138,7 @@ def test_it_stops_cleanly_with_clients_in_every_state(nsqlookupd, number):
             assert client.recv(100) == b""
 
 
-def test_answering_ends_before_producers_leave(nsqlookupd):
+def test_the_http_api_stops_before_producers_leave(nsqlookupd):
     with joins(nsqlookupd, "t"):
         assert nsqlookupd.stop() == 0
     told = [line.partition(" INFO: ")[2].partition(" ")[0] for line in nsqlookupd._last_lines if "127.0.0.1" in line]
@@ -148,7 +148,7 @@ def test_answering_ends_before_producers_leave(nsqlookupd):
 # --- Serving ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_one_registers_others_find_until_it_is_gone(nsqlookupd):
+def test_a_registered_topic_is_found_until_its_producer_leaves(nsqlookupd):
     with joins(nsqlookupd, "orders") as nsqd:
         (found,) = nsqlookupd.get("/lookup", topic="orders")["producers"]
         assert (found["broadcast_address"], found["tcp_port"], found["http_port"]) == ("n1", 4150, 4151)
@@ -161,7 +161,7 @@ def test_what_one_registers_others_find_until_it_is_gone(nsqlookupd):
     assert nsqlookupd.get("/topics") == {"topics": ["orders"]}
 
 
-def test_an_operator_deletes_what_nobody_has_any_more(nsqlookupd):
+def test_an_operator_deletes_topics_without_producers(nsqlookupd):
     joins(nsqlookupd, "orders").close()
     url = f"http://{nsqlookupd.http_address}/topic/delete?topic=orders"
     with urlopen(Request(url, method="POST"), timeout=20) as answer:
@@ -191,7 +191,7 @@ def test_a_profile_of_the_process_can_be_taken(nsqlookupd):
         (identify(b"[1]"), b"E_BAD_BODY IDENTIFY failed to decode JSON body"),
     ],
 )
-def test_nonsense_costs_its_own_connection_and_no_other(nsqlookupd, said, error):
+def test_invalid_input_closes_only_its_own_connection(nsqlookupd, said, error):
     with joins(nsqlookupd, "orders") as bystander, connect(nsqlookupd, said) as client:
         assert hears(client) == error
         assert client.recv(1) == b""
@@ -200,7 +200,7 @@ def test_nonsense_costs_its_own_connection_and_no_other(nsqlookupd, said, error)
         assert len(nsqlookupd.get("/lookup", topic="orders")["producers"]) == 1
 
 
-def test_garbage_and_halves_from_a_hundred_clients_are_survived(nsqlookupd):
+def test_garbage_and_truncated_commands_from_a_hundred_clients_are_survived(nsqlookupd):
     garbage = random.Random(1)
     whole = identify(json.dumps(ABOUT_NSQD).encode()) + b"REGISTER t c\nPING\nUNREGISTER t c\n"
     with joins(nsqlookupd, "orders") as bystander, ExitStack() as stack:

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from nsq_compat.cli.errors import OptionError
 from nsq_compat.cli.flags import parse, usage
+from nsq_compat.cli.kinds import OptionError
 from nsq_compat.cli.options import table_of
 from nsq_compat.nsqlookupd.options import NsqlookupdOptions, validate
 from nsq_compat.protocol.durations import SECOND

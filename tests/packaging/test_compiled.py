@@ -60,7 +60,7 @@ def test_every_exception_is_a_module_that_there_is():
 
 
 def test_what_is_hot_in_nsqd_is_compiled():
-    clients = {"protocol.frame_reader", "session.client_session"}
+    clients = {"session.client_session"}
     folders = settings()["folders"].split()
     files = [file for folder in folders for file in (ROOT / "nsq_compat" / folder).glob("*.py")]
     hot = {f"{file.parent.name}.{file.stem}" for file in files if "# Hot: " in file.read_text("utf-8")}

@@ -9,7 +9,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from nsq_conformance.door_process import DoorProcess
+from nsq_conformance.http_consumer_process import HttpConsumerProcess
 from nsq_conformance.nsqadmin_process import NsqadminProcess
 from nsq_conformance.nsqd_process import NsqdProcess
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess
@@ -48,8 +48,8 @@ class Installed:
         self._ending.callback(process.terminate)
         return process
 
-    def opens(self, name: str, *options: str) -> DoorProcess:
-        return self._ending.enter_context(DoorProcess(self.program(name), options=options))
+    def opens(self, name: str, *options: str) -> HttpConsumerProcess:
+        return self._ending.enter_context(HttpConsumerProcess(self.program(name), options=options))
 
     def depth(self, topic: str = TOPIC) -> int:
         stats = self.nsqd.topic_stats(topic)
@@ -110,14 +110,14 @@ def nsq_to_nsq(it: Installed) -> None:
 
 
 def nsq_pubsub(it: Installed) -> None:
-    door = it.opens("nsq_pubsub", it.to[0])
-    with urlopen(f"http://{door.http_address}/sub?topic={TOPIC}&channel={CHANNEL}", timeout=30) as stream:
+    program = it.opens("nsq_pubsub", it.to[0])
+    with urlopen(f"http://{program.http_address}/sub?topic={TOPIC}&channel={CHANNEL}", timeout=30) as stream:
         assert [stream.readline().strip() for _ in range(5)] == [b"1", b"2", b"3", b"4", b"5"]
 
 
 def nsq_pull(it: Installed) -> None:
-    door = it.opens("nsq_pull", *it.from_channel)
-    assert door.ask("/get?wait=20") == (200, b"1")
+    program = it.opens("nsq_pull", *it.from_channel)
+    assert program.ask("/get?wait=20") == (200, b"1")
 
 
 def nsq_redrive(it: Installed) -> None:

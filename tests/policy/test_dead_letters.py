@@ -22,7 +22,7 @@ def fails(consumer, body, times):
         consumer.requeues(body)
 
 
-def test_what_was_requeued_often_enough_goes_to_the_dead_letter_topic_body_unchanged(daemon, consumer):
+def test_a_message_without_attempts_left_goes_to_the_dead_letter_topic_with_the_same_body(daemon, consumer):
     daemon.publishes(b"good", b"bad")
     assert consumer.takes() == [b"good", b"bad"]
     consumer.finishes(b"good")
@@ -53,7 +53,7 @@ def test_timeouts_count_and_so_do_those_of_a_consumer_that_left(daemon, consumer
     assert daemon.channel().timeout_count == 2
 
 
-def test_a_delay_is_for_messages_that_come_again(daemon, consumer):
+def test_a_delay_applies_only_to_messages_that_are_delivered_again(daemon, consumer):
     daemon.publishes(b"a")
     fails(consumer, b"a", 1)
     consumer.takes()
@@ -62,7 +62,7 @@ def test_a_delay_is_for_messages_that_come_again(daemon, consumer):
     assert daemon.enforcer.dead_letters.is_waiting
 
 
-def test_somebody_is_told_that_there_is_something_to_send(daemon, consumer):
+def test_wake_is_called_when_there_is_something_to_send(daemon, consumer):
     calls = []
     daemon.enforcer.dead_letters.wake = lambda: calls.append(daemon.channel(REDRIVE_CHANNEL, DEAD).depth)
     daemon.publishes(b"a")
@@ -70,7 +70,7 @@ def test_somebody_is_told_that_there_is_something_to_send(daemon, consumer):
     assert calls == [0]
 
 
-def test_what_lies_in_a_dead_letter_topic_is_tried_for_ever(daemon, consumer):
+def test_messages_in_a_dead_letter_topic_have_unlimited_attempts(daemon, consumer):
     daemon.follows({"max_attempts": 1, "dead_letter_topic": "dead"})
     daemon.publishes(b"a")
     fails(consumer, b"a", 1)
@@ -80,7 +80,7 @@ def test_what_lies_in_a_dead_letter_topic_is_tried_for_ever(daemon, consumer):
     assert reader.takes() == [b"a"]
 
 
-def test_a_dead_letter_topic_that_has_channels_gets_no_other(daemon, consumer):
+def test_a_dead_letter_topic_with_channels_gets_no_redrive_channel(daemon, consumer):
     daemon.channel("mine", DEAD)
     daemon.publishes(b"a")
     fails(consumer, b"a", 2)
@@ -88,7 +88,7 @@ def test_a_dead_letter_topic_that_has_channels_gets_no_other(daemon, consumer):
     assert list(daemon.topic(DEAD).channels) == ["mine"]
 
 
-def test_policies_that_end_leave_what_is_on_its_way_and_take_no_more(daemon, consumer):
+def test_when_a_policy_ends_queued_dead_letters_are_sent_and_no_more_are_queued(daemon, consumer):
     daemon.publishes(b"a", b"b")
     consumer.takes()
     daemon.follows({"max_attempts": 1})
@@ -100,7 +100,7 @@ def test_policies_that_end_leave_what_is_on_its_way_and_take_no_more(daemon, con
     assert daemon.channel(REDRIVE_CHANNEL, DEAD).depth == 1
 
 
-def test_a_name_that_is_too_long_is_said_and_messages_come_again_as_ever(daemon, caplog):
+def test_a_name_that_is_too_long_is_logged_and_messages_are_delivered_again(daemon, caplog):
     daemon.follows({"max_attempts": 1})
     consumer = daemon.consumer("c" * 64)
     assert f"no dead-letter topic, orders.{'c' * 64}.dead is no valid name" in caplog.text
@@ -108,7 +108,7 @@ def test_a_name_that_is_too_long_is_said_and_messages_come_again_as_ever(daemon,
     fails(consumer, b"a", 3)
 
 
-def test_more_than_one_batch_is_sent_bit_by_bit(daemon, consumer):
+def test_more_than_one_batch_is_sent_batch_by_batch(daemon, consumer):
     bodies = [b"%d" % number for number in range(300)]
     daemon.follows({"max_attempts": 1})
     daemon.publishes(*bodies)
@@ -123,7 +123,7 @@ def test_more_than_one_batch_is_sent_bit_by_bit(daemon, consumer):
     assert daemon.channel(REDRIVE_CHANNEL, DEAD).depth == 300
 
 
-def test_while_publishing_is_refused_messages_come_again(daemon, consumer):
+def test_while_nsqd_drains_dead_letters_are_delivered_again(daemon, consumer):
     daemon.publishes(b"a")
     fails(consumer, b"a", 2)
     daemon.broker.refuse_publishing()
@@ -134,7 +134,7 @@ def test_while_publishing_is_refused_messages_come_again(daemon, consumer):
         daemon.topic(DEAD)
 
 
-def test_what_is_on_its_way_ends_with_its_channel(daemon, consumer):
+def test_queued_dead_letters_are_deleted_with_their_channel(daemon, consumer):
     daemon.publishes(b"a", b"b")
     fails(consumer, b"a", 2)
     daemon.topic().delete_channel("archive")
@@ -143,7 +143,7 @@ def test_what_is_on_its_way_ends_with_its_channel(daemon, consumer):
     assert DEAD not in daemon.broker.topics
 
 
-def test_emptying_the_channel_empties_the_box(daemon, consumer):
+def test_emptying_the_channel_empties_the_dead_letter_queue(daemon, consumer):
     daemon.publishes(b"a")
     fails(consumer, b"a", 2)
     daemon.topic().empty_channel("archive")
@@ -152,7 +152,7 @@ def test_emptying_the_channel_empties_the_box(daemon, consumer):
     assert daemon.channel().dead_letter_count == 0
 
 
-def test_a_disk_that_takes_nothing_keeps_them_on_their_way(data_path, disk, monkeypatch, caplog):
+def test_a_full_disk_keeps_dead_letters_queued(data_path, disk, monkeypatch, caplog):
     daemon = data_path.start()
     daemon.follows(TWICE)
     consumer = daemon.consumer()
@@ -173,7 +173,7 @@ def test_a_disk_that_takes_nothing_keeps_them_on_their_way(data_path, disk, monk
 
 
 @pytest.mark.parametrize("sent", [False, True])
-def test_a_crash_on_the_way_leaves_a_message_in_one_place_at_least(data_path, sent):
+def test_a_crash_while_sending_loses_no_message(data_path, sent):
     first = data_path.start()
     first.follows(TWICE)
     consumer = first.consumer()
@@ -192,7 +192,7 @@ def test_a_crash_on_the_way_leaves_a_message_in_one_place_at_least(data_path, se
         assert second.channel(REDRIVE_CHANNEL, DEAD).depth == 1
 
 
-def test_once_a_checkpoint_knows_it_is_in_the_dead_letter_topic_alone(data_path):
+def test_after_a_checkpoint_only_the_dead_letter_topic_has_the_message(data_path):
     first = data_path.start()
     first.follows(TWICE)
     consumer = first.consumer()

@@ -1,4 +1,4 @@
-"""With policies in force nothing is lost: every message is in one place, or counted, or in the dead-letter topic."""
+"""With policies no message is lost: each is delivered, counted, or in the dead-letter topic."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,7 +27,7 @@ STEPS = st.lists(
 
 
 @given(first=SETTINGS, drops=st.booleans(), steps=STEPS)
-def test_every_message_is_in_one_place_or_counted(start, first, drops, steps):
+def test_every_message_has_one_state_or_is_counted(start, first, drops, steps):
     daemon = start()
     channel, consumer = daemon.channel(), daemon.consumer(timeout=60.0)
     published = finished = refused = 0

@@ -1,7 +1,7 @@
 import pytest
 
 from nsq_compat.log.storage import Durability
-from nsq_compat.policy.limits import LOG_SECONDS, LOOK_SECONDS, SOON_SECONDS, Full, LogThrottle
+from nsq_compat.policy.limits import CHECK_DELAY_SECONDS, CHECK_INTERVAL_SECONDS, LOG_SECONDS, Full, LogThrottle
 
 
 def depths(daemon):
@@ -19,7 +19,7 @@ def waiting(daemon, channel="archive"):
 # --- Refused ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_channel_that_is_full_refuses_the_whole_publish(daemon):
+def test_a_full_channel_rejects_the_whole_publish(daemon):
     daemon.follows({"channel": "archive", "max_depth": 3})
     daemon.channel("other")
     channel = daemon.channel()
@@ -32,7 +32,7 @@ def test_a_channel_that_is_full_refuses_the_whole_publish(daemon):
     assert daemon.topic().message_count == 3
 
 
-def test_room_is_there_again_when_somebody_takes(daemon):
+def test_a_full_channel_accepts_messages_again_after_deliveries(daemon):
     daemon.follows({"max_depth": 1})
     consumer = daemon.consumer()
     daemon.publishes(b"a")
@@ -42,7 +42,7 @@ def test_room_is_there_again_when_somebody_takes(daemon):
     daemon.publishes(b"b")
 
 
-def test_what_is_put_off_is_refused_as_well(daemon):
+def test_a_deferred_publish_is_rejected_too(daemon):
     daemon.follows({"max_depth": 1})
     daemon.channel()
     daemon.publishes(b"a")
@@ -50,7 +50,7 @@ def test_what_is_put_off_is_refused_as_well(daemon):
         daemon.publishes(b"b", defer=5.0)
 
 
-def test_a_topic_without_channels_is_bounded_by_policies_for_the_topic(daemon):
+def test_a_topic_without_channels_is_limited_by_policies_for_the_topic(daemon):
     daemon.follows({"topic": "orders", "max_depth": 2})
     daemon.publishes(b"a", b"b")
     with pytest.raises(Full, match=r"topic orders is full \(max_depth\)"):
@@ -59,19 +59,19 @@ def test_a_topic_without_channels_is_bounded_by_policies_for_the_topic(daemon):
     assert daemon.topic().rejected_count == 1
 
 
-def test_bytes_are_looked_at_soon_after(daemon):
+def test_bytes_are_checked_soon_after_a_publish(daemon):
     daemon.follows({"max_bytes": 1000})
     consumer = daemon.consumer()
     daemon.publishes(b"x" * 2000)
-    daemon.waits(SOON_SECONDS)
+    daemon.waits(CHECK_DELAY_SECONDS)
     with pytest.raises(Full, match="max_bytes"):
         daemon.publishes(b"y")
     consumer.takes()
-    daemon.waits(LOOK_SECONDS)
+    daemon.waits(CHECK_INTERVAL_SECONDS)
     daemon.publishes(b"y")
 
 
-def test_publishing_is_refused_while_the_first_in_line_is_too_old(daemon):
+def test_publishes_are_rejected_while_the_oldest_message_is_too_old(daemon):
     daemon.follows({"max_age": "10s"})
     consumer = daemon.consumer()
     daemon.publishes(b"a")
@@ -81,11 +81,11 @@ def test_publishing_is_refused_while_the_first_in_line_is_too_old(daemon):
     with pytest.raises(Full, match="max_age"):
         daemon.publishes(b"c")
     assert consumer.takes(1) == [b"a"]
-    daemon.waits(LOOK_SECONDS)
+    daemon.waits(CHECK_INTERVAL_SECONDS)
     daemon.publishes(b"c")
 
 
-def test_the_log_says_so_now_and_then(daemon, caplog):
+def test_rejected_messages_are_logged_from_time_to_time(daemon, caplog):
     daemon.follows({"max_depth": 1})
     daemon.channel()
     daemon.publishes(b"a")
@@ -99,7 +99,7 @@ def test_the_log_says_so_now_and_then(daemon, caplog):
 # --- Dropped ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_oldest_make_room_for_what_is_new(daemon, caplog):
+def test_the_oldest_messages_are_dropped_for_new_ones(daemon, caplog):
     daemon.follows({"max_depth": 3, "when_full": "drop-oldest"})
     channel = daemon.channel()
     daemon.publishes(b"a", b"b", b"c")
@@ -110,7 +110,7 @@ def test_the_oldest_make_room_for_what_is_new(daemon, caplog):
     assert waiting(daemon) == [b"c", b"d", b"e"]
 
 
-def test_what_is_in_flight_is_not_dropped(daemon):
+def test_messages_in_flight_are_not_dropped(daemon):
     daemon.follows({"max_depth": 1, "when_full": "drop-oldest"})
     consumer = daemon.consumer()
     daemon.publishes(b"a")
@@ -121,7 +121,7 @@ def test_what_is_in_flight_is_not_dropped(daemon):
     assert consumer.takes() == [b"c"]
 
 
-def test_many_are_dropped_a_part_at_a_time(start):
+def test_many_messages_are_dropped_in_parts(start):
     daemon = start(mem_queue_size=100_000)
     daemon.channel()
     daemon.publishes(*[b"%d" % number for number in range(5000)])
@@ -133,17 +133,17 @@ def test_many_are_dropped_a_part_at_a_time(start):
     assert waiting(daemon) == [b"4999"]
 
 
-def test_bytes_are_dropped_to_their_bound(daemon):
+def test_messages_are_dropped_down_to_max_bytes(daemon):
     daemon.follows({"max_bytes": 5000, "when_full": "drop-oldest"})
     daemon.channel()
     daemon.publishes(*[b"x" * 966 for _ in range(10)])  # 1000 with their headers
-    daemon.waits(SOON_SECONDS)
+    daemon.waits(CHECK_DELAY_SECONDS)
     daemon.waits(0.01)
     assert daemon.channel().depth == 5
     assert daemon.channel().dropped_count == 5
 
 
-def test_what_is_too_old_is_dropped(daemon):
+def test_messages_older_than_max_age_are_dropped(daemon):
     daemon.follows({"max_age": "10s", "when_full": "drop-oldest"})
     daemon.channel()
     daemon.publishes(b"a")
@@ -155,7 +155,7 @@ def test_what_is_too_old_is_dropped(daemon):
     assert waiting(daemon) == [b"b"]
 
 
-def test_an_empty_channel_is_not_looked_at(daemon):
+def test_an_empty_channel_is_not_checked(daemon):
     daemon.follows({"max_age": "10s", "when_full": "drop-oldest"})
     consumer = daemon.consumer()
     daemon.publishes(b"a")
@@ -165,7 +165,7 @@ def test_an_empty_channel_is_not_looked_at(daemon):
     assert daemon.broker.schedule.run(daemon.now) == float("inf")
 
 
-def test_what_a_topic_holds_is_dropped_too(daemon):
+def test_messages_held_by_a_topic_are_dropped_too(daemon):
     daemon.follows({"max_depth": 2, "when_full": "drop-oldest"})
     daemon.publishes(b"a", b"b", b"c")
     daemon.waits(0)
@@ -174,7 +174,7 @@ def test_what_a_topic_holds_is_dropped_too(daemon):
     assert waiting(daemon) == [b"b", b"c"]
 
 
-def test_what_a_paused_topic_dropped_is_not_for_channels_that_read_the_log(data_path):
+def test_messages_dropped_by_a_paused_topic_are_not_delivered_by_channels_that_read_the_log(data_path):
     daemon = data_path.start(mem_queue_size=1)
     daemon.follows({"topic": "orders", "max_depth": 2, "when_full": "drop-oldest"})
     daemon.channel()
@@ -187,7 +187,7 @@ def test_what_a_paused_topic_dropped_is_not_for_channels_that_read_the_log(data_
     assert waiting(daemon) == [b"a", b"b", b"d", b"e"]
 
 
-def test_a_backlog_on_disk_is_bounded_and_stays_so_after_a_start(data_path):
+def test_a_backlog_on_disk_is_limited_also_after_a_restart(data_path):
     first = data_path.start(mem_queue_size=2)
     first.channel()
     first.publishes(*[b"%d" % number for number in range(50)])
@@ -204,7 +204,7 @@ def test_a_backlog_on_disk_is_bounded_and_stays_so_after_a_start(data_path):
     assert waiting(second) == [b"%d" % number for number in range(40, 50)]
 
 
-def test_bytes_in_the_log_are_guessed_from_its_size(data_path):
+def test_bytes_in_the_log_are_estimated_from_its_size(data_path):
     daemon = data_path.start(mem_queue_size=2)
     channel = daemon.channel()
     for _ in range(100):
@@ -216,7 +216,7 @@ def test_bytes_in_the_log_are_guessed_from_its_size(data_path):
     assert 40_000 < channel.backlog.byte_count() < 60_000
 
 
-def test_messages_known_by_their_ids_alone_are_dropped_first(data_path):
+def test_messages_known_only_by_id_are_dropped_first(data_path):
     first = data_path.start(Durability.MEMORY, mem_queue_size=100)
     first.publishes(b"a", b"b", b"c")
     data_path.stop(first)
@@ -240,14 +240,14 @@ def test_a_disk_that_cannot_be_read_drops_nothing(data_path, disk, caplog):
     daemon.waits(0)
     assert "channel orders:archive cannot be looked at" in caplog.text
     disk.unreadable = False
-    daemon.waits(LOOK_SECONDS)
+    daemon.waits(CHECK_INTERVAL_SECONDS)
     assert daemon.channel().depth == 1
 
 
 # --- Where ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_channel_made_later_is_bounded_and_one_deleted_refuses_nothing_any_more(daemon):
+def test_limits_apply_to_new_channels_and_end_with_deleted_ones(daemon):
     daemon.follows({"channel": "small", "max_depth": 1})
     daemon.publishes(b"a", b"b")
     daemon.channel("big")
@@ -260,7 +260,7 @@ def test_a_channel_made_later_is_bounded_and_one_deleted_refuses_nothing_any_mor
     assert daemon.topic().admission is None
 
 
-def test_policies_that_end_leave_nothing_behind(daemon):
+def test_ended_policies_leave_no_limits(daemon):
     daemon.follows({"max_depth": 1, "max_rate": 1})
     daemon.channel()
     assert daemon.topic().admission is not None
@@ -269,7 +269,7 @@ def test_policies_that_end_leave_nothing_behind(daemon):
     daemon.publishes(b"a", b"b")
 
 
-def test_a_daemon_that_refuses_publishing_goes_on_doing_so(daemon):
+def test_a_daemon_that_refuses_publishes_still_refuses_them(daemon):
     daemon.channel()
     daemon.broker.refuse_publishing()
     admission = daemon.topic().admission
@@ -277,9 +277,9 @@ def test_a_daemon_that_refuses_publishing_goes_on_doing_so(daemon):
     assert daemon.topic().admission is admission
 
 
-def test_the_first_is_spoken_of_at_once_and_the_rest_together():
-    tally = LogThrottle()
-    assert tally.add(3, 100.0) == 3
-    assert tally.add(1, 101.0) == 0
-    assert tally.add(2, 100.0 + LOG_SECONDS) == 3
-    assert tally.add(5, 100.0 + 1.5 * LOG_SECONDS) == 0
+def test_the_first_event_is_logged_at_once_and_the_rest_together():
+    throttle = LogThrottle()
+    assert throttle.add(3, 100.0) == 3
+    assert throttle.add(1, 101.0) == 0
+    assert throttle.add(2, 100.0 + LOG_SECONDS) == 3
+    assert throttle.add(5, 100.0 + 1.5 * LOG_SECONDS) == 0

@@ -1,6 +1,6 @@
 import pytest
 
-from nsq_compat.policy.policies import NOTHING_APPLIES, Bounds, DeadLettering, Policies, PolicyError
+from nsq_compat.policy.policies import Applied, Bounds, DeadLettering, Policies, PolicyError
 from nsq_compat.queue.wait_queue import Rate
 
 
@@ -11,12 +11,12 @@ def complaint(*written: object) -> str:
 
 
 def test_without_policies_nothing_applies():
-    assert Policies().for_channel("orders", "archive") is NOTHING_APPLIES
+    assert Policies().for_channel("orders", "archive") == Applied()
     assert Policies().for_topic("orders") is None
     assert len(Policies()) == 0
 
 
-def test_everything_a_policy_may_say():
+def test_all_settings_of_a_policy():
     policies = Policies(
         [
             {"topic": "orders", "max_attempts": 5, "dead_letter_topic": "dead"},
@@ -28,14 +28,14 @@ def test_everything_a_policy_may_say():
     assert applied.dead_lettering == DeadLettering(5, "dead")
     assert applied.bounds == Bounds(10, 100, 90.0, drops=True)
     assert applied.rate == Rate(2.5, 7)
-    assert applied.described("orders", "archive") == {
+    assert applied.to_settings("orders", "archive") == {
         "max_attempts": 5, "dead_letter_topic": "dead", "max_depth": 10, "max_bytes": 100, "max_age": "1m30s",
         "when_full": "drop-oldest", "max_rate": 2.5, "burst": 7,
     }  # fmt: skip
     assert Policies(policies.written).for_channel("orders", "archive") == applied
 
 
-def test_what_is_not_said_has_a_default():
+def test_settings_have_defaults():
     applied = Policies([{"max_attempts": 3, "max_depth": 1, "max_rate": 50}]).for_channel("orders", "archive")
     assert applied.dead_lettering is not None
     assert applied.dead_lettering.topic_for("orders", "archive") == "orders.archive.dead"
@@ -52,7 +52,7 @@ def test_a_pattern_has_to_match_the_whole_name():
     assert not policies.for_channel("orders", "ab").rate
 
 
-def test_the_first_that_fits_and_speaks_of_something_decides_about_that():
+def test_the_first_matching_policy_with_a_setting_decides_it():
     policies = Policies(
         [
             {"channel": "slow", "max_rate": 1},
@@ -70,13 +70,13 @@ def test_the_first_that_fits_and_speaks_of_something_decides_about_that():
     assert other.dead_lettering.max_attempts == 9
 
 
-def test_a_policy_that_names_channels_is_not_about_what_a_topic_holds():
+def test_a_policy_for_channels_does_not_apply_to_the_topics_own_messages():
     policies = Policies([{"channel": ".*", "max_depth": 1}, {"topic": "orders", "max_depth": 2}])
     assert policies.for_topic("orders") == Bounds(2, None, None, drops=False)
     assert policies.for_topic("clicks") is None
 
 
-def test_names_of_ephemeral_channels_go_without_their_ending():
+def test_the_suffix_of_ephemeral_channels_is_left_out():
     dead_lettering = DeadLettering(1, "{topic}.{channel}.dead")
     assert dead_lettering.topic_for("t#ephemeral", "c#ephemeral") == "t.c.dead"
 
@@ -84,11 +84,11 @@ def test_names_of_ephemeral_channels_go_without_their_ending():
 @pytest.mark.parametrize(
     ("written", "text"),
     [
-        ({"max_attempt": 1}, "policy 1: max_attempt: there is no such setting"),
-        ({}, "policy 1: says nothing: max_attempts, max_depth, max_bytes, max_age or max_rate"),
-        ({"when_full": "reject"}, "policy 1: when_full: means nothing without max_depth or max_bytes or max_age"),
-        ({"max_depth": 1, "burst": 1}, "policy 1: burst: means nothing without max_rate"),
-        ({"max_depth": 1, "dead_letter_topic": "d"}, "policy 1: dead_letter_topic: means nothing without max_attempts"),
+        ({"max_attempt": 1}, "policy 1: max_attempt: unknown setting"),
+        ({}, "policy 1: needs max_attempts, max_depth, max_bytes, max_age or max_rate"),
+        ({"when_full": "reject"}, "policy 1: when_full: has no effect without max_depth or max_bytes or max_age"),
+        ({"max_depth": 1, "burst": 1}, "policy 1: burst: has no effect without max_rate"),
+        ({"max_depth": 1, "dead_letter_topic": "d"}, "policy 1: dead_letter_topic: has no effect without max_attempts"),
         ({"max_attempts": 0}, "policy 1: max_attempts: must be an integer from 1 to 65535"),
         ({"max_attempts": True}, "policy 1: max_attempts: must be an integer from 1 to 65535"),
         ({"max_attempts": "5"}, "policy 1: max_attempts: must be an integer from 1 to 65535"),
@@ -97,18 +97,18 @@ def test_names_of_ephemeral_channels_go_without_their_ending():
         ({"max_age": "0s"}, 'policy 1: max_age: must be a duration above 0, such as "24h"'),
         ({"max_age": 5}, 'policy 1: max_age: must be a duration above 0, such as "24h"'),
         ({"max_depth": 1, "when_full": "drop"}, 'policy 1: when_full: must be "reject" or "drop-oldest"'),
-        ({"max_rate": 0}, "policy 1: max_rate: must be a number above 0: messages a second"),
-        ({"max_rate": float("nan")}, "policy 1: max_rate: must be a number above 0: messages a second"),
+        ({"max_rate": 0}, "policy 1: max_rate: must be a number above 0 (messages per second)"),
+        ({"max_rate": float("nan")}, "policy 1: max_rate: must be a number above 0 (messages per second)"),
         ({"max_rate": 1, "topic": "("}, "policy 1: topic: not a regular expression: missing ): ("),
         ({"max_rate": 1, "channel": 5}, "policy 1: channel: must be a regular expression"),
     ],
 )  # fmt: skip
-def test_a_policy_that_means_nothing_is_refused_with_its_reason(written, text):
+def test_an_invalid_policy_is_refused_with_a_reason(written, text):
     assert complaint(written) == text
 
 
 @pytest.mark.parametrize("topic", ["two words", "{topic}#ephemeral", "", "{message}", "x" * 65, 5])
-def test_a_dead_letter_topic_has_to_be_able_to_exist(topic):
+def test_a_dead_letter_topic_must_have_a_valid_name(topic):
     assert complaint({"max_rate": 1}, {"max_attempts": 1, "dead_letter_topic": topic}).startswith(
         "policy 2: dead_letter_topic: must be the name of a topic"
     )
@@ -116,5 +116,5 @@ def test_a_dead_letter_topic_has_to_be_able_to_exist(topic):
 
 @pytest.mark.parametrize("written", [{"max_depth": 1}, "", "policies", 5, None, [5]])
 def test_policies_are_a_list_of_tables(written):
-    with pytest.raises(PolicyError, match="policies are a list of tables"):
+    with pytest.raises(PolicyError, match="policies must be a list of tables"):
         Policies(written)

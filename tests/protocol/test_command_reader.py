@@ -1,4 +1,4 @@
-"""The reader against a naive one that has the whole input before it, and word for word against what nsqd answers."""
+"""The command reader, compared with a naive reader of the whole input and with nsqd's error texts."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
@@ -9,9 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nsq_compat.protocol import schema
-from nsq_compat.protocol.command_reader import LARGEST_DOCUMENT, MAX_LINE, CommandReader
-from nsq_compat.protocol.command_table import COMMANDS, CommandSpec
-from nsq_compat.protocol.commands import Command, Finish, Line, Publish
+from nsq_compat.protocol.command_reader import MAX_DOCUMENT_SIZE, MAX_LINE, CommandReader
+from nsq_compat.protocol.commands import COMMANDS, Command, CommandSpec, Finish, Publish, SimpleCommand
 from nsq_compat.protocol.errors import E_INVALID, FatalClientError, SilentClose
 
 MAX_MSG_SIZE = 20
@@ -40,7 +39,7 @@ def mpub(*bodies: bytes) -> bytes:
 
 
 def admit(tokens: Sequence[bytes]) -> CommandSpec:
-    """Everything nsqd knows, whenever it comes."""
+    """Admit every known command in any state."""
     if tokens[0] not in COMMANDS:
         raise FatalClientError(E_INVALID, b"invalid command " + tokens[0])
     return COMMANDS[tokens[0]]
@@ -57,7 +56,7 @@ def reader() -> CommandReader:
 
 @pytest.fixture
 def admitted() -> list[Sequence[bytes]]:
-    """The lines that `noting_reader` was asked to admit."""
+    """The lines that `noting_reader` passed to `admit`."""
     return []
 
 
@@ -74,7 +73,7 @@ Event = tuple[object, ...]
 
 
 def flat(commands: Iterable[Command]) -> Iterator[Event]:
-    """One event for each command as it was sent, runs taken apart."""
+    """One event for each command; runs are split."""
     for command in commands:
         if isinstance(command, Finish):
             yield from ((b"FIN", message_id) for message_id in command.ids)
@@ -89,18 +88,18 @@ def flat(commands: Iterable[Command]) -> Iterator[Event]:
 
 
 class Heard(NamedTuple):
-    """The commands of an input and what ended it: an error frame's data, or None for a close without one."""
+    """The commands of an input, and the data of the error frame that ended it, if any."""
 
     events: list[Event]
     error: bytes | None
 
 
 def hear(reader: CommandReader, pieces: Iterable[bytes]) -> Heard:
-    """Feed all of it, then end the input."""
+    """Feed all pieces, then EOF."""
     events: list[Event] = []
     try:
         for piece in pieces:
-            alone = reader.receive_alone(piece)
+            alone = reader.receive_single(piece)
             for command in reader.receive_data(piece) if alone is None else [alone]:
                 events += flat([command])
         reader.end_of_input()
@@ -122,17 +121,17 @@ def single(reader: CommandReader, data: bytes) -> Command:
 
 
 def alone_or_first(reader: CommandReader, data: bytes) -> Any:
-    return reader.receive_alone(data) or single(reader, data)
+    return reader.receive_single(data) or single(reader, data)
 
 
 # --- Lines ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("command", [b"IDENTIFY", b"AUTH"])
-def test_a_document_has_a_limit_of_its_own_below_that_of_bodies(command):
-    largest = command + b"\n" + sized(b"x" * LARGEST_DOCUMENT)
+def test_a_document_has_a_lower_limit_than_a_body(command):
+    largest = command + b"\n" + sized(b"x" * MAX_DOCUMENT_SIZE)
     assert hear(new_reader(max_body_size=1 << 20), [largest]).error is None
-    too_big = command + b"\n" + number(LARGEST_DOCUMENT + 1)
+    too_big = command + b"\n" + number(MAX_DOCUMENT_SIZE + 1)
     refusal = b"E_BAD_BODY %s body too big 262145 > 262144" % command
     assert hear(new_reader(max_body_size=1 << 20), [too_big]).error == refusal
 
@@ -155,8 +154,8 @@ def test_a_document_has_a_limit_of_its_own_below_that_of_bodies(command):
         (b"RDY \xff\x00\n", [b"RDY", b"\xff\x00"]),
     ],
 )
-def test_a_line_is_cut_at_single_spaces_and_may_end_with_one_carriage_return(reader, line, tokens):
-    assert single(reader, line) == Line(COMMANDS[tokens[0]], tokens, b"")
+def test_a_line_is_split_at_single_spaces_and_may_end_with_one_carriage_return(reader, line, tokens):
+    assert single(reader, line) == SimpleCommand(COMMANDS[tokens[0]], tokens, b"")
 
 
 @pytest.mark.parametrize(
@@ -172,11 +171,11 @@ def test_a_line_is_cut_at_single_spaces_and_may_end_with_one_carriage_return(rea
         (b"\x00\xff\n", b"\x00\xff"),
     ],
 )
-def test_the_first_token_is_taken_as_it_is(reader, line, token):
+def test_the_first_token_is_passed_on_unchanged(reader, line, token):
     assert hear(reader, [line]) == Heard([], b"E_INVALID invalid command " + token)
 
 
-def test_a_carriage_return_before_an_empty_line_belongs_to_what_it_ends(reader):
+def test_a_carriage_return_at_the_end_of_a_body_belongs_to_the_body(reader):
     assert hear(reader, [pub(b"body\r") + b"\n"]) == Heard([(b"PUB", b"t", b"body\r")], b"E_INVALID invalid command ")
 
 
@@ -190,13 +189,13 @@ def test_the_longest_line_has_16384_bytes_with_its_newline(reader):
 
 
 @pytest.mark.parametrize("pieces", [1, 2, 17])
-def test_a_longer_line_ends_the_connection_without_a_word(pieces):
+def test_a_longer_line_closes_the_connection_silently(pieces):
     data = b"NOP\n" + line_of(16385) + b"NOP\n"
     places = range(0, len(data), len(data) // pieces)
     assert hear(new_reader(), cut(data, places)) == Heard([(b"NOP", b"")], None)
 
 
-def test_a_line_without_an_end_is_given_up_as_soon_as_it_is_too_long(reader):
+def test_an_unfinished_line_is_refused_as_soon_as_it_is_too_long(reader):
     assert list(reader.receive_data(b"x" * 16383)) == []
     with pytest.raises(SilentClose, match="line too long"):
         list(reader.receive_data(b"x"))
@@ -207,9 +206,11 @@ def test_a_body_may_be_longer_than_any_line():
     assert hear(new_reader(max_msg_size=50_000), [pub(body)]) == Heard([(b"PUB", b"t", body)], None)
 
 
-def test_an_id_is_taken_as_long_as_it_is_for_whoever_admits_to_refuse(noting_reader, admitted):
+def test_an_id_of_any_length_is_passed_to_admission(noting_reader, admitted):
     for message_id in (ID[:15], ID + b"0", ID * 100, b""):
-        assert single(noting_reader, b"FIN " + message_id + b"\n") == Line(COMMANDS[b"FIN"], [b"FIN", message_id], b"")
+        assert single(noting_reader, b"FIN " + message_id + b"\n") == SimpleCommand(
+            COMMANDS[b"FIN"], [b"FIN", message_id], b""
+        )
     assert [tokens[1] for tokens in admitted] == [ID[:15], ID + b"0", ID * 100, b""]
 
 
@@ -227,20 +228,20 @@ def test_a_run_of_fins_ends_where_something_else_begins(reader):
     first, second, third, fourth = (b"FIN " + each + b"\n" for each in ids)
     assert list(reader.receive_data(first + second + b"NOP\n" + third + fourth)) == [
         Finish(ids[:2]),
-        Line(COMMANDS[b"NOP"], [b"NOP"], b""),
+        SimpleCommand(COMMANDS[b"NOP"], [b"NOP"], b""),
         Finish(ids[2:]),
     ]
 
 
 @pytest.mark.parametrize("ending", [b"\r\n", b" extra\n", b" \n", b" extra\r\n"])
-def test_a_fin_with_an_unusual_ending_is_a_fin_all_the_same(reader, ending):
+def test_a_fin_with_an_unusual_ending_is_a_fin(reader, ending):
     usual = b"FIN " + ID + b"\n"
     unusual = b"FIN " + ID + ending
     assert hear(reader, [usual + unusual + usual]) == Heard([(b"FIN", ID)] * 3, None)
 
 
 @pytest.mark.parametrize("message_id", [b"01234567 9abcdef", b"01234567\r9abcdef", b"\x00" * 16, b"\xff" * 16])
-def test_an_id_of_any_bytes_means_the_same_in_a_run_and_alone(message_id):
+def test_an_id_of_any_bytes_is_read_the_same_in_a_run_and_alone(message_id):
     usual = b"FIN " + ID + b"\n"
     unusual = b"FIN " + message_id + b"\n"
     alone = hear(new_reader(), [usual, unusual, usual])
@@ -248,12 +249,12 @@ def test_an_id_of_any_bytes_means_the_same_in_a_run_and_alone(message_id):
     assert alone.events[1] == (b"FIN", message_id.split(b" ")[0])
 
 
-def test_an_id_does_not_reach_over_the_end_of_its_line(reader):
+def test_an_id_ends_with_its_line(reader):
     heard = hear(reader, [b"FIN 012345678901234\nFIN " + ID + b"\n"])
     assert heard.events == [(b"FIN", b"012345678901234"), (b"FIN", ID)]
 
 
-def test_a_newline_is_no_part_of_an_id_even_where_sixteen_bytes_would_fit(reader):
+def test_a_newline_ends_an_id_even_if_sixteen_bytes_would_fit(reader):
     heard = hear(reader, [b"FIN 0123456789abcd\nX\nFIN " + ID + b"\n"])
     assert heard == Heard([(b"FIN", b"0123456789abcd")], b"E_INVALID invalid command X")
 
@@ -267,14 +268,14 @@ def test_pubs_to_one_topic_are_one_command_and_admitted_once(noting_reader, admi
     assert admitted == [[b"PUB", b"t"]]
 
 
-def test_pubs_that_come_one_by_one_are_admitted_once_for_each_topic(noting_reader, admitted):
+def test_single_pubs_are_admitted_once_for_each_topic(noting_reader, admitted):
     said = [pub(b"one"), pub(b"two"), b"NOP\n", pub(b"three"), pub(b"four", b"PUB u\n"), pub(b"five")]
     assert hear(noting_reader, said) == Naive(b"".join(said)).hear()
     assert admitted == [[b"PUB", b"t"], [b"NOP"], [b"PUB", b"u"]]
 
 
 @pytest.mark.parametrize(("topics", "judged"), [(200, 200), (300, 900)])
-def test_lines_of_many_topics_are_known_but_not_of_any_number(noting_reader, admitted, topics, judged):
+def test_the_number_of_remembered_lines_is_limited(noting_reader, admitted, topics, judged):
     lines = [b"PUB topic%d\n" % number for number in range(topics)]
     for _ in range(3):
         said = [pub(b"x", line) for line in lines]
@@ -298,10 +299,10 @@ def test_lines_of_many_topics_are_known_but_not_of_any_number(noting_reader, adm
         (mpub(b"two"), None),
     ],
 )
-def test_a_pub_that_comes_alone_is_taken_where_its_line_is_known_and_nothing_is_odd(reader, data, bodies):
-    assert reader.receive_alone(pub(b"one")) is None
+def test_a_single_pub_is_read_if_its_line_is_known_and_it_is_regular(reader, data, bodies):
+    assert reader.receive_single(pub(b"one")) is None
     single(reader, pub(b"one"))
-    alone = reader.receive_alone(data)
+    alone = reader.receive_single(data)
     assert (alone and list(alone.bodies)) == bodies
 
 
@@ -329,38 +330,38 @@ def test_a_pub_that_comes_alone_is_taken_where_its_line_is_known_and_nothing_is_
         (pub(b"one"), None),
     ],
 )
-def test_an_mpub_that_comes_alone_is_taken_where_its_messages_are_alike_and_nothing_is_odd(reader, data, bodies):
+def test_a_single_mpub_is_read_if_its_messages_have_one_size_and_it_is_regular(reader, data, bodies):
     single(reader, mpub(b"any"))
-    alone = reader.receive_alone(data)
+    alone = reader.receive_single(data)
     assert (alone and list(alone.bodies)) == bodies
 
 
-def test_nothing_comes_alone_behind_the_beginning_of_something_else(reader):
+def test_no_single_command_is_read_after_a_part_of_another(reader):
     single(reader, pub(b"one"))
     fin = b"FIN " + ID + b"\n"
-    assert reader.receive_alone(fin) == Finish([ID])
+    assert reader.receive_single(fin) == Finish([ID])
     for beginning in (b"P", b"PUB t\n", b"PUB t\n" + number(7)):
         reader = new_reader()
         single(reader, pub(b"one"))
         assert list(reader.receive_data(beginning)) == []
-        assert reader.receive_alone(pub(b"two")) is None
-        assert reader.receive_alone(fin) is None
+        assert reader.receive_single(pub(b"two")) is None
+        assert reader.receive_single(fin) is None
 
 
-def test_a_pub_like_the_last_one_goes_to_the_topic_of_its_own_line(reader):
+def test_a_pub_with_the_size_of_the_last_one_has_its_own_topic(reader):
     to_t, to_u, batch = b"PUB t\n", b"PUB u\n", mpub(b"one")
     for data in (pub(b"one", to_t), pub(b"one", to_u), batch):
         single(reader, data)
     for data in (pub(b"one", to_t), pub(b"two", to_t), pub(b"one", to_u), pub(b"two", to_t), batch, pub(b"one", to_t)):
-        alone = reader.receive_alone(data)
+        alone = reader.receive_single(data)
         assert alone == Publish(COMMANDS[data[: data.index(b" ")]], data[: data.index(b"\n")].split(b" "), (data[-3:],))
 
 
-def test_a_pub_as_long_as_the_last_one_with_another_size_is_not_like_it(reader):
+def test_a_pub_as_long_as_the_last_one_with_another_size_field_is_not_read_alone(reader):
     single(reader, pub(b"one"))
-    assert reader.receive_alone(pub(b"two")) is not None
-    assert reader.receive_alone(b"PUB t\n" + number(2) + b"two") is None
-    assert reader.receive_alone(b"") is None
+    assert reader.receive_single(pub(b"two")) is not None
+    assert reader.receive_single(b"PUB t\n" + number(2) + b"two") is None
+    assert reader.receive_single(b"") is None
 
 
 COMMANDS_OF_MANY_KINDS = st.one_of(
@@ -372,7 +373,7 @@ COMMANDS_OF_MANY_KINDS = st.one_of(
 
 
 @given(st.lists(COMMANDS_OF_MANY_KINDS, max_size=8))
-def test_commands_that_come_one_by_one_are_what_they_are_together(commands):
+def test_single_commands_are_the_same_as_consecutive_ones(commands):
     assert hear(new_reader(), commands) == hear(new_reader(), [b"".join(commands)])
 
 
@@ -398,13 +399,13 @@ def test_a_pub_with_another_line_begins_another_run(reader, line):
         (b"WHAT\n", b"E_INVALID invalid command WHAT"),
     ],
 )
-def test_a_run_of_pubs_gives_what_is_complete_however_it_ends(reader, tail, error):
+def test_a_run_of_pubs_contains_the_complete_ones(reader, tail, error):
     assert hear(reader, [pub(b"one") + pub(b"two") + tail]) == Heard(
         [(b"PUB", b"t", b"one"), (b"PUB", b"t", b"two")], error
     )
 
 
-def test_a_pub_is_refused_by_its_line_before_its_body_has_come():
+def test_a_pub_is_refused_by_its_line_before_its_body_arrives():
     def refuse(tokens: Sequence[bytes]) -> CommandSpec:
         raise FatalClientError("E_BAD_TOPIC", "no")
 
@@ -417,16 +418,18 @@ def test_a_pub_is_refused_by_its_line_before_its_body_has_come():
 
 
 @pytest.mark.parametrize("name", [b"IDENTIFY", b"AUTH"])
-def test_a_document_may_be_as_big_as_a_body(reader, name):
+def test_a_document_may_be_as_large_as_the_limit_of_bodies(reader, name):
     body = b"x" * MAX_BODY_SIZE
-    assert single(reader, name + b"\n" + sized(body)) == Line(COMMANDS[name], [name], body)
+    assert single(reader, name + b"\n" + sized(body)) == SimpleCommand(COMMANDS[name], [name], body)
 
 
-def test_a_deferred_message_comes_with_its_line(reader):
-    assert single(reader, b"DPUB t 100\n" + sized(b"body")) == Line(COMMANDS[b"DPUB"], [b"DPUB", b"t", b"100"], b"body")
+def test_a_dpub_has_its_tokens_and_its_body(reader):
+    assert single(reader, b"DPUB t 100\n" + sized(b"body")) == SimpleCommand(
+        COMMANDS[b"DPUB"], [b"DPUB", b"t", b"100"], b"body"
+    )
 
 
-def test_a_body_may_hold_anything(reader):
+def test_a_body_may_contain_any_bytes(reader):
     body = b"NOP\nFIN \r\n\0\xff"
     assert hear(reader, [pub(body) + b"NOP\n"]) == Heard([(b"PUB", b"t", body), (b"NOP", b"")], None)
 
@@ -463,7 +466,7 @@ def test_a_wrong_size_is_refused_as_soon_as_it_is_read(reader, name, size, error
 
 
 @pytest.mark.parametrize("name", ["PUB", "DPUB"])
-def test_the_biggest_message_is_taken(reader, name):
+def test_a_message_of_the_largest_size_is_read(reader, name):
     (event,) = flat(reader.receive_data(LINES[name] + sized(b"x" * MAX_MSG_SIZE)))
     assert event[-1] == b"x" * MAX_MSG_SIZE
 
@@ -476,19 +479,19 @@ def test_an_mpub_is_one_command_with_its_bodies(reader):
 
 
 @pytest.mark.parametrize("size", [1, 15, MAX_BODY_SIZE])
-def test_the_size_of_an_mpub_may_lie_for_the_count_says_where_it_ends(reader, size):
+def test_the_count_of_an_mpub_and_not_its_size_determines_its_end(reader, size):
     data = b"MPUB t\n" + number(size) + number(2) + sized(b"one") + sized(b"two") + b"NOP\n"
     assert hear(reader, [data]) == Heard([(b"MPUB", b"t", b"one", b"two"), (b"NOP", b"")], None)
 
 
 @pytest.mark.parametrize("count", [0, -1, 12, (1 << 31) - 1, -(1 << 31)])
-def test_a_count_that_cannot_be_is_refused_as_soon_as_it_is_read(reader, count):
+def test_an_impossible_count_is_refused_as_soon_as_it_is_read(reader, count):
     with pytest.raises(FatalClientError) as refusal:
         list(reader.receive_data(b"MPUB t\n" + number(40) + number(count)))
     assert refusal.value.data == b"E_BAD_BODY MPUB invalid message count %d" % count
 
 
-def test_the_highest_count_is_that_of_the_smallest_messages(reader):
+def test_the_largest_count_is_that_of_messages_of_one_byte(reader):
     bodies = [b"x"] * ((MAX_BODY_SIZE - 4) // 5)
     assert hear(reader, [mpub(*bodies)]) == Heard([(b"MPUB", b"t", *bodies)], None)
 
@@ -503,18 +506,18 @@ def test_the_highest_count_is_that_of_the_smallest_messages(reader):
     ],
 )
 @pytest.mark.parametrize("pieces", [1, 2])
-def test_a_message_of_a_wrong_size_is_refused_with_its_number(pieces, size, error):
+def test_an_error_of_a_message_size_names_the_messages_index(pieces, size, error):
     data = b"MPUB t\n" + number(40) + number(3) + sized(b"one") + number(size)
     assert hear(new_reader(), cut(data, [len(data) - 4][: pieces - 1])) == Heard([], error)
 
 
-def test_the_biggest_message_of_an_mpub_is_taken(reader):
+def test_a_message_of_the_largest_size_is_read_in_an_mpub(reader):
     body = b"x" * MAX_MSG_SIZE
     assert hear(reader, [mpub(body, body)]) == Heard([(b"MPUB", b"t", body, body)], None)
 
 
 @pytest.mark.parametrize("places", [[], [40], [7, 11, 15, 20, 39, 40, 63]])
-def test_messages_may_not_be_more_together_than_a_body(places):
+def test_the_total_size_of_messages_is_limited(places):
     bodies = [b"x" * MAX_MSG_SIZE] * 3
     data = b"MPUB t\n" + number(10) + number(3) + b"".join(map(sized, bodies))
     assert hear(new_reader(), cut(data, places)) == Heard([], b"E_BAD_BODY MPUB body too big 76 > 60")
@@ -545,7 +548,7 @@ def test_messages_of_one_size_are_refused_as_others_are(size, error):
     assert hear(new_reader(max_msg_size=20, max_body_size=99), [data]) == Heard([], error)
 
 
-def test_messages_may_be_exactly_a_body_together(reader):
+def test_the_total_size_may_equal_the_limit(reader):
     bodies = [b"x" * 20, b"x" * 20, b"x" * 4]
     assert hear(reader, [mpub(*bodies)]) == Heard([(b"MPUB", b"t", *bodies)], None)
 
@@ -555,7 +558,7 @@ def test_no_message_of_an_mpub_that_is_refused_is_published(reader):
     assert hear(reader, [b"NOP\n" + data]).events == [(b"NOP", b"")]
 
 
-def test_a_count_takes_no_memory_before_its_messages_come():
+def test_a_count_allocates_no_memory_before_messages_arrive():
     reader = new_reader(max_msg_size=1 << 30, max_body_size=1 << 30)
     assert list(reader.receive_data(b"MPUB t\n" + number(1 << 30) + number(200_000_000))) == []
     assert list(reader.receive_data(number(1 << 29) + b"begin")) == []
@@ -566,7 +569,7 @@ def test_a_count_takes_no_memory_before_its_messages_come():
 
 
 @pytest.mark.parametrize("said", [b"", b"NOP\n", b"NO", b"NOP\nPUB t", b"PUB t\r", pub(b"body"), mpub(b"a") + b"M"])
-def test_an_end_between_commands_or_inside_a_line_is_silent(reader, said):
+def test_eof_between_commands_or_inside_a_line_is_silent(reader, said):
     assert hear(reader, [said]).error is None
 
 
@@ -594,7 +597,7 @@ def test_an_end_between_commands_or_inside_a_line_is_silent(reader, said):
         (b"MPUB t\n\0\0\0\x28\0\0\0\2\0\0\0\1x\0\0\0\2y", b"E_BAD_MESSAGE MPUB failed to read message body"),
     ],
 )
-def test_an_end_inside_a_body_names_the_part_that_is_missing(said, error):
+def test_eof_inside_a_body_names_the_missing_part(said, error):
     data = b"NOP\n" + said
     for places in (range(0), range(len(data))):
         assert hear(new_reader(), cut(data, places)) == Heard([(b"NOP", b"")], error)
@@ -603,12 +606,12 @@ def test_an_end_inside_a_body_names_the_part_that_is_missing(said, error):
 # --- One command at a time --------------------------------------------------------------------------------------------
 
 
-def test_an_error_does_not_undo_what_came_before_it(reader):
+def test_commands_before_an_error_are_yielded(reader):
     heard = hear(reader, [b"NOP\nRDY 1\nWHAT\nCLS\n"])
     assert heard == Heard([(b"NOP", b""), (b"RDY", b"1", b"")], b"E_INVALID invalid command WHAT")
 
 
-def test_nothing_behind_a_command_is_looked_at_before_its_turn(noting_reader, admitted):
+def test_bytes_after_a_command_are_not_read_before_the_next_step(noting_reader, admitted):
     commands = noting_reader.receive_data(b"NOP\nRDY 1\nWHAT\n")
     assert admitted == []
     next(commands)
@@ -622,7 +625,7 @@ def test_nothing_behind_a_command_is_looked_at_before_its_turn(noting_reader, ad
 BEHIND = b"\x16\x03\x01 not NSQ at all\n"
 
 
-def test_what_is_behind_a_command_can_be_handed_back_while_it_is_carried_out(reader):
+def test_the_bytes_after_a_command_can_be_handed_back_while_iterating(reader):
     rest = b""
     for command in reader.receive_data(b"NOP\nIDENTIFY\n" + sized(b"{}") + BEHIND):
         if command.spec.name == "IDENTIFY":
@@ -630,22 +633,22 @@ def test_what_is_behind_a_command_can_be_handed_back_while_it_is_carried_out(rea
     assert rest == BEHIND
 
 
-def test_what_is_behind_a_command_can_be_handed_back_afterwards(reader):
+def test_the_bytes_after_a_command_can_be_handed_back_afterwards(reader):
     for command in reader.receive_data(b"NOP\nIDENTIFY\n" + sized(b"{}") + BEHIND):
         if command.spec.name == "IDENTIFY":
             break
     assert reader.hand_back() == BEHIND
 
 
-def test_what_was_handed_back_is_gone_and_the_reader_begins_anew(reader):
+def test_after_handing_back_the_reader_is_empty(reader):
     for _ in reader.receive_data(b"NOP\n" + BEHIND):
         assert reader.hand_back() == BEHIND
         assert reader.hand_back() == b""
     assert reader.hand_back() == b""
-    assert single(reader, b"RDY 1\n") == Line(COMMANDS[b"RDY"], [b"RDY", b"1"], b"")
+    assert single(reader, b"RDY 1\n") == SimpleCommand(COMMANDS[b"RDY"], [b"RDY", b"1"], b"")
 
 
-def test_what_came_in_several_pieces_is_handed_back_in_one(reader):
+def test_several_pieces_are_handed_back_as_one(reader):
     for piece in (b"RD", b"Y 1\r", b"\nsome", b"thing"):
         list(reader.receive_data(piece))
     assert reader.hand_back() == b"something"
@@ -661,7 +664,7 @@ def test_nothing_is_handed_back_when_nothing_is_left(reader):
 
 
 class Naive:
-    """What nsqd does, for an input that is there from the first byte to the last."""
+    """Reads a complete input as nsqd does."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -778,7 +781,7 @@ places = st.lists(st.integers(0, 1 << 20), max_size=12)
 @given(inputs, places)
 @example(b"FIN 0123456789abcd\nX\nFIN " + ID + b"\n", [19])
 @example(pub(b"a") + pub(b"b"), [11, 17])
-def test_any_cut_of_any_input_is_read_as_the_whole_would_be(data, places):
+def test_the_result_does_not_depend_on_how_the_input_is_split(data, places):
     expected = Naive(data).hear()
     assert hear(new_reader(), [data]) == expected
     assert hear(new_reader(), cut(data, places)) == expected
@@ -788,7 +791,7 @@ def test_any_cut_of_any_input_is_read_as_the_whole_would_be(data, places):
 @example([pub(b"a"), pub(b"b"), pub(b"c", b"PUB t\r\n"), pub(b"d"), b"FIN " + ID + b"\n", b"FIN " + ID + b"\n"])
 @example([pub(b"a"), b"PUB t\n", b"\0\0\0\1", b"b", pub(b"c") + b"NO", b"P\n", pub(b"")])
 @example([pub(b"a"), b"PUB t\n" + number(21), pub(b"PUB t\n" + sized(b"b"))])
-def test_commands_that_come_one_by_one_are_read_as_all_at_once(fragments_one_by_one):
+def test_commands_are_the_same_one_by_one_and_all_at_once(fragments_one_by_one):
     expected = Naive(b"".join(fragments_one_by_one)).hear()
     assert hear(new_reader(), fragments_one_by_one) == expected
 
@@ -826,7 +829,7 @@ def test_any_bytes_lead_to_commands_an_error_or_a_close(pieces):
 
 
 class Watched(CommandReader):
-    """Counts the bytes of every buffer it looks at: what it joined, or was given in one piece."""
+    """Counts the bytes of every buffer that it scans."""
 
     looked_at = 0
     _last = b""
@@ -845,7 +848,7 @@ MEGABYTE = 1 << 20
     "data",
     [
         pytest.param(pub(b"x" * MEGABYTE), id="one big message"),
-        pytest.param(b"IDENTIFY\n" + sized(b"x" * LARGEST_DOCUMENT), id="one big document"),
+        pytest.param(b"IDENTIFY\n" + sized(b"x" * MAX_DOCUMENT_SIZE), id="one big document"),
         pytest.param(mpub(b"x" * MEGABYTE), id="one big message in an MPUB"),
         pytest.param(mpub(*[b"x" * 100_000] * 10), id="some big messages in an MPUB"),
         pytest.param(mpub(*[b"x" * 100] * 10_000), id="many small messages in an MPUB"),
@@ -855,7 +858,7 @@ MEGABYTE = 1 << 20
     ],
 )
 @pytest.mark.interpreted
-def test_what_comes_in_small_pieces_is_looked_at_about_once(data):
+def test_input_in_small_pieces_is_scanned_about_once(data):
     reader = Watched(admit, max_msg_size=MEGABYTE, max_body_size=2 * MEGABYTE)
     events = 0
     for start in range(0, len(data), 1024):
@@ -864,7 +867,7 @@ def test_what_comes_in_small_pieces_is_looked_at_about_once(data):
     assert reader.looked_at < 1.5 * len(data)
 
 
-def test_a_body_that_is_awaited_is_kept_in_the_pieces_it_came_in():
+def test_an_incomplete_body_is_kept_in_the_pieces_received():
     reader = new_reader(max_msg_size=MEGABYTE)
     pieces = [b"x" * 1024 for _ in range(1000)]
     list(reader.receive_data(b"PUB t\n" + number(MEGABYTE)))
@@ -873,7 +876,7 @@ def test_a_body_that_is_awaited_is_kept_in_the_pieces_it_came_in():
     assert all(kept is piece for kept, piece in zip(reader._chunks, pieces, strict=True))
 
 
-def test_what_was_read_is_not_kept(reader):
+def test_bytes_that_were_read_are_released(reader):
     list(reader.receive_data(pub(b"x" * 20) * 1000 + b"NO"))
     assert reader._buffer == b""
     assert reader._chunks == [b"NO"]

@@ -19,7 +19,7 @@ every_codec = pytest.mark.parametrize("codec", CODECS)
 
 
 def cut(data, points):
-    """`data` in pieces, some of them empty, at the given places."""
+    """Split `data` at the given positions; pieces may be empty."""
     places = [0, *sorted(min(point, len(data)) for point in points), len(data)]
     return [data[begin:end] for begin, end in pairwise(places)]
 
@@ -41,7 +41,7 @@ def noise(size):
 
 @every_codec
 @given(bodies=st.lists(st.binary(max_size=200)), points=st.lists(st.integers(0, 2000)))
-def test_what_is_compressed_comes_back_however_it_was_cut(codec, bodies, points):
+def test_decompression_does_not_depend_on_how_the_input_is_split(codec, bodies, points):
     sender = CODECS[codec]()
     wire = b"".join([sender.encode(data) for data in bodies])
     assert plain(CODECS[codec](), *cut(wire, points)) == b"".join(bodies)
@@ -49,14 +49,14 @@ def test_what_is_compressed_comes_back_however_it_was_cut(codec, bodies, points)
 
 @every_codec
 @given(bodies=st.lists(st.binary(min_size=1, max_size=200)))
-def test_everything_compressed_so_far_can_be_read_by_the_peer(codec, bodies):
+def test_compressed_data_is_flushed(codec, bodies):
     sender, receiver = CODECS[codec](), CODECS[codec]()
     for data in bodies:
         assert plain(receiver, sender.encode(data)) == data
 
 
 @every_codec
-def test_nothing_compresses_to_nothing(codec):
+def test_empty_data_compresses_to_empty_data(codec):
     sender = CODECS[codec]()
     sender.encode(b"something")
     assert sender.encode(b"") == b""
@@ -71,7 +71,7 @@ def test_any_bytes_are_decompressed_or_refused(codec, data):
 
 @every_codec
 @given(data=st.binary(min_size=1, max_size=100), position=st.integers(0), bit=st.integers(0, 7))
-def test_a_flipped_bit_is_at_most_an_error_and_the_same_one_in_any_cut(codec, data, position, bit):
+def test_a_flipped_bit_gives_the_same_error_however_the_input_is_split(codec, data, position, bit):
     wire = bytearray(CODECS[codec]().encode(data))
     wire[position % len(wire)] ^= 1 << bit
 
@@ -86,7 +86,7 @@ def test_a_flipped_bit_is_at_most_an_error_and_the_same_one_in_any_cut(codec, da
 
 
 @every_codec
-def test_large_and_incompressible_data_comes_back(codec):
+def test_large_and_incompressible_data_is_decompressed(codec):
     data = noise(300_000)
     assert plain(CODECS[codec](), CODECS[codec]().encode(data)) == data
 
@@ -101,7 +101,7 @@ def test_no_piece_is_larger_than_the_limit_or_64_kib(codec, limit):
 
 
 @every_codec
-def test_a_bomb_goes_off_in_pieces(codec):
+def test_a_decompression_bomb_is_returned_in_pieces(codec):
     wire = CODECS[codec]().encode(bytes(1 << 26))
     receiver = CODECS[codec]()
     tracemalloc.start()
@@ -128,12 +128,12 @@ def test_deflate_is_one_stream():
 
 
 @pytest.mark.parametrize("level", [-1, 0, 10])
-def test_there_is_no_such_level(level):
+def test_invalid_deflate_levels_are_refused(level):
     with pytest.raises(ValueError, match=str(level)):
         Deflate(level)
 
 
-def test_a_deflate_stream_that_ends_says_so_once_and_nothing_more():
+def test_the_end_of_a_deflate_stream_is_reported_once():
     compressor = zlib.compressobj(wbits=-zlib.MAX_WBITS)
     wire = compressor.compress(b"last words") + compressor.flush()
     receiver = Deflate(6)
@@ -209,13 +209,13 @@ def test_padding_unknown_skippable_chunks_and_another_identifier_are_skipped():
         IDENTIFIER + b"\x01\xff\xff\xff",
     ],
 )
-def test_these_are_not_snappy(wire):
+def test_invalid_snappy_streams_are_refused(wire):
     with pytest.raises(CompressionError):
         plain(Snappy(), wire)
 
 
 @pytest.mark.parametrize("wrong", [chunk(0x02, b""), chunk(0x01, b"abcdwrong checksum")])
-def test_everything_before_a_wrong_chunk_is_given(wrong):
+def test_data_before_an_invalid_chunk_is_returned(wrong):
     sender = Snappy()
     pieces = Snappy().decode(sender.encode(b"one") + sender.encode(b"two") + wrong + sender.encode(b"three"))
     given: list[bytes] = []

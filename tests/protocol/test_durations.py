@@ -88,12 +88,12 @@ def test_a_duration_is_printed_normalised(ns, text):
     assert format_duration(ns) == text
 
 
-def test_options_nanoseconds_become_the_seconds_of_everything_else():
+def test_nanoseconds_are_converted_to_seconds():
     assert seconds(250 * MILLISECOND) == 0.25
 
 
 @given(st.integers(-LARGEST - 1, LARGEST))
-def test_what_is_printed_reads_back(ns):
+def test_a_printed_duration_can_be_parsed(ns):
     printed = format_duration(ns)
     # Fractions of a second are exact; only a fraction of a larger unit would be scaled in floating point.
     assert parse_duration(printed) == ns

@@ -1,7 +1,19 @@
+import ast
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nsq_compat.protocol import errors
-from nsq_compat.protocol.errors import E_BAD_PROTOCOL, E_INVALID, ClientError, FatalClientError, NsqError
+from nsq_compat.protocol.errors import (
+    E_BAD_PROTOCOL,
+    E_INVALID,
+    ClientError,
+    FatalClientError,
+    NsqError,
+    quote,
+    without_secrets,
+)
 
 
 def test_the_data_of_an_error_is_its_code_a_space_and_its_description():
@@ -16,7 +28,7 @@ def test_a_description_that_ends_in_a_space_keeps_it():
     assert FatalClientError(E_INVALID, b"invalid command ").data == b"E_INVALID invalid command "
 
 
-def test_what_a_client_sent_is_echoed_byte_for_byte():
+def test_bytes_of_a_client_are_preserved():
     every_byte = bytes(range(256))
     assert FatalClientError(E_INVALID, b"invalid command " + every_byte).data.endswith(every_byte)
 
@@ -35,3 +47,54 @@ def test_every_code_is_spelled_as_its_constant():
     codes = {name: value for name, value in vars(errors).items() if name.startswith("E_")}
     assert len(codes) == 18
     assert all(name == value for name, value in codes.items())
+
+
+@pytest.mark.parametrize(
+    ("raw", "quoted"),
+    [
+        (b"", '""'),
+        (b"plain name", '"plain name"'),
+        (b'a\x00\xffb"\\\xc3\xa9', r'"a\x00\xffb\"\\é"'),  # printed by a real nsqd
+        (b"\a\b\f\n\r\t\v", r'"\a\b\f\n\r\t\v"'),
+        (b"\x1b\x7f", r'"\x1b\x7f"'),
+        (b"'", '"\'"'),
+        ("\u0080\u00a0\u00ad".encode(), r'"\u0080\u00a0\u00ad"'),
+        ("\u2028\ufeff\ue000".encode(), r'"\u2028\ufeff\ue000"'),
+        ("\ufffd".encode(), '"\ufffd"'),
+        ("\U0001f600".encode(), '"\U0001f600"'),
+        ("\U000e0001\U0010ffff".encode(), r'"\U000e0001\U0010ffff"'),
+        (b"\xe2\x82", r'"\xe2\x82"'),  # truncated
+        (b"\xc0\x80", r'"\xc0\x80"'),  # overlong
+        (b"\xed\xa0\x80", r'"\xed\xa0\x80"'),  # a lone surrogate
+        (b"\xf4\x90\x80\x80", r'"\xf4\x90\x80\x80"'),  # beyond Unicode
+    ],
+)
+def test_bytes_are_quoted_as_go_does(raw, quoted):
+    assert quote(raw) == quoted
+
+
+@given(st.binary() | st.text().map(str.encode))
+def test_a_quoted_name_is_one_printable_line_from_which_the_bytes_can_be_read_back(raw):
+    quoted = quote(raw)
+    assert quoted.isprintable()
+    # Python reads the same escapes, but \xNN as a character, so both sides are compared that way.
+    expected = "".join(
+        chr(ord(character) - 0xDC00) if 0xDC80 <= ord(character) <= 0xDCFF else character
+        for character in raw.decode("utf-8", "surrogateescape")
+    )
+    assert ast.literal_eval(quoted) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("10.0.0.1:80", "10.0.0.1:80"),
+        ("what? me@home", "what? me@home"),
+        ("https://host/auth", "https://host/auth"),
+        ("https://me:p@ss@host:1/a?key=pw@x", "https://host:1/a"),
+        ("--auth-http-address=http://me:pw@host", "--auth-http-address=http://host"),
+        ("http://[::1", "http://[::1"),
+    ],
+)
+def test_secrets_are_removed_from_urls(text, shown):
+    assert without_secrets(text) == shown

@@ -73,28 +73,28 @@ def test_floats_are_written_as_go_writes_them(number, text):
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-def test_there_is_no_json_for_what_is_not_a_number(number):
+def test_nan_and_infinity_have_no_json(number):
     with pytest.raises(ValueError, match="no JSON"):
         dumps({"value": number})
 
 
-def test_there_is_no_json_for_other_types():
+def test_other_types_have_no_json():
     with pytest.raises(TypeError):
         dumps({"value": b"bytes"})
 
 
 @given(VALUES)
-def test_what_is_written_is_read_back_as_it_was(value):
+def test_written_values_are_read_back(value):
     assert json.loads(dumps(value)) == value
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
-def test_a_float_is_written_so_that_it_can_be_read_back(number):
+def test_written_floats_are_read_back(number):
     assert float(dumps(number)) == number
 
 
 @given(st.text() | st.text(st.characters(categories=["Cs"])))
-def test_what_is_written_can_always_be_sent(text):
+def test_written_json_can_be_encoded_as_utf_8(text):
     assert dumps(text).encode("utf-8")
 
 
@@ -124,7 +124,7 @@ def test_objects_are_read_as_go_reads_them(data, fields):
     assert loads_object(data, FIELDS) == ZERO | fields
 
 
-def test_a_long_s_and_a_kelvin_sign_are_letters_in_another_case():
+def test_a_long_s_and_a_kelvin_sign_match_s_and_k():
     fields = {"msg_timeout": INT64, "k": INT64}
     assert loads_object('{"m\u017fg_timeout":5,"\u212a":6}'.encode(), fields) == {"msg_timeout": 5, "k": 6}
 
@@ -172,7 +172,7 @@ def test_a_long_s_and_a_kelvin_sign_are_letters_in_another_case():
         b'{"other":' * 100_000,
     ],
 )
-def test_these_are_refused(data):
+def test_invalid_objects_are_refused(data):
     with pytest.raises(JsonError):
         loads_object(data, FIELDS)
 
@@ -216,17 +216,17 @@ def test_any_bytes_are_read_or_refused(data):
         (b" null ", None),
     ],
 )
-def test_without_types_there_is_what_was_written(data, value):
+def test_untyped_reading_returns_the_values(data, value):
     assert loads_untyped(data) == value
 
 
 @given(st.binary() | VALUES.map(lambda value: json.dumps(value).encode()))
-def test_without_types_any_bytes_are_a_value_or_an_error(data):
+def test_untyped_reading_of_any_bytes_returns_a_value_or_fails(data):
     with contextlib.suppress(JsonError):
         loads_untyped(data)
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"{} x", b"[NaN]", b"\xef\xbb\xbf{}", b"[" * 100_000])
-def test_without_types_what_is_no_json_is_an_error(data):
+def test_untyped_reading_of_invalid_json_fails(data):
     with pytest.raises(JsonError):
         loads_untyped(data)

@@ -1,4 +1,4 @@
-"""Every fixed-size declaration against the codec derived from it, in both directions."""
+"""Every fixed-size declaration compared with the codec derived from it, in both directions."""
 
 import struct
 from typing import Any
@@ -40,7 +40,7 @@ INTEGERS = {
 
 
 def names_of(declaration):
-    """The fields a codec takes and gives, in order: constants are not among them."""
+    """The fields of a codec in order, without constants."""
     return [member.name for member in declaration.subcons if not isinstance(member.subcon, Const)]
 
 
@@ -121,6 +121,6 @@ def test_a_short_buffer_and_a_number_that_does_not_fit_are_errors_of_struct():
         (schema.SNAPPY_CHUNK_HEADER, "'length'"),
     ],
 )
-def test_what_cannot_be_derived_is_named(declaration, complaint):
+def test_a_field_that_cannot_be_derived_is_named(declaration, complaint):
     with pytest.raises(TypeError, match=complaint):
         derive(declaration)

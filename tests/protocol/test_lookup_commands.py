@@ -83,37 +83,37 @@ def test_commands_are_lines(command, line):
 
 
 @given(st.lists(st.binary(max_size=40), max_size=6), st.binary(max_size=3), st.lists(st.integers(0, 300)))
-def test_replies_come_out_however_the_bytes_were_cut(bodies, rest, points):
+def test_replies_do_not_depend_on_how_the_bytes_are_cut(bodies, rest, points):
     wire = b"".join(map(lookup.reply, bodies)) + rest
     assert wire == b"".join(map(schema.LOOKUPD_REPLY.build, bodies)) + rest
     assert replies(*cut(wire, points)) == (bodies, False)
 
 
 @pytest.mark.parametrize("size", [-(1 << 31), -1, 1001, (1 << 31) - 1])
-def test_a_reply_that_lies_about_its_size_is_refused_after_those_before_it(size):
+def test_a_reply_with_an_invalid_size_is_refused_after_earlier_ones(size):
     wire = lookup.reply(b"OK") + schema.SIZE.build({"size": size})
     assert replies(wire + bytes(2000)) == ([b"OK"], True)
     assert replies(wire) == ([b"OK"], True)
 
 
 @given(st.binary(max_size=60))
-def test_any_bytes_lead_to_replies_or_a_reply_error_the_same_in_any_cut(data):
+def test_any_bytes_lead_to_the_same_replies_or_error_in_any_cut(data):
     assert replies(data) == replies(*[data[index : index + 1] for index in range(len(data))])
 
 
-def test_the_answer_to_identify_is_read_without_looking_at_the_hostname():
+def test_the_hostname_in_the_reply_to_identify_is_ignored():
     data = b'{"broadcast_address":"x","hostname":5,"http_port":4161,"tcp_port":4160,"version":"1.3.0"}'
     assert lookup.decode_lookupd_info(data) == LookupdInfo("x", "", 4161, 4160, "1.3.0")
 
 
-def test_an_empty_answer_to_identify_is_one():
+def test_an_empty_object_is_a_reply_to_identify():
     assert lookup.decode_lookupd_info(b"{}") == LookupdInfo()
 
 
 @pytest.mark.parametrize(
     "data", [b"", b"OK", b"E_INVALID", b"E_BAD_BODY IDENTIFY missing fields", b'{"tcp_port":""}', b"\xff"]
 )
-def test_anything_else_is_no_answer_to_identify(data):
+def test_other_data_is_no_reply_to_identify(data):
     with pytest.raises(LookupReplyError):
         lookup.decode_lookupd_info(data)
 
@@ -121,13 +121,13 @@ def test_anything_else_is_no_answer_to_identify(data):
 # --- nsqlookupd's end -------------------------------------------------------------------------------------------------
 
 
-def test_the_answer_to_identify_has_its_keys_in_alphabetical_order():
+def test_the_reply_to_identify_has_its_keys_in_alphabetical_order():
     assert lookup.encode_lookupd_info(LookupdInfo("x", "h", 4161, 4160, "1.3.0")) == (
         b'{"broadcast_address":"x","hostname":"h","http_port":4161,"tcp_port":4160,"version":"1.3.0"}'
     )
 
 
-def test_what_one_end_says_the_other_understands():
+def test_each_end_decodes_what_the_other_encodes():
     ((tokens, body),) = commands(lookup.identify(INFO))[0]
     assert tokens == (b"IDENTIFY",)
     assert lookup.decode_peer_info(body) == INFO
@@ -144,7 +144,7 @@ def test_what_one_end_says_the_other_understands():
         (b"REGISTER \xff\n", (b"REGISTER", b"\xff")),
     ],
 )
-def test_a_line_is_trimmed_and_cut_at_single_spaces(line, tokens):
+def test_a_line_is_stripped_and_split_at_single_spaces(line, tokens):
     assert commands(line) == ([(tokens, b"")], None)
 
 
@@ -164,7 +164,7 @@ def test_a_line_is_trimmed_and_cut_at_single_spaces(line, tokens):
         (b"PIN", None),
     ],
 )
-def test_what_cannot_go_on_ends_as_nsqlookupd_ends_it(data, error):
+def test_fatal_input_ends_as_in_nsqlookupd(data, error):
     assert commands(lookup.PING + data) == ([((b"PING",), b"")], error)
 
 
@@ -188,7 +188,7 @@ def test_the_longest_line_is_read_and_a_longer_one_is_not_awaited():
 
 
 @given(st.lists(COMMANDS, max_size=8), st.lists(st.integers(0, 200)))
-def test_commands_come_out_however_the_bytes_were_cut(lines, points):
+def test_commands_do_not_depend_on_how_the_bytes_are_cut(lines, points):
     wire = b"".join(lines)
     whole = commands(wire)
     assert len(whole[0]) == len(lines)
@@ -196,12 +196,12 @@ def test_commands_come_out_however_the_bytes_were_cut(lines, points):
 
 
 @given(st.binary(max_size=60) | st.binary(max_size=30).map(lambda data: b"PING\nIDENTIFY\n\0\0\0" + data))
-def test_any_bytes_lead_to_commands_or_an_end_the_same_in_any_cut(data):
+def test_any_bytes_lead_to_the_same_commands_or_error_in_any_cut(data):
     whole = commands(data, max_body_size=20)
     assert commands(*[data[index : index + 1] for index in range(len(data))], max_body_size=20) == whole
 
 
-def test_what_follows_a_long_body_is_not_kept_waiting():
+def test_a_command_after_a_long_body_is_read_at_once():
     reader = LookupCommandReader(lambda tokens: None)
     assert list(reader.receive_data(b"IDENTIFY\n\0\0\1\0" + bytes(100))) == []
     assert len(list(reader.receive_data(bytes(156)))) == 1
@@ -220,7 +220,7 @@ def test_what_follows_a_long_body_is_not_kept_waiting():
         ({"remote_address": 5}, "failed to decode JSON body"),
     ],
 )
-def test_an_identify_that_lacks_something_is_fatal(body, error):
+def test_an_identify_with_missing_fields_is_fatal(body, error):
     said = {"broadcast_address": "b", "tcp_port": 1, "http_port": 2, "version": "v"}
     assert lookup.decode_peer_info(json.dumps(said).encode()).version == "v"
     with pytest.raises(FatalClientError) as caught:
@@ -229,7 +229,7 @@ def test_an_identify_that_lacks_something_is_fatal(body, error):
 
 
 @given(st.binary())
-def test_any_identify_body_is_understood_or_fatal(body):
+def test_any_identify_body_is_decoded_or_fatal(body):
     with pytest.raises(FatalClientError):
         lookup.decode_peer_info(body)
 
@@ -244,7 +244,7 @@ def test_any_identify_body_is_understood_or_fatal(body):
         (b"UNREGISTER t#ephemeral c extra", "t#ephemeral", "c"),
     ],
 )
-def test_a_registration_names_a_topic_and_perhaps_a_channel(line, topic, channel):
+def test_a_registration_has_a_topic_and_optionally_a_channel(line, topic, channel):
     assert lookup.registration(line.split(b" ")) == (topic, channel)
 
 

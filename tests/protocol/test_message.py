@@ -16,11 +16,11 @@ bodies = st.binary(max_size=40)
 attempts = st.integers(0, 0xFFFF)
 
 
-def test_a_frame_is_what_goes_over_the_wire():
+def test_a_frame_is_the_bytes_of_the_wire():
     assert message.make_frames([ID], 256, [b"hello"]) == (FRAME,)
 
 
-def test_a_frame_can_be_asked_what_it_holds():
+def test_the_fields_of_a_frame():
     assert message.message_id(FRAME) == ID
     assert message.attempts(FRAME) == 1
     assert message.timestamp_ns(FRAME) == 256
@@ -28,7 +28,7 @@ def test_a_frame_can_be_asked_what_it_holds():
 
 
 @given(timestamps, st.lists(st.tuples(ids, bodies)))
-def test_every_frame_is_what_the_declaration_says(timestamp_ns, contents):
+def test_frames_match_the_declaration(timestamp_ns, contents):
     frames = message.make_frames([each for each, _ in contents], timestamp_ns, [body for _, body in contents])
     assert len(frames) == len(contents)
     for frame, (message_id, body) in zip(frames, contents, strict=True):
@@ -37,14 +37,14 @@ def test_every_frame_is_what_the_declaration_says(timestamp_ns, contents):
 
 
 @pytest.mark.parametrize("length", [0, 1, 4095, 4096, 70_000])
-def test_a_frame_is_the_same_alone_and_among_others_however_big_one_of_them_is(length):
+def test_a_frame_is_the_same_made_alone_or_with_others_of_any_size(length):
     contents = [b"small", b"x" * length, b"smaller"]
     alone = [frame for body in contents for frame in message.make_frames([ID], 256, [body])]
     assert message.make_frames([ID] * 3, 256, contents) == tuple(alone)
 
 
 @given(timestamps, st.integers(1, 300), st.integers(0, 5000), st.binary(max_size=16))
-def test_frames_of_bodies_alike_are_the_same_joined_and_cut(timestamp_ns, count, size, start):
+def test_frames_of_uniform_bodies_are_the_same_joined_and_split(timestamp_ns, count, size, start):
     bodies = [bytes([number & 0xFF]) * size for number in range(count)]
     ends = [b"%016d" % number for number in range(count)]
     ends = [end[len(start) :] for end in ends]
@@ -55,7 +55,7 @@ def test_frames_of_bodies_alike_are_the_same_joined_and_cut(timestamp_ns, count,
 
 
 @given(timestamps, attempts, ids, bodies)
-def test_what_a_frame_says_is_what_the_declaration_reads(timestamp_ns, number, message_id, body):
+def test_the_fields_of_a_frame_match_the_declaration(timestamp_ns, number, message_id, body):
     frame = schema.MESSAGE_FRAME.build(
         {"type": 2, "timestamp_ns": timestamp_ns, "attempts": number, "id": message_id, "body": body}
     )
@@ -68,35 +68,40 @@ def test_what_a_frame_says_is_what_the_declaration_reads(timestamp_ns, number, m
     assert message.raw_timestamps([frame]) == [struct.pack(">q", parsed.timestamp_ns)]
 
 
+def next_attempt(frame: bytes) -> bytes:
+    (again,) = message.next_attempts([frame])
+    return again
+
+
 @given(timestamps, attempts, ids, bodies)
-def test_the_next_attempt_differs_in_its_number_alone(timestamp_ns, number, message_id, body):
+def test_the_next_attempt_differs_only_in_its_number(timestamp_ns, number, message_id, body):
     fields = {"type": 2, "timestamp_ns": timestamp_ns, "id": message_id, "body": body}
     frame = schema.MESSAGE_FRAME.build({**fields, "attempts": number})
     again = schema.MESSAGE_FRAME.build({**fields, "attempts": (number + 1) % 65536})
-    assert message.next_attempt(frame) == again
-    assert message.next_attempts([frame, again]) == [again, message.next_attempt(again)]
+    assert next_attempt(frame) == again
+    assert message.next_attempts([frame, again]) == [again, next_attempt(again)]
 
 
 def test_the_number_of_attempts_wraps_around():
     frame = FRAME
     for _ in range(65535):
-        frame = message.next_attempt(frame)
+        frame = next_attempt(frame)
     assert message.attempts(frame) == 0
-    assert message.next_attempt(frame) == FRAME
+    assert next_attempt(frame) == FRAME
 
 
-def test_the_next_attempt_leaves_the_frame_that_others_share_alone():
+def test_the_next_attempt_does_not_change_the_shared_frame():
     shared = bytes(FRAME)
-    assert message.attempts(message.next_attempt(shared)) == 2
+    assert message.attempts(next_attempt(shared)) == 2
     assert shared == FRAME
 
 
-def test_a_frame_for_a_delivery_of_any_number_can_be_made():
+def test_a_frame_can_have_any_attempt_number():
     assert message.attempts(message.with_attempts(FRAME, 7)) == 7
     assert message.with_attempts(message.with_attempts(FRAME, 7), 1) == FRAME
 
 
-def test_nothing_published_is_nothing_made():
+def test_no_bodies_make_no_frames():
     assert message.make_frames([], 0, []) == ()
     assert message.message_ids([]) == message.next_attempts([]) == []
 

@@ -12,7 +12,7 @@ ALLOWED = string.ascii_letters + string.digits + "._-"
 @pytest.mark.parametrize(
     "name", ["a", "A.b_c-9", ".", "..", "-", "a" * 64, "a#ephemeral", "x" * 54 + "#ephemeral", ".#ephemeral"]
 )
-def test_these_names_are_legal(name):
+def test_valid_names(name):
     assert is_valid_name(name)
     assert is_valid_name(name.encode())
 
@@ -35,16 +35,16 @@ def test_these_names_are_legal(name):
         "a\0",
         "a/b",
         "\u00e9t\u00e9",
-        "\u0661",  # a digit, but not one of ours
+        "\u0661",  # a digit outside ASCII
         "\uff21",
     ],
 )
-def test_these_names_are_not(name):
+def test_invalid_names(name):
     assert not is_valid_name(name)
     assert not is_valid_name(name.encode())
 
 
-def test_bytes_that_are_no_text_are_no_name():
+def test_bytes_that_are_not_text_are_not_a_name():
     assert not is_valid_name(b"a\xff")
 
 

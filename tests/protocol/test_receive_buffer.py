@@ -1,7 +1,7 @@
 from nsq_compat.protocol.receive_buffer import ReceiveBuffer
 
 
-def test_there_is_nothing_to_gather_until_enough_has_come():
+def test_a_reader_continues_when_enough_bytes_have_arrived():
     buffer = ReceiveBuffer(needed=3)
     assert not buffer.append(b"a")
     assert not buffer.append(b"b")
@@ -9,7 +9,7 @@ def test_there_is_nothing_to_gather_until_enough_has_come():
     assert buffer.gather() == b"abc"
 
 
-def test_what_was_not_consumed_comes_before_what_is_received_next():
+def test_unread_bytes_come_before_new_ones():
     buffer = ReceiveBuffer(needed=1)
     buffer.append(b"abc")
     buffer.gather()
@@ -19,14 +19,14 @@ def test_what_was_not_consumed_comes_before_what_is_received_next():
     assert buffer.position == 0
 
 
-def test_a_read_is_used_without_a_copy_when_nothing_waits():
+def test_a_single_piece_is_used_without_a_copy():
     buffer = ReceiveBuffer(needed=1)
     read = b"a whole read"
     buffer.append(read)
     assert buffer.gather() is read
 
 
-def test_what_is_handed_back_is_gone():
+def test_handing_back_empties_the_buffer():
     buffer = ReceiveBuffer(needed=1)
     buffer.append(b"abc")
     buffer.gather()

@@ -1,4 +1,4 @@
-"""Declarations against bytes written out by hand: whoever breaks one of these breaks the wire."""
+"""Declarations compared with hand-written bytes. A failure means that the wire format has changed."""
 
 import re
 from pathlib import Path
@@ -64,12 +64,12 @@ def test_a_declaration_parses_what_it_builds(name):
         assert parsed == value
 
 
-def test_every_declaration_is_written_out_here():
+def test_every_declaration_is_tested_here():
     declared = {name for name, value in vars(schema).items() if name.isupper() and hasattr(value, "build")}
     assert declared == set(LAYOUTS)
 
 
-def test_the_size_of_an_mpub_body_is_not_held_against_its_messages():
+def test_the_size_of_an_mpub_body_is_not_compared_with_its_messages():
     assert schema.MPUB_BODY.parse(b"\0\0\0\1\0\0\0\1\0\0\0\1a").bodies == [b"a"]
 
 
@@ -84,7 +84,7 @@ def test_the_size_of_an_mpub_body_is_not_held_against_its_messages():
         ("MAGIC_V2", b"  V1"),
     ],
 )
-def test_lies_are_refused(name, wire):
+def test_wrong_sizes_are_refused(name, wire):
     with pytest.raises(ConstructError):
         getattr(schema, name).parse(wire)
 

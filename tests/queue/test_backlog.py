@@ -78,14 +78,14 @@ def test_the_stream_comes_in_order(backlog, cursor):
     assert (len(backlog), taken(backlog, 2), taken(backlog)) == (3, [b"a", b"b"], [b"c"])
 
 
-def test_what_came_back_goes_to_the_end_of_the_line(backlog, cursor):
+def test_returned_messages_go_to_the_end_of_the_queue(backlog, cursor):
     cursor.extend(frames(b"a", b"b"))
     backlog.put_back(frames(b"x"))
     cursor.extend(frames(b"c"))
     assert all_of(backlog) == [b"a", b"b", b"x", b"c"]
 
 
-def test_looking_shows_what_would_be_taken_in_that_order_and_takes_nothing(backlog, cursor):
+def test_peeking_shows_the_next_messages_in_order_and_takes_none(backlog, cursor):
     cursor.extend(frames(b"a", b"b", b"c"))
     backlog.put_back(frames(b"x", b"y"))
     cursor.extend(frames(b"d"))
@@ -97,7 +97,7 @@ def test_looking_shows_what_would_be_taken_in_that_order_and_takes_nothing(backl
     assert peeks == [order[:count] for count in range(9)]
 
 
-def test_looking_reads_no_more_of_what_was_there_before_a_restart_than_is_asked_for(backlog, cursor, log):
+def test_peeking_reads_no_more_restored_messages_than_requested(backlog, cursor, log):
     log.holds(b"a", b"b", b"c")
     restores(backlog, (b"a", 2), (b"b", 2), (b"c", 2))
     cursor.extend(frames(b"d"))
@@ -107,19 +107,19 @@ def test_looking_reads_no_more_of_what_was_there_before_a_restart_than_is_asked_
     assert all_of(backlog) == [b"a", b"b", b"c", b"d"]
 
 
-def test_what_came_back_waits_for_no_more_than_memory_holds(backlog, cursor):
+def test_returned_messages_wait_for_no_more_messages_than_memory_holds(backlog, cursor):
     cursor.extend(frames(b"a", b"b", b"c", b"d"))
     taken(backlog, 1)
     backlog.put_back(frames(b"x"))
     assert all_of(backlog) == [b"b", b"c", b"x", b"d"]
 
 
-def test_what_came_back_comes_at_once_if_nothing_else_is_there(backlog, cursor):
+def test_returned_messages_come_at_once_if_there_are_no_others(backlog, cursor):
     backlog.put_back(frames(b"x", b"y"))
     assert (backlog.returned_count, taken(backlog, 1), taken(backlog)) == (2, [b"x"], [b"y"])
 
 
-def test_what_came_back_at_different_times_keeps_its_order(backlog, cursor):
+def test_messages_returned_at_different_times_keep_their_order(backlog, cursor):
     cursor.extend(frames(b"a", b"b", b"c"))
     backlog.put_back(frames(b"x"))
     taken(backlog, 1)
@@ -140,7 +140,7 @@ def test_no_more_bytes_are_taken_than_wanted(backlog, cursor):
     assert taken(backlog, PLENTY, 2 * size) == [b"x"]
 
 
-def test_emptying_forgets_all_four(backlog, cursor):
+def test_emptying_drops_all_four_parts(backlog, cursor):
     restores(backlog, (b"r", 2))
     cursor.extend(frames(b"a"))
     backlog.put_back(frames(b"x"))
@@ -156,7 +156,7 @@ def test_deferred_messages_cannot_be_delivered_yet_and_do_not_count(backlog, cur
     assert (len(backlog), len(backlog.deferred), taken(backlog)) == (1, 2, [b"a"])
 
 
-def test_without_a_log_what_memory_has_no_room_for_is_not_deferred(cursor):
+def test_without_a_log_messages_that_do_not_fit_into_memory_are_not_deferred(cursor):
     backlog = Backlog(cursor, Deferred(None, 1), 2)
     assert (backlog.defer(frames(b"a", b"b"), 5.0), len(backlog.deferred)) == (1, 1)
 
@@ -179,11 +179,11 @@ def test_another_backlog_is_given_a_copy_of_everything(backlog, cursor, log):
     assert (len(backlog), len(backlog.deferred)) == (3, 1)
 
 
-def test_its_state_brings_back_what_was_given_up_to_it(backlog, cursor):
+def test_its_state_restores_returned_and_deferred_messages(backlog, cursor):
     after = Backlog(Cursor(None, 100), Deferred(), 2)
     cursor.extend(frames(b"a", b"b"))
     backlog.defer(frames(b"d"), 5.0)
-    backlog.surrender_memory()
+    backlog.put_back(cursor.take(2, PLENTY))
     ids = [(message_id(each), 1) for each in frames(b"a", b"b")]
     assert (backlog.state().position, backlog.state().at_once()) == (2, ids)
     after.restore(backlog.state(), 2, shift=1.0)
@@ -197,17 +197,17 @@ def test_its_state_names_what_consumers_have(backlog):
     assert state.at_once() == [(number, 7), (message_id(frame(b"b")), 1)]
 
 
-def test_what_is_in_memory_is_named_for_when_memory_ends(backlog, cursor):
+def test_the_frames_it_holds_are_those_that_were_taken_from_the_stream(backlog, cursor):
     cursor.extend(frames(b"a"))
     backlog.put_back(frames(b"x"))
     backlog.defer(frames(b"d"), 5.0)
-    assert [body(each) for each in backlog.frames_in_memory()] == [b"a", b"x", b"d"]
+    assert [body(each) for each in backlog.frames()] == [b"x", b"d"]
 
 
 # --- What was there before a restart ----------------------------------------------------------------------------------
 
 
-def test_what_is_restored_comes_first_with_the_number_of_its_next_delivery(backlog, cursor, log):
+def test_restored_messages_come_first_with_their_attempts(backlog, cursor, log):
     log.holds(b"q", b"r")
     restores(backlog, (b"q", 3), (b"r", 7))
     cursor.extend(frames(b"a"))
@@ -216,7 +216,7 @@ def test_what_is_restored_comes_first_with_the_number_of_its_next_delivery(backl
     assert [(body(each), attempts(each)) for each in some] == [(b"q", 3), (b"r", 7), (b"a", 1)]
 
 
-def test_until_it_is_its_turn_only_ids_are_in_memory(backlog, log):
+def test_only_the_ids_of_restored_messages_are_in_memory_until_they_are_delivered(backlog, log):
     bodies = [b"%d" % number for number in range(2000)]
     log.holds(*bodies)
     restores(backlog, *((each, 2) for each in bodies))
@@ -228,14 +228,14 @@ def test_until_it_is_its_turn_only_ids_are_in_memory(backlog, log):
     assert [number for number, _ in backlog.state().at_once()] == [message_id(frame(each)) for each in bodies[19:]]
 
 
-def test_nothing_is_stuck_behind_what_was_named_twice(backlog, log):
+def test_a_message_restored_twice_does_not_block_others(backlog, log):
     log.holds(b"q", b"r", b"s")
     restores(backlog, *((each, 2) for each in (b"q", b"r", b"q", b"s")))
     assert taken(backlog) == [b"q", b"r", b"q", b"s"]
-    assert (len(backlog), backlog.damaged_count) == (0, 0)
+    assert len(backlog) == 0
 
 
-def test_who_puts_everything_back_does_not_keep_the_rest_from_being_restored(backlog, log):
+def test_requeuing_everything_does_not_delay_restored_messages(backlog, log):
     bodies = [b"%d" % number for number in range(600)]
     log.holds(*bodies)
     restores(backlog, *((each, 2) for each in bodies))
@@ -258,14 +258,14 @@ def test_a_log_that_cannot_be_read_costs_nothing(backlog, log):
     assert taken(backlog) == [b"r"]
 
 
-def test_what_the_log_has_lost_is_counted_and_left_out(backlog, log):
+def test_messages_that_the_log_has_lost_are_left_out(backlog, log):
     log.holds(b"r")
     restores(backlog, (b"lost", 2), (b"r", 2))
     assert taken(backlog) == [b"r"]
-    assert (backlog.damaged_count, len(backlog)) == (1, 0)
+    assert len(backlog) == 0
 
 
-def test_what_came_back_can_be_looked_at(backlog):
+def test_returned_messages_can_be_peeked_at(backlog):
     again = with_attempts(frame(b"x"), 4)
     backlog.put_back([again])
     assert list(backlog.returned()) == [again]
@@ -278,7 +278,7 @@ def bodies(frames):
     return [body(frame) for frame in frames]
 
 
-def test_every_kind_is_shown_and_nothing_is_taken(daemon, channel):
+def test_peeking_shows_every_kind_and_takes_nothing(daemon, channel):
     consumer = daemon.consumer(timeout=60.0)
     daemon.publishes(b"a", b"b", b"c")
     daemon.publishes(b"later", defer=30.0)
@@ -297,7 +297,7 @@ def test_every_kind_is_shown_and_nothing_is_taken(daemon, channel):
     assert consumer.attempts(b"b") == 1
 
 
-def test_no_more_of_a_kind_than_asked_for_and_of_in_flight_those_that_end_first(daemon, channel):
+def test_peeking_shows_at_most_as_many_as_requested_and_the_earliest_deadlines(daemon, channel):
     slow, quick = daemon.consumer(timeout=90.0), daemon.consumer(timeout=30.0)
     daemon.publishes(*(b"%d" % number for number in range(10)))
     slow.takes(room=4)
@@ -307,7 +307,7 @@ def test_no_more_of_a_kind_than_asked_for_and_of_in_flight_those_that_end_first(
     assert bodies(frame for _, frame in peek.in_flight)[:2] == [*quick.frames]
 
 
-def test_a_message_put_off_says_which_attempt_is_next(daemon, channel):
+def test_a_requeued_message_shows_its_next_attempt(daemon, channel):
     consumer = daemon.consumer()
     daemon.publishes(b"a")
     consumer.takes()
@@ -316,7 +316,7 @@ def test_a_message_put_off_says_which_attempt_is_next(daemon, channel):
     assert (body(frame), attempts(frame)) == (b"a", 2)
 
 
-def test_an_ephemeral_channel_is_looked_at_as_any_other(daemon):
+def test_peeking_works_in_an_ephemeral_channel_too(daemon):
     channel = daemon.channel("tail#ephemeral")
     daemon.publishes(b"a", b"b")
     assert bodies(channel.peek(10).waiting) == [b"a", b"b"]

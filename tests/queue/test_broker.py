@@ -45,7 +45,7 @@ def test_a_topic_is_made_once(daemon, caplog):
     assert daemon.broker.topics == {"orders": topic}
 
 
-def test_observers_are_told_of_all_that_comes_and_goes(daemon, control_log):
+def test_observers_are_notified_of_every_creation_and_deletion(daemon, control_log):
     daemon.channel("archive")
     daemon.channel("archive")
     daemon.topic().delete_channel("archive")
@@ -109,7 +109,7 @@ def test_consumers_that_leave_a_deleted_ephemeral_topic_delete_nothing_twice(dae
     assert control_log.entries.count("-live#ephemeral") == 1
 
 
-def test_a_broker_that_closes_takes_and_makes_nothing_any_more(daemon):
+def test_a_closed_broker_accepts_no_messages_and_creates_no_topics(daemon):
     consumer = daemon.consumer()
     daemon.broker.close()
     assert consumer.closed
@@ -133,7 +133,7 @@ def test_ids_are_those_of_a_topic_and_may_be_equal_in_two(daemon):
 # --- With a storage ---------------------------------------------------------------------------------------------------
 
 
-def test_a_topic_comes_back_with_its_channels_and_those_that_are_named(data_path):
+def test_a_topic_is_restored_with_its_channels_and_those_named(data_path):
     daemon = data_path.start()
     daemon.channel("known")
     daemon.publishes(b"a")
@@ -143,7 +143,7 @@ def test_a_topic_comes_back_with_its_channels_and_those_that_are_named(data_path
     assert daemon.channel("known").depth == 1
 
 
-def test_what_comes_back_is_announced_to_nobody(data_path):
+def test_observers_are_not_notified_of_restored_topics(data_path):
     daemon = data_path.start()
     daemon.channel()
     data_path.kill(daemon)
@@ -175,7 +175,7 @@ def test_a_deleted_topic_is_not_among_the_changed(logging_daemon):
     assert logging_daemon.broker.take_changed() == []
 
 
-def test_what_is_ephemeral_never_needs_a_checkpoint(logging_daemon):
+def test_ephemeral_topics_need_no_checkpoint(logging_daemon):
     consumer = logging_daemon.consumer("archive", "live#ephemeral")
     logging_daemon.publishes(b"a", topic="live#ephemeral")
     consumer.takes()
@@ -183,7 +183,7 @@ def test_what_is_ephemeral_never_needs_a_checkpoint(logging_daemon):
     assert logging_daemon.broker.take_changed() == []
 
 
-def test_a_daemon_that_refuses_publishing_still_gives_away_what_it_has(daemon):
+def test_a_broker_that_refuses_publishes_still_delivers(daemon):
     consumer = daemon.consumer()
     daemon.channel()
     daemon.publishes(b"a")

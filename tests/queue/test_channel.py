@@ -199,7 +199,7 @@ def test_the_attempts_count_every_delivery_however_it_ended(endings):
     assert (channel.depth, channel.deferred_count, channel.in_flight_count) == (0, 0, 0)
 
 
-# --- Whose message it is ----------------------------------------------------------------------------------------------
+# --- Which consumer may answer ----------------------------------------------------------------------------------------
 
 
 def refused(answer, *args, **kwargs):
@@ -208,7 +208,7 @@ def refused(answer, *args, **kwargs):
     return str(reason.value)
 
 
-def test_a_message_that_is_nowhere_in_flight_cannot_be_answered(daemon, channel):
+def test_a_message_that_is_not_in_flight_cannot_be_answered(daemon, channel):
     consumer = daemon.consumer()
     daemon.publishes(b"a")
     consumer.takes()
@@ -241,7 +241,7 @@ def test_a_message_that_timed_out_and_went_to_another_belongs_to_the_other(daemo
     assert refused(before.requeues, b"a") == "client does not own message"
 
 
-def test_who_comes_back_cannot_answer_for_the_connection_it_had(daemon):
+def test_a_client_cannot_answer_for_its_earlier_connection(daemon):
     gone = daemon.consumer()
     daemon.publishes(b"a")
     gone.takes()
@@ -264,7 +264,7 @@ def test_one_channel_does_not_answer_for_another(daemon):
 
 
 class Idle:
-    """A consumer nobody looks at."""
+    """A consumer that only takes messages."""
 
     locality = Locality.GLOBAL
 
@@ -279,7 +279,7 @@ class Idle:
         pass
 
     def stats(self) -> ClientStats:
-        raise AssertionError("nobody asks")
+        raise AssertionError("no test asks for stats")
 
 
 def test_two_hundred_messages_are_shared_out_evenly(daemon):
@@ -295,7 +295,7 @@ def test_two_hundred_messages_one_by_one_are_shared_out_evenly(daemon):
     assert [len(consumer.takes()) for consumer in consumers] == [67, 67, 66]
 
 
-def test_messages_that_come_one_at_a_time_go_round(daemon):
+def test_messages_published_one_at_a_time_go_to_consumers_in_turn(daemon):
     consumers = daemon.waiting_consumers(3)
     served = []
     for number in range(7):
@@ -315,14 +315,14 @@ def test_no_more_consumers_are_woken_than_there_are_messages(daemon):
     assert [consumer.wakes for consumer in consumers] == [1, 1, 1, 0, 0]
 
 
-def test_who_asks_without_being_woken_does_not_lose_its_place_in_the_line(daemon):
+def test_a_consumer_that_asks_without_being_woken_keeps_its_place_in_the_queue(daemon):
     first, second = daemon.waiting_consumers(2)
     assert first.takes() == []
     daemon.publishes(b"a")
     assert (first.awake, second.awake) == (True, False)
 
 
-def test_who_was_woken_is_served_before_who_comes_by(daemon):
+def test_a_woken_consumer_is_served_before_one_that_was_not(daemon):
     woken, passing = daemon.waiting_consumers(2)
     daemon.publishes(b"a")
     assert passing.takes() == []
@@ -331,7 +331,7 @@ def test_who_was_woken_is_served_before_who_comes_by(daemon):
     assert (woken.awake, passing.awake) == (False, True)
 
 
-def test_who_comes_by_gets_what_an_even_share_leaves_it(daemon):
+def test_a_consumer_that_was_not_woken_gets_what_an_even_share_leaves(daemon):
     woken, passing = daemon.consumer(), daemon.consumer()
     assert woken.takes() == []
     daemon.publishes(b"a", b"b", b"c")
@@ -339,7 +339,7 @@ def test_who_comes_by_gets_what_an_even_share_leaves_it(daemon):
     assert woken.takes() == [b"b", b"c"]
 
 
-def test_who_got_nothing_because_others_come_first_is_woken_when_they_do_not(daemon):
+def test_a_consumer_that_got_nothing_because_of_others_is_woken_when_they_leave(daemon):
     woken, passing = daemon.waiting_consumers(2)
     daemon.publishes(b"a")
     assert passing.takes() == []
@@ -348,14 +348,14 @@ def test_who_got_nothing_because_others_come_first_is_woken_when_they_do_not(dae
     assert passing.takes() == [b"a"]
 
 
-def test_who_has_room_for_less_than_its_share_leaves_the_rest_to_others(daemon):
+def test_a_consumer_with_little_room_leaves_the_rest_of_its_share_to_others(daemon):
     small, big = daemon.waiting_consumers(2)
     daemon.publishes(b"a", b"b", b"c", b"d", b"e")
     assert small.takes(room=1) == [b"a"]
     assert big.takes() == [b"b", b"c", b"d", b"e"]
 
 
-def test_a_consumer_that_was_woken_in_vain_passes_it_on(daemon):
+def test_a_woken_consumer_that_takes_nothing_passes_its_turn_on(daemon):
     full, next_one = daemon.waiting_consumers(2)
     daemon.publishes(b"a")
     assert not next_one.awake
@@ -363,7 +363,7 @@ def test_a_consumer_that_was_woken_in_vain_passes_it_on(daemon):
     assert next_one.takes() == [b"a"]
 
 
-def test_a_consumer_that_is_woken_and_leaves_passes_it_on(daemon):
+def test_a_woken_consumer_that_leaves_passes_its_turn_on(daemon):
     leaving, next_one = daemon.waiting_consumers(2)
     daemon.publishes(b"a")
     leaving.leaves()
@@ -394,7 +394,7 @@ def test_one_batch_is_neither_too_many_messages_nor_too_many_bytes(daemon):
     assert [len(consumer.takes(room=2500)) for _ in range(4)] == [1, 1, 1, 0]
 
 
-def test_a_consumer_whose_messages_timed_out_is_woken_for_it_has_room_again(daemon):
+def test_a_consumer_with_timed_out_messages_is_woken_because_it_has_room_again(daemon):
     consumer = daemon.consumer()
     daemon.publishes(b"a")
     consumer.takes(room=1)
@@ -403,7 +403,7 @@ def test_a_consumer_whose_messages_timed_out_is_woken_for_it_has_room_again(daem
     assert consumer.takes(room=1) == [b"a"]
 
 
-def test_what_others_requeue_wakes_who_waits(daemon):
+def test_a_requeue_by_another_consumer_wakes_a_waiting_one(daemon):
     owner, waiting = daemon.consumer(), daemon.consumer()
     daemon.publishes(b"a")
     owner.takes(room=1)
@@ -416,7 +416,7 @@ def test_what_others_requeue_wakes_who_waits(daemon):
     rooms=st.lists(st.integers(1, 40), min_size=1, max_size=8),
     batches=st.lists(st.integers(1, 60), min_size=1, max_size=6),
 )
-def test_everything_is_taken_with_no_more_wakes_than_messages_and_nobody_starves(rooms, batches):
+def test_all_messages_are_taken_with_at_most_as_many_wakes_and_no_consumer_starves(rooms, batches):
     channel = Broker(QueueLimits()).topic("orders").channel("archive")
     consumers = [Idle() for _ in rooms]
     free = dict(zip(consumers, rooms, strict=True))
@@ -448,7 +448,7 @@ def test_everything_is_taken_with_no_more_wakes_than_messages_and_nobody_starves
 
 
 @given(st.integers(1, 10), st.integers(1, 200))
-def test_shares_of_those_who_wait_differ_by_one_at_most(consumers, messages):
+def test_shares_of_waiting_consumers_differ_by_one_at_most(consumers, messages):
     channel = Broker(QueueLimits()).topic("orders").channel("archive")
     waiting = [Idle() for _ in range(consumers)]
     for each in waiting:
@@ -465,7 +465,7 @@ def test_shares_of_those_who_wait_differ_by_one_at_most(consumers, messages):
 # --- Deferred messages ------------------------------------------------------------------------------------------------
 
 
-def test_a_deferred_message_comes_when_it_is_due_and_wakes_who_waits(daemon, channel):
+def test_a_deferred_message_comes_when_it_is_due_and_wakes_a_waiting_consumer(daemon, channel):
     (consumer,) = daemon.waiting_consumers(1)
     daemon.publishes(b"a", defer=5.0)
     assert (channel.depth, channel.deferred_count, channel.message_count) == (0, 1, 1)
@@ -477,7 +477,7 @@ def test_a_deferred_message_comes_when_it_is_due_and_wakes_who_waits(daemon, cha
     assert consumer.attempts(b"a") == 1
 
 
-def test_the_alarm_is_set_to_whatever_comes_first(daemon, channel):
+def test_the_alarm_is_set_to_the_earliest_deadline(daemon, channel):
     assert channel.alarm == NEVER
     daemon.publishes(b"late", defer=500.0)
     assert channel.alarm == daemon.now + 500.0
@@ -494,7 +494,7 @@ def test_the_alarm_is_set_to_whatever_comes_first(daemon, channel):
 # --- Consumers come and go --------------------------------------------------------------------------------------------
 
 
-def test_what_a_consumer_leaves_behind_comes_back_when_its_time_is_over_and_no_sooner(daemon, channel):
+def test_messages_of_a_consumer_that_left_come_back_when_they_time_out_and_no_sooner(daemon, channel):
     leaving = daemon.consumer(timeout=60.0)
     daemon.publishes(b"a")
     leaving.takes()
@@ -509,7 +509,7 @@ def test_what_a_consumer_leaves_behind_comes_back_when_its_time_is_over_and_no_s
     assert (channel.timeout_count, leaving.wakes) == (1, 0)
 
 
-def test_what_was_left_behind_and_came_back_is_not_looked_at_for_ever(daemon, channel):
+def test_in_flight_sets_of_consumers_that_left_are_dropped_when_empty(daemon, channel):
     for _ in range(10):
         daemon.publishes(b"a")
         leaving = daemon.consumer()
@@ -530,7 +530,7 @@ def test_leaving_twice_is_leaving_once(daemon, channel):
     assert channel.depth == 1
 
 
-def test_a_channel_takes_no_more_consumers_than_it_may(start):
+def test_a_channel_has_no_more_consumers_than_allowed(start):
     daemon = start(max_channel_consumers=2)
     first = daemon.consumer()
     daemon.consumer()
@@ -548,7 +548,7 @@ def test_the_last_consumer_to_leave_ends_an_ephemeral_channel(daemon):
     assert daemon.topic().channels == {}
 
 
-def test_an_ephemeral_channel_that_nobody_ever_consumed_lives_on(daemon):
+def test_an_ephemeral_channel_that_never_had_a_consumer_stays(daemon):
     channel = daemon.channel("tail#ephemeral")
     channel.pause()
     daemon.waits(3600)
@@ -563,7 +563,7 @@ def test_any_other_channel_outlives_its_consumers(daemon, channel):
 # --- Bounds -----------------------------------------------------------------------------------------------------------
 
 
-def test_what_does_not_fit_is_dropped_and_counted_the_newest_first(start, caplog):
+def test_messages_that_do_not_fit_are_dropped_and_counted_the_newest_first(start, caplog):
     daemon = start(mem_queue_size=3)
     channel = daemon.channel()
     consumer = daemon.consumer()
@@ -574,7 +574,7 @@ def test_what_does_not_fit_is_dropped_and_counted_the_newest_first(start, caplog
     assert consumer.takes() == [b"a", b"b", b"c"]
     assert (channel.message_count, channel.dropped_count) == (6, 3)
     assert [record.message for record in caplog.records] == [
-        "CHANNEL(archive): more than 3 messages wait, dropping what comes now (see dropped_count in /stats)"
+        "CHANNEL(archive): more than 3 messages wait, dropping new ones (see dropped_count in /stats)"
     ]
 
 
@@ -588,7 +588,7 @@ def test_one_full_channel_costs_another_nothing(start):
     assert (daemon.channel("full").dropped_count, daemon.channel("drained").dropped_count) == (1, 0)
 
 
-def test_what_comes_back_is_never_dropped(start):
+def test_returned_messages_are_never_dropped(start):
     daemon = start(mem_queue_size=2)
     channel, consumer = daemon.channel(), daemon.consumer()
     daemon.publishes(b"a", b"b")
@@ -609,7 +609,7 @@ def channel_log(daemon):
     return daemon.topic().store.log
 
 
-def test_what_memory_does_not_hold_comes_from_the_log(logging_daemon):
+def test_messages_that_are_not_in_memory_come_from_the_log(logging_daemon):
     consumer = logging_daemon.consumer()
     logging_daemon.publishes(b"a", b"b", b"c")
     logging_daemon.publishes(b"d")
@@ -636,9 +636,7 @@ def test_a_log_that_cannot_be_read_is_tried_again_and_costs_neither_messages_nor
     assert second.takes() == [b"c", b"d"]
 
 
-def test_while_the_log_cannot_be_read_it_is_tried_less_and_less_often_and_nothing_is_passed_over(
-    logging_daemon, disk, caplog
-):
+def test_reads_of_a_log_that_fail_are_repeated_less_and_less_often_and_nothing_is_skipped(logging_daemon, disk, caplog):
     caplog.set_level("INFO")
     channel = logging_daemon.channel()
     consumer = logging_daemon.consumer()
@@ -677,7 +675,7 @@ def test_deferred_messages_that_cannot_be_read_are_tried_again_and_hold_up_nothi
     assert consumer.takes() == [b"1", b"2", b"3"]
 
 
-def test_what_came_back_is_not_lost_when_the_log_cannot_be_read_right_after_it(logging_daemon, disk):
+def test_returned_messages_are_not_lost_if_the_log_cannot_be_read_behind_them(logging_daemon, disk):
     consumer = logging_daemon.consumer()
     logging_daemon.publishes(b"first", b"second")
     consumer.takes()
@@ -691,7 +689,7 @@ def test_what_came_back_is_not_lost_when_the_log_cannot_be_read_right_after_it(l
     assert (consumer.attempts(b"first"), consumer.attempts(b"second")) == (2, 2)
 
 
-def test_damage_that_leaves_a_consumer_with_nothing_does_not_put_it_to_sleep(logging_daemon):
+def test_a_consumer_that_gets_nothing_because_of_damage_is_woken_again(logging_daemon):
     """More than one block of messages was unfinished when the daemon ended, and the first block cannot be found."""
     channel = logging_daemon.channel()
     logging_daemon.publishes(b"a")
@@ -753,7 +751,7 @@ def test_unpausing_wakes_no_more_than_there_are_messages(daemon, channel):
     assert [consumer.wakes for consumer in consumers] == [1, 1, 0]
 
 
-def test_emptying_drops_what_waits_what_is_deferred_and_what_is_in_flight(daemon, channel):
+def test_emptying_drops_waiting_deferred_and_in_flight_messages(daemon, channel):
     consumer, gone = daemon.consumer(), daemon.consumer()
     daemon.publishes(b"a", b"b", b"c")
     consumer.takes(room=1)
@@ -770,7 +768,7 @@ def test_emptying_drops_what_waits_what_is_deferred_and_what_is_in_flight(daemon
     assert consumer.takes() == [b"e"]
 
 
-def test_a_channel_that_is_deleted_closes_its_consumers_and_lets_go_of_what_it_held(daemon, channel):
+def test_a_deleted_channel_closes_its_consumers_and_drops_its_messages(daemon, channel):
     consumer, gone = daemon.consumer(), daemon.consumer()
     daemon.publishes(b"a", b"b", b"c")
     consumer.takes(room=1)
@@ -785,7 +783,7 @@ def test_a_channel_that_is_deleted_closes_its_consumers_and_lets_go_of_what_it_h
         channel.add_consumer(consumer)
 
 
-def test_a_channel_that_closes_can_still_be_asked_what_it_holds(daemon, channel):
+def test_a_closed_channel_still_has_its_state(daemon, channel):
     consumer = daemon.consumer()
     daemon.publishes(b"a", b"b")
     consumer.takes(room=1)
@@ -822,7 +820,7 @@ def test_deferred_messages_that_cannot_be_read_are_tried_again(logging_daemon, d
     assert consumer.takes() == [b"a", b"b", b"c"]
 
 
-def test_no_more_deferred_messages_come_back_at_once_than_there_is_room_for(logging_daemon):
+def test_no_more_deferred_messages_are_released_at_once_than_memory_has_room_for(logging_daemon):
     consumer = logging_daemon.consumer()
     bodies = [b"%03d" % number for number in range(MAX_BATCH + 10)]
     logging_daemon.publishes(*bodies, defer=5.0)
@@ -853,7 +851,7 @@ def test_deferred_messages_of_two_channels_are_released_in_turn(start):
     assert all(0 < channel.depth < 2000 for channel in channels)
 
 
-def test_a_place_names_what_was_taken_and_not_finished(logging_daemon):
+def test_a_state_names_messages_that_were_taken_and_not_finished(logging_daemon):
     consumer, gone = logging_daemon.consumer(), logging_daemon.consumer()
     logging_daemon.publishes(*[b"%d" % number for number in range(7)])
     gone.takes(1)
@@ -869,12 +867,12 @@ def test_a_place_names_what_was_taken_and_not_finished(logging_daemon):
         (consumer.id_of(taken[1]), 2),
         (consumer.id_of(taken[3]), 2),
     ]
-    assert [(number, due) for due, _, number, _ in map(ENTRY.unpack_from, place.deferred())] == [
+    assert [(number, due) for due, _, number, _ in map(ENTRY.unpack_from, place.take_deferred())] == [
         (consumer.id_of(taken[2]), logging_daemon.now + 9.0)
     ]
 
 
-def test_a_place_makes_its_entries_a_step_at_a_time(logging_daemon):
+def test_a_state_creates_its_entries_a_step_at_a_time(logging_daemon):
     consumer = logging_daemon.consumer()
     logging_daemon.publishes(*[b"%d" % number for number in range(10_000)])
     while consumer.takes(2500):
@@ -886,7 +884,7 @@ def test_a_place_makes_its_entries_a_step_at_a_time(logging_daemon):
     assert counts == [0, 4096, 8192, 10_000]
 
 
-def test_a_place_stays_as_it_was_while_the_channel_goes_on(logging_daemon):
+def test_a_state_does_not_change_while_the_channel_goes_on(logging_daemon):
     consumer = logging_daemon.consumer()
     logging_daemon.publishes(b"finished", b"requeued", b"put off", b"waits")
     for _ in range(4):
@@ -899,10 +897,10 @@ def test_a_place_stays_as_it_was_while_the_channel_goes_on(logging_daemon):
     consumer.takes()
     assert place.position == 4
     assert place.at_once() == [(consumer.id_of(body), 2) for body in (b"finished", b"requeued", b"put off", b"waits")]
-    assert place.deferred() == []
+    assert place.take_deferred() == []
 
 
-def test_a_restored_channel_wakes_who_waits(logging_daemon):
+def test_a_restored_channel_wakes_waiting_consumers(logging_daemon):
     consumer = logging_daemon.consumer()
     logging_daemon.publishes(b"a")
     consumer.takes()

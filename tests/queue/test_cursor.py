@@ -17,12 +17,11 @@ PLENTY = 1 << 30
 
 
 class Stream:
-    """Messages named by their numbers, published to cursors and, if one of them needs it, to the log."""
+    """Messages named by their numbers, published to the log and to cursors."""
 
-    def __init__(self, log, always=True):
+    def __init__(self, log):
         self.log = log
         self.end = 0
-        self.always = always
         self.cursors = []
 
     def cursor(self, memory, position=None):
@@ -33,8 +32,7 @@ class Stream:
     def publish(self, count, size=0):
         numbers = range(self.end, self.end + count)
         frames = make_frames([b"%016x" % number for number in numbers], 0, [b"%d" % n + b"." * size for n in numbers])
-        if self.always or any(cursor.spills(count) for cursor in self.cursors):
-            self.log.append(frames, self.end)
+        self.log.append(frames, self.end)
         self.end += count
         for cursor in self.cursors:
             assert cursor.extend(frames) == 0
@@ -67,18 +65,16 @@ def stream(log):
     return Stream(log)
 
 
-def test_what_fits_stays_in_memory_and_the_log_is_not_asked(stream):
-    cursor = Cursor(stream.log, 3)
-    stream.cursors.append(cursor)
-    stream.always = False
+def test_what_fits_stays_in_memory(stream):
+    cursor = stream.cursor(memory=3)
     stream.publish(2)
     stream.publish(1)
-    assert (len(cursor), cursor.behind, stream.log.disk_bytes) == (3, 0, 0)
+    assert (len(cursor), cursor.behind) == (3, 0)
     assert taken(cursor, 2) == [0, 1]
     assert (cursor.position, cursor.end) == (2, 3)
 
 
-def test_what_does_not_fit_is_read_from_the_log(stream):
+def test_messages_that_do_not_fit_are_read_from_the_log(stream):
     cursor = stream.cursor(memory=2)
     stream.publish(2)
     stream.publish(3)
@@ -87,15 +83,12 @@ def test_what_does_not_fit_is_read_from_the_log(stream):
     assert (len(cursor), cursor.behind) == (0, 0)
 
 
-def test_once_it_is_behind_all_that_follows_goes_to_the_log_until_it_has_caught_up(stream):
-    stream.always = False
+def test_once_it_is_behind_all_that_follows_is_read_from_the_log_until_it_has_caught_up(stream):
     cursor = stream.cursor(memory=2)
     stream.publish(3)
-    assert cursor.spills(1)
     stream.publish(1)
     assert cursor.behind == 4
     assert all_of(cursor) == [0, 1, 2, 3]
-    assert not cursor.spills(2)
     stream.publish(2)
     assert cursor.behind == 0
     assert all_of(cursor) == [4, 5]
@@ -109,7 +102,7 @@ def test_many_segments_are_read_one_after_the_other(stream):
     assert all_of(cursor, 7) == list(range(150))
 
 
-def test_reading_goes_on_with_what_was_logged_meanwhile(stream):
+def test_reading_goes_on_with_messages_logged_meanwhile(stream):
     cursor = stream.cursor(memory=0)
     stream.publish(2)
     assert taken(cursor, 1) == [0]
@@ -119,10 +112,9 @@ def test_reading_goes_on_with_what_was_logged_meanwhile(stream):
     assert all_of(cursor) == [4]
 
 
-def test_without_a_log_what_does_not_fit_is_dropped_and_has_no_number(make_frames):
+def test_without_a_log_messages_that_do_not_fit_are_dropped_and_get_no_number(make_frames):
     cursor = Cursor(None, 2)
     assert cursor.extend(make_frames(b"0", b"1", b"2")) == 1
-    assert not cursor.spills(5)
     assert cursor.extend(make_frames(b"3")) == 1
     assert taken(cursor) == [0, 1]
     assert (cursor.position, cursor.end) == (2, 2)
@@ -177,13 +169,13 @@ def group(first, *numbers):
 
 
 @pytest.mark.interpreted
-def test_damaged_messages_are_counted_and_what_is_around_them_is_delivered():
+def test_damaged_messages_are_skipped_and_those_around_them_are_delivered():
     cursor = Cursor(cast(TopicLog, HoledLog(group(0, 0, 1), group(4, 4))), 0, 0, 7)
     assert taken(cursor) == [0, 1]
     assert taken(cursor) == [4]
-    assert (cursor.damaged_count, len(cursor)) == (2, 2)
+    assert len(cursor) == 2
     assert taken(cursor) == []
-    assert (cursor.damaged_count, len(cursor), cursor.position) == (4, 0, 7)
+    assert (len(cursor), cursor.position) == (0, 7)
 
 
 @pytest.mark.interpreted
@@ -193,15 +185,15 @@ def test_groups_behind_a_hole_wait_until_the_position_is_there():
     log.read_all = True
     cursor = Cursor(cast(TopicLog, log), 0, 0, 4)
     assert taken(cursor) == [0]
-    assert (cursor.position, cursor.damaged_count) == (1, 0)
+    assert cursor.position == 1
     assert taken(cursor) == [3]
-    assert (cursor.position, cursor.damaged_count) == (4, 2)
+    assert cursor.position == 4
 
 
 # --- A pause ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_cursor_goes_on_with_what_another_has_held(stream):
+def test_a_cursor_follows_another_one(stream):
     channel = stream.cursor(memory=5)
     stream.publish(2)
     stream.cursors = []
@@ -211,7 +203,7 @@ def test_a_cursor_goes_on_with_what_another_has_held(stream):
     assert all_of(channel) == [0, 1, 2, 3]
 
 
-def test_a_cursor_that_is_behind_reads_what_another_held_in_the_log(stream):
+def test_a_cursor_that_is_behind_reads_the_messages_of_the_other_from_the_log(stream):
     channel = stream.cursor(memory=1)
     stream.publish(4)
     stream.cursors = []
@@ -222,7 +214,7 @@ def test_a_cursor_that_is_behind_reads_what_another_held_in_the_log(stream):
     assert all_of(channel) == [0, 1, 2, 3, 4, 5]
 
 
-def test_what_is_held_back_in_the_log_is_not_read_ahead(stream):
+def test_messages_in_the_log_that_a_topic_holds_are_not_read(stream):
     channel = stream.cursor(memory=0)
     stream.publish(3)
     stream.cursors = []
@@ -232,7 +224,7 @@ def test_what_is_held_back_in_the_log_is_not_read_ahead(stream):
     assert all_of(channel) == [1, 2]
 
 
-def test_what_was_held_back_and_dropped_is_passed_over_by_who_is_behind(stream):
+def test_a_cursor_that_is_behind_passes_over_dropped_messages(stream):
     channel = stream.cursor(memory=1)
     stream.publish(3)
     stream.cursors = []
@@ -245,10 +237,10 @@ def test_what_was_held_back_and_dropped_is_passed_over_by_who_is_behind(stream):
     stream.publish(1)
     assert (len(channel), list(channel.gaps)) == (6, [(3, 7)])
     assert all_of(channel, 2) == [0, 1, 2, 7, 8, 9]
-    assert (channel.position, channel.damaged_count, list(channel.gaps)) == (10, 0, [])
+    assert (channel.position, list(channel.gaps)) == (10, [])
 
 
-def test_what_was_held_back_and_dropped_is_passed_over_by_who_has_the_rest_in_memory(stream):
+def test_a_cursor_with_the_rest_in_memory_passes_over_dropped_messages(stream):
     channel = stream.cursor(memory=10)
     stream.publish(2)
     stream.cursors = []
@@ -263,7 +255,7 @@ def test_what_was_held_back_and_dropped_is_passed_over_by_who_has_the_rest_in_me
     assert channel.position == 7
 
 
-def test_who_has_everything_simply_stands_behind_what_is_passed_over(stream):
+def test_a_cursor_at_its_end_moves_behind_dropped_messages(stream):
     cursor = stream.cursor(memory=1)
     stream.publish(1)
     taken(cursor)
@@ -280,7 +272,7 @@ def test_numbers_mean_nothing_to_a_cursor_without_a_log(make_frames):
     assert (len(cursor), taken(cursor)) == (1, [0])
 
 
-def test_without_a_log_what_another_held_beyond_memory_is_dropped(stream, make_frames):
+def test_without_a_log_messages_of_the_other_that_are_not_in_memory_are_dropped(stream, make_frames):
     ephemeral = Cursor(None, 2)
     ephemeral.extend(make_frames(b"90"))
     held = stream.cursor(memory=1)
@@ -293,7 +285,7 @@ def test_without_a_log_what_another_held_beyond_memory_is_dropped(stream, make_f
 # --- Leaving out and coming back --------------------------------------------------------------------------------------
 
 
-def test_skipping_to_the_end_forgets_memory_log_and_gaps(stream):
+def test_skipping_to_the_end_drops_memory_log_and_gaps(stream):
     cursor = stream.cursor(memory=2)
     stream.publish(2)
     stream.publish(3)
@@ -318,16 +310,6 @@ def test_a_position_behind_the_end_is_the_end(stream):
     assert (len(cursor), cursor.position, taken(cursor)) == (0, 4, [])
 
 
-def test_taking_memory_leaves_what_is_in_the_log(stream):
-    cursor = stream.cursor(memory=2)
-    stream.publish(2)
-    stream.publish(2)
-    assert [list(map(body, batch)) for batch in cursor.in_memory()] == [[b"0", b"1"]]
-    assert list(map(body, cursor.take_memory())) == [b"0", b"1"]
-    assert (cursor.position, len(cursor), cursor.behind) == (2, 2, 2)
-    assert all_of(cursor) == [2, 3]
-
-
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("publish"), st.integers(1, 6)),
@@ -341,7 +323,7 @@ steps = st.lists(
 
 
 @given(steps=steps, memory=st.integers(0, 5))
-def test_whatever_happens_a_cursor_gives_what_was_not_dropped_in_order(tmp_path_factory, steps, memory):
+def test_after_any_steps_a_cursor_returns_the_messages_that_were_not_dropped_in_order(tmp_path_factory, steps, memory):
     folder = tmp_path_factory.mktemp("log") / "t.topic"
     log = TopicLog.open(OsFiles(), str(folder), segment_size=500)
     stream = Stream(log)
@@ -376,11 +358,11 @@ def test_whatever_happens_a_cursor_gives_what_was_not_dropped_in_order(tmp_path_
         assert len(channel) == len(expected)
         assert 0 <= channel.behind <= len(expected)
     assert all_of(channel) == expected
-    assert (channel.position, channel.damaged_count) == (stream.end, 0)
+    assert channel.position == stream.end
     log.close()
 
 
-def test_looking_shows_what_would_be_taken_and_takes_nothing():
+def test_peeking_shows_the_next_messages_and_takes_none():
     cursor = Cursor(None, memory=10)
     cursor.extend((b"a", b"b"))
     assert (cursor.peek(10), cursor.peek(1), cursor.latest(1)) == ([b"a", b"b"], [b"a"], [b"b"])
@@ -389,7 +371,7 @@ def test_looking_shows_what_would_be_taken_and_takes_nothing():
     assert cursor.peek(10) == [b"b"]
 
 
-def test_looking_goes_on_in_the_log_and_leaves_it_there(log):
+def test_peeking_goes_on_in_the_log(log):
     stream = Stream(log)
     cursor = stream.cursor(memory=3)
     for _ in range(20):
@@ -402,7 +384,7 @@ def test_looking_goes_on_in_the_log_and_leaves_it_there(log):
     assert cursor.peek(10) == []
 
 
-def test_looking_stops_where_a_paused_topic_holds_back(log):
+def test_peeking_stops_at_messages_that_a_paused_topic_holds(log):
     stream = Stream(log)
     cursor = stream.cursor(memory=1)
     stream.publish(3)
@@ -411,10 +393,11 @@ def test_looking_stops_where_a_paused_topic_holds_back(log):
     assert numbers(cursor.peek(10)) == [0, 1, 2]
 
 
-def test_what_the_options_would_allow_in_memory_alarms_nobody(log):
+@pytest.mark.interpreted
+def test_messages_that_the_options_have_room_for_do_not_count_as_backend_depth(log, monkeypatch):
+    monkeypatch.setattr("nsq_compat.queue.cursor.MAX_IN_MEMORY", 2)
     stream = Stream(log)
-    cursor = Cursor(log, 2, allowed=5)
-    stream.cursors.append(cursor)
+    cursor = stream.cursor(memory=5)
     depths = []
     for _ in range(7):
         stream.publish(1)
@@ -424,10 +407,11 @@ def test_what_the_options_would_allow_in_memory_alarms_nobody(log):
     assert cursor.backend_depth == 0
 
 
-def test_big_frames_fill_memory_sooner(log):
+@pytest.mark.interpreted
+def test_big_frames_fill_memory_sooner(log, monkeypatch):
+    monkeypatch.setattr("nsq_compat.queue.cursor.MAX_BYTES_IN_MEMORY", 1000)
     stream = Stream(log)
-    cursor = Cursor(log, 100, memory_bytes=1000, allowed=100)
-    stream.cursors.append(cursor)
+    cursor = stream.cursor(memory=100)
     for _ in range(5):
         stream.publish(1, size=250)
     assert (cursor.behind, cursor.backend_depth) == (2, 0)
@@ -441,9 +425,10 @@ def test_big_frames_fill_memory_sooner(log):
     assert all_of(cursor) == [6, 7, 8, 9]
 
 
-def test_one_frame_of_any_size_comes_through(log):
+@pytest.mark.interpreted
+def test_one_frame_of_any_size_comes_through(log, monkeypatch):
+    monkeypatch.setattr("nsq_compat.queue.cursor.MAX_BYTES_IN_MEMORY", 1000)
     stream = Stream(log)
-    cursor = Cursor(log, 100, memory_bytes=1000)
-    stream.cursors.append(cursor)
+    cursor = stream.cursor(memory=100)
     stream.publish(1, size=2000)
     assert taken(cursor) == [0]

@@ -1,14 +1,19 @@
+import os
 from collections.abc import Mapping, Sequence
+from random import Random
 from types import MappingProxyType
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsq_compat.log.group import NOWHERE
+from nsq_compat.log.storage import Durability
 from nsq_compat.protocol.message import body, message_id, with_attempts
 from nsq_compat.protocol.message import make_frames as make_message_frames
-from nsq_compat.queue.deferred import Deferred
+from nsq_compat.queue.deferred import Deferred, SharedReads
 from nsq_compat.queue.in_flight import NEVER
+from nsq_compat.queue.schedule import Schedule
 
 PLENTY = 1000
 
@@ -32,6 +37,15 @@ class Log(dict[bytes, bytes]):
             raise OSError("cannot read")
         return {number: self[number] for number in ids if number in self}
 
+    def locate(self, frames: Sequence[bytes]) -> dict[bytes, bytes]:
+        if self.failing:
+            raise OSError("cannot write")
+        return {}
+
+
+def in_memory(deferred: Deferred) -> int:
+    return len(list(deferred.frames()))
+
 
 def bodies(frames):
     return [body(frame) for frame in frames]
@@ -42,7 +56,7 @@ def deferred() -> Deferred:
     return Deferred()
 
 
-def test_a_frame_is_kept_until_its_time_and_not_a_moment_less(deferred, make_frames):
+def test_a_frame_is_not_released_before_its_time(deferred, make_frames):
     frames = make_frames(b"a")
     deferred.add(frames, due=10.0)
     assert deferred.release(9.999, PLENTY) == []
@@ -50,7 +64,7 @@ def test_a_frame_is_kept_until_its_time_and_not_a_moment_less(deferred, make_fra
     assert deferred.release(10.0, PLENTY) == []
 
 
-def test_the_sooner_comes_first_whenever_it_was_put_in(deferred, make_frames):
+def test_messages_are_released_in_the_order_of_due_times(deferred, make_frames):
     late, soon = make_frames(b"late", b"soon")
     deferred.add([late], due=20.0)
     deferred.add([soon], due=10.0)
@@ -58,7 +72,7 @@ def test_the_sooner_comes_first_whenever_it_was_put_in(deferred, make_frames):
     assert bodies(deferred.release(30.0, PLENTY)) == [b"soon", b"late"]
 
 
-def test_what_is_due_at_one_time_comes_in_the_order_it_went_in(deferred, make_frames):
+def test_messages_due_at_the_same_time_are_released_in_the_order_they_were_added(deferred, make_frames):
     d, c, b, a = make_frames(b"d", b"c", b"b", b"a")
     deferred.add([a, b], due=10.0)
     deferred.add([c], due=10.0)
@@ -67,7 +81,7 @@ def test_what_is_due_at_one_time_comes_in_the_order_it_went_in(deferred, make_fr
 
 
 @given(st.lists(st.integers(0, 20), max_size=40), st.integers(0, 45))
-def test_looking_shows_those_that_are_due_first_and_takes_nothing(dues, count):
+def test_peeking_shows_the_messages_due_first_and_takes_none(dues, count):
     deferred = Deferred()
     for number, due in enumerate(dues):
         deferred.add(make_message_frames([b"%016x" % number], 0, [b"%d" % number]), due=float(due))
@@ -76,7 +90,7 @@ def test_looking_shows_those_that_are_due_first_and_takes_nothing(dues, count):
     assert [frame for _, frame in seen] == deferred.release(99.0, PLENTY)[:count]
 
 
-def test_looking_finds_in_the_log_what_memory_does_not_hold_and_says_its_next_attempt(make_frames):
+def test_peeking_reads_the_log_and_shows_the_next_attempt(make_frames):
     frames = make_frames(b"a", b"b")
     deferred = Deferred(Log(*frames).fetch, memory=0)
     deferred.add_entry(10.0, message_id(frames[0]), 3)
@@ -85,16 +99,16 @@ def test_looking_finds_in_the_log_what_memory_does_not_hold_and_says_its_next_at
     assert len(deferred) == 2
 
 
-def test_those_put_in_last_are_found_whenever_they_are_due(deferred, make_frames, monkeypatch):
+def test_the_messages_added_last_are_found_whenever_they_are_due(deferred, make_frames, monkeypatch):
     a, b, c = make_frames(b"a", b"b", b"c")
     for due, frame in ((30.0, a), (10.0, b), (20.0, c)):
         deferred.add([frame], due)
     assert sorted(deferred.latest(2)) == [(10.0, b), (20.0, c)]
-    monkeypatch.setattr("nsq_compat.queue.deferred._MANY", 2)
+    monkeypatch.setattr("nsq_compat.queue.deferred._MAX_SEARCHED", 2)
     assert deferred.latest(1) == [(10.0, b)]
 
 
-def test_no_more_is_released_than_there_is_room_for_and_the_rest_stays_due(deferred, make_frames):
+def test_no_more_is_released_than_the_limit_and_the_rest_stays_due(deferred, make_frames):
     deferred.add(make_frames(b"a", b"b", b"c"), due=10.0)
     assert deferred.release(20.0, 0) == []
     assert bodies(deferred.release(20.0, 2)) == [b"a", b"b"]
@@ -109,14 +123,14 @@ def test_nothing_is_due_when_nothing_is_deferred(deferred, make_frames):
     assert deferred.next_due() == NEVER
 
 
-def test_the_number_of_the_next_delivery_is_kept(deferred, make_frames):
+def test_the_attempts_at_the_next_delivery_are_kept(deferred, make_frames):
     (frame,) = make_frames(b"a")
     again = with_attempts(frame, 7)
     deferred.add([again], due=10.0)
     assert deferred.release(10.0, PLENTY) == [again]
 
 
-def test_sharing_gives_another_the_same_messages_and_keeps_them(deferred, make_frames):
+def test_sharing_adds_the_same_messages_to_another_and_keeps_them(deferred, make_frames):
     a, b, c = make_frames(b"a", b"b", b"c")
     deferred.add([a, b], due=10.0)
     deferred.add([c], due=5.0)
@@ -129,7 +143,7 @@ def test_sharing_gives_another_the_same_messages_and_keeps_them(deferred, make_f
         assert each.release(10.0, PLENTY) == [a, b]
 
 
-def test_what_was_shared_at_one_time_keeps_its_order(deferred, make_frames):
+def test_shared_messages_keep_their_order(deferred, make_frames):
     before, *rest = make_frames(b"before", b"c", b"b", b"a")
     for frame in reversed(rest):
         deferred.add([frame], due=10.0)
@@ -139,10 +153,10 @@ def test_what_was_shared_at_one_time_keeps_its_order(deferred, make_frames):
     assert bodies(other.release(10.0, PLENTY)) == [b"before", b"a", b"b", b"c"]
 
 
-def test_emptying_says_how_much_it_was(deferred, make_frames):
+def test_emptying_drops_everything(deferred, make_frames):
     deferred.add(make_frames(b"a", b"b"), due=10.0)
-    assert deferred.empty() == 2
-    assert (len(deferred), deferred.next_due(), dict(deferred.frames())) == (0, NEVER, {})
+    deferred.empty()
+    assert (len(deferred), deferred.next_due(), in_memory(deferred)) == (0, NEVER, 0)
     assert deferred.release(99.0, PLENTY) == []
 
 
@@ -150,26 +164,26 @@ def test_emptying_says_how_much_it_was(deferred, make_frames):
 
 
 def test_without_a_log_everything_stays_in_memory(deferred, make_frames):
-    assert not deferred.spills(PLENTY)
+    assert deferred.fit_in_memory(PLENTY)
     deferred.add(make_frames(*[b"x"] * PLENTY), due=10.0)
-    assert len(deferred.frames()) == PLENTY
+    assert in_memory(deferred) == PLENTY
 
 
 def test_with_a_log_no_more_frames_than_agreed_stay_in_memory(make_frames):
     a, b, c = make_frames(b"a", b"b", b"c")
     log = Log(a, b, c)
     deferred = Deferred(log.fetch, memory=2)
-    assert not deferred.spills(2)
-    assert deferred.spills(3)
+    assert deferred.fit_in_memory(2)
+    assert not deferred.fit_in_memory(3)
     deferred.add([a, b], due=10.0)
-    assert deferred.spills(1)
-    deferred.add([c], due=5.0)
-    assert (len(deferred), len(deferred.frames())) == (3, 2)
+    assert not deferred.fit_in_memory(1)
+    deferred.add([c], due=5.0, locations=[NOWHERE])
+    assert (len(deferred), in_memory(deferred)) == (3, 2)
     assert deferred.release(10.0, PLENTY) == [c, a, b]
     assert log.asked == [[message_id(c)]]
 
 
-def test_what_is_all_in_memory_asks_the_log_nothing(make_frames):
+def test_messages_in_memory_need_no_log_reads(make_frames):
     frames = make_frames(b"a", b"b")
     log = Log(*frames)
     deferred = Deferred(log.fetch, memory=2)
@@ -181,7 +195,7 @@ def test_what_is_all_in_memory_asks_the_log_nothing(make_frames):
 def test_a_frame_from_the_log_gets_the_number_of_its_next_delivery(make_frames):
     (frame,) = make_frames(b"a")
     deferred = Deferred(Log(frame).fetch, memory=0)
-    deferred.add([with_attempts(frame, 7)], due=10.0)
+    deferred.add([with_attempts(frame, 7)], due=10.0, locations=[NOWHERE])
     assert deferred.release(10.0, PLENTY) == [with_attempts(frame, 7)]
 
 
@@ -190,7 +204,7 @@ def test_a_log_that_cannot_be_read_costs_nothing(make_frames):
     log = Log(*frames)
     deferred = Deferred(log.fetch, memory=2)
     deferred.add(frames[:2], due=10.0)
-    deferred.add(frames[2:], due=10.0)
+    deferred.add(frames[2:], due=10.0, locations=[NOWHERE])
     log.failing = True
     with pytest.raises(OSError, match="cannot read"):
         deferred.release(10.0, PLENTY)
@@ -199,25 +213,54 @@ def test_a_log_that_cannot_be_read_costs_nothing(make_frames):
     assert deferred.release(10.0, PLENTY) == list(frames)
 
 
-def test_what_the_log_has_lost_is_counted_and_left_out(make_frames):
+def test_messages_that_the_log_has_lost_are_left_out(make_frames):
     a, b = make_frames(b"a", b"b")
     deferred = Deferred(Log(b).fetch, memory=0)
-    deferred.add([a, b], due=10.0)
+    deferred.add([a, b], due=10.0, locations=[NOWHERE] * 2)
     assert deferred.release(10.0, PLENTY) == [b]
-    assert (deferred.damaged_count, len(deferred)) == (1, 0)
+    assert len(deferred) == 0
 
 
-def test_what_is_shared_with_one_that_keeps_less_in_memory_is_in_the_log(make_frames):
+def test_messages_shared_with_a_channel_that_has_less_room_are_read_from_the_log(make_frames):
     frames = make_frames(b"a", b"b", b"c")
     roomy = Deferred(Log(*frames).fetch, memory=3)
     roomy.add(frames, due=10.0)
-    tight = Deferred(Log(*frames).fetch, memory=1)
+    log = Log(*frames)
+    tight = Deferred(log.fetch, memory=1, locate=log.locate)
     roomy.share_with(tight)
-    assert (len(tight), len(tight.frames())) == (3, 1)
+    assert bodies(frame for _, frame in tight.peek(3)) == [b"a", b"b", b"c"]
+    assert (len(tight), in_memory(tight)) == (3, 1)
     assert tight.release(10.0, PLENTY) == list(frames)
 
 
-def test_keys_bring_everything_back_with_times_of_another_clock(make_frames):
+@pytest.mark.interpreted
+def test_frames_that_do_not_fit_are_handed_over_to_the_log_in_batches(make_frames, monkeypatch):
+    monkeypatch.setattr("nsq_compat.queue.deferred._LOCATED_AT_ONCE", 3)
+    frames = make_frames(b"a", b"b", b"c", b"d", b"e")
+    log = Log(*frames)
+    deferred = Deferred(log.fetch, memory=1, locate=log.locate)
+    counts = []
+    for frame in frames:
+        deferred.add([frame], due=10.0)
+        counts.append(in_memory(deferred))
+    assert counts == [1, 2, 3, 1, 2]
+    assert deferred.release(10.0, PLENTY) == list(frames)
+
+
+@pytest.mark.interpreted
+def test_frames_that_the_log_does_not_take_stay_in_memory(make_frames, monkeypatch):
+    monkeypatch.setattr("nsq_compat.queue.deferred._LOCATED_AT_ONCE", 1)
+    frames = make_frames(b"a", b"b", b"c")
+    log = Log()
+    log.failing = True
+    deferred = Deferred(log.fetch, memory=1, locate=log.locate)
+    for frame in frames:
+        deferred.add([frame], due=10.0)
+    assert in_memory(deferred) == 3
+    assert deferred.release(10.0, PLENTY) == list(frames)
+
+
+def test_keys_restore_all_messages_with_due_times_of_another_clock(make_frames):
     frames = [with_attempts(frame, 3) for frame in make_frames(b"a", b"b", b"c")]
     before = Deferred()
     before.add(frames[:2], due=1010.0)
@@ -229,7 +272,7 @@ def test_keys_bring_everything_back_with_times_of_another_clock(make_frames):
     assert after.release(10.0, PLENTY) == frames[:2]
 
 
-def test_what_became_due_while_nobody_was_there_is_due_at_once(make_frames):
+def test_messages_that_became_due_while_nsqd_was_down_are_due_at_once(make_frames):
     frames = make_frames(b"a")
     before = Deferred()
     before.add(frames, due=10.0)
@@ -242,7 +285,7 @@ dues = st.integers(0, 20)
 
 
 @given(st.lists(st.tuples(dues, st.integers(0, 3))), st.lists(st.tuples(dues, st.integers(0, 9))).map(sorted), dues)
-def test_everything_comes_out_once_at_the_first_release_that_may_have_it(batches, releases, memory):
+def test_every_message_is_released_once_by_the_first_release_that_may(batches, releases, memory):
     log = Log()
     deferred = Deferred(log.fetch, memory)
     waiting: list[tuple[int, bytes]] = []
@@ -251,7 +294,7 @@ def test_everything_comes_out_once_at_the_first_release_that_may_have_it(batches
         frames = [b"\0" * 18 + b"%016x" % (number + index) for index in range(size)]
         number += size
         log.update((message_id(frame), frame) for frame in frames)
-        deferred.add(frames, float(due))
+        deferred.add(frames, float(due), [NOWHERE] * size)
         waiting += [(due, frame) for frame in frames]
     waiting.sort(key=lambda each: each[0])  # stable, so equal times keep their order
     for now, limit in releases:
@@ -260,4 +303,193 @@ def test_everything_comes_out_once_at_the_first_release_that_may_have_it(batches
         del waiting[: len(due_now)]
         assert len(deferred) == len(waiting)
         assert deferred.next_due() == (waiting[0][0] if waiting else NEVER)
-        assert len(deferred.frames()) <= memory
+        assert in_memory(deferred) <= memory
+
+
+COUNT = 400
+SPREAD = 40.0
+ONE = 1 << 11
+"""Bytes that may be read for one message: itself, and what a single read takes too much."""
+
+
+class Meter:
+    """Counts what is read from a disk."""
+
+    def __init__(self, disk):
+        self.bytes = 0
+        self._pread = disk.pread
+        disk.pread = self._count
+
+    def _count(self, fd, size, offset, /):
+        data = self._pread(fd, size, offset)
+        self.bytes += len(data)
+        return data
+
+
+@pytest.fixture
+def meter(disk):
+    return Meter(disk)
+
+
+def some_bodies(count=COUNT):
+    return [b"%0100d" % number for number in range(count)]
+
+
+def defers(daemon, bodies):
+    random = Random(26)
+    for each in bodies:
+        daemon.publishes(each, defer=10 + random.random() * SPREAD)
+
+
+def receives(daemon, consumers, seconds=SPREAD + 10):
+    """Everything that comes within that time, by consumer; each takes all it can get ten times a second."""
+    received: list[list[bytes]] = [[] for _ in consumers]
+    for _ in range(int(seconds * 10) + 1):
+        for consumer, bodies in zip(consumers, received, strict=True):
+            while some := consumer.takes():
+                bodies += some
+                consumer.finishes(*some)
+        daemon.waits(0.1)
+    return received
+
+
+def test_due_messages_are_read_once_and_little_besides(data_path, meter):
+    daemon = data_path.start()
+    consumer = daemon.consumer()
+    defers(daemon, some_bodies())
+    meter.bytes = 0
+    (received,) = receives(daemon, [consumer])
+    assert sorted(received) == some_bodies()
+    assert meter.bytes < COUNT * ONE
+
+
+def test_one_read_serves_all_channels(data_path, meter):
+    daemon = data_path.start()
+    consumers = [daemon.consumer(name) for name in ("archive", "metrics", "mail", "search")]
+    defers(daemon, some_bodies())
+    meter.bytes = 0
+    for received in receives(daemon, consumers):
+        assert sorted(received) == some_bodies()
+    assert meter.bytes < COUNT * ONE
+
+
+def test_messages_published_together_and_requeued_with_other_delays_are_not_read_together(data_path, meter):
+    daemon = data_path.start(mem_queue_size=2)
+    consumer = daemon.consumer()
+    bodies = some_bodies()
+    daemon.publishes(*bodies)
+    random = Random(26)
+    while some := consumer.takes():
+        for each in some:
+            consumer.requeues(each, 10 + random.random() * SPREAD)
+    meter.bytes = 0
+    (received,) = receives(daemon, [consumer])
+    assert sorted(received) == bodies
+    assert {consumer.attempts(each) for each in bodies} == {2}
+    # What was not gathered into a batch yet is looked for by its id, if it is not due before.
+    assert meter.bytes < COUNT * ONE
+
+
+def test_a_message_requeued_again_and_again_is_located_once(data_path, meter):
+    daemon = data_path.start()
+    consumer = daemon.consumer()
+    bodies = some_bodies()
+    defers(daemon, bodies)
+    random = Random(27)
+    for _ in range(int(SPREAD + 10) * 10 + 1):
+        while some := consumer.takes():
+            for each in some:
+                consumer.requeues(each, 60 + random.random() * SPREAD)
+        daemon.waits(0.1)
+    daemon.waits(5.0)
+    meter.bytes = 0
+    (received,) = receives(daemon, [consumer], 60 + SPREAD)
+    assert sorted(received) == bodies
+    assert meter.bytes < COUNT * ONE
+
+
+@pytest.mark.parametrize("ending", ["stopped", "killed", "killed after a checkpoint"])
+def test_locations_survive_a_restart(data_path, meter, ending):
+    daemon = data_path.start()
+    daemon.channel()
+    defers(daemon, some_bodies())
+    if ending == "stopped":
+        data_path.stop(daemon)
+    else:
+        if ending != "killed":
+            data_path.checkpoint(daemon)
+        data_path.kill(daemon)
+    daemon = data_path.start()
+    consumer = daemon.consumer()
+    meter.bytes = 0
+    (received,) = receives(daemon, [consumer])
+    assert sorted(received) == some_bodies()
+    assert meter.bytes < COUNT * ONE
+
+
+@pytest.mark.parametrize("durability", list(Durability))
+def test_messages_copied_from_a_deleted_segment_are_found(data_path, durability):
+    data_path.segment_size = 10_000
+    daemon = data_path.start(durability)
+    consumer = daemon.consumer()
+    daemon.publishes(b"early", defer=50.0)
+    daemon.publishes(b"late", defer=60.0)
+    before = data_path.files.listdir(data_path.folder())
+    for number in range(60):
+        daemon.publishes(*[b"%0100d" % number] * 10)
+        while consumer.takes():
+            consumer._channel.finish(consumer, list(consumer.in_flight.frames))
+        data_path.checkpoint(daemon)
+    after = data_path.files.listdir(data_path.folder())
+    if durability is not Durability.MEMORY:
+        assert set(before) - set(after), "the segment they were in is gone"
+    (received,) = receives(daemon, [consumer], 70)
+    assert received == [b"early", b"late"]
+
+
+def test_a_damaged_message_is_counted_and_its_neighbours_are_delivered(data_path):
+    daemon = data_path.start()
+    consumer = daemon.consumer()
+    bodies = some_bodies(20)
+    defers(daemon, bodies)
+    (path,) = [
+        os.path.join(data_path.folder(), name)
+        for name in data_path.files.listdir(data_path.folder())
+        if name.startswith("log.")
+    ]
+    with open(path, "r+b") as file:
+        file.seek(file.read().index(bodies[7]) + 50)
+        file.write(b"x")
+    (received,) = receives(daemon, [consumer])
+    assert sorted(received) == [each for each in bodies if each != bodies[7]]
+    assert daemon.topic().store.log.damaged_records == 1
+
+
+def test_shared_reads_are_dropped_a_moment_after_the_last_read(make_frames):
+    frames = {message_id(frame): frame for frame in make_frames(b"a", b"b")}
+    asked = []
+
+    def fetch(ids, locations=()):
+        asked.extend(ids)
+        return {number: frames[number] for number in ids}
+
+    schedule = Schedule()
+    reads = SharedReads(fetch, schedule)
+    reads.readers = 2
+    for _ in range(2):
+        assert [body(frame) for frame in reads.fetch(list(frames)).values()] == [b"a", b"b"]
+    assert len(asked) == 2
+    now = 1000.0
+    while (now := schedule.run(now)) != NEVER:
+        pass
+    reads.fetch(list(frames))
+    assert len(asked) == 4
+
+
+def test_reads_of_a_single_channel_are_not_remembered(make_frames):
+    frames = {message_id(frame): frame for frame in make_frames(b"a", b"b")}
+    schedule = Schedule()
+    reads = SharedReads(lambda ids, locations=(): {number: frames[number] for number in ids}, schedule)
+    reads.readers = 1
+    assert reads.fetch(list(frames)) == frames
+    assert schedule.run(1e9) == NEVER

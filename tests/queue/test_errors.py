@@ -3,10 +3,10 @@ import pytest
 from nsq_compat.queue.errors import REFUSES_ALL, Exiting
 
 
-def test_it_says_the_word_that_clients_know():
+def test_the_text_is_that_of_nsq():
     assert str(Exiting()) == "exiting"
 
 
-def test_what_is_closed_lets_nothing_in():
+def test_a_closed_topic_admits_no_messages():
     with pytest.raises(Exiting):
         REFUSES_ALL.admit(1, 0.0)

@@ -36,13 +36,13 @@ def test_frames_come_out_in_the_order_they_went_in_whatever_their_batches(queue)
     assert list(queue.take(3, PLENTY)) == [b"f"]
 
 
-def test_a_batch_that_is_wanted_whole_is_handed_on_as_it_is(queue):
+def test_a_batch_that_is_taken_whole_is_not_copied(queue):
     batch = [b"a", b"b"]
     queue.extend(batch)
     assert queue.take(2, PLENTY) is batch
 
 
-def test_the_last_can_be_looked_at(queue):
+def test_the_latest_frames_can_be_peeked_at(queue):
     queue.extend([b"a", b"b", b"c"])
     queue.extend((b"d",))
     queue.extend([b"e", b"f"])
@@ -61,26 +61,26 @@ def test_a_shared_batch_is_never_changed(queue):
     assert batch == [b"a", b"b", b"c"]
 
 
-def test_nothing_is_taken_from_nothing(queue):
+def test_an_empty_queue_has_nothing_to_take(queue):
     assert list(queue.take(5, PLENTY)) == []
     queue.extend([])
     assert len(queue) == 0
     assert list(queue.take(5, PLENTY)) == []
 
 
-def test_who_wants_nothing_gets_nothing(queue):
+def test_a_limit_of_zero_takes_nothing(queue):
     queue.extend([b"a"])
     assert list(queue.take(0, PLENTY)) == []
     assert len(queue) == 1
 
 
-def test_one_frame_is_given_however_big_it_is(queue):
+def test_one_frame_is_taken_whatever_its_size(queue):
     queue.extend([b"12345", b"67890"])
     assert list(queue.take(2, 3)) == [b"12345"]
     assert len(queue) == 1
 
 
-def test_what_exceeds_the_bytes_stays_first_in_the_line(queue):
+def test_frames_beyond_the_bytes_stay_first_in_the_queue(queue):
     queue.extend([b"aa"])
     queue.extend([b"bb", b"cc", b"dd"])
     queue.extend([b"ee"])
@@ -98,10 +98,10 @@ def test_taking_a_little_of_a_big_batch_copies_a_little(queue):
     assert batch.copied == 100 * 8
 
 
-def test_emptying_forgets_the_rest_and_says_how_much_it_was(queue):
+def test_emptying_drops_the_rest(queue):
     queue.extend([b"a", b"b", b"c"])
     queue.take(1, PLENTY)
-    assert queue.empty() == 2
+    queue.empty()
     assert len(queue) == 0
     queue.extend([b"d", b"e"])
     assert list(queue.take(5, PLENTY)) == [b"d", b"e"]
@@ -141,7 +141,7 @@ class BacklogIsAQueue(RuleBasedStateMachine):
 
     @rule()
     def empty(self) -> None:
-        assert self.queue.empty() == len(self.model)
+        self.queue.empty()
         self.model.clear()
 
     @invariant()

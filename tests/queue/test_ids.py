@@ -37,7 +37,7 @@ def test_an_id_is_the_tick_the_node_and_the_sequence_in_hex():
 
 @given(node_ids, st.lists(st.integers(0, 1 << 40), min_size=1, max_size=20, unique=True))
 @example(1023, [(1 << 14) - 1, 1 << 14, (1 << 14) + 4095, (1 << 14) + 4096, (3 << 14) - 1, (1 << 41) - 1])
-def test_so_it_is_whatever_the_clock_showed_before(node_id, ticks):
+def test_an_id_does_not_depend_on_earlier_times(node_id, ticks):
     ids = MessageIds(node_id)
     for tick in sorted(ticks):
         assert parts(ids.take_one((EPOCH_TICK + tick) << 20)) == (tick, node_id, 0)
@@ -68,7 +68,7 @@ def test_ids_that_ran_ahead_wait_for_the_clock_to_catch_up():
     assert parts(caught_up) == (parts(last)[0] + 1, 3, 1)
 
 
-def test_a_clock_that_jumps_back_costs_nothing():
+def test_ids_go_on_growing_when_the_clock_jumps_back():
     ids = MessageIds(3)
     (before,) = take_ids(ids, 1, NOW_NS)
     (after,) = take_ids(ids, 1, NOW_NS - 3600 * 10**9)
@@ -124,7 +124,7 @@ NOW_NS = 1_700_000_000_000_000_000
 
 @pytest.mark.parametrize("count", [1, 2, 200, 5000], ids="{} messages".format)
 @pytest.mark.parametrize("size", [4, 200, 5000])
-def test_bodies_alike_become_the_frames_of_any_bodies(count, size):
+def test_uniform_bodies_become_the_same_frames_as_other_bodies(count, size):
     bodies = [b"%04d" % number * (size // 4) for number in range(count)]
     frames, joined, total = FrameFactory(7).make(UniformBodies(bodies), NOW_NS)
     assert (frames, total) == (FrameFactory(7).make(bodies, NOW_NS)[0], count * size)
@@ -133,7 +133,7 @@ def test_bodies_alike_become_the_frames_of_any_bodies(count, size):
     assert ids == sorted(set(ids))
 
 
-def test_of_other_bodies_the_bytes_are_counted_and_nothing_is_joined():
+def test_other_bodies_are_counted_and_not_joined():
     frames, joined, total = FrameFactory(0).make([b"a", b"bcd", b""], NOW_NS)
     assert ([len(frame) - HEADER_SIZE for frame in frames], joined, total) == ([1, 3, 0], b"", 4)
 

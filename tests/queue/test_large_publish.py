@@ -8,9 +8,9 @@ import pytest
 from nsq_compat.log.storage import Durability
 from nsq_compat.protocol import message
 from nsq_compat.queue.errors import Exiting
-from nsq_compat.queue.large_publish import MOST_AT_ONCE
+from nsq_compat.queue.large_publish import MAX_AT_ONCE
 
-COUNT = MOST_AT_ONCE + 4000
+COUNT = MAX_AT_ONCE + 4000
 BODIES = [b"%d" % number for number in range(COUNT)]
 
 LEVELS = pytest.mark.parametrize("durability", list(Durability))
@@ -78,7 +78,7 @@ def test_a_step_makes_a_bounded_number_of_bytes(data_path):
 
 
 @LEVELS
-def test_what_others_publish_meanwhile_is_before_the_batch_and_ids_grow(data_path, durability):
+def test_messages_published_meanwhile_are_before_the_batch_and_ids_grow(data_path, durability):
     daemon = data_path.start(durability)
     consumer = daemon.consumer()
     batch = begins(daemon)
@@ -92,7 +92,7 @@ def test_what_others_publish_meanwhile_is_before_the_batch_and_ids_grow(data_pat
     assert ids_of(consumer) == sorted(set(ids_of(consumer)))
 
 
-def test_others_that_reach_the_ids_of_the_batch_make_it_begin_again(data_path):
+def test_a_batch_begins_again_if_other_publishes_reach_its_ids(data_path):
     daemon = data_path.start()
     consumer = daemon.consumer()
     batch = begins(daemon)
@@ -114,7 +114,7 @@ def test_two_batches_of_one_topic_do_not_mix(data_path):
     assert everything(consumer) == [*BODIES, *[b"second"] * COUNT]
 
 
-def test_a_batch_that_is_given_up_leaves_nothing_and_holds_up_no_other(data_path):
+def test_a_cancelled_batch_leaves_nothing_and_delays_no_other(data_path):
     daemon = data_path.start()
     consumer = daemon.consumer()
     first, second = begins(daemon), begins(daemon)
@@ -195,7 +195,7 @@ def test_a_daemon_that_is_killed_behind_it_has_all_of_it(data_path, durability):
 
 
 @LEVELS
-def test_a_stop_keeps_it(data_path, durability):
+def test_the_batch_survives_a_stop(data_path, durability):
     daemon = data_path.start(durability, mem_queue_size=100_000)
     daemon.channel()
     daemon.publishes(b"before")

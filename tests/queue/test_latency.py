@@ -64,15 +64,15 @@ def test_messages_published_together_count_one_by_one():
     assert values(stats) == pytest.approx([2_000_000], rel=WITHIN)
 
 
-def test_no_messages_are_nothing():
+def test_adding_no_messages_changes_nothing():
     assert add(latency()).stats(0.0).count == 0
 
 
-def test_a_clock_that_was_set_back_makes_no_message_faster_than_at_once():
+def test_a_clock_that_was_set_back_gives_no_negative_latency():
     assert add(latency(1.0), -5_000_000).stats(0.0) == LatencyStats(count=1, percentiles=((1.0, 0.0),))
 
 
-def test_what_is_older_than_the_window_is_forgotten_a_half_at_a_time():
+def test_values_older_than_the_window_are_dropped_by_halves():
     target = latency(1.0, window=60.0)
     add(target, 1_000_000, now=600.0)
     add(target, 2_000_000, now=629.9)
@@ -89,13 +89,13 @@ def test_a_long_silence_leaves_nothing():
     assert target.stats(6000.0).count == 1
 
 
-def test_who_asks_with_a_moment_that_is_over_makes_nothing_be_forgotten():
+def test_reading_with_an_earlier_time_drops_nothing():
     target = add(latency(window=60.0), 1_000_000, now=630.0)
     assert target.stats(629.0).count == 1
     assert target.stats(689.0).count == 1
 
 
-def test_several_together_are_as_if_they_were_one():
+def test_merged_latencies_are_those_of_one_channel():
     one, other, empty = add(latency(0.5, 0.9), 1_000_000, 5_000_000), add(latency(), 9_000_000), latency()
     together = one.stats(0.0, [other, empty])
     assert together == add(latency(0.5, 0.9), 1_000_000, 5_000_000, 9_000_000).stats(0.0)

@@ -18,11 +18,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from nsq_compat.protocol import message
-from nsq_compat.queue.broker import Broker
+from nsq_compat.queue.broker import Broker, snapshot
 from nsq_compat.queue.channel import NOT_IN_FLIGHT, NOT_OWNER, Channel, NotInFlight
 from nsq_compat.queue.in_flight import NEVER, InFlight
 from nsq_compat.queue.limits import QueueLimits
-from nsq_compat.queue.snapshot import snapshot
 from nsq_compat.queue.stats import ClientStats
 from nsq_compat.queue.topic import Topic
 from nsq_compat.queue.wait_queue import Locality
@@ -56,7 +55,7 @@ class Client:
         self.closed = True
 
     def stats(self) -> ClientStats:
-        raise AssertionError("nobody asks")
+        raise AssertionError("no test asks for stats")
 
     @property
     def room(self) -> int:
@@ -261,7 +260,7 @@ class QueueKeepsEveryMessage(RuleBasedStateMachine):
         raise AssertionError("consumers wake one another without end")
 
     def bury(self) -> None:
-        """Connections whose channel is gone are closed, as the shell does."""
+        """Close the connections of deleted channels, as nsqd does."""
         for client in [client for client in self.clients if client.closed]:
             self.leave(client)
 
@@ -490,7 +489,7 @@ class QueueKeepsEveryMessage(RuleBasedStateMachine):
 
     @invariant()
     def no_wake_up_is_lost(self) -> None:
-        """As many are awake as there are frames, or nobody who has room sleeps."""
+        """As many consumers are awake as there are frames, or none with room waits."""
         for real, model in self.models.items():
             clients = [client for client in self.clients if client.channel is real]
             if not model.paused and any(client.room and not client.awake for client in clients):
@@ -527,7 +526,7 @@ class NearestFirstToo(QueueKeepsEveryMessage):
 
     @invariant()
     def no_wake_up_is_lost(self) -> None:
-        """Nobody who has room sleeps, or as many of its locality are awake as there are frames, or somebody nearer."""
+        """No consumer with room waits, or as many of its locality are awake as there are frames, or a nearer one is."""
         for real, model in self.models.items():
             clients = [client for client in self.clients if client.channel is real]
             awake = [client.locality for client in clients if client.awake]

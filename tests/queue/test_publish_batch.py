@@ -9,7 +9,7 @@ from nsq_compat.protocol.uniform_bodies import UniformBodies
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.errors import Exiting, Refused
 from nsq_compat.queue.limits import QueueLimits
-from nsq_compat.queue.publish_batch import ENOUGH, PublishBatch
+from nsq_compat.queue.publish_batch import MAX_POSTED, PublishBatch
 
 NOW, NOW_NS = 1000.0, 1_700_000_000_000_000_000
 
@@ -79,7 +79,7 @@ def batches(topic, monkeypatch):
 
 
 @pytest.mark.interpreted
-def test_what_several_post_in_a_turn_is_published_once_and_in_order(publish_batch, turn_end, topic, batches):
+def test_posts_of_one_iteration_are_published_once_and_in_order(publish_batch, turn_end, topic, batches):
     one, two, three = (Poster() for _ in range(3))
     assert publish_batch.post(topic, [b"a"], one, NOW, NOW_NS)
     assert publish_batch.post(topic, [b"b", b"c"], two, NOW, NOW_NS)
@@ -91,7 +91,7 @@ def test_what_several_post_in_a_turn_is_published_once_and_in_order(publish_batc
     assert topic.message_count == 4
 
 
-def test_the_end_of_a_turn_is_asked_for_once_a_turn(publish_batch, turn_end, topic):
+def test_the_callback_is_registered_once_per_iteration(publish_batch, turn_end, topic):
     for _ in range(3):
         publish_batch.post(topic, [b"a"], Poster(), NOW, NOW_NS)
         publish_batch.post(topic, [b"b"], Poster(), NOW, NOW_NS)
@@ -99,7 +99,7 @@ def test_the_end_of_a_turn_is_asked_for_once_a_turn(publish_batch, turn_end, top
         turn_end.comes()
 
 
-def test_who_is_alone_is_told_to_publish_by_itself(publish_batch, turn_end, topic):
+def test_a_lone_producer_publishes_by_itself(publish_batch, turn_end, topic):
     alone, other = Poster(), Poster()
     assert publish_batch.post(topic, [b"a"], alone, NOW, NOW_NS)
     turn_end.comes()
@@ -110,7 +110,7 @@ def test_who_is_alone_is_told_to_publish_by_itself(publish_batch, turn_end, topi
     assert publish_batch.post(topic, [b"d"], alone, NOW, NOW_NS)
 
 
-def test_each_topic_gets_its_own(publish_batch, turn_end, topic):
+def test_each_topic_gets_its_own_messages(publish_batch, turn_end, topic):
     second = Broker(QueueLimits()).topic("second")
     for body, where in ((b"a", topic), (b"b", second), (b"c", topic)):
         publish_batch.post(where, [body], Poster(), NOW, NOW_NS)
@@ -119,7 +119,7 @@ def test_each_topic_gets_its_own(publish_batch, turn_end, topic):
 
 
 @pytest.mark.interpreted
-def test_settling_does_at_once_what_the_end_of_the_turn_would(publish_batch, turn_end, topic, batches):
+def test_settling_publishes_before_the_end_of_the_iteration(publish_batch, turn_end, topic, batches):
     one, two = Poster(), Poster()
     publish_batch.post(topic, [b"a"], one, NOW, NOW_NS)
     publish_batch.post(topic, [b"b"], two, NOW, NOW_NS)
@@ -131,25 +131,27 @@ def test_settling_does_at_once_what_the_end_of_the_turn_would(publish_batch, tur
 
 
 @pytest.mark.interpreted
-def test_so_many_messages_wait_for_no_more(publish_batch, turn_end, topic, batches):
-    posters = [Poster() for _ in range(ENOUGH + 1)]
+def test_full_batches_are_published_at_once(publish_batch, turn_end, topic, batches):
+    posters = [Poster() for _ in range(MAX_POSTED + 1)]
     for poster in posters:
         publish_batch.post(topic, [b"x"], poster, NOW, NOW_NS)
-    assert list(map(len, batches)) == [ENOUGH]
+    assert list(map(len, batches)) == [MAX_POSTED]
     assert posters[0].told == [None]
     assert posters[-1].told == []
     turn_end.comes()
-    assert list(map(len, batches)) == [ENOUGH, 1]
+    assert list(map(len, batches)) == [MAX_POSTED, 1]
 
 
-def test_who_has_enough_to_publish_is_told_to_do_so_by_itself(publish_batch, turn_end, topic):
-    assert not publish_batch.post(topic, [b"x"] * ENOUGH, Poster(), NOW, NOW_NS)
+def test_a_producer_with_many_messages_publishes_by_itself(publish_batch, turn_end, topic):
+    assert not publish_batch.post(topic, [b"x"] * MAX_POSTED, Poster(), NOW, NOW_NS)
     assert turn_end.callbacks == []
-    assert publish_batch.post(topic, [b"x"] * (ENOUGH - 1), Poster(), NOW, NOW_NS)
+    assert publish_batch.post(topic, [b"x"] * (MAX_POSTED - 1), Poster(), NOW, NOW_NS)
 
 
 @pytest.mark.interpreted
-def test_what_the_disk_refuses_together_is_tried_one_by_one(publish_batch, turn_end, topic, batches, monkeypatch):
+def test_posts_that_the_disk_refuses_together_are_tried_one_by_one(
+    publish_batch, turn_end, topic, batches, monkeypatch
+):
     full = OSError(errno.ENOSPC, "No space left on device")
     publish = topic.publish
 
@@ -169,7 +171,9 @@ def test_what_the_disk_refuses_together_is_tried_one_by_one(publish_batch, turn_
 
 
 @pytest.mark.interpreted
-def test_a_mistake_of_ours_is_told_to_whom_it_concerns_and_logged(publish_batch, turn_end, topic, monkeypatch, caplog):
+def test_an_unexpected_exception_is_logged_and_answered_to_its_producer(
+    publish_batch, turn_end, topic, monkeypatch, caplog
+):
     publish = topic.publish
 
     def mistaken(bodies, now, now_ns):
@@ -187,7 +191,7 @@ def test_a_mistake_of_ours_is_told_to_whom_it_concerns_and_logged(publish_batch,
     assert "publishing failed" in caplog.text
 
 
-def test_a_guard_is_asked_about_each_and_turns_away_as_many_as_it_would(publish_batch, turn_end, topic):
+def test_the_admission_check_is_made_for_each_post(publish_batch, turn_end, topic):
     topic.admission = NoteHowMuch(most=3)
     posters = [Poster() for _ in range(3)]
     for poster, bodies in zip(posters, ([b"a"], [b"b", b"c"], [b"d"]), strict=True):
@@ -199,7 +203,7 @@ def test_a_guard_is_asked_about_each_and_turns_away_as_many_as_it_would(publish_
     assert topic.message_count == 3
 
 
-def test_who_posts_to_a_topic_that_ends_before_the_turn_does_is_told(publish_batch, turn_end, topic):
+def test_a_post_to_a_topic_that_ends_within_the_iteration_is_refused(publish_batch, turn_end, topic):
     one, two = Poster(), Poster()
     publish_batch.post(topic, [b"a"], one, NOW, NOW_NS)
     publish_batch.post(topic, [b"b"], two, NOW, NOW_NS)
@@ -215,7 +219,7 @@ def test_who_posts_to_a_topic_that_ends_before_the_turn_does_is_told(publish_bat
     ids=["alike", "of another size", "not known to be"],
 )
 @pytest.mark.interpreted
-def test_bodies_alike_are_alike_together_too(publish_batch, topic, turn_end, monkeypatch, second, kind):
+def test_uniform_bodies_stay_uniform_together(publish_batch, topic, turn_end, monkeypatch, second, kind):
     seen = []
     monkeypatch.setattr(topic, "publish", lambda bodies, now, now_ns: seen.append(bodies))
     publish_batch.post(topic, UniformBodies((b"a", b"b")), Poster(), NOW, NOW_NS)

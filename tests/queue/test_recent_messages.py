@@ -1,10 +1,10 @@
-"""A topic watched: what is published shows, wherever it is kept, whoever has finished it; then it is forgotten."""
+"""The last messages of a topic, wherever they are and finished or not; they are dropped after the last request."""
 
 import pytest
 
 from nsq_compat.log.storage import Durability
 from nsq_compat.protocol.message import body
-from nsq_compat.queue.recent_messages import MOST, MOST_BYTES, WATCHED_SECONDS
+from nsq_compat.queue.recent_messages import MAX_BYTES, MAX_MESSAGES, WATCHED_SECONDS
 
 
 def recent(daemon, count=10, topic="orders"):
@@ -13,7 +13,7 @@ def recent(daemon, count=10, topic="orders"):
 
 def deferrals(daemon):
     """By body, for how many seconds from now; 0 for those that never were."""
-    published = daemon.topic().recent(MOST, daemon.now, daemon.now_ns)
+    published = daemon.topic().recent(MAX_MESSAGES, daemon.now, daemon.now_ns)
     return {body(frame): round((due_ns - daemon.now_ns) / 1e9) if due_ns else 0 for frame, due_ns in published}
 
 
@@ -23,7 +23,7 @@ def any_daemon(request, data_path, daemon):
     return daemon if request.param is None else data_path.start(request.param, mem_queue_size=1000)
 
 
-def test_what_waits_anywhere_is_there_the_first_time_somebody_looks(any_daemon):
+def test_the_first_request_finds_messages_that_wait_anywhere(any_daemon):
     daemon = any_daemon
     consumer = daemon.consumer()
     daemon.publishes(b"in flight")
@@ -34,30 +34,30 @@ def test_what_waits_anywhere_is_there_the_first_time_somebody_looks(any_daemon):
     assert deferrals(daemon) == {b"in flight": 0, b"one": 0, b"two": 0, b"put off": 30}
 
 
-def test_of_more_than_a_page_the_last_are_there_the_first_time(any_daemon):
+def test_the_first_request_finds_the_last_messages_of_many(any_daemon):
     daemon = any_daemon
     daemon.channel()
     daemon.publishes(*(b"deferred %d" % number for number in range(150)), defer=60.0)
     daemon.publishes(*(b"waiting %d" % number for number in range(3)))
     wanted = [*(b"deferred %d" % number for number in range(150)), *(b"waiting %d" % number for number in range(3))]
-    assert recent(daemon, MOST) == wanted[-MOST:]
+    assert recent(daemon, MAX_MESSAGES) == wanted[-MAX_MESSAGES:]
 
 
-def test_what_went_out_last_is_there(daemon):
+def test_messages_in_flight_are_found(daemon):
     consumer = daemon.consumer()
     daemon.publishes(*(b"%d" % number for number in range(150)))
     consumer.takes(room=150)
     assert recent(daemon, 2) == [b"148", b"149"]
 
 
-def test_what_a_topic_holds_itself_is_there(any_daemon):
+def test_messages_that_the_topic_holds_are_found(any_daemon):
     any_daemon.publishes(b"one")
     any_daemon.publishes(b"later", defer=5.0)
     assert recent(any_daemon) == [b"one", b"later"]
 
 
 @pytest.mark.parametrize("topic", ["orders", "orders#ephemeral"])
-def test_whoever_watches_sees_what_is_published_though_it_is_finished(any_daemon, topic):
+def test_later_requests_show_published_messages_though_they_are_finished(any_daemon, topic):
     daemon = any_daemon
     consumer = daemon.consumer(topic=topic)
     assert recent(daemon, topic=topic) == []
@@ -69,7 +69,7 @@ def test_whoever_watches_sees_what_is_published_though_it_is_finished(any_daemon
     assert recent(daemon, 2, topic=topic) == [b"2", b"later"]
 
 
-def test_watching_changes_nothing_for_consumers(any_daemon):
+def test_requests_change_nothing_for_consumers(any_daemon):
     consumer = any_daemon.consumer()
     recent(any_daemon)
     any_daemon.publishes(b"a", b"b")
@@ -78,26 +78,28 @@ def test_watching_changes_nothing_for_consumers(any_daemon):
     assert consumer.attempts(b"a") == 1
 
 
-def test_no_more_is_kept_than_a_page_shows(daemon):
+def test_a_bounded_number_of_messages_is_kept(daemon):
     consumer = daemon.consumer()
     recent(daemon)
-    daemon.publishes(*(b"%d" % number for number in range(3 * MOST)))
+    daemon.publishes(*(b"%d" % number for number in range(3 * MAX_MESSAGES)))
     daemon.publishes(b"last")
     consumer.takes()
-    assert recent(daemon, MOST) == [b"%d" % number for number in range(2 * MOST + 1, 3 * MOST)] + [b"last"]
+    assert recent(daemon, MAX_MESSAGES) == [
+        b"%d" % number for number in range(2 * MAX_MESSAGES + 1, 3 * MAX_MESSAGES)
+    ] + [b"last"]
 
 
-def test_nor_more_bytes(daemon):
+def test_a_bounded_number_of_bytes_is_kept(daemon):
     recent(daemon)
-    big = bytes(MOST_BYTES // 3)
+    big = bytes(MAX_BYTES // 3)
     for _ in range(5):
         daemon.publishes(big)
     assert len(recent(daemon)) == 2
-    daemon.publishes(bytes(2 * MOST_BYTES))
+    daemon.publishes(bytes(2 * MAX_BYTES))
     assert len(recent(daemon)) == 1
 
 
-def test_a_topic_that_nobody_asks_for_any_more_is_not_watched(daemon):
+def test_messages_are_dropped_after_the_last_request(daemon):
     consumer = daemon.consumer()
     recent(daemon)
     daemon.publishes(b"a")
@@ -111,7 +113,7 @@ def test_a_topic_that_nobody_asks_for_any_more_is_not_watched(daemon):
     assert recent(daemon) == []
 
 
-def test_a_log_that_cannot_be_read_is_an_error_and_nothing_is_watched(data_path, disk):
+def test_a_log_that_cannot_be_read_is_an_error_and_nothing_is_kept(data_path, disk):
     daemon = data_path.start()
     daemon.publishes(b"a")
     disk.unreadable = True

@@ -46,14 +46,14 @@ def test_a_later_alarm_does_not_replace_an_earlier_one():
     assert sleeper.rang == [20.0]
 
 
-def test_who_rang_says_when_it_wants_to_ring_next():
+def test_a_handler_returns_the_time_of_the_next_alarm():
     schedule, sleeper = Schedule(), Sleeper(next=15.0)
     schedule.at(10.0, sleeper)
     assert schedule.run(10.0) == 15.0
     assert sleeper.alarm == 15.0
 
 
-def test_when_it_is_enough_what_else_is_due_waits_for_the_next_run():
+def test_other_due_alarms_wait_for_the_next_run_when_it_is_enough():
     schedule, first, second = Schedule(), Sleeper(), Sleeper()
     schedule.at(5.0, first)
     schedule.at(6.0, second)
@@ -63,7 +63,7 @@ def test_when_it_is_enough_what_else_is_due_waits_for_the_next_run():
     assert second.rang == [11.0]
 
 
-def test_what_wants_to_ring_again_at_once_lets_others_ring_before():
+def test_an_alarm_that_is_due_again_at_once_comes_after_others():
     schedule, greedy, other = Schedule(), Sleeper(next=10.0), Sleeper()
     schedule.at(5.0, greedy)
     schedule.at(6.0, other)
@@ -89,7 +89,7 @@ def test_never_is_no_alarm():
     assert schedule.run(1e9) == NEVER
 
 
-def test_only_an_alarm_before_all_others_is_told():
+def test_only_the_next_alarm_is_reported():
     told: list[float] = []
     schedule = Schedule(told.append)
     schedule.at(10.0, Sleeper())
@@ -114,7 +114,7 @@ def test_alarms_ring_in_the_order_of_their_times():
     assert order == ["first", "second", "third"]
 
 
-def test_a_far_alarm_that_is_put_off_again_and_again_does_not_pile_up():
+def test_late_alarms_that_are_replaced_do_not_accumulate():
     schedule, busy = Schedule(), Sleeper(next=3600.0)
     for second in range(1, 3000):  # something is due each second, and something else in an hour
         schedule.at(float(second), busy)
@@ -124,7 +124,7 @@ def test_a_far_alarm_that_is_put_off_again_and_again_does_not_pile_up():
     assert schedule.run(3000.0) == 3600.0
 
 
-def test_what_is_gone_does_not_pile_up():
+def test_cancelled_alarms_do_not_accumulate():
     schedule, here = Schedule(), Sleeper()
     schedule.at(1.0, here)
     for _ in range(3000):

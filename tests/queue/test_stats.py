@@ -3,8 +3,8 @@ from dataclasses import FrozenInstanceError, fields
 import pytest
 
 from nsq_compat.protocol.message import make_frames
+from nsq_compat.queue.broker import snapshot
 from nsq_compat.queue.latency import LatencyOptions
-from nsq_compat.queue.snapshot import snapshot
 from nsq_compat.queue.stats import ChannelStats, ClientStats, LatencyStats, TopicStats
 
 
@@ -38,7 +38,7 @@ def test_a_client_has_the_figures_of_nsqd_in_its_order():
     ]  # fmt: skip
 
 
-def test_nothing_is_known_of_an_empty_daemon(daemon):
+def test_an_empty_daemon_has_no_stats(daemon):
     assert list(snapshot(daemon.broker, daemon.now)) == []
 
 
@@ -121,7 +121,7 @@ def test_with_one_channel_asked_for_topics_without_it_are_left_out(daemon):
     assert list(snapshot(daemon.broker, daemon.now, topic="other", channel="x")) == []
 
 
-def test_topics_may_come_and_go_while_they_are_looked_at(daemon):
+def test_topics_may_come_and_go_during_a_snapshot(daemon):
     for name in ("a", "b", "c"):
         daemon.topic(name)
     looking = snapshot(daemon.broker, daemon.now)

@@ -88,7 +88,7 @@ def test_a_high_rate_comes_in_batches(daemon):
     assert consumer.awake
 
 
-def test_the_end_of_the_policy_frees_everybody(daemon):
+def test_the_end_of_the_policy_frees_all_consumers(daemon):
     daemon.follows(SLOW)
     consumer = daemon.consumer()
     daemon.publishes(*many(10))
@@ -110,7 +110,7 @@ def test_another_rate_holds_from_now_on_and_the_same_one_changes_nothing(daemon)
     assert len(consumer.takes()) == 5
 
 
-def test_a_paused_channel_wakes_nobody(daemon):
+def test_a_paused_channel_wakes_no_consumer(daemon):
     daemon.follows(SLOW)
     consumer = daemon.consumer()
     daemon.publishes(*many(10))

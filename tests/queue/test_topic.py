@@ -108,7 +108,7 @@ def test_a_deferred_message_keeps_its_time_while_it_waits_for_a_channel(daemon):
     assert consumer.takes() == [b"late"]
 
 
-def test_what_does_not_fit_is_dropped_and_counted_the_newest_first(start, caplog):
+def test_messages_that_do_not_fit_are_dropped_and_counted_the_newest_first(start, caplog):
     daemon = start(mem_queue_size=3)
     with caplog.at_level(logging.WARNING):
         daemon.publishes(b"a")
@@ -119,7 +119,7 @@ def test_what_does_not_fit_is_dropped_and_counted_the_newest_first(start, caplog
     assert (topic.depth, topic.dropped_count, topic.message_count) == (5, 1, 6)
     assert daemon.consumer().takes() == [b"a", b"c", b"d"]
     assert [record.message for record in caplog.records] == [
-        "TOPIC(orders): more than 3 messages wait, dropping what comes now (see dropped_count in /stats)"
+        "TOPIC(orders): more than 3 messages wait, dropping new ones (see dropped_count in /stats)"
     ]
 
 
@@ -138,7 +138,7 @@ def test_a_paused_topic_keeps_what_is_published_and_its_channels_go_on_with_what
     assert consumer.takes() == [b"b"]
 
 
-def test_what_a_pause_kept_goes_to_every_channel(daemon):
+def test_messages_held_during_a_pause_go_to_every_channel(daemon):
     daemon.topic().pause()
     archive, metrics = daemon.consumer("archive"), daemon.consumer("metrics")
     daemon.publishes(b"a")
@@ -177,7 +177,7 @@ def test_what_was_deferred_into_a_pause_longer_than_its_time_comes_right_after_i
     assert consumer.takes() == [b"a"]
 
 
-def test_emptying_drops_what_no_channel_has_got_yet_and_nothing_else(daemon):
+def test_emptying_drops_held_messages_and_nothing_else(daemon):
     consumer = daemon.consumer()
     daemon.publishes(b"a")
     daemon.topic().pause()
@@ -193,7 +193,7 @@ def test_emptying_drops_what_no_channel_has_got_yet_and_nothing_else(daemon):
 # --- While it waits to know its channels ------------------------------------------------------------------------------
 
 
-def test_a_topic_that_waits_to_know_its_channels_takes_what_is_published_and_then_gives_it_to_all(daemon):
+def test_a_topic_that_awaits_its_channels_holds_messages_and_then_gives_them_to_all(daemon):
     topic = daemon.topic()
     topic.await_channels()
     own = daemon.consumer("own")
@@ -210,13 +210,13 @@ def test_a_topic_that_waits_to_know_its_channels_takes_what_is_published_and_the
     assert (topic.depth, topic.awaits_channels) == (0, False)
 
 
-def test_an_ephemeral_channel_is_not_made_for_nobody(daemon):
+def test_ephemeral_channels_are_not_created_without_a_consumer(daemon):
     daemon.topic().await_channels()
     daemon.topic().learn_channels(["tail#ephemeral"])
     assert daemon.topic().channels == {}
 
 
-def test_a_topic_that_learns_of_no_channel_keeps_what_it_has_for_its_first(daemon):
+def test_a_topic_that_learns_of_no_channel_holds_messages_for_its_first(daemon):
     daemon.topic().await_channels()
     daemon.publishes(b"a")
     daemon.topic().learn_channels([])
@@ -353,8 +353,8 @@ def test_a_topic_knows_its_name_and_starts_with_nothing(daemon):
 @pytest.mark.interpreted
 @pytest.mark.parametrize("holding", [True, False], ids=["held", "channel"])
 @pytest.mark.parametrize("durability", [Durability.OS, Durability.MEMORY])
-def test_what_is_all_in_the_log_takes_so_much_memory_and_no_more(data_path, monkeypatch, holding, durability):
-    monkeypatch.setattr("nsq_compat.queue.backlog.MOST_IN_MEMORY", 3)
+def test_messages_in_the_log_take_bounded_memory(data_path, monkeypatch, holding, durability):
+    monkeypatch.setattr("nsq_compat.queue.cursor.MAX_IN_MEMORY", 3)
     daemon = data_path.start(durability, mem_queue_size=6)
     topic = daemon.topic()
     if not holding:
@@ -362,8 +362,7 @@ def test_what_is_all_in_the_log_takes_so_much_memory_and_no_more(data_path, monk
     for number in range(8):
         daemon.publishes(b"%d" % number)
     cursor = (topic if holding else daemon.channel()).backlog.cursor
-    in_memory = 3 if durability is Durability.OS else 6
-    assert sum(map(len, cursor.in_memory())) == in_memory
+    assert len(cursor) - cursor.behind == 3
     holder = topic if holding else daemon.channel()
     assert (holder.depth, holder.backlog.backend_depth) == (8, 2)
     consumer = daemon.consumer()
@@ -372,7 +371,7 @@ def test_what_is_all_in_the_log_takes_so_much_memory_and_no_more(data_path, monk
 
 @pytest.mark.parametrize("durability", Durability)
 def test_an_ephemeral_channel_keeps_what_the_options_say(data_path, monkeypatch, durability):
-    monkeypatch.setattr("nsq_compat.queue.backlog.MOST_IN_MEMORY", 3)
+    monkeypatch.setattr("nsq_compat.queue.cursor.MAX_IN_MEMORY", 3)
     daemon = data_path.start(durability, mem_queue_size=6)
     channel = daemon.topic().channel("c#ephemeral")
     for number in range(8):
@@ -380,7 +379,7 @@ def test_an_ephemeral_channel_keeps_what_the_options_say(data_path, monkeypatch,
     assert (channel.depth, channel.backlog.backend_depth, channel.dropped_count) == (6, 0, 2)
 
 
-def test_what_is_held_beyond_memory_is_in_the_log(logging_daemon):
+def test_held_messages_beyond_memory_are_in_the_log(logging_daemon):
     logging_daemon.publishes(b"a", b"b")
     assert logging_daemon.topic().backlog.backend_depth == 0
     logging_daemon.publishes(b"c", b"d")
@@ -390,7 +389,7 @@ def test_what_is_held_beyond_memory_is_in_the_log(logging_daemon):
     assert consumer.takes() + consumer.takes() == [b"a", b"b", b"c", b"d"]
 
 
-def test_a_full_disk_refuses_a_publish_before_anybody_hears_of_it(logging_daemon, disk, monkeypatch):
+def test_a_full_disk_refuses_a_publish_before_any_channel_gets_it(logging_daemon, disk, monkeypatch):
     consumer = logging_daemon.consumer()
     assert consumer.takes() == []
 
@@ -408,7 +407,7 @@ def test_a_full_disk_refuses_a_publish_before_anybody_hears_of_it(logging_daemon
 
 
 @pytest.mark.interpreted
-def test_what_happens_while_a_channel_is_being_written_down_misses_nobody(logging_daemon):
+def test_messages_published_while_a_channel_is_committed_reach_it(logging_daemon):
     """At level fsync a commit lets others run."""
     topic = logging_daemon.topic()
     logging_daemon.channel("before")

@@ -1,10 +1,10 @@
-"""Whose turn it is. That of equals is tested in test_channel.py; here are those who are nearer and farther."""
+"""The wait queue with localities. The one without is tested in test_channel.py."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq_compat.queue.snapshot import snapshot
+from nsq_compat.queue.broker import snapshot
 from nsq_compat.queue.wait_queue import Locality, ZoneWaitQueue
 
 ZONE, REGION, GLOBAL = Locality
@@ -39,14 +39,14 @@ def awake(*consumers):
     return [consumer.awake for consumer in consumers]
 
 
-def test_the_nearest_is_woken_and_nobody_else(daemon, line):
+def test_only_the_nearest_consumer_is_woken(daemon, line):
     daemon.publishes(b"a", b"b", b"c")
     assert awake(*line) == [False, False, True]
     assert line[2].takes() == [b"a", b"b", b"c"]
     assert awake(*line) == [False, False, False]
 
 
-def test_what_the_nearest_has_no_room_for_goes_to_the_next(daemon, line):
+def test_messages_beyond_the_room_of_the_nearest_go_to_the_next(daemon, line):
     elsewhere, region, zone = line
     daemon.publishes(b"a", b"b", b"c")
     assert zone.takes(room=1) == [b"a"]
@@ -56,7 +56,7 @@ def test_what_the_nearest_has_no_room_for_goes_to_the_next(daemon, line):
     assert elsewhere.takes() == [b"c"]
 
 
-def test_what_the_nearest_does_not_want_goes_to_the_next(daemon, line):
+def test_messages_that_the_nearest_does_not_take_go_to_the_next(daemon, line):
     elsewhere, region, zone = line
     daemon.publishes(b"a")
     zone.stands_back()
@@ -65,14 +65,14 @@ def test_what_the_nearest_does_not_want_goes_to_the_next(daemon, line):
     assert elsewhere.takes() == [b"a"]
 
 
-def test_only_those_who_wait_are_preferred(daemon):
+def test_only_waiting_consumers_are_preferred(daemon):
     elsewhere = daemon.consumer(locality=GLOBAL)
     daemon.consumer(locality=ZONE)
     daemon.publishes(b"a")
     assert elsewhere.takes() == [b"a"]
 
 
-def test_who_is_farther_gets_nothing_while_somebody_nearer_is_to_come(daemon, line):
+def test_a_farther_consumer_gets_nothing_while_a_nearer_one_is_awake(daemon, line):
     elsewhere, _, zone = line
     daemon.publishes(b"a", b"b")
     assert elsewhere.takes() == []
@@ -81,7 +81,7 @@ def test_who_is_farther_gets_nothing_while_somebody_nearer_is_to_come(daemon, li
     assert line[1].takes(room=0) == []
 
 
-def test_who_has_room_and_comes_for_more_is_to_come_too(daemon):
+def test_a_consumer_with_room_left_counts_as_awake(daemon):
     near, far = waiting(daemon, ZONE, GLOBAL)
     daemon.publishes(*[b"%d" % number for number in range(300)])
     assert len(near.takes(room=1000)) == 256
@@ -91,7 +91,7 @@ def test_who_has_room_and_comes_for_more_is_to_come_too(daemon):
     assert not far.awake
 
 
-def test_who_was_to_come_for_more_and_does_not_passes_it_on(daemon):
+def test_an_awake_consumer_that_stands_back_passes_its_turn_on(daemon):
     near, far = waiting(daemon, ZONE, GLOBAL)
     daemon.publishes(*[b"%d" % number for number in range(300)])
     near.takes(room=1000)
@@ -100,7 +100,7 @@ def test_who_was_to_come_for_more_and_does_not_passes_it_on(daemon):
     assert len(far.takes(room=1000)) == 44
 
 
-def test_who_came_for_more_and_has_enough_keeps_nobody_waiting(daemon):
+def test_a_consumer_without_room_left_delays_no_other(daemon):
     near, far = waiting(daemon, ZONE, GLOBAL)
     daemon.publishes(*[b"%d" % number for number in range(300)])
     assert len(near.takes(room=1000)) == 256
@@ -109,7 +109,7 @@ def test_who_came_for_more_and_has_enough_keeps_nobody_waiting(daemon):
     assert awake(near, far) == [False, True]
 
 
-def test_who_was_woken_does_not_wait_any_more():
+def test_a_woken_consumer_does_not_wait_any_more():
     line = ZoneWaitQueue()
     sleeper = Sleeper()
     line.wait(sleeper)
@@ -140,7 +140,7 @@ def test_what_comes_back_goes_to_the_nearest_first_as_well(daemon):
     assert near.takes() == [b"a"]
 
 
-def test_during_a_pause_nobody_gets_anything_and_afterwards_the_nearest(daemon, line):
+def test_during_a_pause_no_consumer_gets_anything_and_afterwards_the_nearest(daemon, line):
     daemon.publishes(b"a")
     daemon.channel().pause()
     assert line[2].takes() == []
@@ -162,7 +162,7 @@ def test_deliveries_are_counted_by_locality(daemon, line):
     assert (channel.zone_local_msg_count, channel.region_local_msg_count, channel.global_msg_count) == (4, 2, 1)
 
 
-def test_nobody_is_preferred_and_all_are_global_unless_they_are_to_be_told_apart(start):
+def test_without_topology_awareness_all_deliveries_are_global(start):
     daemon = start()
     consumers = waiting(daemon, GLOBAL, ZONE)
     daemon.publishes(b"a")
@@ -172,7 +172,7 @@ def test_nobody_is_preferred_and_all_are_global_unless_they_are_to_be_told_apart
 
 
 @given(st.integers(1, 5), st.integers(0, 5), st.integers(1, 60))
-def test_equals_share_equally_and_in_turn_whoever_waits_farther_away(start, near_count, far_count, messages):
+def test_equally_near_consumers_share_equally_and_in_turn(start, near_count, far_count, messages):
     daemon = start(topology_aware=True)
     far = waiting(daemon, *[GLOBAL] * far_count)
     near = waiting(daemon, *[REGION] * near_count)

@@ -1,4 +1,4 @@
-"""What is kept of a producer, and how it is named and described."""
+"""Producers and registrations: their names and encoding."""
 
 import json
 
@@ -8,7 +8,7 @@ from nsq_compat.registry.registration import Producer, Registration
 INFO = PeerInfo("node<1>", "höst", 4151, 4150, "r", "z", "1.3.0")
 
 
-def test_a_producer_describes_itself_in_nsqs_order_and_spelling():
+def test_a_producer_is_encoded_in_nsqs_order_and_spelling():
     producer = Producer("127.0.0.1:5000", INFO, 0.0, 0)
     assert (
         producer.described
@@ -19,19 +19,19 @@ def test_a_producer_describes_itself_in_nsqs_order_and_spelling():
     )
 
 
-def test_a_description_is_an_object_once_it_is_closed():
+def test_a_description_with_a_closing_brace_is_a_json_object():
     described = Producer("127.0.0.1:5000", PeerInfo(broadcast_address='"}'), 0.0, 0).described
     assert json.loads(described + b"}")["broadcast_address"] == '"}'
 
 
-def test_a_node_is_named_by_what_it_broadcasts():
+def test_a_node_is_named_by_its_broadcast_address():
     assert Producer("127.0.0.1:5000", INFO, 0.0, 0).node == "node<1>:4151"
 
 
-def test_two_producers_are_two_however_alike():
+def test_two_equal_producers_are_two():
     assert Producer("a", INFO, 0.0, 0) != Producer("a", INFO, 0.0, 0)
 
 
-def test_a_registration_with_a_channel_is_one_of_a_channel():
+def test_a_registration_with_a_channel_has_the_category_channel():
     assert Registration("t").category == "topic"
     assert Registration("t", "c").category == "channel"

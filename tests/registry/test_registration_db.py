@@ -1,4 +1,4 @@
-"""The registration database by itself: who is listed where, for how long, and what is remembered of that."""
+"""The registration database: which producers a lookup lists, for how long, and what is cached."""
 
 import gc
 import logging
@@ -62,7 +62,7 @@ def test_a_topic_is_found_with_its_channels_and_producers(directory):
     assert list(directory.db.topics) == ["orders"]
 
 
-def test_what_nobody_registered_is_not_there(directory):
+def test_unregistered_names_are_not_found(directory):
     directory.db.register(directory.joins(), "orders", "archive")
     for topic in ("other", "*", "", "\udcff"):
         with pytest.raises(KeyError):
@@ -70,7 +70,7 @@ def test_what_nobody_registered_is_not_there(directory):
         assert not directory.db.channels(topic)
 
 
-def test_an_answer_is_remembered_until_something_happens(directory):
+def test_a_lookup_is_cached_until_a_change(directory):
     producer = directory.joins()
     directory.db.register(producer, "t")
     first = directory.db.lookup("t", directory.now).producers
@@ -94,7 +94,7 @@ def test_a_topic_stays_when_its_last_producer_unregisters(directory):
     assert directory.found("t") == []
 
 
-def test_unregistering_a_topic_takes_its_channels_along_and_says_so(directory, caplog):
+def test_unregistering_a_topic_unregisters_its_channels_and_logs_it(directory, caplog):
     producer, other = directory.joins(), directory.joins()
     directory.db.register(producer, "t", "c")
     directory.db.register(other, "t", "d")
@@ -107,7 +107,7 @@ def test_unregistering_a_topic_takes_its_channels_along_and_says_so(directory, c
     assert directory.found("t") == [other]
 
 
-def test_unregistering_what_was_never_registered_is_no_matter(directory):
+def test_unregistering_an_unknown_name_does_nothing(directory):
     producer, other = directory.joins(), directory.joins()
     directory.db.register(other, "t", "c")
     for topic, channel in (("t", "c"), ("t", "x"), ("x", "x"), ("t", ""), ("x", "")):
@@ -116,7 +116,7 @@ def test_unregistering_what_was_never_registered_is_no_matter(directory):
     assert list(directory.db.topics) == ["t"]
 
 
-def test_what_is_ephemeral_ends_when_its_last_producer_unregisters_it(directory):
+def test_an_ephemeral_name_ends_when_its_last_producer_unregisters_it(directory):
     one, other = directory.joins(), directory.joins()
     for producer in (one, other):
         directory.db.register(producer, "t#ephemeral", "c#ephemeral")
@@ -129,7 +129,7 @@ def test_what_is_ephemeral_ends_when_its_last_producer_unregisters_it(directory)
     assert not directory.db.topics
 
 
-def test_a_producer_that_is_gone_leaves_names_behind_even_ephemeral_ones(directory, caplog):
+def test_a_removed_producer_leaves_its_names_even_ephemeral_ones(directory, caplog):
     producer = directory.joins()
     directory.db.register(producer, "t#ephemeral", "c#ephemeral")
     with caplog.at_level(logging.INFO):
@@ -146,7 +146,7 @@ def test_a_producer_that_is_gone_leaves_names_behind_even_ephemeral_ones(directo
     assert directory.nodes() == directory.found("t#ephemeral") == []
 
 
-def test_nothing_of_a_producer_that_is_gone_is_kept(directory):
+def test_nothing_refers_to_a_removed_producer(directory):
     producer = directory.joins("a")
     for topic in ("t", "u"):
         directory.db.register(producer, topic, "c")
@@ -162,7 +162,7 @@ def test_nothing_of_a_producer_that_is_gone_is_kept(directory):
 # --- Silence and tombstones -------------------------------------------------------------------------------------------
 
 
-def test_a_silent_producer_is_hidden_until_it_is_heard_of(directory):
+def test_a_silent_producer_is_hidden_until_it_sends_a_command(directory):
     producer, lively = directory.joins(), directory.joins()
     for each in (producer, lively):
         directory.db.register(each, "t")
@@ -203,7 +203,7 @@ def test_registering_again_lifts_no_tombstone_but_unregistering_does(directory):
     assert directory.found("t") == [producer]
 
 
-def test_a_second_tombstone_begins_anew(directory):
+def test_a_second_tombstone_restarts_the_lifetime(directory):
     producer = directory.joins("a")
     directory.db.register(producer, "t")
     directory.tombstones("t", "a:4151")
@@ -223,7 +223,7 @@ def test_an_ipv6_node_may_be_named_with_or_without_brackets(directory, node):
 
 
 @pytest.mark.parametrize("node", ["a:4152", "b:4151", "a", "", "[a:4151", "*", "\udcff:1"])
-def test_a_tombstone_for_somebody_else_hides_nobody(directory, node):
+def test_a_tombstone_for_an_unknown_node_hides_no_producer(directory, node):
     producer = directory.joins("a")
     directory.db.register(producer, "t")
     directory.tombstones("t", node)
@@ -234,7 +234,7 @@ def test_a_tombstone_for_somebody_else_hides_nobody(directory, node):
 # --- Operators --------------------------------------------------------------------------------------------------------
 
 
-def test_names_may_be_there_before_any_producer(directory, caplog):
+def test_names_may_exist_before_any_producer(directory, caplog):
     with caplog.at_level(logging.INFO):
         directory.db.create_topic("t")
         directory.db.create_channel("u", "c")
@@ -247,7 +247,7 @@ def test_names_may_be_there_before_any_producer(directory, caplog):
     assert directory.found("u") == []
 
 
-def test_a_deleted_topic_is_gone_with_its_channels_until_somebody_registers_it(directory, caplog):
+def test_a_deleted_topic_is_gone_with_its_channels_until_it_is_registered_again(directory, caplog):
     producer = directory.joins("a")
     directory.db.register(producer, "t", "c")
     directory.tombstones("t", "a:4151")
@@ -372,7 +372,7 @@ def of_the_model(model: Model, directory: Directory, producers: list[Producer]) 
 
 
 @given(st.lists(events, max_size=60))
-def test_it_answers_like_one_flat_map_that_is_searched_for_every_question(steps):
+def test_queries_return_the_same_as_a_search_of_one_flat_map(steps):
     directory, model = Directory(), Model()
     producers = [directory.joins(f"n{number}") for number in range(3)]
     in_model = of_the_model(model, directory, producers)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nsq_compat.protocol.command_table import CLOSING, COMMANDS, INIT, SUBSCRIBED
+from nsq_compat.protocol.commands import CLOSING, COMMANDS, INIT, SUBSCRIBED
 from nsq_compat.protocol.errors import FatalClientError
 from nsq_compat.session.admission import delay_of, judge
 

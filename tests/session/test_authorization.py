@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq_compat.protocol import command_table as table
+from nsq_compat.protocol import commands as table
 from nsq_compat.protocol.errors import FatalClientError
 from nsq_compat.session.authorization import Access, AuthFailed, Credentials, Grants, read_answer
 from nsq_compat.session.upgrade import TlsFacts

@@ -1,4 +1,4 @@
-"""A conversation in two columns: what nsqd says is fed as bytes, what the client says is looked at as bytes."""
+"""The client session, without I/O: nsqd's bytes in, the client's bytes out."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from nsq_compat.protocol import command_writer as write
 from nsq_compat.protocol.compression import Codec, Deflate, Snappy
 from nsq_compat.protocol.errors import E_FIN_FAILED, NsqError
-from nsq_compat.protocol.frame_reader import parse_message
-from nsq_compat.protocol.frames import CLOSE_WAIT, HEARTBEAT, OK, error_frame, response_frame
+from nsq_compat.protocol.frames import CLOSE_WAIT, HEARTBEAT, OK, error_frame, parse_message, response_frame
 from nsq_compat.protocol.identify import IdentifyRequest
 from nsq_compat.protocol.message import make_frames
 from nsq_compat.session.client_session import (
@@ -48,7 +47,7 @@ def opened(session: ClientSession | None = None) -> ClientSession:
     return session
 
 
-def test_it_says_its_magic_and_who_it_is_and_waits():
+def test_a_session_sends_magic_and_identify_and_waits():
     session = ClientSession(REQUEST)
     session.ask(write.subscribe("t", "c"), "sub")
     assert session.data_to_send() == IDENTIFY
@@ -56,7 +55,7 @@ def test_it_says_its_magic_and_who_it_is_and_waits():
     assert not session.is_open
 
 
-def test_what_was_asked_early_is_said_once_the_connection_is_open():
+def test_early_commands_are_sent_when_the_connection_is_open():
     session = ClientSession(REQUEST)
     session.ask(write.subscribe("t", "c"), "sub")
     session.data_to_send()
@@ -80,7 +79,7 @@ def test_a_heartbeat_is_answered():
     assert session.data_to_send() == b"NOP\n"
 
 
-def test_a_heartbeat_while_the_connection_opens_is_no_answer_to_identify():
+def test_a_heartbeat_is_not_taken_for_the_response_to_identify():
     session = ClientSession(REQUEST)
     session.data_to_send()
     assert session.receive_data(HEARTBEAT) == [Heartbeat()]
@@ -89,7 +88,7 @@ def test_a_heartbeat_while_the_connection_opens_is_no_answer_to_identify():
     assert session.is_open
 
 
-def test_answers_belong_to_what_was_asked_in_that_order():
+def test_answers_belong_to_commands_in_order():
     session = opened()
     session.ask(write.publish("t", b"1"), 1)
     session.ask(write.publish("t", b"2"), 2)
@@ -112,7 +111,7 @@ def test_messages_that_come_together_are_one_event_and_stay_in_order():
     assert [message.body for message in second.messages] == [b"one"]
 
 
-def test_a_message_that_is_no_longer_ours_is_reported_and_survived():
+def test_an_answer_for_a_message_no_longer_in_flight_is_rejected_without_ending_the_connection():
     session = opened()
     session.ask(write.publish("t", b"1"), 1)
     rejected, answered = session.receive_data(error_frame(b"E_FIN_FAILED FIN 0 failed ID not in flight") + OK)
@@ -122,7 +121,7 @@ def test_a_message_that_is_no_longer_ours_is_reported_and_survived():
     assert session.failure is None
 
 
-def test_an_error_belongs_to_the_oldest_question_and_the_later_ones_were_not_executed():
+def test_an_error_belongs_to_the_oldest_command_and_later_ones_were_not_executed():
     session = opened()
     session.ask(write.publish("t", b"1"), 1)
     session.ask(write.publish("t", b"2"), 2)
@@ -136,7 +135,7 @@ def test_an_error_belongs_to_the_oldest_question_and_the_later_ones_were_not_exe
     assert list(session.unanswered) == [3]
 
 
-def test_a_refused_identify_is_a_failure_of_nothing_that_was_asked():
+def test_a_refused_identify_fails_without_a_ticket():
     session = ClientSession(REQUEST)
     session.ask(write.subscribe("t", "c"), "sub")
     (failed,) = session.receive_data(error_frame(b"E_BAD_BODY IDENTIFY sample rate (100) is invalid"))
@@ -145,7 +144,7 @@ def test_a_refused_identify_is_a_failure_of_nothing_that_was_asked():
     assert list(session.unanswered) == ["sub"]
 
 
-def test_authorization_is_given_when_nsqd_asks_for_it():
+def test_the_secret_is_sent_if_nsqd_requires_authorization():
     session = ClientSession(REQUEST, auth_secret=b"secret")
     session.ask(write.subscribe("t", "c"), "sub")
     session.data_to_send()
@@ -157,7 +156,7 @@ def test_authorization_is_given_when_nsqd_asks_for_it():
     assert session.data_to_send() == b"SUB t c\n"
 
 
-def test_authorization_is_not_given_to_who_does_not_ask():
+def test_the_secret_is_not_sent_to_an_nsqd_without_authorization():
     session = ClientSession(REQUEST, auth_secret=b"secret")
     session.data_to_send()
     session.receive_data(agreed(auth_required=False))
@@ -168,7 +167,7 @@ def test_authorization_is_not_given_to_who_does_not_ask():
 # --- Upgrades ---------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_said_in_the_clear_once_tls_is_agreed_on():
+def test_nothing_is_sent_in_plain_text_after_tls_was_negotiated():
     session = ClientSession(IdentifyRequest(tls_v1=True), auth_secret=b"secret")
     session.data_to_send()
     assert session.receive_data(agreed(tls_v1=True, auth_required=True)) == []
@@ -180,15 +179,15 @@ def test_nothing_is_said_in_the_clear_once_tls_is_agreed_on():
     assert session.data_to_send() == write.auth(b"secret")
 
 
-def test_an_nsqd_without_tls_is_not_spoken_to_in_the_clear():
+def test_an_nsqd_without_tls_is_an_error_if_tls_is_required():
     session = ClientSession(IdentifyRequest(tls_v1=True))
     with pytest.raises(ProtocolError, match="TLS"):
         session.receive_data(agreed(tls_v1=False))
 
 
-def test_data_before_the_handshake_is_from_somebody_else():
+def test_data_before_the_tls_handshake_is_an_error():
     session = ClientSession(IdentifyRequest(tls_v1=True))
-    with pytest.raises(ProtocolError, match="before TLS"):
+    with pytest.raises(ProtocolError, match="before the TLS"):
         session.receive_data(agreed(tls_v1=True) + OK)
 
 
@@ -196,7 +195,7 @@ def test_an_upgrade_that_does_not_begin_with_ok_is_an_error():
     session = ClientSession(IdentifyRequest(tls_v1=True))
     session.receive_data(agreed(tls_v1=True))
     session.tls_established()
-    with pytest.raises(ProtocolError, match="not with OK"):
+    with pytest.raises(ProtocolError, match="expected OK after an upgrade"):
         session.receive_data(CLOSE_WAIT)
 
 
@@ -207,7 +206,7 @@ COMPRESSED = [
 
 
 @pytest.mark.parametrize(("request_", "agreement", "make_codec"), COMPRESSED)
-def test_what_comes_with_the_agreement_is_compressed_already(request_, agreement, make_codec):
+def test_data_directly_after_the_negotiation_is_decompressed(request_, agreement, make_codec):
     session, nsqd = ClientSession(request_), make_codec()
     session.data_to_send()
     (event,) = session.receive_data(agreement + nsqd.encode(OK))
@@ -219,7 +218,7 @@ def test_what_comes_with_the_agreement_is_compressed_already(request_, agreement
     assert received.messages[0].body == b"body"
 
 
-def test_without_agreement_nothing_is_compressed():
+def test_nothing_is_compressed_unless_nsqd_offers_it():
     session = ClientSession(IdentifyRequest(snappy=True))
     session.receive_data(agreed(snappy=False))
     assert session.is_open
@@ -232,7 +231,7 @@ def test_without_agreement_nothing_is_compressed():
 
 
 def flat(events: Sequence[Event]) -> list[object]:
-    """Runs of messages taken apart: a cut may separate them."""
+    """Split runs of messages, because the input may be split between them."""
     found: list[object] = []
     for event in events:
         if isinstance(event, ReceivedFrames):
@@ -249,7 +248,7 @@ def conversation(codec: Codec | None) -> bytes:
 
 
 @given(st.data(), st.sampled_from([None, "snappy", "deflate"]), st.booleans())
-def test_any_cut_gives_the_same_events_parsed_or_not(data, compression, keeps_frames):
+def test_events_do_not_depend_on_how_the_input_is_split(data, compression, keeps_frames):
     request = IdentifyRequest(snappy=compression == "snappy", deflate=compression == "deflate")
     codec = Snappy() if request.snappy else Deflate(6) if request.deflate else None
     stream = agreed(snappy=request.snappy, deflate=request.deflate) + conversation(codec)
@@ -294,7 +293,7 @@ def test_any_bytes_lead_to_events_or_to_a_protocol_error(said, keeps_frames):
     ],
     ids=["too small", "too large", "unknown type", "no message", "an answer to nothing"],
 )
-def test_what_no_nsqd_says_is_a_protocol_error(data):
+def test_invalid_frames_are_a_protocol_error(data):
     session = opened()
     with pytest.raises(ProtocolError):
         session.receive_data(data)

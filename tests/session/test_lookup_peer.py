@@ -1,4 +1,4 @@
-"""nsqd's end of the V1 conversation, against bytes as nsqlookupd sends them, and against our own nsqlookupd's end."""
+"""nsqd's side of the V1 protocol, against replies of nsqlookupd and against our own nsqlookupd session."""
 
 import logging
 import struct
@@ -12,7 +12,7 @@ from nsq_compat.protocol.lookup_commands import LookupdInfo, PeerInfo, encode_lo
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.registry.registration_db import RegistrationDb
-from nsq_compat.session.lookup_peer import ANSWER_SECONDS, GRACE_SECONDS, PING_SECONDS, WINDOW, LookupPeer
+from nsq_compat.session.lookup_peer import GRACE_SECONDS, MAX_UNANSWERED, PING_SECONDS, REPLY_TIMEOUT, LookupPeer
 from nsq_compat.session.lookupd_session import LookupdSession
 
 INFO = PeerInfo("127.0.0.1", "host", 4151, 4150, "region", "zone", "1.3.0")
@@ -34,14 +34,14 @@ class Nsqd:
         self.options = options
         self.now = 100.0
         self.wakes = 0
-        self.greeted: list[LookupdInfo] = []
+        self.identified: list[LookupdInfo] = []
         self.connects()
 
     def connects(self) -> None:
         self.broker.observers.clear()
         self.session = LookupPeer(
-            self.broker, INFO, address="lookupd:4160", wake=self._wake, greeted=self.greeted.append, now=self.now,
-            **self.options,
+            self.broker, INFO, address="lookupd:4160", wake=self._wake, on_identified=self.identified.append,
+            now=self.now, **self.options,
         )  # fmt: skip
         self.broker.observers.append(self.session)
 
@@ -75,15 +75,15 @@ def nsqd() -> Nsqd:
 # --- The beginning ----------------------------------------------------------------------------------------------------
 
 
-def test_it_says_who_it_is_and_nothing_more_before_that_is_answered(nsqd):
+def test_nothing_but_identify_is_sent_before_its_reply(nsqd):
     nsqd.broker.topic("orders")
     assert nsqd.says() == OPENING
     nsqd.broker.topic("returns")
     assert nsqd.says() == b""
-    assert nsqd.greeted == []
+    assert nsqd.identified == []
 
 
-def test_once_it_is_answered_everything_is_registered_a_topic_by_its_channels(nsqd, caplog):
+def test_after_the_reply_everything_is_registered_a_topic_by_its_channels(nsqd, caplog):
     nsqd.broker.topic("orders").channel("archive")
     nsqd.broker.topic("orders").channel("tail#ephemeral")
     nsqd.broker.topic("returns")
@@ -94,17 +94,17 @@ def test_once_it_is_answered_everything_is_registered_a_topic_by_its_channels(ns
     assert said.splitlines() == [
         b"REGISTER orders archive", b"REGISTER orders tail#ephemeral", b"REGISTER returns", b"REGISTER short#ephemeral",
     ]  # fmt: skip
-    assert nsqd.greeted == [LOOKUPD]
-    assert not nsqd.session.is_settled
+    assert nsqd.identified == [LOOKUPD]
+    assert not nsqd.session.all_registered
     nsqd.hears(OK * 4)
-    assert nsqd.session.is_settled
+    assert nsqd.session.all_registered
     assert [record.message for record in caplog.records][:2] == [
         "LOOKUPD(lookupd:4160): peer info {TCPPort:4160 HTTPPort:4161 Version:1.3.0 BroadcastAddress:10.0.0.1}",
         "LOOKUPD(lookupd:4160): REGISTER orders archive",
     ]
 
 
-def test_an_nsqlookupd_without_an_address_is_registered_with_and_said_to_have_none(nsqd, caplog):
+def test_an_nsqlookupd_without_an_address_is_used_and_an_error_is_logged(nsqd, caplog):
     nsqd.says()
     nsqd.hears(reply(b"{}"))
     assert "LOOKUPD(lookupd:4160): no broadcast address" in caplog.text
@@ -114,7 +114,7 @@ def test_an_nsqlookupd_without_an_address_is_registered_with_and_said_to_have_no
 @pytest.mark.parametrize(
     "answer", [b"E_INVALID", b"OK", b"", b"[]", b"E_BAD_BODY IDENTIFY missing fields", b'{"tcp_port":"x"}', b"\xff\0"]
 )
-def test_whoever_does_not_say_who_it_is_is_left(nsqd, answer):
+def test_an_invalid_reply_to_identify_ends_the_session(nsqd, answer):
     nsqd.says()
     assert nsqd.hears(reply(answer)) == b""
     assert nsqd.session.closing
@@ -124,7 +124,7 @@ def test_whoever_does_not_say_who_it_is_is_left(nsqd, answer):
 # --- What comes and goes ----------------------------------------------------------------------------------------------
 
 
-def test_what_comes_and_goes_is_said(nsqd, caplog):
+def test_created_and_deleted_names_are_sent(nsqd, caplog):
     nsqd.is_registered()
     with caplog.at_level(logging.INFO):
         topic = nsqd.broker.topic("orders")
@@ -145,7 +145,7 @@ def test_what_comes_and_goes_is_said(nsqd, caplog):
     ]
 
 
-def test_what_is_said_is_what_is_true_then(nsqd):
+def test_a_command_tells_the_state_at_the_time_of_sending(nsqd):
     nsqd.is_registered()
     for _ in range(1000):
         nsqd.broker.topic("orders").channel("archive")
@@ -153,7 +153,7 @@ def test_what_is_said_is_what_is_true_then(nsqd):
     assert nsqd.says() == b"UNREGISTER orders archive\nUNREGISTER orders\n"
 
 
-def test_what_went_and_came_again_is_registered_behind_the_end_of_what_it_was(nsqd):
+def test_a_recreated_topic_is_registered_after_the_old_one_is_unregistered(nsqd):
     """nsqlookupd may have been told to forget it meanwhile, or keep consumers from it."""
     nsqd.broker.topic("orders").channel("archive")
     nsqd.is_registered()
@@ -164,30 +164,30 @@ def test_what_went_and_came_again_is_registered_behind_the_end_of_what_it_was(ns
     ]  # fmt: skip
 
 
-def test_few_commands_wait_for_an_answer_however_much_there_is(nsqd):
-    for number in range(3 * WINDOW):
+def test_the_number_of_unanswered_commands_is_limited(nsqd):
+    for number in range(3 * MAX_UNANSWERED):
         nsqd.broker.topic(f"topic{number}")
     nsqd.says()
-    assert nsqd.hears(GREETING).count(b"\n") == WINDOW
+    assert nsqd.hears(GREETING).count(b"\n") == MAX_UNANSWERED
     assert nsqd.says() == b""
     assert nsqd.hears(OK * 30).count(b"\n") == 30
 
 
-def test_a_topic_that_goes_before_its_turn_is_not_registered(nsqd):
-    for number in range(WINDOW + 1):
+def test_a_topic_deleted_before_its_turn_is_not_registered(nsqd):
+    for number in range(MAX_UNANSWERED + 1):
         nsqd.broker.topic(f"topic{number}")
     nsqd.says()
     nsqd.hears(GREETING)
-    nsqd.broker.delete_topic(f"topic{WINDOW}")
-    assert nsqd.hears(OK * WINDOW) == b"UNREGISTER topic%d\n" % WINDOW
+    nsqd.broker.delete_topic(f"topic{MAX_UNANSWERED}")
+    assert nsqd.hears(OK * MAX_UNANSWERED) == b"UNREGISTER topic%d\n" % MAX_UNANSWERED
     assert nsqd.hears(OK) == b""
-    assert nsqd.session.is_settled
+    assert nsqd.session.all_registered
 
 
 # --- Pings and silence ------------------------------------------------------------------------------------------------
 
 
-def test_it_pings_every_fifteen_seconds_whatever_else_is_said(nsqd):
+def test_it_pings_every_fifteen_seconds_also_between_other_commands(nsqd):
     nsqd.is_registered()
     assert nsqd.session.next_wakeup() == 100.0 + PING_SECONDS
     assert nsqd.waits(PING_SECONDS - 1) == b""
@@ -199,7 +199,7 @@ def test_it_pings_every_fifteen_seconds_whatever_else_is_said(nsqd):
     assert nsqd.session.next_wakeup() == 100.0 + 2 * PING_SECONDS
 
 
-def test_it_can_be_asked_to_find_out_whether_nsqlookupd_is_there(nsqd):
+def test_it_pings_on_request(nsqd):
     nsqd.is_registered()
     nsqd.session.ping_now(nsqd.now)
     assert nsqd.wakes == 1
@@ -207,7 +207,7 @@ def test_it_can_be_asked_to_find_out_whether_nsqlookupd_is_there(nsqd):
 
 
 @pytest.mark.parametrize("owed", ["IDENTIFY", "REGISTER orders", "PING"])
-def test_whoever_does_not_answer_in_time_is_left(nsqd, owed):
+def test_a_late_reply_ends_the_session(nsqd, owed):
     if owed == "IDENTIFY":
         nsqd.says()
     else:
@@ -217,31 +217,31 @@ def test_whoever_does_not_answer_in_time_is_left(nsqd, owed):
         else:
             nsqd.broker.topic("orders")
             nsqd.says()
-    assert nsqd.waits(ANSWER_SECONDS) == b""
-    assert not nsqd.session.closing, "it may be us who was held up"
+    assert nsqd.waits(REPLY_TIMEOUT) == b""
+    assert not nsqd.session.closing, "this process may have been held up"
     assert nsqd.waits(GRACE_SECONDS) == b""
     assert nsqd.session.closing
     assert nsqd.session.failure == f"{owed} - no answer within 5s"
 
 
-def test_an_answer_in_the_grace_is_one(nsqd):
+def test_a_reply_in_the_grace_time_counts(nsqd):
     nsqd.says()
-    nsqd.waits(ANSWER_SECONDS)
+    nsqd.waits(REPLY_TIMEOUT)
     nsqd.hears(GREETING)
     nsqd.waits(GRACE_SECONDS)
     assert not nsqd.session.closing
     nsqd.waits(PING_SECONDS)
-    nsqd.waits(ANSWER_SECONDS)
+    nsqd.waits(REPLY_TIMEOUT)
     assert not nsqd.session.closing, "the next grace is a new one"
 
 
-def test_answers_that_trickle_in_are_answers(nsqd):
+def test_replies_may_arrive_in_pieces(nsqd):
     for number in range(50):
         nsqd.broker.topic(f"topic{number}")
     nsqd.says()
     nsqd.hears(GREETING)
     for _ in range(49):
-        nsqd.waits(ANSWER_SECONDS - 1)
+        nsqd.waits(REPLY_TIMEOUT - 1)
         nsqd.hears(OK)
         assert not nsqd.session.closing
 
@@ -256,10 +256,10 @@ def test_answers_that_trickle_in_are_answers(nsqd):
         (reply(b"\xff"), "REGISTER orders - \\xff"),
         (b"\xff\xff\xff\xff", "REGISTER orders - a reply of -1 bytes, not 0 to 1000"),
         (b"HTTP/1.1 400 Bad Request\r\n", "REGISTER orders - a reply of 1213486160 bytes, not 0 to 1000"),
-        (OK + OK, "an answer to nothing"),
+        (OK + OK, "a reply without a command"),
     ],
 )
-def test_what_is_no_answer_ends_the_conversation(data, failure):
+def test_an_invalid_reply_ends_the_session(data, failure):
     nsqd = Nsqd(max_reply_size=1000).is_registered()
     nsqd.broker.topic("orders")
     nsqd.says()
@@ -269,7 +269,7 @@ def test_what_is_no_answer_ends_the_conversation(data, failure):
     assert nsqd.session.failure == failure
 
 
-def test_an_end_in_the_middle_is_one(nsqd):
+def test_eof_inside_a_reply_ends_the_session(nsqd):
     nsqd.says()
     nsqd.session.end_of_input()
     assert (nsqd.session.closing, nsqd.session.failure) == (True, "IDENTIFY - EOF")
@@ -355,7 +355,7 @@ class NsqdAndNsqlookupd(RuleBasedStateMachine):
             self.the_connection_is_lost()
             self.teardown()
             return
-        assert self.nsqd.session.is_settled
+        assert self.nsqd.session.all_registered
         (producer,) = self.db.producers
         there = self.nsqd.broker.topics
         assert producer.topics.keys() == there.keys()

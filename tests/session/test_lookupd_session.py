@@ -1,4 +1,4 @@
-"""A conversation with nsqlookupd: what each command is answered, what ends it, and that any bytes are survived."""
+"""nsqlookupd's side of the V1 protocol: the reply to each command, fatal errors, and arbitrary bytes."""
 
 import json
 import logging
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from nsq_compat.protocol.lookup_commands import LookupdInfo
 from nsq_compat.registry.registration_db import RegistrationDb
 from nsq_compat.session.conversation import Conversation
-from nsq_compat.session.lookupd_session import COMMANDS_AT_ONCE, LookupdSession
+from nsq_compat.session.lookupd_session import MAX_COMMANDS_PER_CALL, LookupdSession
 
 ABOUT_US = LookupdInfo("lookup1", "host1", 4161, 4160, "1.3.0")
 INFO = (
@@ -137,29 +137,29 @@ def nsqd(nsqlookupd: Nsqlookupd) -> Client:
 # --- Opening ----------------------------------------------------------------------------------------------------------
 
 
-def test_it_is_what_a_connection_asks_of_a_session(client):
+def test_it_has_the_interface_of_a_session(client):
     session: Conversation = client.session
     assert (session.has_more, session.owed_replies, session.closing) == (False, 0, False)
     session.stalled()
 
 
-def test_nothing_is_said_until_it_is_spoken_to(client):
+def test_nothing_is_sent_before_the_first_command(client):
     client.hears().and_stays()
 
 
 @pytest.mark.parametrize("opening", [b"  V2", b" V1 ", b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\0", b"\xff\xfe\xfd\xfc"])
-def test_another_magic_is_refused(nsqlookupd, opening):
+def test_an_unknown_magic_is_refused(nsqlookupd, opening):
     nsqlookupd.connect(opening).hears(b"E_BAD_PROTOCOL").and_is_closed()
 
 
-def test_the_magic_may_come_in_pieces(nsqlookupd):
+def test_the_magic_may_arrive_in_pieces(nsqlookupd):
     nsqlookupd.connect(b" ").says(b" V", b"1PI", b"NG\n").hears(b"OK").and_stays()
 
 
 # --- Commands ---------------------------------------------------------------------------------------------------------
 
 
-def test_an_nsqd_that_identifies_itself_is_told_whom_it_speaks_with(nsqlookupd, client):
+def test_identify_is_answered_with_the_address_of_nsqlookupd(nsqlookupd, client):
     client.identifies().hears(INFO).and_stays()
     (producer,) = nsqlookupd.db.producers
     assert (producer.id, producer.info.broadcast_address, producer.info.http_port) == (client.peer, "n1", 4151)
@@ -173,12 +173,12 @@ def test_it_registers_and_unregisters(nsqlookupd, nsqd):
     assert nsqlookupd.found("t") == []
 
 
-def test_an_empty_channel_is_none(nsqlookupd, nsqd):
+def test_an_empty_channel_is_no_channel(nsqlookupd, nsqd):
     nsqd.says(b"REGISTER t  c\n").hears(b"OK")
     assert list(nsqlookupd.db.channels("t")) == []
 
 
-def test_commands_may_come_in_one_read_and_lines_end_like_those_of_windows(nsqlookupd, client):
+def test_commands_may_arrive_together_and_with_carriage_returns(nsqlookupd, client):
     client.says(identify(json.dumps(ABOUT_NSQD).encode()) + b"REGISTER t\r\nPING\n  PING  \n")
     client.hears(INFO, b"OK", b"OK", b"OK")
     assert nsqlookupd.found("t") == [client.peer]
@@ -196,12 +196,12 @@ def test_a_ping_keeps_a_producer_active(nsqlookupd, nsqd):
     assert nsqlookupd.found("t") == [nsqd.peer]
 
 
-def test_a_ping_before_identify_is_answered_and_means_nothing(nsqlookupd, client):
+def test_a_ping_before_identify_is_answered_and_has_no_effect(nsqlookupd, client):
     client.says(b"PING\n").hears(b"OK").and_stays()
     assert not nsqlookupd.db.producers
 
 
-def test_what_it_logs_has_nsqs_wording(nsqlookupd, caplog):
+def test_log_lines_have_nsqs_wording(nsqlookupd, caplog):
     with caplog.at_level(logging.INFO):
         nsqd = nsqlookupd.joins()
         nsqlookupd.waits(1.5)
@@ -245,7 +245,7 @@ def test_what_it_logs_has_nsqs_wording(nsqlookupd, caplog):
         (identify(b'{"broadcast_address":"a","tcp_port":1,"version":"1"}'), b"E_BAD_BODY IDENTIFY missing fields"),
     ],
 )
-def test_who_has_not_identified_is_refused(nsqlookupd, client, command, error):
+def test_registering_before_identify_is_refused(nsqlookupd, client, command, error):
     client.says(command).hears(error).and_is_closed()
     assert not nsqlookupd.db.producers
 
@@ -263,13 +263,13 @@ def test_who_has_not_identified_is_refused(nsqlookupd, client, command, error):
         (b"UNREGISTER t bad!\n", b"E_BAD_CHANNEL UNREGISTER channel name 'bad!' is not valid"),
     ],
 )
-def test_an_error_takes_the_registrations_along(nsqlookupd, nsqd, command, error):
+def test_an_error_ends_the_registrations(nsqlookupd, nsqd, command, error):
     nsqd.says(b"REGISTER t c\n" + command + b"REGISTER u\n").hears(b"OK", error).and_is_closed()
     assert nsqlookupd.found("t") == []
     assert list(nsqlookupd.db.topics) == ["t"]
 
 
-def test_an_end_inside_a_body_is_an_error(nsqlookupd):
+def test_eof_inside_a_body_is_an_error(nsqlookupd):
     for sent, error in (
         (b"IDENTIFY\n\0\0", b"E_BAD_BODY IDENTIFY failed to read body size"),
         (b"IDENTIFY\n\0\0\0\5ab", b"E_BAD_BODY IDENTIFY failed to read body"),
@@ -278,11 +278,11 @@ def test_an_end_inside_a_body_is_an_error(nsqlookupd):
 
 
 @pytest.mark.parametrize("sent", [b"", b"PING", b"REGISTER t"])
-def test_an_end_elsewhere_needs_no_words(client, sent):
+def test_eof_elsewhere_has_no_reply(client, sent):
     client.says(sent).stops_sending().hears().and_is_closed()
 
 
-def test_a_line_without_end_is_cut_off(client):
+def test_an_endless_line_closes_the_connection(client):
     client.says(b"x" * 10_000, b"x" * 10_000).hears().and_is_closed()
 
 
@@ -290,7 +290,7 @@ def test_a_line_without_end_is_cut_off(client):
 
 
 @pytest.mark.parametrize("sent", [b"", b"  V", b"  V1", b"  V1PI", b"  V1IDENTIFY\n"])
-def test_who_does_not_identify_is_closed_in_the_end(nsqlookupd, sent):
+def test_a_connection_without_identify_is_closed_after_a_timeout(nsqlookupd, sent):
     client = nsqlookupd.connect(b"").says(sent)
     nsqlookupd.waits(59.9)
     client.and_stays()
@@ -298,7 +298,7 @@ def test_who_does_not_identify_is_closed_in_the_end(nsqlookupd, sent):
     client.and_is_closed()
 
 
-def test_each_command_before_identify_buys_time(nsqlookupd, client):
+def test_each_command_before_identify_restarts_the_timeout(nsqlookupd, client):
     for _ in range(3):
         nsqlookupd.waits(50)
         client.says(b"PING\n").hears(b"OK")
@@ -342,7 +342,7 @@ def cut(data: bytes, positions: list[int]) -> list[bytes]:
 
 
 @given(conversations, cuts)
-def test_any_bytes_lead_to_replies_or_to_an_error_and_a_close_in_any_cut(data, positions):
+def test_any_bytes_in_any_cut_lead_to_replies_or_to_an_error_and_a_close(data, positions):
     whole, pieces = Nsqlookupd(), Nsqlookupd()
     one, other = whole.connect().says(data), pieces.connect().says(*cut(data, positions))
     assert (one.heard, one.is_open) == (other.heard, other.is_open)
@@ -363,10 +363,10 @@ def test_noise_from_the_start_is_harmless(data, positions):
 def test_a_read_full_of_commands_is_executed_in_parts(nsqlookupd):
     session = nsqlookupd.joins().session
     session.receive_data(b"REGISTER t c\n" * 1000, nsqlookupd.now, 0)
-    assert session.owed_replies == COMMANDS_AT_ONCE * len(b"\0\0\0\2OK")
+    assert session.owed_replies == MAX_COMMANDS_PER_CALL * len(b"\0\0\0\2OK")
     calls = 1
     while session.has_unread:
         session.read_on(nsqlookupd.now, 0)
         calls += 1
-    assert calls >= 1000 / COMMANDS_AT_ONCE
+    assert calls >= 1000 / MAX_COMMANDS_PER_CALL
     assert session.owed_replies == 1000 * len(b"\0\0\0\2OK")

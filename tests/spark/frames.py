@@ -6,7 +6,7 @@ from itertools import accumulate
 import pyarrow as pa
 
 from nsq_compat.protocol import schema
-from nsq_compat.protocol.frame_reader import Message
+from nsq_compat.protocol.frames import Message
 from nsq_compat.session.client_session import ReceivedFrames
 from pyspark_nsq.decode import decode
 from pyspark_nsq.rows import Origin, spooled

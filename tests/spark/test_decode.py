@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsq_compat.protocol import command_writer
-from nsq_compat.protocol.frame_reader import Message
+from nsq_compat.protocol.frames import Message
 from nsq_compat.session.client_session import ReceivedFrames
 from pyspark_nsq.decode import InvalidMessageId, decode, finish
 from tests.spark.frames import frames_of

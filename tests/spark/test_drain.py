@@ -174,7 +174,7 @@ def test_an_nsqd_that_cannot_be_reached_is_an_empty_partition_or_an_error(spool,
 
 
 def test_tls_without_tls_at_nsqd_is_an_error(spool, options_with):
-    with pytest.raises(NsqdUnreachable, match="TLS was asked for and nsqd does not offer it"):
+    with pytest.raises(NsqdUnreachable, match="TLS is required, and nsqd does not offer it"):
         drained(spool, options_with(tls="true", failOnUnreachable="true"), 5)
 
 

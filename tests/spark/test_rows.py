@@ -2,7 +2,7 @@
 
 import datetime
 
-from nsq_compat.protocol.frame_reader import Message
+from nsq_compat.protocol.frames import Message
 from pyspark_nsq.rows import Origin, columns, origin_of
 from tests.spark.frames import batch_of
 

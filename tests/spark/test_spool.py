@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from nsq_compat.protocol.frame_reader import Message
+from nsq_compat.protocol.frames import Message
 from pyspark_nsq.rows import Origin
 from pyspark_nsq.spool import Partition, Piece, Spool
 from pyspark_nsq.spool_file import SpoolError, SpoolFile

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nsq_compat.protocol.frame_reader import Message
+from nsq_compat.protocol.frames import Message
 from pyspark_nsq.rows import Origin
 from pyspark_nsq.spool_file import Abandoned, SpoolError, SpoolFile, chunks, encode
 from tests.spark import frames

@@ -1,4 +1,4 @@
-"""What the utilities' tests stand on: a real nsqd, utilities as processes of their own, HTTP servers to send to."""
+"""Fixtures of the utilities' tests: a real nsqd, utilities as processes, HTTP servers to send to."""
 
 import itertools
 import subprocess
@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from nsq_conformance.daemon_process import installed
-from nsq_conformance.door_process import DoorProcess
+from nsq_conformance.http_consumer_process import HttpConsumerProcess
 from nsq_conformance.nsqd_process import installed_nsqd
 from tests.tools.http_target import HttpTarget
 from tests.tools.nsqd import Nsqd
 
-StartDoor = Callable[..., DoorProcess]
+StartConsumer = Callable[..., HttpConsumerProcess]
 
 _topic_numbers = itertools.count(1)
 
@@ -40,7 +40,7 @@ def target(make_target: Callable[[], HttpTarget]) -> HttpTarget:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
-    """Start a utility, by name and flags; it is gone at the end of the test."""
+    """Start a utility by name and flags; it is killed at the end of the test."""
     started: list[subprocess.Popen[str]] = []
 
     def start_it(name: str, *flags: str) -> "subprocess.Popen[str]":
@@ -56,7 +56,7 @@ def start() -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
 
 @pytest.fixture(scope="session")
 def nsqd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nsqd]:
-    """One nsqd for all; each test has a topic of its own."""
+    """One nsqd for all tests, each of which has a topic of its own."""
     with Nsqd(installed_nsqd(), tmp_path_factory.mktemp("nsqd")) as process:
         yield process
 
@@ -70,12 +70,12 @@ def topic(nsqd: Nsqd) -> str:
 
 
 @pytest.fixture
-def start_door(nsqd: Nsqd) -> Iterator[StartDoor]:
+def start_consumer(nsqd: Nsqd) -> Iterator[StartConsumer]:
     """Start a program with these flags beside nsqd; it is stopped at the end of the test."""
     with ExitStack() as running:
 
-        def start(program: str, *flags: str) -> DoorProcess:
+        def start(program: str, *flags: str) -> HttpConsumerProcess:
             options = [f"--nsqd-tcp-address={nsqd.tcp_address}", *flags]
-            return running.enter_context(DoorProcess(installed(program), options=options))
+            return running.enter_context(HttpConsumerProcess(installed(program), options=options))
 
         yield start

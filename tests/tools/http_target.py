@@ -1,4 +1,4 @@
-"""A real HTTP server that keeps what it was sent, and answers as it is told."""
+"""A real HTTP server that records its requests, and whose answers can be set."""
 
 import threading
 from dataclasses import dataclass
@@ -19,20 +19,20 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 200
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Clients may leave when they like."""
+        """Clients may leave at any time."""
 
 
 class HttpTarget:
-    """`status` and `headers` are those of all answers, `answer` what is behind them."""
+    """`status`, `headers` and `answer`, the body, are those of all answers."""
 
     def __init__(self) -> None:
         self.status = 200
         self.headers: dict[str, str] = {}
         self.answer = b"thanks"
-        self.hangs_up = 0
-        """How many requests from now on get no answer but the end of the connection."""
+        self.closing_count = 0
+        """How many of the next requests are answered by closing the connection."""
         self.gate = threading.Event()
-        """While it is not set there are no answers."""
+        """Answers wait until it is set."""
         self.gate.set()
         self.requests: list[Request] = []
         target = self
@@ -45,8 +45,8 @@ class HttpTarget:
                 headers = dict(self.headers.items())
                 target.requests.append(Request(self.command, self.path, headers, body, self.client_address))
                 target.gate.wait()
-                if target.hangs_up:
-                    target.hangs_up -= 1
+                if target.closing_count:
+                    target.closing_count -= 1
                     self.close_connection = True
                     return
                 self.send_response(target.status)

@@ -2,9 +2,10 @@ import ssl
 
 import pytest
 
-from nsq_compat.client.options import split_options
-from nsq_compat.tools.client_options import consumer_options, producer_options
+from nsq_compat.client.settings import split_options
+from nsq_compat.tools.client_options import cluster_of, consumer_options, producer_options
 from nsq_compat.tools.program import Refused
+from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 
 
 @pytest.mark.parametrize(
@@ -22,16 +23,16 @@ from nsq_compat.tools.program import Refused
         ("user_agent,x", {}),
     ],
 )
-def test_go_nsqs_options_are_ours(word, expected):
+def test_go_nsqs_options_become_options_of_our_client(word, expected):
     assert consumer_options([word]) == expected
 
 
-def test_a_consumer_takes_all_of_them():
+def test_a_consumer_has_all_options():
     words = ["tls_v1", "lookupd_poll_interval,1s", "default_requeue_delay,0s", "auth_secret,s", "deflate_level,9"]
     split_options(consumer_options(words))
 
 
-def test_what_concerns_consumers_only_is_kept_from_a_producer():
+def test_options_of_consumers_are_not_for_producers():
     assert producer_options(["max_attempts,3", "snappy,true"]) == {"snappy": True}
 
 
@@ -56,6 +57,18 @@ def test_tls_options_are_those_of_our_client():
         ("snappy,perhaps", "cannot read snappy"),
     ],
 )
-def test_what_is_wrong_is_said(word, complaint):
+def test_wrong_options_are_refused_with_the_reason(word, complaint):
     with pytest.raises(Refused, match=complaint):
         consumer_options([word])
+
+
+@pytest.fixture(scope="module")
+def lookupd():
+    with NsqlookupdProcess(installed_nsqlookupd()) as process:
+        yield process
+
+
+@pytest.mark.parametrize("address", ["{}", "http://{}", "http://{}/"])
+def test_an_address_may_be_a_url(lookupd, address):
+    cluster = cluster_of([address.format(lookupd.http_address)], connect_timeout=20, request_timeout=20)
+    assert cluster.topics().value == []

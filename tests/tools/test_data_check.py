@@ -1,6 +1,7 @@
 """How findings are told."""
 
 import errno
+import json
 import os
 from pathlib import Path
 
@@ -24,7 +25,7 @@ def test_an_empty_folder_is_clean(tmp_path):
     assert not findings.damaged
 
 
-def test_what_go_counted_is_told_when_it_differs():
+def test_gos_count_is_reported_when_it_differs():
     report = QueueReport("t", claimed_depth=5, messages=7, bytes=70, unsynced=2)
     assert text(Findings("/", queues=[report]))[1:] == [
         "Go's queue t: 7 messages of 70 bytes, Go counted 5, 2 of them not yet in its positions",
@@ -32,7 +33,7 @@ def test_what_go_counted_is_told_when_it_differs():
     ]
 
 
-def test_missing_positions_are_told():
+def test_missing_positions_are_reported():
     report = QueueReport("t", messages=1, bytes=1)
     assert text(Findings("/", queues=[report]))[1] == "Go's queue t: 1 message of 1 byte, no positions"
 
@@ -46,14 +47,14 @@ def test_more_damage_than_is_listed_is_counted():
     assert lines[-2:] == ["  damaged: 3 more", "damaged"]
 
 
-def test_files_given_up_are_no_damage():
+def test_files_that_go_set_aside_are_not_damage():
     assert text(Findings("/", bad_files=1))[1:] == [
         "1 file set aside by Go as bad; nsq_data salvage lists what is in them",
         "clean",
     ]
 
 
-def test_our_topics_are_told_with_their_channels():
+def test_our_topics_are_reported_with_their_channels():
     topic = TopicFindings("t", bytes=9, depths={"": 1, "c": 2}, damaged_records=1, problems=["something"])
     assert text(Findings("/", topics=[topic]))[1:] == [
         "topic t: 9 bytes",
@@ -78,7 +79,7 @@ def stored_topic(data_path, count):
     return folder / "log.00000000000000000001", end
 
 
-def test_a_log_that_is_shorter_than_its_checkpoint_says_is_damaged(tmp_path):
+def test_a_log_that_is_shorter_than_its_checkpoint_is_damaged(tmp_path):
     path, end = stored_topic(tmp_path, 100)
     assert not check(OsFiles(), str(tmp_path)).damaged
     path.write_bytes(path.read_bytes()[: end.offset // 2])
@@ -96,22 +97,22 @@ def test_a_log_that_is_shorter_than_its_checkpoint_says_is_damaged(tmp_path):
     ]
 
 
-def test_a_topic_that_cannot_be_read_is_told_with_the_reason_and_the_others_are_looked_at(tmp_path, monkeypatch):
+def test_a_topic_that_cannot_be_read_is_reported_and_others_are_checked(tmp_path, monkeypatch):
     path, _ = stored_topic(tmp_path, 100)
 
     def fails(fd, size, offset):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(_ReadOnly, "pread", staticmethod(fails))
-    monkeypatch.setattr("nsq_compat.log.stored_topic.read_file", lambda files, path: Path(path).read_bytes())
+    monkeypatch.setattr("nsq_compat.log.recovery.read_file", lambda files, path: Path(path).read_bytes())
     findings = check(OsFiles(), str(tmp_path))
     assert findings.damaged
     assert findings.topics[0].problems == [f"cannot be read: [Errno 5] Input/output error: '{path}'"]
 
 
-def test_json_holds_the_same():
+def test_json_contains_the_same():
     findings = Findings("/", (TopicMetadata("t", True, (ChannelMetadata("c"),)),), topics=[TopicFindings("t")])
-    assert as_json(findings) == {
+    assert json.loads(json.dumps(as_json(findings))) == {
         "data_path": "/",
         "damaged": False,
         "metadata_error": None,

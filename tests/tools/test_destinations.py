@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq_compat.tools.destinations import FIRST_REST, LONGEST_REST, MODES, EpsilonGreedy, HostPool, RoundRobin
+from nsq_compat.tools.destinations import FIRST_PENALTY, MAX_PENALTY, MODES, EpsilonGreedy, HostPool, RoundRobin
 
 
 class Time:
@@ -40,13 +40,13 @@ def test_round_robin_begins_with_the_second():
     assert chosen(RoundRobin(["a", "b", "c"]), 7) == "bcabcab"
 
 
-def test_round_robin_does_not_care_what_failed_before():
+def test_round_robin_ignores_earlier_failures():
     destinations = RoundRobin(["a", "b"])
     destinations.failed("a")
     assert chosen(destinations, 4) == "baba"
 
 
-def test_one_that_is_named_twice_has_two_turns():
+def test_a_destination_that_is_named_twice_has_two_turns():
     assert chosen(HostPool(["a", "a", "b"]), 6) == "aabaab"
 
 
@@ -54,16 +54,16 @@ def test_a_pool_takes_turns(pool):
     assert chosen(pool, 7) == "abcabca"
 
 
-def test_one_that_failed_rests(pool, time):
+def test_a_failed_destination_is_skipped(pool, time):
     pool.failed("b")
     assert chosen(pool, 4) == "acac"
-    time.now += FIRST_REST
+    time.now += FIRST_PENALTY
     assert chosen(pool, 2) == "ac"
 
 
-def test_one_that_has_rested_is_tried_once_and_rests_twice_as_long_if_it_fails(pool, time):
+def test_after_its_penalty_a_destination_is_tried_once_and_skipped_twice_as_long(pool, time):
     pool.failed("b")
-    for rest in (30, 60, 120, 240, 480, LONGEST_REST, LONGEST_REST):
+    for rest in (30, 60, 120, 240, 480, MAX_PENALTY, MAX_PENALTY):
         time.now += rest
         assert "b" not in chosen(pool, 3)
         time.now += 0.5
@@ -71,37 +71,37 @@ def test_one_that_has_rested_is_tried_once_and_rests_twice_as_long_if_it_fails(p
         pool.failed("b")
 
 
-def test_one_that_has_rested_and_succeeds_lives(pool, time):
+def test_after_its_penalty_a_destination_that_succeeds_is_healthy(pool, time):
     pool.failed("b")
-    time.now += FIRST_REST + 1
+    time.now += FIRST_PENALTY + 1
     assert chosen(pool, 3).count("b") == 1
     pool.succeeded("b", 0.1)
     assert chosen(pool, 3).count("b") == 1
     pool.failed("b")
-    time.now += FIRST_REST + 1
+    time.now += FIRST_PENALTY + 1
     assert chosen(pool, 3).count("b") == 1
 
 
-def test_when_all_rest_all_live_again(pool):
+def test_when_all_are_skipped_all_are_healthy_again(pool):
     for each in "abc":
         pool.failed(each)
     assert sorted(chosen(pool, 3)) == ["a", "b", "c"]
 
 
-def test_a_message_that_failed_somewhere_gets_even_one_that_rests(pool):
+def test_a_message_that_failed_elsewhere_gets_even_a_skipped_destination(pool):
     pool.failed("a")
     pool.failed("b")
     assert pool.choose(["c"]) in ("a", "b")
 
 
-def test_the_faster_one_is_taken_more_often(greedy):
+def test_the_faster_destination_is_chosen_more_often(greedy):
     greedy.succeeded("slow", 0.9)
     greedy.succeeded("fast", 0.1)
     counts = Counter(greedy.choose() for _ in range(2000))
     assert counts["fast"] > 5 * counts["slow"] > 0
 
 
-def test_what_was_measured_long_ago_is_forgotten(greedy, time):
+def test_old_times_are_forgotten(greedy, time):
     greedy.succeeded("slow", 0.9)
     greedy.succeeded("fast", 0.1)
     time.now += 299
@@ -121,7 +121,7 @@ def test_recent_times_count_for_more(greedy, time):
     assert counts["fast"] > 2 * counts["slow"]
 
 
-def test_the_fast_one_rests_too_when_it_failed(greedy):
+def test_a_fast_destination_that_failed_is_skipped_too(greedy):
     greedy.succeeded("slow", 0.9)
     greedy.succeeded("fast", 0.1)
     greedy.failed("fast")
@@ -169,7 +169,7 @@ def test_the_same_clock_and_random_numbers_give_the_same_choices(mode, count, ac
 
 
 @given(st.sampled_from(["hostpool", "epsilon-greedy"]), st.integers(2, 4), st.integers())
-def test_one_that_rests_gets_nothing_while_another_lives(mode, count, seed):
+def test_a_skipped_destination_is_not_chosen_while_another_is_healthy(mode, count, seed):
     destinations = MODES[mode]([str(number) for number in range(count)], Time(), random.Random(seed).random)
     destinations.failed("0")
     assert "0" not in {destinations.choose() for _ in range(20)}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nsq_compat.tools.http_sending import HttpSender, NotSent, headers_of
+from nsq_compat.tools.http_sending import HttpSender, NotSent, parse_headers
 from tests.cluster.hostile import (
     DEADLINE,
     DRIPPING,
@@ -39,7 +39,7 @@ def test_a_message_is_the_body_of_a_post(target):
     }
 
 
-def test_the_last_of_several_headers_wins_however_it_is_spelled(target):
+def test_the_last_of_several_headers_is_sent_whatever_its_case(target):
     sender(headers=[("User-Agent", "one"), ("user-agent", "two")]).send(target.url, b"x")
     assert [value for name, value in target.requests[0].headers.items() if name.lower() == "user-agent"] == ["two"]
 
@@ -61,14 +61,14 @@ def test_a_message_is_put_into_the_url_of_a_get(target, address, body, path):
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 @pytest.mark.parametrize("status", [200, 201, 204, 299])
-def test_any_2xx_means_arrived(target, method, status):
+def test_any_2xx_accepts_the_message(target, method, status):
     target.status = status
     sender(method).send(f"{target.url}/%s", b"x")
     assert len(target.requests) == 1
 
 
 @pytest.mark.parametrize("status", [300, 304, 400, 404, 429, 500, 503])
-def test_any_other_status_does_not(target, status):
+def test_any_other_status_does_not_accept_it(target, status):
     target.status = status
     with pytest.raises(NotSent, match=f"^got status code {status}$"):
         sender().send(target.url, b"x")
@@ -109,57 +109,57 @@ def test_no_cookies_are_kept(target):
     assert "Cookie" not in target.requests[1].headers
 
 
-def test_a_connection_that_ends_without_an_answer_is_made_anew_once(target):
-    target.hangs_up = 1
+def test_a_connection_that_ends_without_an_answer_is_replaced_once(target):
+    target.closing_count = 1
     sender().send(target.url, b"x")
     assert target.bodies == [b"x", b"x"]
-    target.hangs_up = 2
+    target.closing_count = 2
     with pytest.raises(NotSent):
         sender().send(target.url, b"y")
 
 
-def test_who_does_not_answer_in_time_has_not_got_it(target):
+def test_a_server_that_does_not_answer_in_time_has_not_accepted_it(target):
     target.gate.clear()
     with pytest.raises(NotSent, match="^timeout$"):
         sender(request_timeout=0.1).send(target.url, b"x")
 
 
-def test_what_failed_is_said_without_the_message(target):
+def test_an_error_does_not_show_the_message(target):
     target.close()
     with pytest.raises(NotSent, match="^connection refused$"):
         sender("GET").send(f"{target.url}/%s", b"secret")
 
 
 @pytest.mark.parametrize("address", ["", "x", "ftp://x/", "http://", "http://[::1", "http://h:x/"])
-def test_an_address_that_nothing_can_be_sent_to_is_noticed_before(address):
+def test_a_wrong_address_is_refused_at_the_start(address):
     with pytest.raises(NotSent):
         sender().check(address)
 
 
-def test_a_header_that_cannot_be_sent_is_noticed_before():
+def test_a_wrong_header_is_refused_at_the_start():
     with pytest.raises(NotSent):
         sender(headers=[("A", "b\nc")]).check("http://h/")
 
 
-def test_what_is_wrong_is_said_without_secrets():
+def test_errors_do_not_show_secrets():
     with pytest.raises(NotSent) as caught:
         sender().check("http://me:secret@h:x/?key=secret")
     assert "secret" not in str(caught.value)
 
 
-def test_nothing_is_sent_by_looking(target):
+def test_a_check_sends_nothing(target):
     sender().check(target.url)
     assert not target.requests
 
 
-def test_headers_are_cut_at_their_first_colon():
-    assert headers_of([" A : b:c ", "A:d"]) == [("A", "b:c"), ("A", "d")]
+def test_headers_are_split_at_their_first_colon():
+    assert parse_headers([" A : b:c ", "A:d"]) == [("A", "b:c"), ("A", "d")]
 
 
 @pytest.mark.parametrize("word", ["", "A", "A:", ":b", "A: "])
 def test_a_header_has_a_name_and_a_value(word):
     with pytest.raises(ValueError, match="invalid header"):
-        headers_of([word])
+        parse_headers([word])
 
 
 @pytest.mark.parametrize("answer", [*_BEFORE_THE_END_OF_HEADERS, dripping_redirects])
@@ -170,7 +170,7 @@ def test_an_answer_whose_headers_are_drawn_out_is_a_timeout(answer, method):
 
 
 @pytest.mark.parametrize("answer", [each for each in DRIPPING if each not in _BEFORE_THE_END_OF_HEADERS])
-def test_what_is_drawn_out_behind_the_status_is_not_waited_for(answer):
+def test_a_drawn_out_body_is_not_waited_for(answer):
     with HostileServer(answer) as server:
         sender(request_timeout=DEADLINE).send(f"http://{server.address}/", b"x")
 

@@ -11,7 +11,7 @@ from nsq_compat.protocol.go_json import JsonError
 from nsq_compat.tools.json_filter import JsonFilter
 
 
-def test_without_conditions_nothing_is_looked_at():
+def test_without_conditions_messages_are_not_parsed():
     assert not JsonFilter()
     assert JsonFilter().apply(b"\xff") == b"\xff"
 
@@ -19,13 +19,13 @@ def test_without_conditions_nothing_is_looked_at():
 @pytest.mark.parametrize(
     "body", [b"", b"x", b"[]", b'"a"', b"1", b"{} {}", b'{"a":NaN}', b'{"a":1e400}', b"\xef\xbb\xbf{}"]
 )
-def test_what_is_no_json_object_is_said(body):
+def test_other_values_than_json_objects_are_refused(body):
     with pytest.raises(JsonError):
         JsonFilter("a").apply(body)
 
 
 @pytest.mark.parametrize("body", [b"[" * 100_000, b'{"a":' * 100_000, b'{"a":' + b"[" * 900 + b"]" * 900 + b"}"])
-def test_depth_is_no_crash(body):
+def test_deep_nesting_is_refused(body):
     with suppress(JsonError):
         JsonFilter("a", fields=["a"]).apply(body)
 
@@ -34,7 +34,7 @@ def test_depth_is_no_crash(body):
     ("body", "passes"),
     [(b'{"a":1}', True), (b'{"a":null}', True), (b'{"A":1}', False), (b"{}", False), (b"null", False)],
 )
-def test_a_field_that_is_required_must_be_there(body, passes):
+def test_a_required_field_must_be_present(body, passes):
     assert JsonFilter("a").apply(body) == (body if passes else None)
 
 
@@ -62,12 +62,12 @@ def test_a_field_that_is_required_must_be_there(body, passes):
         ("\ufffd", '"\\ud800"', True),
     ],
 )
-def test_a_value_that_is_required_must_be_that(wanted, value, passes):
+def test_a_required_value_must_be_equal(wanted, value, passes):
     body = f'{{"a":{value}}}'.encode()
     assert JsonFilter("a", wanted).apply(body) == (body if passes else None)
 
 
-def test_what_lacks_the_field_does_not_have_the_value_either():
+def test_a_message_without_the_field_does_not_have_the_value():
     assert JsonFilter("a", "x").apply(b"{}") is None
 
 
@@ -91,7 +91,7 @@ def test_what_lacks_the_field_does_not_have_the_value_either():
         (b'{"a":1e-7}', b'{"a":1e-7}'),
     ],
 )
-def test_only_the_listed_fields_are_left_as_go_writes_them(body, left):
+def test_only_the_listed_fields_pass_as_go_writes_them(body, left):
     assert JsonFilter(fields=["b", "a", "a"]).apply(body) == left
 
 
@@ -103,12 +103,12 @@ VALUES = st.recursive(
 
 
 @given(st.dictionaries(st.text(), VALUES, max_size=4))
-def test_what_is_left_means_the_same(members):
+def test_filtered_fields_keep_their_values(members):
     left = JsonFilter(fields=list(members)).apply(json.dumps(members).encode())
     assert json.loads(left or b"{}", parse_int=float) == members
 
 
 @given(st.binary(max_size=40))
-def test_any_bytes_pass_or_do_not_or_are_no_json(body):
+def test_any_bytes_pass_or_are_dropped_or_are_not_json(body):
     with suppress(JsonError):
         JsonFilter("a", "1", ["a"]).apply(body)

@@ -9,10 +9,10 @@ from itertools import repeat
 
 import pytest
 
+from nsq_compat.godata.export import write_queue
 from nsq_compat.godata.format import GoMessage
 from nsq_compat.godata.reader import read_queue
 from nsq_compat.godata.takeover import take_over
-from nsq_compat.godata.writer import write_queue
 from nsq_compat.log.data_path import DataPathLock, make_our_folder, topic_folder
 from nsq_compat.log.files import OsFiles
 from nsq_compat.log.metadata import ChannelMetadata, TopicMetadata, load_metadata, save_metadata
@@ -84,7 +84,7 @@ def test_an_unknown_subcommand_is_wrong_usage(words, capsys):
     assert "check|export|salvage" in capsys.readouterr().err
 
 
-def test_the_version_is_told(capsys):
+def test_the_version_is_printed(capsys):
     assert run(["--version"], OsFiles()) == 0
     assert capsys.readouterr().out.startswith("nsq_data v1.3.0")
 
@@ -116,14 +116,14 @@ def test_a_missing_data_path_is_refused(nsq_data, tmp_path):
     assert "no such file or directory" in complaint
 
 
-def test_it_is_a_program_of_its_own(go_path):
+def test_it_runs_as_a_program(go_path):
     command = [sys.executable, "-m", "nsq_compat.tools.nsq_data", "check", f"--data-path={go_path}"]
     done = subprocess.run(command, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.endswith(b"clean\n")
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(tmp_path):
+def test_a_reader_that_closes_its_end_is_not_an_error(tmp_path):
     write_queue(OsFiles(), str(tmp_path), "t", [stored(b"1")] * 20_000, 1 << 30)
     os.rename(tmp_path / "t.diskqueue.000000.dat", tmp_path / "t.diskqueue.000000.dat.bad")
     command = f"{sys.executable} -m nsq_compat.tools.nsq_data salvage --data-path={tmp_path} | head -n 1"
@@ -199,14 +199,14 @@ def test_a_damaged_nsqd_dat_is_found(go_path, nsq_data):
     assert "unexpected end of JSON input" in lines[1]
 
 
-def test_an_nsqd_dat_whose_json_is_fine_but_makes_no_sense_is_damaged_too(go_path, nsq_data):
+def test_an_nsqd_dat_with_wrong_types_is_damaged(go_path, nsq_data):
     (go_path / "nsqd.dat").write_bytes(b'{"topics":[{"name":"a b"},{"name":"t","paused":3}]}')
     code, lines, _ = nsq_data("check")
     assert (code, lines[-1]) == (1, "damaged")
     assert lines[1].endswith("topic 1 has the invalid name 'a b'; topic 2: paused is not a boolean")
 
 
-def test_everything_is_there_as_json(our_path, nsq_data):
+def test_all_findings_are_available_as_json(our_path, nsq_data):
     go_has(our_path, "u", b"4")
     code, (line,), _ = nsq_data("check", "--json")
     found = json.loads(line)
@@ -220,7 +220,7 @@ def test_everything_is_there_as_json(our_path, nsq_data):
 # --- export -----------------------------------------------------------------------------------------------------------
 
 
-def test_exporting_hands_the_data_path_to_go(our_path, nsq_data):
+def test_an_export_can_be_used_by_go(our_path, nsq_data):
     code, lines, _ = nsq_data("export")
     assert (code, lines) == (0, ["t:c: 3", f"3 messages written to {our_path}"])
     assert bodies_of(our_path, "t:c") == [b"1", b"2", b"3"]
@@ -259,7 +259,7 @@ def test_attempts_are_those_of_the_deliveries_so_far(tmp_path, nsq_data):
 def test_a_data_path_of_gos_has_nothing_to_export(go_path, nsq_data):
     code, _, complaint = nsq_data("export")
     assert code == 2
-    assert "queue files of Go's already" in complaint
+    assert "already has queue files of Go's nsqd" in complaint
 
 
 def test_damage_shows_in_the_exit_code_of_an_export(our_path, nsq_data):
@@ -286,7 +286,7 @@ def bad_path(tmp_path):
     return tmp_path
 
 
-def test_what_is_in_bad_files_is_listed(bad_path, nsq_data):
+def test_messages_in_bad_files_are_listed(bad_path, nsq_data):
     code, lines, said = nsq_data("salvage")
     assert code == 1
     assert lines[0] == f"t.diskqueue.000004.dat.bad {IDS[1].decode()} {NOW_NS} attempts=0 size=1"
@@ -320,6 +320,6 @@ def test_a_name_that_is_not_legal_is_refused(name, bad_path, nsq_data):
     assert nsq_data("salvage", f"--into={name}")[0] == 2
 
 
-def test_without_bad_files_there_is_nothing_to_do(tmp_path, nsq_data):
+def test_without_bad_files_salvage_does_nothing(tmp_path, nsq_data):
     assert nsq_data("salvage", "--into=t")[0] == 0
     assert os.listdir(tmp_path) == []

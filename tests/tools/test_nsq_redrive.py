@@ -42,7 +42,7 @@ def dead(nsqd: Nsqd, topic: str) -> str:
     return name
 
 
-def test_everything_that_waits_goes_back(nsqd, topic, dead, redrive):
+def test_all_waiting_messages_are_moved(nsqd, topic, dead, redrive):
     done = redrive()
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{nsqd_name(nsqd)}: 5 messages of {dead} went to {topic}\n"
@@ -55,7 +55,7 @@ def nsqd_name(nsqd: NsqdProcess) -> str:
     return f"{info['broadcast_address']}:{info['http_port']}"
 
 
-def test_what_failed_comes_back_from_the_topic_nsqd_made(nsqd, topic, redrive):
+def test_messages_return_from_the_topic_that_nsqd_made(nsqd, topic, redrive):
     nsqd.asks("PUT", "/config/policies", json.dumps([{"topic": topic, "max_attempts": 1}]).encode())
     try:
         nsqd.publish(topic, b"bad")
@@ -83,7 +83,7 @@ def test_a_dry_run_moves_nothing(nsqd, topic, dead, redrive):
     assert nsqd.waiting(topic) == 0
 
 
-def test_no_more_than_the_count_and_somewhere_else_if_that_is_wanted(nsqd, topic, dead, redrive):
+def test_count_and_destination_can_be_chosen(nsqd, topic, dead, redrive):
     assert redrive("--count=2", f"--destination-topic={topic}-2").returncode == 0
     assert nsqd.waiting(dead, "redrive") == 3
     stats = nsqd.topic_stats(f"{topic}-2")
@@ -98,7 +98,7 @@ def test_a_rate_is_kept(nsqd, topic, dead, redrive):
     assert nsqd.waiting(topic) == 5
 
 
-def test_other_channels_are_named_and_have_to_be_meant(nsqd, topic, dead, redrive):
+def test_other_channels_are_named_and_need_a_flag(nsqd, topic, dead, redrive):
     nsqd.create_channel(topic, "billing")
     refused = redrive()
     assert refused.returncode == 1
@@ -108,7 +108,7 @@ def test_other_channels_are_named_and_have_to_be_meant(nsqd, topic, dead, redriv
     assert nsqd.waiting(topic, "billing") == nsqd.waiting(topic) == 5
 
 
-def test_what_nsqd_refuses_stays_and_is_said(nsqd, topic, dead, redrive):
+def test_messages_that_nsqd_refuses_stay_with_an_error(nsqd, topic, dead, redrive):
     nsqd.publish(topic, b"full")
     nsqd.asks("PUT", "/config/policies", json.dumps([{"topic": topic, "max_depth": 1}]).encode())
     try:
@@ -122,7 +122,7 @@ def test_what_nsqd_refuses_stays_and_is_said(nsqd, topic, dead, redrive):
     assert nsqd.waiting(topic) == 1
 
 
-def test_killed_in_the_middle_nothing_is_lost(nsqd, topic, dead, of, start):
+def test_a_kill_loses_no_message(nsqd, topic, dead, of, start):
     process = start("nsq_redrive", *of, f"--nsqd-http-address={nsqd.http_address}", "--rate=5")
     wait_until(lambda: nsqd.waiting(topic) >= 1)
     process.send_signal(signal.SIGKILL)
@@ -132,7 +132,7 @@ def test_killed_in_the_middle_nothing_is_lost(nsqd, topic, dead, of, start):
     assert 5 - moved <= nsqd.unfinished(dead, "redrive") <= 6 - moved
 
 
-def test_asked_to_stop_it_ends_in_order(nsqd, topic, dead, of, start):
+def test_sigterm_ends_it_in_order(nsqd, topic, dead, of, start):
     process = start("nsq_redrive", *of, f"--nsqd-http-address={nsqd.http_address}", "--rate=1")
     wait_until(lambda: nsqd.waiting(topic) >= 1)
     process.send_signal(signal.SIGTERM)
@@ -163,7 +163,7 @@ def test_large_messages_are_split_over_several_publishes(redrive, topic, tmp_pat
         (["--consumer-opt=nonsense,1"], "nonsense"),
     ],
 )
-def test_what_cannot_be_is_refused(redrive, flags, text):
+def test_wrong_options_are_refused(redrive, flags, text):
     refused = redrive(*flags)
     assert refused.returncode == 1
     assert text in refused.stderr

@@ -1,4 +1,4 @@
-"""The figures of a channel: over nodes that come, go and do not answer."""
+"""The statistics of a channel over nodes that start, stop and do not answer."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ import pytest
 from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.http_client import HttpClient, HttpClientOptions
 from nsq_compat.cluster.stats import ChannelStats
-from nsq_compat.tools.nsq_stat import Options, Watch, row
+from nsq_compat.tools.nsq_stat import ChannelSampler, Options, row
 from nsq_compat.tools.program import Refused
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 
@@ -31,11 +31,11 @@ def test_rates_are_differences_over_the_interval():
     assert numbers(row(before, now, 2.0)) == [15, 23, 34, 34, 0, 2, 0, 0, 0, 140, 4]
 
 
-def test_a_node_that_came_is_no_burst_of_messages():
+def test_a_new_node_is_not_a_burst_of_messages():
     assert numbers(row({"a": seen(5)}, {"a": seen(5), "new": seen(1_000_000)}, 2.0))[:2] == [0, 0]
 
 
-def test_a_node_that_left_is_no_burst_either():
+def test_a_node_that_leaves_does_not_change_the_rates():
     assert numbers(row({"a": seen(5), "gone": seen(1_000_000)}, {"a": seen(7)}, 2.0))[:2] == [1, 1]
 
 
@@ -59,29 +59,29 @@ Look = Callable[[], dict[str, ChannelStats]]
 
 
 @pytest.fixture
-def watch(nsqds: list[NsqdProcess]) -> Watch:
+def sampler(nsqds: list[NsqdProcess]) -> ChannelSampler:
     options = Options(nsqd_http_addresses=tuple(each.http_address for each in nsqds))
-    return Watch(Cluster(HttpClient(HttpClientOptions(request_timeout=10)), options), "t", "c")
+    return ChannelSampler(Cluster(HttpClient(HttpClientOptions(request_timeout=10)), options), "t", "c")
 
 
-def test_who_does_not_answer_is_said_and_counted_as_it_was(nsqds, watch, capfd):
-    assert sum(each.depth for each in watch.look().values()) == 6
+def test_a_node_that_does_not_answer_is_reported_and_keeps_its_values(nsqds, sampler, capfd):
+    assert sum(each.depth for each in sampler.sample().values()) == 6
     nsqds[1].stop()
-    assert sum(each.depth for each in watch.look().values()) == 6
+    assert sum(each.depth for each in sampler.sample().values()) == 6
     assert nsqds[1].http_address in capfd.readouterr().err
     nsqds[0].stop()
-    assert sum(each.depth for each in watch.look().values()) == 6
+    assert sum(each.depth for each in sampler.sample().values()) == 6
 
 
-def test_a_channel_that_is_nowhere_is_said(nsqds, watch):
-    watch.look()
+def test_a_missing_channel_is_an_error(nsqds, sampler):
+    sampler.sample()
     for each in nsqds:
         urlopen(Request(f"http://{each.http_address}/channel/delete?topic=t&channel=c", data=b""), timeout=10).close()
     with pytest.raises(Refused, match=r"failed to find channel\(c\) in stats metadata for topic\(t\)"):
-        watch.look()
+        sampler.sample()
 
 
-def test_nobody_answering_at_the_start_ends_it():
+def test_no_answer_at_the_start_is_an_error():
     command = [PROGRAM, "--topic=t", "--channel=c", "--nsqd-http-address=127.0.0.1:1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 1

@@ -36,14 +36,14 @@ def attempts(nsqd, topic, count):
     return seen
 
 
-def test_no_message_is_fetched_for_one_that_was_the_last(tail, nsqd, topic):
+def test_no_message_is_fetched_after_the_last_one(tail, nsqd, topic):
     bodies = [b"%d" % number for number in range(20)]
     nsqd.publish(topic, *bodies)
     [shown] = tail(topic, count=1)
     assert attempts(nsqd, topic, 19) == {body: 1 for body in bodies if body != shown}
 
 
-def test_what_was_fetched_ahead_goes_back_once(tail, nsqd, topic):
+def test_surplus_messages_are_requeued_once(tail, nsqd, topic):
     bodies = [b"%d" % number for number in range(20)]
     nsqd.publish(topic, *bodies)
     shown = tail(topic, count=5)
@@ -52,7 +52,7 @@ def test_what_was_fetched_ahead_goes_back_once(tail, nsqd, topic):
     assert set(left.values()) <= {1, 2}
 
 
-def test_other_topics_lose_nothing_when_one_has_shown_enough(tail, nsqd, topic):
+def test_other_topics_lose_nothing_when_one_reaches_its_limit(tail, nsqd, topic):
     topics = [topic, *(f"{topic}.{number}" for number in range(5))]
     bodies = {b"%d" % number for number in range(20)}
     for each in topics:
@@ -64,7 +64,7 @@ def test_other_topics_lose_nothing_when_one_has_shown_enough(tail, nsqd, topic):
     assert {count for each in left for count in each.values()} <= {1, 2}
 
 
-def test_what_others_gave_back_often_is_shown(tail, nsqd, topic):
+def test_a_message_with_many_attempts_is_printed(tail, nsqd, topic):
     nsqd.publish(topic, b"hopeless")
     tries = []
 

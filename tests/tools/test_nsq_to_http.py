@@ -47,25 +47,25 @@ def relay(start, nsqd, topic):
 
 
 @pytest.fixture
-def figures(nsqd, topic):
+def stat(nsqd, topic):
     return lambda name: nsqd.channel_stats(topic, "c")[name]
 
 
-def is_idle(figures):
-    return figures("depth") == figures("in_flight_count") == figures("deferred_count") == 0
+def is_idle(stat):
+    return stat("depth") == stat("in_flight_count") == stat("deferred_count") == 0
 
 
-def test_every_message_is_posted_once_and_finished(relay, publish, target, figures):
+def test_every_message_is_posted_once_and_finished(relay, publish, target, stat):
     bodies = [b"%d" % number for number in range(500)]
     publish(*bodies)
     relay(f"--post={target.url}/x?y=z")
-    wait_until(lambda: len(target.requests) == 500 and is_idle(figures))
+    wait_until(lambda: len(target.requests) == 500 and is_idle(stat))
     assert sorted(target.bodies) == sorted(bodies)
     assert {request.path for request in target.requests} == {"/x?y=z"}
-    assert figures("requeue_count") == 0
+    assert stat("requeue_count") == 0
 
 
-def test_headers_are_nsqs_unless_others_are_given(relay, publish, target):
+def test_headers_are_nsqs_by_default(relay, publish, target):
     publish(b"x")
     relay(f"--post={target.url}", "--content-type=text/plain", "--header=X-A: b:c ", "--header=user-agent: me")
     wait_until(lambda: target.requests)
@@ -73,22 +73,22 @@ def test_headers_are_nsqs_unless_others_are_given(relay, publish, target):
     assert (headers["content-type"], headers["x-a"], headers["user-agent"]) == ("text/plain", "b:c", "me")
 
 
-def test_nothing_is_finished_before_a_target_has_taken_it(relay, publish, target, figures):
+def test_no_message_is_finished_before_a_url_has_accepted_it(relay, publish, target, stat):
     target.status = 500
     publish(b"x")
     process = relay(
         f"--post={target.url}", "--consumer-opt=default_requeue_delay,0s", "--consumer-opt=max_backoff_duration,0s"
     )
     wait_until(lambda: len(target.requests) > 10)  # more often than go-nsq's max_attempts
-    assert figures("depth") + figures("in_flight_count") + figures("deferred_count") == 1
+    assert stat("depth") + stat("in_flight_count") + stat("deferred_count") == 1
     target.status = 201
-    wait_until(lambda: is_idle(figures))
+    wait_until(lambda: is_idle(stat))
     process.terminate()
     _, log = process.communicate(timeout=20)
     assert "got status code 500" in log
 
 
-def test_attempts_end_where_it_is_said(relay, publish, target, figures):
+def test_max_attempts_is_obeyed(relay, publish, target, stat):
     target.status = 500
     publish(b"x")
     relay(
@@ -97,23 +97,23 @@ def test_attempts_end_where_it_is_said(relay, publish, target, figures):
         "--consumer-opt=max_backoff_duration,0s",
         "--consumer-opt=max_attempts,3",
     )
-    wait_until(lambda: is_idle(figures) and figures("requeue_count") == 3)
+    wait_until(lambda: is_idle(stat) and stat("requeue_count") == 3)
     assert len(target.requests) == 3
 
 
 @pytest.mark.parametrize("mode", ["round-robin", "hostpool", "epsilon-greedy"])
-def test_a_target_that_fails_stops_nobody(relay, publish, target, make_target, figures, mode):
+def test_a_url_that_fails_does_not_affect_others(relay, publish, target, make_target, stat, mode):
     sick = make_target()
     sick.status = 503
     bodies = [b"%d" % number for number in range(300)]
     publish(*bodies)
     relay(f"--mode={mode}", f"--post={sick.url}", f"--post={target.url}")
-    wait_until(lambda: is_idle(figures) and figures("message_count") == 300)
+    wait_until(lambda: is_idle(stat) and stat("message_count") == 300)
     assert Counter(target.bodies) == Counter(bodies)
-    assert figures("requeue_count") == 0
+    assert stat("requeue_count") == 0
 
 
-def test_targets_take_turns(relay, publish, target, make_target):
+def test_urls_take_turns(relay, publish, target, make_target):
     another = make_target()
     publish(*[b"x"] * 100)
     relay("--mode=round-robin", f"--post={target.url}", f"--post={another.url}")
@@ -121,14 +121,14 @@ def test_targets_take_turns(relay, publish, target, make_target):
     assert len(target.requests) == len(another.requests) == 50
 
 
-def test_a_share_of_nothing_is_nothing(relay, publish, target, figures):
+def test_a_sample_of_0_sends_nothing(relay, publish, target, stat):
     publish(*[b"x"] * 50)
     relay(f"--post={target.url}", "--sample=0")
-    wait_until(lambda: is_idle(figures))
+    wait_until(lambda: is_idle(stat))
     assert not target.requests
 
 
-def test_timings_are_told_and_a_pipe_shows_no_progress(relay, publish, target, make_target):
+def test_timings_are_printed_and_a_pipe_shows_no_progress(relay, publish, target, make_target):
     another = make_target()
     publish(*[b"x"] * 202)
     process = relay(f"--get={target.url}/%s", f"--get={another.url}/%s", "--status-every=100", "--mode=round-robin")
@@ -141,7 +141,7 @@ def test_timings_are_told_and_a_pipe_shows_no_progress(relay, publish, target, m
     assert "\r" not in log
 
 
-def test_a_signal_lets_requests_end_and_gives_the_rest_back(relay, publish, target, figures):
+def test_a_signal_lets_requests_end_and_requeues_the_rest(relay, publish, target, stat):
     target.gate.clear()
     publish(*[b"x"] * 10)
     process = relay(f"--post={target.url}", "--n=2")
@@ -149,8 +149,8 @@ def test_a_signal_lets_requests_end_and_gives_the_rest_back(relay, publish, targ
     process.send_signal(signal.SIGINT)
     target.gate.set()
     assert process.wait(20) == 0
-    assert figures("depth") + len(target.requests) == 10
-    assert figures("in_flight_count") == 0
+    assert stat("depth") + len(target.requests) == 10
+    assert stat("in_flight_count") == 0
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_a_signal_lets_requests_end_and_gives_the_rest_back(relay, publish, targ
         (["--topic=t", "--mode=hostpol"], "must be one of round-robin, hostpool, epsilon-greedy"),
     ],
 )
-def test_what_is_missing_is_said(start, flags, complaint):
+def test_missing_options_are_refused_with_the_reason(start, flags, complaint):
     _, log = start("nsq_to_http", *flags).communicate(timeout=20)
     assert complaint in log
 
@@ -189,7 +189,7 @@ def test_what_is_missing_is_said(start, flags, complaint):
         ),
     ],
 )
-def test_what_cannot_be_is_said(start, flags, complaint):
+def test_impossible_options_are_refused_with_the_reason(start, flags, complaint):
     process = start("nsq_to_http", "--topic=t", "--nsqd-tcp-address=127.0.0.1:1", *flags)
     _, log = process.communicate(timeout=20)
     assert complaint in log

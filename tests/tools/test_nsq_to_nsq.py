@@ -104,7 +104,7 @@ def test_every_message_goes_to_one_destination_and_is_finished(relay, publish, o
     assert len(at_one) == len(at_two) == 1000
 
 
-def test_it_may_go_to_another_topic(relay, publish, one, topic, is_idle):
+def test_messages_can_go_to_another_topic(relay, publish, one, topic, is_idle):
     one.create_channel(f"{topic}.copy", "c")
     publish(b"\xff\0")
     relay(f"--destination-topic={topic}.copy", to=[one.tcp_address])
@@ -113,7 +113,7 @@ def test_it_may_go_to_another_topic(relay, publish, one, topic, is_idle):
 
 
 @pytest.mark.parametrize("mode", ["round-robin", "hostpool", "epsilon-greedy"])
-def test_a_destination_that_is_away_stops_nobody(relay, publish, one, topic, is_idle, requeues, mode):
+def test_a_destination_that_is_down_does_not_affect_others(relay, publish, one, topic, is_idle, requeues, mode):
     bodies = [b"%d" % number for number in range(300)]
     publish(*bodies)
     process = relay(f"--mode={mode}", to=["127.0.0.1:1", one.tcp_address])
@@ -124,7 +124,7 @@ def test_a_destination_that_is_away_stops_nobody(relay, publish, one, topic, is_
     assert " to 127.0.0.1:1: " in process.communicate(timeout=20)[1]
 
 
-def test_what_one_destination_does_not_take_another_does(relay, publish, one, two, topic, is_idle):
+def test_a_message_that_one_destination_refuses_goes_to_another(relay, publish, one, two, topic, is_idle):
     publish(b"x" * 1000, b"small")
     relay("--mode=round-robin", to=[one.tcp_address, two.tcp_address])
     wait_until(is_idle)
@@ -132,7 +132,7 @@ def test_what_one_destination_does_not_take_another_does(relay, publish, one, tw
     bodies_at(two, topic)
 
 
-def test_nothing_is_finished_before_a_destination_has_it(relay, publish, two, topic, is_idle, requeues):
+def test_no_message_is_finished_before_a_destination_has_it(relay, publish, two, topic, is_idle, requeues):
     publish(b"x" * 1000)
     options = ("--consumer-opt=default_requeue_delay,0s", "--consumer-opt=max_backoff_duration,0s")
     relay(*options, to=[two.tcp_address])
@@ -148,7 +148,7 @@ def test_only_wanted_messages_and_fields_pass(relay, publish, one, topic, is_idl
     assert bodies_at(one, topic) == [b'{"a":"x","b":1}']
 
 
-def test_what_is_no_json_is_kept(relay, publish, source, one, topic, requeues):
+def test_messages_that_are_not_json_are_kept(relay, publish, source, one, topic, requeues):
     publish(b"no json", b'{"a":1}')
     process = relay("--require-json-field=a", "--mode=hostpool", to=[one.tcp_address])
     wait_until(lambda: source.channel_stats(topic, "c")["deferred_count"] == 1)
@@ -160,14 +160,14 @@ def test_what_is_no_json_is_kept(relay, publish, source, one, topic, requeues):
 
 
 @pytest.mark.parametrize(("flag", "passed"), [("--non-json=drop", []), ("--non-json=pass", [b"no json"])])
-def test_what_is_no_json_goes_where_it_is_told(relay, publish, one, topic, is_idle, flag, passed):
+def test_messages_that_are_not_json_follow_the_option(relay, publish, one, topic, is_idle, flag, passed):
     publish(b"no json")
     relay("--whitelist-json-field=a", flag, to=[one.tcp_address])
     wait_until(is_idle)
     assert bodies_at(one, topic) == passed
 
 
-def test_options_of_the_client_reach_both_ends(relay, source, one, topic):
+def test_client_options_apply_to_both_ends(relay, source, one, topic):
     relay("--consumer-opt=client_id,reads", "--producer-opt=client_id,writes", to=[one.tcp_address])
     wait_until(lambda: source.channel_stats(topic, "c")["clients"])
     (client,) = source.channel_stats(topic, "c")["clients"]
@@ -183,7 +183,7 @@ def producers_of(nsqd):
         return json.load(response)["producers"] or []  # null before the first
 
 
-def test_timings_are_told_and_a_signal_ends_it(relay, publish, one, two, is_idle):
+def test_timings_are_printed_and_a_signal_ends_it(relay, publish, one, two, is_idle):
     publish(*[b"x"] * 202)
     process = relay("--mode=round-robin", "--status-every=100", to=[one.tcp_address, two.tcp_address])
     wait_until(is_idle)
@@ -209,7 +209,7 @@ def test_timings_are_told_and_a_signal_ends_it(relay, publish, one, two, is_idle
         (["--topic=t", "--non-json=lose"], "must be one of requeue, pass, drop"),
     ],
 )
-def test_what_is_missing_or_wrong_is_said(start, flags, complaint):
+def test_wrong_options_are_refused_with_the_reason(start, flags, complaint):
     process = start("nsq_to_nsq", *flags)
     _, log = process.communicate(timeout=20)
     assert complaint in log
@@ -217,7 +217,7 @@ def test_what_is_missing_or_wrong_is_said(start, flags, complaint):
     assert process.returncode in (1, 2)
 
 
-def test_one_that_is_killed_has_finished_nothing_that_did_not_arrive(relay, publish, one, topic, is_idle):
+def test_a_kill_loses_no_message(relay, publish, one, topic, is_idle):
     bodies = [b"%d" % number for number in range(3000)]
     publish(*bodies)
     first = relay("--max-in-flight=20", "--consumer-opt=msg_timeout,1s", to=[one.tcp_address])
@@ -229,7 +229,7 @@ def test_one_that_is_killed_has_finished_nothing_that_did_not_arrive(relay, publ
     assert set(bodies_at(one, topic)) == set(bodies)
 
 
-def test_a_destination_that_is_killed_and_comes_back_has_everything(relay, publish, source, topic, is_idle, tmp_path):
+def test_a_destination_that_restarts_has_all_messages(relay, publish, source, topic, is_idle, tmp_path):
     destination = NsqdProcess(installed_nsqd(), tmp_path)
     with destination:
         destination.create_channel(topic, "c")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nsq_compat.client import Producer
-from nsq_compat.tools.progress import Progress, channel_backlog
+from nsq_compat.tools.progress import Progress, RequestTimes, channel_backlog
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 from tests.client.waiting import wait_until
@@ -22,7 +22,7 @@ class Terminal(io.StringIO):
         return [line.removesuffix("\033[K") for line in self.getvalue().split("\r") if line]
 
 
-class Figures:
+class Values:
     def __init__(self):
         self.now = 100.0
         self.messages = 0
@@ -30,8 +30,8 @@ class Figures:
 
 
 @pytest.fixture
-def figures():
-    return Figures()
+def values():
+    return Values()
 
 
 @pytest.fixture
@@ -40,25 +40,25 @@ def terminal():
 
 
 @pytest.fixture
-def progress(figures, terminal):
-    return Progress(lambda: figures.messages, lambda: figures.backlog, terminal=terminal, clock=lambda: figures.now)
+def progress(values, terminal):
+    return Progress(lambda: values.messages, lambda: values.backlog, terminal=terminal, clock=lambda: values.now)
 
 
-def test_the_rate_is_that_since_the_last_line(progress, figures, terminal):
-    figures.now, figures.messages = 102.0, 3000
+def test_the_rate_is_that_since_the_last_line(progress, values, terminal):
+    values.now, values.messages = 102.0, 3000
     progress.show()
-    figures.now, figures.messages, figures.backlog = 104.0, 3100, 1234
+    values.now, values.messages, values.backlog = 104.0, 3100, 1234
     progress.show()
     assert terminal.lines == ["3,000 messages, 1,500/s", "3,100 messages, 50/s, backlog 1,234"]
 
 
-def test_a_clock_that_stands_still_is_no_rate(progress, figures, terminal):
-    figures.messages = 5
+def test_a_clock_that_stands_still_gives_a_rate_of_0(progress, values, terminal):
+    values.messages = 5
     progress.show()
     assert terminal.lines == ["5 messages, 0/s"]
 
 
-def test_each_line_begins_and_ends_at_the_margin_and_leaves_nothing_behind_it(progress, terminal):
+def test_each_line_replaces_the_last_one(progress, terminal):
     progress.show()
     assert terminal.getvalue() == "\r0 messages, 0/s\033[K\r"
 
@@ -69,7 +69,7 @@ def test_at_the_end_the_line_is_cleared(progress, terminal):
     assert terminal.getvalue().endswith("\r\033[K\r")
 
 
-def test_what_is_no_terminal_stays_empty():
+def test_without_a_terminal_nothing_is_shown():
     pipe = io.StringIO()
     with Progress(lambda: 1, terminal=pipe):
         pass
@@ -89,7 +89,7 @@ def nsqd(lookupd: NsqlookupdProcess, tmp_path: Path) -> Iterator[NsqdProcess]:
         yield process
 
 
-def test_the_backlog_is_what_waits_in_the_channel_of_all_topics(nsqd, lookupd):
+def test_the_backlog_is_the_depth_of_the_channel_in_all_topics(nsqd, lookupd):
     topics = ["one", "two"]
     with Producer(nsqd.tcp_address) as producer:
         for topic, count in (("one", 3), ("two", 4)):
@@ -102,6 +102,48 @@ def test_the_backlog_is_what_waits_in_the_channel_of_all_topics(nsqd, lookupd):
     assert backlog() == 4
 
 
-def test_without_an_nsqlookupd_that_answers_the_backlog_is_not_known():
+def test_without_an_answer_of_nsqlookupd_the_backlog_is_unknown():
     assert channel_backlog(["t"], "c", [])() is None
     assert channel_backlog(["t"], "c", ["127.0.0.1:1"])() is None
+
+
+@pytest.fixture
+def lines():
+    return []
+
+
+def test_a_line_is_printed_with_the_request_after_the_last(lines):
+    times = RequestTimes(["a"], 100, lines.append)
+    for number in range(100):
+        times.add("a", number / 1000)
+    assert lines == []
+    times.add("a", 0.1)
+    assert lines == ["[aggregate]: finished 100 - 99th: 100.00ms - 95th: 97.00ms - avg: 50.50ms"]
+
+
+def test_the_next_line_is_printed_after_as_many_requests(lines):
+    times = RequestTimes(["a"], 100, lines.append)
+    for _ in range(301):
+        times.add("a", 0.001)
+    assert len(lines) == 3
+    assert times.count == 301
+
+
+def test_several_addresses_have_lines_of_their_own(lines):
+    times = RequestTimes(["http://me:secret@a/", "b"], 100, lines.append)
+    for _ in range(101):
+        times.add("http://me:secret@a/", 0.001)
+    assert [line.split(" ")[0] for line in lines] == ["[http://a/]:", "[aggregate]:"]
+
+
+def test_few_values_cause_a_warning(lines):
+    RequestTimes(["a"], 99, lines.append)
+    assert lines == ["Warning: use more than 100 status values for accurate percentiles (configured with 99)"]
+
+
+def test_zero_prints_no_lines(lines):
+    times = RequestTimes(["a", "b"], 0, lines.append)
+    for _ in range(1000):
+        times.add("a", 0.001)
+    assert lines == []
+    assert times.count == 1000

@@ -44,20 +44,20 @@ def test_a_last_record_without_delimiter_is_published_whole(to_nsq, nsqd):
     assert nsqd.channel_stats("t", "c")["depth"] == 2
 
 
-def test_the_first_record_that_is_refused_ends_it_and_is_named(to_nsq, nsqd):
+def test_the_first_refused_record_ends_it_with_its_number(to_nsq, nsqd):
     done = to_nsq(b"1\n2\nthis is too long\n4\n", "--rate=1000")
     assert done.returncode == 1
     assert b"record 3: " in done.stderr
     assert b"E_BAD_MESSAGE" in done.stderr
 
 
-def test_a_topic_that_is_no_name_is_refused_at_once(to_nsq):
+def test_an_invalid_topic_is_refused_at_once(to_nsq):
     done = to_nsq(b"x\n", topic="a b")
     assert done.returncode == 1
     assert b"--topic 'a b' is not a valid name" in done.stderr
 
 
-def test_many_records_keep_their_number(to_nsq, nsqd):
+def test_many_records_are_all_published(to_nsq, nsqd):
     assert to_nsq(b"".join(b"%d\n" % number for number in range(20_000))).returncode == 0
     assert nsqd.channel_stats("t", "c")["depth"] == 20_000
 
@@ -68,7 +68,7 @@ def test_no_input_needs_no_nsqd():
     assert subprocess.run(command, input=b"", capture_output=True, timeout=30, check=False).returncode == 0
 
 
-def test_an_nsqd_that_is_not_there_is_said():
+def test_an_nsqd_that_is_down_is_an_error():
     program = str(Path(sys.executable).with_name("to_nsq"))
     command = [program, "--topic=t", "--nsqd-tcp-address=127.0.0.1:1"]
     done = subprocess.run(command, input=b"x\n", capture_output=True, timeout=30, check=False)
@@ -81,7 +81,7 @@ def test_the_version_is_printed(to_nsq):
     assert done.stdout.startswith(b"to_nsq v")
 
 
-def test_a_signal_ends_the_reading_and_what_was_read_is_published(nsqd):
+def test_a_signal_ends_the_reading_and_read_records_are_published(nsqd):
     command = [str(Path(sys.executable).with_name("to_nsq")), "--topic=t", f"--nsqd-tcp-address={nsqd.tcp_address}"]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
         assert process.stdin is not None

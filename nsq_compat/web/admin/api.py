@@ -7,8 +7,8 @@ from typing import Any
 from flask import Blueprint, Response, request
 
 from nsq_compat.cluster.fan_out import AllFailed
+from nsq_compat.protocol.errors import quote
 from nsq_compat.protocol.go_json import dumps
-from nsq_compat.protocol.quoting import quote
 from nsq_compat.web.admin import actions, api_json
 from nsq_compat.web.admin.access import require, service
 from nsq_compat.web.admin.graphite import Graphite

@@ -1,0 +1,114 @@
+"""The newest messages of a log at durability level ``memory``: in RAM, and in no file yet.
+
+``TopicLog`` reads them like the end of its last segment. They leave in one of two ways:
+
+- *trimmed*: no channel reads them any more, so they are dropped and never written;
+- *spilled*: the oldest ones are written to a segment, when more than `limit` messages would wait, and when nsqd stops.
+
+So a channel that has something left to read here finds everything behind it either in the segments or here, without a
+gap. Only immediate messages are kept here: control records are written at once, and channels keep deferred messages.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from nsq_compat.log.group import Group
+from nsq_compat.protocol.storage_schema import MESSAGES
+
+_TRIM_MESSAGES: Final = 256
+_TRIM_BYTES: Final = 1 << 18
+"""So many messages or bytes are added between two attempts to trim, at least; then as much as was left."""
+
+
+class MemoryTail:
+    """`limit` bounds the number of messages; `first_needed` returns the number of the first that a channel reads."""
+
+    def __init__(self, limit: int, first_needed: Callable[[], int]) -> None:
+        self.count = 0
+        self._limit = limit
+        self._first_needed = first_needed
+        self._size = 0  # estimated, as if all frames of a batch were as long as the last one
+        self._seqs: list[int] = []
+        self._batches: list[Sequence[bytes]] = []
+        self._trim_count = _TRIM_MESSAGES
+        self._trim_size = _TRIM_BYTES
+
+    @property
+    def first_seq(self) -> int:
+        """The number of the oldest message; there must be one."""
+        return self._seqs[0]
+
+    def append(self, first_seq: int, frames: Sequence[bytes]) -> bool:
+        """Add the messages of one publish; returns False if there is no room for them."""
+        # Hot: runs for every publish.
+        if not frames:
+            return True
+        count = self.count + len(frames)
+        if count > self._trim_count or self._size > self._trim_size or count > self._limit:
+            self.trim()
+            count = self.count + len(frames)
+            if count > self._limit:
+                return False
+        self._seqs.append(first_seq)
+        self._batches.append(frames)
+        self.count = count
+        self._size += len(frames) * len(frames[-1])
+        return True
+
+    def trim(self) -> None:
+        """Drop the messages that no channel reads any more."""
+        if self.count:
+            self._drop_before(self._first_needed())
+        self._trim_count = self.count + max(self.count, _TRIM_MESSAGES)
+        self._trim_size = self._size + max(self._size, _TRIM_BYTES)
+
+    def oldest(self, max_bytes: int) -> Group:
+        """The first messages, about `max_bytes` of them, at least those of one publish."""
+        return self.read(self._seqs[0], max_bytes)
+
+    def drop(self, count: int) -> None:
+        """Forget so many of the oldest messages, which are written now."""
+        self._drop_before(self._seqs[0] + count)
+
+    def read(self, seq: int, max_bytes: int) -> Group:
+        """Messages from number `seq` on, or from the first if that is higher; no frames at the end."""
+        at = max(bisect_right(self._seqs, seq) - 1, 0)
+        first = max(seq, self._seqs[at])
+        batch = self._batches[at]
+        frames = batch[first - self._seqs[at] :] if first > self._seqs[at] else batch
+        size = sum(map(len, frames))
+        at += 1
+        if at == len(self._batches) or size >= max_bytes:
+            return Group(MESSAGES, first, 0, frames)
+        merged = list(frames)
+        while at < len(self._batches) and size < max_bytes:
+            merged += self._batches[at]
+            size += sum(map(len, self._batches[at]))
+            at += 1
+        return Group(MESSAGES, first, 0, merged)
+
+    def latest(self, count: int) -> list[Group]:
+        """The last publishes, oldest first, with `count` messages or all there are."""
+        groups: list[Group] = []
+        for seq, batch in zip(reversed(self._seqs), reversed(self._batches), strict=True):
+            if count <= 0:
+                break
+            groups.append(Group(MESSAGES, seq, 0, batch))
+            count -= len(batch)
+        return groups[::-1]
+
+    def bytes_behind(self, seq: int) -> int:
+        """Approximate bytes from number `seq` on."""
+        end = self._seqs[-1] + len(self._batches[-1]) if self.count else 0
+        return self._size * max(0, min(self.count, end - seq)) // self.count if self.count else 0
+
+    def _drop_before(self, seq: int) -> None:
+        """Whole batches only: a batch of which a message is left stays."""
+        gone = bisect_right(self._seqs, seq)
+        if gone and seq < self._seqs[gone - 1] + len(self._batches[gone - 1]):
+            gone -= 1
+        for batch in self._batches[:gone]:
+            self.count -= len(batch)
+            self._size -= len(batch) * len(batch[-1])
+        del self._batches[:gone], self._seqs[:gone]

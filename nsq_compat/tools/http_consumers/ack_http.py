@@ -1,0 +1,246 @@
+"""An HTTP server whose handlers learn how much of an answer the client's system has acknowledged.
+
+`net.http_server` sends an answer and forgets it. Here a handler writes by itself, in a greenlet for each client, and
+can ask for three things: whether the client has left, whether it has sent something else meanwhile, and how many of the
+bytes sent to it have been acknowledged.
+
+Invariants:
+
+- Only the handler writes, and the connection is read all the time.
+- A client that reads nothing is disconnected in time; at most a few requests of one client are queued.
+"""
+
+import array
+import fcntl
+import logging
+import socket
+import termios
+import time
+from typing import Final, Protocol
+
+import gevent
+import gevent.socket
+from gevent.event import Event
+
+from nsq_compat.net.acceptor import Acceptor
+from nsq_compat.net.connection import Connection
+from nsq_compat.net.listeners import address_of, peer_of
+from nsq_compat.net.turn import Turn
+from nsq_compat.session.ack_session import AckSession
+from nsq_compat.session.http_message import TEXT, Admission, HttpLimits, Request, Response, encode_response, http_date
+
+log = logging.getLogger(__name__)
+
+MIN_POLL_SECONDS: Final = 0.001
+MAX_POLL_SECONDS: Final = 0.05
+"""Acknowledgements cause no event, so they are polled for, after pauses that double between these bounds."""
+_STALL_SECONDS: Final = 1.0
+"""A client that has left and takes nothing for so long is given up."""
+_ABORT_SECONDS: Final = 1.0
+_INTERNAL_ERROR: Final = Response(500, b"INTERNAL_ERROR\n", (TEXT,), close=True)
+
+
+class ClientGone(ConnectionError):
+    """The client has left or takes nothing: the last bytes sent may not have arrived."""
+
+
+class AckHandler(Protocol):
+    """The application behind an `AckHttpServer`."""
+
+    def admit(self, method: str, path: str) -> Admission:
+        """As ``http_message.HttpHandler.admit``."""
+
+    def answer(self, request: Request, client: "AckConnection") -> bool:
+        """Answer with ``client.reply`` or ``client.send``; return whether the connection is kept."""
+
+
+class AckConnection:
+    """One HTTP client, from accept to close.
+
+    `wake` is set whenever the client's state has changed; handlers may set it for reasons of their own.
+    """
+
+    def __init__(
+        self, client: socket.socket, address: str, handler: AckHandler, limits: HttpLimits, turn: Turn
+    ) -> None:
+        self.address = address
+        self.wake = Event()
+        self.is_stopping = False
+        """The server stops: answer what can be answered at once."""
+        self._socket = client
+        self._handler = handler
+        self._limits = limits
+        self._acknowledged = 0
+        self._connection = Connection(client, address, self._make_session, session_waits=False, turn=turn)
+        self._session = self._connection.session
+
+    def _make_session(self, connection: Connection[AckSession], now: float, now_ns: int) -> AckSession:
+        return AckSession(self._handler.admit, self._limits, self.address, self.wake.set, now)
+
+    # --- For handlers -------------------------------------------------------------------------------------------------
+
+    @property
+    def is_gone(self) -> bool:
+        """The client sends no more, or the connection broke."""
+        return self._session.is_gone
+
+    @property
+    def is_broken(self) -> bool:
+        return self._session.is_broken
+
+    @property
+    def read_count(self) -> int:
+        """How often data was received: if it has grown, the client has sent something since."""
+        return self._session.read_count
+
+    @property
+    def sent(self) -> int:
+        """Bytes."""
+        return self._session.sent
+
+    @property
+    def acknowledged(self) -> int:
+        """How many of the bytes sent the client's system has acknowledged."""
+        if self._socket.fileno() >= 0:
+            unacknowledged = array.array("i", [0])
+            fcntl.ioctl(self._socket.fileno(), termios.TIOCOUTQ, unacknowledged)
+            self._acknowledged = self.sent - unacknowledged[0]
+        return self._acknowledged
+
+    def write_deadline(self) -> float:
+        """When an answer sent now must be acknowledged, however long it is: its messages are in flight meanwhile."""
+        return time.monotonic() + self._limits.write_seconds
+
+    def send(self, data: bytes, deadline: float) -> None:
+        """Return when the socket has accepted `data`. Raises ``ClientGone``, at `deadline` at the latest."""
+        left = memoryview(data)
+        while left:
+            if self.is_broken:
+                raise ClientGone("connection closed")
+            try:
+                count = self._socket.send(left)
+            except BlockingIOError:
+                self._wait_writable(deadline)
+            except OSError as error:
+                raise ClientGone(str(error)) from error
+            else:
+                self._session.sent += count
+                left = left[count:]
+            if left and time.monotonic() >= deadline:
+                raise ClientGone("reads too slowly")
+
+    def _wait_writable(self, deadline: float) -> None:
+        seconds = max(0.0, min(deadline - time.monotonic(), _STALL_SECONDS))
+        try:
+            gevent.socket.wait_write(self._socket.fileno(), seconds, TimeoutError())
+        except TimeoutError:
+            if self.is_gone:
+                raise ClientGone("left without reading") from None
+
+    def reply(self, request: Request, response: Response, deadline: float | None = None) -> bool:
+        """Send an answer; returns whether the connection is kept. Raises ``ClientGone``."""
+        keep_alive = request.keep_alive and not response.close and not self.is_stopping
+        self._send_response(response, request.version, keep_alive, request.method == "HEAD", deadline)
+        return keep_alive
+
+    def _send_response(
+        self, response: Response, version: str, keep_alive: bool, bodiless: bool, deadline: float | None
+    ) -> None:
+        date = http_date(int(time.time()))
+        data = encode_response(response, date, version=version, keep_alive=keep_alive, bodiless=bodiless)
+        self.send(data, deadline or self.write_deadline())
+
+    def wait_until_acknowledged(self, deadline: float) -> None:
+        """Return when everything sent is acknowledged. Raises ``ClientGone``, at `deadline` at the latest."""
+        pause = MIN_POLL_SECONDS
+        while self.acknowledged < self.sent:
+            self.wake.clear()
+            if self.is_gone or time.monotonic() >= deadline:
+                # The client may have read everything before it left: its FIN came after the acknowledgement.
+                if not self.is_broken and self.acknowledged == self.sent:
+                    return
+                raise ClientGone("left before the answer arrived")
+            self.wake.wait(pause)
+            pause = min(2 * pause, MAX_POLL_SECONDS)
+        if self.is_broken:
+            raise ClientGone("connection broke")
+
+    # --- For the server -----------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Answer one request after the other, until either side ends the connection."""
+        reading = gevent.spawn(self._connection.run)
+        try:
+            while (request := self._next()) is not None and self._answer(request):
+                self._session.answered(time.monotonic())
+                self._connection.wake()
+            self._session.closing = True
+            self._connection.wake()
+        except ClientGone:
+            self.abort()
+        except Exception:  # the top of a greenlet
+            log.exception("[%s] - connection failed", self.address)
+            self.abort()
+        reading.join()
+
+    def stop(self) -> None:
+        """The request under way is the last one."""
+        self.is_stopping = True
+        self.wake.set()
+
+    def abort(self) -> None:
+        self._connection.abort()
+
+    def _next(self) -> Request | Response | None:
+        """Wait for the next request; None if there will be none."""
+        session = self._session
+        while True:
+            self.wake.clear()
+            if session.requests:
+                session.is_answering = True
+                return session.requests.popleft()
+            if self.is_stopping or not session.expects_requests:
+                return None
+            self.wake.wait()
+
+    def _answer(self, request: Request | Response) -> bool:
+        if isinstance(request, Response):
+            self._send_response(request, "1.1", keep_alive=False, bodiless=False, deadline=None)
+            return False
+        try:
+            return self._handler.answer(request, self)
+        except ClientGone:
+            raise
+        except Exception:
+            log.exception("panic in HTTP handler - %s %r", request.method, request.target)
+            return self.reply(request, _INTERNAL_ERROR)
+
+
+class AckHttpServer:
+    """Owns a listening socket from here on, and every connection accepted from it."""
+
+    def __init__(self, listener: socket.socket, handler: AckHandler, limits: HttpLimits | None = None) -> None:
+        self.address = address_of(listener)
+        self._acceptor = Acceptor(listener, "HTTP", self._serve)
+        self._handler = handler
+        self._limits = limits or HttpLimits()
+        self._turn = Turn(gevent.get_hub().loop)
+        self._connections: dict[AckConnection, gevent.Greenlet[[], None]] = {}
+
+    def start(self) -> None:
+        self._acceptor.start()
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """Accept no more, wait up to `timeout` seconds for requests under way, abort the rest."""
+        self._acceptor.stop()
+        for connection in list(self._connections):
+            connection.stop()
+        gevent.joinall(list(self._connections.values()), timeout)
+        for connection in list(self._connections):
+            connection.abort()
+        gevent.joinall(list(self._connections.values()), _ABORT_SECONDS)
+
+    def _serve(self, client: socket.socket, name: object) -> None:
+        connection = AckConnection(client, peer_of(name)[0], self._handler, self._limits, self._turn)
+        greenlet = self._connections[connection] = gevent.spawn(connection.run)
+        greenlet.link(lambda _: self._connections.pop(connection, None))

@@ -1,0 +1,217 @@
+"""One topic of nsq_to_file: its consumer, the thread that writes, and when messages are finished.
+
+The consumer's handler only passes messages on. The thread takes what has gathered, so that a batch is one write, and
+syncs when the recording says so, or when the consumer would receive no more before some messages are finished.
+
+Invariant: a message is finished after the file that contains it was synced, never before. When the disk fails, nothing
+more is written: messages that are not synced are requeued, and `on_failure` is called.
+"""
+
+import enum
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from nsq_compat.client import Consumer, Message
+from nsq_compat.client.message import Handler
+from nsq_compat.tools.nsq_to_file.file_series import FileSeries
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncRules:
+    """When to sync and when to open files."""
+
+    interval: float
+    """Seconds."""
+    max_unsynced: int
+    """Messages that wait for a sync."""
+    skip_empty: bool = False
+    """Open a file only when there is a message to write."""
+
+
+class Recording:
+    """Messages of one topic that are written and not finished yet. No I/O but that of `series`, and no threads.
+
+    A sync is due when enough messages wait for one, when the interval is over, when a file ends, and before nsqd's
+    message timeout. `now` is monotonic, `now_ns` wall clock.
+    """
+
+    def __init__(self, label: str, series: FileSeries, rules: SyncRules, now: float) -> None:
+        self.series = series
+        self.recorded = 0
+        """Number of messages synced and finished."""
+        self.unsynced: list[Message] = []
+        self._label = label
+        self._rules = rules
+        self._tick_due = now + rules.interval
+        self._sync_due = 0.0
+
+    def write(self, messages: Sequence[Message], now: float, now_ns: int, timeout: float) -> None:
+        """Write messages, which are to be finished within `timeout` seconds."""
+        if not self.unsynced:
+            self._sync_due = now + timeout
+        # nsqd delivers those again whose connection is gone.
+        left = [message for message in messages if not message.is_lost]
+        while left:
+            if self.series.must_rotate(now, now_ns):
+                self.sync()
+                self.series.open_next(now, now_ns)
+            bodies = [message.body for message in left]
+            count = self.series.count_fitting(bodies)
+            self.series.write(bodies[:count])
+            self.unsynced += left[:count]
+            left = left[count:]
+        if len(self.unsynced) >= self._rules.max_unsynced:
+            self.sync()
+
+    def due(self) -> float:
+        """When to call `tick`."""
+        return min(self._tick_due, self._sync_due) if self.unsynced else self._tick_due
+
+    def tick(self, now: float, now_ns: int) -> None:
+        """Sync; at the end of the interval also end a file that is due."""
+        self.sync()
+        if now < self._tick_due:
+            return
+        self._tick_due = now + self._rules.interval
+        if self.series.must_rotate(now, now_ns):
+            if self._rules.skip_empty:
+                self.series.close()
+            else:
+                self.series.open_next(now, now_ns)
+
+    def sync(self) -> None:
+        if not self.unsynced:
+            return
+        log.info("[%s] syncing %d records to disk", self._label, len(self.unsynced))
+        self.series.sync()
+        for message in self.unsynced:
+            message.finish()
+        self.recorded += len(self.unsynced)
+        self.unsynced.clear()
+
+    def close(self) -> None:
+        """Sync, finish, and put the file in place; the next message opens another."""
+        self.sync()
+        self.series.close()
+
+    def requeue_unsynced(self) -> None:
+        """The disk has failed: another process may write these messages."""
+        for message in self.unsynced:
+            if not message.is_answered:
+                message.requeue(delay=0, backoff=False)
+        self.unsynced.clear()
+
+
+_MAX_BATCH: Final = 1000
+_POLL_SECONDS: Final = 1.0
+"""Between checks whether more messages can come, because RDY may have been redistributed."""
+
+
+class _Order(enum.Enum):
+    """Orders to the thread, in one queue with the messages."""
+
+    SYNC = enum.auto()
+    REOPEN = enum.auto()
+    END = enum.auto()
+
+
+class TopicRecorder:
+    """`subscribe` makes the consumer, given its handler."""
+
+    def __init__(
+        self,
+        label: str,
+        recording: Recording,
+        subscribe: Callable[[Handler], Consumer],
+        on_failure: Callable[[], object],
+    ) -> None:
+        self.recording = recording
+        self.consumer = subscribe(self._receive)
+        self._label = label
+        self._on_failure = on_failure
+        self._queue: queue.SimpleQueue[Message | _Order] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=f"recorder {label}", daemon=True)
+        self._stopping = False
+
+    def start(self) -> None:
+        self._thread.start()
+        self.consumer.start()
+
+    def reopen(self) -> None:
+        """Sync and close the file; the next message opens another."""
+        self._queue.put(_Order.REOPEN)
+
+    def stop(self, timeout: float) -> None:
+        """Stop the consumer, write all received messages, and return when the file is closed."""
+        self._stopping = True
+        self._queue.put(_Order.SYNC)
+        self.consumer.stop(timeout)
+        self._queue.put(_Order.END)
+        self._thread.join()
+
+    def _receive(self, message: Message) -> None:
+        message.enable_async()
+        self._queue.put(message)
+
+    # --- In its thread ------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        order, messages = None, list[Message]()
+        try:
+            while order is not _Order.END:
+                messages, order = self._gather()
+                self._record(messages, order)
+        except Exception as error:  # the top of a thread
+            log.critical("[%s] %s", self._label, error, exc_info=None if isinstance(error, OSError) else error)
+            self._on_failure()
+            self._requeue(messages)
+            while order is not _Order.END:
+                messages, order = self._gather()
+                self._requeue(messages)
+
+    def _gather(self) -> tuple[list[Message], _Order | None]:
+        """Received messages up to the next order; waits for the first one, until the recording is due."""
+        messages = list[Message]()
+        wait = self.recording.due() - time.monotonic()
+        try:
+            item = self._queue.get(timeout=max(0.0, min(wait, _POLL_SECONDS) if self.recording.unsynced else wait))
+            while isinstance(item, Message):
+                messages.append(item)
+                if len(messages) == _MAX_BATCH:
+                    return messages, None
+                item = self._queue.get_nowait()
+        except queue.Empty:
+            return messages, None
+        return messages, item
+
+    def _record(self, messages: list[Message], order: _Order | None) -> None:
+        recording, now, now_ns = self.recording, time.monotonic(), time.time_ns()
+        if messages:
+            recording.write(messages, now, now_ns, self._sync_timeout())
+        if order in (_Order.REOPEN, _Order.END):
+            recording.close()
+        elif now >= recording.due():
+            recording.tick(now, now_ns)
+        elif recording.unsynced and (order is _Order.SYNC or self._is_starved()):
+            recording.sync()
+
+    def _is_starved(self) -> bool:
+        return self._queue.empty() and (self._stopping or self.consumer.is_starved())
+
+    def _sync_timeout(self) -> float:
+        """Half of the message timeout."""
+        return min((connection.msg_timeout for connection in self.consumer.connections), default=0.0) / 2
+
+    def _requeue(self, messages: Iterable[Message]) -> None:
+        self.consumer.set_max_in_flight(0)
+        self.recording.requeue_unsynced()
+        for message in messages:
+            if not message.is_answered:
+                message.requeue(delay=0, backoff=False)
