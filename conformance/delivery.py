@@ -76,7 +76,7 @@ class Delivery:
         client.consuming(nsqd.tcp_address, topic, "late", 500, out).report()
         assert_each_line_once(file, out)
 
-    def test_a_deferred_message_does_not_come_early(
+    def test_a_deferred_message_is_not_delivered_early(
         self, client: Client, nsqd: NsqdProcess, topic: str, lines_file: LinesFile, tmp_path: Path
     ) -> None:
         file, out = lines_file(100), tmp_path / "out"
@@ -125,7 +125,7 @@ class Delivery:
         assert report["attempts"] == {"1": 20}
         assert_channel_is_done(impatient, topic, "ch", message_count=20)
 
-    def test_an_unanswered_message_times_out_and_its_late_answer_harms_nothing(
+    def test_an_unanswered_message_times_out_and_its_late_answer_is_refused(
         self, client: Client, impatient: NsqdProcess, topic: str, lines_file: LinesFile, tmp_path: Path
     ) -> None:
         file, out = lines_file(20), tmp_path / "out"
@@ -162,7 +162,7 @@ class Delivery:
             assert consumer.report()["finished"] == 500
             assert_each_line_once(file, tmp_path / channel)
 
-    def test_a_body_over_the_limit_costs_only_its_own_connection(
+    def test_a_body_over_the_limit_closes_only_its_own_connection(
         self, client: Client, nsqd: NsqdProcess, topic: str, lines_file: LinesFile, tmp_path: Path
     ) -> None:
         file = tmp_path / "one-long-line"
@@ -172,8 +172,6 @@ class Delivery:
             client.publishing(nsqd.tcp_address, topic, file).report()
         assert client.publishing(nsqd.tcp_address, topic, lines_file(10)).report()["published"] == 10
 
-    def test_a_topic_with_a_bad_name_is_refused_by_name(
-        self, client: Client, nsqd: NsqdProcess, lines_file: LinesFile
-    ) -> None:
+    def test_an_invalid_topic_name_is_refused(self, client: Client, nsqd: NsqdProcess, lines_file: LinesFile) -> None:
         with pytest.raises(ClientFailed, match=self.refusal_of_a_name):
             client.publishing(nsqd.tcp_address, "no$topic", lines_file(1)).report()

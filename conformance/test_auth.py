@@ -69,7 +69,7 @@ def test_every_line_arrives_once(
         }
 
 
-def test_a_client_that_may_only_read_may_not_publish(
+def test_a_client_without_publish_permission_cannot_publish(
     client: Client, nsqd: NsqdProcess, topic: str, lines_file: LinesFile, tmp_path: Path
 ) -> None:
     file, out = lines_file(100), tmp_path / "out"

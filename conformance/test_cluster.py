@@ -66,7 +66,7 @@ def bodies_in(out: Path) -> set[bytes]:
     return set(out.read_bytes().split(b"\n")[:-1])
 
 
-def test_every_message_arrives_though_an_nsqlookupd_and_an_nsqd_die(
+def test_every_message_arrives_although_an_nsqlookupd_and_an_nsqd_are_killed(
     cluster: Cluster, client: Client, topic: str, published: Publications, tmp_path: Path
 ) -> None:
     dying_nsqd, *other_nsqds = cluster.nsqds
@@ -144,7 +144,7 @@ def test_a_consumer_that_polls_during_a_restart_recovers_without_help(
     assert bodies_in(out) == published.bodies
 
 
-def test_a_new_topic_has_the_channels_it_has_elsewhere(
+def test_a_new_topic_gets_the_channels_it_has_on_other_nodes(
     cluster: Cluster, client: Client, topic: str, published: Publications
 ) -> None:
     first, *others = cluster.nsqds

@@ -66,7 +66,7 @@ def test_spark_counts_every_event_it_has_read(daemons: list[str], tmp_path: Path
 
 
 @pytest.mark.timeout(600)
-def test_spark_goes_on_and_ends_with_the_demonstration(daemons: list[str], tmp_path: Path) -> None:
+def test_spark_runs_until_the_demonstration_ends(daemons: list[str], tmp_path: Path) -> None:
     demo = start_demo(*daemons, f"--file={__file__}", TMPDIR=str(tmp_path))
     assert demo.stdout is not None
     assert any(line.startswith("Spark: batch ") for line in demo.stdout)
@@ -78,7 +78,7 @@ def test_spark_goes_on_and_ends_with_the_demonstration(daemons: list[str], tmp_p
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_it_stays_until_a_signal_and_takes_the_daemons_with_it(daemons: list[str], number: int, tmp_path: Path) -> None:
+def test_it_runs_until_a_signal_and_stops_the_daemons(daemons: list[str], number: int, tmp_path: Path) -> None:
     demo = start_demo(*daemons, "--no-spark", f"--file={__file__}", f"--data-path={tmp_path}")
     assert demo.stdout is not None
     assert any("Ctrl-C stops all three" in line for line in demo.stdout)
@@ -89,7 +89,7 @@ def test_it_stays_until_a_signal_and_takes_the_daemons_with_it(daemons: list[str
     assert not processes_naming(str(tmp_path))
 
 
-def test_events_go_on_through_two_channels_after_the_comparison(daemons: list[str]) -> None:
+def test_events_flow_through_two_channels_after_the_comparison(daemons: list[str]) -> None:
     demo = start_demo(*daemons, "--no-spark", f"--file={__file__}")
     try:
         nsqlookupd, _, nsqadmin = addresses_of(demo)
@@ -108,7 +108,7 @@ def test_events_go_on_through_two_channels_after_the_comparison(daemons: list[st
     assert not processes_naming(f"--lookupd-http-address={nsqlookupd}")
 
 
-def test_a_stream_that_ends_by_itself_is_said_and_ends_the_demonstration(daemons: list[str]) -> None:
+def test_the_unexpected_end_of_a_stream_is_reported_and_ends_the_demonstration(daemons: list[str]) -> None:
     demo = start_demo(*daemons, "--no-spark", f"--file={__file__}")
     _, nsqd, _ = addresses_of(demo)
     (publisher,) = processes_naming("nsq_conformance.demo.events", f"--nsqd-tcp-address={nsqd}")
@@ -118,12 +118,12 @@ def test_a_stream_that_ends_by_itself_is_said_and_ends_the_demonstration(daemons
     assert "the publisher of events stopped by itself with status -9" in errors
 
 
-def test_the_same_seed_is_the_same_story() -> None:
+def test_a_seed_always_gives_the_same_events() -> None:
     story, again, other = (list(itertools.islice(events(seed), 500)) for seed in (7, 7, 8))
     assert story == again != other
 
 
-def test_events_come_in_order_and_as_many_as_were_asked_for() -> None:
+def test_events_are_in_order_at_the_requested_rate() -> None:
     shown = [event.published for event in itertools.takewhile(lambda event: event.published < 3600, events(1))]
     assert shown == sorted(shown)
     assert 0.9 < len(shown) / 3600 / EVENTS_A_SECOND < 1.1

@@ -118,7 +118,7 @@ def test_an_nsqd_does_not_differ_from_itself(
         ("a body", lambda data: data.replace(b"m1", b"M1")),
     ],
 )
-def test_whatever_is_changed_is_found_and_the_shortest_stream_for_it(
+def test_a_changed_answer_is_found_with_its_shortest_stream(
     nsqd_process: NsqdProcess, names: Iterator[bytes], changed: Callable[[Change], Addresses], what: str, change: Change
 ) -> None:
     acts: list[Act] = [
@@ -168,12 +168,12 @@ def test_an_interrupted_run_reports_its_results_so_far(nsqd_command: str, tmp_pa
     assert process.returncode == 0
 
 
-def test_a_seed_is_the_same_stream_for_ever() -> None:
+def test_a_seed_always_gives_the_same_stream() -> None:
     assert stream(7) == stream(7)
     assert stream(7) != stream(8)
 
 
-def test_names_are_as_long_as_what_they_replace_and_never_the_same() -> None:
+def test_topic_names_have_the_length_of_the_placeholder_and_are_unique() -> None:
     names = topic_names()
     some = [next(names) for _ in range(5000)]
     assert len(set(some)) == len(some)

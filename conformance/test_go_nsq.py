@@ -16,7 +16,7 @@ class TestGoNsq(Delivery):
 
 
 @pytest.mark.parametrize(("publisher", "consumer"), [("gonsq", "pynsq"), ("pynsq", "gonsq")])
-def test_what_one_client_publishes_the_other_reads(
+def test_one_client_reads_what_the_other_publishes(
     publisher: str,
     consumer: str,
     request: pytest.FixtureRequest,

@@ -177,7 +177,7 @@ kinds_of_files = pytest.mark.parametrize("options", [(), SMALL_FILES, ALL_ON_DIS
 
 @kinds_of_files
 @pytest.mark.parametrize("way", ["there", "back"])
-def test_what_one_nsqd_leaves_the_other_delivers_once(
+def test_the_other_nsqd_delivers_remaining_messages_once(
     data_path: DataPath, nsqd_command: str, other_nsqd_command: str, options: Sequence[str], way: str
 ) -> None:
     first, second = (other_nsqd_command, nsqd_command) if way == "there" else (nsqd_command, other_nsqd_command)
@@ -200,7 +200,7 @@ BOTH = ("nsqd", "other-nsqd")
         pytest.param(2.5, id="after a sync"),
     ],
 )
-def test_what_one_that_is_killed_had_on_disk_the_other_delivers_once(
+def test_the_other_nsqd_delivers_messages_of_a_killed_nsqd_on_disk_once(
     data_path: DataPath, nsqd_command: str, other_nsqd_command: str, pause: float
 ) -> None:
     nsqd = data_path.start(other_nsqd_command, ALL_ON_DISK)
@@ -213,7 +213,9 @@ def test_what_one_that_is_killed_had_on_disk_the_other_delivers_once(
         assert left <= found[place] <= published[place]
 
 
-def test_there_and_back(data_path: DataPath, nsqd_command: str, other_nsqd_command: str) -> None:
+def test_a_data_path_passes_to_the_other_nsqd_and_back(
+    data_path: DataPath, nsqd_command: str, other_nsqd_command: str
+) -> None:
     nsqd = data_path.start(other_nsqd_command, SMALL_FILES)
     finished = fill(nsqd)
     for command, after in ((other_nsqd_command, nsqd_command), (nsqd_command, other_nsqd_command)):

@@ -108,7 +108,7 @@ def subscribed(nsqd: NsqdProcess, topic: str, consumer: Running) -> dict[str, An
     raise AssertionError(consumer.report())
 
 
-def test_every_line_arrives_once_and_the_way_it_was_asked_for(
+def test_every_line_arrives_once_over_the_requested_transport(
     client: Client,
     way: str,
     nsqd: NsqdProcess,
@@ -132,7 +132,7 @@ def test_every_line_arrives_once_and_the_way_it_was_asked_for(
     assert_channel_is_done(nsqd, topic, "ch", message_count=LINES)
 
 
-def test_messages_of_a_megabyte_arrive_whole(
+def test_messages_of_a_megabyte_arrive_unchanged(
     client: Client, nsqd: NsqdProcess, asking: dict[str, object], topic: str, tmp_path: Path
 ) -> None:
     file, out = tmp_path / "long-lines", tmp_path / "out"
@@ -145,7 +145,7 @@ def test_messages_of_a_megabyte_arrive_whole(
 
 
 @pytest.mark.parametrize("pair", AUTHORIZED, ids=" ".join)
-def test_where_clients_are_authorized_the_right_secret_opens_and_another_does_not(
+def test_clients_are_authorized_by_the_right_secret_only(
     client: Client,
     way: str,
     asking: dict[str, object],
@@ -194,7 +194,7 @@ def test_an_unknown_client_is_refused(
         client.publishing(demanding.tcp_address, topic, lines_file(1), **options).report()
 
 
-def test_a_client_without_a_certificate_is_not_let_in(
+def test_a_client_without_a_certificate_is_refused(
     gonsq: Client, demanding: NsqdProcess, certificates: Certificates, topic: str, lines_file: LinesFile
 ) -> None:
     with pytest.raises(ClientFailed, match="certificate required|handshake failure"):

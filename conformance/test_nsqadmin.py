@@ -88,7 +88,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
         yield Cluster(nsqd, nsqlookupd, nsqadmin)
 
 
-def test_figures_are_those_of_nsqd(cluster: Cluster, topic: str) -> None:
+def test_counts_equal_those_of_nsqd(cluster: Cluster, topic: str) -> None:
     cluster.fill(topic, "one", "two", "three")
     stats = cluster.nsqd.channel_stats(topic, "archive")
     channel = cluster.get(f"/api/topics/{topic}/archive")
@@ -113,7 +113,7 @@ def test_topics_and_nodes_are_listed(cluster: Cluster, topic: str) -> None:
     assert topic in [each["topic_name"] for each in one["topics"]]
 
 
-def test_orders_arrive_at_nsqd(cluster: Cluster, topic: str) -> None:
+def test_actions_reach_nsqd(cluster: Cluster, topic: str) -> None:
     cluster.fill(topic, "one", "two")
     path = f"/api/topics/{topic}/archive"
     for action, paused in (("pause", True), ("unpause", False)):
@@ -129,7 +129,7 @@ def test_orders_arrive_at_nsqd(cluster: Cluster, topic: str) -> None:
     assert topic not in (cluster.get("/api/topics")["topics"] or ())  # null when it was the last
 
 
-def test_what_is_created_is_announced_and_then_found_to_be_idle(cluster: Cluster, topic: str) -> None:
+def test_a_created_topic_is_registered_and_then_listed_as_idle(cluster: Cluster, topic: str) -> None:
     assert cluster.nsqadmin.send("/api/topics", json.dumps({"topic": topic, "channel": "c"})) == '{"message":""}'
     assert cluster.channels(topic) == ["c"]
     assert cluster.get("/api/topics?inactive=true")["topics"][topic] == ["c"]
@@ -161,7 +161,9 @@ def test_a_tombstone_takes_a_node_out_of_a_topic(cluster: Cluster, topic: str) -
         ("PUT", "/config/log_level", "loud", 400, "INVALID_VALUE"),
     ],
 )
-def test_refusals_are_nsqs(cluster: Cluster, method: str, path: str, body: str, status: int, message: str) -> None:
+def test_errors_are_those_of_nsq(
+    cluster: Cluster, method: str, path: str, body: str, status: int, message: str
+) -> None:
     assert cluster.refusal(method, path, body) == (status, message)
 
 
@@ -171,7 +173,7 @@ def test_an_unknown_topic_is_an_upstream_error(cluster: Cluster) -> None:
     assert message.startswith("UPSTREAM_ERROR: failed to query any nsqlookupd: got response 404 Not Found")
 
 
-def test_only_admins_may_change_things_where_there_are_some(cluster: Cluster, nsqadmin_command: str) -> None:
+def test_only_admins_may_change_things_if_admins_are_set(cluster: Cluster, nsqadmin_command: str) -> None:
     options = [f"--nsqd-http-address={cluster.nsqd.http_address}", "--admin-user=ada", "--base-path=/ui"]
     with NsqadminProcess(nsqadmin_command, options=options) as nsqadmin:
         guarded = Cluster(cluster.nsqd, cluster.nsqlookupd, nsqadmin)
@@ -181,7 +183,7 @@ def test_only_admins_may_change_things_where_there_are_some(cluster: Cluster, ns
         assert guarded.refusal("GET", "/api/nodes") == (404, "NOT_FOUND")
 
 
-def test_an_nsqd_that_requires_tls_is_asked_over_https(
+def test_an_nsqd_that_requires_tls_is_queried_over_https(
     nsqd_command: str, nsqadmin_command: str, tmp_path: Path
 ) -> None:
     certificates = Certificates(tmp_path)

@@ -97,20 +97,20 @@ def in_any_order(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("path", _PATHS)
-def test_the_same_question_has_the_same_answer(both: list[NsqadminProcess], path: str) -> None:
+def test_both_give_the_same_answer(both: list[NsqadminProcess], path: str) -> None:
     # By lines, so that a difference is read in one.
     one, other = (json.dumps(shown(nsqadmin, path), indent=1, sort_keys=True).splitlines() for nsqadmin in both)
     assert one == other
 
 
-def test_each_node_is_shown_the_same(both: list[NsqadminProcess], cluster: Cluster) -> None:
+def test_both_show_each_node_alike(both: list[NsqadminProcess], cluster: Cluster) -> None:
     for nsqd in cluster.nsqds:
         one, other = (shown(nsqadmin, f"/api/nodes/{nsqd.http_address}") for nsqadmin in both)
         assert one == other
         assert one["total_clients"] == 1
 
 
-def test_the_figures_are_there(both: list[NsqadminProcess]) -> None:
+def test_the_compared_counts_are_not_empty(both: list[NsqadminProcess]) -> None:
     """Nothing is the same as nothing: what the cluster was given is what is compared above."""
     channel = shown(both[0], "/api/topics/orders/archive")
     figures = ("depth", "in_flight_count", "deferred_count", "requeue_count", "message_count", "client_count")

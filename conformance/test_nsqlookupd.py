@@ -43,7 +43,7 @@ def test_a_consumer_finds_every_nsqd_that_has_its_topic(
         assert_channel_is_done(each, topic, "ch", message_count=300)
 
 
-def test_a_consumer_that_comes_before_its_topic_finds_it_later(
+def test_a_consumer_that_starts_before_its_topic_finds_it_later(
     client: Client, nsqd: NsqdProcess, nsqlookupd: NsqlookupdProcess, topic: str, lines_file: LinesFile, tmp_path: Path
 ) -> None:
     file, out = lines_file(200), tmp_path / "out"
@@ -69,7 +69,7 @@ def test_a_consumer_stays_connected_when_nsqlookupd_stops(
     assert_each_line_once(file, out)
 
 
-def test_what_a_connection_said_ends_with_it(nsqd: NsqdProcess, nsqlookupd: NsqlookupdProcess, topic: str) -> None:
+def test_registrations_end_with_their_connection(nsqd: NsqdProcess, nsqlookupd: NsqlookupdProcess, topic: str) -> None:
     with LookupPeer(nsqlookupd, nsqd) as peer:
         assert peer.about_nsqlookupd["http_port"] == int(nsqlookupd.http_address.rpartition(":")[2])
         peer.registers(topic, "ch")

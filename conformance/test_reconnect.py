@@ -16,7 +16,7 @@ def lines(folder: Path, name: str) -> Path:
     return file
 
 
-def test_a_consumer_goes_on_with_an_nsqd_that_was_started_again(
+def test_a_consumer_continues_after_a_restart_of_nsqd(
     client: Client, nsqd_command: str, nsqlookupd_command: str, topic: str, tmp_path: Path
 ) -> None:
     out, data_path = tmp_path / "out", tmp_path / "data"

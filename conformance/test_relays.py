@@ -124,7 +124,7 @@ FILTERED = {
 }
 
 
-def test_nsq_to_nsq_passes_what_is_wanted_of_json(
+def test_nsq_to_nsq_filters_json_messages(
     start: Start, nsqd: NsqdProcess, destination: NsqdProcess, topic: str, web: tuple[str, Seen]
 ) -> None:
     url, seen = web
@@ -153,7 +153,9 @@ def test_nsq_to_nsq_passes_what_is_wanted_of_json(
         ("nsq_to_nsq", ["--topic=t", "--nsqd-tcp-address=h:1"], b"--destination-nsqd-tcp-address required"),
     ],
 )
-def test_what_is_missing_is_said(utility: Callable[[str], str], name: str, flags: list[str], complaint: bytes) -> None:
+def test_missing_flags_are_reported(
+    utility: Callable[[str], str], name: str, flags: list[str], complaint: bytes
+) -> None:
     done = subprocess.run([utility(name), *flags], capture_output=True, timeout=30, check=False)
     assert done.returncode == 1
     assert complaint in done.stderr

@@ -100,11 +100,11 @@ def end(heard: Heard) -> float:
     return when
 
 
-def test_they_come_once_an_interval(heard: Conversations) -> None:
+def test_heartbeats_are_sent_once_per_interval(heard: Conversations) -> None:
     assert len(beats(heard(answering))) in {2, 3}
 
 
-def test_the_first_comes_an_interval_after_identifying(heard: Conversations) -> None:
+def test_the_first_heartbeat_is_sent_one_interval_after_identify(heard: Conversations) -> None:
     assert 0.99 < beats(heard(answering))[0] < 1.9
 
 
@@ -128,7 +128,7 @@ def test_any_command_is_an_answer(heard: Conversations) -> None:
     assert all(frame is not None for _, frame in heard(publishing))
 
 
-def test_they_come_however_much_else_is_said(heard: Conversations) -> None:
+def test_heartbeats_are_sent_however_busy_the_client_is(heard: Conversations) -> None:
     assert len(beats(heard(publishing))) in {2, 3}
 
 
@@ -140,11 +140,11 @@ def test_a_client_that_never_identified_has_thirty_seconds(heard: Conversations)
     assert heard(never_identified) == []
 
 
-def test_half_a_command_is_no_answer(heard: Conversations) -> None:
+def test_an_incomplete_command_is_not_an_answer(heard: Conversations) -> None:
     assert 1.99 < end(heard(dribbling)) < 5
 
 
-def test_a_body_that_takes_too_long_is_named_before_the_end(heard: Conversations) -> None:
+def test_a_body_that_takes_too_long_is_reported_before_the_close(heard: Conversations) -> None:
     conversation = heard(slow_body)
     assert 1.99 < end(conversation) < 5
     errors = [frame.data for _, frame in conversation if frame is not None and frame.kind == ERROR]

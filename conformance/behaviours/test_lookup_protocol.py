@@ -58,7 +58,7 @@ def test_an_unknown_magic_is_refused(nsqlookupd: NsqlookupdProcess) -> None:
         assert peer.is_closed()
 
 
-def test_identifying_is_answered_with_where_nsqlookupd_is(peer: Peer, nsqlookupd: NsqlookupdProcess) -> None:
+def test_identify_is_answered_with_the_addresses_of_nsqlookupd(peer: Peer, nsqlookupd: NsqlookupdProcess) -> None:
     answer = peer.identifies(NODE)
     assert list(answer) == ["broadcast_address", "hostname", "http_port", "tcp_port", "version"]
     assert f":{answer['http_port']}" in nsqlookupd.http_address
@@ -76,7 +76,7 @@ BEFORE_IDENTIFY = {
     "a command in lower case": (b"ping\n", b"E_INVALID invalid command ping"),
     "REGISTER": (b"REGISTER t\n", b"E_INVALID client must IDENTIFY"),
     "UNREGISTER": (b"UNREGISTER t\n", b"E_INVALID client must IDENTIFY"),
-    "IDENTIFY that is no JSON": (b"IDENTIFY\n" + sized(b"{"), b"E_BAD_BODY IDENTIFY failed to decode JSON body"),
+    "IDENTIFY that is not JSON": (b"IDENTIFY\n" + sized(b"{"), b"E_BAD_BODY IDENTIFY failed to decode JSON body"),
     "IDENTIFY with a list": (b"IDENTIFY\n" + sized(b"[]"), b"E_BAD_BODY IDENTIFY failed to decode JSON body"),
     "IDENTIFY with a port as a text": (
         b"IDENTIFY\n" + sized(json.dumps(NODE | {"tcp_port": "4150"}).encode()),
@@ -107,7 +107,7 @@ def test_refused_and_closed(peer: Peer, said: bytes, refusal: bytes) -> None:
     ],
     ids=["the size of an IDENTIFY", "the body of an IDENTIFY"],
 )
-def test_an_end_is_named_when_it_comes_within(peer: Peer, said: bytes, refusal: bytes) -> None:
+def test_eof_is_reported_within(peer: Peer, said: bytes, refusal: bytes) -> None:
     assert peer.sends(said).ends_sending().reply() == refusal
     assert peer.is_closed()
 
@@ -170,7 +170,7 @@ def test_registering_a_channel_registers_its_topic(peer: Peer, nsqlookupd: Nsqlo
     assert (found["channels"], len(found["producers"])) == (["ch"], 1)
 
 
-def test_registering_twice_is_registering(peer: Peer, nsqlookupd: NsqlookupdProcess, topic: str) -> None:
+def test_registering_twice_has_no_further_effect(peer: Peer, nsqlookupd: NsqlookupdProcess, topic: str) -> None:
     peer.is_a_node().registers(topic).registers(topic)
     assert len(producers(nsqlookupd, topic)) == 1
 
@@ -182,7 +182,7 @@ def test_two_connections_are_two_producers(nsqlookupd: NsqlookupdProcess, topic:
         assert len(producers(nsqlookupd, topic)) == 2
 
 
-def test_unregistering_a_topic_takes_the_producer_back(peer: Peer, nsqlookupd: NsqlookupdProcess, topic: str) -> None:
+def test_unregistering_a_topic_removes_the_producer(peer: Peer, nsqlookupd: NsqlookupdProcess, topic: str) -> None:
     peer.is_a_node().registers(topic, "ch").unregisters(topic)
     assert producers(nsqlookupd, topic) == []
     assert topic in nsqlookupd.get("/topics")["topics"]
@@ -204,7 +204,7 @@ def test_an_ephemeral_channel_is_removed_when_its_last_nsqd_unregisters(
     assert nsqlookupd.get("/channels", topic=topic) == {"channels": []}
 
 
-def test_what_a_lost_connection_registered_is_no_longer_found(nsqlookupd: NsqlookupdProcess, topic: str) -> None:
+def test_registrations_of_a_lost_connection_are_removed(nsqlookupd: NsqlookupdProcess, topic: str) -> None:
     Peer(nsqlookupd).is_a_node().registers(topic, "ch").close()
     assert soon(lambda: producers(nsqlookupd, topic) == [])
     assert nsqlookupd.get("/lookup", topic=topic)["channels"] == ["ch"]
@@ -224,7 +224,7 @@ def test_a_tombstoned_producer_is_not_found(peer: Peer, nsqlookupd: NsqlookupdPr
     assert (len(producers(nsqlookupd, topic)), len(producers(nsqlookupd, topic + ".b"))) == (0, 1)
 
 
-def test_registering_anew_takes_the_tombstone_away(peer: Peer, nsqlookupd: NsqlookupdProcess, topic: str) -> None:
+def test_registering_again_removes_the_tombstone(peer: Peer, nsqlookupd: NsqlookupdProcess, topic: str) -> None:
     peer.is_a_node(broadcast_address="t.example").registers(topic)
     assert nsqlookupd.asks("POST", f"/topic/tombstone?topic={topic}&node=t.example:4151").status == 200
     peer.registers(topic)
@@ -247,7 +247,7 @@ def test_a_silent_nsqd_is_found_again_when_it_pings(forgetful: NsqlookupdProcess
         assert soon(lambda: peer.says(b"PING\n") == b"OK" and producers(forgetful, topic))
 
 
-def test_a_tombstone_ends_with_its_time(forgetful: NsqlookupdProcess, topic: str) -> None:
+def test_a_tombstone_expires(forgetful: NsqlookupdProcess, topic: str) -> None:
     with Peer(forgetful) as peer:
         peer.is_a_node(broadcast_address="t.example").registers(topic)
         assert forgetful.asks("POST", f"/topic/tombstone?topic={topic}&node=t.example:4151").status == 200
@@ -261,7 +261,7 @@ def test_ping_says_ok(nsqlookupd: NsqlookupdProcess) -> None:
     assert nsqlookupd.asks("GET", "/ping").body == b"OK"
 
 
-def test_info_says_the_version_and_no_more(nsqlookupd: NsqlookupdProcess) -> None:
+def test_info_has_the_version_only(nsqlookupd: NsqlookupdProcess) -> None:
     assert nsqlookupd.get("/info") == {"version": "1.3.0"}
 
 
