@@ -1,6 +1,6 @@
-"""Clients that have to say who they are, and an auth server that decides what they may do.
+"""Clients that must authenticate, and an auth server that decides on their permissions.
 
-What it is told of clients with TLS is tested in ``test_negotiation``.
+``test_negotiation`` tests the auth server's requests for clients with TLS.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ READER = "reader"
 @pytest.fixture(scope="module")
 def auth_server() -> Iterator[AuthServer]:
     reading = {"topic": ".*", "channels": [".*"], "permissions": ["subscribe"]}
-    # So short that it is asked again while a test runs.
+    # So short that the auth server is queried again during a test.
     with AuthServer({SECRET: EVERYTHING, READER: [reading]}, ttl=1) as server:
         yield server
 

@@ -1,4 +1,4 @@
-"""The official Go client against nsqd, and the two clients with each other."""
+"""The official Go client against nsqd, and together with pynsq."""
 
 from pathlib import Path
 

@@ -34,7 +34,7 @@ def pull(start: StartConsumer, nsqd: NsqdProcess, topic: str) -> HttpConsumerPro
 
 
 def waiting(nsqd: NsqdProcess, topic: str) -> int:
-    """Messages of the channel that nobody has; -1 while somebody has one."""
+    """The depth of the channel; -1 while messages are in flight."""
     stats = nsqd.channel_stats(topic, "c")
     return -1 if stats["in_flight_count"] or stats["deferred_count"] else int(stats["depth"])
 

@@ -21,7 +21,7 @@ WITHIN = 40
 
 @pytest.fixture
 def start(utility: Utility, nsqd: NsqdProcess, topic: str, tmp_path: Path) -> Iterator[Start]:
-    """Start it for the test's topic, syncing ten times a second; it is gone at the end of the test."""
+    """Start nsq_to_file for the test's topic, with ten syncs a second; it is stopped at the end of the test."""
     nsqd.create_channel(topic, "nsq_to_file")
     with ExitStack() as processes:
 
@@ -68,7 +68,7 @@ def end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def lines(folder: Path, topic: str) -> dict[str, list[bytes]]:
-    """By what a file's name has behind the topic; nothing of empty files."""
+    """The lines of non-empty files, by the part of the file name after the topic."""
     found = {}
     for path in folder.glob("*") if folder.exists() else ():
         data = path.read_bytes()

@@ -1,4 +1,4 @@
-"""Any nsqadmin's API over a real nsqlookupd and nsqd: the figures nsqd gives, orders that arrive, NSQ's refusals."""
+"""The API of an nsqadmin over a real nsqlookupd and nsqd: counts, actions, and NSQ's error messages."""
 
 import json
 import time
@@ -23,7 +23,7 @@ _PATIENCE = 30.0
 
 
 class Cluster:
-    """Three daemons that know each other, and a topic's way into them."""
+    """An nsqd, an nsqlookupd and an nsqadmin that belong together."""
 
     def __init__(self, nsqd: NsqdProcess, nsqlookupd: NsqlookupdProcess, nsqadmin: NsqadminProcess) -> None:
         self.nsqd = nsqd
@@ -40,18 +40,18 @@ class Cluster:
             return error.code, json.load(error)["message"]
 
     def fill(self, topic: str, *bodies: str) -> None:
-        """The topic, with a channel `archive` that holds these, known to nsqlookupd."""
+        """Create the topic with a channel `archive` that has these messages, and wait until nsqlookupd knows it."""
         self.nsqd.create_channel(topic, "archive")
         for body in bodies:
             urlopen(f"http://{self.nsqd.http_address}/pub?topic={topic}", body.encode(), timeout=_PATIENCE).close()
         self.until_announced(topic, "archive")
-        # A topic may hold its messages until nsqlookupd has said which channels it has elsewhere.
+        # A topic may hold its messages until nsqlookupd has returned its channels on other nodes.
         eventually(lambda: self.nsqd.channel_stats(topic, "archive")["depth"] == len(bodies))
 
     def until_announced(self, topic: str, channel: str) -> None:
         deadline = time.monotonic() + _PATIENCE
         while channel not in self.channels(topic):
-            assert time.monotonic() < deadline, f"nsqlookupd does not hear of {topic}/{channel}"
+            assert time.monotonic() < deadline, f"{topic}/{channel} was not registered at nsqlookupd in time"
             time.sleep(0.02)
 
     def channels(self, topic: str) -> list[str]:
@@ -65,11 +65,11 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """One that runs, when all three are known by their addresses; else one of our own."""
+    """The running cluster, if all three are given by addresses; otherwise a new one."""
     config = request.config
     attached = [is_address(name, given(name, config)) for name in DAEMONS]
     if any(attached) and not all(attached):
-        pytest.skip("needs a cluster: the addresses of all three, or of none")
+        pytest.skip("needs a cluster: give the addresses of all three daemons, or of none")
     if all(attached):
         where = {name: given(name, config) for name in DAEMONS}
         yield Cluster(
@@ -126,7 +126,7 @@ def test_actions_reach_nsqd(cluster: Cluster, topic: str) -> None:
         cluster.nsqd.channel_stats(topic, "archive")
     assert cluster.channels(topic) == []
     cluster.nsqadmin.send(f"/api/topics/{topic}", "", "DELETE")
-    assert topic not in (cluster.get("/api/topics")["topics"] or ())  # null when it was the last
+    assert topic not in (cluster.get("/api/topics")["topics"] or ())  # null if there is no other topic
 
 
 def test_a_created_topic_is_registered_and_then_listed_as_idle(cluster: Cluster, topic: str) -> None:

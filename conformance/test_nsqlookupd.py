@@ -1,4 +1,4 @@
-"""An nsqlookupd as consumers and operators meet it: the official clients find nsqd through it."""
+"""An nsqlookupd as consumers and operators use it: official clients find nsqd through it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +13,7 @@ from nsq_conformance.lookup_peer import LookupPeer
 from nsq_conformance.nsqd_process import NsqdProcess
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess
 
-NOBODY = "127.0.0.1:1"
+UNREACHABLE = "127.0.0.1:1"
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def test_a_consumer_that_starts_before_its_topic_finds_it_later(
     client: Client, nsqd: NsqdProcess, nsqlookupd: NsqlookupdProcess, topic: str, lines_file: LinesFile, tmp_path: Path
 ) -> None:
     file, out = lines_file(200), tmp_path / "out"
-    consumer = client.discovering([NOBODY, nsqlookupd.http_address], topic, "ch", 200, out)
+    consumer = client.discovering([UNREACHABLE, nsqlookupd.http_address], topic, "ch", 200, out)
     client.publishing(nsqd.tcp_address, topic, file).report()
     with LookupPeer(nsqlookupd, nsqd) as peer:
         peer.registers(topic)

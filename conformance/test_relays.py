@@ -20,7 +20,7 @@ Seen = list[tuple[str, str, bytes]]
 
 @pytest.fixture
 def web() -> Iterator[tuple[str, Seen]]:
-    """A web server's address, and what it was asked: method, path, body."""
+    """The address of a web server, and its recorded requests: method, path, body."""
     seen: Seen = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -70,7 +70,7 @@ def is_idle(nsqd: NsqdProcess, topic: str) -> bool:
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
-    """SIGTERM is answered with an end in order."""
+    """Stop the program with SIGTERM, which must end with status 0."""
     process.terminate()
     assert process.wait(30) == 0
 

@@ -1,4 +1,4 @@
-"""The report of ``conformance/run``: an honest nsqd, one that fails, and the two beside each other."""
+"""The report of ``conformance/run`` on a correct nsqd, a failing one, and both together."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ from nsq_conformance.nsqd_process import NsqdProcess
 from nsq_conformance.outcomes import DIFFERS, FAILS, LEFT_OUT, PASSES, Outcome, named
 from nsq_conformance.report import Row, as_html, as_markdown, as_text, rows
 
-# What they wait for is another pytest.
+# These tests run pytest in a process.
 pytestmark = pytest.mark.timeout(300)
 
 ROOT = Path(__file__).parent.parent
@@ -103,7 +103,7 @@ def test_a_running_nsqd_is_checked_except_for_tests_that_start_their_own(nsqd: N
     assert found["limits", "refused: a pub of too many bytes"] == [LEFT_OUT]
     assert found["shutdown", "the version is that of nsq"] == [LEFT_OUT]
     assert status == 0, text
-    assert {each["topic_name"] for each in nsqd.stats_document()["topics"]} <= {"t"}, "what it made, it deletes"
+    assert {each["topic_name"] for each in nsqd.stats_document()["topics"]} <= {"t"}, "the tests delete their topics"
 
 
 def test_a_group_can_be_selected_by_name(nsqd_command: str, tmp_path: Path) -> None:

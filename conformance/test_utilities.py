@@ -19,7 +19,7 @@ WITHIN = 30
 
 @pytest.fixture
 def publish(utility: Utility, nsqd: NsqdProcess) -> Callable[..., None]:
-    """Publish what is given to to_nsq on its standard input."""
+    """Publish data through the standard input of to_nsq."""
 
     def publish_input(topic: str, data: bytes, *flags: str, to: str = "") -> None:
         command = [utility("to_nsq"), f"--topic={topic}", f"--nsqd-tcp-address={to or nsqd.tcp_address}", *flags]
@@ -30,7 +30,7 @@ def publish(utility: Utility, nsqd: NsqdProcess) -> Callable[..., None]:
 
 
 def tailing(start: Start, nsqd: NsqdProcess, topic: str, *flags: str) -> "subprocess.Popen[bytes]":
-    nsqd.create_channel(topic, "tail")  # messages published before it has connected are not missed
+    nsqd.create_channel(topic, "tail")  # so that nsq_tail gets messages published before it connects
     return start("nsq_tail", f"--topic={topic}", "--channel=tail", f"--nsqd-tcp-address={nsqd.tcp_address}", *flags)
 
 

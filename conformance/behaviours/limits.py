@@ -1,5 +1,6 @@
-"""Limits that a test can reach: what the nsqd of these tests are started with. One that is known by its address has
-its own, so tests of limits are left out there.
+"""Options of the tested nsqd, with limits that tests can reach.
+
+A running nsqd, given by its address, has other limits, so the tests of limits are left out there.
 """
 
 from collections.abc import Callable
@@ -18,7 +19,7 @@ OPTIONS = (
     f"--max-msg-timeout={MAX_MSG_TIMEOUT_MS}ms",
     "--max-heartbeat-interval=2m",
     "--max-channel-consumers=2",
-    # What is waited for comes as soon as it may; all channels are looked at each time.
+    # Due messages are delivered as early as possible; all channels are scanned each time.
     "--output-buffer-timeout=25ms",
     "--queue-scan-selection-count=1000",
 )
@@ -58,4 +59,4 @@ LIMITS: Final = frozenset(
         "test_a_requested_value_is_refused[msg_timeout-120001-msg timeout (120001) is invalid]",
     }
 )
-"""The tests, and cases of tests, that are about one of them."""
+"""The tests, and cases of tests, of these limits."""

@@ -1,4 +1,4 @@
-"""FIN, REQ and TOUCH while there is time for them; ``test_timeouts`` is about when it is over."""
+"""FIN, REQ and TOUCH before the message times out; ``test_timeouts`` tests them afterwards."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is put off comes later: not before its time, and soon after."""
+"""Deferred messages are delivered after their delay, not before, and soon after."""
 
 import time
 
@@ -12,7 +12,7 @@ from nsq_conformance.raw_client import RawClient, sized, soon
 DELAY_MS = 400
 DELAY = DELAY_MS / 1000
 _SLACK = 0.001
-"""Go counts whole milliseconds."""
+"""Go's delays have a resolution of one millisecond."""
 
 
 def test_a_deferred_message_is_delivered_after_its_delay(client: RawClient, awake: str) -> None:
@@ -118,7 +118,7 @@ def counts(nsqd: NsqdProcess, topic: str) -> tuple[int, int]:
 
 @pytest.mark.difference("alarms")
 def test_due_messages_of_a_new_channel_are_delivered_at_once(client: RawClient, connect: Connect, topic: str) -> None:
-    # Go's nsqd has just looked for new channels when this comes, and does so again five seconds later.
+    # Go's nsqd looks for new channels every five seconds only.
     connect().subscribes(topic + ".before", ready=1).defers(topic + ".before", 1, b"x").message()
     client.subscribes(topic, ready=1).defers(topic, 100, b"x")
     assert client.reply(timeout=3).data.endswith(b"x")

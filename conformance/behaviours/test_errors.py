@@ -1,4 +1,4 @@
-"""What nsqd says to a command that is not as it should be: word for word, because clients compare."""
+"""Errors of nsqd for invalid commands, compared byte for byte, because clients match them."""
 
 import struct
 
@@ -23,7 +23,7 @@ def test_eof_within_the_magic_is_no_error(nsqd: NsqdProcess) -> None:
         assert client.ends_sending().is_closed()
 
 
-# What ends the connection, behind one frame.
+# Errors that close the connection after one frame.
 FATAL = {
     "an unknown command": (b"PUBLISH t\n", b"E_INVALID invalid command PUBLISH"),
     "an empty line": (b"\n", b"E_INVALID invalid command "),
@@ -101,7 +101,7 @@ def test_refused_and_closed(client: RawClient, said: bytes, refusal: bytes) -> N
     assert client.is_closed()
 
 
-# The same of a consumer.
+# The same for a consumer.
 FATAL_TO_A_CONSUMER = {
     "a second SUB": (b"SUB t ch\n", b"E_INVALID cannot SUB in current state"),
     "IDENTIFY after SUB": (b"IDENTIFY\n" + sized(b"{}"), b"E_INVALID cannot IDENTIFY in current state"),
@@ -146,7 +146,7 @@ def test_an_answer_to_no_message_in_flight_is_refused_and_the_connection_stays(
     assert client.message().body == b"still here"
 
 
-# Where the connection ends in the middle of something.
+# EOF in the middle of a command.
 CUT_OFF = {
     "the size of a PUB": (b"PUB t\n\0\0", b"E_BAD_MESSAGE PUB failed to read message body size"),
     "the body of a PUB": (b"PUB t\n\0\0\0\5ab", b"E_BAD_MESSAGE PUB failed to read message body"),

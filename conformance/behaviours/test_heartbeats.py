@@ -1,5 +1,6 @@
-"""Heartbeats, and what becomes of a client that does not answer them. The shortest interval there is takes a second, so
-all conversations are held at once, and each test looks at one.
+"""Heartbeats, and the disconnection of clients that do not answer them.
+
+The shortest interval is one second, so all sessions run at the same time, and each test checks one of them.
 """
 
 import time
@@ -14,11 +15,11 @@ from nsq_conformance.raw_client import ERROR, HEARTBEAT, RESPONSE, Frame, RawCli
 INTERVAL_MS = 1000
 
 Heard = list[tuple[float, Frame | None]]
-"""When each frame came, in seconds; None is the end of the connection."""
+"""Frames with their times, in seconds; None is EOF."""
 
 
 def listen(client: RawClient, began: float, seconds: float, says: bytes = b"", every: float = 0.25) -> Heard:
-    """For so long, or until the end, saying something again and again."""
+    """Record frames for `seconds` or until EOF, and send `says` at an interval."""
     heard: Heard = []
     while time.monotonic() - began < seconds:
         try:

@@ -1,4 +1,4 @@
-"""nsqd's HTTP API: publishing, topics and channels, what it says of itself, and how it refuses."""
+"""nsqd's HTTP API: publishing, topics and channels, information, and errors."""
 
 import json
 import struct
@@ -17,10 +17,10 @@ def bodies(client: RawClient, topic: str, count: int) -> list[bytes]:
     return client.subscribes(topic, ready=count).bodies(count)
 
 
-# --- What every request meets -----------------------------------------------------------------------------------------
+# --- All requests -----------------------------------------------------------------------------------------------------
 
 ROUTES = {
-    "an unknown path": ("GET", "/nobody", 404, {"message": "NOT_FOUND"}),
+    "an unknown path": ("GET", "/unknown", 404, {"message": "NOT_FOUND"}),
     "POST where GET belongs": ("POST", "/ping", 405, {"message": "METHOD_NOT_ALLOWED"}),
     "GET where POST belongs": ("GET", "/pub", 405, {"message": "METHOD_NOT_ALLOWED"}),
     "DELETE": ("DELETE", "/stats", 405, {"message": "METHOD_NOT_ALLOWED"}),
@@ -215,10 +215,10 @@ def test_an_action_is_answered_with_an_empty_body(nsqd: NsqdProcess, topic: str,
 
 
 NO_SUCH = {
-    "emptying no topic": ("/topic/empty?topic=nobody", 404, "TOPIC_NOT_FOUND"),
-    "deleting no topic": ("/topic/delete?topic=nobody", 404, "TOPIC_NOT_FOUND"),
-    "pausing no topic": ("/topic/pause?topic=nobody", 404, "TOPIC_NOT_FOUND"),
-    "unpausing no topic": ("/topic/unpause?topic=nobody", 404, "TOPIC_NOT_FOUND"),
+    "emptying no topic": ("/topic/empty?topic=unknown", 404, "TOPIC_NOT_FOUND"),
+    "deleting no topic": ("/topic/delete?topic=unknown", 404, "TOPIC_NOT_FOUND"),
+    "pausing no topic": ("/topic/pause?topic=unknown", 404, "TOPIC_NOT_FOUND"),
+    "unpausing no topic": ("/topic/unpause?topic=unknown", 404, "TOPIC_NOT_FOUND"),
     "a bad topic to create": ("/topic/create?topic=a%24b", 400, "INVALID_TOPIC"),
     "a bad topic to empty": ("/topic/empty?topic=a%24b", 400, "INVALID_TOPIC"),
     "a bad topic to delete": ("/topic/delete?topic=a%24b", 404, "TOPIC_NOT_FOUND"),
@@ -228,8 +228,8 @@ NO_SUCH = {
     "no channel to create": ("/channel/create?topic=t", 400, "MISSING_ARG_CHANNEL"),
     "a channel of a bad topic": ("/channel/create?topic=a%24b&channel=ch", 400, "INVALID_ARG_TOPIC"),
     "a bad channel": ("/channel/create?topic=t&channel=a%24b", 400, "INVALID_ARG_CHANNEL"),
-    "a channel of an unknown topic": ("/channel/create?topic=nobody&channel=ch", 404, "TOPIC_NOT_FOUND"),
-    "deleting a channel of an unknown topic": ("/channel/delete?topic=nobody&channel=ch", 404, "TOPIC_NOT_FOUND"),
+    "a channel of an unknown topic": ("/channel/create?topic=unknown&channel=ch", 404, "TOPIC_NOT_FOUND"),
+    "deleting a channel of an unknown topic": ("/channel/delete?topic=unknown&channel=ch", 404, "TOPIC_NOT_FOUND"),
 }
 
 
@@ -242,7 +242,7 @@ def test_an_action_that_is_refused(nsqd: NsqdProcess, target: str, status: int, 
 @pytest.mark.parametrize("act", ["delete", "empty", "pause", "unpause"])
 def test_an_action_on_an_unknown_channel(nsqd: NsqdProcess, topic: str, act: str) -> None:
     nsqd.create_channel(topic, "ch")
-    answer = nsqd.asks("POST", f"/channel/{act}?topic={topic}&channel=nobody")
+    answer = nsqd.asks("POST", f"/channel/{act}?topic={topic}&channel=unknown")
     assert (answer.status, answer.json()) == (404, {"message": "CHANNEL_NOT_FOUND"})
 
 

@@ -1,4 +1,4 @@
-"""What a client can say of itself, what nsqd answers, and what comes of it."""
+"""IDENTIFY: fields, nsqd's answer, and their effects."""
 
 import json
 import os
@@ -16,7 +16,7 @@ def says(client: RawClient, document: bytes) -> RawClient:
 
 
 def client_stats(nsqd: NsqdProcess, topic: str) -> dict[str, Any]:
-    """Of the only consumer of the channel."""
+    """The entry in /stats of the only consumer of the channel."""
     (client,) = nsqd.channel_stats(topic, "ch")["clients"]
     stats: dict[str, Any] = client
     return stats
@@ -77,7 +77,7 @@ def test_the_answer_is_written_without_spaces(client: RawClient) -> None:
     assert answer == json.dumps(json.loads(answer), separators=(",", ":")).encode()
 
 
-# A field, what a client asks for, and what it is told.
+# A field, the requested value, and the granted one.
 GRANTED: tuple[tuple[str, object, object], ...] = (
     ("sample_rate", 0, 0),
     ("sample_rate", 1, 1),

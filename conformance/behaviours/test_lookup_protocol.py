@@ -1,4 +1,4 @@
-"""nsqlookupd: the protocol V1 that nsqd speaks with it, and the HTTP API that consumers ask."""
+"""nsqlookupd: the protocol V1 between nsqd and nsqlookupd, and the HTTP API for consumers."""
 
 import json
 import struct
@@ -23,7 +23,7 @@ NODE: dict[str, object] = {
 
 
 class Peer(RawLookupPeer):
-    """One that speaks for a node there is not."""
+    """A connection that identifies as a node that does not exist."""
 
     def is_a_node(self, **fields: object) -> Self:
         self.identifies(NODE | fields)
@@ -38,7 +38,7 @@ def peer(nsqlookupd: NsqlookupdProcess) -> Iterator[Peer]:
 
 @pytest.fixture(scope="module")
 def forgetful(nsqlookupd_command: str) -> Iterator[NsqlookupdProcess]:
-    """An nsqlookupd that soon forgets."""
+    """An nsqlookupd with short timeouts of producers and tombstones."""
     options = ["--inactive-producer-timeout=400ms", "--tombstone-lifetime=400ms"]
     with NsqlookupdProcess(nsqlookupd_command, options=options) as process:
         yield process
@@ -139,7 +139,7 @@ def test_an_nsqd_is_refused_and_closed(peer: Peer, said: bytes, refusal: bytes) 
     assert peer.is_closed()
 
 
-# --- What is registered is found --------------------------------------------------------------------------------------
+# --- Registrations ----------------------------------------------------------------------------------------------------
 
 
 def test_an_nsqd_that_registers_a_topic_is_found(peer: Peer, nsqlookupd: NsqlookupdProcess, topic: str) -> None:
@@ -285,7 +285,7 @@ def test_a_channel_can_be_deleted(nsqlookupd: NsqlookupdProcess, topic: str) -> 
 
 
 def test_deleting_an_unknown_topic_is_no_error(nsqlookupd: NsqlookupdProcess) -> None:
-    assert nsqlookupd.asks("POST", "/topic/delete?topic=nobody").status == 200
+    assert nsqlookupd.asks("POST", "/topic/delete?topic=unknown").status == 200
 
 
 def test_an_unknown_topic_has_no_channels(nsqlookupd: NsqlookupdProcess) -> None:
@@ -294,7 +294,7 @@ def test_an_unknown_topic_has_no_channels(nsqlookupd: NsqlookupdProcess) -> None
 
 REFUSED = {
     "a lookup of no topic": ("GET", "/lookup", 400, "MISSING_ARG_TOPIC"),
-    "a lookup of an unknown topic": ("GET", "/lookup?topic=nobody", 404, "TOPIC_NOT_FOUND"),
+    "a lookup of an unknown topic": ("GET", "/lookup?topic=unknown", 404, "TOPIC_NOT_FOUND"),
     "a lookup with a bad query": ("GET", "/lookup?topic=%zz", 400, "INVALID_REQUEST"),
     "channels of no topic": ("GET", "/channels", 400, "MISSING_ARG_TOPIC"),
     "no topic to create": ("POST", "/topic/create", 400, "MISSING_ARG_TOPIC"),
@@ -302,7 +302,7 @@ REFUSED = {
     "no topic to delete": ("POST", "/topic/delete", 400, "MISSING_ARG_TOPIC"),
     "no channel to create": ("POST", "/channel/create?topic=t", 400, "MISSING_ARG_CHANNEL"),
     "a bad channel to create": ("POST", "/channel/create?topic=t&channel=a%24b", 400, "INVALID_ARG_CHANNEL"),
-    "an unknown channel to delete": ("POST", "/channel/delete?topic=t&channel=nobody", 404, "CHANNEL_NOT_FOUND"),
+    "an unknown channel to delete": ("POST", "/channel/delete?topic=t&channel=unknown", 404, "CHANNEL_NOT_FOUND"),
     "a tombstone for no topic": ("POST", "/topic/tombstone?node=n:1", 400, "MISSING_ARG_TOPIC"),
     "a tombstone for no node": ("POST", "/topic/tombstone?topic=t", 400, "MISSING_ARG_NODE"),
     "an unknown path": ("GET", "/nobody", 404, "NOT_FOUND"),

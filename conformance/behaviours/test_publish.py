@@ -1,4 +1,4 @@
-"""PUB, MPUB and DPUB: what is published is what arrives."""
+"""PUB, MPUB and DPUB."""
 
 import struct
 import time

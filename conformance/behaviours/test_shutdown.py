@@ -1,4 +1,4 @@
-"""How nsqd starts and stops: what it refuses to begin with, what it keeps, how it ends."""
+"""Start and stop of nsqd: refused options, persistence, shutdown."""
 
 import json
 import shlex
@@ -22,7 +22,7 @@ CODE_OF_A_BAD_FLAG = 2
 
 @pytest.fixture
 def start(nsqd_command: str, tmp_path: Path) -> Iterator[Start]:
-    """A new nsqd with the same data path as the one before."""
+    """Start an nsqd with the same data path as the one before."""
     with ExitStack() as processes:
 
         def begin(*options: str) -> NsqdProcess:
@@ -32,7 +32,7 @@ def start(nsqd_command: str, tmp_path: Path) -> Iterator[Start]:
 
 
 def run(nsqd_command: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """An nsqd that ends by itself."""
+    """Run an nsqd that is expected to end at once."""
     command = [*shlex.split(nsqd_command), "--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", *options]
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
 

@@ -1,4 +1,4 @@
-"""/stats: what is counted, what it is called, and what can be left out."""
+"""/stats: members, counts, and parameters that leave out parts."""
 
 import pytest
 

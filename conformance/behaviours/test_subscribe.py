@@ -1,4 +1,4 @@
-"""SUB, RDY and CLS: who is given how much, and when."""
+"""SUB, RDY and CLS: distribution of messages to consumers."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What becomes of a message that nobody answers in time."""
+"""Timeouts of messages that are not answered."""
 
 import time
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from nsq_conformance.raw_client import RawClient
 
 @pytest.fixture(scope="module")
 def nsqd(nsqd_command: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NsqdProcess]:
-    """It gives consumers little time, and at most three times as much when they ask."""
+    """An nsqd with a short message timeout, and a maximum of three times as much."""
     options = [*OPTIONS, "--msg-timeout=800ms", "--max-msg-timeout=2400ms"]
     with NsqdProcess(nsqd_command, tmp_path_factory.mktemp("nsqd"), options=options) as process:
         yield process
