@@ -1,4 +1,5 @@
-"""What an nsqd, nsqlookupd or nsqadmin does, asked of any of them on real sockets: see README.md.
+"""Tests of the behaviour of any nsqd, nsqlookupd or nsqadmin on real sockets; see README.md.
 
-It imports nothing of nsq_compat. A wheel has it as ``nsq_conformance``, with the command ``nsq-conformance``.
+Imports nothing from nsq_compat. A wheel contains this package as ``nsq_conformance``, with the command
+``nsq-conformance``.
 """

@@ -1,7 +1,7 @@
-"""Daemons that somebody else has started, and goes on running: addresses in place of command lines.
+"""Running daemons that the tests do not start or stop, given by addresses instead of command lines.
 
-``127.0.0.1:4150,127.0.0.1:4151`` is an nsqd or an nsqlookupd, its TCP and its HTTP address; ``127.0.0.1:4171`` an
-nsqadmin. What a test makes there has a name no other run uses, and is deleted when the tests are over.
+``127.0.0.1:4150,127.0.0.1:4151`` is an nsqd or an nsqlookupd, by its TCP and HTTP address; ``127.0.0.1:4171`` is an
+nsqadmin. Topics that a test creates there have names unique to the run, and are deleted at the end.
 """
 
 import re
@@ -15,7 +15,7 @@ from nsq_conformance.nsqd_process import NsqdProcess
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess
 
 RUN: Final = secrets.token_hex(3)
-"""A part of the names of topics, so that nothing an earlier run has left is met."""
+"""A part of topic names, so that leftovers of an earlier run are not used."""
 
 _ADDRESS: Final = r"[^\s,/=]+:\d+"
 _ADDRESSES: Final = {
@@ -26,12 +26,12 @@ _ADDRESSES: Final = {
 
 
 def is_address(daemon: str, text: str) -> bool:
-    """Whether it says where one runs, rather than how to run one."""
+    """Whether `text` has the addresses of a running daemon, not a command line."""
     return _ADDRESSES[daemon].fullmatch(text) is not None
 
 
 class Attached(DaemonProcess):
-    """Not ours to start, stop or ask for its log: what needs that is left out."""
+    """A daemon that the tests cannot start, stop or read the log of; tests that need this are left out."""
 
     def __init__(self, addresses: str) -> None:
         *tcp, http = addresses.split(",")
@@ -47,12 +47,12 @@ class Attached(DaemonProcess):
         pass
 
     def kill(self) -> NoReturn:
-        raise AssertionError(f"the {self.program} at {self.http_address} is not ours to kill")
+        raise AssertionError(f"{self.program} at {self.http_address} was not started by the tests: must not be killed")
 
 
 class AttachedNsqd(Attached, NsqdProcess):
     def stop(self, timeout: float = 0.0) -> int:
-        """It goes on without what the tests made."""
+        """Delete the tests' topics; nsqd keeps running."""
         for topic in self.stats_document()["topics"] or ():
             if RUN in topic["topic_name"]:
                 self.asks("POST", "/topic/delete?" + urlencode({"topic": topic["topic_name"]}))

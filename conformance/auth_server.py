@@ -1,6 +1,6 @@
-"""A small auth server: who may do what is a dict, and it remembers what it was asked.
+"""A small auth server with authorizations from a dict, which records its requests.
 
-It can be told to say something else (`answer`), to hold its tongue for a while (`is_open`), and to speak TLS.
+It can give another answer (`answer`), delay answers (`is_open`), and serve TLS.
 """
 
 import json
@@ -14,14 +14,14 @@ from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
 PATIENCE = 30.0
-"""Seconds a question waits at most while the server is not open."""
+"""Longest wait of a request while the server is not open, in seconds."""
 EVERYTHING = ({"topic": ".*", "channels": [".*"], "permissions": ["subscribe", "publish"]},)
 
 Authorizations = Iterable[Mapping[str, object]]
 
 
 class AuthServer:
-    """Serves from `with` to the end of it. `authorizations` are by secret; another secret is answered with 403."""
+    """A context manager. `authorizations` are by secret; an unknown secret is answered with 403."""
 
     def __init__(
         self, authorizations: Mapping[str, Authorizations], *, ttl: int = 60, tls: ssl.SSLContext | None = None
@@ -29,12 +29,12 @@ class AuthServer:
         self.authorizations = authorizations
         self.ttl = ttl
         self.answer: tuple[int, bytes] | None = None
-        """Status and body to answer with, whoever asks."""
+        """Status and body of all answers, if not None."""
         self.is_open = threading.Event()
         self.is_open.set()
         self.questions: list[dict[str, list[str]]] = []
         self.requests: list[str] = []
-        """Method and path of each question."""
+        """Method and path of each request."""
         self._http = _Server(("127.0.0.1", 0), _Handler)
         self._http.owner = self
         if tls is not None:
@@ -58,7 +58,7 @@ class AuthServer:
         self._thread.join()
 
     def answer_to(self, question: Mapping[str, list[str]]) -> tuple[int, bytes]:
-        """Status and body for the parameters of a question."""
+        """Status and body for the parameters of a request."""
         self.is_open.wait(PATIENCE)
         if self.answer is not None:
             return self.answer
@@ -93,11 +93,11 @@ class _Handler(BaseHTTPRequestHandler):
         owner.requests.append(f"{self.command} {urlsplit(self.path).path}")
         owner.questions.append(question)
         status, body = owner.answer_to(question)
-        with suppress(OSError):  # who asked did not wait
+        with suppress(OSError):  # the client has disconnected
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Tests read `questions`."""
+        """Log nothing; tests read `questions`."""

@@ -1,16 +1,16 @@
-"""Certificates for a test: a server's in files, who signed it, and clients', known and unknown."""
+"""Certificates for tests: a server's, its authority's, and those of known and unknown clients."""
 
 import ssl
 from pathlib import Path
 
 import trustme
 
-CLIENT_NAME = "somebody known"
-"""The common name of the client nsqd knows."""
+CLIENT_NAME = "known client"
+"""The common name of the client that nsqd trusts."""
 
 
 class Certificates:
-    """An authority of its own; all files lie in `folder`."""
+    """A new authority and its certificates, as files in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._ca = trustme.CA()
@@ -23,18 +23,18 @@ class Certificates:
         self.renew("nsqd")
 
     def renew(self, common_name: str) -> None:
-        """Another certificate for the server, in the same files."""
+        """Replace the server's certificate, in the same files."""
         issued = self._ca.issue_cert("localhost", "127.0.0.1", common_name=common_name)
         issued.cert_chain_pems[0].write_to_path(self.certificate)
         issued.private_key_pem.write_to_path(self.key)
 
     @property
     def options(self) -> list[str]:
-        """What nsqd is told."""
+        """The options of nsqd."""
         return [f"--tls-cert={self.certificate}", f"--tls-key={self.key}", "--https-address=127.0.0.1:0"]
 
     def trusting(self, certificate: Path | None = None) -> ssl.SSLContext:
-        """A client's side; it shows a certificate if one is given."""
+        """A client's TLS context, with a client certificate if one is given."""
         context = ssl.create_default_context(cafile=str(self.root_ca))
         if certificate is not None:
             context.load_cert_chain(certificate)

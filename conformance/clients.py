@@ -1,7 +1,6 @@
-"""The official clients as the tests drive them: one process each, the same options, one report.
+"""Runs the official clients: one process each, with the same options and the same report.
 
-What the options mean and what a report holds is said in ``pynsq_client``; ``go/`` and ``nsqjs/`` answer to
-the same.
+``pynsq_client`` describes the options and the report; the programs in ``go/`` and ``nsqjs/`` have the same.
 """
 
 import json
@@ -17,22 +16,22 @@ Report = dict[str, Any]
 
 
 class ClientFailed(Exception):
-    """A client ended with an error; the text is what it wrote to stderr."""
+    """A client ended with an error; the text is its stderr."""
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A client at work."""
+    """A running client."""
 
     process: subprocess.Popen[str]
 
     def report(self, timeout: float = 50.0) -> Report:
-        """Wait for its end. Raises ClientFailed for any status but 0."""
+        """Wait for the end of the client and return its report. Raises ClientFailed for any status but 0."""
         try:
             output, errors = self.process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
             self.stop()
-            raise ClientFailed(f"no end of {self.process.args!r} within {timeout:g} s") from None
+            raise ClientFailed(f"{self.process.args!r} did not end within {timeout:g} s") from None
         if self.process.returncode != 0:
             raise ClientFailed(f"status {self.process.returncode}: {errors.strip()}")
         report: Report = json.loads(output)
@@ -58,7 +57,7 @@ class Client:
     def discovering(
         self, lookupd_http: Iterable[str], topic: str, channel: str, count: int, out: Path, **options: object
     ) -> Running:
-        """Consume from every nsqd that one of these nsqlookupds knows to have the topic."""
+        """Consume from every nsqd that these nsqlookupds return for the topic."""
         return self._start(
             "consume",
             lookupd_http=",".join(lookupd_http),
@@ -72,7 +71,7 @@ class Client:
     def _start(self, program: str, **options: object) -> Running:
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
         return Running(
-            # A session of its own: Ctrl-C reaches the program that started it, which then stops it.
+            # In its own session: Ctrl-C reaches only the parent, which then stops the client.
             subprocess.Popen(
                 [*self.command, program, *flags],
                 stdout=subprocess.PIPE,

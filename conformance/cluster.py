@@ -1,4 +1,4 @@
-"""Several nsqlookupds and nsqds, each on an address of its own, so that whoever is ended can come back where it was."""
+"""A cluster of nsqlookupds and nsqds, each on its own address, so that a stopped daemon can restart on its ports."""
 
 import subprocess
 import time
@@ -16,11 +16,11 @@ from nsq_conformance.nsqd_process import NsqdProcess
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess
 
 PATIENCE = 60.0
-"""Seconds for what takes a few. Go's nsqd takes up to 15 to register again."""
+"""Longest wait for an expected state, in seconds. Go's nsqd takes up to 15 s to register again."""
 
 
 class Cluster:
-    """A context manager. The commands are taken in turn: with two of them, every other daemon is of the second kind."""
+    """A context manager. The commands alternate: with two of them, every second daemon is of the second kind."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Cluster:
 
     @property
     def lookupd_http(self) -> list[str]:
-        """Whom consumers ask."""
+        """The HTTP addresses of the nsqlookupds."""
         return [each.http_address for each in self.nsqlookupds]
 
     def __enter__(self) -> Self:
@@ -69,7 +69,7 @@ def _addresses() -> list[str]:
 
 
 def end(nsqd: NsqdProcess) -> None:
-    """As hard as it can be without losing anything: SIGKILL, but for an nsqd whose memory dies with it (Go's)."""
+    """Stop an nsqd abruptly without losing messages: SIGKILL, or SIGTERM for Go's, which keeps messages in memory."""
     usage = subprocess.run([nsqd.arguments[0], "--help"], capture_output=True, text=True, timeout=30, check=False)
     if "durability" in usage.stdout + usage.stderr:
         nsqd.kill()
@@ -78,7 +78,7 @@ def end(nsqd: NsqdProcess) -> None:
 
 
 def producers(nsqlookupd: NsqlookupdProcess, topic: str) -> int:
-    """How many nsqds it knows to have the topic."""
+    """The number of nsqds that nsqlookupd returns for the topic."""
     try:
         return len(nsqlookupd.get("/lookup", topic=topic)["producers"])
     except HTTPError as error:
@@ -87,7 +87,7 @@ def producers(nsqlookupd: NsqlookupdProcess, topic: str) -> int:
 
 
 def count(nsqd: NsqdProcess, topic: str, channel: str, name: str) -> int:
-    """A figure of a channel, ``depth`` or ``client_count``; 0 while there is no such channel."""
+    """``depth`` or ``client_count`` of a channel; 0 if there is no such channel."""
     try:
         return int(nsqd.channel_stats(topic, channel)[name])
     except LookupError:
@@ -95,9 +95,9 @@ def count(nsqd: NsqdProcess, topic: str, channel: str, name: str) -> int:
 
 
 def eventually(condition: Callable[[], object], client: Running | None = None) -> None:
-    """Return once the condition holds; fail when the client ends before, or it takes too long."""
+    """Wait until the condition holds; fails if the client ends first or after PATIENCE seconds."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
         assert client is None or client.process.poll() is None, client.report()
-        assert time.monotonic() < deadline, "it never came to that"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         time.sleep(0.05)

@@ -1,8 +1,8 @@
-"""What the conformance tests stand on: an nsqd of your choice, the two official clients, files to send.
+"""Fixtures of the conformance tests: daemons to test, official clients, files to send.
 
-``pytest conformance --nsqd /path/to/nsqd`` (or the environment variable NSQD_COMMAND) takes any nsqd; without it, it is
-the one installed beside the running Python. The same goes for ``--nsqlookupd`` and ``--nsqadmin``. Addresses in place
-of a command line are those of a daemon that runs already (``attached``).
+``pytest conformance --nsqd /path/to/nsqd`` (or the environment variable NSQD_COMMAND) selects the nsqd; the default is
+the one installed beside the running Python. ``--nsqlookupd`` and ``--nsqadmin`` work likewise. Addresses instead of a
+command line select a running daemon (``attached``).
 """
 
 import itertools
@@ -28,7 +28,7 @@ from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsql
 pytest.register_assert_rewrite("nsq_conformance.delivery")
 
 _DIFFERENCES = Path(__file__).with_name("differences.md")
-_NAME_OF_A_ROW = re.compile(r"\*\(([a-z0-9-]+)\)\*")
+_ROW_NAME = re.compile(r"\*\(([a-z0-9-]+)\)\*")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,22 +36,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     for name, installed in ours.items():
         default = os.environ.get(f"{name.upper()}_COMMAND") or installed
         parser.addoption(f"--{name}", default=default, help=f"command line of the {name} to test (default: {default})")
-        parser.addoption(f"--other-{name}", default="", help=f"in a cluster, every other {name} (default: the same)")
+        parser.addoption(f"--other-{name}", default="", help=f"in a cluster, every second {name} (default: the same)")
     beside_python = str(Path(sys.executable).parent)
-    parser.addoption("--utilities", default=beside_python, help="folder of nsq_tail and the others (default: ours)")
-    parser.addoption("--without", action="append", default=[], help="leave out this client, whose language is missing")
+    parser.addoption("--utilities", default=beside_python, help="folder of the utilities (default: ours)")
+    parser.addoption("--without", action="append", default=[], help="leave out a client with a missing language")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
-        "markers", "difference(name, of=daemon): not as Go's on purpose; a row of docs/differences.md"
+        "markers", "difference(name, of=daemon): deliberately differs from Go's; a row of docs/differences.md"
     )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A check that is marked as a difference must fail against Go's daemon: if it does not, there is no difference."""
+    """Expect failures of tests marked as differences against Go's daemons; a pass means that there is no difference."""
     marks = [(item, mark) for item in items for mark in item.iter_markers("difference")]
-    listed = set(_NAME_OF_A_ROW.findall(_DIFFERENCES.read_text()))
+    listed = set(_ROW_NAME.findall(_DIFFERENCES.read_text()))
     if unknown := {mark.args[0] for _, mark in marks} - listed:
         raise pytest.UsageError(f"docs/differences.md has no row named {', '.join(sorted(unknown))}")
     go = {daemon: is_go(daemon, config) for daemon in {each for _, mark in marks for each in _compared(mark)}}
@@ -63,17 +63,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _compared(mark: pytest.Mark) -> tuple[str, ...]:
-    """The daemons of which it says that Go's do otherwise."""
+    """The daemons whose Go version behaves differently."""
     of = mark.kwargs.get("of", "nsqd")
     return of if isinstance(of, tuple) else (of,)
 
 
 def _leave_out(config: pytest.Config, items: list[pytest.Item], attached: set[str]) -> None:
-    """What needs a daemon of its own, the limits we would have started it with, or a client that is not there."""
+    """Skip tests that need their own daemon, other limits, or a missing client."""
     for item in items:
         for name in sorted(attached):
             if f"{name}_command" in getattr(item, "fixturenames", ()):
-                item.add_marker(pytest.mark.skip(reason=f"needs an {name} of its own"))
+                item.add_marker(pytest.mark.skip(reason=f"needs its own {name}"))
         for name in config.getoption("--without"):
             if name in _clients_of(item):
                 item.add_marker(pytest.mark.skip(reason=f"{name} cannot run here"))
@@ -82,7 +82,7 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item], attached: set[st
 
 
 def _clients_of(item: pytest.Item) -> set[str]:
-    """The clients a test drives: fixtures, or values of the fixtures that choose one of them."""
+    """The clients that a test uses, from its fixtures or their parameters."""
     callspec = getattr(item, "callspec", None)
     values = callspec.params.values() if callspec else ()
     chosen = [part for value in values for part in (value if isinstance(value, tuple) else (value,))]
@@ -119,7 +119,7 @@ def utility(pytestconfig: pytest.Config) -> Callable[[str], str]:
 
 @pytest.fixture
 def start(utility: Callable[[str], str]) -> Iterator[Callable[..., "subprocess.Popen[bytes]"]]:
-    """Start a utility; it is gone at the end of the test."""
+    """Start utilities; they are stopped at the end of the test."""
     with ExitStack() as processes:
 
         def start_it(name: str, *flags: str) -> "subprocess.Popen[bytes]":
@@ -134,7 +134,7 @@ def start(utility: Callable[[str], str]) -> Iterator[Callable[..., "subprocess.P
 
 @pytest.fixture(scope="module")
 def nsqd(request: pytest.FixtureRequest) -> Iterator[NsqdProcess]:
-    """One nsqd for the tests of a module; each test has a topic of its own."""
+    """One nsqd for the tests of a module; each test has its own topic."""
     with a_nsqd(request) as process:
         yield process
 
@@ -154,7 +154,7 @@ _topic_numbers = itertools.count(1)
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    """A topic nobody else uses, named after the test."""
+    """A unique topic, named after the test."""
     name = re.sub(r"[^a-zA-Z0-9]+", "_", request.node.name)[:40]
     return f"{name}.{RUN}.{next(_topic_numbers)}"
 
@@ -166,7 +166,7 @@ def pynsq() -> Client:
 
 @pytest.fixture(scope="session")
 def mended_pynsq() -> Client:
-    """With the workaround for its compression."""
+    """pynsq with the workaround for its compression."""
     return MENDED_PYNSQ
 
 
@@ -192,7 +192,7 @@ def gonsq(tmp_path_factory: pytest.TempPathFactory) -> Client:
 
 @pytest.fixture(scope="session")
 def nsqjs(tmp_path_factory: pytest.TempPathFactory) -> Client:
-    """The program in ``nsqjs/``, with what its lock file names, from the registry npm is set up for."""
+    """The program in ``nsqjs/``, with the packages of its lock file, from the registry that npm is configured for."""
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is None or npm is None:
         pytest.fail("Node 20 or newer, with npm, is needed to run the official JavaScript client: put it on PATH")
@@ -208,14 +208,14 @@ def nsqjs(tmp_path_factory: pytest.TempPathFactory) -> Client:
 
 @pytest.fixture(params=["pynsq", "gonsq", "gnsq", "nsqjs"])
 def client(request: pytest.FixtureRequest) -> Client:
-    """Each of the four in turn."""
+    """Each of the four clients."""
     chosen: Client = request.getfixturevalue(request.param)
     return chosen
 
 
 @pytest.fixture
 def lines_file(tmp_path: Path) -> Callable[[int], Path]:
-    """Make a file of so many lines: empty ones, long ones, bytes that are no text."""
+    """Create files of `count` lines, including empty ones, long ones, and bytes that are not text."""
 
     def make(count: int) -> Path:
         shapes = (b"", b"plain text", bytes(range(11, 256)), "naïve \N{SNOWMAN}".encode(), b"x" * 5000, b"\0", b"end\r")

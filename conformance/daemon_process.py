@@ -1,8 +1,7 @@
-"""Any of NSQ's daemons, ours or Go's, as a child process: started from a command line, found by what it logs, stopped
-by a signal.
+"""A daemon of NSQ, ours or Go's, as a child process.
 
-Nothing here knows what the command is. The ports are read from the lines every daemon logs once it listens
-(``TCP: listening on 127.0.0.1:40123``), so port 0 can be asked for and no test owns a number.
+It is started from any command line and stopped by a signal. Its ports are read from its log lines
+(``TCP: listening on 127.0.0.1:40123``), so that it can be started with port 0.
 """
 
 import http.client
@@ -27,7 +26,7 @@ _LISTENING = re.compile(r"\b(TCP|HTTPS?): listening on (\S+:\d+)$")
 
 
 def installed(program: str) -> str:
-    """The program that was installed beside the running Python, as a command line."""
+    """The command line of a program installed beside the running Python."""
     return shlex.quote(str(Path(sys.executable).with_name(program)))
 
 
@@ -37,14 +36,14 @@ _hosts = itertools.count(1)
 
 
 def own_host() -> str:
-    """An address of this machine that no other test uses: a daemon that is started again finds its ports free there."""
+    """A loopback address that no other test uses, so that a restarted daemon finds its ports free."""
     number, pid = next(_hosts), os.getpid()
     return f"127.{1 + pid % 254}.{pid // 254 % 256}.{number % 254 + 1}"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """To an HTTP request."""
+    """The answer to an HTTP request."""
 
     status: int
     body: bytes
@@ -55,19 +54,19 @@ class Answer:
 
 
 class DaemonFailed(Exception):
-    """A daemon could not be started, or stopped by itself; the text ends with its last log lines."""
+    """A daemon did not start, or ended unexpectedly; the text ends with its last log lines."""
 
 
 class DaemonProcess:
-    """One running daemon with an HTTP port and, as a rule, a TCP port; a context manager that stops it on the way out.
+    """A daemon with an HTTP port and usually a TCP port; a context manager that starts and stops it.
 
-    ``command`` is a shell-like command line to which the addresses and ``options`` are added; `program` is what the
-    texts call it. With ``echo`` its log lines also go to our stderr as they come.
+    ``command`` is a shell-like command line, to which addresses and ``options`` are appended. `program` is the name in
+    error texts. With ``echo`` log lines are also written to our stderr.
     """
 
     program = "the daemon"
     speaks_tcp = True
-    """False: HTTP is all it listens for."""
+    """False if the daemon listens for HTTP only."""
 
     def __init__(
         self, command: str, *, tcp_port: int = 0, http_port: int = 0, options: Sequence[str] = (), echo: bool = False
@@ -95,7 +94,7 @@ class DaemonProcess:
 
     @property
     def https_address(self) -> str:
-        """Of a daemon that was given ``--tls-cert=`` (and ``--https-address``, or it is NSQ's port)."""
+        """The HTTPS address, if the daemon was started with ``--tls-cert=``; NSQ's port without ``--https-address``."""
         return self._addresses["HTTPS"]
 
     @property
@@ -106,7 +105,7 @@ class DaemonProcess:
         self._process.send_signal(number)
 
     def asks(self, method: str, target: str, body: bytes = b"", **headers: str) -> Answer:
-        """One HTTP request, whatever its answer."""
+        """Send an HTTP request and return the answer, whatever its status."""
         connection = http.client.HTTPConnection(self.http_address, timeout=_ANSWER_SECONDS)
         try:
             connection.request(method, target, body, headers)
@@ -116,7 +115,7 @@ class DaemonProcess:
             connection.close()
 
     def logs(self, text: str, timeout: float = 20.0) -> bool:
-        """Whether one of its last log lines contains the text, or does so in time."""
+        """Wait for a log line that contains the text; returns whether there is one within `timeout`."""
         deadline = time.monotonic() + timeout
         while not any(text in line for line in tuple(self._last_lines)):
             if time.monotonic() > deadline:
@@ -125,15 +124,15 @@ class DaemonProcess:
         return True
 
     def start(self, timeout: float = 30.0) -> Self:
-        """Return once both listeners are open. Raises DaemonFailed if that does not happen within ``timeout``.
+        """Start the daemon and wait until its listeners are open. Raises DaemonFailed after ``timeout`` seconds.
 
-        Once it has ended it may be started again, and is where it was.
+        A daemon that has ended may be started again, on the same addresses.
         """
         where_it_was = [f"--{name.lower()}-address={address}" for name, address in self._addresses.items()]
         self._addresses.clear()
         self._ready_or_gone.clear()
         try:
-            # A session of its own: Ctrl-C in a terminal reaches us, and we stop the daemon after its clients.
+            # In its own session: Ctrl-C reaches only this process, which stops the daemon after its clients.
             self._process = subprocess.Popen(
                 [*self.arguments, *where_it_was],
                 stderr=subprocess.PIPE,
@@ -151,14 +150,14 @@ class DaemonProcess:
         return self
 
     def check(self) -> None:
-        """Raises DaemonFailed when it has stopped by itself."""
+        """Raise DaemonFailed if the daemon has ended."""
         status = self._process.poll()
         if status is not None:
             self._reader.join()
-            raise DaemonFailed(self._with_log(f"{self.program} stopped by itself with status {status}"))
+            raise DaemonFailed(self._with_log(f"{self.program} ended unexpectedly with status {status}"))
 
     def stop(self, timeout: float = 20.0) -> int:
-        """SIGTERM, then SIGKILL for one that ignores it. Returns the exit status."""
+        """Send SIGTERM, and SIGKILL after `timeout` seconds. Returns the exit status."""
         self._process.terminate()
         try:
             self._process.wait(timeout)
@@ -169,7 +168,7 @@ class DaemonProcess:
         return status
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
+        """Send SIGKILL and wait for the end of the process."""
         self._process.kill()
         self._process.wait()
         self._reader.join()

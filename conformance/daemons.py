@@ -1,4 +1,4 @@
-"""Which daemons the tests are about: command lines to start them with, or addresses of running ones."""
+"""The daemons to test: command lines that start them, or addresses of running ones."""
 
 import shlex
 import shutil
@@ -15,20 +15,20 @@ DAEMONS: Final = ("nsqd", "nsqlookupd", "nsqadmin")
 
 
 def is_go(name: str, config: pytest.Config) -> bool:
-    """Whether it is NSQ itself. One that runs is asked for a page that NSQ's programs do not have."""
+    """Whether the daemon is Go's NSQ. A running one is recognized by a page that NSQ's programs do not have."""
     if is_address(name.removeprefix("other-"), text := given(name, config)):
         return Attached(text).asks("GET", "/livez").status == 404
     return is_built_with_go(command_of(name, config))
 
 
 def is_built_with_go(command: str) -> bool:
-    """By what it says of its version."""
+    """Whether the output of ``--version`` is that of a Go program."""
     asking = [*shlex.split(command), "--version"]
     return "built w/go" in subprocess.run(asking, capture_output=True, text=True, check=True).stdout
 
 
 def given(name: str, config: pytest.Config) -> str:
-    """The option of that name, a command line or addresses; `name` may begin with "other-"."""
+    """The value of the option: a command line or addresses. `name` may begin with "other-"."""
     text: str = config.getoption(f"--{name}") or config.getoption(f"--{name.removeprefix('other-')}")
     return text
 
@@ -43,7 +43,7 @@ def command_of(name: str, config: pytest.Config) -> str:
 
 
 def a_nsqd(request: pytest.FixtureRequest, options: Sequence[str] = ()) -> NsqdProcess:
-    """The one that runs at the address that was given, or a new one with these options."""
+    """The running nsqd at the given addresses, or a new one with these options."""
     if is_address("nsqd", text := given("nsqd", request.config)):
         return AttachedNsqd(text)
     factory: pytest.TempPathFactory = request.getfixturevalue("tmp_path_factory")

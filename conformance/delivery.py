@@ -1,4 +1,4 @@
-"""What every official client must find true of an nsqd: what the tests of pynsq, go-nsq, gnsq and nsqjs run."""
+"""The tests of nsqd that run with every client: pynsq, go-nsq, gnsq and nsqjs."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -16,15 +16,15 @@ LinesFile = Callable[[int], Path]
 
 
 def assert_each_line_once(file: Path, *received: Path) -> None:
-    """Order is not promised by NSQ, and with several readers each has a part."""
+    """Check that each line was received once, in any order, by any of the consumers."""
     arrived = Counter(body for out in received for body in out.read_bytes().split(b"\n")[:-1])
     assert arrived == Counter(numbered_lines(file))
 
 
 def assert_channel_is_done(nsqd: NsqdProcess, topic: str, channel: str, *, message_count: int, **counts: int) -> None:
-    """nsqd agrees: so many messages came, all are finished, and nothing else happened unless ``counts`` says so.
+    """Check that the channel had `message_count` messages, all finished. Other counts are 0, or as in ``counts``.
 
-    A client that has ended may have said more than nsqd has read so far.
+    Waits, because nsqd may not have read all commands of a client that has ended.
     """
     expected = {"depth": 0, "in_flight_count": 0, "deferred_count": 0, "requeue_count": 0, "timeout_count": 0}
     expected |= {"message_count": message_count} | counts
@@ -37,13 +37,13 @@ def assert_channel_is_done(nsqd: NsqdProcess, topic: str, channel: str, *, messa
 
 
 class Delivery:
-    """Subclasses give the fixture ``client``, who publishes and consumes."""
+    """Subclasses have the fixture ``client``, which publishes and consumes."""
 
     refusal_of_a_name = "E_BAD_TOPIC"
 
     @pytest.fixture
     def impatient(self, nsqd: NsqdProcess) -> NsqdProcess:
-        """The nsqd for messages that time out: any, for clients that say when they shall."""
+        """The nsqd for tests of timeouts; any nsqd, if the client can set its message timeout."""
         return nsqd
 
     @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ class Delivery:
         client.consuming(nsqd.tcp_address, topic, "late", 500, out).report()
         assert_each_line_once(file, out)
 
-    def test_a_deferred_message_does_not_come_early(
+    def test_a_deferred_message_is_not_delivered_early(
         self, client: Client, nsqd: NsqdProcess, topic: str, lines_file: LinesFile, tmp_path: Path
     ) -> None:
         file, out = lines_file(100), tmp_path / "out"
@@ -125,7 +125,7 @@ class Delivery:
         assert report["attempts"] == {"1": 20}
         assert_channel_is_done(impatient, topic, "ch", message_count=20)
 
-    def test_an_unanswered_message_times_out_and_its_late_answer_harms_nothing(
+    def test_an_unanswered_message_times_out_and_its_late_answer_is_refused(
         self, client: Client, impatient: NsqdProcess, topic: str, lines_file: LinesFile, tmp_path: Path
     ) -> None:
         file, out = lines_file(20), tmp_path / "out"
@@ -162,18 +162,16 @@ class Delivery:
             assert consumer.report()["finished"] == 500
             assert_each_line_once(file, tmp_path / channel)
 
-    def test_a_body_over_the_limit_costs_only_its_own_connection(
+    def test_a_body_over_the_limit_closes_only_its_own_connection(
         self, client: Client, nsqd: NsqdProcess, topic: str, lines_file: LinesFile, tmp_path: Path
     ) -> None:
         file = tmp_path / "one-long-line"
         file.write_bytes(b"x" * (1024 * 1024))
-        # No match on E_BAD_MESSAGE: nsqd closes with the body unread, and a reset may overtake the error frame.
+        # Does not match E_BAD_MESSAGE: nsqd closes with the body unread, and a TCP reset may overtake the error frame.
         with pytest.raises(ClientFailed, match="refused to publish"):
             client.publishing(nsqd.tcp_address, topic, file).report()
         assert client.publishing(nsqd.tcp_address, topic, lines_file(10)).report()["published"] == 10
 
-    def test_a_topic_with_a_bad_name_is_refused_by_name(
-        self, client: Client, nsqd: NsqdProcess, lines_file: LinesFile
-    ) -> None:
+    def test_an_invalid_topic_name_is_refused(self, client: Client, nsqd: NsqdProcess, lines_file: LinesFile) -> None:
         with pytest.raises(ClientFailed, match=self.refusal_of_a_name):
             client.publishing(nsqd.tcp_address, "no$topic", lines_file(1)).report()

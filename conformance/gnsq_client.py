@@ -1,6 +1,6 @@
-"""gnsq, the Python client on gevent, as a program: the same options and the same report as ``pynsq_client``.
+"""gnsq, the Python client on gevent, as a program with the options and the report of ``pynsq_client``.
 
-Of the options it has no --msg-timeout-ms: gnsq does not ask for one.
+It has no --msg-timeout-ms, because gnsq cannot set a message timeout.
 """
 
 import argparse
@@ -21,15 +21,15 @@ _ANSWER_SECONDS = 10.0
 
 
 def _negotiation(options: argparse.Namespace) -> dict[str, Any]:
-    """As pynsq's, but that a secret is bytes."""
+    """As for pynsq, but with a secret of type bytes."""
     asked = negotiation(options)
     return asked | {"auth_secret": options.auth_secret.encode()} if options.auth_secret else asked
 
 
 def publish(options: argparse.Namespace) -> dict[str, Any]:
-    """Send a file; the report says how many messages were acknowledged and how long that took.
+    """Send a file; the report has the number of acknowledged messages and the time.
 
-    With gnsq's connection class: its Producer fails over the OK that nsqd sends when an upgrade is in place.
+    Uses gnsq's connection class, because its Producer fails on the OK that nsqd sends after an upgrade.
     """
     bodies = numbered_lines(options.file)
     host, _, port = options.tcp.rpartition(":")
@@ -62,7 +62,7 @@ def _send(connection: gnsq.NsqdTCPClient, bodies: list[bytes], options: argparse
 
 
 class Consumption:
-    """What several consumers have received, until ``count`` messages are finished."""
+    """The messages that several consumers receive, until ``count`` are finished."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
@@ -83,7 +83,7 @@ class Consumption:
             message.enable_async()
             self.youngest_ms = min(self.youngest_ms, (time.time_ns() - message.timestamp) / 1e6)
             if message.attempts == 1 and options.first_attempt != "finish":
-                self._put_off(message)
+                self._requeue(message)
             elif options.hold_ms:
                 gevent.spawn(self._hold, message, number)
             else:
@@ -104,7 +104,7 @@ class Consumption:
         consumer.start(block=False)
         return consumer
 
-    def _put_off(self, message: gnsq.Message) -> None:
+    def _requeue(self, message: gnsq.Message) -> None:
         if self._options.first_attempt == "late":
             self._first_deliveries[message.id] = message
             return
@@ -120,7 +120,7 @@ class Consumption:
 
     def _finish(self, message: gnsq.Message, number: int) -> None:
         message.finish()
-        # A late answer to a delivery that has timed out: nsqd must refuse it and go on.
+        # An answer to a delivery that has timed out, which nsqd must refuse without closing.
         if late := self._first_deliveries.pop(message.id, None):
             late.finish()
         self.last_at = time.monotonic()
@@ -135,7 +135,7 @@ class Consumption:
 
 
 def consume(options: argparse.Namespace) -> dict[str, Any]:
-    """Finish ``count`` messages; the report says how they came."""
+    """Finish ``count`` messages; the report describes their deliveries."""
     consumption = Consumption(options)
     consumers = [consumption.consumer(number) for number in range(options.readers)]
     try:
@@ -144,7 +144,7 @@ def consume(options: argparse.Namespace) -> dict[str, Any]:
             raise Failed(f"only {found} of {options.count} messages within {options.timeout:g} s")
     finally:
         options.out.write_bytes(b"".join(body + b"\n" for body in consumption.bodies))
-    gevent.sleep(0.1)  # gnsq does not say when the last FIN has left
+    gevent.sleep(0.1)  # gnsq does not report when the last FIN is sent
     for consumer in consumers:
         consumer.close()
     return {

@@ -1,4 +1,4 @@
-"""What an nsqd says to nsqlookupd, said by a test in its place, at the moment the test wants."""
+"""Connections to nsqlookupd that speak as an nsqd does, under the control of a test."""
 
 import json
 import socket
@@ -16,7 +16,7 @@ def _port(address: str) -> int:
 
 
 class RawLookupPeer:
-    """A connection on which nothing but the magic was said; closing it takes back what it says."""
+    """A connection that has sent the magic only; its registrations end when it is closed."""
 
     def __init__(self, nsqlookupd: NsqlookupdProcess, magic: bytes = b"  V1") -> None:
         address = ("127.0.0.1", _port(nsqlookupd.tcp_address))
@@ -29,27 +29,27 @@ class RawLookupPeer:
         return self
 
     def ends_sending(self) -> Self:
-        """Half of the connection is over; the other may go on."""
+        """Shut down the sending direction."""
         self._socket.shutdown(socket.SHUT_WR)
         return self
 
     def reply(self) -> bytes:
-        """The next one. Raises EOFError when the connection is closed instead."""
+        """Receive the next reply. Raises EOFError if the connection is closed instead."""
         size = self._stream.read(4)
         if len(size) < 4:
             raise EOFError
         return self._stream.read(*struct.unpack(">i", size))
 
     def says(self, data: bytes) -> bytes:
-        """Send, and return the one reply."""
+        """Send, and return the reply."""
         return self.sends(data).reply()
 
     def is_closed(self) -> bool:
-        """nsqlookupd ends the connection, without another word."""
+        """Whether nsqlookupd closes the connection without another reply."""
         return self._stream.read() == b""
 
     def identifies(self, about: dict[str, object]) -> dict[str, Any]:
-        """The answer to an IDENTIFY."""
+        """Send IDENTIFY and return the answer."""
         answer: dict[str, Any] = json.loads(self.says(b"IDENTIFY\n" + sized(json.dumps(about).encode())))
         return answer
 
@@ -75,7 +75,7 @@ class RawLookupPeer:
 
 
 class LookupPeer(RawLookupPeer):
-    """A connection that speaks for an nsqd."""
+    """A connection that has identified as the given nsqd."""
 
     def __init__(self, nsqlookupd: NsqlookupdProcess, nsqd: NsqdProcess) -> None:
         super().__init__(nsqlookupd)

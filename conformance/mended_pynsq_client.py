@@ -1,7 +1,7 @@
-"""``pynsq_client`` with the workaround that docs/coming-from-pynsq.md shows: compression without it ends connections.
+"""``pynsq_client`` with the workaround of docs/coming-from-pynsq.md for compressed connections.
 
-Its sockets for deflate and snappy say that nothing has come yet by an ``OSError`` without a number, which Tornado takes
-for the end of the connection. Here they say it as every other socket does.
+If no data is available, pynsq's sockets for deflate and snappy raise an ``OSError`` without errno, and Tornado closes
+the connection. Here they raise the error that other sockets raise.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Any nsqadmin, ours or Go's, as a child process, with the requests tests make."""
+"""An nsqadmin, ours or Go's, as a child process, with the requests that tests need."""
 
 from collections.abc import Sequence
 from urllib.request import Request, urlopen
@@ -9,12 +9,12 @@ _PATIENCE = 30.0
 
 
 def installed_nsqadmin() -> str:
-    """The nsqadmin that was installed beside the running Python, as a command line."""
+    """The command line of the nsqadmin installed beside the running Python."""
     return installed("nsqadmin")
 
 
 class NsqadminProcess(DaemonProcess):
-    """One running nsqadmin; `options` say which cluster it shows."""
+    """A running nsqadmin; `options` select its cluster."""
 
     program = "nsqadmin"
     speaks_tcp = False
@@ -23,11 +23,11 @@ class NsqadminProcess(DaemonProcess):
         super().__init__(command, http_port=http_port, options=options, echo=echo)
 
     def get(self, path: str) -> str:
-        """The text of an answer. Raises ``urllib.error.HTTPError``."""
+        """GET a path and return the text. Raises ``urllib.error.HTTPError``."""
         return self._request(Request(f"http://{self.http_address}{path}"))
 
     def send(self, path: str, body: str, method: str = "POST") -> str:
-        """As `get`, with a body."""
+        """Send a body and return the text. Raises ``urllib.error.HTTPError``."""
         return self._request(Request(f"http://{self.http_address}{path}", body.encode(), method=method))
 
     def _request(self, request: Request) -> str:

@@ -1,4 +1,4 @@
-"""Any nsqd, ours or Go's, as a child process, with a data path and the questions tests ask of it."""
+"""An nsqd, ours or Go's, as a child process with a data path, and the requests that tests need."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,12 +9,12 @@ from nsq_conformance.daemon_process import DaemonProcess, installed
 
 
 def installed_nsqd() -> str:
-    """The nsqd that was installed beside the running Python, as a command line."""
+    """The command line of the nsqd installed beside the running Python."""
     return installed("nsqd")
 
 
 class NsqdProcess(DaemonProcess):
-    """One running nsqd."""
+    """A running nsqd."""
 
     program = "nsqd"
 
@@ -32,15 +32,15 @@ class NsqdProcess(DaemonProcess):
         super().__init__(command, tcp_port=tcp_port, http_port=http_port, options=options, echo=echo)
 
     def stats_document(self, **query: str) -> Any:
-        """All that ``/stats`` says."""
+        """The JSON document of ``/stats``."""
         return self.asks("GET", "/stats?" + urlencode({"format": "json"} | query)).json()
 
     def topic_stats(self, topic: str) -> dict[str, Any] | None:
-        """What ``/stats`` says of one topic, if there is one."""
+        """The entry of a topic in ``/stats``; None if there is none."""
         return next(iter(self.stats_document(topic=topic)["topics"] or ()), None)
 
     def channel_stats(self, topic: str, channel: str) -> dict[str, Any]:
-        """What ``/stats`` says of one channel. Raises LookupError while there is no such channel."""
+        """The entry of a channel in ``/stats``. Raises LookupError if there is none."""
         for each_topic in self.stats_document(topic=topic, channel=channel)["topics"] or ():
             for each_channel in each_topic["channels"]:
                 if (each_topic["topic_name"], each_channel["channel_name"]) == (topic, channel):
@@ -49,6 +49,6 @@ class NsqdProcess(DaemonProcess):
         raise LookupError(f"/stats shows no channel {channel} of topic {topic}")
 
     def create_channel(self, topic: str, channel: str) -> None:
-        """Make the channel, and its topic if need be, before anybody publishes or subscribes."""
+        """Create the channel, and its topic if necessary."""
         for path, names in (("topic", {"topic": topic}), ("channel", {"topic": topic, "channel": channel})):
             assert self.asks("POST", f"/{path}/create?{urlencode(names)}").status == 200

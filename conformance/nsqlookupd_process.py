@@ -1,4 +1,4 @@
-"""Any nsqlookupd, ours or Go's, as a child process, with the questions tests ask of it."""
+"""An nsqlookupd, ours or Go's, as a child process, with the requests that tests need."""
 
 import json
 from typing import Any
@@ -9,16 +9,16 @@ from nsq_conformance.daemon_process import DaemonProcess, installed
 
 
 def installed_nsqlookupd() -> str:
-    """The nsqlookupd that was installed beside the running Python, as a command line."""
+    """The command line of the nsqlookupd installed beside the running Python."""
     return installed("nsqlookupd")
 
 
 class NsqlookupdProcess(DaemonProcess):
-    """One running nsqlookupd."""
+    """A running nsqlookupd."""
 
     program = "nsqlookupd"
 
     def get(self, path: str, **parameters: str) -> Any:
-        """The JSON of an answer. Raises ``urllib.error.HTTPError``."""
+        """GET a path and return the JSON. Raises ``urllib.error.HTTPError``."""
         with urlopen(f"http://{self.http_address}{path}?{urlencode(parameters)}", timeout=10) as response:
             return json.load(response)

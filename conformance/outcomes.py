@@ -1,8 +1,8 @@
-"""A plugin of pytest that writes down what came of every behaviour.
+"""A plugin of pytest that records the outcome of every behaviour.
 
 ``-p nsq_conformance.outcomes --outcomes file.json``
 
-A behaviour is a test or one case of it, in the words of its name; its group is the module, in the words of a user.
+A behaviour is a test, or one case of it, named by the words of the test's name. Its group is named after the module.
 """
 
 import json
@@ -20,7 +20,7 @@ FAILS: Final = "fails"
 DIFFERS: Final = "differs"
 """A failure that docs/differences.md has a row for."""
 LEFT_OUT: Final = "left out"
-"""It needs what is not there: a daemon of its own, or a client's language."""
+"""The test needs its own daemon, or the language of a client, which is missing."""
 
 _GROUPS: Final = {
     "answers": "finish, requeue, touch",
@@ -49,7 +49,7 @@ _NODE = re.compile(r"(?:.*/)?test_(?P<module>\w+)\.py::(?:\w+::)*test_(?P<name>\
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one behaviour. `difference` is the name of its row, `seconds` how long it took."""
+    """The outcome of a behaviour. `difference` is a row of docs/differences.md, `seconds` the duration."""
 
     group: str
     behaviour: str
@@ -59,7 +59,7 @@ class Outcome:
 
 
 def named(node: str) -> tuple[str, str]:
-    """The group and the behaviour a test of pytest stands for."""
+    """The group and the behaviour of a test, given by its pytest node id."""
     match = _NODE.fullmatch(node)
     if match is None:
         return "other", node
@@ -100,8 +100,8 @@ class _Collector:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--outcomes", type=Path, help="file for what came of every behaviour, as JSON")
-    parser.addoption("--group", action="append", default=[], help="only the behaviours of this group, or of several")
+    parser.addoption("--outcomes", type=Path, help="file for the outcomes of all behaviours, as JSON")
+    parser.addoption("--group", action="append", default=[], help="only the behaviours of this group; repeatable")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -118,5 +118,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_configure(config: pytest.Config) -> None:
     path = config.getoption("--outcomes")
-    if path is not None and not hasattr(config, "workerinput"):  # workers of xdist report to who started them
+    if path is not None and not hasattr(config, "workerinput"):  # xdist's workers report to the main process
         config.pluginmanager.register(_Collector(path))

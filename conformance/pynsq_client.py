@@ -1,10 +1,10 @@
-"""The official Python client, pynsq, as a program: ``publish`` a file line by line, ``consume`` it into another file.
+"""pynsq, the official Python client, as a program: ``publish`` a file line by line, or ``consume`` into another file.
 
-``conformance/go`` is the same program with the official Go client: the same options, the same report (one JSON object
-on stdout), so that one set of tests drives both.
+``conformance/go`` is the same program with the official Go client: the same options and the same report (one JSON
+object on stdout), so that the same tests use both.
 
-A body is ``<line number>TAB<the line>``: NSQ refuses empty bodies, files do have empty lines, and a line that comes
-twice or not at all can then be named. A consumer writes the bodies it has finished, a line each, in that order.
+A body is ``<line number>TAB<the line>``, because NSQ refuses empty bodies, and so that lost and duplicate lines can be
+named. A consumer writes the bodies that it has finished, one per line, in that order.
 """
 
 import argparse
@@ -25,7 +25,7 @@ _ANSWER_SECONDS = 10.0
 
 
 def numbered_lines(file: Path) -> list[bytes]:
-    """The bodies that stand for a file, one for each line; a last line without a newline counts too."""
+    """The bodies for a file, one per line; a last line without a newline counts too."""
     lines = file.read_bytes().split(b"\n")
     if not lines[-1]:
         lines.pop()
@@ -33,7 +33,7 @@ def numbered_lines(file: Path) -> list[bytes]:
 
 
 def negotiation(options: argparse.Namespace) -> dict[str, Any]:
-    """What pynsq (and gnsq, which spells it alike) is to ask for in IDENTIFY."""
+    """The arguments of pynsq (and gnsq) for IDENTIFY."""
     asked: dict[str, Any] = {options.compression: True} if options.compression else {}
     if options.tls_root_ca_file:
         tls = {"ca_certs": str(options.tls_root_ca_file), "cert_reqs": ssl.CERT_REQUIRED}
@@ -46,11 +46,11 @@ def negotiation(options: argparse.Namespace) -> dict[str, Any]:
 
 
 class Failed(Exception):
-    """The conversation with nsqd did not go as it should; the text is for the person who reads stderr."""
+    """The exchange with nsqd failed; the text is for stderr."""
 
 
 async def _until(condition: Callable[[], object], seconds: float, complaint: str) -> None:
-    """Return as soon as the condition holds. pynsq offers no future for what is waited on here."""
+    """Wait for the condition. Polls, because pynsq has no futures for these events."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -68,7 +68,7 @@ class Publication:
         self._refusal: object = None
 
     async def publish(self, bodies: list[bytes]) -> None:
-        """Return when nsqd has answered every command. Raises Failed when it has refused one."""
+        """Publish, and wait until nsqd has answered every command. Raises Failed if it refuses one."""
         for send in self._commands(bodies):
             await self._room.acquire()
             if self._refusal is not None:
@@ -100,7 +100,7 @@ class Publication:
 
 
 async def publish(options: argparse.Namespace) -> dict[str, Any]:
-    """Send a file; the report says how many messages were acknowledged and how long that took."""
+    """Send a file; the report has the number of acknowledged messages and the time."""
     bodies = numbered_lines(options.file)
     writer = nsq.Writer([options.tcp], **negotiation(options))
     await _until(lambda: writer.conns, _ANSWER_SECONDS, f"no connection to nsqd at {options.tcp}")
@@ -110,7 +110,7 @@ async def publish(options: argparse.Namespace) -> dict[str, Any]:
 
 
 class Consumption:
-    """What several readers have received, until ``count`` messages are finished."""
+    """The messages that several readers receive, until ``count`` are finished."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
@@ -126,14 +126,14 @@ class Consumption:
         self.complete = asyncio.Event()
 
     def handler(self, reader_number: int) -> Callable[[nsq.Message], None]:
-        """The message handler of one reader; pynsq is told that the answer comes from us."""
+        """The message handler of one reader; it uses enable_async and answers by itself."""
 
         def handle(message: nsq.Message) -> None:
             message.enable_async()
             age_ms = (time.time_ns() - message.timestamp) / 1e6
             self.youngest_ms = min(self.youngest_ms, age_ms)
             if message.attempts == 1 and self._options.first_attempt != "finish":
-                self._put_off(message)
+                self._requeue(message)
             elif self._options.hold_ms:
                 task = asyncio.ensure_future(self._hold(message, reader_number))
                 self._tasks.add(task)
@@ -143,7 +143,7 @@ class Consumption:
 
         return handle
 
-    def _put_off(self, message: nsq.Message) -> None:
+    def _requeue(self, message: nsq.Message) -> None:
         if self._options.first_attempt == "late":
             self._first_deliveries[message.id] = message
             return
@@ -151,7 +151,7 @@ class Consumption:
         message.requeue(backoff=self._options.first_attempt == "backoff", time_ms=self._options.requeue_ms)
 
     async def _hold(self, message: nsq.Message, reader_number: int) -> None:
-        """Work on a message for ``hold_ms``, asking nsqd for more time every ``touch_ms``."""
+        """Hold a message for ``hold_ms``, with a TOUCH every ``touch_ms``."""
         end = time.monotonic() + self._options.hold_ms / 1000
         while (left := end - time.monotonic()) > 0:
             await asyncio.sleep(min(left, self._options.touch_ms / 1000))
@@ -160,7 +160,7 @@ class Consumption:
 
     def _finish(self, message: nsq.Message, reader_number: int) -> None:
         message.finish()
-        # A late answer to a delivery that has timed out: nsqd must refuse it and go on.
+        # An answer to a delivery that has timed out, which nsqd must refuse without closing.
         if late := self._first_deliveries.pop(message.id, None):
             late.finish()
         if not self.bodies:
@@ -175,7 +175,7 @@ class Consumption:
 
 
 async def consume(options: argparse.Namespace) -> dict[str, Any]:
-    """Finish ``count`` messages; the report says how they came."""
+    """Finish ``count`` messages; the report describes their deliveries."""
     consumption = Consumption(options)
     readers = [
         nsq.Reader(
@@ -213,11 +213,11 @@ async def consume(options: argparse.Namespace) -> dict[str, Any]:
 
 
 async def _close(connection: nsq.AsyncConn) -> None:
-    """CLS, answered with CLOSE_WAIT: by then nsqd has read everything we finished."""
+    """Send CLS and wait for CLOSE_WAIT, after which nsqd has executed all FINs."""
     answers: list[bytes] = []
     connection.on("response", lambda data, **_: answers.append(data))
     connection.send(b"CLS\n")
-    await _until(lambda: b"CLOSE_WAIT" in answers, _ANSWER_SECONDS, "nsqd does not answer CLS with CLOSE_WAIT")
+    await _until(lambda: b"CLOSE_WAIT" in answers, _ANSWER_SECONDS, "nsqd did not answer CLS with CLOSE_WAIT")
     connection.close()
 
 
@@ -239,28 +239,28 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     source = consuming.add_mutually_exclusive_group(required=True)
     source.add_argument("--tcp", default="", help="host:port of nsqd")
     source.add_argument(
-        "--lookupd-http", default="", help="host:port of nsqlookupds, with commas: whatever nsqd they know"
+        "--lookupd-http",
+        default="",
+        help="host:port of nsqlookupds, separated by commas, to find nsqd",
     )
-    consuming.add_argument("--poll-seconds", type=int, default=1, help="how often an nsqlookupd is asked")
+    consuming.add_argument("--poll-seconds", type=int, default=1, help="interval of queries to nsqlookupd")
     consuming.add_argument("--channel", required=True)
     consuming.add_argument("--out", type=Path, required=True)
     consuming.add_argument("--count", type=int, required=True)
-    consuming.add_argument("--distinct", type=int, default=0, help="1: the number is of different bodies")
+    consuming.add_argument("--distinct", type=int, default=0, help="1: count distinct bodies only")
     consuming.add_argument("--readers", type=int, default=1, help="connections")
     consuming.add_argument("--max-in-flight", type=int, default=200, help="RDY of each connection")
-    consuming.add_argument("--msg-timeout-ms", type=int, default=0, help="asked for in IDENTIFY; 0: nsqd's default")
+    consuming.add_argument("--msg-timeout-ms", type=int, default=0, help="message timeout; 0: nsqd's default")
     consuming.add_argument("--first-attempt", choices=("finish", "requeue", "backoff", "late"), default="finish")
     consuming.add_argument("--requeue-ms", type=int, default=0, help="delay of a requeue")
-    consuming.add_argument("--max-backoff-seconds", type=int, default=128, help="how long backing off may take")
-    consuming.add_argument("--hold-ms", type=int, default=0, help="work on each message for so long")
-    consuming.add_argument("--touch-ms", type=int, default=200, help="how often a held message is touched")
-    consuming.add_argument("--timeout", type=float, default=40.0, help="give up after so many seconds")
+    consuming.add_argument("--max-backoff-seconds", type=int, default=128, help="longest back-off")
+    consuming.add_argument("--hold-ms", type=int, default=0, help="time to hold each message")
+    consuming.add_argument("--touch-ms", type=int, default=200, help="interval of TOUCH for a held message")
+    consuming.add_argument("--timeout", type=float, default=40.0, help="seconds after which to give up")
 
     for program in (publishing, consuming):
         program.add_argument("--topic", required=True)
-        program.add_argument(
-            "--tls-root-ca-file", type=Path, help="use TLS and trust who these certificates have signed"
-        )
+        program.add_argument("--tls-root-ca-file", type=Path, help="use TLS and trust these authorities")
         program.add_argument("--tls-cert", type=Path, help="the client's certificate and its key, in one PEM file")
         program.add_argument("--compression", choices=("deflate", "snappy"))
         program.add_argument("--auth-secret", help="what AUTH says")

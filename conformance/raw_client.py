@@ -1,7 +1,6 @@
-"""A connection to nsqd without a library: it sends whatever bytes a test says and hears one frame after the other.
+"""A connection to nsqd without a client library: sends any bytes and receives one frame after the other.
 
-Whether what is said makes sense is the test's affair. Only the waiting is done here: whatever should come and does not
-raises ``TimeoutError``, the end of a connection where a frame should be ``EOFError``.
+If an expected frame does not arrive, ``TimeoutError`` is raised; if the connection ends instead, ``EOFError``.
 """
 
 import json
@@ -16,26 +15,26 @@ from typing import Any, NamedTuple, Self
 RESPONSE, ERROR, MESSAGE = 0, 1, 2
 HEARTBEAT = b"_heartbeat_"
 PATIENCE_SECONDS = float(os.environ.get("CONFORMANCE_PATIENCE", "20"))
-"""Longer than anything takes on a busy machine."""
+"""Seconds to wait for a frame; long enough for a busy machine."""
 QUIET_SECONDS = 0.25
-"""Who has heard nothing for so long is taken to have heard all there was."""
+"""Seconds without a frame after which no more frames are expected."""
 
 _HEAD = struct.Struct(">ii")
 _MESSAGE_HEAD = struct.Struct(">qH16s")
 
 
 def sized(data: bytes) -> bytes:
-    """As the body of a command."""
+    """Prefix data with its size, as the body of a command."""
     return struct.pack(">i", len(data)) + data
 
 
 def batch(*bodies: bytes) -> bytes:
-    """The messages of an MPUB, without the size of the whole."""
+    """The body of an MPUB, without its size."""
     return struct.pack(">i", len(bodies)) + b"".join(map(sized, bodies))
 
 
 def soon(condition: Callable[[], object]) -> bool:
-    """Whether it comes to that, for as long as anything takes."""
+    """Whether the condition becomes true within PATIENCE_SECONDS."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         if time.monotonic() > deadline:
@@ -57,13 +56,13 @@ class Message(NamedTuple):
 
     @classmethod
     def of(cls, data: bytes) -> Self:
-        """Of a frame's data."""
+        """Parse a message from a frame's data."""
         timestamp, attempts, message_id = _MESSAGE_HEAD.unpack_from(data)
         return cls(timestamp, attempts, message_id, data[_MESSAGE_HEAD.size :])
 
 
 class RawClient:
-    """One connection, its magic sent."""
+    """A connection that has sent its magic."""
 
     def __init__(self, address: str, magic: bytes = b"  V2") -> None:
         host, _, port = address.rpartition(":")
@@ -79,18 +78,18 @@ class RawClient:
         return self
 
     def ends_sending(self) -> Self:
-        """Half of the connection is over; the other may go on."""
+        """Shut down the sending direction."""
         self._socket.shutdown(socket.SHUT_WR)
         return self
 
     def frame(self, timeout: float = PATIENCE_SECONDS) -> Frame:
-        """The next one, heartbeats too."""
+        """The next frame, which may be a heartbeat."""
         size, kind = _HEAD.unpack(self._exactly(_HEAD.size, timeout, keep=True))
         data = self._exactly(4 + size, timeout)
         return Frame(kind, data[_HEAD.size :])
 
     def reply(self, timeout: float = PATIENCE_SECONDS) -> Frame:
-        """The next frame that is no heartbeat."""
+        """The next frame that is not a heartbeat."""
         frame = self.frame(timeout)
         while frame == (RESPONSE, HEARTBEAT):
             frame = self.frame(timeout)
@@ -112,7 +111,7 @@ class RawClient:
         return [message.body for message in self.messages(count)]
 
     def hears_nothing(self, seconds: float = QUIET_SECONDS) -> bool:
-        """No frame comes, and no end, for so long; heartbeats count as nothing."""
+        """Whether neither a frame nor EOF arrives for `seconds`; heartbeats are ignored."""
         try:
             self.reply(seconds)
         except TimeoutError:
@@ -120,17 +119,17 @@ class RawClient:
         return False
 
     def is_closed(self, timeout: float = PATIENCE_SECONDS) -> bool:
-        """nsqd ends the connection, without another word."""
+        """Whether nsqd closes the connection without another frame."""
         try:
             self.reply(timeout)
         except (EOFError, ConnectionResetError):
             return True
         return False
 
-    # --- What most conversations begin with ---------------------------------------------------------------------------
+    # --- Common commands ----------------------------------------------------------------------------------------------
 
     def identifies(self, **fields: object) -> dict[str, Any]:
-        """The answer to an IDENTIFY with these fields, of a client that negotiates."""
+        """Send IDENTIFY with these fields and feature negotiation, and return the answer."""
         self.sends(b"IDENTIFY\n" + sized(json.dumps({"feature_negotiation": True} | fields).encode()))
         answer: dict[str, Any] = json.loads(self.response())
         return answer
@@ -162,7 +161,7 @@ class RawClient:
         return self.sends(b"TOUCH %b\n" % message.id)
 
     def has_been_heard(self) -> Self:
-        """Return when nsqd has carried out what was said. For consumers, and while no message is on its way."""
+        """Wait until nsqd has executed all commands. For consumers, while no message is being delivered."""
         error = self.sends(b"FIN 0123456789abcdef\n").error()
         assert error == b"E_FIN_FAILED FIN 0123456789abcdef failed ID not in flight", error
         return self
@@ -171,7 +170,7 @@ class RawClient:
 
     @property
     def port(self) -> int:
-        """Ours, by which ``/stats`` knows the connection."""
+        """The local port, by which ``/stats`` identifies the connection."""
         port: int = self._socket.getsockname()[1]
         return port
 
@@ -192,7 +191,7 @@ class RawClient:
         return frame.data
 
     def _exactly(self, size: int, timeout: float, *, keep: bool = False) -> bytes:
-        """So many bytes; they stay to be read again with `keep`, and so does what has come when the time is over."""
+        """Read `size` bytes. With `keep`, and after a timeout, the bytes stay in the buffer."""
         deadline = time.monotonic() + timeout
         while len(self._received) < size:
             left = deadline - time.monotonic()

@@ -1,8 +1,7 @@
-"""``nsq-conformance`` (in the tree ``conformance/run``): what an nsqd does and does not do, as a table; with ``--peer``
-beside another one.
+"""``nsq-conformance`` (in a checkout ``conformance/run``): a table of behaviours of an nsqd, or with ``--peer`` of two.
 
-The table goes to stdout, and with ``--json``, ``--html`` and ``--markdown`` into files. The status is 1 if the first
-one failed anything.
+The table is printed, and with ``--json``, ``--html`` and ``--markdown`` written to files. The exit status is 1 if the
+first nsqd failed a test.
 """
 
 import argparse
@@ -27,14 +26,14 @@ _KIT: Final = Path(__file__).parent
 _NOT_RUN: Final = "not run"
 _OUTCOMES: Final = (PASSES, DIFFERS, FAILS, LEFT_OUT)
 _WIDTH: Final = 100
-_ABOUT_THE_KIT: Final = ("test_demo.py", "test_differential.py", "test_report.py")
+_OWN_TESTS: Final = ("test_demo.py", "test_differential.py", "test_report.py")
 _CLIENTS: Final = {"gonsq": ("GO", "go"), "nsqjs": ("", "npm")}
-"""Those that are no Python: the environment variable and the program that their language goes by."""
+"""Clients in other languages: the environment variable and the program of their language."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One behaviour, and what came of it with each implementation."""
+    """A behaviour, and its outcome with each implementation."""
 
     group: str
     behaviour: str
@@ -43,33 +42,33 @@ class Row:
 
 
 def run(daemons: dict[str, str], selection: Sequence[str], processes: str) -> list[Outcome]:
-    """All checks, or those selected, with these daemons. Raises ChildProcessError if none could run."""
+    """Run all tests, or the selected ones, with these daemons. Raises ChildProcessError if none could run."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "outcomes.json"
         arguments = [sys.executable, "-m", "pytest", "-c", str(_KIT / "kit.ini"), "--rootdir", str(_KIT), "-q"]
         arguments += ["--no-header", "-n", processes, "-p", "nsq_conformance.outcomes", f"--outcomes={file}"]
         arguments += [f"--{name}={text}" for name, text in daemons.items() if text]
         arguments += [f"--without={client}" for client in missing_clients()]
-        # What pytest says is progress, not the report.
+        # The output of pytest is progress, not the report.
         subprocess.run([*arguments, *selected(selection)], stdout=sys.stderr, check=False)
         if not file.exists():
-            raise ChildProcessError("pytest did not get as far as running the checks; its own words are above")
+            raise ChildProcessError("pytest failed before it ran a test; see its output above")
         return [Outcome(**each) for each in json.loads(file.read_text())]
 
 
 def selected(selection: Sequence[str]) -> list[str]:
-    """As pytest's arguments: files and tests by their places in the kit, everything else is the name of a group."""
+    """Convert a selection to pytest's arguments: files and tests of this folder; other words are names of groups."""
     arguments: list[str] = []
     for each in selection:
         path, *test = each.removeprefix("conformance/").split("::")
         arguments.append("::".join([str(_KIT / path), *test]) if (_KIT / path).exists() else f"--group={each}")
     if all(each.startswith("--group=") for each in arguments):
-        arguments += [str(_KIT), *(f"--ignore={_KIT / name}" for name in _ABOUT_THE_KIT)]
+        arguments += [str(_KIT), *(f"--ignore={_KIT / name}" for name in _OWN_TESTS)]
     return arguments
 
 
 def missing_clients() -> list[str]:
-    """Whose language is not on this machine: the table says that they were left out."""
+    """The clients whose language is not installed; the table shows them as left out."""
     beside_python = str(Path(sys.executable).parent)
     places = os.pathsep.join([os.environ.get("PATH", os.defpath), beside_python])
     return [
@@ -80,7 +79,7 @@ def missing_clients() -> list[str]:
 
 
 def rows(columns: Sequence[Sequence[Outcome]]) -> list[Row]:
-    """Of several implementations beside each other, by group."""
+    """Combine the outcomes of several implementations, sorted by group."""
     found = [{(each.group, each.behaviour): each for each in column} for column in columns]
     keys = sorted(set().union(*found))
     return [
@@ -143,7 +142,7 @@ td, th {{ border-bottom: 1px solid #ddd; padding: .2em .5em; text-align: left }}
 
 
 def as_markdown(table: Sequence[Row], names: Sequence[str]) -> str:
-    """Groups as headings, a line for each behaviour; cases of one behaviour follow each other."""
+    """The table as Markdown, with a heading per group and a line per behaviour."""
     lines = ["# Conformance, behaviour by behaviour", "", "Written by `nsq-conformance`.", ""]
     lines += [f"- {line}" for line in summaries(table, names)]
     for group, members in groupby(table, lambda row: row.group):
@@ -157,8 +156,8 @@ def as_markdown(table: Sequence[Row], names: Sequence[str]) -> str:
 
 
 _WHICH: Final = (
-    "command line of the {} to check, or the addresses of one that runs, TCP and HTTP: 127.0.0.1:4150,127.0.0.1:4151 "
-    "(of nsqadmin HTTP alone); what needs one of its own is left out then"
+    "command line of the {} to test, or the TCP and HTTP addresses of a running one: 127.0.0.1:4150,127.0.0.1:4151 "
+    "(nsqadmin: HTTP only); tests that need their own daemon are left out then"
 )
 
 
@@ -166,15 +165,17 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="nsq-conformance", description=__doc__)
     for name in DAEMONS:
         parser.add_argument(f"--{name}", default="", metavar="COMMAND", help=_WHICH.format(name))
-    parser.add_argument("--peer", dest="peer_nsqd", default="", metavar="COMMAND", help="an nsqd to check beside it")
+    parser.add_argument("--peer", dest="peer_nsqd", default="", metavar="COMMAND", help="an nsqd to compare with")
     for name in DAEMONS[1:]:
-        parser.add_argument(f"--peer-{name}", default="", metavar="COMMAND", help=f"the {name} that goes with it")
-    parser.add_argument("--names", nargs=2, default=("ours", "peer"), metavar="NAME", help="heads of the two columns")
+        parser.add_argument(f"--peer-{name}", default="", metavar="COMMAND", help=f"the {name} beside it")
+    parser.add_argument(
+        "--names", nargs=2, default=("ours", "peer"), metavar="NAME", help="headings of the two columns"
+    )
     parser.add_argument("--json", type=Path, help="file for the table as JSON")
     parser.add_argument("--html", type=Path, help="file for the table as a page")
     parser.add_argument("--markdown", type=Path, help="file for the table as Markdown")
-    parser.add_argument("--processes", default="auto", help="how many at once (default: one for each processor)")
-    parser.add_argument("selection", nargs="*", help="groups, or files and tests of the kit (default: all)")
+    parser.add_argument("--processes", default="auto", help="number of parallel processes (default: one per processor)")
+    parser.add_argument("selection", nargs="*", help="groups, or files and tests of this package (default: all)")
     return parser.parse_args(arguments)
 
 

@@ -1,6 +1,6 @@
-"""Clients that have to say who they are, and an auth server that decides what they may do.
+"""Clients that must authenticate, and an auth server that decides on their permissions.
 
-What it is told of clients with TLS is tested in ``test_negotiation``.
+``test_negotiation`` tests the auth server's requests for clients with TLS.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ READER = "reader"
 @pytest.fixture(scope="module")
 def auth_server() -> Iterator[AuthServer]:
     reading = {"topic": ".*", "channels": [".*"], "permissions": ["subscribe"]}
-    # So short that it is asked again while a test runs.
+    # So short that the auth server is queried again during a test.
     with AuthServer({SECRET: EVERYTHING, READER: [reading]}, ttl=1) as server:
         yield server
 
@@ -69,7 +69,7 @@ def test_every_line_arrives_once(
         }
 
 
-def test_a_client_that_may_only_read_may_not_publish(
+def test_a_client_without_publish_permission_cannot_publish(
     client: Client, nsqd: NsqdProcess, topic: str, lines_file: LinesFile, tmp_path: Path
 ) -> None:
     file, out = lines_file(100), tmp_path / "out"

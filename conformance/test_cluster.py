@@ -1,7 +1,7 @@
-"""A cluster of two nsqlookupds and three nsqds, of which some die and come back. Consumers that were given nothing but
-nsqlookupds find everything, and every message is accounted for.
+"""A cluster of two nsqlookupds and three nsqds, of which some are killed and restarted.
 
-With ``--other-nsqd`` and ``--other-nsqlookupd`` every other daemon is of another kind.
+Consumers that know only the nsqlookupds find all nsqds, and every message is accounted for. With ``--other-nsqd`` and
+``--other-nsqlookupd`` every second daemon is of another kind.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,13 +18,13 @@ from nsq_conformance.pynsq_client import numbered_lines
 pytestmark = pytest.mark.timeout(300)
 LINES = 150
 SLOWLY = {"hold_ms": 3, "max_in_flight": 10, "timeout": 2 * PATIENCE}
-"""So that there is always something on its way when a daemon dies."""
+"""Options that keep messages in flight at any time, so that a kill hits some."""
 
 
 @pytest.fixture(params=["pynsq", "gonsq", "nsqjs"])
 def client(request: pytest.FixtureRequest) -> Client:
-    """gnsq is not among them: when a node dies while gnsq connects to it, its loop that says RDY ends with an
-    AttributeError, and it consumes nothing any more.
+    """The clients without gnsq: if a node dies while gnsq connects, its RDY loop ends with an AttributeError, and it
+    consumes no more messages.
     """
     chosen: Client = request.getfixturevalue(request.param)
     return chosen
@@ -40,7 +40,7 @@ def cluster(
 
 
 class Publications:
-    """Messages published, each unlike any other."""
+    """Published messages with distinct bodies."""
 
     def __init__(self, client: Client, topic: str, folder: Path) -> None:
         self.bodies: set[bytes] = set()
@@ -49,7 +49,7 @@ class Publications:
         self._folder = folder
 
     def publish(self, nsqds: Sequence[NsqdProcess]) -> None:
-        """To each of them; return when all have said OK."""
+        """Publish to each nsqd; returns when all have answered OK."""
         for nsqd in nsqds:
             file = self._folder / f"published{len(self.bodies)}"
             file.write_text("".join(f"{file.name} {number}\n" for number in range(LINES)))
@@ -66,7 +66,7 @@ def bodies_in(out: Path) -> set[bytes]:
     return set(out.read_bytes().split(b"\n")[:-1])
 
 
-def test_every_message_arrives_though_an_nsqlookupd_and_an_nsqd_die(
+def test_every_message_arrives_although_an_nsqlookupd_and_an_nsqd_are_killed(
     cluster: Cluster, client: Client, topic: str, published: Publications, tmp_path: Path
 ) -> None:
     dying_nsqd, *other_nsqds = cluster.nsqds
@@ -88,7 +88,7 @@ def test_every_message_arrives_though_an_nsqlookupd_and_an_nsqd_die(
 
     assert consumer.report(4 * PATIENCE)["finished"] >= expected
     assert bodies_in(out) == published.bodies
-    # Whoever comes now and knows only the one that died and forgot everything is told of all, the other being gone.
+    # A new consumer that knows only the restarted nsqlookupd, which had lost its registrations, finds all nsqds.
     eventually(lambda: producers(dying_nsqlookupd, topic) == 3)
     other_nsqlookupd.kill()
     arrived_before = set(published.bodies)
@@ -144,7 +144,7 @@ def test_a_consumer_that_polls_during_a_restart_recovers_without_help(
     assert bodies_in(out) == published.bodies
 
 
-def test_a_new_topic_has_the_channels_it_has_elsewhere(
+def test_a_new_topic_gets_the_channels_it_has_on_other_nodes(
     cluster: Cluster, client: Client, topic: str, published: Publications
 ) -> None:
     first, *others = cluster.nsqds

@@ -1,4 +1,4 @@
-"""The demonstration behind ``scripts/run``: it must tell right from wrong, and leave nothing running."""
+"""The demonstration of ``scripts/run``: it must detect errors and leave no process running."""
 
 import functools
 import itertools
@@ -27,7 +27,7 @@ _FREE_PORTS = [f"--{name}-port=0" for name in ("tcp", "http", "lookupd-tcp", "lo
 
 @pytest.fixture
 def daemons(nsqd_command: str, nsqlookupd_command: str) -> list[str]:
-    """Which to run, as options."""
+    """Options with the daemons to run."""
     return [f"--nsqd={nsqd_command}", f"--nsqlookupd={nsqlookupd_command}"]
 
 
@@ -66,7 +66,7 @@ def test_spark_counts_every_event_it_has_read(daemons: list[str], tmp_path: Path
 
 
 @pytest.mark.timeout(600)
-def test_spark_goes_on_and_ends_with_the_demonstration(daemons: list[str], tmp_path: Path) -> None:
+def test_spark_runs_until_the_demonstration_ends(daemons: list[str], tmp_path: Path) -> None:
     demo = start_demo(*daemons, f"--file={__file__}", TMPDIR=str(tmp_path))
     assert demo.stdout is not None
     assert any(line.startswith("Spark: batch ") for line in demo.stdout)
@@ -78,7 +78,7 @@ def test_spark_goes_on_and_ends_with_the_demonstration(daemons: list[str], tmp_p
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_it_stays_until_a_signal_and_takes_the_daemons_with_it(daemons: list[str], number: int, tmp_path: Path) -> None:
+def test_it_runs_until_a_signal_and_stops_the_daemons(daemons: list[str], number: int, tmp_path: Path) -> None:
     demo = start_demo(*daemons, "--no-spark", f"--file={__file__}", f"--data-path={tmp_path}")
     assert demo.stdout is not None
     assert any("Ctrl-C stops all three" in line for line in demo.stdout)
@@ -89,14 +89,14 @@ def test_it_stays_until_a_signal_and_takes_the_daemons_with_it(daemons: list[str
     assert not processes_naming(str(tmp_path))
 
 
-def test_events_go_on_through_two_channels_after_the_comparison(daemons: list[str]) -> None:
+def test_events_flow_through_two_channels_after_the_comparison(daemons: list[str]) -> None:
     demo = start_demo(*daemons, "--no-spark", f"--file={__file__}")
     try:
         nsqlookupd, _, nsqadmin = addresses_of(demo)
         shown = functools.partial(channel_of_events, nsqadmin)
         eventually(lambda: all(finished(shown(name)) for name in CHANNELS))
         before = {name: shown(name) for name in CHANNELS}
-        # Some seconds' worth: what only begins and stops again is no stream.
+        # Several seconds' worth, to show that the stream keeps running.
         eventually(lambda: all(finished(shown(name)) > finished(before[name]) + 200 for name in CHANNELS))
         for name in CHANNELS:
             assert shown(name)["message_count"] > before[name]["message_count"] + 200
@@ -108,22 +108,22 @@ def test_events_go_on_through_two_channels_after_the_comparison(daemons: list[st
     assert not processes_naming(f"--lookupd-http-address={nsqlookupd}")
 
 
-def test_a_stream_that_ends_by_itself_is_said_and_ends_the_demonstration(daemons: list[str]) -> None:
+def test_the_unexpected_end_of_a_stream_is_reported_and_ends_the_demonstration(daemons: list[str]) -> None:
     demo = start_demo(*daemons, "--no-spark", f"--file={__file__}")
     _, nsqd, _ = addresses_of(demo)
     (publisher,) = processes_naming("nsq_conformance.demo.events", f"--nsqd-tcp-address={nsqd}")
     os.kill(publisher, signal.SIGKILL)
     _, errors = demo.communicate(timeout=30)
     assert demo.returncode == 1
-    assert "the publisher of events stopped by itself with status -9" in errors
+    assert "the publisher of events ended unexpectedly with status -9" in errors
 
 
-def test_the_same_seed_is_the_same_story() -> None:
+def test_a_seed_always_gives_the_same_events() -> None:
     story, again, other = (list(itertools.islice(events(seed), 500)) for seed in (7, 7, 8))
     assert story == again != other
 
 
-def test_events_come_in_order_and_as_many_as_were_asked_for() -> None:
+def test_events_are_in_order_at_the_requested_rate() -> None:
     shown = [event.published for event in itertools.takewhile(lambda event: event.published < 3600, events(1))]
     assert shown == sorted(shown)
     assert 0.9 < len(shown) / 3600 / EVENTS_A_SECOND < 1.1
@@ -137,7 +137,7 @@ def test_it_fails_when_nsqd_cannot_start(tmp_path: Path) -> None:
 
 
 def addresses_of(demo: "subprocess.Popen[str]") -> tuple[str, str, str]:
-    """HTTP of nsqlookupd, TCP of nsqd, HTTP of nsqadmin, once it has said all three."""
+    """Wait for the HTTP address of nsqlookupd, TCP of nsqd and HTTP of nsqadmin in the output."""
     assert demo.stdout is not None
     patterns = (
         r"nsqlookupd stays at .*http://(\S+?)/",
@@ -157,7 +157,7 @@ def _until_it_stays(lines: Iterable[str]) -> Iterator[str]:
 
 
 def channel_of_events(nsqadmin: str, channel: str) -> dict[str, Any]:
-    """What nsqadmin shows of a channel of the stream; nothing while there is none."""
+    """The channel in nsqadmin's API; empty if there is none yet."""
     try:
         with urlopen(f"http://{nsqadmin}/api/topics/{TOPIC}/{channel}", timeout=10) as answer:
             shown: dict[str, Any] = json.load(answer)
@@ -168,7 +168,7 @@ def channel_of_events(nsqadmin: str, channel: str) -> dict[str, Any]:
 
 
 def finished(channel: dict[str, Any]) -> int:
-    """By the consumers of a channel."""
+    """The number of messages that the consumers of a channel have finished."""
     return sum(client["finish_count"] for client in channel.get("clients") or ())
 
 
@@ -178,7 +178,7 @@ def processes_naming(*texts: str) -> list[int]:
     for entry in filter(str.isdigit, os.listdir("/proc")):
         try:
             command_line = Path("/proc", entry, "cmdline").read_text()
-        except OSError:  # the process has ended since
+        except OSError:  # the process has ended meanwhile
             continue
         if all(text in command_line for text in texts):
             found.append(int(entry))

@@ -1,4 +1,4 @@
-"""The differential fuzzer itself: it finds nothing where there is nothing, and whatever is made to differ."""
+"""Tests of the differential fuzzer: it finds every difference that is made, and no others."""
 
 import json
 import random
@@ -26,7 +26,7 @@ STREAMS = 150
 
 Change = Callable[[bytes], bytes]
 Addresses = tuple[str, str]
-"""Of TCP and HTTP."""
+"""TCP and HTTP address."""
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def names() -> Iterator[bytes]:
 
 @pytest.fixture
 def changed(nsqd_process: NsqdProcess) -> Iterator[Callable[[Change], Addresses]]:
-    """The same nsqd behind a proxy that changes what it says."""
+    """The same nsqd behind a proxy that changes its answers."""
     with ExitStack() as proxies:
 
         def start(change: Change) -> Addresses:
@@ -54,7 +54,7 @@ def changed(nsqd_process: NsqdProcess) -> Iterator[Callable[[Change], Addresses]
 
 
 class Proxy:
-    """Passes on what clients say as it is, and what nsqd says as `change` makes it."""
+    """Forwards clients' data unchanged, and nsqd's data changed by `change`."""
 
     def __init__(self, target: str, change: Change) -> None:
         host, _, port = target.rpartition(":")
@@ -118,7 +118,7 @@ def test_an_nsqd_does_not_differ_from_itself(
         ("a body", lambda data: data.replace(b"m1", b"M1")),
     ],
 )
-def test_whatever_is_changed_is_found_and_the_shortest_stream_for_it(
+def test_a_changed_answer_is_found_with_its_shortest_stream(
     nsqd_process: NsqdProcess, names: Iterator[bytes], changed: Callable[[Change], Addresses], what: str, change: Change
 ) -> None:
     acts: list[Act] = [
@@ -156,7 +156,7 @@ def test_an_interrupted_run_reports_its_results_so_far(nsqd_command: str, tmp_pa
     command = [sys.executable, "-m", "nsq_conformance.differential.fuzz", *asked]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        for line in process.stderr:  # of progress
+        for line in process.stderr:  # lines of progress
             if not line.startswith("of 1000000: 0 streams"):
                 break
         process.send_signal(signal.SIGINT)
@@ -168,12 +168,12 @@ def test_an_interrupted_run_reports_its_results_so_far(nsqd_command: str, tmp_pa
     assert process.returncode == 0
 
 
-def test_a_seed_is_the_same_stream_for_ever() -> None:
+def test_a_seed_always_gives_the_same_stream() -> None:
     assert stream(7) == stream(7)
     assert stream(7) != stream(8)
 
 
-def test_names_are_as_long_as_what_they_replace_and_never_the_same() -> None:
+def test_topic_names_have_the_length_of_the_placeholder_and_are_unique() -> None:
     names = topic_names()
     some = [next(names) for _ in range(5000)]
     assert len(set(some)) == len(some)

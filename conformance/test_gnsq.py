@@ -17,7 +17,7 @@ def impatient_nsqd(nsqd_command: str, tmp_path_factory: pytest.TempPathFactory) 
 
 
 class TestGnsq(Delivery):
-    refusal_of_a_name = "invalid topic name"  # it knows by itself
+    refusal_of_a_name = "invalid topic name"  # raised by gnsq itself
 
     @pytest.fixture
     def client(self, gnsq: Client) -> Client:
@@ -25,5 +25,5 @@ class TestGnsq(Delivery):
 
     @pytest.fixture
     def impatient(self, impatient_nsqd: NsqdProcess) -> NsqdProcess:
-        """gnsq does not say when messages shall time out."""
+        """gnsq cannot set a message timeout."""
         return impatient_nsqd

@@ -1,4 +1,4 @@
-"""The official Go client against nsqd, and the two clients with each other."""
+"""The official Go client against nsqd, and together with pynsq."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ class TestGoNsq(Delivery):
 
 
 @pytest.mark.parametrize(("publisher", "consumer"), [("gonsq", "pynsq"), ("pynsq", "gonsq")])
-def test_what_one_client_publishes_the_other_reads(
+def test_one_client_reads_what_the_other_publishes(
     publisher: str,
     consumer: str,
     request: pytest.FixtureRequest,

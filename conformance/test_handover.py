@@ -1,7 +1,7 @@
-"""A data path goes from one nsqd to another: no message is lost, none comes twice.
+"""A data path passes from one nsqd to another; no message is lost or duplicated.
 
-``--other-nsqd /path/to/nsqd`` says which is the other one. Files all nsqd can read are made by the program ``nsq_data``
-beside the one that leaves, if there is one; an nsqd without it writes them by itself.
+``--other-nsqd /path/to/nsqd`` is the other nsqd. The program ``nsq_data`` beside the first nsqd, if there is one,
+exports files that all nsqd can read; an nsqd without it writes such files itself.
 """
 
 import json
@@ -36,7 +36,7 @@ Bodies = dict[tuple[str, str], Counter[bytes]]
 
 
 def ask(nsqd: NsqdProcess, path: str, data: bytes | None = None, **query: str) -> Any:
-    """POST, or GET of JSON for /stats."""
+    """Send a POST, or a GET of JSON without `data`."""
     url = f"http://{nsqd.http_address}/{path}?{urlencode(query)}"
     method = "GET" if path == "stats" else "POST"
     with urlopen(Request(url, data=data or b"", method=method), timeout=30) as answer:
@@ -45,7 +45,7 @@ def ask(nsqd: NsqdProcess, path: str, data: bytes | None = None, **query: str) -
 
 
 def bodies_of(topic: str) -> list[bytes]:
-    """Of several sizes, some with what a reader of files might stumble on."""
+    """Bodies of several sizes, some with bytes that could confuse a file reader."""
     return [b"%s-%d-" % (topic.encode(), number) + bytes([number % 256]) * (number % 300) for number in range(COUNT)]
 
 
@@ -57,7 +57,7 @@ def publish(nsqd: NsqdProcess, topic: str, bodies: Sequence[bytes]) -> None:
 
 
 def state(nsqd: NsqdProcess) -> State:
-    """Of each topic whether it is paused, its depth, and its channels' the same."""
+    """For each topic and channel: whether it is paused, and its depth."""
     return {
         topic["topic_name"]: (
             topic["paused"],
@@ -69,7 +69,7 @@ def state(nsqd: NsqdProcess) -> State:
 
 
 def wait_until(nsqd: NsqdProcess, holds: Callable[[State], bool]) -> None:
-    """An nsqd may move messages from topic to channel a little after it said OK."""
+    """Wait, because an nsqd may move messages to channels shortly after it has answered OK."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while not holds(state(nsqd)):
         assert time.monotonic() < deadline, state(nsqd)
@@ -77,14 +77,14 @@ def wait_until(nsqd: NsqdProcess, holds: Callable[[State], bool]) -> None:
 
 
 def have(topic: str, depth: int) -> Callable[[State], bool]:
-    """All channels of the topic have so many."""
+    """All channels of the topic have this depth."""
     return lambda now: {found for _, found in now[topic][2].values()} == {depth}
 
 
 def fill(nsqd: NsqdProcess) -> dict[str, list[bytes]]:
-    """Channels that are full, empty, paused and half read, a topic that is paused, one without a channel.
+    """Create full, empty, paused and partly read channels, a paused topic, and a topic without channels.
 
-    What was finished on each channel of "orders".
+    Returns the finished bodies of each channel of "orders".
     """
     for topic, channels in (("orders", CHANNELS), ("held", ("a", "b"))):
         for channel in channels:
@@ -105,7 +105,7 @@ def fill(nsqd: NsqdProcess) -> dict[str, list[bytes]]:
 
 
 def waiting(finished: dict[str, list[bytes]]) -> State:
-    """What `state` says after `fill`, and whoever takes over must say."""
+    """The result of `state` after `fill`, and after a takeover."""
     return {
         "orders": (False, 0, {name: (name == "b", COUNT - len(finished[name])) for name in CHANNELS}),
         "held": (True, COUNT - 100, {"a": (False, 100), "b": (False, 100)}),
@@ -114,7 +114,7 @@ def waiting(finished: dict[str, list[bytes]]) -> State:
 
 
 def drain(nsqd: NsqdProcess) -> Bodies:
-    """Everything, by topic and channel; nothing is left then."""
+    """Consume all messages and return them by topic and channel."""
     ask(nsqd, "channel/unpause", topic="orders", channel="b")
     ask(nsqd, "topic/unpause", topic="held")
     nsqd.create_channel("bare", "first")
@@ -129,7 +129,7 @@ def drain(nsqd: NsqdProcess) -> Bodies:
 
 
 def left_after(finished: dict[str, list[bytes]]) -> Bodies:
-    """What `drain` must find."""
+    """The expected result of `drain`."""
     orders = Counter(bodies_of("orders"))
     held = Counter(bodies_of("held"))
     left = {("orders", channel): orders - Counter(bodies) for channel, bodies in finished.items()}
@@ -142,7 +142,7 @@ def other_nsqd_command(pytestconfig: pytest.Config) -> str:
 
 
 class DataPath:
-    """One folder, used by one nsqd after the other."""
+    """A folder that is used by one nsqd after the other."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -155,7 +155,7 @@ class DataPath:
         return nsqd
 
     def leave(self, nsqd: NsqdProcess, command: str, number: int = signal.SIGTERM, options: Sequence[str] = ()) -> None:
-        """End that one, and let any other read what it left."""
+        """Stop this nsqd, and export its files for any other nsqd."""
         nsqd.send_signal(number)
         nsqd.stop()
         self.running.remove(nsqd)
@@ -177,7 +177,7 @@ kinds_of_files = pytest.mark.parametrize("options", [(), SMALL_FILES, ALL_ON_DIS
 
 @kinds_of_files
 @pytest.mark.parametrize("way", ["there", "back"])
-def test_what_one_nsqd_leaves_the_other_delivers_once(
+def test_the_other_nsqd_delivers_remaining_messages_once(
     data_path: DataPath, nsqd_command: str, other_nsqd_command: str, options: Sequence[str], way: str
 ) -> None:
     first, second = (other_nsqd_command, nsqd_command) if way == "there" else (nsqd_command, other_nsqd_command)
@@ -190,7 +190,7 @@ def test_what_one_nsqd_leaves_the_other_delivers_once(
 
 
 BOTH = ("nsqd", "other-nsqd")
-"""Only between two of Go's: ours reads what the other left without positions, whichever is the other."""
+"""The difference exists only between two of Go's: ours also reads files without positions, of any nsqd."""
 
 
 @pytest.mark.parametrize(
@@ -200,12 +200,12 @@ BOTH = ("nsqd", "other-nsqd")
         pytest.param(2.5, id="after a sync"),
     ],
 )
-def test_what_one_that_is_killed_had_on_disk_the_other_delivers_once(
+def test_the_other_nsqd_delivers_messages_of_a_killed_nsqd_on_disk_once(
     data_path: DataPath, nsqd_command: str, other_nsqd_command: str, pause: float
 ) -> None:
     nsqd = data_path.start(other_nsqd_command, ALL_ON_DISK)
     finished = fill(nsqd)
-    time.sleep(pause)  # what is known of the positions is as old as the last sync, which comes every two seconds
+    time.sleep(pause)  # positions on disk are as old as the last sync, which happens every two seconds
     data_path.leave(nsqd, other_nsqd_command, signal.SIGKILL)
     found = drain(data_path.start(nsqd_command))
     published = left_after({channel: [] for channel in CHANNELS})
@@ -213,7 +213,9 @@ def test_what_one_that_is_killed_had_on_disk_the_other_delivers_once(
         assert left <= found[place] <= published[place]
 
 
-def test_there_and_back(data_path: DataPath, nsqd_command: str, other_nsqd_command: str) -> None:
+def test_a_data_path_passes_to_the_other_nsqd_and_back(
+    data_path: DataPath, nsqd_command: str, other_nsqd_command: str
+) -> None:
     nsqd = data_path.start(other_nsqd_command, SMALL_FILES)
     finished = fill(nsqd)
     for command, after in ((other_nsqd_command, nsqd_command), (nsqd_command, other_nsqd_command)):

@@ -34,12 +34,12 @@ def pull(start: StartConsumer, nsqd: NsqdProcess, topic: str) -> HttpConsumerPro
 
 
 def waiting(nsqd: NsqdProcess, topic: str) -> int:
-    """Messages of the channel that nobody has; -1 while somebody has one."""
+    """The depth of the channel; -1 while messages are in flight."""
     stats = nsqd.channel_stats(topic, "c")
     return -1 if stats["in_flight_count"] or stats["deferred_count"] else int(stats["depth"])
 
 
-def test_what_is_put_can_be_got(pull: HttpConsumerProcess, nsqd: NsqdProcess, topic: str) -> None:
+def test_a_published_message_can_be_fetched(pull: HttpConsumerProcess, nsqd: NsqdProcess, topic: str) -> None:
     assert pull.ask("/put", b"one") == (200, b"")
     assert pull.ask("/mput", b"two\nthree\n") == (200, b"")
     _, first = pull.ask("/get?wait=20")
@@ -57,7 +57,7 @@ def test_nothing_stays_in_flight_without_a_request(pull: HttpConsumerProcess, ns
     eventually(lambda: waiting(nsqd, topic) == 2)
 
 
-def test_an_answer_that_is_not_read_goes_back(pull: HttpConsumerProcess, nsqd: NsqdProcess, topic: str) -> None:
+def test_messages_of_an_unread_answer_are_requeued(pull: HttpConsumerProcess, nsqd: NsqdProcess, topic: str) -> None:
     for _ in range(30):
         assert pull.ask("/put", LARGE) == (200, b"")
     caller = pull.call("/mget?num_items=30&wait=20", receive_buffer=4096)
@@ -67,7 +67,7 @@ def test_an_answer_that_is_not_read_goes_back(pull: HttpConsumerProcess, nsqd: N
     assert nsqd.channel_stats(topic, "c")["timeout_count"] == 0
 
 
-def test_a_topic_streams_and_a_client_that_leaves_returns_the_rest(
+def test_a_topic_is_streamed_and_a_disconnect_requeues_the_rest(
     start: StartConsumer, pull: HttpConsumerProcess, nsqd: NsqdProcess, topic: str
 ) -> None:
     pubsub = start("nsq_pubsub", f"--nsqd-tcp-address={nsqd.tcp_address}")

@@ -1,4 +1,4 @@
-"""TLS, client certificates and compressions with three clients, and that what was asked for is what was used."""
+"""TLS, client certificates and compression with all clients, and that requested features are really used."""
 
 import time
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from nsq_conformance.delivery import LinesFile, assert_channel_is_done, assert_e
 from nsq_conformance.nsqd_process import NsqdProcess
 
 WAYS = ("tls", "certificate", "deflate", "snappy", "tls+deflate", "tls+snappy", "certificate+deflate")
-# Of pynsq by itself only what it does dependably: see README.md.
+# pynsq without the workaround is tested only with the combinations it supports reliably: see README.md.
 PAIRS = [
     *(("pynsq", way) for way in ("tls", "certificate")),
     *(("mended_pynsq", way) for way in WAYS),
@@ -40,7 +40,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 def offering(
     nsqd_command: str, certificates: Certificates, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[NsqdProcess]:
-    """An nsqd where everybody may take TLS."""
+    """An nsqd that offers TLS."""
     with NsqdProcess(nsqd_command, tmp_path_factory.mktemp("nsqd"), options=certificates.options) as process:
         yield process
 
@@ -49,7 +49,7 @@ def offering(
 def demanding(
     nsqd_command: str, certificates: Certificates, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[NsqdProcess]:
-    """An nsqd that wants to know its clients; its plain HTTP stays open, for the questions of the tests."""
+    """An nsqd that verifies client certificates; plain HTTP stays available for the tests."""
     policy = ["--tls-client-auth-policy=require-verify", "--tls-required=tcp-https"]
     options = [*certificates.options, *policy, f"--tls-root-ca-file={certificates.root_ca}"]
     with NsqdProcess(nsqd_command, tmp_path_factory.mktemp("nsqd"), options=options) as process:
@@ -58,7 +58,7 @@ def demanding(
 
 @pytest.fixture(params=PAIRS, ids=" ".join)
 def pair(request: pytest.FixtureRequest) -> tuple[str, str]:
-    """A client's name, and what it asks for."""
+    """The name of a client, and its transport."""
     pair: tuple[str, str] = request.param
     return pair
 
@@ -82,7 +82,7 @@ def nsqd(way: str, request: pytest.FixtureRequest) -> NsqdProcess:
 
 @pytest.fixture
 def asking(way: str, certificates: Certificates) -> dict[str, object]:
-    """The options of a client that goes this way. Here more can be asked for on top, such as ``auth_secret``."""
+    """The options of a client for this transport. Tests may add others, such as ``auth_secret``."""
     options: dict[str, object] = {}
     if "tls" in way or "certificate" in way:
         options["tls_root_ca_file"] = certificates.root_ca
@@ -94,7 +94,7 @@ def asking(way: str, certificates: Certificates) -> dict[str, object]:
 
 
 def subscribed(nsqd: NsqdProcess, topic: str, consumer: Running) -> dict[str, Any]:
-    """What /stats shows of the consumer, as soon as it does."""
+    """Wait for the consumer in /stats and return its entry."""
     deadline = time.monotonic() + 20
     while consumer.process.poll() is None:
         try:
@@ -108,7 +108,7 @@ def subscribed(nsqd: NsqdProcess, topic: str, consumer: Running) -> dict[str, An
     raise AssertionError(consumer.report())
 
 
-def test_every_line_arrives_once_and_the_way_it_was_asked_for(
+def test_every_line_arrives_once_over_the_requested_transport(
     client: Client,
     way: str,
     nsqd: NsqdProcess,
@@ -132,12 +132,12 @@ def test_every_line_arrives_once_and_the_way_it_was_asked_for(
     assert_channel_is_done(nsqd, topic, "ch", message_count=LINES)
 
 
-def test_messages_of_a_megabyte_arrive_whole(
+def test_messages_of_a_megabyte_arrive_unchanged(
     client: Client, nsqd: NsqdProcess, asking: dict[str, object], topic: str, tmp_path: Path
 ) -> None:
     file, out = tmp_path / "long-lines", tmp_path / "out"
     noise = bytes(byte for byte in range(256) if byte != ord("\n")) * (MEGABYTE // 255)
-    file.write_bytes((noise[: MEGABYTE - 2] + b"\n") * 3)  # in front of each come its number and a tab
+    file.write_bytes((noise[: MEGABYTE - 2] + b"\n") * 3)  # each body begins with the line number and a tab
     consumer = client.consuming(nsqd.tcp_address, topic, "ch", 3, out, max_in_flight=2, **asking)
     assert client.publishing(nsqd.tcp_address, topic, file, window=1, **asking).report()["published"] == 3
     assert consumer.report()["finished"] == 3
@@ -145,7 +145,7 @@ def test_messages_of_a_megabyte_arrive_whole(
 
 
 @pytest.mark.parametrize("pair", AUTHORIZED, ids=" ".join)
-def test_where_clients_are_authorized_the_right_secret_opens_and_another_does_not(
+def test_clients_are_authorized_by_the_right_secret_only(
     client: Client,
     way: str,
     asking: dict[str, object],
@@ -194,7 +194,7 @@ def test_an_unknown_client_is_refused(
         client.publishing(demanding.tcp_address, topic, lines_file(1), **options).report()
 
 
-def test_a_client_without_a_certificate_is_not_let_in(
+def test_a_client_without_a_certificate_is_refused(
     gonsq: Client, demanding: NsqdProcess, certificates: Certificates, topic: str, lines_file: LinesFile
 ) -> None:
     with pytest.raises(ClientFailed, match="certificate required|handshake failure"):

@@ -21,7 +21,7 @@ WITHIN = 40
 
 @pytest.fixture
 def start(utility: Utility, nsqd: NsqdProcess, topic: str, tmp_path: Path) -> Iterator[Start]:
-    """Start it for the test's topic, syncing ten times a second; it is gone at the end of the test."""
+    """Start nsq_to_file for the test's topic, with ten syncs a second; it is stopped at the end of the test."""
     nsqd.create_channel(topic, "nsq_to_file")
     with ExitStack() as processes:
 
@@ -68,7 +68,7 @@ def end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def lines(folder: Path, topic: str) -> dict[str, list[bytes]]:
-    """By what a file's name has behind the topic; nothing of empty files."""
+    """The lines of non-empty files, by the part of the file name after the topic."""
     found = {}
     for path in folder.glob("*") if folder.exists() else ():
         data = path.read_bytes()
@@ -85,9 +85,7 @@ def test_every_message_is_a_line(start: Start, publish: Callable[..., None], tmp
     end(process)
 
 
-def test_the_next_one_goes_on_with_the_file(
-    start: Start, publish: Callable[..., None], tmp_path: Path, topic: str
-) -> None:
+def test_a_restart_continues_the_file(start: Start, publish: Callable[..., None], tmp_path: Path, topic: str) -> None:
     for body in (b"1", b"2"):
         process = start()
         publish(body)
@@ -95,7 +93,7 @@ def test_the_next_one_goes_on_with_the_file(
     assert lines(tmp_path / "output", topic) == {".x.log": [b"1", b"2"]}
 
 
-def test_compressed_files_open_and_the_next_one_begins_another(
+def test_compressed_files_are_readable_and_a_restart_begins_a_new_one(
     start: Start, publish: Callable[..., None], tmp_path: Path, topic: str
 ) -> None:
     for body in (b"1", b"2"):
@@ -105,7 +103,7 @@ def test_compressed_files_open_and_the_next_one_begins_another(
     assert lines(tmp_path / "output", topic) == {"-000000.x.log.gz": [b"1", b"1"], "-000001.x.log.gz": [b"2", b"2"]}
 
 
-def test_a_file_ends_when_it_is_larger_than_it_may(
+def test_a_file_is_rotated_at_its_maximum_size(
     start: Start, publish: Callable[..., None], tmp_path: Path, topic: str
 ) -> None:
     process = start("--rotate-size=5")
@@ -118,7 +116,7 @@ def test_a_file_ends_when_it_is_larger_than_it_may(
     }
 
 
-def test_a_hangup_opens_the_file_again(start: Start, publish: Callable[..., None], tmp_path: Path, topic: str) -> None:
+def test_sighup_reopens_the_file(start: Start, publish: Callable[..., None], tmp_path: Path, topic: str) -> None:
     process = start()
     publish(b"1")
     (tmp_path / "output" / f"{topic}.x.log").rename(tmp_path / "output" / "moved")
@@ -129,7 +127,7 @@ def test_a_hangup_opens_the_file_again(start: Start, publish: Callable[..., None
     end(process)
 
 
-def test_with_a_work_directory_only_what_is_finished_is_in_the_other(
+def test_with_a_work_directory_only_finished_files_are_in_the_output_directory(
     start: Start, publish: Callable[..., None], tmp_path: Path, topic: str
 ) -> None:
     process = start(f"--work-dir={tmp_path / 'work'}")
@@ -159,12 +157,12 @@ LOOKUPD = "--lookupd-http-address=127.0.0.1:1"
         ([NSQD, "--topic-pattern=t"], b"--lookupd-http-address must be specified when no --topic specified"),
     ],
 )
-def test_what_is_missing_is_said(utility: Utility, flags: list[str], complaint: bytes) -> None:
+def test_missing_flags_are_reported(utility: Utility, flags: list[str], complaint: bytes) -> None:
     done = subprocess.run([utility("nsq_to_file"), *flags], capture_output=True, timeout=WITHIN, check=False)
     assert done.returncode == 1
     assert complaint in done.stderr
 
 
-def test_it_says_which_version_it_is(utility: Utility) -> None:
+def test_it_prints_its_version(utility: Utility) -> None:
     done = subprocess.run([utility("nsq_to_file"), "--version"], capture_output=True, timeout=WITHIN, check=False)
     assert done.stdout.startswith(b"nsq_to_file v1.3.0")

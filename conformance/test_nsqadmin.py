@@ -1,4 +1,4 @@
-"""Any nsqadmin's API over a real nsqlookupd and nsqd: the figures nsqd gives, orders that arrive, NSQ's refusals."""
+"""The API of an nsqadmin over a real nsqlookupd and nsqd: counts, actions, and NSQ's error messages."""
 
 import json
 import time
@@ -23,7 +23,7 @@ _PATIENCE = 30.0
 
 
 class Cluster:
-    """Three daemons that know each other, and a topic's way into them."""
+    """An nsqd, an nsqlookupd and an nsqadmin that belong together."""
 
     def __init__(self, nsqd: NsqdProcess, nsqlookupd: NsqlookupdProcess, nsqadmin: NsqadminProcess) -> None:
         self.nsqd = nsqd
@@ -40,18 +40,18 @@ class Cluster:
             return error.code, json.load(error)["message"]
 
     def fill(self, topic: str, *bodies: str) -> None:
-        """The topic, with a channel `archive` that holds these, known to nsqlookupd."""
+        """Create the topic with a channel `archive` that has these messages, and wait until nsqlookupd knows it."""
         self.nsqd.create_channel(topic, "archive")
         for body in bodies:
             urlopen(f"http://{self.nsqd.http_address}/pub?topic={topic}", body.encode(), timeout=_PATIENCE).close()
         self.until_announced(topic, "archive")
-        # A topic may hold its messages until nsqlookupd has said which channels it has elsewhere.
+        # A topic may hold its messages until nsqlookupd has returned its channels on other nodes.
         eventually(lambda: self.nsqd.channel_stats(topic, "archive")["depth"] == len(bodies))
 
     def until_announced(self, topic: str, channel: str) -> None:
         deadline = time.monotonic() + _PATIENCE
         while channel not in self.channels(topic):
-            assert time.monotonic() < deadline, f"nsqlookupd does not hear of {topic}/{channel}"
+            assert time.monotonic() < deadline, f"{topic}/{channel} was not registered at nsqlookupd in time"
             time.sleep(0.02)
 
     def channels(self, topic: str) -> list[str]:
@@ -65,11 +65,11 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """One that runs, when all three are known by their addresses; else one of our own."""
+    """The running cluster, if all three are given by addresses; otherwise a new one."""
     config = request.config
     attached = [is_address(name, given(name, config)) for name in DAEMONS]
     if any(attached) and not all(attached):
-        pytest.skip("needs a cluster: the addresses of all three, or of none")
+        pytest.skip("needs a cluster: give the addresses of all three daemons, or of none")
     if all(attached):
         where = {name: given(name, config) for name in DAEMONS}
         yield Cluster(
@@ -88,7 +88,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
         yield Cluster(nsqd, nsqlookupd, nsqadmin)
 
 
-def test_figures_are_those_of_nsqd(cluster: Cluster, topic: str) -> None:
+def test_counts_equal_those_of_nsqd(cluster: Cluster, topic: str) -> None:
     cluster.fill(topic, "one", "two", "three")
     stats = cluster.nsqd.channel_stats(topic, "archive")
     channel = cluster.get(f"/api/topics/{topic}/archive")
@@ -113,7 +113,7 @@ def test_topics_and_nodes_are_listed(cluster: Cluster, topic: str) -> None:
     assert topic in [each["topic_name"] for each in one["topics"]]
 
 
-def test_orders_arrive_at_nsqd(cluster: Cluster, topic: str) -> None:
+def test_actions_reach_nsqd(cluster: Cluster, topic: str) -> None:
     cluster.fill(topic, "one", "two")
     path = f"/api/topics/{topic}/archive"
     for action, paused in (("pause", True), ("unpause", False)):
@@ -126,10 +126,10 @@ def test_orders_arrive_at_nsqd(cluster: Cluster, topic: str) -> None:
         cluster.nsqd.channel_stats(topic, "archive")
     assert cluster.channels(topic) == []
     cluster.nsqadmin.send(f"/api/topics/{topic}", "", "DELETE")
-    assert topic not in (cluster.get("/api/topics")["topics"] or ())  # null when it was the last
+    assert topic not in (cluster.get("/api/topics")["topics"] or ())  # null if there is no other topic
 
 
-def test_what_is_created_is_announced_and_then_found_to_be_idle(cluster: Cluster, topic: str) -> None:
+def test_a_created_topic_is_registered_and_then_listed_as_idle(cluster: Cluster, topic: str) -> None:
     assert cluster.nsqadmin.send("/api/topics", json.dumps({"topic": topic, "channel": "c"})) == '{"message":""}'
     assert cluster.channels(topic) == ["c"]
     assert cluster.get("/api/topics?inactive=true")["topics"][topic] == ["c"]
@@ -161,7 +161,9 @@ def test_a_tombstone_takes_a_node_out_of_a_topic(cluster: Cluster, topic: str) -
         ("PUT", "/config/log_level", "loud", 400, "INVALID_VALUE"),
     ],
 )
-def test_refusals_are_nsqs(cluster: Cluster, method: str, path: str, body: str, status: int, message: str) -> None:
+def test_errors_are_those_of_nsq(
+    cluster: Cluster, method: str, path: str, body: str, status: int, message: str
+) -> None:
     assert cluster.refusal(method, path, body) == (status, message)
 
 
@@ -171,7 +173,7 @@ def test_an_unknown_topic_is_an_upstream_error(cluster: Cluster) -> None:
     assert message.startswith("UPSTREAM_ERROR: failed to query any nsqlookupd: got response 404 Not Found")
 
 
-def test_only_admins_may_change_things_where_there_are_some(cluster: Cluster, nsqadmin_command: str) -> None:
+def test_only_admins_may_change_things_if_admins_are_set(cluster: Cluster, nsqadmin_command: str) -> None:
     options = [f"--nsqd-http-address={cluster.nsqd.http_address}", "--admin-user=ada", "--base-path=/ui"]
     with NsqadminProcess(nsqadmin_command, options=options) as nsqadmin:
         guarded = Cluster(cluster.nsqd, cluster.nsqlookupd, nsqadmin)
@@ -181,7 +183,7 @@ def test_only_admins_may_change_things_where_there_are_some(cluster: Cluster, ns
         assert guarded.refusal("GET", "/api/nodes") == (404, "NOT_FOUND")
 
 
-def test_an_nsqd_that_requires_tls_is_asked_over_https(
+def test_an_nsqd_that_requires_tls_is_queried_over_https(
     nsqd_command: str, nsqadmin_command: str, tmp_path: Path
 ) -> None:
     certificates = Certificates(tmp_path)

@@ -1,7 +1,7 @@
-"""Two nsqadmins over one cluster show the same figures, to the last key: ``--other-nsqadmin`` names the other one.
+"""Two nsqadmins over one cluster give the same answers; ``--other-nsqadmin`` is the other one.
 
-Where they may differ (docs/differences.md, nsqadmin) is taken out: the order of nodes, and how a topic's answer shares
-out the figures of channels among nodes.
+Deliberate differences (docs/differences.md, nsqadmin) are removed before: the order of nodes, and the distribution of
+channels' counts over nodes in a topic's answer.
 """
 
 import functools
@@ -28,7 +28,7 @@ _PATHS = (
 
 @pytest.fixture(scope="module")
 def cluster(nsqd_command: str, nsqlookupd_command: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two nsqlookupds, two nsqds, and in them some of everything that is counted."""
+    """Two nsqlookupds and two nsqds, with messages in every state that is counted."""
     folder = tmp_path_factory.mktemp("cluster")
     with Cluster(folder, [nsqd_command], [nsqlookupd_command], nsqds=2) as running, ExitStack() as clients:
         first, second = running.nsqds
@@ -37,7 +37,7 @@ def cluster(nsqd_command: str, nsqlookupd_command: str, tmp_path_factory: pytest
                 nsqd.create_channel("orders", channel)
             nsqd.asks("POST", "/mpub?topic=orders", b"\n".join(b"order %d" % number for number in range(20)))
         first.asks("POST", "/pub?topic=orders&defer=600000", b"later")
-        first.asks("POST", "/pub?topic=held", b"nobody has a channel")
+        first.asks("POST", "/pub?topic=held", b"no channel yet")
         second.create_channel("fast#ephemeral", "tail#ephemeral")
         second.asks("POST", "/channel/pause?topic=orders&channel=billing")
         for nsqd, count in ((first, 3), (second, 5)):
@@ -59,7 +59,7 @@ def knows_all(nsqlookupd: NsqlookupdProcess) -> bool:
 
 @pytest.fixture(scope="module", params=["nsqlookupd", "nsqd"])
 def both(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[list[NsqadminProcess]]:
-    """An nsqadmin of each kind, that asks nsqlookupds, or has a list of nsqds."""
+    """An nsqadmin of each kind, with nsqlookupds or with a list of nsqds."""
     flags = {
         "nsqlookupd": [f"--lookupd-http-address={address}" for address in cluster.lookupd_http],
         "nsqd": [f"--nsqd-http-address={nsqd.http_address}" for nsqd in cluster.nsqds],
@@ -70,14 +70,14 @@ def both(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[list[Nsqa
 
 
 def shown(nsqadmin: NsqadminProcess, path: str) -> Any:
-    """An answer as far as it must be the same, whatever its status."""
+    """The part of an answer that must be equal, whatever its status."""
     try:
         answer = json.loads(nsqadmin.get(path))
     except HTTPError as error:
         with error:
             return error.code, json.load(error)
     for node in answer.get("nodes") or ():
-        node.pop("remote_address", None)  # of its connection to the nsqlookupd that answered first
+        node.pop("remote_address", None)  # depends on which nsqlookupd answers first
     if path.startswith("/api/topics/") and path.count("/") == 3:
         for channel in answer["channels"] or ():
             del channel["nodes"], channel["node"], channel["hostname"], channel["clients"]
@@ -88,7 +88,7 @@ def shown(nsqadmin: NsqadminProcess, path: str) -> Any:
 
 
 def in_any_order(value: Any) -> Any:
-    """The same lists in the same order, and no time that passes."""
+    """Sort lists, and remove values that change with time."""
     if isinstance(value, dict):
         return {key: in_any_order(each) for key, each in value.items() if key != "connected"}
     if isinstance(value, list):
@@ -97,21 +97,21 @@ def in_any_order(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("path", _PATHS)
-def test_the_same_question_has_the_same_answer(both: list[NsqadminProcess], path: str) -> None:
-    # By lines, so that a difference is read in one.
+def test_both_give_the_same_answer(both: list[NsqadminProcess], path: str) -> None:
+    # Line by line, so that pytest shows a difference in one line.
     one, other = (json.dumps(shown(nsqadmin, path), indent=1, sort_keys=True).splitlines() for nsqadmin in both)
     assert one == other
 
 
-def test_each_node_is_shown_the_same(both: list[NsqadminProcess], cluster: Cluster) -> None:
+def test_both_show_each_node_alike(both: list[NsqadminProcess], cluster: Cluster) -> None:
     for nsqd in cluster.nsqds:
         one, other = (shown(nsqadmin, f"/api/nodes/{nsqd.http_address}") for nsqadmin in both)
         assert one == other
         assert one["total_clients"] == 1
 
 
-def test_the_figures_are_there(both: list[NsqadminProcess]) -> None:
-    """Nothing is the same as nothing: what the cluster was given is what is compared above."""
+def test_the_compared_counts_are_not_empty(both: list[NsqadminProcess]) -> None:
+    """Guards the comparisons above against empty answers."""
     channel = shown(both[0], "/api/topics/orders/archive")
     figures = ("depth", "in_flight_count", "deferred_count", "requeue_count", "message_count", "client_count")
     assert [channel[figure] for figure in figures] == [32, 4, 3, 2, 41, 2]

@@ -1,4 +1,4 @@
-"""An nsqlookupd as consumers and operators meet it: the official clients find nsqd through it."""
+"""An nsqlookupd as consumers and operators use it: official clients find nsqd through it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +13,7 @@ from nsq_conformance.lookup_peer import LookupPeer
 from nsq_conformance.nsqd_process import NsqdProcess
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess
 
-NOBODY = "127.0.0.1:1"
+UNREACHABLE = "127.0.0.1:1"
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +43,11 @@ def test_a_consumer_finds_every_nsqd_that_has_its_topic(
         assert_channel_is_done(each, topic, "ch", message_count=300)
 
 
-def test_a_consumer_that_comes_before_its_topic_finds_it_later(
+def test_a_consumer_that_starts_before_its_topic_finds_it_later(
     client: Client, nsqd: NsqdProcess, nsqlookupd: NsqlookupdProcess, topic: str, lines_file: LinesFile, tmp_path: Path
 ) -> None:
     file, out = lines_file(200), tmp_path / "out"
-    consumer = client.discovering([NOBODY, nsqlookupd.http_address], topic, "ch", 200, out)
+    consumer = client.discovering([UNREACHABLE, nsqlookupd.http_address], topic, "ch", 200, out)
     client.publishing(nsqd.tcp_address, topic, file).report()
     with LookupPeer(nsqlookupd, nsqd) as peer:
         peer.registers(topic)
@@ -69,7 +69,7 @@ def test_a_consumer_stays_connected_when_nsqlookupd_stops(
     assert_each_line_once(file, out)
 
 
-def test_what_a_connection_said_ends_with_it(nsqd: NsqdProcess, nsqlookupd: NsqlookupdProcess, topic: str) -> None:
+def test_registrations_end_with_their_connection(nsqd: NsqdProcess, nsqlookupd: NsqlookupdProcess, topic: str) -> None:
     with LookupPeer(nsqlookupd, nsqd) as peer:
         assert peer.about_nsqlookupd["http_port"] == int(nsqlookupd.http_address.rpartition(":")[2])
         peer.registers(topic, "ch")

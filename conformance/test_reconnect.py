@@ -1,4 +1,4 @@
-"""Official clients and an nsqd that is stopped and started again: they find it by themselves, and go on."""
+"""Official clients reconnect to a restarted nsqd and continue."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ def lines(folder: Path, name: str) -> Path:
     return file
 
 
-def test_a_consumer_goes_on_with_an_nsqd_that_was_started_again(
+def test_a_consumer_continues_after_a_restart_of_nsqd(
     client: Client, nsqd_command: str, nsqlookupd_command: str, topic: str, tmp_path: Path
 ) -> None:
     out, data_path = tmp_path / "out", tmp_path / "data"
@@ -28,7 +28,7 @@ def test_a_consumer_goes_on_with_an_nsqd_that_was_started_again(
             consumer = client.discovering([directory.http_address], topic, "ch", 2 * LINES, out, distinct=1)
             eventually(lambda: count(nsqd, topic, "ch", "client_count"), consumer)
             client.publishing(nsqd.tcp_address, topic, lines(tmp_path, "before")).report()
-            eventually(lambda: out_of_the_way(nsqd, topic), consumer)
+            eventually(lambda: all_finished(nsqd, topic), consumer)
             nsqd.stop()
             nsqd.start()
             client.publishing(nsqd.tcp_address, topic, lines(tmp_path, "after")).report()
@@ -37,7 +37,7 @@ def test_a_consumer_goes_on_with_an_nsqd_that_was_started_again(
     assert arrived == {f"{name} {number}" for name in ("before", "after") for number in range(LINES)}
 
 
-def out_of_the_way(nsqd: NsqdProcess, topic: str) -> bool:
-    """Everything published so far has been finished."""
+def all_finished(nsqd: NsqdProcess, topic: str) -> bool:
+    """Whether all published messages are finished."""
     channel = nsqd.channel_stats(topic, "ch")
     return channel["message_count"] == LINES and not channel["depth"] and not channel["in_flight_count"]

@@ -20,7 +20,7 @@ Seen = list[tuple[str, str, bytes]]
 
 @pytest.fixture
 def web() -> Iterator[tuple[str, Seen]]:
-    """A web server's address, and what it was asked: method, path, body."""
+    """The address of a web server, and its recorded requests: method, path, body."""
     seen: Seen = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -70,7 +70,7 @@ def is_idle(nsqd: NsqdProcess, topic: str) -> bool:
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
-    """SIGTERM is answered with an end in order."""
+    """Stop the program with SIGTERM, which must end with status 0."""
     process.terminate()
     assert process.wait(30) == 0
 
@@ -124,7 +124,7 @@ FILTERED = {
 }
 
 
-def test_nsq_to_nsq_passes_what_is_wanted_of_json(
+def test_nsq_to_nsq_filters_json_messages(
     start: Start, nsqd: NsqdProcess, destination: NsqdProcess, topic: str, web: tuple[str, Seen]
 ) -> None:
     url, seen = web
@@ -153,7 +153,9 @@ def test_nsq_to_nsq_passes_what_is_wanted_of_json(
         ("nsq_to_nsq", ["--topic=t", "--nsqd-tcp-address=h:1"], b"--destination-nsqd-tcp-address required"),
     ],
 )
-def test_what_is_missing_is_said(utility: Callable[[str], str], name: str, flags: list[str], complaint: bytes) -> None:
+def test_missing_flags_are_reported(
+    utility: Callable[[str], str], name: str, flags: list[str], complaint: bytes
+) -> None:
     done = subprocess.run([utility(name), *flags], capture_output=True, timeout=30, check=False)
     assert done.returncode == 1
     assert complaint in done.stderr

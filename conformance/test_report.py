@@ -1,4 +1,4 @@
-"""The report of ``conformance/run``: an honest nsqd, one that fails, and the two beside each other."""
+"""The report of ``conformance/run`` on a correct nsqd, a failing one, and both together."""
 
 import json
 import subprocess
@@ -14,13 +14,13 @@ from nsq_conformance.nsqd_process import NsqdProcess
 from nsq_conformance.outcomes import DIFFERS, FAILS, LEFT_OUT, PASSES, Outcome, named
 from nsq_conformance.report import Row, as_html, as_markdown, as_text, rows
 
-# What they wait for is another pytest.
+# These tests run pytest in a process.
 pytestmark = pytest.mark.timeout(300)
 
 ROOT = Path(__file__).parent.parent
 VERSION = "behaviours/test_shutdown.py::test_the_version_is_that_of_nsq"
 PING = "behaviours/test_http.py::test_ping_says_ok_as_plain_text"
-BACKWARDS = "behaviours/test_publish.py::test_an_mpub_is_answered_once_and_arrives_in_its_order"
+BACKWARDS = "behaviours/test_publish.py::test_an_mpub_is_answered_once_and_arrives_in_order"
 REFUSED = "behaviours/test_http.py::test_refused"
 
 
@@ -40,7 +40,7 @@ def test_a_test_is_named_as_a_behaviour_of_a_group(node: str, group: str, behavi
     assert named(node) == (group, behaviour)
 
 
-def test_what_only_one_has_run_is_said_of_the_other() -> None:
+def test_a_behaviour_that_only_one_has_run_is_marked_as_not_run() -> None:
     columns = [[outcome("a", PASSES)], [outcome("a", DIFFERS, "row"), outcome("b", FAILS)]]
     assert rows(columns) == [
         Row("publish", "a", "", (PASSES, DIFFERS)),
@@ -48,7 +48,7 @@ def test_what_only_one_has_run_is_said_of_the_other() -> None:
     ]
 
 
-def test_both_forms_show_every_outcome_and_escape_what_they_show() -> None:
+def test_text_and_html_show_every_outcome_escaped() -> None:
     table = [Row("publish", "of <x>\n", "order", (PASSES, FAILS))]
     assert "of <x>\\n" in as_text(table, ["ours", "theirs"])
     page = as_html(table, ["ours", "theirs"])
@@ -56,7 +56,7 @@ def test_both_forms_show_every_outcome_and_escape_what_they_show() -> None:
     assert '<td class="passes">passes</td><td class="fails">fails</td>' in page
 
 
-def test_as_markdown_a_difference_names_its_row_and_cells_stay_whole() -> None:
+def test_markdown_names_the_row_of_a_difference_and_escapes_cells() -> None:
     table = [Row("publish", "a|b", "order", (PASSES, DIFFERS)), Row("tls", "c", "", (PASSES, LEFT_OUT))]
     lines = as_markdown(table, ["ours", "theirs"]).splitlines()
     assert lines[4:6] == ["- ours: 2 behaviours, 2 passes", "- theirs: 2 behaviours, 1 differs, 1 left out"]
@@ -79,13 +79,13 @@ def report(
     return ended.returncode, ended.stdout, json.loads(file.read_text())["behaviours"]
 
 
-def test_an_nsqd_that_does_as_it_should_is_a_status_of_0(nsqd_command: str, tmp_path: Path) -> None:
+def test_the_status_is_0_for_a_correct_nsqd(nsqd_command: str, tmp_path: Path) -> None:
     status, text, (row,) = report(tmp_path, nsqd_command)
     assert (status, row["group"], row["outcomes"]) == (0, "shutdown", [PASSES])
     assert "ours: 1 behaviours, 1 passes" in text
 
 
-def test_an_nsqd_that_fails_is_a_status_of_1_whatever_its_peer_does(nsqd_command: str, tmp_path: Path) -> None:
+def test_the_status_is_1_for_a_failing_nsqd_whatever_its_peer_does(nsqd_command: str, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.write_text("#!/bin/sh\necho 'otherd v0'\n")
     other.chmod(0o755)
@@ -94,19 +94,19 @@ def test_an_nsqd_that_fails_is_a_status_of_1_whatever_its_peer_does(nsqd_command
     assert "ours: 1 behaviours, 1 fails" in text
 
 
-def test_one_that_runs_is_checked_and_what_needs_its_own_is_left_out(nsqd: NsqdProcess, tmp_path: Path) -> None:
+def test_a_running_nsqd_is_checked_except_for_tests_that_start_their_own(nsqd: NsqdProcess, tmp_path: Path) -> None:
     where = f"{nsqd.tcp_address},{nsqd.http_address}"
     status, text, table = report(tmp_path, where, selection=[VERSION, PING, BACKWARDS, REFUSED])
     found = {(row["group"], row["behaviour"]): row["outcomes"] for row in table}
     assert found["http", "ping says ok as plain text"] == [PASSES]
-    assert found["http", "refused: a pub of nothing"] == [PASSES]
-    assert found["limits", "refused: a pub of too much"] == [LEFT_OUT]
+    assert found["http", "refused: a pub of an empty body"] == [PASSES]
+    assert found["limits", "refused: a pub of too many bytes"] == [LEFT_OUT]
     assert found["shutdown", "the version is that of nsq"] == [LEFT_OUT]
     assert status == 0, text
-    assert {each["topic_name"] for each in nsqd.stats_document()["topics"]} <= {"t"}, "what it made, it deletes"
+    assert {each["topic_name"] for each in nsqd.stats_document()["topics"]} <= {"t"}, "the tests delete their topics"
 
 
-def test_a_group_may_be_asked_for_by_its_name(nsqd_command: str, tmp_path: Path) -> None:
+def test_a_group_can_be_selected_by_name(nsqd_command: str, tmp_path: Path) -> None:
     status, _, table = report(tmp_path, nsqd_command, selection=["limits"])
     assert {row["group"] for row in table} == {"limits"}
     assert len(table) == len(LIMITS)

@@ -19,7 +19,7 @@ WITHIN = 30
 
 @pytest.fixture
 def publish(utility: Utility, nsqd: NsqdProcess) -> Callable[..., None]:
-    """Publish what is given to to_nsq on its standard input."""
+    """Publish data through the standard input of to_nsq."""
 
     def publish_input(topic: str, data: bytes, *flags: str, to: str = "") -> None:
         command = [utility("to_nsq"), f"--topic={topic}", f"--nsqd-tcp-address={to or nsqd.tcp_address}", *flags]
@@ -30,7 +30,7 @@ def publish(utility: Utility, nsqd: NsqdProcess) -> Callable[..., None]:
 
 
 def tailing(start: Start, nsqd: NsqdProcess, topic: str, *flags: str) -> "subprocess.Popen[bytes]":
-    nsqd.create_channel(topic, "tail")  # messages published before it has connected are not missed
+    nsqd.create_channel(topic, "tail")  # so that nsq_tail gets messages published before it connects
     return start("nsq_tail", f"--topic={topic}", "--channel=tail", f"--nsqd-tcp-address={nsqd.tcp_address}", *flags)
 
 
@@ -39,7 +39,7 @@ def lines(process: "subprocess.Popen[bytes]", count: int) -> list[bytes]:
     return [process.stdout.readline() for _ in range(count)]
 
 
-def test_what_one_publishes_the_other_shows(
+def test_nsq_tail_shows_messages_of_to_nsq(
     start: Start, publish: Callable[..., None], nsqd: NsqdProcess, topic: str
 ) -> None:
     tail = tailing(start, nsqd, topic)
@@ -55,7 +55,7 @@ def test_each_line_may_begin_with_its_topic(
     assert lines(tail, 1) == [f"{topic} | x\n".encode()]
 
 
-def test_it_ends_after_as_many_messages_as_it_was_told(
+def test_nsq_tail_ends_after_the_given_number_of_messages(
     start: Start, publish: Callable[..., None], nsqd: NsqdProcess, topic: str
 ) -> None:
     tail = tailing(start, nsqd, topic, "--n=2")
@@ -65,7 +65,9 @@ def test_it_ends_after_as_many_messages_as_it_was_told(
     assert tail.returncode == 0
 
 
-def test_a_signal_ends_it_in_order(start: Start, publish: Callable[..., None], nsqd: NsqdProcess, topic: str) -> None:
+def test_a_signal_ends_nsq_tail_cleanly(
+    start: Start, publish: Callable[..., None], nsqd: NsqdProcess, topic: str
+) -> None:
     tail = tailing(start, nsqd, topic)
     publish(topic, b"x\n")
     assert lines(tail, 1) == [b"x\n"]
@@ -84,7 +86,7 @@ def test_records_may_end_with_any_byte(
     assert sorted(lines(tail, 3)) == [b"a\n", b"b\n", b"c\n"]
 
 
-def test_every_nsqd_that_is_named_gets_every_record(
+def test_every_named_nsqd_gets_every_record(
     publish: Callable[..., None], nsqd: NsqdProcess, nsqd_command: str, topic: str, tmp_path: Path
 ) -> None:
     with NsqdProcess(nsqd_command, tmp_path) as another:
@@ -114,7 +116,7 @@ def _has(nsqd: NsqdProcess, topic: str, depth: int) -> bool:
         ("nsq_tail", ["--nsqd-tcp-address=127.0.0.1:1"], b"--topic required"),
     ],
 )
-def test_what_is_missing_is_said(utility: Utility, name: str, flags: list[str], complaint: bytes) -> None:
+def test_missing_flags_are_reported(utility: Utility, name: str, flags: list[str], complaint: bytes) -> None:
     done = subprocess.run([utility(name), *flags], capture_output=True, timeout=WITHIN, check=False)
     assert done.returncode == 1
     assert complaint in done.stderr
@@ -158,7 +160,7 @@ def test_nsq_stat_prints_a_row_for_each_interval(
         ),
     ],
 )
-def test_nsq_stat_says_what_is_missing(utility: Utility, flags: list[str], complaint: bytes) -> None:
+def test_nsq_stat_reports_missing_flags(utility: Utility, flags: list[str], complaint: bytes) -> None:
     done = subprocess.run([utility("nsq_stat"), *flags], capture_output=True, timeout=WITHIN, check=False)
     assert done.returncode == 1
     assert complaint in done.stderr

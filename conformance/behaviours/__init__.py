@@ -1,1 +1,1 @@
-"""What an nsqd does, one behaviour a test, in the words of the protocol."""
+"""Behaviours of nsqd and nsqlookupd, one per test, in terms of the protocol."""

@@ -1,4 +1,4 @@
-"""One nsqd for each module, with limits a test can reach; connections that are closed when the test is over."""
+"""Fixtures: an nsqd per module, with limits that tests can reach, and connections that are closed after the test."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -26,7 +26,7 @@ def connect(nsqd: NsqdProcess) -> Iterator[Connect]:
 
 @pytest.fixture
 def client(connect: Connect) -> RawClient:
-    """A connection; in tests of two it is the one that publishes."""
+    """A connection; in tests with two, it publishes."""
     return connect()
 
 
@@ -38,8 +38,9 @@ def consumer(connect: Connect) -> RawClient:
 
 @pytest.fixture(scope="module")
 def awake_topics(nsqd: NsqdProcess) -> list[str]:
-    """Topics whose channel ``ch`` nsqd looks at: Go's does so up to five seconds after it is made. The wait is one for
-    all of a module.
+    """Topics with a channel ``ch`` whose queues nsqd scans already; Go's begins up to five seconds after its creation.
+
+    The wait is the same for all tests of a module.
     """
     topics = [f"awake.{RUN}.{number}" for number in range(30)]
     last = f"awake.{RUN}.last"
@@ -53,5 +54,5 @@ def awake_topics(nsqd: NsqdProcess) -> list[str]:
 
 @pytest.fixture
 def awake(awake_topics: list[str]) -> str:
-    """One of them, for this test alone."""
+    """One of `awake_topics`, for this test only."""
     return awake_topics.pop()

@@ -1,5 +1,6 @@
-"""Limits that a test can reach: what the nsqd of these tests are started with. One that is known by its address has
-its own, so tests of limits are left out there.
+"""Options of the tested nsqd, with limits that tests can reach.
+
+A running nsqd, given by its address, has other limits, so the tests of limits are left out there.
 """
 
 from collections.abc import Callable
@@ -18,7 +19,7 @@ OPTIONS = (
     f"--max-msg-timeout={MAX_MSG_TIMEOUT_MS}ms",
     "--max-heartbeat-interval=2m",
     "--max-channel-consumers=2",
-    # What is waited for comes as soon as it may; all channels are looked at each time.
+    # Due messages are delivered as early as possible; all channels are scanned each time.
     "--output-buffer-timeout=25ms",
     "--queue-scan-selection-count=1000",
 )
@@ -33,29 +34,29 @@ LIMITS: Final = frozenset(
         "test_an_mpub_that_is_refused_publishes_nothing",
         "test_an_option_is_shown[a size]",
         "test_an_option_is_shown[a time, in nanoseconds]",
-        "test_info_says_how_long_a_heartbeat_interval_may_be",
-        "test_rdy_may_be_as_much_as_the_limit",
+        "test_info_has_the_maximum_heartbeat_interval",
+        "test_rdy_may_equal_the_limit",
         "test_refused[a binary mpub of too many messages]",
         "test_refused[a binary mpub with a message too big]",
         "test_refused[a pub deferred for too long]",
-        "test_refused[a pub of too much]",
-        "test_refused[an mpub of too much]",
+        "test_refused[a pub of too many bytes]",
+        "test_refused[an mpub of too many bytes]",
         "test_refused[an mpub with a line too long]",
-        "test_refused_and_closed[DPUB of too much]",
+        "test_refused_and_closed[DPUB of too many bytes]",
         "test_refused_and_closed[DPUB with too long a delay]",
-        "test_refused_and_closed[IDENTIFY of too much]",
+        "test_refused_and_closed[IDENTIFY of too many bytes]",
         "test_refused_and_closed[MPUB of more messages than fit]",
-        "test_refused_and_closed[MPUB of too much]",
+        "test_refused_and_closed[MPUB of too many bytes]",
         "test_refused_and_closed[MPUB with a message that is too big]",
-        "test_refused_and_closed[PUB of too much]",
-        "test_the_answer_says[max_msg_timeout]",
-        "test_the_answer_says[max_rdy_count]",
-        "test_the_answer_says[output_buffer_timeout]",
-        "test_the_limit_of_consumers_is_each_channels_own",
-        "test_the_longest_delay_is_granted",
+        "test_refused_and_closed[PUB of too many bytes]",
+        "test_the_answer_contains[max_msg_timeout]",
+        "test_the_answer_contains[max_rdy_count]",
+        "test_the_answer_contains[output_buffer_timeout]",
+        "test_the_limit_of_consumers_is_per_channel",
+        "test_the_maximum_delay_is_accepted",
         "test_the_longest_line_is_16384_bytes_with_its_newline",
-        "test_what_is_asked_for_and_granted[output_buffer_timeout-0-25]",
-        "test_what_is_asked_for_and_refused[msg_timeout-120001-msg timeout (120001) is invalid]",
+        "test_a_requested_value_is_granted[output_buffer_timeout-0-25]",
+        "test_a_requested_value_is_refused[msg_timeout-120001-msg timeout (120001) is invalid]",
     }
 )
-"""The tests, and cases of tests, that are about one of them."""
+"""The tests, and cases of tests, of these limits."""

@@ -1,4 +1,4 @@
-"""FIN, REQ and TOUCH while there is time for them; ``test_timeouts`` is about when it is over."""
+"""FIN, REQ and TOUCH before the message times out; ``test_timeouts`` tests them afterwards."""
 
 import pytest
 
@@ -48,7 +48,7 @@ def test_a_requeued_message_comes_back_as_the_next_attempt(client: RawClient, to
     assert again == message._replace(attempts=2)
 
 
-def test_attempts_are_counted_on_and_on(client: RawClient, topic: str) -> None:
+def test_attempts_keep_counting(client: RawClient, topic: str) -> None:
     client.publishes(topic, b"x").subscribes(topic, ready=1)
     for attempt in range(1, 12):
         message = client.message()
@@ -63,7 +63,7 @@ def test_a_requeued_message_goes_to_any_ready_consumer(client: RawClient, consum
     assert consumer.message() == message._replace(attempts=2)
 
 
-def test_a_requeued_message_waits_behind_what_is_queued(client: RawClient, topic: str) -> None:
+def test_a_requeued_message_is_delivered_after_queued_messages(client: RawClient, topic: str) -> None:
     message = client.publishes(topic, b"a", b"b", b"c").subscribes(topic, ready=1).message()
     client.requeues(message)
     bodies = []
@@ -89,7 +89,7 @@ def test_requeues_are_counted(client: RawClient, nsqd: NsqdProcess, topic: str) 
 
 
 @pytest.mark.parametrize("time_ms", [b"30000", b"30001", b"99999999"])
-def test_a_requeue_with_a_time_is_deferred_and_too_long_a_time_is_no_error(
+def test_a_requeue_with_a_delay_is_deferred_and_too_long_a_delay_is_no_error(
     client: RawClient, nsqd: NsqdProcess, topic: str, time_ms: bytes
 ) -> None:
     message = client.publishes(topic, b"x").subscribes(topic, ready=1).message()
@@ -98,7 +98,7 @@ def test_a_requeue_with_a_time_is_deferred_and_too_long_a_time_is_no_error(
     assert (channel["deferred_count"], channel["in_flight_count"], channel["depth"]) == (1, 0, 0)
 
 
-def test_an_empty_time_is_no_time(client: RawClient, topic: str) -> None:
+def test_an_empty_requeue_delay_is_no_delay(client: RawClient, topic: str) -> None:
     message = client.publishes(topic, b"x").subscribes(topic, ready=1).message()
     assert client.sends(b"REQ %b \n" % message.id).message().attempts == 2
 
@@ -108,13 +108,13 @@ def test_touching_is_not_answered(client: RawClient, topic: str) -> None:
     assert client.touches(message).hears_nothing()
 
 
-def test_touching_what_is_finished_is_refused(client: RawClient, topic: str) -> None:
+def test_touching_a_finished_message_is_refused(client: RawClient, topic: str) -> None:
     message = client.publishes(topic, b"x").subscribes(topic, ready=1).message()
     client.finishes(message).touches(message)
     assert client.error() == b"E_TOUCH_FAILED TOUCH %b failed ID not in flight" % message.id
 
 
-def test_what_a_lost_connection_held_is_in_flight_until_then(connect: Connect, nsqd: NsqdProcess, topic: str) -> None:
+def test_messages_of_a_lost_connection_stay_in_flight(connect: Connect, nsqd: NsqdProcess, topic: str) -> None:
     client = connect()
     message = client.publishes(topic, b"x").subscribes(topic, ready=1).message()
     client.close()

@@ -1,4 +1,4 @@
-"""What is put off comes later: not before its time, and soon after."""
+"""Deferred messages are delivered after their delay, not before, and soon after."""
 
 import time
 
@@ -12,10 +12,10 @@ from nsq_conformance.raw_client import RawClient, sized, soon
 DELAY_MS = 400
 DELAY = DELAY_MS / 1000
 _SLACK = 0.001
-"""Go counts whole milliseconds."""
+"""Go's delays have a resolution of one millisecond."""
 
 
-def test_a_deferred_message_comes_when_its_time_is_over(client: RawClient, awake: str) -> None:
+def test_a_deferred_message_is_delivered_after_its_delay(client: RawClient, awake: str) -> None:
     client.subscribes(awake, ready=1)
     began = time.monotonic()
     client.defers(awake, DELAY_MS, b"later")
@@ -24,50 +24,50 @@ def test_a_deferred_message_comes_when_its_time_is_over(client: RawClient, awake
     assert time.monotonic() - began >= DELAY - _SLACK
 
 
-def test_a_requeued_message_with_a_time_comes_when_it_is_over(client: RawClient, awake: str) -> None:
+def test_a_requeued_message_with_a_delay_is_delivered_after_it(client: RawClient, awake: str) -> None:
     message = client.subscribes(awake, ready=1).publishes(awake, b"x").message()
     began = time.monotonic()
     assert client.requeues(message, DELAY_MS).message() == message._replace(attempts=2)
     assert time.monotonic() - began >= DELAY - _SLACK
 
 
-def test_deferred_messages_come_in_the_order_of_their_times(client: RawClient, awake: str) -> None:
+def test_deferred_messages_are_delivered_in_the_order_of_their_times(client: RawClient, awake: str) -> None:
     client.subscribes(awake, ready=3)
     for delay in (900, 300, 600):
         client.defers(awake, delay, b"%d" % delay)
     assert client.bodies(3) == [b"300", b"600", b"900"]
 
 
-def test_what_is_not_deferred_overtakes_what_is(client: RawClient, awake: str) -> None:
+def test_an_immediate_message_overtakes_a_deferred_one(client: RawClient, awake: str) -> None:
     client.subscribes(awake, ready=2).defers(awake, DELAY_MS, b"later").sends(b"NOP\n")
     client.sends(b"PUB %b\n" % awake.encode() + sized(b"now"))
     assert client.response() == b"OK"
     assert client.bodies(2) == [b"now", b"later"]
 
 
-def test_a_delay_of_0_is_none(client: RawClient, topic: str) -> None:
+def test_a_delay_of_0_is_no_delay(client: RawClient, topic: str) -> None:
     client.defers(topic, 0, b"x").subscribes(topic, ready=1)
     assert client.message().body == b"x"
 
 
-def test_an_empty_delay_is_none(client: RawClient, topic: str) -> None:
+def test_an_empty_delay_is_no_delay(client: RawClient, topic: str) -> None:
     client.sends(b"DPUB %b \n" % topic.encode() + sized(b"x"))
     assert client.response() == b"OK"
     assert client.subscribes(topic, ready=1).message().body == b"x"
 
 
-def test_a_deferred_message_counts_apart(client: RawClient, nsqd: NsqdProcess, topic: str) -> None:
+def test_a_deferred_message_is_counted_separately(client: RawClient, nsqd: NsqdProcess, topic: str) -> None:
     client.subscribes(topic, ready=1).defers(topic, 30_000, b"x")
     eventually(lambda: nsqd.channel_stats(topic, "ch")["deferred_count"] == 1)
     channel = nsqd.channel_stats(topic, "ch")
     assert (channel["depth"], channel["in_flight_count"], channel["message_count"]) == (0, 0, 1)
 
 
-def test_the_longest_delay_is_granted(client: RawClient, topic: str) -> None:
+def test_the_maximum_delay_is_accepted(client: RawClient, topic: str) -> None:
     client.defers(topic, 30_000, b"x")
 
 
-def test_a_deferred_message_comes_to_every_channel(
+def test_a_deferred_message_is_delivered_to_every_channel(
     client: RawClient, consumer: RawClient, nsqd: NsqdProcess, topic: str
 ) -> None:
     client.subscribes(topic, "one", ready=1)
@@ -76,19 +76,19 @@ def test_a_deferred_message_comes_to_every_channel(
     assert client.message().body == consumer.message().body == b"x"
 
 
-def test_a_deferred_message_takes_no_room_in_flight(client: RawClient, topic: str) -> None:
+def test_a_deferred_message_does_not_count_as_in_flight(client: RawClient, topic: str) -> None:
     message = client.publishes(topic, b"a", b"b").subscribes(topic, ready=1).message()
     assert client.requeues(message, 30_000).message().body == b"b"
 
 
-def test_emptying_a_channel_takes_what_is_deferred_too(client: RawClient, nsqd: NsqdProcess, topic: str) -> None:
+def test_emptying_a_channel_drops_deferred_messages_too(client: RawClient, nsqd: NsqdProcess, topic: str) -> None:
     client.subscribes(topic).defers(topic, 30_000, b"x")
     eventually(lambda: nsqd.channel_stats(topic, "ch")["deferred_count"] == 1)
     assert nsqd.asks("POST", f"/channel/empty?topic={topic}&channel=ch").status == 200
     assert nsqd.channel_stats(topic, "ch")["deferred_count"] == 0
 
 
-def test_a_paused_channel_holds_back_what_falls_due(client: RawClient, nsqd: NsqdProcess, awake: str) -> None:
+def test_a_paused_channel_holds_back_due_messages(client: RawClient, nsqd: NsqdProcess, awake: str) -> None:
     client.subscribes(awake, ready=1)
     assert nsqd.asks("POST", f"/channel/pause?topic={awake}&channel=ch").status == 200
     client.defers(awake, 1, b"x")
@@ -99,12 +99,12 @@ def test_a_paused_channel_holds_back_what_falls_due(client: RawClient, nsqd: Nsq
 
 
 @pytest.mark.parametrize("defer", ["1", "30000", "0", "007"])
-def test_http_takes_a_delay(nsqd: NsqdProcess, topic: str, defer: str) -> None:
+def test_http_accepts_a_delay(nsqd: NsqdProcess, topic: str, defer: str) -> None:
     answer = nsqd.asks("POST", f"/pub?topic={topic}&defer={defer}", b"x")
     assert (answer.status, answer.body) == (200, b"OK")
 
 
-def test_what_http_defers_counts_apart_from_what_it_does_not(nsqd: NsqdProcess, topic: str) -> None:
+def test_messages_deferred_over_http_are_counted_separately(nsqd: NsqdProcess, topic: str) -> None:
     nsqd.create_channel(topic, "ch")
     for query in ("", "&defer=30000", "&defer=0"):
         assert nsqd.asks("POST", f"/pub?topic={topic}{query}", b"x").status == 200
@@ -117,8 +117,8 @@ def counts(nsqd: NsqdProcess, topic: str) -> tuple[int, int]:
 
 
 @pytest.mark.difference("alarms")
-def test_what_falls_due_in_a_new_channel_does_not_wait(client: RawClient, connect: Connect, topic: str) -> None:
-    # Go's nsqd has just looked for new channels when this comes, and does so again five seconds later.
+def test_due_messages_of_a_new_channel_are_delivered_at_once(client: RawClient, connect: Connect, topic: str) -> None:
+    # Go's nsqd looks for new channels every five seconds only.
     connect().subscribes(topic + ".before", ready=1).defers(topic + ".before", 1, b"x").message()
     client.subscribes(topic, ready=1).defers(topic, 100, b"x")
     assert client.reply(timeout=3).data.endswith(b"x")

@@ -1,4 +1,4 @@
-"""What nsqd says to a command that is not as it should be: word for word, because clients compare."""
+"""Errors of nsqd for invalid commands, compared byte for byte, because clients match them."""
 
 import struct
 
@@ -18,12 +18,12 @@ def test_an_unknown_magic_is_refused(nsqd: NsqdProcess) -> None:
         assert client.is_closed()
 
 
-def test_an_end_within_the_magic_is_no_error(nsqd: NsqdProcess) -> None:
+def test_eof_within_the_magic_is_no_error(nsqd: NsqdProcess) -> None:
     with RawClient(nsqd.tcp_address, magic=b"  V") as client:
         assert client.ends_sending().is_closed()
 
 
-# What ends the connection, behind one frame.
+# Errors that close the connection after one frame.
 FATAL = {
     "an unknown command": (b"PUBLISH t\n", b"E_INVALID invalid command PUBLISH"),
     "an empty line": (b"\n", b"E_INVALID invalid command "),
@@ -41,24 +41,27 @@ FATAL = {
     "SUB with two spaces": (b"SUB  t ch\n", b'E_BAD_TOPIC SUB topic name "" is not valid'),
     "PUB without a topic": (b"PUB\n", b"E_INVALID PUB insufficient number of parameters"),
     "PUB to a bad topic": (b"PUB a$b\n" + sized(b"x"), b'E_BAD_TOPIC PUB topic name "a$b" is not valid'),
-    "PUB of nothing": (b"PUB t\n" + sized(b""), b"E_BAD_MESSAGE PUB invalid message body size 0"),
+    "PUB of an empty body": (b"PUB t\n" + sized(b""), b"E_BAD_MESSAGE PUB invalid message body size 0"),
     "PUB of a negative size": (
         b"PUB t\n" + struct.pack(">i", -1),
         b"E_BAD_MESSAGE PUB invalid message body size -1",
     ),
-    "PUB of too much": (b"PUB t\n" + struct.pack(">i", 2001), b"E_BAD_MESSAGE PUB message too big 2001 > 2000"),
+    "PUB of too many bytes": (b"PUB t\n" + struct.pack(">i", 2001), b"E_BAD_MESSAGE PUB message too big 2001 > 2000"),
     "DPUB without a delay": (b"DPUB t\n", b"E_INVALID DPUB insufficient number of parameters"),
     "DPUB to a bad topic": (b"DPUB a$b 1\n", b'E_BAD_TOPIC DPUB topic name "a$b" is not valid'),
-    "DPUB with a delay that is no number": (b"DPUB t x\n", b"E_INVALID DPUB could not parse timeout x"),
+    "DPUB with a delay that is not a number": (b"DPUB t x\n", b"E_INVALID DPUB could not parse timeout x"),
     "DPUB with a negative delay": (b"DPUB t -1\n", b"E_INVALID DPUB could not parse timeout -1"),
     "DPUB with a fraction": (b"DPUB t 1.5\n", b"E_INVALID DPUB could not parse timeout 1.5"),
     "DPUB with too long a delay": (b"DPUB t 30001\n", b"E_INVALID DPUB timeout 30001 out of range 0-30000"),
-    "DPUB of nothing": (b"DPUB t 1\n" + sized(b""), b"E_BAD_MESSAGE DPUB invalid message body size 0"),
-    "DPUB of too much": (b"DPUB t 1\n" + struct.pack(">i", 2001), b"E_BAD_MESSAGE DPUB message too big 2001 > 2000"),
+    "DPUB of an empty body": (b"DPUB t 1\n" + sized(b""), b"E_BAD_MESSAGE DPUB invalid message body size 0"),
+    "DPUB of too many bytes": (
+        b"DPUB t 1\n" + struct.pack(">i", 2001),
+        b"E_BAD_MESSAGE DPUB message too big 2001 > 2000",
+    ),
     "MPUB without a topic": (b"MPUB\n", b"E_INVALID MPUB insufficient number of parameters"),
     "MPUB to a bad topic": (b"MPUB a$b\n", b'E_BAD_TOPIC E_BAD_TOPIC MPUB topic name "a$b" is not valid'),
-    "MPUB of nothing": (b"MPUB t\n" + sized(b""), b"E_BAD_BODY MPUB invalid body size 0"),
-    "MPUB of too much": (b"MPUB t\n" + struct.pack(">i", 6001), b"E_BAD_BODY MPUB body too big 6001 > 6000"),
+    "MPUB of an empty body": (b"MPUB t\n" + sized(b""), b"E_BAD_BODY MPUB invalid body size 0"),
+    "MPUB of too many bytes": (b"MPUB t\n" + struct.pack(">i", 6001), b"E_BAD_BODY MPUB body too big 6001 > 6000"),
     "MPUB of no messages": (b"MPUB t\n" + sized(batch()), b"E_BAD_BODY MPUB invalid message count 0"),
     "MPUB of a negative number of messages": (
         b"MPUB t\n" + sized(struct.pack(">i", -1)),
@@ -76,18 +79,18 @@ FATAL = {
         b"MPUB t\n" + sized(batch(b"x", b"x" * 2001)),
         b"E_BAD_MESSAGE MPUB message too big 2001 > 2000",
     ),
-    "IDENTIFY of nothing": (b"IDENTIFY\n" + sized(b""), b"E_BAD_BODY IDENTIFY invalid body size 0"),
-    "IDENTIFY of too much": (
+    "IDENTIFY of an empty body": (b"IDENTIFY\n" + sized(b""), b"E_BAD_BODY IDENTIFY invalid body size 0"),
+    "IDENTIFY of too many bytes": (
         b"IDENTIFY\n" + struct.pack(">i", 6001),
         b"E_BAD_BODY IDENTIFY body too big 6001 > 6000",
     ),
-    "IDENTIFY that is no JSON": (
+    "IDENTIFY that is not JSON": (
         b"IDENTIFY\n" + sized(b"{"),
         b"E_BAD_BODY IDENTIFY failed to decode JSON body",
     ),
     "AUTH where there is none": (b"AUTH\n" + sized(b"secret"), b"E_AUTH_DISABLED AUTH disabled"),
     "AUTH with a parameter": (b"AUTH x\n" + sized(b"secret"), b"E_INVALID AUTH invalid number of parameters"),
-    "AUTH of nothing": (b"AUTH\n" + sized(b""), b"E_BAD_BODY AUTH invalid body size 0"),
+    "AUTH of an empty body": (b"AUTH\n" + sized(b""), b"E_BAD_BODY AUTH invalid body size 0"),
 }
 
 
@@ -98,19 +101,19 @@ def test_refused_and_closed(client: RawClient, said: bytes, refusal: bytes) -> N
     assert client.is_closed()
 
 
-# The same of a consumer.
+# The same for a consumer.
 FATAL_TO_A_CONSUMER = {
     "a second SUB": (b"SUB t ch\n", b"E_INVALID cannot SUB in current state"),
     "IDENTIFY after SUB": (b"IDENTIFY\n" + sized(b"{}"), b"E_INVALID cannot IDENTIFY in current state"),
     "AUTH after SUB": (b"AUTH\n" + sized(b"secret"), b"E_INVALID cannot AUTH in current state"),
     "RDY above the limit": (b"RDY 51\n", b"E_INVALID RDY count 51 out of range 0-50"),
-    "RDY that is no number": (b"RDY x\n", b"E_INVALID RDY could not parse count x"),
+    "RDY that is not a number": (b"RDY x\n", b"E_INVALID RDY could not parse count x"),
     "a negative RDY": (b"RDY -1\n", b"E_INVALID RDY could not parse count -1"),
     "FIN without an id": (b"FIN\n", b"E_INVALID FIN insufficient number of params"),
     "FIN with a short id": (b"FIN abc\n", b"E_INVALID invalid message ID"),
     "REQ without a time": (b"REQ " + ID + b"\n", b"E_INVALID REQ insufficient number of params"),
     "REQ with a short id": (b"REQ abc 0\n", b"E_INVALID invalid message ID"),
-    "REQ with a time that is no number": (b"REQ " + ID + b" x\n", b"E_INVALID REQ could not parse timeout x"),
+    "REQ with a time that is not a number": (b"REQ " + ID + b" x\n", b"E_INVALID REQ could not parse timeout x"),
     "TOUCH without an id": (b"TOUCH\n", b"E_INVALID TOUCH insufficient number of params"),
     "TOUCH with a short id": (b"TOUCH abc\n", b"E_INVALID invalid message ID"),
     "a second CLS": (b"CLS\nCLS\n", b"E_INVALID cannot CLS in current state"),
@@ -143,7 +146,7 @@ def test_an_answer_to_no_message_in_flight_is_refused_and_the_connection_stays(
     assert client.message().body == b"still here"
 
 
-# Where the connection ends in the middle of something.
+# EOF in the middle of a command.
 CUT_OFF = {
     "the size of a PUB": (b"PUB t\n\0\0", b"E_BAD_MESSAGE PUB failed to read message body size"),
     "the body of a PUB": (b"PUB t\n\0\0\0\5ab", b"E_BAD_MESSAGE PUB failed to read message body"),
@@ -166,13 +169,13 @@ CUT_OFF = {
 
 
 @pytest.mark.parametrize(("said", "refusal"), CUT_OFF.values(), ids=CUT_OFF)
-def test_an_end_is_named_when_it_comes_within(client: RawClient, said: bytes, refusal: bytes) -> None:
+def test_eof_is_reported_within(client: RawClient, said: bytes, refusal: bytes) -> None:
     client.sends(said).ends_sending()
     assert client.error() == refusal
     assert client.is_closed()
 
 
-def test_an_end_within_a_line_is_no_error(client: RawClient) -> None:
+def test_eof_within_a_line_is_no_error(client: RawClient) -> None:
     assert client.sends(b"PUB some_to").ends_sending().is_closed()
 
 
@@ -191,14 +194,14 @@ QUOTED = {
     "a tab": (b"a\t", rb'"a\t"'),
     "a carriage return within": (b"a\rb", rb'"a\rb"'),
     "DEL": (b"a\x7f", rb'"a\x7f"'),
-    "a byte that is no UTF-8": (b"a\xff", rb'"a\xff"'),
+    "a byte that is not UTF-8": (b"a\xff", rb'"a\xff"'),
     "a letter that prints": ("é".encode(), '"é"'.encode()),
     "a character that does not print": ("\u200b".encode(), rb'"\u200b"'),
 }
 
 
 @pytest.mark.parametrize(("name", "quoted"), QUOTED.values(), ids=QUOTED)
-def test_a_bad_name_is_quoted(client: RawClient, name: bytes, quoted: bytes) -> None:
+def test_an_invalid_name_is_quoted(client: RawClient, name: bytes, quoted: bytes) -> None:
     client.sends(b"SUB %b ch\n" % name)
     assert client.error() == b"E_BAD_TOPIC SUB topic name %b is not valid" % quoted
 
@@ -215,7 +218,7 @@ GOOD_NAMES = {
 
 
 @pytest.mark.parametrize("form", GOOD_NAMES.values(), ids=GOOD_NAMES)
-def test_a_good_name(client: RawClient, topic: str, form: str) -> None:
+def test_a_valid_name(client: RawClient, topic: str, form: str) -> None:
     name = form.format(topic.rpartition(".")[2] + "t")
     client.subscribes(name, name)
 
@@ -233,17 +236,17 @@ BAD_NAMES = {
 
 
 @pytest.mark.parametrize("name", BAD_NAMES.values(), ids=BAD_NAMES)
-def test_a_bad_name(client: RawClient, name: bytes) -> None:
+def test_an_invalid_name(client: RawClient, name: bytes) -> None:
     client.sends(b"PUB %b\n" % name + sized(b"x"))
     assert client.error().startswith(b"E_BAD_TOPIC PUB topic name ")
 
 
-def test_a_carriage_return_before_the_newline_is_no_part_of_the_line(client: RawClient, topic: str) -> None:
+def test_a_carriage_return_before_the_newline_is_not_part_of_the_line(client: RawClient, topic: str) -> None:
     client.sends(b"PUB %b\r\n" % topic.encode() + sized(b"x"))
     assert client.response() == b"OK"
 
 
-def test_parameters_too_many_are_ignored(client: RawClient, topic: str) -> None:
+def test_extra_parameters_are_ignored(client: RawClient, topic: str) -> None:
     client.sends(b"PUB %b and more\n" % topic.encode() + sized(b"x"))
     assert client.response() == b"OK"
     client.sends(b"SUB %b ch and more\n" % topic.encode())
@@ -256,12 +259,12 @@ def test_the_longest_line_is_16384_bytes_with_its_newline(client: RawClient, top
     assert client.response() == b"OK"
 
 
-def test_a_longer_line_ends_the_connection_without_a_word(client: RawClient) -> None:
+def test_a_longer_line_closes_the_connection_without_an_error(client: RawClient) -> None:
     client.sends(b"x" * LONGEST_LINE + b"\n")
     assert client.is_closed()
 
 
-def test_nothing_said_behind_a_fatal_error_is_done(nsqd: NsqdProcess, client: RawClient, topic: str) -> None:
+def test_commands_after_a_fatal_error_are_not_executed(nsqd: NsqdProcess, client: RawClient, topic: str) -> None:
     client.sends(b"SUB\n" + b"PUB %b\n" % topic.encode() + sized(b"x"))
     assert client.error() == b"E_INVALID SUB insufficient number of parameters"
     assert client.is_closed()

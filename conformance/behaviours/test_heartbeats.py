@@ -1,5 +1,6 @@
-"""Heartbeats, and what becomes of a client that does not answer them. The shortest interval there is takes a second, so
-all conversations are held at once, and each test looks at one.
+"""Heartbeats, and the disconnection of clients that do not answer them.
+
+The shortest interval is one second, so all sessions run at the same time, and each test checks one of them.
 """
 
 import time
@@ -14,11 +15,11 @@ from nsq_conformance.raw_client import ERROR, HEARTBEAT, RESPONSE, Frame, RawCli
 INTERVAL_MS = 1000
 
 Heard = list[tuple[float, Frame | None]]
-"""When each frame came, in seconds; None is the end of the connection."""
+"""Frames with their times, in seconds; None is EOF."""
 
 
 def listen(client: RawClient, began: float, seconds: float, says: bytes = b"", every: float = 0.25) -> Heard:
-    """For so long, or until the end, saying something again and again."""
+    """Record frames for `seconds` or until EOF, and send `says` at an interval."""
     heard: Heard = []
     while time.monotonic() - began < seconds:
         try:
@@ -100,11 +101,11 @@ def end(heard: Heard) -> float:
     return when
 
 
-def test_they_come_once_an_interval(heard: Conversations) -> None:
+def test_heartbeats_are_sent_once_per_interval(heard: Conversations) -> None:
     assert len(beats(heard(answering))) in {2, 3}
 
 
-def test_the_first_comes_an_interval_after_identifying(heard: Conversations) -> None:
+def test_the_first_heartbeat_is_sent_one_interval_after_identify(heard: Conversations) -> None:
     assert 0.99 < beats(heard(answering))[0] < 1.9
 
 
@@ -128,7 +129,7 @@ def test_any_command_is_an_answer(heard: Conversations) -> None:
     assert all(frame is not None for _, frame in heard(publishing))
 
 
-def test_they_come_however_much_else_is_said(heard: Conversations) -> None:
+def test_heartbeats_are_sent_however_busy_the_client_is(heard: Conversations) -> None:
     assert len(beats(heard(publishing))) in {2, 3}
 
 
@@ -140,11 +141,11 @@ def test_a_client_that_never_identified_has_thirty_seconds(heard: Conversations)
     assert heard(never_identified) == []
 
 
-def test_half_a_command_is_no_answer(heard: Conversations) -> None:
+def test_an_incomplete_command_is_not_an_answer(heard: Conversations) -> None:
     assert 1.99 < end(heard(dribbling)) < 5
 
 
-def test_a_body_that_takes_too_long_is_named_before_the_end(heard: Conversations) -> None:
+def test_a_body_that_takes_too_long_is_reported_before_the_close(heard: Conversations) -> None:
     conversation = heard(slow_body)
     assert 1.99 < end(conversation) < 5
     errors = [frame.data for _, frame in conversation if frame is not None and frame.kind == ERROR]

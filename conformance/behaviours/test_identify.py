@@ -1,4 +1,4 @@
-"""What a client can say of itself, what nsqd answers, and what comes of it."""
+"""IDENTIFY: fields, nsqd's answer, and their effects."""
 
 import json
 import os
@@ -16,7 +16,7 @@ def says(client: RawClient, document: bytes) -> RawClient:
 
 
 def client_stats(nsqd: NsqdProcess, topic: str) -> dict[str, Any]:
-    """Of the only consumer of the channel."""
+    """The entry in /stats of the only consumer of the channel."""
     (client,) = nsqd.channel_stats(topic, "ch")["clients"]
     stats: dict[str, Any] = client
     return stats
@@ -67,7 +67,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize(("field", "value"), ANSWERS.items(), ids=ANSWERS)
-def test_the_answer_says(client: RawClient, field: str, value: object) -> None:
+def test_the_answer_contains(client: RawClient, field: str, value: object) -> None:
     assert client.identifies()[field] == value
 
 
@@ -77,7 +77,7 @@ def test_the_answer_is_written_without_spaces(client: RawClient) -> None:
     assert answer == json.dumps(json.loads(answer), separators=(",", ":")).encode()
 
 
-# A field, what a client asks for, and what it is told.
+# A field, the requested value, and the granted one.
 GRANTED: tuple[tuple[str, object, object], ...] = (
     ("sample_rate", 0, 0),
     ("sample_rate", 1, 1),
@@ -100,7 +100,7 @@ GRANTED: tuple[tuple[str, object, object], ...] = (
 
 
 @pytest.mark.parametrize(("field", "asked", "granted"), GRANTED)
-def test_what_is_asked_for_and_granted(client: RawClient, field: str, asked: object, granted: object) -> None:
+def test_a_requested_value_is_granted(client: RawClient, field: str, asked: object, granted: object) -> None:
     assert client.identifies(**{field: asked})[field] == granted
 
 
@@ -134,13 +134,13 @@ REFUSED = (
 
 
 @pytest.mark.parametrize(("field", "asked", "reason"), REFUSED)
-def test_what_is_asked_for_and_refused(client: RawClient, field: str, asked: int, reason: str) -> None:
+def test_a_requested_value_is_refused(client: RawClient, field: str, asked: int, reason: str) -> None:
     says(client, json.dumps({field: asked}).encode())
     assert client.error() == b"E_BAD_BODY IDENTIFY " + reason.encode()
     assert client.is_closed()
 
 
-def test_the_first_of_several_mistakes_is_named(client: RawClient) -> None:
+def test_the_first_of_several_errors_is_reported(client: RawClient) -> None:
     says(client, b'{"msg_timeout":1,"sample_rate":100,"heartbeat_interval":1}')
     assert client.error() == b"E_BAD_BODY IDENTIFY heartbeat interval (1) is invalid"
 
@@ -156,13 +156,13 @@ TAKEN = {
     "unknown fields": b'{"fields":["nobody","knows"],"x":{"y":null}}',
     "null for a field": b'{"client_id":null,"heartbeat_interval":null}',
     "a field twice, of which the last counts": b'{"sample_rate":5,"sample_rate":6}',
-    "bytes that are no UTF-8": b'{"client_id":"\xff"}',
+    "bytes that are not UTF-8": b'{"client_id":"\xff"}',
     "another spelling of a name": b'{"Client_ID":"x"}',
 }
 
 
 @pytest.mark.parametrize("document", TAKEN.values(), ids=TAKEN)
-def test_a_document_that_is_taken(client: RawClient, document: bytes) -> None:
+def test_an_accepted_document(client: RawClient, document: bytes) -> None:
     assert says(client, document).response() == b"OK"
 
 
@@ -171,7 +171,7 @@ NOT_TAKEN = {
     "a number": b"1",
     "a text": b'""',
     "half an object": b'{"client_id":',
-    "something behind the object": b"{}x",
+    "text after the object": b"{}x",
     "a byte order mark": b"\xef\xbb\xbf{}",
     "a zero": b"\0",
     "a fraction": b'{"heartbeat_interval":1000.5}',
@@ -187,13 +187,13 @@ NOT_TAKEN = {
 
 
 @pytest.mark.parametrize("document", NOT_TAKEN.values(), ids=NOT_TAKEN)
-def test_a_document_that_is_not_taken(client: RawClient, document: bytes) -> None:
+def test_a_refused_document(client: RawClient, document: bytes) -> None:
     says(client, document)
     assert client.error() == b"E_BAD_BODY IDENTIFY failed to decode JSON body"
     assert client.is_closed()
 
 
-def test_names_are_matched_whatever_their_case(client: RawClient) -> None:
+def test_names_are_case_insensitive(client: RawClient) -> None:
     says(client, b'{"FEATURE_negotiation":true,"Sample_Rate":7}')
     assert json.loads(client.response())["sample_rate"] == 7
 
@@ -211,7 +211,7 @@ def test_without_feature_negotiation_there_is_no_compression(client: RawClient) 
 
 
 @pytest.mark.parametrize("field", ["client_id", "hostname", "user_agent", "topology_zone", "topology_region"])
-def test_what_a_client_says_of_itself_is_in_stats(client: RawClient, nsqd: NsqdProcess, topic: str, field: str) -> None:
+def test_fields_of_identify_are_in_stats(client: RawClient, nsqd: NsqdProcess, topic: str, field: str) -> None:
     client.identifies(**{field: "näme <&>"})
     client.subscribes(topic)
     assert client_stats(nsqd, topic)[field] == "näme <&>"
@@ -254,13 +254,13 @@ def test_a_client_that_publishes_only_need_not_identify(client: RawClient, topic
     client.publishes(topic, b"x")
 
 
-def test_commands_may_be_sent_ahead_of_the_answer(client: RawClient, topic: str) -> None:
+def test_commands_may_be_sent_before_the_answer_arrives(client: RawClient, topic: str) -> None:
     client.sends(b"IDENTIFY\n" + sized(b"{}") + b"PUB %b\n" % topic.encode() + sized(b"x"))
     assert [client.response(), client.response()] == [b"OK", b"OK"]
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 8, 13])
-def test_a_conversation_in_pieces_is_the_same_conversation(client: RawClient, topic: str, count: int) -> None:
+def test_a_session_sent_in_pieces_gets_the_same_answers(client: RawClient, topic: str, count: int) -> None:
     conversation = b"IDENTIFY\n\0\0\0\2{}PUB %b\n\0\0\0\1xNOP\nSUB %b ch\nRDY 1\n" % (topic.encode(), topic.encode())
     for start in range(0, len(conversation), count):
         client.sends(conversation[start : start + count])
@@ -268,7 +268,7 @@ def test_a_conversation_in_pieces_is_the_same_conversation(client: RawClient, to
     assert client.message().body == b"x"
 
 
-def test_any_length_of_a_name_is_taken(client: RawClient, nsqd: NsqdProcess, topic: str) -> None:
+def test_names_of_any_length_are_accepted(client: RawClient, nsqd: NsqdProcess, topic: str) -> None:
     name = os.urandom(2000).hex()
     client.identifies(client_id=name)
     client.subscribes(topic)

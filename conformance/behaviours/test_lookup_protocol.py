@@ -1,4 +1,4 @@
-"""nsqlookupd: the protocol V1 that nsqd speaks with it, and the HTTP API that consumers ask."""
+"""nsqlookupd: the protocol V1 between nsqd and nsqlookupd, and the HTTP API for consumers."""
 
 import json
 import struct
@@ -23,7 +23,7 @@ NODE: dict[str, object] = {
 
 
 class Peer(RawLookupPeer):
-    """One that speaks for a node there is not."""
+    """A connection that identifies as a node that does not exist."""
 
     def is_a_node(self, **fields: object) -> Self:
         self.identifies(NODE | fields)
@@ -38,7 +38,7 @@ def peer(nsqlookupd: NsqlookupdProcess) -> Iterator[Peer]:
 
 @pytest.fixture(scope="module")
 def forgetful(nsqlookupd_command: str) -> Iterator[NsqlookupdProcess]:
-    """An nsqlookupd that soon forgets."""
+    """An nsqlookupd with short timeouts of producers and tombstones."""
     options = ["--inactive-producer-timeout=400ms", "--tombstone-lifetime=400ms"]
     with NsqlookupdProcess(nsqlookupd_command, options=options) as process:
         yield process
@@ -58,7 +58,7 @@ def test_an_unknown_magic_is_refused(nsqlookupd: NsqlookupdProcess) -> None:
         assert peer.is_closed()
 
 
-def test_identifying_is_answered_with_where_nsqlookupd_is(peer: Peer, nsqlookupd: NsqlookupdProcess) -> None:
+def test_identify_is_answered_with_the_addresses_of_nsqlookupd(peer: Peer, nsqlookupd: NsqlookupdProcess) -> None:
     answer = peer.identifies(NODE)
     assert list(answer) == ["broadcast_address", "hostname", "http_port", "tcp_port", "version"]
     assert f":{answer['http_port']}" in nsqlookupd.http_address
@@ -76,7 +76,7 @@ BEFORE_IDENTIFY = {
     "a command in lower case": (b"ping\n", b"E_INVALID invalid command ping"),
     "REGISTER": (b"REGISTER t\n", b"E_INVALID client must IDENTIFY"),
     "UNREGISTER": (b"UNREGISTER t\n", b"E_INVALID client must IDENTIFY"),
-    "IDENTIFY that is no JSON": (b"IDENTIFY\n" + sized(b"{"), b"E_BAD_BODY IDENTIFY failed to decode JSON body"),
+    "IDENTIFY that is not JSON": (b"IDENTIFY\n" + sized(b"{"), b"E_BAD_BODY IDENTIFY failed to decode JSON body"),
     "IDENTIFY with a list": (b"IDENTIFY\n" + sized(b"[]"), b"E_BAD_BODY IDENTIFY failed to decode JSON body"),
     "IDENTIFY with a port as a text": (
         b"IDENTIFY\n" + sized(json.dumps(NODE | {"tcp_port": "4150"}).encode()),
@@ -107,7 +107,7 @@ def test_refused_and_closed(peer: Peer, said: bytes, refusal: bytes) -> None:
     ],
     ids=["the size of an IDENTIFY", "the body of an IDENTIFY"],
 )
-def test_an_end_is_named_when_it_comes_within(peer: Peer, said: bytes, refusal: bytes) -> None:
+def test_eof_is_reported_within(peer: Peer, said: bytes, refusal: bytes) -> None:
     assert peer.sends(said).ends_sending().reply() == refusal
     assert peer.is_closed()
 
@@ -139,7 +139,7 @@ def test_an_nsqd_is_refused_and_closed(peer: Peer, said: bytes, refusal: bytes) 
     assert peer.is_closed()
 
 
-# --- What is registered is found --------------------------------------------------------------------------------------
+# --- Registrations ----------------------------------------------------------------------------------------------------
 
 
 def test_an_nsqd_that_registers_a_topic_is_found(peer: Peer, nsqlookupd: NsqlookupdProcess, topic: str) -> None:
@@ -170,7 +170,7 @@ def test_registering_a_channel_registers_its_topic(peer: Peer, nsqlookupd: Nsqlo
     assert (found["channels"], len(found["producers"])) == (["ch"], 1)
 
 
-def test_registering_twice_is_registering(peer: Peer, nsqlookupd: NsqlookupdProcess, topic: str) -> None:
+def test_registering_twice_has_no_further_effect(peer: Peer, nsqlookupd: NsqlookupdProcess, topic: str) -> None:
     peer.is_a_node().registers(topic).registers(topic)
     assert len(producers(nsqlookupd, topic)) == 1
 
@@ -182,7 +182,7 @@ def test_two_connections_are_two_producers(nsqlookupd: NsqlookupdProcess, topic:
         assert len(producers(nsqlookupd, topic)) == 2
 
 
-def test_unregistering_a_topic_takes_the_producer_back(peer: Peer, nsqlookupd: NsqlookupdProcess, topic: str) -> None:
+def test_unregistering_a_topic_removes_the_producer(peer: Peer, nsqlookupd: NsqlookupdProcess, topic: str) -> None:
     peer.is_a_node().registers(topic, "ch").unregisters(topic)
     assert producers(nsqlookupd, topic) == []
     assert topic in nsqlookupd.get("/topics")["topics"]
@@ -204,7 +204,7 @@ def test_an_ephemeral_channel_is_removed_when_its_last_nsqd_unregisters(
     assert nsqlookupd.get("/channels", topic=topic) == {"channels": []}
 
 
-def test_what_a_lost_connection_registered_is_no_longer_found(nsqlookupd: NsqlookupdProcess, topic: str) -> None:
+def test_registrations_of_a_lost_connection_are_removed(nsqlookupd: NsqlookupdProcess, topic: str) -> None:
     Peer(nsqlookupd).is_a_node().registers(topic, "ch").close()
     assert soon(lambda: producers(nsqlookupd, topic) == [])
     assert nsqlookupd.get("/lookup", topic=topic)["channels"] == ["ch"]
@@ -224,7 +224,7 @@ def test_a_tombstoned_producer_is_not_found(peer: Peer, nsqlookupd: NsqlookupdPr
     assert (len(producers(nsqlookupd, topic)), len(producers(nsqlookupd, topic + ".b"))) == (0, 1)
 
 
-def test_registering_anew_takes_the_tombstone_away(peer: Peer, nsqlookupd: NsqlookupdProcess, topic: str) -> None:
+def test_registering_again_removes_the_tombstone(peer: Peer, nsqlookupd: NsqlookupdProcess, topic: str) -> None:
     peer.is_a_node(broadcast_address="t.example").registers(topic)
     assert nsqlookupd.asks("POST", f"/topic/tombstone?topic={topic}&node=t.example:4151").status == 200
     peer.registers(topic)
@@ -247,7 +247,7 @@ def test_a_silent_nsqd_is_found_again_when_it_pings(forgetful: NsqlookupdProcess
         assert soon(lambda: peer.says(b"PING\n") == b"OK" and producers(forgetful, topic))
 
 
-def test_a_tombstone_ends_with_its_time(forgetful: NsqlookupdProcess, topic: str) -> None:
+def test_a_tombstone_expires(forgetful: NsqlookupdProcess, topic: str) -> None:
     with Peer(forgetful) as peer:
         peer.is_a_node(broadcast_address="t.example").registers(topic)
         assert forgetful.asks("POST", f"/topic/tombstone?topic={topic}&node=t.example:4151").status == 200
@@ -261,7 +261,7 @@ def test_ping_says_ok(nsqlookupd: NsqlookupdProcess) -> None:
     assert nsqlookupd.asks("GET", "/ping").body == b"OK"
 
 
-def test_info_says_the_version_and_no_more(nsqlookupd: NsqlookupdProcess) -> None:
+def test_info_has_the_version_only(nsqlookupd: NsqlookupdProcess) -> None:
     assert nsqlookupd.get("/info") == {"version": "1.3.0"}
 
 
@@ -285,7 +285,7 @@ def test_a_channel_can_be_deleted(nsqlookupd: NsqlookupdProcess, topic: str) -> 
 
 
 def test_deleting_an_unknown_topic_is_no_error(nsqlookupd: NsqlookupdProcess) -> None:
-    assert nsqlookupd.asks("POST", "/topic/delete?topic=nobody").status == 200
+    assert nsqlookupd.asks("POST", "/topic/delete?topic=unknown").status == 200
 
 
 def test_an_unknown_topic_has_no_channels(nsqlookupd: NsqlookupdProcess) -> None:
@@ -294,7 +294,7 @@ def test_an_unknown_topic_has_no_channels(nsqlookupd: NsqlookupdProcess) -> None
 
 REFUSED = {
     "a lookup of no topic": ("GET", "/lookup", 400, "MISSING_ARG_TOPIC"),
-    "a lookup of an unknown topic": ("GET", "/lookup?topic=nobody", 404, "TOPIC_NOT_FOUND"),
+    "a lookup of an unknown topic": ("GET", "/lookup?topic=unknown", 404, "TOPIC_NOT_FOUND"),
     "a lookup with a bad query": ("GET", "/lookup?topic=%zz", 400, "INVALID_REQUEST"),
     "channels of no topic": ("GET", "/channels", 400, "MISSING_ARG_TOPIC"),
     "no topic to create": ("POST", "/topic/create", 400, "MISSING_ARG_TOPIC"),
@@ -302,7 +302,7 @@ REFUSED = {
     "no topic to delete": ("POST", "/topic/delete", 400, "MISSING_ARG_TOPIC"),
     "no channel to create": ("POST", "/channel/create?topic=t", 400, "MISSING_ARG_CHANNEL"),
     "a bad channel to create": ("POST", "/channel/create?topic=t&channel=a%24b", 400, "INVALID_ARG_CHANNEL"),
-    "an unknown channel to delete": ("POST", "/channel/delete?topic=t&channel=nobody", 404, "CHANNEL_NOT_FOUND"),
+    "an unknown channel to delete": ("POST", "/channel/delete?topic=t&channel=unknown", 404, "CHANNEL_NOT_FOUND"),
     "a tombstone for no topic": ("POST", "/topic/tombstone?node=n:1", 400, "MISSING_ARG_TOPIC"),
     "a tombstone for no node": ("POST", "/topic/tombstone?topic=t", 400, "MISSING_ARG_NODE"),
     "an unknown path": ("GET", "/nobody", 404, "NOT_FOUND"),

@@ -1,4 +1,4 @@
-"""PUB, MPUB and DPUB: what is published is what arrives."""
+"""PUB, MPUB and DPUB."""
 
 import struct
 import time
@@ -14,14 +14,14 @@ BODIES = {
     "a zero": b"\0",
     "a newline": b"\n",
     "every byte": bytes(range(256)),
-    "what looks like a command": b"FIN 0123456789abcdef\n",
-    "what looks like a frame": b"\0\0\0\6\0\0\0\0OK",
-    "as much as there may be": b"x" * 2000,
+    "like a command": b"FIN 0123456789abcdef\n",
+    "like a frame": b"\0\0\0\6\0\0\0\0OK",
+    "the maximum size": b"x" * 2000,
 }
 
 
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
-def test_a_body_arrives_as_it_was(client: RawClient, topic: str, body: bytes) -> None:
+def test_a_body_arrives_unchanged(client: RawClient, topic: str, body: bytes) -> None:
     client.publishes(topic, body).subscribes(topic, ready=1)
     assert client.message().body == body
 
@@ -32,12 +32,12 @@ def test_messages_of_one_publisher_keep_their_order(client: RawClient, topic: st
     assert client.bodies(40) == bodies
 
 
-def test_publishes_sent_ahead_are_answered_one_by_one(client: RawClient, topic: str) -> None:
+def test_pipelined_publishes_are_answered_one_by_one(client: RawClient, topic: str) -> None:
     client.sends(b"".join(b"PUB %b\n" % topic.encode() + sized(b"%d" % number) for number in range(30)))
     assert [client.response() for _ in range(30)] == [b"OK"] * 30
 
 
-def test_an_mpub_is_answered_once_and_arrives_in_its_order(client: RawClient, topic: str) -> None:
+def test_an_mpub_is_answered_once_and_arrives_in_order(client: RawClient, topic: str) -> None:
     bodies = [b"%d" % number for number in range(40)]
     client.sends(b"MPUB %b\n" % topic.encode() + sized(batch(*bodies)))
     assert client.response() == b"OK"
@@ -59,7 +59,7 @@ def test_an_mpub_is_read_by_its_count_not_by_its_size(client: RawClient, topic: 
     assert client.bodies(2) == [b"one", b"two"]
 
 
-def test_an_mpub_with_a_mistake_publishes_nothing(client: RawClient, nsqd: NsqdProcess, topic: str) -> None:
+def test_an_invalid_mpub_publishes_nothing(client: RawClient, nsqd: NsqdProcess, topic: str) -> None:
     client.sends(b"MPUB %b\n" % topic.encode() + sized(batch(b"one", b"")))
     assert client.error() == b"E_BAD_MESSAGE MPUB invalid message(1) body size 0"
     stats = nsqd.topic_stats(topic)
@@ -67,13 +67,13 @@ def test_an_mpub_with_a_mistake_publishes_nothing(client: RawClient, nsqd: NsqdP
     assert (stats["depth"], stats["message_count"]) == (0, 0)
 
 
-def test_a_pub_with_a_mistake_makes_no_topic(client: RawClient, nsqd: NsqdProcess, topic: str) -> None:
+def test_an_invalid_pub_creates_no_topic(client: RawClient, nsqd: NsqdProcess, topic: str) -> None:
     client.sends(b"PUB %b\n" % topic.encode() + sized(b""))
     assert client.error() == b"E_BAD_MESSAGE PUB invalid message body size 0"
     assert nsqd.topic_stats(topic) is None
 
 
-def test_publishing_makes_the_topic(client: RawClient, nsqd: NsqdProcess, topic: str) -> None:
+def test_publishing_creates_the_topic(client: RawClient, nsqd: NsqdProcess, topic: str) -> None:
     client.publishes(topic, b"x")
     stats = nsqd.topic_stats(topic)
     assert stats is not None
@@ -95,12 +95,14 @@ def test_one_message_has_one_id_and_one_timestamp_in_all_channels(
     assert (first.id, first.timestamp) == (second.id, second.timestamp)
 
 
-def test_a_first_channel_gets_what_was_published_before_it(client: RawClient, topic: str) -> None:
+def test_the_first_channel_gets_messages_published_before_it(client: RawClient, topic: str) -> None:
     client.publishes(topic, b"before").subscribes(topic, "late", ready=1)
     assert client.message().body == b"before"
 
 
-def test_a_second_channel_gets_only_what_is_published_after_it(client: RawClient, connect: Connect, topic: str) -> None:
+def test_a_second_channel_gets_only_messages_published_after_it(
+    client: RawClient, connect: Connect, topic: str
+) -> None:
     early = connect().subscribes(topic, "early", ready=2)
     client.publishes(topic, b"before")
     assert early.message().body == b"before"
@@ -151,11 +153,11 @@ def test_a_first_delivery_is_the_first_attempt(client: RawClient, topic: str) ->
     assert client.message().attempts == 1
 
 
-def test_nothing_is_answered_to_nop(client: RawClient, topic: str) -> None:
+def test_nop_is_not_answered(client: RawClient, topic: str) -> None:
     client.sends(b"NOP\nNOP with parameters\nNOP\r\n").publishes(topic, b"x")
 
 
-def test_what_is_published_over_tcp_counts_at_the_producer(client: RawClient, nsqd: NsqdProcess, topic: str) -> None:
+def test_publishes_over_tcp_are_counted_for_the_producer(client: RawClient, nsqd: NsqdProcess, topic: str) -> None:
     client.publishes(topic, b"x", b"y")
     (producer,) = [
         each

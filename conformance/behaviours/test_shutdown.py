@@ -1,4 +1,4 @@
-"""How nsqd starts and stops: what it refuses to begin with, what it keeps, how it ends."""
+"""Start and stop of nsqd: refused options, persistence, shutdown."""
 
 import json
 import shlex
@@ -22,7 +22,7 @@ CODE_OF_A_BAD_FLAG = 2
 
 @pytest.fixture
 def start(nsqd_command: str, tmp_path: Path) -> Iterator[Start]:
-    """A new nsqd with the same data path as the one before."""
+    """Start an nsqd with the same data path as the one before."""
     with ExitStack() as processes:
 
         def begin(*options: str) -> NsqdProcess:
@@ -32,19 +32,19 @@ def start(nsqd_command: str, tmp_path: Path) -> Iterator[Start]:
 
 
 def run(nsqd_command: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """An nsqd that ends by itself."""
+    """Run an nsqd that is expected to end at once."""
     command = [*shlex.split(nsqd_command), "--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", *options]
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_to_end_ends_it_with_0(start: Start, number: signal.Signals) -> None:
+def test_a_termination_signal_exits_with_status_0(start: Start, number: signal.Signals) -> None:
     process = start()
     process.send_signal(number)
     assert process.stop() == 0
 
 
-def test_what_was_queued_is_there_again(start: Start) -> None:
+def test_queued_messages_survive_a_restart(start: Start) -> None:
     process = start()
     with RawClient(process.tcp_address) as client:
         client.subscribes("t").publishes("t", b"a", b"b").publishes("lonely", b"c")
@@ -55,7 +55,7 @@ def test_what_was_queued_is_there_again(start: Start) -> None:
         assert other.subscribes("lonely", ready=5).bodies(1) == [b"c"]
 
 
-def test_what_was_in_flight_is_there_again_as_the_next_attempt(start: Start) -> None:
+def test_messages_in_flight_survive_a_restart_as_the_next_attempt(start: Start) -> None:
     process = start()
     with RawClient(process.tcp_address) as client:
         message = client.publishes("t", b"x").subscribes("t", ready=1).message()
@@ -65,7 +65,7 @@ def test_what_was_in_flight_is_there_again_as_the_next_attempt(start: Start) -> 
         assert client.subscribes("t", ready=1).message() == message._replace(attempts=2)
 
 
-def test_what_was_finished_is_not_there_again(start: Start) -> None:
+def test_finished_messages_do_not_return_after_a_restart(start: Start) -> None:
     process = start()
     with RawClient(process.tcp_address) as client:
         client.publishes("t", b"x").subscribes("t", ready=1)
@@ -74,7 +74,7 @@ def test_what_was_finished_is_not_there_again(start: Start) -> None:
     assert start().channel_stats("t", "ch")["depth"] == 0
 
 
-def test_topics_channels_and_pauses_are_there_again(start: Start) -> None:
+def test_topics_channels_and_pauses_survive_a_restart(start: Start) -> None:
     process = start()
     process.create_channel("t", "ch")
     process.create_channel("p", "ch")
@@ -91,7 +91,7 @@ def topics(process: NsqdProcess) -> list[dict[str, Any]]:
     return found
 
 
-def test_what_is_ephemeral_is_not_there_again(start: Start) -> None:
+def test_ephemeral_topics_and_channels_do_not_survive_a_restart(start: Start) -> None:
     process = start()
     process.create_channel("t", "ch#ephemeral")
     process.create_channel("e#ephemeral", "ch")
@@ -109,20 +109,20 @@ def test_topics_and_channels_are_in_nsqd_dat(start: Start, tmp_path: Path) -> No
     assert document == {"topics": [{"name": "t", "paused": False, "channels": channels}], "version": "1.3.0"}
 
 
-def test_what_is_in_nsqd_dat_is_there_at_the_start(start: Start, tmp_path: Path) -> None:
+def test_topics_and_channels_of_nsqd_dat_exist_after_the_start(start: Start, tmp_path: Path) -> None:
     channels = [{"name": "ch", "paused": True}]
     document = {"topics": [{"name": "t", "paused": False, "channels": channels}], "version": "1.3.0"}
     (tmp_path / "nsqd.dat").write_text(json.dumps(document))
     assert start().channel_stats("t", "ch")["paused"] is True
 
 
-def test_bad_names_in_nsqd_dat_are_left_out(start: Start, tmp_path: Path) -> None:
+def test_invalid_names_in_nsqd_dat_are_skipped(start: Start, tmp_path: Path) -> None:
     document = {"topics": [{"name": name, "paused": False, "channels": None} for name in ("a$b", "t")]}
     (tmp_path / "nsqd.dat").write_text(json.dumps(document))
     assert [each["topic_name"] for each in topics(start())] == ["t"]
 
 
-def test_an_nsqd_dat_of_null_is_none(start: Start, tmp_path: Path) -> None:
+def test_an_nsqd_dat_of_null_counts_as_empty(start: Start, tmp_path: Path) -> None:
     (tmp_path / "nsqd.dat").write_text("null")
     assert topics(start()) == []
 
@@ -138,7 +138,7 @@ def test_an_nsqd_dat_that_cannot_be_parsed_does_not_prevent_the_start(
     assert (tmp_path / "nsqd.dat.bad-1").read_text() == content
 
 
-def test_clients_are_disconnected_without_a_word(start: Start) -> None:
+def test_clients_are_disconnected_without_an_error(start: Start) -> None:
     process = start()
     with RawClient(process.tcp_address) as client:
         client.subscribes("t", ready=1)
@@ -147,7 +147,7 @@ def test_clients_are_disconnected_without_a_word(start: Start) -> None:
 
 
 @pytest.mark.difference("magic")
-def test_a_connection_that_says_nothing_does_not_hold_up_the_end(start: Start) -> None:
+def test_a_silent_connection_does_not_delay_the_shutdown(start: Start) -> None:
     process = start()
     with RawClient(process.tcp_address, magic=b""):
         eventually(lambda: process.logs("new client"))
@@ -162,7 +162,7 @@ def test_a_data_path_belongs_to_one_nsqd(start: Start, nsqd_command: str, tmp_pa
     assert "FATAL: failed to instantiate nsqd - failed to lock data-path: " in ended.stderr
 
 
-def test_a_data_path_that_is_not_there_is_not_made(nsqd_command: str, tmp_path: Path) -> None:
+def test_a_missing_data_path_is_not_created(nsqd_command: str, tmp_path: Path) -> None:
     ended = run(nsqd_command, f"--data-path={tmp_path}/none")
     assert ended.returncode == 1
     assert f"failed to lock data-path: open {tmp_path}/none: no such file or directory" in ended.stderr
@@ -185,7 +185,7 @@ UNUSABLE = {
         "--tls-required=true",
         "cannot require TLS client connections without TLS key and cert",
     ),
-    "a method for auth that is none": (
+    "an invalid method for auth": (
         "--auth-http-request-method=put",
         "--auth-http-request-method must be post or get",
     ),
@@ -204,7 +204,7 @@ def test_a_start_is_refused_for(nsqd_command: str, tmp_path: Path, option: str, 
 
 
 @pytest.mark.parametrize("option", ["--unknown", "--msg-timeout=soon", "--mem-queue-size=many", "--snappy=perhaps"])
-def test_a_flag_that_is_not_understood(nsqd_command: str, tmp_path: Path, option: str) -> None:
+def test_an_invalid_flag(nsqd_command: str, tmp_path: Path, option: str) -> None:
     assert run(nsqd_command, f"--data-path={tmp_path}", option).returncode == CODE_OF_A_BAD_FLAG
 
 

@@ -1,4 +1,4 @@
-"""/stats: what is counted, what it is called, and what can be left out."""
+"""/stats: members, counts, and parameters that leave out parts."""
 
 import pytest
 
@@ -96,7 +96,7 @@ def test_a_client_has_these_members_in_this_order(client: RawClient, nsqd: NsqdP
     assert list(consumer) == CLIENT
 
 
-def test_memory_has_these_members_in_this_order_and_all_are_whole_numbers(nsqd: NsqdProcess) -> None:
+def test_memory_has_these_members_in_this_order_and_all_are_integers(nsqd: NsqdProcess) -> None:
     memory = nsqd.stats_document()["memory"]
     assert list(memory) == MEMORY
     assert {type(value) for value in memory.values()} == {int}
@@ -132,7 +132,7 @@ def test_messages_and_bytes_are_counted(client: RawClient, nsqd: NsqdProcess, to
     assert (stats["depth"], stats["message_count"], stats["message_bytes"]) == (3, 3, 6)
 
 
-def test_a_channels_figures_follow_its_messages(client: RawClient, nsqd: NsqdProcess, topic: str) -> None:
+def test_a_channels_counts_follow_its_messages(client: RawClient, nsqd: NsqdProcess, topic: str) -> None:
     client.subscribes(topic).publishes(topic, b"a", b"b", b"c", b"d")
     first, second, _ = client.is_ready(3).messages(3)
     client.sends(b"RDY 1\n").finishes(first).requeues(second, 30_000).has_been_heard()
@@ -141,7 +141,7 @@ def test_a_channels_figures_follow_its_messages(client: RawClient, nsqd: NsqdPro
     assert [channel[name] for name in figures] == [1, 1, 1, 4, 1, 0]
 
 
-def test_a_consumers_figures_follow_its_messages(client: RawClient, nsqd: NsqdProcess, topic: str) -> None:
+def test_a_consumers_counts_follow_its_messages(client: RawClient, nsqd: NsqdProcess, topic: str) -> None:
     client.subscribes(topic).publishes(topic, b"a", b"b", b"c")
     first, second, _ = client.is_ready(3).messages(3)
     client.finishes(first).requeues(second, 30_000).has_been_heard()
@@ -150,7 +150,7 @@ def test_a_consumers_figures_follow_its_messages(client: RawClient, nsqd: NsqdPr
     assert [consumer[name] for name in figures] == [3, 1, 3, 1, 1]
 
 
-def test_a_client_that_has_gone_is_not_shown(
+def test_a_disconnected_client_is_not_shown(
     client: RawClient, consumer: RawClient, nsqd: NsqdProcess, topic: str
 ) -> None:
     client.subscribes(topic)
@@ -175,7 +175,7 @@ def test_an_unknown_channel_leaves_no_topic(nsqd: NsqdProcess, topic: str) -> No
     assert nsqd.stats_document(topic=topic, channel="nobody")["topics"] == []
 
 
-def test_one_channel_can_be_asked_for(nsqd: NsqdProcess, topic: str) -> None:
+def test_one_channel_can_be_selected(nsqd: NsqdProcess, topic: str) -> None:
     nsqd.create_channel(topic, "one")
     nsqd.create_channel(topic, "other")
     (only,) = nsqd.stats_document(topic=topic, channel="one")["topics"]
@@ -218,7 +218,7 @@ def test_a_latency_is_only_measured_on_request(nsqd: NsqdProcess, topic: str) ->
 
 
 @pytest.mark.parametrize("form", ["", "?format=text", "?format=JSON"])
-def test_it_is_text_unless_json_is_asked_for(nsqd: NsqdProcess, form: str) -> None:
+def test_the_answer_is_text_unless_json_is_requested(nsqd: NsqdProcess, form: str) -> None:
     assert text(nsqd, form).startswith("nsqd v1.3.0 (built w/")
 
 
@@ -243,13 +243,13 @@ def test_the_text_shows_a_channel_in_columns(nsqd: NsqdProcess, topic: str) -> N
     assert queues + counts in text(nsqd, "?topic=text.too")
 
 
-def test_the_text_marks_what_is_paused(nsqd: NsqdProcess, topic: str) -> None:
+def test_the_text_marks_paused_topics_and_channels(nsqd: NsqdProcess, topic: str) -> None:
     nsqd.create_channel("text.p", "ch")
     assert nsqd.asks("POST", "/topic/pause?topic=text.p").status == 200
     assert "\n*P [text.p " in text(nsqd, "?topic=text.p")
 
 
-def test_the_text_says_when_there_is_nothing(nsqd: NsqdProcess) -> None:
+def test_the_text_says_when_there_are_no_topics(nsqd: NsqdProcess) -> None:
     shown = text(nsqd, "?topic=nobody")
     assert "\nTopics: None\n" in shown
     assert shown.endswith("\nProducers: None\n")

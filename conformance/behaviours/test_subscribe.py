@@ -1,4 +1,4 @@
-"""SUB, RDY and CLS: who is given how much, and when."""
+"""SUB, RDY and CLS: distribution of messages to consumers."""
 
 import pytest
 
@@ -18,12 +18,12 @@ def channels(nsqd: NsqdProcess, topic: str) -> list[str]:
     return [channel["channel_name"] for channel in stats["channels"]] if stats else []
 
 
-def test_subscribing_makes_topic_and_channel(client: RawClient, nsqd: NsqdProcess, topic: str) -> None:
+def test_subscribing_creates_topic_and_channel(client: RawClient, nsqd: NsqdProcess, topic: str) -> None:
     client.subscribes(topic, "new")
     assert nsqd.channel_stats(topic, "new")["client_count"] == 1
 
 
-def test_nothing_comes_before_rdy(client: RawClient, topic: str) -> None:
+def test_nothing_is_delivered_before_rdy(client: RawClient, topic: str) -> None:
     assert client.publishes(topic, b"x").subscribes(topic).hears_nothing()
 
 
@@ -56,7 +56,7 @@ def test_rdy_is_how_many_messages_may_be_in_flight(client: RawClient, topic: str
     assert client.hears_nothing()
 
 
-def test_rdy_may_be_as_much_as_the_limit(client: RawClient, topic: str) -> None:
+def test_rdy_may_equal_the_limit(client: RawClient, topic: str) -> None:
     client.publishes(topic, b"x").subscribes(topic).is_ready(50)
     assert client.message().body == b"x"
 
@@ -87,14 +87,14 @@ def test_rdy_0_stops_deliveries(client: RawClient, topic: str) -> None:
     assert client.publishes(topic, b"x").hears_nothing()
 
 
-def test_more_rdy_gives_what_fits_more(client: RawClient, topic: str) -> None:
+def test_a_higher_rdy_delivers_additional_messages(client: RawClient, topic: str) -> None:
     client.publishes(topic, *[b"%d" % number for number in range(6)]).subscribes(topic).is_ready(2)
     assert client.bodies(2) == [b"0", b"1"]
     assert client.is_ready(5).bodies(3) == [b"2", b"3", b"4"]
     assert client.hears_nothing()
 
 
-def test_less_rdy_than_in_flight_waits_until_there_is_room(client: RawClient, topic: str) -> None:
+def test_an_rdy_below_the_messages_in_flight_stops_deliveries(client: RawClient, topic: str) -> None:
     client.publishes(topic, *[b"%d" % number for number in range(4)]).subscribes(topic).is_ready(3)
     messages = client.messages(3)
     client.is_ready(1).finishes(*messages[:2]).has_been_heard()
@@ -115,7 +115,7 @@ def test_cls_is_answered_and_ends_deliveries(client: RawClient, topic: str) -> N
     assert client.publishes(topic, b"x").hears_nothing()
 
 
-def test_behind_cls_messages_may_still_be_finished(client: RawClient, nsqd: NsqdProcess, topic: str) -> None:
+def test_after_cls_messages_may_still_be_finished(client: RawClient, nsqd: NsqdProcess, topic: str) -> None:
     client.publishes(topic, b"x").subscribes(topic).is_ready(1)
     message = client.message()
     assert client.sends(b"CLS\n").response() == b"CLOSE_WAIT"
@@ -123,7 +123,7 @@ def test_behind_cls_messages_may_still_be_finished(client: RawClient, nsqd: Nsqd
     assert nsqd.channel_stats(topic, "ch")["in_flight_count"] == 0
 
 
-def test_behind_cls_messages_may_still_be_requeued(client: RawClient, consumer: RawClient, topic: str) -> None:
+def test_after_cls_messages_may_still_be_requeued(client: RawClient, consumer: RawClient, topic: str) -> None:
     client.publishes(topic, b"x").subscribes(topic).is_ready(1)
     message = client.message()
     assert client.sends(b"CLS\n").response() == b"CLOSE_WAIT"
@@ -132,12 +132,12 @@ def test_behind_cls_messages_may_still_be_requeued(client: RawClient, consumer: 
 
 
 @pytest.mark.parametrize("count", [b"1", b"x", b"51"])
-def test_behind_cls_rdy_is_not_even_read(client: RawClient, topic: str, count: bytes) -> None:
+def test_after_cls_rdy_is_ignored(client: RawClient, topic: str, count: bytes) -> None:
     assert client.subscribes(topic).sends(b"CLS\n").response() == b"CLOSE_WAIT"
     client.sends(b"RDY %b\n" % count).has_been_heard()
 
 
-def test_behind_cls_the_client_still_counts(client: RawClient, nsqd: NsqdProcess, topic: str) -> None:
+def test_after_cls_the_client_is_still_counted(client: RawClient, nsqd: NsqdProcess, topic: str) -> None:
     assert client.subscribes(topic).sends(b"CLS\n").response() == b"CLOSE_WAIT"
     (consumer,) = nsqd.channel_stats(topic, "ch")["clients"]
     assert (consumer["state"], consumer["ready_count"]) == (4, 0)
@@ -156,7 +156,9 @@ def test_a_client_without_heartbeats_may_not_subscribe(client: RawClient, topic:
     assert client.is_closed()
 
 
-def test_a_paused_channel_gives_nothing_until_it_goes_on(client: RawClient, nsqd: NsqdProcess, topic: str) -> None:
+def test_a_paused_channel_delivers_nothing_until_it_is_unpaused(
+    client: RawClient, nsqd: NsqdProcess, topic: str
+) -> None:
     client.subscribes(topic)
     post(nsqd, "channel/pause", topic, "ch")
     assert client.is_ready(1).publishes(topic, b"x").hears_nothing()
@@ -165,7 +167,9 @@ def test_a_paused_channel_gives_nothing_until_it_goes_on(client: RawClient, nsqd
     assert client.message().body == b"x"
 
 
-def test_a_paused_topic_keeps_its_messages_until_it_goes_on(client: RawClient, nsqd: NsqdProcess, topic: str) -> None:
+def test_a_paused_topic_keeps_its_messages_until_it_is_unpaused(
+    client: RawClient, nsqd: NsqdProcess, topic: str
+) -> None:
     client.subscribes(topic)
     post(nsqd, "topic/pause", topic)
     assert client.is_ready(1).publishes(topic, b"x").hears_nothing()
@@ -176,21 +180,21 @@ def test_a_paused_topic_keeps_its_messages_until_it_goes_on(client: RawClient, n
     assert client.message().body == b"x"
 
 
-def test_a_paused_topics_channels_give_what_they_have(client: RawClient, nsqd: NsqdProcess, topic: str) -> None:
+def test_channels_of_a_paused_topic_deliver_their_messages(client: RawClient, nsqd: NsqdProcess, topic: str) -> None:
     client.subscribes(topic).publishes(topic, b"x")
     eventually(lambda: nsqd.channel_stats(topic, "ch")["depth"] == 1)
     post(nsqd, "topic/pause", topic)
     assert client.is_ready(1).message().body == b"x"
 
 
-def test_an_emptied_channel_has_nothing_to_give(client: RawClient, nsqd: NsqdProcess, topic: str) -> None:
+def test_an_emptied_channel_delivers_nothing(client: RawClient, nsqd: NsqdProcess, topic: str) -> None:
     client.subscribes(topic).publishes(topic, b"x", b"y")
     eventually(lambda: nsqd.channel_stats(topic, "ch")["depth"] == 2)
     post(nsqd, "channel/empty", topic, "ch")
     assert client.is_ready(1).hears_nothing()
 
 
-def test_emptying_a_channel_takes_back_what_is_in_flight(client: RawClient, nsqd: NsqdProcess, topic: str) -> None:
+def test_emptying_a_channel_drops_messages_in_flight(client: RawClient, nsqd: NsqdProcess, topic: str) -> None:
     message = client.subscribes(topic, ready=1).publishes(topic, b"x").message()
     post(nsqd, "channel/empty", topic, "ch")
     assert client.finishes(message).error() == b"E_FIN_FAILED FIN %b failed ID not in flight" % message.id
@@ -198,7 +202,7 @@ def test_emptying_a_channel_takes_back_what_is_in_flight(client: RawClient, nsqd
     assert client.message().body == b"y"
 
 
-def test_deleting_a_channel_closes_its_consumers_without_a_word(
+def test_deleting_a_channel_closes_its_consumers_without_an_error(
     client: RawClient, nsqd: NsqdProcess, topic: str
 ) -> None:
     client.subscribes(topic)
@@ -206,14 +210,18 @@ def test_deleting_a_channel_closes_its_consumers_without_a_word(
     assert client.is_closed()
 
 
-def test_deleting_a_topic_closes_its_consumers_without_a_word(client: RawClient, nsqd: NsqdProcess, topic: str) -> None:
+def test_deleting_a_topic_closes_its_consumers_without_an_error(
+    client: RawClient, nsqd: NsqdProcess, topic: str
+) -> None:
     client.subscribes(topic)
     post(nsqd, "topic/delete", topic)
     assert client.is_closed()
     assert nsqd.topic_stats(topic) is None
 
 
-def test_a_publisher_survives_the_topic_and_makes_it_anew(client: RawClient, nsqd: NsqdProcess, topic: str) -> None:
+def test_a_publisher_survives_the_deletion_of_its_topic_and_creates_it_again(
+    client: RawClient, nsqd: NsqdProcess, topic: str
+) -> None:
     client.publishes(topic, b"x")
     post(nsqd, "topic/delete", topic)
     client.publishes(topic, b"y").subscribes(topic, ready=2)
@@ -228,12 +236,12 @@ def test_a_third_consumer_of_two_is_refused(client: RawClient, connect: Connect,
     assert client.is_closed()
 
 
-def test_the_limit_of_consumers_is_each_channels_own(client: RawClient, connect: Connect, topic: str) -> None:
+def test_the_limit_of_consumers_is_per_channel(client: RawClient, connect: Connect, topic: str) -> None:
     _consumers = [connect().subscribes(topic) for _ in range(2)]
     client.subscribes(topic, "another")
 
 
-def test_an_ephemeral_channel_goes_with_its_last_consumer(
+def test_an_ephemeral_channel_is_deleted_with_its_last_consumer(
     client: RawClient, consumer: RawClient, nsqd: NsqdProcess, topic: str
 ) -> None:
     consumer.subscribes(topic, "ch#ephemeral").close()
@@ -241,7 +249,9 @@ def test_an_ephemeral_channel_goes_with_its_last_consumer(
     client.publishes(topic, b"x")
 
 
-def test_an_ephemeral_topic_goes_with_its_last_channel(consumer: RawClient, nsqd: NsqdProcess, topic: str) -> None:
+def test_an_ephemeral_topic_is_deleted_with_its_last_channel(
+    consumer: RawClient, nsqd: NsqdProcess, topic: str
+) -> None:
     name = topic + "#ephemeral"
     consumer.subscribes(name, "ch#ephemeral").close()
     eventually(lambda: nsqd.topic_stats(name) is None)

@@ -1,4 +1,4 @@
-"""What becomes of a message that nobody answers in time."""
+"""Timeouts of messages that are not answered."""
 
 import time
 from collections.abc import Iterator
@@ -13,13 +13,15 @@ from nsq_conformance.raw_client import RawClient
 
 @pytest.fixture(scope="module")
 def nsqd(nsqd_command: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NsqdProcess]:
-    """It gives consumers little time, and at most three times as much when they ask."""
+    """An nsqd with a short message timeout, and a maximum of three times as much."""
     options = [*OPTIONS, "--msg-timeout=800ms", "--max-msg-timeout=2400ms"]
     with NsqdProcess(nsqd_command, tmp_path_factory.mktemp("nsqd"), options=options) as process:
         yield process
 
 
-def test_an_unanswered_message_comes_again_after_its_timeout(client: RawClient, nsqd: NsqdProcess, awake: str) -> None:
+def test_an_unanswered_message_is_redelivered_after_its_timeout(
+    client: RawClient, nsqd: NsqdProcess, awake: str
+) -> None:
     began = time.monotonic()
     message = client.publishes(awake, b"x").subscribes(awake, ready=1).message()
     assert client.message() == message._replace(attempts=2)
@@ -28,7 +30,7 @@ def test_an_unanswered_message_comes_again_after_its_timeout(client: RawClient, 
     assert (channel["timeout_count"], channel["requeue_count"]) == (1, 0)
 
 
-def test_a_client_may_ask_for_more_time(client: RawClient, awake: str) -> None:
+def test_a_client_may_request_a_longer_timeout(client: RawClient, awake: str) -> None:
     client.identifies(msg_timeout=1600)
     began = time.monotonic()
     client.publishes(awake, b"x").subscribes(awake, ready=1).message()
@@ -36,7 +38,7 @@ def test_a_client_may_ask_for_more_time(client: RawClient, awake: str) -> None:
     assert time.monotonic() - began > 1.59
 
 
-def test_touching_begins_the_time_anew(client: RawClient, nsqd: NsqdProcess, awake: str) -> None:
+def test_touching_restarts_the_timeout(client: RawClient, nsqd: NsqdProcess, awake: str) -> None:
     began = time.monotonic()
     message = client.publishes(awake, b"x").subscribes(awake, ready=1).message()
     while time.monotonic() - began < 1.4:
@@ -46,7 +48,7 @@ def test_touching_begins_the_time_anew(client: RawClient, nsqd: NsqdProcess, awa
     assert client.message().attempts == 2
 
 
-def test_touching_does_not_help_beyond_the_longest_time(client: RawClient, awake: str) -> None:
+def test_touching_does_not_help_beyond_the_maximum_timeout(client: RawClient, awake: str) -> None:
     began = time.monotonic()
     message = client.publishes(awake, b"x").subscribes(awake, ready=1).message()
     while client.touches(message).hears_nothing(0.1):
@@ -54,7 +56,7 @@ def test_touching_does_not_help_beyond_the_longest_time(client: RawClient, awake
     assert time.monotonic() - began > 2.39
 
 
-def test_an_answer_after_the_time_is_refused(client: RawClient, nsqd: NsqdProcess, awake: str) -> None:
+def test_an_answer_after_the_timeout_is_refused(client: RawClient, nsqd: NsqdProcess, awake: str) -> None:
     message = client.publishes(awake, b"x").subscribes(awake, ready=1).message()
     client.is_ready(0)
     eventually(lambda: nsqd.channel_stats(awake, "ch")["timeout_count"] == 1)
@@ -71,7 +73,7 @@ def test_a_timed_out_message_belongs_to_its_next_consumer(client: RawClient, con
     consumer.finishes(message).has_been_heard()
 
 
-def test_what_a_lost_connection_held_comes_again_when_its_time_is_over(
+def test_messages_of_a_lost_connection_are_redelivered_after_their_timeout(
     client: RawClient, consumer: RawClient, nsqd: NsqdProcess, awake: str
 ) -> None:
     message = client.publishes(awake, b"x").subscribes(awake, ready=1).message()

@@ -1,9 +1,9 @@
-"""The demonstration behind ``scripts/run``, and a stream of events that other programs may read too.
+"""The demonstration of ``scripts/run``, and a stream of events that other programs can use.
 
-event       what happens in a shop, from a seed: pure
-events      the command: ``python -m nsq_conformance.demo.events publish`` (or ``consume``), with pynsq
-stream      those programs at work: one that publishes, one for each channel
-spark       Spark counts them
-comparison  a file sent through nsqd and what came back, line by line
-__main__    daemons, comparison, stream, Spark, until Ctrl-C
+event       generates the events of a shop from a seed; no I/O
+events      the command ``python -m nsq_conformance.demo.events publish`` (or ``consume``), with pynsq
+stream      runs these programs: a publisher, and a consumer per channel
+spark       runs a Spark job that counts the events
+comparison  sends a file through nsqd and compares the received lines
+__main__    daemons, comparison, stream and Spark, until Ctrl-C
 """

@@ -1,10 +1,10 @@
-"""What ``scripts/run`` shows: nsqlookupd, nsqd, nsqadmin, a process that publishes a real file, one that reads it back.
+"""The demonstration of ``scripts/run``: nsqlookupd, nsqd and nsqadmin, with a publisher and consumers.
 
-Both use pynsq, the official Python client. The publisher is told where nsqd is; the consumer is told only where
-nsqlookupd is, and finds nsqd by asking it. The lines received are compared with the file: each must have come exactly
-once. Then events go through topic events, some dozens a second, with a consumer that keeps up and one that now and then
-does not; Spark counts them by page and window of time, and nsqadmin shows in a browser how they move, until Ctrl-C. The
-exit status is 0 if nothing differed and all lived until they were asked to stop, and not otherwise.
+A process publishes the lines of a file, another one consumes them; both use pynsq, the official Python client. The
+publisher knows the address of nsqd; the consumer knows only nsqlookupd and finds nsqd through it. Each line must be
+received exactly once. Then, until Ctrl-C, some dozens of events a second pass through the topic events, with one
+consumer that keeps up and one that sometimes falls behind. Spark counts the events by page and time window, and
+nsqadmin shows them in a browser. The exit status is 0 if all lines arrived once and no process ended early.
 """
 
 import argparse
@@ -30,10 +30,10 @@ from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsql
 
 
 class Running(Protocol):
-    """What is to live until the end."""
+    """A process that must run until the end."""
 
     def check(self) -> None:
-        """Raises DaemonFailed or ClientFailed when it does not."""
+        """Raise DaemonFailed or ClientFailed if it has ended."""
 
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -44,14 +44,12 @@ def parse_arguments() -> argparse.Namespace:
         prog="scripts/run", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     for name, port in (("tcp", 4150), ("http", 4151), ("lookupd-tcp", 4160), ("lookupd-http", 4161), ("admin", 4171)):
-        parser.add_argument(f"--{name}-port", type=int, default=port, help=f"0: any free one (default: {port})")
+        parser.add_argument(f"--{name}-port", type=int, default=port, help=f"0: any free port (default: {port})")
     parser.add_argument("--data-path", type=Path, help="nsqd's data path (default: a temporary folder)")
     parser.add_argument("--file", type=Path, help="the file to send (default: one that comes with Python)")
+    parser.add_argument("--once", action="store_true", help="stop after the comparison and Spark's table")
     parser.add_argument(
-        "--once", action="store_true", help="stop when the comparison is made and Spark's table is shown"
-    )
-    parser.add_argument(
-        "--no-spark", action="store_true", help="without Spark, which has to be installed and takes long to start"
+        "--no-spark", action="store_true", help="without Spark, which must be installed and starts slowly"
     )
     for name, installed in (
         *(("nsqd", installed_nsqd()), ("nsqlookupd", installed_nsqlookupd())),
@@ -67,14 +65,14 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def demonstrate(options: argparse.Namespace, cleaning: ExitStack) -> None:
-    """The whole demonstration. Raises DaemonFailed, ClientFailed, or SystemExit with a sentence."""
+    """Run the demonstration. Raises DaemonFailed, ClientFailed, or SystemExit with a message."""
     folder = Path(cleaning.enter_context(tempfile.TemporaryDirectory(prefix="nsq-demo-")))
     nsqlookupd, nsqd, nsqadmin = start_cluster(options, folder, cleaning)
     compare(nsqd, nsqlookupd, options.file or language_reference(), folder, cleaning)
     with_spark = not options.no_spark
     if options.once and not with_spark:
         return
-    # Before the first event: nobody misses one while he starts, and nsqlookupd knows the topic when it is asked.
+    # Created before the first event, so that no channel misses one and nsqlookupd knows the topic.
     for channel in (*CHANNELS, *([CHANNEL] if with_spark else ())):
         nsqd.create_channel(TOPIC, channel)
     stream = cleaning.enter_context(EventStream(nsqd.tcp_address, nsqlookupd.http_address))
@@ -93,7 +91,7 @@ def demonstrate(options: argparse.Namespace, cleaning: ExitStack) -> None:
 def start_cluster(
     options: argparse.Namespace, folder: Path, cleaning: ExitStack
 ) -> tuple[NsqlookupdProcess, NsqdProcess, NsqadminProcess]:
-    """All three listening. Raises DaemonFailed."""
+    """Start the three daemons. Raises DaemonFailed."""
     data_path: Path = options.data_path or folder
     data_path.mkdir(parents=True, exist_ok=True)
     nsqlookupd = NsqlookupdProcess(
@@ -110,7 +108,7 @@ def start_cluster(
         data_path,
         tcp_port=options.tcp_port,
         http_port=options.http_port,
-        # Where the consumer is to find it: a host name need not resolve on every machine.
+        # The address for consumers, because the host name may not resolve.
         options=[f"--lookupd-tcp-address={nsqlookupd.tcp_address}", "--broadcast-address=127.0.0.1"],
         echo=True,
     )
@@ -129,9 +127,9 @@ def start_cluster(
 def stay_until_asked_to_stop(
     nsqlookupd: NsqlookupdProcess, nsqd: NsqdProcess, nsqadmin: NsqadminProcess, running: Sequence[Running]
 ) -> None:
-    """From here on Ctrl-C is the way to end, not an interruption.
+    """Wait for Ctrl-C, which is the regular end from here on.
 
-    Raises DaemonFailed or ClientFailed when one of them ends first.
+    Raises DaemonFailed or ClientFailed if a process ends first.
     """
     try:
         say(f"nsqlookupd stays at tcp {nsqlookupd.tcp_address}, http://{nsqlookupd.http_address}/nodes")
@@ -146,7 +144,7 @@ def stay_until_asked_to_stop(
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
-    # Once: a second Ctrl-C must not cut short the stopping of our children.
+    # Ignored from now on: a second Ctrl-C must not interrupt the stopping of child processes.
     for number in _STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""A file sent through nsqd and read back by a consumer that knows only nsqlookupd: every line, exactly once."""
+"""Sends a file through nsqd, and checks that a consumer that knows only nsqlookupd receives every line once."""
 
 import importlib.util
 import sys
@@ -15,7 +15,7 @@ _TOPIC, _CHANNEL = "lines", "demo"
 
 
 def language_reference() -> Path:
-    """The text behind Python's ``help()``: 17 000 lines of prose, code and nothing, on every machine with Python."""
+    """The text of Python's ``help()``: 17 000 lines of prose, code and empty lines, on every machine with Python."""
     found = importlib.util.find_spec("pydoc_data.topics")
     if found is None or found.origin is None:
         sys.exit("scripts/run: this Python has no pydoc_data/topics.py to send; name a file with --file.")
@@ -23,7 +23,7 @@ def language_reference() -> Path:
 
 
 def compare(nsqd: NsqdProcess, nsqlookupd: NsqlookupdProcess, file: Path, folder: Path, cleaning: ExitStack) -> None:
-    """Send, receive, and say how it went; `folder` is for what comes back.
+    """Send, receive, compare, and print the result; `folder` is for received lines.
 
     Raises ClientFailed, and SystemExit with the lines that differ.
     """
@@ -39,7 +39,7 @@ def compare(nsqd: NsqdProcess, nsqlookupd: NsqlookupdProcess, file: Path, folder
 def send_and_receive(
     nsqd: NsqdProcess, nsqlookupd: NsqlookupdProcess, file: Path, out: Path, cleaning: ExitStack
 ) -> None:
-    """Publish and consume side by side, and say how fast it went. Raises ClientFailed."""
+    """Publish and consume side by side, and print the rates. Raises ClientFailed."""
     count = len(numbered_lines(file))
     consumer = PYNSQ.discovering(
         [nsqlookupd.http_address], _TOPIC, _CHANNEL, count, out, max_in_flight=500, timeout=300
@@ -55,7 +55,7 @@ def send_and_receive(
 
 
 def differences(file: Path, out: Path) -> list[str]:
-    """A sentence for each line that did not come exactly once; empty if all is well."""
+    """A sentence for each line that was not received exactly once."""
     sent, received = Counter(numbered_lines(file)), Counter(out.read_bytes().split(b"\n")[:-1])
     return [
         f"{body[:60]!r} was sent {sent[body]} times and received {received[body]} times"

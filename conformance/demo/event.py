@@ -1,8 +1,8 @@
-"""Page views and orders of a small shop: the same seed tells the same story, at the same pace.
+"""Page views and orders of a small shop: a seed always gives the same events at the same times.
 
-A body is one JSON object: ``key`` (the page), ``kind`` (``view`` or ``order``), ``time`` (when it happened, Unix
-seconds), ``amount`` (what was paid, two decimals; 0 for a view). Some are published long after they happened, as with
-phones that were offline: a reader that groups by time has to wait for them or leave them out.
+A body is a JSON object: ``key`` (the page), ``kind`` (``view`` or ``order``), ``time`` (of the event, in Unix seconds),
+``amount`` (of the order, two decimals; 0 for a view). Some events are published long after they happened, as if by
+phones that were offline: a reader that groups by time must wait for them or drop them.
 """
 
 import json
@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 EVENTS_A_SECOND = 45.0
-"""Over a long time. It is a third more or less as the hours of the day would have it, and doubles in a rush."""
+"""Average rate. It varies by a third over a day, and doubles in a rush."""
 
 _DAY_SECONDS = 240.0
-"""A day of the shop is short, so that a chart of some minutes shows one."""
+"""The length of the shop's day; short, so that a chart of some minutes shows one."""
 _RUSH_SLOT_SECONDS, _RUSH_SECONDS, _RUSH_SHARE = 20, 8, 0.2
 PAGES = ("/", "/lamps", "/lamps/desk", "/chairs", "/chairs/oak", "/tables", "/rugs", "/basket", "/help", "/imprint")
 _WEIGHTS = [1 / rank for rank in range(1, len(PAGES) + 1)]
@@ -24,7 +24,7 @@ _ORDER_SHARE, _LATE_SHARE = 0.08, 0.02
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """`published` and `happened` are seconds since the beginning of the stream; `happened` may be negative."""
+    """`published` and `happened` are seconds since the start of the stream; `happened` may be negative."""
 
     published: float
     happened: float
@@ -33,20 +33,20 @@ class Event:
     amount: float
 
     def body(self, began: float) -> bytes:
-        """The message; `began` is when the stream did, Unix seconds."""
+        """The message body; `began` is the start of the stream in Unix seconds."""
         time = round(began + self.happened, 3)
         return json.dumps({"key": self.key, "kind": self.kind, "time": time, "amount": self.amount}).encode()
 
 
 def pace(seconds: float, seed: int) -> float:
-    """How many events a second there are so long after the beginning, as a multiple of the average of quiet days."""
+    """The rate at this time after the start, as a multiple of the average without rushes."""
     slot, within = divmod(seconds, _RUSH_SLOT_SECONDS)
     rush = within < _RUSH_SECONDS and random.Random(f"{seed} {slot:.0f}").random() < _RUSH_SHARE
     return 0.92 + 0.35 * math.sin(math.tau * seconds / _DAY_SECONDS) + (1.0 if rush else 0.0)
 
 
 def events(seed: int, events_a_second: float = EVENTS_A_SECOND) -> Iterator[Event]:
-    """Without end, in the order they are published."""
+    """Yield events without end, in the order of publishing."""
     dice = random.Random(seed)
     now = 0.0
     while True:

@@ -1,6 +1,6 @@
-"""Events published to a topic as they happen, or consumed from it, with pynsq, until SIGTERM or Ctrl-C.
+"""Publish events to a topic in real time, or consume them, with pynsq, until SIGTERM or Ctrl-C.
 
-``consume`` can be made to look like real work: so long for each message, a share of them put off.
+``consume`` can simulate work: a time for each message, and a share of messages that are requeued.
 """
 
 import argparse
@@ -22,7 +22,7 @@ _POLL_SECONDS = 15
 
 
 class Publication:
-    """Publishes; what nsqd did not take is counted, and said at the end."""
+    """Publishes events, and counts refused ones for the final report."""
 
     def __init__(self, writer: nsq.Writer, topic: str) -> None:
         self._writer = writer
@@ -34,7 +34,7 @@ class Publication:
         began, began_at = time.time(), time.monotonic()
         for event in events(seed, events_a_second):
             early = event.published - (time.monotonic() - began_at)
-            # In step with the clock, also after the machine was asleep: what is due leaves at once.
+            # By the clock: after a suspension of the machine, due events are published at once.
             if early > 0:
                 await asyncio.sleep(early)
             self._writer.pub(self._topic, event.body(began), self._answered)
@@ -47,11 +47,11 @@ class Publication:
 
 
 class Consumption:
-    """Finishes every message after `work` seconds, but puts off a share of the deliveries for `later` seconds."""
+    """Finishes every message after `work` seconds, but requeues a share of the deliveries for `later` seconds."""
 
-    def __init__(self, work: float, share_put_off: float, later: float) -> None:
+    def __init__(self, work: float, requeue_share: float, later: float) -> None:
         self._work = work
-        self._share_put_off = share_put_off
+        self._requeue_share = requeue_share
         self._later_ms = int(later * 1000)
         self._dice = random.Random(0)
         self.finished = 0
@@ -65,7 +65,7 @@ class Consumption:
             self._answer(message)
 
     def _answer(self, message: nsq.Message) -> None:
-        if self._dice.random() < self._share_put_off:
+        if self._dice.random() < self._requeue_share:
             message.requeue(backoff=False, time_ms=self._later_ms)
             self.put_off += 1
         else:
@@ -100,13 +100,13 @@ async def consume(options: argparse.Namespace, stop: asyncio.Event) -> str:
         hostname=options.hostname,
     )
     await stop.wait()
-    logging.disable()  # pynsq takes the end of a connection that it closes itself for an error
+    logging.disable()  # pynsq logs an error when it closes a connection itself
     reader.close()
     return f"{consumption.finished} events finished, {consumption.put_off} put off"
 
 
 async def _until(condition: Callable[[], object], stop: asyncio.Event) -> None:
-    """pynsq offers no future for a connection."""
+    """Poll for a condition, because pynsq has no futures for connections."""
     while not condition() and not stop.is_set():
         await asyncio.sleep(0.02)
 
@@ -115,10 +115,10 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="events", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     programs = parser.add_subparsers(required=True)
 
-    publishing = programs.add_parser("publish", help="publish events as they happen")
+    publishing = programs.add_parser("publish", help="publish events in real time")
     publishing.set_defaults(program=publish)
     publishing.add_argument("--nsqd-tcp-address", default="127.0.0.1:4150")
-    publishing.add_argument("--seed", type=int, default=1, help="another seed, another story (default: 1)")
+    publishing.add_argument("--seed", type=int, default=1, help="selects the sequence of events (default: 1)")
     publishing.add_argument("--rate", type=float, default=EVENTS_A_SECOND, help="events a second, on average")
 
     consuming = programs.add_parser("consume", help="finish them")
@@ -128,13 +128,13 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     source.add_argument("--lookupd-http-address", action="append")
     consuming.add_argument("--channel", required=True)
     consuming.add_argument("--max-in-flight", type=int, default=50)
-    consuming.add_argument("--work-ms", type=int, default=0, help="how long each message is worked on")
-    consuming.add_argument("--put-off", type=float, default=0.0, help="share of the deliveries that are requeued")
-    consuming.add_argument("--later-ms", type=int, default=2000, help="for how long they are put off")
+    consuming.add_argument("--work-ms", type=int, default=0, help="time to hold each message")
+    consuming.add_argument("--put-off", type=float, default=0.0, help="share of deliveries to requeue")
+    consuming.add_argument("--later-ms", type=int, default=2000, help="delay of these requeues")
 
     for program in (publishing, consuming):
         program.add_argument("--topic", default=_TOPIC)
-        program.add_argument("--hostname", help="the host it says it runs on (default: its name)")
+        program.add_argument("--hostname", help="hostname for IDENTIFY (default: that of the machine)")
     return parser.parse_args(arguments)
 
 

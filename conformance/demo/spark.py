@@ -1,4 +1,4 @@
-"""Spark counts the stream of events: spark/jobs/windowed_counts.py, submitted as a user would, on its own channel."""
+"""Runs spark/jobs/windowed_counts.py on the stream of events, submitted as by a user, with its own channel."""
 
 import os
 import signal
@@ -28,11 +28,11 @@ _SETTINGS = {
 }
 _JOB = (
     *(f"--topic={TOPIC}", f"--channel={CHANNEL}"),
-    # No event is so late that it would be left out.
+    # Longer than the latest event, so that none is dropped.
     *("--key=key", "--time=time", "--window=10 seconds", "--watermark=2 minutes"),
 )
 _FOR_EVER = ("--every=5 seconds", "--show-every=30")
-# More windows than there may be: what is shown is everything. Several batches, if it had to start on a busy machine.
+# More windows than there can be, so that all are shown. On a busy machine the job may need several batches.
 _ONCE = ("--once", "--option=maxMessagesPerTrigger=1000", "--windows=100")
 _ONCE_SECONDS = 600.0
 _STOP_SECONDS = 20.0
@@ -40,8 +40,11 @@ _LAST_LINES = 15
 
 
 class SparkCounts:
-    """A job that says how it gets on and shows its table, from the moment it is entered until it is left. With `once`
-    it ends when it has counted what waited when it had started. `folder` is for its spool, checkpoint and log."""
+    """The Spark job, which prints its progress and its table; a context manager.
+
+    With `once` it ends when it has counted the events that waited at its start. `folder` is for its spool, checkpoint
+    and log.
+    """
 
     def __init__(self, lookupd_http_address: str, folder: Path, *, once: bool) -> None:
         self._folder = folder
@@ -58,12 +61,12 @@ class SparkCounts:
         ]
 
     def check(self) -> None:
-        """Raises ClientFailed when it has ended by itself."""
+        """Raise ClientFailed if the job has ended."""
         if (status := self._process.poll()) is not None:
             raise self._failed(status)
 
     def wait(self) -> None:
-        """Until it has counted everything. Raises ClientFailed."""
+        """Wait until it has counted all events. Raises ClientFailed."""
         try:
             status = self._process.wait(_ONCE_SECONDS)
         except subprocess.TimeoutExpired:
@@ -74,7 +77,7 @@ class SparkCounts:
 
     def __enter__(self) -> Self:
         if not _SUBMIT.exists() or not _PIPELINE.exists():
-            raise ClientFailed("Spark is not installed here; scripts/run installs it, and --no-spark leaves it out")
+            raise ClientFailed("Spark is not installed; scripts/run installs it, and --no-spark runs without it")
         (self._folder / "spool").mkdir(parents=True)
         with open(self._folder / "log", "wb") as log:
             self._process = subprocess.Popen(
@@ -83,9 +86,9 @@ class SparkCounts:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                # Its workers would be started with whatever python3 is on PATH.
+                # Otherwise its workers use the python3 on PATH.
                 env=os.environ | {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(_ROOT)},
-                # Ctrl-C in a terminal reaches us, and we stop it, with all it has started.
+                # In its own session: Ctrl-C reaches only this process, which stops the job and its children.
                 start_new_session=True,
             )
         self._reader = threading.Thread(target=self._relay, daemon=True)
@@ -117,7 +120,7 @@ class SparkCounts:
 
     def _failed(self, status: int) -> ClientFailed:
         last = _last_lines((self._folder / "log").read_text(errors="replace").splitlines())
-        return ClientFailed(f"Spark's job stopped by itself with status {status}; its last words:\n{last}")
+        return ClientFailed(f"Spark's job ended unexpectedly with status {status}; its last lines:\n{last}")
 
 
 def _last_lines(lines: Sequence[str]) -> str:

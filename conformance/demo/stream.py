@@ -1,4 +1,4 @@
-"""The stream of events: a process that publishes them, and one for each channel that consumes them."""
+"""The stream of events: a process that publishes them, and a consumer for each channel."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ TOPIC = "events"
 _ROOT = Path(__file__).parents[2]
 _CONSUMERS = {
     "archive": ("--max-in-flight=50",),
-    # As fast as the average and a third more: it falls behind in a rush, and catches up when it is quiet.
+    # A third faster than the average rate: falls behind in a rush and catches up afterwards.
     "billing": ("--max-in-flight=8", "--work-ms=125", "--put-off=0.03"),
 }
 CHANNELS = tuple(_CONSUMERS)
@@ -22,7 +22,7 @@ _STOP_SECONDS = 5.0
 
 
 class EventStream:
-    """From the moment it is entered until it is left."""
+    """The running processes; a context manager."""
 
     def __init__(self, nsqd_tcp_address: str, lookupd_http_address: str) -> None:
         self._commands = {
@@ -39,10 +39,10 @@ class EventStream:
         self._cleaning = ExitStack()
 
     def check(self) -> None:
-        """Raises ClientFailed when one of them has ended by itself; why, it has said on stderr."""
+        """Raise ClientFailed if a process has ended; its stderr has the reason."""
         for name, process in self._processes.items():
             if (status := process.poll()) is not None:
-                raise ClientFailed(f"the {name} of {TOPIC} stopped by itself with status {status}")
+                raise ClientFailed(f"the {name} of {TOPIC} ended unexpectedly with status {status}")
 
     def __enter__(self) -> Self:
         with self._cleaning:
@@ -52,7 +52,7 @@ class EventStream:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     env=os.environ | {"PYTHONPATH": str(_ROOT)},
-                    # Ctrl-C in a terminal reaches us, and we stop them before the daemons they talk to.
+                    # In its own session: Ctrl-C reaches only this process, which stops the clients before the daemons.
                     start_new_session=True,
                 )
                 self._processes[name] = process

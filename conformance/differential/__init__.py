@@ -1,13 +1,13 @@
-"""The same random conversations with two nsqd, and what they answered differently.
+"""A differential fuzzer: the same random sessions with two nsqd, and the differences in their answers.
 
-    acts           what happens in a conversation: somebody says something, waits, answers, asks over HTTP
-    streams        a seed becomes a list of acts: of `commands`, `requests` and `mistakes`, in the words of `vocabulary`
-    conversation   what a stream has said so far; `account` is what its generator believes to have come of it
-    playing        acts become what one nsqd answered, over `lines` (TCP) and a desk for `asking` (HTTP)
-    loop           hundreds of plays in one thread
-    comparing      two nsqd, one stream: equal, different, or different for a reason that is known
-    crowd          streams side by side, and the count of what came of them
-    fuzz           the command: ``python -m nsq_conformance.differential.fuzz --peer /path/to/nsqd``
+    acts           the steps of a session: send, wait, answer a message, send an HTTP request
+streams        generates acts from a seed, with `commands`, `requests`, `mistakes` and the `vocabulary`
+conversation   the acts generated so far; `account` models the resulting state of nsqd
+playing        plays acts on one nsqd, over `lines` (TCP) and `asking` (HTTP), and records its answers
+loop           runs hundreds of plays in one thread
+comparing      plays a stream on two nsqd and compares their answers
+crowd          plays many streams side by side and counts the results
+fuzz           the command: ``python -m nsq_conformance.differential.fuzz --peer /path/to/nsqd``
 
 Read ``streams`` first.
 """

@@ -1,7 +1,7 @@
-"""What a generator believes of an nsqd: which messages wait where, and who would be sent them.
+"""The generator's model of an nsqd: the messages of topics and channels, and their consumers.
 
-It is kept to know how many replies and which messages to wait for. What is not known of a topic for certain makes it
-uncertain, and nobody consumes it from then on.
+It tells how many replies and which messages to wait for. A topic with a state that is not certain is marked so, and is
+not consumed any more.
 """
 
 from dataclasses import dataclass, field
@@ -9,27 +9,27 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, eq=False)
 class Client:
-    """A connection."""
+    """A TCP connection."""
 
     number: int
     state: str = "init"
     topic: bytes = b""
     channel: bytes = b""
     held: list[bytes] = field(default_factory=list)
-    """Bodies it was sent and has not finished."""
+    """Bodies in flight to this client."""
     ready: int = 0
 
 
 @dataclass(slots=True)
 class Channel:
-    """At most one consumer, and what waits for it."""
+    """A channel with at most one consumer, and its waiting bodies."""
 
     waiting: list[bytes] = field(default_factory=list)
     is_paused: bool = False
     consumer: Client | None = None
 
     def deliver(self) -> int:
-        """How many messages its consumer is sent now; it holds them from here on."""
+        """Move messages in flight to the consumer; returns their number."""
         client = self.consumer
         if client is None or self.is_paused:
             return 0
@@ -41,14 +41,14 @@ class Channel:
 
 @dataclass(slots=True)
 class Topic:
-    """`backlog` is what came while there was no channel, or while it was paused."""
+    """`backlog` has messages published while there was no channel, or while the topic was paused."""
 
     backlog: list[bytes] = field(default_factory=list)
     channels: dict[bytes, Channel] = field(default_factory=dict)
     is_paused: bool = False
     is_certain: bool = True
     is_settled: bool = True
-    """False: an nsqd that passes messages on in the background may not have done so yet."""
+    """False if nsqd may not have copied messages to the channels yet."""
 
     @property
     def has_consumers(self) -> bool:
@@ -76,30 +76,30 @@ class Topic:
 
 
 class Account:
-    """Topics by their names."""
+    """The topics of a stream, by name."""
 
     def __init__(self) -> None:
         self.topics: dict[bytes, Topic] = {}
 
     def topic(self, name: bytes) -> Topic:
-        """One that is there from now on."""
+        """Return a topic, which is created if necessary."""
         return self.topics.setdefault(name, Topic())
 
     def has_consumers(self, name: bytes) -> bool:
         return name in self.topics and self.topics[name].has_consumers
 
     def consumed(self) -> list[bytes]:
-        """Topics that somebody consumes."""
+        """Topics with a consumer."""
         return [name for name, topic in self.topics.items() if topic.has_consumers]
 
     def drop_channel(self, topic: bytes, name: bytes) -> None:
-        """It is deleted, and an ephemeral topic with its last channel."""
+        """Delete a channel, and an ephemeral topic with its last channel."""
         self.topics[topic].channels.pop(name, None)
         if topic.endswith(b"#ephemeral") and not self.topics[topic].channels:
             del self.topics[topic]
 
     def left(self, client: Client) -> None:
-        """What it held comes back when its time is over, long after the stream."""
+        """Remove a client. Its messages in flight return after their timeout, long after the stream."""
         if client.state == "init":
             return
         self.topics[client.topic].channels[client.channel].consumer = None

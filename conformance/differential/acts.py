@@ -1,31 +1,31 @@
-"""What happens in a conversation.
+"""The acts of a session.
 
-An act names its connection by a number; ``TOPIC`` in its bytes stands for a name that is new in every play.
+An act identifies its connection by a number. ``TOPIC`` in its bytes is replaced by a new name in every play.
 """
 
 from dataclasses import dataclass
 from typing import Final
 
 TOPIC: Final = b"TOPIC"
-"""As long as what replaces it, so that a mutated size means the same."""
+"""As long as its replacements, so that sizes in a stream stay valid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """Send bytes, then wait for so many replies (messages and heartbeats are none), or for the end."""
+    """Send bytes, then wait for this number of replies (not messages or heartbeats), or EOF."""
 
     connection: int
     data: bytes
     replies: int = 1
 
 
-NOBODY: Final = b"0123456789abcdef"
-"""The id of no message."""
+UNKNOWN_ID: Final = b"0123456789abcdef"
+"""An id that no message has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """Send bytes of a consumer, and a FIN of no message, whose error shows that what was said before has been heard."""
+    """Send bytes of a consumer, and a FIN with an unknown id: its error shows that earlier commands were executed."""
 
     connection: int
     data: bytes = b""
@@ -33,7 +33,7 @@ class Sync:
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """Wait until this many more messages have come."""
+    """Wait for this number of further messages."""
 
     connection: int
     count: int
@@ -41,7 +41,7 @@ class Take:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """FIN, REQ or TOUCH the message with that body, when it has come; `tail` is what follows the id."""
+    """Wait for the message with this body and FIN, REQ or TOUCH it; `tail` follows the id."""
 
     connection: int
     verb: bytes
@@ -51,7 +51,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """Send bytes, then nothing more, and read until nsqd closes."""
+    """Send bytes, shut down sending, and read until nsqd closes."""
 
     connection: int
     data: bytes = b""
@@ -68,12 +68,12 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """Give an nsqd that ends ephemeral things in the background the time to do so."""
+    """Wait, because nsqd may delete ephemeral topics and channels in the background."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The end: what ``/stats`` says of the topics of the stream, which are then deleted."""
+    """The last act: read ``/stats`` of the stream's topics."""
 
 
 Act = Rest | Look | Say | Sync | Take | Answer | Hang | Ask

@@ -1,4 +1,4 @@
-"""HTTP with one nsqd over connections that are kept and lent."""
+"""An HTTP client for one nsqd with a pool of connections."""
 
 import json
 import re
@@ -18,7 +18,7 @@ _CLOSES: Final = re.compile(rb"\r\nconnection: *close", re.IGNORECASE)
 _CHUNK: Final = re.compile(rb"([0-9a-fA-F]+)\r\n")
 
 Answer = tuple[int, bytes]
-"""Status and body."""
+"""Status and body of an answer."""
 Asking = Generator[float, None, Answer]
 
 
@@ -27,7 +27,7 @@ class Unanswered(Exception):
 
 
 class _Connection:
-    """A request at a time, and its answer when it has come."""
+    """A connection with one request at a time."""
 
     def __init__(self, loop: Loop, host_and_port: tuple[str, int]) -> None:
         self.socket = socket.create_connection(host_and_port, timeout=ANSWER_SECONDS)
@@ -48,7 +48,7 @@ class _Connection:
             self._loop.forget(self.socket)
 
     def answer(self) -> tuple[Answer, bool] | None:
-        """When it is complete, and whether the connection may be used again."""
+        """The complete answer, and whether the connection may be reused; None if it is incomplete."""
         end = self.received.find(b"\r\n\r\n")
         if end < 0:
             return None
@@ -66,7 +66,7 @@ class _Connection:
 
 
 class Desk:
-    """Asks one nsqd. Who wants to see ``/stats`` shares one answer with others who do: it shows all topics."""
+    """Sends HTTP requests to one nsqd. Concurrent requests for ``/stats`` share one answer, which has all topics."""
 
     def __init__(self, loop: Loop, address: str) -> None:
         host, _, port = address.rpartition(":")
@@ -78,7 +78,7 @@ class Desk:
         self._seen: dict[Running, dict[bytes, list[Any]]] = {}
 
     def ask(self, method: str, target: str, body: bytes = b"") -> Asking:
-        """Raises Unanswered."""
+        """Send a request and wait for its answer. Raises Unanswered."""
         head = f"{method} {target} HTTP/1.1\r\n".encode() + self._host_line
         request = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
         while True:
@@ -98,13 +98,14 @@ class Desk:
             self._close(connection)
             if answer is not None:
                 return answer[0]
-            # One that was kept may have been closed before the request was there.
+            # nsqd may have closed a pooled connection before the request arrived.
             if is_fresh:
                 raise Unanswered(f"{method} {target}")
 
     def look(self, prefix_size: int, gathering: float) -> Generator[float, None, dict[bytes, list[Any]]]:
-        """What ``/stats`` says, its topics by the first bytes of their names; asked for when others had `gathering`
-        seconds to join.
+        """The topics in ``/stats``, by the first bytes of their names.
+
+        The request is sent after `gathering` seconds, in which other plays may join.
         """
         me = self._loop.current
         if not self._lookers:
@@ -146,7 +147,7 @@ class Desk:
 
 
 def _unchunked(data: bytes) -> bytes | None:
-    """The body, if all of it is there."""
+    """Decode a chunked body; None if it is incomplete."""
     pieces: list[bytes] = []
     place = 0
     while match := _CHUNK.match(data, place):

@@ -1,4 +1,4 @@
-"""What clients say when they say it right."""
+"""Generators of valid commands."""
 
 import json
 
@@ -39,10 +39,10 @@ def identify(conversation: Conversation, client: Client) -> None:
         members[random.choice(TEXTS)] = random.choice(EDGES)
     members["feature_negotiation"] = random.choice((True, True, False, None))
     if random.random() < 0.2:
-        members["tls_v1"] = random.choice((True, False, None))  # there are no certificates
-    if random.random() < 0.1:  # one alone would begin another stream
+        members["tls_v1"] = random.choice((True, False, None))  # the nsqd have no certificates
+    if random.random() < 0.1:  # refused together; one alone would start compression
         members |= {"snappy": True, "deflate": True}
-    # Whether it is refused is not for us to know: then it was the last thing said.
+    # The generator does not know whether it is refused, so it is the last act of the connection.
     data = b"IDENTIFY\n" + sized(json.dumps(members).encode())
     harmless = not {*INTEGERS, "snappy"} & set(members) and all(
         isinstance(members.get(name, ""), str) for name in TEXTS
@@ -60,7 +60,7 @@ def subscribe(conversation: Conversation, client: Client) -> None:
     known = topic.channels.get(channel_name)
     if client.state != "init" or not topic.is_certain or (known and known.consumer):
         return say_nothing(conversation, client)
-    if known is None:  # which messages it gets depends on what has been passed on
+    if known is None:  # its messages depend on the background work of nsqd
         conversation.settle(name)
     client.state, client.topic, client.channel = "subscribed", name, channel_name
     conversation.say(client, b"SUB %b %b\n" % (name, channel_name))
@@ -82,7 +82,7 @@ def answer(conversation: Conversation, client: Client) -> None:
     channel = _channel(conversation, client)
     body = conversation.random.choice(client.held)
     choices = [(b"FIN", b""), (b"FIN", b""), (b"TOUCH", b""), (b"REQ", b" %d" % MAX_DELAY_MS)]
-    # Which of several that wait comes first is not for us to know.
+    # The order of several waiting messages is not certain.
     if client.ready - len(client.held) + 1 > len(channel.waiting) and not channel.is_paused:
         choices.append((b"REQ", b" 0"))
     verb, tail = conversation.random.choice(choices)

@@ -1,8 +1,8 @@
-"""Two nsqd, one stream: equal, different, or different for a reason that is known.
+"""Comparison of two nsqd on the same stream.
 
-Some of what a stream shows depends on who is quicker, however careful the generator is. So a difference counts only if
-it is there again each time the stream is played anew; then the stream is made as short as it can be. What was there
-once and not again is told too: it may be a race of an nsqd's own.
+Some observations depend on timing in spite of a careful generator. Therefore a difference counts only if it recurs
+every time the stream is played again; the stream is then shortened as far as possible. A difference that does not recur
+is reported too, because it may be a race in an nsqd.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,12 +15,12 @@ from nsq_conformance.differential.loop import Loop
 from nsq_conformance.differential.playing import ALONE, AMONG_MANY, Nsqd, Observation, Patience, Play, topic_names
 
 PLAYS: Final = 3
-"""How often a difference must be seen."""
+"""How often a difference must recur."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The acts of a stream up to the first that was observed differently."""
+    """A stream up to the first act with different observations."""
 
     acts: Sequence[Act]
     ours: Observation
@@ -31,7 +31,7 @@ Compared = Callable[[Difference | None], None]
 
 
 class Comparison:
-    """Plays streams on two nsqd, given as addresses of TCP and HTTP. A context manager."""
+    """Plays streams on two nsqd, given by their TCP and HTTP addresses. A context manager."""
 
     def __init__(self, ours: tuple[str, str], theirs: tuple[str, str], names: Iterator[bytes] | None = None) -> None:
         self._loop = Loop()
@@ -40,11 +40,11 @@ class Comparison:
 
     @property
     def running(self) -> int:
-        """How much of what was begun has not come to its end."""
+        """The number of unfinished plays."""
         return self._loop.running
 
     def begin(self, acts: Sequence[Act], compared: Compared, patience: Patience = AMONG_MANY) -> None:
-        """Play a stream beside others; `compared` is called with the first difference."""
+        """Start playing a stream beside others; `compared` is called with the first difference, or None."""
         topic = next(self._names)
         played: dict[Nsqd, list[Observation]] = {}
 
@@ -57,11 +57,11 @@ class Comparison:
             self._loop.start(Play(nsqd, topic, patience).run(acts), partial(done, nsqd))
 
     def turn(self) -> None:
-        """Let what was begun go on. Raises OSError and Unanswered when an nsqd is gone."""
+        """Run the plays until something has happened. Raises OSError or Unanswered if an nsqd is gone."""
         self._loop.turn()
 
     def differs(self, acts: Sequence[Act], plays: int = PLAYS) -> Difference | None:
-        """The first difference in a stream, if there is one every time it is played, with nothing else going on."""
+        """The first difference of a stream, if it recurs every time the stream is played alone."""
         found: list[Difference | None] = []
         for _ in range(plays):
             self.begin(acts, found.append, ALONE)
@@ -72,7 +72,7 @@ class Comparison:
         return found[-1]
 
     def shortest(self, difference: Difference) -> Difference:
-        """Leave out one act after the other while a difference remains."""
+        """Shorten a stream: remove acts as long as a difference remains."""
         place = len(difference.acts) - 1
         while place >= 0:
             acts = [*difference.acts[:place], *difference.acts[place + 1 :]]

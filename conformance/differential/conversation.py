@@ -1,7 +1,7 @@
-"""What a stream has said so far, and to whom it may go on talking.
+"""The stream generated so far, and its open connections.
 
-How many replies to wait for, and which messages, is known from an account. Where it cannot be known, the act is the
-connection's last: `hang` reads until the end.
+The account tells the number of replies and the messages to wait for. If they are not certain, the act is the last of
+its connection: `hang` reads until EOF.
 """
 
 import random
@@ -14,7 +14,7 @@ from nsq_conformance.differential.vocabulary import TOPICS
 
 
 class Conversation:
-    """Acts, and the account that is kept of them. Whatever is random comes from `random`."""
+    """Acts and their account. All random choices come from `random`."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -24,10 +24,10 @@ class Conversation:
         self._connections = 0
         self._bodies = 0
 
-    # --- Who and what -------------------------------------------------------------------------------------------------
+    # --- Choices ------------------------------------------------------------------------------------------------------
 
     def some_client(self) -> Client:
-        """One that is there, or a new one."""
+        """An open client, or a new one."""
         if not self._clients or (len(self._clients) < 3 and self.random.random() < 0.2):
             client = Client(self._connections)
             self._connections += 1
@@ -41,21 +41,21 @@ class Conversation:
         return self.random.choice(consumed if consumed and self.random.random() < 0.5 else TOPICS)
 
     def lonely_topic(self) -> bytes:
-        """One that nobody consumes, nor will, for publishing what may or may not succeed."""
+        """A topic without consumers, now and later, for publishes that may or may not succeed."""
         lonely = [each for each in TOPICS if not self.account.has_consumers(each)]
         name = self.random.choice(lonely) if lonely and self.random.random() < 0.3 else TOPIC + b".d"
         self.account.topic(name).is_certain = False
         return name
 
     def body(self) -> bytes:
-        """Unlike any other of the stream."""
+        """A body that is unique in the stream."""
         self._bodies += 1
         return b"m%d" % self._bodies + b"." * self.random.choice((0, 0, 0, 10, 100, 800))
 
     def bodies(self, most: int) -> list[bytes]:
         return [self.body() for _ in range(self.random.randint(1, most))]
 
-    # --- What is said -------------------------------------------------------------------------------------------------
+    # --- Acts ---------------------------------------------------------------------------------------------------------
 
     def say(self, client: Client, data: bytes, replies: int = 1) -> None:
         self.acts.append(Say(client.number, data, replies))
@@ -67,7 +67,7 @@ class Conversation:
         self.acts.append(Answer(client.number, verb, body, tail))
 
     def hang(self, client: Client, data: bytes) -> None:
-        """The last of a connection."""
+        """Add the last act of a connection."""
         self._clients.remove(client)
         self.acts.append(Hang(client.number, data))
         self.account.left(client)
@@ -78,7 +78,7 @@ class Conversation:
         self.acts.append(Ask(method, f"{path}?{urlencode(query)}", body))
 
     def settle(self, topic: bytes) -> None:
-        """Before what depends on where the messages of a topic are."""
+        """Wait until the messages of a topic are in its channels."""
         if topic in self.account.topics and not self.account.topic(topic).is_settled:
             self.acts.append(Rest())
             self.account.topic(topic).is_settled = True
@@ -88,7 +88,7 @@ class Conversation:
             self.hang(client, b"")
         self.acts.append(Look())
 
-    # --- What comes of it ---------------------------------------------------------------------------------------------
+    # --- Effects ------------------------------------------------------------------------------------------------------
 
     def published(self, topic: bytes, bodies: list[bytes]) -> None:
         self.account.topic(topic).add(bodies)
@@ -96,7 +96,7 @@ class Conversation:
             self.deliver(channel)
 
     def deliver(self, channel: Channel) -> None:
-        """Wait for what nsqd sends now."""
+        """Wait for the messages that nsqd delivers now."""
         if (count := channel.deliver()) and channel.consumer:
             self.acts.append(Take(channel.consumer.number, count))
 
@@ -106,5 +106,5 @@ def sized(data: bytes) -> bytes:
 
 
 def batch(bodies: list[bytes]) -> bytes:
-    """The messages of an MPUB, without the size of the whole."""
+    """The body of an MPUB, without its size."""
     return struct.pack(">i", len(bodies)) + b"".join(map(sized, bodies))

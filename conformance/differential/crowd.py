@@ -1,4 +1,4 @@
-"""Many streams side by side on the same two nsqd, each with topics of its own, and the count of what came of them."""
+"""Many streams side by side on the same two nsqd, each with its own topics, and the count of results."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -11,24 +11,24 @@ from nsq_conformance.differential.comparing import Comparison, Difference
 from nsq_conformance.differential.streams import stream
 
 MOST_SUSPECTS: Final = 20
-"""So many differences are gathered before they are looked at again, with nothing else going on."""
+"""Number of differences after which their streams are played again alone."""
 MOST_UNSEEN: Final = 10_000
-"""So many streams are played until they are looked at in any case."""
+"""Number of streams after which differences are checked again in any case."""
 MOST_SHORTENED: Final = 20
-"""Of differences: who has more knows what to do."""
+"""Number of differences to shorten; with more, the first ones are enough."""
 
 
 @dataclass(slots=True)
 class LogThrottle:
-    """What came of the streams so far."""
+    """The counts of results so far."""
 
     streams: int = 0
     acts: int = 0
     connections: int = 0
     differences: list[tuple[int, Difference]] = field(default_factory=list)
-    """Seeds, and what is there every time."""
+    """Seeds with recurring differences."""
     once: list[tuple[int, Difference]] = field(default_factory=list)
-    """What was there among many, and not when the stream was played again."""
+    """Differences that did not recur when the stream was played again."""
     began: float = field(default_factory=time.monotonic)
 
     @property
@@ -47,7 +47,7 @@ class LogThrottle:
 
 
 class Crowd:
-    """Plays the streams of some seeds; `found` is told of each difference as soon as it is certain."""
+    """Plays the streams of seeds; `found` is called with each confirmed difference."""
 
     def __init__(self, comparison: Comparison, side_by_side: int, found: Callable[[int, Difference], None]) -> None:
         self.tally = LogThrottle()
@@ -60,9 +60,7 @@ class Crowd:
         self._unseen = 0
 
     def play(self, seeds: Iterator[int], may_go_on: Callable[[], bool]) -> None:
-        """Until the seeds are used up, or nothing more is to be begun. Raises OSError and Unanswered when an nsqd is
-        gone.
-        """
+        """Play all seeds, or until `may_go_on` returns False. Raises OSError or Unanswered if an nsqd is gone."""
         ended = False
         while not ended or self._comparison.running:
             while not ended and len(self.underway) < self._side_by_side and not self._must_look_again:
@@ -107,7 +105,7 @@ class Crowd:
             self._found(seed, difference)
 
     def _again(self) -> list[tuple[int, Difference]]:
-        """The suspects that differ when nobody but suspects is played; of the others it is noted that they did once."""
+        """Play only the suspects again; returns those that still differ, and records the others as not recurring."""
         suspects, self._suspects = self._suspects, []
         found: list[tuple[int, Difference]] = []
 

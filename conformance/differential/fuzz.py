@@ -1,8 +1,8 @@
-"""``python -m nsq_conformance.differential.fuzz --peer /path/to/nsqd``: two nsqd, the same streams, what differs.
+"""``python -m nsq_conformance.differential.fuzz --peer /path/to/nsqd``: find differences between two nsqd.
 
-Prints each difference with its seed and the shortest stream that shows it, says now and then how far it has come, and
-ends with a summary, also when it is interrupted; exits with 1 if anything differed. A seed names a stream for ever:
---seed of the one in question and --streams 1 play it alone.
+Prints each difference with its seed and the shortest stream that shows it, reports progress at intervals, and ends with
+a summary, also when it is interrupted. The exit status is 1 if there was a difference. A seed always gives the same
+stream: --seed N --streams 1 plays one stream alone.
 """
 
 import argparse
@@ -28,12 +28,12 @@ from nsq_conformance.differential.vocabulary import OPTIONS
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 
 _MEMORY: Final = Path("/dev/shm")
-"""No disk is waited for: how long that takes is not what is compared."""
+"""Data paths in memory, so that the speed of the disk does not matter."""
 _LONG_RUN: Final = re.compile(r"(.)\1{19,}")
 
 
 class Interrupted:
-    """Whether somebody has asked to stop. Who asks twice does not wait for what is under way."""
+    """Whether a signal has requested the end. A second signal ends the program without waiting for running streams."""
 
     def __init__(self) -> None:
         self.is_set = False
@@ -46,7 +46,7 @@ class Interrupted:
 
 
 class Progress:
-    """A line on stderr now and then."""
+    """Prints a line on stderr at intervals."""
 
     def __init__(self, tally: Callable[[], LogThrottle], total: int, every: float) -> None:
         self._tally, self._total, self._every = tally, total, every
@@ -59,7 +59,7 @@ class Progress:
 
 
 def fuzz(comparison: Comparison, options: argparse.Namespace, interrupted: Interrupted) -> tuple[LogThrottle, str]:
-    """What came of the streams, and why it ended before its time, if it did."""
+    """Play the streams; returns the counts, and the reason if it ended early."""
 
     def tell(seed: int, difference: Difference) -> None:
         print(described(seed, difference), flush=True)
@@ -87,7 +87,7 @@ def described(seed: int, difference: Difference) -> str:
 
 
 def summary(tally: LogThrottle, options: argparse.Namespace, why: str) -> dict[str, object]:
-    """As JSON has it."""
+    """The summary, for JSON."""
     return {
         "nsqd": version(options.nsqd),
         "peer": version(options.peer),
@@ -111,14 +111,14 @@ def version(command: str) -> str:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="fuzz", description="Play the same random conversations on two nsqd.")
-    parser.add_argument("--nsqd", default=installed_nsqd(), help="command line of the one (default: %(default)s)")
-    parser.add_argument("--peer", required=True, help="command line of the other")
+    parser.add_argument("--nsqd", default=installed_nsqd(), help="command line of an nsqd (default: %(default)s)")
+    parser.add_argument("--peer", required=True, help="command line of the second nsqd")
     parser.add_argument("--streams", type=int, default=1000, help="how many (default: %(default)s)")
-    parser.add_argument("--seed", type=int, help="of the first stream; the next ones follow (default: random)")
-    parser.add_argument("--side-by-side", type=int, default=250, help="how many at a time (default: %(default)s)")
-    parser.add_argument("--every", type=float, default=10.0, help="seconds between two lines of progress")
+    parser.add_argument("--seed", type=int, help="seed of the first stream; others follow (default: random)")
+    parser.add_argument("--side-by-side", type=int, default=250, help="parallel streams (default: %(default)s)")
+    parser.add_argument("--every", type=float, default=10.0, help="interval of progress lines in seconds")
     parser.add_argument("--json", type=Path, help="file for the summary")
-    parser.add_argument("--echo", action="store_true", help="show the errors that both log")
+    parser.add_argument("--echo", action="store_true", help="show errors that the daemons log")
     options = parser.parse_args()
     if options.seed is None:
         options.seed = random.randrange(1 << 32)
@@ -134,7 +134,7 @@ def main() -> int:
             data_path = stack.enter_context(tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None))
             nsqd = NsqdProcess(command, Path(data_path), options=OPTIONS, echo=options.echo)
             nsqds.append(stack.enter_context(nsqd))
-            # Thousands of lines a second that nobody reads.
+            # Otherwise they log thousands of lines a second.
             nsqd.asks("PUT", "/config/log_level", b"error")
         ours, theirs = ((each.tcp_address, each.http_address) for each in nsqds)
         comparison = stack.enter_context(closing(Comparison(ours, theirs)))

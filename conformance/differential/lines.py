@@ -1,4 +1,4 @@
-"""One client's end of a TCP connection, read without waiting: frames sorted into replies and messages, as they come."""
+"""The client side of a TCP connection, read without blocking: frames are sorted into replies and messages."""
 
 import socket
 import struct
@@ -13,21 +13,21 @@ from nsq_conformance.raw_client import ERROR, HEARTBEAT, MESSAGE
 Waiting = Generator[float, None, None]
 
 _HEAD: Final = struct.Struct(">ii")
-_MESSAGE: Final = struct.Struct(">ii8xH16s")  # the timestamp is nobody's affair here
+_MESSAGE: Final = struct.Struct(">ii8xH16s")  # without the timestamp
 _READ_SIZE: Final = 1 << 16
 _CONNECT_SECONDS: Final = 20.0
 
 
 class Line:
-    """What was sent is sent at once: it is little, and nsqd reads."""
+    """A connection. Sending blocks, but the data is small and nsqd reads it."""
 
     def __init__(self, loop: Loop, host_and_port: tuple[str, int]) -> None:
         self.replies: list[bytes] = []
-        """Errors are marked as such; heartbeats are none."""
+        """Replies without heartbeats; errors are marked."""
         self.messages: list[tuple[bytes, int]] = []
         """Body and attempts."""
         self.ids: dict[bytes, bytes] = {}
-        """By body."""
+        """Message ids by body."""
         self.may_consume = False
         self.is_over = False
         self._taken = 0
@@ -38,7 +38,7 @@ class Line:
 
     def send(self, data: bytes) -> None:
         self.may_consume = self.may_consume or b"SUB" in data
-        with suppress(OSError):  # nsqd has closed; what it said before is still to be read
+        with suppress(OSError):  # nsqd has closed; its earlier frames can still be read
             self._socket.sendall(data)
 
     def await_replies(self, count: int, patience: float) -> Waiting:
@@ -48,7 +48,7 @@ class Line:
         return self._until(lambda: any(part in reply for reply in self.replies), patience)
 
     def await_messages(self, count: int, patience: float) -> Waiting:
-        """So many more than were taken before."""
+        """Wait for `count` messages more than were taken before."""
         self._taken += count
         return self._until(lambda: len(self.messages) >= self._taken, patience)
 
@@ -56,14 +56,14 @@ class Line:
         return self._until(lambda: body in self.ids, patience)
 
     def await_quiet(self, seconds: float) -> Waiting:
-        """Until no message has come for so long."""
+        """Wait until no message has arrived for `seconds`."""
         count = -1
         while count != len(self.messages):
             count = len(self.messages)
             yield from self._until(lambda: False, seconds)
 
     def await_the_end(self, patience: float) -> Waiting:
-        """Say that nothing more will come, and read what nsqd still has to say."""
+        """Shut down sending, and read until EOF."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
         yield from self._until(lambda: False, patience)
@@ -102,7 +102,7 @@ class Line:
                 self.messages.append((body, attempts))
                 self.ids[body] = message_id
             elif (reply := received[place + _HEAD.size : end]) == HEARTBEAT:
-                self.send(b"NOP\n")  # on a busy machine a stream lasts long enough for it
+                self.send(b"NOP\n")  # on a busy machine a stream takes long enough for heartbeats
             else:
                 self.replies.append(b"error " + reply if kind == ERROR else reply)
             place = end

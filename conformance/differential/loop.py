@@ -1,5 +1,6 @@
-"""Many plays in one thread: a play is a generator that yields until when it waits, and goes on when something has come
-for it, or when that moment is there.
+"""A scheduler for many plays in one thread.
+
+A play is a generator that yields its deadline; it is resumed when data has arrived for it, or at the deadline.
 """
 
 import heapq
@@ -11,14 +12,14 @@ from collections.abc import Callable, Generator
 from typing import Any, Final
 
 Task = Generator[float, None, Any]
-"""Yields moments of the monotonic clock."""
+"""A generator that yields deadlines in monotonic time."""
 
 MOST_SECONDS: Final = 1.0
-"""Of one sleep, so that signals are noticed."""
+"""Longest sleep in seconds, so that signals are handled."""
 
 
 class Running:
-    """A task that has been started, and who is told what it returned."""
+    """A started task, and the callback for its result."""
 
     __slots__ = ("deadline", "done", "task")
 
@@ -28,13 +29,13 @@ class Running:
 
 
 class Loop:
-    """Starts tasks and wakes each when it has something to look at."""
+    """Starts tasks, and resumes each when it has new data or its deadline passes."""
 
     def __init__(self) -> None:
         self.current: Running
-        """Whose turn it is."""
+        """The task that is running now."""
         self.running = 0
-        """How many tasks have not come to their end."""
+        """The number of unfinished tasks."""
         self._epoll = select.epoll()
         self._watched: dict[int, tuple[Callable[[], None], Running | None]] = {}
         self._timers: list[tuple[float, int, Running]] = []
@@ -49,23 +50,23 @@ class Loop:
         self._ready[running] = None
 
     def watch(self, watched: socket.socket, receive: Callable[[], None]) -> None:
-        """From now on `receive` is called when something has come, and the current task goes on."""
+        """Call `receive` when the socket is readable, and then resume the current task."""
         if watched.fileno() not in self._watched:
             self._epoll.register(watched, select.EPOLLIN)
         self._watched[watched.fileno()] = receive, self.current
 
     def leave_alone(self, watched: socket.socket) -> None:
-        """`receive` is still called, but nobody goes on."""
+        """Call `receive` without resuming a task."""
         receive, _ = self._watched[watched.fileno()]
         self._watched[watched.fileno()] = receive, None
 
     def forget(self, watched: socket.socket) -> None:
-        """To be called before it is closed."""
+        """Stop watching a socket; call this before closing it."""
         if self._watched.pop(watched.fileno(), None) is not None:
             self._epoll.unregister(watched)
 
     def turn(self) -> None:
-        """Wait for something to happen, and let everybody it concerns go on."""
+        """Wait for data or a deadline, and resume the tasks concerned."""
         timeout = MOST_SECONDS
         if self._ready:
             timeout = 0.0

@@ -1,9 +1,9 @@
-"""What goes wrong, in the ways clients and networks are wrong. Each is the last of its connection."""
+"""Generators of errors that clients and networks make. Each is the last act of its connection."""
 
 import struct
 
 from nsq_conformance.differential.account import Client
-from nsq_conformance.differential.acts import NOBODY, TOPIC
+from nsq_conformance.differential.acts import UNKNOWN_ID, TOPIC
 from nsq_conformance.differential.conversation import Conversation, batch, sized
 from nsq_conformance.differential.vocabulary import (
     BAD_DELAYS,
@@ -16,22 +16,22 @@ from nsq_conformance.differential.vocabulary import (
 
 
 def say_wrong(conversation: Conversation, client: Client) -> None:
-    """A command that is complete and not as it should be."""
+    """Send a complete but invalid command."""
     name, number = conversation.random.choice(BAD_NAMES), conversation.random.choice(NUMBERS)
     topic, channel = conversation.lonely_topic(), conversation.random.choice(CHANNELS)
     size = conversation.random.choice((0, -1, MAX_MSG_SIZE + 1, MAX_BODY_SIZE + 1, 2**31 - 1, -(2**31)))
     count = conversation.random.choice((0, -1, 1, 3, 2**31 - 1))
-    bare_rdy = b"RDY\n" if client.state == "init" else b"RDY x\n"  # to a consumer it is a right one, as RDY 51 is not
+    bare_rdy = b"RDY\n" if client.state == "init" else b"RDY x\n"  # valid for a consumer
     wrong = conversation.random.choice((
         b"PUB %b\n" % name + sized(b"x"),
         b"MPUB %b\n" % name + sized(batch([b"x"])),
         b"DPUB %b %b\n" % (topic, conversation.random.choice(BAD_DELAYS)) + sized(b"x"),
         b"SUB %b %b\n" % (topic, name),
         b"SUB %b %b\n" % (name, channel),
-        b"RDY %b\n" % (number if client.state == "init" else b"51"),  # a right one would be a race for the messages
-        b"REQ %b %b\n" % (NOBODY, number),
+        b"RDY %b\n" % (number if client.state == "init" else b"51"),  # a valid count would cause a race
+        b"REQ %b %b\n" % (UNKNOWN_ID, number),
         b"FIN %b\n" % name,
-        b"TOUCH %b\n" % NOBODY,
+        b"TOUCH %b\n" % UNKNOWN_ID,
         b"PUB %b\n" % topic + struct.pack(">i", size),
         b"MPUB %b\n" % topic + struct.pack(">i", size),
         b"MPUB %b\n" % topic + sized(struct.pack(">i", count) + sized(b"x")),
@@ -52,7 +52,7 @@ def say_wrong(conversation: Conversation, client: Client) -> None:
 
 
 def break_off(conversation: Conversation, client: Client) -> None:
-    """Something right, cut at any place or with one byte changed."""
+    """Send a valid command, truncated or with one byte changed."""
     topic = conversation.lonely_topic()
     data = conversation.random.choice((
         b"PUB %b\n" % topic + sized(conversation.body()),

@@ -1,7 +1,7 @@
-"""Acts become what one nsqd answered.
+"""Plays acts on one nsqd and records its answers.
 
-What differs from play to play is made equal: message ids are shown as the bodies they belong to, times and addresses
-are left out, and what came in no certain order is sorted.
+Observations are normalized: message ids are replaced by their bodies, times and addresses are left out, and values
+without a defined order are sorted.
 """
 
 import json
@@ -10,42 +10,42 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from nsq_conformance.differential.acts import NOBODY, TOPIC, Act, Answer, Ask, Hang, Look, Rest, Say, Sync, Take
+from nsq_conformance.differential.acts import UNKNOWN_ID, TOPIC, Act, Answer, Ask, Hang, Look, Rest, Say, Sync, Take
 from nsq_conformance.differential.asking import Desk
 from nsq_conformance.differential.lines import Line
 from nsq_conformance.differential.loop import Loop
 
-_ALIKE_ONLY_BY_CHANCE: Final = frozenset({"remote_address", "connect_ts"})
-_KNOWN_TO_DIFFER: Final = frozenset({"pub_counts", "global_msg_count"})
-"""Of /stats; the reasons are in docs/differences.md."""
-_LEFT_OUT: Final = _ALIKE_ONLY_BY_CHANCE | _KNOWN_TO_DIFFER
+_VARYING: Final = frozenset({"remote_address", "connect_ts"})
+_KNOWN_DIFFERENCES: Final = frozenset({"pub_counts", "global_msg_count"})
+"""Members of /stats; docs/differences.md has the reasons."""
+_LEFT_OUT: Final = _VARYING | _KNOWN_DIFFERENCES
 
 Observation = tuple[object, ...]
-"""What came of one act, in a form that can be compared and printed."""
+"""The result of one act, in a form that can be compared and printed."""
 Playing = Generator[float, None, Observation]
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Seconds. What does not come in time is part of the observation."""
+    """Timeouts in seconds. A timeout is part of the observation."""
 
     reply: float
-    """For what should come."""
+    """For expected frames."""
     quiet: float
-    """Who has heard nothing for so long has heard all: nsqd holds messages back for less, to send them together."""
+    """Time without frames after which no more are expected; longer than nsqd's output buffer timeout."""
     rest: float
-    """What an nsqd that ends ephemeral things in the background may need for it."""
+    """Time for nsqd to delete ephemeral topics and channels in the background."""
     look: float
-    """So long looks at ``/stats`` are gathered, and one answer serves them all."""
+    """Time in which requests for ``/stats`` are gathered, to share one answer."""
 
 
 AMONG_MANY: Final = Patience(reply=60.0, quiet=0.2, rest=0.3, look=1.0)
-"""Waiting costs nothing while others go on."""
+"""For plays among many others, where waiting costs nothing."""
 ALONE: Final = Patience(reply=2.0, quiet=0.05, rest=0.05, look=0.0)
 
 
 class Nsqd:
-    """One of the two as a loop sees it. The addresses are ``host:port`` each."""
+    """One of the two nsqd. The addresses are ``host:port``."""
 
     def __init__(self, loop: Loop, tcp_address: str, http_address: str) -> None:
         host, _, port = tcp_address.rpartition(":")
@@ -55,17 +55,17 @@ class Nsqd:
 
 
 class Play:
-    """One stream with one nsqd."""
+    """One play of a stream on one nsqd."""
 
     def __init__(self, nsqd: Nsqd, topic: bytes, patience: Patience) -> None:
-        assert len(topic) == len(TOPIC), "sizes that count must not change"
+        assert len(topic) == len(TOPIC), "sizes in the stream must stay valid"
         self._nsqd = nsqd
         self._topic = topic
         self._patience = patience
         self._lines: dict[int, Line] = {}
 
     def run(self, acts: Sequence[Act]) -> Generator[float, None, list[Observation]]:
-        """What came of each act. The topics are deleted in the end, whatever the acts are."""
+        """Play the acts and return an observation for each. The topics are deleted at the end in any case."""
         observations = []
         for act in acts:
             observations.append((yield from self._act(act)))
@@ -80,7 +80,7 @@ class Play:
             deadline = time.monotonic() + self._patience.rest
             while time.monotonic() < deadline:
                 yield deadline
-            # Who has answered was awake meanwhile, however busy the machine is.
+            # An answer shows that nsqd was scheduled meanwhile, however busy the machine is.
             return (yield from self._nsqd.desk.ask("GET", "/ping"))
         if isinstance(act, Ask):
             return (yield from self._ask(act))
@@ -98,8 +98,8 @@ class Play:
             yield from line.await_replies(act.replies, patience)
             return self._replies(line)
         if isinstance(act, Sync):
-            line.send(self._named(act.data) + b"FIN %b\n" % NOBODY)
-            yield from line.await_reply_with(NOBODY, patience)
+            line.send(self._named(act.data) + b"FIN %b\n" % UNKNOWN_ID)
+            yield from line.await_reply_with(UNKNOWN_ID, patience)
             return self._replies(line)
         if isinstance(act, Take):
             yield from line.await_messages(act.count, patience)
@@ -116,7 +116,7 @@ class Play:
         return *self._replies(line), sorted(line.messages), "closed" if line.is_over else "open"
 
     def _replies(self, line: Line) -> Observation:
-        """Those that came since the last act that looked."""
+        """The replies since the last act that read them."""
         replies = [self._anonymous(reply, line) for reply in line.replies]
         line.replies.clear()
         return (replies,)
@@ -156,6 +156,6 @@ NAMES: Final = len(_DIGITS) ** len(TOPIC)
 
 
 def topic_names(first: int = 0) -> Iterator[bytes]:
-    """Each as long as ``TOPIC``; of 33 million the `first` one and those that follow."""
+    """Yield names as long as ``TOPIC``, beginning with number `first` of 33 million."""
     for number in range(first, NAMES):
         yield bytes(_DIGITS[number >> 5 * place & 31] for place in range(len(TOPIC)))

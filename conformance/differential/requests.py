@@ -1,4 +1,4 @@
-"""What is asked over HTTP, right and wrong."""
+"""Generators of valid and invalid HTTP requests."""
 
 from collections.abc import Callable
 from typing import Final
@@ -12,11 +12,11 @@ Effect = Callable[[Account, bytes, bytes], None]
 
 
 def control(conversation: Conversation, client: Client) -> None:
-    """Something is done to a topic or a channel, or one of the names it needs is missing."""
+    """Send an action on a topic or channel, in some cases without a required name."""
     topic = conversation.topic()
     what, act = conversation.random.choice(list(_ACTS))
     if conversation.account.has_consumers(topic):
-        act = "create"  # what a consumer is sent meanwhile depends on who is quicker
+        act = "create"  # other actions would race with deliveries to a consumer
     query = {"topic": topic.decode()}
     channel = conversation.random.choice(CHANNELS)
     if what == "channel":
@@ -52,7 +52,7 @@ def publish_over_http(conversation: Conversation, client: Client) -> None:
     return conversation.ask("POST", path, query, body)
 
 
-# --- What comes of it: nothing where there is no such topic or channel -----------------------------------------------
+# --- Effects: none if there is no such topic or channel --------------------------------------------------------------
 
 
 def _create_topic(account: Account, topic: bytes, channel: bytes) -> None:

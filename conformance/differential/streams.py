@@ -1,7 +1,7 @@
-"""A seed becomes a conversation: mostly what clients say, some of it wrong in the ways clients and networks are wrong.
+"""Generates a stream from a seed: mostly valid commands, and some of the errors that clients and networks make.
 
-Whatever depends on who is quicker is left out: one connection consumes a channel, and what is not answered by a reply
-is followed by something that is.
+Streams avoid results that depend on timing: a channel has one consumer, and a command without a reply is followed by
+one with a reply.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ Step = Callable[[Conversation, Client], None]
 
 
 def stream(seed: int) -> list[Act]:
-    """The conversation of a seed; the same one for ever."""
+    """The stream of a seed, which is always the same."""
     conversation = Conversation(seed)
     for _ in range(conversation.random.randint(2, 24)):
         client = conversation.some_client()
@@ -60,4 +60,4 @@ _STEPS: Final[dict[Step, int]] = {
     control: 2,
     publish_over_http: 1,
 }
-"""What may happen next, and how often it does."""
+"""The possible steps and their weights."""

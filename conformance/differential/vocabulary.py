@@ -1,4 +1,4 @@
-"""The words streams are made of: limits that are soon reached, names and numbers that are right and that are not."""
+"""Values for streams: low limits, valid and invalid names and numbers."""
 
 from typing import Final
 
@@ -8,7 +8,7 @@ MAX_MSG_SIZE: Final = 2000
 MAX_BODY_SIZE: Final = 6000
 MAX_RDY: Final = 50
 MAX_DELAY_MS: Final = 3_600_000
-"""Longer than any stream takes, on the busiest machine: what was put off is seen in /stats only."""
+"""Longer than a stream takes on a busy machine, so that deferred messages are visible in /stats only."""
 OPTIONS: Final = (
     f"--max-msg-size={MAX_MSG_SIZE}",
     f"--max-body-size={MAX_BODY_SIZE}",
@@ -19,7 +19,7 @@ OPTIONS: Final = (
     "--max-heartbeat-interval=2m",
     "--output-buffer-timeout=25ms",
 )
-"""What both nsqd are started with: limits that a stream of some kilobytes can reach."""
+"""Options of both nsqd, with limits that a stream of some kilobytes can reach."""
 
 TOPICS: Final = (TOPIC + b".a", TOPIC + b".b", TOPIC + b".c#ephemeral")
 CHANNELS: Final = (b"c", b"d", b"e#ephemeral")
@@ -54,7 +54,7 @@ NUMBERS: Final = (
     b"0x1",
 )
 BAD_DELAYS: Final = (b"3600001", b"-1", b"+1", b"1.5", b"1e3", b"x", b"0x1")
-"""Not short ones: what is due while the stream goes on comes when it comes."""
+"""Invalid delays. Short valid ones are left out, because their deliveries would race with the stream."""
 
 EDGES: Final[tuple[object, ...]] = (
     None, True, 0, 1, -1, -2, 63, 64, 99, 100, 999, 1000, 16384, 65536, 65537, 60000, 120000, 120001, 300000, 300001,

@@ -1,11 +1,11 @@
-"""What waits in a channel now, into files; then it is done.
+"""Write the messages that wait in a channel to files, and end.
 
     spark-submit batch_drain.py --topic events --channel nightly --lookupd-http-address 10.0.0.5:4161 \\
         --spool /shared/nsq-spool --format json --path /shared/events/2026-11-21
 
-The files are written before the spool is acknowledged. If the job fails in between, what it took from nsqd is in its
-spool, and `python -m pyspark_nsq.spool_tool` shows it and puts it back. Of --format json a body that is no text is
-in base64, as `body_base64`.
+The files are written before the spool is acknowledged. If the job fails in between, the received messages are in its
+spool, and `python -m pyspark_nsq.spool_tool` shows them and publishes them again. With --format json, a body that is
+not UTF-8 is written in base64, as `body_base64`.
 """
 
 import argparse
@@ -21,7 +21,7 @@ FORMATS = ("parquet", "json", "orc")
 
 
 def as_text(messages: DataFrame) -> DataFrame:
-    """JSON has no bytes: a body that is no text becomes `body_base64`."""
+    """Convert bodies to strings; a body that is not UTF-8 becomes `body_base64`."""
     text = sql.col("body").cast("string")
     is_text = sql.is_valid_utf8(text)
     return messages.withColumn("body_base64", sql.when(~is_text, sql.base64("body"))).withColumn(
@@ -32,7 +32,7 @@ def as_text(messages: DataFrame) -> DataFrame:
 def parser() -> argparse.ArgumentParser:
     made = command_line.parser_of(__doc__, "batch_drain.py")
     command_line.add_reading_flags(made)
-    made.add_argument("--path", required=True, metavar="FOLDER", help="what is there already stays")
+    made.add_argument("--path", required=True, metavar="FOLDER", help="target; existing files stay")
     made.add_argument("--format", choices=FORMATS, default="parquet", help="(default: parquet)")
     return made
 
@@ -42,7 +42,7 @@ def job(given: argparse.Namespace) -> None:
     spark = command_line.session("batch_drain")
     messages = spark.read.format("nsq").options(**options).load()
     rows = as_text(messages) if given.format == "json" else messages
-    print(f"draining {given.topic}, channel {given.channel}, by way of the spool {given.spool}", flush=True)
+    print(f"draining {given.topic}, channel {given.channel}, through the spool {given.spool}", flush=True)
     rows.write.mode("append").format(given.format).save(given.path)
     print(f"{pyspark_nsq.ack(messages):,} messages are in {given.path}", flush=True)
 

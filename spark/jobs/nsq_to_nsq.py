@@ -1,11 +1,11 @@
-"""Messages of one topic to another, perhaps on another cluster, perhaps not all of them.
+"""Copy the messages of a topic, or some of them, to another topic, which may be in another cluster.
 
     spark-submit nsq_to_nsq.py --topic events --channel orders --lookupd-http-address 10.0.0.5:4161 \\
         --spool /shared/nsq-spool --checkpoint /shared/nsq-to-nsq --where "get_json_object(text, '$.kind') = 'order'" \\
         --to-topic orders --to-nsqd-tcp-address 10.0.1.7:4150
 
---where is an SQL expression over the columns of docs/spark.md and `text`, the body as a string. Nothing is lost; a
-batch that is run again after a crash is published again, unless --to-option publishMode=staged --to-option
+--where is an SQL expression over the columns of docs/spark.md and `text`, the body as a string. No message is lost. A
+batch that is run again after a crash is published again, except with --to-option publishMode=staged --to-option
 stagingDir=FOLDER.
 """
 
@@ -22,7 +22,7 @@ def parser() -> argparse.ArgumentParser:
     command_line.add_reading_flags(made)
     command_line.add_streaming_flags(made)
     command_line.add_writing_flags(made)
-    made.add_argument("--where", default="true", metavar="SQL", help="only messages of which this is true")
+    made.add_argument("--where", default="true", metavar="SQL", help="condition for messages to copy")
     return made
 
 

@@ -1,11 +1,11 @@
-"""Messages of a topic into a table of Parquet files, each once.
+"""Write the messages of a topic to a table of Parquet files, each message once.
 
     spark-submit nsq_to_parquet.py --topic events --channel parquet --lookupd-http-address 10.0.0.5:4161 \\
         --spool /shared/nsq-spool --checkpoint /shared/nsq-to-parquet --path /shared/events
 
-A message that nsqd sends again has the same nsqd, topic and id: what was received in the last --within is dropped when
-it comes again. That is measured by when Spark received it, not by when it was published: however old a message is, it
-is never taken for one that came too late. The table is partitioned by day of publishing.
+A message that nsqd delivers again has the same nsqd, topic and id, and is dropped if it was received in the last
+--within. This is measured by the time when Spark received a message, not by the time when it was published, so that no
+message is dropped because it is old. The table is partitioned by day of publishing.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""Rows of files, each a message of a topic.
+"""Publish the rows of files to a topic, one message per row.
 
     spark-submit publisher.py --format parquet --path /shared/results --to-topic results \\
         --to-nsqd-tcp-address 10.0.0.7:4150 --to-nsqd-tcp-address 10.0.0.8:4150
 
-Of --format text every line is a message, and empty ones are passed over, since nsqd takes no empty message; of any
-other format every row is one, as JSON. When the job fails and is run again, what it had published by then is published
-twice; with --to-option publishMode=staged --to-option stagingDir=FOLDER a job whose tasks fail publishes nothing.
+With --format text every line is a message; empty lines are skipped, because nsqd refuses empty messages. With any other
+format every row is a message, as JSON. If the job fails and is run again, rows may be published twice; with --to-option
+publishMode=staged --to-option stagingDir=FOLDER a job whose tasks fail publishes nothing.
 """
 
 import argparse
@@ -19,7 +19,7 @@ FORMATS = ("text", "json", "csv", "parquet", "orc")
 def parser() -> argparse.ArgumentParser:
     made = command_line.parser_of(__doc__, "publisher.py")
     command_line.add_writing_flags(made)
-    made.add_argument("--path", required=True, help="files, or a folder of them")
+    made.add_argument("--path", required=True, help="a file, or a folder of files")
     made.add_argument("--format", choices=FORMATS, default="text", help="(default: text)")
     return made
 

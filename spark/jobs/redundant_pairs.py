@@ -1,13 +1,13 @@
-"""A topic that producers publish to two nsqd at once, as a table with every message once.
+"""Write a topic that producers publish to two nsqd to a table of Parquet files, each message once.
 
     spark-submit redundant_pairs.py --topic events --channel pairs \\
         --nsqd-tcp-address 10.0.0.7:4150 --nsqd-tcp-address 10.0.0.8:4150 \\
         --nsqd-http-address 10.0.0.7:4151 --nsqd-http-address 10.0.0.8:4151 \\
         --spool /shared/nsq-spool --checkpoint /shared/redundant-pairs --path /shared/events
 
-The twins of a pair have different ids and the same body, so a digest of the body tells that one has been there. It is
-remembered for --within after Spark received it: longer than one of the nsqd may be away, or lag behind. Two messages
-with the same body that are meant to be two need something in the body that tells them apart.
+The two copies of a message have different ids and the same body, so they are recognized by a digest of the body. It is
+remembered for --within after Spark received the first copy; choose a time longer than one of the nsqd may be down or
+lag. Two distinct messages must not have the same body; add an id if necessary.
 """
 
 import argparse

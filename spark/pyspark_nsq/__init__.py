@@ -1,31 +1,33 @@
-"""NSQ for Apache Spark: ``format("nsq")`` to read, with nothing lost and every micro-batch repeatable, and to write.
+"""NSQ for Apache Spark: ``format("nsq")`` reads without loss and with repeatable micro-batches, and writes.
 
-NSQ forgets a message that is finished, and Spark may ask for a batch again. So a task puts what it receives into a
-spool, durably, before it finishes it, and seals what belongs to its batch; Spark reads the spool.
+nsqd forgets a finished message, but Spark may ask for a batch again. Therefore a task writes received messages durably
+to a spool before it finishes them, and seals the part of the spool that belongs to its batch. Spark reads the spool.
 
-    source        ``format("nsq")``: the classes Spark calls for reading
-    sink          those for writing
-    publisher     a task that writes
-    staging       a driver that publishes what tasks have staged
-    progress      a query's way forward on the driver: which batch comes next
-    nodes         which nsqd there are and how much waits, over HTTP
-    plan          a batch shared out over nsqd and tasks
-    drain         a task on an executor: receive, spool, FIN, seal
-    decode        what it receives, as columns
-    connection    to one nsqd, on a plain socket
-    batch_spool   the spools of batch reads: when these go
-    spool         what is where on the disk, and what may be deleted
-    spool_file    chunks with checksums
-    suspects      what may come again after a crash
-    rows          messages as Arrow
-    spool_tool    ``python -m pyspark_nsq.spool_tool``: looks into a spool, puts back what is in it
-    reader        `run_reader`: pynsq's handlers on a cluster
-    duplicates    `once`: a stream without what has been there before
-    command_line  what the pipelines in ``spark/jobs`` share
-    options       what a user wrote, checked; `option_table` is the table, `kinds` what their texts may be
+    source          ``format("nsq")``: the classes that Spark calls for reading
+    sink            the classes that Spark calls for writing
+    publisher       publishing of a task's rows
+    staging         staged publishing: tasks write files, the driver publishes them
+    progress        offsets and batches of a streaming query, on the driver
+    nodes           discovery of nsqd, and their backlogs, over HTTP
+    plan            distribution of a batch over nsqd and tasks
+    drain           a reading task on an executor: receive, spool, FIN, seal
+    decode          message frames to Arrow columns
+    connection      a connection to one nsqd on a plain socket
+    batch_spool     the spools of batch reads, and when they are deleted
+    spool           the layout of the spool on disk, and its cleaning
+    spool_file      a file of chunks with checksums
+    suspects        ids of messages that nsqd may deliver again after a crash
+    rows            messages as Arrow record batches
+    spool_tool      ``python -m pyspark_nsq.spool_tool``: shows a spool and publishes its messages again
+    reader          `run_reader`: pynsq's handlers on a cluster
+    duplicates      `once`: de-duplication of a stream
+    command_line    flags and error reports shared by the pipelines in ``spark/jobs``
+    options         validation of the user's options
+    option_table    the table of options
+    option_parsers  parsers of option values
 
 May import ``nsq_compat.protocol`` and ``nsq_compat.session``, never gevent: executors are forked from Spark's daemon,
-and nothing may be patched there. Only ``source``, ``sink`` and ``duplicates`` import pyspark. Read ``drain`` first,
+where monkey-patching is not allowed. Only ``source``, ``sink`` and ``duplicates`` import pyspark. Read ``drain`` first,
 then ``spool``.
 """
 
@@ -34,10 +36,10 @@ from typing import Any
 
 
 def register(spark: Any) -> None:
-    """Make ``format("nsq")`` known to a session. Not needed where the package is installed on driver and executors.
+    """Register ``format("nsq")`` with a session. Not needed if the package is installed on driver and executors.
 
-    Raises ``ValueError`` for a session that runs tasks twice on purpose; without `register` the tasks say it, before
-    they take anything.
+    Raises ``ValueError`` if the session has spark.speculation on. Without `register`, tasks raise it before they
+    receive messages.
     """
     from pyspark_nsq.options import SPECULATION, OptionError
     from pyspark_nsq.source import NsqDataSource
@@ -48,10 +50,10 @@ def register(spark: Any) -> None:
 
 
 def ack(frame: Any) -> int:
-    """The DataFrame of a batch read is where it was to go: its spool is deleted, and it can be read no more. Takes what
-    ``format("nsq")`` has loaded, or a DataFrame with some of its columns. How many messages that were.
+    """Acknowledge a batch read: delete its spool, after which the DataFrame cannot be read again.
 
-    Raises ``ValueError`` for any other DataFrame, and where its spool is not to be seen.
+    `frame` is a DataFrame that ``format("nsq")`` has loaded, or one with some of its columns. Returns the number of
+    deleted messages. Raises ``ValueError`` for any other DataFrame, or if its spool does not exist on this machine.
     """
     from pyspark_nsq.batch_spool import acknowledge
 
@@ -59,9 +61,9 @@ def ack(frame: Any) -> int:
 
 
 def once(messages: Any, keys: Sequence[str] = ("nsqd", "topic", "id"), within: str = "10 minutes") -> Any:
-    """A stream of messages, without those whose keys came in the time `within` before, by when Spark received them.
+    """Drop the messages of a stream whose `keys` Spark has already received during the preceding time `within`.
 
-    Not one message is dropped for being old, as by a watermark on `timestamp`: who waited long at nsqd is not late.
+    Unlike a watermark on `timestamp`, this never drops a message because it waited long at nsqd.
     """
     from pyspark_nsq import duplicates
 
@@ -69,14 +71,14 @@ def once(messages: Any, keys: Sequence[str] = ("nsqd", "topic", "id"), within: s
 
 
 def run_reader(spark: Any, handler: Callable[[Any], Any], **arguments: Any) -> Any:
-    """A handler written for pynsq's ``Reader``, called on the cluster; see ``pyspark_nsq.reader.run_reader``."""
+    """Call a handler written for pynsq's ``Reader`` on the cluster; see ``pyspark_nsq.reader.run_reader``."""
     from pyspark_nsq import reader
 
     return reader.run_reader(spark, handler, **arguments)
 
 
 def __getattr__(name: str) -> Any:
-    # Spark looks for DefaultSource in every module named pyspark_*; who only wants the spool needs no pyspark.
+    # Spark looks for DefaultSource in every module named pyspark_*. Imported on demand: the spool needs no pyspark.
     if name == "DefaultSource":
         from pyspark_nsq.source import NsqDataSource
 

@@ -1,7 +1,7 @@
-"""What the pipelines in ``spark/jobs`` share: flags, a session, a line of progress, and errors as sentences.
+"""Flags, session, progress line and error reports for the pipelines in ``spark/jobs``.
 
-A job is a parser and a function. The function checks what it was given before it asks for a session, since that costs
-seconds; what Spark reports of a failed task comes down to the sentence this package said in it.
+A job is a parser and a function. The function validates its flags before it creates a session, because that takes
+seconds. Of Spark's report of a failed task, only this package's error message is shown.
 """
 
 import argparse
@@ -18,16 +18,16 @@ from pyspark_nsq.options import OptionError, read_options, write_options
 _SENTENCE: Final = re.compile(r"pyspark_nsq\.[\w.]+: (.+)")
 
 
-class Complaint(ValueError):
-    """What a job cannot do; the text is for the user."""
+class UsageError(ValueError):
+    """A flag is wrong; the text is for the user."""
 
 
 def run(parser: argparse.ArgumentParser, job: Callable[[argparse.Namespace], None], arguments: Sequence[str]) -> int:
-    """The exit status: 0, 2 for what was wrongly asked for, 1 for what failed."""
+    """Run a job and return the exit status: 0, 2 for wrong flags, 1 for a failure."""
     given = parser.parse_args(arguments)
     try:
         job(given)
-    except (OptionError, Complaint) as error:
+    except (OptionError, UsageError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
     except Exception as error:
@@ -40,7 +40,7 @@ def run(parser: argparse.ArgumentParser, job: Callable[[argparse.Namespace], Non
 
 
 def _sentence_in(error: Exception) -> str | None:
-    """What this package said in a task, or Spark of a query that cannot be; None for anything else."""
+    """The error message of this package in a task, or Spark's about an invalid query; None for any other error."""
     from pyspark.errors import AnalysisException
 
     if sentences := _SENTENCE.findall(str(error)):
@@ -55,51 +55,62 @@ def parser_of(module_docstring: str | None, program: str) -> argparse.ArgumentPa
 
 
 def positive(text: str) -> int:
-    """For argparse."""
     if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"must be a whole number, at least 1; it is {text!r}")
+        raise argparse.ArgumentTypeError(f"must be an integer, at least 1; it is {text!r}")
     return int(text)
 
 
 def add_reading_flags(parser: argparse.ArgumentParser) -> None:
-    """Where messages come from; `reading` makes options of what was given."""
+    """Add the flags of the source; `reading` converts them to options."""
     flags = parser.add_argument_group("reading")
-    flags.add_argument("--topic", required=True, help="several with commas")
-    flags.add_argument("--channel", required=True, help="of this job alone; made where it is not")
+    flags.add_argument("--topic", required=True, help="separated by commas")
+    flags.add_argument("--channel", required=True, help="used by this job only; created if it does not exist")
     flags.add_argument("--lookupd-http-address", action="append", default=[], metavar="HOST:PORT", help="repeatable")
     flags.add_argument(
         "--nsqd-tcp-address", action="append", default=[], metavar="HOST:PORT", help="instead of nsqlookupd; repeatable"
     )
     flags.add_argument(
-        "--nsqd-http-address", action="append", default=[], metavar="HOST:PORT", help="of the same nsqd, in this order"
+        "--nsqd-http-address",
+        action="append",
+        default=[],
+        metavar="HOST:PORT",
+        help="of the same nsqd, in the same order",
     )
     flags.add_argument("--spool", required=True, metavar="FOLDER", help="shared by the driver and all executors")
     flags.add_argument(
-        "--option", action="append", default=[], metavar="NAME=VALUE", help="any other of docs/spark.md; repeatable"
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="another option of docs/spark.md; repeatable",
     )
 
 
 def add_streaming_flags(parser: argparse.ArgumentParser) -> None:
-    """How a stream runs; `start` obeys them."""
+    """Add the flags of a stream; `start` uses them."""
     flags = parser.add_argument_group("the stream")
-    flags.add_argument("--checkpoint", required=True, metavar="FOLDER", help="where it goes on when started again")
-    flags.add_argument("--once", action="store_true", help="end when what waits now has been read")
-    flags.add_argument("--for", dest="seconds", type=float, metavar="SECONDS", help="end after so long")
-    flags.add_argument("--every", metavar="INTERVAL", help='a batch so often, "10 seconds" (default: at once)')
+    flags.add_argument("--checkpoint", required=True, metavar="FOLDER", help="from which a restarted job continues")
+    flags.add_argument("--once", action="store_true", help="end after reading the messages that wait now")
+    flags.add_argument("--for", dest="seconds", type=float, metavar="SECONDS", help="end after this time")
+    flags.add_argument("--every", metavar="INTERVAL", help='interval of batches, "10 seconds" (default: no pause)')
 
 
 def add_writing_flags(parser: argparse.ArgumentParser) -> None:
-    """Where messages go; `writing` makes options of what was given."""
+    """Add the flags of the target; `writing` converts them to options."""
     flags = parser.add_argument_group("writing")
     flags.add_argument("--to-topic", required=True)
     flags.add_argument("--to-nsqd-tcp-address", action="append", required=True, metavar="HOST:PORT", help="repeatable")
     flags.add_argument(
-        "--to-option", action="append", default=[], metavar="NAME=VALUE", help="any other of docs/spark.md; repeatable"
+        "--to-option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="another option of docs/spark.md; repeatable",
     )
 
 
 def reading(given: argparse.Namespace, use: str = STREAM) -> dict[str, str]:
-    """Raises ``OptionError`` or ``Complaint``."""
+    """Return the options of the source. Raises ``OptionError`` or ``UsageError``."""
     options = {"subscribe": given.topic, "channel": given.channel, "spoolDir": given.spool}
     for name in ("lookupd_http_address", "nsqd_tcp_address", "nsqd_http_address"):
         if addresses := getattr(given, name):
@@ -110,12 +121,12 @@ def reading(given: argparse.Namespace, use: str = STREAM) -> dict[str, str]:
 
 
 def reading_once(given: argparse.Namespace) -> dict[str, str]:
-    """`reading`, for what is no stream."""
+    """`reading` for a batch read."""
     return reading(given, BATCH)
 
 
 def writing(given: argparse.Namespace) -> dict[str, str]:
-    """Raises ``OptionError`` or ``Complaint``."""
+    """Return the options of the target. Raises ``OptionError`` or ``UsageError``."""
     options = {"topic": given.to_topic, "nsqdTcpAddresses": ",".join(given.to_nsqd_tcp_address)}
     options |= _named(given.to_option, "--to-option")
     write_options(options)
@@ -125,12 +136,12 @@ def writing(given: argparse.Namespace) -> dict[str, str]:
 def _named(pairs: Sequence[str], flag: str) -> dict[str, str]:
     for pair in pairs:
         if "=" not in pair:
-            raise Complaint(f"{flag} must be NAME=VALUE; it is {pair!r}")
+            raise UsageError(f"{flag} must be NAME=VALUE; it is {pair!r}")
     return dict(pair.split("=", 1) for pair in pairs)
 
 
 def session(name: str) -> Any:
-    """The session of spark-submit, with ``format("nsq")``."""
+    """Get the session of spark-submit and register ``format("nsq")``."""
     from pyspark.sql import SparkSession
 
     from pyspark_nsq import register
@@ -141,8 +152,10 @@ def session(name: str) -> Any:
 
 
 def start(writer: Any, given: argparse.Namespace, meanwhile: Callable[[], None] = lambda: None) -> None:
-    """Run a stream to its end, or until Ctrl-C, with a line for every batch that had something in it. `meanwhile` is
-    called now and then."""
+    """Run a stream to its end or until Ctrl-C, and print progress after each batch with messages.
+
+    `meanwhile` is called twice a second.
+    """
     writer = writer.option("checkpointLocation", given.checkpoint)
     if given.once:
         writer = writer.trigger(availableNow=True)
@@ -158,7 +171,7 @@ def start(writer: Any, given: argparse.Namespace, meanwhile: Callable[[], None] 
             if end is not None and time.monotonic() > end:
                 break
     except KeyboardInterrupt:
-        print("\nstopping; with the same checkpoint and spool it goes on from here", flush=True)
+        print("\nstopping; a job with the same checkpoint and spool continues here", flush=True)
     finally:
         query.stop()
         line.show(query.recentProgress)
@@ -166,7 +179,7 @@ def start(writer: Any, given: argparse.Namespace, meanwhile: Callable[[], None] 
 
 
 class ProgressLine:
-    """One line, written over and over on a terminal, and line after line elsewhere."""
+    """The progress of a stream: one line that is overwritten on a terminal, a new line each time elsewhere."""
 
     def __init__(self) -> None:
         self._shown = -1
@@ -174,14 +187,14 @@ class ProgressLine:
         self._dropped = 0
 
     def show(self, progress: Sequence[Any]) -> None:
-        """`progress` is what Spark says of the last batches, the oldest first."""
-        news = [each for each in progress if each["batchId"] > self._shown and each["numInputRows"]]
-        for each in news:
+        """Print new batches. `progress` has Spark's reports of the last batches, the oldest first."""
+        new = [each for each in progress if each["batchId"] > self._shown and each["numInputRows"]]
+        for each in new:
             self._shown = each["batchId"]
             self._messages += each["numInputRows"]
             self._dropped += dropped(each)
-        if news:
-            print(self._text(news[-1]), end="\r" if sys.stdout.isatty() else "\n", flush=True)
+        if new:
+            print(self._text(new[-1]), end="\r" if sys.stdout.isatty() else "\n", flush=True)
 
     def end(self) -> None:
         if sys.stdout.isatty():
@@ -196,7 +209,7 @@ class ProgressLine:
 
 
 def dropped(progress: Any) -> int:
-    """Rows that stateful operators left out of a batch: too late, or there before."""
+    """The rows that stateful operators dropped from a batch, as late or as duplicates."""
     return sum(
         operator["numRowsDroppedByWatermark"] + operator["customMetrics"].get("numDroppedDuplicateRows", 0)
         for operator in progress["stateOperators"]
@@ -204,7 +217,7 @@ def dropped(progress: Any) -> int:
 
 
 def backlog(progress: Any) -> int | None:
-    """What waited at nsqd when the batch was planned, if the source is NSQ."""
-    said = [json.loads(each["latestOffset"] or "null") for each in progress["sources"]]
-    counts = [each["backlog"] for each in said if isinstance(each, dict) and "backlog" in each]
+    """The messages that waited at nsqd when the batch was planned; None if no source is NSQ."""
+    offsets = [json.loads(each["latestOffset"] or "null") for each in progress["sources"]]
+    counts = [each["backlog"] for each in offsets if isinstance(each, dict) and "backlog" in each]
     return sum(counts) if counts else None

@@ -1,8 +1,8 @@
-"""One connection to one nsqd on a plain, blocking socket, for the length of one task.
+"""A connection to one nsqd on a blocking socket, used by one task.
 
-The conversation is ``nsq_compat.session.client_session``'s. Here are the socket, TLS, and the two things a task asks
-for: messages, and certainty. nsqd says nothing to a FIN that succeeds; but it executes commands in order, so once CLS
-is answered every FIN before it has been done or was reported in `rejected`.
+The protocol is in ``nsq_compat.session.client_session``; this module has the socket and TLS. nsqd does not answer a
+successful FIN. But it executes commands in order, so after the answer to CLS every earlier FIN has been executed or is
+in `rejected`.
 """
 
 import contextlib
@@ -22,25 +22,25 @@ from nsq_compat.session.client_session import (
     ReceivedFrames,
     Rejected,
 )
-from pyspark_nsq.decode import NotText, decode
+from pyspark_nsq.decode import InvalidMessageId, decode
 from pyspark_nsq.options import ConnectionOptions
 
-_PIECE = 1 << 18
-_HEARTBEAT = 30.0
+_RECV_SIZE = 1 << 18
+_HEARTBEAT_INTERVAL = 30.0
 _DEFAULT_MSG_TIMEOUT = 60.0
 _ID_IN_ERROR = re.compile(r"FIN (\S{16}) ")
 
 
 class NsqdUnreachable(Exception):
-    """No conversation with this nsqd is possible: it does not answer, or what it says makes none."""
+    """The connection to this nsqd cannot be established, or negotiation fails."""
 
 
 class NsqdLost(Exception):
-    """The conversation ended before its time; which of the last FINs were done, nobody knows."""
+    """The connection was lost; the last FINs may or may not have been executed."""
 
 
 class NsqConnection:
-    """One task's end. Raises ``NsqdUnreachable`` while it opens, ``NsqdLost`` later."""
+    """A task's connection. Raises ``NsqdUnreachable`` while it opens and ``NsqdLost`` later."""
 
     def __init__(self, address: str, options: ConnectionOptions) -> None:
         self.rejected: set[str] = set()
@@ -74,7 +74,7 @@ class NsqConnection:
 
     @property
     def msg_timeout(self) -> float:
-        """After how many seconds nsqd sends again what was not finished."""
+        """Seconds after which nsqd delivers an unfinished message again."""
         response = self._session.response
         return (response.msg_timeout if response else 0) / 1000 or _DEFAULT_MSG_TIMEOUT
 
@@ -85,22 +85,22 @@ class NsqConnection:
             raise NsqdUnreachable(str(error)) from None
 
     def send(self, command: bytes) -> None:
-        """Commands without an answer: RDY, FIN, REQ."""
+        """Send commands that nsqd does not answer: RDY, FIN, REQ."""
         self._session.send(command)
         self._flush()
 
     def publish(self, command: bytes, window: int) -> None:
-        """PUB, MPUB or DPUB; returns when fewer than `window` of them wait for their answer."""
+        """Send PUB, MPUB or DPUB; returns when fewer than `window` of them are unanswered."""
         self._session.ask(command, "PUB")
         self._flush()
         self._wait_for_answers(window - 1)
 
     def confirm(self) -> None:
-        """Until everything that was published is nsqd's. Raises ``NsqdLost`` when that cannot be known."""
+        """Wait until nsqd has confirmed every publish. Raises ``NsqdLost`` if an answer is missing."""
         self._wait_for_answers(0)
 
     def receive(self, timeout: float) -> list[ReceivedFrames]:
-        """The messages that came, for `decode`; an empty list when none did in `timeout` seconds."""
+        """Return received messages, for `decode`; an empty list if none arrive within `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while not self._messages:
             left = deadline - time.monotonic()
@@ -110,20 +110,22 @@ class NsqConnection:
         return messages
 
     def settle(self) -> None:
-        """Until nsqd has executed everything it was told; no message is sent behind this. What came too late to be
-        wanted goes back."""
+        """Wait until nsqd has executed all commands, requeue messages that are no longer needed, and end the session.
+
+        No command may be sent afterwards.
+        """
         self._ask(command_writer.CLS, "CLS")
         try:
             late = [id.encode() for each in self._messages for id in decode([each]).column("id").to_pylist()]
-        except NotText as error:
+        except InvalidMessageId as error:
             raise NsqdLost(f"nsqd {self._address}: {error}") from None
         self.send(b"".join(command_writer.requeue(each, 0) for each in late))
         self._messages = []
-        # Closing with something unread would make the system throw away what nsqd has not read yet.
+        # Closing a socket with unread data resets the connection, and nsqd would lose commands it has not read yet.
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
             self._socket.settimeout(self._timeout)
-            while self._socket.recv(_PIECE):
+            while self._socket.recv(_RECV_SIZE):
                 pass
 
     def _open(self, host: str, options: ConnectionOptions, deadline: float) -> None:
@@ -147,12 +149,10 @@ class NsqConnection:
                 raise NsqdLost(f"nsqd {self._address} did not answer {ticket} in {self._timeout:g} s")
         return self._answers.pop(ticket)
 
-    def _wait_for_answers(self, most: int) -> None:
-        while len(self._session.unanswered) > most:
+    def _wait_for_answers(self, allowed: int) -> None:
+        while len(self._session.unanswered) > allowed:
             if not self._pump(self._timeout):
-                raise NsqdLost(
-                    f"nsqd {self._address} did not answer in {self._timeout:g} s whether it has what was published"
-                )
+                raise NsqdLost(f"nsqd {self._address} did not confirm a publish in {self._timeout:g} s")
 
     def _flush(self) -> None:
         if data := self._session.data_to_send():
@@ -163,10 +163,10 @@ class NsqConnection:
                 raise NsqdLost(f"nsqd {self._address}: {error}") from None
 
     def _pump(self, timeout: float) -> bool:
-        """Receive once; False when nothing came in time."""
+        """Receive once and handle the events; False if nothing arrives in time."""
         try:
             self._socket.settimeout(timeout)
-            data = self._socket.recv(_PIECE)
+            data = self._socket.recv(_RECV_SIZE)
             events = self._session.receive_data(data)
             self._messages += [each for each in events if isinstance(each, ReceivedFrames)]
         except TimeoutError:
@@ -191,7 +191,7 @@ def _request(options: ConnectionOptions) -> IdentifyRequest:
     return IdentifyRequest(
         client_id=hostname.split(".")[0],
         hostname=hostname,
-        heartbeat_interval=int(_HEARTBEAT * 1000),
+        heartbeat_interval=int(_HEARTBEAT_INTERVAL * 1000),
         feature_negotiation=True,
         tls_v1=options.tls,
         deflate=options.deflate,

@@ -1,5 +1,6 @@
-"""Frames to Arrow and FIN, by the thousand: whole columns are cut out of what the socket gave, no object is made for a
-message. What that buys: benchmarks/RESULTS-spark.md.
+"""Conversion of message frames to Arrow columns and FIN commands, without creating an object per message.
+
+Columns are copied out of the received bytes. benchmarks/RESULTS-spark.md has the gain.
 """
 
 from collections.abc import Sequence
@@ -32,16 +33,15 @@ Bytes = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.int64]
 
 
-class NotText(ValueError):
-    """Ids that are no text: what sent them is no nsqd."""
+class InvalidMessageId(ValueError):
+    """A message id is not ASCII."""
 
 
 def decode(blocks: Sequence[ReceivedFrames]) -> pa.RecordBatch:
-    """The messages of these blocks (one at least, and less than 2 GiB in all) as columns of the spool. Raises
-    ``NotText``."""
+    """Convert at least one block, and less than 2 GiB in all, to columns of the spool. Raises ``InvalidMessageId``."""
     sizes = {block.starts.step if isinstance(block.starts, range) else None for block in blocks}
     size = sizes.pop() if len(sizes) == 1 else None
-    headers, bodies = _cut(blocks) if size is None else _cut_alike(blocks, size)
+    headers, bodies = _split_frames(blocks) if size is None else _split_uniform(blocks, size)
     fields = headers.view(_HEADERS)[:, 0]
     columns = [
         _ids(headers[:, _ID]),
@@ -53,7 +53,7 @@ def decode(blocks: Sequence[ReceivedFrames]) -> pa.RecordBatch:
 
 
 def finish(ids: pa.Array) -> bytes:
-    """A FIN for each of these ids, as ``decode`` gave them."""
+    """Encode a FIN for each of these ids, which ``decode`` has returned."""
     commands = np.repeat(_FIN[np.newaxis], len(ids), axis=0)
     if len(ids):
         text = np.frombuffer(ids.buffers()[2], np.uint8)[ids.offset * _ID_SIZE : (ids.offset + len(ids)) * _ID_SIZE]
@@ -63,12 +63,12 @@ def finish(ids: pa.Array) -> bytes:
 
 def _ids(rows: Bytes) -> pa.Array:
     if rows.max() > 0x7F:
-        raise NotText("an id is no text")
+        raise InvalidMessageId("a message id is not ASCII")
     return _array(pa.string(), np.arange(0, rows.size + 1, _ID_SIZE, dtype=np.int32), rows)
 
 
-def _cut_alike(blocks: Sequence[ReceivedFrames], size: int) -> tuple[Bytes, pa.Array]:
-    """Headers, one in a row, and bodies of frames that all have this size: they are the rows of a table."""
+def _split_uniform(blocks: Sequence[ReceivedFrames], size: int) -> tuple[Bytes, pa.Array]:
+    """Split frames that all have this size into headers, one per row, and bodies."""
     tables = [
         np.frombuffer(block.data, np.uint8, (len(block.starts) - 1) * size, block.starts[0]).reshape(-1, size)
         for block in blocks
@@ -78,12 +78,12 @@ def _cut_alike(blocks: Sequence[ReceivedFrames], size: int) -> tuple[Bytes, pa.A
     return np.concatenate([each[:, : _HEADER.size] for each in tables]), _array(pa.binary(), offsets, bodies)
 
 
-def _cut(blocks: Sequence[ReceivedFrames]) -> tuple[Bytes, pa.Array]:
-    """Headers, one in a row, and bodies of frames of any size."""
+def _split_frames(blocks: Sequence[ReceivedFrames]) -> tuple[Bytes, pa.Array]:
+    """Split frames of any sizes into headers, one per row, and bodies."""
     data, places = _joined(blocks)
     count = len(places) - 1
     everywhere = np.ndarray((len(data) - _HEADER.size + 1, _HEADER.size), np.uint8, data, strides=(1, 1))
-    # To Arrow the bytes are header, body, header, body; every second of these is taken.
+    # As an Arrow array the bytes are header, body, header, body; every second element is taken.
     offsets = np.empty(2 * count + 1, np.int32)
     offsets[::2] = places
     offsets[1::2] = places[:-1] + _HEADER.size
@@ -92,7 +92,7 @@ def _cut(blocks: Sequence[ReceivedFrames]) -> tuple[Bytes, pa.Array]:
 
 
 def _joined(blocks: Sequence[ReceivedFrames]) -> tuple[bytes, Numbers]:
-    """As one block: its data, and where each frame begins and the last ends."""
+    """Join blocks: the data, and the offsets where each frame begins and the last one ends."""
     data = b"".join([memoryview(block.data)[block.starts[0] : block.starts[-1]] for block in blocks])
     places, begin = [np.zeros(1, np.int64)], 0
     for block in blocks:
@@ -103,7 +103,7 @@ def _joined(blocks: Sequence[ReceivedFrames]) -> tuple[bytes, Numbers]:
 
 
 def _array(kind: pa.DataType, *columns: npt.NDArray[Any]) -> pa.Array:
-    """Of numbers, or of offsets and bytes. Made of numpy's memory as it is."""
+    """An Arrow array of numbers, or of offsets and bytes, that shares numpy's memory."""
     return pa.Array.from_buffers(
         kind, len(columns[0]) - (len(columns) - 1), [None, *map(pa.py_buffer, map(np.ascontiguousarray, columns))]
     )

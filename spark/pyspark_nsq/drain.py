@@ -1,10 +1,11 @@
-"""What a task does: take messages from one nsqd into the spool, finish them, and seal.
+"""A reading task: move messages from one nsqd to the spool, finish them, and seal the partition.
 
-Messages are taken by the chunk, because nsqd lets a connection have only so many unfinished ones: receive a chunk, put
-it on the disk, then FIN it. Whatever happens in between, a message is either in the spool or still nsqd's.
+nsqd limits the messages in flight on a connection, so the task works in chunks: receive a chunk, sync it to disk, then
+send its FINs. At any time, a message is either in the spool or still unfinished at nsqd.
 
-A crash leaves chunks whose FIN may not have been executed. The next attempt adopts them, notes their ids as suspects,
-and drops them when they come again. `at` is called with the name of each point, in order: tests die there.
+After a crash there may be spooled chunks whose FINs were not executed. The next attempt adopts these chunks, records
+their ids as suspects, and drops the messages if nsqd delivers them again. `at` is called with the name of each point
+that is reached, in order; tests use it to crash the task there.
 """
 
 import logging
@@ -17,7 +18,7 @@ import pyarrow.compute as pc
 from nsq_compat.protocol import command_writer
 from nsq_compat.session.client_session import ReceivedFrames
 from pyspark_nsq.connection import NsqConnection, NsqdLost, NsqdUnreachable
-from pyspark_nsq.decode import NotText, decode, finish
+from pyspark_nsq.decode import InvalidMessageId, decode, finish
 from pyspark_nsq.nodes import HttpFailed, ask
 from pyspark_nsq.options import ReadOptions
 from pyspark_nsq.rows import Origin, spooled
@@ -27,10 +28,10 @@ from pyspark_nsq.spool_file import SpoolFile
 log = logging.getLogger(__name__)
 
 _FIRST = pa.scalar(1, pa.int32())
-_LONGEST_HOLD = 1.0
-_LARGEST_CHUNK = 64 << 20
-# Executors may not reach what the driver does, and a task should not be late for it.
-_LONGEST_QUESTION = 1.0
+_MAX_CHUNK_WAIT = 1.0
+_MAX_CHUNK_BYTES = 64 << 20
+# Executors may be unable to reach an address that the driver reaches; that must not delay the task.
+_INFO_TIMEOUT = 1.0
 
 BEFORE_SPOOL = "before spool"
 SPOOLED = "spooled"
@@ -40,8 +41,8 @@ SEALED = "sealed"
 POINTS = (BEFORE_SPOOL, SPOOLED, FINISHED, BEFORE_SEAL, SEALED)
 
 
-def nowhere(_: str) -> None:
-    """Nobody wants to know how far a task is."""
+def ignore_point(_: str) -> None:
+    """Ignore the points that a task reaches."""
 
 
 def drain(
@@ -50,11 +51,13 @@ def drain(
     origin: Origin,
     count: int,
     options: ReadOptions,
-    at: Callable[[str], None] = nowhere,
+    at: Callable[[str], None] = ignore_point,
     http: str = "",
 ) -> list[Piece]:
-    """At most `count` messages of `origin`, sealed. An attempt at a sealed partition gets what was sealed. `http` is
-    where nsqd can be asked when it was started."""
+    """Read at most `count` messages of `origin`, seal the partition, and return its content.
+
+    If the partition is sealed already, its content is returned. `http` is nsqd's HTTP address, for its start time.
+    """
     sealed = partition.sealed()
     if sealed is not None:
         return sealed
@@ -73,7 +76,7 @@ def drain(
         except NsqdUnreachable as error:
             if options.fail_on_unreachable:
                 raise
-            log.warning("an empty partition: %s", error)
+            log.warning("the partition stays empty: %s", error)
     at(BEFORE_SEAL)
     sealed = partition.seal([*adopted, *mine])
     at(SEALED)
@@ -81,17 +84,17 @@ def drain(
 
 
 def _suspects(spool: Spool, origin: Origin, http: str, options: ReadOptions) -> set[str]:
-    """What may come again from this nsqd, to which there is a connection: it is not started again unnoticed."""
+    """The ids that this nsqd may deliver again. Called while connected, so that a later restart ends the connection."""
     if http:
         try:
-            spool.suspect_from_before(origin, int(ask(http, "info", _LONGEST_QUESTION)["start_time"]))
+            spool.suspect_all_before_restart(origin, int(ask(http, "info", _INFO_TIMEOUT)["start_time"]))
         except (HttpFailed, TypeError, KeyError, ValueError) as error:
-            log.warning("whether nsqd %s was started again is not known: %r", origin.nsqd, error)
+            log.warning("cannot find out whether nsqd %s was restarted: %r", origin.nsqd, error)
     return spool.suspects.of(origin)
 
 
 class _Attempt:
-    """One connection's worth of messages on their way into one file."""
+    """The transfer of messages from one connection to one file."""
 
     def __init__(
         self,
@@ -113,8 +116,8 @@ class _Attempt:
         self._at = at
         self._in_flight = min(options.max_in_flight or connection.max_rdy_count, connection.max_rdy_count)
         self._chunk = min(options.chunk_messages or max(1, self._in_flight // 2), self._in_flight)
-        # No chunk is gathered for so long that nsqd would give its first messages to somebody else.
-        self._hold = min(_LONGEST_HOLD, connection.msg_timeout / 4)
+        # A chunk must be finished well before its first messages time out.
+        self._hold = min(_MAX_CHUNK_WAIT, connection.msg_timeout / 4)
         self._file: SpoolFile | None = None
         self._finished: list[pa.Array] = []
 
@@ -123,8 +126,8 @@ class _Attempt:
             self._receive(wanted)
             self._connection.settle()
             doubtful = self._connection.rejected
-        except (NsqdLost, NotText) as error:
-            # What is spooled is kept; whether it was finished, nobody knows.
+        except (NsqdLost, InvalidMessageId) as error:
+            # Spooled messages are kept, but it is unknown whether their FINs were executed.
             log.warning("reading ends early: %s", error)
             doubtful = self._ids()
         finally:
@@ -147,18 +150,18 @@ class _Attempt:
                 quiet = now + self._options.idle_timeout
                 held = held if waiting else now + self._hold
                 waiting += blocks
-            if waiting and (self._is_chunk(waiting, wanted) or now >= min(end, quiet, held)):
-                wanted -= self._take(decode(waiting), wanted)
+            if waiting and (self._is_full(waiting, wanted) or now >= min(end, quiet, held)):
+                wanted -= self._spool_and_finish(decode(waiting), wanted)
                 waiting = []
 
-    def _is_chunk(self, waiting: list[ReceivedFrames], wanted: int) -> bool:
+    def _is_full(self, waiting: list[ReceivedFrames], wanted: int) -> bool:
         rows = sum(len(each.starts) - 1 for each in waiting)
         size = sum(each.starts[-1] - each.starts[0] for each in waiting)
-        return rows >= min(self._chunk, wanted) or size >= _LARGEST_CHUNK
+        return rows >= min(self._chunk, wanted) or size >= _MAX_CHUNK_BYTES
 
-    def _take(self, batch: pa.RecordBatch, wanted: int) -> int:
-        """Spool and finish them; how many of them are new."""
-        fresh = self._fresh(batch)
+    def _spool_and_finish(self, batch: pa.RecordBatch, wanted: int) -> int:
+        """Return the number of messages that were not in the spool before."""
+        fresh = self._without_known(batch)
         self._at(BEFORE_SPOOL)
         if fresh.num_rows:
             if self._file is None:
@@ -166,17 +169,17 @@ class _Attempt:
             self._file.append(spooled(self._origin, fresh))
         self._at(SPOOLED)
         self._note(fresh.column("id"))
-        # RDY first: nsqd would fill up at once what the FINs make room for.
+        # RDY before the FINs: otherwise nsqd uses the old RDY count for the slots that the FINs free.
         ready = command_writer.ready(max(0, min(self._in_flight, wanted - fresh.num_rows)))
         self._connection.send(ready + finish(batch.column("id")))
         self._at(FINISHED)
         return int(fresh.num_rows)
 
-    def _fresh(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Those that are not in the spool yet; nsqd sends again what it waited for too long."""
+    def _without_known(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Drop messages that are in the spool already; nsqd redelivers messages that timed out."""
         if not self._options.suppress_redelivered:
             return batch
-        # One connection gets a message for the second time only as its second attempt.
+        # A connection gets a message twice only with attempts > 1.
         if self._known is None and not pc.all(pc.equal(batch.column("attempts"), _FIRST)).as_py():
             self._known = self._suspects | self._ids()
         if self._known is None and not self._suspects:
@@ -185,8 +188,8 @@ class _Attempt:
         if self._known is None and self._suspects.isdisjoint(ids):
             return batch
         known = self._suspects if self._known is None else self._known
-        numbers = {id: number for number, id in enumerate(ids) if id not in known}
-        return batch if len(numbers) == batch.num_rows else batch.take(pa.array(numbers.values(), pa.int32()))
+        rows = {id: row for row, id in enumerate(ids) if id not in known}
+        return batch if len(rows) == batch.num_rows else batch.take(pa.array(rows.values(), pa.int32()))
 
     def _note(self, ids: pa.Array) -> None:
         self._finished.append(ids)
@@ -194,5 +197,5 @@ class _Attempt:
             self._known.update(ids.to_pylist())
 
     def _ids(self) -> set[str]:
-        """Of everything this attempt has spooled."""
+        """The ids of all messages that this attempt has finished."""
         return {id for ids in self._finished for id in ids.to_pylist()}

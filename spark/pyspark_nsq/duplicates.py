@@ -1,4 +1,4 @@
-"""Dropping messages that have been there before, without dropping any that have not."""
+"""De-duplication of a stream without dropping late messages."""
 
 from collections.abc import Sequence
 
@@ -7,10 +7,10 @@ from pyspark.sql import functions as sql
 
 
 def once(messages: DataFrame, keys: Sequence[str], within: str) -> DataFrame:
-    """A stream of messages, without those whose keys came in the time `within` before them.
+    """Drop the messages whose keys were received during the preceding time `within`.
 
-    That time is measured by when Spark received a batch, which is in the checkpoint with it. Measured by `timestamp`, a
-    message that waited long at nsqd would come behind the watermark, and Spark drops what does.
+    The watermark is on the time when Spark received a batch, which is part of the checkpoint. With a watermark on
+    `timestamp`, Spark would drop a message that waited long at nsqd.
     """
     received = messages.withColumn("_received", sql.current_timestamp()).withWatermark("_received", within)
     return received.dropDuplicatesWithinWatermark(list(keys)).drop("_received")

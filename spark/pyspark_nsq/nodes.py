@@ -1,5 +1,6 @@
-"""Which nsqd have a topic, and how much waits there: nsqlookupd's and nsqd's HTTP, asked with nothing but the standard
-library, since this runs in Spark's processes.
+"""Discovery of the nsqd that have a topic, and of their backlogs, over the HTTP APIs of nsqlookupd and nsqd.
+
+Only the standard library is used, because this runs in Spark's processes.
 """
 
 import http.client
@@ -19,23 +20,23 @@ from pyspark_nsq.options import ReadOptions
 
 log = logging.getLogger(__name__)
 
-_LARGEST_ANSWER = 32 << 20
-# In a second, until a topic has passed on what it has.
-_LOOKS = 50
-_MOST_NAMED = 5
+_MAX_RESPONSE_BYTES = 32 << 20
+# Polls of /stats within one second while a topic still copies messages to its channels.
+_MAX_POLLS = 50
+_MAX_WARNINGS = 5
 
 
 class HttpFailed(Exception):
-    """A daemon gave no answer that can be used; the text says which and why."""
+    """A daemon gave no usable answer; the text names the daemon and the reason."""
 
 
 class NoNodes(Exception):
-    """Nobody can say where the topics are."""
+    """No nsqlookupd answers, or none of the named nsqd can be reached."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """An nsqd with one of the topics. Without `http` nobody can ask how much waits there."""
+    """An nsqd with one of the topics. If `http` is empty, its backlog is unknown."""
 
     topic: str
     tcp: str
@@ -43,7 +44,7 @@ class Node:
 
 
 def ask(address: str, path: str, timeout: float, **parameters: str) -> Any:
-    """The JSON value of an answer, None for 404. Raises ``HttpFailed``."""
+    """GET a path and return the JSON value of the answer, or None for 404. Raises ``HttpFailed``."""
     status, body = _exchange("GET", address, path, timeout, b"", parameters)
     if status == 404:
         return None
@@ -54,7 +55,7 @@ def ask(address: str, path: str, timeout: float, **parameters: str) -> Any:
 
 
 def post(address: str, path: str, timeout: float, body: bytes = b"", **parameters: str) -> None:
-    """Raises ``HttpFailed`` unless it was done."""
+    """POST to a path. Raises ``HttpFailed`` unless the daemon answers 200."""
     status, _ = _exchange("POST", address, path, timeout, body, parameters)
     if status == 404:
         raise HttpFailed(f"http://{address}/{path}: not found")
@@ -63,7 +64,7 @@ def post(address: str, path: str, timeout: float, body: bytes = b"", **parameter
 def _exchange(
     method: str, address: str, path: str, timeout: float, body: bytes, parameters: dict[str, str]
 ) -> tuple[int, bytes]:
-    """Status (200 or 404) and body of an answer, all of it within `timeout` seconds."""
+    """Return the status (200 or 404) and the body. `timeout` is for the whole exchange, in seconds."""
     host, _, port = address.rpartition(":")
     connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=timeout)
     url = f"/{path}?{urlencode(parameters)}"
@@ -73,7 +74,7 @@ def _exchange(
         with _shut_at(deadline, connection.sock):
             connection.request(method, url, body, {"Accept": "application/vnd.nsq; version=1.0"})
             response = connection.getresponse()
-            answer = response.read(_LARGEST_ANSWER)
+            answer = response.read(_MAX_RESPONSE_BYTES)
         if response.status not in (200, 404):
             raise ValueError(f"status {response.status} {answer[:200].decode('utf-8', 'replace')}")
         return response.status, answer
@@ -85,10 +86,10 @@ def _exchange(
 
 @contextmanager
 def _shut_at(deadline: float, connection: socket.socket) -> Iterator[None]:
-    """Shut the connection down at the deadline: each wait for it has a timeout, but a server that drips has many."""
+    """Shut the connection down at the deadline. The socket's timeout is for one read, and a slow answer has many."""
 
     def shut() -> None:
-        with suppress(OSError):  # the server was quicker
+        with suppress(OSError):  # the server has closed it already
             connection.shutdown(socket.SHUT_RDWR)
 
     timer = threading.Timer(max(0.0, deadline - time.monotonic()), shut)
@@ -106,7 +107,7 @@ def _shut_at(deadline: float, connection: socket.socket) -> Iterator[None]:
 
 
 class Nodes:
-    """The nodes of a query's topics, asked for again after `lookup_interval`; `clock` is monotonic."""
+    """The nodes that have a query's topics. They are looked up again every `lookup_interval`. `clock` is monotonic."""
 
     def __init__(self, options: ReadOptions, clock: Callable[[], float] = time.monotonic) -> None:
         self._options = options
@@ -117,7 +118,10 @@ class Nodes:
         self._skipped: set[str] = set()
 
     def all(self) -> list[Node]:
-        """Sorted, so that batches plan in the same order. Raises ``NoNodes`` if no nsqlookupd answers and none did."""
+        """Return the nodes in sorted order, so that plans are stable.
+
+        Raises ``NoNodes`` if no nsqlookupd answers and none has answered before.
+        """
         options = self._options
         if options.nsqd_tcp_addresses:
             https = options.nsqd_http_addresses or ("",) * len(options.nsqd_tcp_addresses)
@@ -130,7 +134,7 @@ class Nodes:
         return self._known
 
     def require(self) -> None:
-        """Raises ``NoNodes`` when of the nsqd that were named none can be reached, or no nsqlookupd."""
+        """Raise ``NoNodes`` if no named nsqd, or no nsqlookupd, can be reached."""
         complaints = []
         for node in self.all():
             try:
@@ -141,11 +145,11 @@ class Nodes:
                 return
         if complaints and self._options.nsqd_tcp_addresses:
             raise NoNodes(
-                "nsqdTcpAddresses: no nsqd can be reached; start one, or name others: " + "; ".join(complaints)
+                "nsqdTcpAddresses: no nsqd can be reached; start one, or set other addresses: " + "; ".join(complaints)
             )
 
-    def ensure_channels(self) -> None:
-        """Make the channel where it is not, so that nothing is missed. What fails is tried the next time."""
+    def create_channels(self) -> None:
+        """Create the channel on every node, so that it gets all messages. A failure is retried at the next call."""
         options = self._options
         for node in self.all():
             if not options.create_channel or not node.http or node in self._with_channel:
@@ -159,8 +163,10 @@ class Nodes:
                 self._complain(error)
 
     def backlog(self) -> list[tuple[Node, int | None]]:
-        """How much waits for the channel on every node; None where nobody can tell. Raises ``HttpFailed`` if the user
-        wants unreachable nodes to be errors."""
+        """Return every node with the depth of the channel there, or None if the node has no HTTP address.
+
+        Unreachable nodes are left out; with failOnUnreachable they raise ``HttpFailed``.
+        """
         found: list[tuple[Node, int | None]] = []
         for node in self.all():
             try:
@@ -169,17 +175,16 @@ class Nodes:
                 self._complain(error)
         return found
 
-    def whole_backlog(self) -> list[tuple[Node, int | None]]:
-        """`backlog`, with everything that was published before.
+    def settled_backlog(self) -> list[tuple[Node, int | None]]:
+        """Return `backlog` after topics have copied their messages to the channel, or after one second at most.
 
-        Go's nsqd counts a channel before its topic, and so misses what passes from one to the other meanwhile, maybe
-        everything when a channel has just been made. Once the topic is empty it is all in the channel; for one that
-        does not become empty nobody waits longer than a second.
+        Go's nsqd reads the channel's depth before the topic's, so that it misses messages that pass from topic to
+        channel in between. Shortly after the channel was created, these can be all messages.
         """
-        for _ in range(_LOOKS):
+        for _ in range(_MAX_POLLS):
             if not any(self._is_passing_on(node) for node in self.all() if node.http):
                 break
-            time.sleep(1 / _LOOKS)
+            time.sleep(1 / _MAX_POLLS)
         return self.backlog()
 
     def _try(self, node: Node) -> None:
@@ -196,15 +201,15 @@ class Nodes:
     def _is_passing_on(self, node: Node) -> bool:
         try:
             return self._depths(node)[0] > 0
-        except HttpFailed:  # `backlog` says so
+        except HttpFailed:  # reported by `backlog`
             return False
 
     def _depth(self, node: Node) -> int:
-        # What was published a moment ago may still be on its way from the topic to its channels.
+        # Recently published messages may still be in the topic.
         return sum(self._depths(node))
 
     def _depths(self, node: Node) -> tuple[int, int]:
-        """Of the topic and of the channel; 0 and 0 while there is no such channel."""
+        """The depths of topic and channel; (0, 0) if there is no such channel."""
         name, timeout = self._options.channel, self._options.connect_timeout
         answer = ask(node.http, "stats", timeout, format="json", topic=node.topic, channel=name)
         try:
@@ -214,12 +219,12 @@ class Nodes:
                         return int(topic["depth"]), int(channel["depth"])
             return 0, 0
         except (TypeError, KeyError) as error:
-            raise HttpFailed(f"{node.http}: /stats cannot be understood: {error!r}") from None
+            raise HttpFailed(f"{node.http}: cannot parse the answer of /stats: {error!r}") from None
 
     def _complain(self, error: HttpFailed) -> None:
         if self._options.fail_on_unreachable:
             raise error
-        log.warning("passing over what cannot be reached: %s", error)
+        log.warning("skipping an unreachable nsqd: %s", error)
 
     def _look_up(self) -> None:
         found: set[Node] = set()
@@ -234,8 +239,8 @@ class Nodes:
                     skipped.update(problems)
                 except HttpFailed as error:
                     complaints.append(str(error))
-                    log.warning("passing over an nsqlookupd: %s", error)
-        for text in sorted(skipped - self._skipped)[:_MOST_NAMED]:
+                    log.warning("skipping an nsqlookupd: %s", error)
+        for text in sorted(skipped - self._skipped)[:_MAX_WARNINGS]:
             log.warning("nsqlookupd %s", text)
         self._skipped = skipped
         asked = len(self._options.topics) * len(self._options.lookupd_http_addresses)
@@ -246,9 +251,9 @@ class Nodes:
 
 
 def _producers(lookupd: str, topic: str, answer: Any) -> tuple[list[Node], list[str]]:
-    """The nodes of an answer, and why others are skipped; 404 is a topic nobody has.
+    """Return the nodes of an answer, and the reasons for skipped ones. No answer (404): no nsqd has the topic.
 
-    An entry of another form spoils the answer, so that another nsqlookupd's counts.
+    An entry of a wrong form raises ``HttpFailed`` for the whole answer; other nsqlookupds may have a good one.
     """
     nodes: list[Node] = []
     skipped: list[str] = []
@@ -261,5 +266,5 @@ def _producers(lookupd: str, topic: str, answer: Any) -> tuple[list[Node], list[
             host = f"[{host}]" if ":" in host else host
             nodes.append(Node(topic, f"{host}:{tcp}", f"{host}:{http_port}"))
     except (AttributeError, TypeError, KeyError) as error:
-        raise HttpFailed(f"{lookupd}: /lookup cannot be understood: {error!r}") from None
+        raise HttpFailed(f"{lookupd}: cannot parse the answer of /lookup: {error!r}") from None
     return nodes, skipped

@@ -1,10 +1,10 @@
-"""The table of options: names, defaults, what their texts may be. The table in the guide is this one."""
+"""The table of options: names, defaults, parsers and meanings. The table in docs/spark.md equals it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pyspark_nsq import kinds
+from pyspark_nsq import option_parsers
 
 STREAM: Final = "stream"
 BATCH: Final = "batch"
@@ -16,7 +16,7 @@ _ALL: Final = (STREAM, BATCH, WRITE)
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A row of the table. `default` is in the form that a user writes; None: the option is required."""
+    """A row of the table. `default` is text, as a user would write it; None if the option is required."""
 
     name: str
     field: str
@@ -28,12 +28,14 @@ class Option:
 
 
 OPTIONS: Final = (
-    Option("subscribe", "topics", kinds.topics, None, "topics to read, separated by commas", aliases=("topic",)),
-    Option("channel", "channel", kinds.channel, None, "channel to read; use one for each query"),
+    Option(
+        "subscribe", "topics", option_parsers.topics, None, "topics to read, separated by commas", aliases=("topic",)
+    ),
+    Option("channel", "channel", option_parsers.channel, None, "channel to read; use one for each query"),
     Option(
         "lookupdHttpAddresses",
         "lookupd_http_addresses",
-        kinds.http_addresses,
+        option_parsers.http_addresses,
         "",
         "nsqlookupd to ask for the nsqd that have the topics",
         aliases=("lookupd_http_addresses",),
@@ -41,7 +43,7 @@ OPTIONS: Final = (
     Option(
         "nsqdTcpAddresses",
         "nsqd_tcp_addresses",
-        kinds.addresses,
+        option_parsers.addresses,
         "",
         "nsqd to read from, instead of asking nsqlookupd; nsqd to publish to",
         _ALL,
@@ -50,44 +52,61 @@ OPTIONS: Final = (
     Option(
         "nsqdHttpAddresses",
         "nsqd_http_addresses",
-        kinds.http_addresses,
+        option_parsers.http_addresses,
         "",
         "the HTTP addresses of `nsqdTcpAddresses`, in the same order; without them the backlog is unknown",
         aliases=("nsqd_http_addresses",),
     ),
-    Option("spoolDir", "spool_dir", kinds.text, None, "a folder that the driver and all executors share"),
-    Option("createChannel", "create_channel", kinds.flag, "true", "create the channel on every nsqd at the start"),
+    Option("spoolDir", "spool_dir", option_parsers.text, None, "a folder that the driver and all executors share"),
+    Option(
+        "createChannel",
+        "create_channel",
+        option_parsers.boolean,
+        "true",
+        "create the channel on every nsqd at the start",
+    ),
     Option(
         "maxMessagesPerTrigger",
         "max_messages_per_trigger",
-        kinds.whole(1),
+        option_parsers.integer(1),
         "500000",
         "most messages in a micro-batch",
         (STREAM,),
         ("maxOffsetsPerTrigger",),
     ),
-    Option("maxMessages", "max_messages", kinds.whole(0), "0", "most messages to read; 0 for all that wait", (BATCH,)),
+    Option(
+        "maxMessages",
+        "max_messages",
+        option_parsers.integer(0),
+        "0",
+        "most messages to read; 0 for all that wait",
+        (BATCH,),
+    ),
     Option(
         "maxMessagesPerPartition",
         "max_messages_per_partition",
-        kinds.whole(1),
+        option_parsers.integer(1),
         "200000",
         "most messages in a task",
     ),
     Option(
-        "partitionsPerNsqd", "partitions_per_nsqd", kinds.whole(1, 1024), "1", "connections, and tasks, for each nsqd"
+        "partitionsPerNsqd",
+        "partitions_per_nsqd",
+        option_parsers.integer(1, 1024),
+        "1",
+        "connections, and tasks, for each nsqd",
     ),
     Option(
         "minPartitions",
         "min_partitions",
-        kinds.whole(0, 4096),
+        option_parsers.integer(0, 4096),
         "0",
         "least number of tasks, if there are enough messages",
     ),
     Option(
         "maxInFlight",
         "max_in_flight",
-        kinds.whole(0),
+        option_parsers.integer(0),
         "0",
         "messages in flight on a connection; 0 for as many as nsqd allows",
         aliases=("max_in_flight",),
@@ -95,22 +114,22 @@ OPTIONS: Final = (
     Option(
         "chunkMessages",
         "chunk_messages",
-        kinds.whole(0),
+        option_parsers.integer(0),
         "0",
         "messages to collect before they are spooled and finished together; 0 for half of `maxInFlight`",
     ),
     Option(
         "idleTimeoutMs",
         "idle_timeout",
-        kinds.milliseconds(1),
+        option_parsers.milliseconds(1),
         "300",
         "a task ends when no message arrives for this time",
     ),
-    Option("maxReadMs", "max_read", kinds.milliseconds(1), "10000", "a task reads no longer than this"),
+    Option("maxReadMs", "max_read", option_parsers.milliseconds(1), "10000", "a task reads no longer than this"),
     Option(
         "pollIntervalMs",
         "poll_interval",
-        kinds.milliseconds(0),
+        option_parsers.milliseconds(0),
         "200",
         "least time between two queries of the backlog",
         (STREAM,),
@@ -118,14 +137,14 @@ OPTIONS: Final = (
     Option(
         "lookupIntervalMs",
         "lookup_interval",
-        kinds.milliseconds(0),
+        option_parsers.milliseconds(0),
         "15000",
         "least time between two queries of nsqlookupd",
     ),
     Option(
         "connectTimeoutMs",
         "connect_timeout",
-        kinds.milliseconds(1),
+        option_parsers.milliseconds(1),
         "5000",
         "time for connecting, and for each answer",
         _ALL,
@@ -133,22 +152,24 @@ OPTIONS: Final = (
     Option(
         "msgTimeoutMs",
         "msg_timeout",
-        kinds.milliseconds(0),
+        option_parsers.milliseconds(0),
         "0",
         "message timeout, after which messages are delivered again after a crash; 0 for nsqd's",
     ),
     Option(
         "suppressRedelivered",
         "suppress_redelivered",
-        kinds.flag,
+        option_parsers.boolean,
         "true",
         "drop messages that are delivered again after a crash",
     ),
-    Option("suspectTtlMs", "suspect_ttl", kinds.milliseconds(0), "86400000", "how long to recognize such messages"),
+    Option(
+        "suspectTtlMs", "suspect_ttl", option_parsers.milliseconds(0), "86400000", "how long to recognize such messages"
+    ),
     Option(
         "spoolRetainBatches",
         "spool_retain_batches",
-        kinds.whole(0),
+        option_parsers.integer(0),
         "1",
         "number of committed batches that stay in the spool",
         (STREAM,),
@@ -156,7 +177,7 @@ OPTIONS: Final = (
     Option(
         "spoolRetainMs",
         "spool_retain",
-        kinds.milliseconds(0),
+        option_parsers.milliseconds(0),
         "10000",
         "least time that they stay; they tell which messages a killed nsqd delivers again",
         (STREAM,),
@@ -164,7 +185,7 @@ OPTIONS: Final = (
     Option(
         "keepSpool",
         "keep_spool",
-        kinds.keeping,
+        option_parsers.retention,
         "true",
         "how long a spool without `ack` stays: `true`, or milliseconds; the next batch read deletes it",
         (BATCH,),
@@ -172,49 +193,51 @@ OPTIONS: Final = (
     Option(
         "failOnDataLoss",
         "fail_on_data_loss",
-        kinds.flag,
+        option_parsers.boolean,
         "true",
         "fail if a batch is repeated and its spool is gone",
     ),
-    Option("failOnUnreachable", "fail_on_unreachable", kinds.flag, "false", "fail if an nsqd cannot be reached"),
+    Option(
+        "failOnUnreachable", "fail_on_unreachable", option_parsers.boolean, "false", "fail if an nsqd cannot be reached"
+    ),
     Option(
         "tls",
         "tls",
-        kinds.flag,
+        option_parsers.boolean,
         "false",
         "use TLS; connecting fails if nsqd has no TLS",
         _ALL,
         aliases=("tls_v1",),
     ),
-    Option("tlsCaFile", "tls_ca_file", kinds.text, "", "authorities to trust, instead of the system's", _ALL),
-    Option("tlsCertFile", "tls_cert_file", kinds.text, "", "client certificate", _ALL),
-    Option("tlsKeyFile", "tls_key_file", kinds.text, "", "its key, if it is not in the same file", _ALL),
-    Option("tlsSkipVerify", "tls_skip_verify", kinds.flag, "false", "accept any certificate", _ALL),
+    Option("tlsCaFile", "tls_ca_file", option_parsers.text, "", "authorities to trust, instead of the system's", _ALL),
+    Option("tlsCertFile", "tls_cert_file", option_parsers.text, "", "client certificate", _ALL),
+    Option("tlsKeyFile", "tls_key_file", option_parsers.text, "", "its key, if it is not in the same file", _ALL),
+    Option("tlsSkipVerify", "tls_skip_verify", option_parsers.boolean, "false", "accept any certificate", _ALL),
     Option(
         "authSecret",
         "auth_secret",
-        kinds.text,
+        option_parsers.text,
         "",
         "secret to send if nsqd asks for authorization",
         _ALL,
         aliases=("auth_secret",),
     ),
-    Option("snappy", "snappy", kinds.flag, "false", "use snappy compression", _ALL),
-    Option("deflate", "deflate", kinds.flag, "false", "use deflate compression", _ALL),
+    Option("snappy", "snappy", option_parsers.boolean, "false", "use snappy compression", _ALL),
+    Option("deflate", "deflate", option_parsers.boolean, "false", "use deflate compression", _ALL),
     Option(
         "deflateLevel",
         "deflate_level",
-        kinds.whole(1, 9),
+        option_parsers.integer(1, 9),
         "6",
         "level of deflate, 1 to 9",
         _ALL,
         aliases=("deflate_level",),
     ),
-    Option("topic", "topic", kinds.topic, "", "the topic of rows that have no column of that name", (WRITE,)),
+    Option("topic", "topic", option_parsers.topic, "", "the topic of rows that have no column of that name", (WRITE,)),
     Option(
         "mpubMessages",
         "mpub_messages",
-        kinds.whole(1),
+        option_parsers.integer(1),
         "5000",
         "most messages to publish together",
         (WRITE,),
@@ -222,7 +245,7 @@ OPTIONS: Final = (
     Option(
         "mpubBytes",
         "mpub_bytes",
-        kinds.whole(1),
+        option_parsers.integer(1),
         "1048576",
         "most bytes to publish together: less than nsqd's --max-body-size",
         (WRITE,),
@@ -230,7 +253,7 @@ OPTIONS: Final = (
     Option(
         "mpubWindow",
         "mpub_window",
-        kinds.whole(1, 1024),
+        option_parsers.integer(1, 1024),
         "4",
         "batches to send before nsqd has answered",
         (WRITE,),
@@ -238,7 +261,7 @@ OPTIONS: Final = (
     Option(
         "publishMode",
         "publish_mode",
-        kinds.one_of("direct", STAGED),
+        option_parsers.choice("direct", STAGED),
         "direct",
         "`direct`: tasks publish; `staged`: they write files, which the driver publishes once",
         (WRITE,),
@@ -246,7 +269,7 @@ OPTIONS: Final = (
     Option(
         "stagingDir",
         "staging_dir",
-        kinds.text,
+        option_parsers.text,
         "",
         "folder for these files, which the driver and all executors share",
         (WRITE,),
@@ -254,7 +277,7 @@ OPTIONS: Final = (
     Option(
         "spoolDir",
         "staging_parent",
-        kinds.text,
+        option_parsers.text,
         "",
         "without `stagingDir`, these files are in its folder `staging`",
         (WRITE,),

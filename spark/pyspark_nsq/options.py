@@ -1,7 +1,7 @@
-"""What a user writes in ``.option(...)``: read by the table (`option_table`), checked, and complained about.
+"""Validation of ``.option(...)``, by the table in `option_table`.
 
-Names are camelCase and not case-sensitive, as Spark's are; pynsq's names are taken as well. Every complaint names the
-option and says what to write instead, and comes before anything is consumed.
+Names are camelCase and case-insensitive, as Spark's are; pynsq's names are accepted too. Every error names the option
+and the expected value, and is raised before messages are consumed.
 """
 
 import difflib
@@ -12,16 +12,16 @@ from typing import Any, Final
 from nsq_compat.protocol.compression import SNAPPY_INSTALLED, SNAPPY_MISSING
 from pyspark_nsq.option_table import BATCH, OPTIONS, STAGED, STREAM, WRITE, Option
 
-_SAID: Final = {STREAM: "a stream read", BATCH: "a batch read", WRITE: "writing"}
+_USE_NAMES: Final = {STREAM: "a stream read", BATCH: "a batch read", WRITE: "writing"}
 
 SPECULATION: Final = (
     "spark.speculation must be false (spark-submit --conf spark.speculation=false): a second attempt at a task would "
     "take messages that belong to no batch"
 )
-"""What a session is told that runs tasks twice on purpose."""
+"""The error for a session with speculative execution."""
 
-# What Spark itself puts among the options, or takes from them.
-_SPARKS_OWN: Final = frozenset({"checkpointlocation", "path", "queryname"})
+# Options that Spark itself adds or uses.
+_SPARK_OPTIONS: Final = frozenset({"checkpointlocation", "path", "queryname"})
 
 
 class OptionError(ValueError):
@@ -30,7 +30,7 @@ class OptionError(ValueError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConnectionOptions:
-    """What belongs to every connection. Times in seconds; `msg_timeout` 0 is nsqd's own."""
+    """The options of every connection. Times are in seconds; `msg_timeout` 0 means nsqd's own."""
 
     nsqd_tcp_addresses: tuple[str, ...]
     msg_timeout: float
@@ -48,8 +48,11 @@ class ConnectionOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadOptions(ConnectionOptions):
-    """The options of reading, checked. Times in seconds; 0 in `max_in_flight` and `chunk_messages` is what nsqd allows
-    and half of that; in `min_partitions` and `max_messages` "no such wish"; None in `keep_spool` for ever."""
+    """The validated options of reading. Times are in seconds.
+
+    0 means nsqd's maximum in `max_in_flight`, half of that in `chunk_messages`, and no limit in `min_partitions` and
+    `max_messages`. None in `keep_spool` means for ever.
+    """
 
     topics: tuple[str, ...]
     channel: str
@@ -79,7 +82,7 @@ class ReadOptions(ConnectionOptions):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WriteOptions(ConnectionOptions):
-    """The options of writing, checked. `topic` may be empty: then every row has its own."""
+    """The validated options of writing. If `topic` is empty, every row has a topic."""
 
     topic: str
     mpub_messages: int
@@ -95,35 +98,35 @@ class WriteOptions(ConnectionOptions):
 
 
 def read_options(given: Mapping[str, str], use: str) -> ReadOptions:
-    """The options of a streaming or batch read. Raises ``OptionError``."""
+    """Parse the options of a streaming or batch read. Raises ``OptionError``."""
     options = ReadOptions(**_values(given, use, ReadOptions))
-    _complain(_of_connections(options), _of_reading(options))
+    _check(_of_connections(options), _of_reading(options))
     return options
 
 
 def write_options(given: Mapping[str, str]) -> WriteOptions:
-    """The options of writing, as a stream or not. Raises ``OptionError``."""
+    """Parse the options of a streaming or batch write. Raises ``OptionError``."""
     options = WriteOptions(**_values(given, WRITE, WriteOptions))
-    _complain(_of_connections(options), _of_writing(options))
+    _check(_of_connections(options), _of_writing(options))
     return options
 
 
 def _values(given: Mapping[str, str], use: str, wanted: type[ReadOptions] | type[WriteOptions]) -> dict[str, Any]:
-    # A name may mean one thing to who reads and another to who writes: the one for this use comes last.
+    # A name may belong to one option for reading and to another for writing; rows for this use sort last and win.
     rows = sorted(OPTIONS, key=lambda row: use in row.uses)
     names = {name.lower(): row for row in rows for name in (row.name, *row.aliases)}
-    said: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for name, value in given.items():
         row = names.get(name.lower())
         if row is None:
-            if name.lower() not in _SPARKS_OWN:
+            if name.lower() not in _SPARK_OPTIONS:
                 raise OptionError(f"there is no option {name}{_suggestion(name, names)}")
         elif use not in row.uses:
-            raise OptionError(f"{row.name} is not for {_SAID[use]}")
-        elif said.setdefault(row.field, value) != value:
+            raise OptionError(f"{row.name} is not for {_USE_NAMES[use]}")
+        elif texts.setdefault(row.field, value) != value:
             raise OptionError(f"{row.name} is given twice, under two names")
     needed = {field.name for field in fields(wanted)}
-    return {row.field: _value(row, said.get(row.field)) for row in OPTIONS if row.field in needed}
+    return {row.field: _value(row, texts.get(row.field)) for row in OPTIONS if row.field in needed}
 
 
 def _value(row: Option, raw: str | None) -> Any:
@@ -139,37 +142,37 @@ def _value(row: Option, raw: str | None) -> Any:
 
 def _suggestion(name: str, names: Mapping[str, Option]) -> str:
     close = difflib.get_close_matches(name.lower(), names, n=1)
-    return f"; {names[close[0]].name} was meant, perhaps" if close else ""
+    return f"; did you mean {names[close[0]].name}?" if close else ""
 
 
 _Rules = Iterable[tuple[bool, str]]
 
 
-def _complain(*rules: _Rules) -> None:
+def _check(*rules: _Rules) -> None:
     for each in rules:
-        for wrong, complaint in each:
-            if wrong:
-                raise OptionError(complaint)
+        for violated, error in each:
+            if violated:
+                raise OptionError(error)
 
 
 def _of_connections(options: ConnectionOptions) -> _Rules:
-    yield options.snappy and options.deflate, "snappy and deflate exclude each other; give one"
+    yield options.snappy and options.deflate, "snappy and deflate cannot be combined; set one of them"
     yield options.snappy and not SNAPPY_INSTALLED, SNAPPY_MISSING
     about_tls = options.tls_ca_file or options.tls_cert_file or options.tls_skip_verify
-    yield bool(about_tls) and not options.tls, "options of TLS are given, but not tls=true"
+    yield bool(about_tls) and not options.tls, "TLS options need tls=true"
 
 
 def _of_reading(options: ReadOptions) -> _Rules:
     fixed, over_http = options.nsqd_tcp_addresses, options.nsqd_http_addresses
-    yield bool(options.lookupd_http_addresses) == bool(fixed), "give either lookupdHttpAddresses or nsqdTcpAddresses"
+    yield bool(options.lookupd_http_addresses) == bool(fixed), "set either lookupdHttpAddresses or nsqdTcpAddresses"
     yield (
         bool(over_http) and len(over_http) != len(fixed),
-        "nsqdHttpAddresses must name as many as nsqdTcpAddresses, in the same order",
+        "nsqdHttpAddresses must have an address for each of nsqdTcpAddresses, in the same order",
     )
     yield 0 < options.msg_timeout < 1, "msgTimeoutMs must be 0 (for nsqd's) or at least 1000"
     yield (
         0 < options.max_in_flight < options.chunk_messages,
-        "chunkMessages must not be more than maxInFlight: more never come before some are finished",
+        "chunkMessages must not be greater than maxInFlight: nsqd never sends more before some are finished",
     )
 
 

@@ -1,7 +1,7 @@
-"""How a batch is shared out: so many messages from each nsqd, in so many tasks.
+"""The plan of a batch: how many messages come from each nsqd, and in how many tasks.
 
-A plan is made of lists of text and numbers, because it is part of the offset that Spark keeps as JSON: a batch that is
-wanted again after a restart has the plan it had.
+A plan consists of lists of strings and numbers, because it is part of the offset that Spark stores as JSON. A batch
+that is repeated after a restart therefore has the same plan.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _ORPHAN: Final = "orphan"
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """At most `count` messages of a topic from one nsqd, over one connection. `http` may be empty: not known."""
+    """A task: at most `count` messages of a topic from one nsqd, over one connection. `http` is empty if unknown."""
 
     topic: str
     nsqd: str
@@ -26,17 +26,19 @@ class Share:
     http: str = ""
 
 
-def share_out(backlog: Sequence[tuple[Node, int | None]], limit: int | None, options: ReadOptions) -> list[Share]:
-    """The tasks of a batch of at most `limit` messages. A node whose backlog nobody knows is read as if it had enough
-    for all the tasks it may have."""
-    blind = options.max_messages_per_partition * options.partitions_per_nsqd
-    waiting = [(node, blind if depth is None else depth) for node, depth in backlog]
+def plan_batch(backlog: Sequence[tuple[Node, int | None]], limit: int | None, options: ReadOptions) -> list[Share]:
+    """Return the tasks of a batch of at most `limit` messages.
+
+    A node with an unknown backlog is assumed to have enough messages for all its tasks.
+    """
+    assumed = options.max_messages_per_partition * options.partitions_per_nsqd
+    waiting = [(node, assumed if depth is None else depth) for node, depth in backlog]
     total = sum(depth for _, depth in waiting)
     granted = total if limit is None else min(total, limit)
     shares: list[Share] = []
     before = 0
     for node, depth in waiting:
-        # In proportion, and so that the rounded shares add up to what is granted.
+        # In proportion, and rounded so that the shares add up to `granted`.
         count = granted * (before + depth) // total - granted * before // total if total else 0
         before += depth
         tasks = max(

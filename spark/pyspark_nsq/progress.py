@@ -1,11 +1,11 @@
-"""A streaming query's way forward: which batch comes next. What Spark's reader does on the driver, without Spark.
+"""Offsets and batches of a streaming query: the driver's part of Spark's reader, without Spark.
 
-An offset says everything about the batch that ends with it:
+An offset describes the batch that ends with it:
 
-    {"stream": which spool, "seq": which batch, "planned": messages planned until now, "plan": what the batch reads}
+    {"stream": name of the spool, "seq": number of the batch, "planned": messages planned so far, "plan": its tasks}
 
-Spark keeps it and gives it back, in the same process or after a restart. That it asks what comes behind an offset is
-the proof that everything up to it is committed.
+Spark stores offsets and passes them back, in the same process or after a restart. If it asks for the batch after an
+offset, everything up to that offset is committed.
 """
 
 import time
@@ -15,7 +15,7 @@ from typing import Any
 
 from pyspark_nsq.nodes import Nodes
 from pyspark_nsq.options import ReadOptions
-from pyspark_nsq.plan import Share, share_out, to_json
+from pyspark_nsq.plan import Share, plan_batch, to_json
 from pyspark_nsq.spool import Piece, Spool
 
 Offset = dict[str, Any]
@@ -36,35 +36,38 @@ class Progress:
         self._left: int | None = None
 
     def initial(self) -> Offset:
-        """Where a query without a checkpoint begins; the same however often it is asked. Everything that would make the
-        query fail is found out here, before anything is consumed."""
+        """The offset of a query without a checkpoint; the same for every call.
+
+        Checks all prerequisites of the query before a message is consumed.
+        """
         if self._initial is None:
             self._nodes.require()
             stream = uuid.uuid4().hex
             self._spool = Spool(self._options.spool_dir, stream)
             self._spool.create()
-            self._nodes.ensure_channels()
+            self._nodes.create_channels()
             self._initial = {"stream": stream, "seq": 0, "planned": 0, "plan": []}
         return self._initial
 
-    def until_now(self) -> None:
-        """From now on plan no more than waits at this moment, so that the query comes to an end."""
-        self._nodes.ensure_channels()
-        backlog = self._nodes.whole_backlog()
-        self._left = sum(depth if depth is not None else self._blind() for _, depth in backlog)
+    def stop_at_current_backlog(self) -> None:
+        """Plan no more messages than wait now, so that the query ends."""
+        self._nodes.create_channels()
+        backlog = self._nodes.settled_backlog()
+        assumed = self._options.max_messages_per_partition * self._options.partitions_per_nsqd
+        self._left = sum(assumed if depth is None else depth for _, depth in backlog)
 
     def next(self, start: Offset, limit: int | None) -> Offset:
-        """The batch behind `start`; `start` itself when there is nothing to do."""
+        """The end of the batch after `start`, or `start` if there is nothing to read."""
         spool = self._spool_of(start)
         if self._left is None and self._is_too_soon():
             return start
         self.committed(start)
-        self._nodes.ensure_channels()
+        self._nodes.create_channels()
         backlog = self._nodes.backlog()
         self.backlog = sum(depth or 0 for _, depth in backlog)
         if self._left is not None:
             limit = self._left if limit is None else min(limit, self._left)
-        plan: list[Piece | Share] = [*spool.orphans(), *share_out(backlog, limit, self._options)]
+        plan: list[Piece | Share] = [*spool.orphans(), *plan_batch(backlog, limit, self._options)]
         planned = sum(each.count for each in plan if isinstance(each, Share))
         if not plan:
             return start
@@ -78,7 +81,7 @@ class Progress:
         }
 
     def committed(self, offset: Offset) -> None:
-        """Everything up to here will not be asked for again."""
+        """Clean the spool: batches up to `offset` are not read again."""
         last = offset["seq"] - self._options.spool_retain_batches
         if last != self._cleaned:
             spool = self._spool_of(offset)
@@ -91,19 +94,16 @@ class Progress:
         return self._spool
 
     def _is_too_soon(self) -> bool:
-        # Spark asks a hundred times a second.
+        # Spark asks 100 times a second.
         now = self._clock()
         if self._polled is not None and now - self._polled < self._options.poll_interval:
             return True
         self._polled = now
         return False
 
-    def _blind(self) -> int:
-        return self._options.max_messages_per_partition * self._options.partitions_per_nsqd
-
 
 def open_spool(options: ReadOptions, stream: str) -> Spool:
-    """The spool of a query that has run before. Raises ``SpoolError`` if it is gone, and that matters."""
+    """Open the spool of a query that has run before. Raises ``SpoolError`` if it is gone, with failOnDataLoss."""
     spool = Spool(options.spool_dir, stream)
     if options.fail_on_data_loss:
         spool.require()

@@ -1,7 +1,7 @@
-"""What a task does that writes: rows to nsqd, many in one MPUB, several MPUBs on their way at once.
+"""A writing task: publish rows to nsqd, many in one MPUB, with several MPUBs pipelined.
 
-nsqd takes an MPUB whole or not at all, and nothing can be taken back. When it is not known whether one was taken, the
-task fails and Spark tries again: nothing is lost, and something may be there twice.
+nsqd accepts an MPUB as a whole or not at all, and a publish cannot be undone. If the answer to an MPUB is lost, the
+task fails and Spark runs it again: no row is lost, but rows may be published twice.
 """
 
 import itertools
@@ -19,17 +19,17 @@ BODY_COLUMNS: Final = ("body", "value")
 
 
 class CannotPublish(Exception):
-    """A row cannot be a message, or nobody takes it; the text says what to do."""
+    """A row cannot be a message, or no nsqd accepts it; the text says what to do."""
 
 
-def publish(batches: Iterable[pa.RecordBatch], options: WriteOptions, turn: int) -> int:
-    """How many rows were published, each confirmed by its nsqd. Tasks of different `turn` begin with different nsqd."""
+def publish(batches: Iterable[pa.RecordBatch], options: WriteOptions, task: int) -> int:
+    """Publish the rows and return their number, after nsqd has confirmed all. `task` selects the first nsqd to try."""
     rows = 0
     full = (batch for batch in batches if batch.num_rows)
     first = next(full, None)
     if first is None:
         return rows
-    with connect(options, turn) as connection:
+    with connect(options, task) as connection:
         for batch in itertools.chain([first], full):
             for command in commands(batch, options):
                 connection.publish(command, options.mpub_window)
@@ -38,46 +38,46 @@ def publish(batches: Iterable[pa.RecordBatch], options: WriteOptions, turn: int)
     return rows
 
 
-def connect(options: WriteOptions, turn: int) -> NsqConnection:
-    """To the nsqd whose turn it is, or the next one that can be reached. Raises ``CannotPublish``."""
+def connect(options: WriteOptions, first: int) -> NsqConnection:
+    """Connect to nsqd number `first` (modulo their count), or the next that is reachable. Raises ``CannotPublish``."""
     addresses = options.nsqd_tcp_addresses
     complaints = []
     for step in range(len(addresses)):
         try:
-            return NsqConnection(addresses[(turn + step) % len(addresses)], options)
+            return NsqConnection(addresses[(first + step) % len(addresses)], options)
         except NsqdUnreachable as error:
             complaints.append(str(error))
-    raise CannotPublish("nsqdTcpAddresses: no nsqd can be published to: " + "; ".join(complaints))
+    raise CannotPublish("nsqdTcpAddresses: no nsqd can be reached to publish to: " + "; ".join(complaints))
 
 
 def commands(batch: pa.RecordBatch, options: WriteOptions) -> Iterator[bytes]:
-    """The rows as commands to nsqd. Raises ``CannotPublish``."""
+    """Convert rows to PUB, MPUB and DPUB commands. Raises ``CannotPublish``."""
     names = batch.schema.names
     column = batch.column(next(name for name in BODY_COLUMNS if name in names))
     if column.null_count:
-        raise CannotPublish("a message has no body: filter rows whose body is null before they are written")
+        raise CannotPublish("a row has a null body: filter such rows before they are written")
     bodies = column.cast(pa.binary()).to_pylist()
     if not all(bodies):
-        raise CannotPublish("a message has an empty body, which nsqd refuses: filter such rows before they are written")
+        raise CannotPublish("a row has an empty body, which nsqd refuses: filter such rows before they are written")
     topics = batch.column("topic").to_pylist() if "topic" in names else [options.topic] * len(bodies)
     delays = batch.column("defer_ms").to_pylist() if "defer_ms" in names else [None] * len(bodies)
-    together: dict[str, list[bytes]] = {}
+    by_topic: dict[str, list[bytes]] = {}
     for body, topic, delay in zip(bodies, (each or options.topic for each in topics), delays, strict=True):
         if delay:
             yield command_writer.publish_deferred(_checked(topic), body, delay)
         else:
-            together.setdefault(topic, []).append(body)
-    for topic, those in together.items():
-        for packet in packets(those, options.mpub_messages, options.mpub_bytes):
+            by_topic.setdefault(topic, []).append(body)
+    for topic, of_topic in by_topic.items():
+        for packet in split_into_mpubs(of_topic, options.mpub_messages, options.mpub_bytes):
             yield command_writer.publish_many(_checked(topic), packet)
 
 
-def packets(bodies: Iterable[bytes], most: int, most_bytes: int) -> Iterator[list[bytes]]:
-    """The bodies in order, in lists of at most so many and, unless one alone is more, of so many bytes on the wire."""
+def split_into_mpubs(bodies: Iterable[bytes], max_messages: int, max_bytes: int) -> Iterator[list[bytes]]:
+    """Split bodies into lists of at most `max_messages` and `max_bytes` on the wire; a larger body is alone."""
     packet: list[bytes] = []
     size = 0
     for body in bodies:
-        if packet and (len(packet) == most or size + len(body) + 4 > most_bytes):
+        if packet and (len(packet) == max_messages or size + len(body) + 4 > max_bytes):
             yield packet
             packet, size = [], 0
         packet.append(body)
@@ -88,5 +88,5 @@ def packets(bodies: Iterable[bytes], most: int, most_bytes: int) -> Iterator[lis
 
 def _checked(topic: str) -> str:
     if not is_valid_name(topic):
-        raise CannotPublish(f"no topic can be called {topic!r}: give the option topic, or a column of good names")
+        raise CannotPublish(f"{topic!r} is not a valid topic name: set the option topic, or correct the column topic")
     return topic

@@ -1,13 +1,13 @@
-"""`run_reader`: a handler written for pynsq's ``Reader``, called on a cluster.
+"""`run_reader`: call a handler written for pynsq's ``Reader`` on a cluster.
 
-What Spark gives a handler is in the spool and finished at nsqd, so a requeue cannot be nsqd's. It is a message put off
-in a retry topic, which the same query reads: a line of JSON, then the body.
+When a handler gets a message, nsqd has finished it, so a requeue cannot use REQ. Instead the message is published,
+deferred, to a retry topic that the same query reads. Its body is a line of JSON, then the original body:
 
-    {"attempts": how often it was given to a handler, "id": ..., "timestamp": ...}
+    {"attempts": calls of the handler so far, "id": original id, "timestamp": original timestamp}
 
-The handler sees the body alone, with the id and time it had at first, and attempts that go on counting. A message that
-used up its tries goes to a dead-letter topic as it was published. Both are confirmed by an nsqd before the task that
-called the handler succeeds; a task that is run again calls its handlers again.
+The handler gets the original body, id and timestamp, and attempts that continue to count. After `max_tries` the
+original body is published to a dead-letter topic. nsqd confirms both kinds of publishes before the task succeeds. A
+task that is run again calls its handlers again.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from nsq_compat.protocol import command_writer
-from pyspark_nsq import kinds
+from pyspark_nsq import option_parsers
 from pyspark_nsq.connection import NsqConnection, NsqdUnreachable
 from pyspark_nsq.nodes import Nodes
 from pyspark_nsq.option_table import STREAM
@@ -39,16 +39,16 @@ _COLUMNS: Final = ("id", "body", "timestamp_ns", "attempts", "topic", "nsqd")
 _SCHEMA: Final = "id string, body binary, timestamp_ns bigint, attempts int, topic string, nsqd string"
 _RESULT: Final = "outcome string, raised boolean"
 _KEYS: Final = {"attempts", "id", "timestamp"}
-_WINDOW: Final = 32
+_PUBLISH_WINDOW: Final = 32
 
 
 class CannotHandle(Exception):
-    """The handler asks for what Spark cannot do; the text says what."""
+    """The handler uses a feature that is impossible in Spark; the text says which."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Retries:
-    """What becomes of messages that were not finished. Delays in seconds, `max_tries` 0 for without end."""
+    """The treatment of messages that were not finished. Delays are in seconds; `max_tries` 0 means no limit."""
 
     topic: str
     dead_letter_topic: str
@@ -58,15 +58,15 @@ class Retries:
 
 
 class Message:
-    """pynsq's, as far as a handler can see: `id` and `body` are bytes, `timestamp` is in nanoseconds."""
+    """pynsq's ``Message`` for a handler: `id` and `body` are bytes, `timestamp` is in nanoseconds."""
 
     def __init__(self, id: bytes, body: bytes, timestamp: int, attempts: int) -> None:
         self.id = id
         self.body = body
         self.timestamp = timestamp
         self.attempts = attempts
-        self.put_off: float | None = None
-        """Requeued, for so many seconds; negative for as long as its attempts say."""
+        self.requeue_delay: float | None = None
+        """Seconds, if the message was requeued; negative: by the number of attempts."""
         self._has_responded = False
         self._is_async = False
 
@@ -74,12 +74,12 @@ class Message:
         self._respond()
 
     def requeue(self, *, delay: float = -1, time_ms: float = -1, backoff: bool = True) -> None:
-        """`backoff` is known and changes nothing: there is no connection to slow down."""
+        """`backoff` is accepted and ignored: there is no connection to slow down."""
         self._respond()
-        self.put_off = delay if time_ms < 0 else time_ms / 1000
+        self.requeue_delay = delay if time_ms < 0 else time_ms / 1000
 
     def touch(self) -> None:
-        """Nothing to do: nsqd is not waiting for an answer."""
+        """Do nothing: the message is finished at nsqd and cannot time out."""
 
     def has_responded(self) -> bool:
         return self._has_responded
@@ -91,7 +91,7 @@ class Message:
         return self._is_async
 
     def _respond(self) -> None:
-        assert not self._has_responded, "a message is finished or requeued once"
+        assert not self._has_responded, "a message can be finished or requeued only once"
         self._has_responded = True
 
 
@@ -117,12 +117,14 @@ def run_reader(
     available_now: bool = False,
     **options: Any,
 ) -> Any:
-    """Start a query that calls `handler` with every message; the running query. Its progress counts, for each
-    batch, as ``observedMetrics["run_reader"]``: `finished`, `requeued`, `dead`, and how often the handler `raised`.
+    """Start a query that calls `handler` with every message, and return the query.
 
-    `retry_topic` is ``<topic>.<channel>.retry`` and `dead_letter_topic` ``<topic>.<channel>.dead`` unless they are
-    given. `options` are others of ``format("nsq")``. With `available_now` the query ends when it has handled what
-    waits. Raises ``OptionError``.
+    Its progress has, for each batch, ``observedMetrics["run_reader"]`` with the counts `finished`, `requeued`, `dead`,
+    and `raised` (exceptions of the handler).
+
+    `retry_topic` is ``<topic>.<channel>.retry`` and `dead_letter_topic` ``<topic>.<channel>.dead`` by default.
+    `options` are further options of ``format("nsq")``. With `available_now` the query ends when it has handled the
+    messages that wait. Raises ``OptionError``.
     """
     retries = Retries(
         topic=retry_topic or f"{topic}.{channel}.retry",
@@ -131,7 +133,7 @@ def run_reader(
         requeue_delay=requeue_delay,
         max_requeue_delay=max_requeue_delay,
     )
-    written = _written(options) | {"channel": channel, "spoolDir": spool_dir}
+    written = _option_texts(options) | {"channel": channel, "spoolDir": spool_dir}
     written |= {"lookupdHttpAddresses": _listed(lookupd_http_addresses)}
     written |= {"nsqdTcpAddresses": _listed(nsqd_tcp_addresses), "nsqdHttpAddresses": _listed(nsqd_http_addresses)}
     read_options(written | {"subscribe": topic}, STREAM)
@@ -149,22 +151,22 @@ def run_reader(
 
 
 def _handled(messages: Any, work: "Work") -> Any:
-    """The messages' outcomes, counted. A scalar function on Arrow, because mapInArrow asks for pandas."""
+    """Count the outcomes of messages. Uses a scalar Arrow function, because mapInArrow needs pandas."""
     from pyspark.sql import functions as sql
 
-    # Spark goes by these annotations.
+    # Spark reads these annotations.
     def outcomes(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         for arrays in batches:
             yield work(pa.RecordBatch.from_arrays(list(arrays), list(_COLUMNS)))
 
-    # Not deterministic: the optimizer must not call it twice.
+    # Marked non-deterministic, so that the optimizer does not call it twice.
     call = sql.arrow_udf(outcomes, _RESULT).asNondeterministic()
     counts = [sql.count_if(sql.col("result.outcome") == each).alias(each) for each in OUTCOMES]
     raised = sql.count_if(sql.col("result.raised")).alias("raised")
     return messages.select(call(*_COLUMNS).alias("result")).observe("run_reader", *counts, raised)
 
 
-def _written(options: dict[str, Any]) -> dict[str, str]:
+def _option_texts(options: dict[str, Any]) -> dict[str, str]:
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
 
 
@@ -174,7 +176,7 @@ def _listed(addresses: str | Sequence[str]) -> str:
 
 def _require_one_topic(name: str, topic: str) -> None:
     try:
-        several = len(kinds.topics(topic)) > 1
+        several = len(option_parsers.topics(topic)) > 1
     except ValueError as error:
         raise OptionError(f"{name} must be {error}; it is {topic!r}") from None
     if several:
@@ -182,7 +184,7 @@ def _require_one_topic(name: str, topic: str) -> None:
 
 
 class Work:
-    """What a task does with its rows, a batch at a time: calls the handler, and sends on what was not finished."""
+    """Calls the handler for each row of a batch, and publishes the messages that were not finished."""
 
     def __init__(self, handler: Handler, options: ReadOptions, retries: Retries) -> None:
         self._handler = handler
@@ -190,32 +192,32 @@ class Work:
         self._retries = retries
 
     def __call__(self, batch: pa.RecordBatch) -> pa.StructArray:
-        """What became of each row: `outcome`, one of ``OUTCOMES``, and whether its handler `raised`."""
+        """Return for each row its `outcome`, one of ``OUTCOMES``, and whether the handler `raised`."""
         results: list[dict[str, object]] = []
         commands: dict[str, list[bytes]] = {}
         for row in batch.to_pylist():
-            message = opened(row) if row["topic"] == self._retries.topic else _message(row)
+            message = decode_retry(row) if row["topic"] == self._retries.topic else _message(row)
             outcome, raised = self._outcome(message)
             results.append({"outcome": outcome, "raised": raised})
             if outcome != FINISHED:
-                send = self._put_off if outcome == REQUEUED else self._bury
+                send = self._retry_command if outcome == REQUEUED else self._dead_letter_command
                 commands.setdefault(row["nsqd"], []).append(send(message))
-        # On a connection for this alone: a handler may take longer than nsqd keeps one that is silent.
-        for nsqd, those in commands.items():
-            self._send(nsqd, those)
+        # Connects only now: while a handler runs, nsqd would close a connection that does not answer heartbeats.
+        for nsqd, of_nsqd in commands.items():
+            self._send(nsqd, of_nsqd)
         return pa.array(results, pa.struct([("outcome", pa.string()), ("raised", pa.bool_())]))
 
     def _outcome(self, message: Message) -> tuple[str, bool]:
-        most = self._retries.max_tries
-        if 0 < most < message.attempts:
+        max_tries = self._retries.max_tries
+        if 0 < max_tries < message.attempts:
             return DEAD, False
         raised = self._handle(message)
-        if message.put_off is None:
+        if message.requeue_delay is None:
             return FINISHED, raised
-        return (DEAD if 0 < most <= message.attempts else REQUEUED), raised
+        return (DEAD if 0 < max_tries <= message.attempts else REQUEUED), raised
 
     def _handle(self, message: Message) -> bool:
-        """Until it is finished or requeued; whether the handler raised."""
+        """Call the handler and finish or requeue the message; returns whether the handler raised."""
         raised = False
         try:
             result = self._handler(message)
@@ -226,20 +228,20 @@ class Work:
             log.exception("uncaught exception while handling message %s body:%r", message.id, message.body)
             raised, result = True, False
         if message.is_async() and not message.has_responded():
-            raise CannotHandle("enable_async: a handler must have answered when it returns; nobody is there afterwards")
+            raise CannotHandle("enable_async: a handler must finish or requeue the message before it returns")
         if not message.has_responded():
             message.finish() if result else message.requeue()
         return raised
 
-    def _bury(self, message: Message) -> bytes:
+    def _dead_letter_command(self, message: Message) -> bytes:
         log.error("giving up message %s after %d attempts", message.id, message.attempts)
         return command_writer.publish(self._retries.dead_letter_topic, message.body)
 
-    def _put_off(self, message: Message) -> bytes:
-        retries, delay = self._retries, message.put_off
+    def _retry_command(self, message: Message) -> bytes:
+        retries, delay = self._retries, message.requeue_delay
         assert delay is not None, "it was requeued"
         seconds = delay if delay >= 0 else retries.requeue_delay * message.attempts
-        body = closed(message)
+        body = encode_retry(message)
         milliseconds = int(min(seconds, retries.max_requeue_delay) * 1000)
         if milliseconds:
             return command_writer.publish_deferred(retries.topic, body, milliseconds)
@@ -255,33 +257,33 @@ class Work:
                 continue
             with connection:
                 for command in commands:
-                    connection.publish(command, _WINDOW)
+                    connection.publish(command, _PUBLISH_WINDOW)
                 connection.confirm()
             return
-        raise CannotPublish("no nsqd takes what was not finished: " + "; ".join(complaints))
+        raise CannotPublish("no nsqd can be reached to publish unfinished messages: " + "; ".join(complaints))
 
     def _candidates(self, nsqd: str) -> Iterator[str]:
-        """The message's own nsqd; only if it is away the others are asked for."""
+        """The message's own nsqd first; the others are looked up only if it cannot be reached."""
         yield nsqd
         yield from dict.fromkeys(node.tcp for node in Nodes(self._options).all() if node.tcp != nsqd)
 
 
-def closed(message: Message) -> bytes:
-    """The body for the retry topic."""
-    said = {"attempts": message.attempts, "id": message.id.decode(), "timestamp": message.timestamp}
-    return json.dumps(said).encode() + b"\n" + message.body
+def encode_retry(message: Message) -> bytes:
+    """Encode the body of a message of the retry topic."""
+    header = {"attempts": message.attempts, "id": message.id.decode(), "timestamp": message.timestamp}
+    return json.dumps(header).encode() + b"\n" + message.body
 
 
-def opened(row: dict[str, Any]) -> Message:
-    """A message of the retry topic. One that is not ours is taken as it is."""
+def decode_retry(row: dict[str, Any]) -> Message:
+    """Decode a message of the retry topic. A message without the header is returned unchanged."""
     message = _message(row)
     head, _, body = message.body.partition(b"\n")
     try:
-        said = json.loads(head)
-        if set(said) != _KEYS:
+        header = json.loads(head)
+        if set(header) != _KEYS:
             return message
-        attempts, timestamp = int(said["attempts"]), int(said["timestamp"])
-        return Message(str(said["id"]).encode(), body, timestamp, attempts + message.attempts)
+        attempts, timestamp = int(header["attempts"]), int(header["timestamp"])
+        return Message(str(header["id"]).encode(), body, timestamp, attempts + message.attempts)
     except (ValueError, TypeError):
         return message
 

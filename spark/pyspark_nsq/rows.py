@@ -1,7 +1,7 @@
-"""Messages as Arrow: how they lie in the spool, and how Spark gets them.
+"""Messages as Arrow record batches: their form in the spool, and the columns that Spark gets.
 
-In the spool a message has what differs from message to message. Where it came from is the same for a whole file and
-stands once, in the schema's metadata. `columns` puts both together into the columns a query asks for.
+In the spool, topic, channel and nsqd are the same for a whole file and stand in the schema's metadata; the other fields
+are columns. `columns` combines both into the columns of a query.
 """
 
 import functools
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 SPARK_SCHEMA: Final = (
     "id string, body binary, timestamp timestamp, attempts int, topic string, channel string, nsqd string"
 )
-"""What a reader has unless the user says ``.schema(...)``: any of these, and `timestamp_ns bigint`."""
+"""The default schema of a reader. ``.schema(...)`` may select from these and `timestamp_ns bigint`."""
 
 SPOOLED: Final = pa.schema(
     [("id", pa.string()), ("body", pa.binary()), ("timestamp_ns", pa.int64()), ("attempts", pa.int32())]
@@ -26,7 +26,7 @@ _NS_PER_US: Final = pa.scalar(1000, pa.int64())
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where messages came from. An id is unique only together with its nsqd and topic."""
+    """The source of messages. An id is unique only together with its nsqd and topic."""
 
     topic: str
     channel: str
@@ -34,7 +34,7 @@ class Origin:
 
 
 def spooled(origin: Origin, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Messages as they go into the spool: with where they came from."""
+    """Add the origin to messages, for the spool."""
     return batch.replace_schema_metadata(_metadata(origin))
 
 
@@ -49,7 +49,7 @@ def origin_of(batch: pa.RecordBatch) -> Origin:
 
 
 def columns(batch: pa.RecordBatch, wanted: Iterable[str]) -> pa.RecordBatch:
-    """The columns Spark was promised, in its types."""
+    """Convert spooled messages to the wanted columns, in Spark's types."""
     origin = origin_of(batch)
     return pa.RecordBatch.from_arrays([_column(batch, name, origin) for name in wanted], names=list(wanted))
 
@@ -59,5 +59,5 @@ def _column(batch: pa.RecordBatch, name: str, origin: Origin) -> pa.Array:
         return batch.column(name)
     if name == "timestamp":
         return pc.divide(batch.column("timestamp_ns"), _NS_PER_US).view(pa.timestamp("us", tz="UTC"))
-    # Of a value whose type it is not told, pyarrow asks pandas each time, and looks for it where there is none.
+    # With an explicit type: otherwise pyarrow tries to import pandas at every call.
     return pa.repeat(pa.scalar(getattr(origin, name), pa.string()), batch.num_rows)

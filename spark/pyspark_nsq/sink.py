@@ -1,7 +1,7 @@
-"""Spark's side of writing.
+"""The classes that Spark calls for writing.
 
-Each task publishes its rows by itself. Nothing is left to commit, and nothing can be aborted: what nsqd has taken,
-consumers have. Unless they are `staged`: then tasks only write files, and `commit`, on the driver, publishes.
+With publishMode=direct each task publishes its own rows. There is nothing to commit, and a publish cannot be undone.
+With publishMode=staged tasks write files, and `commit`, on the driver, publishes them.
 """
 
 import shutil
@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_nsq.options import OptionError, WriteOptions
 from pyspark_nsq.publisher import BODY_COLUMNS, publish
-from pyspark_nsq.staging import Staged, StagedBatch, folder_of, nowhere
+from pyspark_nsq.staging import StagedBatch, StagedFile, folder_of, ignore_point
 
 _TYPES = {
     "body": ("binary", "string"),
@@ -23,14 +23,14 @@ _TYPES = {
     "topic": ("string",),
     "defer_ms": ("int", "bigint"),
 }
-# What Spark tells the tasks of a stream, among their local properties.
+# Local properties that Spark sets for the tasks of a stream.
 _QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 
 
-class StagedMessage(WriterCommitMessage):
-    """What a task of a batch of a job has staged; None for nothing."""
+class StagedCommit(WriterCommitMessage):
+    """The file that a task has staged for a job, or None if it had no rows."""
 
-    def __init__(self, job: str, staged: Staged | None) -> None:
+    def __init__(self, job: str, staged: StagedFile | None) -> None:
         self.job = job
         self.staged = staged
 
@@ -40,14 +40,14 @@ class NsqWriter(DataSourceArrowWriter):
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
-        # This object is pickled: tasks and commit have the same.
+        # Pickled with this object, so that tasks and commit use the same id.
         self._job = f"write-{uuid.uuid4().hex}"
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         if not self._options.is_staged:
             return _publish(iterator, self._options)
         batch = StagedBatch(folder_of(self._options), self._job, 0)
-        return StagedMessage(self._job, batch.stage(iterator, self._options))
+        return StagedCommit(self._job, batch.stage(iterator, self._options))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         if self._options.is_staged:
@@ -55,7 +55,7 @@ class NsqWriter(DataSourceArrowWriter):
             self._remove()
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Nobody goes on with a write that failed."""
+        """Delete the staged files: a failed batch write is never continued."""
         if self._options.is_staged:
             self._remove()
 
@@ -64,9 +64,9 @@ class NsqWriter(DataSourceArrowWriter):
 
 
 class NsqStreamWriter(DataSourceStreamArrowWriter):
-    """``df.writeStream.format("nsq")``. `at` is ``StagedBatch.publish``'s."""
+    """``df.writeStream.format("nsq")``. `at` is passed to ``StagedBatch.publish``."""
 
-    def __init__(self, options: WriteOptions, at: Callable[[str], None] = nowhere) -> None:
+    def __init__(self, options: WriteOptions, at: Callable[[str], None] = ignore_point) -> None:
         self._options = options
         self._at = at
 
@@ -75,15 +75,15 @@ class NsqStreamWriter(DataSourceStreamArrowWriter):
             return _publish(iterator, self._options)
         context = TaskContext.get()
         assert context is not None, "tasks have one"
-        job, number = (context.getLocalProperty(name) for name in (_QUERY, _BATCH))
-        assert job is not None, "Spark names its query to the tasks of a stream"
-        assert number is not None, "and the batch"
-        batch = StagedBatch(folder_of(self._options), job, int(number))
+        job, batch_id = (context.getLocalProperty(name) for name in (_QUERY, _BATCH))
+        assert job is not None, "Spark sets the query id for the tasks of a stream"
+        assert batch_id is not None, "Spark sets the batch id for the tasks of a stream"
+        batch = StagedBatch(folder_of(self._options), job, int(batch_id))
         if not batch.is_decided:
-            return StagedMessage(job, batch.stage(iterator, self._options))
-        for _ in iterator:  # Spark wants it read to its end
+            return StagedCommit(job, batch.stage(iterator, self._options))
+        for _ in iterator:  # Spark requires that it is exhausted
             pass
-        return StagedMessage(job, None)
+        return StagedCommit(job, None)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         for job in _jobs(messages):
@@ -94,26 +94,26 @@ class NsqStreamWriter(DataSourceStreamArrowWriter):
             StagedBatch(folder_of(self._options), job, batchId).discard(_files(messages))
 
 
-def _files(messages: Iterable[WriterCommitMessage | None]) -> list[Staged]:
-    return [each.staged for each in messages if isinstance(each, StagedMessage) and each.staged]
+def _files(messages: Iterable[WriterCommitMessage | None]) -> list[StagedFile]:
+    return [each.staged for each in messages if isinstance(each, StagedCommit) and each.staged]
 
 
 def _jobs(messages: Iterable[WriterCommitMessage | None]) -> set[str]:
-    """One, or none if nothing was staged by anybody."""
-    return {each.job for each in messages if isinstance(each, StagedMessage)}
+    """One job id, or none if no task staged rows."""
+    return {each.job for each in messages if isinstance(each, StagedCommit)}
 
 
 def check_columns(schema: StructType, options: WriteOptions, overwrite: bool) -> None:
-    """Raises ``OptionError`` for rows that cannot be messages."""
+    """Raise ``OptionError`` if rows of this schema cannot be messages."""
     if overwrite:
-        raise OptionError('mode must be "append": what was published cannot be replaced')
+        raise OptionError('mode must be "append": published messages cannot be overwritten')
     types = {field.name: field.dataType.simpleString() for field in schema.fields}
     for name, kind in types.items():
         if kind not in _TYPES.get(name, ()):
             known = "; ".join(f"{name} {' or '.join(kinds)}" for name, kinds in _TYPES.items())
-            raise OptionError(f"column {name} {kind} cannot be published; select what can: {known}")
+            raise OptionError(f"column {name} {kind} cannot be published; select from these columns: {known}")
     if len(types.keys() & set(BODY_COLUMNS)) != 1:
-        raise OptionError("one column must be called body, or value")
+        raise OptionError("exactly one column must be named body or value")
     if not options.topic and "topic" not in types:
         raise OptionError("topic is required, as an option or as a column")
 

@@ -1,8 +1,8 @@
-"""``format("nsq")``, and Spark's side of reading: the classes Spark calls, and the order in which it does.
+"""``format("nsq")``: the classes that Spark calls for reading.
 
-On the driver, in one long-lived process: `initialOffset`, `latestOffset`, `partitions`, `commit`. On executors, each in
-a worker of its own with a fresh copy of the reader: `read`. Only the partition carries anything from the one to the
-other. `stop` is not called when a query ends; nothing necessary may be there.
+Spark calls `initialOffset`, `latestOffset`, `partitions` and `commit` on the driver, in one long-lived process. It
+calls `read` on executors, each time in a worker with a fresh copy of the reader. Only the partition carries state from
+driver to executor. Spark does not call `stop` at the end of a query, so nothing may depend on it.
 """
 
 import uuid
@@ -16,11 +16,11 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType, TimestampType
 
 from pyspark_nsq import batch_spool, staging
-from pyspark_nsq.drain import drain, nowhere
+from pyspark_nsq.drain import drain, ignore_point
 from pyspark_nsq.nodes import Nodes
 from pyspark_nsq.option_table import BATCH, STREAM
 from pyspark_nsq.options import SPECULATION, OptionError, ReadOptions, WriteOptions, read_options, write_options
-from pyspark_nsq.plan import Share, from_json, share_out
+from pyspark_nsq.plan import Share, from_json, plan_batch
 from pyspark_nsq.progress import Offset, Progress, open_spool
 from pyspark_nsq.rows import SPARK_SCHEMA, Origin, columns
 from pyspark_nsq.sink import NsqStreamWriter, NsqWriter, check_columns
@@ -40,7 +40,7 @@ class NsqDataSource(DataSource):
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
-        # Made once for what is loaded once: this object is pickled, and whoever plans or reads has a copy.
+        # Identifies the loaded DataFrame: this object is pickled, and all copies have the same id.
         self._loaded = uuid.uuid4().hex
 
     def schema(self) -> StructType:
@@ -63,7 +63,7 @@ class NsqDataSource(DataSource):
 
 
 def writing(given: Mapping[str, str], schema: StructType, overwrite: bool) -> WriteOptions:
-    """Options for rows of this schema, checked before any task begins."""
+    """Validate the options of writing rows of this schema, before a task begins."""
     options = write_options(given)
     check_columns(schema, options, overwrite)
     if options.is_staged:
@@ -72,7 +72,7 @@ def writing(given: Mapping[str, str], schema: StructType, overwrite: bool) -> Wr
 
 
 class NsqPartition(InputPartition):
-    """One task: which part of which batch, and what it is to read."""
+    """One task: its stream, batch and number, and what it reads."""
 
     def __init__(self, stream: str, seq: int, part: int, work: Piece | Share) -> None:
         super().__init__((stream, seq, part))
@@ -95,7 +95,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._options.max_messages_per_trigger)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._progress.until_now()
+        self._progress.stop_at_current_backlog()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
         return self._progress.next(start, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
@@ -104,7 +104,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"backlog": self._progress.backlog}
 
     def partitions(self, start: Offset, end: Offset) -> list[NsqPartition]:
-        # Of `end` alone: the first batch of a restarted query has another start than it had.
+        # From `end` alone: after a restart, the start of the first batch may differ.
         open_spool(self._options, end["stream"])
         return _partitions(end["stream"], end["seq"], from_json(end["plan"]))
 
@@ -116,7 +116,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class NsqReader(DataSourceReader):
-    """What waits at the moment, once. Every action on the loaded DataFrame gives the same rows."""
+    """A batch read of the messages that wait now. Every action on the loaded DataFrame gives the same rows."""
 
     def __init__(self, options: ReadOptions, names: Sequence[str], loaded: str) -> None:
         self._options = options
@@ -126,33 +126,33 @@ class NsqReader(DataSourceReader):
     def partitions(self) -> list[NsqPartition]:
         options = self._options
         spool = batch_spool.spool_of(options, self._loaded)
-        shares = batch_spool.begun(spool)
+        shares = batch_spool.saved_plan(spool)
         if shares is None:
             nodes = Nodes(options)
             nodes.require()
             spool.create()
-            nodes.ensure_channels()
+            nodes.create_channels()
             batch_spool.expire(options.spool_dir)
-            shares = share_out(nodes.whole_backlog(), options.max_messages or None, options)
-            batch_spool.begin(spool, shares, options)
+            shares = plan_batch(nodes.settled_backlog(), options.max_messages or None, options)
+            batch_spool.save_plan(spool, shares, options)
         return _partitions(spool.folder.name, 0, shares)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        # Where nothing waits there is no partition, and Spark makes one of its own.
+        # If no messages wait, there are no partitions, and Spark creates one of its own.
         return read(partition, self._options, self._names) if isinstance(partition, NsqPartition) else iter(())
 
 
 def read(
-    partition: NsqPartition, options: ReadOptions, names: Sequence[str], at: Callable[[str], None] = nowhere
+    partition: NsqPartition, options: ReadOptions, names: Sequence[str], at: Callable[[str], None] = ignore_point
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a partition, from nsqd the first time and from the spool for ever after. `at` is `drain`'s."""
+    """Yield the rows of a partition: the first time from nsqd, later from the spool. `at` is passed to `drain`."""
     spool = Spool(options.spool_dir, partition.stream)
     folder = spool.partition(partition.seq, partition.part)
     try:
         spool.require()
         if partition.seq <= spool.cleaned:
             raise SpoolError(
-                f"batch {partition.seq} is wanted again, and its spool was cleaned. Use a batch's DataFrame only while "
+                f"batch {partition.seq} is read again after its spool was deleted. Use a batch's DataFrame only while "
                 "it is the current one, or set spoolRetainBatches higher."
             )
     except SpoolError:
@@ -172,17 +172,18 @@ def read(
 
 
 def _refuse_speculation() -> None:
-    """Raises ``OptionError`` where Spark may run this task a second time on purpose, or does not say.
+    """Raise ``OptionError`` if spark.speculation is on or unknown.
 
-    Only tasks can know: Spark's settings travel with the jobs of SQL, streams among them, but not with those of RDDs.
+    Only tasks can check this: Spark passes its settings to jobs of SQL and streams, but not to jobs of RDDs.
     """
     context = TaskContext.get()
     if context is None:
         return
     if context.getLocalProperty("spark.master") is None:
         raise OptionError(
-            "a task of an RDD cannot see whether spark.speculation is on, so it takes no messages: run an action of "
-            "the DataFrame first, say df.count(); then df.rdd, df.foreach and df.foreachPartition have what it read"
+            "a task of an RDD cannot find out whether spark.speculation is on, so it receives no messages: run an "
+            "action of the DataFrame first, such as df.count(); then df.rdd, df.foreach and df.foreachPartition have "
+            "its rows"
         )
     if (context.getLocalProperty("spark.speculation") or "").lower() == "true":
         raise OptionError(SPECULATION)
@@ -196,5 +197,7 @@ def _names(schema: StructType) -> list[str]:
     for field in schema.fields:
         if _TYPES.get(field.name) != field.dataType.simpleString():
             known = ", ".join(f"{name} {kind}" for name, kind in _TYPES.items())
-            raise OptionError(f"schema: no column {field.name} {field.dataType.simpleString()}; there are {known}")
+            raise OptionError(
+                f"schema: there is no column {field.name} {field.dataType.simpleString()}; the columns are {known}"
+            )
     return [field.name for field in schema.fields]

@@ -1,22 +1,22 @@
-"""The spool of one query: what was received and finished, until Spark has committed it.
+"""The spool of one query: received and finished messages, until Spark has committed them.
 
-nsqd forgets a message once it is finished, and Spark may ask for a batch again; in between, the spool is the only copy.
+nsqd forgets a finished message, and Spark may ask for a batch again; until it is committed, the spool is the only copy.
 
     <spoolDir>/<stream>/          one query (one checkpoint)
-        cleaned                   batches up to this number are gone
-        suspects/                 ids that may come again (`suspects`)
+        cleaned                   batches up to this number are deleted
+        suspects/                 ids that may be delivered again (`suspects`)
         orphans/                  chunks that belong to no batch yet
         <seq>/<part>/             one task of one batch
-            <attempt>.spool       what one attempt received (`spool_file`)
-            SEALED                which bytes of which files the partition is, for ever
+            <attempt>.spool       messages received by one attempt (`spool_file`)
+            SEALED                the byte ranges of files that are the partition; never changes
 
 Invariants:
 
-- A partition is sealed once: SEALED appears whole, and only if it was not there. Every attempt, before and after, gives
-  exactly the rows it names.
-- An attempt finishes (FIN) only what is on the disk in a file that is still there.
-- Cleaning deletes only what SEALED names. What an attempt spooled behind it, having been thought dead, was finished and
-  is nowhere else: it becomes an orphan, and a later batch has it.
+- A partition is sealed once: SEALED is created atomically, and only if it does not exist. Every attempt, before and
+  after, returns exactly the rows that it names.
+- An attempt finishes (FIN) a message only when it is on disk in a file that still exists.
+- Cleaning deletes only messages that SEALED names. An attempt that Spark believed dead may have spooled and finished
+  more; these messages have no other copy. They become orphans, and a later batch contains them.
 """
 
 import contextlib
@@ -38,10 +38,10 @@ from pyspark_nsq.spool_file import (
     SpoolFile,
     chunks,
     encode,
-    said_plainly,
+    spool_errors,
     sync_folder,
-    write_new,
-    write_whole,
+    write_and_sync,
+    write_atomically,
 )
 from pyspark_nsq.suspects import Suspects
 
@@ -50,13 +50,13 @@ _CLEANED: Final = "cleaned"
 _ORPHANS: Final = "orphans"
 _SPOOL: Final = ".spool"
 
-# Seconds between the clocks of nsqd and of the spool's disk that do not matter.
-_CLOCKS_APART: Final = 5
+# Tolerated difference between the clocks of nsqd and of the spool's disk, in seconds.
+_MAX_CLOCK_SKEW: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """So many bytes from the beginning of a file, named from the stream's folder, and how many rows these are."""
+    """The first `size` bytes of a file, with `rows` messages. `file` is relative to the stream's folder."""
 
     file: str
     size: int
@@ -71,30 +71,30 @@ class Spool:
         self.suspects = Suspects(self.folder / "suspects")
 
     def create(self) -> None:
-        """Makes the folder, and finds out at once whether one can write there. Raises ``SpoolError``."""
+        """Create the folder and check that it is writable. Raises ``SpoolError``."""
         root = self.folder.parent
         if not root.is_dir():
             raise SpoolError(
-                f"spoolDir: there is no folder {root}. Make it, or mount it, on the driver and every executor."
+                f"spoolDir: there is no folder {root}. Create or mount it on the driver and every executor."
             )
-        with said_plainly(self.folder):
+        with spool_errors(self.folder):
             for each in (self.folder, self.folder / "suspects", self.folder / _ORPHANS):
                 each.mkdir(exist_ok=True)
             sync_folder(root)
-        write_whole(self.folder / "trial", bytes(4096))
+        write_atomically(self.folder / "trial", bytes(4096))
 
     def require(self) -> None:
-        """Raises ``SpoolError`` where the stream's folder is not to be seen."""
+        """Raise ``SpoolError`` if the stream's folder does not exist."""
         if not (self.folder / _ORPHANS).is_dir():
             raise SpoolError(
-                f"spoolDir: there is no {self.folder}. Either it was removed, then its batches are lost "
-                "(failOnDataLoss=false goes on without them), or this machine does not see the folder "
-                "the driver uses: it must be shared."
+                f"spoolDir: there is no {self.folder}. Either it was removed and its batches are lost "
+                "(failOnDataLoss=false continues without them), or this machine does not mount the driver's folder, "
+                "which must be shared."
             )
 
     @property
     def cleaned(self) -> int:
-        """Batches up to this number are gone."""
+        """Batches up to this number are deleted."""
         try:
             return int((self.folder / _CLEANED).read_text())
         except FileNotFoundError:
@@ -104,7 +104,7 @@ class Spool:
         return Partition(self.folder, seq, part)
 
     def batches(self) -> list[int]:
-        """The numbers of all batches that are there."""
+        """The numbers of all batches in the spool."""
         if not self.folder.is_dir():
             return []
         return sorted(int(each.name) for each in self.folder.iterdir() if each.name.isdigit())
@@ -114,7 +114,7 @@ class Spool:
         return [self.partition(seq, int(name)) for name in sorted(os.listdir(folder), key=int)]
 
     def orphans(self) -> list[Piece]:
-        """What belongs to no batch yet."""
+        """Messages that belong to no batch yet."""
         folder = self.folder / _ORPHANS
         files = sorted(each for each in folder.iterdir() if each.suffix == _SPOOL) if folder.is_dir() else []
         found = [piece for piece in (_whole(self.folder, each) for each in files) if piece.rows]
@@ -124,31 +124,35 @@ class Spool:
         taken = {piece.file for partition in partitions for piece in partition.sealed() or ()}
         return [piece for piece in found if piece.file not in taken]
 
-    def suspect_from_before(self, origin: Origin, started: int) -> None:
-        """That nsqd was started at this time of its clock. If it was killed before, it gives out again what was
-        finished since its last checkpoint: whatever was spooled before may come again. What is spooled later is not
-        looked at: the first to know of the start has said what there was. `started` is in whole seconds, so one that
-        was started twice within a second is taken for one."""
+    def suspect_all_before_restart(self, origin: Origin, started: int) -> None:
+        """Record all messages that were spooled before `started`, the start time of their nsqd, as suspects.
+
+        If nsqd was killed before that start, it delivers messages again that were finished after its last checkpoint.
+        Only the first task that sees a start time records it. `started` is in whole seconds, so two starts within one
+        second count as one.
+        """
         occasion = f"started {started}"
         if not self.suspects.has(origin, occasion):
-            before = [file for file in self.folder.glob(f"*/*/*{_SPOOL}") if _written(file) < started + _CLOCKS_APART]
+            before = [file for file in self.folder.glob(f"*/*/*{_SPOOL}") if _mtime(file) < started + _MAX_CLOCK_SKEW]
             here = [file for file in before if _origin(file) == origin]
             ids = _ids(chunk.batch for file in here for chunk in chunks(file)).get(origin, set())
             self.suspects.add(origin, ids, occasion)
 
     def clean(self, last: int, age: float = 0.0) -> int:
-        """Delete batches up to number `last`, which are known to be committed, but none that was sealed in the last
-        `age` seconds; up to which that is. May be repeated, and interrupted."""
+        """Delete committed batches up to number `last`, except those sealed in the last `age` seconds.
+
+        Returns the number of the last deleted batch. May be interrupted and repeated.
+        """
         young = time.time() - age
         due: list[int] = []
         for seq in self.batches():
-            if seq > last or any(map(young.__lt__, map(_written, (self.folder / str(seq)).glob(f"*/{_SEALED}")))):
+            if seq > last or any(map(young.__lt__, map(_mtime, (self.folder / str(seq)).glob(f"*/{_SEALED}")))):
                 last = min(last, seq - 1)
                 break
             due.append(seq)
         if not due:
             return last
-        write_whole(self.folder / _CLEANED, str(last).encode())
+        write_atomically(self.folder / _CLEANED, str(last).encode())
         for seq in due:
             for partition in self.partitions(seq):
                 partition.clean(self.suspects)
@@ -158,7 +162,7 @@ class Spool:
 
 
 class Partition:
-    """One task's folder, as all its attempts see it."""
+    """The folder of one task, shared by all its attempts."""
 
     def __init__(self, stream_folder: Path, seq: int, part: int) -> None:
         self._stream_folder = stream_folder
@@ -166,7 +170,7 @@ class Partition:
         self._seal = self.folder / _SEALED
 
     def create(self) -> None:
-        with said_plainly(self.folder):
+        with spool_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             sync_folder(self.folder.parent)
             sync_folder(self._stream_folder)
@@ -178,7 +182,7 @@ class Partition:
         return sorted(each for each in self.folder.iterdir() if each.suffix == _SPOOL)
 
     def pieces(self) -> list[Piece]:
-        """The whole chunks of every attempt until now."""
+        """The intact chunks of all attempts so far."""
         return [piece for piece in map(self._piece, self.files()) if piece.rows]
 
     def _piece(self, file: Path) -> Piece:
@@ -189,31 +193,31 @@ class Partition:
         return os.path.exists(self._seal)
 
     def sealed(self) -> list[Piece] | None:
-        """What the partition is; None as long as that is open."""
+        """The content of the partition; None if it is not sealed yet."""
         try:
             return [Piece(**each) for each in json.loads(self._seal.read_bytes())]
         except FileNotFoundError:
             return None
 
     def seal(self, pieces: list[Piece]) -> list[Piece]:
-        """Say what the partition is, unless another attempt has said so: its word counts."""
+        """Seal the partition with `pieces`, unless it is sealed already; returns its content."""
         temporary = self.folder / f"{uuid.uuid4().hex}.tmp"
-        with said_plainly(self.folder):
-            said = [{"file": each.file, "size": each.size, "rows": each.rows} for each in pieces]
-            write_new(temporary, json.dumps(said).encode())
+        with spool_errors(self.folder):
+            content = [{"file": each.file, "size": each.size, "rows": each.rows} for each in pieces]
+            write_and_sync(temporary, json.dumps(content).encode())
             with contextlib.suppress(FileExistsError):
                 os.link(temporary, self._seal)
             temporary.unlink()
             sync_folder(self.folder)
         sealed = self.sealed()
-        assert sealed is not None, "it was there, or was made"
+        assert sealed is not None, "SEALED existed or was created above"
         return sealed
 
     def read(self, pieces: list[Piece]) -> Iterator[pa.RecordBatch]:
-        """The rows, chunk by chunk. Raises ``SpoolError`` when the spool no longer has them."""
+        """Yield the rows, chunk by chunk. Raises ``SpoolError`` if they are no longer in the spool."""
         for piece in pieces:
             rows = 0
-            with said_plainly(self._stream_folder / piece.file):
+            with spool_errors(self._stream_folder / piece.file):
                 for chunk in chunks(self._stream_folder / piece.file, piece.size):
                     rows += chunk.batch.num_rows
                     yield chunk.batch
@@ -223,25 +227,25 @@ class Partition:
                 )
 
     def clean(self, suspects: Suspects) -> None:
-        """Delete what SEALED names; set aside what lies behind it."""
+        """Delete the messages that SEALED names, and make the others orphans."""
         sealed = self.sealed()
-        # A committed batch is sealed; a task that never ran has nothing.
+        # A committed batch is sealed; the folder of a task that never ran has no files.
         named = {each.file: each.size for each in sealed or ()}
         for file in self.files():
             name = str(file.relative_to(self._stream_folder))
-            self._set_aside(file, named.pop(name, 0), suspects)
+            self._save_orphans(file, named.pop(name, 0), suspects)
             file.unlink(missing_ok=True)
         for name in named:
             (self._stream_folder / name).unlink(missing_ok=True)
 
-    def _set_aside(self, file: Path, after: int, suspects: Suspects) -> None:
+    def _save_orphans(self, file: Path, after: int, suspects: Suspects) -> None:
         tail = [chunk.batch for chunk in chunks(file) if chunk.end > after]
         if not tail:
             return
         for origin, ids in _ids(tail).items():
             suspects.add(origin, ids)
-        # The same name whenever it is done: cleaning may have been interrupted between this and the deletion.
-        write_whole(self._stream_folder / _ORPHANS / file.name, b"".join(map(encode, tail)))
+        # The name is always the same: cleaning may be interrupted before the file is deleted, and repeated.
+        write_atomically(self._stream_folder / _ORPHANS / file.name, b"".join(map(encode, tail)))
 
 
 def ids_in(folder: Path, pieces: list[Piece]) -> dict[Origin, set[str]]:
@@ -256,8 +260,8 @@ def _ids(batches: Iterator[pa.RecordBatch] | list[pa.RecordBatch]) -> dict[Origi
     return found
 
 
-def _written(file: Path) -> float:
-    """When it was written to; long ago if it is gone."""
+def _mtime(file: Path) -> float:
+    """The file's mtime; 0 if it is gone."""
     try:
         return file.stat().st_mtime
     except FileNotFoundError:
@@ -265,7 +269,7 @@ def _written(file: Path) -> float:
 
 
 def _origin(file: Path) -> Origin | None:
-    """Of the messages in a file that a task wrote, which all come from one nsqd."""
+    """The origin of the messages in a task's file, which all come from one nsqd."""
     try:
         return next((origin_of(chunk.batch) for chunk in chunks(file)), None)
     except FileNotFoundError:

@@ -1,9 +1,9 @@
-"""A spool file: chunks of messages, each whole and proven by its checksum, or not there.
+"""A spool file: a sequence of chunks of messages, each with a checksum.
 
-chunk: magic, CRC-32C of everything behind it, rows, size; then an Arrow IPC stream of `size` bytes with one batch.
+chunk: magic, CRC-32C of everything after it, rows, size; then an Arrow IPC stream of `size` bytes with one batch.
 
-Only one process ever appends to a file, and a chunk counts from the moment `append` returned: it is on the disk then.
-What a crash leaves behind the last whole chunk, be it a part, zeros or rubbish, is no chunk.
+Only one process appends to a file. When `append` returns, the chunk is on disk. Readers stop at the first incomplete or
+damaged chunk, which a crash can leave at the end of the file.
 """
 
 import mmap
@@ -27,35 +27,35 @@ _END_OF_STREAM: Final = 8
 
 
 class SpoolError(Exception):
-    """The spool cannot do its duty; the text says what to do. Nothing was finished that is not in it."""
+    """The spool cannot be read or written; the text says what to do. All finished messages are in the spool."""
 
 
 class Abandoned(Exception):
-    """Somebody else has finished this partition, and cleaned it away; this attempt must not go on."""
+    """Another attempt has finished this partition, and its files were deleted; this attempt must not continue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A batch, and where in the file it ends."""
+    """A batch, and the offset in the file where its chunk ends."""
 
     batch: pa.RecordBatch
     end: int
 
 
 class SpoolFile:
-    """A file being written, new and for this process alone."""
+    """A new file, written by this process only."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.size = 0
         self.rows = 0
-        with said_plainly(path):
+        with spool_errors(path):
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
             sync_folder(path.parent)
 
     def append(self, batch: pa.RecordBatch) -> None:
-        """Returns when the batch is on the disk. Raises ``SpoolError``; append no more then."""
-        with said_plainly(self.path):
+        """Append and sync a batch. Raises ``SpoolError``, after which the file must not be appended to."""
+        with spool_errors(self.path):
             data = memoryview(encode(batch))
             while data:
                 data = data[os.write(self._file, data) :]
@@ -63,28 +63,28 @@ class SpoolFile:
             self.size = os.lseek(self._file, 0, os.SEEK_CUR)
             self.rows += batch.num_rows
             if os.fstat(self._file).st_nlink == 0:
-                raise Abandoned(f"{self.path} was cleaned away: another attempt has finished this partition")
+                raise Abandoned(f"{self.path} was deleted: another attempt has finished this partition")
 
     def close(self) -> None:
         os.close(self._file)
 
 
 def encode(batch: pa.RecordBatch) -> pa.Buffer:
-    """A chunk."""
-    # Hot: every message goes through here. The batch is copied once, to where it is checked and written from.
+    """Encode a batch as a chunk."""
+    # Hot: every message passes here. The batch is copied once, to the buffer that is checksummed and written.
     size = batch.schema.serialize().size + pa.ipc.get_record_batch_size(batch) + _END_OF_STREAM
     framed = np.empty(_HEADER.size + size, np.uint8)
     with pa.FixedSizeBufferWriter(pa.py_buffer(framed[_HEADER.size :])) as sink:
         with pa.ipc.new_stream(sink, batch.schema) as writer:
             writer.write_batch(batch)
-        assert sink.tell() == size, "all of it was asked for"
+        assert sink.tell() == size, "the stream has the predicted size"
     _CHECKED.pack_into(framed.data, _CHECKED_FROM, batch.num_rows, size)
     _HEADER.pack_into(framed.data, 0, _MAGIC, crc32c(pa.py_buffer(framed[_CHECKED_FROM:])), batch.num_rows, size)
     return pa.py_buffer(framed)
 
 
 def chunks(path: Path, end: int | None = None) -> Iterator[Chunk]:
-    """The whole chunks of a file, up to byte `end`, as views of the file. Ends where something else begins."""
+    """Yield the intact chunks of a file up to offset `end`, as views of the mapped file. Stops at the first damage."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size == 0:
@@ -102,7 +102,7 @@ def chunks(path: Path, end: int | None = None) -> Iterator[Chunk]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes what was created or renamed in a folder outlast a power failure."""
+    """Make files created or renamed in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -110,16 +110,16 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Replaces a small file at once: whoever looks sees the old or the new one."""
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace a small file atomically and durably."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with said_plainly(path):
-        write_new(temporary, data)
+    with spool_errors(path):
+        write_and_sync(temporary, data)
         os.replace(temporary, path)
         sync_folder(path.parent)
 
 
-def write_new(path: Path, data: bytes) -> None:
+def write_and_sync(path: Path, data: bytes) -> None:
     with open(path, "wb") as file:
         file.write(data)
         file.flush()
@@ -127,12 +127,12 @@ def write_new(path: Path, data: bytes) -> None:
 
 
 @contextmanager
-def said_plainly(path: Path) -> Iterator[None]:
-    """What the system says of a disk becomes a ``SpoolError`` that tells the user what to do."""
+def spool_errors(path: Path) -> Iterator[None]:
+    """Convert an ``OSError`` to a ``SpoolError`` that tells the user what to do."""
     try:
         yield
     except OSError as error:
         raise SpoolError(
-            f"spoolDir: {error.strerror or error} ({path}). Nothing is finished before it is in the spool: make room "
-            "or put the folder right, and start the query again."
+            f"spoolDir: {error.strerror or error} ({path}). No message is finished before it is in the spool: make "
+            "room or repair the folder, and start the query again."
         ) from error

@@ -1,7 +1,7 @@
-"""Looks into a spool, and puts back what is in it: ``python -m pyspark_nsq.spool_tool list /shared/nsq-spool``.
+"""Inspect a spool and publish its messages again: ``python -m pyspark_nsq.spool_tool list /shared/nsq-spool``.
 
-For whoever lost a checkpoint: the spool is then the only copy of what was received and not yet written. Nothing here
-changes anything but `purge`; `requeue` publishes again, as new messages, and leaves the spool as it is.
+If a checkpoint is lost, the spool has the only copy of messages that were received and not yet written. Only `purge`
+changes the spool. `requeue` publishes its content as new messages and leaves the spool as it is.
 """
 
 import argparse
@@ -21,47 +21,47 @@ from pyspark_nsq.spool import Spool
 from pyspark_nsq.spool_file import SpoolError
 
 _TIMEOUT = 30.0
-_MOST_BYTES = 1 << 20
+_MAX_MPUB_BYTES = 1 << 20
 
 
-class Complaint(Exception):
-    """What cannot be done; the text is for the user."""
+class ToolError(Exception):
+    """The command cannot be executed; the text is for the user."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     try:
         given.run(given)
-    except (Complaint, SpoolError, HttpFailed, OSError) as error:
+    except (ToolError, SpoolError, HttpFailed, OSError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="spool_tool", description="What is in a spool of pyspark_nsq.")
+    parser = argparse.ArgumentParser(prog="spool_tool", description="Inspect a spool of pyspark_nsq.")
     commands = parser.add_subparsers(required=True, metavar="command")
-    listing = commands.add_parser("list", help="every stream: batches, messages, orphans")
+    listing = commands.add_parser("list", help="list streams with their batches, messages and orphans")
     listing.set_defaults(run=_list)
-    show = commands.add_parser("show", help="the messages of a stream, a line of JSON each")
+    show = commands.add_parser("show", help="print the messages of a stream, one JSON object per line")
     show.set_defaults(run=_show)
-    requeue = commands.add_parser("requeue", help="publish the messages of a stream again, to their topics")
+    requeue = commands.add_parser("requeue", help="publish the messages of a stream to their topics again")
     requeue.add_argument("--nsqd-http-address", required=True, help="the nsqd to publish to")
     requeue.set_defaults(run=_requeue)
-    purge = commands.add_parser("purge", help="delete a stream, with whatever is in it")
+    purge = commands.add_parser("purge", help="delete a stream and its messages")
     purge.set_defaults(run=_purge)
     for each in (listing, show, requeue, purge):
-        each.add_argument("spool", type=Path, help="the folder that is spoolDir")
+        each.add_argument("spool", type=Path, help="the folder given as spoolDir")
         if each is not listing:
-            each.add_argument("stream", help="the name of a folder in it, as `list` says it")
+            each.add_argument("stream", help="the name of a stream, as printed by `list`")
     for each in (show, requeue):
-        each.add_argument("--after", type=int, default=-1, metavar="BATCH", help="only batches behind this number")
+        each.add_argument("--after", type=int, default=-1, metavar="BATCH", help="only batches after this number")
     return parser
 
 
 def _list(given: argparse.Namespace) -> None:
     if not given.spool.is_dir():
-        raise Complaint(f"there is no folder {given.spool}")
+        raise ToolError(f"there is no folder {given.spool}")
     for folder in sorted(given.spool.iterdir()):
         if (folder / "orphans").is_dir():
             spool = Spool(given.spool, folder.name)
@@ -88,7 +88,7 @@ def _requeue(given: argparse.Namespace) -> None:
             body = len(bodies).to_bytes(4, "big") + b"".join(map(command_writer.sized, bodies))
             post(given.nsqd_http_address, "mpub", _TIMEOUT, body, topic=topic, binary="true")
             published += len(bodies)
-    print(f"published {published} messages; the spool still has them: purge it when it is no longer needed")
+    print(f"published {published} messages; the spool still contains them: purge it when it is no longer needed")
 
 
 def _purge(given: argparse.Namespace) -> None:
@@ -97,12 +97,12 @@ def _purge(given: argparse.Namespace) -> None:
 
 def _opened(given: argparse.Namespace) -> Spool:
     if not (given.spool / given.stream / "orphans").is_dir():
-        raise Complaint(f"there is no stream {given.stream} in {given.spool}; list shows which there are")
+        raise ToolError(f"there is no stream {given.stream} in {given.spool}; the command list shows all streams")
     return Spool(given.spool, given.stream)
 
 
 def _batches(spool: Spool, after: int) -> Iterator[pa.RecordBatch]:
-    """What is sealed, or was spooled in a partition that is not sealed, and what belongs to no batch."""
+    """Yield the content of sealed partitions, all chunks of unsealed ones, and orphans."""
     for seq in spool.batches():
         if seq > after:
             for partition in spool.partitions(seq):
@@ -115,7 +115,7 @@ def _packets(bodies: Iterable[bytes]) -> Iterator[list[bytes]]:
     packet: list[bytes] = []
     size = 0
     for body in bodies:
-        if packet and size + len(body) > _MOST_BYTES:
+        if packet and size + len(body) > _MAX_MPUB_BYTES:
             yield packet
             packet, size = [], 0
         packet.append(body)

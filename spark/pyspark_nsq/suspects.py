@@ -1,7 +1,7 @@
-"""Messages that are in the spool and may come again all the same: nobody knows whether their FIN was executed.
+"""Suspects: spooled messages that nsqd may deliver again, because their FIN may not have been executed.
 
-They are recorded before anything else happens to them, one file for each occasion, and are dropped and finished when
-nsqd sends them again. After `suspect_ttl` they are forgotten; nsqd sends again after its msg_timeout.
+Each occasion is recorded in a file of its own, before anything else happens to the messages. A task drops and finishes
+them if nsqd delivers them again, which it does after its msg_timeout. Records are deleted after `suspect_ttl`.
 """
 
 import json
@@ -11,40 +11,38 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from pyspark_nsq.rows import Origin
-from pyspark_nsq.spool_file import write_whole
+from pyspark_nsq.spool_file import write_atomically
 
 
 class Suspects:
-    """A folder of them."""
+    """The folder of records."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def add(self, origin: Origin, ids: Iterable[str], occasion: str = "") -> None:
-        """Returns when they are on the disk. An `occasion` may be recorded by several, and counts once; it is recorded
-        even if no id belongs to it."""
-        said = {"topic": origin.topic, "channel": origin.channel, "nsqd": origin.nsqd, "ids": sorted(ids)}
-        if said["ids"] or occasion:
-            write_whole(self._file(origin, occasion), json.dumps(said).encode())
+        """Record ids durably. A named `occasion` is recorded once, even by several tasks, and even without ids."""
+        record = {"topic": origin.topic, "channel": origin.channel, "nsqd": origin.nsqd, "ids": sorted(ids)}
+        if record["ids"] or occasion:
+            write_atomically(self._file(origin, occasion), json.dumps(record).encode())
 
     def has(self, origin: Origin, occasion: str) -> bool:
-        """Whether this was recorded."""
         return self._file(origin, occasion).exists()
 
     def of(self, origin: Origin) -> set[str]:
-        """The ids that may come again from there."""
+        """The ids that `origin` may deliver again."""
         found: set[str] = set()
         for file in self._files():
             try:
-                said = json.loads(file.read_bytes())
-            except FileNotFoundError:  # forgotten meanwhile
+                record = json.loads(file.read_bytes())
+            except FileNotFoundError:  # expired meanwhile
                 continue
-            if Origin(said["topic"], said["channel"], said["nsqd"]) == origin:
-                found.update(said["ids"])
+            if Origin(record["topic"], record["channel"], record["nsqd"]) == origin:
+                found.update(record["ids"])
         return found
 
     def forget(self, ttl: float) -> None:
-        """Drop what was recorded longer than `ttl` seconds ago."""
+        """Delete records older than `ttl` seconds."""
         oldest = time.time() - ttl
         for file in self._files():
             try:
@@ -55,8 +53,8 @@ class Suspects:
 
     def _file(self, origin: Origin, occasion: str) -> Path:
         text = f"{origin.topic} {origin.channel} {origin.nsqd} {occasion}"
-        number = uuid.uuid5(uuid.NAMESPACE_URL, text) if occasion else uuid.uuid4()
-        return self._folder / f"{number.hex}.json"
+        name = uuid.uuid5(uuid.NAMESPACE_URL, text) if occasion else uuid.uuid4()
+        return self._folder / f"{name.hex}.json"
 
     def _files(self) -> list[Path]:
         return (

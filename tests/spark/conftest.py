@@ -1,4 +1,4 @@
-"""What the data source's tests stand on: a real nsqd, an empty spool, and options as a user writes them."""
+"""Fixtures for the data source: a real nsqd, an empty spool, and options as a user writes them."""
 
 import contextlib
 import itertools
@@ -19,7 +19,7 @@ _topic_numbers = itertools.count(1)
 
 @pytest.fixture(scope="session")
 def nsqd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NsqdProcess]:
-    """One nsqd for all; each test has a topic of its own."""
+    """One nsqd for all tests; each test has its own topic."""
     with NsqdProcess(installed_nsqd(), tmp_path_factory.mktemp("nsqd")) as process:
         yield process
 
@@ -31,7 +31,7 @@ def topic() -> str:
 
 @pytest.fixture
 def spool(tmp_path: Path) -> Spool:
-    """A spool of one stream, ready to be used."""
+    """A new spool of one stream."""
     made = Spool(tmp_path, "stream")
     made.create()
     return made
@@ -39,9 +39,9 @@ def spool(tmp_path: Path) -> Spool:
 
 @contextlib.contextmanager
 def small_disk(tmp_path: Path, *, full: bool = False, read_only: bool = False) -> Iterator[Path]:
-    """A file system of its own, of a megabyte."""
+    """Mount a file system of one megabyte."""
     if os.geteuid():
-        pytest.fail("this test mounts a small disk, which only root may: run it as root")
+        pytest.fail("this test mounts a small file system: run it as root")
     folder = tmp_path / "disk"
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=True)
@@ -59,14 +59,14 @@ def small_disk(tmp_path: Path, *, full: bool = False, read_only: bool = False) -
 
 @pytest.fixture
 def written(nsqd: NsqdProcess, topic: str, tmp_path: Path) -> dict[str, str]:
-    """Options for the test's topic, as they are written."""
+    """Options for the test's topic, as a user writes them."""
     return {
         "subscribe": topic,
         "channel": "c",
         "nsqdTcpAddresses": nsqd.tcp_address,
         "nsqdHttpAddresses": nsqd.http_address,
         "spoolDir": str(tmp_path),
-        # Long: a test waits for messages, not for the end of the waiting.
+        # Long, so that a task ends when it has its messages, not at the timeout.
         "idleTimeoutMs": "20000",
         "maxReadMs": "20000",
         "msgTimeoutMs": "1000",
@@ -78,7 +78,7 @@ OptionsWith = Callable[..., ReadOptions]
 
 @pytest.fixture
 def options_with(written: dict[str, str]) -> OptionsWith:
-    """The test's options of a stream, and what is named besides."""
+    """The test's options of a stream, with changes."""
     return lambda **more: read_options(written | more, "stream")
 
 
@@ -87,7 +87,7 @@ Publish = Callable[[int], list[bytes]]
 
 @pytest.fixture
 def publish(nsqd: NsqdProcess, topic: str) -> Publish:
-    """Publish so many distinct bodies to the test's topic, in channel `c`; they are returned."""
+    """Publish this number of distinct bodies to the test's topic, which has channel `c`, and return them."""
     numbers = itertools.count()
     nsqd.create_channel(topic, "c")
 

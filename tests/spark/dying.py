@@ -1,4 +1,4 @@
-"""A task in a process of its own that kills itself at a point of its way, as if the machine had."""
+"""Run a reading task in a process that kills itself at a given point."""
 
 import multiprocessing
 import os
@@ -9,17 +9,17 @@ from pyspark_nsq.options import ReadOptions
 from pyspark_nsq.rows import Origin
 from pyspark_nsq.spool import Spool
 
-# Not forked from the tests' own process, which has threads.
+# Not forked, because the test process has threads.
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(["pyspark_nsq.drain"])
 
 
 def die_at(point: str, times: int, spool: Spool, origin: Origin, options: ReadOptions, count: int) -> None:
-    """Run the task of batch 1, partition 0 until it comes to a point for the n-th time."""
+    """Run the task of batch 1, partition 0 until it reaches a point for the n-th time."""
     process = _processes.Process(target=_run, args=(point, times, spool, origin, options, count))
     process.start()
     process.join()
-    assert process.exitcode == -signal.SIGKILL, f"it lived on: exit code {process.exitcode}"
+    assert process.exitcode == -signal.SIGKILL, f"the process was not killed: exit code {process.exitcode}"
     process.close()
 
 

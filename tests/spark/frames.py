@@ -1,4 +1,4 @@
-"""Messages as nsqd sends them, and as columns of the spool."""
+"""Messages as frames of nsqd and as columns of the spool."""
 
 from collections.abc import Iterable
 from itertools import accumulate
@@ -13,11 +13,11 @@ from pyspark_nsq.rows import Origin, spooled
 
 
 def frames_of(messages: Iterable[Message]) -> tuple[bytes, list[int]]:
-    """The frames, and where each begins and the last ends."""
+    """The frames, and the offsets where each begins and the last one ends."""
     frames = [schema.MESSAGE_FRAME.build(message._asdict()) for message in messages]
     return b"".join(frames), [0, *accumulate(map(len, frames))]
 
 
 def batch_of(origin: Origin, *messages: Message) -> pa.RecordBatch:
-    """As a task puts them into the spool."""
+    """Messages as a task spools them."""
     return spooled(origin, decode([ReceivedFrames(*frames_of(messages))]))

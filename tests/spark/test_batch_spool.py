@@ -1,8 +1,17 @@
-"""The spools of batch reads go when the user says so, or when their time is over, and nothing else goes with them."""
+"""The spools of batch reads are deleted by `ack` or expire; orphans in them are kept."""
 
 import pytest
 
-from pyspark_nsq.batch_spool import NothingToAck, acknowledge, begin, begun, check_schema, expire, metadata_of, spool_of
+from pyspark_nsq.batch_spool import (
+    NoSpool,
+    acknowledge,
+    check_schema,
+    expire,
+    metadata_of,
+    save_plan,
+    saved_plan,
+    spool_of,
+)
 from pyspark_nsq.drain import drain
 from pyspark_nsq.options import OptionError, read_options
 from pyspark_nsq.plan import Share
@@ -20,28 +29,28 @@ def read(written, publish, topic):
         spool = spool_of(options, "one")
         spool.create()
         share = Share(topic, options.nsqd_tcp_addresses[0], 3)
-        begin(spool, [share], options)
+        save_plan(spool, [share], options)
         drain(spool, spool.partition(0, 0), Origin(topic, "c", share.nsqd), 3, options)
         return spool
 
     return make
 
 
-def test_what_is_acknowledged_is_deleted_and_counted(read, written, tmp_path):
+def test_ack_deletes_the_spool_and_counts_its_messages(read, written, tmp_path):
     spool = read()
     assert acknowledge([{}, metadata_of(written, "one"), metadata_of(written, "one")]) == 3
     assert not spool.folder.exists()
     assert tmp_path.is_dir()
-    with pytest.raises(NothingToAck, match="acknowledged before"):
+    with pytest.raises(NoSpool, match="acknowledged before"):
         acknowledge([metadata_of(written, "one")])
 
 
-def test_without_a_column_of_a_read_there_is_nothing_to_acknowledge():
-    with pytest.raises(NothingToAck, match="no column of this DataFrame"):
-        acknowledge([{}, {"comment": "a column of somebody else's"}])
+def test_ack_needs_a_column_of_a_batch_read():
+    with pytest.raises(NoSpool, match="no column of this DataFrame"):
+        acknowledge([{}, {"comment": "a column of another source"}])
 
 
-def test_what_belongs_to_no_batch_stays_when_the_rest_goes(read, written):
+def test_ack_keeps_messages_that_belong_to_no_batch(read, written):
     spool = read(keepSpool="0")
     (spool.partition(0, 0).folder / "SEALED").unlink()
     assert acknowledge([metadata_of(written, "one")]) == 0
@@ -51,7 +60,7 @@ def test_what_belongs_to_no_batch_stays_when_the_rest_goes(read, written):
 
 
 @pytest.mark.parametrize(("keep", "stays"), [("true", True), ("3600000", True), ("0", False)])
-def test_a_spool_stays_as_long_as_its_read_wanted(read, written, keep, stays):
+def test_a_spool_expires_after_keep_spool(read, written, keep, stays):
     spool = read(keepSpool=keep)
     expire(written["spoolDir"])
     assert spool.folder.exists() is stays
@@ -65,9 +74,9 @@ def test_the_schema_of_another_read_is_refused(written):
         NsqDataSource(written).reader(NsqDataSource(written).schema())
 
 
-def test_a_read_that_is_planned_again_is_the_same(read, topic, nsqd):
-    assert begun(read()) == [Share(topic, nsqd.tcp_address, 3)]
+def test_planning_a_read_again_gives_the_same_plan(read, topic, nsqd):
+    assert saved_plan(read()) == [Share(topic, nsqd.tcp_address, 3)]
 
 
-def test_a_read_that_was_never_planned_has_no_plan(spool):
-    assert begun(spool) is None
+def test_an_unplanned_read_has_no_plan(spool):
+    assert saved_plan(spool) is None

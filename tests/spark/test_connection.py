@@ -1,4 +1,4 @@
-"""The connection of a task: TLS, auth, and what a bad nsqd leads to."""
+"""The connection of a task: TLS, authorization, and errors of nsqd."""
 
 import contextlib
 from pathlib import Path
@@ -26,7 +26,7 @@ def ca_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_messages_come_through_tls_from_an_nsqd_that_is_trusted(tmp_path, options_with: OptionsWith, ca_file, topic):
+def test_messages_arrive_over_tls_from_a_trusted_nsqd(tmp_path, options_with: OptionsWith, ca_file, topic):
     AUTHORITY.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "nsqd.pem")
     (tmp_path / "data").mkdir()
     tls = [f"--tls-cert={tmp_path}/nsqd.pem", f"--tls-key={tmp_path}/nsqd.pem", "--https-address=127.0.0.1:0"]
@@ -46,7 +46,7 @@ def test_messages_come_through_tls_from_an_nsqd_that_is_trusted(tmp_path, option
             NsqConnection(nsqd.tcp_address, options_with(tls="true"))
 
 
-def test_the_secret_is_said_when_it_is_asked_for(options_with):
+def test_the_auth_secret_is_sent_if_nsqd_requires_it(options_with):
     with contextlib.closing(FakeNsqd(max_rdy_count=7, auth_required=True)) as server:
         with NsqConnection(server.address, options_with(authSecret="secret")) as connection:
             assert connection.max_rdy_count == 7
@@ -54,7 +54,7 @@ def test_the_secret_is_said_when_it_is_asked_for(options_with):
         assert server.said("AUTH") == ["AUTH"]
 
 
-def test_a_fin_that_was_of_no_effect_is_known_once_nsqd_is_settled(nsqd, topic, options_with, publish):
+def test_failed_fins_are_known_after_settle(nsqd, topic, options_with, publish):
     publish(1)
     with NsqConnection(nsqd.tcp_address, options_with()) as connection:
         connection.subscribe(topic, "c")
@@ -63,7 +63,7 @@ def test_a_fin_that_was_of_no_effect_is_known_once_nsqd_is_settled(nsqd, topic, 
         assert connection.rejected == {"0123456789abcdef"}
 
 
-def test_what_nobody_wanted_goes_back(nsqd, topic, options_with, publish):
+def test_settle_requeues_messages_that_were_not_taken(nsqd, topic, options_with, publish):
     publish(3)
     with NsqConnection(nsqd.tcp_address, options_with()) as connection:
         connection.subscribe(topic, "c")
@@ -74,17 +74,17 @@ def test_what_nobody_wanted_goes_back(nsqd, topic, options_with, publish):
     assert stats["depth"] + stats["in_flight_count"] == 2
 
 
-def test_an_id_that_is_no_text_is_no_nsqds(options_with):
+def test_a_message_id_that_is_not_ascii_ends_the_connection(options_with):
     with (
         contextlib.closing(FakeNsqd({"SUB": OK + make_frame(b"\xff" * 16, 1, b"body")})) as server,
         NsqConnection(server.address, options_with()) as connection,
     ):
         connection.subscribe("t", "c")
-        with pytest.raises(NsqdLost, match="an id is no text"):
+        with pytest.raises(NsqdLost, match="a message id is not ASCII"):
             connection.settle()
 
 
-def test_a_topic_nsqd_refuses_is_said_in_its_words(options_with, nsqd):
+def test_an_invalid_topic_is_reported_with_nsqds_error(options_with, nsqd):
     with (
         NsqConnection(nsqd.tcp_address, options_with()) as connection,
         pytest.raises(NsqdUnreachable, match="E_BAD_TOPIC"),
@@ -92,7 +92,7 @@ def test_a_topic_nsqd_refuses_is_said_in_its_words(options_with, nsqd):
         connection.subscribe("no/topic", "c")
 
 
-def test_an_end_in_the_middle_is_a_loss(nsqd, tmp_path, options_with, topic):
+def test_a_connection_that_ends_early_raises_nsqd_lost(nsqd, tmp_path, options_with, topic):
     (tmp_path / "data").mkdir()
     with (
         NsqdProcess(installed_nsqd(), tmp_path / "data") as own,

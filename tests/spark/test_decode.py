@@ -1,4 +1,4 @@
-"""Frames to columns, and ids to FIN: the same as message by message."""
+"""Decoding frames to columns and encoding FINs give the same result as message by message."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from nsq_compat.protocol import command_writer
 from nsq_compat.protocol.frames import Message
 from nsq_compat.session.client_session import ReceivedFrames
-from pyspark_nsq.decode import NotText, decode, finish
+from pyspark_nsq.decode import InvalidMessageId, decode, finish
 from tests.spark.frames import frames_of
 
 IDS = st.binary(min_size=16, max_size=16).map(lambda data: bytes(byte & 0x7F for byte in data))
@@ -24,24 +24,24 @@ def rows(blocks: list[ReceivedFrames]) -> list[tuple[object, ...]]:
     return [tuple(row.values()) for row in batch.to_pylist()]
 
 
-def said(messages: list[Message]) -> list[tuple[object, ...]]:
+def fields(messages: list[Message]) -> list[tuple[object, ...]]:
     return [(each.id.decode(), each.body, each.timestamp_ns, each.attempts) for each in messages]
 
 
-def moved(places: Sequence[int], by: int) -> Sequence[int]:
+def shifted(places: Sequence[int], by: int) -> Sequence[int]:
     if isinstance(places, range):
         return range(places.start + by, places.stop + by, places.step)
     return [each + by for each in places]
 
 
 @given(st.lists(MESSAGES, min_size=1, max_size=20), st.binary(max_size=9), st.binary(max_size=9))
-def test_columns_are_what_the_messages_say_whatever_lies_around_them(messages, before, after):
+def test_columns_equal_the_messages_whatever_bytes_surround_them(messages, before, after):
     data, starts = frames_of(messages)
-    assert rows([ReceivedFrames(before + data + after, [len(before) + start for start in starts])]) == said(messages)
+    assert rows([ReceivedFrames(before + data + after, [len(before) + start for start in starts])]) == fields(messages)
 
 
-# As a reader gives them: of one size, and a range says so, or of any.
-ALIKE = st.integers(0, 300).flatmap(
+# Blocks as a frame reader returns them: message offsets are a range if all sizes are equal, and a list otherwise.
+UNIFORM = st.integers(0, 300).flatmap(
     lambda size: st.lists(
         st.builds(Message, st.integers(0, 1 << 62), st.integers(0, 9), IDS, st.binary(min_size=size, max_size=size)),
         min_size=1,
@@ -52,34 +52,35 @@ ALIKE = st.integers(0, 300).flatmap(
 
 @given(
     st.lists(
-        ALIKE.map(lambda each: (each, True)) | st.tuples(st.lists(MESSAGES, min_size=1), st.just(False)), min_size=1
+        UNIFORM.map(lambda each: (each, True)) | st.tuples(st.lists(MESSAGES, min_size=1), st.just(False)),
+        min_size=1,
     )
 )
-def test_blocks_are_decoded_together_whether_their_messages_are_of_one_size_or_not(blocks):
+def test_blocks_of_uniform_and_mixed_message_sizes_are_decoded_together(blocks):
     together, expected = list[ReceivedFrames](), list[tuple[object, ...]]()
     for messages, alike in blocks:
         data, starts = frames_of(messages)
-        around = b"\xff" * len(together)  # begins somewhere else in each
+        around = b"\xff" * len(together)  # so that each block starts at another offset
         places = range(0, starts[-1] + 1, starts[1]) if alike else starts
-        together.append(ReceivedFrames(around + data + around, moved(places, len(around))))
-        expected += said(messages)
+        together.append(ReceivedFrames(around + data + around, shifted(places, len(around))))
+        expected += fields(messages)
     assert rows(together) == expected
 
 
-@given(ALIKE, st.integers(1, 3))
-def test_blocks_whose_messages_all_have_one_size_are_decoded_together(messages, times):
+@given(UNIFORM, st.integers(1, 3))
+def test_blocks_of_one_message_size_are_decoded_together(messages, times):
     data, starts = frames_of(messages)
-    block = ReceivedFrames(b"before" + data, moved(range(0, starts[-1] + 1, starts[1]), 6))
-    assert rows([block] * times) == said(messages) * times
+    block = ReceivedFrames(b"before" + data, shifted(range(0, starts[-1] + 1, starts[1]), 6))
+    assert rows([block] * times) == fields(messages) * times
 
 
 @given(st.lists(IDS.map(bytes.decode), min_size=1, max_size=20), st.integers(0, 20), st.integers(0, 20))
-def test_fins_are_written_for_all_ids_or_some(ids, begin, end):
+def test_fins_are_encoded_for_any_slice_of_ids(ids, begin, end):
     messages = [Message(1, 1, each.encode(), b"") for each in ids]
     column = decode([ReceivedFrames(*frames_of(messages))]).column("id")
     assert finish(column[begin : max(begin, end)]) == command_writer.finish(each.encode() for each in ids[begin:end])
 
 
-def test_an_id_that_is_no_text_is_refused():
-    with pytest.raises(NotText):
+def test_a_message_id_that_is_not_ascii_is_refused():
+    with pytest.raises(InvalidMessageId):
         decode([ReceivedFrames(*frames_of([Message(1, 1, b"\xff" * 16, b"")]))])

@@ -1,4 +1,4 @@
-"""A task against a real nsqd, killed at every point: nothing is lost, and nothing is there twice."""
+"""A reading task against a real nsqd, also killed at every point, loses and repeats no message."""
 
 import contextlib
 import dataclasses
@@ -29,20 +29,20 @@ def origin_of(options: ReadOptions) -> Origin:
 
 
 def drained(spool: Spool, options: ReadOptions, count: int, part: int = 0) -> list[bytes]:
-    """The bodies a task yields."""
+    """The bodies that a task reads."""
     partition = spool.partition(1, part)
     pieces = drain(spool, partition, origin_of(options), count, options)
     return [body for batch in partition.read(pieces) for body in batch.column("body").to_pylist()]
 
 
 def waiting(nsqd: NsqdProcess, topic: str) -> int:
-    """Messages that nobody has finished."""
+    """The number of unfinished messages."""
     stats = nsqd.channel_stats(topic, "c")
     return int(stats["depth"] + stats["in_flight_count"])
 
 
 def drained_dry(nsqd: NsqdProcess, spool: Spool, options: ReadOptions) -> list[bytes]:
-    """What further tasks yield until nobody waits for anything."""
+    """The bodies that further tasks read until no message is left."""
     bodies: list[bytes] = []
     parts = itertools.count(1)
     while waiting(nsqd, options.topics[0]):
@@ -57,14 +57,14 @@ def await_redelivery(nsqd: NsqdProcess, topic: str) -> None:
         time.sleep(0.02)
 
 
-def test_a_task_takes_what_it_was_told_to_and_leaves_the_rest(nsqd, topic, spool, options_with: OptionsWith, publish):
+def test_a_task_reads_its_count_and_leaves_the_rest(nsqd, topic, spool, options_with: OptionsWith, publish):
     bodies = publish(10)
     assert drained(spool, options_with(), 7) == bodies[:7]
     stats = nsqd.channel_stats(topic, "c")
     assert (stats["depth"], stats["in_flight_count"], stats["requeue_count"]) == (3, 0, 0)
 
 
-def test_messages_are_finished_by_the_chunk_and_none_has_to_go_back(nsqd, topic, spool, options_with, publish):
+def test_messages_are_finished_in_chunks_and_none_is_requeued(nsqd, topic, spool, options_with, publish):
     bodies = publish(1000)
     assert drained(spool, options_with(maxInFlight="20", chunkMessages="7", msgTimeoutMs="0"), 1000) == bodies
     stats = nsqd.channel_stats(topic, "c")
@@ -83,7 +83,7 @@ def test_messages_of_all_sizes_arrive_as_they_were_published(nsqd, topic, spool,
     assert waiting(nsqd, topic) == 0
 
 
-def test_suspects_are_left_out_at_their_first_attempt_too(nsqd, topic, spool, options_with, publish):
+def test_suspects_are_dropped_at_their_first_attempt_too(nsqd, topic, spool, options_with, publish):
     nsqd.create_channel(topic, "another")
     bodies, options = publish(9), options_with(maxInFlight="9", chunkMessages="3")
     partition = spool.partition(2, 0)
@@ -94,12 +94,12 @@ def test_suspects_are_left_out_at_their_first_attempt_too(nsqd, topic, spool, op
     assert waiting(nsqd, topic) == 0
 
 
-def test_a_task_ends_when_no_more_comes(spool, options_with, publish):
+def test_a_task_ends_after_the_idle_timeout(spool, options_with, publish):
     bodies = publish(3)
     assert drained(spool, options_with(idleTimeoutMs="100"), 50) == bodies
 
 
-def test_a_chunk_that_fills_slowly_is_finished_before_its_time_is_over(nsqd, topic, spool, options_with, publish):
+def test_a_chunk_that_fills_slowly_is_finished_before_messages_time_out(nsqd, topic, spool, options_with, publish):
     bodies = publish(3)
     options = options_with(idleTimeoutMs="3000", msgTimeoutMs="1000")
     assert drained(spool, options, 100) == bodies
@@ -108,7 +108,7 @@ def test_a_chunk_that_fills_slowly_is_finished_before_its_time_is_over(nsqd, top
 
 def test_a_chunk_of_large_messages_is_finished_before_it_is_full(nsqd, topic, spool, options_with, monkeypatch):
     nsqd.create_channel(topic, "c")
-    monkeypatch.setattr(drain_module, "_LARGEST_CHUNK", 500_000)
+    monkeypatch.setattr(drain_module, "_MAX_CHUNK_BYTES", 500_000)
     for _ in range(8):
         assert nsqd.asks("POST", f"/pub?topic={topic}", bytes(300_000)).status == 200
     options = options_with(maxInFlight="8", chunkMessages="8")
@@ -118,13 +118,13 @@ def test_a_chunk_of_large_messages_is_finished_before_it_is_full(nsqd, topic, sp
     assert max(rows) < 8
 
 
-def test_what_comes_again_to_the_same_task_is_there_once(nsqd, topic, spool, options_with, publish):
+def test_a_message_redelivered_to_the_same_task_is_read_once(nsqd, topic, spool, options_with, publish):
     bodies = publish(6)
     options = options_with(maxInFlight="6", chunkMessages="3", idleTimeoutMs="1500")
     late = iter([True])
 
     def at(point: str) -> None:
-        # The chunk is in the spool, and its messages time out before nsqd hears of it.
+        # The chunk is spooled, and its messages time out before nsqd receives the FINs.
         while point == drain_module.SPOOLED and next(late, False):
             await_redelivery(nsqd, topic)
 
@@ -134,7 +134,7 @@ def test_what_comes_again_to_the_same_task_is_there_once(nsqd, topic, spool, opt
     assert waiting(nsqd, topic) == 0
 
 
-def test_every_attempt_at_a_sealed_partition_gives_the_same(spool, options_with, publish):
+def test_every_attempt_at_a_sealed_partition_gives_the_same_rows(spool, options_with, publish):
     bodies = publish(5)
     assert drained(spool, options_with(), 5) == bodies
     publish(5)
@@ -149,7 +149,7 @@ def test_a_task_reads_through_compression(spool, options_with, publish, compress
 
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize("point", POINTS)
-def test_killed_anywhere_nothing_is_lost_and_nothing_comes_twice(
+def test_a_task_killed_at_any_point_loses_and_repeats_nothing(
     nsqd, topic, spool, options_with: OptionsWith, publish: Publish, point: str, times: int
 ):
     bodies = publish(30)
@@ -159,7 +159,7 @@ def test_killed_anywhere_nothing_is_lost_and_nothing_comes_twice(
     assert sorted(drained(spool, options, 30) + drained_dry(nsqd, spool, options)) == sorted(bodies)
 
 
-def test_without_suspects_what_was_not_finished_comes_twice(nsqd, spool, options_with, publish):
+def test_without_suppress_redelivered_unfinished_messages_are_read_twice(nsqd, spool, options_with, publish):
     bodies = publish(5)
     options = options_with(suppressRedelivered="false", idleTimeoutMs="1200")
     die_at(drain_module.SPOOLED, 1, spool, origin_of(options), options, 5)
@@ -173,20 +173,18 @@ def test_an_nsqd_that_cannot_be_reached_is_an_empty_partition_or_an_error(spool,
         drained(spool, options_with(nsqdTcpAddresses="127.0.0.1:1", failOnUnreachable="true"), 5, part=1)
 
 
-def test_an_nsqd_that_requires_what_it_does_not_get_says_so(spool, options_with):
+def test_tls_without_tls_at_nsqd_is_an_error(spool, options_with):
     with pytest.raises(NsqdUnreachable, match="TLS is required, and nsqd does not offer it"):
         drained(spool, options_with(tls="true", failOnUnreachable="true"), 5)
 
 
-def test_a_server_whose_ids_are_no_text_is_read_no_further(spool, options_with, caplog):
+def test_reading_ends_at_a_message_id_that_is_not_ascii(spool, options_with, caplog):
     with contextlib.closing(FakeNsqd({"SUB": OK + make_frame(b"\xff" * 16, 1, b"body")})) as server:
         assert drained(spool, options_with(nsqdTcpAddresses=server.address, nsqdHttpAddresses=""), 1) == []
-    assert "reading ends early: an id is no text" in caplog.text
+    assert "reading ends early: a message id is not ASCII" in caplog.text
 
 
-def test_nsqd_is_killed_after_a_chunk_was_spooled_and_nothing_is_lost_or_comes_twice(
-    tmp_path, spool, options_with, topic
-):
+def test_a_kill_of_nsqd_after_a_chunk_was_spooled_loses_and_repeats_nothing(tmp_path, spool, options_with, topic):
     (tmp_path / "data").mkdir()
     bodies = [b"body %d" % number for number in range(20)]
     listen = [f"--tcp-address={own_host()}:0"]

@@ -1,4 +1,4 @@
-"""Finding nsqd and asking them: real daemons, real HTTP."""
+"""Discovery of nsqd and their backlogs, with real daemons over real HTTP."""
 
 import json
 import time
@@ -22,45 +22,45 @@ def fake_lookupd() -> Iterator[FakeLookupd]:
     server.close()
 
 
-def test_the_backlog_is_what_waits_for_the_channel(nsqd, topic, options_with: OptionsWith, publish):
+def test_the_backlog_is_the_depth_of_the_channel(nsqd, topic, options_with: OptionsWith, publish):
     publish(5)
     node = Node(topic, nsqd.tcp_address, nsqd.http_address)
     assert Nodes(options_with()).backlog() == [(node, 5)]
 
 
-def test_the_channel_is_made_on_every_node_once(nsqd, topic, options_with):
+def test_the_channel_is_created_on_every_node_once(nsqd, topic, options_with):
     nodes = Nodes(options_with())
-    nodes.ensure_channels()
+    nodes.create_channels()
     assert nsqd.channel_stats(topic, "c")["depth"] == 0
 
 
-def test_a_topic_nobody_has_has_no_backlog(options_with):
+def test_an_unknown_topic_has_no_backlog(options_with):
     assert [depth for _, depth in Nodes(options_with()).backlog()] == [0]
 
 
-def test_what_passes_from_topic_to_channel_while_they_are_counted_is_waited_for(fake_lookupd, options_with):
+def test_the_settled_backlog_includes_messages_on_their_way_to_the_channel(fake_lookupd, options_with):
     def stats(in_topic: int, in_channel: int) -> tuple[int, bytes]:
         channels = [{"channel_name": "c", "depth": in_channel}]
         return 200, json.dumps({"topics": [{"topic_name": "t", "depth": in_topic, "channels": channels}]}).encode()
 
-    # As Go's nsqd, which counts the channel first: between that and the topic, some of 5,001 are counted nowhere.
+    # As Go's nsqd, which reads the channel's depth first, so that some of the 5,001 messages are not counted at all.
     fake_lookupd.replies = [stats(4000, 900), stats(60, 4930), stats(0, 4990)]
     fake_lookupd.reply = stats(0, 5001)
     nodes = Nodes(options_with(subscribe="t", nsqdTcpAddresses="127.0.0.1:7", nsqdHttpAddresses=fake_lookupd.address))
-    assert [depth for _, depth in nodes.whole_backlog()] == [5001]
+    assert [depth for _, depth in nodes.settled_backlog()] == [5001]
 
 
-def test_a_topic_that_is_paused_is_not_waited_for_without_end(nsqd, topic, options_with, publish):
+def test_the_wait_for_a_paused_topic_is_limited(nsqd, topic, options_with, publish):
     nsqd.asks("POST", f"/topic/pause?topic={topic}")
     publish(3)
-    assert [depth for _, depth in Nodes(options_with()).whole_backlog()] == [3]
+    assert [depth for _, depth in Nodes(options_with()).settled_backlog()] == [3]
 
 
-def test_without_an_http_address_nobody_knows_the_backlog(nsqd, topic, options_with):
+def test_without_an_http_address_the_backlog_is_unknown(nsqd, topic, options_with):
     assert Nodes(options_with(nsqdHttpAddresses="")).backlog() == [(Node(topic, nsqd.tcp_address, ""), None)]
 
 
-def test_an_unreachable_node_is_passed_over_unless_it_is_to_be_an_error(nsqd, topic, options_with, publish):
+def test_an_unreachable_node_is_skipped_unless_fail_on_unreachable(nsqd, topic, options_with, publish):
     publish(1)
     two = {
         "nsqdTcpAddresses": f"127.0.0.1:1,{nsqd.tcp_address}",
@@ -71,7 +71,7 @@ def test_an_unreachable_node_is_passed_over_unless_it_is_to_be_an_error(nsqd, to
         Nodes(options_with(**two, failOnUnreachable="true")).backlog()
 
 
-def test_a_query_whose_nodes_are_all_gone_is_told_so(options_with):
+def test_a_query_without_a_reachable_nsqd_fails(options_with):
     for http in ("", "127.0.0.1:2"):
         with pytest.raises(NoNodes, match="nsqdTcpAddresses: no nsqd can be reached"):
             Nodes(options_with(nsqdTcpAddresses="127.0.0.1:1", nsqdHttpAddresses=http)).require()
@@ -95,7 +95,7 @@ def test_nodes_are_found_through_nsqlookupd(tmp_path):
             assert nodes.all() == [Node("t", nsqd.tcp_address, nsqd.http_address)]
 
 
-def test_nsqlookupd_is_asked_again_when_it_is_time_and_not_before(fake_lookupd):
+def test_nsqlookupd_is_queried_again_after_the_interval(fake_lookupd):
     now = 0.0
     fake_lookupd.addresses = ["127.0.0.1:7"]
     nodes = Nodes(looked_up(fake_lookupd.address, lookupIntervalMs="5000"), lambda: now)
@@ -108,7 +108,7 @@ def test_nsqlookupd_is_asked_again_when_it_is_time_and_not_before(fake_lookupd):
 
 
 @pytest.mark.parametrize("answer", DRIPPING)
-def test_an_answer_that_is_drawn_out_ends_at_the_deadline(answer):
+def test_a_slow_answer_ends_at_the_deadline(answer):
     with HostileServer(answer) as server, pytest.raises(HttpFailed, match="timed out"):
         ask(server.address, "stats", DEADLINE)
 
@@ -127,7 +127,7 @@ def test_an_invalid_registration_is_skipped_and_logged_once(fake_lookupd, caplog
 
 
 @pytest.mark.parametrize("reply", [(500, b"{}"), (200, b"no json"), (200, b"[]"), (200, b'{"producers": [{}]}')])
-def test_an_nsqlookupd_that_makes_no_sense_leaves_what_is_known(fake_lookupd, reply):
+def test_an_invalid_answer_of_nsqlookupd_keeps_the_known_nodes(fake_lookupd, reply):
     fake_lookupd.addresses = ["127.0.0.1:7"]
     nodes = Nodes(looked_up(fake_lookupd.address, lookupIntervalMs="0"))
     nodes.all()

@@ -1,4 +1,4 @@
-"""Options: what is taken, and what a user is told who wrote something else."""
+"""Options: accepted names and values, and error messages for others."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from pyspark_nsq.options import OptionError, read_options, write_options
 GOOD = {"subscribe": "orders", "channel": "spark", "nsqdTcpAddresses": "127.0.0.1:4150", "spoolDir": "/spool"}
 
 
-def test_what_is_not_said_has_a_default():
+def test_missing_options_have_defaults():
     options = read_options(GOOD, "stream")
     assert options.topics == ("orders",)
     assert options.max_messages_per_trigger == 500_000
@@ -19,7 +19,7 @@ def test_what_is_not_said_has_a_default():
     assert options.tls is False
 
 
-def test_names_are_not_case_sensitive_and_pynsqs_are_known():
+def test_names_are_case_insensitive_and_pynsqs_names_are_accepted():
     given = {
         "TOPIC": "a, b",
         "channel": "c",
@@ -32,7 +32,7 @@ def test_names_are_not_case_sensitive_and_pynsqs_are_known():
 
 
 @pytest.mark.parametrize("name", ["subscribe", "channel", "spoolDir"])
-def test_what_is_required_is_asked_for_by_name(name):
+def test_a_missing_required_option_is_named(name):
     with pytest.raises(OptionError, match=f"^{name} is required"):
         read_options({key: value for key, value in GOOD.items() if key != name}, "stream")
 
@@ -54,7 +54,7 @@ def test_what_is_required_is_asked_for_by_name(name):
         ("deflateLevel", "10"),
     ],
 )
-def test_a_complaint_begins_with_the_options_name_and_shows_the_value(name, value):
+def test_an_error_names_the_option_and_shows_the_value(name, value):
     with pytest.raises(OptionError, match=f"^{name} must be ") as caught:
         read_options(GOOD | {name: value}, "stream")
     assert repr(value) in str(caught.value)
@@ -65,33 +65,33 @@ def test_a_complaint_begins_with_the_options_name_and_shows_the_value(name, valu
     [
         ({"lookupdHttpAddresses": "one:4161"}, "either lookupdHttpAddresses or nsqdTcpAddresses"),
         ({"nsqdTcpAddresses": ""}, "either lookupdHttpAddresses or nsqdTcpAddresses"),
-        ({"nsqdHttpAddresses": "one:4151,two:4151"}, "as many as nsqdTcpAddresses"),
-        ({"snappy": "true", "deflate": "true"}, "exclude each other"),
+        ({"nsqdHttpAddresses": "one:4151,two:4151"}, "an address for each of nsqdTcpAddresses"),
+        ({"snappy": "true", "deflate": "true"}, "cannot be combined"),
         ({"msgTimeoutMs": "10"}, "msgTimeoutMs must be"),
-        ({"chunkMessages": "10", "maxInFlight": "5"}, "chunkMessages must not be more than maxInFlight"),
-        ({"tlsCaFile": "ca.pem"}, "not tls=true"),
+        ({"chunkMessages": "10", "maxInFlight": "5"}, "chunkMessages must not be greater than maxInFlight"),
+        ({"tlsCaFile": "ca.pem"}, "TLS options need tls=true"),
         ({"subscribe": "a", "topic": "b"}, "subscribe is given twice"),
-        ({"maxMesagesPerTrigger": "5"}, "no option maxMesagesPerTrigger; maxMessagesPerTrigger was meant"),
+        ({"maxMesagesPerTrigger": "5"}, "no option maxMesagesPerTrigger; did you mean maxMessagesPerTrigger"),
         ({"colour": "red"}, "there is no option colour"),
         ({"maxMessages": "5"}, "maxMessages is not for a stream read"),
     ],
 )
-def test_what_does_not_go_together_is_refused(more, complaint):
+def test_invalid_combinations_of_options_are_refused(more, complaint):
     with pytest.raises(OptionError, match=complaint):
         read_options(GOOD | more, "stream")
 
 
-def test_what_spark_adds_is_passed_over():
+def test_sparks_own_options_are_ignored():
     assert read_options(GOOD | {"checkpointLocation": "/c", "path": "/p"}, "stream").channel == "spark"
 
 
-def test_every_default_is_a_value_one_may_write():
+def test_every_default_is_a_valid_value():
     for option in OPTIONS:
         if option.default is not None:
             option.read(option.default)
 
 
-WHO_USES = {
+USES = {
     (STREAM, BATCH, WRITE): " (writing too)",
     (STREAM, BATCH): "",
     (STREAM,): " (streams only)",
@@ -103,16 +103,16 @@ WHO_USES = {
 def row_of(option: Option) -> str:
     default = "required" if option.default is None else f"`{option.default}`" if option.default else "none"
     aliases = "".join(f"; also `{alias}`" for alias in option.aliases)
-    return f"| `{option.name}` | {default} | {option.meaning}{WHO_USES[option.uses]}{aliases} |"
+    return f"| `{option.name}` | {default} | {option.meaning}{USES[option.uses]}{aliases} |"
 
 
-def test_the_table_in_the_guide_is_the_table_of_options():
+def test_the_table_in_the_guide_equals_the_table_of_options():
     section = Path("docs/spark.md").read_text().split("\n## Options\n")[1].split("\n## ")[0]
     rows = [line for line in section.splitlines() if line.startswith("| `")]
     assert rows == [row_of(option) for option in OPTIONS]
 
 
-def test_writing_has_options_of_its_own():
+def test_writing_has_its_own_options():
     options = write_options({"nsqdTcpAddresses": "a:1,b:2", "topic": "results", "snappy": "true"})
     assert (options.topic, options.nsqd_tcp_addresses, options.mpub_window) == ("results", ("a:1", "b:2"), 4)
 
@@ -125,6 +125,6 @@ def test_writing_has_options_of_its_own():
         ({"nsqdTcpAddresses": "a:1", "topic": "no topic"}, "topic must be a topic"),
     ],
 )
-def test_what_a_writer_cannot_have_is_refused(given, complaint):
+def test_invalid_options_of_writing_are_refused(given, complaint):
     with pytest.raises(OptionError, match=complaint):
         write_options(given)

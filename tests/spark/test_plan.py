@@ -1,4 +1,4 @@
-"""A batch shared out: never more than is allowed, in proportion, and the same when it is read back from an offset."""
+"""The plan of a batch: limits, proportions, and its form in an offset."""
 
 import json
 
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from pyspark_nsq.nodes import Node
 from pyspark_nsq.options import read_options
-from pyspark_nsq.plan import Share, from_json, share_out, to_json
+from pyspark_nsq.plan import Share, from_json, plan_batch, to_json
 from pyspark_nsq.spool import Piece
 
 WRITTEN = {"subscribe": "t", "channel": "c", "nsqdTcpAddresses": "n:1", "spoolDir": "/spool"}
@@ -28,10 +28,10 @@ def node(number: int) -> Node:
     at_least=st.integers(0, 20),
     largest=st.integers(1, 5000),
 )
-def test_shares_add_up_and_keep_every_limit(depths, limit, per_nsqd, at_least, largest):
+def test_shares_add_up_and_respect_every_limit(depths, limit, per_nsqd, at_least, largest):
     options = options_with(partitionsPerNsqd=per_nsqd, minPartitions=at_least, maxMessagesPerPartition=largest)
     backlog = [(node(number), depth) for number, depth in enumerate(depths)]
-    shares = share_out(backlog, limit, options)
+    shares = plan_batch(backlog, limit, options)
     total = sum(depths) if limit is None else min(sum(depths), limit)
     assert sum(share.count for share in shares) == total
     assert all(0 < share.count <= largest for share in shares)
@@ -40,13 +40,13 @@ def test_shares_add_up_and_keep_every_limit(depths, limit, per_nsqd, at_least, l
         assert sum(share.count for share in shares if share.nsqd == each.tcp) <= depth
 
 
-def test_two_nodes_share_in_proportion():
-    shares = share_out([(node(1), 300), (node(2), 100)], 40, options_with())
+def test_shares_are_proportional_to_backlogs():
+    shares = plan_batch([(node(1), 300), (node(2), 100)], 40, options_with())
     assert shares == [Share("t", "n:1", 30, "h:1"), Share("t", "n:2", 10, "h:1")]
 
 
-def test_a_node_that_cannot_be_asked_is_read_blindly():
-    shares = share_out([(node(1), None)], None, options_with(maxMessagesPerPartition=50, partitionsPerNsqd=2))
+def test_a_node_with_unknown_backlog_gets_full_shares():
+    shares = plan_batch([(node(1), None)], None, options_with(maxMessagesPerPartition=50, partitionsPerNsqd=2))
     assert shares == [Share("t", "n:1", 50, "h:1")] * 2
 
 

@@ -1,4 +1,4 @@
-"""A query's way forward, driven in Spark's order against a real nsqd, without Spark."""
+"""The offsets of a query, called in Spark's order against a real nsqd, without Spark."""
 
 import json
 import time
@@ -20,7 +20,7 @@ from tests.spark.conftest import OptionsWith
 
 
 def run_batch(options: ReadOptions, end: Offset) -> list[bytes]:
-    """What the tasks of a batch yield; `end` goes through JSON, as it does in a checkpoint."""
+    """The bodies that the tasks of a batch read; `end` passes through JSON, as in a checkpoint."""
     end = json.loads(json.dumps(end))
     spool = Spool(options.spool_dir, end["stream"])
     bodies: list[bytes] = []
@@ -43,7 +43,7 @@ def options(options_with: OptionsWith) -> ReadOptions:
     return options_with(pollIntervalMs="0", spoolRetainMs="0")
 
 
-def test_batch_after_batch_everything_is_read_once(options, publish):
+def test_consecutive_batches_read_everything_once(options, publish):
     bodies = publish(25)
     progress = Progress(options)
     offset, read = progress.initial(), list[list[bytes]]()
@@ -56,24 +56,24 @@ def test_batch_after_batch_everything_is_read_once(options, publish):
     assert (offset["seq"], offset["planned"]) == (3, 25)
 
 
-def test_the_beginning_is_the_same_however_often_it_is_asked_for(options):
+def test_the_initial_offset_is_the_same_for_every_call(options):
     progress = Progress(options)
     assert progress.initial() == progress.initial()
 
 
-def test_a_batch_is_the_same_again_after_a_restart_and_the_next_one_goes_on(options, publish):
+def test_a_batch_is_repeated_after_a_restart_and_the_next_one_continues(options, publish):
     bodies = publish(20)
     first = Progress(options)
     end = first.next(first.initial(), 10)
     before = run_batch(options, end)
-    # Its checkpoint has the offset, and no commit.
+    # The checkpoint has the offset but no commit.
     assert run_batch(options, end) == before
     again = Progress(options)
     after = run_batch(options, again.next(end, None))
     assert sorted(before + after) == sorted(bodies)
 
 
-def test_what_is_committed_is_deleted_one_batch_later(options, publish):
+def test_a_committed_batch_is_deleted_one_batch_later(options, publish):
     publish(3)
     progress = Progress(options)
     offset = progress.initial()
@@ -86,13 +86,13 @@ def test_what_is_committed_is_deleted_one_batch_later(options, publish):
     assert spool.cleaned == 2
 
 
-def test_what_a_dead_attempt_left_behind_comes_in_the_next_batch(options, publish, topic):
+def test_messages_of_a_late_attempt_are_in_the_next_batch(options, publish, topic):
     publish(2)
     progress = Progress(options)
     offset = progress.next(progress.initial(), 1)
     first = run_batch(options, offset)
     spool = Spool(options.spool_dir, offset["stream"])
-    straggler = spool.partition(1, 1)  # spooled and finished, but no part of the batch
+    straggler = spool.partition(1, 1)  # spooled and finished, but not part of the batch
     pieces = drain(spool, straggler, Origin(topic, options.channel, options.nsqd_tcp_addresses[0]), 1, options)
     (straggler.folder / "SEALED").unlink()
     left_behind = [body for batch in straggler.read(pieces) for body in batch.column("body").to_pylist()]
@@ -106,7 +106,7 @@ def test_what_a_dead_attempt_left_behind_comes_in_the_next_batch(options, publis
 
 
 @pytest.mark.parametrize("suppressed", [True, False])
-def test_what_a_killed_nsqd_gives_out_again_comes_once_unless_that_is_not_wanted(
+def test_messages_redelivered_by_a_killed_nsqd_are_read_once_with_suppress_redelivered(
     options_with: OptionsWith, topic: str, tmp_path: Path, suppressed: bool
 ):
     host = own_host()
@@ -125,9 +125,9 @@ def test_what_a_killed_nsqd_gives_out_again_comes_once_unless_that_is_not_wanted
             read += run_batch(options, offset)
         started = nsqd.asks("GET", "/info").json()["start_time"]
         nsqd.kill()
-        # Without its checkpoint everything that was finished comes again.
+        # Without its checkpoint, nsqd delivers all finished messages again.
         (tmp_path / "data" / "nsq_compat" / f"{topic}.topic" / "checkpoint").unlink(missing_ok=True)
-        while time.time() < started + 1:  # what says when it was started counts whole seconds
+        while time.time() < started + 1:  # nsqd's start time has a resolution of one second
             time.sleep(0.02)
         nsqd.start()
         while (end := progress.next(offset, 20)) != offset:
@@ -135,10 +135,10 @@ def test_what_a_killed_nsqd_gives_out_again_comes_once_unless_that_is_not_wanted
     assert sorted(read) == sorted(bodies if suppressed else [*bodies[:20], *bodies])
 
 
-def test_up_to_now_ends_even_when_more_is_published_or_somebody_else_reads(options, publish):
+def test_available_now_ends_while_messages_are_published_or_consumed_elsewhere(options, publish):
     publish(10)
     progress = Progress(options)
-    progress.until_now()
+    progress.stop_at_current_backlog()
     offset, sizes = progress.initial(), []
     while (end := progress.next(offset, 4)) != offset:
         publish(5)
@@ -147,7 +147,7 @@ def test_up_to_now_ends_even_when_more_is_published_or_somebody_else_reads(optio
     assert sum(sizes) == 10
 
 
-def test_sparks_hundred_questions_a_second_are_not_passed_on(options_with, publish):
+def test_nsqd_is_not_queried_more_often_than_the_poll_interval(options_with, publish):
     now = 0.0
     progress = Progress(options_with(pollIntervalMs="200"), lambda: now)
     start = progress.initial()
@@ -159,7 +159,7 @@ def test_sparks_hundred_questions_a_second_are_not_passed_on(options_with, publi
     assert progress.next(start, None)["planned"] == 1
 
 
-def test_nothing_is_begun_when_there_is_no_nsqd_or_no_folder(options_with, tmp_path):
+def test_a_query_without_nsqd_or_folder_fails_at_the_start(options_with, tmp_path):
     with pytest.raises(NoNodes, match="nsqdTcpAddresses"):
         Progress(options_with(nsqdTcpAddresses="127.0.0.1:1", nsqdHttpAddresses="127.0.0.1:2")).initial()
     with pytest.raises(SpoolError, match="spoolDir: there is no folder"):

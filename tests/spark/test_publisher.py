@@ -1,4 +1,4 @@
-"""A task that writes, against a real nsqd."""
+"""A writing task against a real nsqd."""
 
 import pyarrow as pa
 import pytest
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pyspark_nsq.connection import NsqdLost
 from pyspark_nsq.drain import drain
 from pyspark_nsq.options import WriteOptions, write_options
-from pyspark_nsq.publisher import CannotPublish, commands, packets, publish
+from pyspark_nsq.publisher import CannotPublish, commands, publish, split_into_mpubs
 from pyspark_nsq.rows import Origin
 
 
@@ -31,31 +31,31 @@ def test_every_row_is_a_message(to_topic, topic, spool, options_with):
     assert bodies == [b"%d" % number for number in range(100)]
 
 
-def test_without_rows_nobody_is_called():
+def test_without_rows_there_is_no_connection():
     options = write_options({"nsqdTcpAddresses": "127.0.0.1:1", "topic": "t"})
     assert publish([batch_of(body=[])], options, 0) == 0
 
 
-def test_a_row_may_have_a_topic_and_a_delay_of_its_own(to_topic, topic, nsqd):
+def test_a_row_may_have_its_own_topic_and_delay(to_topic, topic, nsqd):
     batch = batch_of(value=["a", "b", "c"], topic=[f"{topic}.x", None, None], defer_ms=[None, 0, 60_000])
     assert publish([batch], to_topic, 0) == 3
     stats = nsqd.channel_stats(topic, "c")
     assert (stats["message_count"], stats["deferred_count"]) == (2, 1)
 
 
-def test_the_next_nsqd_is_taken_when_one_cannot_be_reached(to_topic, nsqd, topic):
+def test_the_next_nsqd_is_used_if_one_cannot_be_reached(to_topic, nsqd, topic):
     options = write_options({"nsqdTcpAddresses": f"127.0.0.1:1,{nsqd.tcp_address}", "topic": topic})
     assert publish([batch_of(body=[b"one"])], options, 0) == 1
     assert nsqd.channel_stats(topic, "c")["message_count"] == 1
 
 
-def test_nobody_who_takes_it_is_a_sentence():
+def test_without_a_reachable_nsqd_publishing_fails():
     options = write_options({"nsqdTcpAddresses": "127.0.0.1:1", "topic": "t"})
-    with pytest.raises(CannotPublish, match="nsqdTcpAddresses: no nsqd can be published to"):
+    with pytest.raises(CannotPublish, match="nsqdTcpAddresses: no nsqd can be reached to publish to"):
         publish([batch_of(body=[b"one"])], options, 0)
 
 
-def test_what_nsqd_refuses_is_an_error_in_its_words(to_topic):
+def test_a_refused_publish_is_reported_with_nsqds_error(to_topic):
     with pytest.raises(NsqdLost, match="E_BAD_MESSAGE"):
         publish([batch_of(body=[bytes(2_000_000)])], to_topic, 0)
 
@@ -63,19 +63,19 @@ def test_what_nsqd_refuses_is_an_error_in_its_words(to_topic):
 @pytest.mark.parametrize(
     ("columns", "complaint"),
     [
-        ({"body": [b"one", None]}, "a message has no body"),
-        ({"body": [b"one", b""]}, "a message has an empty body"),
-        ({"body": [b"one"], "topic": ["no topic"]}, "no topic can be called 'no topic'"),
+        ({"body": [b"one", None]}, "a row has a null body"),
+        ({"body": [b"one", b""]}, "a row has an empty body"),
+        ({"body": [b"one"], "topic": ["no topic"]}, "'no topic' is not a valid topic name"),
     ],
 )
-def test_a_row_that_cannot_be_a_message_is_said(to_topic, columns, complaint):
+def test_a_row_that_cannot_be_a_message_is_an_error(to_topic, columns, complaint):
     with pytest.raises(CannotPublish, match=complaint):
         list(commands(batch_of(**columns), to_topic))
 
 
 @given(st.lists(st.binary(max_size=20)), st.integers(1, 5), st.integers(1, 60))
-def test_packets_hold_all_in_order_and_keep_their_limits(bodies, most, most_bytes):
-    made = list(packets(bodies, most, most_bytes))
+def test_mpubs_have_all_bodies_in_order_and_respect_their_limits(bodies, most, most_bytes):
+    made = list(split_into_mpubs(bodies, most, most_bytes))
     assert [body for packet in made for body in packet] == bodies
     for packet in made:
         assert 0 < len(packet) <= most

@@ -1,4 +1,4 @@
-"""Messages as Arrow."""
+"""Messages as Arrow record batches."""
 
 import datetime
 
@@ -10,7 +10,7 @@ ORIGIN = Origin("orders", "spark", "127.0.0.1:4150")
 MESSAGE = Message(1_700_000_000_123_456_789, 3, b"0123456789abcdef", b"\x00\xff")
 
 
-def test_a_message_becomes_the_columns_spark_was_promised():
+def test_a_message_becomes_the_columns_of_the_schema():
     batch = columns(batch_of(ORIGIN, MESSAGE), ["id", "body", "timestamp", "attempts", "topic", "channel", "nsqd"])
     assert batch.to_pylist() == [
         {
@@ -25,10 +25,10 @@ def test_a_message_becomes_the_columns_spark_was_promised():
     ]
 
 
-def test_only_the_columns_that_are_wanted_are_made_in_the_order_they_are_wanted():
+def test_only_wanted_columns_are_made_in_the_wanted_order():
     batch = columns(batch_of(ORIGIN, MESSAGE), ["timestamp_ns", "body"])
     assert batch.to_pylist() == [{"timestamp_ns": MESSAGE.timestamp_ns, "body": MESSAGE.body}]
 
 
-def test_a_batch_knows_where_it_came_from():
+def test_a_batch_has_its_origin():
     assert origin_of(batch_of(ORIGIN, MESSAGE)) == ORIGIN

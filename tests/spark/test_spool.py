@@ -1,4 +1,4 @@
-"""The spool: what is sealed stays what it is, what is committed is deleted, and nothing else ever is."""
+"""The spool: sealed partitions never change, and only committed messages are deleted."""
 
 import os
 import threading
@@ -20,7 +20,7 @@ def batch_of(*bodies: bytes):
 
 
 def spooled(partition: Partition, *bodies: bytes) -> SpoolFile:
-    """An attempt that has spooled each body as a chunk."""
+    """Spool each body as a chunk of one attempt."""
     partition.create()
     file = partition.new_file()
     for body in bodies:
@@ -39,17 +39,17 @@ def orphaned(spool: Spool) -> list[bytes]:
     return [body for batch in partition.read(spool.orphans()) for body in batch.column("body").to_pylist()]
 
 
-def test_a_missing_folder_is_asked_for(tmp_path):
-    with pytest.raises(SpoolError, match="there is no folder .*Make it, or mount it"):
+def test_a_missing_folder_is_an_error_that_says_what_to_do(tmp_path):
+    with pytest.raises(SpoolError, match="there is no folder .*Create or mount it"):
         Spool(tmp_path / "nowhere", "s").create()
 
 
-def test_a_stream_whose_folder_is_gone_is_not_taken_for_a_new_one(tmp_path):
+def test_a_missing_stream_folder_is_not_created_again(tmp_path):
     with pytest.raises(SpoolError, match="failOnDataLoss=false"):
         Spool(tmp_path, "s").require()
 
 
-def test_a_sealed_partition_is_what_the_seal_names_whatever_comes_after(spool):
+def test_a_sealed_partition_does_not_change(spool):
     partition = spool.partition(1, 0)
     file = spooled(partition, b"one")
     assert partition.sealed() is None
@@ -59,26 +59,26 @@ def test_a_sealed_partition_is_what_the_seal_names_whatever_comes_after(spool):
     assert rows_of(partition) == [b"one"]
 
 
-def test_of_many_that_seal_at_once_one_wins_and_all_say_the_same(spool):
+def test_of_concurrent_seals_one_wins_and_all_return_its_content(spool):
     partition = spool.partition(1, 0)
     spooled(partition, b"one", b"two").close()
     (whole,) = partition.pieces()
     start = threading.Barrier(8)
-    said: list[list[Piece]] = []
+    fields_of: list[list[Piece]] = []
 
     def seal(rows: int) -> None:
         start.wait()
-        said.append(partition.seal([Piece(whole.file, whole.size, rows)]))
+        fields_of.append(partition.seal([Piece(whole.file, whole.size, rows)]))
 
     threads = [threading.Thread(target=seal, args=(rows,)) for rows in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert said == [partition.sealed()] * 8
+    assert fields_of == [partition.sealed()] * 8
 
 
-def test_cleaning_deletes_what_is_committed_and_keeps_what_is_not(spool):
+def test_cleaning_deletes_committed_batches_only(spool):
     for seq in (1, 2, 3):
         partition = spool.partition(seq, 0)
         spooled(partition, b"%d" % seq).close()
@@ -90,7 +90,7 @@ def test_cleaning_deletes_what_is_committed_and_keeps_what_is_not(spool):
     assert orphaned(spool) == []
 
 
-def test_what_was_spooled_behind_the_seal_is_set_aside_and_suspected(spool):
+def test_messages_spooled_after_the_seal_become_orphans_and_suspects(spool):
     partition = spool.partition(1, 0)
     file = spooled(partition, b"one")
     partition.seal(partition.pieces())
@@ -102,7 +102,7 @@ def test_what_was_spooled_behind_the_seal_is_set_aside_and_suspected(spool):
     assert spool.suspects.of(ORIGIN) == {"three".rjust(16, "0"), "two".rjust(16, "0")}
 
 
-def test_an_orphan_is_given_to_one_batch_and_deleted_with_it(spool):
+def test_an_orphan_belongs_to_one_batch_and_is_deleted_with_it(spool):
     spooled(spool.partition(1, 0), b"one").close()  # never sealed
     spool.clean(1)
     (orphan,) = spool.orphans()
@@ -115,7 +115,7 @@ def test_an_orphan_is_given_to_one_batch_and_deleted_with_it(spool):
     assert not list((spool.folder / "orphans").iterdir())
 
 
-def test_batches_stay_for_some_time(spool):
+def test_young_batches_are_not_deleted(spool):
     for seq in (1, 2, 3):
         partition = spool.partition(seq, 0)
         spooled(partition, b"%d" % seq).close()
@@ -129,28 +129,28 @@ def test_batches_stay_for_some_time(spool):
     assert spool.batches() == []
 
 
-def test_what_was_spooled_before_an_nsqd_was_started_may_come_again(spool):
+def test_messages_spooled_before_a_start_of_nsqd_are_suspects(spool):
     for seq, written in ((1, 1_000.0), (2, 3_000.0)):
         file = spooled(spool.partition(seq, 0), b"%d" % seq)
         file.close()
         os.utime(file.path, (written, written))
-    spool.suspect_from_before(Origin("t", "c", "another:1"), 2_000)
+    spool.suspect_all_before_restart(Origin("t", "c", "another:1"), 2_000)
     assert spool.suspects.of(ORIGIN) == set()
-    spool.suspect_from_before(ORIGIN, 2_000)
+    spool.suspect_all_before_restart(ORIGIN, 2_000)
     assert spool.suspects.of(ORIGIN) == {"1".rjust(16, "0")}
 
 
-def test_what_is_spooled_after_a_start_was_noticed_is_not_suspected(spool):
+def test_messages_spooled_after_a_recorded_start_are_not_suspects(spool):
     started = int(time.time())
-    spool.suspect_from_before(ORIGIN, started)
+    spool.suspect_all_before_restart(ORIGIN, started)
     spooled(spool.partition(1, 0), b"one").close()
-    spool.suspect_from_before(ORIGIN, started)
+    spool.suspect_all_before_restart(ORIGIN, started)
     assert spool.suspects.of(ORIGIN) == set()
-    spool.suspect_from_before(ORIGIN, started + 1)
+    spool.suspect_all_before_restart(ORIGIN, started + 1)
     assert spool.suspects.of(ORIGIN) == {"one".rjust(16, "0")}
 
 
-def test_cleaning_that_was_interrupted_is_repeated(spool):
+def test_interrupted_cleaning_is_repeated(spool):
     partition = spool.partition(1, 0)
     spooled(partition, b"one").close()
     partition.clean(spool.suspects)
@@ -159,7 +159,7 @@ def test_cleaning_that_was_interrupted_is_repeated(spool):
     assert orphaned(spool) == [b"one"]
 
 
-def test_a_sealed_file_that_lost_bytes_is_said_to_be_damaged(spool):
+def test_a_truncated_sealed_file_is_reported_as_damaged(spool):
     partition = spool.partition(1, 0)
     file = spooled(partition, b"one", b"two")
     file.close()
@@ -169,7 +169,7 @@ def test_a_sealed_file_that_lost_bytes_is_said_to_be_damaged(spool):
         list(partition.read(sealed))
 
 
-def test_suspects_belong_to_where_they_came_from_and_are_forgotten_in_time(spool):
+def test_suspects_belong_to_an_origin_and_expire(spool):
     spool.suspects.add(ORIGIN, ["a"])
     spool.suspects.add(ORIGIN, ["b"])
     assert spool.suspects.of(ORIGIN) == {"a", "b"}

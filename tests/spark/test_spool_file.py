@@ -1,4 +1,4 @@
-"""A spool file: whatever a crash leaves of it, the whole chunks are read and nothing else."""
+"""A spool file: after a crash, exactly the intact chunks are read."""
 
 import errno
 import os
@@ -26,7 +26,7 @@ def bodies_in(path: Path, end: int | None = None) -> list[list[bytes]]:
 
 @given(st.lists(st.lists(st.binary(max_size=50), min_size=1, max_size=5), max_size=5))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_what_was_appended_is_read(tmp_path, appended):
+def test_appended_batches_are_read_back(tmp_path, appended):
     path = tmp_path / f"{os.urandom(8).hex()}.spool"
     file = SpoolFile(path)
     for bodies in appended:
@@ -36,7 +36,7 @@ def test_what_was_appended_is_read(tmp_path, appended):
     assert (file.rows, file.size) == (sum(map(len, appended)), path.stat().st_size)
 
 
-def test_cut_at_any_byte_a_file_has_the_chunks_before_the_cut(tmp_path):
+def test_a_file_truncated_at_any_byte_has_the_chunks_before_it(tmp_path):
     pieces = [encode(batch_of(b"one", b"two")), encode(batch_of(b"three"))]
     whole, path = b"".join(pieces), tmp_path / "cut"
     for size in range(len(whole) + 1):
@@ -45,7 +45,7 @@ def test_cut_at_any_byte_a_file_has_the_chunks_before_the_cut(tmp_path):
         assert bodies_in(path) == expected
 
 
-def test_a_byte_changed_anywhere_ends_the_file_before_its_chunk(tmp_path):
+def test_a_changed_byte_ends_the_file_before_its_chunk(tmp_path):
     first, second = (bytes(encode(batch_of(body))) for body in (b"one", b"two"))
     path = tmp_path / "changed"
     for place in range(len(second)):
@@ -55,13 +55,13 @@ def test_a_byte_changed_anywhere_ends_the_file_before_its_chunk(tmp_path):
         assert bodies_in(path) == [[b"one"]]
 
 
-def test_zeros_behind_the_last_chunk_are_no_chunk(tmp_path):
+def test_zeros_after_the_last_chunk_are_ignored(tmp_path):
     path = tmp_path / "zeros"
     path.write_bytes(bytes(encode(batch_of(b"one"))) + bytes(5000))
     assert bodies_in(path) == [[b"one"]]
 
 
-def test_reading_up_to_a_byte_leaves_out_what_came_later(tmp_path):
+def test_reading_up_to_an_offset_leaves_out_later_chunks(tmp_path):
     file = SpoolFile(tmp_path / "later")
     file.append(batch_of(b"one"))
     size = file.size
@@ -70,7 +70,7 @@ def test_reading_up_to_a_byte_leaves_out_what_came_later(tmp_path):
     assert bodies_in(file.path, size) == [[b"one"]]
 
 
-def test_a_file_that_was_cleaned_away_takes_nothing_more(tmp_path):
+def test_a_deleted_file_cannot_be_appended_to(tmp_path):
     file = SpoolFile(tmp_path / "gone")
     file.path.unlink()
     with pytest.raises(Abandoned):
@@ -78,7 +78,7 @@ def test_a_file_that_was_cleaned_away_takes_nothing_more(tmp_path):
     file.close()
 
 
-def test_a_full_disk_is_a_sentence_that_says_what_to_do(tmp_path, monkeypatch):
+def test_a_full_disk_is_an_error_that_says_what_to_do(tmp_path, monkeypatch):
     file = SpoolFile(tmp_path / "full")
 
     def refuse(*_: object) -> int:

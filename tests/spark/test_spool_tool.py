@@ -1,4 +1,4 @@
-"""The tool for spools, on a spool that tasks have filled."""
+"""The spool tool, on a spool that tasks have filled."""
 
 import base64
 import json
@@ -21,7 +21,7 @@ def filled(spool, options_with, publish):
     return bodies
 
 
-def test_list_says_what_there_is(spool, filled, tmp_path, capsys):
+def test_list_shows_streams_and_their_batches(spool, filled, tmp_path, capsys):
     assert main(["list", str(tmp_path)]) == 0
     assert capsys.readouterr().out == "stream: batches 1 to 2, 5 messages, of which 0 belong to no batch yet\n"
 
@@ -35,16 +35,16 @@ def test_orphans_are_counted_and_shown(spool, filled, tmp_path, capsys):
     assert len(capsys.readouterr().out.splitlines()) == 3
 
 
-def test_show_has_every_message_and_where_it_came_from(filled, topic, tmp_path, capsys, nsqd):
+def test_show_prints_every_message_with_its_origin(filled, topic, tmp_path, capsys, nsqd):
     assert main(["show", str(tmp_path), "stream", "--after", "1"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [base64.b64decode(row["body"]) for row in rows] == filled[2:]
     assert {(row["nsqd"], row["topic"], row["channel"]) for row in rows} == {(nsqd.tcp_address, topic, "c")}
 
 
-def test_requeue_publishes_what_is_there_and_keeps_it(filled, topic, tmp_path, capsys, nsqd):
+def test_requeue_publishes_messages_and_keeps_the_spool(filled, topic, tmp_path, capsys, nsqd):
     assert main(["requeue", str(tmp_path), "stream", "--nsqd-http-address", nsqd.http_address]) == 0
-    assert capsys.readouterr().out.startswith("published 5 messages; the spool still has them")
+    assert capsys.readouterr().out.startswith("published 5 messages; the spool still contains them")
     assert nsqd.channel_stats(topic, "c")["message_count"] == 10
     assert main(["show", str(tmp_path), "stream"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 5
@@ -57,11 +57,11 @@ def test_purge_deletes_one_stream(spool, filled, tmp_path):
 
 
 @pytest.mark.parametrize("command", ["show", "purge"])
-def test_a_stream_that_is_not_there_is_a_sentence(command, tmp_path, capsys):
+def test_an_unknown_stream_is_an_error(command, tmp_path, capsys):
     assert main([command, str(tmp_path), "other"]) == 1
-    assert capsys.readouterr().err == f"there is no stream other in {tmp_path}; list shows which there are\n"
+    assert capsys.readouterr().err == f"there is no stream other in {tmp_path}; the command list shows all streams\n"
 
 
-def test_an_nsqd_that_is_not_there_is_a_sentence(filled, tmp_path, capsys):
+def test_an_unreachable_nsqd_is_an_error(filled, tmp_path, capsys):
     assert main(["requeue", str(tmp_path), "stream", "--nsqd-http-address", "127.0.0.1:1"]) == 1
     assert "http://127.0.0.1:1/mpub" in capsys.readouterr().err

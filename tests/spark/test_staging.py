@@ -1,4 +1,4 @@
-"""Publishing what was staged, against a real nsqd: once, whatever is interrupted and whatever is run again."""
+"""Staged files are published once to a real nsqd, despite crashes and repeated batches."""
 
 import base64
 import multiprocessing
@@ -13,10 +13,10 @@ import pytest
 
 from pyspark_nsq.options import OptionError, WriteOptions, write_options
 from pyspark_nsq.publisher import CannotPublish
-from pyspark_nsq.staging import BEGUN, COMPLETE, NOTED, SENT, Staged, StagedBatch, StagingError, folder_of, prepare
+from pyspark_nsq.staging import BEGUN, COMPLETE, NOTED, SENT, StagedBatch, StagedFile, StagingError, folder_of, prepare
 from tests.spark.conftest import small_disk
 
-# Not forked from the tests' own process, which has threads.
+# Not forked, because the test process has threads.
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(["pyspark_nsq.staging"])
 
@@ -25,7 +25,7 @@ Published = Callable[[], Counter[bytes]]
 
 @pytest.fixture
 def options(nsqd, topic, tmp_path) -> WriteOptions:
-    """Four messages in an MPUB."""
+    """Options with four messages in an MPUB."""
     nsqd.create_channel(topic, "c")
     given = {"nsqdTcpAddresses": nsqd.tcp_address, "topic": topic, "publishMode": "staged", "mpubMessages": "4"}
     return write_options(given | {"stagingDir": str(tmp_path)})
@@ -33,7 +33,7 @@ def options(nsqd, topic, tmp_path) -> WriteOptions:
 
 @pytest.fixture
 def published(nsqd, topic) -> Published:
-    """What nsqd has, and how often."""
+    """The bodies at nsqd, counted."""
 
     def look() -> Counter[bytes]:
         messages = nsqd.asks("GET", f"/channel/peek?topic={topic}&channel=c&limit=100").json()["messages"]
@@ -51,8 +51,8 @@ def rows(*numbers: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"body": [b"%d" % number for number in numbers]})
 
 
-def stage(batch: StagedBatch, options: WriteOptions, *parts: Sequence[int]) -> list[Staged]:
-    """A task for each part."""
+def stage(batch: StagedBatch, options: WriteOptions, *parts: Sequence[int]) -> list[StagedFile]:
+    """Stage each part in a task of its own."""
     return [staged for part in parts if (staged := batch.stage([rows(*part)], options))]
 
 
@@ -60,16 +60,16 @@ def once(*numbers: int) -> Counter[bytes]:
     return Counter(b"%d" % number for number in numbers)
 
 
-def die_at(point: str, times: int, batch: StagedBatch, files: list[Staged], options: WriteOptions) -> None:
-    """Publish in a process that kills itself when it comes to a point for the n-th time."""
+def die_at(point: str, times: int, batch: StagedBatch, files: list[StagedFile], options: WriteOptions) -> None:
+    """Publish in a process that kills itself when it reaches a point for the n-th time."""
     process = _processes.Process(target=_run, args=(point, times, batch, files, options))
     process.start()
     process.join()
-    assert process.exitcode == -signal.SIGKILL, f"it lived on: exit code {process.exitcode}"
+    assert process.exitcode == -signal.SIGKILL, f"the process was not killed: exit code {process.exitcode}"
     process.close()
 
 
-def _run(point: str, times: int, batch: StagedBatch, files: list[Staged], options: WriteOptions) -> None:
+def _run(point: str, times: int, batch: StagedBatch, files: list[StagedFile], options: WriteOptions) -> None:
     def at(reached: str) -> None:
         nonlocal times
         times -= reached == point
@@ -79,7 +79,7 @@ def _run(point: str, times: int, batch: StagedBatch, files: list[Staged], option
     batch.publish(files, options, at)
 
 
-def test_nothing_is_published_before_commit_and_everything_once_by_it(batch, options, published):
+def test_commit_publishes_everything_once(batch, options, published):
     files = stage(batch, options, range(6), range(6, 10))
     assert published() == once()
     batch.publish(files, options)
@@ -93,7 +93,7 @@ def test_a_task_without_rows_stages_nothing(batch, options, published):
     assert not batch.is_published
 
 
-def test_a_batch_that_is_done_is_passed_over_when_it_is_run_again(batch, options, published):
+def test_a_published_batch_is_skipped_when_it_is_run_again(batch, options, published):
     batch.publish(stage(batch, options, range(3)), options)
     assert batch.is_decided
     batch.publish(stage(batch, options, range(3)), options)
@@ -105,18 +105,16 @@ def test_a_batch_that_is_done_is_passed_over_when_it_is_run_again(batch, options
     ("point", "times", "twice"),
     [(BEGUN, 1, []), (SENT, 1, range(4)), (NOTED, 1, []), (SENT, 3, range(8, 12)), (NOTED, 3, []), (COMPLETE, 1, [])],
 )
-def test_a_crash_leaves_one_command_in_doubt_at_most_and_the_rest_is_published_once(
-    batch, options, published, point: str, times: int, twice: Sequence[int]
-):
+def test_a_crash_repeats_at_most_one_command(batch, options, published, point: str, times: int, twice: Sequence[int]):
     files = stage(batch, options, range(8), range(8, 14))
     die_at(point, times, batch, files, options)
-    # The tasks of the batch that is run again come up with something else; its own files count.
+    # The tasks of the repeated batch stage other rows, which are ignored.
     again = stage(batch, options, range(50, 60))
     batch.publish(again, options)
     assert published() == once(*range(14), *twice)
 
 
-def test_a_ledger_whose_last_line_was_cut_is_read_up_to_it(batch, options, published):
+def test_a_truncated_last_line_of_the_ledger_is_ignored(batch, options, published):
     files = stage(batch, options, range(8))
     die_at(NOTED, 1, batch, files, options)
     with open(batch.folder / "ledger", "ab") as ledger:
@@ -125,7 +123,7 @@ def test_a_ledger_whose_last_line_was_cut_is_read_up_to_it(batch, options, publi
     assert published() == once(*range(8))
 
 
-def test_an_aborted_batch_leaves_no_files_unless_it_is_half_published(batch, options, published):
+def test_an_aborted_batch_leaves_no_files_unless_publishing_has_begun(batch, options, published):
     files = stage(batch, options, range(8))
     batch.discard(files)
     assert not list(batch.folder.glob("*.spool"))
@@ -142,14 +140,14 @@ def test_a_task_that_fails_leaves_no_file(batch, options):
     assert not list(batch.folder.iterdir())
 
 
-def test_another_nsqd_takes_what_one_does_not(batch, options, published, nsqd, topic, tmp_path):
+def test_another_nsqd_is_used_if_one_is_down(batch, options, published, nsqd, topic, tmp_path):
     given = {"nsqdTcpAddresses": f"127.0.0.1:1,{nsqd.tcp_address}", "topic": topic, "publishMode": "staged"}
     two = write_options(given | {"stagingDir": str(tmp_path)})
     batch.publish(stage(batch, two, range(3), range(3, 5)), two)
     assert published() == once(*range(5))
 
 
-def test_what_nsqd_refuses_is_said_and_the_rest_of_the_batch_waits(batch, options, published):
+def test_a_refused_command_is_reported_and_the_batch_can_continue(batch, options, published):
     too_long = pa.RecordBatch.from_pydict({"body": [bytes(2_000_000)]})
     staged = batch.stage([rows(1), too_long], options)
     with pytest.raises(CannotPublish, match="E_BAD_MESSAGE.* in the ledger in "):
@@ -160,7 +158,7 @@ def test_what_nsqd_refuses_is_said_and_the_rest_of_the_batch_waits(batch, option
     assert published() == once(1)
 
 
-def test_a_staged_file_that_lost_bytes_is_said_to_be_damaged(batch, options):
+def test_a_truncated_staged_file_is_reported_as_damaged(batch, options):
     (staged,) = stage(batch, options, range(3))
     path = batch.folder / staged.name
     path.write_bytes(path.read_bytes()[:-1])
@@ -168,7 +166,7 @@ def test_a_staged_file_that_lost_bytes_is_said_to_be_damaged(batch, options):
         batch.publish([staged], options)
 
 
-def test_without_a_folder_of_its_own_it_is_in_that_of_the_spool(options, tmp_path):
+def test_without_staging_dir_files_are_in_the_spool_folder(options, tmp_path):
     given = {"nsqdTcpAddresses": "h:1", "topic": "t", "publishMode": "staged", "spoolDir": str(tmp_path)}
     made = write_options(given)
     prepare(made)
@@ -177,14 +175,14 @@ def test_without_a_folder_of_its_own_it_is_in_that_of_the_spool(options, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["stagingDir", "spoolDir"])
-def test_a_folder_that_is_not_there_is_asked_for(name: str, tmp_path: Path):
+def test_a_missing_folder_is_an_error_that_says_what_to_do(name: str, tmp_path: Path):
     given = {"nsqdTcpAddresses": "h:1", "topic": "t", "publishMode": "staged", name: str(tmp_path / "no")}
-    with pytest.raises(StagingError, match="there is no folder .*/no. Make it, or mount it"):
+    with pytest.raises(StagingError, match="there is no folder .*/no. Create or mount it"):
         prepare(write_options(given))
 
 
 @pytest.mark.parametrize(("read_only", "sentence"), [(True, "Read-only file system"), (False, "No space left")])
-def test_a_folder_nobody_can_write_to_is_a_sentence(tmp_path: Path, read_only: bool, sentence: str):
+def test_a_folder_that_is_not_writable_is_an_error(tmp_path: Path, read_only: bool, sentence: str):
     with small_disk(tmp_path, full=True, read_only=read_only) as disk:
         given = {"nsqdTcpAddresses": "h:1", "topic": "t", "publishMode": "staged", "stagingDir": str(disk)}
         with pytest.raises(StagingError, match=f"stagingDir: {sentence}"):
@@ -199,6 +197,6 @@ def test_a_folder_nobody_can_write_to_is_a_sentence(tmp_path: Path, read_only: b
         ({"publishMode": "twice"}, "publishMode must be direct or staged"),
     ],
 )
-def test_what_does_not_go_together_is_refused(more: dict[str, str], sentence: str):
+def test_invalid_combinations_of_options_are_refused(more: dict[str, str], sentence: str):
     with pytest.raises(OptionError, match=sentence):
         write_options({"nsqdTcpAddresses": "h:1", "topic": "t"} | more)

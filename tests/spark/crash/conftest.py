@@ -1,5 +1,4 @@
-"""An nsqd of your choice (the environment variable NSQD_COMMAND, or ours), a stream of messages to be killed in, and
-the tables that stand at the end of what pytest says."""
+"""Fixtures for crash tests: an nsqd (NSQD_COMMAND, or ours), a stream of messages, and tables in pytest's summary."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ def nsqd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NsqdProcess]:
 
 @pytest.fixture
 def options(written: dict[str, str], tmp_path: Path) -> dict[str, str]:
-    """Micro-batches of two tasks, each of two chunks at least."""
+    """Options for micro-batches of two tasks, each with at least two chunks."""
     (tmp_path / "spool").mkdir()
     return written | {
         "spoolDir": str(tmp_path / "spool"),
@@ -41,7 +40,7 @@ Tell = Callable[[Kills | Work], None]
 
 @pytest.fixture
 def tell(record_property: Callable[[str, object], None]) -> Tell:
-    """Have something stand in the tables, whether the test then likes it or not."""
+    """Add a row to the tables, even if the test fails afterwards."""
     return lambda found: record_property(_FOUND, found)
 
 

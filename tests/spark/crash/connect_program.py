@@ -1,4 +1,4 @@
-"""A user's program on Spark Connect: reads what waits, once as a batch and once as a stream.
+"""A user's program on Spark Connect: reads the waiting messages as a batch and as a stream.
 
 connect_program.py OPTIONS(JSON) FOLDER: options of the source without a channel, and a folder for `checkpoint` and
 `table`.

@@ -1,4 +1,4 @@
-"""How processes of Spark's kill themselves, or the JVM above them, where a test wants it."""
+"""Killing Spark's processes, or the JVM that is their parent, from inside."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ def kill_this_process() -> None:
 
 
 def kill_the_jvm() -> None:
-    """And this process, which is under it and would otherwise go on for some milliseconds."""
+    """Kill the parent JVM, and this process, which would otherwise run for some milliseconds more."""
     pid = os.getppid()
     while Path(f"/proc/{pid}/comm").read_text() != "java\n":
         status = dict(line.split(":\t") for line in Path(f"/proc/{pid}/status").read_text().splitlines())
@@ -24,8 +24,11 @@ def kill_the_jvm() -> None:
 
 @dataclass
 class Death:
-    """Of a process, when it comes to a point for the n-th time. So many in all, noted in a folder by name: who is named
-    there dies no second time."""
+    """Kills a process when it reaches a point for the n-th time.
+
+    A folder has a file for each process killed so far; a name that is there is not killed again, and their number is
+    limited.
+    """
 
     folder: Path
     most: int
@@ -47,5 +50,5 @@ class Death:
 
 
 def deaths(folder: Path) -> list[str]:
-    """The names of the dead."""
+    """The names of the killed processes."""
     return os.listdir(folder) if folder.exists() else []

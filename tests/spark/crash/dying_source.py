@@ -1,8 +1,8 @@
-"""The data source with two additions: tasks that read, and the driver when it publishes what tasks have staged, die
-where they are told to; and tasks note what they yield.
+"""The data source with two additions: reading tasks, and the driver when it publishes staged files, can be killed at
+a point; and tasks record the rows that they yield.
 
-Told by two options, as everything is that a task hears of: `diary`, a folder, and `dieAt`, a point and how often. A
-point is one of `POINTS`, or of ``staging.POINTS`` when it writes. Without a diary it is the data source as it is.
+Two options control this: `diary`, a folder, and `dieAt`, a point and a number of kills. A point is one of `POINTS`, or
+of ``staging.POINTS`` for writing. Without `diary` the data source is unchanged.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ class DyingDataSource(NsqDataSource):
 
 
 class DyingReader(NsqStreamReader):
-    """Every partition is struck once at most; in every other batch it happens to the second chunk."""
+    """Kills a task of each partition once at most; in every second batch, at the second chunk."""
 
     def __init__(self, options: dict[str, str], names: list[str], diary: Path, point: str, most: int) -> None:
         super().__init__(read_options(options, STREAM), names)
@@ -63,11 +63,11 @@ class DyingReader(NsqStreamReader):
 
 
 def _plain(options: Mapping[str, str]) -> dict[str, str]:
-    """Those of the data source itself."""
+    """The options without the two additions."""
     return {name: value for name, value in options.items() if name not in ("diary", "dieat")}
 
 
 def _told(options: Mapping[str, str]) -> tuple[str, int]:
-    """Where to die, and how often."""
+    """The point and the number of kills."""
     point, _, most = options.get("dieat", "").partition(":")
     return point, int(most or 0)

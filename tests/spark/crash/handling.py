@@ -1,4 +1,4 @@
-"""A handler of pynsq's on the cluster. Every tenth message it requeues once, every hundredth it never finishes."""
+"""A pynsq handler on the cluster. It requeues every tenth message once and never finishes every hundredth."""
 
 import functools
 from pathlib import Path
@@ -9,20 +9,19 @@ from pyspark.sql import SparkSession
 
 import pyspark_nsq
 from pyspark_nsq.reader import Message
-from tests.spark.crash.copying import what_waits
+from tests.spark.crash.copying import waiting_bodies
 from tests.spark.crash.death import Death, kill_the_jvm, kill_this_process
 from tests.spark.crash.waiting import until_nothing_waits
 
 CALLED = "called"
-"""The handler's diary: for each call the body, and whether that finished it."""
+"""The handler's diary: for each call the body, and whether the message was finished."""
 HANDLER = "handler"
 EXECUTOR = "executor"
 _KILL = {"": kill_this_process, HANDLER: kill_this_process, EXECUTOR: kill_the_jvm}
 
 
 class Handler:
-    """Dies in so many partitions at the n-th of its calls, in the middle of what Spark gives it at once: it alone, or
-    its executor."""
+    """A handler that kills its worker or its executor at the n-th call, in a limited number of partitions."""
 
     def __init__(self, folder: Path, victim: str, most: int) -> None:
         self._folder = folder
@@ -55,16 +54,18 @@ def _partition() -> str:
 
 
 def handle_all(spark: SparkSession, options: dict[str, str], folder: Path) -> tuple[int, int]:
-    """Messages that were finished or given up, with and without those that were so twice, when nothing waits. `dieAt`
-    says who dies, and how often."""
+    """Handle until no message waits; returns the number of finished and dead messages, and of distinct ones.
+
+    `dieAt` names the process to kill, and the number of kills.
+    """
     topic, channel = options["subscribe"], options["channel"]
     own = ("subscribe", "channel", "spoolDir", "nsqdTcpAddresses", "nsqdHttpAddresses", "dieAt")
     victim, _, most = options.get("dieAt", ":0").partition(":")
     handler = Handler(folder, victim, int(most))
-    # Several times to a partition something is sent on.
+    # So that a partition publishes retries several times.
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "500")
 
-    def handle_what_waits() -> None:
+    def handle_waiting() -> None:
         pyspark_nsq.run_reader(
             spark,
             handler,
@@ -80,8 +81,8 @@ def handle_all(spark: SparkSession, options: dict[str, str], folder: Path) -> tu
             **{name: value for name, value in options.items() if name not in own},
         ).awaitTermination()
 
-    until_nothing_waits(options | {"subscribe": f"{topic},{topic}.{channel}.retry"}, handle_what_waits)
+    until_nothing_waits(options | {"subscribe": f"{topic},{topic}.{channel}.retry"}, handle_waiting)
     lines = (line.rsplit(b" ", 1) for line in (folder / CALLED).read_bytes().splitlines())
     done = [body for body, is_finished in lines if is_finished == b"1"]
-    done += what_waits(spark, options, f"{topic}.{channel}.dead")
+    done += waiting_bodies(spark, options, f"{topic}.{channel}.dead")
     return len(done), len(set(done))

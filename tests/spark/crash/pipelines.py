@@ -1,7 +1,7 @@
-"""For spark-submit: the pipelines in ``spark/jobs`` one after the other, and what they left, as JSON.
+"""For spark-submit: run the pipelines in ``spark/jobs`` one after the other, and print their results as JSON.
 
-pipelines.py ASKED(JSON): `nsqd` are TCP and HTTP addresses of two, `topic` what is published to, `spool` a folder,
-`folder` where everything goes. The last line has for each pipeline how many messages there were of it, and distinct.
+pipelines.py REQUEST(JSON): `nsqd` has the TCP and HTTP addresses of two nsqd, `topic` is the target, `spool` and
+`folder` are folders. The last line has for each pipeline the number of messages and of distinct ones.
 """
 
 import importlib
@@ -56,7 +56,7 @@ def main() -> None:
     table, drained, single = (read.parquet(str(folder / name)).select("body") for name in ("rows", "drained", "single"))
     events = read.parquet(str(folder / "counts")).groupBy().sum("events").first()[0]
     found = {"nsq_to_parquet": counted(table), "batch_drain": counted(drained), "redundant_pairs": counted(single)}
-    # What these published is what those have read.
+    # The messages published here are read below.
     found |= {"publisher": found["nsq_to_parquet"], "nsq_to_nsq": found["batch_drain"]}
     print(json.dumps(found | {"windowed_counts": [events, events]}), flush=True)
 

@@ -1,7 +1,7 @@
-"""A user's program: reads what waits, until nothing does, and counts what came of it.
+"""A user's program: runs a query until no message waits, and counts its results.
 
-program.py MASTER. First it says who its JVM is, for whoever wants to kill it. Then for each line of JSON, a work,
-options of the source and a folder for all it writes, a line [messages, distinct bodies].
+program.py MASTER. It first prints the process id of its JVM, so that tests can kill it. It then reads lines of JSON (a
+work, options of the source, and a folder for its files) and answers each with [messages, distinct bodies].
 """
 
 import json
@@ -22,7 +22,7 @@ def session(master: str) -> SparkSession:
     builder = SparkSession.builder.master(master).config("spark.ui.enabled", "false")
     for name in ("spark.driver.host", "spark.driver.bindAddress"):
         builder = builder.config(name, "127.0.0.1")
-    # A JVM killed while it began its very first batch leaves a checkpoint that is neither there nor not.
+    # A JVM killed at the start of its first batch leaves an incomplete checkpoint.
     builder = builder.config("spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart", "false")
     return builder.config("spark.sql.shuffle.partitions", "2").getOrCreate()
 

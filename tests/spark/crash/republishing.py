@@ -1,10 +1,10 @@
-"""A stream published to another topic, ``publishMode=staged``."""
+"""A stream published to another topic with ``publishMode=staged``."""
 
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from tests.spark.crash.copying import what_waits
+from tests.spark.crash.copying import waiting_bodies
 from tests.spark.crash.waiting import until_nothing_waits
 
 COMMAND = 250
@@ -12,7 +12,10 @@ COMMAND = 250
 
 
 def republish_all(spark: SparkSession, options: dict[str, str], folder: Path) -> tuple[int, int]:
-    """Messages and distinct bodies in the other topic, when nothing waits any more. `dieAt` is the writer's."""
+    """Publish until no message waits; returns the numbers of messages and distinct bodies in the other topic.
+
+    `dieAt` is an option of the writer.
+    """
     source = {name: value for name, value in options.items() if name != "dieAt"}
     staging = folder / "staging"
     staging.mkdir(exist_ok=True)
@@ -26,12 +29,12 @@ def republish_all(spark: SparkSession, options: dict[str, str], folder: Path) ->
         "dieAt": options.get("dieAt", ""),
     }
 
-    def republish_what_waits() -> None:
+    def republish_waiting() -> None:
         stream = spark.readStream.format("nsq").options(**source, diary=str(folder)).load().select("body")
         writer = stream.writeStream.format("nsq").options(**target)
         writer.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True)
         writer.start().awaitTermination()
 
-    until_nothing_waits(source, republish_what_waits)
-    copies = what_waits(spark, options, target["topic"])
+    until_nothing_waits(source, republish_waiting)
+    copies = waiting_bodies(spark, options, target["topic"])
     return len(copies), len(set(copies))

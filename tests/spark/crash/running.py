@@ -1,4 +1,4 @@
-"""Programs of users, started, watched and killed."""
+"""Start, watch and kill users' programs."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ _PATIENCE = 240.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What is in the table in the end."""
+    """The final numbers of messages in the table."""
 
     published: int
     rows: int
@@ -37,7 +37,7 @@ class Outcome:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """For programs of Spark: our Python, and a home in the folder, because local-cluster leaves its work there."""
+    """Environment for Spark's programs: our Python, and a home in the folder, for local-cluster's files."""
     home = folder / "spark"
     home.mkdir(exist_ok=True)
     for part in ("bin", "jars"):
@@ -48,7 +48,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 class Program:
-    """A run of `program.py`: a context manager."""
+    """A run of `program.py`; a context manager."""
 
     def __init__(self, master: str, folder: Path) -> None:
         self._log = folder / f"program-{time.monotonic_ns()}.log"
@@ -64,13 +64,13 @@ class Program:
         self.jvm = int(self._line())
 
     def begin(self, work: str, options: dict[str, str], folder: Path) -> None:
-        """Have it do one of its works."""
-        assert self._process.stdin is not None, "it is a pipe"
+        """Start one of its works."""
+        assert self._process.stdin is not None, "opened as a pipe"
         self._process.stdin.write(json.dumps({"work": work, "options": options, "folder": str(folder)}) + "\n")
         self._process.stdin.flush()
 
     def outcome(self, published: int) -> Outcome:
-        """Wait until it has done it."""
+        """Wait until the work is done."""
         return Outcome(published, *json.loads(self._line()))
 
     def __enter__(self) -> Self:
@@ -79,10 +79,10 @@ class Program:
     def __exit__(self, *_: object) -> None:
         self._process.kill()
         for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None, "it is a pipe"
+            assert pipe is not None, "opened as a pipe"
             pipe.close()
         self._process.wait()
-        # It ends by itself when its program is gone; two of them must not work on one checkpoint.
+        # The JVM ends after its program. Wait for that, because two JVMs must not use one checkpoint.
         wait_until(lambda: not Path(f"/proc/{self.jvm}").exists())
 
     @property
@@ -92,39 +92,39 @@ class Program:
     def is_running(self) -> bool:
         return self._process.poll() is None
 
-    def what_it_said(self) -> str:
-        """For who wants to know why it ended."""
+    def output(self) -> str:
+        """The program's log, for error messages."""
         return "it ended early:\n" + self._log.read_text()[-3000:]
 
     def under_its_jvm(self, words: str) -> list[int]:
-        """Processes whose command lines have these words."""
+        """The ids of processes whose command lines contain these words."""
         return [pid for pid in descendants(self.jvm) if words in _command_line(pid)]
 
     def _line(self) -> str:
-        assert self._process.stdout is not None, "it is a pipe"
+        assert self._process.stdout is not None, "opened as a pipe"
         line = self._process.stdout.readline()
         if not line:
             self._process.wait()
-            raise AssertionError(self.what_it_said())
+            raise AssertionError(self.output())
         return line
 
 
 def wait_until(happens: Callable[[], object]) -> None:
     deadline = time.monotonic() + _PATIENCE
     while not happens():
-        assert time.monotonic() < deadline, "it does not happen"
+        assert time.monotonic() < deadline, "the expected event did not happen in time"
         time.sleep(0.005)
 
 
 def await_another(name: str, program: Program, folder: Path) -> None:
-    """Until a file of this name is in the spool that was not there."""
+    """Wait for a new file of this name in the spool."""
 
     def found() -> set[Path]:
         return set(folder.glob(f"spool/*/*/*/{name}"))
 
     before = found()
     wait_until(lambda: found() - before or not program.is_running())
-    assert program.is_running(), program.what_it_said()
+    assert program.is_running(), program.output()
 
 
 def kill(pid: int) -> None:
@@ -132,11 +132,11 @@ def kill(pid: int) -> None:
 
 
 def check_repeats(diary: Path) -> int:
-    """Every attempt at a partition has yielded the same bytes, as far as it came; how many were read again."""
+    """Check that all attempts at a partition yielded the same bytes; returns the number of repeated attempts."""
     again = 0
     for partition in (diary / "yields").iterdir():
-        attempts = sorted((said for each in partition.iterdir() if (said := each.read_bytes())), key=len)
-        assert all(attempts[-1].startswith(each) for each in attempts), f"{partition.name} is not what it was"
+        attempts = sorted((fields_of for each in partition.iterdir() if (fields_of := each.read_bytes())), key=len)
+        assert all(attempts[-1].startswith(each) for each in attempts), f"attempts at {partition.name} differ"
         again += len(attempts) > 1
     return again
 

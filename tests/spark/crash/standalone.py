@@ -1,4 +1,4 @@
-"""A cluster of Spark's own: one master and workers, each a process, on free ports."""
+"""A standalone Spark cluster: one master and workers, each a process, on free ports."""
 
 import re
 import subprocess
@@ -17,7 +17,7 @@ _REGISTERED = "Successfully registered with master"
 
 
 class Standalone:
-    """`workers` of one core and a gigabyte each; a context manager. `folder` has their logs and work."""
+    """A context manager. Each worker has one core and one gigabyte; `folder` has logs and work files."""
 
     def __init__(self, folder: Path, workers: int = 2) -> None:
         self.url = ""
@@ -45,7 +45,7 @@ class Standalone:
             process.wait(60)
 
     def _start(self, kind: str, arguments: Sequence[str], sign: re.Pattern[str]) -> str:
-        """Returns what the sign finds in its log."""
+        """Start a process, and return the match of `sign` in its log."""
         log = self._folder / f"{kind}-{len(self._processes)}.log"
         address = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
         with open(log, "wb") as output:
@@ -63,5 +63,5 @@ class Standalone:
 
         wait_until(found)
         match = found()
-        assert match is not None, "it was there a moment ago"
+        assert match is not None, "found by the wait above"
         return match[1]

@@ -1,4 +1,4 @@
-"""What the tests found, as rows of the tables in docs/spark.md."""
+"""Results of the tests, as rows of the tables in docs/spark.md."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from tests.spark.crash.running import Outcome
 
 @dataclass(frozen=True, slots=True)
 class Kills:
-    """What was killed, how often, and what came of it."""
+    """A kind of process, the number of kills, and the outcome."""
 
     victim: str
     times: int
@@ -17,7 +17,7 @@ class Kills:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What was done on which of Spark's masters."""
+    """A work on one of Spark's masters."""
 
     name: str
     master: str
@@ -25,21 +25,21 @@ class Work:
 
 
 def lines(found: Iterable[Kills | Work]) -> list[str]:
-    """A table of all kills, and one of works by master."""
+    """Return a table of kills and a table of works by master."""
     kills, works = list[Kills](), dict[str, dict[str, str]]()
     for each in found:
         if isinstance(each, Kills):
             kills.append(each)
         else:
             works.setdefault(each.name, {})[each.master] = each.result
-    said: list[str] = []
+    fields_of: list[str] = []
     if kills:
-        said += ["", *_table(["Killed (SIGKILL)", "Messages", "Times", "Lost", "Twice"], map(_of_kills, kills))]
+        fields_of += ["", *_table(["Killed (SIGKILL)", "Messages", "Times", "Lost", "Twice"], map(_of_kills, kills))]
     if works:
         masters = list(dict.fromkeys(master for by_master in works.values() for master in by_master))
         rows = ([name, *(by_master.get(master, "") for master in masters)] for name, by_master in works.items())
-        said += ["", *_table(["", *(f"`{master}`" for master in masters)], rows)]
-    return said
+        fields_of += ["", *_table(["", *(f"`{master}`" for master in masters)], rows)]
+    return fields_of
 
 
 def _of_kills(row: Kills) -> list[str]:

@@ -1,4 +1,4 @@
-"""Spark Connect: the program has no JVM of its own, and reads NSQ all the same."""
+"""Spark Connect: a program without its own JVM reads NSQ."""
 
 import json
 import os

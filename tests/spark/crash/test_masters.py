@@ -1,4 +1,4 @@
-"""The same jobs on one machine, on executors of their own, and on a cluster with a master and workers."""
+"""The same jobs on local, local-cluster and standalone masters."""
 
 import contextlib
 import json
@@ -64,8 +64,8 @@ def test_streams_arrive_once(
             assert (outcome.lost, outcome.twice) == (0, 0), work
 
 
-def test_the_pipelines_do_what_they_say(master: Master, nsqd: NsqdProcess, topic: str, tmp_path: Path, tell: Tell):
-    # The last one makes the windows of all others final.
+def test_pipelines_lose_and_repeat_nothing(master: Master, nsqd: NsqdProcess, topic: str, tmp_path: Path, tell: Tell):
+    # The last event makes the windows of all others final.
     events = [{"page": f"/{number % 7}", "at": number} for number in range(LINES)] + [{"page": "/", "at": 10 * LINES}]
     (tmp_path / "lines").write_text("\n".join(map(json.dumps, events)))
     for folder in ("spool", "data"):
@@ -89,7 +89,7 @@ def test_the_pipelines_do_what_they_say(master: Master, nsqd: NsqdProcess, topic
 
 
 def submit(master: str, folder: Path, program: Path, *arguments: str) -> dict[str, list[int]]:
-    """The JSON in the last line of what a program says."""
+    """Run a program with spark-submit and return the JSON in the last line of its output."""
     command: list[str | Path] = [SUBMIT, "--master", master]
     for name, value in SETTINGS.items():
         command += ["--conf", f"{name}={value}"]

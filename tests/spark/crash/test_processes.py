@@ -1,4 +1,4 @@
-"""Processes of Spark and NSQ are killed in the middle of a stream, several times: what arrives is everything, once."""
+"""Processes of Spark and NSQ are killed repeatedly during a stream, which loses and repeats no message."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,8 +20,8 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 MESSAGES = 20_000
 TASK = 2_000
-"""Messages in one."""
-# In the middle of a task, and when one has just ended.
+"""Messages in a task."""
+# During a task, and when a task has just ended.
 MOMENTS = ("*.spool", "SEALED", "*.spool")
 CLUSTER = "local-cluster[2,1,1024]"
 
@@ -33,7 +33,7 @@ VICTIMS: dict[str, Callable[[Program], int]] = {
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
-def test_a_query_that_is_started_again_goes_on_where_it_was(
+def test_a_restarted_query_continues(
     options: dict[str, str], publish: Publish, tmp_path: Path, tell: Tell, victim: str
 ):
     publish(MESSAGES)
@@ -52,7 +52,7 @@ def test_a_query_that_is_started_again_goes_on_where_it_was(
 
 
 @pytest.mark.parametrize(("point", "twice"), [(SENT, COMMAND), (NOTED, 0)])
-def test_a_driver_that_dies_while_it_publishes_what_was_staged_repeats_one_command_at_most(
+def test_a_driver_killed_while_publishing_staged_files_repeats_at_most_one_command(
     options: dict[str, str], nsqd: NsqdProcess, topic: str, publish: Publish, tmp_path: Path, tell: Tell, point, twice
 ):
     times = 2
@@ -71,9 +71,7 @@ def test_a_driver_that_dies_while_it_publishes_what_was_staged_repeats_one_comma
     assert (outcome.lost, outcome.twice) == (0, times * twice)
 
 
-def test_executors_are_killed_and_the_query_goes_on(
-    options: dict[str, str], publish: Publish, tmp_path: Path, tell: Tell
-):
+def test_a_query_survives_kills_of_executors(options: dict[str, str], publish: Publish, tmp_path: Path, tell: Tell):
     publish(MESSAGES)
     with Program(CLUSTER, tmp_path) as program:
         program.begin("copy", options, tmp_path)
@@ -86,7 +84,7 @@ def test_executors_are_killed_and_the_query_goes_on(
     assert (outcome.lost, outcome.twice) == (0, 0)
 
 
-def test_executors_are_killed_while_handlers_run_and_nothing_stays_unhandled(
+def test_kills_of_executors_leave_no_message_unhandled(
     options: dict[str, str], publish: Publish, tmp_path: Path, tell: Tell
 ):
     publish(MESSAGES)
@@ -101,11 +99,9 @@ def test_executors_are_killed_while_handlers_run_and_nothing_stays_unhandled(
     assert 0 < outcome.twice <= kills * TASK
 
 
-def test_nsqd_is_killed_and_started_again_and_the_query_goes_on(
-    options: dict[str, str], topic: str, tmp_path: Path, tell: Tell
-):
+def test_a_query_survives_kills_of_nsqd(options: dict[str, str], topic: str, tmp_path: Path, tell: Tell):
     is_ours = installed_nsqd() == NSQD
-    # Of an nsqd that promises nothing the first death may leave nothing for a second one.
+    # Without durability at nsqd, no message may be left after the first kill.
     times = 3 if is_ours else 1
     host = own_host()
     listen = [f"--tcp-address={host}:0", f"--http-address={host}:0", *["--durability=os"] * is_ours]
@@ -125,5 +121,5 @@ def test_nsqd_is_killed_and_started_again_and_the_query_goes_on(
     tell(Kills("nsqd" + ", `--durability=os`" * is_ours + ", and started again", times, outcome))
     check_repeats(tmp_path)
     assert outcome.twice == 0
-    # Go's nsqd has the rest in its memory alone, and says so.
+    # Go's nsqd keeps the rest in memory only.
     assert outcome.lost == 0 or not is_ours

@@ -1,4 +1,4 @@
-"""The worker of a task is killed at every point of its way, by itself: what arrives is everything, once."""
+"""Workers of tasks are killed at every point of a task, and no message is lost or repeated."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 MESSAGES = 20_000
 KILLS = 4
 TASK = 2_000
-"""Messages in one."""
+"""Messages in a task."""
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_killed_anywhere_nothing_is_lost_and_nothing_comes_twice(
+def test_a_task_killed_at_any_point_loses_and_repeats_nothing(
     program: Program, options: dict[str, str], publish: Publish, tmp_path: Path, tell: Tell, point: str
 ):
     publish(MESSAGES)
@@ -42,7 +42,7 @@ def test_killed_anywhere_nothing_is_lost_and_nothing_comes_twice(
     assert check_repeats(tmp_path) >= (KILLS if point == YIELDING else 0)
 
 
-def test_without_suspects_what_was_in_flight_comes_twice_and_no_more(
+def test_without_suppress_redelivered_at_most_messages_in_flight_are_read_twice(
     program: Program, options: dict[str, str], publish: Publish, tmp_path: Path, tell: Tell
 ):
     publish(MESSAGES)
@@ -55,7 +55,7 @@ def test_without_suspects_what_was_in_flight_comes_twice_and_no_more(
     assert 0 < outcome.twice <= kills * in_flight
 
 
-def test_a_handler_that_is_killed_is_called_again_with_what_its_task_had(
+def test_after_a_kill_a_handler_is_called_again_with_the_messages_of_its_task(
     program: Program, options: dict[str, str], publish: Publish, tmp_path: Path, tell: Tell
 ):
     publish(MESSAGES)

@@ -1,4 +1,4 @@
-"""What is left for a query at nsqd, so that one knows when it has done everything."""
+"""Wait until nsqd has no messages left for a query."""
 
 import time
 from collections.abc import Callable
@@ -6,17 +6,17 @@ from collections.abc import Callable
 from pyspark_nsq.nodes import HttpFailed, ask
 
 
-def until_nothing_waits(options: dict[str, str], read_what_waits: Callable[[], None]) -> None:
-    """Once more when nothing is left: a batch that was under way is, and what was set aside for a later one."""
+def until_nothing_waits(options: dict[str, str], read_waiting: Callable[[], None]) -> None:
+    """Run a query until nothing is left, and once more for an unfinished batch and for orphans."""
     before = after = False
     while not (before and after):
         before = is_empty(options)
-        read_what_waits()
+        read_waiting()
         after = is_empty(options)
 
 
 def is_empty(options: dict[str, str]) -> bool:
-    """Whether nothing is left, once nothing is in flight to somebody who died."""
+    """Whether no message is left; waits for timeouts of messages in flight to killed consumers."""
     while True:
         try:
             depth, in_flight = waiting(options)
@@ -28,7 +28,7 @@ def is_empty(options: dict[str, str]) -> bool:
 
 
 def waiting(options: dict[str, str]) -> tuple[int, int]:
-    """How many messages wait for the channel, and how many were given to somebody; of an nsqd that is there."""
+    """The numbers of waiting messages and of messages in flight, of the nsqd that can be reached."""
     found = [0, 0]
     for address in options["nsqdHttpAddresses"].split(","):
         for name in options["subscribe"].split(","):

@@ -1,4 +1,4 @@
-"""A real Spark: one local session, and one JVM, for everything in this folder."""
+"""One local Spark session for all tests in this folder."""
 
 import os
 import sys
@@ -12,9 +12,9 @@ import pyspark_nsq
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    # Workers are started from PATH otherwise, with whatever Python is there.
+    # Otherwise workers use the Python on PATH.
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    # local[n] alone never tries a task again.
+    # With local[n] alone, Spark does not retry tasks.
     builder = SparkSession.builder.master("local[2,4]").config("spark.ui.enabled", "false")
     for name in ("spark.driver.host", "spark.driver.bindAddress"):
         builder = builder.config(name, "127.0.0.1")

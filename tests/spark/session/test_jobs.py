@@ -1,4 +1,4 @@
-"""The pipelines, each run as it stands: its own flags, a real Spark, a real nsqd."""
+"""The pipelines, run with their flags on a real Spark against a real nsqd."""
 
 import importlib
 import json
@@ -19,14 +19,14 @@ JOBS = ("batch_drain", "nsq_to_nsq", "nsq_to_parquet", "publisher", "redundant_p
 
 
 def run(name: str, *arguments: object) -> int:
-    """The exit status of a job."""
+    """Run a job and return its exit status."""
     job = importlib.import_module(f"spark.jobs.{name}")
     return command_line.run(job.parser(), job.job, [str(each) for each in arguments])
 
 
 @pytest.fixture
 def source(nsqd: NsqdProcess, topic: str, tmp_path: Path) -> list[str]:
-    """Flags of a job that reads the test's topic."""
+    """Flags for a job that reads the test's topic."""
     (tmp_path / "spool").mkdir()
     return [
         *(f"--topic={topic}", "--channel=c", f"--spool={tmp_path / 'spool'}"),
@@ -36,7 +36,7 @@ def source(nsqd: NsqdProcess, topic: str, tmp_path: Path) -> list[str]:
 
 @pytest.fixture
 def stream(source: list[str], tmp_path: Path) -> list[str]:
-    """And of one that is a stream."""
+    """Flags for a streaming job that reads the test's topic."""
     return [*source, "--once", f"--checkpoint={tmp_path / 'checkpoint'}"]
 
 
@@ -48,7 +48,7 @@ def bodies_in(spark: SparkSession, table: Path) -> list[bytes]:
     return sorted(bytes(row.body) for row in spark.read.parquet(str(table)).select("body").collect())
 
 
-def test_lines_become_messages_that_are_chosen_and_drained(
+def test_lines_are_published_filtered_and_drained(
     nsqd: NsqdProcess, topic: str, source: list[str], stream: list[str], tmp_path: Path, capsys
 ):
     nsqd.create_channel(topic, "c")
@@ -69,7 +69,7 @@ def test_lines_become_messages_that_are_chosen_and_drained(
     assert not list((tmp_path / "spool").glob("batch-*"))
 
 
-def test_what_comes_again_is_in_the_table_once(
+def test_a_redelivered_message_is_in_the_table_once(
     spark: SparkSession, publish: Publish, stream: list[str], tmp_path: Path, capsys
 ):
     bodies = publish(5)
@@ -79,13 +79,13 @@ def test_what_comes_again_is_in_the_table_once(
     shutil.copy(spooled, spooled.parents[2] / "orphans")
     bodies += publish(1)
     assert run("nsq_to_parquet", *stream, f"--path={table}") == 0
-    assert "6 messages so far" in (said := capsys.readouterr().out)
-    assert "5 left out" in said
+    assert "6 messages so far" in (fields_of := capsys.readouterr().out)
+    assert "5 left out" in fields_of
     assert bodies_in(spark, table) == sorted(bodies)
     assert [folder.name.startswith("day=20") for folder in table.glob("day=*")] == [True]
 
 
-def test_a_message_that_waited_long_is_not_taken_for_a_late_one(
+def test_a_message_that_waited_long_is_not_dropped_as_late(
     spark: SparkSession, nsqd: NsqdProcess, topic: str, stream: list[str], tmp_path: Path
 ):
     forgetful = [*stream, f"--path={tmp_path / 'table'}", "--within=0 seconds"]
@@ -100,7 +100,7 @@ def test_a_message_that_waited_long_is_not_taken_for_a_late_one(
     assert bodies_in(spark, tmp_path / "table") == [b"published first, read last", b"published last"]
 
 
-def test_twins_from_two_nsqd_are_one_row(
+def test_copies_from_two_nsqd_become_one_row(
     spark: SparkSession, nsqd: NsqdProcess, topic: str, stream: list[str], tmp_path: Path
 ):
     with NsqdProcess(installed_nsqd(), tmp_path) as twin:
@@ -122,7 +122,7 @@ def test_final_windows_are_rows_of_a_table(
     nsqd.create_channel(topic, "c")
     post(nsqd, topic, [event("/", 0), event("/", 59.5), event("/help", 60), b"{}", event("/", 500)])
     counts = [*stream, f"--path={tmp_path / 'table'}", "--key=page", "--time=at", "--watermark=0 seconds"]
-    # The one without a time is of today, and makes all others' windows final.
+    # The event without a time counts as happened now, which makes all other windows final.
     assert run("windowed_counts", *counts) == 0
     rows = spark.read.parquet(str(tmp_path / "table")).collect()
     assert sorted((row.start.timestamp(), row.key, row.events) for row in rows) == [
@@ -136,35 +136,35 @@ def test_final_windows_are_rows_of_a_table(
     assert "1 left out" in capsys.readouterr().out
 
 
-def test_the_last_windows_are_shown(nsqd: NsqdProcess, topic: str, stream: list[str], capsys):
+def test_the_last_windows_are_printed(nsqd: NsqdProcess, topic: str, stream: list[str], capsys):
     nsqd.create_channel(topic, "c")
     post(nsqd, topic, [event("/", 0), event("/", 1), event("/help", 2), event("/", 7200), event("/b", 7201)])
     assert run("windowed_counts", *stream, "--key=page", "--time=at", "--windows=2", "--keys=2") == 0
     table = [line.split() for line in capsys.readouterr().out.splitlines()[-3:]]
     assert [row[0] for row in table] == ["key", "/", "/b"]
-    assert table[0][-1] == "together"
+    assert table[0][-1] == "total"
     assert [row[1:] for row in table[1:]] == [["2", "1", "3"], ["0", "1", "1"]]
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_help_says_how_it_is_submitted(name: str, capsys):
+def test_help_shows_the_spark_submit_command(name: str, capsys):
     with pytest.raises(SystemExit):
         run(name, "--help")
     assert f"spark-submit {name}.py --" in capsys.readouterr().out
 
 
-def test_every_job_is_tried_here():
+def test_every_job_has_a_test():
     assert {file.stem for file in Path("spark/jobs").glob("*.py")} == set(JOBS)
 
 
-def test_what_is_wrong_is_said_before_spark_is_asked(stream: list[str], capsys):
+def test_wrong_flags_are_reported_before_spark_is_called(stream: list[str], capsys):
     assert run("nsq_to_parquet", *stream, "--path=/nowhere", "--channel=c#ephemeral") == 2
-    assert capsys.readouterr().err.startswith("nsq_to_parquet.py: channel must be a channel that is kept")
+    assert capsys.readouterr().err.startswith("nsq_to_parquet.py: channel must be a channel without #ephemeral")
     assert run("nsq_to_parquet", *stream, "--path=/nowhere", "--option=tls") == 2
     assert "--option must be NAME=VALUE" in capsys.readouterr().err
 
 
-def test_what_fails_in_spark_is_the_sentence_and_no_more(source: list[str], tmp_path: Path, capsys):
+def test_a_failure_in_spark_is_reported_in_one_sentence(source: list[str], tmp_path: Path, capsys):
     nobody = ["--nsqd-tcp-address=127.0.0.1:1", "--nsqd-http-address=127.0.0.1:1"]
     flags = [*(each for each in source if "address" not in each), *nobody, f"--path={tmp_path / 'out'}"]
     assert run("batch_drain", *flags) == 1

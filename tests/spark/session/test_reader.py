@@ -1,4 +1,4 @@
-"""pynsq's handlers on a real Spark: what is requeued comes again, what is hopeless is set aside, all is counted."""
+"""pynsq's handlers on a real Spark: requeued messages return, dead ones are set aside, and all are counted."""
 
 from collections import Counter
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.spark.conftest import Publish
 pytestmark = pytest.mark.timeout(300)
 
 
-def test_a_handler_sees_every_message_until_it_is_finished_or_given_up(
+def test_a_handler_gets_every_message_until_it_is_finished_or_dead(
     spark: SparkSession, nsqd: NsqdProcess, topic: str, publish: Publish, tmp_path: Path
 ):
     good, slow, poison, worse = publish(4)
@@ -24,12 +24,12 @@ def test_a_handler_sees_every_message_until_it_is_finished_or_given_up(
     for kept in ("retry", "dead"):
         nsqd.create_channel(f"{topic}.c.{kept}", "c")
 
-    # Inside, so that it travels to the executors whole.
+    # A local function, so that it is pickled by value.
     def handler(message: Any) -> bool | None:
         with open(seen, "a") as file:
             print(message.body.decode(), message.attempts, file=file)
         if message.body == worse:
-            raise RuntimeError("it does not work")
+            raise RuntimeError("handler failed")
         if message.body == slow and message.attempts == 1:
             message.requeue(delay=0)
             return None

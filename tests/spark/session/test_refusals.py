@@ -1,4 +1,4 @@
-"""What a user is told before anything is consumed, in a real Spark: the channel has afterwards what it had before."""
+"""Errors that a real Spark reports before a message is consumed: the channel keeps its messages."""
 
 import json
 import os
@@ -22,7 +22,7 @@ MESSAGES = 10
 
 @pytest.fixture
 def waiting(nsqd: NsqdProcess, topic: str, publish: Publish) -> Iterator[None]:
-    """Messages wait in the channel, before the test and after it, and none was ever given to anybody."""
+    """The same messages wait in the channel before and after the test, and none was ever delivered."""
     publish(MESSAGES)
     yield
     stats = nsqd.channel_stats(topic, "c")
@@ -52,7 +52,7 @@ both = pytest.mark.parametrize("run", [as_a_stream, as_a_batch])
 
 @pytest.fixture
 def speculating(spark: SparkSession) -> SparkSession:
-    """A session whose settings say that tasks are run twice on purpose, and that never called `register`."""
+    """A session with spark.speculation on that has not called `register`."""
     session = spark.newSession()
     session.conf.set("spark.sql.legacy.setCommandRejectsSparkCoreConfs", "false")
     session.conf.set("spark.speculation", "true")
@@ -62,14 +62,14 @@ def speculating(spark: SparkSession) -> SparkSession:
 
 @both
 @pytest.mark.usefixtures("waiting")
-def test_speculation_is_refused_also_of_who_did_not_register(
+def test_speculation_is_refused_without_register_too(
     speculating: SparkSession, written: dict[str, str], tmp_path: Path, run: Run
 ):
     with pytest.raises(Exception, match="spark.speculation must be false"):
         run(speculating, written, tmp_path)
 
 
-# Spark finds DefaultSource by itself; nobody calls `register`.
+# Spark finds DefaultSource without a call of `register`.
 PROGRAM = """
 import json, sys
 from pyspark.sql import SparkSession
@@ -79,7 +79,7 @@ SparkSession.builder.getOrCreate().read.format("nsq").options(**json.loads(sys.a
 
 
 @pytest.mark.usefixtures("waiting")
-def test_a_program_that_was_submitted_with_speculation_reads_nothing(written: dict[str, str], tmp_path: Path):
+def test_a_program_submitted_with_speculation_reads_nothing(written: dict[str, str], tmp_path: Path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     submit = Path(sys.executable).with_name("spark-submit")
@@ -100,12 +100,12 @@ def test_speculation_is_refused_by_register(speculating: SparkSession):
 
 
 @pytest.mark.usefixtures("waiting")
-def test_an_rdd_takes_nothing_as_it_cannot_see_the_settings(spark: SparkSession, written: dict[str, str]):
+def test_an_rdd_reads_nothing_because_it_cannot_check_the_settings(spark: SparkSession, written: dict[str, str]):
     with pytest.raises(Exception, match="run an action of the DataFrame first"):
         loaded(spark, written).rdd.count()
 
 
-def test_an_rdd_has_what_its_dataframe_has_read(spark: SparkSession, written: dict[str, str], publish: Publish):
+def test_an_rdd_has_the_rows_of_its_dataframe(spark: SparkSession, written: dict[str, str], publish: Publish):
     bodies = publish(MESSAGES)
     frame = loaded(spark, written)
     assert frame.count() == MESSAGES
@@ -116,14 +116,14 @@ def test_an_rdd_has_what_its_dataframe_has_read(spark: SparkSession, written: di
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ({"channel": "c#ephemeral"}, "channel must be a channel that is kept"),
-        ({"channels": "c"}, "there is no option channels; channel was meant"),
+        ({"channel": "c#ephemeral"}, "channel must be a channel without #ephemeral"),
+        ({"channels": "c"}, "there is no option channels; did you mean channel"),
         ({"nsqdTcpAddresses": "127.0.0.1:1", "nsqdHttpAddresses": "127.0.0.1:1"}, "no nsqd can be reached; start one"),
-        ({"spoolDir": "/nowhere"}, "there is no folder /nowhere. Make it, or mount it"),
+        ({"spoolDir": "/nowhere"}, "there is no folder /nowhere. Create or mount it"),
     ],
 )
 @pytest.mark.usefixtures("waiting")
-def test_what_cannot_be_is_a_sentence(
+def test_a_wrong_option_is_reported_in_one_sentence(
     spark: SparkSession, written: dict[str, str], tmp_path: Path, run: Run, wrong: dict[str, str], sentence: str
 ):
     with pytest.raises(Exception, match=sentence):
@@ -135,7 +135,7 @@ def test_what_cannot_be_is_a_sentence(
     ("read_only", "sentence"), [(True, "spoolDir: Read-only file system"), (False, "spoolDir: No space left")]
 )
 @pytest.mark.usefixtures("waiting")
-def test_a_spool_nobody_can_write_to_is_a_sentence(
+def test_a_spool_that_is_not_writable_is_reported_in_one_sentence(
     spark: SparkSession, written: dict[str, str], tmp_path: Path, run: Run, read_only: bool, sentence: str
 ):
     with small_disk(tmp_path, full=True, read_only=read_only) as disk, pytest.raises(Exception, match=sentence):

@@ -1,4 +1,4 @@
-"""``publishMode=staged`` in a real Spark: a batch that is run again is published once, one that fails not at all."""
+"""``publishMode=staged`` in a real Spark: a repeated batch is published once, a failed one not at all."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture
 def target(nsqd: NsqdProcess, topic: str, tmp_path: Path) -> dict[str, str]:
-    """Options for writing to another topic, in whose channel `c` it stays."""
+    """Options for writing to another topic, which has channel `c`."""
     nsqd.create_channel(f"{topic}.copy", "c")
     (tmp_path / "staging").mkdir()
     staged = {"publishMode": "staged", "stagingDir": str(tmp_path / "staging")}
@@ -25,7 +25,7 @@ def count(nsqd: NsqdProcess, topic: str) -> int:
     return messages
 
 
-def test_a_micro_batch_that_is_run_again_is_published_once(
+def test_a_repeated_micro_batch_is_published_once(
     spark: SparkSession,
     written: dict[str, str],
     target: dict[str, str],
@@ -44,7 +44,7 @@ def test_a_micro_batch_that_is_run_again_is_published_once(
     publish(5)
     run()
     assert count(nsqd, topic) == 5
-    # As if Spark had died behind the writer's commit and before its own.
+    # As if Spark had crashed after the writer's commit and before its own.
     (commit,) = (checkpoint / "commits").glob("0")
     commit.unlink()
     (checkpoint / "commits" / ".0.crc").unlink(missing_ok=True)
@@ -54,7 +54,7 @@ def test_a_micro_batch_that_is_run_again_is_published_once(
     assert not list((tmp_path / "staging").glob("*/[0-9]*"))
 
 
-def test_a_write_is_published_when_all_its_tasks_are_done_or_not_at_all(
+def test_a_write_is_published_after_all_tasks_or_not_at_all(
     spark: SparkSession, target: dict[str, str], nsqd: NsqdProcess, topic: str, tmp_path: Path
 ):
     rows = spark.range(0, 10, 1, 2)
@@ -62,7 +62,7 @@ def test_a_write_is_published_when_all_its_tasks_are_done_or_not_at_all(
     good.write.format("nsq").mode("append").options(**target).save()
     assert count(nsqd, topic) == 10
     bad = rows.selectExpr("CASE WHEN id = 9 THEN NULL ELSE CAST(id AS STRING) END AS value")
-    with pytest.raises(Exception, match="a message has no body"):
+    with pytest.raises(Exception, match="a row has a null body"):
         bad.write.format("nsq").mode("append").options(**target).save()
     assert count(nsqd, topic) == 10
     assert [each.name for each in (tmp_path / "staging").iterdir()] == ["trial"]

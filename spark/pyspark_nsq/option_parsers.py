@@ -1,6 +1,6 @@
-"""What the text of an option may be: each function takes it and returns its value.
+"""Parsers of option values: each function takes the text and returns the value.
 
-They raise ``ValueError`` with what it should have been, to be read behind "must be".
+They raise ``ValueError`` with the expected form, worded to follow "must be".
 """
 
 from collections.abc import Callable
@@ -12,32 +12,32 @@ def text(raw: str) -> str:
     return raw
 
 
-def flag(raw: str) -> bool:
+def boolean(raw: str) -> bool:
     flags = {"true": True, "false": False, "1": True, "0": False}
     if raw.lower() not in flags:
         raise ValueError("true or false")
     return flags[raw.lower()]
 
 
-def whole(least: int, most: int = 2**31 - 1) -> Callable[[str], int]:
+def integer(minimum: int, maximum: int = 2**31 - 1) -> Callable[[str], int]:
     def read(raw: str) -> int:
-        if not raw.strip().isdigit() or not least <= int(raw) <= most:
-            raise ValueError(f"a whole number, {least} to {most}")
+        if not raw.strip().isdigit() or not minimum <= int(raw) <= maximum:
+            raise ValueError(f"an integer, {minimum} to {maximum}")
         return int(raw)
 
     return read
 
 
-def milliseconds(least: int, most: int = 2**31 - 1) -> Callable[[str], float]:
+def milliseconds(minimum: int, maximum: int = 2**31 - 1) -> Callable[[str], float]:
     def read(raw: str) -> float:
-        if not raw.strip().isdigit() or not least <= int(raw) <= most:
-            raise ValueError(f"milliseconds, {least} to {most}, without a unit")
+        if not raw.strip().isdigit() or not minimum <= int(raw) <= maximum:
+            raise ValueError(f"milliseconds, {minimum} to {maximum}, without a unit")
         return int(raw) / 1000
 
     return read
 
 
-def one_of(*words: str) -> Callable[[str], str]:
+def choice(*words: str) -> Callable[[str], str]:
     def read(raw: str) -> str:
         if raw.lower() not in words:
             raise ValueError(" or ".join(words))
@@ -46,8 +46,8 @@ def one_of(*words: str) -> Callable[[str], str]:
     return read
 
 
-def keeping(raw: str) -> float | None:
-    """None: for ever."""
+def retention(raw: str) -> float | None:
+    """Seconds; None for ever."""
     if raw.lower() == "true":
         return None
     if not raw.isdigit():
@@ -62,10 +62,10 @@ def _list(raw: str) -> tuple[str, ...]:
 def topics(raw: str) -> tuple[str, ...]:
     topics = _list(raw)
     if not topics or not all(map(is_valid_name, topics)):
-        raise ValueError("topics, several with commas: letters, digits, '.', '_' and '-', up to 64")
+        raise ValueError("topics, separated by commas: letters, digits, '.', '_' and '-', up to 64")
     if any(map(is_ephemeral, topics)):
         raise ValueError(
-            "topics that are kept: between two batches nobody is connected, nsqd would delete #ephemeral ones"
+            "topics without #ephemeral: nsqd would delete them between two batches, when no consumer is connected"
         )
     return topics
 
@@ -81,7 +81,7 @@ def channel(raw: str) -> str:
         raise ValueError("a channel: letters, digits, '.', '_' and '-', up to 64")
     if is_ephemeral(raw):
         raise ValueError(
-            "a channel that is kept: between two batches nobody is connected, nsqd would delete an #ephemeral one"
+            "a channel without #ephemeral: nsqd would delete it between two batches, when no consumer is connected"
         )
     return raw
 
@@ -91,7 +91,7 @@ def addresses(raw: str) -> tuple[str, ...]:
     for each in addresses:
         host, _, port = each.rpartition(":")
         if not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise ValueError("host:port, several with commas")
+            raise ValueError("host:port, or several, separated by commas")
     return addresses
 
 
