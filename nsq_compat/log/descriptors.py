@@ -103,7 +103,10 @@ class File:
 
 
 class Descriptors:
-    """Keeps at most `limit` files open, besides pinned ones. Not thread-safe: pin a file that another thread uses."""
+    """Keeps at most `limit` files open, or more while all of them are pinned.
+
+    Not thread-safe: pin a file that another thread uses.
+    """
 
     def __init__(self, files: Files, limit: int = DEFAULT_LIMIT, reserve: int = DEFAULT_RESERVE) -> None:
         self.files = files
@@ -151,7 +154,7 @@ class Descriptors:
     def unpin(self, file: File) -> None:
         """Undo one ``pin``."""
         file.pins -= 1
-        if not file.pins and file not in self._open:  # it was closed or evicted meanwhile
+        if not file.pins and file not in self._open:  # it was closed while pinned
             self._close(file)
 
     def close(self, file: File) -> None:

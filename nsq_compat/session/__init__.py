@@ -1,8 +1,8 @@
 """Sessions: one object per connection, fed with received bytes and asked for bytes to send. No I/O.
 
     conversation    the interface between a connection and every session
-    nsqd_session    a client of nsqd (V2)
-    admission       checks of a command's line, NSQ's error texts
+    nsqd_session    a client of nsqd (V2): a method for each command, and limits such as --max-rdy-count
+    admission       checks of a command's line: name, state, topic, channel; NSQ's error texts
     negotiation     IDENTIFY: limits, settings, TLS and compression
     authorization   permissions from auth servers
     client_roles    the client as a producer, and as a consumer of a channel
