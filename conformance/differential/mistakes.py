@@ -3,7 +3,7 @@
 import struct
 
 from nsq_conformance.differential.account import Client
-from nsq_conformance.differential.acts import UNKNOWN_ID, TOPIC
+from nsq_conformance.differential.acts import TOPIC, UNKNOWN_ID
 from nsq_conformance.differential.conversation import Conversation, batch, sized
 from nsq_conformance.differential.vocabulary import (
     BAD_DELAYS,

@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from nsq_conformance.differential.acts import UNKNOWN_ID, TOPIC, Act, Answer, Ask, Hang, Look, Rest, Say, Sync, Take
+from nsq_conformance.differential.acts import TOPIC, UNKNOWN_ID, Act, Answer, Ask, Hang, Look, Rest, Say, Sync, Take
 from nsq_conformance.differential.asking import Desk
 from nsq_conformance.differential.lines import Line
 from nsq_conformance.differential.loop import Loop
