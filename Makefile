@@ -1,4 +1,4 @@
-# One command runs all static checks, and CI runs the same.
+# `make check` runs all static checks; CI runs the same.
 BIN ?= .venv/bin
 
 .PHONY: help check format test conformance coverage bench bench-check bench-record faults spark-crash
@@ -9,11 +9,11 @@ help:
 	@echo 'make conformance  NSQ clients against nsqd and nsqlookupd (NSQD="/path/to/nsqd", NSQLOOKUPD="..." for others)'
 	@echo 'make coverage     the tests with branch coverage'
 	@echo 'make format       format and sort imports in place'
-	@echo 'make bench        nsqd under load, figures to benchmarks/RESULTS.md (PEER="/path/to/nsqd" beside another one)'
-	@echo 'make bench-check  fails when a message costs 15 % more than recorded, in instructions counted by valgrind, also compiled; three minutes'
-	@echo 'make bench-record what it costs now becomes what is recorded'
-	@echo 'make faults       the tests that break things on purpose, at length (ROUNDS=50 SEED=7: fewer, or the same again)'
-	@echo 'make spark-crash  Spark and nsqd killed in the middle of a stream; clusters, Spark Connect: 15 minutes (NSQD="...")'
+	@echo 'make bench        measure nsqd under load, to benchmarks/RESULTS.md (PEER="/path/to/nsqd": compared with another one)'
+	@echo 'make bench-check  fail if a message costs 15 % more instructions than recorded, interpreted or compiled: three minutes'
+	@echo 'make bench-record record the present costs'
+	@echo 'make faults       the tests that cause failures, at length (ROUNDS=50 SEED=7: fewer rounds, a given seed)'
+	@echo 'make spark-crash  kill Spark and nsqd during streams; clusters, Spark Connect: 15 minutes (NSQD="...")'
 	@echo 'scripts/test      everything, from a clean clone'
 
 check:

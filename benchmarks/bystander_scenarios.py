@@ -1,7 +1,7 @@
-"""What other connections do to an nsqd while a quiet client publishes a message every 5 ms, as a table.
+"""The table of bystander scenarios: a quiet client publishes every 5 ms while other connections abuse nsqd.
 
-nsqd runs with its default options. The quiet client's latency is measured; a scenario's `load` says what the other
-connections do meanwhile, and how much of it.
+nsqd runs with its default options. The quiet client's latency is measured; a scenario's `load` describes the abuse and
+its amount.
 """
 
 from dataclasses import replace
@@ -12,7 +12,7 @@ _LONGEST_MS = 10.0
 _LOOP_SECONDS = 10.0
 _DUE_WITHIN = 30
 _BODY_LIMIT = 5 * 2**20
-"""Of one request: the default of `--max-body-size`."""
+"""Size limit of a request: the default of `--max-body-size`."""
 
 _FIVE_BYTES = 500_000
 _LINES = _BODY_LIMIT // 2

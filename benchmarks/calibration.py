@@ -1,6 +1,6 @@
-"""What `guard.py` compares with: a loop of what the message path is made of, in Python and in C.
+"""The calibration loop of `guard.py`: operations that are typical of the message path, in Python and in C.
 
-Run as a program it reads numbers and does so many turns for each. Changing it makes all recorded costs worthless.
+As a program, it reads numbers and runs that many loops for each. Changing it invalidates all recorded costs.
 """
 
 import re
@@ -10,7 +10,7 @@ import sys
 _LINE = re.compile(rb"([A-Z]+) ([^\n]{16})\n")
 
 
-class _Shelf:
+class _Store:
     def __init__(self) -> None:
         self.things: dict[bytes, bytes] = {}
         self.count = 0
@@ -23,19 +23,19 @@ class _Shelf:
         return [self.things.pop(name) for name in names]
 
 
-def turn(shelf: _Shelf, number: int) -> int:
+def run_loop(store: _Store, number: int) -> int:
     names = [b"%016x" % (number + each) for each in range(10)]
     for name in names:
-        shelf.put(name, struct.pack(">iqH", number & 0xFFFF, number, 1) + name)
+        store.put(name, struct.pack(">iqH", number & 0xFFFF, number, 1) + name)
     found = _LINE.findall(b"".join(b"FIN " + name + b"\n" for name in names))
-    return sum(map(len, shelf.take([name for _, name in found])))
+    return sum(map(len, store.take([name for _, name in found])))
 
 
 def main() -> None:
-    shelf = _Shelf()
+    store = _Store()
     for line in sys.stdin:
         for number in range(int(line)):
-            turn(shelf, number)
+            run_loop(store, number)
         print("done", flush=True)
 
 

@@ -1,9 +1,9 @@
-"""Consumers beside pynsq's: messages per CPU second of the consuming process, with a handler that only counts.
+"""Compare consumers with pynsq's: messages per CPU second of the consuming process, with a handler that only counts.
 
-    .venv/bin/python -m benchmarks.client            a table, ready for RESULTS-client.md
+    .venv/bin/python -m benchmarks.client            a table for RESULTS-client.md
 
-Each consumer is a process of its own, with its own nsqd that holds all messages when it starts. The clocks are read
-with the first message and with the last.
+Each consumer is a process with its own nsqd, which has all messages before the consumer starts. The clocks are read at
+the first message and at the last.
 """
 
 import argparse
@@ -30,7 +30,7 @@ _SECONDS = 50
 
 
 class Count:
-    """A trivial handler; `done` is called with the last message."""
+    """A handler that counts messages and calls `done` at the last one."""
 
     def __init__(self, wanted: int, done: Callable[[], object]) -> None:
         self._wanted = wanted
@@ -92,7 +92,7 @@ _BASELINE = "pynsq 0.9.1"
 
 
 def measure(name: str, count: int, command: str) -> dict[str, float]:
-    """One run: a fresh nsqd that holds everything, then the consumer as a process. Raises for one that is not done."""
+    """Run a consumer process on a new nsqd that has all messages. Raises if it does not finish."""
     from nsq_compat.client import Producer
 
     with tempfile.TemporaryDirectory() as folder:
@@ -131,7 +131,7 @@ def table(results: dict[str, list[dict[str, float]]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.client", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--nsqd", default=installed_nsqd(), help="command line of the nsqd that serves them")
+    parser.add_argument("--nsqd", default=installed_nsqd(), help="command line of the nsqd to consume from")
     parser.add_argument("--messages", type=int, default=200_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--consume", nargs=3, metavar=("NAME", "ADDRESS", "COUNT"), help=argparse.SUPPRESS)

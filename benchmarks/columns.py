@@ -1,4 +1,4 @@
-"""What the tables of a result show of a scenario's rounds, kind by kind."""
+"""The columns of result tables, for each kind of scenario."""
 
 import os
 from collections.abc import Callable
@@ -8,9 +8,9 @@ from benchmarks.measure import Rounds
 from benchmarks.scenarios import Kind
 
 BUSY = 0.9
-"""From this share of what it may use on, a process is taken to be what limits the rate."""
+"""The share of its CPU limit above which a process is assumed to limit the rate."""
 _NOISE = 0.2
-"""CPUs used by strangers from which on they may be what limits it."""
+"""CPUs used by other processes above which these may limit the rate."""
 
 LIMITS = {
     "server": "the server uses a whole CPU. msg/s is the server's own rate.",
@@ -23,12 +23,12 @@ LIMITS = {
     "GENERATOR": "the generator's core is full. msg/s and its ratio say nothing about the server; CPU us/msg does.",
     "(disturbed)": "other processes used part of the machine. Only the ratio of CPU us/msg is meaningful.",
 }
-"""What kept a rate from being higher, and what that means for the ratio."""
+"""What limits a rate, and what that means for the ratio."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """With a `figure` it has a ratio: of the first server's to the peer's, or the other way round if less is better."""
+    """A column. With a `figure` it has a ratio: first server to peer, or peer to first if less is better."""
 
     title: str
     cell: Callable[[Rounds], str]
@@ -36,7 +36,7 @@ class Column:
     less_is_better: bool = False
 
     def ratio(self, first: Rounds, peer: Rounds) -> str:
-        """Empty where there is none."""
+        """The ratio as text; empty without a `figure`."""
         if not self.figure:
             return ""
         ratio = first.ratio(self.figure, peer, less_is_better=self.less_is_better)
@@ -44,8 +44,8 @@ class Column:
 
 
 def limit(rounds: Rounds) -> str:
-    """What kept the rate from being higher, as far as CPU time tells: one of `LIMITS`."""
-    server, load, others = (rounds.cores(who) for who in ("server", "load", "others"))
+    """What limits the rate according to CPU times: one of `LIMITS`."""
+    server, load, others = (rounds.cores(process) for process in ("server", "load", "others"))
     if load >= BUSY:
         return "GENERATOR"
     if server + load >= BUSY * (os.cpu_count() or 1):
@@ -63,8 +63,8 @@ def _spread(figure: str) -> Column:
     return Column("spread", lambda rounds: f"{rounds.spread(figure):.0%}")
 
 
-def _cores(title: str, who: str) -> Column:
-    return Column(title, lambda rounds: f"{rounds.cores(who):.2f}")
+def _cores(title: str, process: str) -> Column:
+    return Column(title, lambda rounds: f"{rounds.cores(process):.2f}")
 
 
 def _throughput(unit: str, form: str, *more: Column) -> tuple[Column, ...]:

@@ -1,5 +1,7 @@
-"""``benchmarks/run``: every scenario against our daemon and, if there are any, others; A B A B, so that what disturbs
-the machine disturbs all. Prints the result, and writes it down when all scenarios were run or ``--out`` says where.
+"""``benchmarks/run``: run scenarios against our daemon and optional others, and compare them.
+
+Servers alternate (A B A B), so that disturbances of the machine affect all. Prints the result, and writes it to its
+page if all scenarios were run, or to ``--out``.
 """
 
 import argparse
@@ -10,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.floors import headline_rows, put_between_marks, short_rows, words_of
 from benchmarks.journal import Journal
-from benchmarks.machine import allow_descriptors, await_rest
+from benchmarks.machine import allow_descriptors, wait_until_idle
 from benchmarks.measure import Effort, Figures, Rounds, RunFailed, build_generator, measure, version_of
 from benchmarks.nsqd_aims import HEADLINES
 from benchmarks.results import Circumstances, Results, render, standings_of, table
@@ -29,7 +31,7 @@ def parse_arguments() -> argparse.Namespace:
     for subject in SUBJECTS.values():
         add_options(programs.add_parser(subject.name, help=subject.about), subject)
     words = sys.argv[1:]
-    # Most of the time it is nsqd.
+    # nsqd is the default subject.
     return parser.parse_args(words if words[:1] and words[0] in {*SUBJECTS, "-h", "--help"} else ["nsqd", *words])
 
 
@@ -57,17 +59,17 @@ def add_options(parser: argparse.ArgumentParser, subject: Subject) -> None:
     )
     parser.add_argument("--seconds", type=float, default=3.0, help="length of a run (default: 3)")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each scenario and server (default: 3)")
-    parser.add_argument("--seed", type=int, default=1, help="of the messages' bodies (default: 1)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the messages' bodies (default: 1)")
     parser.add_argument(
         "--patience",
         type=float,
         default=0.0,
-        help="seconds, all in all, to wait for the machine to be idle (default: 0)",
+        help="seconds in total to wait for the machine to be idle (default: 0)",
     )
     parser.add_argument(
         "--figures",
         type=Path,
-        help="file for the figures of each run as they come; runs that are found there are not repeated",
+        help="file for the figures of each run; runs that it contains are not repeated",
     )
     parser.add_argument(
         "--out", type=Path, help=f"file for the result (default: {subject.results.name}, for all scenarios)"
@@ -75,7 +77,7 @@ def add_options(parser: argparse.ArgumentParser, subject: Subject) -> None:
 
 
 def server_of(program: str, command: str) -> Server:
-    """Named after what it says it is built with, and its options. Raises RunFailed."""
+    """The server, named after its build and its options. Raises RunFailed."""
     words = shlex.split(command)
     number, built_with = version_of(program, words).removeprefix(f"{program} v").split(" ", 1)
     ours = "built w/python" in built_with
@@ -85,7 +87,7 @@ def server_of(program: str, command: str) -> Server:
 
 
 def command_line(arguments: argparse.Namespace) -> str:
-    """The command that repeats this run; of programs only the last part of their path, machines differ."""
+    """The command that repeats this run, with only the last part of programs' paths."""
     words = ["benchmarks/run", *([arguments.subject] if arguments.subject != "nsqd" else [])]
     own = SUBJECTS[arguments.subject].program
     measured = [(own, arguments.command), *(("peer", command) for command in arguments.peer)]
@@ -111,7 +113,7 @@ def chosen(subject: Subject, arguments: argparse.Namespace) -> list[Scenario]:
 
 
 def split_by_descriptors(scenarios: list[Scenario]) -> tuple[list[Scenario], dict[Scenario, str]]:
-    """Those this machine has enough descriptors for, and of the others why it has not."""
+    """Split into scenarios for which there are enough descriptors, and reasons for the others."""
     most = allow_descriptors()
     left_out = {
         each: f"{each.connections:,} connections; a process may have {most:,} descriptors (`ulimit -Hn`)"
@@ -129,7 +131,7 @@ def compare(
     patience: float,
     journal: Journal,
 ) -> dict[Scenario, list[Rounds]]:
-    """For each scenario the rounds of each server. Raises RunFailed and DaemonFailed."""
+    """Run the scenarios; returns the rounds of each server. Raises RunFailed and DaemonFailed."""
     results: dict[Scenario, list[Rounds]] = {}
     with tempfile.TemporaryDirectory(prefix="nsqd-bench-") as folder:
         generator = build_generator(Path(folder))
@@ -139,7 +141,7 @@ def compare(
                 for server, its_figures in zip(servers, figures, strict=True):
                     found = journal.find(scenario, server, effort, round_number)
                     if found is None:
-                        patience -= await_rest(patience)
+                        patience -= wait_until_idle(patience)
                         found = measure(generator, subject, server, scenario, effort, round_number)
                         journal.add(scenario, server, effort, round_number, found)
                         say_progress(scenario, server, found, round_number)
@@ -162,7 +164,7 @@ def say_progress(scenario: Scenario, server: Server, figures: Figures, round_num
 
 
 def write(subject: Subject, arguments: argparse.Namespace, servers: list[Server], text: str, results: Results) -> None:
-    """To ``--out``, or a complete result to its page; then docs/benchmarks.md and README.md get their tables."""
+    """Write the result to ``--out``, or a complete one to its page, and update docs/benchmarks.md and README.md."""
     complete = not arguments.scenario and not arguments.group
     out = arguments.out or (subject.results if complete else None)
     if out is None:

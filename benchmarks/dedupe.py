@@ -1,7 +1,7 @@
-"""How much a filter of fixed size forgets: measured, beside the formula. ``python -m benchmarks.dedupe`` draws the plot
-of docs/dedupe.md as SVG, and prints the figures.
+"""The forgetting of a de-duplication filter of fixed size, measured and by formula.
 
-Keys are numbers and the filter hashes them, so every run gives the same.
+``python -m benchmarks.dedupe`` writes the plot of docs/dedupe.md as SVG and prints the figures. Keys are numbers that
+the filter hashes, so every run gives the same result.
 """
 
 from pathlib import Path
@@ -17,13 +17,13 @@ _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 640, 320, 56, 44
 
 
 def measured(later: int) -> float:
-    """The share of `_SAMPLE` keys that is not seen any more after so many later ones, on average."""
+    """The average share of `_SAMPLE` keys that are forgotten after `later` further keys."""
     seen = SlotFilter(_SLOTS)
     sample = [b"sample %d" % number for number in range(_SAMPLE)]
     for key in sample:
         seen.claim(key)
         seen.keep(key)
-    # The sample itself pushed some of it out before anything later came: those are not what is asked.
+    # Keys that the sample itself has evicted are not counted.
     kept = [key for key in sample if seen.claim(key) is KeyState.SEEN]
     seen = SlotFilter(_SLOTS)
     for key in kept:

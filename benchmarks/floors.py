@@ -1,6 +1,7 @@
-"""Floors and aims: the ratio to Go's nsqd that each scenario must or should reach, what it reached, and why it missed
-the aim. A run writes three tables: all scenarios for the page of results, a row for each aim for docs/benchmarks.md,
-and a few rows for README.md. The last two stand between two marks.
+"""Floors and aims: the ratio to Go's nsqd that a scenario must or should reach, and the measured one.
+
+A run writes three tables: all scenarios to the page of results, a row for each aim to docs/benchmarks.md, and a few
+rows to README.md. The last two stand between two marks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,18 +16,20 @@ BEGIN, END = "<!-- floors and aims: written by benchmarks/run -->", "<!-- end of
 _CALLED = {"rate": "msg/s", "cpu_us": "CPU", "p99": "p99", "idle_connection_bytes": "RSS"}
 _NEEDS_THE_MACHINE = {"rate", "p99"}
 _DISTURBED = 0.5
-"""CPUs used by strangers from which on rates and moments say nothing."""
+"""CPUs used by other processes above which rates and latencies are not judged."""
 
 SHORT, UNKNOWN, FLOOR, AIM = "**short**", "(disturbed)", "floor", "aim"
-"""What is reached, the worst first."""
+"""Verdicts, the worst first."""
 
 _COSTS = {"cpu_us", "p99", "idle_connection_bytes"}
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """`ratios` are those of the aim's figures, in the aim's own direction. `disturbed`: others had their part of the
-    machine, and figures that depend on that decide nothing. `longest_ms` is our longest latency.
+    """The result of a scenario with an aim. `ratios` are those of the aim's figures, in the aim's direction.
+
+    `disturbed`: other processes used the machine, and figures that depend on it are not judged. `longest_ms` is our
+    longest latency.
     """
 
     scenario: Scenario
@@ -37,7 +40,7 @@ class Standing:
 
     @property
     def reached(self) -> str:
-        """By all of its figures."""
+        """The worst verdict of all figures."""
         decisive = [ratio for figure, ratio in self.ratios.items() if self._decides(figure)]
         if not decisive:
             return UNKNOWN
@@ -59,7 +62,7 @@ class Standing:
 
     @property
     def verdict(self) -> str:
-        """What is reached, and by what if not all figures decide."""
+        """The verdict, with the judged figures if some are not judged."""
         by_some = self.reached != UNKNOWN and not all(map(self._decides, self.ratios))
         return f"{self.reached}, by CPU" if by_some else self.reached
 
@@ -72,8 +75,9 @@ class Standing:
 
 
 def standings(results: Mapping[Scenario, Sequence[Rounds]], ours: int = 0) -> list[Standing]:
-    """Of those scenarios that have an aim and were measured beside a peer: the second server; `ours` is which of them
-    is compared with it.
+    """The results of scenarios that have an aim and were measured with a peer, the second server.
+
+    `ours` is the index of the server that is compared with it.
     """
     found = []
     for scenario, rounds in results.items():
@@ -91,7 +95,7 @@ def _ratio(figure: str, aim: Aim, ours: Rounds, peer: Rounds) -> float:
 
 
 def long_rows(found: Mapping[str, Sequence[Standing]]) -> list[list[str]]:
-    """With the reasons; what stands beside the peer has its name in `found`. The first row is the head."""
+    """The table of all scenarios, with reasons. `found` has results by server name. The first row is the head."""
     rows = [["load", "scenario", "floor", "aim", *_titles(found), "why not the aim"]]
     for of_scenario in zip(*found.values(), strict=True):
         each = of_scenario[0]
@@ -102,7 +106,7 @@ def long_rows(found: Mapping[str, Sequence[Standing]]) -> list[list[str]]:
 
 
 def short_rows(found: Mapping[str, Sequence[Standing]]) -> list[list[str]]:
-    """A row for each aim, with the scenario that came out worst."""
+    """A row for each aim, with its worst scenario."""
     rows = [["load", "floor", "aim", *_titles(found)]]
     aims = {each.aim.row: each.aim for of_one in found.values() for each in of_one}
     for name, aim in aims.items():
@@ -117,7 +121,7 @@ def short_rows(found: Mapping[str, Sequence[Standing]]) -> list[list[str]]:
 
 
 def headline_rows(found: Mapping[str, Sequence[Standing]], headlines: Mapping[str, str]) -> list[list[str]]:
-    """What was measured for a few aims, without bounds; `headlines` has their rows, and what to call them."""
+    """The measured ratios of a few aims, without bounds; `headlines` maps their rows to names."""
     rows = [["Load", *found]]
     for name, title in headlines.items():
         of_row = [[each for each in of_one if each.aim.row == name] for of_one in found.values()]
@@ -127,7 +131,7 @@ def headline_rows(found: Mapping[str, Sequence[Standing]], headlines: Mapping[st
 
 
 def words_of(rows: Sequence[Sequence[str]]) -> set[int]:
-    """The columns of such rows that are no numbers."""
+    """The columns of these rows that are not numbers."""
     return set(range(len(rows[0]))) - {rows[0].index("floor"), rows[0].index("aim")}
 
 
@@ -150,7 +154,7 @@ def _bounds(aim: Aim) -> list[str]:
 
 
 def put_between_marks(page: Path, text: str) -> None:
-    """Raises ValueError for a page without the marks."""
+    """Replace the text between the marks of a page. Raises ValueError if the page has none."""
     before, begin, rest = page.read_text().partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:

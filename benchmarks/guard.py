@@ -1,12 +1,12 @@
-"""``make bench-check``: the message path has not become more expensive. ``make bench-record``: what it costs now.
+"""``make bench-check``: check that a message costs no more than recorded. ``make bench-record``: record the costs.
 
-Time says little on a machine that others use, and what is to be noticed is 15 %. So nothing is timed: our nsqd runs in
-valgrind, which counts the instructions it executes, and its system calls, while it is sent the same messages again and
-again. Counts are the same on a busy machine. It gets a single CPU, where it does not look out for what comes next: how
-often it would goes by time. Instructions are told as a ratio to a calibration loop in the same Python, which takes out
-most of how that was built. What the kernel does for a system call is not seen; that there are more is.
+Timings are not precise enough to notice 15 % on a shared machine. Therefore nsqd runs in valgrind, which counts
+instructions and system calls while the same messages are sent repeatedly; counts do not depend on other load. nsqd gets
+a single CPU, because on several it polls busily, for a time and not for a count. Instructions are given as a ratio to a
+calibration loop in the same Python, which removes most of the influence of Python's build. Work of the kernel is not
+counted, but the number of system calls is.
 
-The compiled nsqd, which is counted where it stands on PYTHONPATH, has a record of its own: ``guard-compiled.json``.
+The compiled nsqd, used if it is on PYTHONPATH, has its own record: ``guard-compiled.json``.
 """
 
 import argparse
@@ -31,10 +31,10 @@ from nsq_conformance.nsqd_process import NsqdProcess
 
 RECORD = Path(__file__).with_name("guard.json")
 GROWTH = 1.15
-"""From here on a cost has grown."""
+"""The factor from which on a cost counts as grown."""
 
 _CALLS_BY_ITSELF = 100
-"""System calls of a round that come with time and not with messages, on a machine where all takes long."""
+"""System calls of a round that depend on time and not on messages, on a slow machine."""
 
 _PATIENCE = 300.0
 _ROUNDS = 3
@@ -43,26 +43,26 @@ _VALGRIND = ("valgrind", "--tool=callgrind", "--instr-atstart=no", "--collect-sy
 
 
 class CannotCount(Exception):
-    """There are no counts; the text says why."""
+    """Costs cannot be counted; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one message, or of one turn of the calibration loop."""
+    """The cost of one message, or of one calibration loop."""
 
     instructions: float
     system_calls: float
 
 
 class Counted:
-    """A process in valgrind that counts only when told to. `dumps` is where valgrind puts what it has counted."""
+    """A process in valgrind that counts on request. `dumps` is the prefix of valgrind's output files."""
 
     def __init__(self, pid: int, dumps: Path) -> None:
         self._pid = pid
         self._dumps = dumps
 
     def count(self, work: Callable[[], object]) -> Cost:
-        """What it takes while `work` is done."""
+        """Count while `work` runs."""
         self._tell("instrumentation", "on")
         self._tell("zero")
         work()
@@ -76,11 +76,11 @@ class Counted:
         command = ["vgdb", f"--pid={self._pid}", *words]
         run = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, check=False)
         if run.returncode:
-            raise CannotCount(f"valgrind does not hear {shlex.join(words)}: {run.stderr.strip()}")
+            raise CannotCount(f"valgrind did not execute {shlex.join(words)}: {run.stderr.strip()}")
 
 
 def _totals(dump: str) -> Cost:
-    """Of a dump of callgrind: ``events: Ir sysCount ...`` names what ``totals: 1234 5 ...`` gives."""
+    """Parse a callgrind dump: ``events: Ir sysCount ...`` names the values of ``totals: 1234 5 ...``."""
     lines = dict(line.partition(": ")[::2] for line in dump.splitlines() if line.startswith(("events: ", "totals: ")))
     values = dict(zip(lines["events"].split(), map(int, lines["totals"].split()), strict=False))
     return Cost(values["Ir"], values.get("sysCount", 0))
@@ -95,7 +95,7 @@ def _valgrind(dumps: Path) -> list[str]:
 
 
 def calibrate(folder: Path) -> float:
-    """Instructions of one turn of the loop in `calibration.py`."""
+    """Instructions of one loop of `calibration.py`."""
     dumps = folder / "calibration"
     program = Path(__file__).with_name("calibration.py")
     with subprocess.Popen(
@@ -109,16 +109,16 @@ def calibrate(folder: Path) -> float:
         assert process.stdout is not None
         stdin, stdout = process.stdin, process.stdout
 
-        def turn(loops: int) -> None:
+        def calibrate_loops(loops: int) -> None:
             stdin.write(f"{loops}\n")
             stdin.flush()
             if stdout.readline() != "done\n":
-                raise CannotCount("the calibration loop does not run in valgrind")
+                raise CannotCount("the calibration loop failed in valgrind")
 
-        turn(_CALIBRATION_LOOPS)
+        calibrate_loops(_CALIBRATION_LOOPS)
         counted = Counted(process.pid, dumps)
-        few = counted.count(lambda: turn(1))
-        many = counted.count(lambda: turn(1 + _CALIBRATION_LOOPS))
+        few = counted.count(lambda: calibrate_loops(1))
+        many = counted.count(lambda: calibrate_loops(1 + _CALIBRATION_LOOPS))
         stdin.close()
     return (many.instructions - few.instructions) / _CALIBRATION_LOOPS
 
@@ -137,7 +137,7 @@ def _nsqd(command: str, folder: Path) -> Iterator[NsqdProcess]:
 
 
 def costs(command: str, loads: Sequence[Load], folder: Path) -> dict[str, Cost]:
-    """Of a message, load by load. Raises CannotCount and DaemonFailed."""
+    """The cost of a message for each load. Raises CannotCount and DaemonFailed."""
     with _nsqd(command, folder) as nsqd, ExitStack() as stack:
         counted = Counted(nsqd.pid, folder / "nsqd")
         found: dict[str, list[Cost]] = {load.name: [] for load in loads}
@@ -158,7 +158,7 @@ def _median(each: Sequence[Cost]) -> Cost:
 
 
 def measure(command: str, loads: Sequence[Load]) -> dict[str, dict[str, float]]:
-    """For each load what a message costs: ``loops`` of the calibration loop, and ``system_calls``."""
+    """The cost of a message for each load, in ``loops`` of the calibration loop and ``system_calls``."""
     with tempfile.TemporaryDirectory(prefix="nsqd-bench-") as folder:
         loop = calibrate(Path(folder))
         return {
@@ -168,7 +168,7 @@ def measure(command: str, loads: Sequence[Load]) -> dict[str, dict[str, float]]:
 
 
 def grown(recorded: Mapping[str, Mapping[str, float]], now: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """A sentence for each cost that has grown by more than 15 %, or that was never recorded."""
+    """A sentence for each cost that has grown by more than 15 %, or is not recorded."""
     by_itself = {load.name: _CALLS_BY_ITSELF / load.messages for load in LOADS}
     sentences = []
     for name, figures in now.items():
@@ -180,7 +180,7 @@ def grown(recorded: Mapping[str, Mapping[str, float]], now: Mapping[str, Mapping
             if value > before * GROWTH + (by_itself.get(name, 0) if figure == "system_calls" else 0):
                 what = figure.replace("_", " ")
                 sentences.append(
-                    f"{name}: {value:g} {what} a message, recorded were {before:g}: {value / before:.2f} times"
+                    f"{name}: {value:g} {what} per message, recorded {before:g}: {value / before:.2f} times"
                 )
     return sentences
 
@@ -197,25 +197,25 @@ def table(recorded: Mapping[str, Mapping[str, float]], now: Mapping[str, Mapping
 
 
 def _build(command: str) -> str:
-    """What an nsqd says it is made with: ``python3.11.7``, with ``+compiled`` behind it or not. Raises RunFailed."""
+    """The build of an nsqd: ``python3.11.7``, with or without ``+compiled``. Raises RunFailed."""
     version = version_of("nsqd", shlex.split(command))
     return re.sub(r".*\(built w/(.*)\)$", r"\1", version)
 
 
 def _refuse_another_kind(recorded: str, this: str) -> None:
-    """Raises CannotCount where only one of them is compiled; another Python is no more than mentioned."""
+    """Raise CannotCount if only one of them is compiled; print a note if the Python versions differ."""
     (recorded_python, *recorded_with), (python, *with_) = recorded.split("+"), this.split("+")
     if recorded_with != with_:
-        raise CannotCount(f"recorded was {recorded}, this is {this}: they cannot be compared")
+        raise CannotCount(f"the record is of {recorded}, this is {this}: they cannot be compared")
     if recorded_python.rpartition(".")[0] != python.rpartition(".")[0]:
-        print(f"recorded with {recorded}, this is {this}: another one counts otherwise")
+        print(f"note: the record is of {recorded}, this is {this}; counts may differ")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.guard", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--nsqd", default=installed("nsqd"), help="command line of the nsqd to count (default: ours)")
-    parser.add_argument("--record", action="store_true", help="write what it costs to the file, instead of comparing")
-    parser.add_argument("--file", type=Path, default=RECORD, help="with the recorded costs (default: guard.json here)")
+    parser.add_argument("--record", action="store_true", help="write the costs to the file instead of comparing")
+    parser.add_argument("--file", type=Path, default=RECORD, help="file of recorded costs (default: guard.json here)")
     options = parser.parse_args(arguments)
     try:
         build = _build(options.nsqd)

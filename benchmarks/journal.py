@@ -1,4 +1,4 @@
-"""The figures of every run as they come, a line of JSON each: what was broken off goes on where it was."""
+"""A journal of runs, one line of JSON each, from which an interrupted measurement continues."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from benchmarks.subjects import Server
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """`key` says what was run, `load_average` is the machine's (1 minute) when it had been."""
+    """A run. `key` identifies it; `load_average` is the machine's (1 minute) after the run."""
 
     key: list[Any]
     at: str
@@ -30,17 +30,17 @@ class Entry:
 
 
 class Journal:
-    """In memory, and in a file if one is named, whose entries count as if they had been measured now."""
+    """The journal, in memory and optionally in a file. Entries of the file count as measured now."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
         self._kept = list(_read(path)) if path is not None and path.exists() else []
         self.entries: list[Entry] = []
-        """Those that were looked up or added."""
+        """The entries that were looked up or added."""
 
     def find(self, scenario: Scenario, server: Server, effort: Effort, round_number: int) -> Figures | None:
         key = _key(scenario, server, effort, round_number)
-        # The last one: a run may be repeated by hand.
+        # The last one counts, because a run may be repeated by hand.
         found = next((entry for entry in reversed(self._kept) if entry.key == key), None)
         if found is None:
             return None

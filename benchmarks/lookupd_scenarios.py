@@ -1,7 +1,7 @@
-"""What nsqlookupd is asked, as a table: how many nsqd it knows, with how many topics, and who wants to know what.
+"""The table of nsqlookupd's scenarios: numbers of nsqd and topics, and queries.
 
-1,000 nsqd with 200 topics each are 200,000 registrations of topics and as many of channels, whether they share their
-topics or not; a cluster is somewhere between the ends.
+1,000 nsqd with 200 topics each are 200,000 registrations of topics and as many of channels, with shared topics or
+without. Real clusters are between these extremes.
 """
 
 from benchmarks.scenarios import Kind, Scenario, grouped, load_of

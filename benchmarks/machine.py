@@ -1,4 +1,4 @@
-"""The machine a result was measured on, and how busy it is."""
+"""Properties of the machine on which a result is measured, and its load."""
 
 import os
 import platform
@@ -15,8 +15,8 @@ _NOT_WORKING = (3, 4)  # idle and waiting for a disk, among the columns of /proc
 _IDLE = 0.1
 
 
-def await_rest(patience: float) -> float:
-    """Return when nobody uses the machine, or after `patience` seconds; how long that took."""
+def wait_until_idle(patience: float) -> float:
+    """Wait until the machine is idle, for at most `patience` seconds; returns the time waited."""
     began = time.monotonic()
     while time.monotonic() - began < patience and _cpus_used(1.0) > _IDLE:
         pass
@@ -30,13 +30,13 @@ def _cpus_used(seconds: float) -> float:
 
 
 def busy_seconds() -> float:
-    """What all CPUs together have worked, in steps of 10 ms."""
+    """Busy time of all CPUs together, in steps of 10 ms."""
     columns = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
     return sum(int(ticks) for place, ticks in enumerate(columns) if place not in _NOT_WORKING) / _TICKS_PER_SECOND
 
 
 def cpu_seconds(pid: int) -> float:
-    """Of all threads of a process, those that have ended too: clock_getcpuclockid(3)."""
+    """CPU time of all threads of a process, including ended ones: clock_getcpuclockid(3)."""
     return time.clock_gettime(~pid << 3 | 2)
 
 
@@ -45,7 +45,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def allow_descriptors() -> int:
-    """Take as many descriptors as this process may, more than it was given if it may say so itself; how many."""
+    """Raise the descriptor limit as far as possible, above the hard limit if permitted; returns the limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(hard, _DESCRIPTORS), max(hard, _DESCRIPTORS)))
@@ -55,7 +55,7 @@ def allow_descriptors() -> int:
 
 
 def commit() -> str:
-    """What is checked out, and whether it was changed since."""
+    """The commit that is checked out, and whether there are changes."""
     root = Path(__file__).parent.parent
     try:
         command = ["git", "describe", "--always", "--dirty=, with changes"]
@@ -80,6 +80,6 @@ def system() -> str:
 
 
 def python() -> str:
-    """The interpreter, and whether it is in a shared library of its own: builds of one version differ in speed."""
+    """The interpreter, and whether it uses a shared libpython, because such builds differ in speed."""
     shared = "/libpython" in Path("/proc/self/maps").read_text(encoding="ascii", errors="replace")
     return f"Python {platform.python_version()}{', libpython shared' if shared else ''}"

@@ -1,6 +1,6 @@
-"""One run: a fresh nsqd, the generator against it, and the figures they leave.
+"""One run: start a new nsqd, run the load generator against it, and collect figures.
 
-The generator fails unless every message came exactly once: there are no figures of a broken server.
+The generator fails unless every message arrives exactly once, so there are no figures of a broken server.
 """
 
 import json
@@ -26,12 +26,12 @@ _PATIENCE = 120.0
 
 
 class RunFailed(Exception):
-    """A run that has no figures; the text says which and why."""
+    """A run failed; the text says which and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one run cost, or several in the median. CPU times are in seconds, latencies in microseconds."""
+    """The figures of a run, or medians of several. CPU times are in seconds, latencies in microseconds."""
 
     messages: float
     seconds: float
@@ -52,7 +52,7 @@ class Figures:
 
     @classmethod
     def of(cls, report: dict[str, Any]) -> Self:
-        """From the generator's report."""
+        """Parse the generator's report."""
         latency = report.get("latency") or {}
         connections = report.get("connections", 0)
         return cls(
@@ -86,7 +86,7 @@ class Figures:
 
     @property
     def load_us(self) -> float:
-        """The generator's."""
+        """The generator's CPU time per message, in microseconds."""
         return self.load_cpu / self.messages * 1e6
 
     @property
@@ -120,16 +120,16 @@ class Rounds:
     each: tuple[Figures, ...]
 
     def median(self, figure: str) -> float:
-        """The median of one of the figures or of what is derived from them, by name."""
+        """The median of a figure or a derived property, by name."""
         return statistics.median(self._values(figure))
 
     def spread(self, figure: str) -> float:
-        """How far apart the rounds are: (highest - lowest) / median."""
+        """The spread of the rounds: (highest - lowest) / median."""
         values = self._values(figure)
         return (max(values) - min(values)) / statistics.median(values)
 
     def ratio(self, figure: str, peer: "Rounds", *, less_is_better: bool = False) -> float:
-        """This figure divided by the peer's, above 1 where it is better; the median of rounds that took turns."""
+        """The ratio of this figure to the peer's, above 1 if better; the median over pairs of alternating rounds."""
         ratios = []
         for ours, theirs in zip(self._values(figure), peer._values(figure), strict=True):
             first, second = (theirs, ours) if less_is_better else (ours, theirs)
@@ -138,12 +138,12 @@ class Rounds:
             ratios.append(first / second)
         return statistics.median(ratios)
 
-    def cores(self, who: str) -> float:
+    def cores(self, process: str) -> float:
         """CPUs in use by ``server``, ``load`` or ``others``."""
-        spent = self._values(f"{who}_cpu")
+        spent = self._values(f"{process}_cpu")
         cores = statistics.median(cpu / figures.seconds for cpu, figures in zip(spent, self.each, strict=True))
-        # What comes after the last message, until the server rests, adds to the CPU time and not to the seconds.
-        return min(cores, float(os.cpu_count() or 1)) if who == "others" else cores
+        # Work after the last message adds to the CPU time but not to the seconds.
+        return min(cores, float(os.cpu_count() or 1)) if process == "others" else cores
 
     def _values(self, figure: str) -> list[float]:
         return [getattr(figures, figure) for figures in self.each]
@@ -151,7 +151,7 @@ class Rounds:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much of everything: `seconds` per run, `rounds` per scenario and server."""
+    """The effort of a measurement: `seconds` per run, `rounds` per scenario and server."""
 
     seconds: float
     rounds: int
@@ -175,7 +175,7 @@ def build_generator(folder: Path) -> Path:
 def measure(
     generator: Path, subject: Subject, server: Server, scenario: Scenario, effort: Effort, round_number: int
 ) -> Figures:
-    """Raises RunFailed, and DaemonFailed when the server does not start."""
+    """Run a scenario once. Raises RunFailed, or DaemonFailed if the server does not start."""
     what = f"{scenario.name} with {server.name}"
     with tempfile.TemporaryDirectory(prefix="nsqd-bench-") as folder:
         daemon = subject.make(server, Path(folder), scenario).start(_PATIENCE)
@@ -189,15 +189,15 @@ def measure(
 
 
 def load(generator: Path, subject: Subject, daemon: DaemonProcess, words: Sequence[str], what: str) -> Figures:
-    """Let the generator at a daemon that runs; of flags in `words` that are there twice the last one counts."""
+    """Run the generator against a running daemon; of repeated flags in `words`, the last one counts."""
     addresses = [f"-tcp={daemon.tcp_address}", f"-http={daemon.http_address}", f"-pid={daemon.pid}"]
-    # Where nsqd asks for authorizations the generator answers.
+    # The generator includes the auth server.
     addresses += [argument for argument in daemon.arguments if argument.startswith("--auth-http-address=")]
     return Figures.of(_report([str(generator), *subject.words, *addresses, *words], what))
 
 
 def _start_again(daemon: DaemonProcess, left: Figures, what: str) -> Figures:
-    """What it takes until both listeners are open, with what it left on its disk."""
+    """Measure a start with the data that the daemon has left on disk."""
     busy, began = machine.busy_seconds(), time.monotonic()
     daemon.start(_PATIENCE)
     try:
@@ -210,12 +210,12 @@ def _start_again(daemon: DaemonProcess, left: Figures, what: str) -> Figures:
         daemon.stop(_PATIENCE)
     found = sum(channel["depth"] for topic in topics for channel in topic["channels"])
     if found != left.messages:
-        raise RunFailed(f"{what}: of {left.messages:,} messages {found:,} are there after a start")
+        raise RunFailed(f"{what}: {found:,} of {left.messages:,} messages exist after the start")
     return Figures(left.messages, seconds, cpu, load_cpu=0.0, others_cpu=others, rss_bytes=resident)
 
 
 def _report(command: Sequence[str], what: str) -> dict[str, Any]:
-    # The generator has a limit of its own, by the length of the run.
+    # The generator has its own time limit, which depends on the length of the run.
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     if run.returncode:
         raise RunFailed(f"{what}: {run.stderr.strip()}")
@@ -224,12 +224,12 @@ def _report(command: Sequence[str], what: str) -> dict[str, Any]:
 
 
 def version_of(program: str, command: Sequence[str]) -> str:
-    """What a daemon says of itself, ``nsqd v1.3.0 (built w/go1.26.8)``. Raises RunFailed."""
+    """The version line of a daemon, ``nsqd v1.3.0 (built w/go1.26.8)``. Raises RunFailed."""
     try:
         run = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False, timeout=30)
     except OSError as error:
         raise RunFailed(f"cannot start {command[0]}: {error}") from error
     if re.match(rf"{program} v\S+ \(built w/\S+\)", run.stdout) is None:
         said = (run.stdout + run.stderr).strip()
-        raise RunFailed(f"{command[0]} --version does not speak like an {program}: {said!r}")
+        raise RunFailed(f"{command[0]} --version is not that of {program}: {said!r}")
     return run.stdout.strip()

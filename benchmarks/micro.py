@@ -1,7 +1,7 @@
-"""The functions on the hot list one by one: CPU nanoseconds per message, the best of many short measurements.
+"""Micro-benchmarks of the functions on the hot list: CPU nanoseconds per message, the best of many measurements.
 
-``python -m benchmarks.micro [WORD...]`` runs all, or those with one of the words in their name. The best and not the
-mean, because everything that disturbs a measurement makes it longer. The garbage collector stays on, as nsqd sets it.
+``python -m benchmarks.micro [WORD...]`` runs all, or those with one of the words in their name. It takes the best and
+not the mean, because disturbances only make a measurement longer. The garbage collector is set as in nsqd.
 """
 
 import os
@@ -52,7 +52,7 @@ _MPUB = _mpub(_BATCH)
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """`make` gives what is measured; one call of that handles so many `messages`."""
+    """`make` returns the function to measure; one call of it handles `messages` messages."""
 
     name: str
     messages: int
@@ -135,7 +135,7 @@ def _passing_frame_queue() -> Callable[[], object]:
 def _passing_flight() -> Callable[[], object]:
     in_flight = InFlight()
     factory = MessageIds(0)
-    # Ids that come again must have been forgotten meanwhile.
+    # The ids repeat, so each must have been removed meanwhile.
     batches = [_ids(factory) for _ in range(100)]
     deliveries = cycle([(ids, make_frames(ids, _NOW_NS, _BODIES)) for ids in batches])
 
@@ -181,7 +181,7 @@ def _session(
 
 
 class _WritesNothing(OsFiles):
-    """What the system does with what is written is another matter, and not the same twice."""
+    """Skips writes, because the time of the system call varies."""
 
     @staticmethod
     def pwrite(fd: int, data: Any, offset: int, /) -> int:
@@ -193,7 +193,7 @@ class _WritesNothing(OsFiles):
 
 
 def _answering(data: bytes, *, logged: bool = False) -> Callable[[], Callable[[], object]]:
-    """`logged`: through the log too, as far as the system call."""
+    """`logged`: includes the log, up to the system call."""
 
     def make() -> Callable[[], object]:
         folder, broker = _logged() if logged else (None, Broker(QueueLimits(mem_queue_size=2 * _FULL)))
@@ -205,7 +205,7 @@ def _answering(data: bytes, *, logged: bool = False) -> Callable[[], Callable[[]
             session.data_to_send(_NOW)
             if channel.depth > _FULL:
                 channel.empty()
-            return folder  # which goes with `run`
+            return folder  # kept alive with `run`
 
         return run
 
@@ -213,7 +213,7 @@ def _answering(data: bytes, *, logged: bool = False) -> Callable[[], Callable[[]
 
 
 def _posting(sessions: int, data: bytes) -> Callable[[], Callable[[], object]]:
-    """Each of so many producers says that within one turn, and is answered at its end; through the log."""
+    """`sessions` producers send data in one event-loop iteration and are answered at its end; includes the log."""
 
     def make() -> Callable[[], object]:
         folder, broker = _logged()
@@ -227,7 +227,7 @@ def _posting(sessions: int, data: bytes) -> Callable[[], Callable[[], object]]:
             publish_batch.settle()
             if channel.depth > _FULL:
                 channel.empty()
-            return folder  # which goes with `run`
+            return folder  # kept alive with `run`
 
         return run
 
@@ -243,7 +243,7 @@ def _producer(broker: Broker, publish_batch: PublishBatch) -> NsqdSession:
 
 
 def _logged() -> tuple[TemporaryDirectory[str], Broker]:
-    """A broker with logs, as far as the system call; they are in the folder."""
+    """A broker with logs in a folder, without the system calls."""
     folder = TemporaryDirectory()
     os.mkdir(our_folder(folder.name))
     storage = Storage(
@@ -253,9 +253,9 @@ def _logged() -> tuple[TemporaryDirectory[str], Broker]:
 
 
 def _delivering(batch: int, ready: int, *, watched: bool = False) -> Callable[[], Callable[[], object]]:
-    """Messages from the topic into a consumer and their FINs back; making the messages is part of it.
+    """Messages from the topic to a consumer, and their FINs; includes the creation of the messages.
 
-    `watched`: with percentiles of their latency.
+    `watched`: with latency percentiles.
     """
 
     def make() -> Callable[[], object]:

@@ -1,14 +1,14 @@
-"""The ratios to Go's nsqd that each scenario must reach (floor) and should reach (aim), and why it misses the aim.
+"""The ratios to Go's nsqd that each scenario must reach (floor) and should reach (aim), and reasons for missed aims.
 
-Every run measures the ratios. The reasons are written by hand and shown only where a run misses the aim. Check them
-again when the figure beside them has changed.
+Every run measures the ratios. The reasons are written by hand, and shown only if a run misses the aim. Check them again
+if the figure beside them changes.
 """
 
 from benchmarks.scenarios import Aim
 
 
 def _each(row: str, floor: float, aim: float, **why: str) -> dict[str, Aim]:
-    """One line of the table for several scenarios, each with its sentence. Hyphens of names are underscores here."""
+    """One row of the table for several scenarios, each with its reason. Hyphens in names are underscores here."""
     return {name.replace("_", "-"): Aim(row, floor, aim, sentence) for name, sentence in why.items()}
 
 
@@ -128,4 +128,4 @@ HEADLINES: dict[str, str] = {
     "p99 latency at 1 k/s and 10 k/s": "latency, 99th percentile (less is better)",
     "memory per idle connection": "memory of an idle connection (less is better)",
 }
-"""The rows in README.md, with a name that needs no explanation."""
+"""The rows in README.md, and their names there."""

@@ -1,8 +1,8 @@
-"""The loads nsqd is put under, as a table.
+"""The table of nsqd's scenarios.
 
-Every server is given the same, starts anew for every run, and has memory for all messages of a run, so that no figure
-depends on a disk, unless the scenario is about that. What is not drained is bounded by `MOST` messages, everything else
-by time.
+Every server gets the same load, is started anew for every run, and may keep all messages of a run in memory, so that
+figures do not depend on a disk unless the scenario measures it. Scenarios without consumers are limited to
+`MAX_MESSAGES`, the others by time.
 """
 
 from dataclasses import replace
@@ -10,13 +10,13 @@ from dataclasses import replace
 from benchmarks.nsqd_aims import AIMS
 from benchmarks.scenarios import Kind, Scenario, grouped, load_of
 
-MOST = 1_000_000
+MAX_MESSAGES = 1_000_000
 BACKLOG = 2_000_000
 BODY_SIZE = 200
-ENOUGH_SECONDS = 10.0
-"""For a 99th percentile at 1,000 a second: of fewer messages one hiccup of the machine makes it."""
+LATENCY_SECONDS = 10.0
+"""Long enough for a 99th percentile at 1,000 messages a second, which a single disturbance must not determine."""
 
-_MEMORY = (f"--mem-queue-size={MOST}",)
+_MEMORY = (f"--mem-queue-size={MAX_MESSAGES}",)
 _KILOBYTE = 1024
 
 
@@ -50,11 +50,11 @@ def _fan_out(channels: int) -> Scenario:
         channels=channels,
         consumers=1,
         rdy=2500,
-        most=min(MOST, 2 * MOST // channels),
+        most=min(MAX_MESSAGES, 2 * MAX_MESSAGES // channels),
     )
 
 
-# --- Through what lies between socket and session, and the generator's words for it -----------------------------------
+# --- TLS and compression, with the generator's flags ------------------------------------------------------------------
 
 _PIECES = 240
 
@@ -67,7 +67,7 @@ _LAYERS = {
 
 
 def _through(layer: str) -> tuple[Scenario, ...]:
-    """Publishing and consuming."""
+    """Scenarios that publish and consume over a layer."""
     loads: dict[str, dict[str, str | float]] = {
         "mpub-200x200": {"publish": "mpub", "batch": 200, "publishers": 4},
         "pub-pipelined": {"publish": "pub", "publishers": 2, "burst": 50, "outstanding": 2},
@@ -89,7 +89,7 @@ def _through(layer: str) -> tuple[Scenario, ...]:
 
 
 def _in_pieces(layer: str) -> Scenario:
-    """Publishing as programs in Go do, whose compressor writes to the socket each time it has so many bytes."""
+    """Publishing as by Go programs: their compressor writes to the socket in pieces of this size."""
     whole = _through(layer)[0]
     return replace(
         whole,
@@ -99,20 +99,20 @@ def _in_pieces(layer: str) -> Scenario:
     )
 
 
-# --- When, not how much -----------------------------------------------------------------------------------------------
+# --- Latency ----------------------------------------------------------------------------------------------------------
 
 
 def _latency(name: str, rate: int, *, buffered: bool = False, busy_poll: str = "") -> Scenario:
     how = "with nsqd's default output buffer" if buffered else "which turns output buffering off"
     flags = {} if buffered else {"unbuffered": "true"}
     load = load_of(publish="pub", rate=rate, consumers=1, rdy=100, **flags)
-    time = f"{ENOUGH_SECONDS:.0f} s or more"
+    time = f"{LATENCY_SECONDS:.0f} s or more"
     what = f"{rate:,} PUB a second for {time}, at a fixed rate, one consumer at RDY 100, {how}"
     ours: tuple[str, ...] = ()
     if busy_poll:
         ours = (f"--busy-poll-time={busy_poll}",)
         what = f"{what}; ours with {ours[0]}"
-    return Scenario(name, what, load, Kind.LATENCY, options=_MEMORY, ours=ours, least_seconds=ENOUGH_SECONDS)
+    return Scenario(name, what, load, Kind.LATENCY, options=_MEMORY, ours=ours, least_seconds=LATENCY_SECONDS)
 
 
 def _loaded(percent: int) -> Scenario:
@@ -128,7 +128,7 @@ def _loaded(percent: int) -> Scenario:
 
 
 def _delayed(name: str, what: str, **flags: str) -> Scenario:
-    # Go's nsqd looks every five seconds whether there are new channels with anything deferred.
+    # Go's nsqd looks for new channels with deferred messages every five seconds.
     load = load_of(rate=1000, consumers=1, rdy=2500, unbuffered="true", pause=6, **flags)
     return Scenario(
         name,
@@ -139,7 +139,7 @@ def _delayed(name: str, what: str, **flags: str) -> Scenario:
     )
 
 
-# --- At rest ----------------------------------------------------------------------------------------------------------
+# --- Idle connections -------------------------------------------------------------------------------------------------
 
 
 def _idle(connections: int) -> Scenario:
@@ -250,7 +250,7 @@ _ALL = (
         "Larger bodies",
         *(
             replace(_sync(10, f" of {size} KB", size=size * _KILOBYTE, most=most), name=f"pub-sync-10-{size}k")
-            for size, most in ((1, MOST // 2), (64, MOST // 100))
+            for size, most in ((1, MAX_MESSAGES // 2), (64, MAX_MESSAGES // 100))
         ),
         _scenario(
             "mpub-drained-1k",
@@ -261,7 +261,7 @@ _ALL = (
             consumers=2,
             rdy=2500,
             size=_KILOBYTE,
-            most=MOST // 2,
+            most=MAX_MESSAGES // 2,
         ),
         _scenario(
             "pub-drained-64k",
@@ -272,7 +272,7 @@ _ALL = (
             consumers=2,
             rdy=100,
             size=64 * _KILOBYTE,
-            most=MOST // 100,
+            most=MAX_MESSAGES // 100,
         ),
     ),
     *grouped(
@@ -314,12 +314,12 @@ _ALL = (
         Scenario(
             "drain-from-disk",
             "deliver-fin-rdy2500 with memory for 10,000 messages: a backlog that did not fit into memory",
-            load_of(prefill="true", consumers=2, rdy=2500, most=MOST // 2),
+            load_of(prefill="true", consumers=2, rdy=2500, most=MAX_MESSAGES // 2),
         ),
         Scenario(
             "deliver-fin-from-disk",
             "deliver-fin-rdy2500 without memory (`--mem-queue-size=0`): every message is read from the disk",
-            load_of(prefill="true", consumers=2, rdy=2500, most=MOST // 2),
+            load_of(prefill="true", consumers=2, rdy=2500, most=MAX_MESSAGES // 2),
             options=("--mem-queue-size=0",),
         ),
         Scenario(
@@ -349,7 +349,7 @@ _ALL = (
             "start-1000-topics",
             "a start on a data path with 1,000,000 messages in 1,000 topics with a channel each: until both listeners"
             " are open",
-            load_of(fill="true", topics=1000, most=MOST),
+            load_of(fill="true", topics=1000, most=MAX_MESSAGES),
             Kind.START,
         ),
     ),

@@ -1,4 +1,4 @@
-"""What `guard.py` sends nsqd: every way along the message path, in lockstep, so that a turn is the same every time."""
+"""The loads of `guard.py`: all variants of the message path, in lockstep, so that every round is the same."""
 
 import socket
 import struct
@@ -16,19 +16,22 @@ _ID = slice(4 + 4 + 8 + 2, 4 + 4 + 8 + 2 + 16)
 _BATCH = 200
 _BURST = 50
 _SECONDS = 300.0
-# In valgrind so much time passes that heartbeats would come in between.
+# valgrind is so slow that heartbeats would be sent in between.
 OPTIONS = ("--max-heartbeat-interval=1h", "--mem-queue-size=1000000")
 _IDENTITY = b'{"heartbeat_interval": 3600000}'
 _HELLO = b"  V2IDENTIFY\n" + struct.pack(">i", len(_IDENTITY)) + _IDENTITY
 
 
 Connect = Callable[[NsqdProcess, ExitStack], Callable[[], object]]
-"""Gives what sends the messages of a load once, and returns when nsqd has answered. The stack closes what it opens."""
+"""Connects, and returns a function that sends the messages of a load once and waits for the answers.
+
+The stack closes the connections.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """So many `messages`, each time they are sent."""
+    """A load of `messages` messages."""
 
     name: str
     messages: int
@@ -51,11 +54,11 @@ class _Connection:
 
     def message_ids(self, count: int) -> list[bytes]:
         data = self._received.read(_FRAME * count)
-        assert len(data) == _FRAME * count, "nsqd closes the connection"
+        assert len(data) == _FRAME * count, "nsqd closed the connection"
         return [data[at : at + _FRAME][_ID] for at in range(0, len(data), _FRAME)]
 
     def answers_http(self) -> None:
-        """Reads one answer, which must be OK."""
+        """Read an HTTP answer, which must be OK."""
         head = b""
         while line := self._received.readline().rstrip():
             head += line + b"\n"
@@ -76,7 +79,7 @@ def _mpub(topic: str) -> bytes:
 
 
 def _publishing(topic: str, command: bytes, commands: int, writes: int) -> Connect:
-    """So many `writes` of so many commands; the one channel keeps everything."""
+    """`writes` writes of `commands` commands each; the channel keeps all messages."""
 
     def connect(nsqd: NsqdProcess, stack: ExitStack) -> Callable[[], object]:
         nsqd.create_channel(topic, "c")
@@ -93,7 +96,7 @@ def _publishing(topic: str, command: bytes, commands: int, writes: int) -> Conne
 
 
 def _delivering(topic: str, ready: int, batches: int) -> Connect:
-    """Published by the 200, delivered and finished by as many as are ready for at once."""
+    """Messages published 200 at a time, and delivered and finished in batches of `ready`."""
 
     def connect(nsqd: NsqdProcess, stack: ExitStack) -> Callable[[], object]:
         nsqd.create_channel(topic, "c")

@@ -1,32 +1,32 @@
-"""CPU time of processes that come and go: a process with everything it started."""
+"""CPU time of a process and all its descendants, including ended ones."""
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
-# Columns of /proc/PID/stat behind the name: user and system time, and those of children that were waited for.
+# Columns of /proc/PID/stat after the name: user and system time, and those of children that were waited for.
 _PARENT, _OWN, _OF_ENDED = 1, slice(11, 13), slice(13, 15)
 
 ENDED = ""
-"""Instead of the name of a program: those that have ended, whatever they were."""
+"""The key for processes that have ended, instead of a program's name."""
 
 
 def cpu_by_program(root: int) -> dict[str, float]:
-    """Seconds of `root` and all its descendants by the name of the program, or `ENDED`."""
+    """CPU seconds of `root` and its descendants, by program name or `ENDED`."""
     spent = {ENDED: 0.0}
     for pid in descendants(root):
         try:
             name, columns = _stat(pid)
-        except FileNotFoundError:  # gone meanwhile: its parent has its time
+        except FileNotFoundError:  # it has ended, and its time counts for its parent
             continue
-        for whose, times in ((name, _OWN), (ENDED, _OF_ENDED)):
-            spent[whose] = spent.get(whose, 0.0) + sum(map(int, columns[times])) / _TICKS_PER_SECOND
+        for program, times in ((name, _OWN), (ENDED, _OF_ENDED)):
+            spent[program] = spent.get(program, 0.0) + sum(map(int, columns[times])) / _TICKS_PER_SECOND
     return spent
 
 
 def descendants(root: int) -> list[int]:
-    """`root`, and all processes under it."""
+    """The process ids of `root` and its descendants."""
     children: dict[int, list[int]] = {}
     for pid, parent in _parents():
         children.setdefault(parent, []).append(pid)

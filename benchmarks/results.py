@@ -1,4 +1,4 @@
-"""The result as Markdown that is also readable in a terminal: what was measured where, then a table for each group."""
+"""Renders a result as Markdown that is also readable in a terminal: circumstances, then a table for each group."""
 
 import os
 from collections.abc import Collection, Mapping, Sequence
@@ -20,7 +20,7 @@ _LIMITED = (Kind.THROUGHPUT, Kind.QUESTIONS, Kind.REGISTRATION)
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """`command` repeats the run, `entries` are its parts; `left_out` says of scenarios why this machine cannot."""
+    """How a result was made. `command` repeats it, `entries` are its runs, `left_out` has reasons by scenario."""
 
     command: str
     effort: Effort
@@ -55,7 +55,7 @@ def render(
 
 
 def standings_of(servers: Sequence[Server], results: Results) -> dict[str, list[Standing]]:
-    """Where each of ours stands beside the peer, if there is one: the second server. The compiled ours are others."""
+    """The results of each of our servers against the peer, the second server, if there is one."""
     ours = [number for number, server in enumerate(servers) if number != 1 and (server.ours or not number)]
     found = {servers[number].name: standings(results, number) for number in ours} if len(servers) > 1 else {}
     return found if any(found.values()) else {}
@@ -98,7 +98,7 @@ def _preamble(
 
 
 def _what_was_done(entries: Sequence[Entry], results: Results) -> str:
-    """With the commit of each where there are several: a measurement was broken off, or partly repeated."""
+    """The dates and commits; per scenario if there are several commits, after an interruption or a repetition."""
     several = len({entry.commit for entry in entries}) > 1
     lines = []
     for scenario in results:
@@ -149,7 +149,7 @@ def _table(columns: Sequence[Column], servers: Sequence[Server], results: Result
 
 
 def table(rows: Sequence[Sequence[str]], words: Collection[int] = (0, 1)) -> str:
-    """The first row is the head; `words` are the columns without numbers."""
+    """A Markdown table. The first row is the head; `words` are the columns without numbers."""
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     lines = [_line(row, widths, words) for row in rows]
     rule = [

@@ -1,11 +1,11 @@
-"""What a scenario is: how the generator in ``load/`` is called, what the server is told, what is asked of it."""
+"""Definition of scenarios: flags of the generator in ``load/``, options of the server, and aims."""
 
 from dataclasses import dataclass, replace
 from enum import Enum
 
 
 class Kind(Enum):
-    """Which figures a scenario is about, and so which columns its table has."""
+    """The kind of a scenario determines the columns of its table."""
 
     THROUGHPUT = "throughput"
     LATENCY = "latency"
@@ -18,11 +18,11 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """What is asked of a scenario beside Go's nsqd: `floor` must be reached, `aim` is meant to be; `row` says of what.
+    """The target of a scenario relative to Go's nsqd: `floor` must be reached, `aim` should be; `row` names it.
 
     Both are ratios of each of `figures`, where above 1 is better than Go's; with `less_is_better` they are ours divided
-    by Go's. With `longest_ms` the aim also wants our longest latency to be at most so many milliseconds, whatever Go's
-    is. `why` is a sentence for the result as long as the aim is not reached.
+    by Go's. With `longest_ms` the aim also limits our longest latency, in milliseconds. `why` is shown in the result
+    while the aim is missed.
     """
 
     row: str
@@ -36,11 +36,11 @@ class Aim:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`load` are flags of the generator. `what` is a sentence for the result. With `tls` nsqd has a certificate,
-    with `auth` an auth server, which is part of the generator.
+    """A scenario. `load` has flags of the generator, `what` is its description in the result. With `tls` nsqd has a
+    certificate, with `auth` an auth server, which is part of the generator.
 
-    `ours` are options that only our daemon knows. `least_seconds` is how long a run takes at least. `connections` are
-    what the server and the generator need descriptors for.
+    `ours` are options that only our daemon has. `least_seconds` is the minimum length of a run. `connections` is the
+    number of connections for which server and generator need descriptors.
     """
 
     name: str
@@ -58,10 +58,10 @@ class Scenario:
 
 
 def load_of(**flags: str | float) -> tuple[str, ...]:
-    """Flags of the generator."""
+    """Format flags of the generator."""
     return tuple(f"-{name}={value}" for name, value in flags.items())
 
 
 def grouped(title: str, *scenarios: Scenario) -> tuple[Scenario, ...]:
-    """Scenarios of one kind, which have a table of their own under this heading."""
+    """Put scenarios of one kind into a table under this heading."""
     return tuple(replace(scenario, group=title) for scenario in scenarios)

@@ -1,10 +1,10 @@
-"""The Spark source beside pynsq's reader, and beside itself without a spool: messages per second, and the CPU of each.
+"""Compare the Spark source with pynsq's reader, and with itself without a spool: messages per second and CPU time.
 
-    .venv/bin/python -m benchmarks.spark             a table, ready for RESULTS-spark.md
+    .venv/bin/python -m benchmarks.spark             a table for RESULTS-spark.md
 
-One Spark session for all runs, so that its compilers have done their work; every run has nsqd of its own that hold all
-messages when it starts. CPU time is that of a whole query with its start: of the JVM, of Python (workers, and the
-process that plans), and of nsqd, by process tree.
+All runs share one Spark session, so that its code is compiled. Every run has its own nsqd, which have all messages
+before it starts. CPU time is that of a whole query with its start, by process tree: of the JVM, of Python (workers and
+the planning process), and of nsqd.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 _SIZE = 200
 _PUBLISHED_TOGETHER = 500
 _ALIKE = (b"x" * _SIZE,) * _PUBLISHED_TOGETHER
-# As many bytes, but no two neighbours of one size: a task decodes those another way.
+# The same number of bytes, but neighbours differ in size, which tasks decode in another way.
 _MIXED = tuple(b"x" * (_SIZE // 2 + number * 71 % (_SIZE + 1)) for number in range(_PUBLISHED_TOGETHER))
 _TOPIC, _CHANNEL = "t", "c"
 _PYNSQ = "pynsq 0.9.1"
@@ -58,7 +58,7 @@ SUBJECTS = (
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """`seconds` are those of the micro-batches; CPU seconds by who spent them."""
+    """`seconds` are those of the micro-batches; CPU seconds are by program."""
 
     messages: int
     seconds: float
@@ -83,8 +83,8 @@ class Session:
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.pid = process.pid
-        assert process.stdin is not None, "it is a pipe"
-        assert process.stdout is not None, "it is a pipe"
+        assert process.stdin is not None, "opened as a pipe"
+        assert process.stdout is not None, "opened as a pipe"
         self._input, self._output = process.stdin, process.stdout
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def session(master: str) -> Iterator[Session]:
 
 @contextmanager
 def full_nsqds(command: str, number: int, messages: int, bodies: Sequence[bytes]) -> Iterator[list[NsqdProcess]]:
-    """So many nsqd that have `messages` between them, these bodies again and again."""
+    """Start `number` nsqd that have `messages` messages in all, with these bodies repeated."""
     from nsq_compat.client import Producer
 
     share = messages // number
@@ -129,7 +129,7 @@ def full_nsqds(command: str, number: int, messages: int, bodies: Sequence[bytes]
 
 
 def measure(session: Session, subject: Subject, options: argparse.Namespace, messages: int) -> Run:
-    """One query over everything fresh nsqd hold. Raises ``RuntimeError`` unless each message came once."""
+    """Run a query over all messages of new nsqd. Raises ``RuntimeError`` unless each arrives once."""
     with (
         full_nsqds(options.nsqd, options.nsqds, messages, subject.bodies) as nsqds,
         tempfile.TemporaryDirectory() as folder,
@@ -150,12 +150,12 @@ def measure(session: Session, subject: Subject, options: argparse.Namespace, mes
         after = _cpu(session, nsqds)
         if report["rows"] != messages:
             raise RuntimeError(f"{subject.name}: {report['rows']} rows of {messages} messages")
-    return Run(messages, report["batch_seconds"], {who: after[who] - before[who] for who in after})
+    return Run(messages, report["batch_seconds"], {program: after[program] - before[program] for program in after})
 
 
 def _cpu(session: Session, nsqds: Sequence[NsqdProcess]) -> dict[str, float]:
     spark = cpu_by_program(session.pid)
-    # What has ended was Python: workers, and for every query the process that plans it.
+    # Ended processes were Python: workers, and the planning process of each query.
     jvm = spark.pop("java", 0.0)
     nsqd = sum(sum(cpu_by_program(each.pid).values()) for each in nsqds)
     return {"JVM": jvm, "Python": sum(spark.values()), "nsqd": nsqd}
@@ -179,7 +179,7 @@ def table(results: dict[str, list[Run]]) -> str:
     for name, runs in results.items():
         rates = [run.rate for run in runs]
         rate = statistics.median(rates)
-        programs = [statistics.median(run.cpu_us(who) for run in runs) for who in _PROGRAMS]
+        programs = [statistics.median(run.cpu_us(program) for run in runs) for program in _PROGRAMS]
         lines.append(
             f"| {name} | {rate:,.0f} | {(max(rates) - min(rates)) / rate:.0%} | **{rate / baseline:.1f}** "
             f"| {median(runs, lambda run: run.cpu_us()):.2f} | "
@@ -190,7 +190,7 @@ def table(results: dict[str, list[Run]]) -> str:
 
 
 def cost_of_the_spool(results: dict[str, list[Run]], sink: str) -> str:
-    """How much more CPU it takes to read with it than without."""
+    """The ratio of CPU time with the spool to that without."""
     with_it, without = results[sink], results[f"{sink}, no spool"]
     of_all = median(with_it, lambda run: run.cpu_us()) / median(without, lambda run: run.cpu_us())
     of_python = median(with_it, lambda run: run.cpu_us("Python")) / median(without, lambda run: run.cpu_us("Python"))
@@ -199,16 +199,16 @@ def cost_of_the_spool(results: dict[str, list[Run]], sink: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.spark", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--nsqd", default=installed_nsqd(), help="command line of the nsqd that serve")
-    parser.add_argument("--nsqds", type=int, default=2, help="how many of them")
+    parser.add_argument("--nsqd", default=installed_nsqd(), help="command line of the nsqd to read from")
+    parser.add_argument("--nsqds", type=int, default=2, help="number of nsqd")
     parser.add_argument("--master", default="local[2]")
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--pynsq-messages", type=int, default=100_000)
     parser.add_argument("--per-trigger", type=int, default=250_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--warm-ups", type=int, default=2, help="rounds of half as many messages that do not count")
+    parser.add_argument("--warm-ups", type=int, default=2, help="rounds with half the messages that are not counted")
     parser.add_argument(
-        "--patience", type=float, default=0.0, help="wait so long before each run until nobody else works"
+        "--patience", type=float, default=0.0, help="longest wait before each run for the machine to be idle"
     )
     options = parser.parse_args()
     results: dict[str, list[Run]] = {name: [] for name in (*(subject.name for subject in SUBJECTS), _PYNSQ)}
@@ -217,9 +217,9 @@ def main() -> None:
             measure(spark, subject, options, options.messages // 2)
         for _ in range(options.rounds):
             for subject in SUBJECTS:
-                machine.await_rest(options.patience)
+                machine.wait_until_idle(options.patience)
                 results[subject.name].append(measure(spark, subject, options, options.messages))
-            machine.await_rest(options.patience)
+            machine.wait_until_idle(options.patience)
             results[_PYNSQ].append(measure_pynsq(options))
     print(f"- Date: {datetime.now(UTC):%Y-%m-%d %H:%M} UTC, commit {machine.commit()}")
     print(f"- Machine: {machine.cpu()}, {os.cpu_count()} CPUs, {machine.memory()}, {machine.system()}")

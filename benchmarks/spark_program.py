@@ -1,7 +1,7 @@
-"""A Spark session that runs queries for `benchmarks.spark`: a line of JSON in, one out.
+"""A Spark session that runs queries for `benchmarks.spark`: a line of JSON in, a line out.
 
-`nsq-direct` is for comparison only: it reads NSQ as `nsq` does, but without a spool. What is finished and not yet
-written when something dies, is lost.
+`nsq-direct` is for comparison only: it reads NSQ as `nsq` does, but without a spool. A crash loses messages that are
+finished and not yet written.
 """
 
 import json
@@ -43,7 +43,7 @@ class DirectReader(NsqStreamReader):
 
 
 def _received(share: Share, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """The messages of a task, by the chunk."""
+    """Yield the messages of a task, in chunks."""
     origin = Origin(share.topic, options.channel, share.nsqd)
     with NsqConnection(share.nsqd, options) as connection:
         connection.subscribe(share.topic, options.channel)
@@ -65,7 +65,7 @@ def _received(share: Share, options: ReadOptions) -> Iterator[pa.RecordBatch]:
 
 
 def run(spark: SparkSession, asked: dict[str, Any]) -> dict[str, float]:
-    """Run a query until nothing waits: rows, the seconds of its micro-batches, and the seconds of all of it."""
+    """Run a query until no message waits; returns rows, seconds of its micro-batches, and total seconds."""
     began = time.monotonic()
     writer = spark.readStream.format(asked["format"]).options(**asked["options"]).load().writeStream
     writer = writer.format(asked["sink"]).option("checkpointLocation", f"{asked['folder']}/checkpoint")

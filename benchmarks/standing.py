@@ -1,8 +1,8 @@
-"""What much that waits costs: the time to start with it on disk, CPU and memory while nobody does anything.
+"""The costs of many topics and deferred messages: start-up time, and CPU and memory while idle.
 
-``python -m benchmarks.standing`` makes topics with a channel each and deferred messages, leaves nsqd alone for a while,
-kills it, starts it again, stops it and starts it once more. Prints the result, and writes it where ``--out`` says. For
-our nsqd only: Go's forgets deferred messages when it is killed.
+``python -m benchmarks.standing`` creates topics with a channel each and deferred messages, lets nsqd idle, kills it,
+starts it, stops it, and starts it once more. Prints the result, and writes it to ``--out``. For our nsqd only, because
+Go's loses deferred messages when it is killed.
 """
 
 import argparse
@@ -30,14 +30,14 @@ from nsq_conformance.daemon_process import DaemonFailed
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 
 _PATIENCE = 120.0
-_REST = 60.0  # checkpoints come after twenty times what the last ones took
+_REST = 60.0  # checkpoints are written at intervals of twenty times their duration
 _PIPELINED = 1000
 _AN_HOUR_MS = 3_600_000
 _OK = struct.pack(">ii", 6, 0) + b"OK"
 
 
 class Nsqd(NsqdProcess):
-    """One to be measured, for whom a busy machine is no reason to give up."""
+    """The measured nsqd, with a long start timeout for busy machines."""
 
     def __enter__(self) -> Self:
         return self.start(_PATIENCE)
@@ -54,17 +54,15 @@ class Nsqd(NsqdProcess):
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.standing", description=__doc__)
     parser.add_argument("--nsqd", default=installed_nsqd(), help="command line of the nsqd to measure (default: ours)")
-    parser.add_argument("--topics", type=int, default=10_000, help="with a channel each (default: 10000)")
-    parser.add_argument("--deferred", type=int, default=50_000, help="messages, in one of them (default: 50000)")
+    parser.add_argument("--topics", type=int, default=10_000, help="topics with a channel each (default: 10000)")
+    parser.add_argument("--deferred", type=int, default=50_000, help="deferred messages, in one topic (default: 50000)")
     parser.add_argument(
         "--stop-topics",
         type=int,
         default=20_000,
-        help="topics of the nsqd whose stop is measured alone (default: 20000)",
+        help="topics for the separate measurement of a stop (default: 20000)",
     )
-    parser.add_argument(
-        "--seconds", type=float, default=20.0, help="how long to leave it alone each time (default: 20)"
-    )
+    parser.add_argument("--seconds", type=float, default=20.0, help="length of each idle period (default: 20)")
     parser.add_argument("--out", type=Path, help="file for the result")
     return parser.parse_args()
 
@@ -96,7 +94,7 @@ def defer_messages(nsqd: Nsqd, topic: str, count: int) -> None:
 
 
 def settle(nsqd: Nsqd) -> None:
-    """Return when what it put off is done."""
+    """Wait until postponed work is done."""
     deadline = time.monotonic() + _PATIENCE
     while time.monotonic() < deadline:
         before = nsqd.cpu_seconds
@@ -105,26 +103,26 @@ def settle(nsqd: Nsqd) -> None:
             return
 
 
-def leave_alone(nsqd: Nsqd, seconds: float) -> str:
-    """The CPU it takes meanwhile."""
+def idle(nsqd: Nsqd, seconds: float) -> str:
+    """Let nsqd idle; returns its CPU use."""
     before = nsqd.cpu_seconds
     time.sleep(seconds)
     return f"{(nsqd.cpu_seconds - before) / seconds:.2%}"
 
 
 def start_again(stack: ExitStack, command: str, data_path: Path, topic: str, deferred: int) -> tuple[Nsqd, str]:
-    """Until both listeners are open; everything has to be there then."""
+    """Start nsqd and check that all messages exist; returns it and the time until both listeners are open."""
     began = time.monotonic()
     nsqd = stack.enter_context(Nsqd(command, data_path))
     seconds = time.monotonic() - began
     found = nsqd.channel_stats(topic, "c")["deferred_count"]
     if found != deferred:
-        sys.exit(f"benchmarks.standing: of {deferred} deferred messages {found} are left")
+        sys.exit(f"benchmarks.standing: {found} of {deferred} deferred messages are left")
     return nsqd, f"{seconds:.1f} s"
 
 
 def measure(arguments: argparse.Namespace, data_path: Path) -> Iterator[tuple[str, str]]:
-    """What was measured, as it is."""
+    """Yield each figure as it is measured."""
     topic = f"topic{arguments.topics - 1}"
     with ExitStack() as stack:
         nsqd = stack.enter_context(Nsqd(arguments.nsqd, data_path))
@@ -133,13 +131,13 @@ def measure(arguments: argparse.Namespace, data_path: Path) -> Iterator[tuple[st
         defer_messages(nsqd, topic, arguments.deferred)
         yield "RSS with all of them", f"{nsqd.resident_bytes / 2**20:.0f} MiB"
         settle(nsqd)
-        yield "idle CPU", leave_alone(nsqd, arguments.seconds)
+        yield "idle CPU", idle(nsqd, arguments.seconds)
         nsqd.kill()
         nsqd, took = start_again(stack, arguments.nsqd, data_path, topic, arguments.deferred)
         yield "start after kill -9", took
         yield "RSS after it", f"{nsqd.resident_bytes / 2**20:.0f} MiB"
         settle(nsqd)
-        yield "idle CPU after it", leave_alone(nsqd, arguments.seconds)
+        yield "idle CPU after it", idle(nsqd, arguments.seconds)
         began = time.monotonic()
         nsqd.stop(_PATIENCE)
         yield "clean stop", f"{time.monotonic() - began:.1f} s"
@@ -148,7 +146,7 @@ def measure(arguments: argparse.Namespace, data_path: Path) -> Iterator[tuple[st
 
 
 def measure_stop(arguments: argparse.Namespace, data_path: Path) -> Iterator[tuple[str, str]]:
-    """Of an nsqd with many topics and nothing in them: Go's too."""
+    """Measure the stop of an nsqd with many empty topics; works with Go's too."""
     with Nsqd(arguments.nsqd, data_path) as nsqd:
         make_topics(nsqd, arguments.stop_topics)
         began = time.monotonic()

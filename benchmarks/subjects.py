@@ -1,4 +1,4 @@
-"""The daemons that can be measured: how each is started and loaded, and where its result goes."""
+"""The subjects of measurements: how each daemon is started and loaded, and the page of its result."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmarks.bystander_scenarios import BYSTANDER_SCENARIOS
 from benchmarks.lookupd_scenarios import LOOKUPD_SCENARIOS
-from benchmarks.nsqd_scenarios import BODY_SIZE, MOST, SCENARIOS
+from benchmarks.nsqd_scenarios import BODY_SIZE, MAX_MESSAGES, SCENARIOS
 from benchmarks.scenarios import Scenario
 from nsq_conformance.certificates import Certificates
 from nsq_conformance.daemon_process import DaemonProcess, own_host
@@ -19,7 +19,7 @@ _AUTH_PORT = 4180
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A command line to compare, under the name the result gives it; whether it is one of `ours`."""
+    """A command line to measure, and its name in the result. `ours`: whether it is one of ours."""
 
     name: str
     command: str
@@ -28,8 +28,8 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """`name` is the word of the command, `about` its help. `words` are the generator's first; `effort` says of a run
-    what the scenarios do not. `in_readme`: README.md and docs/benchmarks.md show its floors and aims.
+    """`name` is the command's word, `about` its help. `words` are the generator's first arguments. `effort` describes
+    runs in the result. `in_readme`: README.md and docs/benchmarks.md show its floors and aims.
     """
 
     name: str
@@ -65,8 +65,8 @@ SUBJECTS = {
             "nsqd",
             SCENARIOS,
             _nsqd,
-            (f"-size={BODY_SIZE}", f"-most={MOST}"),
-            f"bodies of {BODY_SIZE} bytes, at most {MOST:,} messages a run, unless the scenario says otherwise",
+            (f"-size={BODY_SIZE}", f"-most={MAX_MESSAGES}"),
+            f"bodies of {BODY_SIZE} bytes, at most {MAX_MESSAGES:,} messages a run, unless the scenario says otherwise",
             _HERE / "RESULTS.md",
             in_readme=True,
         ),

@@ -103,7 +103,7 @@ def subscribed(nsqd: NsqdProcess, topic: str, consumer: Running) -> dict[str, An
                 return clients[0]
         except LookupError:
             pass
-        assert time.monotonic() < deadline, "nobody has subscribed"
+        assert time.monotonic() < deadline, "no client has subscribed"
         time.sleep(0.02)
     raise AssertionError(consumer.report())
 

@@ -168,7 +168,7 @@ def test_errors_are_those_of_nsq(
 
 
 def test_an_unknown_topic_is_an_upstream_error(cluster: Cluster) -> None:
-    status, message = cluster.refusal("GET", "/api/topics/nobody.knows")
+    status, message = cluster.refusal("GET", "/api/topics/not.known")
     assert status == 502
     assert message.startswith("UPSTREAM_ERROR: failed to query any nsqlookupd: got response 404 Not Found")
 

@@ -294,7 +294,7 @@ def test_an_option_is_shown(nsqd: NsqdProcess, name: str, value: bytes) -> None:
 
 
 def test_an_unknown_option(nsqd: NsqdProcess) -> None:
-    answer = nsqd.asks("GET", "/config/nobody")
+    answer = nsqd.asks("GET", "/config/unknown")
     assert (answer.status, answer.json()) == (400, {"message": "INVALID_OPTION"})
 
 

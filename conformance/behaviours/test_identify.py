@@ -153,7 +153,7 @@ def test_a_heartbeat_interval_that_is_granted(client: RawClient, interval: int) 
 TAKEN = {
     "null instead of an object": b"null",
     "space around the object": b" \r\n\t{} ",
-    "unknown fields": b'{"fields":["nobody","knows"],"x":{"y":null}}',
+    "unknown fields": b'{"fields":["not","known"],"x":{"y":null}}',
     "null for a field": b'{"client_id":null,"heartbeat_interval":null}',
     "a field twice, of which the last counts": b'{"sample_rate":5,"sample_rate":6}',
     "bytes that are not UTF-8": b'{"client_id":"\xff"}',

@@ -289,7 +289,7 @@ def test_deleting_an_unknown_topic_is_no_error(nsqlookupd: NsqlookupdProcess) ->
 
 
 def test_an_unknown_topic_has_no_channels(nsqlookupd: NsqlookupdProcess) -> None:
-    assert nsqlookupd.get("/channels", topic="nobody") == {"channels": []}
+    assert nsqlookupd.get("/channels", topic="unknown") == {"channels": []}
 
 
 REFUSED = {
@@ -305,7 +305,7 @@ REFUSED = {
     "an unknown channel to delete": ("POST", "/channel/delete?topic=t&channel=unknown", 404, "CHANNEL_NOT_FOUND"),
     "a tombstone for no topic": ("POST", "/topic/tombstone?node=n:1", 400, "MISSING_ARG_TOPIC"),
     "a tombstone for no node": ("POST", "/topic/tombstone?topic=t", 400, "MISSING_ARG_NODE"),
-    "an unknown path": ("GET", "/nobody", 404, "NOT_FOUND"),
+    "an unknown path": ("GET", "/unknown", 404, "NOT_FOUND"),
     "a wrong method": ("POST", "/lookup", 405, "METHOD_NOT_ALLOWED"),
 }
 

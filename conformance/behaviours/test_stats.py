@@ -166,13 +166,13 @@ def test_a_consumer_is_known_by_its_address_and_protocol(client: RawClient, nsqd
 
 
 def test_an_unknown_topic_is_null(nsqd: NsqdProcess) -> None:
-    document = nsqd.stats_document(topic="nobody")
+    document = nsqd.stats_document(topic="unknown")
     assert (document["topics"], document["producers"]) == (None, None)
 
 
 def test_an_unknown_channel_leaves_no_topic(nsqd: NsqdProcess, topic: str) -> None:
     nsqd.create_channel(topic, "ch")
-    assert nsqd.stats_document(topic=topic, channel="nobody")["topics"] == []
+    assert nsqd.stats_document(topic=topic, channel="unknown")["topics"] == []
 
 
 def test_one_channel_can_be_selected(nsqd: NsqdProcess, topic: str) -> None:
@@ -250,7 +250,7 @@ def test_the_text_marks_paused_topics_and_channels(nsqd: NsqdProcess, topic: str
 
 
 def test_the_text_says_when_there_are_no_topics(nsqd: NsqdProcess) -> None:
-    shown = text(nsqd, "?topic=nobody")
+    shown = text(nsqd, "?topic=unknown")
     assert "\nTopics: None\n" in shown
     assert shown.endswith("\nProducers: None\n")
 

@@ -1,6 +1,6 @@
 """A differential fuzzer: the same random sessions with two nsqd, and the differences in their answers.
 
-    acts           the steps of a session: send, wait, answer a message, send an HTTP request
+acts           the steps of a session: send, wait, answer a message, send an HTTP request
 streams        generates acts from a seed, with `commands`, `requests`, `mistakes` and the `vocabulary`
 conversation   the acts generated so far; `account` models the resulting state of nsqd
 playing        plays acts on one nsqd, over `lines` (TCP) and `asking` (HTTP), and records its answers

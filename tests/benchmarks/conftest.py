@@ -1,4 +1,4 @@
-"""The load generator, built once, and one of our nsqd for all scenarios that want the same options."""
+"""Fixtures: the load generator, built once, and one nsqd for all scenarios with the same options."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -36,6 +36,6 @@ def nsqd_for(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Sce
 
 
 def _delete_topics(daemon: DaemonProcess) -> None:
-    """Some runs leave theirs to the end of their nsqd."""
+    """Delete topics, because some runs leave theirs."""
     for topic in daemon.asks("GET", "/stats?format=json").json()["topics"] or ():
         assert daemon.asks("POST", f"/topic/delete?topic={topic['topic_name']}").status == 200

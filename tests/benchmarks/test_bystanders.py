@@ -1,4 +1,4 @@
-"""The quiet client beside abuse: every kind of abuse runs, and a run that was not correct has no figures."""
+"""The quiet client beside abuse: every kind of abuse runs, and an incorrect run has no figures."""
 
 import shlex
 import sys
@@ -16,7 +16,7 @@ from benchmarks.subjects import SUBJECTS, Server
 from nsq_conformance.daemon_process import DaemonProcess
 
 BYSTANDER = SUBJECTS["bystander"]
-# Of flags that are there twice the last one counts.
+# Of repeated flags, the last one counts.
 BRIEF = load_of(count=400, within="500ms", pause="0s", seconds=0.2)
 
 BUSY_TOPIC = """
@@ -63,7 +63,7 @@ def patched_nsqd(tmp_path: Path, text: str) -> Server:
 
 
 @pytest.mark.parametrize("scenario", BYSTANDER_SCENARIOS, ids=lambda scenario: scenario.name)
-def test_a_quiet_client_is_measured_beside_each_abuse(
+def test_a_quiet_client_is_measured_beside_each_kind_of_abuse(
     scenario: Scenario, generator: Path, nsqd_for: Callable[[Scenario], DaemonProcess]
 ) -> None:
     figures = load(generator, BYSTANDER, nsqd_for(scenario), (*scenario.load, *BRIEF), scenario.name)
@@ -81,30 +81,28 @@ def test_all_deferred_messages_count_as_the_abuse(
     assert figures.abuses == 400
 
 
-def test_an_event_loop_that_is_held_shows_in_the_latency_of_the_quiet_client(generator: Path, tmp_path: Path) -> None:
+def test_a_blocked_event_loop_shows_in_the_latency_of_the_quiet_client(generator: Path, tmp_path: Path) -> None:
     scenario = Scenario("busy", "", (*load_of(abuse="mpub"), *BRIEF), Kind.BYSTANDER)
     held = patched_nsqd(tmp_path, BUSY_TOPIC)
     figures = measure(generator, BYSTANDER, held, scenario, Effort(seconds=0.2, rounds=1, seed=1), 0)
     assert figures.longest_ms > 150
-    # Messages that were to be sent meanwhile were sent, and waited too: more than one in a hundred.
+    # Messages due meanwhile were sent and waited too: more than one in a hundred.
     assert figures.p99 > 100_000
 
 
-def test_abuse_that_was_not_accepted_has_no_figures(generator: Path, tmp_path: Path) -> None:
+def test_refused_abuse_has_no_figures(generator: Path, tmp_path: Path) -> None:
     scenario = Scenario("wrong", "", (*load_of(abuse="mpub"), *BRIEF), Kind.BYSTANDER)
     broken = patched_nsqd(tmp_path, REFUSED_PUBLISHES)
     with pytest.raises(RunFailed, match="wrong: mpub: .* messages were answered, the server says"):
         measure(generator, BYSTANDER, broken, scenario, Effort(seconds=0.2, rounds=1, seed=1), 0)
 
 
-def test_an_unknown_abuse_is_refused_in_a_sentence(
-    generator: Path, nsqd_for: Callable[[Scenario], DaemonProcess]
-) -> None:
+def test_an_unknown_abuse_is_refused(generator: Path, nsqd_for: Callable[[Scenario], DaemonProcess]) -> None:
     with pytest.raises(RunFailed, match='no such abuse: "rudeness"'):
         load(generator, BYSTANDER, nsqd_for(BYSTANDER_SCENARIOS[0]), load_of(abuse="rudeness"), "wrong")
 
 
-def test_every_abuse_has_the_floor_of_gos_p99_and_the_aim_of_ten_milliseconds() -> None:
+def test_every_abuse_has_gos_p99_as_floor_and_ten_milliseconds_as_aim() -> None:
     asked = [scenario.aim for scenario in BYSTANDER_SCENARIOS if scenario.name != "bystander-alone"]
     assert all(aim is not None and (aim.figures, aim.floor, aim.longest_ms) == (("p99",), 1.0, 10.0) for aim in asked)
     assert BYSTANDER_SCENARIOS[0].aim is None

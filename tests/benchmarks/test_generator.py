@@ -1,4 +1,4 @@
-"""The generator has no figures of an nsqd that is wrong."""
+"""The generator reports no figures for an incorrect nsqd."""
 
 import shlex
 import sys
@@ -35,7 +35,7 @@ main()
     ],
     ids=["early", "twice", "twice by a thread"],
 )
-def test_a_wrong_nsqd_has_no_figures(
+def test_an_incorrect_nsqd_has_no_figures(
     bodies: str, defer: str, load: tuple[str, ...], said: str, generator: Path, tmp_path: Path
 ) -> None:
     program = tmp_path / "broken"

@@ -1,4 +1,4 @@
-"""The guard fails when the message path is made slower on purpose, and passes when it is not."""
+"""The guard fails if the message path is made slower on purpose, and passes otherwise."""
 
 import json
 import shlex
@@ -10,10 +10,10 @@ import pytest
 from benchmarks import guard
 from benchmarks.path_loads import LOADS
 
-# Real counts take seconds in valgrind: two ways along the path are enough here.
+# Counting in valgrind takes seconds per load: two loads are enough here.
 SOME = tuple(load for load in LOADS if load.name in {"PUB, each awaits its OK", "MPUB of 200, delivered at RDY 1, FIN"})
 
-# A third more for each publish: the sum of so many numbers.
+# Makes each publish about a third more expensive.
 SLOWED = """
 from nsq_compat.queue.topic import Topic
 
@@ -40,14 +40,14 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.timeout(600)
-def test_it_passes_and_fails_when_every_publish_is_made_slower(
+def test_the_guard_passes_and_fails_if_every_publish_is_made_slower(
     record: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     guard.main(["--file", str(record)])
     assert "PUB, each awaits its OK" in capsys.readouterr().out
     program = tmp_path / "slowed"
     program.write_text(SLOWED)
-    with pytest.raises(SystemExit, match=r"PUB, each awaits its OK: \S+ loops a message, recorded were"):
+    with pytest.raises(SystemExit, match=r"PUB, each awaits its OK: \S+ loops per message, recorded"):
         guard.main(["--nsqd", shlex.join([sys.executable, str(program)]), "--file", str(record)])
 
 
@@ -55,25 +55,25 @@ def cost(loops: float, system_calls: float = 5.0) -> dict[str, float]:
     return {"loops": loops, "system_calls": system_calls}
 
 
-def test_a_cost_has_grown_from_fifteen_percent_on() -> None:
+def test_a_cost_has_grown_above_fifteen_percent() -> None:
     assert guard.grown({"PUB": cost(1.0)}, {"PUB": cost(1.14)}) == []
     (sentence,) = guard.grown({"PUB": cost(1.0)}, {"PUB": cost(1.16)})
-    assert sentence == "PUB: 1.16 loops a message, recorded were 1: 1.16 times"
+    assert sentence == "PUB: 1.16 loops per message, recorded 1: 1.16 times"
 
 
 def test_system_calls_are_a_cost_too() -> None:
     (sentence,) = guard.grown({"PUB": cost(1.0, 5)}, {"PUB": cost(1.0, 6)})
-    assert "6 system calls a message, recorded were 5" in sentence
+    assert "6 system calls per message, recorded 5" in sentence
 
 
-def test_system_calls_that_come_with_time_are_none() -> None:
+def test_system_calls_that_depend_on_time_do_not_count() -> None:
     batch = next(load for load in LOADS if load.name == "PUB, 50 in a write")
     before = {batch.name: cost(0.1, 100 / batch.messages)}
     assert guard.grown(before, {batch.name: cost(0.1, 200 / batch.messages)}) == []
     assert len(guard.grown(before, {batch.name: cost(0.1, 300 / batch.messages)})) == 1
 
 
-def test_what_was_never_recorded_is_not_passed_over() -> None:
+def test_a_cost_without_a_record_is_reported() -> None:
     (sentence,) = guard.grown({}, {"PUB": cost(1.0)})
     assert "never recorded" in sentence
 
@@ -85,21 +85,21 @@ def test_the_recorded_files_have_every_load(name: str, compiled: bool) -> None:
     assert record["build"].endswith("+compiled") == compiled
 
 
-def test_a_compiled_nsqd_is_not_measured_by_what_another_one_costs(tmp_path: Path) -> None:
+def test_a_compiled_nsqd_is_not_compared_with_the_record_of_an_interpreted_one(tmp_path: Path) -> None:
     path = tmp_path / "guard.json"
     path.write_text(json.dumps({"build": "python3.11.7+compiled", "costs": {}}))
-    with pytest.raises(SystemExit, match=r"recorded was python3\.11\.7\+compiled, this is python3\.\S+: they cannot"):
+    with pytest.raises(SystemExit, match=r"is of python3\.11\.7\+compiled, this is python3\.\S+: they cannot"):
         guard.main(["--file", str(path)])
 
 
-def test_another_python_is_mentioned(capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_python_version_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     guard._refuse_another_kind("python3.11.7", "python3.11.9")
     assert capsys.readouterr().out == ""
     guard._refuse_another_kind("python3.11.7", "python3.13.0")
     assert "this is python3.13.0" in capsys.readouterr().out
 
 
-def test_without_valgrind_a_sentence_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_valgrind_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SystemExit, match="apt-get install valgrind"):
         guard.main([])

@@ -1,4 +1,4 @@
-"""What the pages say was written by a run: nothing in them has been left behind by the data, or by each other."""
+"""The pages of results are consistent with the data and with each other."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ BENCHMARKS = ROOT / "benchmarks"
 
 
 def rows(text: str) -> list[list[str]]:
-    """Of the first table in it, without its head."""
+    """The rows of the first table, without its head."""
     lines = [line for line in text.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
 
@@ -20,7 +20,7 @@ def section(heading: str) -> str:
     return (BENCHMARKS / "RESULTS.md").read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
 
 
-def test_floors_and_aims_in_the_result_are_those_of_the_data() -> None:
+def test_floors_and_aims_in_the_result_equal_those_of_the_data() -> None:
     said = {row[1].strip("`"): (float(row[2]), float(row[3])) for row in rows(section("Floors and aims"))}
     assert said == {name: (aim.floor, aim.aim) for name, aim in AIMS.items()}
 
@@ -29,7 +29,7 @@ def between_marks(page: str) -> list[list[str]]:
     return rows((ROOT / page).read_text().partition(BEGIN)[2].partition(END)[0])
 
 
-def test_the_summary_says_what_the_result_says() -> None:
+def test_the_summary_equals_the_result() -> None:
     worst_first = [SHORT, UNKNOWN, FLOOR, AIM]
     found: dict[str, list[str]] = {}
     for row in rows(section("Floors and aims")):
@@ -54,7 +54,7 @@ def test_the_result_has_every_scenario() -> None:
     assert [scenario.name for scenario in SCENARIOS if f"\n- `{scenario.name}`: " not in page] == []
 
 
-def test_every_page_of_results_stands_beside_the_command_that_makes_it() -> None:
+def test_every_page_of_results_is_listed_with_its_command() -> None:
     map_of_pages = (BENCHMARKS / "README.md").read_text()
     missing = [page.name for page in BENCHMARKS.glob("RESULTS*.md") if f"]({page.name})" not in map_of_pages]
     assert missing == []

@@ -1,4 +1,4 @@
-"""CPU time of processes that come and go."""
+"""CPU time of process trees with ended processes."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ sys.stdin.read()
 """
 
 
-def test_what_has_ended_is_counted_apart_from_who_waited_for_it():
+def test_ended_processes_are_counted_apart_from_their_parent():
     with subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()

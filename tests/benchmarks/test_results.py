@@ -1,4 +1,4 @@
-"""What a result says: ratios, what limits, floors and aims; and that figures are found again."""
+"""Results: ratios, limits, floors and aims, and the journal of runs."""
 
 from pathlib import Path
 
@@ -31,14 +31,14 @@ def scenario(name: str = "pub", aim: Aim | None = None) -> Scenario:
     return Scenario(name, "what is done", (), group="Publishing", aim=aim)
 
 
-def test_a_ratio_is_that_of_rounds_which_took_turns() -> None:
-    # Everything was slower in the second round, for both: medians alone would say 1.5.
+def test_a_ratio_is_computed_from_alternating_rounds() -> None:
+    # Both are slower in the second round; the ratio of medians would be 1.5.
     ours = rounds(figures(messages=200), figures(messages=20), figures(messages=150))
     theirs = rounds(figures(messages=100), figures(messages=10), figures(messages=300))
     assert ours.ratio("rate", theirs) == 2.0
 
 
-def test_where_less_is_better_the_ratio_is_turned_round() -> None:
+def test_the_ratio_is_inverted_if_less_is_better() -> None:
     assert rounds(figures(cpu=1)).ratio("cpu_us", rounds(figures(cpu=3)), less_is_better=True) == 3.0
 
 
@@ -52,7 +52,7 @@ def test_where_less_is_better_the_ratio_is_turned_round() -> None:
         (figures(cpu=200.0), "machine"),
     ],
 )
-def test_what_limits_is_said(run: Figures, said: str) -> None:
+def test_the_limit_of_a_rate_is_named(run: Figures, said: str) -> None:
     assert limit(rounds(run)) == said
     assert said in LIMITS
 
@@ -61,13 +61,13 @@ def test_what_limits_is_said(run: Figures, said: str) -> None:
     ("messages", "cpu", "reached"), [(2500, 0.2, "aim"), (2500, 0.8, "floor"), (1100, 0.1, "**short**")]
 )
 def test_an_aim_is_reached_by_all_of_its_figures(messages: float, cpu: float, reached: str) -> None:
-    asked = scenario(aim=Aim("PUB", 1.2, 2.5, "it costs what it costs"))
+    asked = scenario(aim=Aim("PUB", 1.2, 2.5, "a reason"))
     (standing,) = standings({asked: [rounds(figures(messages=messages, cpu=cpu)), rounds(figures())]})
     assert standing.reached == reached
-    assert standing.why == ("" if reached == "aim" else "it costs what it costs")
+    assert standing.why == ("" if reached == "aim" else "a reason")
 
 
-def test_on_a_busy_machine_only_cpu_decides() -> None:
+def test_on_a_busy_machine_only_cpu_time_is_judged() -> None:
     asked = scenario(aim=Aim("PUB", 1.2, 2.5))
     (standing,) = standings({asked: [rounds(figures(cpu=0.1, others=1.0)), rounds(figures(others=1.0))]})
     assert (standing.verdict, standing.measured) == ("aim, by CPU", "(msg/s 1.00), CPU 5.00")
@@ -77,13 +77,13 @@ def test_on_a_busy_machine_only_cpu_decides() -> None:
 
 
 @pytest.mark.parametrize(("p99", "reached"), [(0.2, "aim"), (0.7, "floor"), (0.8, "**short**")])
-def test_where_less_is_better_an_aim_is_a_part_of_what_go_needs(p99: float, reached: str) -> None:
+def test_if_less_is_better_an_aim_is_a_fraction_of_gos_figure(p99: float, reached: str) -> None:
     asked = scenario(aim=Aim("p99", 0.7, 0.2, figures=("p99",), less_is_better=True))
     (standing,) = standings({asked: [rounds(figures(p99=p99)), rounds(figures(p99=1))]})
     assert (standing.reached, standing.measured) == (reached, f"p99 {p99:.2f}")
 
 
-def test_the_short_table_shows_of_each_line_what_stands_worst() -> None:
+def test_the_short_table_shows_the_worst_scenario_of_each_aim() -> None:
     good, bad = scenario("good", Aim("PUB", 1, 2)), scenario("bad", Aim("PUB", 1, 2))
     peer = rounds(figures())
     found = standings(
@@ -96,15 +96,15 @@ def test_the_short_table_shows_of_each_line_what_stands_worst() -> None:
     assert row[4] == "**short**"
 
 
-def test_all_of_ours_stand_beside_the_same_peer() -> None:
-    asked = scenario("asked", Aim("PUB", 1, 2, "it costs what it costs"))
+def test_all_our_servers_are_compared_with_the_same_peer() -> None:
+    asked = scenario("asked", Aim("PUB", 1, 2, "a reason"))
     slow, peer, quick = (rounds(figures(messages=messages, cpu=1000 / messages)) for messages in (900, 1000, 3000))
     servers = [Server("slow", "", True), Server("peer", ""), Server("quick", "", True)]
     found = standings_of(servers, {asked: [slow, peer, quick]})
     assert {name: standing.reached for name, (standing,) in found.items()} == {"slow": "**short**", "quick": "aim"}
     head, row = long_rows(found)
     assert head[4:] == ["slow", "reached", "quick", "reached", "why not the aim"]
-    assert [row[5], *row[7:]] == ["**short**", "aim", "it costs what it costs"]
+    assert [row[5], *row[7:]] == ["**short**", "aim", "a reason"]
     head, row = short_rows(found)
     assert words_of([head, row]) == {0, 3, 4, 5, 6}
     assert [row[4], row[6]] == ["**short**", "aim"]
@@ -114,7 +114,7 @@ def test_all_of_ours_stand_beside_the_same_peer() -> None:
     assert standings_of(servers[:1], {asked: [slow]}) == {}
 
 
-def test_nothing_is_put_into_a_page_without_marks(tmp_path: Path) -> None:
+def test_a_page_without_marks_is_an_error(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
     put_between_marks(page, "new")
@@ -124,7 +124,7 @@ def test_nothing_is_put_into_a_page_without_marks(tmp_path: Path) -> None:
         put_between_marks(page, "new")
 
 
-def test_figures_are_found_again_unless_something_else_was_run(tmp_path: Path) -> None:
+def test_figures_are_found_for_the_same_run_only(tmp_path: Path) -> None:
     path = tmp_path / "figures"
     Journal(path).add(scenario(), OURS, EFFORT, 0, figures(messages=7))
     again = Journal(path)
@@ -135,14 +135,14 @@ def test_figures_are_found_again_unless_something_else_was_run(tmp_path: Path) -
     assert len(again.entries) == 1
 
 
-def test_a_file_of_something_else_is_no_journal(tmp_path: Path) -> None:
+def test_another_kind_of_file_is_not_a_journal(tmp_path: Path) -> None:
     path = tmp_path / "figures"
     path.write_text('{"name": "pub"}\n')
     with pytest.raises(RunFailed, match="line 1: not the figures of a run"):
         Journal(path)
 
 
-def test_a_page_says_what_was_measured_what_limits_and_what_could_not_be_done() -> None:
+def test_a_page_shows_figures_limits_and_omitted_scenarios() -> None:
     asked, impossible = scenario("pub", Aim("PUB", 1, 2, "too few CPUs")), scenario("many")
     journal = Journal()
     of_servers = []
@@ -163,7 +163,7 @@ def test_a_page_says_what_was_measured_what_limits_and_what_could_not_be_done() 
         assert said in page
 
 
-def test_a_page_of_several_commits_says_of_each_scenario_which(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_of_several_commits_names_that_of_each_scenario(monkeypatch: pytest.MonkeyPatch) -> None:
     journal = Journal()
     results = {}
     for name, commit in (("pub", "first"), ("mpub", "second")):
@@ -177,7 +177,7 @@ def test_a_page_of_several_commits_says_of_each_scenario_which(monkeypatch: pyte
     assert "`mpub`: what is done (commit second)." in page
 
 
-def test_what_needs_more_descriptors_than_there_are_is_left_out_with_the_reason() -> None:
+def test_a_scenario_that_needs_too_many_descriptors_is_left_out_with_a_reason() -> None:
     few, many = scenario("few"), Scenario("many", "", (), Kind.IDLE, connections=10**12)
     fit, left_out = split_by_descriptors([few, many])
     assert fit == [few]

@@ -1,4 +1,4 @@
-"""Every scenario runs: the generator knows its flags, and finds our nsqd right to the last message."""
+"""Every scenario runs: the generator accepts its flags, and our nsqd handles all messages correctly."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +13,7 @@ from benchmarks.subjects import SUBJECTS, Server
 from nsq_conformance.daemon_process import DaemonProcess, installed
 
 NSQD = SUBJECTS["nsqd"]
-# Of flags that are there twice the last one counts.
+# Of repeated flags, the last one counts.
 BRIEF = load_of(warmup=0.05, seconds=0.2, most=400, pause=0)
 
 
@@ -49,7 +49,7 @@ def test_every_aim_has_its_scenario() -> None:
     assert {scenario.name for scenario in SCENARIOS if scenario.aim is not None} == set(AIMS)
 
 
-def test_a_start_is_measured_with_what_a_stopped_nsqd_left(generator: Path) -> None:
+def test_a_start_is_measured_with_the_data_of_a_stopped_nsqd(generator: Path) -> None:
     scenario = Scenario("start", "", load_of(fill="true", topics=5, most=500), Kind.START)
     ours = Server("ours", installed("nsqd"), ours=True)
     figures = measure(generator, NSQD, ours, scenario, Effort(seconds=0.1, rounds=1, seed=1), 0)
@@ -57,8 +57,6 @@ def test_a_start_is_measured_with_what_a_stopped_nsqd_left(generator: Path) -> N
     assert figures.server_cpu > 0
 
 
-def test_a_load_nobody_knows_is_refused_in_a_sentence(
-    generator: Path, nsqd_for: Callable[[Scenario], DaemonProcess]
-) -> None:
+def test_an_unknown_load_is_refused(generator: Path, nsqd_for: Callable[[Scenario], DaemonProcess]) -> None:
     with pytest.raises(RunFailed, match="dpub or -requeue goes with -rate"):
         load(generator, NSQD, nsqd_for(SCENARIOS[0]), load_of(publish="dpub"), "wrong")

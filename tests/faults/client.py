@@ -1,4 +1,4 @@
-"""A client that hides nothing: blocking, one call for one thing on the wire, every error frame in the caller's face."""
+"""A blocking test client without retries: one call per command, and error frames raise exceptions."""
 
 import json
 import socket
@@ -15,17 +15,17 @@ _RECEIVE_SIZE = 1 << 18
 
 
 class Gone(Exception):
-    """nsqd closed the connection, or it broke."""
+    """nsqd closed the connection, or it was lost."""
 
 
 class Refused(Exception):
-    """nsqd answered with an error frame, whose data is the text."""
+    """nsqd answered with an error frame; the text is its data."""
 
 
 class Client:
-    """One connection. Heartbeats are answered by whichever call receives them.
+    """A connection. Heartbeats are answered by any call that receives them.
 
-    Messages that arrive while an answer is awaited wait in `received`, error frames in `errors`.
+    Messages that arrive before an expected answer are stored in `received`, error frames in `errors`.
     """
 
     def __init__(self, address: tuple[str, int], timeout: float = 30.0, **identify: object) -> None:
@@ -49,13 +49,13 @@ class Client:
     # --- Commands -----------------------------------------------------------------------------------------------------
 
     def publish(self, topic: str, *bodies: bytes) -> None:
-        """One PUB for each body, all on their way before the first answer is read. Raises ``Refused``, ``Gone``."""
+        """Send one PUB for each body, then read all answers. Raises ``Refused`` or ``Gone``."""
         self.start_publishing(topic, *bodies)
         for _ in bodies:
             self.expect_ok()
 
     def start_publishing(self, topic: str, *bodies: bytes) -> None:
-        """One PUB for each body; ``expect_ok`` is left to the caller."""
+        """Send one PUB for each body; the caller calls ``expect_ok``."""
         self.send(b"".join(b"PUB %s\n%s" % (topic.encode(), sized(body)) for body in bodies))
 
     def publish_together(self, topic: str, bodies: Sequence[bytes]) -> None:
@@ -68,7 +68,7 @@ class Client:
         self.ask(b"DPUB %s %d\n" % (topic.encode(), delay_ms) + sized(body))
 
     def subscribe(self, topic: str, channel: str, ready: int = 0) -> None:
-        """SUB, and RDY if any are wanted."""
+        """Send SUB, and RDY unless `ready` is 0."""
         self.ask(b"SUB %s %s\n" % (topic.encode(), channel.encode()))
         if ready:
             self.ready(ready)
@@ -85,10 +85,10 @@ class Client:
     def touch(self, message_id: bytes) -> None:
         self.send(b"TOUCH %s\n" % message_id)
 
-    # --- What comes ---------------------------------------------------------------------------------------------------
+    # --- Answers and messages -----------------------------------------------------------------------------------------
 
     def ask(self, command: bytes) -> bytes:
-        """Send, and return the answer. Raises ``Refused``, ``Gone``."""
+        """Send, and return the answer. Raises ``Refused`` or ``Gone``."""
         self.send(command)
         return self.answer()
 
@@ -97,7 +97,7 @@ class Client:
         assert answer == b"OK", answer
 
     def answer(self) -> bytes:
-        """The next answer. Raises ``Refused`` when it is an error, ``Gone``."""
+        """The next answer. Raises ``Refused`` for an error frame, or ``Gone``."""
         deadline = time.monotonic() + self.timeout
         while not self._answers and not self.errors:
             if not self._receive(deadline - time.monotonic()):
@@ -107,7 +107,7 @@ class Client:
         return self._answers.popleft()
 
     def messages(self, wait: float) -> list[Message]:
-        """What has come, or comes within `wait` seconds; at least one unless that passes. Raises ``Gone``."""
+        """Return received messages; waits up to `wait` seconds for the first. Raises ``Gone``."""
         deadline = time.monotonic() + wait
         while not self.received and not self.errors and self._receive(deadline - time.monotonic()):
             pass
@@ -116,7 +116,7 @@ class Client:
         return taken
 
     def take(self, count: int, within: float = 30.0) -> list[Message]:
-        """So many messages, or as many as come in time."""
+        """Up to `count` messages that arrive within `within` seconds."""
         deadline = time.monotonic() + within
         taken: list[Message] = []
         while len(taken) < count and (left := deadline - time.monotonic()) > 0:
@@ -125,7 +125,7 @@ class Client:
         return taken
 
     def wait_until_closed(self, within: float) -> None:
-        """Read until nsqd closes. Raises ``AssertionError`` when it does not in time."""
+        """Read until nsqd closes the connection. Raises ``AssertionError`` after `within` seconds."""
         deadline = time.monotonic() + within
         try:
             while (left := deadline - time.monotonic()) > 0:
@@ -134,10 +134,10 @@ class Client:
             return
         raise AssertionError(f"nsqd did not close the connection within {within} s")
 
-    # --- Inside -------------------------------------------------------------------------------------------------------
+    # --- The socket ---------------------------------------------------------------------------------------------------
 
     def send(self, data: bytes) -> None:
-        """Raises ``Gone``."""
+        """Send data. Raises ``Gone``."""
         try:
             self.socket.settimeout(self.timeout)
             self.socket.sendall(data)
@@ -145,7 +145,7 @@ class Client:
             raise Gone(str(error)) from error
 
     def _receive(self, wait: float) -> bool:
-        """Read what there is, waiting at most so long; False if nothing came."""
+        """Receive once, waiting up to `wait` seconds; False if no data arrives."""
         try:
             self.socket.settimeout(max(wait, 0.001))
             data = self.socket.recv(_RECEIVE_SIZE)
@@ -182,5 +182,5 @@ class Client:
 
 
 def sized(data: bytes) -> bytes:
-    """With its size in front, as bodies are sent."""
+    """Prefix data with its size, as the body of a command."""
     return struct.pack(">i", len(data)) + data

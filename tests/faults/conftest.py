@@ -1,6 +1,6 @@
-"""What the fault tests on live processes stand on: a seed that is printed, an nsqd on a data path of its own.
+"""Fixtures of the fault tests: a printed seed, and an nsqd with its own data path.
 
-FAULT_SEED repeats a run, FAULT_ROUNDS sets how many rounds the long forms take (``make faults SEED=... ROUNDS=...``).
+FAULT_SEED repeats a run, FAULT_ROUNDS sets the rounds of the long tests (``make faults SEED=... ROUNDS=...``).
 """
 
 import os
@@ -20,7 +20,7 @@ LONG_ROUNDS = int(os.environ.get("FAULT_ROUNDS") or 200)
 
 @pytest.fixture
 def seed() -> int:
-    """Printed, so that a failure can be had again with FAULT_SEED."""
+    """The seed, printed so that a failure can be repeated with FAULT_SEED."""
     number = int(os.environ.get("FAULT_SEED") or Random().getrandbits(32))
     print(f"FAULT_SEED={number}")
     return number
@@ -37,9 +37,9 @@ def zeros_ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[StartDaemon]:
-    """Start nsqd with options, on the test's own data path unless told otherwise.
+    """Start nsqd with options, by default on the test's own data path.
 
-    Its log may show no bug, and its event loop may not have been held for long.
+    At the end of the test, its log must not contain a traceback or a blocked event loop.
     """
     daemons: list[Daemon] = []
 

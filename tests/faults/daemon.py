@@ -1,4 +1,4 @@
-"""A live nsqd that the fault tests start, hurt, watch and end."""
+"""A live nsqd that the fault tests start, disturb, observe and end."""
 
 import json
 import os
@@ -21,9 +21,9 @@ _REMEMBERED_LINES = 20_000
 
 
 class Daemon(NsqdProcess):
-    """One nsqd on `data_path`; `command` is a command line that ends by running it (``bash -c 'ulimit ...'``).
+    """An nsqd on `data_path`. `command` is a command line that finally runs it (``bash -c 'ulimit ...'``).
 
-    Without a `command` a watchdog is on its event loop (``watched_nsqd``).
+    Without `command`, a watchdog observes its event loop (``watched_nsqd``).
     """
 
     def __init__(self, data_path: Path, options: Sequence[str] = (), command: str | None = None) -> None:
@@ -37,13 +37,13 @@ class Daemon(NsqdProcess):
         self._process.send_signal(number)
 
     def wait_for_end(self, timeout: float = 30.0) -> int:
-        """The exit status; the log is complete then. Raises ``subprocess.TimeoutExpired``."""
+        """Wait for the exit status; afterwards the log is complete. Raises ``subprocess.TimeoutExpired``."""
         status = self._process.wait(timeout)
         self._reader.join()
         return status
 
     def end(self) -> None:
-        """Whatever became of it, it is gone after this."""
+        """End the process in any state."""
         if hasattr(self, "_process") and self._process.poll() is None:
             self.kill()
 
@@ -54,7 +54,7 @@ class Daemon(NsqdProcess):
 
     @property
     def held(self) -> list[str]:
-        """The log lines that say the event loop was held for more than ``loop_watchdog.HELD_SECONDS`` of CPU."""
+        """The log lines that report an event loop blocked for more than ``loop_watchdog.HELD_SECONDS`` of CPU time."""
         return [line for line in self._last_lines if HELD in line]
 
     @property
@@ -68,18 +68,18 @@ class Daemon(NsqdProcess):
 
     @property
     def cpu_seconds(self) -> float:
-        """User and system time it has used."""
+        """The user and system time of the process."""
         fields = Path(f"/proc/{self.pid}/stat").read_text("ascii").rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS
 
-    # --- What it says -------------------------------------------------------------------------------------------------
+    # --- Requests -----------------------------------------------------------------------------------------------------
 
     def address(self, protocol: str = "TCP") -> tuple[str, int]:
         host, _, port = self._addresses[protocol].rpartition(":")
         return host, int(port)
 
     def http(self, path: str, body: bytes | None = None, **query: object) -> tuple[int, bytes]:
-        """Status and body of a request, POST if there is a `body`."""
+        """Send a request, POST if there is a `body`; returns status and body."""
         url = f"http://{self.http_address}/{path}?{urlencode(query)}"
         try:
             with urlopen(Request(url, data=body), timeout=30) as response:
@@ -89,7 +89,7 @@ class Daemon(NsqdProcess):
                 return error.code, error.read()
 
     def control(self, act: str, topic: str, channel: str | None = None) -> None:
-        """``pause``, ``unpause``, ``empty``, ``delete`` a topic or a channel. Raises ``OSError`` when nsqd is gone."""
+        """``pause``, ``unpause``, ``empty`` or ``delete`` a topic or channel. Raises ``OSError`` if nsqd is gone."""
         names = {"topic": topic} if channel is None else {"topic": topic, "channel": channel}
         status, answer = self.http(f"{'topic' if channel is None else 'channel'}/{act}", b"", **names)
         assert status == 200, answer
@@ -108,21 +108,21 @@ class Daemon(NsqdProcess):
             yield from each["channels"]
 
     def unfinished(self, topic: str) -> dict[str, int]:
-        """By channel, how many messages are waiting, in flight or deferred."""
+        """The number of waiting, in-flight and deferred messages of each channel."""
         return {
             each["channel_name"]: each["depth"] + each["in_flight_count"] + each["deferred_count"]
             for each in self.channels(topic)
         }
 
     def checkpoint_written_at(self, topic: str) -> float:
-        """Wall clock of the topic's last checkpoint, 0.0 before the first."""
+        """The wall-clock time of the topic's last checkpoint; 0.0 before the first."""
         try:
             return (self.data_path / "nsq_compat" / f"{topic}.topic" / "checkpoint").stat().st_mtime
         except FileNotFoundError:
             return 0.0
 
     def checkpoint_says_unfinished(self, topic: str, channel: str) -> int:
-        """Messages of the channel that its topic's checkpoint does not know to be finished."""
+        """The number of the channel's messages that are not finished in its topic's checkpoint."""
         try:
             content = (self.data_path / "nsq_compat" / f"{topic}.topic" / "checkpoint").read_bytes()
         except FileNotFoundError:
@@ -132,5 +132,5 @@ class Daemon(NsqdProcess):
         return 1 << 62 if place is None else len(place.entries) + last.end.seq - place.position
 
     def connect(self) -> socket.socket:
-        """A TCP connection on which nothing was said yet."""
+        """A new TCP connection, without the magic."""
         return socket.create_connection(self.address(), timeout=30)

@@ -1,4 +1,4 @@
-"""An nsqlookupd that fault tests start, hurt and start again where it was."""
+"""An nsqlookupd that fault tests start, disturb and restart on the same address."""
 
 import signal
 from urllib.request import Request, urlopen
@@ -8,7 +8,7 @@ from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsql
 
 
 class Directory(NsqlookupdProcess):
-    """One nsqlookupd, on an address that nobody else uses, so that its ports stay free for its return."""
+    """An nsqlookupd on its own address, so that its ports stay free for a restart."""
 
     def __init__(self) -> None:
         host = own_host()
@@ -23,26 +23,26 @@ class Directory(NsqlookupdProcess):
 
     @property
     def flag(self) -> str:
-        """How nsqd is told of it."""
+        """The flag of nsqd for this nsqlookupd."""
         return f"--lookupd-tcp-address={self.tcp_address}"
 
     def hang(self) -> None:
-        """Do nothing any more, with every connection open."""
+        """Suspend the process; its connections stay open."""
         self.send_signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
         self.send_signal(signal.SIGCONT)
 
     def end(self) -> None:
-        """Whatever became of it, it is gone after this."""
+        """End the process in any state."""
         if hasattr(self, "_process") and self._process.poll() is None:
             self.kill()
 
     def create_channel(self, topic: str, channel: str) -> None:
-        """Let it know of a channel that some other nsqd has."""
+        """Register a channel, as of another nsqd."""
         url = f"http://{self.http_address}/channel/create?topic={topic}&channel={channel}"
         urlopen(Request(url, method="POST"), timeout=30).close()
 
     def topics(self) -> set[str]:
-        """Those that somebody is registered with."""
+        """The registered topics."""
         return {topic for node in self.get("/nodes")["producers"] for topic in node["topics"]}

@@ -1,4 +1,4 @@
-"""A process that dies at a chosen step: the n-th call that may change something on the disk is its last."""
+"""File operations that crash at a chosen step: before the n-th call that may change the disk."""
 
 from nsq_compat.log.files import OsFiles
 
@@ -6,11 +6,11 @@ CHANGING = ("open", "pwrite", "fsync", "fsync_folder", "rename", "unlink", "mkdi
 
 
 class Crash(BaseException):
-    """The process is gone; no handler of errors sees it."""
+    """The simulated crash; a BaseException, so that error handlers do not catch it."""
 
 
 class Dying(OsFiles):
-    """The process dies before its n-th step that may change something."""
+    """Files that raise ``Crash`` before the n-th changing call."""
 
     def __init__(self, number):
         self.left = number

@@ -1,7 +1,7 @@
-"""What was said to nsqd and what it answered, kept by the tests, so that nsqd's memory can be held against it.
+"""The tests' record of published, delivered and finished messages, against which nsqd is checked.
 
-A body names its producer and its number, so it stands for its message. Times: `began` and `due` are monotonic, times of
-finishing are wall clock, because they are compared with those of files.
+A body has its producer and its number, and so identifies its message. `began` and `due` are monotonic times; times of
+finishing are wall-clock times, because they are compared with those of files.
 """
 
 import threading
@@ -9,13 +9,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-_EARLY = 0.005
-"""Seconds a deferred message may come early: the clocks of two lives of a process are not more equal than that."""
+_MAX_EARLINESS = 0.005
+"""Tolerance for early deferred messages, in seconds: clocks differ by this between two lives of a process."""
 _SHOWN = 20
 
 
 class Sent(NamedTuple):
-    """A message on its way to nsqd."""
+    """A message that is being published."""
 
     began: float
     due: float
@@ -23,25 +23,25 @@ class Sent(NamedTuple):
 
 @dataclass
 class ChannelLedger:
-    """One channel: what it gave, and what was finished there. `since` is when it was sure to be there (monotonic)."""
+    """A channel with its deliveries and finished messages. `since`: monotonic time from which it surely existed."""
 
     name: str
     since: float
     seen: set[bytes] = field(default_factory=set)
     confirmed: dict[bytes, float] = field(default_factory=dict)
-    """Finished in this life of nsqd, and nsqd is known to have heard it: when."""
+    """Messages whose FIN nsqd has confirmed in this life, with times."""
     settled: set[bytes] = field(default_factory=set)
-    """Finished before the last checkpoint: gone for ever."""
+    """Messages finished before the last checkpoint, which must not return."""
     attempts: dict[bytes, int] = field(default_factory=dict)
-    """Which deliveries of a message have been seen in this life of nsqd, a bit for each number."""
+    """The attempts of a message seen in this life of nsqd, a bit for each number."""
     deliveries: int = 0
     finishes: int = 0
     missed: int = 0
-    """Acknowledged before it was there."""
+    """Messages acknowledged before the channel existed."""
 
 
 class Ledger:
-    """One topic. For several threads."""
+    """The ledger of a topic; thread-safe."""
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
@@ -55,46 +55,46 @@ class Ledger:
     # --- Producers ----------------------------------------------------------------------------------------------------
 
     def begin(self, bodies: Sequence[bytes], now: float, defer: float = 0.0, together: bool = False) -> None:
-        """These are about to be sent; `together` says that all of them or none must arrive."""
+        """Record messages before they are sent; with `together`, all or none must arrive."""
         with self._lock:
             self.sent.update((body, Sent(now, now + defer)) for body in bodies)
             if together:
                 self._together.append(bodies)
 
     def acknowledge(self, bodies: Iterable[bytes]) -> None:
-        """nsqd said OK."""
+        """Record nsqd's OK."""
         with self._lock:
             self.acknowledged.update(bodies)
 
     @property
     def backlog(self) -> int:
-        """Roughly how many messages the slowest channel has before it."""
+        """The approximate backlog of the slowest channel."""
         behind = [len(self.acknowledged) - each.missed - each.finishes for each in self.channels.values()]
         return max(behind, default=0)
 
     # --- Consumers ----------------------------------------------------------------------------------------------------
 
     def see(self, channel: ChannelLedger, body: bytes, now: float, attempt: int) -> None:
-        """A message came, delivered for the `attempt`-th time."""
+        """Record the delivery of a message."""
         with self._lock:
             before = channel.attempts.get(body, 0)
             channel.attempts[body] = before | 1 << attempt
-            # One that lay in a socket until it had timed out and somebody else had finished it is no news of nsqd's.
+            # An old delivery may have waited in a socket until it timed out and another consumer finished the message.
             is_late = not before & 1 << attempt and before > 1 << attempt
             channel.deliveries += 1
             channel.seen.add(body)
             sent = self.sent.get(body)
             if sent is None:
-                self._complain(channel, "came, and nobody sent it", body)
-            elif now < sent.due - _EARLY:
-                self._complain(channel, f"came {sent.due - now:.3f} s early", body)
+                self._complain(channel, "was delivered, but never sent", body)
+            elif now < sent.due - _MAX_EARLINESS:
+                self._complain(channel, f"was delivered {sent.due - now:.3f} s early", body)
             if body in channel.settled:
-                self._complain(channel, "came again, though finished before the last checkpoint", body)
+                self._complain(channel, "was delivered again, though finished before the last checkpoint", body)
             if body in channel.confirmed and not is_late:
-                self._complain(channel, "came again, though finished, and nobody was killed", body)
+                self._complain(channel, "was delivered again, though finished and without a kill", body)
 
     def confirm(self, channel: ChannelLedger, bodies: Iterable[bytes], at: float) -> None:
-        """nsqd has heard that these are finished."""
+        """Record that nsqd has executed the FINs of these messages."""
         with self._lock:
             for body in bodies:
                 channel.confirmed[body] = at
@@ -103,7 +103,7 @@ class Ledger:
     # --- Ends ---------------------------------------------------------------------------------------------------------
 
     def settle(self, known_until: float) -> None:
-        """nsqd has ended; what was finished up to then (wall clock) may not come again, what was finished later may."""
+        """Record the end of nsqd. Messages finished until `known_until` (wall clock) must not return."""
         with self._lock:
             for channel in self.channels.values():
                 channel.settled |= {body for body, at in channel.confirmed.items() if at < known_until}
@@ -111,7 +111,7 @@ class Ledger:
                 channel.attempts.clear()
 
     def check(self) -> list[str]:
-        """Everything is drained: what is wrong, in sentences; nothing if all is well."""
+        """Check the ledger after everything is drained; returns a sentence for each error."""
         problems = list(self.problems)
         for channel in self.channels.values():
             expected = {body for body in self.acknowledged if self.sent[body].began >= channel.since}
@@ -122,7 +122,7 @@ class Ledger:
                 came = channel.seen.intersection(bodies)
                 if came and len(came) < len(bodies) and self.sent[bodies[0]].began >= channel.since:
                     problems.append(
-                        f"{self.topic}/{channel.name}: half an MPUB came, without {_some({*bodies} - came)}"
+                        f"{self.topic}/{channel.name}: a partial MPUB was delivered, without {_some({*bodies} - came)}"
                     )
         return problems
 

@@ -1,6 +1,6 @@
-"""A host at the other end of a cable: a network namespace of the test's own, and a link to it that can be cut.
+"""A simulated host: a network namespace, and a link to it that can be cut.
 
-Whoever is cut off hears nothing and says nothing; no FIN and no RST crosses. It takes root and iproute2.
+After a cut, no packet crosses, and so neither FIN nor RST. Needs root and iproute2.
 """
 
 import itertools
@@ -20,11 +20,11 @@ def _ip(*arguments: str) -> None:
 
 
 class Cable:
-    """A context manager. `near` is this side's address, `far` the other's; both are gone with it."""
+    """The link; a context manager. `near` is the local address, `far` that of the host; both are removed at the end."""
 
     def __init__(self) -> None:
         number = next(_numbers)
-        # One network of four addresses for each process and cable, in a block for benchmarks of networks (RFC 2544).
+        # A network of four addresses for each process and cable, in the block for network benchmarks (RFC 2544).
         network = (os.getpid() * 8 + number % 8) % (1 << 15) * 4
         self.near, self.far = (f"198.{18 + (network >> 16)}.{network >> 8 & 255}.{(network & 255) + n}" for n in (1, 2))
         self._host = f"nsqd-{os.getpid()}-{number}"
@@ -50,16 +50,16 @@ class Cable:
         _ip("netns", "delete", self._host)
 
     def cut(self) -> None:
-        """Nothing passes from now on, in either direction."""
+        """Drop all packets in both directions."""
         _ip("-n", self._host, "link", "set", self._links[1], "down")
 
     def mend(self) -> None:
-        """It is as it was."""
+        """Restore the link."""
         _ip("-n", self._host, "link", "set", self._links[1], "up")
 
     @contextmanager
     def run(self, program: str) -> Iterator["subprocess.Popen[str]"]:
-        """A Python program on the far host, killed in the end; what it prints can be read from ``stdout``."""
+        """Run a Python program on the far host and kill it at the end; its output is in ``stdout``."""
         command = ["ip", "netns", "exec", self._host, sys.executable, "-c", program]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             try:

@@ -1,6 +1,6 @@
-"""Our client while everything around it dies: nsqd and consumers killed, nsqlookupd gone, cables cut (F9).
+"""F9: our client while nsqd and consumers are killed, nsqlookupd is stopped, and networks are cut.
 
-A publish ends within its timeout, elsewhere if need be; nothing that was acknowledged is lost; consumers come back.
+A publish ends within its timeout, if necessary at another nsqd; no acknowledged message is lost; consumers reconnect.
 """
 
 import subprocess
@@ -22,11 +22,11 @@ from tests.faults.network import Cable
 from tests.faults.waiting import wait_until
 
 PATIENCE = 3.0
-"""Seconds a publish may take."""
+"""Timeout of a publish in seconds."""
 
 
 class Publishing:
-    """A producer that publishes numbers for as long as it may, and knows which were acknowledged."""
+    """A producer that publishes numbers until it is stopped, and records acknowledged ones."""
 
     def __init__(self, addresses: list[str], topic: str) -> None:
         self.acknowledged: set[bytes] = set()
@@ -61,7 +61,7 @@ class Publishing:
 
 
 class Node:
-    """An nsqd that comes back where it was."""
+    """An nsqd that restarts on the same address."""
 
     def __init__(self, start: StartDaemon, data_path: Path, *options: str) -> None:
         data_path.mkdir()
@@ -73,7 +73,7 @@ class Node:
     def kill(self) -> None:
         self.daemon.kill()
 
-    def come_back(self) -> None:
+    def restart(self) -> None:
         self.daemon = self._start()
 
 
@@ -82,7 +82,7 @@ def pair(start: StartDaemon, tmp_path: Path) -> tuple[Node, Node]:
     return Node(start, tmp_path / "one"), Node(start, tmp_path / "two")
 
 
-def test_nsqd_is_killed_again_and_again_and_nothing_acknowledged_is_lost(pair: tuple[Node, Node], seed: int):
+def test_repeated_kills_of_nsqd_lose_no_acknowledged_message(pair: tuple[Node, Node], seed: int):
     random, seen = Random(seed), set[bytes]()
     addresses = [node.address for node in pair]
     for node in pair:
@@ -104,10 +104,10 @@ def test_nsqd_is_killed_again_and_again_and_nothing_acknowledged_is_lost(pair: t
                 enough = len(publishing.acknowledged) + 100
                 wait_until(lambda enough=enough: len(publishing.acknowledged) > enough, 40)  # type: ignore[misc]
                 node.kill()
-                # The other one takes all of it meanwhile.
+                # Meanwhile, the other nsqd gets all messages.
                 enough = len(publishing.acknowledged) + 100
                 wait_until(lambda enough=enough: len(publishing.acknowledged) > enough, 40)  # type: ignore[misc]
-                node.come_back()
+                node.restart()
         wait_until(lambda: publishing.acknowledged <= seen, 40)
         wait_until(lambda: len(consumer.connections) == 2, 40)
     print(f"{len(publishing.acknowledged)} acknowledged, {len(publishing.failures)} failures")
@@ -126,7 +126,7 @@ consumer.run()
 """
 
 
-def test_a_consumer_is_killed_again_and_again_and_nothing_is_lost(start: StartDaemon, tmp_path: Path, seed: int):
+def test_repeated_kills_of_a_consumer_lose_no_message(start: StartDaemon, tmp_path: Path, seed: int):
     random = Random(seed)
     daemon = start()
     daemon.create_channel("t", "c")
@@ -144,7 +144,7 @@ def test_a_consumer_is_killed_again_and_again_and_nothing_is_lost(start: StartDa
             wait_until(lambda enough=enough: lines() > enough, 40)  # type: ignore[misc]
             consumer.kill()
             consumer.wait()
-    # What the dead had in flight comes again when its time is over, and is more than a second's work for one.
+    # Messages of killed consumers are redelivered after their timeout, and take one consumer more than a second.
     consumer = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.DEVNULL)
     wait_until(lambda: daemon.unfinished("t") == {"c": 0}, 50)
     consumer.kill()
@@ -160,7 +160,7 @@ def directory() -> Iterator[Directory]:
     directory.end()
 
 
-def test_nsqlookupd_is_killed_and_consumers_go_on_and_find_who_is_new_when_it_is_back(
+def test_consumers_survive_a_kill_of_nsqlookupd_and_find_new_nsqd_after_its_restart(
     start: StartDaemon, tmp_path: Path, directory: Directory
 ):
     options = (directory.flag, "--broadcast-address=127.0.0.1")
@@ -178,14 +178,14 @@ def test_nsqlookupd_is_killed_and_consumers_go_on_and_find_who_is_new_when_it_is
         wait_until(lambda: len(consumer.connections) == 1, 40)
         directory.kill()
         with Producer(first.tcp_address) as producer:
-            producer.publish("t", b"while it was gone")
-        wait_until(lambda: b"while it was gone" in seen, 40)
+            producer.publish("t", b"during the outage")
+        wait_until(lambda: b"during the outage" in seen, 40)
         directory.start()
         (tmp_path / "second").mkdir()
         second = start(*options, data_path=tmp_path / "second")
         with Producer(second.tcp_address) as producer:
-            producer.publish("t", b"from somebody new")
-        wait_until(lambda: b"from somebody new" in seen, 40)
+            producer.publish("t", b"from a new nsqd")
+        wait_until(lambda: b"from a new nsqd" in seen, 40)
 
 
 NSQD = """
@@ -198,13 +198,13 @@ sys.exit(main())
 
 @pytest.fixture
 def far_nsqd(tmp_path: Path) -> Iterator[tuple[str, Callable[[], None]]]:
-    """An nsqd at the other end of a cable: its address, and what cuts the cable."""
+    """An nsqd on a simulated host: its address, and a function that cuts the network."""
     (tmp_path / "far").mkdir()
     with Cable() as cable, cable.run(NSQD.format(far=cable.far, data_path=tmp_path / "far")):
         yield f"{cable.far}:4150", cable.cut
 
 
-def test_a_publish_into_a_cut_cable_fails_in_time_and_goes_elsewhere(
+def test_a_publish_into_a_cut_network_fails_in_time_and_goes_elsewhere(
     start: StartDaemon, far_nsqd: tuple[str, Callable[[], None]]
 ):
     address, cut = far_nsqd
@@ -222,23 +222,23 @@ def test_a_publish_into_a_cut_cable_fails_in_time_and_goes_elsewhere(
     )
     with consumer, Producer([address, daemon.tcp_address], timeout=PATIENCE, publish_timeout=PATIENCE) as producer:
         wait_until(lambda: len(consumer.connections) == 2, 40)
-        wait_until(lambda: publish_everywhere(producer) == {address, daemon.tcp_address}, 40)
+        wait_until(lambda: publish_to_all(producer) == {address, daemon.tcp_address}, 40)
         cut()
         published = [producer.publish("t", b"into the cable") for _ in range(3)]
         assert {node for each in published for node in each.nodes} == {daemon.tcp_address}
         assert address in {node for each in published for node in each.doubtful}
-        # Nobody says goodbye on a cut cable; two heartbeats without a word say it.
+        # A cut network sends no EOF; the client detects it by two missing heartbeats.
         wait_until(lambda: [each.address for each in consumer.connections] == [daemon.tcp_address], 40)
         before = seen.count(daemon.tcp_address)
         producer.publish("t", b"life goes on")
         wait_until(lambda: seen.count(daemon.tcp_address) > before, 40)
 
 
-def publish_everywhere(producer: Producer) -> set[str]:
+def publish_to_all(producer: Producer) -> set[str]:
     return {node for _ in range(2) for node in producer.publish("t", b"hello").nodes}
 
 
-def test_who_gets_a_message_when_its_consumer_vanishes_is_the_next(start: StartDaemon):
+def test_the_next_consumer_gets_the_messages_of_a_vanished_one(start: StartDaemon):
     daemon = start()
     held, taken = threading.Event(), list[Message]()
     release = threading.Event()

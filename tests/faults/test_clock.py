@@ -1,4 +1,6 @@
-"""F7: the wall clock of a live process jumps by an hour, either way; nobody waits, nothing comes early or late."""
+"""F7: the wall clock of a live process jumps by an hour in either direction; no request waits, and no message is early
+or late.
+"""
 
 import glob
 import os
@@ -16,16 +18,16 @@ from tests.faults.daemon import Daemon
 from tests.faults.waiting import wait_until
 
 LATE = 20.0
-"""Seconds; a busy machine may need some, an hour it does not."""
+"""Tolerance in seconds for a busy machine; far less than an hour."""
 
 
 class FalseClock:
-    """libfaketime reads the offset of the wall clock from a file at every call; the monotonic clock stays true."""
+    """A movable wall clock: libfaketime reads its offset from a file. The monotonic clock is unchanged."""
 
     def __init__(self, folder: Path) -> None:
         libraries = glob.glob("/usr/lib/*/faketime/libfaketimeMT.so.1")
         if not libraries:
-            pytest.fail("this test needs libfaketime to move a process's clock: apt-get install faketime")
+            pytest.fail("this test needs libfaketime to move the clock of a process: apt-get install faketime")
         self._file = folder / "offset"
         self.jump("+0")
         environment = {
@@ -50,7 +52,7 @@ def clock(tmp_path: Path) -> FalseClock:
 
 
 def log_hour(daemon: Daemon) -> int:
-    """The hour of its last log line."""
+    """The hour of the last log line."""
     lines = len(daemon.log.splitlines())
     daemon.ping()
     wait_until(lambda: len(daemon.log.splitlines()) > lines)
@@ -90,7 +92,7 @@ def test_a_jump_blocks_no_publisher_and_moves_no_deadline(start: StartDaemon, cl
 
         came = consumer.take(1)
         assert 4.0 <= time.monotonic() - began < 4.0 + LATE
-        if len(came) == 1:  # on a busy machine both may be there at once
+        if len(came) == 1:  # on a busy machine both may arrive at once
             came += consumer.take(1)
         again, deferred = came
         assert (again.body, again.attempts) == (b"times out", 2)
@@ -116,7 +118,7 @@ def test_a_deferred_message_keeps_its_due_time_by_the_wall_clock_across_a_restar
         assert daemon.unfinished("t") == {"c": 2}
 
 
-def test_ids_grow_on_when_a_restart_finds_an_earlier_clock(start: StartDaemon, clock):
+def test_ids_keep_growing_after_a_restart_with_an_earlier_clock(start: StartDaemon, clock):
     daemon = start("--durability=os", command=clock.command)
     daemon.create_channel("t", "c")
     with Client(daemon.address()) as producer:

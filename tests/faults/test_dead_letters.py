@@ -1,4 +1,4 @@
-"""nsqd is killed while messages go to their dead-letter topic: each is there in the end, at most again for a kill."""
+"""nsqd is killed while messages move to their dead-letter topic: each arrives, with at most one repetition per kill."""
 
 import contextlib
 import time
@@ -17,7 +17,7 @@ DEAD = "orders.archive.dead"
 
 
 def refuse_everything(daemon: Daemon, until: float) -> None:
-    """A consumer that can handle nothing; and from the beginning there is more for it."""
+    """A consumer that requeues every message."""
     with contextlib.suppress(Gone), Client(daemon.address()) as consumer:
         consumer.subscribe("orders", "archive", ready=50)
         while (left := until - time.monotonic()) > 0:
@@ -26,7 +26,7 @@ def refuse_everything(daemon: Daemon, until: float) -> None:
 
 
 def one_life(daemon: Daemon, number: int, random: Random) -> list[bytes]:
-    """Returns what was acknowledged."""
+    """Run nsqd until a kill; returns the acknowledged messages."""
     bodies = [b"%d %d" % (number, each) for each in range(random.randrange(50, 400))]
     with Client(daemon.address()) as producer:
         producer.publish_together("orders", bodies)
@@ -35,7 +35,7 @@ def one_life(daemon: Daemon, number: int, random: Random) -> list[bytes]:
 
 
 def found(daemon: Daemon) -> Counter[bytes]:
-    """What the dead-letter topic has, all of it."""
+    """All messages of the dead-letter topic."""
     (channel,) = daemon.channels(DEAD)
     bodies: Counter[bytes] = Counter()
     with Client(daemon.address()) as reader:
@@ -48,7 +48,7 @@ def found(daemon: Daemon) -> Counter[bytes]:
     return bodies
 
 
-def nothing_is_lost_on_the_way(start: StartDaemon, config: Path, random: Random, rounds: int) -> None:
+def check_dead_letters_survive_kills(start: StartDaemon, config: Path, random: Random, rounds: int) -> None:
     config.write_text("[[policies]]\nmax_attempts = 2\n")
     acknowledged: list[bytes] = []
     for number in range(rounds):
@@ -66,11 +66,11 @@ def nothing_is_lost_on_the_way(start: StartDaemon, config: Path, random: Random,
     print(f"acknowledged {len(acknowledged)}, in the dead-letter topic {sum(there.values())}")
 
 
-def test_what_is_on_its_way_to_the_dead_letter_topic_survives_kill_9(start, seed, tmp_path):
-    nothing_is_lost_on_the_way(start, tmp_path / "nsqd.cfg", Random(seed), 5)
+def test_messages_on_their_way_to_the_dead_letter_topic_survive_kill_9(start, seed, tmp_path):
+    check_dead_letters_survive_kills(start, tmp_path / "nsqd.cfg", Random(seed), 5)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(0)
-def test_what_is_on_its_way_to_the_dead_letter_topic_survives_kill_9_many_times(start, seed, tmp_path):
-    nothing_is_lost_on_the_way(start, tmp_path / "nsqd.cfg", Random(seed), LONG_ROUNDS // 4)
+def test_messages_on_their_way_to_the_dead_letter_topic_survive_many_kills(start, seed, tmp_path):
+    check_dead_letters_survive_kills(start, tmp_path / "nsqd.cfg", Random(seed), LONG_ROUNDS // 4)

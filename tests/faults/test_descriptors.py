@@ -1,4 +1,4 @@
-"""F12: no descriptors are left. Who is connected goes on, publishing to new topics too, and others come in later."""
+"""F12: no descriptors are left. Connected clients continue, also with new topics; others are accepted later."""
 
 import time
 from contextlib import ExitStack
@@ -21,7 +21,7 @@ def test_the_log_keeps_its_descriptors_while_clients_take_all_others(start: Star
     with ExitStack() as stack, Client(daemon.address()) as producer:
         consumer = stack.enter_context(Client(daemon.address()))
         consumer.subscribe("t", "c", 2500)
-        # Nobody is told: the kernel takes them in and nsqd comes for them when it can.
+        # The kernel completes these connections, and nsqd accepts them when it has descriptors.
         crowd = [stack.enter_context(daemon.connect()) for _ in range(CLIENTS)]
         deadline = time.monotonic() + 10
         while "temporary Accept() failure" not in daemon.log:
@@ -32,7 +32,7 @@ def test_the_log_keeps_its_descriptors_while_clients_take_all_others(start: Star
         time.sleep(2.0)
         assert daemon.cpu_seconds - busy_before < 0.2 * (time.monotonic() - began), "it spins"
 
-        bodies = [b"%d " % number + b"x" * 500 for number in range(500)]  # through many segments
+        bodies = [b"%d " % number + b"x" * 500 for number in range(500)]  # enough for many segments
         producer.publish("t", *bodies)
         messages = consumer.take(500)
         assert {message.body for message in messages} == set(bodies)

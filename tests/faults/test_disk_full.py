@@ -1,4 +1,4 @@
-"""F4: the disk is full, and some time later it is not: publishing is refused before OK, the rest goes on."""
+"""F4: the disk is full for some time: publishes are refused with an error, everything else continues."""
 
 import os
 import subprocess
@@ -20,19 +20,19 @@ BODY = b"%04d " + b"x" * 400
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own, small."""
+    """Mount a small file system."""
     if os.geteuid():
-        pytest.fail("this test mounts a small tmpfs to fill it, which only root may: run it as root")
+        pytest.fail("this test mounts a small tmpfs: run it as root")
     folder = tmp_path / "disk"
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", folder], check=True)
     yield folder
-    # Lazily: nsqd is stopped by its own fixture, perhaps later.
+    # Lazily, because the fixture of nsqd may stop it later.
     subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 def fill(disk: Path) -> Path:
-    """Somebody else takes all that is left."""
+    """Fill the disk with a foreign file."""
     filler = disk / "filler"
     with filler.open("wb", buffering=0) as file, suppress(OSError):
         while file.write(b"\0" * 4096):
@@ -41,7 +41,7 @@ def fill(disk: Path) -> Path:
 
 
 def publish_until_refused(daemon: Daemon, topic: str, first: int) -> tuple[list[bytes], str]:
-    """What was acknowledged, and the refusal."""
+    """Publish until an error; returns the acknowledged bodies and the error."""
     acknowledged: list[bytes] = []
     with Client(daemon.address()) as producer:
         while True:
@@ -67,7 +67,7 @@ def drain(daemon: Daemon, expected: set[bytes], channel: str) -> None:
 
 
 @pytest.mark.parametrize("level", ["os", "fsync"])
-def test_a_full_disk_refuses_publishers_and_nobody_else(start: StartDaemon, disk, level):
+def test_a_full_disk_refuses_publishers_only(start: StartDaemon, disk, level):
     daemon = start(f"--durability={level}", "--mem-queue-size=50", data_path=disk)
     for channel in ("live", "late"):
         daemon.create_channel("t", channel)
@@ -78,7 +78,7 @@ def test_a_full_disk_refuses_publishers_and_nobody_else(start: StartDaemon, disk
         bystander.publish_deferred("t", b"deferred", 2500)
         filler = fill(disk)
 
-        # Publishing is refused before OK; what fits into space the log has already may still be taken.
+        # Publishes are refused, except for messages that fit into space already allocated to the log.
         acknowledged, refusal = publish_until_refused(daemon, "t", 2000)
         assert refusal == "E_PUB_FAILED PUB failed no space left on device"
         big = [b"x" * 100_000] * 5
@@ -91,7 +91,7 @@ def test_a_full_disk_refuses_publishers_and_nobody_else(start: StartDaemon, disk
         assert daemon.http("pub", big[0], topic="new")[0] == 503
         assert daemon.http("ping") == (500, b"NOK - no space left on device")
 
-        # Who consumes goes on consuming: answers, requeues, timeouts and what is due need no disk.
+        # Consumers continue: FIN, REQ, timeouts and deferred messages need no disk space.
         consumer.subscribe("t", "live", 100)
         first = consumer.take(100)
         consumer.requeue(first[0].id, 0)
@@ -110,7 +110,7 @@ def test_a_full_disk_refuses_publishers_and_nobody_else(start: StartDaemon, disk
         assert set(before) | set(acknowledged) | {b"deferred"} == set(bodies) | {m.body for m in first[2:]}
         assert daemon.ping().startswith("NOK")
 
-        # When there is room again, it is well by itself.
+        # When there is space again, nsqd recovers without help.
         filler.unlink()
         wait_until(lambda: daemon.ping() == "OK")
         bystander.publish("t", b"after")
@@ -123,7 +123,7 @@ def test_a_full_disk_refuses_publishers_and_nobody_else(start: StartDaemon, disk
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_filled_by_its_own_messages_it_goes_on_when_they_are_consumed(start: StartDaemon, disk, killed):
+def test_a_disk_filled_by_messages_recovers_when_they_are_consumed(start: StartDaemon, disk, killed):
     options = ("--max-bytes-per-file=500000", "--sync-timeout=100ms")
     daemon = start(*options, data_path=disk)
     daemon.create_channel("t", "c")
@@ -139,7 +139,7 @@ def test_filled_by_its_own_messages_it_goes_on_when_they_are_consumed(start: Sta
         producer.publish("t", b"after")
 
 
-def test_killed_while_the_disk_is_full_it_starts_again_and_has_everything(start: StartDaemon, disk):
+def test_an_nsqd_killed_with_a_full_disk_starts_with_all_messages(start: StartDaemon, disk):
     daemon = start("--sync-timeout=50ms", data_path=disk)
     daemon.create_channel("t", "c")
     fill(disk)
@@ -151,7 +151,7 @@ def test_killed_while_the_disk_is_full_it_starts_again_and_has_everything(start:
     drain(daemon, set(acknowledged), "c")
 
 
-def test_at_level_memory_a_full_disk_is_met_when_memory_is_used_up(start: StartDaemon, disk):
+def test_at_level_memory_a_full_disk_refuses_when_memory_is_used_up(start: StartDaemon, disk):
     daemon = start("--durability=memory", "--mem-queue-size=100", data_path=disk)
     daemon.create_channel("t", "c")
     filler = fill(disk)

@@ -1,4 +1,4 @@
-"""The power is cut while Go's queues are taken over: afterwards every message is there once."""
+"""A power cut during the takeover of Go's queues: afterwards every message exists once."""
 
 from contextlib import suppress
 from itertools import repeat
@@ -22,11 +22,11 @@ EXPECTED = {"a": [1, 2, 7, 8], "b": [1, 7, 8]}
 
 
 class PowerCut(BaseException):
-    """Nothing runs any more."""
+    """The simulated power cut."""
 
 
 class Disk(SimulatedDisk):
-    """Ends everything at one of its calls."""
+    """A disk that raises ``PowerCut`` at one of its calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,59 +40,59 @@ class Disk(SimulatedDisk):
         return super().__getattribute__(name)
 
 
-def go_has(disk, channel, *numbers):
+def write_go_messages(disk, channel, *numbers):
     messages = [GoMessage(NOW_NS, 0, IDS[number], b"%d" % number) for number in numbers]
     write_queue(disk, "/data", queue_name("t", channel), messages, 80)
 
 
-def a_data_path_of_gos():
+def go_data_path():
     disk = Disk()
     disk.mkdir("/data")
     disk.fsync_folder("/")
-    go_has(disk, None, 7, 8)
-    go_has(disk, "a", 1, 2)
-    go_has(disk, "b", 1)
+    write_go_messages(disk, None, 7, 8)
+    write_go_messages(disk, "a", 1, 2)
+    write_go_messages(disk, "b", 1)
     return disk
 
 
-def taken_over(disk):
+def run_takeover(disk):
     with suppress(FileExistsError):
         disk.mkdir(our_folder("/data"))
         disk.fsync_folder("/data")
     take_over(disk, "/data", 1 << 20)
 
 
-def ours(disk):
+def recovered_messages(disk):
     with StoredTopic(disk, topic_folder("/data", "t")) as topic:
         return {name: [int(message.body(each)) for each in frames] for name, frames in topic.backlogs()}
 
 
 def steps():
-    disk = a_data_path_of_gos()
+    disk = go_data_path()
     before = disk.left
-    taken_over(disk)
-    assert ours(disk) == EXPECTED
+    run_takeover(disk)
+    assert recovered_messages(disk) == EXPECTED
     return before - disk.left
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_every_message_is_there_once(seed):
+def test_a_power_cut_during_a_takeover_keeps_every_message_once(seed):
     random = Random(seed)
     for number in range(2, steps() + 1):
-        disk = a_data_path_of_gos()
+        disk = go_data_path()
         disk.left = number
         try:
-            taken_over(disk)
+            run_takeover(disk)
         except PowerCut:
             disk.left = 1 << 60
         disk = disk.power_cut(random)
-        if random.random() < 0.5:  # and once more, while it recovers
+        if random.random() < 0.5:  # and a second cut during recovery
             disk.left = random.randrange(2, 40)
             try:
-                taken_over(disk)
+                run_takeover(disk)
             except PowerCut:
                 disk.left = 1 << 60
             disk = disk.power_cut(random)
         disk.left = 1 << 60
-        taken_over(disk)
-        assert ours(disk) == EXPECTED, (seed, number)
+        run_takeover(disk)
+        assert recovered_messages(disk) == EXPECTED, (seed, number)

@@ -1,4 +1,4 @@
-"""The page of guarantees names every fault test there is, and no other."""
+"""docs/guarantees.md names all fault tests, and only existing ones."""
 
 import re
 from pathlib import Path
@@ -12,11 +12,11 @@ def test_every_fault_test_is_named():
     assert written - set(re.findall(r"test_\w+\.py", PAGE)) == set()
 
 
-def test_every_test_that_is_named_is_there():
+def test_every_named_test_exists():
     for name in re.findall(r"`((?:[\w/]+/)?test_[\w*]+\.py)`", PAGE):
         assert list(ROOT.glob(name if "/" in name else f"tests/**/{name}")), name
 
 
-def test_every_fault_from_the_first_to_the_last_is_there():
+def test_faults_are_numbered_without_gaps():
     numbers = {int(number) for number in re.findall(r"^- \*\*F(\d+)\b", PAGE, re.MULTILINE)}
     assert numbers == set(range(1, max(numbers) + 1))

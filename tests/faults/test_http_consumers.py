@@ -49,7 +49,7 @@ def test_messages_that_have_not_arrived_are_requeued(
             # The request has arrived.
             wait_until(lambda: any(each["ready_count"] for each in nsqd.channel_stats("t", "c")["clients"]))
             cable.cut()
-            nsqd.http("pub", b"lost on its way", topic="t")
+            nsqd.http("pub", b"lost in the network", topic="t")
             wait_until(lambda: nsqd.channel_stats("t", "c")["requeue_count"] == 1)
             stats = nsqd.channel_stats("t", "c")
     assert (stats["depth"], stats["timeout_count"]) == (1, 0)

@@ -1,4 +1,4 @@
-"""F1: nsqd is killed at any moment, again and again, and nothing it said OK to is lost."""
+"""F1: nsqd is killed repeatedly at random moments, and no acknowledged message is lost."""
 
 from pathlib import Path
 from random import Random
@@ -11,7 +11,7 @@ from tests.faults.traffic import Traffic
 
 
 def settings(random: Random, *levels: str) -> list[str]:
-    """Such that the logs are spilled to, rolled and released all the time."""
+    """Options with which the logs spill, roll and release segments all the time."""
     return [
         f"--durability={random.choice(levels)}",
         f"--mem-queue-size={random.choice((0, 1, 20, 500, 10_000))}",
@@ -21,7 +21,7 @@ def settings(random: Random, *levels: str) -> list[str]:
 
 
 def many_lives(start: StartDaemon, traffic: Traffic, rounds: int, *levels: str) -> None:
-    """Kill it so many times, then let it finish everything, twice: a clean stop keeps what was finished."""
+    """Kill nsqd `rounds` times, then drain it twice, because a clean stop must keep finished messages finished."""
     for number in range(rounds):
         daemon = start(*settings(traffic.random, *levels))
         if number == 0:
@@ -44,28 +44,28 @@ def report(traffic: Traffic) -> None:
     )
 
 
-def nothing_acknowledged_is_lost(start: StartDaemon, traffic: Traffic, rounds: int) -> None:
+def check_no_acknowledged_message_is_lost(start: StartDaemon, traffic: Traffic, rounds: int) -> None:
     many_lives(start, traffic, rounds, "os", "fsync")
     report(traffic)
     assert traffic.check() == []
     assert traffic.refusals == []
-    # The test had something to find.
+    # Otherwise the test would prove nothing.
     assert all(ledger.acknowledged for ledger in traffic.ledgers)
 
 
-def test_what_nsqd_said_ok_to_survives_kill_9(start, seed, tmp_path):
-    nothing_acknowledged_is_lost(start, Traffic(seed, tmp_path), 6)
+def test_acknowledged_messages_survive_kill_9(start, seed, tmp_path):
+    check_no_acknowledged_message_is_lost(start, Traffic(seed, tmp_path), 6)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(0)
-def test_what_nsqd_said_ok_to_survives_kill_9_many_times(start, seed, tmp_path):
+def test_acknowledged_messages_survive_many_kills(start, seed, tmp_path):
     traffic = Traffic(seed, tmp_path)
-    nothing_acknowledged_is_lost(start, traffic, LONG_ROUNDS)
+    check_no_acknowledged_message_is_lost(start, traffic, LONG_ROUNDS)
     assert traffic.settled, "no checkpoint was old enough to hold nsqd to"
 
 
-def test_this_test_finds_what_a_level_without_that_promise_loses(start, seed, tmp_path):
+def test_the_checker_detects_losses_at_a_level_without_the_guarantee(start, seed, tmp_path):
     traffic = Traffic(seed, tmp_path)
     daemon = start("--durability=memory")
     traffic.add_channel(daemon, traffic.orders, "a")
@@ -74,7 +74,7 @@ def test_this_test_finds_what_a_level_without_that_promise_loses(start, seed, tm
     assert any("acknowledged but lost" in problem for problem in traffic.check())
 
 
-def test_this_test_finds_what_comes_again_without_checkpoints(start, seed, tmp_path):
+def test_the_checker_detects_redeliveries_without_checkpoints(start, seed, tmp_path):
     traffic = Traffic(seed, tmp_path)
     daemon = start("--durability=os", "--sync-timeout=50ms")
     traffic.add_channel(daemon, traffic.orders, "a")

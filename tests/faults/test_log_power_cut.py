@@ -1,4 +1,4 @@
-"""F2 for the log by itself: what was synced survives a power cut, whole publishes or nothing of what was not."""
+"""F2 for the log alone: a power cut keeps synced messages, and other publishes completely or not at all."""
 
 from collections.abc import Iterable
 from random import Random
@@ -18,15 +18,15 @@ FOLDER = "/orders.topic"
 NOW_NS = 1_700_000_000_000_000_000
 
 
-class NeverSyncs(TopicLog):
-    """Says that it has synced."""
+class NeverSyncingLog(TopicLog):
+    """A log that reports a sync without doing it."""
 
     def sync(self) -> None:
         self.finish_sync(self.begin_sync(), None)
 
 
 class Story:
-    """Publishes, syncs and releases at random, and remembers what must be there afterwards."""
+    """Publishes, syncs and releases at random, and records the messages that must survive."""
 
     def __init__(self, seed: int, log_class: type[TopicLog]) -> None:
         self.random = Random(seed)
@@ -42,7 +42,7 @@ class Story:
     def _open(self) -> None:
         self.log = self._log_class.open(cast("Files", self.disk), FOLDER, segment_size=3000)
 
-    def goes_on(self, steps: int) -> None:
+    def run(self, steps: int) -> None:
         for _ in range(steps):
             step = self.random.choices([self._publish, self._sync, self._release], [6, 2, 1])[0]
             step()
@@ -70,7 +70,7 @@ class Story:
         self.promised = self.written - self.finished
 
     def _release(self) -> None:
-        """Most of what is old is finished, and a checkpoint that says so is durable."""
+        """Finish most old messages and release their segments, as after a durable checkpoint."""
         self._sync()
         end = self.log.end
         seq = self.random.randint(self.log.oldest, end.seq)
@@ -92,13 +92,13 @@ class Story:
     def _check(self) -> None:
         groups = list(self.log.recovered())
         found = [message_id(frame) for group in groups for frame in group.frames]
-        assert len(found) == len(set(found)), "a message is there once"
+        assert len(found) == len(set(found)), "a message exists once"
         kept = set(self.log.fetch(self.promised))
-        assert self.promised <= set(found) | kept, "what was synced is there"
+        assert self.promised <= set(found) | kept, "synced messages exist"
         assert set(found) <= self.written, "nothing else is"
         for ids in self.publishes:
             there = set(ids) & set(found)
-            assert not there or there == set(ids), "a publish is there as a whole"
+            assert not there or there == set(ids), "a publish exists completely"
         seqs = [group.first_seq for group in groups if group.kind == MESSAGES]
         assert seqs == sorted(seqs)
         self.written = set(found) | kept
@@ -108,7 +108,7 @@ class Story:
 def tell(seed: int, log_class: type[TopicLog] = TopicLog) -> None:
     story = Story(seed, log_class)
     for _ in range(4):
-        story.goes_on(story.random.randint(1, 25))
+        story.run(story.random.randint(1, 25))
         story.power_cut()
 
 
@@ -118,11 +118,11 @@ def tell_many(seeds: Iterable[int], log_class: type[TopicLog] = TopicLog) -> Non
 
 
 @pytest.mark.parametrize("hundred", range(3))
-def test_what_was_synced_survives_a_power_cut(hundred):
+def test_synced_messages_survive_a_power_cut(hundred):
     tell_many(range(hundred * 100, hundred * 100 + 100))
 
 
 @pytest.mark.interpreted
-def test_a_log_that_does_not_sync_is_found_out():
-    with pytest.raises(AssertionError, match="what was synced is there"):
-        tell_many(range(100), NeverSyncs)
+def test_a_log_that_does_not_sync_is_detected():
+    with pytest.raises(AssertionError, match="synced messages exist"):
+        tell_many(range(100), NeverSyncingLog)

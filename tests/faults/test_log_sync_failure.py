@@ -1,4 +1,4 @@
-"""F5 for the log by itself: after a sync that failed, nothing that was in that file is called durable any more."""
+"""F5 for the log alone: after a failed sync, no message of that file is reported as durable."""
 
 from collections.abc import Iterable
 from random import Random
@@ -17,8 +17,8 @@ FOLDER = "/orders.topic"
 NOW_NS = 1_700_000_000_000_000_000
 
 
-class TriesAgain(TopicLog):
-    """Believes a second fdatasync."""
+class RetryingLog(TopicLog):
+    """A log that wrongly trusts a second fdatasync of the same file."""
 
     def finish_sync(self, job, error):
         if error is None:
@@ -35,7 +35,7 @@ def frames_of(number: int) -> tuple[bytes, ...]:
 
 
 def tell(seed: int, log_class: type[TopicLog] = TopicLog) -> int:
-    """Publishers that commit in groups, as nsqd does it; some come while a sync is under way. How many succeed?"""
+    """Publish with group commit, as nsqd does, also during a sync; returns the number of successful publishes."""
     random = Random(seed)
     disk = SimulatedDisk()
     log = log_class.open(cast("Files", disk), FOLDER, segment_size=500)
@@ -66,7 +66,7 @@ def tell(seed: int, log_class: type[TopicLog] = TopicLog) -> int:
             log.finish_sync(job, None)
             durable.update(turn)
     found = TopicLog.open(cast("Files", disk.power_cut(random)), FOLDER, segment_size=500).recovered()
-    assert durable <= {message_id(frame) for group in found for frame in group.frames}, "what is durable is there"
+    assert durable <= {message_id(frame) for group in found for frame in group.frames}, "durable messages exist"
     return len(durable)
 
 
@@ -74,14 +74,14 @@ def tell_many(seeds: Iterable[int], log_class: type[TopicLog] = TopicLog) -> int
     return sum(tell(seed, log_class) for seed in seeds)
 
 
-def test_what_is_called_durable_survives_whatever_syncs_failed():
-    assert tell_many(range(300)) > 1000, "most syncs go well"
+def test_durable_messages_survive_any_failed_syncs():
+    assert tell_many(range(300)) > 1000, "most syncs succeed"
 
 
 @pytest.mark.interpreted
-def test_a_log_that_syncs_the_same_file_again_is_found_out():
-    with pytest.raises(AssertionError, match="what is durable is there"):
-        tell_many(range(300), TriesAgain)
+def test_a_log_that_syncs_the_same_file_again_is_detected():
+    with pytest.raises(AssertionError, match="durable messages exist"):
+        tell_many(range(300), RetryingLog)
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def log(disk: SimulatedDisk) -> TopicLog:
     return TopicLog.open(cast("Files", disk), FOLDER, segment_size=2000)
 
 
-def test_after_a_failed_sync_a_new_file_is_begun(log, disk):
+def test_after_a_failed_sync_the_log_uses_a_new_file(log, disk):
     log.append(frames_of(0), 0)
     disk.failing_syncs = 1
     with pytest.raises(OSError, match="broken"):
@@ -105,7 +105,7 @@ def test_after_a_failed_sync_a_new_file_is_begun(log, disk):
     assert log.end.segment == before + 1
 
 
-def test_what_was_appended_while_a_sync_failed_fails_with_the_next(log, disk):
+def test_groups_appended_during_a_failed_sync_fail_with_the_next(log, disk):
     log.append(frames_of(0), 0)
     job = log.begin_sync()
     log.append(frames_of(1), 1)

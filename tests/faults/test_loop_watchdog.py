@@ -1,4 +1,4 @@
-"""The watchdog that fails a fault test in which an event loop was held too long."""
+"""The watchdog, which fails a fault test if an event loop was blocked too long."""
 
 import time
 

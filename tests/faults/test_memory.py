@@ -1,4 +1,4 @@
-"""F13: as much as a configuration allows of everything; memory stays under a bound that follows from it."""
+"""F13: everything at the limits of the configuration; memory stays within a bound that follows from them."""
 
 from contextlib import ExitStack
 from typing import NamedTuple
@@ -33,7 +33,7 @@ sizes = pytest.mark.parametrize("size", SIZES)
 
 
 def publish(client: Client, commands: list[bytes]) -> None:
-    """As much on the way as pays."""
+    """Publish with pipelined commands."""
     for at in range(0, len(commands), PIPELINED):
         some = commands[at : at + PIPELINED]
         client.send(b"".join(some))
@@ -41,14 +41,14 @@ def publish(client: Client, commands: list[bytes]) -> None:
             client.expect_ok()
 
 
-def growth_is_bounded(daemon: Daemon, before: float, what: str, count: int, mb: float) -> None:
+def assert_growth_is_bounded(daemon: Daemon, before: float, what: str, count: int, mb: float) -> None:
     growth = daemon.resident_mb - before
-    print(f"{what}: {count} cost {growth:.0f} MB, {growth * 1e6 / count:.0f} bytes each")
+    print(f"{what}: {count} take {growth:.0f} MB, {growth * 1e6 / count:.0f} bytes each")
     assert growth < mb
 
 
 @sizes
-def test_deferred_messages_beyond_mem_queue_size_cost_a_key_each(start: StartDaemon, size):
+def test_deferred_messages_beyond_mem_queue_size_take_a_key_each(start: StartDaemon, size):
     daemon = start("--durability=os")
     daemon.create_channel("t", "c")
     before = daemon.resident_mb
@@ -56,11 +56,11 @@ def test_deferred_messages_beyond_mem_queue_size_cost_a_key_each(start: StartDae
         for _ in range(0, size.deferred, PIPELINED):
             publish(producer, [b"DPUB t 3600000\n" + sized(BODY)] * PIPELINED)
     assert daemon.unfinished("t") == {"c": size.deferred}
-    growth_is_bounded(daemon, before, "deferred", size.deferred, 30 + size.deferred * 300 / 1e6)
+    assert_growth_is_bounded(daemon, before, "deferred", size.deferred, 30 + size.deferred * 300 / 1e6)
 
 
 @sizes
-def test_messages_in_flight_are_bounded_by_what_consumers_ask_for(start: StartDaemon, size):
+def test_memory_for_messages_in_flight_is_bounded_by_rdy(start: StartDaemon, size):
     daemon = start("--durability=os", "--mem-queue-size=1000")
     daemon.create_channel("t", "c")
     with ExitStack() as stack, Client(daemon.address()) as producer:
@@ -72,22 +72,22 @@ def test_messages_in_flight_are_bounded_by_what_consumers_ask_for(start: StartDa
             assert len(consumer.take(2500)) == 2500
         (channel,) = daemon.channels("t")
         assert (channel["in_flight_count"], channel["depth"]) == (size.in_flight, 5000)
-        growth_is_bounded(daemon, before, "in flight", size.in_flight, 30 + size.in_flight * 1000 / 1e6)
+        assert_growth_is_bounded(daemon, before, "in flight", size.in_flight, 30 + size.in_flight * 1000 / 1e6)
 
 
 @sizes
-def test_a_topic_costs_little(start: StartDaemon, size):
+def test_a_topic_takes_little_memory(start: StartDaemon, size):
     daemon = start("--durability=os", "--sync-timeout=100ms")
     before = daemon.resident_mb
     with Client(daemon.address(), timeout=120) as producer:
         publish(producer, [b"PUB t%d\n" % number + sized(BODY) for number in range(size.topics)])
     assert len(daemon.stats()) == size.topics
-    growth_is_bounded(daemon, before, "topics", size.topics, 30 + size.topics * 12_000 / 1e6)
+    assert_growth_is_bounded(daemon, before, "topics", size.topics, 30 + size.topics * 12_000 / 1e6)
 
 
 @sizes
 @pytest.mark.parametrize("subscribed", [False, True])
-def test_big_messages_nobody_reads_stay_on_the_disk(start: StartDaemon, size, subscribed):
+def test_large_messages_that_are_not_read_stay_on_disk(start: StartDaemon, size, subscribed):
     daemon = start("--durability=os", "--mem-queue-size=10")
     daemon.create_channel("t", "c")
     before = daemon.resident_mb
@@ -97,11 +97,11 @@ def test_big_messages_nobody_reads_stay_on_the_disk(start: StartDaemon, size, su
         for _ in range(size.big_messages):
             producer.publish("t", bytes(1_000_000))
         assert daemon.unfinished("t") == {"c": size.big_messages}
-        growth_is_bounded(daemon, before, "big messages", size.big_messages, 60)
+        assert_growth_is_bounded(daemon, before, "big messages", size.big_messages, 60)
 
 
 def growth_by_backlog(daemon: Daemon, messages: int) -> float:
-    """Megabytes, while so many wait in each of three channels."""
+    """The growth in megabytes with `messages` waiting messages in each of three channels."""
     for channel in "abc":
         daemon.create_channel("t", channel)
     before = daemon.resident_mb
@@ -117,9 +117,9 @@ def growth_by_backlog(daemon: Daemon, messages: int) -> float:
 
 @sizes
 @pytest.mark.parametrize("allowed", [(), ("--mem-queue-size=10000000",)], ids=["default", "with memory for all of it"])
-def test_a_backlog_in_three_channels_stays_on_the_disk(start: StartDaemon, size, allowed):
+def test_a_backlog_in_three_channels_stays_on_disk(start: StartDaemon, size, allowed):
     assert growth_by_backlog(start("--durability=os", *allowed), size.waiting) < MAX_BACKLOG_MB
 
 
-def test_this_test_sees_a_backlog_that_does_not(start: StartDaemon):
+def test_the_measurement_detects_a_backlog_in_memory(start: StartDaemon):
     assert growth_by_backlog(start("--durability=memory", "--mem-queue-size=1000000"), 200_000) > MAX_BACKLOG_MB

@@ -1,4 +1,4 @@
-"""nsq_to_file killed and asked to stop again and again: every message that was finished is in a file that opens."""
+"""nsq_to_file is killed and stopped repeatedly: every finished message is in a readable file."""
 
 import gzip
 import signal
@@ -19,13 +19,13 @@ from tests.faults.waiting import wait_until
 
 PROGRAM = str(Path(sys.executable).with_name("nsq_to_file"))
 ROUNDS = 5
-# Without the date, so that every life of the program meets the files of those before it.
+# Without the date, so that every run of the program finds the files of earlier runs.
 NAMES = ("--filename-format=<TOPIC><REV>", "--datetime-format=")
 
 
 @contextmanager
 def publishing(daemon: Daemon) -> Iterator[set[bytes]]:
-    """Publish numbers for as long as it lasts; the set is of those that were acknowledged."""
+    """Publish numbers until the end of the context; the set has the acknowledged ones."""
     acknowledged, over = set[bytes](), threading.Event()
 
     def publish() -> None:
@@ -59,7 +59,7 @@ def lines(path: Path) -> list[bytes]:
     ],
     ids=["plain", "rotated", "compressed", "moved"],
 )
-def test_every_finished_message_is_in_a_file_that_opens(
+def test_every_finished_message_is_in_a_readable_file(
     start: StartDaemon, tmp_path: Path, seed: int, flags: tuple[str, ...]
 ):
     random = Random(seed)
@@ -87,7 +87,7 @@ def test_every_finished_message_is_in_a_file_that_opens(
             ending = random.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM])
             process.send_signal(ending)
             assert process.wait(40) == (0 if ending == signal.SIGTERM else -signal.SIGKILL)
-    # The last one finds what those before it have left, and ends in order.
+    # The last run finds the files of the earlier ones and ends cleanly.
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     wait_until(lambda: daemon.unfinished("t") == {"nsq_to_file": 0}, 40)
     process.terminate()

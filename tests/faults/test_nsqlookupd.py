@@ -1,5 +1,5 @@
-"""F16: nsqlookupd is killed, comes back, hangs, talks nonsense or is cut off. nsqd is registered again in seconds,
-consumers go on, and nobody who publishes notices.
+"""F16: nsqlookupd is killed, restarts, hangs, sends invalid answers or loses its network. nsqd registers again within
+seconds; consumers and publishers are not affected.
 """
 
 import json
@@ -27,8 +27,8 @@ from tests.faults.traffic import Traffic
 from tests.faults.waiting import wait_until
 
 WITHIN = 40.0
-"""Seconds for what takes a few on a machine that has nothing else to do."""
-OF_ITS_OWN = "--broadcast-address=127.0.0.1"
+"""Longest wait in seconds; on an idle machine a few are enough."""
+BROADCAST = "--broadcast-address=127.0.0.1"
 
 
 @pytest.fixture
@@ -41,8 +41,8 @@ def directories() -> Iterator[list[Directory]]:
 
 
 def started(start: StartDaemon, directories: list[Directory], *options: str) -> Daemon:
-    """nsqd, registered with all of them with one topic."""
-    daemon = start(OF_ITS_OWN, *(each.flag for each in directories), *options)
+    """Start nsqd and wait until its topic is registered at all nsqlookupds."""
+    daemon = start(BROADCAST, *(each.flag for each in directories), *options)
     daemon.create_channel("before", "c")
     wait_until(lambda: all(each.topics() == {"before"} for each in directories), WITHIN)
     return daemon
@@ -55,7 +55,7 @@ def registered_again(directory: Directory, topics: set[str]) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_one_that_is_ended_and_comes_back_knows_everything_in_seconds(
+def test_a_restarted_nsqlookupd_knows_all_registrations_within_seconds(
     start: StartDaemon, directories: list[Directory], number: int
 ):
     ended, other = directories
@@ -76,7 +76,7 @@ def test_one_that_is_ended_and_comes_back_knows_everything_in_seconds(
         assert consumer.take(1)
 
 
-def test_one_that_hangs_holds_up_neither_the_other_nor_who_publishes(start: StartDaemon, directories: list[Directory]):
+def test_a_hanging_nsqlookupd_delays_neither_the_other_nor_publishers(start: StartDaemon, directories: list[Directory]):
     hung, other = directories
     daemon = started(start, directories, "--http-client-request-timeout=2s")
     hung.hang()
@@ -93,7 +93,7 @@ def test_one_that_hangs_holds_up_neither_the_other_nor_who_publishes(start: Star
     registered_again(hung, {"before", *names})
 
 
-def test_a_message_published_while_its_channels_are_asked_for_reaches_them_though_nsqd_is_killed_meanwhile(
+def test_a_message_published_during_the_lookup_of_channels_reaches_them_after_a_kill(
     start: StartDaemon, directories: list[Directory]
 ):
     asked, _ = directories
@@ -106,14 +106,14 @@ def test_a_message_published_while_its_channels_are_asked_for_reaches_them_thoug
     assert daemon.stats("new")[0]["depth"] == 2
     daemon.kill()
     asked.go_on()
-    daemon = start(OF_ITS_OWN, *(each.flag for each in directories))
+    daemon = start(BROADCAST, *(each.flag for each in directories))
     with Client(daemon.address()) as consumer:
         wait_until(lambda: daemon.unfinished("new") == {"elsewhere": 2}, WITHIN)
         consumer.subscribe("new", "elsewhere", 10)
         assert {message.body for message in consumer.take(2)} == {b"acknowledged", b"and deferred"}
 
 
-def test_kill_9_again_and_again_while_channels_are_asked_for_loses_nothing_for_any_of_them(
+def test_repeated_kills_during_lookups_of_channels_lose_no_message(
     start: StartDaemon, directories: list[Directory], seed: int, tmp_path: Path
 ):
     hung, _ = directories
@@ -126,7 +126,7 @@ def test_kill_9_again_and_again_while_channels_are_asked_for_loses_nothing_for_a
         memory = traffic.random.choice((0, 20, 10_000))
         flags = [each.flag for each in directories]
         patience = "--http-client-request-timeout=300s"
-        daemon = start(OF_ITS_OWN, *flags, patience, f"--durability={level}", f"--mem-queue-size={memory}")
+        daemon = start(BROADCAST, *flags, patience, f"--durability={level}", f"--mem-queue-size={memory}")
         if not traffic.orders.channels:
             wait_until(lambda: daemon.log.count("peer info") == 2, WITHIN)
             hung.hang()
@@ -136,20 +136,20 @@ def test_kill_9_again_and_again_while_channels_are_asked_for_loses_nothing_for_a
 
     for _ in range(3):
         live(Daemon.kill)
-    print(f"{len(traffic.orders.channels['own'].seen)} were delivered before the channels were known")
+    print(f"{len(traffic.orders.channels['own'].seen)} messages were delivered before the channels were known")
     hung.go_on()
     for _ in range(2):
         live(Daemon.kill)
-    # It was made when its name was known, and has had no consumer yet.
+    # Created when its name was known, and without a consumer so far.
     traffic.orders.channels["elsewhere"] = ChannelLedger("elsewhere", 0.0)
-    last = start(OF_ITS_OWN, *(each.flag for each in directories))
+    last = start(BROADCAST, *(each.flag for each in directories))
     wait_until(lambda: "elsewhere" in last.unfinished(traffic.orders.topic), WITHIN)
     traffic.drain(last)
     assert traffic.check() == []
     assert traffic.orders.acknowledged
 
 
-def test_a_clean_stop_does_not_wait_for_one_that_hangs(start: StartDaemon, directories: list[Directory]):
+def test_a_clean_stop_does_not_wait_for_a_hanging_nsqlookupd(start: StartDaemon, directories: list[Directory]):
     hung, other = directories
     daemon = started(start, directories, "--http-client-request-timeout=300s")
     hung.hang()
@@ -160,36 +160,36 @@ def test_a_clean_stop_does_not_wait_for_one_that_hangs(start: StartDaemon, direc
     wait_until(lambda: other.topics() == set(), WITHIN)
 
 
-# --- Nonsense ---------------------------------------------------------------------------------------------------------
+# --- Invalid answers --------------------------------------------------------------------------------------------------
 
 
 def sized(data: bytes) -> bytes:
     return len(data).to_bytes(4, "big") + data
 
 
-def greets(random: Random) -> bytes:
+def with_greeting(random: Random) -> bytes:
     host = random.choice(["", "127.0.0.1", "::1", "no such host"])
     about = {"broadcast_address": host, "http_port": random.choice([0, 1, -1])}
     return sized(json.dumps(about).encode())
 
 
-NONSENSE: list[Callable[[Random], bytes]] = [
+INVALID_ANSWERS: list[Callable[[Random], bytes]] = [
     lambda random: random.randbytes(random.randint(1, 100)),
     lambda random: b"HTTP/1.1 400 Bad Request\r\n\r\n",
     lambda random: b"\xff\xff\xff\xff",
     lambda random: b"\x7f\xff\xff\xff" + random.randbytes(1000),
     lambda random: sized(b"[" * 5000),
     lambda random: sized(b'{"tcp_port":1e400}'),
-    lambda random: greets(random) + sized(b"E_INVALID"),
-    lambda random: greets(random) + sized(random.randbytes(50)),
-    lambda random: greets(random) + sized(b"OK") * random.randint(0, 5000),
-    lambda random: greets(random)[: random.randint(0, 30)],
+    lambda random: with_greeting(random) + sized(b"E_INVALID"),
+    lambda random: with_greeting(random) + sized(random.randbytes(50)),
+    lambda random: with_greeting(random) + sized(b"OK") * random.randint(0, 5000),
+    lambda random: with_greeting(random)[: random.randint(0, 30)],
     lambda random: b"",
 ]
 
 
-class Babbler(threading.Thread):
-    """Listens where an nsqlookupd should, and says something else to everybody who comes."""
+class InvalidLookupd(threading.Thread):
+    """A server on the address of an nsqlookupd that gives an invalid answer to each connection."""
 
     def __init__(self, random: Random) -> None:
         super().__init__(daemon=True)
@@ -205,7 +205,7 @@ class Babbler(threading.Thread):
                 client, _ = self._listener.accept()
                 with client, suppress(OSError):
                     client.settimeout(5)
-                    client.sendall(self._random.choice(NONSENSE)(self._random))
+                    client.sendall(self._random.choice(INVALID_ANSWERS)(self._random))
                     client.recv(1000)
                     self.heard += 1
 
@@ -215,8 +215,8 @@ class Babbler(threading.Thread):
         self.join()
 
 
-def test_nonsense_costs_nobody_else_anything(start: StartDaemon, directories: list[Directory], seed: int):
-    babblers = [Babbler(Random(seed + number)) for number in range(5)]
+def test_invalid_answers_of_an_nsqlookupd_have_no_effect(start: StartDaemon, directories: list[Directory], seed: int):
+    babblers = [InvalidLookupd(Random(seed + number)) for number in range(5)]
     try:
         daemon = started(start, directories, *(each.flag for each in babblers))
         with Client(daemon.address()) as client:
@@ -235,7 +235,7 @@ def test_nonsense_costs_nobody_else_anything(start: StartDaemon, directories: li
             babbler.stop()
 
 
-# --- Cut off ----------------------------------------------------------------------------------------------------------
+# --- Network cuts -----------------------------------------------------------------------------------------------------
 
 FAR = """
 import os
@@ -250,13 +250,13 @@ def _lost(host: str, daemon: Daemon) -> bool:
 
 
 def topics_at(host: str) -> set[str]:
-    """Those that somebody is registered with at an nsqlookupd; none while there is none."""
+    """The topics registered at an nsqlookupd; empty if it cannot be reached."""
     with suppress(OSError), urlopen(f"http://{host}:4161/nodes", timeout=5) as response:
         return {topic for node in json.load(response)["producers"] for topic in node["topics"]}
     return set()
 
 
-def test_one_that_was_cut_off_knows_everything_in_seconds(start: StartDaemon, directories: list[Directory]):
+def test_registrations_are_complete_soon_after_a_network_cut(start: StartDaemon, directories: list[Directory]):
     near, _ = directories
     with Cable() as cable, cable.run(FAR.format(program=installed_nsqlookupd(), host=cable.far)):
         daemon = started(start, directories, f"--lookupd-tcp-address={cable.far}:4160")

@@ -1,4 +1,4 @@
-"""F1: lives that end by SIGKILL long before the checkpoint interval is over."""
+"""F1: nsqd is killed repeatedly long before its checkpoint interval has passed."""
 
 import os
 
@@ -9,15 +9,15 @@ from tests.faults.waiting import wait_until
 
 LIVES = 4
 CHECKPOINTED, NOT_CHECKPOINTED = 200, 100
-"""Messages that are finished in each life before its last checkpoint, and after it."""
+"""Messages finished in each life before its last checkpoint, and after it."""
 
 
 def wait_for_checkpoint(daemon: Daemon, unfinished: int) -> None:
-    """Until a checkpoint says that no more than so many messages of the channel are not finished."""
+    """Wait for a checkpoint with at most `unfinished` unfinished messages of the channel."""
     wait_until(lambda: daemon.checkpoint_says_unfinished("t", "c") <= unfinished)
 
 
-def test_a_crash_loop_delivers_again_only_what_was_finished_after_the_last_early_checkpoint(start: StartDaemon):
+def test_a_crash_loop_redelivers_only_messages_finished_after_the_last_checkpoint(start: StartDaemon):
     total = LIVES * (CHECKPOINTED + NOT_CHECKPOINTED)
     delivered: list[bytes] = []
     for life in range(LIVES):
@@ -41,7 +41,7 @@ def test_a_crash_loop_delivers_again_only_what_was_finished_after_the_last_early
     assert duplicates <= (LIVES - 1) * (NOT_CHECKPOINTED + 2)
 
 
-def test_a_message_put_back_with_a_delay_is_not_early_after_a_crash_and_a_lost_checkpoint(start: StartDaemon, tmp_path):
+def test_a_requeue_delay_survives_a_crash_and_a_lost_checkpoint(start: StartDaemon, tmp_path):
     daemon = start("--sync-timeout=60s")
     daemon.create_channel("t", "c")
     with Client(daemon.address()) as client:

@@ -1,4 +1,4 @@
-"""F14: nsqd is asked to stop, once or twice, under load, and is not always given the time; nothing is lost by it."""
+"""F14: nsqd gets SIGTERM once or twice under load, in some tests followed by SIGKILL; no message is lost."""
 
 import signal
 import subprocess
@@ -11,7 +11,7 @@ from tests.faults.daemon import Daemon
 from tests.faults.traffic import Traffic
 
 BOUND_SECONDS = 15.0
-"""A stop under this load takes well under a second; what is asserted allows for a machine that is busy with others."""
+"""A stop under this load takes less than a second; the bound allows for a busy machine."""
 
 
 def terminate(daemon: Daemon) -> int:
@@ -28,7 +28,7 @@ def terminate_twice(daemon: Daemon) -> int:
 
 
 def terminate_then_kill(daemon: Daemon) -> int:
-    """As an impatient supervisor does."""
+    """Send SIGTERM and soon SIGKILL, as a supervisor with a short timeout does."""
     daemon.signal(signal.SIGTERM)
     try:
         return daemon.wait_for_end(1.0)
@@ -38,7 +38,7 @@ def terminate_then_kill(daemon: Daemon) -> int:
 
 
 @pytest.mark.parametrize("level", ["memory", "os", "fsync"])
-def test_a_clean_stop_under_load_loses_nothing_and_brings_nothing_back(start, seed, tmp_path, level):
+def test_a_clean_stop_under_load_loses_and_repeats_nothing(start, seed, tmp_path, level):
     traffic = Traffic(seed, tmp_path)
     for number, stop in enumerate((terminate, terminate_twice)):
         daemon = start(f"--durability={level}", f"--mem-queue-size={traffic.random.choice((0, 20, 10_000))}")
@@ -65,7 +65,7 @@ def test_sigkill_a_second_after_sigterm_loses_nothing(start, seed, tmp_path, lev
 
 
 @pytest.mark.parametrize(("level", "after"), [("os", 0.0), ("os", 0.05), ("fsync", 0.02)])
-def test_sigkill_while_it_stops_loses_nothing(start, seed, tmp_path, level, after):
+def test_sigkill_during_a_stop_loses_nothing(start, seed, tmp_path, level, after):
     traffic = Traffic(seed, tmp_path)
     daemon = start(f"--durability={level}", "--mem-queue-size=100")
     traffic.add_channel(daemon, traffic.orders, "a")
@@ -80,7 +80,7 @@ def test_sigkill_while_it_stops_loses_nothing(start, seed, tmp_path, level, afte
     assert traffic.check() == []
 
 
-def test_connections_in_any_state_do_not_hold_a_stop_up(start):
+def test_connections_in_any_state_do_not_delay_a_stop(start):
     daemon = start()
     silent, half_a_magic, half_a_body, half_a_request = (daemon.connect() for _ in range(4))
     half_a_magic.sendall(b"  V")

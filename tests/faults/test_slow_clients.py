@@ -1,4 +1,4 @@
-"""F10: five hundred sockets that never finish what they say, a byte now and then; deadlines close them one and all."""
+"""F10: 500 sockets that send a byte now and then and never complete a command; deadlines close all of them."""
 
 import itertools
 import json
@@ -25,7 +25,7 @@ WITH_HEARTBEATS = {
     "a body": IDENTIFY + b"PUB t\n" + HALF_A_BODY,
     "a batch": IDENTIFY + b"MPUB t\n" + (2004).to_bytes(4, "big") + (2).to_bytes(4, "big") + HALF_A_BODY,
 }
-"""What each has half said."""
+"""The incomplete command of each."""
 
 
 @pytest.fixture
@@ -46,11 +46,11 @@ def connect(daemon: Daemon, openings: list[bytes], stack: ExitStack) -> list[soc
 
 
 def drip(sockets: list[socket], byte: bytes) -> list[socket]:
-    """Send each a byte; return those that nsqd has not closed."""
+    """Send a byte on each socket; returns those that nsqd has not closed."""
     open_ones = []
     for each in sockets:
         try:
-            while each.recv(4096):  # answers and error frames
+            while each.recv(4096):  # read answers and error frames
                 pass
         except BlockingIOError:
             try:
@@ -63,21 +63,21 @@ def drip(sockets: list[socket], byte: bytes) -> list[socket]:
     return open_ones
 
 
-def witness(daemon: Daemon) -> Generator[float, None, None]:
-    """Publish and consume, once for every step; how long it took in seconds."""
+def measure_others(daemon: Daemon) -> Generator[float, None, None]:
+    """Publish and consume a message at each step, and yield the time in seconds."""
     with Client(daemon.address()) as producer, Client(daemon.address()) as consumer:
         consumer.subscribe("t", "c", 1)
         for number in itertools.count():
             began = time.monotonic()
             producer.publish("t", b"%d" % number)
             (message,) = consumer.take(1)
-            assert message.body == b"%d" % number, "nothing half said was ever published"
+            assert message.body == b"%d" % number, "incomplete commands publish nothing"
             consumer.finish([message.id])
             yield time.monotonic() - began
 
 
-def close_them_all(daemon: Daemon, openings: list[bytes], byte: bytes, within: float) -> None:
-    steps = witness(daemon)
+def expect_all_closed(daemon: Daemon, openings: list[bytes], byte: bytes, within: float) -> None:
+    steps = measure_others(daemon)
     next(steps)
     resident = daemon.resident_mb
     with ExitStack() as stack:
@@ -95,11 +95,11 @@ def close_them_all(daemon: Daemon, openings: list[bytes], byte: bytes, within: f
 
 
 @pytest.mark.parametrize("said", WITH_HEARTBEATS)
-def test_who_never_completes_a_command_is_closed_after_two_heartbeats(daemon: Daemon, said: str):
-    close_them_all(daemon, [WITH_HEARTBEATS[said]], b"x", within=20)
+def test_a_client_that_never_completes_a_command_is_closed_after_two_heartbeats(daemon: Daemon, said: str):
+    expect_all_closed(daemon, [WITH_HEARTBEATS[said]], b"x", within=20)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(180)
-def test_who_never_completes_the_magic_is_closed_after_a_minute(daemon: Daemon):
-    close_them_all(daemon, WITHOUT_MAGIC, b"", within=120)
+def test_a_client_that_never_completes_the_magic_is_closed_after_a_minute(daemon: Daemon):
+    expect_all_closed(daemon, WITHOUT_MAGIC, b"", within=120)

@@ -1,8 +1,8 @@
-"""F18: everything at once, for long: nothing is lost, and nothing grows.
+"""F18: a long test of everything at once: no message is lost, and resource use does not grow.
 
-First many short lives, killed or stopped in the middle of traffic and trouble. Then one long life: again and again
-traffic, trouble and rest, and at each rest it is looked at how many descriptors and greenlets there are and how much
-memory. FAULT_SOAK_MINUTES says how long the long form takes, half an hour unless it does.
+First many short lives of nsqd, killed or stopped during traffic and disturbances. Then one long life with repeated
+traffic, disturbances and idle periods; in each idle period, descriptors, greenlets and memory are measured.
+FAULT_SOAK_MINUTES sets the length of the long test (default: 30).
 """
 
 import os
@@ -25,16 +25,16 @@ from tests.faults.waiting import wait_until
 
 SOAK_SECONDS = 60 * float(os.environ.get("FAULT_SOAK_MINUTES") or 30)
 PATIENCE = 300.0
-"""Seconds after which what has not been finished never will be."""
+"""Longest wait for messages to be finished, in seconds."""
 _ROUNDS_APART = 1000
 _SPARE_DESCRIPTORS = 10
 _SPARE_GREENLETS = 3
 _SPARE_MB = 25
-"""A heap is never quite the same: what a busier round needed once stays with the process."""
+"""Tolerance, because memory that a busier round needed stays with the process."""
 
 
 class Rest(NamedTuple):
-    """What nsqd has while nobody wants anything of it."""
+    """The resources of an idle nsqd."""
 
     descriptors: int
     greenlets: int
@@ -53,7 +53,7 @@ class Soak:
         self._epochs = 0
 
     def many_lives(self, lives: int, seconds: float) -> None:
-        """Traffic and trouble, each life ended in the middle of it; then all is finished, and the books are checked."""
+        """Run lives that end during traffic and disturbances; then drain, and check the ledgers."""
         traffic: Traffic | None = None
         for _ in range(lives):
             daemon = self._start(*settings(self._random, "os", "fsync"))
@@ -64,7 +64,7 @@ class Soak:
         self._check(traffic)
 
     def one_life(self, seconds: float, daemon: Daemon) -> None:
-        """Traffic and trouble, everything is finished, and nsqd goes on."""
+        """Run traffic and disturbances in one life, finishing all messages in between."""
         traffic = self._new_traffic(daemon)
         with Trouble(daemon, self._random.getrandbits(32)) as trouble:
             traffic.run(daemon, seconds, lambda _: None)
@@ -95,14 +95,14 @@ class Soak:
 
 
 def rest(daemon: Daemon) -> Rest:
-    """Once everybody has gone."""
+    """Wait until all clients are disconnected, and measure the resources."""
     wait_until(lambda: b"\nnsqd_connections 0.0\n" in daemon.http("metrics")[1], within=PATIENCE)
     greenlets = re.findall(rb'\+--- <Greenlet "', daemon.http("debug/pprof/goroutine")[1])
     return Rest(daemon.descriptors, len(greenlets), daemon.resident_mb)
 
 
-def assert_level(rests: Sequence[Rest]) -> None:
-    """The last third has no more than the third after the beginning: the first is for warming up."""
+def assert_no_growth(rests: Sequence[Rest]) -> None:
+    """Check that the last third needs no more than the second; the first third is the warm-up."""
     third = len(rests) // 3
     then, now = rests[third : 2 * third], rests[2 * third :]
     for name, spare in zip(Rest._fields, (_SPARE_DESCRIPTORS, _SPARE_GREENLETS, _SPARE_MB), strict=True):
@@ -119,25 +119,25 @@ def soak(start: StartDaemon, seed: int, data_path: Path, seconds: float, lives: 
     end = time.monotonic() + seconds / 2
     while len(it.rests) < 3 or time.monotonic() < end:
         it.one_life(life_seconds, daemon)
-    assert_level(it.rests)
+    assert_no_growth(it.rests)
     assert it.troubles > it.lives
     assert daemon.stop() == 0
 
 
 @pytest.mark.timeout(600)
-def test_a_while_of_everything_loses_nothing_and_nothing_grows(start, seed, tmp_path):
+def test_a_short_soak_loses_nothing_and_grows_nothing(start, seed, tmp_path):
     soak(start, seed, tmp_path, seconds=0.0, lives=2, life_seconds=0.5)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(0)
-def test_half_an_hour_of_everything_loses_nothing_and_nothing_grows(start, seed, tmp_path):
+def test_a_long_soak_loses_nothing_and_grows_nothing(start, seed, tmp_path):
     soak(start, seed, tmp_path, SOAK_SECONDS, lives=4, life_seconds=4.0)
 
 
-def test_what_grows_is_found():
+def test_growth_is_detected():
     steady = [Rest(20, 8, 50.0)] * 9
-    assert_level(steady)
+    assert_no_growth(steady)
     for grown in (Rest(200, 8, 50.0), Rest(20, 80, 50.0), Rest(20, 8, 500.0)):
         with pytest.raises(AssertionError):
-            assert_level([*steady[:6], grown, grown, grown])
+            assert_no_growth([*steady[:6], grown, grown, grown])

@@ -1,4 +1,4 @@
-"""F15: much to bring back, many who wait for it, and a data path that is in use."""
+"""F15: starts with much data, with many waiting clients, and on a data path that is in use."""
 
 import subprocess
 import time
@@ -21,7 +21,7 @@ PIPELINED = 2_000
         pytest.param(10_000, 50_000, id="full", marks=[pytest.mark.long, pytest.mark.timeout(0)]),
     ],
 )
-def test_it_starts_soon_with_much_on_disk(start: StartDaemon, topics, deferred, ending):
+def test_a_start_with_much_data_on_disk_is_fast(start: StartDaemon, topics, deferred, ending):
     daemon = start("--durability=os")
     daemon.create_channel("t", "c")
     with Client(daemon.address(), timeout=120) as producer:
@@ -39,10 +39,10 @@ def test_it_starts_soon_with_much_on_disk(start: StartDaemon, topics, deferred, 
     print(f"{topics} topics and {deferred} deferred messages, after {ending}: started in {seconds:.1f} s")
     assert daemon.unfinished("t") == {"c": deferred}
     assert sum(topic["depth"] for topic in daemon.stats()) == 2 * topics
-    assert seconds < 30, "the target is 10 s on a machine that has nothing else to do"
+    assert seconds < 30, "the target is 10 s on an idle machine"
 
 
-def test_five_hundred_clients_come_at_once(start: StartDaemon):
+def test_five_hundred_clients_connect_at_once(start: StartDaemon):
     daemon = start()
     daemon.create_channel("t", "c")
     with ExitStack() as stack:
@@ -72,6 +72,6 @@ def test_a_data_path_in_use_is_refused(start: StartDaemon, tmp_path):
     )
     with Client(daemon.address()) as producer:
         producer.publish("t", b"x")
-    # Who was killed leaves no lock behind.
+    # A killed process leaves no lock.
     daemon.kill()
     assert start().unfinished("t") == {}

@@ -1,4 +1,4 @@
-"""F5 on a live process: strace makes its fdatasync fail, as a dying disk would."""
+"""F5 on a live process: strace makes fdatasync fail, as a defective disk would."""
 
 import shutil
 import subprocess
@@ -15,7 +15,7 @@ from tests.faults.daemon import Daemon
 
 @contextmanager
 def failing(daemon: Daemon, call: str, *paths: Path) -> Iterator[None]:
-    """Meanwhile the system call returns EIO to every thread, or only for these files if any are given."""
+    """Make a system call return EIO in all threads, for all files or the given ones."""
     strace = shutil.which("strace")
     if strace is None:
         pytest.fail("this test needs strace to make system calls fail: apt-get install strace")
@@ -32,7 +32,7 @@ def failing(daemon: Daemon, call: str, *paths: Path) -> Iterator[None]:
             tracer.communicate(timeout=20)
 
 
-def test_what_could_not_be_synced_is_refused_and_its_file_is_not_trusted_again(start, tmp_path):
+def test_a_publish_with_a_failed_sync_is_refused_and_its_file_is_not_used_again(start, tmp_path):
     daemon = start("--durability=fsync", "--sync-timeout=100ms")
     daemon.create_channel("t", "c")
     bodies = [b"before %d" % number for number in range(10)]
@@ -55,7 +55,7 @@ def test_what_could_not_be_synced_is_refused_and_its_file_is_not_trusted_again(s
             assert time.monotonic() < deadline
             time.sleep(0.05)
         producer.publish("t", b"after")
-    assert set((tmp_path / "nsq_compat" / "t.topic").glob("log.*")) - segments, "it goes on in a new file"
+    assert set((tmp_path / "nsq_compat" / "t.topic").glob("log.*")) - segments, "the log continues in a new file"
     daemon.kill()
     daemon = start("--durability=fsync")
     with Client(daemon.address()) as consumer:
@@ -66,11 +66,11 @@ def test_what_could_not_be_synced_is_refused_and_its_file_is_not_trusted_again(s
             assert messages, f"lost: {({*bodies, b'after'}) - seen}"
             seen |= {message.body for message in messages}
             consumer.finish(message.id for message in messages)
-    # What was refused may have come all the same: the disk might have taken it.
+    # A refused message may exist nevertheless, because the disk may have stored it.
     assert seen <= {*bodies, b"after", b"w", b"x", b"y", b"z"}
 
 
-def test_level_os_has_its_ok_before_the_disk_is_asked(start):
+def test_level_os_answers_ok_before_the_sync(start):
     daemon = start("--durability=os")
     with failing(daemon, "fdatasync"), Client(daemon.address()) as producer:
         producer.publish("t", b"x")

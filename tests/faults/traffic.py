@@ -1,7 +1,6 @@
-"""Producers and consumers that use everything NSQ has, and write down what nsqd owes them.
+"""Producers and consumers that use all features of NSQ and record in ledgers what nsqd must deliver.
 
-A FIN has no answer. So that a consumer knows what nsqd has heard, it now and then finishes a message that does not
-exist: the error it gets back confirms every FIN before it.
+A FIN has no answer. Therefore a consumer sometimes finishes an unknown message: the error confirms all earlier FINs.
 """
 
 import threading
@@ -19,13 +18,13 @@ from tests.faults.ledger import ChannelLedger, Ledger
 
 MSG_TIMEOUT_MS = 1000
 _MARKER = b"0" * 16
-_MUCH = 3000
+_MAX_BACKLOG = 3000
 _WAIT = 0.05
-_LOOK_AT_CHECKPOINTS = 0.005
+_CHECKPOINT_POLL_SECONDS = 0.005
 
 
 class Producer(threading.Thread):
-    """Publishes until told to stop or nsqd is gone."""
+    """Publishes until it is stopped or nsqd is gone."""
 
     def __init__(self, traffic: "Traffic", ledger: Ledger, address: tuple[str, int], name: str, seed: int) -> None:
         super().__init__(daemon=True)
@@ -41,7 +40,7 @@ class Producer(threading.Thread):
         try:
             with Client(self._address) as client:
                 while not self._traffic.stopping.is_set():
-                    if self._ledger.backlog < _MUCH:
+                    if self._ledger.backlog < _MAX_BACKLOG:
                         self._random.choice(self._ways)(client)
                     time.sleep(self._random.uniform(0, 0.004))
         except Gone:
@@ -77,7 +76,7 @@ class Producer(threading.Thread):
 
 
 class Consumer(threading.Thread):
-    """Consumes one channel; a calm one finishes everything, another also requeues, touches, and lets time out."""
+    """Consumes a channel. A calm consumer only finishes; others also requeue, touch and let messages time out."""
 
     def __init__(
         self,
@@ -130,13 +129,13 @@ class Consumer(threading.Thread):
             code, _, message_id, *_ = client.errors.popleft().split(b" ")
             if message_id == _MARKER:
                 self._ledger.confirm(self._channel, self._unconfirmed.popleft().values(), time.time())
-            elif code == b"E_FIN_FAILED":  # it had timed out
+            elif code == b"E_FIN_FAILED":  # the message has timed out
                 for finished in self._unconfirmed:
                     finished.pop(message_id, None)
 
 
 class Operator(threading.Thread):
-    """Pauses and unpauses the topic and its channels, for moments."""
+    """Pauses the topic and its channels for short times."""
 
     def __init__(self, traffic: "Traffic", daemon: Daemon, ledger: Ledger, seed: int) -> None:
         super().__init__(daemon=True)
@@ -154,10 +153,10 @@ class Operator(threading.Thread):
 
 
 class CheckpointWatch(threading.Thread):
-    """Looks when a topic's checkpoint is written.
+    """Records the times at which a topic's checkpoint is written.
 
-    The last one holds all that was finished before the one before it was written, because they are made one after the
-    other; that one itself may have been made a moment before its file.
+    Checkpoints are made one after the other, so the last one contains all messages finished before the one before it
+    was written. It may have been made some time before its own file was written.
     """
 
     def __init__(self, daemon: Daemon, topic: str) -> None:
@@ -168,11 +167,11 @@ class CheckpointWatch(threading.Thread):
         self._over = threading.Event()
 
     def run(self) -> None:
-        while not self._over.wait(_LOOK_AT_CHECKPOINTS):
+        while not self._over.wait(_CHECKPOINT_POLL_SECONDS):
             self._look()
 
     def end(self) -> float:
-        """nsqd has ended; returns until when its last checkpoint knows everything."""
+        """Return the time up to which the last checkpoint is known to be complete; called after the end of nsqd."""
         self._over.set()
         self.join()
         self._look()
@@ -185,9 +184,9 @@ class CheckpointWatch(threading.Thread):
 
 
 class Traffic:
-    """`orders` has channels from the start and one more later, `bare` gets its channel when all is over.
+    """Traffic on two topics: `orders` has channels from the start and one more later, `bare` gets one at the end.
 
-    `first_round`: where the numbers in bodies begin, so that those of another run are none of this one's.
+    `first_round` is the first number in bodies, to keep them distinct from those of another run.
     """
 
     def __init__(self, seed: int, data_path: Path, first_round: int = 0) -> None:
@@ -196,11 +195,11 @@ class Traffic:
         self.stopping = threading.Event()
         self.refusals: list[str] = []
         self.checkpoint_ages: list[float] = []
-        """At each kill, how old that checkpoint was behind which everything finished may come again."""
+        """The age of the decisive checkpoint at each kill; messages finished after it may return."""
         self.orders = Ledger("orders")
         self.bare = Ledger("bare")
         self.settled = 0
-        """Finished and known to a checkpoint when nsqd was killed, on `orders`."""
+        """The number of messages of `orders` that were finished in a checkpoint when nsqd was killed."""
         self._round = first_round
 
     @property
@@ -208,14 +207,14 @@ class Traffic:
         return self.orders, self.bare
 
     def add_channel(self, daemon: Daemon, ledger: Ledger, name: str) -> None:
-        """Make a channel and expect everything from now on; on a topic without one, everything there was."""
+        """Create a channel and expect all later messages; the first channel of a topic also gets earlier ones."""
         daemon.create_channel(ledger.topic, name)
         channel = ChannelLedger(name, time.monotonic() if ledger.channels else 0.0)
         channel.missed = len(ledger.acknowledged) if ledger.channels else 0
         ledger.channels[name] = channel
 
     def run(self, daemon: Daemon, seconds: float, end: Callable[[Daemon], object], clean: bool = False) -> None:
-        """Producers and consumers for so long; then `end` ends nsqd under them, cleanly or not."""
+        """Run producers and consumers for `seconds`; then `end` ends nsqd under them, cleanly or not."""
         self._round += 1
         self.stopping.clear()
         watches = {ledger: CheckpointWatch(daemon, ledger.topic) for ledger in self.ledgers}
@@ -238,14 +237,14 @@ class Traffic:
         self.settled = sum(len(channel.settled) for channel in self.orders.channels.values())
 
     def drain(self, daemon: Daemon, within: float = 60.0) -> None:
-        """Finish everything and stop nsqd. Raises ``AssertionError`` when something is left."""
+        """Finish all messages and stop nsqd. Raises ``AssertionError`` if messages are left."""
         self.finish(daemon, within)
         assert daemon.stop() == 0
         for ledger in self.ledgers:
             ledger.settle(float("inf"))
 
     def finish(self, daemon: Daemon, within: float = 60.0) -> None:
-        """Finish everything. Raises ``AssertionError`` when something is left."""
+        """Finish all messages. Raises ``AssertionError`` if messages are left."""
         self.stopping.clear()
         if "last" not in self.bare.channels:
             self.add_channel(daemon, self.bare, "last")
@@ -263,7 +262,7 @@ class Traffic:
         assert not left, f"not drained: {left}"
 
     def check(self) -> list[str]:
-        """After the last drain: what is wrong, in sentences."""
+        """Check the ledgers after the last drain; returns a sentence for each error."""
         return [problem for ledger in self.ledgers for problem in ledger.check()]
 
     def _left(self, daemon: Daemon) -> dict[str, int]:

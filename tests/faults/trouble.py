@@ -1,4 +1,4 @@
-"""What goes on around an nsqd at the same time: clients that behave badly, and operators that are busy."""
+"""Disturbances of an nsqd: clients that misbehave, and actions of operators."""
 
 import contextlib
 import json
@@ -13,13 +13,13 @@ from random import Random
 from tests.faults.client import Client, Gone, Refused, sized
 from tests.faults.daemon import Daemon
 
-_HALF_SAID = (b"", b"  V", b"  V2PUB or", b"  V2PUB orders\n\0\0", b"  V2PUB orders\n" + sized(b"half")[:-2])
+_INCOMPLETE_COMMANDS = (b"", b"  V", b"  V2PUB or", b"  V2PUB orders\n\0\0", b"  V2PUB orders\n" + sized(b"half")[:-2])
 
 
 class Trouble(threading.Thread):
-    """A context manager: troubles one after the other, in an order drawn from the seed, until it is left.
+    """A context manager that causes disturbances one after the other, in an order drawn from the seed.
 
-    None of it touches the topics that ``Traffic`` keeps books of, except as any client might.
+    It does not use the topics of ``Traffic``, except for commands without effect.
     """
 
     def __init__(self, daemon: Daemon, seed: int) -> None:
@@ -29,13 +29,13 @@ class Trouble(threading.Thread):
         self._random = Random(seed)
         self._over = threading.Event()
         self._troubles: tuple[Callable[[], None], ...] = (
-            self._half_said,
+            self._incomplete_commands,
             self._garbage,
-            self._deaf,
-            self._topics_that_come_and_go,
+            self._unread_deliveries,
+            self._create_and_delete_topics,
             self._dead_letters,
             self._signals,
-            self._looks,
+            self._read_requests,
         )
 
     def __enter__(self) -> "Trouble":
@@ -48,14 +48,14 @@ class Trouble(threading.Thread):
 
     def run(self) -> None:
         while not self._over.wait(self._random.uniform(0.0, 0.1)):
-            with contextlib.suppress(OSError, HTTPException, Gone, Refused):  # nsqd may be gone
+            with contextlib.suppress(OSError, HTTPException, Gone, Refused):  # nsqd may have ended
                 self._random.choice(self._troubles)()
                 self.count += 1
 
-    def _half_said(self) -> None:
+    def _incomplete_commands(self) -> None:
         with contextlib.ExitStack() as sockets:
             for _ in range(20):
-                sockets.enter_context(self._daemon.connect()).sendall(self._random.choice(_HALF_SAID))
+                sockets.enter_context(self._daemon.connect()).sendall(self._random.choice(_INCOMPLETE_COMMANDS))
             self._over.wait(0.2)
 
     def _garbage(self) -> None:
@@ -63,14 +63,14 @@ class Trouble(threading.Thread):
             with socket.create_connection(self._daemon.address(port), timeout=10) as client:
                 client.sendall(self._random.randbytes(1000))
 
-    def _deaf(self) -> None:
-        """Takes messages of a channel of its own, reads none, and is gone with a reset."""
+    def _unread_deliveries(self) -> None:
+        """Subscribe to a separate channel, read nothing, and close with a reset."""
         with self._daemon.connect() as client:
             client.sendall(b"  V2SUB orders deaf#ephemeral\nRDY 2500\n")
             self._over.wait(0.2)
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
-    def _topics_that_come_and_go(self) -> None:
+    def _create_and_delete_topics(self) -> None:
         name = f"passing{self._random.randrange(5)}"
         self._daemon.create_channel(name, "c")
         with Client(self._daemon.address()) as client:
@@ -79,7 +79,7 @@ class Trouble(threading.Thread):
         self._daemon.control("delete", name)
 
     def _dead_letters(self) -> None:
-        """A policy comes, is followed, and goes."""
+        """Set a policy, use it, and remove it."""
         self._put_policies([{"topic": "failing", "max_attempts": 1, "dead_letter_topic": "dead", "max_rate": 1000}])
         with Client(self._daemon.address()) as client:
             client.publish_together("failing", [b"bad"] * 20)
@@ -104,6 +104,6 @@ class Trouble(threading.Thread):
         finally:
             self._daemon.signal(signal.SIGCONT)
 
-    def _looks(self) -> None:
+    def _read_requests(self) -> None:
         for path in ("stats", "metrics", "ping", "info", "topic/recent?topic=orders", "nothing"):
             self._daemon.http(path)

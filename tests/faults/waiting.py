@@ -1,4 +1,4 @@
-"""Waiting for what a live process does, by asking it again and again."""
+"""Polling for a condition of a live process."""
 
 import time
 from collections.abc import Callable
@@ -7,5 +7,5 @@ from collections.abc import Callable
 def wait_until(condition: Callable[[], bool], within: float = 10.0) -> None:
     deadline = time.monotonic() + within
     while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         time.sleep(0.02)

@@ -98,7 +98,7 @@ def test_an_editable_installation_is_not_compiled(tree: Path):
         ("", "/no/such/compiler", "[]"),
         ("1", "false", "NSQ_COMPAT_COMPILED=1: false does not find Python.h, or does not work."),
         ("1", "/no/such/compiler", "NSQ_COMPAT_COMPILED=1: no C compiler"),
-        ("yes", "cc", "NSQ_COMPAT_COMPILED=yes: 0, 1 or nothing."),
+        ("yes", "cc", "NSQ_COMPAT_COMPILED=yes: must be 0, 1 or empty."),
     ],
 )
 def test_a_build_compiles_where_it_can_and_fails_only_where_it_must(
@@ -111,7 +111,7 @@ def test_a_build_compiles_where_it_can_and_fails_only_where_it_must(
 
 def test_a_wheel_made_without_a_compiler_is_for_every_machine(tree: Path):
     result = build(tree, "", "false", "setup.py", "--quiet", "bdist_wheel")
-    assert "nsq_compat stays Python: false does not find Python.h" in result.stderr
+    assert "nsq_compat is not compiled: false does not find Python.h" in result.stderr
     [wheel] = (tree / "dist").glob("*")
     assert wheel.name.endswith("-py3-none-any.whl")
 

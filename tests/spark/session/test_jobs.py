@@ -165,8 +165,8 @@ def test_wrong_flags_are_reported_before_spark_is_called(stream: list[str], caps
 
 
 def test_a_failure_in_spark_is_reported_in_one_sentence(source: list[str], tmp_path: Path, capsys):
-    nobody = ["--nsqd-tcp-address=127.0.0.1:1", "--nsqd-http-address=127.0.0.1:1"]
-    flags = [*(each for each in source if "address" not in each), *nobody, f"--path={tmp_path / 'out'}"]
+    unreachable = ["--nsqd-tcp-address=127.0.0.1:1", "--nsqd-http-address=127.0.0.1:1"]
+    flags = [*(each for each in source if "address" not in each), *unreachable, f"--path={tmp_path / 'out'}"]
     assert run("batch_drain", *flags) == 1
     assert capsys.readouterr().err.startswith("batch_drain.py: nsqdTcpAddresses: no nsqd can be reached; start one")
     assert run("publisher", f"--path={tmp_path / 'no'}", "--to-topic=t", "--to-nsqd-tcp-address=127.0.0.1:1") == 1
