@@ -14,6 +14,7 @@ number them.
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import chain, islice
 from typing import Final
 
@@ -171,8 +172,9 @@ class Cursor:
         frames = list(islice(chain.from_iterable(self._window.batches()), count))
         if len(frames) < count and self.behind and not self._gaps:
             assert self._log is not None, "messages that are not in memory are in the log"
-            for group in self._log.reader(self.position + len(self._window)).read():
-                frames += group.frames[: max(0, self.end - group.first_seq)]
+            with suppress(BlockingIOError):  # these frames suffice
+                for group in self._log.reader(self.position + len(self._window)).read():
+                    frames += group.frames[: max(0, self.end - group.first_seq)]
         return frames[:count]
 
     def latest(self, count: int) -> list[bytes]:
