@@ -266,9 +266,7 @@ def extend_index(segment: Segment, damage: Damage) -> bool:
         return True
     partial = segment.partial_index
     if partial is None:
-        first_id_of(
-            segment, damage
-        )  # remembered: the index has no entry for a damaged group, of which frames are sound
+        first_id_of(segment, damage)  # remembers it: sound frames of a damaged group have no index entry
         partial = segment.partial_index = PartialIndex(segment.first_seq)
     stop, left = partial.offset + _INDEXED_BYTES, _INDEXED_GROUPS
     while partial.offset < segment.end:

@@ -197,7 +197,7 @@ def heartbeats_are_not_needed(original: Function, tokens: Sequence[bytes], state
     return original(tokens, state, heartbeats=True)
 
 
-@instead_of(nsqd_session, "number")
+@instead_of(nsqd_session, "parse_number")
 def a_number_may_be_signed(original: Function, raw: bytes) -> object:
     return original(raw.lstrip(b"-+"))
 
