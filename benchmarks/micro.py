@@ -27,7 +27,7 @@ from nsq_compat.queue.in_flight import InFlight
 from nsq_compat.queue.latency import LatencyOptions
 from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.publish_batch import PublishBatch
-from nsq_compat.session.nsqd_limits import NsqdLimits
+from nsq_compat.session.negotiation import NsqdLimits
 from nsq_compat.session.nsqd_session import MAGIC, NsqdSession
 
 _NOW, _NOW_NS = 1000.0, 1_700_000_000_000_000_000
@@ -171,7 +171,7 @@ def _session(
         peer="127.0.0.1:1",
         host="127.0.0.1",
         wake=wake,
-        drop=lambda: None,
+        abort=lambda: None,
         publish_batch=publish_batch,
         now=_NOW,
         now_ns=_NOW_NS,
@@ -203,7 +203,6 @@ def _answering(data: bytes, *, logged: bool = False) -> Callable[[], Callable[[]
         def run() -> object:
             session.receive_data(data, _NOW, _NOW_NS)
             session.data_to_send(_NOW)
-            session.next_wakeup()
             if channel.depth > _FULL:
                 channel.empty()
             return folder  # kept alive with `run`
@@ -238,7 +237,6 @@ def _posting(sessions: int, data: bytes) -> Callable[[], Callable[[], object]]:
 def _producer(broker: Broker, publish_batch: PublishBatch) -> NsqdSession:
     def wake() -> None:
         session.data_to_send(_NOW)
-        session.next_wakeup()
 
     session = _session(broker, publish_batch, wake)
     return session

@@ -7,6 +7,7 @@ A module imports from its own folder or from a lower one; the folders, from top 
     cli                       flags, config file, log lines
     web                       HTTP applications
     net, cluster, client      sockets and greenlets; many daemons over HTTP; a client library
+    bounded_http.py           HTTP requests with one deadline
     session                   conversations: bytes in, bytes out, no I/O
     policy, godata            policies and dead letters; the files of Go's nsqd
     queue                     the core of nsqd: topics, channels, messages in flight

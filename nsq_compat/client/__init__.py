@@ -14,7 +14,7 @@
 A pynsq program needs only ``import nsq_compat.client as nsq``. All waiting uses the standard library's sockets and
 locks, so a program that monkey-patches with gevent gets greenlets; the client never imports gevent.
 
-May import ``session`` and ``protocol``. Read ``subscription`` first, then ``connection``.
+May import ``bounded_http``, ``session`` and ``protocol``. Read ``subscription`` first, then ``connection``.
 """
 
 from nsq_compat.client.connection import Connection, ConnectionLost

@@ -16,6 +16,6 @@
 Answers are not trusted: a daemon may send wrong types, hang, or never stop sending. Each of these becomes an error with
 that daemon's name.
 
-May import session, queue and protocol; never gevent. Concurrency uses threads, which programs that use gevent replace
-by greenlets.
+May import ``bounded_http`` and ``protocol``; never gevent. Concurrency uses threads, which programs that use gevent
+replace by greenlets.
 """

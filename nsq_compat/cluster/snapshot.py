@@ -51,7 +51,7 @@ class Snapshot:
 def take_snapshot(
     cluster: Cluster, now: float, *, clients: bool = False, let_others_run: Callable[[], None] = lambda: None
 ) -> Snapshot:
-    """Raises nothing: a cluster that does not answer is a snapshot with errors.
+    """Never raises ``AllFailed``: if the cluster does not answer, the snapshot has `errors`.
 
     `let_others_run` is called between steps, because it takes long to add up thousands of topics.
     """
@@ -62,14 +62,17 @@ def take_snapshot(
     errors = nodes.errors + nodes.skipped
     answers: dict[str, NodeStats] = {}
     names: list[str] = []
-    try:
-        if cluster.lookupds:
+    if cluster.lookupds:
+        try:
             names = cluster.topics().value
+        except AllFailed as failure:
+            errors += (str(failure),)
+    try:
         stats = cluster.stats(nodes.value, clients=clients)
         answers = {node.http_address: of_node for node, of_node in stats.value}
         errors += stats.errors
     except AllFailed as failure:
-        if nodes.value:
+        if nodes.value:  # otherwise there was no nsqd to query
             errors += (str(failure),)
     topics = topics_over_nodes((topic for of_node in answers.values() for topic in of_node.topics), let_others_run)
     topics += [TopicStats(topic_name=name) for name in set(names) - {topic.topic_name for topic in topics}]

@@ -6,7 +6,8 @@ taken and not finished.
 
 Writing:
 
-    storage         all topics of a data path, the durability level, a reserve of disk space
+    storage         all topics of a data path: writes their checkpoints, applies the durability level, and refuses
+                    publishes when the disk is full
     topic_log       one topic's segments: append, read, release, delete
     segment         one file of a log, and the file that a large publish is written to
     group           the encoding of one publish          retained      messages copied out of released segments
@@ -21,12 +22,12 @@ Reading:
 
 Starting:
 
-    checkpoint      a topic's state in a file            recovery      the state from checkpoint and log
+    checkpoint      a topic's state as bytes             recovery      the state from checkpoint and log
     audit           compares the log with its checkpoint
 
 Files:
 
-    files           the seam to the file system          descriptors   open files, with a limit and a reserve
+    files           the seam to the file system          descriptors   open files, their limit; failed reads
     data_path       the folder, its lock, its layout     metadata      nsqd.dat, in Go's format
 
 May import ``protocol``. Functions that touch files raise ``OSError``; damage raises nothing and is counted.

@@ -103,7 +103,10 @@ class File:
 
 
 class Descriptors:
-    """Keeps at most `limit` files open, besides pinned ones. Not thread-safe: pin a file that another thread uses."""
+    """Keeps at most `limit` files open, or more while all of them are pinned.
+
+    Not thread-safe: pin a file that another thread uses.
+    """
 
     def __init__(self, files: Files, limit: int = DEFAULT_LIMIT, reserve: int = DEFAULT_RESERVE) -> None:
         self.files = files
@@ -113,7 +116,8 @@ class Descriptors:
         self._wanted_reserve = reserve
         self._reserve: list[int] = []
         self._open: OrderedDict[File, None] = OrderedDict()
-        self._last: File | None = None
+        self.last: File | None = None
+        """The file used last, whose descriptor is valid."""
         self._refill()
 
     def __len__(self) -> int:
@@ -126,19 +130,19 @@ class Descriptors:
 
     def use(self, file: File) -> int:
         """The file's descriptor, valid until the next call of any method. Opens the file. Raises ``OSError``."""
-        if file is not self._last:
+        if file is not self.last:
             if file.fd == CLOSED:
                 self._admit(file, file.flags)
             else:
                 self._open[file] = None  # a pinned file may have been closed
                 self._open.move_to_end(file)
-            self._last = file
+            self.last = file
         return file.fd
 
     def create(self, file: File) -> int:
         """Like ``use``, for a file that must not exist yet."""
         self._admit(file, file.flags | os.O_CREAT | os.O_EXCL)
-        self._last = file
+        self.last = file
         return file.fd
 
     def pin(self, file: File) -> int:
@@ -150,14 +154,14 @@ class Descriptors:
     def unpin(self, file: File) -> None:
         """Undo one ``pin``."""
         file.pins -= 1
-        if not file.pins and file not in self._open:  # it was closed or evicted meanwhile
+        if not file.pins and file not in self._open:  # it was closed while pinned
             self._close(file)
 
     def close(self, file: File) -> None:
         """Close the file if it is open. A pinned file is closed when it is unpinned."""
         if self._open.pop(file, self) is None:
-            if self._last is file:
-                self._last = None
+            if self.last is file:
+                self.last = None
             if not file.pins:
                 self._close(file)
 

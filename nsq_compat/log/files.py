@@ -1,6 +1,6 @@
 """The seam to the file system: logs, checkpoints and metadata use files only through ``Files``.
 
-Tests replace it with a disk that fails or shortens calls, or loses unsynced data in a power cut.
+Tests replace it with a disk whose calls fail, write less than asked, or lose unsynced data in a power cut.
 """
 
 import errno
@@ -13,7 +13,7 @@ _TEMPORARY = ".tmp"
 
 
 class Files(Protocol):
-    """One system call per method. All raise ``OSError``; none retries."""
+    """One system call per method. Each may raise ``OSError``; none tries again."""
 
     def open(self, path: str, flags: int, mode: int = 0o600) -> int: ...
 
@@ -23,7 +23,7 @@ class Files(Protocol):
         """Read at most `size` bytes."""
 
     def pwrite(self, fd: int, data: bytes, offset: int) -> int:
-        """Write; returns the number of bytes written, which may be smaller than that of `data`."""
+        """Write `data`; returns how many of its bytes were written, which may be fewer than all."""
 
     def fallocate(self, fd: int, offset: int, size: int) -> None:
         """Reserve zeroed blocks; the file grows to at least `offset` + `size`."""
@@ -84,7 +84,7 @@ class OsFiles:
 
 
 def write_all(files: Files, fd: int, data: bytes, offset: int) -> None:
-    """Write all of `data`. If it raises ``OSError``, a part may have been written."""
+    """Write all of `data`. If it raises ``OSError``, some of it may have been written."""
     written = files.pwrite(fd, data, offset)
     while written < len(data):
         more = files.pwrite(fd, data[written:], offset + written)
@@ -94,7 +94,7 @@ def write_all(files: Files, fd: int, data: bytes, offset: int) -> None:
 
 
 def read_file(files: Files, path: str) -> bytes:
-    """Read a whole small file. Raises ``FileNotFoundError`` and other ``OSError``."""
+    """Read a whole small file. Raises ``OSError``; ``FileNotFoundError`` if there is none."""
     fd = files.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         pieces: list[bytes] = []
@@ -111,9 +111,9 @@ def read_file(files: Files, path: str) -> bytes:
 
 
 def replace_file(files: Files, path: str, data: bytes, *, sync: bool) -> None:
-    """Replace the content of a file atomically. Raises ``OSError``, and then the old content stays.
+    """Replace the content of a file atomically. With `sync`, the new content is durable when this returns.
 
-    With `sync`, the new content is durable when this returns.
+    If it raises ``OSError``, the file has its old content or, if only the sync of its name failed, the new.
     """
     write_temporary(files, path, data, sync=sync)
     adopt_temporary(files, path)

@@ -9,6 +9,7 @@ damage.
 How many messages were lost is known when the number of the next message is. Until then the offset is a `suspect`.
 """
 
+import errno
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -31,7 +32,7 @@ from nsq_compat.log.group import (
     salvage,
     unpack_header,
 )
-from nsq_compat.log.segment import FIRST_GROUP, UNKNOWN_SEQ, Index, IndexEntry, Segment
+from nsq_compat.log.segment import FIRST_GROUP, UNKNOWN_SEQ, Index, IndexEntry, PartialIndex, Segment
 from nsq_compat.protocol.message import HEADER as MESSAGE_HEADER
 from nsq_compat.protocol.message import message_id
 from nsq_compat.protocol.storage_schema import DEFERRED, GROUP_MAGIC, MAGIC_PREFIX, MESSAGES
@@ -42,6 +43,9 @@ MESSAGE_KINDS: Final = (MESSAGES, DEFERRED)
 """The kinds of groups that contain messages."""
 
 _SMALL_READ: Final = 1 << 12
+_INDEXED_GROUPS: Final = 512
+"""Groups that one step of building an index passes, about a millisecond of work."""
+_INDEXED_BYTES: Final = 1 << 22
 _MESSAGE_ID: Final = MESSAGE_HEADER.slices["id"]
 
 
@@ -229,16 +233,26 @@ class GroupReader:
         return None
 
 
-def index_of(segment: Segment, damage: Damage) -> Index:
-    """The segment's index. Builds it if an earlier run wrote the segment. Raises ``OSError``."""
-    if segment.index is None:
-        segment.index = _build_index(segment, damage)
+def index_of(segment: Segment, damage: Damage, in_steps: bool = False) -> Index:
+    """The segment's index. Builds it if an earlier run wrote the segment. Raises ``OSError``.
+
+    With `in_steps` one call does a step of that, and raises ``BlockingIOError`` if more steps are needed.
+    """
+    while not extend_index(segment, damage):
+        if in_steps:
+            raise unfinished(segment)
+    assert segment.index is not None, "it is complete"
     return segment.index
+
+
+def unfinished(segment: Segment) -> BlockingIOError:
+    """The error that says: nothing is wrong, but this would take long. The next call goes on where this one ended."""
+    return BlockingIOError(errno.EAGAIN, "more has to be read", segment.path)
 
 
 def first_id_of(segment: Segment, damage: Damage) -> bytes | None:
     """The smallest message id in a segment, None if it has no message. Raises ``OSError``."""
-    if segment.index is not None:
+    if segment.index is not None and segment.first_id is None:
         return segment.index.first_id
     reader = GroupReader(segment, damage, counts_all=False)
     while segment.first_id is None and (groups := reader.read(_SMALL_READ)):
@@ -246,29 +260,56 @@ def first_id_of(segment: Segment, damage: Damage) -> bytes | None:
     return segment.first_id
 
 
-def _build_index(segment: Segment, damage: Damage) -> Index:
-    index = Index()
-    seq = segment.first_seq
-    offset = FIRST_GROUP
-    while offset < segment.end:
-        base, block = offset, segment.pread(BLOCK_SIZE, offset)
-        header = decode_header(block, 0, base)
-        if header is None:
-            offset, seq = _step_over(segment, damage, index, base)
-            continue
-        while header is not None:
-            offset = header.end
-            if header.kind == MESSAGES:
-                index.number_last_entries(header.first_seq)
-                seq = header.first_seq
-            if header.kind in MESSAGE_KINDS:
-                index.count += header.record_count
-                if header.offset >= index.next_offset and (first_id := _first_id(segment, header)):
-                    index.add(IndexEntry(seq, first_id, header.offset))
-            if header.kind == MESSAGES:
-                seq += header.record_count
-            header = decode_header(block, offset - base, offset) if offset - base < len(block) else None
-    return index
+def extend_index(segment: Segment, damage: Damage) -> bool:
+    """Index some more of the segment; returns whether the index is complete. Raises ``OSError``."""
+    if segment.index is not None:
+        return True
+    partial = segment.partial_index
+    if partial is None:
+        first_id_of(
+            segment, damage
+        )  # remembered: the index has no entry for a damaged group, of which frames are sound
+        partial = segment.partial_index = PartialIndex(segment.first_seq)
+    stop, left = partial.offset + _INDEXED_BYTES, _INDEXED_GROUPS
+    while partial.offset < segment.end:
+        if left <= 0 or partial.offset >= stop:
+            return False
+        left -= _index_block(segment, damage, partial, left)
+    segment.index, segment.partial_index = partial.index, None
+    return True
+
+
+def _index_block(segment: Segment, damage: Damage, partial: PartialIndex, limit: int) -> int:
+    """Index at most `limit` groups that begin in the next block; returns how many."""
+    base, block = partial.offset, segment.pread(BLOCK_SIZE, partial.offset)
+    header = decode_header(block, 0, base)
+    if header is None:
+        _step_over(segment, damage, partial)
+        return 1
+    count = 0
+    while header is not None and count < limit:
+        _index_group(segment, partial, header)
+        count += 1
+        at = header.end - base
+        header = decode_header(block, at, header.end) if at < len(block) else None
+    return count
+
+
+def _index_group(segment: Segment, partial: PartialIndex, header: GroupHeader) -> None:
+    index = partial.index
+    has_messages = header.kind in MESSAGE_KINDS
+    # First, because if it raises the group is indexed again.
+    first_id = _first_id(segment, header) if has_messages and header.offset >= index.next_offset else None
+    if header.kind == MESSAGES:
+        index.number_last_entries(header.first_seq)
+        partial.seq = header.first_seq
+    if has_messages:
+        index.count += header.record_count
+        if first_id:
+            index.add(IndexEntry(partial.seq, first_id, header.offset))
+    if header.kind == MESSAGES:
+        partial.seq += header.record_count
+    partial.offset = header.end
 
 
 def _first_id(segment: Segment, header: GroupHeader) -> bytes | None:
@@ -280,11 +321,12 @@ def _first_id(segment: Segment, header: GroupHeader) -> bytes | None:
     return payload[begin + _MESSAGE_ID.start : begin + _MESSAGE_ID.stop]
 
 
-def _step_over(segment: Segment, damage: Damage, index: Index, offset: int) -> tuple[int, int]:
-    """Move past the damage at `offset`. Returns the offset of the next group and the next message's number, if known.
+def _step_over(segment: Segment, damage: Damage, partial: PartialIndex) -> None:
+    """Move past the damage at the next offset.
 
     Sound frames of the damaged group get an index entry with its offset, at which they can be read again.
     """
+    index, offset = partial.index, partial.offset
     reader = GroupReader(segment, damage, offset, counts_all=False)
     for group in reader._find_next():
         if group.kind in MESSAGE_KINDS:
@@ -292,4 +334,4 @@ def _step_over(segment: Segment, damage: Damage, index: Index, offset: int) -> t
                 seq = group.first_seq if group.kind == MESSAGES else UNKNOWN_SEQ
                 index.add(IndexEntry(seq, message_id(group.frames[0]), offset))
             index.count += len(group.frames)
-    return reader.offset, reader.next_seq or UNKNOWN_SEQ
+    partial.offset, partial.seq = reader.offset, reader.next_seq or UNKNOWN_SEQ

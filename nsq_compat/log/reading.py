@@ -7,7 +7,8 @@
 - ``number_segments`` and ``find_end`` restore the message numbers when a log is opened, although headers and groups may
   be damaged. A number that is too high is safe; a number that is used twice is not.
 
-All of it raises ``OSError``.
+All of it raises ``OSError``. What would take long, and is asked to go `in_steps`, raises ``BlockingIOError`` after each
+step but the last; the next call goes on from there.
 """
 
 import heapq
@@ -23,7 +24,7 @@ from google_crc32c import value as crc32c
 
 from nsq_compat.log.damage import Damage
 from nsq_compat.log.group import HEADER_SIZE, Group, cut_frames, decode_header, unpack_header
-from nsq_compat.log.group_reader import BLOCK_SIZE, MESSAGE_KINDS, GroupReader, first_id_of, index_of
+from nsq_compat.log.group_reader import BLOCK_SIZE, MESSAGE_KINDS, GroupReader, first_id_of, index_of, unfinished
 from nsq_compat.log.memory_tail import MemoryTail
 from nsq_compat.log.segment import FIRST_GROUP, UNKNOWN_SEQ, Segment, SegmentHeader
 from nsq_compat.protocol.message import HEADER as MESSAGE_HEADER
@@ -54,11 +55,21 @@ class LogBounds:
 
 
 class LogCursor:
-    """Reads the groups of a log, from one segment to the next. `counts_all` is that of ``GroupReader``."""
+    """Reads the groups of a log, from one segment to the next. `counts_all` is that of ``GroupReader``.
+
+    `in_steps` is for `seek_seq`, which may need an index that is not built yet.
+    """
 
     def __init__(
-        self, segments: Sequence[Segment], damage: Damage, bounds: LogBounds, *, counts_all: bool = False
+        self,
+        segments: Sequence[Segment],
+        damage: Damage,
+        bounds: LogBounds,
+        *,
+        counts_all: bool = False,
+        in_steps: bool = False,
     ) -> None:
+        self.in_steps = in_steps
         self._segments = segments  # the log's own list, which changes
         self._damage = damage
         self._bounds = bounds
@@ -95,7 +106,7 @@ class LogCursor:
         segments = self._segments
         if segments:
             segment = segments[max(bisect_right(segments, seq, key=lambda segment: segment.first_seq) - 1, 0)]
-            offset, first = index_of(segment, self._damage).seek(seq)
+            offset, first = index_of(segment, self._damage, self.in_steps).seek(seq)
             self._lose(segment, "before", seq, segment.first_seq)
             self._seq = max(seq, segment.first_seq)
             self._enter(segment, offset, segment.first_seq if offset == FIRST_GROUP else first)
@@ -117,6 +128,11 @@ class LogCursor:
                 return []
             self._cross(following)
         return []
+
+    def unfinished(self) -> BlockingIOError:
+        """The error that says: there is more to read here."""
+        assert self._segment is not None, "something was read"
+        return unfinished(self._segment)
 
     def _following(self) -> Segment | None:
         assert self._segment
@@ -198,7 +214,8 @@ class LogReader:
     def read(self, max_bytes: int = BLOCK_SIZE) -> list[Group]:
         """Read the next messages, about `max_bytes`; none at the end of the log, which may grow.
 
-        Consecutive groups are merged. Numbers may be missing: messages that were never logged, and damaged ones.
+        Consecutive groups are merged. Numbers may be missing: messages that were never logged, and damaged ones. If
+        the cursor goes in steps, raises ``BlockingIOError`` after a block without a message that is wanted.
         """
         tail = self._tail
         if tail is not None and tail.count and self.seq >= tail.first_seq:
@@ -208,6 +225,8 @@ class LogReader:
         merged: list[Group] = []
         while not merged and (groups := self._cursor.read(max_bytes)):
             self._merge(groups, merged)
+            if self._cursor.in_steps and not merged:
+                raise self._cursor.unfinished()
         return merged or (self._read_tail(tail, max_bytes) if tail is not None and tail.count else [])
 
     def _read_tail(self, tail: MemoryTail, max_bytes: int) -> list[Group]:
@@ -354,9 +373,15 @@ def fetch_from(segment: Segment, ids: Sequence[bytes], damage: Damage) -> dict[b
     """The frames of these messages, by id, as far as they can be read in the segment."""
     found: dict[bytes, bytes] = {}
     for span, wanted in group_by_span(segment, ids, damage):
-        found.update((each, frame) for each, (_, frame) in find_in_span(segment, span, wanted).items())
-        if missing := wanted - found.keys():
-            found |= _search(segment, span, missing, damage)
+        found.update(fetch_in_span(segment, span, wanted, damage))
+    return found
+
+
+def fetch_in_span(segment: Segment, span: tuple[int, int], wanted: set[bytes], damage: Damage) -> dict[bytes, bytes]:
+    """The frames of these messages, by id, as far as they can be read in a span that ``group_by_span`` returned."""
+    found = {each: frame for each, (_, frame) in find_in_span(segment, span, wanted).items()}
+    if missing := wanted - found.keys():
+        found |= _search(segment, span, missing, damage)
     return found
 
 

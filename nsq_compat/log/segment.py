@@ -94,6 +94,18 @@ class Index:
         return begin, self._offsets[following] if following < len(self._offsets) else _NO_OFFSET
 
 
+class PartialIndex:
+    """The index of a segment of an earlier run while it is built: of the groups before `offset`.
+
+    `seq` is the number of the next message, UNKNOWN_SEQ after damage.
+    """
+
+    def __init__(self, seq: int) -> None:
+        self.index = Index()
+        self.offset = FIRST_GROUP
+        self.seq = seq
+
+
 class Segment:
     """A segment file. `end` is the offset of the next group, or the size of the file if an earlier run created it.
 
@@ -109,6 +121,7 @@ class Segment:
         self.first_seq = first_seq
         self.end = end
         self.index: Index | None = None  # of an earlier run's segment: built when it is needed
+        self.partial_index: PartialIndex | None = None
         self.first_id: bytes | None = None  # cached by `first_id_of`
         self.abandoned = False
         self.poisoned = False
@@ -160,7 +173,8 @@ class Segment:
         # Hot: runs for every publish.
         end = self.end
         stop = end + len(data)
-        fd = self._descriptors.use(self.file)
+        file, descriptors = self.file, self._descriptors
+        fd = file.fd if file is descriptors.last else descriptors.use(file)  # saves a call for a lone topic
         if stop > self._prepared:
             self._prepare(fd, stop, max_size)
         try:
@@ -219,7 +233,7 @@ class Segment:
         """Set the state of a segment that is marked as released."""
         self._descriptors.read_faults.forget(self)
         self.released = True
-        self.index = Index()
+        self.index, self.partial_index, self.first_id = Index(), None, None
         self.end = self._reserved = self._prepared = FIRST_GROUP
 
     def remove(self) -> None:

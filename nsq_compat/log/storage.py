@@ -219,7 +219,11 @@ class TopicStore:
         self.clock_offset = storage.clock_offset
 
     def serve(self, mem_queue_size: int, first_needed: Callable[[], int]) -> None:
-        """Set the topic's limit. `first_needed` returns the number of the first message that a channel still reads."""
+        """Set the topic's limit, and from now on read the log in steps, see ``TopicLog.read_in_steps``.
+
+        `first_needed` returns the number of the first message that a channel still reads.
+        """
+        self.log.read_in_steps()
         if not self.writes_at_once:
             self.log.keep_newest_in_memory(mem_queue_size, first_needed)
 

@@ -25,7 +25,7 @@ from nsq_compat.log.data_path import leftover_name, remove_folder
 from nsq_compat.log.descriptors import Descriptors
 from nsq_compat.log.files import Files
 from nsq_compat.log.group import Group, encode_group, location_of, place_of, split_location
-from nsq_compat.log.group_reader import BLOCK_SIZE, MESSAGE_KINDS, index_of
+from nsq_compat.log.group_reader import BLOCK_SIZE, MESSAGE_KINDS, extend_index, index_of
 from nsq_compat.log.memory_tail import MemoryTail
 from nsq_compat.log.reading import (
     LogBounds,
@@ -34,6 +34,7 @@ from nsq_compat.log.reading import (
     LogReader,
     fetch_at,
     fetch_from,
+    fetch_in_span,
     find_end,
     find_in_span,
     group_by_span,
@@ -65,7 +66,7 @@ DEFAULT_SEGMENT_SIZE: Final = 100 << 20
 
 _FILE_NAME: Final = re.compile(r"(log|kept)\.([0-9]{20})")
 _STAGED: Final = "staged"
-_COPY_AT_ONCE: Final = 4096  # ids
+_COPY_AT_ONCE: Final = 1024  # ids
 _FILES_AT_ONCE: Final = 16
 """Files from which messages are copied before the copies are synced."""
 _PATIENCE: Final = 16
@@ -104,6 +105,7 @@ class TopicLog:
         self._patience = 0
         self._considered = 0
         self._closed = False
+        self._in_steps = False
 
     @classmethod
     def open(
@@ -132,6 +134,13 @@ class TopicLog:
         `first_needed` returns the number of the first message that a channel reads. Those before it are dropped.
         """
         self._tail = MemoryTail(limit, first_needed)
+
+    def read_in_steps(self) -> None:
+        """From now on ``LogReader.read`` and ``fetch`` raise ``BlockingIOError`` when they would take long.
+
+        Nothing is wrong then: call them again at once. Each call does a part of the work that remains.
+        """
+        self._in_steps = True
 
     # --- State --------------------------------------------------------------------------------------------------------
 
@@ -287,7 +296,8 @@ class TopicLog:
 
     def reader(self, seq: int) -> LogReader:
         """Return a reader of the immediate messages from that number on."""
-        return LogReader(LogCursor(self._segments, self.damage, self.bounds), seq, self._tail)
+        cursor = LogCursor(self._segments, self.damage, self.bounds, in_steps=self._in_steps)
+        return LogReader(cursor, seq, self._tail)
 
     def latest(self, count: int) -> list[Group]:
         """Return the last groups of messages, also deferred ones, oldest first: `count` messages, or 2 MiB."""
@@ -306,9 +316,14 @@ class TopicLog:
             return found
         found |= self._kept.fetch(wanted)
         if missing := [each for each in wanted if each not in found]:
-            for segment, some in split_by_segment(self._segments, self._segments, missing, self.damage):
-                found |= fetch_from(segment, some, self.damage)
-        self.damage.report_ids(self.folder, [each for each in wanted if each not in found])
+            parts = [*split_by_segment(self._segments, self._segments, missing, self.damage)]
+            self._index(segment for segment, some in parts if some)  # first, or each step would read the messages again
+            for segment, some in parts:
+                if some:
+                    found |= fetch_from(segment, some, self.damage)
+        if lost := [each for each in wanted if each not in found]:
+            self._index(self._segments)  # counts the damage that has no ids
+            self.damage.report_ids(self.folder, lost)
         return found
 
     def locate(self, ids: Iterable[bytes]) -> dict[bytes, bytes]:
@@ -316,7 +331,10 @@ class TopicLog:
         found: dict[bytes, bytes] = {}
         spans = _SPANS_AT_ONCE
         for segment, some in split_by_segment(self._segments, self._segments, sorted(ids), self.damage):
-            for span, wanted in group_by_span(segment, some, self.damage) if some else ():
+            if not some:
+                continue
+            self._index([segment])
+            for span, wanted in group_by_span(segment, some, self.damage):
                 if not spans:
                     return found
                 spans -= 1
@@ -496,6 +514,11 @@ class TopicLog:
                 found.update((message_id(frame), frame) for frame in fetch_at(segment, wanted))
         return {message: found[message] for message in locations if message in found}
 
+    def _index(self, segments: Iterable[Segment]) -> None:
+        """Build missing indexes, or do a step of that (``read_in_steps``)."""
+        for segment in segments:
+            index_of(segment, self.damage, self._in_steps)
+
     def _path(self, kind: str, number: int) -> str:
         return f"{self.folder}/{kind}.{number:020}"
 
@@ -566,17 +589,22 @@ class TopicLog:
 
     def _copy(self, segment: Segment, alive: Sequence[bytes], pause: Callable[[], None]) -> bool:
         """Copy unfinished messages, unless there are many; returns whether the segment is not needed any more."""
+        while alive and not extend_index(segment, self.damage):
+            pause()
+            if self._closed:
+                return False
         if alive and len(alive) * 2 > index_of(segment, self.damage).count:
             return False
         # Copied again even if an earlier run copied them, because that copy may not be durable.
         copied = 0
         for begin in range(0, len(alive), _COPY_AT_ONCE):
-            if begin:
+            frames: list[bytes] = []
+            for span, wanted in group_by_span(segment, alive[begin : begin + _COPY_AT_ONCE], self.damage):
+                frames += fetch_in_span(segment, span, wanted, self.damage).values()
                 pause()
-            if self._closed:
-                return False
-            frames = fetch_from(segment, alive[begin : begin + _COPY_AT_ONCE], self.damage)
-            self._kept.add(frames.values())
+                if self._closed:
+                    return False
+            self._kept.add(frames)
             self._note_kept()
             copied += len(frames)
         return copied == len(alive)  # else some are unreadable now, and counted when they are fetched

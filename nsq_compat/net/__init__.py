@@ -1,19 +1,19 @@
-"""Sockets and greenlets: the shells around sessions. Below the programs, gevent is only here.
+"""Sockets and greenlets around the sessions. Below the programs, only this folder uses gevent.
 
-    acceptor        accepts clients                     listeners       addresses to listening sockets
-    tcp_server      knows its connections               http_server     HTTP/1.1 for machines
-    connection      a socket and its session            timers          the queue's alarms
-    codec_stack     what lies between the two           certificates    files to TLS, again on SIGHUP
-    tls             TLS, bytes to bytes                 tls_lenient     TLS that takes any client certificate
-    tls_words       TLS as NSQ speaks of it             turn            what is done at its end
-    supervisor      whoever started this process (systemd)
-    loop_lag        how late the event loop is          vigil           whether it sleeps between two requests
-    process         a daemon's own: asked to stop, looked at
-    dialer          connects to another server          resolver        names to addresses
-    descriptor_limit  descriptors left to files
+    server        listening, accepting, the connections of a server and its stop
+    connection    one socket and its session
+    loop_tick     work at the end of an event-loop iteration, alarms, the loop's lag
+    busy_poll     polling instead of sleeping between two requests of one client
+    long_work     long work in steps, with other connections in between
+    listeners     addresses to listening sockets
+    dialer        connecting to another server, and resolving its name
+    tls           TLS as a codec, NSQ's names for it
+    tls_lenient   TLS that accepts any client certificate, by pyOpenSSL
+    certificates  certificate files to TLS, again on SIGHUP
+    process       the daemon's own process: signals, descriptors, systemd
 
-May import: ``session`` and below. Sockets are plain non-blocking ones and waiting is done with the event loop's
-watchers: nothing is monkey-patched.
+May import: ``session`` and below. Sockets are plain non-blocking ones, and waiting uses the event loop's watchers:
+nothing is monkey-patched.
 
 Read ``connection`` first.
 """

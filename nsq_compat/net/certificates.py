@@ -1,7 +1,7 @@
-"""Certificates from files, and TLS for each connection that comes.
+"""TLS for each connection, from certificate files.
 
-They are read when the program starts and again when it is told to (SIGHUP). Connections keep what they began with; a
-file that cannot be used leaves everything as it was.
+The files are read at the start and again at SIGHUP. Open connections keep their certificate. If a file cannot be used,
+the previous certificates stay in force.
 """
 
 import logging
@@ -19,23 +19,23 @@ log = logging.getLogger(__name__)
 REQUIRE: Final = "require"
 REQUIRE_VERIFY: Final = "require-verify"
 
-# Up to TLS 1.2. nsqd: forward secrecy only.
+# For TLS 1.2 and older. nsqd: forward secrecy only.
 _CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20:ECDHE+AES"
-# What these versions need OpenSSL does not give by default: SHA-1 in signatures.
+# These versions need SHA-1 in signatures, which OpenSSL refuses by default.
 _OLD_VERSIONS: Final = frozenset({ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1})
 _OLD_LEVEL: Final = ":@SECLEVEL=0"
 
 
 class CertificateError(Exception):
-    """A file cannot be used, or a package is missing; the text says why."""
+    """A file cannot be used, or a package is missing; the text has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files and what goes with them.
+    """PEM files, and the options that apply to them.
 
-    `client_policy` is ``require`` (some certificate), ``require-verify`` (one the authorities in `root_ca`, or the
-    system's, have signed), or anything else: nsqd then asks for none.
+    `client_policy` is ``require`` (any client certificate), ``require-verify`` (one signed by an authority in `root_ca`
+    or in the system's store), or anything else: nsqd then asks for no certificate.
     """
 
     certificate: str
@@ -46,7 +46,7 @@ class TlsFiles:
 
 
 class Certificates:
-    """The TLS of every connection, from the files as they were last read. Raises ``CertificateError`` when made."""
+    """Makes the TLS of new connections from the files last read. The constructor raises ``CertificateError``."""
 
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
@@ -56,7 +56,7 @@ class Certificates:
         return self._make_tls()
 
     def reload(self) -> None:
-        """Read the files again; what cannot be used is logged, and the old stays in force."""
+        """Read the files again. If one cannot be used, log that and keep the certificates in force."""
         try:
             self._make_tls = _read(self._files)
         except CertificateError as error:
@@ -75,14 +75,14 @@ def _read_pem(path: str) -> str:
 
 
 def _read(files: TlsFiles) -> Callable[[], Tls]:
-    """In any case through the standard library, which judges the files."""
+    # The standard library checks the files, also if pyOpenSSL uses them.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.options |= ssl.OP_NO_RENEGOTIATION
-    # The client's order: Go's have AES-128 first, which costs less than the AES-256 OpenSSL would choose for TLS 1.3.
+    # The client's order of ciphers: Go's begins with AES-128, cheaper than the AES-256 that OpenSSL prefers in TLS 1.3.
     context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
     ciphers = _CIPHERS + (_OLD_LEVEL if files.min_version in _OLD_VERSIONS else "")
     context.set_ciphers(ciphers)
-    with warnings.catch_warnings():  # of old versions; whoever wants one has said so
+    with warnings.catch_warnings():  # about old versions, which were asked for
         warnings.simplefilter("ignore", DeprecationWarning)
         context.minimum_version = files.min_version
     _load_certificate(context, files)
@@ -98,7 +98,7 @@ def _read(files: TlsFiles) -> Callable[[], Tls]:
 
 
 def _lenient(files: TlsFiles, ciphers: str) -> Callable[[], Tls]:
-    """By pyOpenSSL, which is an extra: only this policy needs it, and it takes some megabytes."""
+    """Use pyOpenSSL, which is an extra: only this policy needs it, and it takes some megabytes."""
     try:
         from nsq_compat.net.tls_lenient import LenientTls, lenient_context
     except ImportError:
@@ -113,7 +113,7 @@ def _load_certificate(context: ssl.SSLContext, files: TlsFiles) -> None:
         if "-----BEGIN" not in _read_pem(path):
             raise CertificateError(f"tls: failed to find any PEM data in {noun} input")
     try:
-        # Without a password OpenSSL would ask for one at the terminal.
+        # If none is given here, OpenSSL asks for a password at the terminal.
         context.load_cert_chain(files.certificate, files.key, password="")
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":

@@ -1,4 +1,4 @@
-"""Listening sockets from NSQ's addresses: ``host:port``, or the path of a unix socket."""
+"""Listening sockets for NSQ's addresses: ``host:port``, or the path of a unix socket."""
 
 import contextlib
 import errno
@@ -14,18 +14,23 @@ MAX_PORT = 65535
 
 
 class ListenError(Exception):
-    """The address cannot be listened on; the text says which and why."""
+    """Cannot listen on an address; the text has the address and the reason."""
 
 
 def listen(address: str) -> socket.socket:
     """A non-blocking listening socket. Raises ``ListenError``.
 
-    nsqd: an IPv4 wildcard (``0.0.0.0:4150``, ``:4150``) also accepts IPv6. Port 0 takes a free one. Whatever is not
-    ``host:port`` is a unix socket's path; a socket file that nobody listens on any more is taken over.
+    nsqd: an IPv4 wildcard (``0.0.0.0:4150``, ``:4150``) also accepts IPv6. Port 0 takes a free one. An address without
+    the form ``host:port`` is the path of a unix socket; a socket file without a listener is replaced.
     """
     try:
         host_and_port = split_host_port(address)
-        listener = _listen_unix(address) if host_and_port is None else _listen_tcp(*host_and_port)
+        if host_and_port is None:
+            _remove_if_dead(address)
+            listener = _bound(socket.AF_UNIX, address)
+        else:
+            family, name, dual_stack = _resolved(*host_and_port)
+            listener = _bound(family, name, dual_stack=dual_stack)
     except (OSError, ValueError, OverflowError) as error:
         raise ListenError(f"listen ({address}) failed - {_reason(error)}") from error
     listener.setblocking(False)
@@ -33,20 +38,20 @@ def listen(address: str) -> socket.socket:
 
 
 def check_address(address: str) -> None:
-    """Raises ``ListenError`` for what `listen` would refuse, as far as it shows without taking the port or path."""
+    """Check an address without taking its port or path. Raises ``ListenError``, as `listen` would."""
     try:
         host_and_port = split_host_port(address)
         if host_and_port is None:
             os.close(os.open(os.path.dirname(address) or ".", os.O_RDONLY | os.O_DIRECTORY))
         else:
             family, name, _ = _resolved(*host_and_port)
-            _bound(family, (name[0], 0), dual_stack=False).close()
+            _bound(family, (name[0], 0)).close()
     except (OSError, ValueError, OverflowError) as error:
         raise ListenError(f"listen ({address}) failed - {_reason(error)}") from error
 
 
 def split_host_port(address: str) -> tuple[str, str] | None:
-    """``("host", "port")``, brackets removed; None when it has not that form."""
+    """``("host", "port")``, without brackets; None if `address` does not have that form."""
     host, colon, port = address.rpartition(":")
     if not colon:
         return None
@@ -56,7 +61,7 @@ def split_host_port(address: str) -> tuple[str, str] | None:
 
 
 def close_listener(listener: socket.socket) -> None:
-    """Listen no more; a unix socket's file goes too (nsqd)."""
+    """Close a listener, and remove a unix socket's file (nsqd)."""
     name = listener.getsockname()
     listener.close()
     if isinstance(name, str):
@@ -65,13 +70,13 @@ def close_listener(listener: socket.socket) -> None:
 
 
 def address_of(listener: socket.socket) -> str:
-    """What the ``listening on`` log line says: the real address and port."""
+    """The bound address and port, for the log line ``listening on``."""
     name = listener.getsockname()
     return peer_of(name)[0] if isinstance(name, tuple) else str(name)
 
 
 def port_of(listener: socket.socket) -> int:
-    """The real port; -1 for a unix socket (nsqd)."""
+    """The bound port; -1 for a unix socket (nsqd)."""
     name = listener.getsockname()
     return int(name[1]) if isinstance(name, tuple) else -1
 
@@ -79,7 +84,7 @@ def port_of(listener: socket.socket) -> int:
 def peer_of(name: object) -> tuple[str, str]:
     """A socket name as (``host:port``, ``host``): ``127.0.0.1:5000``, ``[::1]:5000``; ("@", "") for a unix socket.
 
-    An IPv4 client of a dual-stack listener is shown with its IPv4 address.
+    An IPv4 client of a dual-stack listener has its IPv4 address here.
     """
     if not isinstance(name, tuple):
         return "@", ""
@@ -88,25 +93,20 @@ def peer_of(name: object) -> tuple[str, str]:
 
 
 def prepare_client(client: socket.socket) -> None:
-    """What every connected socket gets: non-blocking, no delay, keep-alive after 15 seconds (nsqd)."""
+    """Make a connected socket non-blocking, without delay, with keep-alive after 15 seconds (nsqd)."""
     client.setblocking(False)
     if client.family != socket.AF_UNIX:
-        with contextlib.suppress(OSError):  # it may be gone already; reading will tell
+        with contextlib.suppress(OSError):  # the client may have left already; the next read tells
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_SECONDS)
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_SECONDS)
 
 
-def _listen_tcp(host: str, port: str) -> socket.socket:
-    family, name, dual_stack = _resolved(host, port)
-    return _bound(family, name, dual_stack=dual_stack)
-
-
 def _resolved(host: str, port: str) -> tuple[int, tuple[Any, ...], bool]:
-    """Family and name to bind to, and whether IPv4 comes the same way."""
+    """The family and name to bind to, and whether the socket also accepts IPv4."""
     if port.isdigit() and int(port) > MAX_PORT:
-        raise ValueError("invalid port")  # the resolver would take it modulo 65536
+        raise ValueError("invalid port")  # the system's resolver would take it modulo 65536
     dual_stack = host in ("", "0.0.0.0") and socket.has_dualstack_ipv6()
     found = socket.getaddrinfo(
         "::" if dual_stack else host or "0.0.0.0", port or "0", type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -115,25 +115,14 @@ def _resolved(host: str, port: str) -> tuple[int, tuple[Any, ...], bool]:
     return family, name, dual_stack
 
 
-def _bound(family: int, name: object, *, dual_stack: bool) -> socket.socket:
+def _bound(family: int, name: Any, *, dual_stack: bool = False) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family != socket.AF_UNIX:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if dual_stack else 1)
-        listener.bind(name)  # type: ignore[arg-type]
-        listener.listen(_BACKLOG)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
-
-
-def _listen_unix(path: str) -> socket.socket:
-    _remove_if_dead(path)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        listener.bind(path)
+        listener.bind(name)
         listener.listen(_BACKLOG)
     except BaseException:
         listener.close()
@@ -142,7 +131,7 @@ def _listen_unix(path: str) -> socket.socket:
 
 
 def _remove_if_dead(path: str) -> None:
-    """A socket file without a listener was left by a killed process (docs/differences.md: unix-leftover)."""
+    """Remove a socket file without a listener, left by a killed process (docs/differences.md: unix-leftover)."""
     try:
         if not stat.S_ISSOCK(os.stat(path).st_mode):
             return

@@ -1,9 +1,9 @@
-"""Long work on the event loop, cut into steps: between any two steps the loop looks at its sockets and timers.
+"""Long work on the event loop, cut into steps: between two steps the loop serves its sockets and timers.
 
-However many greenlets have such work, one of them does one step in each iteration of the loop, in the order in which
-they asked. So a client that asks for little waits for one step at most, and not for one of every busy client.
+However many greenlets have such work, one of them does one step in each iteration, in the order in which they asked. A
+client with a short request waits for one step at most, not for a step of every busy client.
 
-`Endings` does the same for connections that end: thousands may end at once, and each takes a tenth of a millisecond.
+`Endings` does the same for connections that end. Thousands may end at once, and each takes a tenth of a millisecond.
 """
 
 from collections import deque
@@ -14,23 +14,23 @@ from weakref import WeakKeyDictionary
 import gevent
 from gevent.hub import Hub, get_hub
 
-A_TURN: Final = 1e-9
-"""Seconds until the loop has looked at its sockets. Not zero: a thousand callbacks pass before it does."""
-ENDINGS_AT_ONCE: Final = 32
-"""Calls in one iteration of the loop, each of some 0.1 ms."""
+_NEXT_ITERATION: Final = 1e-9
+"""Seconds of a timer that fires after the sockets were served. Not zero: a thousand callbacks run before that."""
+MAX_ENDINGS: Final = 32
+"""Connections that end in one iteration, at some 0.1 ms each."""
 
 
 class StepQueue:
-    """One event loop's: the greenlets that wait for their next step."""
+    """The greenlets of one event loop that wait for their next step."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub: Any = hub
         self._waiting: deque[Any] = deque()
-        self._timer = self._hub.loop.timer(A_TURN)
+        self._timer = self._hub.loop.timer(_NEXT_ITERATION)
         self._is_set = False
 
     def wait(self) -> None:
-        """Returns when it is the calling greenlet's turn."""
+        """Return when it is the calling greenlet's turn."""
         switch = gevent.getcurrent().switch
         self._waiting.append(switch)
         self._set_timer()
@@ -42,7 +42,7 @@ class StepQueue:
             raise
 
     def _next(self) -> None:
-        """Runs in the hub, once in an iteration of the loop."""
+        """Resume one greenlet; runs in the hub, once in an iteration."""
         self._is_set = False
         self._timer.stop()
         if self._waiting:
@@ -61,7 +61,7 @@ _queues: "WeakKeyDictionary[Hub, StepQueue]" = WeakKeyDictionary()
 
 
 def let_others_run() -> None:
-    """Between two steps of long work. Not for the hub itself, which cannot wait."""
+    """Wait between two steps of long work. Not to be called in the hub, which cannot wait."""
     hub = get_hub()
     queue = _queues.get(hub)
     if queue is None:
@@ -70,23 +70,23 @@ def let_others_run() -> None:
 
 
 class Endings:
-    """One event loop's: what is done for connections that end, `ENDINGS_AT_ONCE` of it in an iteration of the loop."""
+    """Runs the callbacks of connections that end, `MAX_ENDINGS` in one iteration of an event loop."""
 
     def __init__(self, hub: Hub) -> None:
         self._loop: Any = hub.loop
         self._waiting: deque[Callable[[], None]] = deque()
-        self._timer = self._loop.timer(A_TURN)
+        self._timer = self._loop.timer(_NEXT_ITERATION)
         self._count = 0  # in this iteration
 
     def may_go_first(self) -> bool:
-        """Whether there is room in this iteration, which is then taken."""
-        if self._waiting or self._count >= ENDINGS_AT_ONCE:
+        """Take a place in this iteration; return whether there was one."""
+        if self._waiting or self._count >= MAX_ENDINGS:
             return False
         self._add_one()
         return True
 
     def call(self, end: Callable[[], None]) -> None:
-        """Soon, and not from within this call; the hub calls it."""
+        """Call `end` in the hub soon, but not within this call."""
         if self.may_go_first():
             self._loop.run_callback(end)
         else:
@@ -96,7 +96,7 @@ class Endings:
         """Runs in the hub at the beginning of an iteration."""
         self._timer.stop()
         self._count = 0
-        while self._waiting and self._count < ENDINGS_AT_ONCE:
+        while self._waiting and self._count < MAX_ENDINGS:
             self._add_one()
             self._loop.run_callback(self._waiting.popleft())
 
@@ -110,7 +110,7 @@ _endings: "WeakKeyDictionary[Hub, Endings]" = WeakKeyDictionary()
 
 
 def endings() -> Endings:
-    """Of the calling thread's event loop."""
+    """Those of the calling thread's event loop."""
     hub = get_hub()
     found = _endings.get(hub)
     if found is None:

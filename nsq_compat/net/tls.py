@@ -1,33 +1,100 @@
-"""TLS as a codec: bytes of the wire on one side, plain bytes on the other. No socket, so whoever owns one waits as it
-likes.
+"""TLS as a codec between encrypted and plain bytes, without a socket, and NSQ's names for versions, suites and errors.
 
-`Tls` is the server's side of one connection: it is fed until the hands are shaken, and from then on encodes and decodes
-like a compression. `StandardTls` does it with the standard library; `tls_lenient` has the other one.
+`Tls` is the server's side of one connection. It is fed until the handshake is complete, and then encodes and decodes
+like a compression. `StandardTls` uses the standard library, `tls_lenient.LenientTls` pyOpenSSL.
 
-nsqd never says goodbye (close_notify), and so do we not: what a client is told ends with the connection.
+Like nsqd, we never send close_notify: the stream ends with the connection.
 """
 
 import ssl
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
-from nsq_compat.net.tls_words import TlsError, failure, suite_name, version_name
 from nsq_compat.protocol.compression import MAX_PIECE
-from nsq_compat.session.upgrade import TlsFacts
+from nsq_compat.session.conversation import TlsFacts
+
+_VERSIONS: Final = {"TLSv1": "TLS1.0", "TLSv1.1": "TLS1.1", "TLSv1.2": "TLS1.2", "TLSv1.3": "TLS1.3"}
+
+# nsqd: only these cipher suites have names; all others, such as those of TLS 1.3, are shown as numbers.
+_SUITES: Final = {
+    0x0005: "TLS_RSA_WITH_RC4_128_SHA",
+    0x000A: "TLS_RSA_WITH_3DES_EDE_CBC_SHA",
+    0x002F: "TLS_RSA_WITH_AES_128_CBC_SHA",
+    0x0035: "TLS_RSA_WITH_AES_256_CBC_SHA",
+    0xC007: "TLS_ECDHE_ECDSA_WITH_RC4_128_SHA",
+    0xC009: "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA",
+    0xC00A: "TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA",
+    0xC011: "TLS_ECDHE_RSA_WITH_RC4_128_SHA",
+    0xC012: "TLS_ECDHE_RSA_WITH_3DES_EDE_CBC_SHA",
+    0xC013: "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA",
+    0xC014: "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA",
+    0xC02B: "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
+    0xC02F: "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
+}
+
+_NOT_TLS: Final = "first record does not look like a TLS handshake"
+# OpenSSL's name of a failure, and the text of Go's TLS.
+_FAILURES: Final = {
+    "HTTP_REQUEST": _NOT_TLS,
+    "WRONG_VERSION_NUMBER": _NOT_TLS,
+    "UNSUPPORTED_PROTOCOL": "client offered only unsupported versions",
+    "NO_SHARED_CIPHER": "no cipher suite supported by both client and server",
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "client didn't provide a certificate",
+}
+
+
+class TlsError(Exception):
+    """The peer's TLS is invalid or not acceptable, so the connection is unusable. The text is Go's, if it has one."""
+
+
+def _suite_numbers() -> dict[str, int]:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_ciphers("ALL:COMPLEMENTOFALL:@SECLEVEL=0")
+    return {cipher["name"]: cipher["id"] & 0xFFFF for cipher in context.get_ciphers()}
+
+
+_NUMBERS: Final = _suite_numbers()
+
+
+def version_name(version: str | None) -> str:
+    """``TLS1.3`` for OpenSSL's ``TLSv1.3``."""
+    return _VERSIONS.get(version or "", f"Unknown {version}")
+
+
+def suite_name(openssl_name: str) -> str:
+    """NSQ's name of a cipher suite, for OpenSSL's; such as ``Unknown 4865`` if NSQ has none."""
+    number = _NUMBERS.get(openssl_name, 0)
+    return _SUITES.get(number, f"Unknown {number}")
+
+
+def failure(reason: str, detail: str = "") -> str:
+    """The text of a failure. `reason` is OpenSSL's name, `detail` what is wrong with a certificate."""
+    if reason == "CERTIFICATE_VERIFY_FAILED":
+        return f"tls: failed to verify certificate: x509: {detail}"
+    _, alert, name = reason.partition("_ALERT_")
+    if alert:
+        return f"remote error: tls: {_spelled(name)}"
+    return f"tls: {_FAILURES.get(reason) or _spelled(reason)}"
+
+
+def _spelled(reason: str) -> str:
+    return reason.lower().replace("_", " ")
+
 
 _READ_SIZE: Final = 1 << 14  # the plain bytes of one record
 
 
 class Tls:
-    """One connection's TLS, the server's side; a ``Codec``. ``TlsError`` is what all of it raises."""
+    """The server's side of one connection's TLS, a ``Codec``. All methods raise ``TlsError``."""
 
     def shake_hands(self, data: bytes) -> bool:
-        """Take what was received; true when the handshake is complete."""
+        """Feed received bytes; return whether the handshake is complete."""
         raise NotImplementedError
 
     def encode(self, data: bytes) -> bytes:
-        """To send. Also what TLS itself has to say, answers to the handshake and alerts: call it, if need be with
-        nothing, after whatever was received. Once something was refused there is nothing else.
+        """The bytes to send for `data`, with TLS's own: handshake and alerts.
+
+        Call it after feeding received bytes, if need be with b"". After a refusal it returns TLS's own bytes only.
         """
         raise NotImplementedError
 
@@ -37,11 +104,11 @@ class Tls:
 
     @property
     def owed(self) -> int:
-        """Bytes of its own that TLS has to say."""
+        """The number of TLS's own bytes that wait to be sent."""
         raise NotImplementedError
 
     def facts(self) -> TlsFacts:
-        """Once the handshake is complete."""
+        """The facts for /stats, once the handshake is complete."""
         raise NotImplementedError
 
 
@@ -49,7 +116,7 @@ MakeTls = Callable[[], Tls]
 
 
 class StandardTls(Tls):
-    """By the standard library."""
+    """TLS by the standard library."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
         self._incoming = ssl.MemoryBIO()
@@ -80,7 +147,7 @@ class StandardTls(Tls):
         return self._outgoing.read()
 
     def decode(self, data: bytes, limit: int = MAX_PIECE) -> Iterable[bytes]:
-        # Hot: a client that awaits each answer sends one record at a time, which needs no generator and no second read.
+        # Hot: a client that waits for each reply sends one record at a time, which needs no generator or second read.
         self._incoming.write(data)
         size = len(data)
         if 0 < size < limit:
@@ -96,12 +163,12 @@ class StandardTls(Tls):
         return self._decode(limit, b"")
 
     def _decode(self, limit: int, record: bytes) -> Iterator[bytes]:
-        """What follows this record, and it before."""
+        """This record and those after it."""
         records = [record] if record else []
         size = len(record)
         refusal: TlsError | None = None
         try:
-            # Asked only while there is something: the last read of each turn would raise, and cost more than the rest.
+            # Read only while bytes are pending: a last read that raises would cost more than the others together.
             while self._incoming.pending or self._tls.pending():
                 following = self._read(_READ_SIZE)
                 if following is None:
@@ -122,7 +189,7 @@ class StandardTls(Tls):
             raise refusal
 
     def _read(self, size: int) -> bytes | None:
-        """Of one record; b"" is the end, None that there is none yet."""
+        """The plain bytes of one record; b"" at EOF, None if no record is complete."""
         try:
             return self._read_plain(size)
         except ssl.SSLWantReadError:

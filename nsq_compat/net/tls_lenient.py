@@ -1,7 +1,7 @@
-"""TLS that asks every client for a certificate and takes any (``--tls-client-auth-policy=require``).
+"""TLS that requires a client certificate and accepts any (``--tls-client-auth-policy=require``).
 
-The standard library asks for a certificate only together with the authorities that must have signed it, so this one
-policy is pyOpenSSL's. It costs a few microseconds a read and a write more.
+The standard library requires a certificate only together with the authorities that must have signed it, so this policy
+needs pyOpenSSL. A read and a write take a few microseconds more with it.
 """
 
 import ssl
@@ -12,16 +12,15 @@ from cryptography.x509 import InvalidVersion
 from cryptography.x509.oid import NameOID
 from OpenSSL import SSL
 
-from nsq_compat.net.tls import Tls
-from nsq_compat.net.tls_words import TlsError, failure, suite_name, version_name
+from nsq_compat.net.tls import Tls, TlsError, failure, suite_name, version_name
 from nsq_compat.protocol.compression import MAX_PIECE
-from nsq_compat.session.upgrade import TlsFacts
+from nsq_compat.session.conversation import TlsFacts
 
 _OUTGOING_SIZE: Final = 1 << 16
 
 
 class LenientTls(Tls):
-    """By pyOpenSSL."""
+    """TLS by pyOpenSSL."""
 
     def __init__(self, context: SSL.Context) -> None:
         self._tls = SSL.Connection(context, None)
@@ -83,7 +82,7 @@ class LenientTls(Tls):
         try:
             certificate = self._tls.get_peer_certificate(as_cryptography=True)
             names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME) if certificate is not None else []
-        except (ValueError, InvalidVersion):  # anybody may have made it, of anything
+        except (ValueError, InvalidVersion):  # a certificate may contain anything
             names = []
         return str(names[-1].value) if names else ""
 

@@ -2,7 +2,7 @@
 
     main            command line in, exit code out
     options         the table of its options
-    startup         parts made of options, --check-config, restoring the data path
+    startup         makes parts from the options; --check-config; restores the data path
     daemon          queue, listeners, start and stop
     service         the daemon as its HTTP API sees it
     durability      group commit and checkpoints
@@ -11,12 +11,13 @@
     drain           empty this node and stop
     lookup_peers    registration at every nsqlookupd
     topic_channels  channels of a new topic, from nsqlookupd
-    auth            authorization by auth servers
+    auth            asks auth servers for permissions
     http_calls      HTTP requests to other servers, in threads
     statsd          statistics pushed to statsd
     memory          memory statistics, and the garbage collector
 
-May import everything below. Code that is worth testing by itself is on a lower floor; this one is tested as a process.
+May import everything below. The parts that are tested by themselves are in lower layers; this folder is tested
+as a process.
 
 Read ``daemon`` first.
 """

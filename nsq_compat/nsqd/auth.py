@@ -10,7 +10,7 @@ import gevent
 from nsq_compat.nsqd.http_calls import CallFailed, HttpCalls
 from nsq_compat.protocol.errors import without_secrets
 from nsq_compat.protocol.go_json import dumps
-from nsq_compat.session.authorization import LARGEST_ANSWER, AuthFailed, Credentials, Grants, read_answer
+from nsq_compat.session.authorization import MAX_ANSWER_BYTES, AuthFailed, Credentials, Grants, read_answer
 
 
 class AuthServers:
@@ -42,8 +42,8 @@ class AuthServers:
             "tls": "true" if credentials.tls else "false",
         }
         if self._method == "post":
-            return self._calls.post(url, _json(parameters), LARGEST_ANSWER)
-        return self._calls.get(f"{url}?{urlencode(parameters)}", LARGEST_ANSWER)
+            return self._calls.post(url, _json(parameters), MAX_ANSWER_BYTES)
+        return self._calls.get(f"{url}?{urlencode(parameters)}", MAX_ANSWER_BYTES)
 
 
 def _read_in_thread(body: bytes) -> Grants:

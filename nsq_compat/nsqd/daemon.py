@@ -11,15 +11,12 @@ from nsq_compat.godata import export as go_export
 from nsq_compat.log.data_path import DataPathError, DataPathLock, make_our_folder, resolved
 from nsq_compat.log.files import OsFiles
 from nsq_compat.log.storage import Durability, Storage
+from nsq_compat.net.busy_poll import BusyPoll, has_spare_cpu
 from nsq_compat.net.connection import Connection
-from nsq_compat.net.descriptor_limit import descriptors_left_by_clients
-from nsq_compat.net.http_server import HttpServer
 from nsq_compat.net.listeners import listen, port_of
-from nsq_compat.net.loop_lag import LoopLag
-from nsq_compat.net.tcp_server import TcpServer
-from nsq_compat.net.timers import AlarmClock
-from nsq_compat.net.turn import Turn
-from nsq_compat.net.vigil import Vigil
+from nsq_compat.net.loop_tick import AlarmClock, LoopLag, LoopTick
+from nsq_compat.net.process import descriptors_left_by_clients
+from nsq_compat.net.server import HttpServer, TcpServer
 from nsq_compat.nsqd.auth import AuthServers
 from nsq_compat.nsqd.drain import Drain
 from nsq_compat.nsqd.durability import Checkpoints, Committer, sync_seconds
@@ -110,17 +107,18 @@ class Daemon:
         self.drain = Drain(self._broker, self._lookup_peers, options.drain_timeout / SECOND)
         # Sessions wait only for auth servers, and for the disk where it is synced before OK.
         waits = self._limits.auth_required or self._storage.durability is Durability.FSYNC
-        turn = Turn(gevent.get_hub().loop)
-        self._publish_batch = None if waits else PublishBatch(turn.call)
-        self._vigil = Vigil(patience=options.busy_poll_time / SECOND)
-        polls = self._vigil.patient or not waits  # a session that waits may as well sleep, unless told not to
+        tick = LoopTick(gevent.get_hub().loop)
+        self._publish_batch = None if waits else PublishBatch(tick.call)
+        # Where sessions wait for others anyway, polling gains nothing.
+        polls = options.busy_poll_time > 0 or (not waits and has_spare_cpu())
+        self._busy_poll = BusyPoll(options.busy_poll_time / SECOND) if polls else None
         self._tcp = TcpServer(
             tcp_listener,
             self._make_session,
             make_tls,
             session_waits=waits,
-            vigil=self._vigil if polls else None,
-            turn=turn,
+            busy_poll=self._busy_poll,
+            tick=tick,
         )
         service = Service(
             options=options,
@@ -143,10 +141,10 @@ class Daemon:
             gate = TlsRequired(port_of(https_listener) if https_listener else 0)
             handler = gate if options.tls_required == TLS_REQUIRED else api
             in_loop = immediate if handler is api else None
-            self._http.append(HttpServer(http_listener, handler, immediate=in_loop, turn=turn))
+            self._http.append(HttpServer(http_listener, handler, immediate=in_loop, tick=tick))
         if https_listener:
             self._http.append(
-                HttpServer(https_listener, api, name="HTTPS", tls=make_tls, immediate=immediate, turn=turn)
+                HttpServer(https_listener, api, name="HTTPS", tls=make_tls, immediate=immediate, tick=tick)
             )
         self._statsd = StatsdPush(options, self._broker, service.memory) if options.statsd_address else None
 
@@ -181,7 +179,8 @@ class Daemon:
         self._metadata.stop()
         log.info("NSQ: closing topics")
         self._alarms.stop()
-        self._vigil.stop()
+        if self._busy_poll is not None:
+            self._busy_poll.stop()
         self._loop_lag.stop()
         self._checkpoints.stop()
         self._broker.close()
@@ -213,7 +212,7 @@ class Daemon:
             peer=connection.peer,
             host=host,
             wake=connection.wake,
-            drop=connection.abort,
+            abort=connection.abort,
             authorize=self._auth.authorize,
             publish_batch=self._publish_batch,
             now=now,

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 import gevent
 from gevent.event import AsyncResult
@@ -33,7 +33,11 @@ _LAST_BATCH_BYTES: Final = 1 << 20
 
 
 def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run `work`, which waits for the disk, in a thread while the event loop goes on. Raises its ``OSError``."""
+    """Run `work`, which waits for the disk, in a thread while the event loop goes on. Raises its ``OSError``.
+
+    If the calling greenlet is killed meanwhile, it ends when the work is done, so that another writer of the same file
+    can follow.
+    """
 
     def outcome() -> T | OSError:
         # An exception that leaves a thread is printed by gevent with a traceback, although it is handled.
@@ -42,7 +46,12 @@ def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         except OSError as error:
             return error
 
-    result = gevent.get_hub().threadpool.apply(outcome)
+    running: Any = gevent.get_hub().threadpool.spawn(outcome)
+    try:
+        result: T | OSError = running.get()
+    except gevent.GreenletExit:
+        running.wait()
+        raise
     if isinstance(result, OSError):
         raise result
     return result
@@ -117,7 +126,7 @@ class Checkpoints:
         self._writing = gevent.spawn(self._write_for_ever)
 
     def stop(self) -> None:
-        """Stop writing; a round under way is abandoned between two topics, whole or not at all."""
+        """Stop writing. Returns when a checkpoint that a thread is writing is written; it may not be put in place."""
         if self._writing is not None:
             self._writing.kill()
 

@@ -10,10 +10,17 @@ from nsq_compat.cli.lifecycle import exit_checked, exit_fatal, read_options
 from nsq_compat.cli.logs import configure
 from nsq_compat.log.data_path import DataPathError
 from nsq_compat.log.metadata import MetadataError
-from nsq_compat.net.descriptor_limit import raise_descriptor_limit
 from nsq_compat.net.listeners import ListenError
-from nsq_compat.net.process import exempt_from_collection, first_of, on_hangup, stop_signal, tune_gc
-from nsq_compat.net.supervisor import Supervisor
+from nsq_compat.net.process import (
+    Supervisor,
+    exempt_from_collection,
+    first_of,
+    on_hangup,
+    raise_descriptor_limit,
+    shorten_thread_switches,
+    stop_signal,
+    tune_gc,
+)
 from nsq_compat.nsqd.daemon import Daemon
 from nsq_compat.nsqd.options import DRAIN, PROGRAM, NsqdOptions, validate
 from nsq_compat.nsqd.startup import check
@@ -35,6 +42,7 @@ def main() -> None:
     except (OptionError, DataPathError, ListenError) as error:
         exit_fatal(PROGRAM, f"failed to instantiate nsqd - {error}")
     tune_gc()
+    shorten_thread_switches()
     supervisor = Supervisor(os.environ)
     if options.sigterm == DRAIN:
         before_stopping.append(daemon.drain.begin)

@@ -1,4 +1,4 @@
-"""Keeps nsqd.dat up to date: saved soon after a topic or channel is created or deleted, at once when one is paused.
+"""Keeps nsqd.dat up to date: it is saved soon after a topic or channel is created or deleted.
 
 The file is for Go's nsqd, for tools, and for what the logs do not contain: which channels are paused. That a topic or
 channel exists is in the topic's own log before a client is told so.
@@ -24,11 +24,11 @@ log = logging.getLogger(__name__)
 _RETRY_SECONDS = 1.0
 _TOPICS_AT_ONCE = 500
 _PAUSE_SECONDS = 0.001  # with a sleep of 0 the event loop would not poll its sockets
-_MIN_INTERVAL_PER_SAVE = 20  # times what a save took, so that many new topics do not keep the daemon busy with it
+_MIN_INTERVAL_PER_SAVE = 20  # times the duration of a save, so that many new topics do not keep the daemon busy
 
 
 class MetadataFile:
-    """An observer of the broker. Saving waits for the disk in a thread; several changes may share one."""
+    """An observer of the broker. Saving is done in a thread, and one save may cover several changes."""
 
     def __init__(self, files: Files, data_path: str, broker: Broker) -> None:
         self._files = files
@@ -43,13 +43,13 @@ class MetadataFile:
         self._saving = gevent.spawn(self._save_when_wanted)
 
     def stop(self) -> None:
-        """Save a last time."""
+        """Save the final state, after a save under way."""
         if self._saving is not None:
             self._saving.kill()
         self.save()
 
     def save(self) -> bool:
-        """Save the current state; a failure is logged."""
+        """Save the current state; returns whether it succeeded. A failure is logged."""
         with self._turn:  # one after the other, because they write the same file
             return self._save()
 

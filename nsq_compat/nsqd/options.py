@@ -162,7 +162,7 @@ class NsqdOptions:
         "mem-queue-size",
         INTEGER,
         10000,
-        "messages that each topic and channel keeps in memory; at os and fsync at most 50,000, or 16 MiB",
+        "messages that each topic and channel keeps in memory; a channel at most 50,000, or 16 MiB",
     )
     max_bytes_per_file: int = option(
         "max-bytes-per-file", INTEGER, 100 * 1024 * 1024, "size in bytes at which a new data file begins"

@@ -65,7 +65,7 @@ class DeadLetterSender:
         self._sending = gevent.spawn(self._send_until_stopped)
 
     def stop(self) -> None:
-        """Try once more; dead letters that cannot be sent return to their channel at the next start."""
+        """Send what can be sent; the rest returns to its channel at the next start."""
         self._stop.set()
         self._wanted.set()
         if self._sending is not None:
@@ -78,7 +78,7 @@ class DeadLetterSender:
             self._wanted.wait()
             self._wanted.clear()
             while self._dead_letters.is_waiting and not self._stop.is_set():
-                self._stop.wait(0.0 if self._send() else RETRY_SECONDS)  # lets others run in both cases
+                self._stop.wait(0.0 if self._send() else RETRY_SECONDS)  # other greenlets run, even if this is 0
 
     def _send(self) -> bool:
         try:

@@ -12,7 +12,7 @@ from nsq_compat.cli.options import option_value
 from nsq_compat.log.storage import Storage
 from nsq_compat.net.long_work import let_others_run
 from nsq_compat.net.process import Process
-from nsq_compat.net.tcp_server import TcpServer
+from nsq_compat.net.server import TcpServer
 from nsq_compat.nsqd.drain import Drain
 from nsq_compat.nsqd.lookup_peers import LookupPeers
 from nsq_compat.nsqd.memory import MemoryStats

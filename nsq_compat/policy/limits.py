@@ -158,6 +158,8 @@ class LimitEnforcer:
             try:
                 more |= limited.enforce(now, now_ns)
                 limited.is_unreadable = False
+            except BlockingIOError:  # a long read, which goes on with the next check
+                more = True
             except OSError as error:
                 if not limited.is_unreadable:
                     log.warning("%s cannot be looked at, trying again - %s", limited.target.full_name, error)

@@ -10,6 +10,7 @@ are in memory.
 Invariant: a message is in exactly one of the four parts, and leaves by ``take``, ``drop_oldest`` or ``empty`` only.
 """
 
+import errno
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +27,10 @@ from nsq_compat.queue.in_flight import InFlight
 from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.schedule import Schedule
 
-_FETCHED_AT_ONCE: Final = 256
+_RESTORED_BATCH: Final = 256
+"""Restored messages that are in memory before they are delivered."""
+_SEARCHED_AT_ONCE: Final = 16
+"""Restored messages that are read at once, about 5 ms of work if they are far apart in the log."""
 
 
 class Peek(NamedTuple):
@@ -53,14 +57,18 @@ class Backlog:
         self._turns: deque[tuple[int, int]] = deque()  # of returned frames: behind which message, how many
         self._passed = 0  # number of messages taken from the stream
         self._restored: deque[tuple[bytes, int]] = deque()  # id, attempts at the next delivery
+        self._read: list[bytes] = []  # frames of the first restored messages, which are not delivered yet
+        self._searched = 0  # restored messages that were read, or are lost
         self._before_next_restored = 0  # returned frames to be taken before more restored messages are read
 
     def __len__(self) -> int:
         """The number of messages that could be delivered now: all but the deferred ones."""
-        # Hot: runs twice for every delivery. If nothing was returned this saves a call.
+        # Hot: runs twice for every delivery, with `Cursor.__len__` written out. Usually nothing was returned.
+        cursor = self.cursor
+        ahead = cursor.end - cursor.position - cursor.gaps_size
         if not self._turns and not self._restored:
-            return len(self.cursor)
-        return len(self.cursor) + len(self._returned) + len(self._restored)
+            return ahead
+        return ahead + len(self._returned) + len(self._restored)
 
     @property
     def backend_depth(self) -> int:
@@ -101,7 +109,11 @@ class Backlog:
     # --- Out ----------------------------------------------------------------------------------------------------------
 
     def take(self, limit: int, max_bytes: int) -> Sequence[bytes]:
-        """Take at most `limit` frames and about `max_bytes` bytes. Raises ``OSError``, having taken nothing."""
+        """Take at most `limit` frames and about `max_bytes` bytes. Raises ``OSError``, having taken nothing.
+
+        ``BlockingIOError`` says that nothing is wrong, but more has to be read than should be at once: call it again
+        in a later iteration of the event loop.
+        """
         if not self._turns and not self._restored:  # Hot: usually nothing was returned
             frames = self.cursor.take(limit, max_bytes)
             self._passed += len(frames)
@@ -129,6 +141,7 @@ class Backlog:
         self._returned.empty()
         self._turns.clear()
         self._restored.clear()
+        self._read, self._searched = [], 0
         self._before_next_restored = 0
 
     # --- Peeking ------------------------------------------------------------------------------------------------------
@@ -200,10 +213,17 @@ class Backlog:
         return frames
 
     def _read_restored(self) -> None:
-        batch = list(islice(self._restored, _FETCHED_AT_ONCE))
-        frames = self._fetch_restored(batch)
-        for _ in batch:
+        """Read a batch of restored messages. Raises ``BlockingIOError`` after each step but the last."""
+        begin = self._searched
+        some = list(islice(self._restored, begin, begin + _SEARCHED_AT_ONCE))
+        self._read += self._fetch_restored(some)
+        self._searched += len(some)
+        if self._searched < min(len(self._restored), _RESTORED_BATCH):
+            raise BlockingIOError(errno.EAGAIN, "more has to be read")
+        frames = self._read
+        for _ in range(self._searched):
             self._restored.popleft()
+        self._read, self._searched = [], 0
         self._returned.extend(frames)
         self._turns.append((0, len(frames)))
         self._before_next_restored = len(self._returned)

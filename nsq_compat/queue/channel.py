@@ -96,6 +96,11 @@ class _Retry:
         self.is_waiting = True
         return is_first
 
+    def go_on(self) -> None:
+        """Suspend reads until the next alarm, at which a long read goes on."""
+        self.until = AT_ONCE
+        self.is_waiting = True
+
     def end_waiting(self) -> None:
         self.until = NEVER
         self.is_waiting = False
@@ -232,7 +237,7 @@ class Channel:
 
         A consumer that gets nothing, or empties the backlog and has room left, is woken when there are messages for it.
         One that gets some, has room left and does not empty the backlog has to call again by itself. A log that cannot
-        be read is tried again later.
+        be read is tried again later, and a long read goes on at the next alarm.
         """
         share = self._wait_queue.share(consumer, len(self.backlog))
         if self.paused or not share or self._log_retry.is_waiting:
@@ -243,6 +248,12 @@ class Channel:
             wanted = MAX_BATCH
         try:
             frames = self.backlog.take(wanted, MAX_BATCH_BYTES)
+        except BlockingIOError:
+            # Suspended, or each of a hundred waiting consumers would do a step now.
+            self._log_retry.go_on()
+            self._schedule.at(AT_ONCE, self)
+            self._wait_queue.wait(consumer)
+            return NOTHING
         except OSError as error:
             if self._log_retry.failed(now):
                 log.warning("CHANNEL(%s): cannot read messages, trying again - %s", self.name, error)
@@ -443,6 +454,8 @@ class Channel:
             return NEVER
         try:
             self.put_back(self.backlog.deferred.release(now, min(room, MAX_BATCH)))
+        except BlockingIOError:
+            return now
         except OSError as error:
             if self._deferred_retry.failed(now):
                 log.warning("CHANNEL(%s): cannot read deferred messages, trying again - %s", self.name, error)

@@ -14,6 +14,7 @@ number them.
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import chain, islice
 from typing import Final
 
@@ -44,15 +45,15 @@ class Cursor:
         self._reader: LogReader | None = None
         self._unused: deque[Group] = deque()
         self._gaps: deque[tuple[int, int]] = deque()  # passed over: from, up to; all of them ahead of `position`
-        self._gaps_size = 0
+        self.gaps_size = 0  # messages that are passed over
 
     def __len__(self) -> int:
-        return self.end - self.position - self._gaps_size
+        return self.end - self.position - self.gaps_size
 
     @property
     def behind(self) -> int:
         """The number of messages that are only in the log."""
-        return self.end - self.position - self._gaps_size - len(self._window)
+        return self.end - self.position - self.gaps_size - len(self._window)
 
     @property
     def backend_depth(self) -> int:
@@ -78,7 +79,7 @@ class Cursor:
         if not count:
             return 0
         waiting = window.length
-        behind = self.end - self.position - self._gaps_size - waiting
+        behind = self.end - self.position - self.gaps_size - waiting
         fits = waiting + count <= self._memory and (waiting + count) * len(frames[-1]) <= self._memory_bytes
         if fits and not behind:
             window.extend(frames)
@@ -146,7 +147,7 @@ class Cursor:
             self.position = position
         else:
             self._gaps.append((self.end, position))
-            self._gaps_size += position - self.end
+            self.gaps_size += position - self.end
         self.end = position
 
     def skip_to_end(self) -> None:
@@ -154,7 +155,7 @@ class Cursor:
         self._window.empty()
         self._stop_reading()
         self._gaps.clear()
-        self._gaps_size = 0
+        self.gaps_size = 0
         self.position = self.end
 
     def move(self, position: int, end: int, gaps: Iterable[tuple[int, int]] = ()) -> None:
@@ -162,7 +163,7 @@ class Cursor:
         self.skip_to_end()
         self.position, self.end = min(position, end), end
         self._gaps.extend(gaps)
-        self._gaps_size = sum(stop - begin for begin, stop in self._gaps)
+        self.gaps_size = sum(stop - begin for begin, stop in self._gaps)
 
     def peek(self, count: int) -> list[bytes]:
         """Return up to `count` frames that ``take`` would return next. Raises ``OSError`` if the log cannot be read."""
@@ -171,8 +172,9 @@ class Cursor:
         frames = list(islice(chain.from_iterable(self._window.batches()), count))
         if len(frames) < count and self.behind and not self._gaps:
             assert self._log is not None, "messages that are not in memory are in the log"
-            for group in self._log.reader(self.position + len(self._window)).read():
-                frames += group.frames[: max(0, self.end - group.first_seq)]
+            with suppress(BlockingIOError):  # these frames suffice
+                for group in self._log.reader(self.position + len(self._window)).read():
+                    frames += group.frames[: max(0, self.end - group.first_seq)]
         return frames[:count]
 
     def latest(self, count: int) -> list[bytes]:
@@ -181,13 +183,13 @@ class Cursor:
 
     def _adopt_gaps(self, other: "Cursor") -> None:
         self._gaps.extend(other._gaps)
-        self._gaps_size += other._gaps_size
+        self.gaps_size += other.gaps_size
 
     def _advance(self, count: int) -> None:
         self.position += count
         while self._gaps and self._gaps[0][0] <= self.position:
             begin, stop = self._gaps.popleft()
-            self._gaps_size -= stop - begin
+            self.gaps_size -= stop - begin
             self.position += stop - begin
 
     def _read_block(self) -> None:

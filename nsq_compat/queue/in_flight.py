@@ -1,12 +1,12 @@
 """The messages that one consumer was sent and has not answered.
 
-How it works. A consumer's timeout is fixed when it subscribes, so batches expire in the order in which they were sent:
-a deque of (deadline, ids), and no heap. A finished id is removed from the dict only. Its place in the deque is skipped
-later, and the deque is rewritten once more than half of it is such places. Two kinds of ids have a deadline that
-differs from that of their place, and are in `_exceptions`: those that were touched, and those that were requeued and
-then sent to the same consumer again.
+A consumer's timeout is fixed when it subscribes, so batches expire in the order in which they were sent: a deque of
+(deadline, time of delivery, ids), and no heap. A finished id is removed from the dict only; its *place* in the deque is
+skipped later. The deque is rewritten when finished places outnumber the frames by `_SPARE_PLACES`. Two kinds of ids
+have a deadline that differs from that of their place, and are in `_own_deadlines`: those that were touched, and those
+that were requeued and then sent to the same consumer again.
 
-Invariant: every id in `frames` has exactly one deadline, in `_exceptions` if it is there, else in the deque.
+Invariant: every id in `frames` has exactly one deadline, in `_own_deadlines` if it is there, else in the deque.
 """
 
 from collections import deque
@@ -18,10 +18,10 @@ from nsq_compat.protocol.message import message_ids
 
 NEVER: Final = float("inf")
 _SPARE_PLACES: Final = 1024
-_ALL: Final = 1 << 30
+_NO_LIMIT: Final = 1 << 30
 
 
-class _Exception(NamedTuple):
+class _OwnDeadline(NamedTuple):
     deadline: float
     delivered: float
 
@@ -33,24 +33,24 @@ class InFlight:
         self.frames: dict[bytes, bytes] = {}
         self._batches: deque[tuple[float, float, list[bytes]]] = deque()  # deadline, delivered, ids
         self._places = 0
-        self._exceptions: dict[bytes, _Exception] = {}
-        self._returned: set[bytes] = set()  # requeued, or touched, while their place remains in the deque
+        self._own_deadlines: dict[bytes, _OwnDeadline] = {}
+        self._void_places: set[bytes] = set()  # ids whose place no longer counts: requeued or touched
 
     def __len__(self) -> int:
         return len(self.frames)
 
     def add(self, frames: Sequence[bytes], now: float, timeout: float) -> None:
-        """Add a delivery. `timeout` in seconds must not shrink from call to call."""
+        """Add a delivery. `timeout` in seconds; no call may have a smaller one than an earlier call."""
         ids = message_ids(frames)
         if len(ids) == 1:  # Hot: a consumer at RDY 1
             self.frames[ids[0]] = frames[0]
         else:
             self.frames.update(zip(ids, frames, strict=True))
         deadline = now + timeout
-        if self._returned and not self._returned.isdisjoint(ids):
-            again = [message_id for message_id in ids if message_id in self._returned]
-            self._exceptions.update((message_id, _Exception(deadline, now)) for message_id in again)
-            ids = [message_id for message_id in ids if message_id not in self._returned]
+        if self._void_places and not self._void_places.isdisjoint(ids):
+            again = [message_id for message_id in ids if message_id in self._void_places]
+            self._own_deadlines.update((message_id, _OwnDeadline(deadline, now)) for message_id in again)
+            ids = [message_id for message_id in ids if message_id not in self._void_places]
         if not ids:
             return
         self._batches.append((deadline, now, ids))
@@ -68,18 +68,18 @@ class InFlight:
         # Hot: runs for every FIN.
         pop = self.frames.pop
         missing = [message_id for message_id in ids if pop(message_id, None) is None]
-        if self._exceptions:
+        if self._own_deadlines:
             for message_id in ids:
-                self._exceptions.pop(message_id, None)
-        if not self._returned:
+                self._own_deadlines.pop(message_id, None)
+        if not self._void_places:
             self._forget_first_places(1 + len(ids))
         return missing
 
     def take(self, message_id: bytes) -> bytes | None:
         """Remove one frame and return it; None if it is not in flight. It may be delivered again."""
         frame = self.frames.pop(message_id, None)
-        if frame is not None and self._exceptions.pop(message_id, None) is None:
-            self._returned.add(message_id)
+        if frame is not None and self._own_deadlines.pop(message_id, None) is None:
+            self._void_places.add(message_id)
         return frame
 
     def touch(self, message_id: bytes, deadline: float, max_lifetime: float) -> float | None:
@@ -89,45 +89,48 @@ class InFlight:
         """
         if message_id not in self.frames:
             return None
-        exception = self._exceptions.get(message_id)
-        delivered = self._delivered(message_id) if exception is None else exception.delivered
-        if exception is None:
-            self._returned.add(message_id)
+        own = self._own_deadlines.get(message_id)
+        delivered = self._delivered(message_id) if own is None else own.delivered
+        if own is None:
+            self._void_places.add(message_id)
         deadline = min(deadline, delivered + max_lifetime)
-        self._exceptions[message_id] = _Exception(deadline, delivered)
+        self._own_deadlines[message_id] = _OwnDeadline(deadline, delivered)
         return deadline
 
-    def expire(self, now: float, limit: int = _ALL) -> list[bytes]:
-        """Remove the frames that have timed out, oldest delivery first. One batch may exceed `limit`."""
+    def expire(self, now: float, limit: int = _NO_LIMIT) -> list[bytes]:
+        """Remove and return the frames that have timed out: first by delivery, then those with a deadline of their own.
+
+        May exceed `limit` by a part of one batch.
+        """
         expired: list[bytes] = []
         while self._batches and self._batches[0][0] <= now and len(expired) < limit:
             ids = self._batches.popleft()[2]
             self._places -= len(ids)
             for message_id in ids:
-                if message_id in self._returned:
-                    self._returned.discard(message_id)
+                if message_id in self._void_places:
+                    self._void_places.discard(message_id)
                 else:
                     self._take_if_there(message_id, expired)
-        due = (message_id for message_id, exception in self._exceptions.items() if exception.deadline <= now)
+        due = (message_id for message_id, own in self._own_deadlines.items() if own.deadline <= now)
         for message_id in list(islice(due, max(0, limit - len(expired)))):
-            del self._exceptions[message_id]
+            del self._own_deadlines[message_id]
             self._take_if_there(message_id, expired)
         return expired
 
     def peek(self) -> Iterator[tuple[float, bytes]]:
         """Yield deadlines and frames: first touched messages, then the others, oldest delivery first."""
-        for message_id, exception in self._exceptions.items():
-            yield exception.deadline, self.frames[message_id]
+        for message_id, own in self._own_deadlines.items():
+            yield own.deadline, self.frames[message_id]
         for deadline, _, ids in self._batches:
             for message_id in ids:
-                if message_id in self.frames and message_id not in self._returned:
+                if message_id in self.frames and message_id not in self._void_places:
                     yield deadline, self.frames[message_id]
 
     def clear(self) -> None:
         self.frames.clear()
         self._batches.clear()
-        self._exceptions.clear()
-        self._returned.clear()
+        self._own_deadlines.clear()
+        self._void_places.clear()
         self._places = 0
 
     def next_deadline(self) -> float:
@@ -135,8 +138,8 @@ class InFlight:
         if not self.frames:
             return NEVER
         earliest = self._batches[0][0] if self._batches else NEVER
-        if self._exceptions:
-            earliest = min(earliest, min(exception.deadline for exception in self._exceptions.values()))
+        if self._own_deadlines:
+            earliest = min(earliest, min(own.deadline for own in self._own_deadlines.values()))
         return earliest
 
     def _take_if_there(self, message_id: bytes, expired: list[bytes]) -> None:
@@ -148,13 +151,13 @@ class InFlight:
         for _, delivered, ids in self._batches:
             if message_id in ids:
                 return delivered
-        raise AssertionError("a message in flight has a place among the batches or the exceptions")
+        raise AssertionError("a message in flight has a place in a batch, or a deadline of its own")
 
     def _forget_first_places(self, most: int) -> None:
         """Remove up to `most` finished batches from the front of the deque."""
-        # Hot: rewriting the deque blocks the event loop, for half a millisecond per thousand places. It is not needed
-        # if FINs come in the order of the messages. One batch more than was finished may be removed, which catches up
-        # after a slow message. In order, a batch's last message is finished last, so the others need not be checked.
+        # Hot: keeps the deque short when FINs come in order, because rewriting it blocks the event loop for half a
+        # millisecond per thousand places. One batch more than was finished may be removed, so the deque shrinks again
+        # after a slow message. A batch's last id is checked first: in order it is finished last, so mostly it decides.
         batches, frames = self._batches, self.frames
         for _ in range(most):
             if not batches:
@@ -166,7 +169,7 @@ class InFlight:
             self._places -= len(ids)
 
     def _forget_finished_places(self) -> None:
-        frames, returned = self.frames, self._returned
+        frames, returned = self.frames, self._void_places
         self._batches = deque(
             (deadline, delivered, alive)
             for deadline, delivered, ids in self._batches

@@ -11,8 +11,7 @@ from typing import Final
 
 from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.session.conversation import Conversation
-from nsq_compat.session.http_message import Admission, HttpLimits, Request, Response
-from nsq_compat.session.http_reader import Phase, RequestReader
+from nsq_compat.session.http_message import Admission, HttpLimits, Phase, Request, RequestReader, Response
 
 MAX_REQUESTS_AHEAD: Final = 8
 """Requests that one client may send ahead of their answers."""
@@ -46,6 +45,7 @@ class AckSession(Conversation):
         self._reader = RequestReader(admit, limits, remote_address)
         self._phase_began = now
         self._is_closed = False
+        self.next_wakeup = self._deadline()
 
     @property
     def expects_requests(self) -> bool:
@@ -55,6 +55,7 @@ class AckSession(Conversation):
         """The handler has answered a request."""
         self.is_answering = False
         self._phase_began = now
+        self.next_wakeup = self._deadline()
 
     def receive_data(self, data: bytes, now: float, now_ns: int) -> None:
         if self.closing:
@@ -67,6 +68,7 @@ class AckSession(Conversation):
             raise ConnectionError("too many requests ahead of their answers")
         if reader.phase is not phase:
             self._phase_began = now
+        self.next_wakeup = self._deadline()
         self._notify()
 
     def end_of_input(self) -> None:
@@ -75,7 +77,8 @@ class AckSession(Conversation):
 
     def data_to_send(self, now: float) -> bytes:
         """Only ``100 Continue``, when the handler does not write."""
-        if now >= self.next_wakeup():
+        self.next_wakeup = self._deadline()
+        if now >= self.next_wakeup:
             self.closing = True
         if self.is_answering or self.requests or not self._reader.owes_continue:
             return b""
@@ -83,7 +86,7 @@ class AckSession(Conversation):
         self.sent += len(_CONTINUE)
         return _CONTINUE
 
-    def next_wakeup(self) -> float:
+    def _deadline(self) -> float:
         if self.is_answering or self.requests:
             return NEVER
         limits, phase = self._limits, self._reader.phase

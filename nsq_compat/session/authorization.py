@@ -1,7 +1,7 @@
-"""What a client may do, where auth servers decide it: what they answered, how long it holds, NSQ's words for no.
+"""Permissions of a client where auth servers decide them: their answers, how long those hold, and NSQ's errors.
 
-Who asks them is handed in: an `Authorize` may take its time, as far as the session is concerned. Patterns are regular
-expressions of Go's, which RE2 reads too: none takes longer than its text is long.
+The request to an auth server is passed in (`Authorize`) and may wait. Patterns are Go's regular expressions, which RE2
+reads too and matches in linear time.
 """
 
 from collections.abc import Callable
@@ -17,20 +17,19 @@ from nsq_compat.protocol.go_json import INT64, STRING, JsonError, dumps, list_of
 
 _SUBSCRIBE: Final = "subscribe"
 _PUBLISH: Final = "publish"
-_COMPILED_PATTERNS: Final = 4096
-# nsqd: takes answers of any size (auth-size).
-LARGEST_ANSWER: Final = 256 * 1024
-"""Bytes of JSON, which is parsed without letting other threads run."""
-MOST_PATTERNS: Final = 2000
-"""Topics and channels of one answer together. A decision may look at all of them, at some 1.2 us each."""
-LONGEST_PATTERN: Final = 1024
-"""Bytes."""
-LARGEST_PATTERNS: Final = 100_000
-"""Instructions of all compiled patterns of an answer together, which is what matching may have to go through."""
+_CACHED_PATTERNS: Final = 4096
+# nsqd: accepts answers of any size (auth-size).
+MAX_ANSWER_BYTES: Final = 256 * 1024
+"""Bytes of JSON. While it is parsed no other thread runs."""
+MAX_PATTERNS: Final = 2000
+"""Topics and channels of one answer. A decision may match all of them, at some 1.2 us each."""
+MAX_PATTERN_BYTES: Final = 1024
+MAX_PROGRAM_SIZE: Final = 100_000
+"""Instructions of all compiled patterns of an answer, which bounds the time of a match."""
 _PATTERN_MEMORY: Final = 1 << 18
-"""Bytes RE2 may take for a pattern: bounds how long it compiles, with other threads waiting, to some 3 ms."""
-_DECISIONS: Final = 1024
-"""Remembered of one client."""
+"""Bytes RE2 may use for a pattern. This bounds compiling, which blocks other threads, to some 3 ms."""
+_MAX_DECISIONS: Final = 1024
+"""Decisions remembered for one client."""
 _ANSWER: Final = {
     "ttl": INT64,
     "identity": STRING,
@@ -42,13 +41,14 @@ _ANSWER: Final = {
 
 
 class AuthFailed(Exception):
-    """No auth server gave an answer that can be used. The text is for the log, not for the client."""
+    """No auth server gave a valid answer. The text is for the log, not for the client."""
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What an auth server is told of a client. `remote_ip` is "" on a unix socket, `common_name` that of a client
-    certificate, "" without one.
+    """A client as an auth server is told of it.
+
+    `remote_ip` is "" on a unix socket, `common_name` that of a client certificate, "" without one.
     """
 
     secret: bytes = field(repr=False)
@@ -59,14 +59,14 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class Authorization:
-    """A permission for the topics and channels whose names hold a match of these patterns."""
+    """Permissions for the topics and channels with a match of these patterns in their names."""
 
     topic: Any
     channels: tuple[Any, ...]
     permissions: frozenset[str]
 
     def allows(self, topic: str, channel: str) -> bool:
-        """`channel` is "" for publishing, which one of the channels' patterns has to match, too (nsqd)."""
+        """Whether this is permitted. `channel` is "" for publishing; a channel pattern must match that too (nsqd)."""
         return (
             (_SUBSCRIBE if channel else _PUBLISH) in self.permissions
             and self.topic.search(topic) is not None
@@ -93,31 +93,31 @@ Authorize = Callable[[Credentials], Grants]
 
 
 def not_asked(credentials: Credentials) -> Grants:
-    """The `Authorize` of where there are no auth servers."""
+    """The `Authorize` of a daemon without auth servers."""
     raise AuthFailed("there is no auth server")
 
 
 def read_answer(body: bytes, now: float) -> Grants:
-    """What an auth server's JSON means. Raises ``AuthFailed`` where NSQ would not take it, or there is too much of it.
+    """Parse an auth server's JSON. Raises ``AuthFailed`` if NSQ would refuse it, or if it exceeds a limit.
 
-    Takes long for large answers: to be called in a thread of its own.
+    Large answers take long: call it in a thread.
     """
-    if len(body) > LARGEST_ANSWER:
-        raise AuthFailed(f"an answer of {len(body)} bytes, more than {LARGEST_ANSWER}")
+    if len(body) > MAX_ANSWER_BYTES:
+        raise AuthFailed(f"an answer of {len(body)} bytes, more than {MAX_ANSWER_BYTES}")
     try:
         answer = loads_object(body, _ANSWER)
     except JsonError as error:
         raise AuthFailed(f"wrong JSON: {error}") from None
     count = sum(1 + len(each["channels"]) for each in answer["authorizations"])
-    if count > MOST_PATTERNS:
-        raise AuthFailed(f"{count} patterns for topics and channels, more than {MOST_PATTERNS}")
+    if count > MAX_PATTERNS:
+        raise AuthFailed(f"{count} patterns for topics and channels, more than {MAX_PATTERNS}")
     authorizations: list[Authorization] = []
     size = 0
     for each in answer["authorizations"]:
         authorizations.append(_read_authorization(each))
         size += sum(pattern.programsize for pattern in (authorizations[-1].topic, *authorizations[-1].channels))
-        if size > LARGEST_PATTERNS:
-            raise AuthFailed(f"patterns of more than {LARGEST_PATTERNS} instructions together")
+        if size > MAX_PROGRAM_SIZE:
+            raise AuthFailed(f"patterns of more than {MAX_PROGRAM_SIZE} instructions together")
     ttl = answer["ttl"]
     if ttl <= 0:
         raise AuthFailed(f"invalid TTL {ttl} (must be >0)")
@@ -135,10 +135,10 @@ def _read_authorization(answer: dict[str, Any]) -> Authorization:
     )
 
 
-@lru_cache(_COMPILED_PATTERNS)  # clients with the same rights are many
+@lru_cache(_CACHED_PATTERNS)  # many clients have the same permissions
 def _compiled(noun: str, pattern: str) -> Any:
-    if len(pattern.encode("utf-8", "surrogatepass")) > LONGEST_PATTERN:
-        raise AuthFailed(f"a pattern for a {noun} of more than {LONGEST_PATTERN} bytes")
+    if len(pattern.encode("utf-8", "surrogatepass")) > MAX_PATTERN_BYTES:
+        raise AuthFailed(f"a pattern for a {noun} of more than {MAX_PATTERN_BYTES} bytes")
     options = re2.Options()
     options.log_errors = False
     options.max_mem = _PATTERN_MEMORY
@@ -150,7 +150,7 @@ def _compiled(noun: str, pattern: str) -> Any:
 
 
 class Access:
-    """What one client may do. `ask` is given its secret and raises ``AuthFailed``."""
+    """The permissions of one client. `ask` is given its secret and raises ``AuthFailed``."""
 
     def __init__(self, ask: Callable[[bytes], Grants]) -> None:
         self.grants: Grants | None = None
@@ -160,11 +160,11 @@ class Access:
 
     @property
     def authed(self) -> bool:
-        """There are authorizations, whatever they allow."""
+        """Whether there are authorizations, whatever they permit."""
         return self.grants is not None and bool(self.grants.authorizations)
 
     def authenticate(self, secret: bytes) -> bytes:
-        """AUTH: the JSON of its response. Raises ``FatalClientError``."""
+        """Execute AUTH and return the JSON of its response. Raises ``FatalClientError``."""
         if self.authed:
             raise FatalClientError(E_INVALID, "AUTH already set")
         self._secret = secret
@@ -179,7 +179,7 @@ class Access:
         return dumps(response).encode("utf-8")
 
     def require(self, spec: CommandSpec, topic: bytes, channel: bytes, now: float) -> None:
-        """Raises ``FatalClientError`` if the client may not do this. `channel` is empty for publishing."""
+        """Raise ``FatalClientError`` unless the client may do this. `channel` is empty for publishing."""
         grants = self.grants
         if grants is None or not grants.authorizations:
             raise FatalClientError(E_AUTH_FIRST, f"AUTH required before {spec.name}")
@@ -191,7 +191,7 @@ class Access:
     def _allows(self, grants: Grants, topic: bytes, channel: bytes) -> bool:
         allowed = self._decisions.get((topic, channel))
         if allowed is None:
-            if len(self._decisions) >= _DECISIONS:
+            if len(self._decisions) >= _MAX_DECISIONS:
                 self._decisions.clear()
             allowed = grants.allow(topic.decode("ascii"), channel.decode("ascii"))
             self._decisions[topic, channel] = allowed
@@ -202,6 +202,6 @@ class Access:
         try:
             self.grants = grants = self._ask(self._secret)
         except AuthFailed:
-            # Why is in the log: a client nobody knows yet is not told about auth servers (nsqd).
+            # The reason is in the log: an unknown client is not told about auth servers (nsqd).
             raise FatalClientError(E_AUTH_FAILED, "AUTH failed") from None
         return grants

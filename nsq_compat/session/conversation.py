@@ -1,92 +1,110 @@
-"""What a connection asks of a session, whichever protocol it speaks."""
+"""The interface between a connection and its session, whatever protocol that speaks."""
 
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from nsq_compat.session.upgrade import Upgrade
+from nsq_compat.protocol.compression import Codec
+
+HANDSHAKE_SECONDS = 5.0
+"""nsqd: the time a client has for the TLS handshake."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFacts:
+    """TLS as /stats describes it. `common_name` is that of the client certificate, "" without one."""
+
+    version: str
+    cipher_suite: str
+    common_name: str = ""
+
+
+@dataclass(slots=True)
+class Upgrade:
+    """The next codec between socket and session, which the connection pushes once everything so far is sent.
+
+    `codec` is None for TLS, which the connection makes. `received` are bytes that were received for the new codec
+    already. When it is in place the connection calls `done` with the facts about TLS and with `now`; if that fails,
+    `failed` with the reason.
+    """
+
+    codec: Codec | None
+    received: bytes
+    done: Callable[[TlsFacts | None, float], None]
+    failed: Callable[[str], None]
 
 
 class Conversation:
-    """One client, fed with received bytes and asked for bytes to send; see `nsqd_session` for a whole one.
+    """One client's session: it is fed received bytes and asked for bytes to send, and does no I/O.
 
-    The shell sends what `data_to_send` returns, comes back at `next_wakeup` at the latest, and closes the socket when
-    `closing` is set and everything is sent; then it calls `closed`.
+    The connection sends what `data_to_send` returns, calls it again at `next_wakeup` at the latest, closes the socket
+    when `closing` is set and everything is sent, and then calls `closed`.
 
-    One call of `receive_data` does a bounded amount of work, however much it is given. While `has_unread` is set the
-    shell calls `read_on` instead of reading from the socket, and lets others run before each call.
+    One call of `receive_data` does a bounded amount of work, however many bytes it is given. While `has_unread` is set
+    the connection calls `read_on` instead of reading from the socket, and other connections run before each call.
 
-    A class and no ``Protocol``, because a connection asks a dozen things for every command: compiled, it knows where
-    they are.
+    A class and not a ``Protocol``: compiled code then finds its attributes faster, a dozen for every command.
     """
 
     def __init__(self) -> None:
         self.closing = False
-        """Nothing is read any more; what is owed still goes out."""
+        """Nothing more is read; replies that wait are still sent."""
         self.has_more = False
-        """There is more than `data_to_send` gave; ask again soon."""
+        """There is more to send than `data_to_send` returned; call it again soon."""
         self.has_unread = False
-        """Commands that were received wait to be executed: call `read_on` until none do, and feed nothing before."""
+        """Received commands wait for `read_on`; feed nothing before they are executed."""
+        self.awaits_publish = False
+        """The last `receive_data` left a publish, and its reply, to the end of the event-loop iteration."""
+        self.next_wakeup = float("inf")
+        """When to call `data_to_send`, which changes it, even if nothing happens; monotonic seconds."""
         self.upgrade: Upgrade | None = None
-        """What is to come between socket and session next; until it is there nothing is sent or received."""
-
-    @property
-    def posted(self) -> object | None:
-        """What was received and is answered later in this turn, by a flush of its own; None for nothing."""
-        return None
-
-    @property
-    def amid_command(self) -> bool:
-        """Whether what was received ends with a part of a command."""
-        return False
+        """The next codec to push; until it is in place nothing is sent or received."""
 
     def receive_data(self, data: bytes, now: float, now_ns: int) -> None:
-        """Feed what the socket gave."""
+        """Feed received bytes. `now` is monotonic seconds, `now_ns` nanoseconds since 1970."""
         raise NotImplementedError
 
     def read_on(self, now: float, now_ns: int) -> None:
-        """Execute a bounded number of the commands that wait; only called while `has_unread`."""
+        """Execute a bounded number of the waiting commands; only called while `has_unread`."""
         raise NotImplementedError
 
     def end_of_input(self) -> None:
-        """The client will send no more."""
+        """Note that the client sends no more."""
         raise NotImplementedError
 
     def data_to_send(self, now: float) -> bytes:
-        """What the client is to get now; `now` in monotonic seconds."""
+        """The bytes to send to the client now."""
         raise NotImplementedError
 
-    def next_wakeup(self) -> float:
-        """When `data_to_send` is to be asked even if nothing happens; monotonic seconds, infinity for never."""
-        raise NotImplementedError
+    def stalled(self) -> None:
+        """Note that the socket takes no more for now."""
 
-    @property
-    def write_timeout(self) -> float | None:
-        """How long, in seconds, the client may take nothing of what is sent; None for as long as it likes."""
-        return None
+    def closed(self) -> None:
+        """Note that the connection is closed. May be called twice."""
 
     # Properties, because Python looks up attributes faster in an object that has no more than thirty.
 
     @property
+    def write_timeout(self) -> float | None:
+        """Seconds the client may take none of the sent bytes; None without a limit."""
+        return None
+
+    @property
     def slowest_rate(self) -> float:
-        """Bytes per second; slower clients use up their write timeout."""
+        """Bytes per second that extend the write timeout; slower clients use it up."""
         return 1024.0
 
     @property
     def linger_seconds(self) -> float:
-        """How long what the client still sends after the last reply is dropped, so that it gets to read that reply."""
+        """How long received bytes are dropped after the last reply, so that the client can read that."""
         return 1.0
 
     @property
     def lost_level(self) -> int:
-        """The level at which a connection that breaks is logged."""
+        """The log level for a broken connection."""
         return logging.ERROR
 
     @property
     def owed_replies(self) -> int:
-        """Bytes of replies that wait to be sent."""
+        """The number of bytes of replies that wait to be sent."""
         return 0
-
-    def stalled(self) -> None:
-        """The socket takes no more for now."""
-
-    def closed(self) -> None:
-        """The connection is over. May be called twice."""

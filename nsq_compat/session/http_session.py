@@ -1,15 +1,15 @@
-"""One HTTP client's conversation: received bytes in, replies out. Knows no socket, no greenlet, no clock.
+"""One HTTP client's conversation with a daemon, without sockets, greenlets or clocks.
 
-The handler's `respond` may take its time, so `receive_data` does not call it: the requests are kept, `has_unread` is
-set, and each call of `read_on` answers one, or adds a piece to a long reply. Requests that an `ImmediateHandler`
-answers never wait, so they are answered within `receive_data`; one that came alone may be answered at the end of the
-event-loop iteration instead, together with what other clients publish in it.
+The handler's `respond` may wait, so `receive_data` does not call it. The requests are kept, `has_unread` is set, and
+each call of `read_on` answers one, or adds a piece to a long reply. An `ImmediateHandler` never waits, so its requests
+are answered within `receive_data`. One that came alone may be answered at the end of the event-loop iteration instead,
+together with the publishes of other clients.
 
 Invariants:
 
 - Replies leave in the order of their requests.
-- A refusal, a failure of the handler and a request without keep-alive end the conversation after their reply.
-- While a request is answered no deadline runs: that time is not the client's.
+- After the reply to a refusal, to a failure of the handler or to a request without keep-alive the connection closes.
+- No deadline runs while a request is answered, because that time is ours.
 """
 
 import logging
@@ -19,17 +19,17 @@ from typing import Final, Protocol
 
 from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.publish_batch import Producer
-from nsq_compat.session.conversation import Conversation
+from nsq_compat.session.conversation import Conversation, TlsFacts, Upgrade
 from nsq_compat.session.http_message import (
     HttpHandler,
     HttpLimits,
+    Phase,
     Request,
+    RequestReader,
     Response,
     encode_response,
     http_date,
 )
-from nsq_compat.session.http_reader import Phase, RequestReader
-from nsq_compat.session.upgrade import TlsFacts, Upgrade
 
 log = logging.getLogger(__name__)
 
@@ -40,34 +40,34 @@ INTERNAL_ERROR: Final = Response(
 )
 _NS_PER_SECOND: Final = 1_000_000_000
 MAX_IMMEDIATE_BODY: Final = 8 * 1024
-"""Bytes. Larger bodies may take long to publish, which only `read_on` may."""
-REQUESTS_AT_ONCE: Final = 128
-"""Answered in one call of `receive_data` or `read_on`, of those that do not wait."""
+"""Bytes. Publishing larger bodies may take long, which only `read_on` may."""
+MAX_REQUESTS: Final = 128
+"""Immediate requests answered in one call of `receive_data` or `read_on`."""
 
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class ImmediateHandler(Protocol):
-    """Answers POST requests to some paths without waiting for anything."""
+    """Answers POST requests to some paths without waiting."""
 
     @property
     def paths(self) -> Container[str]: ...
 
     def begin(self, request: Request, producer: Producer | None, now: float, now_ns: int) -> Response | None:
-        """The response; None if `producer` is told of the outcome at the end of this event-loop iteration."""
+        """The response, or None if `producer` is told the outcome at the end of this event-loop iteration."""
 
     def outcome(self, error: Exception | None) -> Response:
-        """The response to a request that `begin` left open, once the producer knows the outcome."""
+        """The response to a request for which `begin` returned None."""
 
     def settle(self) -> None:
-        """Tell every waiting producer of its outcome now."""
+        """Tell all waiting producers their outcomes now."""
 
 
 class HttpSession(Conversation):
     """One HTTP client, from accept to close.
 
-    It is the ``queue.publish_batch.Producer`` of the message it has posted. `remote_address` is what handlers are told;
-    `wake` asks the shell to call `data_to_send` soon. With `tls` the conversation begins with a handshake.
+    It is the ``queue.publish_batch.Producer`` of the message it has posted. `remote_address` is passed to handlers.
+    `wake` asks the connection to call `data_to_send` soon. With `tls` the conversation begins with a handshake.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class HttpSession(Conversation):
         self._requests: deque[Request | Response] = deque()
         self._posted: Request | None = None
         self._replies: list[bytes] = []
-        self._rest: deque[bytes] = deque()  # of the reply to the last request
+        self._rest: deque[bytes] = deque()  # of the last reply
         self._closes_after_rest = False
         self._last_plain: tuple[Response, int, bytes] | None = None  # response, second of its date, encoded reply
         self._now_ns = now_ns
@@ -101,23 +101,20 @@ class HttpSession(Conversation):
         self._input_ended = False
         self._is_closed = False
         self._idle_seconds = limits.idle_seconds
-        self._deadline = now + limits.head_seconds
+        self._deadline = self.next_wakeup = now + limits.head_seconds
         self._deadline_is_due = False  # to be set when the replies leave
         self._phase = Phase.IDLE
         self._body_began = now
         if tls:
             self.upgrade = Upgrade(None, b"", self._upgraded, self._upgrade_failed)
 
-    # --- What the shell calls -----------------------------------------------------------------------------------------
-
-    @property
-    def posted(self) -> object | None:
-        return self._posted
+    # --- Called by the connection -------------------------------------------------------------------------------------
 
     def receive_data(self, data: bytes, now: float, now_ns: int) -> None:
         # Hot: runs for every message published over HTTP.
         if self._posted is not None and self._immediate is not None:
             self._immediate.settle()
+        self.awaits_publish = False
         if self.closing:
             return
         if self.upgrade is not None:
@@ -132,7 +129,7 @@ class HttpSession(Conversation):
                 and len(known.body) <= MAX_IMMEDIATE_BODY
                 and not self._finishing
             ):
-                self._answer_alone(known, now, now_ns)
+                self._publish(known, now, now_ns, is_alone=True)
                 self._deadline = now + self._idle_seconds
                 return
             self._requests.append(known)
@@ -155,7 +152,7 @@ class HttpSession(Conversation):
         self._after_answers(now)
 
     def end_of_input(self) -> None:
-        """The client sends no more; what it has asked for is still answered."""
+        """Answer the requests that were received, and then close."""
         self._input_ended = True
         if self._posted is not None and self._immediate is not None:
             self._immediate.settle()
@@ -165,7 +162,7 @@ class HttpSession(Conversation):
             self.closing = True
 
     def finish(self) -> bool:
-        """The server stops: the request under way is the last one. Returns whether nothing more is to be read."""
+        """Make the current request the last one, because the server stops; return whether to close at once."""
         self._finishing = True
         return not self.has_unread and self._posted is None and self._reader.phase is not Phase.BODY
 
@@ -175,13 +172,11 @@ class HttpSession(Conversation):
                 self._move_deadline(now, answered=True)
         elif now >= self._deadline and not self.has_unread:
             self._give_up()
+        self.next_wakeup = NEVER if self.has_unread else self._deadline
         replies = self._replies
         data = replies[0] if len(replies) == 1 else b"".join(replies)
         replies.clear()
         return data
-
-    def next_wakeup(self) -> float:
-        return NEVER if self.has_unread else self._deadline
 
     @property
     def write_timeout(self) -> float | None:
@@ -197,14 +192,14 @@ class HttpSession(Conversation):
 
     @property
     def lost_level(self) -> int:
-        return logging.DEBUG  # a client that has gone is nothing unusual
+        return logging.DEBUG  # HTTP clients often leave
 
     @property
     def owed_replies(self) -> int:
         return sum(map(len, self._replies))
 
     def stalled(self) -> None:
-        self._deadline_is_due = True  # the write timeout runs now
+        self._deadline_is_due = True  # now the write timeout applies
 
     def closed(self) -> None:
         self.closing = True
@@ -214,10 +209,10 @@ class HttpSession(Conversation):
             self._reader.close()
 
     def published(self, error: Exception | None) -> None:
-        """Answer the request whose message was posted."""
+        """Answer the posted request; `error` says why publishing failed, if it did."""
         request, self._posted = self._posted, None
-        assert request is not None, "only posted messages are published so"
-        assert self._immediate is not None, "it has posted the message"
+        assert request is not None, "a message was posted"
+        assert self._immediate is not None, "it posted the message"
         self._reply(request, self._immediate.outcome(error))
         self.closing = self.closing or self._finishing or self._input_ended
         self._wake()
@@ -234,54 +229,33 @@ class HttpSession(Conversation):
     def _is_immediate(self, request: Request) -> bool:
         return request.method == "POST" and len(request.body) <= MAX_IMMEDIATE_BODY and not self._finishing
 
-    def _answer_alone(self, request: Request, now: float, now_ns: int) -> None:
-        """Answer the only request there is, perhaps at the end of this event-loop iteration."""
+    def _publish(self, request: Request, now: float, now_ns: int, *, is_alone: bool) -> None:
+        """Answer an immediate request; one that came alone perhaps at the end of this event-loop iteration."""
         # Hot: runs for every message published over HTTP.
         assert self._immediate is not None, "it has the path"
-        self._posted = request
+        self._posted = request if is_alone else None
         try:
-            response = self._immediate.begin(request, self, now, now_ns)
+            response = self._immediate.begin(request, self if is_alone else None, now, now_ns)
         except Exception as failure:
             response = _failed(request, failure)
         if response is None:
-            return
-        self._posted = None
-        last = self._last_plain
-        if (
-            last is not None
-            and last[0] is response
-            and last[1] == now_ns // _NS_PER_SECOND
-            and request.version == "1.1"
-        ):
-            self._replies.append(last[2])
+            self.awaits_publish = True
         else:
+            self._posted = None
             self._reply(request, response)
 
-    def _answer_now(self, request: Request, now: float, now_ns: int) -> None:
-        """Answer one of several requests that never wait."""
-        assert self._immediate is not None, "it has the path"
-        try:
-            response = self._immediate.begin(request, None, now, now_ns)
-            assert response is not None, "there is no producer to be told later"
-        except Exception as failure:
-            response = _failed(request, failure)
-        self._reply(request, response)
-
     def _answer_immediate(self, now: float, now_ns: int) -> None:
-        """Answer the requests at the front that never wait; `has_unread` says whether others are left."""
+        """Answer the immediate requests at the front; `has_unread` says whether others are left."""
         requests, count = self._requests, 0
-        while requests and not self.closing and not self._rest and count < REQUESTS_AT_ONCE:
+        while requests and not self.closing and not self._rest and count < MAX_REQUESTS:
             request = requests[0]
             if isinstance(request, Response):
                 requests.popleft()
                 self._refuse(request)
             elif request.path in self._paths and self._is_immediate(request):
                 requests.popleft()
-                if not requests and not count and request.keep_alive:
-                    self._answer_alone(request, now, now_ns)
-                    self._deadline_is_due = True
-                    break
-                self._answer_now(request, now, now_ns)
+                is_alone = not requests and not count and request.keep_alive
+                self._publish(request, now, now_ns, is_alone=is_alone)
             else:
                 break
             count += 1
@@ -292,7 +266,7 @@ class HttpSession(Conversation):
             self._deadline_is_due = True
 
     def _after_answers(self, now: float) -> None:
-        """What follows when the requests that were received are answered."""
+        """Close, or wait for the next request, once the received ones are answered."""
         if self.has_unread or self.closing or self._posted is not None:
             return
         if self._finishing and self._deadline_is_due:
@@ -328,7 +302,7 @@ class HttpSession(Conversation):
         keep_alive = request.keep_alive and not response.close and not (self._finishing and not self._requests)
         is_plain = keep_alive and request.version == "1.1" and request.method == "POST"
         if is_plain:
-            last = self._last_plain  # a publisher gets the same reply for a whole second
+            last = self._last_plain  # within a second all replies to a publisher are the same
             if last is not None and last[0] is response and last[1] == second:
                 self._replies.append(last[2])
                 return
@@ -375,7 +349,7 @@ class HttpSession(Conversation):
     # --- Deadlines ----------------------------------------------------------------------------------------------------
 
     def _move_deadline(self, now: float, *, answered: bool) -> None:
-        """After a read: how long the client may take for what it does now."""
+        """Set the client's deadline for its current phase, after a read."""
         self._deadline_is_due = False
         phase, limits = self._reader.phase, self._limits
         changed = answered or phase is not self._phase
@@ -388,7 +362,7 @@ class HttpSession(Conversation):
         self._phase = phase
 
     def _give_up(self) -> None:
-        """The client's time is over."""
+        """Close the connection after the client's deadline."""
         log.debug("[%s] - deadline passed (%s)", self._remote_address, self._reader.phase.name)
         if self.upgrade is not None:
             self._upgrade_failed("timeout")

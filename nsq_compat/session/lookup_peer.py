@@ -70,6 +70,7 @@ class LookupPeer(Conversation):
         """Whether nsqlookupd has acknowledged all topics and channels that existed when the session began."""
         self._ping_due = now + PING_SECONDS
         self._deadline = NEVER
+        self.next_wakeup = self._ping_due
         self._in_grace = False
         self._removed: OrderedDict[_Name, None] = OrderedDict()
         self._added: OrderedDict[_Name, str] = OrderedDict()  # with the prefix of the log line
@@ -131,11 +132,8 @@ class LookupPeer(Conversation):
         commands = [*self._send_opening(), *self._send_ping(now), *self._send_registrations()]
         if commands and self._deadline == NEVER:
             self._deadline = now + REPLY_TIMEOUT
+        self.next_wakeup = min(self._ping_due, self._deadline)
         return b"".join(commands)
-
-    def next_wakeup(self) -> float:
-        """When a ping is due or a reply is late; monotonic seconds."""
-        return min(self._ping_due, self._deadline)
 
     @property
     def write_timeout(self) -> float | None:

@@ -56,7 +56,7 @@ class LookupdSession(Conversation):
         self._replies: list[bytes] = []
         self._now = now
         self._now_ns = 0
-        self._deadline = now + IDENTIFY_TIMEOUT
+        self._deadline = self.next_wakeup = now + IDENTIFY_TIMEOUT
 
     # --- Called by the shell ------------------------------------------------------------------------------------------
 
@@ -82,12 +82,10 @@ class LookupdSession(Conversation):
     def data_to_send(self, now: float) -> bytes:
         if now >= self._deadline and not self.closing and not self.has_unread:
             self.end_of_input()
+        self.next_wakeup = self._deadline
         data = b"".join(self._replies)
         self._replies.clear()
         return data
-
-    def next_wakeup(self) -> float:
-        return self._deadline
 
     @property
     def write_timeout(self) -> float | None:

@@ -1,13 +1,10 @@
-"""One client's conversation with nsqd: received bytes in, bytes to send out. Knows no socket, no greenlet, no clock.
-
-The shell feeds `receive_data` and `end_of_input`, sends what `data_to_send` returns, comes back at `next_wakeup` at the
-latest, and closes the socket when `closing` is set and everything is sent; then it calls `closed`.
+"""One client's conversation with nsqd (V2), without sockets, greenlets or clocks.
 
 Invariants:
 
 - *Any bytes lead to frames, to an error frame, or to a fatal error frame and a close*, never to another exception.
-- Between an IDENTIFY that was granted an upgrade and the upgrade nothing is read and nothing sent but its answer.
-- Commands take effect in order; what a failing command does not reach never happened, what came before it did.
+- Between an IDENTIFY that was granted an upgrade and the upgrade nothing is read, and nothing is sent but its reply.
+- Commands take effect in order. If one fails fatally, those before it have taken effect, and those after it have not.
 """
 
 import logging
@@ -49,11 +46,12 @@ from nsq_compat.queue.errors import Exiting
 from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.publish_batch import PublishBatch
 from nsq_compat.queue.stats import ClientStats
-from nsq_compat.session.admission import delay_of, judge
+from nsq_compat.session.admission import check, delay_of, failed, not_in_flight, tls_missing, wrong_state
 from nsq_compat.session.authorization import Access, AuthFailed, Authorize, Credentials, Grants, not_asked
-from nsq_compat.session.client_figures import figures
-from nsq_compat.session.conversation import Conversation
-from nsq_compat.session.nsqd_limits import (
+from nsq_compat.session.client_roles import DONE, IN_STEPS, Counts, Publisher, Subscription
+from nsq_compat.session.conversation import HANDSHAKE_SECONDS, Conversation, TlsFacts, Upgrade
+from nsq_compat.session.negotiation import (
+    Layers,
     NsqdLimits,
     grant,
     identify_response,
@@ -61,28 +59,24 @@ from nsq_compat.session.nsqd_limits import (
     negotiate,
     settings_before_identify,
 )
-from nsq_compat.session.publisher import IN_STEPS, Publisher
-from nsq_compat.session.refusals import failed, not_in_flight, tls_missing, wrong_state
-from nsq_compat.session.subscription import Counts, Subscription
-from nsq_compat.session.upgrade import HANDSHAKE_SECONDS, Layers, TlsFacts, Upgrade
 
 log = logging.getLogger(__name__)
 
+
 MAGIC: Final = MAGIC_V2.value
-COMMANDS_AT_ONCE: Final = 128
-"""Executed in one call. The most expensive ones, which fail and are logged, take about 30 us each."""
+MAX_COMMANDS: Final = 128
+"""Commands executed in one call. The most expensive ones, which fail and are logged, take about 30 us each."""
 _DPUB_EFFORT: Final = 4
-"""A DPUB counts as so many commands: it is a log write of its own, of about 20 us."""
+"""The number of commands a DPUB counts for: it is a log write of its own, of about 20 us."""
 
 
 class NsqdSession(Conversation):
     """One TCP client, from its magic to its close.
 
     `host` is its address without the port, "" for a unix socket; `peer` names it in log lines and stats. `wake` asks
-    the shell to call `data_to_send` soon and must not do so itself; `drop` asks it to close the connection at once.
-    `authorize` may take its time within `receive_data`: the shell may go on calling everything else meanwhile.
-    With a `publish_batch`, publishes `posted` there are answered at the end of the event-loop iteration.
-    Times: `now` monotonic seconds, `now_ns` nanoseconds since 1970.
+    the connection to call `data_to_send` soon and must not do so itself; `abort` closes the connection at once.
+    `authorize` may wait within `receive_data`; the connection may call all other methods meanwhile. With a
+    `publish_batch`, a publish that came alone may be executed at the end of the event-loop iteration.
     """
 
     def __init__(
@@ -93,7 +87,7 @@ class NsqdSession(Conversation):
         peer: str,
         host: str,
         wake: Callable[[], None],
-        drop: Callable[[], None],
+        abort: Callable[[], None],
         authorize: Authorize = not_asked,
         publish_batch: PublishBatch | None = None,
         now: float,
@@ -104,44 +98,43 @@ class NsqdSession(Conversation):
         self.subscription: Subscription | None = None
         self.state = INIT
         self.wake = wake
-        self.drop = drop
+        self.abort = abort
         self._broker = broker
         self._limits = limits
         self._access = Access(partial(self._ask, authorize, host)) if limits.auth_required else None
         self._now = now
         self._now_ns = now_ns
         self._connect_ts = now_ns // 1_000_000_000
-        self._opening: bytes | None = b""  # the part of the magic that was received; None behind it
+        self._opening: bytes | None = b""  # the received part of the magic; None after it
         self._reader = CommandReader(self._admit, max_msg_size=limits.max_msg_size, max_body_size=limits.max_body_size)
         self._commands: Iterator[Command] = iter(())
         self._effort = 0  # of the commands executed in this call
         self._settings = settings_before_identify(host, limits)
         self._patience = self._settings.patience
-        # nsqd: the first IDENTIFY fixes what concerns delivery, a repeated one changes the rest.
+        # nsqd: the first IDENTIFY fixes the settings of deliveries; another one changes the rest.
         self._delivery = self._settings
-        self._identified = False
         self._layers = Layers()
-        self._lacks_tls = limits.tls_required
         self._replies: list[bytes] = []
         self._heartbeat_due = NEVER
         self._deadline = NEVER
         self._renew_deadline()
+        self.next_wakeup = self._deadline
         self._publisher = Publisher(
             broker,
             publish_batch,
             require=self._require if limits.auth_required else None,
             reply=self._replies.append,
-            fail=self._end_with,
+            fail=self._fail,
             wake=wake,
         )
 
-    # --- What the shell calls -----------------------------------------------------------------------------------------
+    # --- Called by the connection -------------------------------------------------------------------------------------
 
     def receive_data(self, data: bytes, now: float, now_ns: int) -> None:
-        """Feed what the socket gave."""
         publisher = self._publisher
         if publisher.state:
             publisher.settle()
+        self.awaits_publish = False
         if self.has_unread:
             self._read_all()
         if self.closing:
@@ -152,16 +145,17 @@ class NsqdSession(Conversation):
             return
         try:
             if (alone := self._reader.receive_single(data)) is not None:
-                # Hot: a command that comes alone. Before the magic none does.
+                # Hot: a command that came alone, which is never the case before the magic.
                 if isinstance(alone, Publish):
-                    publisher.publish_alone(alone, now, now_ns)
+                    publisher.publish(alone, now, now_ns, is_alone=True)
+                    self.awaits_publish = publisher.state != DONE
                 else:
                     self._finish(alone)
                 self._deadline = now + self._patience
             else:
                 self._receive(data)
         except (FatalClientError, SilentClose) as error:
-            self._end_with(error)
+            self._fail(error)
 
     def read_on(self, now: float, now_ns: int) -> None:
         if self.closing:
@@ -169,29 +163,27 @@ class NsqdSession(Conversation):
             return
         self._now, self._now_ns = now, now_ns
         try:
-            if self._publisher.state != IN_STEPS or self._publisher.publish_on():
+            if self._publisher.state != IN_STEPS or self._publisher.publish_step():
                 self._execute()
-            self._renew_deadline()  # the client is not the one that is slow
+            self._renew_deadline()  # that time was ours, not the client's
         except (FatalClientError, SilentClose) as error:
-            self._end_with(error)
+            self._fail(error)
 
     def end_of_input(self) -> None:
-        """The client will send no more; what it is still owed goes out before the close."""
         self._read_all()
         self._stop_reading("EOF")
 
     def data_to_send(self, now: float) -> bytes:
-        """Replies first, then one batch of messages; `has_more` says whether to come back for another."""
+        """The replies, then one batch of messages; `has_more` says whether there may be another."""
         self.has_more = False
-        publisher = self._publisher
-        if publisher.state:
-            publisher.answer()
         if now >= self._deadline:
             self._stop_reading("i/o timeout")
         if now >= self._heartbeat_due and not self.closing and self.upgrade is None:
             self._replies.append(HEARTBEAT)
             while self._heartbeat_due <= now:
                 self._heartbeat_due += self._delivery.heartbeat_ms / 1000
+        deadline, heartbeat_due = self._deadline, self._heartbeat_due
+        self.next_wakeup = deadline if deadline < heartbeat_due or self.upgrade is not None else heartbeat_due
         replies, subscription = self._replies, self.subscription
         if subscription is not None and not self.closing:
             frames = subscription.next_batch(now)
@@ -199,60 +191,61 @@ class NsqdSession(Conversation):
             if not replies:
                 return frames[0] if len(frames) == 1 else b"".join(frames)
             replies += frames
-        # Hot: a producer gets one reply at a time, and joining one is for nothing.
+        # Hot: a producer has one reply at a time, which needs no join.
         data = replies[0] if len(replies) == 1 else b"".join(replies)
         replies.clear()
         return data
 
-    def next_wakeup(self) -> float:
-        """When a heartbeat is due or the client's silence has lasted too long; monotonic seconds."""
-        if self.upgrade is not None or self._deadline < self._heartbeat_due:
-            return self._deadline
-        return self._heartbeat_due
-
     @property
     def write_timeout(self) -> float | None:
-        """How long, in seconds, the client may take nothing of what is sent; None without heartbeats (nsqd)."""
+        """The heartbeat interval; None without heartbeats (nsqd)."""
         return self._settings.heartbeat_ms / 1000 or None
 
     @property
     def owed_replies(self) -> int:
-        """Bytes of replies that wait to be sent."""
         return sum(map(len, self._replies))
 
     def stalled(self) -> None:
-        """The socket takes no more for now: messages go to other consumers meanwhile."""
+        """Let messages go to other consumers while the socket takes no more."""
         if self.subscription is not None:
             self.subscription.stand_back()
 
     def closed(self) -> None:
-        """The connection is over: leave the channel."""
+        """Leave the channel."""
         self.closing = True
         self._forget_unread()
         if self.subscription is not None:
             self.subscription.leave()
 
     def stats(self) -> ClientStats:
-        """What /stats shows of this client, as a consumer and as a producer."""
-        return figures(
-            peer=self.peer,
+        """The client's figures in /stats, as a consumer and as a producer."""
+        settings, layers, tls, access = self._settings, self._layers, self._layers.tls, self._access
+        counts = self.subscription.counts() if self.subscription is not None else Counts()
+        grants = access.grants if access is not None else None
+        published = sorted((topic.decode("ascii"), count) for topic, count in self._publisher.counts.items())
+        return ClientStats(
+            client_id=settings.client_id,
+            hostname=settings.hostname,
+            version="V2",
+            remote_address=self.peer,
             state=self.state,
+            **counts._asdict(),
             connect_ts=self._connect_ts,
-            settings=self._settings,
-            layers=self._layers,
-            access=self._access,
-            counts=self.subscription.counts() if self.subscription is not None else Counts(),
-            pub_counts=self._publisher.counts,
+            sample_rate=settings.sample_rate,
+            deflate=layers.deflate,
+            snappy=layers.snappy,
+            user_agent=settings.user_agent,
+            authed=access is not None and access.authed,
+            auth_identity=grants.identity if grants is not None else "",
+            auth_identity_url=grants.identity_url if grants is not None else "",
+            topology_zone=settings.topology_zone,
+            topology_region=settings.topology_region,
+            pub_counts=tuple(published),
+            tls=tls is not None,
+            tls_cipher_suite=tls.cipher_suite if tls else "",
+            tls_version=tls.version if tls else "",
+            tls_negotiated_protocol_is_mutual=tls is not None,  # nsqd: whatever was negotiated
         )
-
-    @property
-    def posted(self) -> Publish | None:
-        """What is published at the end of this turn, and answered then."""
-        return self._publisher.posted
-
-    @property
-    def amid_command(self) -> bool:
-        return self._reader.amid_command
 
     @property
     def has_published(self) -> bool:
@@ -270,7 +263,7 @@ class NsqdSession(Conversation):
                 self._renew_deadline()
 
     def _execute(self) -> None:
-        """Some of the commands that wait. `has_unread` says whether there may be more."""
+        """Execute a bounded number of waiting commands; `has_unread` says whether there may be more."""
         self._effort, topic_count = 0, len(self._broker.topics)
         for command in self._commands:
             self._effort += 1
@@ -282,8 +275,8 @@ class NsqdSession(Conversation):
                 self._finish(command)
             else:
                 _ON_LINE[command.spec.name](self, command)
-            # Making a topic takes as long as a hundred other commands.
-            if self._effort >= COMMANDS_AT_ONCE or len(self._broker.topics) != topic_count:
+            # Creating a topic takes as long as a hundred other commands.
+            if self._effort >= MAX_COMMANDS or len(self._broker.topics) != topic_count:
                 break
         else:
             self.has_unread = False
@@ -300,7 +293,7 @@ class NsqdSession(Conversation):
         self._publisher.cancel()
 
     def _receive_magic(self, data: bytes) -> bytes:
-        """Return the bytes behind the magic; `data` is everything received so far."""
+        """Return the bytes after the magic; `data` is everything received so far."""
         if len(data) < len(MAGIC):
             self._opening = data
             return b""
@@ -309,7 +302,7 @@ class NsqdSession(Conversation):
             raise FatalClientError(E_BAD_PROTOCOL)
         log.info("CLIENT(%s): desired protocol magic '%s'", self.peer, magic.decode())
         self._opening = None
-        self._restart_heartbeat()  # who has not said what it speaks is not spoken to
+        self._restart_heartbeat()  # before its magic a client is sent nothing
         self._renew_deadline()
         return rest
 
@@ -320,22 +313,25 @@ class NsqdSession(Conversation):
         interval = self._delivery.heartbeat_ms / 1000
         self._heartbeat_due = self._now + interval if interval else NEVER
 
-    # --- What can be judged from a line -------------------------------------------------------------------------------
+    # --- Checks before the body is received ---------------------------------------------------------------------------
 
     def _admit(self, tokens: Sequence[bytes]) -> CommandSpec:
-        # A PUB or MPUB line that was right once on a connection stays so, which the reader counts on; who may publish
-        # where is for the publisher to ask.
-        if self._lacks_tls and tokens[0] != b"IDENTIFY":
+        # The reader checks a repeated PUB or MPUB line only once, so the result must not change later. The publisher
+        # checks permissions.
+        if self._lacks_tls() and tokens[0] != b"IDENTIFY":
             raise tls_missing(tokens[0])
-        spec = judge(tokens, self.state, heartbeats=self._settings.heartbeat_ms > 0)
+        spec = check(tokens, self.state, heartbeats=self._settings.heartbeat_ms > 0)
         if spec is table.DPUB:
             delay_of(tokens, self._limits.max_defer_timeout_ms)
         elif spec is table.MPUB:
-            self._make_topic(tokens)
+            self._create_topic(tokens)
         return spec
 
-    def _make_topic(self, tokens: Sequence[bytes]) -> None:
-        # nsqd: MPUB alone asks for permission, and makes its topic, before it looks at the body.
+    def _lacks_tls(self) -> bool:
+        return self._limits.tls_required and self._layers.tls is None
+
+    def _create_topic(self, tokens: Sequence[bytes]) -> None:
+        # nsqd: only MPUB checks permission, and creates its topic, before its body is received.
         self._require(table.MPUB, tokens[1])
         try:
             self._broker.topic(tokens[1].decode("ascii"))
@@ -346,14 +342,15 @@ class NsqdSession(Conversation):
 
     def _publish_deferred(self, command: SimpleCommand) -> None:
         delay = delay_of(command.tokens, self._limits.max_defer_timeout_ms)
-        self._publisher.publish_deferred(command, delay, self._now, self._now_ns)
+        publish = Publish(command.spec, command.tokens, [command.body])
+        self._publisher.publish(publish, self._now, self._now_ns, delay)
         self._effort += _DPUB_EFFORT - 1
 
     def _finish(self, command: Finish) -> None:
         subscription = self._subscribed(table.FIN)
         for message_id in subscription.finish(command.ids, self._now, self._now_ns):
             self._refuse(not_in_flight(E_FIN_FAILED, "FIN", message_id, subscription.why_not(message_id)))
-            self._effort += subscription.consumer_count >> 5  # each of them was asked
+            self._effort += subscription.consumer_count >> 5  # each of them is searched
 
     def _finish_line(self, command: SimpleCommand) -> None:
         self._finish(Finish([command.tokens[1]]))
@@ -364,7 +361,7 @@ class NsqdSession(Conversation):
         if delay_ms is None:
             raise FatalClientError(E_INVALID, b"REQ could not parse timeout " + command.tokens[2])
         if delay_ms > self._limits.max_req_timeout_ms:
-            # nsqd: unlike DPUB's, this one is clamped.
+            # nsqd: clamped, unlike that of DPUB.
             log.info("[%s] REQ timeout %d out of range 0-%d", self.peer, delay_ms, self._limits.max_req_timeout_ms)
             delay_ms = self._limits.max_req_timeout_ms
         try:
@@ -391,7 +388,7 @@ class NsqdSession(Conversation):
                 locality=locality(self._delivery, self._limits),
                 sample_rate=self._delivery.sample_rate,
                 wake=self.wake,
-                close=self.drop,
+                close=self.abort,
                 stats=self.stats,
             )
         except (Exiting, TooManyConsumers, OSError) as error:
@@ -402,7 +399,7 @@ class NsqdSession(Conversation):
     def _ready(self, command: SimpleCommand) -> None:
         subscription = self._subscribed(command.spec)
         if self.state == CLOSING:
-            return  # nsqd: not even parsed
+            return  # nsqd: its count is not even parsed
         raw = command.tokens[1] if len(command.tokens) > 1 else b"1"
         count = parse_number(raw)
         if count is None:
@@ -421,8 +418,7 @@ class NsqdSession(Conversation):
         log.info("[%s] IDENTIFY: %s", self.peer, request)
         self._settings = negotiate(request, self._settings, self._limits)
         self._patience = self._settings.patience
-        if not self._identified:
-            self._identified = True
+        if not self._delivery.identified:
             self._delivery = self._settings
             self._restart_heartbeat()
         if not request.feature_negotiation:
@@ -434,14 +430,13 @@ class NsqdSession(Conversation):
         self._begin_upgrade(self._reader.hand_back)
 
     def _begin_upgrade(self, received: Callable[[], bytes]) -> None:
-        """Ask for the next layer, if there is one; what was received behind this point is for it."""
+        """Ask for the next codec if there is one; bytes received from here on are for it."""
         if self._layers.pending:
             self.upgrade = Upgrade(self._layers.next(), received(), self._upgraded, self._upgrade_failed)
 
     def _upgraded(self, tls: TlsFacts | None, now: float) -> None:
         self._now = now
-        self._layers.put_on(tls)
-        self._lacks_tls &= tls is None
+        self._layers.add(tls)
         self._replies.append(OK)
         self.upgrade = None
         self._begin_upgrade(bytes)
@@ -462,8 +457,8 @@ class NsqdSession(Conversation):
 
     def _subscribed(self, spec: CommandSpec) -> Subscription:
         if self.subscription is None:
-            # A run of FINs has not been through `_admit`.
-            raise tls_missing(b"FIN") if self._lacks_tls else wrong_state(spec)
+            # A run of FINs is not checked by `_admit`.
+            raise tls_missing(b"FIN") if self._lacks_tls() else wrong_state(spec)
         return self.subscription
 
     # --- Permission ---------------------------------------------------------------------------------------------------
@@ -473,9 +468,9 @@ class NsqdSession(Conversation):
             self._access.require(spec, topic, channel, self._now)
 
     def _ask(self, authorize: Authorize, host: str, secret: bytes) -> Grants:
-        # Time stands still for the client's deadline: it is not the one who is slow.
+        # The client's deadline is suspended: this time is ours.
         deadline, self._deadline = self._deadline, NEVER
-        self.wake()  # replies to what came before leave meanwhile, and heartbeats are looked after
+        self.wake()  # earlier replies and heartbeats leave meanwhile
         try:
             tls = self._layers.tls
             name = tls.common_name if tls is not None else ""
@@ -501,17 +496,17 @@ class NsqdSession(Conversation):
             try:
                 self._reader.end_of_input()
             except (FatalClientError, SilentClose) as error:
-                self._end_with(error)
+                self._fail(error)
 
-    def _end_with(self, error: FatalClientError | SilentClose) -> None:
+    def _fail(self, error: FatalClientError | SilentClose) -> None:
         if isinstance(error, FatalClientError):
             self._refuse(error)
         self.closing = True
         self._forget_unread()
 
     def _refuse(self, error: NsqError) -> None:
-        """The one place where errors become frames."""
-        log.error("[%s] - %s", self.peer, str(error))  # whoever keeps a record must not keep the error's frames
+        """Reply with an error; the only place where errors become frames."""
+        log.error("[%s] - %s", self.peer, str(error))  # as text, because a kept log record would keep its traceback
         self._replies.append(error_frame(error.data))
         self._effort += 1
 

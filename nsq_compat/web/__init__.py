@@ -18,6 +18,6 @@
     profiling        /debug
     admin/           nsqadmin's pages and API
 
-May import net (only `http_message`), session, queue, registry and protocol; never gevent. Where a handler must wait or
-inspect greenlets, it calls the service.
+May import ``session``, ``policy``, ``queue``, ``registry`` and ``protocol``; `admin` also ``cluster``. Never gevent:
+where a handler must wait or inspect greenlets, it calls the service.
 """

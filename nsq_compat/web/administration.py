@@ -8,6 +8,7 @@ import base64
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from nsq_compat.net.long_work import let_others_run
 from nsq_compat.protocol.message import attempts, body, message_id, timestamp_ns
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.queue.channel import Channel
@@ -26,6 +27,7 @@ _DEFAULT_LIMIT: Final = "10"
 _NS_PER_SECOND: Final = 1_000_000_000
 
 _Target = TypeVar("_Target", Topic, Channel)
+_Read = TypeVar("_Read")
 
 
 class Administration:
@@ -65,10 +67,7 @@ class Administration:
         """The messages published last, whether finished or not."""
         limit = _limit(request)
         topic = self._topic_of(request)
-        try:
-            published = topic.recent(limit, self._service.now(), self._service.now_ns())
-        except OSError:
-            raise ApiError(500, "INTERNAL_ERROR") from None
+        published = _read(lambda: topic.recent(limit, self._service.now(), self._service.now_ns()))
         messages = [_message_json(frame) | ({"due": due_ns} if due_ns else {}) for frame, due_ns in published]
         return responses.json({"message_count": topic.message_count, "messages": messages})
 
@@ -108,10 +107,7 @@ class Administration:
         """The messages of a channel that are next in each state, without delivering them."""
         limit = _limit(request)
         channel = self._channel_of(request)
-        try:
-            peek = channel.peek(limit)
-        except OSError:
-            raise ApiError(500, "INTERNAL_ERROR") from None
+        peek = _read(lambda: channel.peek(limit))
         return responses.json(
             {
                 "depth": channel.depth,
@@ -155,6 +151,17 @@ class Administration:
 
     def _wall_ns(self, monotonic: float) -> int:
         return self._service.now_ns() + int((monotonic - self._service.now()) * _NS_PER_SECOND)
+
+
+def _read(read: Callable[[], _Read]) -> _Read:
+    """Read messages, in as many steps as the log needs."""
+    while True:
+        try:
+            return read()
+        except BlockingIOError:
+            let_others_run()
+        except OSError:
+            raise ApiError(500, "INTERNAL_ERROR") from None
 
 
 def _limit(request: Request) -> int:

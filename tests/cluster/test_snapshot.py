@@ -50,6 +50,15 @@ def test_a_cluster_that_does_not_answer_is_a_snapshot_with_errors(client, no_lis
     assert "failed to query any nsqlookupd" in snapshot.errors[0]
 
 
+def test_nodes_are_not_unreachable_because_no_nsqlookupd_lists_its_topics(client, two, make_daemon):
+    lookupd = make_daemon()
+    lookupd.says("nodes", {"producers": [two[0].info(), two[1].info()]})
+    snapshot = take_snapshot(Cluster(client, Addresses(nsqlookupd_http_addresses=(lookupd.address,))), 5.0)
+    assert snapshot.unreachable() == []
+    assert [(topic.topic_name, topic.depth) for topic in snapshot.topics] == [("t", 4)]
+    assert [error for error in snapshot.errors if "failed to query any nsqlookupd" in error]
+
+
 def test_a_cluster_without_nodes_has_no_errors(client, daemon):
     daemon.says("nodes", {"producers": []}).says("topics", {"topics": []})
     assert take_snapshot(Cluster(client, Addresses(nsqlookupd_http_addresses=(daemon.address,))), 5.0).errors == ()

@@ -30,6 +30,8 @@ FINS = 3_000
 BAD_FIN = b"FIN 0123456789abcdef\n"
 DEFERRED = 60_000
 DEFERRED_BURST = 500
+STORED = 60_000
+BURST = 500
 DUE_WITHIN_MS = 4_000
 CONNECTIONS = 6_000
 TOPICS = 4_000
@@ -120,6 +122,44 @@ def deferred_publishes(random: random.Random, due: dict[bytes, float], within_ms
             due[body] = now + delay_ms / 1000
             commands.append(b"DPUB t %d\n" % delay_ms + sized(body))
         yield b"".join(commands)
+
+
+# --- Logs -------------------------------------------------------------------------------------------------------------
+
+
+def publish_one_by_one(producer: Client, command: bytes, bodies: Sequence[bytes]) -> None:
+    """Each message in a group of its own."""
+    for first in range(0, len(bodies), BURST):
+        burst = bodies[first : first + BURST]
+        producer.send(b"".join(command + sized(body) for body in burst))
+        for _ in burst:
+            producer.expect_ok()
+
+
+def test_messages_of_an_earlier_run_that_were_deferred_or_in_flight(start: StartDaemon) -> None:
+    daemon = start()
+    daemon.create_channel("t", "c")
+    bodies = [b"%0100d" % number for number in range(STORED)]
+    with Client(daemon.address()) as producer, Client(daemon.address()) as consumer:
+        publish_one_by_one(producer, b"PUB t\n", bodies)
+        publish_one_by_one(producer, b"DPUB t 2000\n", bodies)
+        consumer.subscribe("t", "c", ready=1000)
+        assert consumer.messages(30.0), "they stay in flight"
+        daemon.stop()
+    daemon = start()
+    assert sorted(received(daemon, "t", 2 * STORED)) == sorted(2 * bodies)
+    assert daemon.http("ping") == (200, b"OK")
+
+
+def test_messages_behind_many_deferred_ones(start: StartDaemon) -> None:
+    daemon = start("--mem-queue-size=0")
+    daemon.create_channel("t", "c")
+    with Client(daemon.address()) as producer:
+        producer.publish("t", b"first")
+        publish_one_by_one(producer, b"DPUB t 3600000\n", [b"deferred"] * 2 * STORED)
+        producer.publish("t", b"last")
+    assert received(daemon, "t", 2) == [b"first", b"last"]
+    assert daemon.http("ping") == (200, b"OK")
 
 
 # --- Connections ------------------------------------------------------------------------------------------------------

@@ -333,6 +333,17 @@ def test_the_index_leads_to_every_number(disk, segment):
             assert index.seek(first + len(groups[0].frames) - 1)[0] <= offset
 
 
+def test_the_first_id_is_that_of_a_sound_message_in_a_damaged_group(disk, segment):
+    publish(segment, [3, 1, 1])
+    segment.close()
+    content = bytearray(disk.content(PATH))
+    content[content.index(b"%016x" % 0)] = ord("f")
+    disk.put(PATH, bytes(content))
+    later = found(disk)
+    assert index_of(later, Damage()).first_id == b"%016x" % 4
+    assert first_id_of(later, Damage()) == b"%016x" % 1
+
+
 def test_a_damaged_id_is_not_indexed(disk, segment):
     publish(segment, [200, 1, 1] * 40)
     segment.close()

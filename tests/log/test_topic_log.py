@@ -1,6 +1,8 @@
+import errno
 import itertools
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from random import Random
 from typing import cast
 
@@ -235,6 +237,77 @@ def test_a_message_that_is_nowhere_is_left_out_and_counted(writer):
     assert writer.log.damaged_records == 1
 
 
+def in_steps(read):
+    """What `read` returns in the end, and how many steps it took before that."""
+    steps = 0
+    while True:
+        try:
+            return read(), steps
+        except BlockingIOError:
+            steps += 1
+
+
+@pytest.fixture
+def large_writer() -> Writer:
+    """A log with several steps of indexing in its first segment, which an earlier run wrote."""
+    writer = Writer(segment_size=1 << 20)
+    for number in range(1500):
+        writer.publish(due_ns=NOW_NS if number % 3 else 0)
+    writer.open()
+    return writer
+
+
+def test_the_index_of_an_earlier_runs_segment_is_built_in_steps(large_writer):
+    log = large_writer.log
+    expected = log.fetch([b"%016x" % 1, b"%016x" % 1500])
+    assert len(expected) == 2
+    log = large_writer.open()
+    log.read_in_steps()
+    found, steps = in_steps(lambda: log.fetch(list(expected)))
+    assert (found, steps) == (expected, 2)
+    assert in_steps(lambda: log.fetch(list(expected))) == (expected, 0)
+    assert log.segments[0].index.count == 1500
+    assert log.damaged_records == 0
+
+
+def test_an_index_is_right_although_reads_failed_while_it_was_built(large_writer):
+    expected = large_writer.log.fetch([b"%016x" % 1, b"%016x" % 1500])
+    log = large_writer.open()
+    log.read_in_steps()
+    disk = large_writer.files
+    read, failures = disk.pread, Random(1)
+
+    def pread(fd: int, size: int, offset: int) -> bytes:
+        if failures.random() < 0.7:
+            raise OSError(errno.EIO, "cannot read")
+        return cast("bytes", read(fd, size, offset))
+
+    disk.pread = pread
+    for _ in range(1000):
+        with suppress(OSError):
+            found = log.fetch(list(expected))
+            break
+    assert found == expected
+    assert log.segments[0].index.count == 1500
+    assert log.damaged_records == 0
+
+
+def test_a_reader_in_steps_finds_every_message(large_writer):
+    expected = numbers_read(large_writer.log, 100)
+    assert len(expected) == 400
+    log = large_writer.open()
+    log.read_in_steps()
+    reader = log.reader(100)
+    found: dict[int, bytes] = {}
+    while True:
+        groups, steps = in_steps(lambda: reader.read(150))
+        if not groups:
+            break
+        found.update((group.first_seq + at, frame) for group in groups for at, frame in enumerate(group.frames))
+        assert steps > 0, "a block of deferred messages is between any two others"
+    assert found == expected
+
+
 # --- Release ----------------------------------------------------------------------------------------------------------
 
 
@@ -261,6 +334,29 @@ def test_unfinished_messages_survive_their_file_in_this_run_and_the_next(writer)
     assert writer.log.fetch(unfinished) == unfinished
     assert writer.open(writer.log.end).fetch(unfinished) == unfinished
     assert writer.log.damaged_records == 0
+
+
+def test_a_release_pauses_while_it_reads_a_file_of_an_earlier_run(large_writer):
+    frames = [large_writer.publish(1000, size=500)[0] for _ in range(3)]
+    unfinished = [b"%016x" % 7, b"%016x" % 1400]
+    pauses = []
+    log = large_writer.log
+    log.release(log.segments[-1].first_seq, lambda: unfinished, pause=lambda: pauses.append(1))
+    assert log.segments[0].number > 1
+    assert len(pauses) >= 4, "two in the index, and one behind each part of the file"
+    assert log.fetch(unfinished).keys() == set(unfinished)
+    assert log.fetch([message_id(frames[-1])])
+    assert log.damaged_records == 0
+
+
+def test_a_release_ends_when_the_log_is_closed_in_a_pause(large_writer, caplog):
+    large_writer.publish(1000, size=500)
+    large_writer.publish(1000, size=500)
+    log = large_writer.log
+    before = large_writer.paths()
+    log.release(log.end.seq, lambda: [b"%016x" % 7], pause=log.close)
+    assert large_writer.paths() == before
+    assert not caplog.records
 
 
 def test_a_file_full_of_unfinished_messages_stays_and_others_around_it_go(writer):

@@ -16,8 +16,8 @@ from nsq_compat.queue.in_flight import NEVER, InFlight
 from nsq_compat.queue.stats import ClientStats
 from nsq_compat.queue.topic import Topic
 from nsq_compat.session import nsqd_session
+from nsq_compat.session.client_roles import Subscription
 from nsq_compat.session.nsqd_session import NsqdSession
-from nsq_compat.session.subscription import Subscription
 from tests.mutants.breaking import Function, mutant_of, run_mutant
 
 # --- Messages ---------------------------------------------------------------------------------------------------------
@@ -186,12 +186,12 @@ def an_incomplete_command_is_an_answer(original: Function, session: NsqdSession,
     session._renew_deadline()
 
 
-@mutant_of(nsqd_session, "judge")
+@mutant_of(nsqd_session, "check")
 def a_second_sub_is_accepted(original: Function, tokens: Sequence[bytes], state: int, *, heartbeats: bool) -> object:
     return original(tokens, INIT if tokens[0] == b"SUB" else state, heartbeats=heartbeats)
 
 
-@mutant_of(nsqd_session, "judge")
+@mutant_of(nsqd_session, "check")
 def sub_without_heartbeats_is_accepted(
     original: Function, tokens: Sequence[bytes], state: int, *, heartbeats: bool
 ) -> object:

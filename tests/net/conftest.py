@@ -12,21 +12,20 @@ import gevent.socket
 import pytest
 import trustme
 
+from nsq_compat.net.busy_poll import BusyPoll
 from nsq_compat.net.certificates import Certificates, TlsFiles
-from nsq_compat.net.codec_stack import CodecStack
+from nsq_compat.net.connection import CodecStack
 from nsq_compat.net.listeners import listen
-from nsq_compat.net.tcp_server import TcpServer
-from nsq_compat.net.timers import AlarmClock
+from nsq_compat.net.loop_tick import AlarmClock, LoopTick
+from nsq_compat.net.server import TcpServer
 from nsq_compat.net.tls import Tls
-from nsq_compat.net.turn import Turn
-from nsq_compat.net.vigil import Vigil
 from nsq_compat.protocol.compression import Codec, Deflate, Snappy
 from nsq_compat.protocol.frames import Frame, FrameReader
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.publish_batch import PublishBatch
 from nsq_compat.session.authorization import Authorize, not_asked
-from nsq_compat.session.nsqd_limits import NsqdLimits
+from nsq_compat.session.negotiation import NsqdLimits
 from nsq_compat.session.nsqd_session import NsqdSession
 
 PATIENCE = 20.0
@@ -36,18 +35,18 @@ PATIENCE = 20.0
 class Server:
     """A broker behind a TCP server; `limits` and `certificates` may be replaced before a client connects."""
 
-    def __init__(self, *, session_waits: bool, vigil: Vigil | None = None) -> None:
+    def __init__(self, *, session_waits: bool, busy_poll: BusyPoll | None = None) -> None:
         self.limits = NsqdLimits()
         self.certificates: Certificates | None = None
         self.authorize: Authorize = not_asked
         self.broker = Broker(QueueLimits(mem_queue_size=1_000_000))
         self.alarms = AlarmClock(self.broker.schedule)
-        turn = Turn(gevent.get_hub().loop)
-        self.publish_batch = None if session_waits else PublishBatch(turn.call)
+        tick = LoopTick(gevent.get_hub().loop)
+        self.publish_batch = None if session_waits else PublishBatch(tick.call)
         listener = listen("127.0.0.1:0")
         self.address = listener.getsockname()
         self.tcp = TcpServer(
-            listener, self._make_session, self._make_tls, session_waits=session_waits, vigil=vigil, turn=turn
+            listener, self._make_session, self._make_tls, session_waits=session_waits, busy_poll=busy_poll, tick=tick
         )
         self.alarms.start()
         self.tcp.start()
@@ -59,7 +58,7 @@ class Server:
             peer=connection.peer,
             host=host,
             wake=connection.wake,
-            drop=connection.abort,
+            abort=connection.abort,
             authorize=self.authorize,
             publish_batch=self.publish_batch,
             now=now,
@@ -165,7 +164,7 @@ class Client:
     def puts_on(self, codec: Codec) -> None:
         """From here on everything is said and heard through it."""
         behind = self._reader.hand_back()
-        self.codecs.put_on(codec)
+        self.codecs.push(codec)
         self._hears(behind, len(self.codecs) - 1)
 
     def _hears(self, data: bytes, level: int = 0) -> None:

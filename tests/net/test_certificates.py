@@ -1,4 +1,4 @@
-"""Certificates from files: which files are taken, which versions, and what a reload changes."""
+"""Certificates from files: which files and versions are accepted, and what a reload changes."""
 
 import re
 import shutil
@@ -10,8 +10,7 @@ from dataclasses import replace
 import pytest
 
 from nsq_compat.net.certificates import CertificateError, Certificates
-from nsq_compat.net.tls import StandardTls
-from nsq_compat.net.tls_words import TlsError
+from nsq_compat.net.tls import StandardTls, TlsError
 
 VERSIONS = {
     "TLS1.0": ssl.TLSVersion.TLSv1,
@@ -47,7 +46,7 @@ def encrypted_key(authority, tmp_path):
     return path
 
 
-def test_files_that_cannot_be_used_are_named_with_the_reason(authority, tmp_path, encrypted_key):
+def test_an_unusable_file_is_refused_with_its_name_and_the_reason(authority, tmp_path, encrypted_key):
     good = authority.files()
     nothing = tmp_path / "nothing"
     text = tmp_path / "text.pem"
@@ -74,7 +73,7 @@ def test_files_that_cannot_be_used_are_named_with_the_reason(authority, tmp_path
 @pytest.mark.parametrize("oldest", VERSIONS)
 @pytest.mark.parametrize("offered", VERSIONS)
 @pytest.mark.parametrize("policy", ["", "require"])
-def test_versions_from_the_oldest_on_are_taken(authority, oldest, offered, policy):
+def test_tls_versions_from_the_configured_minimum_are_accepted(authority, oldest, offered, policy):
     certificates = Certificates(authority.files(min_version=VERSIONS[oldest], client_policy=policy))
     context = authority.trusting(authority.client, authority.client_key)
     context.set_ciphers("ALL:@SECLEVEL=0")
@@ -89,13 +88,13 @@ def test_versions_from_the_oldest_on_are_taken(authority, oldest, offered, polic
             shake_hands(certificates, client)
 
 
-def test_any_policy_nsqd_does_not_know_asks_for_no_certificate(authority):
+def test_an_unknown_policy_requires_no_certificate(authority):
     client = authority.client_tls(authority.client, authority.client_key)
     assert shake_hands(Certificates(authority.files(client_policy="verify")), client).facts().common_name == ""
 
 
 @pytest.mark.parametrize("policy", ["", "require", "require-verify"])
-def test_a_reload_is_for_those_who_come_after_it(authority, tmp_path, policy):
+def test_a_reload_applies_to_new_connections(authority, tmp_path, policy):
     certificate, key = tmp_path / "in-use.crt", tmp_path / "in-use.key"
     shutil.copy(authority.certificate, certificate)
     shutil.copy(authority.key, key)
@@ -114,7 +113,7 @@ def test_a_reload_is_for_those_who_come_after_it(authority, tmp_path, policy):
     assert list(server.decode(before.encode(b"NOP\n"))) == [b"NOP\n"]
 
 
-def test_a_client_policy_that_needs_a_package_names_it_where_it_is_missing(authority, monkeypatch):
+def test_a_policy_that_needs_a_missing_package_is_refused_with_its_name(authority, monkeypatch):
     monkeypatch.setitem(sys.modules, "nsq_compat.net.tls_lenient", None)
     says = "--tls-client-auth-policy=require: pyopenssl is not installed: pip install 'nsq_compat[pyopenssl]'"
     with pytest.raises(CertificateError, match=f"^{re.escape(says)}$"):
@@ -123,7 +122,7 @@ def test_a_client_policy_that_needs_a_package_names_it_where_it_is_missing(autho
         assert isinstance(Certificates(authority.files(client_policy=policy)).make_tls(), StandardTls)
 
 
-def test_a_reload_of_something_bad_changes_nothing_and_is_logged(authority, tmp_path, caplog):
+def test_a_failed_reload_is_logged_and_changes_nothing(authority, tmp_path, caplog):
     certificate, key = tmp_path / "in-use.crt", tmp_path / "in-use.key"
     shutil.copy(authority.certificate, certificate)
     shutil.copy(authority.key, key)

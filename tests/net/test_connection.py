@@ -1,16 +1,20 @@
-"""A connection over real sockets: what it sends when, whom it waits for, and how it ends."""
+"""A connection over real sockets: when it sends, what it waits for, and how it ends."""
 
 import gc
 import struct
 import time
+import zlib
 from contextlib import suppress
 from dataclasses import replace
 
 import gevent
 import pytest
 from gevent.event import Event
+from hypothesis import given
+from hypothesis import strategies as st
 
-from nsq_compat.net.connection import FEW, RECEIVE_SIZE, Connection
+from nsq_compat.net.connection import RECEIVE_SIZE, SMALL_READ, CodecStack, Connection
+from nsq_compat.protocol.compression import Deflate, Snappy
 from nsq_compat.session.authorization import Credentials, Grants, read_answer
 
 MESSAGE_HEADER = 8 + 2 + 16
@@ -29,7 +33,7 @@ def test_a_message_goes_from_one_client_to_another(connect):
     assert frame.data.endswith(b"hello")
 
 
-def test_messages_leave_at_the_end_of_a_turn_though_the_client_allows_buffering(connect):
+def test_messages_leave_at_the_end_of_an_iteration_though_the_client_allows_buffering(connect):
     # nsqd holds them back up to output_buffer_timeout, a minute here; the test's patience is less.
     consumer = connect().says(identify(b'{"output_buffer_timeout":30000,"output_buffer_size":65536}'))
     assert consumer.frame().data == b"OK"
@@ -58,7 +62,7 @@ def mpub(*bodies: bytes) -> bytes:
     return b"MPUB t\n" + struct.pack(">i", len(batch)) + batch
 
 
-def test_producers_of_one_turn_are_each_answered_and_each_keeps_its_order(connect):
+def test_producers_in_one_iteration_each_get_replies_and_keep_their_order(connect):
     consumer = connect().subscribes(b"t", b"c", ready=2500)
     producers = [connect() for _ in range(100)]
     for turn in range(5):
@@ -93,8 +97,10 @@ def test_a_client_that_closes_its_side_still_gets_its_replies(connect):
     assert client.rest() == b""
 
 
-@pytest.mark.parametrize("length", [FEW - 1, FEW, FEW + 1, 2 * FEW, RECEIVE_SIZE, RECEIVE_SIZE + 1])
-def test_who_has_said_little_may_say_any_amount(connect, length):
+@pytest.mark.parametrize(
+    "length", [SMALL_READ - 1, SMALL_READ, SMALL_READ + 1, 2 * SMALL_READ, RECEIVE_SIZE, RECEIVE_SIZE + 1]
+)
+def test_a_small_request_may_be_followed_by_one_of_any_size(connect, length):
     consumer = connect().subscribes(b"t", b"c", ready=10)
     producer = connect()
     for body in (b"little", bytes(length - len(pub(b""))), b"again"):
@@ -110,7 +116,7 @@ def test_a_large_message_arrives_whole(server, connect):
         assert consumer.frame().data[26:] == body
 
 
-def test_a_consumer_that_does_not_read_holds_up_nobody_and_is_closed(server, connect, eventually):
+def test_a_consumer_that_does_not_read_does_not_delay_others_and_is_closed(server, connect, eventually):
     body = b"x" * 100_000
     deaf = connect(receive_buffer=4096).says(identify(IDENTIFY_1S))
     deaf.subscribes(b"t", b"c", ready=2500)
@@ -127,7 +133,7 @@ def test_a_consumer_that_does_not_read_holds_up_nobody_and_is_closed(server, con
     eventually(lambda: len(channel.consumers) == 1)
 
 
-def test_a_client_that_does_not_read_its_replies_is_read_from_no_more(server, connect):
+def test_nothing_more_is_read_from_a_client_that_does_not_read_its_replies(server, connect):
     client = connect(receive_buffer=4096)
     client.socket.settimeout(0.5)
     sent = 0
@@ -162,20 +168,20 @@ def test_the_error_frame_reaches_a_client_that_goes_on_sending(server, connect):
             client.frame()
 
 
-def test_a_client_that_was_refused_and_stays_is_closed_all_the_same(server, connect, eventually):
+def test_a_refused_client_that_stays_is_closed(server, connect, eventually):
     connect().says(b"garbage\n")
     eventually(lambda: len(server.tcp.sessions) == 1)
     eventually(lambda: not server.tcp.sessions)
 
 
-def test_heartbeats_come_and_silence_ends_the_connection(connect):
+def test_a_client_gets_heartbeats_and_is_closed_if_it_is_silent(connect):
     client = connect().says(identify(IDENTIFY_1S))
     assert client.frame().data == b"OK"
     assert client.frame().data == b"_heartbeat_"
     assert b"_heartbeat_".replace(b"_", b"") not in client.rest().replace(b"_heartbeat_", b"")
 
 
-def test_a_client_that_is_gone_leaves_its_channel(server, connect, eventually):
+def test_a_disconnected_client_leaves_its_channel(server, connect, eventually):
     client = connect().subscribes(b"t", b"c", ready=1)
     channel = server.broker.topics["t"].channels["c"]
     assert len(channel.consumers) == 1
@@ -190,7 +196,7 @@ def test_deleting_a_channel_closes_its_consumers_without_a_frame(server, connect
 
 
 @pytest.mark.interpreted
-def test_an_error_inside_ends_one_connection_and_is_logged(server, connect, caplog, monkeypatch):
+def test_an_internal_error_ends_one_connection_and_is_logged(server, connect, caplog, monkeypatch):
     other = connect().publishes(b"t", b"x")
 
     def fail(*_):
@@ -257,7 +263,7 @@ def auth_server(server):
 
 
 @in_a_greenlet
-def test_who_waits_for_permission_gets_heartbeats_and_stays(auth_server, connect):
+def test_a_client_that_waits_for_an_auth_server_gets_heartbeats(auth_server, connect):
     client = connect().says(identify(IDENTIFY_1S) + AUTH + b"PUB t\n\0\0\0\1x")
     assert [client.frame().data for _ in range(2)] == [b"OK", b"_heartbeat_"]
     auth_server.answers.set()
@@ -265,7 +271,7 @@ def test_who_waits_for_permission_gets_heartbeats_and_stays(auth_server, connect
 
 
 @in_a_greenlet
-def test_who_waits_for_permission_holds_up_nobody(auth_server, connect, eventually):
+def test_a_client_that_waits_for_an_auth_server_does_not_delay_others(auth_server, connect, eventually):
     waiting = connect().says(AUTH)
     eventually(lambda: auth_server.asked)
     other = connect().says(b"NOP\nPUB t\n\0\0\0\1x")
@@ -275,7 +281,7 @@ def test_who_waits_for_permission_holds_up_nobody(auth_server, connect, eventual
 
 
 @in_a_greenlet
-def test_what_comes_meanwhile_is_taken_in_order(auth_server, connect, eventually):
+def test_commands_received_meanwhile_are_executed_in_order(auth_server, connect, eventually):
     client = connect().says(AUTH)
     eventually(lambda: auth_server.asked)
     for body in (b"1", b"2"):
@@ -293,7 +299,7 @@ def test_what_comes_meanwhile_is_taken_in_order(auth_server, connect, eventually
 
 @in_a_greenlet
 @pytest.mark.parametrize("end", ["the client goes", "the daemon drops it"])
-def test_a_connection_that_ends_while_it_waits_ends_when_the_answer_is_there(
+def test_a_connection_that_is_closed_while_it_waits_ends_with_the_auth_servers_answer(
     server, auth_server, connect, eventually, end
 ):
     client = connect().says(AUTH + b"SUB t c\nRDY 1\n")
@@ -301,14 +307,14 @@ def test_a_connection_that_ends_while_it_waits_ends_when_the_answer_is_there(
     if end == "the client goes":
         client.socket.close()
     else:
-        server.tcp.sessions[0].drop()
+        server.tcp.sessions[0].abort()
     gevent.sleep(0)
     auth_server.answers.set()
     eventually(lambda: not server.tcp.sessions)
     assert all(not channel.consumers for topic in server.broker.topics.values() for channel in topic.channels.values())
 
 
-def test_nothing_of_a_connection_is_left_behind(server, connect, eventually):
+def test_a_closed_connection_leaves_no_garbage(server, connect, eventually):
     def connections() -> int:
         gc.collect()
         return sum(isinstance(each, Connection) for each in gc.get_objects())
@@ -324,3 +330,45 @@ def test_nothing_of_a_connection_is_left_behind(server, connect, eventually):
         client.socket.close()
     eventually(lambda: not server.tcp.sessions)
     eventually(lambda: connections() <= before)
+
+
+def test_without_a_codec_bytes_pass_as_they_are():
+    stack = CodecStack()
+    assert stack.encode(b"data") == b"data"
+    assert list(stack.decode(b"data")) == [b"data"]
+
+
+@given(st.lists(st.binary(max_size=200), max_size=6))
+def test_the_last_codec_pushed_encodes_first_and_decodes_last(pieces):
+    ours, theirs = CodecStack(), CodecStack()
+    for make in (Snappy, lambda: Deflate(6)):
+        ours.push(make())
+        theirs.push(make())
+    assert len(ours) == 2
+    for piece in pieces:
+        assert b"".join(theirs.decode(ours.encode(piece))) == piece
+
+
+def test_bytes_for_an_upper_codec_may_enter_there():
+    ours, theirs = CodecStack(), Deflate(6)
+    ours.push(Snappy())
+    ours.push(Deflate(6))
+    assert b"".join(ours.decode(theirs.encode(b"data"), level=1)) == b"data"
+
+
+def test_a_codec_pushed_between_two_pieces_decodes_the_second():
+    stack, lower, upper = CodecStack(), Snappy(), Deflate(6)
+    stack.push(Snappy())
+    wire = lower.encode(bytes(65536)) + lower.encode(upper.encode(b"data"))
+    pieces = stack.decode(wire)
+    assert next(pieces) == bytes(65536)
+    stack.push(Deflate(6))
+    assert list(pieces) == [b"data"]
+
+
+def test_eof_of_a_lower_codec_is_eof_of_all():
+    stack, lower = CodecStack(), zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    stack.push(Deflate(6))
+    stack.push(Snappy())
+    wire = lower.compress(Snappy().encode(b"last words")) + lower.flush()
+    assert list(stack.decode(wire)) == [b"last words", b""]

@@ -16,7 +16,7 @@ from gevent import socket as gevent_socket
 from gevent.event import Event
 
 from nsq_compat.net.certificates import Certificates
-from nsq_compat.net.http_server import HttpServer
+from nsq_compat.net.server import HttpServer
 from nsq_compat.queue.publish_batch import Producer
 from nsq_compat.session.http_message import Admission, HttpLimits, Request, Response
 
@@ -314,7 +314,7 @@ def test_a_request_that_never_waits_is_answered_in_the_event_loop(serve: Serve, 
     assert echo.in_the_loop == [True, True, False, False, True, True]
 
 
-def test_a_reply_of_many_megabytes_arrives_whole_from_there_too(serve: Serve, echo: Echo) -> None:
+def test_a_reply_of_many_megabytes_from_the_event_loop_arrives_whole(serve: Serve, echo: Echo) -> None:
     client = serve(immediate={"/huge"})()
     for _ in range(3):
         assert len(client.says(post("/huge", b"x")).hears_reply().body) == 8_000_000
@@ -322,7 +322,7 @@ def test_a_reply_of_many_megabytes_arrives_whole_from_there_too(serve: Serve, ec
 
 
 @pytest.mark.parametrize("path", ["/fails", "/bad-header"])
-def test_an_exception_there_ends_the_connection_as_elsewhere(
+def test_an_exception_in_the_event_loop_ends_the_connection_too(
     serve: Serve, echo: Echo, caplog: pytest.LogCaptureFixture, path: str
 ) -> None:
     client = serve(immediate={path})()
@@ -479,7 +479,7 @@ def test_garbage_inside_https_costs_only_its_own_connection(https: Https) -> Non
         ),
     ],
 )
-def test_a_malformed_request_hears_a_plain_refusal_and_the_end(connect: Connect, data: bytes, text: str) -> None:
+def test_a_malformed_request_gets_a_plain_refusal_and_a_close(connect: Connect, data: bytes, text: str) -> None:
     client = connect().says(data)
     reply = client.hears_reply()
     assert reply.status_line == f"HTTP/1.1 {text}"
@@ -503,7 +503,7 @@ def test_requests_before_a_malformed_one_are_answered(connect: Connect) -> None:
         (b"Expect: x\r\nContent-Length: 1\r\n", "417 Expectation Failed"),
     ],
 )
-def test_what_we_cannot_do_is_said(connect: Connect, head: bytes, status: str) -> None:
+def test_unsupported_features_are_refused_with_their_status(connect: Connect, head: bytes, status: str) -> None:
     client = connect().says(b"POST / HTTP/1.1\r\nHost: x\r\n" + head + b"\r\n")
     assert client.hears_reply().status_line == f"HTTP/1.1 {status}"
     client.hears_end()
@@ -564,12 +564,12 @@ def test_an_exception_is_a_500_with_a_traceback_in_the_log(
         PING + b"GET /pi",
     ],
 )
-def test_a_request_that_never_comes_to_its_end_is_closed(serve: Serve, beginning: bytes) -> None:
+def test_an_incomplete_request_is_closed_after_its_deadline(serve: Serve, beginning: bytes) -> None:
     client = serve(head_seconds=0.05, body_seconds=0.05)().says(beginning)
     client.hears_all()  # returns at the end
 
 
-def test_a_byte_now_and_then_does_not_keep_a_connection(serve: Serve) -> None:
+def test_a_byte_now_and_then_does_not_extend_the_deadline(serve: Serve) -> None:
     client = serve(head_seconds=0.1, linger_seconds=0.1)()
 
     def drip() -> None:
@@ -604,7 +604,7 @@ def test_an_idle_connection_is_closed_after_the_idle_time_only(serve: Serve) -> 
     client.hears_end()
 
 
-def test_time_the_application_takes_is_not_the_clients(serve: Serve, echo: Echo) -> None:
+def test_the_applications_time_does_not_count_for_the_client(serve: Serve, echo: Echo) -> None:
     client = serve(head_seconds=0.02, body_seconds=0.02, idle_seconds=0.02)()
     client.says(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
     gevent.sleep(0.1)
@@ -664,7 +664,7 @@ def test_stop_closes_idle_connections_at_once(connect: Connect, servers: list[Ht
     assert servers[0].connection_count == 0
 
 
-def test_stop_lets_a_request_under_way_finish(connect: Connect, servers: list[HttpServer], echo: Echo) -> None:
+def test_stop_lets_the_current_request_finish(connect: Connect, servers: list[HttpServer], echo: Echo) -> None:
     client = connect().says(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
     echo.waiting.wait(PROMPT)
     stopping = gevent.spawn(servers[0].stop, PROMPT)
@@ -676,7 +676,9 @@ def test_stop_lets_a_request_under_way_finish(connect: Connect, servers: list[Ht
     stopping.get(timeout=PROMPT)
 
 
-def test_stop_ends_what_does_not_finish_in_time(connect: Connect, servers: list[HttpServer], echo: Echo) -> None:
+def test_stop_aborts_requests_that_do_not_finish_in_time(
+    connect: Connect, servers: list[HttpServer], echo: Echo
+) -> None:
     client = connect().says(b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
     echo.waiting.wait(PROMPT)
     servers[0].stop(0.01)

@@ -36,7 +36,7 @@ def test_an_address_is_host_and_port_or_a_path(address, parts):
     assert split_host_port(address) == parts
 
 
-def test_port_0_takes_a_free_one_and_says_which():
+def test_port_0_binds_a_free_port_and_reports_it():
     with listen("127.0.0.1:0") as listener:
         assert port_of(listener) > 0
         assert address_of(listener) == f"127.0.0.1:{port_of(listener)}"
@@ -78,7 +78,7 @@ def test_a_unix_socket_has_no_port_and_its_clients_no_address(tmp_path: Path):
         assert peer_of(name) == ("@", "")
 
 
-def test_a_socket_file_left_by_a_killed_process_is_taken_over(tmp_path: Path):
+def test_a_socket_file_left_by_a_killed_process_is_replaced(tmp_path: Path):
     path = str(tmp_path / "nsqd.sock")
     listen(path).close()
     assert stat.S_ISSOCK(os.stat(path).st_mode)
@@ -86,13 +86,13 @@ def test_a_socket_file_left_by_a_killed_process_is_taken_over(tmp_path: Path):
         assert address_of(listener) == path
 
 
-def test_a_socket_file_somebody_listens_on_is_refused(tmp_path: Path):
+def test_a_socket_file_with_a_listener_is_refused(tmp_path: Path):
     path = str(tmp_path / "nsqd.sock")
     with listen(path), pytest.raises(ListenError, match="address already in use"):
         listen(path)
 
 
-def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path):
+def test_a_file_that_is_not_a_socket_is_kept(tmp_path: Path):
     path = tmp_path / "precious"
     path.write_text("data")
     with pytest.raises(ListenError):
@@ -101,12 +101,12 @@ def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path):
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:99999", "127.0.0.1:port", "256.0.0.1:0", "no.such.host.invalid:0"])
-def test_an_address_that_cannot_be_is_refused_with_its_name(address):
+def test_an_invalid_address_is_refused_with_its_text(address):
     with pytest.raises(ListenError, match=r"listen \(.*\) failed - ."):
         listen(address)
 
 
-def test_an_address_is_checked_without_being_taken(tmp_path: Path):
+def test_an_address_is_checked_without_binding_it(tmp_path: Path):
     with listen("127.0.0.1:0") as taken:
         for address in (address_of(taken), "127.0.0.1:0", ":4150", "0.0.0.0:1", "[::1]:80", "localhost:http", "socket"):
             check_address(address)
@@ -115,7 +115,7 @@ def test_an_address_is_checked_without_being_taken(tmp_path: Path):
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:65536", "127.0.0.1:x", "192.0.2.1:80", "/none/socket"])
-def test_an_address_that_cannot_be_is_found_by_checking_it(address):
+def test_checking_finds_an_invalid_address(address):
     with pytest.raises(ListenError) as caught:
         check_address(address)
     assert str(caught.value).startswith(f"listen ({address}) failed - ")

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 import gevent
 import pytest
 
-from nsq_compat.net.acceptor import ACCEPTED_AT_ONCE, Acceptor
 from nsq_compat.net.connection import Connection
 from nsq_compat.net.listeners import listen
-from nsq_compat.net.long_work import ENDINGS_AT_ONCE
+from nsq_compat.net.long_work import MAX_ENDINGS
+from nsq_compat.net.server import MAX_ACCEPTS, Acceptor
 
 CLIENTS = 400
-MOST_ENDINGS = 2 * ENDINGS_AT_ONCE
+MOST_ENDINGS = 2 * MAX_ENDINGS
 """What was begun at the end of one iteration may be done in the next."""
 
 
@@ -44,15 +44,15 @@ def iterations() -> Iterator[Iterations]:
 
 
 @pytest.mark.interpreted
-def test_clients_that_leave_at_once_are_seen_off_some_at_a_time(server, connect, eventually, iterations, monkeypatch):
+def test_clients_that_leave_together_are_closed_a_few_at_a_time(server, connect, eventually, iterations, monkeypatch):
     clients = [connect().subscribes(b"t", b"c", ready=1) for _ in range(CLIENTS)]
-    end = Connection.release
+    end = Connection.free
 
     def counted_end(connection) -> None:
         iterations.count()
         end(connection)
 
-    monkeypatch.setattr(Connection, "release", counted_end)
+    monkeypatch.setattr(Connection, "free", counted_end)
     for client in clients:
         client.socket.close()
     eventually(lambda: not server.tcp.sessions)
@@ -71,17 +71,17 @@ def test_a_client_that_stays_is_served_while_the_others_leave(server, connect, e
 
 
 @pytest.mark.interpreted
-def test_consumers_of_a_deleted_channel_are_seen_off_some_at_a_time(
+def test_consumers_of_a_deleted_channel_are_closed_a_few_at_a_time(
     server, connect, eventually, iterations, monkeypatch
 ):
     clients = [connect().subscribes(b"t", b"c", ready=1) for _ in range(CLIENTS)]
-    end = Connection.release
+    end = Connection.free
 
     def counted_end(connection) -> None:
         iterations.count()
         end(connection)
 
-    monkeypatch.setattr(Connection, "release", counted_end)
+    monkeypatch.setattr(Connection, "free", counted_end)
     server.broker.topics["t"].delete_channel("c")
     eventually(lambda: not server.tcp.sessions)
     assert sum(iterations.counts) == CLIENTS
@@ -90,7 +90,7 @@ def test_consumers_of_a_deleted_channel_are_seen_off_some_at_a_time(
         assert client.rest() == b""
 
 
-def test_clients_that_arrive_at_once_are_accepted_some_at_a_time(eventually, iterations):
+def test_clients_that_arrive_together_are_accepted_a_few_at_a_time(eventually, iterations):
     accepted: list[socket.socket] = []
 
     def serve(client: socket.socket, name: object) -> None:
@@ -110,4 +110,4 @@ def test_clients_that_arrive_at_once_are_accepted_some_at_a_time(eventually, ite
     acceptor.stop()
     for client in (*clients, *accepted):
         client.close()
-    assert max(iterations.counts) <= ACCEPTED_AT_ONCE
+    assert max(iterations.counts) <= MAX_ACCEPTS

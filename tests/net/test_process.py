@@ -1,16 +1,29 @@
-"""A daemon's own process: asked to stop, and looked at."""
+"""Signals, garbage collection, descriptors and systemd."""
 
 import gc
+import os
+import resource
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import gevent
+import gevent.socket
 import pytest
 from gevent.event import Event
 
-from nsq_compat.net.process import Process, first_of, tune_gc
+from nsq_compat.net.process import (
+    ClientDescriptors,
+    Process,
+    Supervisor,
+    descriptors_left_by_clients,
+    first_of,
+    raise_descriptor_limit,
+    tune_gc,
+)
 
 _STOPS_WHEN_ASKED = """
 import gevent
@@ -25,7 +38,7 @@ stop.wait()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_a_request_to_stop_and_more_of_them_change_nothing_until_it_is_gone(number):
+def test_the_first_signal_stops_the_process_and_others_change_nothing(number):
     with subprocess.Popen([sys.executable, "-c", _STOPS_WHEN_ASKED], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -67,6 +80,115 @@ def collector() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("collector")
-def test_the_collector_leaves_alone_what_is_there_at_the_start():
+def test_the_collector_does_not_visit_the_objects_of_the_start():
     tune_gc()
     assert gc.get_freeze_count() > 0
+
+
+_SWITCHES_SOON = """
+import sys, threading, time
+from nsq_compat.net.process import shorten_thread_switches
+shorten_thread_switches()
+stopping = False
+def work():
+    while not stopping:
+        sum(range(1000))
+workers = [threading.Thread(target=work) for _ in range(4)]
+for worker in workers:
+    worker.start()
+waits = []
+for _ in range(100):
+    before = time.perf_counter()
+    time.sleep(0)
+    waits.append(time.perf_counter() - before)
+stopping = True
+print(sorted(waits)[50])
+"""
+
+
+def test_busy_worker_threads_do_not_keep_the_interpreter_for_as_long_as_cpython_lets_them():
+    ours, default = (
+        float(subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout)
+        for program in (_SWITCHES_SOON, _SWITCHES_SOON.replace("\nshorten_thread_switches()", ""))
+    )
+    assert ours < default / 2
+
+
+@pytest.fixture
+def systemd(tmp_path: Path) -> Iterator[gevent.socket.socket]:
+    with gevent.socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
+        heard.settimeout(20)
+        heard.bind(str(tmp_path / "notify"))
+        yield heard
+
+
+def test_systemd_is_told_of_the_start_and_of_the_stop(systemd):
+    supervisor = Supervisor({"NOTIFY_SOCKET": systemd.getsockname()})
+    supervisor.ready()
+    supervisor.stopping()
+    assert [systemd.recv(100), systemd.recv(100)] == [b"READY=1", b"STOPPING=1"]
+
+
+def test_the_watchdog_is_fed_again_and_again(systemd):
+    supervisor = Supervisor({"NOTIFY_SOCKET": systemd.getsockname(), "WATCHDOG_USEC": "20000"})
+    supervisor.ready()
+    assert [systemd.recv(100) for _ in range(4)] == [b"READY=1", b"WATCHDOG=1", b"WATCHDOG=1", b"WATCHDOG=1"]
+    assert supervisor._feeding is not None
+    supervisor._feeding.kill()
+
+
+def test_a_socket_in_the_abstract_namespace_is_notified():
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
+        heard.bind("")  # the system chooses a name
+        name = heard.getsockname()
+        heard.settimeout(20)
+        Supervisor({"NOTIFY_SOCKET": "@" + name[1:].decode()}).ready()
+        assert heard.recv(100) == b"READY=1"
+
+
+@pytest.mark.parametrize(
+    "environment", [{}, {"NOTIFY_SOCKET": "/none/there"}, {"NOTIFY_SOCKET": "", "WATCHDOG_USEC": "x"}]
+)
+def test_without_a_reachable_socket_nothing_happens(environment):
+    supervisor = Supervisor(environment)
+    supervisor.ready()
+    supervisor.stopping()
+
+
+@pytest.fixture(autouse=True)
+def limits() -> Iterator[tuple[int, int]]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield before
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_the_descriptor_limit_is_raised_to_the_hard_one(limits):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, limits[1]))
+    raise_descriptor_limit()
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (limits[1], limits[1])
+
+
+@pytest.mark.parametrize(("limit", "left"), [(128, 32), (1024, 256), (3000, 512), (20_000, 2500)])
+def test_clients_leave_a_quarter_of_the_descriptors_or_enough(limits, limit, left):
+    if limit > limits[1]:
+        pytest.fail(f"this test needs a hard limit of {limit} descriptors")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limits[1]))
+    assert descriptors_left_by_clients() == left
+
+
+def test_no_client_is_accepted_while_only_those_descriptors_are_left(limits):
+    limit = 2 * max(map(int, os.listdir("/proc/self/fd"))) + 100
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limits[1]))
+    opened = [os.open(os.devnull, os.O_RDONLY)]
+    try:
+        descriptors = ClientDescriptors(opened[0])
+        while opened[-1] < limit - descriptors_left_by_clients() - 1:
+            descriptors.check()
+            opened.append(os.open(os.devnull, os.O_RDONLY))
+        with pytest.raises(OSError, match="Too many open files"):
+            descriptors.check()
+        os.close(opened.pop())
+        descriptors.check()
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)

@@ -1,4 +1,4 @@
-"""TLS without a socket, in both makes: what a client says through it, and what becomes of what is no TLS."""
+"""TLS without a socket, by both libraries: valid streams, invalid ones, and NSQ's names."""
 
 import ssl
 from contextlib import suppress
@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from OpenSSL import SSL
 
 from nsq_compat.net.certificates import Certificates
+from nsq_compat.net.tls import TlsError, failure, suite_name, version_name
 from nsq_compat.net.tls_lenient import LenientTls
-from nsq_compat.net.tls_words import TlsError
 
 V2, V3 = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3
 MEGABYTE = 1 << 20
@@ -53,7 +53,7 @@ def pair(authority, certificates):
     return Pair(certificates, authority.client_tls(authority.client, authority.client_key)).shake_hands()
 
 
-def test_what_one_side_says_the_other_hears(pair):
+def test_bytes_of_one_side_reach_the_other(pair):
     assert pair.server_hears(pair.client.encode(b"NOP\n")) == [b"NOP\n"]
     assert pair.client_hears(pair.server.encode(b"OK")) == b"OK"
 
@@ -64,7 +64,7 @@ def test_megabytes_go_both_ways(pair):
     assert pair.client_hears(pair.server.encode(data)) == data
 
 
-def test_what_is_received_comes_out_in_pieces_of_a_bounded_size(pair):
+def test_decoded_pieces_have_a_bounded_size(pair):
     wire = pair.client.encode(bytes(MEGABYTE))
     assert max(len(piece) for piece in pair.server.decode(wire)) <= 1 << 16
 
@@ -89,7 +89,7 @@ def test_a_handshake_may_come_byte_by_byte(authority, certificates):
     assert pair.server_hears(pair.client.encode(b"NOP\n")) == [b"NOP\n"]
 
 
-def test_what_came_with_the_end_of_the_handshake_is_not_lost(authority, certificates):
+def test_bytes_received_with_the_end_of_the_handshake_are_not_lost(authority, certificates):
     pair = Pair(certificates, authority.client_tls(authority.client, authority.client_key))
     pair.server.shake_hands(pair.client.shakes_hands())
     last_of_the_handshake = pair.client.shakes_hands(pair.server.encode(b""))
@@ -104,7 +104,7 @@ def test_the_facts_are_those_of_the_connection(pair, policy):
     assert facts.common_name == ("" if policy == "none" else "somebody")
 
 
-def test_of_the_suites_a_client_offers_its_first_is_taken(authority, certificates):
+def test_the_first_cipher_suite_of_the_client_is_chosen(authority, certificates):
     context = authority.trusting(authority.client, authority.client_key, version=V2)
     context.set_ciphers("ECDHE-ECDSA-AES128-GCM-SHA256:ECDHE-ECDSA-AES256-GCM-SHA384")
     facts = Pair(certificates, type(authority.client_tls())(context)).shake_hands().server.facts()
@@ -118,7 +118,7 @@ def test_of_the_suites_a_client_offers_its_first_is_taken(authority, certificate
 
 
 @pytest.mark.parametrize("noise", [b"  V2NOP\nNOP\nNOP\n", b"GET / HTTP/1.1\r\n\r\n", bytes(100), b"\xff" * 100])
-def test_what_is_no_handshake_is_refused_with_an_alert(certificates, noise):
+def test_bytes_that_are_no_handshake_are_refused_with_an_alert(certificates, noise):
     server = certificates.make_tls()
     with pytest.raises(TlsError, match="^tls: "):
         server.shake_hands(noise)
@@ -132,13 +132,13 @@ def test_any_bytes_are_a_handshake_or_none(authority, noise):
         assert not server.shake_hands(noise)
 
 
-def test_garbage_inside_the_stream_is_refused_and_what_came_before_it_is_not(pair):
+def test_garbage_in_the_stream_is_refused_and_the_bytes_before_it_are_decoded(pair):
     pieces = pair.server.decode(pair.client.encode(b"NOP\n") + b"garbage, certainly" * 10)
     assert next(pieces) == b"NOP\n"
     with pytest.raises(TlsError):
         next(pieces)
     assert pair.server.owed
-    alert = pair.server.encode(b"nobody hears this")
+    alert = pair.server.encode(b"not received")
     assert len(alert) < 60
     assert pair.server.encode(b"nor this") == b""
 
@@ -158,7 +158,7 @@ def test_the_end_of_the_clients_stream_is_an_empty_piece(pair):
 
 
 @pytest.mark.parametrize("version", [V2, V3])
-def test_a_policy_takes_whom_it_says(authority, policy, certificates, version):
+def test_a_policy_accepts_the_clients_it_names(authority, policy, certificates, version):
     for shown, taken in (
         ((), policy == "none"),
         ((authority.stranger,), policy != "require-verify"),
@@ -175,7 +175,7 @@ def test_a_policy_takes_whom_it_says(authority, policy, certificates, version):
             pair.client_hears(pair.server.encode(b""))
 
 
-def test_nobody_renegotiates(authority, certificates):
+def test_renegotiation_is_refused(authority, certificates):
     context = SSL.Context(SSL.TLS_CLIENT_METHOD)
     context.set_max_proto_version(SSL.TLS1_2_VERSION)
     context.use_certificate_file(str(authority.client))
@@ -199,5 +199,45 @@ def test_nobody_renegotiates(authority, certificates):
         client.do_handshake()
 
 
-def test_only_who_asks_any_client_for_a_certificate_pays_for_it(certificates, policy):
+def test_only_the_policy_require_loads_pyopenssl(certificates, policy):
     assert isinstance(certificates.make_tls(), LenientTls) == (policy == "require")
+
+
+@pytest.mark.parametrize(
+    ("openssl", "nsq"),
+    [("TLSv1", "TLS1.0"), ("TLSv1.1", "TLS1.1"), ("TLSv1.2", "TLS1.2"), ("TLSv1.3", "TLS1.3"), (None, "Unknown None")],
+)
+def test_versions(openssl, nsq):
+    assert version_name(openssl) == nsq
+
+
+@pytest.mark.parametrize(
+    ("openssl", "nsq"),
+    [
+        ("ECDHE-RSA-AES128-GCM-SHA256", "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"),
+        ("ECDHE-ECDSA-AES256-SHA", "TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA"),
+        ("AES128-SHA", "TLS_RSA_WITH_AES_128_CBC_SHA"),
+        ("TLS_AES_128_GCM_SHA256", "Unknown 4865"),
+        ("TLS_AES_256_GCM_SHA384", "Unknown 4866"),
+        ("ECDHE-ECDSA-AES256-GCM-SHA384", "Unknown 49196"),
+        ("something new", "Unknown 0"),
+    ],
+)
+def test_cipher_suites(openssl, nsq):
+    assert suite_name(openssl) == nsq
+
+
+@pytest.mark.parametrize(
+    ("reason", "detail", "text"),
+    [
+        ("WRONG_VERSION_NUMBER", "", "tls: first record does not look like a TLS handshake"),
+        ("HTTP_REQUEST", "", "tls: first record does not look like a TLS handshake"),
+        ("UNSUPPORTED_PROTOCOL", "", "tls: client offered only unsupported versions"),
+        ("PEER_DID_NOT_RETURN_A_CERTIFICATE", "", "tls: client didn't provide a certificate"),
+        ("CERTIFICATE_VERIFY_FAILED", "expired", "tls: failed to verify certificate: x509: expired"),
+        ("TLSV1_ALERT_UNKNOWN_CA", "", "remote error: tls: unknown ca"),
+        ("DECRYPTION_FAILED_OR_BAD_RECORD_MAC", "", "tls: decryption failed or bad record mac"),
+    ],
+)
+def test_failures(reason, detail, text):
+    assert failure(reason, detail) == text

@@ -11,7 +11,7 @@ import pytest
 
 from nsq_compat.net.certificates import Certificates
 from nsq_compat.protocol.compression import Deflate, Snappy
-from nsq_compat.session.nsqd_limits import NsqdLimits
+from nsq_compat.session.negotiation import NsqdLimits
 
 WAYS = [
     (False, {"deflate": True}),
@@ -60,7 +60,7 @@ def test_the_largest_message_goes_both_ways(server, connects):
         consumer.socket.close()
 
 
-def test_many_messages_in_few_reads_come_once_each_and_in_order(connects):
+def test_many_messages_in_few_reads_arrive_once_and_in_order(connects):
     consumer = connects().subscribes(b"t", b"c", ready=2500)
     producer = connects()
     count = 5000
@@ -80,7 +80,7 @@ def test_bytes_may_come_one_by_one(connects):
     assert [frame.data for frame in client.frames(2)] == [b"OK", b"OK"]
 
 
-def test_a_message_is_there_at_once_whatever_the_codec_would_like_to_gather(connects):
+def test_a_message_arrives_at_once_though_the_codec_would_buffer_it(connects):
     consumer = connects().subscribes(b"t", b"c", ready=100)
     producer = connects()
     for number in range(20):
@@ -97,7 +97,7 @@ def test_heartbeats_and_errors_come_through(connects):
         client.frame()
 
 
-def test_what_stats_show_is_what_was_negotiated(server, connect, authority):
+def test_stats_show_the_negotiated_codecs(server, connect, authority):
     connect().identifies(authority.client_tls(), snappy=True)
     (session,) = server.tcp.sessions
     stats = session.stats()
@@ -105,7 +105,7 @@ def test_what_stats_show_is_what_was_negotiated(server, connect, authority):
     assert stats.tls_cipher_suite.startswith("Unknown 486")
 
 
-def test_a_consumer_that_stops_reading_is_waited_for_and_gets_everything(connects):
+def test_a_consumer_that_pauses_reading_gets_everything(connects):
     consumer = connects().subscribes(b"t", b"c", ready=2500)
     producer = connects()
     body = bytes(range(256)) * 1000
@@ -114,7 +114,7 @@ def test_a_consumer_that_stops_reading_is_waited_for_and_gets_everything(connect
     assert all(frame.data[26:] == body for frame in consumer.frames(20))
 
 
-# --- Whose bytes they are ---------------------------------------------------------------------------------------------
+# --- Bytes sent ahead -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("feature", "codec"), [("deflate", lambda: Deflate(6)), ("snappy", Snappy)])
@@ -156,7 +156,7 @@ def test_commands_may_come_with_the_end_of_the_handshake(connect, authority):
     assert [frame.data for frame in client.frames(2)] == [b"OK", b"OK"]
 
 
-def test_what_a_client_said_before_identify_is_answered_before_it(connect):
+def test_commands_before_identify_are_answered_before_it(connect):
     client = connect().says(pub(b"x") * 3)
     document = b'{"feature_negotiation":true,"deflate":true}'
     client.says(b"IDENTIFY\n" + struct.pack(">i", len(document)) + document)
@@ -171,7 +171,7 @@ def test_what_a_client_said_before_identify_is_answered_before_it(connect):
 
 @pytest.fixture
 def others_are_served(connect):
-    """To be called while or after somebody misbehaves."""
+    """To be called while or after a client misbehaves."""
     other = connect()
     return lambda: other.publishes(b"other", b"x")
 
@@ -184,7 +184,7 @@ def test_garbage_inside_the_stream_ends_that_connection(server, connects, others
     eventually(lambda: len(server.tcp.sessions) == 1)
 
 
-def test_what_came_before_the_garbage_still_happened(server, connects, eventually):
+def test_commands_before_the_garbage_take_effect(server, connects, eventually):
     client = connects()
     client.socket.sendall(client.codecs.encode(pub(b"x") * 3))
     assert client.frames(3)[-1].data == b"OK"
@@ -225,7 +225,7 @@ def test_a_client_that_ends_its_stream_gets_its_replies_and_the_end(connect, aut
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize("line", [b"NOP\n", b"NOP " + b"x" * 16000 + b"\n"], ids=["many lines", "long lines"])
-def test_a_bomb_is_taken_in_small_pieces_and_others_are_served_meanwhile(server, connect, eventually, line):
+def test_a_decompression_bomb_is_decoded_in_small_pieces_while_others_are_served(server, connect, eventually, line):
     other = connect()
     client = connect().identifies(deflate=True)
     size = 30 * MEGABYTE
@@ -251,7 +251,7 @@ def test_a_bomb_is_taken_in_small_pieces_and_others_are_served_meanwhile(server,
     assert max(pieces) <= 1 << 16
 
 
-def test_a_client_that_does_not_read_its_replies_is_read_from_no_more(server, connect, authority):
+def test_nothing_more_is_read_from_a_client_that_does_not_read_its_replies(server, connect, authority):
     client = connect(receive_buffer=4096).identifies(authority.client_tls())
     client.socket.settimeout(0.5)
     sent = 0
@@ -265,7 +265,7 @@ def test_a_client_that_does_not_read_its_replies_is_read_from_no_more(server, co
 @pytest.mark.parametrize(
     "noise", [b"PUB t\n\0\0\0\1x", b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x05noise", bytes(64)]
 )
-def test_no_handshake_where_one_was_promised_is_an_error_in_plain_words(connect, noise, others_are_served):
+def test_a_missing_handshake_gets_an_error_in_plain_text(connect, noise, others_are_served):
     client = connect()
     client.asks_for(tls_v1=True)
     client.says(noise)
@@ -278,7 +278,7 @@ def test_no_handshake_where_one_was_promised_is_an_error_in_plain_words(connect,
     others_are_served()
 
 
-def test_a_handshake_that_stalls_is_ended_in_time(server, connect, authority, monkeypatch, others_are_served):
+def test_a_stalled_handshake_ends_at_its_deadline(server, connect, authority, monkeypatch, others_are_served):
     monkeypatch.setattr("nsq_compat.session.nsqd_session.HANDSHAKE_SECONDS", 0.2)
     client = connect()
     client.asks_for(tls_v1=True)

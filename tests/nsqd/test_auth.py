@@ -20,7 +20,7 @@ import urllib3
 
 from nsq_compat.nsqd.auth import AuthServers
 from nsq_compat.nsqd.http_calls import HttpCalls, client_tls
-from nsq_compat.session.authorization import LARGEST_ANSWER, AuthFailed, Credentials
+from nsq_compat.session.authorization import MAX_ANSWER_BYTES, AuthFailed, Credentials
 from nsq_conformance.auth_server import EVERYTHING, AuthServer
 from nsq_conformance.certificates import Certificates
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
@@ -101,9 +101,9 @@ def test_an_answer_that_is_too_long_is_not_read_to_its_end(long_winded, calls, m
         return body
 
     monkeypatch.setattr(urllib3.HTTPResponse, "read1", counting_read)
-    with pytest.raises(AuthFailed, match=f"more than {LARGEST_ANSWER} bytes"):
+    with pytest.raises(AuthFailed, match=f"more than {MAX_ANSWER_BYTES} bytes"):
         AuthServers([long_winded], "get", calls).authorize(CREDENTIALS)
-    assert LARGEST_ANSWER < sum(sizes) <= LARGEST_ANSWER + 65536
+    assert MAX_ANSWER_BYTES < sum(sizes) <= MAX_ANSWER_BYTES + 65536
 
 
 @pytest.mark.parametrize("method", ["get", "post"])

@@ -244,6 +244,20 @@ def test_a_disk_that_cannot_be_read_drops_nothing(data_path, disk, caplog):
     assert daemon.channel().depth == 1
 
 
+def test_a_long_read_goes_on_soon_and_is_no_error(data_path, caplog):
+    before = data_path.start()
+    before.channel()
+    for _ in range(1200):
+        before.publishes(b"x")
+    data_path.stop(before)
+    daemon = data_path.start()
+    daemon.follows({"max_depth": 1, "when_full": "drop-oldest"})
+    for _ in range(10):
+        daemon.waits(0.01)
+    assert daemon.channel().depth == 1
+    assert "cannot be looked at" not in caplog.text
+
+
 # --- Where ------------------------------------------------------------------------------------------------------------
 
 

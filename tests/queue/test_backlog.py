@@ -1,5 +1,7 @@
 """What a topic or channel has to deliver: the stream, returned frames, deferred ones, and those before a restart."""
 
+from contextlib import suppress
+
 import pytest
 
 from nsq_compat.log.checkpoint import ChannelState, entries_at_once
@@ -62,8 +64,15 @@ def restores(backlog, *messages):
     backlog.restore(ChannelState(0, entries_at_once(named)), 0, shift=0.0)
 
 
+def take(backlog, limit=PLENTY, max_bytes=PLENTY):
+    """Take frames, in as many calls as the log needs."""
+    while True:
+        with suppress(BlockingIOError):
+            return backlog.take(limit, max_bytes)
+
+
 def taken(backlog, limit=PLENTY, max_bytes=PLENTY):
-    return [body(each) for each in backlog.take(limit, max_bytes)]
+    return [body(each) for each in take(backlog, limit, max_bytes)]
 
 
 def all_of(backlog):
@@ -228,6 +237,31 @@ def test_only_the_ids_of_restored_messages_are_in_memory_until_they_are_delivere
     assert [number for number, _ in backlog.state().at_once()] == [message_id(frame(each)) for each in bodies[19:]]
 
 
+def test_few_restored_messages_are_read_at_once_and_the_next_call_goes_on(backlog, log):
+    bodies = [b"%d" % number for number in range(40)]
+    log.holds(*bodies)
+    restores(backlog, *((each, 2) for each in bodies))
+    for asked in (16, 32):
+        with pytest.raises(BlockingIOError):
+            backlog.take(PLENTY, PLENTY)
+        assert (log.asked, len(backlog), backlog.returned_count) == (asked, 40, 0)
+        assert len(list(backlog.state().at_once())) == 40
+    assert [body(each) for each in backlog.take(PLENTY, PLENTY)] == bodies
+    assert (log.asked, len(backlog)) == (40, 0)
+
+
+def test_a_backlog_emptied_between_two_reads_forgets_what_was_read(backlog, log):
+    bodies = [b"%d" % number for number in range(40)]
+    log.holds(*bodies)
+    restores(backlog, *((each, 2) for each in bodies))
+    with pytest.raises(BlockingIOError):
+        backlog.take(PLENTY, PLENTY)
+    backlog.empty()
+    restores(backlog, (b"30", 3))
+    assert taken(backlog) == [b"30"]
+    assert len(backlog) == 0
+
+
 def test_a_message_restored_twice_does_not_block_others(backlog, log):
     log.holds(b"q", b"r", b"s")
     restores(backlog, *((each, 2) for each in (b"q", b"r", b"q", b"s")))
@@ -241,7 +275,7 @@ def test_requeuing_everything_does_not_delay_restored_messages(backlog, log):
     restores(backlog, *((each, 2) for each in bodies))
     seen: set[bytes] = set()
     for _ in range(2000):
-        some = backlog.take(1, PLENTY)
+        some = take(backlog, 1)
         seen.update(map(body, some))
         backlog.put_back(some)
     assert seen == set(bodies)

@@ -703,8 +703,81 @@ def test_a_consumer_that_gets_nothing_because_of_damage_is_woken_again(logging_d
     consumer.awake = True
     while consumer.awake:
         taken += consumer.takes()
+        logging_daemon.waits(0)
     assert taken == [b"a"]
     assert channel.depth == 0
+
+
+def test_a_long_read_after_a_restart_is_done_in_steps_and_is_no_error(data_path, caplog):
+    caplog.set_level("WARNING")
+    before = data_path.start()
+    before.channel()
+    bodies = [b"%d" % number for number in range(1200)]
+    for body in bodies:
+        before.publishes(body)
+    first = before.consumer()
+    assert first.takes(1) == bodies[:1]
+    data_path.stop(before)
+    daemon = data_path.start()
+    first, second = daemon.consumer(), daemon.consumer()
+    assert (first.takes(), second.takes()) == ([], [])
+    assert (first.awake, second.awake) == (False, False), "the next step comes with the next alarm"
+    taken: list[bytes] = []
+    steps = 0
+    while len(taken) < len(bodies):
+        daemon.waits(0)
+        assert first.awake or second.awake or taken
+        steps += not taken
+        taken += first.takes(2500) + second.takes(2500)
+    assert taken == bodies
+    assert steps > 1
+    assert not caplog.records
+    assert daemon.topic().store.log.damaged_records == 0
+
+
+def test_messages_behind_many_deferred_ones_are_found_in_steps_and_none_is_skipped(data_path, caplog):
+    caplog.set_level("WARNING")
+    daemon = data_path.start(mem_queue_size=0)
+    channel = daemon.channel()
+    daemon.publishes(b"first")
+    for _ in range(40):
+        daemon.publishes(bytes(20_000), defer=3600)
+    daemon.publishes(b"last")
+    consumer = daemon.consumer()
+    assert consumer.takes(1) == [b"first"]
+    assert consumer.takes() == []
+    assert (channel.depth, consumer.awake) == (1, False)
+    while not (taken := consumer.takes()):
+        daemon.waits(0)
+        assert consumer.awake
+    assert taken == [b"last"]
+    assert (channel.depth, channel.deferred_count) == (0, 40)
+    assert not caplog.records
+
+
+def test_deferred_messages_of_an_earlier_run_are_searched_for_in_steps(data_path, caplog):
+    caplog.set_level("WARNING")
+    before = data_path.start()
+    before.channel()
+    consumer = before.consumer()
+    for number in range(1200):
+        before.publishes(b"%d" % number)
+    while len(consumer.in_flight) < 10:
+        consumer.takes(10 - len(consumer.in_flight))
+    for number in range(10):
+        consumer.requeues(b"%d" % number, delay=5)
+    data_path.kill(before)
+    daemon = data_path.start()
+    consumer = daemon.consumer()
+    assert daemon.channel().deferred_count == 10
+    caplog.clear()
+    daemon.waits(5)
+    released: list[bytes] = []
+    while len(released) < 1200:
+        released += consumer.takes()
+        daemon.waits(0)
+    assert sorted(released, key=int) == [b"%d" % number for number in range(1200)]
+    assert not caplog.records
 
 
 # --- Control ----------------------------------------------------------------------------------------------------------

@@ -163,7 +163,11 @@ def test_clearing_removes_everything(in_flight, make_frames):
 
 def places(in_flight: InFlight) -> int:
     """What is kept beside the frames themselves: batches and the ids in them."""
-    return sum(1 + len(ids) for _, _, ids in in_flight._batches) + len(in_flight._returned) + len(in_flight._exceptions)
+    return (
+        sum(1 + len(ids) for _, _, ids in in_flight._batches)
+        + len(in_flight._void_places)
+        + len(in_flight._own_deadlines)
+    )
 
 
 def test_messages_finished_long_before_their_deadline_take_no_memory(in_flight, make_frames):

@@ -17,7 +17,7 @@ from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.publish_batch import PublishBatch
 from nsq_compat.queue.stats import ClientStats
 from nsq_compat.session.authorization import Authorize, not_asked
-from nsq_compat.session.nsqd_limits import NsqdLimits
+from nsq_compat.session.negotiation import NsqdLimits
 from nsq_compat.session.nsqd_session import NsqdSession
 
 RESPONSE, ERROR, MESSAGE = 0, 1, 2
@@ -41,7 +41,7 @@ class Received(NamedTuple):
 
 
 class Nsqd:
-    """Serves sessions as net/connection does: asks a session that was woken, or whose time has come, for its bytes.
+    """Serves sessions as net/connection does: sends the bytes of a session that was woken or is due.
 
     Options are the fields of ``NsqdLimits`` and ``QueueLimits``. `now` is monotonic seconds and moves in `waits`.
     """
@@ -83,7 +83,7 @@ class Nsqd:
         self.turns()
 
     def turns(self) -> None:
-        """Let everyone who was woken send, in turn, until all is quiet."""
+        """Let all woken sessions send, in turn, until none is woken."""
         for _ in range(TURNS_AT_MOST):
             while self._ending:
                 self._ending.pop()()
@@ -117,7 +117,7 @@ class Client:
             peer=f"{host}:5000",
             host=host,
             wake=self._wake,
-            drop=self._close,
+            abort=self._close,
             authorize=lambda credentials: nsqd.authorize(credentials),
             publish_batch=nsqd.publish_batch,
             now=nsqd.now,
@@ -221,10 +221,10 @@ class Client:
     def stats(self) -> ClientStats:
         return self.session.stats()
 
-    # --- The shell ----------------------------------------------------------------------------------------------------
+    # --- The connection -----------------------------------------------------------------------------------------------
 
     def next_wakeup(self) -> float:
-        return self.session.next_wakeup() if self.is_open and self.reads else float("inf")
+        return self.session.next_wakeup if self.is_open and self.reads else float("inf")
 
     def flush(self) -> None:
         self.woken = False

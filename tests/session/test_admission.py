@@ -1,10 +1,10 @@
-"""A command's line by itself: what passes, and what is said of what does not, in nsqd's order."""
+"""A command's line by itself: valid lines pass, and errors are found in nsqd's order."""
 
 import pytest
 
 from nsq_compat.protocol.commands import CLOSING, COMMANDS, INIT, SUBSCRIBED
 from nsq_compat.protocol.errors import FatalClientError
-from nsq_compat.session.admission import delay_of, judge
+from nsq_compat.session.admission import check, delay_of
 
 ID = b"0123456789abcdef"
 
@@ -27,9 +27,9 @@ ID = b"0123456789abcdef"
         (b"CLS", SUBSCRIBED),
     ],
 )
-def test_what_is_well_formed_and_in_its_place_is_known(line, state):
+def test_a_valid_command_in_the_right_state_passes(line, state):
     tokens = line.split(b" ")
-    assert judge(tokens, state, heartbeats=True) is COMMANDS[tokens[0]]
+    assert check(tokens, state, heartbeats=True) is COMMANDS[tokens[0]]
 
 
 @pytest.mark.parametrize(
@@ -48,17 +48,17 @@ def test_what_is_well_formed_and_in_its_place_is_known(line, state):
         (b"FIN short", SUBSCRIBED, b"E_INVALID invalid message ID"),
     ],
 )
-def test_the_first_thing_wrong_is_named(line, state, said):
+def test_the_first_error_is_named(line, state, said):
     with pytest.raises(FatalClientError) as refusal:
-        judge(line.split(b" "), state, heartbeats=True)
+        check(line.split(b" "), state, heartbeats=True)
     assert refusal.value.data == said
 
 
 def test_a_client_without_heartbeats_may_not_subscribe():
     with pytest.raises(FatalClientError) as refusal:
-        judge([b"SUB"], INIT, heartbeats=False)
+        check([b"SUB"], INIT, heartbeats=False)
     assert refusal.value.data == b"E_INVALID cannot SUB with heartbeats disabled"
-    judge([b"PUB", b"t"], INIT, heartbeats=False)
+    check([b"PUB", b"t"], INIT, heartbeats=False)
 
 
 @pytest.mark.parametrize(("raw", "delay"), [(b"0", 0), (b"", 0), (b"1500", 1.5), (b"60000", 60)])

@@ -1,4 +1,4 @@
-"""FIN, REQ and TOUCH: whose message it is, what becomes of it, and when it comes back."""
+"""FIN, REQ and TOUCH: which consumer may send them, their effect, and when a message returns."""
 
 import random
 
@@ -27,11 +27,11 @@ def failed(name, message_id, reason):
     return b"E_%b_FAILED %b %b failed %b" % (name, name, message_id, reason)
 
 
-# --- Whose it is ------------------------------------------------------------------------------------------------------
+# --- Which consumer ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "delay"), ANSWERS)
-def test_only_the_consumer_that_has_a_message_can_answer_it(producer, patient, other, name, delay):
+def test_only_the_consumer_of_a_message_can_finish_it(producer, patient, other, name, delay):
     producer.publishes(b"one")
     message_id = patient.id_of(b"one")
     other.says(b"%b %b%b\n" % (name, message_id, delay)).hears(failed(name, message_id, NOT_OWNER)).and_stays()
@@ -39,7 +39,7 @@ def test_only_the_consumer_that_has_a_message_can_answer_it(producer, patient, o
 
 
 @pytest.mark.parametrize(("name", "delay"), ANSWERS)
-def test_a_finished_message_can_not_be_answered_again(producer, patient, name, delay):
+def test_a_finished_message_cannot_be_finished_again(producer, patient, name, delay):
     producer.publishes(b"one")
     message_id = patient.id_of(b"one")
     patient.hears(b"one").says(b"FIN %b\n" % message_id).hears()
@@ -73,7 +73,7 @@ def test_a_run_of_fins_finishes_what_it_can_and_names_the_rest_in_order(producer
     assert patient.stats.finish_count == 3
 
 
-def test_a_message_delivered_elsewhere_after_its_timeout_belongs_there(nsqd, producer, patient, other):
+def test_a_message_belongs_to_the_consumer_of_its_last_delivery(nsqd, producer, patient, other):
     producer.publishes(b"one")
     message_id = patient.id_of(b"one")
     patient.hears(b"one").says(b"RDY 0\n")
@@ -124,7 +124,7 @@ def test_a_timeout_makes_room(nsqd, producer):
     assert nsqd.broker.topics["t"].channels["c"].depth == 1
 
 
-def test_unless_told_otherwise_a_message_times_out_after_what_the_daemon_says(make_nsqd):
+def test_by_default_a_message_times_out_after_the_daemons_msg_timeout(make_nsqd):
     nsqd = make_nsqd(msg_timeout_ms=3000)
     consumer, producer = nsqd.connect().subscribes(ready=1), nsqd.connect()
     producer.publishes(b"one")
@@ -153,7 +153,7 @@ def test_a_message_requeued_without_delay_goes_to_the_end(producer, consumer):
     consumer.says(b"FIN %b\n" % consumer.id_of(b"three")).hears(b"one")
 
 
-def test_a_message_requeued_with_a_delay_comes_when_its_time_has_come(nsqd, producer, patient):
+def test_a_message_requeued_with_a_delay_is_delivered_after_it(nsqd, producer, patient):
     producer.publishes(b"one")
     patient.hears(b"one").says(b"REQ %b 500\n" % patient.id_of(b"one"))
     assert nsqd.broker.topics["t"].channels["c"].deferred_count == 1
@@ -214,7 +214,7 @@ def test_a_touch_gives_the_whole_timeout_again(nsqd, producer, patient):
     patient.hears(b"one")
 
 
-def test_touches_end_at_the_greatest_timeout_there_is(make_nsqd):
+def test_touches_do_not_exceed_the_maximum_timeout(make_nsqd):
     nsqd = make_nsqd(max_msg_timeout=4.0, max_msg_timeout_ms=4000)
     consumer = nsqd.connect().identifies(msg_timeout=2000).hears(b"OK").subscribes(ready=1)
     nsqd.connect().publishes(b"one")
@@ -239,7 +239,7 @@ def test_a_touched_message_can_be_finished_and_requeued(nsqd, producer, patient)
     assert [message.attempts for message in patient.received] == [1, 1, 2, 3]
 
 
-def test_a_consumer_that_is_gone_cannot_be_helped_by_the_touches_it_made(nsqd, producer, patient, other):
+def test_messages_of_a_disconnected_consumer_time_out_in_spite_of_touches(nsqd, producer, patient, other):
     producer.publishes(b"one")
     nsqd.waits(1)
     patient.hears(b"one").says(b"TOUCH %b\n" % patient.id_of(b"one")).disconnects()
@@ -274,7 +274,7 @@ def test_the_time_from_publish_to_fin_is_measured(watching):
     assert (quantile, value) == (1.0, pytest.approx(2e9, rel=0.01))
 
 
-def test_a_fin_that_fails_or_is_said_twice_says_nothing_about_time(watching):
+def test_failed_and_repeated_fins_are_not_measured(watching):
     consumer = watching.connect().subscribes(ready=10)
     watching.connect().publishes(b"one")
     consumer.hears(b"one")
@@ -282,7 +282,7 @@ def test_a_fin_that_fails_or_is_said_twice_says_nothing_about_time(watching):
     assert latency_of(watching).count == 1
 
 
-def test_what_is_requeued_or_not_drawn_is_not_finished(watching, monkeypatch):
+def test_requeued_and_unsampled_messages_are_not_measured(watching, monkeypatch):
     sampling = watching.connect().identifies(sample_rate=50).hears(b"OK").subscribes(ready=10)
     monkeypatch.setattr(random, "randrange", lambda _: 99)
     watching.connect().publishes(b"one")

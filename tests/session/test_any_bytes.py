@@ -135,7 +135,7 @@ def test_noise_in_place_of_the_magic_is_harmless(make_nsqd, data, positions):
 def test_the_same_bytes_in_any_cut_get_the_same_replies(make_nsqd, data, positions):
     """Each piece is answered before the next comes; messages come when there is a chance, so they are left out."""
     whole, pieces = (make_nsqd(**SMALL).connect() for _ in range(2))
-    # Nobody is ready for messages, so that none of them can be answered in one conversation and not in the other.
+    # No client is ready for messages, so that none of them can be answered in one conversation and not in the other.
     data = data.replace(b"RDY", b"NOP")
     whole.says(data)
     pieces.says(b"", *cut(data, positions))
@@ -203,7 +203,7 @@ events = st.one_of(
 
 
 @given(st.lists(events, max_size=40), st.sampled_from([0, 0, 50]), st.booleans())
-def test_nobody_who_is_ready_is_left_waiting_while_there_is_something(make_nsqd, steps, sample_rate, topology_aware):
+def test_no_ready_consumer_waits_while_there_are_messages(make_nsqd, steps, sample_rate, topology_aware):
     nsqd = make_nsqd(max_rdy_count=20, topology_aware=topology_aware, topology_zone="z", topology_region="r")
     clients = [nsqd.connect() for _ in range(3)]
     for client, place in zip(clients, ({"topology_zone": "z"}, {"topology_region": "r"}, {}), strict=True):

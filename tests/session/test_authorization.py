@@ -1,4 +1,4 @@
-"""An auth server's answer, and what it lets a client do: by itself first, then in conversations."""
+"""An auth server's answer and the permissions in it: by itself first, then in conversations."""
 
 import contextlib
 import json
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from nsq_compat.protocol import commands as table
 from nsq_compat.protocol.errors import FatalClientError
 from nsq_compat.session.authorization import Access, AuthFailed, Credentials, Grants, read_answer
-from nsq_compat.session.upgrade import TlsFacts
+from nsq_compat.session.conversation import TlsFacts
 
 NOW = 1000.0
 ALL = {"topic": ".*", "channels": [".*"], "permissions": ["subscribe", "publish"]}
@@ -54,7 +54,7 @@ def test_a_ttl_of_any_length_is_taken():
         (answer({**ALL, "channels": ["ok", r"(a)\1"]}), "unable to compile channel"),
     ],
 )
-def test_what_nsq_does_not_take_is_refused(body, why):
+def test_an_answer_that_nsq_refuses_is_refused(body, why):
     with pytest.raises(AuthFailed) as caught:
         read_answer(body, NOW)
     assert why in str(caught.value)
@@ -173,7 +173,7 @@ DPUB = b"DPUB t 0\n\0\0\0\1x"
 MPUB = b"MPUB t\n\0\0\0\x09\0\0\0\1\0\0\0\1x"
 
 
-def test_auth_is_answered_with_who_the_client_is(client, server):
+def test_the_reply_to_auth_has_the_clients_identity(client, server):
     server.answers = [answer(ALL, ALL, identity="<me>", identity_url="http://me")]
     client.says_with_body(b"AUTH", b"s3\ncret")
     client.hears(rb'{"identity":"\u003cme\u003e","identity_url":"http://me","permission_count":2}').and_stays()
@@ -199,15 +199,15 @@ def test_identify_says_whether_auth_is_required(nsqd, make_nsqd):
         assert b'"auth_required":' + required in client.bytes_heard
 
 
-def test_where_there_is_no_auth_server_auth_is_an_error(make_nsqd):
+def test_without_auth_servers_auth_is_an_error(make_nsqd):
     make_nsqd().connect().says_with_body(b"AUTH", b"s").hears(b"E_AUTH_DISABLED AUTH disabled").and_is_closed()
 
 
-def test_who_has_authed_may_not_again(authed):
+def test_a_second_auth_is_an_error(authed):
     authed.says_with_body(b"AUTH", b"s").hears(b"E_INVALID AUTH already set").and_is_closed()
 
 
-def test_why_asking_failed_is_in_the_log_alone(client, server, caplog):
+def test_the_reason_of_a_failed_request_is_only_in_the_log(client, server, caplog):
     server.answers = [AuthFailed("failed to auth against 10.0.0.1:80 - timeout")]
     client.says_with_body(b"AUTH", b"s3cret").hears(b"E_AUTH_FAILED AUTH failed").and_is_closed()
     assert "PROTOCOL(V2): [127.0.0.1:5000] AUTH failed failed to auth against 10.0.0.1:80 - timeout" in caplog.messages
@@ -225,12 +225,12 @@ def test_nothing_goes_before_auth(nsqd, client, command, name):
     assert not nsqd.broker.topics
 
 
-def test_what_needs_no_permission_goes_before_auth(client):
+def test_commands_without_permission_are_allowed_before_auth(client):
     client.says(b"NOP\n").identifies().hears(b"OK").and_stays()
 
 
 @pytest.mark.parametrize("command", [PUB, DPUB, MPUB, b"SUB t c\n"])
-def test_who_may_does(authed, command):
+def test_a_permitted_command_is_executed(authed, command):
     authed.says(command).hears(b"OK").and_stays()
 
 
@@ -238,20 +238,20 @@ def test_who_may_does(authed, command):
     ("command", "name", "channel"),
     [(PUB, b"PUB", b""), (DPUB, b"DPUB", b""), (MPUB, b"MPUB", b""), (b"SUB t c\n", b"SUB", b"c")],
 )
-def test_who_may_not_is_told_what_and_goes(nsqd, client, server, command, name, channel):
+def test_a_forbidden_command_gets_an_error_and_a_close(nsqd, client, server, command, name, channel):
     server.answers = [answer({**ALL, "topic": "^other$"})]
     client.says_with_body(b"AUTH", b"s").hears_anything()
     client.says(command).hears(b'E_UNAUTHORIZED AUTH failed for %b on "t" "%b"' % (name, channel)).and_is_closed()
     assert not nsqd.broker.topics
 
 
-def test_mpub_alone_is_judged_before_its_body_comes(client, authed, nsqd, server):
+def test_only_mpub_is_checked_before_its_body_is_received(client, authed, nsqd, server):
     stranger = nsqd.connect()
     stranger.says(b"MPUB t\n").hears(b"E_AUTH_FIRST AUTH required before MPUB").and_is_closed()
     nsqd.connect().says(b"PUB t\n").hears().and_stays()
 
 
-def test_a_run_of_publishes_is_judged_once_and_ends_at_the_first_no(client, server):
+def test_a_run_of_publishes_ends_at_the_first_refusal(client, server):
     server.answers = [answer({**ALL, "topic": "^t$"})]
     client.says_with_body(b"AUTH", b"s").hears_anything()
     client.says(PUB * 3 + b"PUB u\n\0\0\0\1x" + PUB)
@@ -284,7 +284,7 @@ def test_a_new_answer_may_not_come(nsqd, authed, server):
     authed.says(PUB).hears(b"E_AUTH_FAILED AUTH failed").and_is_closed()
 
 
-def test_a_consumer_is_not_judged_again(nsqd, authed, server):
+def test_a_consumer_is_not_checked_again(nsqd, authed, server):
     authed.subscribes(ready=10)
     for _ in range(5):
         nsqd.waits(20)
@@ -309,7 +309,7 @@ def test_a_slow_auth_server_is_not_held_against_the_client(nsqd, client, server)
     client.and_is_closed()
 
 
-def test_what_was_said_before_is_answered_before_the_auth_server_is(nsqd, client, server):
+def test_earlier_commands_are_answered_before_the_auth_server_answers(nsqd, client, server):
     heard: list[bytes] = []
 
     def ask(credentials):
@@ -339,7 +339,7 @@ def test_time_to_send_a_body_is_not_spent_on_asking(nsqd, authed, server):
     authed.and_is_closed()
 
 
-def test_what_was_published_behind_a_slow_answer_is_dated_after_it(nsqd, authed, server):
+def test_messages_published_after_a_slow_auth_have_a_timestamp_after_it(nsqd, authed, server):
     authed.subscribes(ready=1)
     server.takes, server.answers = 3.0, [answer(ALL)]
     begun = nsqd.now_ns

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from nsq_compat.session.nsqd_session import COMMANDS_AT_ONCE
+from nsq_compat.session.nsqd_session import MAX_COMMANDS
 
 BAD_FIN = b"FIN 0123456789abcdef\n"
 
@@ -18,7 +18,7 @@ def test_a_read_full_of_small_commands_is_executed_in_parts(nsqd, line):
     while client.session.has_unread:
         client.session.read_on(nsqd.now, nsqd.now_ns)
         calls += 1
-    assert calls >= 1000 / COMMANDS_AT_ONCE
+    assert calls >= 1000 / MAX_COMMANDS
 
 
 def test_a_read_full_of_dpubs_is_executed_in_smaller_parts(nsqd):
@@ -29,7 +29,7 @@ def test_a_read_full_of_dpubs_is_executed_in_smaller_parts(nsqd):
         client.session.read_on(nsqd.now, nsqd.now_ns)
         published.append(nsqd.broker.topic("t").message_count)
     assert published[-1] == 1000
-    assert max(after - before for before, after in pairwise([0, *published])) <= COMMANDS_AT_ONCE / 4
+    assert max(after - before for before, after in pairwise([0, *published])) <= MAX_COMMANDS / 4
 
 
 def test_fins_that_are_refused_count_one_by_one(nsqd):
@@ -39,7 +39,7 @@ def test_fins_that_are_refused_count_one_by_one(nsqd):
     assert client.session.owed_replies < 300 * 60
 
 
-def test_a_client_that_is_gone_has_nothing_left_to_execute(nsqd):
+def test_commands_of_a_closed_client_are_not_executed(nsqd):
     client = nsqd.connect()
     client.session.receive_data(b"NOP\n" * 1000, nsqd.now, nsqd.now_ns)
     client.session.closed()

@@ -1,4 +1,4 @@
-"""What a client did wrong, told word for word: clients and logs hold these texts."""
+"""The exact texts of errors, which clients match and logs contain."""
 
 import pytest
 
@@ -186,7 +186,7 @@ def test_a_mistake_is_answered_however_its_bytes_come_in(client, said, heard):
 
 @pytest.mark.parametrize("name", [b"FIN", b"TOUCH", b"REQ"])
 @pytest.mark.parametrize("leaving", [False, True])
-def test_answering_a_message_that_is_not_in_flight_is_forgiven(consumer, name, leaving):
+def test_an_error_about_a_message_that_is_not_in_flight_is_not_fatal(consumer, name, leaving):
     if leaving:
         consumer.says(b"CLS\n").hears(b"CLOSE_WAIT")
     delay = b" 0" if name == b"REQ" else b""
@@ -202,7 +202,7 @@ def test_an_id_is_echoed_as_it_came(consumer):
     )  # fmt: skip
 
 
-def test_what_came_before_a_mistake_has_happened_and_what_comes_behind_it_has_not(nsqd):
+def test_commands_before_an_error_take_effect_and_those_after_it_do_not(nsqd):
     client = nsqd.connect()
     client.says(b"PUB t\n\0\0\0\1aPUB t\n\0\0\0\1bPUB t\n\0\0\0\0PUB t\n\0\0\0\1c").hears(
         b"OK", b"OK", b"E_BAD_MESSAGE PUB invalid message body size 0"
@@ -218,7 +218,7 @@ def test_a_name_too_long_to_be_one_is_quoted_whole(client):
     ).and_is_closed()
 
 
-def test_a_topic_that_ends_refuses_to_be_published_to(nsqd, build):
+def test_an_exiting_topic_refuses_publishes(nsqd, build):
     producer = nsqd.connect()
     producer.publishes(b"one")
     nsqd.broker.close()

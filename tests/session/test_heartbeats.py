@@ -77,14 +77,14 @@ def test_the_deadline_counts_from_the_end_of_the_command_before(nsqd, client):
     client.and_stays()
 
 
-def test_without_heartbeats_nsqd_waits_forever_and_lets_nobody_subscribe(nsqd):
+def test_without_heartbeats_nsqd_waits_forever_and_refuses_sub(nsqd):
     client = nsqd.connect().identifies(heartbeat_interval=-1).hears(b"OK")
     nsqd.waits(1_000_000)
     client.hears().and_stays().publishes(b"still here")
     client.says(b"SUB t c\n").hears(b"E_INVALID cannot SUB with heartbeats disabled").and_is_closed()
 
 
-def test_the_bar_on_subscribing_comes_before_its_parameters(nsqd):
+def test_sub_without_heartbeats_is_refused_before_its_parameters_are_checked(nsqd):
     client = nsqd.connect().identifies(heartbeat_interval=-1).hears(b"OK")
     client.says(b"SUB\n").hears(b"E_INVALID cannot SUB with heartbeats disabled").and_is_closed()
 

@@ -23,7 +23,7 @@ def test_without_feature_negotiation_the_answer_is_ok(client):
     client.identifies(feature_negotiation=False, tls_v1=True, snappy=True, deflate=True).hears(b"OK").and_stays()
 
 
-def test_who_negotiates_hears_what_holds_in_the_order_of_nsqd(client):
+def test_the_reply_to_a_negotiation_has_nsqds_fields_in_order(client):
     answer = answer_to(client)
     assert list(answer) == KEYS
     assert answer == {
@@ -108,27 +108,27 @@ def test_the_first_wrong_field_in_the_order_of_nsqd_is_named(nsqd):
 
 
 @pytest.mark.parametrize("document", [b"[]", b"1", b'"x"', b"{", b"{}x", b"", b'{"msg_timeout": "1000"}', b"\xff"])
-def test_what_is_not_an_object_of_the_right_types_cannot_be_decoded(client, document):
+def test_a_body_that_is_not_an_object_of_the_right_types_is_refused(client, document):
     said = b"E_BAD_BODY IDENTIFY failed to decode JSON body" if document else b"E_BAD_BODY IDENTIFY invalid body size 0"
     client.says_with_body(b"IDENTIFY", document).hears(said).and_is_closed()
 
 
 @pytest.mark.parametrize("document", [b"null", b"{}", b' {"unknown": [1, {"a": 2}]} ', b'{"msg_timeout": null}'])
-def test_what_says_nothing_is_fine(client, document):
+def test_an_identify_without_fields_is_accepted(client, document):
     client.says_with_body(b"IDENTIFY", document).hears(b"OK").and_stays()
 
 
 # --- What the client is called ----------------------------------------------------------------------------------------
 
 
-def test_a_client_is_its_host_until_it_says_otherwise(nsqd):
+def test_by_default_a_client_is_named_by_its_host(nsqd):
     client = nsqd.connect(host="10.0.0.7")
     assert (client.stats.client_id, client.stats.hostname, client.stats.user_agent) == ("10.0.0.7", "10.0.0.7", "")
     client.identifies(client_id="me", hostname="mine", user_agent="mine/1.0")
     assert (client.stats.client_id, client.stats.hostname, client.stats.user_agent) == ("me", "mine", "mine/1.0")
 
 
-def test_what_an_identify_leaves_out_is_blank_afterwards(client):
+def test_fields_missing_in_an_identify_are_blank_afterwards(client):
     client.identifies(client_id="me", hostname="mine", user_agent="mine/1.0", topology_zone="z", topology_region="r")
     client.identifies()
     stats = client.stats

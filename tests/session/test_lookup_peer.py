@@ -189,14 +189,14 @@ def test_a_topic_deleted_before_its_turn_is_not_registered(nsqd):
 
 def test_it_pings_every_fifteen_seconds_also_between_other_commands(nsqd):
     nsqd.is_registered()
-    assert nsqd.session.next_wakeup() == 100.0 + PING_SECONDS
+    assert nsqd.session.next_wakeup == 100.0 + PING_SECONDS
     assert nsqd.waits(PING_SECONDS - 1) == b""
     nsqd.broker.topic("orders")
     assert nsqd.says() == b"REGISTER orders\n"
     assert nsqd.hears(OK) == b""
     assert nsqd.waits(1) == b"PING\n"
     assert nsqd.hears(OK) == b""
-    assert nsqd.session.next_wakeup() == 100.0 + 2 * PING_SECONDS
+    assert nsqd.session.next_wakeup == 100.0 + 2 * PING_SECONDS
 
 
 def test_it_pings_on_request(nsqd):

@@ -43,7 +43,7 @@ class Nsqlookupd:
     def waits(self, seconds: float) -> None:
         self.now += seconds
         for client in self.clients:
-            if client.session.next_wakeup() <= self.now:
+            if client.session.next_wakeup <= self.now:
                 client.flush()
 
     def found(self, topic: str) -> list[str]:

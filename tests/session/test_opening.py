@@ -29,7 +29,7 @@ def test_an_end_before_the_magic_is_complete_needs_no_answer(nsqd, opening):
     nsqd.connect(opening).stops_sending().hears().and_is_closed()
 
 
-def test_who_never_says_the_magic_hears_no_heartbeat_and_is_closed_in_the_end(nsqd):
+def test_a_client_without_a_magic_gets_no_heartbeat_and_is_closed(nsqd):
     client = nsqd.connect(b"  V")
     nsqd.waits(59.9)
     client.hears().and_stays()
@@ -55,7 +55,7 @@ def test_a_carriage_return_before_an_empty_line_belongs_to_the_body(client):
     client.says(b"PUB t\n\0\0\0\2a\r\n").hears(b"OK", b"E_INVALID invalid command ").and_is_closed()
 
 
-def test_parameters_nobody_asked_for_are_ignored(client):
+def test_surplus_parameters_are_ignored(client):
     client.says(b"NOP one two\n").hears()
     client.says(b"PUB t spare\n\0\0\0\1a").hears(b"OK")
     client.says(b"DPUB t 0 spare\n\0\0\0\1a").hears(b"OK")
@@ -86,11 +86,11 @@ def test_the_length_of_a_line_says_nothing_about_a_body(client, build):
     client.says_with_body(b"PUB t", b"x" * 100_000).hears(b"OK")
 
 
-def test_who_stops_sending_still_gets_what_is_owed(client):
+def test_a_client_that_stops_sending_gets_its_replies(client):
     client.says(b"PUB t\n\0\0\0\1aNO").stops_sending().hears(b"OK").and_is_closed()
 
 
-def test_nothing_is_heard_of_what_comes_after_the_end(client):
+def test_commands_after_the_close_get_no_reply(client):
     client.says(b"WRONG\n").hears(b"E_INVALID invalid command WRONG").and_is_closed()
     client.session.receive_data(b"PUB t\n\0\0\0\1a", 2000.0, 0)
     client.session.end_of_input()

@@ -1,4 +1,4 @@
-"""What clients notice of policies, as bytes."""
+"""Effects of policies on clients, as bytes."""
 
 import pytest
 
@@ -41,7 +41,7 @@ def test_a_full_channel_refuses_as_nsqd_refuses_when_it_cannot_publish(nsqd, enf
     producer.says(command).hears(code + b" failed channel t:c is full (max_depth)").and_is_closed()
 
 
-def test_a_rate_is_kept_without_anybody_asking_again(nsqd, enforcer, producer):
+def test_a_rate_is_kept_without_further_requests(nsqd, enforcer, producer):
     enforcer.apply(Policies([{"max_rate": 10, "burst": 1}]))
     consumer = nsqd.connect().subscribes(ready=100)
     producer.publishes(*[b"%d" % number for number in range(20)])
@@ -50,7 +50,7 @@ def test_a_rate_is_kept_without_anybody_asking_again(nsqd, enforcer, producer):
     consumer.hears(b"1", b"2", b"3", b"4", b"5")
 
 
-def test_a_rate_is_shared_by_those_who_are_ready(nsqd, enforcer, producer):
+def test_ready_consumers_share_a_rate(nsqd, enforcer, producer):
     enforcer.apply(Policies([{"max_rate": 10, "burst": 1}]))
     one, other = (nsqd.connect().subscribes(ready=100) for _ in range(2))
     producer.publishes(*[b"%d" % number for number in range(50)])

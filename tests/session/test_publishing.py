@@ -1,4 +1,4 @@
-"""PUB, MPUB and DPUB: who may, what is answered, what arrives."""
+"""PUB, MPUB and DPUB: their replies, and the messages that arrive."""
 
 import pytest
 
@@ -85,7 +85,7 @@ def test_names_may_be_odd_within_the_rule(producer, name):
 # --- Later ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_deferred_message_comes_when_its_time_has_come(nsqd, producer, consumer):
+def test_a_deferred_message_is_delivered_after_its_delay(nsqd, producer, consumer):
     consumer.says(b"RDY 10\n")
     producer.says(b"DPUB t 1500\n\0\0\0\5later").hears(b"OK")
     nsqd.waits(1.499)
@@ -131,7 +131,7 @@ def test_a_closing_consumer_may_publish(client):
     client.says(b"DPUB t 1\n\0\0\0\1a").hears(b"OK")
 
 
-def test_what_a_client_has_published_is_counted_by_topic(producer, build):
+def test_published_messages_are_counted_by_topic(producer, build):
     assert not producer.session.has_published
     producer.publishes(b"1", b"2", topic=b"b")
     producer.says(build.mpub([b"3", b"4", b"5"], b"a")).hears(b"OK")
@@ -140,7 +140,7 @@ def test_what_a_client_has_published_is_counted_by_topic(producer, build):
     assert producer.stats.pub_counts == (("a", 3), ("b", 3))
 
 
-def test_what_was_refused_is_not_counted(producer):
+def test_refused_messages_are_not_counted(producer):
     producer.says(b"PUB t\n\0\0\0\0")
     assert not producer.session.has_published
 
@@ -173,7 +173,7 @@ def two_known(nsqd, producer):
     return producer.publishes(b"before"), other.publishes(b"before")
 
 
-def test_producers_of_one_turn_are_answered_when_it_ends(nsqd, two_known, build):
+def test_producers_in_one_iteration_get_their_replies_at_its_end(nsqd, two_known, build):
     one, two = two_known
     one.says_at_once(b"PUB t\n" + build.sized(b"one"))
     two.says_at_once(b"PUB t\n" + build.sized(b"two"))
@@ -197,7 +197,7 @@ def test_an_mpub_that_was_posted_has_one_answer(nsqd, two_known, build, consumer
     consumer.hears(b"one", b"two", b"six")
 
 
-def test_what_a_producer_asks_for_behind_its_post_comes_after_it(nsqd, two_known, build):
+def test_commands_after_a_post_take_effect_after_it(nsqd, two_known, build):
     one, two = two_known
     two.says_at_once(b"PUB t\n" + build.sized(b"two"))
     one.says_at_once(b"PUB t\n" + build.sized(b"one"), b"PUB other\n" + build.sized(b"x"), b"PUB bad!\n")
@@ -207,7 +207,7 @@ def test_what_a_producer_asks_for_behind_its_post_comes_after_it(nsqd, two_known
     assert nsqd.broker.topics["t"].message_count == 4
 
 
-def test_a_producer_that_leaves_behind_its_post_has_published(nsqd, two_known, build):
+def test_the_post_of_a_producer_that_leaves_is_published(nsqd, two_known, build):
     one, two = two_known
     two.says_at_once(b"PUB t\n" + build.sized(b"two"))
     one.says_at_once(b"PUB t\n" + build.sized(b"one"))
@@ -228,7 +228,7 @@ def test_a_post_to_a_topic_that_ends_meanwhile_fails_as_a_pub_does(nsqd, two_kno
     two.hears(b"E_PUB_FAILED PUB failed exiting").and_is_closed()
 
 
-def test_what_comes_behind_a_post_that_fails_never_happened(nsqd, two_known, build):
+def test_commands_after_a_failed_post_do_not_take_effect(nsqd, two_known, build):
     one, two = two_known
     two.says_at_once(b"PUB t\n" + build.sized(b"two"))
     one.says_at_once(b"PUB t\n" + build.sized(b"one"))
@@ -268,7 +268,7 @@ def test_another_answer_comes_behind_it(nsqd, alone, build):
     alone.hears(b"OK", b"OK", b"CLOSE_WAIT")
 
 
-def test_who_stops_sending_is_answered(alone, build):
+def test_a_producer_that_stops_sending_gets_its_reply(alone, build):
     alone.says_at_once(b"PUB t\n" + build.sized(b"one"))
     alone.stops_sending().hears(b"OK").and_is_closed()
 

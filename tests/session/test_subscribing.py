@@ -19,7 +19,7 @@ def test_rdy_is_a_ceiling_for_what_is_in_flight_and_does_not_count_down(producer
     consumer.says(b"FIN %b\n" % consumer.id_of(b"five")).hears(b"six")
 
 
-def test_a_message_that_leaves_by_any_door_makes_room(nsqd, producer, consumer):
+def test_a_finished_requeued_or_timed_out_message_makes_room(nsqd, producer, consumer):
     producer.publishes(b"one", b"two")
     consumer.says(b"RDY 1\n").hears(b"one")
     consumer.says(b"REQ %b 1000\n" % consumer.id_of(b"one")).hears(b"two")
@@ -89,7 +89,7 @@ def test_consumers_beyond_the_limit_are_refused(make_nsqd):
     refusal = b"E_SUB_FAILED SUB failed consumers for t:c exceeds limit of 2"
     nsqd.connect().says(b"SUB t c\n").hears(refusal).and_is_closed()
     nsqd.connect().subscribes(channel=b"other")
-    # Who is closing still has its place, who is gone has not.
+    # A closing consumer still counts, a disconnected one does not.
     first.says(b"CLS\n").hears(b"CLOSE_WAIT")
     nsqd.connect().says(b"SUB t c\n").hears(refusal).and_is_closed()
     second.disconnects()
@@ -142,7 +142,7 @@ def test_cls_takes_effect_before_what_is_published_behind_it(client):
 # --- Leaving ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_a_gone_consumer_had_in_flight_comes_back_when_it_times_out(nsqd, producer):
+def test_messages_of_a_disconnected_consumer_return_when_they_time_out(nsqd, producer):
     gone = nsqd.connect().identifies(msg_timeout=10_000).hears(b"OK").subscribes(ready=10)
     other = nsqd.connect().subscribes()
     producer.publishes(b"one", b"two")
@@ -168,7 +168,7 @@ def test_a_consumer_that_is_refused_loses_what_it_had_in_flight_only_after_the_t
     other.hears(b"one")
 
 
-def test_a_consumer_is_gone_from_its_channel_when_it_disconnects(nsqd, consumer):
+def test_a_consumer_leaves_its_channel_when_it_disconnects(nsqd, consumer):
     channel = nsqd.broker.topics["t"].channels["c"]
     assert len(channel.consumers) == 1
     consumer.disconnects()
@@ -285,7 +285,7 @@ def test_deleting_a_topic_drops_its_consumers_and_leaves_producers_alone(nsqd, p
 
 
 @pytest.mark.interpreted
-def test_answers_to_a_channel_that_is_gone_are_not_an_accident(nsqd, producer):
+def test_fins_for_a_deleted_channel_are_not_an_internal_error(nsqd, producer):
     consumer = nsqd.connect().subscribes(ready=10)
     producer.publishes(b"one", b"two", b"three")
     # Read in the turn in which the channel goes, before the connection is closed.
@@ -306,7 +306,7 @@ def test_a_sample_of_99_percent_is_everything(nsqd, producer):
     assert len(consumer.bodies()) == 500
 
 
-def test_what_is_not_drawn_is_gone_for_the_channel(nsqd, producer, build):
+def test_unsampled_messages_are_finished_for_the_channel(nsqd, producer, build):
     consumer = nsqd.connect().identifies(sample_rate=49).hears(b"OK").subscribes(ready=2500)
     channel = nsqd.broker.topics["t"].channels["c"]
     producer.says(build.mpub([b"%d" % number for number in range(2000)])).hears(b"OK")
@@ -332,7 +332,7 @@ def test_a_sample_goes_through_the_whole_channel_however_little_the_consumer_is_
     assert channel.depth == 0 or consumer.stats.in_flight_count == ready
 
 
-def test_a_consumer_is_told_of_as_a_consumer(nsqd, producer, consumer):
+def test_stats_show_a_consumer(nsqd, producer, consumer):
     consumer.says(b"RDY 3\n")
     producer.publishes(b"one", b"two", b"three")
     consumer.says(b"FIN %b\n" % consumer.id_of(b"one")).says(b"REQ %b 10000\n" % consumer.id_of(b"two"))
@@ -370,20 +370,20 @@ def test_messages_go_to_the_zone_then_to_the_region_then_anywhere(zoned):
     assert [local_counts(client) for client in (zone, region, anywhere)] == [(1, 0, 0), (0, 1, 0), (0, 0, 1)]
 
 
-def test_who_says_nothing_of_itself_is_not_near_a_daemon_that_says_nothing_either(make_nsqd):
+def test_a_client_without_zone_and_region_is_global(make_nsqd):
     nsqd = make_nsqd(topology_aware=True)
     client = nsqd.connect().identifies().hears(b"OK").subscribes(ready=1)
     nsqd.connect().publishes(b"one")
     assert local_counts(client) == (0, 0, 1)
 
 
-def test_a_repeated_identify_moves_nobody(zoned):
+def test_a_second_identify_does_not_change_the_locality(zoned):
     client = zoned.connect().identifies(topology_zone="z").hears(b"OK").identifies().hears(b"OK").subscribes(ready=1)
     zoned.connect().publishes(b"one")
     assert local_counts(client) == (1, 0, 0)
 
 
-def test_the_nearness_of_a_client_is_not_counted_unless_it_matters(nsqd, consumer):
+def test_localities_are_counted_only_in_a_topology_aware_channel(nsqd, consumer):
     consumer.says(b"RDY 1\n")
     nsqd.connect().publishes(b"one")
     assert local_counts(consumer) == (0, 0, 0)

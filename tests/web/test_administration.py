@@ -143,6 +143,19 @@ def test_waiting_messages_are_shown_and_stay(call, channel):
     assert (first["timestamp"], first["attempts"], first["size"]) == (1_700_000_000_000_000_000, 1, 3)
 
 
+@pytest.mark.interpreted
+def test_a_peek_waits_for_a_long_read(call, channel, monkeypatch):
+    peek, unfinished = channel.peek, [1, 2]
+
+    def peek_in_steps(count):
+        if unfinished:
+            raise BlockingIOError(unfinished.pop(), "more has to be read")
+        return peek(count)
+
+    monkeypatch.setattr(channel, "peek", peek_in_steps)
+    assert bodies(call.get("/channel/peek?topic=t&channel=c")) == [b"one", b"two", b"three"]
+
+
 def test_a_peek_has_at_most_limit_messages(call, channel):
     assert bodies(call.get("/channel/peek?topic=t&channel=c&limit=2")) == [b"one", b"two"]
 

@@ -199,7 +199,7 @@ def test_the_idle_timeout_starts_with_the_response(two, loop):
     loop.now += 5
     loop.ends_iteration()
     one.hears(200)
-    assert one.session.next_wakeup() == loop.now + HttpLimits().idle_seconds
+    assert one.session.next_wakeup == loop.now + HttpLimits().idle_seconds
     loop.now += HttpLimits().idle_seconds
     one.hears()
     assert one.session.closing

@@ -1,6 +1,6 @@
 """An HTTP server whose handlers learn how much of an answer the client's system has acknowledged.
 
-`net.http_server` sends an answer and forgets it. Here a handler writes by itself, in a greenlet for each client, and
+`net.server` sends an answer and forgets it. Here a handler writes by itself, in a greenlet for each client, and
 can ask for three things: whether the client has left, whether it has sent something else meanwhile, and how many of the
 bytes sent to it have been acknowledged.
 
@@ -22,10 +22,10 @@ import gevent
 import gevent.socket
 from gevent.event import Event
 
-from nsq_compat.net.acceptor import Acceptor
 from nsq_compat.net.connection import Connection
 from nsq_compat.net.listeners import address_of, peer_of
-from nsq_compat.net.turn import Turn
+from nsq_compat.net.loop_tick import LoopTick
+from nsq_compat.net.server import Acceptor
 from nsq_compat.session.ack_session import AckSession
 from nsq_compat.session.http_message import TEXT, Admission, HttpLimits, Request, Response, encode_response, http_date
 
@@ -61,7 +61,7 @@ class AckConnection:
     """
 
     def __init__(
-        self, client: socket.socket, address: str, handler: AckHandler, limits: HttpLimits, turn: Turn
+        self, client: socket.socket, address: str, handler: AckHandler, limits: HttpLimits, tick: LoopTick
     ) -> None:
         self.address = address
         self.wake = Event()
@@ -71,7 +71,7 @@ class AckConnection:
         self._handler = handler
         self._limits = limits
         self._acknowledged = 0
-        self._connection = Connection(client, address, self._make_session, session_waits=False, turn=turn)
+        self._connection = Connection(client, address, self._make_session, session_waits=False, tick=tick)
         self._session = self._connection.session
 
     def _make_session(self, connection: Connection[AckSession], now: float, now_ns: int) -> AckSession:
@@ -224,7 +224,7 @@ class AckHttpServer:
         self._acceptor = Acceptor(listener, "HTTP", self._serve)
         self._handler = handler
         self._limits = limits or HttpLimits()
-        self._turn = Turn(gevent.get_hub().loop)
+        self._tick = LoopTick(gevent.get_hub().loop)
         self._connections: dict[AckConnection, gevent.Greenlet[[], None]] = {}
 
     def start(self) -> None:
@@ -241,6 +241,6 @@ class AckHttpServer:
         gevent.joinall(list(self._connections.values()), _ABORT_SECONDS)
 
     def _serve(self, client: socket.socket, name: object) -> None:
-        connection = AckConnection(client, peer_of(name)[0], self._handler, self._limits, self._turn)
+        connection = AckConnection(client, peer_of(name)[0], self._handler, self._limits, self._tick)
         greenlet = self._connections[connection] = gevent.spawn(connection.run)
         greenlet.link(lambda _: self._connections.pop(connection, None))

@@ -1,13 +1,153 @@
-"""What IDENTIFY puts between socket and session, step by step: what is said through what, and whose the bytes are."""
+"""IDENTIFY's fields against the daemon's limits, as values."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nsq_compat.protocol.compression import Deflate, Snappy
-from nsq_compat.session.upgrade import HANDSHAKE_SECONDS, TlsFacts
+from nsq_compat.protocol.errors import FatalClientError
+from nsq_compat.protocol.identify import IdentifyRequest
+from nsq_compat.session.conversation import HANDSHAKE_SECONDS, TlsFacts
+from nsq_compat.session.negotiation import NsqdLimits, grant, identify_response, negotiate, settings_before_identify
+
+LIMITS = NsqdLimits()
+BEFORE = settings_before_identify("10.0.0.7", LIMITS)
+
+# field of the request, of the settings, lowest, highest, what -1 means (None: an error)
+RANGES = [
+    ("heartbeat_interval", "heartbeat_ms", 1000, LIMITS.max_heartbeat_interval_ms, 0),
+    ("output_buffer_timeout", "output_buffer_timeout_ms", 25, LIMITS.max_output_buffer_timeout_ms, 0),
+    ("output_buffer_size", "output_buffer_size", 64, LIMITS.max_output_buffer_size, 1),
+    ("sample_rate", "sample_rate", 0, 99, None),
+    ("msg_timeout", "msg_timeout_ms", 1000, LIMITS.max_msg_timeout_ms, None),
+]
+
+
+def asking(**fields):
+    return replace(IdentifyRequest(), **fields)
+
+
+def test_before_identify_a_client_is_its_host_and_has_the_defaults():
+    assert (BEFORE.client_id, BEFORE.hostname, BEFORE.user_agent) == ("10.0.0.7", "10.0.0.7", "")
+    assert (BEFORE.heartbeat_ms, BEFORE.msg_timeout_ms) == (30_000, 60_000)
+    assert (BEFORE.output_buffer_size, BEFORE.output_buffer_timeout_ms, BEFORE.sample_rate) == (16384, 250, 0)
+
+
+def test_the_options_of_the_daemon_are_the_defaults():
+    limits = NsqdLimits(client_timeout_ms=10_000, msg_timeout_ms=7000, output_buffer_timeout_ms=40)
+    settings = settings_before_identify("", limits)
+    assert (settings.heartbeat_ms, settings.msg_timeout_ms, settings.output_buffer_timeout_ms) == (5000, 7000, 40)
+
+
+@pytest.mark.parametrize(("asked", "settled", "low", "high", "off"), RANGES)
+def test_both_ends_of_a_range_are_in_it(asked, settled, low, high, off):
+    for value in (low, high):
+        assert getattr(negotiate(asking(**{asked: value}), BEFORE, LIMITS), settled) == value
+
+
+@pytest.mark.parametrize(("asked", "settled", "low", "high", "off"), RANGES)
+def test_beyond_both_ends_is_an_error(asked, settled, low, high, off):
+    for value in (low - 1, high + 1, -2, 1 << 62):
+        if value == 0 or (value == -1 and off is not None):
+            continue
+        with pytest.raises(FatalClientError) as caught:
+            negotiate(asking(**{asked: value}), BEFORE, LIMITS)
+        assert caught.value.data == b"E_BAD_BODY IDENTIFY %b (%d) is invalid" % (
+            asked.replace("_", " ").encode(),
+            value,
+        )
+
+
+@pytest.mark.parametrize(("asked", "settled", "low", "high", "off"), RANGES)
+def test_minus_one_turns_off_what_can_be_turned_off(asked, settled, low, high, off):
+    if off is None:
+        with pytest.raises(FatalClientError):
+            negotiate(asking(**{asked: -1}), BEFORE, LIMITS)
+    else:
+        assert getattr(negotiate(asking(**{asked: -1}), BEFORE, LIMITS), settled) == off
+
+
+@pytest.mark.parametrize(("asked", "settled", "low", "high", "off"), RANGES)
+def test_zero_keeps_what_there_is_except_a_sample_rate(asked, settled, low, high, off):
+    current = negotiate(asking(**{asked: high}), BEFORE, LIMITS)
+    again = negotiate(asking(), current, LIMITS)
+    assert getattr(again, settled) == (0 if asked == "sample_rate" else high)
+
+
+def test_no_buffer_means_no_buffer_timeout_either():
+    settings = negotiate(asking(output_buffer_size=-1, output_buffer_timeout=1000), BEFORE, LIMITS)
+    assert (settings.output_buffer_size, settings.output_buffer_timeout_ms) == (1, 0)
+
+
+def test_a_wrong_buffer_timeout_is_wrong_even_without_a_buffer():
+    with pytest.raises(FatalClientError, match="output buffer timeout"):
+        negotiate(asking(output_buffer_size=-1, output_buffer_timeout=1), BEFORE, LIMITS)
+
+
+requests = st.builds(
+    IdentifyRequest,
+    heartbeat_interval=st.integers(-2, 70_000),
+    output_buffer_timeout=st.integers(-2, 40_000),
+    output_buffer_size=st.integers(-2, 70_000),
+    sample_rate=st.integers(-2, 120),
+    msg_timeout=st.integers(-2, 1_000_000),
+)
+
+
+@given(requests)
+def test_negotiated_settings_are_always_within_the_limits(wishes):
+    try:
+        settings = negotiate(wishes, BEFORE, LIMITS)
+    except FatalClientError:
+        return
+    for _, settled, low, high, off in RANGES:
+        value = getattr(settings, settled)
+        assert value == off or low <= value <= high
+    response = identify_response(settings, grant(wishes, LIMITS), LIMITS)
+    assert response.msg_timeout == settings.msg_timeout_ms
+    assert response.sample_rate == settings.sample_rate
+
+
+ALL = NsqdLimits(tls=True)
+NOTHING = {"tls": False, "deflate": False, "deflate_level": 6, "snappy": False}
+
+
+@pytest.mark.parametrize(
+    ("asked", "limits", "granted"),
+    [
+        ({}, ALL, {}),
+        ({"tls_v1": True}, ALL, {"tls": True}),
+        ({"tls_v1": True}, LIMITS, {}),
+        ({"snappy": True}, ALL, {"snappy": True}),
+        ({"snappy": True}, replace(ALL, snappy=False), {}),
+        ({"deflate": True}, ALL, {"deflate": True}),
+        ({"deflate": True}, replace(ALL, deflate=False), {}),
+        ({"deflate": True, "snappy": True}, replace(ALL, deflate=False), {"snappy": True}),
+        ({"deflate": True, "snappy": True}, replace(ALL, snappy=False), {"deflate": True}),
+    ],
+)
+def test_a_feature_is_granted_if_it_is_requested_and_available(asked, limits, granted):
+    features = grant(IdentifyRequest(**asked), limits)
+    assert {name: getattr(features, name) for name in NOTHING} == NOTHING | granted
+
+
+@pytest.mark.parametrize(
+    ("asked", "most", "level"),
+    [(0, 6, 6), (0, 3, 3), (-5, 6, 6), (1, 6, 1), (6, 6, 6), (7, 6, 6), (9, 9, 9), (10, 9, 9), (2, 1, 1)],
+)
+def test_a_deflate_level_is_the_one_asked_for_within_the_limit(asked, most, level):
+    request = IdentifyRequest(deflate=True, deflate_level=asked)
+    assert grant(request, replace(ALL, max_deflate_level=most)).deflate_level == level
+
+
+def test_both_compressions_are_refused():
+    with pytest.raises(FatalClientError) as refusal:
+        grant(IdentifyRequest(deflate=True, snappy=True), ALL)
+    assert refusal.value.data == b"E_IDENTIFY_FAILED cannot enable both deflate and snappy compression"
+
 
 TLS = TlsFacts("TLS1.3", "Unknown 4865", "somebody")
 
@@ -38,14 +178,14 @@ def puts_on(client, tls=None):
 # --- In order ---------------------------------------------------------------------------------------------------------
 
 
-def test_who_asks_for_nothing_gets_no_upgrade_and_no_ok(client):
+def test_without_requested_features_there_is_no_upgrade_and_no_ok(client):
     identifies(client)
     assert client.session.upgrade is None
     client.publishes(b"one")
 
 
 @pytest.mark.parametrize(("feature", "codec"), [("deflate", Deflate), ("snappy", Snappy)])
-def test_a_compression_is_put_on_behind_the_answer_and_then_ok_is_said(client, feature, codec):
+def test_a_compression_follows_the_response_and_an_ok_follows_it(client, feature, codec):
     assert identifies(client, **{feature: True})[feature] is True
     assert isinstance(client.session.upgrade.codec, codec)
     assert client.stats.deflate is client.stats.snappy is False
@@ -55,7 +195,7 @@ def test_a_compression_is_put_on_behind_the_answer_and_then_ok_is_said(client, f
     client.publishes(b"one")
 
 
-def test_tls_is_the_shells_to_make_and_shows_in_stats(client):
+def test_the_connection_makes_tls_and_stats_show_it(client):
     assert identifies(client, tls_v1=True)["tls_v1"] is True
     assert client.session.upgrade.codec is None
     assert client.stats.tls is False
@@ -66,7 +206,7 @@ def test_tls_is_the_shells_to_make_and_shows_in_stats(client):
 
 
 @pytest.mark.parametrize(("feature", "codec"), [("deflate", Deflate), ("snappy", Snappy)])
-def test_tls_comes_first_and_each_step_says_ok(client, feature, codec):
+def test_tls_comes_first_and_an_ok_follows_each_step(client, feature, codec):
     identifies(client, tls_v1=True, **{feature: True})
     assert client.session.upgrade.codec is None
     puts_on(client, TLS).hears(b"OK")
@@ -85,7 +225,7 @@ def test_a_compression_may_come_with_a_later_identify_than_tls(client):
 
 
 @given(st.binary(max_size=60), st.booleans())
-def test_what_comes_behind_identify_belongs_to_what_is_put_on(make_nsqd, rest, in_one_piece):
+def test_bytes_after_identify_belong_to_the_next_codec(make_nsqd, rest, in_one_piece):
     client = make_nsqd(tls=True).connect()
     document = b'{"feature_negotiation":true,"snappy":true}'
     said = b"IDENTIFY\n" + len(document).to_bytes(4, "big") + document
@@ -98,7 +238,7 @@ def test_what_comes_behind_identify_belongs_to_what_is_put_on(make_nsqd, rest, i
     client.and_stays()
 
 
-def test_between_answer_and_upgrade_nothing_is_said(nsqd, client):
+def test_nothing_is_sent_between_the_response_and_the_upgrade(nsqd, client):
     identifies(client, tls_v1=True, heartbeat_interval=1000)
     nsqd.waits(HANDSHAKE_SECONDS - 0.1)
     client.hears()

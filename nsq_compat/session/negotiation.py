@@ -1,16 +1,22 @@
-"""What a client may ask for, and what it gets: IDENTIFY's fields against the daemon's limits.
+"""IDENTIFY: the settings that a client asks for, those it is granted, and the codecs that follow.
 
-Durations that appear in IDENTIFY are integer milliseconds here as they are there.
+Durations that appear in IDENTIFY are integer milliseconds here as well.
+
+The steps of an upgrade (nsqd): the response to IDENTIFY as before, the TLS handshake, OK through TLS, OK through the
+compression. Each takes effect where the one before ends, so bytes that a client sent ahead belong to the codec they
+were meant for (docs/differences.md: pipelined-upgrade).
 """
 
 from dataclasses import dataclass, replace
 from typing import Final
 
 from nsq_compat import NSQ_VERSION
+from nsq_compat.protocol.compression import Codec, Deflate, Snappy
 from nsq_compat.protocol.errors import E_BAD_BODY, E_IDENTIFY_FAILED, FatalClientError
 from nsq_compat.protocol.identify import IdentifyRequest, IdentifyResponse
 from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.wait_queue import Locality
+from nsq_compat.session.conversation import TlsFacts
 
 _MIN_HEARTBEAT_MS: Final = 1000
 _MIN_MSG_TIMEOUT_MS: Final = 1000
@@ -22,7 +28,7 @@ _OFF: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class NsqdLimits:
-    """The daemon's options, as far as a conversation depends on them. Sizes in bytes."""
+    """The daemon's options that a session depends on. Sizes in bytes."""
 
     max_rdy_count: int = 2500
     max_msg_size: int = 1 << 20
@@ -38,7 +44,7 @@ class NsqdLimits:
     max_output_buffer_timeout_ms: int = 30_000
     output_buffer_timeout_ms: int = 250
     tls: bool = False
-    """There is a certificate to offer."""
+    """There is a certificate."""
     tls_required: bool = False
     deflate: bool = True
     max_deflate_level: int = 6
@@ -50,7 +56,7 @@ class NsqdLimits:
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What a client asked for and gets between its socket and the session."""
+    """The granted codecs between socket and session."""
 
     tls: bool
     deflate: bool
@@ -60,7 +66,7 @@ class Features:
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """What is in force for one connection. A `heartbeat_ms` of 0 means none, and no deadlines either."""
+    """The settings of one connection. A `heartbeat_ms` of 0 means neither heartbeats nor deadlines."""
 
     client_id: str
     hostname: str
@@ -72,10 +78,12 @@ class ClientSettings:
     user_agent: str = ""
     topology_region: str = ""
     topology_zone: str = ""
+    identified: bool = False
+    """Whether the client sent them, with IDENTIFY."""
 
     @property
     def patience(self) -> float:
-        """For how many seconds the client may be silent, or say no command to its end.
+        """The seconds within which a client must complete a command.
 
         nsqd: two heartbeat intervals; parts of a command do not count.
         """
@@ -83,7 +91,7 @@ class ClientSettings:
 
 
 def settings_before_identify(host: str, limits: NsqdLimits) -> ClientSettings:
-    """What holds for a client that has said nothing of itself; `host` is its address without the port."""
+    """The settings before IDENTIFY; `host` is the client's address without the port."""
     return ClientSettings(
         client_id=host,
         hostname=host,
@@ -94,7 +102,7 @@ def settings_before_identify(host: str, limits: NsqdLimits) -> ClientSettings:
 
 
 def negotiate(request: IdentifyRequest, current: ClientSettings, limits: NsqdLimits) -> ClientSettings:
-    """The settings after an IDENTIFY. Raises ``FatalClientError``, the first wrong field in nsqd's order."""
+    """The settings after an IDENTIFY. Raises ``FatalClientError`` for the first invalid field, in nsqd's order."""
     heartbeat_ms = _checked(
         request.heartbeat_interval, current.heartbeat_ms, (_MIN_HEARTBEAT_MS, limits.max_heartbeat_interval_ms),
         "heartbeat interval", off=0,
@@ -125,15 +133,16 @@ def negotiate(request: IdentifyRequest, current: ClientSettings, limits: NsqdLim
         user_agent=request.user_agent,
         topology_region=request.topology_region,
         topology_zone=request.topology_zone,
+        identified=True,
     )
 
 
 def grant(request: IdentifyRequest, limits: NsqdLimits) -> Features:
-    """What is asked for and allowed. Raises ``FatalClientError`` when that is both compressions."""
+    """The features that are requested and allowed. Raises ``FatalClientError`` for both compressions."""
     deflate, snappy = request.deflate and limits.deflate, request.snappy and limits.snappy
     if deflate and snappy:
         raise FatalClientError(E_IDENTIFY_FAILED, "cannot enable both deflate and snappy compression")
-    # nsqd: a level is what was asked for only where deflate was granted, and 0 or less asks for none.
+    # nsqd: the requested level counts only if deflate is granted, and if it is above 0.
     asked = request.deflate_level if deflate and request.deflate_level > 0 else _DEFAULT_DEFLATE_LEVEL
     return Features(
         tls=request.tls_v1 and limits.tls,
@@ -144,7 +153,7 @@ def grant(request: IdentifyRequest, limits: NsqdLimits) -> Features:
 
 
 def identify_response(settings: ClientSettings, features: Features, limits: NsqdLimits) -> IdentifyResponse:
-    """What a client that negotiates is told."""
+    """The response to a client that negotiates features."""
     return IdentifyResponse(
         max_rdy_count=limits.max_rdy_count,
         version=NSQ_VERSION,
@@ -165,9 +174,9 @@ def identify_response(settings: ClientSettings, features: Features, limits: Nsqd
 
 
 def locality(settings: ClientSettings, limits: NsqdLimits) -> Locality:
-    """How near the client is. nsqd: its zone may be ours though its region is not.
+    """The client's locality. nsqd: its zone may be ours although its region is not.
 
-    Where nothing is named nobody is near (docs/differences.md: topology).
+    Without a configured zone and region all clients are global (docs/differences.md: topology).
     """
     if limits.topology_zone and settings.topology_zone == limits.topology_zone:
         return Locality.ZONE_LOCAL
@@ -176,13 +185,60 @@ def locality(settings: ClientSettings, limits: NsqdLimits) -> Locality:
     return Locality.GLOBAL
 
 
-def _checked(asked: int, current: int, allowed: tuple[int, int], name: str, off: int | None = None) -> int:
-    """The value in force: 0 keeps the current one, -1 means `off` where there is such a thing."""
-    if asked == 0:
+def _checked(requested: int, current: int, allowed: tuple[int, int], name: str, off: int | None = None) -> int:
+    """The value in force: 0 keeps the current one, -1 means `off` where that is allowed."""
+    if requested == 0:
         return current
-    if asked == _OFF and off is not None:
+    if requested == _OFF and off is not None:
         return off
     low, high = allowed
-    if not low <= asked <= high:
-        raise FatalClientError(E_BAD_BODY, f"IDENTIFY {name} ({asked}) is invalid")
-    return asked
+    if not low <= requested <= high:
+        raise FatalClientError(E_BAD_BODY, f"IDENTIFY {name} ({requested}) is invalid")
+    return requested
+
+
+class Layers:
+    """The codecs of one connection, those in place and those to come."""
+
+    def __init__(self) -> None:
+        self.tls: TlsFacts | None = None
+        self.deflate = False
+        self.snappy = False
+        self._wanted: tuple[Codec | None, ...] = ()
+
+    def want(self, features: Features) -> None:
+        """Plan the codecs of these features. Raises ``FatalClientError`` if they cannot follow those in place."""
+        # nsqd applies them to the bare socket, and the two sides no longer understand each other.
+        if features.tls and (self.tls is not None or self.compressed):
+            raise FatalClientError(
+                E_IDENTIFY_FAILED, "IDENTIFY failed TLS cannot begin inside a TLS or compressed stream"
+            )
+        if self.compressed and (features.deflate or features.snappy):
+            raise FatalClientError(E_IDENTIFY_FAILED, "IDENTIFY failed the stream is compressed already")
+        if features.tls:
+            self._wanted = (None,)
+        if features.deflate:
+            self._wanted += (Deflate(features.deflate_level),)
+        elif features.snappy:
+            self._wanted += (Snappy(),)
+
+    @property
+    def compressed(self) -> bool:
+        return self.deflate or self.snappy
+
+    @property
+    def pending(self) -> bool:
+        """Whether a codec is still to come."""
+        return bool(self._wanted)
+
+    def next(self) -> Codec | None:
+        """The codec to push now, None for TLS."""
+        return self._wanted[0]
+
+    def add(self, tls: TlsFacts | None) -> None:
+        """Note that the next codec is in place."""
+        codec, *rest = self._wanted
+        self._wanted = tuple(rest)
+        self.tls = tls or self.tls
+        self.deflate |= isinstance(codec, Deflate)
+        self.snappy |= isinstance(codec, Snappy)

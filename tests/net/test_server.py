@@ -1,4 +1,4 @@
-"""The server around the connections: it knows all of them and ends all of them."""
+"""A TCP server: accepting connections, and ending all of them."""
 
 import errno
 import socket
@@ -8,7 +8,7 @@ import gevent
 import pytest
 
 from nsq_compat.net.listeners import listen
-from nsq_compat.net.tcp_server import TcpServer
+from nsq_compat.net.server import TcpServer
 
 
 def test_a_wrong_magic_is_answered_and_closed(connect):
@@ -41,7 +41,7 @@ def test_a_thousand_clients_come_and_go(server, connect, eventually):
     assert server.broker.topics["t"].message_count == 300
 
 
-def test_clients_that_have_much_to_say_take_turns(server, connect, eventually):
+def test_clients_with_many_commands_take_turns(server, connect, eventually):
     consumer = connect().subscribes(b"t", b"c", ready=1000)
     listener = listen("127.0.0.1:0")
     tcp = TcpServer(listener, server._make_session, receive_size=100)
@@ -59,7 +59,7 @@ def test_clients_that_have_much_to_say_take_turns(server, connect, eventually):
 
 
 class ShortOfDescriptors(socket.socket):
-    """A listening socket whose accept fails for want of descriptors a few times."""
+    """A listening socket on which accept fails a few times for want of descriptors."""
 
     def __init__(self, listener: socket.socket, failures: int) -> None:
         super().__init__(fileno=listener.detach())
@@ -75,7 +75,7 @@ class ShortOfDescriptors(socket.socket):
         return super().accept()
 
 
-def test_want_of_descriptors_makes_accept_wait_and_not_spin(server):
+def test_without_descriptors_accept_waits_and_does_not_spin(server):
     listener = ShortOfDescriptors(listen("127.0.0.1:0"), failures=3)
     tcp = TcpServer(listener, server._make_session)
     tcp.start()

@@ -1,0 +1,229 @@
+"""Servers: a listening socket, a greenlet for each accepted connection, and an orderly stop.
+
+`TcpServer` speaks NSQ's protocols, `HttpServer` HTTP/1.1 for programs. The conversations are those of `session`.
+"""
+
+import errno
+import logging
+import socket
+from collections.abc import Callable
+from typing import Final, Generic
+
+import gevent
+
+from nsq_compat.net.busy_poll import BusyPoll
+from nsq_compat.net.connection import RECEIVE_SIZE, Connection, Session
+from nsq_compat.net.listeners import address_of, close_listener, peer_of, prepare_client
+from nsq_compat.net.loop_tick import LoopTick
+from nsq_compat.net.process import ClientDescriptors
+from nsq_compat.net.tls import MakeTls
+from nsq_compat.session.http_message import HttpHandler, HttpLimits
+from nsq_compat.session.http_session import HttpSession, ImmediateHandler
+
+log = logging.getLogger(__name__)
+
+_READABLE: Final = 1
+MAX_ACCEPTS: Final = 16
+"""Clients accepted in one event-loop iteration; each takes some 0.2 ms until it is served."""
+_FIRST_PAUSE: Final = 0.05
+_MAX_PAUSE: Final = 1.0
+# What accept() fails with if a client has already closed its connection.
+_CLIENT_GONE: Final = frozenset({errno.ECONNABORTED, errno.EPROTO, errno.EINTR, errno.EPERM})
+
+SessionFactory = Callable[[Connection[Session], str, float, int], Session]
+
+
+class Acceptor:
+    """Accepts clients from a listening socket (TCP or unix), which it owns.
+
+    `serve` is given each client, prepared (`listeners.prepare_client`), and its socket name. `name` is the protocol in
+    NSQ's log lines, such as ``TCP: listening on 127.0.0.1:4150``.
+    """
+
+    def __init__(self, listener: socket.socket, name: str, serve: Callable[[socket.socket, object], None]) -> None:
+        listener.setblocking(False)
+        self._listener = listener
+        self._name = name
+        self._address = address_of(listener)
+        self._serve = serve
+        self._descriptors = ClientDescriptors(listener.fileno())
+        self._greenlet: gevent.Greenlet[[], None] | None = None
+
+    def start(self) -> None:
+        log.info("%s: listening on %s", self._name, self._address)
+        self._greenlet = gevent.spawn(self._accept_loop)
+
+    def stop(self) -> None:
+        """Close the listener; accepted connections stay open. May be called twice."""
+        if self._listener.fileno() < 0:
+            return
+        log.info("%s: closing %s", self._name, self._address)
+        if self._greenlet is not None:
+            self._greenlet.kill()
+        close_listener(self._listener)
+
+    def _accept_loop(self) -> None:
+        hub = gevent.get_hub()
+        watcher = hub.loop.io(self._listener.fileno(), _READABLE)
+        pause = _FIRST_PAUSE
+        try:
+            while True:
+                hub.wait(watcher)
+                try:
+                    self._accept_waiting()
+                    pause = _FIRST_PAUSE
+                except OSError as error:
+                    # Out of descriptors or memory: clients wait in the kernel's queue until others have left.
+                    log.warning("temporary Accept() failure - %s; retrying in %.2fs", error, pause)
+                    gevent.sleep(pause)
+                    pause = min(2 * pause, _MAX_PAUSE)
+        finally:
+            watcher.stop()
+            watcher.close()
+
+    def _accept_waiting(self) -> None:
+        for _ in range(MAX_ACCEPTS):
+            self._descriptors.check()
+            try:
+                client, name = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in _CLIENT_GONE:
+                    continue
+                raise
+            prepare_client(client)
+            self._serve(client, name)
+
+
+class TcpServer(Generic[Session]):
+    """Serves NSQ's TCP protocols on a listening socket, which it owns.
+
+    `make_session` is given the connection, the client's host, `now` and `now_ns`. `make_tls` is for sessions that offer
+    TLS. `receive_size` bounds the commands that one client may have executed before others have their turn.
+    `session_waits` says whether a session may switch to other greenlets while it is fed; if not, clients are served
+    faster, and `busy_poll` is told of their requests. Servers may share a `tick`.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        make_session: SessionFactory[Session],
+        make_tls: MakeTls | None = None,
+        receive_size: int = RECEIVE_SIZE,
+        *,
+        session_waits: bool = True,
+        busy_poll: BusyPoll | None = None,
+        tick: LoopTick | None = None,
+    ) -> None:
+        self._acceptor = Acceptor(listener, "TCP", self._serve)
+        self._make_session = make_session
+        self._make_tls = make_tls
+        self._receive_size = receive_size
+        self._session_waits = session_waits
+        self._busy_poll = busy_poll
+        self._tick = LoopTick(gevent.get_hub().loop) if tick is None else tick
+        self._connections: dict[Connection[Session], gevent.Greenlet[[], None]] = {}
+
+    @property
+    def sessions(self) -> list[Session]:
+        """The sessions of all connected clients."""
+        return [connection.session for connection in self._connections]
+
+    def start(self) -> None:
+        self._acceptor.start()
+
+    def stop(self, timeout: float) -> None:
+        """Close the listener and abort every connection; wait `timeout` seconds for them to end."""
+        self._acceptor.stop()
+        for connection in list(self._connections):
+            connection.abort()
+        gevent.joinall(list(self._connections.values()), timeout=timeout)
+
+    def _serve(self, client: socket.socket, name: object) -> None:
+        peer, host = peer_of(name)
+        log.info("TCP: new client(%s)", peer)
+        connection: Connection[Session] = Connection(
+            client,
+            peer,
+            lambda this, now, now_ns: self._make_session(this, host, now, now_ns),
+            self._make_tls,
+            self._receive_size,
+            session_waits=self._session_waits,
+            busy_poll=self._busy_poll,
+            tick=self._tick,
+        )
+        greenlet = self._connections[connection] = gevent.spawn(connection.run)
+        greenlet.link(lambda _: self._connections.pop(connection, None))
+
+
+class HttpServer:
+    """Serves HTTP, with `tls` HTTPS, on a listening socket, which it owns.
+
+    `start` returns at once; `stop` lets current requests finish. `immediate` answers some requests in the event loop,
+    which is cheaper. Servers may share a `tick`.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        handler: HttpHandler,
+        limits: HttpLimits | None = None,
+        *,
+        name: str = "HTTP",
+        tls: MakeTls | None = None,
+        immediate: ImmediateHandler | None = None,
+        tick: LoopTick | None = None,
+    ) -> None:
+        self.limits = limits or HttpLimits()
+        self.handler = handler
+        self._acceptor = Acceptor(listener, name, self._serve)
+        self._tls = tls
+        self._immediate = immediate
+        self._tick = LoopTick(gevent.get_hub().loop) if tick is None else tick
+        self._connections: dict[Connection[HttpSession], gevent.Greenlet[[], None]] = {}
+
+    @property
+    def connection_count(self) -> int:
+        return len(self._connections)
+
+    def start(self) -> None:
+        self._acceptor.start()
+
+    def stop_accepting(self) -> None:
+        """Close the listener; accepted connections stay open."""
+        self._acceptor.stop()
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """Accept no more, close idle connections, wait up to `timeout` seconds for current requests, abort the rest."""
+        self.stop_accepting()
+        for connection in list(self._connections):
+            if connection.session.finish():
+                connection.close()
+        gevent.joinall(list(self._connections.values()), timeout=timeout)
+        gevent.killall(list(self._connections.values()))
+        for connection in list(self._connections):
+            self._forget(connection)
+
+    def _serve(self, client: socket.socket, name: object) -> None:
+        peer = peer_of(name)[0]
+        connection = Connection(client, peer, self._make_session, self._tls, session_waits=False, tick=self._tick)
+        greenlet = self._connections[connection] = gevent.spawn(connection.run)
+        # Also if it is killed before its first step.
+        greenlet.link(lambda _: self._forget(connection))
+
+    def _make_session(self, connection: Connection[HttpSession], now: float, now_ns: int) -> HttpSession:
+        return HttpSession(
+            self.handler,
+            self.limits,
+            remote_address=connection.peer,
+            wake=connection.wake,
+            now=now,
+            now_ns=now_ns,
+            immediate=self._immediate,
+            tls=self._tls is not None,
+        )
+
+    def _forget(self, connection: Connection[HttpSession]) -> None:
+        self._connections.pop(connection, None)
+        connection.free()

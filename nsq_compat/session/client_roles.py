@@ -1,0 +1,283 @@
+"""The two roles of a client: a producer that publishes (`Publisher`), and a consumer of a channel (`Subscription`).
+
+`Publisher.state` says how far the last publish is. Most are ``DONE`` at once. The others are:
+
+- ``POSTED``: it came alone and is published at the end of this event-loop iteration, together with the publishes of
+  other producers (``queue.publish_batch``).
+- ``IN_STEPS``: it is too large to be published at once; `publish_step` takes the next step.
+
+No further command is executed until the state is ``DONE`` again.
+
+Invariants of a subscription:
+
+- A delivery never makes more messages in flight than the ready count.
+- The settings negotiated before SUB stay in force: IDENTIFY is not allowed afterwards.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from nsq_compat.protocol import commands as table
+from nsq_compat.protocol.commands import CommandSpec, Publish
+from nsq_compat.protocol.errors import FatalClientError
+from nsq_compat.protocol.frames import OK
+from nsq_compat.protocol.message import message_ids
+from nsq_compat.queue.broker import Broker
+from nsq_compat.queue.channel import Channel
+from nsq_compat.queue.errors import Refused
+from nsq_compat.queue.in_flight import InFlight
+from nsq_compat.queue.large_publish import LargeBatch, is_large
+from nsq_compat.queue.publish_batch import PublishBatch
+from nsq_compat.queue.stats import ClientStats
+from nsq_compat.queue.topic import Topic
+from nsq_compat.queue.wait_queue import Locality
+from nsq_compat.session.admission import failed
+
+DONE: Final = 0  # the only false one, so that the message path tests `state` without a comparison
+POSTED: Final = 1
+IN_STEPS: Final = 2
+
+
+class Publisher:
+    """The ``queue.publish_batch.Producer`` of one client. `now` is monotonic seconds, `now_ns` wall-clock time.
+
+    `reply` takes frames for the client, `fail` an error that ends its connection, `wake` flushes the connection.
+    `require` raises the error of a client that may not publish to a topic; None permits all.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        publish_batch: PublishBatch | None,
+        *,
+        require: Callable[[CommandSpec, bytes], None] | None,
+        reply: Callable[[bytes], None],
+        fail: Callable[[FatalClientError], None],
+        wake: Callable[[], None],
+    ) -> None:
+        self.state = DONE
+        self.counts: dict[bytes, int] = {}
+        """Published messages by topic."""
+        self._broker = broker
+        self._publish_batch = publish_batch
+        self._command: Publish | None = None  # unless the state is DONE
+        self._large: LargeBatch | None = None  # while it is IN_STEPS
+        self._require = require
+        self._reply = reply
+        self._fail = fail
+        self._wake = wake
+        self._last_name = b""
+        self._last_topic: Topic | None = None
+
+    def publish(self, command: Publish, now: float, now_ns: int, delay: float = 0.0, *, is_alone: bool = False) -> None:
+        """Publish a command's messages, deferred by `delay` seconds. Raises ``FatalClientError``.
+
+        A command that came alone may be posted, and is never large.
+        """
+        # Hot: runs for every synchronous PUB.
+        bodies = command.bodies
+        try:
+            topic = self._topic_of(command.spec, command.tokens[1])
+            if is_alone:
+                if self._publish_batch is not None and self._publish_batch.post(topic, bodies, self, now, now_ns):
+                    self._command = command
+                    self.state = POSTED
+                    return
+            elif is_large(bodies):
+                command.bodies = ()  # the batch frees them in steps
+                owned = bodies if isinstance(bodies, list) else [*bodies]  # copying 500,000 takes milliseconds
+                self._large = topic.large_batch(owned, now, now_ns)
+                self._command, self.state = command, IN_STEPS
+                return
+            topic.publish(bodies, now, now_ns, delay)
+        except (Refused, OSError) as error:
+            raise failed(command.spec, error) from None
+        self._confirm(command, len(bodies))
+
+    def publish_step(self) -> bool:
+        """Take the next step of a publish that is ``IN_STEPS``; return whether it is done.
+
+        Raises ``FatalClientError``.
+        """
+        command, large = self._command, self._large
+        assert command is not None, "a publish is in steps"
+        assert large is not None, "a publish is in steps"
+        if large.is_published:
+            if large.forget_bodies():
+                return False
+            self._done()
+            return True
+        try:
+            if large.step():
+                self._confirm(command, large.count)
+        except (Refused, OSError) as error:
+            self._done()
+            raise failed(command.spec, error) from None
+        return False
+
+    def settle(self) -> None:
+        """Publish now what is ``POSTED``, together with the publishes of other producers."""
+        if self.state == POSTED and self._publish_batch is not None:
+            self._publish_batch.settle()
+
+    def published(self, error: Exception | None) -> None:
+        """Reply to the ``POSTED`` publish, which has failed with `error` if that is not None."""
+        command = self._command
+        assert command is not None, "a publish was posted"
+        self._command, self.state = None, DONE
+        if error is None:
+            self._confirm(command, len(command.bodies))
+        else:
+            self._fail(failed(command.spec, error))
+        self._wake()
+
+    def cancel(self) -> None:
+        """Abandon a publish that is ``IN_STEPS``."""
+        if self._large is not None:
+            self._large.cancel()
+            self._done()
+
+    def _done(self) -> None:
+        self._command, self._large, self.state = None, None, DONE
+
+    def _topic_of(self, spec: CommandSpec, name: bytes) -> Topic:
+        # Hot: runs for every synchronous PUB. Its line is mostly the same as the one before, and the very same object.
+        if self._require is not None:
+            self._require(spec, name)
+        topic = self._last_topic
+        if topic is None or name is not self._last_name or topic.exiting:
+            topic = self._broker.topic(name.decode("ascii"))
+            self._last_name, self._last_topic = name, topic
+        return topic
+
+    def _confirm(self, command: Publish, count: int) -> None:
+        name, counts = command.tokens[1], self.counts
+        counts[name] = counts.get(name, 0) + count
+        self._reply(OK if count == 1 or command.spec is table.MPUB else OK * count)
+
+
+class Counts(NamedTuple):
+    """The counters of a consumer, as ``ClientStats`` names them; all 0 for other clients."""
+
+    ready_count: int = 0
+    in_flight_count: int = 0
+    message_count: int = 0
+    finish_count: int = 0
+    requeue_count: int = 0
+    zone_local_msg_count: int = 0
+    region_local_msg_count: int = 0
+    global_msg_count: int = 0
+
+
+class Subscription:
+    """From SUB to the end of the connection. It is the ``queue.channel.Consumer`` of its channel.
+
+    `msg_timeout` is the time limit of a delivery in seconds, `touch_timeout` the seconds that a TOUCH adds. `stats`
+    returns the client's figures for /stats. Raises ``Exiting`` and ``TooManyConsumers``.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        *,
+        msg_timeout: float,
+        touch_timeout: float,
+        locality: Locality,
+        sample_rate: int,
+        wake: Callable[[], None],
+        close: Callable[[], None],
+        stats: Callable[[], ClientStats],
+    ) -> None:
+        self.in_flight = InFlight()
+        self.locality = locality
+        self.ready_count = 0
+        self.has_more = False
+        self.wake = wake
+        self.close = close
+        self.stats = stats
+        self._channel = channel
+        self._msg_timeout = msg_timeout
+        self._touch_timeout = touch_timeout
+        self._sample_rate = sample_rate
+        self._message_count = 0
+        self._finish_count = 0
+        self._requeue_count = 0
+        channel.add_consumer(self)
+
+    def counts(self) -> Counts:
+        by_locality = [0 for _ in Locality]
+        if self._channel.topology_aware:
+            by_locality[self.locality] = self._message_count
+        return Counts(
+            self.ready_count,
+            len(self.in_flight),
+            self._message_count,
+            self._finish_count,
+            self._requeue_count,
+            *by_locality,
+        )
+
+    # --- Messages out -------------------------------------------------------------------------------------------------
+
+    def next_batch(self, now: float) -> Sequence[bytes]:
+        """Frames to send now; `has_more` says whether there may be more."""
+        channel = self._channel
+        self.has_more = False
+        room = self.ready_count - len(self.in_flight.frames)  # Hot: not `len(self.in_flight)`, which is one call more
+        if room <= 0:
+            channel.stand_back(self)
+            return ()
+        frames = channel.take(self, room, now, self._msg_timeout)
+        self.has_more = 0 < len(frames) < room and channel.depth > 0 and not channel.paused
+        if self._sample_rate:
+            taken, frames = len(frames), self._sample(frames)
+            self.has_more |= len(frames) < taken  # messages that were not drawn leave room for others
+        self._message_count += len(frames)
+        return frames
+
+    def _sample(self, frames: Sequence[bytes]) -> list[bytes]:
+        # nsqd: a message that is not drawn is finished, and a rate of N delivers N + 1 percent.
+        kept: list[bytes] = []
+        discarded: list[bytes] = []
+        for frame in frames:
+            (kept if random.randrange(100) <= self._sample_rate else discarded).append(frame)
+        self._channel.finish(self, message_ids(discarded))
+        return kept
+
+    def stand_back(self) -> None:
+        """Let messages go to other consumers while this client takes none."""
+        self._channel.stand_back(self)
+
+    # --- FIN, REQ, TOUCH ----------------------------------------------------------------------------------------------
+
+    def finish(self, ids: Sequence[bytes], now: float, now_ns: int) -> list[bytes]:
+        """Finish messages; return the ids that are not in flight to this client."""
+        latency = self._channel.latency
+        if latency is not None:
+            latency.add(self.in_flight.frames_of(ids), now, now_ns)
+        missing = self._channel.finish(self, ids)
+        self._finish_count += len(ids) - len(missing)
+        return missing
+
+    def requeue(self, message_id: bytes, now: float, delay: float) -> None:
+        """Requeue a message for another delivery after `delay` seconds. Raises ``NotInFlight``."""
+        self._channel.requeue(self, message_id, now, delay)
+        self._requeue_count += 1
+
+    def touch(self, message_id: bytes, now: float) -> None:
+        """Extend the time limit of a message. Raises ``NotInFlight``."""
+        self._channel.touch(self, message_id, now, self._touch_timeout)
+
+    def why_not(self, message_id: bytes) -> str:
+        """NSQ's text for why the client cannot finish, requeue or touch this message."""
+        return self._channel.why_not(message_id)
+
+    @property
+    def consumer_count(self) -> int:
+        """The number of the channel's consumers."""
+        return len(self._channel.consumers)
+
+    def leave(self) -> None:
+        """Leave the channel when the connection is closed. May be called twice."""
+        self._channel.remove_consumer(self)
