@@ -19,7 +19,7 @@ MOST_SHORTENED: Final = 20
 
 
 @dataclass(slots=True)
-class LogThrottle:
+class Counts:
     """The counts of results so far."""
 
     streams: int = 0
@@ -50,7 +50,7 @@ class Crowd:
     """Plays the streams of seeds; `found` is called with each confirmed difference."""
 
     def __init__(self, comparison: Comparison, side_by_side: int, found: Callable[[int, Difference], None]) -> None:
-        self.tally = LogThrottle()
+        self.tally = Counts()
         self.underway: set[int] = set()
         """Seeds whose streams are being played."""
         self._comparison = comparison

@@ -23,7 +23,7 @@ from typing import Final
 
 from nsq_conformance.differential.asking import Unanswered
 from nsq_conformance.differential.comparing import Comparison, Difference
-from nsq_conformance.differential.crowd import Crowd, LogThrottle
+from nsq_conformance.differential.crowd import Crowd, Counts
 from nsq_conformance.differential.vocabulary import OPTIONS
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 
@@ -48,7 +48,7 @@ class Interrupted:
 class Progress:
     """Prints a line on stderr at intervals."""
 
-    def __init__(self, tally: Callable[[], LogThrottle], total: int, every: float) -> None:
+    def __init__(self, tally: Callable[[], Counts], total: int, every: float) -> None:
         self._tally, self._total, self._every = tally, total, every
         self._due = time.monotonic() + every
 
@@ -58,7 +58,7 @@ class Progress:
             print(f"of {self._total}: {self._tally()}", file=sys.stderr, flush=True)
 
 
-def fuzz(comparison: Comparison, options: argparse.Namespace, interrupted: Interrupted) -> tuple[LogThrottle, str]:
+def fuzz(comparison: Comparison, options: argparse.Namespace, interrupted: Interrupted) -> tuple[Counts, str]:
     """Play the streams; returns the counts, and the reason if it ended early."""
 
     def tell(seed: int, difference: Difference) -> None:
@@ -86,7 +86,7 @@ def described(seed: int, difference: Difference) -> str:
     return _LONG_RUN.sub(lambda run: f"{run[1]}*{len(run[0])}", text)
 
 
-def summary(tally: LogThrottle, options: argparse.Namespace, why: str) -> dict[str, object]:
+def summary(tally: Counts, options: argparse.Namespace, why: str) -> dict[str, object]:
     """The summary, for JSON."""
     return {
         "nsqd": version(options.nsqd),

@@ -198,7 +198,7 @@ def sub_without_heartbeats_is_accepted(
     return original(tokens, state, heartbeats=True)
 
 
-@mutant_of(nsqd_session, "number")
+@mutant_of(nsqd_session, "parse_number")
 def a_number_may_be_signed(original: Function, raw: bytes) -> object:
     return original(raw.lstrip(b"-+"))
 
