@@ -87,5 +87,5 @@ class Client:
 _ROOT = Path(__file__).parent.parent
 
 PYNSQ = Client((sys.executable, str(Path(__file__).with_name("pynsq_client.py"))))
-MENDED_PYNSQ = Client((sys.executable, str(Path(__file__).with_name("mended_pynsq_client.py"))))
+PATCHED_PYNSQ = Client((sys.executable, str(Path(__file__).with_name("patched_pynsq_client.py"))))
 GNSQ = Client((sys.executable, "-W", "ignore", "-m", "nsq_conformance.gnsq_client"))

@@ -19,7 +19,7 @@ import pytest
 
 from nsq_conformance.attached import RUN, AttachedNsqlookupd, is_address
 from nsq_conformance.behaviours.limits import LIMITS
-from nsq_conformance.clients import GNSQ, MENDED_PYNSQ, PYNSQ, Client
+from nsq_conformance.clients import GNSQ, PATCHED_PYNSQ, PYNSQ, Client
 from nsq_conformance.daemons import DAEMONS, a_nsqd, command_of, given, is_go
 from nsq_conformance.nsqadmin_process import installed_nsqadmin
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
@@ -165,9 +165,9 @@ def pynsq() -> Client:
 
 
 @pytest.fixture(scope="session")
-def mended_pynsq() -> Client:
+def patched_pynsq() -> Client:
     """pynsq with the workaround for its compression."""
-    return MENDED_PYNSQ
+    return PATCHED_PYNSQ
 
 
 @pytest.fixture(scope="session")

@@ -58,11 +58,11 @@ def test_spark_counts_every_event_it_has_read(daemons: list[str], tmp_path: Path
     lines = [line.removeprefix("Spark: ") for line in output.splitlines() if line.startswith("Spark: ")]
     progress = [line for line in lines if line.startswith("batch ")]
     head, *rows = [line.split() for line in lines if line not in progress]
-    assert (head[0], head[-1]) == ("key", "together")
+    assert (head[0], head[-1]) == ("key", "total")
     assert {key for key, *_ in rows} <= set(PAGES)
-    together = sum(int(row[-1].replace(",", "")) for row in rows)
-    assert f": {together:,} messages so far, " in progress[-1]
-    assert together > 10
+    total = sum(int(row[-1].replace(",", "")) for row in rows)
+    assert f": {total:,} messages so far, " in progress[-1]
+    assert total > 10
 
 
 @pytest.mark.timeout(600)

@@ -14,8 +14,8 @@ from threading import Thread
 import pytest
 
 from nsq_conformance.differential.acts import Act, Hang, Say, Take
+from nsq_conformance.differential.campaign import Campaign
 from nsq_conformance.differential.comparing import Comparison
-from nsq_conformance.differential.crowd import Crowd
 from nsq_conformance.differential.playing import topic_names
 from nsq_conformance.differential.streams import stream
 from nsq_conformance.differential.vocabulary import OPTIONS
@@ -103,10 +103,10 @@ def test_an_nsqd_does_not_differ_from_itself(
     with NsqdProcess(nsqd_command, tmp_path, options=OPTIONS) as another:
         ours, theirs = ((each.tcp_address, each.http_address) for each in (nsqd_process, another))
         with closing(Comparison(ours, theirs, names)) as comparison:
-            crowd = Crowd(comparison, STREAMS, lambda seed, difference: None)
-            crowd.play(iter(range(first, first + STREAMS)), lambda: True)
-    assert crowd.tally.streams == STREAMS
-    assert crowd.tally.differences == []
+            campaign = Campaign(comparison, STREAMS, lambda seed, difference: None)
+            campaign.play(iter(range(first, first + STREAMS)), lambda: True)
+    assert campaign.counts.streams == STREAMS
+    assert campaign.counts.differences == []
 
 
 @pytest.mark.parametrize(
@@ -156,8 +156,8 @@ def test_an_interrupted_run_reports_its_results_so_far(nsqd_command: str, tmp_pa
     command = [sys.executable, "-m", "nsq_conformance.differential.fuzz", *asked]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        for line in process.stderr:  # lines of progress
-            if not line.startswith("of 1000000: 0 streams"):
+        for connection in process.stderr:  # lines of progress
+            if not connection.startswith("of 1000000: 0 streams"):
                 break
         process.send_signal(signal.SIGINT)
         text, _ = process.communicate()

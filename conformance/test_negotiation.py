@@ -17,14 +17,14 @@ WAYS = ("tls", "certificate", "deflate", "snappy", "tls+deflate", "tls+snappy", 
 # pynsq without the workaround is tested only with the combinations it supports reliably: see README.md.
 PAIRS = [
     *(("pynsq", way) for way in ("tls", "certificate")),
-    *(("mended_pynsq", way) for way in WAYS),
+    *(("patched_pynsq", way) for way in WAYS),
     *(("gonsq", way) for way in WAYS),
     *((client, way) for client in ("gnsq", "nsqjs") for way in WAYS),
 ]
 CLIENTS = ("pynsq", "gonsq", "gnsq", "nsqjs")
 AUTHORIZED = [
     *(("pynsq", way) for way in ("plain", "tls", "certificate")),
-    *(("mended_pynsq", way) for way in ("deflate", "snappy", "tls+deflate")),
+    *(("patched_pynsq", way) for way in ("deflate", "snappy", "tls+deflate")),
     *((client, way) for client in CLIENTS[1:] for way in ("plain", *WAYS[:5])),
 ]
 LINES = 3000

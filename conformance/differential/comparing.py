@@ -85,7 +85,7 @@ class Comparison:
 
     def close(self) -> None:
         for nsqd in self._nsqds:
-            nsqd.desk.close()
+            nsqd.http.close()
         self._loop.close()
 
 

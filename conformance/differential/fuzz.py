@@ -21,9 +21,9 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Final
 
-from nsq_conformance.differential.asking import Unanswered
+from nsq_conformance.differential.campaign import Campaign, Counts
 from nsq_conformance.differential.comparing import Comparison, Difference
-from nsq_conformance.differential.crowd import Crowd, LogThrottle
+from nsq_conformance.differential.http_client import Unanswered
 from nsq_conformance.differential.vocabulary import OPTIONS
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 
@@ -48,24 +48,24 @@ class Interrupted:
 class Progress:
     """Prints a line on stderr at intervals."""
 
-    def __init__(self, tally: Callable[[], LogThrottle], total: int, every: float) -> None:
-        self._tally, self._total, self._every = tally, total, every
+    def __init__(self, counts: Callable[[], Counts], total: int, every: float) -> None:
+        self._counts, self._total, self._every = counts, total, every
         self._due = time.monotonic() + every
 
     def show(self) -> None:
         if time.monotonic() >= self._due:
             self._due = time.monotonic() + self._every
-            print(f"of {self._total}: {self._tally()}", file=sys.stderr, flush=True)
+            print(f"of {self._total}: {self._counts()}", file=sys.stderr, flush=True)
 
 
-def fuzz(comparison: Comparison, options: argparse.Namespace, interrupted: Interrupted) -> tuple[LogThrottle, str]:
+def fuzz(comparison: Comparison, options: argparse.Namespace, interrupted: Interrupted) -> tuple[Counts, str]:
     """Play the streams; returns the counts, and the reason if it ended early."""
 
     def tell(seed: int, difference: Difference) -> None:
         print(described(seed, difference), flush=True)
 
-    crowd = Crowd(comparison, options.side_by_side, tell)
-    progress = Progress(lambda: crowd.tally, options.streams, options.every)
+    campaign = Campaign(comparison, options.side_by_side, tell)
+    progress = Progress(lambda: campaign.counts, options.streams, options.every)
 
     def seeds() -> Iterator[int]:
         for seed in range(options.seed, options.seed + options.streams):
@@ -73,11 +73,11 @@ def fuzz(comparison: Comparison, options: argparse.Namespace, interrupted: Inter
             yield seed
 
     try:
-        crowd.play(seeds(), lambda: not interrupted.is_set)
+        campaign.play(seeds(), lambda: not interrupted.is_set)
     except (OSError, Unanswered) as error:
-        underway = ", ".join(map(str, sorted(crowd.underway)))
-        return crowd.tally, f"an nsqd does not answer ({error!r}) while these streams are played: {underway}"
-    return crowd.tally, "interrupted" if interrupted.is_set else ""
+        underway = ", ".join(map(str, sorted(campaign.underway)))
+        return campaign.counts, f"an nsqd does not answer ({error!r}) while these streams are played: {underway}"
+    return campaign.counts, "interrupted" if interrupted.is_set else ""
 
 
 def described(seed: int, difference: Difference) -> str:
@@ -86,7 +86,7 @@ def described(seed: int, difference: Difference) -> str:
     return _LONG_RUN.sub(lambda run: f"{run[1]}*{len(run[0])}", text)
 
 
-def summary(tally: LogThrottle, options: argparse.Namespace, why: str) -> dict[str, object]:
+def summary(counts: Counts, options: argparse.Namespace, why: str) -> dict[str, object]:
     """The summary, for JSON."""
     return {
         "nsqd": version(options.nsqd),
@@ -94,12 +94,12 @@ def summary(tally: LogThrottle, options: argparse.Namespace, why: str) -> dict[s
         "python": platform.python_version(),
         "first_seed": options.seed,
         "asked_for": options.streams,
-        "streams": tally.streams,
-        "acts": tally.acts,
-        "connections": tally.connections,
-        "seconds": round(tally.seconds, 1),
-        "differences": [described(*each) for each in tally.differences],
-        "differed_once": [described(*each) for each in tally.once],
+        "streams": counts.streams,
+        "acts": counts.acts,
+        "connections": counts.connections,
+        "seconds": round(counts.seconds, 1),
+        "differences": [described(*each) for each in counts.differences],
+        "differed_once": [described(*each) for each in counts.once],
         "ended_early": why,
     }
 
@@ -139,15 +139,15 @@ def main() -> int:
         ours, theirs = ((each.tcp_address, each.http_address) for each in nsqds)
         comparison = stack.enter_context(closing(Comparison(ours, theirs)))
         print(f"seeds {options.seed} to {options.seed + options.streams - 1}")
-        tally, why = fuzz(comparison, options, interrupted)
+        counts, why = fuzz(comparison, options, interrupted)
         if options.json:
-            options.json.write_text(json.dumps(summary(tally, options, why), indent=1) + "\n")
-    for seed, difference in tally.once:
+            options.json.write_text(json.dumps(summary(counts, options, why), indent=1) + "\n")
+    for seed, difference in counts.once:
         print("once, and not again:", described(seed, difference))
-    print(tally, f"{tally.connections} connections, {tally.seconds:.0f} s", sep=", ")
+    print(counts, f"{counts.connections} connections, {counts.seconds:.0f} s", sep=", ")
     if why:
         print(why)
-    return int(bool(tally.differences) or "answer" in why)
+    return int(bool(counts.differences) or "answer" in why)
 
 
 if __name__ == "__main__":

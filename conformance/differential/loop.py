@@ -14,7 +14,7 @@ from typing import Any, Final
 Task = Generator[float, None, Any]
 """A generator that yields deadlines in monotonic time."""
 
-MOST_SECONDS: Final = 1.0
+MAX_SLEEP_SECONDS: Final = 1.0
 """Longest sleep in seconds, so that signals are handled."""
 
 
@@ -67,11 +67,11 @@ class Loop:
 
     def turn(self) -> None:
         """Wait for data or a deadline, and resume the tasks concerned."""
-        timeout = MOST_SECONDS
+        timeout = MAX_SLEEP_SECONDS
         if self._ready:
             timeout = 0.0
         elif self._timers:
-            timeout = min(MOST_SECONDS, max(0.0, self._timers[0][0] - time.monotonic()))
+            timeout = min(MAX_SLEEP_SECONDS, max(0.0, self._timers[0][0] - time.monotonic()))
         for descriptor, _ in self._epoll.poll(timeout):
             receive, running = self._watched[descriptor]
             receive()

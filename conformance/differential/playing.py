@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from nsq_conformance.differential.acts import TOPIC, UNKNOWN_ID, Act, Answer, Ask, Hang, Look, Rest, Say, Sync, Take
-from nsq_conformance.differential.asking import Desk
-from nsq_conformance.differential.lines import Line
+from nsq_conformance.differential.http_client import HttpClient
 from nsq_conformance.differential.loop import Loop
+from nsq_conformance.differential.tcp_connection import TcpConnection
 
 _VARYING: Final = frozenset({"remote_address", "connect_ts"})
 _KNOWN_DIFFERENCES: Final = frozenset({"pub_counts", "global_msg_count"})
@@ -51,7 +51,7 @@ class Nsqd:
         host, _, port = tcp_address.rpartition(":")
         self.loop = loop
         self.tcp = host, int(port)
-        self.desk = Desk(loop, http_address)
+        self.http = HttpClient(loop, http_address)
 
 
 class Play:
@@ -62,15 +62,15 @@ class Play:
         self._nsqd = nsqd
         self._topic = topic
         self._patience = patience
-        self._lines: dict[int, Line] = {}
+        self._connections: dict[int, TcpConnection] = {}
 
     def run(self, acts: Sequence[Act]) -> Generator[float, None, list[Observation]]:
         """Play the acts and return an observation for each. The topics are deleted at the end in any case."""
         observations = []
         for act in acts:
             observations.append((yield from self._act(act)))
-        for line in self._lines.values():
-            line.close()
+        for connection in self._connections.values():
+            connection.close()
         if not acts or not isinstance(acts[-1], Look):
             yield from self._look()
         return observations
@@ -81,64 +81,64 @@ class Play:
             while time.monotonic() < deadline:
                 yield deadline
             # An answer shows that nsqd was scheduled meanwhile, however busy the machine is.
-            return (yield from self._nsqd.desk.ask("GET", "/ping"))
+            return (yield from self._nsqd.http.ask("GET", "/ping"))
         if isinstance(act, Ask):
             return (yield from self._ask(act))
         if isinstance(act, Look):
             return (yield from self._look())
-        line = self._lines.get(act.connection)
-        if line is None:
-            line = self._lines[act.connection] = Line(self._nsqd.loop, self._nsqd.tcp)
-        return (yield from self._with(line, act))
+        connection = self._connections.get(act.connection)
+        if connection is None:
+            connection = self._connections[act.connection] = TcpConnection(self._nsqd.loop, self._nsqd.tcp)
+        return (yield from self._with(connection, act))
 
-    def _with(self, line: Line, act: Say | Sync | Take | Answer | Hang) -> Playing:
+    def _with(self, connection: TcpConnection, act: Say | Sync | Take | Answer | Hang) -> Playing:
         patience = self._patience.reply
         if isinstance(act, Say):
-            line.send(self._named(act.data))
-            yield from line.await_replies(act.replies, patience)
-            return self._replies(line)
+            connection.send(self._named(act.data))
+            yield from connection.await_replies(act.replies, patience)
+            return self._replies(connection)
         if isinstance(act, Sync):
-            line.send(self._named(act.data) + b"FIN %b\n" % UNKNOWN_ID)
-            yield from line.await_reply_with(UNKNOWN_ID, patience)
-            return self._replies(line)
+            connection.send(self._named(act.data) + b"FIN %b\n" % UNKNOWN_ID)
+            yield from connection.await_reply_with(UNKNOWN_ID, patience)
+            return self._replies(connection)
         if isinstance(act, Take):
-            yield from line.await_messages(act.count, patience)
+            yield from connection.await_messages(act.count, patience)
             return ()
         if isinstance(act, Answer):
-            yield from line.await_message(act.body, patience)
-            if act.body in line.ids:
-                line.send(b"%b %b%b\n" % (act.verb, line.ids[act.body], act.tail))
-            return (act.body in line.ids,)
-        if line.messages or line.may_consume:
-            yield from line.await_quiet(self._patience.quiet)
-        line.send(self._named(act.data))
-        yield from line.await_the_end(patience)
-        return *self._replies(line), sorted(line.messages), "closed" if line.is_over else "open"
+            yield from connection.await_message(act.body, patience)
+            if act.body in connection.ids:
+                connection.send(b"%b %b%b\n" % (act.verb, connection.ids[act.body], act.tail))
+            return (act.body in connection.ids,)
+        if connection.messages or connection.may_consume:
+            yield from connection.await_quiet(self._patience.quiet)
+        connection.send(self._named(act.data))
+        yield from connection.await_the_end(patience)
+        return *self._replies(connection), sorted(connection.messages), "closed" if connection.is_over else "open"
 
-    def _replies(self, line: Line) -> Observation:
+    def _replies(self, connection: TcpConnection) -> Observation:
         """The replies since the last act that read them."""
-        replies = [self._anonymous(reply, line) for reply in line.replies]
-        line.replies.clear()
+        replies = [self._anonymous(reply, connection) for reply in connection.replies]
+        connection.replies.clear()
         return (replies,)
 
     def _ask(self, act: Ask) -> Playing:
         target = act.target.replace(TOPIC.decode(), self._topic.decode())
-        status, body = yield from self._nsqd.desk.ask(act.method, target, act.body)
+        status, body = yield from self._nsqd.http.ask(act.method, target, act.body)
         return status, body.replace(self._topic, TOPIC)
 
     def _look(self) -> Playing:
-        topics = (yield from self._nsqd.desk.look(len(TOPIC), self._patience.look)).get(self._topic, [])
+        topics = (yield from self._nsqd.http.look(len(TOPIC), self._patience.look)).get(self._topic, [])
         for each in topics:
             name = each["topic_name"].replace("#", "%23")
-            yield from self._nsqd.desk.ask("POST", f"/topic/delete?topic={name}")
+            yield from self._nsqd.http.ask("POST", f"/topic/delete?topic={name}")
         comparable = json.dumps(_comparable(topics), sort_keys=True)
         return (json.loads(comparable.replace(self._topic.decode(), TOPIC.decode())),)
 
     def _named(self, data: bytes) -> bytes:
         return data.replace(TOPIC, self._topic)
 
-    def _anonymous(self, reply: bytes, line: Line) -> bytes:
-        for body, message_id in line.ids.items():
+    def _anonymous(self, reply: bytes, connection: TcpConnection) -> bytes:
+        for body, message_id in connection.ids.items():
             reply = reply.replace(message_id, b"<" + body + b">")
         return reply.replace(self._topic, TOPIC)
 

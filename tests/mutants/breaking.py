@@ -1,32 +1,32 @@
-"""How a daemon is broken on purpose: one function of it is replaced by another, when its name is chosen."""
+"""Mutants of daemons: each replaces one function, and is selected by its name."""
 
 import sys
 from collections.abc import Callable
 from typing import Any
 
-BREAKS: dict[str, Callable[[], None]] = {}
-"""By name, what puts it in place."""
+MUTANTS: dict[str, Callable[[], None]] = {}
+"""Functions that install the mutants, by name."""
 
 Function = Callable[..., Any]
 
 
-def instead_of(owner: object, name: str) -> Callable[[Function], Function]:
-    """The function below takes the place of that one, when it is chosen."""
+def mutant_of(owner: object, name: str) -> Callable[[Function], Function]:
+    """Register the decorated function as a replacement; it gets the original as its first argument."""
 
     def register(broken: Function) -> Function:
-        def put_in_place() -> None:
+        def install() -> None:
             original = getattr(owner, name)
             setattr(owner, name, lambda *arguments, **named: broken(original, *arguments, **named))
 
-        BREAKS[broken.__name__] = put_in_place
+        MUTANTS[broken.__name__] = install
         return broken
 
     return register
 
 
-def run_broken(main: Callable[[], object]) -> None:
-    """``program WAY --options``; without any argument it says which ways there are."""
+def run_mutant(main: Callable[[], object]) -> None:
+    """Run ``program MUTANT --options``; without arguments, list the mutants."""
     if len(sys.argv) == 1:
-        sys.exit(print("\n".join(BREAKS)))
-    BREAKS[sys.argv.pop(1)]()
+        sys.exit(print("\n".join(MUTANTS)))
+    MUTANTS[sys.argv.pop(1)]()
     main()

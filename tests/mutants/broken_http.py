@@ -1,4 +1,4 @@
-"""An nsqd whose HTTP API is broken on purpose, in one way: ``python -m tests.mutants.broken_http WAY --options``."""
+"""An nsqd with a mutant of its HTTP API: ``python -m tests.mutants.broken_http MUTANT --options``."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,34 +10,34 @@ from nsq_compat.web.configuration import Configuration
 from nsq_compat.web.publishing import Publishing
 from nsq_compat.web.responses import EMPTY, ApiError
 from nsq_compat.web.stats import Stats
-from tests.mutants.breaking import Function, instead_of, run_broken
+from tests.mutants.breaking import Function, mutant_of, run_mutant
 
 Members = dict[str, Any]
 
 # --- Publishing -------------------------------------------------------------------------------------------------------
 
 
-@instead_of(Publishing, "begin")
-def a_pub_of_nothing_is_fine(original: Function, api: Publishing, request: Any, *others: object) -> object:
+@mutant_of(Publishing, "begin")
+def an_empty_pub_is_accepted(original: Function, api: Publishing, request: Any, *others: object) -> object:
     return original(api, request, *others) if request.body else EMPTY
 
 
-@instead_of(publishing, "split_text")
+@mutant_of(publishing, "split_text")
 def an_mpub_forgets_its_last_line(original: Function, body: bytes, max_msg_size: int) -> object:
     return original(body, max_msg_size)[:-1]
 
 
-@instead_of(publishing, "_is_binary")
+@mutant_of(publishing, "_is_binary")
 def a_binary_mpub_is_read_as_lines(original: Function, parameters: Mapping[str, str]) -> bool:
     return False
 
 
-@instead_of(publishing, "is_valid_name")
-def any_name_is_a_topic(original: Function, name: str) -> bool:
+@mutant_of(publishing, "is_valid_name")
+def any_topic_name_is_valid(original: Function, name: str) -> bool:
     return True
 
 
-@instead_of(Publishing, "_defer_of")
+@mutant_of(Publishing, "_defer_of")
 def a_delay_over_http_is_forgotten(original: Function, api: Publishing, parameters: Mapping[str, str]) -> float:
     original(api, parameters)
     return 0.0
@@ -46,7 +46,7 @@ def a_delay_over_http_is_forgotten(original: Function, api: Publishing, paramete
 # --- Topics and channels ----------------------------------------------------------------------------------------------
 
 
-@instead_of(Administration, "_topic")
+@mutant_of(Administration, "_topic")
 def an_unknown_topic_is_a_bad_request(original: Function, api: Administration, name: str) -> object:
     try:
         return original(api, name)
@@ -54,32 +54,32 @@ def an_unknown_topic_is_a_bad_request(original: Function, api: Administration, n
         raise ApiError(400, error.code) from error
 
 
-@instead_of(Administration, "pause_topic")
-def a_paused_topic_goes_on(original: Function, api: Administration, request: object) -> object:
+@mutant_of(Administration, "pause_topic")
+def a_paused_topic_still_delivers(original: Function, api: Administration, request: object) -> object:
     return EMPTY
 
 
-@instead_of(Administration, "unpause_channel")
+@mutant_of(Administration, "unpause_channel")
 def a_paused_channel_stays_paused(original: Function, api: Administration, request: object) -> object:
     return EMPTY
 
 
-@instead_of(Administration, "empty_topic")
+@mutant_of(Administration, "empty_topic")
 def emptying_a_topic_does_nothing(original: Function, api: Administration, request: object) -> object:
     return EMPTY
 
 
-@instead_of(Administration, "delete_channel")
+@mutant_of(Administration, "delete_channel")
 def a_deleted_channel_stays(original: Function, api: Administration, request: object) -> object:
     return EMPTY
 
 
-@instead_of(Administration, "create_channel")
-def a_created_channel_is_not_there(original: Function, api: Administration, request: object) -> object:
+@mutant_of(Administration, "create_channel")
+def a_channel_is_not_created(original: Function, api: Administration, request: object) -> object:
     return EMPTY
 
 
-@instead_of(Configuration, "_set_log_level")
+@mutant_of(Configuration, "_set_log_level")
 def the_log_level_is_forgotten(original: Function, api: Configuration, body: bytes) -> None:
     pass
 
@@ -87,46 +87,46 @@ def the_log_level_is_forgotten(original: Function, api: Configuration, body: byt
 # --- /stats -----------------------------------------------------------------------------------------------------------
 
 
-@instead_of(stats, "_topic_json")
+@mutant_of(stats, "_topic_json")
 def stats_miss_a_channel(original: Function, topic: object) -> Members:
     members: Members = original(topic)
     return members | {"channels": members["channels"][1:]}
 
 
-@instead_of(stats, "_topic_json")
+@mutant_of(stats, "_topic_json")
 def stats_forget_bytes(original: Function, topic: object) -> Members:
     members: Members = original(topic)
     return members | {"message_bytes": 0}
 
 
-@instead_of(stats, "_channel_json")
+@mutant_of(stats, "_channel_json")
 def depth_is_off_by_one(original: Function, channel: object) -> Members:
     members: Members = original(channel)
     return members | {"depth": members["depth"] + 1}
 
 
-@instead_of(stats, "_channel_json")
+@mutant_of(stats, "_channel_json")
 def stats_lose_a_member(original: Function, channel: object) -> Members:
     members: Members = original(channel)
     del members["timeout_count"]
     return members
 
 
-@instead_of(stats, "_channel_json")
-def stats_show_nobody(original: Function, channel: object) -> Members:
+@mutant_of(stats, "_channel_json")
+def stats_show_no_clients(original: Function, channel: object) -> Members:
     members: Members = original(channel)
     return members | {"clients": []}
 
 
-@instead_of(Stats, "_report")
-def one_channel_is_all(original: Function, api: Stats, topic: str, channel: str, **which: bool) -> object:
+@mutant_of(Stats, "_report")
+def selecting_one_channel_shows_all(original: Function, api: Stats, topic: str, channel: str, **which: bool) -> object:
     return original(api, topic, "", **which)
 
 
-@instead_of(stats, "_default_true")
+@mutant_of(stats, "_default_true")
 def nothing_can_be_left_out(original: Function, parameters: Mapping[str, str], key: str) -> bool:
     return True
 
 
 if __name__ == "__main__":
-    run_broken(main)
+    run_mutant(main)

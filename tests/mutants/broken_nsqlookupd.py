@@ -1,4 +1,4 @@
-"""An nsqlookupd that is broken on purpose, in one way: ``python -m tests.mutants.broken_nsqlookupd WAY --options``."""
+"""An nsqlookupd with a mutant: ``python -m tests.mutants.broken_nsqlookupd MUTANT --options``."""
 
 from collections.abc import Sequence
 
@@ -9,18 +9,18 @@ from nsq_compat.registry.registration_db import Lookup, RegistrationDb
 from nsq_compat.session.lookupd_session import LookupdSession
 from nsq_compat.web.nsqlookupd_api import Directory
 from nsq_compat.web.responses import EMPTY, ApiError
-from tests.mutants.breaking import Function, instead_of, run_broken
+from tests.mutants.breaking import Function, mutant_of, run_mutant
 
-# --- What nsqd daemons say --------------------------------------------------------------------------------------------
+# --- Registrations ----------------------------------------------------------------------------------------------------
 
 
-@instead_of(RegistrationDb, "register")
+@mutant_of(RegistrationDb, "register")
 def a_registration_is_lost(original: Function, db: RegistrationDb, *registration: object) -> None:
     pass
 
 
-@instead_of(RegistrationDb, "register")
-def a_channel_comes_without_its_topic(
+@mutant_of(RegistrationDb, "register")
+def a_channel_is_registered_without_its_topic(
     original: Function, db: RegistrationDb, producer: Producer, topic: str, channel: str = ""
 ) -> None:
     if channel:
@@ -29,92 +29,94 @@ def a_channel_comes_without_its_topic(
         original(db, producer, topic)
 
 
-@instead_of(RegistrationDb, "unregister")
+@mutant_of(RegistrationDb, "unregister")
 def unregistering_does_nothing(original: Function, db: RegistrationDb, *registration: object) -> None:
     pass
 
 
-@instead_of(RegistrationDb, "_unregister_channel")
-def a_channel_takes_its_topic_along(
+@mutant_of(RegistrationDb, "_unregister_channel")
+def unregistering_a_channel_removes_its_topic(
     original: Function, db: RegistrationDb, producer: Producer, topic: str, channel: str
 ) -> None:
     db._unregister_topic(producer, topic)
 
 
-@instead_of(registration_db, "is_ephemeral")
+@mutant_of(registration_db, "is_ephemeral")
 def an_ephemeral_channel_stays(original: Function, name: str) -> bool:
     return False
 
 
-@instead_of(RegistrationDb, "forget")
+@mutant_of(RegistrationDb, "forget")
 def a_lost_connection_stays(original: Function, db: RegistrationDb, producer: Producer) -> None:
     pass
 
 
-@instead_of(RegistrationDb, "heard_of")
+@mutant_of(RegistrationDb, "heard_of")
 def a_ping_does_not_count(original: Function, db: RegistrationDb, *heard: object) -> None:
     pass
 
 
-@instead_of(LookupdSession, "_admit")
-def who_has_not_identified_is_welcome(original: Function, session: LookupdSession, tokens: Sequence[bytes]) -> None:
+@mutant_of(LookupdSession, "_admit")
+def commands_before_identify_are_accepted(original: Function, session: LookupdSession, tokens: Sequence[bytes]) -> None:
     pass
 
 
-# --- Who is sent where ------------------------------------------------------------------------------------------------
+# --- Lookups ----------------------------------------------------------------------------------------------------------
 
 
-@instead_of(RegistrationDb, "_is_inactive")
-def silence_is_forgiven(original: Function, db: RegistrationDb, producer: Producer, now: float) -> bool:
+@mutant_of(RegistrationDb, "_is_inactive")
+def silence_is_ignored(original: Function, db: RegistrationDb, producer: Producer, now: float) -> bool:
     return False
 
 
-@instead_of(RegistrationDb, "is_tombstoned")
+@mutant_of(RegistrationDb, "is_tombstoned")
 def a_tombstone_is_ignored(original: Function, db: RegistrationDb, *which: object) -> bool:
     return False
 
 
-@instead_of(RegistrationDb, "is_tombstoned")
-def a_tombstone_never_ends(original: Function, db: RegistrationDb, producer: Producer, topic: str, now: float) -> bool:
+@mutant_of(RegistrationDb, "is_tombstoned")
+def a_tombstone_never_expires(
+    original: Function, db: RegistrationDb, producer: Producer, topic: str, now: float
+) -> bool:
     return topic in producer.tombstones
 
 
-@instead_of(RegistrationDb, "tombstone")
-def a_tombstone_is_for_every_topic(
+@mutant_of(RegistrationDb, "tombstone")
+def a_tombstone_applies_to_every_topic(
     original: Function, db: RegistrationDb, topic: str, node: str, now: float, now_ns: int
 ) -> None:
     for each in db.topics:
         original(db, each, node, now, now_ns)
 
 
-@instead_of(registration_db, "_separate")
+@mutant_of(registration_db, "_separate")
 def a_tombstone_outlives_its_registration(original: Function, producer: Producer, registration: Registration) -> None:
     kept = dict(producer.tombstones)
     original(producer, registration)
     producer.tombstones.update(kept)
 
 
-@instead_of(RegistrationDb, "lookup")
+@mutant_of(RegistrationDb, "lookup")
 def one_producer_is_left_out(original: Function, db: RegistrationDb, topic: str, now: float) -> Lookup:
     found: Lookup = original(db, topic, now)
     return found._replace(producers=found.producers[1:])
 
 
-@instead_of(RegistrationDb, "lookup")
-def everybody_is_a_producer(original: Function, db: RegistrationDb, topic: str, now: float) -> Lookup:
+@mutant_of(RegistrationDb, "lookup")
+def every_node_is_a_producer(original: Function, db: RegistrationDb, topic: str, now: float) -> Lookup:
     found: Lookup = original(db, topic, now)
     return found._replace(producers=tuple(db.producers))
 
 
-@instead_of(RegistrationDb, "channels")
-def channels_are_not_told(original: Function, db: RegistrationDb, topic: str) -> list[str]:
+@mutant_of(RegistrationDb, "channels")
+def channels_are_not_returned(original: Function, db: RegistrationDb, topic: str) -> list[str]:
     return []
 
 
-# --- What operators do ------------------------------------------------------------------------------------------------
+# --- Operators --------------------------------------------------------------------------------------------------------
 
 
-@instead_of(Directory, "lookup")
+@mutant_of(Directory, "lookup")
 def an_unknown_topic_is_a_bad_request(original: Function, directory: Directory, request: object) -> object:
     try:
         return original(directory, request)
@@ -122,15 +124,15 @@ def an_unknown_topic_is_a_bad_request(original: Function, directory: Directory, 
         raise ApiError(400, error.code) from error
 
 
-@instead_of(RegistrationDb, "delete_topic")
+@mutant_of(RegistrationDb, "delete_topic")
 def a_deleted_topic_stays(original: Function, db: RegistrationDb, topic: str) -> None:
     pass
 
 
-@instead_of(Directory, "delete_channel")
+@mutant_of(Directory, "delete_channel")
 def a_deleted_channel_stays(original: Function, directory: Directory, request: object) -> object:
     return EMPTY
 
 
 if __name__ == "__main__":
-    run_broken(main)
+    run_mutant(main)

@@ -1,6 +1,6 @@
-"""A container file read, and its steps as a script that does the same on a machine without an engine.
+"""Reads a container file, and converts its steps to a script that runs without a container engine.
 
-Only what our file uses is known; anything else is an error, never passed over.
+Only instructions that our file uses are supported; others are errors.
 """
 
 import json
@@ -16,20 +16,20 @@ from dockerfile_parse import DockerfileParser
 
 @dataclass(slots=True)
 class Stage:
-    """Of one FROM: its instructions in their order, and what it leaves to a container."""
+    """A stage, from FROM on: its instructions in order, and the settings of its containers."""
 
     base: str
     steps: list[tuple[str, str]] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
 
     def only(self, instruction: str) -> str:
-        """The value of an instruction there is once."""
+        """The value of an instruction that occurs once."""
         [value] = [value for name, value in self.steps if name == instruction]
         return value
 
 
 class Image:
-    """The stages of a container file; the last is what is run."""
+    """The stages of a container file; containers run the last one."""
 
     def __init__(self, path: Path, folder: Path) -> None:
         parser = DockerfileParser(path=str(folder))
@@ -50,7 +50,7 @@ class Image:
         return _words(command)
 
     def sources(self) -> list[str]:
-        """What is copied out of the checkout."""
+        """The files that are copied from the checkout."""
         return [
             word
             for stage in self.stages
@@ -60,7 +60,7 @@ class Image:
         ]
 
     def script(self, stage: Stage, checkout: str) -> Iterator[str]:
-        """The same, in bash, as root: what an engine would do before it starts anything."""
+        """The steps of a stage as a bash script for root."""
         yield "cd /"
         for name, value in stage.steps:
             if name == "WORKDIR":
@@ -83,7 +83,7 @@ class Image:
             self.stages.append(Stage(re.sub(r"\$\{(\w+)\}", lambda match: self.arguments[match[1]], base)))
         else:
             if name not in _KNOWN:
-                raise ValueError(f"an instruction nobody here knows: {name}")
+                raise ValueError(f"unsupported instruction: {name}")
             stage = self.stages[-1]
             stage.steps.append((name, value))
             if name == "ENV":

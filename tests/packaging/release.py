@@ -1,6 +1,6 @@
-"""A release, made once for all tests that want it: archive of sources, wheel, what both need, and environments with it.
+"""A release, built once for all tests: source archive, wheel, their requirements, and environments with them.
 
-Everything comes from the package index once; after that builds and installations need no network.
+Requirements are downloaded once; later builds and installations need no network.
 """
 
 import fcntl
@@ -23,7 +23,7 @@ _NOT_SOURCES = shutil.ignore_patterns(
 
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> str:
-    """What it prints. Fails with its last words when it fails."""
+    """Run a command and return its output; fails with the output if the command fails."""
     result = subprocess.run(
         [*map(str, command)], capture_output=True, text=True, timeout=250, cwd=cwd, env={**os.environ, **environment}
     )
@@ -32,7 +32,7 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> str:
 
 
 def settings() -> ConfigParser:
-    """setup.cfg."""
+    """The settings in setup.cfg."""
     parser = ConfigParser()
     parser.read(ROOT / "setup.cfg")
     return parser
@@ -44,7 +44,7 @@ def words(text: str) -> list[str]:
 
 
 def console_scripts() -> list[str]:
-    """NSQ's programs. The conformance kit is a product of its own."""
+    """The programs, without nsq-conformance."""
     lines = words(settings()["options.entry_points"]["console_scripts"])
     return [line.partition(" ")[0] for line in lines if "nsq_compat." in line]
 
@@ -56,12 +56,12 @@ def build_requirements() -> list[str]:
 
 
 class Release:
-    """In a folder that several test processes share."""
+    """A release in a folder that several test processes share."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.packages = folder / "packages"
-        """What the wheel and the building of it need, as files."""
+        """The requirements of the wheel and of building it, as files."""
 
     @property
     def archive(self) -> Path:
@@ -75,13 +75,13 @@ class Release:
 
     @property
     def offline(self) -> dict[str, str]:
-        """For pip's environment: take what is here, ask nobody, and do not compile, which takes minutes each time."""
+        """Environment variables for pip: use local files only, and do not compile, which takes minutes."""
         self._built()
         places = f"{self.packages} {self.folder / 'tree' / 'dist'}"
         return {**_OFFLINE, "PIP_FIND_LINKS": places, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
     def installed(self, extras: str = "") -> Path:
-        """The folder of programs of a new environment with the wheel and these extras, and nothing else."""
+        """The folder of programs of a new environment with only the wheel and these extras."""
         home = self.folder / f"installed-{extras or 'core'}"
         offline, wanted = self.offline, f"{self.wheel}{f'[{extras}]' if extras else ''}"
         with self._once(home) as missing:
@@ -114,7 +114,7 @@ class Release:
 
     @contextmanager
     def _once(self, what: Path) -> Iterator[bool]:
-        """Whether this process is the one to make it; the others wait until it is there."""
+        """Whether this process is to make it; other processes wait until it exists."""
         done = what.with_name(f"{what.name}.done")
         with what.with_name(f"{what.name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

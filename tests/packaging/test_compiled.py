@@ -1,4 +1,4 @@
-"""The modules that setup.cfg names are compiled where that was asked for, and nowhere else."""
+"""The modules of [compiled] in setup.cfg are compiled if a build can, and only there."""
 
 import fnmatch
 import os
@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ASKED_FOR = os.environ.get("NSQ_COMPAT_COMPILED") == "1"  # scripts/test says so, for its second run
+IS_COMPILED = os.environ.get("NSQ_COMPAT_COMPILED") == "1"  # set by scripts/test in its second run
 
 
 def loaded_setup() -> ModuleType:
@@ -37,10 +37,10 @@ MODULES: list[str] = loaded_setup().compiled_modules(ROOT)
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_a_module_is_what_was_asked_for(name: str):
+def test_a_module_is_compiled_if_requested(name: str):
     file = import_module(f"nsq_compat.{name}").__file__
     assert file is not None
-    assert Path(file).suffix == (".so" if ASKED_FOR else ".py")
+    assert Path(file).suffix == (".so" if IS_COMPILED else ".py")
 
 
 def test_a_module_of_the_folders_is_compiled_unless_it_is_an_exception(tmp_path: Path):
@@ -53,13 +53,13 @@ def test_a_module_of_the_folders_is_compiled_unless_it_is_an_exception(tmp_path:
     assert loaded_setup().compiled_modules(tmp_path) == ["queue.topic"]
 
 
-def test_every_exception_is_a_module_that_there_is():
+def test_every_exception_is_an_existing_module():
     folders = settings()["folders"].split()
     modules = [f"{folder}.{file.stem}" for folder in folders for file in (ROOT / "nsq_compat" / folder).glob("*.py")]
     assert [each for each in settings()["exceptions"].split() if not fnmatch.filter(modules, each)] == []
 
 
-def test_what_is_hot_in_nsqd_is_compiled():
+def test_hot_modules_of_nsqd_are_compiled():
     clients = {"session.client_session"}
     folders = settings()["folders"].split()
     files = [file for folder in folders for file in (ROOT / "nsq_compat" / folder).glob("*.py")]
@@ -67,15 +67,15 @@ def test_what_is_hot_in_nsqd_is_compiled():
     assert hot - set(MODULES) == clients
 
 
-def test_so_is_the_nsqd_that_tests_start():
+def test_the_nsqd_that_tests_start_is_compiled_if_requested():
     nsqd = Path(sys.executable).with_name("nsqd")
     said = subprocess.run([nsqd, "--version"], capture_output=True, text=True, check=True).stdout
-    assert said.strip().endswith("+compiled)") == ASKED_FOR
+    assert said.strip().endswith("+compiled)") == IS_COMPILED
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """What a build is made of, with one module."""
+    """A source tree for builds, with one module."""
     (tmp_path / "nsq_compat").mkdir()
     for name in ("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE", "nsq_compat/__init__.py"):
         shutil.copy(ROOT / name, tmp_path / name)
@@ -101,15 +101,13 @@ def test_an_editable_installation_is_not_compiled(tree: Path):
         ("yes", "cc", "NSQ_COMPAT_COMPILED=yes: must be 0, 1 or empty."),
     ],
 )
-def test_a_build_compiles_where_it_can_and_fails_only_where_it_must(
-    choice: str, compiler: str, wanted: str, tree: Path
-):
+def test_a_build_compiles_if_it_can_and_fails_only_if_it_must(choice: str, compiler: str, wanted: str, tree: Path):
     asked = "from setuptools import build_meta; print(build_meta.get_requires_for_build_wheel())"
     result = build(tree, choice, compiler, "-c", asked)
     assert wanted in (result.stderr if result.returncode else result.stdout.splitlines()[-1])
 
 
-def test_a_wheel_made_without_a_compiler_is_for_every_machine(tree: Path):
+def test_a_wheel_built_without_a_compiler_is_platform_independent(tree: Path):
     result = build(tree, "", "false", "setup.py", "--quiet", "bdist_wheel")
     assert "nsq_compat is not compiled: false does not find Python.h" in result.stderr
     [wheel] = (tree / "dist").glob("*")
@@ -118,5 +116,5 @@ def test_a_wheel_made_without_a_compiler_is_for_every_machine(tree: Path):
 
 def build(tree: Path, choice: str, compiler: str, *words: str) -> "subprocess.CompletedProcess[str]":
     environment = {**os.environ, "NSQ_COMPAT_COMPILED": choice, "CC": compiler}
-    environment.pop("PYTHONPATH", None)  # scripts/test has the compiled one there
+    environment.pop("PYTHONPATH", None)  # in scripts/test it has the compiled modules
     return subprocess.run([sys.executable, *words], cwd=tree, env=environment, capture_output=True, text=True)

@@ -1,8 +1,7 @@
-"""The container file: what it says, and its steps done without an engine.
+"""The container file: its content, and its steps run without a container engine.
 
-There is no engine here, so the image itself is not built. What is: its first stage, by the same commands, on a machine
-of its own (`tests.docs.sandbox`), but for the compiling, which takes minutes; and then what an engine would start from
-it, as the user it names, on a root nobody may write to, with /data that it may.
+The image itself is not built. The commands of its first stage run in a sandbox (`tests.docs.sandbox`), without the
+compiling, which takes minutes. Then its command runs as its user, on a read-only root with a writable /data.
 """
 
 import glob
@@ -23,7 +22,7 @@ from tests.packaging.image import Image
 from tests.packaging.release import ROOT
 
 CONTAINER = ROOT / "contrib" / "container"
-# The wheel is built first, and perhaps waited for.
+# The first test builds the wheel.
 pytestmark = pytest.mark.timeout(300)
 
 PORTS = {"4150", "4151", "4160", "4161", "4171"}
@@ -34,7 +33,7 @@ def image(tmp_path: Path) -> Image:
     return Image(CONTAINER / "Containerfile", tmp_path)
 
 
-def test_what_runs_is_not_root_keeps_data_in_a_volume_and_is_looked_after(image):
+def test_the_container_is_not_root_keeps_data_in_a_volume_and_has_a_health_check(image):
     final = image.stages[-1]
     user, _, group = final.only("USER").partition(":")
     assert min(int(user), int(group)) >= 10000
@@ -45,9 +44,9 @@ def test_what_runs_is_not_root_keeps_data_in_a_volume_and_is_looked_after(image)
     assert final.only("STOPSIGNAL") == "SIGTERM"
 
 
-def test_the_base_is_pinned_and_what_is_built_fits_it(image):
+def test_the_base_image_is_pinned_and_fits_the_build_image(image):
     building, base = (stage.base for stage in image.stages)
-    assert building == base.replace("-slim", "")  # which has no C compiler
+    assert building == base.replace("-slim", "")  # the slim image has no C compiler
     name, _, tag = base.rpartition(":")
     assert name == "docker.io/library/python"
     assert tag.partition("-")[0].count(".") == 2
@@ -55,7 +54,7 @@ def test_the_base_is_pinned_and_what_is_built_fits_it(image):
     assert image.labels["org.opencontainers.image.version"] == __version__
 
 
-def test_ports_and_flags_are_the_programs_own(image):
+def test_ports_and_flags_are_those_of_the_programs(image):
     program, *words = image.command
     assert program == "nsqd"
     parse(table_of(NsqdOptions), words)
@@ -65,7 +64,7 @@ def test_ports_and_flags_are_the_programs_own(image):
     assert set(image.stages[-1].only("EXPOSE").split()) == PORTS
 
 
-def test_what_is_copied_is_there_and_nothing_else_is_sent_to_the_engine(image, release):
+def test_copied_files_exist_and_the_build_context_has_nothing_else(image, release):
     tree = release.wheel.parents[1]
     for source in image.sources():
         assert glob.glob(str(tree / source)), source
@@ -105,7 +104,7 @@ id --user
 """
 
 
-def test_its_steps_make_an_nsqd_that_serves_as_nobody_on_a_root_it_cannot_write_to(image, release, tmp_path):
+def test_its_steps_build_an_nsqd_that_serves_without_privileges_on_a_read_only_root(image, release, tmp_path):
     build, final = image.stages
     offline = " ".join(f"{name}='{value}'" for name, value in release.offline.items())
     tree = str(release.wheel.parents[1])
@@ -115,7 +114,7 @@ def test_its_steps_make_an_nsqd_that_serves_as_nobody_on_a_root_it_cannot_write_
         "set -euo pipefail",
         f"export {offline}",
         f"export PATH={sys.base_prefix}/bin:$PATH",
-        # The Python here may lie in a folder only root may look into; an image has it in /usr/local.
+        # The local Python may be in a folder that only root can read; an image has it in /usr/local.
         f"for each in {sys.base_prefix} {Path(sys.base_prefix).parents[0]}; do",
         "    while [ $each != / ]; do chmod a+rx $each; each=$(dirname $each); done",
         "done",

@@ -1,4 +1,4 @@
-"""nsq_compat without any extra: what runs does so without what is missing, and says what that is."""
+"""nsq_compat without extras: programs run without the missing features and report them."""
 
 import re
 import subprocess
@@ -34,7 +34,7 @@ def named(requirement: str) -> str:
     return re.sub("[-_.]+", "-", requirement.partition("==")[0]).lower()
 
 
-def test_only_what_is_asked_for_is_installed(release):
+def test_only_requested_extras_are_installed(release):
     extras = settings()["options.extras_require"]
     optional = {named(line) for extra in EXTRAS for line in words(extras[extra])}
     assert optional == {"flask", "jinja2", "python-snappy", "prometheus-client", "pyopenssl"}
@@ -42,13 +42,13 @@ def test_only_what_is_asked_for_is_installed(release):
     assert packages_of(release.installed("all")) >= optional
 
 
-def test_every_program_says_its_version(release):
+def test_every_program_prints_its_version(release):
     for script in console_scripts():
         said = run(release.installed() / script, "--version", cwd=release.folder)
         assert said.startswith(f"{script} v1.3.0"), script
 
 
-def test_nsqd_serves_without_figures_and_without_snappy_and_says_so(release, tmp_path):
+def test_nsqd_serves_without_metrics_and_snappy_and_reports_it(release, tmp_path):
     data_path = tmp_path / "data"
     data_path.mkdir()
     with NsqdProcess(str(release.installed() / "nsqd"), data_path) as nsqd:
@@ -60,13 +60,13 @@ def test_nsqd_serves_without_figures_and_without_snappy_and_says_so(release, tmp
         )
         for path in ("/ping", "/livez", "/readyz"):
             assert (nsqd.asks("GET", path).status, nsqd.asks("GET", path).body) == (200, b"OK")
-        # Somebody else's client asks for snappy, hears that there is none, and goes on without.
+        # A client requests snappy, learns that it is not available, and continues without it.
         asks = NEGOTIATION.format(address=nsqd.tcp_address, options="snappy=True")
         assert nsqd.tcp_address.rpartition(":")[2] in run(sys.executable, "-c", asks, cwd=tmp_path)
         assert (nsqd.topic_stats("orders") or {}).get("message_count") == 1
 
 
-def test_nsqd_refuses_the_one_client_policy_that_needs_pyopenssl(release, tmp_path):
+def test_nsqd_refuses_the_client_policy_that_needs_pyopenssl(release, tmp_path):
     files = Certificates(tmp_path)
     checks = [release.installed() / "nsqd", "--check-config", f"--data-path={tmp_path}", *files.options]
     refused = subprocess.run([*checks, "--tls-client-auth-policy=require"], capture_output=True, text=True, timeout=60)
@@ -76,19 +76,19 @@ def test_nsqd_refuses_the_one_client_policy_that_needs_pyopenssl(release, tmp_pa
     run(release.installed("all") / "nsqd", *checks[1:], "--tls-client-auth-policy=require", cwd=tmp_path)
 
 
-def test_nsqlookupd_serves_without_figures(release):
+def test_nsqlookupd_serves_without_metrics(release):
     with NsqlookupdProcess(str(release.installed() / "nsqlookupd")) as nsqlookupd:
         assert nsqlookupd.asks("GET", "/metrics").status == 501
         assert nsqlookupd.asks("GET", "/topics").json() == {"topics": []}
 
 
-def test_a_client_that_wants_snappy_is_told_what_is_missing(release, tmp_path):
+def test_a_client_that_requests_snappy_learns_what_is_missing(release, tmp_path):
     asks = NEGOTIATION.format(address="127.0.0.1:4150", options="snappy=True")
     with pytest.raises(AssertionError, match=re.escape(f"ValueError: {SNAPPY}")):
         run(release.installed() / "python", "-c", asks, cwd=tmp_path)
 
 
-def test_nsqadmin_says_what_it_needs(release, tmp_path):
+def test_nsqadmin_reports_its_missing_extra(release, tmp_path):
     command = [release.installed() / "nsqadmin", "--http-address=127.0.0.1:0", "--nsqd-http-address=127.0.0.1:4151"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 1

@@ -1,4 +1,4 @@
-"""`scripts/environment` installs nothing where what is asked for is there already."""
+"""`scripts/environment` installs nothing if the requested extras are installed already."""
 
 import shutil
 import subprocess
@@ -13,7 +13,7 @@ ENVIRONMENT = Path(__file__).parents[2] / "scripts" / "environment"
     ("asked", "found"),
     [("demo", True), ("bench demo", True), ("demo lint", False), ("dem", False), ("demo elsewhere", False)],
 )
-def test_what_was_installed_with_more_extras_is_enough(asked: str, found: bool, tmp_path: Path) -> None:
+def test_an_installation_with_more_extras_is_sufficient(asked: str, found: bool, tmp_path: Path) -> None:
     for folder in ("scripts", ".venv"):
         (tmp_path / folder).mkdir()
     shutil.copy(ENVIRONMENT, tmp_path / "scripts")

@@ -1,7 +1,7 @@
-"""The manifests in contrib/kubernetes: valid for Kubernetes, true to our programs, and their pods' commands run.
+"""The manifests in contrib/kubernetes: valid for Kubernetes, consistent with our programs, and with working commands.
 
-No cluster: the API's own schemas judge what they are, and what a kubelet would run is run as it stands, on a machine
-that has the pods' names (`tests.docs.sandbox`).
+There is no cluster. The API's schemas validate the manifests, and the pods' commands run in a sandbox that resolves the
+pods' names (`tests.docs.sandbox`).
 """
 
 import shlex
@@ -36,7 +36,7 @@ Document = dict[str, Any]
 
 
 def rendered(folder: Path) -> Iterator[Document]:
-    """What `kubectl kustomize` makes of a folder, as far as ours go."""
+    """The output of `kubectl kustomize` for a folder, for the features that we use."""
     kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
     images = {each["name"]: f"{each['newName']}:{each['newTag']}" for each in kustomization.get("images", ())}
     assert set(kustomization) <= {"apiVersion", "kind", "resources", "images"}
@@ -75,7 +75,7 @@ def labels_of(name: str) -> Document:
 
 
 def substituted(name: str) -> list[str]:
-    """The words a pod's first container is started with; `$(NAME)` only for what its `env` has."""
+    """The command of a pod's first container; `$(NAME)` is replaced by values of its `env`."""
     container = container_of(name)
     values = {"metadata.name": f"{name}-0", "metadata.namespace": NAMESPACE}
     variables = {each["name"]: values[each["valueFrom"]["fieldRef"]["fieldPath"]] for each in container.get("env", ())}
@@ -87,23 +87,23 @@ def substituted(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_kubernetes_takes_them(version):
+def test_manifests_are_valid(version):
     assert {each["kind"] for each in DOCUMENTS} == {
         "Deployment", "PodDisruptionBudget", "Service", "ServiceMonitor", "StatefulSet",
     }  # fmt: skip
     for document in DOCUMENTS:
-        if document["kind"] != "ServiceMonitor":  # the Prometheus operator's, not Kubernetes' own
+        if document["kind"] != "ServiceMonitor":  # a resource of the Prometheus operator
             kubernetes_validate.validate(document, version, strict=True)
 
 
-def test_a_slip_would_be_found():
+def test_a_misspelled_field_is_detected():
     document = yaml.safe_load(yaml.safe_dump(WORKLOADS["nsqd"]))
     document["spec"]["template"]["spec"]["terminationGracePeriod"] = 330
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(document, VERSIONS[-1], strict=True)
 
 
-def test_kubectl_renders_the_same_where_it_is_installed():
+def test_kubectl_renders_the_same_if_it_is_installed():
     theirs = DOCUMENTS
     if kubectl := shutil.which("kubectl"):
         command = [kubectl, "kustomize", str(FOLDER / "prometheus-operator")]
@@ -113,7 +113,7 @@ def test_kubectl_renders_the_same_where_it_is_installed():
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_pod_starts_its_daemon_with_flags_it_knows_on_ports_it_listens_to(name):
+def test_a_pods_flags_and_ports_are_those_of_its_daemon(name):
     program, *words = substituted(name)
     assert program == name
     options = OPTIONS[name](**dict(parse(table_of(OPTIONS[name]), words).given))
@@ -127,7 +127,7 @@ def test_a_pod_starts_its_daemon_with_flags_it_knows_on_ports_it_listens_to(name
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_pod_may_do_nothing_but_serve(name, tmp_path):
+def test_a_pod_has_no_privileges(name, tmp_path):
     final = Image(ROOT / "contrib" / "container" / "Containerfile", tmp_path).stages[-1]
     pod, container = WORKLOADS[name]["spec"]["template"]["spec"], container_of(name)
     assert f"{pod['securityContext']['runAsUser']}:{pod['securityContext']['runAsGroup']}" == final.only("USER")
@@ -149,7 +149,7 @@ def test_nsqd_keeps_its_data_in_a_volume_and_has_time_to_drain():
     assert pod["terminationGracePeriodSeconds"] >= options.drain_timeout / SECOND + STOP_SECONDS
 
 
-def test_names_lead_to_each_other():
+def test_references_between_manifests_exist():
     for each in of_kind("StatefulSet"):
         [service] = [one for one in of_kind("Service") if one["metadata"]["name"] == each["spec"]["serviceName"]]
         assert service["spec"]["clusterIP"] == "None"
@@ -203,7 +203,7 @@ until curl --silent --fail --output /dev/null "http://$lookupd_http/lookup?topic
 nsq_tail --topic=orders --channel=archive --n=1 --lookupd-http-address=$lookupd_http 2>/dev/null
 {before_stop}
 kill -TERM $nsqd
-# Another is left, so it is still there, under the name consumers know.
+# One message is left, so nsqd still runs under its name.
 nsq_tail --topic=orders --channel=archive --n=1 --nsqd-tcp-address=nsqd-0.nsqd.queue.svc:4150 2>/dev/null
 wait $nsqd
 grep -o 'NSQ: drained$' nsqd.log
@@ -214,7 +214,7 @@ echo gone
 
 
 @pytest.mark.timeout(300)
-def test_what_the_pods_run_serves_is_probed_and_drains_before_it_stops(tmp_path):
+def test_the_pods_commands_serve_answer_probes_and_drain_before_they_stop(tmp_path):
     starts = [
         f"{shlex.join(substituted(name))} 2>{name}.log &\n{name}=$!" for name in ("nsqlookupd", "nsqd", "nsqadmin")
     ]

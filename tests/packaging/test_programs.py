@@ -1,4 +1,4 @@
-"""Every program of the wheel, in an environment with nothing else, does what it is for."""
+"""Every program of the wheel works in an environment with nothing else."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ TOPIC, CHANNEL = "numbers", "archive"
 
 
 class Installed:
-    """The wheel's programs and a little cluster of them, in which five messages wait."""
+    """The wheel's programs, and a small cluster of them with five messages."""
 
     def __init__(self, programs: Path, folder: Path, ending: ExitStack) -> None:
         self.programs, self.folder, self._ending = programs, folder, ending
@@ -42,7 +42,7 @@ class Installed:
         assert self.nsqd.asks("POST", f"/mpub?topic={TOPIC}", b"1\n2\n3\n4\n5").status == 200
 
     def starts(self, name: str, *options: str) -> subprocess.Popen[str]:
-        """A program that goes on until the test is over."""
+        """Start a program that runs until the end of the test."""
         process = subprocess.Popen([self.program(name), *options], text=True, stderr=subprocess.DEVNULL)
         self._ending.callback(process.wait)
         self._ending.callback(process.terminate)
@@ -139,15 +139,15 @@ USES: tuple[Callable[[Installed], None], ...] = (
 
 
 @pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
-def test_a_program_does_what_it_is_for(installed, use):
+def test_a_program_works(installed, use):
     use(installed)
 
 
-def test_no_program_is_forgotten():
+def test_every_program_has_a_test():
     assert {use.__name__ for use in USES} == set(console_scripts())
 
 
-_ASKED_TO_STOP_AT_ONCE = """
+_STOPPED_AT_ONCE = """
 import importlib, os, signal, sys
 
 program = sys.argv.pop(1)
@@ -164,12 +164,12 @@ importlib.import_module(f"nsq_compat.{program}.main").main()
 
 
 @pytest.mark.parametrize("program", ["nsqd", "nsqlookupd", "nsqadmin"])
-def test_a_daemon_that_is_asked_to_stop_as_soon_as_it_listens_stops_in_order(program: str, tmp_path: Path):
+def test_a_daemon_stopped_as_soon_as_it_listens_stops_cleanly(program: str, tmp_path: Path):
     options = {
         "nsqd": ["--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", f"--data-path={tmp_path}"],
         "nsqlookupd": ["--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0"],
         "nsqadmin": ["--http-address=127.0.0.1:0", "--nsqd-http-address=127.0.0.1:1"],
     }
-    command = [sys.executable, "-c", _ASKED_TO_STOP_AT_ONCE, program, *options[program]]
+    command = [sys.executable, "-c", _STOPPED_AT_ONCE, program, *options[program]]
     result = subprocess.run(command, capture_output=True, text=True, timeout=50)
     assert result.returncode == 0, result.stderr

@@ -1,4 +1,4 @@
-"""What is given to others: built as a release is, installed where nothing else is, and used there."""
+"""The release: built, installed in an empty environment, and used there."""
 
 import re
 import sys
@@ -17,10 +17,10 @@ KIT = {f"nsq_conformance/{path.relative_to(ROOT / 'conformance')}" for path in (
 KIT = {name for name in KIT if "node_modules" not in name and "__pycache__" not in name}
 MARKERS = {"nsq_compat/py.typed", "pyspark_nsq/py.typed"}
 ALONGSIDE = {"LICENSE", "README.md", "CHANGELOG.md", "pyproject.toml", "setup.cfg", ".ci/constraints.txt"}
-PAPERS = {str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")}
-BESIDES = {str(path.relative_to(ROOT)) for path in (ROOT / "contrib").rglob("*") if path.is_file()}
+DOCS = {str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")}
+CONTRIB = {str(path.relative_to(ROOT)) for path in (ROOT / "contrib").rglob("*") if path.is_file()}
 
-# Building and installing wait for other programs, and once for a package index.
+# Builds and installations run other programs, and download once.
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -31,7 +31,7 @@ def test_archive_and_wheel_have_all_modules_pages_and_assets_and_no_tests_of_the
         in_wheel = set(content.namelist())
     for names in (in_archive, in_wheel):
         assert names >= MODULES | SPARK | KIT | PAGES | ASSETS | MARKERS
-    assert in_archive >= ALONGSIDE | PAPERS | BESIDES
+    assert in_archive >= ALONGSIDE | DOCS | CONTRIB
     folders = {name.partition("/")[0] for name in in_wheel}
     assert {name for name in folders if not name.endswith(".dist-info")} == {
         "nsq_compat",
@@ -49,7 +49,7 @@ def test_the_conformance_kit_checks_an_nsqd_from_where_it_is_installed(release, 
     assert re.search(r"\nours: \d\d behaviours, \d\d passes\n", table)
 
 
-def test_a_type_checker_takes_the_installed_package_at_its_word(release, tmp_path):
+def test_a_type_checker_uses_the_types_of_the_installed_package(release, tmp_path):
     program = tmp_path / "program.py"
     program.write_text("from nsq_compat.client import Producer\n\nProducer(4150).publish(b'orders', 'one')\n")
     python = release.installed() / "python"

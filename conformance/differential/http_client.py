@@ -65,7 +65,7 @@ class _Connection:
         return (int(head.split(b" ", 2)[1]), body), not _CLOSES.search(head)
 
 
-class Desk:
+class HttpClient:
     """Sends HTTP requests to one nsqd. Concurrent requests for ``/stats`` share one answer, which has all topics."""
 
     def __init__(self, loop: Loop, address: str) -> None:

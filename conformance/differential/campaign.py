@@ -10,16 +10,16 @@ from nsq_conformance.differential.acts import Act, Hang
 from nsq_conformance.differential.comparing import Comparison, Difference
 from nsq_conformance.differential.streams import stream
 
-MOST_SUSPECTS: Final = 20
+MAX_SUSPECTS: Final = 20
 """Number of differences after which their streams are played again alone."""
-MOST_UNSEEN: Final = 10_000
+MAX_UNCHECKED: Final = 10_000
 """Number of streams after which differences are checked again in any case."""
-MOST_SHORTENED: Final = 20
+MAX_SHORTENED: Final = 20
 """Number of differences to shorten; with more, the first ones are enough."""
 
 
 @dataclass(slots=True)
-class LogThrottle:
+class Counts:
     """The counts of results so far."""
 
     streams: int = 0
@@ -46,11 +46,11 @@ class LogThrottle:
         return f"{self.streams} streams, {self.acts} acts, {differing}, {rate:.0f}/s"
 
 
-class Crowd:
+class Campaign:
     """Plays the streams of seeds; `found` is called with each confirmed difference."""
 
     def __init__(self, comparison: Comparison, side_by_side: int, found: Callable[[int, Difference], None]) -> None:
-        self.tally = LogThrottle()
+        self.counts = Counts()
         self.underway: set[int] = set()
         """Seeds whose streams are being played."""
         self._comparison = comparison
@@ -77,7 +77,7 @@ class Crowd:
 
     @property
     def _must_look_again(self) -> bool:
-        return len(self._suspects) >= MOST_SUSPECTS or bool(self._suspects and self._unseen >= MOST_UNSEEN)
+        return len(self._suspects) >= MAX_SUSPECTS or bool(self._suspects and self._unseen >= MAX_UNCHECKED)
 
     def _begin(self, seed: int) -> None:
         acts = stream(seed)
@@ -85,7 +85,7 @@ class Crowd:
 
         def compared(difference: Difference | None) -> None:
             self.underway.remove(seed)
-            self.tally.add(acts)
+            self.counts.add(acts)
             self._unseen += 1
             if difference is not None:
                 self._suspects.append((seed, difference))
@@ -94,23 +94,23 @@ class Crowd:
 
     def _look_again(self) -> None:
         self._unseen = 0
-        for seed, seen in self._again():
+        for seed, seen in self._play_again():
             difference = self._comparison.differs(stream(seed))
             if difference is None:
-                self.tally.once.append((seed, seen))
+                self.counts.once.append((seed, seen))
                 continue
-            if len(self.tally.differences) < MOST_SHORTENED:
+            if len(self.counts.differences) < MAX_SHORTENED:
                 difference = self._comparison.shortest(difference)
-            self.tally.differences.append((seed, difference))
+            self.counts.differences.append((seed, difference))
             self._found(seed, difference)
 
-    def _again(self) -> list[tuple[int, Difference]]:
+    def _play_again(self) -> list[tuple[int, Difference]]:
         """Play only the suspects again; returns those that still differ, and records the others as not recurring."""
         suspects, self._suspects = self._suspects, []
         found: list[tuple[int, Difference]] = []
 
         def compared(seed: int, seen: Difference, difference: Difference | None) -> None:
-            (self.tally.once if difference is None else found).append((seed, seen))
+            (self.counts.once if difference is None else found).append((seed, seen))
 
         for seed, seen in suspects:
             self._comparison.begin(stream(seed), partial(compared, seed, seen))

@@ -18,7 +18,7 @@ _READ_SIZE: Final = 1 << 16
 _CONNECT_SECONDS: Final = 20.0
 
 
-class Line:
+class TcpConnection:
     """A connection. Sending blocks, but the data is small and nsqd reads it."""
 
     def __init__(self, loop: Loop, host_and_port: tuple[str, int]) -> None:
