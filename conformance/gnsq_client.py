@@ -6,6 +6,7 @@ It has no --msg-timeout-ms, because gnsq cannot set a message timeout.
 import argparse
 import json
 import logging
+import random
 import sys
 import time
 from collections import Counter
@@ -89,6 +90,8 @@ class Consumption:
             else:
                 self._finish(message, number)
 
+        # gnsq backs off for a random part of its interval, which may be too short to be seen from outside.
+        random.seed(1)
         consumer = gnsq.Consumer(
             options.topic,
             options.channel,
