@@ -43,7 +43,7 @@ class Sampler:
                 self._history.add(snapshot, gevent.sleep)
                 if with_clients:
                     self._history.oldest = oldest_messages(self._cluster.client, snapshot)
-            except Exception:
+            except Exception:  # the top of a greenlet that must not end
                 log.exception("SAMPLER: failed")
             samples += 1
             # A slow cluster is sampled less often.
