@@ -352,11 +352,11 @@ def test_latencies_are_whole_nanoseconds_named_by_whole_percents(daemon, lines):
 
 
 def test_a_packet_takes_as_many_lines_as_fit():
-    assert packets([b"aa\n", b"bb\n", b"c\n", b"dddd\n", b"\n"], 6) == [b"aa\nbb\n", b"c\n", b"dddd\n\n"]
+    assert list(packets([b"aa\n", b"bb\n", b"c\n", b"dddd\n", b"\n"], 6)) == [b"aa\nbb\n", b"c\n", b"dddd\n\n"]
 
 
 def test_a_line_too_long_for_a_packet_is_sent_alone():
-    assert packets([b"a\n", b"bbbbbbb\n", b"c\n"], 4) == [b"a\n", b"bbbbbbb\n", b"c\n"]
+    assert list(packets([b"a\n", b"bbbbbbb\n", b"c\n"], 4)) == [b"a\n", b"bbbbbbb\n", b"c\n"]
 
 
 @pytest.mark.parametrize("size", [0, -1])
@@ -364,9 +364,16 @@ def test_a_size_that_is_not_positive_is_4096(size):
     assert [len(packet) for packet in packets([b"123456789abcdef\n"] * 300, size)] == [4096, 704]
 
 
+def test_a_packet_is_joined_when_it_is_full():
+    """Packets joined together at the end blocked the event loop for 69 ms in a run with 4,000 topics."""
+    lines = iter([b"aa\n"] * 10)
+    assert next(packets(lines, 6)) == b"aa\naa\n"
+    assert len(list(lines)) == 7
+
+
 @given(st.lists(st.binary(min_size=1, max_size=20)), st.integers(min_value=1, max_value=50))
 def test_packets_contain_every_line_whole_and_in_order(lines, size):
-    made = packets(lines, size)
+    made = list(packets(lines, size))
     assert b"".join(made) == b"".join(lines)
     assert all(len(packet) <= size or packet in lines for packet in made)
     assert all(len(first) + len(second) > size for first, second in pairwise(made))
