@@ -31,7 +31,7 @@ type consumeReport struct {
 	Seconds    float64     `json:"seconds"`
 }
 
-// consumption is what several readers have received; its handlers run side by side.
+// consumption collects the messages of several readers, whose handlers run concurrently.
 type consumption struct {
 	options         consumeOptions
 	complete        chan struct{}
@@ -48,24 +48,24 @@ func parseConsumeOptions(arguments []string) consumeOptions {
 	var o consumeOptions
 	flags := flag.NewFlagSet("consume", flag.ExitOnError)
 	flags.StringVar(&o.tcp, "tcp", "", "host:port of nsqd")
-	flags.StringVar(&o.lookupdHTTP, "lookupd-http", "", "host:port of nsqlookupds, with commas: whatever nsqd they know")
-	poll := flags.Int("poll-seconds", 1, "how often an nsqlookupd is asked")
+	flags.StringVar(&o.lookupdHTTP, "lookupd-http", "", "host:port of nsqlookupds, separated by commas: consume from every nsqd they know")
+	poll := flags.Int("poll-seconds", 1, "seconds between queries of an nsqlookupd")
 	flags.StringVar(&o.topic, "topic", "", "")
 	flags.StringVar(&o.channel, "channel", "", "")
-	flags.StringVar(&o.out, "out", "", "file for the bodies finished")
+	flags.StringVar(&o.out, "out", "", "file for the bodies of finished messages")
 	flags.StringVar(&o.firstAttempt, "first-attempt", "finish", "finish, requeue, backoff or late")
 	flags.IntVar(&o.count, "count", 0, "messages to finish")
-	flags.IntVar(&o.distinct, "distinct", 0, "1: the number is of different bodies")
+	flags.IntVar(&o.distinct, "distinct", 0, "1: count different bodies instead of messages")
 	flags.IntVar(&o.readers, "readers", 1, "connections")
 	flags.IntVar(&o.maxInFlight, "max-in-flight", 200, "RDY of each connection")
 	milliseconds := map[*time.Duration]*int{
-		&o.msgTimeout: flags.Int("msg-timeout-ms", 0, "asked for in IDENTIFY; 0: nsqd's default"),
+		&o.msgTimeout: flags.Int("msg-timeout-ms", 0, "message timeout requested in IDENTIFY; 0: nsqd's default"),
 		&o.requeue:    flags.Int("requeue-ms", 0, "delay of a requeue"),
-		&o.hold:       flags.Int("hold-ms", 0, "work on each message for so long"),
-		&o.touch:      flags.Int("touch-ms", 200, "how often a held message is touched"),
+		&o.hold:       flags.Int("hold-ms", 0, "milliseconds to hold each message before it is answered"),
+		&o.touch:      flags.Int("touch-ms", 200, "milliseconds between TOUCHes of a held message"),
 	}
-	maxBackoff := flags.Int("max-backoff-seconds", 128, "how long backing off may take")
-	seconds := flags.Float64("timeout", 40, "give up after so many seconds")
+	maxBackoff := flags.Int("max-backoff-seconds", 128, "longest back-off")
+	seconds := flags.Float64("timeout", 40, "seconds before the program gives up")
 	o.negotiation.define(flags)
 	_ = flags.Parse(arguments)
 	for duration, value := range milliseconds {
@@ -107,7 +107,7 @@ func consume(arguments []string) (any, error) {
 	if tooLate != nil {
 		return nil, tooLate
 	}
-	// CLS, answered with CLOSE_WAIT: everything we finished has been read by then.
+	// CLS, answered with CLOSE_WAIT: nsqd has then read every FIN.
 	for _, consumer := range consumers {
 		consumer.Stop()
 	}
@@ -187,7 +187,7 @@ func (c *consumption) finish(number int, message *nsq.Message) {
 	c.mutex.Lock()
 	defer c.mutex.Unlock()
 	message.Finish()
-	// A late answer to a delivery that has timed out: nsqd must refuse it and go on.
+	// A late answer to a delivery that has timed out: nsqd must refuse it and keep the connection.
 	if late := c.firstDeliveries[message.ID]; late != nil {
 		delete(c.firstDeliveries, message.ID)
 		late.Finish()

@@ -2,7 +2,7 @@
 // into another file.
 //
 // It answers to the options of conformance/pynsq_client.py and prints the same report, so that one set of tests drives
-// both. What a body looks like is said there.
+// both. The format of a body is described there.
 package main
 
 import (
@@ -29,5 +29,5 @@ func main() {
 	}
 }
 
-// quiet takes go-nsq's log: what matters of it comes back as an error.
+// quiet discards go-nsq's log; failures are returned as errors.
 var quiet = log.New(io.Discard, "", 0)

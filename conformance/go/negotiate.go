@@ -6,16 +6,16 @@ import (
 	"github.com/nsqio/go-nsq"
 )
 
-// negotiation is what to ask nsqd for in IDENTIFY.
+// negotiation holds the settings to request in IDENTIFY.
 type negotiation struct {
 	rootCA, certificate, compression, authSecret string
 }
 
 func (n *negotiation) define(flags *flag.FlagSet) {
-	flags.StringVar(&n.rootCA, "tls-root-ca-file", "", "use TLS and trust who these certificates have signed")
+	flags.StringVar(&n.rootCA, "tls-root-ca-file", "", "use TLS and trust the authorities in this PEM file")
 	flags.StringVar(&n.certificate, "tls-cert", "", "the client's certificate and its key, in one PEM file")
 	flags.StringVar(&n.compression, "compression", "", "deflate or snappy")
-	flags.StringVar(&n.authSecret, "auth-secret", "", "what AUTH says")
+	flags.StringVar(&n.authSecret, "auth-secret", "", "secret to send with AUTH")
 }
 
 // config returns go-nsq's defaults with these settings.

@@ -15,7 +15,7 @@ type publishReport struct {
 	Seconds   float64 `json:"seconds"`
 }
 
-// sender starts one command and has the answer sent to done.
+// sender starts one command; its answer is sent to done.
 type sender func(done chan *nsq.ProducerTransaction) error
 
 func publish(arguments []string) (any, error) {
@@ -25,8 +25,8 @@ func publish(arguments []string) (any, error) {
 	file := flags.String("file", "", "the file to send, one message for each line")
 	command := flags.String("command", "pub", "pub, mpub or dpub")
 	batch := flags.Int("batch", 100, "messages in one MPUB")
-	deferMs := flags.Int("defer-ms", 0, "how long DPUB defers")
-	window := flags.Int("window", 200, "commands sent and not yet answered")
+	deferMs := flags.Int("defer-ms", 0, "milliseconds of a DPUB's delay")
+	window := flags.Int("window", 200, "largest number of unanswered commands")
 	var negotiation negotiation
 	negotiation.define(flags)
 	_ = flags.Parse(arguments)
@@ -84,9 +84,9 @@ func publish(arguments []string) (any, error) {
 	return publishReport{len(bodies), time.Since(started).Seconds()}, nil
 }
 
-// sendAll keeps at most window commands unanswered and returns when all are answered, or with the first refusal.
+// sendAll keeps at most window commands unanswered and returns when all are answered, or at the first refusal.
 func sendAll(commands []sender, window int) error {
-	// Roomy enough for every answer: go-nsq stops reading while nobody takes one.
+	// Large enough for every answer: go-nsq stops reading while an answer waits to be taken.
 	done := make(chan *nsq.ProducerTransaction, window)
 	unanswered := 0
 	for _, send := range commands {
@@ -109,7 +109,7 @@ func sendAll(commands []sender, window int) error {
 	return nil
 }
 
-// numberedLines returns the bodies that stand for a file; a last line without a newline counts too.
+// numberedLines returns the bodies for the lines of a file, with the last one even if it lacks a newline.
 func numberedLines(file string) ([][]byte, error) {
 	content, err := os.ReadFile(file)
 	if err != nil {
