@@ -85,6 +85,26 @@ def test_the_collector_does_not_visit_the_objects_of_the_start():
     assert gc.get_freeze_count() > 0
 
 
+@pytest.mark.usefixtures("collector")
+def test_cyclic_garbage_is_collected_in_small_portions() -> None:
+    tune_gc()
+    portions = []
+
+    def note(phase: str, details: dict[str, int]) -> None:
+        if phase == "stop":
+            portions.append(details["collected"])
+
+    gc.callbacks.append(note)
+    try:
+        for _ in range(100_000):
+            cycle: list[object] = []
+            cycle.append(cycle)
+    finally:
+        gc.callbacks.remove(note)
+    assert sum(portions) > 50_000
+    assert max(portions) <= 11_000
+
+
 _SWITCHES_SOON = """
 import sys, threading, time
 from nsq_compat.net.process import shorten_thread_switches
