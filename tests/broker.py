@@ -7,6 +7,7 @@ import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -226,6 +227,11 @@ class DataPath:
     def kill(self, daemon: Daemon) -> None:
         """End without closing anything. The files stay as they are."""
         self.now = daemon.now
+
+    def restart(self, daemon: Daemon, durability: Durability = Durability.OS, **options: Any) -> Daemon:
+        """Kill this daemon and start the next one."""
+        self.kill(daemon)
+        return self.start(durability, **options)
 
     def stop(self, daemon: Daemon) -> None:
         """A clean stop."""

@@ -15,7 +15,6 @@ interrupted after it. The operator may remove ``nsq_compat.exported-<n>`` at any
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 from nsq_compat.godata.format import (
     GoMessage,
@@ -46,15 +45,6 @@ class ExportRefused(Exception):
     """The target is not suitable for an export."""
 
 
-@dataclass(frozen=True, slots=True)
-class Exported:
-    """A queue that was written."""
-
-    topic: str
-    channel: str | None
-    messages: int
-
-
 def export(
     files: Files,
     source: str,
@@ -62,14 +52,15 @@ def export(
     topics: Sequence[TopicMetadata],
     backlogs: Iterable[Backlog],
     max_bytes_per_file: int,
-) -> Iterator[Exported]:
+) -> Iterator[tuple[str, int]]:
     """Write the files of Go's nsqd for the data path `source` into `target`, possibly the same. Both must be locked.
 
     `topics` are those of nsqd.dat. Topics and channels that are only in `backlogs` are added, because Go's nsqd ignores
     queues that nsqd.dat does not name.
 
-    Yields each queue when it is written; the export is complete when the iterator ends. Raises ``ExportRefused`` before
-    anything was changed, and ``OSError`` if writing fails: then the messages are still ours.
+    Yields the name and number of messages of each queue when it is written; the export is complete when the iterator
+    ends. Raises ``ExportRefused`` before anything was changed, and ``OSError`` if writing fails: then the messages are
+    still ours.
     """
     recover(files, target)
     in_place = os.path.realpath(source) == os.path.realpath(target)
@@ -78,9 +69,10 @@ def export(
     files.mkdir(writing, 0o700)
     written: list[tuple[str, str | None]] = []
     for topic, channel, frames in backlogs:
-        queue = write_queue(files, writing, queue_name(topic, channel), map(message_of, frames), max_bytes_per_file)
+        name = queue_name(topic, channel)
+        positions = write_queue(files, writing, name, map(message_of, frames), max_bytes_per_file)
         written.append((topic, channel))
-        yield Exported(topic, channel, queue.depth)
+        yield name, positions.depth
     save_metadata(files, writing, _with_queues(topics, written))
     files.rename(writing, complete)
     files.fsync_folder(target)
@@ -168,8 +160,6 @@ def write_queue(
 
 
 class _Writer:
-    """Writes the data files of one queue."""
-
     def __init__(self, files: Files, folder: str, name: str, max_bytes_per_file: int) -> None:
         self.positions = Positions(0, 0, 0, 0, 0)
         self._files = files
@@ -178,7 +168,6 @@ class _Writer:
         self._limit = max_bytes_per_file
         self._buffer = bytearray()
         self._descriptor = -1
-        self._written = 0
 
     def add(self, record: bytes) -> None:
         depth, _, _, number, offset = self.positions
@@ -192,7 +181,6 @@ class _Writer:
             self._write()
 
     def end_file(self) -> None:
-        """Write the rest of the current file, and sync it."""
         try:
             self._write()
             if self._descriptor >= 0:
@@ -203,7 +191,6 @@ class _Writer:
                 self._files.close(descriptor)
 
     def remove(self) -> None:
-        """Remove the files, as far as possible."""
         self._buffer.clear()
         with suppress(OSError):
             self.end_file()
@@ -217,8 +204,6 @@ class _Writer:
         if self._descriptor < 0:
             path = os.path.join(self._folder, data_name(self._name, self.positions.write_file))
             self._descriptor = self._files.open(path, _CREATE)
-            self._written = 0
         data = bytes(self._buffer)
         self._buffer.clear()
-        write_all(self._files, self._descriptor, data, self._written)
-        self._written += len(data)
+        write_all(self._files, self._descriptor, data, self.positions.write_offset - len(data))

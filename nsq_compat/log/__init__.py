@@ -23,7 +23,6 @@ Reading:
 Starting:
 
     checkpoint      a topic's state as bytes             recovery      the state from checkpoint and log
-    audit           compares the log with its checkpoint
 
 Files:
 

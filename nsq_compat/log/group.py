@@ -52,7 +52,6 @@ _LOCATION: Final = derive(storage_schema.CHECKPOINT_LOCATION)
 
 
 def place_of(segment: int, offset: int) -> int:
-    """Segment number and offset as one number."""
     return segment << _OFFSET_BITS | offset
 
 
@@ -119,7 +118,6 @@ class GroupHeader(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Offset of the next group."""
         return self.payload_end + (HEADER_SIZE if self.record_count > 1 else 0)
 
 
@@ -141,12 +139,6 @@ def encode_group(
     header_crc = _crc32c(fields) ^ (offset & LOW_32)
     header, trailer = _MARK.pack(_MAGIC, header_crc), _MARK.pack(TRAILER_MAGIC, header_crc)
     return b"".join((header, fields, checksums, joined, trailer, fields))
-
-
-def header_of(data: bytes, offset: int) -> GroupHeader:
-    """The header of a group that ``encode_group`` returned."""
-    _, _, *fields = unpack_header(data, 0)
-    return GroupHeader(offset, *fields)
 
 
 def encode_headers(header: GroupHeader) -> tuple[bytes, bytes]:
@@ -204,7 +196,6 @@ def cut_frames(data: bytes, at: int, end: int, count: int) -> list[bytes]:
 
 
 def _have_one_size(data: bytes, at: int, end: int, size: int, count: int) -> bool:
-    """Whether the four size bytes are the same in all frames."""
     return all(data[at + byte : end : size] == data[at + byte : at + byte + 1] * count for byte in range(4))
 
 
@@ -226,10 +217,8 @@ def is_hole(data: bytes, offset: int) -> bool:
     return not any(data[: SECTOR - offset % SECTOR])
 
 
-class _Found(NamedTuple):
-    position: int
-    begin: int
-    frame: bytes
+_Found = tuple[int, int, bytes]
+"""A frame's position in its group, where it begins in the data, and the frame."""
 
 
 def _find_frames(data: bytes, at: int, end: int, expected: Sequence[int]) -> list[_Found]:
@@ -246,7 +235,7 @@ def _find_frames(data: bytes, at: int, end: int, expected: Sequence[int]) -> lis
             budget -= len(frame)
             match = next((each for each in wanted.get(_crc32c(frame), ()) if each >= next_index), None)
             if match is not None:
-                found.append(_Found(match, at, frame))
+                found.append((match, at, frame))
                 next_index = match + 1
                 at += len(frame)
                 continue

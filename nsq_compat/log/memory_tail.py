@@ -99,7 +99,6 @@ class MemoryTail:
         return groups[::-1]
 
     def bytes_behind(self, seq: int) -> int:
-        """Approximate bytes from number `seq` on."""
         end = self._seqs[-1] + len(self._batches[-1]) if self.count else 0
         return self._size * max(0, min(self.count, end - seq)) // self.count if self.count else 0
 

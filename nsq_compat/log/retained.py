@@ -80,8 +80,13 @@ class Retained:
 
     def add(self, frames: Iterable[bytes]) -> None:
         """Write frames. If it raises, some of them may be found all the same."""
-        for group in _cut(sorted(frames, key=message_id)):
-            self._append(group)
+        for group in cut_by_size(sorted(frames, key=message_id), _GROUP_SIZE):
+            active = self._active
+            if active is None or active.segment.abandoned or active.segment.end >= self._segment_size:
+                active = self._begin()
+            offset = active.segment.end
+            active.segment.append(encode_group(MESSAGES, 0, 0, group, offset), self._segment_size)
+            active.ranges().append(IdRange(message_id(group[0]), message_id(group[-1]), offset, len(group)))
 
     def fetch(self, ids: Sequence[bytes]) -> dict[bytes, bytes]:
         """The frames of the retained messages among these (sorted) ids, by id."""
@@ -100,12 +105,6 @@ class Retained:
         for file in self._files:
             for group in file.ranges():
                 yield from _read_group(file, group, Damage(quiet=True))
-
-    def ids(self) -> Iterator[Sequence[bytes]]:
-        """The ids of all messages, group by group, in no order."""
-        for file in self._files:
-            for group in file.ranges():
-                yield message_ids(_read_group(file, group, Damage(quiet=True)))
 
     def mostly_dead(self, unfinished: Sequence[bytes]) -> list[RetainedFile]:
         """Files with few or none of the (sorted) unfinished messages. Nothing more is written to these files."""
@@ -143,14 +142,6 @@ class Retained:
             file.segment.close()
         self._active = None
 
-    def _append(self, frames: Sequence[bytes]) -> None:
-        active = self._active
-        if active is None or active.segment.abandoned or active.segment.end >= self._segment_size:
-            active = self._begin()
-        offset = active.segment.end
-        active.segment.append(encode_group(MESSAGES, 0, 0, frames, offset), self._segment_size)
-        active.ranges().append(IdRange(message_id(frames[0]), message_id(frames[-1]), offset, len(frames)))
-
     def _begin(self) -> RetainedFile:
         if self._active:
             self._active.segment.close()
@@ -178,11 +169,12 @@ def _count_in(ids: Sequence[bytes], group: IdRange) -> int:
     return bisect_right(ids, group.last_id) - bisect_left(ids, group.first_id)
 
 
-def _cut(frames: Iterable[bytes]) -> Iterator[list[bytes]]:
+def cut_by_size(frames: Iterable[bytes], max_bytes: int) -> Iterator[list[bytes]]:
+    """The frames in batches of at most so many bytes, or of one frame."""
     group: list[bytes] = []
     size = 0
     for frame in frames:
-        if size + len(frame) > _GROUP_SIZE and group:
+        if size + len(frame) > max_bytes and group:
             yield group
             group, size = [], 0
         group.append(frame)

@@ -11,13 +11,13 @@ import logging
 from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final
 
 from google_crc32c import value as crc32c
 
 from nsq_compat.log.descriptors import Descriptors, File
-from nsq_compat.log.files import write_all
-from nsq_compat.log.group import HEADER_SIZE, GroupHeader, encode_group, encode_headers, header_of
+from nsq_compat.log.files import read_up_to, write_all
+from nsq_compat.log.group import HEADER_SIZE, GroupHeader, decode_header, encode_group, encode_headers
 from nsq_compat.protocol import storage_schema
 from nsq_compat.protocol.layout import derive
 from nsq_compat.protocol.message import message_id
@@ -44,19 +44,16 @@ UNKNOWN_SEQ: Final = (1 << 64) - 1
 """A number that is not known yet: of a segment that was found, or of an index entry after damage."""
 
 
-class IndexEntry(NamedTuple):
-    """A group of messages in a segment. `seq` is the number of its first message or, if it has none, the next number in
-    the log."""
-
-    seq: int
-    first_id: bytes
-    offset: int
-
-
 class Index:
-    """A segment's sparse index: about one group of messages in every INDEX_STEP bytes, in order."""
+    """A segment's sparse index: about one group of messages in every INDEX_STEP bytes, in order.
 
-    def __init__(self) -> None:
+    While that of a segment of an earlier run is built, it has the groups before `offset`, and `seq` is the number of
+    the next message, UNKNOWN_SEQ after damage.
+    """
+
+    def __init__(self, seq: int = 0) -> None:
+        self.offset = FIRST_GROUP
+        self.seq = seq
         self.next_offset = 0  # the next group at this offset or later gets an entry
         self.count = 0  # messages in the segment, including deferred ones
         self._seqs: list[int] = []
@@ -65,15 +62,17 @@ class Index:
 
     @property
     def first_id(self) -> bytes | None:
-        """The smallest message id; None if there is no message."""
         return self._ids[0] if self._ids else None
 
-    def add(self, entry: IndexEntry) -> None:
-        """Append an entry, for a group at `next_offset` or later."""
-        self._seqs.append(entry.seq)
-        self._ids.append(entry.first_id)
-        self._offsets.append(entry.offset)
-        self.next_offset = entry.offset + INDEX_STEP
+    def add(self, seq: int, first_id: bytes, offset: int) -> None:
+        """Append a group of messages, which is at `next_offset` or later.
+
+        `seq` is the number of its first message or, if it has none, the next number in the log.
+        """
+        self._seqs.append(seq)
+        self._ids.append(first_id)
+        self._offsets.append(offset)
+        self.next_offset = offset + INDEX_STEP
 
     def number_last_entries(self, seq: int) -> None:
         """Give `seq` to the last entries, which were added with UNKNOWN_SEQ."""
@@ -94,21 +93,10 @@ class Index:
         return begin, self._offsets[following] if following < len(self._offsets) else _NO_OFFSET
 
 
-class PartialIndex:
-    """The index of a segment of an earlier run while it is built: of the groups before `offset`.
-
-    `seq` is the number of the next message, UNKNOWN_SEQ after damage.
-    """
-
-    def __init__(self, seq: int) -> None:
-        self.index = Index()
-        self.offset = FIRST_GROUP
-        self.seq = seq
-
-
 class Segment:
     """A segment file. `end` is the offset of the next group, or the size of the file if an earlier run created it.
 
+    `acknowledged`: the offset up to which everything was written and acknowledged. Missing data before it is damage.
     `abandoned`: nothing more may be appended, because a failed write could not be undone or a sync failed. `poisoned`:
     a sync failed, so unsynced data never becomes durable. `released`: its messages are not needed any more and were
     discarded. `removed`: the file is deleted.
@@ -121,7 +109,7 @@ class Segment:
         self.first_seq = first_seq
         self.end = end
         self.index: Index | None = None  # of an earlier run's segment: built when it is needed
-        self.partial_index: PartialIndex | None = None
+        self.partial_index: Index | None = None
         self.first_id: bytes | None = None  # cached by `first_id_of`
         self.abandoned = False
         self.poisoned = False
@@ -130,8 +118,7 @@ class Segment:
         self.synced = 0
         self.sync_failed_end = 0  # a failed sync was reported for the data up to here
         self.header_lost = False  # the header is damaged: `first_seq` is that of the first message found
-        self._acknowledged = 0
-        self._created_here = False
+        self.acknowledged = 0
         self._descriptors = descriptors
         self._files = descriptors.files
         self._pwrite = self._files.pwrite
@@ -144,7 +131,7 @@ class Segment:
         """Create a file with a header and no groups. Raises ``OSError``, and then removes the file if it can."""
         segment = cls(descriptors, path, number, first_seq, 0)
         segment.index = Index()
-        segment._created_here = True
+        segment.acknowledged = _NO_OFFSET
         descriptors.create(segment.file)
         try:
             segment.append(encode_segment_header(first_seq), max_size)
@@ -153,15 +140,6 @@ class Segment:
                 segment.remove()
             raise
         return segment
-
-    @property
-    def acknowledged(self) -> int:
-        """The offset up to which everything was written and acknowledged. Missing data before it is damage."""
-        return self.end if self._created_here else self._acknowledged
-
-    def note_acknowledged(self, offset: int) -> None:
-        """Set `acknowledged` of a segment of an earlier run."""
-        self._acknowledged = offset
 
     @property
     def needs_sync(self) -> bool:
@@ -199,7 +177,7 @@ class Segment:
             fd = self._descriptors.use(self.file)
             data = self._files.pread(fd, size, offset)
             if len(data) < size and offset + len(data) < self.end:
-                data = self._pread_rest(fd, size, offset, data)
+                data += read_up_to(self._files, fd, size - len(data), offset + len(data))
         except OSError as error:
             if error.filename is None:
                 error.filename = self.path
@@ -226,11 +204,20 @@ class Segment:
         """Discard all groups, and mark the header accordingly. Raises ``OSError``."""
         fd = self._descriptors.use(self.file)
         write_all(self._files, fd, encode_segment_header(self.first_seq, storage_schema.RELEASED_MAGIC), 0)
-        self.note_released()
+        self._note_released()
         self._files.ftruncate(fd, FIRST_GROUP)
 
-    def note_released(self) -> None:
-        """Set the state of a segment that is marked as released."""
+    def read_header(self) -> None:
+        """Read the header of a segment of an earlier run. Raises ``OSError``."""
+        header = decode_segment_header(self.pread(FIRST_GROUP, 0))
+        if header is None:
+            self.header_lost = True
+        else:
+            self.first_seq, is_released = header
+            if is_released:
+                self._note_released()
+
+    def _note_released(self) -> None:
         self._descriptors.read_faults.forget(self)
         self.released = True
         self.index, self.partial_index, self.first_id = Index(), None, None
@@ -267,7 +254,6 @@ class Segment:
         self._step = min(self._step * 2, _MAX_RESERVE)
 
     def _cut(self, fd: int) -> None:
-        """Undo a failed write."""
         try:
             self._files.ftruncate(fd, self.end)
             self._reserved = self._prepared = self.end
@@ -276,19 +262,6 @@ class Segment:
             log.error("LOG(%s): a failed write cannot be undone, going on in a new file - %s", self.path, error)
             self.abandoned = True
 
-    def _pread_rest(self, fd: int, size: int, offset: int, data: bytes) -> bytes:
-        # A read may return less than requested; only an empty result is EOF.
-        while len(data) < size and (more := self._files.pread(fd, size - len(data), offset + len(data))):
-            data += more
-        return data
-
-
-class SegmentHeader(NamedTuple):
-    """The decoded header of a segment."""
-
-    first_seq: int
-    released: bool
-
 
 def encode_segment_header(first_seq: int, magic: bytes = storage_schema.SEGMENT_MAGIC) -> bytes:
     """The header as it is written at the beginning of a file."""
@@ -296,19 +269,14 @@ def encode_segment_header(first_seq: int, magic: bytes = storage_schema.SEGMENT_
     return _HEADER.pack(magic, first_seq, crc32c(unsigned))
 
 
-def decode_segment_header(data: bytes) -> SegmentHeader | None:
-    """None if the header is damaged or of another version."""
+def decode_segment_header(data: bytes) -> tuple[int, bool] | None:
+    """The first number, and whether the segment is released; None if the header is damaged or of another version."""
     if len(data) < FIRST_GROUP:
         return None
     magic, first_seq, _ = _HEADER.unpack_from(data)
     if magic not in _MAGICS or data[:FIRST_GROUP] != encode_segment_header(first_seq, magic):
         return None
-    return SegmentHeader(first_seq, magic == storage_schema.RELEASED_MAGIC)
-
-
-class _StagedGroup(NamedTuple):
-    header: GroupHeader
-    first_id: bytes
+    return first_seq, magic == storage_schema.RELEASED_MAGIC
 
 
 class StagedBatch:
@@ -324,14 +292,15 @@ class StagedBatch:
         self.count = 0
         self._descriptors = descriptors
         self._max_size = max_size
-        self._groups: list[_StagedGroup] = []
+        self._groups: list[tuple[GroupHeader, bytes]] = []  # with the ids of their first messages
 
     def add(self, frames: Sequence[bytes]) -> None:
-        """Write one group. Raises ``OSError``."""
         offset = self.segment.end
         data = encode_group(MESSAGES, self.count, 0, frames, offset)
         self.segment.append(data, self._max_size)
-        self._groups.append(_StagedGroup(header_of(data, offset), message_id(frames[0])))
+        header = decode_header(data, 0, offset)
+        assert header is not None, "it was encoded just now"
+        self._groups.append((header, message_id(frames[0])))
         self.count += len(frames)
 
     def assign_numbers(self, first_seq: int, log_seq: int) -> None:
@@ -347,7 +316,7 @@ class StagedBatch:
             if trailer:
                 write_all(files, fd, trailer, header.end - HEADER_SIZE)
             if header.offset >= index.next_offset:
-                index.add(IndexEntry(numbered.first_seq, first_id, header.offset))
+                index.add(numbered.first_seq, first_id, header.offset)
         write_all(files, fd, encode_segment_header(log_seq), 0)
         index.count = self.count
         segment.index = index

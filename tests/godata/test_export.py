@@ -35,10 +35,7 @@ def ours(folder):
 
 
 def run(files, source, target):
-    return [
-        (each.topic, each.channel, each.messages)
-        for each in export(files, str(source), str(target), TOPICS, backlogs(), 1 << 20)
-    ]
+    return list(export(files, str(source), str(target), TOPICS, backlogs(), 1 << 20))
 
 
 def gos(folder):
@@ -55,7 +52,7 @@ NOTHING: list[list[bytes]] = [[], [], []]
 
 def test_all_messages_become_gos_and_our_folder_is_kept(tmp_path):
     ours(tmp_path)
-    assert run(OsFiles(), tmp_path, tmp_path) == [("t", None, 1), ("t", "c", 2), ("u", "d", 1)]
+    assert run(OsFiles(), tmp_path, tmp_path) == [("t", 1), ("t:c", 2), ("u:d", 1)]
     assert gos(tmp_path) == COMPLETE
     others = sorted(name for name in os.listdir(tmp_path) if "diskqueue" not in name)
     assert others == ["nsq_compat.exported-1", "nsqd.dat"]

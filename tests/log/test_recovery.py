@@ -302,7 +302,7 @@ def test_a_damaged_last_message_keeps_its_number(past):
     past.published(1)
     last = past.checkpoint(a=ChannelState(0))
     past.published(2, size=10)
-    path = past.log._segments[-1].path
+    path = past.log.segments[-1].path
     past.log.close()
     with open(path, "r+b") as file:
         file.seek(-50, 2)

@@ -2,16 +2,28 @@
 
 import errno
 import os
+from contextlib import contextmanager
+from typing import cast
 
 import pytest
 
-from nsq_compat.log.checkpoint import BadCheckpoint, ChannelState, TopicState, decode, entries_at_once
-from nsq_compat.log.files import replace_file
-from nsq_compat.log.storage import CHECKPOINT, Durability
+from nsq_compat.log.checkpoint import (
+    CHECKPOINT,
+    BadCheckpoint,
+    ChannelState,
+    TopicState,
+    decode,
+    entries_at_once,
+    read_checkpoint,
+)
+from nsq_compat.log.files import Files, OsFiles, replace_file
+from nsq_compat.log.storage import Durability, Reserve
 from nsq_compat.log.topic_log import LogEnd, TopicLog
 from nsq_compat.protocol.message import body, make_frames, message_id
+from tests.faults.disk import FaultyFiles
 
 LOGGED = [Durability.OS, Durability.FSYNC]
+RESERVED = 100_000
 
 
 def left(consumer):
@@ -26,9 +38,14 @@ def recent(daemon, count):
     return [body(frame) for frame, _ in daemon.topic().recent(count, daemon.now, daemon.now_ns)]
 
 
-def read(path):
-    with open(path, "rb") as file:
-        return file.read()
+@contextmanager
+def full(disk):
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, "no room")
+
+    disk.write = refuse
+    yield
+    disk.write = os.pwrite
 
 
 # --- Levels -----------------------------------------------------------------------------------------------------------
@@ -40,8 +57,7 @@ def test_what_was_published_is_there_after_a_kill(data_path, durability):
     daemon.channel()
     daemon.publishes(b"a")
     daemon.publishes(b"b", b"c")
-    data_path.kill(daemon)
-    assert left(data_path.start(durability).consumer()) == [b"a", b"b", b"c"]
+    assert left(data_path.restart(daemon, durability).consumer()) == [b"a", b"b", b"c"]
 
 
 def test_what_was_published_last_can_be_looked_at_however_far_it_has_got(data_path):
@@ -53,8 +69,7 @@ def test_what_was_published_last_can_be_looked_at_however_far_it_has_got(data_pa
     assert left(consumer) == [b"a", b"b", b"c"]
     daemon.publishes(b"d")
     assert (recent(daemon, 3), recent(daemon, 100)) == ([b"b", b"c", b"d"], [b"a", b"b", b"c", b"d"])
-    data_path.kill(daemon)
-    assert recent(data_path.start(), 3) == [b"b", b"c", b"d"]
+    assert recent(data_path.restart(daemon), 3) == [b"b", b"c", b"d"]
 
 
 def test_at_level_memory_no_message_is_written_while_memory_holds_it(data_path):
@@ -63,8 +78,7 @@ def test_at_level_memory_no_message_is_written_while_memory_holds_it(data_path):
     before = daemon.topic().store.log.disk_bytes
     daemon.publishes(b"a", b"b")
     assert daemon.topic().store.log.disk_bytes == before
-    data_path.kill(daemon)
-    assert left(data_path.start().consumer()) == []
+    assert left(data_path.restart(daemon).consumer()) == []
 
 
 def test_at_level_memory_messages_that_all_channels_have_taken_are_never_written(data_path):
@@ -86,8 +100,7 @@ def test_at_level_memory_the_oldest_messages_are_spilled(data_path):
     daemon.channel()
     for each in (b"a", b"b", b"c"):
         daemon.publishes(each)
-    data_path.kill(daemon)
-    assert left(data_path.start().consumer()) == [b"a", b"b"]
+    assert left(data_path.restart(daemon).consumer()) == [b"a", b"b"]
 
 
 def test_at_level_memory_messages_of_a_quiet_topic_are_dropped_with_the_next_checkpoint(data_path):
@@ -138,8 +151,7 @@ def test_what_is_finished_after_a_checkpoint_comes_again_after_a_kill_and_nothin
     consumer.finishes(b"before")
     data_path.checkpoint(daemon)
     consumer.finishes(b"after")
-    data_path.kill(daemon)
-    consumer = data_path.start().consumer()
+    consumer = data_path.restart(daemon).consumer()
     assert left(consumer) == [b"in flight", b"after"]
     assert (consumer.attempts(b"in flight"), consumer.attempts(b"after")) == (2, 2)
 
@@ -160,16 +172,12 @@ def test_all_of_a_batch_is_there_or_nothing_of_it(data_path):
         os.truncate(path, cut)
 
 
-def test_a_publish_that_is_refused_changes_nothing(data_path, disk, monkeypatch):
+def test_a_publish_that_is_refused_changes_nothing(data_path, disk):
     daemon = data_path.start()
     consumer = daemon.consumer()
     daemon.publishes(b"a")
 
-    def full(*_):
-        raise OSError(errno.ENOSPC, "no room")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(disk, "write", full)
+    with full(disk):
         with pytest.raises(OSError, match="no room"):
             daemon.publishes(b"b")
         with pytest.raises(OSError, match="no room"):
@@ -177,8 +185,7 @@ def test_a_publish_that_is_refused_changes_nothing(data_path, disk, monkeypatch)
     assert (daemon.topic().message_count, list(daemon.topic().channels)) == (1, ["archive"])
     daemon.publishes(b"c")
     assert left(consumer) == [b"a", b"c"]
-    data_path.kill(daemon)
-    assert left(data_path.start().consumer()) == [b"a", b"c"]
+    assert left(data_path.restart(daemon).consumer()) == [b"a", b"c"]
 
 
 # --- Channels come and go between a checkpoint and the end ------------------------------------------------------------
@@ -192,8 +199,7 @@ def test_a_channel_made_after_the_checkpoint_begins_exactly_where_it_did(data_pa
     daemon.publishes(b"b")
     daemon.channel("new")
     daemon.publishes(b"c")
-    data_path.kill(daemon)
-    daemon = data_path.start()
+    daemon = data_path.restart(daemon)
     assert left(daemon.consumer("new")) == [b"c"]
     assert left(daemon.consumer("old")) == [b"a", b"b", b"c"]
 
@@ -211,8 +217,7 @@ def test_a_channel_deleted_and_made_again_after_the_checkpoint_has_only_what_cam
     daemon.publishes(b"d")
     daemon.channel("again")
     daemon.publishes(b"e")
-    data_path.kill(daemon)
-    daemon = data_path.start()
+    daemon = data_path.restart(daemon)
     daemon.waits(5)
     assert left(daemon.consumer("again")) == [b"e"]
     assert left(daemon.consumer("other")) == [b"a", b"b", b"deferred", b"c", b"d", b"e"]
@@ -223,8 +228,7 @@ def test_a_deleted_channel_does_not_come_back_because_an_old_list_names_it(data_
     daemon.channel("kept")
     daemon.channel("gone")
     daemon.topic().delete_channel("gone")
-    data_path.kill(daemon)
-    assert list(data_path.start(named=["kept", "gone"]).topic().channels) == ["kept"]
+    assert list(data_path.restart(daemon, named=["kept", "gone"]).topic().channels) == ["kept"]
 
 
 def test_a_channel_only_the_list_names_begins_here_and_is_remembered(data_path):
@@ -232,11 +236,9 @@ def test_a_channel_only_the_list_names_begins_here_and_is_remembered(data_path):
     daemon.channel("known")
     daemon.publishes(b"a")
     data_path.checkpoint(daemon)
-    data_path.kill(daemon)
-    daemon = data_path.start(named=["named"])
+    daemon = data_path.restart(daemon, named=["named"])
     daemon.publishes(b"b")
-    data_path.kill(daemon)
-    daemon = data_path.start()
+    daemon = data_path.restart(daemon)
     assert left(daemon.consumer("named")) == [b"b"]
     assert left(daemon.consumer("known")) == [b"a", b"b"]
 
@@ -249,8 +251,7 @@ def test_a_deleted_topic_is_gone_and_one_of_its_name_begins_anew(data_path):
     daemon.broker.delete_topic("orders")
     assert consumer.takes() == []
     daemon.publishes(b"new")
-    data_path.kill(daemon)
-    daemon = data_path.start()
+    daemon = data_path.restart(daemon)
     assert left(daemon.consumer()) == [b"new"]
     assert os.listdir(os.path.dirname(data_path.folder())) == ["orders.topic"]
 
@@ -269,8 +270,7 @@ def test_a_topic_with_a_folder_that_could_not_be_removed_takes_messages_again(da
         with pytest.raises(OSError, match="not empty"):
             daemon.topic()
     daemon.publishes(b"c")
-    data_path.kill(daemon)
-    assert left(data_path.start().consumer()) == [b"c"]
+    assert left(data_path.restart(daemon).consumer()) == [b"c"]
 
 
 # --- The first channel ------------------------------------------------------------------------------------------------
@@ -302,12 +302,10 @@ def test_an_ephemeral_first_channel_takes_what_waited_with_it_into_its_end(data_
     tail = daemon.consumer("tail#ephemeral")
     assert left(tail) == [b"a"]
     daemon.publishes(b"b")
-    data_path.kill(daemon)
-    daemon = data_path.start()
+    daemon = data_path.restart(daemon)
     assert (daemon.topic().depth, list(daemon.topic().channels)) == (0, [])
     daemon.publishes(b"c")
-    data_path.kill(daemon)
-    assert left(data_path.start().consumer()) == [b"c"]
+    assert left(data_path.restart(daemon).consumer()) == [b"c"]
 
 
 def test_after_the_last_ephemeral_channel_the_topic_holds_again(data_path):
@@ -317,8 +315,7 @@ def test_after_the_last_ephemeral_channel_the_topic_holds_again(data_path):
     daemon.publishes(b"seen")
     tail.leaves()
     daemon.publishes(b"a")
-    data_path.kill(daemon)
-    daemon = data_path.start()
+    daemon = data_path.restart(daemon)
     assert (daemon.topic().depth, left(daemon.consumer())) == (1, [b"a"])
 
 
@@ -328,8 +325,7 @@ def test_a_lasting_channel_beside_an_ephemeral_one_begins_where_it_was_made(data
     daemon.publishes(b"a")
     daemon.channel("late")
     daemon.publishes(b"b")
-    data_path.kill(daemon)
-    assert left(data_path.start().consumer("late")) == [b"b"]
+    assert left(data_path.restart(daemon).consumer("late")) == [b"b"]
 
 
 # --- Pauses -----------------------------------------------------------------------------------------------------------
@@ -388,8 +384,7 @@ def test_a_topic_paused_without_a_channel_is_paused_after_a_kill(data_path):
     data_path.checkpoint(daemon)
     daemon.channel()
     daemon.publishes(b"a")
-    data_path.kill(daemon)
-    daemon = data_path.start()
+    daemon = data_path.restart(daemon)
     assert (daemon.topic().paused, daemon.topic().depth, daemon.channel().depth) == (True, 1, 0)
 
 
@@ -503,12 +498,7 @@ def test_what_cannot_be_written_down_stays_in_memory(data_path, disk, monkeypatc
     monkeypatch.setattr("nsq_compat.queue.deferred._LOCATED_AT_ONCE", 1)
     daemon = data_path.start(Durability.MEMORY)
     consumer = daemon.consumer()
-    with monkeypatch.context() as patched:
-
-        def full(*_):
-            raise OSError(errno.ENOSPC, "no room")
-
-        patched.setattr(disk, "write", full)
+    with full(disk):
         for number in range(4):
             daemon.publishes(b"%d" % number)
             (each,) = consumer.takes(1)
@@ -543,8 +533,7 @@ def test_a_checkpoint_that_was_not_adopted_is_none(data_path):
     store = daemon.topic().store
     content = daemon.topic().checkpoint(daemon.now, daemon.now_ns).encode()
     store.write_checkpoint(content[: len(content) // 2])
-    data_path.kill(daemon)
-    assert left(data_path.start().consumer()) == [b"a", b"b"]
+    assert left(data_path.restart(daemon).consumer()) == [b"a", b"b"]
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage", None])
@@ -597,8 +586,7 @@ def test_a_checkpoint_newer_than_the_log_loses_only_what_the_log_lost(data_path)
     consumer = daemon.consumer()
     assert left(consumer) == [b"a", b"c"]
     assert (daemon.channel().depth, consumer.attempts(b"a")) == (0, 2)
-    data_path.kill(daemon)
-    assert left(data_path.start().consumer()) == [b"a", b"c"]
+    assert left(data_path.restart(daemon).consumer()) == [b"a", b"c"]
 
 
 def lose_checkpoint(data_path):
@@ -630,8 +618,7 @@ def test_a_log_written_at_level_memory_tells_of_a_pause(data_path):
     daemon.topic().pause()
     daemon.topic().await_channels()
     daemon.publishes(b"a", b"b", b"c")
-    data_path.kill(daemon)
-    daemon = data_path.start()
+    daemon = data_path.restart(daemon)
     assert (daemon.topic().paused, daemon.topic().awaits_channels, daemon.topic().depth) == (True, True, 3)
     consumer = daemon.consumer()
     daemon.topic().unpause()
@@ -663,19 +650,14 @@ def test_a_log_begun_beside_retained_messages_tells_which_channels_there_were(da
     assert left(data_path.start().consumer()) == [b"c", b"d"]
 
 
-def test_at_level_memory_a_publish_that_cannot_spill_is_refused_and_nothing_is_lost(data_path, disk, monkeypatch):
+def test_at_level_memory_a_publish_that_cannot_spill_is_refused_and_nothing_is_lost(data_path, disk):
     daemon = data_path.start(Durability.MEMORY)
     consumer = daemon.consumer()
     daemon.publishes(b"a")
     daemon.publishes(b"b")
 
-    def full(*_):
-        raise OSError(errno.ENOSPC, "no room")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(disk, "write", full)
-        with pytest.raises(OSError, match="no room"):
-            daemon.publishes(b"c")
+    with full(disk), pytest.raises(OSError, match="no room"):
+        daemon.publishes(b"c")
     assert (daemon.topic().message_count, daemon.channel().depth) == (2, 2)
     daemon.publishes(b"d")
     assert left(consumer) == [b"a", b"b", b"d"]
@@ -714,8 +696,7 @@ def test_old_unfinished_messages_do_not_keep_the_disk_full(data_path):
             assert daemon.channel().finish(consumer, [message_id(frame)]) == []
         data_path.checkpoint(daemon)
     assert daemon.topic().store.log.disk_bytes < 8000
-    data_path.kill(daemon)
-    assert left(data_path.start().consumer()) == [b"for ever"]
+    assert left(data_path.restart(daemon).consumer()) == [b"for ever"]
 
 
 def consumer_frames(daemon, consumer):
@@ -733,7 +714,8 @@ def test_what_a_checkpoint_says_is_what_was_true_when_it_was_made(data_path):
     consumer.finishes(b"a")
     data_path.checkpoint(daemon)
     consumer.finishes(b"b")
-    saved = decode(read(os.path.join(data_path.folder(), CHECKPOINT)))
+    saved = read_checkpoint(data_path.files, data_path.folder())
+    assert saved is not None
     place = saved.channels["archive"]
     assert (place.position, place.at_once(), place.take_deferred()) == (2, [(consumer.id_of(b"b"), 2)], [])
     with pytest.raises(BadCheckpoint):
@@ -743,8 +725,7 @@ def test_what_a_checkpoint_says_is_what_was_true_when_it_was_made(data_path):
 def test_an_unpublished_topic_is_there_after_a_kill(data_path):
     daemon = data_path.start()
     daemon.topic("empty")
-    data_path.kill(daemon)
-    assert list(data_path.start().broker.topics) == ["empty"]
+    assert list(data_path.restart(daemon).broker.topics) == ["empty"]
 
 
 def test_nothing_ephemeral_is_on_disk(data_path):
@@ -758,15 +739,11 @@ def test_nothing_ephemeral_is_on_disk(data_path):
 # --- Whether the disk is well -----------------------------------------------------------------------------------------
 
 
-def test_the_disk_is_ill_from_a_failed_write_to_the_next_that_succeeds(data_path, disk, monkeypatch):
+def test_the_disk_is_ill_from_a_failed_write_to_the_next_that_succeeds(data_path, disk):
     daemon = data_path.start()
     storage = daemon.broker._storage
 
-    def full(*_):
-        raise OSError(errno.ENOSPC, "no room")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(disk, "write", full)
+    with full(disk):
         with pytest.raises(OSError, match="no room"):
             daemon.publishes(b"a")
         assert storage.error == "no space left on device"
@@ -776,3 +753,44 @@ def test_the_disk_is_ill_from_a_failed_write_to_the_next_that_succeeds(data_path
     assert storage.error is None
     daemon.publishes(b"a")
     assert daemon.topic().depth == 1
+
+
+# --- The reserve ------------------------------------------------------------------------------------------------------
+
+
+def blocks(path) -> int:
+    return os.stat(path).st_blocks
+
+
+def test_the_reserve_takes_space_until_it_is_given_up(tmp_path):
+    path = tmp_path / "reserve"
+    reserve = Reserve(OsFiles(), str(path), RESERVED)
+    reserve.take()
+    assert (reserve.held, reserve.given_up) == (True, False)
+    assert blocks(path) * 512 >= RESERVED
+    reserve.give_up()
+    assert (reserve.held, reserve.given_up) == (False, True)
+    assert blocks(path) == 0
+    reserve.take()
+    assert (reserve.held, reserve.given_up) == (True, False)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_reserve_exists_after_a_restart_although_the_disk_is_full(tmp_path):
+    path = str(tmp_path / "reserve")
+    Reserve(OsFiles(), path, RESERVED).take()
+    again = Reserve(OsFiles(), path, RESERVED)
+    again.take()
+    assert again.held
+    assert blocks(path) * 512 < 2 * RESERVED
+
+
+def test_without_space_there_is_no_reserve_and_no_file_is_left(tmp_path):
+    path = tmp_path / "reserve"
+    reserve = Reserve(cast("Files", FaultyFiles(OsFiles(), 2, errno.ENOSPC, 1)), str(path), RESERVED)
+    with pytest.raises(OSError, match="fallocate"):
+        reserve.take()
+    assert not reserve.held
+    assert path.stat().st_size == 0
+    reserve.take()
+    assert reserve.held

@@ -98,7 +98,7 @@ def test_many_segments_are_read_one_after_the_other(stream):
     cursor = stream.cursor(memory=0)
     for _ in range(50):
         stream.publish(3, size=100)
-    assert len(stream.log._segments) > 3
+    assert len(stream.log.segments) > 3
     assert all_of(cursor, 7) == list(range(150))
 
 
