@@ -13,7 +13,7 @@ from itertools import chain, islice
 import google_crc32c
 
 from nsq_compat.log.files import Files, read_file
-from nsq_compat.log.group import NOWHERE
+from nsq_compat.log.segment import NOWHERE
 from nsq_compat.log.topic_log import LogEnd
 from nsq_compat.protocol import storage_schema
 from nsq_compat.protocol.layout import derive

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from nsq_compat.log.checkpoint import ChannelState, entry_id, key_location, pack_key
-from nsq_compat.log.group import NOWHERE
+from nsq_compat.log.segment import NOWHERE
 from nsq_compat.log.storage import TopicStore
 from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol import storage_schema

@@ -10,29 +10,31 @@ How many messages were lost is known when the number of the next message is. Unt
 """
 
 import errno
+import struct
 from collections.abc import Sequence
 from typing import Final
 
 from google_crc32c import value as crc32c
 
 from nsq_compat.log.damage import Damage, uncovered
-from nsq_compat.log.group import (
+from nsq_compat.log.segment import (
     CHECKSUM_SIZE,
+    FIRST_GROUP,
     HEADER_SIZE,
     LOW_32,
     MARK_SIZE,
-    SECTOR,
+    UNKNOWN_SEQ,
     Group,
     GroupHeader,
+    Index,
+    Segment,
     cut_frames,
     decode_header,
     decode_trailer,
-    is_hole,
     place_of,
-    salvage,
     unpack_header,
 )
-from nsq_compat.log.segment import FIRST_GROUP, UNKNOWN_SEQ, Index, Segment
+from nsq_compat.protocol.frames import FRAME_HEADER, FRAME_TYPE_MESSAGE
 from nsq_compat.protocol.message import HEADER as MESSAGE_HEADER
 from nsq_compat.protocol.message import message_id
 from nsq_compat.protocol.storage_schema import DEFERRED, GROUP_MAGIC, MAGIC_PREFIX, MESSAGES
@@ -42,6 +44,13 @@ BLOCK_SIZE: Final = 1 << 18
 MESSAGE_KINDS: Final = (MESSAGES, DEFERRED)
 """The kinds of groups that contain messages."""
 
+_SECTOR: Final = 512
+"""Bytes that a disk writes atomically: after a power cut each sector is written or is not."""
+
+_MAX_SCAN_FACTOR: Final = 16
+"""The search for frames in a damaged group ends after computing checksums of this many times its size."""
+_FRAME_TYPE: Final = FRAME_HEADER.pack(0, FRAME_TYPE_MESSAGE)[FRAME_HEADER.offset("type") :]
+_frame_size: Final = struct.Struct(">I").unpack_from
 _SMALL_READ: Final = 1 << 12
 _INDEXED_GROUPS: Final = 512
 """Groups that one step of building an index passes, about a millisecond of work."""
@@ -198,7 +207,7 @@ class GroupReader:
         return []
 
     def _is_end(self, offset: int) -> bool:
-        data = self._segment.pread(SECTOR, offset)
+        data = self._segment.pread(_SECTOR, offset)
         if is_hole(data, offset) or decode_header(data, 0, offset):
             return True
         # An unfinished write may end within a header.
@@ -326,3 +335,79 @@ def _step_over(segment: Segment, damage: Damage, index: Index) -> None:
                 index.add(seq, message_id(group.frames[0]), offset)
             index.count += len(group.frames)
     index.offset, index.seq = reader.offset, reader.next_seq or UNKNOWN_SEQ
+
+
+def salvage(header: GroupHeader, data: bytes) -> list[Group] | None:
+    """The sound frames of a damaged group, as groups of consecutive frames; `data` is the whole group.
+
+    None if the group was not completely written, as a sector of zeros in it shows: then none of it counts.
+    """
+    frames_begin, frames_end = header.frames_begin - header.offset, header.payload_end - header.offset
+    expected = struct.unpack_from(f">{header.record_count}I", data, HEADER_SIZE) if header.record_count > 1 else ()
+    found = _find_frames(data, frames_begin, frames_end, expected) if expected else []
+    if _is_torn(header.offset, data, frames_end, found):
+        return None
+    return _without_gaps(header, found)
+
+
+def is_hole(data: bytes, offset: int) -> bool:
+    """Whether `data`, which is at `offset` of the file, is zeros up to the end of the sector."""
+    return not any(data[: _SECTOR - offset % _SECTOR])
+
+
+_Found = tuple[int, int, bytes]
+"""A frame's position in its group, where it begins in the data, and the frame."""
+
+
+def _find_frames(data: bytes, at: int, end: int, expected: Sequence[int]) -> list[_Found]:
+    """The frames in `data[at:end]` that have an expected checksum, in order."""
+    wanted: dict[int, list[int]] = {}
+    for index, checksum in enumerate(expected):
+        wanted.setdefault(checksum, []).append(index)
+    found: list[_Found] = []
+    next_index = 0
+    budget = _MAX_SCAN_FACTOR * len(data)
+    while at < end and budget > 0:
+        frame = _plausible_frame(data, at, end)
+        if frame:
+            budget -= len(frame)
+            match = next((each for each in wanted.get(crc32c(frame), ()) if each >= next_index), None)
+            if match is not None:
+                found.append((match, at, frame))
+                next_index = match + 1
+                at += len(frame)
+                continue
+        # Damaged: search for the next frame type, which follows the frame's size.
+        type_at = data.find(_FRAME_TYPE, at + 5, end)
+        at = type_at - 4 if type_at >= 0 else end
+    return found
+
+
+def _plausible_frame(data: bytes, at: int, end: int) -> bytes | None:
+    if at + MESSAGE_HEADER.size > end or not data.startswith(_FRAME_TYPE, at + 4):
+        return None
+    stop = at + 4 + _frame_size(data, at)[0]
+    return data[at:stop] if at + MESSAGE_HEADER.size <= stop <= end else None
+
+
+def _is_torn(offset: int, data: bytes, frames_end: int, found: Sequence[_Found]) -> bool:
+    """Whether the group's part of a sector is all zeros; a sector with nothing but trailer does not count."""
+    rest = bytearray(data)
+    for _, begin, frame in found:
+        rest[begin : begin + len(frame)] = b"\1" * len(frame)
+    starts = [0, *range(-offset % _SECTOR or _SECTOR, frames_end, _SECTOR)]
+    return any(not any(rest[start : start + _SECTOR - (offset + start) % _SECTOR]) for start in starts)
+
+
+def _without_gaps(header: GroupHeader, found: Sequence[_Found]) -> list[Group]:
+    groups: list[Group] = []
+    run: list[bytes] = []
+    expected = -1
+    for index, _, frame in found:
+        if index != expected:
+            run = []
+            first_seq = header.first_seq + (index if header.kind == MESSAGES else 0)
+            groups.append(Group(header.kind, first_seq, header.due_ns, run))
+        run.append(frame)
+        expected = index + 1
+    return groups

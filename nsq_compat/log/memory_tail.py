@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from nsq_compat.log.group import Group
+from nsq_compat.log.segment import Group
 from nsq_compat.protocol.storage_schema import MESSAGES
 
 _TRIM_MESSAGES: Final = 256

@@ -20,9 +20,14 @@ from typing import Final, NamedTuple
 from google_crc32c import value as crc32c
 
 from nsq_compat.log.damage import Damage
-from nsq_compat.log.group import (
+from nsq_compat.log.group_reader import BLOCK_SIZE, MESSAGE_KINDS, GroupReader, first_id_of, index_of, unfinished
+from nsq_compat.log.memory_tail import MemoryTail
+from nsq_compat.log.retained import Retained
+from nsq_compat.log.segment import (
+    FIRST_GROUP,
     HEADER_SIZE,
     Group,
+    Segment,
     cut_frames,
     decode_header,
     location_of,
@@ -30,10 +35,6 @@ from nsq_compat.log.group import (
     split_location,
     unpack_header,
 )
-from nsq_compat.log.group_reader import BLOCK_SIZE, MESSAGE_KINDS, GroupReader, first_id_of, index_of, unfinished
-from nsq_compat.log.memory_tail import MemoryTail
-from nsq_compat.log.retained import Retained
-from nsq_compat.log.segment import FIRST_GROUP, Segment
 from nsq_compat.protocol.message import HEADER as MESSAGE_HEADER
 from nsq_compat.protocol.message import message_id
 from nsq_compat.protocol.storage_schema import GROUP_MAGIC, MESSAGES

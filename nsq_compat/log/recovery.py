@@ -34,10 +34,9 @@ from nsq_compat.log.checkpoint import (
 from nsq_compat.log.control_log import Requeued
 from nsq_compat.log.damage import Damage, uncovered
 from nsq_compat.log.files import Files
-from nsq_compat.log.group import NOWHERE, Group, locations_of
 from nsq_compat.log.group_reader import MESSAGE_KINDS, GroupReader
 from nsq_compat.log.reading import LogEnd, readers_from_end, split_by_segment
-from nsq_compat.log.segment import Segment
+from nsq_compat.log.segment import NOWHERE, Group, Segment, locations_of
 from nsq_compat.log.topic_log import DEFAULT_SEGMENT_SIZE, TopicLog
 from nsq_compat.protocol.message import attempts, message_id, message_ids, with_attempts
 from nsq_compat.protocol.names import is_ephemeral

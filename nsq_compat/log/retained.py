@@ -10,9 +10,8 @@ from typing import Final, NamedTuple
 
 from nsq_compat.log.damage import Damage
 from nsq_compat.log.descriptors import Descriptors
-from nsq_compat.log.group import encode_group
 from nsq_compat.log.group_reader import GroupReader
-from nsq_compat.log.segment import FIRST_GROUP, Segment
+from nsq_compat.log.segment import FIRST_GROUP, Segment, encode_group
 from nsq_compat.protocol.message import message_id, message_ids
 from nsq_compat.protocol.storage_schema import MESSAGES
 

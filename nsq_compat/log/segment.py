@@ -1,4 +1,8 @@
-"""A segment: one file of a log. Only the run that created it appends groups to it; later runs only read it.
+"""A segment: one file of a log, and the groups in it. Only the run that created it appends to it; later runs only read.
+
+A group has the frames of one publish, all or none of them. One of several frames also contains a checksum of each
+frame, which is used only if the group's own checksum is wrong, and a copy of its header after the frames. So damage to
+a frame or to the header does not affect other frames.
 
 Blocks are reserved ahead of the writes, in growing steps, because a write that has to extend the file costs several
 times as much. Reserved blocks read as zeros. In a large file zeros are also written ahead: most of a write's cost is
@@ -8,22 +12,48 @@ A large publish is written to a segment of its own, a ``StagedBatch``, which joi
 """
 
 import logging
+import struct
 from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final
+from itertools import starmap
+from typing import Final, NamedTuple
 
-from google_crc32c import value as crc32c
+import google_crc32c
 
 from nsq_compat.log.descriptors import Descriptors, File
 from nsq_compat.log.files import read_up_to, write_all
-from nsq_compat.log.group import HEADER_SIZE, GroupHeader, decode_header, encode_group, encode_headers
 from nsq_compat.protocol import storage_schema
 from nsq_compat.protocol.layout import derive
-from nsq_compat.protocol.message import message_id
-from nsq_compat.protocol.storage_schema import MESSAGES
+from nsq_compat.protocol.message import cut_uniform, message_id
+from nsq_compat.protocol.storage_schema import GROUP_MAGIC, KINDS, MESSAGES, TRAILER_MAGIC
 
 log = logging.getLogger(__name__)
+
+_crc32c: Final = google_crc32c.value
+_extend: Final = google_crc32c.extend
+_MAGIC: Final = GROUP_MAGIC  # compiled, a name of another module costs a dict lookup
+_MARK: Final = derive(storage_schema.GROUP_MARK)
+_FIELDS: Final = derive(storage_schema.GROUP_FIELDS)
+_GROUP_HEADER: Final = derive(storage_schema.GROUP_HEADER)
+HEADER_SIZE: Final = _GROUP_HEADER.size
+MARK_SIZE: Final = _MARK.size
+CHECKSUM_SIZE: Final = 4
+LOW_32: Final = 0xFFFFFFFF
+"""Mask of the bits of a group's offset that are mixed into its header's checksum."""
+
+unpack_header: Final = _GROUP_HEADER.unpack_from
+_frame_size: Final = struct.Struct(">I").unpack_from
+
+_MAX_UNIFORM_FRAMES: Final = 256
+"""Frames of one size that are cut with one cached layout; bounds the size of such a layout."""
+
+
+NOWHERE: Final = b""
+"""The location of a message that is not in a segment, or has no known location."""
+_OFFSET_BITS: Final = 40
+_OFFSET_MASK: Final = (1 << _OFFSET_BITS) - 1
+_LOCATION: Final = derive(storage_schema.CHECKPOINT_LOCATION)
 
 _HEADER: Final = derive(storage_schema.SEGMENT_HEADER)
 FIRST_GROUP: Final = _HEADER.size
@@ -42,6 +72,154 @@ _ZEROS: Final = bytes(_ZERO_AHEAD)
 _NO_OFFSET: Final = 1 << 62  # greater than every offset
 UNKNOWN_SEQ: Final = (1 << 64) - 1
 """A number that is not known yet: of a segment that was found, or of an index entry after damage."""
+
+
+def place_of(segment: int, offset: int) -> int:
+    return segment << _OFFSET_BITS | offset
+
+
+def locations_of(place: int, frames: Sequence[bytes]) -> list[bytes]:
+    """The locations of all messages of the group that begins at `place`. They sort in the order of the log."""
+    count = len(frames)
+    place += HEADER_SIZE + (count * CHECKSUM_SIZE if count > 1 else 0)
+    locations: list[bytes] = []
+    for frame in frames:
+        locations.append(location_of(place, frame))
+        place += len(frame)
+    return locations
+
+
+def location_of(place: int, frame: bytes) -> bytes:
+    """The location of a frame that begins at `place`: enough to read it without its group, and to verify it."""
+    return _LOCATION.pack(place, _crc32c(frame))
+
+
+def split_location(location: bytes) -> tuple[int, int, int]:
+    """Segment number, offset of the frame in the segment, and checksum of the frame."""
+    place, crc = _LOCATION.unpack_from(location)
+    return place >> _OFFSET_BITS, place & _OFFSET_MASK, crc
+
+
+class Group(NamedTuple):
+    """Frames that were published together. `due_ns` is wall-clock time, 0 for at once.
+
+    Only MESSAGES groups have message numbers: `first_seq` is that of the first frame. A control group has one frame,
+    the name of the channel, which is empty for the topic; ``control_log`` describes that of REQUEUED. `place` is where
+    the group begins (``place_of``), 0 if unknown.
+    """
+
+    kind: int
+    first_seq: int
+    due_ns: int
+    frames: Sequence[bytes]
+    place: int = 0
+
+
+class GroupHeader(NamedTuple):
+    """The decoded header of a group, and its offset."""
+
+    offset: int
+    payload_crc: int
+    first_seq: int
+    due_ns: int
+    size: int
+    record_count: int
+    kind: int
+
+    @property
+    def payload_begin(self) -> int:
+        """Offset of the checksums, if any, and frames."""
+        return self.offset + HEADER_SIZE
+
+    @property
+    def payload_end(self) -> int:
+        return self.frames_begin + self.size
+
+    @property
+    def frames_begin(self) -> int:
+        return self.payload_begin + (self.record_count * CHECKSUM_SIZE if self.record_count > 1 else 0)
+
+    @property
+    def end(self) -> int:
+        return self.payload_end + (HEADER_SIZE if self.record_count > 1 else 0)
+
+
+def encode_group(
+    kind: int, first_seq: int, due_ns: int, frames: Sequence[bytes], offset: int, joined: bytes = b""
+) -> bytes:
+    """The bytes of a group of at least one frame, to be written at `offset`. `joined`: the joined frames, if known."""
+    # Hot: runs for every publish.
+    count = len(frames)
+    if count == 1:
+        payload = frames[0]
+        fields = _FIELDS.pack(_crc32c(payload), first_seq, due_ns, len(payload), 1, kind)
+        crc: int = _crc32c(fields)
+        return _MARK.pack(_MAGIC, crc ^ (offset & LOW_32)) + fields + payload
+    # zip reuses one argument tuple, and starmap passes it on as it is: a seventh less for each checksum than with map.
+    checksums = struct.pack(f">{count}I", *starmap(_crc32c, zip(frames)))  # noqa: RUF058
+    joined = joined or b"".join(frames)
+    fields = _FIELDS.pack(_extend(_crc32c(checksums), joined), first_seq, due_ns, len(joined), count, kind)
+    header_crc = _crc32c(fields) ^ (offset & LOW_32)
+    header, trailer = _MARK.pack(_MAGIC, header_crc), _MARK.pack(TRAILER_MAGIC, header_crc)
+    return b"".join((header, fields, checksums, joined, trailer, fields))
+
+
+def encode_headers(header: GroupHeader) -> tuple[bytes, bytes]:
+    """The bytes before a group's checksums and frames, and the trailer, which is empty for a group of one frame."""
+    fields = _FIELDS.pack(
+        header.payload_crc, header.first_seq, header.due_ns, header.size, header.record_count, header.kind
+    )
+    crc = _crc32c(fields) ^ (header.offset & LOW_32)
+    front = _MARK.pack(_MAGIC, crc) + fields
+    return front, _MARK.pack(TRAILER_MAGIC, crc) + fields if header.record_count > 1 else b""
+
+
+def decode_header(data: bytes, at: int, offset: int) -> GroupHeader | None:
+    """The header at `data[at:]`, which is at `offset` of the file; None if there is no sound header."""
+    if len(data) - at < HEADER_SIZE or not data.startswith(GROUP_MAGIC, at):
+        return None
+    _, header_crc, *fields = unpack_header(data, at)
+    header = GroupHeader(offset, *fields)
+    return header if _is_sound(header, data, at, header_crc) else None
+
+
+def decode_trailer(data: bytes, at: int, offset: int) -> GroupHeader | None:
+    """The header in the trailer at `data[at:]`; None if there is no sound trailer."""
+    if len(data) - at < HEADER_SIZE or not data.startswith(TRAILER_MAGIC, at):
+        return None
+    _, header_crc, *fields = unpack_header(data, at)
+    header = GroupHeader(0, *fields)
+    begin = offset - header.payload_end
+    header = header._replace(offset=begin)
+    return header if begin >= 0 and header.record_count > 1 and _is_sound(header, data, at, header_crc) else None
+
+
+def _is_sound(header: GroupHeader, data: bytes, at: int, header_crc: int) -> bool:
+    return (
+        header.kind in KINDS
+        and header.record_count > 0
+        and _crc32c(data[at + MARK_SIZE : at + HEADER_SIZE]) == header_crc ^ (header.offset & LOW_32)
+    )
+
+
+def cut_frames(data: bytes, at: int, end: int, count: int) -> list[bytes]:
+    """Cut `data[at:end]`, which is known to be sound, into its `count` frames."""
+    # Hot: runs for every message read back. A frame's size does not count the four bytes of the size itself.
+    size = 4 + _frame_size(data, at)[0]
+    if count * size == end - at and count <= _MAX_UNIFORM_FRAMES and _have_one_size(data, at, end, size, count):
+        return list(cut_uniform(data, size, at, count))
+    frames: list[bytes] = []
+    add, read_size = frames.append, _frame_size
+    last = end - 4
+    while at <= last:
+        stop = at + 4 + read_size(data, at)[0]
+        add(data[at:stop])
+        at = stop
+    return frames
+
+
+def _have_one_size(data: bytes, at: int, end: int, size: int, count: int) -> bool:
+    return all(data[at + byte : end : size] == data[at + byte : at + byte + 1] * count for byte in range(4))
 
 
 class Index:
@@ -266,7 +444,7 @@ class Segment:
 def encode_segment_header(first_seq: int, magic: bytes = storage_schema.SEGMENT_MAGIC) -> bytes:
     """The header as it is written at the beginning of a file."""
     unsigned = _HEADER.pack(magic, first_seq, 0)[: _HEADER.offset("crc")]
-    return _HEADER.pack(magic, first_seq, crc32c(unsigned))
+    return _HEADER.pack(magic, first_seq, _crc32c(unsigned))
 
 
 def decode_segment_header(data: bytes) -> tuple[int, bool] | None:

@@ -18,8 +18,7 @@ from nsq_compat.log.checkpoint import CHECKPOINT, BadCheckpoint, TopicState, ent
 from nsq_compat.log.data_path import our_folder, reason, remove_leftovers, topic_folder, topics_in
 from nsq_compat.log.descriptors import DEFAULT_LIMIT, Descriptors
 from nsq_compat.log.files import Files, adopt_temporary, opened, replace_file, write_temporary
-from nsq_compat.log.group import locations_of
-from nsq_compat.log.segment import StagedBatch
+from nsq_compat.log.segment import StagedBatch, locations_of
 from nsq_compat.log.topic_log import Later, LogEnd, TopicLog
 from nsq_compat.protocol.message import message_id
 from nsq_compat.protocol.storage_schema import DEFERRED, MESSAGES

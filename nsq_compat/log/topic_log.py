@@ -22,7 +22,6 @@ from nsq_compat.log.damage import Damage
 from nsq_compat.log.data_path import leftover_name, remove_folder
 from nsq_compat.log.descriptors import Descriptors
 from nsq_compat.log.files import Files
-from nsq_compat.log.group import encode_group, place_of
 from nsq_compat.log.group_reader import MESSAGE_KINDS, GroupReader, extend_index, index_of
 from nsq_compat.log.memory_tail import MemoryTail
 from nsq_compat.log.reading import (
@@ -35,7 +34,7 @@ from nsq_compat.log.reading import (
     split_by_segment,
 )
 from nsq_compat.log.retained import Retained
-from nsq_compat.log.segment import FIRST_GROUP, INDEX_STEP, UNKNOWN_SEQ, Segment, StagedBatch
+from nsq_compat.log.segment import FIRST_GROUP, INDEX_STEP, UNKNOWN_SEQ, Segment, StagedBatch, encode_group, place_of
 from nsq_compat.log.sync import SyncJob, Unsynced
 from nsq_compat.protocol.message import message_id
 from nsq_compat.protocol.storage_schema import MESSAGES
@@ -64,7 +63,7 @@ class TopicLog(ReadableLog):
     def __init__(self, descriptors: Descriptors, folder: str, segment_size: int, later: Later) -> None:
         super().__init__(folder, Retained(descriptors, lambda number: self.path_of("kept", number), segment_size))
         self.last_place = 0
-        """The place of the last group that was not of kind MESSAGES (``group.place_of``)."""
+        """The place of the last group that was not of kind MESSAGES (``place_of``)."""
         self._descriptors = descriptors
         self._files = descriptors.files
         self._own_descriptors = False

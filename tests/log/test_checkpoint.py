@@ -19,7 +19,7 @@ from nsq_compat.log.checkpoint import (
     is_at_once,
     pack_key,
 )
-from nsq_compat.log.group import NOWHERE, location_of, place_of
+from nsq_compat.log.segment import NOWHERE, location_of, place_of
 from nsq_compat.log.topic_log import LogEnd
 from nsq_compat.protocol import storage_schema
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from nsq_compat.log.descriptors import Descriptors
 from nsq_compat.log.files import Files, OsFiles
-from nsq_compat.log.group import Group
 from nsq_compat.log.reading import sorted_ids
+from nsq_compat.log.segment import Group
 from nsq_compat.log.topic_log import LogEnd, TopicLog
 from nsq_compat.protocol.message import make_frames, message_id
 from nsq_compat.protocol.storage_schema import CHANNEL_CREATED, DEFERRED, MESSAGES, TOPIC_EMPTIED

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsq_compat.log.files import OsFiles
-from nsq_compat.log.group import Group
+from nsq_compat.log.segment import Group
 from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol.message import body, make_frames
 from nsq_compat.queue.cursor import Cursor
