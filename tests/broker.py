@@ -65,6 +65,13 @@ class Consumer:
         self.frames.update(zip(bodies, frames, strict=True))
         return bodies
 
+    def takes_all(self) -> list[bytes]:
+        """Everything that it gets now."""
+        found: list[bytes] = []
+        while some := self.takes():
+            found += some
+        return found
+
     def stands_back(self) -> None:
         self.awake = False
         self._channel.stand_back(self)
@@ -262,6 +269,10 @@ class DataPath:
             for topic in daemon.broker.topics.values():
                 if topic.store is not None:
                     topic.store.log.close()
+
+
+def with_consumer(daemon: Daemon) -> tuple[Any, Any]:
+    return daemon, daemon.consumer()
 
 
 @pytest.fixture

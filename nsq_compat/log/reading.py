@@ -382,7 +382,7 @@ class ReadableLog:
     def is_whole(self) -> bool:
         """Whether no segment was deleted or released, and no message retained."""
         following = enumerate(self.segments, 1)
-        return not len(self.kept) and all(one.number == number and not one.released for number, one in following)
+        return not self.kept.files and all(one.number == number and not one.released for number, one in following)
 
     def bytes_behind(self, seq: int) -> int:
         """Approximate bytes behind `seq`, interpolated within its segment."""

@@ -28,19 +28,16 @@ class IdRange(NamedTuple):
     record_count: int
 
 
-class RetainedFile:
-    """One file of retained messages."""
+class RetainedFile(Segment):
+    """One file of retained messages. `is_damaged`: a message in it that is still needed could not be read."""
 
-    def __init__(self, segment: Segment) -> None:
-        self.segment = segment
-        self.is_damaged = False
-        """Whether a message in it that is still needed could not be read."""
-        self._ranges: list[IdRange] | None = None
+    is_damaged = False
+    _ranges: list[IdRange] | None = None
 
     def ranges(self) -> list[IdRange]:
         """The groups of the file, which is read at the first call. Raises ``OSError``."""
         if self._ranges is None:
-            self._ranges = [] if self.segment.index else list(_read_ranges(self.segment))
+            self._ranges = [] if self.index else list(_read_ranges(self))
         return self._ranges
 
 
@@ -51,21 +48,14 @@ class Retained:
         self._descriptors = descriptors
         self._path_of = path_of
         self._segment_size = segment_size
-        self._files: list[RetainedFile] = []
+        self.files: list[RetainedFile] = []
         self._active: RetainedFile | None = None
         self._last_number = 0
         self._protected: set[RetainedFile] = set()
 
-    def __len__(self) -> int:
-        return len(self._files)
-
-    @property
-    def segments(self) -> Iterator[Segment]:
-        return (file.segment for file in self._files)
-
     def add_file(self, number: int, size: int) -> None:
         """Add a file of an earlier run, in the order of the file numbers."""
-        self._files.append(RetainedFile(Segment(self._descriptors, self._path_of(number), number, 0, size)))
+        self.files.append(RetainedFile(self._descriptors, self._path_of(number), number, 0, size))
         self._last_number = number
 
     def begin_checkpoint(self) -> None:
@@ -81,17 +71,17 @@ class Retained:
         """Write frames. If it raises, some of them may be found all the same."""
         for group in cut_by_size(sorted(frames, key=message_id), _GROUP_SIZE):
             active = self._active
-            if active is None or active.segment.abandoned or active.segment.end >= self._segment_size:
+            if active is None or active.abandoned or active.end >= self._segment_size:
                 active = self._begin()
-            offset = active.segment.end
-            active.segment.append(encode_group(MESSAGES, 0, 0, group, offset), self._segment_size)
+            offset = active.end
+            active.append(encode_group(MESSAGES, 0, 0, group, offset), self._segment_size)
             active.ranges().append(IdRange(message_id(group[0]), message_id(group[-1]), offset, len(group)))
 
     def fetch(self, ids: Sequence[bytes]) -> dict[bytes, bytes]:
         """The frames of the retained messages among these (sorted) ids, by id."""
         found: dict[bytes, bytes] = {}
         wanted = set(ids)
-        for file in self._files:
+        for file in self.files:
             for group in file.ranges():
                 if _count_in(ids, group):
                     for frame in _read_group(file, group, Damage(quiet=True)):
@@ -101,14 +91,14 @@ class Retained:
 
     def frames(self) -> Iterator[bytes]:
         """All frames, in no order, and possibly more than once."""
-        for file in self._files:
+        for file in self.files:
             for group in file.ranges():
                 yield from _read_group(file, group, Damage(quiet=True))
 
     def mostly_dead(self, unfinished: Sequence[bytes]) -> list[RetainedFile]:
         """Files with few or none of the (sorted) unfinished messages. Nothing more is written to these files."""
         dead: list[RetainedFile] = []
-        for file in self._files:
+        for file in self.files:
             if file in self._protected:
                 continue
             ranges = file.ranges()
@@ -132,34 +122,33 @@ class Retained:
         return not file.is_damaged
 
     def remove(self, file: RetainedFile) -> None:
-        file.segment.remove()
-        self._files.remove(file)
+        file.remove()
+        self.files.remove(file)
         self._protected.discard(file)
 
     def close(self) -> None:
-        for file in self._files:
-            file.segment.close()
+        for file in self.files:
+            file.close()
         self._active = None
 
     def _begin(self) -> RetainedFile:
         if self._active:
-            self._active.segment.close()
+            self._active.close()
             self._active = None
         self._last_number += 1
         path = self._path_of(self._last_number)
-        segment = Segment.create(self._descriptors, path, self._last_number, 0, self._segment_size)
-        self._active = RetainedFile(segment)
-        self._files.append(self._active)
+        self._active = RetainedFile.create(self._descriptors, path, self._last_number, 0, self._segment_size)
+        self.files.append(self._active)
         return self._active
 
 
 def _read_group(file: RetainedFile, wanted: IdRange, damage: Damage) -> list[bytes]:
-    reader = GroupReader(file.segment, damage, wanted.offset)
+    reader = GroupReader(file, damage, wanted.offset)
     frames: list[bytes] = []
     while len(frames) < wanted.record_count and (groups := reader.read(_GROUP_SIZE)):
         frames += [frame for group in groups for frame in group.frames]
     if reader.suspect is not None or len(frames) < wanted.record_count:
-        damage.report(file.segment.path, wanted.offset, 1)
+        damage.report(file.path, wanted.offset, 1)
     return frames
 
 

@@ -17,7 +17,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import starmap
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 import google_crc32c
 
@@ -305,7 +305,7 @@ class Segment:
         self._step = _MIN_RESERVE
 
     @classmethod
-    def create(cls, descriptors: Descriptors, path: str, number: int, first_seq: int, max_size: int) -> "Segment":
+    def create(cls, descriptors: Descriptors, path: str, number: int, first_seq: int, max_size: int) -> Self:
         """Create a file with a header and no groups. Raises ``OSError``, and then removes the file if it can."""
         segment = cls(descriptors, path, number, first_seq, 0)
         segment.index = Index()

@@ -120,7 +120,7 @@ class TopicLog(ReadableLog):
     @property
     def disk_bytes(self) -> int:
         """Bytes in all files, without reserved space."""
-        return sum(segment.end for segment in [*self.segments, *self.kept.segments])
+        return sum(segment.end for segment in [*self.segments, *self.kept.files])
 
     # --- Writing ------------------------------------------------------------------------------------------------------
 
@@ -259,7 +259,7 @@ class TopicLog(ReadableLog):
     def close(self) -> None:
         """Cut off reserved space and close all files, without a sync."""
         self._closed = True
-        for segment in [*self.segments, *self.kept.segments]:
+        for segment in [*self.segments, *self.kept.files]:
             self._descriptors.read_faults.forget(segment)
         for segment in self.segments:
             segment.close()
@@ -381,7 +381,7 @@ class TopicLog(ReadableLog):
             self._active.prepare(self._segment_size)
 
     def _note_kept(self) -> None:
-        for segment in self.kept.segments:
+        for segment in self.kept.files:
             if segment.needs_sync and segment.index is not None and segment not in self._unsynced:
                 self._unsynced.add(segment)
                 self._unsynced.add_folder(self.folder)
@@ -392,7 +392,7 @@ class TopicLog(ReadableLog):
         """Copy needed messages from some files, sync the copies, and delete the files that were wholly copied."""
         deletions = [delete for copy, delete in steps if copy()]
         self._note_kept()
-        if any(segment in self._unsynced for segment in self.kept.segments):
+        if any(segment in self._unsynced for segment in self.kept.files):
             sync()
         if not self._closed:  # else the files are deleted, and another log may have their names
             for delete in deletions:
@@ -401,7 +401,7 @@ class TopicLog(ReadableLog):
 
     def _is_worth_it(self, candidates: Sequence[Segment]) -> bool:
         """Whether a release may find something: there is a new file, or some calls have passed."""
-        if not candidates and not self.kept:
+        if not candidates and not self.kept.files:
             return False
         self._patience -= 1
         newest = candidates[-1].number if candidates else 0
