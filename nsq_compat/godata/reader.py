@@ -135,7 +135,22 @@ def read_data_file(
         size = files.size(path)
         with opened(files, path, _READ) as descriptor:
             data = _DataFile(files, descriptor, name, size)
-            yield from _read(data, start, size if confirmed is None else confirmed, report)
+            confirmed = size if confirmed is None else confirmed
+            if start > size:
+                report.add_damage(name, size, start - size, "shorter than the reading position")
+                return
+            if confirmed > size:
+                report.add_damage(name, size, confirmed - size, "shorter than the writing position")
+            parts = [(start, size)]
+            # The confirmed part may be followed by newer records, or by the rest of older ones that were overwritten.
+            if start < confirmed < size and data.is_whole(start, confirmed):
+                parts = [(start, confirmed), (confirmed, size)]
+            for begin, end in parts:
+                for offset, found in _read_part(data, begin, end, data.is_whole(begin, end), report):
+                    report.messages += 1
+                    report.bytes += len(found.body)
+                    report.unsynced += offset >= confirmed
+                    yield found
     except OSError as error:
         _report_unreadable(report, name, max(0, size - start), error)
 
@@ -257,25 +272,6 @@ class _DataFile:
     def _is_followed(self, offset: int, end: int) -> bool:
         stop = self.looks_like_record(offset, end)
         return stop is not None and (stop == end or self.looks_like_record(stop, end) is not None)
-
-
-def _read(data: _DataFile, start: int, confirmed: int, report: QueueReport) -> Iterator[GoMessage]:
-    """Iterate over the records from `start` on, in up to two parts: the confirmed part and the rest."""
-    if start > data.end:
-        report.add_damage(data.name, data.end, start - data.end, "shorter than the reading position")
-        return
-    if confirmed > data.end:
-        report.add_damage(data.name, data.end, confirmed - data.end, "shorter than the writing position")
-    parts = [(start, data.end)]
-    # The confirmed part may be followed by newer records, or by the rest of older ones that were overwritten.
-    if start < confirmed < data.end and data.is_whole(start, confirmed):
-        parts = [(start, confirmed), (confirmed, data.end)]
-    for begin, end in parts:
-        for offset, found in _read_part(data, begin, end, data.is_whole(begin, end), report):
-            report.messages += 1
-            report.bytes += len(found.body)
-            report.unsynced += offset >= confirmed
-            yield found
 
 
 def _read_part(

@@ -36,9 +36,10 @@ import json
 import logging
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 from nsq_compat.godata.format import QueueFiles, frame_of, queues_among
@@ -88,11 +89,9 @@ def take_over(files: Files, data_path: str, segment_size: int) -> None:
             _log_damage(empty)
             importer.set_aside_empty(name, topic)
             continue
-        builder = _Builder(files, data_path, importer.begin(name, topic), topic, segment_size)
-        try:
-            _log_damage(builder.build(known.get(name, TopicMetadata(name))))
-        finally:
-            builder.close()
+        folder = importer.begin(name, topic)
+        with StoredTopic(files, folder, segment_size) as stored:
+            _log_damage(_Builder(files, data_path, stored, topic).build(known.get(name, TopicMetadata(name))))
         importer.commit(name)
 
 
@@ -161,32 +160,29 @@ def _log_damage(reports: Iterable[QueueReport]) -> None:
 
 
 class _Builder:
-    def __init__(self, files: Files, data_path: str, folder: str, topic: GoTopic, segment_size: int) -> None:
+    def __init__(self, files: Files, data_path: str, stored: StoredTopic, topic: GoTopic) -> None:
         self._files = files
         self._data_path = data_path
-        self._folder = folder
-        self._stored = StoredTopic(files, folder, segment_size)
-        self._log = self._stored.log
-        self._state = self._stored.state
+        self._log = stored.log
+        self._state = stored.state
         self._seq = max(self._state.end.seq, self._log.end.seq)
-        self._is_new = self._seq == 0 and not self._state.channels
         self._begin = self._seq
         self._serial = _FIRST_SERIAL
         self._queues = dict(topic)
         self._reports: list[QueueReport] = []
 
-    def close(self) -> None:
-        self._stored.close()
-
     def build(self, known: TopicMetadata) -> list[QueueReport]:
         """Write log and checkpoint. `known` is the topic in nsqd.dat."""
-        streamed = self._largest_queue() if self._is_new else None
-        if streamed is not None:
-            self._state.channels[streamed] = state = ChannelState(self._seq)
-            self._add_to_stream(self._queues.pop(streamed), [state])
-        if self._is_new:  # messages from here on are for all channels
-            self._state.held = ChannelState(self._seq)
-        self._create_channels([channel.name for channel in known.channels])
+        if self._seq == 0 and not self._state.channels:
+            streamed = self._largest_queue()
+            if streamed is not None:
+                self._state.channels[streamed] = state = ChannelState(self._seq)
+                self._add_to_stream(self._queues.pop(streamed), [state])
+            self._state.held = ChannelState(self._seq)  # messages from here on are for all channels
+        held = self._state.held
+        names = {*(channel.name for channel in known.channels), *(name for name in self._queues if name is not None)}
+        for name in sorted(names - self._state.channels.keys()):
+            self._state.channels[name] = ChannelState(self._seq if held is None else held.position)
         self._pause_or_hand_over(known.paused)
         for name in sorted(name for name in self._queues if name is not None):
             for batch in self._batches(self._queues[name]):
@@ -198,12 +194,6 @@ class _Builder:
             self._drop_duplicates(state)
         self._write_checkpoint()
         return self._reports
-
-    def _create_channels(self, known: Iterable[str]) -> None:
-        held = self._state.held
-        names = {*known, *(name for name in self._queues if name is not None)}
-        for name in sorted(names - self._state.channels.keys()):
-            self._state.channels[name] = ChannelState(self._seq if held is None else held.position)
 
     def _pause_or_hand_over(self, is_paused: bool) -> None:
         """Pause the topic as nsqd.dat says. Unless it is paused or has no channel, give them its own messages."""
@@ -258,31 +248,25 @@ class _Builder:
         """Drop imported entries of messages that the channel also has in another entry or in the stream."""
         ours = [key for key in state.entries if ENTRY.unpack_from(key)[1] < _FIRST_SERIAL]
         imported = {entry_id(key): key for key in state.entries if ENTRY.unpack_from(key)[1] >= _FIRST_SERIAL}
-        in_stream = self._ids_in_stream(max(state.position, self._begin), imported.keys())
-        for each_id in [*map(entry_id, ours), *in_stream]:
-            imported.pop(each_id, None)
+        for key in ours:
+            imported.pop(entry_id(key), None)
+        reader = self._log.reader(max(state.position, self._begin))
+        while imported and (groups := reader.read()):
+            for each_id in chain.from_iterable(message_ids(group.frames) for group in groups):
+                imported.pop(each_id, None)
         state.entries = [*ours, *imported.values()]
-
-    def _ids_in_stream(self, position: int, ids: Collection[bytes]) -> list[bytes]:
-        reader = self._log.reader(position)
-        found: list[bytes] = []
-        while ids and (groups := reader.read()):
-            found += [each for group in groups for each in message_ids(group.frames) if each in ids]
-        return found
 
     def _write_checkpoint(self) -> None:
         topic = self._state
         self._log.sync()
         for state in topic.channels.values():
             state.entries.sort()
+        # New ids must exceed the greatest of the stream's last tick, of any node id.
+        last = int(topic.last_id, 16)
+        last_id = b"%016x" % (last | ((1 << _BELOW_TICK) - 1) if last else 0)
         end = self._log.end._replace(seq=self._seq)
-        saved = TopicState(end, topic.clock_offset, self._last_id(), topic.channels, topic.held)
-        replace_file(self._files, os.path.join(self._folder, CHECKPOINT), saved.encode(), sync=True)
-
-    def _last_id(self) -> bytes:
-        """The id that new ones must exceed: the greatest of the stream's last tick, of any node id."""
-        last = int(self._state.last_id, 16)
-        return b"%016x" % (last | ((1 << _BELOW_TICK) - 1) if last else 0)
+        saved = TopicState(end, topic.clock_offset, last_id, topic.channels, topic.held)
+        replace_file(self._files, os.path.join(self._log.folder, CHECKPOINT), saved.encode(), sync=True)
 
 
 def _matches_timestamp(message_id: bytes, published_ns: int) -> bool:
@@ -290,10 +274,6 @@ def _matches_timestamp(message_id: bytes, published_ns: int) -> bool:
     if not _is_nsqd_id(message_id):
         return False
     return abs((int(message_id, 16) >> _BELOW_TICK) - ((published_ns >> TICK_SHIFT) - EPOCH_TICK)) < _DAY
-
-
-class _BadReceipt(Exception):
-    """A receipt that cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,15 +293,15 @@ class _Receipt:
 
     @classmethod
     def decode(cls, data: bytes) -> "_Receipt":
-        """Raises ``_BadReceipt`` unless every part is valid, because files are moved according to it."""
+        """Raises ``ValueError`` unless every part is valid, because files are moved according to it."""
         try:
             read = json.loads(data)
             receipt = cls(str(int(read["folder"])), dict(read["sizes"]), dict(read["positions"]))
             names = [name for name in receipt.sizes if os.path.basename(name) == name]
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise _BadReceipt(str(error)) from None
+        except (TypeError, KeyError, RecursionError) as error:
+            raise ValueError(str(error)) from None
         if len(names) != len(receipt.sizes) or not receipt.positions.keys() <= receipt.sizes.keys():
-            raise _BadReceipt("not a list of files")
+            raise ValueError("not a list of files")
         return receipt
 
 
@@ -416,7 +396,7 @@ class GoImport:
             receipt = _Receipt.decode(read_file(self._files, path))
         except FileNotFoundError:
             return
-        except _BadReceipt as error:
+        except ValueError as error:
             log.error("TOPIC(%s): receipt of an import is damaged - %s; its files are imported again", topic, error)
         else:
             self._set_aside(topic, receipt)

@@ -173,9 +173,9 @@ class TopicLog(ReadableLog):
             return True
         tail.trim()
         if tail.count:
-            group = tail.oldest(_SPILLED_AT_ONCE)
+            group = tail.read(tail.first_seq, _SPILLED_AT_ONCE)
             self.append(group.frames, group.first_seq)
-            tail.drop(len(group.frames))
+            tail.drop_before(group.first_seq + len(group.frames))
         return not tail.count
 
     def spill(self) -> None:

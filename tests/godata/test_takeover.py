@@ -105,46 +105,35 @@ def test_an_import_moves_the_files_and_leaves_no_temporary_ones(data_path):
     assert len(data_path.files("nsq_compat", "imported", "1")) == 6
 
 
-def test_every_channel_gets_the_messages_of_its_queue(data_path):
-    data_path.go_has("t", None)
-    data_path.go_has("t", "a", 5, 6, 7, 8, 9)
-    data_path.go_has("t", "b", 2, 8, 9)
-    data_path.go_has("t", "c")
-    assert data_path.taken_over().ours() == {"a": [5, 6, 7, 8, 9], "b": [2, 8, 9], "c": []}
+IMPORTS: dict[str, tuple[dict[str | None, list[int]], list[str], bool, dict[str | None, list[int]]]] = {
+    "every channel gets the messages of its queue": (
+        {None: [], "a": [5, 6, 7, 8, 9], "b": [2, 8, 9], "c": []}, [], False,
+        {"a": [5, 6, 7, 8, 9], "b": [2, 8, 9], "c": []},
+    ),
+    "messages in the topic's queue are for all channels": (
+        {None: [8, 9], "a": [1, 2, 3], "b": [2]}, ["a", "b", "idle"], False,
+        {"a": [1, 2, 3, 8, 9], "b": [2, 8, 9], "idle": [8, 9]},
+    ),
+    # Go's positions of the topic are older than its channels' files.
+    "a message in a topic's and a channel's queue is delivered once": (
+        {None: [5, 6, 7, 8, 9], "a": [1, 2, 3, 5, 6, 7], "b": [6, 7, 8]}, [], False,
+        {"a": [1, 2, 3, 5, 6, 7, 8, 9], "b": [5, 6, 7, 8, 9]},
+    ),
+    "a message twice in a channel's queue is delivered once": (
+        {"a": [1, 2, 3, 1, 4, 2, 5], "b": [1, 2, 1]}, [], False, {"a": [1, 2, 3, 4, 5], "b": [2, 1]},
+    ),
+    "without channels the topic holds the messages": ({None: [1, 2]}, [], False, {None: [1, 2]}),
+    "a paused topic holds the messages back": ({None: [8], "a": [1]}, ["a"], True, {None: [8], "a": [1]}),
+}  # fmt: skip
 
 
-def test_messages_in_the_topics_queue_are_for_all_channels(data_path):
-    data_path.go_has("t", None, 8, 9)
-    data_path.go_has("t", "a", 1, 2, 3)
-    data_path.go_has("t", "b", 2)
-    data_path.knows("t", "a", "b", "idle")
-    assert data_path.taken_over().ours() == {"a": [1, 2, 3, 8, 9], "b": [2, 8, 9], "idle": [8, 9]}
-
-
-def test_a_message_in_a_topics_and_a_channels_queue_is_delivered_once(data_path):
-    """Go's positions of the topic are older than its channels' files."""
-    data_path.go_has("t", None, 5, 6, 7, 8, 9)
-    data_path.go_has("t", "a", 1, 2, 3, 5, 6, 7)
-    data_path.go_has("t", "b", 6, 7, 8)
-    assert data_path.taken_over().ours() == {"a": [1, 2, 3, 5, 6, 7, 8, 9], "b": [5, 6, 7, 8, 9]}
-
-
-def test_a_message_twice_in_a_channels_queue_is_delivered_once(data_path):
-    data_path.go_has("t", "a", 1, 2, 3, 1, 4, 2, 5)
-    data_path.go_has("t", "b", 1, 2, 1)
-    assert data_path.taken_over().ours() == {"a": [1, 2, 3, 4, 5], "b": [2, 1]}
-
-
-def test_without_channels_the_topic_holds_the_messages(data_path):
-    data_path.go_has("t", None, 1, 2)
-    assert data_path.taken_over().ours() == {None: [1, 2]}
-
-
-def test_a_paused_topic_holds_the_messages_back(data_path):
-    data_path.go_has("t", None, 8)
-    data_path.go_has("t", "a", 1)
-    data_path.knows("t", "a", paused=True)
-    assert data_path.taken_over().ours() == {None: [8], "a": [1]}
+@pytest.mark.parametrize(("gos", "known", "paused", "expected"), IMPORTS.values(), ids=IMPORTS)
+def test_what_the_channels_get(data_path, gos, known, paused, expected):
+    for channel, numbers in gos.items():
+        data_path.go_has("t", channel, *numbers)
+    if known:
+        data_path.knows("t", *known, paused=paused)
+    assert data_path.taken_over().ours() == expected
 
 
 def test_attempts_times_and_ids_are_kept(data_path):
