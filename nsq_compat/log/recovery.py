@@ -34,7 +34,7 @@ from nsq_compat.log.checkpoint import (
 from nsq_compat.log.control_log import Requeued
 from nsq_compat.log.damage import Damage, uncovered
 from nsq_compat.log.files import Files
-from nsq_compat.log.group_reader import MESSAGE_KINDS, GroupReader
+from nsq_compat.log.group_reader import MESSAGE_KINDS
 from nsq_compat.log.reading import LogEnd, readers_from_end, split_by_segment
 from nsq_compat.log.segment import NOWHERE, Group, Segment, locations_of
 from nsq_compat.log.topic_log import DEFAULT_SEGMENT_SIZE, TopicLog
@@ -297,7 +297,7 @@ def _missing_numbers(log: TopicLog, end: LogEnd | None, first: int) -> Iterator[
 def _missing_behind(segment: Segment, limit: int, seq: int, first: int, has_next: bool) -> Iterator[_Missing]:
     """The numbers up to `seq` that follow the last message in the segment's first `limit` bytes."""
     if seq > segment.first_seq:
-        found = max(_last_in(segment, limit, seq).seq, segment.first_seq, first)
+        found = max(_last_in(segment, limit, seq)[0], segment.first_seq, first)
         if found < seq:
             yield _Missing(found, seq, segment.path, "its end" if has_next else "its end: the next file is missing")
 
@@ -315,7 +315,7 @@ def _remove_ids(log: TopicLog, states: Sequence[ChannelState]) -> None:
     lost = {entry_id(key) for state in states for key in state.entries}
     for segment, ids in split_by_segment(log.segments, sorted(lost), log.damage) if lost else ():
         if ids:
-            last_id = _last_in(segment, segment.end, 1 << 64, any_kind=True).id
+            _, last_id = _last_in(segment, segment.end, 1 << 64, any_kind=True)
             lost.difference_update(ids[: bisect_right(ids, last_id)])
     if lost:
         lost.difference_update(map(message_id, log.kept.frames()))
@@ -325,33 +325,23 @@ def _remove_ids(log: TopicLog, states: Sequence[ChannelState]) -> None:
             state.entries = [key for key in state.entries if entry_id(key) not in lost]
 
 
-class _Last(NamedTuple):
-    seq: int
-    """The number after the last numbered message; 0 if there is none."""
-    id: bytes
-    """The id of the last message of any kind."""
+def _last_in(segment: Segment, limit: int, seq: int, any_kind: bool = False) -> tuple[int, bytes]:
+    """The last message that begins before `limit` and has a number below `seq`.
 
-
-def _last_in(segment: Segment, limit: int, seq: int, any_kind: bool = False) -> _Last:
-    """The last message that begins before `limit` and has a number below `seq`."""
+    Returns the number after it, 0 if there is none, and the id of the last message of any kind.
+    """
     limit = min(limit, segment.end)
-    found = _Last(0, b"")
-    for reader in readers_from_end(segment, limit, Damage(quiet=True)):
-        found = _last_from(reader, limit, seq)
-        if found.seq or (any_kind and found.id):
-            break
-    return found
-
-
-def _last_from(reader: GroupReader, limit: int, seq: int) -> _Last:
     found_seq, found_id = 0, b""
-    while reader.offset < limit and (groups := reader.read()):
-        for group in groups:
-            if group.kind == MESSAGES and group.first_seq < seq:
-                found_seq = group.first_seq + len(group.frames)
-            if group.kind in MESSAGE_KINDS:
-                found_id = message_id(group.frames[-1])
-    return _Last(found_seq, found_id)
+    for reader in readers_from_end(segment, limit, Damage(quiet=True)):
+        while reader.offset < limit and (groups := reader.read()):
+            for group in groups:
+                if group.kind == MESSAGES and group.first_seq < seq:
+                    found_seq = group.first_seq + len(group.frames)
+                if group.kind in MESSAGE_KINDS:
+                    found_id = message_id(group.frames[-1])
+        if found_seq or (any_kind and found_id):
+            break
+    return found_seq, found_id
 
 
 # --- Without a daemon -------------------------------------------------------------------------------------------------
