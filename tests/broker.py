@@ -7,6 +7,7 @@ import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,6 +64,13 @@ class Consumer:
         bodies = [message.body(frame) for frame in frames]
         self.frames.update(zip(bodies, frames, strict=True))
         return bodies
+
+    def takes_all(self) -> list[bytes]:
+        """Everything that it gets now."""
+        found: list[bytes] = []
+        while some := self.takes():
+            found += some
+        return found
 
     def stands_back(self) -> None:
         self.awake = False
@@ -227,6 +235,11 @@ class DataPath:
         """End without closing anything. The files stay as they are."""
         self.now = daemon.now
 
+    def restart(self, daemon: Daemon, durability: Durability = Durability.OS, **options: Any) -> Daemon:
+        """Kill this daemon and start the next one."""
+        self.kill(daemon)
+        return self.start(durability, **options)
+
     def stop(self, daemon: Daemon) -> None:
         """A clean stop."""
         self.kill(daemon)
@@ -256,6 +269,10 @@ class DataPath:
             for topic in daemon.broker.topics.values():
                 if topic.store is not None:
                     topic.store.log.close()
+
+
+def with_consumer(daemon: Daemon) -> tuple[Any, Any]:
+    return daemon, daemon.consumer()
 
 
 @pytest.fixture

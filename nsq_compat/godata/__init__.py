@@ -1,10 +1,9 @@
 """The data path of Go's nsqd: reading it at the start, and writing it for the way back.
 
-    format        names, positions and records of Go's disk queues
-    reader        reads a disk queue, damaged or not
-    queue_import  moves disk queues into topics, atomically
-    takeover      imports all disk queues of a data path when nsqd starts
-    export        writes topics as disk queues, for the way back to Go's nsqd
+    format    names, positions and records of Go's disk queues
+    reader    reads a disk queue, damaged or not
+    takeover  imports all disk queues of a data path when nsqd starts, each topic atomically
+    export    writes topics as disk queues, for the way back to Go's nsqd
 
 nsqd.dat, which both servers use, is in ``log.metadata``.
 

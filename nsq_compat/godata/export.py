@@ -15,7 +15,8 @@ interrupted after it. The operator may remove ``nsq_compat.exported-<n>`` at any
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 
 from nsq_compat.godata.format import (
     GoMessage,
@@ -29,10 +30,9 @@ from nsq_compat.godata.format import (
 )
 from nsq_compat.log import metadata
 from nsq_compat.log.data_path import FOLDER, our_folder, remove_folder
-from nsq_compat.log.files import Files, replace_file, write_all
+from nsq_compat.log.files import Files, opened, replace_file, write_all
 from nsq_compat.log.metadata import ChannelMetadata, TopicMetadata, save_metadata
 
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _WRITE_SIZE = 1 << 20  # bytes buffered for one write
 _WRITING = FOLDER + ".exporting"
 _COMPLETE = FOLDER + ".export"
@@ -46,15 +46,6 @@ class ExportRefused(Exception):
     """The target is not suitable for an export."""
 
 
-@dataclass(frozen=True, slots=True)
-class Exported:
-    """A queue that was written."""
-
-    topic: str
-    channel: str | None
-    messages: int
-
-
 def export(
     files: Files,
     source: str,
@@ -62,14 +53,15 @@ def export(
     topics: Sequence[TopicMetadata],
     backlogs: Iterable[Backlog],
     max_bytes_per_file: int,
-) -> Iterator[Exported]:
+) -> Iterator[tuple[str, int]]:
     """Write the files of Go's nsqd for the data path `source` into `target`, possibly the same. Both must be locked.
 
     `topics` are those of nsqd.dat. Topics and channels that are only in `backlogs` are added, because Go's nsqd ignores
     queues that nsqd.dat does not name.
 
-    Yields each queue when it is written; the export is complete when the iterator ends. Raises ``ExportRefused`` before
-    anything was changed, and ``OSError`` if writing fails: then the messages are still ours.
+    Yields the name and number of messages of each queue when it is written; the export is complete when the iterator
+    ends. Raises ``ExportRefused`` before anything was changed, and ``OSError`` if writing fails: then the messages are
+    still ours.
     """
     recover(files, target)
     in_place = os.path.realpath(source) == os.path.realpath(target)
@@ -78,9 +70,10 @@ def export(
     files.mkdir(writing, 0o700)
     written: list[tuple[str, str | None]] = []
     for topic, channel, frames in backlogs:
-        queue = write_queue(files, writing, queue_name(topic, channel), map(message_of, frames), max_bytes_per_file)
+        name = queue_name(topic, channel)
+        positions = write_queue(files, writing, name, map(message_of, frames), max_bytes_per_file)
         written.append((topic, channel))
-        yield Exported(topic, channel, queue.depth)
+        yield name, positions.depth
     save_metadata(files, writing, _with_queues(topics, written))
     files.rename(writing, complete)
     files.fsync_folder(target)
@@ -154,71 +147,41 @@ def write_queue(
     existing = queues_among(files.listdir(folder)).get(name)
     if existing and existing.live:
         raise FileExistsError(f"the queue {name} exists already in {folder}")
-    writer = _Writer(files, folder, name, max_bytes_per_file)
+    positions = Positions(0, 0, 0, 0, 0)
+    number = 0
     try:
-        for stored in messages:
-            writer.add(encode_record(stored))
-        writer.end_file()
+        for number, chunks in groupby(_chunks(map(encode_record, messages), max_bytes_per_file), itemgetter(0)):
+            with opened(
+                files, os.path.join(folder, data_name(name, number)), os.O_WRONLY | os.O_CREAT | os.O_EXCL
+            ) as fd:
+                for _, offset, data, count in chunks:
+                    write_all(files, fd, data, offset)
+                    positions = Positions(positions.depth + count, 0, 0, number, offset + len(data))
+                files.fsync(fd)
         files.fsync_folder(folder)
-        replace_file(files, os.path.join(folder, positions_name(name)), writer.positions.encode(), sync=True)
+        replace_file(files, os.path.join(folder, positions_name(name)), positions.encode(), sync=True)
     except BaseException:
-        writer.remove()  # our reader also reads data files without positions
-        raise
-    return writer.positions
-
-
-class _Writer:
-    """Writes the data files of one queue."""
-
-    def __init__(self, files: Files, folder: str, name: str, max_bytes_per_file: int) -> None:
-        self.positions = Positions(0, 0, 0, 0, 0)
-        self._files = files
-        self._folder = folder
-        self._name = name
-        self._limit = max_bytes_per_file
-        self._buffer = bytearray()
-        self._descriptor = -1
-        self._written = 0
-
-    def add(self, record: bytes) -> None:
-        depth, _, _, number, offset = self.positions
-        # nsqd: a new file is begun if the record would exceed the limit, unless the file is empty.
-        if offset > 0 and offset + len(record) > self._limit:
-            self.end_file()
-            number, offset = number + 1, 0
-        self._buffer += record
-        self.positions = Positions(depth + 1, 0, 0, number, offset + len(record))
-        if len(self._buffer) >= _WRITE_SIZE:
-            self._write()
-
-    def end_file(self) -> None:
-        """Write the rest of the current file, and sync it."""
-        try:
-            self._write()
-            if self._descriptor >= 0:
-                self._files.fsync(self._descriptor)
-        finally:
-            descriptor, self._descriptor = self._descriptor, -1
-            if descriptor >= 0:
-                self._files.close(descriptor)
-
-    def remove(self) -> None:
-        """Remove the files, as far as possible."""
-        self._buffer.clear()
-        with suppress(OSError):
-            self.end_file()
-        for number in range(self.positions.write_file + 1):
+        for each in range(number + 1):  # our reader also reads data files without positions
             with suppress(OSError):
-                self._files.unlink(os.path.join(self._folder, data_name(self._name, number)))
+                files.unlink(os.path.join(folder, data_name(name, each)))
+        raise
+    return positions
 
-    def _write(self) -> None:
-        if not self._buffer:
-            return
-        if self._descriptor < 0:
-            path = os.path.join(self._folder, data_name(self._name, self.positions.write_file))
-            self._descriptor = self._files.open(path, _CREATE)
-            self._written = 0
-        data = bytes(self._buffer)
-        self._buffer.clear()
-        write_all(self._files, self._descriptor, data, self._written)
-        self._written += len(data)
+
+def _chunks(records: Iterable[bytes], max_bytes_per_file: int) -> Iterator[tuple[int, int, bytes, int]]:
+    """The records joined for writes: number of the file, offset in it, bytes, and number of records."""
+    number = offset = count = 0
+    data = bytearray()
+    for record in records:
+        end = offset + len(data)
+        # nsqd: a new file is begun if the record would exceed the limit, unless the file is empty.
+        is_full = end > 0 and end + len(record) > max_bytes_per_file
+        if is_full or len(data) >= _WRITE_SIZE:
+            yield number, offset, bytes(data), count
+            number, offset = (number + 1, 0) if is_full else (number, end)
+            data.clear()
+            count = 0
+        data += record
+        count += 1
+    if data:
+        yield number, offset, bytes(data), count

@@ -100,22 +100,18 @@ def queues_among(names: Iterable[str]) -> dict[str, QueueFiles]:
 
 
 def queue_name(topic: str, channel: str | None) -> str:
-    """The name of the queue of a topic or channel."""
     return topic if channel is None else f"{topic}:{channel}"
 
 
 def positions_name(queue: str) -> str:
-    """The name of a queue's file of positions."""
     return f"{queue}.diskqueue.meta.dat"
 
 
 def data_name(queue: str, number: int) -> str:
-    """The name of a queue's data file of that number."""
     return f"{queue}.diskqueue.{number:06d}.dat"
 
 
 def encode_record(stored: GoMessage) -> bytes:
-    """The record of a message in a data file."""
     size = SMALLEST_RECORD + len(stored.body)
     header = RECORD_HEADER.pack(size, stored.timestamp_ns, stored.attempts, stored.id)
     return header + stored.body

@@ -40,7 +40,7 @@ from nsq_compat.godata.format import (
     decode_positions,
     queues_among,
 )
-from nsq_compat.log.files import Files
+from nsq_compat.log.files import Files, opened, read_up_to
 
 MAX_RECORD_SIZE = 256 << 20
 """Bytes. A record with a larger size is damaged, whatever --max-msg-size was."""
@@ -56,7 +56,7 @@ _LATEST_NS = 0x20 << 56
 _headers = re.compile(rb"(?=[\x00-\x10].{3}[\x0d-\x1f].{7}..[0-9a-f]{16})", re.DOTALL)
 _UNREADABLE = frozenset({errno.EIO, errno.EISDIR, errno.ELOOP, errno.ENOENT, errno.ENXIO, errno.ESPIPE})
 # O_NONBLOCK: opening a pipe that is named like a data file must not wait for a writer.
-_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+_READ = os.O_RDONLY | os.O_NONBLOCK
 
 
 class Damage(NamedTuple):
@@ -130,28 +130,37 @@ def read_data_file(
     `confirmed` is the offset up to which the file was written according to the positions; None for all of it.
     """
     path = os.path.join(folder, name)
+    size = 0
     try:
         size = files.size(path)
-        descriptor = files.open(path, _READ)
+        with opened(files, path, _READ) as descriptor:
+            data = _DataFile(files, descriptor, name, size)
+            confirmed = size if confirmed is None else confirmed
+            if start > size:
+                report.add_damage(name, size, start - size, "shorter than the reading position")
+                return
+            if confirmed > size:
+                report.add_damage(name, size, confirmed - size, "shorter than the writing position")
+            parts = [(start, size)]
+            # The confirmed part may be followed by newer records, or by the rest of older ones that were overwritten.
+            if start < confirmed < size and data.is_whole(start, confirmed):
+                parts = [(start, confirmed), (confirmed, size)]
+            for begin, end in parts:
+                for offset, found in _read_part(data, begin, end, data.is_whole(begin, end), report):
+                    report.messages += 1
+                    report.bytes += len(found.body)
+                    report.unsynced += offset >= confirmed
+                    yield found
     except OSError as error:
-        _report_unreadable(report, name, 0, error)
-        return
-    try:
-        data = _DataFile(files, descriptor, name, size)
-        yield from _read(data, start, data.end if confirmed is None else confirmed, report)
-    finally:
-        files.close(descriptor)
+        _report_unreadable(report, name, max(0, size - start), error)
 
 
 def _read_positions(files: Files, folder: str, found: QueueFiles, report: QueueReport) -> Positions | None:
     if found.positions is None:
         return None
     try:
-        descriptor = files.open(os.path.join(folder, found.positions), _READ)
-        try:
+        with opened(files, os.path.join(folder, found.positions), _READ) as descriptor:
             data = files.pread(descriptor, _MAX_POSITIONS_SIZE, 0)
-        finally:
-            files.close(descriptor)
     except OSError as error:
         _report_unreadable(report, found.positions, 0, error)
         return None
@@ -202,19 +211,9 @@ class _DataFile:
         begin = offset - self._begin
         if begin < 0 or begin + size > len(self._window):
             self._begin, begin = offset, 0
-            self._window = self._read(offset, min(max(size, _BLOCK), self.end - offset))
+            wanted = min(max(size, _BLOCK), self.end - offset)
+            self._window = read_up_to(self._files, self._descriptor, wanted, offset)
         return self._window[begin : begin + size]
-
-    def _read(self, offset: int, size: int) -> bytes:
-        data = self._files.pread(self._descriptor, size, offset)
-        if len(data) >= size or not data:
-            return data
-        parts = [data]  # a signal or a network file system may cause a short read
-        missing = size - len(data)
-        while missing > 0 and (data := self._files.pread(self._descriptor, missing, offset + size - missing)):
-            parts.append(data)
-            missing -= len(data)
-        return b"".join(parts)
 
     def record_end(self, offset: int, limit: int) -> int | None:
         """The end of the record at `offset`; None if its size is impossible."""
@@ -232,7 +231,6 @@ class _DataFile:
         return offset == end
 
     def message(self, offset: int, end: int) -> GoMessage:
-        """Decode the record from `offset` to `end`."""
         record = self.at(offset, end - offset)
         _, timestamp_ns, attempts, message_id = RECORD_HEADER.unpack_from(record)
         return GoMessage(timestamp_ns, attempts, message_id, record[RECORD_HEADER.size :])
@@ -256,6 +254,14 @@ class _DataFile:
         self._last_search = (offset, end, found)
         return found
 
+    def find_covered(self, start: int, stop: int, end: int) -> int | None:
+        """The offset of another record in that from `start` to `stop`, if what follows does not look like a record."""
+        if stop == end or self.looks_like_record(stop, end) is not None:
+            return None
+        search_from = start + (1 if self.looks_like_record(start, end) is None else RECORD_HEADER.size)
+        found = self.find_record(search_from, end)
+        return found if found is not None and found < stop else None
+
     def _candidates(self, offset: int, end: int) -> Iterator[int]:
         """The offsets at which a record's header may be."""
         while len(block := self.at(offset, min(_BLOCK, end - offset))) >= RECORD_HEADER.size:
@@ -268,60 +274,22 @@ class _DataFile:
         return stop is not None and (stop == end or self.looks_like_record(stop, end) is not None)
 
 
-def _read(data: _DataFile, start: int, confirmed: int, report: QueueReport) -> Iterator[GoMessage]:
-    """Iterate over the records from `start` on, in up to two parts: the confirmed part and the rest."""
-    if start > data.end:
-        report.add_damage(data.name, data.end, start - data.end, "shorter than the reading position")
-        return
-    if confirmed > data.end:
-        report.add_damage(data.name, data.end, confirmed - data.end, "shorter than the writing position")
-    parts = [(start, data.end)]
-    try:
-        # The confirmed part may be followed by newer records, or by the rest of older ones that were overwritten.
-        if start < confirmed < data.end and data.is_whole(start, confirmed):
-            parts = [(start, confirmed), (confirmed, data.end)]
-        for begin, end in parts:
-            read = _read_whole_part if data.is_whole(begin, end) else _read_damaged_part
-            for offset, found in read(data, begin, end, report):
-                report.messages += 1
-                report.bytes += len(found.body)
-                report.unsynced += offset >= confirmed
-                yield found
-    except OSError as error:
-        _report_unreadable(report, data.name, data.end - start, error)
-
-
-def _read_whole_part(data: _DataFile, start: int, end: int, report: QueueReport) -> Iterator[tuple[int, GoMessage]]:
-    """The messages of an undamaged part, with their offsets."""
+def _read_part(
+    data: _DataFile, start: int, end: int, is_whole: bool, report: QueueReport
+) -> Iterator[tuple[int, GoMessage]]:
+    """The messages of a part, with their offsets. Unless it is whole, it is damaged somewhere: see the module."""
     while start < end:
         stop = data.record_end(start, end)
         if stop is None:
-            report.add_damage(data.name, start, end - start, "changed while it was read")
-            return
-        yield start, data.message(start, stop)
-        start = stop
-
-
-def _read_damaged_part(data: _DataFile, start: int, end: int, report: QueueReport) -> Iterator[tuple[int, GoMessage]]:
-    """The messages of a part that is damaged somewhere, with their offsets: see the module's docstring."""
-    while start < end:
-        stop = data.record_end(start, end)
-        if stop is None:
-            found = data.find_record(start + 1, end)
-            following = end if found is None else found
-            report.add_damage(data.name, start, following - start, "no message begins here")
-        elif stop == end or data.looks_like_record(stop, end) is not None:
-            yield start, data.message(start, stop)
-            following = stop
-        elif (found := data.find_record(_search_start(data, start, end), end)) is not None and found < stop:
-            report.add_damage(data.name, start, found - start, "a message's size is wrong")
-            following = found
+            following = None if is_whole else data.find_record(start + 1, end)
+            reason = "changed while it was read" if is_whole else "no message begins here"
+        else:
+            following = None if is_whole else data.find_covered(start, stop, end)
+            reason = "a message's size is wrong"
+        if stop is None or following is not None:
+            following = end if following is None else following
+            report.add_damage(data.name, start, following - start, reason)
+            start = following
         else:
             yield start, data.message(start, stop)
-            following = stop
-        start = following
-
-
-def _search_start(data: _DataFile, start: int, end: int) -> int:
-    """Where to search for the record after a doubtful one at `start`: after its header, if that looks like one."""
-    return start + (1 if data.looks_like_record(start, end) is None else RECORD_HEADER.size)
+            start = stop

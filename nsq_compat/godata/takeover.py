@@ -11,34 +11,66 @@ channel receives it once.
 Ids in the stream must grow. Those of Go's nsqd nearly do. A message with an id out of order is retained outside the
 stream, and so is one with an id that does not match its timestamp, because one damaged, very large id would force all
 following messages out of the stream.
+
+Each message is imported exactly once, even if the process is killed at any time. A topic is imported as a whole, with
+the queues of its channels, in one transaction:
+
+1. `GoImport.begin` creates the folder ``<topic>.importing``, a copy of ``<topic>.topic`` if that exists. The caller
+   adds the messages of the queues to it.
+2. `GoImport.commit` syncs the folder and writes the *receipt*, a list of Go's files, into it.
+3. ``<topic>.topic``, if it exists, is renamed to ``<topic>.replaced``.
+4. ``<topic>.importing`` is renamed to ``<topic>.topic``. From now on the messages are ours.
+5. ``<topic>.replaced`` is removed. The files in the receipt are moved to ``imported/<n>/``, positions first: if Go's
+   nsqd is started in between, it sees an empty queue instead of delivering the messages a second time.
+6. The receipt is removed.
+
+Each step is durable before the next begins. `GoImport.recover` undoes an import that was interrupted before step 4,
+which is then repeated, and completes one that was interrupted later. If Go's nsqd has used the files between steps 4
+and 5, which shows in their names, sizes and positions, they are not moved but imported again: then some messages are
+delivered twice, but none is lost.
+
+The operator may remove ``imported`` at any time.
 """
 
+import json
 import logging
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
-from nsq_compat.godata.queue_import import GoImport, GoQueue, GoTopic, find_go_topics
-from nsq_compat.godata.reader import QueueReport
-from nsq_compat.log.checkpoint import ENTRY, ChannelState, TopicState, entry_id
-from nsq_compat.log.files import Files, replace_file
+from nsq_compat.godata.format import QueueFiles, frame_of, queues_among
+from nsq_compat.godata.reader import QueueReport, read_queue
+from nsq_compat.log.checkpoint import CHECKPOINT, ENTRY, ChannelState, TopicState, entry_id
+from nsq_compat.log.data_path import TOPIC_SUFFIX, our_folder, remove_folder
+from nsq_compat.log.files import Files, opened, read_file, replace_file, write_all
 from nsq_compat.log.metadata import MetadataError, TopicMetadata, path_of, read_metadata
 from nsq_compat.log.recovery import StoredTopic
-from nsq_compat.log.storage import CHECKPOINT
+from nsq_compat.log.retained import cut_by_size
+from nsq_compat.protocol.go_json import dumps
 from nsq_compat.protocol.message import attempts, message_id, message_ids, timestamp_ns
+from nsq_compat.protocol.names import is_ephemeral
 from nsq_compat.queue.ids import EPOCH_TICK, NODE_ID_BITS, SEQUENCE_BITS, TICK_SHIFT
 
 log = logging.getLogger(__name__)
 
-_BATCH_COUNT: Final = 1024
+RECEIPT: Final = "imported-from-go"
+_IMPORTING_SUFFIX: Final = ".importing"
+_REPLACED_SUFFIX: Final = ".replaced"
+_IMPORTED_FOLDER: Final = "imported"
+_COPY_SIZE: Final = 1 << 20
 _BATCH_BYTES: Final = 1 << 20
 _FIRST_SERIAL: Final = 1 << 40
 """Serials of imported messages begin here, so that they follow those that the topic had before."""
 _BELOW_TICK: Final = NODE_ID_BITS + SEQUENCE_BITS
 _DAY: Final = 86_400 * 10**9 >> TICK_SHIFT  # ticks
 _is_nsqd_id = re.compile(rb"[0-9a-f]{16}").fullmatch
+
+GoTopic = Mapping[str | None, QueueFiles]
+"""A topic's disk queues by channel. None: the queue of the topic itself."""
 
 
 def take_over(files: Files, data_path: str, segment_size: int) -> None:
@@ -51,17 +83,52 @@ def take_over(files: Files, data_path: str, segment_size: int) -> None:
     importer.recover()
     topics = find_go_topics(files, data_path)
     known = _known_topics(files, data_path) if topics else {}
-    for topic in topics:
-        if topic.is_empty(files, data_path):
-            _log_damage(_read_all(topic, files, data_path))
-            importer.set_aside_empty(topic)
+    for name, topic in topics.items():
+        empty = read_empty(files, data_path, topic)
+        if empty is not None:
+            _log_damage(empty)
+            importer.set_aside_empty(name, topic)
             continue
-        builder = _Builder(files, data_path, importer.begin(topic), topic, segment_size)
-        try:
-            _log_damage(builder.build(known.get(topic.name, TopicMetadata(topic.name))))
-        finally:
-            builder.close()
-        importer.commit(topic)
+        folder = importer.begin(name, topic)
+        with StoredTopic(files, folder, segment_size) as stored:
+            _log_damage(_Builder(files, data_path, stored, topic).build(known.get(name, TopicMetadata(name))))
+        importer.commit(name)
+
+
+def find_go_topics(files: Files, data_path: str) -> dict[str, GoTopic]:
+    """The topics that have disk queues in the data path.
+
+    Queues of ephemeral topics or channels, or with invalid names, are left out, and a warning is logged.
+    """
+    topics: dict[str, dict[str | None, QueueFiles]] = {}
+    for found in queues_among(files.listdir(data_path)).values():
+        owner = found.owner
+        if not found.live:
+            continue
+        if owner is None or any(is_ephemeral(name) for name in owner if name):
+            log.warning("DISKQUEUE(%s): not imported, this is no queue of a lasting topic or channel", found.name)
+            continue
+        topic, channel = owner
+        topics.setdefault(topic, {})[channel] = found
+    return dict(topics)
+
+
+def read_frames(files: Files, data_path: str, queue: QueueFiles, report: QueueReport | None = None) -> Iterator[bytes]:
+    """The frames of the next deliveries, in order. Damage goes into `report`."""
+    return map(frame_of, read_queue(files, data_path, queue.name, report, queue))
+
+
+def read_empty(files: Files, data_path: str, topic: GoTopic) -> list[QueueReport] | None:
+    """The reports of a topic of which no queue has a message, as after a clean stop of Go's nsqd without a backlog.
+
+    None if there is a message.
+    """
+    reports: list[QueueReport] = []
+    for queue in topic.values():
+        reports.append(QueueReport())
+        for _ in read_queue(files, data_path, queue.name, reports[-1], queue):
+            return None
+    return reports
 
 
 def _known_topics(files: Files, data_path: str) -> dict[str, TopicMetadata]:
@@ -71,22 +138,12 @@ def _known_topics(files: Files, data_path: str) -> dict[str, TopicMetadata]:
     not receive the messages that wait in its topic, and could not receive them after the import either.
     """
     metadata = read_metadata(files, data_path)
-    if metadata.damages:
+    if metadata.faults:
         raise MetadataError(
             f"{path_of(data_path)} is damaged ({metadata.damage}), and Go's queues beside it are not imported without "
             "the channels it names: repair it, or move it away to import only the channels that have files"
         )
     return {topic.name: topic for topic in metadata.topics}
-
-
-def _read_all(topic: GoTopic, files: Files, data_path: str) -> list[QueueReport]:
-    """The reports of queues without messages."""
-    reports = []
-    for queue in topic.queues:
-        reports.append(QueueReport())
-        for _ in queue.frames(files, data_path, reports[-1]):
-            pass
-    return reports
 
 
 def _log_damage(reports: Iterable[QueueReport]) -> None:
@@ -103,34 +160,29 @@ def _log_damage(reports: Iterable[QueueReport]) -> None:
 
 
 class _Builder:
-    """Builds one topic in a folder."""
-
-    def __init__(self, files: Files, data_path: str, folder: str, topic: GoTopic, segment_size: int) -> None:
+    def __init__(self, files: Files, data_path: str, stored: StoredTopic, topic: GoTopic) -> None:
         self._files = files
         self._data_path = data_path
-        self._folder = folder
-        self._stored = StoredTopic(files, folder, segment_size)
-        self._log = self._stored.log
-        self._state = self._stored.state
+        self._log = stored.log
+        self._state = stored.state
         self._seq = max(self._state.end.seq, self._log.end.seq)
-        self._is_new = self._seq == 0 and not self._state.channels
         self._begin = self._seq
         self._serial = _FIRST_SERIAL
-        self._queues = {queue.channel: queue for queue in topic.queues}
+        self._queues = dict(topic)
         self._reports: list[QueueReport] = []
-
-    def close(self) -> None:
-        self._stored.close()
 
     def build(self, known: TopicMetadata) -> list[QueueReport]:
         """Write log and checkpoint. `known` is the topic in nsqd.dat."""
-        streamed = self._largest_queue() if self._is_new else None
-        if streamed is not None:
-            self._state.channels[streamed] = state = ChannelState(self._seq)
-            self._add_to_stream(self._queues.pop(streamed), [state])
-        if self._is_new:  # messages from here on are for all channels
-            self._state.held = ChannelState(self._seq)
-        self._create_channels([channel.name for channel in known.channels])
+        if self._seq == 0 and not self._state.channels:
+            streamed = self._largest_queue()
+            if streamed is not None:
+                self._state.channels[streamed] = state = ChannelState(self._seq)
+                self._add_to_stream(self._queues.pop(streamed), [state])
+            self._state.held = ChannelState(self._seq)  # messages from here on are for all channels
+        held = self._state.held
+        names = {*(channel.name for channel in known.channels), *(name for name in self._queues if name is not None)}
+        for name in sorted(names - self._state.channels.keys()):
+            self._state.channels[name] = ChannelState(self._seq if held is None else held.position)
         self._pause_or_hand_over(known.paused)
         for name in sorted(name for name in self._queues if name is not None):
             for batch in self._batches(self._queues[name]):
@@ -138,17 +190,10 @@ class _Builder:
         if None in self._queues:
             held = self._state.held
             self._add_to_stream(self._queues[None], [held] if held else list(self._state.channels.values()))
-        for state in [*self._state.channels.values(), *([self._state.held] if self._state.held else [])]:
+        for state in self._state.backlogs:
             self._drop_duplicates(state)
         self._write_checkpoint()
         return self._reports
-
-    def _create_channels(self, known: Iterable[str]) -> None:
-        """Create the channels that do not exist yet."""
-        held = self._state.held
-        names = {*known, *(name for name in self._queues if name is not None)}
-        for name in sorted(names - self._state.channels.keys()):
-            self._state.channels[name] = ChannelState(self._seq if held is None else held.position)
 
     def _pause_or_hand_over(self, is_paused: bool) -> None:
         """Pause the topic as nsqd.dat says. Unless it is paused or has no channel, give them its own messages."""
@@ -162,19 +207,17 @@ class _Builder:
 
     def _largest_queue(self) -> str | None:
         sizes = {
-            name: sum(self._files.size(os.path.join(self._data_path, file)) for file in queue.found.live)
+            name: sum(self._files.size(os.path.join(self._data_path, file)) for file in queue.live)
             for name, queue in self._queues.items()
             if name is not None
         }
         return max(sizes, key=lambda name: sizes[name], default=None)
 
-    def _batches(self, queue: GoQueue) -> Iterator[list[bytes]]:
+    def _batches(self, queue: QueueFiles) -> Iterator[list[bytes]]:
         self._reports.append(QueueReport())
-        frames = queue.frames(self._files, self._data_path, self._reports[-1])
-        while frames_read := list(islice(frames, _BATCH_COUNT)):
-            yield from _cut(frames_read)
+        return cut_by_size(read_frames(self._files, self._data_path, queue, self._reports[-1]), _BATCH_BYTES)
 
-    def _add_to_stream(self, queue: GoQueue, states: list[ChannelState]) -> None:
+    def _add_to_stream(self, queue: QueueFiles, states: list[ChannelState]) -> None:
         """Append the messages to the stream; those with an unsuitable id are retained, for each of `states`."""
         for batch in self._batches(queue):
             growing: list[bytes] = []
@@ -205,32 +248,25 @@ class _Builder:
         """Drop imported entries of messages that the channel also has in another entry or in the stream."""
         ours = [key for key in state.entries if ENTRY.unpack_from(key)[1] < _FIRST_SERIAL]
         imported = {entry_id(key): key for key in state.entries if ENTRY.unpack_from(key)[1] >= _FIRST_SERIAL}
-        in_stream = self._ids_in_stream(max(state.position, self._begin), imported.keys())
-        for each_id in [*map(entry_id, ours), *in_stream]:
-            imported.pop(each_id, None)
+        for key in ours:
+            imported.pop(entry_id(key), None)
+        reader = self._log.reader(max(state.position, self._begin))
+        while imported and (groups := reader.read()):
+            for each_id in chain.from_iterable(message_ids(group.frames) for group in groups):
+                imported.pop(each_id, None)
         state.entries = [*ours, *imported.values()]
-
-    def _ids_in_stream(self, position: int, ids: Collection[bytes]) -> list[bytes]:
-        """Which of the ids are in the stream from a position on."""
-        reader = self._log.reader(position)
-        found: list[bytes] = []
-        while ids and (groups := reader.read()):
-            found += [each for group in groups for each in message_ids(group.frames) if each in ids]
-        return found
 
     def _write_checkpoint(self) -> None:
         topic = self._state
         self._log.sync()
         for state in topic.channels.values():
             state.entries.sort()
+        # New ids must exceed the greatest of the stream's last tick, of any node id.
+        last = int(topic.last_id, 16)
+        last_id = b"%016x" % (last | ((1 << _BELOW_TICK) - 1) if last else 0)
         end = self._log.end._replace(seq=self._seq)
-        saved = TopicState(end, topic.clock_offset, self._last_id(), topic.channels, topic.held)
-        replace_file(self._files, os.path.join(self._folder, CHECKPOINT), saved.encode(), sync=True)
-
-    def _last_id(self) -> bytes:
-        """The id that new ones must exceed: the greatest of the stream's last tick, of any node id."""
-        last = int(self._state.last_id, 16)
-        return b"%016x" % (last | ((1 << _BELOW_TICK) - 1) if last else 0)
+        saved = TopicState(end, topic.clock_offset, last_id, topic.channels, topic.held)
+        replace_file(self._files, os.path.join(self._log.folder, CHECKPOINT), saved.encode(), sync=True)
 
 
 def _matches_timestamp(message_id: bytes, published_ns: int) -> bool:
@@ -240,15 +276,164 @@ def _matches_timestamp(message_id: bytes, published_ns: int) -> bool:
     return abs((int(message_id, 16) >> _BELOW_TICK) - ((published_ns >> TICK_SHIFT) - EPOCH_TICK)) < _DAY
 
 
-def _cut(frames: list[bytes]) -> Iterator[list[bytes]]:
-    """Cut a list into batches of about `_BATCH_BYTES`."""
-    piece: list[bytes] = []
-    size = 0
-    for frame in frames:
-        piece.append(frame)
-        size += len(frame)
-        if size >= _BATCH_BYTES:
-            yield piece
-            piece, size = [], 0
-    if piece:
-        yield piece
+@dataclass(frozen=True, slots=True)
+class _Receipt:
+    """The files from which a topic was imported: sizes of all, and contents of files of positions, by name."""
+
+    folder: str
+    sizes: dict[str, int]
+    positions: dict[str, str]
+
+    def encode(self) -> bytes:
+        return dumps({"folder": self.folder, "sizes": self.sizes, "positions": self.positions}).encode("ascii")
+
+    def has_same(self, name: str, other: "_Receipt") -> bool:
+        """Whether a file has the same size in both, and the same content if it has positions."""
+        return self.sizes[name] == other.sizes.get(name) and self.positions.get(name) == other.positions.get(name)
+
+    @classmethod
+    def decode(cls, data: bytes) -> "_Receipt":
+        """Raises ``ValueError`` unless every part is valid, because files are moved according to it."""
+        try:
+            read = json.loads(data)
+            receipt = cls(str(int(read["folder"])), dict(read["sizes"]), dict(read["positions"]))
+            names = [name for name in receipt.sizes if os.path.basename(name) == name]
+        except (TypeError, KeyError, RecursionError) as error:
+            raise ValueError(str(error)) from None
+        if len(names) != len(receipt.sizes) or not receipt.positions.keys() <= receipt.sizes.keys():
+            raise ValueError("not a list of files")
+        return receipt
+
+
+class GoImport:
+    """The transactions of importing disk queues, in a locked data path. All methods raise ``OSError``."""
+
+    def __init__(self, files: Files, data_path: str) -> None:
+        self._files = files
+        self._data_path = data_path
+        self._folder = our_folder(data_path)
+        self._destination = ""
+        self._receipts: dict[str, _Receipt] = {}
+
+    def recover(self) -> None:
+        """Undo or complete an interrupted import. Must be called before any topic is opened."""
+        names = self._files.listdir(self._folder)
+        for name in names:
+            if name.endswith(_REPLACED_SUFFIX):
+                replaced, topic = os.path.join(self._folder, name), name.removesuffix(_REPLACED_SUFFIX)
+                if topic + TOPIC_SUFFIX in names:
+                    remove_folder(self._files, replaced)
+                else:
+                    self._files.rename(replaced, self._path(topic, TOPIC_SUFFIX))
+        for name in names:
+            if name.endswith(_IMPORTING_SUFFIX):
+                remove_folder(self._files, os.path.join(self._folder, name))
+            elif name.endswith(TOPIC_SUFFIX):
+                self._complete(name.removesuffix(TOPIC_SUFFIX))
+        self._files.fsync_folder(self._folder)
+
+    def begin(self, name: str, topic: GoTopic) -> str:
+        """Create the folder in which to build the topic: a copy of the topic's folder, or empty for a new topic."""
+        # Before the first message is read: messages added later must not count as imported.
+        self._receipts[name] = self._make_receipt(topic.values())
+        staging, existing = self._path(name, _IMPORTING_SUFFIX), self._path(name, TOPIC_SUFFIX)
+        remove_folder(self._files, staging)
+        self._files.mkdir(staging, 0o700)
+        with suppress(FileNotFoundError):
+            for file in self._files.listdir(existing):
+                _copy(self._files, os.path.join(existing, file), os.path.join(staging, file))
+        return staging
+
+    def commit(self, name: str) -> None:
+        """Make the folder the topic, and move Go's files away. No file in it may be open."""
+        staging, final = self._path(name, _IMPORTING_SUFFIX), self._path(name, TOPIC_SUFFIX)
+        for file in self._files.listdir(staging):
+            with opened(self._files, os.path.join(staging, file)) as fd:
+                self._files.fsync(fd)
+        receipt = self._receipts.pop(name)
+        replace_file(self._files, os.path.join(staging, RECEIPT), receipt.encode(), sync=True)
+        replaced = self._path(name, _REPLACED_SUFFIX)
+        with suppress(FileNotFoundError):
+            self._files.rename(final, replaced)
+            self._files.fsync_folder(self._folder)
+        self._files.rename(staging, final)
+        self._files.fsync_folder(self._folder)
+        remove_folder(self._files, replaced)
+        self._complete(name)
+
+    def set_aside_empty(self, name: str, topic: GoTopic) -> None:
+        """Move the files of an empty topic away. This needs no transaction, because no message can be duplicated."""
+        self._set_aside(name, self._make_receipt(topic.values()))
+
+    def _path(self, topic: str, suffix: str) -> str:
+        return os.path.join(self._folder, topic + suffix)
+
+    def _make_receipt(self, queues: Iterable[QueueFiles]) -> _Receipt:
+        sizes: dict[str, int] = {}
+        positions: dict[str, str] = {}
+        for queue in queues:
+            for name in queue.live:
+                with suppress(FileNotFoundError):
+                    sizes[name] = self._files.size(os.path.join(self._data_path, name))
+            if queue.positions is not None:
+                content = read_file(self._files, os.path.join(self._data_path, queue.positions))
+                positions[queue.positions] = content.decode("latin-1")
+        return _Receipt(self._destination_number(), sizes, positions)
+
+    def _destination_number(self) -> str:
+        """The name of the folder under ``imported`` for all imports of this process, a new one."""
+        if not self._destination:
+            taken: Sequence[str] = ()
+            with suppress(FileNotFoundError):
+                taken = self._files.listdir(os.path.join(self._folder, _IMPORTED_FOLDER))
+            self._destination = str(1 + max((int(name) for name in taken if name.isdecimal()), default=0))
+        return self._destination
+
+    def _complete(self, topic: str) -> None:
+        """Steps 5 and 6 for a topic that has a receipt."""
+        path = os.path.join(self._path(topic, TOPIC_SUFFIX), RECEIPT)
+        try:
+            receipt = _Receipt.decode(read_file(self._files, path))
+        except FileNotFoundError:
+            return
+        except ValueError as error:
+            log.error("TOPIC(%s): receipt of an import is damaged - %s; its files are imported again", topic, error)
+        else:
+            self._set_aside(topic, receipt)
+        self._files.unlink(path)
+        self._files.fsync_folder(os.path.dirname(path))
+
+    def _set_aside(self, topic: str, receipt: _Receipt) -> None:
+        """Move the files of the receipt away, unless another nsqd has used the queues since it was written."""
+        queues = queues_among(receipt.sizes).keys()
+        present = queues_among(self._files.listdir(self._data_path))
+        now = self._make_receipt(found for name, found in present.items() if name in queues)
+        if changed := [name for name in now.sizes if not now.has_same(name, receipt)]:
+            log.warning(
+                "TOPIC(%s): another nsqd has used the files of an interrupted import (%s); importing them again",
+                topic, ", ".join(changed),
+            )  # fmt: skip
+            return
+        destination = self._make_destination(receipt.folder)
+        for name in sorted(now.sizes, key=lambda each: each not in receipt.positions):
+            self._files.rename(os.path.join(self._data_path, name), os.path.join(destination, name))
+        # The destination first: a power cut in between may leave a file under both names, but not under none.
+        self._files.fsync_folder(destination)
+        self._files.fsync_folder(self._data_path)
+
+    def _make_destination(self, number: str) -> str:
+        path = self._folder
+        for name in (_IMPORTED_FOLDER, number):
+            parent, path = path, os.path.join(path, name)
+            with suppress(FileExistsError):
+                self._files.mkdir(path, 0o700)
+                self._files.fsync_folder(parent)
+        return path
+
+
+def _copy(files: Files, source: str, target: str) -> None:
+    with opened(files, source) as read_from, opened(files, target, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as write_to:
+        offset = 0
+        while data := files.pread(read_from, _COPY_SIZE, offset):
+            write_all(files, write_to, data, offset)
+            offset += len(data)

@@ -9,8 +9,8 @@ Writing:
     storage         all topics of a data path: writes their checkpoints, applies the durability level, and refuses
                     publishes when the disk is full
     topic_log       one topic's segments: append, read, release, delete
-    segment         one file of a log, and the file that a large publish is written to
-    group           the encoding of one publish          retained      messages copied out of released segments
+    segment         one file of a log: the encoding of each publish in it, and the file of a large publish
+    retained        messages copied out of released segments
     memory_tail     the newest messages at level memory, which are in no file yet
     control_log     control records: channels, pauses, emptying, REQ delays
     sync            group commit of appended groups
@@ -23,7 +23,6 @@ Reading:
 Starting:
 
     checkpoint      a topic's state as bytes             recovery      the state from checkpoint and log
-    audit           compares the log with its checkpoint
 
 Files:
 
@@ -32,5 +31,5 @@ Files:
 
 May import ``protocol``. Functions that touch files raise ``OSError``; damage raises nothing and is counted.
 
-Read ``topic_log`` first, then ``group`` and ``recovery``.
+Read ``topic_log`` first, then ``segment`` and ``recovery``.
 """

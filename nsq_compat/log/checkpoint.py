@@ -4,6 +4,7 @@ After a crash every channel continues from its state: messages after `position` 
 fetched by their ids. Only messages that were finished after the checkpoint was written are delivered again.
 """
 
+import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,13 +12,16 @@ from itertools import chain, islice
 
 import google_crc32c
 
-from nsq_compat.log.group import NOWHERE
+from nsq_compat.log.files import Files, read_file
+from nsq_compat.log.segment import NOWHERE
 from nsq_compat.log.topic_log import LogEnd
 from nsq_compat.protocol import storage_schema
 from nsq_compat.protocol.layout import derive
 from nsq_compat.protocol.message import attempts, message_id
 from nsq_compat.protocol.storage_schema import LOCATIONS_MAGIC
 
+CHECKPOINT = "checkpoint"
+"""The name of the file in the topic's folder."""
 HEADER = derive(storage_schema.CHECKPOINT_HEADER)
 CHANNEL = derive(storage_schema.CHECKPOINT_CHANNEL)
 GAP = derive(storage_schema.CHECKPOINT_GAP)
@@ -69,16 +73,15 @@ class ChannelState:
             pass
         return self.entries
 
-    def skip(self, begin: int, end: int) -> None:
-        """Do not deliver this range of the stream, which may overlap earlier `gaps`."""
-        ranges = sorted([*self.gaps, (begin, end)]) if begin < end else self.gaps
-        self.gaps = []
-        for low, high in ranges:
+    def skip(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Do not deliver these ranges of the stream, which may be empty, and overlap each other and `gaps`."""
+        gaps, self.gaps = self.gaps, []
+        for low, high in sorted([*gaps, *ranges]):
             if low <= self.position:
                 self.position = max(self.position, high)
             elif self.gaps and low <= self.gaps[-1][1]:
                 self.gaps[-1] = (self.gaps[-1][0], max(high, self.gaps[-1][1]))
-            else:
+            elif low < high:
                 self.gaps.append((low, high))
 
     def at_once(self) -> list[tuple[bytes, int]]:
@@ -126,17 +129,16 @@ class TopicState:
     @property
     def backlogs(self) -> list[ChannelState]:
         """All states: `held` and `everything` first, if there are such, then those of the channels."""
-        return [state for state, _ in self.streams]
+        return [state for _, state, _ in self.streams]
 
     @property
-    def streams(self) -> list[tuple[ChannelState, int]]:
-        """Like `backlogs`, each with the number at which the stream ends for it."""
+    def streams(self) -> list[tuple[str | None, ChannelState, int]]:
+        """All `backlogs`, with their channels (None: the topic), and the numbers at which the stream ends for them."""
         stop = self.end.seq if self.held is None else self.held.position
-        others = [each for each in (self.held, self.everything) if each is not None]
-        return [*((each, self.end.seq) for each in others), *((each, stop) for each in self.channels.values())]
+        others = [(None, each, self.end.seq) for each in (self.held, self.everything) if each is not None]
+        return [*others, *((name, state, stop) for name, state in sorted(self.channels.items()))]
 
     def encode(self) -> bytes:
-        """The content of the checkpoint file."""
         return b"".join(Encoding(self).finish())
 
 
@@ -191,6 +193,14 @@ class Encoding:
         self._pieces.append(piece)
 
 
+def read_checkpoint(files: Files, folder: str) -> TopicState | None:
+    """The state in a topic's folder; None if there is none. Raises ``OSError`` and ``BadCheckpoint``."""
+    try:
+        return decode(read_file(files, os.path.join(folder, CHECKPOINT)))
+    except FileNotFoundError:
+        return None
+
+
 def decode(data: bytes) -> TopicState:
     """Decode a checkpoint file. Raises ``BadCheckpoint``."""
     try:
@@ -211,15 +221,13 @@ def _decode_channels(data: bytes, count: int) -> dict[str, ChannelState]:
     found: list[tuple[str, ChannelState, int, int]] = []
     at = HEADER.size
     for _ in range(count):
-        length, position, gaps, entries = CHANNEL.unpack_from(data, at)
+        length, position, gap_count, entries = CHANNEL.unpack_from(data, at)
         name_end = at + CHANNEL.size + length
         name = data[at + CHANNEL.size : name_end].decode("ascii")
-        gaps_end = name_end + gaps * GAP.size
-        at = gaps_end + entries * ENTRY.size
-        passed_over = [(begin, end) for begin, end in map(GAP.unpack_from, _cut(data, name_end, gaps_end, GAP.size))]
-        if at > len(data):
-            raise ValueError("cut short")
-        found.append((name, ChannelState(position, gaps=passed_over), gaps_end, entries))
+        gaps = [(begin, end) for begin, end in map(GAP.unpack_from, _cut(data, name_end, gap_count, GAP.size))]
+        begin = name_end + gap_count * GAP.size
+        found.append((name, ChannelState(position, gaps=gaps), begin, entries))
+        at = begin + entries * _ENTRY_SIZE
     located = data.startswith(LOCATIONS_MAGIC, at)
     at += len(LOCATIONS_MAGIC)
     for _, state, begin, entries in found:
@@ -230,10 +238,10 @@ def _decode_channels(data: bytes, count: int) -> dict[str, ChannelState]:
 
 def _keys(data: bytes, begin: int, locations: int | None, count: int) -> list[bytes]:
     """Decode `count` entries, each followed by its location if that is known."""
-    entries = _cut(data, begin, begin + count * _ENTRY_SIZE, _ENTRY_SIZE)
+    entries = _cut(data, begin, count, _ENTRY_SIZE)
     if locations is None:
         return list(entries)
-    pairs = zip(entries, _cut(data, locations, locations + count * _LOCATION.size, _LOCATION.size), strict=True)
+    pairs = zip(entries, _cut(data, locations, count, _LOCATION.size), strict=True)
     return [entry if location == _UNKNOWN else entry + location for entry, location in pairs]
 
 
@@ -268,16 +276,15 @@ def copied_messages(
 
 
 def is_at_once(key: bytes) -> bool:
-    """Whether a key's message is due at once."""
     return key.startswith(_DUE_AT_ONCE)
 
 
 def entry_id(key: bytes) -> bytes:
-    """The id of a key's message."""
     return key[_ENTRY_ID]
 
 
-def _cut(data: bytes, begin: int, end: int, size: int) -> Iterator[bytes]:
+def _cut(data: bytes, begin: int, count: int, size: int) -> Iterator[bytes]:
+    end = begin + count * size
     if end > len(data):
         raise ValueError("cut short")
     return (data[at : at + size] for at in range(begin, end, size))

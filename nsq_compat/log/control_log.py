@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from nsq_compat.log.checkpoint import ChannelState, entry_id, key_location, pack_key
-from nsq_compat.log.group import NOWHERE
+from nsq_compat.log.segment import NOWHERE
 from nsq_compat.log.storage import TopicStore
 from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol import storage_schema
@@ -31,20 +31,22 @@ class ControlLog:
 
     def note(self, kind: int, name: str, seq: int) -> None:
         """Write a record; it takes effect before message number `seq`."""
-        if self._store is not None:
-            self.write_requeued()
-            try:
-                self._store.note(kind, name, seq)
-            except OSError as error:
-                log.error("TOPIC(%s): cannot write to the log - %s", self._topic_name, error)
+        try:
+            self._write(kind, name, seq)
+        except OSError as error:
+            log.error("TOPIC(%s): cannot write to the log - %s", self._topic_name, error)
 
     def note_creation(self, name: str, seq: int) -> None:
         """Record a new channel. Raises ``OSError`` if the channel must not exist without the record."""
         if self._store is not None and self._store.writes_at_once:
-            self.write_requeued()
-            self._store.note(CHANNEL_CREATED, name, seq)
+            self._write(CHANNEL_CREATED, name, seq)
         else:
             self.note(CHANNEL_CREATED, name, seq)
+
+    def _write(self, kind: int, name: str, seq: int) -> None:
+        if self._store is not None:
+            self.write_requeued()
+            self._store.append([name.encode("ascii")], seq, kind=kind)
 
     def note_requeued(self, channel: str, message_id: bytes, attempts: int, due: float) -> None:
         """Record that a message was requeued until `due`, in monotonic seconds.
@@ -105,7 +107,6 @@ def encode_requeued(channel: str, rows: Sequence[bytes]) -> bytes:
 
 
 def decode_requeued(frame: bytes) -> tuple[str, list[Delay]]:
-    """Return the channel and its delays."""
     begin = 1 + frame[0]
     end = begin + (len(frame) - begin) // ROW.size * ROW.size
     return frame[1:begin].decode("ascii"), [Delay(*ROW.unpack_from(frame, at)) for at in range(begin, end, ROW.size)]
@@ -120,13 +121,11 @@ class Requeued:
     def __bool__(self) -> bool:
         return bool(self._channels)
 
-    @property
-    def names(self) -> list[str]:
-        """The channels that have delays."""
-        return list(self._channels)
+    def __iter__(self) -> Iterator[str]:
+        """The names of the channels that have delays."""
+        return iter(self._channels)
 
     def add(self, frame: bytes) -> None:
-        """Add the frame of a REQUEUED group."""
         channel, delays = decode_requeued(frame)
         self._channels.setdefault(channel, {}).update((each.message_id, each) for each in delays)
 
@@ -139,26 +138,24 @@ class Requeued:
         return min(delay.due_ns for each in self._channels.values() for delay in each.values()) / _NS_PER_SECOND
 
     def apply(self, states: dict[str, ChannelState], clock_offset: float, log: TopicLog) -> None:
-        """Defer the messages in the states of their channels. Raises ``OSError``."""
+        """Defer the messages in the states of their channels. Raises ``OSError``.
+
+        A message is among the state's entries, or in the stream behind its position, where it is skipped. If it is in
+        neither, it was finished before, or is damaged and counted elsewhere.
+        """
         for name, delays in self._channels.items():
-            if name in states:
-                _apply(states[name], delays, clock_offset, log)
-
-
-def _apply(state: ChannelState, delays: dict[bytes, Delay], clock_offset: float, log: TopicLog) -> None:
-    """A message is among the state's entries, or in the stream behind its position. There it is to be passed over.
-
-    If it is in neither, it was finished before, or is damaged and counted elsewhere.
-    """
-    rest = dict(delays)
-    for index, key in enumerate(state.entries):
-        delay = rest.pop(entry_id(key), None)
-        if delay is not None:
-            state.entries[index] = _entry(delay, index, clock_offset, key_location(key))
-    found = list(_find_in_stream(log, state, rest))
-    for _, message_id in found:
-        state.entries.append(_entry(rest[message_id], len(state.entries), clock_offset))
-    _pass_over(state, [seq for seq, _ in found])
+            state = states.get(name)
+            if state is None:
+                continue
+            rest = dict(delays)
+            for index, key in enumerate(state.entries):
+                delay = rest.pop(entry_id(key), None)
+                if delay is not None:
+                    state.entries[index] = _entry(delay, index, clock_offset, key_location(key))
+            found = list(_find_in_stream(log, state, rest))
+            for _, message_id in found:
+                state.entries.append(_entry(rest[message_id], len(state.entries), clock_offset))
+            state.skip((seq, seq + 1) for seq, _ in found)
 
 
 def _entry(delay: Delay, serial: int, clock_offset: float, location: bytes = NOWHERE) -> bytes:
@@ -182,16 +179,3 @@ def _find_in_stream(log: TopicLog, state: ChannelState, wanted: dict[bytes, Dela
                     yield seq, found
         if id_of(groups[-1].frames[-1]) > last:
             return
-
-
-def _pass_over(state: ChannelState, numbers: Sequence[int]) -> None:
-    """Leave out the messages with these numbers when the stream is read."""
-    ranges = sorted([*state.gaps, *((seq, seq + 1) for seq in numbers)])
-    state.gaps = []
-    for begin, end in ranges:
-        if begin <= state.position:
-            state.position = max(state.position, end)
-        elif state.gaps and begin <= state.gaps[-1][1]:
-            state.gaps[-1] = (state.gaps[-1][0], max(end, state.gaps[-1][1]))
-        else:
-            state.gaps.append((begin, end))

@@ -56,7 +56,6 @@ class Damage:
             self._add(path, place, new)
 
     def report_ids(self, path: str, ids: Iterable[bytes]) -> None:
-        """Report the loss of the messages with these ids."""
         lost = [each for each in ids if self._is_new(path, each)]
         if lost:
             self._add(path, "message " + lost[0].decode("ascii", "replace"), len(lost))

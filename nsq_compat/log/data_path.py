@@ -2,7 +2,7 @@
 
     nsqd.dat                         topics and channels, in Go's format: see ``metadata``
     nsqd.dat.bad-<n>                 a copy of a damaged nsqd.dat, for the operator
-    <queue>.diskqueue.*.dat          messages of Go's nsqd, until they are imported: see ``godata.queue_import``
+    <queue>.diskqueue.*.dat          messages of Go's nsqd, until they are imported: see ``godata.takeover``
     nsq_compat/                      our files; Go's nsqd ignores the folder
         <topic>.topic/               a topic's log and checkpoint
         <topic>.deleted-<n>/         the rest of a deleted topic, until it can be removed
@@ -40,12 +40,10 @@ def resolved(data_path: str) -> str:
 
 
 def our_folder(data_path: str) -> str:
-    """The folder ``nsq_compat`` in the data path."""
     return os.path.join(data_path, FOLDER)
 
 
 def topic_folder(data_path: str, topic: str) -> str:
-    """The folder of a topic's log and checkpoint."""
     return os.path.join(data_path, FOLDER, topic + TOPIC_SUFFIX)
 
 

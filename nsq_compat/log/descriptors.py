@@ -38,48 +38,47 @@ class ReadFaults:
 
     def __init__(self) -> None:
         self.problem: str | None = None
-        """The file that cannot be read and why, for the operator; None if there is none."""
+        """The first file that cannot be read and why, for the operator; None if there is none."""
         self.count = 0
         """Failed reads since the daemon started."""
-        self._sizes: dict[tuple[Readable, int], int] = {}
+        self._ranges: dict[tuple[Readable, int], tuple[int, str]] = {}  # by segment and offset: size, and `problem`
 
     def failed(self, segment: Readable, offset: int, size: int, error: OSError) -> None:
-        """Record a failed read of `size` bytes at `offset`."""
         self.count += 1
         reason = os.strerror(error.errno) if error.errno else str(error)
+        problem = f"cannot read {segment.path}: {reason[:1].lower()}{reason[1:]}"
         if self.problem is None:
-            self.problem = f"cannot read {segment.path}: {reason[:1].lower()}{reason[1:]}"
+            self.problem = problem
             log.error("LOG(%s): cannot read %d bytes at %d, trying again - %s", segment.path, size, offset, reason)
-        if len(self._sizes) < _MAX_FAULTS:
-            self._sizes[segment, offset] = size
+        if len(self._ranges) < _MAX_FAULTS:
+            self._ranges[segment, offset] = size, problem
 
     def succeeded(self, segment: Readable, offset: int, size: int) -> None:
-        """Record a successful read of `size` bytes at `offset`."""
         end = offset + size
-        self._drop([each for each in self._of(segment) if offset <= each[1] and each[1] + self._sizes[each] <= end])
+        self._drop([each for each in self._of(segment) if offset <= each[1] and each[1] + self._ranges[each][0] <= end])
 
     def forget(self, segment: Readable) -> None:
-        """Forget a segment that is not read any more."""
         if self.problem is not None:
             self._drop(self._of(segment))
 
     def retry(self) -> None:
         """Read the unreadable ranges again, because there may be no reader left that does."""
-        for (segment, offset), size in list(self._sizes.items()):
+        for (segment, offset), (size, _) in list(self._ranges.items()):
             try:
                 segment.pread(size, offset)
             except OSError:
                 break  # one failure is enough to stay unhealthy
 
     def _of(self, segment: Readable) -> list[tuple[Readable, int]]:
-        return [each for each in self._sizes if each[0] is segment]
+        return [each for each in self._ranges if each[0] is segment]
 
     def _drop(self, ranges: list[tuple[Readable, int]]) -> None:
         for each in ranges:
-            del self._sizes[each]
-        if not self._sizes and self.problem is not None:
-            self.problem = None
-            log.info("LOG: everything can be read again")
+            del self._ranges[each]
+        if self.problem is not None:
+            self.problem = next((problem for _, problem in self._ranges.values()), None)
+            if self.problem is None:
+                log.info("LOG: everything can be read again")
 
 
 DEFAULT_LIMIT: Final = 256
@@ -120,14 +119,6 @@ class Descriptors:
         """The file used last, whose descriptor is valid."""
         self._refill()
 
-    def __len__(self) -> int:
-        return len(self._open)
-
-    @property
-    def reserve(self) -> int:
-        """How many descriptors are in reserve."""
-        return len(self._reserve)
-
     def use(self, file: File) -> int:
         """The file's descriptor, valid until the next call of any method. Opens the file. Raises ``OSError``."""
         if file is not self.last:
@@ -152,7 +143,6 @@ class Descriptors:
         return fd
 
     def unpin(self, file: File) -> None:
-        """Undo one ``pin``."""
         file.pins -= 1
         if not file.pins and file not in self._open:  # it was closed while pinned
             self._close(file)
@@ -175,7 +165,6 @@ class Descriptors:
                     raise
 
     def close_all(self) -> None:
-        """Close the reserve and every file."""
         for file in list(self._open):
             self.close(file)
         while self._reserve:

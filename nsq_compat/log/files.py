@@ -5,8 +5,8 @@ Tests replace it with a disk whose calls fail, write less than asked, or lose un
 
 import errno
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 _TEMPORARY = ".tmp"
@@ -76,11 +76,26 @@ class OsFiles:
 
     @staticmethod
     def fsync_folder(path: str) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
+        with opened(OsFiles(), path, os.O_RDONLY | os.O_DIRECTORY) as fd:
             os.fsync(fd)
-        finally:
-            os.close(fd)
+
+
+@contextmanager
+def opened(files: Files, path: str, flags: int = os.O_RDONLY) -> Iterator[int]:
+    """A descriptor that is closed at the end of the block. Raises ``OSError``."""
+    fd = files.open(path, flags | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        files.close(fd)
+
+
+def read_up_to(files: Files, fd: int, size: int, offset: int) -> bytes:
+    """Read `size` bytes, fewer only at the end of the file: a single read may return less than requested."""
+    data = files.pread(fd, size, offset)
+    while len(data) < size and (more := files.pread(fd, size - len(data), offset + len(data))):
+        data += more
+    return data
 
 
 def write_all(files: Files, fd: int, data: bytes, offset: int) -> None:
@@ -95,19 +110,17 @@ def write_all(files: Files, fd: int, data: bytes, offset: int) -> None:
 
 def read_file(files: Files, path: str) -> bytes:
     """Read a whole small file. Raises ``OSError``; ``FileNotFoundError`` if there is none."""
-    fd = files.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        pieces: list[bytes] = []
-        offset = 0
-        while piece := files.pread(fd, 1 << 20, offset):
-            pieces.append(piece)
-            offset += len(piece)
-        return b"".join(pieces)
+        with opened(files, path) as fd:
+            pieces: list[bytes] = []
+            offset = 0
+            while piece := files.pread(fd, 1 << 20, offset):
+                pieces.append(piece)
+                offset += len(piece)
+            return b"".join(pieces)
     except OSError as error:
         error.filename = path
         raise
-    finally:
-        files.close(fd)
 
 
 def replace_file(files: Files, path: str, data: bytes, *, sync: bool) -> None:
@@ -125,16 +138,13 @@ def write_temporary(files: Files, path: str, *pieces: bytes, sync: bool) -> None
     """The first, slow half of ``replace_file``: write the new content to a temporary file."""
     temporary = path + _TEMPORARY
     try:
-        fd = files.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
-        try:
+        with opened(files, temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd:
             offset = 0
             for piece in pieces:
                 write_all(files, fd, piece, offset)
                 offset += len(piece)
             if sync:
                 files.fsync(fd)
-        finally:
-            files.close(fd)
     except OSError:
         with suppress(OSError):
             files.unlink(temporary)

@@ -10,29 +10,31 @@ How many messages were lost is known when the number of the next message is. Unt
 """
 
 import errno
+import struct
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from google_crc32c import value as crc32c
 
 from nsq_compat.log.damage import Damage, uncovered
-from nsq_compat.log.group import (
+from nsq_compat.log.segment import (
     CHECKSUM_SIZE,
+    FIRST_GROUP,
     HEADER_SIZE,
     LOW_32,
     MARK_SIZE,
-    SECTOR,
+    UNKNOWN_SEQ,
     Group,
     GroupHeader,
+    Index,
+    Segment,
     cut_frames,
     decode_header,
     decode_trailer,
-    is_hole,
     place_of,
-    salvage,
     unpack_header,
 )
-from nsq_compat.log.segment import FIRST_GROUP, UNKNOWN_SEQ, Index, IndexEntry, PartialIndex, Segment
+from nsq_compat.protocol.frames import FRAME_HEADER, FRAME_TYPE_MESSAGE
 from nsq_compat.protocol.message import HEADER as MESSAGE_HEADER
 from nsq_compat.protocol.message import message_id
 from nsq_compat.protocol.storage_schema import DEFERRED, GROUP_MAGIC, MAGIC_PREFIX, MESSAGES
@@ -42,18 +44,18 @@ BLOCK_SIZE: Final = 1 << 18
 MESSAGE_KINDS: Final = (MESSAGES, DEFERRED)
 """The kinds of groups that contain messages."""
 
+_SECTOR: Final = 512
+"""Bytes that a disk writes atomically: after a power cut each sector is written or is not."""
+
+_MAX_SCAN_FACTOR: Final = 16
+"""The search for frames in a damaged group ends after computing checksums of this many times its size."""
+_FRAME_TYPE: Final = FRAME_HEADER.pack(0, FRAME_TYPE_MESSAGE)[FRAME_HEADER.offset("type") :]
+_frame_size: Final = struct.Struct(">I").unpack_from
 _SMALL_READ: Final = 1 << 12
 _INDEXED_GROUPS: Final = 512
 """Groups that one step of building an index passes, about a millisecond of work."""
 _INDEXED_BYTES: Final = 1 << 22
 _MESSAGE_ID: Final = MESSAGE_HEADER.slices["id"]
-
-
-class _Hit(NamedTuple):
-    """A group that a search found by its header or, if that is damaged, by its trailer."""
-
-    header: GroupHeader
-    is_trailer: bool
 
 
 class GroupReader:
@@ -86,8 +88,8 @@ class GroupReader:
 
     def seek(self, position: int) -> None:
         """Go to a group near this offset, which may be anywhere in the file."""
-        hit = self._search(max(position, FIRST_GROUP), FIRST_GROUP)
-        self.offset = hit.header.offset if hit else self._segment.end
+        header, _ = self._search(max(position, FIRST_GROUP), FIRST_GROUP)
+        self.offset = header.offset if header else self._segment.end
 
     def read(self, max_bytes: int = BLOCK_SIZE) -> list[Group]:
         """Read the next groups, about `max_bytes`; none at the end. Raises ``OSError``."""
@@ -133,8 +135,6 @@ class GroupReader:
 
     def _read_one(self) -> list[Group]:
         """Read the next group if it is larger than a block, or its sound frames; none after moving past damage."""
-        if self.offset >= self._segment.end:
-            return []
         header = decode_header(self._segment.pread(HEADER_SIZE, self.offset), 0, self.offset)
         if header is None:
             return self._find_next()
@@ -153,7 +153,7 @@ class GroupReader:
             place = place_of(self._segment.number, header.offset)
             return [Group(header.kind, header.first_seq, header.due_ns, frames, place)]
         groups = salvage(header, data)
-        if groups is None and header.end > self._segment.acknowledged and not self._search(header.end, header.end):
+        if groups is None and header.end > self._segment.acknowledged and not self._search(header.end, header.end)[0]:
             return self._finish(header.offset)
         self._count(header, groups or [])
         self._pass(header)
@@ -188,13 +188,13 @@ class GroupReader:
     def _find_next(self) -> list[Group]:
         """Move to the next sound header or trailer, from an offset without a header."""
         offset = self.offset
-        hit = self._search(offset + 1, offset)
-        if hit is None:
+        header, is_trailer = self._search(offset + 1, offset)
+        if header is None:
             return self._finish(offset)
-        if hit.header.offset > offset and self.suspect is None:
+        if header.offset > offset and self.suspect is None:
             self.suspect = offset
-        self.offset = hit.header.offset
-        return self._read_group(hit.header) if hit.is_trailer else []
+        self.offset = header.offset
+        return self._read_group(header) if is_trailer else []
 
     def _finish(self, offset: int) -> list[Group]:
         """Move to the end of the file, because no group follows: this is the end, an unfinished write, or damage."""
@@ -207,30 +207,33 @@ class GroupReader:
         return []
 
     def _is_end(self, offset: int) -> bool:
-        data = self._segment.pread(SECTOR, offset)
+        data = self._segment.pread(_SECTOR, offset)
         if is_hole(data, offset) or decode_header(data, 0, offset):
             return True
         # An unfinished write may end within a header.
         start = data[: len(GROUP_MAGIC)].rstrip(b"\0")
         return GROUP_MAGIC.startswith(start) and not any(data[HEADER_SIZE - 1 :])
 
-    def _search(self, position: int, lowest: int) -> _Hit | None:
-        """Find the next sound header or trailer from `position` on, of a group that begins at `lowest` or later."""
+    def _search(self, position: int, lowest: int) -> tuple[GroupHeader | None, bool]:
+        """Find the next sound header or trailer from `position` on, of a group that begins at `lowest` or later.
+
+        Returns the header, and whether it is from the trailer.
+        """
         end = self._segment.end
         while end - position >= HEADER_SIZE:
             block = self._segment.pread(BLOCK_SIZE, position)[: end - position]
             at = block.find(MAGIC_PREFIX)
             while 0 <= at <= len(block) - HEADER_SIZE:
                 if header := decode_header(block, at, position + at):
-                    return _Hit(header, is_trailer=False)
+                    return header, False
                 header = decode_trailer(block, at, position + at)
                 if header and header.offset >= lowest:
-                    return _Hit(header, is_trailer=True)
+                    return header, True
                 at = block.find(MAGIC_PREFIX, at + 1)
             if len(block) < HEADER_SIZE:
                 break
             position += len(block) - HEADER_SIZE + 1
-        return None
+        return None, False
 
 
 def index_of(segment: Segment, damage: Damage, in_steps: bool = False) -> Index:
@@ -267,47 +270,46 @@ def extend_index(segment: Segment, damage: Damage) -> bool:
     partial = segment.partial_index
     if partial is None:
         first_id_of(segment, damage)  # remembers it: sound frames of a damaged group have no index entry
-        partial = segment.partial_index = PartialIndex(segment.first_seq)
+        partial = segment.partial_index = Index(segment.first_seq)
     stop, left = partial.offset + _INDEXED_BYTES, _INDEXED_GROUPS
     while partial.offset < segment.end:
         if left <= 0 or partial.offset >= stop:
             return False
         left -= _index_block(segment, damage, partial, left)
-    segment.index, segment.partial_index = partial.index, None
+    segment.index, segment.partial_index = partial, None
     return True
 
 
-def _index_block(segment: Segment, damage: Damage, partial: PartialIndex, limit: int) -> int:
+def _index_block(segment: Segment, damage: Damage, index: Index, limit: int) -> int:
     """Index at most `limit` groups that begin in the next block; returns how many."""
-    base, block = partial.offset, segment.pread(BLOCK_SIZE, partial.offset)
+    base, block = index.offset, segment.pread(BLOCK_SIZE, index.offset)
     header = decode_header(block, 0, base)
     if header is None:
-        _step_over(segment, damage, partial)
+        _step_over(segment, damage, index)
         return 1
     count = 0
     while header is not None and count < limit:
-        _index_group(segment, partial, header)
+        _index_group(segment, index, header)
         count += 1
         at = header.end - base
         header = decode_header(block, at, header.end) if at < len(block) else None
     return count
 
 
-def _index_group(segment: Segment, partial: PartialIndex, header: GroupHeader) -> None:
-    index = partial.index
+def _index_group(segment: Segment, index: Index, header: GroupHeader) -> None:
     has_messages = header.kind in MESSAGE_KINDS
     # First, because if it raises the group is indexed again.
     first_id = _first_id(segment, header) if has_messages and header.offset >= index.next_offset else None
     if header.kind == MESSAGES:
         index.number_last_entries(header.first_seq)
-        partial.seq = header.first_seq
+        index.seq = header.first_seq
     if has_messages:
         index.count += header.record_count
         if first_id:
-            index.add(IndexEntry(partial.seq, first_id, header.offset))
+            index.add(index.seq, first_id, header.offset)
     if header.kind == MESSAGES:
-        partial.seq += header.record_count
-    partial.offset = header.end
+        index.seq += header.record_count
+    index.offset = header.end
 
 
 def _first_id(segment: Segment, header: GroupHeader) -> bytes | None:
@@ -319,17 +321,93 @@ def _first_id(segment: Segment, header: GroupHeader) -> bytes | None:
     return payload[begin + _MESSAGE_ID.start : begin + _MESSAGE_ID.stop]
 
 
-def _step_over(segment: Segment, damage: Damage, partial: PartialIndex) -> None:
+def _step_over(segment: Segment, damage: Damage, index: Index) -> None:
     """Move past the damage at the next offset.
 
     Sound frames of the damaged group get an index entry with its offset, at which they can be read again.
     """
-    index, offset = partial.index, partial.offset
+    offset = index.offset
     reader = GroupReader(segment, damage, offset, counts_all=False)
     for group in reader._find_next():
         if group.kind in MESSAGE_KINDS:
             if offset >= index.next_offset:
                 seq = group.first_seq if group.kind == MESSAGES else UNKNOWN_SEQ
-                index.add(IndexEntry(seq, message_id(group.frames[0]), offset))
+                index.add(seq, message_id(group.frames[0]), offset)
             index.count += len(group.frames)
-    partial.offset, partial.seq = reader.offset, reader.next_seq or UNKNOWN_SEQ
+    index.offset, index.seq = reader.offset, reader.next_seq or UNKNOWN_SEQ
+
+
+def salvage(header: GroupHeader, data: bytes) -> list[Group] | None:
+    """The sound frames of a damaged group, as groups of consecutive frames; `data` is the whole group.
+
+    None if the group was not completely written, as a sector of zeros in it shows: then none of it counts.
+    """
+    frames_begin, frames_end = header.frames_begin - header.offset, header.payload_end - header.offset
+    expected = struct.unpack_from(f">{header.record_count}I", data, HEADER_SIZE) if header.record_count > 1 else ()
+    found = _find_frames(data, frames_begin, frames_end, expected) if expected else []
+    if _is_torn(header.offset, data, frames_end, found):
+        return None
+    return _without_gaps(header, found)
+
+
+def is_hole(data: bytes, offset: int) -> bool:
+    """Whether `data`, which is at `offset` of the file, is zeros up to the end of the sector."""
+    return not any(data[: _SECTOR - offset % _SECTOR])
+
+
+_Found = tuple[int, int, bytes]
+"""A frame's position in its group, where it begins in the data, and the frame."""
+
+
+def _find_frames(data: bytes, at: int, end: int, expected: Sequence[int]) -> list[_Found]:
+    """The frames in `data[at:end]` that have an expected checksum, in order."""
+    wanted: dict[int, list[int]] = {}
+    for index, checksum in enumerate(expected):
+        wanted.setdefault(checksum, []).append(index)
+    found: list[_Found] = []
+    next_index = 0
+    budget = _MAX_SCAN_FACTOR * len(data)
+    while at < end and budget > 0:
+        frame = _plausible_frame(data, at, end)
+        if frame:
+            budget -= len(frame)
+            match = next((each for each in wanted.get(crc32c(frame), ()) if each >= next_index), None)
+            if match is not None:
+                found.append((match, at, frame))
+                next_index = match + 1
+                at += len(frame)
+                continue
+        # Damaged: search for the next frame type, which follows the frame's size.
+        type_at = data.find(_FRAME_TYPE, at + 5, end)
+        at = type_at - 4 if type_at >= 0 else end
+    return found
+
+
+def _plausible_frame(data: bytes, at: int, end: int) -> bytes | None:
+    if at + MESSAGE_HEADER.size > end or not data.startswith(_FRAME_TYPE, at + 4):
+        return None
+    stop = at + 4 + _frame_size(data, at)[0]
+    return data[at:stop] if at + MESSAGE_HEADER.size <= stop <= end else None
+
+
+def _is_torn(offset: int, data: bytes, frames_end: int, found: Sequence[_Found]) -> bool:
+    """Whether the group's part of a sector is all zeros; a sector with nothing but trailer does not count."""
+    rest = bytearray(data)
+    for _, begin, frame in found:
+        rest[begin : begin + len(frame)] = b"\1" * len(frame)
+    starts = [0, *range(-offset % _SECTOR or _SECTOR, frames_end, _SECTOR)]
+    return any(not any(rest[start : start + _SECTOR - (offset + start) % _SECTOR]) for start in starts)
+
+
+def _without_gaps(header: GroupHeader, found: Sequence[_Found]) -> list[Group]:
+    groups: list[Group] = []
+    run: list[bytes] = []
+    expected = -1
+    for index, _, frame in found:
+        if index != expected:
+            run = []
+            first_seq = header.first_seq + (index if header.kind == MESSAGES else 0)
+            groups.append(Group(header.kind, first_seq, header.due_ns, run))
+        run.append(frame)
+        expected = index + 1
+    return groups

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from nsq_compat.log.group import Group
+from nsq_compat.log.segment import Group
 from nsq_compat.protocol.storage_schema import MESSAGES
 
 _TRIM_MESSAGES: Final = 256
@@ -59,20 +59,15 @@ class MemoryTail:
     def trim(self) -> None:
         """Drop the messages that no channel reads any more."""
         if self.count:
-            self._drop_before(self._first_needed())
+            self.drop_before(self._first_needed())
         self._trim_count = self.count + max(self.count, _TRIM_MESSAGES)
         self._trim_size = self._size + max(self._size, _TRIM_BYTES)
 
-    def oldest(self, max_bytes: int) -> Group:
-        """The first messages, about `max_bytes` of them, at least those of one publish."""
-        return self.read(self._seqs[0], max_bytes)
-
-    def drop(self, count: int) -> None:
-        """Forget so many of the oldest messages, which are written now."""
-        self._drop_before(self._seqs[0] + count)
-
     def read(self, seq: int, max_bytes: int) -> Group:
-        """Messages from number `seq` on, or from the first if that is higher; no frames at the end."""
+        """Messages from number `seq` on, or from the first if that is higher; no frames at the end.
+
+        About `max_bytes`, or those of one publish.
+        """
         at = max(bisect_right(self._seqs, seq) - 1, 0)
         first = max(seq, self._seqs[at])
         batch = self._batches[at]
@@ -99,12 +94,11 @@ class MemoryTail:
         return groups[::-1]
 
     def bytes_behind(self, seq: int) -> int:
-        """Approximate bytes from number `seq` on."""
         end = self._seqs[-1] + len(self._batches[-1]) if self.count else 0
         return self._size * max(0, min(self.count, end - seq)) // self.count if self.count else 0
 
-    def _drop_before(self, seq: int) -> None:
-        """Whole batches only: a batch of which a message is left stays."""
+    def drop_before(self, seq: int) -> None:
+        """Drop the publishes of which all messages have lower numbers."""
         gone = bisect_right(self._seqs, seq)
         if gone and seq < self._seqs[gone - 1] + len(self._batches[gone - 1]):
             gone -= 1

@@ -6,7 +6,8 @@ It contains no messages, and no ephemeral topics or channels.
 import logging
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Final
 
 from nsq_compat import NSQ_VERSION
@@ -23,7 +24,7 @@ _ROOT: Final[dict[str, Any]] = {"topics": [], "version": ""}
 _TOPIC: Final[dict[str, Any]] = {"name": "", "paused": False, "channels": []}
 _CHANNEL: Final[dict[str, Any]] = {"name": "", "paused": False}
 _TYPE_NAMES: Final = {list: "an array", str: "a string", bool: "a boolean"}
-_MAX_DAMAGES_SHOWN: Final = 5
+_MAX_FAULTS_SHOWN: Final = 5
 _MAX_NAME_SHOWN: Final = 80  # characters; valid names are shorter
 
 
@@ -33,16 +34,12 @@ class MetadataError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ChannelMetadata:
-    """One channel of a topic."""
-
     name: str
     paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class TopicMetadata:
-    """One topic."""
-
     name: str
     paused: bool = False
     channels: tuple[ChannelMetadata, ...] = ()
@@ -50,16 +47,17 @@ class TopicMetadata:
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """The readable part of nsqd.dat, with each topic once, and a description of each damage."""
+    """The readable part of nsqd.dat, with each topic once, and a description of each fault in the file's `content`."""
 
     topics: tuple[TopicMetadata, ...] = ()
-    damages: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
+    content: bytes = field(default=b"", compare=False)
 
     @property
     def damage(self) -> str:
-        """The damages as a text for one log line; empty if there are none."""
-        shown = "; ".join(self.damages[:_MAX_DAMAGES_SHOWN])
-        more = len(self.damages) - _MAX_DAMAGES_SHOWN
+        """The faults as a text for one log line; empty if the file is sound."""
+        shown = "; ".join(self.faults[:_MAX_FAULTS_SHOWN])
+        more = len(self.faults) - _MAX_FAULTS_SHOWN
         return f"{shown}; and {more} more" if more > 0 else shown
 
 
@@ -68,14 +66,19 @@ def read_metadata(files: Files, data_path: str) -> Metadata:
 
     Raises ``MetadataError`` if the system fails to read the file, which is not damage.
     """
-    content = _content(files, data_path)
-    return Metadata() if content is None else decode_metadata(content)
+    path = path_of(data_path)
+    try:
+        return decode_metadata(read_file(files, path))
+    except FileNotFoundError:
+        return Metadata()
+    except OSError as error:
+        raise MetadataError(f"failed to read metadata from {path} - {reason(error)}") from None
 
 
 def load_metadata(files: Files, data_path: str) -> tuple[TopicMetadata, ...]:
     """The topics in nsqd.dat, none if there is no file. Raises ``MetadataError`` if it is unreadable or damaged."""
     metadata = read_metadata(files, data_path)
-    if metadata.damages:
+    if metadata.faults:
         raise MetadataError(f"failed to parse metadata in {path_of(data_path)} - {metadata.damage}")
     return metadata.topics
 
@@ -86,14 +89,11 @@ def recover_metadata(files: Files, data_path: str) -> tuple[TopicMetadata, ...]:
     nsqd.dat itself stays until it is replaced, so that nothing more is lost if the process ends before that. Raises
     ``MetadataError`` if the system fails to read the file or to write the copy.
     """
-    content = _content(files, data_path)
-    if content is None:
-        return ()
-    metadata = decode_metadata(content)
-    if metadata.damages:
+    metadata = read_metadata(files, data_path)
+    if metadata.faults:
         path = path_of(data_path)
         try:
-            kept = _keep_copy(files, data_path, content)
+            kept = _keep_copy(files, data_path, metadata.content)
         except OSError as error:
             raise MetadataError(
                 f"{path} is damaged ({metadata.damage}) and no copy of it can be kept - {reason(error)}"
@@ -107,7 +107,6 @@ def recover_metadata(files: Files, data_path: str) -> tuple[TopicMetadata, ...]:
 
 
 def path_of(data_path: str) -> str:
-    """The path of nsqd.dat."""
     return os.path.join(data_path, FILE_NAME)
 
 
@@ -117,8 +116,9 @@ def save_metadata(files: Files, data_path: str, topics: Iterable[TopicMetadata])
 
 
 def decode_metadata(data: bytes) -> Metadata:
-    """Decode nsqd.dat. Never raises: invalid parts are left out and described in `damages`."""
-    return _Decoder().decode(data)
+    """Decode nsqd.dat. Never raises: invalid parts are left out and described in `faults`."""
+    decoder = _Decoder()
+    return Metadata(decoder.decode(data), tuple(decoder.faults), data)
 
 
 def encode_metadata(topics: Iterable[TopicMetadata]) -> bytes:
@@ -135,29 +135,18 @@ def _row(topic: TopicMetadata) -> dict[str, Any]:
     return {"name": topic.name, "paused": topic.paused, "channels": channels or None}  # nsqd: an empty list is null
 
 
-def _content(files: Files, data_path: str) -> bytes | None:
-    """The content of nsqd.dat; None if there is no file. Raises ``MetadataError``."""
-    path = path_of(data_path)
-    try:
-        return read_file(files, path)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise MetadataError(f"failed to read metadata from {path} - {reason(error)}") from None
-
-
 def _keep_copy(files: Files, data_path: str, content: bytes) -> str:
     """Write a durable file with this content, unless an earlier start did so. Returns its path."""
     taken = files.listdir(data_path)
-    number = 1
-    while (name := f"{FILE_NAME}.bad-{number}") in taken:
+    for number in count(1):
+        name = f"{FILE_NAME}.bad-{number}"
         path = os.path.join(data_path, name)
+        if name not in taken:
+            replace_file(files, path, content, sync=True)
+            break
         if _has_content(files, path, content):
             files.fsync_folder(data_path)  # its name may not be durable
-            return path
-        number += 1
-    path = os.path.join(data_path, name)
-    replace_file(files, path, content, sync=True)
+            break
     return path
 
 
@@ -169,30 +158,28 @@ def _has_content(files: Files, path: str, content: bytes) -> bool:
 
 
 class _Decoder:
-    """Decodes one nsqd.dat; `damages` describes the parts that were left out."""
+    """Decodes one nsqd.dat; `faults` describes the parts that were left out."""
 
     def __init__(self) -> None:
-        self.damages: list[str] = []
+        self.faults: list[str] = []
 
-    def decode(self, data: bytes) -> Metadata:
+    def decode(self, data: bytes) -> tuple[TopicMetadata, ...]:
+        root = None
         if not data.strip():
-            return Metadata(damages=("unexpected end of JSON input",))
-        try:
-            root = loads_untyped(data)
-        except JsonError as error:
-            return Metadata(damages=(str(error),))
-        topics = self._topics(self._fields(root, _ROOT, "the file")["topics"])
-        return Metadata(topics, tuple(self.damages))
-
-    def _topics(self, rows: Iterable[object]) -> tuple[TopicMetadata, ...]:
+            self.faults.append("unexpected end of JSON input")
+        else:
+            try:
+                root = loads_untyped(data)
+            except JsonError as error:
+                self.faults.append(str(error))
         topics: dict[str, TopicMetadata] = {}
-        for number, row in enumerate(rows, 1):
+        for number, row in enumerate(self._fields(root, _ROOT, "the file")["topics"], 1):
             topic = self._topic(row, f"topic {number}")
             if topic is None:
                 continue
             known = topics.setdefault(topic.name, topic)
             if known is not topic:
-                self.damages.append(f"topic {topic.name} is named twice")
+                self.faults.append(f"topic {topic.name} is named twice")
                 if known != topic:
                     # It is unknown which channels are this topic's, and a wrong one would receive its messages.
                     topics[topic.name] = TopicMetadata(topic.name)
@@ -210,7 +197,7 @@ class _Decoder:
             if not self._is_valid(name, f"channel {number} of {place}"):
                 continue
             if name in channels:
-                self.damages.append(f"channel {name} of {place} is named twice")
+                self.faults.append(f"channel {name} of {place} is named twice")
             # If in doubt the channel is paused, because a paused channel keeps its messages.
             channels[name] = channels.get(name, False) or channel["paused"]
         rows = tuple(ChannelMetadata(name, paused) for name, paused in channels.items())
@@ -220,7 +207,7 @@ class _Decoder:
         """The fields of an object. Fields that are missing, null or of another type have their default."""
         if not isinstance(value, dict):
             if value is not None:
-                self.damages.append(f"{place} is not an object")
+                self.faults.append(f"{place} is not an object")
             return defaults
         found = dict(defaults)
         for name, default in defaults.items():
@@ -228,18 +215,18 @@ class _Decoder:
             if type(given) is type(default):
                 found[name] = given
             elif given is not None:
-                self.damages.append(f"{place}: {name} is not {_TYPE_NAMES[type(default)]}")
+                self.faults.append(f"{place}: {name} is not {_TYPE_NAMES[type(default)]}")
         # An unknown key is ignored, unless a known one is missing: then it is probably that one, damaged.
         missing = sorted(defaults.keys() - value.keys() - {"version"})
         unknown = sorted(value.keys() - defaults.keys())
         if missing and unknown:
-            self.damages.append(f"{place} has {_shown(unknown[0])} instead of {missing[0]}")
+            self.faults.append(f"{place} has {_shown(unknown[0])} instead of {missing[0]}")
         return found
 
     def _is_valid(self, name: str, place: str) -> bool:
         valid = is_valid_name(name)
         if not valid:
-            self.damages.append(f"{place} has the invalid name {_shown(name)}")
+            self.faults.append(f"{place} has the invalid name {_shown(name)}")
         return valid
 
 

@@ -1,40 +1,60 @@
 """Reading the segments of a log: in order, by message number, by location, or by message id.
 
-- ``LogCursor`` and ``LogReader`` read across segments, all groups or only the numbered messages.
+- A ``ReadableLog`` has all of them. ``LogCursor`` reads its groups, ``LogReader`` only the numbered messages.
 - ``fetch_at`` reads frames at known locations. It leaves out whatever does not match its checksum; the search by id,
   which can read past damage, then decides and reports.
-- ``fetch_from`` finds messages by id. Ids grow with the log. All lists of ids here are sorted.
-- ``number_segments`` and ``find_end`` restore the message numbers when a log is opened, although headers and groups may
-  be damaged. A number that is too high is safe; a number that is used twice is not.
+- ``fetch_in_span`` finds messages by id. Ids grow with the log. All lists of ids here are sorted.
 
-All of it raises ``OSError``. What would take long, and is asked to go `in_steps`, raises ``BlockingIOError`` after each
-step but the last; the next call goes on from there.
+All of it raises ``OSError``. While a log is read `in_steps`, ``LogReader.read`` and ``fetch`` raise ``BlockingIOError``
+when they would take long. Nothing is wrong then: called again at once, they go on with the work that remains.
 """
 
 import heapq
-import logging
 import struct
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, islice
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Final, NamedTuple
 
 from google_crc32c import value as crc32c
 
 from nsq_compat.log.damage import Damage
-from nsq_compat.log.group import HEADER_SIZE, Group, cut_frames, decode_header, unpack_header
 from nsq_compat.log.group_reader import BLOCK_SIZE, MESSAGE_KINDS, GroupReader, first_id_of, index_of, unfinished
 from nsq_compat.log.memory_tail import MemoryTail
-from nsq_compat.log.segment import FIRST_GROUP, UNKNOWN_SEQ, Segment, SegmentHeader
+from nsq_compat.log.retained import Retained
+from nsq_compat.log.segment import (
+    FIRST_GROUP,
+    HEADER_SIZE,
+    Group,
+    Segment,
+    cut_frames,
+    decode_header,
+    location_of,
+    place_of,
+    split_location,
+    unpack_header,
+)
 from nsq_compat.protocol.message import HEADER as MESSAGE_HEADER
 from nsq_compat.protocol.message import message_id
 from nsq_compat.protocol.storage_schema import GROUP_MAGIC, MESSAGES
 
-log = logging.getLogger(__name__)
-
-_LOOK_BACK: Final = (1 << 16, 1 << 18, 1 << 20, 1 << 21)
+_BLOCK: Final = BLOCK_SIZE // 4
+_GROUP_PROBE: Final = 1 << 10
+"""Bytes to read of a group of unknown size; enough for a whole small group."""
+_MAX_READ_GAP: Final = 1 << 12
+"""Two wanted groups that are at most this far apart are read together."""
+_ID_BEGIN: Final = HEADER_SIZE + MESSAGE_HEADER.offset("id")
+_ID_END: Final = HEADER_SIZE + MESSAGE_HEADER.slices["id"].stop
+_SORT_CHUNK: Final = 4096
+_FIRST: Final = itemgetter(0)
+_size_of: Final = struct.Struct(">I").unpack_from
+_SPANS_AT_ONCE: Final = 8
+"""Parts of a segment, of about INDEX_STEP bytes each, that are searched to locate messages."""
+_NO_LOCATIONS: Final[Mapping[bytes, bytes]] = {}
+_LOOK_BACK: Final = (1 << 16, 1 << 18, 1 << 20)
 """Bytes read from the end of a segment to find its last messages: the next step if one does not suffice."""
+_MOST_OF_LATEST: Final = 1 << 21
 _MAX_SEGMENTS_READ: Final = 3
 
 
@@ -46,46 +66,24 @@ class LogEnd(NamedTuple):
     seq: int
 
 
-class LogBounds:
-    """The range of message numbers that the log must contain: from `complete_from` up to `next_seq()`."""
-
-    def __init__(self, next_seq: Callable[[], int]) -> None:
-        self.complete_from = 0
-        self.next_seq = next_seq
-
-
 class LogCursor:
-    """Reads the groups of a log, from one segment to the next. `counts_all` is that of ``GroupReader``.
+    """Reads the groups of a log, from one segment to the next. `counts_all` is that of ``GroupReader``."""
 
-    `in_steps` is for `seek_seq`, which may need an index that is not built yet.
-    """
-
-    def __init__(
-        self,
-        segments: Sequence[Segment],
-        damage: Damage,
-        bounds: LogBounds,
-        *,
-        counts_all: bool = False,
-        in_steps: bool = False,
-    ) -> None:
-        self.in_steps = in_steps
-        self._segments = segments  # the log's own list, which changes
-        self._damage = damage
-        self._bounds = bounds
+    def __init__(self, log: "ReadableLog", *, counts_all: bool = False) -> None:
+        self._log = log
         self._counts_all = counts_all
-        self._segment: Segment | None = None
+        self.segment: Segment | None = None
         self._reader: GroupReader | None = None
         self._seq = 0  # the number after the last message passed
 
     @property
     def is_lost(self) -> bool:
         """Whether the cursor needs a seek: its segment was deleted, or it has none yet."""
-        return self._segment is None or self._segment.removed
+        return self.segment is None or self.segment.removed
 
     def seek_to(self, start: LogEnd | None) -> None:
         """Go to a position; None is the oldest group."""
-        segments = self._segments
+        segments = self._log.segments
         if start is None:
             if segments:
                 self._enter(segments[0], FIRST_GROUP, segments[0].first_seq)
@@ -103,56 +101,42 @@ class LogCursor:
 
     def seek_seq(self, seq: int) -> None:
         """Go to the group of the message with this number, or to an earlier one."""
-        segments = self._segments
+        segments = self._log.segments
         if segments:
             segment = segments[max(bisect_right(segments, seq, key=lambda segment: segment.first_seq) - 1, 0)]
-            offset, first = index_of(segment, self._damage, self.in_steps).seek(seq)
+            offset, first = index_of(segment, self._log.damage, self._log.in_steps).seek(seq)
             self._lose(segment, "before", seq, segment.first_seq)
             self._seq = max(seq, segment.first_seq)
             self._enter(segment, offset, segment.first_seq if offset == FIRST_GROUP else first)
 
     def read(self, max_bytes: int) -> list[Group]:
         """Read the next groups; none at the end of the log, which may grow."""
-        while self._segment and self._reader:
-            following = self._following()
+        while (segment := self.segment) and self._reader:
+            following = self._after(segment)
             groups = self._reader.read(max_bytes)
             if following:
                 groups = [each for each in groups if each.kind != MESSAGES or each.first_seq < following.first_seq]
             self._seq = max(self._seq, self._reader.next_seq)
             if groups:
                 return groups
-            if self._reader.offset < self._segment.end:
+            if self._reader.offset < segment.end:
                 continue
             if following is None:
-                self._end()
+                self._settle(segment, "its end", self._log.next_seq)
+                self._seq = max(self._seq, self._log.next_seq)
                 return []
-            self._cross(following)
+            if not segment.released:  # nothing is missing in a released segment
+                self._settle(following, "before", following.first_seq)
+            self._seq = following.first_seq
+            self._enter(following, FIRST_GROUP, following.first_seq)
         return []
 
-    def unfinished(self) -> BlockingIOError:
-        """The error that says: there is more to read here."""
-        assert self._segment is not None, "something was read"
-        return unfinished(self._segment)
-
-    def _following(self) -> Segment | None:
-        assert self._segment
-        segments = self._segments
-        if segments and segments[-1] is self._segment:
+    def _after(self, segment: Segment) -> Segment | None:
+        segments = self._log.segments
+        if segments and segments[-1] is segment:
             return None
-        place = bisect_right(segments, self._segment.number, key=lambda segment: segment.number)
+        place = bisect_right(segments, segment.number, key=lambda each: each.number)
         return segments[place] if place < len(segments) else None
-
-    def _cross(self, following: Segment) -> None:
-        assert self._segment is not None
-        if not self._segment.released:  # nothing is missing in a released segment
-            self._settle(following, "before", following.first_seq)
-        self._seq = following.first_seq
-        self._enter(following, FIRST_GROUP, following.first_seq)
-
-    def _end(self) -> None:
-        assert self._segment is not None
-        self._settle(self._segment, "its end", self._bounds.next_seq())
-        self._seq = max(self._seq, self._bounds.next_seq())
 
     def _settle(self, segment: Segment, place: str, seq: int) -> None:
         """Report messages before `seq`, the next number in the log, that were not found."""
@@ -164,36 +148,35 @@ class LogCursor:
 
     def _lose(self, segment: Segment, place: str, begin: int, end: int) -> bool:
         """Report the numbers from `begin` up to `end` as lost, if the log had them. Returns whether it did."""
-        begin = max(begin, self._bounds.complete_from)
-        self._damage.report_range(segment.path, place, begin, end)
+        begin = max(begin, self._log.complete_from)
+        self._log.damage.report_range(segment.path, place, begin, end)
         return begin < end
 
     def _enter(self, segment: Segment, offset: int, seq: int) -> None:
-        self._segment = segment
-        self._reader = GroupReader(segment, self._damage, offset, seq, self._counts_all)
-
-
-def latest_groups(segments: Sequence[Segment], count: int, damage: Damage) -> list[Group]:
-    """The last groups of messages, including deferred ones, oldest first: `count` messages, or those in 2 MiB."""
-    groups: list[Group] = []
-    for segment in reversed(segments[-_MAX_SEGMENTS_READ:]):
-        groups = _last_groups(segment, count - _messages(groups), damage) + groups
-        if _messages(groups) >= count or segment.end > _LOOK_BACK[-1]:
-            break
-    return groups
+        self.segment = segment
+        self._reader = GroupReader(segment, self._log.damage, offset, seq, self._counts_all)
 
 
 def _last_groups(segment: Segment, count: int, damage: Damage) -> list[Group]:
     found: list[Group] = []
-    for size in _LOOK_BACK:
-        reader = GroupReader(segment, damage, counts_all=False)
-        reader.seek(segment.end - size)
+    for reader in readers_from_end(segment, segment.end, damage, _MOST_OF_LATEST):
         found = []
         while groups := reader.read():
-            found += (group for group in groups if group.kind in MESSAGE_KINDS)
-        if _messages(found) >= count or size >= segment.end:
+            found += [group for group in groups if group.kind in MESSAGE_KINDS]
+        if _messages(found) >= count:
             break
     return found
+
+
+def readers_from_end(segment: Segment, end: int, damage: Damage, most: int = 1 << 62) -> Iterator[GroupReader]:
+    """Readers of the last bytes before the offset `end`, of ever more of them: at most `most`, or all."""
+    for size in (*_LOOK_BACK, most):
+        reader = GroupReader(segment, damage, counts_all=False)
+        if size < end - FIRST_GROUP:
+            reader.seek(end - size)
+        yield reader
+        if size >= end:
+            return
 
 
 def _messages(groups: Iterable[Group]) -> int:
@@ -201,23 +184,20 @@ def _messages(groups: Iterable[Group]) -> int:
 
 
 class LogReader:
-    """Reads the numbered messages of a log, from a number on. `seq` is the number of the next one.
+    """Reads the numbered messages of a log, from a number on. `seq` is the number of the next one."""
 
-    `tail` holds the newest messages, if they are in no segment.
-    """
-
-    def __init__(self, cursor: LogCursor, seq: int, tail: MemoryTail | None = None) -> None:
+    def __init__(self, log: "ReadableLog", seq: int) -> None:
         self.seq = seq
-        self._cursor = cursor
-        self._tail = tail
+        self._log = log
+        self._cursor = LogCursor(log)
 
     def read(self, max_bytes: int = BLOCK_SIZE) -> list[Group]:
         """Read the next messages, about `max_bytes`; none at the end of the log, which may grow.
 
         Consecutive groups are merged. Numbers may be missing: messages that were never logged, and damaged ones. If
-        the cursor goes in steps, raises ``BlockingIOError`` after a block without a message that is wanted.
+        the log is read in steps, raises ``BlockingIOError`` after a block without a message that is wanted.
         """
-        tail = self._tail
+        tail = self._log.tail
         if tail is not None and tail.count and self.seq >= tail.first_seq:
             return self._read_tail(tail, max_bytes)
         if self._cursor.is_lost:
@@ -225,8 +205,9 @@ class LogReader:
         merged: list[Group] = []
         while not merged and (groups := self._cursor.read(max_bytes)):
             self._merge(groups, merged)
-            if self._cursor.in_steps and not merged:
-                raise self._cursor.unfinished()
+            if self._log.in_steps and not merged:
+                assert self._cursor.segment is not None, "something was read"
+                raise unfinished(self._cursor.segment)
         return merged or (self._read_tail(tail, max_bytes) if tail is not None and tail.count else [])
 
     def _read_tail(self, tail: MemoryTail, max_bytes: int) -> list[Group]:
@@ -251,61 +232,6 @@ class LogReader:
             self.seq = end
 
 
-def number_segments(segments: Sequence[Segment], headers: Sequence[SegmentHeader | None]) -> None:
-    """Set `first_seq` of all segments. If a header is damaged, it is the number of the segment's first message."""
-    following = UNKNOWN_SEQ
-    for segment, header in zip(reversed(segments), reversed(headers), strict=True):
-        segment.first_seq = following = header.first_seq if header else _first_seq_of(segment, following)
-
-
-def _first_seq_of(segment: Segment, following: int) -> int:
-    if segment.end > FIRST_GROUP:
-        log.warning("LOG(%s): its header is damaged", segment.path)
-    segment.header_lost = True
-    reader = GroupReader(segment, Damage(quiet=True))
-    while groups := reader.read():
-        for group in groups:
-            if group.kind == MESSAGES:
-                return group.first_seq
-    return following
-
-
-def find_end(segments: Sequence[Segment], start: LogEnd | None) -> tuple[int, int | None]:
-    """Find the next message number, and the offset in the last segment at which an unfinished tail begins.
-
-    Messages that are missing before `start`, the end in the checkpoint, are found by ``audit`` and ``LogCursor``.
-    """
-    seq = start.seq if start else 0
-    tail: int | None = None
-    for segment in reversed(segments):
-        begin = start.offset if start and start.segment == segment.number else FIRST_GROUP
-        reader = GroupReader(segment, Damage(quiet=True), min(begin, segment.end))
-        while reader.read():
-            pass
-        if segment is segments[-1]:
-            tail = reader.tail
-        known = segment.first_seq if segment.first_seq != UNKNOWN_SEQ else 0
-        seq = max(seq, reader.next_seq, known)
-        if known or reader.next_seq or begin > FIRST_GROUP:
-            break
-    for segment in segments:
-        segment.first_seq = min(segment.first_seq, seq)
-    return seq, tail
-
-
-_BLOCK: Final = BLOCK_SIZE // 4
-_GROUP_PROBE: Final = 1 << 10
-"""Bytes to read of a group of unknown size; enough for a whole small group."""
-_MAX_READ_GAP: Final = 1 << 12
-"""Two wanted groups that are at most this far apart are read together."""
-_ID_BEGIN: Final = HEADER_SIZE + MESSAGE_HEADER.offset("id")
-_ID_END: Final = HEADER_SIZE + MESSAGE_HEADER.slices["id"].stop
-_SIZE_FIELD: Final = 4
-_SORT_CHUNK: Final = 4096
-_FIRST: Final = itemgetter(0)
-_size_of: Final = struct.Struct(">I").unpack_from
-
-
 def sorted_ids(ids: Iterable[bytes], pause: Callable[[], None]) -> list[bytes]:
     """Sort ids and drop duplicates, a few thousand at a time; `pause` is called in between."""
     remaining = iter(ids)
@@ -325,21 +251,19 @@ def sorted_ids(ids: Iterable[bytes], pause: Callable[[], None]) -> list[bytes]:
 
 
 def split_by_segment(
-    segments: Sequence[Segment], chosen: Iterable[Segment], ids: Sequence[bytes], damage: Damage
+    segments: Sequence[Segment], ids: Sequence[bytes], damage: Damage, chosen: Iterable[Segment] | None = None
 ) -> Iterator[tuple[Segment, Sequence[bytes]]]:
-    """For each of the chosen segments, the part of the ids in its range of ids."""
-    firsts = [(first_id_of(segment, damage), segment) for segment in segments]
-    begins = [first for first, _ in firsts if first is not None]
-    asked = frozenset(chosen)
-    for first, segment in firsts:
-        if segment not in asked:
-            continue
+    """For each segment, or the chosen ones, the part of the ids in its range of ids."""
+    firsts = {segment: first_id_of(segment, damage) for segment in segments}
+    begins = [first for first in firsts.values() if first is not None]
+    for segment in firsts if chosen is None else chosen:
+        first = firsts[segment]
         if first is None:
             yield segment, ()
-            continue
-        at = bisect_left(begins, first)
-        end = bisect_left(ids, begins[at + 1]) if at + 1 < len(begins) else len(ids)
-        yield segment, ids[bisect_left(ids, first) : end]
+        else:
+            at = bisect_left(begins, first)
+            end = bisect_left(ids, begins[at + 1]) if at + 1 < len(begins) else len(ids)
+            yield segment, ids[bisect_left(ids, first) : end]
 
 
 def fetch_at(segment: Segment, wanted: Sequence[tuple[int, int]]) -> Iterator[bytes]:
@@ -353,28 +277,15 @@ def fetch_at(segment: Segment, wanted: Sequence[tuple[int, int]]) -> Iterator[by
             stop += 1
         block = segment.pread(max(min(last + _GROUP_PROBE, segment.end) - first, 0), first)
         for offset, crc in wanted[start:stop]:
-            frame = _frame_at(segment, block, offset - first, offset)
+            at = offset - first
+            size = 4 + _size_of(block, at)[0] if at + 4 <= len(block) else 0
+            if at + size > len(block) and offset + size <= segment.end:
+                frame = segment.pread(size, offset)
+            else:
+                frame = block[at : at + size]
             if crc32c(frame) == crc:
                 yield frame
         start = stop
-
-
-def _frame_at(segment: Segment, block: bytes, at: int, offset: int) -> bytes:
-    """The bytes of the frame that should be at `block[at:]`, which is at `offset` of the file."""
-    if at + 4 > len(block):
-        return b""
-    size = _SIZE_FIELD + _size_of(block, at)[0]
-    if at + size > len(block) and offset + size <= segment.end:
-        return segment.pread(size, offset)
-    return block[at : at + size]
-
-
-def fetch_from(segment: Segment, ids: Sequence[bytes], damage: Damage) -> dict[bytes, bytes]:
-    """The frames of these messages, by id, as far as they can be read in the segment."""
-    found: dict[bytes, bytes] = {}
-    for span, wanted in group_by_span(segment, ids, damage):
-        found.update(fetch_in_span(segment, span, wanted, damage))
-    return found
 
 
 def fetch_in_span(segment: Segment, span: tuple[int, int], wanted: set[bytes], damage: Damage) -> dict[bytes, bytes]:
@@ -443,3 +354,128 @@ def _search(segment: Segment, span: tuple[int, int], wanted: set[bytes], damage:
             if group.kind in MESSAGE_KINDS:
                 found.update((each, frame) for frame in group.frames if (each := message_id(frame)) in wanted)
     return found
+
+
+class ReadableLog:
+    """A log as it is read. ``TopicLog`` adds writing and deleting. Methods raise ``OSError``.
+
+    `next_seq` is the number of the next message. From `complete_from` up to there the log must have all messages.
+    """
+
+    def __init__(self, folder: str, kept: Retained) -> None:
+        self.folder = folder
+        self.start: LogEnd | None = None
+        self.segments: list[Segment] = []  # the oldest first
+        self.kept = kept
+        self.tail: MemoryTail | None = None  # the newest messages, if they are in no segment
+        self.damage = Damage()
+        self.complete_from = 0
+        self.next_seq = 0
+        self.in_steps = False
+
+    @property
+    def oldest(self) -> int:
+        """The lowest number that a message may have."""
+        return self.segments[0].first_seq if self.segments else self.next_seq
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no segment was deleted or released, and no message retained."""
+        following = enumerate(self.segments, 1)
+        return not self.kept.files and all(one.number == number and not one.released for number, one in following)
+
+    def bytes_behind(self, seq: int) -> int:
+        """Approximate bytes behind `seq`, interpolated within its segment."""
+        total, following = 0, self.next_seq
+        for segment in reversed(self.segments):
+            if following > max(seq, segment.first_seq):
+                part = (following - max(seq, segment.first_seq)) / (following - segment.first_seq)
+                total += int(segment.end * part)
+            following = segment.first_seq
+            if following <= seq:
+                break
+        return total + (self.tail.bytes_behind(seq) if self.tail is not None else 0)
+
+    @property
+    def damaged_records(self) -> int:
+        """The number of messages found lost since the log was opened."""
+        return self.damage.records
+
+    def recovered(self) -> Iterator[Group]:
+        """Yield the groups of all kinds behind `start`, in order, with a block in memory at a time."""
+        cursor = LogCursor(self, counts_all=True)
+        cursor.seek_to(self.start)
+        while groups := cursor.read(BLOCK_SIZE):
+            yield from groups
+
+    def reader(self, seq: int) -> LogReader:
+        """Return a reader of the immediate messages from that number on."""
+        return LogReader(self, seq)
+
+    def latest(self, count: int) -> list[Group]:
+        """Return the last groups of messages, also deferred ones, oldest first: `count` messages, or 2 MiB."""
+        groups = self.tail.latest(count) if self.tail is not None else []
+        for segment in reversed(self.segments[-_MAX_SEGMENTS_READ:]):
+            missing = count - _messages(groups)
+            if missing <= 0:
+                break
+            groups = _last_groups(segment, missing, self.damage) + groups
+            if segment.end > _MOST_OF_LATEST:
+                break
+        return groups
+
+    def fetch(self, ids: Iterable[bytes], locations: Mapping[bytes, bytes] = _NO_LOCATIONS) -> dict[bytes, bytes]:
+        """Return the frames of these messages, by id. Those that cannot be found are left out, and counted.
+
+        `locations`, by id, are where some of them are, or were. These need not be searched for.
+        """
+        found = self._fetch_at(locations) if locations else {}
+        wanted = sorted({each for each in ids if each not in found})
+        if not wanted:
+            return found
+        found |= self.kept.fetch(wanted)
+        if missing := [each for each in wanted if each not in found]:
+            parts = [*split_by_segment(self.segments, missing, self.damage)]
+            self._index(segment for segment, some in parts if some)  # first, or each step would read the messages again
+            for segment, some in parts:
+                for span, wanted_here in group_by_span(segment, some, self.damage) if some else ():
+                    found |= fetch_in_span(segment, span, wanted_here, self.damage)
+        if lost := [each for each in wanted if each not in found]:
+            self._index(self.segments)  # counts the damage that has no ids
+            self.damage.report_ids(self.folder, lost)
+        return found
+
+    def locate(self, ids: Iterable[bytes]) -> dict[bytes, bytes]:
+        """Return the locations that a bounded search finds, by id. It finds more if the ids are close together."""
+        found: dict[bytes, bytes] = {}
+        spans = _SPANS_AT_ONCE
+        for segment, some in split_by_segment(self.segments, sorted(ids), self.damage):
+            if not some:
+                continue
+            self._index([segment])
+            for span, wanted in group_by_span(segment, some, self.damage):
+                if not spans:
+                    return found
+                spans -= 1
+                for each, (offset, frame) in find_in_span(segment, span, wanted).items():
+                    found[each] = location_of(place_of(segment.number, offset), frame)
+        return found
+
+    def _fetch_at(self, locations: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+        """Return the frames that are still at their locations, and sound."""
+        by_segment: dict[int, list[tuple[int, int]]] = {}
+        for location in sorted(locations.values()):
+            number, offset, crc = split_location(location)
+            by_segment.setdefault(number, []).append((offset, crc))
+        found: dict[bytes, bytes] = {}
+        for number, wanted in by_segment.items():
+            place = bisect_left(self.segments, number, key=attrgetter("number"))
+            segment = self.segments[place] if place < len(self.segments) else None
+            if segment is not None and segment.number == number and not segment.released:
+                found.update((message_id(frame), frame) for frame in fetch_at(segment, wanted))
+        return {message: found[message] for message in locations if message in found}
+
+    def _index(self, segments: Iterable[Segment]) -> None:
+        """Build missing indexes, or do a step of that (`in_steps`)."""
+        for segment in segments:
+            index_of(segment, self.damage, self.in_steps)

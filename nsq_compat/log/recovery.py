@@ -6,31 +6,37 @@ states that received them, and control records (channels created, deleted, empti
 Without a checkpoint the whole log is replayed. If old segments were deleted, the log no longer tells which channel
 still needs which message, so every channel gets all of them.
 
+The audit then checks that the log holds every message that the checkpoint promises and that is not finished. It reads
+the sizes and headers of the segments, the last messages of each segment that is still needed, and the ids of retained
+messages. Missing messages are counted, logged, and removed from the channels' states, so that depths are right. Damage
+between sound groups is found, and counted, when it is read.
+
 A ``StoredTopic`` is a topic that a tool or an import reads from its folder, without a daemon.
 """
 
-import os
-from collections.abc import Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, islice
-from typing import Final
+from itertools import chain, islice, pairwise
+from typing import Final, NamedTuple
 
-from nsq_compat.log import checkpoint
-from nsq_compat.log.audit import audit
 from nsq_compat.log.checkpoint import (
     ENTRY,
     BadCheckpoint,
     ChannelState,
     TopicState,
     entries_at_once,
+    entry_id,
     key_location,
     pack_key,
+    read_checkpoint,
 )
 from nsq_compat.log.control_log import Requeued
-from nsq_compat.log.files import Files, read_file
-from nsq_compat.log.group import NOWHERE, Group, locations_of
+from nsq_compat.log.damage import Damage, uncovered
+from nsq_compat.log.files import Files
 from nsq_compat.log.group_reader import MESSAGE_KINDS
-from nsq_compat.log.storage import CHECKPOINT
+from nsq_compat.log.reading import LogEnd, readers_from_end, split_by_segment
+from nsq_compat.log.segment import NOWHERE, Group, Segment, locations_of
 from nsq_compat.log.topic_log import DEFAULT_SEGMENT_SIZE, TopicLog
 from nsq_compat.protocol.message import attempts, message_id, message_ids, with_attempts
 from nsq_compat.protocol.names import is_ephemeral
@@ -110,31 +116,18 @@ class _Replay:
         topic = self.topic
         if topic.held is not None:
             for state in topic.channels.values():
-                state.skip(topic.held.position, group.first_seq)
+                state.skip([(topic.held.position, group.first_seq)])
             topic.held = ChannelState(group.first_seq)
 
-    def topic_paused(self, group: Group) -> None:
-        self.topic.paused = True
-        self._hold(group)
-
-    def topic_unpaused(self, _: Group) -> None:
-        self.topic.paused = False
-        self._hand_over()
-
-    def topic_awaits_channels(self, group: Group) -> None:
-        self.topic.awaits_channels = True
-        self._hold(group)
-
-    def topic_knows_channels(self, _: Group) -> None:
-        self.topic.awaits_channels = False
-        self._hand_over()
-
-    def _hold(self, group: Group) -> None:
+    def paused(self, group: Group) -> None:
+        """The topic is paused, or awaits its channels."""
+        setattr(self.topic, _REASONS[group.kind], True)
         if self.topic.held is None:
             self.topic.held = ChannelState(group.first_seq)
 
-    def _hand_over(self) -> None:
+    def unpaused(self, group: Group) -> None:
         topic = self.topic
+        setattr(topic, _REASONS[group.kind], False)
         if topic.held is not None and topic.channels and not topic.held_back:
             for state in topic.channels.values():
                 state.entries += topic.held.entries
@@ -149,10 +142,16 @@ _REPLAY = {
     CHANNEL_DELETED: _Replay.channel_deleted,
     CHANNEL_EMPTIED: _Replay.channel_emptied,
     TOPIC_EMPTIED: _Replay.topic_emptied,
-    TOPIC_PAUSED: _Replay.topic_paused,
-    TOPIC_UNPAUSED: _Replay.topic_unpaused,
-    TOPIC_AWAITS_CHANNELS: _Replay.topic_awaits_channels,
-    TOPIC_KNOWS_CHANNELS: _Replay.topic_knows_channels,
+    TOPIC_PAUSED: _Replay.paused,
+    TOPIC_UNPAUSED: _Replay.unpaused,
+    TOPIC_AWAITS_CHANNELS: _Replay.paused,
+    TOPIC_KNOWS_CHANNELS: _Replay.unpaused,
+}
+_REASONS = {
+    TOPIC_PAUSED: "paused",
+    TOPIC_UNPAUSED: "paused",
+    TOPIC_AWAITS_CHANNELS: "awaits_channels",
+    TOPIC_KNOWS_CHANNELS: "awaits_channels",
 }
 
 
@@ -162,8 +161,8 @@ def recover(last: TopicState | None, log: TopicLog) -> TopicState:
     The channel states of `last` are changed, and become those of the result.
     """
     topic = _nothing_known(log) if last is None else _as_of_checkpoint(last)
-    log.bounds.complete_from = topic.end.seq if topic.incomplete else 0
-    kept = {message_id(frame): attempts(frame) for frame in log.kept_frames()} if last is None else {}
+    log.complete_from = topic.end.seq if topic.incomplete else 0
+    kept = {message_id(frame): attempts(frame) for frame in log.kept.frames()} if last is None else {}
     replay = _Replay(topic)
     for group in log.recovered():
         topic.is_current = False
@@ -177,7 +176,7 @@ def recover(last: TopicState | None, log: TopicLog) -> TopicState:
     if topic.everything is not None and not log.is_whole:
         _give_everything_to_all(topic, topic.everything, kept, replay.requeued)
     _defer_requeued(topic, replay.requeued, log)
-    audit(log, last, lambda: topic.streams)
+    _audit(log, last, topic)
     topic.is_current = topic.is_current and not log.damaged_records  # else every start would report the loss again
     return topic
 
@@ -215,7 +214,7 @@ def _give_everything_to_all(
 ) -> None:
     everything.entries += entries_at_once(sorted(kept.items()))
     topic.last_id = max(topic.last_id, max(kept, default=_NO_ID))
-    names = dict.fromkeys((*topic.channels, *requeued.names))
+    names = dict.fromkeys((*topic.channels, *requeued))
     topic.channels = {name: ChannelState(everything.position, list(everything.entries)) for name in names}
     topic.held = None if topic.channels else everything
     topic.paused = topic.awaits_channels = False
@@ -237,6 +236,116 @@ def _name(group: Group) -> str:
     return group.frames[0].decode("ascii")
 
 
+# --- The audit --------------------------------------------------------------------------------------------------------
+
+
+class _Missing(NamedTuple):
+    """A range of message numbers that no segment contains, and where they should be."""
+
+    begin: int
+    end: int
+    path: str
+    where: str
+
+
+def _audit(log: TopicLog, last: TopicState | None, topic: TopicState) -> None:
+    """Remove from the states of `topic` the messages that the log has lost. Raises ``OSError``."""
+    end = last.end if last is not None else None
+    is_cut = end is not None and _is_cut(log, end)
+    first = min((state.position for _, state, stop in topic.streams if state.position < stop), default=None)
+    if first is not None:
+        for missing in _missing_numbers(log, end, first if is_cut else max(first, log.complete_from)):
+            for index in range(len(topic.streams)):
+                # A channel's stream ends at the position of the topic's own state, which comes first and may move.
+                _, state, stop = topic.streams[index]
+                _remove_numbers(missing, state, stop, log.damage)
+    if last is not None and not last.incomplete:
+        _remove_ids(log, topic.backlogs)
+
+
+def _is_cut(log: TopicLog, end: LogEnd) -> bool:
+    """Report if the last segment that the checkpoint knows is missing, or shorter than it says."""
+    path = log.path_of("log", end.segment)
+    segment = next((each for each in log.segments if each.number == end.segment), None)
+    if not end.offset or (segment is not None and segment.end >= end.offset):
+        return False
+    if segment is None:
+        log.damage.note(path, f"is missing; the checkpoint says that it has {end.offset} bytes")
+    else:
+        log.damage.note(path, f"has {segment.end} bytes; the checkpoint says that it has {end.offset}")
+    return True
+
+
+def _missing_numbers(log: TopicLog, end: LogEnd | None, first: int) -> Iterator[_Missing]:
+    """The missing numbers from `first` on."""
+    segments = log.segments
+    oldest = segments[0].first_seq if segments else (end.seq if end is not None else first)
+    if first < oldest:
+        yield _Missing(first, oldest, log.folder, "its beginning: a file is missing")
+    for segment, following in pairwise(segments):
+        is_next = following.number == segment.number + 1
+        # A released segment has no message from `first` on, but what is missing behind it may have had some.
+        nothing_lost = segment.released and is_next and not following.header_lost
+        if following.first_seq > first and not nothing_lost:
+            yield from _missing_behind(segment, segment.end, following.first_seq, first, is_next)
+    if end is not None and segments and segments[-1].number <= end.segment and end.seq > first:
+        segment = segments[-1]
+        is_last = segment.number == end.segment
+        yield from _missing_behind(segment, end.offset if is_last else segment.end, end.seq, first, is_last)
+
+
+def _missing_behind(segment: Segment, limit: int, seq: int, first: int, has_next: bool) -> Iterator[_Missing]:
+    """The numbers up to `seq` that follow the last message in the segment's first `limit` bytes."""
+    if seq > segment.first_seq:
+        found = max(_last_in(segment, limit, seq)[0], segment.first_seq, first)
+        if found < seq:
+            yield _Missing(found, seq, segment.path, "its end" if has_next else "its end: the next file is missing")
+
+
+def _remove_numbers(missing: _Missing, state: ChannelState, stop: int, damage: Damage) -> None:
+    begin, end = max(missing.begin, state.position), min(missing.end, stop)
+    for lost in uncovered(state.gaps, begin, end):
+        damage.report_range(missing.path, missing.where, *lost)
+    if begin < end:
+        state.skip([(begin, end)])
+
+
+def _remove_ids(log: TopicLog, states: Sequence[ChannelState]) -> None:
+    """Remove the entries of messages that are neither retained nor between the first and last id of a segment."""
+    lost = {entry_id(key) for state in states for key in state.entries}
+    for segment, ids in split_by_segment(log.segments, sorted(lost), log.damage) if lost else ():
+        if ids:
+            _, last_id = _last_in(segment, segment.end, 1 << 64, any_kind=True)
+            lost.difference_update(ids[: bisect_right(ids, last_id)])
+    if lost:
+        lost.difference_update(map(message_id, log.kept.frames()))
+    if lost:
+        log.damage.report_ids(log.folder, sorted(lost))
+        for state in states:
+            state.entries = [key for key in state.entries if entry_id(key) not in lost]
+
+
+def _last_in(segment: Segment, limit: int, seq: int, any_kind: bool = False) -> tuple[int, bytes]:
+    """The last message that begins before `limit` and has a number below `seq`.
+
+    Returns the number after it, 0 if there is none, and the id of the last message of any kind.
+    """
+    limit = min(limit, segment.end)
+    found_seq, found_id = 0, b""
+    for reader in readers_from_end(segment, limit, Damage(quiet=True)):
+        while reader.offset < limit and (groups := reader.read()):
+            for group in groups:
+                if group.kind == MESSAGES and group.first_seq < seq:
+                    found_seq = group.first_seq + len(group.frames)
+                if group.kind in MESSAGE_KINDS:
+                    found_id = message_id(group.frames[-1])
+        if found_seq or (any_kind and found_id):
+            break
+    return found_seq, found_id
+
+
+# --- Without a daemon -------------------------------------------------------------------------------------------------
+
 _FETCHED_AT_ONCE: Final = 1024
 
 
@@ -249,11 +358,15 @@ class StoredTopic:
 
     def __init__(self, files: Files, folder: str, segment_size: int = DEFAULT_SEGMENT_SIZE) -> None:
         self.checkpoint_error = ""
-        last = self._last_checkpoint(files, folder)
+        last = None
+        try:
+            last = read_checkpoint(files, folder)
+        except BadCheckpoint as error:
+            self.checkpoint_error = str(error)
         start = last.end if last is not None else None
         self.log = TopicLog.open(files, folder, segment_size=segment_size, start=start)
         try:
-            self.state: TopicState = recover(last, self.log)
+            self.state = replace(recover(last, self.log), everything=None)
         except OSError:
             self.log.close()
             raise
@@ -269,33 +382,27 @@ class StoredTopic:
 
     def depths(self) -> dict[str | None, int]:
         """The number of messages by channel; None stands for the topic itself."""
-        return {name: len(state.entries) + _distance(state, end) for name, state, end in self._states()}
+        return {
+            name: len(state.entries) + max(0, end - state.position - sum(high - low for low, high in state.gaps))
+            for name, state, end in self.state.streams
+        }
 
     def backlogs(self) -> Iterator[tuple[str | None, Iterator[bytes]]]:
         """By channel, the frames of the next deliveries: first unfinished messages, then those in the stream.
 
         None stands for the topic itself, if it holds messages back, and comes first.
         """
-        for name, state, end in self._states():
+        for name, state, end in self.state.streams:
             yield name, chain(self._unfinished(state.entries), self._stream(state, end))
 
     def read_needed(self) -> None:
         """Read all undelivered messages, so that `log` has counted the damaged ones."""
-        states = list(self._states())
-        for _, state, _ in states:
+        end, states = self.state.end.seq, self.state.backlogs
+        for state in states:
             for _ in self._unfinished(state.entries):
                 pass
-        first = min((state.position for _, state, _ in states), default=self.state.end.seq)
-        for _ in self._stream(ChannelState(first), self.state.end.seq):
+        for _ in self._stream(ChannelState(min((state.position for state in states), default=end)), end):
             pass
-
-    def _states(self) -> Iterator[tuple[str | None, ChannelState, int]]:
-        """Each channel's name and state, and the number at which the stream ends for it."""
-        topic = self.state
-        if topic.held is not None:
-            yield None, topic.held, topic.end.seq
-        for name, state in sorted(topic.channels.items()):
-            yield name, state, topic.end.seq if topic.held is None else topic.held.position
 
     def _unfinished(self, entries: Iterable[bytes]) -> Iterator[bytes]:
         keys = iter(sorted(entries))
@@ -308,26 +415,8 @@ class StoredTopic:
     def _stream(self, state: ChannelState, end: int) -> Iterator[bytes]:
         position = state.position
         for gap, following in [*state.gaps, (end, end)]:
-            yield from self._range(position, gap)
+            reader = self.log.reader(position)
+            while reader.seq < gap and (groups := reader.read()):
+                for group in groups:
+                    yield from group.frames[: max(0, gap - group.first_seq)]
             position = following
-
-    def _range(self, position: int, end: int) -> Iterator[bytes]:
-        if position >= end:
-            return
-        reader = self.log.reader(position)
-        while reader.seq < end and (groups := reader.read()):
-            for group in groups:
-                yield from group.frames[: max(0, end - group.first_seq)]
-
-    def _last_checkpoint(self, files: Files, folder: str) -> TopicState | None:
-        try:
-            return checkpoint.decode(read_file(files, os.path.join(folder, CHECKPOINT)))
-        except FileNotFoundError:
-            return None
-        except BadCheckpoint as error:
-            self.checkpoint_error = str(error)
-            return None
-
-
-def _distance(state: ChannelState, end: int) -> int:
-    return max(0, end - state.position - sum(stop - begin for begin, stop in state.gaps))

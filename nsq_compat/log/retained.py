@@ -10,9 +10,8 @@ from typing import Final, NamedTuple
 
 from nsq_compat.log.damage import Damage
 from nsq_compat.log.descriptors import Descriptors
-from nsq_compat.log.group import encode_group
 from nsq_compat.log.group_reader import GroupReader
-from nsq_compat.log.segment import FIRST_GROUP, Segment
+from nsq_compat.log.segment import FIRST_GROUP, Segment, encode_group
 from nsq_compat.protocol.message import message_id, message_ids
 from nsq_compat.protocol.storage_schema import MESSAGES
 
@@ -29,19 +28,16 @@ class IdRange(NamedTuple):
     record_count: int
 
 
-class RetainedFile:
-    """One file of retained messages."""
+class RetainedFile(Segment):
+    """One file of retained messages. `is_damaged`: a message in it that is still needed could not be read."""
 
-    def __init__(self, segment: Segment) -> None:
-        self.segment = segment
-        self.is_damaged = False
-        """Whether a message in it that is still needed could not be read."""
-        self._ranges: list[IdRange] | None = None
+    is_damaged = False
+    _ranges: list[IdRange] | None = None
 
     def ranges(self) -> list[IdRange]:
         """The groups of the file, which is read at the first call. Raises ``OSError``."""
         if self._ranges is None:
-            self._ranges = [] if self.segment.index else list(_read_ranges(self.segment))
+            self._ranges = [] if self.index else list(_read_ranges(self))
         return self._ranges
 
 
@@ -52,21 +48,14 @@ class Retained:
         self._descriptors = descriptors
         self._path_of = path_of
         self._segment_size = segment_size
-        self._files: list[RetainedFile] = []
+        self.files: list[RetainedFile] = []
         self._active: RetainedFile | None = None
         self._last_number = 0
         self._protected: set[RetainedFile] = set()
 
-    def __len__(self) -> int:
-        return len(self._files)
-
-    @property
-    def segments(self) -> Iterator[Segment]:
-        return (file.segment for file in self._files)
-
     def add_file(self, number: int, size: int) -> None:
         """Add a file of an earlier run, in the order of the file numbers."""
-        self._files.append(RetainedFile(Segment(self._descriptors, self._path_of(number), number, 0, size)))
+        self.files.append(RetainedFile(self._descriptors, self._path_of(number), number, 0, size))
         self._last_number = number
 
     def begin_checkpoint(self) -> None:
@@ -80,14 +69,19 @@ class Retained:
 
     def add(self, frames: Iterable[bytes]) -> None:
         """Write frames. If it raises, some of them may be found all the same."""
-        for group in _cut(sorted(frames, key=message_id)):
-            self._append(group)
+        for group in cut_by_size(sorted(frames, key=message_id), _GROUP_SIZE):
+            active = self._active
+            if active is None or active.abandoned or active.end >= self._segment_size:
+                active = self._begin()
+            offset = active.end
+            active.append(encode_group(MESSAGES, 0, 0, group, offset), self._segment_size)
+            active.ranges().append(IdRange(message_id(group[0]), message_id(group[-1]), offset, len(group)))
 
     def fetch(self, ids: Sequence[bytes]) -> dict[bytes, bytes]:
         """The frames of the retained messages among these (sorted) ids, by id."""
         found: dict[bytes, bytes] = {}
         wanted = set(ids)
-        for file in self._files:
+        for file in self.files:
             for group in file.ranges():
                 if _count_in(ids, group):
                     for frame in _read_group(file, group, Damage(quiet=True)):
@@ -97,20 +91,14 @@ class Retained:
 
     def frames(self) -> Iterator[bytes]:
         """All frames, in no order, and possibly more than once."""
-        for file in self._files:
+        for file in self.files:
             for group in file.ranges():
                 yield from _read_group(file, group, Damage(quiet=True))
-
-    def ids(self) -> Iterator[Sequence[bytes]]:
-        """The ids of all messages, group by group, in no order."""
-        for file in self._files:
-            for group in file.ranges():
-                yield message_ids(_read_group(file, group, Damage(quiet=True)))
 
     def mostly_dead(self, unfinished: Sequence[bytes]) -> list[RetainedFile]:
         """Files with few or none of the (sorted) unfinished messages. Nothing more is written to these files."""
         dead: list[RetainedFile] = []
-        for file in self._files:
+        for file in self.files:
             if file in self._protected:
                 continue
             ranges = file.ranges()
@@ -134,42 +122,33 @@ class Retained:
         return not file.is_damaged
 
     def remove(self, file: RetainedFile) -> None:
-        file.segment.remove()
-        self._files.remove(file)
+        file.remove()
+        self.files.remove(file)
         self._protected.discard(file)
 
     def close(self) -> None:
-        for file in self._files:
-            file.segment.close()
+        for file in self.files:
+            file.close()
         self._active = None
-
-    def _append(self, frames: Sequence[bytes]) -> None:
-        active = self._active
-        if active is None or active.segment.abandoned or active.segment.end >= self._segment_size:
-            active = self._begin()
-        offset = active.segment.end
-        active.segment.append(encode_group(MESSAGES, 0, 0, frames, offset), self._segment_size)
-        active.ranges().append(IdRange(message_id(frames[0]), message_id(frames[-1]), offset, len(frames)))
 
     def _begin(self) -> RetainedFile:
         if self._active:
-            self._active.segment.close()
+            self._active.close()
             self._active = None
         self._last_number += 1
         path = self._path_of(self._last_number)
-        segment = Segment.create(self._descriptors, path, self._last_number, 0, self._segment_size)
-        self._active = RetainedFile(segment)
-        self._files.append(self._active)
+        self._active = RetainedFile.create(self._descriptors, path, self._last_number, 0, self._segment_size)
+        self.files.append(self._active)
         return self._active
 
 
 def _read_group(file: RetainedFile, wanted: IdRange, damage: Damage) -> list[bytes]:
-    reader = GroupReader(file.segment, damage, wanted.offset)
+    reader = GroupReader(file, damage, wanted.offset)
     frames: list[bytes] = []
     while len(frames) < wanted.record_count and (groups := reader.read(_GROUP_SIZE)):
         frames += [frame for group in groups for frame in group.frames]
     if reader.suspect is not None or len(frames) < wanted.record_count:
-        damage.report(file.segment.path, wanted.offset, 1)
+        damage.report(file.path, wanted.offset, 1)
     return frames
 
 
@@ -178,11 +157,12 @@ def _count_in(ids: Sequence[bytes], group: IdRange) -> int:
     return bisect_right(ids, group.last_id) - bisect_left(ids, group.first_id)
 
 
-def _cut(frames: Iterable[bytes]) -> Iterator[list[bytes]]:
+def cut_by_size(frames: Iterable[bytes], max_bytes: int) -> Iterator[list[bytes]]:
+    """The frames in batches of at most so many bytes, or of one frame."""
     group: list[bytes] = []
     size = 0
     for frame in frames:
-        if size + len(frame) > _GROUP_SIZE and group:
+        if size + len(frame) > max_bytes and group:
             yield group
             group, size = [], 0
         group.append(frame)

@@ -1,4 +1,8 @@
-"""A segment: one file of a log. Only the run that created it appends groups to it; later runs only read it.
+"""A segment: one file of a log, and the groups in it. Only the run that created it appends to it; later runs only read.
+
+A group has the frames of one publish, all or none of them. One of several frames also contains a checksum of each
+frame, which is used only if the group's own checksum is wrong, and a copy of its header after the frames. So damage to
+a frame or to the header does not affect other frames.
 
 Blocks are reserved ahead of the writes, in growing steps, because a write that has to extend the file costs several
 times as much. Reserved blocks read as zeros. In a large file zeros are also written ahead: most of a write's cost is
@@ -8,22 +12,48 @@ A large publish is written to a segment of its own, a ``StagedBatch``, which joi
 """
 
 import logging
+import struct
 from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple
+from itertools import starmap
+from typing import Final, NamedTuple, Self
 
-from google_crc32c import value as crc32c
+import google_crc32c
 
 from nsq_compat.log.descriptors import Descriptors, File
-from nsq_compat.log.files import write_all
-from nsq_compat.log.group import HEADER_SIZE, GroupHeader, encode_group, encode_headers, header_of
+from nsq_compat.log.files import read_up_to, write_all
 from nsq_compat.protocol import storage_schema
 from nsq_compat.protocol.layout import derive
-from nsq_compat.protocol.message import message_id
-from nsq_compat.protocol.storage_schema import MESSAGES
+from nsq_compat.protocol.message import cut_uniform, message_id
+from nsq_compat.protocol.storage_schema import GROUP_MAGIC, KINDS, MESSAGES, TRAILER_MAGIC
 
 log = logging.getLogger(__name__)
+
+_crc32c: Final = google_crc32c.value
+_extend: Final = google_crc32c.extend
+_MAGIC: Final = GROUP_MAGIC  # compiled, a name of another module costs a dict lookup
+_MARK: Final = derive(storage_schema.GROUP_MARK)
+_FIELDS: Final = derive(storage_schema.GROUP_FIELDS)
+_GROUP_HEADER: Final = derive(storage_schema.GROUP_HEADER)
+HEADER_SIZE: Final = _GROUP_HEADER.size
+MARK_SIZE: Final = _MARK.size
+CHECKSUM_SIZE: Final = 4
+LOW_32: Final = 0xFFFFFFFF
+"""Mask of the bits of a group's offset that are mixed into its header's checksum."""
+
+unpack_header: Final = _GROUP_HEADER.unpack_from
+_frame_size: Final = struct.Struct(">I").unpack_from
+
+_MAX_UNIFORM_FRAMES: Final = 256
+"""Frames of one size that are cut with one cached layout; bounds the size of such a layout."""
+
+
+NOWHERE: Final = b""
+"""The location of a message that is not in a segment, or has no known location."""
+_OFFSET_BITS: Final = 40
+_OFFSET_MASK: Final = (1 << _OFFSET_BITS) - 1
+_LOCATION: Final = derive(storage_schema.CHECKPOINT_LOCATION)
 
 _HEADER: Final = derive(storage_schema.SEGMENT_HEADER)
 FIRST_GROUP: Final = _HEADER.size
@@ -44,19 +74,164 @@ UNKNOWN_SEQ: Final = (1 << 64) - 1
 """A number that is not known yet: of a segment that was found, or of an index entry after damage."""
 
 
-class IndexEntry(NamedTuple):
-    """A group of messages in a segment. `seq` is the number of its first message or, if it has none, the next number in
-    the log."""
+def place_of(segment: int, offset: int) -> int:
+    return segment << _OFFSET_BITS | offset
 
-    seq: int
-    first_id: bytes
+
+def locations_of(place: int, frames: Sequence[bytes]) -> list[bytes]:
+    """The locations of all messages of the group that begins at `place`. They sort in the order of the log."""
+    count = len(frames)
+    place += HEADER_SIZE + (count * CHECKSUM_SIZE if count > 1 else 0)
+    locations: list[bytes] = []
+    for frame in frames:
+        locations.append(location_of(place, frame))
+        place += len(frame)
+    return locations
+
+
+def location_of(place: int, frame: bytes) -> bytes:
+    """The location of a frame that begins at `place`: enough to read it without its group, and to verify it."""
+    return _LOCATION.pack(place, _crc32c(frame))
+
+
+def split_location(location: bytes) -> tuple[int, int, int]:
+    """Segment number, offset of the frame in the segment, and checksum of the frame."""
+    place, crc = _LOCATION.unpack_from(location)
+    return place >> _OFFSET_BITS, place & _OFFSET_MASK, crc
+
+
+class Group(NamedTuple):
+    """Frames that were published together. `due_ns` is wall-clock time, 0 for at once.
+
+    Only MESSAGES groups have message numbers: `first_seq` is that of the first frame. A control group has one frame,
+    the name of the channel, which is empty for the topic; ``control_log`` describes that of REQUEUED. `place` is where
+    the group begins (``place_of``), 0 if unknown.
+    """
+
+    kind: int
+    first_seq: int
+    due_ns: int
+    frames: Sequence[bytes]
+    place: int = 0
+
+
+class GroupHeader(NamedTuple):
+    """The decoded header of a group, and its offset."""
+
     offset: int
+    payload_crc: int
+    first_seq: int
+    due_ns: int
+    size: int
+    record_count: int
+    kind: int
+
+    @property
+    def payload_begin(self) -> int:
+        """Offset of the checksums, if any, and frames."""
+        return self.offset + HEADER_SIZE
+
+    @property
+    def payload_end(self) -> int:
+        return self.frames_begin + self.size
+
+    @property
+    def frames_begin(self) -> int:
+        return self.payload_begin + (self.record_count * CHECKSUM_SIZE if self.record_count > 1 else 0)
+
+    @property
+    def end(self) -> int:
+        return self.payload_end + (HEADER_SIZE if self.record_count > 1 else 0)
+
+
+def encode_group(
+    kind: int, first_seq: int, due_ns: int, frames: Sequence[bytes], offset: int, joined: bytes = b""
+) -> bytes:
+    """The bytes of a group of at least one frame, to be written at `offset`. `joined`: the joined frames, if known."""
+    # Hot: runs for every publish.
+    count = len(frames)
+    if count == 1:
+        payload = frames[0]
+        fields = _FIELDS.pack(_crc32c(payload), first_seq, due_ns, len(payload), 1, kind)
+        crc: int = _crc32c(fields)
+        return _MARK.pack(_MAGIC, crc ^ (offset & LOW_32)) + fields + payload
+    # zip reuses one argument tuple, and starmap passes it on as it is: a seventh less for each checksum than with map.
+    checksums = struct.pack(f">{count}I", *starmap(_crc32c, zip(frames)))  # noqa: RUF058
+    joined = joined or b"".join(frames)
+    fields = _FIELDS.pack(_extend(_crc32c(checksums), joined), first_seq, due_ns, len(joined), count, kind)
+    header_crc = _crc32c(fields) ^ (offset & LOW_32)
+    header, trailer = _MARK.pack(_MAGIC, header_crc), _MARK.pack(TRAILER_MAGIC, header_crc)
+    return b"".join((header, fields, checksums, joined, trailer, fields))
+
+
+def encode_headers(header: GroupHeader) -> tuple[bytes, bytes]:
+    """The bytes before a group's checksums and frames, and the trailer, which is empty for a group of one frame."""
+    fields = _FIELDS.pack(
+        header.payload_crc, header.first_seq, header.due_ns, header.size, header.record_count, header.kind
+    )
+    crc = _crc32c(fields) ^ (header.offset & LOW_32)
+    front = _MARK.pack(_MAGIC, crc) + fields
+    return front, _MARK.pack(TRAILER_MAGIC, crc) + fields if header.record_count > 1 else b""
+
+
+def decode_header(data: bytes, at: int, offset: int) -> GroupHeader | None:
+    """The header at `data[at:]`, which is at `offset` of the file; None if there is no sound header."""
+    if len(data) - at < HEADER_SIZE or not data.startswith(GROUP_MAGIC, at):
+        return None
+    _, header_crc, *fields = unpack_header(data, at)
+    header = GroupHeader(offset, *fields)
+    return header if _is_sound(header, data, at, header_crc) else None
+
+
+def decode_trailer(data: bytes, at: int, offset: int) -> GroupHeader | None:
+    """The header in the trailer at `data[at:]`; None if there is no sound trailer."""
+    if len(data) - at < HEADER_SIZE or not data.startswith(TRAILER_MAGIC, at):
+        return None
+    _, header_crc, *fields = unpack_header(data, at)
+    header = GroupHeader(0, *fields)
+    begin = offset - header.payload_end
+    header = header._replace(offset=begin)
+    return header if begin >= 0 and header.record_count > 1 and _is_sound(header, data, at, header_crc) else None
+
+
+def _is_sound(header: GroupHeader, data: bytes, at: int, header_crc: int) -> bool:
+    return (
+        header.kind in KINDS
+        and header.record_count > 0
+        and _crc32c(data[at + MARK_SIZE : at + HEADER_SIZE]) == header_crc ^ (header.offset & LOW_32)
+    )
+
+
+def cut_frames(data: bytes, at: int, end: int, count: int) -> list[bytes]:
+    """Cut `data[at:end]`, which is known to be sound, into its `count` frames."""
+    # Hot: runs for every message read back. A frame's size does not count the four bytes of the size itself.
+    size = 4 + _frame_size(data, at)[0]
+    if count * size == end - at and count <= _MAX_UNIFORM_FRAMES and _have_one_size(data, at, end, size, count):
+        return list(cut_uniform(data, size, at, count))
+    frames: list[bytes] = []
+    add, read_size = frames.append, _frame_size
+    last = end - 4
+    while at <= last:
+        stop = at + 4 + read_size(data, at)[0]
+        add(data[at:stop])
+        at = stop
+    return frames
+
+
+def _have_one_size(data: bytes, at: int, end: int, size: int, count: int) -> bool:
+    return all(data[at + byte : end : size] == data[at + byte : at + byte + 1] * count for byte in range(4))
 
 
 class Index:
-    """A segment's sparse index: about one group of messages in every INDEX_STEP bytes, in order."""
+    """A segment's sparse index: about one group of messages in every INDEX_STEP bytes, in order.
 
-    def __init__(self) -> None:
+    While that of a segment of an earlier run is built, it has the groups before `offset`, and `seq` is the number of
+    the next message, UNKNOWN_SEQ after damage.
+    """
+
+    def __init__(self, seq: int = 0) -> None:
+        self.offset = FIRST_GROUP
+        self.seq = seq
         self.next_offset = 0  # the next group at this offset or later gets an entry
         self.count = 0  # messages in the segment, including deferred ones
         self._seqs: list[int] = []
@@ -65,15 +240,17 @@ class Index:
 
     @property
     def first_id(self) -> bytes | None:
-        """The smallest message id; None if there is no message."""
         return self._ids[0] if self._ids else None
 
-    def add(self, entry: IndexEntry) -> None:
-        """Append an entry, for a group at `next_offset` or later."""
-        self._seqs.append(entry.seq)
-        self._ids.append(entry.first_id)
-        self._offsets.append(entry.offset)
-        self.next_offset = entry.offset + INDEX_STEP
+    def add(self, seq: int, first_id: bytes, offset: int) -> None:
+        """Append a group of messages, which is at `next_offset` or later.
+
+        `seq` is the number of its first message or, if it has none, the next number in the log.
+        """
+        self._seqs.append(seq)
+        self._ids.append(first_id)
+        self._offsets.append(offset)
+        self.next_offset = offset + INDEX_STEP
 
     def number_last_entries(self, seq: int) -> None:
         """Give `seq` to the last entries, which were added with UNKNOWN_SEQ."""
@@ -94,21 +271,10 @@ class Index:
         return begin, self._offsets[following] if following < len(self._offsets) else _NO_OFFSET
 
 
-class PartialIndex:
-    """The index of a segment of an earlier run while it is built: of the groups before `offset`.
-
-    `seq` is the number of the next message, UNKNOWN_SEQ after damage.
-    """
-
-    def __init__(self, seq: int) -> None:
-        self.index = Index()
-        self.offset = FIRST_GROUP
-        self.seq = seq
-
-
 class Segment:
     """A segment file. `end` is the offset of the next group, or the size of the file if an earlier run created it.
 
+    `acknowledged`: the offset up to which everything was written and acknowledged. Missing data before it is damage.
     `abandoned`: nothing more may be appended, because a failed write could not be undone or a sync failed. `poisoned`:
     a sync failed, so unsynced data never becomes durable. `released`: its messages are not needed any more and were
     discarded. `removed`: the file is deleted.
@@ -121,7 +287,7 @@ class Segment:
         self.first_seq = first_seq
         self.end = end
         self.index: Index | None = None  # of an earlier run's segment: built when it is needed
-        self.partial_index: PartialIndex | None = None
+        self.partial_index: Index | None = None
         self.first_id: bytes | None = None  # cached by `first_id_of`
         self.abandoned = False
         self.poisoned = False
@@ -130,8 +296,7 @@ class Segment:
         self.synced = 0
         self.sync_failed_end = 0  # a failed sync was reported for the data up to here
         self.header_lost = False  # the header is damaged: `first_seq` is that of the first message found
-        self._acknowledged = 0
-        self._created_here = False
+        self.acknowledged = 0
         self._descriptors = descriptors
         self._files = descriptors.files
         self._pwrite = self._files.pwrite
@@ -140,11 +305,11 @@ class Segment:
         self._step = _MIN_RESERVE
 
     @classmethod
-    def create(cls, descriptors: Descriptors, path: str, number: int, first_seq: int, max_size: int) -> "Segment":
+    def create(cls, descriptors: Descriptors, path: str, number: int, first_seq: int, max_size: int) -> Self:
         """Create a file with a header and no groups. Raises ``OSError``, and then removes the file if it can."""
         segment = cls(descriptors, path, number, first_seq, 0)
         segment.index = Index()
-        segment._created_here = True
+        segment.acknowledged = _NO_OFFSET
         descriptors.create(segment.file)
         try:
             segment.append(encode_segment_header(first_seq), max_size)
@@ -153,15 +318,6 @@ class Segment:
                 segment.remove()
             raise
         return segment
-
-    @property
-    def acknowledged(self) -> int:
-        """The offset up to which everything was written and acknowledged. Missing data before it is damage."""
-        return self.end if self._created_here else self._acknowledged
-
-    def note_acknowledged(self, offset: int) -> None:
-        """Set `acknowledged` of a segment of an earlier run."""
-        self._acknowledged = offset
 
     @property
     def needs_sync(self) -> bool:
@@ -199,7 +355,7 @@ class Segment:
             fd = self._descriptors.use(self.file)
             data = self._files.pread(fd, size, offset)
             if len(data) < size and offset + len(data) < self.end:
-                data = self._pread_rest(fd, size, offset, data)
+                data += read_up_to(self._files, fd, size - len(data), offset + len(data))
         except OSError as error:
             if error.filename is None:
                 error.filename = self.path
@@ -226,11 +382,20 @@ class Segment:
         """Discard all groups, and mark the header accordingly. Raises ``OSError``."""
         fd = self._descriptors.use(self.file)
         write_all(self._files, fd, encode_segment_header(self.first_seq, storage_schema.RELEASED_MAGIC), 0)
-        self.note_released()
+        self._note_released()
         self._files.ftruncate(fd, FIRST_GROUP)
 
-    def note_released(self) -> None:
-        """Set the state of a segment that is marked as released."""
+    def read_header(self) -> None:
+        """Read the header of a segment of an earlier run. Raises ``OSError``."""
+        header = decode_segment_header(self.pread(FIRST_GROUP, 0))
+        if header is None:
+            self.header_lost = True
+        else:
+            self.first_seq, is_released = header
+            if is_released:
+                self._note_released()
+
+    def _note_released(self) -> None:
         self._descriptors.read_faults.forget(self)
         self.released = True
         self.index, self.partial_index, self.first_id = Index(), None, None
@@ -267,7 +432,6 @@ class Segment:
         self._step = min(self._step * 2, _MAX_RESERVE)
 
     def _cut(self, fd: int) -> None:
-        """Undo a failed write."""
         try:
             self._files.ftruncate(fd, self.end)
             self._reserved = self._prepared = self.end
@@ -276,39 +440,21 @@ class Segment:
             log.error("LOG(%s): a failed write cannot be undone, going on in a new file - %s", self.path, error)
             self.abandoned = True
 
-    def _pread_rest(self, fd: int, size: int, offset: int, data: bytes) -> bytes:
-        # A read may return less than requested; only an empty result is EOF.
-        while len(data) < size and (more := self._files.pread(fd, size - len(data), offset + len(data))):
-            data += more
-        return data
-
-
-class SegmentHeader(NamedTuple):
-    """The decoded header of a segment."""
-
-    first_seq: int
-    released: bool
-
 
 def encode_segment_header(first_seq: int, magic: bytes = storage_schema.SEGMENT_MAGIC) -> bytes:
     """The header as it is written at the beginning of a file."""
     unsigned = _HEADER.pack(magic, first_seq, 0)[: _HEADER.offset("crc")]
-    return _HEADER.pack(magic, first_seq, crc32c(unsigned))
+    return _HEADER.pack(magic, first_seq, _crc32c(unsigned))
 
 
-def decode_segment_header(data: bytes) -> SegmentHeader | None:
-    """None if the header is damaged or of another version."""
+def decode_segment_header(data: bytes) -> tuple[int, bool] | None:
+    """The first number, and whether the segment is released; None if the header is damaged or of another version."""
     if len(data) < FIRST_GROUP:
         return None
     magic, first_seq, _ = _HEADER.unpack_from(data)
     if magic not in _MAGICS or data[:FIRST_GROUP] != encode_segment_header(first_seq, magic):
         return None
-    return SegmentHeader(first_seq, magic == storage_schema.RELEASED_MAGIC)
-
-
-class _StagedGroup(NamedTuple):
-    header: GroupHeader
-    first_id: bytes
+    return first_seq, magic == storage_schema.RELEASED_MAGIC
 
 
 class StagedBatch:
@@ -324,14 +470,15 @@ class StagedBatch:
         self.count = 0
         self._descriptors = descriptors
         self._max_size = max_size
-        self._groups: list[_StagedGroup] = []
+        self._groups: list[tuple[GroupHeader, bytes]] = []  # with the ids of their first messages
 
     def add(self, frames: Sequence[bytes]) -> None:
-        """Write one group. Raises ``OSError``."""
         offset = self.segment.end
         data = encode_group(MESSAGES, self.count, 0, frames, offset)
         self.segment.append(data, self._max_size)
-        self._groups.append(_StagedGroup(header_of(data, offset), message_id(frames[0])))
+        header = decode_header(data, 0, offset)
+        assert header is not None, "it was encoded just now"
+        self._groups.append((header, message_id(frames[0])))
         self.count += len(frames)
 
     def assign_numbers(self, first_seq: int, log_seq: int) -> None:
@@ -347,7 +494,7 @@ class StagedBatch:
             if trailer:
                 write_all(files, fd, trailer, header.end - HEADER_SIZE)
             if header.offset >= index.next_offset:
-                index.add(IndexEntry(numbered.first_seq, first_id, header.offset))
+                index.add(numbered.first_seq, first_id, header.offset)
         write_all(files, fd, encode_segment_header(log_seq), 0)
         index.count = self.count
         segment.index = index

@@ -12,22 +12,21 @@ from contextlib import suppress
 from enum import Enum
 from functools import partial
 from itertools import chain
-from typing import Final
+from typing import Final, TypeVar
 
-from nsq_compat.log import checkpoint
-from nsq_compat.log.checkpoint import BadCheckpoint, TopicState, entry_id
+from nsq_compat.log.checkpoint import CHECKPOINT, BadCheckpoint, TopicState, entry_id, read_checkpoint
 from nsq_compat.log.data_path import our_folder, reason, remove_leftovers, topic_folder, topics_in
 from nsq_compat.log.descriptors import DEFAULT_LIMIT, Descriptors
-from nsq_compat.log.files import Files, adopt_temporary, read_file, replace_file, write_temporary
-from nsq_compat.log.group import locations_of
-from nsq_compat.log.segment import StagedBatch
+from nsq_compat.log.files import Files, adopt_temporary, opened, replace_file, write_temporary
+from nsq_compat.log.segment import StagedBatch, locations_of
 from nsq_compat.log.topic_log import Later, LogEnd, TopicLog
 from nsq_compat.protocol.message import message_id
 from nsq_compat.protocol.storage_schema import DEFERRED, MESSAGES
 
 log = logging.getLogger(__name__)
 
-CHECKPOINT: Final = "checkpoint"
+T = TypeVar("T")
+
 _RESERVE: Final = "reserve"
 _RESERVE_SIZE: Final = 1 << 20
 """Bytes, enough for the checkpoint of a topic with about 30,000 unfinished messages."""
@@ -38,11 +37,9 @@ _PROBE_SIZE: Final = 128 * 1024  # more than a log reserves for its next writes
 class Reserve:
     """Disk space that is reserved so that consumers can empty a full data path.
 
-    Space is freed when logs are deleted. A log can only be deleted after the next checkpoint is written. Without room
-    for that checkpoint the disk would stay full. So a file of zeros reserves some space early, and is emptied when a
-    checkpoint finds no room. Publishes are refused until the space is reserved again, or they would use it up.
-
-    `path` is the file, which stays when the process ends. `given_up` says that its space may be in use.
+    Logs can only be deleted after the next checkpoint is written. Without room for that the disk would stay full. So a
+    file of zeros, at `path`, reserves some space, and is emptied when a checkpoint finds no room. While the space is
+    `given_up`, publishes are refused, or they would use it up. The file stays when the process ends.
     """
 
     def __init__(self, files: Files, path: str, size: int = _RESERVE_SIZE) -> None:
@@ -56,27 +53,18 @@ class Reserve:
         """Reserve the space, unless it is reserved. Raises ``OSError`` if there is not enough."""
         if self.held:
             return
-        fd = self._files.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
-        try:
-            self._files.fallocate(fd, 0, self._size)
-        except OSError:
-            self._empty(fd)
-            raise
-        finally:
-            self._files.close(fd)
+        with opened(self._files, self._path, os.O_RDWR | os.O_CREAT) as fd:
+            try:
+                self._files.fallocate(fd, 0, self._size)
+            except OSError:
+                with suppress(OSError):
+                    self._files.ftruncate(fd, 0)
+                raise
         self.held, self.given_up = True, False
 
     def give_up(self) -> None:
-        """Free the space. Raises ``OSError``."""
         self.held, self.given_up = False, True
-        fd = self._files.open(self._path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            self._empty(fd)
-        finally:
-            self._files.close(fd)
-
-    def _empty(self, fd: int) -> None:
-        with suppress(OSError):
+        with opened(self._files, self._path, os.O_RDWR) as fd, suppress(OSError):
             self._files.ftruncate(fd, 0)
 
 
@@ -136,7 +124,12 @@ class Storage:
     def open(self, name: str) -> tuple["TopicStore", TopicState | None]:
         """Return a topic's store and its last checkpoint. Damage is logged and counted. Raises ``OSError``."""
         folder = topic_folder(self.data_path, name)
-        last = self._last_checkpoint(folder)
+        last = None
+        try:
+            last = read_checkpoint(self.files, folder)
+        except BadCheckpoint as error:
+            path = os.path.join(folder, CHECKPOINT)
+            log.error("checkpoint %s is damaged (%s): all messages in the log are delivered again", path, error)
         topic_log = TopicLog.open(
             self.files,
             folder,
@@ -164,7 +157,6 @@ class Storage:
 
     @property
     def read_errors(self) -> int:
-        """The number of failed log reads since the start."""
         return self._descriptors.read_faults.count
 
     def probe(self) -> None:
@@ -188,20 +180,9 @@ class Storage:
         self.error = reason(error)
 
     def succeeded(self) -> None:
-        """Note a successful write."""
         if self.error is not None:
             log.info("the data path can be written again")
             self.error = None
-
-    def _last_checkpoint(self, folder: str) -> TopicState | None:
-        path = os.path.join(folder, CHECKPOINT)
-        try:
-            return checkpoint.decode(read_file(self.files, path))
-        except FileNotFoundError:
-            return None
-        except BadCheckpoint as error:
-            log.error("checkpoint %s is damaged (%s): all messages in the log are delivered again", path, error)
-            return None
 
 
 class TopicStore:
@@ -219,11 +200,11 @@ class TopicStore:
         self.clock_offset = storage.clock_offset
 
     def serve(self, mem_queue_size: int, first_needed: Callable[[], int]) -> None:
-        """Set the topic's limit, and from now on read the log in steps, see ``TopicLog.read_in_steps``.
+        """Set the topic's limit, and from now on read the log in steps, see ``reading``.
 
         `first_needed` returns the number of the first message that a channel still reads.
         """
-        self.log.read_in_steps()
+        self.log.in_steps = True
         if not self.writes_at_once:
             self.log.keep_newest_in_memory(mem_queue_size, first_needed)
 
@@ -271,7 +252,7 @@ class TopicStore:
     def locate(self, frames: Sequence[bytes]) -> Mapping[bytes, bytes]:
         """Hand over frames that the caller will fetch again; returns the locations that are found easily, by id.
 
-        Raises ``OSError`` if they are in no file: the caller has to keep them.
+        Raises ``OSError`` if the caller has to keep them.
         """
         if not self.writes_at_once:
             self.log.keep(frames)
@@ -282,14 +263,7 @@ class TopicStore:
 
     def spill_some(self) -> bool:
         """Write some of the messages that are in memory only; returns whether none is left. Raises ``OSError``."""
-        if self.writes_at_once:
-            return True
-        try:
-            self._keep_reserve()
-            return self.log.spill_some()
-        except OSError as error:
-            self._storage.failed(error)
-            raise
+        return self.writes_at_once or self._write(self.log.spill_some)
 
     def flush(self, frames: Callable[[], Iterable[bytes]]) -> None:
         """Write everything that is in memory only, before nsqd stops. Raises ``OSError``.
@@ -304,21 +278,11 @@ class TopicStore:
 
     def stage(self) -> StagedBatch:
         """Create the file of a large publish, see ``TopicLog.stage``. Raises ``OSError``."""
-        try:
-            self._keep_reserve()
-            return self.log.stage()
-        except OSError as error:
-            self._storage.failed(error)
-            raise
+        return self._write(self.log.stage)
 
     def add_to(self, staged: StagedBatch, frames: Sequence[bytes]) -> None:
         """Write some messages of a large publish. Raises ``OSError``."""
-        try:
-            self._keep_reserve()
-            staged.add(frames)
-        except OSError as error:
-            self._storage.failed(error)
-            raise
+        self._write(partial(staged.add, frames))
 
     def attach(self, staged: StagedBatch, first_seq: int) -> None:
         """Make the batch a part of the log, once nothing is left to spill. Raises ``OSError``, having done nothing."""
@@ -329,6 +293,15 @@ class TopicStore:
             raise
         if self._storage.error is not None:
             self._storage.succeeded()
+
+    def _write(self, operation: Callable[[], T]) -> T:
+        """Call `operation`, unless the reserve is in use, and note a failure. Raises ``OSError``."""
+        try:
+            self._keep_reserve()
+            return operation()
+        except OSError as error:
+            self._storage.failed(error)
+            raise
 
     def _keep_reserve(self) -> None:
         if self._storage.reserve.given_up:  # the room that is left is for checkpoints
@@ -344,15 +317,11 @@ class TopicStore:
             self._storage.failed(error)
             raise
 
-    def note(self, kind: int, name: str, seq: int) -> None:
-        """Write a control record, about a channel or the topic. Raises ``OSError``."""
-        self.append([name.encode("ascii")], seq, kind=kind)
-
     def note_missing(self, state: TopicState) -> None:
         """Mark a checkpoint that is about to be written as incomplete, if it names messages that are in no file."""
         first = min((each.position for each in state.backlogs), default=state.end.seq)
         is_written = self.writes_at_once or self._is_flushed
-        state.incomplete = not is_written or first < min(self.log.bounds.complete_from, state.end.seq)
+        state.incomplete = not is_written or first < min(self.log.complete_from, state.end.seq)
 
     def is_saved(self, end: LogEnd | None) -> bool:
         """Whether a checkpoint of that end of the log, and the files, have all messages."""

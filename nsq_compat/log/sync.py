@@ -60,17 +60,14 @@ class Unsynced:
         return segment in self._segments
 
     def add(self, segment: Segment) -> None:
-        """Track a segment that is written to."""
         self._segments[segment] = None
 
     def add_folder(self, path: str) -> None:
-        """Track a folder that has a new name in it."""
         # A running job, which pins its folders, may have synced the folder already.
         if not any(folder.path == path and not folder.pins for folder in self._folders):
             self._folders.append(File(path, os.O_RDONLY | os.O_DIRECTORY))
 
     def discard(self, segment: Segment) -> None:
-        """Forget a deleted segment."""
         self._segments.pop(segment, None)
 
     def begin_sync(self) -> SyncJob:

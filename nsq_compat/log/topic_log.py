@@ -13,47 +13,28 @@ Recovery relies on these rules:
 import logging
 import os
 import re
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from operator import attrgetter
 from typing import Final
 
 from nsq_compat.log.damage import Damage
 from nsq_compat.log.data_path import leftover_name, remove_folder
 from nsq_compat.log.descriptors import Descriptors
 from nsq_compat.log.files import Files
-from nsq_compat.log.group import Group, encode_group, location_of, place_of, split_location
-from nsq_compat.log.group_reader import BLOCK_SIZE, MESSAGE_KINDS, extend_index, index_of
+from nsq_compat.log.group_reader import MESSAGE_KINDS, GroupReader, extend_index, index_of
 from nsq_compat.log.memory_tail import MemoryTail
 from nsq_compat.log.reading import (
-    LogBounds,
-    LogCursor,
     LogEnd,
     LogReader,
-    fetch_at,
-    fetch_from,
+    ReadableLog,
     fetch_in_span,
-    find_end,
-    find_in_span,
     group_by_span,
-    latest_groups,
-    number_segments,
     sorted_ids,
     split_by_segment,
 )
 from nsq_compat.log.retained import Retained
-from nsq_compat.log.segment import (
-    FIRST_GROUP,
-    INDEX_STEP,
-    UNKNOWN_SEQ,
-    IndexEntry,
-    Segment,
-    SegmentHeader,
-    StagedBatch,
-    decode_segment_header,
-)
+from nsq_compat.log.segment import FIRST_GROUP, INDEX_STEP, UNKNOWN_SEQ, Segment, StagedBatch, encode_group, place_of
 from nsq_compat.log.sync import SyncJob, Unsynced
 from nsq_compat.protocol.message import message_id
 from nsq_compat.protocol.storage_schema import MESSAGES
@@ -71,41 +52,30 @@ _FILES_AT_ONCE: Final = 16
 """Files from which messages are copied before the copies are synced."""
 _PATIENCE: Final = 16
 _SPILLED_AT_ONCE: Final = 1 << 15
-_SPANS_AT_ONCE: Final = 8
-"""Parts of a segment, of about INDEX_STEP bytes each, that are searched to locate messages."""
-_NO_LOCATIONS: Final[Mapping[bytes, bytes]] = {}
 
 Later = Callable[[Callable[[], None]], object]
 """Schedules a callback for after the current request has been answered."""
 
 
-class TopicLog:
+class TopicLog(ReadableLog):
     """Created by ``open``. Every method that touches files raises ``OSError``."""
 
     def __init__(self, descriptors: Descriptors, folder: str, segment_size: int, later: Later) -> None:
-        self.folder = folder
-        self.start: LogEnd | None = None
-        self.damage = Damage()
+        super().__init__(folder, Retained(descriptors, lambda number: self.path_of("kept", number), segment_size))
         self.last_place = 0
-        """The place of the last group that was not of kind MESSAGES (``group.place_of``)."""
+        """The place of the last group that was not of kind MESSAGES (``place_of``)."""
         self._descriptors = descriptors
         self._files = descriptors.files
         self._own_descriptors = False
         self._segment_size = segment_size
         self._later = later
-        self._segments: list[Segment] = []
         self._active: Segment | None = None  # the last of the segments, if this run made it
-        self._tail: MemoryTail | None = None
         self._last_number = 0
         self._staged_count = 0
-        self._seq = 0
-        self.bounds = LogBounds(lambda: self._seq)
-        self._kept = Retained(descriptors, lambda number: self._path("kept", number), segment_size)
         self._unsynced = Unsynced(descriptors)
         self._patience = 0
         self._considered = 0
         self._closed = False
-        self._in_steps = False
 
     @classmethod
     def open(
@@ -133,69 +103,24 @@ class TopicLog:
 
         `first_needed` returns the number of the first message that a channel reads. Those before it are dropped.
         """
-        self._tail = MemoryTail(limit, first_needed)
-
-    def read_in_steps(self) -> None:
-        """From now on ``LogReader.read`` and ``fetch`` raise ``BlockingIOError`` when they would take long.
-
-        Nothing is wrong then: call them again at once. Each call does a part of the work that remains.
-        """
-        self._in_steps = True
+        self.tail = MemoryTail(limit, first_needed)
 
     # --- State --------------------------------------------------------------------------------------------------------
 
     @property
     def end(self) -> LogEnd:
         """The place behind the last group. With this `start`, ``recovered`` returns the groups appended from now on."""
-        last = self._segments[-1] if self._segments else None
-        return LogEnd(last.number, last.end, self._seq) if last else LogEnd(self._last_number, 0, self._seq)
-
-    @property
-    def oldest(self) -> int:
-        """The lowest number that a message may have."""
-        return self._segments[0].first_seq if self._segments else self._seq
+        last = self.segments[-1] if self.segments else None
+        return LogEnd(last.number, last.end, self.next_seq) if last else LogEnd(self._last_number, 0, self.next_seq)
 
     @property
     def has_begun(self) -> bool:
-        """Whether there is a segment."""
-        return bool(self._segments)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether no segment was deleted or released, and no message retained."""
-        following = enumerate(self._segments, 1)
-        return not len(self._kept) and all(one.number == number and not one.released for number, one in following)
+        return bool(self.segments)
 
     @property
     def disk_bytes(self) -> int:
         """Bytes in all files, without reserved space."""
-        return sum(segment.end for segment in [*self._segments, *self._kept.segments])
-
-    @property
-    def segments(self) -> Sequence[Segment]:
-        """All segments, the oldest first."""
-        return self._segments
-
-    def segment_path(self, number: int) -> str:
-        """Return the path of the segment with that number."""
-        return self._path("log", number)
-
-    def bytes_behind(self, seq: int) -> int:
-        """Approximate bytes behind `seq`, interpolated within its segment."""
-        total, following = 0, self._seq
-        for segment in reversed(self._segments):
-            if following > max(seq, segment.first_seq):
-                part = (following - max(seq, segment.first_seq)) / (following - segment.first_seq)
-                total += int(segment.end * part)
-            following = segment.first_seq
-            if following <= seq:
-                break
-        return total + (self._tail.bytes_behind(seq) if self._tail is not None else 0)
-
-    @property
-    def damaged_records(self) -> int:
-        """The number of messages found lost since the log was opened."""
-        return self.damage.records
+        return sum(segment.end for segment in [*self.segments, *self.kept.files])
 
     # --- Writing ------------------------------------------------------------------------------------------------------
 
@@ -220,139 +145,71 @@ class TopicLog:
             segment = self._begin_segment()
             offset = segment.end
             data = encode_group(kind, first_seq, due_ns, frames, offset, joined)
-        if kind == MESSAGES and first_seq < self._seq:
-            raise ValueError(f"message number {first_seq} again: the next one is {self._seq}")
+        if kind == MESSAGES and first_seq < self.next_seq:
+            raise ValueError(f"message number {first_seq} again: the next one is {self.next_seq}")
         segment.append(data, self._segment_size)
         index = segment.index
         assert index is not None, "a segment that is appended to was made with an index"
         if kind in MESSAGE_KINDS:
             index.count += len(frames)
             if offset >= index.next_offset:
-                index.add(IndexEntry(first_seq if kind == MESSAGES else self._seq, message_id(frames[0]), offset))
+                index.add(first_seq if kind == MESSAGES else self.next_seq, message_id(frames[0]), offset)
                 if len(data) < INDEX_STEP:  # large groups gain little
                     self._later(self._prepare)
         if kind == MESSAGES:
-            self._seq = first_seq + len(frames)
+            self.next_seq = first_seq + len(frames)
         else:
             self.last_place = place_of(segment.number, offset)
 
     def hold(self, frames: Sequence[bytes], first_seq: int) -> bool:
         """Keep messages in memory; returns False if there is no room."""
-        assert self._tail is not None, "keep_newest_in_memory comes first"
-        return self._tail.append(first_seq, frames)
+        assert self.tail is not None, "keep_newest_in_memory comes first"
+        return self.tail.append(first_seq, frames)
 
     def spill_some(self) -> bool:
         """Write some of the messages that are in memory only; returns whether none is left there."""
-        tail = self._tail
+        tail = self.tail
         if tail is None:
             return True
         tail.trim()
         if tail.count:
-            group = tail.oldest(_SPILLED_AT_ONCE)
+            group = tail.read(tail.first_seq, _SPILLED_AT_ONCE)
             self.append(group.frames, group.first_seq)
-            tail.drop(len(group.frames))
+            tail.drop_before(group.first_seq + len(group.frames))
         return not tail.count
 
     def spill(self) -> None:
-        """Write all messages that are in memory only."""
         while not self.spill_some():
             pass
 
     def stage(self) -> StagedBatch:
         """Create a file for the messages of a large publish, to be attached when it is complete."""
         self._staged_count += 1
-        return StagedBatch(self._descriptors, self._path(_STAGED, self._staged_count), self._segment_size)
+        return StagedBatch(self._descriptors, self.path_of(_STAGED, self._staged_count), self._segment_size)
 
     def attach(self, staged: StagedBatch, first_seq: int) -> None:
         """Make the file of a large publish the last segment. All or nothing."""
-        if first_seq < self._seq:
-            raise ValueError(f"message number {first_seq} again: the next one is {self._seq}")
-        staged.assign_numbers(first_seq, self._seq)
+        if first_seq < self.next_seq:
+            raise ValueError(f"message number {first_seq} again: the next one is {self.next_seq}")
+        staged.assign_numbers(first_seq, self.next_seq)
         segment = staged.segment
         number = self._last_number + 1
-        path = self._path("log", number)
+        path = self.path_of("log", number)
         self._files.rename(segment.path, path)
         self._last_number = segment.number = number
         segment.path = segment.file.path = path
-        if self._active:
-            self._active.close()
         self._add_segment(segment)
-        self._seq = first_seq + staged.count
+        self.next_seq = first_seq + staged.count
 
     def keep(self, frames: Iterable[bytes]) -> None:
         """Retain frames that are in no segment, so that ``fetch`` finds them."""
-        self._kept.add(frames)
-        self._kept.protect_active()
+        self.kept.add(frames)
+        self.kept.protect_active()
         self._note_kept()
-
-    # --- Reading ------------------------------------------------------------------------------------------------------
-
-    def recovered(self) -> Iterator[Group]:
-        """Yield the groups of all kinds behind `start`, in order, with a block in memory at a time."""
-        cursor = LogCursor(self._segments, self.damage, self.bounds, counts_all=True)
-        cursor.seek_to(self.start)
-        while groups := cursor.read(BLOCK_SIZE):
-            yield from groups
-
-    def reader(self, seq: int) -> LogReader:
-        """Return a reader of the immediate messages from that number on."""
-        cursor = LogCursor(self._segments, self.damage, self.bounds, in_steps=self._in_steps)
-        return LogReader(cursor, seq, self._tail)
-
-    def latest(self, count: int) -> list[Group]:
-        """Return the last groups of messages, also deferred ones, oldest first: `count` messages, or 2 MiB."""
-        groups = self._tail.latest(count) if self._tail is not None else []
-        missing = count - sum(len(group.frames) for group in groups)
-        return latest_groups(self._segments, missing, self.damage) + groups if missing > 0 else groups
-
-    def fetch(self, ids: Iterable[bytes], locations: Mapping[bytes, bytes] = _NO_LOCATIONS) -> dict[bytes, bytes]:
-        """Return the frames of these messages, by id. Those that cannot be found are left out, and counted.
-
-        `locations`, by id, are where some of them are, or were. These need not be searched for.
-        """
-        found = self._fetch_at(locations) if locations else {}
-        wanted = sorted({each for each in ids if each not in found})
-        if not wanted:
-            return found
-        found |= self._kept.fetch(wanted)
-        if missing := [each for each in wanted if each not in found]:
-            parts = [*split_by_segment(self._segments, self._segments, missing, self.damage)]
-            self._index(segment for segment, some in parts if some)  # first, or each step would read the messages again
-            for segment, some in parts:
-                if some:
-                    found |= fetch_from(segment, some, self.damage)
-        if lost := [each for each in wanted if each not in found]:
-            self._index(self._segments)  # counts the damage that has no ids
-            self.damage.report_ids(self.folder, lost)
-        return found
-
-    def locate(self, ids: Iterable[bytes]) -> dict[bytes, bytes]:
-        """Return the locations that a bounded search finds, by id. It finds more if the ids are close together."""
-        found: dict[bytes, bytes] = {}
-        spans = _SPANS_AT_ONCE
-        for segment, some in split_by_segment(self._segments, self._segments, sorted(ids), self.damage):
-            if not some:
-                continue
-            self._index([segment])
-            for span, wanted in group_by_span(segment, some, self.damage):
-                if not spans:
-                    return found
-                spans -= 1
-                for each, (offset, frame) in find_in_span(segment, span, wanted).items():
-                    found[each] = location_of(place_of(segment.number, offset), frame)
-        return found
-
-    def kept_frames(self) -> Iterator[bytes]:
-        """Yield the retained frames, in no order; some perhaps more than once."""
-        return self._kept.frames()
-
-    def kept_ids(self) -> Iterator[Sequence[bytes]]:
-        """Yield the ids of the retained frames."""
-        return self._kept.ids()
 
     def begin_checkpoint(self) -> LogEnd:
         """Return the log's end, for a checkpoint of this moment. It will not name messages retained later."""
-        self._kept.begin_checkpoint()
+        self.kept.begin_checkpoint()
         return self.end
 
     # --- Deleting -----------------------------------------------------------------------------------------------------
@@ -375,10 +232,10 @@ class TopicLog:
         durable; the log may be used meanwhile. Errors are logged, and the work is tried again later. If nothing changed
         since the last call, only every few calls do something.
         """
-        if self._tail is not None:
-            self._tail.trim()
+        if self.tail is not None:
+            self.tail.trim()
         limit = start.segment if start else self.end.segment
-        following = zip(self._segments, self._segments[1:], strict=False)
+        following = zip(self.segments, self.segments[1:], strict=False)
         candidates = [
             one for one, after in following if one.number < limit and after.first_seq <= seq and not one.released
         ]
@@ -389,10 +246,10 @@ class TopicLog:
             return
         try:
             # Decided without a pause, so no message that is written later is in these files.
-            parts = list(split_by_segment(self._segments, candidates, alive, self.damage))
+            parts = list(split_by_segment(self.segments, alive, self.damage, candidates))
             steps = [(partial(self._copy, segment, some, pause), segment.release) for segment, some in parts]
-            for file in self._kept.mostly_dead(alive):
-                steps.append((partial(self._kept.copy, file, alive), partial(self._kept.remove, file)))
+            for file in self.kept.mostly_dead(alive):
+                steps.append((partial(self.kept.copy, file, alive), partial(self.kept.remove, file)))
             while steps and not self._closed:
                 self._copy_and_delete(steps[:_FILES_AT_ONCE], sync or self.sync)
                 del steps[:_FILES_AT_ONCE]
@@ -402,11 +259,11 @@ class TopicLog:
     def close(self) -> None:
         """Cut off reserved space and close all files, without a sync."""
         self._closed = True
-        for segment in [*self._segments, *self._kept.segments]:
+        for segment in [*self.segments, *self.kept.files]:
             self._descriptors.read_faults.forget(segment)
-        for segment in self._segments:
+        for segment in self.segments:
             segment.close()
-        self._kept.close()
+        self.kept.close()
         self._active = None
         self._unsynced.close()
         if self._own_descriptors:
@@ -431,7 +288,7 @@ class TopicLog:
     # --- Durability ---------------------------------------------------------------------------------------------------
 
     def begin_sync(self) -> SyncJob:
-        """Return a job that syncs everything appended so far. ``finish_sync`` must follow."""
+        """A job that syncs everything appended so far. ``finish_sync`` must follow."""
         return self._unsynced.begin_sync()
 
     def finish_sync(self, job: SyncJob, error: OSError | None) -> None:
@@ -445,7 +302,6 @@ class TopicLog:
         self._unsynced.add_folder(self.folder)
 
     def sync(self) -> None:
-        """Sync everything appended so far."""
         job = self.begin_sync()
         try:
             job.run()
@@ -469,76 +325,53 @@ class TopicLog:
                 with suppress(OSError):
                     self._files.unlink(f"{self.folder}/{name}")
         found = sorted((match[1], int(match[2])) for name in names if (match := _FILE_NAME.fullmatch(name)))
-        headers: list[SegmentHeader | None] = []
         for kind, number in found:
-            size = self._files.size(self._path(kind, number))
+            size = self._files.size(self.path_of(kind, number))
             if kind == "kept":
-                self._kept.add_file(number, size)
+                self.kept.add_file(number, size)
             else:
-                segment = Segment(self._descriptors, self._path(kind, number), number, UNKNOWN_SEQ, size)
-                header = decode_segment_header(segment.pread(FIRST_GROUP, 0))
-                if header and header.released:
-                    segment.note_released()
-                headers.append(header)
-                self._segments.append(segment)
-        self._last_number = max([start.segment if start else 0, *(segment.number for segment in self._segments)])
-        for segment in self._segments:
-            if start is not None and segment.number == start.segment:
-                segment.note_acknowledged(start.offset)
-        number_segments(self._segments, headers)
-        self._seq, tail = find_end(self._segments, start)
-        if self._segments:
-            self._cut_tail(self._segments[-1], tail)
-
-    def _cut_tail(self, segment: Segment, tail: int | None) -> None:
-        if tail is not None and tail < segment.end:
-            try:
-                segment.truncate(tail)
-            except OSError as error:
-                log.warning("LOG(%s): the unfinished tail stays - %s", segment.path, error)
-        self._unsynced.add(segment)
+                segment = Segment(self._descriptors, self.path_of(kind, number), number, UNKNOWN_SEQ, size)
+                if start is not None and number == start.segment:
+                    segment.acknowledged = start.offset
+                segment.read_header()
+                self.segments.append(segment)
+        self._last_number = max([start.segment if start else 0, *(segment.number for segment in self.segments)])
+        _number_segments(self.segments)
+        self.next_seq, tail = _find_end(self.segments, start)
+        for segment in self.segments[-1:]:
+            if tail is not None and tail < segment.end:
+                try:
+                    segment.truncate(tail)
+                except OSError as error:
+                    log.warning("LOG(%s): the unfinished tail stays - %s", segment.path, error)
+            self._unsynced.add(segment)
 
     # --- Inside -------------------------------------------------------------------------------------------------------
 
-    def _fetch_at(self, locations: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-        """Return the frames that are still at their locations, and sound."""
-        by_segment: dict[int, list[tuple[int, int]]] = {}
-        for location in sorted(locations.values()):
-            number, offset, crc = split_location(location)
-            by_segment.setdefault(number, []).append((offset, crc))
-        found: dict[bytes, bytes] = {}
-        for number, wanted in by_segment.items():
-            place = bisect_left(self._segments, number, key=attrgetter("number"))
-            segment = self._segments[place] if place < len(self._segments) else None
-            if segment is not None and segment.number == number and not segment.released:
-                found.update((message_id(frame), frame) for frame in fetch_at(segment, wanted))
-        return {message: found[message] for message in locations if message in found}
-
-    def _index(self, segments: Iterable[Segment]) -> None:
-        """Build missing indexes, or do a step of that (``read_in_steps``)."""
-        for segment in segments:
-            index_of(segment, self.damage, self._in_steps)
-
-    def _path(self, kind: str, number: int) -> str:
+    def path_of(self, kind: str, number: int) -> str:
         return f"{self.folder}/{kind}.{number:020}"
 
     def _begin_segment(self) -> Segment:
         number = self._last_number + 1
-        path = self._path("log", number)
+        path = self.path_of("log", number)
         self._last_number = number
         try:
-            segment = Segment.create(self._descriptors, path, number, self._seq, self._segment_size)
+            segment = Segment.create(self._descriptors, path, number, self.next_seq, self._segment_size)
         except OSError:
-            if not self._is_there(path):  # else the number is not used again
-                self._last_number = number - 1
+            try:
+                self._files.size(path)
+            except FileNotFoundError:
+                self._last_number = number - 1  # else the number is not used again
+            except OSError:
+                pass  # unknown
             raise
-        if self._active:
-            self._active.close()
         self._add_segment(segment)
         return segment
 
     def _add_segment(self, segment: Segment) -> None:
-        self._segments.append(segment)
+        if self._active:
+            self._active.close()
+        self.segments.append(segment)
         self._active = segment
         self._unsynced.add(segment)
         self._unsynced.add_folder(self.folder)
@@ -547,17 +380,8 @@ class TopicLog:
         if self._active is not None:
             self._active.prepare(self._segment_size)
 
-    def _is_there(self, path: str) -> bool:
-        try:
-            self._files.size(path)
-        except FileNotFoundError:
-            return False
-        except OSError:
-            pass  # unknown
-        return True
-
     def _note_kept(self) -> None:
-        for segment in self._kept.segments:
+        for segment in self.kept.files:
             if segment.needs_sync and segment.index is not None and segment not in self._unsynced:
                 self._unsynced.add(segment)
                 self._unsynced.add_folder(self.folder)
@@ -568,7 +392,7 @@ class TopicLog:
         """Copy needed messages from some files, sync the copies, and delete the files that were wholly copied."""
         deletions = [delete for copy, delete in steps if copy()]
         self._note_kept()
-        if any(segment in self._unsynced for segment in self._kept.segments):
+        if any(segment in self._unsynced for segment in self.kept.files):
             sync()
         if not self._closed:  # else the files are deleted, and another log may have their names
             for delete in deletions:
@@ -577,7 +401,7 @@ class TopicLog:
 
     def _is_worth_it(self, candidates: Sequence[Segment]) -> bool:
         """Whether a release may find something: there is a new file, or some calls have passed."""
-        if not candidates and not self._kept:
+        if not candidates and not self.kept.files:
             return False
         self._patience -= 1
         newest = candidates[-1].number if candidates else 0
@@ -604,13 +428,59 @@ class TopicLog:
                 pause()
                 if self._closed:
                     return False
-            self._kept.add(frames)
+            self.kept.add(frames)
             self._note_kept()
             copied += len(frames)
         return copied == len(alive)  # else some are unreadable now, and counted when they are fetched
 
     def _remove_released(self) -> None:
         """Delete released segments, the oldest first. Between others they stay, or their messages would seem lost."""
-        while self._segments and self._segments[0].released:
-            self._segments[0].remove()
-            self._unsynced.discard(self._segments.pop(0))
+        while self.segments and self.segments[0].released:
+            self.segments[0].remove()
+            self._unsynced.discard(self.segments.pop(0))
+
+
+def _number_segments(segments: Sequence[Segment]) -> None:
+    """Set `first_seq` of segments with a damaged header to the number of the segment's first message.
+
+    A number that is too high is safe; a number that is used twice is not.
+    """
+    following = UNKNOWN_SEQ
+    for segment in reversed(segments):
+        if segment.header_lost:
+            segment.first_seq = _first_seq_of(segment, following)
+        following = segment.first_seq
+
+
+def _first_seq_of(segment: Segment, following: int) -> int:
+    if segment.end > FIRST_GROUP:
+        log.warning("LOG(%s): its header is damaged", segment.path)
+    reader = GroupReader(segment, Damage(quiet=True))
+    while groups := reader.read():
+        for group in groups:
+            if group.kind == MESSAGES:
+                return group.first_seq
+    return following
+
+
+def _find_end(segments: Sequence[Segment], start: LogEnd | None) -> tuple[int, int | None]:
+    """Find the next message number, and the offset in the last segment at which an unfinished tail begins.
+
+    Messages that are missing before `start`, the end in the checkpoint, are found by ``audit`` and ``LogCursor``.
+    """
+    seq = start.seq if start else 0
+    tail: int | None = None
+    for segment in reversed(segments):
+        begin = start.offset if start and start.segment == segment.number else FIRST_GROUP
+        reader = GroupReader(segment, Damage(quiet=True), min(begin, segment.end))
+        while reader.read():
+            pass
+        if segment is segments[-1]:
+            tail = reader.tail
+        known = segment.first_seq if segment.first_seq != UNKNOWN_SEQ else 0
+        seq = max(seq, reader.next_seq, known)
+        if known or reader.next_seq or begin > FIRST_GROUP:
+            break
+    for segment in segments:
+        segment.first_seq = min(segment.first_seq, seq)
+    return seq, tail

@@ -18,7 +18,7 @@ from contextlib import suppress
 from itertools import chain, islice
 from typing import Final
 
-from nsq_compat.log.group import Group
+from nsq_compat.log.segment import Group
 from nsq_compat.log.topic_log import LogReader, TopicLog
 from nsq_compat.queue.frame_queue import ANY_SIZE, FrameQueue
 

@@ -17,7 +17,7 @@ from itertools import chain, islice, repeat
 from typing import Final, Protocol
 
 from nsq_compat.log.checkpoint import ENTRY, entry_id, key_location, pack_key
-from nsq_compat.log.group import NOWHERE
+from nsq_compat.log.segment import NOWHERE
 from nsq_compat.protocol.message import attempts, with_attempts
 from nsq_compat.protocol.message import message_id as id_of
 from nsq_compat.queue.in_flight import NEVER

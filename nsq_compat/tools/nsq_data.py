@@ -146,9 +146,9 @@ def _export(files: Files, words: Sequence[str]) -> int:
         complaints: list[str] = []
         backlogs = _stored_backlogs(files, source, complaints)
         messages = 0
-        for queue in go_export.export(files, source, target, topics, backlogs, options.max_bytes_per_file):
-            print(f"{queue.topic}{':' + queue.channel if queue.channel else ''}: {queue.messages}")
-            messages += queue.messages
+        for name, count in go_export.export(files, source, target, topics, backlogs, options.max_bytes_per_file):
+            print(f"{name}: {count}")
+            messages += count
     for complaint in complaints:
         print(complaint)
     print(f"{messages} messages written to {target}")

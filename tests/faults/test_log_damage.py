@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from nsq_compat.log.checkpoint import ChannelState, TopicState, entries_at_once
 from nsq_compat.log.files import Files, OsFiles
-from nsq_compat.log.group import HEADER_SIZE
 from nsq_compat.log.recovery import StoredTopic
-from nsq_compat.log.segment import FIRST_GROUP
+from nsq_compat.log.segment import FIRST_GROUP, HEADER_SIZE
 from nsq_compat.log.topic_log import LogEnd, TopicLog
 from nsq_compat.protocol.message import make_frames, message_id
 from nsq_compat.protocol.storage_schema import CHANNEL_CREATED, DEFERRED, MESSAGES

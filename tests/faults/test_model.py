@@ -30,13 +30,13 @@ from hypothesis.stateful import (
 )
 
 from nsq_compat.log import recovery
-from nsq_compat.log.checkpoint import ChannelState, TopicState
+from nsq_compat.log.checkpoint import CHECKPOINT, ChannelState, TopicState
 from nsq_compat.log.control_log import ControlLog
 from nsq_compat.log.data_path import our_folder
 from nsq_compat.log.files import Files
 from nsq_compat.log.retained import Retained
 from nsq_compat.log.segment import Segment
-from nsq_compat.log.storage import CHECKPOINT, Durability, Storage, TopicStore
+from nsq_compat.log.storage import Durability, Storage, TopicStore
 from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol import message
 from nsq_compat.protocol.names import is_ephemeral

@@ -35,10 +35,7 @@ def ours(folder):
 
 
 def run(files, source, target):
-    return [
-        (each.topic, each.channel, each.messages)
-        for each in export(files, str(source), str(target), TOPICS, backlogs(), 1 << 20)
-    ]
+    return list(export(files, str(source), str(target), TOPICS, backlogs(), 1 << 20))
 
 
 def gos(folder):
@@ -55,7 +52,7 @@ NOTHING: list[list[bytes]] = [[], [], []]
 
 def test_all_messages_become_gos_and_our_folder_is_kept(tmp_path):
     ours(tmp_path)
-    assert run(OsFiles(), tmp_path, tmp_path) == [("t", None, 1), ("t", "c", 2), ("u", "d", 1)]
+    assert run(OsFiles(), tmp_path, tmp_path) == [("t", 1), ("t:c", 2), ("u:d", 1)]
     assert gos(tmp_path) == COMPLETE
     others = sorted(name for name in os.listdir(tmp_path) if "diskqueue" not in name)
     assert others == ["nsq_compat.exported-1", "nsqd.dat"]
@@ -89,26 +86,22 @@ def test_a_second_export_keeps_the_first(tmp_path):
     assert {"nsq_compat.exported-1", "nsq_compat.exported-2"} <= set(os.listdir(tmp_path))
 
 
-def test_existing_queues_of_go_are_not_overwritten(tmp_path):
-    ours(tmp_path)
-    (tmp_path / "x.diskqueue.meta.dat").write_bytes(b"0\n0,0\n0,0\n")
-    with pytest.raises(ExportRefused, match="already has queue files of Go's nsqd, such as x.diskqueue.meta.dat"):
-        run(OsFiles(), tmp_path, tmp_path)
-
-
-def test_a_data_path_without_our_folder_has_nothing_to_export(tmp_path):
-    with pytest.raises(ExportRefused, match="nothing to export"):
-        run(OsFiles(), tmp_path, tmp_path)
-
-
-def test_an_export_into_another_data_path_is_refused(tmp_path):
-    source, target = tmp_path / "source", tmp_path / "target"
-    source.mkdir()
-    target.mkdir()
-    ours(source)
-    (target / "nsqd.dat").touch()
-    with pytest.raises(ExportRefused, match="is already a data path"):
-        run(OsFiles(), source, target)
+@pytest.mark.parametrize(
+    ("is_ours", "elsewhere", "present", "reason"),
+    [
+        (True, False, "x.diskqueue.meta.dat", "already has queue files of Go's nsqd, such as x.diskqueue.meta.dat"),
+        (False, False, "other", "nothing to export"),
+        (True, True, "nsqd.dat", "is already a data path"),
+    ],
+)
+def test_an_unsuitable_target_is_refused(tmp_path, is_ours, elsewhere, present, reason):
+    target = tmp_path / "target" if elsewhere else tmp_path
+    target.mkdir(exist_ok=True)
+    if is_ours:
+        ours(tmp_path)
+    (target / present).touch()
+    with pytest.raises(ExportRefused, match=reason):
+        run(OsFiles(), tmp_path, target)
 
 
 def test_a_backlog_that_cannot_be_read_changes_nothing(tmp_path):

@@ -65,46 +65,62 @@ def test_a_message_keeps_time_attempts_and_id(queue):
     assert found == GoMessage(NOW_NS, 2, b"0123456789abcdef", b"hello")
 
 
-def test_reading_begins_at_the_read_position(queue):
-    first = records(b"finished")
-    both = records(b"finished", b"next")
-    queue.has(f"1\n7,{len(first)}\n7,{len(both)}\n", f7=both)
-    assert queue.read() == [b"next"]
-    assert (queue.report.claimed_depth, queue.report.messages, queue.report.bytes) == (1, 1, 4)
-    assert queue.report.damaged_parts == 0
+A, B, AB = records(b"a"), records(b"b"), records(b"a", b"b")
+FOREIGN = b"".join(encode_record(GoMessage(1, 0, b"?" * 16, body)) for body in (b"a", b"b"))
+OLD = records(b"old one", b"old two", b"old three")
+
+UNDAMAGED = {
+    "reading begins at the read position": (f"1\n7,{len(A)}\n7,{len(AB)}\n", {7: AB}, b"b"),
+    "a queue goes on in the next file": (f"3\n8,0\n10,{len(B)}\n", {8: A, 9: A, 10: B}, b"aab"),
+    "a queue that was never used is empty": ("0\n0,0\n0,0\n", {}, b""),
+    "a queue without files is empty": (None, {}, b""),
+    "ids of other programs are read": (f"2\n0,0\n0,{len(FOREIGN)}\n", {0: FOREIGN}, b"ab"),
+    "without positions every data file is read": (None, {2: AB, 3: A}, b"aba"),
+    "a read position after the write position reads the rest": (f"-1\n0,{len(A)}\n0,0\n", {0: AB}, b"b"),
+}
 
 
-def test_a_queue_goes_on_in_the_next_file(queue):
-    queue.has(f"3\n8,0\n10,{len(records(b'c'))}\n", f8=records(b"a"), f9=records(b"b"), f10=records(b"c"))
-    assert queue.read() == [b"a", b"b", b"c"]
+@pytest.mark.parametrize(("positions", "files", "bodies"), UNDAMAGED.values(), ids=UNDAMAGED)
+def test_an_undamaged_queue_is_read(queue, positions, files, bodies):
+    queue.has(positions, **{f"f{number}": data for number, data in files.items()})
+    assert b"".join(queue.read()) == bodies
+    assert queue.report.claimed_depth == (None if positions is None else int(positions.split("\n")[0]))
+    assert (queue.report.messages, queue.report.bytes) == (len(bodies), len(bodies))
+    assert (queue.report.damaged_parts, queue.report.ignored) == (0, [])
 
 
-def test_a_queue_that_was_never_used_is_empty(queue):
-    queue.has("0\n0,0\n0,0\n")
-    assert queue.read() == []
-    assert queue.report.damaged_parts == 0
+def test_files_before_the_read_position_and_bad_ones_are_ignored(queue):
+    queue.has(f"1\n5,0\n5,{len(B)}\n", f4=A, f5=B, bad=[3])
+    assert queue.read() == [b"b"]
+    assert queue.report.ignored == ["q.diskqueue.000004.dat", "q.diskqueue.000003.dat.bad"]
 
 
-def test_a_queue_without_files_is_empty(queue):
-    assert queue.read() == []
+UNSYNCED = {
+    "data after the write position": ({"f0": records(b"a", b"b", b"c")}, [b"a", b"b", b"c"], 0),
+    # nsqd: after such a start it writes to the next file, and only later says so.
+    "files after the write position": ({"f0": AB, "f1": B}, [b"a", b"b", b"b"], 0),
+    "the rest of overwritten messages": ({"f0": A + OLD[len(A) :]}, [b"a", b"old two", b"old three"], 1),
+}
 
 
-def test_files_before_the_read_position_are_finished(queue):
-    queue.has(f"1\n5,0\n5,{len(records(b'new'))}\n", f4=records(b"finished"), f5=records(b"new"))
-    assert queue.read() == [b"new"]
-    assert queue.report.ignored == ["q.diskqueue.000004.dat"]
+@pytest.mark.parametrize(("files", "bodies", "damaged"), UNSYNCED.values(), ids=UNSYNCED)
+def test_what_is_behind_the_write_position_is_read(queue, files, bodies, damaged):
+    queue.has(f"1\n0,0\n0,{len(A)}\n", **files)
+    assert queue.read() == bodies
+    assert (queue.report.unsynced, queue.report.damaged_parts) == (2, damaged)
 
 
-def test_bad_files_are_never_read(queue):
-    queue.has("0\n1,0\n1,0\n", bad=[0])
-    assert queue.read() == []
-    assert queue.report.ignored == ["q.diskqueue.000000.dat.bad"]
-
-
-def test_ids_of_other_programs_are_read(queue):
-    data = b"".join(encode_record(GoMessage(1, 0, b"?" * 16, body)) for body in (b"a", b"b"))
-    queue.has(f"2\n0,0\n0,{len(data)}\n", f0=data)
-    assert queue.read() == [b"a", b"b"]
+@pytest.mark.parametrize(
+    ("positions", "bodies", "reason"),
+    [
+        ("garbage", [b"a"], "not the positions of a queue"),
+        ("1\n0,500\n1,0\n", [], "shorter than the reading position"),
+    ],
+)
+def test_positions_that_do_not_match_the_files_are_only_damage(queue, positions, bodies, reason):
+    queue.has(positions, f0=A)
+    assert queue.read() == bodies
+    assert [damage.reason for damage in queue.report.damages] == [reason]
 
 
 def test_other_queues_are_not_read(queue):
@@ -126,51 +142,6 @@ def test_any_messages_in_any_files_are_read_in_order(tmp_path_factory, bodies, s
 
 
 # --- After a crash ----------------------------------------------------------------------------------------------------
-
-
-def test_without_positions_every_data_file_is_read(queue):
-    queue.has(f2=records(b"a", b"b"), f3=records(b"c"))
-    assert queue.read() == [b"a", b"b", b"c"]
-    assert queue.report.claimed_depth is None
-    assert queue.report.damaged_parts == 0
-
-
-def test_invalid_positions_are_only_damage(queue):
-    queue.has("garbage", f0=records(b"a"))
-    assert queue.read() == [b"a"]
-    assert [damage.reason for damage in queue.report.damages] == ["not the positions of a queue"]
-
-
-def test_data_after_the_write_position_is_read(queue):
-    queue.has(f"1\n0,0\n0,{len(records(b'a'))}\n", f0=records(b"a", b"b", b"c"))
-    assert queue.read() == [b"a", b"b", b"c"]
-    assert (queue.report.unsynced, queue.report.damaged_parts) == (2, 0)
-
-
-def test_files_after_the_write_position_are_read(queue):
-    # nsqd: after such a start it writes to the next file, and only later says so.
-    queue.has(f"1\n0,0\n0,{len(records(b'a'))}\n", f0=records(b"a", b"b"), f1=records(b"c"))
-    assert queue.read() == [b"a", b"b", b"c"]
-    assert queue.report.unsynced == 2
-
-
-def test_the_rest_of_overwritten_messages_is_searched(queue):
-    new, old = records(b"new"), records(b"old one", b"old two", b"old three")
-    queue.has(f"1\n0,0\n0,{len(new)}\n", f0=new + old[len(new) :])
-    assert queue.read() == [b"new", b"old two", b"old three"]
-    assert (queue.report.unsynced, queue.report.damaged_parts) == (2, 1)
-
-
-def test_a_read_position_after_the_write_position_reads_the_rest(queue):
-    first = len(records(b"a"))
-    queue.has(f"-1\n0,{first}\n0,0\n", f0=records(b"a", b"b"))
-    assert queue.read() == [b"b"]
-
-
-def test_a_read_position_beyond_the_file_is_damage(queue):
-    queue.has("1\n0,500\n1,0\n", f0=records(b"a"))
-    assert queue.read() == []
-    assert queue.report.damages[0].reason == "shorter than the reading position"
 
 
 def test_a_truncated_file_is_damage(queue):

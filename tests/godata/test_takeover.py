@@ -1,6 +1,8 @@
-"""An import of a data path of Go: each channel receives the messages that its queue held."""
+"""An import of a data path of Go: each channel receives the messages of its queue, whenever the process is killed."""
 
 import os
+import shutil
+from contextlib import suppress
 from itertools import repeat
 
 import pytest
@@ -8,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsq_compat.godata.export import write_queue
-from nsq_compat.godata.format import GoMessage, queue_name
-from nsq_compat.godata.takeover import take_over
+from nsq_compat.godata.format import GoMessage, encode_record, queue_name
+from nsq_compat.godata.takeover import RECEIPT, find_go_topics, read_empty, read_frames, take_over
 from nsq_compat.log.data_path import make_our_folder, topic_folder
 from nsq_compat.log.files import OsFiles
 from nsq_compat.log.metadata import ChannelMetadata, TopicMetadata, save_metadata
@@ -50,52 +52,88 @@ class DataPath:
         with StoredTopic(OsFiles(), topic_folder(str(self.folder), topic)) as opened:
             return {name: [int(message.body(each)) for each in frames] for name, frames in opened.backlogs()}
 
+    def sorted_ours(self, topic="t"):
+        return {name: sorted(numbers) for name, numbers in self.ours(topic).items()}
+
+    def topics(self):
+        return find_go_topics(OsFiles(), str(self.folder))
+
+    def gos(self):
+        """Numbers that are still in Go's queues."""
+        queues = [queue for topic in self.topics().values() for queue in topic.values()]
+        frames = [frame for queue in queues for frame in read_frames(OsFiles(), str(self.folder), queue)]
+        return [int(message.body(frame)) for frame in frames]
+
+    def files(self, *folders):
+        return sorted(os.listdir(self.folder.joinpath(*folders)))
+
 
 @pytest.fixture
 def data_path(tmp_path):
     return DataPath(tmp_path)
 
 
-def test_every_channel_gets_the_messages_of_its_queue(data_path):
-    data_path.go_has("t", None)
-    data_path.go_has("t", "a", 5, 6, 7, 8, 9)
-    data_path.go_has("t", "b", 2, 8, 9)
-    data_path.go_has("t", "c")
-    assert data_path.taken_over().ours() == {"a": [5, 6, 7, 8, 9], "b": [2, 8, 9], "c": []}
+def test_topics_and_channels_are_found_by_their_files(data_path):
+    data_path.go_has("b", "c", 1)
+    data_path.go_has("b", None, 2)
+    data_path.go_has("a", "x")
+    found = data_path.topics()
+    assert {name: list(topic) for name, topic in found.items()} == {"a": ["x"], "b": [None, "c"]}
+    empty = {name: read_empty(OsFiles(), str(data_path.folder), topic) for name, topic in found.items()}
+    assert [[report.name for report in reports or ()] for reports in empty.values()] == [["a:x"], []]
 
 
-def test_messages_in_the_topics_queue_are_for_all_channels(data_path):
-    data_path.go_has("t", None, 8, 9)
-    data_path.go_has("t", "a", 1, 2, 3)
-    data_path.go_has("t", "b", 2)
-    data_path.knows("t", "a", "b", "idle")
-    assert data_path.taken_over().ours() == {"a": [1, 2, 3, 8, 9], "b": [2, 8, 9], "idle": [8, 9]}
+def test_queues_that_are_ephemeral_or_have_invalid_names_or_only_bad_files_are_left_alone(data_path, caplog):
+    data_path.go_has("t#ephemeral", "c", 1)
+    data_path.go_has("t", "not legal", 1)
+    (data_path.folder / "t.diskqueue.000000.dat.bad").touch()
+    assert data_path.topics() == {}
+    assert len(caplog.messages) == 2
 
 
-def test_a_message_in_a_topics_and_a_channels_queue_is_delivered_once(data_path):
-    """Go's positions of the topic are older than its channels' files."""
-    data_path.go_has("t", None, 5, 6, 7, 8, 9)
-    data_path.go_has("t", "a", 1, 2, 3, 5, 6, 7)
-    data_path.go_has("t", "b", 6, 7, 8)
-    assert data_path.taken_over().ours() == {"a": [1, 2, 3, 5, 6, 7, 8, 9], "b": [5, 6, 7, 8, 9]}
-
-
-def test_a_message_twice_in_a_channels_queue_is_delivered_once(data_path):
-    data_path.go_has("t", "a", 1, 2, 3, 1, 4, 2, 5)
-    data_path.go_has("t", "b", 1, 2, 1)
-    assert data_path.taken_over().ours() == {"a": [1, 2, 3, 4, 5], "b": [2, 1]}
-
-
-def test_without_channels_the_topic_holds_the_messages(data_path):
+def test_an_import_moves_the_files_and_leaves_no_temporary_ones(data_path):
     data_path.go_has("t", None, 1, 2)
-    assert data_path.taken_over().ours() == {None: [1, 2]}
+    data_path.go_has("t", "c", 3)
+    data_path.go_has("u", None, 4)
+    (data_path.folder / "nsqd.dat").write_bytes(b"null")
+    (data_path.folder / "t.diskqueue.000000.dat.bad").touch()
+    data_path.taken_over()
+    assert (data_path.ours("t"), data_path.ours("u"), data_path.gos()) == ({"c": [1, 2, 3]}, {None: [4]}, [])
+    assert data_path.files() == ["nsq_compat", "nsqd.dat", "t.diskqueue.000000.dat.bad"]
+    assert data_path.files("nsq_compat") == ["imported", "t.topic", "u.topic"]
+    assert not {RECEIPT, "checkpoint.tmp"} & set(data_path.files("nsq_compat", "t.topic"))
+    assert len(data_path.files("nsq_compat", "imported", "1")) == 6
 
 
-def test_a_paused_topic_holds_the_messages_back(data_path):
-    data_path.go_has("t", None, 8)
-    data_path.go_has("t", "a", 1)
-    data_path.knows("t", "a", paused=True)
-    assert data_path.taken_over().ours() == {None: [8], "a": [1]}
+IMPORTS: dict[str, tuple[dict[str | None, list[int]], list[str], bool, dict[str | None, list[int]]]] = {
+    "every channel gets the messages of its queue": (
+        {None: [], "a": [5, 6, 7, 8, 9], "b": [2, 8, 9], "c": []}, [], False,
+        {"a": [5, 6, 7, 8, 9], "b": [2, 8, 9], "c": []},
+    ),
+    "messages in the topic's queue are for all channels": (
+        {None: [8, 9], "a": [1, 2, 3], "b": [2]}, ["a", "b", "idle"], False,
+        {"a": [1, 2, 3, 8, 9], "b": [2, 8, 9], "idle": [8, 9]},
+    ),
+    # Go's positions of the topic are older than its channels' files.
+    "a message in a topic's and a channel's queue is delivered once": (
+        {None: [5, 6, 7, 8, 9], "a": [1, 2, 3, 5, 6, 7], "b": [6, 7, 8]}, [], False,
+        {"a": [1, 2, 3, 5, 6, 7, 8, 9], "b": [5, 6, 7, 8, 9]},
+    ),
+    "a message twice in a channel's queue is delivered once": (
+        {"a": [1, 2, 3, 1, 4, 2, 5], "b": [1, 2, 1]}, [], False, {"a": [1, 2, 3, 4, 5], "b": [2, 1]},
+    ),
+    "without channels the topic holds the messages": ({None: [1, 2]}, [], False, {None: [1, 2]}),
+    "a paused topic holds the messages back": ({None: [8], "a": [1]}, ["a"], True, {None: [8], "a": [1]}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("gos", "known", "paused", "expected"), IMPORTS.values(), ids=IMPORTS)
+def test_what_the_channels_get(data_path, gos, known, paused, expected):
+    for channel, numbers in gos.items():
+        data_path.go_has("t", channel, *numbers)
+    if known:
+        data_path.knows("t", *known, paused=paused)
+    assert data_path.taken_over().ours() == expected
 
 
 def test_attempts_times_and_ids_are_kept(data_path):
@@ -144,14 +182,15 @@ def test_an_existing_topic_gets_more_messages(data_path):
     data_path.go_has("t", "b", 4)
     data_path.go_has("t", None, 9)
     data_path.taken_over()
-    assert {name: sorted(numbers) for name, numbers in data_path.ours().items()} == {"a": [1, 2, 3, 9], "b": [4, 9]}
+    assert data_path.sorted_ours() == {"a": [1, 2, 3, 9], "b": [4, 9]}
+    assert data_path.files("nsq_compat", "imported") == ["1", "2"]
 
 
 def test_a_topic_that_held_messages_gives_them_to_the_channels_that_go_created(data_path):
     data_path.go_has("t", None, 1)
     data_path.taken_over()
     data_path.go_has("t", "a", 2)
-    assert {name: sorted(numbers) for name, numbers in data_path.taken_over().ours().items()} == {"a": [1, 2]}
+    assert data_path.taken_over().sorted_ours() == {"a": [1, 2]}
 
 
 def test_a_topic_that_was_unpaused_in_go_is_unpaused(data_path):
@@ -161,14 +200,14 @@ def test_a_topic_that_was_unpaused_in_go_is_unpaused(data_path):
     data_path.taken_over()
     data_path.knows("t", "a")
     data_path.go_has("t", "a", 2)
-    assert {name: sorted(numbers) for name, numbers in data_path.taken_over().ours().items()} == {"a": [1, 2, 8]}
+    assert data_path.taken_over().sorted_ours() == {"a": [1, 2, 8]}
 
 
 def test_queues_without_messages_are_only_moved(data_path):
     data_path.go_has("t", None)
     data_path.go_has("t", "a")
     data_path.taken_over()
-    assert os.listdir(data_path.folder / "nsq_compat") == ["imported"]
+    assert (data_path.files(), data_path.files("nsq_compat")) == (["nsq_compat"], ["imported"])
 
 
 def test_imports_and_damage_are_logged(data_path, caplog):
@@ -203,21 +242,95 @@ def test_all_messages_of_go_are_imported_once(tmp_path_factory, channels, topic_
         expected = {channel: sorted({*numbers, *common}) for channel, numbers in channels.items()} or {
             None: sorted(set(common))
         }
-        assert {name: sorted(numbers) for name, numbers in data_path.ours().items()} == expected
+        assert data_path.sorted_ours() == expected
 
 
-def test_every_message_is_delivered_once_at_whatever_step_the_process_is_killed(tmp_path):
-    for number in range(1, 1000):
-        (tmp_path / str(number)).mkdir()
-        data_path = DataPath(tmp_path / str(number))
-        data_path.go_has("t", None, 7, 8)
-        data_path.go_has("t", "a", 1, 2)
-        data_path.go_has("t", "b", 1)
+def a_new_topic(data_path):
+    data_path.go_has("t", None, 7, 8)
+    data_path.go_has("t", "a", 1, 2)
+    data_path.go_has("t", "b", 1)
+    data_path.go_has("u", "c", 4)
+    return {"t": {"a": [1, 2, 7, 8], "b": [1, 7, 8]}, "u": {"c": [4]}}
+
+
+def a_topic_of_ours(data_path):
+    data_path.go_has("t", None, 1, 2)
+    data_path.taken_over()
+    data_path.go_has("t", "c", 3)
+    data_path.go_has("u", "c", 4)
+    return {"t": {"c": [1, 2, 3]}, "u": {"c": [4]}}
+
+
+@pytest.mark.parametrize("prepare", [a_new_topic, a_topic_of_ours])
+@pytest.mark.parametrize(("step", "again"), [(1, ()), (5, range(1, 25, 3))], ids=["once", "again while it recovers"])
+def test_every_message_is_delivered_once_at_whatever_step_the_process_is_killed(prepare, step, again, tmp_path):
+    for number in range(1, 1000, step):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        data_path = DataPath(folder)
+        expected = prepare(data_path)
         try:
             data_path.taken_over(Dying(number))
         except Crash:
+            for each in again:
+                with suppress(Crash):
+                    data_path.taken_over(Dying(each))
             data_path.taken_over()
         else:
             break
-        assert data_path.ours() == {"a": [1, 2, 7, 8], "b": [1, 7, 8]}, number
+        assert {topic: data_path.sorted_ours(topic) for topic in expected} == expected, number
+        assert data_path.gos() == []
+        left = {*data_path.files("nsq_compat"), *data_path.files("nsq_compat", "t.topic")}
+        assert not [name for name in left if name.endswith((".importing", ".replaced", ".tmp", RECEIPT))]
+        shutil.rmtree(folder)
     assert number > 40
+
+
+@pytest.fixture
+def interrupted(data_path):
+    """The message is ours, the receipt is there, and Go's files are not moved yet."""
+
+    class DyingThere(OsFiles):
+        @staticmethod
+        def mkdir(path, mode=0o700):
+            if path.endswith("/imported"):
+                raise Crash
+            os.mkdir(path, mode)
+
+    data_path.go_has("t", None, 1)
+    with pytest.raises(Crash):
+        data_path.taken_over(DyingThere())
+    assert (data_path.ours(), data_path.gos()) == ({None: [1]}, [1])
+    return data_path
+
+
+def test_unused_files_are_moved_by_the_next_start(interrupted):
+    interrupted.taken_over()
+    assert (interrupted.ours(), interrupted.gos()) == ({None: [1]}, [])
+
+
+@pytest.mark.parametrize("used", ["positions", "size", "new file"])
+def test_files_that_another_nsqd_has_used_are_imported_again(interrupted, caplog, used):
+    data = encode_record(stored(2))
+    if used == "positions":
+        (interrupted.folder / "t.diskqueue.meta.dat").write_bytes(b"1\n0,0\n0,0\n")
+    elif used == "size":
+        with open(interrupted.folder / "t.diskqueue.000000.dat", "ab") as file:
+            file.write(data)
+    else:
+        (interrupted.folder / "t.diskqueue.000001.dat").write_bytes(data)
+    interrupted.taken_over()
+    assert interrupted.sorted_ours() == {None: [1, 1] if used == "positions" else [1, 1, 2]}
+    assert "another nsqd has used the files" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "receipt",
+    [b"", b"{}", b"\xff", b"[" * 10_000, b'{"folder":"../..","sizes":{},"positions":{}}',
+     b'{"folder":"1","sizes":{"../x":1},"positions":{}}', b'{"folder":"1","sizes":{},"positions":{"x":""}}'],
+)  # fmt: skip
+def test_a_damaged_receipt_causes_another_import(interrupted, caplog, receipt):
+    (interrupted.folder / "nsq_compat" / "t.topic" / RECEIPT).write_bytes(receipt)
+    interrupted.taken_over()
+    assert (interrupted.ours(), interrupted.gos()) == ({None: [1, 1]}, [])
+    assert "receipt of an import is damaged" in caplog.text

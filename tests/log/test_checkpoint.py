@@ -19,7 +19,7 @@ from nsq_compat.log.checkpoint import (
     is_at_once,
     pack_key,
 )
-from nsq_compat.log.group import NOWHERE, location_of, place_of
+from nsq_compat.log.segment import NOWHERE, location_of, place_of
 from nsq_compat.log.topic_log import LogEnd
 from nsq_compat.protocol import storage_schema
 
@@ -125,12 +125,22 @@ def test_entries_are_due_at_once_or_deferred():
 def test_skipping_moves_the_position_or_makes_a_gap():
     ahead, behind = ChannelState(5), ChannelState(3)
     for state in (ahead, behind):
-        state.skip(5, 8)
-        state.skip(9, 9)
+        state.skip([(5, 8)])
+        state.skip([(9, 9)])
     assert (ahead.position, ahead.gaps) == (8, [])
     assert (behind.position, behind.gaps) == (3, [(5, 8)])
-    behind.skip(2, 4)
-    behind.skip(7, 10)
+    behind.skip([(2, 4)])
+    behind.skip([(7, 10)])
     assert (behind.position, behind.gaps) == (4, [(5, 10)])
-    behind.skip(4, 5)
+    behind.skip([(4, 5)])
     assert (behind.position, behind.gaps) == (10, [])
+
+
+@given(st.integers(0, 5), st.lists(st.integers(6, 30), unique=True))
+def test_just_the_skipped_messages_are_left_out(position, numbers):
+    place = ChannelState(position, gaps=[(31, 33)])
+    place.skip((seq, seq + 1) for seq in numbers)
+    read = set(range(place.position, 40)).difference(*(range(*gap) for gap in place.gaps))
+    assert read == set(range(position, 40)) - set(numbers) - {31, 32}
+    assert place.gaps == sorted(place.gaps)
+    assert all(begin > place.position for begin, _ in place.gaps)

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq_compat.log.checkpoint import ChannelState
-from nsq_compat.log.control_log import ROW, ControlLog, Requeued, _pass_over, decode_requeued, encode_requeued
-from nsq_compat.log.storage import CHECKPOINT, Durability
+from nsq_compat.log.checkpoint import CHECKPOINT
+from nsq_compat.log.control_log import ROW, ControlLog, Requeued, decode_requeued, encode_requeued
+from nsq_compat.log.storage import Durability
 from nsq_compat.protocol import storage_schema
 from nsq_compat.protocol.storage_schema import CHANNEL_CREATED, TOPIC_PAUSED
+from tests.broker import with_consumer
 
 
 @pytest.fixture
@@ -69,28 +70,19 @@ def published_and_requeued(data_path, *bodies, delay=60.0, requeued=b"b", **limi
     return daemon, consumer
 
 
-def takes_all(consumer):
-    taken = []
-    while some := consumer.takes():
-        taken += some
-    return taken
-
-
 def test_a_requeued_message_is_not_early_after_a_crash_without_a_checkpoint(data_path):
     daemon, _ = published_and_requeued(data_path, b"a", b"b", b"c")
-    data_path.kill(daemon)
-    daemon = data_path.start()
-    consumer = daemon.consumer()
-    assert takes_all(consumer) == [b"a", b"c"]
+    daemon, consumer = with_consumer(data_path.restart(daemon))
+    assert consumer.takes_all() == [b"a", b"c"]
     consumer.finishes(b"a", b"c")
     daemon.waits(59)
-    assert takes_all(consumer) == []
+    assert consumer.takes_all() == []
     daemon.waits(2)
-    assert takes_all(consumer) == [b"b"]
+    assert consumer.takes_all() == [b"b"]
     assert consumer.attempts(b"b") == 2
     consumer.finishes(b"b")
     daemon.waits(3600)
-    assert takes_all(consumer) == []
+    assert consumer.takes_all() == []
 
 
 @pytest.mark.parametrize("taken_before", [False, True])
@@ -100,16 +92,14 @@ def test_it_is_not_early_either_when_a_checkpoint_was_written_before_the_req(dat
     daemon.publishes(b"a", b"b", b"c")
     consumer = daemon.consumer()
     if taken_before:
-        takes_all(consumer)
+        consumer.takes_all()
     data_path.checkpoint(daemon)
-    takes_all(consumer)
+    consumer.takes_all()
     consumer.requeues(b"b", 60)
-    data_path.kill(daemon)
-    daemon = data_path.start()
-    consumer = daemon.consumer()
-    assert sorted(takes_all(consumer)) == [b"a", b"c"]
+    daemon, consumer = with_consumer(data_path.restart(daemon))
+    assert sorted(consumer.takes_all()) == [b"a", b"c"]
     daemon.waits(61)
-    assert b"b" in takes_all(consumer)
+    assert b"b" in consumer.takes_all()
 
 
 def test_a_lost_checkpoint_does_not_make_it_early(data_path):
@@ -117,30 +107,27 @@ def test_a_lost_checkpoint_does_not_make_it_early(data_path):
     daemon, consumer = published_and_requeued(data_path, b"a", b"b", b"c")
     for number in range(20):
         daemon.publishes(b"%020d" % number)
-    takes_all(consumer)
+    consumer.takes_all()
     consumer.finishes(b"a", b"c")
     data_path.checkpoint(daemon)
     data_path.kill(daemon)
     os.unlink(os.path.join(data_path.folder(), CHECKPOINT))
-    daemon = data_path.start()
-    consumer = daemon.consumer()
-    assert b"b" not in takes_all(consumer)
+    daemon, consumer = with_consumer(data_path.start())
+    assert b"b" not in consumer.takes_all()
     daemon.waits(61)
-    assert b"b" in takes_all(consumer)
+    assert b"b" in consumer.takes_all()
 
 
 def test_the_last_of_several_requeues_counts(data_path):
     daemon, consumer = published_and_requeued(data_path, b"a", b"b", delay=5)
     daemon.waits(6)
-    assert b"b" in takes_all(consumer)
+    assert b"b" in consumer.takes_all()
     consumer.requeues(b"b", 60)
-    data_path.kill(daemon)
-    daemon = data_path.start()
-    consumer = daemon.consumer()
+    daemon, consumer = with_consumer(data_path.restart(daemon))
     daemon.waits(30)
-    assert takes_all(consumer) == [b"a"]
+    assert consumer.takes_all() == [b"a"]
     daemon.waits(31)
-    assert b"b" in takes_all(consumer)
+    assert b"b" in consumer.takes_all()
     assert consumer.attempts(b"b") == 3
 
 
@@ -150,23 +137,20 @@ def test_other_channels_are_not_concerned(data_path):
     daemon.channel()
     daemon.publishes(b"a", b"b")
     consumer = daemon.consumer()
-    takes_all(consumer)
+    consumer.takes_all()
     consumer.requeues(b"b", 60)
-    data_path.kill(daemon)
-    daemon = data_path.start()
-    assert takes_all(daemon.consumer("other")) == [b"a", b"b"]
-    assert takes_all(daemon.consumer()) == [b"a"]
+    daemon = data_path.restart(daemon)
+    assert daemon.consumer("other").takes_all() == [b"a", b"b"]
+    assert daemon.consumer().takes_all() == [b"a"]
 
 
 @pytest.mark.parametrize("act", ["empty_channel", "delete_channel"])
 def test_what_was_emptied_or_deleted_does_not_come_back(data_path, act):
     daemon, _ = published_and_requeued(data_path, b"a", b"b")
     getattr(daemon.topic(), act)("archive")
-    data_path.kill(daemon)
-    daemon = data_path.start()
-    consumer = daemon.consumer()
+    daemon, consumer = with_consumer(data_path.restart(daemon))
     daemon.waits(61)
-    assert takes_all(consumer) == []
+    assert consumer.takes_all() == []
     assert daemon.channel().deferred_count == 0
 
 
@@ -176,14 +160,12 @@ def test_a_deferred_message_that_was_requeued_has_the_later_time(data_path):
     daemon.publishes(b"a", defer=5.0)
     daemon.waits(6)
     consumer = daemon.consumer()
-    assert takes_all(consumer) == [b"a"]
+    assert consumer.takes_all() == [b"a"]
     consumer.requeues(b"a", 60)
-    data_path.kill(daemon)
-    daemon = data_path.start()
-    consumer = daemon.consumer()
-    assert takes_all(consumer) == []
+    daemon, consumer = with_consumer(data_path.restart(daemon))
+    assert consumer.takes_all() == []
     daemon.waits(61)
-    assert takes_all(consumer) == [b"a"]
+    assert consumer.takes_all() == [b"a"]
 
 
 @pytest.mark.interpreted
@@ -192,7 +174,7 @@ def test_a_disk_that_takes_nothing_does_not_stop_a_requeue(data_path, disk, capl
     daemon.channel()
     daemon.publishes(b"a")
     consumer = daemon.consumer()
-    takes_all(consumer)
+    consumer.takes_all()
 
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -202,7 +184,7 @@ def test_a_disk_that_takes_nothing_does_not_stop_a_requeue(data_path, disk, capl
     assert "TOPIC(orders): cannot write REQ delays to the log - " in caplog.text
     disk.write = os.pwrite
     daemon.waits(6)
-    assert takes_all(consumer) == [b"a"]
+    assert consumer.takes_all() == [b"a"]
 
 
 def test_at_level_memory_and_without_a_delay_nothing_is_written(data_path):
@@ -211,7 +193,7 @@ def test_at_level_memory_and_without_a_delay_nothing_is_written(data_path):
         daemon.channel()
         daemon.publishes(b"a")
         consumer = daemon.consumer()
-        takes_all(consumer)
+        consumer.takes_all()
         before = daemon.topic().store.log.end
         consumer.requeues(b"a", delay)
         assert daemon.topic().store.log.end == before
@@ -226,16 +208,15 @@ def test_pipelined_requeues_are_one_group(data_path):
     daemon.channel()
     daemon.publishes(b"a", b"b", b"c")
     consumer = daemon.consumer()
-    takes_all(consumer)
+    consumer.takes_all()
     before = daemon.topic().store.log.end
     for body in (b"a", b"b", b"c"):
         consumer.requeues(body, 60)
     assert len(calls) == 1
     assert daemon.topic().store.log.end == before
     calls[0]()
-    data_path.kill(daemon)
-    daemon = data_path.start()
-    assert takes_all(daemon.consumer()) == []
+    daemon = data_path.restart(daemon)
+    assert daemon.consumer().takes_all() == []
     assert daemon.channel().deferred_count == 3
     assert daemon.channel().depth == 0
 
@@ -249,18 +230,8 @@ def test_the_codec_is_what_is_declared(name, values):
     assert [(each.due_ns, each.id, each.attempts) for each in declared.messages] == values
 
 
-@given(st.integers(0, 5), st.lists(st.integers(6, 30), unique=True))
-def test_gaps_leave_out_just_the_numbers_given(position, numbers):
-    place = ChannelState(position, gaps=[(31, 33)])
-    _pass_over(place, numbers)
-    read = set(range(place.position, 40)).difference(*(range(*gap) for gap in place.gaps))
-    assert read == set(range(position, 40)) - set(numbers) - {31, 32}
-    assert place.gaps == sorted(place.gaps)
-    assert all(begin > place.position for begin, _ in place.gaps)
-
-
 def test_of_a_channel_that_is_not_there_nothing_is_done():
     requeued = Requeued()
     requeued.add(encode_requeued("gone", [ROW.pack(1, b"0" * 16, 1)]))
     requeued.apply({}, 0.0, None)  # type: ignore[arg-type]
-    assert requeued.names == ["gone"]
+    assert list(requeued) == ["gone"]

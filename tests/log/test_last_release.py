@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from nsq_compat.log.checkpoint import ENTRY, decode
+from nsq_compat.log.checkpoint import CHECKPOINT, ENTRY, decode
 from nsq_compat.log.data_path import make_our_folder
-from nsq_compat.log.storage import CHECKPOINT, Durability
+from nsq_compat.log.storage import Durability
 from tests.broker import DataPath, Disk
 
 SERIAL = ENTRY.slices["serial"]

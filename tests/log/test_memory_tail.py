@@ -136,7 +136,7 @@ def test_whatever_is_needed_can_be_read_in_order(tmp_path_factory, steps, limit)
         else:
             log.spill_some()
         assert writer.reads(writer.needed, max_bytes=200) == list(range(writer.needed, writer.end))
-        assert log._tail is not None
-        assert log._tail.count <= limit
+        assert log.tail is not None
+        assert log.tail.count <= limit
     log.close()
     assert log.damaged_records == 0

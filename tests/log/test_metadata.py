@@ -95,7 +95,7 @@ def test_nesting_of_any_depth_is_read_or_is_damage(data):
 @given(st.binary())
 def test_any_bytes_are_read_or_are_damage(data):
     metadata = decode_metadata(data)
-    assert metadata.damages or metadata.topics == ()
+    assert metadata.faults or metadata.topics == ()
 
 
 U = b'{"name":"u","paused":true,"channels":[{"name":"c","paused":true}]}'
@@ -138,7 +138,7 @@ def test_of_a_topic_that_is_named_twice_only_the_name_is_used():
     assert decode_metadata(b'{"topics":[%s,%s]}' % (U, U)).topics == (READS_U,)
 
 
-def test_of_many_damages_the_first_are_shown():
+def test_of_many_faults_the_first_are_shown():
     damage = decode_metadata(b'{"topics":[%s]}' % b",".join([b'{"name":"%s"}' % (b"!" * 500)] * 9)).damage
     assert damage.count("invalid name") == 5
     assert damage.endswith("; and 4 more")

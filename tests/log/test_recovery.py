@@ -7,7 +7,7 @@ import pytest
 from nsq_compat.log.checkpoint import ENTRY, ChannelState, TopicState, entries_at_once
 from nsq_compat.log.files import OsFiles
 from nsq_compat.log.recovery import StoredTopic, recover
-from nsq_compat.log.topic_log import LogEnd, TopicLog
+from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol import message
 from nsq_compat.protocol.message import make_frames, message_id
 from nsq_compat.protocol.storage_schema import (
@@ -302,7 +302,7 @@ def test_a_damaged_last_message_keeps_its_number(past):
     past.published(1)
     last = past.checkpoint(a=ChannelState(0))
     past.published(2, size=10)
-    path = past.log._segments[-1].path
+    path = past.log.segments[-1].path
     past.log.close()
     with open(path, "r+b") as file:
         file.seek(-50, 2)
@@ -363,83 +363,73 @@ def test_a_retained_message_keeps_its_attempts(past):
     assert topic.last_id == message_id(frame)
 
 
-def frame(number):
-    (made,) = message.make_frames([b"%016x" % number], 5, [b"%d" % number])
-    return made
+# --- Without a daemon -------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def folder(tmp_path):
-    return str(tmp_path / "t.topic")
-
-
-@pytest.fixture
-def topic_log(folder):
-    opened = TopicLog.open(OsFiles(), folder)
-    yield opened
-    opened.close()
-
-
-def save(folder, end, channels, held=None):
-    with open(os.path.join(folder, "checkpoint"), "wb") as file:
-        file.write(TopicState(end, 0.0, b"0" * 16, channels, held).encode())
-
-
-def backlogs(folder):
+def stored(folder):
     with StoredTopic(OsFiles(), folder) as topic:
-        found = {
-            name: [(message.body(each), message.attempts(each)) for each in frames] for name, frames in topic.backlogs()
-        }
+        found = {name: [*map(number_and_attempts, frames)] for name, frames in topic.backlogs()}
         assert topic.depths() == {name: len(frames) for name, frames in found.items()}
+        assert not topic.log.damaged_records
         return found
 
 
-def test_without_a_channel_all_messages_are_held_by_the_topic(folder, topic_log):
-    topic_log.append([frame(1), frame(2)], 0)
-    assert backlogs(folder) == {None: [(b"1", 1), (b"2", 1)]}
+def number_and_attempts(frame):
+    return int(message_id(frame), 16), message.attempts(frame)
 
 
-def test_a_channel_gets_its_unfinished_messages_and_later_ones(folder, topic_log):
-    topic_log.append([frame(number) for number in range(1, 7)], 0)
-    save(folder, topic_log.end, {"c": ChannelState(4, entries_at_once([(b"%016x" % 2, 3)])), "d": ChannelState(6)})
-    assert backlogs(folder) == {"c": [(b"2", 3), (b"5", 1), (b"6", 1)], "d": []}
+def save(past, **states):
+    with open(os.path.join(past.folder, "checkpoint"), "wb") as file:
+        file.write(past.checkpoint(**states).encode())
 
 
-def test_messages_logged_after_the_checkpoint_count(folder, topic_log):
-    save(folder, topic_log.end, {"c": ChannelState(0)})
-    topic_log.append([frame(1)], 0)
-    topic_log.append([b"d"], 1, kind=CHANNEL_CREATED)
-    topic_log.append([frame(2)], 1)
-    topic_log.append([frame(3)], 2, due_ns=9, kind=DEFERRED)
-    assert backlogs(folder) == {"c": [(b"3", 1), (b"1", 1), (b"2", 1)], "d": [(b"3", 1), (b"2", 1)]}
+def test_without_a_channel_all_messages_are_held_by_the_topic(past):
+    past.published(2)
+    assert stored(past.folder) == {None: [(0, 1), (1, 1)]}
 
 
-def test_a_paused_topic_holds_later_messages_back(folder, topic_log):
-    topic_log.append([frame(1), frame(2), frame(3)], 0)
-    save(folder, topic_log.end, {"c": ChannelState(1)}, held=ChannelState(2))
-    assert backlogs(folder) == {None: [(b"3", 1)], "c": [(b"2", 1)]}
+def test_a_channel_gets_its_unfinished_messages_and_later_ones(past):
+    past.published(6)
+    save(past, c=ChannelState(4, entries_at_once([(b"%016x" % 1, 3)])), d=ChannelState(6))
+    assert stored(past.folder) == {"c": [(1, 3), (4, 1), (5, 1)], "d": []}
+    past.noted(CHANNEL_CREATED, "e")
+    past.published(1)
+    past.deferred(9)
+    assert stored(past.folder) == {
+        "c": [(1, 3), (7, 1), (4, 1), (5, 1), (6, 1)],
+        "d": [(7, 1), (6, 1)],
+        "e": [(7, 1), (6, 1)],
+    }
 
 
-def test_a_damaged_checkpoint_is_reported_and_every_message_is_delivered(folder, topic_log):
-    topic_log.append([frame(1)], 0)
-    with open(os.path.join(folder, "checkpoint"), "wb") as file:
+def test_a_paused_topic_holds_later_messages_back(past):
+    past.published(3)
+    save(past, c=ChannelState(1), held=ChannelState(2))
+    assert stored(past.folder) == {None: [(2, 1)], "c": [(1, 1)]}
+
+
+def test_a_damaged_checkpoint_is_reported_and_every_message_is_delivered(past):
+    past.published(1)
+    with open(os.path.join(past.folder, "checkpoint"), "wb") as file:
         file.write(b"garbage")
-    assert backlogs(folder) == {None: [(b"1", 1)]}
-    with StoredTopic(OsFiles(), folder) as topic:
+    assert stored(past.folder) == {None: [(0, 1)]}
+    with StoredTopic(OsFiles(), past.folder) as topic:
         assert topic.checkpoint_error
 
 
-def test_reading_all_undelivered_messages_counts_damaged_ones(folder, topic_log):
-    topic_log.append([frame(1)], 0)
-    save(folder, topic_log.end, {"c": ChannelState(0, entries_at_once([(b"%016x" % 99, 1)]))})
-    with StoredTopic(OsFiles(), folder) as topic:
+def test_reading_all_undelivered_messages_counts_damaged_ones(past):
+    past.published(1)
+    save(past, c=ChannelState(0, entries_at_once([(b"%016x" % 99, 1)])))
+    with StoredTopic(OsFiles(), past.folder) as topic:
         topic.read_needed()
         assert topic.log.damaged_records == 1
 
 
-def test_a_missing_segment_is_damage(folder):
-    os.mkdir(folder)
-    save(folder, LogEnd(1, 400, 7), {"c": ChannelState(0)})
-    with StoredTopic(OsFiles(), folder) as topic:
+def test_a_missing_segment_is_damage(past):
+    past.published(7)
+    save(past, c=ChannelState(0))
+    os.unlink(past.log.segments[-1].path)
+    with StoredTopic(OsFiles(), past.folder) as topic:
         topic.read_needed()
         assert list(dict(topic.backlogs())["c"]) == []
+        assert topic.log.damaged_records == 7

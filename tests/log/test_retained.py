@@ -59,12 +59,12 @@ def test_retained_messages_are_found_by_id_in_this_run_and_the_next(keeper):
 
 def test_a_file_has_a_bounded_size_and_each_run_begins_a_new_one(keeper):
     keeper.kept.add(frames_of(*range(2000)))
-    before = len(keeper.kept)
+    before = len(keeper.kept.files)
     assert before > 2
     assert keeper.numbers(0, 999, 1999) == [0, 999, 1999]
     keeper.start()
     keeper.kept.add(frames_of(5000))
-    assert len(keeper.kept) == before + 1
+    assert len(keeper.kept.files) == before + 1
     assert keeper.numbers(0, 1999, 5000) == [0, 1999, 5000]
 
 
@@ -117,7 +117,7 @@ def test_damage_affects_only_its_message_and_the_file_is_not_deleted(keeper):
     keeper.disk.put("/kept.1", bytes(content))
     found = keeper.numbers(*range(19, 22))
     assert found == [19, 21]
-    file = next(each for each in keeper.kept.mostly_dead(ids_of(19, 20)) if each.segment.number == 1)
+    file = next(each for each in keeper.kept.mostly_dead(ids_of(19, 20)) if each.number == 1)
     assert not keeper.kept.copy(file, ids_of(19, 20))
     assert file not in keeper.kept.mostly_dead(ids_of(19, 20)), "it stays as long as something in it is needed"
     assert file in keeper.kept.mostly_dead([])

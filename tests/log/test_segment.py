@@ -2,20 +2,29 @@ import errno
 from typing import cast
 
 import pytest
+from google_crc32c import value as crc32c
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nsq_compat.log import segment as segment_module
 from nsq_compat.log.damage import Damage
 from nsq_compat.log.descriptors import Descriptors
 from nsq_compat.log.files import Files
-from nsq_compat.log.group import encode_group
-from nsq_compat.log.group_reader import GroupReader, first_id_of, index_of
+from nsq_compat.log.group_reader import GroupReader, first_id_of, index_of, is_hole, salvage
 from nsq_compat.log.segment import (
     FIRST_GROUP,
+    HEADER_SIZE,
     INDEX_STEP,
+    Group,
     Segment,
+    cut_frames,
+    decode_header,
     decode_segment_header,
+    decode_trailer,
+    encode_group,
     encode_segment_header,
 )
+from nsq_compat.protocol import storage_schema
 from nsq_compat.protocol.message import make_frames
 from nsq_compat.protocol.storage_schema import CHANNEL_CREATED, DEFERRED, MESSAGES, RELEASED_MAGIC
 from tests.faults.disk import SimulatedDisk
@@ -135,9 +144,12 @@ def test_zeros_are_written_ahead_in_a_large_file(disk, segment):
     assert [begin for _, begin, _ in zeros[1:]] == [stop for _, _, stop in zeros[:-1]]
 
 
-def test_no_zeros_go_beyond_the_size_of_a_segment(disk, segment):
+@pytest.mark.parametrize("prepares", [False, True])
+def test_no_zeros_go_beyond_the_size_of_a_segment(disk, segment, prepares):
     for _ in range(500):
         segment.append(bytes(1000), 500_100)
+        if prepares:
+            segment.prepare(500_100)
     assert max(offset + size for offset, size in disk.writes) == 500_100
 
 
@@ -172,13 +184,6 @@ def test_an_append_after_prepare_only_writes(disk, segment):
         assert disk.calls[calls:] == ["pwrite"]
     assert prepared < 8, "not at every call"
     assert disk.content(PATH)[segment.end - 500_000 : segment.end] == b"x" * 500_000
-
-
-def test_nothing_is_prepared_beyond_the_size_of_a_segment(disk, segment):
-    for _ in range(500):
-        segment.append(bytes(1000), 600_000)
-        segment.prepare(600_000)
-    assert max(offset + size for offset, size in disk.writes) == 600_000
 
 
 @pytest.mark.parametrize("call", ["pwrite", "fallocate", "open"])
@@ -259,11 +264,12 @@ def test_the_beginning_and_the_end_of_an_outage_are_logged_once(disk, caplog):
     assert (faults.count, faults.problem) == (6, f"cannot read {PATH}0: input/output error")
     disk.failing.clear()
     steps = (lambda: segments[0].pread(6000, 0), lambda: segments[1].pread(1, 0), faults.retry)
-    healthy = []
+    problems = []
     for step in steps:
         step()
-        healthy.append(faults.problem is None)
-    assert healthy == [False, False, True], "one file is not all, nor is a part of what could not be read"
+        problems.append(faults.problem)
+    rest = f"cannot read {PATH}1: input/output error"
+    assert problems == [rest, rest, None], "one file is not all, nor is a part of what could not be read"
     assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
 
 
@@ -292,45 +298,30 @@ def publish(segment: Segment, counts, size: int = 100) -> None:
         seq += count if kind == MESSAGES else 0
 
 
-def test_an_index_built_later_leads_to_every_message(disk, segment):
+def test_an_index_built_later_leads_to_every_message_by_id_and_by_number(disk, segment):
     publish(segment, [1, 1, 300, 900, 1, 20] * 20)
     segment.close()
     later = found(disk)
     assert first_id_of(later, Damage()) == b"%016x" % 0
     index = index_of(later, Damage())
-    everything = {}
+    spans, count = set(), 0
     reader = GroupReader(later, Damage())
-    while True:
+    offset = reader.offset
+    while groups := reader.read(1):
+        (group,) = groups
+        if group.kind != CHANNEL_CREATED:
+            count += len(group.frames)
+            for frame in group.frames:
+                begin, end = index.span_of_id(frame[18:34])
+                assert begin <= offset < end
+                spans.add((begin, end))
+        if group.kind == MESSAGES:
+            begin, _ = index.seek(group.first_seq)
+            assert begin <= offset < begin + 3 * INDEX_STEP
+            assert index.seek(group.first_seq + len(group.frames) - 1)[0] <= offset
         offset = reader.offset
-        groups = reader.read(1)
-        if not groups:
-            break
-        if groups[0].kind != CHANNEL_CREATED:
-            everything.update({frame[18:34]: offset for frame in groups[0].frames})
-    assert index.count == len(everything)
-    spans = {index.span_of_id(message_id) for message_id in everything}
-    for message_id, offset in everything.items():
-        begin, end = index.span_of_id(message_id)
-        assert begin <= offset < end
+    assert index.count == count
     assert len(spans) > segment.end // INDEX_STEP // 4
-
-
-def test_the_index_leads_to_every_number(disk, segment):
-    publish(segment, [1, 1, 300, 900, 1, 20] * 20)
-    segment.close()
-    later = found(disk)
-    index = index_of(later, Damage())
-    reader = GroupReader(later, Damage())
-    while True:
-        offset = reader.offset
-        groups = reader.read(1)
-        if not groups:
-            break
-        if groups[0].kind == MESSAGES:
-            first = groups[0].first_seq
-            assert index.seek(first)[0] <= offset
-            assert offset - index.seek(first)[0] < 3 * INDEX_STEP
-            assert index.seek(first + len(groups[0].frames) - 1)[0] <= offset
 
 
 def test_the_first_id_is_that_of_a_sound_message_in_a_damaged_group(disk, segment):
@@ -356,3 +347,134 @@ def test_a_damaged_id_is_not_indexed(disk, segment):
     begin, end = index_of(later, Damage()).span_of_id(message_id)
     assert begin <= content.index(message_id) <= end + INDEX_STEP
     assert end - begin < 4 * INDEX_STEP
+
+
+# --- Groups -----------------------------------------------------------------------------------------------------------
+
+bodies = st.lists(st.binary(max_size=50), min_size=1, max_size=8)
+kinds = st.sampled_from(storage_schema.KINDS)
+
+
+def frames_with(*bodies: bytes) -> tuple[bytes, ...]:
+    return make_frames([b"%016x" % number for number in range(len(bodies))], NOW_NS, bodies)
+
+
+@given(bodies, kinds, st.integers(0, 1 << 50), st.integers(0, 1 << 62), st.integers(0, 1 << 40))
+def test_a_group_is_what_is_declared(bodies, kind, first_seq, due_ns, offset):
+    frames = frames_with(*bodies)
+    data = encode_group(kind, first_seq, due_ns, frames, offset)
+    if len(frames) == 1:
+        parsed = storage_schema.SINGLE_GROUP.parse(data)
+        assert parsed.frame == frames[0]
+    else:
+        parsed = storage_schema.GROUP.parse(data)
+        assert parsed.frames == b"".join(frames)
+        assert list(parsed.checksums) == [crc32c(frame) for frame in frames]
+        assert parsed.trailer.header_crc == parsed.header_crc
+        assert data[-HEADER_SIZE + 8 :] == data[8:HEADER_SIZE]
+    fields = data[8:HEADER_SIZE]
+    assert parsed.magic == storage_schema.GROUP_MAGIC
+    assert parsed.header_crc == crc32c(fields) ^ (offset & 0xFFFFFFFF)
+    payload = data[HEADER_SIZE : len(data) - (HEADER_SIZE if len(frames) > 1 else 0)]
+    assert parsed.payload_crc == crc32c(payload)
+    assert (parsed.kind, parsed.first_seq, parsed.due_ns) == (kind, first_seq, due_ns)
+    assert (parsed.count, parsed.size) == (len(frames), sum(map(len, frames)))
+
+
+@given(bodies, st.integers(0, 1 << 40), st.binary(max_size=20))
+def test_header_and_trailer_are_decoded_at_any_offset_of_a_block(bodies, offset, before):
+    frames = frames_with(*bodies)
+    data = before + encode_group(storage_schema.MESSAGES, 7, 0, frames, offset) + b"behind"
+    header = decode_header(data, len(before), offset)
+    assert header is not None
+    assert header.end - offset == len(data) - len(before) - len(b"behind")
+    begin, end = header.frames_begin - offset + len(before), header.payload_end - offset + len(before)
+    assert tuple(cut_frames(data, begin, end, len(frames))) == frames
+    if len(frames) > 1:
+        assert decode_trailer(data, end, header.payload_end) == header
+
+
+@given(bodies, kinds, st.integers(0, 1 << 40))
+def test_joined_frames_make_the_same_group(bodies, kind, offset):
+    frames = frames_with(*bodies)
+    assert encode_group(kind, 7, 0, frames, offset, b"".join(frames)) == encode_group(kind, 7, 0, frames, offset)
+
+
+@pytest.mark.parametrize("sizes", [[4] * 300, [4, 3, 5], [4, 5, 3], [3, 4, 5], [0, 256, 512, 256], [256, 0, 512]])
+def test_frames_of_any_sizes_are_cut_at_their_beginnings(sizes):
+    frames = frames_with(*(b"x" * size for size in sizes))
+    joined = b"".join(frames)
+    assert tuple(cut_frames(b"!" + joined, 1, 1 + len(joined), len(frames))) == frames
+
+
+def test_a_header_is_valid_only_at_the_offset_where_it_was_written():
+    data = encode_group(storage_schema.MESSAGES, 7, 0, frames_with(b"a", b"b"), 1000)
+    assert decode_header(data, 0, 1000)
+    assert decode_header(data, 0, 1001) is None
+    assert decode_trailer(data, len(data) - HEADER_SIZE, 1000 + len(data) - HEADER_SIZE)
+    assert decode_trailer(data, len(data) - HEADER_SIZE, 999 + len(data) - HEADER_SIZE) is None
+
+
+@pytest.mark.parametrize("size", [0, 3, HEADER_SIZE - 1])
+def test_a_part_of_a_header_is_no_header(size):
+    data = encode_group(storage_schema.MESSAGES, 7, 0, frames_with(b"a"), 0)[:size]
+    assert decode_header(data, 0, 0) is None
+    assert decode_trailer(data, 0, 0) is None
+
+
+def salvaged(damage) -> list[Group] | None:
+    frames = frames_with(b"zero", b"one!", b"two!", b"three", b"four")
+    data = bytearray(encode_group(storage_schema.MESSAGES, 10, 0, frames, 20))
+    damage(data)
+    header = decode_header(bytes(data), 0, 20)
+    assert header is not None
+    return salvage(header, bytes(data))
+
+
+def test_the_sound_frames_of_a_damaged_group_keep_their_numbers():
+    def damage(data):
+        data[data.index(b"one!")] ^= 1
+        data[data.index(b"two!")] ^= 1
+
+    frames = frames_with(b"zero", b"one!", b"two!", b"three", b"four")
+    assert salvaged(damage) == [
+        Group(storage_schema.MESSAGES, 10, 0, [frames[0]]),
+        Group(storage_schema.MESSAGES, 13, 0, [frames[3], frames[4]]),
+    ]
+
+
+def test_a_frame_with_a_damaged_size_is_skipped():
+    frames = frames_with(b"zero", b"one!", b"two!", b"three", b"four")
+
+    def damage(data):
+        data[data.index(frames[1]) + 2] ^= 0x40
+
+    assert [group.first_seq for group in salvaged(damage) or ()] == [10, 12]
+
+
+def test_a_group_with_a_sector_of_zeros_was_never_written():
+    def damage(data):
+        begin = 512 - 20
+        data[begin : begin + 512] = bytes(min(512, len(data) - begin))
+
+    frames = frames_with(*[b"x" * 200] * 6)
+    data = bytearray(encode_group(storage_schema.MESSAGES, 10, 0, frames, 20))
+    damage(data)
+    header = decode_header(bytes(data), 0, 20)
+    assert header is not None
+    assert salvage(header, bytes(data)) is None
+
+
+def test_the_search_for_frames_in_a_crafted_message_ends():
+    trap = b"\x00\x00\x00\x30\x00\x00\x00\x02" * 50_000
+    data = bytearray(encode_group(storage_schema.MESSAGES, 0, 0, frames_with(trap, b"behind"), 0))
+    data[60] ^= 1
+    header = decode_header(bytes(data), 0, 0)
+    assert header is not None
+    assert salvage(header, bytes(data)) is not None
+
+
+def test_a_hole_extends_to_the_end_of_the_sector():
+    assert is_hole(bytes(12) + b"x", 500)
+    assert not is_hole(bytes(11) + b"x", 500)
+    assert is_hole(b"", 0)

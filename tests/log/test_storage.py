@@ -2,33 +2,43 @@
 
 import errno
 import os
+from contextlib import contextmanager
+from typing import cast
 
 import pytest
 
-from nsq_compat.log.checkpoint import BadCheckpoint, ChannelState, TopicState, decode, entries_at_once
-from nsq_compat.log.files import replace_file
-from nsq_compat.log.storage import CHECKPOINT, Durability
+from nsq_compat.log.checkpoint import (
+    CHECKPOINT,
+    BadCheckpoint,
+    ChannelState,
+    TopicState,
+    decode,
+    entries_at_once,
+    read_checkpoint,
+)
+from nsq_compat.log.files import Files, OsFiles, replace_file
+from nsq_compat.log.storage import Durability, Reserve
 from nsq_compat.log.topic_log import LogEnd, TopicLog
 from nsq_compat.protocol.message import body, make_frames, message_id
+from tests.broker import with_consumer
+from tests.faults.disk import FaultyFiles
 
 LOGGED = [Durability.OS, Durability.FSYNC]
-
-
-def left(consumer):
-    """Everything a consumer gets now."""
-    found = []
-    while some := consumer.takes():
-        found += some
-    return found
+RESERVED = 100_000
 
 
 def recent(daemon, count):
     return [body(frame) for frame, _ in daemon.topic().recent(count, daemon.now, daemon.now_ns)]
 
 
-def read(path):
-    with open(path, "rb") as file:
-        return file.read()
+@contextmanager
+def full(disk):
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, "no room")
+
+    disk.write = refuse
+    yield
+    disk.write = os.pwrite
 
 
 # --- Levels -----------------------------------------------------------------------------------------------------------
@@ -40,8 +50,7 @@ def test_what_was_published_is_there_after_a_kill(data_path, durability):
     daemon.channel()
     daemon.publishes(b"a")
     daemon.publishes(b"b", b"c")
-    data_path.kill(daemon)
-    assert left(data_path.start(durability).consumer()) == [b"a", b"b", b"c"]
+    assert data_path.restart(daemon, durability).consumer().takes_all() == [b"a", b"b", b"c"]
 
 
 def test_what_was_published_last_can_be_looked_at_however_far_it_has_got(data_path):
@@ -50,35 +59,21 @@ def test_what_was_published_last_can_be_looked_at_however_far_it_has_got(data_pa
     consumer = daemon.consumer()
     daemon.publishes(b"a", b"b")
     daemon.publishes(b"c")
-    assert left(consumer) == [b"a", b"b", b"c"]
+    assert consumer.takes_all() == [b"a", b"b", b"c"]
     daemon.publishes(b"d")
     assert (recent(daemon, 3), recent(daemon, 100)) == ([b"b", b"c", b"d"], [b"a", b"b", b"c", b"d"])
-    data_path.kill(daemon)
-    assert recent(data_path.start(), 3) == [b"b", b"c", b"d"]
-
-
-def test_at_level_memory_no_message_is_written_while_memory_holds_it(data_path):
-    daemon = data_path.start(Durability.MEMORY)
-    daemon.channel()
-    before = daemon.topic().store.log.disk_bytes
-    daemon.publishes(b"a", b"b")
-    assert daemon.topic().store.log.disk_bytes == before
-    data_path.kill(daemon)
-    assert left(data_path.start().consumer()) == []
+    assert recent(data_path.restart(daemon), 3) == [b"b", b"c", b"d"]
 
 
 def test_at_level_memory_messages_that_all_channels_have_taken_are_never_written(data_path):
-    daemon = data_path.start(Durability.MEMORY)
-    consumer = daemon.consumer()
+    daemon, consumer = with_consumer(data_path.start(Durability.MEMORY))
     before = daemon.topic().store.log.disk_bytes
     for number in range(20):
         daemon.publishes(b"%d" % number)
         consumer.finishes(*consumer.takes())
-    assert daemon.topic().store.log.disk_bytes == before
     daemon.publishes(b"a", b"b")
-    daemon.publishes(b"c")
-    assert daemon.topic().store.log.disk_bytes > before
-    assert left(consumer) == [b"a", b"b", b"c"]
+    assert daemon.topic().store.log.disk_bytes == before, "nor while memory holds them"
+    assert data_path.restart(daemon).consumer().takes_all() == []
 
 
 def test_at_level_memory_the_oldest_messages_are_spilled(data_path):
@@ -86,13 +81,11 @@ def test_at_level_memory_the_oldest_messages_are_spilled(data_path):
     daemon.channel()
     for each in (b"a", b"b", b"c"):
         daemon.publishes(each)
-    data_path.kill(daemon)
-    assert left(data_path.start().consumer()) == [b"a", b"b"]
+    assert data_path.restart(daemon).consumer().takes_all() == [b"a", b"b"]
 
 
 def test_at_level_memory_messages_of_a_quiet_topic_are_dropped_with_the_next_checkpoint(data_path):
-    daemon = data_path.start(Durability.MEMORY, mem_queue_size=100)
-    consumer = daemon.consumer()
+    daemon, consumer = with_consumer(data_path.start(Durability.MEMORY, mem_queue_size=100))
     daemon.publishes(b"a")
     consumer.finishes(*consumer.takes())
     assert [each.frames for each in daemon.topic().store.log.latest(10)] != []
@@ -102,8 +95,7 @@ def test_at_level_memory_messages_of_a_quiet_topic_are_dropped_with_the_next_che
 
 @pytest.mark.parametrize("durability", list(Durability))
 def test_a_clean_stop_keeps_everything_at_every_level(data_path, durability):
-    daemon = data_path.start(durability)
-    consumer = daemon.consumer()
+    daemon, consumer = with_consumer(data_path.start(durability))
     daemon.publishes(b"in flight", b"requeued")
     consumer.takes()
     consumer.requeues(b"requeued")
@@ -115,32 +107,29 @@ def test_a_clean_stop_keeps_everything_at_every_level(data_path, durability):
     daemon.publishes(b"deferred", defer=70.0)
     daemon.publishes(b"other topic", topic="returns")
     data_path.stop(daemon)
-    daemon = data_path.start(durability)
-    consumer = daemon.consumer()
-    assert sorted(left(consumer)) == [b"a", b"b", b"c", b"d", b"in flight", b"requeued"]
+    daemon, consumer = with_consumer(data_path.start(durability))
+    assert sorted(consumer.takes_all()) == [b"a", b"b", b"c", b"d", b"in flight", b"requeued"]
     assert [consumer.attempts(each) for each in (b"a", b"in flight", b"requeued")] == [1, 2, 3]
     daemon.waits(49.9)
-    assert b"put off" not in left(consumer)
+    assert b"put off" not in consumer.takes_all()
     daemon.waits(0.2)
-    assert b"put off" in left(consumer)
+    assert b"put off" in consumer.takes_all()
     assert consumer.attempts(b"put off") == 2
     daemon.waits(25)
-    assert b"deferred" in left(consumer)
-    assert left(daemon.consumer(topic="returns")) == [b"other topic"]
+    assert b"deferred" in consumer.takes_all()
+    assert daemon.consumer(topic="returns").takes_all() == [b"other topic"]
     assert daemon.topic().store.log.damaged_records == 0
 
 
 def test_what_is_finished_after_a_checkpoint_comes_again_after_a_kill_and_nothing_else(data_path):
-    daemon = data_path.start()
-    consumer = daemon.consumer()
+    daemon, consumer = with_consumer(data_path.start())
     daemon.publishes(b"before", b"in flight", b"after")
     consumer.takes()
     consumer.finishes(b"before")
     data_path.checkpoint(daemon)
     consumer.finishes(b"after")
-    data_path.kill(daemon)
-    consumer = data_path.start().consumer()
-    assert left(consumer) == [b"in flight", b"after"]
+    consumer = data_path.restart(daemon).consumer()
+    assert consumer.takes_all() == [b"in flight", b"after"]
     assert (consumer.attempts(b"in flight"), consumer.attempts(b"after")) == (2, 2)
 
 
@@ -155,30 +144,24 @@ def test_all_of_a_batch_is_there_or_nothing_of_it(data_path):
     for cut in range(size, full, 7):
         os.truncate(path, cut)
         daemon = data_path.start()
-        assert left(daemon.consumer()) == [b"a"]
+        assert daemon.consumer().takes_all() == [b"a"]
         daemon.broker.topics["orders"].store.log.close()
         os.truncate(path, cut)
 
 
-def test_a_publish_that_is_refused_changes_nothing(data_path, disk, monkeypatch):
-    daemon = data_path.start()
-    consumer = daemon.consumer()
+def test_a_publish_that_is_refused_changes_nothing(data_path, disk):
+    daemon, consumer = with_consumer(data_path.start())
     daemon.publishes(b"a")
 
-    def full(*_):
-        raise OSError(errno.ENOSPC, "no room")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(disk, "write", full)
+    with full(disk):
         with pytest.raises(OSError, match="no room"):
             daemon.publishes(b"b")
         with pytest.raises(OSError, match="no room"):
             daemon.channel("new")
     assert (daemon.topic().message_count, list(daemon.topic().channels)) == (1, ["archive"])
     daemon.publishes(b"c")
-    assert left(consumer) == [b"a", b"c"]
-    data_path.kill(daemon)
-    assert left(data_path.start().consumer()) == [b"a", b"c"]
+    assert consumer.takes_all() == [b"a", b"c"]
+    assert data_path.restart(daemon).consumer().takes_all() == [b"a", b"c"]
 
 
 # --- Channels come and go between a checkpoint and the end ------------------------------------------------------------
@@ -192,10 +175,9 @@ def test_a_channel_made_after_the_checkpoint_begins_exactly_where_it_did(data_pa
     daemon.publishes(b"b")
     daemon.channel("new")
     daemon.publishes(b"c")
-    data_path.kill(daemon)
-    daemon = data_path.start()
-    assert left(daemon.consumer("new")) == [b"c"]
-    assert left(daemon.consumer("old")) == [b"a", b"b", b"c"]
+    daemon = data_path.restart(daemon)
+    assert daemon.consumer("new").takes_all() == [b"c"]
+    assert daemon.consumer("old").takes_all() == [b"a", b"b", b"c"]
 
 
 def test_a_channel_deleted_and_made_again_after_the_checkpoint_has_only_what_came_then(data_path):
@@ -211,11 +193,10 @@ def test_a_channel_deleted_and_made_again_after_the_checkpoint_has_only_what_cam
     daemon.publishes(b"d")
     daemon.channel("again")
     daemon.publishes(b"e")
-    data_path.kill(daemon)
-    daemon = data_path.start()
+    daemon = data_path.restart(daemon)
     daemon.waits(5)
-    assert left(daemon.consumer("again")) == [b"e"]
-    assert left(daemon.consumer("other")) == [b"a", b"b", b"deferred", b"c", b"d", b"e"]
+    assert daemon.consumer("again").takes_all() == [b"e"]
+    assert daemon.consumer("other").takes_all() == [b"a", b"b", b"deferred", b"c", b"d", b"e"]
 
 
 def test_a_deleted_channel_does_not_come_back_because_an_old_list_names_it(data_path):
@@ -223,8 +204,7 @@ def test_a_deleted_channel_does_not_come_back_because_an_old_list_names_it(data_
     daemon.channel("kept")
     daemon.channel("gone")
     daemon.topic().delete_channel("gone")
-    data_path.kill(daemon)
-    assert list(data_path.start(named=["kept", "gone"]).topic().channels) == ["kept"]
+    assert list(data_path.restart(daemon, named=["kept", "gone"]).topic().channels) == ["kept"]
 
 
 def test_a_channel_only_the_list_names_begins_here_and_is_remembered(data_path):
@@ -232,26 +212,22 @@ def test_a_channel_only_the_list_names_begins_here_and_is_remembered(data_path):
     daemon.channel("known")
     daemon.publishes(b"a")
     data_path.checkpoint(daemon)
-    data_path.kill(daemon)
-    daemon = data_path.start(named=["named"])
+    daemon = data_path.restart(daemon, named=["named"])
     daemon.publishes(b"b")
-    data_path.kill(daemon)
-    daemon = data_path.start()
-    assert left(daemon.consumer("named")) == [b"b"]
-    assert left(daemon.consumer("known")) == [b"a", b"b"]
+    daemon = data_path.restart(daemon)
+    assert daemon.consumer("named").takes_all() == [b"b"]
+    assert daemon.consumer("known").takes_all() == [b"a", b"b"]
 
 
 def test_a_deleted_topic_is_gone_and_one_of_its_name_begins_anew(data_path):
-    daemon = data_path.start()
-    consumer = daemon.consumer()
+    daemon, consumer = with_consumer(data_path.start())
     daemon.publishes(*[b"%d" % number for number in range(9)])
     consumer.takes(1)
     daemon.broker.delete_topic("orders")
     assert consumer.takes() == []
     daemon.publishes(b"new")
-    data_path.kill(daemon)
-    daemon = data_path.start()
-    assert left(daemon.consumer()) == [b"new"]
+    daemon = data_path.restart(daemon)
+    assert daemon.consumer().takes_all() == [b"new"]
     assert os.listdir(os.path.dirname(data_path.folder())) == ["orders.topic"]
 
 
@@ -269,8 +245,7 @@ def test_a_topic_with_a_folder_that_could_not_be_removed_takes_messages_again(da
         with pytest.raises(OSError, match="not empty"):
             daemon.topic()
     daemon.publishes(b"c")
-    data_path.kill(daemon)
-    assert left(data_path.start().consumer()) == [b"c"]
+    assert data_path.restart(daemon).consumer().takes_all() == [b"c"]
 
 
 # --- The first channel ------------------------------------------------------------------------------------------------
@@ -291,23 +266,21 @@ def test_the_first_channel_gets_a_backlog_longer_than_memory_across_restarts(dat
     for each in bodies[100:]:
         daemon.publishes(each)
     consumer = daemon.consumer()
-    assert left(consumer) == bodies
+    assert consumer.takes_all() == bodies
     daemon.waits(5)
-    assert left(consumer) == [b"deferred"]
+    assert consumer.takes_all() == [b"deferred"]
 
 
 def test_an_ephemeral_first_channel_takes_what_waited_with_it_into_its_end(data_path):
     daemon = data_path.start()
     daemon.publishes(b"a")
     tail = daemon.consumer("tail#ephemeral")
-    assert left(tail) == [b"a"]
+    assert tail.takes_all() == [b"a"]
     daemon.publishes(b"b")
-    data_path.kill(daemon)
-    daemon = data_path.start()
+    daemon = data_path.restart(daemon)
     assert (daemon.topic().depth, list(daemon.topic().channels)) == (0, [])
     daemon.publishes(b"c")
-    data_path.kill(daemon)
-    assert left(data_path.start().consumer()) == [b"c"]
+    assert data_path.restart(daemon).consumer().takes_all() == [b"c"]
 
 
 def test_after_the_last_ephemeral_channel_the_topic_holds_again(data_path):
@@ -317,9 +290,8 @@ def test_after_the_last_ephemeral_channel_the_topic_holds_again(data_path):
     daemon.publishes(b"seen")
     tail.leaves()
     daemon.publishes(b"a")
-    data_path.kill(daemon)
-    daemon = data_path.start()
-    assert (daemon.topic().depth, left(daemon.consumer())) == (1, [b"a"])
+    daemon = data_path.restart(daemon)
+    assert (daemon.topic().depth, daemon.consumer().takes_all()) == (1, [b"a"])
 
 
 def test_a_lasting_channel_beside_an_ephemeral_one_begins_where_it_was_made(data_path):
@@ -328,35 +300,28 @@ def test_a_lasting_channel_beside_an_ephemeral_one_begins_where_it_was_made(data
     daemon.publishes(b"a")
     daemon.channel("late")
     daemon.publishes(b"b")
-    data_path.kill(daemon)
-    assert left(data_path.start().consumer("late")) == [b"b"]
+    assert data_path.restart(daemon).consumer("late").takes_all() == [b"b"]
 
 
 # --- Pauses -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("durability", list(Durability))
-def test_what_is_published_during_a_pause_is_not_lost_to_a_channel_that_was_behind(data_path, durability):
-    daemon = data_path.start(durability)
-    consumer = daemon.consumer()
+@pytest.mark.parametrize("reads_during_pause", [False, True])
+def test_a_channel_reads_no_further_than_the_pause_and_then_what_was_published_meanwhile(
+    data_path, durability, reads_during_pause
+):
+    daemon, consumer = with_consumer(data_path.start(durability))
     daemon.publishes(b"a", b"b", b"c")  # more than memory holds
     daemon.topic().pause()
-    daemon.publishes(b"d")
-    daemon.topic().unpause()
-    daemon.publishes(b"e")
-    assert daemon.channel().depth == 5
-    assert left(consumer) == [b"a", b"b", b"c", b"d", b"e"]
-
-
-@pytest.mark.parametrize("durability", list(Durability))
-def test_a_channel_reads_no_further_than_the_pause(data_path, durability):
-    daemon = data_path.start(durability)
-    consumer = daemon.consumer()
-    daemon.publishes(b"a", b"b", b"c")
-    daemon.topic().pause()
     daemon.publishes(b"d", b"e", b"f")
-    assert left(consumer) == [b"a", b"b", b"c"]
-    assert (daemon.channel().depth, daemon.topic().depth) == (0, 3)
+    before = consumer.takes_all() if reads_during_pause else []
+    assert before == [b"a", b"b", b"c"][: len(before)]
+    assert (daemon.channel().depth, daemon.topic().depth) == (3 - len(before), 3)
+    daemon.topic().unpause()
+    daemon.publishes(b"g")
+    assert daemon.channel().depth == 7 - len(before)
+    assert before + consumer.takes_all() == [b"a", b"b", b"c", b"d", b"e", b"f", b"g"]
 
 
 @pytest.mark.parametrize("durability", list(Durability))
@@ -378,7 +343,7 @@ def test_what_a_paused_topic_held_and_dropped_stays_away_from_channels_that_are_
     assert (daemon.topic().paused, daemon.topic().depth) == (True, 1)
     daemon.topic().unpause()
     daemon.publishes(b"e")
-    assert sorted(left(daemon.consumer())) == [b"a", b"b", b"c", b"d", b"e"]
+    assert sorted(daemon.consumer().takes_all()) == [b"a", b"b", b"c", b"d", b"e"]
     assert daemon.topic().store.log.damaged_records == 0
 
 
@@ -388,8 +353,7 @@ def test_a_topic_paused_without_a_channel_is_paused_after_a_kill(data_path):
     data_path.checkpoint(daemon)
     daemon.channel()
     daemon.publishes(b"a")
-    data_path.kill(daemon)
-    daemon = data_path.start()
+    daemon = data_path.restart(daemon)
     assert (daemon.topic().paused, daemon.topic().depth, daemon.channel().depth) == (True, 1, 0)
 
 
@@ -406,12 +370,11 @@ def test_a_deferred_message_keeps_its_wall_clock_time_whatever_the_monotonic_clo
     data_path.kill(daemon)
     data_path.clock += data_path.now + 40 - 3  # another boot, 40 seconds later
     data_path.now = 3.0
-    daemon = data_path.start()
-    consumer = daemon.consumer()
+    daemon, consumer = with_consumer(data_path.start())
     daemon.waits(59.9)
-    assert left(consumer) == []
+    assert consumer.takes_all() == []
     daemon.waits(0.2)
-    assert left(consumer) == [b"a"]
+    assert consumer.takes_all() == [b"a"]
 
 
 def test_what_became_due_meanwhile_comes_at_once(data_path):
@@ -420,7 +383,7 @@ def test_what_became_due_meanwhile_comes_at_once(data_path):
     daemon.publishes(b"a", defer=100.0)
     data_path.kill(daemon)
     data_path.clock += 3600.0
-    assert left(data_path.start().consumer()) == [b"a"]
+    assert data_path.start().consumer().takes_all() == [b"a"]
 
 
 def test_a_clock_set_back_behind_the_start_of_the_machine_makes_nothing_come_early(data_path):
@@ -432,25 +395,23 @@ def test_a_clock_set_back_behind_the_start_of_the_machine_makes_nothing_come_ear
     daemon.publishes(b"a", defer=100.0)
     data_path.kill(daemon)
     data_path.clock -= 3600
-    daemon = data_path.start()
-    consumer = daemon.consumer()
+    daemon, consumer = with_consumer(data_path.start())
     daemon.waits(99)
-    assert left(consumer) == []
+    assert consumer.takes_all() == []
     daemon.waits(2)
-    assert left(consumer) == [b"a"]
+    assert consumer.takes_all() == [b"a"]
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_ids_grow_across_restarts_even_if_the_clock_was_set_back(data_path, checkpointed):
     numbers = []
     for round_number in range(3):
-        daemon = data_path.start()
-        consumer = daemon.consumer()
+        daemon, consumer = with_consumer(data_path.start())
         first, second, deferred = [b"%d.%d" % (round_number, number) for number in range(3)]
         daemon.publishes(first, second)
         daemon.publishes(deferred, defer=0.5)
         daemon.waits(1)
-        left(consumer)
+        consumer.takes_all()
         numbers.append([consumer.id_of(each) for each in (first, second, deferred)])
         if checkpointed:
             data_path.checkpoint(daemon)
@@ -465,14 +426,13 @@ def test_ids_grow_across_restarts_even_if_the_clock_was_set_back(data_path, chec
 
 @pytest.mark.parametrize("durability", list(Durability))
 def test_more_deferred_messages_than_memory_holds_all_come(data_path, durability):
-    daemon = data_path.start(durability)
-    consumer = daemon.consumer()
+    daemon, consumer = with_consumer(data_path.start(durability))
     bodies = [b"%02d" % number for number in range(20)]
     for each in bodies:
         daemon.publishes(each, defer=5.0)
     assert len(list(daemon.channel().backlog.deferred.frames())) <= 2
     daemon.waits(5)
-    assert left(consumer) == bodies
+    assert consumer.takes_all() == bodies
 
 
 @pytest.mark.interpreted
@@ -483,8 +443,7 @@ def test_more_messages_put_off_than_memory_holds_all_come_even_after_others_were
     """At level memory they were never logged: they have to be written when memory has no room for them."""
     monkeypatch.setattr("nsq_compat.queue.deferred._LOCATED_AT_ONCE", 1)
     data_path.segment_size = 500
-    daemon = data_path.start(durability)
-    consumer = daemon.consumer()
+    daemon, consumer = with_consumer(data_path.start(durability))
     bodies = [b"%02d" % number for number in range(20)]
     for each in bodies:
         before = daemon.topic().checkpoint(daemon.now, daemon.now_ns)
@@ -494,48 +453,40 @@ def test_more_messages_put_off_than_memory_holds_all_come_even_after_others_were
         daemon.topic().release(before)
     assert len(list(daemon.channel().backlog.deferred.frames())) <= 2
     daemon.waits(5)
-    assert left(consumer) == bodies
+    assert consumer.takes_all() == bodies
     assert {consumer.attempts(each) for each in bodies} == {2}
 
 
 @pytest.mark.interpreted
 def test_what_cannot_be_written_down_stays_in_memory(data_path, disk, monkeypatch):
     monkeypatch.setattr("nsq_compat.queue.deferred._LOCATED_AT_ONCE", 1)
-    daemon = data_path.start(Durability.MEMORY)
-    consumer = daemon.consumer()
-    with monkeypatch.context() as patched:
-
-        def full(*_):
-            raise OSError(errno.ENOSPC, "no room")
-
-        patched.setattr(disk, "write", full)
+    daemon, consumer = with_consumer(data_path.start(Durability.MEMORY))
+    with full(disk):
         for number in range(4):
             daemon.publishes(b"%d" % number)
             (each,) = consumer.takes(1)
             consumer.requeues(each, delay=5.0)
     assert len(list(daemon.channel().backlog.deferred.frames())) == 4
     daemon.waits(5)
-    assert left(consumer) == [b"0", b"1", b"2", b"3"]
+    assert consumer.takes_all() == [b"0", b"1", b"2", b"3"]
 
 
 @pytest.mark.parametrize("durability", list(Durability))
 def test_what_a_pause_held_deferred_reaches_a_channel_that_has_no_memory_left(data_path, durability):
-    daemon = data_path.start(durability)
-    consumer = daemon.consumer()
+    daemon, consumer = with_consumer(data_path.start(durability))
     daemon.publishes(b"a", b"b", defer=5.0)
     daemon.topic().pause()
     daemon.publishes(b"c", b"d", defer=5.0)
     daemon.topic().unpause()
     daemon.waits(5)
-    assert left(consumer) == [b"a", b"b", b"c", b"d"]
+    assert consumer.takes_all() == [b"a", b"b", b"c", b"d"]
 
 
 # --- Checkpoints ------------------------------------------------------------------------------------------------------
 
 
 def test_a_checkpoint_that_was_not_adopted_is_none(data_path):
-    daemon = data_path.start()
-    consumer = daemon.consumer()
+    daemon, consumer = with_consumer(data_path.start())
     daemon.publishes(b"a", b"b")
     consumer.takes(1)
     data_path.checkpoint(daemon)
@@ -543,8 +494,7 @@ def test_a_checkpoint_that_was_not_adopted_is_none(data_path):
     store = daemon.topic().store
     content = daemon.topic().checkpoint(daemon.now, daemon.now_ns).encode()
     store.write_checkpoint(content[: len(content) // 2])
-    data_path.kill(daemon)
-    assert left(data_path.start().consumer()) == [b"a", b"b"]
+    assert data_path.restart(daemon).consumer().takes_all() == [b"a", b"b"]
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage", None])
@@ -573,7 +523,7 @@ def test_without_its_checkpoint_a_topic_gives_everything_again_and_loses_nothing
             file.write(content)
     daemon = data_path.start(named=["archive", "slow", "late"])
     for name in ("archive", "slow", "late"):
-        found = left(daemon.consumer(name))
+        found = daemon.consumer(name).takes_all()
         assert {b"old", b"very old", b"last"} <= set(found)
         assert len(found) == len(set(found))
     assert ("is damaged" in caplog.text) == (content is not None)
@@ -582,8 +532,7 @@ def test_without_its_checkpoint_a_topic_gives_everything_again_and_loses_nothing
 
 
 def test_a_checkpoint_newer_than_the_log_loses_only_what_the_log_lost(data_path):
-    daemon = data_path.start()
-    consumer = daemon.consumer()
+    daemon, consumer = with_consumer(data_path.start())
     daemon.publishes(b"a")
     size = daemon.topic().store.log.end.offset
     daemon.publishes(b"b")
@@ -595,10 +544,9 @@ def test_a_checkpoint_newer_than_the_log_loses_only_what_the_log_lost(data_path)
     daemon = data_path.start()
     daemon.publishes(b"c")
     consumer = daemon.consumer()
-    assert left(consumer) == [b"a", b"c"]
+    assert consumer.takes_all() == [b"a", b"c"]
     assert (daemon.channel().depth, consumer.attempts(b"a")) == (0, 2)
-    data_path.kill(daemon)
-    assert left(data_path.start().consumer()) == [b"a", b"c"]
+    assert data_path.restart(daemon).consumer().takes_all() == [b"a", b"c"]
 
 
 def lose_checkpoint(data_path):
@@ -621,7 +569,7 @@ def test_a_log_written_at_level_memory_tells_which_channels_there_were(data_path
     assert set(daemon.topic().channels) == {"archive", "slow"}
     daemon.waits(defer)
     for name in ("archive", "slow"):
-        assert sorted(left(daemon.consumer(name))) == [b"a", b"b", b"c", b"d"]
+        assert sorted(daemon.consumer(name).takes_all()) == [b"a", b"b", b"c", b"d"]
 
 
 def test_a_log_written_at_level_memory_tells_of_a_pause(data_path):
@@ -630,14 +578,13 @@ def test_a_log_written_at_level_memory_tells_of_a_pause(data_path):
     daemon.topic().pause()
     daemon.topic().await_channels()
     daemon.publishes(b"a", b"b", b"c")
-    data_path.kill(daemon)
-    daemon = data_path.start()
+    daemon = data_path.restart(daemon)
     assert (daemon.topic().paused, daemon.topic().awaits_channels, daemon.topic().depth) == (True, True, 3)
     consumer = daemon.consumer()
     daemon.topic().unpause()
-    assert left(consumer) == []
+    assert consumer.takes_all() == []
     daemon.topic().learn_channels([])
-    assert left(consumer) == [b"a", b"b", b"c"]
+    assert consumer.takes_all() == [b"a", b"b", b"c"]
 
 
 def test_a_log_begun_beside_retained_messages_tells_which_channels_there_were(data_path):
@@ -648,10 +595,9 @@ def test_a_log_begun_beside_retained_messages_tells_which_channels_there_were(da
     place = ChannelState(2, entries_at_once((message_id(frame), 1) for frame in frames))
     state = TopicState(LogEnd(0, 0, 2), 0.0, message_id(frames[1]), {"archive": place})
     replace_file(data_path.files, os.path.join(data_path.folder(), CHECKPOINT), state.encode(), sync=False)
-    daemon = data_path.start()
-    consumer = daemon.consumer()
+    daemon, consumer = with_consumer(data_path.start())
     daemon.publishes(b"c")
-    assert sorted(left(consumer)) == [b"a", b"b", b"c"]
+    assert sorted(consumer.takes_all()) == [b"a", b"b", b"c"]
     consumer.finishes(b"a", b"b", b"c")
     for _ in range(20):  # it is only looked at every few times
         data_path.checkpoint(daemon)
@@ -660,25 +606,19 @@ def test_a_log_begun_beside_retained_messages_tells_which_channels_there_were(da
     daemon.topic().empty()
     data_path.kill(daemon)
     lose_checkpoint(data_path)
-    assert left(data_path.start().consumer()) == [b"c", b"d"]
+    assert data_path.start().consumer().takes_all() == [b"c", b"d"]
 
 
-def test_at_level_memory_a_publish_that_cannot_spill_is_refused_and_nothing_is_lost(data_path, disk, monkeypatch):
-    daemon = data_path.start(Durability.MEMORY)
-    consumer = daemon.consumer()
+def test_at_level_memory_a_publish_that_cannot_spill_is_refused_and_nothing_is_lost(data_path, disk):
+    daemon, consumer = with_consumer(data_path.start(Durability.MEMORY))
     daemon.publishes(b"a")
     daemon.publishes(b"b")
 
-    def full(*_):
-        raise OSError(errno.ENOSPC, "no room")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(disk, "write", full)
-        with pytest.raises(OSError, match="no room"):
-            daemon.publishes(b"c")
+    with full(disk), pytest.raises(OSError, match="no room"):
+        daemon.publishes(b"c")
     assert (daemon.topic().message_count, daemon.channel().depth) == (2, 2)
     daemon.publishes(b"d")
-    assert left(consumer) == [b"a", b"b", b"d"]
+    assert consumer.takes_all() == [b"a", b"b", b"d"]
 
 
 @pytest.mark.parametrize("first", list(Durability))
@@ -698,7 +638,7 @@ def test_a_data_path_may_be_used_at_another_level_after_a_clean_stop(data_path, 
     everything = [b"%d" % number for number in range(6)]
     daemon.waits(9)
     for name in ("archive", "slow"):
-        assert sorted(left(daemon.consumer(name))) == [*everything, b"later"]
+        assert sorted(daemon.consumer(name).takes_all()) == [*everything, b"later"]
     assert daemon.topic().store.log.damaged_records == 0
 
 
@@ -714,8 +654,7 @@ def test_old_unfinished_messages_do_not_keep_the_disk_full(data_path):
             assert daemon.channel().finish(consumer, [message_id(frame)]) == []
         data_path.checkpoint(daemon)
     assert daemon.topic().store.log.disk_bytes < 8000
-    data_path.kill(daemon)
-    assert left(data_path.start().consumer()) == [b"for ever"]
+    assert data_path.restart(daemon).consumer().takes_all() == [b"for ever"]
 
 
 def consumer_frames(daemon, consumer):
@@ -726,14 +665,14 @@ def consumer_frames(daemon, consumer):
 
 
 def test_what_a_checkpoint_says_is_what_was_true_when_it_was_made(data_path):
-    daemon = data_path.start()
-    consumer = daemon.consumer()
+    daemon, consumer = with_consumer(data_path.start())
     daemon.publishes(b"a", b"b", b"c")
     consumer.takes(2)
     consumer.finishes(b"a")
     data_path.checkpoint(daemon)
     consumer.finishes(b"b")
-    saved = decode(read(os.path.join(data_path.folder(), CHECKPOINT)))
+    saved = read_checkpoint(data_path.files, data_path.folder())
+    assert saved is not None
     place = saved.channels["archive"]
     assert (place.position, place.at_once(), place.take_deferred()) == (2, [(consumer.id_of(b"b"), 2)], [])
     with pytest.raises(BadCheckpoint):
@@ -743,8 +682,7 @@ def test_what_a_checkpoint_says_is_what_was_true_when_it_was_made(data_path):
 def test_an_unpublished_topic_is_there_after_a_kill(data_path):
     daemon = data_path.start()
     daemon.topic("empty")
-    data_path.kill(daemon)
-    assert list(data_path.start().broker.topics) == ["empty"]
+    assert list(data_path.restart(daemon).broker.topics) == ["empty"]
 
 
 def test_nothing_ephemeral_is_on_disk(data_path):
@@ -758,15 +696,11 @@ def test_nothing_ephemeral_is_on_disk(data_path):
 # --- Whether the disk is well -----------------------------------------------------------------------------------------
 
 
-def test_the_disk_is_ill_from_a_failed_write_to_the_next_that_succeeds(data_path, disk, monkeypatch):
+def test_the_disk_is_ill_from_a_failed_write_to_the_next_that_succeeds(data_path, disk):
     daemon = data_path.start()
     storage = daemon.broker._storage
 
-    def full(*_):
-        raise OSError(errno.ENOSPC, "no room")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(disk, "write", full)
+    with full(disk):
         with pytest.raises(OSError, match="no room"):
             daemon.publishes(b"a")
         assert storage.error == "no space left on device"
@@ -776,3 +710,44 @@ def test_the_disk_is_ill_from_a_failed_write_to_the_next_that_succeeds(data_path
     assert storage.error is None
     daemon.publishes(b"a")
     assert daemon.topic().depth == 1
+
+
+# --- The reserve ------------------------------------------------------------------------------------------------------
+
+
+def blocks(path) -> int:
+    return os.stat(path).st_blocks
+
+
+def test_the_reserve_takes_space_until_it_is_given_up(tmp_path):
+    path = tmp_path / "reserve"
+    reserve = Reserve(OsFiles(), str(path), RESERVED)
+    reserve.take()
+    assert (reserve.held, reserve.given_up) == (True, False)
+    assert blocks(path) * 512 >= RESERVED
+    reserve.give_up()
+    assert (reserve.held, reserve.given_up) == (False, True)
+    assert blocks(path) == 0
+    reserve.take()
+    assert (reserve.held, reserve.given_up) == (True, False)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_reserve_exists_after_a_restart_although_the_disk_is_full(tmp_path):
+    path = str(tmp_path / "reserve")
+    Reserve(OsFiles(), path, RESERVED).take()
+    again = Reserve(OsFiles(), path, RESERVED)
+    again.take()
+    assert again.held
+    assert blocks(path) * 512 < 2 * RESERVED
+
+
+def test_without_space_there_is_no_reserve_and_no_file_is_left(tmp_path):
+    path = tmp_path / "reserve"
+    reserve = Reserve(cast("Files", FaultyFiles(OsFiles(), 2, errno.ENOSPC, 1)), str(path), RESERVED)
+    with pytest.raises(OSError, match="fallocate"):
+        reserve.take()
+    assert not reserve.held
+    assert path.stat().st_size == 0
+    reserve.take()
+    assert reserve.held

@@ -1,6 +1,7 @@
 import errno
 import itertools
 import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from random import Random
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 
 from nsq_compat.log.descriptors import Descriptors
 from nsq_compat.log.files import Files, OsFiles
-from nsq_compat.log.group import Group
+from nsq_compat.log.reading import sorted_ids
+from nsq_compat.log.segment import Group
 from nsq_compat.log.topic_log import LogEnd, TopicLog
 from nsq_compat.protocol.message import make_frames, message_id
 from nsq_compat.protocol.storage_schema import CHANNEL_CREATED, DEFERRED, MESSAGES, TOPIC_EMPTIED
@@ -262,7 +264,7 @@ def test_the_index_of_an_earlier_runs_segment_is_built_in_steps(large_writer):
     expected = log.fetch([b"%016x" % 1, b"%016x" % 1500])
     assert len(expected) == 2
     log = large_writer.open()
-    log.read_in_steps()
+    log.in_steps = True
     found, steps = in_steps(lambda: log.fetch(list(expected)))
     assert (found, steps) == (expected, 2)
     assert in_steps(lambda: log.fetch(list(expected))) == (expected, 0)
@@ -273,7 +275,7 @@ def test_the_index_of_an_earlier_runs_segment_is_built_in_steps(large_writer):
 def test_an_index_is_right_although_reads_failed_while_it_was_built(large_writer):
     expected = large_writer.log.fetch([b"%016x" % 1, b"%016x" % 1500])
     log = large_writer.open()
-    log.read_in_steps()
+    log.in_steps = True
     disk = large_writer.files
     read, failures = disk.pread, Random(1)
 
@@ -296,7 +298,7 @@ def test_a_reader_in_steps_finds_every_message(large_writer):
     expected = numbers_read(large_writer.log, 100)
     assert len(expected) == 400
     log = large_writer.open()
-    log.read_in_steps()
+    log.in_steps = True
     reader = log.reader(100)
     found: dict[int, bytes] = {}
     while True:
@@ -561,6 +563,38 @@ def test_what_an_append_would_do_first_is_done_later():
     asked.pop()()
     assert len(disk.writes) == written
     assert not disk.open_files, "a file that was closed stays closed"
+
+
+# --- Sorting ids ------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 30_000), max_size=50), st.sampled_from((1, 7, 4096)))
+def test_ids_are_sorted_without_duplicates(numbers, repeats):
+    ids = [b"%016x" % number for number in numbers] * repeats
+    assert sorted_ids(iter(ids), lambda: None) == sorted(set(ids))
+
+
+def test_sorting_many_ids_pauses_every_few_thousand():
+    pauses: list[int] = []
+    ids = [b"%016x" % (number * 7919 % 100_000) for number in range(100_000)]
+    assert sorted_ids(ids, lambda: pauses.append(1)) == sorted(ids)
+    assert len(pauses) > 40
+
+
+def test_no_step_of_sorting_is_most_of_the_work():
+    """Compiled, a generator expression is a list: merging 200,000 ids was one piece then."""
+    ids = [b"%016x" % (number * 7919 % 200_000) for number in range(200_000)]
+    moments = [time.thread_time()]
+    sorted_ids(iter(ids), lambda: moments.append(time.thread_time()))
+    moments.append(time.thread_time())
+    assert max(end - begin for begin, end in itertools.pairwise(moments)) < (moments[-1] - moments[0]) / 4
+
+
+def test_a_few_ids_are_sorted_without_a_pause():
+    def pause() -> None:
+        raise AssertionError("nothing to wait for")
+
+    assert sorted_ids([b"2", b"1", b"2"], pause) == [b"1", b"2"]
 
 
 # --- Everything at once -----------------------------------------------------------------------------------------------

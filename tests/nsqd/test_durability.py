@@ -8,11 +8,11 @@ from pathlib import Path
 import gevent
 import pytest
 
-from nsq_compat.log.checkpoint import decode
+from nsq_compat.log.checkpoint import CHECKPOINT, decode
 from nsq_compat.log.data_path import make_our_folder, topic_folder
 from nsq_compat.log.files import OsFiles, read_file
 from nsq_compat.log.metadata import read_metadata
-from nsq_compat.log.storage import CHECKPOINT, Durability, Storage
+from nsq_compat.log.storage import Durability, Storage
 from nsq_compat.nsqd.durability import Checkpoints, in_thread
 from nsq_compat.nsqd.metadata import MetadataFile
 from nsq_compat.queue.limits import QueueLimits

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsq_compat.log.files import OsFiles
-from nsq_compat.log.group import Group
+from nsq_compat.log.segment import Group
 from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol.message import body, make_frames
 from nsq_compat.queue.cursor import Cursor
@@ -98,7 +98,7 @@ def test_many_segments_are_read_one_after_the_other(stream):
     cursor = stream.cursor(memory=0)
     for _ in range(50):
         stream.publish(3, size=100)
-    assert len(stream.log._segments) > 3
+    assert len(stream.log.segments) > 3
     assert all_of(cursor, 7) == list(range(150))
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq_compat.log.group import NOWHERE
+from nsq_compat.log.segment import NOWHERE
 from nsq_compat.log.storage import Durability
 from nsq_compat.protocol.message import body, message_id, with_attempts
 from nsq_compat.protocol.message import make_frames as make_message_frames

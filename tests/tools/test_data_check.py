@@ -104,7 +104,7 @@ def test_a_topic_that_cannot_be_read_is_reported_and_others_are_checked(tmp_path
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(_ReadOnly, "pread", staticmethod(fails))
-    monkeypatch.setattr("nsq_compat.log.recovery.read_file", lambda files, path: Path(path).read_bytes())
+    monkeypatch.setattr("nsq_compat.log.checkpoint.read_file", lambda files, path: Path(path).read_bytes())
     findings = check(OsFiles(), str(tmp_path))
     assert findings.damaged
     assert findings.topics[0].problems == [f"cannot be read: [Errno 5] Input/output error: '{path}'"]
