@@ -7,7 +7,7 @@ from typing import Final
 
 from nsq_compat.cluster.history import History
 from nsq_compat.cluster.snapshot import Snapshot
-from nsq_compat.cluster.stats import ChannelStats, TopicStats
+from nsq_compat.cluster.stats import ChannelStats, Stats, TopicStats
 from nsq_compat.protocol.names import is_ephemeral
 
 _MIN_BACKLOG: Final = 1000
@@ -44,9 +44,9 @@ def find_alerts(snapshot: Snapshot, history: History) -> list[Alert]:
 
 
 def _node_alerts(snapshot: Snapshot) -> Iterator[Alert]:
-    for address in snapshot.unreachable():
+    for address in snapshot.unreachable:
         yield Alert(severity=Severity.SERIOUS, kind="unreachable", text="does not answer", node=address)
-    for address, stats in snapshot.answers.items():
+    for address, stats in snapshot.node_stats.items():
         if stats.health not in ("", "OK"):
             yield Alert(severity=Severity.SERIOUS, kind="unhealthy", text=stats.health, node=address)
     for node in snapshot.nodes:
@@ -61,11 +61,11 @@ def _topic_alerts(topic: TopicStats) -> Iterator[Alert]:
         yield _alert(topic, Severity.WARNING, "no-channel", text)
     if topic.paused:
         yield _alert(topic, Severity.NOTE, "paused", f"paused, {_messages(topic.depth)} waiting")
-    yield from _loss_alerts(topic, topic.topic_name)
+    yield from _loss_alerts(topic)
 
 
 def _channel_alerts(channel: ChannelStats, history: History, now: float) -> Iterator[Alert]:
-    growth = history.growth(channel.topic_name, channel.channel_name)
+    growth = history.growth(channel.key)
     grows = growth > _MIN_GROWTH
     details = (f", growing by {growth:,.1f} a second" if grows else "") + _age(channel, history, now)
     messages = _messages(channel.depth)
@@ -76,27 +76,27 @@ def _channel_alerts(channel: ChannelStats, history: History, now: float) -> Iter
         yield _alert(channel, severity, "no-consumer", f"{messages} and no consumer{details}")
     elif grows and channel.depth >= _MIN_BACKLOG:
         yield _alert(channel, Severity.WARNING, "behind", f"{messages} behind{details}")
-    elif channel.depth and (channel.topic_name, channel.channel_name) in history.not_ready:
+    elif channel.depth and channel.key in history.not_ready:
         text = f"{messages}, and all {channel.client_count:,} consumers at RDY 0{details}"
         yield _alert(channel, Severity.WARNING, "not-ready", text)
     if channel.dead_letter_count:
         text = f"{_messages(channel.dead_letter_count)} moved to the dead-letter topic"
         yield _alert(channel, Severity.WARNING, "dead-letters", text)
-    yield from _loss_alerts(channel, channel.topic_name if is_ephemeral(channel.topic_name) else channel.channel_name)
+    yield from _loss_alerts(channel)
 
 
-def _loss_alerts(stats: TopicStats | ChannelStats, name: str) -> Iterator[Alert]:
+def _loss_alerts(stats: Stats) -> Iterator[Alert]:
     if stats.dropped_count:
-        reason = "because memory was full" if is_ephemeral(name) else "because of a policy"
+        reason = "because memory was full" if any(map(is_ephemeral, stats.key)) else "because of a policy"
         yield _alert(stats, Severity.WARNING, "dropped", f"{_messages(stats.dropped_count)} dropped {reason}")
     if stats.rejected_count:
-        kind = "channel" if isinstance(stats, ChannelStats) else "topic"
+        kind = "channel" if stats.channel_name else "topic"
         text = f"{_messages(stats.rejected_count)} refused because the {kind} was full"
         yield _alert(stats, Severity.WARNING, "refused", text)
 
 
 def _age(channel: ChannelStats, history: History, now: float) -> str:
-    published = history.oldest.get((channel.topic_name, channel.channel_name))
+    published = history.oldest.get(channel.key)
     if published is None or not channel.depth:
         return ""
     seconds = max(0.0, now - published)
@@ -111,6 +111,6 @@ def _messages(count: int) -> str:
     return "1 message" if count == 1 else f"{count:,} messages"
 
 
-def _alert(stats: TopicStats | ChannelStats, severity: Severity, kind: str, text: str) -> Alert:
-    channel = stats.channel_name if isinstance(stats, ChannelStats) else ""
-    return Alert(severity=severity, kind=kind, text=text, topic=stats.topic_name, channel=channel, depth=stats.depth)
+def _alert(stats: Stats, severity: Severity, kind: str, text: str) -> Alert:
+    topic, channel = stats.key
+    return Alert(severity=severity, kind=kind, text=text, topic=topic, channel=channel, depth=stats.depth)

@@ -5,13 +5,14 @@ or the topic was created again), or if the set of nodes changes, the rate has a 
 """
 
 import math
+import time
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from nsq_compat.cluster.snapshot import Snapshot
-from nsq_compat.cluster.stats import ChannelStats, TopicStats
+from nsq_compat.cluster.stats import Key
 
 MAX_SERIES: Final = 20_000
 FINE_SECONDS: Final = 10
@@ -21,8 +22,6 @@ COARSE_LENGTH: Final = 288
 _TREND_SECONDS: Final = 120
 _MAX_TOPICS_AT_ONCE: Final = 200
 
-Key = tuple[str, str]
-"""Topic and channel; the channel is empty for a topic itself."""
 CLUSTER: Final[Key] = ("", "")
 """The sum of all topics."""
 
@@ -92,17 +91,6 @@ class Series:
         return (points[-1].depth - points[0].depth) / (points[-1].at - points[0].at)
 
 
-def _nodes(stats: TopicStats | ChannelStats) -> Iterator[str]:
-    return (part.node for part in stats.nodes)
-
-
-def _not_ready(snapshot: Snapshot) -> Iterator[Key]:
-    for topic in snapshot.topics:
-        for channel in topic.channels:
-            if channel.clients and not any(client.ready_count for client in channel.clients):
-                yield (topic.topic_name, channel.channel_name)
-
-
 class History:
     """The newest snapshot, and series of depths and rates.
 
@@ -118,41 +106,46 @@ class History:
         self._step = max(FINE_SECONDS, step)
         self._series: dict[Key, Series] = {}
 
-    def add(self, snapshot: Snapshot, let_others_run: Callable[[], None] = lambda: None) -> None:
-        """`let_others_run` is called between steps, as in `take_snapshot`."""
+    def add(self, snapshot: Snapshot) -> None:
+        """Other threads run in between, because thousands of topics take long."""
         self.latest = snapshot
+        at = snapshot.taken_at
         waiting = sum(topic.waiting for topic in snapshot.topics)
         published = sum(topic.message_count for topic in snapshot.topics)
-        self._put(CLUSTER, snapshot.taken_at, waiting, published, snapshot.answers)
+        self._put(CLUSTER, at, waiting, published, snapshot.node_stats)
         for index, topic in enumerate(snapshot.topics):
             if index % _MAX_TOPICS_AT_ONCE == 0:
-                let_others_run()
-            if topic.nodes:
-                key = (topic.topic_name, "")
-                self._put(key, snapshot.taken_at, topic.waiting, topic.message_count, _nodes(topic))
-            for channel in topic.channels:
-                key = (topic.topic_name, channel.channel_name)
-                self._put(key, snapshot.taken_at, channel.depth, channel.message_count, _nodes(channel))
+                time.sleep(0)
+            # A topic that only nsqlookupd knows has no nodes, and no counts.
+            for stats in [topic, *topic.channels] if topic.nodes else topic.channels:
+                self._put(stats.key, at, stats.waiting, stats.message_count, (part.node for part in stats.nodes))
         if snapshot.with_clients:
-            self.not_ready = frozenset(_not_ready(snapshot))
-        self._forget(snapshot.taken_at - COARSE_SECONDS * COARSE_LENGTH)
+            self.not_ready = frozenset(
+                channel.key
+                for topic in snapshot.topics
+                for channel in topic.channels
+                if channel.clients and not any(client.ready_count for client in channel.clients)
+            )
+        before = at - COARSE_SECONDS * COARSE_LENGTH
+        for key in [key for key, series in self._series.items() if series.last_seen < before]:
+            del self._series[key]
 
-    def rate(self, topic: str, channel: str = "") -> float | None:
+    def rate(self, key: Key) -> float | None:
         """Messages a second; None if unknown."""
-        series = self._series.get((topic, channel))
+        series = self._series.get(key)
         return None if series is None or math.isnan(series.rate) else series.rate
 
-    def growth(self, topic: str, channel: str = "") -> float:
-        series = self._series.get((topic, channel))
+    def growth(self, key: Key) -> float:
+        series = self._series.get(key)
         return 0.0 if series is None else series.growth()
 
-    def seconds_to_empty(self, topic: str, channel: str, depth: int) -> float | None:
-        """Time until the channel is empty at the current rate; None if its depth does not shrink."""
-        growth = self.growth(topic, channel)
+    def seconds_to_empty(self, key: Key, depth: int) -> float | None:
+        """Time until a channel is empty at the current rate; None if its depth does not shrink."""
+        growth = self.growth(key)
         return depth / -growth if depth and growth < 0 else None
 
-    def points(self, topic: str, channel: str, now: float, *, day: bool = False) -> list[Point]:
-        series = self._series.get((topic, channel))
+    def points(self, key: Key, now: float, *, day: bool = False) -> list[Point]:
+        series = self._series.get(key)
         if series is None:
             return []
         return (series.coarse if day else series.fine).points(now)
@@ -164,7 +157,3 @@ class History:
                 return
             series = self._series[key] = Series(self._step)
         series.put(at, depth, count, hash(frozenset(nodes)))
-
-    def _forget(self, before: float) -> None:
-        for key in [key for key, series in self._series.items() if series.last_seen < before]:
-            del self._series[key]

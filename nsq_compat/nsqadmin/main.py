@@ -27,7 +27,8 @@ def main() -> None:
     if options.make_user:
         make_user(options.make_user)
         return
-    require_flask()
+    if find_spec("flask") is None:
+        exit_fatal(PROGRAM, f"failed to instantiate nsqadmin - {missing_package('flask', 'admin')}")
     # Not at the top: the pages need flask, which is an extra.
     from nsq_compat.nsqadmin.daemon import Daemon, read_users
 
@@ -50,12 +51,6 @@ def main() -> None:
     stop.wait()
     supervisor.stopping()
     daemon.stop()
-
-
-def require_flask() -> None:
-    """Exit with an error if flask is not installed."""
-    if find_spec("flask") is None:
-        exit_fatal(PROGRAM, f"failed to instantiate nsqadmin - {missing_package('flask', 'admin')}")
 
 
 def make_user(name_and_role: str) -> None:

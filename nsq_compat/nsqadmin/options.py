@@ -122,16 +122,14 @@ def validate(options: NsqadminOptions) -> None:
     for flag, addresses in (("lookupd-http-address", lookupds), ("nsqd-http-address", nsqds)):
         for address in addresses:
             _resolve(flag, address)
-    if options.allow_config_from_cidr:
+    if cidr := options.allow_config_from_cidr:
         try:
-            if "/" not in options.allow_config_from_cidr:
+            if "/" not in cidr:
                 raise ValueError
-            ipaddress.ip_network(options.allow_config_from_cidr, strict=False)
+            ipaddress.ip_network(cidr, strict=False)
         except ValueError:
-            cidr = options.allow_config_from_cidr
-            raise OptionError(
-                f"failed to parse --allow-config-from-cidr ({cidr}) - invalid CIDR address: {cidr}"
-            ) from None
+            reason = f"invalid CIDR address: {cidr}"
+            raise OptionError(f"failed to parse --allow-config-from-cidr ({cidr}) - {reason}") from None
     options.base_path = normalized_base_path(options.base_path)
 
 
@@ -141,11 +139,8 @@ def normalized_base_path(path: str) -> str:
 
 
 def _check_tls(options: NsqadminOptions) -> None:
-    cert, key, root = (
-        options.http_client_tls_cert,
-        options.http_client_tls_key,
-        options.http_client_tls_root_ca_file,
-    )
+    cert, key = options.http_client_tls_cert, options.http_client_tls_key
+    root = options.http_client_tls_root_ca_file
     if cert and not key:
         raise OptionError("--http-client-tls-key must be specified with --http-client-tls-cert")
     if key and not cert:

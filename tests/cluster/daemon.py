@@ -2,21 +2,12 @@
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Self
 
 from nsq_compat.protocol.go_json import dumps
 
 Send = Callable[[BaseHTTPRequestHandler], None]
-
-
-@dataclass
-class Addresses:
-    """Satisfies `cluster.Addresses`."""
-
-    nsqlookupd_http_addresses: tuple[str, ...] = ()
-    nsqd_http_addresses: tuple[str, ...] = ()
 
 
 class Daemon:
@@ -61,7 +52,10 @@ class Daemon:
         self._answers[path] = send
         return self
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
 

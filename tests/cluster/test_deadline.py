@@ -5,7 +5,8 @@ import threading
 import pytest
 
 from nsq_compat.bounded_http import Deadline, bounded_session
-from nsq_compat.cluster.http_client import HttpClient, HttpClientOptions, UpstreamError
+from nsq_compat.cluster.http_client import HttpClient
+from nsq_compat.cluster.reading import UpstreamError
 from tests.cluster.hostile import (
     DEADLINE,
     DRIPPING,
@@ -20,7 +21,7 @@ from tests.cluster.hostile import (
 
 @pytest.fixture
 def hasty() -> HttpClient:
-    return HttpClient(HttpClientOptions(request_timeout=DEADLINE, tls_skip_verify=True))
+    return HttpClient(request_timeout=DEADLINE, tls_skip_verify=True)
 
 
 @pytest.mark.parametrize("answer", DRIPPING)
@@ -38,12 +39,12 @@ def test_a_slow_answer_to_a_post_ends_at_the_deadline(hasty, answer):
 @pytest.mark.parametrize("answer", DRIPPING)
 def test_a_slow_answer_over_tls_ends_at_the_deadline(hasty, answer):
     with HostileServer(answer, tls=True) as server, pytest.raises(UpstreamError, match=": timeout$"):
-        hasty.fetch(f"https://{server.address}/render")
+        hasty.exchange("GET", f"https://{server.address}/render")
 
 
 def test_a_slow_tls_handshake_ends_at_the_deadline(hasty):
     with HostileServer(dripping_handshake) as server, pytest.raises(UpstreamError, match=": timeout$"):
-        hasty.fetch(f"https://{server.address}/render")
+        hasty.exchange("GET", f"https://{server.address}/render")
 
 
 def test_the_deadline_includes_the_request_to_the_https_port(hasty, daemon):

@@ -1,7 +1,7 @@
 import pytest
 
 from nsq_compat.cluster.nodes import (
-    is_address,
+    canonical_address,
     join_host_port,
     mark_out_of_date,
     read_node,
@@ -90,11 +90,9 @@ def test_a_host_with_other_parts_of_a_url_is_refused(host):
 
 
 def test_only_host_and_port_are_an_address():
-    assert is_address("n1:4151")
-    assert is_address("[::1]:4151")
-    assert not is_address("n1")
-    assert not is_address("n1:4151/x")
-    assert not is_address("http://n1:4151")
+    assert canonical_address("N1:4151") == ("n1", 4151)
+    assert canonical_address("[0::1]:4151") == ("::1", 4151)
+    assert [canonical_address(text) for text in ("n1", "n1:4151/x", "http://n1:4151")] == [None] * 3
     assert join_host_port("n1", 1) == "n1:1"
 
 

@@ -49,7 +49,7 @@ def test_an_invalid_answer_is_an_error_of_that_node(client, daemon):
 
 
 def message(body, size=None):
-    return Message("i", 0.0, 1, body, size or len(body))
+    return Message(body=body, size=size or len(body))
 
 
 def test_text_is_distinguished_from_binary_bodies():

@@ -14,25 +14,78 @@ import binascii
 import hmac
 import logging
 import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
 from flask import Blueprint, Request, Response, current_app, g, redirect, render_template, request, session, url_for
 
-from nsq_compat.web.admin.service import AdminService
-from nsq_compat.web.admin.users import Attempts, Role, Users
+from nsq_compat.cluster.cluster import Cluster
+from nsq_compat.cluster.history import History
+from nsq_compat.web.admin.users import Role, Users
+from nsq_compat.web.metrics import Metrics
 from nsq_compat.web.responses import ApiError
 
 log = logging.getLogger(__name__)
 
 _WITHOUT_LOGIN: Final = frozenset(
-    {
-        *("monitoring.ping", "monitoring.metrics", "monitoring.live", "monitoring.ready"),
-        *("assets.static", "assets.fonts", "login.show", "login.log_in"),
-    }
+    {"operations.live", "operations.metrics", "assets.static", "login.show", "login.log_in"}
 )
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+# --- The interface that the program provides to its pages -------------------------------------------------------------
+
+
+class AdminOptions(Protocol):
+    """Options that the pages read, named like their config keys. Durations are integer nanoseconds."""
+
+    base_path: str
+    dev_static_dir: str
+    graphite_url: str
+    proxy_graphite: bool
+    statsd_prefix: str
+    statsd_counter_format: str
+    statsd_gauge_format: str
+    statsd_interval: int
+    allow_config_from_cidr: str
+    acl_http_header: str
+    admin_users: tuple[str, ...]
+
+
+class AdminService(Protocol):
+    cluster: Cluster
+    history: History
+    metrics: Metrics
+    users: Users | None
+    """None if no login is required."""
+
+    @property
+    def options(self) -> AdminOptions: ...
+
+    def now(self) -> float:
+        """Unix seconds."""
+
+    def notify(self, action: Mapping[str, Any]) -> None:
+        """Queue a notification for the endpoint, if one is configured."""
+
+    def config_value(self, name: str) -> object:
+        """Raises KeyError."""
+
+    def set_log_level(self, text: str) -> None:
+        """Raises ValueError."""
+
+    def set_lookupd_addresses(self, addresses: Sequence[str]) -> None: ...
+
+
+def service() -> AdminService:
+    """That of the current request."""
+    found: AdminService = current_app.extensions["nsqadmin"]
+    return found
+
+
+# --- Visitors ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,36 +97,26 @@ class Visitor:
         """Whether the visitor's role is at least this one."""
         return self.role >= Role[role.upper()]
 
-    @property
-    def is_admin(self) -> bool:
-        return self.role is Role.ADMIN
-
-
-def service() -> AdminService:
-    found: AdminService = current_app.extensions["nsqadmin"]
-    return found
-
 
 def visitor() -> Visitor:
     """The visitor of the current request."""
     if "visitor" not in g:
         # If identification fails, the error page needs a visitor too.
         g.visitor = Visitor("", Role.NONE)
-        g.visitor = _identify(service(), request)
+        g.visitor = _identify(request)
     found: Visitor = g.visitor
     return found
 
 
 def authenticate(users: Users, name: str, password: str) -> Role:
     """As `Users.log_in`. Raises `ApiError` 429 after too many failed attempts."""
-    attempts: Attempts = current_app.extensions["nsqadmin.attempts"]
     address, now = request.remote_addr or "", service().now()
-    if not attempts.allowed(address, name, now):
+    if not users.may_try(address, name, now):
         raise ApiError(429, "TOO_MANY_ATTEMPTS")
     role = users.log_in(name, password)
     if role is Role.NONE:
         log.warning("AUDIT: %s failed to log in as %r", address, name)
-        attempts.add_failed(address, name, now)
+        users.add_failed(address, name, now)
     return role
 
 
@@ -122,8 +165,8 @@ def basic_credentials(asked: Request) -> tuple[str, str] | None:
     return (name, password) if colon else None
 
 
-def _identify(service: AdminService, asked: Request) -> Visitor:
-    users, options = service.users, service.options
+def _identify(asked: Request) -> Visitor:
+    users, options = service().users, service().options
     if users is not None:
         name = str(session.get("user", ""))
         if name:

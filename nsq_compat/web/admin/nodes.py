@@ -6,8 +6,8 @@ from nsq_compat.cluster.stats import NodeStats, TopicStats
 from nsq_compat.web.admin import actions
 from nsq_compat.web.admin.access import require, service
 from nsq_compat.web.admin.actions import form_field, perform
-from nsq_compat.web.admin.queries import Queries
-from nsq_compat.web.admin.tables import current_snapshot, page_of, timeframe
+from nsq_compat.web.admin.queries import Queries, current_snapshot
+from nsq_compat.web.admin.tables import page_of, timeframe
 from nsq_compat.web.admin.users import Role
 from nsq_compat.web.responses import ApiError
 
@@ -16,7 +16,7 @@ nodes = Blueprint("nodes", __name__)
 
 @nodes.get("/nodes")
 def list_() -> str:
-    queries = Queries(service().cluster)
+    queries = Queries()
     found = queries.nodes()
     columns = {
         "name": lambda node: node.hostname,
@@ -24,11 +24,10 @@ def list_() -> str:
         "version": lambda node: node.version,
         "topics": lambda node: len(node.topics),
     }
-    snapshot = current_snapshot(service())
     return render_template(
         "nodes/list.html",
         page=page_of(found, request.args, columns, lambda node: f"{node.hostname} {node.http_address}"),
-        answers=snapshot.answers,
+        node_stats=current_snapshot().node_stats,
         lookupds=service().cluster.lookupds,
         warnings=queries.warnings,
     )
@@ -36,7 +35,7 @@ def list_() -> str:
 
 @nodes.get("/nodes/<node>")
 def node(node: str) -> str:
-    queries = Queries(service().cluster)
+    queries = Queries()
     described, stats = queries.node(node)
     if request.args.get("confirm") == "tombstone":
         return _confirmation(node, stats, request.args.get("topic", ""))
@@ -74,9 +73,4 @@ def _confirmation(node: str, stats: NodeStats, name: str) -> str:
     topic = next((topic for topic in stats.topics if topic.topic_name == name), None)
     if topic is None:
         raise ApiError(404, "TOPIC_NOT_FOUND")
-    return render_template(
-        "nodes/confirm.html",
-        node=node,
-        topic=topic,
-        messages=topic.waiting,
-    )
+    return render_template("nodes/confirm.html", node=node, topic=topic)

@@ -61,17 +61,6 @@ def stranger(make_nsqd):
     return make_nsqd()
 
 
-@pytest.fixture
-def lookupd(make_nsqd, nsqd, service):
-    """An nsqlookupd that announces one node, instead of a fixed list."""
-    lookupd = make_nsqd()
-    producers = {"producers": [nsqd.info(hostname="h", topics=["orders"])]}
-    lookupd.says("nodes", producers).says("lookup", producers).says("topic/tombstone", b"")
-    lookupd.says("topics", {"topics": ["orders"]}).says("channels", {"channels": []})
-    service.options.nsqd_http_addresses, service.options.nsqlookupd_http_addresses = (), (lookupd.address,)
-    return lookupd
-
-
 def everything_that_names(submit, browser, node):
     """The statuses of all requests that name a node."""
     forms = [
@@ -111,7 +100,7 @@ def test_a_known_node_receives_the_request(submit, browser, lookupd, nsqd):
 
 @pytest.mark.parametrize("spelling", ["LOCALHOST:{}", "localhost.:{}", "Localhost:{}"])
 def test_another_spelling_of_a_known_node_reaches_it_at_the_clusters_spelling(submit, service, nsqd, spelling):
-    service.options.nsqd_http_addresses = (f"localhost:{nsqd.port}",)
+    service.cluster.nsqds = [f"localhost:{nsqd.port}"]
     submit("/topics/orders", action="pause", node=spelling.format(nsqd.port))
     assert nsqd.orders == ["topic/pause?topic=orders"]
     assert service.notified[0]["node"] == f"localhost:{nsqd.port}"

@@ -36,7 +36,7 @@ def test_a_topic_has_nsqs_keys_in_nsqs_order(browser, nsqd):
 def test_the_nodes_of_a_topic_are_the_answers_of_each_node(browser, make_nsqd, service, nsqd):
     other = make_nsqd()
     other.topics = [topic_json("orders", channel_json("archive", depth=1))]
-    service.options.nsqd_http_addresses = (nsqd.address, other.address)
+    service.cluster.nsqds = [nsqd.address, other.address]
     topic = browser.get("/api/topics/orders").get_json(force=True)
     assert [channel["depth"] for channel in topic["channels"]] == [12305, 0]
     depths = {part["node"]: part["channels"][0]["depth"] for part in topic["nodes"]}
@@ -102,10 +102,10 @@ def test_unknown_objects_have_nsqs_error_codes(browser):
 def test_a_partial_answer_has_a_warning_and_no_answer_is_an_error(browser, service, nsqd, make_nsqd):
     broken = make_nsqd()
     broken.says("stats", b"oops", 500)
-    service.options.nsqd_http_addresses = (nsqd.address, broken.address)
+    service.cluster.nsqds = [nsqd.address, broken.address]
     answer = browser.get("/api/topics").get_json(force=True)
     assert answer == {"topics": ["orders"], "message": 'WARNING: got response 500 Internal Server Error "oops"'}
-    service.options.nsqd_http_addresses = (broken.address,)
+    service.cluster.nsqds = [broken.address]
     failed = browser.get("/api/topics")
     assert failed.status_code == 502
     assert failed.get_json(force=True)["message"].startswith(

@@ -4,7 +4,7 @@ import base64
 
 import pytest
 
-from tests.web.admin.conftest import NOW, Options, channel_json, shown, topic_json
+from tests.web.admin.conftest import NOW, channel_json, shown, topic_json
 
 
 def test_the_list_shows_the_depth_of_a_topic_and_its_channels(browser):
@@ -51,11 +51,8 @@ def test_clients_of_a_channel_and_topics_of_a_node_are_paged(browser, nsqd):
     assert "all 151" in browser.get("/nodes").text
 
 
-def test_inactive_topics_are_paged_and_only_channels_of_the_page_are_queried(service, browser, make_nsqd):
-    lookupd = make_nsqd()
+def test_inactive_topics_are_paged_and_only_channels_of_the_page_are_queried(browser, lookupd):
     lookupd.says("topics", {"topics": [f"t{number:03}" for number in range(150)]})
-    lookupd.says("nodes", {"producers": []}).says("channels", {"channels": ["c"]})
-    service.options.nsqd_http_addresses, service.options.nsqlookupd_http_addresses = (), (lookupd.address,)
     page = browser.get("/lookup").text
     assert ("t099" in page, "t100" in page) == (True, False)
     assert len([request for request in lookupd.heard if "channels" in request]) == 100
@@ -96,7 +93,7 @@ def test_a_channel_shows_its_policies_and_their_counts(browser, nsqd):
 
 def test_a_policy_that_differs_between_nodes_is_shown_per_node(browser, service, nsqd, make_nsqd):
     other = make_nsqd()
-    service.options.nsqd_http_addresses += (other.address,)
+    service.cluster.nsqds = [nsqd.address, other.address]
     nsqd.topics = [topic_json("orders", channel_json("archive", policy={"max_rate": 10, "burst": 1}))]
     other.topics = [topic_json("orders", channel_json("archive", policy={"max_rate": 20, "burst": 1}))]
     text = shown(browser.get("/topics/orders/archive"))
@@ -132,7 +129,7 @@ def test_a_hostile_name_is_escaped_on_every_page(browser, nsqd):
 def test_a_node_that_does_not_answer_is_a_warning_on_the_page(browser, service, nsqd, make_nsqd):
     broken = make_nsqd()
     broken.says("stats", b"<b>oops</b>", 500)
-    service.options.nsqd_http_addresses = (nsqd.address, broken.address)
+    service.cluster.nsqds = [nsqd.address, broken.address]
     page = browser.get("/topics/orders")
     assert "may be incomplete" in page.text
     assert "&lt;b&gt;oops" in page.text
@@ -203,31 +200,23 @@ def test_an_unknown_action_is_refused(submit):
     assert submit("/topics/orders/mail", action="publish").status_code == 400
 
 
-def test_an_inactive_topic_has_a_page(service, browser, make_nsqd):
-    lookupd = make_nsqd()
+def test_an_inactive_topic_has_a_page(browser, lookupd):
     lookupd.says("topics", {"topics": ["shadow"]}).says("lookup", {"producers": []})
-    lookupd.says("nodes", {"producers": []}).says("channels", {"channels": ["c"]})
-    service.options.nsqd_http_addresses, service.options.nsqlookupd_http_addresses = (), (lookupd.address,)
     assert "No nsqd has this topic" in browser.get("/topics/shadow").text
     assert "shadow" in shown(browser.get("/lookup"))
-    assert isinstance(service.options, Options)
 
 
 # --- Messages ---------------------------------------------------------------------------------------------------------
 
 
+def message_json(published, **fields):
+    return {"id": "i", "timestamp": int(published * 1e9), "attempts": 2, "size": 1, "body": "eA==", **fields}
+
+
 def test_messages_are_shown_as_text_or_hexadecimal(browser, nsqd):
-    messages = [
-        {
-            "id": "0" * 16,
-            "timestamp": int((NOW - 65) * 1e9),
-            "attempts": 2,
-            "size": len(body),
-            "body": base64.b64encode(body).decode(),
-        }
-        for body in (b"<b>hello</b>", b"\xff\x00")
-    ]
-    nsqd.says("channel/peek", {"messages": messages}, 200)
+    bodies = [(base64.b64encode(body).decode(), len(body)) for body in (b"<b>hello</b>", b"\xff\x00")]
+    messages = [message_json(NOW - 65, body=body, size=size) for body, size in bodies]
+    nsqd.says("channel/peek", {"messages": messages})
     page = browser.get("/topics/orders/archive/messages")
     assert "&lt;b&gt;hello" in page.text
     assert "ff 00" in page.text
@@ -235,9 +224,8 @@ def test_messages_are_shown_as_text_or_hexadecimal(browser, nsqd):
 
 
 def test_deferred_and_in_flight_messages_show_their_deadline(browser, nsqd):
-    message = {"id": "i", "timestamp": int(NOW * 1e9), "attempts": 2, "size": 1, "body": "eA=="}
-    deferred, over = ({key: int((NOW + 90) * 1e9)} for key in ("due", "deadline"))
-    nsqd.says("channel/peek", {"deferred": [message | deferred], "in_flight": [message | over]})
+    due, deadline = (message_json(NOW, **{key: int((NOW + 90) * 1e9)}) for key in ("due", "deadline"))
+    nsqd.says("channel/peek", {"deferred": [due], "in_flight": [deadline]})
     page = shown(browser.get("/topics/orders/archive/messages"))
     assert "No waiting messages." in page
     assert "next attempt: 2 deferred, due in 1m 30s" in page
@@ -249,10 +237,7 @@ def test_an_nsqd_that_cannot_show_messages_is_named(browser):
 
 
 def test_published_messages_are_shown_newest_first(browser, nsqd):
-    messages = [
-        {"id": str(number) * 16, "timestamp": int((NOW - 9 + number) * 1e9), "attempts": 1, "size": 1, "body": "eA=="}
-        for number in range(3)
-    ]
+    messages = [message_json(NOW - 9 + number, id=str(number) * 16) for number in range(3)]
     nsqd.says("topic/recent", {"messages": messages})
     text = browser.get("/messages/orders").text
     assert text.index("2" * 16) < text.index("1" * 16) < text.index("0" * 16)
