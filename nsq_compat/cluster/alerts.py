@@ -21,7 +21,7 @@ class Severity(IntEnum):
     NOTE = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Alert:
     severity: Severity
     kind: str
@@ -45,14 +45,14 @@ def find_alerts(snapshot: Snapshot, history: History) -> list[Alert]:
 
 def _node_alerts(snapshot: Snapshot) -> Iterator[Alert]:
     for address in snapshot.unreachable:
-        yield Alert(severity=Severity.SERIOUS, kind="unreachable", text="does not answer", node=address)
+        yield Alert(Severity.SERIOUS, "unreachable", "does not answer", node=address)
     for address, stats in snapshot.node_stats.items():
         if stats.health not in ("", "OK"):
-            yield Alert(severity=Severity.SERIOUS, kind="unhealthy", text=stats.health, node=address)
+            yield Alert(Severity.SERIOUS, "unhealthy", stats.health, node=address)
     for node in snapshot.nodes:
         if node.out_of_date:
             text = f"runs version {node.version}, older than other nodes"
-            yield Alert(severity=Severity.NOTE, kind="out-of-date", text=text, node=node.http_address)
+            yield Alert(Severity.NOTE, "out-of-date", text, node=node.http_address)
 
 
 def _topic_alerts(topic: TopicStats) -> Iterator[Alert]:
@@ -112,5 +112,4 @@ def _messages(count: int) -> str:
 
 
 def _alert(stats: Stats, severity: Severity, kind: str, text: str) -> Alert:
-    topic, channel = stats.key
-    return Alert(severity=severity, kind=kind, text=text, topic=topic, channel=channel, depth=stats.depth)
+    return Alert(severity, kind, text, *stats.key, depth=stats.depth)

@@ -55,11 +55,11 @@ class Ring:
         """Oldest first, without points older than `length` steps."""
         newest = int(now) // self._step
         order = range(newest - self._length + 1, newest + 1)
-        return [self._point(slot) for slot in order if slot >= 0 and self._slots[slot % self._length] == slot + 1]
-
-    def _point(self, slot: int) -> Point:
-        index = slot % self._length
-        return Point(slot * self._step, self._depths[index], self._rates[index])
+        return [
+            Point(slot * self._step, self._depths[index], self._rates[index])
+            for slot in order
+            if slot >= 0 and self._slots[index := slot % self._length] == slot + 1
+        ]
 
 
 class Series:
@@ -89,6 +89,9 @@ class Series:
         if len(points) < 2 or points[-1].at == points[0].at:
             return 0.0
         return (points[-1].depth - points[0].depth) / (points[-1].at - points[0].at)
+
+
+_UNKNOWN: Final = Series(FINE_SECONDS)
 
 
 class History:
@@ -132,12 +135,11 @@ class History:
 
     def rate(self, key: Key) -> float | None:
         """Messages a second; None if unknown."""
-        series = self._series.get(key)
-        return None if series is None or math.isnan(series.rate) else series.rate
+        rate = self._series.get(key, _UNKNOWN).rate
+        return None if math.isnan(rate) else rate
 
     def growth(self, key: Key) -> float:
-        series = self._series.get(key)
-        return 0.0 if series is None else series.growth()
+        return self._series.get(key, _UNKNOWN).growth()
 
     def seconds_to_empty(self, key: Key, depth: int) -> float | None:
         """Time until a channel is empty at the current rate; None if its depth does not shrink."""
@@ -145,9 +147,7 @@ class History:
         return depth / -growth if depth and growth < 0 else None
 
     def points(self, key: Key, now: float, *, day: bool = False) -> list[Point]:
-        series = self._series.get(key)
-        if series is None:
-            return []
+        series = self._series.get(key, _UNKNOWN)
         return (series.coarse if day else series.fine).points(now)
 
     def _put(self, key: Key, at: float, depth: int, count: int, nodes: Iterable[str]) -> None:

@@ -10,7 +10,6 @@ are not browsers send neither header, and are accepted.
 """
 
 import base64
-import binascii
 import hmac
 import logging
 import secrets
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
-from flask import Blueprint, Request, Response, current_app, g, redirect, render_template, request, session, url_for
+from flask import Blueprint, Response, current_app, g, redirect, render_template, request, session, url_for
 
 from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.history import History
@@ -103,7 +102,7 @@ def visitor() -> Visitor:
     if "visitor" not in g:
         # If identification fails, the error page needs a visitor too.
         g.visitor = Visitor("", Role.NONE)
-        g.visitor = _identify(request)
+        g.visitor = _identify()
     found: Visitor = g.visitor
     return found
 
@@ -128,7 +127,7 @@ def require(role: Role) -> None:
 
 def check() -> Response | None:
     """Check every request: changes must not come from other sites, and visitors must have logged in."""
-    if request.method not in _SAFE_METHODS and _from_another_site(request):
+    if request.method not in _SAFE_METHODS and _from_another_site():
         log.warning("refused %s %s: it came from another site (%s)", request.method, request.path, request.origin)
         raise ApiError(403, "FORBIDDEN")
     if visitor().role is not Role.NONE or request.endpoint in _WITHOUT_LOGIN:
@@ -153,39 +152,37 @@ def check_form() -> None:
         raise ApiError(403, "FORBIDDEN")
 
 
-def basic_credentials(asked: Request) -> tuple[str, str] | None:
-    """Name and password of HTTP Basic authentication."""
-    scheme, _, encoded = asked.headers.get("Authorization", "").partition(" ")
-    if scheme.lower() != "basic":
-        return None
+def basic_credentials() -> tuple[str, str]:
+    """Name and password of HTTP Basic authentication; empty without it."""
+    scheme, _, encoded = request.headers.get("Authorization", "").partition(" ")
     try:
         name, colon, password = base64.b64decode(encoded, validate=True).decode("utf-8", "replace").partition(":")
-    except (binascii.Error, ValueError):
-        return None
-    return (name, password) if colon else None
+    except ValueError:
+        return "", ""
+    return (name, password) if colon and scheme.lower() == "basic" else ("", "")
 
 
-def _identify(asked: Request) -> Visitor:
+def _identify() -> Visitor:
     users, options = service().users, service().options
     if users is not None:
         name = str(session.get("user", ""))
         if name:
             # The role is that of the file, not of the login.
             return Visitor(name, users.role_of(name))
-        name, password = basic_credentials(asked) or ("", "")
+        name, password = basic_credentials()
         return Visitor(name, authenticate(users, name, password) if name else Role.NONE)
-    header = asked.headers.get(options.acl_http_header, "")
+    header = request.headers.get(options.acl_http_header, "")
     if not options.admin_users:
         return Visitor(header, Role.ADMIN)
     return Visitor(header, Role.ADMIN if header in options.admin_users else Role.VIEWER)
 
 
-def _from_another_site(asked: Request) -> bool:
-    fetched_from = asked.headers.get("Sec-Fetch-Site")
+def _from_another_site() -> bool:
+    fetched_from = request.headers.get("Sec-Fetch-Site")
     if fetched_from is not None:
         return fetched_from not in ("same-origin", "none")
-    origin = asked.headers.get("Origin")
-    return origin is not None and urlsplit(origin).netloc != asked.host
+    origin = request.headers.get("Origin")
+    return origin is not None and urlsplit(origin).netloc != request.host
 
 
 # --- The login page ---------------------------------------------------------------------------------------------------

@@ -133,7 +133,7 @@ def _notify(action: str, topic: str, channel: str = "", node: str = "", errors: 
     query = request.query_string.decode("latin-1")
     url = f"{'https' if secure else 'http'}://{request.host}{quote(request.script_root + request.path)}"
     # nsqadmin: only the user of HTTP Basic. We also know users by other means.
-    user = (basic_credentials(request) or ("", ""))[0] or visitor().name
+    user = basic_credentials()[0] or visitor().name
     told = {
         "action": action,
         "topic": topic,

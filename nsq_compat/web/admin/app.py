@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote_to_bytes
 
-from flask import Blueprint, Flask, Request, Response, current_app, render_template, request
+from flask import Blueprint, Flask, Response, current_app, render_template, request
 from flask.sessions import SecureCookieSessionInterface
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 from werkzeug.routing import MapAdapter
@@ -108,7 +108,7 @@ def _template_variables() -> dict[str, object]:
 def _answer_options() -> Response | None:
     if request.method != "OPTIONS" or request.url_rule is None:
         return None
-    response = Response("", 200, {"Allow": _allowed(_adapter(request).allowed_methods())})
+    response = Response("", 200, {"Allow": _allowed(_adapter().allowed_methods())})
     del response.headers["Content-Type"]
     return response
 
@@ -119,7 +119,7 @@ def _allowed(methods: Iterable[str]) -> str:
 
 
 def _error_response(failure: ApiError) -> Response:
-    if _wants_json(request):
+    if _wants_json():
         return v1({"message": failure.code}, failure.status)
     text = _EXPLANATIONS.get(failure.status, "")
     return Response(render_template("error.html", status=failure.status, code=failure.code, text=text), failure.status)
@@ -131,7 +131,7 @@ def _http_error_response(failure: HTTPException) -> Response:
         response.headers["Allow"] = _allowed(failure.valid_methods or ())
         return response
     if isinstance(failure, NotFound):
-        if corrected := _corrected_path(request):
+        if corrected := _corrected_path():
             redirect = moved(request.method, request.script_root + corrected, request.query_string)
             return Response(redirect.body, redirect.status, list(redirect.headers))
         return _error_response(ApiError(404, "NOT_FOUND"))
@@ -139,26 +139,26 @@ def _http_error_response(failure: HTTPException) -> Response:
     return _error_response(ApiError(failure.code or 500, name))
 
 
-def _corrected_path(asked: Request) -> str:
+def _corrected_path() -> str:
     """An existing path that differs only in slashes or in letter case; empty if there is none."""
-    clean = "/" + "/".join(part for part in asked.path.split("/") if part)
+    clean = "/" + "/".join(part for part in request.path.split("/") if part)
     for candidate in (clean, clean.lower()):
-        if candidate != asked.path and _adapter(asked).test(candidate, asked.method):
+        if candidate != request.path and _adapter().test(candidate, request.method):
             return candidate
     return ""
 
 
-def _adapter(asked: Request) -> MapAdapter:
-    adapter = current_app.create_url_adapter(asked)
+def _adapter() -> MapAdapter:
+    adapter = current_app.create_url_adapter(request)
     assert adapter is not None, "a request always has an adapter"
     return adapter
 
 
-def _wants_json(asked: Request) -> bool:
-    if asked.path.startswith(("/api/", "/config/", "/static/", "/fonts/", "/render")):
+def _wants_json() -> bool:
+    if request.path.startswith(("/api/", "/config/", "/static/", "/fonts/", "/render")):
         return True
     # For other paths, programs get NSQ's JSON, and browsers get a page.
-    return "text/html" not in asked.headers.get("Accept", "")
+    return "text/html" not in request.headers.get("Accept", "")
 
 
 # --- Headers and compression ------------------------------------------------------------------------------------------

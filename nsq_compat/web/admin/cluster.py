@@ -23,7 +23,6 @@ def overview() -> str:
     alerts = find_alerts(snapshot, service().history)
     return render_template(
         "cluster/overview.html",
-        snapshot=snapshot,
         warnings=snapshot.errors,
         alerts=alerts[:_MAX_ALERTS],
         more_alerts=max(0, len(alerts) - _MAX_ALERTS),

@@ -84,21 +84,15 @@ SPARK_HEIGHT: Final = 22
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
-    at: float
-    """Pixels."""
-    value: float
-
-
-@dataclass(frozen=True, slots=True)
 class Chart:
     lines: tuple[str, ...]
     """Points for <polyline>; one for each part between gaps."""
     areas: tuple[str, ...]
     """The same points closed along the axis, for <polygon>."""
-    value_ticks: tuple[Tick, ...]
-    time_ticks: tuple[Tick, ...]
-    """Values are seconds before now."""
+    value_ticks: tuple[tuple[float, float], ...]
+    """Pixels and values."""
+    time_ticks: tuple[tuple[float, float], ...]
+    """Pixels and seconds before now."""
     latest: float | None
     highest: float
 
@@ -123,8 +117,8 @@ def chart(points: Sequence[tuple[float, float]], now: float, span: float) -> Cha
     return Chart(
         lines=tuple(_points(run) for run in runs),
         areas=tuple(_points([(run[0][0], HEIGHT), *run, (run[-1][0], HEIGHT)]) for run in runs),
-        value_ticks=tuple(Tick(HEIGHT * (1 - part / 2), top * part / 2) for part in range(3)),
-        time_ticks=tuple(Tick(WIDTH * part / 4, span * (4 - part) / 4) for part in range(5)),
+        value_ticks=tuple((HEIGHT * (1 - part / 2), top * part / 2) for part in range(3)),
+        time_ticks=tuple((WIDTH * part / 4, span * (4 - part) / 4) for part in range(5)),
         latest=known[-1] if known else None,
         highest=max(known, default=0.0),
     )

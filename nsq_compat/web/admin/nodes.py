@@ -1,8 +1,9 @@
 """/nodes: the list of nsqds, the page of an nsqd, and tombstones."""
 
+from operator import attrgetter
+
 from flask import Blueprint, Response, render_template, request, url_for
 
-from nsq_compat.cluster.stats import NodeStats, TopicStats
 from nsq_compat.web.admin import actions
 from nsq_compat.web.admin.access import require, service
 from nsq_compat.web.admin.actions import form_field, perform
@@ -19,9 +20,9 @@ def list_() -> str:
     queries = Queries()
     found = queries.nodes()
     columns = {
-        "name": lambda node: node.hostname,
-        "address": lambda node: node.http_address,
-        "version": lambda node: node.version,
+        "name": attrgetter("hostname"),
+        "address": attrgetter("http_address"),
+        "version": attrgetter("version"),
         "topics": lambda node: len(node.topics),
     }
     return render_template(
@@ -38,14 +39,19 @@ def node(node: str) -> str:
     queries = Queries()
     described, stats = queries.node(node)
     if request.args.get("confirm") == "tombstone":
-        return _confirmation(node, stats, request.args.get("topic", ""))
+        require(Role.ADMIN)
+        name = request.args.get("topic", "")
+        topic = next((topic for topic in stats.topics if topic.topic_name == name), None)
+        if topic is None:
+            raise ApiError(404, "TOPIC_NOT_FOUND")
+        return render_template("nodes/confirm.html", node=node, topic=topic)
     return render_template(
         "nodes/node.html",
         node=described,
         stats=stats,
-        page=page_of(stats.topics, request.args, {"name": _topic_name}, _topic_name),
+        page=page_of(stats.topics, request.args, {"name": attrgetter("name")}, attrgetter("name")),
         messages=sum(topic.message_count for topic in stats.topics),
-        clients=sum(channel.client_count for topic in stats.topics for channel in topic.channels),
+        clients=sum(topic.total("client_count") for topic in stats.topics),
         warnings=queries.warnings,
         timeframe=timeframe(),
     )
@@ -56,21 +62,5 @@ def act(node: str) -> Response:
     topic = form_field("topic")
     if form_field("action") != "tombstone":
         raise ApiError(400, "INVALID_ACTION")
-    return perform(
-        lambda: actions.tombstone(topic, node),
-        f"Tombstoned {node} for {topic}.",
-        url_for("topics.topic", topic=topic),
-        Role.ADMIN,
-    )
-
-
-def _topic_name(topic: TopicStats) -> str:
-    return topic.topic_name
-
-
-def _confirmation(node: str, stats: NodeStats, name: str) -> str:
-    require(Role.ADMIN)
-    topic = next((topic for topic in stats.topics if topic.topic_name == name), None)
-    if topic is None:
-        raise ApiError(404, "TOPIC_NOT_FOUND")
-    return render_template("nodes/confirm.html", node=node, topic=topic)
+    here, done = url_for("topics.topic", topic=topic), f"Tombstoned {node} for {topic}."
+    return perform(lambda: actions.tombstone(topic, node), done, here, Role.ADMIN)

@@ -24,13 +24,8 @@ _LIMITS: Final = ("10", "25", "100")
 @topics.get("/topics")
 def list_() -> str:
     snapshot = current_snapshot()
-    return render_template(
-        "topics/list.html",
-        snapshot=snapshot,
-        warnings=snapshot.errors,
-        page=rows_page(snapshot.topics),
-        timeframe=timeframe(),
-    )
+    page = rows_page(snapshot.topics)
+    return render_template("topics/list.html", page=page, warnings=snapshot.errors, timeframe=timeframe())
 
 
 @topics.get("/topics/<topic>")
@@ -38,7 +33,7 @@ def topic(topic: str) -> str:
     queries = Queries()
     stats = _topic_or_inactive(queries, topic)
     if request.args.get("confirm") in _CONFIRMED:
-        return _confirmation(stats, topic, "")
+        return _confirmation(stats)
     return render_template(
         "topics/topic.html",
         topic=stats,
@@ -56,7 +51,7 @@ def channel(topic: str, channel: str) -> str:
     queries = Queries()
     stats = queries.channel(topic, channel)
     if request.args.get("confirm") in _CONFIRMED:
-        return _confirmation(stats, topic, channel)
+        return _confirmation(stats)
     return render_template(
         "topics/channel.html",
         channel=stats,
@@ -157,24 +152,19 @@ def _topic_or_inactive(queries: Queries, name: str) -> TopicStats:
         return TopicStats(topic_name=name)
 
 
-def _confirmation(stats: TopicStats | ChannelStats, topic: str, channel: str) -> str:
+def _confirmation(stats: TopicStats | ChannelStats) -> str:
     """The page that shows what an action deletes, before it is performed."""
     require(Role.ADMIN)
-    node = request.args.get("node", "")
+    action, node = request.args["confirm"], request.args.get("node", "")
     parts = [part for part in stats.nodes if node in ("", part.node)]
-    channels = [each for part in parts if isinstance(part, TopicStats) for each in part.channels]
-    action = request.args["confirm"]
-    lost = sum(part.depth for part in parts)
-    if action == "delete":
-        lost += sum(each.depth for each in channels)
     return render_template(
         "topics/confirm.html",
         action=action,
-        topic=topic,
-        channel=channel,
+        topic=stats.topic_name,
+        channel=stats.channel_name,
         node=node,
-        messages=lost,
+        messages=sum(part.waiting if action == "delete" else part.depth for part in parts),
         nodes=len(parts),
-        channels=len({each.channel_name for each in channels}),
-        consumers=sum(each.client_count for each in [*channels, *parts] if isinstance(each, ChannelStats)),
+        channels=len(stats.channels) if isinstance(stats, TopicStats) else 0,
+        consumers=sum(part.total("client_count") for part in parts),
     )

@@ -60,8 +60,8 @@ def test_numbers_have_commas_and_times_are_utc():
 def test_time_goes_to_the_right_and_values_go_up():
     drawn = chart([(98.0, 0.0), (99.0, 5.0), (100.0, 10.0)], 100.0, 100.0)
     assert drawn.lines == (f"588.0,{HEIGHT:.1f} 594.0,{HEIGHT / 2:.1f} {WIDTH:.1f},0.0",)
-    assert [tick.value for tick in drawn.value_ticks] == [0.0, 5.0, 10.0]
-    assert [tick.value for tick in drawn.time_ticks] == [100.0, 75.0, 50.0, 25.0, 0.0]
+    assert [value for _, value in drawn.value_ticks] == [0.0, 5.0, 10.0]
+    assert [seconds for _, seconds in drawn.time_ticks] == [100.0, 75.0, 50.0, 25.0, 0.0]
     assert (drawn.latest, drawn.highest) == (10.0, 10.0)
 
 
