@@ -57,10 +57,9 @@ def _node_alerts(snapshot: Snapshot) -> Iterator[Alert]:
 
 def _topic_alerts(topic: TopicStats) -> Iterator[Alert]:
     if topic.depth and not topic.channels:
-        text = f"{_messages(topic.depth)} and no channel"
-        yield _alert(topic, Severity.WARNING, "no-channel", text)
+        yield _alert(topic, "no-channel", f"{_messages(topic.depth)} and no channel")
     if topic.paused:
-        yield _alert(topic, Severity.NOTE, "paused", f"paused, {_messages(topic.depth)} waiting")
+        yield _alert(topic, "paused", f"paused, {_messages(topic.depth)} waiting", Severity.NOTE)
     yield from _loss_alerts(topic)
 
 
@@ -70,29 +69,27 @@ def _channel_alerts(channel: ChannelStats, history: History, now: float) -> Iter
     details = (f", growing by {growth:,.1f} a second" if grows else "") + _age(channel, history, now)
     messages = _messages(channel.depth)
     if channel.paused:
-        yield _alert(channel, Severity.NOTE, "paused", f"paused, {messages} waiting{details}")
+        yield _alert(channel, "paused", f"paused, {messages} waiting{details}", Severity.NOTE)
     elif channel.depth and not channel.client_count:
         severity = Severity.SERIOUS if grows else Severity.WARNING
-        yield _alert(channel, severity, "no-consumer", f"{messages} and no consumer{details}")
+        yield _alert(channel, "no-consumer", f"{messages} and no consumer{details}", severity)
     elif grows and channel.depth >= _MIN_BACKLOG:
-        yield _alert(channel, Severity.WARNING, "behind", f"{messages} behind{details}")
+        yield _alert(channel, "behind", f"{messages} behind{details}")
     elif channel.depth and channel.key in history.not_ready:
         text = f"{messages}, and all {channel.client_count:,} consumers at RDY 0{details}"
-        yield _alert(channel, Severity.WARNING, "not-ready", text)
+        yield _alert(channel, "not-ready", text)
     if channel.dead_letter_count:
-        text = f"{_messages(channel.dead_letter_count)} moved to the dead-letter topic"
-        yield _alert(channel, Severity.WARNING, "dead-letters", text)
+        yield _alert(channel, "dead-letters", f"{_messages(channel.dead_letter_count)} moved to the dead-letter topic")
     yield from _loss_alerts(channel)
 
 
 def _loss_alerts(stats: Stats) -> Iterator[Alert]:
     if stats.dropped_count:
         reason = "because memory was full" if any(map(is_ephemeral, stats.key)) else "because of a policy"
-        yield _alert(stats, Severity.WARNING, "dropped", f"{_messages(stats.dropped_count)} dropped {reason}")
+        yield _alert(stats, "dropped", f"{_messages(stats.dropped_count)} dropped {reason}")
     if stats.rejected_count:
         kind = "channel" if stats.channel_name else "topic"
-        text = f"{_messages(stats.rejected_count)} refused because the {kind} was full"
-        yield _alert(stats, Severity.WARNING, "refused", text)
+        yield _alert(stats, "refused", f"{_messages(stats.rejected_count)} refused because the {kind} was full")
 
 
 def _age(channel: ChannelStats, history: History, now: float) -> str:
@@ -111,5 +108,5 @@ def _messages(count: int) -> str:
     return "1 message" if count == 1 else f"{count:,} messages"
 
 
-def _alert(stats: Stats, severity: Severity, kind: str, text: str) -> Alert:
+def _alert(stats: Stats, kind: str, text: str, severity: Severity = Severity.WARNING) -> Alert:
     return Alert(severity, kind, text, *stats.key, depth=stats.depth)

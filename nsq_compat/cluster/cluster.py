@@ -6,7 +6,7 @@ did not answer. If none answers, `AllFailed` is raised.
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from nsq_compat.cluster import reading
@@ -67,16 +67,12 @@ class Cluster:
 
         The cluster has the nodes that nsqlookupds announce, or those of the fixed list. Raises `AllFailed`.
         """
-        wanted = canonical_address(address)
-        if wanted is None:
+        if (wanted := canonical_address(address)) is None:
             return None
-
-        def find(addresses: Iterable[str]) -> str | None:
-            return next((each for each in addresses if canonical_address(each) == wanted), None)
-
         # A node of the fixed list may announce another name than the list has. Both are accepted.
-        listed = None if self.lookupds else find(self.nsqds)
-        return listed or find(node.http_address for node in self.nodes().value)
+        listed = [] if self.lookupds else [each for each in self.nsqds if canonical_address(each) == wanted]
+        found = listed or [at for node in self.nodes().value if canonical_address(at := node.http_address) == wanted]
+        return found[0] if found else None
 
     def producers(self, topic: str) -> Answer[list[Node]]:
         """The nsqds that have a topic."""
@@ -101,10 +97,6 @@ class Cluster:
             return stats
 
         return query_all("nsqd", nodes, query, self.client.timeout)
-
-    def describe(self, address: str) -> Node:
-        """One nsqd, from its own answer. Raises `AllFailed`."""
-        return query_all("nsqd", [address], self._get_node, self.client.timeout).value[0][1]
 
     # --- Actions: each returns the errors of the daemons that did not perform it --------------------------------------
     #
@@ -141,7 +133,7 @@ class Cluster:
     def tombstone(self, topic: str, node: str) -> Errors:
         """Hide a node from lookups of a topic, and delete the topic and its messages on the node."""
         errors = self._post(self.lookupds, "tombstone", topic, node=node)
-        self.describe(node)  # raises if the node does not answer
+        query_all("nsqd", [node], self._get_node, self.client.timeout)  # raises if the node does not answer
         # Sent to the address that answered, not to the address that the answer contains.
         return errors + self._post([node], "delete", topic)
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Generic, TypeVar
 from urllib.parse import urlencode
 
@@ -48,8 +49,6 @@ class HttpClient:
         max_answer_bytes: int = MAX_ANSWER_BYTES,
     ) -> None:
         self.timeout = request_timeout
-        self._connect_timeout = connect_timeout
-        self._max_answer = max_answer_bytes
         # nsqadmin: no proxies from the environment. No cookies, because one session serves all daemons.
         session = bounded_session()
         # A kept connection would fail the first request after a restart of the daemon.
@@ -60,6 +59,7 @@ class HttpClient:
         if tls_cert:
             session.cert = (tls_cert, tls_key)
         self._session = session
+        self._exchange = partial(exchange, session, connect_timeout=connect_timeout, max_body=max_answer_bytes)
 
     def get(self, address: str, path: str, **parameters: str) -> Any:
         """The JSON value of a daemon's answer. Raises `UpstreamError`, as all methods do."""
@@ -95,16 +95,7 @@ class HttpClient:
     ) -> HttpAnswer:
         """A request to any URL, whatever the status of the answer. Errors begin like Go's."""
         try:
-            return exchange(
-                self._session,
-                method,
-                url,
-                deadline or Deadline(self.timeout),
-                connect_timeout=self._connect_timeout,
-                max_body=self._max_answer,
-                body=body,
-                headers=headers,
-            )
+            return self._exchange(method, url, deadline or Deadline(self.timeout), body=body, headers=headers)
         except (requests.Timeout, TimeoutError):
             reason = "timeout"
         except FAILURES as error:

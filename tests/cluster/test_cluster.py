@@ -4,6 +4,7 @@ import pytest
 
 from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.http_client import AllFailed
+from nsq_compat.cluster.nodes import read_node
 
 
 @pytest.fixture
@@ -121,11 +122,8 @@ def test_an_nsqd_without_an_address_has_that_of_the_request(of_nsqds, two):
 
 
 def test_stats_are_requested_for_the_topic_and_channel_only(of_nsqds, two):
-    two[0].says("info", two[0].info())
     two[0].says("stats", {"health": "OK", "topics": [{"topic_name": "t"}, {"topic_name": "not asked for"}]})
-    node = of_nsqds.describe(two[0].address)
-    two[0].heard.clear()
-    answer = of_nsqds.stats([node], "t", "c")
+    answer = of_nsqds.stats([read_node(two[0].info())], "t", "c")
     assert [topic.topic_name for topic in answer.value[0][1].topics] == ["t"]
     assert two[0].heard == ["GET stats?format=json&include_mem=false&topic=t&channel=c&include_clients=false"]
 

@@ -26,6 +26,10 @@ def v1(value: Any, status: int = 200) -> Response:
     return Response(dumps(value), status, [JSON, V1])
 
 
+def _answer(queries: Queries, **fields: Any) -> Response:
+    return v1({**fields, "message": queries.message()})
+
+
 # --- Queries ----------------------------------------------------------------------------------------------------------
 
 
@@ -44,28 +48,25 @@ def topics() -> Response:
         found = {name: channels or None for name, channels in queries.channels_of(queries.inactive_topics()).items()}
     else:
         found = queries.topics() or None
-    return v1({"topics": found, "message": queries.message()})
+    return _answer(queries, topics=found)
 
 
 @api.get("/topics/<topic>")
 def topic(topic: str) -> Response:
     queries = Queries()
-    stats = queries.topic(topic)
-    return v1({**_topic(stats), "message": queries.message()})
+    return _answer(queries, **_topic(queries.topic(topic)))
 
 
 @api.get("/topics/<topic>/<channel>")
 def channel(topic: str, channel: str) -> Response:
     queries = Queries()
-    stats = queries.channel(topic, channel)
-    return v1({**_channel(stats), "message": queries.message()})
+    return _answer(queries, **_channel(queries.channel(topic, channel)))
 
 
 @api.get("/nodes")
 def nodes() -> Response:
     queries = Queries()
-    found = [_node(node) for node in queries.nodes()]
-    return v1({"nodes": found or None, "message": queries.message()})
+    return _answer(queries, nodes=[_node(node) for node in queries.nodes()] or None)
 
 
 @api.get("/nodes/<node>")
@@ -73,27 +74,20 @@ def node(node: str) -> Response:
     queries = Queries()
     _, stats = queries.node(node)
     clients = [client for topic in stats.topics for channel in topic.channels for client in channel.clients or ()]
-    return v1(
-        {
-            "node": node,
-            "topics": [_topic(topic) for topic in stats.topics] or None,
-            "total_messages": sum(topic.message_count for topic in stats.topics),
-            "total_clients": len(clients),
-            "message": queries.message(),
-        }
+    return _answer(
+        queries,
+        node=node,
+        topics=[_topic(topic) for topic in stats.topics] or None,
+        total_messages=sum(topic.message_count for topic in stats.topics),
+        total_clients=len(clients),
     )
 
 
 @api.get("/counter")
 def counter() -> Response:
     queries = Queries()
-    stats = {
-        f"{channel.topic_name}:{channel.channel_name}:{channel.node}": picked(
-            channel, "node topic_name channel_name message_count"
-        )
-        for channel in queries.channels_by_node()
-    }
-    return v1({"stats": dict(sorted(stats.items())), "message": queries.message()})
+    stats = {":".join((*each.key, each.node)): picked(each, _COUNTER) for each in queries.channels_by_node()}
+    return _answer(queries, stats=dict(sorted(stats.items())))
 
 
 @api.get("/graphite")
@@ -148,7 +142,7 @@ def tombstone(node: str) -> Response:
 def _done(errors: tuple[str, ...]) -> Response:
     queries = Queries()
     queries.add_warning(errors)
-    return v1({"message": queries.message()})
+    return _answer(queries)
 
 
 # --- JSON of answers: keys and their order are NSQ's ------------------------------------------------------------------
@@ -161,6 +155,7 @@ _CHANNEL: Final = (
     "node hostname topic_name channel_name depth memory_depth backend_depth in_flight_count deferred_count "
     f"requeue_count timeout_count message_count delivery_msg_count? {_DELIVERY} client_count"
 )
+_COUNTER: Final = "node topic_name channel_name message_count"
 _CLIENT: Final = "node remote_address version client_id hostname user_agent connect_ts"
 _CLIENT_REST: Final = (
     "in_flight_count ready_count finish_count requeue_count message_count sample_rate deflate snappy authed "

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES: Final = 1024 * 1024 + 64 * 1024
+_ADMISSION: Final = Admission(MAX_BODY_BYTES, error(413, "INVALID_VALUE"))
 _PACKAGE: Final = Path(nsq_compat.__file__).parent
 _EXPLANATIONS: Final = {
     401: "Log in to see this page.",
@@ -61,16 +62,16 @@ class _Sessions(SecureCookieSessionInterface):
         return request.headers.get("X-Scheme") == "https"
 
 
-def create_app(of_program: AdminService) -> Flask:
+def create_app(program: AdminService) -> Flask:
     app = Flask("nsqadmin", template_folder=str(_PACKAGE / "templates"), static_folder=None)
-    app.extensions["nsqadmin"] = of_program
+    app.extensions["nsqadmin"] = program
     app.session_interface = _Sessions()
     app.secret_key = secrets.token_bytes(32)
     app.config.update(
         SESSION_COOKIE_NAME="nsqadmin",
         SESSION_COOKIE_HTTPONLY=True,
         SESSION_COOKIE_SAMESITE="Lax",
-        SESSION_COOKIE_PATH=of_program.options.base_path or "/",
+        SESSION_COOKIE_PATH=program.options.base_path or "/",
     )
     app.url_map.merge_slashes = False
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
@@ -199,18 +200,14 @@ assets = Blueprint("assets", __name__)
 @assets.get("/fonts/<asset>")
 @assets.get("/static/<asset>")
 def static(asset: str) -> Response:
+    folder = Path(service().options.dev_static_dir or _PACKAGE / "static")
     try:
-        return _file(asset)
+        if asset.startswith("."):
+            raise FileNotFoundError(asset)
+        content = (folder / asset).read_bytes()
     except (OSError, ValueError):  # ValueError: a name with a zero byte
         return Response("NOT_FOUND", 404, {"Content-Type": "text/plain; charset=utf-8"})
-
-
-def _file(name: str) -> Response:
-    if name.startswith("."):
-        raise FileNotFoundError(name)
-    development = service().options.dev_static_dir
-    content = ((Path(development) if development else _PACKAGE / "static") / name).read_bytes()
-    kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
+    kind = mimetypes.guess_type(asset)[0] or "application/octet-stream"
     if kind.startswith("text/"):
         kind += "; charset=utf-8"
     return Response(content, 200, {"Content-Type": kind, "Cache-Control": "max-age=300"})
@@ -227,7 +224,7 @@ class WsgiHandler:
         self._base_path = base_path.rstrip("/")
 
     def admit(self, method: str, path: str) -> Admission:
-        return Admission(MAX_BODY_BYTES, error(413, "INVALID_VALUE"))
+        return _ADMISSION
 
     def respond(self, request: HttpRequest) -> HttpResponse:
         began = time.monotonic_ns()

@@ -44,10 +44,7 @@ class Graphite:
         self._service = service
         self._options = service.options
         self._interval = max(1, service.options.statsd_interval // SECOND)
-
-    @property
-    def enabled(self) -> bool:
-        return bool(self._options.graphite_url)
+        self.enabled = bool(self._options.graphite_url)
 
     @property
     def origin(self) -> str:

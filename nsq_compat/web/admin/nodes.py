@@ -20,9 +20,9 @@ def list_() -> str:
     queries = Queries()
     found = queries.nodes()
     columns = {
-        "name": attrgetter("hostname"),
-        "address": attrgetter("http_address"),
-        "version": attrgetter("version"),
+        "name": lambda node: node.hostname,
+        "address": lambda node: node.http_address,
+        "version": lambda node: node.version,
         "topics": lambda node: len(node.topics),
     }
     return render_template(

@@ -43,7 +43,8 @@ class UserFileError(ValueError):
     """The text names the line and the problem."""
 
 
-class _Hash(NamedTuple):
+class _User(NamedTuple):
+    role: Role
     cost: tuple[int, int, int]
     salt: bytes
     key: bytes
@@ -53,25 +54,24 @@ class Users:
     """The users of a user file, and their failed logins. Raises `UserFileError` for an invalid text."""
 
     def __init__(self, text: str) -> None:
-        self._users: dict[str, tuple[Role, _Hash]] = {}
+        self._users: dict[str, _User] = {}
         for number, line in enumerate(text.splitlines(), 1):
             if line.strip() and not line.lstrip().startswith("#"):
                 try:
-                    name, role, password = _parse(line.strip())
+                    self._users.update([_parse(line.strip())])
                 except ValueError as error:
                     raise UserFileError(f"line {number}: {error}") from None
-                self._users[name] = (role, password)
-        self._unknown_user = (Role.NONE, _Hash(_COST, b"unknown", b""))
+        self._unknown_user = _User(Role.NONE, _COST, b"unknown", b"")
         self._key = secrets.token_bytes(32)
         self._verified: dict[str, bytes] = {}
         self._failed: deque[tuple[str, str, float]] = deque(maxlen=_MAX_REMEMBERED)
 
     def role_of(self, name: str) -> Role:
-        return self._users.get(name, self._unknown_user)[0]
+        return self._users.get(name, self._unknown_user).role
 
     def log_in(self, name: str, password: str) -> Role:
         """The role; NONE for a wrong name or password."""
-        role, (cost, salt, key) = self._users.get(name, self._unknown_user)
+        role, cost, salt, key = self._users.get(name, self._unknown_user)
         # Programs send the password with every request, and scrypt is slow.
         digest = hmac.digest(self._key, f"{name}:{password}".encode("utf-8", "replace"), "sha256")
         if hmac.compare_digest(self._verified.get(name, b""), digest):
@@ -100,11 +100,10 @@ def make_line(name: str, role: str, password: str) -> str:
         raise ValueError("the password must not be empty")
     salt = secrets.token_bytes(16)
     encoded = [base64.b64encode(part).decode("ascii") for part in (salt, _derive(password, salt, _COST))]
-    parts = [*map(str, _COST), *encoded]
-    return f"{name}:{role}:scrypt${'$'.join(parts)}"
+    return f"{name}:{role}:{'$'.join(['scrypt', *map(str, _COST), *encoded])}"
 
 
-def _parse(line: str) -> tuple[str, Role, _Hash]:
+def _parse(line: str) -> tuple[str, _User]:
     name, role, password = [*line.split(":", 2), "", ""][:3]
     if not _NAME.fullmatch(name):
         raise ValueError("the line must begin with a valid user name and ':'")
@@ -115,7 +114,7 @@ def _parse(line: str) -> tuple[str, Role, _Hash]:
         raise ValueError("the password must be scrypt$N$r$p$salt$hash")
     n, r, p = map(int, numbers[:3])
     salt, key = (base64.b64decode(text, validate=True) for text in numbers[3:])
-    return name, ROLES[role], _Hash((n, r, p), salt, key)
+    return name, _User(ROLES[role], (n, r, p), salt, key)
 
 
 def _derive(password: str, salt: bytes, cost: tuple[int, int, int]) -> bytes:
