@@ -11,7 +11,10 @@ Send = Callable[[BaseHTTPRequestHandler], None]
 
 
 class Daemon:
-    """Answers by path, with or without query. `heard` has the requests, with bodies after a blank."""
+    """Answers by path, with or without query; any POST succeeds otherwise.
+
+    `heard` has the requests, with bodies after a blank.
+    """
 
     def __init__(self) -> None:
         self.heard: list[str] = []
@@ -23,7 +26,8 @@ class Daemon:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
                 target = self.path.lstrip("/")
                 daemon.heard.append(f"{self.command} {target} {body}".rstrip())
-                daemon.answer_to(target)(self)
+                unknown = reply(b"") if self.command == "POST" else _not_found
+                daemon._answers.get(target, daemon._answers.get(target.partition("?")[0], unknown))(self)
 
             do_POST = do_GET  # noqa: N815 - the name http.server looks for
 
@@ -40,9 +44,6 @@ class Daemon:
     def orders(self) -> list[str]:
         """The POST requests in `heard`."""
         return [heard.removeprefix("POST ") for heard in self.heard if heard.startswith("POST ")]
-
-    def answer_to(self, target: str) -> Send:
-        return self._answers.get(target) or self._answers.get(target.partition("?")[0]) or _not_found
 
     def says(self, path: str, answer: Any = None, status: int = 200) -> "Daemon":
         """Bytes as they are, everything else as JSON."""

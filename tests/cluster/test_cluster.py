@@ -141,19 +141,12 @@ def test_channels_are_those_of_nsqlookupds(through_lookupds, of_nsqds, two):
 @pytest.fixture
 def nsqd(make_daemon):
     daemon = make_daemon()
-    daemon.says("info", daemon.info()).says("stats", {"topics": [{"topic_name": "t"}]})
-    for action in ("create", "delete", "pause", "unpause", "empty"):
-        daemon.says(f"topic/{action}", b"").says(f"channel/{action}", b"")
-    return daemon.says("pub", b"OK")
+    return daemon.says("info", daemon.info()).says("stats", {"topics": [{"topic_name": "t"}]})
 
 
 @pytest.fixture
 def lookupd(make_daemon, nsqd):
-    daemon = make_daemon()
-    daemon.says("lookup", {"producers": [nsqd.info()]}).says("topic/tombstone", b"")
-    for action in ("create", "delete"):
-        daemon.says(f"topic/{action}", b"").says(f"channel/{action}", b"")
-    return daemon
+    return make_daemon().says("lookup", {"producers": [nsqd.info()]})
 
 
 @pytest.fixture

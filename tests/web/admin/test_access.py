@@ -79,6 +79,7 @@ def test_a_form_without_its_token_does_nothing(browser, submit, nsqd):
 def test_a_viewer_sees_no_buttons(browser, service):
     assert "Delete…" in browser.get("/topics/orders").text
     service.options.admin_users = ("ada",)
+    assert [status(browser, PAUSE, **{"X-Forwarded-User": name}) for name in ("", "bob", "ada")] == [403, 403, 200]
     page = browser.get("/topics/orders").text
     assert "Delete…" not in page
     assert "<button>Pause" not in page

@@ -15,13 +15,13 @@ def test_the_overview_shows_alerts_with_links(browser):
 
 
 def test_the_overview_says_if_there_are_no_problems(browser, nsqd):
-    nsqd.topics = [topic_json("t")]
+    nsqd.has(topic_json("t"))
     assert "All nodes answer" in browser.get("/").text
 
 
 def test_the_overview_shows_the_newest_snapshot_but_not_an_old_one(browser, service, nsqd):
     service.history.add(take_snapshot(service.cluster, NOW))
-    nsqd.topics = []
+    nsqd.has()
     assert "orders" in browser.get("/").text
     service.time = NOW + 61
     assert "No topics yet" in browser.get("/").text
@@ -29,7 +29,7 @@ def test_the_overview_shows_the_newest_snapshot_but_not_an_old_one(browser, serv
 
 def test_rates_and_charts_come_from_samples(browser, service, nsqd):
     for second in range(0, 60, 10):
-        nsqd.topics = [topic_json("t", message_count=100 * second, depth=second)]
+        nsqd.has(topic_json("t", message_count=100 * second, depth=second))
         service.history.add(take_snapshot(service.cluster, NOW + second))
     service.time = NOW + 55
     page = browser.get("/topics/t")

@@ -13,7 +13,7 @@ def test_the_list_shows_the_depth_of_a_topic_and_its_channels(browser):
 
 
 def test_the_list_is_searched_sorted_and_paged(browser, nsqd):
-    nsqd.topics = [topic_json(f"t{number:03}", depth=number) for number in range(250)]
+    nsqd.has(*(topic_json(f"t{number:03}", depth=number) for number in range(250)))
     first = browser.get("/topics").text
     assert "t099" in first
     assert "t100" not in first
@@ -28,7 +28,7 @@ def test_the_list_is_searched_sorted_and_paged(browser, nsqd):
 
 
 def test_channels_of_a_topic_are_searched_sorted_and_paged(browser, nsqd):
-    nsqd.topics = [topic_json("orders", *(channel_json(f"c{number:03}", depth=number) for number in range(250)))]
+    nsqd.has(topic_json("orders", *(channel_json(f"c{number:03}", depth=number) for number in range(250))))
     first = browser.get("/topics/orders?span=24h")
     assert "c099" in first.text
     assert "c100" not in first.text
@@ -42,7 +42,7 @@ def test_channels_of_a_topic_are_searched_sorted_and_paged(browser, nsqd):
 def test_clients_of_a_channel_and_topics_of_a_node_are_paged(browser, nsqd):
     clients = [{"hostname": f"box{number:03}", "remote_address": "1.2.3.4:5"} for number in range(150)]
     topics = (topic_json(f"t{number:03}") for number in range(150))
-    nsqd.topics = [topic_json("orders", channel_json("mail", client_count=150, clients=clients)), *topics]
+    nsqd.has(topic_json("orders", channel_json("mail", client_count=150, clients=clients)), *topics)
     assert "box100" not in browser.get("/topics/orders/mail").text
     assert "box100" in browser.get("/topics/orders/mail?clients=2").text
     node = browser.get(f"/nodes/{nsqd.address}").text
@@ -82,9 +82,7 @@ def test_a_channel_shows_its_clients(browser):
 
 def test_a_channel_shows_its_policies_and_their_counts(browser, nsqd):
     policy = {"max_attempts": 5, "dead_letter_topic": "orders.archive.dead", "max_rate": 2.5}
-    nsqd.topics = [
-        topic_json("orders", channel_json("archive", policy=policy, dead_letter_count=7), channel_json("mail"))
-    ]
+    nsqd.has(topic_json("orders", channel_json("archive", policy=policy, dead_letter_count=7), channel_json("mail")))
     page = browser.get("/topics/orders/archive")
     assert "max_attempts 5, dead_letter_topic orders.archive.dead , max_rate 2.5 7 0 0" in shown(page)
     assert 'href="/topics/orders.archive.dead"' in page.text
@@ -94,8 +92,8 @@ def test_a_channel_shows_its_policies_and_their_counts(browser, nsqd):
 def test_a_policy_that_differs_between_nodes_is_shown_per_node(browser, service, nsqd, make_nsqd):
     other = make_nsqd()
     service.cluster.nsqds = [nsqd.address, other.address]
-    nsqd.topics = [topic_json("orders", channel_json("archive", policy={"max_rate": 10, "burst": 1}))]
-    other.topics = [topic_json("orders", channel_json("archive", policy={"max_rate": 20, "burst": 1}))]
+    nsqd.has(topic_json("orders", channel_json("archive", policy={"max_rate": 10, "burst": 1})))
+    other.has(topic_json("orders", channel_json("archive", policy={"max_rate": 20, "burst": 1})))
     text = shown(browser.get("/topics/orders/archive"))
     assert "max_rate 10, burst 1" in text
     assert "max_rate 20, burst 1" in text
@@ -113,11 +111,11 @@ HOSTILE = "<script>alert(1)</script>\"'&"
 
 
 def test_a_hostile_name_is_escaped_on_every_page(browser, nsqd):
-    nsqd.topics = [
+    nsqd.has(
         topic_json(
             HOSTILE, channel_json(HOSTILE, client_count=1, clients=[{"user_agent": HOSTILE, "hostname": HOSTILE}])
         )
-    ]
+    )
     for path in ("/", "/topics", "/nodes", "/counter", f"/nodes/{nsqd.address}"):
         page = browser.get(path)
         assert page.status_code == 200
@@ -185,14 +183,6 @@ def test_a_test_message_is_published_to_the_chosen_node(submit, nsqd):
 def test_without_nsqlookupd_a_topic_is_created_on_a_node(submit, nsqd):
     submit("/topics", topic="new", channel="c", node=nsqd.address)
     assert nsqd.orders == ["topic/create?topic=new", "channel/create?topic=new&channel=c"]
-
-
-@pytest.mark.parametrize("node", ["evil.example/x#:1", "a@b:1", "host"])
-def test_an_invalid_address_of_a_node_is_refused(submit, nsqd, node):
-    for fields in ({"action": "pause"}, {"action": "publish", "body": "x"}):
-        assert submit("/topics/orders", node=node, **fields).status_code == 400
-    assert submit("/topics", topic="new", node=node).status_code == 400
-    assert nsqd.orders == []
 
 
 def test_an_unknown_action_is_refused(submit):
