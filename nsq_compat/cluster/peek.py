@@ -58,14 +58,27 @@ class Peek:
     """False if this nsqd cannot show messages."""
 
 
-def peek(client: HttpClient, nodes: Sequence[str], topic: str, channel: str, limit: int) -> list[Peek]:
-    """The messages that each node delivers next, and those deferred and in flight. Raises nothing."""
-    return _query(client, nodes, "channel/peek", topic=topic, channel=channel, limit=str(limit))
+def peek(client: HttpClient, nodes: Sequence[str], limit: int, topic: str, channel: str = "") -> list[Peek]:
+    """The messages of a channel that each node delivers next, and those deferred and in flight.
 
+    Without a channel, those published to the topic last, oldest first. Raises nothing.
+    """
+    path = "channel/peek" if channel else "topic/recent"
+    names = {"topic": topic, "channel": channel} if channel else {"topic": topic}
 
-def recent(client: HttpClient, nodes: Sequence[str], topic: str, limit: int) -> list[Peek]:
-    """The messages published to each node last, oldest first. Raises nothing."""
-    return _query(client, nodes, "topic/recent", topic=topic, limit=str(limit))
+    def query(node: str) -> Peek:
+        answer = reading.mapping(client.get(node, path, **names, limit=str(limit)))
+        waiting, deferred, in_flight = (
+            tuple(reading.array(_read_message, answer.get(key))) for key in ("messages", "deferred", "in_flight")
+        )
+        return Peek(node, waiting, deferred, in_flight)
+
+    answer = call_all(nodes, query, client.timeout)
+    found = dict(answer.value)
+    for node, error in zip(answer.unreachable, answer.errors, strict=True):
+        # Go's nsqd does not have the path; ours would name the missing topic or channel.
+        found[node] = Peek(node, error=error.removeprefix(f"{node}: "), supported=_NO_SUCH_PATH not in error)
+    return [found[node] for node in nodes]
 
 
 def oldest_messages(client: HttpClient, snapshot: Snapshot) -> Mapping[Key, float]:
@@ -79,27 +92,11 @@ def oldest_messages(client: HttpClient, snapshot: Snapshot) -> Mapping[Key, floa
     found = {}
     for channel in waiting[:MAX_CHANNELS]:
         deepest = sorted((part for part in channel.nodes if part.depth), key=lambda part: -part.depth)
-        peeks = peek(client, [part.node for part in deepest[:MAX_NODES]], *channel.key, 1)
+        peeks = peek(client, [part.node for part in deepest[:MAX_NODES]], 1, *channel.key)
         published = [message.timestamp for each in peeks for message in each.messages]
         if published:
             found[channel.key] = min(published)
     return found
-
-
-def _query(client: HttpClient, nodes: Sequence[str], path: str, **parameters: str) -> list[Peek]:
-    def query(node: str) -> Peek:
-        answer = reading.mapping(client.get(node, path, **parameters))
-        waiting, deferred, in_flight = (
-            tuple(reading.array(_read_message, answer.get(key))) for key in ("messages", "deferred", "in_flight")
-        )
-        return Peek(node, waiting, deferred, in_flight)
-
-    answer = call_all(nodes, query, client.timeout)
-    found = dict(answer.value)
-    for node, error in zip(answer.unreachable, answer.errors, strict=True):
-        # Go's nsqd does not have the path; ours would name the missing topic or channel.
-        found[node] = Peek(node, error=error.removeprefix(f"{node}: "), supported=_NO_SUCH_PATH not in error)
-    return [found[node] for node in nodes]
 
 
 def _read_message(value: object) -> Message:

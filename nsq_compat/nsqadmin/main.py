@@ -25,7 +25,12 @@ def main() -> None:
     options = read_options(PROGRAM, NsqadminOptions, sys.argv[1:], version_line(PROGRAM))
     configure(options.log_prefix, options.log_level, form=options.log_format)
     if options.make_user:
-        make_user(options.make_user)
+        # The password is the first line of stdin.
+        name, _, role = options.make_user.partition(":")
+        try:
+            print(make_line(name, role or "admin", sys.stdin.readline().rstrip("\n")))
+        except ValueError as error:
+            exit_fatal(PROGRAM, str(error))
         return
     if find_spec("flask") is None:
         exit_fatal(PROGRAM, f"failed to instantiate nsqadmin - {missing_package('flask', 'admin')}")
@@ -51,15 +56,6 @@ def main() -> None:
     stop.wait()
     supervisor.stopping()
     daemon.stop()
-
-
-def make_user(name_and_role: str) -> None:
-    """Print a line for the user file. The password is the first line of stdin."""
-    name, _, role = name_and_role.partition(":")
-    try:
-        print(make_line(name, role or "admin", sys.stdin.readline().rstrip("\n")))
-    except ValueError as error:
-        exit_fatal(PROGRAM, str(error))
 
 
 if __name__ == "__main__":

@@ -40,9 +40,7 @@ class NsqadminOptions:
         "http-address", STRING, "0.0.0.0:4171", "where browsers connect: host:port, or the path of a unix socket"
     )
     base_path: str = option("base-path", STRING, "/", "path under which everything is served")
-    dev_static_dir: str = option(
-        "dev-static-dir", STRING, "", "serve /static from this folder, for development of the pages"
-    )
+    dev_static_dir: str = option("dev-static-dir", STRING, "", "folder to serve /static from, for development")
 
     # The cluster.
     nsqlookupd_http_addresses: tuple[str, ...] = option(
@@ -61,12 +59,17 @@ class NsqadminOptions:
         "http-client-tls-insecure-skip-verify", BOOLEAN, False, "do not check the certificates of nsqlookupd and nsqd"
     )
     http_client_tls_root_ca_file: str = option(
-        "http-client-tls-root-ca-file", STRING, "", "PEM file with the authorities that sign these certificates"
+        "http-client-tls-root-ca-file",
+        STRING,
+        "",
+        "PEM file with the authorities of nsqlookupd and nsqd",
     )
     http_client_tls_cert: str = option(
-        "http-client-tls-cert", STRING, "", "PEM file with the certificate shown to nsqlookupd and nsqd"
+        "http-client-tls-cert", STRING, "", "PEM file with the client certificate for nsqlookupd and nsqd"
     )
-    http_client_tls_key: str = option("http-client-tls-key", STRING, "", "PEM file with the certificate's key")
+    http_client_tls_key: str = option(
+        "http-client-tls-key", STRING, "", "PEM file with the key of the client certificate"
+    )
 
     # Graphite.
     graphite_url: str = option("graphite-url", STRING, "", "URL of a Graphite that draws what nsqd's statsd sends")
@@ -90,10 +93,7 @@ class NsqadminOptions:
         "acl-http-header", STRING, "X-Forwarded-User", "header in which a proxy in front of nsqadmin names the user"
     )
     admin_users: tuple[str, ...] = option(
-        "admin-user",
-        STRINGS,
-        (),
-        "user with permission to make changes; by default all users have it (repeat for several)",
+        "admin-user", STRINGS, (), "user with permission for changes; by default all users have it (repeat for several)"
     )
     notification_http_endpoint: str = option(
         "notification-http-endpoint", STRING, "", "URL that receives a POST for each action"
@@ -104,10 +104,7 @@ class NsqadminOptions:
     )
 
     sample_interval: int = option(
-        "sample-interval",
-        DURATION,
-        10 * SECOND,
-        "time between two samples of the whole cluster, for history; 0s for none",
+        "sample-interval", DURATION, 10 * SECOND, "time between two samples of the cluster, for history; 0s for none"
     )
 
 
@@ -153,14 +150,11 @@ def _check_tls(options: NsqadminOptions) -> None:
             raise OptionError(f"failed to LoadX509KeyPair {cert}, {key} - {error}") from None
     if root:
         try:
-            with open(root, encoding="ascii", errors="replace") as file:
-                text = file.read()
+            context.load_verify_locations(root)
+        except ssl.SSLError:
+            raise OptionError(f"failed to AppendCertsFromPEM {root}") from None
         except OSError as error:
             raise OptionError(f"failed to read TLS root CA file {root} - {error}") from None
-        try:
-            context.load_verify_locations(cadata=text)
-        except (OSError, ValueError):
-            raise OptionError(f"failed to AppendCertsFromPEM {root}") from None
 
 
 def _resolve(flag: str, address: str) -> None:

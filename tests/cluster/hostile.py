@@ -35,21 +35,21 @@ def _dripping(name: str, before: bytes, piece: bytes, after: bytes = b"") -> Ans
     return answer
 
 
+dripping_status = _dripping("status", b"HTTP/1.1 200 ", b"x", _END)
 dripping_header = _dripping("header", _OK + b"X: ", b"x", _END)
 dripping_headers = _dripping("headers", _OK, b"X: x\r\n", b"Content-Length: 2\r\n\r\n{}")
 dripping_chunk_size = _dripping("chunk_size", _CHUNKED, b"0", b"2\r\n{}\r\n0\r\n\r\n")
 continuing = _dripping("continue", b"", b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 200 OK" + _END)
+silent = _dripping("nothing", b"", b"", b"HTTP/1.1 200 OK" + _END)
 dripping_handshake = _dripping("handshake", b"\x16\x03\x03\x40\x00", b"\x02")
 """The beginning of a TLS record, sent slowly."""
 DRIPPING: Final[list[Answer]] = [
-    *(dripping_header, dripping_headers, dripping_chunk_size, continuing),
-    _dripping("status", b"HTTP/1.1 200 ", b"x", _END),
+    *(dripping_status, dripping_header, dripping_headers, dripping_chunk_size, continuing, silent),
     _dripping("chunk_extension", _CHUNKED + b"2;", b"x", b"\r\n{}\r\n0\r\n\r\n"),
     _dripping("trailer", _CHUNKED + b"2\r\n{}\r\n0\r\n", b"X: y\r\n", b"\r\n"),
     _dripping("body", _OK + b"Content-Length: %d\r\n\r\n{}" % (STEPS + 2), b" "),
     # Complete JSON at any time; it ends with the connection.
     _dripping("body_without_length", _OK + b"\r\n{}", b" "),
-    _dripping("nothing", b"", b"", b"HTTP/1.1 200 OK" + _END),
 ]
 
 

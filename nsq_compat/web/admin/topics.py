@@ -5,7 +5,7 @@ from typing import Final
 from flask import Blueprint, Response, render_template, request, url_for
 
 from nsq_compat.cluster.http_client import AllFailed
-from nsq_compat.cluster.peek import peek, recent
+from nsq_compat.cluster.peek import peek
 from nsq_compat.cluster.stats import ChannelStats, TopicStats
 from nsq_compat.web.admin import actions
 from nsq_compat.web.admin.access import require, service
@@ -78,7 +78,7 @@ def messages(topic: str, channel: str) -> str:
     return render_template(
         "topics/messages.html",
         channel=stats,
-        peeks=peek(service().cluster.client, nodes, topic, channel, int(limit)),
+        peeks=peek(service().cluster.client, nodes, int(limit), topic, channel),
         limit=limit,
         limits=_LIMITS,
         warnings=queries.warnings,
@@ -92,7 +92,7 @@ def watch(topic: str) -> str:
     queries = Queries()
     stats = queries.topic(topic)
     limit = _limit()
-    peeks = recent(service().cluster.client, [part.node for part in stats.nodes], topic, int(limit))
+    peeks = peek(service().cluster.client, [part.node for part in stats.nodes], int(limit), topic)
     published = [(each.node, message) for each in peeks for message in each.messages]
     published.sort(key=lambda pair: (pair[1].timestamp, pair[1].id), reverse=True)
     return render_template(

@@ -16,10 +16,7 @@ from nsq_compat.web.admin.formatting import HEIGHT, WIDTH, chart, sparkline
         (formatting.nanoseconds, {0: "0ns", 5: "5ns", 12_000: "12us", 189_110_000: "189.11ms", 1.5e9: "1.5s"}),
         (formatting.nanoseconds, {3.7e12: "1h 1m"}),
         (formatting.long_duration, {0: "0s", -5: "0s", 65: "1m 5s", 90061: "1d 1h", 3600: "1h"}),
-        (
-            formatting.percentile_name,
-            {0.99: "99th", 1.0: "100th", 0.5: "50th", 0.91: "91st", 0.12: "12th", 0.02: "2nd"},
-        ),
+        (formatting.percentile_name, {0.99: "99th", 1.0: "100th", 0.91: "91st", 0.12: "12th", 0.02: "2nd"}),
         (formatting.per_second, {None: "\u2013", math.nan: "\u2013", 0: "0", 0.26: "0.3", 12345.6: "12,346"}),
         (formatting.short, {0: "0", 20: "20", 0.5: "0.5", 2500: "2.5k", 1e6: "1M", 2e9: "2G"}),
         (formatting.octets, {5: "5 B", 2048: "2.0 KiB", 5 * 1024**2: "5.0 MiB", 1024**5: "1024.0 TiB"}),
