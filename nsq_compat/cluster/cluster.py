@@ -138,7 +138,6 @@ class Cluster:
         return errors + self._post([node], "delete", topic)
 
     def publish(self, node: str, topic: str, body: bytes, defer_ms: int = 0) -> Errors:
-        """Publish one message to one node."""
         parameters = {"topic": topic} | ({"defer": str(defer_ms)} if defer_ms else {})
         client = self.client
         return call_all([node], lambda address: client.post(address, "pub", parameters, body), client.timeout).errors

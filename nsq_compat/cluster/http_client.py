@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
@@ -70,16 +71,17 @@ class HttpClient:
             raise UpstreamError(f"{_url_of('http', address, path, parameters)}: {error}") from None
 
     def post(self, address: str, path: str, parameters: dict[str, str], body: bytes = b"") -> None:
-        """Send a command to a daemon."""
         self._request("POST", address, path, parameters, body)
 
     def _request(self, method: str, address: str, path: str, parameters: dict[str, str], body: bytes | None) -> bytes:
         url = _url_of("http", address, path, parameters)
         deadline = Deadline(self.timeout)
         status, _, answer = self.exchange(method, url, body, deadline=deadline)
-        if status == 403 and (port := _https_port(answer)):
-            secure = _url_of("https", f"{address.rpartition(':')[0]}:{port}", path, parameters)
-            status, _, answer = self.exchange(method, secure, body, deadline=deadline)
+        if status == 403:
+            with suppress(InvalidAnswer):
+                if port := reading.integer(reading.mapping(reading.load(answer)).get("https_port")):
+                    url = _url_of("https", f"{address.rpartition(':')[0]}:{port}", path, parameters)
+                    status, _, answer = self.exchange(method, url, body, deadline=deadline)
         if status != 200:
             reason = http.client.responses.get(status, "")
             raise UpstreamError(f"got response {status} {reason} {quote(answer[:_MAX_QUOTED_BYTES])}")
@@ -111,13 +113,6 @@ class HttpClient:
 def _url_of(scheme: str, address: str, path: str, parameters: dict[str, str]) -> str:
     query = f"?{urlencode(parameters)}" if parameters else ""
     return f"{scheme}://{address}/{path}{query}"
-
-
-def _https_port(answer: bytes) -> int:
-    try:
-        return reading.integer(reading.mapping(reading.load(answer)).get("https_port"))
-    except InvalidAnswer:
-        return 0
 
 
 # --- Concurrent requests ----------------------------------------------------------------------------------------------

@@ -47,7 +47,6 @@ def boolean(value: object) -> bool:
 
 
 def array(read: Callable[[object], T], value: object) -> list[T]:
-    """An array. `read` reads its members."""
     return [read(member) for member in _checked(value, list, "not an array")]
 
 

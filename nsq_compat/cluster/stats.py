@@ -248,7 +248,7 @@ def sum_topics(parts: Iterable[TopicStats]) -> list[TopicStats]:
 
 
 def sum_topic(name: str, parts: Iterable[TopicStats]) -> TopicStats:
-    """The sum of one topic. It has the parts in `nodes`, and the sums of their channels, in order of appearance."""
+    """The sum of one topic, with the parts in `nodes`, and with the sums of their channels, in order of appearance."""
     total = _sum(TopicStats(topic_name=name), parts)
     channels = _by_key(channel for part in total.nodes for channel in part.channels)
     total.channels = [sum_channel(name, of_channel) for (_, name), of_channel in channels.items()]
@@ -256,7 +256,6 @@ def sum_topic(name: str, parts: Iterable[TopicStats]) -> TopicStats:
 
 
 def sum_channel(name: str, parts: Iterable[ChannelStats]) -> ChannelStats:
-    """The sum of one channel, with the parts in `nodes`."""
     total = _sum(ChannelStats(channel_name=name), parts)
     if total.nodes:
         first = total.nodes[0]

@@ -28,10 +28,7 @@ from nsq_compat.web.responses import ApiError
 
 log = logging.getLogger(__name__)
 
-_WITHOUT_LOGIN: Final = frozenset(
-    {"operations.live", "operations.metrics", "assets.static", "login.show", "login.log_in"}
-)
-_SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_WITHOUT_LOGIN: Final = ("operations.live", "operations.metrics", "assets.static", "login.show", "login.log_in")
 
 
 # --- The interface that the program provides to its pages -------------------------------------------------------------
@@ -98,7 +95,6 @@ class Visitor:
 
 
 def visitor() -> Visitor:
-    """The visitor of the current request."""
     if "visitor" not in g:
         # If identification fails, the error page needs a visitor too.
         g.visitor = Visitor("", Role.NONE)
@@ -127,7 +123,7 @@ def require(role: Role) -> None:
 
 def check() -> Response | None:
     """Check every request: changes must not come from other sites, and visitors must have logged in."""
-    if request.method not in _SAFE_METHODS and _from_another_site():
+    if request.method not in ("GET", "HEAD", "OPTIONS") and _from_another_site():
         log.warning("refused %s %s: it came from another site (%s)", request.method, request.path, request.origin)
         raise ApiError(403, "FORBIDDEN")
     if visitor().role is not Role.NONE or request.endpoint in _WITHOUT_LOGIN:

@@ -43,12 +43,10 @@ def topics() -> Response:
         text = f"invalid URL escape {quote(escape[0])}" if escape else "invalid semicolon separator in query"
         raise ApiError(400, text) from None
     queries = Queries()
-    found: Any
     if parameters.get("inactive") == "true":
-        found = {name: channels or None for name, channels in queries.channels_of(queries.inactive_topics()).items()}
-    else:
-        found = queries.topics() or None
-    return _answer(queries, topics=found)
+        channels = queries.channels_of(queries.inactive_topics())
+        return _answer(queries, topics={topic: names or None for topic, names in channels.items()})
+    return _answer(queries, topics=queries.topics() or None)
 
 
 @api.get("/topics/<topic>")

@@ -143,10 +143,8 @@ def _http_error_response(failure: HTTPException) -> Response:
 def _corrected_path() -> str:
     """An existing path that differs only in slashes or in letter case; empty if there is none."""
     clean = "/" + "/".join(part for part in request.path.split("/") if part)
-    for candidate in (clean, clean.lower()):
-        if candidate != request.path and _adapter().test(candidate, request.method):
-            return candidate
-    return ""
+    candidates = (path for path in (clean, clean.lower()) if path != request.path)
+    return next((path for path in candidates if _adapter().test(path, request.method)), "")
 
 
 def _adapter() -> MapAdapter:

@@ -64,9 +64,8 @@ def counter() -> str:
 def lookup() -> str:
     if request.args.get("confirm") == "delete":
         require(Role.ADMIN)
-        return render_template(
-            "cluster/confirm.html", topic=request.args.get("topic", ""), channel=request.args.get("channel", "")
-        )
+        names = {name: request.args.get(name, "") for name in ("topic", "channel")}
+        return render_template("cluster/confirm.html", **names)
     queries = Queries()
     lookupds = service().cluster.lookupds
     page = page_of(queries.inactive_topics() if lookupds else [], request.args, {"name": str}, str)

@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 TIMEFRAMES: Final = ("1h", "2h", "12h", "24h", "48h", "168h", "off")
 DEFAULT_TIMEFRAME: Final = "2h"
 _COUNTERS: Final = frozenset({"requeue_count", "timeout_count", "message_count", "gc_runs"})
-_COLOURS: Final[Mapping[str, str]] = {"depth": "red", "deferred_count": "red"}
 _SPARKLINE: Final = (
     "height=20&width=120&hideGrid=true&hideLegend=true&hideAxes=true&bgcolor=ff000000&fgcolor=black&margin=0&yMin=0"
     "&lineMode=connected&drawNullAsZero=false"
@@ -67,7 +66,7 @@ class Graphite:
         return self._wrapped(metric, node, f"mem.{metric}")
 
     def picture(self, title: str, metric: str, targets: Sequence[str], timeframe: str) -> Picture:
-        colours = _COLOURS.get(metric, "green" if metric == "counter" else "blue")
+        colours = {"depth": "red", "deferred_count": "red", "counter": "green"}.get(metric, "blue")
         if len(targets) > 1:
             colours = "red,green,blue,purple"
         span = {"colorList": colours, "from": f"-{timeframe}", "until": "-1min"}

@@ -18,7 +18,6 @@ nodes = Blueprint("nodes", __name__)
 @nodes.get("/nodes")
 def list_() -> str:
     queries = Queries()
-    found = queries.nodes()
     columns = {
         "name": lambda node: node.hostname,
         "address": lambda node: node.http_address,
@@ -27,7 +26,7 @@ def list_() -> str:
     }
     return render_template(
         "nodes/list.html",
-        page=page_of(found, request.args, columns, lambda node: f"{node.hostname} {node.http_address}"),
+        page=page_of(queries.nodes(), request.args, columns, lambda node: f"{node.hostname} {node.http_address}"),
         node_stats=current_snapshot().node_stats,
         lookupds=service().cluster.lookupds,
         warnings=queries.warnings,

@@ -57,8 +57,7 @@ def change(name: str) -> Response:
 
 def _check_address() -> None:
     """Raises `ApiError` 403 for addresses outside `--allow-config-from-cidr`."""
-    cidr = service().options.allow_config_from_cidr
-    if cidr:
+    if cidr := service().options.allow_config_from_cidr:
         try:
             peer = ipaddress.ip_address(request.remote_addr or "")
         except ValueError:

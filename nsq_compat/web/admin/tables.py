@@ -41,9 +41,8 @@ class Page(Generic[T]):
 
     def order(self, column: str) -> str:
         """The value of aria-sort."""
-        if column != self.sort:
-            return "none"
-        return "descending" if self.descending else "ascending"
+        order = "descending" if self.descending else "ascending"
+        return order if column == self.sort else "none"
 
 
 def part_of(rows: Sequence[T], arguments: Mapping[str, str], parameter: str) -> Page[T]:

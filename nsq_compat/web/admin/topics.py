@@ -74,11 +74,10 @@ def messages(topic: str, channel: str) -> str:
     queries = Queries()
     stats = queries.channel(topic, channel)
     limit = _limit()
-    nodes = [part.node for part in stats.nodes]
     return render_template(
         "topics/messages.html",
         channel=stats,
-        peeks=peek(service().cluster.client, nodes, int(limit), topic, channel),
+        peeks=peek(service().cluster.client, [part.node for part in stats.nodes], int(limit), *stats.key),
         limit=limit,
         limits=_LIMITS,
         warnings=queries.warnings,
