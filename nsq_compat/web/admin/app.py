@@ -8,9 +8,9 @@ import secrets
 import sys
 import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
 from flask import Blueprint, Flask, Response, current_app, render_template, request
@@ -36,9 +36,6 @@ from nsq_compat.web.admin.tables import address, wants_day
 from nsq_compat.web.admin.topics import topics
 from nsq_compat.web.application import INTERNAL_ERROR, log_access, moved
 from nsq_compat.web.responses import ApiError, error
-
-if TYPE_CHECKING:
-    from _typeshed.wsgi import WSGIApplication
 
 log = logging.getLogger(__name__)
 
@@ -217,7 +214,7 @@ def static(asset: str) -> Response:
 class WsgiHandler:
     """A handler of our HTTP server, which limits sizes and durations: it calls the application below `base_path`."""
 
-    def __init__(self, application: "WSGIApplication", base_path: str) -> None:
+    def __init__(self, application: Callable[..., Any], base_path: str) -> None:
         self._application = application
         self._base_path = base_path.rstrip("/")
 

@@ -72,7 +72,8 @@ def invalid_registration(lookupd, nsqd):
         *("/messages/orders", "/topics/orders/archive/messages", "/nodes/{}"),
     ],
 )
-def test_a_page_skips_an_invalid_registration_and_names_it(browser, invalid_registration, nsqd, path):
+@pytest.mark.usefixtures("invalid_registration")
+def test_a_page_skips_an_invalid_registration_and_names_it(browser, nsqd, path):
     answer = browser.get(path.format(nsqd.address))
     assert answer.status_code == 200
     assert html.unescape(shown(answer)).count('nsqd (hostname "web3"): invalid broadcast address "a b"') == 1
@@ -81,7 +82,8 @@ def test_a_page_skips_an_invalid_registration_and_names_it(browser, invalid_regi
 @pytest.mark.parametrize(
     "path", ["/api/nodes", "/api/nodes/{}", "/api/counter", "/api/topics/orders", "/api/topics/orders/archive"]
 )
-def test_the_api_skips_an_invalid_registration_and_names_it(browser, invalid_registration, nsqd, path):
+@pytest.mark.usefixtures("invalid_registration")
+def test_the_api_skips_an_invalid_registration_and_names_it(browser, nsqd, path):
     answer = browser.get(path.format(nsqd.address))
     assert answer.status_code == 200
     message = answer.get_json(force=True)["message"]
