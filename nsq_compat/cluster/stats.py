@@ -235,6 +235,7 @@ def _read_client(node: Node, answer: Mapping[str, Any]) -> ClientStats:
 # --- Sums over nodes: counts are added, and a topic or channel that is paused on one node is paused -------------------
 
 S = TypeVar("S", TopicStats, ChannelStats)
+_COUNTS: Final = {kind: [each.name for each in fields(kind) if each.type is int] for kind in (TopicStats, ChannelStats)}
 
 
 def sum_topics(parts: Iterable[TopicStats]) -> list[TopicStats]:
@@ -280,7 +281,7 @@ def _by_key(parts: Iterable[S]) -> dict[Key, list[S]]:
 def _sum(total: S, parts: Iterable[S]) -> S:
     nodes = sorted(parts, key=lambda part: (part.hostname, part.node))
     total.node = ALL_NODES
-    for count in (column.name for column in fields(total) if column.type is int):
+    for count in _COUNTS[type(total)]:
         setattr(total, count, sum(getattr(part, count) for part in nodes))
     total.paused = any(part.paused for part in nodes)
     total.latency = merged_latency(part.latency for part in nodes)
