@@ -7,7 +7,7 @@ from typing import Final
 
 from nsq_compat.cluster.history import History
 from nsq_compat.cluster.snapshot import Snapshot
-from nsq_compat.cluster.stats import ChannelStats, TopicStats
+from nsq_compat.cluster.stats import ChannelStats, Stats, TopicStats
 from nsq_compat.protocol.names import is_ephemeral
 
 _MIN_BACKLOG: Final = 1000
@@ -21,7 +21,7 @@ class Severity(IntEnum):
     NOTE = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Alert:
     severity: Severity
     kind: str
@@ -44,59 +44,56 @@ def find_alerts(snapshot: Snapshot, history: History) -> list[Alert]:
 
 
 def _node_alerts(snapshot: Snapshot) -> Iterator[Alert]:
-    for address in snapshot.unreachable():
-        yield Alert(severity=Severity.SERIOUS, kind="unreachable", text="does not answer", node=address)
-    for address, stats in snapshot.answers.items():
+    for address in snapshot.unreachable:
+        yield Alert(Severity.SERIOUS, "unreachable", "does not answer", node=address)
+    for address, stats in snapshot.node_stats.items():
         if stats.health not in ("", "OK"):
-            yield Alert(severity=Severity.SERIOUS, kind="unhealthy", text=stats.health, node=address)
+            yield Alert(Severity.SERIOUS, "unhealthy", stats.health, node=address)
     for node in snapshot.nodes:
         if node.out_of_date:
             text = f"runs version {node.version}, older than other nodes"
-            yield Alert(severity=Severity.NOTE, kind="out-of-date", text=text, node=node.http_address)
+            yield Alert(Severity.NOTE, "out-of-date", text, node=node.http_address)
 
 
 def _topic_alerts(topic: TopicStats) -> Iterator[Alert]:
     if topic.depth and not topic.channels:
-        text = f"{_messages(topic.depth)} and no channel"
-        yield _alert(topic, Severity.WARNING, "no-channel", text)
+        yield _alert(topic, "no-channel", f"{_messages(topic.depth)} and no channel")
     if topic.paused:
-        yield _alert(topic, Severity.NOTE, "paused", f"paused, {_messages(topic.depth)} waiting")
-    yield from _loss_alerts(topic, topic.topic_name)
+        yield _alert(topic, "paused", f"paused, {_messages(topic.depth)} waiting", Severity.NOTE)
+    yield from _loss_alerts(topic)
 
 
 def _channel_alerts(channel: ChannelStats, history: History, now: float) -> Iterator[Alert]:
-    growth = history.growth(channel.topic_name, channel.channel_name)
+    growth = history.growth(channel.key)
     grows = growth > _MIN_GROWTH
     details = (f", growing by {growth:,.1f} a second" if grows else "") + _age(channel, history, now)
     messages = _messages(channel.depth)
     if channel.paused:
-        yield _alert(channel, Severity.NOTE, "paused", f"paused, {messages} waiting{details}")
+        yield _alert(channel, "paused", f"paused, {messages} waiting{details}", Severity.NOTE)
     elif channel.depth and not channel.client_count:
         severity = Severity.SERIOUS if grows else Severity.WARNING
-        yield _alert(channel, severity, "no-consumer", f"{messages} and no consumer{details}")
+        yield _alert(channel, "no-consumer", f"{messages} and no consumer{details}", severity)
     elif grows and channel.depth >= _MIN_BACKLOG:
-        yield _alert(channel, Severity.WARNING, "behind", f"{messages} behind{details}")
-    elif channel.depth and (channel.topic_name, channel.channel_name) in history.not_ready:
+        yield _alert(channel, "behind", f"{messages} behind{details}")
+    elif channel.depth and channel.key in history.not_ready:
         text = f"{messages}, and all {channel.client_count:,} consumers at RDY 0{details}"
-        yield _alert(channel, Severity.WARNING, "not-ready", text)
+        yield _alert(channel, "not-ready", text)
     if channel.dead_letter_count:
-        text = f"{_messages(channel.dead_letter_count)} moved to the dead-letter topic"
-        yield _alert(channel, Severity.WARNING, "dead-letters", text)
-    yield from _loss_alerts(channel, channel.topic_name if is_ephemeral(channel.topic_name) else channel.channel_name)
+        yield _alert(channel, "dead-letters", f"{_messages(channel.dead_letter_count)} moved to the dead-letter topic")
+    yield from _loss_alerts(channel)
 
 
-def _loss_alerts(stats: TopicStats | ChannelStats, name: str) -> Iterator[Alert]:
+def _loss_alerts(stats: Stats) -> Iterator[Alert]:
     if stats.dropped_count:
-        reason = "because memory was full" if is_ephemeral(name) else "because of a policy"
-        yield _alert(stats, Severity.WARNING, "dropped", f"{_messages(stats.dropped_count)} dropped {reason}")
+        reason = "because memory was full" if any(map(is_ephemeral, stats.key)) else "because of a policy"
+        yield _alert(stats, "dropped", f"{_messages(stats.dropped_count)} dropped {reason}")
     if stats.rejected_count:
-        kind = "channel" if isinstance(stats, ChannelStats) else "topic"
-        text = f"{_messages(stats.rejected_count)} refused because the {kind} was full"
-        yield _alert(stats, Severity.WARNING, "refused", text)
+        kind = "channel" if stats.channel_name else "topic"
+        yield _alert(stats, "refused", f"{_messages(stats.rejected_count)} refused because the {kind} was full")
 
 
 def _age(channel: ChannelStats, history: History, now: float) -> str:
-    published = history.oldest.get((channel.topic_name, channel.channel_name))
+    published = history.oldest.get(channel.key)
     if published is None or not channel.depth:
         return ""
     seconds = max(0.0, now - published)
@@ -111,6 +108,5 @@ def _messages(count: int) -> str:
     return "1 message" if count == 1 else f"{count:,} messages"
 
 
-def _alert(stats: TopicStats | ChannelStats, severity: Severity, kind: str, text: str) -> Alert:
-    channel = stats.channel_name if isinstance(stats, ChannelStats) else ""
-    return Alert(severity=severity, kind=kind, text=text, topic=stats.topic_name, channel=channel, depth=stats.depth)
+def _alert(stats: Stats, kind: str, text: str, severity: Severity = Severity.WARNING) -> Alert:
+    return Alert(severity, kind, text, *stats.key, depth=stats.depth)

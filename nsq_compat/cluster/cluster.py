@@ -1,61 +1,47 @@
-"""Queries of a cluster, through its nsqlookupds, or without them through a fixed list of nsqds.
+"""Queries and actions on a cluster, through its nsqlookupds, or without them on a fixed list of nsqds.
 
-Each query asks all daemons concurrently. An `Answer` combines what they returned with the errors of daemons that did
-not answer. If none answers, `AllFailed` is raised.
+Each asks all daemons concurrently. The `Answer` of a query combines what they returned with the errors of daemons that
+did not answer. If none answers, `AllFailed` is raised.
 """
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
 
 from nsq_compat.cluster import reading
-from nsq_compat.cluster.fan_out import AllFailed, Answer, query_all
-from nsq_compat.cluster.http_client import HttpClient
+from nsq_compat.cluster.http_client import AllFailed, Answer, HttpClient, call_all, query_all
 from nsq_compat.cluster.nodes import Node, canonical_address, mark_out_of_date, read_node, read_registrations
 from nsq_compat.cluster.stats import NodeStats, read_node_stats
-
-__all__ = ["Addresses", "AllFailed", "Answer", "Cluster"]
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-_Listing = tuple[list[Node], tuple[str, ...]]
+Errors = tuple[str, ...]
+_Listing = tuple[list[Node], Errors]
 
 _MAX_SKIPPED_NAMED: Final = 5
 """Skipped registrations of an nsqlookupd that are named in warnings and in the log. Further ones are counted."""
 _MAX_SKIPPED_REMEMBERED: Final = 1000
 
 
-class Addresses(Protocol):
-    """The addresses of the cluster. Read for every query, because they may change."""
-
-    @property
-    def nsqlookupd_http_addresses(self) -> Sequence[str]: ...
-    @property
-    def nsqd_http_addresses(self) -> Sequence[str]: ...
-
-
 class Cluster:
-    def __init__(self, client: HttpClient, addresses: Addresses) -> None:
+    """`lookupds` and `nsqds` are HTTP addresses. They may be replaced at any time."""
+
+    def __init__(self, client: HttpClient, lookupds: Sequence[str] = (), nsqds: Sequence[str] = ()) -> None:
         self.client = client
-        self._addresses = addresses
-        self._skipped_log = _SkippedLog()
+        self.lookupds = lookupds
+        self.nsqds = nsqds
+        self._logged: dict[str, set[str]] = {}
+        self._logged_lock = threading.Lock()
 
-    @property
-    def lookupds(self) -> Sequence[str]:
-        return self._addresses.nsqlookupd_http_addresses
-
-    @property
-    def nsqds(self) -> Sequence[str]:
-        return self._addresses.nsqd_http_addresses
+    # --- Queries ------------------------------------------------------------------------------------------------------
 
     def topics(self) -> Answer[list[str]]:
         """Sorted names."""
         if self.lookupds:
             return self._names("topics", "topics")
-        answer = self._query_nsqds(lambda address: _topic_names(self._get_stats(address, include_clients="false")))
-        return Answer(sorted({topic for _, names in answer.value for topic in names}), answer.errors)
+        return _merged(self._query_nsqds(self._get_topics))
 
     def channels(self, topic: str) -> Answer[list[str]]:
         """Sorted names that the nsqlookupds know; empty without nsqlookupds."""
@@ -81,16 +67,12 @@ class Cluster:
 
         The cluster has the nodes that nsqlookupds announce, or those of the fixed list. Raises `AllFailed`.
         """
-        wanted = canonical_address(address)
-        if wanted is None:
+        if (wanted := canonical_address(address)) is None:
             return None
-
-        def find(addresses: Iterable[str]) -> str | None:
-            return next((each for each in addresses if canonical_address(each) == wanted), None)
-
         # A node of the fixed list may announce another name than the list has. Both are accepted.
-        listed = None if self.lookupds else find(self.nsqds)
-        return listed or find(node.http_address for node in self.nodes().value)
+        listed = [] if self.lookupds else [each for each in self.nsqds if canonical_address(each) == wanted]
+        found = listed or [at for node in self.nodes().value if canonical_address(at := node.http_address) == wanted]
+        return found[0] if found else None
 
     def producers(self, topic: str) -> Answer[list[Node]]:
         """The nsqds that have a topic."""
@@ -116,9 +98,59 @@ class Cluster:
 
         return query_all("nsqd", nodes, query, self.client.timeout)
 
-    def describe(self, address: str) -> Node:
-        """One nsqd, from its own answer. Raises `AllFailed`."""
-        return query_all("nsqd", [address], self._get_node, self.client.timeout).value[0][1]
+    # --- Actions: each returns the errors of the daemons that did not perform it --------------------------------------
+    #
+    # An action on all nodes first finds those that have the topic (which raises `AllFailed` if no daemon answers), then
+    # calls the nsqlookupds, then the nodes.
+
+    def create(self, topic: str, channel: str = "", node: str = "") -> Errors:
+        """Create a topic, and a channel, on one node or in the whole cluster.
+
+        nsqadmin: a topic is created in nsqlookupds only. An nsqd creates it with its first message.
+        """
+        addresses = [node] if node else self.lookupds
+        errors = self._post(addresses, "create", topic)
+        if channel:
+            errors += self._post(addresses, "create", topic, channel)
+        if not channel or node:
+            return errors
+        if not self.lookupds:
+            # nsqadmin: only nsqlookupds can tell which nodes have the topic.
+            raise AllFailed("failed to query any nsqlookupd: ")
+        nodes, lookup_errors = self._nodes_of(topic)
+        return errors + lookup_errors + self._post(nodes, "create", topic, channel)
+
+    def delete(self, topic: str, channel: str = "") -> Errors:
+        nodes, errors = self._nodes_of(topic)
+        errors += self._post(self.lookupds, "delete", topic, channel)
+        return errors + self._post(nodes, "delete", topic, channel)
+
+    def change(self, action: str, topic: str, channel: str = "", node: str = "") -> Errors:
+        """`action` is pause, unpause or empty; on one node, or on all that have the topic."""
+        nodes, errors = ([node], ()) if node else self._nodes_of(topic)
+        return errors + self._post(nodes, action, topic, channel)
+
+    def tombstone(self, topic: str, node: str) -> Errors:
+        """Hide a node from lookups of a topic, and delete the topic and its messages on the node."""
+        errors = self._post(self.lookupds, "tombstone", topic, node=node)
+        query_all("nsqd", [node], self._get_node, self.client.timeout)  # raises if the node does not answer
+        # Sent to the address that answered, not to the address that the answer contains.
+        return errors + self._post([node], "delete", topic)
+
+    def publish(self, node: str, topic: str, body: bytes, defer_ms: int = 0) -> Errors:
+        parameters = {"topic": topic} | ({"defer": str(defer_ms)} if defer_ms else {})
+        client = self.client
+        return call_all([node], lambda address: client.post(address, "pub", parameters, body), client.timeout).errors
+
+    def _nodes_of(self, topic: str) -> tuple[list[str], Errors]:
+        producers = self.producers(topic)
+        return [node.http_address for node in producers.value], producers.errors + producers.skipped
+
+    def _post(self, addresses: Sequence[str], action: str, topic: str, channel: str = "", **others: str) -> Errors:
+        path = f"{'channel' if channel else 'topic'}/{action}"
+        parameters = {"topic": topic} | ({"channel": channel} if channel else {}) | others
+        client = self.client
+        return call_all(addresses, lambda address: client.post(address, path, parameters), client.timeout).errors
 
     # --- Requests to one daemon ---------------------------------------------------------------------------------------
 
@@ -134,8 +166,7 @@ class Cluster:
             answer = reading.mapping(self.client.get(address, path, **parameters))
             return reading.array(reading.text, answer.get(key))
 
-        answer = self._query_lookupds(query)
-        return Answer(sorted({name for _, names in answer.value for name in names}), answer.errors)
+        return _merged(self._query_lookupds(query))
 
     def _listing(self, address: str, path: str, **parameters: str) -> _Listing:
         """The nodes that an nsqlookupd lists, and a text for each skipped registration."""
@@ -145,21 +176,38 @@ class Cluster:
         if len(skipped) > _MAX_SKIPPED_NAMED:
             more = len(skipped) - _MAX_SKIPPED_NAMED
             texts.append(f"nsqlookupd {address}: skipped {more} more invalid registrations")
-        self._skipped_log.add(address, texts, is_complete=not parameters)
+        self._log_skipped(address, texts, is_complete=not parameters)
         return nodes, tuple(texts)
+
+    def _log_skipped(self, lookupd: str, texts: Sequence[str], *, is_complete: bool) -> None:
+        """Log each invalid registration once, when it first appears.
+
+        A complete listing replaces the remembered registrations of its nsqlookupd; the listing of a topic adds to them.
+        """
+        with self._logged_lock:
+            known = self._logged.setdefault(lookupd, set())
+            new = [text for text in texts if text not in known]
+            if is_complete or len(known) > _MAX_SKIPPED_REMEMBERED:
+                known.clear()
+            known.update(texts)
+        for text in new:
+            log.warning("%s", text)
 
     def _get_stats(self, address: str, **parameters: str) -> Any:
         # Memory stats are not used, and cost nsqd time.
         return self.client.get(address, "stats", format="json", include_mem="false", **parameters)
 
+    def _get_topics(self, address: str, **parameters: str) -> list[str]:
+        stats = reading.mapping(self._get_stats(address, include_clients="false", **parameters))
+        return reading.array(lambda topic: reading.text(reading.mapping(topic).get("topic_name")), stats.get("topics"))
+
     def _get_node(self, address: str) -> Node:
         node = self._get_info(address)
-        node.topics = dict.fromkeys(_topic_names(self._get_stats(address, include_clients="false")), False)
+        node.topics = dict.fromkeys(self._get_topics(address), False)
         return node
 
     def _get_producer(self, address: str, topic: str) -> Node | None:
-        stats = self._get_stats(address, topic=topic, include_clients="false")
-        if topic not in _topic_names(stats):
+        if topic not in self._get_topics(address, topic=topic):
             return None
         node = self._get_info(address)
         node.topics = {topic: False}
@@ -175,31 +223,9 @@ class Cluster:
         return node
 
 
-class _SkippedLog:
-    """Logs each invalid registration once, when it first appears.
-
-    A complete listing replaces the remembered registrations of its nsqlookupd; the listing of a topic adds to them.
-    """
-
-    def __init__(self) -> None:
-        self._logged: dict[str, set[str]] = {}
-        self._lock = threading.Lock()
-
-    def add(self, lookupd: str, texts: Sequence[str], *, is_complete: bool) -> None:
-        with self._lock:
-            known = self._logged.setdefault(lookupd, set())
-            new = [text for text in texts if text not in known]
-            if is_complete or len(known) > _MAX_SKIPPED_REMEMBERED:
-                known.clear()
-            known.update(texts)
-        for text in new:
-            log.warning("%s", text)
+def _merged(answer: Answer[list[tuple[str, list[str]]]]) -> Answer[list[str]]:
+    return Answer(sorted({name for _, names in answer.value for name in names}), answer.errors)
 
 
-def _skipped(listings: Answer[list[tuple[str, _Listing]]]) -> tuple[str, ...]:
+def _skipped(listings: Answer[list[tuple[str, _Listing]]]) -> Errors:
     return tuple(text for _, (_, texts) in listings.value for text in texts)
-
-
-def _topic_names(stats: object) -> list[str]:
-    topics = reading.mapping(stats).get("topics")
-    return reading.array(lambda topic: reading.text(reading.mapping(topic).get("topic_name")), topics)

@@ -5,13 +5,14 @@ or the topic was created again), or if the set of nodes changes, the rate has a 
 """
 
 import math
+import time
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from nsq_compat.cluster.snapshot import Snapshot
-from nsq_compat.cluster.stats import ChannelStats, TopicStats
+from nsq_compat.cluster.stats import Key
 
 MAX_SERIES: Final = 20_000
 FINE_SECONDS: Final = 10
@@ -21,8 +22,6 @@ COARSE_LENGTH: Final = 288
 _TREND_SECONDS: Final = 120
 _MAX_TOPICS_AT_ONCE: Final = 200
 
-Key = tuple[str, str]
-"""Topic and channel; the channel is empty for a topic itself."""
 CLUSTER: Final[Key] = ("", "")
 """The sum of all topics."""
 
@@ -56,11 +55,11 @@ class Ring:
         """Oldest first, without points older than `length` steps."""
         newest = int(now) // self._step
         order = range(newest - self._length + 1, newest + 1)
-        return [self._point(slot) for slot in order if slot >= 0 and self._slots[slot % self._length] == slot + 1]
-
-    def _point(self, slot: int) -> Point:
-        index = slot % self._length
-        return Point(slot * self._step, self._depths[index], self._rates[index])
+        return [
+            Point(slot * self._step, self._depths[index], self._rates[index])
+            for slot in order
+            if slot >= 0 and self._slots[index := slot % self._length] == slot + 1
+        ]
 
 
 class Series:
@@ -92,15 +91,7 @@ class Series:
         return (points[-1].depth - points[0].depth) / (points[-1].at - points[0].at)
 
 
-def _nodes(stats: TopicStats | ChannelStats) -> Iterator[str]:
-    return (part.node for part in stats.nodes)
-
-
-def _not_ready(snapshot: Snapshot) -> Iterator[Key]:
-    for topic in snapshot.topics:
-        for channel in topic.channels:
-            if channel.clients and not any(client.ready_count for client in channel.clients):
-                yield (topic.topic_name, channel.channel_name)
+_UNKNOWN: Final = Series(FINE_SECONDS)
 
 
 class History:
@@ -118,43 +109,45 @@ class History:
         self._step = max(FINE_SECONDS, step)
         self._series: dict[Key, Series] = {}
 
-    def add(self, snapshot: Snapshot, let_others_run: Callable[[], None] = lambda: None) -> None:
-        """`let_others_run` is called between steps, as in `take_snapshot`."""
+    def add(self, snapshot: Snapshot) -> None:
+        """Other threads run in between, because thousands of topics take long."""
         self.latest = snapshot
+        at = snapshot.taken_at
         waiting = sum(topic.waiting for topic in snapshot.topics)
         published = sum(topic.message_count for topic in snapshot.topics)
-        self._put(CLUSTER, snapshot.taken_at, waiting, published, snapshot.answers)
+        self._put(CLUSTER, at, waiting, published, snapshot.node_stats)
         for index, topic in enumerate(snapshot.topics):
             if index % _MAX_TOPICS_AT_ONCE == 0:
-                let_others_run()
-            if topic.nodes:
-                key = (topic.topic_name, "")
-                self._put(key, snapshot.taken_at, topic.waiting, topic.message_count, _nodes(topic))
-            for channel in topic.channels:
-                key = (topic.topic_name, channel.channel_name)
-                self._put(key, snapshot.taken_at, channel.depth, channel.message_count, _nodes(channel))
+                time.sleep(0)
+            # A topic that only nsqlookupd knows has no nodes, and no counts.
+            for stats in [topic, *topic.channels] if topic.nodes else topic.channels:
+                self._put(stats.key, at, stats.waiting, stats.message_count, (part.node for part in stats.nodes))
         if snapshot.with_clients:
-            self.not_ready = frozenset(_not_ready(snapshot))
-        self._forget(snapshot.taken_at - COARSE_SECONDS * COARSE_LENGTH)
+            self.not_ready = frozenset(
+                channel.key
+                for topic in snapshot.topics
+                for channel in topic.channels
+                if channel.clients and not any(client.ready_count for client in channel.clients)
+            )
+        before = at - COARSE_SECONDS * COARSE_LENGTH
+        for key in [key for key, series in self._series.items() if series.last_seen < before]:
+            del self._series[key]
 
-    def rate(self, topic: str, channel: str = "") -> float | None:
+    def rate(self, key: Key) -> float | None:
         """Messages a second; None if unknown."""
-        series = self._series.get((topic, channel))
-        return None if series is None or math.isnan(series.rate) else series.rate
+        rate = self._series.get(key, _UNKNOWN).rate
+        return None if math.isnan(rate) else rate
 
-    def growth(self, topic: str, channel: str = "") -> float:
-        series = self._series.get((topic, channel))
-        return 0.0 if series is None else series.growth()
+    def growth(self, key: Key) -> float:
+        return self._series.get(key, _UNKNOWN).growth()
 
-    def seconds_to_empty(self, topic: str, channel: str, depth: int) -> float | None:
-        """Time until the channel is empty at the current rate; None if its depth does not shrink."""
-        growth = self.growth(topic, channel)
+    def seconds_to_empty(self, key: Key, depth: int) -> float | None:
+        """Time until a channel is empty at the current rate; None if its depth does not shrink."""
+        growth = self.growth(key)
         return depth / -growth if depth and growth < 0 else None
 
-    def points(self, topic: str, channel: str, now: float, *, day: bool = False) -> list[Point]:
-        series = self._series.get((topic, channel))
-        if series is None:
-            return []
+    def points(self, key: Key, now: float, *, day: bool = False) -> list[Point]:
+        series = self._series.get(key, _UNKNOWN)
         return (series.coarse if day else series.fine).points(now)
 
     def _put(self, key: Key, at: float, depth: int, count: int, nodes: Iterable[str]) -> None:
@@ -164,7 +157,3 @@ class History:
                 return
             series = self._series[key] = Series(self._step)
         series.put(at, depth, count, hash(frozenset(nodes)))
-
-    def _forget(self, before: float) -> None:
-        for key in [key for key, series in self._series.items() if series.last_seen < before]:
-            del self._series[key]

@@ -1,23 +1,33 @@
-"""A request to one daemon over HTTP.
+"""Requests to daemons over HTTP: to one, and to many concurrently.
 
-One deadline covers the request from connecting to the last byte (`bounded_http`), and the size of an answer is limited.
-If the daemon requires TLS, it answers 403 with its HTTPS port, and the request is repeated there.
+One deadline covers a request from connecting to the last byte (`bounded_http`), and the size of an answer is limited.
+If a daemon requires TLS, it answers 403 with its HTTPS port, and the request is repeated there. A daemon that fails or
+hangs does not delay the answers of the others.
 """
 
 import errno
 import http.client
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, Generic, TypeVar
+from urllib.parse import urlencode
 
 import requests
 import urllib3
 
-from nsq_compat.bounded_http import FAILURES, Answer, Deadline, bounded_session, exchange, root_error
+from nsq_compat.bounded_http import FAILURES, Deadline, bounded_session, exchange, root_error
+from nsq_compat.bounded_http import Answer as HttpAnswer
 from nsq_compat.cluster import reading
-from nsq_compat.cluster.reading import InvalidAnswer
+from nsq_compat.cluster.reading import InvalidAnswer, UpstreamError
 from nsq_compat.protocol.errors import quote
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 MAX_ANSWER_BYTES: Final = 32 * 1024 * 1024
 """A thousand topics with their channels and clients take about one MiB."""
@@ -25,40 +35,35 @@ _MAX_QUOTED_BYTES: Final = 300
 _NOT_CONNECTED: Final = frozenset({errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH})
 
 
-class UpstreamError(Exception):
-    """A failed request. The text names the daemon and the reason, in NSQ's words where NSQ has them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HttpClientOptions:
-    """Times in seconds; files in PEM."""
-
-    connect_timeout: float = 2.0
-    request_timeout: float = 5.0
-    tls_cert: str = ""
-    tls_key: str = ""
-    tls_root_ca_file: str = ""
-    tls_skip_verify: bool = False
-
-
 class HttpClient:
-    def __init__(self, options: HttpClientOptions, max_answer_bytes: int = MAX_ANSWER_BYTES) -> None:
-        self.timeout = options.request_timeout
-        self._connect_timeout = options.connect_timeout
-        self._max_answer = max_answer_bytes
+    """Timeouts are in seconds; that of a request covers all of it. Files are in PEM."""
+
+    def __init__(
+        self,
+        *,
+        connect_timeout: float = 2.0,
+        request_timeout: float = 5.0,
+        tls_cert: str = "",
+        tls_key: str = "",
+        tls_root_ca_file: str = "",
+        tls_skip_verify: bool = False,
+        max_answer_bytes: int = MAX_ANSWER_BYTES,
+    ) -> None:
+        self.timeout = request_timeout
         # nsqadmin: no proxies from the environment. No cookies, because one session serves all daemons.
         session = bounded_session()
         # A kept connection would fail the first request after a restart of the daemon.
         session.headers.update({"Accept": "application/vnd.nsq; version=1.0", "Connection": "close"})
-        session.verify = not options.tls_skip_verify and (options.tls_root_ca_file or True)
-        if options.tls_skip_verify:
+        session.verify = not tls_skip_verify and (tls_root_ca_file or True)
+        if tls_skip_verify:
             urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
-        if options.tls_cert:
-            session.cert = (options.tls_cert, options.tls_key)
+        if tls_cert:
+            session.cert = (tls_cert, tls_key)
         self._session = session
+        self._exchange = partial(exchange, session, connect_timeout=connect_timeout, max_body=max_answer_bytes)
 
     def get(self, address: str, path: str, **parameters: str) -> Any:
-        """The JSON value of a daemon's answer. Raises `UpstreamError`."""
+        """The JSON value of a daemon's answer. Raises `UpstreamError`, as all methods do."""
         body = self._request("GET", address, path, parameters, None)
         try:
             return reading.load(body)
@@ -66,76 +71,114 @@ class HttpClient:
             raise UpstreamError(f"{_url_of('http', address, path, parameters)}: {error}") from None
 
     def post(self, address: str, path: str, parameters: dict[str, str], body: bytes = b"") -> None:
-        """Send a command to a daemon. Raises `UpstreamError`."""
         self._request("POST", address, path, parameters, body)
-
-    def fetch(self, url: str, headers: dict[str, str] | None = None) -> Answer:
-        """GET any URL."""
-        return self._exchange("GET", url, None, headers, Deadline(self.timeout))
-
-    def send(self, url: str, body: bytes, headers: dict[str, str]) -> int:
-        """POST to any URL; the status."""
-        return self._exchange("POST", url, body, headers, Deadline(self.timeout)).status
 
     def _request(self, method: str, address: str, path: str, parameters: dict[str, str], body: bytes | None) -> bytes:
         url = _url_of("http", address, path, parameters)
         deadline = Deadline(self.timeout)
-        status, _, answer = self._exchange(method, url, body, None, deadline)
-        if status == 403 and (port := _https_port(answer)):
-            secure = _url_of("https", f"{address.rpartition(':')[0]}:{port}", path, parameters)
-            status, _, answer = self._exchange(method, secure, body, None, deadline)
+        status, _, answer = self.exchange(method, url, body, deadline=deadline)
+        if status == 403:
+            with suppress(InvalidAnswer):
+                if port := reading.integer(reading.mapping(reading.load(answer)).get("https_port")):
+                    url = _url_of("https", f"{address.rpartition(':')[0]}:{port}", path, parameters)
+                    status, _, answer = self.exchange(method, url, body, deadline=deadline)
         if status != 200:
             reason = http.client.responses.get(status, "")
             raise UpstreamError(f"got response {status} {reason} {quote(answer[:_MAX_QUOTED_BYTES])}")
         return answer
 
-    def _exchange(
-        self, method: str, url: str, body: bytes | None, headers: dict[str, str] | None, deadline: Deadline
-    ) -> Answer:
-        with _errors_as_upstream_errors(method, url):
-            return exchange(
-                self._session,
-                method,
-                url,
-                deadline,
-                connect_timeout=self._connect_timeout,
-                max_body=self._max_answer,
-                body=body,
-                headers=headers,
-            )
+    def exchange(
+        self,
+        method: str,
+        url: str,
+        body: bytes | None = None,
+        headers: dict[str, str] | None = None,
+        deadline: Deadline | None = None,
+    ) -> HttpAnswer:
+        """A request to any URL, whatever the status of the answer. Errors begin like Go's."""
+        try:
+            return self._exchange(method, url, deadline or Deadline(self.timeout), body=body, headers=headers)
+        except (requests.Timeout, TimeoutError):
+            reason = "timeout"
+        except FAILURES as error:
+            root = root_error(error)
+            reason = f"{type(root).__name__}: {root}"
+            if isinstance(root, OSError) and root.strerror:
+                reason = root.strerror.lower()
+                if root.errno in _NOT_CONNECTED:
+                    reason = f"dial tcp {url.split('/')[2]}: connect: {reason}"
+        raise UpstreamError(f'{method.title()} "{url}": {reason}')
 
 
 def _url_of(scheme: str, address: str, path: str, parameters: dict[str, str]) -> str:
-    request = requests.Request("GET", f"{scheme}://{address}/{path}", params=parameters)
-    try:
-        return str(request.prepare().url)
-    except (requests.RequestException, ValueError) as error:
-        raise UpstreamError(f"{address}: {error}") from None
+    query = f"?{urlencode(parameters)}" if parameters else ""
+    return f"{scheme}://{address}/{path}{query}"
 
 
-def _https_port(answer: bytes) -> int:
-    try:
-        return reading.integer(reading.mapping(reading.load(answer)).get("https_port"))
-    except InvalidAnswer:
-        return 0
+# --- Concurrent requests ----------------------------------------------------------------------------------------------
+
+MAX_CONCURRENT: Final = 128
+"""Concurrent calls, as long as some of them finish."""
+_STUCK_SECONDS: Final = 1.0
+"""If no call finishes for so long, as many calls again are started."""
+_GRACE_SECONDS: Final = 1.0
+"""How long a call may exceed its own timeout."""
 
 
-@contextmanager
-def _errors_as_upstream_errors(method: str, url: str) -> Iterator[None]:
-    """Turn errors into `UpstreamError`, with texts that begin like Go's."""
-    try:
-        yield
-    except UpstreamError as error:
-        raise UpstreamError(f'{method.title()} "{url}": {error}') from None
-    except (requests.Timeout, TimeoutError):
-        raise UpstreamError(f'{method.title()} "{url}": timeout') from None
-    except FAILURES as error:
-        raise UpstreamError(f'{method.title()} "{url}": {_reason(url, error)}') from None
+@dataclass(frozen=True, slots=True)
+class Answer(Generic[T]):
+    """The combined answer, with the errors of daemons that did not answer."""
+
+    value: T
+    errors: tuple[str, ...] = ()
+    unreachable: tuple[str, ...] = ()
+    """The daemons behind `errors`, named as in the query."""
+    skipped: tuple[str, ...] = ()
+    """Invalid parts of answers, which are left out of `value`, with reasons."""
 
 
-def _reason(url: str, error: BaseException) -> str:
-    root = root_error(error)
-    if not isinstance(root, OSError) or not root.strerror:
-        return f"{type(root).__name__}: {root}"
-    text = root.strerror.lower()
-    return f"dial tcp {url.split('/')[2]}: connect: {text}" if root.errno in _NOT_CONNECTED else text
+class AllFailed(Exception):
+    """No daemon answered. The text is that of NSQ's nsqadmin."""
+
+
+def query_all(kind: str, items: Sequence[T], query: Callable[[T], R], timeout: float) -> Answer[list[tuple[T, R]]]:
+    """The results of `query` in the order of `items`. Raises `AllFailed` if there is none.
+
+    nsqadmin: an empty `items` counts as failed.
+    """
+    answer = call_all(items, query, timeout)
+    if not answer.value:
+        raise AllFailed(f"failed to query any {kind}: " + "\n".join(answer.errors))
+    return answer
+
+
+def call_all(
+    items: Sequence[T], call: Callable[[T], R], timeout: float, max_concurrent: int = MAX_CONCURRENT
+) -> Answer[list[tuple[T, R]]]:
+    """As `query_all`, but does not raise if no call succeeds."""
+    deadline = time.monotonic() + -(-len(items) // max_concurrent) * (timeout + _GRACE_SECONDS)
+    slots = threading.Semaphore(max_concurrent)
+
+    def run(item: T, outcome: Future[R]) -> None:
+        try:
+            outcome.set_result(call(item))
+        except BaseException as error:
+            outcome.set_exception(error)
+        slots.release()
+
+    outcomes: list[Future[R]] = []
+    for item in items:
+        if not slots.acquire(timeout=_STUCK_SECONDS):
+            slots.release(max_concurrent)
+            slots.acquire()
+        outcomes.append(Future())
+        # A daemon thread, because a thread that hangs must not keep the program running.
+        threading.Thread(target=run, args=(item, outcomes[-1]), daemon=True).start()
+    done, errors, unreachable = [], [], []
+    for item, outcome in zip(items, outcomes, strict=True):
+        try:
+            done.append((item, outcome.result(max(0.0, deadline - time.monotonic()))))
+        except (UpstreamError, TimeoutError) as error:
+            errors.append(f"{item}: timeout" if isinstance(error, TimeoutError) else str(error))
+            unreachable.append(str(item))
+    return Answer(done, tuple(errors), tuple(unreachable))

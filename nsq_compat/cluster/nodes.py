@@ -15,11 +15,11 @@ _VERSION: Final = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(?:-([0-9
 
 @dataclass(slots=True, kw_only=True)
 class Node:
-    broadcast_address: str
-    hostname: str
-    tcp_port: int
-    http_port: int
-    version: str
+    broadcast_address: str = ""
+    hostname: str = ""
+    tcp_port: int = 0
+    http_port: int = 0
+    version: str = ""
     topology_zone: str = ""
     topology_region: str = ""
     remote_address: str = ""
@@ -42,13 +42,8 @@ class Node:
         return self.http_address
 
 
-def is_address(text: str) -> bool:
-    """Whether the text is ``host:port``, without any other part of a URL."""
-    return canonical_address(text) is not None
-
-
 def canonical_address(text: str) -> tuple[str, int] | None:
-    """Host and port, equal for all spellings of a host. None if the text is not ``host:port``."""
+    """Host and port, equal for all spellings of a host. None if the text is not just ``host:port``."""
     match = _ADDRESS.fullmatch(text)
     if match is None:
         return None
@@ -78,17 +73,15 @@ def read_registrations(value: object) -> tuple[list[Node], list[str]]:
     nodes, skipped = [], []
     for entry in reading.array(lambda each: each, value):
         try:
-            nodes.append(_read_registration(entry))
+            node = _read_fields(reading.mapping(entry))
+            problem = address_error(node.broadcast_address, TCP=node.tcp_port, HTTP=node.http_port)
         except InvalidAnswer as error:
-            skipped.append(f"{_name_of(entry)}: {str(error).removeprefix('invalid answer: ')}")
+            problem = str(error).removeprefix("invalid answer: ")
+        if problem:
+            skipped.append(f"{_name_of(entry)}: {problem}")
+        else:
+            nodes.append(node)
     return nodes, skipped
-
-
-def _read_registration(entry: object) -> Node:
-    node = _read_fields(reading.mapping(entry))
-    if problem := address_error(node.broadcast_address, TCP=node.tcp_port, HTTP=node.http_port):
-        raise InvalidAnswer(problem)
-    return node
 
 
 def _name_of(entry: object) -> str:
@@ -103,21 +96,8 @@ def _read_fields(fields: Mapping[str, object]) -> Node:
     tombstones = reading.array(reading.boolean, fields.get("tombstones"))
     # Tombstones may be missing, which crashes Go's nsqadmin.
     tombstones += [False] * (len(names) - len(tombstones))
-
-    def text(name: str) -> str:
-        return reading.text(fields.get(name))
-
-    return Node(
-        broadcast_address=text("broadcast_address"),
-        hostname=text("hostname"),
-        version=text("version"),
-        remote_address=text("remote_address"),
-        topology_zone=text("topology_zone"),
-        topology_region=text("topology_region"),
-        tcp_port=reading.integer(fields.get("tcp_port")),
-        http_port=reading.integer(fields.get("http_port")),
-        topics=dict(sorted(zip(names, tombstones, strict=False))),
-    )
+    topics = dict(sorted(zip(names, tombstones, strict=False)))
+    return reading.record(Node, fields, out_of_date=False, topics=topics)
 
 
 def version_key(version: str) -> tuple[int, int, int, bool, str]:

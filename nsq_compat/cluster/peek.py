@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from nsq_compat.cluster import reading
-from nsq_compat.cluster.fan_out import call_all
-from nsq_compat.cluster.history import Key
-from nsq_compat.cluster.http_client import HttpClient, UpstreamError
+from nsq_compat.cluster.http_client import HttpClient, call_all
 from nsq_compat.cluster.reading import InvalidAnswer
 from nsq_compat.cluster.snapshot import Snapshot
-from nsq_compat.cluster.stats import ChannelStats
+from nsq_compat.cluster.stats import Key
 
 MAX_CHANNELS: Final = 10
 """Channels that are queried for their oldest message."""
@@ -23,13 +21,13 @@ _NO_SUCH_PATH: Final = r"{\"message\":\"NOT_FOUND\"}"
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    id: str
-    timestamp: float
+    id: str = ""
+    timestamp: float = 0.0
     """Unix seconds."""
-    attempts: int
-    body: bytes
+    attempts: int = 0
+    body: bytes = b""
     """The first bytes of the body."""
-    size: int
+    size: int = 0
     """Of the complete body."""
     until: float | None = None
     """Unix seconds when a deferred message is due, or a message in flight times out."""
@@ -60,14 +58,27 @@ class Peek:
     """False if this nsqd cannot show messages."""
 
 
-def peek(client: HttpClient, nodes: Sequence[str], topic: str, channel: str, limit: int) -> list[Peek]:
-    """The messages that each node delivers next, and those deferred and in flight. Raises nothing."""
-    return _query(client, nodes, "channel/peek", topic=topic, channel=channel, limit=str(limit))
+def peek(client: HttpClient, nodes: Sequence[str], limit: int, topic: str, channel: str = "") -> list[Peek]:
+    """The messages of a channel that each node delivers next, and those deferred and in flight.
 
+    Without a channel, those published to the topic last, oldest first. Raises nothing.
+    """
+    path = "channel/peek" if channel else "topic/recent"
+    names = {"topic": topic, "channel": channel} if channel else {"topic": topic}
 
-def recent(client: HttpClient, nodes: Sequence[str], topic: str, limit: int) -> list[Peek]:
-    """The messages published to each node last, oldest first. Raises nothing."""
-    return _query(client, nodes, "topic/recent", topic=topic, limit=str(limit))
+    def query(node: str) -> Peek:
+        answer = reading.mapping(client.get(node, path, **names, limit=str(limit)))
+        waiting, deferred, in_flight = (
+            tuple(reading.array(_read_message, answer.get(key))) for key in ("messages", "deferred", "in_flight")
+        )
+        return Peek(node, waiting, deferred, in_flight)
+
+    answer = call_all(nodes, query, client.timeout)
+    found = dict(answer.value)
+    for node, error in zip(answer.unreachable, answer.errors, strict=True):
+        # Go's nsqd does not have the path; ours would name the missing topic or channel.
+        found[node] = Peek(node, error=error.removeprefix(f"{node}: "), supported=_NO_SUCH_PATH not in error)
+    return [found[node] for node in nodes]
 
 
 def oldest_messages(client: HttpClient, snapshot: Snapshot) -> Mapping[Key, float]:
@@ -80,33 +91,12 @@ def oldest_messages(client: HttpClient, snapshot: Snapshot) -> Mapping[Key, floa
     waiting.sort(key=lambda channel: (channel.client_count > 0, -channel.depth))
     found = {}
     for channel in waiting[:MAX_CHANNELS]:
-        published = _next_published(client, channel)
+        deepest = sorted((part for part in channel.nodes if part.depth), key=lambda part: -part.depth)
+        peeks = peek(client, [part.node for part in deepest[:MAX_NODES]], 1, *channel.key)
+        published = [message.timestamp for each in peeks for message in each.messages]
         if published:
-            found[channel.topic_name, channel.channel_name] = min(published)
+            found[channel.key] = min(published)
     return found
-
-
-def _next_published(client: HttpClient, channel: ChannelStats) -> list[float]:
-    deepest = sorted((part for part in channel.nodes if part.depth), key=lambda part: -part.depth)
-    nodes = [part.node for part in deepest[:MAX_NODES]]
-    peeks = peek(client, nodes, channel.topic_name, channel.channel_name, 1)
-    return [message.timestamp for each in peeks for message in each.messages]
-
-
-def _query(client: HttpClient, nodes: Sequence[str], path: str, **parameters: str) -> list[Peek]:
-    def query(node: str) -> Peek:
-        try:
-            answer = reading.mapping(client.get(node, path, **parameters))
-            waiting, deferred, in_flight = (
-                tuple(reading.array(_read_message, answer.get(key))) for key in ("messages", "deferred", "in_flight")
-            )
-            return Peek(node, waiting, deferred, in_flight)
-        except (UpstreamError, InvalidAnswer) as error:
-            # Go's nsqd does not have the path; ours would name the missing topic or channel.
-            return Peek(node, error=str(error), supported=_NO_SUCH_PATH not in str(error))
-
-    found = dict(call_all(nodes, query, client.timeout).value)
-    return [found.get(node, Peek(node, error="timeout")) for node in nodes]
 
 
 def _read_message(value: object) -> Message:
@@ -116,11 +106,10 @@ def _read_message(value: object) -> Message:
     except (binascii.Error, ValueError):
         raise InvalidAnswer("invalid answer: a body that is not base64") from None
     until = fields.get("due") or fields.get("deadline")
-    return Message(
-        id=reading.text(fields.get("id")),
+    return reading.record(
+        Message,
+        fields,
         timestamp=reading.integer(fields.get("timestamp")) / 1e9,
-        attempts=reading.integer(fields.get("attempts")),
         body=body,
-        size=reading.integer(fields.get("size")),
         until=reading.integer(until) / 1e9 if until else None,
     )

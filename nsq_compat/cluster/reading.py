@@ -6,12 +6,18 @@ As in Go, None (absent or ``null``) is the zero value of the type.
 import json
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import fields
+from functools import cache
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
-class InvalidAnswer(ValueError):
+class UpstreamError(Exception):
+    """A daemon gave no usable answer. The text has the reason, in NSQ's words where NSQ has them."""
+
+
+class InvalidAnswer(UpstreamError):
     """Not JSON, or a value of the wrong type."""
 
 
@@ -28,20 +34,28 @@ def _refuse_constant(name: str) -> None:
 
 
 def mapping(value: object) -> Mapping[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise InvalidAnswer("invalid answer: not an object")
-    return value
+    return _checked(value, dict, "not an object")
 
 
 def text(value: object) -> str:
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise InvalidAnswer("invalid answer: not a string")
     # A lone surrogate cannot be encoded.
-    return value.encode("utf-8", "replace").decode("utf-8")
+    return _checked(value, str, "not a string").encode("utf-8", "replace").decode("utf-8")
+
+
+def boolean(value: object) -> bool:
+    return _checked(value, bool, "neither true nor false")
+
+
+def array(read: Callable[[object], T], value: object) -> list[T]:
+    return [read(member) for member in _checked(value, list, "not an array")]
+
+
+def _checked(value: object, kind: type[T], problem: str) -> T:
+    if value is None:
+        return kind()
+    if not isinstance(value, kind):
+        raise InvalidAnswer(f"invalid answer: {problem}")
+    return value
 
 
 def integer(value: object) -> int:
@@ -61,18 +75,13 @@ def number(value: object) -> float:
     return float(value) if math.isfinite(value) else 0.0
 
 
-def boolean(value: object) -> bool:
-    if value is None:
-        return False
-    if not isinstance(value, bool):
-        raise InvalidAnswer("invalid answer: neither true nor false")
-    return value
+def record(kind: Callable[..., T], answer: Mapping[str, Any], **others: Any) -> T:
+    """A dataclass from an object of JSON: its numbers, strings and booleans by name, and these other fields."""
+    simple = {name: read(answer[name]) for name, read in _simple_fields(kind) if name in answer}
+    return kind(**{**simple, **others})
 
 
-def array(read: Callable[[object], T], value: object) -> list[T]:
-    """An array. `read` reads its members."""
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        raise InvalidAnswer("invalid answer: not an array")
-    return [read(member) for member in value]
+@cache
+def _simple_fields(kind: Any) -> list[tuple[str, Callable[[object], Any]]]:
+    readers: dict[Any, Callable[[object], Any]] = {int: integer, str: text, bool: boolean}
+    return [(column.name, readers[column.type]) for column in fields(kind) if column.type in readers]

@@ -1,13 +1,21 @@
-"""Topics, channels and clients, as /stats of an nsqd describes them. Field names are NSQ's."""
+"""Topics, channels and clients: as /stats of one nsqd describes them, and added up over nodes.
 
-from collections.abc import Iterable, Mapping
+Field names are NSQ's.
+"""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, TypeVar
 
 from nsq_compat.cluster import reading
 from nsq_compat.cluster.nodes import Node
 
-T = TypeVar("T")
+ALL_NODES: Final = "*"
+_MAX_TOPICS_AT_ONCE: Final = 50
+
+Key = tuple[str, str]
+"""Topic and channel; the channel is empty for a topic itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +113,13 @@ class ClientStats:
 
 @dataclass(slots=True, kw_only=True)
 class Stats:
-    """Fields of topics and channels, on one node or added up over all nodes (`node` is ``*``)."""
+    """Fields of topics and channels, on one node or added up over nodes (`node` is ``*``)."""
 
     node: str = ""
     hostname: str = ""
     topic_name: str = ""
+    channel_name: str = ""
+    """Empty for a topic."""
     depth: int = 0
     backend_depth: int = 0
     message_count: int = 0
@@ -120,6 +130,25 @@ class Stats:
     rejected_count: int = 0
     paused: bool = False
     latency: Latency = field(default_factory=Latency)
+    nodes: Sequence["Stats"] = ()
+    """In a sum, the parts of each node."""
+
+    @property
+    def key(self) -> Key:
+        return self.topic_name, self.channel_name
+
+    @property
+    def name(self) -> str:
+        return self.channel_name or self.topic_name
+
+    @property
+    def waiting(self) -> int:
+        """Messages waiting; for a topic, also those in its channels."""
+        return self.depth
+
+    def total(self, count: str) -> int:
+        """A count of a channel, or that of all channels of a topic."""
+        return int(getattr(self, count))
 
     @property
     def memory_depth(self) -> int:
@@ -132,7 +161,6 @@ class Stats:
 
 @dataclass(slots=True, kw_only=True)
 class ChannelStats(Stats):
-    channel_name: str = ""
     in_flight_count: int = 0
     deferred_count: int = 0
     requeue_count: int = 0
@@ -154,73 +182,115 @@ class TopicStats(Stats):
 
     @property
     def waiting(self) -> int:
-        """Messages waiting in the topic and its channels."""
-        return self.depth + sum(channel.depth for channel in self.channels)
+        return self.depth + self.total("depth")
+
+    def total(self, count: str) -> int:
+        return sum(channel.total(count) for channel in self.channels)
 
 
 @dataclass(slots=True, kw_only=True)
 class NodeStats:
     """The whole answer of one nsqd."""
 
-    health: str
-    start_time: int
-    topics: list[TopicStats]
+    health: str = ""
+    start_time: int = 0
+    topics: list[TopicStats] = field(default_factory=list)
 
 
 def read_node_stats(node: Node, value: object) -> NodeStats:
     """Raises `reading.InvalidAnswer`."""
     answer = reading.mapping(value)
-    return NodeStats(
-        health=reading.text(answer.get("health")),
-        start_time=reading.integer(answer.get("start_time")),
-        topics=reading.array(lambda topic: _read_topic(node, topic), answer.get("topics")),
-    )
+    topics = reading.array(lambda topic: _read_topic(node, reading.mapping(topic)), answer.get("topics"))
+    return reading.record(NodeStats, answer, topics=topics)
 
 
-def _read_topic(node: Node, value: object) -> TopicStats:
-    topic = _read(TopicStats, value)
-    topic.node, topic.hostname = node.http_address, node.hostname
-    answer = reading.mapping(value)
-    topic.latency = read_latency(answer.get("e2e_processing_latency"))
-    topic.channels = reading.array(
-        lambda channel: _read_channel(node, topic.topic_name, channel), answer.get("channels")
-    )
-    return topic
+def _read_topic(node: Node, answer: Mapping[str, Any]) -> TopicStats:
+    name = reading.text(answer.get("topic_name"))
+    channels = reading.array(lambda each: _read_channel(node, name, reading.mapping(each)), answer.get("channels"))
+    return reading.record(TopicStats, answer, **_origin(node, answer), channel_name="", channels=channels)
 
 
-def _read_channel(node: Node, topic_name: str, value: object) -> ChannelStats:
-    channel = _read(ChannelStats, value)
-    channel.node, channel.hostname, channel.topic_name = node.http_address, node.hostname, topic_name
-    answer = reading.mapping(value)
-    channel.latency = read_latency(answer.get("e2e_processing_latency"))
-    channel.policy = _read_policy(answer.get("policy"))
-    if answer.get("clients") is not None:
-        channel.clients = reading.array(lambda client: _read_client(node, client), answer["clients"])
-    return channel
-
-
-def _read_policy(value: object) -> dict[str, str]:
-    settings = reading.mapping(value)
-    return {
-        name: reading.text(it) if isinstance(it, str) else f"{reading.number(it):.15g}" for name, it in settings.items()
+def _read_channel(node: Node, topic_name: str, answer: Mapping[str, Any]) -> ChannelStats:
+    policy = {
+        name: reading.text(setting) if isinstance(setting, str) else f"{reading.number(setting):.15g}"
+        for name, setting in reading.mapping(answer.get("policy")).items()
     }
+    clients = None
+    if answer.get("clients") is not None:
+        clients = reading.array(lambda client: _read_client(node, reading.mapping(client)), answer["clients"])
+    origin = _origin(node, answer)
+    return reading.record(ChannelStats, answer, **origin, topic_name=topic_name, policy=policy, clients=clients)
 
 
-def _read_client(node: Node, value: object) -> ClientStats:
-    client = _read(ClientStats, value)
-    client.node = node.http_address
-    client.node_topology_region, client.node_topology_zone = node.topology_region, node.topology_zone
-    return client
+def _origin(node: Node, answer: Mapping[str, Any]) -> dict[str, Any]:
+    latency = read_latency(answer.get("e2e_processing_latency"))
+    return {"node": node.http_address, "hostname": node.hostname, "latency": latency}
 
 
-_READERS: Final = {int: reading.integer, str: reading.text, bool: reading.boolean}
-_SIMPLE_FIELDS: Final[dict[type, list[tuple[str, Any]]]] = {
-    kind: [(column.name, _READERS[column.type]) for column in fields(kind) if column.type in _READERS]
-    for kind in (TopicStats, ChannelStats, ClientStats)
-}
+def _read_client(node: Node, answer: Mapping[str, Any]) -> ClientStats:
+    place = {"node_topology_region": node.topology_region, "node_topology_zone": node.topology_zone}
+    return reading.record(ClientStats, answer, node=node.http_address, **place)
 
 
-def _read(kind: type[T], value: object) -> T:
-    """A `kind` with its numbers, strings and booleans. The caller reads the other fields."""
-    answer = reading.mapping(value)
-    return kind(**{name: read(answer[name]) for name, read in _SIMPLE_FIELDS[kind] if name in answer})
+# --- Sums over nodes: counts are added, and a topic or channel that is paused on one node is paused -------------------
+
+S = TypeVar("S", TopicStats, ChannelStats)
+_COUNTS: Final = {kind: [each.name for each in fields(kind) if each.type is int] for kind in (TopicStats, ChannelStats)}
+
+
+def sum_topics(parts: Iterable[TopicStats]) -> list[TopicStats]:
+    """A sum for each name, sorted. Other threads run in between, because thousands of topics take long."""
+    totals = []
+    for index, ((name, _), of_topic) in enumerate(sorted(_by_key(parts).items())):
+        if index % _MAX_TOPICS_AT_ONCE == 0:
+            time.sleep(0)
+        totals.append(sum_topic(name, of_topic))
+    return totals
+
+
+def sum_topic(name: str, parts: Iterable[TopicStats]) -> TopicStats:
+    """The sum of one topic, with the parts in `nodes`, and with the sums of their channels, in order of appearance."""
+    total = _sum(TopicStats(topic_name=name), parts)
+    channels = _by_key(channel for part in total.nodes for channel in part.channels)
+    total.channels = [sum_channel(name, of_channel) for (_, name), of_channel in channels.items()]
+    return total
+
+
+def sum_channel(name: str, parts: Iterable[ChannelStats]) -> ChannelStats:
+    total = _sum(ChannelStats(channel_name=name), parts)
+    if total.nodes:
+        first = total.nodes[0]
+        total.topic_name = first.topic_name
+        total.policy = {
+            setting: value
+            for setting, value in first.policy.items()
+            if all(part.policy.get(setting) == value for part in total.nodes)
+        }
+    if any(part.clients is not None for part in total.nodes):
+        total.clients = sorted((client for part in total.nodes for client in part.clients or ()), key=_by_distance)
+    return total
+
+
+def _by_key(parts: Iterable[S]) -> dict[Key, list[S]]:
+    found: dict[Key, list[S]] = {}
+    for part in parts:
+        found.setdefault(part.key, []).append(part)
+    return found
+
+
+def _sum(total: S, parts: Iterable[S]) -> S:
+    nodes = sorted(parts, key=lambda part: (part.hostname, part.node))
+    total.node = ALL_NODES
+    for count in _COUNTS[type(total)]:
+        setattr(total, count, sum(getattr(part, count) for part in nodes))
+    total.paused = any(part.paused for part in nodes)
+    total.latency = merged_latency(part.latency for part in nodes)
+    total.nodes = nodes
+    return total
+
+
+def _by_distance(client: ClientStats) -> tuple[str, int, str, str]:
+    """Sort by node; for each node, clients of its zone come first, then those of its region."""
+    same_region = client.topology_region == client.node_topology_region
+    same_zone = same_region and client.topology_zone == client.node_topology_zone
+    return (client.node, 0 if same_zone else 1 if same_region else 2, client.topology_region, client.topology_zone)

@@ -1,49 +1,42 @@
-"""The daemon nsqadmin: HTTP server, sampler, notifications, and the interface to its pages (`AdminService`)."""
+"""The daemon nsqadmin: HTTP server, samples, notifications, and the interface to its pages (`AdminService`)."""
 
 import logging
-import os
-import secrets
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
+
+import gevent
+from gevent.queue import Full, Queue
 
 import nsq_compat
 from nsq_compat.cli.kinds import OptionError
 from nsq_compat.cli.logs import parse_log_level, set_level
 from nsq_compat.cli.options import option_value
-from nsq_compat.cluster.actions import Actions
 from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.history import History
-from nsq_compat.cluster.http_client import HttpClient, HttpClientOptions
+from nsq_compat.cluster.http_client import HttpClient
+from nsq_compat.cluster.peek import oldest_messages
+from nsq_compat.cluster.reading import UpstreamError
+from nsq_compat.cluster.snapshot import take_snapshot
 from nsq_compat.net.listeners import listen
 from nsq_compat.net.loop_tick import LoopLag
 from nsq_compat.net.server import HttpServer
-from nsq_compat.nsqadmin.notifications import Notifications
 from nsq_compat.nsqadmin.options import PROGRAM, NsqadminOptions
-from nsq_compat.nsqadmin.sampler import Sampler
 from nsq_compat.protocol.durations import SECOND, seconds
-from nsq_compat.web.admin.app import create_app
-from nsq_compat.web.admin.monitoring import collect
+from nsq_compat.protocol.go_json import dumps
+from nsq_compat.web.admin.app import WsgiHandler, create_app
+from nsq_compat.web.admin.operations import collect
 from nsq_compat.web.admin.users import UserFileError, Users
-from nsq_compat.web.admin.wsgi import WsgiHandler
 from nsq_compat.web.metrics import Metrics
-from nsq_compat.web.responses import error
 
 log = logging.getLogger(__name__)
 
 STOP_TIMEOUT: Final = 5.0
-_MAX_BODY_BYTES: Final = 1024 * 1024 + 64 * 1024
-
-
-def client_options(options: NsqadminOptions) -> HttpClientOptions:
-    return HttpClientOptions(
-        connect_timeout=seconds(options.http_client_connect_timeout),
-        request_timeout=seconds(options.http_client_request_timeout),
-        tls_cert=options.http_client_tls_cert,
-        tls_key=options.http_client_tls_key,
-        tls_root_ca_file=options.http_client_tls_root_ca_file,
-        tls_skip_verify=options.http_client_tls_insecure_skip_verify,
-    )
+MAX_NOTIFICATIONS: Final = 1000
+"""Waiting to be sent."""
+_CLIENTS_INTERVAL: Final = 6
+"""One in so many samples includes clients, the largest part of nsqd's stats, and the ages of messages."""
+_NOTIFICATION_HEADERS: Final = {"Content-Type": "application/json", "User-Agent": "Go-http-client/1.1"}
 
 
 class Daemon:
@@ -52,42 +45,47 @@ class Daemon:
     def __init__(self, options: NsqadminOptions) -> None:
         log.info("%s", nsq_compat.version_line(PROGRAM))
         self.options = options
-        self.version = nsq_compat.NSQ_VERSION
-        self.hostname = os.uname().nodename
-        self.secret_key = secrets.token_bytes(32)
         self.users = read_users(options.user_file) if options.user_file else None
         self.now = time.time
-        client = HttpClient(client_options(options))
-        self.cluster = Cluster(client, options)
-        self.actions = Actions(self.cluster)
+        self._client = HttpClient(
+            connect_timeout=seconds(options.http_client_connect_timeout),
+            request_timeout=seconds(options.http_client_request_timeout),
+            tls_cert=options.http_client_tls_cert,
+            tls_key=options.http_client_tls_key,
+            tls_root_ca_file=options.http_client_tls_root_ca_file,
+            tls_skip_verify=options.http_client_tls_insecure_skip_verify,
+        )
+        self.cluster = Cluster(self._client, options.nsqlookupd_http_addresses, options.nsqd_http_addresses)
         self.history = History(max(1, options.sample_interval // SECOND))
-        self._sampler = Sampler(self.cluster, self.history, seconds(options.sample_interval))
-        self._notifications = Notifications(client, options.notification_http_endpoint)
-        self.metrics = Metrics(PROGRAM, self.version)
+        self.metrics = Metrics(PROGRAM, nsq_compat.NSQ_VERSION)
         self.metrics.collect_from(lambda: collect(self.history))
         self._loop_lag = LoopLag(self.metrics.observe_lag, self.metrics.observe_held)
-        handler = WsgiHandler(
-            create_app(self),
-            base_path=options.base_path,
-            body_limit=_MAX_BODY_BYTES,
-            too_large=error(413, "INVALID_VALUE"),
-        )
-        self._http = HttpServer(listen(options.http_address), handler)
+        self._notifications: Queue[Mapping[str, Any]] = Queue(MAX_NOTIFICATIONS)
+        self._background: list[gevent.Greenlet[..., None]] = []
+        self._http = HttpServer(listen(options.http_address), WsgiHandler(create_app(self), options.base_path))
 
     def start(self) -> None:
         self._loop_lag.start()
-        self._sampler.start()
-        self._notifications.start()
+        if self.options.sample_interval > 0:
+            self._background.append(gevent.spawn(self._sample))
+        if self.options.notification_http_endpoint:
+            self._background.append(gevent.spawn(self._send_notifications))
         self._http.start()
 
     def stop(self) -> None:
         self._http.stop(STOP_TIMEOUT)
-        self._sampler.stop()
-        self._notifications.stop()
+        gevent.killall(self._background)
         self._loop_lag.stop()
 
+    # --- For the pages ------------------------------------------------------------------------------------------------
+
     def notify(self, action: Mapping[str, Any]) -> None:
-        self._notifications.notify(action)
+        endpoint = self.options.notification_http_endpoint
+        if endpoint:
+            try:
+                self._notifications.put_nowait(action)
+            except Full:
+                log.error("notification dropped: %d are already waiting for %s", MAX_NOTIFICATIONS, endpoint)
 
     def config_value(self, name: str) -> object:
         return option_value(self.options, name)
@@ -97,7 +95,37 @@ class Daemon:
         set_level(self.options.log_level)
 
     def set_lookupd_addresses(self, addresses: Sequence[str]) -> None:
-        self.options.nsqlookupd_http_addresses = tuple(addresses)
+        self.options.nsqlookupd_http_addresses = self.cluster.lookupds = tuple(addresses)
+
+    # --- In the background --------------------------------------------------------------------------------------------
+
+    def _sample(self) -> None:
+        """Take snapshots of the cluster in intervals, for rates, history, alerts and fast pages."""
+        interval = seconds(self.options.sample_interval)
+        samples = 0
+        while True:
+            began = time.monotonic()
+            try:
+                with_clients = samples % _CLIENTS_INTERVAL == 0
+                snapshot = take_snapshot(self.cluster, time.time(), clients=with_clients)
+                self.history.add(snapshot)
+                if with_clients:
+                    self.history.oldest = oldest_messages(self._client, snapshot)
+            except Exception:  # the top of a greenlet that must not end
+                log.exception("SAMPLER: failed")
+            samples += 1
+            # A slow cluster is sampled less often.
+            gevent.sleep(max(interval - (time.monotonic() - began), interval / 2))
+
+    def _send_notifications(self) -> None:
+        """POST each action to `--notification-http-endpoint`, in order. Go's nsqadmin exits if it cannot be reached."""
+        endpoint = self.options.notification_http_endpoint
+        for action in self._notifications:
+            log.info("POSTing notification to %s", endpoint)
+            try:
+                self._client.exchange("POST", endpoint, dumps(dict(action)).encode(), _NOTIFICATION_HEADERS)
+            except UpstreamError as failure:
+                log.error("failed to POST notification - %s", failure)
 
 
 def read_users(path: str) -> Users:

@@ -25,9 +25,15 @@ def main() -> None:
     options = read_options(PROGRAM, NsqadminOptions, sys.argv[1:], version_line(PROGRAM))
     configure(options.log_prefix, options.log_level, form=options.log_format)
     if options.make_user:
-        make_user(options.make_user)
+        # The password is the first line of stdin.
+        name, _, role = options.make_user.partition(":")
+        try:
+            print(make_line(name, role or "admin", sys.stdin.readline().rstrip("\n")))
+        except ValueError as error:
+            exit_fatal(PROGRAM, str(error))
         return
-    require_flask()
+    if find_spec("flask") is None:
+        exit_fatal(PROGRAM, f"failed to instantiate nsqadmin - {missing_package('flask', 'admin')}")
     # Not at the top: the pages need flask, which is an extra.
     from nsq_compat.nsqadmin.daemon import Daemon, read_users
 
@@ -50,21 +56,6 @@ def main() -> None:
     stop.wait()
     supervisor.stopping()
     daemon.stop()
-
-
-def require_flask() -> None:
-    """Exit with an error if flask is not installed."""
-    if find_spec("flask") is None:
-        exit_fatal(PROGRAM, f"failed to instantiate nsqadmin - {missing_package('flask', 'admin')}")
-
-
-def make_user(name_and_role: str) -> None:
-    """Print a line for the user file. The password is the first line of stdin."""
-    name, _, role = name_and_role.partition(":")
-    try:
-        print(make_line(name, role or "admin", sys.stdin.readline().rstrip("\n")))
-    except ValueError as error:
-        exit_fatal(PROGRAM, str(error))
 
 
 if __name__ == "__main__":

@@ -40,9 +40,7 @@ class NsqadminOptions:
         "http-address", STRING, "0.0.0.0:4171", "where browsers connect: host:port, or the path of a unix socket"
     )
     base_path: str = option("base-path", STRING, "/", "path under which everything is served")
-    dev_static_dir: str = option(
-        "dev-static-dir", STRING, "", "serve /static from this folder, for development of the pages"
-    )
+    dev_static_dir: str = option("dev-static-dir", STRING, "", "folder to serve /static from, for development")
 
     # The cluster.
     nsqlookupd_http_addresses: tuple[str, ...] = option(
@@ -61,12 +59,17 @@ class NsqadminOptions:
         "http-client-tls-insecure-skip-verify", BOOLEAN, False, "do not check the certificates of nsqlookupd and nsqd"
     )
     http_client_tls_root_ca_file: str = option(
-        "http-client-tls-root-ca-file", STRING, "", "PEM file with the authorities that sign these certificates"
+        "http-client-tls-root-ca-file",
+        STRING,
+        "",
+        "PEM file with the authorities of nsqlookupd and nsqd",
     )
     http_client_tls_cert: str = option(
-        "http-client-tls-cert", STRING, "", "PEM file with the certificate shown to nsqlookupd and nsqd"
+        "http-client-tls-cert", STRING, "", "PEM file with the client certificate for nsqlookupd and nsqd"
     )
-    http_client_tls_key: str = option("http-client-tls-key", STRING, "", "PEM file with the certificate's key")
+    http_client_tls_key: str = option(
+        "http-client-tls-key", STRING, "", "PEM file with the key of the client certificate"
+    )
 
     # Graphite.
     graphite_url: str = option("graphite-url", STRING, "", "URL of a Graphite that draws what nsqd's statsd sends")
@@ -90,10 +93,7 @@ class NsqadminOptions:
         "acl-http-header", STRING, "X-Forwarded-User", "header in which a proxy in front of nsqadmin names the user"
     )
     admin_users: tuple[str, ...] = option(
-        "admin-user",
-        STRINGS,
-        (),
-        "user with permission to make changes; by default all users have it (repeat for several)",
+        "admin-user", STRINGS, (), "user with permission for changes; by default all users have it (repeat for several)"
     )
     notification_http_endpoint: str = option(
         "notification-http-endpoint", STRING, "", "URL that receives a POST for each action"
@@ -104,10 +104,7 @@ class NsqadminOptions:
     )
 
     sample_interval: int = option(
-        "sample-interval",
-        DURATION,
-        10 * SECOND,
-        "time between two samples of the whole cluster, for history; 0s for none",
+        "sample-interval", DURATION, 10 * SECOND, "time between two samples of the cluster, for history; 0s for none"
     )
 
 
@@ -122,16 +119,14 @@ def validate(options: NsqadminOptions) -> None:
     for flag, addresses in (("lookupd-http-address", lookupds), ("nsqd-http-address", nsqds)):
         for address in addresses:
             _resolve(flag, address)
-    if options.allow_config_from_cidr:
+    if cidr := options.allow_config_from_cidr:
         try:
-            if "/" not in options.allow_config_from_cidr:
+            if "/" not in cidr:
                 raise ValueError
-            ipaddress.ip_network(options.allow_config_from_cidr, strict=False)
+            ipaddress.ip_network(cidr, strict=False)
         except ValueError:
-            cidr = options.allow_config_from_cidr
-            raise OptionError(
-                f"failed to parse --allow-config-from-cidr ({cidr}) - invalid CIDR address: {cidr}"
-            ) from None
+            reason = f"invalid CIDR address: {cidr}"
+            raise OptionError(f"failed to parse --allow-config-from-cidr ({cidr}) - {reason}") from None
     options.base_path = normalized_base_path(options.base_path)
 
 
@@ -141,11 +136,8 @@ def normalized_base_path(path: str) -> str:
 
 
 def _check_tls(options: NsqadminOptions) -> None:
-    cert, key, root = (
-        options.http_client_tls_cert,
-        options.http_client_tls_key,
-        options.http_client_tls_root_ca_file,
-    )
+    cert, key = options.http_client_tls_cert, options.http_client_tls_key
+    root = options.http_client_tls_root_ca_file
     if cert and not key:
         raise OptionError("--http-client-tls-key must be specified with --http-client-tls-cert")
     if key and not cert:
@@ -158,14 +150,11 @@ def _check_tls(options: NsqadminOptions) -> None:
             raise OptionError(f"failed to LoadX509KeyPair {cert}, {key} - {error}") from None
     if root:
         try:
-            with open(root, encoding="ascii", errors="replace") as file:
-                text = file.read()
+            context.load_verify_locations(root)
+        except ssl.SSLError:
+            raise OptionError(f"failed to AppendCertsFromPEM {root}") from None
         except OSError as error:
             raise OptionError(f"failed to read TLS root CA file {root} - {error}") from None
-        try:
-            context.load_verify_locations(cadata=text)
-        except (OSError, ValueError):
-            raise OptionError(f"failed to AppendCertsFromPEM {root}") from None
 
 
 def _resolve(flag: str, address: str) -> None:

@@ -15,7 +15,7 @@ from nsq_compat.cli.options import option
 from nsq_compat.client import Consumer
 from nsq_compat.client.message import Handler
 from nsq_compat.cluster.cluster import Cluster
-from nsq_compat.cluster.http_client import HttpClient, HttpClientOptions
+from nsq_compat.cluster.http_client import HttpClient
 from nsq_compat.protocol.durations import MILLISECOND, SECOND, parse_duration
 from nsq_compat.tools.program import Refused, user_agent
 
@@ -173,14 +173,7 @@ def _tls(options: dict[str, Any]) -> dict[str, Any]:
     return translated
 
 
-@dataclass(frozen=True, slots=True)
-class _Lookupds:
-    nsqlookupd_http_addresses: Sequence[str]
-    nsqd_http_addresses: Sequence[str] = ()
-
-
 def cluster_of(addresses: Sequence[str], *, connect_timeout: float, request_timeout: float) -> Cluster:
     """The cluster that these nsqlookupds know; `addresses` are ``host:port`` or URLs."""
     found = [urlsplit(each if "://" in each else f"//{each}").netloc for each in addresses]
-    client = HttpClient(HttpClientOptions(connect_timeout=connect_timeout, request_timeout=request_timeout))
-    return Cluster(client, _Lookupds(found))
+    return Cluster(HttpClient(connect_timeout=connect_timeout, request_timeout=request_timeout), lookupds=found)

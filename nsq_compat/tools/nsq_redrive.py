@@ -20,8 +20,7 @@ from nsq_compat.cli.kinds import BOOLEAN, INTEGER, STRING, STRINGS
 from nsq_compat.cli.options import option
 from nsq_compat.client import Consumer, Message, Producer
 from nsq_compat.cluster.cluster import Cluster
-from nsq_compat.cluster.fan_out import AllFailed
-from nsq_compat.cluster.http_client import HttpClient, HttpClientOptions
+from nsq_compat.cluster.http_client import AllFailed, HttpClient
 from nsq_compat.cluster.nodes import Node
 from nsq_compat.cluster.stats import TopicStats
 from nsq_compat.policy.dead_letters import REDRIVE_CHANNEL
@@ -96,7 +95,7 @@ def redrive(words: Sequence[str]) -> None:
     writing = producer_options(options.producer_opt)
     log_plainly()
     stopping = Stopping()  # before requests to the cluster, which start a thread
-    cluster = Cluster(HttpClient(HttpClientOptions()), options)
+    cluster = Cluster(HttpClient(), options.nsqlookupd_http_addresses, options.nsqd_http_addresses)
     found = _find(cluster, source)
     if not options.all_channels:
         _refuse_other_channels(cluster, [node for node, _ in found], destination, options.channel)

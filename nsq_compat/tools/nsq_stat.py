@@ -11,10 +11,8 @@ from typing import Final
 from nsq_compat.cli.kinds import BOOLEAN, DURATION, INTEGER, STRING, STRINGS
 from nsq_compat.cli.options import option
 from nsq_compat.cluster.cluster import Cluster
-from nsq_compat.cluster.fan_out import AllFailed
-from nsq_compat.cluster.http_client import HttpClient, HttpClientOptions
-from nsq_compat.cluster.snapshot import channel_over_nodes
-from nsq_compat.cluster.stats import ChannelStats
+from nsq_compat.cluster.http_client import AllFailed, HttpClient
+from nsq_compat.cluster.stats import ChannelStats, sum_channel
 from nsq_compat.protocol.durations import SECOND
 from nsq_compat.tools.program import Refused, Stopping, one_kind_of_address, options_of, run, say
 
@@ -61,12 +59,11 @@ def stat(words: Sequence[str]) -> None:
     _check(options)
     stopping = Stopping()
     client = HttpClient(
-        HttpClientOptions(
-            connect_timeout=options.http_client_connect_timeout / SECOND,
-            request_timeout=options.http_client_request_timeout / SECOND,
-        )
+        connect_timeout=options.http_client_connect_timeout / SECOND,
+        request_timeout=options.http_client_request_timeout / SECOND,
     )
-    sampler = ChannelSampler(Cluster(client, options), options.topic, options.channel)
+    cluster = Cluster(client, options.nsqlookupd_http_addresses, options.nsqd_http_addresses)
+    sampler = ChannelSampler(cluster, options.topic, options.channel)
     interval = options.interval / SECOND
     before = sampler.sample()
     printed = 0
@@ -142,9 +139,9 @@ class ChannelSampler:
 
 def row(before: Sample, now: Sample, interval: float) -> str:
     """Format a row; the rates are those of nodes in both samples."""
-    then = channel_over_nodes("", [before[address] for address in now if address in before])
-    still = channel_over_nodes("", [now[address] for address in now if address in before])
-    total = channel_over_nodes("", list(now.values()))
+    then = sum_channel("", [before[address] for address in now if address in before])
+    still = sum_channel("", [now[address] for address in now if address in before])
+    total = sum_channel("", list(now.values()))
     published = still.message_count - then.message_count
     consumed = published - (still.depth - then.depth)
     return _ROW % (

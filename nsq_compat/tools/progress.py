@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Final, Self, TextIO
 
 from nsq_compat.cluster.cluster import Cluster
-from nsq_compat.cluster.fan_out import AllFailed
+from nsq_compat.cluster.http_client import AllFailed
 from nsq_compat.protocol.errors import without_secrets
 from nsq_compat.tools.client_options import cluster_of
 from nsq_compat.tools.program import say

@@ -6,20 +6,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from nsq_compat.cluster.http_client import HttpClient, HttpClientOptions
+from nsq_compat.cluster.http_client import HttpClient
 from tests.cluster.daemon import Daemon
 
 
 @pytest.fixture
 def make_daemon() -> Iterator[Callable[[], Daemon]]:
     with ExitStack() as stack:
-
-        def make() -> Daemon:
-            daemon = Daemon()
-            stack.callback(daemon.close)
-            return daemon
-
-        yield make
+        yield lambda: stack.enter_context(Daemon())
 
 
 @pytest.fixture
@@ -29,7 +23,7 @@ def daemon(make_daemon: Callable[[], Daemon]) -> Daemon:
 
 @pytest.fixture
 def client() -> HttpClient:
-    return HttpClient(HttpClientOptions(request_timeout=20))
+    return HttpClient(request_timeout=20)
 
 
 @pytest.fixture

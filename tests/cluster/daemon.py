@@ -2,25 +2,19 @@
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Self
 
 from nsq_compat.protocol.go_json import dumps
 
 Send = Callable[[BaseHTTPRequestHandler], None]
 
 
-@dataclass
-class Addresses:
-    """Satisfies `cluster.Addresses`."""
-
-    nsqlookupd_http_addresses: tuple[str, ...] = ()
-    nsqd_http_addresses: tuple[str, ...] = ()
-
-
 class Daemon:
-    """Answers by path, with or without query. `heard` has the requests, with bodies after a blank."""
+    """Answers by path, with or without query; any POST succeeds otherwise.
+
+    `heard` has the requests, with bodies after a blank.
+    """
 
     def __init__(self) -> None:
         self.heard: list[str] = []
@@ -32,7 +26,8 @@ class Daemon:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
                 target = self.path.lstrip("/")
                 daemon.heard.append(f"{self.command} {target} {body}".rstrip())
-                daemon.answer_to(target)(self)
+                unknown = reply(b"") if self.command == "POST" else _not_found
+                daemon._answers.get(target, daemon._answers.get(target.partition("?")[0], unknown))(self)
 
             do_POST = do_GET  # noqa: N815 - the name http.server looks for
 
@@ -50,9 +45,6 @@ class Daemon:
         """The POST requests in `heard`."""
         return [heard.removeprefix("POST ") for heard in self.heard if heard.startswith("POST ")]
 
-    def answer_to(self, target: str) -> Send:
-        return self._answers.get(target) or self._answers.get(target.partition("?")[0]) or _not_found
-
     def says(self, path: str, answer: Any = None, status: int = 200) -> "Daemon":
         """Bytes as they are, everything else as JSON."""
         return self.does(path, reply(answer, status))
@@ -61,7 +53,10 @@ class Daemon:
         self._answers[path] = send
         return self
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
 

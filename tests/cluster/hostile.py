@@ -22,68 +22,34 @@ _OK = b"HTTP/1.1 200 OK\r\n"
 _CHUNKED = _OK + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
-def dripping_status(_: "HostileServer") -> Iterator[bytes]:
-    yield b"HTTP/1.1 200 "
-    yield from [b"x"] * STEPS
-    yield b"\r\nContent-Length: 2\r\n\r\n{}"
+_END = b"\r\nContent-Length: 2\r\n\r\n{}"
 
 
-def dripping_header(_: "HostileServer") -> Iterator[bytes]:
-    yield _OK + b"X: "
-    yield from [b"x"] * STEPS
-    yield b"\r\nContent-Length: 2\r\n\r\n{}"
+def _dripping(name: str, before: bytes, piece: bytes, after: bytes = b"") -> Answer:
+    def answer(_: "HostileServer") -> Iterator[bytes]:
+        yield before
+        yield from [piece] * STEPS
+        yield after
+
+    answer.__name__ = name  # in the names of tests
+    return answer
 
 
-def dripping_headers(_: "HostileServer") -> Iterator[bytes]:
-    yield _OK
-    for number in range(STEPS // 2):
-        yield b"X-%d:" % number
-        yield b" x\r\n"
-    yield b"Content-Length: 2\r\n\r\n{}"
-
-
-def dripping_chunk_size(_: "HostileServer") -> Iterator[bytes]:
-    yield _CHUNKED
-    yield from [b"0"] * STEPS
-    yield b"2\r\n{}\r\n0\r\n\r\n"
-
-
-def dripping_chunk_extension(_: "HostileServer") -> Iterator[bytes]:
-    yield _CHUNKED + b"2;"
-    yield from [b"x"] * STEPS
-    yield b"\r\n{}\r\n0\r\n\r\n"
-
-
-def dripping_trailer(_: "HostileServer") -> Iterator[bytes]:
-    yield _CHUNKED + b"2\r\n{}\r\n0\r\n"
-    yield from [b"X: y\r\n"] * STEPS
-    yield b"\r\n"
-
-
-def dripping_body(_: "HostileServer") -> Iterator[bytes]:
-    yield _OK + b"Content-Length: %d\r\n\r\n{}" % (STEPS + 2)
-    yield from [b" "] * STEPS
-
-
-def body_without_length(_: "HostileServer") -> Iterator[bytes]:
-    # Complete JSON at any time; it ends with the connection.
-    yield _OK + b"\r\n{}"
-    yield from [b" "] * STEPS
-
-
-def continuing(_: "HostileServer") -> Iterator[bytes]:
-    yield from [b"HTTP/1.1 100 Continue\r\n\r\n"] * STEPS
-    yield _OK + b"Content-Length: 2\r\n\r\n{}"
-
-
-def silent(_: "HostileServer") -> Iterator[bytes]:
-    yield from [b""] * STEPS
-    yield _OK + b"Content-Length: 2\r\n\r\n{}"
-
-
+dripping_status = _dripping("status", b"HTTP/1.1 200 ", b"x", _END)
+dripping_header = _dripping("header", _OK + b"X: ", b"x", _END)
+dripping_headers = _dripping("headers", _OK, b"X: x\r\n", b"Content-Length: 2\r\n\r\n{}")
+dripping_chunk_size = _dripping("chunk_size", _CHUNKED, b"0", b"2\r\n{}\r\n0\r\n\r\n")
+continuing = _dripping("continue", b"", b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 200 OK" + _END)
+silent = _dripping("nothing", b"", b"", b"HTTP/1.1 200 OK" + _END)
+dripping_handshake = _dripping("handshake", b"\x16\x03\x03\x40\x00", b"\x02")
+"""The beginning of a TLS record, sent slowly."""
 DRIPPING: Final[list[Answer]] = [
-    *(dripping_status, dripping_header, dripping_headers, dripping_chunk_size, dripping_chunk_extension),
-    *(dripping_trailer, dripping_body, body_without_length, continuing, silent),
+    *(dripping_status, dripping_header, dripping_headers, dripping_chunk_size, continuing, silent),
+    _dripping("chunk_extension", _CHUNKED + b"2;", b"x", b"\r\n{}\r\n0\r\n\r\n"),
+    _dripping("trailer", _CHUNKED + b"2\r\n{}\r\n0\r\n", b"X: y\r\n", b"\r\n"),
+    _dripping("body", _OK + b"Content-Length: %d\r\n\r\n{}" % (STEPS + 2), b" "),
+    # Complete JSON at any time; it ends with the connection.
+    _dripping("body_without_length", _OK + b"\r\n{}", b" "),
 ]
 
 
@@ -92,6 +58,12 @@ def endless_headers(server: "HostileServer") -> Iterator[bytes]:
     yield _OK
     while not server.is_over:
         yield b"X: " + b"x" * 1000 + b"\r\n"
+
+
+def endless_body(server: "HostileServer") -> Iterator[bytes]:
+    yield _OK + b"\r\n["
+    while not server.is_over:
+        yield b"1," * 32768
 
 
 def redirecting(server: "HostileServer") -> Iterator[bytes]:
@@ -109,13 +81,7 @@ def dripping_redirects(server: "HostileServer") -> Iterator[bytes]:
     yield from redirecting(server)
 
 
-def dripping_handshake(_: "HostileServer") -> Iterator[bytes]:
-    """The beginning of a TLS record, sent slowly."""
-    yield b"\x16\x03\x03\x40\x00"
-    yield from [b"\x02"] * STEPS
-
-
-FAST: Final = {endless_headers, redirecting_with_endless_body, redirecting}
+FAST: Final = {endless_headers, endless_body, redirecting_with_endless_body, redirecting}
 
 
 class HostileServer:

@@ -12,7 +12,9 @@ WELL = {"n:2": NodeStats(health="OK", start_time=1, topics=[])}
 
 def found(*channels, topic=None, nodes=(), answers=None, history=None):
     topic = topic or TopicStats(topic_name="t", nodes=[TopicStats()], channels=list(channels))
-    snapshot = Snapshot(taken_at=100.0, topics=(topic,), nodes=nodes, answers=answers or {})
+    answers = answers or {}
+    silent = tuple(node.http_address for node in nodes if node.http_address not in answers)
+    snapshot = Snapshot(taken_at=100.0, topics=(topic,), nodes=nodes, node_stats=answers, unreachable=silent)
     return [(alert.severity, alert.kind, alert.text) for alert in find_alerts(snapshot, history or History())]
 
 
@@ -118,5 +120,5 @@ def test_alerts_are_sorted_by_severity_and_depth():
         topic_name="t",
         channels=[ChannelStats(topic_name="t", channel_name=name, depth=depth) for name, depth in (("a", 1), ("b", 9))],
     )
-    snapshot = Snapshot(taken_at=1.0, topics=(topic,), nodes=(NODE,))
+    snapshot = Snapshot(taken_at=1.0, topics=(topic,), unreachable=("n:2",))
     assert [alert.channel or alert.node for alert in find_alerts(snapshot, History())] == ["n:2", "b", "a"]

@@ -1,9 +1,10 @@
-"""Queries of a cluster: daemons with valid answers, invalid answers, or none."""
+"""Queries of daemons with valid answers, invalid answers, or none; actions, as the requests that daemons receive."""
 
 import pytest
 
-from nsq_compat.cluster.cluster import AllFailed, Cluster
-from tests.cluster.daemon import Addresses
+from nsq_compat.cluster.cluster import Cluster
+from nsq_compat.cluster.http_client import AllFailed
+from nsq_compat.cluster.nodes import read_node
 
 
 @pytest.fixture
@@ -13,12 +14,12 @@ def two(make_daemon):
 
 @pytest.fixture
 def through_lookupds(client, two):
-    return Cluster(client, Addresses(nsqlookupd_http_addresses=tuple(daemon.address for daemon in two)))
+    return Cluster(client, lookupds=[daemon.address for daemon in two])
 
 
 @pytest.fixture
 def of_nsqds(client, two):
-    return Cluster(client, Addresses(nsqd_http_addresses=tuple(daemon.address for daemon in two)))
+    return Cluster(client, nsqds=[daemon.address for daemon in two])
 
 
 def producer(port, **fields):
@@ -121,11 +122,8 @@ def test_an_nsqd_without_an_address_has_that_of_the_request(of_nsqds, two):
 
 
 def test_stats_are_requested_for_the_topic_and_channel_only(of_nsqds, two):
-    two[0].says("info", two[0].info())
     two[0].says("stats", {"health": "OK", "topics": [{"topic_name": "t"}, {"topic_name": "not asked for"}]})
-    node = of_nsqds.describe(two[0].address)
-    two[0].heard.clear()
-    answer = of_nsqds.stats([node], "t", "c")
+    answer = of_nsqds.stats([read_node(two[0].info())], "t", "c")
     assert [topic.topic_name for topic in answer.value[0][1].topics] == ["t"]
     assert two[0].heard == ["GET stats?format=json&include_mem=false&topic=t&channel=c&include_clients=false"]
 
@@ -135,3 +133,83 @@ def test_channels_are_those_of_nsqlookupds(through_lookupds, of_nsqds, two):
         daemon.says("channels", {"channels": ["c"]})
     assert through_lookupds.channels("t").value == ["c"]
     assert of_nsqds.channels("t").value == []
+
+
+# --- Actions ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nsqd(make_daemon):
+    daemon = make_daemon()
+    return daemon.says("info", daemon.info()).says("stats", {"topics": [{"topic_name": "t"}]})
+
+
+@pytest.fixture
+def lookupd(make_daemon, nsqd):
+    return make_daemon().says("lookup", {"producers": [nsqd.info()]})
+
+
+@pytest.fixture
+def cluster(client, lookupd):
+    return Cluster(client, lookupds=[lookupd.address])
+
+
+@pytest.mark.parametrize("action", ["pause", "unpause", "empty"])
+def test_a_change_reaches_the_nodes_that_have_the_topic(cluster, nsqd, lookupd, action):
+    assert cluster.change(action, "t") == ()
+    assert cluster.change(action, "t", "c#ephemeral") == ()
+    assert nsqd.orders == [f"topic/{action}?topic=t", f"channel/{action}?topic=t&channel=c%23ephemeral"]
+    assert lookupd.orders == []
+
+
+def test_a_change_may_be_for_one_node(cluster, nsqd, lookupd):
+    assert cluster.change("pause", "t", node=nsqd.address) == ()
+    assert nsqd.orders == ["topic/pause?topic=t"]
+    assert lookupd.heard == []
+
+
+def test_a_deletion_goes_to_nsqlookupds_first(cluster, nsqd, lookupd):
+    assert cluster.delete("t", "c") == ()
+    assert lookupd.orders == nsqd.orders == ["channel/delete?topic=t&channel=c"]
+
+
+def test_a_topic_is_created_in_nsqlookupds_and_a_channel_on_nodes_too(cluster, nsqd, lookupd):
+    assert cluster.create("t") == ()
+    assert nsqd.orders == []
+    assert cluster.create("t", "c") == ()
+    assert lookupd.orders == ["topic/create?topic=t", "topic/create?topic=t", "channel/create?topic=t&channel=c"]
+    assert nsqd.orders == ["channel/create?topic=t&channel=c"]
+
+
+def test_without_nsqlookupds_only_nodes_are_called(client, nsqd):
+    cluster = Cluster(client, nsqds=[nsqd.address])
+    assert cluster.create("t") == ()
+    assert nsqd.orders == []
+    with pytest.raises(AllFailed, match="failed to query any nsqlookupd: $"):
+        cluster.create("t", "c")
+    assert cluster.create("t", "c", nsqd.address) == ()
+    assert nsqd.orders == ["topic/create?topic=t", "channel/create?topic=t&channel=c"]
+
+
+def test_a_tombstone_is_set_and_the_topic_is_deleted_on_the_node(cluster, nsqd, lookupd):
+    assert cluster.tombstone("t", nsqd.address) == ()
+    port = nsqd.address.rpartition(":")[2]
+    assert lookupd.orders == [f"topic/tombstone?topic=t&node=127.0.0.1%3A{port}"]
+    assert nsqd.orders == ["topic/delete?topic=t"]
+
+
+def test_a_tombstone_for_a_node_that_is_gone_is_an_error(cluster, no_listener):
+    with pytest.raises(AllFailed, match="failed to query any nsqd: "):
+        cluster.tombstone("t", no_listener)
+
+
+def test_a_failed_node_is_named(cluster, nsqd):
+    nsqd.says("channel/pause", {"message": "CHANNEL_NOT_FOUND"}, 404)
+    (error,) = cluster.change("pause", "t", "c")
+    assert "CHANNEL_NOT_FOUND" in error
+
+
+def test_a_message_goes_to_one_node(cluster, nsqd):
+    assert cluster.publish(nsqd.address, "t", b"hello") == ()
+    assert cluster.publish(nsqd.address, "t", b"later", 500) == ()
+    assert nsqd.orders == ["pub?topic=t hello", "pub?topic=t&defer=500 later"]

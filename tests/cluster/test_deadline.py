@@ -5,7 +5,8 @@ import threading
 import pytest
 
 from nsq_compat.bounded_http import Deadline, bounded_session
-from nsq_compat.cluster.http_client import HttpClient, HttpClientOptions, UpstreamError
+from nsq_compat.cluster.http_client import HttpClient, call_all
+from nsq_compat.cluster.reading import UpstreamError
 from tests.cluster.hostile import (
     DEADLINE,
     DRIPPING,
@@ -20,30 +21,23 @@ from tests.cluster.hostile import (
 
 @pytest.fixture
 def hasty() -> HttpClient:
-    return HttpClient(HttpClientOptions(request_timeout=DEADLINE, tls_skip_verify=True))
+    return HttpClient(request_timeout=DEADLINE, tls_skip_verify=True)
 
 
 @pytest.mark.parametrize("answer", DRIPPING)
 def test_a_slow_answer_ends_at_the_deadline(hasty, answer):
-    with HostileServer(answer) as server, pytest.raises(UpstreamError, match=": timeout$"):
-        hasty.get(server.address, "stats")
-
-
-@pytest.mark.parametrize("answer", DRIPPING)
-def test_a_slow_answer_to_a_post_ends_at_the_deadline(hasty, answer):
-    with HostileServer(answer) as server, pytest.raises(UpstreamError, match=": timeout$"):
-        hasty.post(server.address, "pub", {"topic": "t"}, b"body")
-
-
-@pytest.mark.parametrize("answer", DRIPPING)
-def test_a_slow_answer_over_tls_ends_at_the_deadline(hasty, answer):
+    with HostileServer(answer) as server:
+        with pytest.raises(UpstreamError, match=": timeout$"):
+            hasty.get(server.address, "stats")
+        with pytest.raises(UpstreamError, match=": timeout$"):
+            hasty.post(server.address, "pub", {"topic": "t"}, b"body")
     with HostileServer(answer, tls=True) as server, pytest.raises(UpstreamError, match=": timeout$"):
-        hasty.fetch(f"https://{server.address}/render")
+        hasty.exchange("GET", f"https://{server.address}/render")
 
 
 def test_a_slow_tls_handshake_ends_at_the_deadline(hasty):
     with HostileServer(dripping_handshake) as server, pytest.raises(UpstreamError, match=": timeout$"):
-        hasty.fetch(f"https://{server.address}/render")
+        hasty.exchange("GET", f"https://{server.address}/render")
 
 
 def test_the_deadline_includes_the_request_to_the_https_port(hasty, daemon):
@@ -94,22 +88,10 @@ def test_a_request_in_time_leaves_no_timer(client, daemon):
 
 
 def test_concurrent_requests_end_at_the_deadline(hasty):
-    failures: list[str] = []
-
-    def ask(address: str) -> None:
-        try:
-            hasty.get(address, "stats")
-        except UpstreamError as error:
-            failures.append(str(error))
-
     with HostileServer(dripping_header) as server:
-        threads = [threading.Thread(target=ask, args=(server.address,)) for _ in range(20)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert len(failures) == 20
-    assert all(failure.endswith(": timeout") for failure in failures)
+        answer = call_all([server.address] * 20, lambda address: hasty.get(address, "stats"), 20)
+    assert len(answer.errors) == 20
+    assert all(error.endswith(": timeout") for error in answer.errors)
 
 
 def test_a_request_needs_a_deadline(daemon):

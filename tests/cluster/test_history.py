@@ -8,6 +8,7 @@ from nsq_compat.cluster.snapshot import Snapshot
 from nsq_compat.cluster.stats import ChannelStats, NodeStats, TopicStats
 
 START = 1_000_000.0
+TOPIC, CHANNEL = ("t", ""), ("t", "c")
 
 
 def snapshot(at, count=0, depth=0, name="t"):
@@ -24,17 +25,17 @@ def fed(*snapshots):
 
 
 def test_a_rate_needs_two_samples():
-    assert fed(snapshot(0, 100)).rate("t") is None
-    assert fed(snapshot(0, 100), snapshot(10, 250)).rate("t") == 15.0
-    assert fed(snapshot(0, 100), snapshot(10, 250)).rate("t", "c") == 15.0
-    assert fed().rate("t") is None
+    assert fed(snapshot(0, 100)).rate(TOPIC) is None
+    assert fed(snapshot(0, 100), snapshot(10, 250)).rate(TOPIC) == 15.0
+    assert fed(snapshot(0, 100), snapshot(10, 250)).rate(CHANNEL) == 15.0
+    assert fed().rate(TOPIC) is None
 
 
 def test_a_decreasing_counter_has_no_rate():
     history = fed(snapshot(0, 100), snapshot(10, 3))
-    assert history.rate("t") is None
+    assert history.rate(TOPIC) is None
     history.add(snapshot(20, 13))
-    assert history.rate("t") == 1.0
+    assert history.rate(TOPIC) == 1.0
 
 
 def test_a_node_missing_in_a_sample_is_a_gap_not_a_peak():
@@ -44,33 +45,33 @@ def test_a_node_missing_in_a_sample_is_a_gap_not_a_peak():
         parts = [TopicStats(topic_name="t", node=node, message_count=count) for node, count in counts.items()]
         total = sum(counts.values())
         topic = TopicStats(topic_name="t", message_count=total, nodes=parts)
-        return Snapshot(taken_at=START + at, topics=(topic,), answers=dict.fromkeys(counts, stats))
+        return Snapshot(taken_at=START + at, topics=(topic,), node_stats=dict.fromkeys(counts, stats))
 
     history = fed(of(0, a=100, b=900_000), of(10, a=200))
     for look, known in ((of(20, a=300), 10.0), (of(30, a=400, b=900_100), None), (of(40, a=500, b=900_200), 20.0)):
         history.add(look)
-        assert (history.rate("t"), history.rate(*CLUSTER)) == (known, known)
+        assert (history.rate(TOPIC), history.rate(CLUSTER)) == (known, known)
 
 
 def test_the_cluster_is_the_sum_of_its_topics():
     history = fed(snapshot(0, count=100, depth=5), snapshot(10, count=200, depth=7))
-    assert history.rate(*CLUSTER) == 10.0
-    assert [point.depth for point in history.points(*CLUSTER, START + 10)] == [5, 7]
+    assert history.rate(CLUSTER) == 10.0
+    assert [point.depth for point in history.points(CLUSTER, START + 10)] == [5, 7]
 
 
 def test_a_shrinking_backlog_has_a_time_to_empty():
     shrinking = fed(*(snapshot(10 * step, depth=1000 - 100 * step) for step in range(5)))
-    assert shrinking.growth("t", "c") == -10.0
-    assert shrinking.seconds_to_empty("t", "c", 600) == 60.0
+    assert shrinking.growth(CHANNEL) == -10.0
+    assert shrinking.seconds_to_empty(CHANNEL, 600) == 60.0
     growing = fed(*(snapshot(10 * step, depth=100 * step) for step in range(5)))
-    assert growing.growth("t", "c") == 10.0
-    assert growing.seconds_to_empty("t", "c", 400) is None
+    assert growing.growth(CHANNEL) == 10.0
+    assert growing.seconds_to_empty(CHANNEL, 400) is None
 
 
 def test_an_hour_is_kept_in_fine_steps_and_a_day_in_coarse_ones():
     history = fed(*(snapshot(30 * step, depth=step) for step in range(24 * 120 + 50)))
     now = history.latest.taken_at if history.latest else 0.0
-    hour, day = history.points("t", "c", now), history.points("t", "c", now, day=True)
+    hour, day = history.points(CHANNEL, now), history.points(CHANNEL, now, day=True)
     assert 118 <= len(hour) <= 120
     assert 287 <= len(day) <= 288
     assert hour[-1].depth == day[-1].depth
@@ -78,7 +79,7 @@ def test_an_hour_is_kept_in_fine_steps_and_a_day_in_coarse_ones():
 
 def test_a_series_without_samples_for_a_day_is_deleted():
     history = fed(snapshot(0, name="old"), snapshot(90_000, name="new"))
-    assert history.points("old", "", START + 90_000) == []
+    assert history.points(("old", ""), START + 90_000) == []
     assert ("old", "") not in history._series
 
 

@@ -2,7 +2,7 @@ import base64
 
 import pytest
 
-from nsq_compat.cluster.peek import MAX_CHANNELS, Message, oldest_messages, peek, recent
+from nsq_compat.cluster.peek import MAX_CHANNELS, Message, oldest_messages, peek
 from nsq_compat.cluster.snapshot import Snapshot
 from nsq_compat.cluster.stats import ChannelStats, TopicStats
 
@@ -14,7 +14,7 @@ def entry(body=b"hello", **fields):
 
 def test_a_peek_has_messages_of_each_node(client, daemon, no_listener):
     daemon.says("channel/peek", {"messages": [entry()]})
-    seen, gone = peek(client, [daemon.address, no_listener], "t", "c", 5)
+    seen, gone = peek(client, [daemon.address, no_listener], 5, "t", "c")
     (message,) = seen.messages
     assert (message.timestamp, message.attempts, message.text) == (1.5, 1, "hello")
     assert daemon.heard == ["GET channel/peek?topic=t&channel=c&limit=5"]
@@ -24,19 +24,19 @@ def test_a_peek_has_messages_of_each_node(client, daemon, no_listener):
 
 def test_recent_messages_are_read_in_the_same_way(client, daemon):
     daemon.says("topic/recent", {"messages": [entry()]})
-    (look,) = recent(client, [daemon.address], "t", 5)
+    (look,) = peek(client, [daemon.address], 5, "t")
     assert look.messages[0].text == "hello"
     assert daemon.heard == ["GET topic/recent?topic=t&limit=5"]
 
 
 def test_gos_nsqd_does_not_support_peeks(client, daemon):
-    (look,) = peek(client, [daemon.address], "t", "c", 5)
+    (look,) = peek(client, [daemon.address], 5, "t", "c")
     assert not look.supported
 
 
 def test_our_nsqd_without_the_channel_supports_peeks(client, daemon):
     daemon.says("channel/peek", {"message": "CHANNEL_NOT_FOUND"}, 404)
-    (look,) = peek(client, [daemon.address], "t", "c", 5)
+    (look,) = peek(client, [daemon.address], 5, "t", "c")
     assert look.supported
     assert "CHANNEL_NOT_FOUND" in look.error
 
@@ -44,12 +44,12 @@ def test_our_nsqd_without_the_channel_supports_peeks(client, daemon):
 def test_an_invalid_answer_is_an_error_of_that_node(client, daemon):
     for lie in ({"messages": 3}, {"messages": [{"body": "*"}]}, {"messages": [{"id": 3}]}):
         daemon.says("channel/peek", lie)
-        (look,) = peek(client, [daemon.address], "t", "c", 5)
+        (look,) = peek(client, [daemon.address], 5, "t", "c")
         assert "invalid answer" in look.error
 
 
 def message(body, size=None):
-    return Message("i", 0.0, 1, body, size or len(body))
+    return Message(body=body, size=size or len(body))
 
 
 def test_text_is_distinguished_from_binary_bodies():
@@ -67,10 +67,10 @@ def test_a_character_cut_at_the_end_is_left_out():
 
 def test_deferred_and_in_flight_messages_have_a_deadline(client, daemon):
     daemon.says("channel/peek", {"deferred": [entry(due=2_500_000_000)], "in_flight": [entry(deadline=3_500_000_000)]})
-    (look,) = peek(client, [daemon.address], "t", "c", 5)
+    (look,) = peek(client, [daemon.address], 5, "t", "c")
     assert ([each.until for each in look.deferred], [each.until for each in look.in_flight]) == ([2.5], [3.5])
     daemon.says("channel/peek", {"deferred": [entry(due="soon")]})
-    assert "invalid answer" in peek(client, [daemon.address], "t", "c", 5)[0].error
+    assert "invalid answer" in peek(client, [daemon.address], 5, "t", "c")[0].error
 
 
 def snapshot(*channels):

@@ -1,8 +1,21 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nsq_compat.cluster.nodes import Node
 from nsq_compat.cluster.reading import InvalidAnswer
-from nsq_compat.cluster.stats import Latency, merged_latency, read_latency, read_node_stats
+from nsq_compat.cluster.stats import (
+    ChannelStats,
+    ClientStats,
+    Latency,
+    TopicStats,
+    merged_latency,
+    read_latency,
+    read_node_stats,
+    sum_channel,
+    sum_topic,
+    sum_topics,
+)
 
 NODE = Node(broadcast_address="n1", hostname="h1", tcp_port=1, http_port=2, version="1.3.0", topology_zone="z")
 
@@ -98,3 +111,52 @@ def test_latency_that_nsqd_does_not_measure_is_none():
     assert read_latency({"count": 0, "percentiles": None}) == Latency()
     assert read_latency(None) == Latency()
     assert merged_latency([Latency(), Latency(3)]) == Latency(3)
+
+
+# --- Sums over nodes --------------------------------------------------------------------------------------------------
+
+
+def topic(node, depth, **channels):
+    parts = [
+        ChannelStats(channel_name=name, topic_name="t", node=node, depth=depth) for name, depth in channels.items()
+    ]
+    return TopicStats(topic_name="t", node=node, hostname=node, depth=depth, channels=parts)
+
+
+def test_counts_are_added_and_the_parts_are_kept():
+    total = sum_topic("t", [topic("b", 1, x=10), topic("a", 2, x=20, y=5)])
+    assert (total.node, total.depth) == ("*", 3)
+    assert [(part.node, part.depth) for part in total.nodes] == [("a", 2), ("b", 1)]
+    assert {channel.channel_name: channel.depth for channel in total.channels} == {"x": 30, "y": 5}
+    assert [[channel.depth for channel in part.channels] for part in total.nodes] == [[20, 5], [10]]
+    assert [part.node for part in total.channels[0].nodes] == ["a", "b"]
+
+
+@given(st.lists(st.tuples(st.integers(0, 1000), st.booleans()), max_size=8))
+def test_sums_equal_the_sums_of_the_parts(nodes):
+    parts = [TopicStats(topic_name="t", depth=depth, message_count=depth, paused=paused) for depth, paused in nodes]
+    total = sum_topic("t", parts)
+    assert total.depth == total.message_count == sum(depth for depth, _ in nodes)
+    assert total.paused == any(paused for _, paused in nodes)
+
+
+def test_topics_are_grouped_by_name_and_sorted():
+    parts = [TopicStats(topic_name=name, depth=depth) for name, depth in (("b", 1), ("a", 2), ("b", 3))]
+    assert [(each.topic_name, each.depth) for each in sum_topics(parts)] == [("a", 2), ("b", 4)]
+
+
+def test_clients_of_the_nodes_zone_and_region_come_first():
+    def client(node, zone, region):
+        place = {"topology_zone": zone, "topology_region": region}
+        return ClientStats(node=node, node_topology_zone="z", node_topology_region="r", **place)
+
+    far, region, zone = client("a", "z", "q"), client("a", "y", "r"), client("a", "z", "r")
+    other = client("b", "z", "r")
+    total = sum_channel(
+        "c", [ChannelStats(node="b", clients=[other]), ChannelStats(node="a", clients=[far, region, zone])]
+    )
+    assert total.clients == [zone, region, far, other]
+
+
+def test_clients_that_were_not_requested_are_none():
+    assert sum_channel("c", [ChannelStats(clients=None)]).clients is None

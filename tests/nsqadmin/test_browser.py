@@ -276,13 +276,12 @@ def liar() -> Iterator[Daemon]:
     channel = {"channel_name": trap, "depth": 5, "paused": True, "client_count": 1, "clients": [client]}
     topic = {"topic_name": trap, "channels": [channel], "depth": 5, "paused": True}
     message = {"id": trap, "timestamp": 1, "attempts": 1, "size": 9, "body": base64.b64encode(trap.encode()).decode()}
-    daemon = Daemon()
-    daemon.says("stats", {"health": trap, "start_time": 1, "topics": [topic]})
-    daemon.says("info", daemon.info(tcp_port=1) | {"hostname": trap, "version": trap})
-    daemon.says("channel/peek", {"messages": [message], "in_flight": [message]})
-    daemon.says("topic/recent", {"messages": [message]}).says("topic/pause", trap.encode(), 500)
-    yield daemon
-    daemon.close()
+    with Daemon() as daemon:
+        daemon.says("stats", {"health": trap, "start_time": 1, "topics": [topic]})
+        daemon.says("info", daemon.info(tcp_port=1) | {"hostname": trap, "version": trap})
+        daemon.says("channel/peek", {"messages": [message], "in_flight": [message]})
+        daemon.says("topic/recent", {"messages": [message]}).says("topic/pause", trap.encode(), 500)
+        yield daemon
 
 
 def test_text_of_a_hostile_nsqd_is_not_executed(liar, browser, start: StartNsqadmin):

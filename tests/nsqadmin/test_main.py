@@ -7,8 +7,7 @@ import struct
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from contextlib import contextmanager
 from urllib.error import HTTPError
 
 import pytest
@@ -16,7 +15,15 @@ import pytest
 from nsq_compat.web.admin.users import Users
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
-from tests.cluster.hostile import HostileServer, continuing, dripping_chunk_size, dripping_header, dripping_headers
+from tests.cluster.daemon import Daemon
+from tests.cluster.hostile import (
+    HostileServer,
+    continuing,
+    dripping_chunk_size,
+    dripping_header,
+    dripping_headers,
+    endless_body,
+)
 from tests.nsqadmin.browser import until
 from tests.nsqadmin.conftest import PATIENCE, publish
 
@@ -163,59 +170,28 @@ def test_a_node_that_answers_slowly_is_a_timeout_and_its_connection_is_closed(ns
 
 def test_a_node_with_an_endless_answer_is_cut_off(nsqd, start):
     publish(nsqd, "orders", "one")
-    stop = threading.Event()
-
-    def talk(listener):
-        while not stop.is_set():
-            with suppress(OSError):
-                client, _ = listener.accept()
-                with client, suppress(OSError):
-                    client.recv(65536)
-                    client.sendall(b"HTTP/1.1 200 OK\r\n\r\n[")
-                    while not stop.is_set():
-                        client.sendall(b"1," * 100_000)
-
-    with socket.create_server(("127.0.0.1", 0)) as talker:
-        talker.settimeout(0.1)
-        talking = threading.Thread(target=talk, args=(talker,))
-        talking.start()
+    with HostileServer(endless_body) as server:
         nsqadmin = start(
-            *(f"--nsqd-http-address={nsqd.http_address}", f"--nsqd-http-address=127.0.0.1:{talker.getsockname()[1]}"),
+            *(f"--nsqd-http-address={nsqd.http_address}", f"--nsqd-http-address={server.address}"),
             *("--http-client-request-timeout=30s", "--sample-interval=0s"),
         )
         answer = json.loads(nsqadmin.get("/api/topics"))
-        stop.set()
-        talking.join(PATIENCE)
     assert answer["topics"] == ["orders"]
     assert "the answer is larger than 33554432 bytes" in answer["message"]
 
 
 def test_actions_are_posted_to_the_notification_endpoint(nsqd, start):
-    told: list[dict[str, str]] = []
-    arrived = threading.Event()
-
-    class Endpoint(BaseHTTPRequestHandler):
-        def do_POST(self):
-            told.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(500)
-            self.end_headers()
-            arrived.set()
-
-        def log_message(self, format, *args):
-            pass
-
     nsqd.create_channel("orders", "archive")
-    with HTTPServer(("127.0.0.1", 0), Endpoint) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    with Daemon() as endpoint:
         nsqadmin = start(
             f"--nsqd-http-address={nsqd.http_address}",
-            f"--notification-http-endpoint=http://127.0.0.1:{server.server_address[1]}/hook",
+            f"--notification-http-endpoint=http://{endpoint.says('hook', b'', 500).address}/hook",
         )
         nsqadmin.send("/api/topics/orders", '{"action":"pause"}')
-        assert arrived.wait(PATIENCE)
-        server.shutdown()
-    assert told[0]["action"] == "pause_topic"
-    assert told[0]["remote_ip"].startswith("127.0.0.1:")
+        until(lambda: endpoint.orders, "a notification")
+    told = json.loads(endpoint.orders[0].removeprefix("hook "))
+    assert told["action"] == "pause_topic"
+    assert told["remote_ip"].startswith("127.0.0.1:")
     # After the listener closed, nsqadmin continues.
     assert nsqadmin.send("/api/topics/orders", '{"action":"unpause"}') == '{"message":""}'
     assert nsqadmin.get("/ping") == "OK"

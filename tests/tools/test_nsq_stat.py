@@ -9,9 +9,9 @@ from urllib.request import Request, urlopen
 import pytest
 
 from nsq_compat.cluster.cluster import Cluster
-from nsq_compat.cluster.http_client import HttpClient, HttpClientOptions
+from nsq_compat.cluster.http_client import HttpClient
 from nsq_compat.cluster.stats import ChannelStats
-from nsq_compat.tools.nsq_stat import ChannelSampler, Options, row
+from nsq_compat.tools.nsq_stat import ChannelSampler, row
 from nsq_compat.tools.program import Refused
 from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
 
@@ -60,8 +60,8 @@ Look = Callable[[], dict[str, ChannelStats]]
 
 @pytest.fixture
 def sampler(nsqds: list[NsqdProcess]) -> ChannelSampler:
-    options = Options(nsqd_http_addresses=tuple(each.http_address for each in nsqds))
-    return ChannelSampler(Cluster(HttpClient(HttpClientOptions(request_timeout=10)), options), "t", "c")
+    cluster = Cluster(HttpClient(request_timeout=10), nsqds=[each.http_address for each in nsqds])
+    return ChannelSampler(cluster, "t", "c")
 
 
 def test_a_node_that_does_not_answer_is_reported_and_keeps_its_values(nsqds, sampler, capfd):

@@ -24,7 +24,7 @@ from nsq_compat.cli.logs import configure, parse_log_level
 from nsq_compat.cli.options import option, table_of
 from nsq_compat.client import Consumer
 from nsq_compat.client.message import Handler
-from nsq_compat.cluster.fan_out import AllFailed
+from nsq_compat.cluster.http_client import AllFailed
 from nsq_compat.protocol.durations import MINUTE, SECOND
 from nsq_compat.tools.client_options import ReadingOptions, cluster_of, consumer_options
 from nsq_compat.tools.nsq_to_file.file_names import REVISION, BadFormat, FileNames

@@ -10,29 +10,78 @@ are not browsers send neither header, and are accepted.
 """
 
 import base64
-import binascii
 import hmac
 import logging
 import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
-from flask import Blueprint, Request, Response, current_app, g, redirect, render_template, request, session, url_for
+from flask import Blueprint, Response, current_app, g, redirect, render_template, request, session, url_for
 
-from nsq_compat.web.admin.service import AdminService
-from nsq_compat.web.admin.users import Attempts, Role, Users
+from nsq_compat.cluster.cluster import Cluster
+from nsq_compat.cluster.history import History
+from nsq_compat.web.admin.users import Role, Users
+from nsq_compat.web.metrics import Metrics
 from nsq_compat.web.responses import ApiError
 
 log = logging.getLogger(__name__)
 
-_WITHOUT_LOGIN: Final = frozenset(
-    {
-        *("monitoring.ping", "monitoring.metrics", "monitoring.live", "monitoring.ready"),
-        *("assets.static", "assets.fonts", "login.show", "login.log_in"),
-    }
-)
-_SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_WITHOUT_LOGIN: Final = ("operations.live", "operations.metrics", "assets.static", "login.show", "login.log_in")
+
+
+# --- The interface that the program provides to its pages -------------------------------------------------------------
+
+
+class AdminOptions(Protocol):
+    """Options that the pages read, named like their config keys. Durations are integer nanoseconds."""
+
+    base_path: str
+    dev_static_dir: str
+    graphite_url: str
+    proxy_graphite: bool
+    statsd_prefix: str
+    statsd_counter_format: str
+    statsd_gauge_format: str
+    statsd_interval: int
+    allow_config_from_cidr: str
+    acl_http_header: str
+    admin_users: tuple[str, ...]
+
+
+class AdminService(Protocol):
+    cluster: Cluster
+    history: History
+    metrics: Metrics
+    users: Users | None
+    """None if no login is required."""
+
+    @property
+    def options(self) -> AdminOptions: ...
+
+    def now(self) -> float:
+        """Unix seconds."""
+
+    def notify(self, action: Mapping[str, Any]) -> None:
+        """Queue a notification for the endpoint, if one is configured."""
+
+    def config_value(self, name: str) -> object:
+        """Raises KeyError."""
+
+    def set_log_level(self, text: str) -> None:
+        """Raises ValueError."""
+
+    def set_lookupd_addresses(self, addresses: Sequence[str]) -> None: ...
+
+
+def service() -> AdminService:
+    """That of the current request."""
+    found: AdminService = current_app.extensions["nsqadmin"]
+    return found
+
+
+# --- Visitors ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,36 +93,25 @@ class Visitor:
         """Whether the visitor's role is at least this one."""
         return self.role >= Role[role.upper()]
 
-    @property
-    def is_admin(self) -> bool:
-        return self.role is Role.ADMIN
-
-
-def service() -> AdminService:
-    found: AdminService = current_app.extensions["nsqadmin"]
-    return found
-
 
 def visitor() -> Visitor:
-    """The visitor of the current request."""
     if "visitor" not in g:
         # If identification fails, the error page needs a visitor too.
         g.visitor = Visitor("", Role.NONE)
-        g.visitor = _identify(service(), request)
+        g.visitor = _identify()
     found: Visitor = g.visitor
     return found
 
 
 def authenticate(users: Users, name: str, password: str) -> Role:
     """As `Users.log_in`. Raises `ApiError` 429 after too many failed attempts."""
-    attempts: Attempts = current_app.extensions["nsqadmin.attempts"]
     address, now = request.remote_addr or "", service().now()
-    if not attempts.allowed(address, name, now):
+    if not users.may_try(address, name, now):
         raise ApiError(429, "TOO_MANY_ATTEMPTS")
     role = users.log_in(name, password)
     if role is Role.NONE:
         log.warning("AUDIT: %s failed to log in as %r", address, name)
-        attempts.add_failed(address, name, now)
+        users.add_failed(address, name, now)
     return role
 
 
@@ -85,7 +123,7 @@ def require(role: Role) -> None:
 
 def check() -> Response | None:
     """Check every request: changes must not come from other sites, and visitors must have logged in."""
-    if request.method not in _SAFE_METHODS and _from_another_site(request):
+    if request.method not in ("GET", "HEAD", "OPTIONS") and _from_another_site():
         log.warning("refused %s %s: it came from another site (%s)", request.method, request.path, request.origin)
         raise ApiError(403, "FORBIDDEN")
     if visitor().role is not Role.NONE or request.endpoint in _WITHOUT_LOGIN:
@@ -110,39 +148,37 @@ def check_form() -> None:
         raise ApiError(403, "FORBIDDEN")
 
 
-def basic_credentials(asked: Request) -> tuple[str, str] | None:
-    """Name and password of HTTP Basic authentication."""
-    scheme, _, encoded = asked.headers.get("Authorization", "").partition(" ")
-    if scheme.lower() != "basic":
-        return None
+def basic_credentials() -> tuple[str, str]:
+    """Name and password of HTTP Basic authentication; empty without it."""
+    scheme, _, encoded = request.headers.get("Authorization", "").partition(" ")
     try:
         name, colon, password = base64.b64decode(encoded, validate=True).decode("utf-8", "replace").partition(":")
-    except (binascii.Error, ValueError):
-        return None
-    return (name, password) if colon else None
+    except ValueError:
+        return "", ""
+    return (name, password) if colon and scheme.lower() == "basic" else ("", "")
 
 
-def _identify(service: AdminService, asked: Request) -> Visitor:
-    users, options = service.users, service.options
+def _identify() -> Visitor:
+    users, options = service().users, service().options
     if users is not None:
         name = str(session.get("user", ""))
         if name:
             # The role is that of the file, not of the login.
             return Visitor(name, users.role_of(name))
-        name, password = basic_credentials(asked) or ("", "")
+        name, password = basic_credentials()
         return Visitor(name, authenticate(users, name, password) if name else Role.NONE)
-    header = asked.headers.get(options.acl_http_header, "")
+    header = request.headers.get(options.acl_http_header, "")
     if not options.admin_users:
         return Visitor(header, Role.ADMIN)
     return Visitor(header, Role.ADMIN if header in options.admin_users else Role.VIEWER)
 
 
-def _from_another_site(asked: Request) -> bool:
-    fetched_from = asked.headers.get("Sec-Fetch-Site")
+def _from_another_site() -> bool:
+    fetched_from = request.headers.get("Sec-Fetch-Site")
     if fetched_from is not None:
         return fetched_from not in ("same-origin", "none")
-    origin = asked.headers.get("Origin")
-    return origin is not None and urlsplit(origin).netloc != asked.host
+    origin = request.headers.get("Origin")
+    return origin is not None and urlsplit(origin).netloc != request.host
 
 
 # --- The login page ---------------------------------------------------------------------------------------------------

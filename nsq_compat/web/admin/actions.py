@@ -4,15 +4,16 @@ The API and the forms of the pages both use it, so that neither omits a step.
 """
 
 import logging
+import os
 from collections.abc import Callable
 from typing import Final
 from urllib.parse import quote
 
 from flask import Response, flash, redirect, request
 
-from nsq_compat.cluster.actions import Errors
-from nsq_compat.cluster.fan_out import AllFailed
-from nsq_compat.cluster.nodes import is_address
+from nsq_compat.cluster.cluster import Errors
+from nsq_compat.cluster.http_client import AllFailed
+from nsq_compat.cluster.nodes import canonical_address
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.web.admin.access import basic_credentials, check_form, require, service, visitor
 from nsq_compat.web.admin.users import Role
@@ -30,8 +31,7 @@ _MAX_ERROR_LENGTH: Final = 200
 def create(topic: str, channel: str, node: str = "") -> Errors:
     _check_names(topic, channel)
     node = _known(node)
-    actions = service().actions
-    errors = actions.create_on([node], topic, channel) if node else actions.create(topic, channel)
+    errors = service().cluster.create(topic, channel, node)
     _notify("create_topic", topic, node=node, errors=errors)
     if channel:
         _notify("create_channel", topic, channel, node=node, errors=errors)
@@ -42,7 +42,7 @@ def change(action: str, topic: str, channel: str = "", node: str = "") -> Errors
     name = f"{action}_{'channel' if channel else 'topic'}"
     node = _known(node)
     try:
-        errors = service().actions.change(action, topic, channel, node)
+        errors = service().cluster.change(action, topic, channel, node)
     except AllFailed as failure:
         # nsqadmin: sends the notification even if no daemon answered.
         _notify(name, topic, channel, node, (str(failure),))
@@ -52,29 +52,30 @@ def change(action: str, topic: str, channel: str = "", node: str = "") -> Errors
 
 
 def delete(topic: str, channel: str = "") -> Errors:
-    errors = service().actions.delete(topic, channel)
+    errors = service().cluster.delete(topic, channel)
     _notify("delete_channel" if channel else "delete_topic", topic, channel, errors=errors)
     return errors
 
 
 def tombstone(topic: str, node: str) -> Errors:
-    if not is_valid_name(topic):
-        raise ApiError(400, "INVALID_TOPIC")
+    _check_names(topic)
     node = _known(node)
-    errors = service().actions.tombstone(topic, node)
+    errors = service().cluster.tombstone(topic, node)
     _notify("tombstone_topic_producer", topic, node=node, errors=errors)
     return errors
 
 
-def publish(topic: str, node: str, body: bytes, defer_ms: int) -> Errors:
-    require(Role.OPERATOR)
-    _check_names(topic, "")
+def publish(topic: str, node: str, body: bytes, defer: str) -> Errors:
+    """`defer` is a number of milliseconds, or empty."""
+    _check_names(topic)
     node = _known(node)
     if not node:
         raise ApiError(400, "INVALID_NODE")
     if not 0 < len(body) <= _MAX_BODY_BYTES:
         raise ApiError(400, "MSG_EMPTY" if not body else "MSG_TOO_BIG")
-    errors = service().actions.publish(node, topic, body, defer_ms)
+    if defer and not (defer.isascii() and defer.isdigit() and len(defer) < 12):
+        raise ApiError(400, "INVALID_DEFER")
+    errors = service().cluster.publish(node, topic, body, int(defer or 0))
     _audit("publish", topic, "", node, errors)
     return errors
 
@@ -104,19 +105,10 @@ def perform(action: Callable[[], Errors], done: str, next_url: str, role: Role =
     return redirect(next_url, 303)  # type: ignore[return-value]
 
 
-def perform_change(topic: str, channel: str, next_url: str) -> Response:
-    """Pause, unpause or empty, as the form says."""
-    action, node = form_field("action"), form_field("node")
-    name = f"{topic}/{channel}" if channel else topic
-    where = f" on {node}" if node else ""
-    done = {"pause": "Paused", "unpause": "Unpaused", "empty": "Emptied"}[action]
-    return perform(lambda: change(action, topic, channel, node), f"{done} {name}{where}.", next_url, CHANGES[action])
-
-
 # --- Checks, notification, audit log ----------------------------------------------------------------------------------
 
 
-def _check_names(topic: str, channel: str) -> None:
+def _check_names(topic: str, channel: str = "") -> None:
     if not is_valid_name(topic):
         raise ApiError(400, "INVALID_TOPIC")
     if channel and not is_valid_name(channel):
@@ -127,7 +119,7 @@ def _known(node: str) -> str:
     """The node as the cluster spells it. Raises `ApiError` for other addresses, which must not receive requests."""
     if not node:
         return ""
-    if not is_address(node):
+    if canonical_address(node) is None:
         raise ApiError(400, "INVALID_NODE")
     known = service().cluster.known_address(node)
     if known is None:
@@ -141,21 +133,20 @@ def _notify(action: str, topic: str, channel: str = "", node: str = "", errors: 
     query = request.query_string.decode("latin-1")
     url = f"{'https' if secure else 'http'}://{request.host}{quote(request.script_root + request.path)}"
     # nsqadmin: only the user of HTTP Basic. We also know users by other means.
-    user = (basic_credentials(request) or ("", ""))[0] or visitor().name
-    optional = {"channel": channel, "node": node}
-    service().notify(
-        {
-            "action": action,
-            "topic": topic,
-            **{name: value for name, value in optional.items() if value},
-            "timestamp": int(service().now()),
-            **({"user": user} if user else {}),
-            "remote_ip": request.environ.get("nsqadmin.remote_address", request.remote_addr or ""),
-            "user_agent": request.headers.get("User-Agent", ""),
-            "url": url + (f"?{query}" if query else ""),
-            "via": service().hostname,
-        }
-    )
+    user = basic_credentials()[0] or visitor().name
+    told = {
+        "action": action,
+        "topic": topic,
+        "channel": channel,
+        "node": node,
+        "timestamp": int(service().now()),
+        "user": user,
+        "remote_ip": request.environ.get("nsqadmin.remote_address", request.remote_addr or ""),
+        "user_agent": request.headers.get("User-Agent", ""),
+        "url": url + (f"?{query}" if query else ""),
+        "via": os.uname().nodename,
+    }
+    service().notify({key: value for key, value in told.items() if value or key not in ("channel", "node", "user")})
 
 
 def _audit(action: str, topic: str, channel: str, node: str, errors: Errors) -> None:

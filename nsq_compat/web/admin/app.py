@@ -1,35 +1,47 @@
-"""The Flask application: blueprints, errors, headers and compression of responses, static files."""
+"""The Flask application: blueprints, errors, headers, compression, static files; and its handler for our server."""
 
 import gzip
+import io
+import logging
 import mimetypes
+import secrets
+import sys
+import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+from urllib.parse import unquote_to_bytes
 
-from flask import Blueprint, Flask, Request, Response, current_app, render_template, request
+from flask import Blueprint, Flask, Response, current_app, render_template, request
 from flask.sessions import SecureCookieSessionInterface
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 from werkzeug.routing import MapAdapter
+from werkzeug.test import run_wsgi_app
 
 import nsq_compat
-from nsq_compat.cluster.fan_out import AllFailed
+from nsq_compat.cluster.http_client import AllFailed
+from nsq_compat.session.http_message import Admission
+from nsq_compat.session.http_message import Request as HttpRequest
+from nsq_compat.session.http_message import Response as HttpResponse
 from nsq_compat.web.admin import access
-from nsq_compat.web.admin.access import login
-from nsq_compat.web.admin.api import api, upstream_error, v1_error
+from nsq_compat.web.admin.access import AdminService, login, service
+from nsq_compat.web.admin.api import api, v1
 from nsq_compat.web.admin.cluster import cluster
-from nsq_compat.web.admin.configuration import configuration
 from nsq_compat.web.admin.formatting import FILTERS
 from nsq_compat.web.admin.graphite import TIMEFRAMES, Graphite, proxy
-from nsq_compat.web.admin.monitoring import monitoring
 from nsq_compat.web.admin.nodes import nodes
-from nsq_compat.web.admin.service import AdminService
-from nsq_compat.web.admin.tables import address
+from nsq_compat.web.admin.operations import operations
+from nsq_compat.web.admin.tables import address, wants_day
 from nsq_compat.web.admin.topics import topics
-from nsq_compat.web.admin.users import Attempts
-from nsq_compat.web.application import moved
-from nsq_compat.web.responses import ApiError
+from nsq_compat.web.application import INTERNAL_ERROR, log_access, moved
+from nsq_compat.web.responses import ApiError, error
 
+log = logging.getLogger(__name__)
+
+MAX_BODY_BYTES: Final = 1024 * 1024 + 64 * 1024
+_ADMISSION: Final = Admission(MAX_BODY_BYTES, error(413, "INVALID_VALUE"))
+_PACKAGE: Final = Path(nsq_compat.__file__).parent
 _EXPLANATIONS: Final = {
     401: "Log in to see this page.",
     403: "You do not have permission for this.",
@@ -47,23 +59,22 @@ class _Sessions(SecureCookieSessionInterface):
         return request.headers.get("X-Scheme") == "https"
 
 
-def create_app(service: AdminService) -> Flask:
-    app = Flask("nsqadmin", template_folder=str(folder("templates")), static_folder=None)
-    app.extensions["nsqadmin"] = service
-    app.extensions["nsqadmin.attempts"] = Attempts()
+def create_app(program: AdminService) -> Flask:
+    app = Flask("nsqadmin", template_folder=str(_PACKAGE / "templates"), static_folder=None)
+    app.extensions["nsqadmin"] = program
     app.session_interface = _Sessions()
-    app.secret_key = service.secret_key
+    app.secret_key = secrets.token_bytes(32)
     app.config.update(
         SESSION_COOKIE_NAME="nsqadmin",
         SESSION_COOKIE_HTTPONLY=True,
         SESSION_COOKIE_SAMESITE="Lax",
-        SESSION_COOKIE_PATH=service.options.base_path or "/",
+        SESSION_COOKIE_PATH=program.options.base_path or "/",
     )
     app.url_map.merge_slashes = False
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
     app.jinja_env.filters.update(FILTERS)
     app.jinja_env.globals["address"] = address
-    for blueprint in (cluster, topics, nodes, login, assets, configuration, monitoring, proxy):
+    for blueprint in (cluster, topics, nodes, login, assets, operations, proxy):
         app.register_blueprint(blueprint)
     app.register_blueprint(api, url_prefix="/api")
     app.before_request(_answer_options)
@@ -71,21 +82,21 @@ def create_app(service: AdminService) -> Flask:
     app.after_request(_finish)
     app.context_processor(_template_variables)
     app.register_error_handler(ApiError, _error_response)
-    app.register_error_handler(AllFailed, lambda failure: _error_response(upstream_error(failure)))
+    app.register_error_handler(AllFailed, lambda failure: _error_response(ApiError(502, f"UPSTREAM_ERROR: {failure}")))
     app.register_error_handler(HTTPException, _http_error_response)
     return app
 
 
 def _template_variables() -> dict[str, object]:
-    service = access.service()
     return {
         "visitor": access.visitor(),
         "csrf_token": access.csrf_token,
-        "version": service.version,
-        "login_used": service.users is not None,
-        "graphite": Graphite(service),
+        "version": nsq_compat.NSQ_VERSION,
+        "login_used": service().users is not None,
+        "graphite": Graphite(service()),
         "timeframes": TIMEFRAMES,
-        "now": service.now(),
+        "day": wants_day(),
+        "now": service().now(),
     }
 
 
@@ -95,7 +106,7 @@ def _template_variables() -> dict[str, object]:
 def _answer_options() -> Response | None:
     if request.method != "OPTIONS" or request.url_rule is None:
         return None
-    response = Response("", 200, {"Allow": _allowed(_adapter(request).allowed_methods())})
+    response = Response("", 200, {"Allow": _allowed(_adapter().allowed_methods())})
     del response.headers["Content-Type"]
     return response
 
@@ -105,47 +116,45 @@ def _allowed(methods: Iterable[str]) -> str:
     return ", ".join(sorted({*methods, "OPTIONS"} - {"HEAD"}))
 
 
-def _error_response(error: ApiError) -> Response:
-    if _wants_json(request):
-        return v1_error(error)
-    page = render_template("error.html", status=error.status, code=error.code, text=_EXPLANATIONS.get(error.status, ""))
-    return Response(page, error.status)
+def _error_response(failure: ApiError) -> Response:
+    if _wants_json():
+        return v1({"message": failure.code}, failure.status)
+    text = _EXPLANATIONS.get(failure.status, "")
+    return Response(render_template("error.html", status=failure.status, code=failure.code, text=text), failure.status)
 
 
-def _http_error_response(error: HTTPException) -> Response:
-    if isinstance(error, MethodNotAllowed):
-        response = v1_error(ApiError(405, "METHOD_NOT_ALLOWED"))
-        response.headers["Allow"] = _allowed(error.valid_methods or ())
+def _http_error_response(failure: HTTPException) -> Response:
+    if isinstance(failure, MethodNotAllowed):
+        response = v1({"message": "METHOD_NOT_ALLOWED"}, 405)
+        response.headers["Allow"] = _allowed(failure.valid_methods or ())
         return response
-    if isinstance(error, NotFound):
-        if corrected := _corrected_path(request):
+    if isinstance(failure, NotFound):
+        if corrected := _corrected_path():
             redirect = moved(request.method, request.script_root + corrected, request.query_string)
             return Response(redirect.body, redirect.status, list(redirect.headers))
         return _error_response(ApiError(404, "NOT_FOUND"))
-    name = "INTERNAL_ERROR" if error.code in (None, 500) else error.name.upper().replace(" ", "_")
-    return _error_response(ApiError(error.code or 500, name))
+    name = "INTERNAL_ERROR" if failure.code in (None, 500) else failure.name.upper().replace(" ", "_")
+    return _error_response(ApiError(failure.code or 500, name))
 
 
-def _corrected_path(asked: Request) -> str:
+def _corrected_path() -> str:
     """An existing path that differs only in slashes or in letter case; empty if there is none."""
-    clean = "/" + "/".join(part for part in asked.path.split("/") if part)
-    for candidate in (clean, clean.lower()):
-        if candidate != asked.path and _adapter(asked).test(candidate, asked.method):
-            return candidate
-    return ""
+    clean = "/" + "/".join(part for part in request.path.split("/") if part)
+    candidates = (path for path in (clean, clean.lower()) if path != request.path)
+    return next((path for path in candidates if _adapter().test(path, request.method)), "")
 
 
-def _adapter(asked: Request) -> MapAdapter:
-    adapter = current_app.create_url_adapter(asked)
+def _adapter() -> MapAdapter:
+    adapter = current_app.create_url_adapter(request)
     assert adapter is not None, "a request always has an adapter"
     return adapter
 
 
-def _wants_json(asked: Request) -> bool:
-    if asked.path.startswith(("/api/", "/config/", "/static/", "/fonts/", "/render")):
+def _wants_json() -> bool:
+    if request.path.startswith(("/api/", "/config/", "/static/", "/fonts/", "/render")):
         return True
     # For other paths, programs get NSQ's JSON, and browsers get a page.
-    return "text/html" not in asked.headers.get("Accept", "")
+    return "text/html" not in request.headers.get("Accept", "")
 
 
 # --- Headers and compression ------------------------------------------------------------------------------------------
@@ -158,35 +167,23 @@ def _finish(response: Response) -> Response:
     headers.setdefault("Referrer-Policy", "same-origin")
     if response.mimetype == "text/html":
         headers["Cache-Control"] = "no-store"
-        headers["Content-Security-Policy"] = _security_policy(Graphite(access.service()).origin)
-    return compress(request, response)
-
-
-def _security_policy(graphite: str) -> str:
-    images = f"'self' data: {graphite}".strip()
-    return (
-        f"default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src {images}; "
-        "font-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
-    )
-
-
-def compress(request: Request, response: Response) -> Response:
-    """Use the first of gzip and deflate that the client lists. nsqadmin: an encoding with a weight is ignored."""
+        images = f"'self' data: {Graphite(service()).origin}".strip()
+        headers["Content-Security-Policy"] = (
+            f"default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src {images}; "
+            "font-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+        )
+    # The first of gzip and deflate that the client lists. nsqadmin: an encoding with a weight is ignored.
     for word in request.headers.get("Accept-Encoding", "").split(","):
         name = word.strip()
         if name in ("gzip", "deflate"):
             body = response.get_data()
-            response.set_data(gzip.compress(body, 6, mtime=0) if name == "gzip" else _deflate(body))
+            # nsqadmin: deflate is a raw stream, without a zlib header.
+            packed = gzip.compress(body, 6, mtime=0) if name == "gzip" else zlib.compress(body, 6, -zlib.MAX_WBITS)
+            response.set_data(packed)
             response.headers["Content-Encoding"] = name
             response.headers["Vary"] = "Accept-Encoding"
             break
     return response
-
-
-def _deflate(body: bytes) -> bytes:
-    # nsqadmin: a raw stream, without a zlib header.
-    stream = zlib.compressobj(6, zlib.DEFLATED, -zlib.MAX_WBITS)
-    return stream.compress(body) + stream.flush()
 
 
 # --- Static files -----------------------------------------------------------------------------------------------------
@@ -194,31 +191,87 @@ def _deflate(body: bytes) -> bytes:
 assets = Blueprint("assets", __name__)
 
 
-def folder(name: str) -> Path:
-    """The folder `templates` or `static`: inside the package if it is installed, beside it in a checkout."""
-    package = Path(nsq_compat.__file__).parent
-    inside = package / name
-    return inside if inside.is_dir() else package.parent / name
-
-
+# nsqadmin: both paths serve the same files. The last one is the URL.
+@assets.get("/fonts/<asset>")
 @assets.get("/static/<asset>")
 def static(asset: str) -> Response:
+    folder = Path(service().options.dev_static_dir or _PACKAGE / "static")
     try:
-        return _file(asset)
+        if asset.startswith("."):
+            raise FileNotFoundError(asset)
+        content = (folder / asset).read_bytes()
     except (OSError, ValueError):  # ValueError: a name with a zero byte
         return Response("NOT_FOUND", 404, {"Content-Type": "text/plain; charset=utf-8"})
-
-
-# nsqadmin: both paths serve the same files.
-assets.add_url_rule("/fonts/<asset>", "fonts", static)
-
-
-def _file(name: str) -> Response:
-    if name.startswith("."):
-        raise FileNotFoundError(name)
-    development = access.service().options.dev_static_dir
-    content = ((Path(development) if development else folder("static")) / name).read_bytes()
-    kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
+    kind = mimetypes.guess_type(asset)[0] or "application/octet-stream"
     if kind.startswith("text/"):
         kind += "; charset=utf-8"
     return Response(content, 200, {"Content-Type": kind, "Cache-Control": "max-age=300"})
+
+
+# --- WSGI -------------------------------------------------------------------------------------------------------------
+
+
+class WsgiHandler:
+    """A handler of our HTTP server, which limits sizes and durations: it calls the application below `base_path`."""
+
+    def __init__(self, application: Callable[..., Any], base_path: str) -> None:
+        self._application = application
+        self._base_path = base_path.rstrip("/")
+
+    def admit(self, method: str, path: str) -> Admission:
+        return _ADMISSION
+
+    def respond(self, request: HttpRequest) -> HttpResponse:
+        began = time.monotonic_ns()
+        response = self._respond(request)
+        log_access(request, response.status, time.monotonic_ns() - began)
+        return response
+
+    def _respond(self, request: HttpRequest) -> HttpResponse:
+        raw_path = request.target.partition(b"?")[0]
+        path = unquote_to_bytes(raw_path).decode("latin-1")
+        base = self._base_path
+        if path != base and not path.startswith(base + "/"):
+            return error(404, "NOT_FOUND")
+        environ = _environ(request, base, path[len(base) :] or "/")
+        try:
+            pieces, status, headers = run_wsgi_app(self._application, environ, buffered=True)
+        except Exception:
+            log.exception("panic in HTTP handler - %s %r", request.method, request.target)
+            return INTERNAL_ERROR
+        number, _, reason = status.partition(" ")
+        # The server adds the other headers itself.
+        kept = tuple((name, value) for name, value in headers if name.lower() not in ("content-length", "date"))
+        return HttpResponse(int(number), b"".join(pieces), kept, reason=reason.title())
+
+
+def _environ(request: HttpRequest, base: str, path: str) -> dict[str, Any]:
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers.items()}
+    host, _, port = headers.get("host", "").partition(":")
+    peer, _, _ = request.remote_address.rpartition(":")
+    return {
+        "REQUEST_METHOD": request.method,
+        "SCRIPT_NAME": base,
+        "PATH_INFO": path,
+        "QUERY_STRING": request.query.decode("latin-1"),
+        "CONTENT_TYPE": headers.get("content-type", ""),
+        "CONTENT_LENGTH": str(len(request.body)),
+        "SERVER_NAME": host or "localhost",
+        "SERVER_PORT": port or "80",
+        "SERVER_PROTOCOL": f"HTTP/{request.version}",
+        "REMOTE_ADDR": peer.strip("[]"),
+        "nsqadmin.remote_address": request.remote_address,
+        "wsgi.version": (1, 0),
+        "wsgi.url_scheme": "http",
+        "wsgi.input": io.BytesIO(request.body),
+        "wsgi.errors": sys.stderr,
+        "wsgi.multithread": True,
+        "wsgi.multiprocess": False,
+        "wsgi.run_once": False,
+        **{
+            f"HTTP_{name.upper().replace('-', '_')}": value
+            for name, value in headers.items()
+            # A name with an underscore would collide with the same name with a dash.
+            if name not in ("content-type", "content-length") and "_" not in name
+        },
+    }

@@ -7,8 +7,8 @@ from flask import Blueprint, render_template, request
 from nsq_compat.cluster.alerts import find_alerts
 from nsq_compat.cluster.history import CLUSTER
 from nsq_compat.web.admin.access import require, service
-from nsq_compat.web.admin.queries import Queries
-from nsq_compat.web.admin.tables import charts_of, current_snapshot, page_of, timeframe, topic_page, wants_day
+from nsq_compat.web.admin.queries import Queries, current_snapshot
+from nsq_compat.web.admin.tables import charts_of, page_of, rows_page, timeframe
 from nsq_compat.web.admin.users import Role
 
 cluster = Blueprint("cluster", __name__)
@@ -19,26 +19,23 @@ _MAX_BUSIEST: Final = 20
 
 @cluster.get("/")
 def overview() -> str:
-    snapshot = current_snapshot(service())
+    snapshot = current_snapshot()
     alerts = find_alerts(snapshot, service().history)
-    channels = [channel for topic in snapshot.topics for channel in topic.channels]
     return render_template(
         "cluster/overview.html",
-        snapshot=snapshot,
         warnings=snapshot.errors,
         alerts=alerts[:_MAX_ALERTS],
         more_alerts=max(0, len(alerts) - _MAX_ALERTS),
-        page=topic_page(service(), snapshot),
-        rate=service().history.rate(*CLUSTER),
-        charts=charts_of(service(), *CLUSTER),
-        day=wants_day(),
+        page=rows_page(snapshot.topics),
+        rate=service().history.rate(CLUSTER),
+        charts=charts_of(CLUSTER),
         totals={
             "Topics": len(snapshot.topics),
-            "Channels": len(channels),
+            "Channels": sum(len(topic.channels) for topic in snapshot.topics),
             "Nodes": len(snapshot.nodes),
-            "Consumers": sum(channel.client_count for channel in channels),
+            "Consumers": sum(topic.total("client_count") for topic in snapshot.topics),
             "Waiting": sum(topic.waiting for topic in snapshot.topics),
-            "In flight": sum(channel.in_flight_count for channel in channels),
+            "In flight": sum(topic.total("in_flight_count") for topic in snapshot.topics),
         },
         timeframe=timeframe(),
     )
@@ -46,15 +43,10 @@ def overview() -> str:
 
 @cluster.get("/counter")
 def counter() -> str:
-    snapshot = current_snapshot(service())
-    history = service().history
+    snapshot = current_snapshot()
+    rate = service().history.rate
     rows = [
-        (
-            channel.topic_name,
-            channel.channel_name,
-            channel.message_count,
-            history.rate(channel.topic_name, channel.channel_name) or 0.0,
-        )
+        (*channel.key, channel.message_count, rate(channel.key) or 0.0)
         for topic in snapshot.topics
         for channel in topic.channels
     ]
@@ -72,10 +64,9 @@ def counter() -> str:
 def lookup() -> str:
     if request.args.get("confirm") == "delete":
         require(Role.ADMIN)
-        return render_template(
-            "cluster/confirm.html", topic=request.args.get("topic", ""), channel=request.args.get("channel", "")
-        )
-    queries = Queries(service().cluster)
+        names = {name: request.args.get(name, "") for name in ("topic", "channel")}
+        return render_template("cluster/confirm.html", **names)
+    queries = Queries()
     lookupds = service().cluster.lookupds
     page = page_of(queries.inactive_topics() if lookupds else [], request.args, {"name": str}, str)
     return render_template(

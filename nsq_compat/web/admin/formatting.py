@@ -1,11 +1,11 @@
-"""Numbers, durations and times as text: the filters of the templates."""
+"""What templates display: numbers, durations and times as text (their filters), and series as SVG coordinates."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import dropwhile
 from typing import Any, Final
-
-_UNITS: Final = ((1e9, "s"), (1e6, "ms"), (1e3, "us"))
 
 
 def commas(value: float) -> str:
@@ -32,7 +32,7 @@ def nanoseconds(ns: float) -> str:
     """``12us``, ``189.11ms``, ``3.45s``, as NSQ's nsqadmin; from a minute on as `long_duration`."""
     if ns >= 60e9:
         return long_duration(ns / 1e9)
-    for unit, name in _UNITS:
+    for unit, name in ((1e9, "s"), (1e6, "ms"), (1e3, "us")):
         if ns >= unit:
             return f"{ns / unit:.2f}".rstrip("0").rstrip(".") + name
     return f"{ns:.0f}ns"
@@ -62,14 +62,89 @@ def clock(unix_seconds: float) -> str:
 
 
 def octets(size: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size < 1024 or unit == "TiB":
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return ""
+    """``5 B``, ``2.0 KiB``."""
+    for unit, letter in ((1024**4, "T"), (1024**3, "G"), (1024**2, "M"), (1024, "K")):
+        if size >= unit:
+            return f"{size / unit:.1f} {letter}iB"
+    return f"{size:.0f} B"
 
 
 FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
     filter.__name__: filter
     for filter in (commas, per_second, short, nanoseconds, long_duration, percentile_name, clock, octets)
 }
+
+
+# --- Charts -----------------------------------------------------------------------------------------------------------
+
+WIDTH: Final = 600
+HEIGHT: Final = 160
+SPARK_WIDTH: Final = 100
+SPARK_HEIGHT: Final = 22
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    lines: tuple[str, ...]
+    """Points for <polyline>; one for each part between gaps."""
+    areas: tuple[str, ...]
+    """The same points closed along the axis, for <polygon>."""
+    value_ticks: tuple[tuple[float, float], ...]
+    """Pixels and values."""
+    time_ticks: tuple[tuple[float, float], ...]
+    """Pixels and seconds before now."""
+    latest: float | None
+    highest: float
+
+
+def chart(points: Sequence[tuple[float, float]], now: float, span: float) -> Chart:
+    """A chart of (time, value) pairs of the last `span` seconds. A nan, or `span` / 40 without a pair, is a gap."""
+    known = [value for at, value in points if now - at <= span and not math.isnan(value)]
+    top = _round_up(max(known, default=0.0))
+    step = span / 40
+    runs: list[list[tuple[float, float]]] = []
+    previous = -math.inf
+    for at, value in points:
+        if now - at > span:
+            continue
+        if math.isnan(value):
+            previous = -math.inf
+            continue
+        if at - previous > step:
+            runs.append([])
+        previous = at
+        runs[-1].append((WIDTH * (1 - (now - at) / span), HEIGHT * (1 - value / top)))
+    return Chart(
+        lines=tuple(_points(run) for run in runs),
+        areas=tuple(_points([(run[0][0], HEIGHT), *run, (run[-1][0], HEIGHT)]) for run in runs),
+        value_ticks=tuple((HEIGHT * (1 - part / 2), top * part / 2) for part in range(3)),
+        time_ticks=tuple((WIDTH * part / 4, span * (4 - part) / 4) for part in range(5)),
+        latest=known[-1] if known else None,
+        highest=max(known, default=0.0),
+    )
+
+
+def sparkline(values: Iterable[float]) -> str:
+    """Points for a small <polyline>; empty if there are fewer than two."""
+    # The first rates of a series are unknown.
+    known = [0.0 if math.isnan(value) else value for value in dropwhile(math.isnan, values)][-60:]
+    if len(known) < 2:
+        return ""
+    top = max(known) or 1.0
+    step = SPARK_WIDTH / (len(known) - 1)
+    # One pixel above and below is left for the width of the line.
+    height = SPARK_HEIGHT - 2
+    return _points([(index * step, 1 + height * (1 - value / top)) for index, value in enumerate(known)])
+
+
+def _points(run: Sequence[tuple[float, float]]) -> str:
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in run)
+
+
+def _round_up(value: float) -> float:
+    """The next larger 1, 2 or 5 times a power of ten."""
+    if value <= 0:
+        return 1.0
+    value = max(value, 1e-9)  # smaller values would underflow
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(step * power for step in (1, 2, 5, 10) if value <= step * power * (1 + 1e-9))

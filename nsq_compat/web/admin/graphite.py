@@ -9,16 +9,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import urlencode, urlsplit
 
 from flask import Blueprint, Response, request
 
 from nsq_compat.cluster import reading
-from nsq_compat.cluster.http_client import UpstreamError
-from nsq_compat.cluster.reading import InvalidAnswer
+from nsq_compat.cluster.reading import InvalidAnswer, UpstreamError
 from nsq_compat.protocol.durations import SECOND
-from nsq_compat.web.admin.access import service
-from nsq_compat.web.admin.service import AdminService
+from nsq_compat.web.admin.access import AdminService, service
 from nsq_compat.web.responses import ApiError
 
 log = logging.getLogger(__name__)
@@ -26,16 +24,11 @@ log = logging.getLogger(__name__)
 TIMEFRAMES: Final = ("1h", "2h", "12h", "24h", "48h", "168h", "off")
 DEFAULT_TIMEFRAME: Final = "2h"
 _COUNTERS: Final = frozenset({"requeue_count", "timeout_count", "message_count", "gc_runs"})
-_COLOURS: Final[Mapping[str, str]] = {"depth": "red", "deferred_count": "red"}
-_SPARKLINE: Final = dict(
-    parse_qsl(
-        "height=20&width=120&hideGrid=true&hideLegend=true&hideAxes=true&bgcolor=ff000000&fgcolor=black&margin=0&yMin=0"
-        "&lineMode=connected&drawNullAsZero=false"
-    )
+_SPARKLINE: Final = (
+    "height=20&width=120&hideGrid=true&hideLegend=true&hideAxes=true&bgcolor=ff000000&fgcolor=black&margin=0&yMin=0"
+    "&lineMode=connected&drawNullAsZero=false"
 )
-_LARGE: Final = dict(
-    parse_qsl("height=450&width=800&bgcolor=ff000000&fgcolor=999999&yMin=0&lineMode=connected&drawNullAsZero=false")
-)
+_LARGE: Final = "height=450&width=800&bgcolor=ff000000&fgcolor=999999&yMin=0&lineMode=connected&drawNullAsZero=false"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +43,7 @@ class Graphite:
         self._service = service
         self._options = service.options
         self._interval = max(1, service.options.statsd_interval // SECOND)
-
-    @property
-    def enabled(self) -> bool:
-        return bool(self._options.graphite_url)
+        self.enabled = bool(self._options.graphite_url)
 
     @property
     def origin(self) -> str:
@@ -63,27 +53,27 @@ class Graphite:
         parts = urlsplit(self._options.graphite_url)
         return f"{parts.scheme}://{parts.hostname or ''}" + (f":{parts.port}" if parts.port else "")
 
-    def target(self, metric: str, topic: str = "", channel: str = "", node: str = "*") -> str:
+    def target(self, metric: str, topic: str = "", channel: str = "") -> str:
         """The sum of a metric of a topic or channel; "counter" is the sum of the messages of all channels."""
         if metric == "counter":
             metric, key = "message_count", "topic.*.channel.*.message_count"
         else:
             path = f"topic.{_key(topic)}" + (f".channel.{_key(channel)}" if channel else "")
             key = f"{path}.{metric}"
-        return f"sumSeries({self._wrapped(metric, node, key)})"
+        return f"sumSeries({self._wrapped(metric, '*', key)})"
 
     def memory_target(self, metric: str, node: str) -> str:
         return self._wrapped(metric, node, f"mem.{metric}")
 
     def picture(self, title: str, metric: str, targets: Sequence[str], timeframe: str) -> Picture:
-        colours = _COLOURS.get(metric, "green" if metric == "counter" else "blue")
+        colours = {"depth": "red", "deferred_count": "red", "counter": "green"}.get(metric, "blue")
         if len(targets) > 1:
             colours = "red,green,blue,purple"
         span = {"colorList": colours, "from": f"-{timeframe}", "until": "-1min"}
         small = [f'summarize({target},"{self._interval}sec","avg")' for target in targets]
         rate = metric in _COUNTERS or metric == "counter"
         large = [f"scale({target},{1 / self._interval:g})" if rate else target for target in small]
-        return Picture(title, self._render({**_SPARKLINE, **span}, small), self._render({**_LARGE, **span}, large))
+        return Picture(title, self._render(_SPARKLINE, span, small), self._render(_LARGE, span, large))
 
     def rate(self, target: str) -> str:
         """Messages a second, two decimals, or N/A. Raises `ApiError`."""
@@ -91,23 +81,23 @@ class Graphite:
         url = f"{self._options.graphite_url}/render?{urlencode({**parameters, 'until': f'-{self._interval}sec'})}"
         log.info("GRAPHITE: rate of %s", target)
         try:
-            status, _, body = self._service.cluster.client.fetch(url)
+            status, _, body = self._service.cluster.client.exchange("GET", url)
             if status != 200:
                 raise UpstreamError(f"got response {status}")
             value = _first_datapoint(body)
-        except (UpstreamError, InvalidAnswer) as error:
+        except UpstreamError as error:
             log.error("graphite request failed - %s", error)
             raise ApiError(500, "INTERNAL_ERROR") from None
         return "N/A" if value < 0 else f"{value / self._interval:.2f}"
 
-    def _render(self, parameters: Mapping[str, str], targets: Sequence[str]) -> str:
-        query = urlencode([*parameters.items(), *(("target", target) for target in targets)])
+    def _render(self, form: str, span: Mapping[str, str], targets: Sequence[str]) -> str:
+        query = f"{form}&{urlencode(span)}&{urlencode([('target', target) for target in targets])}"
         # nsqadmin: its /render is not below the base path. Ours is.
         base = self._options.base_path.rstrip("/") if self._options.proxy_graphite else self._options.graphite_url
         return f"{base}/render?{query}"
 
     def _wrapped(self, metric: str, node: str, key: str) -> str:
-        prefix = self._options.statsd_prefix.replace("%s", _node_key(node)) + "."
+        prefix = self._options.statsd_prefix.replace("%s", re.sub(r"[.:]", "_", node)) + "."
         counter = metric in _COUNTERS
         wrapper = self._options.statsd_counter_format if counter else self._options.statsd_gauge_format
         return wrapper.replace("%s", prefix + key)
@@ -120,10 +110,6 @@ def _first_datapoint(body: bytes) -> float:
     if not isinstance(first, list) or not first or first[0] is None:
         raise InvalidAnswer("no datapoint")
     return reading.number(first[0])
-
-
-def _node_key(node: str) -> str:
-    return re.sub(r"[.:]", "_", node)
 
 
 def _key(name: str) -> str:
@@ -149,9 +135,9 @@ def render() -> Response:
     if parts.username is not None:
         pair = f"{parts.username}:{parts.password or ''}"
         headers["Authorization"] = "Basic " + base64.b64encode(pair.encode()).decode("ascii")
-    query = request.query_string.decode("latin-1")
+    url = f"{parts.scheme}://{host}/render?{request.query_string.decode('latin-1')}"
     try:
-        status, kind, body = service().cluster.client.fetch(f"{parts.scheme}://{host}/render?{query}", headers)
+        status, kind, body = service().cluster.client.exchange("GET", url, headers=headers)
     except UpstreamError as error:
         raise ApiError(502, f"UPSTREAM_ERROR: {error}") from None
     if not kind.startswith(_TRUSTED_TYPES):

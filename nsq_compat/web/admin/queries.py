@@ -1,29 +1,38 @@
-"""Queries for one page or API answer, with the warnings that they caused."""
+"""The data of a page or API answer: a snapshot of the whole cluster, or queries with the warnings that they caused."""
 
 import logging
 from collections.abc import Sequence
 from typing import Final, TypeVar
 
-from nsq_compat.cluster.cluster import Cluster
-from nsq_compat.cluster.fan_out import Answer, call_all
+from nsq_compat.cluster.http_client import Answer, call_all
 from nsq_compat.cluster.nodes import Node
-from nsq_compat.cluster.snapshot import channel_over_nodes, topic_over_nodes
-from nsq_compat.cluster.stats import ChannelStats, NodeStats, TopicStats
+from nsq_compat.cluster.snapshot import Snapshot, take_snapshot
+from nsq_compat.cluster.stats import ChannelStats, NodeStats, TopicStats, sum_channel, sum_topic
+from nsq_compat.web.admin.access import service
 from nsq_compat.web.responses import ApiError
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_MAX_SNAPSHOT_AGE: Final = 60.0
 _MAX_CONCURRENT: Final = 4
 """Concurrent queries for channels: all go to the same few nsqlookupds."""
+
+
+def current_snapshot() -> Snapshot:
+    """The newest sample, or a new snapshot if there is no recent sample."""
+    latest, now = service().history.latest, service().now()
+    if latest is not None and now - latest.taken_at < _MAX_SNAPSHOT_AGE:
+        return latest
+    return take_snapshot(service().cluster, now)
 
 
 class Queries:
     """Every query may raise `AllFailed`. The errors of single daemons become an entry of `warnings` for each query."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    def __init__(self) -> None:
+        self._cluster = service().cluster
         self.warnings: list[str] = []
 
     def message(self) -> str:
@@ -53,24 +62,15 @@ class Queries:
         return {name: self._value(channels) for name, channels in self._value(answer)}
 
     def topic(self, name: str) -> TopicStats:
-        producers = self._value(self._cluster.producers(name))
-        answers = self._value(self._cluster.stats(producers, name))
-        return topic_over_nodes(name, (topic for _, stats in answers for topic in stats.topics))
+        return sum_topic(name, self._topic_parts(name))
 
     def channel(self, topic: str, name: str) -> ChannelStats:
         """Raises `ApiError` 404 if no node has the channel."""
-        producers = self._value(self._cluster.producers(topic))
-        answers = self._value(self._cluster.stats(producers, topic, name, clients=True))
-        parts = [
-            channel
-            for _, stats in answers
-            for each in stats.topics
-            for channel in each.channels
-            if channel.channel_name == name
-        ]
+        channels = (each for part in self._topic_parts(topic, name, clients=True) for each in part.channels)
+        parts = [channel for channel in channels if channel.channel_name == name]
         if not parts:
             raise ApiError(404, "CHANNEL_NOT_FOUND")
-        return channel_over_nodes(name, parts)
+        return sum_channel(name, parts)
 
     def nodes(self) -> list[Node]:
         return self._value(self._cluster.nodes())
@@ -86,6 +86,12 @@ class Queries:
         """All channels of all nodes, one by one."""
         answers = self._value(self._cluster.stats(self.nodes()))
         return [channel for _, stats in answers for topic in stats.topics for channel in topic.channels]
+
+    def _topic_parts(self, topic: str, channel: str = "", *, clients: bool = False) -> list[TopicStats]:
+        """A topic on each of its nodes."""
+        producers = self._value(self._cluster.producers(topic))
+        answers = self._value(self._cluster.stats(producers, topic, channel, clients=clients))
+        return [part for _, stats in answers for part in stats.topics]
 
     def _value(self, answer: Answer[T]) -> T:
         self.add_warning(answer.errors)

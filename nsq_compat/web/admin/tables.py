@@ -1,23 +1,20 @@
 """Tables of the pages, searched, sorted and paged on the server; rows and charts of topics and channels."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, Final, Generic, TypeVar
 
 from flask import request, session, url_for
 
-from nsq_compat.cluster.history import History
-from nsq_compat.cluster.snapshot import Snapshot, take_snapshot
-from nsq_compat.cluster.stats import ChannelStats, TopicStats
-from nsq_compat.web.admin.charts import Chart, chart, sparkline
+from nsq_compat.cluster.stats import ChannelStats, Key, TopicStats
+from nsq_compat.web.admin.access import service
+from nsq_compat.web.admin.formatting import Chart, chart, sparkline
 from nsq_compat.web.admin.graphite import DEFAULT_TIMEFRAME, TIMEFRAMES
-from nsq_compat.web.admin.service import AdminService
 
 T = TypeVar("T")
 
 ROWS_PER_PAGE: Final = 100
-_MAX_SNAPSHOT_AGE: Final = 60.0
 _SPANS: Final = (600.0, 1800.0, 3600.0)
 _DAY: Final = 86400.0
 _PARAMETERS: Final = ("q", "sort", "desc", "page", "nodes", "clients", "span", "limit")
@@ -44,9 +41,8 @@ class Page(Generic[T]):
 
     def order(self, column: str) -> str:
         """The value of aria-sort."""
-        if column != self.sort:
-            return "none"
-        return "descending" if self.descending else "ascending"
+        order = "descending" if self.descending else "ascending"
+        return order if column == self.sort else "none"
 
 
 def part_of(rows: Sequence[T], arguments: Mapping[str, str], parameter: str) -> Page[T]:
@@ -83,107 +79,55 @@ def address(**changed: Any) -> str:
 # --- Topics and channels ----------------------------------------------------------------------------------------------
 
 
-def current_snapshot(service: AdminService) -> Snapshot:
-    """The newest sample, or a new snapshot if there is no recent sample."""
-    latest, now = service.history.latest, service.now()
-    if latest is not None and now - latest.taken_at < _MAX_SNAPSHOT_AGE:
-        return latest
-    return take_snapshot(service.cluster, now)
-
-
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A topic with the sums of its channels, or a channel."""
-
-    name: str
     stats: TopicStats | ChannelStats
-    depth: int
-    """For a topic, including its channels."""
-    in_flight: int
-    deferred: int
-    requeued: int
-    timed_out: int
-    consumers: int
-    channels: int
     rate: float | None
+    to_empty: float | None
+    """Seconds, for a channel whose depth shrinks."""
     sparkline: str = ""
-    to_empty: float | None = None
 
 
 _COLUMNS: Final[Mapping[str, Callable[[Row], Any]]] = {
-    **{
-        name: attrgetter(name)
-        for name in ("name", "depth", "in_flight", "deferred", "timed_out", "requeued", "channels", "consumers")
-    },
+    "name": attrgetter("stats.name"),
+    "depth": attrgetter("stats.waiting"),
     "messages": attrgetter("stats.message_count"),
     "rate": lambda row: -1.0 if row.rate is None else row.rate,
+    "channels": lambda row: len(row.stats.channels) if isinstance(row.stats, TopicStats) else 0,
+    "in_flight": lambda row: row.stats.total("in_flight_count"),
+    "deferred": lambda row: row.stats.total("deferred_count"),
+    "timed_out": lambda row: row.stats.total("timeout_count"),
+    "requeued": lambda row: row.stats.total("requeue_count"),
+    "consumers": lambda row: row.stats.total("client_count"),
 }
 
 
-def topic_row(topic: TopicStats, history: History) -> Row:
-    channels = topic.channels
-    return Row(
-        name=topic.topic_name,
-        stats=topic,
-        depth=topic.waiting,
-        in_flight=sum(channel.in_flight_count for channel in channels),
-        deferred=sum(channel.deferred_count for channel in channels),
-        requeued=sum(channel.requeue_count for channel in channels),
-        timed_out=sum(channel.timeout_count for channel in channels),
-        consumers=sum(channel.client_count for channel in channels),
-        channels=len(channels),
-        rate=history.rate(topic.topic_name),
-    )
+def row_of(stats: TopicStats | ChannelStats) -> Row:
+    history = service().history
+    to_empty = history.seconds_to_empty(stats.key, stats.depth) if isinstance(stats, ChannelStats) else None
+    return Row(stats, history.rate(stats.key), to_empty)
 
 
-def channel_row(channel: ChannelStats, history: History) -> Row:
-    topic, name = channel.topic_name, channel.channel_name
-    return Row(
-        name=name,
-        stats=channel,
-        depth=channel.depth,
-        in_flight=channel.in_flight_count,
-        deferred=channel.deferred_count,
-        requeued=channel.requeue_count,
-        timed_out=channel.timeout_count,
-        consumers=channel.client_count,
-        channels=0,
-        rate=history.rate(topic, name),
-        to_empty=history.seconds_to_empty(topic, name, channel.depth),
-    )
-
-
-def topic_page(service: AdminService, snapshot: Snapshot) -> Page[Row]:
-    now, history = service.now(), service.history
-    rows = [topic_row(topic, history) for topic in snapshot.topics]
-    page = page_of(rows, request.args, _COLUMNS, lambda row: row.name)
+def rows_page(found: Sequence[TopicStats] | Sequence[ChannelStats]) -> Page[Row]:
+    """A page of topics with their rates as a sparkline, or of channels with their depths."""
+    page = page_of([row_of(stats) for stats in found], request.args, _COLUMNS, attrgetter("stats.name"))
     # Only for the rows of this page, because there may be thousands.
-    rates = ([point.rate for point in history.points(row.name, "", now)] for row in page.rows)
-    return _with_sparklines(page, rates)
+    return replace(page, rows=[replace(row, sparkline=_sparkline(row.stats)) for row in page.rows])
 
 
-def channel_page(service: AdminService, topic: TopicStats) -> Page[Row]:
-    now, history = service.now(), service.history
-    page = page_of(
-        [channel_row(channel, history) for channel in topic.channels], request.args, _COLUMNS, lambda row: row.name
-    )
-    depths = ([point.depth for point in history.points(topic.topic_name, row.name, now)] for row in page.rows)
-    return _with_sparklines(page, depths)
+def _sparkline(stats: TopicStats | ChannelStats) -> str:
+    points = service().history.points(stats.key, service().now())
+    return sparkline(point.rate if isinstance(stats, TopicStats) else point.depth for point in points)
 
 
-def _with_sparklines(page: Page[Row], values: Iterable[Sequence[float]]) -> Page[Row]:
-    rows = [replace(row, sparkline=sparkline(each)) for row, each in zip(page.rows, values, strict=True)]
-    return replace(page, rows=rows)
-
-
-def charts_of(service: AdminService, topic: str, channel: str = "") -> Mapping[str, Chart]:
+def charts_of(key: Key) -> Mapping[str, Chart]:
     """Depth and rate over the last day (``?span=24h``), or over the known part of the last hour."""
-    now, day = service.now(), wants_day()
-    points = service.history.points(topic, channel, now, day=day)
+    now, day = service().now(), wants_day()
+    points = service().history.points(key, now, day=day)
     age = now - points[0].at if points else 0.0
     span = _DAY if day else next((span for span in _SPANS if age <= span), _SPANS[-1])
     return {
-        "Depth" if channel else "Waiting": chart([(point.at, point.depth) for point in points], now, span),
+        "Depth" if key[1] else "Waiting": chart([(point.at, point.depth) for point in points], now, span),
         "Messages a second": chart([(point.at, point.rate) for point in points], now, span),
     }
 

@@ -9,16 +9,17 @@ import hashlib
 import hmac
 import re
 import secrets
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 _COST: Final = (2**14, 8, 1)
 _MAX_MEMORY: Final = 64 * 1024 * 1024
 MAX_ATTEMPTS: Final = 10
 _MINUTE: Final = 60.0
 _MAX_REMEMBERED: Final = 10_000
+"""Failed logins; each takes the time of scrypt, so that a minute has fewer."""
 _NAME: Final = re.compile(r"[^\s:#]{1,64}")
 
 
@@ -42,65 +43,51 @@ class UserFileError(ValueError):
     """The text names the line and the problem."""
 
 
-@dataclass(frozen=True, slots=True)
-class Password:
+class _User(NamedTuple):
+    role: Role
     cost: tuple[int, int, int]
     salt: bytes
     key: bytes
 
-    def matches(self, attempt: str) -> bool:
-        return hmac.compare_digest(_derive(attempt, self.salt, self.cost), self.key)
-
 
 class Users:
-    """The users of a user file. Raises `UserFileError` for an invalid text."""
+    """The users of a user file, and their failed logins. Raises `UserFileError` for an invalid text."""
 
     def __init__(self, text: str) -> None:
-        self._users: dict[str, tuple[Role, Password]] = {}
+        self._users: dict[str, _User] = {}
         for number, line in enumerate(text.splitlines(), 1):
             if line.strip() and not line.lstrip().startswith("#"):
                 try:
-                    name, role, password = _parse(line.strip())
+                    self._users.update([_parse(line.strip())])
                 except ValueError as error:
                     raise UserFileError(f"line {number}: {error}") from None
-                self._users[name] = (role, password)
-        self._unknown_user = (Role.NONE, Password(_COST, b"unknown", b""))
+        self._unknown_user = _User(Role.NONE, _COST, b"unknown", b"")
         self._key = secrets.token_bytes(32)
         self._verified: dict[str, bytes] = {}
+        self._failed: deque[tuple[str, str, float]] = deque(maxlen=_MAX_REMEMBERED)
 
     def role_of(self, name: str) -> Role:
-        return self._users.get(name, self._unknown_user)[0]
+        return self._users.get(name, self._unknown_user).role
 
     def log_in(self, name: str, password: str) -> Role:
         """The role; NONE for a wrong name or password."""
-        role, expected = self._users.get(name, self._unknown_user)
+        role, cost, salt, key = self._users.get(name, self._unknown_user)
         # Programs send the password with every request, and scrypt is slow.
         digest = hmac.digest(self._key, f"{name}:{password}".encode("utf-8", "replace"), "sha256")
         if hmac.compare_digest(self._verified.get(name, b""), digest):
             return role
-        if not expected.matches(password):
+        if not hmac.compare_digest(_derive(password, salt, cost), key):
             return Role.NONE
         self._verified[name] = digest
         return role
 
-
-class Attempts:
-    """Failed logins, by address and name. After `MAX_ATTEMPTS` in a minute, further ones are refused unchecked."""
-
-    def __init__(self) -> None:
-        self._failed: dict[tuple[str, str], list[float]] = {}
-
-    def allowed(self, address: str, name: str, now: float) -> bool:
-        return len(self._recent(address, name, now)) < MAX_ATTEMPTS
+    def may_try(self, address: str, name: str, now: float) -> bool:
+        """Whether a login may be checked: false after `MAX_ATTEMPTS` failures in a minute."""
+        recent = [each for each in self._failed if each[:2] == (address, name) and each[2] > now - _MINUTE]
+        return len(recent) < MAX_ATTEMPTS
 
     def add_failed(self, address: str, name: str, now: float) -> None:
-        if len(self._failed) >= _MAX_REMEMBERED:
-            self._failed = {key: times for key, times in self._failed.items() if times[-1] > now - _MINUTE}
-        if len(self._failed) < _MAX_REMEMBERED:
-            self._failed[address, name] = [*self._recent(address, name, now), now]
-
-    def _recent(self, address: str, name: str, now: float) -> list[float]:
-        return [at for at in self._failed.get((address, name), ()) if at > now - _MINUTE]
+        self._failed.append((address, name, now))
 
 
 def make_line(name: str, role: str, password: str) -> str:
@@ -112,11 +99,11 @@ def make_line(name: str, role: str, password: str) -> str:
     if not password:
         raise ValueError("the password must not be empty")
     salt = secrets.token_bytes(16)
-    parts = [*map(str, _COST), _encode(salt), _encode(_derive(password, salt, _COST))]
-    return f"{name}:{role}:scrypt${'$'.join(parts)}"
+    encoded = [base64.b64encode(part).decode("ascii") for part in (salt, _derive(password, salt, _COST))]
+    return f"{name}:{role}:{'$'.join(['scrypt', *map(str, _COST), *encoded])}"
 
 
-def _parse(line: str) -> tuple[str, Role, Password]:
+def _parse(line: str) -> tuple[str, _User]:
     name, role, password = [*line.split(":", 2), "", ""][:3]
     if not _NAME.fullmatch(name):
         raise ValueError("the line must begin with a valid user name and ':'")
@@ -125,18 +112,11 @@ def _parse(line: str) -> tuple[str, Role, Password]:
     scheme, *numbers = password.split("$")
     if scheme != "scrypt" or len(numbers) != 5:
         raise ValueError("the password must be scrypt$N$r$p$salt$hash")
-    cost = (int(numbers[0]), int(numbers[1]), int(numbers[2]))
-    return name, ROLES[role], Password(cost, _decode(numbers[3]), _decode(numbers[4]))
+    n, r, p = map(int, numbers[:3])
+    salt, key = (base64.b64decode(text, validate=True) for text in numbers[3:])
+    return name, _User(ROLES[role], (n, r, p), salt, key)
 
 
 def _derive(password: str, salt: bytes, cost: tuple[int, int, int]) -> bytes:
     n, r, p = cost
     return hashlib.scrypt(password.encode("utf-8", "replace"), salt=salt, n=n, r=r, p=p, maxmem=_MAX_MEMORY, dklen=32)
-
-
-def _encode(data: bytes) -> str:
-    return base64.b64encode(data).decode("ascii")
-
-
-def _decode(text: str) -> bytes:
-    return base64.b64decode(text, validate=True)

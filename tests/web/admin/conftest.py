@@ -9,55 +9,34 @@ from typing import Any
 import pytest
 from flask.testing import FlaskClient
 
-from nsq_compat.cluster.actions import Actions
+from nsq_compat.cli.logs import parse_log_level
+from nsq_compat.cli.options import option_value
 from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.history import History
-from nsq_compat.cluster.http_client import HttpClient, HttpClientOptions
+from nsq_compat.cluster.http_client import HttpClient
+from nsq_compat.nsqadmin.options import NsqadminOptions
 from nsq_compat.web.admin.app import create_app
-from nsq_compat.web.admin.users import Users
+from nsq_compat.web.admin.users import Users, make_line
 from nsq_compat.web.metrics import Metrics
-from tests.cluster.daemon import Daemon, Send, reply
+from tests.cluster.daemon import Daemon
 
-_ORDERS = ("create", "delete", "empty", "pause", "unpause")
 NOW = 1_795_233_495.0
-ORDERS = ("pub", *(f"{what}/{order}" for what in ("topic", "channel") for order in _ORDERS))
-
-
-@dataclass
-class Options:
-    base_path: str = "/"
-    dev_static_dir: str = ""
-    graphite_url: str = ""
-    proxy_graphite: bool = False
-    statsd_prefix: str = "nsq.%s"
-    statsd_counter_format: str = "stats.counters.%s.count"
-    statsd_gauge_format: str = "stats.gauges.%s"
-    statsd_interval: int = 60_000_000_000
-    nsqlookupd_http_addresses: tuple[str, ...] = ()
-    nsqd_http_addresses: tuple[str, ...] = ()
-    allow_config_from_cidr: str = "127.0.0.1/8"
-    acl_http_header: str = "X-Forwarded-User"
-    admin_users: tuple[str, ...] = ()
+USERS = "\n".join(
+    make_line(name, role, f"{name}-pw") for name, role in (("vic", "viewer"), ("olga", "operator"), ("ada", "admin"))
+)
 
 
 @dataclass
 class Service:
     """Satisfies `AdminService`."""
 
-    options: Options = field(default_factory=Options)
-    version: str = "1.3.0"
-    hostname: str = "admin1"
+    cluster: Cluster
+    options: NsqadminOptions = field(default_factory=NsqadminOptions)
     history: History = field(default_factory=History)
+    metrics: Metrics = field(default_factory=lambda: Metrics("nsqadmin", "1.3.0"))
     users: Users | None = None
-    secret_key: bytes = b"secret"
     time: float = NOW
     notified: list[dict[str, Any]] = field(default_factory=list)
-    config: dict[str, object] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.cluster = Cluster(HttpClient(HttpClientOptions(request_timeout=20)), self.options)
-        self.actions = Actions(self.cluster)
-        self.metrics = Metrics("nsqadmin", self.version)
 
     def now(self) -> float:
         return self.time
@@ -66,32 +45,24 @@ class Service:
         self.notified.append(dict(action))
 
     def config_value(self, name: str) -> object:
-        return self.config[name]
+        return option_value(self.options, name)
 
     def set_log_level(self, text: str) -> None:
-        if text not in ("debug", "info"):
-            raise ValueError(text)
-        self.config["log_level"] = 1
+        self.options.log_level = parse_log_level(text)
 
     def set_lookupd_addresses(self, addresses: Sequence[str]) -> None:
-        self.config["nsqlookupd_http_addresses"] = list(addresses)
+        self.options.nsqlookupd_http_addresses = tuple(addresses)
 
 
 class Nsqd(Daemon):
-    """An nsqd's HTTP API: `topics` are those of /stats, and every POST succeeds."""
-
     def __init__(self) -> None:
         super().__init__()
-        self.topics: list[dict[str, Any]] = []
         self.says("info", self.info(tcp_port=1))
+        self.has()
 
-    def answer_to(self, target: str) -> Send:
-        path = target.partition("?")[0]
-        if path in self._answers:
-            return self._answers[path]
-        if path == "stats":
-            return reply({"health": "OK", "start_time": 1, "topics": self.topics})
-        return reply(b"") if path in ORDERS else super().answer_to(target)
+    def has(self, *topics: dict[str, Any]) -> None:
+        """These are the topics of /stats."""
+        self.says("stats", {"health": "OK", "start_time": 1, "topics": topics})
 
 
 def channel_json(name: str, **fields: Any) -> dict[str, Any]:
@@ -105,25 +76,14 @@ def topic_json(name: str, *channels: dict[str, Any], **fields: Any) -> dict[str,
 @pytest.fixture
 def make_nsqd() -> Iterator[Callable[[], Nsqd]]:
     with ExitStack() as stack:
-
-        def make() -> Nsqd:
-            nsqd = Nsqd()
-            stack.callback(nsqd.close)
-            return nsqd
-
-        yield make
+        yield lambda: stack.enter_context(Nsqd())
 
 
 @pytest.fixture
 def nsqd(make_nsqd: Callable[[], Nsqd]) -> Nsqd:
     nsqd = make_nsqd()
-    client = {
-        "client_id": "c1",
-        "hostname": "c1.example",
-        "remote_address": "10.0.0.1:5000",
-        "connect_ts": int(NOW) - 65,
-    }
-    nsqd.topics = [
+    client = {"hostname": "c1.example", "remote_address": "10.0.0.1:5000", "connect_ts": int(NOW) - 65}
+    nsqd.has(
         topic_json(
             "orders",
             channel_json("archive", depth=12304, message_count=20000),
@@ -132,17 +92,35 @@ def nsqd(make_nsqd: Callable[[], Nsqd]) -> Nsqd:
             backend_depth=2,
             message_count=20000,
         )
-    ]
+    )
     return nsqd
 
 
 @pytest.fixture
 def service(nsqd: Nsqd) -> Service:
-    return Service(Options(nsqd_http_addresses=(nsqd.address,)))
+    return Service(Cluster(HttpClient(request_timeout=20), nsqds=[nsqd.address]))
+
+
+@pytest.fixture
+def lookupd(make_nsqd: Callable[[], Nsqd], nsqd: Nsqd, service: Service) -> Nsqd:
+    """An nsqlookupd that announces our nsqd, instead of a fixed list."""
+    lookupd = make_nsqd()
+    producers = {"producers": [nsqd.info(topics=["orders"])]}
+    lookupd.says("nodes", producers).says("lookup", producers)
+    lookupd.says("topics", {"topics": ["orders"]}).says("channels", {"channels": ["archive"]})
+    service.cluster.lookupds = [lookupd.address]
+    return lookupd
 
 
 @pytest.fixture
 def browser(service: Service) -> FlaskClient:
+    return create_app(service).test_client()
+
+
+@pytest.fixture
+def behind_login(service: Service) -> FlaskClient:
+    """For the users vic, olga and ada."""
+    service.users = Users(USERS)
     return create_app(service).test_client()
 
 

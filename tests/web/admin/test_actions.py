@@ -6,6 +6,8 @@ import pytest
 
 from tests.web.admin.conftest import NOW
 
+PUBLISH = {"action": "publish", "body": "x"}
+
 
 def test_a_notification_has_the_user_and_the_address(browser, service):
     browser.post(
@@ -35,10 +37,14 @@ def test_every_action_has_its_name_in_the_notification(browser, service, nsqd):
         ("DELETE", "/api/topics/orders", ""),
         ("DELETE", f"/api/nodes/{nsqd.address}", '{"topic":"orders"}'),
     ]:
-        assert browser.open(path, method=method, data=body).status_code == 200
+        assert browser.open(path, method=method, data=body).text == '{"message":""}'
     assert [told["action"] for told in service.notified] == [
         *("create_topic", "empty_topic", "unpause_topic", "delete_channel", "delete_topic"),
         "tombstone_topic_producer",
+    ]
+    assert nsqd.orders == [
+        *("topic/empty?topic=orders", "topic/unpause?topic=orders"),
+        *("channel/delete?topic=orders&channel=mail", "topic/delete?topic=orders", "topic/delete?topic=orders"),
     ]
 
 
@@ -61,17 +67,6 @@ def stranger(make_nsqd):
     return make_nsqd()
 
 
-@pytest.fixture
-def lookupd(make_nsqd, nsqd, service):
-    """An nsqlookupd that announces one node, instead of a fixed list."""
-    lookupd = make_nsqd()
-    producers = {"producers": [nsqd.info(hostname="h", topics=["orders"])]}
-    lookupd.says("nodes", producers).says("lookup", producers).says("topic/tombstone", b"")
-    lookupd.says("topics", {"topics": ["orders"]}).says("channels", {"channels": []})
-    service.options.nsqd_http_addresses, service.options.nsqlookupd_http_addresses = (), (lookupd.address,)
-    return lookupd
-
-
 def everything_that_names(submit, browser, node):
     """The statuses of all requests that name a node."""
     forms = [
@@ -79,7 +74,7 @@ def everything_that_names(submit, browser, node):
         ("/topics/orders", {"action": "unpause"}),
         ("/topics/orders", {"action": "empty"}),
         ("/topics/orders/mail", {"action": "pause"}),
-        ("/topics/orders", {"action": "publish", "body": "x"}),
+        ("/topics/orders", PUBLISH),
         ("/topics", {"topic": "new", "channel": "c"}),
     ]
     statuses = [submit(path, node=node, **fields).status_code for path, fields in forms]
@@ -111,7 +106,7 @@ def test_a_known_node_receives_the_request(submit, browser, lookupd, nsqd):
 
 @pytest.mark.parametrize("spelling", ["LOCALHOST:{}", "localhost.:{}", "Localhost:{}"])
 def test_another_spelling_of_a_known_node_reaches_it_at_the_clusters_spelling(submit, service, nsqd, spelling):
-    service.options.nsqd_http_addresses = (f"localhost:{nsqd.port}",)
+    service.cluster.nsqds = [f"localhost:{nsqd.port}"]
     submit("/topics/orders", action="pause", node=spelling.format(nsqd.port))
     assert nsqd.orders == ["topic/pause?topic=orders"]
     assert service.notified[0]["node"] == f"localhost:{nsqd.port}"
@@ -129,29 +124,19 @@ def test_an_ipv6_node_is_known_in_all_spellings(submit, service, lookupd):
 @pytest.mark.parametrize(
     "node",
     [
-        *("n", "n:", ":1", "n:0", "n:65536", "n:99999", "n:-1", "n:+1", "n:1 ", " n:1", "n:1\n", "n:\u0661"),
-        *("u@n:1", "u:p@n:1", "n:1/x", "n:1?x", "n:1#x", "http://n:1", "n\\x:1", "n%2f:1", "a:b:1", "::1:1"),
-        *(
-            "[::1:1",
-            "::1]:1",
-            "[n]:1",
-            "[127.0.0.1]:1",
-            "[::1]",
-            "[::1%a/b]:1",
-            "n\x00:1",
-            "\u212a:1",
-            "x" * 300 + ":1",
-        ),
+        *("n", "n:", ":1", "n:0", "n:65536", "n:99999", "n:-1", "n:+1", "n:1 ", " n:1", "n:1\n", "n:\u0661", "n/x#:1"),
+        *("u@n:1", "u:p@n:1", "n:1/x", "n:1?x", "n:1#x", "http://n:1", "n\\x:1", "n%2f:1", "a:b:1", "::1:1", "[::1:1"),
+        *("::1]:1", "[n]:1", "[127.0.0.1]:1", "[::1]", "[::1%a/b]:1", "n\x00:1", "\u212a:1", "x" * 300 + ":1"),
     ],
 )
 def test_text_that_is_not_an_address_is_an_invalid_node(submit, nsqd, node):
-    assert submit("/topics/orders", action="pause", node=node).status_code == 400
-    assert submit("/topics/orders", action="publish", body="x", node=node).status_code == 400
+    for path, fields in (("", {"topic": "new"}), ("/orders", {"action": "pause"}), ("/orders", PUBLISH)):
+        assert submit(f"/topics{path}", node=node, **fields).status_code == 400
     assert nsqd.orders == []
 
 
-def test_a_test_message_needs_a_node(submit, nsqd):
-    assert submit("/topics/orders", action="publish", body="x").status_code == 400
+def test_a_test_message_needs_a_node(submit):
+    assert submit("/topics/orders", **PUBLISH).status_code == 400
 
 
 def test_a_known_node_cannot_redirect_a_tombstone_to_another_address(browser, lookupd, nsqd, stranger):

@@ -1,35 +1,29 @@
-"""Headers, errors, redirects, compression and static files."""
+"""Headers, errors, redirects, compression, static files; and the application called the way our server calls it."""
 
 import gzip
 import zlib
 
 import pytest
 
-import nsq_compat
-from nsq_compat.web.admin.app import create_app, folder
+from nsq_compat.session.http_message import Request
+from nsq_compat.web.admin.app import MAX_BODY_BYTES, WsgiHandler, create_app
 
 
 @pytest.mark.parametrize(
     "path", ["/", "/topics", "/topics/orders", "/topics/orders/mail", "/nodes", "/counter", "/lookup"]
 )
-def test_pages_have_a_strict_security_policy(browser, path):
-    headers = browser.get(path).headers
-    assert "default-src 'none'" in headers["Content-Security-Policy"]
-    assert "'unsafe-inline'" not in headers["Content-Security-Policy"]
-    assert headers["X-Content-Type-Options"] == "nosniff"
-    assert headers["X-Frame-Options"] == "DENY"
-    assert headers["Cache-Control"] == "no-store"
-
-
-@pytest.mark.parametrize("path", ["/", "/topics/orders", "/topics/orders/mail", "/nodes", "/counter", "/lookup"])
-def test_pages_load_nothing_that_the_policy_forbids(browser, path):
-    page = browser.get(path).text
-    assert 'src="http' not in page
-    assert '<link rel="stylesheet" href="/static/' in page
-    for forbidden in (" style=", "<style", "onclick", "javascript:"):
-        assert forbidden not in page
-    assert page.count("<h1") == 1
-    assert '<html lang="en">' in page
+def test_pages_have_a_strict_security_policy_and_load_nothing_that_it_forbids(browser, path):
+    page = browser.get(path)
+    assert "default-src 'none'" in page.headers["Content-Security-Policy"]
+    assert "'unsafe-inline'" not in page.headers["Content-Security-Policy"]
+    assert page.headers["X-Content-Type-Options"] == "nosniff"
+    assert page.headers["X-Frame-Options"] == "DENY"
+    assert page.headers["Cache-Control"] == "no-store"
+    assert '<link rel="stylesheet" href="/static/' in page.text
+    for forbidden in ('src="http', " style=", "<style", "onclick", "javascript:"):
+        assert forbidden not in page.text
+    assert page.text.count("<h1") == 1
+    assert '<html lang="en">' in page.text
 
 
 @pytest.mark.parametrize(
@@ -118,11 +112,83 @@ def test_dev_static_dir_replaces_the_folder(browser, service, tmp_path):
     assert browser.get("/static/favicon.svg").status_code == 404
 
 
-def test_the_folders_are_found_in_a_checkout():
-    assert (folder("templates") / "layout.html").is_file()
-    assert folder("static").parent.name in ("nsq_compat", nsq_compat.__name__)
-
-
 def test_ping(browser):
     answer = browser.get("/ping")
     assert (answer.status_code, answer.text, answer.headers["Content-Type"]) == (200, "OK", "text/plain; charset=utf-8")
+
+
+# --- WSGI -------------------------------------------------------------------------------------------------------------
+
+
+class Application:
+    def __init__(self):
+        self.environ = {}
+        self.closed = 0
+
+    def __call__(self, environ, start_response):
+        self.environ = environ
+        start_response("302 FOUND", [("Location", "/x"), ("Content-Length", "5")])
+        return self
+
+    def __iter__(self):
+        yield from (b"he", b"llo")
+
+    def close(self):
+        self.closed += 1
+
+
+@pytest.fixture
+def application():
+    return Application()
+
+
+def ask(application, target, base="/", method="GET", body=b"", headers=None):
+    path, _, query = target.partition("?")
+    request = Request(method, target.encode(), path, query.encode(), headers or {}, body, "[::1]:5000")
+    return WsgiHandler(application, base).respond(request)
+
+
+def test_the_response_is_joined_without_content_length(application):
+    response = ask(application, "/")
+    assert (response.status, response.reason, response.body) == (302, "Found", b"hello")
+    assert response.headers == (("Location", "/x"),)
+    assert application.closed == 1
+
+
+def test_the_request_becomes_an_environ(application):
+    headers = {b"host": b"h:81", b"content-type": b"text/x", b"x-a": b"1", b"x_b": b"2"}
+    ask(application, "/a%2Fb%C3%A4?q=1", method="POST", body=b"body", headers=headers)
+    environ = application.environ
+    assert (environ["REQUEST_METHOD"], environ["QUERY_STRING"]) == ("POST", "q=1")
+    assert environ["PATH_INFO"].encode("latin-1").decode() == "/a/bä"
+    assert (environ["SERVER_NAME"], environ["SERVER_PORT"], environ["CONTENT_TYPE"]) == ("h", "81", "text/x")
+    assert (environ["REMOTE_ADDR"], environ["nsqadmin.remote_address"]) == ("::1", "[::1]:5000")
+    assert environ["wsgi.input"].read() == b"body"
+    assert environ["HTTP_X_A"] == "1"
+    assert "HTTP_X_B" not in environ
+
+
+@pytest.mark.parametrize(
+    ("target", "script", "path"), [("/ui", "/ui", "/"), ("/ui/", "/ui", "/"), ("/ui/topics", "/ui", "/topics")]
+)
+def test_the_base_path_becomes_the_script_name(application, target, script, path):
+    ask(application, target, base="/ui")
+    assert (application.environ["SCRIPT_NAME"], application.environ["PATH_INFO"]) == (script, path)
+
+
+@pytest.mark.parametrize("target", ["/", "/topics", "/uix", "/UI"])
+def test_paths_outside_the_base_path_are_not_found(application, target):
+    assert ask(application, target, base="/ui").status == 404
+    assert application.environ == {}
+
+
+def test_an_exception_of_the_application_is_an_internal_error(caplog):
+    def falls_over(environ, start_response):
+        raise ZeroDivisionError
+
+    assert ask(falls_over, "/").status == 500
+    assert "panic in HTTP handler" in caplog.text
+
+
+def test_every_body_has_a_limit(application):
+    assert WsgiHandler(application, "/").admit("POST", "/x").body_limit == MAX_BODY_BYTES

@@ -15,13 +15,13 @@ def test_the_overview_shows_alerts_with_links(browser):
 
 
 def test_the_overview_says_if_there_are_no_problems(browser, nsqd):
-    nsqd.topics = [topic_json("t")]
+    nsqd.has(topic_json("t"))
     assert "All nodes answer" in browser.get("/").text
 
 
 def test_the_overview_shows_the_newest_snapshot_but_not_an_old_one(browser, service, nsqd):
     service.history.add(take_snapshot(service.cluster, NOW))
-    nsqd.topics = []
+    nsqd.has()
     assert "orders" in browser.get("/").text
     service.time = NOW + 61
     assert "No topics yet" in browser.get("/").text
@@ -29,7 +29,7 @@ def test_the_overview_shows_the_newest_snapshot_but_not_an_old_one(browser, serv
 
 def test_rates_and_charts_come_from_samples(browser, service, nsqd):
     for second in range(0, 60, 10):
-        nsqd.topics = [topic_json("t", message_count=100 * second, depth=second)]
+        nsqd.has(topic_json("t", message_count=100 * second, depth=second))
         service.history.add(take_snapshot(service.cluster, NOW + second))
     service.time = NOW + 55
     page = browser.get("/topics/t")
@@ -60,14 +60,9 @@ def test_a_cluster_that_does_not_answer_is_not_called_healthy(browser, nsqd):
 
 
 @pytest.fixture
-def lookupd(make_nsqd, nsqd, service):
-    """An nsqlookupd that lists our nsqd and a registration with an invalid address."""
-    lookupd = make_nsqd()
-    listed = [nsqd.info(broadcast_address="a b", hostname="web3"), nsqd.info(topics=["orders"])]
-    lookupd.says("nodes", {"producers": listed}).says("lookup", {"producers": listed})
-    lookupd.says("topics", {"topics": ["orders"]}).says("channels", {"channels": ["archive"]})
-    service.options.nsqd_http_addresses, service.options.nsqlookupd_http_addresses = (), (lookupd.address,)
-    return lookupd
+def invalid_registration(lookupd, nsqd):
+    listed = {"producers": [nsqd.info(broadcast_address="a b", hostname="web3"), nsqd.info(topics=["orders"])]}
+    lookupd.says("nodes", listed).says("lookup", listed)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +72,8 @@ def lookupd(make_nsqd, nsqd, service):
         *("/messages/orders", "/topics/orders/archive/messages", "/nodes/{}"),
     ],
 )
-def test_a_page_skips_an_invalid_registration_and_names_it(browser, lookupd, nsqd, path):
+@pytest.mark.usefixtures("invalid_registration")
+def test_a_page_skips_an_invalid_registration_and_names_it(browser, nsqd, path):
     answer = browser.get(path.format(nsqd.address))
     assert answer.status_code == 200
     assert html.unescape(shown(answer)).count('nsqd (hostname "web3"): invalid broadcast address "a b"') == 1
@@ -86,7 +82,8 @@ def test_a_page_skips_an_invalid_registration_and_names_it(browser, lookupd, nsq
 @pytest.mark.parametrize(
     "path", ["/api/nodes", "/api/nodes/{}", "/api/counter", "/api/topics/orders", "/api/topics/orders/archive"]
 )
-def test_the_api_skips_an_invalid_registration_and_names_it(browser, lookupd, nsqd, path):
+@pytest.mark.usefixtures("invalid_registration")
+def test_the_api_skips_an_invalid_registration_and_names_it(browser, nsqd, path):
     answer = browser.get(path.format(nsqd.address))
     assert answer.status_code == 200
     message = answer.get_json(force=True)["message"]

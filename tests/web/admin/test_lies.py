@@ -61,8 +61,7 @@ def twisted(truth: Any, dice: Random, share: float) -> Any:
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(dice=st.randoms(use_true_random=False), through_nsqlookupd=st.booleans(), share=st.sampled_from([0.02, 0.1]))
 def test_any_answers_give_a_page(browser, nsqd, service, dice, through_nsqlookupd, share):
-    addresses = ((), (nsqd.address,)) if through_nsqlookupd else ((nsqd.address,), ())
-    service.options.nsqd_http_addresses, service.options.nsqlookupd_http_addresses = addresses
+    service.cluster.lookupds = [nsqd.address] if through_nsqlookupd else []
     node = nsqd.info(topics=["orders"], tombstones=[False], remote_address="x")
     truths = {
         "stats": {"health": "OK", "start_time": 1, "topics": [_TOPIC]},
