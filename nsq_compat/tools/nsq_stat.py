@@ -4,21 +4,21 @@ Better than Go's: a node that does not answer is reported on stderr and counted 
 the program; a new node does not look like a burst of messages; the program ends after the last row of ``--count``.
 """
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from nsq_compat.cli.kinds import BOOLEAN, DURATION, INTEGER, STRING, STRINGS
+from nsq_compat.cli.kinds import DURATION, INTEGER, STRING
 from nsq_compat.cli.options import option
 from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.fan_out import AllFailed
-from nsq_compat.cluster.http_client import HttpClient, HttpClientOptions
 from nsq_compat.cluster.snapshot import channel_over_nodes
 from nsq_compat.cluster.stats import ChannelStats
-from nsq_compat.protocol.durations import SECOND
-from nsq_compat.tools.program import Refused, Stopping, one_kind_of_address, options_of, run, say
+from nsq_compat.protocol.durations import SECOND, seconds
+from nsq_compat.tools.client_options import ClusterOptions
+from nsq_compat.tools.program import Refused, Stopping, console_script, refuse, say, unless_positive
 
-PROGRAM: Final = "nsq_stat"
 _ENDLESS: Final = -1
 _ROWS_UNDER_A_HEADER: Final = 25
 _HEADER: Final = """\
@@ -27,11 +27,11 @@ ingress  egress |   total     mem    disk inflt   def |     req     t-o         
 _ROW: Final = "%7d %7d | %7d %7d %7d %5d %5d | %7d %7d %12d %7d"
 
 
-@dataclass(slots=True, kw_only=True)
-class Options:
+@dataclass(kw_only=True)
+class Options(ClusterOptions):
     """Names and defaults are NSQ's."""
 
-    version: bool = option("version", BOOLEAN, False, "print the version and exit")
+    program = "nsq_stat"
     topic: str = option("topic", STRING, "", "topic of the channel")
     channel: str = option("channel", STRING, "", "channel to show")
     interval: int = option("interval", DURATION, 2 * SECOND, "time between two rows")
@@ -42,63 +42,40 @@ class Options:
     http_client_request_timeout: int = option(
         "http-client-request-timeout", DURATION, 5 * SECOND, "time for a whole request to a daemon"
     )
-    nsqd_http_addresses: tuple[str, ...] = option(
-        "nsqd-http-address", STRINGS, (), "host:port of an nsqd (repeat for several)"
-    )
-    nsqlookupd_http_addresses: tuple[str, ...] = option(
-        "lookupd-http-address", STRINGS, (), "host:port of an nsqlookupd (repeat for several)"
-    )
 
 
-def main() -> None:
-    """The console script."""
-    run(stat)
-
-
-def stat(words: Sequence[str]) -> None:
-    """Raises ``Refused``."""
-    options = options_of(PROGRAM, Options, words)
+@console_script(Options)
+def main(options: Options) -> None:
     _check(options)
     stopping = Stopping()
-    client = HttpClient(
-        HttpClientOptions(
-            connect_timeout=options.http_client_connect_timeout / SECOND,
-            request_timeout=options.http_client_request_timeout / SECOND,
-        )
-    )
-    sampler = ChannelSampler(Cluster(client, options), options.topic, options.channel)
-    interval = options.interval / SECOND
+    timeouts = seconds(options.http_client_connect_timeout), seconds(options.http_client_request_timeout)
+    sampler = ChannelSampler(options.cluster(*timeouts), options.topic, options.channel)
+    interval = seconds(options.interval)
     before = sampler.sample()
-    printed = 0
-    while printed != options.count:
-        if printed % _ROWS_UNDER_A_HEADER == 0:
+    for number in itertools.count() if options.count == _ENDLESS else range(options.count):
+        if number % _ROWS_UNDER_A_HEADER == 0:
             print(_HEADER, flush=True)
         if stopping.wait(interval):
             return
         now = sampler.sample()
         print(row(before, now, interval), flush=True)
         before = now
-        printed += 1
 
 
 def _check(options: Options) -> None:
-    if not options.topic or not options.channel:
-        raise Refused("--topic and --channel are required")
-    for flag, value in (
-        ("--interval", options.interval),
-        ("--http-client-connect-timeout", options.http_client_connect_timeout),
-        ("--http-client-request-timeout", options.http_client_request_timeout),
-        ("--count", 1 if options.count == _ENDLESS else options.count),
-    ):
-        if value <= 0:
-            raise Refused(f"{flag} should be positive")
-    one_kind_of_address(options.nsqd_http_addresses, options.nsqlookupd_http_addresses, "--nsqd-http-address")
-    for flag, addresses in (
-        ("--nsqd-http-address", options.nsqd_http_addresses),
-        ("--lookupd-http-address", options.nsqlookupd_http_addresses),
-    ):
-        if any(address.startswith(("http://", "https://")) for address in addresses):
-            raise Refused(f"{flag} error - address should not contain scheme")
+    named, lookupds = options.nsqd_http_addresses, options.nsqlookupd_http_addresses
+    refuse(
+        (not options.topic or not options.channel, "--topic and --channel are required"),
+        *unless_positive(options, "interval", "http_client_connect_timeout", "http_client_request_timeout"),
+        (options.count <= 0 and options.count != _ENDLESS, "--count should be positive"),
+        *options.address_rules(),
+        (any(map(_has_scheme, named)), "--nsqd-http-address error - address should not contain scheme"),
+        (any(map(_has_scheme, lookupds)), "--lookupd-http-address error - address should not contain scheme"),
+    )
+
+
+def _has_scheme(address: str) -> bool:
+    return address.startswith(("http://", "https://"))
 
 
 Sample = Mapping[str, ChannelStats]
@@ -152,7 +129,3 @@ def row(before: Sample, now: Sample, interval: float) -> str:
         total.depth, total.memory_depth, total.backend_depth, total.in_flight_count, total.deferred_count,
         total.requeue_count, total.timeout_count, total.message_count, total.client_count,
     )  # fmt: skip
-
-
-if __name__ == "__main__":
-    main()

@@ -1,21 +1,14 @@
 """The statistics of a channel over nodes that start, stop and do not answer."""
 
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from urllib.request import Request, urlopen
+from collections.abc import Iterator
 
 import pytest
 
-from nsq_compat.cluster.cluster import Cluster
-from nsq_compat.cluster.http_client import HttpClient, HttpClientOptions
 from nsq_compat.cluster.stats import ChannelStats
 from nsq_compat.tools.nsq_stat import ChannelSampler, Options, row
 from nsq_compat.tools.program import Refused
-from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
-
-PROGRAM = str(Path(sys.executable).with_name("nsq_stat"))
+from nsq_conformance.nsqd_process import installed_nsqd
+from tests.tools.nsqd import Nsqd
 
 
 def seen(message_count: int, depth: int = 0) -> ChannelStats:
@@ -45,23 +38,20 @@ def test_columns_are_as_wide_as_gos():
 
 
 @pytest.fixture
-def nsqds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[NsqdProcess]]:
-    processes = [NsqdProcess(installed_nsqd(), tmp_path_factory.mktemp("nsqd")).start() for _ in range(2)]
+def nsqds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Nsqd]]:
+    processes = [Nsqd(installed_nsqd(), tmp_path_factory.mktemp("nsqd")).start() for _ in range(2)]
     for each in processes:
         each.create_channel("t", "c")
-        urlopen(Request(f"http://{each.http_address}/mpub?topic=t", data=b"1\n2\n3"), timeout=10).close()
+        each.publish("t", b"1", b"2", b"3")
     yield processes
     for each in processes:
         each.stop()
 
 
-Look = Callable[[], dict[str, ChannelStats]]
-
-
 @pytest.fixture
-def sampler(nsqds: list[NsqdProcess]) -> ChannelSampler:
+def sampler(nsqds: list[Nsqd]) -> ChannelSampler:
     options = Options(nsqd_http_addresses=tuple(each.http_address for each in nsqds))
-    return ChannelSampler(Cluster(HttpClient(HttpClientOptions(request_timeout=10)), options), "t", "c")
+    return ChannelSampler(options.cluster(request_timeout=10), "t", "c")
 
 
 def test_a_node_that_does_not_answer_is_reported_and_keeps_its_values(nsqds, sampler, capfd):
@@ -76,13 +66,11 @@ def test_a_node_that_does_not_answer_is_reported_and_keeps_its_values(nsqds, sam
 def test_a_missing_channel_is_an_error(nsqds, sampler):
     sampler.sample()
     for each in nsqds:
-        urlopen(Request(f"http://{each.http_address}/channel/delete?topic=t&channel=c", data=b""), timeout=10).close()
+        each.asks("POST", "/channel/delete?topic=t&channel=c")
     with pytest.raises(Refused, match=r"failed to find channel\(c\) in stats metadata for topic\(t\)"):
         sampler.sample()
 
 
-def test_no_answer_at_the_start_is_an_error():
-    command = [PROGRAM, "--topic=t", "--channel=c", "--nsqd-http-address=127.0.0.1:1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    assert done.returncode == 1
-    assert "ERROR: failed to get nsqd stats - failed to query any nsqd" in done.stderr
+def test_no_answer_at_the_start_is_an_error(refusal):
+    log = refusal("nsq_stat", "--topic=t", "--channel=c", "--nsqd-http-address=127.0.0.1:1")
+    assert "ERROR: failed to get nsqd stats - failed to query any nsqd" in log

@@ -29,3 +29,17 @@ def test_signals_end_it_however_many_come(number):
             os.kill(process.pid, number)
         out, _ = process.communicate(timeout=30)
     assert (out, process.returncode) == ("asked\n", 0)
+
+
+@pytest.mark.parametrize("name", ["nsq_pubsub", "nsq_stat", "nsq_to_file", "to_nsq"])
+def test_the_version_is_printed(run, name):
+    done = run(name, "--version")
+    assert (done.returncode, done.stdout.decode()) == (0, f"{name} v1.3.0\n")
+
+
+def test_nsq_data_prints_what_it_was_built_with_too(run):
+    assert run("nsq_data", "--version").stdout.startswith(b"nsq_data v1.3.0 (built w/python")
+
+
+def test_words_behind_the_flags_are_ignored(refusal):
+    assert "--topic required" in refusal("to_nsq", "--rate=1", "what")
