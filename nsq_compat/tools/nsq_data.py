@@ -137,9 +137,8 @@ class Findings:
 
     data_path: str
     metadata: tuple[TopicMetadata, ...] = ()
-    metadata_error: str = ""
-    queues: list[QueueReport] = field(default_factory=list)
-    """Go's."""
+    metadata_error: str | None = None
+    go_queues: list[QueueReport] = field(default_factory=list)
     bad_files: int = 0
     """Files that Go has set aside; not counted as damage, because they are old."""
     topics: list["TopicFindings"] = field(default_factory=list)
@@ -150,7 +149,7 @@ class Findings:
         """Whether messages are lost, or a start would fail."""
         return bool(
             self.metadata_error
-            or any(queue.damaged_parts for queue in self.queues)
+            or any(queue.damaged_parts for queue in self.go_queues)
             or any(topic.damaged_records or topic.damages or topic.problems for topic in self.topics)
         )
 
@@ -183,7 +182,7 @@ def check(data_path: str) -> Findings:
             report = QueueReport()
             for _ in read_queue(_FILES, data_path, found.name, report, found):
                 pass
-            findings.queues.append(report)
+            findings.go_queues.append(report)
     for name in topics_in(_FILES, data_path):
         findings.topics.append(_check_topic(data_path, name))
     return findings
@@ -224,12 +223,9 @@ class _ReadOnly(OsFiles):
 def as_json(findings: Findings) -> dict[str, Any]:
     """The findings as plain values for JSON."""
     return {
-        "data_path": findings.data_path,
-        "damaged": findings.damaged,
-        "metadata_error": findings.metadata_error or None,
+        **picked(findings, "data_path damaged metadata_error metadata bad_files go_queues topics"),
         "metadata": [asdict(topic) for topic in findings.metadata],
-        "bad_files": findings.bad_files,
-        "go_queues": [_queue_as_json(queue) for queue in findings.queues],
+        "go_queues": [_queue_as_json(queue) for queue in findings.go_queues],
         "topics": [asdict(topic) for topic in findings.topics],
     }
 
@@ -247,7 +243,7 @@ def as_text(findings: Findings) -> Iterator[str]:
     yield f"nsqd.dat: {findings.metadata_error or counts}"
     for topic in findings.topics:
         yield from _topic_lines(topic)
-    for queue in findings.queues:
+    for queue in findings.go_queues:
         yield from _queue_lines(queue)
     if findings.bad_files:
         yield f"{_count(findings.bad_files, 'file')} set aside by Go as bad; nsq_data salvage lists what is in them"

@@ -6,7 +6,7 @@ the program; a new node does not look like a burst of messages; the program ends
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from nsq_compat.cli.kinds import DURATION, INTEGER, STRING
@@ -29,8 +29,6 @@ _ROW: Final = "%7d %7d | %7d %7d %7d %5d %5d | %7d %7d %12d %7d"
 
 @dataclass(kw_only=True)
 class Options(ClusterOptions):
-    """Names and defaults are NSQ's."""
-
     program = "nsq_stat"
     topic: str = option("topic", STRING, "", "topic of the channel")
     channel: str = option("channel", STRING, "", "channel to show")
@@ -46,7 +44,15 @@ class Options(ClusterOptions):
 
 @console_script(Options)
 def main(options: Options) -> None:
-    _check(options)
+    named, lookupds = options.nsqd_http_addresses, options.nsqlookupd_http_addresses
+    refuse(
+        (not options.topic or not options.channel, "--topic and --channel are required"),
+        *unless_positive(options, "interval", "http_client_connect_timeout", "http_client_request_timeout"),
+        (options.count <= 0 and options.count != _ENDLESS, "--count should be positive"),
+        *options.address_rules(),
+        (any(map(_has_scheme, named)), "--nsqd-http-address error - address should not contain scheme"),
+        (any(map(_has_scheme, lookupds)), "--lookupd-http-address error - address should not contain scheme"),
+    )
     stopping = Stopping()
     timeouts = seconds(options.http_client_connect_timeout), seconds(options.http_client_request_timeout)
     sampler = ChannelSampler(options.cluster(*timeouts), options.topic, options.channel)
@@ -62,18 +68,6 @@ def main(options: Options) -> None:
         before = now
 
 
-def _check(options: Options) -> None:
-    named, lookupds = options.nsqd_http_addresses, options.nsqlookupd_http_addresses
-    refuse(
-        (not options.topic or not options.channel, "--topic and --channel are required"),
-        *unless_positive(options, "interval", "http_client_connect_timeout", "http_client_request_timeout"),
-        (options.count <= 0 and options.count != _ENDLESS, "--count should be positive"),
-        *options.address_rules(),
-        (any(map(_has_scheme, named)), "--nsqd-http-address error - address should not contain scheme"),
-        (any(map(_has_scheme, lookupds)), "--lookupd-http-address error - address should not contain scheme"),
-    )
-
-
 def _has_scheme(address: str) -> bool:
     return address.startswith(("http://", "https://"))
 
@@ -82,14 +76,14 @@ Sample = Mapping[str, ChannelStats]
 """The channel on each node, by the node's HTTP address."""
 
 
+@dataclass
 class ChannelSampler:
     """Requests the statistics of a channel. A node that does not answer keeps its last values."""
 
-    def __init__(self, cluster: Cluster, topic: str, channel: str) -> None:
-        self._cluster = cluster
-        self._topic = topic
-        self._channel = channel
-        self._seen: dict[str, ChannelStats] = {}
+    cluster: Cluster
+    topic: str
+    channel: str
+    _seen: dict[str, ChannelStats] = field(default_factory=dict, init=False)
 
     def sample(self) -> Sample:
         """Raises ``Refused`` if no node has ever answered, and when no node has the channel any more."""
@@ -100,19 +94,19 @@ class ChannelSampler:
                 raise Refused(f"ERROR: failed to get nsqd stats - {error}") from error
             say(f"WARNING: {error}")
         if not self._seen:
-            raise Refused(f"ERROR: failed to find channel({self._channel}) in stats metadata for topic({self._topic})")
+            raise Refused(f"ERROR: failed to find channel({self.channel}) in stats metadata for topic({self.topic})")
         return dict(self._seen)
 
     def _update(self) -> None:
-        producers = self._cluster.producers(self._topic)
-        statistics = self._cluster.stats(producers.value, self._topic, self._channel)
+        producers = self.cluster.producers(self.topic)
+        statistics = self.cluster.stats(producers.value, self.topic, self.channel)
         for error in (*producers.errors, *statistics.errors):
             say(f"WARNING: {error}")
         if not producers.errors:  # otherwise a missing node may only not have been found
             for gone in self._seen.keys() - {node.http_address for node in producers.value}:
                 del self._seen[gone]
         for node, stats in statistics.value:
-            channels = [each for topic in stats.topics for each in topic.channels if each.channel_name == self._channel]
+            channels = [each for topic in stats.topics for each in topic.channels if each.channel_name == self.channel]
             self._seen.pop(node.http_address, None)
             self._seen.update((node.http_address, each) for each in channels)
 

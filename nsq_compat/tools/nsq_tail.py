@@ -21,8 +21,6 @@ from nsq_compat.tools.program import Stopping, console_script, log_plainly, refu
 
 @dataclass(kw_only=True)
 class Options(ReadingOptions):
-    """Names and defaults are NSQ's."""
-
     program = "nsq_tail"
     topic: tuple[str, ...] = option("topic", STRINGS, (), "topic to print (repeat for several)")
     channel: str = option(

@@ -26,9 +26,9 @@ from nsq_compat.cli.options import option
 from nsq_compat.client import Message
 from nsq_compat.protocol.durations import SECOND, seconds
 from nsq_compat.protocol.errors import without_secrets
-from nsq_compat.tools.client_options import ReadingOptions
+from nsq_compat.tools.client_options import ReadingOptions, refusing
 from nsq_compat.tools.destinations import MODES, Destinations
-from nsq_compat.tools.program import Refused, Stopping, console_script, log_plainly, refuse, unless_positive
+from nsq_compat.tools.program import Stopping, console_script, log_plainly, refuse, unless_positive
 from nsq_compat.tools.progress import Progress, RequestTimes, channel_backlog
 
 log = logging.getLogger(__name__)
@@ -44,8 +44,6 @@ _RETRY_WITHIN: Final = 1.0
 
 @dataclass(kw_only=True)
 class Options(ReadingOptions):
-    """Names and defaults are NSQ's."""
-
     program = "nsq_to_http"
     topic: str = option("topic", STRING, "", "topic to read")
     channel: str = option("channel", STRING, program, "channel to read from")
@@ -67,26 +65,7 @@ class Options(ReadingOptions):
 
 @console_script(Options)
 def main(options: Options) -> None:
-    _check(options)
-    sender = HttpSender(options)
-    addresses = options.post or options.get
-    try:
-        for address in addresses:
-            sender.check(address)
-    except NotSent as error:
-        raise Refused(str(error)) from None
-    log_plainly()
-    stopping = Stopping()
-    times = RequestTimes(addresses, options.status_every)
-    relay = Relay(sender, MODES[options.mode](addresses), times, options.sample)
-    consumer = options.consumer(options.topic, options.channel, relay, concurrency=options.n)
-    backlog = channel_backlog([options.topic], options.channel, options.lookupd_http_addresses)
-    with Progress(lambda: times.count, backlog), consumer:
-        stopping.wait()
-
-
-def _check(options: Options) -> None:
-    """Errors are reported in NSQ's order."""
+    # In NSQ's order.
     with_value = all(part.strip() for header in options.header for part in header.partition(":"))
     refuse(
         (not with_value, "--header value format should be 'key=value'"),
@@ -104,22 +83,35 @@ def _check(options: Options) -> None:
         (options.n < 1, "no handlers"),
         *unless_positive(options, "http_client_connect_timeout", "http_client_request_timeout"),
     )
+    sender = HttpSender(options)
+    addresses = options.post or options.get
+    with refusing(NotSent):
+        for address in addresses:
+            sender.check(address)
+    log_plainly()
+    stopping = Stopping()
+    times = RequestTimes(addresses, options.status_every)
+    relay = Relay(sender, MODES[options.mode](addresses), times, options.sample)
+    consumer = options.consumer(options.topic, options.channel, relay, concurrency=options.n)
+    backlog = channel_backlog([options.topic], options.channel, options.lookupd_http_addresses)
+    with Progress(lambda: times.count, backlog), consumer:
+        stopping.wait()
 
 
+@dataclass
 class Relay:
     """The handler: returns True when a URL has accepted the message, False when all have failed."""
 
-    def __init__(self, sender: "HttpSender", destinations: Destinations, times: RequestTimes, sample: float) -> None:
-        self._sender = sender
-        self._destinations = destinations
-        self._times = times
-        self._sample = sample
+    sender: "HttpSender"
+    destinations: Destinations
+    times: RequestTimes
+    sample: float
 
     def __call__(self, message: Message) -> bool:
-        if self._sample < 1 and random.random() >= self._sample:
+        if self.sample < 1 and random.random() >= self.sample:
             return True
         failed: list[str] = []
-        while (address := self._destinations.choose(failed)) is not None:
+        while (address := self.destinations.choose(failed)) is not None:
             if failed:
                 message.touch()
             if self._send(address, message):
@@ -130,14 +122,14 @@ class Relay:
     def _send(self, address: str, message: Message) -> bool:
         began = time.monotonic()
         try:
-            self._sender.send(address, message.body)
+            self.sender.send(address, message.body)
         except NotSent as error:
-            self._destinations.failed(address)
+            self.destinations.failed(address)
             log.warning("msg %s to %s: %s", message.id.decode("ascii", "replace"), without_secrets(address), error)
             return False
         taken = time.monotonic() - began
-        self._destinations.succeeded(address, taken)
-        self._times.add(address, taken)
+        self.destinations.succeeded(address, taken)
+        self.times.add(address, taken)
         return True
 
 

@@ -37,8 +37,6 @@ _INT64_END: Final = 2.0**63
 
 @dataclass(kw_only=True)
 class Options(ReadingOptions, ProducerOptions):
-    """Names and defaults are NSQ's; ``--non-json`` is ours."""
-
     program = "nsq_to_nsq"
     topic: tuple[str, ...] = option("topic", STRINGS, (), "topic to read (repeat for several)")
     channel: str = option("channel", STRING, program, "channel to read from")
@@ -67,7 +65,16 @@ class Options(ReadingOptions, ProducerOptions):
 
 @console_script(Options)
 def main(options: Options) -> None:
-    _check(options)
+    destination = options.destination_topic
+    # In NSQ's order.
+    refuse(
+        (not options.topic or not options.channel, "--topic and --channel are required"),
+        (not all(map(is_valid_name, options.topic)), "--topic is invalid"),
+        (destination and not is_valid_name(destination), "--destination-topic is invalid"),
+        (not is_valid_name(options.channel), "--channel is invalid"),
+        *options.address_rules(),
+        (not options.destination_nsqd_tcp_addresses, "--destination-nsqd-tcp-address required"),
+    )
     addresses = options.destination_nsqd_tcp_addresses
     topics = list(dict.fromkeys(options.topic))
     log_plainly()
@@ -83,19 +90,6 @@ def main(options: Options) -> None:
         for consumer in consumers:
             closing.enter_context(consumer)
         stopping.wait()
-
-
-def _check(options: Options) -> None:
-    """Errors are reported in NSQ's order."""
-    destination = options.destination_topic
-    refuse(
-        (not options.topic or not options.channel, "--topic and --channel are required"),
-        (not all(map(is_valid_name, options.topic)), "--topic is invalid"),
-        (destination and not is_valid_name(destination), "--destination-topic is invalid"),
-        (not is_valid_name(options.channel), "--channel is invalid"),
-        *options.address_rules(),
-        (not options.destination_nsqd_tcp_addresses, "--destination-nsqd-tcp-address required"),
-    )
 
 
 class Relay:
@@ -121,26 +115,24 @@ class Relay:
             self._publisher.publish(message, self._topic, body)
 
 
+@dataclass
 class Publisher:
     """Publishes in the background, and answers a message when its outcome is known."""
 
-    def __init__(
-        self, producers: dict[str, Producer], destinations: Destinations, times: RequestTimes, retries: Executor
-    ) -> None:
-        self._producers = producers
-        self._destinations = destinations
-        self._times = times
-        self._retries = retries
-        """Publishes at the next destination, because the threads of two producers must not wait for each other."""
+    producers: dict[str, Producer]
+    destinations: Destinations
+    times: RequestTimes
+    retries: Executor
+    """Publishes at the next destination, because the threads of two producers must not wait for each other."""
 
     def publish(self, message: Message, topic: str, body: bytes, failed: tuple[str, ...] = ()) -> None:
         """Publish at a destination that has not failed this message yet; requeue it if all have."""
-        address = self._destinations.choose(failed)
+        address = self.destinations.choose(failed)
         if address is None:
             message.requeue()
             return
         try:
-            future = self._producers[address].publish_async(topic, body)
+            future = self.producers[address].publish_async(topic, body)
         except Closed:
             message.requeue(delay=0, backoff=False)
             return
@@ -148,14 +140,14 @@ class Publisher:
 
         def done(outcome: Future[Published]) -> None:
             if (error := outcome.exception()) is not None:
-                self._destinations.failed(address)
+                self.destinations.failed(address)
                 log.warning("msg %s to %s: %s", message.id.decode("ascii", "replace"), address, error)
-                self._retries.submit(self._retry, message, topic, body, (*failed, address))
+                self.retries.submit(self._retry, message, topic, body, (*failed, address))
                 return
             message.finish()
             seconds = time.monotonic() - began
-            self._destinations.succeeded(address, seconds)
-            self._times.add(address, seconds)
+            self.destinations.succeeded(address, seconds)
+            self.times.add(address, seconds)
 
         future.add_done_callback(done)
 

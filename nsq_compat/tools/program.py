@@ -29,7 +29,7 @@ class Refused(Exception):
 
 @dataclass(kw_only=True)
 class ProgramOptions:
-    """The options of every utility. Each utility has a dataclass of its own, derived from this one."""
+    """The options of every utility. Each has a dataclass of its own, with NSQ's names and defaults."""
 
     program: ClassVar[str]
     """Its name."""

@@ -31,8 +31,6 @@ _MAX_UNANSWERED: Final = 2000
 
 @dataclass(kw_only=True)
 class Options(ProducerOptions):
-    """Names and defaults are NSQ's."""
-
     program = "to_nsq"
     topic: str = option("topic", STRING, "", "topic to publish to")
     delimiter: str = option("delimiter", STRING, "\n", "character that ends a record")

@@ -31,8 +31,6 @@ from nsq_compat.tools.program import Rule, console_script, log_plainly, refuse, 
 
 @dataclass(kw_only=True)
 class HttpOptions(ReadingOptions):
-    """Names and defaults are NSQ's where it has them."""
-
     http_address: str = option("http-address", STRING, "0.0.0.0:8080", "host:port to listen on")
     max_in_flight: int = option("max-in-flight", INTEGER, 100, "most messages in flight to one client")
     client_timeout: int = option(

@@ -8,6 +8,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from nsq_compat.client import Message, Producer, PublishError
@@ -35,15 +36,15 @@ class _Route(NamedTuple):
     max_body: int
 
 
+@dataclass
 class Pulling:
     """A handler for `AckHttpServer`, called by greenlets. `wait` in seconds is the default of a request."""
 
-    def __init__(self, queue: OnDemand, producer: Producer | None, topic: str, *, wait: float) -> None:
-        self._queue = queue
-        self._producer = producer
-        self._topic = topic
-        self._wait = wait
-        self._counts: Counter[str] = Counter()
+    queue: OnDemand
+    producer: Producer | None
+    topic: str
+    wait: float
+    _counts: Counter[str] = field(default_factory=Counter, init=False)
 
     def max_body(self, path: str) -> int:
         route = _ROUTES.get(path)
@@ -74,7 +75,7 @@ class Pulling:
     def _hand_out(
         self, request: Request, parameters: Mapping[str, str], client: AckConnection, count: int, separator: bytes
     ) -> bool:
-        wait = read_wait(parameters["wait"]) if "wait" in parameters else self._wait
+        wait = read_wait(parameters["wait"]) if "wait" in parameters else self.wait
         messages = self._take(client, count, wait)
         try:
             if client.session.is_gone:
@@ -85,17 +86,17 @@ class Pulling:
             if messages:
                 client.wait_until_acknowledged(deadline)
         except BaseException:
-            self._queue.put_back(messages)
+            self.queue.put_back(messages)
             self._counts.update(returned=len(messages))
             raise
-        self._queue.finish(messages)
+        self.queue.finish(messages)
         self._counts.update(gets=len(messages), empty=not messages)
         return is_kept
 
     def _take(self, client: AckConnection, count: int, wait: float) -> list[Message]:
         """Wait for messages; after the first one only a moment longer."""
         deadline = time.monotonic() + wait
-        with self._queue.request(count, client.wake) as demand:
+        with self.queue.request(count, client.wake) as demand:
             while True:
                 client.wake.clear()
                 if demand.messages:
@@ -103,7 +104,7 @@ class Pulling:
                 left = deadline - time.monotonic()
                 if not demand.missing or client.session.is_gone or client.is_stopping or left <= 0:
                     break
-                self._queue.wait(demand, left)
+                self.queue.wait(demand, left)
         return demand.messages
 
     # --- Putting ------------------------------------------------------------------------------------------------------
@@ -115,13 +116,13 @@ class Pulling:
         return self._publish(request, client, _data(request, parameters).split(_separator(parameters)))
 
     def _publish(self, request: Request, client: AckConnection, bodies: list[bytes]) -> bool:
-        if self._producer is None:
+        if self.producer is None:
             raise ApiError(501, "no --destination-nsqd-tcp-address to put to")
         bodies = [body for body in bodies if body]
         if not bodies:
             raise ApiError(400, "missing data")
         try:
-            self._producer.publish_many(self._topic, bodies)
+            self.producer.publish_many(self.topic, bodies)
         except PublishError as error:
             raise ApiError(_status_of(error), str(error)) from error
         self._counts.update(puts=len(bodies))
@@ -133,7 +134,7 @@ class Pulling:
         if parameters.get("reset") == "1":
             self._counts.clear()
             return client.reply(request, _DONE)
-        stats = {**{name: self._counts[name] for name in _COUNTERS}, "in_flight": self._queue.in_flight}
+        stats = {**{name: self._counts[name] for name in _COUNTERS}, "in_flight": self.queue.in_flight}
         if parameters.get("format") == "json":
             return client.reply(request, Response(200, dumps(stats).encode() + b"\n", (JSON,)))
         return client.reply(request, plain("".join(f"{name}:{count}\n" for name, count in stats.items())))

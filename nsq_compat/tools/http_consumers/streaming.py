@@ -190,9 +190,8 @@ class Stream:
         self._consumer.set_max_in_flight(0)  # or requeued messages would return before the consumer has stopped
         with self._lock:
             self._is_over = True
-            for message in (*(each.message for each in self._sent), *(message for _, message in self._waiting)):
-                if message is not None:
-                    self._requeue(message)
+            for message in filter(None, [each.message for each in self._sent] + [each for _, each in self._waiting]):
+                self._requeue(message)
         self._consumer.stop(timeout=5.0)
 
     def _requeue(self, message: Message) -> None:

@@ -107,18 +107,12 @@ class FileNames:
         short = hostname.split(".")[0]
         self._format = filename_format
         self._datetime_format = datetime_format
-        self._host = (host_identifier or short).replace("<SHORT_HOST>", short).replace("<HOSTNAME>", hostname)
-        self._pid = pid
+        host = (host_identifier or short).replace("<SHORT_HOST>", short).replace("<HOSTNAME>", hostname)
+        self._values = {"HOST": host, "PID": str(pid), "REV": REVISION}
 
     def name(self, topic: str, now_ns: int) -> Name:
         """The name of a topic's file that is opened now. Raises ``BadFormat`` if it leads out of the directory."""
-        values = {
-            "TOPIC": topic,
-            "HOST": self._host,
-            "PID": str(self._pid),
-            "DATETIME": datetime_text(self._datetime_format, now_ns),
-            "REV": REVISION,
-        }
+        values = {**self._values, "TOPIC": topic, "DATETIME": datetime_text(self._datetime_format, now_ns)}
         template = _TOKEN.sub(lambda token: values[token[1]], self._format).lstrip("/")
         # A topic may be named "..", and publishing must not give write access outside of the output directory.
         if ".." in template.split("/"):
@@ -143,7 +137,7 @@ class FileNames:
         return self._format.lstrip("/").removesuffix(_GZIP_SUFFIX)
 
     def _pattern(self) -> re.Pattern[str]:
-        any_of = {**_PATTERNS, "HOST": re.escape(self._host)}
+        any_of = {**_PATTERNS, "HOST": re.escape(self._values["HOST"])}
         pattern, seen = "", set[str]()
         for index, piece in enumerate(_TOKEN.split(self._plain_format())):
             if index % 2 == 0:

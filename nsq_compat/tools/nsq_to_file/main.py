@@ -39,8 +39,6 @@ _RETRY_SECONDS: Final = 5.0
 
 @dataclass(kw_only=True)
 class Options(ReadingOptions):
-    """Names and defaults are NSQ's."""
-
     program = "nsq_to_file"
     ignores_arguments = False
     log_level: str = option("log-level", STRING, "info", "log from this level upwards: debug, info, warn, error, fatal")

@@ -21,18 +21,14 @@ _GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
 _PIECE: Final = 1 << 16
 
 
-class InUse(FileExistsError):
-    """Another process writes to the file, or has just moved it."""
-
-
 class OutputFile:
     """An open file. Every method may raise ``OSError``, after which data that was not synced may be lost."""
 
     def __init__(self, path: str, *, exclusive: bool, shared: bool = False, gzip_level: int | None = None) -> None:
         """Open or create a file, with its folders.
 
-        `exclusive` raises ``FileExistsError`` if the file exists; otherwise it is appended to. Unless the file may be
-        `shared` with other processes, raises ``InUse`` if one writes to it.
+        `exclusive` raises ``FileExistsError`` if the file exists; otherwise it is appended to. The same is raised if
+        another process has just moved it or, unless it may be `shared`, writes to it.
         """
         make_folder(os.path.dirname(path))
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | (os.O_EXCL if exclusive else 0)
@@ -46,7 +42,7 @@ class OutputFile:
             is_alone = lock(fd)
             # Between the two calls another process may have moved it, as that of a dead process.
             if not _is_still_there(path, fd) or not (is_alone or shared):
-                raise InUse(f"{path} is in use")
+                raise FileExistsError(f"{path} is in use")
             sync_folder(os.path.dirname(path))
             self.size = os.fstat(fd).st_size
             """Bytes at its opening, plus bytes written since, before compression."""

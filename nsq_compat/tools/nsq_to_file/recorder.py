@@ -98,12 +98,8 @@ class Recording:
         self.unsynced.clear()
 
 
-class _Order(enum.Enum):
-    """Orders to the thread, in one queue with the messages."""
-
-    SYNC = enum.auto()
-    REOPEN = enum.auto()
-    END = enum.auto()
+_Order = enum.Enum("_Order", ["SYNC", "REOPEN", "END"])
+"""Orders to the thread, in one queue with the messages."""
 
 
 class TopicRecorder:
