@@ -145,19 +145,13 @@ def test_gos_queues_are_counted(go_path, nsq_data):
     ]
 
 
-def test_our_topics_are_counted(our_path, nsq_data):
-    code, lines, _ = nsq_data("check")
-    assert code == 0
-    assert "  c: depth 3" in lines
-    assert lines[-1] == "clean"
-
-
-def test_checking_changes_nothing(our_path, nsq_data):
+def test_our_topics_are_counted_and_checking_changes_nothing(our_path, nsq_data):
     go_has(our_path, "u", b"4")
     with open(os.path.join(topic_folder(str(our_path), "t"), "log.00000000000000000001"), "ab") as file:
         file.write(bytes(100))  # as if it had not been closed
     before = snapshot(our_path)
-    assert nsq_data("check")[0] == 0
+    code, lines, _ = nsq_data("check")
+    assert (code, "  c: depth 3" in lines, lines[-1]) == (0, True, "clean")
     assert snapshot(our_path) == before
 
 
@@ -191,18 +185,21 @@ def test_a_damaged_checkpoint_is_found(our_path, nsq_data, name):
     assert any("checkpoint is damaged" in line for line in lines)
 
 
-def test_a_damaged_nsqd_dat_is_found(go_path, nsq_data):
-    (go_path / "nsqd.dat").write_bytes(b"")
-    code, lines, _ = nsq_data("check")
-    assert code == 1
-    assert "unexpected end of JSON input" in lines[1]
-
-
-def test_an_nsqd_dat_with_wrong_types_is_damaged(go_path, nsq_data):
-    (go_path / "nsqd.dat").write_bytes(b'{"topics":[{"name":"a b"},{"name":"t","paused":3}]}')
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "unexpected end of JSON input"),
+        (
+            b'{"topics":[{"name":"a b"},{"name":"t","paused":3}]}',
+            "topic 1 has the invalid name 'a b'; topic 2: paused is not a boolean",
+        ),
+    ],
+)
+def test_a_damaged_nsqd_dat_is_found(go_path, nsq_data, content, problem):
+    (go_path / "nsqd.dat").write_bytes(content)
     code, lines, _ = nsq_data("check")
     assert (code, lines[-1]) == (1, "damaged")
-    assert lines[1].endswith("topic 1 has the invalid name 'a b'; topic 2: paused is not a boolean")
+    assert lines[1].endswith(problem)
 
 
 def test_all_findings_are_available_as_json(our_path, nsq_data):
@@ -244,45 +241,46 @@ def test_an_empty_folder_is_clean(tmp_path):
     assert text(check(str(tmp_path))) == ["nsqd.dat: 0 topics, 0 channels", "clean"]
 
 
-def test_gos_count_is_reported_when_it_differs():
-    report = QueueReport("t", claimed_depth=5, messages=7, bytes=70, unsynced=2)
-    assert text(Findings("/", queues=[report]))[1:] == [
-        "Go's queue t: 7 messages of 70 bytes, Go counted 5, 2 of them not yet in its positions",
-        "clean",
-    ]
-
-
-def test_missing_positions_are_reported():
-    report = QueueReport("t", messages=1, bytes=1)
-    assert text(Findings("/", queues=[report]))[1] == "Go's queue t: 1 message of 1 byte, no positions"
+@pytest.mark.parametrize(
+    ("findings", "lines"),
+    [
+        (
+            {"go_queues": [QueueReport("t", claimed_depth=5, messages=7, bytes=70, unsynced=2)]},
+            ["Go's queue t: 7 messages of 70 bytes, Go counted 5, 2 of them not yet in its positions", "clean"],
+        ),
+        (
+            {"go_queues": [QueueReport("t", messages=1, bytes=1)]},
+            ["Go's queue t: 1 message of 1 byte, no positions", "clean"],
+        ),
+        ({"bad_files": 1}, ["1 file set aside by Go as bad; nsq_data salvage lists what is in them", "clean"]),
+        (
+            {
+                "topics": [
+                    TopicFindings("t", bytes=9, depths={"": 1, "c": 2}, damaged_records=1, problems=["something"])
+                ]
+            },
+            [
+                "topic t: 9 bytes",
+                "  (no channel): depth 1",
+                "  c: depth 2",
+                "  damaged: 1 message",
+                "  something",
+                "damaged",
+            ],
+        ),
+    ],
+)
+def test_findings_are_told_in_lines(findings, lines):
+    assert text(Findings("/", **findings))[1:] == lines
 
 
 def test_more_damage_than_is_listed_is_counted():
     report = QueueReport("t", claimed_depth=0)
     for offset in range(103):
         report.add_damage("file", offset, 0, "gone")
-    lines = text(Findings("/", queues=[report]))
+    lines = text(Findings("/", go_queues=[report]))
     assert lines[2] == "  damaged: file at 0: gone"
     assert lines[-2:] == ["  damaged: 3 more", "damaged"]
-
-
-def test_files_that_go_set_aside_are_not_damage():
-    assert text(Findings("/", bad_files=1))[1:] == [
-        "1 file set aside by Go as bad; nsq_data salvage lists what is in them",
-        "clean",
-    ]
-
-
-def test_our_topics_are_reported_with_their_channels():
-    topic = TopicFindings("t", bytes=9, depths={"": 1, "c": 2}, damaged_records=1, problems=["something"])
-    assert text(Findings("/", topics=[topic]))[1:] == [
-        "topic t: 9 bytes",
-        "  (no channel): depth 1",
-        "  c: depth 2",
-        "  damaged: 1 message",
-        "  something",
-        "damaged",
-    ]
 
 
 def stored_topic(data_path, count):

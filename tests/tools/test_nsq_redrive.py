@@ -3,6 +3,7 @@
 import json
 import signal
 import time
+from contextlib import contextmanager
 
 import pytest
 
@@ -40,20 +41,26 @@ def test_all_waiting_messages_are_moved(nsqd, topic, dead, redrive):
     assert nsqd.unfinished(dead, "redrive") == 0
 
 
+@contextmanager
+def policy(nsqd, **values):
+    nsqd.asks("PUT", "/config/policies", json.dumps([values]).encode())
+    try:
+        yield
+    finally:
+        nsqd.asks("PUT", "/config/policies", b"[]")
+
+
 def nsqd_name(nsqd):
     info = nsqd.asks("GET", "/info").json()
     return f"{info['broadcast_address']}:{info['http_port']}"
 
 
 def test_messages_return_from_the_topic_that_nsqd_made(nsqd, topic, redrive):
-    nsqd.asks("PUT", "/config/policies", json.dumps([{"topic": topic, "max_attempts": 1}]).encode())
-    try:
+    with policy(nsqd, topic=topic, max_attempts=1):
         nsqd.publish(topic, b"bad")
         consume_and_refuse(nsqd, topic)
         wait_until(lambda: nsqd.topic_stats(f"{topic}.c.dead") is not None)
         wait_until(lambda: nsqd.waiting(f"{topic}.c.dead", "redrive") == 1)
-    finally:
-        nsqd.asks("PUT", "/config/policies", b"[]")
     assert redrive().returncode == 0
     assert nsqd.waiting(topic) == 1
 
@@ -102,11 +109,8 @@ def test_other_channels_are_named_and_need_a_flag(nsqd, topic, dead, redrive):
 
 def test_messages_that_nsqd_refuses_stay_with_an_error(nsqd, topic, dead, redrive):
     nsqd.publish(topic, b"full")
-    nsqd.asks("PUT", "/config/policies", json.dumps([{"topic": topic, "max_depth": 1}]).encode())
-    try:
+    with policy(nsqd, topic=topic, max_depth=1):
         refused = redrive()
-    finally:
-        nsqd.asks("PUT", "/config/policies", b"[]")
     assert refused.returncode == 1
     assert b"after 0 messages: " in refused.stderr
     assert b"is full (max_depth)" in refused.stderr

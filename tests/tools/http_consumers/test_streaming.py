@@ -178,12 +178,3 @@ def stream(nsqd, topic):
 def test_a_stream_without_messages_has_heartbeats(stream):
     lines = stream(heartbeat_interval=0.01)
     assert all(re.fullmatch(rb'\{"_heartbeat_":\d{10}\}\n', lines.readline()) for _ in range(3))
-
-
-def test_messages_that_arrive_are_finished(stream, nsqd, topic):
-    lines = stream()
-    nsqd.publish(topic, b"1", b"2")
-    assert [lines.readline(), lines.readline()] == [b"1\n", b"2\n"]
-    with gevent.Timeout(20):
-        while nsqd.unfinished(topic):
-            gevent.sleep(0.01)

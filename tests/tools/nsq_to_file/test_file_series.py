@@ -39,34 +39,26 @@ def names(
     return FileNames(rules, filename_format, datetime_format, hostname="vm.example.org", pid=77, **options)
 
 
-def test_every_token_has_its_value_and_the_revision_stays_open():
-    name = names("<DATETIME>/<TOPIC>/<HOST>.<PID><REV>").name("orders", NOW_NS)
-    assert name.with_revision(3) == "2026-11-21_04/orders/vm.77-000003"
-
-
-def test_without_files_of_the_same_name_there_are_no_revisions():
-    assert names(needs_revisions=False).name("t", NOW_NS) == Name("t.vm.2026-11-21_04.log")
+@pytest.mark.parametrize(
+    ("filename_format", "options", "name"),
+    [
+        ("<DATETIME>/<TOPIC>/<HOST>.<PID><REV>", {}, "2026-11-21_04/t/vm.77-000003"),
+        ("<TOPIC>.<HOST><REV>.<DATETIME>.log", {"needs_revisions": False}, "t.vm.2026-11-21_04.log"),
+        ("<TOPIC><REV>", {"gzip": True}, "t-000003.gz"),
+        ("<TOPIC><REV>.gz", {"gzip": True}, "t-000003.gz"),
+        ("<HOST><REV>", {"host_identifier": "dc1-<SHORT_HOST>-<HOSTNAME>"}, "dc1-vm-vm.example.org-000003"),
+        ("/a/<TOPIC><REV>", {}, "a/t-000003"),
+    ],
+)
+def test_every_token_has_its_value(filename_format, options, name):
+    made = names(filename_format, **options).name("t", NOW_NS)
+    assert made.with_revision(3) == name
+    assert made.is_gzip == ("gzip" in options)
 
 
 def test_with_files_of_the_same_name_a_format_without_revisions_is_refused():
     with pytest.raises(BadFormat, match="missing <REV> in --filename-format when gzip, rotation, or work dir enabled"):
         names("<TOPIC>.log")
-
-
-@pytest.mark.parametrize("given_format", ["<TOPIC><REV>", "<TOPIC><REV>.gz"])
-def test_compressed_files_have_one_suffix(given_format):
-    name = names(given_format, gzip=True).name("t", NOW_NS)
-    assert name.with_revision(0) == "t-000000.gz"
-    assert name.is_gzip
-
-
-def test_the_host_can_be_named():
-    name = names("<HOST><REV>", host_identifier="dc1-<SHORT_HOST>-<HOSTNAME>").name("t", NOW_NS)
-    assert name.with_revision(0) == "dc1-vm-vm.example.org-000000"
-
-
-def test_a_leading_slash_stays_below_the_folder():
-    assert names("/a/<TOPIC><REV>").name("t", NOW_NS).with_revision(0) == "a/t-000000"
 
 
 def test_a_topic_cannot_lead_out_of_the_folder():
@@ -314,26 +306,25 @@ def test_an_existing_file_stays_and_the_next_revision_is_used(work, output):
     assert [put(work, output) for _ in range(3)] == [f"folder/f-{number:06d}.log" for number in range(3)]
 
 
-@pytest.mark.parametrize("number", [errno.EXDEV, errno.EPERM])
-def test_without_links_a_file_is_copied(work, output, monkeypatch, number):
+@pytest.fixture(params=[errno.EXDEV, errno.EPERM])
+def without_links(request, monkeypatch):
     def no_link(source, target):
-        raise OSError(number, "no link")
+        raise OSError(request.param, "no link")
 
     monkeypatch.setattr(os, "link", no_link)
+
+
+def test_without_links_a_file_is_copied(work, output, without_links):
     assert [put(work, output) for _ in range(2)] == ["folder/f-000000.log", "folder/f-000001.log"]
     assert sorted(os.listdir(output / "folder")) == ["f-000000.log", "f-000001.log"]
     assert (output / "folder/f-000001.log").read_bytes() == b"content"
     assert not list(work.iterdir())
 
 
-def test_a_copy_that_fails_leaves_nothing_behind(work, output, monkeypatch):
-    def no_link(source, target):
-        raise OSError(errno.EXDEV, "no link")
-
+def test_a_copy_that_fails_leaves_nothing_behind(work, output, without_links, monkeypatch):
     def no_room(source, target):
         raise OSError(errno.ENOSPC, "full")
 
-    monkeypatch.setattr(os, "link", no_link)
     monkeypatch.setattr(shutil, "copyfileobj", no_room)
     with pytest.raises(OSError, match="full"):
         put(work, output)
@@ -353,13 +344,12 @@ def recovered(work, output, names, wants=lambda topic: True) -> dict[str, bytes]
 
 
 def leave(path, data: bytes) -> None:
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
 
 
 def test_files_of_a_dead_process_are_put_in_place_without_overwriting(work, output, of_vm):
     leave(work / "t/vm-000002.2020.log", b"left\n")
-    output.mkdir()
     leave(output / "t/vm-000002.2020.log", b"before\n")
     assert recovered(work, output, of_vm) == {"t/vm-000002.2020.log": b"before\n", "t/vm-000003.2020.log": b"left\n"}
 
@@ -378,7 +368,6 @@ def test_a_damaged_file_is_put_in_place_unchanged(work, output, of_vm):
 def test_empty_files_are_deleted(work, output, of_vm):
     leave(work / "t/vm-000000.2020.log", b"")
     leave(work / "t/vm-000001.2020.log.gz", gzip.compress(b"never synced")[:-1])
-    output.mkdir()
     assert recovered(work, output, of_vm) == {}
     assert not list((work / "t").iterdir())
 
@@ -386,7 +375,6 @@ def test_empty_files_are_deleted(work, output, of_vm):
 def test_a_file_of_a_live_process_stays(work, output, of_vm):
     file = OutputFile(str(work / "t/vm-000000.2020.log"), exclusive=True)
     file.write(b"line\n")
-    output.mkdir()
     assert recovered(work, output, of_vm) == {}
     file.close()
     assert len(recovered(work, output, of_vm)) == 1
@@ -395,7 +383,6 @@ def test_a_file_of_a_live_process_stays(work, output, of_vm):
 def test_files_of_other_topics_and_other_programs_stay(work, output, of_vm):
     leave(work / "other/vm-000000.2020.log", b"line\n")
     leave(work / "t/notes.txt", b"line\n")
-    output.mkdir()
     assert recovered(work, output, of_vm, wants=lambda topic: topic == "t") == {}
 
 

@@ -134,14 +134,14 @@ def test_a_signal_ends_it_while_nsqd_is_down(to_file):
     end(process)
 
 
-def test_a_disk_that_fails_ends_it_with_an_error_and_without_the_message(to_file, of, tmp_path, nsqd, topic):
-    nsqd.publish(topic, b"1")
+def test_a_disk_that_fails_ends_it_with_an_error_and_all_messages_are_requeued(to_file, of, tmp_path, nsqd, topic):
+    nsqd.publish(topic, b"1", b"2", b"3")
     (tmp_path / "output").write_bytes(b"a file where a folder should be")
     process = to_file(*of)
     _, log = process.communicate(timeout=40)
     assert process.returncode == 1
     assert f"FATAL: [{topic}/c] " in log
-    wait_until(lambda: nsqd.waiting(topic) == 1)
+    wait_until(lambda: nsqd.waiting(topic) == 3)
 
 
 def test_a_message_is_written_however_often_it_was_delivered(to_file, of, tmp_path, nsqd, topic):

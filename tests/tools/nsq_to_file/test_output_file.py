@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nsq_compat.tools.nsq_to_file.output_file import (
-    InUse,
     OutputFile,
     cut_unfinished_member,
     lock,
@@ -84,7 +83,7 @@ def test_half_a_line_of_a_dead_process_is_ended(path):
 def test_a_file_that_another_process_writes_to_is_only_shared_on_request(path):
     first = OutputFile(path, exclusive=False)
     first.write(b"not yet whole")
-    with pytest.raises(InUse):
+    with pytest.raises(FileExistsError, match="in use"):
         OutputFile(path, exclusive=False)
     second = OutputFile(path, exclusive=False, shared=True)
     second.write(b", by two\n")

@@ -1,7 +1,6 @@
 """A message is finished when the file that holds it is synced, never before."""
 
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -174,19 +173,14 @@ def test_messages_of_a_closed_connection_are_not_written(make, messages, deliver
 
 
 @pytest.fixture
-def failed() -> threading.Event:
-    return threading.Event()
-
-
-@pytest.fixture
-def record(nsqd, topic, tmp_path, failed) -> Iterator[Callable[..., TopicRecorder]]:
+def record(nsqd, topic, tmp_path) -> Iterator[Callable[..., TopicRecorder]]:
     recorders: list[TopicRecorder] = []
 
     def start(max_in_flight: int = 100, **options: Any) -> TopicRecorder:
         output = tmp_path / "output"
         recording = recording_in(output, time.monotonic(), sync_interval=1000, max_unsynced=max_in_flight)
         options = {"nsqd_tcp_addresses": nsqd.tcp_address, "max_in_flight": max_in_flight, "max_tries": 0, **options}
-        recorders.append(TopicRecorder(recording, partial(Consumer, topic, "c", **options), failed.set))
+        recorders.append(TopicRecorder(recording, partial(Consumer, topic, "c", **options), lambda: None))
         recorders[-1].start()
         return recorders[-1]
 
@@ -235,12 +229,3 @@ def test_a_file_that_was_moved_away_is_opened_again_on_request(record, nsqd, top
     wait_until(lambda: recorder.recording.recorded == 1)
     nsqd.publish(topic, b"behind")
     wait_until(lambda: lines(tmp_path) == [b"behind"])
-
-
-def test_when_the_disk_fails_all_messages_are_requeued(record, nsqd, topic, tmp_path, failed):
-    (tmp_path / "output").write_bytes(b"a file where a folder should be")
-    recorder = record()
-    nsqd.publish(topic, b"1", b"2", b"3")
-    assert failed.wait(20)
-    recorder.stop(20)
-    wait_until(lambda: nsqd.waiting(topic) == 3)
