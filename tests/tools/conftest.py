@@ -3,8 +3,11 @@
 import itertools
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -13,25 +16,90 @@ from nsq_conformance.daemon_process import installed
 from nsq_conformance.http_consumer_process import HttpConsumerProcess
 from nsq_conformance.nsqd_process import installed_nsqd
 from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
-from tests.tools.http_target import HttpTarget
 from tests.tools.nsqd import Nsqd
-
-StartConsumer = Callable[..., HttpConsumerProcess]
 
 _topic_numbers = itertools.count(1)
 
 
+@dataclass(frozen=True, slots=True)
+class Request:
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+    client: object
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 200
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Clients may leave at any time."""
+
+
+class HttpTarget:
+    """A real HTTP server that records its requests. All answers have its `status`, `headers` and `answer`, the body."""
+
+    def __init__(self) -> None:
+        self.status = 200
+        self.headers: dict[str, str] = {}
+        self.answer = b"thanks"
+        self.closing_count = 0
+        """How many of the next requests are answered by closing the connection."""
+        self.gate = threading.Event()
+        """Answers wait until it is set."""
+        self.gate.set()
+        self.requests: list[Request] = []
+        target = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                headers = dict(self.headers.items())
+                target.requests.append(Request(self.command, self.path, headers, body, self.client_address))
+                target.gate.wait()
+                if target.closing_count:
+                    target.closing_count -= 1
+                    self.close_connection = True
+                    return
+                self.send_response(target.status)
+                for name, value in target.headers.items():
+                    self.send_header(name, value)
+                has_body = target.status != 204
+                self.send_header("Content-Length", str(len(target.answer) if has_body else 0))
+                self.end_headers()
+                self.wfile.write(target.answer if has_body else b"")
+
+            def do_GET(self) -> None:
+                self.do_POST()
+
+            def log_message(self, *arguments: object) -> None:
+                pass
+
+        self._server = _Server(("127.0.0.1", 0), Handler)
+        self.address = f"127.0.0.1:{self._server.server_address[1]}"
+        self.url = f"http://{self.address}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+        self._thread.start()
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [request.body for request in self.requests]
+
+    def close(self) -> None:
+        self.gate.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
 @pytest.fixture
 def make_target() -> Iterator[Callable[[], HttpTarget]]:
-    made: list[HttpTarget] = []
-
-    def make() -> HttpTarget:
-        made.append(HttpTarget())
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
+    with ExitStack() as made:
+        yield lambda: made.enter_context(closing(HttpTarget()))
 
 
 @pytest.fixture
@@ -66,21 +134,6 @@ def run() -> Callable[..., "subprocess.CompletedProcess[bytes]"]:
     return run_it
 
 
-@pytest.fixture
-def refusal(run) -> Callable[..., str]:
-    """Run a utility that refuses its flags, and return its error text."""
-
-    def refusal_of(name: str, *flags: str) -> str:
-        done = run(name, *flags)
-        log: str = done.stderr.decode()
-        assert (done.returncode in (1, 2), done.stdout) == (True, b""), log
-        assert (done.returncode == 2) == (f"Usage of {name}:" in log)
-        assert "Traceback" not in log
-        return log
-
-    return refusal_of
-
-
 @pytest.fixture(scope="session")
 def nsqd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nsqd]:
     """One nsqd for all tests, each of which has a topic of its own."""
@@ -94,6 +147,21 @@ def topic(nsqd: Nsqd) -> str:
     name = f"topic.{next(_topic_numbers)}"
     nsqd.create_channel(name, "c")
     return name
+
+
+@pytest.fixture
+def publish(nsqd: Nsqd, topic: str) -> Callable[..., None]:
+    return lambda *bodies: nsqd.publish(topic, *bodies)
+
+
+@pytest.fixture
+def stat(nsqd: Nsqd, topic: str) -> Callable[[str], int]:
+    return lambda name: nsqd.stat(topic, name)
+
+
+@pytest.fixture
+def is_idle(nsqd: Nsqd, topic: str) -> Callable[[], bool]:
+    return lambda: nsqd.unfinished(topic) == 0
 
 
 @pytest.fixture
@@ -112,7 +180,7 @@ def announced_nsqd(lookupd: NsqlookupdProcess, tmp_path: Path) -> Iterator[Nsqd]
 
 
 @pytest.fixture
-def start_consumer(nsqd: Nsqd) -> Iterator[StartConsumer]:
+def start_consumer(nsqd: Nsqd) -> Iterator[Callable[..., HttpConsumerProcess]]:
     """Start a program with these flags beside nsqd; it is stopped at the end of the test."""
     with ExitStack() as running:
 

@@ -166,10 +166,3 @@ def test_the_same_clock_and_random_numbers_give_the_same_choices(mode, count, ac
     for choices in (first, second):
         play(mode, count, acts, seed, lambda destinations, _, choices=choices: choices.append(destinations.choose()))
     assert first == second
-
-
-@given(st.sampled_from(["hostpool", "epsilon-greedy"]), st.integers(2, 4), st.integers())
-def test_a_skipped_destination_is_not_chosen_while_another_is_healthy(mode, count, seed):
-    destinations = MODES[mode]([str(number) for number in range(count)], Time(), random.Random(seed))
-    destinations.failed("0")
-    assert "0" not in {destinations.choose() for _ in range(20)}

@@ -145,18 +145,6 @@ def test_large_messages_are_split_over_several_publishes(redrive, topic, tmp_pat
         assert small.stat(topic, "depth") == 5
 
 
-@pytest.mark.parametrize(
-    ("flags", "text"),
-    [
-        (["--topic="], "--topic and --channel are required"),
-        (["--channel=a b"], "--channel is invalid"),
-        (["--dead-letter-topic={topic}"], "the dead-letter topic is the destination"),
-        (["--count=-1"], "--count must not be negative"),
-        (["--rate=-1"], "--rate must not be negative"),
-        (["--lookupd-http-address=127.0.0.1:1"], "not both"),
-        ([], "no nsqd has the topic"),
-        (["--consumer-opt=nonsense,1"], "nonsense"),
-    ],
-)
-def test_wrong_options_are_refused(refusal, nsqd, of, flags, text):
-    assert text in refusal("nsq_redrive", *of, f"--nsqd-http-address={nsqd.http_address}", *flags)
+def test_a_topic_without_dead_letters_is_refused(redrive, topic):
+    refused = redrive()
+    assert (refused.returncode, f"no nsqd has the topic {topic}.c.dead".encode() in refused.stderr) == (1, True)

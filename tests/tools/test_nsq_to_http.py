@@ -7,23 +7,15 @@ import pytest
 
 from nsq_compat.tools.nsq_to_http import HttpSender, NotSent, Options
 from tests.client.waiting import wait_until
-from tests.cluster.hostile import (
-    DEADLINE,
-    DRIPPING,
-    HostileServer,
-    continuing,
-    dripping_handshake,
-    dripping_header,
-    dripping_headers,
-    dripping_redirects,
-    dripping_status,
-    endless_headers,
-    redirecting,
-    redirecting_with_endless_body,
-    silent,
-)
+from tests.cluster import hostile
 
-_BEFORE_THE_END_OF_HEADERS = [dripping_status, dripping_header, dripping_headers, continuing, silent]
+_BEFORE_THE_END_OF_HEADERS = [
+    hostile.dripping_status,
+    hostile.dripping_header,
+    hostile.dripping_headers,
+    hostile.continuing,
+    hostile.silent,
+]
 
 
 @pytest.fixture
@@ -31,21 +23,6 @@ def relay(start, nsqd, topic):
     return lambda *flags: start(
         "nsq_to_http", f"--topic={topic}", "--channel=c", f"--nsqd-tcp-address={nsqd.tcp_address}", *flags
     )
-
-
-@pytest.fixture
-def publish(nsqd, topic):
-    return lambda *bodies: nsqd.publish(topic, *bodies)
-
-
-@pytest.fixture
-def stat(nsqd, topic):
-    return lambda name: nsqd.stat(topic, name)
-
-
-@pytest.fixture
-def is_idle(nsqd, topic):
-    return lambda: nsqd.unfinished(topic) == 0
 
 
 def test_every_message_is_posted_once_and_finished(relay, publish, target, stat, is_idle):
@@ -119,7 +96,7 @@ def test_urls_take_turns_timings_are_printed_and_a_pipe_shows_no_progress(relay,
     assert "\r" not in log
 
 
-def test_a_signal_lets_requests_end_and_requeues_the_rest(relay, publish, target, stat, is_idle):
+def test_a_signal_lets_requests_end_and_stat_the_rest(relay, publish, target, stat, is_idle):
     target.gate.clear()
     publish(*[b"x"] * 10)
     process = relay(f"--post={target.url}", "--n=2")
@@ -129,42 +106,6 @@ def test_a_signal_lets_requests_end_and_requeues_the_rest(relay, publish, target
     assert process.wait(20) == 0
     assert stat("depth") + len(target.requests) == 10
     assert stat("in_flight_count") == 0
-
-
-@pytest.mark.parametrize(
-    ("flags", "complaint"),
-    [
-        *(
-            ([f"--header={word}"], "--header value format should be 'key=value'")
-            for word in ("", "x", "A:", ":b", "A: ")
-        ),
-        (["--topic="], "--topic and --channel are required"),
-        (["--content-type=x", "--get=x"], "--content-type only used with --post"),
-        (["--content-type=", "--post=x"], "--content-type requires a value when used"),
-        (["-n1", "--x"], "flag provided but not defined: -n1"),
-        (["--mode=hostpol"], "must be one of round-robin, hostpool, epsilon-greedy"),
-        ([], "--get or --post required"),
-        (["--get=http://h/%s", "--post=http://h/"], "use --get or --post not both"),
-        (["--get=http://h/"], "invalid GET address - must be a printf string"),
-        (["--get=http://h/%s%s"], "invalid GET address - must be a printf string"),
-        (["--post=http://h/", "--sample=1.1"], "ERROR: --sample must be between 0.0 and 1.0"),
-        (["--post=http://h/", "--sample=nan"], "ERROR: --sample must be between 0.0 and 1.0"),
-        (["--post=http://h/", "--n=0"], "no handlers"),
-        (["--post=h"], "h: MissingSchema"),
-        (["--post=http://h/", "--http-client-request-timeout=0"], "--http-client-request-timeout should be positive"),
-        (["--post=http://h/", "--topic=a b"], "'a b' is not a valid topic name"),
-        (
-            ["--post=http://h/", "--lookupd-http-address=h:1"],
-            "use --nsqd-tcp-address or --lookupd-http-address not both",
-        ),
-    ],
-)
-def test_wrong_options_are_refused_with_the_reason(refusal, flags, complaint):
-    assert complaint in refusal("nsq_to_http", "--topic=t", "--nsqd-tcp-address=127.0.0.1:1", *flags)
-
-
-def test_an_address_is_required(refusal):
-    assert "--nsqd-tcp-address or --lookupd-http-address required" in refusal("nsq_to_http", "--topic=t")
 
 
 # --- Sending ----------------------------------------------------------------------------------------------------------
@@ -302,32 +243,32 @@ def test_a_check_sends_nothing(target):
     assert not target.requests
 
 
-@pytest.mark.parametrize("answer", [*_BEFORE_THE_END_OF_HEADERS, dripping_redirects])
+@pytest.mark.parametrize("answer", [*_BEFORE_THE_END_OF_HEADERS, hostile.dripping_redirects])
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_an_answer_whose_headers_are_drawn_out_is_a_timeout(answer, method):
-    with HostileServer(answer) as server, pytest.raises(NotSent, match="^timeout$"):
-        sender(method, request_timeout=DEADLINE).send(f"http://{server.address}/%s", b"x")
+    with hostile.HostileServer(answer) as server, pytest.raises(NotSent, match="^timeout$"):
+        sender(method, request_timeout=hostile.DEADLINE).send(f"http://{server.address}/%s", b"x")
 
 
-@pytest.mark.parametrize("answer", [each for each in DRIPPING if each not in _BEFORE_THE_END_OF_HEADERS])
+@pytest.mark.parametrize("answer", [each for each in hostile.DRIPPING if each not in _BEFORE_THE_END_OF_HEADERS])
 def test_a_drawn_out_body_is_not_waited_for(answer):
-    with HostileServer(answer) as server:
-        sender(request_timeout=DEADLINE).send(f"http://{server.address}/", b"x")
+    with hostile.HostileServer(answer) as server:
+        sender(request_timeout=hostile.DEADLINE).send(f"http://{server.address}/", b"x")
 
 
 def test_a_tls_handshake_that_is_drawn_out_is_a_timeout():
-    with HostileServer(dripping_handshake) as server, pytest.raises(NotSent, match="^timeout$"):
-        sender(request_timeout=DEADLINE).send(f"https://{server.address}/", b"x")
+    with hostile.HostileServer(hostile.dripping_handshake) as server, pytest.raises(NotSent, match="^timeout$"):
+        sender(request_timeout=hostile.DEADLINE).send(f"https://{server.address}/", b"x")
 
 
-@pytest.mark.parametrize("answer", [redirecting, redirecting_with_endless_body])
+@pytest.mark.parametrize("answer", [hostile.redirecting, hostile.redirecting_with_endless_body])
 def test_redirects_in_a_loop_end_after_ten_and_their_bodies_are_not_read(answer):
-    with HostileServer(answer) as server:
+    with hostile.HostileServer(answer) as server:
         with pytest.raises(NotSent, match="TooManyRedirects"):
             sender(request_timeout=20).send(f"http://{server.address}/", b"x")
         assert server.requests == 11
 
 
 def test_headers_without_end_are_refused():
-    with HostileServer(endless_headers) as server, pytest.raises(NotSent, match="HTTPException"):
+    with hostile.HostileServer(hostile.endless_headers) as server, pytest.raises(NotSent, match="HTTPException"):
         sender(request_timeout=20).send(f"http://{server.address}/", b"x")

@@ -40,11 +40,6 @@ def two(destinations, topic):
 
 
 @pytest.fixture
-def publish(nsqd, topic):
-    return lambda *bodies: nsqd.publish(topic, *bodies)
-
-
-@pytest.fixture
 def relay(start, nsqd, topic):
     """Start it, from the shared nsqd to the given addresses."""
 
@@ -54,16 +49,6 @@ def relay(start, nsqd, topic):
         return start("nsq_to_nsq", *place, *addresses, *flags)
 
     return start_it
-
-
-@pytest.fixture
-def is_idle(nsqd, topic):
-    return lambda: nsqd.unfinished(topic) == 0
-
-
-@pytest.fixture
-def requeues(nsqd, topic):
-    return lambda: nsqd.stat(topic, "requeue_count")
 
 
 def bodies_at(nsqd, topic):
@@ -94,13 +79,13 @@ def test_messages_can_go_to_another_topic(relay, publish, one, topic, is_idle):
 
 
 @pytest.mark.parametrize("mode", ["round-robin", "hostpool", "epsilon-greedy"])
-def test_a_destination_that_is_down_does_not_affect_others(relay, publish, one, topic, is_idle, requeues, mode):
+def test_a_destination_that_is_down_does_not_affect_others(relay, publish, one, topic, is_idle, stat, mode):
     bodies = [b"%d" % number for number in range(300)]
     publish(*bodies)
     process = relay(f"--mode={mode}", to=["127.0.0.1:1", one.tcp_address])
     wait_until(is_idle)
     assert Counter(bodies_at(one, topic)) == Counter(bodies)
-    assert requeues() == 0
+    assert stat("requeue_count") == 0
     process.terminate()
     assert " to 127.0.0.1:1: " in process.communicate(timeout=20)[1]
 
@@ -113,11 +98,11 @@ def test_a_message_that_one_destination_refuses_goes_to_another(relay, publish, 
     bodies_at(two, topic)
 
 
-def test_no_message_is_finished_before_a_destination_has_it(relay, publish, two, topic, is_idle, requeues):
+def test_no_message_is_finished_before_a_destination_has_it(relay, publish, two, topic, is_idle, stat):
     publish(b"x" * 1000)
     options = ("--consumer-opt=default_requeue_delay,0s", "--consumer-opt=max_backoff_duration,0s")
     relay(*options, to=[two.tcp_address])
-    wait_until(lambda: requeues() > 10)  # more often than go-nsq's max_attempts
+    wait_until(lambda: stat("requeue_count") > 10)  # more often than go-nsq's max_attempts
     assert not is_idle()
 
 
@@ -129,12 +114,12 @@ def test_only_wanted_messages_and_fields_pass(relay, publish, one, topic, is_idl
     assert bodies_at(one, topic) == [b'{"a":"x","b":1}']
 
 
-def test_messages_that_are_not_json_are_kept(relay, publish, nsqd, one, topic, requeues):
+def test_messages_that_are_not_json_are_kept(relay, publish, nsqd, one, topic, stat):
     publish(b"no json", b'{"a":1}')
     process = relay("--require-json-field=a", "--mode=hostpool", to=[one.tcp_address])
     wait_until(lambda: nsqd.stat(topic, "deferred_count") == 1)
     wait_until(lambda: one.stat(topic, "depth") == 1)
-    assert requeues() == 1
+    assert stat("requeue_count") == 1
     process.terminate()
     assert "Unable to decode json: b'no json'" in process.communicate(timeout=20)[1]
     assert bodies_at(one, topic) == [b'{"a":1}']
@@ -169,24 +154,6 @@ def test_timings_are_printed_and_a_signal_ends_it(relay, publish, one, two, is_i
     assert log.count("[aggregate]: finished 100 - 99th: ") == 2
     assert log.count(f"[{two.tcp_address}]: finished 100 - 99th: ") == 1
     assert "\r" not in log
-
-
-@pytest.mark.parametrize(
-    ("flags", "complaint"),
-    [
-        ([], "--topic and --channel are required"),
-        (["--topic=a b"], "--topic is invalid"),
-        (["--topic=t", "--destination-topic=a b"], "--destination-topic is invalid"),
-        (["--topic=t", "--channel=a b"], "--channel is invalid"),
-        (["--topic=t"], "--nsqd-tcp-address or --lookupd-http-address required"),
-        (["--topic=t", "--nsqd-tcp-address=h:1"], "--destination-nsqd-tcp-address required"),
-        (["--topic=t", "--nsqd-tcp-address=h:1", "--destination-nsqd-tcp-address=h"], "h"),
-        (["--topic=t", "--mode=all"], "must be one of round-robin, hostpool, epsilon-greedy"),
-        (["--topic=t", "--non-json=lose"], "must be one of requeue, pass, drop"),
-    ],
-)
-def test_wrong_options_are_refused_with_the_reason(refusal, flags, complaint):
-    assert complaint in refusal("nsq_to_nsq", *flags)
 
 
 def test_a_kill_loses_no_message(relay, publish, one, topic, is_idle):

@@ -96,12 +96,13 @@ def test_a_line_is_printed_with_the_request_after_the_last(lines):
     assert lines == ["[aggregate]: finished 100 - 99th: 100.00ms - 95th: 97.00ms - avg: 50.50ms"]
 
 
-def test_the_next_line_is_printed_after_as_many_requests(lines):
-    times = RequestTimes(["a"], 100, lines.append)
+@pytest.mark.parametrize(("every", "count"), [(100, 3), (1, 300), (0, 0)])
+def test_the_next_line_is_printed_after_as_many_requests(lines, every, count):
+    times = RequestTimes(["a"], every, lines.append)
+    lines.clear()  # of the warning
     for _ in range(301):
         times.add("a", 0.001)
-    assert len(lines) == 3
-    assert times.count == 301
+    assert (len(lines), times.count) == (count, 301)
 
 
 def test_several_addresses_have_lines_of_their_own(lines):
@@ -114,11 +115,3 @@ def test_several_addresses_have_lines_of_their_own(lines):
 def test_few_values_cause_a_warning(lines):
     RequestTimes(["a"], 99, lines.append)
     assert lines == ["Warning: use more than 100 status values for accurate percentiles (configured with 99)"]
-
-
-def test_zero_prints_no_lines(lines):
-    times = RequestTimes(["a", "b"], 0, lines.append)
-    for _ in range(1000):
-        times.add("a", 0.001)
-    assert lines == []
-    assert times.count == 1000

@@ -46,14 +46,6 @@ def test_the_first_refused_record_ends_it_with_its_number(to_nsq, nsqd):
     assert b"E_BAD_MESSAGE" in done.stderr
 
 
-def test_an_invalid_topic_is_refused_at_once(refusal):
-    assert "--topic 'a b' is not a valid name" in refusal("to_nsq", "--topic=a b", "--nsqd-tcp-address=127.0.0.1:1")
-
-
-def test_an_invalid_address_is_refused(refusal):
-    assert "not host:port: 'h'" in refusal("to_nsq", "--topic=t", "--nsqd-tcp-address=h")
-
-
 def test_many_records_are_all_published(to_nsq, nsqd):
     assert to_nsq(b"".join(b"%d\n" % number for number in range(20_000))).returncode == 0
     assert nsqd.stat("t", "depth") == 20_000

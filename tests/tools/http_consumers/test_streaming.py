@@ -4,7 +4,6 @@ import re
 import signal
 from functools import partial
 
-import gevent
 import gevent.socket
 import pytest
 
@@ -130,51 +129,14 @@ def test_sigterm_ends_its_streams_in_order(pubsub, nsqd, topic):
     assert nsqd.waiting(topic) == 0
 
 
-@pytest.mark.parametrize(
-    ("flags", "complaint"),
-    [
-        ([], "--nsqd-tcp-address or --lookupd-http-address required"),
-        (
-            ["--nsqd-tcp-address=127.0.0.1:1", "--lookupd-http-address=127.0.0.1:1"],
-            "use --nsqd-tcp-address or --lookupd-http-address not both",
-        ),
-        (["--nsqd-tcp-address=127.0.0.1:1", "--max-in-flight=0"], "--max-in-flight must be > 0"),
-        (["--nsqd-tcp-address=h"], "not host:port: 'h'"),
-    ],
-)
-def test_wrong_options_are_refused_with_the_reason(refusal, flags, complaint):
-    assert complaint in refusal("nsq_pubsub", *flags)
-
-
-# --- In this process --------------------------------------------------------------------------------------------------
-
-
-def make_consumer(nsqd, topic, channel, handler):
-    return Consumer(topic, channel, handler, nsqd_tcp_addresses=nsqd.tcp_address, max_in_flight=10)
-
-
-@pytest.fixture
-def stream(nsqd, topic):
-    """The lines that a client receives after the head."""
-    opened = []
-
-    def open_stream(**options):
-        server = AckHttpServer(listen("127.0.0.1:0"), PubSub(partial(make_consumer, nsqd), 30.0, **options))
-        server.start()
-        host, port = server.address.split(":")
-        caller = gevent.socket.create_connection((host, int(port)), timeout=20)
-        lines = caller.makefile("rb")
-        opened.extend([lines.close, caller.close, server.stop])
+def test_a_stream_without_messages_has_heartbeats(nsqd, topic):
+    make_consumer = partial(Consumer, nsqd_tcp_addresses=nsqd.tcp_address)
+    server = AckHttpServer(listen("127.0.0.1:0"), PubSub(make_consumer, 30.0, heartbeat_interval=0.01))
+    server.start()
+    host, port = server.address.split(":")
+    with gevent.socket.create_connection((host, int(port)), timeout=20) as caller, caller.makefile("rb") as lines:
         caller.sendall(f"GET /sub?topic={topic}&channel=c HTTP/1.1\r\nHost: h\r\n\r\n".encode())
         while lines.readline() != b"\r\n":
             pass
-        return lines
-
-    yield open_stream
-    for end in opened:
-        end()
-
-
-def test_a_stream_without_messages_has_heartbeats(stream):
-    lines = stream(heartbeat_interval=0.01)
-    assert all(re.fullmatch(rb'\{"_heartbeat_":\d{10}\}\n', lines.readline()) for _ in range(3))
+        assert all(re.fullmatch(rb'\{"_heartbeat_":\d{10}\}\n', lines.readline()) for _ in range(3))
+    server.stop()

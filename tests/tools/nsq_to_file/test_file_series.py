@@ -24,19 +24,18 @@ from nsq_compat.tools.nsq_to_file.output_file import OutputFile
 
 HOUR_NS = 3600 * 10**9
 NOON_NS = int(time.mktime((2026, 11, 21, 12, 0, 0, 0, 0, -1))) * 10**9
-MOMENT = time.struct_time((2026, 11, 21, 4, 5, 6, 0, 0, -1))
-NOW_NS = int(time.mktime(MOMENT)) * 10**9
+NOW_NS = int(time.mktime((2026, 11, 21, 4, 5, 6, 5, 325, -1))) * 10**9
 
 
 def names(
     filename_format="<TOPIC>.<HOST><REV>.<DATETIME>.log",
-    datetime_format="%Y-%m-%d_%H",
+    dates="%Y-%m-%d_%H",
     needs_revisions=True,
     gzip=False,
     **options,
-) -> FileNames:
+):
     rules = Rules(output_dir="/o", work_dir="/w" if needs_revisions else "/o", gzip_level=6 if gzip else None)
-    return FileNames(rules, filename_format, datetime_format, hostname="vm.example.org", pid=77, **options)
+    return FileNames(rules, filename_format, dates, hostname="vm.example.org", pid=77, **options)
 
 
 @pytest.mark.parametrize(
@@ -78,8 +77,7 @@ def test_a_topic_cannot_lead_out_of_the_folder():
     ],
 )
 def test_dates_use_the_codes_of_nsq_and_other_text_stays(datetime_format, text):
-    moment = time.struct_time((2026, 11, 21, 4, 5, 6, 5, 325, -1))
-    assert datetime_text(datetime_format, int(time.mktime(moment)) * 10**9) == text
+    assert datetime_text(datetime_format, NOW_NS) == text
 
 
 TOPICS = st.from_regex(r"\A[.a-zA-Z0-9_-]{1,10}(#ephemeral)?\Z").filter(lambda topic: topic not in (".", ".."))

@@ -194,38 +194,38 @@ def lines(tmp_path: Path) -> list[bytes]:
     return sorted(file.read_bytes().splitlines()) if file.exists() else []
 
 
-def test_more_messages_than_max_in_flight_do_not_wait_for_the_interval(record, nsqd, topic, tmp_path):
+def test_more_messages_than_max_in_flight_do_not_wait_for_the_interval(record, tmp_path, is_idle, publish):
     bodies = [b"%04d" % number for number in range(2000)]
-    nsqd.publish(topic, *bodies)
+    publish(*bodies)
     recorder = record(max_in_flight=50)
-    wait_until(lambda: nsqd.unfinished(topic) == 0)
+    wait_until(is_idle)
     assert lines(tmp_path) == bodies
     assert recorder.recording.recorded == 2000
 
 
-def test_few_messages_are_finished_before_their_timeout(record, nsqd, topic, tmp_path):
+def test_few_messages_are_finished_before_their_timeout(record, nsqd, topic, tmp_path, is_idle, publish):
     record(msg_timeout=4)
-    nsqd.publish(topic, b"1", b"2", b"3")
+    publish(b"1", b"2", b"3")
     wait_until(lambda: lines(tmp_path) == [b"1", b"2", b"3"])
-    wait_until(lambda: nsqd.unfinished(topic) == 0)
+    wait_until(is_idle)
     assert (nsqd.stat(topic, "timeout_count"), nsqd.stat(topic, "requeue_count")) == (0, 0)
 
 
-def test_after_a_stop_all_received_messages_are_written_and_finished(record, nsqd, topic, tmp_path):
+def test_after_a_stop_all_received_messages_are_written_and_finished(record, tmp_path, is_idle, publish):
     recorder = record()
-    nsqd.publish(topic, b"1", b"2", b"3")
+    publish(b"1", b"2", b"3")
     wait_until(lambda: len(recorder.recording.unsynced) == 3)
     recorder.stop(20)
     assert lines(tmp_path) == [b"1", b"2", b"3"]
-    wait_until(lambda: nsqd.unfinished(topic) == 0)
+    wait_until(is_idle)
 
 
-def test_a_file_that_was_moved_away_is_opened_again_on_request(record, nsqd, topic, tmp_path):
+def test_a_file_that_was_moved_away_is_opened_again_on_request(record, tmp_path, publish):
     recorder = record()
-    nsqd.publish(topic, b"before")
+    publish(b"before")
     wait_until(lambda: lines(tmp_path) == [b"before"])
     os.rename(tmp_path / "output" / "t", tmp_path / "output" / "moved")
     recorder.reopen()
     wait_until(lambda: recorder.recording.recorded == 1)
-    nsqd.publish(topic, b"behind")
+    publish(b"behind")
     wait_until(lambda: lines(tmp_path) == [b"behind"])
