@@ -51,10 +51,8 @@ REFUSALS = {
         f"--topic='a b' {NSQD}": "--topic 'a b' is not a valid name",
         "--topic=t --nsqd-tcp-address=h": "not host:port: 'h'",
     },
-    "nsq_stat": {
-        "--topic=t --channel=c --nsqd-http-address=127.0.0.1:1": (
-            "ERROR: failed to get nsqd stats - failed to query any nsqd"
-        ),
+    "nsq_stat --topic=t --channel=c": {
+        "--nsqd-http-address=127.0.0.1:1": "ERROR: failed to get nsqd stats - failed to query any nsqd",
     },
     "nsq_to_file": {"--topic=t": "--nsqd-tcp-address or --lookupd-http-address required"},
     f"nsq_to_file --topic=t {NSQD}": {

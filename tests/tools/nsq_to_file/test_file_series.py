@@ -312,14 +312,16 @@ def without_links(request, monkeypatch):
     monkeypatch.setattr(os, "link", no_link)
 
 
-def test_without_links_a_file_is_copied(work, output, without_links):
+@pytest.mark.usefixtures("without_links")
+def test_without_links_a_file_is_copied(work, output):
     assert [put(work, output) for _ in range(2)] == ["folder/f-000000.log", "folder/f-000001.log"]
     assert sorted(os.listdir(output / "folder")) == ["f-000000.log", "f-000001.log"]
     assert (output / "folder/f-000001.log").read_bytes() == b"content"
     assert not list(work.iterdir())
 
 
-def test_a_copy_that_fails_leaves_nothing_behind(work, output, without_links, monkeypatch):
+@pytest.mark.usefixtures("without_links")
+def test_a_copy_that_fails_leaves_nothing_behind(work, output, monkeypatch):
     def no_room(source, target):
         raise OSError(errno.ENOSPC, "full")
 
