@@ -1,4 +1,4 @@
-"""nsq_pubsub or nsq_pull as a child process, and what its callers ask of it."""
+"""nsq_pubsub or nsq_pull as a child process, with the requests that tests need."""
 
 import socket
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from nsq_conformance.daemon_process import DaemonProcess
 
 
 class HttpConsumerProcess(DaemonProcess):
-    """One running program that hands out messages over HTTP."""
+    """A running program that hands out messages over HTTP."""
 
     speaks_tcp = False
 

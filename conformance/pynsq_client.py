@@ -263,7 +263,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         program.add_argument("--tls-root-ca-file", type=Path, help="use TLS and trust these authorities")
         program.add_argument("--tls-cert", type=Path, help="the client's certificate and its key, in one PEM file")
         program.add_argument("--compression", choices=("deflate", "snappy"))
-        program.add_argument("--auth-secret", help="what AUTH says")
+        program.add_argument("--auth-secret", help="secret to send with AUTH")
     return parser.parse_args(arguments)
 
 

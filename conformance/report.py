@@ -95,8 +95,8 @@ def rows(columns: Sequence[Sequence[Outcome]]) -> list[Row]:
 def summaries(table: Sequence[Row], names: Sequence[str]) -> Iterator[str]:
     for number, name in enumerate(names):
         counts = Counter(row.outcomes[number] for row in table)
-        told = ", ".join(f"{counts[outcome]} {outcome}" for outcome in _OUTCOMES if counts[outcome])
-        yield f"{name}: {len(table)} behaviours, {told or 'none'}"
+        counted = ", ".join(f"{counts[outcome]} {outcome}" for outcome in _OUTCOMES if counts[outcome])
+        yield f"{name}: {len(table)} behaviours, {counted or 'none'}"
 
 
 def as_text(table: Sequence[Row], names: Sequence[str]) -> str:
@@ -122,8 +122,8 @@ def as_html(table: Sequence[Row], names: Sequence[str]) -> str:
         for row in members:
             cells = "".join(f'<td class="{each.split()[0]}">{each}</td>' for each in row.outcomes)
             body.append(f"<tr><td>{html.escape(row.behaviour + _noted(row))}</td>{cells}</tr>")
-    told = "".join(f"<p>{html.escape(line)}</p>" for line in summaries(table, names))
-    return _PAGE.format(summary=told, rows="\n".join(body))
+    summary = "".join(f"<p>{html.escape(line)}</p>" for line in summaries(table, names))
+    return _PAGE.format(summary=summary, rows="\n".join(body))
 
 
 _PAGE: Final = """<!doctype html>

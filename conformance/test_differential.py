@@ -13,7 +13,7 @@ from threading import Thread
 
 import pytest
 
-from nsq_conformance.differential.acts import Act, Hang, Say, Take
+from nsq_conformance.differential.acts import Act, Send, ShutDown, Take
 from nsq_conformance.differential.campaign import Campaign
 from nsq_conformance.differential.comparing import Comparison
 from nsq_conformance.differential.playing import topic_names
@@ -122,15 +122,15 @@ def test_a_changed_answer_is_found_with_its_shortest_stream(
     nsqd_process: NsqdProcess, names: Iterator[bytes], changed: Callable[[Change], Addresses], what: str, change: Change
 ) -> None:
     acts: list[Act] = [
-        Say(0, b"  V2", 0),
-        Say(1, b"  V2", 0),
-        Say(1, b"PUB TOPIC.d\n\0\0\0\1x"),
-        Say(0, b"PUB TOPIC.a\n\0\0\0\2m1"),
-        Say(0, b"SUB TOPIC.a c\n"),
-        Say(0, b"RDY 1\n", 0),
+        Send(0, b"  V2", 0),
+        Send(1, b"  V2", 0),
+        Send(1, b"PUB TOPIC.d\n\0\0\0\1x"),
+        Send(0, b"PUB TOPIC.a\n\0\0\0\2m1"),
+        Send(0, b"SUB TOPIC.a c\n"),
+        Send(0, b"RDY 1\n", 0),
         Take(0, 1),
-        Hang(1, b"FIN\n"),
-        Hang(0),
+        ShutDown(1, b"FIN\n"),
+        ShutDown(0),
     ]
     honest = nsqd_process.tcp_address, nsqd_process.http_address
     with closing(Comparison(honest, changed(change), names)) as comparison:

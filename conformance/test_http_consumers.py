@@ -1,4 +1,4 @@
-"""nsq_pubsub and nsq_pull with the nsqd to test: what is handed out arrives, and what is not goes back."""
+"""nsq_pubsub and nsq_pull with the nsqd to test: messages that are handed out arrive, and others are requeued."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

@@ -173,10 +173,10 @@ def test_clients_are_authorized_by_the_right_secret_only(
         "tls": ["true" if "tls_root_ca_file" in asking else "false"],
         "common_name": [CLIENT_NAME if way == "certificate" else ""],
     }
-    told = [
+    reported = [
         {key: question[key] for key in known} for question in server.questions if question["secret"] == ["opensesame"]
     ]
-    assert told == [known] * 2
+    assert reported == [known] * 2
 
 
 @pytest.mark.parametrize("name", CLIENTS)

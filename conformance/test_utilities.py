@@ -1,4 +1,4 @@
-"""to_nsq and nsq_tail, ours or Go's (``--utilities FOLDER``), with the nsqd to test."""
+"""to_nsq, nsq_tail and nsq_stat, ours or Go's (``--utilities FOLDER``), with the nsqd to test."""
 
 import os
 import signal

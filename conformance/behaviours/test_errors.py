@@ -94,9 +94,9 @@ FATAL = {
 }
 
 
-@pytest.mark.parametrize(("said", "refusal"), FATAL.values(), ids=FATAL)
-def test_refused_and_closed(client: RawClient, said: bytes, refusal: bytes) -> None:
-    client.sends(said)
+@pytest.mark.parametrize(("sent", "refusal"), FATAL.values(), ids=FATAL)
+def test_refused_and_closed(client: RawClient, sent: bytes, refusal: bytes) -> None:
+    client.sends(sent)
     assert client.error() == refusal
     assert client.is_closed()
 
@@ -120,10 +120,10 @@ FATAL_TO_A_CONSUMER = {
 }
 
 
-@pytest.mark.parametrize(("said", "refusal"), FATAL_TO_A_CONSUMER.values(), ids=FATAL_TO_A_CONSUMER)
-def test_a_consumer_is_refused_and_closed(client: RawClient, topic: str, said: bytes, refusal: bytes) -> None:
-    client.subscribes(topic).sends(said)
-    if said.startswith(b"CLS"):
+@pytest.mark.parametrize(("sent", "refusal"), FATAL_TO_A_CONSUMER.values(), ids=FATAL_TO_A_CONSUMER)
+def test_a_consumer_is_refused_and_closed(client: RawClient, topic: str, sent: bytes, refusal: bytes) -> None:
+    client.subscribes(topic).sends(sent)
+    if sent.startswith(b"CLS"):
         assert client.response() == b"CLOSE_WAIT"
     assert client.error() == refusal
     assert client.is_closed()
@@ -136,11 +136,11 @@ HARMLESS = {
 }
 
 
-@pytest.mark.parametrize(("said", "refusal"), HARMLESS.values(), ids=HARMLESS)
+@pytest.mark.parametrize(("sent", "refusal"), HARMLESS.values(), ids=HARMLESS)
 def test_an_answer_to_no_message_in_flight_is_refused_and_the_connection_stays(
-    client: RawClient, topic: str, said: bytes, refusal: bytes
+    client: RawClient, topic: str, sent: bytes, refusal: bytes
 ) -> None:
-    client.subscribes(topic).sends(said)
+    client.subscribes(topic).sends(sent)
     assert client.error() == refusal
     client.publishes(topic, b"still here").is_ready(1)
     assert client.message().body == b"still here"
@@ -168,9 +168,9 @@ CUT_OFF = {
 }
 
 
-@pytest.mark.parametrize(("said", "refusal"), CUT_OFF.values(), ids=CUT_OFF)
-def test_eof_is_reported_within(client: RawClient, said: bytes, refusal: bytes) -> None:
-    client.sends(said).ends_sending()
+@pytest.mark.parametrize(("sent", "refusal"), CUT_OFF.values(), ids=CUT_OFF)
+def test_eof_is_reported_within(client: RawClient, sent: bytes, refusal: bytes) -> None:
+    client.sends(sent).ends_sending()
     assert client.error() == refusal
     assert client.is_closed()
 

@@ -18,16 +18,16 @@ Heard = list[tuple[float, Frame | None]]
 """Frames with their times, in seconds; None is EOF."""
 
 
-def listen(client: RawClient, began: float, seconds: float, says: bytes = b"", every: float = 0.25) -> Heard:
-    """Record frames for `seconds` or until EOF, and send `says` at an interval."""
+def listen(client: RawClient, began: float, seconds: float, data: bytes = b"", every: float = 0.25) -> Heard:
+    """Record frames for `seconds` or until EOF, and send `data` at an interval."""
     heard: Heard = []
     while time.monotonic() - began < seconds:
         try:
             frame = client.frame(every)
             heard.append((time.monotonic() - began, frame))
-            client.sends(says)
+            client.sends(data)
         except TimeoutError:
-            client.sends(says)
+            client.sends(data)
         except (EOFError, OSError):
             return [*heard, (time.monotonic() - began, None)]
     return heard

@@ -11,7 +11,7 @@ from nsq_conformance.nsqd_process import NsqdProcess
 from nsq_conformance.raw_client import RawClient, sized
 
 
-def says(client: RawClient, document: bytes) -> RawClient:
+def identifies(client: RawClient, document: bytes) -> RawClient:
     return client.sends(b"IDENTIFY\n" + sized(document))
 
 
@@ -23,7 +23,7 @@ def client_stats(nsqd: NsqdProcess, topic: str) -> dict[str, Any]:
 
 
 def test_without_feature_negotiation_the_answer_is_ok(client: RawClient) -> None:
-    assert says(client, b"{}").response() == b"OK"
+    assert identifies(client, b"{}").response() == b"OK"
 
 
 def test_feature_negotiation_is_answered_in_this_order(client: RawClient) -> None:
@@ -72,7 +72,7 @@ def test_the_answer_contains(client: RawClient, field: str, value: object) -> No
 
 
 def test_the_answer_is_written_without_spaces(client: RawClient) -> None:
-    says(client, b'{"feature_negotiation":true}')
+    identifies(client, b'{"feature_negotiation":true}')
     answer = client.response()
     assert answer == json.dumps(json.loads(answer), separators=(",", ":")).encode()
 
@@ -135,19 +135,19 @@ REFUSED = (
 
 @pytest.mark.parametrize(("field", "asked", "reason"), REFUSED)
 def test_a_requested_value_is_refused(client: RawClient, field: str, asked: int, reason: str) -> None:
-    says(client, json.dumps({field: asked}).encode())
+    identifies(client, json.dumps({field: asked}).encode())
     assert client.error() == b"E_BAD_BODY IDENTIFY " + reason.encode()
     assert client.is_closed()
 
 
 def test_the_first_of_several_errors_is_reported(client: RawClient) -> None:
-    says(client, b'{"msg_timeout":1,"sample_rate":100,"heartbeat_interval":1}')
+    identifies(client, b'{"msg_timeout":1,"sample_rate":100,"heartbeat_interval":1}')
     assert client.error() == b"E_BAD_BODY IDENTIFY heartbeat interval (1) is invalid"
 
 
 @pytest.mark.parametrize("interval", [0, -1, 1000, 120_000])
 def test_a_heartbeat_interval_that_is_granted(client: RawClient, interval: int) -> None:
-    assert says(client, json.dumps({"heartbeat_interval": interval}).encode()).response() == b"OK"
+    assert identifies(client, json.dumps({"heartbeat_interval": interval}).encode()).response() == b"OK"
 
 
 TAKEN = {
@@ -163,7 +163,7 @@ TAKEN = {
 
 @pytest.mark.parametrize("document", TAKEN.values(), ids=TAKEN)
 def test_an_accepted_document(client: RawClient, document: bytes) -> None:
-    assert says(client, document).response() == b"OK"
+    assert identifies(client, document).response() == b"OK"
 
 
 NOT_TAKEN = {
@@ -188,24 +188,24 @@ NOT_TAKEN = {
 
 @pytest.mark.parametrize("document", NOT_TAKEN.values(), ids=NOT_TAKEN)
 def test_a_refused_document(client: RawClient, document: bytes) -> None:
-    says(client, document)
+    identifies(client, document)
     assert client.error() == b"E_BAD_BODY IDENTIFY failed to decode JSON body"
     assert client.is_closed()
 
 
 def test_names_are_case_insensitive(client: RawClient) -> None:
-    says(client, b'{"FEATURE_negotiation":true,"Sample_Rate":7}')
+    identifies(client, b'{"FEATURE_negotiation":true,"Sample_Rate":7}')
     assert json.loads(client.response())["sample_rate"] == 7
 
 
 def test_both_compressions_at_once_are_refused(client: RawClient) -> None:
-    says(client, b'{"feature_negotiation":true,"snappy":true,"deflate":true}')
+    identifies(client, b'{"feature_negotiation":true,"snappy":true,"deflate":true}')
     assert client.error() == b"E_IDENTIFY_FAILED cannot enable both deflate and snappy compression"
     assert client.is_closed()
 
 
 def test_without_feature_negotiation_there_is_no_compression(client: RawClient) -> None:
-    assert says(client, b'{"snappy":true}').response() == b"OK"
+    assert identifies(client, b'{"snappy":true}').response() == b"OK"
     client.sends(b"WRONG\n")
     assert client.error() == b"E_INVALID invalid command WRONG"
 

@@ -65,9 +65,9 @@ def test_identify_is_answered_with_the_addresses_of_nsqlookupd(peer: Peer, nsqlo
     assert answer["version"] == "1.3.0"
 
 
-@pytest.mark.parametrize("said", [b"PING\n", b"PING\r\n", b"PING and more\n", b"  PING  \n"])
-def test_ping_is_always_answered(peer: Peer, said: bytes) -> None:
-    assert peer.says(said) == b"OK"
+@pytest.mark.parametrize("sent", [b"PING\n", b"PING\r\n", b"PING and more\n", b"  PING  \n"])
+def test_ping_is_always_answered(peer: Peer, sent: bytes) -> None:
+    assert peer.says(sent) == b"OK"
 
 
 BEFORE_IDENTIFY = {
@@ -93,22 +93,22 @@ BEFORE_IDENTIFY = {
 }
 
 
-@pytest.mark.parametrize(("said", "refusal"), BEFORE_IDENTIFY.values(), ids=BEFORE_IDENTIFY)
-def test_refused_and_closed(peer: Peer, said: bytes, refusal: bytes) -> None:
-    assert peer.says(said) == refusal
+@pytest.mark.parametrize(("sent", "refusal"), BEFORE_IDENTIFY.values(), ids=BEFORE_IDENTIFY)
+def test_refused_and_closed(peer: Peer, sent: bytes, refusal: bytes) -> None:
+    assert peer.says(sent) == refusal
     assert peer.is_closed()
 
 
 @pytest.mark.parametrize(
-    ("said", "refusal"),
+    ("sent", "refusal"),
     [
         (b"IDENTIFY\n\0", b"E_BAD_BODY IDENTIFY failed to read body size"),
         (b"IDENTIFY\n\0\0\0\5{", b"E_BAD_BODY IDENTIFY failed to read body"),
     ],
     ids=["the size of an IDENTIFY", "the body of an IDENTIFY"],
 )
-def test_eof_is_reported_within(peer: Peer, said: bytes, refusal: bytes) -> None:
-    assert peer.sends(said).ends_sending().reply() == refusal
+def test_eof_is_reported_within(peer: Peer, sent: bytes, refusal: bytes) -> None:
+    assert peer.sends(sent).ends_sending().reply() == refusal
     assert peer.is_closed()
 
 
@@ -133,9 +133,9 @@ AFTER_IDENTIFY = {
 }
 
 
-@pytest.mark.parametrize(("said", "refusal"), AFTER_IDENTIFY.values(), ids=AFTER_IDENTIFY)
-def test_an_nsqd_is_refused_and_closed(peer: Peer, said: bytes, refusal: bytes) -> None:
-    assert peer.is_a_node().says(said) == refusal
+@pytest.mark.parametrize(("sent", "refusal"), AFTER_IDENTIFY.values(), ids=AFTER_IDENTIFY)
+def test_an_nsqd_is_refused_and_closed(peer: Peer, sent: bytes, refusal: bytes) -> None:
+    assert peer.is_a_node().says(sent) == refusal
     assert peer.is_closed()
 
 

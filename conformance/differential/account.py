@@ -1,7 +1,7 @@
 """The generator's model of an nsqd: the messages of topics and channels, and their consumers.
 
-It tells how many replies and which messages to wait for. A topic with a state that is not certain is marked so, and is
-not consumed any more.
+It predicts the number of replies and the messages to wait for. A topic with a state that is not certain is marked so,
+and is not consumed any more.
 """
 
 from dataclasses import dataclass, field

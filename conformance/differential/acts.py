@@ -11,7 +11,7 @@ TOPIC: Final = b"TOPIC"
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
+class Send:
     """Send bytes, then wait for this number of replies (not messages or heartbeats), or EOF."""
 
     connection: int
@@ -50,7 +50,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Hang:
+class ShutDown:
     """Send bytes, shut down sending, and read until nsqd closes."""
 
     connection: int
@@ -58,7 +58,7 @@ class Hang:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Request:
     """An HTTP request."""
 
     method: str
@@ -67,13 +67,13 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
+class Wait:
     """Wait, because nsqd may delete ephemeral topics and channels in the background."""
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ReadStats:
     """The last act: read ``/stats`` of the stream's topics."""
 
 
-Act = Rest | Look | Say | Sync | Take | Answer | Hang | Ask
+Act = Wait | ReadStats | Send | Sync | Take | Answer | ShutDown | Request

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from nsq_conformance.differential.acts import Act, Hang
+from nsq_conformance.differential.acts import Act, ShutDown
 from nsq_conformance.differential.comparing import Comparison, Difference
 from nsq_conformance.differential.streams import stream
 
@@ -38,7 +38,7 @@ class Counts:
     def add(self, acts: list[Act]) -> None:
         self.streams += 1
         self.acts += len(acts)
-        self.connections += sum(isinstance(act, Hang) for act in acts)
+        self.connections += sum(isinstance(act, ShutDown) for act in acts)
 
     def __str__(self) -> str:
         rate = self.streams / self.seconds if self.seconds else 0.0

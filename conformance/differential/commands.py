@@ -10,13 +10,13 @@ from nsq_conformance.differential.vocabulary import CHANNELS, DOCUMENTS, EDGES, 
 def publish(conversation: Conversation, client: Client) -> None:
     topic, bodies = conversation.topic(), conversation.bodies(4)
     lines = b"".join(b"PUB %b\n" % topic + sized(body) for body in bodies)
-    conversation.say(client, lines, len(bodies))
+    conversation.send(client, lines, len(bodies))
     conversation.published(topic, bodies)
 
 
 def publish_many(conversation: Conversation, client: Client) -> None:
     topic, bodies = conversation.topic(), conversation.bodies(6)
-    conversation.say(client, b"MPUB %b\n" % topic + sized(batch(bodies)))
+    conversation.send(client, b"MPUB %b\n" % topic + sized(batch(bodies)))
     conversation.published(topic, bodies)
 
 
@@ -24,14 +24,14 @@ def publish_deferred(conversation: Conversation, client: Client) -> None:
     topic, body = conversation.topic(), conversation.body()
     delay_ms = conversation.random.choice((MAX_DELAY_MS - 1, MAX_DELAY_MS))
     conversation.account.topic(topic).is_settled = False
-    conversation.say(client, b"DPUB %b %d\n" % (topic, delay_ms) + sized(body))
+    conversation.send(client, b"DPUB %b %d\n" % (topic, delay_ms) + sized(body))
 
 
 def identify(conversation: Conversation, client: Client) -> None:
     if client.state != "init":
-        return conversation.hang(client, b"IDENTIFY\n" + sized(b"{}"))
+        return conversation.shut_down(client, b"IDENTIFY\n" + sized(b"{}"))
     if conversation.random.random() < 0.15:
-        return conversation.hang(client, b"IDENTIFY\n" + sized(conversation.random.choice(DOCUMENTS)))
+        return conversation.shut_down(client, b"IDENTIFY\n" + sized(conversation.random.choice(DOCUMENTS)))
     random = conversation.random
     members = {name: random.choice(EDGES) for name in random.sample(INTEGERS, random.randint(0, 2))}
     members |= dict.fromkeys(random.sample(TEXTS, random.randint(0, 2)), "x")
@@ -48,9 +48,9 @@ def identify(conversation: Conversation, client: Client) -> None:
         isinstance(members.get(name, ""), str) for name in TEXTS
     )
     return (
-        conversation.say(client, data)
+        conversation.send(client, data)
         if harmless
-        else conversation.hang(client, data + b"PUB %b\n" % conversation.lonely_topic() + sized(b"x"))
+        else conversation.shut_down(client, data + b"PUB %b\n" % conversation.topic_without_consumers() + sized(b"x"))
     )
 
 
@@ -59,11 +59,11 @@ def subscribe(conversation: Conversation, client: Client) -> None:
     topic = conversation.account.topic(name)
     known = topic.channels.get(channel_name)
     if client.state != "init" or not topic.is_certain or (known and known.consumer):
-        return say_nothing(conversation, client)
+        return send_nops(conversation, client)
     if known is None:  # its messages depend on the background work of nsqd
         conversation.settle(name)
     client.state, client.topic, client.channel = "subscribed", name, channel_name
-    conversation.say(client, b"SUB %b %b\n" % (name, channel_name))
+    conversation.send(client, b"SUB %b %b\n" % (name, channel_name))
     topic.channel(channel_name).consumer = client
     if conversation.random.random() < 0.8:
         consume(conversation, client)
@@ -101,9 +101,9 @@ def answer(conversation: Conversation, client: Client) -> None:
     conversation.deliver(channel)
 
 
-def say_nothing(conversation: Conversation, client: Client) -> None:
+def send_nops(conversation: Conversation, client: Client) -> None:
     if client.state == "init":
-        conversation.say(client, b"NOP\n" * conversation.random.randint(1, 3), 0)
+        conversation.send(client, b"NOP\n" * conversation.random.randint(1, 3), 0)
     else:
         conversation.sync(client, b"NOP\n")
 
@@ -111,9 +111,9 @@ def say_nothing(conversation: Conversation, client: Client) -> None:
 def close_gently(conversation: Conversation, client: Client) -> None:
     if client.state == "subscribed":
         client.ready, client.state = 0, "closing"
-        conversation.say(client, b"CLS\n")
+        conversation.send(client, b"CLS\n")
     else:
-        conversation.hang(client, b"CLS\n")
+        conversation.shut_down(client, b"CLS\n")
 
 
 def _channel(conversation: Conversation, client: Client) -> Channel:

@@ -1,7 +1,7 @@
 """The stream generated so far, and its open connections.
 
-The account tells the number of replies and the messages to wait for. If they are not certain, the act is the last of
-its connection: `hang` reads until EOF.
+The account predicts the number of replies and the messages to wait for. If they are not certain, the act is the last of
+its connection: `shut_down` reads until EOF.
 """
 
 import random
@@ -9,7 +9,7 @@ import struct
 from urllib.parse import urlencode
 
 from nsq_conformance.differential.account import Account, Channel, Client
-from nsq_conformance.differential.acts import TOPIC, Act, Answer, Ask, Hang, Look, Rest, Say, Sync, Take
+from nsq_conformance.differential.acts import TOPIC, Act, Answer, ReadStats, Request, Send, ShutDown, Sync, Take, Wait
 from nsq_conformance.differential.vocabulary import TOPICS
 
 
@@ -32,7 +32,7 @@ class Conversation:
             client = Client(self._connections)
             self._connections += 1
             self._clients.append(client)
-            self.say(client, b"  V2", 0)
+            self.send(client, b"  V2", 0)
             return client
         return self.random.choice(self._clients)
 
@@ -40,10 +40,10 @@ class Conversation:
         consumed = self.account.consumed()
         return self.random.choice(consumed if consumed and self.random.random() < 0.5 else TOPICS)
 
-    def lonely_topic(self) -> bytes:
+    def topic_without_consumers(self) -> bytes:
         """A topic without consumers, now and later, for publishes that may or may not succeed."""
-        lonely = [each for each in TOPICS if not self.account.has_consumers(each)]
-        name = self.random.choice(lonely) if lonely and self.random.random() < 0.3 else TOPIC + b".d"
+        unread = [each for each in TOPICS if not self.account.has_consumers(each)]
+        name = self.random.choice(unread) if unread and self.random.random() < 0.3 else TOPIC + b".d"
         self.account.topic(name).is_certain = False
         return name
 
@@ -57,8 +57,8 @@ class Conversation:
 
     # --- Acts ---------------------------------------------------------------------------------------------------------
 
-    def say(self, client: Client, data: bytes, replies: int = 1) -> None:
-        self.acts.append(Say(client.number, data, replies))
+    def send(self, client: Client, data: bytes, replies: int = 1) -> None:
+        self.acts.append(Send(client.number, data, replies))
 
     def sync(self, client: Client, data: bytes = b"") -> None:
         self.acts.append(Sync(client.number, data))
@@ -66,27 +66,27 @@ class Conversation:
     def answer(self, client: Client, verb: bytes, body: bytes, tail: bytes = b"") -> None:
         self.acts.append(Answer(client.number, verb, body, tail))
 
-    def hang(self, client: Client, data: bytes) -> None:
+    def shut_down(self, client: Client, data: bytes) -> None:
         """Add the last act of a connection."""
         self._clients.remove(client)
-        self.acts.append(Hang(client.number, data))
+        self.acts.append(ShutDown(client.number, data))
         self.account.left(client)
         if client.channel.endswith(b"#ephemeral"):
-            self.acts.append(Rest())
+            self.acts.append(Wait())
 
-    def ask(self, method: str, path: str, query: dict[str, str], body: bytes = b"") -> None:
-        self.acts.append(Ask(method, f"{path}?{urlencode(query)}", body))
+    def request(self, method: str, path: str, query: dict[str, str], body: bytes = b"") -> None:
+        self.acts.append(Request(method, f"{path}?{urlencode(query)}", body))
 
     def settle(self, topic: bytes) -> None:
         """Wait until the messages of a topic are in its channels."""
         if topic in self.account.topics and not self.account.topic(topic).is_settled:
-            self.acts.append(Rest())
+            self.acts.append(Wait())
             self.account.topic(topic).is_settled = True
 
     def end(self) -> None:
         for client in list(self._clients):
-            self.hang(client, b"")
-        self.acts.append(Look())
+            self.shut_down(client, b"")
+        self.acts.append(ReadStats())
 
     # --- Effects ------------------------------------------------------------------------------------------------------
 

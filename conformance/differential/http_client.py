@@ -77,7 +77,7 @@ class HttpClient:
         self._lookers: list[Running] = []
         self._seen: dict[Running, dict[bytes, list[Any]]] = {}
 
-    def ask(self, method: str, target: str, body: bytes = b"") -> Asking:
+    def request(self, method: str, target: str, body: bytes = b"") -> Asking:
         """Send a request and wait for its answer. Raises Unanswered."""
         head = f"{method} {target} HTTP/1.1\r\n".encode() + self._host_line
         request = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
@@ -102,7 +102,7 @@ class HttpClient:
             if is_fresh:
                 raise Unanswered(f"{method} {target}")
 
-    def look(self, prefix_size: int, gathering: float) -> Generator[float, None, dict[bytes, list[Any]]]:
+    def read_stats(self, prefix_size: int, gathering: float) -> Generator[float, None, dict[bytes, list[Any]]]:
         """The topics in ``/stats``, by the first bytes of their names.
 
         The request is sent after `gathering` seconds, in which other plays may join.
@@ -125,7 +125,7 @@ class HttpClient:
         while time.monotonic() < gathered:
             yield gathered
         lookers, self._lookers = self._lookers, []
-        _, body = yield from self.ask("GET", "/stats?format=json&include_mem=false")
+        _, body = yield from self.request("GET", "/stats?format=json&include_mem=false")
         seen: dict[bytes, list[Any]] = {}
         for topic in json.loads(body)["topics"] or ():
             seen.setdefault(topic["topic_name"][:prefix_size].encode(), []).append(topic)

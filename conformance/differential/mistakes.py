@@ -15,10 +15,10 @@ from nsq_conformance.differential.vocabulary import (
 )
 
 
-def say_wrong(conversation: Conversation, client: Client) -> None:
+def send_invalid(conversation: Conversation, client: Client) -> None:
     """Send a complete but invalid command."""
     name, number = conversation.random.choice(BAD_NAMES), conversation.random.choice(NUMBERS)
-    topic, channel = conversation.lonely_topic(), conversation.random.choice(CHANNELS)
+    topic, channel = conversation.topic_without_consumers(), conversation.random.choice(CHANNELS)
     size = conversation.random.choice((0, -1, MAX_MSG_SIZE + 1, MAX_BODY_SIZE + 1, 2**31 - 1, -(2**31)))
     count = conversation.random.choice((0, -1, 1, 3, 2**31 - 1))
     bare_rdy = b"RDY\n" if client.state == "init" else b"RDY x\n"  # valid for a consumer
@@ -48,12 +48,12 @@ def say_wrong(conversation: Conversation, client: Client) -> None:
         b"PUB\n", b"SUB\n", bare_rdy, b"FIN\n", b"REQ\n", b"TOUCH\n", b"DPUB\n", b"MPUB\n", b"CLS extra\n",
         b"X" * conversation.random.choice((16383, 16384, 17000)) + b"\n",
     ))  # fmt: skip
-    conversation.hang(client, wrong)
+    conversation.shut_down(client, wrong)
 
 
 def break_off(conversation: Conversation, client: Client) -> None:
     """Send a valid command, truncated or with one byte changed."""
-    topic = conversation.lonely_topic()
+    topic = conversation.topic_without_consumers()
     data = conversation.random.choice((
         b"PUB %b\n" % topic + sized(conversation.body()),
         b"MPUB %b\n" % topic + sized(batch(conversation.bodies(3))),
@@ -63,7 +63,7 @@ def break_off(conversation: Conversation, client: Client) -> None:
     ))  # fmt: skip
     place = conversation.random.randrange(len(data))
     if conversation.random.random() < 0.5:
-        return conversation.hang(client, data[:place])
+        return conversation.shut_down(client, data[:place])
     if TOPIC in data[max(0, place - len(TOPIC) + 1) : place + len(TOPIC)]:
         place = 0
-    return conversation.hang(client, data[:place] + conversation.random.randbytes(1) + data[place + 1 :])
+    return conversation.shut_down(client, data[:place] + conversation.random.randbytes(1) + data[place + 1 :])

@@ -10,7 +10,19 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from nsq_conformance.differential.acts import TOPIC, UNKNOWN_ID, Act, Answer, Ask, Hang, Look, Rest, Say, Sync, Take
+from nsq_conformance.differential.acts import (
+    TOPIC,
+    UNKNOWN_ID,
+    Act,
+    Answer,
+    ReadStats,
+    Request,
+    Send,
+    ShutDown,
+    Sync,
+    Take,
+    Wait,
+)
 from nsq_conformance.differential.http_client import HttpClient
 from nsq_conformance.differential.loop import Loop
 from nsq_conformance.differential.tcp_connection import TcpConnection
@@ -33,15 +45,15 @@ class Patience:
     """For expected frames."""
     quiet: float
     """Time without frames after which no more are expected; longer than nsqd's output buffer timeout."""
-    rest: float
+    wait: float
     """Time for nsqd to delete ephemeral topics and channels in the background."""
-    look: float
+    stats: float
     """Time in which requests for ``/stats`` are gathered, to share one answer."""
 
 
-AMONG_MANY: Final = Patience(reply=60.0, quiet=0.2, rest=0.3, look=1.0)
+AMONG_MANY: Final = Patience(reply=60.0, quiet=0.2, wait=0.3, stats=1.0)
 """For plays among many others, where waiting costs nothing."""
-ALONE: Final = Patience(reply=2.0, quiet=0.05, rest=0.05, look=0.0)
+ALONE: Final = Patience(reply=2.0, quiet=0.05, wait=0.05, stats=0.0)
 
 
 class Nsqd:
@@ -71,29 +83,29 @@ class Play:
             observations.append((yield from self._act(act)))
         for connection in self._connections.values():
             connection.close()
-        if not acts or not isinstance(acts[-1], Look):
-            yield from self._look()
+        if not acts or not isinstance(acts[-1], ReadStats):
+            yield from self._read_stats()
         return observations
 
     def _act(self, act: Act) -> Playing:
-        if isinstance(act, Rest):
-            deadline = time.monotonic() + self._patience.rest
+        if isinstance(act, Wait):
+            deadline = time.monotonic() + self._patience.wait
             while time.monotonic() < deadline:
                 yield deadline
             # An answer shows that nsqd was scheduled meanwhile, however busy the machine is.
-            return (yield from self._nsqd.http.ask("GET", "/ping"))
-        if isinstance(act, Ask):
-            return (yield from self._ask(act))
-        if isinstance(act, Look):
-            return (yield from self._look())
+            return (yield from self._nsqd.http.request("GET", "/ping"))
+        if isinstance(act, Request):
+            return (yield from self._request(act))
+        if isinstance(act, ReadStats):
+            return (yield from self._read_stats())
         connection = self._connections.get(act.connection)
         if connection is None:
             connection = self._connections[act.connection] = TcpConnection(self._nsqd.loop, self._nsqd.tcp)
         return (yield from self._with(connection, act))
 
-    def _with(self, connection: TcpConnection, act: Say | Sync | Take | Answer | Hang) -> Playing:
+    def _with(self, connection: TcpConnection, act: Send | Sync | Take | Answer | ShutDown) -> Playing:
         patience = self._patience.reply
-        if isinstance(act, Say):
+        if isinstance(act, Send):
             connection.send(self._named(act.data))
             yield from connection.await_replies(act.replies, patience)
             return self._replies(connection)
@@ -121,16 +133,16 @@ class Play:
         connection.replies.clear()
         return (replies,)
 
-    def _ask(self, act: Ask) -> Playing:
+    def _request(self, act: Request) -> Playing:
         target = act.target.replace(TOPIC.decode(), self._topic.decode())
-        status, body = yield from self._nsqd.http.ask(act.method, target, act.body)
+        status, body = yield from self._nsqd.http.request(act.method, target, act.body)
         return status, body.replace(self._topic, TOPIC)
 
-    def _look(self) -> Playing:
-        topics = (yield from self._nsqd.http.look(len(TOPIC), self._patience.look)).get(self._topic, [])
+    def _read_stats(self) -> Playing:
+        topics = (yield from self._nsqd.http.read_stats(len(TOPIC), self._patience.stats)).get(self._topic, [])
         for each in topics:
             name = each["topic_name"].replace("#", "%23")
-            yield from self._nsqd.http.ask("POST", f"/topic/delete?topic={name}")
+            yield from self._nsqd.http.request("POST", f"/topic/delete?topic={name}")
         comparable = json.dumps(_comparable(topics), sort_keys=True)
         return (json.loads(comparable.replace(self._topic.decode(), TOPIC.decode())),)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Final
 
 from nsq_conformance.differential.account import Account, Client
-from nsq_conformance.differential.acts import Rest
+from nsq_conformance.differential.acts import Wait
 from nsq_conformance.differential.conversation import Conversation, batch
 from nsq_conformance.differential.vocabulary import CHANNELS
 
@@ -23,12 +23,12 @@ def control(conversation: Conversation, client: Client) -> None:
         query["channel"] = channel.decode()
     if conversation.random.random() < 0.1:
         query.pop(conversation.random.choice(list(query)))
-        return conversation.ask("POST", f"/{what}/{act}", query)
+        return conversation.request("POST", f"/{what}/{act}", query)
     conversation.settle(topic)
-    conversation.ask("POST", f"/{what}/{act}", query)
+    conversation.request("POST", f"/{what}/{act}", query)
     _ACTS[what, act](conversation.account, topic, channel)
     if act == "delete":
-        conversation.acts.append(Rest())
+        conversation.acts.append(Wait())
     return None
 
 
@@ -38,18 +38,18 @@ def publish_over_http(conversation: Conversation, client: Client) -> None:
         topic, bodies = conversation.topic(), conversation.bodies(4)
         if random.random() < 0.5:
             del bodies[1:]
-            conversation.ask("POST", "/pub", {"topic": topic.decode()}, bodies[0])
+            conversation.request("POST", "/pub", {"topic": topic.decode()}, bodies[0])
         else:
-            conversation.ask("POST", "/mpub", {"topic": topic.decode()}, b"\n".join(bodies))
+            conversation.request("POST", "/mpub", {"topic": topic.decode()}, b"\n".join(bodies))
         return conversation.published(topic, bodies)
-    query = {"topic": conversation.lonely_topic().decode()}
+    query = {"topic": conversation.topic_without_consumers().decode()}
     path, body = random.choice((("/pub", conversation.body()), ("/mpub", b"\n".join(conversation.bodies(4)))))
     if random.random() < 0.6:
         query["defer"] = random.choice(("x", "-1", "3600001", "1.5", ""))
     else:
         query["binary"] = random.choice(("true", "false", "1", "x"))
         body = batch(conversation.bodies(3)) if random.random() < 0.7 else body
-    return conversation.ask("POST", path, query, body)
+    return conversation.request("POST", path, query, body)
 
 
 # --- Effects: none if there is no such topic or channel --------------------------------------------------------------

@@ -17,11 +17,11 @@ from nsq_conformance.differential.commands import (
     publish,
     publish_deferred,
     publish_many,
-    say_nothing,
+    send_nops,
     subscribe,
 )
 from nsq_conformance.differential.conversation import Conversation
-from nsq_conformance.differential.mistakes import break_off, say_wrong
+from nsq_conformance.differential.mistakes import break_off, send_invalid
 from nsq_conformance.differential.requests import control, publish_over_http
 
 Step = Callable[[Conversation, Client], None]
@@ -38,12 +38,12 @@ def stream(seed: int) -> list[Act]:
     return conversation.acts
 
 
-def _come_or_consume(conversation: Conversation, client: Client) -> None:
+def _connect_or_consume(conversation: Conversation, client: Client) -> None:
     (subscribe if client.state == "init" else consume)(conversation, client)
 
 
 def _answer_if_there_is_something(conversation: Conversation, client: Client) -> None:
-    (answer if client.held else _come_or_consume)(conversation, client)
+    (answer if client.held else _connect_or_consume)(conversation, client)
 
 
 _STEPS: Final[dict[Step, int]] = {
@@ -51,10 +51,10 @@ _STEPS: Final[dict[Step, int]] = {
     publish_many: 2,
     publish_deferred: 2,
     identify: 3,
-    _come_or_consume: 6,
+    _connect_or_consume: 6,
     _answer_if_there_is_something: 8,
-    say_nothing: 1,
-    say_wrong: 1,
+    send_nops: 1,
+    send_invalid: 1,
     break_off: 1,
     close_gently: 1,
     control: 2,

@@ -1,7 +1,6 @@
 """Programs for operators, each a module with a `main`.
 
     nsq_data        check a data path, export it to Go's nsqd, salvage Go's bad files
-    data_check      the findings of `nsq_data check`, as text and JSON
     nsq_stat        a channel's statistics over all nodes, in intervals
     nsq_tail        print messages
     nsq_to_file/    write messages to files
@@ -12,10 +11,8 @@
     http_consumers/ nsq_pubsub and nsq_pull: messages for HTTP clients
 
     program         command line, error messages, signals and exit codes of every utility
-    client_options  the flags for reading a channel, --consumer-opt and --producer-opt
+    client_options  the flags for reading and publishing, --consumer-opt and --producer-opt
     destinations    the choice among several destinations
-    http_sending    an HTTP request for a message
-    json_filter     which JSON messages pass, and which of their fields
     progress        progress on a terminal, and --status-every
 
 May import everything below; nothing imports it.

@@ -5,25 +5,43 @@ that our client does not have are checked and ignored.
 """
 
 import ssl
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from nsq_compat.cli.kinds import STRINGS
+from nsq_compat.cli.kinds import INTEGER, STRINGS
+from nsq_compat.cli.literals import parse_bool
 from nsq_compat.cli.options import option
-from nsq_compat.client import Consumer
+from nsq_compat.client import Consumer, Producer
 from nsq_compat.client.message import Handler
+from nsq_compat.client.settings import SETTING_NAMES
 from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.http_client import HttpClient
-from nsq_compat.protocol.durations import MILLISECOND, SECOND, parse_duration
-from nsq_compat.tools.program import Refused, user_agent
+from nsq_compat.protocol.durations import MILLISECOND, parse_duration, seconds
+from nsq_compat.tools.program import ProgramOptions, Refused, Rule, unless_one_kind
 
 _HOUR = 3600.0
 
 
-@dataclass(slots=True, kw_only=True)
-class ReadingOptions:
+@dataclass(kw_only=True)
+class ProducerOptions(ProgramOptions):
+    """The flag of a utility that publishes."""
+
+    producer_opt: tuple[str, ...] = option(
+        "producer-opt", STRINGS, (), "`name,value` of an option of the client library, publishing (repeat for several)"
+    )
+
+    def producer(self, addresses: str | Iterable[str], **settings: Any) -> Producer:
+        """Raises ``Refused``."""
+        settings.update(client_settings("producer-opt", self.producer_opt))
+        with refusing():
+            return Producer(addresses, user_agent=self.user_agent, **settings)
+
+
+@dataclass(kw_only=True)
+class ReadingOptions(ProgramOptions):
     """The flags of every utility that reads a channel, as NSQ names them."""
 
     nsqd_tcp_addresses: tuple[str, ...] = option(
@@ -36,26 +54,73 @@ class ReadingOptions:
         "consumer-opt", STRINGS, (), "`name,value` of an option of the client library (repeat for several)"
     )
 
-    def consumer(self, program: str, topic: str, channel: str, handler: Handler, **settings: Any) -> Consumer:
-        """Make a consumer that never gives a message up unless ``--consumer-opt`` says so. Raises ``Refused``."""
-        settings = {"max_tries": 0, **settings, **consumer_options(self.consumer_opt)}
-        try:
-            return Consumer(
-                topic,
-                channel,
-                handler,
-                nsqd_tcp_addresses=self.nsqd_tcp_addresses,
-                lookupd_http_addresses=self.lookupd_http_addresses,
-                user_agent=user_agent(program),
-                **settings,
-            )
-        except (TypeError, ValueError) as error:
-            raise Refused(str(error)) from error
+    max_in_flight: int = option("max-in-flight", INTEGER, 200, "most messages of a topic in flight")
+
+    def address_rules(self) -> Iterator[Rule]:
+        return unless_one_kind(self.nsqd_tcp_addresses, self.lookupd_http_addresses)
+
+    def consumer(
+        self, topic: str, channel: str, handler: Handler, *, defaults: Mapping[str, Any] | None = None, **settings: Any
+    ) -> Consumer:
+        """Make a consumer that never gives a message up unless ``--consumer-opt`` says so. Raises ``Refused``.
+
+        ``--consumer-opt`` takes precedence over `defaults`, and `settings` over both.
+        """
+        settings = {
+            "nsqd_tcp_addresses": self.nsqd_tcp_addresses,
+            "lookupd_http_addresses": self.lookupd_http_addresses,
+            "user_agent": self.user_agent,
+            "max_in_flight": self.max_in_flight,
+            "max_tries": 0,
+            **(defaults or {}),
+            **client_settings("consumer-opt", self.consumer_opt),
+            **settings,
+        }
+        with refusing():
+            return Consumer(topic, channel, handler, **settings)
 
 
-@dataclass(frozen=True, slots=True)
-class _Key:
-    """How a value is read, its limits, and the name of our client's option ("" for none)."""
+@dataclass(kw_only=True)
+class ClusterOptions(ProgramOptions):
+    """The flags of a utility that queries the daemons."""
+
+    nsqd_http_addresses: tuple[str, ...] = option(
+        "nsqd-http-address", STRINGS, (), "host:port of an nsqd (repeat for several)"
+    )
+    nsqlookupd_http_addresses: tuple[str, ...] = option(
+        "lookupd-http-address", STRINGS, (), "host:port of an nsqlookupd (repeat for several)"
+    )
+
+    def address_rules(self) -> Iterator[Rule]:
+        return unless_one_kind(self.nsqd_http_addresses, self.nsqlookupd_http_addresses, "--nsqd-http-address")
+
+    def cluster(self, connect_timeout: float = 2.0, request_timeout: float = 5.0) -> Cluster:
+        """Times are in seconds."""
+        client = HttpClient(connect_timeout=connect_timeout, request_timeout=request_timeout)
+        return Cluster(client, self.nsqlookupd_http_addresses, self.nsqd_http_addresses)
+
+
+def cluster_of(lookupds: Iterable[str], connect_timeout: float, request_timeout: float) -> Cluster:
+    """The cluster that these nsqlookupds know, at ``host:port`` or URLs."""
+    addresses = tuple(urlsplit(each if "://" in each else f"//{each}").netloc for each in lookupds)
+    return ClusterOptions(nsqlookupd_http_addresses=addresses).cluster(connect_timeout, request_timeout)
+
+
+@contextmanager
+def refusing(*kinds: type[Exception]) -> Iterator[None]:
+    """Turn errors of these kinds into ``Refused``; by default those of our client for wrong options."""
+    refused = kinds or (TypeError, ValueError)
+    try:
+        yield
+    except refused as error:
+        raise Refused(str(error)) from error
+
+
+# --- Options of go-nsq ------------------------------------------------------------------------------------------------
+
+
+class _Key(NamedTuple):
+    """How a value is read, the name of our client's option ("" for none), and its limits."""
 
     read: Callable[[str], Any]
     name: str = ""
@@ -63,22 +128,12 @@ class _Key:
     high: float | None = None
 
 
-def _boolean(text: str) -> bool:
-    if text.lower() in ("1", "t", "true"):
-        return True
-    if text.lower() in ("0", "f", "false"):
-        return False
-    raise ValueError
-
-
 def _seconds(text: str) -> float:
-    return parse_duration(text) / SECOND
+    return seconds(parse_duration(text))
 
 
-def _milliseconds(text: str) -> int:
-    return parse_duration(text) // MILLISECOND
-
-
+_TLS_NAMES: Final = {"cert_reqs", "ca_certs", "certfile", "keyfile"}
+"""Of ``client.settings.ConnectionSettings.tls_options``."""
 _KEYS: Final[dict[str, _Key]] = {
     "dial_timeout": _Key(_seconds, "timeout"),
     "read_timeout": _Key(_seconds, "", 0.1, 300),
@@ -99,81 +154,48 @@ _KEYS: Final[dict[str, _Key]] = {
     "user_agent": _Key(str),
     "heartbeat_interval": _Key(_seconds, "heartbeat_interval", 1),
     "sample_rate": _Key(int, "sample_rate", 0, 99),
-    "tls_v1": _Key(_boolean, "tls_v1"),
-    "tls_root_ca_file": _Key(str),
-    "tls_insecure_skip_verify": _Key(_boolean),
-    "tls_cert": _Key(str),
-    "tls_key": _Key(str),
-    "deflate": _Key(_boolean, "deflate"),
+    "tls_v1": _Key(parse_bool, "tls_v1"),
+    "tls_root_ca_file": _Key(str, "ca_certs"),
+    "tls_insecure_skip_verify": _Key(
+        lambda text: ssl.CERT_NONE if parse_bool(text) else ssl.CERT_REQUIRED, "cert_reqs"
+    ),
+    "tls_cert": _Key(str, "certfile"),
+    "tls_key": _Key(str, "keyfile"),
+    "deflate": _Key(parse_bool, "deflate"),
     "deflate_level": _Key(int, "deflate_level", 1, 9),
-    "snappy": _Key(_boolean, "snappy"),
+    "snappy": _Key(parse_bool, "snappy"),
     "output_buffer_size": _Key(int, "output_buffer_size"),
-    "output_buffer_timeout": _Key(_milliseconds, "output_buffer_timeout"),
+    "output_buffer_timeout": _Key(lambda text: parse_duration(text) // MILLISECOND, "output_buffer_timeout"),
     "max_in_flight": _Key(int, "", 0),
     "msg_timeout": _Key(_seconds, "msg_timeout", 0),
     "auth_secret": _Key(str, "auth_secret"),
 }
-_CONSUMER_ONLY: Final = frozenset({
-    "lookupd_poll_interval", "lookupd_poll_jitter", "lookupd_request_timeout", "max_requeue_delay", "requeue_delay",
-    "max_backoff_duration", "first_backoff_duration", "max_tries", "low_rdy_idle_timeout",
-})  # fmt: skip
 
 
-def consumer_options(words: Iterable[str]) -> dict[str, Any]:
-    """Keyword arguments for ``client.Consumer``. Raises ``Refused``."""
-    return _read(words, "consumer-opt")
-
-
-def producer_options(words: Iterable[str]) -> dict[str, Any]:
-    """Keyword arguments for ``client.Producer``. Raises ``Refused``."""
-    options = _read(words, "producer-opt")
-    return {name: value for name, value in options.items() if name not in _CONSUMER_ONLY}
-
-
-def _read(words: Iterable[str], flag: str) -> dict[str, Any]:
+def client_settings(flag: str, words: Iterable[str]) -> dict[str, Any]:
+    """Keyword arguments for ``client.Consumer`` or ``client.Producer``, as the flag says. Raises ``Refused``."""
     options: dict[str, Any] = {}
-    tls: dict[str, Any] = {}
     for word in words:
         key, comma, text = word.partition(",")
         key = key.replace("-", "_")
-        row = _KEYS.get(key)
-        if row is None:
-            raise Refused(f'invalid value "{word}" for flag -{flag}: invalid option {key}')
-        value = _value(row, key, text if comma else "true", f'invalid value "{word}" for flag -{flag}')
-        if key.startswith("tls_") and key != "tls_v1":
-            tls[key] = value
-        elif row.name:
-            options[row.name] = value
-    if tls:
-        options["tls_options"] = _tls(tls)
+        problem = f'invalid value "{word}" for flag -{flag}'
+        if key not in _KEYS:
+            raise Refused(f"{problem}: invalid option {key}")
+        read, name, low, high = _KEYS[key]
+        try:
+            value = read(text if comma else "true")
+        except ValueError:
+            raise Refused(f"{problem}: cannot read {key}") from None
+        if low is not None and value < low:
+            raise Refused(f"invalid {key} ! {text} < {low:g}")
+        if high is not None and value > high:
+            raise Refused(f"invalid {key} ! {text} > {high:g}")
+        if name:
+            options[name] = value
+    if tls := {name: options.pop(name) for name in _TLS_NAMES & options.keys()}:
+        options["tls_options"] = {"cert_reqs": ssl.CERT_REQUIRED, **tls}
     if not options.get("msg_timeout", 1):
         del options["msg_timeout"]  # nsqd's default
+    if flag == "producer-opt":
+        options = {name: value for name, value in options.items() if name in SETTING_NAMES}
     return options
-
-
-def _value(row: _Key, key: str, text: str, problem: str) -> Any:
-    try:
-        value = row.read(text)
-    except ValueError:
-        raise Refused(f"{problem}: cannot read {key}") from None
-    if row.low is not None and value < row.low:
-        raise Refused(f"invalid {key} ! {text} < {row.low:g}")
-    if row.high is not None and value > row.high:
-        raise Refused(f"invalid {key} ! {text} > {row.high:g}")
-    return value
-
-
-def _tls(options: dict[str, Any]) -> dict[str, Any]:
-    """As ``client.settings.ConnectionSettings.tls_options``."""
-    unverified = options.get("tls_insecure_skip_verify", False)
-    translated: dict[str, Any] = {"cert_reqs": ssl.CERT_NONE if unverified else ssl.CERT_REQUIRED}
-    for theirs, ours in (("tls_root_ca_file", "ca_certs"), ("tls_cert", "certfile"), ("tls_key", "keyfile")):
-        if theirs in options:
-            translated[ours] = options[theirs]
-    return translated
-
-
-def cluster_of(addresses: Sequence[str], *, connect_timeout: float, request_timeout: float) -> Cluster:
-    """The cluster that these nsqlookupds know; `addresses` are ``host:port`` or URLs."""
-    found = [urlsplit(each if "://" in each else f"//{each}").netloc for each in addresses]
-    return Cluster(HttpClient(connect_timeout=connect_timeout, request_timeout=request_timeout), lookupds=found)

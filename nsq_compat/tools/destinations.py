@@ -11,15 +11,12 @@ destination is healthy, skipped ones count as healthy again, because the network
 May be used by any thread. Given the same clock and random numbers, the choices are the same.
 """
 
-import random
 import threading
 import time
-from abc import ABC, abstractmethod
-from bisect import bisect_right
-from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from random import Random
 from typing import Final
 
 FIRST_PENALTY: Final = 30.0
@@ -36,14 +33,14 @@ _MIN_SECONDS: Final = 1e-6
 
 
 @dataclass
-class Destinations(ABC):
-    """The common part of the modes: turns, and one lock."""
+class Destinations:
+    """Round-robin, and the common part of the modes: turns, and one lock."""
 
     addresses: Sequence[str]
     """One or more; one that is named twice has two turns."""
     clock: Callable[[], float] = time.monotonic
-    random: Callable[[], float] = random.random
-    _turn: int = field(default=0, init=False)
+    random: Random = field(default_factory=Random)
+    _turn: int = field(default=1, init=False)  # nsq_to_http: the second one is the first
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def choose(self, failed: Collection[str] = ()) -> str | None:
@@ -52,17 +49,15 @@ class Destinations(ABC):
             others = [each for each in self._in_turn() if each not in failed]
             return self._choose(others, self.clock()) if others else None
 
-    @abstractmethod
-    def _choose(self, others: Sequence[str], now: float) -> str:
-        """Choose one of these, which are in the order of their turns."""
-
     def succeeded(self, address: str, seconds: float) -> None:
         """It has accepted a message in so many seconds."""
-        return
 
     def failed(self, address: str) -> None:
         """It has not accepted a message."""
-        return
+
+    def _choose(self, others: Sequence[str], now: float) -> str:
+        """Choose one of these, which are in the order of their turns."""
+        return self._take(others[0])
 
     def _in_turn(self) -> list[str]:
         return [*self.addresses[self._turn :], *self.addresses[: self._turn]]
@@ -74,94 +69,60 @@ class Destinations(ABC):
 
 
 @dataclass
-class RoundRobin(Destinations):
-    def __post_init__(self) -> None:
-        self._turn = 1 % len(self.addresses)  # nsq_to_http: the second one is the first
-
-    def _choose(self, others: Sequence[str], now: float) -> str:
-        return self._take(others[0])
-
-
-@dataclass(slots=True)
-class _Health:
-    is_penalized: bool = False
-    until: float = 0.0
-    penalty: float = FIRST_PENALTY
-
-    def may_be_tried(self, now: float) -> bool:
-        return not self.is_penalized or self.until < now
-
-    def begin_trial(self, now: float) -> None:
-        """A penalized destination is tried once; the penalty is doubled until it succeeds."""
-        if self.is_penalized:
-            self.penalty = min(2 * self.penalty, MAX_PENALTY)
-            self.until = now + self.penalty
-
-
-@dataclass
 class HostPool(Destinations):
-    _health: defaultdict[str, _Health] = field(default_factory=lambda: defaultdict(_Health), init=False)
+    _turn: int = field(default=0, init=False)
+    _penalties: dict[str, tuple[float, float]] = field(default_factory=dict, init=False)
+    """Of destinations that are not healthy: until when, and for how long."""
 
     def _choose(self, others: Sequence[str], now: float) -> str:
-        chosen = next((each for each in others if self._health[each].may_be_tried(now)), None)
-        if chosen is None:
+        allowed = [each for each in others if self._may_be_tried(each, now)]
+        if not allowed:
             for each in others:
-                self._health[each].is_penalized = False
-            chosen = others[0]
-        return self._try(self._take(chosen), now)
+                self._penalties.pop(each, None)
+        return self._try(self._take((allowed or others)[0]), now)
+
+    def _may_be_tried(self, address: str, now: float) -> bool:
+        return address not in self._penalties or self._penalties[address][0] < now
 
     def _try(self, address: str, now: float) -> str:
-        self._health[address].begin_trial(now)
+        """A penalized destination is tried once; the penalty is doubled until it succeeds."""
+        if address in self._penalties:
+            penalty = min(2 * self._penalties[address][1], MAX_PENALTY)
+            self._penalties[address] = (now + penalty, penalty)
         return address
 
     def succeeded(self, address: str, seconds: float) -> None:
         with self._lock:
-            self._health[address].is_penalized = False
+            self._penalties.pop(address, None)
 
     def failed(self, address: str) -> None:
         with self._lock:
-            if not self._health[address].is_penalized:
-                self._health[address] = _Health(True, self.clock() + FIRST_PENALTY)
-
-
-@dataclass(slots=True)
-class _Span:
-    """Measurements in one part of the window: their count and total seconds."""
-
-    number: int
-    count: int = 0
-    total: float = 0.0
+            self._penalties.setdefault(address, (self.clock() + FIRST_PENALTY, FIRST_PENALTY))
 
 
 @dataclass(slots=True)
 class _Speed:
     """Recent times of a destination."""
 
-    spans: deque[_Span] = field(default_factory=lambda: deque(maxlen=_SPANS))
+    _spans: dict[int, tuple[int, float]] = field(default_factory=dict)
+    """The count and sum of the times in each part of the window, the oldest first."""
 
     def measured(self, seconds: float, now: float) -> None:
         number = _span_number(now)
-        if not self.spans or self.spans[-1].number != number:
-            self.spans.append(_Span(number))
-        self.spans[-1].count += 1
-        self.spans[-1].total += seconds
+        count, total = self._spans.get(number, (0, 0.0))
+        self._spans[number] = (count + 1, total + seconds)
+        if len(self._spans) > _SPANS:
+            del self._spans[next(iter(self._spans))]
 
     def average(self, now: float) -> float | None:
         """The weighted average, in which recent times count more; None without times."""
         oldest = _span_number(now) - _SPANS
-        weighted = [(span.number - oldest, span.total / span.count) for span in self.spans if span.number > oldest]
-        weights = sum(weight for weight, _ in weighted)
-        return sum(weight * mean for weight, mean in weighted) / weights if weights else None
+        means = {number - oldest: total / count for number, (count, total) in self._spans.items() if number > oldest}
+        return sum(weight * mean for weight, mean in means.items()) / sum(means) if means else None
 
 
 def _span_number(now: float) -> int:
     return int(now * _SPANS / WINDOW)
-
-
-def _draw(shares: Mapping[str, float], draw: float) -> str:
-    """Choose in proportion to the shares, with a `draw` uniform in 0 to 1."""
-    sums = list(accumulate(shares.values()))
-    return list(shares)[min(bisect_right(sums, draw * sums[-1]), len(sums) - 1)]
 
 
 @dataclass
@@ -170,17 +131,17 @@ class EpsilonGreedy(HostPool):
     _speeds: defaultdict[str, _Speed] = field(default_factory=lambda: defaultdict(_Speed), init=False)
 
     def _choose(self, others: Sequence[str], now: float) -> str:
-        if self.random() < self._epsilon:
+        if self.random.random() < self._epsilon:
             self._epsilon = max(MIN_EPSILON, self._epsilon * _EPSILON_DECAY)
             return super()._choose(others, now)
         shares = {
             each: 1 / max(average, _MIN_SECONDS)
             for each in others
-            if self._health[each].may_be_tried(now) and (average := self._speeds[each].average(now)) is not None
+            if self._may_be_tried(each, now) and (average := self._speeds[each].average(now)) is not None
         }
         if not shares:
             return super()._choose(others, now)
-        return self._try(_draw(shares, self.random()), now)
+        return self._try(self.random.choices(list(shares), list(shares.values()))[0], now)
 
     def succeeded(self, address: str, seconds: float) -> None:
         super().succeeded(address, seconds)
@@ -188,8 +149,4 @@ class EpsilonGreedy(HostPool):
             self._speeds[address].measured(seconds, self.clock())
 
 
-MODES: Final[dict[str, type[Destinations]]] = {
-    "round-robin": RoundRobin,
-    "hostpool": HostPool,
-    "epsilon-greedy": EpsilonGreedy,
-}
+MODES: Final = {"round-robin": Destinations, "hostpool": HostPool, "epsilon-greedy": EpsilonGreedy}

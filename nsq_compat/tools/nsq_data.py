@@ -9,12 +9,13 @@ nothing was done (wrong usage, no such folder, in use).
 """
 
 import base64
+import errno
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import NoReturn, TypeVar
+from dataclasses import asdict, dataclass, field
+from typing import Any, NoReturn, TypeVar
 
 from nsq_compat import version_line
 from nsq_compat.cli.flags import EXIT_FAILURE, EXIT_USAGE, parse_arguments
@@ -24,45 +25,45 @@ from nsq_compat.cli.options import option, table_of
 from nsq_compat.godata import export as go_export
 from nsq_compat.godata.export import write_queue
 from nsq_compat.godata.format import GoMessage, QueueFiles, queues_among
-from nsq_compat.godata.reader import QueueReport, read_data_file
+from nsq_compat.godata.reader import QueueReport, read_data_file, read_queue
 from nsq_compat.log.data_path import DataPathError, DataPathLock, reason, resolved, topic_folder, topics_in
-from nsq_compat.log.files import Files, OsFiles
-from nsq_compat.log.metadata import MetadataError, load_metadata
+from nsq_compat.log.files import OsFiles
+from nsq_compat.log.metadata import MetadataError, TopicMetadata, load_metadata
 from nsq_compat.log.recovery import StoredTopic
 from nsq_compat.protocol.go_json import dumps
-from nsq_compat.tools.data_check import as_json, as_text, check
+from nsq_compat.tools.program import Refused
+from nsq_compat.web.responses import picked
 
 PROGRAM = "nsq_data"
 SALVAGED_SUFFIX = ".salvaged"
 _DEFAULT_FILE_SIZE = 100 * 1024 * 1024
-_DATA_PATH = "data path of nsqd; by default the current folder"
-_FILE_SIZE = "size in bytes at which a new data file begins"
+_FILES = OsFiles()
 
-T = TypeVar("T")
+T = TypeVar("T", bound="DataOptions")
 
 
-@dataclass(slots=True, kw_only=True)
-class CheckOptions:
-    """``nsq_data check``."""
+@dataclass(kw_only=True)
+class DataOptions:
+    """The options of every subcommand."""
 
-    data_path: str = option("data-path", STRING, "", _DATA_PATH)
+    data_path: str = option("data-path", STRING, "", "data path of nsqd; by default the current folder")
+
+
+@dataclass(kw_only=True)
+class CheckOptions(DataOptions):
     json: bool = option("json", BOOLEAN, False, "print one JSON object instead of text")
 
 
-@dataclass(slots=True, kw_only=True)
-class ExportOptions:
-    """``nsq_data export``."""
-
-    data_path: str = option("data-path", STRING, "", _DATA_PATH)
+@dataclass(kw_only=True)
+class ExportOptions(DataOptions):
     to: str = option("to", STRING, "", "empty folder for Go's files; by default the data path itself")
-    max_bytes_per_file: int = option("max-bytes-per-file", INTEGER, _DEFAULT_FILE_SIZE, _FILE_SIZE)
+    max_bytes_per_file: int = option(
+        "max-bytes-per-file", INTEGER, _DEFAULT_FILE_SIZE, "size in bytes at which a new data file begins"
+    )
 
 
-@dataclass(slots=True, kw_only=True)
-class SalvageOptions:
-    """``nsq_data salvage``."""
-
-    data_path: str = option("data-path", STRING, "", _DATA_PATH)
+@dataclass(kw_only=True)
+class SalvageOptions(DataOptions):
     queue: tuple[str, ...] = option(
         "queue", STRINGS, (), "only bad files of this `topic[:channel]` (repeat for several); by default all"
     )
@@ -72,21 +73,19 @@ class SalvageOptions:
         "",
         "write the messages to the queue of this `topic[:channel]`, which must have no files of Go's",
     )
-    max_bytes_per_file: int = option("max-bytes-per-file", INTEGER, _DEFAULT_FILE_SIZE, _FILE_SIZE)
+    max_bytes_per_file: int = option(
+        "max-bytes-per-file", INTEGER, _DEFAULT_FILE_SIZE, "size in bytes at which a new data file begins"
+    )
     json: bool = option("json", BOOLEAN, False, "list messages as one JSON object a line, bodies included")
 
 
-class _Refused(Exception):
-    """Nothing was done; the text is for the operator."""
-
-
 def main() -> NoReturn:
-    """Run one subcommand."""
+    """The console script."""
     configure(f"[{PROGRAM}] ", parse_log_level("error"))
-    raise SystemExit(run(sys.argv[1:], OsFiles()))
+    raise SystemExit(run(sys.argv[1:]))
 
 
-def run(words: Sequence[str], files: Files) -> int:
+def run(words: Sequence[str]) -> int:
     """Run the subcommand of a command line; returns the exit code."""
     name = words[0] if words else ""
     if name.lstrip("-") == "version" and name.startswith("-"):
@@ -97,56 +96,208 @@ def run(words: Sequence[str], files: Files) -> int:
         print(f"usage: {PROGRAM} {'|'.join(_COMMANDS)} [flags], or -h behind one of these", file=sys.stderr)
         return EXIT_USAGE
     try:
-        return command(files, words[1:])
-    except (DataPathError, MetadataError, _Refused, go_export.ExportRefused) as error:
-        return _complain(EXIT_USAGE, str(error))
+        return command(words[1:])
+    except (DataPathError, MetadataError, Refused, go_export.ExportRefused) as error:
+        code, text = EXIT_USAGE, str(error)
     except BrokenPipeError:
         # The reader has closed its end. Buffered output must not fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILURE
     except OSError as error:
-        return _complain(EXIT_FAILURE, f"{error.filename or 'failed'}: {reason(error)}")
-
-
-def _complain(code: int, text: str) -> int:
+        code, text = EXIT_FAILURE, f"{error.filename or 'failed'}: {reason(error)}"
     print(f"{PROGRAM}: {text}", file=sys.stderr)
     return code
 
 
 def _options(name: str, options_type: type[T], words: Sequence[str]) -> T:
+    """With the data path as a path."""
     arguments = parse_arguments(f"{PROGRAM} {name}", table_of(options_type), words)
     if arguments.rest:
-        raise _Refused(f"{name} takes only flags, not {arguments.rest[0]}")
-    return options_type(**arguments.given)
+        raise Refused(f"{name} takes only flags, not {arguments.rest[0]}")
+    options = options_type(**arguments.given)
+    options.data_path = resolved(options.data_path)
+    return options
 
 
-def _check(files: Files, words: Sequence[str]) -> int:
+# --- check ------------------------------------------------------------------------------------------------------------
+
+
+def _check(words: Sequence[str]) -> int:
     options = _options("check", CheckOptions, words)
-    data_path = resolved(options.data_path)
-    with DataPathLock(data_path):
-        findings = check(files, data_path)
+    with DataPathLock(options.data_path):
+        findings = check(options.data_path)
     for line in [dumps(as_json(findings))] if options.json else as_text(findings):
         print(line)
     return EXIT_FAILURE if findings.damaged else 0
 
 
+@dataclass(slots=True)
+class Findings:
+    """The result of `check`."""
+
+    data_path: str
+    metadata: tuple[TopicMetadata, ...] = ()
+    metadata_error: str | None = None
+    go_queues: list[QueueReport] = field(default_factory=list)
+    bad_files: int = 0
+    """Files that Go has set aside; not counted as damage, because they are old."""
+    topics: list["TopicFindings"] = field(default_factory=list)
+    """Ours."""
+
+    @property
+    def damaged(self) -> bool:
+        """Whether messages are lost, or a start would fail."""
+        return bool(
+            self.metadata_error
+            or any(queue.damaged_parts for queue in self.go_queues)
+            or any(topic.damaged_records or topic.damages or topic.problems for topic in self.topics)
+        )
+
+
+@dataclass(slots=True)
+class TopicFindings:
+    """A topic in our files."""
+
+    name: str
+    bytes: int = 0
+    """Size of its files, finished messages included."""
+    depths: dict[str, int] = field(default_factory=dict)
+    """By channel; "" for messages of the topic that no channel has yet."""
+    damaged_records: int = 0
+    damages: list[str] = field(default_factory=list)
+    """File, offset and number of lost messages of the first hundred damaged places."""
+    problems: list[str] = field(default_factory=list)
+
+
+def check(data_path: str) -> Findings:
+    """Read all files. Raises ``OSError`` if the folder cannot be read."""
+    findings = Findings(data_path)
+    try:
+        findings.metadata = load_metadata(_FILES, data_path)
+    except MetadataError as error:
+        findings.metadata_error = str(error)
+    for found in queues_among(_FILES.listdir(data_path)).values():
+        findings.bad_files += len(found.bad)
+        if found.live:
+            report = QueueReport()
+            for _ in read_queue(_FILES, data_path, found.name, report, found):
+                pass
+            findings.go_queues.append(report)
+    for name in topics_in(_FILES, data_path):
+        findings.topics.append(_check_topic(data_path, name))
+    return findings
+
+
+def _check_topic(data_path: str, name: str) -> TopicFindings:
+    findings = TopicFindings(name)
+    try:
+        with StoredTopic(_ReadOnly(), topic_folder(data_path, name)) as topic:
+            findings.bytes = topic.log.disk_bytes
+            findings.depths = {channel or "": depth for channel, depth in topic.depths().items()}
+            if topic.checkpoint_error:
+                findings.problems.append(f"checkpoint is damaged: {topic.checkpoint_error}")
+            try:
+                topic.read_needed()
+            finally:
+                findings.damaged_records = topic.log.damaged_records
+                findings.damages = topic.log.damage.findings
+    except OSError as error:  # other topics can be examined nevertheless
+        findings.problems.append(f"cannot be read: {error}")
+    return findings
+
+
+class _ReadOnly(OsFiles):
+    """Files for the code of the daemon, that refuse every change."""
+
+    @staticmethod
+    def open(path: str, flags: int, mode: int = 0o600) -> int:
+        return os.open(path, flags & ~(os.O_ACCMODE | os.O_CREAT | os.O_TRUNC) | os.O_RDONLY, mode)
+
+    @staticmethod
+    def _refuse(*_: object, **__: object) -> NoReturn:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    pwrite = fallocate = ftruncate = rename = unlink = rmdir = mkdir = _refuse
+
+
+def as_json(findings: Findings) -> dict[str, Any]:
+    """The findings as plain values for JSON."""
+    return {
+        **picked(findings, "data_path damaged metadata_error metadata bad_files go_queues topics"),
+        "metadata": [asdict(topic) for topic in findings.metadata],
+        "go_queues": [_queue_as_json(queue) for queue in findings.go_queues],
+        "topics": [asdict(topic) for topic in findings.topics],
+    }
+
+
+def _queue_as_json(queue: QueueReport) -> dict[str, Any]:
+    keys = "name messages bytes claimed_depth unsynced damaged_parts damaged_bytes damages ignored"
+    return {**picked(queue, keys), "damages": [damage._asdict() for damage in queue.damages]}
+
+
+def as_text(findings: Findings) -> Iterator[str]:
+    """The findings as lines of text."""
+    yield f"data path {findings.data_path}"
+    topics, channels = len(findings.metadata), sum(len(topic.channels) for topic in findings.metadata)
+    counts = f"{_count(topics, 'topic')}, {_count(channels, 'channel')}"
+    yield f"nsqd.dat: {findings.metadata_error or counts}"
+    for topic in findings.topics:
+        yield from _topic_lines(topic)
+    for queue in findings.go_queues:
+        yield from _queue_lines(queue)
+    if findings.bad_files:
+        yield f"{_count(findings.bad_files, 'file')} set aside by Go as bad; nsq_data salvage lists what is in them"
+    yield "damaged" if findings.damaged else "clean"
+
+
+def _topic_lines(topic: TopicFindings) -> Iterator[str]:
+    yield f"topic {topic.name}: {_count(topic.bytes, 'byte')}"
+    for channel, depth in sorted(topic.depths.items()):
+        yield f"  {channel or '(no channel)'}: depth {depth}"
+    if topic.damaged_records:
+        yield f"  damaged: {_count(topic.damaged_records, 'message')}"
+    yield from (f"  {finding}" for finding in (*topic.damages, *topic.problems))
+
+
+def _queue_lines(queue: QueueReport) -> Iterator[str]:
+    notes = [f"{_count(queue.messages, 'message')} of {_count(queue.bytes, 'byte')}"]
+    if queue.claimed_depth is None:
+        notes.append("no positions")
+    elif queue.claimed_depth != queue.messages:
+        notes.append(f"Go counted {queue.claimed_depth}")
+    if queue.unsynced:
+        notes.append(f"{queue.unsynced} of them not yet in its positions")
+    yield f"Go's queue {queue.name}: {', '.join(notes)}"
+    for damage in queue.damages:
+        size = f", {_count(damage.size, 'byte')}" if damage.size else ""
+        yield f"  damaged: {damage.file} at {damage.offset}{size}: {damage.reason}"
+    if queue.damaged_parts > len(queue.damages):
+        yield f"  damaged: {queue.damaged_parts - len(queue.damages)} more"
+    for name in queue.ignored:
+        yield f"  ignored: {name}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 # --- export -----------------------------------------------------------------------------------------------------------
 
 
-def _export(files: Files, words: Sequence[str]) -> int:
+def _export(words: Sequence[str]) -> int:
     options = _options("export", ExportOptions, words)
-    source = resolved(options.data_path)
+    source = options.data_path
     target = options.to or source
     with ExitStack() as locks:
         locks.enter_context(DataPathLock(source))
         if os.path.realpath(target) != os.path.realpath(source):
             locks.enter_context(DataPathLock(target))
-        go_export.recover(files, source)
-        topics = load_metadata(files, source)
+        go_export.recover(_FILES, source)
+        topics = load_metadata(_FILES, source)
         complaints: list[str] = []
-        backlogs = _stored_backlogs(files, source, complaints)
+        backlogs = _stored_backlogs(source, complaints)
         messages = 0
-        for name, count in go_export.export(files, source, target, topics, backlogs, options.max_bytes_per_file):
+        for name, count in go_export.export(_FILES, source, target, topics, backlogs, options.max_bytes_per_file):
             print(f"{name}: {count}")
             messages += count
     for complaint in complaints:
@@ -155,14 +306,12 @@ def _export(files: Files, words: Sequence[str]) -> int:
     return EXIT_FAILURE if complaints else 0
 
 
-def _stored_backlogs(files: Files, data_path: str, complaints: list[str]) -> Iterator[go_export.Backlog]:
+def _stored_backlogs(data_path: str, complaints: list[str]) -> Iterator[go_export.Backlog]:
     """The undelivered messages in our files, by topic and channel."""
-    for name in topics_in(files, data_path):
-        with StoredTopic(files, topic_folder(data_path, name)) as topic:
-            if topic.checkpoint_error:
-                complaints.append(
-                    f"{name}: checkpoint is damaged ({topic.checkpoint_error}), its whole log is exported"
-                )
+    for name in topics_in(_FILES, data_path):
+        with StoredTopic(_FILES, topic_folder(data_path, name)) as topic:
+            if problem := topic.checkpoint_error:
+                complaints.append(f"{name}: checkpoint is damaged ({problem}), its whole log is exported")
             for channel, frames in topic.backlogs():
                 yield name, channel, frames
             if topic.log.damaged_records:
@@ -172,13 +321,13 @@ def _stored_backlogs(files: Files, data_path: str, complaints: list[str]) -> Ite
 # --- salvage ----------------------------------------------------------------------------------------------------------
 
 
-def _salvage(files: Files, words: Sequence[str]) -> int:
+def _salvage(words: Sequence[str]) -> int:
     options = _options("salvage", SalvageOptions, words)
-    data_path = resolved(options.data_path)
+    data_path = options.data_path
     if options.into and QueueFiles(options.into).owner is None:
-        raise _Refused(f"--into takes topic or topic:channel, not {options.into}")
+        raise Refused(f"--into takes topic or topic:channel, not {options.into}")
     with DataPathLock(data_path):
-        queues = queues_among(files.listdir(data_path))
+        queues = queues_among(_FILES.listdir(data_path))
         bad = [
             name
             for queue in queues.values()
@@ -186,10 +335,13 @@ def _salvage(files: Files, words: Sequence[str]) -> int:
             for _, name in sorted(queue.bad.items())
         ]
         report = QueueReport()
-        if options.into:
-            _salvage_into(files, data_path, bad, report, options)
-        else:
-            _list_messages(files, data_path, bad, report, _json_line if options.json else _text_line)
+        found = ((name, stored) for name in bad for stored in read_data_file(_FILES, data_path, name, report))
+        if not options.into:
+            line = _json_line if options.json else _text_line
+            for name, stored in found:
+                print(line(name, stored))
+        elif bad:
+            _salvage_into(options, bad, (stored for _, stored in found))
     for damage in report.damages:
         print(f"{damage.file} at {damage.offset}: {damage.reason}", file=sys.stderr)
     print(
@@ -200,29 +352,16 @@ def _salvage(files: Files, words: Sequence[str]) -> int:
     return EXIT_FAILURE if report.damaged_parts else 0
 
 
-def _salvage_into(
-    files: Files, data_path: str, bad: Sequence[str], report: QueueReport, options: SalvageOptions
-) -> None:
-    if not bad:
-        return
-    messages = (stored for name in bad for stored in read_data_file(files, data_path, name, report))
+def _salvage_into(options: SalvageOptions, bad: Sequence[str], messages: Iterator[GoMessage]) -> None:
     try:
-        write_queue(files, data_path, options.into, messages, options.max_bytes_per_file)
+        write_queue(_FILES, options.data_path, options.into, messages, options.max_bytes_per_file)
     except FileExistsError as error:
-        raise _Refused(f"{error}; start nsqd, which takes its messages over, or choose another") from None
+        raise Refused(f"{error}; start nsqd, which takes its messages over, or choose another") from None
     # Not to be salvaged twice. The files are kept, because their damaged parts may still be of use.
     for name in bad:
-        path = os.path.join(data_path, name)
-        files.rename(path, path + SALVAGED_SUFFIX)
-    files.fsync_folder(data_path)
-
-
-def _list_messages(
-    files: Files, data_path: str, bad: Sequence[str], report: QueueReport, line: Callable[[str, GoMessage], str]
-) -> None:
-    for name in bad:
-        for stored in read_data_file(files, data_path, name, report):
-            print(line(name, stored))
+        path = os.path.join(options.data_path, name)
+        _FILES.rename(path, path + SALVAGED_SUFFIX)
+    _FILES.fsync_folder(options.data_path)
 
 
 def _text_line(name: str, stored: GoMessage) -> str:
@@ -231,22 +370,9 @@ def _text_line(name: str, stored: GoMessage) -> str:
 
 
 def _json_line(name: str, stored: GoMessage) -> str:
-    return dumps(
-        {
-            "file": name,
-            "id": stored.id.decode("ascii", "backslashreplace"),
-            "timestamp": stored.timestamp_ns,
-            "attempts": stored.attempts,
-            "body_base64": base64.b64encode(stored.body).decode("ascii"),
-        }
-    )
+    message = {"file": name, "id": stored.id.decode("ascii", "backslashreplace"), "timestamp": stored.timestamp_ns}
+    body = base64.b64encode(stored.body).decode("ascii")
+    return dumps({**message, "attempts": stored.attempts, "body_base64": body})
 
 
-_COMMANDS: dict[str, Callable[[Files, Sequence[str]], int]] = {
-    "check": _check,
-    "export": _export,
-    "salvage": _salvage,
-}
-
-if __name__ == "__main__":
-    main()
+_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"check": _check, "export": _export, "salvage": _salvage}

@@ -4,19 +4,20 @@ Better than Go's: a node that does not answer is reported on stderr and counted 
 the program; a new node does not look like a burst of messages; the program ends after the last row of ``--count``.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
-from nsq_compat.cli.kinds import BOOLEAN, DURATION, INTEGER, STRING, STRINGS
+from nsq_compat.cli.kinds import DURATION, INTEGER, STRING
 from nsq_compat.cli.options import option
 from nsq_compat.cluster.cluster import Cluster
-from nsq_compat.cluster.http_client import AllFailed, HttpClient
+from nsq_compat.cluster.http_client import AllFailed
 from nsq_compat.cluster.stats import ChannelStats, sum_channel
-from nsq_compat.protocol.durations import SECOND
-from nsq_compat.tools.program import Refused, Stopping, one_kind_of_address, options_of, run, say
+from nsq_compat.protocol.durations import SECOND, seconds
+from nsq_compat.tools.client_options import ClusterOptions
+from nsq_compat.tools.program import Refused, Stopping, console_script, refuse, say, unless_positive
 
-PROGRAM: Final = "nsq_stat"
 _ENDLESS: Final = -1
 _ROWS_UNDER_A_HEADER: Final = 25
 _HEADER: Final = """\
@@ -25,11 +26,9 @@ ingress  egress |   total     mem    disk inflt   def |     req     t-o         
 _ROW: Final = "%7d %7d | %7d %7d %7d %5d %5d | %7d %7d %12d %7d"
 
 
-@dataclass(slots=True, kw_only=True)
-class Options:
-    """Names and defaults are NSQ's."""
-
-    version: bool = option("version", BOOLEAN, False, "print the version and exit")
+@dataclass(kw_only=True)
+class Options(ClusterOptions):
+    program = "nsq_stat"
     topic: str = option("topic", STRING, "", "topic of the channel")
     channel: str = option("channel", STRING, "", "channel to show")
     interval: int = option("interval", DURATION, 2 * SECOND, "time between two rows")
@@ -40,76 +39,50 @@ class Options:
     http_client_request_timeout: int = option(
         "http-client-request-timeout", DURATION, 5 * SECOND, "time for a whole request to a daemon"
     )
-    nsqd_http_addresses: tuple[str, ...] = option(
-        "nsqd-http-address", STRINGS, (), "host:port of an nsqd (repeat for several)"
+
+
+@console_script(Options)
+def main(options: Options) -> None:
+    named, lookupds = options.nsqd_http_addresses, options.nsqlookupd_http_addresses
+    refuse(
+        (not options.topic or not options.channel, "--topic and --channel are required"),
+        *unless_positive(options, "interval", "http_client_connect_timeout", "http_client_request_timeout"),
+        (options.count <= 0 and options.count != _ENDLESS, "--count should be positive"),
+        *options.address_rules(),
+        (any(map(_has_scheme, named)), "--nsqd-http-address error - address should not contain scheme"),
+        (any(map(_has_scheme, lookupds)), "--lookupd-http-address error - address should not contain scheme"),
     )
-    nsqlookupd_http_addresses: tuple[str, ...] = option(
-        "lookupd-http-address", STRINGS, (), "host:port of an nsqlookupd (repeat for several)"
-    )
-
-
-def main() -> None:
-    """The console script."""
-    run(stat)
-
-
-def stat(words: Sequence[str]) -> None:
-    """Raises ``Refused``."""
-    options = options_of(PROGRAM, Options, words)
-    _check(options)
     stopping = Stopping()
-    client = HttpClient(
-        connect_timeout=options.http_client_connect_timeout / SECOND,
-        request_timeout=options.http_client_request_timeout / SECOND,
-    )
-    cluster = Cluster(client, options.nsqlookupd_http_addresses, options.nsqd_http_addresses)
-    sampler = ChannelSampler(cluster, options.topic, options.channel)
-    interval = options.interval / SECOND
+    timeouts = seconds(options.http_client_connect_timeout), seconds(options.http_client_request_timeout)
+    sampler = ChannelSampler(options.cluster(*timeouts), options.topic, options.channel)
+    interval = seconds(options.interval)
     before = sampler.sample()
-    printed = 0
-    while printed != options.count:
-        if printed % _ROWS_UNDER_A_HEADER == 0:
+    for number in itertools.count() if options.count == _ENDLESS else range(options.count):
+        if number % _ROWS_UNDER_A_HEADER == 0:
             print(_HEADER, flush=True)
         if stopping.wait(interval):
             return
         now = sampler.sample()
         print(row(before, now, interval), flush=True)
         before = now
-        printed += 1
 
 
-def _check(options: Options) -> None:
-    if not options.topic or not options.channel:
-        raise Refused("--topic and --channel are required")
-    for flag, value in (
-        ("--interval", options.interval),
-        ("--http-client-connect-timeout", options.http_client_connect_timeout),
-        ("--http-client-request-timeout", options.http_client_request_timeout),
-        ("--count", 1 if options.count == _ENDLESS else options.count),
-    ):
-        if value <= 0:
-            raise Refused(f"{flag} should be positive")
-    one_kind_of_address(options.nsqd_http_addresses, options.nsqlookupd_http_addresses, "--nsqd-http-address")
-    for flag, addresses in (
-        ("--nsqd-http-address", options.nsqd_http_addresses),
-        ("--lookupd-http-address", options.nsqlookupd_http_addresses),
-    ):
-        if any(address.startswith(("http://", "https://")) for address in addresses):
-            raise Refused(f"{flag} error - address should not contain scheme")
+def _has_scheme(address: str) -> bool:
+    return address.startswith(("http://", "https://"))
 
 
 Sample = Mapping[str, ChannelStats]
 """The channel on each node, by the node's HTTP address."""
 
 
+@dataclass
 class ChannelSampler:
     """Requests the statistics of a channel. A node that does not answer keeps its last values."""
 
-    def __init__(self, cluster: Cluster, topic: str, channel: str) -> None:
-        self._cluster = cluster
-        self._topic = topic
-        self._channel = channel
-        self._seen: dict[str, ChannelStats] = {}
+    cluster: Cluster
+    topic: str
+    channel: str
+    _seen: dict[str, ChannelStats] = field(default_factory=dict, init=False)
 
     def sample(self) -> Sample:
         """Raises ``Refused`` if no node has ever answered, and when no node has the channel any more."""
@@ -120,19 +93,19 @@ class ChannelSampler:
                 raise Refused(f"ERROR: failed to get nsqd stats - {error}") from error
             say(f"WARNING: {error}")
         if not self._seen:
-            raise Refused(f"ERROR: failed to find channel({self._channel}) in stats metadata for topic({self._topic})")
+            raise Refused(f"ERROR: failed to find channel({self.channel}) in stats metadata for topic({self.topic})")
         return dict(self._seen)
 
     def _update(self) -> None:
-        producers = self._cluster.producers(self._topic)
-        statistics = self._cluster.stats(producers.value, self._topic, self._channel)
+        producers = self.cluster.producers(self.topic)
+        statistics = self.cluster.stats(producers.value, self.topic, self.channel)
         for error in (*producers.errors, *statistics.errors):
             say(f"WARNING: {error}")
         if not producers.errors:  # otherwise a missing node may only not have been found
             for gone in self._seen.keys() - {node.http_address for node in producers.value}:
                 del self._seen[gone]
         for node, stats in statistics.value:
-            channels = [each for topic in stats.topics for each in topic.channels if each.channel_name == self._channel]
+            channels = [each for topic in stats.topics for each in topic.channels if each.channel_name == self.channel]
             self._seen.pop(node.http_address, None)
             self._seen.update((node.http_address, each) for each in channels)
 
@@ -149,7 +122,3 @@ def row(before: Sample, now: Sample, interval: float) -> str:
         total.depth, total.memory_depth, total.backend_depth, total.in_flight_count, total.deferred_count,
         total.requeue_count, total.timeout_count, total.message_count, total.client_count,
     )  # fmt: skip
-
-
-if __name__ == "__main__":
-    main()

@@ -3,41 +3,50 @@
 Better than Go's: a message is finished only when a URL has accepted it, however often it must be delivered (unless
 ``--consumer-opt=max_attempts,N`` limits that). A message that one URL does not accept is sent to the others at once, so
 a URL that fails does not affect others. The consumer backs off only when all of them fail.
+
+A message is accepted when the status of the answer is 2xx. The body is read, so that the connection can be reused, and
+ignored.
 """
 
 import logging
 import random
+import ssl
 import time
-from collections.abc import Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import quote_plus
+
+import requests
 
 from nsq_compat import NSQ_VERSION
-from nsq_compat.cli.kinds import BOOLEAN, DURATION, FLOAT, INTEGER, STRING, STRINGS, choice
+from nsq_compat.bounded_http import FAILURES, Deadline, bounded_session, root_error
+from nsq_compat.cli.kinds import DURATION, FLOAT, INTEGER, STRING, STRINGS, choice
 from nsq_compat.cli.options import option
 from nsq_compat.client import Message
-from nsq_compat.protocol.durations import SECOND
+from nsq_compat.protocol.durations import SECOND, seconds
 from nsq_compat.protocol.errors import without_secrets
-from nsq_compat.tools.client_options import ReadingOptions
+from nsq_compat.tools.client_options import ReadingOptions, refusing
 from nsq_compat.tools.destinations import MODES, Destinations
-from nsq_compat.tools.http_sending import PLACEHOLDER, HttpSender, NotSent, parse_headers
-from nsq_compat.tools.program import Refused, Stopping, log_plainly, one_kind_of_address, options_of, run
+from nsq_compat.tools.program import Stopping, console_script, log_plainly, refuse, unless_positive
 from nsq_compat.tools.progress import Progress, RequestTimes, channel_backlog
 
 log = logging.getLogger(__name__)
 
-PROGRAM: Final = "nsq_to_http"
 _CONTENT_TYPE: Final = "application/octet-stream"
+_PLACEHOLDER: Final = "%s"
+"""Replaced by the message in the URL of a GET."""
+_CHUNK: Final = 64 * 1024
+_MAX_IGNORED_BYTES: Final = 1 << 20
+"""Of a body, read to reuse the connection; beyond that, a new connection is cheaper."""
+_RETRY_WITHIN: Final = 1.0
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class Options(ReadingOptions):
-    """Names and defaults are NSQ's."""
-
-    version: bool = option("version", BOOLEAN, False, "print the version and exit")
+    program = "nsq_to_http"
     topic: str = option("topic", STRING, "", "topic to read")
-    channel: str = option("channel", STRING, PROGRAM, "channel to read from")
-    max_in_flight: int = option("max-in-flight", INTEGER, 200, "most messages that wait for their request")
+    channel: str = option("channel", STRING, program, "channel to read from")
     post: tuple[str, ...] = option("post", STRINGS, (), "URL to POST messages to (repeat for several)")
     get: tuple[str, ...] = option("get", STRINGS, (), "URL to GET, with the message for %s (repeat for several)")
     header: tuple[str, ...] = option("header", STRINGS, (), "`name: value` of every request (repeat for several)")
@@ -54,106 +63,55 @@ class Options(ReadingOptions):
     )
 
 
-def main() -> None:
-    """The console script."""
-    run(relay)
-
-
-def relay(words: Sequence[str]) -> None:
-    """Raises ``Refused``."""
-    options = options_of(PROGRAM, Options, words)
-    sender = _checked_sender(options)
+@console_script(Options)
+def main(options: Options) -> None:
+    # In NSQ's order.
+    with_value = all(part.strip() for header in options.header for part in header.partition(":"))
+    refuse(
+        (not with_value, "--header value format should be 'key=value'"),
+        (not options.topic or not options.channel, "--topic and --channel are required"),
+        (options.content_type != _CONTENT_TYPE and not options.post, "--content-type only used with --post"),
+        (not options.content_type, "--content-type requires a value when used"),
+        *options.address_rules(),
+        (not options.get and not options.post, "--get or --post required"),
+        (options.get and options.post, "use --get or --post not both"),
+        (
+            any(address.count(_PLACEHOLDER) != 1 for address in options.get),
+            "invalid GET address - must be a printf string",
+        ),
+        (not 0 <= options.sample <= 1, "ERROR: --sample must be between 0.0 and 1.0"),
+        (options.n < 1, "no handlers"),
+        *unless_positive(options, "http_client_connect_timeout", "http_client_request_timeout"),
+    )
+    sender = HttpSender(options)
+    addresses = options.post or options.get
+    with refusing(NotSent):
+        for address in addresses:
+            sender.check(address)
     log_plainly()
     stopping = Stopping()
-    addresses = options.post or options.get
-    handler = Relay(
-        sender,
-        MODES[options.mode](addresses),
-        RequestTimes(addresses, options.status_every),
-        options.sample,
-    )
-    consumer = options.consumer(
-        PROGRAM,
-        options.topic,
-        options.channel,
-        handler,
-        max_in_flight=options.max_in_flight,
-        concurrency=options.n,
-    )
+    times = RequestTimes(addresses, options.status_every)
+    relay = Relay(sender, MODES[options.mode](addresses), times, options.sample)
+    consumer = options.consumer(options.topic, options.channel, relay, concurrency=options.n)
     backlog = channel_backlog([options.topic], options.channel, options.lookupd_http_addresses)
-    with Progress(lambda: handler.times.count, backlog), consumer:
+    with Progress(lambda: times.count, backlog), consumer:
         stopping.wait()
 
 
-def _checked_sender(options: Options) -> HttpSender:
-    """Errors are reported in NSQ's order."""
-    try:
-        headers = parse_headers(options.header)
-    except ValueError:
-        raise Refused("--header value format should be 'key=value'") from None
-    if not options.topic or not options.channel:
-        raise Refused("--topic and --channel are required")
-    if options.content_type != _CONTENT_TYPE and not options.post:
-        raise Refused("--content-type only used with --post")
-    if not options.content_type:
-        raise Refused("--content-type requires a value when used")
-    one_kind_of_address(options.nsqd_tcp_addresses, options.lookupd_http_addresses)
-    _check_urls(options)
-    if not 0 <= options.sample <= 1:
-        raise Refused("ERROR: --sample must be between 0.0 and 1.0")
-    if options.n < 1:
-        raise Refused("no handlers")
-    for flag, value in (
-        ("--http-client-connect-timeout", options.http_client_connect_timeout),
-        ("--http-client-request-timeout", options.http_client_request_timeout),
-    ):
-        if value <= 0:
-            raise Refused(f"{flag} should be positive")
-    return _sender(options, headers)
-
-
-def _check_urls(options: Options) -> None:
-    if not options.get and not options.post:
-        raise Refused("--get or --post required")
-    if options.get and options.post:
-        raise Refused("use --get or --post not both")
-    if any(address.count(PLACEHOLDER) != 1 for address in options.get):
-        raise Refused("invalid GET address - must be a printf string")
-
-
-def _sender(options: Options, headers: list[tuple[str, str]]) -> HttpSender:
-    own = {"User-Agent": f"{PROGRAM} v{NSQ_VERSION}"}
-    if options.post:
-        own["Content-Type"] = options.content_type
-    sender = HttpSender(
-        "POST" if options.post else "GET",
-        [*own.items(), *headers],
-        connect_timeout=options.http_client_connect_timeout / SECOND,
-        request_timeout=options.http_client_request_timeout / SECOND,
-        connections=options.n,
-    )
-    try:
-        for address in options.post or options.get:
-            sender.check(address)
-    except NotSent as error:
-        raise Refused(str(error)) from None
-    return sender
-
-
+@dataclass
 class Relay:
     """The handler: returns True when a URL has accepted the message, False when all have failed."""
 
-    def __init__(self, sender: HttpSender, destinations: Destinations, times: RequestTimes, sample: float) -> None:
-        self.times = times
-        self._sender = sender
-        self._destinations = destinations
-        self._sample = sample
+    sender: "HttpSender"
+    destinations: Destinations
+    times: RequestTimes
+    sample: float
 
     def __call__(self, message: Message) -> bool:
-        if self._sample < 1 and random.random() >= self._sample:
+        if self.sample < 1 and random.random() >= self.sample:
             return True
         failed: list[str] = []
-        while (address := self._destinations.choose(failed)) is not None:
+        while (address := self.destinations.choose(failed)) is not None:
             if failed:
                 message.touch()
             if self._send(address, message):
@@ -164,16 +122,90 @@ class Relay:
     def _send(self, address: str, message: Message) -> bool:
         began = time.monotonic()
         try:
-            self._sender.send(address, message.body)
+            self.sender.send(address, message.body)
         except NotSent as error:
-            self._destinations.failed(address)
+            self.destinations.failed(address)
             log.warning("msg %s to %s: %s", message.id.decode("ascii", "replace"), without_secrets(address), error)
             return False
-        seconds = time.monotonic() - began
-        self._destinations.succeeded(address, seconds)
-        self.times.add(address, seconds)
+        taken = time.monotonic() - began
+        self.destinations.succeeded(address, taken)
+        self.times.add(address, taken)
         return True
 
 
-if __name__ == "__main__":
-    main()
+class NotSent(Exception):
+    """The URL has not accepted the message, as far as is known; the text shows nothing of the message."""
+
+
+class HttpSender:
+    """Sends messages to URLs, as the body of a POST or in the URL of a GET. Threads may share it.
+
+    Keeps a connection to each host for each of them. Of headers with the same name the last one is sent.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._method = "POST" if options.post else "GET"
+        self._request_timeout = seconds(options.http_client_request_timeout)
+        connect_timeout = min(seconds(options.http_client_connect_timeout), self._request_timeout)
+        self._timeouts = (connect_timeout, self._request_timeout)
+        tls = ssl.create_default_context()
+        # For a system that has no authorities of its own.
+        tls.load_verify_locations(requests.utils.DEFAULT_CA_BUNDLE_PATH)
+        self._session = bounded_session(options.n, tls)
+        headers = self._session.headers
+        headers.clear()
+        headers.update({"Accept-Encoding": "gzip", "User-Agent": f"{options.program} v{NSQ_VERSION}"})
+        if options.post:
+            headers["Content-Type"] = options.content_type
+        for header in options.header:
+            name, _, value = header.partition(":")
+            headers[name.strip()] = value.strip()
+
+    def check(self, address: str) -> None:
+        """Raises ``NotSent`` if no message could be sent to this URL."""
+        try:
+            self._request(address, b"x")
+            self._session.get_adapter(address)
+        except FAILURES as error:
+            # The full text would show secrets in the URL or in headers.
+            raise NotSent(f"{without_secrets(address)}: {type(error).__name__}") from None
+
+    def send(self, address: str, body: bytes) -> None:
+        """Raises ``NotSent``."""
+        began = time.monotonic()
+        try:
+            try:
+                self._exchange(address, body)
+            except requests.ConnectionError as error:
+                if isinstance(error, requests.Timeout) or time.monotonic() - began > _RETRY_WITHIN:
+                    raise
+                # The server may have closed a kept connection just now.
+                self._exchange(address, body)
+        except (requests.Timeout, TimeoutError):
+            raise NotSent("timeout") from None
+        except FAILURES as error:
+            # The system's words without those of the libraries, which show the URL and so the message.
+            root = root_error(error)
+            text = root.strerror.lower() if isinstance(root, OSError) and root.strerror else type(root).__name__
+            raise NotSent(text) from None
+
+    def _exchange(self, address: str, body: bytes) -> None:
+        request = self._request(address, body)
+        with (
+            Deadline(self._request_timeout) as deadline,
+            closing(self._session.send(request, stream=True, timeout=self._timeouts)) as response,
+        ):
+            deadline.check()  # headers that were cut off look complete
+            left = _MAX_IGNORED_BYTES
+            with suppress(*FAILURES):  # the status alone decides
+                while left > 0 and (chunk := response.raw.read1(_CHUNK, decode_content=False)):
+                    left -= len(chunk)
+        if not 200 <= response.status_code < 300:
+            raise NotSent(f"got status code {response.status_code}")
+
+    def _request(self, address: str, body: bytes) -> requests.PreparedRequest:
+        if self._method == "POST":
+            return self._session.prepare_request(requests.Request("POST", address, data=body))
+        # nsq_to_http: the address is a printf format, so %% is a percent sign; a single one is accepted too.
+        before, _, behind = (part.replace("%%", "%") for part in address.partition(_PLACEHOLDER))
+        return self._session.prepare_request(requests.Request("GET", f"{before}{quote_plus(body)}{behind}"))

@@ -5,43 +5,41 @@ Better than Go's: a message is finished only when a destination has it, however 
 once. Where JSON is required, a message that is not JSON is kept unless ``--non-json`` says otherwise.
 """
 
+import json
 import logging
+import math
+import re
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from nsq_compat.cli.kinds import BOOLEAN, INTEGER, STRING, STRINGS, choice
+from nsq_compat.cli.kinds import INTEGER, STRING, STRINGS, choice
+from nsq_compat.cli.literals import parse_float
 from nsq_compat.cli.options import option
-from nsq_compat.client import Consumer, Message, Producer, Published
+from nsq_compat.client import Message, Producer, Published
 from nsq_compat.client.batching import Closed
-from nsq_compat.protocol.go_json import JsonError
+from nsq_compat.protocol.go_json import JsonError, dumps
 from nsq_compat.protocol.names import is_valid_name
-from nsq_compat.tools.client_options import ReadingOptions, producer_options
+from nsq_compat.tools.client_options import ProducerOptions, ReadingOptions
 from nsq_compat.tools.destinations import MODES, Destinations
-from nsq_compat.tools.json_filter import JsonFilter
-from nsq_compat.tools.program import Refused, Stopping, log_plainly, one_kind_of_address, options_of, run, user_agent
+from nsq_compat.tools.program import Stopping, console_script, log_plainly, refuse
 from nsq_compat.tools.progress import Progress, RequestTimes, channel_backlog
 
 log = logging.getLogger(__name__)
 
-PROGRAM: Final = "nsq_to_nsq"
 _MAX_LOGGED_BYTES: Final = 200
-_REQUEUE: Final = "requeue"
-_PASS: Final = "pass"
-_DROP: Final = "drop"
+_SURROGATES: Final = re.compile("[\ud800-\udfff]")
+_INT64_END: Final = 2.0**63
 
 
-@dataclass(slots=True, kw_only=True)
-class Options(ReadingOptions):
-    """Names and defaults are NSQ's; ``--non-json`` is ours."""
-
-    version: bool = option("version", BOOLEAN, False, "print the version and exit")
+@dataclass(kw_only=True)
+class Options(ReadingOptions, ProducerOptions):
+    program = "nsq_to_nsq"
     topic: tuple[str, ...] = option("topic", STRINGS, (), "topic to read (repeat for several)")
-    channel: str = option("channel", STRING, PROGRAM, "channel to read from")
-    max_in_flight: int = option("max-in-flight", INTEGER, 200, "most messages of a topic in flight")
+    channel: str = option("channel", STRING, program, "channel to read from")
     destination_topic: str = option(
         "destination-topic", STRING, "", "topic to publish to; by default the topic of the message"
     )
@@ -56,148 +54,201 @@ class Options(ReadingOptions):
     )
     non_json: str = option(
         "non-json",
-        choice(_REQUEUE, _PASS, _DROP),
-        _REQUEUE,
-        f"what to do with messages that are not JSON objects where that is required: {_REQUEUE}, {_PASS} or {_DROP}",
+        choice("requeue", "pass", "drop"),
+        "requeue",
+        "what to do with messages that are not JSON objects where that is required: requeue, pass or drop",
     )
     destination_nsqd_tcp_addresses: tuple[str, ...] = option(
         "destination-nsqd-tcp-address", STRINGS, (), "host:port of an nsqd to publish to (repeat for several)"
     )
-    producer_opt: tuple[str, ...] = option("producer-opt", STRINGS, (), "the same for publishing (repeat for several)")
 
 
-def main() -> None:
-    """The console script."""
-    run(relay)
-
-
-def relay(words: Sequence[str]) -> None:
-    """Raises ``Refused``."""
-    options = options_of(PROGRAM, Options, words)
+@console_script(Options)
+def main(options: Options) -> None:
+    destination = options.destination_topic
+    # In NSQ's order.
+    refuse(
+        (not options.topic or not options.channel, "--topic and --channel are required"),
+        (not all(map(is_valid_name, options.topic)), "--topic is invalid"),
+        (destination and not is_valid_name(destination), "--destination-topic is invalid"),
+        (not is_valid_name(options.channel), "--channel is invalid"),
+        *options.address_rules(),
+        (not options.destination_nsqd_tcp_addresses, "--destination-nsqd-tcp-address required"),
+    )
+    addresses = options.destination_nsqd_tcp_addresses
     topics = list(dict.fromkeys(options.topic))
-    _check(options)
-    producer_settings = producer_options(options.producer_opt)
     log_plainly()
     stopping = Stopping()
     with ExitStack() as closing:
-        try:
-            publisher = _publisher(options, producer_settings, closing)
-            consumers = [_consumer(options, topic, publisher) for topic in topics]
-        except (TypeError, ValueError) as error:
-            raise Refused(str(error)) from error
+        retries = closing.enter_context(ThreadPoolExecutor(1, "retries"))
+        producers = {each: closing.enter_context(options.producer(each)) for each in dict.fromkeys(addresses)}
+        times = RequestTimes(list(producers), options.status_every)
+        publisher = Publisher(producers, MODES[options.mode](addresses), times, retries)
+        consumers = [options.consumer(each, options.channel, Relay(options, each, publisher)) for each in topics]
         backlog = channel_backlog(topics, options.channel, options.lookupd_http_addresses)
-        closing.enter_context(Progress(lambda: publisher.times.count, backlog))
+        closing.enter_context(Progress(lambda: times.count, backlog))
         for consumer in consumers:
             closing.enter_context(consumer)
         stopping.wait()
 
 
-def _check(options: Options) -> None:
-    """Errors are reported in NSQ's order."""
-    if not options.topic or not options.channel:
-        raise Refused("--topic and --channel are required")
-    if not all(map(is_valid_name, options.topic)):
-        raise Refused("--topic is invalid")
-    if options.destination_topic and not is_valid_name(options.destination_topic):
-        raise Refused("--destination-topic is invalid")
-    if not is_valid_name(options.channel):
-        raise Refused("--channel is invalid")
-    one_kind_of_address(options.nsqd_tcp_addresses, options.lookupd_http_addresses)
-    if not options.destination_nsqd_tcp_addresses:
-        raise Refused("--destination-nsqd-tcp-address required")
-
-
-def _publisher(options: Options, settings: dict[str, Any], closing: ExitStack) -> "Publisher":
-    addresses = options.destination_nsqd_tcp_addresses
-    retries = closing.enter_context(ThreadPoolExecutor(1, "retries"))
-    producers = {
-        address: closing.enter_context(Producer(address, user_agent=user_agent(PROGRAM), **settings))
-        for address in dict.fromkeys(addresses)
-    }
-    return Publisher(
-        producers, MODES[options.mode](addresses), RequestTimes(list(producers), options.status_every), retries
-    )
-
-
-def _consumer(options: Options, topic: str, publisher: "Publisher") -> Consumer:
-    wanted = JsonFilter(options.require_json_field, options.require_json_value, options.whitelist_json_field)
-    handler = Relay(wanted, options.non_json, publisher, options.destination_topic or topic)
-    return options.consumer(PROGRAM, topic, options.channel, handler, max_in_flight=options.max_in_flight)
-
-
 class Relay:
     """The handler of one topic. Messages that do not pass the filter are finished."""
 
-    def __init__(self, wanted: JsonFilter, non_json: str, publisher: "Publisher", topic: str) -> None:
-        self._wanted = wanted
-        self._non_json = non_json
+    def __init__(self, options: Options, topic: str, publisher: "Publisher") -> None:
+        self._wanted = JsonFilter(options.require_json_field, options.require_json_value, options.whitelist_json_field)
+        self._non_json = options.non_json
+        self._topic = options.destination_topic or topic
         self._publisher = publisher
-        self._topic = topic
 
     def __call__(self, message: Message) -> None:
         try:
             body = self._wanted.apply(message.body)
         except JsonError:
             log.error("Unable to decode json: %r (%s)", message.body[:_MAX_LOGGED_BYTES], self._non_json)
-            if self._non_json == _REQUEUE:
+            if self._non_json == "requeue":
                 message.requeue(backoff=False)  # other messages are not affected
                 return
-            body = message.body if self._non_json == _PASS else None
+            body = message.body if self._non_json == "pass" else None
         if body is not None:
             message.enable_async()
             self._publisher.publish(message, self._topic, body)
 
 
+@dataclass
 class Publisher:
     """Publishes in the background, and answers a message when its outcome is known."""
 
-    def __init__(
-        self, producers: dict[str, Producer], destinations: Destinations, times: RequestTimes, retries: Executor
-    ) -> None:
-        self.times = times
-        self._producers = producers
-        self._destinations = destinations
-        self._retries = retries
-        """Publishes at the next destination, because the threads of two producers must not wait for each other."""
+    producers: dict[str, Producer]
+    destinations: Destinations
+    times: RequestTimes
+    retries: Executor
+    """Publishes at the next destination, because the threads of two producers must not wait for each other."""
 
     def publish(self, message: Message, topic: str, body: bytes, failed: tuple[str, ...] = ()) -> None:
         """Publish at a destination that has not failed this message yet; requeue it if all have."""
-        address = self._destinations.choose(failed)
+        address = self.destinations.choose(failed)
         if address is None:
             message.requeue()
             return
         try:
-            future = self._producers[address].publish_async(topic, body)
+            future = self.producers[address].publish_async(topic, body)
         except Closed:
             message.requeue(delay=0, backoff=False)
             return
         began = time.monotonic()
 
         def done(outcome: Future[Published]) -> None:
-            error = outcome.exception()
-            if error is None:
-                self._succeeded(message, address, time.monotonic() - began)
-            else:
-                self._failed(message, address, error)
-                self._retries.submit(self.retry, message, topic, body, (*failed, address))
+            if (error := outcome.exception()) is not None:
+                self.destinations.failed(address)
+                log.warning("msg %s to %s: %s", message.id.decode("ascii", "replace"), address, error)
+                self.retries.submit(self._retry, message, topic, body, (*failed, address))
+                return
+            message.finish()
+            seconds = time.monotonic() - began
+            self.destinations.succeeded(address, seconds)
+            self.times.add(address, seconds)
 
         future.add_done_callback(done)
 
-    def retry(self, message: Message, topic: str, body: bytes, failed: tuple[str, ...]) -> None:
+    def _retry(self, message: Message, topic: str, body: bytes, failed: tuple[str, ...]) -> None:
         """Publish at another destination, unless nsqd will deliver the message again anyway."""
         if not message.is_lost:
             message.touch()
             self.publish(message, topic, body, failed)
 
-    def _succeeded(self, message: Message, address: str, seconds: float) -> None:
-        message.finish()
-        self._destinations.succeeded(address, seconds)
-        self.times.add(address, seconds)
 
-    def _failed(self, message: Message, address: str, error: BaseException) -> None:
-        self._destinations.failed(address)
-        log.warning("msg %s to %s: %s", message.id.decode("ascii", "replace"), address, error)
+class JsonFilter:
+    """Filters JSON messages: by a field, by its value, and to some of the fields.
+
+    Messages are read and written as Go does: numbers have 64 bits, invalid UTF-8 becomes U+FFFD, members are sorted. A
+    message must have `field` with `value`, unless they are empty; without `fields` it passes whole.
+    """
+
+    def __init__(self, field: str = "", value: str = "", fields: Sequence[str] = ()) -> None:
+        self._field = field
+        self._value = value
+        self._number: float | None = None
+        with suppress(ValueError):
+            self._number = parse_float(value)
+        self._fields = sorted(set(fields))
+
+    def __bool__(self) -> bool:
+        """Whether messages are parsed at all."""
+        return bool(self._field or self._fields)
+
+    def apply(self, body: bytes) -> bytes | None:
+        """The filtered message; None if it does not pass. Raises ``JsonError`` if it is not a JSON object."""
+        if not self:
+            return body
+        try:
+            members = _read(body)
+            if self._field and not self._is_wanted(members):
+                return None
+            left = {name: _as_integer(members[name]) for name in self._fields if name in members}
+            return dumps(left).encode("utf-8") if self._fields else body
+        except RecursionError as error:
+            raise JsonError(str(error)) from None
+
+    def _is_wanted(self, members: dict[str, Any]) -> bool:
+        if self._field not in members or not self._value:
+            return self._field in members
+        value = _normalized(members[self._field])
+        if isinstance(value, bool):
+            return self._value == ("true" if value else "false")
+        if isinstance(value, float):
+            return value == self._number
+        return bool(value == self._value)
 
 
-if __name__ == "__main__":
-    main()
+# --- JSON as in Go ----------------------------------------------------------------------------------------------------
+
+
+def _read(body: bytes) -> dict[str, Any]:
+    try:
+        value = _decoder.decode(body.decode("utf-8", "surrogateescape"))
+    except ValueError as error:
+        raise JsonError(str(error)) from None
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise JsonError("not an object")
+    return value
+
+
+def _number(literal: str) -> float:
+    number = float(literal)
+    if math.isinf(number):
+        raise JsonError(f"{literal[:20]} is out of range")
+    return number
+
+
+def _as_integer(value: Any) -> Any:
+    """nsq_to_nsq: a number without fraction becomes an integer if it fits 64 bits, except inside other values."""
+    if isinstance(value, float) and value.is_integer() and -_INT64_END <= value < _INT64_END:
+        return int(value)
+    return _normalized(value)
+
+
+def _normalized(value: Any) -> Any:
+    """Sort members, and replace single surrogates."""
+    if isinstance(value, str):
+        return _SURROGATES.sub("\ufffd", value)
+    if isinstance(value, list):
+        return [_normalized(each) for each in value]
+    if isinstance(value, dict):
+        return {name: _normalized(value[name]) for name in sorted(value)}
+    return value
+
+
+def _object(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {_SURROGATES.sub("\ufffd", name): value for name, value in members}
+
+
+def _refuse_constant(literal: str) -> None:
+    raise JsonError(f"{literal} is not JSON")
+
+
+_decoder: Final = json.JSONDecoder(
+    object_pairs_hook=_object, parse_int=_number, parse_float=_number, parse_constant=_refuse_constant
+)

@@ -10,78 +10,136 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Final, NoReturn, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final, NoReturn, TypeVar
 
-from nsq_compat import NSQ_VERSION, __version__, version_line
+from nsq_compat import NSQ_VERSION, __version__
 from nsq_compat.cli.flags import EXIT_FAILURE, parse_arguments
-from nsq_compat.cli.kinds import OptionError
-from nsq_compat.cli.options import table_of
+from nsq_compat.cli.kinds import BOOLEAN
+from nsq_compat.cli.options import option, table_of
 
-T = TypeVar("T")
-
-_SIGNALS: Final = frozenset({signal.SIGINT, signal.SIGTERM})
+STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+_DATE_FORMAT: Final = "%Y/%m/%d %H:%M:%S"
 
 
 class Refused(Exception):
     """The program cannot begin or go on; the text is for the operator."""
 
 
-def options_of(program: str, options_type: type[T], words: Sequence[str]) -> T:
-    """Options of a command line, as a dataclass with a field `version`; `-version` ends the program."""
-    given = dict(parse_arguments(program, table_of(options_type), words).given)
-    if given.get("version"):
-        print(version_line(program).split(" (")[0])
-        raise SystemExit(0)
+@dataclass(kw_only=True)
+class ProgramOptions:
+    """The options of every utility. Each has a dataclass of its own, with NSQ's names and defaults."""
+
+    program: ClassVar[str]
+    """Its name."""
+    ignores_arguments: ClassVar[bool] = True
+    """Words behind the flags."""
+    version: bool = option("version", BOOLEAN, False, "print the version and exit")
+
+    @property
+    def user_agent(self) -> str:
+        """The user agent that the utility sends to nsqd."""
+        return f"{self.program}/{NSQ_VERSION} nsq_compat/{__version__}"
+
+
+T = TypeVar("T", bound=ProgramOptions)
+
+
+def console_script(options_type: type[T]) -> Callable[[Callable[[T], None]], Callable[[], NoReturn]]:
+    """Make a console script of a function of its options, which may raise ``Refused``."""
+
+    def script(function: Callable[[T], None]) -> Callable[[], NoReturn]:
+        return lambda: _run(options_type, function)
+
+    return script
+
+
+def _run(options_type: type[T], function: Callable[[T], None]) -> NoReturn:
     try:
-        return options_type(**given)
-    except OptionError as error:
-        fail(str(error))
+        function(_read_options(options_type))
+    except Refused as error:
+        say(str(error))
+        raise SystemExit(EXIT_FAILURE) from None
+    except BrokenPipeError:
+        # The reader has closed its end. Buffered output must not fail again at exit.
+        sys.stdout = None
+        raise SystemExit(EXIT_FAILURE) from None
+    raise SystemExit(0)
 
 
-def user_agent(program: str) -> str:
-    """The user agent that a utility sends to nsqd."""
-    return f"{program}/{NSQ_VERSION} nsq_compat/{__version__}"
+def _read_options(options_type: type[T]) -> T:
+    arguments = parse_arguments(options_type.program, table_of(options_type), sys.argv[1:])
+    if arguments.rest and not options_type.ignores_arguments:
+        raise Refused(f"unknown arguments: [{' '.join(arguments.rest)}]")
+    options = options_type(**arguments.given)
+    if options.version:
+        print(f"{options.program} v{NSQ_VERSION}")
+        raise SystemExit(0)
+    return options
 
 
 def say(text: str) -> None:
     """Print a dated line on stderr, as Go's utilities do."""
-    print(time.strftime("%Y/%m/%d %H:%M:%S"), text, file=sys.stderr)
+    print(time.strftime(_DATE_FORMAT), text, file=sys.stderr)
 
 
-def fail(text: str) -> NoReturn:
-    """Print an error and exit with code 1."""
-    say(text)
-    raise SystemExit(EXIT_FAILURE)
-
-
-def one_kind_of_address(named: Sequence[str], lookupds: Sequence[str], flag: str = "--nsqd-tcp-address") -> None:
-    """Raises ``Refused`` unless exactly one of the two kinds of addresses is given."""
-    if not named and not lookupds:
-        raise Refused(f"{flag} or --lookupd-http-address required")
-    if named and lookupds:
-        raise Refused(f"use {flag} or --lookupd-http-address not both")
-
-
-def log_plainly(level: int = logging.INFO) -> None:
+def log_plainly() -> None:
     """Log to stderr in the form of Go's utilities."""
-    logging.basicConfig(
-        stream=sys.stderr, level=level, format="%(asctime)s %(levelname).3s %(message)s", datefmt="%Y/%m/%d %H:%M:%S"
-    )
+    form = "%(asctime)s %(levelname).3s %(message)s"
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=form, datefmt=_DATE_FORMAT)
+
+
+# --- Checks of options ------------------------------------------------------------------------------------------------
+
+Rule = tuple[object, str]
+"""A condition, and the error text if it is true."""
+
+
+def refuse(*rules: Rule) -> None:
+    """Raises ``Refused`` with the text of the first rule that applies."""
+    for applies, text in rules:
+        if applies:
+            raise Refused(text)
+
+
+def unless_one_kind(named: Sequence[str], lookupds: Sequence[str], flag: str = "--nsqd-tcp-address") -> Iterator[Rule]:
+    """Rules that refuse options without one of the two kinds of addresses, or with both."""
+    yield not named and not lookupds, f"{flag} or --lookupd-http-address required"
+    yield named and lookupds, f"use {flag} or --lookupd-http-address not both"
+
+
+def unless_positive(options: object, *keys: str, text: str = "should be positive") -> Iterator[Rule]:
+    """Rules that refuse options, named as attributes, that are not above 0."""
+    for key in keys:
+        yield getattr(options, key) <= 0, f"--{key.replace('_', '-')} {text}"
+
+
+# --- Signals ----------------------------------------------------------------------------------------------------------
+
+
+def on_signals(actions: Mapping[signal.Signals, Callable[[], object]]) -> None:
+    """Call an action for each of these signals from now on, in a thread of its own.
+
+    Must be called before any other thread starts, because it blocks the signals, and all threads inherit that. With
+    handlers, a signal that the system delivers to another thread might not wake the main thread.
+    """
+
+    def receive() -> None:
+        while True:
+            actions[signal.Signals(signal.sigwait(actions))]()
+
+    signal.pthread_sigmask(signal.SIG_BLOCK, actions)
+    threading.Thread(target=receive, name="signals", daemon=True).start()
 
 
 class Stopping:
-    """Whether the program was asked to stop, by a signal or by itself.
-
-    Must be created before any other thread, because it blocks the signals, which a thread of its own receives. With
-    handlers, a signal that the system delivers to another thread might not wake the main thread.
-    """
+    """Whether the program was asked to stop, by a signal or by itself. Must be created before any other thread."""
 
     def __init__(self) -> None:
         self._asked = threading.Event()
         self._readable, self._writable = os.pipe()
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        threading.Thread(target=self._listen, name="signals", daemon=True).start()
+        on_signals(dict.fromkeys(STOP_SIGNALS, self.ask))
 
     def __bool__(self) -> bool:
         return self._asked.is_set()
@@ -98,21 +156,3 @@ class Stopping:
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for `ask`; returns whether it was called."""
         return self._asked.wait(timeout)
-
-    def _listen(self) -> None:
-        while True:
-            signal.sigwait(_SIGNALS)
-            self.ask()
-
-
-def run(main: Callable[[Sequence[str]], None]) -> NoReturn:
-    """Call a utility with the words of the command line; ``Refused`` becomes a line and an exit code."""
-    try:
-        main(sys.argv[1:])
-    except Refused as error:
-        fail(str(error))
-    except BrokenPipeError:
-        # The reader has closed its end. Buffered output must not fail again at exit.
-        sys.stdout = None
-        raise SystemExit(EXIT_FAILURE) from None
-    raise SystemExit(0)

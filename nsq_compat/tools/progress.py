@@ -7,10 +7,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Final, Self, TextIO
 
-from nsq_compat.cluster.cluster import Cluster
 from nsq_compat.cluster.http_client import AllFailed
 from nsq_compat.protocol.errors import without_secrets
 from nsq_compat.tools.client_options import cluster_of
@@ -51,9 +49,7 @@ class Progress:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stopped.set()
         if self._thread is not None:
             with suppress(OSError):
@@ -83,27 +79,20 @@ def channel_backlog(topics: Collection[str], channel: str, lookupds: Sequence[st
 
     `topics` may change; it is read each time.
     """
-    cluster = cluster_of(lookupds, connect_timeout=1.0, request_timeout=2.0)
+    cluster = cluster_of(lookupds, 1.0, 2.0)
+
+    def depth(topic: str) -> int:
+        stats = cluster.stats(cluster.producers(topic).value, topic, channel).value
+        topics = [each for _, of_node in stats for each in of_node.topics]
+        return sum(each.depth for of_topic in topics for each in of_topic.channels if each.channel_name == channel)
 
     def backlog() -> int | None:
         try:
-            return sum(_depth(cluster, topic, channel) for topic in list(topics)) if lookupds else None
+            return sum(map(depth, list(topics))) if lookupds else None
         except AllFailed:
             return None
 
     return backlog
-
-
-def _depth(cluster: Cluster, topic: str, channel: str) -> int:
-    nodes = cluster.producers(topic).value
-    found = cluster.stats(nodes, topic, channel).value
-    return sum(
-        each.depth
-        for _, stats in found
-        for of_topic in stats.topics
-        for each in of_topic.channels
-        if each.channel_name == channel
-    )
 
 
 class RequestTimes:
@@ -113,54 +102,45 @@ class RequestTimes:
     """
 
     def __init__(self, addresses: Sequence[str], every: int, say: Callable[[str], object] = say) -> None:
-        self.count = 0
-        """Requests so far."""
         self._say = say
         self._lock = threading.Lock()
         self._all = _Times(every, "[aggregate]:")
-        self._each: dict[str, _Times] = {}
-        if len(addresses) > 1:
-            self._each = {each: _Times(every, f"[{without_secrets(each)}]:") for each in addresses}
+        each = addresses if len(addresses) > 1 else ()
+        self._each = {address: _Times(every, f"[{without_secrets(address)}]:") for address in each}
         if 0 < every < _MIN_ACCURATE:
             say(
                 f"Warning: use more than {_MIN_ACCURATE} status values for accurate percentiles"
                 f" (configured with {every})"
             )
 
+    @property
+    def count(self) -> int:
+        """Requests so far."""
+        return self._all.count
+
     def add(self, address: str, seconds: float) -> None:
         with self._lock:
-            self.count += 1
-            times = [*filter(None, [self._each.get(address)]), self._all]
-            lines = [line for line in (each.add(seconds) for each in times) if line]
-        for line in lines:
+            lines = [self._each[address].add(seconds) if address in self._each else None, self._all.add(seconds)]
+        for line in filter(None, lines):
             self._say(line)
 
 
 class _Times:
     def __init__(self, every: int, name: str) -> None:
+        self.count = 0
         self._every = every
         self._name = name
-        self._since = 0
         self._last: deque[float] = deque(maxlen=max(0, every))
 
     def add(self, seconds: float) -> str | None:
         """Returns the line when it is due."""
-        if self._every <= 0:
-            return None
         self._last.append(seconds)
-        self._since += 1
-        if self._since <= self._every:
-            return None
+        self.count += 1
         # nsq_to_http: the line is printed with the request after the last one, which counts for the next line too.
-        self._since = 1
+        if self._every <= 0 or self.count == 1 or self.count % self._every != 1 % self._every:
+            return None
         times = sorted(self._last)
-        average = sum(times) / len(times)
-        return (
-            f"{self._name} finished {len(times)} - 99th: {_percentile(times, 0.99) * 1000:.2f}ms"
-            f" - 95th: {_percentile(times, 0.95) * 1000:.2f}ms - avg: {average * 1000:.2f}ms"
-        )
-
-
-def _percentile(times: Sequence[float], share: float) -> float:
-    # nsq_to_http: rounded up, and half a place further.
-    return times[min(len(times) - 1, math.ceil(share * len(times) + 0.5))]
+        average, count = sum(times) / len(times), len(times)
+        # nsq_to_http: percentiles are rounded up, and half a place further.
+        tail, most = (times[min(count - 1, math.ceil(share * count + 0.5))] * 1000 for share in (0.99, 0.95))
+        return f"{self._name} finished {count} - 99th: {tail:.2f}ms - 95th: {most:.2f}ms - avg: {average * 1000:.2f}ms"

@@ -9,57 +9,50 @@ import select
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from nsq_compat.cli.kinds import BOOLEAN, INTEGER, STRING, STRINGS
+from nsq_compat.cli.kinds import INTEGER, STRING, STRINGS
 from nsq_compat.cli.options import option
 from nsq_compat.client import Error, Producer
 from nsq_compat.client.outcomes import Published
 from nsq_compat.protocol.names import is_valid_name
-from nsq_compat.tools.client_options import producer_options
-from nsq_compat.tools.program import Refused, Stopping, options_of, run, user_agent
+from nsq_compat.tools.client_options import ProducerOptions
+from nsq_compat.tools.program import Refused, Stopping, console_script, refuse
 from nsq_compat.tools.progress import Progress
 
-PROGRAM: Final = "to_nsq"
 _READ_SIZE: Final = 1 << 16
 _MAX_UNANSWERED: Final = 2000
 """Records that wait for their OK, which bounds the memory."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Options:
-    """Names and defaults are NSQ's."""
-
-    version: bool = option("version", BOOLEAN, False, "print the version and exit")
+@dataclass(kw_only=True)
+class Options(ProducerOptions):
+    program = "to_nsq"
     topic: str = option("topic", STRING, "", "topic to publish to")
     delimiter: str = option("delimiter", STRING, "\n", "character that ends a record")
     rate: int = option("rate", INTEGER, 0, "most records a second; by default no limit")
     nsqd_tcp_addresses: tuple[str, ...] = option(
         "nsqd-tcp-address", STRINGS, (), "host:port of an nsqd (repeat for several: each gets every record)"
     )
-    producer_opt: tuple[str, ...] = option(
-        "producer-opt", STRINGS, (), "`name,value` of an option of the client library (repeat for several)"
+
+
+@console_script(Options)
+def main(options: Options) -> None:
+    delimiter = options.delimiter.encode("utf-8", "surrogateescape")
+    refuse(
+        (not options.topic, "--topic required"),
+        (len(delimiter) != 1, "--delimiter must be a single byte"),
+        (not options.nsqd_tcp_addresses, "--nsqd-tcp-address required"),
+        (not is_valid_name(options.topic), f"--topic {options.topic!r} is not a valid name"),
     )
-
-
-def main() -> None:
-    """The console script."""
-    run(publish_input)
-
-
-def publish_input(words: Sequence[str]) -> None:
-    """Raises ``Refused``."""
-    options = options_of(PROGRAM, Options, words)
-    delimiter = _checked(options)
-    settings = producer_options(options.producer_opt)
     stopping = Stopping()
     addresses = list(dict.fromkeys(options.nsqd_tcp_addresses))
     # One producer for all nodes: a record is published when each of them has it.
-    with Producer(addresses, copies=len(addresses), user_agent=user_agent(PROGRAM), **settings) as producer:
+    with options.producer(addresses, copies=len(addresses)) as producer:
         published = _Records(producer, options.topic)
         with Progress(lambda: published.answered):
             for record in _paced(records(partial(_standard_input, stopping), delimiter), options.rate):
@@ -67,19 +60,6 @@ def publish_input(words: Sequence[str]) -> None:
                 if stopping:
                     break
             published.finish()
-
-
-def _checked(options: Options) -> bytes:
-    if not options.topic:
-        raise Refused("--topic required")
-    delimiter = options.delimiter.encode("utf-8", "surrogateescape")
-    if len(delimiter) != 1:
-        raise Refused("--delimiter must be a single byte")
-    if not options.nsqd_tcp_addresses:
-        raise Refused("--nsqd-tcp-address required")
-    if not is_valid_name(options.topic):
-        raise Refused(f"--topic {options.topic!r} is not a valid name")
-    return delimiter
 
 
 class _Records:
@@ -138,7 +118,3 @@ def _paced(records: Iterator[bytes], rate: int) -> Iterator[bytes]:
             time.sleep((1 - allowance) / rate)
         allowance -= 1
         yield record
-
-
-if __name__ == "__main__":
-    main()

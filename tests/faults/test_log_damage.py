@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsq_compat.log.checkpoint import ChannelState, TopicState, entries_at_once
-from nsq_compat.log.files import Files, OsFiles
+from nsq_compat.log.files import Files
 from nsq_compat.log.recovery import StoredTopic
 from nsq_compat.log.segment import FIRST_GROUP, HEADER_SIZE
 from nsq_compat.log.topic_log import LogEnd, TopicLog
@@ -374,7 +374,7 @@ class OnDisk:
             file.unlink()
         else:
             file.write_bytes(content)
-        code = nsq_data.run(["check", "--json", f"--data-path={self._data_path}"], OsFiles())
+        code = nsq_data.run(["check", "--json", f"--data-path={self._data_path}"])
         file.write_bytes(sound)
         [topic] = json.loads(self._capsys.readouterr().out)["topics"]
         assert topic["problems"] == []

@@ -1,14 +1,18 @@
 """An nsqd, with the requests that tests of utilities make."""
 
-from urllib.request import urlopen
-
+from nsq_compat.client import Producer
 from nsq_conformance.nsqd_process import NsqdProcess
 
 
 class Nsqd(NsqdProcess):
     def publish(self, topic: str, *bodies: bytes) -> None:
-        for body in bodies:
-            urlopen(f"http://{self.http_address}/pub?topic={topic}", body, timeout=30).close()
+        with Producer(self.tcp_address) as producer:
+            for outcome in [producer.publish_async(topic, body) for body in bodies]:
+                outcome.result()
+
+    def stat(self, topic: str, name: str, channel: str = "c") -> int:
+        """A number of a channel in /stats."""
+        return int(self.channel_stats(topic, channel)[name])
 
     def unfinished(self, topic: str, channel: str = "c") -> int:
         """Messages of a channel that are not finished."""

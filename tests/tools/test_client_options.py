@@ -3,9 +3,8 @@ import ssl
 import pytest
 
 from nsq_compat.client.settings import split_options
-from nsq_compat.tools.client_options import cluster_of, consumer_options, producer_options
+from nsq_compat.tools.client_options import client_settings, cluster_of
 from nsq_compat.tools.program import Refused
-from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 
 
 @pytest.mark.parametrize(
@@ -24,27 +23,29 @@ from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsql
     ],
 )
 def test_go_nsqs_options_become_options_of_our_client(word, expected):
-    assert consumer_options([word]) == expected
+    assert client_settings("consumer-opt", [word]) == expected
 
 
 def test_a_consumer_has_all_options():
     words = ["tls_v1", "lookupd_poll_interval,1s", "default_requeue_delay,0s", "auth_secret,s", "deflate_level,9"]
-    split_options(consumer_options(words))
+    split_options(client_settings("consumer-opt", words))
 
 
 def test_options_of_consumers_are_not_for_producers():
-    assert producer_options(["max_attempts,3", "snappy,true"]) == {"snappy": True}
+    assert client_settings("producer-opt", ["max_attempts,3", "snappy,true"]) == {"snappy": True}
 
 
 def test_tls_options_are_those_of_our_client():
-    options = consumer_options(["tls_v1", "tls_root_ca_file,/ca.pem", "tls_cert,/c.pem", "tls_key,/k.pem"])
+    options = client_settings(
+        "consumer-opt", ["tls_v1", "tls_root_ca_file,/ca.pem", "tls_cert,/c.pem", "tls_key,/k.pem"]
+    )
     assert options["tls_options"] == {
         "cert_reqs": ssl.CERT_REQUIRED,
         "ca_certs": "/ca.pem",
         "certfile": "/c.pem",
         "keyfile": "/k.pem",
     }
-    assert consumer_options(["tls_insecure_skip_verify"])["tls_options"] == {"cert_reqs": ssl.CERT_NONE}
+    assert client_settings("consumer-opt", ["tls_insecure_skip_verify"])["tls_options"] == {"cert_reqs": ssl.CERT_NONE}
 
 
 @pytest.mark.parametrize(
@@ -59,16 +60,9 @@ def test_tls_options_are_those_of_our_client():
 )
 def test_wrong_options_are_refused_with_the_reason(word, complaint):
     with pytest.raises(Refused, match=complaint):
-        consumer_options([word])
+        client_settings("consumer-opt", [word])
 
 
-@pytest.fixture(scope="module")
-def lookupd():
-    with NsqlookupdProcess(installed_nsqlookupd()) as process:
-        yield process
-
-
-@pytest.mark.parametrize("address", ["{}", "http://{}", "http://{}/"])
-def test_an_address_may_be_a_url(lookupd, address):
-    cluster = cluster_of([address.format(lookupd.http_address)], connect_timeout=20, request_timeout=20)
-    assert cluster.topics().value == []
+def test_an_address_may_be_a_url(lookupd):
+    for address in ("{}", "http://{}", "http://{}/"):
+        assert cluster_of([address.format(lookupd.http_address)], 20, 20).topics().value == []

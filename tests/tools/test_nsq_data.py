@@ -1,25 +1,29 @@
 """The subcommands, on data paths written by hand."""
 
 import base64
+import errno
 import json
 import os
 import subprocess
 import sys
 from itertools import repeat
+from pathlib import Path
 
 import pytest
 
 from nsq_compat.godata.export import write_queue
 from nsq_compat.godata.format import GoMessage
-from nsq_compat.godata.reader import read_queue
+from nsq_compat.godata.reader import QueueReport, read_queue
 from nsq_compat.godata.takeover import take_over
+from nsq_compat.log.checkpoint import ChannelState, TopicState
 from nsq_compat.log.data_path import DataPathLock, make_our_folder, topic_folder
 from nsq_compat.log.files import OsFiles
 from nsq_compat.log.metadata import ChannelMetadata, TopicMetadata, load_metadata, save_metadata
 from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol import message
 from nsq_compat.queue.ids import MessageIds
-from nsq_compat.tools.nsq_data import run
+from nsq_compat.tools.nsq_data import Findings, TopicFindings, _ReadOnly, as_text, check
+from nsq_compat.tools.nsq_data import run as run_words
 
 NOW_NS = 1_700_000_000_000_000_000
 IDS = list(map(MessageIds(1).take_one, repeat(NOW_NS, 10)))
@@ -43,7 +47,7 @@ def nsq_data(tmp_path, capsys):
     """Runs a subcommand on `tmp_path`: exit code, lines of stdout, stderr."""
 
     def run_it(name, *flags, folder=tmp_path):
-        code = run([name, f"--data-path={folder}", *flags], OsFiles())
+        code = run_words([name, f"--data-path={folder}", *flags])
         captured = capsys.readouterr()
         return code, captured.out.splitlines(), captured.err
 
@@ -68,11 +72,7 @@ def our_path(go_path):
 
 
 def snapshot(folder):
-    return {
-        os.path.join(where, name): os.stat(os.path.join(where, name)).st_mtime_ns
-        for where, _, names in os.walk(folder)
-        for name in names
-    }
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
 # --- Any subcommand ---------------------------------------------------------------------------------------------------
@@ -80,34 +80,24 @@ def snapshot(folder):
 
 @pytest.mark.parametrize("words", [[], ["unknown"], ["--json"]])
 def test_an_unknown_subcommand_is_wrong_usage(words, capsys):
-    assert run(words, OsFiles()) == 2
+    assert run_words(words) == 2
     assert "check|export|salvage" in capsys.readouterr().err
-
-
-def test_the_version_is_printed(capsys):
-    assert run(["--version"], OsFiles()) == 0
-    assert capsys.readouterr().out.startswith("nsq_data v1.3.0")
 
 
 @pytest.mark.parametrize("name", ["check", "export", "salvage"])
 def test_an_unknown_flag_is_wrong_usage(name, capfd):
     with pytest.raises(SystemExit) as caught:
-        run([name, "--bogus"], OsFiles())
+        run_words([name, "--bogus"])
     assert caught.value.code == 2
     assert f"Usage of nsq_data {name}:" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["check", "export", "salvage"])
-def test_words_behind_the_flags_are_wrong_usage(name, nsq_data):
+def test_words_behind_the_flags_and_a_data_path_in_use_are_refused(name, nsq_data, tmp_path):
     assert nsq_data(name, "what")[0] == 2
-
-
-@pytest.mark.parametrize("name", ["check", "export", "salvage"])
-def test_a_data_path_in_use_is_refused(name, nsq_data, tmp_path):
     with DataPathLock(str(tmp_path)):
         code, _, complaint = nsq_data(name)
-    assert code == 2
-    assert "possibly in use by another instance of nsqd" in complaint
+    assert (code, "possibly in use by another instance of nsqd" in complaint) == (2, True)
 
 
 def test_a_missing_data_path_is_refused(nsq_data, tmp_path):
@@ -116,9 +106,8 @@ def test_a_missing_data_path_is_refused(nsq_data, tmp_path):
     assert "no such file or directory" in complaint
 
 
-def test_it_runs_as_a_program(go_path):
-    command = [sys.executable, "-m", "nsq_compat.tools.nsq_data", "check", f"--data-path={go_path}"]
-    done = subprocess.run(command, capture_output=True, check=False)
+def test_it_runs_as_a_program(run, go_path):
+    done = run("nsq_data", "check", f"--data-path={go_path}")
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.endswith(b"clean\n")
 
@@ -126,7 +115,7 @@ def test_it_runs_as_a_program(go_path):
 def test_a_reader_that_closes_its_end_is_not_an_error(tmp_path):
     write_queue(OsFiles(), str(tmp_path), "t", [stored(b"1")] * 20_000, 1 << 30)
     os.rename(tmp_path / "t.diskqueue.000000.dat", tmp_path / "t.diskqueue.000000.dat.bad")
-    command = f"{sys.executable} -m nsq_compat.tools.nsq_data salvage --data-path={tmp_path} | head -n 1"
+    command = f"{Path(sys.executable).with_name('nsq_data')} salvage --data-path={tmp_path} | head -n 1"
     done = subprocess.run(command, shell=True, capture_output=True, check=False)
     assert done.stderr == b""
     assert done.stdout.count(b"\n") == 1
@@ -147,19 +136,13 @@ def test_gos_queues_are_counted(go_path, nsq_data):
     ]
 
 
-def test_our_topics_are_counted(our_path, nsq_data):
-    code, lines, _ = nsq_data("check")
-    assert code == 0
-    assert "  c: depth 3" in lines
-    assert lines[-1] == "clean"
-
-
-def test_checking_changes_nothing(our_path, nsq_data):
+def test_our_topics_are_counted_and_checking_changes_nothing(our_path, nsq_data):
     go_has(our_path, "u", b"4")
     with open(os.path.join(topic_folder(str(our_path), "t"), "log.00000000000000000001"), "ab") as file:
         file.write(bytes(100))  # as if it had not been closed
     before = snapshot(our_path)
-    assert nsq_data("check")[0] == 0
+    code, lines, _ = nsq_data("check")
+    assert (code, "  c: depth 3" in lines, lines[-1]) == (0, True, "clean")
     assert snapshot(our_path) == before
 
 
@@ -184,37 +167,155 @@ def test_damage_in_our_files_is_found(our_path, nsq_data):
     assert any(line.startswith("  damaged:") for line in lines)
 
 
-def test_a_damaged_checkpoint_is_found(our_path, nsq_data):
+@pytest.mark.parametrize("name", ["check", "export"])
+def test_a_damaged_checkpoint_is_found(our_path, nsq_data, name):
     with open(os.path.join(topic_folder(str(our_path), "t"), "checkpoint"), "r+b") as file:
         file.write(b"garbage")
-    code, lines, _ = nsq_data("check")
+    code, lines, _ = nsq_data(name)
     assert code == 1
     assert any("checkpoint is damaged" in line for line in lines)
 
 
-def test_a_damaged_nsqd_dat_is_found(go_path, nsq_data):
-    (go_path / "nsqd.dat").write_bytes(b"")
-    code, lines, _ = nsq_data("check")
-    assert code == 1
-    assert "unexpected end of JSON input" in lines[1]
-
-
-def test_an_nsqd_dat_with_wrong_types_is_damaged(go_path, nsq_data):
-    (go_path / "nsqd.dat").write_bytes(b'{"topics":[{"name":"a b"},{"name":"t","paused":3}]}')
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "unexpected end of JSON input"),
+        (
+            b'{"topics":[{"name":"a b"},{"name":"t","paused":3}]}',
+            "topic 1 has the invalid name 'a b'; topic 2: paused is not a boolean",
+        ),
+    ],
+)
+def test_a_damaged_nsqd_dat_is_found(go_path, nsq_data, content, problem):
+    (go_path / "nsqd.dat").write_bytes(content)
     code, lines, _ = nsq_data("check")
     assert (code, lines[-1]) == (1, "damaged")
-    assert lines[1].endswith("topic 1 has the invalid name 'a b'; topic 2: paused is not a boolean")
+    assert lines[1].endswith(problem)
 
 
 def test_all_findings_are_available_as_json(our_path, nsq_data):
     go_has(our_path, "u", b"4")
+    (our_path / "u.diskqueue.000007.dat.bad").touch()
     code, (line,), _ = nsq_data("check", "--json")
     found = json.loads(line)
-    assert (code, found["damaged"], found["metadata_error"]) == (0, False, None)
-    assert found["metadata"][0] == {"name": "t", "paused": False, "channels": [{"name": "c", "paused": True}]}
-    assert found["go_queues"][0]["name"] == "u"
-    assert found["go_queues"][0]["messages"] == found["go_queues"][0]["claimed_depth"] == 1
-    assert found["topics"][0]["depths"] == {"c": 3}
+    topic = {"name": "t", "bytes": found["topics"][0]["bytes"], "depths": {"c": 3}, "damaged_records": 0}
+    queue = {"name": "u", "messages": 1, "bytes": 1, "claimed_depth": 1, "unsynced": 0, "damaged_parts": 0}
+    assert (code, found) == (
+        0,
+        {
+            "data_path": str(our_path),
+            "damaged": False,
+            "metadata_error": None,
+            "metadata": [
+                {"name": "t", "paused": False, "channels": [{"name": "c", "paused": True}]},
+                {"name": "idle", "paused": True, "channels": []},
+            ],
+            "bad_files": 1,
+            "go_queues": [{**queue, "damaged_bytes": 0, "damages": [], "ignored": ["u.diskqueue.000007.dat.bad"]}],
+            "topics": [{**topic, "damages": [], "problems": []}],
+        },
+    )
+
+
+def test_damage_is_available_as_json(go_path, nsq_data):
+    (go_path / "t.diskqueue.000000.dat").write_bytes(b"")
+    code, (line,), _ = nsq_data("check", "--json")
+    damages = json.loads(line)["go_queues"][0]["damages"]
+    assert (code, damages[0].keys()) == (1, {"file", "offset", "size", "reason"})
+
+
+def text(findings):
+    return list(as_text(findings))[1:]
+
+
+def test_an_empty_folder_is_clean(tmp_path):
+    assert text(check(str(tmp_path))) == ["nsqd.dat: 0 topics, 0 channels", "clean"]
+
+
+@pytest.mark.parametrize(
+    ("findings", "lines"),
+    [
+        (
+            {"go_queues": [QueueReport("t", claimed_depth=5, messages=7, bytes=70, unsynced=2)]},
+            ["Go's queue t: 7 messages of 70 bytes, Go counted 5, 2 of them not yet in its positions", "clean"],
+        ),
+        (
+            {"go_queues": [QueueReport("t", messages=1, bytes=1)]},
+            ["Go's queue t: 1 message of 1 byte, no positions", "clean"],
+        ),
+        ({"bad_files": 1}, ["1 file set aside by Go as bad; nsq_data salvage lists what is in them", "clean"]),
+        (
+            {
+                "topics": [
+                    TopicFindings("t", bytes=9, depths={"": 1, "c": 2}, damaged_records=1, problems=["something"])
+                ]
+            },
+            [
+                "topic t: 9 bytes",
+                "  (no channel): depth 1",
+                "  c: depth 2",
+                "  damaged: 1 message",
+                "  something",
+                "damaged",
+            ],
+        ),
+    ],
+)
+def test_findings_are_told_in_lines(findings, lines):
+    assert text(Findings("/", **findings))[1:] == lines
+
+
+def test_more_damage_than_is_listed_is_counted():
+    report = QueueReport("t", claimed_depth=0)
+    for offset in range(103):
+        report.add_damage("file", offset, 0, "gone")
+    lines = text(Findings("/", go_queues=[report]))
+    assert lines[2] == "  damaged: file at 0: gone"
+    assert lines[-2:] == ["  damaged: 3 more", "damaged"]
+
+
+def stored_topic(data_path, count):
+    """A topic of that many messages with a channel that has finished none of them."""
+    make_our_folder(OsFiles(), str(data_path))
+    log = TopicLog.open(OsFiles(), topic_folder(str(data_path), "t"))
+    for number in range(count):
+        log.append(message.make_frames([b"%016x" % number], 0, [b"x" * 20]), number)
+    end = log.end
+    log.close()
+    folder = data_path / "nsq_compat" / "t.topic"
+    (folder / "checkpoint").write_bytes(TopicState(end, 0.0, b"f" * 16, {"c": ChannelState(0)}).encode())
+    return folder / "log.00000000000000000001", end
+
+
+def test_a_log_that_is_shorter_than_its_checkpoint_is_damaged(tmp_path):
+    path, end = stored_topic(tmp_path, 100)
+    assert not check(str(tmp_path)).damaged
+    path.write_bytes(path.read_bytes()[: end.offset // 2])
+    findings = check(str(tmp_path))
+    lost = findings.topics[0].damaged_records
+    assert findings.damaged
+    assert findings.topics[0].depths == {"c": 100 - lost}
+    assert text(findings)[1:] == [
+        f"topic t: {end.offset // 2} bytes",
+        f"  c: depth {100 - lost}",
+        f"  damaged: {lost} messages",
+        f"  {path.name}: has {end.offset // 2} bytes; the checkpoint says that it has {end.offset}",
+        f"  {path.name}: damaged at its end, {lost} messages lost",
+        "damaged",
+    ]
+
+
+def test_a_topic_that_cannot_be_read_is_reported_and_others_are_checked(tmp_path, monkeypatch):
+    path, _ = stored_topic(tmp_path, 100)
+
+    def fails(fd, size, offset):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(_ReadOnly, "pread", staticmethod(fails))
+    monkeypatch.setattr("nsq_compat.log.checkpoint.read_file", lambda files, path: Path(path).read_bytes())
+    findings = check(str(tmp_path))
+    assert findings.damaged
+    assert findings.topics[0].problems == [f"cannot be read: [Errno 5] Input/output error: '{path}'"]
 
 
 # --- export -----------------------------------------------------------------------------------------------------------
@@ -260,14 +361,6 @@ def test_a_data_path_of_gos_has_nothing_to_export(go_path, nsq_data):
     code, _, complaint = nsq_data("export")
     assert code == 2
     assert "already has queue files of Go's nsqd" in complaint
-
-
-def test_damage_shows_in_the_exit_code_of_an_export(our_path, nsq_data):
-    with open(os.path.join(topic_folder(str(our_path), "t"), "checkpoint"), "r+b") as file:
-        file.write(b"garbage")
-    code, lines, _ = nsq_data("export")
-    assert code == 1
-    assert any("checkpoint is damaged" in line for line in lines)
 
 
 # --- salvage ----------------------------------------------------------------------------------------------------------

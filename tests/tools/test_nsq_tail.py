@@ -1,27 +1,22 @@
 """nsq_tail as a process before a real nsqd: what it does not show is left as it was."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from nsq_compat.client import Consumer
 from tests.client.waiting import wait_until
 
-PROGRAM = str(Path(sys.executable).with_name("nsq_tail"))
-
 
 @pytest.fixture
-def tail(nsqd):
+def tail(run, nsqd):
     """Runs nsq_tail to its end; the lines it showed."""
 
-    def run(*topics, count):
-        flags = [f"--nsqd-tcp-address={nsqd.tcp_address}", "--channel=c", f"--n={count}"]
-        command = [PROGRAM, *(f"--topic={topic}" for topic in topics), *flags]
-        return subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=60).stdout.splitlines()
+    def shown(*topics, count):
+        topic_flags = [f"--topic={topic}" for topic in topics]
+        done = run("nsq_tail", *topic_flags, f"--nsqd-tcp-address={nsqd.tcp_address}", "--channel=c", f"--n={count}")
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
 
-    return run
+    return shown
 
 
 def attempts(nsqd, topic, count):

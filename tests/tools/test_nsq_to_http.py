@@ -1,42 +1,21 @@
-"""nsq_to_http between a real nsqd and real HTTP servers."""
+"""nsq_to_http between a real nsqd and real HTTP servers: what they are sent, and what counts as arrived."""
 
-import itertools
 import signal
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
-from nsq_compat.client import Producer
-from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
+from nsq_compat.tools.nsq_to_http import HttpSender, NotSent, Options
 from tests.client.waiting import wait_until
+from tests.cluster import hostile
 
-_numbers = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def nsqd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NsqdProcess]:
-    with NsqdProcess(installed_nsqd(), tmp_path_factory.mktemp("nsqd")) as process:
-        yield process
-
-
-@pytest.fixture
-def topic(nsqd: NsqdProcess) -> str:
-    name = f"t{next(_numbers)}"
-    nsqd.create_channel(name, "c")
-    return name
-
-
-@pytest.fixture
-def publish(nsqd: NsqdProcess, topic: str) -> Callable[..., object]:
-    def publish_all(*bodies: bytes) -> None:
-        with Producer(nsqd.tcp_address) as producer:
-            producer.publish_many(topic, bodies)
-
-    return publish_all
+_BEFORE_THE_END_OF_HEADERS = [
+    hostile.dripping_status,
+    hostile.dripping_header,
+    hostile.dripping_headers,
+    hostile.continuing,
+    hostile.silent,
+]
 
 
 @pytest.fixture
@@ -46,49 +25,32 @@ def relay(start, nsqd, topic):
     )
 
 
-@pytest.fixture
-def stat(nsqd, topic):
-    return lambda name: nsqd.channel_stats(topic, "c")[name]
-
-
-def is_idle(stat):
-    return stat("depth") == stat("in_flight_count") == stat("deferred_count") == 0
-
-
-def test_every_message_is_posted_once_and_finished(relay, publish, target, stat):
+def test_every_message_is_posted_once_and_finished(relay, publish, target, stat, is_idle):
     bodies = [b"%d" % number for number in range(500)]
     publish(*bodies)
     relay(f"--post={target.url}/x?y=z")
-    wait_until(lambda: len(target.requests) == 500 and is_idle(stat))
+    wait_until(lambda: len(target.requests) == 500 and is_idle())
     assert sorted(target.bodies) == sorted(bodies)
     assert {request.path for request in target.requests} == {"/x?y=z"}
     assert stat("requeue_count") == 0
 
 
-def test_headers_are_nsqs_by_default(relay, publish, target):
-    publish(b"x")
-    relay(f"--post={target.url}", "--content-type=text/plain", "--header=X-A: b:c ", "--header=user-agent: me")
-    wait_until(lambda: target.requests)
-    headers = {name.lower(): value for name, value in target.requests[0].headers.items()}
-    assert (headers["content-type"], headers["x-a"], headers["user-agent"]) == ("text/plain", "b:c", "me")
-
-
-def test_no_message_is_finished_before_a_url_has_accepted_it(relay, publish, target, stat):
+def test_no_message_is_finished_before_a_url_has_accepted_it(relay, publish, target, stat, is_idle):
     target.status = 500
     publish(b"x")
     process = relay(
         f"--post={target.url}", "--consumer-opt=default_requeue_delay,0s", "--consumer-opt=max_backoff_duration,0s"
     )
     wait_until(lambda: len(target.requests) > 10)  # more often than go-nsq's max_attempts
-    assert stat("depth") + stat("in_flight_count") + stat("deferred_count") == 1
+    assert not is_idle()
     target.status = 201
-    wait_until(lambda: is_idle(stat))
+    wait_until(is_idle)
     process.terminate()
     _, log = process.communicate(timeout=20)
     assert "got status code 500" in log
 
 
-def test_max_attempts_is_obeyed(relay, publish, target, stat):
+def test_max_attempts_is_obeyed(relay, publish, target, stat, is_idle):
     target.status = 500
     publish(b"x")
     relay(
@@ -97,38 +59,30 @@ def test_max_attempts_is_obeyed(relay, publish, target, stat):
         "--consumer-opt=max_backoff_duration,0s",
         "--consumer-opt=max_attempts,3",
     )
-    wait_until(lambda: is_idle(stat) and stat("requeue_count") == 3)
+    wait_until(lambda: is_idle() and stat("requeue_count") == 3)
     assert len(target.requests) == 3
 
 
 @pytest.mark.parametrize("mode", ["round-robin", "hostpool", "epsilon-greedy"])
-def test_a_url_that_fails_does_not_affect_others(relay, publish, target, make_target, stat, mode):
+def test_a_url_that_fails_does_not_affect_others(relay, publish, target, make_target, stat, is_idle, mode):
     sick = make_target()
     sick.status = 503
     bodies = [b"%d" % number for number in range(300)]
     publish(*bodies)
     relay(f"--mode={mode}", f"--post={sick.url}", f"--post={target.url}")
-    wait_until(lambda: is_idle(stat) and stat("message_count") == 300)
+    wait_until(lambda: is_idle() and stat("message_count") == 300)
     assert Counter(target.bodies) == Counter(bodies)
     assert stat("requeue_count") == 0
 
 
-def test_urls_take_turns(relay, publish, target, make_target):
-    another = make_target()
-    publish(*[b"x"] * 100)
-    relay("--mode=round-robin", f"--post={target.url}", f"--post={another.url}")
-    wait_until(lambda: len(target.requests) + len(another.requests) == 100)
-    assert len(target.requests) == len(another.requests) == 50
-
-
-def test_a_sample_of_0_sends_nothing(relay, publish, target, stat):
+def test_a_sample_of_0_sends_nothing(relay, publish, target, stat, is_idle):
     publish(*[b"x"] * 50)
     relay(f"--post={target.url}", "--sample=0")
-    wait_until(lambda: is_idle(stat))
+    wait_until(is_idle)
     assert not target.requests
 
 
-def test_timings_are_printed_and_a_pipe_shows_no_progress(relay, publish, target, make_target):
+def test_urls_take_turns_timings_are_printed_and_a_pipe_shows_no_progress(relay, publish, target, make_target):
     another = make_target()
     publish(*[b"x"] * 202)
     process = relay(f"--get={target.url}/%s", f"--get={another.url}/%s", "--status-every=100", "--mode=round-robin")
@@ -136,12 +90,13 @@ def test_timings_are_printed_and_a_pipe_shows_no_progress(relay, publish, target
     process.send_signal(signal.SIGTERM)
     _, log = process.communicate(timeout=20)
     assert process.returncode == 0
+    assert len(target.requests) == len(another.requests) == 101
     assert log.count("[aggregate]: finished 100 - 99th: ") == 2
     assert log.count(f"[{target.url}/%s]: finished 100 - 99th: ") == 1
     assert "\r" not in log
 
 
-def test_a_signal_lets_requests_end_and_requeues_the_rest(relay, publish, target, stat):
+def test_a_signal_lets_requests_end_and_stat_the_rest(relay, publish, target, stat, is_idle):
     target.gate.clear()
     publish(*[b"x"] * 10)
     process = relay(f"--post={target.url}", "--n=2")
@@ -153,49 +108,167 @@ def test_a_signal_lets_requests_end_and_requeues_the_rest(relay, publish, target
     assert stat("in_flight_count") == 0
 
 
-@pytest.mark.parametrize(
-    ("flags", "complaint"),
-    [
-        (["--header=x"], "--header value format should be 'key=value'"),
-        ([], "--topic and --channel are required"),
-        (["--topic=t", "--content-type=x", "--get=x"], "--content-type only used with --post"),
-        (["--topic=t", "--content-type=", "--post=x"], "--content-type requires a value when used"),
-        (["--topic=t"], "--nsqd-tcp-address or --lookupd-http-address required"),
-        (["--topic=t", "-n1", "--x"], "flag provided but not defined: -n1"),
-        (["--topic=t", "--mode=hostpol"], "must be one of round-robin, hostpool, epsilon-greedy"),
-    ],
-)
-def test_missing_options_are_refused_with_the_reason(start, flags, complaint):
-    _, log = start("nsq_to_http", *flags).communicate(timeout=20)
-    assert complaint in log
+# --- Sending ----------------------------------------------------------------------------------------------------------
+
+
+def sender(method="POST", *headers, request_timeout=10.0, **options):
+    timeout = int(request_timeout * 10**9)
+    post = ("http://h/",) if method == "POST" else ()
+    return HttpSender(Options(post=post, header=headers, http_client_request_timeout=timeout, n=2, **options))
+
+
+def test_a_message_is_the_body_of_a_post(target):
+    sender("POST", "User-Agent: me", content_type="a/b").send(target.url, b"\xff\0")
+    (request,) = target.requests
+    assert (request.method, request.body) == ("POST", b"\xff\0")
+    assert request.headers == {
+        "Host": target.address,
+        "User-Agent": "me",
+        "Content-Type": "a/b",
+        "Content-Length": "2",
+        "Accept-Encoding": "gzip",
+    }
+
+
+def test_the_last_of_several_headers_is_sent_whatever_its_case(target):
+    sender("POST", "User-Agent: one", "user-agent: two").send(target.url, b"x")
+    assert [value for name, value in target.requests[0].headers.items() if name.lower() == "user-agent"] == ["two"]
 
 
 @pytest.mark.parametrize(
-    ("flags", "complaint"),
+    ("body", "path"),
     [
-        ([], "--get or --post required"),
-        (["--get=http://h/%s", "--post=http://h/"], "use --get or --post not both"),
-        (["--get=http://h/"], "invalid GET address - must be a printf string"),
-        (["--get=http://h/%s%s"], "invalid GET address - must be a printf string"),
-        (["--post=http://h/", "--sample=1.1"], "ERROR: --sample must be between 0.0 and 1.0"),
-        (["--post=http://h/", "--sample=nan"], "ERROR: --sample must be between 0.0 and 1.0"),
-        (["--post=http://h/", "--n=0"], "no handlers"),
-        (["--post=h"], "h: MissingSchema"),
-        (["--post=http://h/", "--http-client-request-timeout=0"], "--http-client-request-timeout should be positive"),
-        (["--post=http://h/", "--topic=a b"], "'a b' is not a valid topic name"),
-        (
-            ["--post=http://h/", "--lookupd-http-address=h:1"],
-            "use --nsqd-tcp-address or --lookupd-http-address not both",
-        ),
+        ("a b&c/é%".encode(), "/a+b%26c%2F%C3%A9%25/x%20y"),
+        (b"\xff\n", "/%FF%0A/x%20y"),
+        (b"-_.~", "/-_.~/x%20y"),
+        (b"%s", "/%25s/x%20y"),
     ],
 )
-def test_impossible_options_are_refused_with_the_reason(start, flags, complaint):
-    process = start("nsq_to_http", "--topic=t", "--nsqd-tcp-address=127.0.0.1:1", *flags)
-    _, log = process.communicate(timeout=20)
-    assert complaint in log
-    assert process.returncode == 1
+@pytest.mark.parametrize("address", ["/%s/x%20y", "/%s/x%%20y"])
+def test_a_message_is_put_into_the_url_of_a_get(target, address, body, path):
+    sender("GET").send(target.url + address, body)
+    assert (target.requests[0].method, target.requests[0].path) == ("GET", path)
 
 
-def test_the_version_is_printed():
-    program = str(Path(sys.executable).with_name("nsq_to_http"))
-    assert subprocess.run([program, "--version"], capture_output=True, check=True).stdout.startswith(b"nsq_to_http v")
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("status", [200, 201, 204, 299])
+def test_any_2xx_accepts_the_message(target, method, status):
+    target.status = status
+    sender(method).send(f"{target.url}/%s", b"x")
+    assert len(target.requests) == 1
+
+
+@pytest.mark.parametrize("status", [300, 304, 400, 404, 429, 500, 503])
+def test_any_other_status_does_not_accept_it(target, status):
+    target.status = status
+    with pytest.raises(NotSent, match=f"^got status code {status}$"):
+        sender().send(target.url, b"x")
+    assert len(target.requests) == 1
+
+
+def test_a_redirect_that_keeps_the_body_is_followed(target, make_target):
+    elsewhere = make_target()
+    target.status, target.headers = 307, {"Location": f"{elsewhere.url}/there"}
+    sender().send(target.url, b"x")
+    assert [(each.method, each.path, each.body) for each in elsewhere.requests] == [("POST", "/there", b"x")]
+
+
+def test_a_connection_is_used_again_whatever_the_answer_is(target):
+    posting = sender()
+    for status, answer in ((200, b"x" * 100_000), (500, b"no"), (204, b""), (200, b"")):
+        target.status, target.answer = status, answer
+        try:
+            posting.send(target.url, b"x")
+        except NotSent:
+            assert status == 500
+    assert len({request.client for request in target.requests}) == 1
+
+
+def test_an_endless_answer_is_not_read_to_its_end(target):
+    target.answer = b"x" * 5_000_000
+    posting = sender()
+    for _ in range(2):
+        posting.send(target.url, b"x")
+    assert len({request.client for request in target.requests}) == 2
+
+
+def test_no_cookies_are_kept(target):
+    target.headers = {"Set-Cookie": "a=b; Path=/"}
+    posting = sender()
+    for _ in range(2):
+        posting.send(target.url, b"x")
+    assert "Cookie" not in target.requests[1].headers
+
+
+def test_a_connection_that_ends_without_an_answer_is_replaced_once(target):
+    target.closing_count = 1
+    sender().send(target.url, b"x")
+    assert target.bodies == [b"x", b"x"]
+    target.closing_count = 2
+    with pytest.raises(NotSent):
+        sender().send(target.url, b"y")
+
+
+def test_a_server_that_does_not_answer_in_time_has_not_accepted_it(target):
+    target.gate.clear()
+    with pytest.raises(NotSent, match="^timeout$"):
+        sender(request_timeout=0.1).send(target.url, b"x")
+
+
+def test_an_error_does_not_show_the_message(target):
+    target.close()
+    with pytest.raises(NotSent, match="^connection refused$"):
+        sender("GET").send(f"{target.url}/%s", b"secret")
+
+
+@pytest.mark.parametrize("address", ["", "x", "ftp://x/", "http://", "http://[::1", "http://h:x/"])
+def test_a_wrong_address_is_refused_at_the_start(address):
+    with pytest.raises(NotSent):
+        sender().check(address)
+
+
+def test_a_wrong_header_is_refused_at_the_start():
+    with pytest.raises(NotSent):
+        sender("POST", "A: b\nc").check("http://h/")
+
+
+def test_errors_do_not_show_secrets():
+    with pytest.raises(NotSent) as caught:
+        sender().check("http://me:secret@h:x/?key=secret")
+    assert "secret" not in str(caught.value)
+
+
+def test_a_check_sends_nothing(target):
+    sender().check(target.url)
+    assert not target.requests
+
+
+@pytest.mark.parametrize("answer", [*_BEFORE_THE_END_OF_HEADERS, hostile.dripping_redirects])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_an_answer_whose_headers_are_drawn_out_is_a_timeout(answer, method):
+    with hostile.HostileServer(answer) as server, pytest.raises(NotSent, match="^timeout$"):
+        sender(method, request_timeout=hostile.DEADLINE).send(f"http://{server.address}/%s", b"x")
+
+
+@pytest.mark.parametrize("answer", [each for each in hostile.DRIPPING if each not in _BEFORE_THE_END_OF_HEADERS])
+def test_a_drawn_out_body_is_not_waited_for(answer):
+    with hostile.HostileServer(answer) as server:
+        sender(request_timeout=hostile.DEADLINE).send(f"http://{server.address}/", b"x")
+
+
+def test_a_tls_handshake_that_is_drawn_out_is_a_timeout():
+    with hostile.HostileServer(hostile.dripping_handshake) as server, pytest.raises(NotSent, match="^timeout$"):
+        sender(request_timeout=hostile.DEADLINE).send(f"https://{server.address}/", b"x")
+
+
+@pytest.mark.parametrize("answer", [hostile.redirecting, hostile.redirecting_with_endless_body])
+def test_redirects_in_a_loop_end_after_ten_and_their_bodies_are_not_read(answer):
+    with hostile.HostileServer(answer) as server:
+        with pytest.raises(NotSent, match="TooManyRedirects"):
+            sender(request_timeout=20).send(f"http://{server.address}/", b"x")
+        assert server.requests == 11
+
+
+def test_headers_without_end_are_refused():
+    with hostile.HostileServer(hostile.endless_headers) as server, pytest.raises(NotSent, match="HTTPException"):
+        sender(request_timeout=20).send(f"http://{server.address}/", b"x")

@@ -1,15 +1,11 @@
 """What a terminal shows while a utility works, and that nothing else does."""
 
 import io
-from collections.abc import Iterator
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from nsq_compat.client import Producer
 from nsq_compat.tools.progress import Progress, RequestTimes, channel_backlog
-from nsq_conformance.nsqd_process import NsqdProcess, installed_nsqd
-from nsq_conformance.nsqlookupd_process import NsqlookupdProcess, installed_nsqlookupd
 from tests.client.waiting import wait_until
 
 
@@ -22,16 +18,9 @@ class Terminal(io.StringIO):
         return [line.removesuffix("\033[K") for line in self.getvalue().split("\r") if line]
 
 
-class Values:
-    def __init__(self):
-        self.now = 100.0
-        self.messages = 0
-        self.backlog = None
-
-
 @pytest.fixture
 def values():
-    return Values()
+    return SimpleNamespace(now=100.0, messages=0, backlog=None)
 
 
 @pytest.fixture
@@ -76,26 +65,12 @@ def test_without_a_terminal_nothing_is_shown():
     assert pipe.getvalue() == ""
 
 
-@pytest.fixture
-def lookupd() -> Iterator[NsqlookupdProcess]:
-    with NsqlookupdProcess(installed_nsqlookupd()) as process:
-        yield process
-
-
-@pytest.fixture
-def nsqd(lookupd: NsqlookupdProcess, tmp_path: Path) -> Iterator[NsqdProcess]:
-    options = (f"--lookupd-tcp-address={lookupd.tcp_address}", "--broadcast-address=127.0.0.1")
-    with NsqdProcess(installed_nsqd(), tmp_path, options=options) as process:
-        yield process
-
-
-def test_the_backlog_is_the_depth_of_the_channel_in_all_topics(nsqd, lookupd):
+def test_the_backlog_is_the_depth_of_the_channel_in_all_topics(announced_nsqd, lookupd):
     topics = ["one", "two"]
-    with Producer(nsqd.tcp_address) as producer:
-        for topic, count in (("one", 3), ("two", 4)):
-            nsqd.create_channel(topic, "c")
-            nsqd.create_channel(topic, "other")
-            producer.publish_many(topic, [b"x"] * count)
+    for topic, count in (("one", 3), ("two", 4)):
+        announced_nsqd.create_channel(topic, "c")
+        announced_nsqd.create_channel(topic, "other")
+        announced_nsqd.publish(topic, *[b"x"] * count)
     backlog = channel_backlog(topics, "c", [f"http://{lookupd.http_address}"])
     wait_until(lambda: backlog() == 7)
     topics.remove("one")
@@ -121,12 +96,13 @@ def test_a_line_is_printed_with_the_request_after_the_last(lines):
     assert lines == ["[aggregate]: finished 100 - 99th: 100.00ms - 95th: 97.00ms - avg: 50.50ms"]
 
 
-def test_the_next_line_is_printed_after_as_many_requests(lines):
-    times = RequestTimes(["a"], 100, lines.append)
+@pytest.mark.parametrize(("every", "count"), [(100, 3), (1, 300), (0, 0)])
+def test_the_next_line_is_printed_after_as_many_requests(lines, every, count):
+    times = RequestTimes(["a"], every, lines.append)
+    lines.clear()  # of the warning
     for _ in range(301):
         times.add("a", 0.001)
-    assert len(lines) == 3
-    assert times.count == 301
+    assert (len(lines), times.count) == (count, 301)
 
 
 def test_several_addresses_have_lines_of_their_own(lines):
@@ -139,11 +115,3 @@ def test_several_addresses_have_lines_of_their_own(lines):
 def test_few_values_cause_a_warning(lines):
     RequestTimes(["a"], 99, lines.append)
     assert lines == ["Warning: use more than 100 status values for accurate percentiles (configured with 99)"]
-
-
-def test_zero_prints_no_lines(lines):
-    times = RequestTimes(["a", "b"], 0, lines.append)
-    for _ in range(1000):
-        times.add("a", 0.001)
-    assert lines == []
-    assert times.count == 1000

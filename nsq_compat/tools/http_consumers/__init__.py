@@ -1,9 +1,8 @@
 """Programs that give messages to HTTP clients.
 
-    nsq_pubsub      the program: topics as endless HTTP streams
-    streaming       its handler: /sub and /stats
-    nsq_pull        the program: a channel behind HTTP, message by message
-    pulling         its handler: /get, /mget, /put, /mput, /stats and /ping
+    programs        nsq_pubsub: topics as endless HTTP streams; nsq_pull: a channel behind HTTP, message by message
+    streaming       the handler of nsq_pubsub: /sub and /stats
+    pulling         the handler of nsq_pull: /get, /mget, /put, /mput, /stats and /ping
     on_demand       messages that are taken from nsqd only when a client wants them
     ack_http        an HTTP server whose handlers learn how much of an answer the client's system has acknowledged
 

@@ -16,7 +16,7 @@ import logging
 import socket
 import termios
 import time
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import gevent
 import gevent.socket
@@ -37,6 +37,9 @@ MAX_POLL_SECONDS: Final = 0.05
 _STALL_SECONDS: Final = 1.0
 """A client that has left and takes nothing for so long is given up."""
 _ABORT_SECONDS: Final = 1.0
+MAX_IGNORED_BODY: Final = 64 << 10
+"""Of a request that needs no body."""
+_TOO_LARGE: Final = Response(413, b"too large\n", (TEXT,), close=True)
 _INTERNAL_ERROR: Final = Response(500, b"INTERNAL_ERROR\n", (TEXT,), close=True)
 
 
@@ -47,8 +50,8 @@ class ClientGone(ConnectionError):
 class AckHandler(Protocol):
     """The application behind an `AckHttpServer`."""
 
-    def admit(self, method: str, path: str) -> Admission:
-        """As ``http_message.HttpHandler.admit``."""
+    def max_body(self, path: str) -> int:
+        """The largest body of a request for this path."""
 
     def answer(self, request: Request, client: "AckConnection") -> bool:
         """Answer with ``client.reply`` or ``client.send``; return whether the connection is kept."""
@@ -72,31 +75,16 @@ class AckConnection:
         self._limits = limits
         self._acknowledged = 0
         self._connection = Connection(client, address, self._make_session, session_waits=False, tick=tick)
-        self._session = self._connection.session
+        self.session = self._connection.session
+        """Whether the client is gone, how much it has sent and was sent."""
 
     def _make_session(self, connection: Connection[AckSession], now: float, now_ns: int) -> AckSession:
-        return AckSession(self._handler.admit, self._limits, self.address, self.wake.set, now)
+        return AckSession(self._admit, self._limits, self.address, self.wake.set, now)
+
+    def _admit(self, method: str, path: str) -> Admission:
+        return Admission(self._handler.max_body(path), _TOO_LARGE)
 
     # --- For handlers -------------------------------------------------------------------------------------------------
-
-    @property
-    def is_gone(self) -> bool:
-        """The client sends no more, or the connection broke."""
-        return self._session.is_gone
-
-    @property
-    def is_broken(self) -> bool:
-        return self._session.is_broken
-
-    @property
-    def read_count(self) -> int:
-        """How often data was received: if it has grown, the client has sent something since."""
-        return self._session.read_count
-
-    @property
-    def sent(self) -> int:
-        """Bytes."""
-        return self._session.sent
 
     @property
     def acknowledged(self) -> int:
@@ -104,7 +92,7 @@ class AckConnection:
         if self._socket.fileno() >= 0:
             unacknowledged = array.array("i", [0])
             fcntl.ioctl(self._socket.fileno(), termios.TIOCOUTQ, unacknowledged)
-            self._acknowledged = self.sent - unacknowledged[0]
+            self._acknowledged = self.session.sent - unacknowledged[0]
         return self._acknowledged
 
     def write_deadline(self) -> float:
@@ -115,7 +103,7 @@ class AckConnection:
         """Return when the socket has accepted `data`. Raises ``ClientGone``, at `deadline` at the latest."""
         left = memoryview(data)
         while left:
-            if self.is_broken:
+            if self.session.is_broken:
                 raise ClientGone("connection closed")
             try:
                 count = self._socket.send(left)
@@ -124,7 +112,7 @@ class AckConnection:
             except OSError as error:
                 raise ClientGone(str(error)) from error
             else:
-                self._session.sent += count
+                self.session.sent += count
                 left = left[count:]
             if left and time.monotonic() >= deadline:
                 raise ClientGone("reads too slowly")
@@ -134,35 +122,34 @@ class AckConnection:
         try:
             gevent.socket.wait_write(self._socket.fileno(), seconds, TimeoutError())
         except TimeoutError:
-            if self.is_gone:
+            if self.session.is_gone:
                 raise ClientGone("left without reading") from None
 
     def reply(self, request: Request, response: Response, deadline: float | None = None) -> bool:
         """Send an answer; returns whether the connection is kept. Raises ``ClientGone``."""
         keep_alive = request.keep_alive and not response.close and not self.is_stopping
-        self._send_response(response, request.version, keep_alive, request.method == "HEAD", deadline)
+        self._send(
+            response, deadline, version=request.version, keep_alive=keep_alive, bodiless=request.method == "HEAD"
+        )
         return keep_alive
 
-    def _send_response(
-        self, response: Response, version: str, keep_alive: bool, bodiless: bool, deadline: float | None
-    ) -> None:
-        date = http_date(int(time.time()))
-        data = encode_response(response, date, version=version, keep_alive=keep_alive, bodiless=bodiless)
+    def _send(self, response: Response, deadline: float | None = None, **form: Any) -> None:
+        data = encode_response(response, http_date(int(time.time())), **form)
         self.send(data, deadline or self.write_deadline())
 
     def wait_until_acknowledged(self, deadline: float) -> None:
         """Return when everything sent is acknowledged. Raises ``ClientGone``, at `deadline` at the latest."""
         pause = MIN_POLL_SECONDS
-        while self.acknowledged < self.sent:
+        while self.acknowledged < self.session.sent:
             self.wake.clear()
-            if self.is_gone or time.monotonic() >= deadline:
+            if self.session.is_gone or time.monotonic() >= deadline:
                 # The client may have read everything before it left: its FIN came after the acknowledgement.
-                if not self.is_broken and self.acknowledged == self.sent:
+                if not self.session.is_broken and self.acknowledged == self.session.sent:
                     return
                 raise ClientGone("left before the answer arrived")
             self.wake.wait(pause)
             pause = min(2 * pause, MAX_POLL_SECONDS)
-        if self.is_broken:
+        if self.session.is_broken:
             raise ClientGone("connection broke")
 
     # --- For the server -----------------------------------------------------------------------------------------------
@@ -172,9 +159,9 @@ class AckConnection:
         reading = gevent.spawn(self._connection.run)
         try:
             while (request := self._next()) is not None and self._answer(request):
-                self._session.answered(time.monotonic())
+                self.session.answered(time.monotonic())
                 self._connection.wake()
-            self._session.closing = True
+            self.session.closing = True
             self._connection.wake()
         except ClientGone:
             self.abort()
@@ -193,7 +180,7 @@ class AckConnection:
 
     def _next(self) -> Request | Response | None:
         """Wait for the next request; None if there will be none."""
-        session = self._session
+        session = self.session
         while True:
             self.wake.clear()
             if session.requests:
@@ -205,7 +192,7 @@ class AckConnection:
 
     def _answer(self, request: Request | Response) -> bool:
         if isinstance(request, Response):
-            self._send_response(request, "1.1", keep_alive=False, bodiless=False, deadline=None)
+            self._send(request, version="1.1", keep_alive=False)
             return False
         try:
             return self._handler.answer(request, self)

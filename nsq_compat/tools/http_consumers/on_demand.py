@@ -12,12 +12,14 @@ Invariants:
 - Requests are served in FIFO order.
 """
 
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, Protocol
+from dataclasses import dataclass, field
+from typing import Final, Protocol, Self
 
 from nsq_compat.client import Connection, Consumer, Message
 from nsq_compat.client.message import Handler
@@ -36,13 +38,13 @@ class Event(Protocol):
     def wait(self, timeout: float, /) -> object: ...
 
 
+@dataclass(eq=False)
 class Demand:
     """A request for messages. `messages` grows to at most `count`, and `wake` is set each time."""
 
-    def __init__(self, count: int, wake: Event) -> None:
-        self.count = count
-        self.wake = wake
-        self.messages: list[Message] = []
+    count: int
+    wake: Event
+    messages: list[Message] = field(default_factory=list)
 
     @property
     def missing(self) -> int:
@@ -50,7 +52,7 @@ class Demand:
 
 
 class OnDemand:
-    """`make_consumer` is given the handler and decides everything else."""
+    """A context manager. `make_consumer` is given the handler and decides everything else."""
 
     def __init__(self, make_consumer: Callable[[Handler], Consumer], max_in_flight: int) -> None:
         self._consumer = make_consumer(self._deliver)
@@ -69,11 +71,12 @@ class OnDemand:
         """Messages handed out or kept."""
         return self._consumer.in_flight
 
-    def start(self) -> None:
+    def __enter__(self) -> Self:
         self._consumer.start()
         self._requeuer.start()
+        return self
 
-    def stop(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """There must be no requests any more."""
         self._stopping = True
         self._surplus_changed.set()
@@ -144,21 +147,14 @@ class OnDemand:
 
     def _requeue_surplus(self) -> None:
         """Requeue each surplus message after its time, and all of them at the end."""
-        while not self._stopping:
-            self._surplus_changed.wait()
+        while True:
+            with self._lock:
+                stopping = self._stopping
+                overdue = math.inf if stopping else time.monotonic() - KEEP_SECONDS
+                while self._surplus and self._surplus[0][0] <= overdue:
+                    self._surplus.popleft()[1].requeue(delay=0, backoff=False)
+                left = self._surplus[0][0] - overdue if self._surplus else None
+            if stopping:
+                return
+            self._surplus_changed.wait(left)
             self._surplus_changed.clear()
-            while self._surplus and not self._stopping:
-                due = self._surplus[0][0] + KEEP_SECONDS
-                if (left := due - time.monotonic()) > 0:
-                    self._surplus_changed.wait(left)
-                    self._surplus_changed.clear()
-                else:
-                    self._requeue_oldest()
-        while self._surplus:
-            self._requeue_oldest()
-
-    def _requeue_oldest(self) -> None:
-        with self._lock:
-            if self._surplus:
-                _, message = self._surplus.popleft()
-                message.requeue(delay=0, backoff=False)

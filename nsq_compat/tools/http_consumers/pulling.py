@@ -5,18 +5,18 @@ if the client leaves before that. A put is answered when nsqd has answered OK.
 """
 
 import math
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from nsq_compat.client import Message, Producer, PublishError
 from nsq_compat.protocol.durations import parse_duration, seconds
 from nsq_compat.protocol.errors import NsqError
 from nsq_compat.protocol.go_json import dumps
-from nsq_compat.session.http_message import Admission, Request, Response
-from nsq_compat.tools.http_consumers.ack_http import AckConnection, ClientGone
+from nsq_compat.session.http_message import Request, Response
+from nsq_compat.tools.http_consumers.ack_http import MAX_IGNORED_BODY, AckConnection, ClientGone
 from nsq_compat.tools.http_consumers.on_demand import OnDemand
 from nsq_compat.web.query import parse_query
 from nsq_compat.web.responses import JSON, ApiError, plain
@@ -25,7 +25,6 @@ MAX_WAIT_SECONDS: Final = 300.0
 _GATHER_SECONDS: Final = 0.1
 """How long /mget waits for more messages once it has one."""
 _MAX_PUT_BODY: Final = 5 << 20
-_MAX_IGNORED_BODY: Final = 64 << 10
 _BYTES: Final = ("Content-Type", "application/octet-stream")
 _DONE: Final = Response(200)
 _COUNTERS: Final = ("puts", "gets", "empty", "returned")
@@ -37,23 +36,19 @@ class _Route(NamedTuple):
     max_body: int
 
 
+@dataclass
 class Pulling:
-    """A handler for `AckHttpServer`. `wait` in seconds is the default of a request; `max_messages` bounds /mget."""
+    """A handler for `AckHttpServer`, called by greenlets. `wait` in seconds is the default of a request."""
 
-    def __init__(
-        self, queue: OnDemand, producer: Producer | None, topic: str, *, wait: float, max_messages: int
-    ) -> None:
-        self._queue = queue
-        self._producer = producer
-        self._topic = topic
-        self._wait = wait
-        self._max_messages = max_messages
-        self._counts: Counter[str] = Counter()
-        self._lock = threading.Lock()
+    queue: OnDemand
+    producer: Producer | None
+    topic: str
+    wait: float
+    _counts: Counter[str] = field(default_factory=Counter, init=False)
 
-    def admit(self, method: str, path: str) -> Admission:
+    def max_body(self, path: str) -> int:
         route = _ROUTES.get(path)
-        return Admission(route.max_body if route else _MAX_IGNORED_BODY, plain("too large\n", 413)._replace(close=True))
+        return route.max_body if route else MAX_IGNORED_BODY
 
     def answer(self, request: Request, client: AckConnection) -> bool:
         route = _ROUTES.get(request.path)
@@ -69,24 +64,21 @@ class Pulling:
     # --- Getting ------------------------------------------------------------------------------------------------------
 
     def _get(self, request: Request, parameters: Mapping[str, str], client: AckConnection) -> bool:
-        return self._hand_out(request, client, 1, self._wait_of(parameters), b"")
+        return self._hand_out(request, parameters, client, 1, b"")
 
     def _get_many(self, request: Request, parameters: Mapping[str, str], client: AckConnection) -> bool:
         text = parameters.get("num_items", parameters.get("items", "1"))
         if not (text.isascii() and text.isdigit() and int(text)):
             raise ApiError(400, "number of items must be > 0")
-        return self._hand_out(
-            request, client, min(int(text), self._max_messages), self._wait_of(parameters), _separator(parameters)
-        )
+        return self._hand_out(request, parameters, client, int(text), _separator(parameters))
 
-    def _wait_of(self, parameters: Mapping[str, str]) -> float:
-        text = parameters.get("wait")
-        return self._wait if text is None else read_wait(text)
-
-    def _hand_out(self, request: Request, client: AckConnection, count: int, wait: float, separator: bytes) -> bool:
+    def _hand_out(
+        self, request: Request, parameters: Mapping[str, str], client: AckConnection, count: int, separator: bytes
+    ) -> bool:
+        wait = read_wait(parameters["wait"]) if "wait" in parameters else self.wait
         messages = self._take(client, count, wait)
         try:
-            if client.is_gone:
+            if client.session.is_gone:
                 raise ClientGone("left while waiting")
             body = separator.join(message.body for message in messages)
             deadline = client.write_deadline()
@@ -94,27 +86,25 @@ class Pulling:
             if messages:
                 client.wait_until_acknowledged(deadline)
         except BaseException:
-            self._queue.put_back(messages)
-            self._count(returned=len(messages))
+            self.queue.put_back(messages)
+            self._counts.update(returned=len(messages))
             raise
-        self._queue.finish(messages)
-        self._count(gets=len(messages), empty=not messages)
+        self.queue.finish(messages)
+        self._counts.update(gets=len(messages), empty=not messages)
         return is_kept
 
     def _take(self, client: AckConnection, count: int, wait: float) -> list[Message]:
         """Wait for messages; after the first one only a moment longer."""
         deadline = time.monotonic() + wait
-        gathering = False
-        with self._queue.request(count, client.wake) as demand:
+        with self.queue.request(count, client.wake) as demand:
             while True:
                 client.wake.clear()
-                if demand.messages and not gathering:
-                    gathering = True
+                if demand.messages:
                     deadline = min(deadline, time.monotonic() + _GATHER_SECONDS)
                 left = deadline - time.monotonic()
-                if not demand.missing or client.is_gone or client.is_stopping or left <= 0:
+                if not demand.missing or client.session.is_gone or client.is_stopping or left <= 0:
                     break
-                self._queue.wait(demand, left)
+                self.queue.wait(demand, left)
         return demand.messages
 
     # --- Putting ------------------------------------------------------------------------------------------------------
@@ -126,28 +116,25 @@ class Pulling:
         return self._publish(request, client, _data(request, parameters).split(_separator(parameters)))
 
     def _publish(self, request: Request, client: AckConnection, bodies: list[bytes]) -> bool:
-        if self._producer is None:
+        if self.producer is None:
             raise ApiError(501, "no --destination-nsqd-tcp-address to put to")
         bodies = [body for body in bodies if body]
         if not bodies:
             raise ApiError(400, "missing data")
         try:
-            self._producer.publish_many(self._topic, bodies)
+            self.producer.publish_many(self.topic, bodies)
         except PublishError as error:
             raise ApiError(_status_of(error), str(error)) from error
-        self._count(puts=len(bodies))
+        self._counts.update(puts=len(bodies))
         return client.reply(request, _DONE)
 
     # --- Other requests -----------------------------------------------------------------------------------------------
 
     def _stats(self, request: Request, parameters: Mapping[str, str], client: AckConnection) -> bool:
         if parameters.get("reset") == "1":
-            with self._lock:
-                self._counts.clear()
+            self._counts.clear()
             return client.reply(request, _DONE)
-        with self._lock:
-            stats = {name: self._counts[name] for name in _COUNTERS}
-        stats["in_flight"] = self._queue.in_flight
+        stats = {**{name: self._counts[name] for name in _COUNTERS}, "in_flight": self.queue.in_flight}
         if parameters.get("format") == "json":
             return client.reply(request, Response(200, dumps(stats).encode() + b"\n", (JSON,)))
         return client.reply(request, plain("".join(f"{name}:{count}\n" for name, count in stats.items())))
@@ -155,19 +142,15 @@ class Pulling:
     def _ping(self, request: Request, parameters: Mapping[str, str], client: AckConnection) -> bool:
         return client.reply(request, plain("OK"))
 
-    def _count(self, **counts: int) -> None:
-        with self._lock:
-            self._counts.update(counts)
-
 
 _READING: Final = frozenset({"GET", "POST"})
 _ROUTES: Final = {
-    "/get": _Route(Pulling._get, _READING, _MAX_IGNORED_BODY),
-    "/mget": _Route(Pulling._get_many, _READING, _MAX_IGNORED_BODY),
+    "/get": _Route(Pulling._get, _READING, MAX_IGNORED_BODY),
+    "/mget": _Route(Pulling._get_many, _READING, MAX_IGNORED_BODY),
     "/put": _Route(Pulling._put, _READING | {"PUT"}, _MAX_PUT_BODY),
     "/mput": _Route(Pulling._put_many, _READING | {"PUT"}, _MAX_PUT_BODY),
-    "/stats": _Route(Pulling._stats, _READING, _MAX_IGNORED_BODY),
-    "/ping": _Route(Pulling._ping, _READING | {"HEAD"}, _MAX_IGNORED_BODY),
+    "/stats": _Route(Pulling._stats, _READING, MAX_IGNORED_BODY),
+    "/ping": _Route(Pulling._ping, _READING | {"HEAD"}, MAX_IGNORED_BODY),
 }
 
 

@@ -14,13 +14,20 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from nsq_compat.client import Consumer, Message
 from nsq_compat.client.message import Handler
 from nsq_compat.protocol.durations import SECOND, format_duration
-from nsq_compat.session.http_message import TEXT, Admission, Request, Response, http_date
-from nsq_compat.tools.http_consumers.ack_http import MAX_POLL_SECONDS, MIN_POLL_SECONDS, AckConnection, ClientGone
+from nsq_compat.session.http_message import TEXT, Request, Response, http_date
+from nsq_compat.tools.http_consumers.ack_http import (
+    MAX_IGNORED_BODY,
+    MAX_POLL_SECONDS,
+    MIN_POLL_SECONDS,
+    AckConnection,
+    ClientGone,
+)
 from nsq_compat.web.query import parse_query, required_name
 from nsq_compat.web.responses import ApiError, plain
 
@@ -28,10 +35,7 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS: Final = 30.0
 _BATCH_BYTES: Final = 1 << 16
-_MAX_IGNORED_BODY: Final = 64 << 10
 _HEAD: Final = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\nDate: %b\r\n\r\n"
-
-MakeConsumer = Callable[[str, str, Handler], Consumer]
 
 
 class _Sent(NamedTuple):
@@ -45,21 +49,19 @@ class _Sent(NamedTuple):
     """None for a heartbeat."""
 
 
+@dataclass
 class PubSub:
-    """A handler for `AckHttpServer`. `make_consumer` is given topic, channel and handler; times are seconds."""
+    """A handler for `AckHttpServer`, called by greenlets. `make_consumer` is given topic, channel and handler."""
 
-    def __init__(
-        self, make_consumer: MakeConsumer, client_timeout: float, heartbeat_interval: float = HEARTBEAT_SECONDS
-    ) -> None:
-        self._make_consumer = make_consumer
-        self._client_timeout = client_timeout
-        self._heartbeat_interval = heartbeat_interval
-        self._streams: list[Stream] = []
-        self._past_messages = 0
-        self._lock = threading.Lock()
+    make_consumer: Callable[[str, str, Handler], Consumer]
+    client_timeout: float
+    """Seconds."""
+    heartbeat_interval: float = HEARTBEAT_SECONDS
+    _streams: "list[Stream]" = field(default_factory=list, init=False)
+    _past_messages: int = field(default=0, init=False)
 
-    def admit(self, method: str, path: str) -> Admission:
-        return Admission(_MAX_IGNORED_BODY, plain("too large\n", 413)._replace(close=True))
+    def max_body(self, path: str) -> int:
+        return MAX_IGNORED_BODY
 
     def answer(self, request: Request, client: AckConnection) -> bool:
         if request.path == "/sub":
@@ -76,49 +78,37 @@ class PubSub:
             return client.reply(request, Response(500, error.code.encode(), (TEXT,)))  # nsq_pubsub: not 400
         if request.method == "HEAD":
             return client.reply(request, Response(200, headers=(TEXT,), close=True))
-        stream = Stream(client, topic, channel, self._make_consumer, self._client_timeout, self._heartbeat_interval)
-        with self._lock:
-            self._streams.append(stream)
+        stream = Stream(self, client, topic, channel)
+        self._streams.append(stream)
         try:
             stream.run()
         finally:
-            with self._lock:
-                self._streams.remove(stream)
-                self._past_messages += stream.received
+            self._streams.remove(stream)
+            self._past_messages += stream.received
         return False
 
     def _stats(self, now: float) -> str:
-        with self._lock:
-            streams, total = list(self._streams), self._past_messages
-        total += sum(stream.received for stream in streams)
-        return f"Total Messages: {total}\n\n" + "".join(f"{stream.describe(now)}\n" for stream in streams)
+        total = self._past_messages + sum(stream.received for stream in self._streams)
+        return f"Total Messages: {total}\n\n" + "".join(f"{stream.describe(now)}\n" for stream in self._streams)
 
 
 class Stream:
     """One client of /sub."""
 
-    def __init__(
-        self,
-        client: AckConnection,
-        topic: str,
-        channel: str,
-        make_consumer: MakeConsumer,
-        client_timeout: float,
-        heartbeat_interval: float,
-    ) -> None:
+    def __init__(self, pubsub: PubSub, client: AckConnection, topic: str, channel: str) -> None:
         self.received = 0
         self._finished = 0
         self._requeued = 0
         self._client = client
         self._name = f"[{client.address}] [{topic} : {channel}]"
-        self._client_timeout = client_timeout
-        self._heartbeat_interval = heartbeat_interval
+        self._client_timeout = pubsub.client_timeout
+        self._heartbeat_interval = pubsub.heartbeat_interval
         self._began = time.monotonic()
         self._waiting: deque[tuple[float, Message]] = deque()
         self._sent: deque[_Sent] = deque()
         self._lock = threading.Lock()
         self._is_over = False
-        self._consumer = make_consumer(topic, channel, self._deliver)
+        self._consumer = pubsub.make_consumer(topic, channel, self._deliver)
 
     def describe(self, now: float) -> str:
         """A line of /stats."""
@@ -138,11 +128,12 @@ class Stream:
             log.info("%s disconnected", self._name)
 
     def _stream(self) -> None:
-        client, read_count = self._client, self._client.read_count
+        client, session = self._client, self._client.session
+        read_count = session.read_count
         heartbeat_due = time.monotonic() + self._heartbeat_interval
         pause = MIN_POLL_SECONDS
         # nsq_pubsub: anything that the client sends ends the stream, as its leaving does.
-        while not client.is_gone and not client.is_stopping and client.read_count == read_count:
+        while not session.is_gone and not client.is_stopping and session.read_count == read_count:
             client.wake.clear()
             now = time.monotonic()
             if self._waiting:
@@ -151,7 +142,7 @@ class Stream:
             elif now >= heartbeat_due:
                 # Its acknowledgement shows that the client is still there.
                 data = b'{"_heartbeat_":%d}\n' % time.time()
-                self._sent.append(_Sent(client.sent + len(data), now, None))
+                self._sent.append(_Sent(session.sent + len(data), now, None))
                 client.send(data, now + self._client_timeout)
                 heartbeat_due = now + self._heartbeat_interval
             self._finish_acknowledged()
@@ -171,7 +162,7 @@ class Stream:
                 continue  # nsqd delivers it again
             pieces += (message.body, b"\n")
             size += len(message.body) + 1
-            self._sent.append(_Sent(self._client.sent + size, since, message))
+            self._sent.append(_Sent(self._client.session.sent + size, since, message))
         self._client.send(b"".join(pieces), oldest + self._client_timeout)
 
     def _finish_acknowledged(self) -> None:
@@ -193,15 +184,14 @@ class Stream:
         self._client.wake.set()
 
     def _end(self) -> None:
-        if not self._client.is_broken:
+        if not self._client.session.is_broken:
             with contextlib.suppress(OSError):
                 self._finish_acknowledged()
         self._consumer.set_max_in_flight(0)  # or requeued messages would return before the consumer has stopped
         with self._lock:
             self._is_over = True
-            for message in (*(each.message for each in self._sent), *(message for _, message in self._waiting)):
-                if message is not None:
-                    self._requeue(message)
+            for message in filter(None, [each.message for each in self._sent] + [each for _, each in self._waiting]):
+                self._requeue(message)
         self._consumer.stop(timeout=5.0)
 
     def _requeue(self, message: Message) -> None:

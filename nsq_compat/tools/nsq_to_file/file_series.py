@@ -1,32 +1,74 @@
-"""The files of one topic of nsq_to_file: the open one, when the next one begins, and where finished ones are put.
+"""The files of one topic of nsq_to_file: their names, the open one, when the next one begins, and where they are put.
+
+`--filename-format` has places for the topic, the host, the process and the date. The revision, which distinguishes
+files that would have the same name, is left open until a file is opened.
 
 A file ends when the date in its name has passed, when it is old, or when it is too large, as the options say. It is
 closed before the next one is opened; with a work directory it is then moved to the output directory.
 
-`now` is monotonic, `now_ns` wall clock. All methods may raise ``OSError``; after that, only synced messages may be
-finished.
+`now` is monotonic, `now_ns` wall clock. All methods of `FileSeries` may raise ``OSError``; after that, only synced
+messages may be finished.
 """
 
 import logging
 import os
-from collections.abc import Sequence
+import re
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, count
+from typing import Final
 
-from nsq_compat.tools.nsq_to_file.file_names import FileNames, Name
-from nsq_compat.tools.nsq_to_file.output_file import OutputFile, put_in_place, repair
+from nsq_compat.tools.nsq_to_file.output_file import OutputFile, cut_unfinished_member, lock, move, repair
 
 log = logging.getLogger(__name__)
+
+REVISION: Final = "<REV>"
+_TOKEN = re.compile("<(TOPIC|HOST|PID|DATETIME|REV)>")
+_DATETIME_CODE = re.compile("%([YymdHIMSpBbAaZz%])")
+_GZIP_SUFFIX: Final = ".gz"
+_PATTERNS: Final = {
+    "TOPIC": r"[.a-zA-Z0-9_-]+(?:#ephemeral)?",
+    "PID": r"\d+",
+    "DATETIME": r".*?",
+    "REV": r"-\d{6,}",
+}
+"""Patterns of the values in names of files that another process may have made; the host must be this one."""
+
+
+class BadFormat(ValueError):
+    """A format that cannot name files; the text is for the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A relative path whose revision is left open."""
+
+    template: str
+
+    def with_revision(self, number: int) -> str:
+        return self.template.replace(REVISION, f"-{number:06d}")
+
+    @property
+    def is_gzip(self) -> bool:
+        return self.template.endswith(_GZIP_SUFFIX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """Where files go and when they end; a size or interval of 0 is no limit."""
+    """Where files go, when they end, and when they are synced and opened; a size or interval of 0 is no limit."""
 
     output_dir: str
     work_dir: str
     gzip_level: int | None = None
     rotate_size: int = 0
     rotate_interval: float = 0
+    sync_interval: float = 30.0
+    """Seconds, as the other intervals."""
+    max_unsynced: int = 200
+    """Messages that wait for a sync."""
+    skip_empty: bool = False
+    """Open a file only when there is a message to write."""
 
     @property
     def moves(self) -> bool:
@@ -42,6 +84,76 @@ class Rules:
         return self.gzip_level is not None or self.rotate_interval > 0
 
 
+class FileNames:
+    """The names of all files of one program."""
+
+    def __init__(
+        self,
+        rules: Rules,
+        filename_format: str,
+        datetime_format: str = "",
+        *,
+        hostname: str,
+        host_identifier: str = "",
+        pid: int = 0,
+    ) -> None:
+        """Raises ``BadFormat``. `host_identifier` may contain ``<SHORT_HOST>`` and ``<HOSTNAME>``."""
+        if rules.needs_revisions and REVISION not in filename_format:
+            raise BadFormat(f"missing {REVISION} in --filename-format when gzip, rotation, or work dir enabled")
+        if not rules.needs_revisions:
+            filename_format = filename_format.replace(REVISION, "")
+        if rules.gzip_level is not None and not filename_format.endswith(_GZIP_SUFFIX):
+            filename_format += _GZIP_SUFFIX
+        short = hostname.split(".")[0]
+        self._format = filename_format
+        self._datetime_format = datetime_format
+        host = (host_identifier or short).replace("<SHORT_HOST>", short).replace("<HOSTNAME>", hostname)
+        self._values = {"HOST": host, "PID": str(pid), "REV": REVISION}
+
+    def name(self, topic: str, now_ns: int) -> Name:
+        """The name of a topic's file that is opened now. Raises ``BadFormat`` if it leads out of the directory."""
+        values = {**self._values, "TOPIC": topic, "DATETIME": datetime_text(self._datetime_format, now_ns)}
+        template = _TOKEN.sub(lambda token: values[token[1]], self._format).lstrip("/")
+        # A topic may be named "..", and publishing must not give write access outside of the output directory.
+        if ".." in template.split("/"):
+            raise BadFormat(f"{template} leads out of the output directory")
+        return Name(template)
+
+    def recognize(self, path: str) -> tuple[str, Name, int] | None:
+        """Parse the name of an unfinished file of this program, or of an earlier process with the same options.
+
+        Returns the topic, which is "" where names do not contain it, the name and the revision.
+        """
+        found = self._pattern().fullmatch(path)
+        if found is None:
+            return None
+        values = found.groupdict()
+        template = _TOKEN.sub(lambda token: values[token[1]] if token[1] != "REV" else REVISION, self._plain_format())
+        suffix = _GZIP_SUFFIX if path.endswith(_GZIP_SUFFIX) else ""
+        return values.get("TOPIC", ""), Name(template + suffix), int(values["REV"][1:])
+
+    def _plain_format(self) -> str:
+        """Without the suffix, because --gzip may have changed since the file was made."""
+        return self._format.lstrip("/").removesuffix(_GZIP_SUFFIX)
+
+    def _pattern(self) -> re.Pattern[str]:
+        any_of = {**_PATTERNS, "HOST": re.escape(self._values["HOST"])}
+        pattern, seen = "", set[str]()
+        for index, piece in enumerate(_TOKEN.split(self._plain_format())):
+            if index % 2 == 0:
+                pattern += re.escape(piece)
+            else:
+                pattern += f"(?P={piece})" if piece in seen else f"(?P<{piece}>{any_of[piece]})"
+                seen.add(piece)
+        return re.compile(f"{pattern}(?:{re.escape(_GZIP_SUFFIX)})?", re.DOTALL)
+
+
+def datetime_text(datetime_format: str, now_ns: int) -> str:
+    """Local time in those of strftime's codes that nsq_to_file supports; others are kept as text."""
+    moment = time.localtime(now_ns // 1_000_000_000)
+    return _DATETIME_CODE.sub(lambda code: "%" if code[1] == "%" else time.strftime(code[0], moment), datetime_format)
+
+
 class FileSeries:
     def __init__(self, topic: str, names: FileNames, rules: Rules) -> None:
         self._topic = topic
@@ -51,11 +163,6 @@ class FileSeries:
         self._name: Name | None = None
         self._revision = 0
         self._opened_at = 0.0
-
-    @property
-    def path(self) -> str | None:
-        """The path of the open file."""
-        return self._file.path if self._file else None
 
     def must_rotate(self, now: float, now_ns: int) -> bool:
         """Whether the next message belongs into a new file."""
@@ -85,21 +192,14 @@ class FileSeries:
         self._file = file
         self._opened_at = now
 
-    def count_fitting(self, bodies: Sequence[bytes]) -> int:
-        """How many of these lines to write until the file is too large; at least one."""
-        limit = self._rules.rotate_size
-        if limit <= 0:
-            return len(bodies)
-        size = self._open_file.size
-        for number, body in enumerate(bodies, 1):
-            size += len(body) + 1
-            if size > limit:
-                return number
-        return len(bodies)
-
-    def write(self, bodies: Sequence[bytes]) -> None:
-        """Write each as a line."""
-        self._open_file.write(b"".join([body + b"\n" for body in bodies]))
+    def write(self, bodies: Sequence[bytes]) -> int:
+        """Write lines until the file is too large, at least one; returns how many."""
+        file, limit = self._file, self._rules.rotate_size
+        assert file is not None, "open_next comes before writing"
+        ends = accumulate((len(body) + 1 for body in bodies), initial=file.size)
+        fitting = min(len(bodies), sum(end <= limit for end in ends)) if limit > 0 else len(bodies)
+        file.write(b"".join([body + b"\n" for body in bodies[:fitting]]))
+        return fitting
 
     def sync(self) -> None:
         if self._file is not None:
@@ -115,11 +215,6 @@ class FileSeries:
             assert self._name is not None, "a file was opened"
             put_in_place(file.path, self._rules.output_dir, self._name, self._revision)
 
-    @property
-    def _open_file(self) -> OutputFile:
-        assert self._file is not None, "open_next comes before writing"
-        return self._file
-
     def _try_to_open(self, name: Name) -> OutputFile | None:
         """Open the file of this revision; None if it is taken or already too large."""
         rules, relative = self._rules, name.with_revision(self._revision)
@@ -127,9 +222,7 @@ class FileSeries:
         if rules.moves and os.path.exists(os.path.join(rules.output_dir, relative)):
             return None
         try:
-            file = OutputFile.open(
-                path, exclusive=rules.never_appends, shared=not rules.moves, gzip_level=rules.gzip_level
-            )
+            file = OutputFile(path, exclusive=rules.never_appends, shared=not rules.moves, gzip_level=rules.gzip_level)
         except FileExistsError:
             following = os.path.join(rules.work_dir, name.with_revision(self._revision + 1))
             if name.is_gzip and not os.path.exists(following):
@@ -139,3 +232,51 @@ class FileSeries:
             file.close()
             return None
         return file
+
+
+# --- Putting files in place -------------------------------------------------------------------------------------------
+
+
+def put_in_place(source: str, folder: str, name: Name, revision: int) -> str:
+    """Move a file atomically to its name below `folder`, with the next free revision; returns its path.
+
+    Raises ``OSError``.
+    """
+    for number in count(revision):
+        target = os.path.join(folder, name.with_revision(number))
+        try:
+            move(source, target)
+        except FileExistsError:
+            log.warning("destination file already exists: %s", target)
+            continue
+        if number == revision:
+            log.info("moved finished file %s to %s", source, target)
+        else:
+            log.info("renamed finished file %s to %s to avoid overwrite", source, target)
+        return target
+    raise AssertionError("count() does not end")
+
+
+def recover(work_dir: str, output_dir: str, names: FileNames, wants: Callable[[str], bool]) -> None:
+    """Put files in place that dead processes left in the work directory, of topics that `wants` accepts."""
+    for path in sorted(os.path.join(parent, each) for parent, _, files in os.walk(work_dir) for each in files):
+        recognized = names.recognize(os.path.relpath(path, work_dir))
+        if recognized is None or not wants(recognized[0]):
+            continue
+        try:
+            _recover_one(path, output_dir, *recognized[1:])
+        except OSError as error:  # it stays; new messages must be written nevertheless
+            log.error("cannot put %s in place: %s", path, error)
+
+
+def _recover_one(path: str, output_dir: str, name: Name, revision: int) -> None:
+    with open(path, "r+b") as file:
+        if not lock(file.fileno()):
+            return
+        if name.is_gzip and not cut_unfinished_member(file.fileno()):
+            log.warning("%s is damaged; it is put in place as it is", path)
+        if os.fstat(file.fileno()).st_size == 0:
+            os.unlink(path)
+            return
+        log.info("%s was left behind by a process that is gone", path)
+        put_in_place(path, output_dir, name, revision)

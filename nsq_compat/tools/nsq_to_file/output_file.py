@@ -1,4 +1,4 @@
-"""One file of nsq_to_file: written, synced, compressed, put in place when it is finished, recovered after a crash.
+"""One file of nsq_to_file: written, synced, compressed, moved when it is finished, repaired after a crash.
 
 `sync` makes all data durable, and at any time after it the file can be opened. With gzip a sync ends a member of the
 file. A member is written in one call when it is complete, so a process that is killed leaves whole members. Only a kill
@@ -9,18 +9,11 @@ A process that writes to a file holds a lock on it, which shows others that the 
 
 import errno
 import fcntl
-import logging
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterator
 from contextlib import suppress
-from itertools import count
-from typing import Final, Self
-
-from nsq_compat.tools.nsq_to_file.file_names import FileNames, Name, Recognized
-
-log = logging.getLogger(__name__)
+from typing import Final
 
 _FILE_MODE: Final = 0o666
 _FOLDER_MODE: Final = 0o770
@@ -28,45 +21,36 @@ _GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
 _PIECE: Final = 1 << 16
 
 
-class InUse(FileExistsError):
-    """Another process writes to the file, or has just moved it."""
-
-
 class OutputFile:
     """An open file. Every method may raise ``OSError``, after which data that was not synced may be lost."""
 
-    def __init__(self, path: str, fd: int, gzip_level: int | None) -> None:
-        self.path = path
-        self.size = os.fstat(fd).st_size
-        """Bytes at its opening, plus bytes written since, before compression."""
-        self._fd = fd
-        self._gzip_level = gzip_level
-        self._compressor: zlib._Compress | None = None
-        self._member: list[bytes] = []
-
-    @classmethod
-    def open(cls, path: str, *, exclusive: bool, shared: bool = False, gzip_level: int | None = None) -> Self:
+    def __init__(self, path: str, *, exclusive: bool, shared: bool = False, gzip_level: int | None = None) -> None:
         """Open or create a file, with its folders.
 
-        `exclusive` raises ``FileExistsError`` if the file exists; otherwise it is appended to. Unless the file may be
-        `shared` with other processes, raises ``InUse`` if one writes to it.
+        `exclusive` raises ``FileExistsError`` if the file exists; otherwise it is appended to. The same is raised if
+        another process has just moved it or, unless it may be `shared`, writes to it.
         """
         make_folder(os.path.dirname(path))
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | (os.O_EXCL if exclusive else 0)
         fd = os.open(path, flags, _FILE_MODE)
+        self.path = path
+        self._fd = fd
+        self._gzip_level = gzip_level
+        self._compressor: zlib._Compress | None = None
+        self._member: list[bytes] = []
         try:
             is_alone = lock(fd)
             # Between the two calls another process may have moved it, as that of a dead process.
             if not _is_still_there(path, fd) or not (is_alone or shared):
-                raise InUse(f"{path} is in use")
+                raise FileExistsError(f"{path} is in use")
             sync_folder(os.path.dirname(path))
-            file = cls(path, fd, gzip_level)
+            self.size = os.fstat(fd).st_size
+            """Bytes at its opening, plus bytes written since, before compression."""
             if is_alone:
-                file._end_last_line()
+                self._end_last_line()
         except BaseException:
             os.close(fd)
             raise
-        return file
 
     def write(self, data: bytes) -> None:
         self.size += len(data)
@@ -122,12 +106,11 @@ def cut_unfinished_member(fd: int) -> bool:
 
 def lock(fd: int) -> bool:
     """Lock the file until it is closed; False if another process has. Succeeds on file systems without locks."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
+    with suppress(OSError):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
     return True
 
 
@@ -167,32 +150,11 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 _NO_LINKS: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK})
-_COPY_SUFFIX: Final = ".moving"
 
 
-def put_in_place(source: str, folder: str, name: Name, revision: int) -> str:
-    """Move a file atomically to its name below `folder`, with the next free revision; returns its path.
-
-    Raises ``OSError``.
-    """
-    for number in count(revision):
-        target = os.path.join(folder, name.with_revision(number))
-        make_folder(os.path.dirname(target))
-        try:
-            _move(source, target)
-        except FileExistsError:
-            log.warning("destination file already exists: %s", target)
-            continue
-        if number == revision:
-            log.info("moved finished file %s to %s", source, target)
-        else:
-            log.info("renamed finished file %s to %s to avoid overwrite", source, target)
-        return target
-    raise AssertionError("count() does not end")
-
-
-def _move(source: str, target: str) -> None:
-    """Raises ``FileExistsError``. After a crash the file is in one of the two places, or in both."""
+def move(source: str, target: str) -> None:
+    """Move a file durably. Raises ``FileExistsError``. After a crash it is in one of the two places, or in both."""
+    make_folder(os.path.dirname(target))
     try:
         os.link(source, target)
     except OSError as error:
@@ -206,7 +168,7 @@ def _move(source: str, target: str) -> None:
 def _copy(source: str, target: str) -> None:
     """Copy to another file system, or on one without links."""
     os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))  # reserves the name
-    copy = target + _COPY_SUFFIX
+    copy = target + ".moving"
     try:
         with open(source, "rb") as old, open(copy, "wb") as new:
             shutil.copyfileobj(old, new)
@@ -220,44 +182,7 @@ def _copy(source: str, target: str) -> None:
         raise
 
 
-def recover(work_dir: str, output_dir: str, names: FileNames, wants: Callable[[str], bool]) -> None:
-    """Put files in place that dead processes left in the work directory, of topics that `wants` accepts."""
-    for path in sorted(_files_below(work_dir)):
-        recognized = names.recognize(os.path.relpath(path, work_dir))
-        if recognized is None or not wants(recognized.topic):
-            continue
-        try:
-            _recover_one(path, output_dir, recognized)
-        except OSError as error:  # it stays; new messages must be written nevertheless
-            log.error("cannot put %s in place: %s", path, error)
-
-
 def repair(path: str) -> bool:
     """Repair a gzip file that a dead process left; False if its process lives, or it is damaged."""
-    fd = os.open(path, os.O_RDWR)
-    try:
-        return lock(fd) and cut_unfinished_member(fd)
-    finally:
-        os.close(fd)
-
-
-def _recover_one(path: str, output_dir: str, found: Recognized) -> None:
-    fd = os.open(path, os.O_RDWR)
-    try:
-        if not lock(fd):
-            return
-        if found.name.is_gzip and not cut_unfinished_member(fd):
-            log.warning("%s is damaged; it is put in place as it is", path)
-        if os.fstat(fd).st_size == 0:
-            os.unlink(path)
-            return
-        log.info("%s was left behind by a process that is gone", path)
-        put_in_place(path, output_dir, found.name, found.revision)
-    finally:
-        os.close(fd)
-
-
-def _files_below(folder: str) -> Iterator[str]:
-    for parent, _, files in os.walk(folder):
-        for each in files:
-            yield os.path.join(parent, each)
+    with open(path, "r+b") as file:
+        return lock(file.fileno()) and cut_unfinished_member(file.fileno())

@@ -13,26 +13,17 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from nsq_compat.client import Consumer, Message
 from nsq_compat.client.message import Handler
-from nsq_compat.tools.nsq_to_file.file_series import FileSeries
+from nsq_compat.tools.nsq_to_file.file_series import FileSeries, Rules
 
 log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SyncRules:
-    """When to sync and when to open files."""
-
-    interval: float
-    """Seconds."""
-    max_unsynced: int
-    """Messages that wait for a sync."""
-    skip_empty: bool = False
-    """Open a file only when there is a message to write."""
+_MAX_BATCH: Final = 1000
+_POLL_SECONDS: Final = 1.0
+"""Between checks whether more messages can come, because RDY may have been redistributed."""
 
 
 class Recording:
@@ -42,14 +33,14 @@ class Recording:
     message timeout. `now` is monotonic, `now_ns` wall clock.
     """
 
-    def __init__(self, label: str, series: FileSeries, rules: SyncRules, now: float) -> None:
+    def __init__(self, label: str, series: FileSeries, rules: Rules, now: float) -> None:
+        self.label = label
         self.series = series
         self.recorded = 0
         """Number of messages synced and finished."""
         self.unsynced: list[Message] = []
-        self._label = label
         self._rules = rules
-        self._tick_due = now + rules.interval
+        self._tick_due = now + rules.sync_interval
         self._sync_due = 0.0
 
     def write(self, messages: Sequence[Message], now: float, now_ns: int, timeout: float) -> None:
@@ -62,9 +53,7 @@ class Recording:
             if self.series.must_rotate(now, now_ns):
                 self.sync()
                 self.series.open_next(now, now_ns)
-            bodies = [message.body for message in left]
-            count = self.series.count_fitting(bodies)
-            self.series.write(bodies[:count])
+            count = self.series.write([message.body for message in left])
             self.unsynced += left[:count]
             left = left[count:]
         if len(self.unsynced) >= self._rules.max_unsynced:
@@ -79,7 +68,7 @@ class Recording:
         self.sync()
         if now < self._tick_due:
             return
-        self._tick_due = now + self._rules.interval
+        self._tick_due = now + self._rules.sync_interval
         if self.series.must_rotate(now, now_ns):
             if self._rules.skip_empty:
                 self.series.close()
@@ -89,7 +78,7 @@ class Recording:
     def sync(self) -> None:
         if not self.unsynced:
             return
-        log.info("[%s] syncing %d records to disk", self._label, len(self.unsynced))
+        log.info("[%s] syncing %d records to disk", self.label, len(self.unsynced))
         self.series.sync()
         for message in self.unsynced:
             message.finish()
@@ -101,43 +90,29 @@ class Recording:
         self.sync()
         self.series.close()
 
-    def requeue_unsynced(self) -> None:
-        """The disk has failed: another process may write these messages."""
-        for message in self.unsynced:
+    def requeue(self, messages: Iterable[Message]) -> None:
+        """The disk has failed: another process may write these messages, and those that are not synced."""
+        for message in (*self.unsynced, *messages):
             if not message.is_answered:
                 message.requeue(delay=0, backoff=False)
         self.unsynced.clear()
 
 
-_MAX_BATCH: Final = 1000
-_POLL_SECONDS: Final = 1.0
-"""Between checks whether more messages can come, because RDY may have been redistributed."""
-
-
-class _Order(enum.Enum):
-    """Orders to the thread, in one queue with the messages."""
-
-    SYNC = enum.auto()
-    REOPEN = enum.auto()
-    END = enum.auto()
+_Order = enum.Enum("_Order", ["SYNC", "REOPEN", "END"])
+"""Orders to the thread, in one queue with the messages."""
 
 
 class TopicRecorder:
     """`subscribe` makes the consumer, given its handler."""
 
     def __init__(
-        self,
-        label: str,
-        recording: Recording,
-        subscribe: Callable[[Handler], Consumer],
-        on_failure: Callable[[], object],
+        self, recording: Recording, subscribe: Callable[[Handler], Consumer], on_failure: Callable[[], object]
     ) -> None:
         self.recording = recording
         self.consumer = subscribe(self._receive)
-        self._label = label
         self._on_failure = on_failure
         self._queue: queue.SimpleQueue[Message | _Order] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name=f"recorder {label}", daemon=True)
+        self._thread = threading.Thread(target=self._work, name=f"recorder {recording.label}", daemon=True)
         self._stopping = False
 
     def start(self) -> None:
@@ -169,12 +144,13 @@ class TopicRecorder:
                 messages, order = self._gather()
                 self._record(messages, order)
         except Exception as error:  # the top of a thread
-            log.critical("[%s] %s", self._label, error, exc_info=None if isinstance(error, OSError) else error)
+            log.critical("[%s] %s", self.recording.label, error, exc_info=None if isinstance(error, OSError) else error)
             self._on_failure()
-            self._requeue(messages)
+            self.consumer.set_max_in_flight(0)
+            self.recording.requeue(messages)
             while order is not _Order.END:
                 messages, order = self._gather()
-                self._requeue(messages)
+                self.recording.requeue(messages)
 
     def _gather(self) -> tuple[list[Message], _Order | None]:
         """Received messages up to the next order; waits for the first one, until the recording is due."""
@@ -208,10 +184,3 @@ class TopicRecorder:
     def _sync_timeout(self) -> float:
         """Half of the message timeout."""
         return min((connection.msg_timeout for connection in self.consumer.connections), default=0.0) / 2
-
-    def _requeue(self, messages: Iterable[Message]) -> None:
-        self.consumer.set_max_in_flight(0)
-        self.recording.requeue_unsynced()
-        for message in messages:
-            if not message.is_answered:
-                message.requeue(delay=0, backoff=False)

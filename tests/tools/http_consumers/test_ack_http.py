@@ -8,7 +8,7 @@ import pytest
 from gevent.queue import Queue
 
 from nsq_compat.net.listeners import listen
-from nsq_compat.session.http_message import Admission, HttpLimits, Response
+from nsq_compat.session.http_message import HttpLimits, Response
 from nsq_compat.tools.http_consumers.ack_http import AckHttpServer, ClientGone
 
 LARGE = b"x" * 20_000_000
@@ -21,8 +21,8 @@ class Handler:
     def __init__(self):
         self.heard: Queue[str] = Queue()
 
-    def admit(self, method, path):
-        return Admission(1000, Response(413, b"too large", close=True))
+    def max_body(self, path):
+        return 1000
 
     def answer(self, request, client):
         answer = getattr(self, request.path.lstrip("/"))
@@ -45,11 +45,11 @@ class Handler:
 
     def waits(self, request, client):
         self.heard.put("waits")
-        read_count = client.read_count
-        while not (client.is_gone or client.is_stopping or client.read_count > read_count):
+        read_count = client.session.read_count
+        while not (client.session.is_gone or client.is_stopping or client.session.read_count > read_count):
             client.wake.clear()
             client.wake.wait(0.1)
-        self.heard.put("gone" if client.is_gone else "stopping" if client.is_stopping else "sent more")
+        self.heard.put("gone" if client.session.is_gone else "stopping" if client.is_stopping else "sent more")
         return client.reply(request, Response(200))
 
     def fails(self, request, client):
@@ -198,7 +198,7 @@ def test_stopping_lets_requests_under_way_end(caller, handler, server):
 
 def test_a_body_is_accepted_up_to_its_limit(caller):
     ask(caller, "/small", b"x" * 1001)
-    assert b"HTTP/1.1 413" in hear(caller, b"too large")
+    assert b"HTTP/1.1 413" in hear(caller, b"too large\n")
 
 
 def test_a_client_that_asks_before_it_sends_a_body_is_told_to_continue(caller):

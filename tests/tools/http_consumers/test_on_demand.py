@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextlib import ExitStack
 from functools import partial
 
 import pytest
@@ -18,20 +19,16 @@ PATIENCE = 20.0
 @pytest.fixture
 def queue_of(topic):
     """An OnDemand of `topic`; it is stopped at the end of the test."""
-    made = []
+    with ExitStack() as made:
 
-    def make(*nsqds, max_in_flight=10):
-        addresses = [nsqd.tcp_address for nsqd in nsqds]
-        make_consumer = partial(
-            Consumer, topic, "c", nsqd_tcp_addresses=addresses, max_in_flight=max_in_flight, max_tries=0
-        )
-        made.append(OnDemand(make_consumer, max_in_flight))
-        made[-1].start()
-        return made[-1]
+        def make(*nsqds, max_in_flight=10):
+            addresses = [nsqd.tcp_address for nsqd in nsqds]
+            make_consumer = partial(
+                Consumer, topic, "c", nsqd_tcp_addresses=addresses, max_in_flight=max_in_flight, max_tries=0
+            )
+            return made.enter_context(OnDemand(make_consumer, max_in_flight))
 
-    yield make
-    for each in made:
-        each.stop()
+        yield make
 
 
 def take(queue, count):

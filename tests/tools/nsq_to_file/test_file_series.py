@@ -1,16 +1,106 @@
-"""The files of a topic, one after the other, at moments the tests choose."""
+"""The files of a topic: their names, which can be read back, and one after the other at moments the tests choose."""
 
+import errno
 import gzip
 import os
+import shutil
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from nsq_compat.tools.nsq_to_file.file_names import FileNames
-from nsq_compat.tools.nsq_to_file.file_series import FileSeries, Rules
+from nsq_compat.tools.nsq_to_file.file_series import (
+    BadFormat,
+    FileNames,
+    FileSeries,
+    Name,
+    Rules,
+    datetime_text,
+    put_in_place,
+    recover,
+)
+from nsq_compat.tools.nsq_to_file.output_file import OutputFile
 
 HOUR_NS = 3600 * 10**9
 NOON_NS = int(time.mktime((2026, 11, 21, 12, 0, 0, 0, 0, -1))) * 10**9
+NOW_NS = int(time.mktime((2026, 11, 21, 4, 5, 6, 5, 325, -1))) * 10**9
+
+
+def names(
+    filename_format="<TOPIC>.<HOST><REV>.<DATETIME>.log",
+    dates="%Y-%m-%d_%H",
+    needs_revisions=True,
+    gzip=False,
+    **options,
+):
+    rules = Rules(output_dir="/o", work_dir="/w" if needs_revisions else "/o", gzip_level=6 if gzip else None)
+    return FileNames(rules, filename_format, dates, hostname="vm.example.org", pid=77, **options)
+
+
+@pytest.mark.parametrize(
+    ("filename_format", "options", "name"),
+    [
+        ("<DATETIME>/<TOPIC>/<HOST>.<PID><REV>", {}, "2026-11-21_04/t/vm.77-000003"),
+        ("<TOPIC>.<HOST><REV>.<DATETIME>.log", {"needs_revisions": False}, "t.vm.2026-11-21_04.log"),
+        ("<TOPIC><REV>", {"gzip": True}, "t-000003.gz"),
+        ("<TOPIC><REV>.gz", {"gzip": True}, "t-000003.gz"),
+        ("<HOST><REV>", {"host_identifier": "dc1-<SHORT_HOST>-<HOSTNAME>"}, "dc1-vm-vm.example.org-000003"),
+        ("/a/<TOPIC><REV>", {}, "a/t-000003"),
+    ],
+)
+def test_every_token_has_its_value(filename_format, options, name):
+    made = names(filename_format, **options).name("t", NOW_NS)
+    assert made.with_revision(3) == name
+    assert made.is_gzip == ("gzip" in options)
+
+
+def test_with_files_of_the_same_name_a_format_without_revisions_is_refused():
+    with pytest.raises(BadFormat, match="missing <REV> in --filename-format when gzip, rotation, or work dir enabled"):
+        names("<TOPIC>.log")
+
+
+def test_a_topic_cannot_lead_out_of_the_folder():
+    with pytest.raises(BadFormat, match="leads out"):
+        names("<TOPIC>/x<REV>").name("..", NOW_NS)
+
+
+@pytest.mark.parametrize(
+    ("datetime_format", "text"),
+    [
+        ("%Y-%m-%d_%H", "2026-11-21_04"),
+        ("%y%I%M%S%p", "26040506AM"),
+        ("%B %b %A %a", "November Nov Saturday Sat"),
+        ("100%% %j %", "100% %j %"),
+        ("2006-01-02", "2006-01-02"),
+        ("%%Y", "%Y"),
+    ],
+)
+def test_dates_use_the_codes_of_nsq_and_other_text_stays(datetime_format, text):
+    assert datetime_text(datetime_format, NOW_NS) == text
+
+
+TOPICS = st.from_regex(r"\A[.a-zA-Z0-9_-]{1,10}(#ephemeral)?\Z").filter(lambda topic: topic not in (".", ".."))
+
+
+@given(TOPICS, st.integers(0, 10**7), st.booleans())
+def test_a_name_is_recognized(topic, revision, gzip):
+    made = names("<TOPIC>/<PID>.<HOST><REV>.<DATETIME>.log<REV>", "%Y/%m", gzip=gzip)
+    name = made.name(topic, NOW_NS)
+    assert made.recognize(name.with_revision(revision)) == (topic, name, revision)
+
+
+def test_a_name_of_another_process_is_recognized_with_or_without_compression():
+    found = names("<TOPIC>.<HOST><REV>.<PID>.<DATETIME>").recognize("t.vm-000012.99.1999.gz")
+    assert found == ("t", Name("t.vm<REV>.99.1999.gz"), 12)
+
+
+@pytest.mark.parametrize("path", ["t.other-000000.x.log", "t.vm.x.log", "t.vm-000000.x.log.tmp", "vm-000000.x.log"])
+def test_names_of_other_programs_are_not_recognized(path):
+    assert names().recognize(path) is None
+
+
+# --- One after the other --------------------------------------------------------------------------------------------
 
 
 class Topic:
@@ -27,14 +117,7 @@ class Topic:
         self.start()
 
     def start(self):
-        names = FileNames.of(
-            "<TOPIC><REV>.<DATETIME>",
-            "%H",
-            hostname="vm",
-            pid=1,
-            needs_revisions=self.rules.needs_revisions,
-            gzip=self.rules.gzip_level is not None,
-        )
+        names = FileNames(self.rules, "<TOPIC><REV>.<DATETIME>", "%H", hostname="vm")
         self.series = FileSeries("t", names, self.rules)
 
     def writes(self, *bodies):
@@ -42,9 +125,7 @@ class Topic:
         while left:
             if self.series.must_rotate(self.now, self.now_ns):
                 self.series.open_next(self.now, self.now_ns)
-            count = self.series.count_fitting(left)
-            self.series.write(left[:count])
-            left = left[count:]
+            del left[: self.series.write(left)]
 
     def files(self, folder=None) -> dict[str, bytes]:
         """Of the output directory, closed or not."""
@@ -192,3 +273,123 @@ def test_a_file_that_was_moved_away_is_created_again(topic):
     t.series.close()
     t.writes(b"3")
     assert t.files() == {"rotated": b"1\n2\n", "t.12": b"3\n"}
+
+
+# --- Putting files in place ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def work(tmp_path):
+    (tmp_path / "work").mkdir()
+    return tmp_path / "work"
+
+
+@pytest.fixture
+def output(tmp_path):
+    return tmp_path / "output"
+
+
+def put(work, output, revision=0) -> str:
+    (work / "f").write_bytes(b"content")
+    return os.path.relpath(put_in_place(str(work / "f"), str(output), Name("folder/f<REV>.log"), revision), output)
+
+
+def test_a_file_is_moved_to_its_name(work, output):
+    assert put(work, output, revision=4) == "folder/f-000004.log"
+    assert (output / "folder/f-000004.log").read_bytes() == b"content"
+    assert not list(work.iterdir())
+
+
+def test_an_existing_file_stays_and_the_next_revision_is_used(work, output):
+    assert [put(work, output) for _ in range(3)] == [f"folder/f-{number:06d}.log" for number in range(3)]
+
+
+@pytest.fixture(params=[errno.EXDEV, errno.EPERM])
+def without_links(request, monkeypatch):
+    def no_link(source, target):
+        raise OSError(request.param, "no link")
+
+    monkeypatch.setattr(os, "link", no_link)
+
+
+@pytest.mark.usefixtures("without_links")
+def test_without_links_a_file_is_copied(work, output):
+    assert [put(work, output) for _ in range(2)] == ["folder/f-000000.log", "folder/f-000001.log"]
+    assert sorted(os.listdir(output / "folder")) == ["f-000000.log", "f-000001.log"]
+    assert (output / "folder/f-000001.log").read_bytes() == b"content"
+    assert not list(work.iterdir())
+
+
+@pytest.mark.usefixtures("without_links")
+def test_a_copy_that_fails_leaves_nothing_behind(work, output, monkeypatch):
+    def no_room(source, target):
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(shutil, "copyfileobj", no_room)
+    with pytest.raises(OSError, match="full"):
+        put(work, output)
+    assert not list((output / "folder").iterdir())
+    assert (work / "f").read_bytes() == b"content"
+
+
+@pytest.fixture
+def of_vm():
+    rules = Rules(output_dir="/o", work_dir="/w")
+    return FileNames(rules, "<TOPIC>/<HOST><REV>.<DATETIME>.log", "%Y", hostname="vm")
+
+
+def recovered(work, output, names, wants=lambda topic: True) -> dict[str, bytes]:
+    recover(str(work), str(output), names, wants)
+    return {str(path.relative_to(output)): path.read_bytes() for path in output.rglob("*") if path.is_file()}
+
+
+def leave(path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+def test_files_of_a_dead_process_are_put_in_place_without_overwriting(work, output, of_vm):
+    leave(work / "t/vm-000002.2020.log", b"left\n")
+    leave(output / "t/vm-000002.2020.log", b"before\n")
+    assert recovered(work, output, of_vm) == {"t/vm-000002.2020.log": b"before\n", "t/vm-000003.2020.log": b"left\n"}
+
+
+def test_a_compressed_file_of_a_dead_process_can_be_opened(work, output, of_vm):
+    leave(work / "t/vm-000000.2020.log.gz", gzip.compress(b"one\n") + gzip.compress(b"two\n")[:-3])
+    (data,) = recovered(work, output, of_vm).values()
+    assert gzip.decompress(data) == b"one\n"
+
+
+def test_a_damaged_file_is_put_in_place_unchanged(work, output, of_vm):
+    leave(work / "t/vm-000000.2020.log.gz", b"damaged")
+    assert recovered(work, output, of_vm) == {"t/vm-000000.2020.log.gz": b"damaged"}
+
+
+def test_empty_files_are_deleted(work, output, of_vm):
+    leave(work / "t/vm-000000.2020.log", b"")
+    leave(work / "t/vm-000001.2020.log.gz", gzip.compress(b"never synced")[:-1])
+    assert recovered(work, output, of_vm) == {}
+    assert not list((work / "t").iterdir())
+
+
+def test_a_file_of_a_live_process_stays(work, output, of_vm):
+    file = OutputFile(str(work / "t/vm-000000.2020.log"), exclusive=True)
+    file.write(b"line\n")
+    assert recovered(work, output, of_vm) == {}
+    file.close()
+    assert len(recovered(work, output, of_vm)) == 1
+
+
+def test_files_of_other_topics_and_other_programs_stay(work, output, of_vm):
+    leave(work / "other/vm-000000.2020.log", b"line\n")
+    leave(work / "t/notes.txt", b"line\n")
+    assert recovered(work, output, of_vm, wants=lambda topic: topic == "t") == {}
+
+
+def test_a_file_that_cannot_be_moved_does_not_affect_others(work, output, of_vm):
+    leave(work / "a/vm-000000.2020.log", b"line\n")
+    leave(work / "t/vm-000000.2020.log", b"line\n")
+    output.mkdir()
+    (output / "a").write_bytes(b"a file where a folder should be")
+    assert recovered(work, output, of_vm).keys() == {"a", "t/vm-000000.2020.log"}
+    assert (work / "a/vm-000000.2020.log").exists()

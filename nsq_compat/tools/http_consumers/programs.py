@@ -1,0 +1,104 @@
+"""The programs ``nsq_pubsub`` and ``nsq_pull``.
+
+``nsq_pubsub`` serves topics as HTTP streams, a line for each message. ``nsq_pull`` serves a topic and channel for
+programs that ask for messages instead of being sent them. It can replace simplequeue: /get, /mget and /put are the
+same. Messages that are not handed out stay in nsqd.
+"""
+
+# ruff: noqa: E402
+# Before any other import takes a name from the modules this replaces: a client then costs greenlets, not threads.
+from gevent import monkey
+
+monkey.patch_all()
+
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from functools import partial
+
+from nsq_compat.cli.kinds import DURATION, INTEGER, STRING, STRINGS
+from nsq_compat.cli.options import option
+from nsq_compat.net.listeners import ListenError, listen
+from nsq_compat.net.process import raise_descriptor_limit, stop_signal
+from nsq_compat.protocol.durations import MILLISECOND, SECOND, seconds
+from nsq_compat.session.http_message import HttpLimits
+from nsq_compat.tools.client_options import ProducerOptions, ReadingOptions, refusing
+from nsq_compat.tools.http_consumers.ack_http import AckHandler, AckHttpServer
+from nsq_compat.tools.http_consumers.on_demand import OnDemand
+from nsq_compat.tools.http_consumers.pulling import Pulling
+from nsq_compat.tools.http_consumers.streaming import PubSub
+from nsq_compat.tools.program import Rule, console_script, log_plainly, refuse, unless_positive
+
+
+@dataclass(kw_only=True)
+class HttpOptions(ReadingOptions):
+    http_address: str = option("http-address", STRING, "0.0.0.0:8080", "host:port to listen on")
+    max_in_flight: int = option("max-in-flight", INTEGER, 100, "most messages in flight to one client")
+    client_timeout: int = option(
+        "client-timeout", DURATION, 30 * SECOND, "how long a client may take to read a message"
+    )
+
+    def check(self, *rules: Rule) -> None:
+        refuse(
+            *self.address_rules(),
+            *rules,
+            *unless_positive(self, "max_in_flight", "client_timeout", text="must be > 0"),
+        )
+
+
+@dataclass(kw_only=True)
+class PubSubOptions(HttpOptions):
+    program = "nsq_pubsub"
+
+
+@console_script(PubSubOptions)
+def pubsub(options: PubSubOptions) -> None:
+    options.check()
+    options.consumer("topic", "channel", print)  # raises what it would raise for each client
+    _serve(options, PubSub(options.consumer, seconds(options.client_timeout)))
+
+
+@dataclass(kw_only=True)
+class PullOptions(HttpOptions, ProducerOptions):
+    program = "nsq_pull"
+    topic: str = option("topic", STRING, "", "topic to get from and to put to")
+    channel: str = option("channel", STRING, "", "channel to get from")
+    max_in_flight: int = option("max-in-flight", INTEGER, 100, "most messages that are handed out at once")
+    wait: int = option(
+        "wait", DURATION, 200 * MILLISECOND, "how long a request waits for a message if it does not say so itself"
+    )
+    destination_nsqd_tcp_addresses: tuple[str, ...] = option(
+        "destination-nsqd-tcp-address",
+        STRINGS,
+        (),
+        "host:port of an nsqd to put to (repeat for several); by default those of --nsqd-tcp-address",
+    )
+
+
+@console_script(PullOptions)
+def pull(options: PullOptions) -> None:
+    options.check(
+        (not options.topic, "--topic required"),
+        (not options.channel, "--channel required"),
+        (options.wait < 0, "--wait must not be negative"),
+    )
+    queue = OnDemand(partial(options.consumer, options.topic, options.channel), options.max_in_flight)
+    addresses = options.destination_nsqd_tcp_addresses or options.nsqd_tcp_addresses
+    producer = options.producer(addresses) if addresses else None
+    pulling = Pulling(queue, producer, options.topic, wait=seconds(options.wait))
+    _serve(options, pulling, *([producer] if producer else []), queue)
+
+
+def _serve(options: HttpOptions, handler: AckHandler, *parts: AbstractContextManager[object]) -> None:
+    """Serve until a signal, and then stop the server before its parts."""
+    log_plainly()
+    raise_descriptor_limit()
+    with refusing(ListenError):
+        listener = listen(options.http_address)
+    stop = stop_signal()
+    with ExitStack() as running:
+        for part in parts:
+            running.enter_context(part)
+        server = AckHttpServer(listener, handler, HttpLimits(write_seconds=seconds(options.client_timeout)))
+        server.start()
+        stop.wait()
+        server.stop()
