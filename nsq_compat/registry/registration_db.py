@@ -66,24 +66,25 @@ class RegistrationDb:
     def register(self, producer: Producer, topic: str, channel: str = "") -> None:
         """Register a topic of a producer, or a channel and its topic."""
         if channel:
-            registration = self._channel(topic, channel)
-            if producer not in registration.producers:
-                registration.producers[producer] = None
-                producer.channels[registration] = None
-                _log_change(producer, "REGISTER", "channel", topic, channel)
-        registration = self._topic(topic)
-        if producer not in registration.producers:
-            registration.producers[producer] = None
-            producer.topics[topic] = registration
-            registration.changed()
-            _log_change(producer, "REGISTER", "topic", topic)
+            _join(producer, self._channel(topic, channel))
+        _join(producer, self._topic(topic))
 
     def unregister(self, producer: Producer, topic: str, channel: str = "") -> None:
         """Remove a channel from a producer, or a topic with all its channels."""
-        if channel:
-            self._unregister_channel(producer, topic, channel)
-        else:
-            self._unregister_topic(producer, topic)
+        channels = self._channels.get(topic, {})
+        registration = channels.get(channel) if channel else self._topics.get(topic)
+        for each in () if channel else channels.values():
+            if producer in each.producers:
+                # nsqlookupd: nsqd should have unregistered each channel first.
+                log.warning(
+                    "client(%s) unexpected UNREGISTER category:channel key:%s subkey:%s",
+                    producer.id, topic, each.channel,
+                )  # fmt: skip
+                _separate(producer, each)
+        if registration is not None:
+            _withdraw(producer, registration)
+            if not registration.producers and is_ephemeral(channel or topic):
+                self._drop(registration)
 
     def forget(self, producer: Producer) -> None:
         """Remove a producer. Its topics and channels stay, even ephemeral ones (nsqlookupd)."""
@@ -94,32 +95,6 @@ class RegistrationDb:
         if producer in self._producers:
             del self._producers[producer]
             _log_change(producer, "UNREGISTER", "client")
-
-    def _unregister_channel(self, producer: Producer, topic: str, channel: str) -> None:
-        registration = self._channels.get(topic, {}).get(channel)
-        if registration is None:
-            return
-        _withdraw(producer, registration)
-        if not registration.producers and is_ephemeral(channel):
-            self._drop(registration)
-
-    def _unregister_topic(self, producer: Producer, topic: str) -> None:
-        for channel in self._channels.get(topic, {}).values():
-            if producer in channel.producers:
-                # nsqlookupd: nsqd should have unregistered each channel first.
-                log.warning(
-                    "client(%s) unexpected UNREGISTER category:channel key:%s subkey:%s",
-                    producer.id,
-                    topic,
-                    channel.channel,
-                )
-                _separate(producer, channel)
-        registration = self._topics.get(topic)
-        if registration is None:
-            return
-        _withdraw(producer, registration)
-        if not registration.producers and is_ephemeral(topic):
-            self._drop(registration)
 
     # --- Commands of operators ----------------------------------------------------------------------------------------
 
@@ -219,17 +194,10 @@ class RegistrationDb:
         topic.active, topic.active_until = tuple(active), until
 
     def _topic(self, topic: str) -> Registration:
-        registration = self._topics.get(topic)
-        if registration is None:
-            registration = self._topics[topic] = Registration(topic)
-        return registration
+        return self._topics.setdefault(topic, Registration(topic))
 
     def _channel(self, topic: str, channel: str) -> Registration:
-        channels = self._channels.setdefault(topic, {})
-        registration = channels.get(channel)
-        if registration is None:
-            registration = channels[channel] = Registration(topic, channel)
-        return registration
+        return self._channels.setdefault(topic, {}).setdefault(channel, Registration(topic, channel))
 
     def _drop(self, registration: Registration) -> None:
         for producer in list(registration.producers):
@@ -241,6 +209,17 @@ class RegistrationDb:
         del channels[registration.channel]
         if not channels:
             del self._channels[registration.topic]
+
+
+def _join(producer: Producer, registration: Registration) -> None:
+    if producer not in registration.producers:
+        registration.producers[producer] = None
+        if registration.channel:
+            producer.channels[registration] = None
+        else:
+            producer.topics[registration.topic] = registration
+            registration.changed()
+        _log_change(producer, "REGISTER", registration.category, registration.topic, registration.channel)
 
 
 def _withdraw(producer: Producer, registration: Registration) -> None:
