@@ -54,7 +54,7 @@ class DeadLetterQueue:
 
     def enqueue_exhausted(self, frames: Sequence[bytes]) -> Sequence[bytes]:
         """Enqueue the messages that have no attempts left; returns the others. Dead-letter topics have no limit."""
-        if self._max_attempts == _UNLIMITED or self._queues.is_target(self.channel.topic_name):
+        if self._max_attempts == _UNLIMITED or self.channel.topic_name in self._queues.targets:
             return frames
         dead = [frame for frame in frames if attempts(frame) >= self._max_attempts]
         if dead:
@@ -81,17 +81,14 @@ class DeadLetterQueues:
         self.wake = wake
         self._broker = broker
         self._queues: dict[Channel, DeadLetterQueue] = {}
-        self._targets: set[str] = set()
+        self.targets: set[str] = set()
+        """The dead-letter topics."""
         self._scheduled: dict[DeadLetterQueue, None] = {}
 
     @property
     def is_waiting(self) -> bool:
         """Whether there is anything to send."""
         return bool(self._scheduled)
-
-    def is_target(self, topic: str) -> bool:
-        """Whether this is a dead-letter topic."""
-        return topic in self._targets
 
     def apply(self, channel: Channel, policy: DeadLettering | None) -> None:
         """Apply a policy to a channel; None ends an earlier one."""
@@ -100,7 +97,7 @@ class DeadLetterQueues:
             queue = channel.dead_letters = self._queues[channel] = DeadLetterQueue(self, channel)
         if queue is not None:
             queue.apply(policy)
-            self._targets = {each.target for each in self._queues.values()}
+            self.targets = {each.target for each in self._queues.values()}
 
     def forget(self, channel: Channel) -> None:
         """Remove the queue of a deleted channel, with its messages."""

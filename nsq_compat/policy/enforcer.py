@@ -51,7 +51,7 @@ class PolicyEnforcer:
     def topic_deleted(self, topic: Topic) -> None:
         self._remove_enforcer(topic)
         for channel in topic.channels.values():
-            self._forget(channel)
+            self.channel_deleted(topic, channel)
 
     def channel_created(self, topic: Topic, channel: Channel) -> None:
         if self.policies:
@@ -59,13 +59,10 @@ class PolicyEnforcer:
             self._limit(topic)
 
     def channel_deleted(self, topic: Topic, channel: Channel) -> None:
-        self._forget(channel)
-        if topic in self._enforcers:
-            self._limit(topic)
-
-    def _forget(self, channel: Channel) -> None:
         self.dead_letters.forget(channel)
         self._applied.pop(channel, None)
+        if topic in self._enforcers:
+            self._limit(topic)
 
     # --- Inside -------------------------------------------------------------------------------------------------------
 
@@ -81,20 +78,20 @@ class PolicyEnforcer:
             return
         self._remove_enforcer(topic)
         bounds = self.policies.for_topic(topic.name)
-        held = Limited(topic, bounds) if bounds is not None else None
+        held = [Limited(topic, bounds)] if bounds is not None else []
         channels = [
             Limited(channel, applied.bounds)
             for channel in topic.channels.values()
             if (applied := self._applied.get(channel)) is not None and applied.bounds is not None
         ]
-        if held is not None or channels:
-            enforcer = LimitEnforcer(self._broker.schedule, held, channels, topic, self._now_ns)
-            topic.admission = self._enforcers[topic] = enforcer
-            enforcer.start(self._now())
+        if held or channels:
+            schedule = self._broker.schedule
+            topic.admission = self._enforcers[topic] = LimitEnforcer(schedule, held, channels, topic, self._now_ns)
+            schedule.at(self._now(), self._enforcers[topic])
 
     def _remove_enforcer(self, topic: Topic) -> None:
         enforcer = self._enforcers.pop(topic, None)
         if enforcer is not None:
-            enforcer.stop()
+            self._broker.schedule.cancel(enforcer)
             if topic.admission is enforcer:
                 topic.admission = None

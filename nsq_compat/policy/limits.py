@@ -82,7 +82,8 @@ class Limited:
         if not self.bounds.drops:
             self.full = self._exceeded(now_ns)
             return False
-        count = self._drop(now_ns)
+        limit, max_bytes = self._excess(now_ns)
+        count = self.target.drop_oldest(limit, max_bytes) if limit else 0
         if count and (to_log := self._dropped.add(count, now)):
             log.warning("%s holds too much: %d oldest messages dropped", self.target.full_name, to_log)
         return count > 0
@@ -95,15 +96,16 @@ class Limited:
             return "max_age"
         return ""
 
-    def _drop(self, now_ns: int) -> int:
-        bounds, target = self.bounds, self.target
-        if bounds.max_depth is not None and (excess := len(target.backlog) - bounds.max_depth) > 0:
-            return target.drop_oldest(min(excess, _MAX_DROPPED), ANY_SIZE)
-        if bounds.max_bytes is not None and (excess := target.backlog.byte_count() - bounds.max_bytes) > 0:
-            return target.drop_oldest(_MAX_DROPPED, excess)
-        if bounds.max_age is not None and (old := self._too_old(now_ns, target.backlog.peek_waiting(_MAX_DROPPED))):
-            return target.drop_oldest(old, ANY_SIZE)
-        return 0
+    def _excess(self, now_ns: int) -> tuple[int, int]:
+        """Return how many messages to drop, and at most how many bytes."""
+        bounds, backlog = self.bounds, self.target.backlog
+        if bounds.max_depth is not None and (excess := len(backlog) - bounds.max_depth) > 0:
+            return min(excess, _MAX_DROPPED), ANY_SIZE
+        if bounds.max_bytes is not None and (excess := backlog.byte_count() - bounds.max_bytes) > 0:
+            return _MAX_DROPPED, excess
+        if bounds.max_age is not None:
+            return self._too_old(now_ns, backlog.peek_waiting(_MAX_DROPPED)), ANY_SIZE
+        return 0, 0
 
     def _too_old(self, now_ns: int, frames: Sequence[bytes]) -> int:
         """How many of these frames, from the first on, are older than max_age."""
@@ -113,12 +115,15 @@ class Limited:
 
 
 class LimitEnforcer:
-    """Enforces the limits of a topic's own messages, `held`, and of its channels. `now_ns` is the wall clock."""
+    """Enforces the limits of a topic's own messages, `held`, and of its channels, while its alarm is set.
+
+    `now_ns` is the wall clock.
+    """
 
     def __init__(
         self,
         schedule: Schedule,
-        held: Limited | None,
+        held: Sequence[Limited],
         channels: Sequence[Limited],
         topic: Topic,
         now_ns: Callable[[], int],
@@ -130,16 +135,9 @@ class LimitEnforcer:
         self._topic = topic
         self._now_ns = now_ns
 
-    def start(self, now: float) -> None:
-        """Check now, and later as needed."""
-        self._schedule.at(now, self)
-
-    def stop(self) -> None:
-        self._schedule.cancel(self)
-
     def admit(self, count: int, now: float) -> None:
         """Admit a publish of `count` messages, or raise ``Full``."""
-        for limited in self._receivers():
+        for limited in self._held if self._topic.is_holding else self._channels:
             bounds = limited.bounds
             too_deep = bounds.max_depth is not None and len(limited.target.backlog) + count > bounds.max_depth
             if bounds.drops:
@@ -154,7 +152,8 @@ class LimitEnforcer:
         """Check everything; returns the time of the next check."""
         now_ns = self._now_ns()
         more = False
-        for limited in self._all():
+        everything = [*self._channels, *self._held]
+        for limited in everything:
             try:
                 more |= limited.enforce(now, now_ns)
                 limited.is_unreadable = False
@@ -166,13 +165,4 @@ class LimitEnforcer:
                 limited.is_unreadable = True
         if more:
             return now + _DROP_PAUSE_SECONDS
-        return now + CHECK_INTERVAL_SECONDS if any(len(each.target.backlog) for each in self._all()) else NEVER
-
-    def _receivers(self) -> Sequence[Limited]:
-        """The limited receivers of a publish: the topic if it holds messages back, else its channels."""
-        if not self._topic.is_holding:
-            return self._channels
-        return () if self._held is None else (self._held,)
-
-    def _all(self) -> list[Limited]:
-        return [*self._channels, *([self._held] if self._held is not None else [])]
+        return now + CHECK_INTERVAL_SECONDS if any(len(each.target.backlog) for each in everything) else NEVER
