@@ -13,7 +13,7 @@ from nsq_compat.policy.limits import Limited, LimitEnforcer
 from nsq_compat.policy.policies import Applied, Policies
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import Channel
-from nsq_compat.queue.errors import REFUSES_ALL
+from nsq_compat.queue.limits import REFUSES_ALL
 from nsq_compat.queue.topic import Topic
 
 log = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ from typing import Final
 from nsq_compat.policy.policies import Bounds
 from nsq_compat.protocol.message import timestamp_ns
 from nsq_compat.queue.channel import Channel
-from nsq_compat.queue.errors import Refused
-from nsq_compat.queue.frame_queue import ANY_SIZE
+from nsq_compat.queue.limits import Refused
+from nsq_compat.queue.backlog import ANY_SIZE
 from nsq_compat.queue.in_flight import NEVER
 from nsq_compat.queue.schedule import Schedule
 from nsq_compat.queue.topic import Topic

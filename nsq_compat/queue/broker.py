@@ -9,8 +9,7 @@ from nsq_compat.log.recovery import recover
 from nsq_compat.log.storage import Storage
 from nsq_compat.protocol.names import is_ephemeral
 from nsq_compat.queue.channel import Channel
-from nsq_compat.queue.errors import REFUSES_ALL, Exiting
-from nsq_compat.queue.limits import QueueLimits
+from nsq_compat.queue.limits import REFUSES_ALL, Exiting, QueueLimits
 from nsq_compat.queue.schedule import Schedule
 from nsq_compat.queue.stats import ChannelStats, LatencyStats, TopicStats
 from nsq_compat.queue.topic import Topic
@@ -174,7 +173,7 @@ def _topic_stats(topic: Topic, now: float, channel: str, include_clients: bool) 
         topic_name=topic.name,
         channels=channels,
         depth=topic.depth,
-        backend_depth=topic.backlog.backend_depth,
+        backend_depth=topic.backlog.cursor.backend_depth,
         message_count=topic.message_count,
         message_bytes=topic.message_bytes,
         paused=topic.paused,
@@ -193,7 +192,7 @@ def _channel_stats(channel: Channel, now: float, include_clients: bool) -> Chann
     return ChannelStats(
         channel_name=channel.name,
         depth=channel.depth,
-        backend_depth=channel.backlog.backend_depth,
+        backend_depth=channel.backlog.cursor.backend_depth,
         in_flight_count=channel.in_flight_count,
         deferred_count=channel.deferred_count,
         message_count=channel.message_count,

@@ -4,7 +4,7 @@ import os
 import pytest
 
 from nsq_compat.policy.dead_letters import REDRIVE_CHANNEL
-from nsq_compat.queue.errors import Exiting
+from nsq_compat.queue.limits import Exiting
 
 TWICE = {"topic": "orders", "max_attempts": 2}
 DEAD = "orders.archive.dead"

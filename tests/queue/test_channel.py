@@ -10,9 +10,8 @@ from nsq_compat.log.checkpoint import ENTRY, ChannelState, entries_at_once
 from nsq_compat.protocol import message
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import MAX_BATCH, MAX_BATCH_BYTES, Channel, NotInFlight, TooManyConsumers
-from nsq_compat.queue.errors import Exiting
+from nsq_compat.queue.limits import Exiting, QueueLimits
 from nsq_compat.queue.in_flight import NEVER, InFlight
-from nsq_compat.queue.limits import QueueLimits
 from nsq_compat.queue.stats import ClientStats
 from nsq_compat.queue.wait_queue import Locality
 
@@ -614,7 +613,7 @@ def test_messages_that_are_not_in_memory_come_from_the_log(logging_daemon):
     logging_daemon.publishes(b"a", b"b", b"c")
     logging_daemon.publishes(b"d")
     assert logging_daemon.channel().backlog.cursor.behind
-    assert logging_daemon.channel().backlog.backend_depth == 2
+    assert logging_daemon.channel().backlog.cursor.backend_depth == 2
     assert consumer.takes() == [b"a", b"b", b"c", b"d"]
     assert logging_daemon.channel().dropped_count == 0
 
@@ -870,7 +869,7 @@ def test_a_closed_channel_still_has_its_state(daemon, channel):
 def test_a_channel_knows_its_name_and_starts_with_nothing(channel):
     assert isinstance(channel, Channel)
     assert (channel.topic_name, channel.name, channel.ephemeral, channel.paused) == ("orders", "archive", False, False)
-    assert (channel.depth, channel.backlog.backend_depth, channel.in_flight_count, channel.deferred_count) == (
+    assert (channel.depth, channel.backlog.cursor.backend_depth, channel.in_flight_count, channel.deferred_count) == (
         0,
         0,
         0,

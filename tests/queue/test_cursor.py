@@ -11,7 +11,7 @@ from nsq_compat.log.files import OsFiles
 from nsq_compat.log.group import Group
 from nsq_compat.log.topic_log import TopicLog
 from nsq_compat.protocol.message import body, make_frames
-from nsq_compat.queue.cursor import Cursor
+from nsq_compat.queue.backlog import Cursor
 
 PLENTY = 1 << 30
 
@@ -395,7 +395,7 @@ def test_peeking_stops_at_messages_that_a_paused_topic_holds(log):
 
 @pytest.mark.interpreted
 def test_messages_that_the_options_have_room_for_do_not_count_as_backend_depth(log, monkeypatch):
-    monkeypatch.setattr("nsq_compat.queue.cursor.MAX_IN_MEMORY", 2)
+    monkeypatch.setattr("nsq_compat.queue.backlog.MAX_IN_MEMORY", 2)
     stream = Stream(log)
     cursor = stream.cursor(memory=5)
     depths = []
@@ -409,7 +409,7 @@ def test_messages_that_the_options_have_room_for_do_not_count_as_backend_depth(l
 
 @pytest.mark.interpreted
 def test_big_frames_fill_memory_sooner(log, monkeypatch):
-    monkeypatch.setattr("nsq_compat.queue.cursor.MAX_BYTES_IN_MEMORY", 1000)
+    monkeypatch.setattr("nsq_compat.queue.backlog.MAX_BYTES_IN_MEMORY", 1000)
     stream = Stream(log)
     cursor = stream.cursor(memory=100)
     for _ in range(5):
@@ -427,7 +427,7 @@ def test_big_frames_fill_memory_sooner(log, monkeypatch):
 
 @pytest.mark.interpreted
 def test_one_frame_of_any_size_comes_through(log, monkeypatch):
-    monkeypatch.setattr("nsq_compat.queue.cursor.MAX_BYTES_IN_MEMORY", 1000)
+    monkeypatch.setattr("nsq_compat.queue.backlog.MAX_BYTES_IN_MEMORY", 1000)
     stream = Stream(log)
     cursor = stream.cursor(memory=100)
     stream.publish(1, size=2000)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from nsq_compat.queue.frame_queue import FrameQueue
+from nsq_compat.queue.backlog import FrameQueue
 
 PLENTY = 1 << 40
 

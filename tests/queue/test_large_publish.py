@@ -7,8 +7,8 @@ import pytest
 
 from nsq_compat.log.storage import Durability
 from nsq_compat.protocol import message
-from nsq_compat.queue.errors import Exiting
-from nsq_compat.queue.large_publish import MAX_AT_ONCE
+from nsq_compat.queue.limits import Exiting
+from nsq_compat.queue.publish_batch import MAX_AT_ONCE
 
 COUNT = MAX_AT_ONCE + 4000
 BODIES = [b"%d" % number for number in range(COUNT)]

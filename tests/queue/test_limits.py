@@ -2,7 +2,7 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from nsq_compat.queue.limits import QueueLimits
+from nsq_compat.queue.limits import REFUSES_ALL, Exiting, QueueLimits
 
 
 def test_the_defaults_are_those_of_nsqd():
@@ -15,3 +15,12 @@ def test_limits_are_fixed_once_they_are_given():
     limits = QueueLimits()
     with pytest.raises(FrozenInstanceError):
         limits.node_id = 1  # type: ignore[misc]
+
+
+def test_the_text_for_an_exiting_topic_is_that_of_nsq():
+    assert str(Exiting()) == "exiting"
+
+
+def test_a_closed_topic_admits_no_messages():
+    with pytest.raises(Exiting):
+        REFUSES_ALL.admit(1, 0.0)

@@ -5,7 +5,7 @@ import pytest
 
 from nsq_compat.log.storage import Durability
 from nsq_compat.protocol import message
-from nsq_compat.queue.errors import Exiting
+from nsq_compat.queue.limits import Exiting
 
 NOW_NS = 1_700_000_000_000_000_000
 
@@ -343,7 +343,7 @@ def test_nothing_is_published_into_a_topic_that_ends(daemon, channel):
 def test_a_topic_knows_its_name_and_starts_with_nothing(daemon):
     topic = daemon.topic()
     assert (topic.name, topic.ephemeral, topic.paused, topic.exiting) == ("orders", False, False, False)
-    assert (topic.depth, topic.backlog.backend_depth, topic.message_count, topic.message_bytes) == (0, 0, 0, 0)
+    assert (topic.depth, topic.backlog.cursor.backend_depth, topic.message_count, topic.message_bytes) == (0, 0, 0, 0)
     assert daemon.topic("orders#ephemeral").ephemeral
 
 
@@ -354,7 +354,7 @@ def test_a_topic_knows_its_name_and_starts_with_nothing(daemon):
 @pytest.mark.parametrize("holding", [True, False], ids=["held", "channel"])
 @pytest.mark.parametrize("durability", [Durability.OS, Durability.MEMORY])
 def test_messages_in_the_log_take_bounded_memory(data_path, monkeypatch, holding, durability):
-    monkeypatch.setattr("nsq_compat.queue.cursor.MAX_IN_MEMORY", 3)
+    monkeypatch.setattr("nsq_compat.queue.backlog.MAX_IN_MEMORY", 3)
     daemon = data_path.start(durability, mem_queue_size=6)
     topic = daemon.topic()
     if not holding:
@@ -364,26 +364,26 @@ def test_messages_in_the_log_take_bounded_memory(data_path, monkeypatch, holding
     cursor = (topic if holding else daemon.channel()).backlog.cursor
     assert len(cursor) - cursor.behind == 3
     holder = topic if holding else daemon.channel()
-    assert (holder.depth, holder.backlog.backend_depth) == (8, 2)
+    assert (holder.depth, holder.backlog.cursor.backend_depth) == (8, 2)
     consumer = daemon.consumer()
     assert [body for _ in range(4) for body in consumer.takes()] == [b"%d" % number for number in range(8)]
 
 
 @pytest.mark.parametrize("durability", Durability)
 def test_an_ephemeral_channel_keeps_what_the_options_say(data_path, monkeypatch, durability):
-    monkeypatch.setattr("nsq_compat.queue.cursor.MAX_IN_MEMORY", 3)
+    monkeypatch.setattr("nsq_compat.queue.backlog.MAX_IN_MEMORY", 3)
     daemon = data_path.start(durability, mem_queue_size=6)
     channel = daemon.topic().channel("c#ephemeral")
     for number in range(8):
         daemon.publishes(b"%d" % number)
-    assert (channel.depth, channel.backlog.backend_depth, channel.dropped_count) == (6, 0, 2)
+    assert (channel.depth, channel.backlog.cursor.backend_depth, channel.dropped_count) == (6, 0, 2)
 
 
 def test_held_messages_beyond_memory_are_in_the_log(logging_daemon):
     logging_daemon.publishes(b"a", b"b")
-    assert logging_daemon.topic().backlog.backend_depth == 0
+    assert logging_daemon.topic().backlog.cursor.backend_depth == 0
     logging_daemon.publishes(b"c", b"d")
-    assert (logging_daemon.topic().depth, logging_daemon.topic().backlog.backend_depth) == (4, 2)
+    assert (logging_daemon.topic().depth, logging_daemon.topic().backlog.cursor.backend_depth) == (4, 2)
     assert logging_daemon.topic().dropped_count == 0
     consumer = logging_daemon.consumer()
     assert consumer.takes() + consumer.takes() == [b"a", b"b", b"c", b"d"]
