@@ -68,7 +68,7 @@ class PolicyEnforcer:
 
     def _apply_to_channel(self, channel: Channel) -> None:
         applied = self._applied[channel] = self.policies.for_channel(channel.topic_name, channel.name)
-        channel.describe_policy = applied.to_settings
+        channel.policy = applied.to_settings(channel.topic_name, channel.name)
         self.dead_letters.apply(channel, applied.dead_lettering)
         channel.throttle(applied.rate, self._now())
 

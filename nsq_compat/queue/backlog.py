@@ -64,7 +64,16 @@ class FrameQueue:
 
     def take(self, limit: int, max_bytes: int) -> Sequence[bytes]:
         """Take at most `limit` frames and, from the second one on, at most `max_bytes` bytes."""
-        frames = self._take(limit)
+        wanted = min(limit, self.length)
+        if wanted <= 0:
+            return ()
+        self.length -= wanted
+        frames = self._take_from_first(wanted)
+        if len(frames) < wanted:
+            gathered = list(frames)
+            while len(gathered) < wanted:
+                gathered += self._take_from_first(wanted - len(gathered))
+            frames = gathered
         if len(frames) > 1 and sum(map(len, frames)) > max_bytes:
             kept = max(1, bisect_right(list(accumulate(map(len, frames))), max_bytes))
             rest, frames = frames[kept:], frames[:kept]
@@ -91,27 +100,8 @@ class FrameQueue:
 
     def latest(self, count: int) -> list[bytes]:
         """Return the last `count` frames, oldest first."""
-        found: list[Sequence[bytes]] = []
-        missing = count = min(count, self.length)
-        for batch in reversed(self._batches):
-            if missing <= 0:
-                break
-            found.append(batch[-missing:])
-            missing -= len(found[-1])
-        return [frame for batch in reversed(found) for frame in batch]
-
-    def _take(self, limit: int) -> Sequence[bytes]:
-        wanted = min(limit, self.length)
-        if wanted <= 0:
-            return ()
-        self.length -= wanted
-        frames = self._take_from_first(wanted)
-        if len(frames) == wanted:
-            return frames
-        gathered = list(frames)
-        while len(gathered) < wanted:
-            gathered += self._take_from_first(wanted - len(gathered))
-        return gathered
+        newest = chain.from_iterable(map(reversed, reversed(self._batches)))
+        return list(islice(newest, min(count, self.length)))[::-1]
 
     def _take_from_first(self, limit: int) -> Sequence[bytes]:
         batch, begin = self._batches[0], self._offset
@@ -453,7 +443,15 @@ class Backlog:
         if self._turns:
             turn, count = self._turns[0]
             if turn <= self._passed or not len(self.cursor):
-                return self._take_returned(min(limit, count), max_bytes)
+                frames = self.returned.take(min(limit, count), max_bytes)
+                self._before_next_restored -= len(frames)
+                self._turns.popleft()
+                if len(frames) < count:
+                    self._turns.appendleft((turn, count - len(frames)))
+                if self.on_room is not None and self.returned.length <= self._memory // 2:
+                    on_room, self.on_room = self.on_room, None
+                    on_room()
+                return frames
             limit = min(limit, turn - self._passed)
         frames = self.cursor.take(limit, max_bytes)
         self._passed += len(frames)
@@ -479,16 +477,5 @@ class Backlog:
         if not batch:
             return []
         assert self._fetch is not None, "restored messages are in a log"
-        found = self._fetch([message_id for message_id, _ in batch])
+        found = self._fetch([message_id for message_id, _ in batch], {})
         return [with_attempts(found[message_id], attempt) for message_id, attempt in batch if message_id in found]
-
-    def _take_returned(self, limit: int, max_bytes: int) -> Sequence[bytes]:
-        turn, count = self._turns.popleft()
-        frames = self.returned.take(min(limit, count), max_bytes)
-        self._before_next_restored -= len(frames)
-        if len(frames) < count:
-            self._turns.appendleft((turn, count - len(frames)))
-        if self.on_room is not None and self.returned.length <= self._memory // 2:
-            on_room, self.on_room = self.on_room, None
-            on_room()
-        return frames

@@ -131,7 +131,8 @@ class Channel:
         self.dropped_count = 0
         self.dead_letter_count = 0
         self.rejected_count = 0
-        self.describe_policy: Callable[[str, str], Mapping[str, Any]] | None = None
+        self.policy: Mapping[str, Any] = {}
+        """The settings of the policies that apply, for /stats."""
         self.dead_letters: DeadLetterQueue | None = None
         self.consumers: dict[Consumer, None] = {}
         self.latency = None if limits.latency is None else Latency(limits.latency)

@@ -14,7 +14,7 @@ import itertools
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from itertools import chain, islice, repeat
-from typing import Final, Protocol
+from typing import Final
 
 from nsq_compat.log.checkpoint import ENTRY, entry_id, key_location, pack_key
 from nsq_compat.log.group import NOWHERE
@@ -35,19 +35,14 @@ _MAX_SHARED: Final = 2048
 """Frames that channels may share before older ones are dropped; at most twice as many."""
 _MAX_SHARED_BYTES: Final = 1 << 20
 _SHARED_SECONDS: Final = 1.0
-_NO_LOCATIONS: Final[Mapping[bytes, bytes]] = {}
 
 _pack_due: Final = struct.Struct(">d").pack
 _serials: Final = itertools.count(1)
 
 
-class Fetch(Protocol):
-    """Reads frames by id from the log. Those that cannot be read are left out."""
-
-    def __call__(self, ids: Sequence[bytes], locations: Mapping[bytes, bytes] = ..., /) -> Mapping[bytes, bytes]:
-        """`locations` has those that are known. Raises ``OSError``."""
-
-
+Fetch = Callable[[Sequence[bytes], Mapping[bytes, bytes]], Mapping[bytes, bytes]]
+"""Read frames by id from the log, with the locations that are known. Those that cannot be read are left out. Raises
+``OSError``."""
 Locate = Callable[[Sequence[bytes]], Mapping[bytes, bytes]]
 """Hand frames over to the log: their locations by id, as far as they are found easily. Raises ``OSError``."""
 
@@ -287,7 +282,7 @@ class SharedReads:
         self._bytes = 0
         self._used = False
 
-    def fetch(self, ids: Sequence[bytes], locations: Mapping[bytes, bytes] = _NO_LOCATIONS) -> Mapping[bytes, bytes]:
+    def fetch(self, ids: Sequence[bytes], locations: Mapping[bytes, bytes]) -> Mapping[bytes, bytes]:
         """See ``Fetch``."""
         if len(self._channels) < 2:
             return self._fetch(ids, locations)

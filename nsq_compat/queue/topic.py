@@ -43,12 +43,16 @@ log = logging.getLogger(__name__)
 _NS_PER_SECOND: Final = 1_000_000_000
 
 
-class TopicObserver(Protocol):
-    """Is notified when channels come and go, and when the checkpoint is out of date."""
+class ChannelObserver(Protocol):
+    """Is notified after a channel was added to, or removed from, its topic."""
 
     def channel_created(self, topic: "Topic", channel: Channel) -> None: ...
 
     def channel_deleted(self, topic: "Topic", channel: Channel) -> None: ...
+
+
+class TopicObserver(ChannelObserver, Protocol):
+    """Is also notified when the checkpoint is out of date."""
 
     def changed(self, topic: "Topic") -> None:
         """The checkpoint is out of date; called once until the next one."""
