@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Final
 
-from nsq_compat.policy.limits import LogThrottle
 from nsq_compat.policy.policies import DeadLettering
 from nsq_compat.protocol.message import attempts, body, message_id, next_attempts
 from nsq_compat.protocol.names import is_valid_name
@@ -27,8 +26,27 @@ from nsq_compat.queue.topic import Topic
 log = logging.getLogger(__name__)
 
 REDRIVE_CHANNEL: Final = "redrive"
+LOG_SECONDS: Final = 10.0
+"""The least time between two log lines about the same event."""
 _BATCH_SIZE: Final = 256
 _UNLIMITED: Final = 1 << 16  # attempts has 16 bits
+
+
+class LogThrottle:
+    """Counts events that are too frequent to be logged one by one."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._silent_until = 0.0
+
+    def add(self, count: int, now: float) -> int:
+        """Count events. Returns the number of events to log now; 0 while the last log line is recent."""
+        self._count += count
+        if now < self._silent_until:
+            return 0
+        to_log, self._count = self._count, 0
+        self._silent_until = now + LOG_SECONDS
+        return to_log
 
 
 class DeadLetterQueue:

@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Final
 
-from nsq_compat.policy.limits import Full
+from nsq_compat.policy.enforcer import Full
 from nsq_compat.protocol.layout import SIZE_OF_SIZE, read_size
 from nsq_compat.protocol.names import is_valid_name
 from nsq_compat.queue.limits import Exiting, Refused

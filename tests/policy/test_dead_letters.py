@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-from nsq_compat.policy.dead_letters import REDRIVE_CHANNEL
+from nsq_compat.policy.dead_letters import LOG_SECONDS, REDRIVE_CHANNEL, LogThrottle
 from nsq_compat.queue.limits import Exiting
 
 TWICE = {"topic": "orders", "max_attempts": 2}
@@ -204,3 +204,11 @@ def test_after_a_checkpoint_only_the_dead_letter_topic_has_the_message(data_path
     second = data_path.start()
     assert second.channel().depth == 0
     assert second.channel(REDRIVE_CHANNEL, DEAD).depth == 1
+
+
+def test_the_first_event_is_logged_at_once_and_the_rest_together():
+    throttle = LogThrottle()
+    assert throttle.add(3, 100.0) == 3
+    assert throttle.add(1, 101.0) == 0
+    assert throttle.add(2, 100.0 + LOG_SECONDS) == 3
+    assert throttle.add(5, 100.0 + 1.5 * LOG_SECONDS) == 0
