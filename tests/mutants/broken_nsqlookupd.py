@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from nsq_compat.nsqlookupd.main import main
 from nsq_compat.registry import registration_db
-from nsq_compat.registry.registration import Producer, Registration
-from nsq_compat.registry.registration_db import Lookup, RegistrationDb
+from nsq_compat.registry.registration_db import Lookup, Producer, Registration, RegistrationDb
 from nsq_compat.session.lookupd_session import LookupdSession
 from nsq_compat.web.nsqlookupd_api import Directory
 from nsq_compat.web.responses import EMPTY, ApiError

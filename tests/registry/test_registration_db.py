@@ -1,6 +1,7 @@
 """The registration database: which producers a lookup lists, for how long, and what is cached."""
 
 import gc
+import json
 import logging
 from collections.abc import Callable
 
@@ -9,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsq_compat.protocol.lookup_commands import PeerInfo
-from nsq_compat.registry.registration import Producer
-from nsq_compat.registry.registration_db import RegistrationDb
+from nsq_compat.registry.registration_db import Producer, Registration, RegistrationDb
 
 INACTIVE_AFTER = 300.0
 TOMBSTONE_LIFETIME = 45.0
@@ -229,6 +229,40 @@ def test_a_tombstone_for_an_unknown_node_hides_no_producer(directory, node):
     directory.tombstones("t", node)
     directory.tombstones("nothing", "a:4151")
     assert directory.found("t") == [producer]
+
+
+# --- Records ---------------------------------------------------------------------------------------------------------
+
+INFO = PeerInfo("node<1>", "höst", 4151, 4150, "r", "z", "1.3.0")
+
+
+def test_a_producer_is_encoded_in_nsqs_order_and_spelling():
+    producer = Producer("127.0.0.1:5000", INFO, 0.0, 0)
+    assert (
+        producer.described
+        == (
+            '{"remote_address":"127.0.0.1:5000","hostname":"höst","broadcast_address":"node\\u003c1\\u003e",'
+            '"tcp_port":4150,"http_port":4151,"version":"1.3.0","topology_zone":"z","topology_region":"r"'
+        ).encode()
+    )
+
+
+def test_a_description_with_a_closing_brace_is_a_json_object():
+    described = Producer("127.0.0.1:5000", PeerInfo(broadcast_address='"}'), 0.0, 0).described
+    assert json.loads(described + b"}")["broadcast_address"] == '"}'
+
+
+def test_a_node_is_named_by_its_broadcast_address():
+    assert Producer("127.0.0.1:5000", INFO, 0.0, 0).node == "node<1>:4151"
+
+
+def test_two_equal_producers_are_two():
+    assert Producer("a", INFO, 0.0, 0) != Producer("a", INFO, 0.0, 0)
+
+
+def test_a_registration_with_a_channel_has_the_category_channel():
+    assert Registration("t").category == "topic"
+    assert Registration("t", "c").category == "channel"
 
 
 # --- Operators --------------------------------------------------------------------------------------------------------
