@@ -33,8 +33,8 @@ from nsq_compat.protocol.storage_schema import (
 from nsq_compat.queue.backlog import Backlog, Cursor
 from nsq_compat.queue.channel import Channel
 from nsq_compat.queue.deferred import Deferred, SharedReads
-from nsq_compat.queue.limits import REFUSES_ALL, Admission, Exiting, QueueLimits
 from nsq_compat.queue.ids import FrameFactory
+from nsq_compat.queue.limits import REFUSES_ALL, Admission, Exiting, QueueLimits
 from nsq_compat.queue.recent_messages import MAX_MESSAGES, Published, RecentMessages
 from nsq_compat.queue.schedule import Schedule
 

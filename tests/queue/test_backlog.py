@@ -6,8 +6,7 @@ import pytest
 
 from nsq_compat.log.checkpoint import ChannelState, entries_at_once
 from nsq_compat.protocol.message import attempts, body, make_frames, message_id, with_attempts
-from nsq_compat.queue.backlog import Backlog
-from nsq_compat.queue.backlog import Cursor
+from nsq_compat.queue.backlog import Backlog, Cursor
 from nsq_compat.queue.deferred import Deferred
 
 PLENTY = 1 << 30

@@ -10,8 +10,8 @@ from nsq_compat.log.checkpoint import ENTRY, ChannelState, entries_at_once
 from nsq_compat.protocol import message
 from nsq_compat.queue.broker import Broker
 from nsq_compat.queue.channel import MAX_BATCH, MAX_BATCH_BYTES, Channel, NotInFlight, TooManyConsumers
-from nsq_compat.queue.limits import Exiting, QueueLimits
 from nsq_compat.queue.in_flight import NEVER, InFlight
+from nsq_compat.queue.limits import Exiting, QueueLimits
 from nsq_compat.queue.stats import ClientStats
 from nsq_compat.queue.wait_queue import Locality
 
