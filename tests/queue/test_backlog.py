@@ -124,7 +124,7 @@ def test_returned_messages_wait_for_no_more_messages_than_memory_holds(backlog, 
 
 def test_returned_messages_come_at_once_if_there_are_no_others(backlog, cursor):
     backlog.put_back(frames(b"x", b"y"))
-    assert (backlog.returned_count, taken(backlog, 1), taken(backlog)) == (2, [b"x"], [b"y"])
+    assert (backlog.returned.length, taken(backlog, 1), taken(backlog)) == (2, [b"x"], [b"y"])
 
 
 def test_messages_returned_at_different_times_keep_their_order(backlog, cursor):
@@ -152,27 +152,21 @@ def test_emptying_drops_all_four_parts(backlog, cursor):
     restores(backlog, (b"r", 2))
     cursor.extend(frames(b"a"))
     backlog.put_back(frames(b"x"))
-    backlog.defer(frames(b"d"), 5.0)
+    backlog.deferred.add_new(frames(b"d"), 5.0)
     backlog.empty()
-    assert (len(backlog), len(backlog.deferred), taken(backlog), list(backlog.returned())) == (0, 0, [], [])
+    assert (len(backlog), len(backlog.deferred), taken(backlog), list(backlog.returned.frames())) == (0, 0, [], [])
     assert backlog.state().all_entries() == []
 
 
 def test_deferred_messages_cannot_be_delivered_yet_and_do_not_count(backlog, cursor):
     cursor.extend(frames(b"a"))
-    assert backlog.defer(frames(b"c", b"d"), 5.0) == 0
+    assert backlog.deferred.add_new(frames(b"c", b"d"), 5.0) == 0
     assert (len(backlog), len(backlog.deferred), taken(backlog)) == (1, 2, [b"a"])
 
 
 def test_without_a_log_messages_that_do_not_fit_into_memory_are_not_deferred(cursor):
     backlog = Backlog(cursor, Deferred(None, 1), 2)
-    assert (backlog.defer(frames(b"a", b"b"), 5.0), len(backlog.deferred)) == (1, 1)
-
-
-def test_the_oldest_are_dropped_in_the_order_of_delivery(backlog, cursor):
-    cursor.extend(frames(b"a", b"b"))
-    backlog.put_back(frames(b"x"))
-    assert (backlog.drop_oldest(1, PLENTY), backlog.drop_oldest(1, PLENTY), all_of(backlog)) == (1, 1, [b"x"])
+    assert (backlog.deferred.add_new(frames(b"a", b"b"), 5.0), len(backlog.deferred)) == (1, 1)
 
 
 def test_another_backlog_is_given_a_copy_of_everything(backlog, cursor, log):
@@ -181,7 +175,7 @@ def test_another_backlog_is_given_a_copy_of_everything(backlog, cursor, log):
     restores(backlog, (b"r", 3))
     cursor.extend(frames(b"a"))
     backlog.put_back(frames(b"x"))
-    backlog.defer(frames(b"d"), 5.0)
+    backlog.deferred.add_new(frames(b"d"), 5.0)
     assert other.follow(backlog) == 0
     assert (sorted(all_of(other)), other.deferred.next_due()) == ([b"a", b"r", b"x"], 5.0)
     assert (len(backlog), len(backlog.deferred)) == (3, 1)
@@ -190,7 +184,7 @@ def test_another_backlog_is_given_a_copy_of_everything(backlog, cursor, log):
 def test_its_state_restores_returned_and_deferred_messages(backlog, cursor):
     after = Backlog(Cursor(None, 100), Deferred(), 2)
     cursor.extend(frames(b"a", b"b"))
-    backlog.defer(frames(b"d"), 5.0)
+    backlog.deferred.add_new(frames(b"d"), 5.0)
     backlog.put_back(cursor.take(2, PLENTY))
     ids = [(message_id(each), 1) for each in frames(b"a", b"b")]
     assert (backlog.state().position, backlog.state().at_once()) == (2, ids)
@@ -208,7 +202,7 @@ def test_its_state_names_what_consumers_have(backlog):
 def test_the_frames_it_holds_are_those_that_were_taken_from_the_stream(backlog, cursor):
     cursor.extend(frames(b"a"))
     backlog.put_back(frames(b"x"))
-    backlog.defer(frames(b"d"), 5.0)
+    backlog.deferred.add_new(frames(b"d"), 5.0)
     assert [body(each) for each in backlog.frames()] == [b"x", b"d"]
 
 
@@ -231,7 +225,7 @@ def test_only_the_ids_of_restored_messages_are_in_memory_until_they_are_delivere
     assert log.asked == 0
     for count in range(1, 20):
         assert taken(backlog, 1) == bodies[count - 1 : count]
-        assert backlog.returned_count <= 256
+        assert backlog.returned.length <= 256
     assert len(backlog) == 2000 - 19
     assert [number for number, _ in backlog.state().at_once()] == [message_id(frame(each)) for each in bodies[19:]]
 
@@ -243,7 +237,7 @@ def test_few_restored_messages_are_read_at_once_and_the_next_call_goes_on(backlo
     for asked in (16, 32):
         with pytest.raises(BlockingIOError):
             backlog.take(PLENTY, PLENTY)
-        assert (log.asked, len(backlog), backlog.returned_count) == (asked, 40, 0)
+        assert (log.asked, len(backlog), backlog.returned.length) == (asked, 40, 0)
         assert len(list(backlog.state().at_once())) == 40
     assert [body(each) for each in backlog.take(PLENTY, PLENTY)] == bodies
     assert (log.asked, len(backlog)) == (40, 0)
@@ -301,7 +295,7 @@ def test_messages_that_the_log_has_lost_are_left_out(backlog, log):
 def test_returned_messages_can_be_peeked_at(backlog):
     again = with_attempts(frame(b"x"), 4)
     backlog.put_back([again])
-    assert list(backlog.returned()) == [again]
+    assert list(backlog.returned.frames()) == [again]
 
 
 # --- A channel looked at ----------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ class Stream:
 
     def cursor(self, memory, position=None):
         position = self.end if position is None else position
-        self.cursors.append(Cursor(self.log, memory, position, position))
+        self.cursors.append(Cursor(self.log, memory, position))
         return self.cursors[-1]
 
     def publish(self, count, size=0):
@@ -170,7 +170,8 @@ def group(first, *numbers):
 
 @pytest.mark.interpreted
 def test_damaged_messages_are_skipped_and_those_around_them_are_delivered():
-    cursor = Cursor(cast(TopicLog, HoledLog(group(0, 0, 1), group(4, 4))), 0, 0, 7)
+    cursor = Cursor(cast(TopicLog, HoledLog(group(0, 0, 1), group(4, 4))), 0)
+    cursor.move(0, 7)
     assert taken(cursor) == [0, 1]
     assert taken(cursor) == [4]
     assert len(cursor) == 2
@@ -183,7 +184,8 @@ def test_groups_behind_a_hole_wait_until_the_position_is_there():
     log: Any = HoledLog()
     log.groups = deque([group(0, 0), group(3, 3)])
     log.read_all = True
-    cursor = Cursor(cast(TopicLog, log), 0, 0, 4)
+    cursor = Cursor(cast(TopicLog, log), 0)
+    cursor.move(0, 4)
     assert taken(cursor) == [0]
     assert cursor.position == 1
     assert taken(cursor) == [3]
@@ -365,7 +367,7 @@ def test_after_any_steps_a_cursor_returns_the_messages_that_were_not_dropped_in_
 def test_peeking_shows_the_next_messages_and_takes_none():
     cursor = Cursor(None, memory=10)
     cursor.extend((b"a", b"b"))
-    assert (cursor.peek(10), cursor.peek(1), cursor.latest(1)) == ([b"a", b"b"], [b"a"], [b"b"])
+    assert (cursor.peek(10), cursor.peek(1), cursor.window.latest(1)) == ([b"a", b"b"], [b"a"], [b"b"])
     assert len(cursor) == 2
     assert list(cursor.take(1, 1 << 20)) == [b"a"]
     assert cursor.peek(10) == [b"b"]
@@ -377,7 +379,7 @@ def test_peeking_goes_on_in_the_log(log):
     for _ in range(20):
         stream.publish(2, size=100)
     assert numbers(cursor.peek(10)) == list(range(10))
-    assert (cursor.behind, numbers(cursor.latest(10))) == (38, [0, 1])
+    assert (cursor.behind, numbers(cursor.window.latest(10))) == (38, [0, 1])
     assert taken(cursor, 4) == [0, 1]
     assert numbers(cursor.peek(100)) == list(range(2, 40))
     assert all_of(cursor) == list(range(2, 40))

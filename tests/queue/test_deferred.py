@@ -469,27 +469,25 @@ def test_shared_reads_are_dropped_a_moment_after_the_last_read(make_frames):
     frames = {message_id(frame): frame for frame in make_frames(b"a", b"b")}
     asked = []
 
-    def fetch(ids, locations=()):
+    def fetch(ids, locations):
         asked.extend(ids)
         return {number: frames[number] for number in ids}
 
     schedule = Schedule()
-    reads = SharedReads(fetch, schedule)
-    reads.readers = 2
+    reads = SharedReads(fetch, schedule, channels=("one", "two"))
     for _ in range(2):
-        assert [body(frame) for frame in reads.fetch(list(frames)).values()] == [b"a", b"b"]
+        assert [body(frame) for frame in reads.fetch(list(frames), {}).values()] == [b"a", b"b"]
     assert len(asked) == 2
     now = 1000.0
     while (now := schedule.run(now)) != NEVER:
         pass
-    reads.fetch(list(frames))
+    reads.fetch(list(frames), {})
     assert len(asked) == 4
 
 
 def test_reads_of_a_single_channel_are_not_remembered(make_frames):
     frames = {message_id(frame): frame for frame in make_frames(b"a", b"b")}
     schedule = Schedule()
-    reads = SharedReads(lambda ids, locations=(): {number: frames[number] for number in ids}, schedule)
-    reads.readers = 1
-    assert reads.fetch(list(frames)) == frames
+    reads = SharedReads(lambda ids, locations: {each: frames[each] for each in ids}, schedule, channels=("one",))
+    assert reads.fetch(list(frames), {}) == frames
     assert schedule.run(1e9) == NEVER

@@ -49,7 +49,7 @@ def test_the_latest_frames_can_be_peeked_at(queue):
     assert queue.latest(4) == [b"c", b"d", b"e", b"f"]
     queue.take(1, PLENTY)
     assert queue.latest(100) == [b"b", b"c", b"d", b"e", b"f"]
-    assert (queue.latest(0), len(queue)) == ([], 5)
+    assert (queue.latest(0), queue.length) == ([], 5)
 
 
 def test_a_shared_batch_is_never_changed(queue):
@@ -64,20 +64,20 @@ def test_a_shared_batch_is_never_changed(queue):
 def test_an_empty_queue_has_nothing_to_take(queue):
     assert list(queue.take(5, PLENTY)) == []
     queue.extend([])
-    assert len(queue) == 0
+    assert queue.length == 0
     assert list(queue.take(5, PLENTY)) == []
 
 
 def test_a_limit_of_zero_takes_nothing(queue):
     queue.extend([b"a"])
     assert list(queue.take(0, PLENTY)) == []
-    assert len(queue) == 1
+    assert queue.length == 1
 
 
 def test_one_frame_is_taken_whatever_its_size(queue):
     queue.extend([b"12345", b"67890"])
     assert list(queue.take(2, 3)) == [b"12345"]
-    assert len(queue) == 1
+    assert queue.length == 1
 
 
 def test_frames_beyond_the_bytes_stay_first_in_the_queue(queue):
@@ -102,7 +102,7 @@ def test_emptying_drops_the_rest(queue):
     queue.extend([b"a", b"b", b"c"])
     queue.take(1, PLENTY)
     queue.empty()
-    assert len(queue) == 0
+    assert queue.length == 0
     queue.extend([b"d", b"e"])
     assert list(queue.take(5, PLENTY)) == [b"d", b"e"]
 
@@ -146,7 +146,7 @@ class BacklogIsAQueue(RuleBasedStateMachine):
 
     @invariant()
     def they_have_the_same_length(self) -> None:
-        assert len(self.queue) == len(self.model)
+        assert self.queue.length == len(self.model)
 
 
 TestBacklogIsAQueue = BacklogIsAQueue.TestCase

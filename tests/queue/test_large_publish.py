@@ -8,7 +8,7 @@ import pytest
 from nsq_compat.log.storage import Durability
 from nsq_compat.protocol import message
 from nsq_compat.queue.limits import Exiting
-from nsq_compat.queue.publish_batch import MAX_AT_ONCE
+from nsq_compat.queue.publish_batch import MAX_AT_ONCE, LargeBatch
 
 COUNT = MAX_AT_ONCE + 4000
 BODIES = [b"%d" % number for number in range(COUNT)]
@@ -17,7 +17,7 @@ LEVELS = pytest.mark.parametrize("durability", list(Durability))
 
 
 def begins(daemon, bodies=BODIES, topic="orders"):
-    return daemon.topic(topic).large_batch([*bodies], daemon.now, daemon.now_ns)
+    return LargeBatch(daemon.topic(topic), [*bodies], daemon.now, daemon.now_ns)
 
 
 def everything(consumer):
@@ -56,14 +56,14 @@ def test_all_messages_are_published_in_order_by_the_last_step(data_path, durabil
 def test_a_step_makes_a_bounded_number_of_messages(data_path):
     daemon = data_path.start()
     made = []
-    stamp = daemon.topic()._frames.make_from
+    stamp = daemon.topic().frames.make_from
     batch = begins(daemon)
 
     def noting(bodies, *rest):
         made.append(len(bodies))
         return stamp(bodies, *rest)
 
-    daemon.topic()._frames.make_from = noting
+    daemon.topic().frames.make_from = noting
     assert steps_to_its_end(batch) > COUNT / 4096
     assert max(made) <= 4096
     assert sum(made) == COUNT
@@ -262,7 +262,7 @@ def test_the_last_of_it_are_among_the_recent_messages(data_path):
 def test_the_bodies_of_a_published_batch_are_freed_in_steps(data_path):
     daemon = data_path.start()
     bodies = [b"%d" % number for number in range(100_000)]
-    batch = daemon.topic().large_batch(bodies, daemon.now, daemon.now_ns)
+    batch = LargeBatch(daemon.topic(), bodies, daemon.now, daemon.now_ns)
     steps_to_its_end(batch)
     left = [len(bodies)]
     while batch.forget_bodies():
