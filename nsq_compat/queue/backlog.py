@@ -124,8 +124,7 @@ class Cursor:
     estimated as if all frames were as long as the last one. A block just read may exceed both bounds.
 
     Invariant: memory holds the messages from `position` on, without those passed over and without any other gap, and
-    everything up to `end` is in the log. A cursor without a log (ephemeral) drops messages that do not fit, and does not
-    number them.
+    everything up to `end` is in the log. Without a log (ephemeral), messages that do not fit are dropped and not numbered.
     """
 
     def __init__(self, log: TopicLog | None, memory: int, position: int = 0) -> None:

@@ -190,8 +190,8 @@ class Channel:
         dropped = self._cursor.extend(frames)
         if dropped:
             self._drop(dropped)
-        if self._wait_queue.waiting:
-            self._wake()
+        if self._wait_queue.waiting and not self.paused and not self._log_retry.is_waiting:
+            self._wait_queue.wake(len(self.backlog))
 
     def put_batch(self, count: int, first: Sequence[Sequence[bytes]]) -> None:
         """Like ``put``, for `count` messages; `first` has those that memory may hold (``Cursor.extend_by``)."""
@@ -242,10 +242,11 @@ class Channel:
             self._schedule.at(self._log_retry.until, self)
             self._wait_queue.wait(consumer)
             return ()
+        is_empty = not self.backlog
         consumer.in_flight.add(frames, now, timeout)
         if now + timeout < self.alarm:
             self._schedule.at(now + timeout, self)
-        if not self.backlog:
+        if is_empty:
             if len(frames) < room:
                 self._wait_queue.wait(consumer)
         elif not frames:  # they were damaged, and there is more behind them

@@ -1,4 +1,4 @@
-"""Publishes in batches: those of one event-loop iteration together, and one that is too large for an iteration in steps.
+"""Publishes in batches: those of one event-loop iteration together, and one too large for an iteration in steps.
 
 ``PublishBatch``: a producer that awaits each OK publishes one message at a time. Each would be a group in the log, a
 system call, and a pass through topic and channels. Producers that do so at the same time share one. Invariants:
