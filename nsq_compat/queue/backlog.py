@@ -120,11 +120,12 @@ class Cursor:
     one to be published. The ranges of `gaps` are passed over: messages that a paused topic held and dropped are not for
     its channels, which may still have to read messages before them.
 
-    `memory` bounds the frames in memory; with a log, MAX_IN_MEMORY and MAX_BYTES_IN_MEMORY bound them too. The bytes are
+    `memory` bounds the frames in memory; with a log, MAX_IN_MEMORY and MAX_BYTES_IN_MEMORY bound them too. Bytes are
     estimated as if all frames were as long as the last one. A block just read may exceed both bounds.
 
     Invariant: memory holds the messages from `position` on, without those passed over and without any other gap, and
-    everything up to `end` is in the log. Without a log (ephemeral), messages that do not fit are dropped and not numbered.
+    everything up to `end` is in the log. Without a log (ephemeral), messages that do not fit are dropped, and get no
+    number.
     """
 
     def __init__(self, log: TopicLog | None, memory: int, position: int = 0) -> None:
