@@ -23,31 +23,6 @@ def test_a_consumer_gets_messages_in_the_order_they_were_published(daemon):
     assert consumer.takes() == [b"a", b"b", b"c"]
 
 
-def test_a_consumer_gets_no_more_than_it_has_room_for(daemon, channel):
-    consumer = daemon.consumer()
-    daemon.publishes(b"a", b"b", b"c")
-    assert consumer.takes(room=2) == [b"a", b"b"]
-    assert (channel.depth, channel.in_flight_count) == (1, 2)
-
-
-def test_a_finished_message_is_gone_for_good(daemon, channel):
-    consumer = daemon.consumer()
-    daemon.publishes(b"a")
-    consumer.takes()
-    assert consumer.finishes(b"a") == []
-    daemon.waits(3600)
-    assert consumer.takes() == []
-    assert (channel.depth, channel.in_flight_count) == (0, 0)
-
-
-def test_a_message_can_be_finished_once(daemon):
-    consumer = daemon.consumer()
-    daemon.publishes(b"a", b"b")
-    consumer.takes()
-    consumer.finishes(b"a")
-    assert consumer.finishes(b"b", b"a") == [b"a"]
-
-
 def test_a_requeued_message_comes_back_at_the_end_with_one_more_attempt(daemon, channel):
     consumer = daemon.consumer()
     daemon.publishes(b"a", b"b")
@@ -100,15 +75,6 @@ def test_many_timeouts_at_once_are_handled_a_part_at_a_time(daemon, channel):
     assert len(handled) >= 4
     assert max(handled) < 1024 + 256
     assert (channel.timeout_count, channel.in_flight_count, channel.depth) == (5000, 0, 5000)
-
-
-def test_each_consumer_has_its_own_timeout(daemon):
-    slow, fast = daemon.consumer(timeout=60.0), daemon.consumer(timeout=10.0)
-    daemon.publishes(b"a", b"b")
-    slow.takes(room=1)
-    fast.takes(room=1)
-    daemon.waits(10)
-    assert slow.takes(room=1) == [b"b"]
 
 
 def test_touching_gives_more_time_but_not_for_ever(start):
@@ -225,16 +191,6 @@ def test_a_message_that_timed_out_and_went_to_another_belongs_to_the_other(daemo
     assert refused(before.requeues, b"a") == "client does not own message"
 
 
-def test_a_client_cannot_answer_for_its_earlier_connection(daemon):
-    gone = daemon.consumer()
-    daemon.publishes(b"a")
-    gone.takes()
-    gone.leaves()
-    again = daemon.consumer()
-    again.frames = gone.frames
-    assert refused(again.requeues, b"a") == "client does not own message"
-
-
 def test_one_channel_does_not_answer_for_another(daemon):
     archive, metrics = daemon.consumer("archive"), daemon.consumer("metrics")
     daemon.publishes(b"a")
@@ -348,15 +304,6 @@ def test_a_consumer_with_timed_out_messages_is_woken_because_it_has_room_again(d
     daemon.waits(60)
     assert consumer.awake
     assert consumer.takes(room=1) == [b"a"]
-
-
-def test_a_requeue_by_another_consumer_wakes_a_waiting_one(daemon):
-    owner, waiting = daemon.consumer(), daemon.consumer()
-    daemon.publishes(b"a")
-    owner.takes(room=1)
-    assert waiting.takes() == []
-    owner.requeues(b"a")
-    assert waiting.awake
 
 
 @given(
@@ -742,15 +689,6 @@ def test_a_consumer_woken_before_the_pause_passes_nothing_on_during_it(daemon, c
     assert not waiting.awake
     channel.unpause()
     assert waiting.awake
-
-
-def test_unpausing_wakes_no_more_than_there_are_messages(daemon, channel):
-    channel.pause()
-    consumers = daemon.waiting_consumers(3)
-    daemon.publishes(b"a", b"b")
-    channel.unpause()
-    channel.unpause()
-    assert [consumer.wakes for consumer in consumers] == [1, 1, 0]
 
 
 def test_emptying_drops_waiting_deferred_and_in_flight_messages(daemon, channel):

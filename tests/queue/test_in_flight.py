@@ -36,13 +36,6 @@ def test_expired_messages_are_in_the_order_of_delivery(in_flight, make_frames):
     assert in_flight.expire(200.0) == [*first, *second]
 
 
-def test_finished_messages_do_not_expire(in_flight, make_frames):
-    a, b = frames = make_frames(b"a", b"b")
-    in_flight.add(frames, now=100.0, timeout=60.0)
-    assert in_flight.finish([message_id(a)]) == []
-    assert in_flight.expire(160.0) == [b]
-
-
 @pytest.mark.parametrize("size", [1, 3])
 def test_finishing_in_order_leaves_no_places(in_flight, make_frames, size):
     window = []
@@ -70,12 +63,6 @@ def test_places_behind_a_message_that_takes_long_are_caught_up_with(in_flight, m
     assert in_flight._places == 0
 
 
-def test_ids_that_are_not_here_are_named_in_their_order(in_flight, make_frames):
-    a, b = ids_of(make_frames(b"a", b"b"))
-    in_flight.add(make_frames(b"a"), now=100.0, timeout=60.0)
-    assert in_flight.finish([b"x" * 16, a, b, a]) == [b"x" * 16, b, a]
-
-
 def test_frames_are_found_by_their_ids_each_once(in_flight, make_frames):
     one, two, three = make_frames(b"one", b"two", b"three")
     in_flight.add([one, two, three], 0.0, 60.0)
@@ -95,32 +82,6 @@ def test_peeking_shows_each_frame_with_its_deadline(in_flight, make_frames):
     assert len(in_flight) == 3
 
 
-def test_a_frame_can_be_taken_once(in_flight, make_frames):
-    (frame,) = make_frames(b"a")
-    in_flight.add([frame], now=100.0, timeout=60.0)
-    assert in_flight.take(message_id(frame)) is frame
-    assert in_flight.take(message_id(frame)) is None
-    assert in_flight.expire(160.0) == []
-
-
-def test_a_frame_that_was_taken_and_sent_again_has_its_new_deadline(in_flight, make_frames):
-    (frame,) = make_frames(b"a")
-    in_flight.add([frame], now=100.0, timeout=60.0)
-    in_flight.take(message_id(frame))
-    in_flight.add([frame], now=130.0, timeout=60.0)
-    assert in_flight.expire(160.0) == []
-    assert in_flight.expire(190.0) == [frame]
-
-
-def test_touching_moves_one_deadline(in_flight, make_frames):
-    a, b = frames = make_frames(b"a", b"b")
-    in_flight.add(frames, now=100.0, timeout=60.0)
-    assert in_flight.touch(message_id(a), 190.0, MAX_LIFETIME) == 190.0
-    assert in_flight.expire(160.0) == [b]
-    assert in_flight.next_deadline() == 190.0
-    assert in_flight.expire(190.0) == [a]
-
-
 def test_touching_never_exceeds_the_maximal_lifetime(in_flight, make_frames):
     (frame,) = make_frames(b"a")
     in_flight.add([frame], now=100.0, timeout=60.0)
@@ -136,29 +97,6 @@ def test_a_redelivery_begins_a_new_lifetime(in_flight, make_frames):
     in_flight.take(message_id(frame))
     in_flight.add([frame], now=200.0, timeout=60.0)
     assert in_flight.touch(message_id(frame), 999.0, 150.0) == 350.0
-
-
-def test_a_message_that_is_not_in_flight_cannot_be_touched(in_flight):
-    assert in_flight.touch(b"x" * 16, 190.0, MAX_LIFETIME) is None
-
-
-def test_a_touched_message_can_be_finished(in_flight, make_frames):
-    (frame,) = make_frames(b"a")
-    in_flight.add([frame], now=100.0, timeout=60.0)
-    in_flight.touch(message_id(frame), 190.0, MAX_LIFETIME)
-    assert in_flight.finish(ids_of([frame])) == []
-    assert in_flight.next_deadline() == NEVER
-    assert in_flight.expire(190.0) == []
-
-
-def test_clearing_removes_everything(in_flight, make_frames):
-    frames = make_frames(b"a", b"b", b"c")
-    in_flight.add(frames, now=100.0, timeout=60.0)
-    in_flight.touch(message_id(frames[0]), 190.0, MAX_LIFETIME)
-    in_flight.take(message_id(frames[1]))
-    in_flight.clear()
-    assert in_flight.next_deadline() == NEVER
-    assert in_flight.expire(500.0) == []
 
 
 def places(in_flight: InFlight) -> int:

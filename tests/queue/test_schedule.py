@@ -29,30 +29,6 @@ def test_an_alarm_rings_once_when_its_time_has_come():
     assert sleeper.rang == [10.0]
 
 
-def test_an_earlier_alarm_replaces_a_later_one():
-    schedule, sleeper = Schedule(), Sleeper()
-    schedule.at(10.0, sleeper)
-    schedule.at(5.0, sleeper)
-    schedule.run(5.0)
-    schedule.run(20.0)
-    assert sleeper.rang == [5.0]
-
-
-def test_a_later_alarm_does_not_replace_an_earlier_one():
-    schedule, sleeper = Schedule(), Sleeper()
-    schedule.at(5.0, sleeper)
-    schedule.at(10.0, sleeper)
-    schedule.run(20.0)
-    assert sleeper.rang == [20.0]
-
-
-def test_a_handler_returns_the_time_of_the_next_alarm():
-    schedule, sleeper = Schedule(), Sleeper(next=15.0)
-    schedule.at(10.0, sleeper)
-    assert schedule.run(10.0) == 15.0
-    assert sleeper.alarm == 15.0
-
-
 def test_other_due_alarms_wait_for_the_next_run_when_it_is_enough():
     schedule, first, second = Schedule(), Sleeper(), Sleeper()
     schedule.at(5.0, first)

@@ -83,17 +83,6 @@ def test_a_lookup_is_cached_until_a_change(directory):
 # --- Leaving ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_topic_stays_when_its_last_producer_unregisters(directory):
-    producer = directory.joins()
-    directory.db.register(producer, "t", "c")
-    directory.db.unregister(producer, "t", "c")
-    assert list(directory.db.channels("t")) == ["c"]
-    assert directory.found("t") == [producer]
-    directory.db.unregister(producer, "t")
-    assert list(directory.db.topics) == ["t"]
-    assert directory.found("t") == []
-
-
 def test_unregistering_a_topic_unregisters_its_channels_and_logs_it(directory, caplog):
     producer, other = directory.joins(), directory.joins()
     directory.db.register(producer, "t", "c")
@@ -105,28 +94,6 @@ def test_unregistering_a_topic_unregisters_its_channels_and_logs_it(directory, c
     ]
     assert not producer.channels
     assert directory.found("t") == [other]
-
-
-def test_unregistering_an_unknown_name_does_nothing(directory):
-    producer, other = directory.joins(), directory.joins()
-    directory.db.register(other, "t", "c")
-    for topic, channel in (("t", "c"), ("t", "x"), ("x", "x"), ("t", ""), ("x", "")):
-        directory.db.unregister(producer, topic, channel)
-    assert directory.found("t") == [other]
-    assert list(directory.db.topics) == ["t"]
-
-
-def test_an_ephemeral_name_ends_when_its_last_producer_unregisters_it(directory):
-    one, other = directory.joins(), directory.joins()
-    for producer in (one, other):
-        directory.db.register(producer, "t#ephemeral", "c#ephemeral")
-    directory.db.unregister(one, "t#ephemeral", "c#ephemeral")
-    directory.db.unregister(one, "t#ephemeral")
-    assert list(directory.db.topics) == ["t#ephemeral"]
-    directory.db.unregister(other, "t#ephemeral", "c#ephemeral")
-    assert not directory.db.channels("t#ephemeral")
-    directory.db.unregister(other, "t#ephemeral")
-    assert not directory.db.topics
 
 
 def test_a_removed_producer_leaves_its_names_even_ephemeral_ones(directory, caplog):
@@ -190,28 +157,6 @@ def test_a_tombstone_hides_one_topic_of_a_producer_for_a_while(directory):
     directory.now += 0.001
     assert directory.found("t") == [producer, other]
     assert not directory.db.is_tombstoned(producer, "t", directory.now)
-
-
-def test_registering_again_lifts_no_tombstone_but_unregistering_does(directory):
-    producer = directory.joins("a")
-    directory.db.register(producer, "t")
-    directory.tombstones("t", "a:4151")
-    directory.db.register(producer, "t", "c")
-    assert directory.found("t") == []
-    directory.db.unregister(producer, "t")
-    directory.db.register(producer, "t")
-    assert directory.found("t") == [producer]
-
-
-def test_a_second_tombstone_restarts_the_lifetime(directory):
-    producer = directory.joins("a")
-    directory.db.register(producer, "t")
-    directory.tombstones("t", "a:4151")
-    directory.now += 40
-    assert directory.found("t") == []
-    directory.tombstones("t", "a:4151")
-    directory.now += 40
-    assert directory.found("t") == []
 
 
 @pytest.mark.parametrize("node", ["::1:4151", "[::1]:4151"])
