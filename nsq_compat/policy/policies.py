@@ -33,7 +33,6 @@ class PolicyError(ValueError):
         super().__init__(": ".join(part for part in (f"policy {number}" if number else "", key, text) if part))
         self.number = number
         self.key = key
-        self.text = text
 
 
 @dataclass(frozen=True, slots=True)

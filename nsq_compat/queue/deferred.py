@@ -147,8 +147,12 @@ class Deferred:
     def share_with(self, other: "Deferred") -> int:
         """Add all messages to another channel's; returns how many do not fit there."""
         self._settle()
-        if other._fetch is None:
-            return self._share_frames_with(other)
+        if other._fetch is None:  # it has room for some of the frames in memory
+            here = sorted(key for key in self._keys if entry_id(key) in self._frames)
+            shared = here[: max(0, other._memory - len(other))]
+            other._frames.update((entry_id(key), self._frames[entry_id(key)]) for key in shared)
+            other.restore(shared.copy(), 0.0)
+            return len(self) - len(shared)
         room = max(0, other._memory - len(other._frames))
         other._frames.update(islice(self._frames.items(), room))
         surplus = dict(islice(self._frames.items(), room, None))
@@ -240,16 +244,6 @@ class Deferred:
             due, serial, message_id, attempt = ENTRY.unpack_from(key)
             heapq.heappush(self._keys, pack_key(due, serial, message_id, attempt, found.get(message_id, NOWHERE)))
         self._unlocated.clear()
-
-    def _share_frames_with(self, other: "Deferred") -> int:
-        """Share with a channel without a log: as many frames in memory as it has room for."""
-        here = sorted(key for key in self._keys if entry_id(key) in self._frames)
-        shared = here[: max(0, other._memory - len(other))]
-        for key in shared:
-            due, _, message_id, attempt = ENTRY.unpack_from(key)
-            other._frames[message_id] = self._frames[message_id]
-            other.add_entry(due, message_id, attempt)
-        return len(self) - len(shared)
 
 
 def _first(heap: Sequence[bytes], count: int) -> list[bytes]:

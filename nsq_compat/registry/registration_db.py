@@ -183,8 +183,8 @@ class RegistrationDb:
 
     def delete_topic(self, topic: str) -> None:
         """Delete a topic and its channels, if it exists. A producer may register them again."""
-        for channel in list(self._channels.get(topic, {}).values()):
-            self._delete_channel(channel)
+        for channel in list(self._channels.get(topic, {})):
+            self.delete_channel(topic, channel)
         registration = self._topics.get(topic)
         if registration is not None:
             log.info("DB: removing topic(%s)", topic)
@@ -192,11 +192,9 @@ class RegistrationDb:
 
     def delete_channel(self, topic: str, channel: str) -> None:
         """Delete a channel. Raises ``KeyError``."""
-        self._delete_channel(self._channels[topic][channel])
-
-    def _delete_channel(self, channel: Registration) -> None:
-        log.info("DB: removing channel(%s) from topic(%s)", channel.channel, channel.topic)
-        self._drop(channel)
+        registration = self._channels[topic][channel]
+        log.info("DB: removing channel(%s) from topic(%s)", channel, topic)
+        self._drop(registration)
 
     def tombstone(self, topic: str, node: str, now: float, now_ns: int) -> None:
         """Keep consumers from the producers of a topic that match `node`: ``<broadcast address>:<HTTP port>``.
