@@ -21,7 +21,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import accumulate, chain, islice
+from itertools import accumulate, chain, islice, repeat
 from typing import Final, NamedTuple
 
 from nsq_compat.log.checkpoint import ChannelState, copied_messages
@@ -412,11 +412,10 @@ class Backlog:
         first_of_each = chain.from_iterable(islice(each.peek(), count) for each in flights)
         return Peek(self.peek_waiting(count), self.deferred.peek(count), heapq.nsmallest(count, first_of_each))
 
-    def latest(self, count: int, flights: Iterable[InFlight]) -> Peek:
-        """Return the last `count` messages of each kind and consumer in memory; those in flight are among `waiting`."""
-        newest = (islice(reversed(each.frames.values()), count) for each in flights)
-        waiting = [*self.cursor.window.latest(count), *chain.from_iterable(newest)]
-        return Peek(waiting, self.deferred.latest(count), [])
+    def latest(self, count: int, flights: Iterable[InFlight]) -> list[tuple[float, bytes]]:
+        """Return the last `count` messages of each kind and consumer in memory, with due times, 0 if not deferred."""
+        newest = chain.from_iterable(islice(reversed(each.frames.values()), count) for each in flights)
+        return [*zip(repeat(0.0), chain(self.cursor.window.latest(count), newest)), *self.deferred.latest(count)]
 
     # --- Checkpoints --------------------------------------------------------------------------------------------------
 

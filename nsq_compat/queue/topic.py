@@ -116,9 +116,10 @@ class Topic:
         """
         if self._recent is None:
             recent = RecentMessages(self._forget_recent)
-            peeks = [each.backlog.latest(MAX_MESSAGES, each.in_flight_sets()) for each in self.channels.values()]
-            peeks.append(self.backlog.latest(MAX_MESSAGES, ()))
-            recent.begin(self.store.log if self.store is not None else None, peeks, now, now_ns)
+            latest = self.backlog.latest(MAX_MESSAGES, ())
+            for channel in self.channels.values():
+                latest += channel.backlog.latest(MAX_MESSAGES, channel.in_flight_sets())
+            recent.begin(self.store.log if self.store is not None else None, latest, now, now_ns)
             self._recent = recent
         self._schedule.at(self._recent.ask(now), self._recent)
         return self._recent.latest(count)
