@@ -177,6 +177,26 @@ def make_frames() -> Callable[..., Sequence[bytes]]:
     return make
 
 
+class Log(dict[bytes, bytes]):
+    """Frames by id, as a topic's log gives them; notes the ids that were fetched, and fails on demand."""
+
+    def __init__(self, *frames: bytes) -> None:
+        super().__init__((message.message_id(frame), frame) for frame in frames)
+        self.asked: list[bytes] = []
+        self.failing = False
+
+    def fetch(self, ids: Sequence[bytes], locations: object = None, /) -> dict[bytes, bytes]:
+        self.asked += ids
+        if self.failing:
+            raise OSError("cannot read")
+        return {each: self[each] for each in ids if each in self}
+
+    def locate(self, frames: Sequence[bytes]) -> dict[bytes, bytes]:
+        if self.failing:
+            raise OSError("cannot write")
+        return {}
+
+
 class Disk(OsFiles):
     """The real file system. Reads fail with `errno` while `unreadable` is set, and writes while it is full.
 

@@ -5,6 +5,7 @@ import pytest
 from nsq_compat.log.storage import Durability
 from nsq_compat.protocol import message
 from nsq_compat.queue.limits import Exiting
+from nsq_compat.queue.topic import Topic
 
 NOW_NS = 1_700_000_000_000_000_000
 
@@ -124,33 +125,40 @@ def test_a_paused_topic_keeps_what_is_published_and_its_channels_go_on_with_what
     assert consumer.takes() == [b"b"]
 
 
-def test_messages_held_during_a_pause_go_to_every_channel(daemon):
-    daemon.topic().pause()
-    archive, metrics = daemon.consumer("archive"), daemon.consumer("metrics")
+def learn_channels(topic):
+    topic.learn_channels(["late", "own"] if topic.channels else [])
+
+
+HOLDS = {"paused": (Topic.pause, Topic.unpause), "awaits channels": (Topic.await_channels, learn_channels)}
+HOLDING = pytest.mark.parametrize(("hold", "go_on"), HOLDS.values(), ids=HOLDS)
+
+
+@HOLDING
+def test_a_topic_holds_messages_and_then_gives_them_to_all_its_channels(daemon, hold, go_on):
+    topic, own = daemon.topic(), daemon.consumer("own")
+    hold(topic)
     daemon.publishes(b"a")
     daemon.publishes(b"later", defer=5.0)
-    daemon.topic().unpause()
-    assert archive.takes() == metrics.takes() == [b"a"]
+    late = daemon.consumer("late")
+    assert own.takes() == late.takes() == []
+    assert topic.depth == 2
+    go_on(topic)
+    assert own.awake
+    assert own.takes() == late.takes() == [b"a"]
     daemon.waits(5)
-    assert archive.takes() == metrics.takes() == [b"later"]
-    assert archive.frames[b"later"] == metrics.frames[b"later"]
+    assert own.takes() == late.takes() == [b"later"]
+    assert own.frames[b"later"] == late.frames[b"later"]
+    assert (topic.depth, topic.awaits_channels) == (0, False)
 
 
-def test_a_channel_made_during_a_pause_gets_what_was_kept_when_it_is_over(daemon):
-    daemon.topic().pause()
+@HOLDING
+def test_a_topic_without_a_channel_holds_messages_for_its_first(daemon, hold, go_on):
     daemon.publishes(b"a")
-    consumer = daemon.consumer()
-    assert consumer.takes() == []
-    daemon.topic().unpause()
-    assert consumer.takes() == [b"a"]
-
-
-def test_unpausing_without_a_channel_keeps_what_waits(daemon):
-    daemon.publishes(b"a")
-    daemon.topic().pause()
-    daemon.topic().unpause()
-    assert daemon.topic().depth == 1
-    assert daemon.consumer().takes() == [b"a"]
+    hold(daemon.topic())
+    daemon.publishes(b"b")
+    go_on(daemon.topic())
+    assert daemon.topic().depth == 2
+    assert daemon.consumer().takes() == [b"a", b"b"]
 
 
 def test_what_was_deferred_into_a_pause_longer_than_its_time_comes_right_after_it(daemon):
@@ -179,35 +187,10 @@ def test_emptying_drops_held_messages_and_nothing_else(daemon):
 # --- While it waits to know its channels ------------------------------------------------------------------------------
 
 
-def test_a_topic_that_awaits_its_channels_holds_messages_and_then_gives_them_to_all(daemon):
-    topic = daemon.topic()
-    topic.await_channels()
-    own = daemon.consumer("own")
-    daemon.publishes(b"a")
-    daemon.publishes(b"later", defer=5.0)
-    assert own.takes() == []
-    assert topic.depth == 2
-    topic.learn_channels(["archive", "own"])
-    assert own.awake
-    archive = daemon.consumer("archive")
-    assert own.takes() == archive.takes() == [b"a"]
-    daemon.waits(5)
-    assert own.takes() == archive.takes() == [b"later"]
-    assert (topic.depth, topic.awaits_channels) == (0, False)
-
-
 def test_ephemeral_channels_are_not_created_without_a_consumer(daemon):
     daemon.topic().await_channels()
     daemon.topic().learn_channels(["tail#ephemeral"])
     assert daemon.topic().channels == {}
-
-
-def test_a_topic_that_learns_of_no_channel_holds_messages_for_its_first(daemon):
-    daemon.topic().await_channels()
-    daemon.publishes(b"a")
-    daemon.topic().learn_channels([])
-    assert daemon.topic().depth == 1
-    assert daemon.consumer().takes() == [b"a"]
 
 
 def test_a_topic_that_was_paused_meanwhile_stays_so_when_it_knows_its_channels(daemon):
