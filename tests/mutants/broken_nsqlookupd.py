@@ -33,11 +33,11 @@ def unregistering_does_nothing(original: Function, db: RegistrationDb, *registra
     pass
 
 
-@mutant_of(RegistrationDb, "_unregister_channel")
+@mutant_of(RegistrationDb, "unregister")
 def unregistering_a_channel_removes_its_topic(
-    original: Function, db: RegistrationDb, producer: Producer, topic: str, channel: str
+    original: Function, db: RegistrationDb, producer: Producer, topic: str, channel: str = ""
 ) -> None:
-    db._unregister_topic(producer, topic)
+    original(db, producer, topic)
 
 
 @mutant_of(registration_db, "is_ephemeral")
